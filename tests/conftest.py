@@ -86,7 +86,7 @@ def start_stack(
 ) -> RunningStack:
     """Starts `penstock up` on ephemeral ports, with Triton unless an engine is named; ENGINE_PORTS open Triton's own.
 
-    With wait, returns when it has said that it is ready. wrapper: a command that becomes the one after it.
+    With wait, returns when it has printed that it is ready. wrapper: a command that runs the one after it.
     folder: where it runs.
     """
     engine = () if "--engine" in arguments else ("--engine", "triton")
@@ -138,7 +138,7 @@ def wait_until_ready(stack: RunningStack) -> None:
 
 
 def _read_engine_ports(stack: RunningStack) -> None:
-    """The supervised Triton's, from the log: ports with ENGINE_PORTS, else Unix sockets; none of another engine."""
+    """Reads the addresses of the stack's Triton from the log: ports with ENGINE_PORTS, else Unix sockets."""
     for line in stack.logged(": engine process "):
         addresses = dict(re.findall(r" (http|grpc)=(\S+)", line))
         stack.engine_http_url, stack.engine_grpc_address = addresses["http"], addresses["grpc"]

@@ -1,7 +1,7 @@
-"""Tests that fail get one second try under `make test`: at the end, by themselves, and said aloud.
+"""Under `make test`, tests that fail are retried once: at the end, by themselves, and with a report.
 
-The tests run real servers on machines that stand still at times, so of fourteen thousand a run may lose one to the
-clock. A fault of the product is seldom gone when its test runs alone, and not in tests of six files.
+The tests run real servers on machines that stall at times, so a run may lose one of fourteen thousand to timing. A
+fault of the product seldom disappears when its test runs alone, and not in tests of six files.
 """
 
 import subprocess
@@ -14,7 +14,7 @@ FILES = 5
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)
 def pytest_sessionfinish(session: pytest.Session) -> object:
-    """Runs what failed once more, after the summary that names it; the run passes if that does."""
+    """Reruns failed tests once, after the summary that names them; the run passes if they pass."""
     result = yield
     reporter = session.config.pluginmanager.get_plugin("terminalreporter")
     if session.exitstatus != pytest.ExitCode.TESTS_FAILED or not reporter:

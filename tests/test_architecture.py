@@ -149,7 +149,7 @@ def repository_layout(path: str, text: str) -> Iterator[str]:
 
 
 def short_readme(path: str, text: str) -> Iterator[str]:
-    """A README is at most 150 lines, the main one 120."""
+    """A README has at most 150 lines, the main one 120."""
     limit = MAX_MAIN_README_LINES if path == "README.md" else MAX_README_LINES
     if text.count("\n") > limit:
         yield f"{path}: {text.count(chr(10))} lines (at most {limit})"

@@ -1,4 +1,4 @@
-"""Where a server of 127.0.0.1 listens: clients that say localhost ask ::1 first."""
+"""Where a server of 127.0.0.1 listens: clients of localhost try ::1 first."""
 
 import socket
 from collections.abc import Callable
@@ -19,13 +19,13 @@ needs_ipv6 = pytest.mark.skipif(len(listen_hosts("127.0.0.1")) < 2, reason="no I
 
 
 def held_on_ipv6() -> socket.socket:
-    """As another user may listen: on ::1 alone."""
+    """A listener of another user, on ::1 only."""
     return socket.create_server(("::1", pick_free_ports("127.0.0.1", 1)[0]), family=socket.AF_INET6)
 
 
 @needs_ipv6
 def test_loopback_has_both_versions_and_no_other_host_has() -> None:
-    """What the operator names is used as it is."""
+    """Other addresses from the operator are used unchanged."""
     assert addresses_of("127.0.0.1", 8000) == ("127.0.0.1:8000", "[::1]:8000")
     assert listen_hosts("localhost") == ("localhost", "::1")
     assert [listen_hosts(host) for host in ("0.0.0.0", "::1", "::", "127.0.0.2")] == [
@@ -37,7 +37,7 @@ def test_loopback_has_both_versions_and_no_other_host_has() -> None:
 
 
 def test_without_ipv6_nothing_changes(monkeypatch: pytest.MonkeyPatch) -> None:
-    """IPv4 alone, without an error."""
+    """It listens on IPv4 only, without an error."""
 
     def refuse(*_: object) -> socket.socket:
         raise OSError("Address family not supported by protocol")
@@ -49,7 +49,7 @@ def test_without_ipv6_nothing_changes(monkeypatch: pytest.MonkeyPatch) -> None:
 @needs_ipv6
 @pytest.mark.parametrize("is_shared", [False, True])
 def test_both_versions_have_the_same_port(is_shared: bool) -> None:
-    """Also if the system picks it; several fronts share both."""
+    """This holds also if the system picks the port; several fronts share both addresses."""
     first = bind_all("127.0.0.1", 0, flag="--http-port", is_shared=is_shared)
     port = first[0].getsockname()[1]
     more = bind_all("127.0.0.1", port, flag="--http-port", is_shared=True) if is_shared else ()
@@ -63,7 +63,7 @@ def test_both_versions_have_the_same_port(is_shared: bool) -> None:
 
 @needs_ipv6
 def test_port_that_another_process_holds_on_ipv6_is_refused() -> None:
-    """By `up`, by its doctor and by the video program; what was bound is free again."""
+    """`up`, `doctor` and the video program refuse it; ports that were already bound are released."""
     with held_on_ipv6() as holder:
         port = holder.getsockname()[1]
         asked: tuple[tuple[type[Exception], Callable[[], object]], ...] = (

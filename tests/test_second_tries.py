@@ -38,7 +38,7 @@ def test_fickle(server, number):
 def test_what_failed_may_pass_by_itself_at_a_second_try_and_is_named(
     fickle: int, steady: bool, code: int, said: str, tmp_path: Path
 ) -> None:
-    """Tests of five files are forgiven and named, a sixth file fails the run, and so does a test that fails twice."""
+    """Tests of five files may pass at a retry; a sixth file fails the run, and so does a test that fails twice."""
     for number in range(fickle):
         (tmp_path / f"test_fickle_{number}.py").write_text(FICKLE)
     (tmp_path / "test_steady.py").write_text(f"def test_steady():\n    assert {steady}\n")

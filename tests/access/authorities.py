@@ -1,4 +1,4 @@
-"""Certificate authorities of the tests, and what they sign."""
+"""Certificate authorities for tests, and the certificates that they sign."""
 
 import datetime as dt
 from ipaddress import ip_address
@@ -23,7 +23,7 @@ class Authority:
         self.pem = builder.sign(self._key, hashes.SHA256()).public_bytes(Encoding.PEM)
 
     def sign(self, folder: Path, name: str, *, organization: str = "acme", days: int = 2) -> tuple[Path, Path]:
-        """The files of a certificate for a name, and of its key. days: until it expires; may be negative."""
+        """The files of a certificate for this name and of its key. days: until it expires; may be negative."""
         key = ec.generate_private_key(ec.SECP256R1())
         subject = x509.Name(
             [
@@ -41,7 +41,7 @@ class Authority:
         return paths
 
     def file(self, folder: Path, name: str = "ca.pem") -> Path:
-        """Its own certificate as a file."""
+        """The authority's own certificate as a file."""
         (folder / name).write_bytes(self.pem)
         return folder / name
 

@@ -1,4 +1,4 @@
-"""The audit log: one JSON line for each refused authentication, over both protocols, and nothing secret in any."""
+"""The audit log: one JSON line for each refused authentication over both protocols, without secrets."""
 
 import json
 import re
@@ -38,14 +38,14 @@ def log(file: Path) -> Iterator[AuditLog]:
 
 
 def lines_of(file: Path) -> list[dict[str, Any]]:
-    """Every line, parsed."""
+    """All lines, parsed."""
     text = file.read_text()
     assert not text or text.endswith("\n")
     return [json.loads(line) for line in text.split("\n")[:-1]]
 
 
 def test_line_has_time_client_address_action_target_and_outcome() -> None:
-    """In that order; the time in UTC, null for what is not known."""
+    """The fields are in this order; the time is in UTC, and unknown values are null."""
     assert line_of("ops", "10.0.0.7", "load", "street", "ok", now=NOW) == (
         '{"time": "2026-11-27T07:00:00.123Z", "client": "ops", "address": "10.0.0.7", "action": "load", '
         '"target": "street", "outcome": "ok"}'
@@ -66,7 +66,7 @@ def test_field_of_any_text_gives_one_bounded_line(fields: tuple[str, ...]) -> No
 
 
 def test_file_is_created_for_its_user_alone_and_appended_to(file: Path, log: AuditLog) -> None:
-    """Mode 0600; lines of an earlier run stay, and so does the mode of a file that was there."""
+    """A new file has mode 0600; an existing file's lines and mode are not changed."""
     log.record("a", "", "load", "m", "ok")
     assert stat.S_IMODE(file.stat().st_mode) == 0o600
     file.chmod(0o640)
@@ -77,7 +77,7 @@ def test_file_is_created_for_its_user_alone_and_appended_to(file: Path, log: Aud
 
 
 def test_file_that_was_renamed_or_deleted_is_created_again(file: Path, log: AuditLog) -> None:
-    """As logrotate does it: no line is lost, none goes to the old file, and the new one has mode 0600."""
+    """After a rotation as by logrotate no line is lost, new lines go to the new file, and it has mode 0600."""
     old = file.with_suffix(".1")
     log.record("a", "", "load", "m", "ok")
     file.rename(old)
@@ -91,7 +91,7 @@ def test_file_that_was_renamed_or_deleted_is_created_again(file: Path, log: Audi
 
 
 def test_several_writers_write_whole_lines(file: Path) -> None:
-    """Four of them, as worker processes have one each: 400 long lines, none broken or lost."""
+    """Four writers, like worker processes, write 400 long lines; none is broken or lost."""
 
     def write(name: str) -> None:
         with closing(AuditLog(file)) as log:
@@ -107,7 +107,7 @@ def test_several_writers_write_whole_lines(file: Path) -> None:
 
 
 def test_line_that_cannot_be_written_goes_to_the_log_and_fails_no_request(tmp_path: Path) -> None:
-    """Its folder went away: the request goes on, and the program's log has the line."""
+    """If the file's folder was deleted, the request is served and the line is in the program's log."""
     folder = tmp_path / "logs"
     folder.mkdir()
     with closing(AuditLog(folder / "audit.jsonl")) as log, structlog.testing.capture_logs() as logged:
@@ -118,7 +118,7 @@ def test_line_that_cannot_be_written_goes_to_the_log_and_fails_no_request(tmp_pa
 
 
 def test_file_that_cannot_be_opened_is_refused_with_the_fix(tmp_path: Path) -> None:
-    """At the start, in one sentence."""
+    """The start fails with one sentence."""
     with pytest.raises(AuditLogError, match=re.escape("cannot be opened (No such file or directory); name a file")):
         AuditLog(tmp_path / "nowhere" / "audit.jsonl")
 
@@ -135,7 +135,7 @@ HTTP_REFUSALS = [
 async def test_refused_http_request_gives_one_line(
     file: Path, log: AuditLog, headers: tuple[tuple[bytes, bytes], ...], client: str | None, outcome: str
 ) -> None:
-    """Who, from where, and which path, without its query."""
+    """The line has the client, its address and the path without the query."""
     front = Front(door=door(audit=log))
     await front.ask("POST", f"{INFER}?token=pk-secret", VALID_INFER, headers)
     (line,) = lines_of(file)
@@ -148,7 +148,7 @@ async def test_refused_http_request_gives_one_line(
 async def test_refused_grpc_call_gives_the_same_line(
     file: Path, log: AuditLog, headers: tuple[tuple[bytes, bytes], ...], client: str | None, outcome: str
 ) -> None:
-    """The method stands for the path."""
+    """The line has the gRPC method in place of the path."""
     metadata = tuple((name.decode(), value.decode()) for name, value in headers)
     async with serving(door=door(audit=log)) as front:
         with pytest.raises(grpc.aio.AioRpcError):
@@ -160,7 +160,7 @@ async def test_refused_grpc_call_gives_the_same_line(
 
 
 async def test_request_that_is_let_in_and_no_admin_action_gives_no_line(file: Path, log: AuditLog) -> None:
-    """Inference, reads and health, over both protocols; nor does a refusal of another kind."""
+    """Inference, reads, health checks and other refusals write no line, over both protocols."""
     front = Front(door=door(audit=log))
     await front.ask("POST", INFER, VALID_INFER, ((b"x-api-key", KEYS[Role.INFER].encode()),))
     await front.ask("GET", "/v2/models/ident", b"", ((b"x-api-key", KEYS[Role.READ].encode()),))
@@ -181,7 +181,7 @@ async def test_request_that_is_let_in_and_no_admin_action_gives_no_line(file: Pa
 async def test_no_part_of_a_header_or_query_is_in_the_log(
     file: Path, log: AuditLog, secret: str, header: bytes, value: str
 ) -> None:
-    """Whatever a refused client sends as its key, in whichever header, and in the query: one line, without it."""
+    """A refused client's key, in any header or in the query, gives one line that does not contain it."""
     earlier = len(lines_of(file))
     front, query = Front(door=door(audit=log)), "".join(f"%{ord(character):02x}" for character in secret)
     headers = ((header, value.replace("SECRET", secret).encode()),)

@@ -1,4 +1,4 @@
-"""TLS files: what is refused, what a reload changes, and whom a client certificate names."""
+"""TLS files: which files are refused, what a reload changes, and which client a certificate identifies."""
 
 import os
 import ssl
@@ -35,7 +35,7 @@ def files_of(folder: Path, name: str = "server") -> TlsFiles:
 
 
 def replace_with(path: Path, content: bytes) -> None:
-    """In place of the old file, as cert-manager and Kubernetes do."""
+    """Replaces the file, as cert-manager and Kubernetes do."""
     part = path.with_suffix(".part")
     part.write_bytes(content)
     os.replace(part, path)
@@ -48,7 +48,7 @@ def replace_with(path: Path, content: bytes) -> None:
 def test_tls_file_that_cannot_be_used_is_refused_with_its_setting(
     tmp_path: Path, broken: str, content: bytes | None
 ) -> None:
-    """One sentence names the setting and the file: missing, empty or not PEM."""
+    """One sentence names the setting and the file if it is missing, empty or not PEM."""
     files = files_of(tmp_path)
     path: Path = getattr(files, broken)
     path.unlink() if content is None else path.write_bytes(content)
@@ -58,7 +58,7 @@ def test_tls_file_that_cannot_be_used_is_refused_with_its_setting(
 
 
 def test_tls_key_of_another_certificate_is_refused(tmp_path: Path) -> None:
-    """The two files must belong together."""
+    """Certificate and key must belong together."""
     certificate, _ = OURS.sign(tmp_path, "one")
     _, key = OURS.sign(tmp_path, "other")
     with pytest.raises(TlsFileError, match="cannot be used with tls_cert"):
@@ -124,7 +124,7 @@ def test_tls_files_that_change_are_used_for_the_next_connection(tmp_path: Path) 
 
 
 def test_tls_session_of_a_replaced_client_ca_is_not_resumed(tmp_path: Path) -> None:
-    """Neither by a ticket nor by a session's id: a client of the old CA would keep its identity."""
+    """Neither tickets nor session IDs work: otherwise a client of the old CA would keep its identity."""
     files = files_of(tmp_path)
     certificates = Certificates(files)
     client = ssl.create_default_context(cafile=str(OURS.file(tmp_path, "trusted.pem")))
@@ -141,7 +141,7 @@ def test_tls_session_of_a_replaced_client_ca_is_not_resumed(tmp_path: Path) -> N
 
 
 def test_tls_files_that_break_leave_the_last_good_ones_in_use(tmp_path: Path) -> None:
-    """A half-written renewal is counted and refuses nobody; the next good one is taken."""
+    """An incomplete renewal is counted and refuses no client; the next valid files are used."""
     files = files_of(tmp_path)
     certificates = Certificates(files)
     client = OURS.sign(tmp_path, "client")
@@ -158,7 +158,7 @@ def test_tls_files_that_break_leave_the_last_good_ones_in_use(tmp_path: Path) ->
 
 
 def test_tls_certificate_shows_when_it_expires(tmp_path: Path) -> None:
-    """An expired one is served all the same, as clients say best what they do not accept."""
+    """An expired certificate stays in use: clients decide whether they accept it."""
     good, expired = (Certificates(TlsFiles(*OURS.sign(tmp_path, str(days), days=days))) for days in (5, -1))
     assert 5.9 < (good.expires_at - expired.expires_at) / 86_400 < 6.1
 
@@ -170,7 +170,7 @@ def door_of(folder: Path, text: str, anonymous: frozenset[Role] = frozenset()) -
 
 
 async def test_client_certificate_has_the_roles_of_its_subject(tmp_path: Path) -> None:
-    """A subject of its own line has these roles, every other certificate the usual ones; the name says which it was."""
+    """A listed subject has its own roles, all other certificates the default ones; the client's name has it."""
     door = door_of(tmp_path, ACCESS)
     ops = await door.admit([], Role.ADMIN, certificate="CN=ops,O=acme")
     camera = await door.admit([], Role.INFER, certificate="CN=camera-7,O=acme")
@@ -196,7 +196,7 @@ def test_access_file_with_an_unknown_role_for_a_subject_is_refused(tmp_path: Pat
 
 
 def test_subject_is_read_alike_from_der_and_pem(tmp_path: Path) -> None:
-    """HTTP hands over DER, gRPC PEM: one client is one identity over both."""
+    """HTTP gives DER and gRPC PEM, and both give the same identity."""
     certificate, _ = OURS.sign(tmp_path, "camera, 7", organization="acme")
     pem = certificate.read_bytes()
     assert subject_of(pem) == subject_of(ssl.PEM_cert_to_DER_cert(pem.decode())) == r"CN=camera\, 7,O=acme"

@@ -126,14 +126,14 @@ JSON_VALUES = (
 
 
 def signed(header: object, said: object) -> str:
-    """A token with a good signature over whatever JSON its two parts are."""
+    """A token with a valid signature whose two parts are any JSON."""
     message = f"{encoded(json.dumps(header).encode())}.{encoded(json.dumps(said).encode())}"
     algorithm = jwt.algorithms.HMACAlgorithm(jwt.algorithms.HMACAlgorithm.SHA256)
     return f"{message}.{encoded(algorithm.sign(message.encode(), SHARED.encode()))}"
 
 
 async def test_token_with_any_field_of_any_type_is_taken_or_refused(shared: TokenVerifier) -> None:
-    """Every field of header and claims with every JSON type ends in a caller or 401, though the signature is good."""
+    """Any header field or claim of any JSON type gives a client or 401, also with a valid signature."""
     header, said = {"alg": "HS256", "typ": "JWT"}, claims(iss="us")
     assert (await shared.caller(signed(header, said))).key_name == "token:alice"
     names = ("alg", "typ", "kid", "crit", "b64", "jku", "jwk", "x5c", "x5u", "cty", "zip", "enc")

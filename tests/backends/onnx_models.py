@@ -174,8 +174,10 @@ def running_total() -> onnx.ModelProto:
 
 
 def nms_inside() -> onnx.ModelProto:
-    """images [n, 2, 32, 32] → found [rows, 4]: a row (picture in the batch, cell, score, mark) for each bright cell of
-    channel 0 of any picture, by NonMaxSuppression; mark is the mean of that picture's channel 1."""
+    """images [n, 2, 32, 32] → found [rows, 4], one row (picture in the batch, cell, score, mark) for each bright cell.
+
+    Bright cells of channel 0 of all pictures, by NonMaxSuppression; mark is the mean of the picture's channel 1.
+    """
     cells = np.array([[y, x, y + 8, x + 8] for y in range(0, 32, 8) for x in range(0, 32, 8)], np.float32)
     numbers = {
         "flat": [0, 1, 16],
@@ -226,7 +228,7 @@ def nms_detector() -> onnx.ModelProto:
     graph.input[0].type.tensor_type.shape.dim[1].dim_value = 3
     graph.node.extend(
         [
-            node("Div", ["count", "count"], ["unit"]),  # as a batch axis that the file does not say is 1
+            node("Div", ["count", "count"], ["unit"]),  # like a batch axis that the file does not fix to 1
             node("Concat", ["unit", "any", "side4"], ["of_boxes"], axis=0),
             node("Concat", ["unit", "any"], ["of_scores"], axis=0),
             node("Gather", ["selected", "two"], ["cell"], axis=1),

@@ -57,7 +57,7 @@ class Watcher:
 
 @contextlib.contextmanager
 def claimed_options(tmp_path: Path) -> Iterator[tuple[RunDirectory, TritonOptions]]:
-    """A claimed run directory, where Triton listens, and an empty repository; nothing of Triton is left afterwards."""
+    """A claimed run directory, Triton's listeners and an empty repository; Triton leaves nothing behind afterwards."""
     run_dir, _ = claim_run_directory(tmp_path / "runs")
     models = tmp_path / "models"
     models.mkdir()

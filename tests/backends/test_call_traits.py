@@ -96,7 +96,7 @@ def test_sequence_is_read_from_both_protocols() -> None:
     ],
 )
 def test_http_call_names_its_model(call: HttpCall, model: str) -> None:
-    """In the path, of a load, too."""
+    """The model's name is in the path, also for a load."""
     assert call_traits.named_by_http(call) == model
 
 
@@ -115,12 +115,12 @@ def test_http_call_names_its_model(call: HttpCall, model: str) -> None:
     ],
 )
 def test_grpc_call_names_its_model(method: str, message: Message, model: str) -> None:
-    """Each kind of call that is about one model."""
+    """Each kind of call about one model names it."""
     call = GrpcCall(call_traits.SERVICE + method, message.SerializeToString())
     assert call_traits.named_by_grpc(call) == model
 
 
 @pytest.mark.parametrize("method", ["ModelInfer", "RepositoryModelLoad"])
 def test_grpc_call_that_cannot_be_read_names_no_model(method: str) -> None:
-    """The engine says what is wrong with it."""
+    """The engine reports what is wrong with the call."""
     assert call_traits.named_by_grpc(GrpcCall(call_traits.SERVICE + method, b"\xff\xff")) == ""

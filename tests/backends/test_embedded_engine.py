@@ -256,7 +256,7 @@ async def test_shape_that_no_array_can_have_is_refused(engine: EmbeddedEngine, r
 async def test_model_that_hangs_is_loaded_anew_and_its_callers_are_told_at_once(
     engine: EmbeddedEngine, repository: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A run that no deadline and no terminate flag ends: new threads serve the model while the old one is stuck."""
+    """A run ignores deadline and terminate flag: new threads serve the model while the old thread hangs."""
     release, is_stuck = threading.Event(), threading.Event()
     run = OrtModel.run
 
@@ -289,7 +289,7 @@ async def test_model_that_hangs_is_loaded_anew_and_its_callers_are_told_at_once(
 async def test_model_that_is_given_up_ends_its_calls_and_is_not_loaded_again(
     engine: EmbeddedEngine, repository: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its callers get an error though the run goes on, and the index says that it is unloaded."""
+    """Its clients get an error while the run continues, and the index lists the model as unloaded."""
     release, entered = threading.Event(), threading.Event()
     run = OrtModel.run
 
@@ -314,7 +314,7 @@ async def test_model_that_is_given_up_ends_its_calls_and_is_not_loaded_again(
 async def test_model_is_not_loaded_anew_beside_too_many_threads_that_hang(
     engine: EmbeddedEngine, repository: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A thread in ONNX Runtime cannot be ended, so the gateway gives up a bounded number of them."""
+    """A thread in ONNX Runtime cannot be ended, so the gateway abandons only a bounded number."""
     release, entered = threading.Event(), threading.Semaphore(0)
     run = OrtModel.run
 

@@ -1,4 +1,4 @@
-"""Headers from a file go with every call to an external engine, and their values nowhere else."""
+"""Headers from a file are sent with every call to an external engine; their values appear nowhere else."""
 
 from pathlib import Path
 
@@ -11,7 +11,7 @@ SECRET = "s3cret of the engine"
 
 
 def test_header_file_gives_names_and_values_and_skips_comments(tmp_path: Path) -> None:
-    """One NAME: VALUE a line, with any line ends; values may hold spaces and colons."""
+    """One NAME: VALUE per line, with any line ends; values may contain spaces and colons."""
     file = tmp_path / "headers"
     file.write_bytes(f"# for the engine\r\n\r\nAdmin-Key: {SECRET}\r\nauthorization:Basic a:b=\n".encode())
     assert read_header_file(file) == (("Admin-Key", SECRET), ("authorization", "Basic a:b="))
@@ -46,7 +46,7 @@ def test_header_file_that_is_not_valid_is_refused_without_its_secret(
 
 
 def test_engine_headers_replace_those_of_a_client_on_both_protocols() -> None:
-    """A client cannot send other values under their names; over gRPC they go with and without Triton's prefix."""
+    """A client cannot send other values under their names; over gRPC they are sent with and without Triton's prefix."""
     headers = EngineHeaders((("Admin-Key", SECRET),))
     call = HttpCall("GET", b"/v2", ((b"ADMIN-key", b"guess"), (b"accept", b"*/*")), b"")
     assert headers.over_http(call).headers == ((b"accept", b"*/*"), (b"admin-key", SECRET.encode()))

@@ -188,7 +188,7 @@ async def test_call_that_is_given_up_is_left_alone_for_a_moment(
 async def test_answer_to_a_call_that_was_left_ends_it(
     port: int, methods: Methods, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its caller left a moment before, and may count on it."""
+    """The client left just before; the answer ends the abandoned call."""
     monkeypatch.setattr(http2_calls, "GRACE_S", 60.0)
     connection, ended = await connect(port), asyncio.Event()
     call = asyncio.create_task(connection.unary(head("wait"), b""))

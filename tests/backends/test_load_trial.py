@@ -1,4 +1,4 @@
-"""What a model must answer when it was loaded, before clients are served by it."""
+"""The trial that a loaded model must pass before it serves clients."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -39,7 +39,7 @@ def refusing(error: Exception, *, is_zeros_only: bool = False) -> Callable[[Infe
 async def why(
     act: Callable[[InferRequest], Sequence[Tensor]], config: ModelConfig = MODEL, *, picture: str = ""
 ) -> tuple[str, FakeBackend, list[str]]:
-    """Why the model cannot serve, the engine that was asked, and the models whose rows were tried."""
+    """Why the model cannot serve, the fake engine, and the models whose rows were tried."""
     backend, rows = FakeBackend((config,), answer=act), list[str]()
 
     async def see(_: ModelConfig, timeout_s: float) -> str:
@@ -74,27 +74,27 @@ async def why(
 async def test_model_that_answers_neither_zeros_nor_noise_cannot_serve(
     act: Callable[[InferRequest], Sequence[Tensor]], reason: str
 ) -> None:
-    """What it refuses, and what it has no memory for now, says nothing."""
+    """Refused inputs and a temporary lack of memory do not fail the trial."""
     found, backend, rows = await why(act)
     assert (found, rows) == (reason, [] if reason else ["m"])
     assert [request.inputs[0].shape for request in backend.calls] in ([(2, 1)], [(2, 1), (2, 32)])
 
 
 async def test_model_without_a_canary_is_asked_nothing() -> None:
-    """`canary: off` says that made inputs say nothing of it."""
+    """With `canary: off`, generated inputs are no evidence about the model."""
     config = replace(MODEL, parameters={"canary": "off"})
     found, backend, _ = await why(refusing(BackendFailed("no")), config)
     assert (found, backend.calls) == ("", [])
 
 
 async def test_model_that_answers_no_picture_cannot_serve() -> None:
-    """Tensors alone are not what its users send."""
+    """Correct answers to tensors are not enough, because clients send pictures."""
     found, _, rows = await why(answer("y", "z"), picture="a picture through /image: output 'y' has no boxes")
     assert found == "its trial at load failed: a picture through /image: output 'y' has no boxes"
     assert rows == []
 
 
 async def test_engine_that_cannot_be_asked_says_nothing_of_the_model() -> None:
-    """The trial is to be held later."""
+    """The trial is repeated later."""
     with pytest.raises(BackendUnavailable):
         await why(refusing(BackendUnavailable("connection refused")))

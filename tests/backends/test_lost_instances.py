@@ -133,7 +133,7 @@ def test_processes_that_are_retired_are_no_loss_and_are_ended_if_they_stay(proc:
 
 
 def test_processes_that_a_signal_stopped_are_killed(proc: FalseProc) -> None:
-    """At the first look: Triton gives them up after a second, and aborts when such a process goes on after that."""
+    """They are killed at the first check: Triton aborts if such a process continues after more than a second."""
     killed: list[int] = []
     eyes = InstanceSight(lambda pid: f"m_0_{pid}", proc.folder, killed.append)
     for pid, state in ((60, "S"), (61, "T"), (62, "Z"), (63, "R")):
@@ -145,7 +145,7 @@ def test_processes_that_a_signal_stopped_are_killed(proc: FalseProc) -> None:
 
 
 def test_process_that_ended_before_it_is_killed_is_left_alone(proc: FalseProc) -> None:
-    """Its number may be another process's by then."""
+    """Its PID may belong to another process by then."""
     eyes = InstanceSight(lambda pid: f"m_0_{pid}", proc.folder, lambda _: None)
     proc.child(60, "T")
     eyes.lost(TRITON)
@@ -154,7 +154,7 @@ def test_process_that_ended_before_it_is_killed_is_left_alone(proc: FalseProc) -
 
 
 def test_look_reads_each_file_of_proc_once(proc: FalseProc, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Triton has 200 threads, each with a file: three readings a look took 4 % of a core."""
+    """Triton has 200 threads with a file each: reading each three times per check took 4 % of a core."""
     eyes = sight(proc)
     for pid in (60, 61):
         proc.child(pid, "S")
@@ -324,7 +324,7 @@ async def test_model_that_has_no_room_beside_itself_has_triton_restarted(triton:
 
 
 def test_processes_of_a_model_are_those_that_live_and_are_not_retired(proc: FalseProc) -> None:
-    """Not those of a model whose name begins with its name."""
+    """Processes of a model whose name only begins with its name are not included."""
     names = {60: "m_0_0", 61: "m_0_1", 62: "m_big_0_0"}
     eyes = InstanceSight(names.__getitem__, proc.folder)
     for pid in names:
@@ -336,7 +336,7 @@ def test_processes_of_a_model_are_those_that_live_and_are_not_retired(proc: Fals
 
 
 async def test_model_that_hangs_has_its_processes_killed_and_no_others(triton: FalseTriton) -> None:
-    """They are lost then, and replaced as any that died; Triton and its other models go on."""
+    """They are replaced like processes that died; Triton and its other models continue."""
     eyes = ScriptedSight()
     eyes.processes = frozenset({60, 61})
     assert await renewed(eyes, triton, until="index", broken="m") == []
@@ -345,27 +345,27 @@ async def test_model_that_hangs_has_its_processes_killed_and_no_others(triton: F
 
 
 async def test_model_that_hangs_in_tritons_own_process_is_loaded_anew_beside_itself(triton: FalseTriton) -> None:
-    """A backend in C++ has no processes: new instances take the calls, and the old ones are left."""
+    """A C++ backend has no processes: new instances get the calls, and the old ones are abandoned."""
     assert await renewed(ScriptedSight(), triton, until="/load", broken="m") == []
     assert [path for path, _ in triton.asked if path.endswith("/load")] == ["/v2/repository/models/m/load"]
 
 
 async def test_model_that_another_engine_serves_is_not_loaded_again(triton: FalseTriton) -> None:
-    """Neither beside what hangs, nor in the place of processes that died."""
+    """It is neither reloaded while it hangs nor to replace processes that died."""
     assert await renewed(ScriptedSight(), triton, until="index", broken="m", is_moved=True) == []
     assert await renewed(ScriptedSight(("m_0_1",)), triton, until="index", broken="m", is_moved=True) == []
     assert not any(path.endswith("/load") for path, _ in triton.asked)
 
 
 async def test_model_that_hangs_and_cannot_be_loaded_again_has_triton_restarted(triton: FalseTriton) -> None:
-    """With the reason."""
+    """Triton is restarted with the model's reason."""
     triton.refuses = True
     (reason,) = await renewed(ScriptedSight(), triton, until="restart", broken="m")
     assert reason == "model m cannot be loaded again: it answered nothing for 30 s"
 
 
 async def test_restart_that_means_an_earlier_process_is_not_done(triton: FalseTriton) -> None:
-    """It was asked for while the new process was loaded; one that means the new process is done."""
+    """A restart requested while the new process loads is dropped; one that means the new process is executed."""
     eyes, news = ScriptedSight(("m_0_1",)), asyncio.Event()
     eyes.processes = frozenset({60, 61})
     renewal = InstanceRenewal(eyes, OverHttp(triton.url), lambda: TRITON, [].append, renewed=news.set)

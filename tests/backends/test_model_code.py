@@ -1,4 +1,4 @@
-"""Which models a client may send: fields of the config, names of files, and what an ONNX file asks for."""
+"""Which models a client may send: config fields, file names, and operators of ONNX files."""
 
 import json
 import re
@@ -63,7 +63,7 @@ def check(config: dict[str, object], files: dict[str, bytes] | None = None, *, a
 
 
 def with_external(location: str, model: onnx.ModelProto | None = None) -> bytes:
-    """A model whose first weights stand in a file of that name."""
+    """A model whose first weights are in a file of that name."""
     model = model or onnx_models.plus(1)
     tensor = model.graph.initializer.add(name="w", data_type=TensorProto.FLOAT, dims=[1])
     tensor.data_location = TensorProto.EXTERNAL
@@ -82,14 +82,14 @@ def with_node(node: onnx.NodeProto) -> onnx.ModelProto:
 @pytest.mark.parametrize("name", OUTSIDE)
 @pytest.mark.parametrize("field", FILE_FIELDS)
 def test_config_with_a_file_outside_the_model_is_refused_by_its_field(field: str, name: str, allows_code: bool) -> None:
-    """Absolute, climbing, encoded, with a NUL: each field that names a file is refused, with the flag and without."""
+    """Absolute, parent, encoded and NUL paths are refused in each field with a file name, with and without the flag."""
     with pytest.raises(InvalidRequest, match=f"{field}.* must name a file inside the model's folder"):
         check(FILE_FIELDS[field](name), allows_code=allows_code)
 
 
 @pytest.mark.parametrize("words", CODE_FIELDS)
 def test_config_that_can_run_code_is_refused_unless_code_is_allowed(words: str) -> None:
-    """The message names the field, its value and the flag; with the flag it passes."""
+    """The message names the field, its value and the flag; with the flag it is accepted."""
     with pytest.raises(InvalidRequest, match=re.escape(words)) as refused:
         check(CODE_FIELDS[words])
     assert "--allow-model-code" in refused.value.message
@@ -98,10 +98,10 @@ def test_config_that_can_run_code_is_refused_unless_code_is_allowed(words: str) 
 
 @pytest.mark.parametrize("name", CODE_FILES)
 def test_file_that_can_hold_code_is_refused_unless_code_is_allowed(name: str) -> None:
-    """TorchScript, pickles, engines, libraries, scripts: whatever is no ONNX model, also where a config names it."""
+    """TorchScript, pickles, engines, libraries, scripts: all that is not an ONNX model, even if a config names it."""
     for config in ({}, {"output": [{"name": "y", "label_filename": name}]}):
         if name == "readme" and config:
-            continue  # a file of labels may be called so
+            continue  # a file of labels may have this name
         with pytest.raises(InvalidRequest, match=re.escape(repr(name)) + ".*--allow-model-code"):
             check(config, {name: b"x"})
     check({}, {name: b"x"}, allows_code=True)
@@ -109,21 +109,21 @@ def test_file_that_can_hold_code_is_refused_unless_code_is_allowed(name: str) ->
 
 @pytest.mark.parametrize("name", OUTSIDE)
 def test_file_outside_the_model_is_refused(name: str) -> None:
-    """With the flag and without."""
+    """It is refused with and without the flag."""
     for allows_code in (False, True):
         with pytest.raises(InvalidRequest, match="must name a file inside the model's folder"):
             check({}, {name: b"x"}, allows_code=allows_code)
 
 
 def test_file_name_of_256_bytes_is_refused() -> None:
-    """A longer name than 255 bytes ends Triton 2.51, whatever is allowed."""
+    """A name of more than 255 bytes crashes Triton 2.51, so the flag does not allow it."""
     check({}, {"a" * 255: b"x"}, allows_code=True)
-    with pytest.raises(InvalidRequest, match="a name of more than 255 bytes"):
+    with pytest.raises(InvalidRequest, match="a name may have at most 255 bytes"):
         check({}, {"a" * 256: b"x"}, allows_code=True)
 
 
 def test_onnx_model_with_its_weights_labels_and_warm_up_passes() -> None:
-    """What a client may send without the flag."""
+    """A client may send these files without the flag."""
     config = {
         "output": [{"name": "y", "label_filename": "labels.txt"}],
         "model_warmup": [{"name": "w", "inputs": {"x": {"input_data_file": "row"}}}],
@@ -135,7 +135,7 @@ def test_onnx_model_with_its_weights_labels_and_warm_up_passes() -> None:
 
 @pytest.mark.parametrize("name", OUTSIDE)
 def test_external_data_outside_the_model_is_refused(name: str) -> None:
-    """Wherever in the file the weights stand: in the graph, in an attribute, in a graph of an If, in a function."""
+    """It is found in the graph, in an attribute, in a graph of an If and in a function."""
     inner = onnx.ModelProto.FromString(with_external(name)).graph
     constant = helper.make_node("Constant", [], ["c"])
     constant.attribute.append(helper.make_attribute("value", inner.initializer[-1]))
@@ -157,7 +157,7 @@ def test_external_data_outside_the_model_is_refused(name: str) -> None:
     ("domain", "operator"), [("evil", "Run"), ("com.microsoft", "EPContext"), ("ai.onnx.contrib", "PyOp")]
 )
 def test_custom_operator_is_refused_unless_the_file_defines_it(domain: str, operator: str) -> None:
-    """Also inside a branch of an If; a function of the file's own is no library's."""
+    """It is found inside a branch of an If; functions that the file defines are allowed."""
     node = helper.make_node(operator, ["x"], ["z"], domain=domain)
     branch = helper.make_graph([node], "b", [], [])
     for model in (with_node(node), with_node(helper.make_node("If", ["c"], ["z"], then_branch=branch))):
@@ -181,13 +181,13 @@ def test_custom_operator_is_refused_unless_the_file_defines_it(domain: str, oper
     ids=["empty", "TorchScript", "pickle", "truncated", "many fields"],
 )
 def test_file_that_is_no_onnx_model_is_refused(content: bytes, words: str) -> None:
-    """Another format under that name, and a protobuf that would take gigabytes to parse."""
+    """Other formats with that name are refused, and a protobuf that would take gigabytes to parse."""
     with pytest.raises(InvalidRequest, match=f"'1/model.onnx'.*{words}"):
         check({}, {"1/model.onnx": content})
 
 
 def test_graphs_nested_without_end_are_refused() -> None:
-    """No recursion of the reader is the client's to choose."""
+    """A client cannot make the reader recurse without limit."""
     graph = b""
     for _ in range(200):
         attribute = b"\x32" + _sized(graph)
@@ -204,7 +204,7 @@ def _sized(content: bytes) -> bytes:
 
 
 def test_every_field_of_the_config_that_names_a_file_is_known() -> None:
-    """A release of Triton with a further field of that kind fails here until the checker covers it."""
+    """If a Triton release adds such a field, this fails until the checker covers it."""
     known = {*FILE_FIELDS, "op_library_filename"}
     words = re.compile(r"file(?!$)|filenames?$|_file$|path|library|folder|directory")
     found = {name for name in _text_fields(model_config_pb2.ModelConfig.DESCRIPTOR, set()) if words.search(name)}

@@ -1,4 +1,4 @@
-"""A model is judged by its own canary; clients' calls say when to run it."""
+"""A model's health depends on its canary; clients' calls determine when it runs."""
 
 from collections.abc import Callable
 
@@ -10,7 +10,7 @@ INTERVAL_S, TIMEOUT_S = 5.0, 30.0
 
 
 class Bench:
-    """The health of some models, with a clock that a test turns. changes: the models that changed, in turn."""
+    """The health of some models, with a manual clock. changes: the models that changed, in order."""
 
     def __init__(self, *names: str, has_passed: bool = True) -> None:
         self.now = 100.0
@@ -23,7 +23,7 @@ class Bench:
                 self.health.passed(name, self.now, self.now)
 
     def due_within(self, seconds: float) -> list[str]:
-        """The models whose canary starts first, and the clock at that moment; empty where none does in that time."""
+        """The models whose canary starts first, and the time; empty if none starts in that time."""
         until = self.now + seconds
         while self.now < until:
             if names := self.health.due(self.now):
@@ -32,7 +32,7 @@ class Bench:
         return []
 
     def fail(self, name: str, times: int) -> bool:
-        """Its canary fails so many times; whether the last failure asks for a restart."""
+        """Fails its canary this many times; returns whether the last failure requests a restart."""
         is_restart = False
         for _ in range(times):
             self.health.begun(name, self.now)
@@ -52,7 +52,7 @@ class Bench:
 
 
 def test_model_whose_canary_fails_three_times_in_a_row_is_unavailable_alone() -> None:
-    """The reason names the last error; another model stays available; the third failure asks for a restart."""
+    """The reason names the last error; another model stays available; the third failure requests a restart."""
     bench = Bench("bad", "good")
     assert not bench.fail("bad", 2)
     assert bench.cause("bad") is None
@@ -65,7 +65,7 @@ def test_model_whose_canary_fails_three_times_in_a_row_is_unavailable_alone() ->
 
 
 def test_model_is_available_again_when_its_canary_passes() -> None:
-    """By itself, and the next three failures make it unavailable once more."""
+    """It recovers without other action; three more failures make it unavailable again."""
     bench = Bench("bad", "good")
     bench.fail("bad", 3)
     assert bench.due_within(INTERVAL_S) == ["bad"]
@@ -76,7 +76,7 @@ def test_model_is_available_again_when_its_canary_passes() -> None:
 
 
 def test_success_of_a_client_between_canary_failures_keeps_the_model_available() -> None:
-    """What serves clients works, whatever it makes of zeros."""
+    """A model that serves clients works, even if it fails for zeros."""
     bench = Bench("m")
     for _ in range(5):
         bench.fail("m", 2)
@@ -85,7 +85,7 @@ def test_success_of_a_client_between_canary_failures_keeps_the_model_available()
 
 
 def test_canary_that_never_passed_says_nothing_of_the_model() -> None:
-    """Zeros may simply be no input that the model takes."""
+    """Zeros may not be a valid input of the model."""
     bench = Bench("m", has_passed=False)
     assert not bench.fail("m", 20)
     assert bench.cause("m") is None
@@ -93,7 +93,7 @@ def test_canary_that_never_passed_says_nothing_of_the_model() -> None:
 
 @pytest.mark.parametrize("evidence", ["failed", "late"])
 def test_calls_that_fail_or_are_late_bring_the_canary_forward_and_judge_nothing(evidence: str) -> None:
-    """One client could take the model from all others, if its calls alone decided. At most one canary a second."""
+    """Otherwise one client could make the model unavailable for all. At most one canary runs per second."""
     bench = Bench("m", "other")
     bench.now += 1.0
     calls: dict[str, Callable[[], bool]] = {
@@ -110,7 +110,7 @@ def test_calls_that_fail_or_are_late_bring_the_canary_forward_and_judge_nothing(
 
 
 def test_clients_success_puts_the_canary_off() -> None:
-    """A model that serves clients needs no canary; an idle one of several has its turn within six intervals."""
+    """A model that serves clients needs no canary; an idle one of several gets a canary within six intervals."""
     bench = Bench(*"abcdefghij")
     for _ in range(100):
         bench.health.served("a", bench.now)
@@ -123,7 +123,7 @@ def test_clients_success_puts_the_canary_off() -> None:
 
 
 def test_model_without_an_answer_for_its_execution_timeout_hangs() -> None:
-    """Its canary waited so long and nothing else was answered meanwhile."""
+    """Its canary waited that long, and nothing else was answered meanwhile."""
     bench = Bench("m", "other")
     assert bench.hang("m")
     assert (bench.cause("m"), bench.cause("other")) == (Cause.HANG, None)
@@ -141,7 +141,7 @@ def test_model_that_answers_others_while_its_canary_waits_does_not_hang(answer: 
 
 
 def test_model_that_hangs_again_and_again_is_tried_after_growing_pauses() -> None:
-    """Each try costs a restart of the model: 1, 2, 4 … 30 s; a canary that passes makes the pause short again."""
+    """Each attempt restarts the model, after 1, 2, 4 … 30 s; a canary that passes resets the pause."""
     bench = Bench("m", "other")
     pauses = []
     for _ in range(7):
@@ -155,7 +155,7 @@ def test_model_that_hangs_again_and_again_is_tried_after_growing_pauses() -> Non
 
 
 def test_model_that_no_canary_judges_is_unavailable_when_all_its_calls_fail_for_a_while() -> None:
-    """Ten in a row over ten seconds, not one client's burst; a success restores it."""
+    """Ten failures in a row over ten seconds count, but not a client's burst; a success restores the model."""
     bench = Bench("m", has_passed=False)
     for _ in range(50):
         bench.health.call_failed("m", bench.now)
@@ -168,7 +168,7 @@ def test_model_that_no_canary_judges_is_unavailable_when_all_its_calls_fail_for_
 
 
 def test_model_that_no_canary_judges_hangs_by_a_call_that_waited_for_the_timeout() -> None:
-    """A shorter wait, or an answer to another client meanwhile, says nothing."""
+    """A shorter wait does not count, nor one during which another client got an answer."""
     bench = Bench("m", has_passed=False)
     assert not bench.health.call_hung("m", TIMEOUT_S - 1, TIMEOUT_S, bench.now)
     bench.health.served("m", bench.now - 5.0)
@@ -179,7 +179,7 @@ def test_model_that_no_canary_judges_hangs_by_a_call_that_waited_for_the_timeout
 
 
 def test_call_alone_does_not_make_a_model_hang_that_a_canary_judges() -> None:
-    """Its canary is brought forward instead."""
+    """Its canary runs earlier instead."""
     bench = Bench("m")
     bench.now += 100.0
     assert not bench.health.call_hung("m", TIMEOUT_S, TIMEOUT_S, bench.now)
@@ -198,7 +198,7 @@ def test_failed_trial_of_a_load_lasts_until_the_next_load() -> None:
 
 
 def test_engine_is_sick_when_no_model_of_it_serves_any_more() -> None:
-    """A failing model among others is its own fault; when the last one fails, it is the engine's."""
+    """One failing model is restarted alone; when the last one fails, the engine is restarted."""
     bench = Bench("a", "b")
     bench.fail("a", 3)
     assert bench.health.sick_reason("a") == ""
@@ -207,7 +207,7 @@ def test_engine_is_sick_when_no_model_of_it_serves_any_more() -> None:
 
 
 def test_engine_is_not_sick_while_a_model_without_a_canary_serves() -> None:
-    """Its clients would lose it by a restart."""
+    """A restart would interrupt its clients."""
     bench = Bench("a")
     bench.health.loaded("b", bench.now)
     bench.health.skipped("b")
@@ -217,7 +217,7 @@ def test_engine_is_not_sick_while_a_model_without_a_canary_serves() -> None:
 
 
 def test_only_model_that_hangs_is_restarted_alone_first_and_with_the_engine_when_it_hangs_again() -> None:
-    """The second time its own restart has not helped."""
+    """The second hang shows that its own restart did not help."""
     bench = Bench("a")
     bench.hang("a")
     assert bench.health.sick_reason("a") == ""
@@ -226,7 +226,7 @@ def test_only_model_that_hangs_is_restarted_alone_first_and_with_the_engine_when
 
 
 def test_outcome_of_a_canary_that_began_before_a_reload_is_dropped() -> None:
-    """The model is another one by then."""
+    """The result belongs to the model before the reload."""
     bench = Bench("m")
     bench.health.begun("m", bench.now)
     bench.health.loaded("m", bench.now)
@@ -236,7 +236,7 @@ def test_outcome_of_a_canary_that_began_before_a_reload_is_dropped() -> None:
 
 
 def test_canary_that_was_sent_to_an_earlier_process_says_nothing_of_the_new_one() -> None:
-    """Late, failed or passed: the new process is judged by its own canary, which is due at once."""
+    """Whether it is late, fails or passes: only a canary of the new process counts, and one is due at once."""
     bench = Bench("m")
     assert bench.hang("m")
     assert bench.due_within(INTERVAL_S) == ["m"]
@@ -255,7 +255,7 @@ def test_canary_that_was_sent_to_an_earlier_process_says_nothing_of_the_new_one(
 
 
 def test_new_process_that_hangs_too_is_found_to_hang() -> None:
-    """By a canary of its own."""
+    """A canary of the new process shows it."""
     bench = Bench("m", "other")
     assert bench.hang("m")
     bench.health.renewed("m", bench.now)
@@ -263,7 +263,7 @@ def test_new_process_that_hangs_too_is_found_to_hang() -> None:
 
 
 def test_failures_of_the_process_before_do_not_count_against_the_new_one() -> None:
-    """Three of its own make it unavailable again."""
+    """Three failures of the new process make it unavailable again."""
     bench = Bench("m", "other")
     assert not bench.fail("m", 2)
     bench.health.renewed("m", bench.now)
@@ -272,7 +272,7 @@ def test_failures_of_the_process_before_do_not_count_against_the_new_one() -> No
 
 
 def test_call_to_an_earlier_process_is_no_hang_of_the_new_one() -> None:
-    """Of a model without a canary, which its clients' calls judge."""
+    """This is a model without a canary, for which clients' calls count."""
     bench = Bench("m", has_passed=False)
     bench.now += TIMEOUT_S
     bench.health.renewed("m", bench.now - 1.0)

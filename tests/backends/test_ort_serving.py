@@ -248,7 +248,7 @@ def test_session_options_absent_operator_library_is_refused() -> None:
 
 @pytest.mark.parametrize("filename", ["/etc/passwd", "../../other/1/model.onnx", "a/../../../x.onnx"])
 def test_model_path_outside_the_models_folder_is_refused(tmp_path: Path, filename: str) -> None:
-    """By config.pbtxt too; another version's file is inside."""
+    """It is refused in config.pbtxt, too; a file of another version is inside the folder."""
     with pytest.raises(LoadError, match="must name a file inside the model's folder"):
         model_path(tmp_path / "1", {"default_model_filename": filename})
     (tmp_path / "shared").mkdir()

@@ -1,4 +1,4 @@
-"""A model with a record of hanging has an engine of its own; the others never leave the main one."""
+"""A model with a record of hanging has an engine of its own; other models stay in the main one."""
 
 import asyncio
 import json
@@ -26,7 +26,7 @@ INDEX = b'[{"name": "other", "version": "1", "state": "READY"}, {"name": "double
 
 
 class OwnBackend(TritonBackend):
-    """Says nothing of its models once it is silent. The fakes have no index over HTTP."""
+    """Does not report its models once it is silent. The fakes have no index over HTTP."""
 
     is_silent = False
 
@@ -47,7 +47,7 @@ def to(fake: FakeTriton) -> OwnBackend:
 
 @dataclass
 class Bench:
-    """main, own: fakes. given_up, started: what the main engine let go, and what was to be started."""
+    """main, own: fakes. given_up, started: models that the main engine gave up, and models to start."""
 
     engines: OwnEngines
     main: FakeTriton
@@ -59,7 +59,7 @@ class Bench:
 
 @asynccontextmanager
 async def bench() -> AsyncIterator[Bench]:
-    """The folder `own` stands for the own engine."""
+    """The folder `own` represents the model's own engine."""
     async with FakeTriton().running() as main, FakeTriton(has_streams=True).running() as own:
         backend, made = to(main), list[Bench]()
 
@@ -92,7 +92,7 @@ async def ask_all(engines: OwnEngines) -> None:
 
 
 async def test_model_without_a_record_is_restarted_in_the_main_engine() -> None:
-    """A failing canary is no hang."""
+    """A failing canary does not count as a hang."""
     async with bench() as own:
         assert not own.engines.restart("double", "it fails", hangs=0)
         await ask_all(own.engines)
@@ -102,7 +102,7 @@ async def test_model_without_a_record_is_restarted_in_the_main_engine() -> None:
 
 
 async def test_model_that_hung_is_asked_of_its_own_engine_from_then_on() -> None:
-    """While that starts its clients are told so; later restarts are that engine's, whatever their cause."""
+    """While it starts, clients get that reason; later restarts concern this engine, whatever the cause."""
     async with bench() as own:
         assert own.engines.restart("double", "it hangs", hangs=1)
         await until(lambda: own.given_up == ["double"])
@@ -124,7 +124,7 @@ def is_served(own: Bench) -> bool:
 
 
 async def test_stream_goes_to_the_engine_of_its_first_request() -> None:
-    """The main one has no streams here."""
+    """The main engine gets no stream here."""
     async with bench() as own:
         own.engines.assign({"double": "own"})
         await until(lambda: is_served(own))
@@ -139,7 +139,7 @@ async def test_stream_goes_to_the_engine_of_its_first_request() -> None:
 
 
 async def test_stream_that_is_cancelled_while_it_is_opened_leaves_none_open(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The engine's stream is cancelled as soon as it is there."""
+    """The engine's stream is cancelled as soon as it is open."""
     async with bench() as own:
         own.engines.assign({"double": "own"})
         await until(lambda: is_served(own))
@@ -179,7 +179,7 @@ async def test_index_lists_the_record_over_both_protocols() -> None:
 
 @pytest.mark.parametrize(("body", "names"), [(b"", ["double", "broken"]), (b'{"ready":true}', ["double"])])
 async def test_index_over_http_has_the_rows_that_were_asked_for(body: bytes, names: list[str]) -> None:
-    """The main engine's answer is replaced for the models that have engines of their own."""
+    """Rows of models with own engines replace the main engine's rows."""
     async with bench() as own:
         own.engines.assign({"double": "own", "broken": "own"})
         await until(lambda: own.engines.serves("broken") and is_served(own))
@@ -190,7 +190,7 @@ async def test_index_over_http_has_the_rows_that_were_asked_for(body: bytes, nam
 
 
 async def test_own_engine_that_starts_or_cannot_load_says_why() -> None:
-    """`broken` cannot be loaded there, and its own engine says so; a load of a model whose engine starts is that's."""
+    """The own engine reports that `broken` cannot be loaded; a starting engine loads its model by itself."""
     async with bench() as own:
         own.engines.assign({"double": "", "broken": "own"})
         await own.engines.load("double")
@@ -213,7 +213,7 @@ async def test_own_engines_are_bounded() -> None:
 
 
 async def test_own_engine_that_falls_silent_is_unavailable_and_started_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    """After some looks at it; the others are listed meanwhile."""
+    """It is restarted after some failed checks; the other models are listed meanwhile."""
     monkeypatch.setattr(own_engines, "MAX_SILENT_LOOKS", 2)
     async with bench() as own:
         own.engines.assign({"double": "own"})

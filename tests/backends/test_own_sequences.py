@@ -1,4 +1,4 @@
-"""The ids that the engine gets in place of those of callers with a key."""
+"""The sequence IDs that the engine gets for clients with a key."""
 
 import gzip
 
@@ -15,7 +15,7 @@ INFER = "/inference.GRPCInferenceService/ModelInfer"
 
 
 def test_each_key_and_each_kind_of_id_has_its_own() -> None:
-    """Never 0, which is no sequence; below 2^63; the same each time; 0 and "" stay as they are."""
+    """An ID is below 2^63, never 0 (no sequence) and the same each time; 0 and "" are not changed."""
     ids = [engine_sequence(owner, given) for owner in ("key a", "key b", "key 'a', 1") for given in (1, 2, "1", "2")]
     assert len(set(ids)) == 12
     assert all(0 < number < 1 << 63 for number in ids if isinstance(number, int))
@@ -26,7 +26,7 @@ def test_each_key_and_each_kind_of_id_has_its_own() -> None:
 @pytest.mark.parametrize("has_binary", [False, True])
 @pytest.mark.parametrize("encoding", [b"", b"gzip"])
 async def test_http_request_keeps_all_but_the_id(encoding: bytes, has_binary: bool) -> None:
-    """Whether it is compressed, and whether tensors follow the JSON."""
+    """This includes the compression and binary tensors after the JSON."""
     text = rb'{"parameters":{"sequence\u005fid":5,"sequence_end":true},"inputs":[{"name":"x","data":[1e2]}]}'
     length = ((b"inference-header-content-length", b"%d" % len(text)),) if has_binary else ()
     body = text + b"\1\2\3" if has_binary else text
@@ -46,7 +46,7 @@ async def test_http_request_keeps_all_but_the_id(encoding: bytes, has_binary: bo
 
 @pytest.mark.parametrize("given", [5, 0, "five", ""])
 def test_grpc_request_keeps_all_but_the_id(given: int | str) -> None:
-    """However often the id stands in the message, the engine reads the one that was made."""
+    """The engine reads the new ID, however often the message has an ID."""
     request = service_pb2.ModelInferRequest(model_name="m", raw_input_contents=[b"\1\2"])
     for field, other in (("int64_param", 42), ("string_param", "other")):
         request.parameters["sequence_id"].Clear()

@@ -1,4 +1,4 @@
-"""The one reader of picture headers: it takes what the decoders take, and picks the decoder."""
+"""The parser of picture headers accepts what the decoders accept, and selects the decoder."""
 
 from dataclasses import dataclass
 
@@ -99,7 +99,7 @@ REFUSED = {
 
 @pytest.mark.parametrize("name", REFUSED)
 def test_header_of_what_is_no_picture_is_refused_with_a_reason(name: str) -> None:
-    """Each reason continues a sentence that begins with the picture."""
+    """Each reason completes a sentence whose subject is the picture."""
     encoded, reason = REFUSED[name]
     with pytest.raises(Refused, match=reason):
         read_header(encoded)
@@ -124,7 +124,7 @@ BETWEEN = (
 
 
 def segments(encoded: bytes) -> list[bytes]:
-    """The pieces of a JPEG: each segment before the first scan, and the rest."""
+    """The parts of a JPEG: each segment before the first scan, and the rest."""
     position, pieces = 2, [encoded[:2]]
     while encoded[position + 1] != 0xDA:
         end = position + 2 + int.from_bytes(encoded[position + 2 : position + 4], "big")
@@ -134,12 +134,12 @@ def segments(encoded: bytes) -> list[bytes]:
 
 
 def is_decoded_by_libjpeg_turbo(encoded: bytes) -> bool:
-    """OpenCV's build of it takes warnings for what they are."""
+    """OpenCV's build of it does not treat warnings as errors."""
     return cv2.imdecode(np.frombuffer(encoded, np.uint8), cv2.IMREAD_COLOR_RGB) is not None
 
 
 def decoded_by_the_gateway(encoded: bytes) -> npt.NDArray[np.uint8] | None:
-    """None for a picture that it refuses."""
+    """The decoded picture; None if it is refused."""
     try:
         return decode(encoded, ColorFormat.RGB).pixels
     except UndecodableImage:
@@ -148,14 +148,14 @@ def decoded_by_the_gateway(encoded: bytes) -> npt.NDArray[np.uint8] | None:
 
 @pytest.mark.parametrize("name", BASES)
 def test_header_and_decoders_agree_on_what_lies_between_segments(name: str) -> None:
-    """What libjpeg-turbo takes, the reader and the gateway's decoder take, with the same pixels; and nothing else."""
+    """The parser and the gateway's decoder accept exactly what libjpeg-turbo accepts, with the same pixels."""
     generator = np.random.default_rng(41)
     pieces = segments(BASES[name])
     pixels = decode(BASES[name], ColorFormat.RGB).pixels
     outcomes = set()
     for number in range(len(BETWEEN) * (len(pieces) - 1) + 300):
         between = [b""] * len(pieces)
-        if number < len(BETWEEN) * (len(pieces) - 1):  # each alone in each place, then some at random
+        if number < len(BETWEEN) * (len(pieces) - 1):  # each alone in each position, then some at random
             between[number // len(BETWEEN)] = BETWEEN[number % len(BETWEEN)]
         else:
             for place in generator.integers(0, len(pieces) - 1, 3):
@@ -163,7 +163,7 @@ def test_header_and_decoders_agree_on_what_lies_between_segments(name: str) -> N
         between[-1] = b""
         encoded = b"".join(piece + more for piece, more in zip(pieces, between, strict=True))
         if encoded[2] != 0xFF:
-            continue  # another format by its first bytes, for every reader
+            continue  # another format by its first bytes
         is_taken = is_decoded_by_libjpeg_turbo(encoded)
         outcomes.add(is_taken)
         decoded = decoded_by_the_gateway(encoded)

@@ -163,11 +163,11 @@ def test_claim_in_a_folder_that_others_may_write_is_refused(tmp_path: Path) -> N
 
 
 def test_claim_through_a_link_is_refused(tmp_path: Path) -> None:
-    """In a folder for temporary files another user may have made the link, and may turn it elsewhere later."""
+    """In a folder for temporary files another user may have created the link, and may change its target later."""
     ours = tmp_path / "ours"
     ours.mkdir(mode=0o700)
     (tmp_path / "base").symlink_to(ours)
-    with pytest.raises(RunDirectoryRefused, match="no link"):
+    with pytest.raises(RunDirectoryRefused, match="not a symbolic link"):
         claim_run_directory(tmp_path / "base")
     assert list(ours.iterdir()) == []
 

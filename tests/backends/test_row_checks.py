@@ -61,7 +61,7 @@ def unnamed() -> onnx.ModelProto:
 async def test_models_are_merged_by_config_or_graph(
     config: ModelConfig, file: onnx.ModelProto | None, why: str, tmp_path: Path
 ) -> None:
-    """An ONNX file that can be read must say it, or the config; of other models max_batch_size does."""
+    """A readable ONNX file or the config must declare it; for other models max_batch_size does."""
     backend = FakeBackend((config,), answer=same)
     found = await RowChecks(backend, written(tmp_path, file)).why_unmerged(config)
     assert found.startswith(why)
@@ -70,14 +70,14 @@ async def test_models_are_merged_by_config_or_graph(
 
 @pytest.mark.parametrize("config", [MODEL, ONNX, replace(ONNX, parameters=SAID)])
 async def test_model_whose_trial_fails_is_not_merged_whatever_it_says(config: ModelConfig, tmp_path: Path) -> None:
-    """Neither the config nor the graph is believed where the answers differ."""
+    """Different answers count more than the config and the graph."""
     backend = FakeBackend((config,), answer=reversed_rows)
     checks = RowChecks(backend, written(tmp_path, onnx_models.identity()))
     assert await checks.why_unmerged(config) == "row 1 of output 'y' differs between a batch of 2 and a request alone"
 
 
 async def test_every_version_that_is_served_is_tried() -> None:
-    """Requests of each version are merged, so one whose rows do not follow is enough."""
+    """Requests to each version may be merged, so one failing version is enough."""
 
     class TwoVersions(FakeBackend):
         async def model_metadata(self, model_name: str, model_version: str = "") -> ModelMetadata:
@@ -93,7 +93,7 @@ async def test_every_version_that_is_served_is_tried() -> None:
 
 @pytest.mark.parametrize("error", [BackendUnavailable("down"), DeadlineExceeded("late")])
 async def test_trial_without_an_answer_is_no_verdict(error: InferenceError) -> None:
-    """An engine that is down or slow says nothing of the model, which stays unmerged until it is tried."""
+    """An engine that is down or slow is no evidence; the model stays unmerged until it is tried."""
 
     class Failing(FakeBackend):
         async def infer(self, request: InferRequest) -> InferResponse:
@@ -104,7 +104,7 @@ async def test_trial_without_an_answer_is_no_verdict(error: InferenceError) -> N
 
 
 async def test_only_models_that_we_merge_are_tried() -> None:
-    """The trial is inferences, which others need not have."""
+    """The trial runs inferences, which other models do not need."""
     backend = FakeBackend((MODEL,), answer=same)
     checks = RowChecks(backend, ())
     assert await try_rows(checks, MODEL, wants=lambda _: False) is None
@@ -114,7 +114,7 @@ async def test_only_models_that_we_merge_are_tried() -> None:
 
 
 async def test_rows_of_bf16_are_tried_as_the_engine_takes_them() -> None:
-    """numpy has no such type: two bytes a number."""
+    """numpy has no BF16, so two bytes are used for each value."""
     config = replace(MODEL, inputs=(replace(X, datatype=Datatype.BF16),), outputs=(replace(Y, datatype=Datatype.BF16),))
     backend = FakeBackend((config,), answer=same)
     assert await RowChecks(backend, ()).why_unmerged(config) == ""

@@ -30,7 +30,7 @@ X = InputSpec("x", "FP32", (3,))
 
 
 def outcome(model: Model, *inputs: InputSpec, tolerance: float = FULL_PRECISION) -> str:
-    """Of the trial of a model with one output."""
+    """The result of the trial of a model with one output."""
 
     def run(arrays: Arrays) -> Answer:
         return {"y": model(next(iter(arrays.values())))}
@@ -39,7 +39,7 @@ def outcome(model: Model, *inputs: InputSpec, tolerance: float = FULL_PRECISION)
 
 
 def count_of(x: Any) -> Any:
-    """As many rows as there are numbers above a half: what NMS inside a model does."""
+    """One row for each value above 0.5, like NMS inside a model."""
     return x[x > 0.4].reshape(-1, 1)
 
 
@@ -62,20 +62,20 @@ def count_of(x: Any) -> Any:
     ],
 )
 def test_row_trial_tells_models_whose_rows_follow_from_others(model: Model, why: str) -> None:
-    """Rows that are missing, more, fewer, shuffled or mixed with a neighbour's are found."""
+    """Missing, additional, shuffled and mixed rows are detected."""
     found = outcome(model)
     assert found.startswith(why)
     assert bool(found) == bool(why)
 
 
 def test_row_trial_of_answers_that_differ_by_chance_says_so() -> None:
-    """Such a model cannot be tried."""
+    """A model with random answers cannot be tried."""
     random = np.random.default_rng(1)
     assert outcome(lambda x: x * random.random()) == "its results for the same input differ between runs"
 
 
 def test_row_trial_failures_of_the_model_are_told() -> None:
-    """A model that cannot run one row, and one that cannot run two."""
+    """Failures with one row and with two rows are reported."""
 
     def run_one(arrays: Arrays) -> Answer:
         return {"y": arrays["x"]} if len(arrays["x"]) == 1 else "only one row"
@@ -87,7 +87,7 @@ def test_row_trial_failures_of_the_model_are_told() -> None:
 
 @pytest.mark.parametrize("side", [32, 1, 224])
 def test_row_trial_of_free_dimensions_finds_a_size_that_the_model_takes(side: int) -> None:
-    """A dimension that varies for the config may still have limits of the model's."""
+    """A model may limit a dimension that is variable in its config."""
     sizes = []
 
     def run(arrays: Arrays) -> Answer:
@@ -101,7 +101,7 @@ def test_row_trial_of_free_dimensions_finds_a_size_that_the_model_takes(side: in
 @pytest.mark.parametrize("data_type", [*onnx_models.TYPES, "BF16"])
 @pytest.mark.parametrize("dims", [(), (1,), (3, 8, 8)])
 def test_row_trial_inputs_of_every_type_are_two_unlike_rows(data_type: str, dims: tuple[int, ...]) -> None:
-    """Of equal rows a mix-up would not be seen."""
+    """With equal rows, mixed rows would not be detected."""
     seen: list[Any] = []
 
     def run(arrays: Arrays) -> Answer:
@@ -115,7 +115,7 @@ def test_row_trial_inputs_of_every_type_are_two_unlike_rows(data_type: str, dims
 
 
 def test_is_alike_compares_integers_exactly_and_floats_within_their_precision() -> None:
-    """The tolerance is a share of the row's largest number; endless numbers want their like."""
+    """The tolerance is relative to the row's largest value; infinities and NaN must be equal."""
     one = np.array([[1000.0, 0.0, np.inf, np.nan]], np.float32)
     near, off = one + np.float32(0.9), one + np.float32(1.1)
     assert is_alike(near, one, FULL_PRECISION)
@@ -128,14 +128,14 @@ def test_is_alike_compares_integers_exactly_and_floats_within_their_precision() 
 
 
 def test_declared_words_are_flags() -> None:
-    """Anything else is refused with the value."""
+    """Other values are refused, with the value in the message."""
     assert [declared(word) for word in ("1", " true", "0", "off", "")] == [True, True, False, False, None]
     with pytest.raises(ValueError, match="parameter rows_follow_batch is 'maybe': say 1 or 0"):
         declared("maybe")
 
 
 def graph(nodes: list[Any], y_dims: list[Any], x_dims: tuple[Any, ...] = ("n", 6)) -> onnx.ModelProto:
-    """x of floats → y of floats, with what Reshape wants besides."""
+    """x of floats → y of floats, with the inputs that Reshape needs."""
     tensors = [onnx.numpy_helper.from_array(np.array(values, np.int64), name) for name, values in CONSTANTS.items()]
     x = helper.make_tensor_value_info("x", TensorProto.FLOAT, list(x_dims))
     y = helper.make_tensor_value_info("y", TensorProto.FLOAT, y_dims)
@@ -166,7 +166,7 @@ COMPUTED = [
     ],
 )
 def test_lost_batch_says_whether_the_graph_carries_the_batch(model: onnx.ModelProto, why: str, tmp_path: Path) -> None:
-    """By what the operators do with shapes, not by the names that the file gives its outputs' dimensions."""
+    """Shape inference decides, not the names of the outputs' dimensions in the file."""
     path = tmp_path / "model.onnx"
     path.write_bytes(model.SerializeToString())
     found = lost_batch(path, {})
@@ -175,7 +175,7 @@ def test_lost_batch_says_whether_the_graph_carries_the_batch(model: onnx.ModelPr
 
 
 def test_computes_in_8_bits_is_seen_in_the_file(tmp_path: Path) -> None:
-    """Its answers may differ by a step."""
+    """Answers of such a model may differ by a quantization step."""
     path = tmp_path / "model.onnx"
     for name, is_so in (("DequantizeLinear", False), ("QuantizeLinear", True)):
         path.write_bytes(name.encode().replace(b"Deq", b"") if is_so else b"Conv")

@@ -1,4 +1,4 @@
-"""A full /dev/shm: what the gateway makes of its size, and what clients read of the engine's errors."""
+"""A full /dev/shm: how the gateway detects it, and which errors clients get."""
 
 import asyncio
 import os
@@ -38,7 +38,7 @@ ERRORS = [
 def test_shared_memory_below_one_region_is_a_shortage(
     monkeypatch: pytest.MonkeyPatch, blocks: int, free: int, is_short: bool
 ) -> None:
-    """The sentence says how much there is and how much is needed; a file system without a limit is never short."""
+    """The message says how much is free and how much is needed; a file system without a limit is never short."""
     room = SimpleNamespace(f_blocks=blocks, f_bavail=free, f_frsize=4096)
     monkeypatch.setattr(os, "statvfs", lambda _: room)
     why = segments.shared_memory_shortage()
@@ -48,9 +48,9 @@ def test_shared_memory_below_one_region_is_a_shortage(
 
 
 async def test_gateway_is_not_ready_while_shared_memory_is_nearly_full(monkeypatch: pytest.MonkeyPatch) -> None:
-    """FAULTS 91: down within a look, with the reason; up again once there is room."""
+    """FAULTS 91: the engine is down at the next check, with the reason, and up when there is room."""
     why = ""
-    monkeypatch.setattr(engines, "shared_memory_shortage", lambda: why)  # read as it is at each look
+    monkeypatch.setattr(engines, "shared_memory_shortage", lambda: why)  # read at each check
     watch = EngineWatch(ScriptedEngine(), QUICK)
     compose_memory(Settings(engine="triton"), FakeBackend(()), watch)
     running = asyncio.create_task(watch.run())
@@ -66,7 +66,7 @@ async def test_gateway_is_not_ready_while_shared_memory_is_nearly_full(monkeypat
 
 @pytest.mark.parametrize("engine", ["embedded", "http://elsewhere.example:8000"])
 def test_shared_memory_of_another_engine_is_not_watched(engine: str) -> None:
-    """The embedded engine needs none, and another machine's is not this one's."""
+    """The embedded engine needs none, and that of another machine cannot be checked."""
     watch = EngineWatch(ScriptedEngine(), QUICK)
     plain = watch.hindrance
     compose_memory(Settings(engine=engine), FakeBackend(()), watch)
@@ -74,7 +74,7 @@ def test_shared_memory_of_another_engine_is_not_watched(engine: str) -> None:
 
 
 class Answering:
-    """Stands for the connections of a TritonBackend."""
+    """Replaces the connections of a TritonBackend."""
 
     def __init__(self, answer: object) -> None:
         self._answer = answer
@@ -85,7 +85,7 @@ class Answering:
 
 @pytest.mark.parametrize("error", ERRORS)
 async def test_relayed_error_about_full_shared_memory_is_a_503_without_the_key(error: str) -> None:
-    """Over HTTP, over gRPC, and of what the gateway asks itself."""
+    """This holds over HTTP, over gRPC, and for calls of the gateway itself."""
     backend = TritonBackend.__new__(TritonBackend)
     backend._http = Answering(HttpAnswer(500, (), f'{{"error":"{error}"}}'.encode()))  # type: ignore[assignment]
     backend._grpc = Answering(GrpcAnswer(13, b"", error))  # type: ignore[assignment]
@@ -99,7 +99,7 @@ async def test_relayed_error_about_full_shared_memory_is_a_503_without_the_key(e
 
 
 class Reading:
-    """A call whose one message is that."""
+    """A call with this one message."""
 
     def __init__(self, message: bytes) -> None:
         self._message = message
@@ -108,12 +108,12 @@ class Reading:
         return self._message
 
     def add_done_callback(self, _: object) -> None:
-        """It does not end."""
+        """The call does not end."""
 
 
 @pytest.mark.parametrize("error", ERRORS)
 async def test_streamed_error_about_full_shared_memory_has_no_key(error: str) -> None:
-    """A response of ModelStreamInfer, and a piece of generate_stream."""
+    """This holds for responses of ModelStreamInfer and chunks of generate_stream."""
     message = service_pb2.ModelStreamInferResponse(error_message=f"in m: {error}")
     stream = TritonStream(Reading(message.SerializeToString()), lambda *_: GrpcAnswer(0, b""), set())  # type: ignore[arg-type]
     told = service_pb2.ModelStreamInferResponse.FromString(await stream.receive() or b"")
@@ -123,7 +123,7 @@ async def test_streamed_error_about_full_shared_memory_has_no_key(error: str) ->
 
 
 async def test_other_answers_pass_unchanged() -> None:
-    """Tensors and other errors, byte for byte."""
+    """Tensors and other errors are not changed by a byte."""
     message = service_pb2.ModelStreamInferResponse(error_message="shared memory region 'a' is unknown")
     stream = TritonStream(Reading(message.SerializeToString()), lambda *_: GrpcAnswer(0, b""), set())  # type: ignore[arg-type]
     assert await stream.receive() == message.SerializeToString()

@@ -215,7 +215,7 @@ def test_requests_of_unlike_widths_leave_the_answers_in_flight_alone(
 
 
 def test_requests_that_may_not_be_merged_run_one_by_one(runner: PlayedRunner) -> None:
-    """Each gets its own answer, of a run of its own rows."""
+    """Each request gets its own answer, from a run of its rows only."""
     instance = Instance(spec(), runner)
     instance.merge_nothing()
     answers = instance.answer([Ask((rows(1.0, 2.0),)), Ask((rows(3.0),))])

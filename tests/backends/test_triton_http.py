@@ -224,7 +224,7 @@ async def test_relay_cancelled_caller_frees_the_connection(http: TritonHttp, fak
 
 
 async def left_at_the_engine(http: TritonHttp, fake: FakeTriton, *, deadline: float | None = None) -> Abandoned:
-    """A call that an engine has which answers on `release`; its caller left, or its deadline passed."""
+    """A call at an engine that answers on `release`, after its client left or its deadline passed."""
     fake.mode = Mode.SLOW
     running = asyncio.create_task(http.relay(INFER, deadline=deadline))
     await fake.http_begun.wait()
@@ -241,14 +241,14 @@ async def left_at_the_engine(http: TritonHttp, fake: FakeTriton, *, deadline: fl
 async def test_relay_call_that_the_engine_finishes_keeps_its_slot_until_it_is_answered(
     fake: FakeTriton, deadline_s: float | None
 ) -> None:
-    """Whether the caller left or the deadline passed: the error tells of the call, which ends with the answer."""
+    """If the client leaves or the deadline passes, the error has the abandoned call, which ends with the answer."""
     http = TritonHttp(origin_of(fake.http_url), max_connections=1, patience=Patience(), finishes=True)
     ended = asyncio.Event()
     call = await left_at_the_engine(http, fake, deadline=None if deadline_s is None else time.monotonic() + deadline_s)
     call.when_ended(ended.set)
 
     next_one = asyncio.create_task(http.relay(INFER, deadline=None))
-    with pytest.raises(DeadlineExceeded):  # there is one slot, and it is in use
+    with pytest.raises(DeadlineExceeded):  # the only slot is in use
         await http.relay(INFER, deadline=time.monotonic() + 0.05)
     assert not ended.is_set()
     assert len(fake.http_requests) == 1
@@ -264,7 +264,7 @@ async def test_relay_call_that_the_engine_finishes_keeps_its_slot_until_it_is_an
 async def test_relay_call_that_the_engine_never_answers_is_held_for_a_while(
     fake: FakeTriton, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Else an engine that forgets a call would keep a place of its caller's for ever."""
+    """Otherwise an engine that loses a call would occupy its client's slot forever."""
     monkeypatch.setattr(http_connection, "HELD_S", 0.05)
     http = TritonHttp(origin_of(fake.http_url), max_connections=1, patience=Patience(), finishes=True)
     ended = asyncio.Event()
@@ -277,7 +277,7 @@ async def test_relay_call_that_the_engine_never_answers_is_held_for_a_while(
 
 
 async def test_relay_call_that_the_engine_has_not_got_is_given_up_at_once(fake: FakeTriton) -> None:
-    """Of a call whose bytes still wait here the engine has nothing to work on."""
+    """The engine cannot work on a call that was not sent completely."""
     http = TritonHttp(origin_of(fake.http_url), max_connections=1, patience=Patience(), finishes=True)
     fake.mode = Mode.SLOW
     running = asyncio.create_task(http.relay(replace(INFER, body=bytes(64 << 20)), deadline=None))

@@ -1,4 +1,4 @@
-"""What a program that the launcher starts may do to the modes of its files."""
+"""How a program that the launcher starts may change file modes."""
 
 import json
 import os
@@ -22,7 +22,7 @@ print(json.dumps(modes))
 
 @pytest.mark.skipif(os.uname().machine != "x86_64", reason="the filter is written for x86-64, as Triton's wheel is")
 def test_program_of_the_launcher_cannot_open_its_files_to_other_users_by_fchmod(tmp_path: Path) -> None:
-    """As Triton tries with its shared memory: the call succeeds, and the mode stays; other modes are set."""
+    """As for Triton's shared memory: the call succeeds without effect; private modes are set."""
     launcher = triton_launch.__file__
     ran = subprocess.run(
         [sys.executable, "-I", "-S", launcher, str(os.getpid()), sys.executable, "-c", CHANGES, str(tmp_path / "file")],

@@ -1,4 +1,4 @@
-"""Where a Triton of ours listens: Unix sockets by default, a port of loopback where one is given."""
+"""Where the stack's Triton listens: on Unix sockets by default, on a loopback port if one is given."""
 
 import asyncio
 import socket
@@ -61,12 +61,12 @@ def test_sockets_of_an_ended_triton_are_removed(tmp_path: Path) -> None:
             ended.bind(path.removeprefix("unix://"))
     other.touch()
     listeners.remove_sockets()
-    listeners.remove_sockets()  # without any
+    listeners.remove_sockets()  # without socket files
     assert list(tmp_path.iterdir()) == [other]
 
 
 async def test_error_about_an_unreachable_socket_names_no_path(tmp_path: Path) -> None:
-    """Clients see the text: it says that the engine cannot be reached, not where its files are."""
+    """Clients see the message: it says that the engine cannot be reached, without a path."""
     listeners = TritonListeners(tmp_path)
     deadline = time.monotonic() + 20.0
     async with TritonBackend(
@@ -90,7 +90,7 @@ async def test_error_about_an_unreachable_socket_names_no_path(tmp_path: Path) -
 
 
 async def test_metrics_page_of_a_socket_is_the_one_at_metrics(tmp_path: Path) -> None:
-    """A unix:// address names no path of a page: it is /metrics, as Triton serves it."""
+    """A unix:// address has no path for the page: Triton serves it at /metrics."""
     listeners = TritonListeners(tmp_path)
     asked: list[bytes] = []
 

@@ -75,7 +75,7 @@ def fake(tmp_path: Path) -> Launch:
 
 
 def test_arguments_name_every_repository_socket_and_region() -> None:
-    """Explicit model control, Unix sockets unless a port is given, regions that the reaper knows."""
+    """They select explicit model control, Unix sockets unless a port is given, and regions that the reaper knows."""
     options = TritonOptions(
         "0123456789ab", (Path("/a"), Path("/b")), TritonListeners(Path("/run")), extra_args=("--log-verbose", "1")
     )

@@ -75,7 +75,7 @@ def stubs_of(engine_id: str) -> list[int]:
 async def test_real_triton_killed_comes_back_and_leaves_nothing(
     real: tuple[Launch, TritonOptions], watcher: Watcher
 ) -> None:
-    """kill -9: told at once, stub and memory reaped, live again by itself; a stop leaves no listener and no memory."""
+    """After kill -9 it is reported, cleaned up and restarted; a stop leaves no listener and no memory."""
     launch, options = real
     engine_id = options.engine_id
     async with supervised(launch, options, watcher):

@@ -148,7 +148,7 @@ def test_prepare_environment_leads_to_the_models_python_alone(tmp_path: Path, en
 def test_prepare_bounds_what_malloc_keeps_unless_the_user_did(
     tmp_path: Path, environment: Path, search_path: str
 ) -> None:
-    """A Triton from PATH and the wheel's: each heap keeps 32 MiB at most, whatever the largest tensor was."""
+    """For Triton from PATH and from the wheel: a heap retains at most 32 MiB, whatever the largest tensor was."""
     (tmp_path / "bin").mkdir()
     (tmp_path / "bin" / "tritonserver").touch(0o755)
     runtime = find_triton(environment=environment, search_path=str(tmp_path / search_path) if search_path else "")

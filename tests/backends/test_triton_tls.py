@@ -92,7 +92,7 @@ async def tls_engine(identity: Identity, *, needs_client: bool = False) -> Async
 
 
 async def run_client(addresses: tuple[str, str], roots: Path | None, own: Path | None = None) -> str:
-    """What the client prints. roots: certificates that it trusts, None for the system's. own: its own, with the key."""
+    """The client's output. roots: CAs that it trusts, None for the system's. own: its certificate with the key."""
     names = ("SSL_CERT_FILE", "GRPC_DEFAULT_SSL_ROOTS_FILE_PATH", "PENSTOCK_CLIENT_CERTIFICATE")
     environment = {name: value for name, value in os.environ.items() if name not in names}
     if roots is not None:

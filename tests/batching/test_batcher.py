@@ -352,7 +352,7 @@ async def test_pool_that_closes_leaves_nobody_waiting(rig: Rig) -> None:
 
 
 async def test_statistics_count_what_earlier_options_did_and_still_do(rig: Rig) -> None:
-    """A reload loses no number: what waits and runs under former options is shown, and totals never fall."""
+    """A reload loses no counts: requests under earlier options are included, and totals never decrease."""
     first = await rig.occupied()
     waiting = [rig.ask(asking(float(n))) for n in range(3)]
     await asyncio.sleep(0)

@@ -49,7 +49,7 @@ def test_every_parameter_of_the_config_is_read() -> None:
 def test_execution_timeout_is_the_models_or_the_operators_or_ten_times_the_slo(
     said: dict[str, str], timeout_s: float
 ) -> None:
-    """Without a time-out of its own a model has the operator's, and never less than ten times its SLO."""
+    """A model without a time-out has the operator's, and at least ten times its SLO."""
     assert read_options(with_parameters(**said), execution_timeout_s=4.0).execution_timeout_s == timeout_s
 
 
@@ -189,7 +189,7 @@ def test_engine_that_forms_no_batches_owns_none() -> None:
 
 
 def test_requests_are_merged_after_a_trial_and_only_those_that_we_merge_are_tried() -> None:
-    """The gateway's batches, those that our own backends merge under Triton, and pictures; each config anew."""
+    """This covers the gateway's batches, those that our backends merge under Triton, and pictures, for each config."""
     declared = DeclaredOptions(merging_backends=("onnxruntime",))
     owned = dataclasses.replace(MODEL, parameters={"batch_owner": "gateway"})
     tritons = dataclasses.replace(MODEL, has_dynamic_batching=True, backend="onnxruntime")

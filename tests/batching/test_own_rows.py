@@ -1,6 +1,6 @@
-"""Every client gets exactly its own answer, whatever the rows of the model do: random models, requests and crowds.
+"""Every client gets exactly its own answer, whatever a model does with rows: random models, requests and clients.
 
-Both places that merge requests are driven: the gateway's batcher, and the runner of our backends under Triton.
+Tests both places that merge requests: the gateway's batcher, and the runner of our backends under Triton.
 """
 
 import asyncio
@@ -21,17 +21,17 @@ from server.core.infer import InferRequest, InferResponse
 from server.core.tensor import tensor_from_numpy
 from tests.batching.echo_engine import EchoEngine
 
-BLOCKS, CASES = 10, 1_000  # so many cases in each block
+BLOCKS, CASES = 10, 1_000  # cases in each block
 Rows = Callable[[Any], Any]
 
-FOLLOWING: list[Rows] = [  # each row's answer comes from that row alone
+FOLLOWING: list[Rows] = [  # each row of the answer depends on that input row only
     lambda x: x * 3 - 1,
     lambda x: x.sum(axis=1, keepdims=True),
     lambda x: x.argmax(axis=1),
     lambda x: np.stack([x, -x], axis=2),
     lambda x: np.where(x > 0.5, x, 0),
 ]
-OTHERS: list[Rows] = [  # rows by content, in another order, of the whole batch
+OTHERS: list[Rows] = [  # rows that depend on content, in another order, or on the whole batch
     lambda x: np.argwhere(x > 0.3),
     lambda x: x[x > 0.2].reshape(-1, 1),
     lambda x: np.concatenate([np.nonzero(row > 0.1)[0] for row in x]).reshape(-1, 1),
@@ -67,7 +67,7 @@ class Model:
 
 
 class ModelEngine(EchoEngine):
-    """Answers by a model, as soon as every task that is ready has gone on."""
+    """Answers with a model, after all ready tasks have run."""
 
     def __init__(self, model: Model) -> None:
         super().__init__()
@@ -82,20 +82,20 @@ class ModelEngine(EchoEngine):
 
 
 def drawn_model(random: Any) -> Model:
-    """Of either kind; with two outputs one alone may follow."""
+    """A model of either kind; with two outputs, only one may follow the batch."""
     kinds = FOLLOWING if random.random() < 0.5 else FOLLOWING + OTHERS * 2
     outputs = tuple(kinds[number] for number in random.integers(0, len(kinds), random.integers(1, 3)))
     return Model(int(random.integers(5, 9)), outputs)
 
 
 def drawn_crowd(random: Any, width: int) -> list[Any]:
-    """Inputs of clients that ask at once; some bright, some empty."""
+    """Inputs of concurrent clients, some bright and some empty."""
     rows = random.integers(1, 4, random.integers(2, 9))
     return [(random.random((count, width)) * random.choice([0, 0.3, 1])).astype(np.float32) for count in rows]
 
 
 def assert_own(model: Model, x: Any, answer: Arrays) -> None:
-    """The same names and shapes as alone; numbers but for rounding."""
+    """Names and shapes are the same as alone; values differ by rounding at most."""
     alone = model.run(x)
     assert answer.keys() == alone.keys()
     for name, wanted in alone.items():
@@ -104,7 +104,7 @@ def assert_own(model: Model, x: Any, answer: Arrays) -> None:
 
 
 async def through_the_gateway(model: Model, why: str, crowd: list[Any]) -> int:
-    """How many requests shared a call."""
+    """The number of requests that shared a call."""
     engine = ModelEngine(model)
     options = BatchOptions(Owner.GATEWAY, max_batch_size=16, unmerged=why)
     pool = BatcherPool(engine, lambda _: options)
@@ -117,7 +117,7 @@ async def through_the_gateway(model: Model, why: str, crowd: list[Any]) -> int:
 
 
 def through_the_backend(model: Model, why: str, crowd: list[Any]) -> int:
-    """How many requests shared a run."""
+    """The number of requests that shared a run."""
     runs = 0
 
     def run(names: Any, inputs: Any) -> list[Any]:
@@ -136,7 +136,7 @@ def through_the_backend(model: Model, why: str, crowd: list[Any]) -> int:
 
 @pytest.mark.parametrize("block", range(BLOCKS))
 async def test_every_client_gets_its_own_answer_of_any_model(block: int) -> None:
-    """Models whose rows follow are merged, others never; 10,000 random cases in all."""
+    """Models whose rows follow the batch are merged, others never, in 10,000 random cases."""
     random = np.random.default_rng([20261127, block])
     shared = {True: 0, False: 0}
     for _ in range(CASES):

@@ -94,7 +94,7 @@ def test_models_explain_of_a_model_that_triton_batches_says_whose_count_it_is(
 
 
 def test_models_explain_proposes_no_batches_for_requests_that_run_alone(penstock: Call, stand_in: StandIn) -> None:
-    """Only the reason is shown."""
+    """Only the reason is displayed."""
     options = BatchOptions(Owner.TRITON, max_batch_size=16, unmerged="output 'y' has the shape [4, 2]")
     shown = shown_by(stand_in, penstock, explain_engine("filters", options, EngineBatches()))
     assert "merged    no, each request and picture goes to the engine alone: output 'y' has the shape [4, 2]" in shown

@@ -156,7 +156,7 @@ def test_run_does_not_write_over_another(penstock: Call, tmp_path: Path) -> None
 
 
 def test_header_file_of_the_server_beside_goes_to_that_server_alone(tmp_path: Path) -> None:
-    """Its secret is not for the target, wins over --header, and has Triton's prefix for gRPC, too."""
+    """Its secret is not sent to the target, overrides --header, and has Triton's prefix for gRPC."""
     file = tmp_path / "headers"
     file.write_text("engine-key: secret\n")
     beside = beside_or_fail("http://127.0.0.1:9000", ["Engine-Key: other", "x: 1"], file)

@@ -56,7 +56,7 @@ def test_ready_line_says_how_many_workers_serve_where_there_is_more_than_one(
 
 
 def test_gateway_whose_required_models_do_not_serve_is_not_called_ready(capsys: pytest.CaptureFixture[str]) -> None:
-    """The reason is a line of its own."""
+    """The reason is on a separate line."""
     announce(Announcement("Triton", "http://a:1", "a:2", "http://a:3/metrics", ("m",), {}, not_ready="model 'n'"))
     assert capsys.readouterr().out.splitlines()[-2:] == [
         "health checks fail: model 'n'",

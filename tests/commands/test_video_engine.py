@@ -116,7 +116,7 @@ def test_stack_that_runs_here_is_joined(stand_in: StandIn, monkeypatch: pytest.M
 def test_of_several_stacks_the_one_that_is_used_is_named(
     stand_in: StandIn, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    """A warning names the newest, which is used, the others and the flag that chooses."""
+    """A warning names the newest stack, which is used, the others, and the flag to choose one."""
     stand_in.index = [PEOPLE]
     stacks = [RunningStack(tmp_path, url, "127.0.0.1:1", os.getpid()) for url in (stand_in.url, "http://127.0.0.1:9")]
     monkeypatch.setattr(video_engine, "running_stacks", lambda: stacks)
@@ -129,7 +129,7 @@ def test_of_several_stacks_the_one_that_is_used_is_named(
 def test_variable_chooses_the_gateway_where_nothing_else_does(
     stand_in: StandIn, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    """PENSTOCK_GATEWAY_URL goes before the stacks of this host, and behind the flag and the file."""
+    """PENSTOCK_GATEWAY_URL overrides stacks on this host; the flag and the file override it."""
     stand_in.index = [PEOPLE]
     stack = RunningStack(tmp_path, "http://127.0.0.1:9", "127.0.0.1:1", os.getpid())
     monkeypatch.setattr(video_engine, "running_stacks", lambda: (stack,))

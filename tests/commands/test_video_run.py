@@ -152,7 +152,7 @@ def test_run_that_no_engine_answered_is_exit_code_1(run: Run) -> None:
 
 @pytest.mark.parametrize("reason", ["infer_failed", "refused"])
 def test_source_of_which_no_frame_was_inferred_has_failed(reason: str) -> None:
-    """FAULTS 86: whether the engine failed each time, gave what cannot be used, or refused."""
+    """FAULTS 86: this holds if the engine fails every time, gives unusable answers, or refuses."""
     source = SourceStatistics("cam", "", "clip.mp4", SourceState.ENDED, frames=9, drops={reason: 9})
     assert exit_code([source], 0) == 1
     assert exit_code([replace(source, inferred=1)], 0) == 0

@@ -176,7 +176,7 @@ def test_api_that_others_reach_without_a_key_is_wrong_settings(run: Run) -> None
 
 
 def test_audit_log_that_cannot_be_opened_is_told_before_anything_starts(run: Run) -> None:
-    """Exit code 2 and one sentence."""
+    """The command ends with exit code 2 and one sentence."""
     done = run(*CLIP, "--audit-log", "nowhere/audit.jsonl")
     assert done.exit_code == 2
     assert "audit_log nowhere/audit.jsonl: cannot be opened (No such file or directory)" in done.stderr

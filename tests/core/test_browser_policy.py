@@ -19,7 +19,7 @@ def refused_with(
     is_trusted: bool = False,
     takes_any_type: bool = False,
 ) -> type[InferenceError] | None:
-    """The refusal's type; None if the request is served. The message says what to give."""
+    """The refusal's type; None if the request is served. The message says how to allow it."""
     raised: InferenceError | None = None
     try:
         policy.check(method, headers, local_address=local_address, is_trusted=is_trusted, takes_any_type=takes_any_type)
@@ -55,7 +55,7 @@ def refused_with(
 )
 @pytest.mark.parametrize("method", ["GET", "POST"])
 def test_host_rule_allows_loopback_and_own_addresses_only(host: str, is_allowed: bool, method: str) -> None:
-    """A name that someone resolves to this machine (DNS rebinding) is refused for reads, too."""
+    """A foreign name that resolves to this machine (DNS rebinding) is refused, also for reads."""
     refusal = refused_with(BrowserPolicy(), [(b"host", host.encode())], method=method, local_address="10.0.0.5")
     assert refusal is (None if is_allowed else HostNotAllowed)
 
@@ -82,7 +82,7 @@ def test_host_rule_allows_what_the_operator_named(allowed: str, host: str, is_al
 
 @pytest.mark.parametrize("bound", ["gateway.example", "0.0.0.0", "::"])
 def test_host_rule_allows_the_bound_address_as_it_was_written(bound: str) -> None:
-    """The operator named it with --host."""
+    """The address given with --host is allowed."""
     host = f"[{bound}]:8000" if ":" in bound else f"{bound}:8000"
     assert refused_with(BrowserPolicy(bound), [(b"host", host.encode())]) is None
 
@@ -118,7 +118,7 @@ def test_host_rule_is_for_clients_without_a_key() -> None:
 def test_page_of_another_origin_changes_nothing(
     headers: list[tuple[bytes, bytes]], is_allowed: bool, is_trusted: bool
 ) -> None:
-    """Programs and the server's own pages may; a key does not help a page that misuses it."""
+    """Programs and the server's own pages may; a valid key does not allow it for other pages."""
     sent = [(b"host", b"localhost:8000"), JSON, *headers]
     refusal = refused_with(BrowserPolicy(), sent, is_trusted=is_trusted)
     assert refusal is (None if is_allowed else OriginNotAllowed)
@@ -128,7 +128,7 @@ def test_page_of_another_origin_changes_nothing(
 @pytest.mark.parametrize(
     ("origin", "host", "is_allowed"),
     [
-        (b"https://gateway.example", b"gateway.example", True),  # a proxy ended TLS
+        (b"https://gateway.example", b"gateway.example", True),  # a proxy terminates TLS
         (b"https://gateway.example", b"gateway.example:443", True),
         (b"http://gateway.example", b"gateway.example:80", True),
         (b"http://[::1]:8000", b"[::1]:8000", True),
@@ -136,14 +136,14 @@ def test_page_of_another_origin_changes_nothing(
     ],
 )
 def test_own_page_is_known_by_host_and_port(origin: bytes, host: bytes, is_allowed: bool) -> None:
-    """A port that is the scheme's own may be left out of either."""
+    """The scheme's default port may be omitted in Host and Origin."""
     policy = BrowserPolicy(allowed_hosts=["gateway.example"])
     refusal = refused_with(policy, [(b"host", host), (b"origin", origin)])
     assert refusal is (None if is_allowed else OriginNotAllowed)
 
 
 def test_page_that_the_operator_named_may_call_from_another_site() -> None:
-    """--cors-origin holds for that origin alone, its default port left out or not."""
+    """--cors-origin allows only that origin, with or without its default port."""
     policy = BrowserPolicy(cors_origins=["https://Page.example:443"])
     site = (b"sec-fetch-site", b"cross-site")
     assert refused_with(policy, [(b"host", b"localhost"), (b"origin", PAGE), site, JSON]) is None
@@ -156,7 +156,7 @@ def test_page_that_the_operator_named_may_call_from_another_site() -> None:
     "kind", [b"text/plain;charset=UTF-8", b"Multipart/Form-Data; boundary=x", b"application/x-www-form-urlencoded"]
 )
 def test_body_types_that_need_no_preflight_are_refused_from_pages_only(mark: tuple[bytes, bytes], kind: bytes) -> None:
-    """curl -d says a form and is served; an endpoint of pictures takes any type from an allowed page."""
+    """curl -d sends a form type and is served; an endpoint for pictures accepts any type from an allowed page."""
     head = [(b"host", b"localhost"), (b"content-type", kind)]
     assert refused_with(BrowserPolicy(), head) is None
     assert refused_with(BrowserPolicy(), [*head, mark]) is UnsupportedMedia
@@ -166,14 +166,14 @@ def test_body_types_that_need_no_preflight_are_refused_from_pages_only(mark: tup
 
 @pytest.mark.parametrize("text", ["http://gateway", "gateway:8000", "", "a b", "user@gateway", "*.10.0.0.1", "**"])
 def test_allowed_host_that_no_client_sends_is_refused_at_start(text: str) -> None:
-    """The message shows the value and what to give."""
+    """The message has the value and the expected form."""
     with pytest.raises(ValueError, match=r"allowed_host is .*give a name or IP address"):
         checked_host(text)
 
 
 @pytest.mark.parametrize("text", ["*", "null", "page.example", "https://", "https://page.example/path", "https://a b"])
 def test_cors_origin_that_no_browser_sends_is_refused_at_start(text: str) -> None:
-    """Nor is there a way to allow every page."""
+    """There is also no value that allows every page."""
     with pytest.raises(ValueError, match=r"cors_origin is .*https://console\.example:8443"):
         checked_origin(text)
 
@@ -205,7 +205,7 @@ def test_cors_origin_that_no_browser_sends_is_refused_at_start(text: str) -> Non
     ],
 )
 def test_host_header_is_one_and_well_formed(target: bytes, version: str, hosts: list[bytes], fault: str) -> None:
-    """As RFC 9112 wants it: missing, repeated, malformed or contradicted is a fault that the message names."""
+    """By RFC 9112 a missing, repeated, malformed or contradictory Host is an error that the message names."""
     found = host_fault(target, version, [(b"x", b"y"), *((b"host", host) for host in hosts)])
     assert bool(found) == bool(fault)
     assert fault in found

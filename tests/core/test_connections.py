@@ -10,12 +10,12 @@ PROXY = ip_network("10.1.0.0/16")
 
 
 def idle_s(connection: OpenConnection) -> float:
-    """Those with a low descriptor were opened first and have been idle for longest."""
+    """Connections with a low descriptor were opened first and have been idle longest."""
     return 1000.0 - connection.descriptor
 
 
 def closed(counts: dict[str, int], limits: PortLimits) -> dict[str, list[int]]:
-    """By address, the numbers of the connections to close. counts: open connections of each address."""
+    """The connections to close by address. counts: open connections of each address."""
     connections = [
         OpenConnection(number, number, address, 1024 + number)
         for address, count in counts.items()
@@ -52,13 +52,13 @@ def closed(counts: dict[str, int], limits: PortLimits) -> dict[str, list[int]]:
 def test_connections_beyond_a_limit_are_closed_by_address_and_idle_time(
     counts: dict[str, int], expected: dict[str, list[int]]
 ) -> None:
-    """An address loses what exceeds its limit; a nearly full port takes from the largest address."""
+    """An address loses connections over its limit; a nearly full port closes those of the address with the most."""
     limits = PortLimits(max_connections=16, max_per_address=4, trusted_proxies=(PROXY,))  # type: ignore[arg-type]
     assert closed(counts, limits) == expected
 
 
 def test_full_port_leaves_a_small_client_its_connections() -> None:
-    """A hundred addresses of a botnet fill the port: the client with one connection keeps it."""
+    """If a hundred addresses fill the port, a client with one connection does not lose it."""
     limits = PortLimits(max_connections=400, max_per_address=200)
     excess = closed({f"192.0.2.{number}": 4 for number in range(100)} | {"198.51.100.1": 1}, limits)
     assert sum(map(len, excess.values())) == 401 - 350

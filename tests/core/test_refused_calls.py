@@ -1,4 +1,4 @@
-"""Which addresses flood, by a clock of the test's own."""
+"""Which addresses are flooding, with a manual clock."""
 
 from server.core import refused_calls
 from server.core.refused_calls import BURST_CALLS, CALLS_PER_S, HOLD_S, RefusedCalls
@@ -7,12 +7,12 @@ BURST = int(BURST_CALLS)
 
 
 def flood(counts: RefusedCalls, address: str, now: float) -> bool:
-    """Whether a flood begins with one call more than a burst."""
+    """Makes one call more than a burst; returns whether a flood begins."""
     return [counts.note(address, now) for _ in range(BURST + 1)][-1]
 
 
 def test_burst_is_no_flood_and_one_call_more_is() -> None:
-    """It begins once, and concerns its address alone."""
+    """A flood begins once, and only for its address."""
     counts = RefusedCalls()
     assert not any(counts.note("a", 0.0) for _ in range(BURST))
     assert not counts.has_floods
@@ -22,13 +22,13 @@ def test_burst_is_no_flood_and_one_call_more_is() -> None:
 
 
 def test_calls_at_the_rate_are_no_flood_however_long() -> None:
-    """A client with a wrong key that tries on is answered each time."""
+    """A client that retries with a wrong key is answered each time."""
     counts = RefusedCalls()
     assert not any(counts.note("a", number / CALLS_PER_S) for number in range(10 * BURST))
 
 
 def test_flood_lasts_until_some_time_after_its_last_call() -> None:
-    """And begins again with the next call, as long as its burst is not forgotten."""
+    """It begins again with the next call while the burst still counts."""
     counts = RefusedCalls()
     flood(counts, "a", 0.0)
     assert not counts.note("a", HOLD_S / 2)
@@ -39,7 +39,7 @@ def test_flood_lasts_until_some_time_after_its_last_call() -> None:
 
 
 def test_addresses_are_forgotten_the_oldest_first() -> None:
-    """However many there are."""
+    """The number of remembered addresses is bounded."""
     counts = RefusedCalls()
     for number in range(3 * refused_calls.MAX_ADDRESSES):
         counts.note(str(number), number / 1e6)

@@ -79,7 +79,7 @@ def write_clip(
 
 
 def timed_clip(path: Path, times_s: Sequence[float]) -> Path:
-    """The path, to which a clip with B-frames was written whose pictures have these times, to the millisecond."""
+    """Writes a clip with B-frames at these times (rounded to milliseconds) to the path, and returns it."""
     base = Fraction(1, 1000)
     with av.open(str(path), "w", format={".ts": "mpegts"}.get(path.suffix)) as container:
         stream = container.add_stream("libx264", rate=25, options={"bf": "3", "b-adapt": "0", "refs": "4"})
@@ -103,7 +103,7 @@ DISPLAY_MATRICES: tuple[DisplayMatrix, ...] = (
 
 
 def with_display_matrix(path: Path, source: Path, matrix: DisplayMatrix) -> Path:
-    """The path, at which a copy of an MP4 lies whose track header has that matrix."""
+    """Writes a copy of an MP4 with this matrix in its track header to the path, and returns it."""
     content = bytearray(source.read_bytes())
     header = content.index(b"tkhd") + 4
     at = header + (52 if content[header] == 1 else 40)
@@ -114,7 +114,7 @@ def with_display_matrix(path: Path, source: Path, matrix: DisplayMatrix) -> Path
 
 
 def displayed(picture: Picture, matrix: DisplayMatrix) -> Picture:
-    """What a display matrix of quarter turns and mirrorings makes of a stored picture, pixel by pixel."""
+    """A stored picture after its display matrix (quarter turns and mirroring), pixel by pixel."""
     a, b, c, d = (round(factor) for factor in matrix)
     rows, columns = np.indices(picture.shape[:2])
     x, y = a * columns + c * rows, b * columns + d * rows

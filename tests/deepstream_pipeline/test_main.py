@@ -94,7 +94,7 @@ def test_settings_that_hold_are_prepared_without_a_file(core: FakeCore, tmp_path
 def test_what_the_settings_allow_reaches_the_sinks(
     core: FakeCore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A cloud's metadata address that the operator allows is allowed for what the operator named."""
+    """An allowed metadata address is allowed for the operator's own sinks."""
     composed: list[object] = []
 
     def compose(sinks: tuple[object, ...], *_: object, **__: object) -> None:

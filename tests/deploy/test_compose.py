@@ -123,7 +123,7 @@ def test_whoever_asks_the_gateway_is_handed_the_key(stack: str) -> None:
 
 @pytest.mark.parametrize("stack", STACKS)
 def test_gateway_allows_the_host_name_that_the_other_services_use(stack: str) -> None:
-    """load, video and Prometheus reach it without a key as penstock; the operator can name others."""
+    """load, video and Prometheus use the name penstock without a key; the operator can add names."""
     found = services(stack)
     allowed = found["gateway" if "gateway" in found else "penstock"]["environment"]["PENSTOCK_ALLOWED_HOST"]
     assert read_settings({}, environ={"PENSTOCK_ALLOWED_HOST": filled(allowed)}).allowed_host == ("penstock",)

@@ -1,4 +1,4 @@
-"""What tests of the gateway's parts share."""
+"""Fixtures for tests of the gateway's parts."""
 
 import asyncio
 from collections.abc import AsyncIterator

@@ -1,4 +1,4 @@
-"""A data plane over a fake engine, with models for pictures and for tensors, and everything a test looks at."""
+"""A data plane over a fake engine, with models for pictures and tensors, and everything that tests inspect."""
 
 from dataclasses import dataclass
 
@@ -43,7 +43,7 @@ CLASSIFIER = ModelConfig(
     parameters={"network-type": "1", "labels": "dark;middle;bright", "net-scale-factor": "0.00392156862745098"},
     unmerged="",
 )
-NMS_INSIDE = ModelConfig(  # a row for each object of all pictures together
+NMS_INSIDE = ModelConfig(  # one row for each object of all pictures together
     name="found",
     backend="onnxruntime",
     max_batch_size=8,
@@ -58,13 +58,13 @@ TENSORS_ONLY = ModelConfig(
     8,
     (TensorSpec("x", Datatype.FP32, (-1,)),),
     (TensorSpec("y", Datatype.BYTES, (-1,)),),
-    {"slo_p99ms": "50"},  # misspelt: the option is slo_p99_ms
+    {"slo_p99ms": "50"},  # a typo: the option is slo_p99_ms
 )
 CALL = HttpCall("POST", b"/v2/models/plain/infer", (), b"{}")
 
 
 def answer(request: InferRequest) -> list[Tensor]:
-    """One box over the whole picture; more of them the brighter it is; or how dark, middling or bright each row is."""
+    """A box over the whole picture, more boxes if it is brighter, or the brightness class of each row."""
     array = request.inputs[0].to_numpy()
     if request.model_name == "boxes":
         height, width = array.shape[:2]
@@ -94,7 +94,7 @@ def picture(level: int, width: int = 20, height: int = 10) -> bytes:
 
 @dataclass
 class Rig:
-    """A plane with everything a test wants to look at."""
+    """A data plane with everything that tests inspect."""
 
     plane: DataPlane
     backend: FakeBackend

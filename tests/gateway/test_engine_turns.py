@@ -1,4 +1,4 @@
-"""What stands at the engine at a time: bounded, in turn, and held until the engine has done with it."""
+"""Calls at the engine are bounded, in turn between clients, and counted until the engine has finished them."""
 
 import asyncio
 import time
@@ -24,12 +24,12 @@ from tests.gateway.rig import CALL, Rig, picture
 
 MODEL = ModelConfig("slow", "python", 0, (), (), instance_count=2)
 HEAD = InferHead("slow")
-AT_ONCE = 4  # of a model with two instances whose answers are slow
+AT_ONCE = 4  # for a model with two instances whose answers are slow
 
 
 @dataclass
 class Engine:
-    """A relay that answers when it is told to, and a view of its models."""
+    """A relay that answers on command, and a view of its models."""
 
     models: dict[str, KnownModel] = field(default_factory=dict)
     served: list[str] = field(default_factory=list)
@@ -109,7 +109,7 @@ async def test_no_more_calls_stand_at_the_engine_than_keep_its_instances_busy(en
 
 
 async def test_clients_take_turns_before_the_engine(engine: Engine) -> None:
-    """Who has 500 calls waiting is served between two of another's."""
+    """Another client's call is served next, although the first client has 500 waiting calls."""
     turns = turns_of(engine)
     for _ in range(500):
         ask(turns, "eve")
@@ -125,7 +125,7 @@ async def test_clients_take_turns_before_the_engine(engine: Engine) -> None:
 
 
 async def test_call_that_was_left_takes_room_until_the_engine_has_answered_it(engine: Engine) -> None:
-    """Else whoever comes and goes would fill the engine; its answers are signs of life, told to the model's checks."""
+    """Otherwise clients that disconnect would fill the engine; an answer shows that the model works."""
     turns = turns_of(engine)
     calls = [ask(turns, "eve") for _ in range(500)]
     await settle()
@@ -143,7 +143,7 @@ async def test_call_that_was_left_takes_room_until_the_engine_has_answered_it(en
 
 
 async def test_call_that_was_taken_back_keeps_its_room_for_a_while(engine: Engine) -> None:
-    """Triton works on it all the same, but for those that wait for its dynamic batcher: it drops them."""
+    """Triton still works on it, unless it waits in the dynamic batcher, which drops it."""
     turns = turns_of(engine)
     calls = [ask(turns, "eve") for _ in range(AT_ONCE)]
     await settle()
@@ -160,7 +160,7 @@ async def test_call_that_was_taken_back_keeps_its_room_for_a_while(engine: Engin
 
 
 async def test_call_that_a_batcher_drops_gives_its_room_back_at_once(engine: Engine) -> None:
-    """Triton's dynamic batcher drops what was cancelled before its turn."""
+    """Triton's dynamic batcher drops calls that were cancelled before their turn."""
     config = replace(MODEL, max_batch_size=1, has_dynamic_batching=True)
     engine.models["slow"] = KnownModel("slow", True, "", config)
     turns = turns_of(engine)
@@ -176,14 +176,14 @@ async def test_call_that_a_batcher_drops_gives_its_room_back_at_once(engine: Eng
 
 
 async def test_all_who_wait_may_leave_at_once(engine: Engine) -> None:
-    """Room that is given back while the cancelled ones have not run yet goes to whoever is left."""
+    """Room that is returned before the cancelled calls run goes to the remaining ones."""
     turns = turns_of(engine)
     engine.finishes = False
     calls = [ask(turns, "eve") for _ in range(50)]
     await settle()
     ours = ask(turns, "alice")
     await settle()
-    for call in calls:  # those at the engine leave first, and let others in that are cancelled already
+    for call in calls:  # calls at the engine are cancelled first, and let in calls that are already cancelled
         call.cancel()
     assert len(await asyncio.gather(*calls, return_exceptions=True)) == 50
     await settle()
@@ -196,7 +196,7 @@ async def test_all_who_wait_may_leave_at_once(engine: Engine) -> None:
 
 
 async def test_call_that_is_let_in_and_cancelled_at_the_same_time_gives_its_room_back(engine: Engine) -> None:
-    """The next one has it."""
+    """The next call gets the room."""
     turns = turns_of(engine)
     calls = [ask(turns, "eve") for _ in range(AT_ONCE + 1)]
     await settle()
@@ -214,7 +214,7 @@ async def test_call_that_is_let_in_and_cancelled_at_the_same_time_gives_its_room
 
 
 async def test_deadline_passes_while_a_call_waits(engine: Engine) -> None:
-    """It is told how long it waited, and for what."""
+    """The error says how long it waited, and for what."""
     turns = turns_of(engine)
     for _ in range(AT_ONCE):
         ask(turns, "eve")
@@ -225,7 +225,7 @@ async def test_deadline_passes_while_a_call_waits(engine: Engine) -> None:
 
 
 async def test_call_that_fails_gives_its_room_back(engine: Engine) -> None:
-    """However many fail."""
+    """This holds for any number of failed calls."""
     turns = turns_of(engine)
     for _ in range(20):
         call = ask(turns, "eve")
@@ -238,7 +238,7 @@ async def test_call_that_fails_gives_its_room_back(engine: Engine) -> None:
 async def test_quick_answers_make_room_for_more_and_slow_ones_take_it_back(
     engine: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """At most MOST calls, and never fewer than keep the instances busy."""
+    """The limit is between the calls that the instances need and MOST."""
     turns = turns_of(engine)
     for _ in range(300):
         ask(turns, "eve")
@@ -249,7 +249,7 @@ async def test_quick_answers_make_room_for_more_and_slow_ones_take_it_back(
         await settle()
         most = max(most, sum(not one.done() for one in engine.waiting))
     assert most == MOST
-    monkeypatch.setattr(engine_turns, "QUICK_S", -1.0)  # from now on every answer is slow
+    monkeypatch.setattr(engine_turns, "QUICK_S", -1.0)  # from now on every answer counts as slow
     for _ in range(150):
         engine.answer_one()
         await settle()
@@ -271,7 +271,7 @@ async def test_quick_answers_make_room_for_more_and_slow_ones_take_it_back(
     ],
 )
 async def test_room_is_what_a_models_config_says(engine: Engine, config: ModelConfig | None, at_once: int) -> None:
-    """Twice what its instances take; no bound where a call may have to wait for a later one."""
+    """It is twice what its instances execute at once; unlimited if a call may have to wait for a later one."""
     engine.models["slow"] = KnownModel("slow", True, "", config)
     turns = turns_of(engine)
     calls = [ask(turns, "eve") for _ in range(100)]
@@ -281,7 +281,7 @@ async def test_room_is_what_a_models_config_says(engine: Engine, config: ModelCo
 
 
 async def test_several_engines_have_room_each(engine: Engine) -> None:
-    """As much as one of them, times their number."""
+    """The room is that of one engine times their number."""
     turns = turns_of(engine, engines=3)
     calls = [ask(turns, "eve") for _ in range(100)]
     await settle()
@@ -290,7 +290,7 @@ async def test_several_engines_have_room_each(engine: Engine) -> None:
 
 
 async def test_large_json_bodies_are_read_by_the_engine_one_after_the_other(engine: Engine) -> None:
-    """A client's large bodies wait for each other and for another client's, small ones for none of them."""
+    """Large bodies of all clients wait for each other; small ones do not wait for them."""
     for name in ("slow", "quick"):
         engine.models[name] = KnownModel(name, True, "", replace(MODEL, instance_count=50))
     turns = turns_of(engine)
@@ -310,7 +310,7 @@ async def test_large_json_bodies_are_read_by_the_engine_one_after_the_other(engi
 
 
 async def test_grpc_calls_take_turns_with_http_ones(engine: Engine) -> None:
-    """They stand before the same model."""
+    """Both count for the same model."""
     turns = turns_of(engine)
     calls = [ask(turns, "eve") for _ in range(AT_ONCE)]
     await settle()
@@ -325,7 +325,7 @@ async def test_grpc_calls_take_turns_with_http_ones(engine: Engine) -> None:
 
 
 async def test_places_on_streams_are_as_many_and_one_that_is_left_is_kept_for_a_while(engine: Engine) -> None:
-    """A stream that has ended does not tell when the engine is done: as long as the last answer took."""
+    """A stream's end does not show when the engine has finished, so the last answer's time is assumed."""
     turns = turns_of(engine)
     for _ in range(AT_ONCE):
         with suppress(BackendUnavailable), await turns.place("slow", "eve", None):
@@ -344,7 +344,7 @@ async def test_places_on_streams_are_as_many_and_one_that_is_left_is_kept_for_a_
 async def test_place_of_a_call_that_the_engine_works_on_is_kept_when_its_caller_has_left(
     rig: Rig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its place and its key's share are given back then: else one client could fill the engine again and again."""
+    """Its slot and its key's share are freed only then; otherwise one client could fill the engine repeatedly."""
     left: list[Abandoned] = []
 
     async def works_on(*_: object, **__: object) -> HttpAnswer:
@@ -369,7 +369,7 @@ async def test_place_of_a_call_that_the_engine_works_on_is_kept_when_its_caller_
 
 
 async def test_pictures_of_a_model_that_is_relayed_go_to_the_engine_in_turn(rig: Rig) -> None:
-    """A few at a time, however many are asked for."""
+    """A few are sent at a time, however many there are."""
     rig.backend.mode = FakeMode.SLOW
     before = len(rig.backend.calls)
     asking = asyncio.create_task(rig.ask("boxes", *[picture(1)] * 8))

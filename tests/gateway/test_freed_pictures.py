@@ -1,4 +1,4 @@
-"""Pictures of failed requests are freed at once, and do not wait for the garbage collector."""
+"""Pictures of failed requests are freed at once, without the garbage collector."""
 
 import asyncio
 import gc
@@ -37,7 +37,7 @@ async def _several_late(rig: Rig, torn: bytes) -> None:
 async def test_picture_of_a_failed_request_is_freed_at_once(
     rig: Rig, ask: Callable[[Rig, bytes], Awaitable[None]]
 ) -> None:
-    """Refused or late, alone or with others: no error, task or future that is over refers to it."""
+    """Whether it was refused or late, alone or with others, no error, task or future refers to it afterwards."""
     torn = picture(9)[:-20]
 
     async def fail() -> str:
@@ -61,7 +61,7 @@ async def test_picture_of_a_failed_request_is_freed_at_once(
 
 
 async def _settled(rig: Rig) -> None:
-    """What was begun for a request that is over is over, too."""
+    """Waits until all work for ended requests has ended."""
     async with asyncio.timeout(20):
         await rig.plane.infer_images(ImageRequest("classes", "", (picture(3),), None))
         while rig.pool.statistics().busy:

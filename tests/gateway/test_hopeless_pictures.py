@@ -39,7 +39,7 @@ async def test_picture_without_a_deadline_is_never_hopeless() -> None:
 
 
 async def test_picture_is_decoded_in_its_clients_turn_until_its_deadline() -> None:
-    """The decode pool learns both, from a body of pictures and from pictures in the place of a tensor."""
+    """The decode pool gets client and deadline, for image bodies and image tensors."""
     pool = Mock(DecodePool)
     pool.prepare = AsyncMock(side_effect=UndecodableImage("torn"))
     flow, deadline = flow_of(Mock(Batching), pool), time.monotonic() + 60
@@ -62,7 +62,7 @@ async def test_picture_is_decoded_in_its_clients_turn_until_its_deadline() -> No
     ],
 )
 def test_client_that_queues_are_fair_to_is_a_key_or_an_address(caller: Caller, client: str) -> None:
-    """More connections of one host are not more clients."""
+    """Several connections of one host count as one client."""
     assert caller.client == client
 
 

@@ -1,4 +1,4 @@
-"""A picture through the path of /image, when a model was loaded."""
+"""The trial picture that is sent through the path of /image when a model is loaded."""
 
 from dataclasses import replace
 
@@ -20,7 +20,7 @@ def counts(rig: Rig) -> list[str]:
 
 @pytest.mark.parametrize("config", [DETECTOR, CLASSIFIER])
 async def test_model_that_answers_pictures_passes_and_nothing_is_counted(rig: Rig, config: ModelConfig) -> None:
-    """The trial is no client's request."""
+    """The trial does not count as a client's request."""
     before = counts(rig)
     assert await rig.images.trial(config, 30.0) == ""
     assert counts(rig) == before
@@ -31,14 +31,14 @@ async def test_model_that_answers_pictures_passes_and_nothing_is_counted(rig: Ri
 async def test_model_whose_answer_cannot_be_read_fails_with_the_reason(
     rig: Rig, config: ModelConfig, mode: FakeMode
 ) -> None:
-    """Other outputs, shapes or datatypes than its config promises, endless numbers, an error."""
+    """Wrong outputs, shapes or datatypes, NaN or infinity, and errors fail."""
     rig.backend.mode = mode
     why = await rig.images.trial(config, 30.0)
     assert why.startswith("a picture through /image: ")
 
 
 async def test_model_without_a_card_takes_no_picture(rig: Rig) -> None:
-    """Nor does one whose config describes pictures wrongly: /image itself says so."""
+    """A model whose config describes pictures wrongly takes none either; /image reports it."""
     rig.backend.mode = FakeMode.ERROR
     assert await rig.images.trial(TENSORS_ONLY, 30.0) == ""
     wrong = replace(CLASSIFIER, name="wrong", parameters={**CLASSIFIER.parameters, "network-type": "nonsense"})
@@ -46,7 +46,7 @@ async def test_model_without_a_card_takes_no_picture(rig: Rig) -> None:
 
 
 async def test_engine_that_is_down_is_no_verdict(rig: Rig) -> None:
-    """The model is tried when it is back."""
+    """The model is tried when the engine is up again."""
     rig.backend.mode = FakeMode.UNAVAILABLE
     with pytest.raises(BackendUnavailable):
         await rig.images.trial(DETECTOR, 30.0)

@@ -1,4 +1,4 @@
-"""What the data plane makes of a model that is unavailable, and what answers say of their model."""
+"""How the data plane refuses an unavailable model, and which answers are evidence about a model."""
 
 import pytest
 
@@ -10,7 +10,7 @@ from tests.gateway.rig import CALL, Rig, picture
 
 
 async def test_unavailable_model_is_refused_with_the_reason_and_others_are_served(rig: Rig) -> None:
-    """Before the engine, over every transport, with the time after which to ask again."""
+    """It is refused before the engine, over every transport, with Retry-After."""
     rig.watch.mark_unavailable("plain", Cause.HANG, "it answered nothing for 30 s")
     before = len(rig.backend.calls)
     calls = (
@@ -34,7 +34,7 @@ async def test_unavailable_model_is_refused_with_the_reason_and_others_are_serve
 async def test_answer_of_the_engine_is_evidence_of_its_model(
     rig: Rig, monkeypatch: pytest.MonkeyPatch, status: int, code: int, evidence: str
 ) -> None:
-    """An error of the client's, or for want of room, says nothing of the model, over HTTP as over gRPC."""
+    """Client errors and lack of memory are no evidence about the model, over HTTP and gRPC."""
     noted: list[str] = []
     monkeypatch.setattr(rig.watch, "note_served", lambda name: noted.append(f"{name} served"))
     monkeypatch.setattr(rig.watch, "note_failed", lambda name: noted.append(f"{name} failed"))

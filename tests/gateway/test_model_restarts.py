@@ -1,4 +1,4 @@
-"""Which gateways serve a model that hung from its own process, and what the parent process is told of a restart."""
+"""When a model that hung gets its own process, and which restart messages the parent process gets."""
 
 import asyncio
 import socket
@@ -16,7 +16,7 @@ from server.settings import Settings
 
 @asynccontextmanager
 async def told(settings: Settings) -> AsyncIterator[list[News]]:
-    """What the parent heard after `m` failed and then hung twice."""
+    """The parent's messages after `m` failed and then hung twice."""
     left, right = socket.socketpair()
     ours, parent = await ControlLine.over(left), await ControlLine.over(right)
     backend = TritonBackend(http_url="http://127.0.0.1:9", grpc_address="127.0.0.1:9", max_connections=1)
@@ -34,7 +34,7 @@ async def told(settings: Settings) -> AsyncIterator[list[News]]:
 
 
 async def test_model_that_hung_gets_an_engine_of_its_own_and_one_that_fails_does_not() -> None:
-    """With the first hang, for good."""
+    """It gets one at the first hang, permanently."""
     async with told(Settings(engine="triton")) as news:
         assert news == [
             RestartModel("m", "it fails", 4),
@@ -47,12 +47,12 @@ async def test_model_that_hung_gets_an_engine_of_its_own_and_one_that_fails_does
     "settings", [Settings(engine="triton", mps="on"), Settings(engine="triton", allow_client_shm=True)]
 )
 async def test_model_is_restarted_in_an_engine_that_more_depends_on(settings: Settings) -> None:
-    """Clients of MPS are counted, and regions that clients share are registered with one engine."""
+    """MPS limits its clients, and clients' shared memory is registered with one engine."""
     async with told(settings) as news:
         assert news == [RestartModel("m", reason, 4) for reason in ("it fails", "it hangs", "it hangs again")]
 
 
 async def test_model_in_an_engine_of_others_is_not_restarted() -> None:
-    """Who runs it does that."""
+    """Its operator restarts it."""
     async with told(Settings(engine="http://127.0.0.1:9")) as news:
         assert news == []

@@ -1,4 +1,4 @@
-"""Engine processes of models that hung: one for each model, ended by a further hang alone, gone at the stop."""
+"""Engine processes of models that hung: one for each model, restarted by a further hang only, ended by the stop."""
 
 import asyncio
 from pathlib import Path
@@ -9,7 +9,7 @@ from tests.backends.replica_groups import until
 
 
 class FalseProcess:
-    """Runs once it is asked to; a hang ends it, and it comes back."""
+    """Starts on command; a hang ends it, and it starts again."""
 
     def __init__(self, changed: Changed) -> None:
         self.changed = changed
@@ -29,7 +29,7 @@ class FalseProcess:
 
 
 async def test_each_model_has_one_process_that_a_further_hang_ends(tmp_path: Path) -> None:
-    """Two reports of one hang end it once; the other model's process is left alone; nothing is left at the stop."""
+    """Two reports of one hang end it once; other models' processes continue; the stop ends all."""
     made: dict[str, FalseProcess] = {}
     told: list[dict[str, str]] = []
     processes = OwnProcesses(

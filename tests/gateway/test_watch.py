@@ -266,7 +266,7 @@ async def test_watch_finds_a_model_that_somebody_loaded_behind_its_back() -> Non
 
 
 async def test_model_that_hung_is_refused_with_the_reason_until_its_canary_passes() -> None:
-    """Though the engine does not list it as ready meanwhile, since another process of its own starts for it."""
+    """This holds although the engine does not list it as ready while its own engine process starts."""
     engine, restarted = ScriptedEngine(models={"good": "", "stuck": ""}), list[tuple[str, str, int]]()
     async with watching(engine, [], restart_model=lambda *what: restarted.append(what)) as watch:
         await watch.first_ready.wait()
@@ -285,7 +285,7 @@ async def test_model_that_hung_is_refused_with_the_reason_until_its_canary_passe
 
 @pytest.mark.parametrize("is_crowded", [True, False])
 async def test_watch_restarts_a_model_that_answers_no_client(is_crowded: bool) -> None:
-    """Behind a long queue a canary is late though the model works; late while no client is served, the model hangs."""
+    """A late canary behind a queue is no hang; a late canary while no client is served is one."""
     engine, restarted = ScriptedEngine(models={"good": "", "stuck": ""}), list[tuple[str, str, int]]()
     async with watching(engine, [], restart_model=lambda *what: restarted.append(what)) as watch:
         await watch.first_ready.wait()
@@ -301,7 +301,7 @@ async def test_watch_restarts_a_model_that_answers_no_client(is_crowded: bool) -
 
 
 async def test_model_that_fails_is_unavailable_alone_and_comes_back() -> None:
-    """Not ready, with the reason, and refused as unavailable; the other model and the engine stay up."""
+    """It is not ready, and refused with the reason; the other model and the engine stay up."""
     engine, asked = ScriptedEngine(models={"good": "", "bad": ""}), list[str]()
     async with watching(engine, asked) as watch:
         await watch.first_ready.wait()
@@ -318,7 +318,7 @@ async def test_model_that_fails_is_unavailable_alone_and_comes_back() -> None:
 
 
 async def test_model_whose_trial_failed_stays_unavailable_until_it_is_loaded_again() -> None:
-    """Who tries a model at load marks it; canaries that pass do not change that."""
+    """The trial at load marks it; later canaries that pass do not change that."""
     engine = ScriptedEngine(models={"good": "", "odd": ""})
     async with watching(engine, []) as watch:
         await watch.first_ready.wait()
@@ -333,7 +333,7 @@ async def test_model_whose_trial_failed_stays_unavailable_until_it_is_loaded_aga
 async def test_model_that_hangs_at_start_does_not_keep_the_others_from_being_served(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """The engine is up once another model's canary passed, and calls to the hanging one are refused later."""
+    """The engine is up when another model's canary passed; later calls to the hanging model are refused."""
     monkeypatch.setattr("server.backends.watch.GREETING_S", 0.05)
     engine = ScriptedEngine(models={"good": "", "stuck": ""}, waits={"stuck"})
     async with watching(engine, []) as watch:
@@ -342,7 +342,7 @@ async def test_model_that_hangs_at_start_does_not_keep_the_others_from_being_ser
 
 
 async def test_canaries_of_a_model_that_waits_do_not_hold_up_the_look_at_the_engine() -> None:
-    """An engine that dies meanwhile is seen at the next look."""
+    """An engine that dies meanwhile is noticed at the next check."""
     engine = ScriptedEngine(models={"good": "", "stuck": ""})
     async with watching(engine, []) as watch:
         await watch.first_ready.wait()

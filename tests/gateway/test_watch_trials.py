@@ -1,4 +1,4 @@
-"""Models are tried when they are loaded, before anybody is served by them."""
+"""Models are tried when they are loaded, before they serve clients."""
 
 import asyncio
 import dataclasses
@@ -13,7 +13,7 @@ from tests.gateway.test_watch import QUICK, ScriptedEngine, until, watching
 
 
 async def test_models_are_tried_before_the_engine_is_up_and_before_a_load_is_answered() -> None:
-    """Whoever finds the engine ready, or loaded a model, finds it tried; where that failed, it is tried again."""
+    """When the engine is ready or a load is answered, the model was tried; a trial that failed is repeated."""
     tried: list[str] = []
     refusals = [BackendUnavailable("connection refused")]
 
@@ -35,7 +35,7 @@ async def test_models_are_tried_before_the_engine_is_up_and_before_a_load_is_ans
 
 
 async def test_model_that_hangs_at_start_is_not_tried() -> None:
-    """A trial would hang as its canary does."""
+    """A trial would hang like its canary."""
     tried: list[str] = []
 
     async def try_model(config: ModelConfig) -> Tried:
@@ -52,7 +52,7 @@ async def test_model_that_hangs_at_start_is_not_tried() -> None:
 
 
 async def test_config_carries_what_the_trial_of_its_rows_found() -> None:
-    """Until the trial, and after each load until the next, nothing is said."""
+    """The config has no result before the first trial, nor between a load and the next trial."""
     found: list[ModelConfig] = []
 
     async def try_model(config: ModelConfig) -> Tried:
@@ -93,7 +93,7 @@ async def test_loaded_model_that_hangs_is_unavailable_before_its_load_is_answere
 
 
 async def test_loaded_model_serves_nobody_before_its_first_answer() -> None:
-    """One that served goes on serving while it is loaded again."""
+    """A model that served continues to serve while it is reloaded."""
     begun, tried = asyncio.Event(), asyncio.Event()
 
     async def try_model(config: ModelConfig) -> Tried:
@@ -125,7 +125,7 @@ async def test_loaded_model_serves_nobody_before_its_first_answer() -> None:
 
 
 async def test_model_without_an_answer_at_start_is_not_ready_though_the_engine_is() -> None:
-    """It does not delay the others, and serves nobody before its canary is answered."""
+    """It does not delay other models, and serves no client before its canary is answered."""
     engine = ScriptedEngine({"good": "", "slow": ""}, waits={"slow"})
     options = dataclasses.replace(QUICK, execution_timeout_s=lambda _: 60.0)
     with pytest.MonkeyPatch.context() as patch:

@@ -152,7 +152,7 @@ def test_server_that_was_killed_takes_its_clients_along_and_they_are_started_ane
 
 @pytest.mark.parametrize("ours", [{TRITON, SECOND}, {TRITON, FIRST, SECOND}], ids=["gone", "not reaped yet"])
 def test_client_that_was_killed_is_told_and_the_others_are_left_alone(ours: set[int]) -> None:
-    """FAULTS 69: one is gone, the server has the other on; the engine may still list the process that ended."""
+    """FAULTS 69: the killed client is gone and the other still runs; the engine may still list the ended process."""
     one = course()
     left = EngineSeen(TRITON, True, frozenset(ours), frozenset({SECOND}), serves=True)
     assert events(one.decide(10.0, Seen(daemon(SECOND), left))) == [Event.CLIENT_ENDED]

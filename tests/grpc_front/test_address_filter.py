@@ -1,4 +1,4 @@
-"""Connections that a listening socket does not take, by their address."""
+"""Filtering the connections of a listening socket by address."""
 
 import socket
 from collections.abc import Iterator
@@ -26,7 +26,7 @@ def listener(request: pytest.FixtureRequest) -> Iterator[socket.socket]:
 
 def connects(listener: socket.socket, address: str) -> bool:
     with socket.socket(V6 if ":" in address else V4) as one:
-        one.settimeout(0.2)  # a packet that is dropped has no answer
+        one.settimeout(0.2)  # a dropped packet gets no answer
         one.bind((address, 0))
         try:
             one.connect(("::1" if ":" in address else "127.0.0.1", listener.getsockname()[1]))
@@ -36,7 +36,7 @@ def connects(listener: socket.socket, address: str) -> bool:
 
 
 def test_blocked_addresses_are_not_connected_and_all_others_are(listener: socket.socket) -> None:
-    """Among many, of both versions; until they are taken again."""
+    """This holds for many addresses of both IP versions, until they are allowed again."""
     others = [*(f"192.0.2.{number}" for number in range(20)), "2001:db8::1", "fe80::1%eth0", "::2"]
     refuse_connections(listener, [*others, "127.0.0.2", "::1"])
     assert not connects(listener, "127.0.0.2")

@@ -90,7 +90,7 @@ def as_protobuf_reads(request: service_pb2.ModelInferRequest) -> InferScan:
 
 @pytest.mark.parametrize(("shape", "rowless"), [((0, 2), "x"), ((0,), "x"), ((2, 0), "")])
 def test_scan_tells_of_an_input_without_rows(shape: tuple[int, ...], rowless: str) -> None:
-    """The first dimension is the batch of most models."""
+    """For most models the first dimension is the batch."""
     assert scan(infer_request(shape=shape)).head.rowless_input == rowless
 
 

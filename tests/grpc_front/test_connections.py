@@ -44,14 +44,14 @@ def is_open(connection: socket.socket) -> bool:
 
 
 async def closed_down_to(connections: list[socket.socket], count: int) -> None:
-    """Wait until no more than so many are open."""
+    """Waits until at most this many are open."""
     async with asyncio.timeout(60):
         while sum(map(is_open, connections)) > count:
             await asyncio.sleep(0.02)
 
 
 async def new_client_is_served(front: Front) -> None:
-    """A call on a connection of its own, opened now."""
+    """Whether a call on a new connection is answered."""
     own = [("grpc.use_local_subchannel_pool", 1)]
     async with grpc.aio.insecure_channel(front.address, own) as channel:
         await channel.unary_unary(f"{SERVICE}ModelInfer")(infer_message(), timeout=20, wait_for_ready=True)
@@ -68,12 +68,12 @@ async def test_flood_from_one_address_is_closed_down_to_its_limit_and_new_client
             await new_client_is_served(front)
             assert "connections_full" in front.recorder.reasons
             open_here = len(os.listdir("/proc/self/fd")) - before - len(connections)
-            assert open_here < LIMITS.max_connections + 40  # also those of channels and loops
+            assert open_here < LIMITS.max_connections + 40  # includes those of channels and event loops
         await new_client_is_served(front)
 
 
 async def test_connection_in_use_outlives_a_flood_from_its_own_address() -> None:
-    """The longest idle ones are closed first: calls that go on keep their connection."""
+    """The longest idle connections are closed first, so active calls do not lose theirs."""
     async with serving(GrpcLimits(connections=LIMITS)) as front:
         await front.call("ModelInfer", infer_message())
         with flood(front, 60, HELLO) as connections:
@@ -85,7 +85,7 @@ async def test_connection_in_use_outlives_a_flood_from_its_own_address() -> None
 
 
 async def test_trusted_proxy_has_the_whole_port() -> None:
-    """Connections from its address are counted in total only."""
+    """For its connections only the total limit applies."""
     limits = PortLimits(max_connections=64, max_per_address=16, trusted_proxies=(ip_network("127.0.0.0/8"),))
     async with serving(GrpcLimits(connections=limits)) as front:
         with flood(front, 50, HELLO) as connections:

@@ -23,7 +23,7 @@ PROXIED = GrpcLimits(connections=PortLimits(trusted_proxies=(ip_network(f"{ATTAC
 
 
 def calls(count: int, first: int = 0, key: str = "") -> bytes:
-    """So many inferences, numbered from `first`."""
+    """This many inferences, numbered from `first`."""
     head = {":method": "POST", ":scheme": "http", ":path": f"{SERVICE}ModelInfer", ":authority": "x", "te": "trailers"}
     head |= {"content-type": "application/grpc"} | ({"x-api-key": key} if key else {})
     block = b"".join(field(name.encode(), value.encode()) for name, value in head.items())
@@ -37,7 +37,7 @@ def calls(count: int, first: int = 0, key: str = "") -> bytes:
 
 @contextmanager
 def connected(front: Front) -> Iterator[socket.socket]:
-    """A connection from the attacker's address. Raises TimeoutError if none is taken from it."""
+    """A connection from the attacker's address. Raises TimeoutError if it is not accepted."""
     with socket.socket() as one:
         one.settimeout(0.5)
         one.bind((ATTACKER, 0))
@@ -47,7 +47,7 @@ def connected(front: Front) -> Iterator[socket.socket]:
 
 
 def is_taken(front: Front) -> bool:
-    """Whether connections from the attacker's address are."""
+    """Whether connections from the attacker's address are accepted."""
     try:
         with connected(front):
             return True
@@ -72,7 +72,7 @@ async def test_flood_without_a_key_is_closed_and_its_address_not_connected_again
         with connected(front) as idle, connected(front) as flood:
             flood.sendall(calls(900))
             await until_closed(flood)
-            assert is_open(idle)  # no call came on it
+            assert is_open(idle)  # it carried no call
             assert "refused_calls" in front.recorder.reasons
             async with asyncio.timeout(30):
                 while is_taken(front):
@@ -83,7 +83,7 @@ async def test_flood_without_a_key_is_closed_and_its_address_not_connected_again
 
 
 async def test_few_refused_calls_close_nothing() -> None:
-    """A client with a wrong key is told so."""
+    """A client with a wrong key gets the error."""
     async with serving(door=door()) as front:
         with connected(front) as wrong:
             wrong.sendall(calls(20, key="wrong") + calls(20, first=20))
@@ -95,7 +95,7 @@ async def test_few_refused_calls_close_nothing() -> None:
 
 
 async def test_calls_with_a_key_are_served_from_an_address_that_floods() -> None:
-    """On connections that it had before."""
+    """They are served on connections that were open before."""
     async with serving(door=door()) as front:
         with connected(front) as neighbour, connected(front) as flood:
             flood.sendall(calls(900))

@@ -1,4 +1,4 @@
-"""Calls whose metadata HPACK's table makes large: a few bytes on the wire, megabytes when they are read."""
+"""Calls whose metadata HPACK's table makes large: a few bytes on the wire, megabytes when parsed."""
 
 import asyncio
 import json
@@ -30,13 +30,13 @@ ROOT = Path(__file__).parents[2]
 
 @pytest_asyncio.fixture(params=["open", "with keys"])
 async def front(request: pytest.FixtureRequest) -> AsyncIterator[Front]:
-    """The front over a fake engine, without keys and with them: then calls pass an interceptor first."""
+    """The front over a fake engine, without and with keys; with keys, calls pass an interceptor first."""
     async with serving(door=door(Role.INFER) if request.param == "with keys" else None) as running:
         yield running
 
 
 def is_limited() -> bool:
-    """Whether metadata that is read now counts for a call."""
+    """Whether the limit applies to metadata that is read now."""
     return bool(sturdy.cygrpc._Metadatum is not sturdy._metadata_limit._entry)
 
 
@@ -57,7 +57,7 @@ def field(name: bytes, value: bytes, *, is_indexed: bool = False) -> bytes:
 
 
 def bombs() -> bytes:
-    """One connection's bytes: calls that each name a field of 3.9 kB four thousand times, a byte each time."""
+    """One connection's bytes: each call refers to a field of 3.9 kB four thousand times, by one byte each."""
     head = b"\x83\x86" + field(b":path", f"{SERVICE}ModelInfer".encode()) + field(b":authority", b"a")
     head += field(b"te", b"trailers") + field(b"content-type", b"application/grpc")
     first = frame(HEADERS, END_HEADERS, 1, head + field(b"x-fill", b"a" * FIELD_BYTES, is_indexed=True))
@@ -66,7 +66,7 @@ def bombs() -> bytes:
 
 
 async def ended_calls(front: Front, data: bytes) -> None:
-    """Send a connection's bytes and wait until its calls with too much metadata have ended."""
+    """Sends a connection's bytes and waits until its calls with too much metadata have ended."""
     reader, writer = await asyncio.open_connection("127.0.0.1", front.server.port)
     writer.write(data)
     ended: set[int] = set()
@@ -95,7 +95,7 @@ async def test_header_bombs_cost_little_memory_and_delay_no_other_call(front: Fr
 
 
 async def test_metadata_within_the_limit_is_delivered_and_beyond_it_refused(front: Front) -> None:
-    """Up to 64 KiB by HTTP/2's count; then RESOURCE_EXHAUSTED, and the connection's next calls are served."""
+    """The limit is 64 KiB as HTTP/2 counts; over it RESOURCE_EXHAUSTED, and the next calls are served."""
     for size_bytes in (1000, 60_000, 70_000, 1000):
         metadata = (("x-fill", "a" * size_bytes),)
         if size_bytes < sturdy.MAX_METADATA_BYTES:
@@ -108,7 +108,7 @@ async def test_metadata_within_the_limit_is_delivered_and_beyond_it_refused(fron
 
 
 async def test_limit_ends_before_the_call_is_served(front: Front, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What reads metadata later, in this call or for the engine's answers, would use up what a call has left."""
+    """Otherwise later reads of metadata, also of the engine's answers, would count against the call's limit."""
     while_served: list[bool] = []
     relay = front.plane.relay_grpc
 
@@ -122,14 +122,14 @@ async def test_limit_ends_before_the_call_is_served(front: Front, monkeypatch: p
 
 
 async def test_limit_ends_with_a_call_of_a_name_that_nobody_serves(front: Front) -> None:
-    """Its metadata is read, too."""
+    """Metadata of such a call is read, too."""
     with pytest.raises(grpc.aio.AioRpcError):
         await front.call("Nothing", infer_message())
     assert not is_limited()
 
 
 async def test_limit_ends_before_the_other_interceptors() -> None:
-    """They may wait, for a token's keys: metadata of other calls is read meanwhile."""
+    """Other interceptors may wait, for example for a key set, while metadata of other calls is read."""
     while_waiting: list[bool] = []
     details: Any = object()
 
@@ -142,7 +142,7 @@ async def test_limit_ends_before_the_other_interceptors() -> None:
 
 
 async def test_limit_ends_with_a_call_whose_metadata_cannot_be_read() -> None:
-    """As that of text which is no UTF-8: grpcio's work on the call ends with the error."""
+    """Metadata that is not valid UTF-8 ends grpcio's work on the call with an error."""
 
     async def work() -> None:
         b"\xff".decode()
@@ -168,7 +168,7 @@ asyncio.run(main())
 
 
 def test_refused_metadata_writes_nothing_but_json_to_a_json_log() -> None:
-    """Neither gRPC's core nor grpcio writes lines of its own to standard error, which holds the log."""
+    """gRPC's core and grpcio write no lines to standard error, which is the log."""
     command = (sys.executable, "-c", BOMBED_FRONT)
     ended = subprocess.run(
         command, env=os.environ | GATEWAY_ENVIRONMENT, cwd=ROOT, capture_output=True, text=True, timeout=60, check=True

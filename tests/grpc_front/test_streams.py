@@ -107,7 +107,7 @@ async def test_refused_request_is_told_in_its_turn_and_the_stream_goes_on(front:
 
 
 async def test_stream_without_a_request_opens_none_to_the_engine(front: Front, engine: ScriptedStream) -> None:
-    """Streams that are opened and left waiting cost the engine nothing; the first request opens the engine's stream."""
+    """Open streams without requests cost the engine nothing; the first request opens the engine's stream."""
     async with streaming(front) as client:
         await client.call.initial_metadata()
         assert front.plane.scripts == [engine]

@@ -1,4 +1,4 @@
-"""A model whose rows are not merged says so in its config."""
+"""The config of a model whose rows are not merged says so."""
 
 from tritonclient.grpc import service_pb2
 
@@ -7,7 +7,7 @@ from tests.grpc_front.harness import Front
 
 
 async def test_config_says_why_rows_are_not_merged(front: Front) -> None:
-    """In a parameter; all else is the engine's, and a model whose rows are merged has no such parameter."""
+    """It has a parameter with the reason; all else is the engine's. Other models do not have the parameter."""
     question = service_pb2.ModelConfigRequest(name="double").SerializeToString()
     engines = service_pb2.ModelConfigResponse.FromString(await front.call("ModelConfig", question))
     assert UNMERGED not in engines.config.parameters

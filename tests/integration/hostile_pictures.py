@@ -1,4 +1,4 @@
-"""Pictures that mean harm, and what a stack keeps of them: truncated, damaged, bombs, and a hundred at once."""
+"""Hostile pictures (truncated, damaged, bombs, a hundred at once), and the memory that a stack retains after them."""
 
 import json
 import random
@@ -24,7 +24,7 @@ Request = tuple[str, bytes, dict[str, str]]  # path, body, headers
 
 
 def encoded(extension: str, width: int, height: int, *flags: int) -> bytes:
-    """A picture of blurred noise, which no format makes small."""
+    """A picture of blurred noise, which no format compresses well."""
     noise = np.random.default_rng(3).integers(0, 255, (height // 4, width // 4, 3), np.uint8)
     return cv2.imencode(extension, cv2.resize(noise, (width, height)), flags)[1].tobytes()
 
@@ -34,14 +34,14 @@ def chunk(kind: bytes, payload: bytes) -> bytes:
 
 
 def bomb(number: int) -> bytes:
-    """A PNG whose pixels go on for 64 MiB; no two are alike, so none is refused as known."""
+    """A PNG with 64 MiB of pixel data. Each is different, so none is refused as known."""
     header = chunk(b"IHDR", struct.pack(">IIBBBBB", 1000, 1000 + number, 8, 2, 0, 0, 0))
     pixels = zlib.compress(bytes(64 * MIB))
     return b"\x89PNG\r\n\x1a\n" + header + chunk(b"IDAT", pixels) + chunk(b"IEND", b"")
 
 
 def hostile(count: int, *, width: int, height: int, model: str = "people") -> Iterator[Request]:
-    """Requests to the image endpoint; whole pictures are of that size, and one in eight requests has a hundred."""
+    """Requests to the image endpoint; valid pictures have this size, and one in eight requests has a hundred."""
     chance = random.Random(11)
     whole = [encoded(extension, width, height) for extension in (".jpg", ".png", ".webp")]
     whole += [encoded(".jpg", width, height, cv2.IMWRITE_JPEG_PROGRESSIVE, 1)]
@@ -63,7 +63,7 @@ def hostile(count: int, *, width: int, height: int, model: str = "people") -> It
 
 
 def large_tensors(count: int, sizes_bytes: tuple[int, ...]) -> Iterator[Request]:
-    """Requests to identity_fp32, of these sizes in turn: what a picture of such a size becomes for the engine."""
+    """Requests to identity_fp32 with these sizes in turn, like the tensors of pictures."""
     for number in range(count):
         floats = sizes_bytes[number % len(sizes_bytes)] // 4
         tensor = {"name": "x", "shape": [1, floats], "datatype": "FP32", "parameters": {"binary_data_size": floats * 4}}
@@ -73,7 +73,7 @@ def large_tensors(count: int, sizes_bytes: tuple[int, ...]) -> Iterator[Request]
 
 
 def answered(stack: RunningStack, requests: Iterable[Request]) -> Counter[int]:
-    """Sends them, some at a time; the statuses, counted."""
+    """Sends the requests, some at a time. Returns the number of responses by status."""
     turn = threading.Lock()
     left = iter(requests)
 
@@ -92,7 +92,7 @@ def answered(stack: RunningStack, requests: Iterable[Request]) -> Counter[int]:
 
 
 def private_bytes(stack: RunningStack) -> dict[str, int]:
-    """Of each process of the stack, without what it shares with others; by its name and number."""
+    """Memory of each process of the stack by name and PID, without shared memory."""
     sizes = {}
     for process in psutil.Process(stack.process.pid).children(recursive=True):
         try:

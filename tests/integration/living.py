@@ -89,7 +89,7 @@ def infer_slow(stack: RunningStack, ms: float, results: list[int | str], model: 
 
 
 def wait_for(condition: object, timeout_s: float, what: str) -> float:
-    """Seconds until the condition held. timeout_s: on a calm machine; a loaded one gets three times as long."""
+    """Seconds until the condition was true. timeout_s: for an idle machine; a busy one gets three times as long."""
     assert callable(condition)
     started = time.monotonic()
     while time.monotonic() - started < 3 * timeout_s:

@@ -47,7 +47,7 @@ class RawHttp2:
         return number
 
     def make_server_reset(self, number: int) -> None:
-        """The start of a message beyond the limit, for which the server resets the stream (MadeYouReset)."""
+        """The start of a message over the limit, for which the server resets the stream (MadeYouReset)."""
         self.frames.send_data(number, b"\0\x7f\xff\xff\xff")
         self.flush()
 

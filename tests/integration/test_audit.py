@@ -24,7 +24,7 @@ SEGMENT = {"key": "no-such-segment", "byte_size": 64}
 
 @dataclass
 class Audited:
-    """A stack with keys that writes an audit log, and what it wrote."""
+    """A stack with keys and an audit log, and the log's lines."""
 
     stack: RunningStack
     file: Path
@@ -36,7 +36,7 @@ class Audited:
         return call("POST", self.stack.http_url + target, json.dumps(body).encode(), headers)
 
     def grpc(self, method: str, request: Any, key: str = "ops") -> str:
-        """The status's name."""
+        """The name of the call's status."""
         metadata = (("x-api-key", self.secrets[key]),) if key else ()
         client = triton.InferenceServerClient(self.stack.grpc_address)
         try:
@@ -48,7 +48,7 @@ class Audited:
         return "OK"
 
     def new_line(self) -> tuple[str | None, str, str, str]:
-        """client, action, target and outcome of the one line that is new, once it is there."""
+        """Waits for one new line; returns its client, action, target and outcome."""
         until = time.monotonic() + 20
         while len(lines := self.file.read_text().splitlines()) == self.read_lines and time.monotonic() < until:
             time.sleep(0.01)
@@ -93,7 +93,7 @@ HTTP_ACTIONS = [
 
 
 def test_every_admin_action_over_http_is_one_line(audited: Audited) -> None:
-    """Whatever becomes of it, with its client, its model or region, and its outcome."""
+    """The line has client, model or region, and outcome, whether the action succeeds or fails."""
     for target, body, status, line in HTTP_ACTIONS:
         answer = audited.http(target, body)
         assert (answer.status, audited.new_line()) == (status, ("ops", *line)), (target, answer.body)
@@ -128,7 +128,7 @@ GRPC_ACTIONS = [
 
 
 def test_every_admin_action_over_grpc_is_one_line(audited: Audited) -> None:
-    """As over HTTP; `ok` where the call ended with OK, and only there."""
+    """As over HTTP; the outcome is `ok` only if the call ended with OK."""
     for method, request, action, target in GRPC_ACTIONS:
         code = audited.grpc(method, request)
         client, *line, outcome = audited.new_line()
@@ -136,7 +136,7 @@ def test_every_admin_action_over_grpc_is_one_line(audited: Audited) -> None:
 
 
 def test_refused_authentication_is_one_line_and_reads_are_none(audited: Audited) -> None:
-    """No key, a wrong one, one without the role; then a read, and the line of an action comes next."""
+    """A missing key, a wrong key and a missing role write a line each; a read writes none."""
     load = "/v2/repository/models/lookup/load"
     assert audited.http(load, {}, key="").status == 401
     assert audited.new_line() == (None, "access", f"POST {load}", "unauthenticated")
@@ -156,14 +156,14 @@ def test_refused_authentication_is_one_line_and_reads_are_none(audited: Audited)
 
 
 def test_change_of_settings_without_the_role_is_one_line(audited: Audited) -> None:
-    """gRPC reads and changes trace settings by one method: the viewer may call it, and may not change anything."""
+    """gRPC has one method to read and change trace settings: the role read may call it, but not change settings."""
     method, request, *_ = GRPC_ACTIONS[-2]
     assert audited.grpc(method, request, key="viewer") == "PERMISSION_DENIED"
     assert audited.new_line() == ("viewer", "configure", "lookup", "permission_denied")
 
 
 def test_metrics_that_require_a_key_refuse_who_may_read_without_one(audited: Audited) -> None:
-    """401 and a line; a key with the role read, sent as Prometheus sends it, shows them."""
+    """They get 401 and an audit line; a key with the role read, sent like Prometheus does, gets the metrics."""
     bearer = {"authorization": f"Bearer {audited.secrets['viewer']}"}
     assert call("GET", audited.stack.metrics_url).status == 401
     assert audited.new_line() == (None, "access", "GET /metrics", "unauthenticated")
@@ -172,7 +172,7 @@ def test_metrics_that_require_a_key_refuse_who_may_read_without_one(audited: Aud
 
 
 def test_rotated_log_goes_on_in_a_new_file(audited: Audited) -> None:
-    """Renamed under the running stack: the next line begins a file of mode 0600."""
+    """After a rename while the stack runs, the next line creates a file with mode 0600."""
     audited.file.rename(audited.file.with_suffix(".1"))
     audited.read_lines = 0
     assert audited.http("/v2/repository/models/lookup/load", {}, key="").status == 401
@@ -181,7 +181,7 @@ def test_rotated_log_goes_on_in_a_new_file(audited: Audited) -> None:
 
 
 def test_start_with_a_log_that_cannot_be_opened_is_refused(tmp_path: Path) -> None:
-    """In one line, before anything listens."""
+    """The start fails with one line, before any port is open."""
     code, text = fails_to_start(
         tmp_path, *ANY_PORTS, "--engine", "embedded", "--audit-log", str(tmp_path / "no" / "log")
     )

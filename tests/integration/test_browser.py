@@ -1,4 +1,4 @@
-"""A real Chromium shows a page that tries to use the gateway. Each page runs the same attempts."""
+"""Chromium displays pages that try to use the gateway. Each page makes the same attempts."""
 
 import json
 import queue
@@ -25,7 +25,7 @@ FLAGS = (
     *("--disable-background-networking", "--disable-component-update"),
     "--host-resolver-rules=" + ",".join(f"MAP {name} 127.0.0.1" for name in NAMES),
 )
-# `read` is the status that a page's script can see, and "blocked" where the browser gave it nothing.
+# `read` is the status that a page's script can read, and "blocked" if the browser hides the answer.
 PAGE = """<!doctype html><title>page</title><iframe name="answer"></iframe><script>
 const gateway = "GATEWAY", unload = gateway + "/v2/repository/models/lookup/unload";
 const infer = gateway + "/v2/models/lookup/infer";
@@ -69,21 +69,21 @@ pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="chromium is not instal
 
 @dataclass(frozen=True)
 class Site:
-    """A stack, and a web server whose page attacks it. port: the web server's. seen: what each page reports."""
+    """A stack, and a web server with a page that attacks it. port: the web server's. seen: each page's report."""
 
     stack: RunningStack
     port: str
     seen: "queue.SimpleQueue[dict[str, object]]"
 
     def visit(self, host: str, query: str = "") -> dict[str, object]:
-        """What the page saw, shown by Chromium under that host name."""
+        """Displays the page in Chromium under this host name, and returns its report."""
         with browsing(f"http://{host}:{self.port}/{query}"):
             return self.seen.get(timeout=WAIT_S)
 
 
 @pytest.fixture(scope="module")
 def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
-    """The stack has no keys. It allows the page console.test, and no other."""
+    """The stack has no keys. It allows only the page console.test."""
     folder = tmp_path_factory.mktemp("browser")
     write_models(folder / "models")
     reports: queue.SimpleQueue[dict[str, object]] = queue.SimpleQueue()
@@ -117,7 +117,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
 
 
 class browsing:
-    """Chromium shows the URL until the block ends."""
+    """Chromium displays the URL until the block ends."""
 
     def __init__(self, url: str, *flags: str) -> None:
         self._profile = tempfile.TemporaryDirectory(ignore_cleanup_errors=True)
@@ -133,12 +133,12 @@ class browsing:
         self._profile.cleanup()
 
     def text(self) -> str:
-        """The document, once it has loaded. Needs the flag --dump-dom."""
+        """The document after it has loaded. Needs the flag --dump-dom."""
         return self._process.communicate(timeout=WAIT_S)[0]
 
 
 def answered(stack: RunningStack) -> str:
-    """The counter of inference requests that were answered with a result."""
+    """The number of inference requests that succeeded."""
     start = 'penstock_requests_total{code="200",model="lookup"'
     return "\n".join(line for line in own_metrics(stack).splitlines() if line.startswith(start))
 
@@ -170,7 +170,7 @@ def test_page_that_the_operator_allows_infers_reads_and_unloads(site: Site) -> N
 
 @pytest.mark.parametrize("is_metrics", [False, True], ids=["http", "metrics"])
 def test_name_that_resolves_here_shows_nothing(site: Site, is_metrics: bool) -> None:
-    """DNS rebinding: Chromium asks this host under a foreign name, and is shown a refusal that names the flag."""
+    """With DNS rebinding, Chromium uses a foreign name for this host, and gets a refusal that names the flag."""
     url = urlsplit(site.stack.metrics_url if is_metrics else f"{site.stack.http_url}/v2/models/lookup/config")
     shown = []
     for host in ("page.test", "localhost"):

@@ -1,4 +1,4 @@
-"""A real Chromium shows a page that tries to use the video program's control API."""
+"""Chromium displays a page that tries to use the video program's control API."""
 
 import json
 import queue
@@ -40,8 +40,10 @@ pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="chromium is not instal
 
 @pytest.mark.parametrize("host", ["page.test", "127.0.0.1", "console.test"])
 def test_page_adds_cameras_only_from_an_origin_that_is_allowed(host: str) -> None:
-    """FAULTS 87: another site, and another port of the same host, read and add nothing; the page of --cors-origin
-    does, so that the others can fail."""
+    """FAULTS 87: pages of another site, or of another port of the same host, cannot read or add anything.
+
+    The same attempts succeed from the page of --cors-origin, so this test can fail.
+    """
     reports: queue.SimpleQueue[dict[str, object]] = queue.SimpleQueue()
     pages: list[bytes] = []
 

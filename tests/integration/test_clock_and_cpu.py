@@ -1,4 +1,4 @@
-"""The wall clock jumps, and the CPU is taken away: the gateway serves on and restarts nothing."""
+"""When the wall clock jumps or the CPU is busy, the gateway continues to serve and restarts nothing."""
 
 import os
 import subprocess
@@ -38,21 +38,21 @@ def models(tmp_path: Path) -> Path:
 
 
 class Clock:
-    """The wall clock that a stack sees: the machine's, moved by an offset that a file holds."""
+    """The wall clock that a stack sees: the machine's plus an offset from a file."""
 
     def __init__(self, file: Path) -> None:
         self._file = file
         self.move(0)
 
     def move(self, offset_s: int) -> None:
-        """Sets the offset in seconds; programs see it at their next look at the clock."""
+        """Sets the offset in seconds; programs see it when they next read the clock."""
         part = self._file.with_suffix(".part")
         part.write_text(f"{offset_s:+d}\n")
         part.replace(self._file)
 
     @property
     def environ(self) -> dict[str, str]:
-        """For the programs that are to see this clock; their monotonic clock is not touched."""
+        """The environment for programs that use this clock; their monotonic clock is not changed."""
         return {
             "LD_PRELOAD": str(FAKETIME),
             "FAKETIME_TIMESTAMP_FILE": str(self._file),
@@ -63,7 +63,7 @@ class Clock:
 
 
 def token(now: float) -> dict[str, str]:
-    """The header of a token that is valid for a minute, in the eyes of a clock that shows `now`."""
+    """The header of a token that is valid for a minute from `now`."""
     claims = {"sub": "camera", "aud": "penstock", "exp": now + 60, "nbf": now - 1}
     return {"authorization": f"Bearer {jwt.encode(claims, SECRET, algorithm='HS256')}"}
 
@@ -114,7 +114,7 @@ def test_wall_clock_that_jumps_an_hour_changes_no_deadline_and_no_readiness(mode
 
 @contextmanager
 def busy_core(stack: RunningStack, hogs: int) -> Iterator[None]:
-    """In the block every process of the stack shares one core with so many that never rest."""
+    """Within the block, all processes of the stack share one core with this many busy processes."""
     core = min(os.sched_getaffinity(0))
     for process in (psutil.Process(stack.process.pid), *family(stack)):
         for thread in process.threads():
@@ -135,7 +135,7 @@ def metric(stack: RunningStack, name: str) -> float:
 
 
 def test_stack_without_cpu_is_live_restarts_nothing_and_shows_its_lag(models: Path) -> None:
-    """Sixteen processes that never rest on the stack's one core: slow answers, no restart, and a lag to see."""
+    """With sixteen busy processes on its only core, the stack answers slowly, restarts nothing, and shows the lag."""
     stack = start_embedded(models, "--workers", "2", PENSTOCK_CANARY_INTERVAL_S="0.5")
     try:
         wait_for(lambda: is_serving(stack), 30, "it serves")

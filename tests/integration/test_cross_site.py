@@ -1,4 +1,4 @@
-"""Requests as a browser sends them for a page of another site, to the HTTP ports of a real stack."""
+"""Requests to the HTTP ports of a real stack, as a browser sends them for a page of another site."""
 
 from collections.abc import Iterator
 
@@ -16,7 +16,7 @@ KINDS = ("text/plain", "application/x-www-form-urlencoded", "application/json")
 
 @pytest.fixture(scope="module", params=["1", "2"], ids=["one-process", "two-workers"])
 def open_stack(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest) -> Iterator[RunningStack]:
-    """A stack without keys that allows one page and one further name."""
+    """A stack without keys that allows one page and one additional name."""
     folder = tmp_path_factory.mktemp("open")
     write_models(folder / "models")
     flags = ("--workers", request.param, "--allowed-host", "gateway.example", "--cors-origin", CONSOLE)
@@ -27,7 +27,7 @@ def open_stack(tmp_path_factory: pytest.TempPathFactory, request: pytest.Fixture
 
 @pytest.mark.parametrize("mark", [{"origin": PAGE}, {"origin": "null"}, {"sec-fetch-site": "cross-site"}])
 def test_page_of_another_site_unloads_nothing(open_stack: RunningStack, mark: dict[str, str]) -> None:
-    """403 with the flag that would allow it, whatever the content type; the model stays."""
+    """It gets 403 with the flag that would allow it, for every content type; the model stays loaded."""
     for kind in KINDS:
         answer = call("POST", open_stack.http_url + UNLOAD, b"{}", {"content-type": kind, **mark})
         assert (answer.status, "--cors-origin" in answer.json["error"]) == (403, True)
@@ -36,7 +36,7 @@ def test_page_of_another_site_unloads_nothing(open_stack: RunningStack, mark: di
 
 @pytest.mark.parametrize(("host", "status"), [("page.example", 421), ("localhost", 200), ("gateway.example", 200)])
 def test_name_that_is_not_the_servers_reads_nothing(open_stack: RunningStack, host: str, status: int) -> None:
-    """DNS rebinding: 421 with the flag that would allow the name, on both HTTP ports; health is exempt."""
+    """DNS rebinding gets 421 with the flag that would allow the name, on both HTTP ports; health is exempt."""
     for url in (f"{open_stack.http_url}/v2/models/lookup/config", open_stack.metrics_url):
         answer = call("GET", url, headers={"host": host})
         assert answer.status == status
@@ -46,7 +46,7 @@ def test_name_that_is_not_the_servers_reads_nothing(open_stack: RunningStack, ho
 
 
 def test_answers_are_readable_by_allowed_pages_only(open_stack: RunningStack) -> None:
-    """CORS headers are sent to the pages of --cors-origin alone, on both HTTP ports."""
+    """CORS headers are sent only to pages of --cors-origin, on both HTTP ports."""
     for url in (f"{open_stack.http_url}/v2", open_stack.metrics_url):
         for origin in (CONSOLE, PAGE):
             answer = call("GET", url, headers={"origin": origin})

@@ -1,4 +1,4 @@
-"""A stack with few open files, and more idle connections to one of its ports than it may have files."""
+"""A stack with a low limit of open files, and more idle connections to one of its ports than that limit."""
 
 import resource
 import shutil
@@ -28,7 +28,7 @@ HELLO = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes((0, 0, 0, 4, 0, 0, 0, 0, 0))
 
 @pytest.fixture(scope="module")
 def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningStack]:
-    """With a hard limit of 1,024 open files."""
+    """A stack with a hard limit of 1,024 open files."""
     folder = tmp_path_factory.mktemp("few-files")
     write_models(folder / "models")
     arguments = ("--engine", "embedded", "--model-repository", str(folder / "models"))
@@ -40,7 +40,7 @@ def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningStack]:
 
 @contextmanager
 def idle_connections(address: str, hello: bytes) -> Iterator[None]:
-    """More than the stack may have open files."""
+    """More idle connections than the stack may have open files."""
     host, _, port = address.rpartition(":")
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (min(8192, hard), hard))

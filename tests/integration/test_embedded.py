@@ -69,7 +69,7 @@ def test_embedded_detector_answers_pictures_as_plain_onnxruntime_does(embedded: 
 def test_embedded_answers_a_picture_with_an_exif_orientation_in_display_pixels(
     embedded: RunningStack, shared_dir: Path, orientation: int
 ) -> None:
-    """FAULTS 83: the same as by Triton."""
+    """FAULTS 83: the answers equal Triton's."""
     assert_oriented_is_answered_as_upright(embedded, frames(shared_dir / "media" / "vtest.avi")[1], orientation)
 
 

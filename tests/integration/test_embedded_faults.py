@@ -96,7 +96,7 @@ def test_embedded_gateway_that_dies_serves_again_in_seconds(tmp_path: Path) -> N
         decoders = old.children(recursive=True)
         old.send_signal(signal.SIGSEGV)
         wait_for(lambda: "broken" in outcomes, 5, "a connection broke")
-        wait_for(lambda: is_serving(stack), 10, "a new gateway serves")  # 4 s on a calm machine
+        wait_for(lambda: is_serving(stack), 10, "a new gateway serves")  # 4 s on an idle machine
         assert gateway_of(stack).pid != old.pid
         wait_for(lambda: not any(child.is_running() for child in decoders), 5, "old decoders are gone")
         assert "penstock_gateway_restarts_total 1.0" in own_metrics(stack)
@@ -168,7 +168,7 @@ def ask_long(stack: RunningStack, n: int) -> Answer:
 
 
 def failing_lookup() -> onnx.ModelProto:
-    """lookup, but most runs miss the table: the first six of this seed succeed, later ones fail again and again."""
+    """Like lookup, but most runs miss the table: the first six with this seed succeed, later ones mostly fail."""
     draw = helper.make_node("RandomUniform", [], ["draw"], shape=[1, 1], low=0.0, high=1.0, seed=SEED)
     limit = numpy_helper.from_array(np.array([[SHARE_WELL]], np.float32), "limit")
     far = numpy_helper.from_array(np.array([[1000]], np.int64), "far")
@@ -188,7 +188,7 @@ def failing_lookup() -> onnx.ModelProto:
 
 
 def test_embedded_engine_that_cannot_infer_is_restarted_with_its_gateway(tmp_path: Path) -> None:
-    """No model can serve: a bounded drain that answers what it cuts, a new process, counted and logged."""
+    """If no model can serve, the gateway drains for a limited time and is replaced; this is counted and logged."""
     write_models(tmp_path / "models")
     path = tmp_path / "models" / "lookup" / "1" / "model.onnx"
     good = path.read_bytes()

@@ -1,4 +1,4 @@
-"""The engine of a stack is closed to other local users: no TCP port, and sockets that only its own user can reach."""
+"""Other local users cannot reach a stack's engine: it has no TCP port, and its sockets are private."""
 
 import json
 import os
@@ -54,7 +54,7 @@ print(json.dumps({
 
 @pytest.fixture(scope="module")
 def keyed(tmp_path_factory: pytest.TempPathFactory, triton_environment: Path) -> Iterator[RunningStack]:
-    """A stack with one key, whose operator asked for the engine's ports nevertheless."""
+    """A stack with one key, whose operator nevertheless sets the engine's ports."""
     running = start_stack(
         tmp_path_factory.mktemp("home"),
         *("--models", "identity_fp32", *ENGINE_PORTS),
@@ -69,7 +69,7 @@ def run_dir_of(stack: RunningStack) -> Path:
 
 
 def test_engine_of_a_stack_with_keys_listens_on_no_port(keyed: RunningStack) -> None:
-    """Its ports stay closed though they were asked for, a warning says so, and clients with the key are served."""
+    """The ports are not opened although they were set; a warning says so, and clients with the key are served."""
     listening = [one for one in triton_of(keyed).net_connections("inet") if one.status == psutil.CONN_LISTEN]
     assert listening == []
     assert len(keyed.logged("--engine-http-port, --engine-grpc-port, --engine-metrics-port: not opened")) == 1
@@ -96,7 +96,7 @@ def test_engine_without_keys_listens_on_no_port_by_default(tmp_path: Path, trito
 
 
 def test_run_directory_of_a_stack_is_its_users_alone(keyed: RunningStack) -> None:
-    """Mode 0700: the sockets in it are as closed as the folder."""
+    """The folder has mode 0700, which also protects the sockets in it."""
     assert stat.S_IMODE(run_dir_of(keyed).stat().st_mode) == 0o700
     assert {path.name for path in run_dir_of(keyed).iterdir() if path.is_socket()} >= {
         *("triton-http.sock", "triton-grpc.sock:8001", "triton-metrics.sock")

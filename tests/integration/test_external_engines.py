@@ -243,7 +243,7 @@ def test_stopped_engine_is_503_at_once_until_it_goes_on(tmp_path: Path) -> None:
         assert ask_over_grpc(stack) == grpc.StatusCode.UNAVAILABLE.name
         assert call("GET", f"{stack.http_url}/v2/health/live").status == 200
         assert call("GET", f"{stack.http_url}/v2/health/ready").status == 503
-        assert inflight(stack) <= 10  # what the engine has taken counts until it answers
+        assert inflight(stack) <= 10  # a call counts until the engine answers it
 
         engine.send_signal(signal.SIGCONT)
         wait_for(lambda: ask(stack).status == 200, 10, "the circuit closes")

@@ -1,4 +1,4 @@
-"""Hostile pictures leave no memory behind in any process of a stack, nor a status of ours in their answers."""
+"""Hostile pictures leave no memory in use in any process of a stack, and cause no 500."""
 
 import time
 from collections.abc import Iterator
@@ -13,20 +13,20 @@ from tests.integration.hostile_pictures import answered, encoded, hostile, large
 
 pytestmark = pytest.mark.timeout(300)
 MAY_GROW_BYTES = 80 * MIB  # seen: 113 without limits for malloc in Triton, 30 with them
-GIVEN_BACK_WITHIN_S = 90.0  # the gateway looks every 10 s
+GIVEN_BACK_WITHIN_S = 90.0  # the gateway checks every 10 s
 ALLOWED = {200, 400, 413, 503, 504}
 
 
 @pytest.fixture
 def own_stack(tmp_path: Path, triton_environment: Path) -> Iterator[RunningStack]:
-    """One that has seen nothing yet: what others left behind would hide what is kept here."""
+    """A new stack: memory that other tests left in use would hide the growth."""
     running = start_stack(tmp_path / "home")
     yield running
     assert stop_stack(running) == 0, "".join(running.log[-30:])
 
 
 def assert_given_back(stack: RunningStack, before: dict[str, int], may_grow_bytes: int) -> int:
-    """All processes together are as large as before, but for so much; by how much they are larger."""
+    """Asserts that all processes together grew by less than the bound; returns the growth in bytes."""
     deadline = time.monotonic() + GIVEN_BACK_WITHIN_S
     while True:
         now = private_bytes(stack)
@@ -40,7 +40,7 @@ def assert_given_back(stack: RunningStack, before: dict[str, int], may_grow_byte
 
 
 def test_hostile_pictures_and_large_tensors_leave_no_memory_behind(own_stack: RunningStack) -> None:
-    """After a hundred pictures and as many tensors, eight at once, all processes together keep less than the bound."""
+    """After a hundred pictures and as many tensors, eight at a time, all processes together grow within bounds."""
     good = ("/v2/models/people/image", encoded(".jpg", 1600, 1200), {"content-type": "image/jpeg"})
     answered(own_stack, chain([good] * 4, hostile(8, width=1600, height=1200)))
     before = private_bytes(own_stack)

@@ -28,7 +28,7 @@ TIGHT = {
     "PENSTOCK_BODY_TIMEOUT_S": str(BODY_TIMEOUT_S),
     "PENSTOCK_WRITE_TIMEOUT_S": str(WRITE_TIMEOUT_S),
     "PENSTOCK_MAX_CONNECTIONS": str(MAX_CONNECTIONS),
-    "PENSTOCK_TRUSTED_PROXY": "127.0.0.1",  # all clients of these tests have one address
+    "PENSTOCK_TRUSTED_PROXY": "127.0.0.1",  # all clients of these tests have the same address
     "PENSTOCK_MAX_BODY_BYTES": str(16 * MIB),
     "PENSTOCK_MAX_INFLIGHT_BYTES": str(48 * MIB),
     "PENSTOCK_DECODERS": "1",

@@ -106,13 +106,15 @@ def assert_answers_as_plain_onnxruntime(
 def test_picture_with_an_exif_orientation_is_answered_in_display_pixels(
     stack: RunningStack, pictures: tuple[Picture, ...], orientation: int
 ) -> None:
-    """FAULTS 83: by Triton, whichever of the eight ways it is stored."""
+    """FAULTS 83: this holds for Triton and all eight orientations."""
     assert_oriented_is_answered_as_upright(stack, pictures[1], orientation)
 
 
 def assert_oriented_is_answered_as_upright(stack: RunningStack, upright: Picture, orientation: int) -> None:
-    """A PNG that is stored otherwise, and says so in EXIF, gets the very answer of the upright one; a JPEG, which loses
-    a little, the same boxes and labels of what is seen surely."""
+    """A PNG with an EXIF orientation gets the same answer as the upright one.
+
+    A JPEG, which is lossy, gets the same boxes and labels for objects with high scores.
+    """
     stored = np.ascontiguousarray(UPRIGHT[{6: 8, 8: 6}.get(orientation, orientation)](upright[:, :, ::-1]))
     tiff = images.exif(orientation)
     url = f"{stack.http_url}/v2/models/fastestdet/image"

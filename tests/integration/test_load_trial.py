@@ -1,4 +1,4 @@
-"""A model whose answers nobody can use is unavailable from its load on, with the reason, by both engines."""
+"""A model with unusable answers is unavailable from its load on, with the reason, in both engines."""
 
 import json
 import shutil
@@ -51,7 +51,7 @@ NO_OUTPUT = IDENTITY.replace('[pb_utils.Tensor("y", array)]', "[]")
 
 
 def shades(*, is_endless: bool) -> onnx.ModelProto:
-    """x → y [n, 3]: the mean of each channel; is_endless: NaN in its place."""
+    """x → y [n, 3]: the mean of each channel; is_endless: NaN instead."""
     factor = numpy_helper.from_array(np.array([np.nan if is_endless else 1], np.float32), "factor")
     nodes = [
         helper.make_node("ReduceMean", ["x"], ["means"], axes=[2, 3], keepdims=0),
@@ -72,7 +72,7 @@ def mean() -> onnx.ModelProto:
 
 
 def endless() -> onnx.ModelProto:
-    """x [n] → y [n], after more products of matrices than anybody waits for."""
+    """x [n] → y [n], after matrix products that take practically forever."""
     eye = helper.make_tensor_value_info("kept", TensorProto.FLOAT, [64, 64])
     body = helper.make_graph(
         [helper.make_node("MatMul", ["kept", "eye"], ["next"]), helper.make_node("Identity", ["go"], ["go_on"])],
@@ -102,20 +102,20 @@ def endless() -> onnx.ModelProto:
 
 @dataclass(frozen=True)
 class Loaded:
-    """A stack, and the repository of its models."""
+    """A stack and its model repository."""
 
     stack: RunningStack
     repository: Path
     is_embedded: bool
 
     def write(self, name: str, *, is_endless: bool) -> None:
-        """A model of that name, in place of what was there."""
+        """Writes a model with this name; replaces an existing one."""
         shutil.rmtree(self.repository / name, ignore_errors=True)
         config = CARD.replace("SIZES", "3")
         onnx_models.save(shades(is_endless=is_endless), self.repository, name, config=config)
 
     def write_hanging(self, name: str) -> None:
-        """A model that answers nothing."""
+        """Writes a model that answers nothing."""
         if self.is_embedded:
             onnx_models.save(endless(), self.repository, name, config=f'backend: "onnxruntime"\n{TWO_SECONDS}')
         else:
@@ -157,20 +157,20 @@ def loaded(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
 
 
 def test_model_that_answers_no_picture_is_not_ready_and_says_why(loaded: Loaded) -> None:
-    """At start: 503 and the reason in the index, for pictures and tensors; the others and the server are ready."""
+    """From the start it gets 503 for pictures and tensors, with the reason in the index; other models are ready."""
     assert (loaded.status("fine"), loaded.status("shades")) == (200, 503)
     why = loaded.reason("shades")
     assert why.startswith("its trial at load failed: a picture through /image: ")
     refused = loaded.see("shades")
     assert refused.status == 503
     assert why in refused.json["error"]
-    assert "retry-after" not in refused.headers  # only another load helps
+    assert "retry-after" not in refused.headers  # only another load can help
     assert loaded.see("fine").status == 200
     assert call("GET", f"{loaded.stack.http_url}/v2/health/ready").status == 200
 
 
 def test_model_that_lacks_an_output_is_not_ready(loaded: Loaded) -> None:
-    """Where the engine lets it answer so."""
+    """This is tested with the engine that returns such answers."""
     if (loaded.repository / "mute").is_dir():
         assert loaded.status("mute") == 503
         assert "its trial at load failed" in loaded.reason("mute")
@@ -178,7 +178,7 @@ def test_model_that_lacks_an_output_is_not_ready(loaded: Loaded) -> None:
 
 @pytest.mark.parametrize("model", ["scalar", "reshaped"])
 def test_scalar_output_is_answered(loaded: Loaded, model: str) -> None:
-    """In the shape that the config gives it."""
+    """It has the shape of the config."""
     if not (loaded.repository / model).is_dir():
         pytest.skip("Triton 2.51 refuses a reshape to a scalar at load")
     body = {"inputs": [{"name": "x", "shape": [2], "datatype": "FP32", "data": [1, 3]}]}
@@ -189,7 +189,7 @@ def test_scalar_output_is_answered(loaded: Loaded, model: str) -> None:
 
 
 def test_load_and_check_try_what_users_send(loaded: Loaded, tmp_path: Path) -> None:
-    """Both fail, where the answer to tensors is right, until the model is mended; then it is served at once."""
+    """Both fail although tensors are answered correctly; when the model is fixed and loaded, it serves at once."""
     loaded.write("mended", is_endless=True)
     failed = loaded.command("load", "mended")
     assert failed.exit_code == 1
@@ -205,7 +205,7 @@ def test_load_and_check_try_what_users_send(loaded: Loaded, tmp_path: Path) -> N
 
 
 def test_load_of_a_model_that_hangs_fails_after_its_execution_timeout(loaded: Loaded) -> None:
-    """It is not ready meanwhile, nor afterwards; the index and `models list` have the reason; others are served."""
+    """It is never ready; the index and `models list` have the reason; other models are served."""
     loaded.write_hanging("stuck")
     end, statuses = threading.Event(), list[int]()
 
@@ -222,7 +222,7 @@ def test_load_of_a_model_that_hangs_fails_after_its_execution_timeout(loaded: Lo
     assert 503 in statuses
     assert 200 not in statuses[statuses.index(503) :]
     assert loaded.status("stuck") == 503
-    assert loaded.reason("stuck") in (HANG, STARTING, SILENT)  # while its own engine process is started
+    assert loaded.reason("stuck") in (HANG, STARTING, SILENT)  # while its own engine process starts
     listed = loaded.command("list").output
     assert any(f"stuck: {reason}" in listed for reason in (HANG, STARTING, SILENT)), listed
     refused = post_json(

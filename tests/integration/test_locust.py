@@ -75,7 +75,7 @@ def ask(stack: RunningStack, *arguments: str) -> None:
 
 
 def counted(stack: RunningStack) -> Counter[str]:
-    """Inference requests that the server has answered, by the metric's labels."""
+    """The number of answered inference requests, by the metric's labels."""
     with urllib.request.urlopen(stack.metrics_url, timeout=10) as answer:
         page = answer.read().decode()
     samples = re.findall(r"^penstock_requests_total\{(.*)\} (\S+)$", page, re.MULTILINE)

@@ -75,4 +75,4 @@ def test_optimized_model_is_served_beside_the_float_one(
     served = detection_agreement(pairs[0], pairs[1])
     assert served.float_boxes == told["judgement"]["agreement"]["float_boxes"] > 40
     assert served.share == pytest.approx(told["judgement"]["agreement"]["share"], abs=0.05)
-    assert served.share >= 0.75  # without VNNI, INT8 products saturate: 0.80 there
+    assert served.share >= 0.75  # 0.80 without VNNI, where INT8 products saturate

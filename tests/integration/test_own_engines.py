@@ -1,4 +1,4 @@
-"""A model that hung is served by an engine process of its own: when it hangs again its neighbour notices nothing."""
+"""A model that hung gets an engine process of its own: when it hangs again, other models are not affected."""
 
 import threading
 import time
@@ -40,12 +40,12 @@ class TritonPythonModel:
 LONG_CONFIG = 'backend: "onnxruntime"\ninstance_group [ { kind: KIND_CPU count: 1 } ]\n'
 ENVIRON = {"PENSTOCK_CANARY_INTERVAL_S": "0.5", "PENSTOCK_EXECUTION_TIMEOUT_S": "3"}
 PAUSE_S = 0.02
-LONGEST_GAP_S = 1.0  # on a machine that is busy with other tests; a restart of the engine takes several
+LONGEST_GAP_S = 1.0  # on a machine that is busy with other tests; a restart of the engine takes several seconds
 
 
 @dataclass(frozen=True)
 class Hanging:
-    """A stack, its model that hangs on demand, and how to ask its neighbour. engine: the process of all others.
+    """A stack, a model that hangs on demand, and a neighbour model. engine: the process of all other models.
 
     gateway: the process that knows of the record.
     """
@@ -58,7 +58,7 @@ class Hanging:
     gateway: psutil.Process
 
     def hang(self) -> None:
-        """And wait until the model serves again."""
+        """Makes the model hang, and waits until it serves again."""
         assert self.ask(True).status == 504
         wait_for(lambda: self.ask(False).status == 503, 20, "the hang is noticed")
         wait_for(lambda: self.ask(False).status == 200, 40, "the model serves again")
@@ -74,7 +74,7 @@ class Hanging:
 
 @dataclass
 class Neighbour:
-    """Asks all the time. gaps_s: between the ends of two answers. failed: other answers than 200."""
+    """Sends requests all the time. gaps_s: times between two answers. failed: answers other than 200."""
 
     ask: Callable[[], Answer]
     gaps_s: list[float] = field(default_factory=list)
@@ -109,7 +109,7 @@ def infer(stack: RunningStack, model: str, name: str, datatype: str, value: floa
 
 @contextmanager
 def stack_over(engine: str, folder: Path, request: pytest.FixtureRequest) -> Iterator[Hanging]:
-    """triton: a Python model that sleeps, behind workers or not. embedded: one node of minutes."""
+    """triton: a Python model that sleeps, with or without workers. embedded: a node that takes minutes."""
     models = folder / "models"
     if engine == "embedded":
         onnx_models.save(onnx_models.one_long_node(), models, "bad", config=LONG_CONFIG)
@@ -157,7 +157,7 @@ def stack_over(engine: str, folder: Path, request: pytest.FixtureRequest) -> Ite
 def test_model_that_hangs_again_is_ended_with_its_own_process_and_its_neighbour_notices_nothing(
     engine: str, tmp_path: Path, request: pytest.FixtureRequest
 ) -> None:
-    """No error and no gap; the main engine goes on; the record stands in the index over both protocols."""
+    """There is no error and no gap, the main engine continues, and the index has the record over both protocols."""
     with stack_over(engine, tmp_path, request) as hanging:
         stack = hanging.stack
         wait_for(lambda: hanging.ask(False).status == 200, 60, "the model serves")
@@ -185,7 +185,7 @@ def test_model_that_hangs_again_is_ended_with_its_own_process_and_its_neighbour_
 
 @pytest.mark.parametrize("engine", ["triton", "embedded"])
 def test_record_outlives_the_gateway(engine: str, tmp_path: Path, request: pytest.FixtureRequest) -> None:
-    """The next one finds the engine process of the model that hung, which goes on, and does not load it elsewhere."""
+    """The next gateway uses the running engine process of the model that hung, and does not load it elsewhere."""
     with stack_over(engine, tmp_path, request) as hanging:
         wait_for(lambda: hanging.ask(False).status == 200, 60, "the model serves")
         hanging.hang()

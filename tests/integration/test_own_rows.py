@@ -1,4 +1,4 @@
-"""Clients that ask at once get their own rows, whatever the rows of the model do, of the embedded engine and Triton.
+"""Concurrent clients get their own rows, whatever the model does with rows, from the embedded engine and Triton.
 
 `nms` answers a row for each bright cell, so its rows do not follow the batch; `detector` does so for pictures.
 `marked` answers a row for each picture.
@@ -30,7 +30,7 @@ from tests.integration.web import call, post_json
 
 pytestmark = pytest.mark.xdist_group("own-rows")
 
-Frames = list[list[Any]]  # of each frame, what its objects are and where
+Frames = list[list[Any]]  # objects and their places in each frame
 MOST = 8  # clients at once
 CONFIG = """backend: "onnxruntime"
 max_batch_size: 8
@@ -63,7 +63,7 @@ WHY = "output 'found' has the shape [16, 4] for one row of input"
 
 
 def marked() -> Any:
-    """images → found [n, 2]: the mean of each picture's two channels."""
+    """images → found [n, 2]: the means of each picture's two channels."""
     node = helper.make_node("ReduceMean", ["images"], ["found"], axes=[2, 3], keepdims=0)
     images = helper.make_tensor_value_info("images", TensorProto.FLOAT, ["n", 2, 32, 32])
     found = helper.make_tensor_value_info("found", TensorProto.FLOAT, ["n", 2])
@@ -72,7 +72,7 @@ def marked() -> Any:
 
 
 def write_models(repository: Path, *, has_triton: bool) -> None:
-    """nms and marked, as they are batched by the gateway; and by Triton where there is one."""
+    """Writes nms and marked with batches by the gateway and, if there is a Triton, by Triton."""
     configs = {"": BY_GATEWAY, **({"_triton": BY_TRITON} if has_triton else {})}
     for ending, words in configs.items():
         nms, means = CONFIG.replace("OUTPUT", "4") + words, CONFIG.replace("OUTPUT", "2") + words
@@ -89,7 +89,7 @@ def write_models(repository: Path, *, has_triton: bool) -> None:
 
 @pytest.fixture(scope="module")
 def place(tmp_path_factory: pytest.TempPathFactory) -> Place:
-    """Of Triton's stack, and of video runs that are its guests."""
+    """The run directory of Triton's stack and of video runs that use it."""
     return new_place(tmp_path_factory.mktemp("own-rows"))
 
 
@@ -114,7 +114,7 @@ def triton(place: Place, triton_environment: Path) -> Iterator[RunningStack]:
 
 
 def picture(objects: int, mark: float) -> Any:
-    """So many bright cells, and the client's mark in the second channel."""
+    """A picture with this many bright cells, and the client's mark in the second channel."""
     tensor = np.zeros((1, 2, 32, 32), np.float32)
     for cell in range(objects):
         tensor[0, 0, cell // 4 * 8 : cell // 4 * 8 + 8, cell % 4 * 8 : cell % 4 * 8 + 8] = 0.9
@@ -123,14 +123,14 @@ def picture(objects: int, mark: float) -> Any:
 
 
 def image(objects: int, mark: float, side: int = 32) -> Any:
-    """The same as RGB, (side, side, 3)."""
+    """The same picture as RGB, (side, side, 3)."""
     red, green = (picture(objects, mark)[0] * 255).round().astype(np.uint8)
     small = np.stack([red, green, np.zeros_like(red)], axis=2)
     return cv2.resize(small, (side, side), interpolation=cv2.INTER_NEAREST)
 
 
 def see(stack: RunningStack, model: str, *images: Any) -> list[Any]:
-    """The detections in each, of one request."""
+    """The detections in each picture of one request."""
     pngs = [cv2.imencode(".png", one[..., ::-1])[1].tobytes() for one in images]
     body, media_type = multipart(*pngs)
     answer = call("POST", f"{stack.http_url}/v2/models/{model}/image", body, {"content-type": media_type})
@@ -139,7 +139,7 @@ def see(stack: RunningStack, model: str, *images: Any) -> list[Any]:
 
 
 def write_clip(path: Path, objects: int, mark: float) -> Path:
-    """The path, at which 30 frames show so many objects."""
+    """Writes a clip of 30 frames with this many objects to the path, and returns it."""
     with av.open(str(path), "w") as container:
         stream = container.add_stream("libx264", rate=30, options={"crf": "5"})
         stream.height = stream.width = 128
@@ -172,7 +172,7 @@ def assert_own(model: str, objects: int, mark: float, found: Any) -> None:
 
 
 def ask_crowds(stack: RunningStack, models: tuple[str, ...], cases: int) -> None:
-    """Random crowds, each of one of the models; every client's answer is its own."""
+    """Sends random concurrent requests to one model at a time; every client must get its own answer."""
     random = np.random.default_rng(20261127)
     with ThreadPoolExecutor(MOST) as pool:
         for _ in range(cases):
@@ -187,7 +187,7 @@ def ask_crowds(stack: RunningStack, models: tuple[str, ...], cases: int) -> None
 
 
 def test_crowds_at_the_embedded_engine_get_their_own_rows(embedded: RunningStack) -> None:
-    """200 crowds; the model whose rows follow is merged, the other never."""
+    """In 200 rounds, the model whose rows follow is merged, the other never."""
     ask_crowds(embedded, ("nms", "nms_says", "marked"), 200)
     assert max(row["rows"] for row in explained(embedded, "marked")["batches"]) > 1
     for model in ("nms", "nms_says"):
@@ -195,7 +195,7 @@ def test_crowds_at_the_embedded_engine_get_their_own_rows(embedded: RunningStack
 
 
 def test_crowds_at_triton_get_their_own_rows(triton: RunningStack) -> None:
-    """100 crowds, of models that the gateway, Triton and a completed config batch."""
+    """This holds in 100 rounds, for batches by the gateway, by Triton and with an auto-completed config."""
     ask_crowds(triton, ("nms", "nms_triton", "nms_completed", "nms_says", "marked", "marked_triton"), 100)
     assert max(row["rows"] for row in explained(triton, "marked")["batches"]) > 1
     assert max(row["rows"] for row in explained(triton, "marked_triton")["batches"]) > 1
@@ -203,7 +203,7 @@ def test_crowds_at_triton_get_their_own_rows(triton: RunningStack) -> None:
 
 
 def test_rows_that_add_up_by_chance_are_nobody_elses(triton: RunningStack) -> None:
-    """Two objects and none make two rows for two clients, which no count of rows tells from one for each."""
+    """Two objects for one client and none for the other are two rows, as if each client had one."""
     with ThreadPoolExecutor(2) as pool:
         for _ in range(10):
             asked = [pool.submit(infer, triton, "nms_in_pairs", picture(*one)) for one in ((2, 0.3), (0, 0.7))]
@@ -213,7 +213,7 @@ def test_rows_that_add_up_by_chance_are_nobody_elses(triton: RunningStack) -> No
 
 @pytest.mark.parametrize("model", ["nms", "nms_says", "nms_triton", "nms_completed", "marked", "marked_triton"])
 def test_model_that_is_not_merged_says_why(triton: RunningStack, model: str) -> None:
-    """`explain` over HTTP, and both commands, say it of such a model and of no other; nothing fails."""
+    """`explain` over HTTP and both commands report it for such a model only; nothing fails."""
     why = WHY if model.startswith("nms") else ""
     assert explained(triton, model).get("unmerged", "") == why
     told = CliRunner().invoke(models_command.app, ["explain", model, "--url", triton.http_url])
@@ -225,7 +225,7 @@ def test_model_that_is_not_merged_says_why(triton: RunningStack, model: str) -> 
 
 
 def test_requests_of_many_rows_to_a_model_that_is_not_merged_are_answered(triton: RunningStack) -> None:
-    """One client's rows are one execution, and the answer is the model's own."""
+    """One client's rows are one execution, and the answer equals the model's."""
     pictures = np.concatenate([picture(2, 0.5), picture(1, 0.5)])
     for model in ("nms_says", "nms_triton", "nms_completed"):
         assert infer(triton, model, pictures).shape == (3, 4)
@@ -236,7 +236,7 @@ def test_requests_of_many_rows_to_a_model_that_is_not_merged_are_answered(triton
 def test_pictures_of_one_request_are_answered_as_each_alone(
     request: pytest.FixtureRequest, engine: str, model: str
 ) -> None:
-    """Five unlike pictures, of a model that the gateway batches, that nobody batches, or Triton; it says why."""
+    """Five different pictures are answered so with batches by the gateway, by Triton and without, with the reason."""
     if engine == "embedded" and model == "detector_triton":
         pytest.skip("the embedded engine forms no batches")
     stack: RunningStack = request.getfixturevalue(engine)
@@ -254,7 +254,7 @@ def clips(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
 
 
 def see_clips(place: Place, out: Path, *clips: Path, words: Sequence[str] = ()) -> tuple[dict[str, Frames], str]:
-    """What is found in each clip by one run, whose batches wait until each has a frame, and what the run logs."""
+    """The objects in each clip from one run, whose batches wait for a frame of each, and the run's log."""
     settings = {
         "source": [{"uri": str(clip), "camera_id": clip.stem} for clip in clips],
         "streammux": {"batch-size": len(clips), "batched-push-timeout": 1_000_000},
@@ -272,7 +272,7 @@ def see_clips(place: Place, out: Path, *clips: Path, words: Sequence[str] = ()) 
 
 @pytest.fixture(scope="module")
 def alone(triton: RunningStack, place: Place, clips: list[Path]) -> dict[str, Frames]:
-    """What is found in each clip by a run of its own."""
+    """The objects in each clip from a separate run."""
     found: dict[str, Frames] = {}
     for clip in clips:
         found |= see_clips(place, clip.with_suffix(""), clip)[0]
@@ -285,7 +285,7 @@ def alone(triton: RunningStack, place: Place, clips: list[Path]) -> dict[str, Fr
 def test_frames_of_two_cameras_are_answered_as_of_each_alone(
     triton: RunningStack, place: Place, clips: list[Path], alone: dict[str, Frames], way: str, tmp_path: Path
 ) -> None:
-    """As a guest of the stack, and by the gateway's port; the log says why no frames share a call."""
+    """This holds for a guest and over the gateway's port; the log says why frames do not share calls."""
     words = ("--gateway", triton.http_url) if way == "gateway" else ()
     found, logged = see_clips(place, tmp_path / "out", *clips, words=words)
     assert found == alone
@@ -293,7 +293,7 @@ def test_frames_of_two_cameras_are_answered_as_of_each_alone(
 
 
 def test_config_says_why_rows_are_not_merged(triton: RunningStack) -> None:
-    """Over both protocols, as Triton's clients read it; requests of many rows are taken as before."""
+    """It does so over both protocols, as Triton's clients read it; requests with many rows are accepted as before."""
     with tritonclient.grpc.InferenceServerClient(triton.grpc_address) as by_grpc:
         told = by_grpc.get_model_config("detector_unbatched").config
     with tritonclient.http.InferenceServerClient(triton.http_url.removeprefix("http://")) as by_http:

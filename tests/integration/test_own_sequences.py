@@ -1,4 +1,4 @@
-"""A sequence belongs to the key whose requests began it: another key with the same id has another sequence."""
+"""A sequence belongs to the key that began it: another key with the same ID has another sequence."""
 
 import gzip
 import queue
@@ -37,7 +37,7 @@ Step = Callable[..., int]
 
 @pytest.fixture(scope="module")
 def keyed(tmp_path_factory: pytest.TempPathFactory, triton_environment: Path) -> Iterator[RunningStack]:
-    """A stack with two keys and models that add up what a sequence brings."""
+    """A stack with two keys and models that sum the values of a sequence."""
     folder = tmp_path_factory.mktemp("sequences")
     write_model(folder / "models", "sums", MODEL.format(promise="Adds up.", methods=LENIENT), CONFIG)
     stack = start_stack(
@@ -50,7 +50,7 @@ def keyed(tmp_path_factory: pytest.TempPathFactory, triton_environment: Path) ->
 
 
 def over_http(stack: RunningStack, key: str, value: int, headers: dict[str, str] | None = None, **step: object) -> int:
-    """One step, as JSON with the tensor behind it."""
+    """One step as JSON with a binary tensor after it."""
     given = tritonclient.http.InferInput("x", [1, 1], "INT32")
     given.set_data_from_numpy(np.array([[value]], np.int32))
     with closing(tritonclient.http.InferenceServerClient(stack.http_url.removeprefix("http://"))) as client:
@@ -59,7 +59,7 @@ def over_http(stack: RunningStack, key: str, value: int, headers: dict[str, str]
 
 
 def compressed(stack: RunningStack, key: str, value: int, **step: object) -> int:
-    """One step, its JSON compressed, with a name written by an escape."""
+    """One step as compressed JSON, with an escape sequence in a name."""
     tensor = {"name": "x", "shape": [1, 1], "datatype": "INT32", "data": [value]}
     text = msgspec.json.encode({"parameters": step, "inputs": [tensor]}).replace(
         b'"sequence_id"', rb'"sequence\u005fid"'
@@ -72,7 +72,7 @@ def compressed(stack: RunningStack, key: str, value: int, **step: object) -> int
 
 
 def over_grpc(stack: RunningStack, key: str, value: int, **step: object) -> int:
-    """One step by a gRPC call."""
+    """One step as a gRPC call."""
     given = tritonclient.grpc.InferInput("x", [1, 1], "INT32")
     given.set_data_from_numpy(np.array([[value]], np.int32))
     with closing(tritonclient.grpc.InferenceServerClient(stack.grpc_address)) as client:
@@ -80,7 +80,7 @@ def over_grpc(stack: RunningStack, key: str, value: int, **step: object) -> int:
 
 
 def over_stream(stack: RunningStack, key: str, value: int, **step: object) -> int:
-    """One step by a message of a gRPC stream."""
+    """One step as a message of a gRPC stream."""
     answers: queue.Queue[tuple[tritonclient.grpc.InferResult, InferenceServerException | None]] = queue.Queue()
     given = tritonclient.grpc.InferInput("x", [1, 1], "INT32")
     given.set_data_from_numpy(np.array([[value]], np.int32))
@@ -99,7 +99,7 @@ WAYS: dict[str, Step] = {"http": over_http, "gzip": compressed, "grpc": over_grp
 
 @pytest.mark.parametrize("way", WAYS)
 def test_key_does_not_reach_the_sequence_of_another(keyed: RunningStack, way: str) -> None:
-    """With the same id bob neither reads, continues, restarts nor ends alice's sequence; she goes on over any way."""
+    """With the same ID, bob cannot read, continue, restart or end alice's sequence; she can use any protocol."""
     number = 42 + list(WAYS).index(way)
     alice, bob = partial(WAYS[way], keyed, ALICE), partial(WAYS[way], keyed, BOB)
     step = {"sequence_id": number, "sequence_start": False, "sequence_end": False}
@@ -117,7 +117,7 @@ def test_key_does_not_reach_the_sequence_of_another(keyed: RunningStack, way: st
 
 
 def test_id_of_another_kind_is_refused(keyed: RunningStack) -> None:
-    """A sequence_id that is neither a number nor a string is a client's mistake, over HTTP and gRPC."""
+    """A sequence_id that is neither a number nor a string is a client error, over HTTP and gRPC."""
     for way in (over_http, over_grpc):
         with pytest.raises(InferenceServerException, match=r"sequence_id|sequence ID"):
             way(keyed, ALICE, 1, parameters={"sequence_id": True})

@@ -1,4 +1,4 @@
-"""A load without a config serves what lies on disk, with either engine."""
+"""A load without a config serves the files on disk, with both engines."""
 
 import json
 import shutil
@@ -65,7 +65,7 @@ def config_of(stack: RunningStack) -> dict[str, object]:
 
 @pytest.mark.parametrize("load", [load_http, load_grpc], ids=["http", "grpc"])
 def test_plain_load_ends_an_earlier_override(running: RunningStack, load: Callable[..., None]) -> None:
-    """Once a client has loaded another config, a load without one brings back the config on disk."""
+    """After a client loaded another config, a load without one restores the config on disk."""
     load(running, json.dumps(OTHER))
     assert config_of(running)["max_batch_size"] == 3
     load(running)
@@ -75,14 +75,14 @@ def test_plain_load_ends_an_earlier_override(running: RunningStack, load: Callab
 
 
 def test_folder_that_begins_with_digits_is_no_version(running: RunningStack) -> None:
-    """`2.bak` beside version 1: the model is ready, and has version 1 alone."""
+    """With `2.bak` beside version 1, the model is ready and has only version 1."""
     load_http(running)
     assert call("GET", f"{running.http_url}/v2/models/lookup/ready").status == 200
     assert call("GET", f"{running.http_url}/v2/models/lookup").json["versions"] == ["1"]
 
 
 def test_labels_of_a_windows_editor_are_plain_words(running: RunningStack) -> None:
-    """Neither its byte order mark nor its carriage returns are in a classification's answer."""
+    """A classification's answer has neither the byte order mark nor carriage returns."""
     load_http(running)
     index = {"name": "index", "shape": [1, 1], "datatype": "INT64", "data": [1]}
     wanted = {"name": "value", "parameters": {"classification": 1}}
@@ -92,7 +92,7 @@ def test_labels_of_a_windows_editor_are_plain_words(running: RunningStack) -> No
 
 
 def test_models_that_triton_reads_right_are_loaded_by_name(tmp_path: Path) -> None:
-    """No config is sent for a plain model, for one of no repository, or for one whose config cannot be read."""
+    """No config is sent for a plain model, for one in no repository, or for one whose config cannot be read."""
     repository = tmp_path / "models"
     write(repository)
     shutil.rmtree(repository / "lookup" / "2.bak")

@@ -1,4 +1,4 @@
-"""FAULTS 90: what a stack leaves in /dev/shm and in its run directory is for its own user only."""
+"""FAULTS 90: only the stack's user can access its files in /dev/shm and in its run directory."""
 
 import os
 import re
@@ -34,14 +34,14 @@ def open_to_others(path: Path) -> bool:
 
 
 def test_files_in_shared_memory_are_for_their_user_only(stack: RunningStack) -> None:
-    """Triton's regions, which hold tensors of clients, and ours."""
+    """This covers Triton's regions, which contain clients' tensors, and ours."""
     files = shared_files(stack)
     assert files, "models of Triton's Python backend have regions"
     assert [path for path in files if open_to_others(path)] == []
 
 
 def test_run_directory_and_sockets_are_for_their_user_only(stack: RunningStack) -> None:
-    """The folder is 0700; sockets and settings in it are not readable by others either."""
+    """The folder has mode 0700, and other users cannot read the sockets and settings in it."""
     run_dir = Path(gateway_of(stack).cmdline()[3]).parent
     sockets = [path for path in run_dir.rglob("*") if path.is_socket()]
     assert not open_to_others(run_dir)
@@ -50,7 +50,7 @@ def test_run_directory_and_sockets_are_for_their_user_only(stack: RunningStack) 
 
 
 def test_processes_of_a_stack_create_files_for_their_user_only(stack: RunningStack) -> None:
-    """Gateway, Triton and its models: whatever they write later, too."""
+    """This covers files that gateway, Triton and its models create later."""
     umasks = {}
     for process in family(stack):
         try:

@@ -179,7 +179,7 @@ def test_raw_binary_request_is_a_picture(stack: RunningStack) -> None:
 
 
 def test_picture_that_the_engine_cannot_decode_fails_alone(stack: RunningStack) -> None:
-    """Its header is good, its Huffman table is not: 400 in the engine's words, and its batch-mates are answered."""
+    """With a valid header and a broken Huffman table, it gets 400 with the engine's message; others are answered."""
     good, bad = jpeg(drawn(10, 10)), jpeg(drawn(10, 10))
     table = bad.index(b"\xff\xc4")
     bad = bad[: table + 5] + b"\xff" * 16 + bad[table + 21 :]

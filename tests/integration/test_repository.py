@@ -143,7 +143,7 @@ class TritonPythonModel:
 
 
 def code_loads(marker: Path) -> list[tuple[str, dict[str, Any], dict[str, bytes]]]:
-    """Loads that would write the marker, or open a file elsewhere: the words of the refusal, config, files."""
+    """Loads that would write the marker or open another file: the refusal's text, config, files."""
     python = {"1/model.py": CODE.format(marker=str(marker)).encode()}
     return [
         ("backend 'python'", CONFIG | {"backend": "python"}, python),
@@ -159,7 +159,7 @@ def code_loads(marker: Path) -> list[tuple[str, dict[str, Any], dict[str, bytes]
 def test_load_with_code_or_a_file_elsewhere_is_refused_over_both_protocols(
     running: RunningStack, tmp_path: Path
 ) -> None:
-    """400 that names the field, before Triton sees it; no code of the client runs, and the model serves on."""
+    """It gets 400 that names the field, before Triton gets it; no code runs, and the model still serves."""
     before = len(running.logged("loading: spare"))
     with grpc.insecure_channel(running.grpc_address) as channel:
         stub = service_pb2_grpc.GRPCInferenceServiceStub(channel)

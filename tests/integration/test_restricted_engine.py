@@ -24,7 +24,7 @@ BODY = {"inputs": [{"name": "x", "datatype": "FP32", "shape": [1, 3, 8, 8], "dat
 
 @pytest.fixture(scope="module")
 def engine(tmp_path_factory: pytest.TempPathFactory, triton_environment: Path) -> Iterator[BareTriton]:
-    """Triton with all but health restricted."""
+    """Triton with all APIs except health restricted."""
     triton = BareTriton(tmp_path_factory.mktemp("restricted"), extra_args=RESTRICTED)
     triton.begin()
     yield triton
@@ -56,7 +56,7 @@ def grpc_index(address: str, metadata: tuple[tuple[str, str], ...] = ()) -> grpc
 def test_restricted_engine_serves_the_gateway_and_refuses_everyone_else(
     engine: BareTriton, gateway: RunningStack
 ) -> None:
-    """With the header file every protocol works through the gateway; without the secret Triton answers health alone."""
+    """With the header file the gateway serves every protocol; without the secret Triton only answers health."""
     url, address = engine.addresses
     wait_for(lambda: call("GET", f"{url}/v2/health/live").status == 200, 30, "Triton answers health without the secret")
     assert call("POST", f"{url}/v2/repository/index").status == 403
@@ -69,13 +69,13 @@ def test_restricted_engine_serves_the_gateway_and_refuses_everyone_else(
 
 
 def test_client_of_the_gateway_cannot_replace_the_secret(gateway: RunningStack) -> None:
-    """A header of the same name from a client is not what the engine gets."""
+    """The engine never gets a client's header of the same name."""
     assert call("POST", f"{gateway.http_url}/v2/repository/index", headers={"engine-key": "guess"}).status == 200
     assert grpc_index(gateway.grpc_address, (("triton-grpc-protocol-engine-key", "guess"),)) is grpc.StatusCode.OK
 
 
 def test_header_file_that_is_not_valid_ends_the_start_in_one_sentence(tmp_path: Path) -> None:
-    """The flag, the file and the line are named; the secret is not."""
+    """The message names the flag, the file and the line, but not the secret."""
     file = tmp_path / "headers"
     file.write_text(SECRET)
     code, said = fails_to_start(tmp_path, "--engine", "http://127.0.0.1:9", "--engine-header-file", str(file))

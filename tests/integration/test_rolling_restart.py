@@ -20,7 +20,7 @@ SCALE = 5.0
 DRAIN = chart_drain(SCALE)
 AGE_S = 2.0
 CHECK_INTERVAL_MS = round(check_interval_s()[0] * 1000 / SCALE)
-GREYS = (60, 180)  # of the pictures that clients send
+GREYS = (60, 180)  # grey levels of the pictures that clients send
 
 
 @contextmanager

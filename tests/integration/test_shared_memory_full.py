@@ -1,4 +1,4 @@
-"""FAULTS 91: /dev/shm is full. The stack has one of its own, in a mount namespace."""
+"""FAULTS 91: /dev/shm is full. The stack has its own in a mount namespace."""
 
 import os
 import subprocess
@@ -39,7 +39,7 @@ def is_ready(stack: RunningStack) -> bool:
 
 
 def test_full_shared_memory_is_503_and_not_ready_until_there_is_room(small: RunningStack) -> None:
-    """A request for more than is there: refused at once, without the key of a region; all serves again with room."""
+    """A request that needs more is refused at once, without a region's key; with room everything serves again."""
     folder = Path(f"/proc/{small.process.pid}/root/dev/shm")
     assert ask(small, 4).status == 200
     room = os.statvfs(folder)

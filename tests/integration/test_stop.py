@@ -38,7 +38,7 @@ def _sleeping(ms: float) -> tritonclient.grpc.InferInput:
 def test_stop_under_load_answers_all_and_leaves_nothing(
     tmp_path: Path, repository: Path, number: signal.Signals
 ) -> None:
-    """Requests that were accepted are answered, exit code 0, and no process, port, socket or shared memory is left."""
+    """Accepted requests are answered, the exit code is 0, and no process, port, socket or shared memory is left."""
     with running(tmp_path, repository) as stack:
         memory = SharedMemory(stack)
         everyone = family(stack)

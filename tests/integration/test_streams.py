@@ -261,14 +261,14 @@ def reset_by_client(raw: RawHttp2) -> None:
 
 def reset_by_server(raw: RawHttp2) -> None:
     raw.make_server_reset(raw.open_stream())
-    raw.receive(0.001)  # or the streams stay open for h2
+    raw.receive(0.001)  # without this, the streams stay open for h2
 
 
 @pytest.mark.parametrize("reset_one", [reset_by_client, reset_by_server], ids=["rapid reset", "MadeYouReset"])
 async def test_streams_that_are_opened_and_reset_do_not_stop_the_others(
     streamed: RunningStack, reset_one: Callable[[RawHttp2], None]
 ) -> None:
-    """2,000 calls opened and reset at once on one connection, by the client or by an error that it provokes."""
+    """2,000 calls on one connection are opened and reset at once, by the client or by an error that it provokes."""
 
     def reset() -> None:
         with RawHttp2(streamed.grpc_address) as raw, suppress(BrokenPipeError, ConnectionResetError):
@@ -285,7 +285,7 @@ async def test_streams_that_are_opened_and_reset_do_not_stop_the_others(
 
 
 async def test_half_open_streams_do_not_stop_the_others(streamed: RunningStack) -> None:
-    """4,000 streams of four connections are opened and send nothing: small calls go on, and the engine sees none."""
+    """While 4,000 streams on four connections send nothing, small calls are served; the engine gets no stream."""
 
     def open_all(raw: RawHttp2) -> None:
         for _ in range(1000):
@@ -298,7 +298,7 @@ async def test_half_open_streams_do_not_stop_the_others(streamed: RunningStack) 
             opening = asyncio.gather(*(asyncio.to_thread(open_all, raw) for raw in raws))
             times = [await ask(channel) for _ in range(60)]
             await opening
-    assert max(times) < 3.0  # the deadline of such clients; the slowest took 0.2 s, and more than 3 s before
+    assert max(times) < 3.0  # the deadline of such clients; the slowest took 0.2 s, formerly more than 3 s
     is_unharmed(streamed, 0)
 
 

@@ -1,4 +1,4 @@
-"""TLS on every port of a real stack: real clients, a certificate that is replaced under load, client certificates."""
+"""TLS on every port of a real stack: real clients, a certificate replaced under load, client certificates."""
 
 import http.client
 import json
@@ -33,7 +33,7 @@ OURS, THEIRS = Authority("ours"), Authority("theirs")
 
 @pytest.fixture(scope="module", params=["1", "2"], ids=["one-process", "two-workers"])
 def guarded(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest) -> Iterator["Guarded"]:
-    """A stack that demands client certificates and gives roles by their subjects."""
+    """A stack that requires client certificates and gives roles by subject."""
     folder = tmp_path_factory.mktemp("tls")
     write_models(folder / "models")
     (folder / "access.toml").write_text(ACCESS)
@@ -90,14 +90,14 @@ class Guarded:
 
 
 def refused(call: Callable[[], object]) -> str:
-    """What a client sees whose connection is refused."""
+    """The error of a client whose connection is refused."""
     with pytest.raises((OSError, http.client.HTTPException, tritonclient.grpc.InferenceServerException)) as error:
         call()
     return str(error.value)
 
 
 def test_client_certificates_are_demanded_on_every_port(guarded: Guarded) -> None:
-    """REST, metrics and gRPC: without one, or with one of another CA, there is no answer; nor to plain HTTP."""
+    """REST, metrics and gRPC do not answer without one, with one of another CA, or over plain HTTP."""
     stack = guarded.stack
     assert stack.http_url.startswith("https://")
     assert stack.metrics_url.startswith("https://")
@@ -114,7 +114,7 @@ def test_client_certificates_are_demanded_on_every_port(guarded: Guarded) -> Non
 
 
 def test_client_certificate_has_its_subjects_roles_over_http_and_grpc(guarded: Guarded) -> None:
-    """A camera infers and reads nothing; ops may load. The refusal names the certificate's subject."""
+    """A camera may infer but not read; ops may load. The refusal names the certificate's subject."""
     url = guarded.stack.http_url
     index = f"{url}/v2/repository/index"
     assert guarded.http("POST", index, "ops")[0] == 200
@@ -136,7 +136,7 @@ def test_client_certificate_has_its_subjects_roles_over_http_and_grpc(guarded: G
 
 
 def test_audit_log_names_the_certificates_subject(guarded: Guarded) -> None:
-    """Of a refusal and of an admin action, over HTTP and gRPC."""
+    """It does so for a refusal and an admin action, over HTTP and gRPC."""
     earlier = len(guarded.audit.read_text().splitlines())
     load = f"{guarded.stack.http_url}/v2/repository/models/lookup/load"
     with guarded.grpc("camera") as camera, guarded.grpc("ops") as ops:
@@ -152,7 +152,7 @@ def test_audit_log_names_the_certificates_subject(guarded: Guarded) -> None:
 
 
 def test_tritons_http_client_and_the_command_line_show_their_certificates(guarded: Guarded) -> None:
-    """tritonclient.http unmodified, and `penstock models list` with two variables."""
+    """This covers the unmodified tritonclient.http, and `penstock models list` with two variables."""
     url = guarded.stack.http_url
     certificate, key = guarded.clients["ops"]
     options = {"keyfile": str(key), "certfile": str(certificate), "ca_certs": str(guarded.trusted)}
@@ -173,7 +173,7 @@ def test_tritons_http_client_and_the_command_line_show_their_certificates(guarde
 
 
 def test_certificate_is_replaced_under_load_without_a_failed_request(guarded: Guarded) -> None:
-    """Open connections go on, new ones see the new certificate, over HTTP and gRPC."""
+    """Open connections stay open, new ones get the new certificate, over HTTP and gRPC."""
     stack, stop = guarded.stack, threading.Event()
     statuses: list[int] = []
     live = f"{stack.http_url}/v2/health/live"
@@ -202,7 +202,7 @@ def test_certificate_is_replaced_under_load_without_a_failed_request(guarded: Gu
 
 
 def test_start_with_a_key_of_another_certificate_is_refused_in_one_sentence(tmp_path: Path) -> None:
-    """Exit code 2 before anything starts; no traceback."""
+    """The command ends with exit code 2 before anything starts, without a traceback."""
     certificate, _ = OURS.sign(tmp_path, "one")
     _, key = OURS.sign(tmp_path, "other")
     code, text = fails_to_start(tmp_path, "--engine", "embedded", "--tls-cert", str(certificate), "--tls-key", str(key))

@@ -127,7 +127,7 @@ def test_source_that_plays_in_a_loop_begins_another_segment(running: Running, fo
 
 
 def test_source_over_the_network_reaches_what_was_allowed_and_nothing_else(running: Running, folder: Path) -> None:
-    """127.0.0.1 is read, what it redirects to is not, and the reason says where; others are refused at once."""
+    """127.0.0.1 is read, but not its redirect's target, which the reason names; other hosts are refused at once."""
     url = running.api_url()
     with web() as site:
         site.pages["/yard.mp4"] = (folder / "yard.mp4").read_bytes()

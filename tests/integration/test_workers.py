@@ -84,7 +84,7 @@ class Kept:
 
 @contextmanager
 def connected_to(stack: RunningStack, part: str) -> Iterator[Kept]:
-    """A connection that this front has; the system deals them out by chance, once both fronts serve."""
+    """A connection to this front; the system distributes connections randomly when both fronts serve."""
     wait_for(lambda: metric(stack, "penstock_fronts ") == 2, 20, "both fronts serve")
     for _ in range(100):
         kept = Kept(stack)

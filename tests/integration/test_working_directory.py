@@ -1,4 +1,4 @@
-"""FAULTS 90: a stack that is started in a folder where others may write runs nothing of what lies there."""
+"""FAULTS 90: a stack that is started in a folder where others may write runs no code from it."""
 
 from pathlib import Path
 
@@ -14,7 +14,7 @@ PLANTED = ("server", "numpy", "msgspec", "cv2", "triton_python_backend_utils")
 
 
 def plant(folder: Path) -> Path:
-    """Modules by which another user would run code as this one. The file that each of them would write to."""
+    """Writes modules that would run as this user. Returns the file that each of them would write."""
     told = folder / "told"
     for name in PLANTED:
         (folder / f"{name}.py").write_text(f"open({str(told)!r}, 'a').write({name!r} + '\\n')\n")
@@ -30,7 +30,7 @@ def library_path(process: psutil.Process) -> str | None:
 
 @pytest.mark.usefixtures("triton_environment")
 def test_nothing_is_imported_from_the_working_directory(tmp_path: Path) -> None:
-    """Not by the gateway, its decoders, or the processes of Triton's models; nor does the loader look there."""
+    """The gateway, decoders, Triton's model processes and the library loader do not use it."""
     folder = tmp_path / "everybody's"
     folder.mkdir()
     told = plant(folder)

@@ -158,7 +158,7 @@ def start_stack_at(place: Place, *arguments: str, **environ: str) -> RunningStac
 
 
 def two_ports() -> tuple[str, str]:
-    """Free, the second one above the first."""
+    """Two free ports, the second one above the first."""
     for _ in range(50):
         with socket.create_server(("127.0.0.1", 0)) as first:
             port = int(first.getsockname()[1])

@@ -85,20 +85,20 @@ def test_image_result_divides_by_the_limit_of_the_same_round() -> None:
 
 @pytest.mark.parametrize(("pairs", "low", "high"), [(6, 1, 6), (12, 3, 10), (20, 6, 15), (100, 40, 61)])
 def test_median_interval_is_that_of_the_sign_test(pairs: int, low: int, high: int) -> None:
-    """The ranks are those of the tables of the sign test; the order of the pairs does not matter."""
+    """The ranks equal those in tables of the sign test; the order of the pairs does not matter."""
     found = median_interval([float(number) for number in range(pairs, 0, -1)])
     assert (found.low, found.high) == (low, high)
     assert found.median == (pairs + 1) / 2
 
 
 def test_median_interval_of_few_pairs_is_refused() -> None:
-    """Five pairs say nothing with 95 %."""
+    """Five pairs give no interval of 95 %."""
     with pytest.raises(ValueError, match="5 pairs give no interval of 95 %; measure at least 6"):
         median_interval([1.0] * 5)
 
 
 def test_comparison_of_checkouts_is_above_one_where_the_new_one_is_better() -> None:
-    """Twice the rate and half of the CPU time are both a ratio of 2."""
+    """Twice the rate and half the CPU time both give a ratio of 2."""
     found = compared("image", [Stretch(100.0, 4.0)] * 6, [Stretch(200.0, 2.0)] * 6)
     assert (found.rate_ratio.median, found.cpu_ratio.median) == (2.0, 2.0)
 

@@ -1,4 +1,4 @@
-"""The table of results: one line a headline of the newest committed results, written, checked, and never guessed."""
+"""The table of results has one line for each headline of the newest committed results."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -217,6 +217,6 @@ def test_result_that_cannot_be_read_is_named(
 
 
 def test_table_of_the_results_is_made_from_the_committed_results() -> None:
-    """No figure of it was typed by hand."""
+    """The table has no figure that was typed by hand."""
     page = Path(__file__).resolve().parents[2] / "loadtest" / "results" / "README.md"
     assert main(["--check", str(page)]) == 0

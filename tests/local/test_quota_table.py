@@ -77,7 +77,7 @@ def test_slot_of_an_idle_caller_is_another_callers(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("common", ["a" * 200, "ü" * 100, "日" * 70], ids=["1 byte", "2 bytes", "3 bytes"])
 def test_long_names_that_begin_alike_are_counted_apart(tmp_path: Path, common: str) -> None:
-    """Names longer than a slot's text stay different names, whichever characters they are cut between."""
+    """Names that are longer than a slot's text remain different, wherever they are truncated."""
     (one, table), (other, _) = process(tmp_path, 1), process(tmp_path, 2)
     counts = {f"token:{common}": 1, f"token:{common}x": 2, f"token:{common[:20]}": 3}
     for name, count in counts.items():
@@ -91,7 +91,7 @@ def test_long_names_that_begin_alike_are_counted_apart(tmp_path: Path, common: s
 
 
 def test_caller_with_two_slots_is_counted_once_with_both() -> None:
-    """Two processes that claim a slot at the same moment may each get one: their requests add up."""
+    """Two processes that claim a slot at the same moment may each get one; their requests are added."""
 
     class TwoSlots(QuotaTable):
         def __init__(self) -> None: ...

@@ -50,7 +50,7 @@ def test_stack_is_found_by_its_port_on_this_host_only(base: Path) -> None:
 
 
 def test_stack_behind_a_link_is_no_stack(base: Path, tmp_path: Path) -> None:
-    """Whoever owns the link may turn it to a stack of their own, and would be sent pictures."""
+    """The link's owner may change its target to another stack, which would get the pictures."""
     with claim_run_directory(base)[0] as run_dir:
         tell_running(run_dir.path, "http://127.0.0.1:8000", "127.0.0.1:8001")
         (tmp_path / "link").symlink_to(base)

@@ -1,4 +1,4 @@
-"""Seeds and readers of what decides about a stranger's request: cards, browsers, loads, paths, picture headers."""
+"""Fuzzing seeds and targets for checks of untrusted input: cards, browsers, loads, paths, picture headers."""
 
 import json
 import posixpath
@@ -42,7 +42,7 @@ def browser_seeds() -> list[bytes]:
 
 
 def read_browser(data: bytes) -> object:
-    """What a page of another origin sends never passes."""
+    """A request of a page of another origin never passes."""
     line, *lines = data.split(b"\n")
     method, _, target = line.partition(b" ")
     headers = [(name.strip().lower(), value.strip()) for name, _, value in (each.partition(b":") for each in lines)]
@@ -87,7 +87,7 @@ def path_seeds() -> list[bytes]:
 
 
 def read_path(data: bytes) -> object:
-    """A name that passes stays inside the folder."""
+    """A name that passes is inside the folder."""
     name = data.decode(errors="surrogateescape")
     check_inside_folder("a file", name)
     for form in (name, unquote(name)):

@@ -186,7 +186,7 @@ TARGETS: dict[str, tuple[int, Seeds, Read]] = {
     "paths": (100_000, rules.path_seeds, rules.read_path),
 }
 JSON_TARGETS = {"rest", "rest binary", "rest generate", "rest settings", "rest repository", "cards", "loads"}
-ONLY_JSON = {"cards"}  # the parameters of a config that was read
+ONLY_JSON = {"cards"}  # parsed parameters of a config
 
 
 def test_all_targets_together_are_a_million_cases() -> None:

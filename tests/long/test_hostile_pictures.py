@@ -1,4 +1,4 @@
-"""404 hostile pictures of up to 30 MB, twice: what the first round left is all that is left."""
+"""After 404 hostile pictures of up to 30 MB, a second round does not increase the memory in use."""
 
 import threading
 from collections import Counter
@@ -13,11 +13,11 @@ from tests.integration.test_hostile_pictures import own_stack as own_stack
 
 pytestmark = [pytest.mark.long, pytest.mark.timeout(1800)]
 PICTURES = 404
-MAX_PEAK_BYTES = 1536 * MIB  # eight bodies of 30 MB or a hundred pictures, and what they are decoded to
+MAX_PEAK_BYTES = 1536 * MIB  # eight bodies of 30 MB or a hundred pictures, with their decoded data
 
 
 def test_many_hostile_pictures_leave_no_memory_behind(own_stack: RunningStack) -> None:
-    """No process keeps more of a second round; the peak of all together is bounded while they come."""
+    """No process grows in a second round; the peak of all together is bounded."""
     answered(own_stack, hostile(8, width=4000, height=3000))
     before = private_bytes(own_stack)
     peaks, is_over = [sum(before.values())], threading.Event()

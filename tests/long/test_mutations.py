@@ -1,4 +1,4 @@
-"""Each promise of FAULTS is broken on purpose, in a copy of the checkout: the row's test must notice."""
+"""Breaks each promise of FAULTS in a copy of the checkout: the row's test must fail."""
 
 import os
 import shutil
@@ -36,7 +36,7 @@ class Copy:
 
     @contextmanager
     def changed(self, mutation: Mutation) -> Iterator[None]:
-        """In the block the copy has the mutation."""
+        """Within the block the copy has the mutation."""
         path = self.folder / mutation.file
         text = path.read_text()
         assert text.count(mutation.old) == 1, f"{mutation.file} has {text.count(mutation.old)} places to change"
@@ -68,7 +68,7 @@ class Copy:
 
 @pytest.fixture(scope="module")
 def copy(tmp_path_factory: pytest.TempPathFactory) -> Copy:
-    """Every file that git knows, the inputs beside the checkout, and links to the other environments."""
+    """A copy with every file in git, the inputs beside the checkout, and links to the other environments."""
     parent = tmp_path_factory.mktemp("mutations")
     made = Copy(parent / "checkout")
     listed = subprocess.run(["git", "ls-files", "-z"], cwd=CHECKOUT, capture_output=True, text=True, check=True)
@@ -86,9 +86,9 @@ def copy(tmp_path_factory: pytest.TempPathFactory) -> Copy:
 
 
 def _make_environment(made: Copy) -> None:
-    """The packages of this environment without its link to this checkout; `link.py` makes one to the copy.
+    """The packages of this environment without its link to this checkout; `link.py` links them to the copy.
 
-    Of a folder that a .pth file names, Python reads no further .pth files.
+    Python does not read .pth files in folders that a .pth file names.
     """
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", made.folder / ".venv"], check=True, timeout=60)
     packages = Path(sysconfig.get_path("purelib", vars={"base": str(made.folder / ".venv")}))
@@ -101,13 +101,13 @@ def _make_environment(made: Copy) -> None:
 
 
 def failures(report: Path) -> list[str]:
-    """Names of the tests that failed in their own body: neither in a fixture, nor when they were collected."""
+    """Names of the tests that failed in their body, not in a fixture or during collection."""
     cases = ElementTree.parse(report).getroot().iter("testcase")
     return [case.get("name", "") for case in cases if case.find("failure") is not None]
 
 
 def test_copy_imports_its_own_code(copy: Copy) -> None:
-    """A mutation in the copy could otherwise not be seen; its command imports the copy's code, too."""
+    """Otherwise tests would not see a mutation in the copy. Its command also imports the copy's code."""
     code = "import server, deepstream_pipeline, tests; print(server.__file__)"
     done = subprocess.run([copy.python, "-c", code], cwd="/", capture_output=True, text=True, check=True, timeout=60)
     assert Path(done.stdout.strip()).is_relative_to(copy.folder)

@@ -79,7 +79,7 @@ def test_optimise_of_random_weights_judges_nothing(pictures: list[Path], tmp_pat
 def test_optimise_of_a_model_with_external_data_writes_one_with_its_weights_inside(
     pictures: list[Path], tmp_path: Path, silent: Progress
 ) -> None:
-    """Weights that lie beside the source's ONNX file change nothing, and the INT8 file needs no file beside it."""
+    """Weights beside the source's ONNX file make no difference, and the INT8 file needs no other file."""
     folder = write_model(tmp_path / "models", "small")
     file = folder / "1" / "model.onnx"
     onnx.save(

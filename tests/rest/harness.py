@@ -233,7 +233,7 @@ class Client:
     @classmethod
     @asynccontextmanager
     async def connected(cls, port: int, *, address: str = "127.0.0.1") -> AsyncIterator["Client"]:
-        """address: the client's own."""
+        """address: the client's."""
         client = cls(*await asyncio.open_connection("127.0.0.1", port, local_addr=(address, 0)))
         try:
             yield client

@@ -25,7 +25,7 @@ HEAD = b"POST /v2/models/ident/infer HTTP/1.1\r\nHost: test\r\n"
 
 @contextmanager
 def memory_within(limit_bytes: int) -> Iterator[None]:
-    """Fails where the block held more at once."""
+    """Fails if the block used more memory at once."""
     tracemalloc.start()
     try:
         yield

@@ -77,7 +77,7 @@ def test_scan_of_the_same_head_again_is_of_its_own_model_and_of_what_stands_behi
 
 @pytest.mark.parametrize(("shape", "rowless"), [([0, 2], "x"), ([0], "x"), ([2, 0], "")])
 def test_scan_tells_of_an_input_without_rows(shape: list[int], rowless: str) -> None:
-    """The first dimension is the batch of most models."""
+    """For most models the first dimension is the batch."""
     assert scan(body_of({"name": "x", "datatype": "FP32", "shape": shape, "data": []})).head.rowless_input == rowless
 
 
@@ -307,7 +307,7 @@ def test_repository_scan_of_valid_calls_passes(body: bytes) -> None:
     ],
 )
 def test_repository_scan_of_dangerous_calls_refuses(body: bytes, said: str) -> None:
-    """Malformed JSON, and names that stand twice, which two readers may read differently."""
+    """It refuses malformed JSON, and duplicate names, which two parsers may read differently."""
     with pytest.raises(InvalidRequest) as refused:
         scan_repository_call(body, DEPTH)
     assert said in str(refused.value)

@@ -19,7 +19,7 @@ async def page_of(app: Starlette, path: str) -> str:
 
 
 async def asked(app: ASGIApp, path: str, headers: Headers = ()) -> list[Message]:
-    """What is sent for a GET."""
+    """The response to a GET."""
     sent: list[Message] = []
 
     async def receive() -> Message:
@@ -68,7 +68,7 @@ async def test_metrics_of_an_engine_that_is_down_are_not_waited_for(is_up: bool,
 async def test_metrics_that_require_a_key_are_shown_to_the_role_read_alone(
     path: str, headers: Headers, status: int
 ) -> None:
-    """That anonymous clients may read models opens no metrics."""
+    """The role read of anonymous clients does not include metrics."""
 
     async def engine() -> bytes:
         return b"engine\n"

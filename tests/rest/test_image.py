@@ -100,7 +100,7 @@ async def test_multipart_files_arrive_in_order(front: Front) -> None:
 
 
 async def test_long_multipart_is_parsed_in_a_thread(front: Front, monkeypatch: pytest.MonkeyPatch) -> None:
-    """64 MiB of line ends take seconds, in which others are served. A picture alone needs no parser."""
+    """64 MiB of line ends take seconds, while other requests are served. A single picture needs no parser."""
     is_own: list[bool] = []
 
     def images_in_thread(*_: object) -> tuple[bytes, ...]:
@@ -142,7 +142,7 @@ def test_multipart_that_is_malformed_says_what_is_wrong(body: bytes, content_typ
 def test_multipart_part_with_a_content_type_is_a_picture_with_or_without_a_filename(
     disposition: str, content_type: str
 ) -> None:
-    """A client library may leave the filename out of a part that has a content-type."""
+    """A client library may omit the filename of a part that has a content-type."""
     body = parts(part(JPEG, content_type, disposition), part(b"second", content_type, disposition))
     assert images_of(body, MULTIPART, LIMITS) == (JPEG, b"second")
 
@@ -162,7 +162,7 @@ def test_multipart_part_with_a_content_type_is_a_picture_with_or_without_a_filen
 async def test_image_with_an_unknown_query_parameter_is_refused_by_its_name(
     front: Front, query: str, names: list[str]
 ) -> None:
-    """A misspelt parameter must not be ignored: the client would take the answer for what it asked."""
+    """A misspelt parameter must not be ignored: the client would think that it had an effect."""
     reply = await front.ask("POST", f"{IMAGE}?{query}", JPEG)
     assert reply.status == 400
     assert [name for name in names if repr(name) not in json.loads(reply.body)["error"]] == []

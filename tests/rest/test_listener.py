@@ -122,9 +122,9 @@ async def closed(client: socket.socket) -> None:
 
 
 async def test_clients_that_never_complete_their_tls_handshake_are_limited(tmp_path: Path) -> None:
-    """Of one address so many stay as an address may have connections, the newest are refused.
+    """An address may have as many handshakes as connections; the newest are refused.
 
-    Beyond the total the oldest handshakes are dropped, so that new clients get theirs.
+    Over the total limit the oldest handshakes are dropped, so that new clients get theirs.
     """
     authority = Authority("ours")
     tls = Certificates(TlsFiles(*authority.sign(tmp_path, "server"))).context
@@ -153,7 +153,7 @@ async def test_clients_that_never_complete_their_tls_handshake_are_limited(tmp_p
 
 
 async def test_stopped_tls_listener_ends_handshakes(tmp_path: Path) -> None:
-    """A client that is in its handshake does not delay the end."""
+    """A client in its handshake does not delay the stop."""
     tls = Certificates(TlsFiles(*Authority("ours").sign(tmp_path, "server"))).context
     listener = HttpListener(Holding(), bind("127.0.0.1", 0, flag="--http-port"), tls=tls)
     listener.start()

@@ -67,7 +67,7 @@ async def test_refused_model_is_not_ready_and_others_are(front: Front) -> None:
 
 
 async def test_unavailable_model_is_not_ready_for_now(front: Front) -> None:
-    """503 with the reason and when to ask again: it may recover, where a refused model does not."""
+    """It gets 503 with the reason and Retry-After, because it may recover, unlike a refused model."""
     front.plane.answer = HttpAnswer(200, (), b"")
     front.plane.unavailable = {"stuck": "model 'stuck' is unavailable: it answered nothing for 30 s"}
     reply = await front.ask("GET", "/v2/models/stuck/versions/1/ready")

@@ -173,7 +173,7 @@ async def test_connection_over_the_limit_is_told_so_and_the_others_are_served() 
 
 
 async def test_connections_of_several_addresses_are_limited_together() -> None:
-    """The port's limit holds though each address has fewer connections than it may have."""
+    """The port's limit applies even if no address has reached its own."""
     async with serving(ConnectionLimits(max_connections=2)) as served:
         async with (
             Client.connected(served.port) as first,
@@ -188,7 +188,7 @@ async def test_connections_of_several_addresses_are_limited_together() -> None:
 
 
 async def test_address_over_its_limit_is_refused_and_has_room_again_when_a_client_leaves() -> None:
-    """503 with a sentence that names the limit, while the port itself has room."""
+    """It gets 503 with the limit, although the port has room."""
     async with serving(ConnectionLimits(max_connections=20, max_per_address=2)) as served:
         async with Client.connected(served.port) as first:
             async with Client.connected(served.port), Client.connected(served.port) as third:
@@ -204,7 +204,7 @@ async def test_address_over_its_limit_is_refused_and_has_room_again_when_a_clien
 
 
 async def test_refused_connections_of_one_address_take_no_room_from_another() -> None:
-    """They linger for their answer to be read, and are not among those that the port's limit counts."""
+    """They stay open until their answer is read, but do not count against the port's limit."""
     async with serving(ConnectionLimits(max_connections=2, max_per_address=1)) as served, AsyncExitStack() as opened:
         flood = [await opened.enter_async_context(Client.connected(served.port)) for _ in range(4)]
         assert [(await client.reply()).status for client in flood[1:]] == [503, 503, 503]
@@ -214,7 +214,7 @@ async def test_refused_connections_of_one_address_take_no_room_from_another() ->
 
 
 async def test_trusted_proxy_is_limited_by_the_port_alone() -> None:
-    """Its address stands for many clients."""
+    """Its address represents many clients."""
     limits = ConnectionLimits(max_connections=3, max_per_address=1, trusted_proxies=(ip_network("127.0.0.1"),))
     async with serving(limits) as served, AsyncExitStack() as opened:
         clients = [await opened.enter_async_context(Client.connected(served.port)) for _ in range(4)]
@@ -310,7 +310,7 @@ async def test_framing_without_end_is_refused(endless: bytes) -> None:
 
 @pytest.mark.parametrize("path", [b"1", b"hold"])
 async def test_body_of_tiny_chunks_is_refused_after_few_of_them(path: bytes) -> None:
-    """A read of 256 KiB would be 43,000 callbacks, while nobody else is served."""
+    """Otherwise a read of 256 KiB would be 43,000 callbacks, during which no other client is served."""
     async with serving(ROOMY) as served, Client.connected(served.port) as client:
         await client.send(CHUNKED.replace(b"%d", path) + b"1\r\nx\r\n" * 500)
         reply = await client.reply()
@@ -318,7 +318,7 @@ async def test_body_of_tiny_chunks_is_refused_after_few_of_them(path: bytes) -> 
 
 
 async def test_small_chunks_with_enough_content_are_served() -> None:
-    """Their average counts, and few small ones are always taken."""
+    """The average size counts, and a few small chunks are always accepted."""
     async with serving(ROOMY) as served, Client.connected(served.port) as client:
         await client.send(CHUNKED % 1 + (b"1\r\nx\r\n" * 6 + b"100\r\n" + b"y" * 256 + b"\r\n") * 200 + b"0\r\n\r\n")
         assert (await client.reply()).body == b"/1 " + (b"x" * 6 + b"y" * 256) * 200
@@ -328,7 +328,7 @@ async def test_small_chunks_with_enough_content_are_served() -> None:
 
 
 async def test_head_of_many_headers_is_refused_while_it_comes() -> None:
-    """431 at the limit, not at an end that may never come."""
+    """It gets 431 at the limit, not at the end of the head, which may never come."""
     async with serving(ROOMY) as served, Client.connected(served.port) as client:
         await client.send(b"GET / HTTP/1.1\r\nhost: x\r\n" + b"a: b\r\n" * (ROOMY.max_headers + 1))
         assert (await client.reply()).status == 431

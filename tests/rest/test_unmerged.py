@@ -1,4 +1,4 @@
-"""A model whose rows are not merged says so in its config."""
+"""The config of a model whose rows are not merged says so."""
 
 import msgspec
 import pytest
@@ -26,7 +26,7 @@ CONFIG = b'{"name": "a b", "max_batch_size": 8}'
 async def test_config_says_why_rows_are_not_merged(
     front: Front, name: str, config: bytes, parameters: dict[str, object] | None
 ) -> None:
-    """In a parameter; all else is the engine's, and a model whose rows are merged has no such parameter."""
+    """It has a parameter with the reason; all else is the engine's. Other models do not have the parameter."""
     front.plane.unmerged, front.plane.answer = {name: WHY} if parameters else {}, HttpAnswer(200, (), config)
     reply = await front.ask("GET", f"/v2/models/{name.replace(' ', '%20')}/config")
     told = msgspec.json.decode(reply.body)
@@ -35,7 +35,7 @@ async def test_config_says_why_rows_are_not_merged(
 
 
 async def test_refused_config_is_relayed_as_it_is(front: Front) -> None:
-    """There is no config that could say it."""
+    """A refused request has no config to change."""
     front.plane.unmerged, front.plane.answer = {"m": WHY}, HttpAnswer(400, (), b'{"error":"unknown"}')
     reply = await front.ask("GET", "/v2/models/m/config")
     assert (reply.status, reply.body) == (400, b'{"error":"unknown"}')

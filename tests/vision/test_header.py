@@ -116,7 +116,7 @@ PNG_IEND = images.png_chunk(b"IEND", b"")
         (images.webp_file(images.webp_chunk(b"VP8L", b"\0" * 8)), "without its signature"),
         (images.webp_file(images.webp_chunk(b"VP8 ", b"\0" * 12)), "without its start code"),
         (images.webp_file(images.webp_canvas(4, 4)), "truncated or corrupt"),
-        (images.webp(PICTURE)[:-1], "and says"),
+        (images.webp(PICTURE)[:-1], "is truncated: it has"),
     ],
 )
 def test_header_that_is_broken_is_refused_with_what_is_wrong(data: bytes, sentence: str) -> None:

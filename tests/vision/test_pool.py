@@ -213,7 +213,7 @@ async def test_pool_of_a_caller_that_leaves_as_its_turn_comes_hands_it_on() -> N
 async def test_pool_of_a_caller_that_leaves_in_the_moment_of_its_turn_loses_no_process(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Its place is cancelled and not given up yet when the process before it becomes free."""
+    """The client's wait is cancelled but not yet removed when a process becomes free."""
     answer = Decoder.prepare
 
     async def then_leave(*arguments: Any) -> Prepared:

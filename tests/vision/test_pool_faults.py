@@ -75,9 +75,9 @@ async def test_pool_of_a_crashing_decoder_leaves_the_other_processes_alone() -> 
 
 
 async def test_pool_of_a_hanging_decoder_fails_one_image_and_replaces_the_process() -> None:
-    """A job over its time is killed with its process; the next job runs in the replacement, the same image too.
+    """A job over its time limit is killed with its process; the replacement runs the next job, even of the same image.
 
-    The decoder that is stopped stands for a host that gives it no time: the image is not to blame.
+    The stopped decoder represents a busy host: the image is not the cause.
     """
     async with open_pool(job_timeout_s=0.3) as pool:
         stop_workers()
@@ -95,7 +95,7 @@ async def test_pool_of_a_hanging_decoder_fails_one_image_and_replaces_the_proces
 
 
 async def test_pool_kills_an_abandoned_job_at_its_deadline() -> None:
-    """Not at the end of the longest time for an image, which is 30 s here: the next client has the replacement."""
+    """It does not wait for the time limit of an image, 30 s here; the next client gets the replacement."""
     async with open_pool() as pool:
         stop_workers()
         leaving = await begun(pool, pool.prepare(FIRST, SPEC, deadline=time.monotonic() + 0.1))
@@ -106,7 +106,7 @@ async def test_pool_kills_an_abandoned_job_at_its_deadline() -> None:
 
 
 async def test_pool_starts_no_image_whose_deadline_passes_while_it_waits() -> None:
-    """It gives up its place, and no process is lost over it."""
+    """The image leaves the queue, and no process is lost."""
     async with open_pool() as pool:
         stop_workers()
         running = await begun(pool, pool.prepare(FIRST, SPEC))
@@ -118,7 +118,7 @@ async def test_pool_starts_no_image_whose_deadline_passes_while_it_waits() -> No
 
 
 async def test_decoder_that_takes_too_much_cpu_time_is_ended_and_the_image_quarantined() -> None:
-    """Whatever the host does, so much CPU time is the image's fault."""
+    """However busy the host is, this much CPU time is caused by the image."""
     slow = images.jpeg(np.full((5000, 8000, 3), 77, np.uint8), quality=50)
     decoder = await Decoder.start(2 << 30, 0.01)
     with pytest.raises(DecoderDied):
@@ -135,7 +135,7 @@ async def test_decoder_that_takes_too_much_cpu_time_is_ended_and_the_image_quara
 
 
 async def test_pool_of_a_client_with_many_images_serves_another_client_next() -> None:
-    """Whatever waits before it: one client's queue holds up itself alone."""
+    """A client's queue delays only this client."""
     async with open_pool() as pool:
         stop_workers()
         ended: list[str] = []
@@ -152,7 +152,7 @@ async def test_pool_of_a_client_with_many_images_serves_another_client_next() ->
 
 
 async def test_pool_keeps_a_process_for_others_while_a_client_sends_its_first_images() -> None:
-    """They may all be slow; that they are not is known when one of them is done. A client alone has all processes."""
+    """All of them may be slow until one has finished. A single client may use all processes."""
     async with open_pool(workers=2) as pool:
         stop_workers()
         jobs = [await begun(pool, pool.prepare(FIRST, SPEC, client="other")) for _ in range(2)]

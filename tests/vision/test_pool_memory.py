@@ -1,4 +1,4 @@
-"""What the decode pool keeps of pictures that are over: nothing here, little in its processes."""
+"""Memory that the decode pool retains after a picture: none in this process, little in its decoders."""
 
 import asyncio
 import gc
@@ -92,7 +92,7 @@ ENDS = [_is_decoded, _is_torn, _is_late, _is_late_in_the_queue, _crashes, _is_ab
 async def test_picture_that_is_over_waits_for_no_garbage_collector(
     end: Callable[[DecodePool, bytes], Awaitable[None]],
 ) -> None:
-    """However it ended, its bytes are freed at once; pictures of 60 MB had to wait for a collection."""
+    """However it ended, its bytes are freed at once; formerly 60 MB waited for the garbage collector."""
     data = bytes(bytearray(FIRST))
     before = sys.getrefcount(data)
 
@@ -114,7 +114,7 @@ async def test_picture_that_is_over_waits_for_no_garbage_collector(
 
 
 async def test_decoder_that_keeps_too_much_memory_is_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
-    """After its answer, and the next picture is decoded by the replacement."""
+    """It is replaced after its answer; the replacement decodes the next picture."""
     unpack = Reply.unpack
 
     def worn(wire: bytes) -> Reply:
@@ -143,7 +143,7 @@ async def test_decoder_that_keeps_too_much_memory_is_replaced(monkeypatch: pytes
     ],
 )
 def test_decoder_is_worn_by_what_it_keeps_after_giving_back(reply: Reply, kept_bytes: int, is_worn: bool) -> None:
-    """Looked at after a large picture, and after one that failed, whose size may not be known."""
+    """This is checked after a large picture, and after one that failed, whose size may be unknown."""
     sizes = iter([MIB, MIB, MIB + WORN_BYTES * 2, *[MIB + kept_bytes] * 2])
     trims: list[None] = []
     wear = Wear(lambda: next(sizes), lambda: trims.append(None))
@@ -152,7 +152,7 @@ def test_decoder_is_worn_by_what_it_keeps_after_giving_back(reply: Reply, kept_b
 
 
 async def test_decoders_keep_a_bounded_amount_after_the_largest_pictures() -> None:
-    """Whole, torn, of each format: never more than WORN_BYTES beyond a new process, or it is replaced."""
+    """After valid and truncated pictures of each format, it uses at most WORN_BYTES more than a new process."""
     pixels = np.full((5000, 7900, 3), 77, np.uint8)
     large = [images.jpeg(pixels), images.progressive_jpeg(pixels), images.png(pixels, color_type=2)]
     large.append(images.webp(pixels))
@@ -172,7 +172,7 @@ def private(process: psutil.Process) -> int:
 
 
 def test_freed_memory_is_given_back_while_it_is_above_its_lowest() -> None:
-    """What is in use at one check may be freed at a later one; checks that give nothing back become rare."""
+    """Memory in use at one check may be freed at a later one; checks that return nothing become rare."""
     size_bytes, freed_bytes, trims = 100, 0, 0
 
     def trim() -> None:
@@ -194,7 +194,7 @@ def test_freed_memory_is_given_back_while_it_is_above_its_lowest() -> None:
 
 
 def test_malloc_gives_back_what_lies_between_live_blocks() -> None:
-    """Where it would keep it: only the end of a heap is given back by itself."""
+    """By default malloc returns only the end of a heap."""
     blocks = [bytearray(100_000) for _ in range(1000)]
     full_bytes = private_bytes()
     del blocks[:999]
@@ -204,7 +204,7 @@ def test_malloc_gives_back_what_lies_between_live_blocks() -> None:
 
 
 def test_memory_in_cycles_is_given_back_too() -> None:
-    """Errors of libraries may keep what they saw until a collection; it comes when memory has grown."""
+    """Libraries' errors may hold memory until garbage collection, which runs when memory has grown."""
     gc.collect()
     gc.disable()
     try:

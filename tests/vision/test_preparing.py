@@ -14,7 +14,7 @@ def test_images_on_their_way_are_counted_by_model() -> None:
 
 
 def test_images_of_one_client_are_not_all_before_anothers() -> None:
-    """Decoders take the clients in turn: between two, as many of each; a client's own are all before its next."""
+    """Decoders serve clients in turn: with two clients, equally many of each; one client's images stay in order."""
     preparing = Preparing()
     for _ in range(1000):
         preparing.began("street", "flood")
@@ -39,7 +39,7 @@ def test_time_that_images_take_follows_what_they_took_and_is_forgotten_when_none
 
 
 def test_time_that_images_take_is_each_clients_own() -> None:
-    """One client's slow pictures do not make another's hopeless."""
+    """One client's slow pictures do not cause another's to be refused."""
     preparing = Preparing()
     preparing.began("street", "slow")
     preparing.began("street", "quick")

@@ -85,7 +85,7 @@ async def test_long_picture_is_looked_at_in_a_thread(monkeypatch: pytest.MonkeyP
 
 
 async def test_pictures_of_a_request_are_long_together() -> None:
-    """A hundred small ones would hold up the event loop as a large one does."""
+    """A hundred small pictures would block the event loop as long as a large one."""
     assert room.is_short(room.AT_ONCE_BYTES)
     assert not room.is_short(100 * (room.AT_ONCE_BYTES // 50))
 
@@ -93,7 +93,7 @@ async def test_pictures_of_a_request_are_long_together() -> None:
 async def test_long_picture_whose_deadline_passes_before_its_turn_is_not_looked_at(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """A thread that comes to it late does no work for it."""
+    """A thread that gets it too late does not read it."""
     monkeypatch.setattr(room, "header_within", Mock(side_effect=AssertionError("its header was read")))
     with pytest.raises(DeadlineExceeded, match="before the image's header was read"):
         await relayed(JPEG, SPEC, DEFAULT_MAX_PIXELS, None, room.AT_ONCE_BYTES + 1, time.monotonic())

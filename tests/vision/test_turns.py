@@ -1,4 +1,4 @@
-"""Whose picture is decoded next: fair to clients, and bounded in what it remembers."""
+"""Which client's picture is decoded next: fair between clients, with bounded memory."""
 
 import random
 
@@ -12,7 +12,7 @@ def taken(turns: Turns[str], count: int, now: float = 0.0) -> list[str | None]:
 
 
 def test_turns_alternate_between_clients_however_many_items_each_has() -> None:
-    """In a client's own line the order is that of arrival."""
+    """Items of one client stay in order of arrival."""
     turns = Turns[str](workers=99)
     for item in ("a1", "a2", "a3", "b1", "c1", "b2"):
         turns.add(item[0], item, 0.0)
@@ -22,7 +22,7 @@ def test_turns_alternate_between_clients_however_many_items_each_has() -> None:
 
 
 def test_turns_client_that_had_none_comes_before_one_that_had() -> None:
-    """A client that comes while another's items run and wait is next; clients that keep coming starve neither."""
+    """A new client is next while another's items wait; a stream of new clients starves neither."""
     turns = Turns[str](workers=99)
     for item in ("a1", "a2", "a3"):
         turns.add("a", item, 0.0)
@@ -34,7 +34,7 @@ def test_turns_client_that_had_none_comes_before_one_that_had() -> None:
 
 
 def test_turns_slow_client_leaves_one_worker_to_others_for_a_while() -> None:
-    """So does a client of which nothing is known; a client alone has all, and with one worker nothing can be left."""
+    """So does an unknown client; a single client has all workers, and one worker alone is never reserved."""
     turns = Turns[str](workers=2)
     for client in ("b", "a", "a"):
         turns.add(client, client, 0.0)
@@ -53,7 +53,7 @@ def test_turns_slow_client_leaves_one_worker_to_others_for_a_while() -> None:
 
 
 def test_turns_client_alone_has_every_worker() -> None:
-    """However slow its pictures are; another client's last one was long ago."""
+    """This holds for slow pictures, too, if another client's last one was long ago."""
     turns = Turns[str](workers=2)
     turns.add("b", "b", 0.0)
     assert taken(turns, 1) == ["b"]
@@ -70,7 +70,7 @@ def test_turns_client_alone_has_every_worker() -> None:
 
 
 def test_turns_forget_items_that_leave_and_clients_that_are_gone() -> None:
-    """Thousands of clients, random arrivals, departures and ends: nothing is lost, served twice or left behind."""
+    """With thousands of clients and random events, no item is lost, served twice or left behind."""
     chance = random.Random(5)
     turns = Turns[int](workers=4)
     waiting: dict[int, str] = {}

@@ -83,14 +83,14 @@ BOW_TIE = ((0, 0), (1000, 1000), (1000, 0), (0, 1000))
     ],
 )
 def test_area_holds_its_edges_and_corners_and_nothing_beyond(corners, point, expected: bool) -> None:
-    """The border rule, for polygons within the picture, up to its edges and beyond it, in both directions."""
+    """The border rule holds for polygons inside the picture, at its edges and beyond, in both directions."""
     for turned in (corners, corners[::-1]):
         assert Area(np.array(turned, np.float64)).holds(np.array([point], np.float64)).tolist() == [expected]
 
 
 @given(x=st.integers(0, 1_000_000), y=st.integers(0, 1_000_000), side=st.sampled_from(SIDES))
 def test_area_of_the_whole_picture_holds_every_foot_on_its_edge(x: int, y: int, side: str) -> None:
-    """Whatever config-width and config-height the polygon is drawn in."""
+    """This holds for any config-width and config-height."""
     foot = {"left": (0, y / 1000), "right": (1000, y / 1000), "top": (x / 1000, 0), "bottom": (x / 1000, 1000)}[side]
     for width, height in ((1000, 1000), (1920, 1080), (7, 3)):
         drawn = ((0, 0), (width, 0), (width, height), (0, height))
@@ -113,7 +113,7 @@ def test_rule_of_the_whole_picture_counts_an_object_on_its_edge(kind: str, foot:
 
 
 def test_foot_on_an_edge_that_two_regions_share_is_in_both() -> None:
-    """And in no region that is about what is outside of them."""
+    """It is in no region with inverse-roi."""
     left, right = ((0, 0), (500, 0), (500, 900), (0, 900)), ((500, 0), (1000, 0), (1000, 900), (500, 900))
     regions = (RoiFiltering("Left", left), RoiFiltering("Right", right), RoiFiltering("Out", left, is_inverse=True))
     [said] = observe(Rules(roi_filtering=regions), {1: [(500, 400)]})
@@ -121,7 +121,7 @@ def test_foot_on_an_edge_that_two_regions_share_is_in_both() -> None:
 
 
 def test_rules_that_share_a_region_both_keep_their_labels() -> None:
-    """An object in it carries the names of both rules, of one kind and of two."""
+    """An object in it has the names of both rules, of the same kind and of two kinds."""
     regions = (RoiFiltering("A", SQUARE), RoiFiltering("B", SQUARE))
     [said] = observe(Rules(roi_filtering=regions, dwell=(Dwell("C", SQUARE),)), {1: [IN]})
     assert said.rules_of == (("A", "B", "C"),)

@@ -159,7 +159,7 @@ def test_section_that_cannot_be_meant_is_refused(section: object, words: str) ->
     ],
 )
 def test_rule_that_needs_tracks_is_refused_without_a_tracker(kind: str, rule: dict[str, object]) -> None:
-    """Each kind that needs tracks, with its place and both ways out."""
+    """Each such kind is refused, with its place in the file and both remedies."""
     assert rules_from({kind: [rule]}, LABELS) != Rules()
     with pytest.raises(RuleRefused) as caught:
         rules_from({kind: [rule]}, LABELS, has_tracker=False)
@@ -168,7 +168,7 @@ def test_rule_that_needs_tracks_is_refused_without_a_tracker(kind: str, rule: di
 
 
 def test_rules_that_count_in_one_frame_are_taken_without_a_tracker() -> None:
-    """Objects in a region need no identity to be counted."""
+    """Objects in a region can be counted without an identity."""
     section = roi() | crowd()
     assert rules_from(section, LABELS, has_tracker=False) == rules_from(section, LABELS)
 

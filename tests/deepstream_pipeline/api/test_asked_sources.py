@@ -1,4 +1,4 @@
-"""Which hosts a caller may name: public ones, and those that the operator allows."""
+"""Which hosts an API client may name: public ones, and those that the operator allows."""
 
 from typing import Any
 
@@ -15,7 +15,7 @@ HIDDEN = (
 
 
 def calls(host: str) -> list[tuple[str, dict[str, Any]]]:
-    """Our own call that adds a source of that host, and DeepStream's."""
+    """Our request to add a source on that host, and DeepStream's."""
     uri = f"rtsp://anna:hunter2@{host}/1"
     value = {"camera_id": "theirs", "camera_url": uri, "change": "camera_add"}
     return [
@@ -26,7 +26,7 @@ def calls(host: str) -> list[tuple[str, dict[str, Any]]]:
 
 @pytest.mark.parametrize("host", HIDDEN)
 def test_source_on_a_host_that_is_not_public_is_refused(host: str) -> None:
-    """By both calls, with 403, the flag that allows it, and no password; nothing was added."""
+    """Both requests get 403 with the flag that allows it and without the password; nothing is added."""
     pipeline = FakePipeline()
     with serving(pipeline) as api:
         for path, body in calls(host):
@@ -39,7 +39,7 @@ def test_source_on_a_host_that_is_not_public_is_refused(host: str) -> None:
 
 @pytest.mark.parametrize("host", ["camera.example", "93.184.216.34", "10.1.2.3", "cam.local"])
 def test_source_that_is_taken_is_marked_as_a_callers(host: str) -> None:
-    """So that whatever its name and its redirections lead to is checked; also where its host is allowed."""
+    """Therefore its DNS answers and redirects are checked, also if its host is allowed."""
     pipeline = FakePipeline()
     with serving(pipeline, ApiOptions(port=0, allowed_outbound=("10.0.0.0/8", "cam.local"))) as api:
         for path, body in calls(host):
@@ -48,6 +48,6 @@ def test_source_that_is_taken_is_marked_as_a_callers(host: str) -> None:
 
 
 def test_allowed_value_that_is_none_stops_the_start() -> None:
-    """With the flag and the value."""
+    """The message has the flag and the value."""
     with pytest.raises(ApiRefused, match=r"--allow-outbound '10.0.0.0/99'"):
         ApiOptions(allowed_outbound=("10.0.0.0/99",))

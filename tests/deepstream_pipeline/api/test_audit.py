@@ -45,7 +45,7 @@ def audit(lines: Lines) -> Audit:
 def test_change_and_refused_key_give_one_line_each(
     lines: Lines, audit: Audit, method: str, path: str, body: object, headers: Mapping[str, str], line: tuple[str, ...]
 ) -> None:
-    """Who, from where, what and how it ended; no key, and nothing of a camera's address."""
+    """The line has client, address, action and outcome, but no key and no camera URL."""
     with serving(FakePipeline(), ApiOptions(port=0, api_key=KEY, audit=audit)) as api:
         ask(api.url, method, path, body, {"content-type": "application/json", **headers})
     client, *rest = line
@@ -54,7 +54,7 @@ def test_change_and_refused_key_give_one_line_each(
 
 
 def test_request_that_changes_nothing_gives_no_line(lines: Lines, audit: Audit) -> None:
-    """Reads with the key, and health without one."""
+    """Reads with the key and health checks without one write no line."""
     with serving(FakePipeline(), ApiOptions(port=0, api_key=KEY, audit=audit)) as api:
         assert ask(api.url, "GET", "/v1/streams", headers={"x-api-key": KEY}).status == 200
         assert ask(api.url, "GET", "/health/live").status == 200
@@ -62,7 +62,7 @@ def test_request_that_changes_nothing_gives_no_line(lines: Lines, audit: Audit) 
 
 
 def test_client_certificate_is_the_client(lines: Lines, tmp_path: Path) -> None:
-    """Its subject, where there is no key; the file is one of JSON lines."""
+    """Without a key, the client is the certificate's subject; the file has JSON lines."""
     ours, file = Authority("ours"), tmp_path / "audit.jsonl"
     certificates = Certificates(TlsFiles(*ours.sign(tmp_path, "api"), ours.file(tmp_path)))
     context = ssl.create_default_context(cafile=str(ours.file(tmp_path, "trusted.pem")))

@@ -74,8 +74,10 @@ def test_key_is_asked_for(headers: dict[str, str], status: int) -> None:
 
 @pytest.mark.parametrize("host", ["evil.example", "127.0.0.1.evil.example", "localhost.evil.example:80", "[::2]"])
 def test_name_that_is_not_this_machines_is_refused(api: ApiServer, host: str) -> None:
-    """FAULTS 87: a name that somebody made to point here (DNS rebinding) gets nothing but health, and the answer names
-    the flag that allows it."""
+    """FAULTS 87: a foreign name that resolves to this machine (DNS rebinding) is refused except for health checks.
+
+    The answer names the flag that allows the name.
+    """
     for method in ("GET", "POST"):
         answer = ask(api.url, method, "/v1/streams", headers={"host": host})
         assert (answer.status, "--allowed-host" in answer.error) == (421, True)
@@ -83,12 +85,12 @@ def test_name_that_is_not_this_machines_is_refused(api: ApiServer, host: str) ->
 
 
 def test_host_that_is_none_is_malformed(api: ApiServer) -> None:
-    """400, as RFC 9112 has it."""
+    """A malformed Host gets 400, as RFC 9112 requires."""
     assert ask(api.url, "GET", "/v1/streams", headers={"host": ""}).status == 400
 
 
 def test_request_with_the_key_may_use_any_name() -> None:
-    """A page that has the name made to point here does not have the key."""
+    """A page that uses DNS rebinding does not have the key."""
     with serving(FakePipeline(), ApiOptions(port=0, api_key=KEY)) as api:
         headers = {"host": "video.example", "x-api-key": KEY}
         assert ask(api.url, "GET", "/v1/streams", headers=headers).status == 200
@@ -102,14 +104,14 @@ def test_names_of_this_machine_are_let_in(api: ApiServer, host: str) -> None:
 
 
 def test_name_that_is_allowed_is_let_in() -> None:
-    """As a reverse proxy's; also all names below one."""
+    """A reverse proxy's name can be allowed, and all subdomains of a name."""
     with serving(FakePipeline(), ApiOptions(port=0, allowed_hosts=("Video.example", "*.lan.example"))) as api:
         for host in ("video.example", "a.lan.example:8010"):
             assert ask(api.url, "GET", "/v1/streams", headers={"host": host}).status == 200
 
 
 def test_page_of_an_allowed_origin_may_change_and_read(pipeline: FakePipeline) -> None:
-    """--cors-origin: its preflight is answered, and its answers may be read; those of other pages are not."""
+    """With --cors-origin its preflights are answered and it can read answers; other pages cannot."""
     page, other = {"origin": "https://page.example"}, {"origin": "https://evil.example"}
     asks = {"access-control-request-method": "POST", "access-control-request-headers": "content-type"}
     with serving(pipeline, ApiOptions(port=0, cors_origins=(page["origin"],))) as api:
@@ -123,7 +125,7 @@ def test_page_of_an_allowed_origin_may_change_and_read(pipeline: FakePipeline) -
 
 @pytest.mark.parametrize("wrong", [{"allowed_hosts": ("https://a.example",)}, {"cors_origins": ("page.example",)}])
 def test_name_or_origin_that_no_browser_sends_is_refused_at_the_start(wrong: dict[str, tuple[str, ...]]) -> None:
-    """With what to give."""
+    """The message says what to give."""
     with pytest.raises(ApiRefused, match=r"give a name or IP address|give the page's origin"):
         ApiOptions(port=0, **wrong)  # type: ignore[arg-type]
 
@@ -142,7 +144,7 @@ def test_name_or_origin_that_no_browser_sends_is_refused_at_the_start(wrong: dic
 def test_page_of_another_site_changes_nothing(
     api: ApiServer, pipeline: FakePipeline, path: str, headers: dict[str, str]
 ) -> None:
-    """FAULTS 87: whatever its body says, and whatever type it has; the answer names the flag that allows it."""
+    """FAULTS 87: requests with any body and content type are refused; the answer names the flag that allows them."""
     answer = ask(api.url, "POST", path, DOOR, {**JSON, **headers})
     assert (answer.status, "--cors-origin" in answer.error) == (403, True)
     assert pipeline.sources == {}
@@ -162,7 +164,7 @@ SIMPLE_TYPES = ["text/plain", "application/x-www-form-urlencoded", "multipart/fo
 def test_body_that_a_page_can_send_unasked_is_refused(
     api: ApiServer, pipeline: FakePipeline, kind: str, mark: str
 ) -> None:
-    """FAULTS 87: 415, and nothing is added, also from this API's own origin."""
+    """FAULTS 87: it gets 415 and nothing is added, even from the API's own origin."""
     marks = {"origin": api.url, "referer": f"{api.url}/", "sec-fetch-site": "same-origin"}
     answer = ask(api.url, "POST", "/v1/streams", DOOR, {"content-type": kind, mark: marks[mark]})
     assert (answer.status, "application/json" in answer.error) == (415, True)
@@ -171,7 +173,7 @@ def test_body_that_a_page_can_send_unasked_is_refused(
 
 @pytest.mark.parametrize("kind", [*SIMPLE_TYPES, "application/json", ""])
 def test_body_that_no_page_sent_is_read_as_json(api: ApiServer, kind: str) -> None:
-    """`curl -d` calls it a form."""
+    """`curl -d` sends JSON with the content type of a form."""
     answer = ask(api.url, "POST", "/v1/streams", DOOR, {"content-type": kind} if kind else {})
     assert answer.status == 201
 

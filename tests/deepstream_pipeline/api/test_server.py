@@ -61,7 +61,7 @@ def test_api_on_ipv6_answers() -> None:
 
 
 def test_api_over_tls_demands_a_client_certificate_and_takes_a_replaced_one(tmp_path: Path) -> None:
-    """HTTPS alone is answered, to clients of the CA alone; a replaced certificate is used for the next connection."""
+    """Only HTTPS clients of the CA are answered; a replaced certificate is used for the next connection."""
     ours, theirs = Authority("ours"), Authority("theirs")
     files = ours.sign(tmp_path, "api")
     certificates = Certificates(TlsFiles(*files, ours.file(tmp_path)))
@@ -90,7 +90,7 @@ def test_api_over_tls_demands_a_client_certificate_and_takes_a_replaced_one(tmp_
 
 
 def test_client_that_never_completes_its_tls_handshake_is_hung_up_on(tmp_path: Path) -> None:
-    """After the client's time; the ones beyond half of the connections at once."""
+    """It is disconnected after its time limit, or at once if half of the connections are such."""
     tls = Certificates(TlsFiles(*Authority("ours").sign(tmp_path, "api"))).context
     with serving(FakePipeline(), ApiOptions(port=0, tls=tls, max_connections=4, client_timeout_s=60.0)) as api:
         held = [connect(api.url) for _ in range(2)]
@@ -184,7 +184,7 @@ def test_bytes_that_are_no_http_are_refused(impatient: ApiServer) -> None:
 
 
 def test_body_of_tiny_chunks_is_refused(impatient: ApiServer) -> None:
-    """400 after some thousands of them: each costs a callback."""
+    """It gets 400 after some thousands of chunks, because each chunk is a callback."""
     with connect(impatient.url) as connection:
         head = b"POST /v1/streams HTTP/1.1\r\n" + HOST + b"transfer-encoding: chunked\r\n\r\n"
         connection.sendall(head + b"1\r\n \r\n" * 9_000)

@@ -201,9 +201,9 @@ class DecoderContract:
     def test_picture_with_a_display_matrix_is_shown_upright(
         self, kind: Kind, tmp_path: Path, matrix: DisplayMatrix
     ) -> None:
-        """Rotated and mirrored clips: each picture is what the matrix makes of the stored one, and so is its size.
+        """Pictures of rotated and mirrored clips, and their sizes, are what the matrix makes of the stored ones.
 
-        Pixels that are twice as wide as high are twice as high as wide in a picture turned by a quarter.
+        A quarter turn inverts the sample aspect ratio.
         """
         plain = plain_clip(tmp_path / "plain.mp4", frames=3, sample_aspect_ratio=Fraction(2))
         with av.open(str(plain)) as container:
@@ -278,7 +278,7 @@ class DecoderContract:
 
     @pytest.mark.parametrize("name", ["a.mp4", "a.mkv", "a.ts"])
     def test_times_of_a_time_lapse_are_the_files_to_its_last_frame(self, kind: Kind, tmp_path: Path, name: str) -> None:
-        """Steps of a minute and an hour, with B-frames that the decoder gives at its end."""
+        """Steps of a minute and an hour are exact, also for B-frames that the decoder returns at the end."""
         times_s = [0.0, 60.0, 120.0, 120.1, 3720.0, 3780.0, 3840.5, 90_000.0, 90_060.0, 90_120.0]
         seen = seen_of(kind, timed_clip(tmp_path / name, times_s))[1]
         assert seen.pts_s == pytest.approx(times_s, abs=0.002)

@@ -81,7 +81,7 @@ def test_brightness_of_any_format_is_seen(format: str) -> None:
 
 @pytest.mark.parametrize("matrix", [(0.7, 0.7, -0.7, 0.7), (0, 0, 0, 0), (1, 1, 1, 1)])
 def test_picture_with_an_oblique_matrix_is_left_as_stored(tmp_path: Path, matrix: tuple[float, ...]) -> None:
-    """Only quarter turns and mirrorings are applied: anything else would need a larger picture."""
+    """Only quarter turns and mirroring are applied: other rotations would need a larger picture."""
     plain = write_clip(tmp_path / "plain.mp4", frames=1)
     path = with_display_matrix(tmp_path / "oblique.mp4", plain, matrix)
     with av.open(str(path)) as container:
@@ -91,7 +91,7 @@ def test_picture_with_an_oblique_matrix_is_left_as_stored(tmp_path: Path, matrix
 
 
 def test_picture_with_a_nearly_straight_matrix_is_turned(tmp_path: Path) -> None:
-    """Factors that are off by less than a degree count as a quarter turn, as FFmpeg's players have it."""
+    """A matrix within a degree of a quarter turn counts as one, as in FFmpeg's players."""
     plain = write_clip(tmp_path / "plain.mp4", frames=1)
     path = with_display_matrix(tmp_path / "nearly.mp4", plain, (0.01, 1, -1, 0.01))
     with av.open(str(path)) as container:

@@ -79,7 +79,7 @@ RAW = st.one_of(st.none(), st.floats(-1e6, 1e6), st.sampled_from([0.0, WRAP_S - 
 
 @given(st.lists(RAW, min_size=2, max_size=60), st.floats(0, 1e6))
 def test_times_rise_strictly_whatever_the_stream_says(raw: list[float | None], first_pts_s: float) -> None:
-    """No sequence of times makes two frames equal, or goes back."""
+    """With any input, two frames never have the same time, and times never decrease."""
     out = stamps(raw, first_pts_s)
     assert out[0] == first_pts_s
     assert all(before < after for before, after in itertools.pairwise(out))
@@ -87,7 +87,7 @@ def test_times_rise_strictly_whatever_the_stream_says(raw: list[float | None], f
 
 @given(st.lists(RAW, min_size=2, max_size=60), st.floats(0.01, 5.0))
 def test_live_times_never_outrun_the_clock_by_more_than_a_step(raw: list[float | None], pause_s: float) -> None:
-    """Whatever a camera says: from frame to frame no more than half a minute beyond the time that has passed."""
+    """With any input, a step is at most half a minute longer than the time that has passed."""
     timeline = Timeline(0.0, 0.1)
     out = [timeline.stamp(one, now=number * pause_s) for number, one in enumerate(raw)]
     for before, after in itertools.pairwise(out):
@@ -96,7 +96,7 @@ def test_live_times_never_outrun_the_clock_by_more_than_a_step(raw: list[float |
 
 @given(st.lists(st.floats(0.002, 1e7), min_size=1, max_size=60))
 def test_file_times_that_increase_are_followed_whatever_the_step(steps_s: list[float]) -> None:
-    """Milliseconds, minutes or months from frame to frame: the timeline has the file's differences."""
+    """With milliseconds, minutes or months between frames, the timeline has the file's differences."""
     raw = [0.0, *itertools.accumulate(steps_s)]
     assert stamps(list(raw)) == pytest.approx(raw)
 
@@ -114,7 +114,7 @@ def test_file_times_that_increase_are_followed_whatever_the_step(steps_s: list[f
     ],
 )
 def test_live_step_is_followed_as_far_as_time_has_passed(passed_s: float, step_s: float, expected_s: float) -> None:
-    """A camera with a frame an hour is believed; one whose clock jumps by an hour at once costs an interval."""
+    """A frame after an hour is an hour later; a clock that jumps by an hour adds one interval."""
     timeline = Timeline(0.0, 0.1)
     timeline.stamp(5000.0, now=10.0)
     assert timeline.stamp(5000.0 + step_s, now=10.0 + passed_s) == pytest.approx(expected_s)

@@ -61,7 +61,7 @@ def test_address_that_cannot_be_a_source_is_refused_with_words(uri: str) -> None
 
 @pytest.mark.parametrize("login", ["u:pa#ss", "u#1:pass", "u:p/a", "u:p@#"])
 def test_password_that_must_be_escaped_is_refused_with_the_way_to_write_it(login: str) -> None:
-    """The password is not in the message."""
+    """The message does not contain the password."""
     with pytest.raises(SourceNotAllowed, match="# as %23") as refused:
         kind_of(f"rtsp://{login}@127.0.0.1:554/live")
     assert login not in refused.value.message

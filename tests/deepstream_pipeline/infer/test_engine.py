@@ -98,7 +98,7 @@ def test_more_rows_than_a_call_may_have_are_several_calls(core: FakeCore, engine
 
 
 def test_rows_of_a_model_that_are_not_merged_are_each_a_call(core: FakeCore, engine: Engine) -> None:
-    """The gateway's trial says so; the log says why."""
+    """The gateway's trial decides it; the log has the reason."""
     with structlog.testing.capture_logs() as told:
         network = engine.network("astray", 20)
     assert (network.max_batch_size, network.unmerged) == (1, ASTRAY)
@@ -110,7 +110,7 @@ def test_rows_of_a_model_that_are_not_merged_are_each_a_call(core: FakeCore, eng
 
 
 async def test_trial_that_has_not_ended_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Until it has, no frame shares a call; nobody waits longer than for the model itself."""
+    """Until it ends, frames do not share calls; the wait is not longer than for the model itself."""
     monkeypatch.setattr(asking, "RETRY_S", 0.0)
     tried, line = classifier("m", 4), Mock(Line)
     trying = replace(tried, unmerged=None)

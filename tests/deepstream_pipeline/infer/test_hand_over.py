@@ -147,7 +147,7 @@ def test_more_rows_than_a_call_may_have_are_several_calls(gateway: CardGateway, 
 
 
 def test_rows_of_a_model_that_are_not_merged_are_each_a_call(driver: FakeDriver, gateway: CardGateway) -> None:
-    """The gateway's answer to who asks for the model's config says so."""
+    """The model config that the gateway returns says so."""
     gateway.plane.unmerged = {"owned": ASTRAY}
     rig = Rig(gateway)
     assert (rig.network.max_batch_size, rig.network.unmerged) == (1, ASTRAY)

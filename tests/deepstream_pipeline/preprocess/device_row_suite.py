@@ -41,7 +41,7 @@ class DeviceRowSuite:
     def test_row_of_a_picture_made_smaller_equals_the_cpus(
         self, device: Device, fit: Fit, orientation: Orientation
     ) -> None:
-        """To the last bit, in every colour order, layout, datatype and filter, in all eight orientations."""
+        """They are bit-identical in every colour order, layout, datatype and filter, in all eight orientations."""
         for seed, size in enumerate(SMALLER):
             stored = noise(*size, seed, orientation=orientation, matrix=BT_709)
             for spec in specs(fit):
@@ -62,7 +62,7 @@ class DeviceRowSuite:
 
     @pytest.mark.parametrize("orientation", ORIENTATIONS)
     def test_image_is_upright(self, device: Device, orientation: Orientation) -> None:
-        """Turned and mirrored as the CPU does it, in all eight orientations."""
+        """It is rotated and mirrored as on the CPU, in all eight orientations."""
         stored = noise(322, 182, matrix=BT_601, orientation=orientation)
         image = np.zeros(stored.rgb().shape, np.uint8)
         made_of(device, stored, None, None, image)

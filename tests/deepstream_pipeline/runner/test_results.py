@@ -49,7 +49,7 @@ def test_thread_of_the_results_outlives_a_bug() -> None:
 
 @pytest.mark.parametrize("is_readable", [True, False])
 def test_answers_that_cannot_be_read_are_no_inferred_frames(monkeypatch: pytest.MonkeyPatch, is_readable: bool) -> None:
-    """A run that gets nothing else has failed, though the engine answered every frame."""
+    """A run with only such answers fails, although the engine answered every frame."""
 
     def detections_of(*_: object) -> object:
         if not is_readable:

@@ -118,7 +118,7 @@ def test_hls_playlist_counts_what_slid_out_of_it() -> None:
     """Sequence numbers tell players what is gone: segments, and discontinuities among them."""
     playlist = Playlist(segment_s=2.0, list_size=2)
     gone = [playlist.add(Segment(number, 2.0, "t", has_gap=number == 11)) for number in range(10, 17)]
-    assert gone == [[], [], [], [], [], ["segment-10.ts"], ["segment-11.ts"]]  # 2 left the list when 12 came
+    assert gone == [[], [], [], [], [], ["segment-10.ts"], ["segment-11.ts"]]  # 12 removed 2 from the list
     lines = playlist.text().splitlines()
     assert lines[2:5] == ["#EXT-X-TARGETDURATION:2", "#EXT-X-MEDIA-SEQUENCE:15", "#EXT-X-DISCONTINUITY-SEQUENCE:1"]
     assert lines[-1] == "segment-16.ts"
@@ -126,7 +126,7 @@ def test_hls_playlist_counts_what_slid_out_of_it() -> None:
 
 
 def test_hls_segment_stays_on_disk_for_a_playlist_after_it_left() -> None:
-    """A player that has the old list reads its last segment: RFC 8216's own time, whatever the segments last."""
+    """A player with the old list can read its last segment for the time that RFC 8216 requires."""
     playlist = Playlist(segment_s=2.0, list_size=3)
     published_s, left_at_s, durations = 0.0, {}, {}
     for number in range(40):
@@ -141,7 +141,7 @@ def test_hls_segment_stays_on_disk_for_a_playlist_after_it_left() -> None:
 
 @pytest.mark.parametrize("steps_s", [(0.1,), (0.4,), (1.6,), (0.1, 0.1, 0.1, 1.3), (0.1,) * 40 + (2.4,) * 5])
 def test_hls_target_duration_never_changes_and_holds(tmp_path: Path, steps_s: tuple[float, ...]) -> None:
-    """While a playlist is live its target stays, and no segment is longer, however far apart the frames come."""
+    """In a live playlist the target is constant, and no segment is longer, for any distance of frames."""
     sink = sink_in(tmp_path)
     index = tmp_path / "hls" / "index.m3u8"
     targets, pts_s = set(), 0.0

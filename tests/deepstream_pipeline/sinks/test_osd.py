@@ -99,7 +99,7 @@ def test_osd_names_of_rules_at_one_place_stand_under_each_other() -> None:
 
 @pytest.mark.parametrize("bottom", [120.0, 238.0, 240.0, 300.0])
 def test_osd_names_of_rules_that_share_a_region_can_all_be_read(bottom: float, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each name lies in the picture and covers no other, also where the region ends at the lower edge or beyond it."""
+    """Each name is inside the picture and covers no other, also if the region ends at or below the lower edge."""
     chips: dict[str, int] = {}
     monkeypatch.setattr(Canvas, "chip", lambda canvas, text, at, *args, **more: chips.update({text: at[1]}))
     region = ((10.0, 40.0), (200.0, 40.0), (200.0, bottom), (10.0, bottom))

@@ -55,7 +55,7 @@ def test_annotated_video_has_every_frame_at_its_time(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("shape", [Fraction(1), Fraction(2), Fraction(64, 45)])
 def test_annotated_video_has_the_shape_of_its_sources_pixels(tmp_path: Path, shape: Fraction) -> None:
-    """A player shows it as wide as the source; another shape begins another file."""
+    """A player shows it with the source's width; another pixel shape starts another file."""
     sink = sink_in(tmp_path)
     for number, one in enumerate((shape, shape, Fraction(3))):
         told = numbered(number)

@@ -138,7 +138,7 @@ def test_webhook_with_a_batch_posts_lists(receiver: Receiver, url: str) -> None:
 
 
 def test_webhook_sends_a_list_that_failed_again_as_it_was(receiver: Receiver, url: str) -> None:
-    """The same messages under the same Idempotency-Key, though others came meanwhile; they go with the next list."""
+    """The retry has the same messages and Idempotency-Key; messages that came meanwhile are in the next list."""
     link, spool = WebhookLink(options(url, batch=8)), Spool(100, 1 << 20)
     receiver.status = {0: [500, 503, 200]}
     for number in range(12):

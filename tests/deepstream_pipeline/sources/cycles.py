@@ -34,7 +34,7 @@ def rings_now() -> int:
 def _is_decoding(child: psutil.Process) -> bool:
     try:
         return COMMAND[1] in child.cmdline()
-    except psutil.NoSuchProcess:  # it has just ended; a zombie is one, too
+    except psutil.NoSuchProcess:  # it has just ended, or is a zombie
         return False
 
 

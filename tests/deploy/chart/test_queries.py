@@ -131,7 +131,7 @@ def test_service_monitors_find_every_pod_that_has_metrics_once(name: str) -> Non
 
 
 def test_monitor_sends_the_key_that_the_gateways_require() -> None:
-    """As a Bearer token from the Secret that is named; without one, none."""
+    """It is a Bearer token from the named Secret; without a Secret, no token is sent."""
 
     def authorization(over: dict[str, Any]) -> object:
         monitors = render(merged(SETS["monitoring"], over)).of_kind("ServiceMonitor")

@@ -1,4 +1,4 @@
-"""Every name that Helm allows for a release gives objects that Kubernetes takes."""
+"""Every release name that Helm allows gives objects that Kubernetes accepts."""
 
 import re
 from collections.abc import Iterator, Mapping
@@ -13,7 +13,7 @@ from tests.deploy.chart.value_sets import SETS, merged, rendered
 
 pytestmark = pytest.mark.xdist_group("chart")
 
-# YAML 1.1 reads most of these as a number, a truth value, null or a date when they are not quoted.
+# YAML 1.1 parses most of these as a number, a boolean, null or a date if they are not quoted.
 WORDS = ("true", "false", "null", "yes", "no", "on", "off", "y", "n")
 NUMBERS = ("2026", "0", "007", "1e3", "12e45", "0x1f", "0b11", "0o17", "1.5", "1.e3", "2026-11-27", "190.20.30")
 LONG = ("a" * 53, "1" * 53, "a." * 26 + "a", "a" * 39 + "--" + "b" * 12, "1" * 39 + ".penstock")
@@ -36,12 +36,12 @@ TEXTS = ("labels", "matchLabels", "selector", "annotations", "nodeSelector")
 
 @cache
 def named(release: str, name: str) -> Rendered:
-    """A set as a release of this name, in a namespace whose name YAML would read as a number."""
+    """Renders a set of values as a release of this name, in a namespace whose name YAML would parse as a number."""
     return render(SETS[name], release=release, namespace="2026")
 
 
 def texts(node: object, path: str = "") -> Iterator[tuple[str, object]]:
-    """Every value that has to be a string: of labels, selectors and annotations, and names, wherever they are."""
+    """Every value that must be a string: labels, selectors, annotations and names."""
     if isinstance(node, list):
         for each in node:
             yield from texts(each, path)
@@ -57,7 +57,7 @@ def texts(node: object, path: str = "") -> Iterator[tuple[str, object]]:
 
 
 def test_sets_of_this_page_render_every_template() -> None:
-    """Together they render every template of the chart."""
+    """Together the sets render every template of the chart."""
     files = {str(path.relative_to(CHART / "templates")) for path in (CHART / "templates").rglob("*.yaml")}
     seen = {file for name in SET_NAMES for file, text in rendered(name).texts.items() if text.strip()}
     assert files - seen <= {"validate.yaml"}
@@ -65,7 +65,7 @@ def test_sets_of_this_page_render_every_template() -> None:
 
 @pytest.mark.parametrize("release", ODD)
 def test_names_labels_and_annotations_are_text(release: str) -> None:
-    """Nothing that is text for Kubernetes is a number, a truth value, null or a date after YAML was read."""
+    """No string of Kubernetes is parsed by YAML as a number, a boolean, null or a date."""
     for name in SET_NAMES:
         for each in named(release, name).objects:
             wrong = [(where, value) for where, value in texts(each) if not isinstance(value, str)]
@@ -83,7 +83,7 @@ def _own_namespace(name: str) -> str | None:
 
 @pytest.mark.parametrize("release", ODD)
 def test_names_are_dns_labels_where_they_become_host_names(release: str) -> None:
-    """Services, and what gives its pods their names; everything else has a DNS name."""
+    """Services and owners of pods have DNS labels; all other objects have DNS names."""
     for name in SET_NAMES:
         for each in named(release, name).objects:
             title = each["metadata"]["name"]
@@ -96,7 +96,7 @@ def test_names_are_dns_labels_where_they_become_host_names(release: str) -> None
 
 @pytest.mark.parametrize("release", ODD)
 def test_selectors_take_the_pods_of_their_workload(release: str) -> None:
-    """A workload's selector is part of its pods' labels; every Service takes pods and says where they are."""
+    """A workload's selector matches its pods' labels; every Service selects pods and names their ports."""
     for name in SET_NAMES:
         result = named(release, name)
         for pods in (each for each in pods_of(result) if each.owner["kind"] != "Pod"):
@@ -113,7 +113,7 @@ def test_selectors_take_the_pods_of_their_workload(release: str) -> None:
 
 @pytest.mark.parametrize("release", ORDINARY)
 def test_ordinary_names_render_as_before(release: str) -> None:
-    """Selectors and names of what is installed never change: an upgrade could not apply them."""
+    """Selectors and names of installed objects never change: otherwise upgrades would fail."""
     result = render(SETS["everything"], release=release)
     prefix = ORDINARY[release]
     selector = {"app.kubernetes.io/name": "penstock", "app.kubernetes.io/instance": release}
@@ -128,13 +128,13 @@ def test_ordinary_names_render_as_before(release: str) -> None:
 
 @pytest.mark.parametrize(("release", "prefix"), [("2026", "penstock-2026"), ("my.release", "my-release-penstock")])
 def test_names_that_no_service_may_have_are_changed(release: str, prefix: str) -> None:
-    """A digit in front gets the chart's name before it; dots become dashes."""
+    """A name that begins with a digit gets the chart's name as prefix; dots become dashes."""
     (gateway,) = named(release, "everything").of_kind("Deployment")
     assert gateway["metadata"]["name"] == f"{prefix}-gateway"
 
 
 def test_names_of_secrets_and_claims_that_look_like_numbers_stay_text() -> None:
-    """What the values name is text, too."""
+    """Names from the values are strings, too."""
     values: dict[str, Any] = merged(
         SETS["everything"],
         {

@@ -73,7 +73,7 @@ def test_gateways_engine_is_the_topologys(name: str) -> None:
 
 @pytest.mark.parametrize("name", NAMES)
 def test_gateway_allows_the_host_names_of_its_services_and_ingress(name: str) -> None:
-    """Clients without a key use these names: of a pod of the namespace, of another namespace, of the Ingress."""
+    """Clients without a key may use these names: in the namespace, in other namespaces, and of the Ingress."""
     allowed = gateway_settings(name).allowed_host
     services = [each["metadata"] for each in rendered(name).of_kind("Service")]
     for service in (each for each in services if "-gateway" in each["name"]):
@@ -84,7 +84,7 @@ def test_gateway_allows_the_host_names_of_its_services_and_ingress(name: str) ->
 
 
 def test_ingress_without_a_host_allows_every_name() -> None:
-    """As the Ingress itself does."""
+    """The Ingress itself accepts every name."""
     result = render(merged(SETS["everything"], {"gateway": {"ingress": {"host": "", "tlsSecret": ""}}}))
     container = component(result, "gateway").container("gateway")
     assert "*" in variables(container)["PENSTOCK_ALLOWED_HOST"].split(",")
@@ -259,7 +259,7 @@ def test_video_takes_what_it_is_told_and_every_source_has_one_reader(name: str, 
 
 
 def test_video_reaches_the_hosts_that_the_chart_allows(tmp_path: Path) -> None:
-    """video.allowOutbound is api.allow-outbound of its settings file."""
+    """video.allowOutbound becomes api.allow-outbound in its settings file."""
     done = render(merged(SETS["video-shards"], {"video": {"allowOutbound": ["10.0.0.0/8", "cam.local"]}}))
     (text,) = (each["data"]["video.yaml"] for each in done.of_kind("ConfigMap") if "video.yaml" in each["data"])
     path = tmp_path / "video.yaml"

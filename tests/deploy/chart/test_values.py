@@ -18,12 +18,12 @@ pytestmark = pytest.mark.xdist_group("chart")
 VALUES = CHART / "values.yaml"
 SAID_BY_THE_CHART = {  # settings that follow from other values, or that make no sense in a pod
     *("allow_client_shm", "client_shm_lease_s", "trace_file"),
-    "engine_header_file",  # of an external Triton: the chart mounts no Secret for it
+    "engine_header_file",  # for an external Triton; the chart mounts no Secret for it
     *("mps", "mps_directory", "mps_active_thread_percentage", "mps_pinned_memory"),  # of a Triton that is started here
-    *("tls_cert", "tls_key", "tls_client_ca"),  # files that no value mounts: an Ingress ends TLS
+    *("tls_cert", "tls_key", "tls_client_ca"),  # the chart mounts no such files: an Ingress terminates TLS
     *("allowed_host", "host", "http_port", "grpc_port", "metrics_port", "engine", "engine_grpc", "engine_http_port"),
     *("engine_grpc_port", "engine_metrics_port", "engine_environment", "access_file", "api_keys", "anonymous"),
-    *("tls_cert", "tls_key", "tls_client_ca"),  # a cluster's ingress or mesh encrypts
+    *("tls_cert", "tls_key", "tls_client_ca"),  # a cluster's Ingress or service mesh encrypts
     *("home", "model_repository", "models", "batching", "drain_delay_s", "grace_s", "log_format", "log_level"),
 }
 FREE = (  # maps whose keys are the user's, or Kubernetes'
