@@ -3,8 +3,10 @@
 A picture lies in host memory when it is drawn, so that nvJPEG costs a copy to the card and one of the JPEG back. On an
 H200 and its host (medians, one thread; CPU in brackets): a preview of 640x360 0.37 ms (0.24) by nvJPEG and 0.78 (0.82)
 by libjpeg-turbo, of 1280x720 0.61 (0.49) and 2.62 (2.74), of 1920x1080 1.00 (0.78) and 5.59 (5.85). Measured by
-`python -m loadtest.bench.gpu.previews`. Both are as far from the picture that they were given, and no nearer to each
-other: a quantised coefficient falls to one side or the other.
+`python -m loadtest.bench.gpu.previews`. CUDA 13's nvJPEG and libjpeg-turbo are as far from the picture that they were
+given, and no nearer to each other: a quantised coefficient falls to one side or the other. CUDA 12's nvJPEG drops the
+fractions of luma and chroma, where CUDA 13's rounds: its previews are darker by 1.2 levels of 255 in red and 1.4 in
+blue (tests/gpu/test_encoders_gpu.py states and measures it).
 """
 
 from enum import StrEnum

@@ -1,9 +1,9 @@
 """On a real card: pictures prepared by nvJPEG and the kernel against the gateway's path on the CPU.
 
 Stated tolerance, in levels of 255 of the network's input, for photo-like JPEGs that are made smaller:
-the same pixels: none, to the last bit. Decoded by nvJPEG instead of libjpeg-turbo, as an H200 had it (CUDA 13):
-4:4:4 equal; 4:2:0 by the hardware decoder largest 1, by torchvision's call mean 0.17, 99 of 100 within 2, largest 10
-(chroma is repeated, not interpolated). `python -m loadtest.bench.gpu.pictures` prints what they are.
+the same pixels: none, to the last bit. Decoded by nvJPEG instead of libjpeg-turbo, as an H200 and an H100 had it alike
+(CUDA 13): 4:4:4 equal; 4:2:0 by the hardware decoder largest 1, by torchvision's call mean 0.17, 99 of 100 within 2,
+largest 10 (chroma is repeated, not interpolated). `python -m loadtest.bench.gpu.pictures` prints what they are.
 """
 
 from dataclasses import replace
