@@ -7,7 +7,8 @@ in the background. Without arguments it hands the lines of standard input to the
 Clients are the living processes whose ids stand in the file `clients` of its directory; with the first of them there
 is a server. The word in the file `state` is that server's; FAULT goes when the last client has. FAKE_MPS_SICK names
 what is wrong: deaf (SIGTERM and quit do nothing), slow (it starts late), dead (it ends at once), mute (no answer ever
-comes), foreign (it speaks another protocol), listless (it refuses a list of no servers).
+comes), foreign (it speaks another protocol), listless (it refuses a list of no servers). So many callers as the file
+`busy` says are turned away, as by a daemon that answers another one.
 """
 
 import os
@@ -99,9 +100,20 @@ def daemon() -> int:
             caller.send(b"1 no such device" if refused else f"0 {told}".encode())
 
 
+def is_turned_away() -> bool:
+    file = PIPES / "busy"
+    left = int(file.read_text()) if file.exists() else 0
+    if left:
+        file.write_text(str(left - 1))
+    return left > 0
+
+
 def client() -> int:
     code = 0
     for line in sys.stdin:
+        if is_turned_away():
+            sys.stdout.write("Cannot send command to MPS control daemon process\n")
+            return 1
         try:
             with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as call:
                 call.connect(str(PIPES / "control"))

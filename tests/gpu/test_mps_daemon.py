@@ -201,6 +201,45 @@ async def test_daemon_that_refuses_a_list_of_no_servers_is_up(place: Place) -> N
     assert (status.is_up, status.servers) == (True, ())
 
 
+def busy_from(control: Control, pipes: Path, question: int, times: int) -> list[str]:
+    """From that question of a status on the daemon turns so many away; the questions, as they come."""
+    ask, asked = control.ask, []
+
+    async def ask_beside_others(command: str) -> str:
+        if len(asked) == question:
+            (pipes / "busy").write_text(str(times))
+        asked.append(command)
+        return await ask(command)
+
+    control.ask = ask_beside_others  # type: ignore[method-assign]
+    return asked
+
+
+@pytest.mark.parametrize("question", range(3))
+async def test_daemon_that_answers_another_program_is_asked_again(place: Place, question: int) -> None:
+    """It turns a question away while it answers somebody else: its server and clients are told all the same."""
+    daemon = place.daemon()
+    await daemon.start()
+    (place.pipes / "clients").write_text(str(os.getpid()))
+    asked = busy_from(daemon.control, place.pipes, question, 3)
+    status = await daemon.status()
+    assert (status.is_up, status.clients) == (True, {os.getpid()})
+    assert ((place.pipes / "busy").read_text(), len(asked)) == ("0", 3)
+
+
+@pytest.mark.parametrize("question", range(3))
+async def test_daemon_that_others_ask_without_a_pause_is_silent(place: Place, question: int) -> None:
+    """Nothing is known then: a status without servers or clients would have every client restarted."""
+    await place.daemon().start()
+    (place.pipes / "clients").write_text(str(os.getpid()))
+    control = Control(place.pipes, program=place.program, environ={"PATH": os.defpath}, answer_s=2.0)
+    busy_from(control, place.pipes, question, 100_000)
+    status = await control.status()
+    (place.pipes / "busy").unlink()
+    assert (status.is_up, status.is_silent) == (False, True)
+    assert "others ask it without a pause" in status.reason
+
+
 async def test_line_of_trouble_in_its_log_is_told_at_once(place: Place) -> None:
     """So that a fault is looked at before the next look's turn; what our own questions leave there is not shown."""
     daemon = place.daemon()

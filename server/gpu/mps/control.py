@@ -3,17 +3,20 @@
 import asyncio
 import contextlib
 import os
+import random
 import shutil
 from collections.abc import Mapping
 from pathlib import Path
 
-from server.gpu.mps.errors import MpsError, MpsOtherProtocol, MpsRefused
+from server.gpu.mps.errors import MpsBusy, MpsError, MpsOtherProtocol, MpsRefused
 from server.gpu.mps.options import OUR_PROTOCOL, PROTOCOL_VARIABLE
 from server.gpu.mps.presence import PIPE_DIRECTORY, daemon_listens
 from server.gpu.mps.status import DaemonStatus, Server, pids_of, state_of
 
 PROGRAM = "nvidia-cuda-mps-control"
 ANSWER_S = 5.0
+BUSY_PAUSES_S = 0.01, 0.05  # a question takes 2 ms
+_BUSY = "Cannot send command"  # the program's words while the daemon answers another one
 _THREADS = "get_default_active_thread_percentage"
 
 
@@ -43,7 +46,28 @@ class Control:
         return daemon_listens(self.directory)
 
     async def ask(self, command: str) -> str:
-        """The daemon's answer. Raises MpsError where there is none within the time, MpsRefused where it says no."""
+        """The daemon's answer. Raises MpsError where there is none within the time, MpsRefused where it says no.
+
+        It answers one program at a time and turns others away: that is no answer, and it is asked again. Raises MpsBusy
+        where it never has time.
+        """
+        clock = asyncio.get_running_loop().time
+        until = clock() + self._answer_s
+        while True:
+            code, answer = await self._once(command)
+            if not code:
+                return answer
+            if _BUSY not in answer:
+                raise MpsRefused(f"the MPS daemon at {self.directory} refuses {command!r}: {answer or code}")
+            if clock() >= until:
+                raise MpsBusy(
+                    f"the MPS daemon at {self.directory} has no time for {command!r} within {self._answer_s:g} s: "
+                    "others ask it without a pause"
+                )
+            await asyncio.sleep(random.uniform(*BUSY_PAUSES_S))
+
+    async def _once(self, command: str) -> tuple[int, str]:
+        """The program's exit code and what it prints."""
         process = await self._started()
         try:
             async with asyncio.timeout(self._answer_s):
@@ -58,10 +82,7 @@ class Control:
                 with contextlib.suppress(ProcessLookupError):
                     process.kill()
                 await process.wait()
-        answer = out.decode(errors="replace").strip()
-        if process.returncode:
-            raise MpsRefused(f"the MPS daemon at {self.directory} refuses {command!r}: {answer or process.returncode}")
-        return answer
+        return process.returncode or 0, out.decode(errors="replace").strip()
 
     async def _started(self) -> asyncio.subprocess.Process:
         try:
@@ -115,9 +136,13 @@ class Control:
     async def _server(self, pid: int) -> Server:
         """One that ends between the questions has no clients."""
         state, clients = "", ""
-        with contextlib.suppress(MpsError):
+        try:
             state = await self.ask(f"get_server_status {pid}")
             clients = await self.ask(f"get_client_list {pid}")
+        except MpsBusy:
+            raise
+        except MpsError:
+            pass
         return Server(pid, state_of(state), pids_of(clients))
 
 

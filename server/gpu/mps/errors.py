@@ -9,6 +9,10 @@ class MpsRefused(MpsError):
     """The control program answered, and said no."""
 
 
+class MpsBusy(MpsError):
+    """The daemon answers others, and none of our questions within the time: nothing is known of it."""
+
+
 class MpsOtherProtocol(MpsError):
     """The daemon answers, and not as we know it: asking again is in vain."""
 
