@@ -385,7 +385,7 @@ class DataPlane:
         if is_done and verb is Verb.INFER:
             self._watch.note_served(model_name)
         elif is_done is False and verb is Verb.INFER:
-            self._watch.note_failed(model_name)
+            self._passage.note_failed(model_name)
         elif is_done and verb is Verb.LOAD:
             await self._watch.note_loaded(model_name)
             await self.spread()

@@ -13,6 +13,7 @@ from server.access.audit import NO_AUDIT, OK, AuditLog
 from server.access.quotas import Quotas
 from server.admission import Admission
 from server.backends.engine_view import EngineView
+from server.backends.model_health import Cause
 from server.backends.shell_paths import is_special
 from server.core.abandoned import when_free
 from server.core.caller import Caller
@@ -36,7 +37,9 @@ from server.tracing.trace import trace_arrival
 UNKNOWN_MODEL = "unknown"
 DEADLINE_SLACK_S = 0.02
 LONG_WAIT_S = 1.0  # if a client disconnects sooner, that is no evidence about the model
+LOOK_INTERVAL_S = 1.0  # between two looks for calls that wait long
 _NOTHING_HELD = nullcontext()
+_REPLACED = (Cause.HANG, Cause.CANARY)  # causes for which a model's process is restarted
 
 
 class Passage:
@@ -58,6 +61,8 @@ class Passage:
         self._quotas = quotas
         self._waiting: set[asyncio.Task[object]] = set()
         self._cut_for: dict[asyncio.Task[object], str] = {}
+        self._unanswered: dict[object, tuple[str, float]] = {}  # model and start of each inference, oldest first
+        self._look: asyncio.TimerHandle | None = None
         watch.when_silent(self._cut)
 
     def through(self, verb: Verb, head: InferHead, caller: Caller, size_bytes: int, until: float | None) -> "_OtherWay":
@@ -73,7 +78,8 @@ class Passage:
         self.require_engine()
         self.require_served(head)
         self._enter(caller, size_bytes)
-        began = time.monotonic()
+        began, call = time.monotonic(), object()
+        self._begin(call, head.model_name, began)
         try:
             with self._held(head, caller):
                 yield
@@ -83,6 +89,7 @@ class Passage:
             self._note_end(error, head.model_name, began)
             raise
         finally:
+            self._unanswered.pop(call, None)
             self._leave(caller, size_bytes)
 
     def cuttable(self) -> AbstractContextManager[None]:
@@ -154,6 +161,36 @@ class Passage:
             self._watch.note_late(model_name, waited_s)
         elif isinstance(error, BackendFailed) and not isinstance(error, OutOfMemory):
             self._watch.note_failed(model_name)
+
+    def note_failed(self, model_name: str) -> None:
+        """The engine failed a client's inference. Raises ModelUnavailable if the model's process is being replaced."""
+        self._watch.note_failed(model_name)
+        if (why := self._unavailable(model_name)) is not None:
+            raise why
+
+    def _unavailable(self, model_name: str) -> InferenceError | None:
+        """Why the gateway does not serve the model at present; None if it does."""
+        known = self._watch.models.get(model_name)
+        return known.error if known is not None and known.unavailable in _REPLACED else None
+
+    def _begin(self, call: object, model_name: str, began: float) -> None:
+        self._unanswered[call] = model_name, began
+        if self._look is None:
+            self._look = asyncio.get_running_loop().call_later(LOOK_INTERVAL_S, self._look_for_late)
+
+    def _look_for_late(self) -> None:
+        """Reports models whose oldest call waits long: a call without a deadline may never end."""
+        now = time.monotonic()
+        waits: dict[str, float] = {}
+        for model_name, began in self._unanswered.values():
+            if now - began < LONG_WAIT_S:
+                break
+            waits.setdefault(model_name, now - began)
+        for model_name, waited_s in waits.items():
+            self._watch.note_late(model_name, waited_s, is_waiting=True)
+        self._look = None
+        if self._unanswered:
+            self._look = asyncio.get_running_loop().call_later(LOOK_INTERVAL_S, self._look_for_late)
 
     def _leave(self, caller: Caller, size_bytes: int) -> None:
         self.admission.leave(size_bytes)
@@ -282,6 +319,7 @@ class _InferenceWay(_OtherWay):
                 held.__enter__()
                 self._held = held
             self._task = passage._wait()
+            passage._begin(self, head.model_name, self._began)
         except BaseException as error:
             self._end(error)
             raise
@@ -290,7 +328,9 @@ class _InferenceWay(_OtherWay):
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        cut = self._passage._waited(self._task, error)
+        cut: InferenceError | None = self._passage._waited(self._task, error)
+        if isinstance(error, BackendFailed):
+            cut = self._passage._unavailable(self._head.model_name)
         if cut is not None:
             kind, error, trace = type(cut), cut, None
         try:
@@ -303,6 +343,7 @@ class _InferenceWay(_OtherWay):
 
     def _end(self, error: BaseException | None) -> None:
         passage = self._passage
+        passage._unanswered.pop(self, None)
         if error is None:
             passage._leave(self._caller, self._size_bytes)
             passage._metrics.inference_answered()

@@ -36,8 +36,8 @@ class EngineView(Protocol):
         """A call could not reach the engine."""
         ...
 
-    def note_late(self, model_name: str, waited_s: float) -> None:
-        """A call ended after waited_s without an answer from the engine."""
+    def note_late(self, model_name: str, waited_s: float, *, is_waiting: bool = False) -> None:
+        """A call ended after waited_s without an answer from the engine. is_waiting: it has not ended."""
         ...
 
     def note_failed(self, model_name: str) -> None:

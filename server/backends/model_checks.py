@@ -120,12 +120,17 @@ class ModelChecks:
         """A client's inference failed in the engine, and the request was valid. Returns whether a canary is due."""
         return self._health.call_failed(model_name, time.monotonic())
 
-    def late(self, model_name: str, waited_s: float) -> bool:
-        """A client's call ended after waited_s without an answer. Returns whether a canary is due."""
+    def late(self, model_name: str, waited_s: float, *, is_waiting: bool = False) -> bool:
+        """A client's call ended after waited_s without an answer, or still waits. Returns whether a canary is due.
+
+        A call that waits is no reason for a canary before half the model's execution time-out.
+        """
         now, config = time.monotonic(), self._config_of(model_name)
         if config is None:
             return False
         timeout_s = self._options.execution_timeout_s(config)
+        if is_waiting and waited_s < timeout_s / 2:
+            return False
         if self._health.call_hung(model_name, waited_s, timeout_s, now):
             self._end_hang(model_name)
             return False

@@ -147,13 +147,13 @@ class EngineWatch:
     def note_generations(self, generations: Mapping[str, int]) -> None:
         self._checks.note_generations(generations)
 
-    def note_late(self, model_name: str = "", waited_s: float = 0.0) -> None:
-        """A call was not answered in its time. Several in a row, and an unanswered probe: the engine hangs."""
-        now = time.monotonic()
-        if not self._seen.is_up:
-            return
-        if self._checks.late(model_name, waited_s):
+    def note_late(self, model_name: str = "", waited_s: float = 0.0, *, is_waiting: bool = False) -> None:
+        """A call was not answered in its time; see EngineView. Several in a row and an unanswered probe: it hangs."""
+        if self._seen.is_up and self._checks.late(model_name, waited_s, is_waiting=is_waiting):
             self._wake.set()
+        if is_waiting or not self._seen.is_up:  # a call that waits is evidence about its model only
+            return
+        now = time.monotonic()
         self._circuit.failed(now)
         if self._circuit.is_probe_due(now) and self._doubting is None:
             self._doubting = asyncio.create_task(self._settle_doubt())

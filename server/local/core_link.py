@@ -128,9 +128,9 @@ class CoreLink:
         """A call could not reach the engine: the core is told."""
         self._send(Suspect())
 
-    def note_late(self, model_name: str, waited_s: float) -> None:
-        """A call ended without an answer: sent to the core."""
-        self._send(Late(model_name, waited_s))
+    def note_late(self, model_name: str, waited_s: float, *, is_waiting: bool = False) -> None:
+        """A call ended without an answer, or waits long: sent to the core."""
+        self._send(Late(model_name, waited_s, is_waiting))
 
     def note_failed(self, model_name: str) -> None:
         """A client's inference failed in the engine: sent to the core."""

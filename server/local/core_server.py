@@ -253,7 +253,7 @@ class CoreServer:
         elif isinstance(record, NotServed):
             self._watch.note_failed(record.model_name)
         else:
-            self._watch.note_late(record.model_name, record.waited_s)
+            self._watch.note_late(record.model_name, record.waited_s, is_waiting=record.is_waiting)
 
     def _welcome(self, line: BatchLine[UP], greeting: Hello | Visit) -> None:
         """Raises _OutOfOrder."""

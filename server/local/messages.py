@@ -68,10 +68,11 @@ class Suspect(Record, frozen=True):
 
 
 class Late(Record, frozen=True):
-    """Front → core: a call ended after waited_s without an answer of the engine's."""
+    """Front → core: a call ended after waited_s without an answer from the engine. is_waiting: it has not ended."""
 
     model_name: str
     waited_s: float
+    is_waiting: bool = False
 
 
 class NotServed(Record, frozen=True):

@@ -1,10 +1,13 @@
 """How the data plane refuses an unavailable model, and which answers are evidence about a model."""
 
+import asyncio
+
 import pytest
 
+from server import passage
 from server.backends.model_health import Cause
 from server.core.errors import ModelUnavailable
-from server.core.relay import GrpcAnswer, GrpcCall, HttpAnswer, InferHead
+from server.core.relay import GrpcAnswer, GrpcCall, HttpAnswer, HttpCall, InferHead
 from server.dataplane import Verb
 from tests.gateway.rig import CALL, Rig, picture
 
@@ -47,3 +50,55 @@ async def test_answer_of_the_engine_is_evidence_of_its_model(
     monkeypatch.setattr(rig.backend, "grpc", answered)
     await rig.plane.relay_grpc(Verb.INFER, InferHead("plain"), GrpcCall("ModelInfer", b""))
     assert noted == [f"plain {evidence}"] * 2 * bool(evidence)
+
+
+@pytest.mark.parametrize("cause", [Cause.HANG, Cause.CANARY])
+async def test_call_that_fails_because_the_models_process_is_replaced_is_503(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch, cause: Cause
+) -> None:
+    """The engine answers 500 to the calls of a process that is killed, over HTTP and gRPC."""
+
+    def fail() -> None:
+        rig.watch.mark_unavailable("plain", cause, "it answered nothing for 30 s")
+
+    async def http(call: HttpCall, *, deadline: float | None) -> HttpAnswer:
+        fail()
+        return HttpAnswer(500, (), b'{"error":"Stub process is not healthy."}')
+
+    async def grpc(call: GrpcCall, *, deadline: float | None) -> GrpcAnswer:
+        fail()
+        return GrpcAnswer(13)
+
+    monkeypatch.setattr(rig.backend, "http", http)
+    monkeypatch.setattr(rig.backend, "grpc", grpc)
+    with pytest.raises(ModelUnavailable, match="it answered nothing for 30 s"):
+        await rig.plane.relay_http(Verb.INFER, InferHead("plain"), CALL)
+    rig.watch.note_served("plain")
+    with pytest.raises(ModelUnavailable, match="it answered nothing for 30 s"):
+        await rig.plane.relay_grpc(Verb.INFER, InferHead("plain"), GrpcCall("ModelInfer", b""))
+
+
+async def test_call_that_waits_long_is_reported_until_it_is_answered(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The oldest of each model; a call without a deadline would otherwise never be noticed."""
+    monkeypatch.setattr(passage, "LOOK_INTERVAL_S", 0.001)
+    monkeypatch.setattr(passage, "LONG_WAIT_S", 0.0)
+    reported: asyncio.Queue[tuple[str, bool]] = asyncio.Queue()
+    monkeypatch.setattr(
+        rig.watch, "note_late", lambda name, waited_s, *, is_waiting=False: reported.put_nowait((name, is_waiting))
+    )
+    is_let_go = asyncio.Event()
+
+    async def http(call: HttpCall, *, deadline: float | None) -> HttpAnswer:
+        await is_let_go.wait()
+        return HttpAnswer(200, (), b"{}")
+
+    monkeypatch.setattr(rig.backend, "http", http)
+    calls = [asyncio.create_task(rig.plane.relay_http(Verb.INFER, InferHead("plain"), CALL)) for _ in range(2)]
+    assert [await reported.get() for _ in range(3)] == [("plain", True)] * 3
+    is_let_go.set()
+    await asyncio.gather(*calls)
+    while not reported.empty():
+        reported.get_nowait()
+    for _ in range(3):
+        await asyncio.sleep(0.002)
+    assert reported.empty()

@@ -4,10 +4,12 @@ import asyncio
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+
+import pytest
 
 from server.backends.watch import EngineWatch, WatchOptions
-from tests.gateway.test_watch import ScriptedEngine, until, watching
+from tests.gateway.test_watch import QUICK, ScriptedEngine, until, watching
 
 PATIENT = WatchOptions(probe_interval_s=60.0, down_interval_s=0.01, canary_interval_s=60.0, late_calls=3, doubt_s=0.05)
 
@@ -100,3 +102,23 @@ async def test_process_that_stood_still_itself_does_not_blame_the_engine() -> No
         await asyncio.sleep(0)
         await asyncio.sleep(0.02)
         assert (watch.is_up, watch.openings) == (True, 0)
+
+
+@pytest.mark.parametrize(("waited_s", "is_found"), [(0.4, False), (0.6, True)])
+async def test_call_that_waits_for_half_the_execution_timeout_brings_the_canary_forward(
+    waited_s: float, is_found: bool
+) -> None:
+    """A client without a deadline waits as long as the model hangs, and an idle model's canary may be minutes away."""
+    engine = ScriptedEngine(models={"good": "", "stuck": ""})
+    rarely = replace(QUICK, canary_interval_s=3600.0)
+    async with watching(engine, [], rarely, restart_model=lambda *_: None) as watch:
+        await watch.first_ready.wait()
+        engine.hung.add("stuck")
+        looks = engine.looks
+
+        def is_over() -> bool:
+            watch.note_late("stuck", waited_s, is_waiting=True)
+            return not watch.models["stuck"].is_ready or engine.looks > looks + 150
+
+        await until(is_over)
+        assert watch.models["stuck"].is_ready is not is_found

@@ -66,7 +66,7 @@ def stack(tmp_path_factory: pytest.TempPathFactory, triton_environment: Path, fa
     folder = tmp_path_factory.mktemp("model-faults")
     config = CONFIG.format(max_batch_size=0, data_type="TYPE_FP32", count=1)
     write_model(folder / "models", "failing", ACTOR.format(fails=str(fails), pause_s=PAUSE_S, slow_s=SLOW_S), config)
-    for name in ("actor", "stopped", "left-http", "left-grpc", "left-stream"):
+    for name in ("actor", "endless", "stopped", "left-http", "left-grpc", "left-stream"):
         write_model(folder / "models", name, ACTOR.format(fails="/nowhere", pause_s=PAUSE_S, slow_s=SLOW_S), config)
     write_model(folder / "models", "fine", IDENTITY, config)
     running = start_stack(folder / "home", "--model-repository", str(folder / "models"), environ=ENVIRON)
@@ -158,6 +158,15 @@ def test_model_that_hangs_is_unavailable_alone_and_served_again_by_new_processes
         wait_for(lambda: status(stack, "models/actor/ready") == 200, 10, "the model is ready again")
     assert stack.logged("model is unavailable")
     assert stack.logged("model is available again")
+
+
+def test_call_without_an_early_deadline_to_a_model_that_hangs_is_503(stack: RunningStack) -> None:
+    """It ends with the reason and Retry-After when the model's process is killed; Triton's own answer is a 500."""
+    wait_for(lambda: ask(stack, "endless").status == 200, 60, "the model serves")
+    answer = ask(stack, "endless", -1.0, 60_000)
+    assert (answer.status, "retry-after" in answer.headers) == (503, True)
+    assert "it answered nothing for 4 s" in answer.json["error"]
+    wait_for(lambda: ask(stack, "endless").status == 200, 60, "the model serves again")
 
 
 def test_process_that_is_stopped_under_calls_and_goes_on_does_not_end_triton(stack: RunningStack) -> None:

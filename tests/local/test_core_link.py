@@ -58,7 +58,7 @@ class FakeWatch:
     def suspect(self) -> None:
         self.suspicions += 1
 
-    def note_late(self, model_name: str, waited_s: float) -> None:
+    def note_late(self, model_name: str, waited_s: float, *, is_waiting: bool = False) -> None:
         self.late.append((model_name, waited_s))
 
     def note_failed(self, model_name: str) -> None:
