@@ -27,7 +27,7 @@ from server.metrics import Metrics
 from server.tracing.trace import current_trace
 from server.vision.amounts import most_rows, refuse_too_large, refuse_too_many, wave_size
 from server.vision.asked import TRIAL_PICTURE, ImageModel, ImageRequest, ImageResponse, may_take_images
-from server.vision.card import VisionCard, card_from_config
+from server.vision.card import NotAnImageModel, VisionCard, card_from_config
 from server.vision.header import codec_label
 from server.vision.pool import DecodePool, Prepared
 from server.vision.postprocess import parse
@@ -164,15 +164,17 @@ class ImageFlow:
         )
 
     async def trial(self, config: ModelConfig, timeout_s: float) -> str:
-        """Why a picture fails with the model; empty if it works, or if the model takes no pictures.
+        """Why a picture fails with the model, or which of its picture parameters is not valid; else empty.
 
         timeout_s: for decode and inference together. Not counted in metrics. Raises InferenceError if the decoders or
         the engine could not be reached.
         """
         try:
             model = self._described(config)
-        except InvalidRequest:  # `/image` reports it
+        except NotAnImageModel:  # `/image` reports it; the model serves tensors
             return ""
+        except InvalidRequest as error:
+            return error.message.removeprefix(f"model {config.name!r}: ")
         if model is None or config.is_decoupled or config.has_sequence_batching:
             return ""
         deadline = time.monotonic() + timeout_s

@@ -36,6 +36,7 @@ import math
 from dataclasses import dataclass
 from enum import IntEnum
 
+from server.core.errors import InvalidRequest
 from server.core.model import ModelConfig, TensorSpec
 from server.core.tensor import Datatype
 from server.vision.parameters import Parameters
@@ -86,6 +87,10 @@ class NetworkType(IntEnum):
     CLASSIFIER = 1
 
 
+class NotAnImageModel(InvalidRequest):
+    """The model's input cannot hold pictures, or `network-type` is missing. The model is served by its tensors. 400."""
+
+
 @dataclass(frozen=True, slots=True)
 class VisionCard:
     """An image model's facts. labels: by class id, may be empty. parser_name: a row of vision/parsers/__init__.py.
@@ -106,6 +111,7 @@ def card_from_config(config: ModelConfig) -> VisionCard | None:
     """The card, or None for a model that does not say how it sees images.
 
     Raises InvalidRequest naming model, key, value and what is allowed; for a misspelled key, the one that was meant.
+    Raises NotAnImageModel if the model's input cannot hold pictures, or if a key is misspelled without a network-type.
     """
     parameters = Parameters(config.name, config.parameters)
     for key in config.parameters:
@@ -135,14 +141,19 @@ def _refuse_typo(parameters: Parameters, key: str) -> None:
         return
     plain = key.strip().lower().replace("_", "-")
     meant = difflib.get_close_matches(plain, _KEYS, n=1, cutoff=_TYPO_LIKENESS)
-    if meant:
-        raise parameters.refusal(key, f"is not a word of ours; {meant[0]!r} is")
+    if not meant:
+        return
+    refusal = parameters.refusal(key, f"is not a word of ours; {meant[0]!r} is")
+    if "network-type" not in (*parameters.values, *meant):  # perhaps another program's parameter
+        raise NotAnImageModel(refusal.message)
+    raise refusal
 
 
 def _image_input(parameters: Parameters, config: ModelConfig, *, is_relayed: bool) -> TensorSpec:
     if len(config.inputs) != 1:
         names = ", ".join(repr(spec.name) for spec in config.inputs) or "none"
-        raise parameters.refusal("network-type", f"needs a model with exactly one input, the image (inputs: {names})")
+        refusal = f"needs a model with exactly one input, the image (inputs: {names})"
+        raise NotAnImageModel(parameters.refusal("network-type", refusal).message)
     spec = config.inputs[0]
     if is_relayed:
         if spec.datatype is not Datatype.BYTES or spec.shape != (1,):
@@ -153,9 +164,8 @@ def _image_input(parameters: Parameters, config: ModelConfig, *, is_relayed: boo
             )
         return spec
     if spec.datatype not in (Datatype.FP32, Datatype.FP16, Datatype.UINT8):
-        raise parameters.refusal(
-            "network-type", f"needs an input of type FP32, FP16 or UINT8; {spec.name!r} is {spec.datatype}"
-        )
+        refusal = f"needs an input of type FP32, FP16 or UINT8; {spec.name!r} is {spec.datatype}"
+        raise NotAnImageModel(parameters.refusal("network-type", refusal).message)
     return spec
 
 
@@ -223,11 +233,14 @@ def _network_size(parameters: Parameters, spec: TensorSpec, color: ColorFormat, 
         if channels == color.channels and (height == width == -1 or (height > 0 and width > 0)):
             return max(width, 0), max(height, 0)
     wanted = f"[{color.channels}, H, W]" if layout is Layout.NCHW else f"[H, W, {color.channels}]"
-    raise parameters.refusal(
+    refusal = parameters.refusal(
         "network-input-order",
         f"{layout.name} with model-color-format {color.name} needs an input of shape {wanted}, H and W both given or "
         f"both -1; {spec.name!r} has {list(spec.shape)}",
     )
+    if len(shape) == 3 and {shape[0], shape[2]} & {1, 3}:  # a picture in another layout or colour format
+        raise refusal
+    raise NotAnImageModel(refusal.message)
 
 
 def _per_channel(parameters: Parameters, key: str, color: ColorFormat, default: float) -> Triple:

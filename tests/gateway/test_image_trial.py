@@ -5,7 +5,8 @@ from dataclasses import replace
 import pytest
 
 from server.core.errors import BackendUnavailable
-from server.core.model import ModelConfig
+from server.core.model import ModelConfig, TensorSpec
+from server.core.tensor import Datatype
 from server.testing import FakeMode
 from tests.gateway.rig import CLASSIFIER, DETECTOR, TENSORS_ONLY, Rig
 
@@ -37,12 +38,69 @@ async def test_model_whose_answer_cannot_be_read_fails_with_the_reason(
     assert why.startswith("a picture through /image: ")
 
 
-async def test_model_without_a_card_takes_no_picture(rig: Rig) -> None:
-    """A model whose config describes pictures wrongly takes none either; /image reports it."""
+def with_parameters(config: ModelConfig, **parameters: str) -> ModelConfig:
+    """The same model with these parameters, `_` for `-`, in addition to its own."""
+    added = {key.replace("_", "-"): value for key, value in parameters.items()}
+    return replace(config, name="m", parameters={**config.parameters, **added})
+
+
+@pytest.mark.parametrize(
+    ("config", "why"),
+    [
+        (
+            with_parameters(DETECTOR, parse_bbox_func_name="yolox"),
+            "parameter 'parse-bbox-func-name' = 'yolox' is not one of: boxes, center-heatmap, fastestdet",
+        ),
+        (
+            with_parameters(CLASSIFIER, network_type="100"),
+            "parameter 'network-type' = '100' is not one of: 0 or detector, 1 or classifier",
+        ),
+        (
+            with_parameters(CLASSIFIER, net_scale_facter="1"),
+            "parameter 'net-scale-facter' = '1' is not a word of ours; 'net-scale-factor' is",
+        ),
+        (
+            replace(TENSORS_ONLY, name="m", parameters={"network_type": "1"}),
+            "parameter 'network_type' = '1' is not a word of ours; 'network-type' is",
+        ),
+    ],
+)
+async def test_model_with_invalid_picture_parameters_fails_with_the_reason(
+    rig: Rig, config: ModelConfig, why: str
+) -> None:
+    """The reason names the key, its value and what is allowed. The engine gets no request."""
+    calls = len(rig.backend.calls)
+    assert await rig.images.trial(config, 30.0) == why
+    assert len(rig.backend.calls) == calls
+
+
+@pytest.mark.parametrize(("key", "value"), [("network-input-order", "NHWC"), ("model-color-format", "GRAY")])
+async def test_model_whose_parameters_do_not_fit_its_picture_fails(rig: Rig, key: str, value: str) -> None:
+    """Its input has the shape of a picture, but not in this layout or colour format."""
+    config = replace(CLASSIFIER, parameters={**CLASSIFIER.parameters, key: value})
+    assert "needs an input of shape" in await rig.images.trial(config, 30.0)
+
+
+@pytest.mark.parametrize("parameters", [{}, {"label": "a"}, {"top_k": "5"}, {"labels": "a", "topk": "x"}])
+async def test_model_without_network_type_takes_no_picture(rig: Rig, parameters: dict[str, str]) -> None:
+    """It is served by its tensors, also if its other parameters resemble ours."""
     rig.backend.mode = FakeMode.ERROR
-    assert await rig.images.trial(TENSORS_ONLY, 30.0) == ""
-    wrong = replace(CLASSIFIER, name="wrong", parameters={**CLASSIFIER.parameters, "network-type": "nonsense"})
-    assert await rig.images.trial(wrong, 30.0) == ""
+    assert await rig.images.trial(replace(TENSORS_ONLY, parameters=parameters), 30.0) == ""
+
+
+@pytest.mark.parametrize(
+    "inputs",
+    [
+        (TensorSpec("x", Datatype.FP32, (-1,)),),
+        (TensorSpec("x", Datatype.FP32, (16, 32, 32)),),
+        (TensorSpec("x", Datatype.BYTES, (1,)),),
+        (TensorSpec("x", Datatype.FP32, (3, 32, 32)), TensorSpec("size", Datatype.INT64, (2,))),
+    ],
+)
+async def test_model_whose_input_is_no_picture_takes_none(rig: Rig, inputs: tuple[TensorSpec, ...]) -> None:
+    """It is served by its tensors; /image answers 400 with the reason."""
+    rig.backend.mode = FakeMode.ERROR
+    assert await rig.images.trial(replace(CLASSIFIER, name="m", inputs=inputs), 30.0) == ""
 
 
 async def test_engine_that_is_down_is_no_verdict(rig: Rig) -> None:

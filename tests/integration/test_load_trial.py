@@ -38,6 +38,8 @@ max_batch_size: 0
 input [ { name: "x" data_type: TYPE_FP32 dims: [ -1 ] } ]
 output [ { name: "y" data_type: TYPE_FP32 dims: [ 1 ] reshape { shape: [ ] } } ]
 """
+NO_PARSER = """"network-type" value { string_value: "0" } }
+parameters { key: "parse-bbox-func-name" value { string_value: "yolox" }"""
 HANGS = """import time
 
 
@@ -144,6 +146,8 @@ def loaded(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
     for name, is_endless in (("fine", False), ("shades", True)):
         config = CARD.replace("SIZES", "3")
         onnx_models.save(shades(is_endless=is_endless), repository, name, config=config)
+    card = CARD.replace("SIZES", "3").replace('"network-type" value { string_value: "1" }', NO_PARSER)
+    onnx_models.save(shades(is_endless=False), repository, "yolox", config=card)
     onnx_models.save(mean(), repository, "scalar", config='backend: "onnxruntime"\n')
     if request.param == "triton":
         request.getfixturevalue("triton_environment")
@@ -167,6 +171,18 @@ def test_model_that_answers_no_picture_is_not_ready_and_says_why(loaded: Loaded)
     assert "retry-after" not in refused.headers  # only another load can help
     assert loaded.see("fine").status == 200
     assert call("GET", f"{loaded.stack.http_url}/v2/health/ready").status == 200
+
+
+def test_model_with_an_invalid_picture_parameter_is_not_ready_and_says_why(loaded: Loaded) -> None:
+    """A load fails with the reason, which the readiness, `models list` and `/image` report as well."""
+    why = "its trial at load failed: parameter 'parse-bbox-func-name' = 'yolox' is not one of: boxes, center-heatmap"
+    assert loaded.status("yolox") == 503
+    assert loaded.reason("yolox").startswith(why)
+    assert f"yolox: {why}" in loaded.command("list").output
+    refused = loaded.see("yolox")
+    assert (refused.status, why in refused.json["error"]) == (503, True)
+    failed = loaded.command("load", "yolox")
+    assert (failed.exit_code, why in failed.output) == (1, True), failed.output
 
 
 def test_model_that_lacks_an_output_is_not_ready(loaded: Loaded) -> None:
