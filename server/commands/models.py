@@ -19,7 +19,7 @@ from server.catalogue.pull import Pulled
 from server.catalogue.pull import pull as pull_model
 from server.commands.defaults import ApiKey, gateway_of, settings_or_fail
 from server.commands.explain import explain
-from server.commands.gateway import EMBEDDED_ENGINE, Gateway, GatewayError, IndexRow
+from server.commands.gateway import EMBEDDED_ENGINE, Gateway, GatewayError, IndexRow, NotAllowed
 from server.commands.local_models import installed_models, load_failure, load_where_one_runs, unknown_model
 from server.commands.model_check import check
 from server.commands.model_rows import model_rows, model_table, reason_lines
@@ -109,8 +109,8 @@ def unload(name: Name, url: Url = None, api_key: ApiKey = "") -> None:
     """Take a model out of service; it stays on disk."""
     gateway = gateway_of(url, api_key)
     try:
-        known = {row.name for row in gateway.repository_index()}
-        if name not in known:
+        known = _known_models(gateway)
+        if known is not None and name not in known:
             fail(unknown_model(name, known, f"at {gateway.url}"), code=1)
         gateway.unload(name)
     except GatewayError as error:
@@ -121,6 +121,14 @@ def unload(name: Name, url: Url = None, api_key: ApiKey = "") -> None:
 app.command(short_help="Send each model a known input and compare its answer.")(check)
 app.command(short_help="Tell how a model's batches are formed.")(explain)
 app.command(short_help="Make a model's INT8 twin; show what it costs and what it wins.")(optimize)
+
+
+def _known_models(gateway: Gateway) -> set[str] | None:
+    """Names in the repository index; None if the client may not read it (role `read`)."""
+    try:
+        return {row.name for row in gateway.repository_index()}
+    except NotAllowed:
+        return None
 
 
 def _index(gateway: Gateway) -> tuple[IndexRow, ...] | None:

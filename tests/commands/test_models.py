@@ -322,6 +322,24 @@ def test_unload_of_a_model_that_nobody_knows_is_a_failure(penstock: Call, stand_
     assert [asked.path for asked in stand_in.asked] == ["/v2/repository/index"]
 
 
+def test_unload_needs_no_role_read(penstock: Call, stand_in: StandIn) -> None:
+    """A key with only the role admin cannot read the repository index, but it can unload a model."""
+    stand_in.refusals["/index"] = (403, json.dumps({"error": "'adm' lacks the role read, which this needs"}), {})
+    answer = penstock("models", "unload", "people", "--url", stand_in.url)
+    assert (answer.exit_code, answer.stdout) == (0, f"people is unloaded at {stand_in.url}\n"), answer.stderr
+    assert stand_in.asked[-1].path == "/v2/repository/models/people/unload"
+
+
+@pytest.mark.parametrize("status", [401, 403])
+def test_unload_without_a_valid_key_or_the_role_admin_fails(penstock: Call, stand_in: StandIn, status: int) -> None:
+    """The reason is the server's."""
+    for end in ("/index", "/unload"):
+        stand_in.refusals[end] = (status, json.dumps({"error": "'cam' lacks the role admin"}), {})
+    answer = penstock("models", "unload", "people", "--url", stand_in.url)
+    assert answer.exit_code == 1
+    assert ("requires an API key" if status == 401 else "'cam' lacks the role admin") in answer.stderr
+
+
 @pytest.mark.parametrize(
     ("name", "why"),
     [("bad", "config.pbtxt:1:"), ("absent", ": there is no model 'absent' in "), ("bda", ": did you mean bad?")],
