@@ -23,15 +23,18 @@ def installed_models(settings: Settings) -> list[InstalledModel]:
         fail(str(error), code=1)
 
 
-def unknown_model(name: str, known: Iterable[str], where: str) -> str:
-    """That there is no such model, with the names that are close, or how to get it, or where to look."""
+def unknown_model(name: str, known: Iterable[str], where: str, *, url: str = "") -> str:
+    """That there is no such model, with the names that are close, or how to get it, or where to look.
+
+    url: of the gateway that has no such model; empty for the models of this machine.
+    """
     close = difflib.get_close_matches(name, set(known), n=3)
     if name in read_catalogue():
         hint = f": fetch it with `penstock models pull {name}`"
     elif close:
         hint = f": did you mean {' or '.join(close)}?"
     else:
-        hint = "; `penstock models list` shows what there is"
+        hint = f"; `penstock models list{f' --url {url}' if url else ''}` shows what there is"
     return f"there is no model {name!r} {where}{hint}"
 
 

@@ -111,7 +111,7 @@ def unload(name: Name, url: Url = None, api_key: ApiKey = "") -> None:
     try:
         known = _known_models(gateway)
         if known is not None and name not in known:
-            fail(unknown_model(name, known, f"at {gateway.url}"), code=1)
+            fail(unknown_model(name, known, f"at {gateway.url}", url=gateway.url), code=1)
         gateway.unload(name)
     except GatewayError as error:
         fail(str(error), code=1)

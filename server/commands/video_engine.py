@@ -150,7 +150,7 @@ def require_models(gateway: Gateway, models: Sequence[str]) -> None:
         if name in ready:
             continue
         if name not in reasons:
-            raise ModelUnknown(unknown_model(name, ready, f"at {gateway.url}"))
+            raise ModelUnknown(unknown_model(name, ready, f"at {gateway.url}", url=gateway.url))
         why = f" ({reasons[name]})" if reasons[name] else ""
         raise EngineUnavailable(
             f"{name} is not loaded at {gateway.url}{why}: "

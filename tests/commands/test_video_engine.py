@@ -55,6 +55,7 @@ MISSING = {
     "street": "street is not loaded at {url} (no such file): load it with `penstock models load street --url {url}`",
     "fastestdet": "there is no model 'fastestdet' at {url}: fetch it with `penstock models pull fastestdet`",
     "peoples": "there is no model 'peoples' at {url}: did you mean people?",
+    "zebra": "there is no model 'zebra' at {url}; `penstock models list --url {url}` shows what there is",
 }
 
 
