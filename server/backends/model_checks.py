@@ -123,15 +123,16 @@ class ModelChecks:
     def late(self, model_name: str, waited_s: float, *, is_waiting: bool = False) -> bool:
         """A client's call ended after waited_s without an answer, or still waits. Returns whether a canary is due.
 
-        A call that waits is no reason for a canary before half the model's execution time-out.
+        A call that waits only brings the canary forward, after half the model's execution time-out: a long stream of
+        answers waits, too.
         """
         now, config = time.monotonic(), self._config_of(model_name)
         if config is None:
             return False
         timeout_s = self._options.execution_timeout_s(config)
-        if is_waiting and waited_s < timeout_s / 2:
+        if is_waiting and (config.is_decoupled or waited_s < timeout_s / 2):
             return False
-        if self._health.call_hung(model_name, waited_s, timeout_s, now):
+        if not is_waiting and self._health.call_hung(model_name, waited_s, timeout_s, now):
             self._end_hang(model_name)
             return False
         return self._health.call_late(model_name, waited_s, now)

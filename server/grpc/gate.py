@@ -57,7 +57,7 @@ _certified: ContextVar[str] = ContextVar("certified", default="")  # subject of 
 class Gate(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]  # generic in the stubs only
     """Lets calls in by the metadata `authorization: Bearer …` and `x-api-key: …`, before their message is read.
 
-    floods: counts calls without a valid key; None where there are no floods, as on a Unix socket.
+    floods: counts calls without a valid key; None on a Unix socket, which cannot be flooded from outside.
     """
 
     def __init__(self, door: Door, record: Metrics, floods: Floods | None = None) -> None:

@@ -122,3 +122,18 @@ async def test_call_that_waits_for_half_the_execution_timeout_brings_the_canary_
 
         await until(is_over)
         assert watch.models["stuck"].is_ready is not is_found
+
+
+async def test_call_that_waits_is_no_verdict_on_a_model_whose_canary_never_passed() -> None:
+    """Its stream of answers may take longer than the execution time-out; only a call that ended counts as evidence."""
+    engine = ScriptedEngine(models={"good": "", "odd": ""}, sick={"odd"})
+    async with watching(engine, [], replace(QUICK, canary_interval_s=3600.0), restart_model=lambda *_: None) as watch:
+        await watch.first_ready.wait()
+        looks = engine.looks
+
+        def is_over() -> bool:
+            watch.note_late("odd", 5.0, is_waiting=True)
+            return not watch.models["odd"].is_ready or engine.looks > looks + 20
+
+        await until(is_over)
+        assert watch.models["odd"].is_ready

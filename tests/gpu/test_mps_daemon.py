@@ -217,7 +217,7 @@ def busy_from(control: Control, pipes: Path, question: int, times: int) -> list[
 
 @pytest.mark.parametrize("question", range(3))
 async def test_daemon_that_answers_another_program_is_asked_again(place: Place, question: int) -> None:
-    """It turns a question away while it answers somebody else: its server and clients are told all the same."""
+    """It turns a question away while it answers another program: its server and clients are reported all the same."""
     daemon = place.daemon()
     await daemon.start()
     (place.pipes / "clients").write_text(str(os.getpid()))

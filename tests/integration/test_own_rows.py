@@ -285,7 +285,7 @@ def alone(triton: RunningStack, place: Place, clips: list[Path]) -> dict[str, Fr
 def test_frames_of_two_cameras_are_answered_as_of_each_alone(
     triton: RunningStack, place: Place, clips: list[Path], alone: dict[str, Frames], way: str, tmp_path: Path
 ) -> None:
-    """This holds for a guest and over the gateway's port; the log says why frames do not share calls."""
+    """This holds over the local socket and over the gateway's port; the log says why frames do not share calls."""
     words = ("--gateway", triton.http_url) if way == "gateway" else ()
     found, logged = see_clips(place, tmp_path / "out", *clips, words=words)
     assert found == alone
