@@ -1,4 +1,4 @@
-"""`penstock models optimize`: a float model's twin beside it, INT8 or a TensorRT plan, and what that changed."""
+"""`penstock models optimize`: an INT8 model of a float one, and what that changed."""
 
 import sys
 from collections.abc import Callable, Iterator, Sequence
@@ -17,7 +17,6 @@ from server.catalogue.placing import disk_sentence, new_model_folder, repository
 from server.commands.defaults import ApiKey, gateway_of, settings_or_fail
 from server.commands.gateway import Gateway, GatewayError
 from server.commands.local_models import installed_models, load_where_one_runs, unknown_model
-from server.commands.optimize_engine_tables import show_engine
 from server.commands.optimize_tables import show
 from server.commands.pictures import NoPictures, pictures_of
 from server.commands.terminal import fail, stoppable
@@ -26,24 +25,14 @@ from server.settings import Settings
 if TYPE_CHECKING:
     from server.optimize.progress import Progress
     from server.optimize.report import Report
-    from server.optimize.source import SourceModel
-    from server.optimize.tensorrt.report import EngineReport
-    from server.vision.accuracy import Truth
 
-    AnyReport = Report | EngineReport
-    Fill = Callable[[Path, Progress], AnyReport]
-
-PLANS = "plans"  # under PENSTOCK_HOME: what was built before
+    Fill = Callable[[Path, Progress], Report]
 
 
 def optimize(
     name: Annotated[str, typer.Argument(help="a float model of this machine, of backend onnxruntime")],
     calibrate: Annotated[Path, typer.Option(help="a folder of pictures like those to come", metavar="DIR")],
     int8: Annotated[bool, typer.Option("--int8", help="8-bit integers: weights per channel, activations")] = False,
-    tensorrt: Annotated[
-        bool,
-        typer.Option("--tensorrt", help="a plan for this machine's GPU, FP16 or with --int8 that; never run by us"),
-    ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="one JSON object, and nothing else")] = False,
     url: Annotated[str | None, typer.Option(help="the gateway [http://127.0.0.1:8000]", show_default=False)] = None,
     api_key: ApiKey = "",
@@ -53,50 +42,34 @@ def optimize(
 ) -> None:
     """Make a model's faster twin beside it; show what was fused, what it costs in accuracy, how fast it is.
 
-    --int8: NAME-int8 for the CPU. --tensorrt: NAME-tensorrt-fp16, or with --int8 NAME-tensorrt-int8, for a Triton with
-    the TensorRT backend. Half of the pictures calibrate INT8 (64 at most), the others judge: by mAP where DIR has an
-    annotations.json in COCO's format, else by agreement with the float model.
+    --int8: NAME-int8 for the CPU. Half of the pictures calibrate (64 at most), the others evaluate: by mAP where DIR has
+    an annotations.json in COCO's format, else by agreement with the float model.
     """
-    if not (int8 or tensorrt):
-        fail("say what to make of the model: --int8, --tensorrt or both")
+    if not int8:
+        fail("name what to make of the model: --int8")
     settings = settings_or_fail(home)
     model = _find(name, settings)
     pictures = _pictures(calibrate)
     with stoppable("nothing was written"), _sentences(settings.home_path):
-        twin, fill = _work(model, pictures, calibrate, (int8, tensorrt), settings.home_path)
+        twin, fill = _work(model, pictures, calibrate)
         report = _made(twin, fill, settings.home_path)
     _tell(report, settings, gateway_of(url, api_key), as_json=as_json)
 
 
-def _tell(report: "AnyReport", settings: Settings, gateway: Gateway, *, as_json: bool) -> None:
+def _tell(report: "Report", settings: Settings, gateway: Gateway, *, as_json: bool) -> None:
     folder = repository_of(settings.home_path) / report.name
     loaded, is_failure = _load(report.name, gateway, settings)
     if as_json:
-        row = _plain(report) | {"folder": str(folder), "gateway": loaded}
+        from server.optimize.report import as_json as report_json
+
+        row = report_json(report) | {"folder": str(folder), "gateway": loaded}
         sys.stdout.write(msgspec.json.encode(row).decode() + "\n")
     else:
-        _show(report, folder)
+        show(report, folder)
     if is_failure:
         fail(loaded, code=1)
     if not as_json:
         typer.echo(loaded)
-
-
-def _plain(report: "AnyReport") -> dict[str, object]:
-    from server.optimize.report import Report
-    from server.optimize.report import as_json as int8_json
-    from server.optimize.tensorrt.report import as_json as engine_json
-
-    return int8_json(report) if isinstance(report, Report) else engine_json(report)
-
-
-def _show(report: "AnyReport", folder: Path) -> None:
-    from server.optimize.report import Report
-
-    if isinstance(report, Report):
-        show(report, folder)
-    else:
-        show_engine(report, folder)
 
 
 def _find(name: str, settings: Settings) -> InstalledModel:
@@ -119,51 +92,29 @@ def _pictures(folder: Path) -> list[Path]:
 
 @contextmanager
 def _sentences(home: Path) -> Iterator[None]:
-    """What goes wrong, told in one; code 2 where this machine cannot do it at all."""
+    """Ends the command with one message and exit code 1 for an error."""
     from server.optimize.errors import OptimizeError
-    from server.optimize.tensorrt.errors import NoEngineHereError
 
     try:
         yield
-    except NoEngineHereError as error:
-        fail(str(error))
     except (OptimizeError, ValueError) as error:
         fail(str(error), code=1)
     except OSError as error:
         fail(disk_sentence(error, home), code=1)
 
 
-def _work(
-    model: InstalledModel, pictures: Sequence[Path], calibrate: Path, wanted: tuple[bool, bool], home: Path
-) -> "tuple[str, Fill]":
+def _work(model: InstalledModel, pictures: Sequence[Path], calibrate: Path) -> "tuple[str, Fill]":
     """The twin's name, and what fills its folder. The heavy imports are paid here."""
+    from server.optimize.optimise import optimise
     from server.optimize.source import read_source
     from server.vision.accuracy import ANNOTATIONS, read_annotations
 
-    int8, tensorrt = wanted
     source = read_source(model.repository / model.name)
     truth = read_annotations(calibrate) if (calibrate / ANNOTATIONS).is_file() else {}
-    if tensorrt:
-        return _engine_work(source, pictures, truth, int8=int8, plans=home / PLANS)
-    from server.optimize.optimise import optimise
-
     return f"{model.name}-int8", lambda staged, progress: optimise(source, pictures, truth, staged, progress)
 
 
-def _engine_work(
-    source: "SourceModel", pictures: Sequence[Path], truth: "dict[str, Truth]", *, int8: bool, plans: Path
-) -> "tuple[str, Fill]":
-    from server.optimize.tensorrt.cards import Precision
-    from server.optimize.tensorrt.optimise import Pictures, open_workshop, optimise, twin_name
-
-    precision = Precision.INT8 if int8 else Precision.FP16
-    workshop, seen = open_workshop(precision, plans), Pictures(pictures, truth)
-    return twin_name(source.name, precision), lambda staged, progress: optimise(
-        source, workshop, seen, staged, progress
-    )
-
-
-def _made(twin: str, fill: "Fill", home: Path) -> "AnyReport":
+def _made(twin: str, fill: "Fill", home: Path) -> "Report":
     from server.optimize.progress import Progress
 
     console = Console(stderr=True)

@@ -82,10 +82,7 @@ def _accuracy_lines(report: "Report") -> list[str]:
     if report.judgement is None:
         return [RANDOM_WEIGHTS]
     kept = f", {len(report.chosen.left_float)} nodes left float" if report.chosen.left_float else ""
-    lines = [*judgement_lines(report.judgement), f"{pictures}; ranges by {report.chosen.ranges}{kept}"]
-    if report.tensorrt_judgement is not None:
-        lines += [f"tensorrt.onnx: {line}" for line in judgement_lines(report.tensorrt_judgement)]
-    return lines
+    return [*judgement_lines(report.judgement), f"{pictures}; ranges by {report.chosen.ranges}{kept}"]
 
 
 def _speed_table(comparisons: "tuple[Comparison, ...]") -> Table:

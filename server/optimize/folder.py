@@ -11,7 +11,6 @@ from server.optimize.agreement import ClassAgreement, DetectionAgreement
 from server.optimize.report import RANDOM_WEIGHTS, Judgement, Report
 from server.optimize.source import PRECISION, SourceModel
 
-TENSORRT_FILE = "tensorrt.onnx"
 OPTIMIZED_FROM = "optimized-from"
 
 
@@ -74,10 +73,6 @@ def facts(source: SourceModel, report: Report) -> str:
 | form | QDQ: weights int8 per channel, activations uint8, biases int32; ranges: {report.chosen.ranges} |
 | left float | {_left_float(report)} |
 
-`1/{TENSORRT_FILE}` is the same network with the same ranges in the form that TensorRT asks for: activations int8 with
-zero point 0, biases float, a pair before each weighted node. Nothing serves this file, and on a CPU its form is slow;
-`penstock models optimize {source.name} --tensorrt --int8` makes a plan of such a network on a GPU.
-
 ## Measured
 
 {_accuracy(report)}
@@ -108,22 +103,17 @@ def _accuracy(report: Report) -> str:
     is_detector = isinstance(report.judgement.agreement, DetectionAgreement)
     lines = [f"On {report.held_out} pictures that did not calibrate{rule if is_detector else ''}:", ""]
     lines += [f"* {line}" for line in judgement_lines(report.judgement)]
-    if report.tensorrt_judgement is not None:
-        lines += [
-            f"* {TENSORRT_FILE}, computed by ONNX Runtime: {line}"
-            for line in judgement_lines(report.tensorrt_judgement)
-        ]
     return "\n".join(lines)
 
 
-def judgement_lines(judgement: Judgement, twin: str = "INT8") -> list[str]:
-    """The accuracy as sentences, the truth's first where there is one. twin: who stands beside the float model."""
+def judgement_lines(judgement: Judgement) -> list[str]:
+    """The accuracy as sentences; mAP first where the truth is known."""
     found = judgement.agreement
     lines = []
     if judgement.float_map is not None and judgement.int8_map is not None:
         delta = judgement.int8_map - judgement.float_map
         over = f"over {judgement.with_truth} pictures with truth"
-        lines.append(f"mAP@0.5 {judgement.float_map:.4f} float, {judgement.int8_map:.4f} {twin} ({delta:+.4f}), {over}")
+        lines.append(f"mAP@0.5 {judgement.float_map:.4f} float, {judgement.int8_map:.4f} INT8 ({delta:+.4f}), {over}")
     if isinstance(found, DetectionAgreement):
         lines.append(
             f"{found.found_again} of {found.float_boxes} boxes found again, {found.lost} lost, {found.new} new: "

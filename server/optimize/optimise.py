@@ -12,7 +12,7 @@ from server.backends.ort_serving.session import ORT_ERRORS, ort_sentence
 from server.core.tensor import Array
 from server.optimize.cpu import cpu_name, int8_instructions
 from server.optimize.errors import OptimizeError
-from server.optimize.folder import TENSORRT_FILE, write_folder
+from server.optimize.folder import write_folder
 from server.optimize.fusion import read_fusion
 from server.optimize.judge import judge
 from server.optimize.progress import Progress
@@ -56,56 +56,54 @@ def _optimise(
     samples = list(read_samples(split.calibrating, source))
     float_session = open_model(source.path, engine_options(source))
     quantised = quantise(source, float_session, samples, progress)
-    files = _save(quantised, staged)
-    sessions = [float_session, *(open_model(file, engine_options(source)) for file in files)]
-    int8, tensorrt = _judgements(source, sessions, split, truth, progress)
-    comparisons = _comparisons(source, sessions[0], sessions[1], samples, progress)
+    file = _save(quantised, staged)
+    int8_session = open_model(file, engine_options(source))
+    judgement = _judgement(source, (float_session, int8_session), split, truth, progress)
+    comparisons = _comparisons(source, float_session, int8_session, samples, progress)
     progress.step("reading what was fused", 0)
     report = Report(
         name=f"{source.name}-int8",
         optimized_from=source.name,
         source_sha256=_sha256(source.path),
-        int8_sha256=_sha256(files[0]),
+        int8_sha256=_sha256(file),
         source_bytes=source.path.stat().st_size,
-        int8_bytes=files[0].stat().st_size,
+        int8_bytes=file.stat().st_size,
         calibrating=len(split.calibrating),
         held_out=len(split.held_out),
         unreadable=split.unreadable,
         chosen=quantised.chosen,
         trials=quantised.trials,
-        judgement=int8,
-        tensorrt_judgement=tensorrt,
+        judgement=judgement,
         comparisons=comparisons,
         threads=engine_options(source).intra_op_num_threads,
         int8_instructions=int8_instructions(),
         cpu=cpu_name(),
-        fusion=read_fusion(source, files[0]),
+        fusion=read_fusion(source, file),
     )
     write_folder(source, report, staged)
     return report
 
 
-def _save(quantised: Quantised, staged: Path) -> tuple[Path, Path]:
+def _save(quantised: Quantised, staged: Path) -> Path:
     version = staged / "1"
     version.mkdir()
-    files = (version / "model.onnx", version / TENSORRT_FILE)
-    for model, file in zip((quantised.for_onnxruntime, quantised.for_tensorrt), files, strict=True):
-        onnx.save(model, file)
-    return files
+    file = version / "model.onnx"
+    onnx.save(quantised.model, file)
+    return file
 
 
-def _judgements(
+def _judgement(
     source: SourceModel,
     sessions: Sequence[ort.InferenceSession],
     split: Split,
     truth: Mapping[str, Truth],
     progress: Progress,
-) -> tuple[Judgement | None, Judgement | None]:
-    """Of the form for ONNX Runtime and of that for TensorRT; never on random weights."""
+) -> Judgement | None:
+    """INT8 against float; None on random weights."""
     if source.has_random_weights:
-        return None, None
-    int8, tensorrt = judge(source, sessions, split.held_out, truth, progress)
-    return int8, tensorrt
+        return None
+    (judgement,) = judge(source, sessions, split.held_out, truth, progress)
+    return judgement
 
 
 def _comparisons(

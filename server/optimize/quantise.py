@@ -1,14 +1,7 @@
 """A float graph to QDQ graphs, by onnxruntime.quantization: weights per channel, activations by measured ranges.
 
-Two graphs come of the same ranges, because no one form pleases both engines (ONNX Runtime 1.31, ResNet-50, a CPU with
-AVX512-VNNI, batch 1, times as fast as float):
-
-* for ONNX Runtime on a CPU: activations uint8 with a zero point, 3.2 x. A ReLU vanishes into the range's lower end.
-* for TensorRT: activations int8 with zero point 0, biases left float, as its ONNX parser demands, and a pair only
-  before what is weighted (who else reads that tensor, as a shortcut does, reads it quantised), so that its own fusions
-  are free. No TensorRT was at hand to try it. On the CPU a form with zero point 0 is slow: 0.8 x, and
-  0.2 x with session.qdqisint8allowed. The kernels want uint8 activations, ONNX Runtime's rewriting of int8 ones stops
-  at every tensor with two readers, and a ReLU does not vanish.
+Activations are uint8 with a zero point: ONNX Runtime's kernels want that form, and a ReLU vanishes into the lower end
+of the range (ONNX Runtime 1.31, ResNet-50, a CPU with AVX512-VNNI, batch 1: 3.2 times as fast as float).
 """
 
 import contextlib
@@ -99,17 +92,7 @@ def measure_ranges(
 
 def for_onnxruntime(prepared: Path, ranges: TensorsData, left_float: Collection[str]) -> onnx.ModelProto:
     """uint8 activations. left_float: names of nodes that are not quantised."""
-    return _quantised(prepared, ranges, left_float, list(QUANTISED), QuantType.QUInt8, {})
-
-
-def for_tensorrt(prepared: Path, ranges: TensorsData, left_float: Collection[str]) -> onnx.ModelProto:
-    """int8 activations with zero point 0, a pair before every weighted node, biases float."""
-    options = {
-        "ActivationSymmetric": True,
-        "QuantizeBias": False,
-        "OpTypesToExcludeOutputQuantization": list(WEIGHTED),
-    }
-    return _quantised(prepared, ranges, left_float, list(WEIGHTED), QuantType.QInt8, options)
+    return _quantised(prepared, ranges, left_float)
 
 
 def behind_the_last_weights(graph: onnx.GraphProto) -> tuple[frozenset[str], frozenset[str]]:
@@ -133,25 +116,18 @@ def behind_the_last_weights(graph: onnx.GraphProto) -> tuple[frozenset[str], fro
     return frozenset(tail), frozenset(last)
 
 
-def _quantised(
-    prepared: Path,
-    ranges: TensorsData,
-    left_float: Collection[str],
-    op_types: list[str],
-    activations: QuantType,
-    options: dict[str, object],
-) -> onnx.ModelProto:
+def _quantised(prepared: Path, ranges: TensorsData, left_float: Collection[str]) -> onnx.ModelProto:
     quantizer = QDQQuantizer(
         onnx.load(prepared),
         per_channel=True,
         reduce_range=False,
         weight_qType=QuantType.QInt8,
-        activation_qType=activations,
+        activation_qType=QuantType.QUInt8,
         tensors_range=copy.deepcopy(ranges),  # it is changed by what follows
         nodes_to_quantize=[],
         nodes_to_exclude=sorted(left_float),
-        op_types_to_quantize=op_types,
-        extra_options=options,
+        op_types_to_quantize=list(QUANTISED),
+        extra_options={},
     )
     with _quiet_quantiser():
         quantizer.quantize_model()

@@ -16,7 +16,6 @@ from server.optimize.quantise import (
     Ranges,
     behind_the_last_weights,
     for_onnxruntime,
-    for_tensorrt,
     measure_ranges,
     prepare_graph,
 )
@@ -29,12 +28,11 @@ WORTH_LEAVING_FLOAT = 0.01  # of agreement: what is left float costs speed
 
 @dataclass(frozen=True, slots=True)
 class Quantised:
-    """The chosen way in both forms, and all that was tried; nothing is tried on random weights."""
+    """The chosen recipe, the quantized model, and all trials; no trials on random weights."""
 
     chosen: Trial
     trials: tuple[Trial, ...]
-    for_onnxruntime: onnx.ModelProto
-    for_tensorrt: onnx.ModelProto
+    model: onnx.ModelProto
 
 
 def quantise(
@@ -53,12 +51,7 @@ def quantise(
             trials = _Trials(source, float_session, samples, prepared, measured).run(progress)
             chosen = choose(trials)
         ranges = measured[chosen.ranges]
-        return Quantised(
-            chosen,
-            trials,
-            for_onnxruntime(prepared, ranges, chosen.left_float),
-            for_tensorrt(prepared, ranges, chosen.left_float),
-        )
+        return Quantised(chosen, trials, for_onnxruntime(prepared, ranges, chosen.left_float))
 
 
 def choose(trials: Sequence[Trial]) -> Trial:

@@ -50,7 +50,6 @@ class Report:
     chosen: Trial
     trials: tuple[Trial, ...]
     judgement: Judgement | None
-    tensorrt_judgement: Judgement | None
     comparisons: tuple[Comparison, ...]
     threads: int
     int8_instructions: tuple[str, ...] | None
@@ -67,16 +66,16 @@ class Report:
         return tuple(found)
 
 
-def losses(judgement: Judgement, twin: str = "INT8") -> list[str]:
+def losses(judgement: Judgement) -> list[str]:
     """What somebody must know of the accuracy, a sentence each; none where it is as good as float's."""
     if judgement.float_map is not None and judgement.int8_map is not None:
         lost = judgement.float_map - judgement.int8_map
         limit = f"more than {MOST_PRECISION_LOST:.3f}"
-        return [f"{twin} loses {lost:.3f} of mAP@0.5 ({limit})"] if lost > MOST_PRECISION_LOST else []
+        return [f"INT8 loses {lost:.3f} of mAP@0.5 ({limit})"] if lost > MOST_PRECISION_LOST else []
     share = judgement.agreement.share
     if share >= LEAST_AGREEMENT:
         return []
-    return [f"{twin} agrees with float in {share:.1%} only (less than {LEAST_AGREEMENT:.0%}): look at its pictures"]
+    return [f"INT8 agrees with float in {share:.1%} only (less than {LEAST_AGREEMENT:.0%}): look at its pictures"]
 
 
 def as_json(report: Report) -> dict[str, object]:
@@ -84,7 +83,6 @@ def as_json(report: Report) -> dict[str, object]:
     plain = asdict(report)
     plain["warnings"] = list(report.warnings)
     plain["judgement"] = judgement_json(report.judgement)
-    plain["tensorrt_judgement"] = judgement_json(report.tensorrt_judgement)
     plain["accuracy"] = RANDOM_WEIGHTS if report.judgement is None else "judged"
     plain["comparisons"] = [
         asdict(item) | {"ratios": list(item.ratios), "ratio": item.ratio} for item in report.comparisons

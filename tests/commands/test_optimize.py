@@ -103,7 +103,7 @@ def test_optimize_again_replaces_the_model(home: Path, pictures: Path) -> None:
 def test_optimize_of_nothing_named_says_what_to_add(home: Path, pictures: Path) -> None:
     """What is made is said, not guessed."""
     done = run("small", "--calibrate", pictures)
-    assert (done.exit_code, done.stderr) == (2, "penstock: say what to make of the model: --int8, --tensorrt or both\n")
+    assert (done.exit_code, done.stderr) == (2, "penstock: name what to make of the model: --int8\n")
 
 
 def test_optimize_refuses_in_one_sentence(home: Path, pictures: Path, tmp_path: Path) -> None:

@@ -45,7 +45,7 @@ def test_optimise_writes_a_model_that_the_engine_opens(
     page = (staged / "MODEL.md").read_text()
     assert all(word in page for word in (report.source_sha256, report.int8_sha256, "Apache-2.0", "10 pictures"))
     assert (staged / "labels.txt").read_bytes() == (source.folder / "labels.txt").read_bytes()
-    assert sorted(path.name for path in (staged / "1").iterdir()) == ["model.onnx", "tensorrt.onnx"]
+    assert sorted(path.name for path in (staged / "1").iterdir()) == ["model.onnx"]
     session = open_model(staged / "1" / "model.onnx", engine_options(source))
     assert session.run(None, {"image": np.zeros((3, 3, 32, 32), np.float32)})[0].shape == (3, 8)
     assert {path: path.read_bytes() for path in source.folder.rglob("*") if path.is_file()} == before
@@ -92,7 +92,7 @@ def test_optimise_of_a_model_with_external_data_writes_one_with_its_weights_insi
     source = read_source(folder)
     report = optimise(source, pictures, {}, staged, silent)
     assert report.fusion.float_levels[0].counts["Conv"] == 2
-    assert sorted(path.name for path in (staged / "1").iterdir()) == ["model.onnx", "tensorrt.onnx"]
+    assert sorted(path.name for path in (staged / "1").iterdir()) == ["model.onnx"]
     session = open_model(staged / "1" / "model.onnx", engine_options(source))
     assert session.run(None, {"image": np.zeros((3, 3, 32, 32), np.float32)})[0].shape == (3, 8)
 
