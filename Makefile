@@ -45,6 +45,7 @@ check: $(VENV)/.dev  ## formatting, lint, types, architecture, container and com
 	@$(BIN)/ruff check .
 	@$(BIN)/mypy
 	@$(BIN)/lint-imports --no-logo
+	@$(BIN)/python -m tests.plain_english
 	@$(BIN)/python -m deploy.helm.readme --check
 	@if [ -d deploy/docker ]; then find deploy/docker -name 'Dockerfile*' | xargs -r $(BIN)/hadolint; fi
 	@if command -v promtool >/dev/null; then promtool check rules deploy/monitoring/rules/*.yaml >/dev/null; fi

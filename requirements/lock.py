@@ -38,16 +38,7 @@ LOCKS: dict[str, list[str]] = {
 
 def main() -> None:
     for lock, sources in LOCKS.items():
-        command = [
-            str(UV),
-            "pip",
-            "compile",
-            *FLAGS.split(),
-            *sources,
-            "-o",
-            f"requirements/{lock}",
-            *sys.argv[1:],
-        ]
+        command = [str(UV), "pip", "compile", *FLAGS.split(), *sources, "-o", f"requirements/{lock}", *sys.argv[1:]]
         subprocess.run(command, cwd=HERE.parent, check=True)
 
 

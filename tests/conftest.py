@@ -23,7 +23,7 @@ ENGINE_PORTS = ("--engine-http-port", "0", "--engine-grpc-port", "0", "--engine-
 
 @pytest.fixture(autouse=True)
 def _logs_as_they_were() -> Iterator[None]:
-    """Whoever configures the logs writes to a stream that ends with its test; the next one has the defaults."""
+    """A test that configures the logs writes to a stream that ends with it; the next test has the defaults."""
     handlers, level = logging.root.handlers[:], logging.root.level
     yield
     if structlog.is_configured():
@@ -95,7 +95,7 @@ def start_stack(
     process = subprocess.Popen(
         [
             *wrapper,
-            *(sys.executable, "-P", "-m", "server.cli", "up"),
+            *(sys.executable, "-P", "-m", "penstock.cli.main", "up"),
             *("--home", str(home)),
             *ports,
             *engine,
@@ -159,7 +159,7 @@ def stack(tmp_path_factory: pytest.TempPathFactory, triton_environment: Path) ->
     write_tiny_repository(home / "models")
     source = CHECKOUT.parent / "shared" / "models"
     if source.is_dir():
-        pull = ["-m", "server.cli", "models", "pull", "fastestdet", "--from", str(source)]
+        pull = ["-m", "penstock.cli.main", "models", "pull", "fastestdet", "--from", str(source)]
         environ = dict(os.environ, PENSTOCK_HOME=str(home))
         subprocess.run([sys.executable, *pull, "--url", "http://127.0.0.1:9"], check=True, env=environ, cwd=CHECKOUT)
     running = start_stack(home, *ENGINE_PORTS)

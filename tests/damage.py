@@ -95,7 +95,7 @@ def _damaged_value(value: object, chance: random.Random) -> object:
 
 
 class Run:
-    """So many cases of one kind from a random seed, which is told; progress every few seconds."""
+    """So many cases of one kind from a random seed, which is printed; progress every few seconds."""
 
     def __init__(self, name: str, cases: int) -> None:
         self.name = name
@@ -103,7 +103,7 @@ class Run:
         self.seed = random.SystemRandom().randrange(1 << 32)
         self.chance = random.Random(self.seed)
         self.done = 0
-        self._started = self._told = time.monotonic()
+        self._started = self._reported = time.monotonic()
         self._rss = psutil.Process().memory_info().rss
 
     def __str__(self) -> str:
@@ -113,8 +113,8 @@ class Run:
     def step(self) -> None:
         """One case more."""
         self.done += 1
-        if time.monotonic() - self._told > REPORT_EVERY_S:
-            self._told = time.monotonic()
+        if time.monotonic() - self._reported > REPORT_EVERY_S:
+            self._reported = time.monotonic()
             sys.stderr.write(f"{self}\n")  # a long run shows that it moves
 
     def grown_bytes(self) -> int:

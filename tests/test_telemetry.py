@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 
-@pytest.mark.parametrize("module", ["server.backends.onnx_reference", "deploy.models.graph"])
+@pytest.mark.parametrize("module", ["penstock.models.onnx_reference", "deploy.models.graph"])
 def test_onnxruntime_under_our_code_keeps_no_reports(module: str, tmp_path: Path) -> None:
     """Importing our code, then ONNX Runtime, leaves neither a queue of reports nor a device's number behind."""
     environment = {name: value for name, value in os.environ.items() if name not in ("ORT_DISABLE_TELEMETRY", "CI")}

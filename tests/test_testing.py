@@ -6,14 +6,13 @@ import time
 import numpy as np
 import pytest
 
-from server.backends.triton_messages import encode_request
-from server.backends.wire.grpc_messages import decode_request
-from server.core.errors import BackendFailed, BackendUnavailable, DeadlineExceeded, ModelNotFound, ModelNotReady
-from server.core.infer import InferRequest
-from server.core.model import ModelConfig, TensorSpec
-from server.core.relay import GrpcCall
-from server.core.tensor import Datatype, tensor_from_numpy
-from server.testing import FakeBackend, FakeMode
+from penstock.protocol.call import GrpcCall
+from penstock.protocol.engine import ModelConfig, TensorSpec
+from penstock.protocol.errors import DeadlineExceeded, EngineFailed, EngineUnavailable, ModelNotFound, ModelNotReady
+from penstock.protocol.grpc_inference import decode_request
+from penstock.protocol.grpc_messages import encode_request
+from penstock.protocol.inference import Datatype, InferRequest, tensor_from_numpy
+from penstock.testing import FakeEngine, FakeMode
 
 MODEL = ModelConfig(
     "m", "python", 8, (TensorSpec("x", Datatype.FP32, (2,)),), (TensorSpec("y", Datatype.FP32, (-1, 3)),)
@@ -24,7 +23,7 @@ METHOD = "/inference.GRPCInferenceService/"
 
 async def test_fake_normal_answers_zeros_of_the_declared_shape() -> None:
     """The request's rows, 1 where a dimension varies; calls are recorded."""
-    fake = FakeBackend([MODEL])
+    fake = FakeEngine([MODEL])
 
     response = await fake.infer(REQUEST)
 
@@ -35,7 +34,7 @@ async def test_fake_normal_answers_zeros_of_the_declared_shape() -> None:
 
 async def test_fake_slow_waits_for_release_deadline_or_cancellation() -> None:
     """Each of the three ends it in its own way."""
-    fake = FakeBackend([MODEL], mode=FakeMode.SLOW)
+    fake = FakeEngine([MODEL], mode=FakeMode.SLOW)
     late = InferRequest("m", REQUEST.inputs, deadline=time.monotonic() + 0.05)
     with pytest.raises(DeadlineExceeded):
         await fake.infer(late)
@@ -54,8 +53,8 @@ async def test_fake_slow_waits_for_release_deadline_or_cancellation() -> None:
 
 async def test_fake_failures_are_of_their_kind() -> None:
     """ERROR fails, GARBAGE breaks the contract, NAN is not a number, UNAVAILABLE does not answer."""
-    fake = FakeBackend([MODEL], mode=FakeMode.ERROR)
-    with pytest.raises(BackendFailed):
+    fake = FakeEngine([MODEL], mode=FakeMode.ERROR)
+    with pytest.raises(EngineFailed):
         await fake.infer(REQUEST)
     fake.mode = FakeMode.GARBAGE
     assert (await fake.infer(REQUEST)).output("y") is None
@@ -64,13 +63,13 @@ async def test_fake_failures_are_of_their_kind() -> None:
     fake.mode = FakeMode.UNAVAILABLE
     assert not await fake.ready()
     for call in (fake.infer(REQUEST), fake.repository_index(), fake.load("m"), fake.model_config("m")):
-        with pytest.raises(BackendUnavailable):
+        with pytest.raises(EngineUnavailable):
             await call
 
 
 async def test_fake_models_come_and_go() -> None:
-    """Unloaded is not found; a load that is told to fail says why."""
-    fake = FakeBackend([MODEL])
+    """An unloaded model is not found; a load that is set to fail gives its reason."""
+    fake = FakeEngine([MODEL])
     fake.load_failures["bad"] = "no weights"
     await fake.unload("m")
     with pytest.raises(ModelNotFound):
@@ -83,7 +82,7 @@ async def test_fake_models_come_and_go() -> None:
 
 async def test_fake_relay_is_the_backend_in_bytes() -> None:
     """A relayed inference reaches `infer` as it was asked, and an error comes back as a status."""
-    fake = FakeBackend([MODEL])
+    fake = FakeEngine([MODEL])
 
     answer = await fake.grpc(GrpcCall(METHOD + "ModelInfer", encode_request(REQUEST)), deadline=None)
     unknown = await fake.grpc(GrpcCall(METHOD + "ModelMetadata", b"\x0a\x04nope"), deadline=None)

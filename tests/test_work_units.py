@@ -28,8 +28,8 @@ def test_group_and_file_each_stay_on_one_worker_and_share_them(tmp_path: Path) -
     for file, unit, mark in (("a", "two", group), ("b", "two", group), ("c", "c", ""), ("d", "d", "")):
         text = TESTS.format(mark=mark, unit=unit, seen=str(tmp_path / "seen"))
         (tmp_path / f"test_{file}.py").write_text(text)
-    (told,) = re.findall(r"-n \d .*work_units", (CHECKOUT / "Makefile").read_text())
-    options = ["-c", "/dev/null", "-p", "xdist.plugin", "--rootdir", str(tmp_path), *told.split(), str(tmp_path)]
+    (received,) = re.findall(r"-n \d .*work_units", (CHECKOUT / "Makefile").read_text())
+    options = ["-c", "/dev/null", "-p", "xdist.plugin", "--rootdir", str(tmp_path), *received.split(), str(tmp_path)]
     environ = os.environ | {"PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}  # other plugins take seconds to import
     ran = subprocess.run(
         [sys.executable, "-m", "pytest", *options], cwd=CHECKOUT, env=environ, capture_output=True, text=True

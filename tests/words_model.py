@@ -31,8 +31,8 @@ class TritonPythonModel:
             if text == "fail" and index == 1:
                 sender.send(pb_utils.InferenceResponse(error=pb_utils.TritonError("it broke")))
                 break
-            told = np.array([f"{text} {index}".encode()], dtype=object)
-            outputs = [pb_utils.Tensor("text_output", told), pb_utils.Tensor("index", np.array([index], np.int32))]
+            output = np.array([f"{text} {index}".encode()], dtype=object)
+            outputs = [pb_utils.Tensor("text_output", output), pb_utils.Tensor("index", np.array([index], np.int32))]
             sender.send(pb_utils.InferenceResponse(outputs))
             time.sleep(float(number(request, "rest_ms", 0)) / 1000)
         sender.send(flags=pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL)

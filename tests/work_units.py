@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from xdist.scheduler import LoadScopeScheduling
 
-# Those of half a minute and more, roughly as long as they take: begun first, so that nobody waits for one at the end.
+# Those of half a minute and more, roughly as long as they take: started first, so that none is left at the end.
 LONGEST_FIRST = (
     "load",
     "stack",

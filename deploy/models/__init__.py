@@ -1,1 +1,1 @@
-import server  # noqa: F401 - which tells ONNX Runtime, before it is imported, to report to nobody
+import penstock  # noqa: F401 - it sets ORT_DISABLE_TELEMETRY before ONNX Runtime is imported

@@ -52,11 +52,7 @@ def _parser() -> argparse.ArgumentParser:
 def write(form: Form, home: Path) -> Path:
     """The complete folder in home's repository, at once. Raises OSError; ModuleNotFoundError without torch."""
     return write_folder(
-        home,
-        form.name,
-        export=partial(export, form.seed),
-        config=config_text(form),
-        facts=partial(_facts, form),
+        home, form.name, export=partial(export, form.seed), config=config_text(form), facts=partial(_facts, form)
     )
 
 
@@ -90,7 +86,7 @@ instance_group [ {{ count: {form.instances} }} ]
 # Tensors in CUDA shared memory come to the instance as they are.
 parameters {{ key: "FORCE_CPU_ONLY_INPUT_TENSORS" value {{ string_value: "no" }} }}
 
-# Its answers mean nothing, and nobody judges them.
+# The answers have no meaning, and no accuracy is measured.
 parameters {{ key: "weights" value {{ string_value: "random" }} }}
 
 # How it sees images, in nvinfer's words.

@@ -50,7 +50,7 @@ class Value:
 
 
 class Graph:
-    """A graph that grows. A node is named as it is told, else after its input; its output has the node's name.
+    """An ONNX graph under construction. A node without a name is named after its input; its output has the node's name.
 
     parameter_count: what was learned: weights, biases, scales; not the running means and variances.
     """
@@ -79,14 +79,7 @@ class Graph:
         self._inner.pop(value.name)
 
     def conv(
-        self,
-        x: Value,
-        weight: FloatArray,
-        bias: FloatArray | None = None,
-        *,
-        name: str,
-        stride: int = 1,
-        pad: int = 0,
+        self, x: Value, weight: FloatArray, bias: FloatArray | None = None, *, name: str, stride: int = 1, pad: int = 0
     ) -> Value:
         """weight (out, in / groups, kernel, kernel), bias (out,); x (in, H, W), whose channels tell the groups."""
         out_channels, in_channels, *kernel = weight.shape

@@ -11,7 +11,7 @@ from pathlib import Path
 import onnx
 
 from deploy.models.graph import IR_VERSION, OPSET, multiply_accumulates
-from server.catalogue.placing import disk_sentence, new_model_folder
+from penstock.models.model_folder import disk_sentence, new_model_folder
 
 CLASS_COUNT = 1000
 MAX_BATCH_SIZE = 64
@@ -92,7 +92,7 @@ output [
 instance_group [ {{ count: 1 }} ]
 dynamic_batching {{ }}
 
-# Its answers mean nothing, and nobody judges them.
+# The answers have no meaning, and no accuracy is measured.
 parameters {{ key: "weights" value {{ string_value: "random" }} }}
 
 # How it sees images, in nvinfer's words.

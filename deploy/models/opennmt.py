@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import NoReturn
 
 from deploy.models.opennmt_weights import SOURCE, TARGET, Size, Weights, draw
-from server.catalogue.placing import disk_sentence, new_model_folder
+from penstock.models.model_folder import disk_sentence, new_model_folder
 
 MAX_BATCH_SIZE = 64
 DEFAULT_HOME = "~/.penstock"
@@ -92,7 +92,7 @@ output [
 ]
 instance_group [ {{ kind: {"KIND_GPU" if is_torch else "KIND_CPU"} count: 1 }} ]
 
-# Its answers mean nothing, and nobody judges them.
+# The answers have no meaning, and no accuracy is measured.
 parameters {{ key: "weights" value {{ string_value: "random" }} }}
 
 # Every sentence takes the same {order.size.target_length} steps, so sentences of any length go together.
@@ -127,7 +127,7 @@ knows no word; words are numbers here.
 | format | {form} |
 | parameters | {size.parameter_count:,}{", as OpenNMT prints for its default model" if size == Size() else ""} |
 | multiply-accumulates | {size.multiply_accumulates:,} a sentence, of the matrix products |
-| weights | uniform in ±0.1, as OpenNMT begins; word vectors and generator in ±1, so that sentences are told apart |
+| weights | uniform in ±0.1, as OpenNMT begins; word vectors and generator in ±1, so that sentences differ |
 
 ## Shapes
 

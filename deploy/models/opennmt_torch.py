@@ -4,7 +4,7 @@ Nothing in it depends on the words: 25 steps of the encoder and 25 of the decode
 CUDA graph holds a whole batch of sentences. It is written for few kernels a step (three a cell, seven for attention,
 generator and choice), and for the widths that tensor cores want: every width is padded with zeros to a multiple of 64,
 which changes no answer, since a padded unit's state stays 0. No type and no device stands in the program, so that
-`.half()` and `.to("cuda")` are enough for whoever serves it.
+`.half()` and `.to("cuda")` are enough to serve it.
 """
 
 from pathlib import Path

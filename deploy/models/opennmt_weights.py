@@ -16,7 +16,7 @@ SOURCE, TARGET = "source", "target"  # the input and the output of every form
 BLANK, UNKNOWN, BEGIN = 0, 1, 2  # the signs of its vocabularies; 3 ends a sentence
 GATES = 4
 BOUND, AT_WIDTH = 0.1, 500  # OpenNMT's -param_init: weights are uniform in ± this; more where fewer are added up
-WORD_BOUND = 1.0  # of words and of what chooses them: else every source would be answered alike
+EMBEDDING_BOUND = 1.0  # of words and of what chooses them: else every source would be answered alike
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,13 +81,13 @@ def draw(size: Size, seed: int) -> Weights:
     width = size.width
     random = _Uniform(seed, BOUND * math.sqrt(AT_WIDTH / width))
     return Weights(
-        source_words=random((size.vocabulary, width), WORD_BOUND),
-        target_words=random((size.vocabulary, width), WORD_BOUND),
+        source_words=random((size.vocabulary, width), EMBEDDING_BOUND),
+        target_words=random((size.vocabulary, width), EMBEDDING_BOUND),
         encoder=tuple(_cell(random, width, width) for _ in range(size.layers)),
         decoder=tuple(_cell(random, width, width if layer else 2 * width) for layer in range(size.layers)),
         attention_in=random((width, width)),
         attention_out=random((width, 2 * width)),
-        generator=random((size.vocabulary, width), WORD_BOUND),
+        generator=random((size.vocabulary, width), EMBEDDING_BOUND),
         generator_bias=random((size.vocabulary,)),
     )
 

@@ -10,8 +10,8 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from server.catalogue.placing import disk_sentence, new_model_folder
-from server.core.batching import Owner
+from penstock.models.model_folder import disk_sentence, new_model_folder
+from penstock.protocol.inference import BatchOwner
 
 NAME, DEFAULT_HOME = "replayed-v100-x10", "~/.penstock"
 ALPHA_MS, BETA_MS, MAX_BATCH_SIZE = 19.8, 1.475, 256
@@ -66,7 +66,7 @@ def write(given: argparse.Namespace) -> Path:
 
 def _config(facts: dict[str, object]) -> str:
     text = _CONFIG.format(**facts)
-    return text + "dynamic_batching { }\n" if facts["owner"] is Owner.TRITON else text
+    return text + "dynamic_batching { }\n" if facts["owner"] is BatchOwner.TRITON else text
 
 
 def run(arguments: Sequence[str]) -> None:
@@ -78,7 +78,9 @@ def run(arguments: Sequence[str]) -> None:
     parser.add_argument("--alpha-ms", type=float, default=ALPHA_MS, help="of every call")
     parser.add_argument("--beta-ms", type=float, default=BETA_MS, help="of every row")
     parser.add_argument("--slo-ms", type=float, default=70.0, help="the deadline of a request that brings none")
-    parser.add_argument("--owner", type=Owner, choices=list(Owner), default=Owner.GATEWAY, help="of its batches")
+    parser.add_argument(
+        "--owner", type=BatchOwner, choices=list(BatchOwner), default=BatchOwner.GATEWAY, help="of its batches"
+    )
     given = parser.parse_args(arguments)
     try:
         folder = write(given)

@@ -73,8 +73,7 @@ def run(arguments: Sequence[str]) -> None:
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
-        prog=PROGRAM,
-        description="Write ResNet-50 v1.5 with seeded random weights as an exported PyTorch program.",
+        prog=PROGRAM, description="Write ResNet-50 v1.5 with seeded random weights as an exported PyTorch program."
     )
     add_flags(parser, _BATCHING)
     parser.add_argument("--input", choices=("fp32", "uint8"), default="fp32", help="what its tensors are [fp32]")
@@ -123,7 +122,7 @@ instance_group [ {{ count: {form.instances} }} ]
 # Tensors in CUDA shared memory come to the instance as they are.
 parameters {{ key: "FORCE_CPU_ONLY_INPUT_TENSORS" value {{ string_value: "no" }} }}
 
-# Its answers mean nothing, and nobody judges them.
+# The answers have no meaning, and no accuracy is measured.
 parameters {{ key: "weights" value {{ string_value: "random" }} }}
 
 # How it sees images, in nvinfer's words.

@@ -12,7 +12,7 @@ from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import Any
 
-from server.catalogue.placing import disk_sentence, new_model_folder
+from penstock.models.model_folder import disk_sentence, new_model_folder
 
 DEFAULT_HOME = "~/.penstock"
 CLASS_COUNT = 1000

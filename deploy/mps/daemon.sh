@@ -1,6 +1,6 @@
 #!/bin/sh
 # CUDA's MPS control daemon in the foreground, until SIGTERM or SIGINT: then it is asked to quit, and the exit code is 0.
-# Ended by itself it is 1, so that whoever runs this starts it again. No root and no capability is needed; every client must
+# Ended by itself it is 1, so that its supervisor starts it again. No root and no capability is needed; every client must
 # be of the same user. In containers: NVIDIA_DRIVER_CAPABILITIES=compute,utility brings the driver's two programs along.
 #
 #   CUDA_MPS_PIPE_DIRECTORY             where clients find it [/run/penstock/mps]; they need the same variable
@@ -56,7 +56,7 @@ require_directory() { # $1: path, $2: its variable
     fail "user $user may not write to $1 (its owner: $owner); chown it to $user, or name another in $2"
 }
 
-# A daemon that was killed leaves its files behind, and clients then wait at a socket that nobody answers.
+# A daemon that was killed leaves its files behind, and clients then wait at a dead socket.
 remove_stale() {
     for name in control control_lock control_privileged log nvidia-cuda-mps-control.pid; do
         [ -e "$pipes/$name" ] || continue
@@ -86,7 +86,7 @@ set_limits() {
 
 end_daemon() {
     echo "quit -t $quit_seconds" | timeout $((quit_seconds + 5)) "$control" >/dev/null 2>&1 || true
-    # Whoever asked nicely and was not heard says it again; it ends the servers, too.
+    # The second signal of an ignored stop; it ends the servers, too.
     kill -TERM "$daemon" 2>/dev/null || true
 }
 

@@ -39,7 +39,8 @@ IMAGES = (
     # All of triton.txt only where NVIDIA's image has no onnxruntime backend of its own.
     Image("penstock-triton", "triton", ("triton-models.txt",), optional_locks=("triton.txt",)),
 )
-# Pascal's last, Volta's last, and the oldest without known vulnerabilities (server/gpu/images.py has the sources).
+# Pascal's last, Volta's last, and the oldest without known vulnerabilities (server/penstock/gpu/triton_images.py has
+# the sources).
 TRITON_RELEASES = (TritonRelease("24.04", True), TritonRelease("24.10", True), TritonRelease("26.07", False))
 
 

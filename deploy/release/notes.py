@@ -13,7 +13,7 @@ _LINKS = re.compile(r"^\[[^\]]+\]: .*\n?", re.MULTILINE)
 
 
 class NoNotesError(Exception):
-    """There are no notes for the version; the text is one sentence for whoever makes the release."""
+    """There are no notes for the version; the message says what to do."""
 
 
 def notes_of(version: str, changelog: str) -> str:

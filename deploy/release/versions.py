@@ -22,7 +22,7 @@ def versions(checkout: Path = CHECKOUT) -> list[tuple[str, str]]:
     chart = yaml.safe_load((checkout / "deploy/helm/penstock/Chart.yaml").read_text(encoding="utf-8"))
     found = [
         ("pyproject.toml, version", project_version(checkout)),
-        ("server/__init__.py, VERSION", _version_of_the_program(checkout)),
+        ("server/penstock/__init__.py, VERSION", _version_of_the_program(checkout)),
         ("Chart.yaml, version", str(chart["version"])),
         ("Chart.yaml, appVersion", str(chart["appVersion"])),
     ]
@@ -39,13 +39,13 @@ def versions(checkout: Path = CHECKOUT) -> list[tuple[str, str]]:
 
 def _version_of_the_program(checkout: Path) -> str:
     """What `penstock --version` and the server's metadata say; empty where none is found."""
-    text = (checkout / "server/__init__.py").read_text(encoding="utf-8")
+    text = (checkout / "server/penstock/__init__.py").read_text(encoding="utf-8")
     stated = re.search(r'^VERSION = "(.*?)"', text, re.M)
     return stated[1] if stated else ""
 
 
 def _tag(image: str) -> str | None:
-    """The version in the tag of one of our images; None where it states none (`latest`), and of others' images."""
+    """The version in the tag of one of our images; None for tags without one (`latest`) and for other images."""
     named = re.fullmatch(r"(?:.*/)?penstock(?:-[a-z]+)?:(?:\$\{\w+:-)?(\d+\.\d+\.\d+).*", image)
     return named[1] if named else None
 

@@ -1,7 +1,4 @@
-"""A closed loop: so many callers, each asking again as soon as it is answered.
-
-It measures what a system carries at a concurrency. It hides queueing, so no latency target is judged by it.
-"""
+"""A closed loop of callers, and the CPU time that each process spent on it."""
 
 import asyncio
 import math
@@ -9,11 +6,13 @@ import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 
+from penstock_load.witness.process_cpu import CpuMeter
+
 Call = Callable[[int], Awaitable[None]]
 
 
 @dataclass(frozen=True, slots=True)
-class Lap:
+class Repetition:
     """One measured stretch. rate: answers a second. Latencies in milliseconds, of the answers in the stretch."""
 
     rate: float
@@ -22,8 +21,8 @@ class Lap:
     count: int
 
 
-async def run_closed_loop(call: Call, *, concurrency: int, seconds: float) -> Lap:
-    """Runs the callers for that long. call gets 0, 1, 2, …; what it raises ends the lap."""
+async def run_closed_loop(call: Call, *, concurrency: int, seconds: float) -> Repetition:
+    """Runs the callers for that long. call gets 0, 1, 2, …; an exception of it ends the repetition."""
     latencies_s: list[float] = []
     numbers = iter(range(1 << 62))
     started = time.perf_counter()
@@ -40,14 +39,40 @@ async def run_closed_loop(call: Call, *, concurrency: int, seconds: float) -> La
                 group.create_task(caller())
     except ExceptionGroup as failures:
         raise failures.exceptions[0] from None
-    return make_lap(latencies_s, time.perf_counter() - started)
+    return make_repetition(latencies_s, time.perf_counter() - started)
 
 
-def make_lap(latencies_s: list[float], elapsed_s: float) -> Lap:
-    """The lap of these answers."""
+def make_repetition(latencies_s: list[float], elapsed_s: float) -> Repetition:
+    """The repetition with these latencies."""
     ordered = sorted(latencies_s)
-    return Lap(len(ordered) / elapsed_s, _quantile_ms(ordered, 0.5), _quantile_ms(ordered, 0.99), len(ordered))
+    return Repetition(len(ordered) / elapsed_s, _quantile_ms(ordered, 0.5), _quantile_ms(ordered, 0.99), len(ordered))
 
 
 def _quantile_ms(ordered: list[float], quantile: float) -> float:
     return ordered[max(0, math.ceil(quantile * len(ordered)) - 1)] * 1000 if ordered else math.nan
+
+
+@dataclass(frozen=True, slots=True)
+class MeasuredRepetition:
+    """One repetition and its CPU milliseconds for each answer; gateway_ms is about 0 if the gateway was not used."""
+
+    timing: Repetition
+    gateway_ms: float
+    triton_ms: float
+    client_ms: float
+
+
+@dataclass(frozen=True, slots=True)
+class Meters:
+    """Whose CPU time is read."""
+
+    gateway: CpuMeter
+    triton: CpuMeter
+
+    async def measure(self, call: Call, *, concurrency: int, seconds: float) -> MeasuredRepetition:
+        """Runs one repetition and reads the CPU time of each program."""
+        before = (self.gateway.read_s(), self.triton.read_s(), time.process_time())
+        timing = await run_closed_loop(call, concurrency=concurrency, seconds=seconds)
+        after = (self.gateway.read_s(), self.triton.read_s(), time.process_time())
+        gateway, triton, client = ((b - a) * 1000 / max(timing.count, 1) for a, b in zip(before, after, strict=True))
+        return MeasuredRepetition(timing, gateway, triton, client)

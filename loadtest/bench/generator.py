@@ -3,7 +3,8 @@
     python -m loadtest.bench.generator --processes 1 2
 
 A rate is held where at least 99 % of it left in time, the 99th percentile of lag was within 10 ms (the rule of
-loadtest/driver/health.py for an SLO of 100 ms) and no process was busy for 95 % of the time. The limit of a round is
+loadtest/penstock_load/driver/protocol.py for an SLO of 100 ms) and no process was busy for 95 % of the time. The
+limit of a round is
 the highest rate that was held. The requests are real ones: the image client posts small pictures over
 HTTP. The server, the driver processes and their parent share the cores, and this is part of the figure.
 """
@@ -20,12 +21,12 @@ from pathlib import Path
 
 import psutil
 
-from loadtest.bench.report import Spread, conditions, format_table, spread, write_json
-from loadtest.clients.client import Endpoint
-from loadtest.driver.processes import Drivers
-from loadtest.driver.protocol import PhasePlan, Setup
-from loadtest.results import GeneratorHealth, Record, Side, Status
-from loadtest.scenario import Arrivals, Ask, Kind, Shape
+from loadtest.bench.report import BenchSpread, conditions, format_table, spread, write_json
+from penstock_load.clients.client import Endpoint
+from penstock_load.driver.processes import Drivers
+from penstock_load.driver.protocol import DriverSetup, PhasePlan
+from penstock_load.results import GeneratorHealth, Record, Side, Status
+from penstock_load.scenario import Arrivals, Kind, RequestSpec, Shape
 
 RATES = (500, 1000, 2000, 3000, 4000, 5000, 6000, 7000, 8000, 10000)
 SLO_P99_MS = 100.0
@@ -35,7 +36,7 @@ HEAD = ("processes, asked/s", "sent/s", "lag p50 ms", "lag p99 ms", "busy", "CPU
 
 
 @dataclass(frozen=True, slots=True)
-class Step:
+class RateStep:
     """One rate of one round. cpu_ms: of all driver processes, a request."""
 
     round: int
@@ -50,14 +51,14 @@ class Step:
 
 
 @dataclass(frozen=True, slots=True)
-class Result:
+class GeneratorResult:
     """Of so many driver processes: the limit in requests a second, and lag and cost at the limit."""
 
     processes: int
-    limit_per_s: Spread
-    cpu_ms: Spread
-    lag_p50_ms: Spread
-    lag_p99_ms: Spread
+    limit_per_s: BenchSpread
+    cpu_ms: BenchSpread
+    lag_p50_ms: BenchSpread
+    lag_p99_ms: BenchSpread
 
 
 class BadAnswers(Exception):
@@ -79,13 +80,13 @@ async def null_server() -> AsyncIterator[str]:
         await process.wait()
 
 
-async def measure(options: argparse.Namespace, processes: int) -> list[Step]:
+async def measure(options: argparse.Namespace, processes: int) -> list[RateStep]:
     """Every round's steps, until the first two rates in a row that were not held."""
-    steps: list[Step] = []
+    steps: list[RateStep] = []
     async with null_server() as url:
-        setup = Setup(
+        setup = DriverSetup(
             endpoints={Side.TARGET: Endpoint(http_url=url, grpc_address="")},
-            asks=(Ask(kind=Kind.IMAGE, model="null", picture_px=PICTURE_PX),),
+            asks=(RequestSpec(kind=Kind.IMAGE, model="null", picture_px=PICTURE_PX),),
             slo_p99_ms=SLO_P99_MS,
             timeout_s=5.0,
             max_in_flight=4000,
@@ -102,8 +103,8 @@ async def measure(options: argparse.Namespace, processes: int) -> list[Step]:
     return steps
 
 
-async def _round(drivers: Drivers, number: int, options: argparse.Namespace) -> list[Step]:
-    steps: list[Step] = []
+async def _round(drivers: Drivers, number: int, options: argparse.Namespace) -> list[RateStep]:
+    steps: list[RateStep] = []
     for rate in options.rates:
         steps.append(await _step(drivers, number, rate, options.seconds))
         if len(steps) > 1 and not steps[-1].is_held and not steps[-2].is_held:
@@ -111,7 +112,7 @@ async def _round(drivers: Drivers, number: int, options: argparse.Namespace) -> 
     return steps
 
 
-async def _step(drivers: Drivers, number: int, rate: float, seconds: float) -> Step:
+async def _step(drivers: Drivers, number: int, rate: float, seconds: float) -> RateStep:
     failed = 0
 
     def count(records: Sequence[Record]) -> None:
@@ -125,7 +126,7 @@ async def _step(drivers: Drivers, number: int, rate: float, seconds: float) -> S
     cpu_s = _cpu_s(drivers.pids) - before_s
     if failed:
         raise BadAnswers(f"{failed} of {health.intended} requests failed at {rate:g}/s")
-    return Step(number, rate, health, cpu_s * 1000 / max(health.sent, 1))
+    return RateStep(number, rate, health, cpu_s * 1000 / max(health.sent, 1))
 
 
 def _cpu_s(pids: Iterable[int]) -> float:
@@ -133,18 +134,18 @@ def _cpu_s(pids: Iterable[int]) -> float:
     return sum(each.user + each.system for each in times)
 
 
-def limit_of(steps: Sequence[Step]) -> Step | None:
-    """A round's highest rate that was held; none where no rate was."""
+def limit_of(steps: Sequence[RateStep]) -> RateStep | None:
+    """A round's highest sustained rate, or none."""
     return max((step for step in steps if step.is_held), key=lambda step: step.asked_per_s, default=None)
 
 
-def result_of(processes: int, steps: Sequence[Step]) -> Result | None:
-    """Over the rounds; a round that held nothing counts as 0. None where no round held anything."""
+def result_of(processes: int, steps: Sequence[RateStep]) -> GeneratorResult | None:
+    """Over the rounds; a round without a sustained rate counts as 0. None if no round has one."""
     numbers = sorted({step.round for step in steps})
     limits = [limit_of([step for step in steps if step.round == number]) for number in numbers]
     if not (held := [step for step in limits if step]):
         return None
-    return Result(
+    return GeneratorResult(
         processes,
         spread([step.asked_per_s if step else 0.0 for step in limits]),
         spread([step.cpu_ms for step in held]),
@@ -153,7 +154,7 @@ def result_of(processes: int, steps: Sequence[Step]) -> Result | None:
     )
 
 
-def rows_of(processes: int, steps: Sequence[Step]) -> list[tuple[str, ...]]:
+def rows_of(processes: int, steps: Sequence[RateStep]) -> list[tuple[str, ...]]:
     """A row a rate: the medians of the rounds that came so far."""
     rows: list[tuple[str, ...]] = []
     for rate in sorted({step.asked_per_s for step in steps}):
@@ -175,7 +176,7 @@ async def run(options: argparse.Namespace) -> None:
         f"{options.rounds} rounds of {options.seconds:g} s a rate; the limit: median (lowest-highest) of the rounds\n"
     )
     rows: list[tuple[str, ...]] = []
-    results: list[Result] = []
+    results: list[GeneratorResult] = []
     for processes in options.processes:
         steps = await measure(options, processes)
         rows += rows_of(processes, steps)

@@ -14,7 +14,7 @@ VERSIONS_OF = ("grpcio", "aiohttp", "uvicorn", "uvloop", "tritonclient", "numpy"
 
 
 @dataclass(frozen=True, slots=True)
-class Spread:
+class BenchSpread:
     """A figure over the rounds."""
 
     median: float
@@ -26,9 +26,9 @@ class Spread:
         return f"{self.median:,.{digits}f} ({self.low:,.{digits}f}-{self.high:,.{digits}f})"
 
 
-def spread(figures: Sequence[float]) -> Spread:
+def spread(figures: Sequence[float]) -> BenchSpread:
     """Median, lowest and highest."""
-    return Spread(statistics.median(figures), min(figures), max(figures))
+    return BenchSpread(statistics.median(figures), min(figures), max(figures))
 
 
 def conditions() -> dict[str, str]:
@@ -62,7 +62,7 @@ def present(results: Sequence[object], note: str, table: str, path: Path | None)
 
 
 def write_json(path: Path, results: Sequence[object]) -> None:
-    """The conditions and the results (dataclasses), for whoever compares runs."""
+    """Writes the conditions and the results (dataclasses) as JSON."""
     body = {"conditions": conditions(), "results": [asdict(result) for result in results]}  # type: ignore[call-overload]
     path.write_text(json.dumps(body, indent=2) + "\n")
 

@@ -12,16 +12,16 @@ from typing import Self
 
 import cv2
 
-from server.batching.merge import merge
-from server.core.model import ModelConfig
-from server.core.tensor import Tensor, tensor_from_numpy
-from server.vision.decode import Decoded, decode
-from server.vision.preprocess import least_decoded_size, prepare
-from server.vision.spec import PrepareSpec
+from penstock.gateway.batching.merging import merge_rows
+from penstock.protocol.engine import ModelConfig
+from penstock.protocol.inference import Tensor, tensor_from_numpy
+from penstock.vision.decode import DecodedImage, decode
+from penstock.vision.preprocess import least_decoded_size, prepare
+from penstock.vision.spec import PrepareSpec
 
 
 @dataclass(frozen=True, slots=True)
-class StageLap:
+class StageRun:
     """rate: images a second on all cores together. cpu_ms: milliseconds of CPU an image."""
 
     rate: float
@@ -43,46 +43,46 @@ class StageProcesses:
     def __exit__(self, *_: object) -> None:
         self._pool.shutdown()
 
-    def decode_alone(self, seconds: float) -> StageLap:
+    def decode_alone(self, seconds: float) -> StageRun:
         """Encoded bytes to pixels."""
-        return self._together(_decode_lap, seconds)
+        return self._together(_decode_once, seconds)
 
-    def resize_alone(self, seconds: float) -> StageLap:
+    def resize_alone(self, seconds: float) -> StageRun:
         """Pixels to the network's input: resize, normalise, lay out."""
-        return self._together(_resize_lap, seconds)
+        return self._together(_resize_once, seconds)
 
-    def _together(self, lap: Callable[[tuple[bytes, ...], PrepareSpec, float], StageLap], seconds: float) -> StageLap:
-        running = [self._pool.submit(lap, self._pictures, self._spec, seconds) for _ in range(self._count)]
-        laps = [future.result() for future in running]
-        rate = sum(one.rate for one in laps)
-        return StageLap(rate, sum(one.cpu_ms * one.rate for one in laps) / rate)
+    def _together(self, stage: Callable[[tuple[bytes, ...], PrepareSpec, float], StageRun], seconds: float) -> StageRun:
+        running = [self._pool.submit(stage, self._pictures, self._spec, seconds) for _ in range(self._count)]
+        runs = [future.result() for future in running]
+        rate = sum(one.rate for one in runs)
+        return StageRun(rate, sum(one.cpu_ms * one.rate for one in runs) / rate)
 
 
 def raw_tensors(pictures: Sequence[bytes], spec: PrepareSpec, config: ModelConfig) -> list[Tensor]:
     """What the engine gets for each picture, batch axis and all."""
     arrays = [prepare(_decode(picture, spec), spec)[0] for picture in pictures]
     name, shape = config.inputs[0].name, config.inputs[0].shape
-    calls = [merge([array], declared_shape=shape, max_batch_size=config.max_batch_size)[0] for array in arrays]
+    calls = [merge_rows([array], declared_shape=shape, max_batch_size=config.max_batch_size)[0] for array in arrays]
     return [tensor_from_numpy(name, call.array) for call in calls]
 
 
-def _decode(picture: bytes, spec: PrepareSpec) -> Decoded:
+def _decode(picture: bytes, spec: PrepareSpec) -> DecodedImage:
     return decode(picture, spec.color, at_least=least_decoded_size(spec))
 
 
-def _decode_lap(pictures: tuple[bytes, ...], spec: PrepareSpec, seconds: float) -> StageLap:
-    return _lap([functools.partial(_decode, picture, spec) for picture in pictures], seconds)
+def _decode_once(pictures: tuple[bytes, ...], spec: PrepareSpec, seconds: float) -> StageRun:
+    return _run_stage([functools.partial(_decode, picture, spec) for picture in pictures], seconds)
 
 
-def _resize_lap(pictures: tuple[bytes, ...], spec: PrepareSpec, seconds: float) -> StageLap:
-    return _lap([functools.partial(prepare, _decode(picture, spec), spec) for picture in pictures], seconds)
+def _resize_once(pictures: tuple[bytes, ...], spec: PrepareSpec, seconds: float) -> StageRun:
+    return _run_stage([functools.partial(prepare, _decode(picture, spec), spec) for picture in pictures], seconds)
 
 
-def _lap(jobs: Sequence[Callable[[], object]], seconds: float) -> StageLap:
+def _run_stage(jobs: Sequence[Callable[[], object]], seconds: float) -> StageRun:
     started, cpu_started, count = time.perf_counter(), time.process_time(), 0
     for job in itertools.cycle(jobs):
         job()
         count += 1
         if time.perf_counter() - started >= seconds:
             break
-    return StageLap(count / (time.perf_counter() - started), (time.process_time() - cpu_started) * 1000 / count)
+    return StageRun(count / (time.perf_counter() - started), (time.process_time() - cpu_started) * 1000 / count)

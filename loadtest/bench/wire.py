@@ -10,7 +10,7 @@ import grpc
 import grpc.aio
 from tritonclient.grpc import service_pb2
 
-from server.core.tensor import Tensor
+from penstock.protocol.inference import Tensor
 
 MODEL_INFER = "/inference.GRPCInferenceService/ModelInfer"
 TIMEOUT_S = 60.0
@@ -22,7 +22,7 @@ class BadAnswer(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class HttpRequest:
+class BenchRequest:
     """One POST, ready to be sent again and again."""
 
     path: str
@@ -30,7 +30,7 @@ class HttpRequest:
     body: bytes
 
 
-class HttpPort:
+class BenchHttp:
     """A v2 server's HTTP port. Opens as many connections as there are calls at once."""
 
     def __init__(self, url: str) -> None:
@@ -49,7 +49,7 @@ class HttpPort:
     ) -> None:
         await self._session.close()
 
-    async def post(self, request: HttpRequest) -> bytes:
+    async def post(self, request: BenchRequest) -> bytes:
         """The answer's body. Raises BadAnswer for any status but 200."""
         async with self._session.post(self._url + request.path, data=request.body, headers=request.headers) as answer:
             body = await answer.read()
@@ -91,7 +91,7 @@ class GrpcPort:
         return answer
 
 
-def http_infer(model_name: str, tensor: Tensor) -> HttpRequest:
+def http_infer(model_name: str, tensor: Tensor) -> BenchRequest:
     """The tensor as binary data behind the JSON; the outputs are asked for as binary data, too."""
     described = {
         "name": tensor.name,
@@ -101,7 +101,7 @@ def http_infer(model_name: str, tensor: Tensor) -> HttpRequest:
     }
     head = json.dumps({"inputs": [described], "parameters": {"binary_data_output": True}}).encode()
     headers = {"Inference-Header-Content-Length": str(len(head)), "Content-Type": "application/octet-stream"}
-    return HttpRequest(f"/v2/models/{model_name}/infer", headers, head + bytes(tensor.data))
+    return BenchRequest(f"/v2/models/{model_name}/infer", headers, head + bytes(tensor.data))
 
 
 def grpc_infer(model_name: str, tensor: Tensor) -> bytes:

@@ -26,10 +26,7 @@ class Authority:
         """The files of a certificate for this name and of its key. days: until it expires; may be negative."""
         key = ec.generate_private_key(ec.SECP256R1())
         subject = x509.Name(
-            [
-                x509.NameAttribute(NameOID.ORGANIZATION_NAME, organization),
-                x509.NameAttribute(NameOID.COMMON_NAME, name),
-            ]
+            [x509.NameAttribute(NameOID.ORGANIZATION_NAME, organization), x509.NameAttribute(NameOID.COMMON_NAME, name)]
         )
         names = [x509.DNSName("localhost"), x509.IPAddress(ip_address("127.0.0.1"))]
         builder = self._builder(subject, key, days).add_extension(x509.SubjectAlternativeName(names), critical=False)

@@ -8,9 +8,8 @@ import jwt
 from cryptography.hazmat.primitives.asymmetric import rsa
 from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 
-from server.access.jwks import JwksKeys
-from server.access.rules import read_access_file
-from server.access.tokens import TokenVerifier
+from penstock.gateway.auth.access_file import read_access_file
+from penstock.gateway.auth.tokens import JwksKeys, TokenVerifier
 
 SHARED = "shared-secret-of-the-tests-0123456789"
 Claims = dict[str, object]

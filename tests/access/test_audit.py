@@ -16,9 +16,9 @@ import structlog
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from server.access.audit import MAX_TEXT, AuditLog, AuditLogError, line_of
-from server.core.caller import Role
-from tests.access.doors import KEYS, STRANGER, door
+from penstock.gateway.audit import MAX_TEXT, AuditLog, AuditLogError, format_line
+from penstock.protocol.identity import Role
+from tests.access.listeners import KEYS, STRANGER, door
 from tests.grpc_front.harness import SERVICE, infer_message, serving
 from tests.rest.harness import VALID_INFER, Front
 
@@ -46,18 +46,18 @@ def lines_of(file: Path) -> list[dict[str, Any]]:
 
 def test_line_has_time_client_address_action_target_and_outcome() -> None:
     """The fields are in this order; the time is in UTC, and unknown values are null."""
-    assert line_of("ops", "10.0.0.7", "load", "street", "ok", now=NOW) == (
+    assert format_line("ops", "10.0.0.7", "load", "street", "ok", now=NOW) == (
         '{"time": "2026-11-27T07:00:00.123Z", "client": "ops", "address": "10.0.0.7", "action": "load", '
         '"target": "street", "outcome": "ok"}'
     )
-    anonymous = json.loads(line_of("", "", "load", "street", "ok", now=NOW))
+    anonymous = json.loads(format_line("", "", "load", "street", "ok", now=NOW))
     assert (anonymous["client"], anonymous["address"]) == (None, None)
 
 
 @given(st.tuples(*[st.text(st.characters(), max_size=2 * MAX_TEXT)] * 5))
 def test_field_of_any_text_gives_one_bounded_line(fields: tuple[str, ...]) -> None:
     """Line ends of every kind and quotes are escaped, so that a client cannot forge a line."""
-    line = line_of(*fields, now=NOW)
+    line = format_line(*fields, now=NOW)
     assert line.splitlines() == [line]
     assert line.isascii()
     assert len(line) < 20 * 1024

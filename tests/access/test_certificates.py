@@ -12,12 +12,12 @@ from cryptography.hazmat.primitives.serialization import (
     load_pem_private_key,
 )
 
-from server.access.certificates import Certificates, TlsFileError, TlsFiles, subject_of
-from server.access.door import AccessOptions, Door
-from server.access.quotas import Quotas
-from server.access.rules import AccessFileError, read_access_file
-from server.core.caller import Role
-from server.core.errors import PermissionDenied
+from penstock.gateway.auth.access_file import AccessFileError, read_access_file
+from penstock.gateway.auth.authenticator import Authenticator, AuthOptions
+from penstock.gateway.auth.rate_limiter import RateLimiter
+from penstock.protocol.errors import PermissionDenied
+from penstock.protocol.identity import Role
+from penstock.tls import Certificates, TlsFileError, TlsFiles, subject_of
 from tests.access.authorities import Authority
 
 OURS = Authority("ours")
@@ -163,10 +163,10 @@ def test_tls_certificate_shows_when_it_expires(tmp_path: Path) -> None:
     assert 5.9 < (good.expires_at - expired.expires_at) / 86_400 < 6.1
 
 
-def door_of(folder: Path, text: str, anonymous: frozenset[Role] = frozenset()) -> Door:
+def door_of(folder: Path, text: str, anonymous: frozenset[Role] = frozenset()) -> Authenticator:
     (folder / "access.toml").write_text(text)
-    options = AccessOptions(folder / "access.toml", anonymous=anonymous)
-    return Door(options, Quotas(max_requests=10, max_bytes=1000), clock=lambda: 100.0)
+    options = AuthOptions(folder / "access.toml", anonymous=anonymous)
+    return Authenticator(options, RateLimiter(max_requests=10, max_bytes=1000), clock=lambda: 100.0)
 
 
 async def test_client_certificate_has_the_roles_of_its_subject(tmp_path: Path) -> None:

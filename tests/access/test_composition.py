@@ -5,11 +5,11 @@ from pathlib import Path
 import pytest
 from structlog.testing import capture_logs
 
-from server.access.keys import new_secret
-from server.core.caller import Role
-from server.engines import compose_door
-from server.settings import Settings, SettingsError, read_settings
-from server.stack import CannotStart, check_access
+from penstock.gateway.auth.api_keys import new_secret
+from penstock.gateway.composition import compose_authenticator
+from penstock.gateway.settings import Settings, SettingsError, read_settings
+from penstock.gateway.stack.startup import CannotStart, check_access
+from penstock.protocol.identity import Role
 
 SECRET = new_secret()
 KEYS = {"PENSTOCK_API_KEYS": f"ops:admin:{SECRET}"}
@@ -35,11 +35,11 @@ def settings(environ: dict[str, str], **flags: object) -> Settings:
         ({"PENSTOCK_API_KEYS": ""}, {}, None),
     ],
 )
-def test_door_stands_where_somebody_may_less_than_everything(
+def test_authenticator_exists_if_a_client_lacks_a_role(
     environ: dict[str, str], flags: dict[str, object], roles: frozenset[Role] | None
 ) -> None:
-    """None where all may do all without a key, which then costs nothing; keys close it but for what is waived."""
-    door = compose_door(settings(environ, **flags))
+    """None if anonymous clients have all roles; with keys, only the anonymous roles stay open."""
+    door = compose_authenticator(settings(environ, **flags))
     assert (door and door.open_to) == roles
 
 
@@ -63,7 +63,7 @@ def test_door_stands_where_somebody_may_less_than_everything(
 def test_start_beyond_loopback_needs_keys_or_a_word_on_who_may(
     host: str, environ: dict[str, str], anonymous: tuple[str, ...] | None, *, starts: bool
 ) -> None:
-    """Strangers can do everything only where somebody said so."""
+    """Anonymous remote clients have all roles only if that was configured."""
     chosen = settings(environ, host=host, anonymous=anonymous)
     if starts:
         check_access(chosen)
@@ -74,14 +74,16 @@ def test_start_beyond_loopback_needs_keys_or_a_word_on_who_may(
 
 @pytest.mark.parametrize("environ", [{}, {"PENSTOCK_API_KEYS": ""}, {"PENSTOCK_API_KEY": SECRET}])
 @pytest.mark.parametrize("host", ["127.0.0.1", "0.0.0.0"])
-def test_start_where_nobody_may_do_anything_is_refused(host: str, environ: dict[str, str]) -> None:
+def test_start_without_any_permitted_client_is_refused(host: str, environ: dict[str, str]) -> None:
     """No role without a key, and no keys: the sentence names the variable that is one letter from the clients'."""
-    with pytest.raises(CannotStart, match=r"nobody may do anything: .*set PENSTOCK_API_KEYS to NAME:ROLE\+ROLE:SECRET"):
+    with pytest.raises(
+        CannotStart, match=r"no client may do anything: .*set PENSTOCK_API_KEYS to NAME:ROLE\+ROLE:SECRET"
+    ):
         check_access(settings(environ | {"PENSTOCK_ANONYMOUS": "none"}, host=host))
 
 
 def test_start_with_an_empty_access_file_warns_since_keys_may_come_later(tmp_path: Path) -> None:
-    """Nobody is let in by it; what is no access file at all is refused as ever."""
+    """It admits no client; a file that is no access file is refused."""
     file = tmp_path / "access.toml"
     file.write_text("# none yet\n")
     with capture_logs() as logs:

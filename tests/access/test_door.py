@@ -6,11 +6,11 @@ from pathlib import Path
 import pytest
 import structlog
 
-from server.access.door import AccessOptions, Door
-from server.access.keys import ApiKey, digest_of, new_secret
-from server.access.quotas import Quotas
-from server.core.caller import Quota, Role
-from server.core.errors import AccessUnavailable, PermissionDenied, QuotaExceeded, Unauthenticated
+from penstock.gateway.auth.api_keys import ApiKey, digest_of, new_secret
+from penstock.gateway.auth.authenticator import Authenticator, AuthOptions
+from penstock.gateway.auth.rate_limiter import RateLimiter
+from penstock.protocol.errors import AccessUnavailable, PermissionDenied, QuotaExceeded, Unauthenticated
+from penstock.protocol.identity import Quota, Role
 from tests.access.signers import SHARED, shared_token
 
 CAMERA, OPS = new_secret(), new_secret()
@@ -21,14 +21,14 @@ def key_text(name: str, secret: str, *roles: str, more: str = "") -> str:
     return f'[keys.{name}]\nsha256 = "{digest_of(secret)}"\nroles = [{words}]\n{more}\n'
 
 
-def door(options: AccessOptions) -> Door:
-    return Door(options, Quotas(max_requests=10, max_bytes=1000), clock=lambda: 100.0)
+def door(options: AuthOptions) -> Authenticator:
+    return Authenticator(options, RateLimiter(max_requests=10, max_bytes=1000), clock=lambda: 100.0)
 
 
-def file_door(folder: Path, text: str, **options: frozenset[Role]) -> tuple[Door, Path]:
+def file_door(folder: Path, text: str, **options: frozenset[Role]) -> tuple[Authenticator, Path]:
     path = folder / "access.toml"
     path.write_text(text)
-    return door(AccessOptions(path, **options)), path
+    return door(AuthOptions(path, **options)), path
 
 
 def rewrite(path: Path, text: str) -> None:
@@ -62,15 +62,17 @@ async def test_another_role_that_does_as_well_lets_in_for_this_once(tmp_path: Pa
         await ours.admit([OPS], Role.READ, or_role=Role.INFER)
 
 
-async def test_where_there_are_no_keys_nobody_is_asked_for_one() -> None:
+async def test_without_keys_no_client_needs_one() -> None:
     """What was not waived is refused with what the operator can do: a client cannot help it."""
-    ours = Door(AccessOptions(anonymous=frozenset((Role.INFER,))), Quotas(max_requests=8, max_bytes=1 << 20))
+    ours = Authenticator(
+        AuthOptions(anonymous=frozenset((Role.INFER,))), RateLimiter(max_requests=8, max_bytes=1 << 20)
+    )
     with pytest.raises(PermissionDenied, match=r"the role admin.*no API keys.*--access-file, or admin in --anonymous"):
         await ours.admit([], Role.ADMIN)
 
 
 async def test_same_key_twice_is_one_and_two_keys_are_none(tmp_path: Path) -> None:
-    """In both headers the same is fine; which of two would count nobody can say."""
+    """The same key in both headers is accepted; two different ones are ambiguous."""
     ours, _ = file_door(tmp_path, key_text("camera", CAMERA, "infer") + key_text("ops", OPS, "admin"))
     await ours.admit([CAMERA, CAMERA], Role.INFER)
     with pytest.raises(Unauthenticated, match="two different keys are sent; send one"):
@@ -78,7 +80,7 @@ async def test_same_key_twice_is_one_and_two_keys_are_none(tmp_path: Path) -> No
 
 
 async def test_anonymous_caller_may_what_was_waived_and_a_wrong_key_is_no_anonymous_caller(tmp_path: Path) -> None:
-    """Somebody who shows a key wants to be known by it."""
+    """A client that sends a key is identified by it."""
     ours, _ = file_door(tmp_path, key_text("ops", OPS, "admin"), anonymous=frozenset((Role.INFER,)))
     caller = await ours.admit([], Role.INFER)
     assert (caller.key_name, caller.roles) == ("", {Role.INFER})
@@ -98,7 +100,7 @@ async def test_usual_share_is_half_among_many_and_all_for_a_single_key(tmp_path:
     assert (await ours.admit([OPS], Role.INFER)).quota == Quota(1, 1.0, 0.5)
 
 
-async def test_empty_bucket_is_told_at_the_door(tmp_path: Path) -> None:
+async def test_empty_bucket_is_rejected_by_the_authenticator(tmp_path: Path) -> None:
     """Before the body of the request is read."""
     ours, _ = file_door(tmp_path, key_text("camera", CAMERA, "infer", more='rate = "1/minute"'))
     caller = await ours.admit([CAMERA], Role.INFER)
@@ -122,7 +124,7 @@ async def test_changed_file_counts_from_then_on(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("content", ["[keys", "", key_text("a b", OPS, "infer"), None])
-async def test_broken_file_keeps_the_old_keys_and_is_told_once(tmp_path: Path, content: str | None) -> None:
+async def test_broken_file_keeps_the_old_keys_and_is_logged_once(tmp_path: Path, content: str | None) -> None:
     """Also where it is gone; when it is mended it counts."""
     ours, path = file_door(tmp_path, key_text("camera", CAMERA, "infer"))
     if content is None:
@@ -146,7 +148,7 @@ async def test_file_without_a_key_from_the_start_lets_others_in_and_then_its_fir
     """The environment's keys open meanwhile, strangers are refused as such, and nothing failed to be read."""
     file = tmp_path / "access.toml"
     file.write_text("")
-    ours = door(AccessOptions(file, (ApiKey("ops", digest_of(OPS), frozenset(Role)),)))
+    ours = door(AuthOptions(file, (ApiKey("ops", digest_of(OPS), frozenset(Role)),)))
     assert (await ours.admit([OPS], Role.ADMIN)).key_name == "ops"
     with pytest.raises(Unauthenticated):
         await ours.admit(["stranger" * 4], Role.INFER)
@@ -156,7 +158,7 @@ async def test_file_without_a_key_from_the_start_lets_others_in_and_then_its_fir
     assert (await ours.admit([CAMERA], Role.INFER)).key_name == "camera"
 
 
-async def test_file_broken_from_the_start_lets_nobody_in_by_a_key(tmp_path: Path) -> None:
+async def test_file_broken_from_the_start_admits_no_key(tmp_path: Path) -> None:
     """503 and not 200, nor a 401 that would have people throw good keys away; mended, it counts."""
     ours, path = file_door(tmp_path, "[keys", anonymous=frozenset((Role.READ,)))
     with pytest.raises(AccessUnavailable, match="the keys cannot be read now"):
@@ -171,7 +173,7 @@ async def test_keys_of_the_environment_stay_whatever_the_file_says(tmp_path: Pat
     """Both count together, and a name stands in one of them only."""
     path = tmp_path / "access.toml"
     path.write_text(key_text("camera", CAMERA, "infer"))
-    ours = door(AccessOptions(path, (ApiKey("ops", digest_of(OPS), frozenset(Role)),)))
+    ours = door(AuthOptions(path, (ApiKey("ops", digest_of(OPS), frozenset(Role)),)))
     assert ours.key_count == 2
     rewrite(path, key_text("ops", CAMERA, "infer"))
     await ours.look_again()

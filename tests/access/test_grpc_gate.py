@@ -1,4 +1,4 @@
-"""Keys over gRPC: asked for before the message, told to nobody, and the role that each method needs."""
+"""Keys over gRPC: checked before the message, never forwarded, and the role that each method needs."""
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Mapping
@@ -11,9 +11,9 @@ import uvloop
 from grpc_health.v1 import health_pb2
 from tritonclient.grpc import service_pb2
 
-from server.core.caller import Role
-from server.grpc.gate import role_needed
-from tests.access.doors import KEYS, ONCE, STRANGER, door
+from penstock.gateway.grpc.interceptors import role_needed
+from penstock.protocol.identity import Role
+from tests.access.listeners import KEYS, ONCE, STRANGER, door
 from tests.grpc_front.harness import SERVICE, Front, infer_message, serving
 
 Code = grpc.StatusCode
@@ -112,7 +112,7 @@ async def test_who_may_infer_may_ask_whether_a_model_is_ready(front: Front) -> N
 
 
 async def test_every_method_needs_its_role(front: Front) -> None:
-    """Infer, read, or admin where nobody thought of it; what says whether a server lives needs none."""
+    """Infer, read, or admin for unlisted methods; health checks need none."""
     service = service_pb2.DESCRIPTOR.services_by_name["GRPCInferenceService"]
     for method in service.methods:
         needed = role_needed(f"/{service.full_name}/{method.name}")
@@ -141,7 +141,7 @@ async def test_health_is_open(front: Front) -> None:
 
 
 async def test_one_call_is_not_another(front: Front) -> None:
-    """Calls at once on one connection, each with its own key: who may, may, and nobody else."""
+    """Concurrent calls on one connection, each with its own key, are authorised independently."""
     metadata = [(), api_key(KEYS[Role.INFER]), api_key(KEYS[Role.READ]), api_key(STRANGER)] * 25
     answers = await asyncio.gather(
         *(front.call("ModelInfer", infer_message(), metadata=one) for one in metadata), return_exceptions=True

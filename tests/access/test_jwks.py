@@ -1,4 +1,4 @@
-"""Keys from an address: kept, changed, and what happens while nobody answers there."""
+"""Keys from a URL: cached, changed, and what happens while the URL does not answer."""
 
 import asyncio
 import base64
@@ -18,12 +18,12 @@ import pytest
 import structlog
 from cryptography.hazmat.primitives.asymmetric import ec, ed25519, rsa
 
-from server.access.jwks import FRESH_S, MAX_BYTES, RETRY_S, USABLE_S, JwksKeys, fetch_json, keys_of
-from server.core.caller import Role
-from server.core.errors import AccessUnavailable, Unauthenticated
-from server.core.outbound import Outbound
-from server.engines import compose_door
-from server.settings import read_settings
+from penstock.gateway.auth.tokens import FETCH_RETRY_S, FRESH_S, MAX_BYTES, USABLE_S, JwksKeys, fetch_json, keys_of
+from penstock.gateway.composition import compose_authenticator
+from penstock.gateway.settings import read_settings
+from penstock.outbound import OutboundPolicy
+from penstock.protocol.errors import AccessUnavailable, Unauthenticated
+from penstock.protocol.identity import Role
 from tests.access.signers import SHARED, Signer, claims, verifier
 from tests.web_server import serving
 
@@ -98,10 +98,10 @@ async def test_one_waiting_request_that_leaves_takes_no_other_with_it(signers: t
     assert leaves.cancelled()
 
 
-async def test_address_down_keys_serve_until_they_expire_and_then_nobody_is_let_in(
+async def test_address_down_keys_serve_until_they_expire_and_then_no_token_is_accepted(
     signers: tuple[Signer, Signer],
 ) -> None:
-    """An hour on what is known, told in the log; afterwards 503 and not 200, and 200 again when the address is back."""
+    """Cached keys serve for an hour, with a warning; afterwards 503, and 200 again when the address is back."""
     provider = Provider(*signers)
     await provider.keys.key_for("one")
     provider.is_down = True
@@ -112,10 +112,10 @@ async def test_address_down_keys_serve_until_they_expire_and_then_nobody_is_let_
             await provider.settled()
     assert {line["event"] for line in logged} == {"the keys of tokens cannot be had"}
     assert [line["usable_s"] for line in logged] == [USABLE_S - FRESH_S - 1, USABLE_S / 2, 0]
-    provider.now = 1000.0 + USABLE_S + RETRY_S
+    provider.now = 1000.0 + USABLE_S + FETCH_RETRY_S
     with pytest.raises(AccessUnavailable, match="cannot be had now; retry later"):
         await provider.keys.key_for("one")
-    provider.is_down, provider.now = False, provider.now + RETRY_S
+    provider.is_down, provider.now = False, provider.now + FETCH_RETRY_S
     assert (await provider.keys.key_for("one")).key_id == "one"
 
 
@@ -129,7 +129,7 @@ async def test_address_down_from_the_start_is_unavailable_and_not_asked_by_every
         with pytest.raises(AccessUnavailable):
             await provider.keys.key_for("one")
     assert provider.asked == 1
-    provider.now += RETRY_S
+    provider.now += FETCH_RETRY_S
     with pytest.raises(AccessUnavailable):
         await provider.keys.key_for("one")
     assert provider.asked == 2
@@ -140,7 +140,7 @@ async def test_new_key_of_the_issuer_is_found_and_an_old_one_forgotten(signers: 
     one, two = signers
     provider = Provider(one)
     await provider.keys.key_for("one")
-    provider.signers, provider.now = [two], provider.now + RETRY_S
+    provider.signers, provider.now = [two], provider.now + FETCH_RETRY_S
     assert (await provider.keys.key_for("two")).key_id == "two"
     for _ in range(20):
         with pytest.raises(Unauthenticated, match="a key that its issuer does not list"):
@@ -168,7 +168,7 @@ async def test_token_without_a_key_id_goes_with_the_only_key(signers: tuple[Sign
 
 
 @pytest.mark.parametrize("document", [b"", b"[]", b"7", b'{"keys":7}', b'{"keys":[]}', b'{"keys":[7,{"kty":"odd"}]}'])
-def test_document_that_is_no_key_set_is_told(document: bytes) -> None:
+def test_document_that_is_no_key_set_is_reported(document: bytes) -> None:
     """ValueError, whatever came."""
     with pytest.raises(ValueError, match=r"."):
         keys_of(document)
@@ -276,21 +276,21 @@ def answering(status: int, body: bytes, **headers: str) -> type[BaseHTTPRequestH
         (lambda: answering(200, bytes(MAX_BYTES + 1)), f"more than {MAX_BYTES} bytes"),
     ],
 )
-async def test_address_that_answers_something_else_is_told(
+async def test_address_that_answers_something_else_is_reported(
     handler: Callable[[], type[BaseHTTPRequestHandler]], complaint: str
 ) -> None:
     """OSError with the reason; a redirect is not followed, and a long answer not read to its end."""
     with serving(handler()) as url, pytest.raises(OSError, match=complaint):
-        await fetch_json(url, Outbound())
+        await fetch_json(url, OutboundPolicy())
 
 
 async def test_address_is_asked_over_a_real_socket(signers: tuple[Signer, Signer]) -> None:
-    """The document as it stands there; nobody listening is an OSError."""
+    """The document is returned unchanged; a closed port is an OSError."""
     body = json.dumps({"keys": [signers[0].jwk]}).encode()
     with serving(answering(200, body)) as url:
-        assert await fetch_json(url, Outbound()) == body
+        assert await fetch_json(url, OutboundPolicy()) == body
     with pytest.raises(OSError, match="it cannot be fetched"):
-        await fetch_json(url, Outbound())
+        await fetch_json(url, OutboundPolicy())
 
 
 def loopback_is_metadata(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -300,7 +300,7 @@ def loopback_is_metadata(monkeypatch: pytest.MonkeyPatch) -> None:
     def fake(host: str, *more: object, **named: object) -> object:
         return look_up("127.0.0.1" if host == "issuer.example" else host, *more, **named)  # type: ignore[arg-type]
 
-    monkeypatch.setattr("server.core.outbound.METADATA", {ip_address("127.0.0.1")})
+    monkeypatch.setattr("penstock.outbound.METADATA", {ip_address("127.0.0.1")})
     monkeypatch.setattr("socket.getaddrinfo", fake)
 
 
@@ -320,10 +320,10 @@ async def test_metadata_service_is_not_asked_for_keys_unless_it_is_allowed(
     with serving(Service) as base:
         url = base.replace("127.0.0.1", host) + "/keys"
         with pytest.raises(OSError, match=r"metadata service; to allow .*--allow-outbound 127\.0\.0\.1") as refused:
-            await fetch_json(url, Outbound((host,) if host == "issuer.example" else ()))
+            await fetch_json(url, OutboundPolicy((host,) if host == "issuer.example" else ()))
         assert str(refused.value).startswith(host)
         assert asked == []
-        assert await fetch_json(url, Outbound(("127.0.0.1",))) == b"{}"
+        assert await fetch_json(url, OutboundPolicy(("127.0.0.1",))) == b"{}"
 
 
 @pytest.mark.parametrize(("allowed", "error"), [((), AccessUnavailable), (("127.0.0.1",), Unauthenticated)])
@@ -339,7 +339,7 @@ async def test_gateway_asks_a_metadata_service_for_keys_only_where_it_is_allowed
     file = tmp_path / "access.toml"
     with serving(answering(200, json.dumps({"keys": [signers[1].jwk]}).encode())) as url:
         file.write_text(f'[tokens]\naudience = "penstock"\njwks_url = "{url}/keys"\n')
-        door = compose_door(read_settings({"access_file": file, "allow_outbound": allowed}, environ={}))
+        door = compose_authenticator(read_settings({"access_file": file, "allow_outbound": allowed}, environ={}))
         assert door is not None
         with pytest.raises(error):
             await door.admit([signers[0].token()], Role.INFER)

@@ -1,18 +1,18 @@
-"""API keys: made, kept as hashes, found by their secret, and never told."""
+"""API keys: created, stored as hashes, found by their secret, and never shown."""
 
 import pytest
 
-from server.access.keys import (
+from penstock.gateway.auth.api_keys import (
     ApiKey,
-    KeyRefused,
-    KeyRing,
-    checked_secret,
+    ApiKeyRing,
+    InvalidApiKey,
+    check_secret,
     digest_of,
     key_of_hashed,
     new_secret,
     read_key_list,
 )
-from server.core.caller import Role
+from penstock.protocol.identity import Role
 
 INFER = frozenset((Role.INFER,))
 
@@ -21,7 +21,7 @@ def test_key_is_found_by_its_secret_only() -> None:
     """Neither a piece of the secret, nor its hash, nor the name opens anything."""
     secret = new_secret()
     key = ApiKey("camera", digest_of(secret), INFER)
-    ring = KeyRing([key, ApiKey("other", digest_of(new_secret()), INFER)])
+    ring = ApiKeyRing([key, ApiKey("other", digest_of(new_secret()), INFER)])
     assert ring.find(secret) is key
     for wrong in (secret[:-1], secret + "x", secret.upper(), key.digest, "camera", "", "\udcff"):
         assert ring.find(wrong) is None
@@ -31,24 +31,24 @@ def test_made_secrets_differ_and_are_taken() -> None:
     """256 random bits each, and strong by the rule for keys that people bring."""
     secrets = {new_secret() for _ in range(100)}
     assert len(secrets) == 100
-    assert all(checked_secret("name", secret) == digest_of(secret) for secret in secrets)
+    assert all(check_secret("name", secret) == digest_of(secret) for secret in secrets)
 
 
 @pytest.mark.parametrize("secret", ["", "short", "a" * 19, "with space " + "a" * 20, "ü" * 24, "line\n" + "a" * 24])
-def test_weak_secret_is_refused_without_being_told(secret: str) -> None:
+def test_weak_secret_is_refused_without_being_shown(secret: str) -> None:
     """Too short, or nothing that a header carries."""
-    with pytest.raises(KeyRefused, match="the secret of the key 'camera' is too weak") as refused:
-        checked_secret("camera", secret)
+    with pytest.raises(InvalidApiKey, match="the secret of the key 'camera' is too weak") as refused:
+        check_secret("camera", secret)
     assert not secret or secret not in str(refused.value)
 
 
-def test_keys_that_cannot_be_told_apart_are_refused() -> None:
+def test_keys_that_are_ambiguous_are_refused() -> None:
     """A name stands once, and a secret too."""
     one, other = digest_of(new_secret()), digest_of(new_secret())
-    with pytest.raises(KeyRefused, match="'a' is there twice"):
-        KeyRing([ApiKey("a", one, INFER), ApiKey("a", other, INFER)])
-    with pytest.raises(KeyRefused, match="'a' and 'b' have the same secret"):
-        KeyRing([ApiKey("a", one, INFER), ApiKey("b", one, INFER)])
+    with pytest.raises(InvalidApiKey, match="'a' is there twice"):
+        ApiKeyRing([ApiKey("a", one, INFER), ApiKey("a", other, INFER)])
+    with pytest.raises(InvalidApiKey, match="'a' and 'b' have the same secret"):
+        ApiKeyRing([ApiKey("a", one, INFER), ApiKey("b", one, INFER)])
 
 
 def test_list_of_keys_keeps_hashes_only() -> None:
@@ -57,7 +57,7 @@ def test_list_of_keys_keeps_hashes_only() -> None:
     entries = read_key_list(f" camera:infer:{camera},ops:infer+read+admin:{ops}\n")
     assert camera not in str(entries)
     assert ops not in str(entries)
-    ring = KeyRing(map(key_of_hashed, entries))
+    ring = ApiKeyRing(map(key_of_hashed, entries))
     assert ring.find(camera) == ApiKey("camera", digest_of(camera), INFER)
     found = ring.find(ops)
     assert found is not None
@@ -71,7 +71,7 @@ def test_muddled_list_is_refused_by_number_since_any_part_may_be_the_secret(entr
     """The sentence says which entry and what one looks like."""
     secret = new_secret()
     text = f"good:infer:{new_secret()} " + entry.format(secret=secret)
-    with pytest.raises(KeyRefused, match="key number 2 is not NAME:ROLE") as refused:
+    with pytest.raises(InvalidApiKey, match="key number 2 is not NAME:ROLE") as refused:
         read_key_list(text)
     assert secret not in str(refused.value)
     assert refused.value.__cause__ is None

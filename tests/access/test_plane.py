@@ -7,40 +7,43 @@ from dataclasses import dataclass
 
 import pytest
 
-from server.access.quotas import Quotas
-from server.admission import Admission, AdmissionLimits
-from server.backends.watch import EngineWatch, WatchOptions
-from server.core.caller import Caller, Quota, Role
-from server.core.errors import InferenceError, Overloaded, PermissionDenied, QuotaExceeded
-from server.core.relay import GrpcCall, HttpCall, InferHead
-from server.core.verb import ROLE_OF
-from server.dataplane import DataPlane, Verb
-from server.image_flow import ImageFlow
-from server.metrics import Metrics
-from server.testing import FakeBackend, FakeMode
-from server.vision.pool import DecodePool
+from penstock.engines.watch import EngineWatch, WatchOptions
+from penstock.gateway.auth.rate_limiter import RateLimiter
+from penstock.gateway.dataplane import DataPlane
+from penstock.gateway.image_flow import ImageFlow
+from penstock.gateway.in_flight import InFlightLimiter, InFlightLimits
+from penstock.gateway.metrics import Metrics
+from penstock.protocol.call import GrpcCall, HttpCall, InferHead
+from penstock.protocol.errors import InferenceError, Overloaded, PermissionDenied, QuotaExceeded
+from penstock.protocol.identity import ROLE_OF, Identity, Quota, Role, Verb
+from penstock.testing import FakeEngine, FakeMode
+from penstock.vision.decode_pool import DecodePool
 from tests.grpc_front.harness import MODELS, double, infer_message
 
 HEAD = InferHead("double")
 HTTP = HttpCall("POST", b"/v2/models/double/infer", (), b"{}")
 GRPC = GrpcCall("/inference.GRPCInferenceService/ModelInfer", infer_message())
-CAMERA = Caller("camera", roles=frozenset((Role.INFER,)), quota=Quota(share=0.25))
+CAMERA = Identity("camera", roles=frozenset((Role.INFER,)), quota=Quota(share=0.25))
 
 
 @dataclass
 class Rig:
     plane: DataPlane
-    backend: FakeBackend
-    quotas: Quotas
-    admission: Admission
+    backend: FakeEngine
+    quotas: RateLimiter
+    admission: InFlightLimiter
 
 
 @pytest.fixture
 async def rig() -> AsyncIterator[Rig]:
     """Four places; a quarter of them is one."""
-    backend = FakeBackend(MODELS, answer=double)
+    backend = FakeEngine(MODELS, answer=double)
     watch = EngineWatch(backend, WatchOptions(probe_interval_s=60, down_interval_s=0.01, canary_interval_s=60))
-    admission, quotas, metrics = Admission(AdmissionLimits(4)), Quotas(max_requests=4, max_bytes=1 << 20), Metrics()
+    admission, quotas, metrics = (
+        InFlightLimiter(InFlightLimits(4)),
+        RateLimiter(max_requests=4, max_bytes=1 << 20),
+        Metrics(),
+    )
     images = ImageFlow(backend=backend, watch=watch, pool=DecodePool(workers=1), metrics=metrics)
     plane = DataPlane(relay=backend, watch=watch, images=images, admission=admission, metrics=metrics, quotas=quotas)
     task = asyncio.create_task(watch.run())
@@ -54,34 +57,34 @@ async def rig() -> AsyncIterator[Rig]:
         await task
 
 
-async def by_http(plane: DataPlane, caller: Caller) -> None:
+async def by_http(plane: DataPlane, caller: Identity) -> None:
     await plane.relay_http(Verb.INFER, HEAD, HTTP, caller=caller)
 
 
-async def by_grpc(plane: DataPlane, caller: Caller) -> None:
+async def by_grpc(plane: DataPlane, caller: Identity) -> None:
     await plane.relay_grpc(Verb.INFER, HEAD, GRPC, caller=caller)
 
 
-async def by_http_stream(plane: DataPlane, caller: Caller) -> None:
+async def by_http_stream(plane: DataPlane, caller: Identity) -> None:
     async with plane.stream_http(HEAD, HTTP, caller=caller):
         await asyncio.sleep(0)
 
 
-async def on_a_stream(plane: DataPlane, caller: Caller) -> None:
+async def on_a_stream(plane: DataPlane, caller: Identity) -> None:
     async with plane.stream_grpc(GRPC.method, (), caller=caller):
-        with plane.place_on_stream(HEAD, caller, 10):
+        with plane.stream_slot(HEAD, caller, 10):
             await asyncio.sleep(0)
 
 
 WAYS = (by_http, by_grpc, by_http_stream, on_a_stream)
-Way = Callable[[DataPlane, Caller], Awaitable[None]]
+Way = Callable[[DataPlane, Identity], Awaitable[None]]
 
 
 @pytest.mark.parametrize("way", WAYS)
 async def test_inference_needs_its_role(rig: Rig, way: Way) -> None:
     """Also where a transport forgot to ask."""
     with pytest.raises(PermissionDenied, match="this needs the role infer"):
-        await way(rig.plane, Caller("viewer", roles=frozenset((Role.READ, Role.ADMIN))))
+        await way(rig.plane, Identity("viewer", roles=frozenset((Role.READ, Role.ADMIN))))
 
 
 @pytest.mark.parametrize("verb", set(Verb) - {Verb.INFER})
@@ -89,8 +92,8 @@ async def test_every_verb_needs_its_role(rig: Rig, verb: Verb) -> None:
     """Over both protocols; reading is not changing."""
     others = frozenset(Role) - {ROLE_OF[verb]}
     for way in (
-        rig.plane.relay_http(verb, HEAD, HTTP, caller=Caller("a", roles=others)),
-        rig.plane.relay_grpc(verb, HEAD, GRPC, caller=Caller("a", roles=others)),
+        rig.plane.relay_http(verb, HEAD, HTTP, caller=Identity("a", roles=others)),
+        rig.plane.relay_grpc(verb, HEAD, GRPC, caller=Identity("a", roles=others)),
     ):
         with pytest.raises(PermissionDenied, match=f"this needs the role {ROLE_OF[verb]}"):
             await way
@@ -105,7 +108,7 @@ async def test_caller_whose_share_is_taken_is_refused_and_another_is_not(rig: Ri
         await asyncio.sleep(0)
     with pytest.raises(QuotaExceeded, match="'camera' has 1 requests in flight"):
         await way(rig.plane, CAMERA)
-    other = asyncio.create_task(by_http(rig.plane, Caller("other", quota=Quota(share=0.25))))
+    other = asyncio.create_task(by_http(rig.plane, Identity("other", quota=Quota(share=0.25))))
     while len(rig.quotas.in_flight()) < 2:
         await asyncio.sleep(0)
     rig.backend.release.set()
@@ -143,7 +146,7 @@ async def test_share_is_given_back_where_the_gateway_is_full_and_by_who_leaves(r
 @pytest.mark.parametrize("way", WAYS)
 async def test_every_request_is_one_of_the_rate(rig: Rig, way: Way) -> None:
     """On a stream too, each by itself."""
-    caller = Caller("camera", quota=Quota(rate=3, period_s=3600.0))
+    caller = Identity("camera", quota=Quota(rate=3, period_s=3600.0))
     for _ in range(3):
         await way(rig.plane, caller)
     with pytest.raises(QuotaExceeded, match="has sent its 3 requests"):

@@ -2,18 +2,18 @@
 
 import pytest
 
-from server.access.quotas import MAX_BUCKETS, Held, Quotas
-from server.admission import Admission, AdmissionLimits
-from server.core.caller import Caller, Quota
-from server.core.errors import QuotaExceeded
+from penstock.gateway.auth.rate_limiter import MAX_BUCKETS, ClientUsage, RateLimiter
+from penstock.gateway.in_flight import InFlightLimiter, InFlightLimits
+from penstock.protocol.errors import QuotaExceeded
+from penstock.protocol.identity import Identity, Quota
 
 
-def caller(name: str = "camera", *, rate: int = 0, period_s: float = 1.0, share: float = 1.0) -> Caller:
-    return Caller(name, quota=Quota(rate, period_s, share))
+def caller(name: str = "camera", *, rate: int = 0, period_s: float = 1.0, share: float = 1.0) -> Identity:
+    return Identity(name, quota=Quota(rate, period_s, share))
 
 
-def quotas() -> Quotas:
-    return Quotas(max_requests=10, max_bytes=1000)
+def quotas() -> RateLimiter:
+    return RateLimiter(max_requests=10, max_bytes=1000)
 
 
 def test_rate_lets_so_many_through_at_once_and_then_one_by_one() -> None:
@@ -72,7 +72,7 @@ def test_rate_of_one_caller_is_not_anothers() -> None:
     kept.take(caller("b", rate=1), 1.0)
     for _ in range(100):
         kept.take(caller("c"), 1.0)
-        kept.take(Caller("d"), 1.0)
+        kept.take(Identity("d"), 1.0)
 
 
 def test_share_bounds_requests_and_bytes_and_is_given_back() -> None:
@@ -120,7 +120,7 @@ def test_share_bounds_bodies_on_their_way_apart_from_what_is_in_flight() -> None
 
 def test_flood_of_one_leaves_the_others_their_places() -> None:
     """However often one tenant tries, with half as its share, another finds a place in what all have together."""
-    kept, admission = quotas(), Admission(AdmissionLimits(10, 1000))
+    kept, admission = quotas(), InFlightLimiter(InFlightLimits(10, 1000))
     flooder, other = caller("flooder", share=0.5), caller("other", share=0.5)
     refused = 0
     for _ in range(100):
@@ -137,16 +137,16 @@ def test_flood_of_one_leaves_the_others_their_places() -> None:
 
 
 def test_callers_without_a_key_are_one() -> None:
-    """However many addresses they come from, and they are told so."""
+    """Anonymous clients share one quota, whatever their addresses, and the message says so."""
     kept = quotas()
     for number in range(2):
-        kept.enter(Caller(address=f"10.0.0.{number}", quota=Quota(share=0.2)), 1)
+        kept.enter(Identity(address=f"10.0.0.{number}", quota=Quota(share=0.2)), 1)
     with pytest.raises(QuotaExceeded, match="the caller without a key has 2 requests in flight"):
-        kept.enter(Caller(address="10.0.0.9", quota=Quota(share=0.2)), 1)
+        kept.enter(Identity(address="10.0.0.9", quota=Quota(share=0.2)), 1)
 
 
 def test_buckets_of_endless_subjects_are_bounded() -> None:
-    """Tokens bring subjects without end: whoever was quiet for longest is forgotten, and who asks is remembered."""
+    """There may be any number of token subjects: the least recently active one is forgotten."""
     kept, steady = quotas(), caller("steady", rate=1, period_s=1e9)
     kept.take(steady, 1.0)
     for number in range(3 * MAX_BUCKETS):
@@ -160,10 +160,10 @@ def test_buckets_of_endless_subjects_are_bounded() -> None:
 class Spent:
     """Other processes, in which every caller has used up its rate."""
 
-    def others(self, _: str) -> Held:
-        return Held()
+    def others(self, _: str) -> ClientUsage:
+        return ClientUsage()
 
-    def note(self, _: str, __: Held) -> None:
+    def note(self, _: str, __: ClientUsage) -> None:
         return
 
     def full_again(self, _: str) -> float:
@@ -177,8 +177,8 @@ class Spent:
 
 
 def test_callers_that_spent_their_rate_elsewhere_are_as_few_in_memory() -> None:
-    """Whoever only looks, and is refused for what it had of another process, is forgotten as the others are."""
-    kept = Quotas(max_requests=10, max_bytes=1000, board=Spent())
+    """Clients that are rejected for requests of another process are forgotten like all others."""
+    kept = RateLimiter(max_requests=10, max_bytes=1000, board=Spent())
     for number in range(MAX_BUCKETS + 10):
         with pytest.raises(QuotaExceeded):
             kept.look(caller(f"token:{number}", rate=1000), 1.0)

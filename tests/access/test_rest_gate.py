@@ -1,4 +1,4 @@
-"""Keys over HTTP: asked for before the body, told to nobody, and the role that each endpoint needs."""
+"""Keys over HTTP: checked before the body, never forwarded, and the role that each endpoint needs."""
 
 import asyncio
 import json
@@ -6,11 +6,11 @@ import json
 import pytest
 import structlog
 
-from server.core.caller import Role
-from server.core.relay import HttpAnswer
-from server.rest.openapi import spellings
-from server.rest.operations import OPERATIONS
-from tests.access.doors import KEYS, ONCE, STRANGER, door
+from penstock.gateway.rest.openapi import expand_optional_parts
+from penstock.gateway.rest.operations import OPERATIONS
+from penstock.protocol.call import HttpAnswer
+from penstock.protocol.identity import Role
+from tests.access.listeners import KEYS, ONCE, STRANGER, door
 from tests.rest.harness import VALID_INFER, Client, Front, Headers
 
 INFER = "/v2/models/ident/infer"
@@ -86,7 +86,7 @@ async def test_every_operation_needs_the_role_that_the_description_says(front: F
     """With a key of that role, or of one that does as well, it passes the gate; others are refused, 403; none, 401."""
     front.plane.answer = HttpAnswer(200, (), b'{"name":"x","version":"1","extensions":[]}')
     for operation in OPERATIONS:
-        path = spellings(operation.path)[-1].format(model="ident", version="1", repository="r", region="r")
+        path = expand_optional_parts(operation.path)[-1].format(model="ident", version="1", repository="r", region="r")
         nameless = await front.ask(operation.method, path)
         assert (nameless.status == 401) == (operation.role is not None), path
         for role, secret in KEYS.items():

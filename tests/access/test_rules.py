@@ -1,4 +1,4 @@
-"""The access file: what it may say, and how a mistake in it is told."""
+"""The access file: what it may contain, and how mistakes in it are reported."""
 
 from pathlib import Path
 
@@ -6,9 +6,9 @@ import pytest
 from cryptography.hazmat.primitives.asymmetric import rsa
 from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat, PublicFormat
 
-from server.access.keys import digest_of
-from server.access.rules import AccessFileError, read_access_file
-from server.core.caller import Quota, Role
+from penstock.gateway.auth.access_file import AccessFileError, read_access_file
+from penstock.gateway.auth.api_keys import digest_of
+from penstock.protocol.identity import Quota, Role
 
 SECRET = "a-key-of-its-own-0123456789"  # the same in each process of a run: it stands in test names
 KEY = f'[keys.camera]\nkey = "{SECRET}"\nroles = ["infer"]\n'
@@ -70,7 +70,7 @@ def test_file_of_tokens_finds_its_secret_beside_it(tmp_path: Path) -> None:
         ('[tokens]\njwks_url = "https://h/"\n', "missing required field `audience`"),
     ],
 )
-def test_mistake_in_the_file_is_told_in_one_sentence_without_a_secret(
+def test_mistake_in_the_file_is_reported_in_one_sentence_without_a_secret(
     tmp_path: Path, text: str, complaint: str
 ) -> None:
     """Where it is, what is wrong, what to write instead."""
@@ -86,7 +86,7 @@ def test_mistake_in_the_file_is_told_in_one_sentence_without_a_secret(
     assert "\n" not in str(refused.value)
 
 
-def test_file_that_is_not_there_is_told_by_its_name(tmp_path: Path) -> None:
+def test_file_that_is_missing_is_reported_by_its_name(tmp_path: Path) -> None:
     """With the system's reason."""
     with pytest.raises(AccessFileError, match=r"nowhere.toml: cannot be read \(No such file or directory\)"):
         read_access_file(tmp_path / "nowhere.toml")

@@ -9,9 +9,9 @@ from pathlib import Path
 import jwt
 import pytest
 
-from server.access.tokens import TokenVerifier
-from server.core.caller import Role
-from server.core.errors import Unauthenticated
+from penstock.gateway.auth.tokens import TokenVerifier
+from penstock.protocol.errors import Unauthenticated
+from penstock.protocol.identity import Role
 from tests.access.signers import SHARED, Signer, claims, shared_token, verifier
 
 # Seconds since 1970, far from any day on which the tests run: a parameter is made long before its test.

@@ -8,7 +8,7 @@ import pytest
 import pytest_asyncio
 import uvloop
 
-from server.backends.embedded.engine import EmbeddedEngine
+from penstock.engines.embedded.engine import EmbeddedEngine
 from tests.contract.wire_models import write_plain
 
 ON_BOTH_LOOPS = ("test_triton_http.py",)

@@ -8,9 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from server.backends.embedded.engine import EmbeddedEngine
-from server.core.infer import InferRequest
-from server.core.tensor import tensor_from_numpy
+from penstock.engines.embedded.engine import EmbeddedEngine
+from penstock.protocol.inference import InferRequest, tensor_from_numpy
 from tests.backends import onnx_models
 from tests.contract.models import x_and_y
 

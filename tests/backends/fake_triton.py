@@ -47,7 +47,7 @@ class Mode(StrEnum):
     CHUNKED = "chunked"
     UNTIL_CLOSE = "until_close"
     INTERIM = "interim"  # HTTP: 100 Continue, then the answer
-    TWICE = "twice"  # HTTP: a second answer that nobody asked for
+    TWICE = "twice"  # HTTP: a second, unrequested answer
     STALE = "stale"  # HTTP: closes a connection at its second request
 
 

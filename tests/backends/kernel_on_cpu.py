@@ -9,9 +9,8 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from server.backends.torch_serving.kernels import SOURCE
-from server.backends.torch_serving.pictures_spec import PictureSpec
-from server.backends.torch_serving.placement import NO_PICTURE, Stored, walk
+from penstock.engines.torch_serving.config import PictureSpec
+from penstock.engines.torch_serving.picture_kernel import NO_PICTURE, SOURCE, PixelLayout, kernel_row
 
 _CUDA_WORDS = """
 #include <math.h>
@@ -47,7 +46,7 @@ def compile_kernel(folder: Path) -> ctypes.CDLL:
 
 def run_kernel(
     kernel: ctypes.CDLL,
-    pictures: list[tuple[npt.NDArray[np.uint8], Stored] | None],
+    pictures: list[tuple[npt.NDArray[np.uint8], PixelLayout] | None],
     table: npt.NDArray[np.float32],
     spec: PictureSpec,
     *,
@@ -59,7 +58,7 @@ def run_kernel(
         out = np.full((shape[0], shape[2], shape[3], shape[1]), np.nan, np.float32).transpose(0, 3, 1, 2)
     else:
         out = np.full(shape, np.nan, np.float32)
-    rows = b"".join(NO_PICTURE if one is None else walk(one[1], spec).row(one[0].ctypes.data) for one in pictures)
+    rows = b"".join(NO_PICTURE if one is None else kernel_row(one[1], spec).row(one[0].ctypes.data) for one in pictures)
     launch(kernel, rows, table, out)
     return out
 

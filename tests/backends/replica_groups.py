@@ -12,14 +12,12 @@ from pathlib import Path
 import numpy as np
 from tritonclient.grpc import service_pb2
 
-from server.backends.outliers import Outliers
-from server.backends.patience import Patience
-from server.backends.replicas import Replicas
-from server.backends.retry_budget import RetryBudget
-from server.backends.triton import TritonBackend
-from server.core.infer import InferRequest, Parameter
-from server.core.relay import GrpcCall, HttpCall
-from server.core.tensor import Datatype, Tensor
+from penstock.engines.call_options import CallTimeouts, RetryBudget
+from penstock.engines.failures import Outliers
+from penstock.engines.replicas import Replicas
+from penstock.engines.triton.client import TritonEngine
+from penstock.protocol.call import GrpcCall, HttpCall
+from penstock.protocol.inference import Datatype, InferRequest, Parameter, Tensor
 from tests.backends.fake_triton import FakeTriton
 
 CHECKOUT = Path(__file__).resolve().parents[2]
@@ -53,9 +51,9 @@ class Turns:
 def connected(addresses: dict[str, str], *, outliers: Outliers | None = None) -> Replicas:
     """addresses: gRPC's by HTTP's."""
     budget = RetryBudget()
-    patience = Patience(control_s=1.0, connect_s=0.5)
+    timeouts = CallTimeouts(control_s=1.0, connect_s=0.5)
     engines = {
-        url: TritonBackend(http_url=url, grpc_address=grpc, max_connections=8, patience=patience, budget=budget)
+        url: TritonEngine(http_url=url, grpc_address=grpc, max_connections=8, timeouts=timeouts, budget=budget)
         for url, grpc in addresses.items()
     }
     return Replicas(engines, budget=budget, outliers=outliers, uniform=Turns())

@@ -9,13 +9,17 @@ import socket
 from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
 
-from server.backends.reaper import RunDirectory, claim_run_directory, reap, region_prefix
-from server.backends.triton_backoff import RestartBackoff
-from server.backends.triton_listeners import TritonListeners
-from server.backends.triton_process import TritonOptions, TritonProcess
-from server.backends.triton_runtime import Launch
-from server.backends.triton_status import EngineState, EngineStatus
-from server.local.socket_folder import reachable
+from penstock.engines.run_directory import RunDirectory, claim_run_directory, reap, region_prefix
+from penstock.engines.triton.endpoints import TritonListeners
+from penstock.engines.triton.runtime import Launch
+from penstock.engines.triton.supervisor import (
+    EngineState,
+    EngineStatus,
+    RestartBackoff,
+    TritonOptions,
+    TritonSupervisor,
+)
+from penstock.gateway.workers.running_stacks import reachable_folder
 
 WAIT_S = 60.0
 
@@ -62,7 +66,7 @@ def claimed_options(tmp_path: Path) -> Iterator[tuple[RunDirectory, TritonOption
     models = tmp_path / "models"
     models.mkdir()
     with run_dir:
-        yield run_dir, TritonOptions(run_dir.engine_id, (models,), TritonListeners(reachable(run_dir.path)))
+        yield run_dir, TritonOptions(run_dir.engine_id, (models,), TritonListeners(reachable_folder(run_dir.path)))
         reap(run_dir.engine_id)
 
 
@@ -72,9 +76,9 @@ def quick() -> RestartBackoff:
 
 
 @contextlib.asynccontextmanager
-async def supervised(launch: Launch, options: TritonOptions, watcher: Watcher) -> AsyncIterator[TritonProcess]:
+async def supervised(launch: Launch, options: TritonOptions, watcher: Watcher) -> AsyncIterator[TritonSupervisor]:
     """A supervisor at work, stopped at the end."""
-    process = TritonProcess(launch, options, emit=watcher.emit, on_status=watcher.on_status, backoff=quick())
+    process = TritonSupervisor(launch, options, emit=watcher.emit, on_status=watcher.on_status, backoff=quick())
     task = asyncio.create_task(process.run())
     try:
         yield process
@@ -84,7 +88,7 @@ async def supervised(launch: Launch, options: TritonOptions, watcher: Watcher) -
 
 
 def is_gone(pid: int, within_s: float = 0.0) -> bool:
-    """Whether the process ended in that time; a zombie that nobody waits for has."""
+    """Whether the process ended in that time; an unreaped zombie has."""
     try:
         handle = os.pidfd_open(pid)
     except ProcessLookupError:

@@ -4,8 +4,8 @@ import pytest
 from google.protobuf.message import Message
 from tritonclient.grpc import service_pb2
 
-from server.backends import call_traits
-from server.core.relay import GrpcCall, HttpCall
+from penstock.engines import relayed_calls as call_traits
+from penstock.protocol.call import GrpcCall, HttpCall
 
 LONG_NAME = "m" * 300
 
@@ -52,12 +52,12 @@ def test_grpc_call_may_be_sent_again_where_twice_is_no_more_than_once() -> None:
 
 def test_what_changes_an_engine_goes_to_all_replicas() -> None:
     """Loads and settings; no inference, and no question that only reads."""
-    assert call_traits.changes_all_http(post(b"/v2/repository/models/m/unload"))
-    assert call_traits.changes_all_http(post(b"/v2/models/m/trace/setting"))
-    assert not call_traits.changes_all_http(post(b"/v2/models/load/infer"))
-    assert not call_traits.changes_all_http(HttpCall("GET", b"/v2/logging", (), b""))
-    assert call_traits.changes_all_grpc(GrpcCall(call_traits.SERVICE + "RepositoryModelLoad", b""))
-    assert not call_traits.changes_all_grpc(infer_call("m"))
+    assert call_traits.is_for_all_replicas_http(post(b"/v2/repository/models/m/unload"))
+    assert call_traits.is_for_all_replicas_http(post(b"/v2/models/m/trace/setting"))
+    assert not call_traits.is_for_all_replicas_http(post(b"/v2/models/load/infer"))
+    assert not call_traits.is_for_all_replicas_http(HttpCall("GET", b"/v2/logging", (), b""))
+    assert call_traits.is_for_all_replicas_grpc(GrpcCall(call_traits.SERVICE + "RepositoryModelLoad", b""))
+    assert not call_traits.is_for_all_replicas_grpc(infer_call("m"))
 
 
 @pytest.mark.parametrize("name", ["street", LONG_NAME, "größer", ""])

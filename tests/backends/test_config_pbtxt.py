@@ -6,10 +6,10 @@ import pytest
 from google.protobuf import text_format
 from tritonclient.grpc import model_config_pb2
 
-from server.backends.config_pbtxt import config_from_proto, read_config
-from server.core.errors import InvalidRequest
-from server.core.model import ModelConfig, TensorSpec
-from server.core.tensor import Datatype
+from penstock.engines.config_pbtxt import config_from_proto, read_config
+from penstock.protocol.engine import ModelConfig, TensorSpec
+from penstock.protocol.errors import InvalidRequest
+from penstock.protocol.inference import Datatype
 
 DETECTOR = """
 backend: "onnxruntime"
@@ -142,7 +142,7 @@ def test_config_backend_comes_from_backend_or_platform(text: str, backend: str) 
     assert config_of(text).backend == backend
 
 
-def test_config_batching_and_decoupling_are_told_apart() -> None:
+def test_config_batching_and_decoupling_are_distinguished() -> None:
     """An empty block counts as given, an absent one does not."""
     sequence = config_of("sequence_batching { } model_transaction_policy { decoupled: true }")
     dynamic = config_of("dynamic_batching { }")

@@ -5,12 +5,12 @@ from pathlib import Path
 
 import grpc
 
-from server.backends.core_relay import GRPC_SOCKET, CoreRelay
-from server.backends.http2_frames import Kind, frame
-from server.backends.patience import Patience
-from server.core.caller import NOBODY
-from server.core.errors import BackendUnavailable
-from server.core.relay import GrpcAnswer, GrpcCall
+from penstock.engines.call_options import CallTimeouts
+from penstock.engines.triton.http2_protocol import FrameKind, frame
+from penstock.gateway.workers.core_relay import GRPC_SOCKET, CoreRelay
+from penstock.protocol.call import GrpcAnswer, GrpcCall
+from penstock.protocol.errors import EngineUnavailable
+from penstock.protocol.identity import ANONYMOUS
 
 UNAVAILABLE = grpc.StatusCode.UNAVAILABLE.value[0]
 METHOD = "/inference.GRPCInferenceService/ModelStreamInfer"
@@ -21,7 +21,7 @@ async def refuse(_: object, context: "grpc.aio.ServicerContext[bytes, bytes]") -
 
 
 async def test_stream_that_the_core_refuses_while_it_is_written_to_ends_with_its_word(tmp_path: Path) -> None:
-    """Whatever gRPC makes of a write that the refusal overtook, the client is told UNAVAILABLE, and why."""
+    """Whatever gRPC makes of a write that the refusal overtook, the client gets UNAVAILABLE with the reason."""
     core = grpc.aio.server()
     handler = grpc.stream_stream_rpc_method_handler(refuse)
     service, _, method = METHOD[1:].partition("/")
@@ -31,7 +31,7 @@ async def test_stream_that_the_core_refuses_while_it_is_written_to_ends_with_its
     relay = CoreRelay(tmp_path, max_connections=2)
 
     async def ask() -> tuple[int, str]:
-        stream = relay.grpc_stream(METHOD, (), NOBODY)
+        stream = relay.grpc_stream(METHOD, (), ANONYMOUS)
         for _ in range(20):
             await stream.send(bytes(1 << 16))
         while await stream.receive() is not None:
@@ -48,7 +48,7 @@ async def test_stream_that_the_core_refuses_while_it_is_written_to_ends_with_its
 
 
 class Stopped(asyncio.Protocol):
-    """A core that is stopped once a front is connected: it answers nothing, pings neither, and greets nobody else."""
+    """A core that is stopped once a front is connected: it answers nothing, pings neither, and accepts no other."""
 
     def __init__(self, connections: list[asyncio.BaseTransport]) -> None:
         self._connections = connections
@@ -56,7 +56,7 @@ class Stopped(asyncio.Protocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         assert isinstance(transport, asyncio.Transport)
         if not self._connections:
-            transport.write(frame(Kind.SETTINGS, 0, 0, b""))
+            transport.write(frame(FrameKind.SETTINGS, 0, 0, b""))
         self._connections.append(transport)
 
 
@@ -65,16 +65,16 @@ async def test_calls_of_a_core_that_falls_silent_end_though_they_have_no_deadlin
     connections: list[asyncio.BaseTransport] = []
     loop = asyncio.get_running_loop()
     core = await loop.create_unix_server(lambda: Stopped(connections), str(tmp_path / GRPC_SOCKET))
-    relay = CoreRelay(tmp_path, max_connections=1, patience=Patience(keepalive_s=0.3, keepalive_timeout_s=0.3))
+    relay = CoreRelay(tmp_path, max_connections=1, timeouts=CallTimeouts(keepalive_s=0.3, keepalive_timeout_s=0.3))
 
     async def stream() -> GrpcAnswer:
-        passed = relay.grpc_stream(METHOD, (), NOBODY)
+        passed = relay.grpc_stream(METHOD, (), ANONYMOUS)
         assert await passed.receive() is None
         return await passed.end()
 
     try:
         async with asyncio.timeout(60):
-            call = relay.grpc(GrpcCall(METHOD, b""), NOBODY, deadline=None)
+            call = relay.grpc(GrpcCall(METHOD, b""), ANONYMOUS, deadline=None)
             ends = await asyncio.gather(call, stream(), return_exceptions=True)
     finally:
         await relay.aclose()
@@ -82,4 +82,4 @@ async def test_calls_of_a_core_that_falls_silent_end_though_they_have_no_deadlin
         for connection in connections:
             connection.close()
     for end in ends:
-        assert isinstance(end, BackendUnavailable) or (isinstance(end, GrpcAnswer) and end.code == UNAVAILABLE), end
+        assert isinstance(end, EngineUnavailable) or (isinstance(end, GrpcAnswer) and end.code == UNAVAILABLE), end

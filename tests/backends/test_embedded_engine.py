@@ -9,20 +9,19 @@ from typing import Any
 import numpy as np
 import pytest
 
-from server.backends.embedded.engine import EmbeddedEngine
-from server.backends.ort_serving.session import OrtModel
-from server.core.errors import (
-    BackendFailed,
-    BackendUnavailable,
+from penstock.engines.embedded.engine import EmbeddedEngine
+from penstock.engines.ort_serving.session import OrtModel
+from penstock.protocol.engine import ModelState
+from penstock.protocol.errors import (
     DeadlineExceeded,
+    EngineFailed,
+    EngineUnavailable,
     InvalidRequest,
     ModelNotFound,
     ModelNotReady,
     Overloaded,
 )
-from server.core.infer import InferRequest
-from server.core.model import ModelState
-from server.core.tensor import Datatype, Tensor, tensor_from_numpy
+from penstock.protocol.inference import Datatype, InferRequest, Tensor, tensor_from_numpy
 from tests.backends import onnx_models
 from tests.backends.embedded_models import plus, until, y_of
 from tests.contract.models import SLOW, config
@@ -132,7 +131,7 @@ async def test_run_that_is_given_up_frees_its_instance(engine: EmbeddedEngine, r
 
 
 async def test_waiting_requests_are_bounded_and_keep_their_deadline(engine: EmbeddedEngine, repository: Path) -> None:
-    """One runs, one waits, the third is turned away; the one that waits is told when its time is over."""
+    """One runs, one waits, the third is turned away; the one that waits fails at its deadline."""
     await load_slow(engine, repository)
     running = slow(engine, ENDLESS)
     waiting = slow(engine, 1, deadline=time.monotonic() + 0.2)
@@ -184,35 +183,35 @@ async def test_close_ends_what_runs_and_what_waits(engine: EmbeddedEngine, repos
     started = time.monotonic()
     await engine.aclose()
     for task in [*tasks, slow(engine, 1)]:
-        with pytest.raises(BackendUnavailable, match="the embedded engine is closed"):
+        with pytest.raises(EngineUnavailable, match="the embedded engine is closed"):
             await task
     assert time.monotonic() - started < 2
     assert not await engine.ready()
     for call in (engine.load("slow"), engine.unload("slow"), engine.repository_index()):
-        with pytest.raises(BackendUnavailable):
+        with pytest.raises(EngineUnavailable):
             await call
     await engine.aclose()
 
 
 async def test_close_ends_a_load(engine: EmbeddedEngine, repository: Path) -> None:
-    """Whoever waits for it is told."""
+    """Its callers get an error."""
     plus(repository, 1)
     loads = [asyncio.create_task(engine.load("plus")) for _ in range(4)]
     await asyncio.sleep(0)
     await engine.aclose()
     outcomes = await asyncio.gather(*loads, return_exceptions=True)
-    assert {type(outcome) for outcome in outcomes} == {BackendUnavailable}
+    assert {type(outcome) for outcome in outcomes} == {EngineUnavailable}
 
 
 async def test_failure_inside_the_thread_is_one_requests_failure(
     engine: EmbeddedEngine, repository: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What nobody thought of is logged and answered, and the instance serves on."""
+    """An unexpected error is logged and answered, and the instance serves on."""
     plus(repository, 1)
     await engine.load("plus")
     with monkeypatch.context() as patched:
         patched.setattr(OrtModel, "run", lambda *_: {}["surprise"])
-        with pytest.raises(BackendFailed, match="model 'plus': KeyError in the engine, see the gateway's log"):
+        with pytest.raises(EngineFailed, match="model 'plus': KeyError in the engine, see the gateway's log"):
             await y_of(engine)
     assert await y_of(engine) == [2, 3, 4]
     statistics = engine.statistics("plus")[0].inference_stats
@@ -223,11 +222,11 @@ async def test_failure_inside_the_thread_is_one_requests_failure(
 async def test_no_thread_to_be_had_is_one_requests_failure(
     engine: EmbeddedEngine, repository: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A machine out of threads: the request is told, the model can be unloaded, nothing runs that nobody waits for."""
+    """A machine out of threads: the request fails, the model can be unloaded, no run is left behind."""
     await load_slow(engine, repository)
     with monkeypatch.context() as patched:
         patched.setattr(threading.Thread, "start", refuse_thread)
-        with pytest.raises(BackendUnavailable, match="model 'slow' cannot run: can't start new thread"):
+        with pytest.raises(EngineUnavailable, match="model 'slow' cannot run: can't start new thread"):
             await slow(engine, ENDLESS)
     async with asyncio.timeout(30):
         assert (await slow(engine, 1)).outputs[0].to_numpy().tolist() == [[1]]
@@ -253,7 +252,7 @@ async def test_shape_that_no_array_can_have_is_refused(engine: EmbeddedEngine, r
         await engine.infer(InferRequest("dynamic", (tensor,)))
 
 
-async def test_model_that_hangs_is_loaded_anew_and_its_callers_are_told_at_once(
+async def test_model_that_hangs_is_reloaded_and_its_callers_fail_at_once(
     engine: EmbeddedEngine, repository: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A run ignores deadline and terminate flag: new threads serve the model while the old thread hangs."""
@@ -273,13 +272,13 @@ async def test_model_that_hangs_is_loaded_anew_and_its_callers_are_told_at_once(
     await asyncio.to_thread(is_stuck.wait, 10)
     engine.renew("slow", "it answered nothing for 30 s")
     for call in (running, waiting):
-        with pytest.raises(BackendUnavailable, match="model 'slow' is restarted: it answered nothing for 30 s"):
+        with pytest.raises(EngineUnavailable, match="model 'slow' is restarted: it answered nothing for 30 s"):
             await call
 
     async def is_served() -> bool:
         try:
             return bool(await slow(engine, 1, deadline=time.monotonic() + 5))
-        except BackendUnavailable:
+        except EngineUnavailable:
             return False
 
     await until(is_served)
@@ -304,7 +303,7 @@ async def test_model_that_is_given_up_ends_its_calls_and_is_not_loaded_again(
     await asyncio.to_thread(entered.wait, 10)
     await engine.give_up("slow")
     await engine.give_up("unknown")
-    with pytest.raises(BackendUnavailable, match="model 'slow' is restarted: it hung"):
+    with pytest.raises(EngineUnavailable, match="model 'slow' is restarted: it hung"):
         await call
     rows = [row for row in await engine.repository_index() if row.name == "slow"]
     assert [(row.state, row.reason) for row in rows] == [("UNAVAILABLE", "unloaded")]
@@ -323,7 +322,7 @@ async def test_model_is_not_loaded_anew_beside_too_many_threads_that_hang(
         release.wait(30)
         return run(self, *args)
 
-    monkeypatch.setattr("server.backends.embedded.engine.MAX_HUNG_RUNS", 0)
+    monkeypatch.setattr("penstock.engines.embedded.engine.MAX_HUNG_RUNS", 0)
     monkeypatch.setattr(OrtModel, "run", stuck)
     await load_slow(engine, repository)
     call = slow(engine, 1)

@@ -1,14 +1,14 @@
-"""The embedded engine over gRPC where no Triton is: answers, and the calls that nobody answers."""
+"""The embedded engine over gRPC where no Triton is: answers, and unsupported calls."""
 
 import time
 
 import pytest
 from tritonclient.grpc import service_pb2
 
-from server.backends.embedded.engine import EmbeddedEngine
-from server.backends.embedded.wire.relay import EmbeddedRelay
-from server.core.errors import BackendUnavailable, DeadlineExceeded
-from server.core.relay import GrpcAnswer
+from penstock.engines.embedded.engine import EmbeddedEngine
+from penstock.engines.embedded.relay import EmbeddedRelay
+from penstock.protocol.call import GrpcAnswer
+from penstock.protocol.errors import DeadlineExceeded, EngineUnavailable
 from tests.contract.wire_case import F123, grpc_call, infer_request
 
 CALL = grpc_call("ModelInfer", infer_request(id="7"))
@@ -27,8 +27,8 @@ async def test_grpc_refusals_are_answers(plain_engine: EmbeddedEngine) -> None:
     relay = EmbeddedRelay(plain_engine)
     short = await relay.grpc(grpc_call("ModelInfer", infer_request(x=F123[:4])), deadline=None)
     assert (short.code, short.details.endswith("Expected 12, got 4")) == (3, True)
-    nobody = await relay.grpc(grpc_call("ModelMetadata", service_pb2.ModelMetadataRequest(name="n")), deadline=None)
-    assert nobody == GrpcAnswer(5, details="Request for unknown model: 'n' is not found")
+    unknown = await relay.grpc(grpc_call("ModelMetadata", service_pb2.ModelMetadataRequest(name="n")), deadline=None)
+    assert unknown == GrpcAnswer(5, details="Request for unknown model: 'n' is not found")
     nonsense = await relay.grpc(grpc_call("Nonsense", b""), deadline=None)
     assert nonsense == GrpcAnswer(12, details="the embedded engine has no Nonsense")
 
@@ -39,5 +39,5 @@ async def test_grpc_calls_without_an_engine_or_time_are_not_answered(plain_engin
     with pytest.raises(DeadlineExceeded):
         await relay.grpc(CALL, deadline=time.monotonic() - 1)
     await plain_engine.aclose()
-    with pytest.raises(BackendUnavailable):
+    with pytest.raises(EngineUnavailable):
         await relay.grpc(CALL, deadline=None)

@@ -10,15 +10,15 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from server import VERSION
-from server.backends.embedded.engine import EmbeddedEngine
-from server.backends.embedded.wire.relay import EmbeddedRelay
-from server.backends.wire.classification import classified
-from server.backends.wire.http_response import accepted_encoding
-from server.backends.wire.json_tensors import tensor_data, tensor_text
-from server.core.errors import BackendUnavailable, DeadlineExceeded, InvalidRequest
-from server.core.relay import HttpAnswer
-from server.core.tensor import Datatype, tensor_from_numpy
+from penstock import VERSION
+from penstock.engines.embedded.engine import EmbeddedEngine
+from penstock.engines.embedded.relay import EmbeddedRelay
+from penstock.engines.model_io import classified
+from penstock.protocol.call import HttpAnswer
+from penstock.protocol.errors import DeadlineExceeded, EngineUnavailable, InvalidRequest
+from penstock.protocol.http_inference import accepted_encoding
+from penstock.protocol.inference import Datatype, tensor_from_numpy
+from penstock.protocol.json_tensors import tensor_data, tensor_text
 from tests.backends import onnx_models
 from tests.contract.wire_case import F123, X, get, infer, infer_binary, infer_x
 
@@ -59,7 +59,7 @@ async def test_rest_body_that_is_too_large_once_decompressed_is_413(plain_engine
     assert (await relay.http(call, deadline=None)).status == 413
 
 
-async def test_rest_classes_of_a_model_that_is_unloaded_meanwhile_are_told(
+async def test_rest_classes_of_a_model_that_is_unloaded_meanwhile_are_an_error(
     plain_engine: EmbeddedEngine, tmp_path: Path
 ) -> None:
     """What was accepted is answered."""
@@ -80,9 +80,9 @@ async def test_rest_calls_without_an_engine_or_time_are_not_answered(plain_engin
     with pytest.raises(DeadlineExceeded):
         await relay.http(infer_x(), deadline=time.monotonic() - 1)
     await plain_engine.aclose()
-    with pytest.raises(BackendUnavailable):
+    with pytest.raises(EngineUnavailable):
         await relay.http(infer_x(), deadline=None)
-    with pytest.raises(BackendUnavailable):
+    with pytest.raises(EngineUnavailable):
         await relay.http(get("/v2/models/plain"), deadline=None)
 
 
@@ -106,7 +106,7 @@ async def test_rest_body_of_megabytes_of_json_leaves_the_event_loop_free(plain_e
     assert turns - before > 20
 
 
-def test_version_that_is_told_is_the_projects() -> None:
+def test_reported_version_is_the_projects() -> None:
     """What /v2 answers with is what is released."""
     assert tomllib.loads((CHECKOUT / "pyproject.toml").read_text())["project"]["version"] == VERSION
 
@@ -165,11 +165,11 @@ def test_tensor_of_many_elements_is_written_whole() -> None:
 def test_classes_are_the_largest_values_first_of_equals_first() -> None:
     """64-bit integers keep their order; not a number comes last; a class without a label has none."""
     big = np.array([[2**63 - 1, 2**63 - 2, 2**63 - 1]], np.int64)
-    told = classified(tensor_from_numpy("y", big), classes=2, labels=("a",), has_batch=True).to_numpy()
-    assert told.tolist() == [[b"9223372036854775807:0:a", b"9223372036854775807:2"]]
+    classes = classified(tensor_from_numpy("y", big), classes=2, labels=("a",), has_batch=True).to_numpy()
+    assert classes.tolist() == [[b"9223372036854775807:0:a", b"9223372036854775807:2"]]
     odd = np.array([np.nan, 1, np.inf], np.float32)
-    told = classified(tensor_from_numpy("y", odd), classes=3, labels=(), has_batch=False).to_numpy()
-    assert told.tolist() == [b"inf:2", b"1.000000:1", b"nan:0"]
+    classes = classified(tensor_from_numpy("y", odd), classes=3, labels=(), has_batch=False).to_numpy()
+    assert classes.tolist() == [b"inf:2", b"1.000000:1", b"nan:0"]
 
 
 @pytest.mark.parametrize(

@@ -9,15 +9,11 @@ from pathlib import Path
 import pytest
 from structlog.testing import capture_logs
 
-from server.backends.embedded import repository_reader
-from server.backends.embedded.engine import EmbeddedEngine
-from server.backends.embedded.repository import ModelFolder
-from server.core.errors import (
-    BackendUnavailable,
-    InferenceError,
-    ModelNotReady,
-)
-from server.core.model import ModelState
+from penstock.engines.embedded import repository as repository_reader
+from penstock.engines.embedded.engine import EmbeddedEngine
+from penstock.engines.embedded.repository import ModelFolder
+from penstock.protocol.engine import ModelState
+from penstock.protocol.errors import EngineUnavailable, InferenceError, ModelNotReady
 from tests.backends import onnx_models
 from tests.backends.embedded_models import ROW, plus, until, y_of
 from tests.contract.models import config, x_and_y
@@ -55,7 +51,7 @@ async def test_model_for_another_engine_is_listed_with_the_reason(
     assert await y_of(engine) == [2, 3, 4]
 
 
-async def test_model_without_config_is_told_by_its_file(engine: EmbeddedEngine, repository: Path) -> None:
+async def test_model_without_config_is_recognised_by_its_file(engine: EmbeddedEngine, repository: Path) -> None:
     """As Triton does it: a model.py alone is a python model."""
     (repository / "people" / "1").mkdir(parents=True)
     (repository / "people" / "1" / "model.py").touch()
@@ -83,7 +79,7 @@ async def test_disk_that_hangs_costs_its_news_only(
 ) -> None:
     """What is loaded is listed and served, a load is refused at once from the second on; then all is as before."""
     plus(repository, 1)
-    engine = EmbeddedEngine((repository,), disk_patience_s=0.05)
+    engine = EmbeddedEngine((repository,), disk_timeout_s=0.05)
     await engine.load("plus")
     await engine.repository_index()
     answers, seen = threading.Event(), repository_reader.scan
@@ -98,7 +94,7 @@ async def test_disk_that_hangs_costs_its_news_only(
             assert await engine.repository_index() == [ModelState("plus", "1", "READY", "")]
     assert [entry["event"] for entry in logs] == ["the disk is silent; what is loaded is served on"]
     assert await y_of(engine) == [2, 3, 4]
-    with pytest.raises(BackendUnavailable, match=r"could not be read within 0\.05 s"):
+    with pytest.raises(EngineUnavailable, match=r"could not be read within 0\.05 s"):
         await engine.load("plus")
     plus(repository, 1, name="later")
     answers.set()
@@ -113,7 +109,7 @@ async def lists(engine: EmbeddedEngine, name: str) -> bool:
 
 
 @pytest.mark.parametrize("kind", ["pipe", "long"])
-async def test_config_that_nobody_can_read_is_a_reason(engine: EmbeddedEngine, repository: Path, kind: str) -> None:
+async def test_unreadable_config_is_a_reason(engine: EmbeddedEngine, repository: Path, kind: str) -> None:
     """A pipe is not waited for, ten megabytes are not parsed for ten seconds; the model beside it is served."""
     plus(repository, 1)
     plus(repository, 1, name="odd")
@@ -132,7 +128,7 @@ async def test_config_that_nobody_can_read_is_a_reason(engine: EmbeddedEngine, r
 
 
 async def test_name_in_two_repositories_is_refused(tmp_path: Path) -> None:
-    """Which of the two is meant, nobody can tell."""
+    """The name is ambiguous."""
     for name in ("one", "two"):
         plus(tmp_path / name, 1)
     engine = EmbeddedEngine((tmp_path / "one", tmp_path / "two", tmp_path / "absent"))
@@ -194,7 +190,7 @@ async def test_load_with_a_config_takes_it_instead_of_the_file(engine: EmbeddedE
 
 
 @pytest.mark.parametrize(
-    "told",
+    "setting",
     [
         '"default_model_filename": "../../plus/1/model.onnx"',
         '"output": [{"name": "y", "data_type": "TYPE_FP32", "dims": [3], "label_filename": "/etc/hostname"}]',
@@ -202,15 +198,15 @@ async def test_load_with_a_config_takes_it_instead_of_the_file(engine: EmbeddedE
     ],
 )
 async def test_load_with_a_config_reaches_no_file_outside_the_model(
-    engine: EmbeddedEngine, repository: Path, told: str
+    engine: EmbeddedEngine, repository: Path, setting: str
 ) -> None:
     """A client that may load models cannot read other files of the machine."""
     plus(repository, 1)
     with pytest.raises(ModelNotReady, match="must name a file inside the model's folder"):
-        await engine.load("plus", f'{{"backend": "onnxruntime", {told}}}')
+        await engine.load("plus", f'{{"backend": "onnxruntime", {setting}}}')
 
 
-async def test_load_that_nobody_waits_for_goes_on(engine: EmbeddedEngine, repository: Path) -> None:
+async def test_load_goes_on_without_its_caller(engine: EmbeddedEngine, repository: Path) -> None:
     """A client that hangs up does not leave a model half loaded."""
     plus(repository, 1)
     loading = asyncio.create_task(engine.load("plus"))

@@ -4,9 +4,9 @@ from pathlib import Path
 
 import pytest
 
-from server.backends.embedded.engine import EmbeddedEngine
-from server.backends.embedded.wire.relay import EmbeddedRelay
-from server.core.relay import GrpcCall, HttpCall
+from penstock.engines.embedded.engine import EmbeddedEngine
+from penstock.engines.embedded.relay import EmbeddedRelay
+from penstock.protocol.call import GrpcCall, HttpCall
 
 SERVICE = "/inference.GRPCInferenceService/"
 UNIMPLEMENTED = 12
@@ -25,14 +25,14 @@ async def test_embedded_engine_has_no_settings_and_says_what_to_do(
 ) -> None:
     """501 and UNIMPLEMENTED in the same sentence, to a read and to a change; neither is among its extensions."""
     relay = EmbeddedRelay(EmbeddedEngine((tmp_path,)))
-    told = await relay.grpc(GrpcCall(SERVICE + method, b""), deadline=None)
-    assert told.code == UNIMPLEMENTED
-    assert word in told.details
-    assert told.details.endswith("; start with --engine triton")
+    refused = await relay.grpc(GrpcCall(SERVICE + method, b""), deadline=None)
+    assert refused.code == UNIMPLEMENTED
+    assert word in refused.details
+    assert refused.details.endswith("; start with --engine triton")
     for verb, body in (("GET", b""), ("POST", b"{}")):
         answer = await relay.http(HttpCall(verb, target, (), body), deadline=None)
         assert answer.status == 501
-        assert told.details.encode() in answer.body
+        assert refused.details.encode() in answer.body
     extensions = (await relay.http(HttpCall("GET", b"/v2", (), b""), deadline=None)).body
     assert b'"trace"' not in extensions
     assert b'"logging"' not in extensions

@@ -6,11 +6,11 @@ import time
 import pytest
 from tritonclient.grpc import service_pb2
 
-from server.backends.embedded.engine import EmbeddedEngine
-from server.backends.embedded.wire.grpc_stream import MAX_WAITING, OrderedStream
-from server.backends.embedded.wire.relay import STREAM_INFER, EmbeddedRelay
-from server.core.errors import DeadlineExceeded, NotSupported
-from server.core.relay import GrpcAnswer
+from penstock.engines.embedded.engine import EmbeddedEngine
+from penstock.engines.embedded.grpc_stream import MAX_WAITING, OrderedStream
+from penstock.engines.embedded.relay import STREAM_INFER, EmbeddedRelay
+from penstock.protocol.call import GrpcAnswer
+from penstock.protocol.errors import DeadlineExceeded, NotSupported
 from tests.contract.wire_case import F123, infer_request
 
 WAIT_S = 30.0
@@ -21,7 +21,7 @@ def message(request_id: str, **fields: object) -> bytes:
     return request
 
 
-async def heard(stream: object) -> list[service_pb2.ModelStreamInferResponse]:
+async def received(stream: object) -> list[service_pb2.ModelStreamInferResponse]:
     """All answers until there are no more."""
     assert isinstance(stream, OrderedStream)
     answers = []
@@ -31,13 +31,13 @@ async def heard(stream: object) -> list[service_pb2.ModelStreamInferResponse]:
 
 
 async def test_answers_keep_the_requests_order_and_say_that_they_are_the_last(plain_engine: EmbeddedEngine) -> None:
-    """A wrong one is told in its turn, in Triton's form; then the stream ends with OK."""
+    """A wrong one's error comes in order, in Triton's form; then the stream ends with OK."""
     stream = await EmbeddedRelay(plain_engine).grpc_stream(STREAM_INFER, (), deadline=None)
     async with asyncio.timeout(WAIT_S):
         for one in (message("a"), message("short", x=F123[:4]), message("b")):
             await stream.send(one)
         await stream.half_close()
-        first, wrong, last = await heard(stream)
+        first, wrong, last = await received(stream)
         assert await stream.end() == GrpcAnswer(0)
 
     assert [answer.infer_response.id for answer in (first, wrong, last)] == ["a", "short", "b"]
@@ -47,13 +47,13 @@ async def test_answers_keep_the_requests_order_and_say_that_they_are_the_last(pl
         assert answer.infer_response.parameters["triton_final_response"].bool_param is True
 
 
-async def test_bytes_that_are_no_request_are_told_in_their_turn(plain_engine: EmbeddedEngine) -> None:
-    """Without an id, which nobody can read."""
+async def test_bytes_that_are_no_request_are_reported_in_order(plain_engine: EmbeddedEngine) -> None:
+    """Without an id, which is unreadable."""
     stream = await EmbeddedRelay(plain_engine).grpc_stream(STREAM_INFER, (), deadline=None)
     async with asyncio.timeout(WAIT_S):
         await stream.send(b"\xff")
         await stream.half_close()
-        (answer,) = await heard(stream)
+        (answer,) = await received(stream)
     assert (answer.error_message, answer.infer_response.id) == ("Unable to parse request", "")
 
 

@@ -4,9 +4,8 @@ import random
 
 import pytest
 
-from server.backends.circuit import Circuit, CircuitOptions, CircuitState
-from server.backends.outliers import OutlierOptions, Outliers
-from server.backends.retry_budget import RetryBudget, RetryLimits
+from penstock.engines.call_options import RetryBudget, RetryLimits
+from penstock.engines.failures import CircuitBreaker, CircuitOptions, CircuitState, OutlierOptions, Outliers
 
 
 def test_retries_of_a_storm_are_a_tenth_of_the_calls() -> None:
@@ -41,13 +40,13 @@ def test_a_quiet_gateway_may_retry_and_cannot_save_up_for_a_storm() -> None:
 
 
 def test_circuit_opens_when_late_calls_and_a_probe_agree_and_closes_by_a_probe() -> None:
-    """Doubted after k failures in a row, open when the probe is not answered; one probe at a time, further apart."""
-    circuit = Circuit(CircuitOptions(failures=3, first_pause_s=0.2, max_pause_s=0.5))
+    """Suspect after k failures in a row, open when the probe is not answered; one probe at a time, further apart."""
+    circuit = CircuitBreaker(CircuitOptions(failures=3, first_pause_s=0.2, max_pause_s=0.5))
     for _ in range(2):
         circuit.failed(1.0)
     assert (circuit.state, circuit.is_probe_due(1.0)) == (CircuitState.CLOSED, False)
     circuit.failed(1.0)
-    assert (circuit.state, circuit.is_probe_due(1.0), circuit.is_passable) == (CircuitState.DOUBTED, True, True)
+    assert (circuit.state, circuit.is_probe_due(1.0), circuit.is_passable) == (CircuitState.SUSPECT, True, True)
     circuit.probe_unanswered(2.0)
     assert (circuit.is_passable, circuit.openings) == (False, 1)
 
@@ -65,7 +64,7 @@ def test_circuit_opens_when_late_calls_and_a_probe_agree_and_closes_by_a_probe()
 
 def test_circuit_of_a_slow_model_stays_closed() -> None:
     """Calls late by the hundred, probes answered: never open, and a probe a second at most."""
-    circuit, now, probes = Circuit(CircuitOptions(failures=3, calm_s=1.0)), 0.0, 0
+    circuit, now, probes = CircuitBreaker(CircuitOptions(failures=3, calm_s=1.0)), 0.0, 0
     while now < 10.0:
         circuit.failed(now)
         assert circuit.is_passable
@@ -76,15 +75,15 @@ def test_circuit_of_a_slow_model_stays_closed() -> None:
     assert 5 <= probes <= 11
 
 
-def test_circuit_counts_failures_in_a_row_only_and_doubts_a_broken_connection_at_once() -> None:
+def test_circuit_counts_failures_in_a_row_only_and_suspects_a_broken_connection_at_once() -> None:
     """An answer between them starts the count anew; no connection is more than a late call."""
-    circuit = Circuit(CircuitOptions(failures=2))
+    circuit = CircuitBreaker(CircuitOptions(failures=2))
     for _ in range(10):
         circuit.failed(0.0)
         circuit.answered()
     assert circuit.state is CircuitState.CLOSED
     circuit.failed(0.0, is_broken=True)
-    assert circuit.state is CircuitState.DOUBTED
+    assert circuit.state is CircuitState.SUSPECT
 
 
 def outliers(count: int, **options: float) -> Outliers:
@@ -135,7 +134,7 @@ def test_replica_that_did_well_until_it_broke_is_out_after_as_many_failures() ->
     assert [replicas.failed(1, 1.0 + n / 100) for n in range(5)] == [False] * 4 + [True]
 
 
-def test_what_fails_everywhere_ejects_nobody() -> None:
+def test_what_fails_everywhere_ejects_no_replica() -> None:
     """A model that raises, or a deadline that none can keep, is no replica's fault."""
     group, now = outliers(3), 0.0
     for turn in range(3_000):

@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from server.backends.engine_headers import EngineHeaders, HeaderFileError, read_header_file
-from server.core.relay import HttpCall
+from penstock.engines.call_options import EngineHeaders, HeaderFileError, read_header_file
+from penstock.protocol.call import HttpCall
 
 SECRET = "s3cret of the engine"
 

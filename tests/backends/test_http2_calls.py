@@ -11,25 +11,28 @@ import pytest_asyncio
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from server.backends import http2_calls
-from server.backends.http2_calls import CallBroken, Http2Calls, TooManyGivenUp
-from server.backends.http2_frames import (
-    Flag,
+from penstock.engines.call_options import CallTimeouts
+from penstock.engines.triton import http2_connection as http2_calls
+from penstock.engines.triton.grpc_calls import UnaryClient
+from penstock.engines.triton.http2_connection import CallBroken, Http2Connection, TooManyAbandoned
+from penstock.engines.triton.http2_protocol import (
     Frame,
+    FrameFlag,
+    FrameKind,
     FrameReader,
+    GrpcReply,
     HeaderDecoder,
-    Kind,
+    Keepalive,
+    KeepaliveAction,
     MalformedFrame,
     content_of,
+    encode_head,
     field,
     frame,
+    metadata_fields,
     opening,
 )
-from server.backends.http2_grpc import Reply, head_of, metadata_fields
-from server.backends.http2_keepalive import Due, Keepalive
-from server.backends.patience import Patience
-from server.backends.triton_unary import UnaryCalls
-from server.core.abandoned import abandoned
+from penstock.protocol.cancellation import abandoned_call_of
 
 MIB = 1 << 20
 Context = grpc.aio.ServicerContext[bytes, bytes]
@@ -53,9 +56,9 @@ class Methods:
         return message
 
     async def metadata(self, _: bytes, context: Context) -> bytes:
-        told = {key: value for key, value in context.invocation_metadata() or () if key.startswith("x-")}
-        await context.send_initial_metadata((("x-first", told["x-text"]),))
-        context.set_trailing_metadata((("x-last-bin", told["x-bytes-bin"]),))
+        received = {key: value for key, value in context.invocation_metadata() or () if key.startswith("x-")}
+        await context.send_initial_metadata((("x-first", received["x-text"]),))
+        context.set_trailing_metadata((("x-last-bin", received["x-bytes-bin"]),))
         return f"{context.time_remaining() or 0:.0f}".encode()
 
     async def refuse(self, _: bytes, context: Context) -> bytes:
@@ -100,15 +103,17 @@ async def serving(methods: Methods, options: list[tuple[str, int]]) -> AsyncIter
     await server.stop(None)
 
 
-async def connect(port: int) -> Http2Calls:
+async def connect(port: int) -> Http2Connection:
     keepalive = Keepalive(10.0, 5.0)
-    _, connection = await asyncio.get_running_loop().create_connection(lambda: Http2Calls(keepalive), "127.0.0.1", port)
+    _, connection = await asyncio.get_running_loop().create_connection(
+        lambda: Http2Connection(keepalive), "127.0.0.1", port
+    )
     await connection.greeted()
     return connection
 
 
 def head(method: str, more: bytes = b"") -> bytes:
-    return head_of(f"/t.T/{method}".encode(), b"127.0.0.1") + more
+    return encode_head(f"/t.T/{method}".encode(), b"127.0.0.1") + more
 
 
 async def test_answer_is_the_servers_bytes(port: int) -> None:
@@ -147,7 +152,7 @@ async def test_refusal_has_code_details_and_metadata(port: int) -> None:
     """As the server said it, whatever characters it has; a method that is not there is UNIMPLEMENTED."""
     connection = await connect(port)
     answer = await connection.unary(head("refuse"), b"")
-    assert answer == Reply(5, b"", "no such thing: 100 % ümlaut\n", (), (("x-why", "because"),))
+    assert answer == GrpcReply(5, b"", "no such thing: 100 % ümlaut\n", (), (("x-why", "because"),))
     assert (await connection.unary(head("nothing"), b"")).code == 12
     connection.close()
 
@@ -176,7 +181,7 @@ async def test_call_that_is_given_up_is_left_alone_for_a_moment(
     for call in calls:
         call.cancel()
     await asyncio.gather(*calls, return_exceptions=True)
-    with pytest.raises(TooManyGivenUp, match="8 calls that nobody waits for"):
+    with pytest.raises(TooManyAbandoned, match="8 abandoned calls"):
         await connection.unary(head("echo"), b"")
     assert not methods.cancelled.is_set()
     async with asyncio.timeout(60):
@@ -196,7 +201,7 @@ async def test_answer_to_a_call_that_was_left_ends_it(
     call.cancel()
     with pytest.raises(asyncio.CancelledError) as end:
         await call
-    left = abandoned(end.value)
+    left = abandoned_call_of(end.value)
     assert left is not None
     left.when_ended(ended.set)
     await asyncio.sleep(0)
@@ -211,7 +216,7 @@ async def test_answer_to_a_call_that_was_left_ends_it(
 async def test_more_calls_than_the_server_takes_at_once_wait_their_turn() -> None:
     """A server with a limit of streams answers all of them."""
     async for port in serving(Methods(), [("grpc.max_concurrent_streams", 3)]):
-        client = UnaryCalls(f"127.0.0.1:{port}", Patience())
+        client = UnaryClient(f"127.0.0.1:{port}", CallTimeouts())
         async with asyncio.timeout(60):
             answers = await asyncio.gather(*(client.call("/t.T/echo", b"%d" % n, ()) for n in range(100)))
         assert [answer.message for answer in answers] == [b"%d" % n for n in range(100)]
@@ -226,7 +231,7 @@ async def test_call_breaks_when_the_server_goes(methods: Methods) -> None:
         await methods.entered.wait()
     async with asyncio.timeout(60):
         answer = await asyncio.gather(call, return_exceptions=True)
-    assert isinstance(answer[0], CallBroken) or (isinstance(answer[0], Reply) and answer[0].code == 14)
+    assert isinstance(answer[0], CallBroken) or (isinstance(answer[0], GrpcReply) and answer[0].code == 14)
     assert not connection.is_open
     with pytest.raises(CallBroken):
         await connection.unary(head("echo"), b"")
@@ -236,42 +241,46 @@ def test_silent_peer_is_asked_twice_at_most_and_given_up_without_an_answer() -> 
     """Silence counts from the call's beginning; any word ends it; an unanswered ping ends the connection."""
     keepalive = Keepalive(10.0, 5.0)
     keepalive.sent(100.0, is_first=True)
-    assert [keepalive.due(now) for now in (109.0, 110.0, 111.0)] == [Due.NOTHING, Due.PING, Due.NOTHING]
-    keepalive.heard(112.0)
-    assert [keepalive.due(now) for now in (121.0, 122.0)] == [Due.NOTHING, Due.PING]
-    keepalive.heard(123.0)
-    assert keepalive.due(200.0) is Due.NOTHING
+    assert [keepalive.due(now) for now in (109.0, 110.0, 111.0)] == [
+        KeepaliveAction.NOTHING,
+        KeepaliveAction.PING,
+        KeepaliveAction.NOTHING,
+    ]
+    keepalive.received(112.0)
+    assert [keepalive.due(now) for now in (121.0, 122.0)] == [KeepaliveAction.NOTHING, KeepaliveAction.PING]
+    keepalive.received(123.0)
+    assert keepalive.due(200.0) is KeepaliveAction.NOTHING
     keepalive.sent(201.0, is_first=True)
-    assert [keepalive.due(now) for now in (210.0, 211.0)] == [Due.NOTHING, Due.PING]
+    assert [keepalive.due(now) for now in (210.0, 211.0)] == [KeepaliveAction.NOTHING, KeepaliveAction.PING]
     keepalive.sent(212.0, is_first=False)
-    assert [keepalive.due(now) for now in (215.9, 216.0)] == [Due.NOTHING, Due.GIVE_UP]
+    assert [keepalive.due(now) for now in (215.9, 216.0)] == [KeepaliveAction.NOTHING, KeepaliveAction.GIVE_UP]
 
 
 # a peer that misbehaves
 
 
 class Peer(asyncio.Protocol):
-    """Says what it is told to when the first call has come."""
+    """Sends its bytes when the first call has come."""
 
     def __init__(self, says: bytes, *, hangs_up: bool = False) -> None:
         self._says, self._hangs_up = says, hangs_up
-        self._heard = b""
+        self._received = b""
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         assert isinstance(transport, asyncio.Transport)
         self._transport = transport
-        transport.write(frame(Kind.SETTINGS, 0, 0, b""))
+        transport.write(frame(FrameKind.SETTINGS, 0, 0, b""))
 
     def data_received(self, data: bytes) -> None:
-        self._heard += data
-        if len(self._heard) > len(opening()) + 18:  # and a reply to the settings
+        self._received += data
+        if len(self._received) > len(opening()) + 18:  # and a reply to the settings
             self._transport.write(self._says)
             self._says = b""
             if self._hangs_up:
                 self._transport.close()
 
 
-async def told_by_peer(says: bytes, *, hangs_up: bool = True) -> Reply:
+async def reply_of_peer(says: bytes, *, hangs_up: bool = True) -> GrpcReply:
     server = await asyncio.get_running_loop().create_server(lambda: Peer(says, hangs_up=hangs_up), "127.0.0.1", 0)
     connection = await connect(server.sockets[0].getsockname()[1])
     try:
@@ -284,35 +293,36 @@ async def told_by_peer(says: bytes, *, hangs_up: bool = True) -> Reply:
 
 STATUS = b"\x88"  # :status 200
 OK = field(b"grpc-status", b"0")
-ENDS = Flag.END_HEADERS | Flag.END_STREAM
+ENDS = FrameFlag.END_HEADERS | FrameFlag.END_STREAM
 
 
 @pytest.mark.parametrize(
     ("says", "code", "details"),
     [
-        (frame(Kind.HEADERS, ENDS, 1, STATUS + field(b"grpc-status", b"14")), 14, ""),
-        (frame(Kind.HEADERS, ENDS, 1, STATUS), 2, "the answer is not gRPC's (HTTP status 200)"),
-        (frame(Kind.HEADERS, ENDS, 1, STATUS + OK), 13, "the answer is no single gRPC message (0 bytes)"),
-        (frame(Kind.RST_STREAM, 0, 1, struct.pack(">I", 2)), 13, "Received RST_STREAM with error code 2"),
-        (frame(Kind.RST_STREAM, 0, 1, struct.pack(">I", 8)), 1, "Received RST_STREAM with error code 8"),
+        (frame(FrameKind.HEADERS, ENDS, 1, STATUS + field(b"grpc-status", b"14")), 14, ""),
+        (frame(FrameKind.HEADERS, ENDS, 1, STATUS), 2, "the answer is not gRPC's (HTTP status 200)"),
+        (frame(FrameKind.HEADERS, ENDS, 1, STATUS + OK), 13, "the answer is no single gRPC message (0 bytes)"),
+        (frame(FrameKind.RST_STREAM, 0, 1, struct.pack(">I", 2)), 13, "Received RST_STREAM with error code 2"),
+        (frame(FrameKind.RST_STREAM, 0, 1, struct.pack(">I", 8)), 1, "Received RST_STREAM with error code 8"),
         (
-            frame(Kind.HEADERS, 4, 1, STATUS) + frame(Kind.DATA, 0, 1, b"\x01\0\0\0\x01x")
-            + frame(Kind.HEADERS, ENDS, 1, OK), 13, "the answer is no single gRPC message (6 bytes)",
+            frame(FrameKind.HEADERS, 4, 1, STATUS) + frame(FrameKind.DATA, 0, 1, b"\x01\0\0\0\x01x")
+            + frame(FrameKind.HEADERS, ENDS, 1, OK), 13, "the answer is no single gRPC message (6 bytes)",
         ),
         (
-            frame(Kind.HEADERS, 1, 1, STATUS) + frame(Kind.CONTINUATION, 4, 1, field(b"grpc-status", b"7")), 7, "",
+            frame(FrameKind.HEADERS, 1, 1, STATUS)
+            + frame(FrameKind.CONTINUATION, 4, 1, field(b"grpc-status", b"7")), 7, "",
         ),
-        (frame(Kind.HEADERS, ENDS, 1, STATUS + field(b"x-\xe9", b"1") + field(b"grpc-status", b"5")), 5, ""),
+        (frame(FrameKind.HEADERS, ENDS, 1, STATUS + field(b"x-\xe9", b"1") + field(b"grpc-status", b"5")), 5, ""),
         (
-            frame(Kind.HEADERS, 4, 1, b"\x08\x03103")
-            + frame(Kind.HEADERS, ENDS, 1, field(b"grpc-status", b"9")), 9, "",
+            frame(FrameKind.HEADERS, 4, 1, b"\x08\x03103")
+            + frame(FrameKind.HEADERS, ENDS, 1, field(b"grpc-status", b"9")), 9, "",
         ),
     ],
     ids=["refused", "no status", "no message", "reset", "cancelled", "compressed", "name", "pieces", "informational"],
 )  # fmt: skip
 async def test_answer_of_a_strange_peer_is_a_status(says: bytes, code: int, details: str) -> None:
     """Refusals in every form, resets, answers that are no message, blocks in pieces, informational heads."""
-    answer = await told_by_peer(says)
+    answer = await reply_of_peer(says)
     assert (answer.code, answer.details) == (code, details)
 
 
@@ -320,15 +330,15 @@ async def test_answer_of_a_strange_peer_is_a_status(says: bytes, code: int, deta
     ("says", "why"),
     [
         (b"", "closed by the engine"),
-        (frame(Kind.GOAWAY, 0, 0, bytes(8)), "the engine ends the connection"),
-        (frame(Kind.RST_STREAM, 0, 1, struct.pack(">I", 7)), "refused the call unread"),
+        (frame(FrameKind.GOAWAY, 0, 0, bytes(8)), "the engine ends the connection"),
+        (frame(FrameKind.RST_STREAM, 0, 1, struct.pack(">I", 7)), "refused the call unread"),
         (b"HTTP/1.1 400 Bad Request\r\n\r\n", "cannot be read"),
-        (frame(Kind.HEADERS, ENDS, 1, b"\xff\xff\xff"), "cannot be read"),
-        (frame(Kind.HEADERS, 0, 1, STATUS) + frame(Kind.DATA, 0, 1, b""), "broken off"),
-        (frame(Kind.CONTINUATION, 0, 1, STATUS), "without its beginning"),
-        (frame(Kind.DATA, Flag.PADDED, 1, b"\x09x"), "more padding"),
-        (frame(Kind.SETTINGS, 0, 0, b"abc"), "settings of 3 bytes"),
-        (frame(Kind.HEADERS, ENDS, 1, STATUS + field(b"grpc-status", b"9" * 5000)), "cannot be read"),
+        (frame(FrameKind.HEADERS, ENDS, 1, b"\xff\xff\xff"), "cannot be read"),
+        (frame(FrameKind.HEADERS, 0, 1, STATUS) + frame(FrameKind.DATA, 0, 1, b""), "broken off"),
+        (frame(FrameKind.CONTINUATION, 0, 1, STATUS), "without its beginning"),
+        (frame(FrameKind.DATA, FrameFlag.PADDED, 1, b"\x09x"), "more padding"),
+        (frame(FrameKind.SETTINGS, 0, 0, b"abc"), "settings of 3 bytes"),
+        (frame(FrameKind.HEADERS, ENDS, 1, STATUS + field(b"grpc-status", b"9" * 5000)), "cannot be read"),
     ],
     ids=[
         "gone",
@@ -346,7 +356,7 @@ async def test_answer_of_a_strange_peer_is_a_status(says: bytes, code: int, deta
 async def test_call_to_a_broken_peer_breaks_with_the_reason(says: bytes, why: str) -> None:
     """Nothing hangs."""
     with pytest.raises(CallBroken, match=why):
-        await told_by_peer(says)
+        await reply_of_peer(says)
 
 
 @given(data=st.binary(max_size=400), cuts=st.lists(st.integers(0, 400), max_size=6))

@@ -4,8 +4,8 @@ import json
 
 import pytest
 
-from server.backends.wire.http_request import read_infer
-from server.core.errors import InvalidRequest
+from penstock.protocol.errors import InvalidRequest
+from penstock.protocol.http_inference import decode_infer_body
 
 HEAD = json.dumps(
     {
@@ -21,7 +21,7 @@ HEAD = json.dumps(
 @pytest.mark.parametrize("binary", [b"abcde", b"fghij"])
 def test_tensors_behind_the_same_json_are_each_requests_own(binary: bytes) -> None:
     """The JSON may be remembered, its bytes are not: each binary input takes its share, in order."""
-    ask = read_infer(HEAD + binary, len(HEAD), "m")
+    ask = decode_infer_body(HEAD + binary, len(HEAD), "m")
     assert [bytes(tensor.data) for tensor in ask.inputs] == [binary[:2], b"\x07", binary[2:]]
 
 
@@ -30,7 +30,7 @@ def test_tensors_behind_the_same_json_are_each_requests_own(binary: bytes) -> No
 )
 def test_bytes_that_do_not_add_up_are_refused_every_time(binary: bytes, said: str) -> None:
     """Also where the same JSON came with the right number of bytes before."""
-    read_infer(HEAD + b"abcde", len(HEAD), "m")
+    decode_infer_body(HEAD + b"abcde", len(HEAD), "m")
     for _ in range(2):
         with pytest.raises(InvalidRequest, match=said):
-            read_infer(HEAD + binary, len(HEAD), "m")
+            decode_infer_body(HEAD + binary, len(HEAD), "m")

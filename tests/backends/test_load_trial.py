@@ -6,12 +6,11 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from server.backends.load_trial import LoadTrial
-from server.core.errors import BackendFailed, BackendUnavailable, InvalidRequest, OutOfMemory
-from server.core.infer import InferRequest
-from server.core.model import ModelConfig, TensorSpec
-from server.core.tensor import Datatype, Tensor, tensor_from_numpy
-from server.testing import FakeBackend
+from penstock.engines.probes import LoadTrial
+from penstock.protocol.engine import ModelConfig, TensorSpec
+from penstock.protocol.errors import EngineFailed, EngineUnavailable, InvalidRequest, OutOfMemory
+from penstock.protocol.inference import Datatype, InferRequest, Tensor, tensor_from_numpy
+from penstock.testing import FakeEngine
 
 TIMEOUT_S = 7.0
 MODEL = ModelConfig(
@@ -38,9 +37,9 @@ def refusing(error: Exception, *, is_zeros_only: bool = False) -> Callable[[Infe
 
 async def why(
     act: Callable[[InferRequest], Sequence[Tensor]], config: ModelConfig = MODEL, *, picture: str = ""
-) -> tuple[str, FakeBackend, list[str]]:
+) -> tuple[str, FakeEngine, list[str]]:
     """Why the model cannot serve, the fake engine, and the models whose rows were tried."""
-    backend, rows = FakeBackend((config,), answer=act), list[str]()
+    backend, rows = FakeEngine((config,), answer=act), list[str]()
 
     async def see(_: ModelConfig, timeout_s: float) -> str:
         assert timeout_s == TIMEOUT_S
@@ -64,9 +63,9 @@ async def why(
         (answer("z", "y", "more"), ""),
         (answer("y"), "its trial at load failed: its answer lacks the output 'z'"),
         (answer(), "its trial at load failed: its answer lacks the output 'y'"),
-        (refusing(BackendFailed("the output is a scalar")), "its trial at load failed: the output is a scalar"),
-        (refusing(BackendFailed("model 'm' failed: KeyError")), "its trial at load failed: KeyError"),
-        (refusing(BackendFailed("division by zero"), is_zeros_only=True), ""),
+        (refusing(EngineFailed("the output is a scalar")), "its trial at load failed: the output is a scalar"),
+        (refusing(EngineFailed("model 'm' failed: KeyError")), "its trial at load failed: KeyError"),
+        (refusing(EngineFailed("division by zero"), is_zeros_only=True), ""),
         (refusing(InvalidRequest("x must not be 0")), ""),
         (refusing(OutOfMemory("out of memory")), ""),
     ],
@@ -83,7 +82,7 @@ async def test_model_that_answers_neither_zeros_nor_noise_cannot_serve(
 async def test_model_without_a_canary_is_asked_nothing() -> None:
     """With `canary: off`, generated inputs are no evidence about the model."""
     config = replace(MODEL, parameters={"canary": "off"})
-    found, backend, _ = await why(refusing(BackendFailed("no")), config)
+    found, backend, _ = await why(refusing(EngineFailed("no")), config)
     assert (found, backend.calls) == ("", [])
 
 
@@ -96,5 +95,5 @@ async def test_model_that_answers_no_picture_cannot_serve() -> None:
 
 async def test_engine_that_cannot_be_asked_says_nothing_of_the_model() -> None:
     """The trial is repeated later."""
-    with pytest.raises(BackendUnavailable):
-        await why(refusing(BackendUnavailable("connection refused")))
+    with pytest.raises(EngineUnavailable):
+        await why(refusing(EngineUnavailable("connection refused")))

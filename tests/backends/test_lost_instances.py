@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 
-from server.backends import lost_instances
-from server.backends.lost_instances import RENEWAL_PARAMETER, InstanceRenewal, InstanceSight, model_of
-from server.backends.patience import Patience
-from server.backends.triton_http import TritonHttp, origin_of
-from server.core.relay import HttpAnswer, HttpCall
+from penstock.engines.call_options import CallTimeouts
+from penstock.engines.triton import instances as lost_instances
+from penstock.engines.triton.http_client import TritonHttpClient, parse_engine_url
+from penstock.engines.triton.instances import RENEWAL_PARAMETER, InstanceMonitor, InstanceReplacer, model_of
+from penstock.protocol.call import HttpAnswer, HttpCall
 
 TRITON = 50
 
@@ -48,17 +48,17 @@ def proc(tmp_path: Path) -> FalseProc:
     return FalseProc(tmp_path)
 
 
-def sight(proc: FalseProc) -> InstanceSight:
+def sight(proc: FalseProc) -> InstanceMonitor:
     """Process 60 is instance m_0_60, and so on; a dead one has no name."""
 
     def name_of(pid: int) -> str:
         state = (proc.folder / str(pid) / "stat").read_text().split()[2]
         return "unknown" if state == "Z" else f"m_0_{pid}"
 
-    return InstanceSight(name_of, proc.folder)
+    return InstanceMonitor(name_of, proc.folder)
 
 
-def test_instance_that_dies_is_told_once_by_the_name_that_it_had(proc: FalseProc) -> None:
+def test_instance_that_dies_is_reported_once_by_its_name(proc: FalseProc) -> None:
     """After two looks, for one that Triton ends is a zombie for a moment, too; whichever thread made it."""
     eyes = sight(proc)
     proc.child(60, "S")
@@ -114,10 +114,10 @@ def test_processes_that_are_no_models_and_a_triton_that_is_gone_are_nothing(proc
 
 
 def test_processes_that_are_retired_are_no_loss_and_are_ended_if_they_stay(proc: FalseProc) -> None:
-    """Those of the one model that live; who has ended, and a process that is somebody else's by then, is left alone."""
+    """Those of the one model that live; who has ended, and a process of another parent by then, is left alone."""
     killed: list[int] = []
     names = {60: "m_0_0", 61: "m_0_1", 62: "other_0_0", 63: "m_0_2"}
-    eyes = InstanceSight(names.__getitem__, proc.folder, killed.append)
+    eyes = InstanceMonitor(names.__getitem__, proc.folder, killed.append)
     for pid in names:
         proc.child(pid, "S")
     eyes.lost(TRITON)
@@ -135,7 +135,7 @@ def test_processes_that_are_retired_are_no_loss_and_are_ended_if_they_stay(proc:
 def test_processes_that_a_signal_stopped_are_killed(proc: FalseProc) -> None:
     """They are killed at the first check: Triton aborts if such a process continues after more than a second."""
     killed: list[int] = []
-    eyes = InstanceSight(lambda pid: f"m_0_{pid}", proc.folder, killed.append)
+    eyes = InstanceMonitor(lambda pid: f"m_0_{pid}", proc.folder, killed.append)
     for pid, state in ((60, "S"), (61, "T"), (62, "Z"), (63, "R")):
         proc.child(pid, state)
     proc.child(64, "T", name="sh")
@@ -146,7 +146,7 @@ def test_processes_that_a_signal_stopped_are_killed(proc: FalseProc) -> None:
 
 def test_process_that_ended_before_it_is_killed_is_left_alone(proc: FalseProc) -> None:
     """Its PID may belong to another process by then."""
-    eyes = InstanceSight(lambda pid: f"m_0_{pid}", proc.folder, lambda _: None)
+    eyes = InstanceMonitor(lambda pid: f"m_0_{pid}", proc.folder, lambda _: None)
     proc.child(60, "T")
     eyes.lost(TRITON)
     proc.child(60, "S", name="sh")
@@ -189,12 +189,12 @@ class FalseTriton:
                 body = await reader.readexactly(size)
                 path = head.split()[1]
                 self.asked.append((path, json.loads(body or b"{}")))
-                status, told = self._told(path)
-                text = json.dumps(told).encode()
+                status, answer = self._answer(path)
+                text = json.dumps(answer).encode()
                 writer.write(b"HTTP/1.1 %d X\r\nContent-Length: %d\r\n\r\n%s" % (status, len(text), text))
         writer.close()
 
-    def _told(self, path: str) -> tuple[int, Any]:
+    def _answer(self, path: str) -> tuple[int, Any]:
         if path.endswith("index"):
             states = {"m": "READY", "n": "UNAVAILABLE", "m_big": "UNAVAILABLE"}
             return 200, [{"name": name, "state": state} for name, state in states.items()]
@@ -218,7 +218,7 @@ class OverHttp:
     """All of it by HTTP, which a false Triton is asked by."""
 
     def __init__(self, url: str) -> None:
-        self._http = TritonHttp(origin_of(url), max_connections=1, patience=Patience())
+        self._http = TritonHttpClient(parse_engine_url(url), max_connections=1, timeouts=CallTimeouts())
 
     async def http(self, call: HttpCall, *, deadline: float | None) -> HttpAnswer:
         return await self._http.relay(call, deadline=deadline)
@@ -227,7 +227,7 @@ class OverHttp:
         await self._http.aclose()
 
 
-class ScriptedSight(InstanceSight):
+class ScriptedSight(InstanceMonitor):
     """Says what it is given, look by look."""
 
     def __init__(self, *looks: tuple[str, ...]) -> None:
@@ -257,7 +257,7 @@ class ScriptedSight(InstanceSight):
 
 
 async def renewed(
-    eyes: InstanceSight,
+    eyes: InstanceMonitor,
     triton: FalseTriton,
     *,
     until: str,
@@ -267,7 +267,7 @@ async def renewed(
 ) -> list[str]:
     """Why Triton was restarted, if it was. until: the path that ends it, or restart. broken: a model to restart."""
     restarts: list[str] = []
-    renewal = InstanceRenewal(
+    renewal = InstanceReplacer(
         eyes, OverHttp(triton.url), engine_pid=lambda: TRITON, restart=restarts.append, has_room=lambda _: has_room
     )
     if broken:
@@ -309,7 +309,7 @@ async def test_old_processes_are_ended_when_their_time_is_over(
 
 @pytest.mark.parametrize("instance", ["n_0_1", "m_big_0_0", "unknown"])
 async def test_instance_of_a_model_that_is_not_loaded_any_more_is_left(triton: FalseTriton, instance: str) -> None:
-    """Somebody unloaded it meanwhile; nor is it taken for one of a model whose name begins its own."""
+    """It was unloaded meanwhile; nor is it taken for one of a model whose name begins its own."""
     assert await renewed(ScriptedSight((instance,)), triton, until="index") == []
     assert not any(path.endswith("/load") for path, _ in triton.asked)
 
@@ -326,7 +326,7 @@ async def test_model_that_has_no_room_beside_itself_has_triton_restarted(triton:
 def test_processes_of_a_model_are_those_that_live_and_are_not_retired(proc: FalseProc) -> None:
     """Processes of a model whose name only begins with its name are not included."""
     names = {60: "m_0_0", 61: "m_0_1", 62: "m_big_0_0"}
-    eyes = InstanceSight(names.__getitem__, proc.folder)
+    eyes = InstanceMonitor(names.__getitem__, proc.folder)
     for pid in names:
         proc.child(pid, "T")
     eyes.lost(TRITON)
@@ -366,12 +366,12 @@ async def test_model_that_hangs_and_cannot_be_loaded_again_has_triton_restarted(
 
 async def test_restart_that_means_an_earlier_process_is_not_done(triton: FalseTriton) -> None:
     """A restart requested while the new process loads is dropped; one that means the new process is executed."""
-    eyes, news = ScriptedSight(("m_0_1",)), asyncio.Event()
+    eyes, message = ScriptedSight(("m_0_1",)), asyncio.Event()
     eyes.processes = frozenset({60, 61})
-    renewal = InstanceRenewal(eyes, OverHttp(triton.url), lambda: TRITON, [].append, renewed=news.set)
+    renewal = InstanceReplacer(eyes, OverHttp(triton.url), lambda: TRITON, [].append, renewed=message.set)
     task = asyncio.create_task(renewal.run())
     async with asyncio.timeout(60):
-        await news.wait()
+        await message.wait()
         assert renewal.generations == {"m": 1}
         renewal.restart_model("m", "it answered nothing for 30 s", 0)
         looks = eyes.count

@@ -10,9 +10,8 @@ from google.protobuf.descriptor import Descriptor
 from onnx import TensorProto, helper
 from tritonclient.grpc import model_config_pb2
 
-from server.backends.model_code import check_model, parse_config
-from server.backends.onnx_header import MAX_FIELDS, read_header
-from server.core.errors import InvalidRequest
+from penstock.engines.load_policy import MAX_FIELDS, check_model, parse_config, read_header
+from penstock.protocol.errors import InvalidRequest
 from tests.backends import onnx_models
 
 GOOD = {"backend": "onnxruntime", "max_batch_size": 2}

@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 import pytest
 
-from server.backends.model_health import Cause, ModelHealth
+from penstock.engines.model_health import Cause, ModelHealth
 
 INTERVAL_S, TIMEOUT_S = 5.0, 30.0
 

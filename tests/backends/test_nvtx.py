@@ -5,7 +5,7 @@ from types import ModuleType, SimpleNamespace
 
 import pytest
 
-from server.backends.torch_serving.nvtx import stage, stages
+from penstock.engines.torch_serving.instance import stage, stages
 
 
 def torch_with(nvtx: object) -> ModuleType:
@@ -17,17 +17,17 @@ def torch_with(nvtx: object) -> ModuleType:
 
 def test_stages_are_marked_and_closed_whatever_happens_in_them(monkeypatch: pytest.MonkeyPatch) -> None:
     """One inside the other, and one that raises."""
-    told: list[str] = []
-    nvtx = SimpleNamespace(range_push=told.append, range_pop=lambda: told.append("end"))
+    ranges: list[str] = []
+    nvtx = SimpleNamespace(range_push=ranges.append, range_pop=lambda: ranges.append("end"))
     monkeypatch.setitem(sys.modules, "torch", torch_with(nvtx))
     marked = stages({"PENSTOCK_NVTX": "1"})
-    told.clear()
+    ranges.clear()
     with pytest.raises(KeyError), marked("infer"), marked("copy"):
         raise KeyError
-    assert told == ["infer", "copy", "end", "end"]
+    assert ranges == ["infer", "copy", "end", "end"]
 
 
-def test_stages_that_nobody_asked_for_do_not_touch_torch(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unrequested_stages_do_not_touch_torch(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nor does a torch that has no NVTX keep a model from serving."""
     monkeypatch.setitem(sys.modules, "torch", None)
     for environment in ({}, {"PENSTOCK_NVTX": "0"}, {"PENSTOCK_NVTX": "1"}):

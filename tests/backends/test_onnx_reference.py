@@ -7,9 +7,9 @@ import onnx
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
-from server.backends.onnx_reference import run_reference
-from server.core.errors import InvalidRequest, ModelNotReady
-from server.core.tensor import tensor_from_bytes, tensor_from_numpy
+from penstock.models.onnx_reference import run_reference
+from penstock.protocol.errors import InvalidRequest, ModelNotReady
+from penstock.protocol.inference import tensor_from_bytes, tensor_from_numpy
 from tests.backends import onnx_models
 
 X = tensor_from_numpy("x", np.array([[1, 2, 3]], np.float32))

@@ -17,7 +17,7 @@ import pytest
 import tritonclient.grpc as grpc_client
 from tritonclient.utils import InferenceServerException, np_to_triton_dtype
 
-from server.backends.triton_runtime import Launch, find_triton
+from penstock.engines.triton.runtime import Launch, find_triton
 from tests.backends import onnx_models
 from tests.backends.onnx_models import SAMPLES
 from tests.backends.triton_of_onnx_models import RunningTriton, launch_with, running_triton, write_repository
@@ -116,7 +116,7 @@ def test_infer_model_without_config_equals_plain_onnxruntime(client: grpc_client
 
 
 def test_infer_one_output_requested_answers_only_that(client: grpc_client.InferenceServerClient) -> None:
-    """An output that nobody asked for is not sent."""
+    """An unrequested output is not sent."""
     inputs = {"a": rows(2, 1), "b": rows(2, 2)}
     expected = plain(onnx_models.add_and_multiply(), inputs)["product"]
     assert_same(infer(client, "no_config", inputs, ("product",)), {"product": expected})

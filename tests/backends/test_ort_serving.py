@@ -8,19 +8,25 @@ import numpy as np
 import onnxruntime as ort
 import pytest
 
-from server.backends.ort_serving.batch import Ask, BatchRunner
-from server.backends.ort_serving.config import complete, validate
-from server.backends.ort_serving.errors import LoadError, RequestError
-from server.backends.ort_serving.session import (
+from penstock.engines.ort_serving.batch import BatchRunner, OrtRequest
+from penstock.engines.ort_serving.config import (
+    OnnxTensorSpec,
+    OrtLoadError,
+    OrtRequestError,
+    Signature,
+    complete,
+    read_signature,
+    validate,
+)
+from penstock.engines.ort_serving.session import (
     OrtModel,
     model_path,
     open_for_reading,
-    ort_sentence,
-    place,
+    ort_error_text,
+    select_providers,
     session_options,
 )
-from server.backends.ort_serving.signature import Signature, TensorSpec, read_signature
-from server.backends.ort_serving.threads import ThreadBudget, available_cores, cgroup_quota, thread_budget
+from penstock.engines.ort_serving.threads import ThreadBudget, available_cores, cgroup_quota, thread_budget
 from tests.backends import onnx_models
 
 ALONE, SHARED = ThreadBudget(cores=8, instances=1), ThreadBudget(cores=8, instances=2)
@@ -38,19 +44,19 @@ class Doubler:
         x = inputs["x"]
         self.runs.append(len(x))
         if (x < 0).any():
-            raise RequestError("negative", is_callers_fault=True)
+            raise OrtRequestError("negative", is_client_error=True)
         return [2 * x[: self._rows_answered] for _ in names]
 
 
-def ask(*values: float, columns: int = 1) -> Ask:
+def ask(*values: float, columns: int = 1) -> OrtRequest:
     """A request of one row per value."""
-    return Ask({"x": np.repeat(np.array(values, np.float32)[:, None], columns, axis=1)}, ("y",))
+    return OrtRequest({"x": np.repeat(np.array(values, np.float32)[:, None], columns, axis=1)}, ("y",))
 
 
-def answer(model: Doubler, asks: list[Ask], *, is_batching: bool = True) -> list[Any]:
+def answer(model: Doubler, asks: list[OrtRequest], *, is_batching: bool = True) -> list[Any]:
     """The outcomes as plain lists; an error as its text."""
     outcomes = BatchRunner(model.run, is_batching=is_batching).answer(asks)
-    return [str(o) if isinstance(o, RequestError) else o["y"][:, 0].tolist() for o in outcomes]
+    return [str(o) if isinstance(o, OrtRequestError) else o["y"][:, 0].tolist() for o in outcomes]
 
 
 def test_answer_requests_of_one_shape_share_a_run() -> None:
@@ -88,11 +94,11 @@ def test_answer_inputs_that_disagree_in_rows_fail_alone() -> None:
 
     def run(names: Sequence[str], inputs: Mapping[str, Any]) -> list[Any]:
         if len({len(array) for array in inputs.values()}) > 1:
-            raise RequestError("rows disagree", is_callers_fault=True)
+            raise OrtRequestError("rows disagree", is_client_error=True)
         return [inputs["a"] + inputs["b"]]
 
-    bad = Ask({"a": np.ones((2, 1)), "b": np.ones((3, 1))}, ("y",))
-    good = [Ask({"a": np.full((1, 1), n), "b": np.ones((1, 1))}, ("y",)) for n in (1, 2)]
+    bad = OrtRequest({"a": np.ones((2, 1)), "b": np.ones((3, 1))}, ("y",))
+    good = [OrtRequest({"a": np.full((1, 1), n), "b": np.ones((1, 1))}, ("y",)) for n in (1, 2)]
     outcomes = BatchRunner(run, is_batching=True).answer([good[0], bad, good[1]])
     assert [outcome["y"].item() for outcome in (outcomes[0], outcomes[2])] == [2, 3]
     assert str(outcomes[1]) == "rows disagree"
@@ -147,7 +153,7 @@ def config(*, max_batch_size: int = 8, **changes: Any) -> dict[str, Any]:
 )
 def test_validate_disagreement_names_tensor_expected_and_given(changes: dict[str, Any], sentence: str) -> None:
     """Whatever the file and the configuration disagree on is said in one sentence."""
-    with pytest.raises(LoadError, match=sentence):
+    with pytest.raises(OrtLoadError, match=sentence):
         validate(config(**changes), signature(onnx_models.identity()))
 
 
@@ -171,7 +177,7 @@ def test_validate_agreement_passes(model: Any, changes: dict[str, Any]) -> None:
 
 def test_validate_dynamic_input_may_be_configured_fixed() -> None:
     """As in NGC's backend: the configuration may narrow an input of the file, not an output."""
-    spec = TensorSpec("x", "tensor(float)", "TYPE_FP32", (-1, -1))
+    spec = OnnxTensorSpec("x", "tensor(float)", "TYPE_FP32", (-1, -1))
     validate(config(output=[]), Signature(inputs=(spec,), outputs=(), overridable=()))
 
 
@@ -184,7 +190,7 @@ def test_complete_config_with_inputs_and_outputs_is_left_alone() -> None:
 
 def test_read_signature_of_a_sequence_is_refused() -> None:
     """ONNX's sequences and maps are no tensors."""
-    with pytest.raises(LoadError, match=r"'y' is a seq\(tensor\(float\)\), and Triton carries tensors only"):
+    with pytest.raises(OrtLoadError, match=r"'y' is a seq\(tensor\(float\)\), and Triton carries tensors only"):
         signature(onnx_models.sequence_output())
 
 
@@ -236,20 +242,20 @@ def test_session_options_without_parameters_follow_the_budget(
 )
 def test_session_options_impossible_value_is_refused(key: str, value: str) -> None:
     """The sentence names the parameter and the value."""
-    with pytest.raises(LoadError, match=f"parameter {key} is '?{value}"):
+    with pytest.raises(OrtLoadError, match=f"parameter {key} is '?{value}"):
         session_options(parameters(**{key: value}), ALONE)
 
 
 def test_session_options_absent_operator_library_is_refused() -> None:
     """Custom operators come from libraries that the configuration names."""
-    with pytest.raises(LoadError, match=r"operator library /nowhere/ops\.so cannot be loaded"):
+    with pytest.raises(OrtLoadError, match=r"operator library /nowhere/ops\.so cannot be loaded"):
         session_options({"model_operations": {"op_library_filename": ["/nowhere/ops.so"]}}, ALONE)
 
 
 @pytest.mark.parametrize("filename", ["/etc/passwd", "../../other/1/model.onnx", "a/../../../x.onnx"])
 def test_model_path_outside_the_models_folder_is_refused(tmp_path: Path, filename: str) -> None:
     """It is refused in config.pbtxt, too; a file of another version is inside the folder."""
-    with pytest.raises(LoadError, match="must name a file inside the model's folder"):
+    with pytest.raises(OrtLoadError, match="must name a file inside the model's folder"):
         model_path(tmp_path / "1", {"default_model_filename": filename})
     (tmp_path / "shared").mkdir()
     (tmp_path / "1").mkdir()
@@ -265,7 +271,7 @@ def test_model_path_is_the_configured_file_or_a_folder_of_its_name(tmp_path: Pat
     assert model_path(tmp_path, wanted) == tmp_path / filename
     (tmp_path / filename).unlink()
     (tmp_path / filename).mkdir()
-    with pytest.raises(LoadError, match="there is no file"):
+    with pytest.raises(OrtLoadError, match="there is no file"):
         model_path(tmp_path, wanted)
     (tmp_path / filename / "model.onnx").write_bytes(b"")
     assert model_path(tmp_path, wanted) == tmp_path / filename / "model.onnx"
@@ -282,7 +288,7 @@ def test_run_with_arena_shrinkage_still_answers(tmp_path: Path) -> None:
 
 def test_place_gpu_without_cuda_warns_and_uses_the_cpu() -> None:
     """On a machine with a GPU Triton puts a model without instance_group there; this onnxruntime has no CUDA."""
-    placement = place({}, kind="GPU", device_id=1, available=["CPUExecutionProvider"])
+    placement = select_providers({}, kind="GPU", device_id=1, available=["CPUExecutionProvider"])
     assert placement.providers == ["CPUExecutionProvider"]
     assert placement.warnings == ["instance on GPU 1 runs on the CPU: this onnxruntime has no CUDAExecutionProvider"]
 
@@ -293,7 +299,9 @@ def test_place_gpu_with_cuda_takes_the_device_and_its_options() -> None:
         "gpu_execution_accelerator": [{"name": "cuda", "parameters": {"cudnn_conv_use_max_workspace": "0"}}]
     }
     wanted = {"optimization": {"execution_accelerators": accelerators}}
-    placement = place(wanted, kind="GPU", device_id=1, available=["CUDAExecutionProvider", "CPUExecutionProvider"])
+    placement = select_providers(
+        wanted, kind="GPU", device_id=1, available=["CUDAExecutionProvider", "CPUExecutionProvider"]
+    )
     assert placement.providers[0] == ("CUDAExecutionProvider", {"device_id": "1", "cudnn_conv_use_max_workspace": "0"})
 
 
@@ -301,8 +309,8 @@ def test_place_unknown_accelerator_is_refused() -> None:
     """As NGC's backend does."""
     accelerators = {"cpu_execution_accelerator": [{"name": "warp"}]}
     wanted = {"optimization": {"execution_accelerators": accelerators}}
-    with pytest.raises(LoadError, match="unknown CPU execution accelerator 'warp'"):
-        place(wanted, kind="CPU", device_id=0, available=["CPUExecutionProvider"])
+    with pytest.raises(OrtLoadError, match="unknown CPU execution accelerator 'warp'"):
+        select_providers(wanted, kind="CPU", device_id=0, available=["CPUExecutionProvider"])
 
 
 def test_thread_budget_counts_all_instances_of_the_model() -> None:
@@ -340,4 +348,4 @@ def test_ort_sentence_drops_prefix_lines_and_source_files() -> None:
         "[ONNXRuntimeError] : 1 : FAIL : Non-zero status code returned while running MatMul node. Name:'mm' "
         "Status Message: /onnxruntime_src/core/matmul_helper.h:60 left_dim == right_dim was false.\n Sorry\n"
     )
-    assert ort_sentence(error) == "MatMul node 'mm': left_dim == right_dim was false. Sorry"
+    assert ort_error_text(error) == "MatMul node 'mm': left_dim == right_dim was false. Sorry"

@@ -3,10 +3,10 @@
 import grpc
 import pytest
 
-from server.backends.triton_grpc import error_of
-from server.core.errors import BackendFailed, InvalidRequest, OutOfMemory
-from server.grpc import errors as grpc_errors
-from server.rest.errors import response_of
+from penstock.engines.triton.grpc_client import error_of
+from penstock.gateway.grpc import status_codes as grpc_errors
+from penstock.gateway.rest.responses import response_of
+from penstock.protocol.errors import EngineFailed, InvalidRequest, OutOfMemory
 
 ONNX_RUNTIME = (
     "onnx runtime error 6: Non-zero status code returned while running Mul node. Name:'Mul_8702' Status Message: "
@@ -56,7 +56,7 @@ def test_engines_words_for_too_little_memory_are_out_of_memory(text: str) -> Non
 )
 def test_other_failures_are_not_taken_for_too_little_memory(text: str) -> None:
     """A batch is not made smaller because a model is broken."""
-    assert type(error_of(grpc.StatusCode.INTERNAL, text)) is BackendFailed
+    assert type(error_of(grpc.StatusCode.INTERNAL, text)) is EngineFailed
 
 
 def test_what_the_caller_did_wrong_stays_the_callers() -> None:

@@ -10,22 +10,21 @@ from typing import Any
 import pytest
 from tritonclient.grpc import service_pb2
 
-from server.backends import own_engines
-from server.backends.call_traits import INDEX_METHOD, INDEX_PATH
-from server.backends.own_engines import MAX_OWN_ENGINES, RECORD, OwnEngines
-from server.backends.triton import TritonBackend
-from server.core.backend import GrpcStream
-from server.core.errors import BackendUnavailable, ModelNotFound
-from server.core.infer import InferRequest
-from server.core.model import ModelState
-from server.core.relay import GrpcCall, HttpAnswer, HttpCall
+from penstock.engines import dedicated_engines as own_engines
+from penstock.engines.dedicated_engines import MAX_DEDICATED_ENGINES, RECORD, DedicatedEngines
+from penstock.engines.relayed_calls import INDEX_METHOD, INDEX_PATH
+from penstock.engines.triton.client import TritonEngine
+from penstock.protocol.call import GrpcCall, HttpAnswer, HttpCall
+from penstock.protocol.engine import GrpcStream, ModelState
+from penstock.protocol.errors import EngineUnavailable, ModelNotFound
+from penstock.protocol.inference import InferRequest
 from tests.backends.fake_triton import FakeTriton
 from tests.backends.replica_groups import HTTP_INFER, X, infer_call, infer_request, until
 
 INDEX = b'[{"name": "other", "version": "1", "state": "READY"}, {"name": "double", "state": "UNAVAILABLE"}]'
 
 
-class OwnBackend(TritonBackend):
+class OwnBackend(TritonEngine):
     """Does not report its models once it is silent. The fakes have no index over HTTP."""
 
     is_silent = False
@@ -37,7 +36,7 @@ class OwnBackend(TritonBackend):
 
     async def repository_index(self) -> list[ModelState]:
         if self.is_silent:
-            raise BackendUnavailable("no answer")
+            raise EngineUnavailable("no answer")
         return await super().repository_index()
 
 
@@ -49,7 +48,7 @@ def to(fake: FakeTriton) -> OwnBackend:
 class Bench:
     """main, own: fakes. given_up, started: models that the main engine gave up, and models to start."""
 
-    engines: OwnEngines
+    engines: DedicatedEngines
     main: FakeTriton
     own: FakeTriton
     given_up: list[str] = field(default_factory=list)
@@ -70,7 +69,7 @@ async def bench() -> AsyncIterator[Bench]:
             made[0].connected.append(to(own))
             return made[0].connected[-1]
 
-        engines = OwnEngines(
+        engines = DedicatedEngines(
             backend,
             backend,
             connect=connect,
@@ -84,7 +83,7 @@ async def bench() -> AsyncIterator[Bench]:
             await engines.aclose()
 
 
-async def ask_all(engines: OwnEngines) -> None:
+async def ask_all(engines: DedicatedEngines) -> None:
     """An inference in each of the three ways."""
     await engines.infer(infer_request())
     await engines.grpc(infer_call(), deadline=None)
@@ -106,7 +105,7 @@ async def test_model_that_hung_is_asked_of_its_own_engine_from_then_on() -> None
     async with bench() as own:
         assert own.engines.restart("double", "it hangs", hangs=1)
         await until(lambda: own.given_up == ["double"])
-        with pytest.raises(BackendUnavailable, match="model 'double' is unavailable: it hung before; an engine proc"):
+        with pytest.raises(EngineUnavailable, match="model 'double' is unavailable: it hung before; an engine proc"):
             await own.engines.infer(infer_request())
         own.engines.assign({"double": ""})
         own.engines.assign({"double": "own"})
@@ -206,10 +205,10 @@ async def test_own_engine_that_starts_or_cannot_load_says_why() -> None:
 async def test_own_engines_are_bounded() -> None:
     """Further models are restarted in the main engine."""
     async with bench() as own:
-        for number in range(MAX_OWN_ENGINES):
+        for number in range(MAX_DEDICATED_ENGINES):
             assert own.engines.restart(f"m{number}", "it hangs", hangs=1)
         assert not own.engines.restart("one-more", "it hangs", hangs=1)
-        assert len(own.engines.names()) == MAX_OWN_ENGINES
+        assert len(own.engines.names()) == MAX_DEDICATED_ENGINES
 
 
 async def test_own_engine_that_falls_silent_is_unavailable_and_started_again(monkeypatch: pytest.MonkeyPatch) -> None:

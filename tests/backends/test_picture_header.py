@@ -7,10 +7,10 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from server.backends.torch_serving.picture_header import PictureFormat, Refused, read_header
-from server.core.errors import UndecodableImage
-from server.vision.decode import decode
-from server.vision.spec import ColorFormat
+from penstock.engines.torch_serving.picture_header import PictureFormat, PictureRejected, read_header
+from penstock.protocol.errors import UndecodableImage
+from penstock.vision.decode import decode
+from penstock.vision.spec import ColorFormat
 from tests.vision import images
 
 PICTURE = images.picture(61, 43)
@@ -101,7 +101,7 @@ REFUSED = {
 def test_header_of_what_is_no_picture_is_refused_with_a_reason(name: str) -> None:
     """Each reason completes a sentence whose subject is the picture."""
     encoded, reason = REFUSED[name]
-    with pytest.raises(Refused, match=reason):
+    with pytest.raises(PictureRejected, match=reason):
         read_header(encoded)
 
 
@@ -181,5 +181,5 @@ def test_header_of_every_cut_of_a_picture_is_a_refusal_or_a_header() -> None:
         for end in range(0, len(sample.encoded), 7):
             try:
                 read_header(sample.encoded[:end])
-            except Refused:
+            except PictureRejected:
                 continue

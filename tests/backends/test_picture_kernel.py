@@ -11,20 +11,19 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from server.backends.torch_serving.pictures_spec import Fit, PictureSpec
-from server.backends.torch_serving.placement import Stored
-from server.vision import spec as vision
-from server.vision.decode import Decoded
-from server.vision.exif import upright
-from server.vision.preprocess import _tables, prepare
+from penstock.engines.torch_serving.config import PictureFit, PictureSpec
+from penstock.engines.torch_serving.picture_kernel import PixelLayout
+from penstock.vision import spec as vision
+from penstock.vision.decode import DecodedImage, upright
+from penstock.vision.preprocess import _tables, prepare
 from tests.backends.kernel_on_cpu import compile_kernel, run_kernel
 from tests.vision import images
 
 FITS = {
-    Fit.STRETCH: vision.Fit.STRETCH,
-    Fit.PAD_RIGHT_BOTTOM: vision.Fit.PAD_RIGHT_BOTTOM,
-    Fit.PAD_SYMMETRIC: vision.Fit.PAD_SYMMETRIC,
-    Fit.CROP: vision.Fit.CROP,
+    PictureFit.STRETCH: vision.ResizeMode.STRETCH,
+    PictureFit.PAD_RIGHT_BOTTOM: vision.ResizeMode.PAD_RIGHT_BOTTOM,
+    PictureFit.PAD_SYMMETRIC: vision.ResizeMode.PAD_SYMMETRIC,
+    PictureFit.CROP: vision.ResizeMode.CROP,
 }
 IMAGENET = PictureSpec(
     width=56,
@@ -64,19 +63,19 @@ def on_the_cpu(rgb: images.Image, spec: PictureSpec, orientation: int = 1) -> np
     """The gateway's own input for these pixels."""
     pixels = rgb[..., 1].copy() if spec.color == "GRAY" else rgb if spec.color == "RGB" else rgb[..., ::-1].copy()
     turned = upright(pixels, orientation)
-    array, _ = prepare(Decoded(turned, turned.shape[1], turned.shape[0]), of_the_gateway(spec))
+    array, _ = prepare(DecodedImage(turned, turned.shape[1], turned.shape[0]), of_the_gateway(spec))
     return array
 
 
 def stored(
     rgb: images.Image, spec: PictureSpec, *, is_planar: bool, orientation: int = 1
-) -> tuple[images.Image, Stored]:
+) -> tuple[images.Image, PixelLayout]:
     """The same pixels as nvJPEG (planes of RGB) or OpenCV (BGR pixels) leave them in memory."""
     height, width = rgb.shape[:2]
     if spec.color == "GRAY":
-        return rgb[..., 1].copy(), Stored(width, height, orientation, is_planar, 1, "GRAY")
+        return rgb[..., 1].copy(), PixelLayout(width, height, orientation, is_planar, 1, "GRAY")
     pixels = np.ascontiguousarray(rgb.transpose(2, 0, 1) if is_planar else rgb[..., ::-1])
-    return pixels, Stored(width, height, orientation, is_planar, 3, "RGB" if is_planar else "BGR")
+    return pixels, PixelLayout(width, height, orientation, is_planar, 3, "RGB" if is_planar else "BGR")
 
 
 def values_of(spec: PictureSpec) -> npt.NDArray[np.float32]:
@@ -85,14 +84,14 @@ def values_of(spec: PictureSpec) -> npt.NDArray[np.float32]:
     return np.ascontiguousarray(tables[: spec.channels])
 
 
-@pytest.mark.parametrize("fit", Fit)
+@pytest.mark.parametrize("fit", PictureFit)
 @pytest.mark.parametrize("color", ["RGB", "BGR", "GRAY"])
 @pytest.mark.parametrize("size", [(500, 375), (375, 500), (57, 301), (112, 96), (1100, 90), (90, 1900)])
 def test_kernel_smaller_pictures_equal_the_cpus_path(
-    kernel: ctypes.CDLL, fit: Fit, color: str, size: tuple[int, int]
+    kernel: ctypes.CDLL, fit: PictureFit, color: str, size: tuple[int, int]
 ) -> None:
     """To the last bit, however a picture is fitted, in every colour order, from planes and from pixels."""
-    spec = replace(IMAGENET, fit=fit, color=color, shorter_side=60 if fit is Fit.CROP else 0)
+    spec = replace(IMAGENET, fit=fit, color=color, shorter_side=60 if fit is PictureFit.CROP else 0)
     if color == "GRAY":
         spec = replace(spec, offsets=spec.offsets[:1], channel_factors=spec.channel_factors[:1])
     rgb = noise(*size)
@@ -111,14 +110,14 @@ def test_kernel_enlarged_pictures_are_within_one_level(kernel: ctypes.CDLL, size
     assert np.abs(found[0] - on_the_cpu(rgb, spec)).max() <= 1.0
 
 
-@pytest.mark.parametrize("fit", Fit)
+@pytest.mark.parametrize("fit", PictureFit)
 @pytest.mark.parametrize("orientation", range(1, 9))
 @pytest.mark.parametrize("is_planar", [True, False])
 def test_kernel_turned_pictures_come_out_upright(
-    kernel: ctypes.CDLL, fit: Fit, orientation: int, is_planar: bool
+    kernel: ctypes.CDLL, fit: PictureFit, orientation: int, is_planar: bool
 ) -> None:
     """All eight of EXIF's orientations, by the way the bytes are walked alone."""
-    spec = replace(IMAGENET, fit=fit, shorter_side=64 if fit is Fit.CROP else 0)
+    spec = replace(IMAGENET, fit=fit, shorter_side=64 if fit is PictureFit.CROP else 0)
     rgb = noise(217, 143)
     found = run_kernel(kernel, [stored(rgb, spec, is_planar=is_planar, orientation=orientation)], values_of(spec), spec)
     np.testing.assert_array_equal(found[0], on_the_cpu(rgb, spec, orientation))

@@ -15,11 +15,11 @@ pytest.importorskip("torchvision", reason="torchvision is not installed")
 
 from torchvision.io import ImageReadMode, decode_jpeg  # noqa: E402  behind the skips
 
-from server.backends.torch_serving import hardware_jpeg, nvjpeg, pictures  # noqa: E402
-from server.backends.torch_serving.pictures import PictureReader, pieces, value_table  # noqa: E402
-from server.backends.torch_serving.pictures_spec import Fit  # noqa: E402
-from server.vision.decode import decode  # noqa: E402
-from server.vision.preprocess import _tables, prepare  # noqa: E402
+from penstock.engines.torch_serving import nvjpeg, pictures  # noqa: E402
+from penstock.engines.torch_serving.config import PictureFit  # noqa: E402
+from penstock.engines.torch_serving.pictures import PictureReader, pieces, value_table  # noqa: E402
+from penstock.vision.decode import decode  # noqa: E402
+from penstock.vision.preprocess import _tables, prepare  # noqa: E402
 from tests.backends.kernel_on_cpu import compile_kernel, launch  # noqa: E402
 from tests.backends.test_picture_kernel import IMAGENET, of_the_gateway  # noqa: E402
 from tests.vision import images  # noqa: E402
@@ -35,12 +35,12 @@ ENCODED = {
 }
 
 
-@pytest.mark.parametrize("fit", Fit)
+@pytest.mark.parametrize("fit", PictureFit)
 @pytest.mark.parametrize("color", ["RGB", "BGR", "GRAY"])
 @pytest.mark.parametrize("name", ENCODED)
-def test_prepare_on_a_cpu_equals_the_gateways_path(name: str, color: str, fit: Fit) -> None:
+def test_prepare_on_a_cpu_equals_the_gateways_path(name: str, color: str, fit: PictureFit) -> None:
     """Of every format, fit and colour order: the same numbers, as both decode by libjpeg-turbo and OpenCV."""
-    spec = replace(IMAGENET, color=color, fit=fit, shorter_side=60 if fit is Fit.CROP else 0)
+    spec = replace(IMAGENET, color=color, fit=fit, shorter_side=60 if fit is PictureFit.CROP else 0)
     if color == "GRAY":
         spec = replace(spec, offsets=spec.offsets[:1], channel_factors=spec.channel_factors[:1])
     out = torch.full((2, spec.channels, spec.height, spec.width), 7.0)
@@ -215,7 +215,7 @@ def test_decode_jpegs_one_bad_of_a_batch_is_found_by_halves(monkeypatch: pytest.
 
 
 class FakeNvjpeg:
-    """libnvjpeg as hardware_jpeg.py calls it: says a size, and writes a number of its own into each plane."""
+    """libnvjpeg as nvjpeg.py calls it: says a size, and writes a number of its own into each plane."""
 
     def __init__(self, *, create: int = 0, decode: int = 0, size: tuple[int, int] = (40, 30)) -> None:
         self.create, self.answer, self.size = create, decode, size
@@ -254,9 +254,9 @@ def test_hardware_decode_gives_every_picture_planes_of_its_own(
     monkeypatch: pytest.MonkeyPatch, is_grey: bool, format_number: int
 ) -> None:
     """One call a batch, one piece of memory, and no plane over another."""
-    monkeypatch.setattr(hardware_jpeg.torch.cuda, "current_stream", lambda _: Stream())
+    monkeypatch.setattr(nvjpeg.torch.cuda, "current_stream", lambda _: Stream())
     library = FakeNvjpeg()
-    jpegs = hardware_jpeg.HardwareJpegs(is_grey=is_grey, library=library)
+    jpegs = nvjpeg.HardwareJpegs(is_grey=is_grey, library=library)
     answer = jpegs.decode([b"jpeg %d" % i for i in range(3)], [(40, 30)] * 3, torch.device("cpu"))
     assert answer is not None
     memory, addresses = answer
@@ -274,16 +274,16 @@ def test_hardware_decode_refused_or_of_another_size_is_none(
     monkeypatch: pytest.MonkeyPatch, library: FakeNvjpeg
 ) -> None:
     """A frame that is not of the header's size is never written: there would be no room for it."""
-    monkeypatch.setattr(hardware_jpeg.torch.cuda, "current_stream", lambda _: Stream())
-    jpegs = hardware_jpeg.HardwareJpegs(is_grey=False, library=library)
+    monkeypatch.setattr(nvjpeg.torch.cuda, "current_stream", lambda _: Stream())
+    jpegs = nvjpeg.HardwareJpegs(is_grey=False, library=library)
     assert jpegs.decode([b"jpeg 0"], [(40, 30)], torch.device("cpu")) is None
     assert len(library.initialised) == (library.size == (40, 30))
 
 
 def test_hardware_decoder_absent_says_what_nvjpeg_answered() -> None:
     """A card without one is no error of its own: torchvision's way stands behind it."""
-    with pytest.raises(hardware_jpeg.NoHardwareDecoder, match="answers 7"):
-        hardware_jpeg.HardwareJpegs(is_grey=False, library=FakeNvjpeg(create=7))
+    with pytest.raises(nvjpeg.NoHardwareDecoder, match="answers 7"):
+        nvjpeg.HardwareJpegs(is_grey=False, library=FakeNvjpeg(create=7))
 
 
 class TriedHardware:
@@ -303,8 +303,7 @@ class TriedHardware:
 
 @pytest.mark.parametrize("is_grey", [True, False])
 @pytest.mark.parametrize(
-    ("error", "answers", "name"),
-    [(0, True, "nvjpeg-hardware"), (40, True, "nvjpeg"), (0, False, "nvjpeg")],
+    ("error", "answers", "name"), [(0, True, "nvjpeg-hardware"), (40, True, "nvjpeg"), (0, False, "nvjpeg")]
 )
 def test_gpu_jpegs_hardware_that_decodes_otherwise_is_not_used(
     monkeypatch: pytest.MonkeyPatch, is_grey: bool, error: int, answers: bool, name: str

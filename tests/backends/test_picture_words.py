@@ -2,12 +2,12 @@
 
 import pytest
 
-from server.backends.torch_serving.pictures_spec import picture_spec
-from server.core.errors import InvalidRequest
-from server.core.model import ModelConfig, TensorSpec
-from server.core.tensor import Datatype
-from server.vision.card import card_from_config
-from server.vision.spec import PrepareSpec
+from penstock.engines.torch_serving.config import picture_spec
+from penstock.protocol.engine import ModelConfig, TensorSpec
+from penstock.protocol.errors import InvalidRequest
+from penstock.protocol.inference import Datatype
+from penstock.vision.card import card_from_config
+from penstock.vision.spec import PrepareSpec
 from tests.backends.test_picture_kernel import of_the_gateway
 
 LEAST = {"network-type": "1", "image-decoder": "engine", "infer-dims": "3;224;256"}
@@ -82,4 +82,4 @@ def test_words_that_the_gateway_refuses_the_engine_refuses_too(said: dict[str, s
         by_gateway(parameters)
     with pytest.raises(Exception, match="parameter") as raised:
         by_engine(parameters)
-    assert type(raised.value).__name__ == "LoadError"
+    assert type(raised.value).__name__ == "TorchLoadError"

@@ -5,9 +5,9 @@ import json
 import pytest
 from tritonclient.grpc import service_pb2
 
-from server.backends.quiet_loads import LOAD, as_http, quiet_load
-from server.core.errors import BackendUnavailable
-from server.core.relay import GrpcAnswer, HttpAnswer, HttpCall
+from penstock.engines.relayed_calls import LOAD_METHOD, load_over_grpc, to_http_answer
+from penstock.protocol.call import GrpcAnswer, HttpAnswer, HttpCall
+from penstock.protocol.errors import EngineUnavailable
 
 TARGET = b"/v2/repository/models/street/load"
 
@@ -22,9 +22,9 @@ def load(body: object = None, target: bytes = TARGET, method: str = "POST") -> H
 )
 def test_plain_load_is_the_same_question_over_grpc(body: object, config: str | None) -> None:
     """With the configuration that comes with it, if any."""
-    call = quiet_load(load(body))
+    call = load_over_grpc(load(body))
     assert call is not None
-    assert call.method == LOAD
+    assert call.method == LOAD_METHOD
     asked = service_pb2.RepositoryModelLoadRequest.FromString(call.message)
     assert asked.model_name == "street"
     said = {key: value.string_param for key, value in asked.parameters.items()}
@@ -52,19 +52,19 @@ def test_plain_load_is_the_same_question_over_grpc(body: object, config: str | N
 )
 def test_anything_else_goes_over_http_as_it_came(call: HttpCall) -> None:
     """Triton has words of its own for each."""
-    assert quiet_load(call) is None
+    assert load_over_grpc(call) is None
 
 
 @pytest.mark.parametrize(("code", "status"), [(3, 400), (5, 404), (13, 500), (14, 503), (2, 400)])
-def test_refusal_is_told_in_http(code: int, status: int) -> None:
+def test_refusal_is_converted_to_http(code: int, status: int) -> None:
     """Triton's sentence as its HTTP port writes it."""
     headers = ((b"content-type", b"application/json"),)
-    answer = as_http(GrpcAnswer(code, details='no "such" é\nAt:'))
+    answer = to_http_answer(GrpcAnswer(code, details='no "such" é\nAt:'))
     assert answer == HttpAnswer(status, headers, '{"error":"no \\"such\\" é\\nAt:"}'.encode())
-    assert as_http(GrpcAnswer(0)) == HttpAnswer(200, headers, b"")
+    assert to_http_answer(GrpcAnswer(0)) == HttpAnswer(200, headers, b"")
 
 
 def test_load_that_ended_without_an_answer_is_no_fault_of_the_client() -> None:
-    """Triton went: whoever asked may ask again."""
-    with pytest.raises(BackendUnavailable, match="without an answer: gone"):
-        as_http(GrpcAnswer(1, details="gone"))
+    """Triton went: the client may retry."""
+    with pytest.raises(EngineUnavailable, match="without an answer: gone"):
+        to_http_answer(GrpcAnswer(1, details="gone"))

@@ -1,4 +1,4 @@
-"""What a killed engine leaves is removed; nobody else's is touched."""
+"""What a killed engine leaves is removed; nothing else is touched."""
 
 import contextlib
 import mmap
@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from server.backends import reaper
-from server.backends.reaper import (
+from penstock.engines import run_directory as reaper
+from penstock.engines.run_directory import (
     ENGINE_ID_VARIABLE,
     RunDirectoryRefused,
     claim_run_directory,
@@ -126,7 +126,8 @@ def test_claim_beside_a_living_owner_touches_nothing_of_it(tmp_path: Path) -> No
 def test_claim_after_a_killed_owner_clears_up_behind_it(tmp_path: Path) -> None:
     """kill -9 leaves process, region and folder; the next start finds all three by the folder's name."""
     program = (
-        "import os, signal, sys; from pathlib import Path; from server.backends.reaper import claim_run_directory\n"
+        "import os, signal, sys; from pathlib import Path\n"
+        "from penstock.engines.run_directory import claim_run_directory\n"
         "run, _ = claim_run_directory(Path(sys.argv[1])); print(run.engine_id, flush=True)\n"
         "os.kill(os.getpid(), signal.SIGKILL)"
     )
@@ -134,10 +135,7 @@ def test_claim_after_a_killed_owner_clears_up_behind_it(tmp_path: Path) -> None:
         [sys.executable, "-c", program, str(tmp_path)], cwd=CHECKOUT, capture_output=True, text=True, check=False
     )
     engine_id = done.stdout.strip()
-    with (
-        shared_region(f"{region_prefix(engine_id)}x") as region,
-        marked_process(engine_id, region) as survivor,
-    ):
+    with shared_region(f"{region_prefix(engine_id)}x") as region, marked_process(engine_id, region) as survivor:
         run_dir, (left,) = claim_run_directory(tmp_path)
         with run_dir:
             assert left.killed == (survivor.pid,)

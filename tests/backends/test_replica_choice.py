@@ -8,15 +8,14 @@ import numpy as np
 import pytest
 from tritonclient.grpc import service_pb2
 
-from server.backends.call_traits import INFER_METHOD, SERVICE
-from server.backends.replicas import Replicas
-from server.backends.retry_budget import RetryBudget, RetryLimits
-from server.core.errors import BackendUnavailable, ModelNotReady
-from server.core.infer import InferRequest, InferResponse
-from server.core.model import ModelConfig, ModelState, TensorSpec
-from server.core.relay import GrpcCall, HttpCall
-from server.core.tensor import Datatype, Tensor
-from server.testing import FakeBackend, FakeMode
+from penstock.engines.call_options import RetryBudget, RetryLimits
+from penstock.engines.relayed_calls import INFER_METHOD, SERVICE
+from penstock.engines.replicas import Replicas
+from penstock.protocol.call import GrpcCall, HttpCall
+from penstock.protocol.engine import ModelConfig, ModelState, TensorSpec
+from penstock.protocol.errors import EngineUnavailable, ModelNotReady
+from penstock.protocol.inference import Datatype, InferRequest, InferResponse, Tensor
+from penstock.testing import FakeEngine, FakeMode
 
 SPEC = TensorSpec("x", Datatype.FP32, (1,))
 X = Tensor("x", Datatype.FP32, (1, 1), memoryview(np.ones(1, np.float32).tobytes()))
@@ -27,7 +26,7 @@ def model(name: str, *, is_sequential: bool = False) -> ModelConfig:
 
 
 @asynccontextmanager
-async def over(*engines: FakeBackend) -> AsyncIterator[Replicas]:
+async def over(*engines: FakeEngine) -> AsyncIterator[Replicas]:
     replicas = Replicas({f"http://e{number}": engine for number, engine in enumerate(engines)})
     assert await replicas.ready()
     await replicas.repository_index()
@@ -53,7 +52,7 @@ def step(sequence: int) -> GrpcCall:
     return GrpcCall(INFER_METHOD, request.SerializeToString())
 
 
-async def homes(replicas: Replicas, engines: list[FakeBackend]) -> dict[int, set[int]]:
+async def homes(replicas: Replicas, engines: list[FakeEngine]) -> dict[int, set[int]]:
     """The engines that get a step of each of thirty sequences, whichever way it comes."""
     found: dict[int, set[int]] = {}
     for sequence in range(1, 31):
@@ -69,7 +68,7 @@ async def homes(replicas: Replicas, engines: list[FakeBackend]) -> dict[int, set
 
 async def test_steps_of_a_sequence_go_to_one_replica_as_long_as_it_serves() -> None:
     """Over either protocol and both seams; when a replica goes, only its own sequences move."""
-    engines = [FakeBackend([model("steps", is_sequential=True)]) for _ in range(3)]
+    engines = [FakeEngine([model("steps", is_sequential=True)]) for _ in range(3)]
     async with over(*engines) as replicas:
         await replicas.model_config("steps")
         first = await homes(replicas, engines)
@@ -84,7 +83,7 @@ async def test_steps_of_a_sequence_go_to_one_replica_as_long_as_it_serves() -> N
 
 async def test_call_goes_where_its_model_is() -> None:
     """Replicas may differ for a while, as when one is loading: what it has not is asked of the others."""
-    engines = [FakeBackend([model("a")]), FakeBackend([model("a"), model("b")])]
+    engines = [FakeEngine([model("a")]), FakeEngine([model("a"), model("b")])]
     async with over(*engines) as replicas:
         for _ in range(12):
             await replicas.infer(InferRequest("b", (X,)))
@@ -97,9 +96,9 @@ async def test_call_goes_where_its_model_is() -> None:
         assert {row.name: row.state for row in await replicas.repository_index()} == {"a": "READY", "b": "READY"}
 
 
-async def test_what_changes_an_engine_is_told_to_all() -> None:
+async def test_what_changes_an_engine_goes_to_all() -> None:
     """A client's load reaches every replica, and the worst answer is the client's."""
-    engines = [FakeBackend([model("a")]), FakeBackend([model("a")])]
+    engines = [FakeEngine([model("a")]), FakeEngine([model("a")])]
     async with over(*engines) as replicas:
         await replicas.http(HttpCall("POST", b"/v2/repository/models/a/load", (), b"{}"), deadline=None)
         assert [len(engine.http_calls) for engine in engines] == [1, 1]
@@ -113,7 +112,7 @@ async def test_what_changes_an_engine_is_told_to_all() -> None:
 
 async def test_replica_that_was_away_loads_what_it_should_have() -> None:
     """Before it gets a call: what was loaded into all is loaded into it, too."""
-    engines = [FakeBackend([model("a")]), FakeBackend([model("a")])]
+    engines = [FakeEngine([model("a")]), FakeEngine([model("a")])]
     async with over(*engines) as replicas:
         await replicas.load("a")
         engines[1].mode = FakeMode.UNAVAILABLE
@@ -126,7 +125,7 @@ async def test_replica_that_was_away_loads_what_it_should_have() -> None:
 
 async def test_replica_that_lost_one_model_serves_the_others() -> None:
     """One that cannot be loaded any more is asked of the other replica; it keeps none of the rest away."""
-    engines = [FakeBackend([model("a"), model("b")]) for _ in range(2)]
+    engines = [FakeEngine([model("a"), model("b")]) for _ in range(2)]
     async with over(*engines) as replicas:
         await replicas.load("a")
         await replicas.load("b")
@@ -143,22 +142,22 @@ async def test_replica_that_lost_one_model_serves_the_others() -> None:
         assert {request.model_name for request in engines[1].calls} == {"b"}
 
 
-class Broken(FakeBackend):
-    """Its index cannot be read once, in a way that nobody foresaw."""
+class Broken(FakeEngine):
+    """Its index cannot be read once, with an unexpected error."""
 
     breaks = False
 
     async def repository_index(self) -> list[ModelState]:
         if self.breaks:
             self.breaks = False
-            raise ValueError("what nobody foresaw")
+            raise ValueError("an unexpected error")
         return await super().repository_index()
 
 
 async def test_replica_whose_probe_broke_is_probed_again() -> None:
     """Whatever a probe raised, a bug of ours too: the replica does not stay out for ever."""
     broken = Broken([model("a")])
-    async with over(FakeBackend([model("a")]), broken) as replicas:
+    async with over(FakeEngine([model("a")]), broken) as replicas:
         broken.mode = FakeMode.UNAVAILABLE
         await look_until(replicas, "down")
         broken.mode, broken.breaks = FakeMode.NORMAL, True
@@ -168,7 +167,7 @@ async def test_replica_whose_probe_broke_is_probed_again() -> None:
 
 async def test_stream_keeps_its_replica_busy_until_it_ends() -> None:
     """Read, left in the middle or cancelled: the replica is free again, and the next goes to the less busy one."""
-    engines = [FakeBackend([model("a")]), FakeBackend([model("a")])]
+    engines = [FakeEngine([model("a")]), FakeEngine([model("a")])]
     call = HttpCall("POST", b"/v2/models/a/generate_stream", (), b"{}")
     async with over(*engines) as replicas:
         first = await replicas.http_stream(call, deadline=None)
@@ -188,17 +187,17 @@ async def test_second_try_at_another_replica_is_no_first_call_of_the_budget() ->
     """The replica's own client counts whatever it sends, and a tenth is allowed of the calls that clients made."""
     budget = RetryBudget(RetryLimits(share=0.1, floor_per_s=0.0, burst=4.0))
 
-    class Broken(FakeBackend):
+    class Broken(FakeEngine):
         """It counts as TritonBackend does, and never answers an inference."""
 
         async def infer(self, request: InferRequest) -> InferResponse:
             budget.calls += 1
-            raise BackendUnavailable("the connection broke")
+            raise EngineUnavailable("the connection broke")
 
     replicas = Replicas({f"http://e{number}": Broken([model("a")]) for number in range(2)}, budget=budget)
     try:
         for _ in range(200):
-            with pytest.raises(BackendUnavailable):
+            with pytest.raises(EngineUnavailable):
                 await replicas.infer(InferRequest("a", (X,)))
             await replicas.ready()  # as the watch does: both go on being asked
         assert budget.calls == 200

@@ -8,11 +8,11 @@ from contextlib import AsyncExitStack
 
 import pytest
 
-from server.backends import replica
-from server.backends.outliers import OutlierOptions, Outliers
-from server.backends.replica_metrics import merged_pages
-from server.backends.replicas import Replicas, Standing
-from server.core.errors import BackendFailed, BackendUnavailable, DeadlineExceeded, ModelNotFound, OutOfMemory
+from penstock.engines import replica
+from penstock.engines.failures import OutlierOptions, Outliers
+from penstock.engines.replica import merged_pages
+from penstock.engines.replicas import Replicas, ReplicaState
+from penstock.protocol.errors import DeadlineExceeded, EngineFailed, EngineUnavailable, ModelNotFound, OutOfMemory
 from tests.backends.dark_proxy import DarkProxy
 from tests.backends.fake_triton import FakeTriton, Mode
 from tests.backends.replica_groups import (
@@ -64,7 +64,7 @@ async def test_one_bad_replica_of_three_is_ejected_and_comes_back_when_it_is_wel
         while standings(replicas) != ["up", "ejected", "up"]:
             try:
                 await replicas.infer(infer_request())
-            except BackendFailed:
+            except EngineFailed:
                 failed += 1
             assert failed <= 5
         assert failed == 5
@@ -74,8 +74,8 @@ async def test_one_bad_replica_of_three_is_ejected_and_comes_back_when_it_is_wel
 
         await until(lambda: standings(replicas) == ["up", "up", "up"])
         outcomes = await asyncio.gather(*(replicas.infer(infer_request()) for _ in range(12)), return_exceptions=True)
-        assert Counter(type(outcome) for outcome in outcomes)[BackendFailed] == 1
-        assert (standings(replicas)[1], replicas.statistics()[1].ejections) == (Standing.EJECTED, 2)
+        assert Counter(type(outcome) for outcome in outcomes)[EngineFailed] == 1
+        assert (standings(replicas)[1], replicas.statistics()[1].ejections) == (ReplicaState.EJECTED, 2)
 
         fakes[1].mode = Mode.NORMAL
         await until(lambda: standings(replicas) == ["up", "up", "up"])
@@ -86,12 +86,12 @@ async def test_one_bad_replica_of_three_is_ejected_and_comes_back_when_it_is_wel
 
 
 async def test_replicas_that_all_fail_are_all_asked() -> None:
-    """A model that raises everywhere ejects nobody, and its error is the engine's own."""
+    """A model that raises everywhere ejects no replica, and its error is the engine's own."""
     async with group(3) as (replicas, fakes):
         for fake in fakes:
             fake.mode = Mode.ERROR
         for _ in range(30):
-            with pytest.raises(BackendFailed, match="boom"):
+            with pytest.raises(EngineFailed, match="boom"):
                 await replicas.infer(infer_request())
             answer = await replicas.grpc(infer_call(), deadline=None)
             assert answer.code == 13
@@ -100,7 +100,7 @@ async def test_replicas_that_all_fail_are_all_asked() -> None:
 
 
 async def test_call_that_a_killed_replica_held_is_done_by_another() -> None:
-    """Nobody notices a dead replica but those whose calls change state; it is back when it answers again."""
+    """Only those notice a dead replica whose calls change state; it is back when it answers again."""
     async with pair() as two:
         await two.kill()
         for _ in range(10):
@@ -123,18 +123,18 @@ async def until_ready(replicas: Replicas, expected: list[str]) -> None:
 
 
 async def test_stopped_replica_costs_a_few_deadlines_and_is_left_out_until_it_goes_on() -> None:
-    """Late calls raise the doubt, a probe settles it within a second; the others are served all the time."""
+    """Late calls make it suspect, a probe decides within a second; the others are served all the time."""
     async with pair() as two:
         two.process.send_signal(signal.SIGSTOP)
         late = 0
         async with asyncio.timeout(30):
-            while standings(two.replicas)[0] == Standing.UP:
+            while standings(two.replicas)[0] == ReplicaState.UP:
                 try:
                     await two.replicas.infer(infer_request(time.monotonic() + 0.1))
                 except DeadlineExceeded:
                     late += 1
-        assert late <= 5 + 20  # 5 to doubt it, and what goes there in the probe's second
-        await until(lambda: standings(two.replicas)[0] == Standing.DOWN)
+        assert late <= 5 + 20  # 5 to suspect it, and what goes there in the probe's second
+        await until(lambda: standings(two.replicas)[0] == ReplicaState.DOWN)
         before = infers([two.fake])
         await _some(two.replicas, 20)
         assert infers([two.fake]) == [before[0] + 20]
@@ -180,17 +180,17 @@ async def _grpc_code(replicas: Replicas) -> int:
 
 
 async def test_step_of_a_sequence_is_not_done_by_another_replica() -> None:
-    """It might have been done: the caller is told, and nothing is sent again. Of 32, some are the dead one's."""
+    """It might have been done: the caller gets an error, and nothing is sent again. Of 32, some are the dead one's."""
     async with pair() as two:
         await two.kill()
         steps = (two.replicas.infer(infer_request(sequence_id=number)) for number in range(1, 33))
         outcomes = await asyncio.gather(*steps, return_exceptions=True)
-        failed = [outcome for outcome in outcomes if isinstance(outcome, BackendUnavailable)]
+        failed = [outcome for outcome in outcomes if isinstance(outcome, EngineUnavailable)]
         assert failed
         assert infers([two.fake]) == [32 - len(failed)]
 
 
-async def test_replica_that_ends_gives_its_models_up_and_nobody_is_told() -> None:
+async def test_replica_that_ends_gives_its_models_up_without_an_error() -> None:
     """Triton unloads its models before it goes, and says 404 meanwhile: another replica has them, and is asked."""
     async with group(2) as (replicas, fakes):
         fakes[0].mode = Mode.ENDING
@@ -232,7 +232,7 @@ async def test_retries_are_a_tenth_even_when_every_call_is_broken() -> None:
         for _ in range(400):
             try:
                 await replicas.http(HTTP_INFER, deadline=None)
-            except BackendUnavailable:
+            except EngineUnavailable:
                 failed += 1
         sent = sum(len(fake.http_requests) for fake in fakes)
         assert failed == 400
@@ -246,7 +246,7 @@ async def test_none_answers_is_said_at_once() -> None:
     took_s: list[float] = []
     for _ in range(10):
         started = time.monotonic()
-        with pytest.raises(BackendUnavailable, match=r"none of the engines answers \(http://127.0.0.1:9, http://127"):
+        with pytest.raises(EngineUnavailable, match=r"none of the engines answers \(http://127.0.0.1:9, http://127"):
             await replicas.infer(infer_request())
         took_s.append(time.monotonic() - started)
     assert min(took_s) < 0.01
@@ -267,7 +267,7 @@ async def test_models_are_loaded_into_all_and_listed_once() -> None:
         assert (await replicas.model_config("double")).instance_count == 2
 
 
-async def test_engine_out_of_memory_is_told_as_such() -> None:
+async def test_engine_out_of_memory_is_reported_as_such() -> None:
     """The batcher halves its batches by it; the replica is not sent the call again."""
     async with group(2) as (replicas, fakes):
         for fake in fakes:

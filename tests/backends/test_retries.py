@@ -4,14 +4,13 @@ import asyncio
 
 import pytest
 
-from server.backends.http2_calls import CallBroken
-from server.backends.http2_frames import Flag, Frame, FrameReader, Kind, field, frame
-from server.backends.patience import Patience
-from server.backends.retry_budget import RetryBudget, RetryLimits
-from server.backends.triton_http import TritonHttp, origin_of
-from server.backends.triton_unary import UnaryCalls
-from server.core.errors import BackendUnavailable
-from server.core.relay import HttpCall
+from penstock.engines.call_options import CallTimeouts, RetryBudget, RetryLimits
+from penstock.engines.triton.grpc_calls import UnaryClient
+from penstock.engines.triton.http2_connection import CallBroken
+from penstock.engines.triton.http2_protocol import Frame, FrameFlag, FrameKind, FrameReader, field, frame
+from penstock.engines.triton.http_client import TritonHttpClient, parse_engine_url
+from penstock.protocol.call import HttpCall
+from penstock.protocol.errors import EngineUnavailable
 from tests.backends.fake_triton import FakeTriton, Mode
 
 INFER = HttpCall("POST", b"/v2/models/double/infer", ((b"content-type", b"application/json"),), b"{}")
@@ -29,26 +28,26 @@ class Refusing(asyncio.Protocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         assert isinstance(transport, asyncio.Transport)
         self._transport = transport
-        transport.write(frame(Kind.SETTINGS, 0, 0, b""))
+        transport.write(frame(FrameKind.SETTINGS, 0, 0, b""))
 
     def data_received(self, data: bytes) -> None:
         data = data.removeprefix(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n")
         for arrived in self._reader.frames(data):
-            if arrived.kind == Kind.HEADERS:
+            if arrived.kind == FrameKind.HEADERS:
                 self._seen.append(arrived)
                 self._transport.write(self._answer(arrived.stream_id))
 
     def _answer(self, stream_id: int) -> bytes:
         if len(self._seen) <= self._refusals:
-            return frame(Kind.RST_STREAM, 0, stream_id, (7).to_bytes(4, "big"))
-        ends = Flag.END_HEADERS | Flag.END_STREAM
-        return frame(Kind.HEADERS, ends, stream_id, b"\x88" + field(b"grpc-status", b"5"))
+            return frame(FrameKind.RST_STREAM, 0, stream_id, (7).to_bytes(4, "big"))
+        ends = FrameFlag.END_HEADERS | FrameFlag.END_STREAM
+        return frame(FrameKind.HEADERS, ends, stream_id, b"\x88" + field(b"grpc-status", b"5"))
 
 
 async def outcomes_of_calls(count: int, seen: list[Frame], *, refusals: int, budget: RetryBudget) -> list[object]:
     loop = asyncio.get_running_loop()
     server = await loop.create_server(lambda: Refusing(seen, refusals=refusals), "127.0.0.1", 0)
-    client = UnaryCalls(f"127.0.0.1:{server.sockets[0].getsockname()[1]}", Patience(), budget=budget)
+    client = UnaryClient(f"127.0.0.1:{server.sockets[0].getsockname()[1]}", CallTimeouts(), budget=budget)
     try:
         async with asyncio.timeout(60):
             calls = (client.call("/t.T/x", b"", ()) for _ in range(count))
@@ -78,9 +77,9 @@ async def test_calls_refused_once_are_all_answered() -> None:
 async def test_step_of_a_sequence_is_never_sent_twice() -> None:
     """It would change the sequence's state twice: 503, and the client decides."""
     async with FakeTriton(Mode.STALE).running() as fake:
-        client = TritonHttp(origin_of(fake.http_url), max_connections=1, patience=Patience())
+        client = TritonHttpClient(parse_engine_url(fake.http_url), max_connections=1, timeouts=CallTimeouts())
         await client.relay(INFER, deadline=None)
-        with pytest.raises(BackendUnavailable, match="the connection to the engine broke"):
+        with pytest.raises(EngineUnavailable, match="the connection to the engine broke"):
             await client.relay(STEP, deadline=None)
         assert len(fake.http_requests) == 2
         await client.aclose()
@@ -90,12 +89,14 @@ async def test_engine_that_breaks_every_kept_connection_is_not_asked_twice_for_e
     """HTTP's second sendings come out of the same budget; when it is empty the call fails, and says why."""
     budget = RetryBudget(RetryLimits(share=0.1, floor_per_s=0.0, burst=4.0))
     async with FakeTriton(Mode.STALE).running() as fake:
-        client = TritonHttp(origin_of(fake.http_url), max_connections=1, patience=Patience(), budget=budget)
+        client = TritonHttpClient(
+            parse_engine_url(fake.http_url), max_connections=1, timeouts=CallTimeouts(), budget=budget
+        )
         failed = 0
         for _ in range(200):
             try:
                 await client.relay(INFER, deadline=None)
-            except BackendUnavailable:
+            except EngineUnavailable:
                 failed += 1
         await client.aclose()
         assert len(fake.http_requests) == 200 + budget.taken

@@ -8,12 +8,11 @@ import numpy as np
 import onnx
 import pytest
 
-from server.backends.row_checks import RowChecks, try_rows
-from server.core.errors import BackendUnavailable, DeadlineExceeded, InferenceError
-from server.core.infer import InferRequest, InferResponse
-from server.core.model import ModelConfig, ModelMetadata, TensorSpec
-from server.core.tensor import Datatype, Tensor, tensor_from_numpy
-from server.testing import FakeBackend
+from penstock.engines.probes import RowChecks, try_rows
+from penstock.protocol.engine import ModelConfig, ModelMetadata, TensorSpec
+from penstock.protocol.errors import DeadlineExceeded, EngineUnavailable, InferenceError
+from penstock.protocol.inference import Datatype, InferRequest, InferResponse, Tensor, tensor_from_numpy
+from penstock.testing import FakeEngine
 from tests.backends import onnx_models
 
 X, Y = TensorSpec("x", Datatype.FP32, (3,)), TensorSpec("y", Datatype.FP32, (3,))
@@ -62,7 +61,7 @@ async def test_models_are_merged_by_config_or_graph(
     config: ModelConfig, file: onnx.ModelProto | None, why: str, tmp_path: Path
 ) -> None:
     """A readable ONNX file or the config must declare it; for other models max_batch_size does."""
-    backend = FakeBackend((config,), answer=same)
+    backend = FakeEngine((config,), answer=same)
     found = await RowChecks(backend, written(tmp_path, file)).why_unmerged(config)
     assert found.startswith(why)
     assert bool(found) == bool(why)
@@ -71,7 +70,7 @@ async def test_models_are_merged_by_config_or_graph(
 @pytest.mark.parametrize("config", [MODEL, ONNX, replace(ONNX, parameters=SAID)])
 async def test_model_whose_trial_fails_is_not_merged_whatever_it_says(config: ModelConfig, tmp_path: Path) -> None:
     """Different answers count more than the config and the graph."""
-    backend = FakeBackend((config,), answer=reversed_rows)
+    backend = FakeEngine((config,), answer=reversed_rows)
     checks = RowChecks(backend, written(tmp_path, onnx_models.identity()))
     assert await checks.why_unmerged(config) == "row 1 of output 'y' differs between a batch of 2 and a request alone"
 
@@ -79,7 +78,7 @@ async def test_model_whose_trial_fails_is_not_merged_whatever_it_says(config: Mo
 async def test_every_version_that_is_served_is_tried() -> None:
     """Requests to each version may be merged, so one failing version is enough."""
 
-    class TwoVersions(FakeBackend):
+    class TwoVersions(FakeEngine):
         async def model_metadata(self, model_name: str, model_version: str = "") -> ModelMetadata:
             return replace(await super().model_metadata(model_name), versions=("1", "2"))
 
@@ -91,11 +90,11 @@ async def test_every_version_that_is_served_is_tried() -> None:
     assert [request.model_version for request in backend.calls[:4]] == ["1", "1", "1", "2"]
 
 
-@pytest.mark.parametrize("error", [BackendUnavailable("down"), DeadlineExceeded("late")])
+@pytest.mark.parametrize("error", [EngineUnavailable("down"), DeadlineExceeded("late")])
 async def test_trial_without_an_answer_is_no_verdict(error: InferenceError) -> None:
     """An engine that is down or slow is no evidence; the model stays unmerged until it is tried."""
 
-    class Failing(FakeBackend):
+    class Failing(FakeEngine):
         async def infer(self, request: InferRequest) -> InferResponse:
             raise error
 
@@ -105,7 +104,7 @@ async def test_trial_without_an_answer_is_no_verdict(error: InferenceError) -> N
 
 async def test_only_models_that_we_merge_are_tried() -> None:
     """The trial runs inferences, which other models do not need."""
-    backend = FakeBackend((MODEL,), answer=same)
+    backend = FakeEngine((MODEL,), answer=same)
     checks = RowChecks(backend, ())
     assert await try_rows(checks, MODEL, wants=lambda _: False) is None
     assert backend.calls == []
@@ -116,7 +115,7 @@ async def test_only_models_that_we_merge_are_tried() -> None:
 async def test_rows_of_bf16_are_tried_as_the_engine_takes_them() -> None:
     """numpy has no BF16, so two bytes are used for each value."""
     config = replace(MODEL, inputs=(replace(X, datatype=Datatype.BF16),), outputs=(replace(Y, datatype=Datatype.BF16),))
-    backend = FakeBackend((config,), answer=same)
+    backend = FakeEngine((config,), answer=same)
     assert await RowChecks(backend, ()).why_unmerged(config) == ""
     assert [request.inputs[0].data.nbytes for request in backend.calls] == [6, 6, 12]
     assert np.ptp(backend.calls[0].inputs[0].to_numpy()) > 0

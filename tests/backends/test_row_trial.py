@@ -9,8 +9,8 @@ import onnx
 import pytest
 from onnx import TensorProto, helper
 
-from server.backends.ort_serving.batch_axis import lost_batch
-from server.backends.row_trial import (
+from penstock.engines.ort_serving.batch import missing_batch_dimension
+from penstock.engines.row_trial import (
     FULL_PRECISION,
     REDUCED_PRECISION,
     Answer,
@@ -74,7 +74,7 @@ def test_row_trial_of_answers_that_differ_by_chance_says_so() -> None:
     assert outcome(lambda x: x * random.random()) == "its results for the same input differ between runs"
 
 
-def test_row_trial_failures_of_the_model_are_told() -> None:
+def test_row_trial_failures_of_the_model_are_reported() -> None:
     """Failures with one row and with two rows are reported."""
 
     def run_one(arrays: Arrays) -> Answer:
@@ -169,7 +169,7 @@ def test_lost_batch_says_whether_the_graph_carries_the_batch(model: onnx.ModelPr
     """Shape inference decides, not the names of the outputs' dimensions in the file."""
     path = tmp_path / "model.onnx"
     path.write_bytes(model.SerializeToString())
-    found = lost_batch(path, {})
+    found = missing_batch_dimension(path, {})
     assert why in found
     assert bool(found) == bool(why)
 

@@ -6,8 +6,8 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from server.backends.shared_asks import SharedAsks
-from server.core.errors import BackendUnavailable, DeadlineExceeded
+from penstock.engines.concurrency import CallCoalescer
+from penstock.protocol.errors import DeadlineExceeded, EngineUnavailable
 
 AGES_S = 60.0
 
@@ -33,7 +33,7 @@ class Slow:
         return self.asked
 
 
-async def waiting(shared: SharedAsks[str, int], slow: Slow, *, number: int = 1) -> list[asyncio.Task[int]]:
+async def waiting(shared: CallCoalescer[str, int], slow: Slow, *, number: int = 1) -> list[asyncio.Task[int]]:
     """So many who ask, all of them at it."""
     tasks = [asyncio.create_task(shared.ask("key", slow, timeout_s=None)) for _ in range(number)]
     while not slow.asked:
@@ -43,7 +43,7 @@ async def waiting(shared: SharedAsks[str, int], slow: Slow, *, number: int = 1) 
 
 async def test_many_who_ask_at_once_have_one_answer() -> None:
     """One question for all of them; who asks when it is answered asks anew."""
-    shared, slow = SharedAsks[str, int](), Slow()
+    shared, slow = CallCoalescer[str, int](), Slow()
     tasks = await waiting(shared, slow, number=50)
     slow.ends.set()
     assert await asyncio.gather(*tasks) == [1] * 50
@@ -52,15 +52,15 @@ async def test_many_who_ask_at_once_have_one_answer() -> None:
 
 async def test_other_questions_are_asked_by_themselves() -> None:
     """By their key."""
-    shared, slow = SharedAsks[str, int](), Slow()
+    shared, slow = CallCoalescer[str, int](), Slow()
     slow.ends.set()
     await asyncio.gather(*(shared.ask(key, slow, timeout_s=None) for key in "abc"))
     assert slow.asked == 3
 
 
-async def test_who_leaves_ends_it_for_nobody_else_and_the_last_ends_it() -> None:
+async def test_caller_that_leaves_does_not_end_the_call_but_the_last_does() -> None:
     """Also the first, for whom it was asked."""
-    shared, slow = SharedAsks[str, int](), Slow()
+    shared, slow = CallCoalescer[str, int](), Slow()
     first, second = await waiting(shared, slow, number=2)
     first.cancel()
     await asyncio.wait((first,))
@@ -72,8 +72,8 @@ async def test_who_leaves_ends_it_for_nobody_else_and_the_last_ends_it() -> None
 
 
 async def test_each_waits_as_long_as_its_own_time_allows() -> None:
-    """One who has no time is told so; who has more gets the answer."""
-    shared, slow = SharedAsks[str, int](), Slow()
+    """A caller whose timeout passes gets an error; the other gets the answer."""
+    shared, slow = CallCoalescer[str, int](), Slow()
     (patient,) = await waiting(shared, slow)
     with pytest.raises(DeadlineExceeded):
         await shared.ask("key", slow, timeout_s=-1.0)
@@ -81,9 +81,9 @@ async def test_each_waits_as_long_as_its_own_time_allows() -> None:
     assert (await patient, slow.asked) == (1, 1)
 
 
-async def test_question_of_whom_nobody_waits_any_more_is_not_joined() -> None:
+async def test_call_without_waiting_callers_is_not_joined() -> None:
     """It is about to end: who comes then asks anew."""
-    shared, slow = SharedAsks[str, int](), Slow()
+    shared, slow = CallCoalescer[str, int](), Slow()
     with pytest.raises(DeadlineExceeded):
         await shared.ask("key", slow, timeout_s=-1.0)
     slow.ends.set()
@@ -92,19 +92,19 @@ async def test_question_of_whom_nobody_waits_any_more_is_not_joined() -> None:
 
 async def test_failure_is_everybodys_and_is_not_kept() -> None:
     """The next asks anew."""
-    shared, slow = SharedAsks[str, int](), Slow(error=BackendUnavailable("gone"))
+    shared, slow = CallCoalescer[str, int](), Slow(error=EngineUnavailable("gone"))
     tasks = await waiting(shared, slow, number=3)
     slow.ends.set()
-    assert {type(found) for found in await asyncio.gather(*tasks, return_exceptions=True)} == {BackendUnavailable}
+    assert {type(found) for found in await asyncio.gather(*tasks, return_exceptions=True)} == {EngineUnavailable}
     slow.error = None
     assert await shared.ask("key", slow, timeout_s=None) == 2
 
 
-async def test_failure_that_nobody_waits_for_is_no_complaint_of_the_loop() -> None:
+async def test_failure_without_waiting_callers_is_not_logged_by_the_loop() -> None:
     """The last left in the moment in which it failed."""
     complaints: list[object] = []
     asyncio.get_running_loop().set_exception_handler(lambda _, context: complaints.append(context))
-    shared, slow = SharedAsks[str, int](), Slow(error=BackendUnavailable("gone"))
+    shared, slow = CallCoalescer[str, int](), Slow(error=EngineUnavailable("gone"))
     (only,) = await waiting(shared, slow)
     slow.ends.set()
     await asyncio.sleep(0)

@@ -9,18 +9,18 @@ import grpc
 import pytest
 from tritonclient.grpc import service_pb2
 
-from server import engines
-from server.backends import segments
-from server.backends.out_of_memory import SHARED_MEMORY_FULL, without_keys
-from server.backends.triton import TritonBackend
-from server.backends.triton_grpc import error_of
-from server.backends.triton_stream import TritonStream
-from server.backends.watch import EngineWatch
-from server.core.errors import OutOfMemory
-from server.core.relay import GrpcAnswer, GrpcCall, HttpAnswer, HttpCall
-from server.engines import compose_memory
-from server.settings import Settings
-from server.testing import FakeBackend
+from penstock.engines import segments
+from penstock.engines.failures import SHARED_MEMORY_FULL, redact_region_keys
+from penstock.engines.triton.client import TritonEngine
+from penstock.engines.triton.grpc_calls import TritonGrpcStream
+from penstock.engines.triton.grpc_client import error_of
+from penstock.engines.watch import EngineWatch
+from penstock.gateway import composition as engines
+from penstock.gateway.composition import compose_memory
+from penstock.gateway.settings import Settings
+from penstock.protocol.call import GrpcAnswer, GrpcCall, HttpAnswer, HttpCall
+from penstock.protocol.errors import OutOfMemory
+from penstock.testing import FakeEngine
 from tests.gateway.test_watch import QUICK, ScriptedEngine, until
 
 KEY = "penstock_f0d1e39d3d2b_386b6f1f-2f46-42f2-84cb-c69f88173dd8"
@@ -52,7 +52,7 @@ async def test_gateway_is_not_ready_while_shared_memory_is_nearly_full(monkeypat
     why = ""
     monkeypatch.setattr(engines, "shared_memory_shortage", lambda: why)  # read at each check
     watch = EngineWatch(ScriptedEngine(), QUICK)
-    compose_memory(Settings(engine="triton"), FakeBackend(()), watch)
+    compose_memory(Settings(engine="triton"), FakeEngine(()), watch)
     running = asyncio.create_task(watch.run())
     async with asyncio.timeout(30):
         await watch.first_ready.wait()
@@ -69,7 +69,7 @@ def test_shared_memory_of_another_engine_is_not_watched(engine: str) -> None:
     """The embedded engine needs none, and that of another machine cannot be checked."""
     watch = EngineWatch(ScriptedEngine(), QUICK)
     plain = watch.hindrance
-    compose_memory(Settings(engine=engine), FakeBackend(()), watch)
+    compose_memory(Settings(engine=engine), FakeEngine(()), watch)
     assert watch.hindrance is plain
 
 
@@ -86,7 +86,7 @@ class Answering:
 @pytest.mark.parametrize("error", ERRORS)
 async def test_relayed_error_about_full_shared_memory_is_a_503_without_the_key(error: str) -> None:
     """This holds over HTTP, over gRPC, and for calls of the gateway itself."""
-    backend = TritonBackend.__new__(TritonBackend)
+    backend = TritonEngine.__new__(TritonEngine)
     backend._http = Answering(HttpAnswer(500, (), f'{{"error":"{error}"}}'.encode()))  # type: ignore[assignment]
     backend._grpc = Answering(GrpcAnswer(13, b"", error))  # type: ignore[assignment]
     with pytest.raises(OutOfMemory) as over_http:
@@ -115,16 +115,16 @@ class Reading:
 async def test_streamed_error_about_full_shared_memory_has_no_key(error: str) -> None:
     """This holds for responses of ModelStreamInfer and chunks of generate_stream."""
     message = service_pb2.ModelStreamInferResponse(error_message=f"in m: {error}")
-    stream = TritonStream(Reading(message.SerializeToString()), lambda *_: GrpcAnswer(0, b""), set())  # type: ignore[arg-type]
-    told = service_pb2.ModelStreamInferResponse.FromString(await stream.receive() or b"")
-    piece = without_keys(f'data: {{"error":"{error}"}}\n\n'.encode())
-    assert told.error_message == SHARED_MEMORY_FULL
+    stream = TritonGrpcStream(Reading(message.SerializeToString()), lambda *_: GrpcAnswer(0, b""), set())  # type: ignore[arg-type]
+    answer = service_pb2.ModelStreamInferResponse.FromString(await stream.receive() or b"")
+    piece = redact_region_keys(f'data: {{"error":"{error}"}}\n\n'.encode())
+    assert answer.error_message == SHARED_MEMORY_FULL
     assert piece == f'data: {{"error":"{SHARED_MEMORY_FULL}"}}\n\n'.encode()
 
 
 async def test_other_answers_pass_unchanged() -> None:
     """Tensors and other errors are not changed by a byte."""
     message = service_pb2.ModelStreamInferResponse(error_message="shared memory region 'a' is unknown")
-    stream = TritonStream(Reading(message.SerializeToString()), lambda *_: GrpcAnswer(0, b""), set())  # type: ignore[arg-type]
+    stream = TritonGrpcStream(Reading(message.SerializeToString()), lambda *_: GrpcAnswer(0, b""), set())  # type: ignore[arg-type]
     assert await stream.receive() == message.SerializeToString()
-    assert without_keys(b"a shared memory region") == b"a shared memory region"
+    assert redact_region_keys(b"a shared memory region") == b"a shared memory region"

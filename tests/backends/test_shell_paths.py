@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from server.backends.shell_paths import is_special, plain_paths
+from penstock.engines.triton.runtime import is_special, plain_paths
 
 
 def test_plain_paths_link_only_what_a_shell_would_split(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""The two slots of a runner of CUDA graphs, with CUDA played on the CPU: what is in flight is nobody else's."""
+"""The two slots of a runner of CUDA graphs, with CUDA played on the CPU: what is in flight is not overwritten."""
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
@@ -7,18 +7,18 @@ from typing import Any
 
 import pytest
 
-from server.backends.torch_serving.config import engine_spec
-from server.backends.torch_serving.staging import PinnedRegions
+from penstock.engines.torch_serving.config import engine_spec
+from penstock.engines.torch_serving.staging import PinnedRegions
 
 torch = pytest.importorskip("torch", reason="torch is in none of the project's environments: `make gpu` adds it")
 
-from server.backends.torch_serving import runners  # noqa: E402  after the skip
+from penstock.engines.torch_serving import runners  # noqa: E402  after the skip
 
 CPU = torch.device("cpu")
 
 
 class PlayedEvent:
-    """Notes that somebody waited for it."""
+    """Counts the waits for it."""
 
     waits = 0
 
@@ -91,7 +91,7 @@ def runner(monkeypatch: pytest.MonkeyPatch) -> runners.GraphRunner:
     empty = torch.empty
     monkeypatch.setattr(torch, "empty", lambda shape, pin_memory=False, **rest: empty(shape, **rest))
     monkeypatch.setattr(PlayedEvent, "waits", 0)
-    told = {
+    model = {
         "name": "doubled",
         "max_batch_size": 4,
         "input": [{"name": "x", "data_type": "TYPE_FP32", "dims": [3]}],
@@ -99,7 +99,7 @@ def runner(monkeypatch: pytest.MonkeyPatch) -> runners.GraphRunner:
         "parameters": {"precision": {"string_value": "fp32"}},
     }
     pinned = PinnedRegions(lambda *_: True, lambda *_: None, read=lambda: [])
-    spec = engine_spec(told, is_gpu=True)
+    spec = engine_spec(model, is_gpu=True)
     made.append(runners.GraphRunner(program, spec, CPU, pinned=pinned, slots=2, is_lent=True))  # type: ignore[arg-type]
     return made[0]
 

@@ -11,11 +11,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from server.backends.torch_serving.config import EngineSpec, engine_spec
-from server.backends.torch_serving.instance import Ask, Instance, Outcome
-from server.backends.torch_serving.pipeline import Pipeline
+from penstock.engines.torch_serving.config import EngineSpec, engine_spec
+from penstock.engines.torch_serving.instance import Instance, Outcome, Pipeline, TorchRequest
 
-PATIENCE_S = 20.0
+TIMEOUT_S = 20.0
 A_WHILE_S = 0.2  # in which what may not happen would
 STUCK, BROKEN = -1.0, -2.0  # a run that ends only when it is let; one that fails
 
@@ -42,7 +41,7 @@ class PlayedRun:
 
     def outputs(self) -> tuple[Any, ...]:
         if self._wait is not None:
-            assert self._wait.wait(PATIENCE_S)
+            assert self._wait.wait(TIMEOUT_S)
         if self._is_broken:
             raise RuntimeError("the run failed")
         return (self._host,)
@@ -88,18 +87,18 @@ class Desk:
 
     def deliver(self, whose: str, outcomes: list[Outcome] | Exception) -> None:
         assert whose != self.refused, "this one cannot be sent"
-        told: Any = str(outcomes)
+        shown: Any = str(outcomes)
         if not isinstance(outcomes, Exception):
-            told = [outcome[0].ravel().tolist() for outcome in outcomes if isinstance(outcome, tuple)]
+            shown = [outcome[0].ravel().tolist() for outcome in outcomes if isinstance(outcome, tuple)]
         with self._changed:
             self.threads.add(threading.current_thread().name)
-            self.answers.append((whose, told))
+            self.answers.append((whose, shown))
             self._changed.notify_all()
 
     def wait(self, count: int) -> list[tuple[str, Any]]:
         """The answers, when there are so many."""
         with self._changed:
-            assert self._changed.wait_for(lambda: len(self.answers) >= count, PATIENCE_S), self.answers
+            assert self._changed.wait_for(lambda: len(self.answers) >= count, TIMEOUT_S), self.answers
         return self.answers
 
     def report(self, error: Exception) -> None:
@@ -108,14 +107,14 @@ class Desk:
 
 def spec() -> EngineSpec:
     """Rows of any width, eight at most."""
-    told = {
+    model = {
         "name": "doubled",
         "max_batch_size": 8,
         "input": [{"name": "x", "data_type": "TYPE_FP32", "dims": [-1]}],
         "output": [{"name": "y", "data_type": "TYPE_FP32", "dims": [1]}],
         "parameters": {"batches-in-flight": {"string_value": "2"}},
     }
-    return engine_spec(told, is_gpu=False)
+    return engine_spec(model, is_gpu=False)
 
 
 @pytest.fixture
@@ -139,17 +138,17 @@ def pipeline(runner: PlayedRunner, desk: Desk) -> Iterator[Pipeline]:
 @contextmanager
 def beside(pipeline: Pipeline, *numbers: float, columns: Sequence[int] = (1,)) -> Iterator[threading.Thread]:
     """A batch `beside` put by a thread of its own, as Triton's would wait."""
-    asks = [Ask((rows(*numbers, columns=width),)) for width in columns]
+    asks = [TorchRequest((rows(*numbers, columns=width),)) for width in columns]
     putting = threading.Thread(target=pipeline.put, args=(asks, "beside"))
     putting.start()
     yield putting
-    putting.join(PATIENCE_S)
+    putting.join(TIMEOUT_S)
     assert not putting.is_alive()
 
 
 def put(pipeline: Pipeline, whose: str, *numbers: float) -> None:
     """A batch of one request for each number."""
-    pipeline.put([Ask((rows(number),)) for number in numbers], whose)
+    pipeline.put([TorchRequest((rows(number),)) for number in numbers], whose)
 
 
 def test_batches_are_answered_in_order_each_with_its_own(pipeline: Pipeline, runner: PlayedRunner, desk: Desk) -> None:
@@ -166,7 +165,7 @@ def test_second_batch_begins_beside_the_first_and_waits_for_its_answer(
     """put returns at once for the first; for the second it has begun, and returns when the first is answered."""
     put(pipeline, "first", STUCK)
     with beside(pipeline, 1.0) as putting:
-        assert runner.has_begun_more.wait(PATIENCE_S)
+        assert runner.has_begun_more.wait(TIMEOUT_S)
         putting.join(A_WHILE_S)
         assert putting.is_alive(), "a third would be begun in the first one's memory"
         assert desk.answers == []
@@ -181,7 +180,7 @@ def test_run_that_fails_is_its_own_batchs_answer(pipeline: Pipeline, desk: Desk)
     assert desk.wait(2) == [("broken", "the run failed"), ("next", [[6.0]])]
 
 
-def test_batch_that_cannot_begin_is_raised_and_harms_nobody(
+def test_batch_that_cannot_begin_is_raised_and_harms_no_other(
     pipeline: Pipeline, runner: PlayedRunner, desk: Desk
 ) -> None:
     """put raises; the batch in flight and the one after get their answers, and nothing is delivered for it."""
@@ -218,7 +217,7 @@ def test_requests_that_may_not_be_merged_run_one_by_one(runner: PlayedRunner) ->
     """Each request gets its own answer, from a run of its rows only."""
     instance = Instance(spec(), runner)
     instance.merge_nothing()
-    answers = instance.answer([Ask((rows(1.0, 2.0),)), Ask((rows(3.0),))])
+    answers = instance.answer([TorchRequest((rows(1.0, 2.0),)), TorchRequest((rows(3.0),))])
     assert [answer[0].tolist() for answer in answers if isinstance(answer, tuple)] == [[[2.0], [4.0]], [[6.0]]]
     assert len(runner.begun) == 2
 
@@ -227,14 +226,14 @@ def test_close_answers_what_is_in_flight_and_ends_the_thread(runner: PlayedRunne
     """No request is left without an answer when its model is unloaded, though the thread has not taken it up yet."""
     entered = threading.Event()
     instance = Instance(spec(), runner)
-    pipeline = Pipeline(instance, desk.deliver, report=desk.report, enter=lambda: entered.wait(PATIENCE_S))
+    pipeline = Pipeline(instance, desk.deliver, report=desk.report, enter=lambda: entered.wait(TIMEOUT_S))
     put(pipeline, "last", 1.0)
     closing = threading.Thread(target=pipeline.close)
     closing.start()
     while pipeline._begun.qsize() < 2:
         time.sleep(0.001)
     entered.set()
-    closing.join(PATIENCE_S)
+    closing.join(TIMEOUT_S)
     assert desk.answers == [("last", [[2.0]])]
     assert not pipeline._thread.is_alive()
 
@@ -245,12 +244,12 @@ def test_nothing_of_a_request_is_kept_when_it_is_answered(pipeline: Pipeline, de
     tensor = rows(number)
     gc.disable()
     try:
-        pipeline.put([Ask((tensor,))], "first")
+        pipeline.put([TorchRequest((tensor,))], "first")
         gone = threading.Event()
         weakref.finalize(tensor, gone.set)
         del tensor
         desk.wait(1)
-        assert gone.wait(PATIENCE_S)
+        assert gone.wait(TIMEOUT_S)
     finally:
         gc.enable()
 

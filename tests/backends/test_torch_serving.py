@@ -9,19 +9,18 @@ from typing import Any, cast
 
 import pytest
 
-from server.backends.torch_serving.config import engine_spec
-from server.backends.torch_serving.errors import LoadError, RequestError
+from penstock.engines.torch_serving.config import TorchLoadError, TorchRequestError, engine_spec
 
 torch = pytest.importorskip("torch", reason="torch is in none of the project's environments: `make gpu` adds it")
 
-from server.backends.row_trial import FULL_PRECISION, InputSpec, row_trial, run_trial  # noqa: E402
-from server.backends.torch_serving import comparison, trial  # noqa: E402  after the skip
-from server.backends.torch_serving.comparison import fused_where_right  # noqa: E402
-from server.backends.torch_serving.fusing import fold_normalisation, fuse_for_cudnn  # noqa: E402
-from server.backends.torch_serving.instance import Ask, Instance  # noqa: E402
-from server.backends.torch_serving.program import load_program, placed, prepared_module, read_program  # noqa: E402
-from server.backends.torch_serving.runners import EagerRunner  # noqa: E402
-from server.backends.torch_serving.trial_rows import array_runner  # noqa: E402
+from penstock.engines.row_trial import FULL_PRECISION, InputSpec, row_trial, run_trial  # noqa: E402
+from penstock.engines.torch_serving import trial  # noqa: E402  after the skip
+from penstock.engines.torch_serving.device import array_runner  # noqa: E402
+from penstock.engines.torch_serving.fusing import fold_normalisation, fuse_for_cudnn  # noqa: E402
+from penstock.engines.torch_serving.instance import Instance, TorchRequest  # noqa: E402
+from penstock.engines.torch_serving.program import load_program, move_program, prepared_module, read_program  # noqa: E402
+from penstock.engines.torch_serving.runners import EagerRunner  # noqa: E402
+from penstock.engines.torch_serving.trial import fused_where_right  # noqa: E402
 from tests.backends import torch_programs  # noqa: E402
 from tests.backends.torch_programs import CLASSES, OfPixels, images, save, small_resnet  # noqa: E402
 
@@ -31,13 +30,13 @@ CPU = torch.device("cpu")
 def config(**changed: Any) -> dict[str, Any]:
     """What Triton hands over of a model of images; changed: its keys, parameters among them as plain strings."""
     parameters = {key: {"string_value": value} for key, value in changed.pop("parameters", {}).items()}
-    told = {
+    model = {
         "name": "small",
         "max_batch_size": 8,
         "input": [{"name": "image", "data_type": "TYPE_FP32", "dims": [3, 32, 32]}],
         "output": [{"name": "logits", "data_type": "TYPE_FP32", "dims": [CLASSES]}],
     }
-    return told | {"parameters": parameters} | changed
+    return model | {"parameters": parameters} | changed
 
 
 @pytest.fixture(scope="module")
@@ -48,9 +47,9 @@ def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-def instance_of(path: Path, told: dict[str, Any]) -> Instance:
+def instance_of(path: Path, model: dict[str, Any]) -> Instance:
     """As the backend opens it on a CPU."""
-    spec = engine_spec(told, is_gpu=False)
+    spec = engine_spec(model, is_gpu=False)
     return Instance(spec, EagerRunner(load_program(path, spec, CPU).program, spec, CPU))
 
 
@@ -127,7 +126,7 @@ def test_fusing_for_cudnn_answers_as_before(saved: Path) -> None:
 def test_fused_calls_are_used_where_they_answer_right(
     saved: Path, monkeypatch: pytest.MonkeyPatch, factor: float | None, why: str | None
 ) -> None:
-    """Ones that answer otherwise, or NaN, or that cannot run at all (None: there is no cuDNN here) are told of."""
+    """Ones that answer otherwise, or NaN, or that cannot run at all (None: there is no cuDNN here) are reported."""
     monkeypatch.setattr(trial, "_fill_free_memory", lambda *_: None)
     spec = engine_spec(config(), is_gpu=False)
     with nullcontext() if factor is None else cudnn_on_cpu(factor):
@@ -155,11 +154,11 @@ def test_fused_calls_that_are_wrong_for_one_batch_size_are_not_used(
 def test_fused_calls_are_not_used_where_nothing_or_another_class_is_answered() -> None:
     """Without them NaN, too; counts and indices are held against one another as numbers are."""
     number, none = torch.tensor([[1.0]]), torch.tensor([[float("nan")]])
-    assert comparison._wrong(number, number) == ""
-    assert comparison._wrong(none, number) == comparison._wrong(number, none) == "NaN is in an answer"
-    assert comparison._wrong(none, none) == "NaN is in an answer"
-    assert comparison._wrong(torch.tensor([[7]]), torch.tensor([[9]])).startswith("they answer 28.6% otherwise")
-    assert comparison._wrong(number, number[0]) == "they answer another shape"
+    assert trial._fused_error(number, number) == ""
+    assert trial._fused_error(none, number) == trial._fused_error(number, none) == "NaN is in an answer"
+    assert trial._fused_error(none, none) == "NaN is in an answer"
+    assert trial._fused_error(torch.tensor([[7]]), torch.tensor([[9]])).startswith("they answer 28.6% otherwise")
+    assert trial._fused_error(number, number[0]) == "they answer another shape"
 
 
 def test_program_that_is_not_to_be_fused_keeps_its_normalisations(saved: Path) -> None:
@@ -174,8 +173,8 @@ def test_program_that_is_not_to_be_fused_keeps_its_normalisations(saved: Path) -
 @pytest.mark.parametrize("precision", ["fp32", "bf16", "fp16"])
 def test_program_in_each_precision_answers_within_its_rounding(saved: Path, precision: str) -> None:
     """The floats of the program become what the parameter says; the wire stays FP32."""
-    (answer,) = instance_of(saved, config(parameters={"precision": precision})).answer([Ask((images(3),))])
-    assert not isinstance(answer, RequestError)
+    (answer,) = instance_of(saved, config(parameters={"precision": precision})).answer([TorchRequest((images(3),))])
+    assert not isinstance(answer, TorchRequestError)
     assert answer[0].dtype is torch.float32
     torch.testing.assert_close(answer[0], expected(images(3)), rtol=0.05, atol=1e-4 if precision == "fp32" else 0.05)
 
@@ -184,11 +183,11 @@ def test_program_of_pixels_runs_in_half_precision(tmp_path: Path) -> None:
     """The cast to float32 that its graph spells out becomes one to the program's precision."""
     pixels = torch.randint(0, 255, (3, 3, 32, 32), dtype=torch.uint8)
     save(OfPixels(), pixels, tmp_path / "model.pt2")
-    told = config(input=[{"name": "image", "data_type": "TYPE_UINT8", "dims": [3, 32, 32]}])
-    (answer,) = instance_of(tmp_path / "model.pt2", told | config(parameters={"precision": "bf16"}) | told).answer(
-        [Ask((pixels,))]
+    model = config(input=[{"name": "image", "data_type": "TYPE_UINT8", "dims": [3, 32, 32]}])
+    (answer,) = instance_of(tmp_path / "model.pt2", model | config(parameters={"precision": "bf16"}) | model).answer(
+        [TorchRequest((pixels,))]
     )
-    assert not isinstance(answer, RequestError)
+    assert not isinstance(answer, TorchRequestError)
     torch.testing.assert_close(answer[0], expected(pixels.float() / 255), rtol=0.05, atol=0.05)
 
 
@@ -202,22 +201,22 @@ def test_constants_and_new_tensors_of_a_program_follow_its_precision(tmp_path: P
             return ((image + constant) * ones).mean((2, 3))
 
     save(Shifted(), images(2), tmp_path / "model.pt2")
-    module = placed(
+    module = move_program(
         read_program(tmp_path / "model.pt2").module(check_guards=False), torch.bfloat16, torch.device("meta")
     )
     assert module(images(2).to("meta", torch.bfloat16)).dtype is torch.bfloat16
-    told = config(output=[{"name": "y", "data_type": "TYPE_FP32", "dims": [3]}], parameters={"precision": "bf16"})
-    (answer,) = instance_of(tmp_path / "model.pt2", told).answer([Ask((images(2),))])
-    assert not isinstance(answer, RequestError)
+    model = config(output=[{"name": "y", "data_type": "TYPE_FP32", "dims": [3]}], parameters={"precision": "bf16"})
+    (answer,) = instance_of(tmp_path / "model.pt2", model).answer([TorchRequest((images(2),))])
+    assert not isinstance(answer, TorchRequestError)
     torch.testing.assert_close(answer[0], Shifted()(images(2)), rtol=0.05, atol=0.05)
 
 
 def test_requests_of_one_batch_get_their_own_rows(saved: Path) -> None:
     """Three requests of one, two and three rows run together, and each answer is what it would be alone."""
-    asks = [Ask((images(rows, seed=rows),)) for rows in (1, 2, 3)]
+    asks = [TorchRequest((images(rows, seed=rows),)) for rows in (1, 2, 3)]
     outcomes = instance_of(saved, config()).answer(asks)
     for rows, outcome in zip((1, 2, 3), outcomes, strict=True):
-        assert not isinstance(outcome, RequestError)
+        assert not isinstance(outcome, TorchRequestError)
         torch.testing.assert_close(outcome[0], expected(images(rows, seed=rows)), rtol=1e-4, atol=1e-5)
 
 
@@ -231,7 +230,7 @@ def test_requests_of_unlike_shapes_keep_their_answers(saved: Path) -> None:
             return SimpleNamespace(outputs=lambda: (host[:rows],))
 
     spec = engine_spec(config(input=[{"name": "x", "data_type": "TYPE_FP32", "dims": [-1]}]), is_gpu=False)
-    asks = [Ask((torch.ones(rows, columns),)) for rows, columns in ((2, 3), (1, 5), (1, 3))]
+    asks = [TorchRequest((torch.ones(rows, columns),)) for rows, columns in ((2, 3), (1, 5), (1, 3))]
     answers = [outcome[0].flatten().tolist() for outcome in Instance(spec, cast(Any, Sums())).answer(asks)]  # type: ignore[index]
     assert answers == [[3.0, 3.0], [5.0], [3.0]]
 
@@ -255,7 +254,7 @@ def test_rows_of_an_instance_are_tried(saved: Path, mixes: bool) -> None:
     assert why == ("row 1 of output 'logits' differs between a batch of 2 and a request alone" if mixes else "")
     if mixes:
         instance.merge_nothing()
-        asks = [Ask((images(1, seed=number),)) for number in range(3)]
+        asks = [TorchRequest((images(1, seed=number),)) for number in range(3)]
         for number, outcome in enumerate(instance.answer(asks)):
             torch.testing.assert_close(outcome[0], expected(images(1, seed=number)), rtol=1e-4, atol=1e-5)
 
@@ -270,24 +269,28 @@ def test_bad_picture_is_its_own_requests_error(saved: Path) -> None:
             return ["the picture is none" if picture == b"\x00" else None for picture in encoded]
 
     words = {"image-decoder": "engine", "infer-dims": "3;32;32"}
-    told = config(parameters=words, input=[{"name": "image", "data_type": "TYPE_STRING", "dims": [1]}])
-    spec = engine_spec(told, is_gpu=False)
+    model = config(parameters=words, input=[{"name": "image", "data_type": "TYPE_STRING", "dims": [1]}])
+    spec = engine_spec(model, is_gpu=False)
     instance = Instance(spec, EagerRunner(load_program(saved, spec, CPU).program, spec, CPU), Reader())
     good, bad, last = instance.answer(
-        [Ask(pictures=(b"\x07", b"\x08")), Ask(pictures=(b"\x00",)), Ask(pictures=(b"\x09",))]
+        [
+            TorchRequest(pictures=(b"\x07", b"\x08")),
+            TorchRequest(pictures=(b"\x00",)),
+            TorchRequest(pictures=(b"\x09",)),
+        ]
     )
-    assert isinstance(bad, RequestError)
+    assert isinstance(bad, TorchRequestError)
     assert str(bad) == "the picture is none"
-    (several,) = instance.answer([Ask(pictures=(b"\x00", b"\x07", b"\x00"))])
+    (several,) = instance.answer([TorchRequest(pictures=(b"\x00", b"\x07", b"\x00"))])
     assert str(several) == "rows 0, 2 of 3: the picture is none"
     for outcome, levels in ((good, (7, 8)), (last, (9,))):
-        assert not isinstance(outcome, RequestError)
+        assert not isinstance(outcome, TorchRequestError)
         batch = torch.stack([torch.full((3, 32, 32), level / 255) for level in levels])
         torch.testing.assert_close(outcome[0], expected(batch), rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.parametrize(
-    ("told", "sentence"),
+    ("model", "sentence"),
     [
         (config(output=[*config()["output"]] * 2), "returns 1 tensors and config.pbtxt names 2"),
         (config(input=[*config()["input"]] * 2), "takes 1 inputs and config.pbtxt names 2"),
@@ -295,20 +298,20 @@ def test_bad_picture_is_its_own_requests_error(saved: Path) -> None:
     ],
 )
 def test_program_that_does_not_fit_its_configuration_is_refused(
-    saved: Path, told: dict[str, Any], sentence: str
+    saved: Path, model: dict[str, Any], sentence: str
 ) -> None:
     """The sentence says what the program has and what config.pbtxt says."""
-    with pytest.raises(LoadError, match=sentence):
-        instance_of(saved, told)
+    with pytest.raises(TorchLoadError, match=sentence):
+        instance_of(saved, model)
 
 
 def test_file_that_is_no_program_is_refused(tmp_path: Path) -> None:
     """An absent file and one of something else, each in one sentence."""
     spec = engine_spec(config(), is_gpu=False)
-    with pytest.raises(LoadError, match=r"there is no model\.pt2"):
+    with pytest.raises(TorchLoadError, match=r"there is no model\.pt2"):
         load_program(tmp_path / "model.pt2", spec, CPU)
     (tmp_path / "model.pt2").write_bytes(b"no archive")
-    with pytest.raises(LoadError, match=r"is not a program of torch\.export\.save"):
+    with pytest.raises(TorchLoadError, match=r"is not a program of torch\.export\.save"):
         load_program(tmp_path / "model.pt2", spec, CPU)
 
 

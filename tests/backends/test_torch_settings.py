@@ -7,12 +7,18 @@ from typing import Any
 
 import pytest
 
-from server.backends.torch_serving.batch import Group, groups
-from server.backends.torch_serving.buckets import bucket_for, default_buckets
-from server.backends.torch_serving.config import EngineSpec, Precision, engine_spec
-from server.backends.torch_serving.errors import LoadError
-from server.backends.torch_serving.pictures_spec import Fit, PictureSpec
-from server.backends.torch_serving.staging import Mapping, PinnedRegions, shared_mappings
+from penstock.engines.torch_serving.config import (
+    EngineSpec,
+    PictureFit,
+    PictureSpec,
+    Precision,
+    TorchLoadError,
+    bucket_for,
+    default_buckets,
+    engine_spec,
+)
+from penstock.engines.torch_serving.instance import RunGroup, group_requests
+from penstock.engines.torch_serving.staging import Mapping, PinnedRegions, shared_mappings
 from tests.conftest import CHECKOUT
 
 REGION = "/dev/shm/triton_python_backend_shm_region_1"
@@ -22,14 +28,14 @@ ENCODED_INPUT = [{"name": "image", "data_type": "TYPE_STRING", "dims": [1]}]
 
 def config(parameters: dict[str, str] | None = None, **changed: Any) -> dict[str, Any]:
     """What Triton hands over of a model of images."""
-    told = {
+    model = {
         "name": "small",
         "max_batch_size": 8,
         "input": [{"name": "image", "data_type": "TYPE_FP32", "dims": [3, 32, 32]}],
         "output": [{"name": "logits", "data_type": "TYPE_FP32", "dims": [10]}],
     }
     values = {key: {"string_value": value} for key, value in (parameters or {}).items()}
-    return told | {"parameters": values} | changed
+    return model | {"parameters": values} | changed
 
 
 def on_gpu(parameters: dict[str, str] | None = None, **changed: Any) -> EngineSpec:
@@ -60,8 +66,8 @@ def test_spec_of_free_dimensions_has_no_graphs() -> None:
 
 
 @pytest.mark.parametrize(("said", "blocks"), [("", True), ("block", True), ("spin", False)])
-def test_wait_is_asleep_unless_told_to_spin(said: str, blocks: bool) -> None:
-    """An instance that spins takes a core while the GPU works, and nobody knows how many others share the cores."""
+def test_wait_is_asleep_unless_set_to_spin(said: str, blocks: bool) -> None:
+    """An instance that spins takes a core while the GPU works, and other processes may share the cores."""
     assert on_gpu({"event-wait": said} if said else {}).waits_blocking is blocks
 
 
@@ -86,7 +92,7 @@ def test_bucket_is_the_smallest_that_holds_the_rows(rows: int, bucket: int) -> N
 
 
 def test_bucket_for_more_than_the_largest_is_an_error() -> None:
-    """Triton never sends it; who does is told."""
+    """Triton never sends it; a caller that does gets an error."""
     with pytest.raises(ValueError, match="9 rows are more than the largest bucket, 8"):
         bucket_for(9, (1, 8))
 
@@ -103,8 +109,8 @@ def test_bucket_for_more_than_the_largest_is_an_error() -> None:
     ],
 )
 def test_parameter_that_is_nearly_one_of_ours_is_refused(slip: str, meant: str) -> None:
-    """It would be ignored, and nobody would know; parameters of others' are left alone."""
-    with pytest.raises(LoadError, match=f"^there is no parameter '{slip}': did you mean {meant}\\?$"):
+    """It would be ignored, silently; parameters of others' are left alone."""
+    with pytest.raises(TorchLoadError, match=f"^there is no parameter '{slip}': did you mean {meant}\\?$"):
         on_gpu({slip: "1"})
     others = (
         "labels",
@@ -133,7 +139,7 @@ def test_parameter_that_is_nearly_one_of_ours_is_refused(slip: str, meant: str) 
 )
 def test_parameter_that_means_nothing_is_refused(parameters: dict[str, str], sentence: str) -> None:
     """With its value, and what may be said instead."""
-    with pytest.raises(LoadError, match=sentence):
+    with pytest.raises(TorchLoadError, match=sentence):
         on_gpu(parameters)
 
 
@@ -149,7 +155,7 @@ def test_parameter_that_means_nothing_is_refused(parameters: dict[str, str], sen
 )
 def test_configuration_that_cannot_be_served_is_refused(changed: dict[str, Any], sentence: str) -> None:
     """In one sentence, when it is loaded."""
-    with pytest.raises(LoadError, match=sentence):
+    with pytest.raises(TorchLoadError, match=sentence):
         on_gpu(**changed)
 
 
@@ -158,7 +164,7 @@ def test_spec_of_encoded_pictures_has_the_networks_own_input() -> None:
     words = {"net-scale-factor": "0.5", "offsets": "1;2;3", "model-color-format": "BGR", "resize-shorter-side": "256"}
     spec = on_gpu(ENCODED | words, input=ENCODED_INPUT)
     assert (spec.inputs[0].data_type, spec.inputs[0].dims) == ("FP32", (3, 224, 160))
-    assert spec.pictures == PictureSpec(160, 224, "BGR", Fit.CROP, 256, 0.5, (1.0, 2.0, 3.0), (1.0, 1.0, 1.0))
+    assert spec.pictures == PictureSpec(160, 224, "BGR", PictureFit.CROP, 256, 0.5, (1.0, 2.0, 3.0), (1.0, 1.0, 1.0))
 
 
 @pytest.mark.parametrize(
@@ -174,24 +180,24 @@ def test_spec_of_encoded_pictures_has_the_networks_own_input() -> None:
 )
 def test_word_about_encoded_pictures_that_means_nothing_is_refused(words: dict[str, str], sentence: str) -> None:
     """With its value, and what may be said instead."""
-    with pytest.raises(LoadError, match=sentence):
+    with pytest.raises(TorchLoadError, match=sentence):
         on_gpu(ENCODED | words, input=ENCODED_INPUT)
 
 
 def test_requests_of_one_shape_share_a_run_up_to_the_largest_batch() -> None:
     """In their order; what no longer fits begins another."""
     shapes = [((3, 5),), ((2, 5),), ((4, 5),), ((1, 5),)]
-    assert groups(shapes, 8) == [Group((0, 1), (3, 2)), Group((2, 3), (4, 1))]
+    assert group_requests(shapes, 8) == [RunGroup((0, 1), (3, 2)), RunGroup((2, 3), (4, 1))]
 
 
 def test_requests_of_unlike_shapes_run_apart() -> None:
     """All dimensions but the first must agree."""
-    assert groups([((1, 5),), ((1, 6),), ((2, 5),)], 8) == [Group((0, 2), (1, 2)), Group((1,), (1,))]
+    assert group_requests([((1, 5),), ((1, 6),), ((2, 5),)], 8) == [RunGroup((0, 2), (1, 2)), RunGroup((1,), (1,))]
 
 
 def test_requests_without_a_batch_dimension_run_alone() -> None:
     """Each is one row, whatever its shape."""
-    assert groups([((5,),), ((5,),)], 0) == [Group((0,), (1,)), Group((1,), (1,))]
+    assert group_requests([((5,),), ((5,),)], 0) == [RunGroup((0,), (1,)), RunGroup((1,), (1,))]
 
 
 def lines(*regions: tuple[int, int, str], rights: str = "rw-s") -> list[str]:
@@ -202,12 +208,12 @@ def lines(*regions: tuple[int, int, str], rights: str = "rw-s") -> list[str]:
 def test_shared_mappings_are_those_of_dev_shm_that_may_be_written() -> None:
     """Libraries, anonymous memory and what may only be read are none."""
     others = ["7f00-7f10 r-xp 00000000 08:01 12 /usr/lib/libc.so.6", "7f20-7f30 rw-p 00000000 00:00 0"]
-    told = [*others, *lines((0x1000, 0x2000, "/dev/shm/b"), rights="r--s"), *lines((0x5000, 0x6000, REGION))]
-    assert shared_mappings(told) == [Mapping(0x5000, 0x6000, REGION)]
+    maps = [*others, *lines((0x1000, 0x2000, "/dev/shm/b"), rights="r--s"), *lines((0x5000, 0x6000, REGION))]
+    assert shared_mappings(maps) == [Mapping(0x5000, 0x6000, REGION)]
 
 
 class Driver:
-    """Page-locks what it is told, and keeps count."""
+    """Counts the regions that it page-locks."""
 
     def __init__(self, *maps: list[str], refuses: bool = False) -> None:
         self.locked: list[tuple[int, int]] = []
@@ -264,5 +270,5 @@ def test_memory_in_no_shared_region_is_left_alone() -> None:
 
 def test_process_that_only_looks_at_a_configuration_does_not_import_torch() -> None:
     """Triton starts one for each model, and PyTorch takes seconds."""
-    asked = "import sys, server.backends.torch_serving.instance as _; sys.exit('torch' in sys.modules)"
+    asked = "import sys, penstock.engines.torch_serving.instance as _; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", asked], cwd=CHECKOUT, timeout=60, check=False).returncode == 0

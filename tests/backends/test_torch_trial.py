@@ -6,15 +6,13 @@ from typing import Any
 
 import pytest
 
-from server.backends.torch_serving.config import engine_spec
-from server.backends.torch_serving.errors import LoadError
+from penstock.engines.torch_serving.config import TorchLoadError, engine_spec
 
 torch = pytest.importorskip("torch", reason="torch is in none of the project's environments: `make gpu` adds it")
 
-from server.backends.torch_serving import program, trial  # noqa: E402  after the skip
-from server.backends.torch_serving.comparison import Compared  # noqa: E402
-from server.backends.torch_serving.program import Loaded, load_program  # noqa: E402
-from server.backends.torch_serving.trial import drawn_rows, most_off, sample_of  # noqa: E402
+from penstock.engines.torch_serving import program, trial  # noqa: E402  after the skip
+from penstock.engines.torch_serving.program import Loaded, load_program  # noqa: E402
+from penstock.engines.torch_serving.trial import FusionResult, drawn_rows, largest_difference, sample_of  # noqa: E402
 from tests.backends.test_torch_serving import CPU, config  # noqa: E402
 from tests.backends.torch_programs import images, save, small_resnet  # noqa: E402
 
@@ -36,7 +34,7 @@ def limited(monkeypatch: pytest.MonkeyPatch) -> Any:
     card, prepared = SimpleNamespace(type="cuda"), program._prepared
 
     def load(
-        path: Path, told: dict[str, Any], wrong: Any = None, rows: int = 0, sms: tuple[int, int] = (22, 132)
+        path: Path, model: dict[str, Any], wrong: Any = None, rows: int = 0, sms: tuple[int, int] = (22, 132)
     ) -> Loaded:
         monkeypatch.setattr(program, "own_and_all", lambda _: sms)
 
@@ -44,15 +42,15 @@ def limited(monkeypatch: pytest.MonkeyPatch) -> Any:
             module = prepared(module, spec, CPU)
 
             def answer(image: Any) -> Any:
-                told = module(image).clone()
-                return wrong(told) if wrong is not None and len(image) == rows else told
+                result = module(image).clone()
+                return wrong(result) if wrong is not None and len(image) == rows else result
 
             return answer
 
         monkeypatch.setattr(program, "_prepared", erring)
-        monkeypatch.setattr(program, "fused_where_right", lambda module, *_: Compared(module))
+        monkeypatch.setattr(program, "fused_where_right", lambda module, *_: FusionResult(module))
         monkeypatch.setattr(trial, "sample_of", lambda spec, _, drawn, rows: sample_of(spec, CPU, drawn, rows))
-        return load_program(path, engine_spec(told, is_gpu=False), card)
+        return load_program(path, engine_spec(model, is_gpu=False), card)
 
     return load
 
@@ -72,27 +70,24 @@ NAN, FAR_OFF = one_wrong(float("nan")), one_wrong(1e3)
 
 @pytest.mark.parametrize(
     ("wrong", "how", "rows"),
-    [
-        *((NAN, "with NaN", rows) for rows in (1, 4, 8)),
-        *((FAR_OFF, r"\d+% off", rows) for rows in (1, 8)),
-    ],
+    [*((NAN, "with NaN", rows) for rows in (1, 4, 8)), *((FAR_OFF, r"\d+% off", rows) for rows in (1, 8))],
 )
 def test_limited_program_that_answers_otherwise_than_the_cpu_is_refused(
     limited: Any, saved: Path, wrong: Any, how: str, rows: int
 ) -> None:
     """Of one batch size alone, too; the sentence says how many SMs and what to do."""
     sentence = rf"with 22 of the card's 132 SMs.* {rows} row\(s\) {how} .*--mps-active-thread-percentage"
-    with pytest.raises(LoadError, match=sentence):
+    with pytest.raises(TorchLoadError, match=sentence):
         limited(saved, config(), wrong, rows)
     unchecked = config(parameters={"check-answers": "0"})
     assert "not tried: check-answers is 0" in limited(saved, unchecked, wrong, rows).trial
     assert limited(saved, config(), wrong, rows, (132, 132)).trial == "all 132 SMs"
-    with pytest.raises(LoadError, match=r"with 22 SMs, this process"):
+    with pytest.raises(TorchLoadError, match=r"with 22 SMs, this process"):
         limited(saved, config(), wrong, rows, (22, 0))
 
 
 def test_limited_program_that_answers_as_the_cpu_is_taken(limited: Any, saved: Path) -> None:
-    """And so it is told in the log."""
+    """The log says so."""
     assert limited(saved, config()).trial == "22 of 132 SMs, answers as on the CPU"
 
 
@@ -100,10 +95,10 @@ def test_limited_program_of_one_row_is_tried_with_one(limited: Any, tmp_path: Pa
     """Exported with a batch of one, it takes no other."""
     exported = torch.export.export(small_resnet(), (images(1),))
     torch.export.save(exported, tmp_path / "model.pt2")
-    told = config(max_batch_size=1)
-    assert limited(tmp_path / "model.pt2", told).trial == "22 of 132 SMs, answers as on the CPU"
-    with pytest.raises(LoadError, match="with NaN"):
-        limited(tmp_path / "model.pt2", told, NAN, 1)
+    model = config(max_batch_size=1)
+    assert limited(tmp_path / "model.pt2", model).trial == "22 of 132 SMs, answers as on the CPU"
+    with pytest.raises(TorchLoadError, match="with NaN"):
+        limited(tmp_path / "model.pt2", model, NAN, 1)
 
 
 def test_limited_program_without_floats_is_not_judged(limited: Any, tmp_path: Path) -> None:
@@ -114,21 +109,21 @@ def test_limited_program_without_floats_is_not_judged(limited: Any, tmp_path: Pa
             return image.flatten(1).argmax(1, keepdim=True)
 
     save(Best(), images(2), tmp_path / "model.pt2")
-    told = config(output=[{"name": "y", "data_type": "TYPE_INT64", "dims": [1]}])
-    assert limited(tmp_path / "model.pt2", told, lambda answer: answer + 5, 8).trial.endswith("not tried: no floats")
+    model = config(output=[{"name": "y", "data_type": "TYPE_INT64", "dims": [1]}])
+    assert limited(tmp_path / "model.pt2", model, lambda answer: answer + 5, 8).trial.endswith("not tried: no floats")
 
 
 def test_numbers_that_are_none_on_the_cpu_are_not_held_against_the_gpu() -> None:
     """Masked scores are endless; where the CPU has a number and the GPU has none, it is wrong."""
     endless, none = float("inf"), float("nan")
-    assert most_off(torch.tensor([[-endless, 1.0]]), torch.tensor([[-endless, 1.0]])) == 0.0
-    assert most_off(torch.tensor([[-endless, 1.0]]), torch.tensor([[3.0, 1.0]])) == endless
-    assert most_off(torch.tensor([[none, 1.0]]), torch.tensor([[3.0, 1.0]])) == 0.0
-    assert str(most_off(torch.tensor([[2.0, 1.0]]), torch.tensor([[none, 1.0]]))) == "nan"
-    assert most_off(torch.tensor([[2.0, 1.0]]), torch.tensor([[endless, 1.0]])) == endless
-    assert most_off(torch.zeros(1, 2), torch.full((1, 2), 1e-8)) < 0.001  # type: ignore[operator]
-    assert most_off(torch.zeros(1, 2), torch.zeros(2, 2)) is None
-    assert most_off(torch.zeros(0, 2), torch.zeros(0, 2)) is None
+    assert largest_difference(torch.tensor([[-endless, 1.0]]), torch.tensor([[-endless, 1.0]])) == 0.0
+    assert largest_difference(torch.tensor([[-endless, 1.0]]), torch.tensor([[3.0, 1.0]])) == endless
+    assert largest_difference(torch.tensor([[none, 1.0]]), torch.tensor([[3.0, 1.0]])) == 0.0
+    assert str(largest_difference(torch.tensor([[2.0, 1.0]]), torch.tensor([[none, 1.0]]))) == "nan"
+    assert largest_difference(torch.tensor([[2.0, 1.0]]), torch.tensor([[endless, 1.0]])) == endless
+    assert largest_difference(torch.zeros(1, 2), torch.full((1, 2), 1e-8)) < 0.001  # type: ignore[operator]
+    assert largest_difference(torch.zeros(1, 2), torch.zeros(2, 2)) is None
+    assert largest_difference(torch.zeros(0, 2), torch.zeros(0, 2)) is None
 
 
 def test_pixels_to_compare_by_are_no_empty_picture() -> None:

@@ -10,14 +10,13 @@ import numpy as np
 import pytest
 import pytest_asyncio
 
-from server.backends.triton import TritonBackend
-from server.backends.triton_messages import encode_request
-from server.backends.triton_runtime import find_triton
-from server.backends.wire.grpc_messages import encode_response
-from server.core.errors import DeadlineExceeded, InvalidRequest, ModelNotFound, ModelNotReady
-from server.core.infer import InferRequest
-from server.core.relay import GrpcCall, HttpCall
-from server.core.tensor import Array, tensor_from_bytes, tensor_from_numpy
+from penstock.engines.triton.client import TritonEngine
+from penstock.engines.triton.runtime import find_triton
+from penstock.protocol.call import GrpcCall, HttpCall
+from penstock.protocol.errors import DeadlineExceeded, InvalidRequest, ModelNotFound, ModelNotReady
+from penstock.protocol.grpc_inference import encode_response
+from penstock.protocol.grpc_messages import encode_request
+from penstock.protocol.inference import Array, InferRequest, tensor_from_bytes, tensor_from_numpy
 from tests.backends.triton_of_onnx_models import RunningTriton, running_triton
 from tests.tiny_models import copy_identity, write_tiny_repository
 
@@ -33,8 +32,8 @@ def triton(triton_environment: Path, tmp_path_factory: pytest.TempPathFactory) -
 
 
 @pytest_asyncio.fixture
-async def backend(triton: RunningTriton) -> AsyncIterator[TritonBackend]:
-    async with TritonBackend(
+async def backend(triton: RunningTriton) -> AsyncIterator[TritonEngine]:
+    async with TritonEngine(
         http_url=triton.http_url,
         grpc_address=triton.grpc_address,
         metrics_url=f"{triton.metrics_url}/metrics",
@@ -47,7 +46,7 @@ def request(model_name: str, array: Array, deadline: float | None = None) -> Inf
     return InferRequest(model_name, (tensor_from_numpy("x", array),), deadline=deadline)
 
 
-async def test_infer_real_tensors_come_back_unchanged(backend: TritonBackend) -> None:
+async def test_infer_real_tensors_come_back_unchanged(backend: TritonEngine) -> None:
     """Floats and byte strings survive the round trip, and are not empty."""
     floats = np.arange(6, dtype=np.float32).reshape(2, 3)
     texts = tensor_from_bytes("x", [b"", b"\x00\xff", b"text"], (1, 3))
@@ -59,7 +58,7 @@ async def test_infer_real_tensors_come_back_unchanged(backend: TritonBackend) ->
     assert echoed_texts.outputs[0].to_numpy().tolist() == [[b"", b"\x00\xff", b"text"]]
 
 
-async def test_relay_real_answers_are_tritons_own(backend: TritonBackend) -> None:
+async def test_relay_real_answers_are_tritons_own(backend: TritonEngine) -> None:
     """The same inference through both relays and through the Backend gives the same numbers."""
     body = {"inputs": [{"name": "x", "datatype": "FP32", "shape": [1, 2], "data": [1.5, 2.0]}]}
     call = HttpCall("POST", b"/v2/models/identity_fp32/infer", (), json.dumps(body).encode())
@@ -71,7 +70,7 @@ async def test_relay_real_answers_are_tritons_own(backend: TritonBackend) -> Non
     assert ours.outputs[0].to_numpy().tolist() == [[1.5, 2.0]]
 
 
-async def test_relay_real_grpc_message_is_tritons_own(backend: TritonBackend) -> None:
+async def test_relay_real_grpc_message_is_tritons_own(backend: TritonEngine) -> None:
     """The relayed ModelInferResponse, byte for byte, is what its tensors encode to."""
     asked = request("identity_fp32", np.array([[1.5, 2.0]], np.float32))
 
@@ -83,7 +82,7 @@ async def test_relay_real_grpc_message_is_tritons_own(backend: TritonBackend) ->
     assert relayed.message == encode_response(await backend.infer(asked))
 
 
-async def test_infer_real_refusals_are_ours(backend: TritonBackend) -> None:
+async def test_infer_real_refusals_are_ours(backend: TritonEngine) -> None:
     """Unknown models, wrong shapes and late answers of the real engine."""
     row = np.zeros((1, 1), np.float32)
     with pytest.raises(ModelNotFound):
@@ -96,7 +95,7 @@ async def test_infer_real_refusals_are_ours(backend: TritonBackend) -> None:
     assert abs(time.monotonic() - deadline) < 0.05
 
 
-async def test_control_real_engine_tells_its_models(backend: TritonBackend) -> None:
+async def test_control_real_engine_tells_its_models(backend: TritonEngine) -> None:
     """Ready although one model is broken; the index says why it is; its config and metrics arrive."""
     index = {row.name: row for row in await backend.repository_index()}
     config = await backend.model_config("identity_bytes")
@@ -109,7 +108,7 @@ async def test_control_real_engine_tells_its_models(backend: TritonBackend) -> N
     assert b"nv_inference_request_success" in await backend.metrics()
 
 
-async def test_load_real_failure_and_reload(backend: TritonBackend) -> None:
+async def test_load_real_failure_and_reload(backend: TritonEngine) -> None:
     """A broken model's reason is the model's own; a good one goes and comes back."""
     with pytest.raises(ModelNotReady, match=r"'broken' cannot be loaded: .*this model is broken on purpose"):
         await backend.load("broken")

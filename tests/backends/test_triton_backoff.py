@@ -2,7 +2,7 @@
 
 import pytest
 
-from server.backends.triton_backoff import RestartBackoff
+from penstock.engines.triton.supervisor import RestartBackoff
 
 
 def test_delays_double_from_a_fifth_of_a_second_to_the_cap() -> None:

@@ -1,4 +1,4 @@
-"""The gRPC relay: messages, metadata and statuses pass as they are; a broken connection is told from an answer."""
+"""The gRPC relay: messages, metadata and statuses pass as they are; a broken connection is no answer."""
 
 import asyncio
 import json
@@ -14,11 +14,11 @@ import pytest
 import pytest_asyncio
 from tritonclient.grpc import service_pb2
 
-from server.backends import triton_grpc
-from server.backends.patience import Patience
-from server.backends.triton_grpc import OWN_UP_TO_BYTES, TritonGrpc
-from server.core.errors import BackendUnavailable, DeadlineExceeded, Overloaded
-from server.core.relay import GrpcAnswer, GrpcCall
+from penstock.engines.call_options import CallTimeouts
+from penstock.engines.triton import grpc_client as triton_grpc
+from penstock.engines.triton.grpc_client import MAX_HTTP2_MESSAGE_BYTES, TritonGrpcClient
+from penstock.protocol.call import GrpcAnswer, GrpcCall
+from penstock.protocol.errors import DeadlineExceeded, EngineUnavailable, Overloaded
 from tests.backends.fake_triton import FakeTriton, Mode
 
 CHECKOUT = Path(__file__).resolve().parents[2]
@@ -43,8 +43,8 @@ async def fake() -> AsyncIterator[FakeTriton]:
 
 
 @asynccontextmanager
-async def connected(address: str, patience: Patience | None = None) -> AsyncIterator[TritonGrpc]:
-    client = TritonGrpc(address, is_tls=False, patience=patience or Patience())
+async def connected(address: str, timeouts: CallTimeouts | None = None) -> AsyncIterator[TritonGrpcClient]:
+    client = TritonGrpcClient(address, is_tls=False, timeouts=timeouts or CallTimeouts())
     try:
         yield client
     finally:
@@ -129,8 +129,8 @@ async def test_relay_messages_over_4_megabytes_pass(fake: FakeTriton) -> None:
 def large_call() -> GrpcCall:
     """A call that goes over grpc.aio's connection, for its size."""
     request = service_pb2.ModelInferRequest.FromString(infer_message())
-    request.inputs[0].shape[:] = [1, OWN_UP_TO_BYTES]
-    request.raw_input_contents[0] = bytes(4 * OWN_UP_TO_BYTES)
+    request.inputs[0].shape[:] = [1, MAX_HTTP2_MESSAGE_BYTES]
+    request.raw_input_contents[0] = bytes(4 * MAX_HTTP2_MESSAGE_BYTES)
     return GrpcCall(METHOD, request.SerializeToString())
 
 
@@ -147,7 +147,7 @@ async def test_relay_large_call_that_is_given_up_is_cancelled_a_moment_later(
         running.cancel()
         with pytest.raises(asyncio.CancelledError):
             await running
-        with pytest.raises(Overloaded, match="1 large calls that nobody waits for"):
+        with pytest.raises(Overloaded, match="1 large abandoned calls"):
             await client.relay(large_call(), deadline=None)
         async with asyncio.timeout(60):
             await fake.grpc_cancelled.wait()
@@ -179,16 +179,16 @@ async def test_relay_cancelled_caller_cancels_the_engine(fake: FakeTriton) -> No
             await fake.grpc_cancelled.wait()
 
 
-async def test_relay_without_deadline_ends_with_patience(fake: FakeTriton) -> None:
+async def test_relay_without_deadline_ends_at_the_timeout(fake: FakeTriton) -> None:
     """An inference waits `call_s`."""
     fake.mode = Mode.SLOW
-    async with connected(fake.grpc_address, Patience(call_s=0.2)) as client:
+    async with connected(fake.grpc_address, CallTimeouts(call_s=0.2)) as client:
         with pytest.raises(DeadlineExceeded):
             await client.relay(INFER, deadline=None)
 
 
 async def test_relay_engine_killed_in_flight_is_unavailable_within_a_second() -> None:
-    """Every call that the dead engine held fails at once, none hangs; later ones find nobody."""
+    """Every call that the dead engine held fails at once, none hangs; later ones are refused."""
     async with child_triton(Mode.SLOW) as (process, address), connected(address) as client:
         running = [asyncio.create_task(client.relay(INFER, deadline=None)) for _ in range(8)]
         index = GrpcCall("/inference.GRPCInferenceService/RepositoryIndex", b"")
@@ -198,8 +198,8 @@ async def test_relay_engine_killed_in_flight_is_unavailable_within_a_second() ->
         outcomes = await asyncio.gather(*running, return_exceptions=True)
 
         assert time.monotonic() - killed < 1
-        assert {type(outcome) for outcome in outcomes} == {BackendUnavailable}
-        with pytest.raises(BackendUnavailable):
+        assert {type(outcome) for outcome in outcomes} == {EngineUnavailable}
+        with pytest.raises(EngineUnavailable):
             await client.relay(INFER, deadline=None)
 
 
@@ -209,7 +209,7 @@ async def test_relay_engine_back_on_its_port_is_found_again() -> None:
         assert (await client.relay(INFER, deadline=None)).code == 0
         first.kill()
         await first.wait()
-        with pytest.raises(BackendUnavailable):
+        with pytest.raises(EngineUnavailable):
             await client.relay(INFER, deadline=None)
         async with FakeTriton(grpc_port=int(address.rpartition(":")[2])).running():
             started = time.monotonic()
@@ -219,12 +219,12 @@ async def test_relay_engine_back_on_its_port_is_found_again() -> None:
     assert time.monotonic() - started < 2
 
 
-async def _until_answered(client: TritonGrpc) -> GrpcAnswer:
+async def _until_answered(client: TritonGrpcClient) -> GrpcAnswer:
     async with asyncio.timeout(60):
         while True:
             try:
                 return await client.relay(INFER, deadline=None)
-            except BackendUnavailable:
+            except EngineUnavailable:
                 await asyncio.sleep(0.02)
 
 
@@ -244,14 +244,14 @@ async def test_relay_stopped_engine_ends_at_the_deadline_and_serves_again() -> N
 
 async def test_relay_stopped_engine_is_noticed_by_keepalive() -> None:
     """Without a deadline, an engine that answers no ping is gone after keepalive plus its timeout."""
-    patience = Patience(keepalive_s=0.3, keepalive_timeout_s=0.3)
-    async with child_triton(Mode.SLOW) as (process, address), connected(address, patience) as client:
+    timeouts = CallTimeouts(keepalive_s=0.3, keepalive_timeout_s=0.3)
+    async with child_triton(Mode.SLOW) as (process, address), connected(address, timeouts) as client:
         running = asyncio.create_task(client.relay(INFER, deadline=None))
         index = GrpcCall("/inference.GRPCInferenceService/RepositoryIndex", b"")
         assert (await client.relay(index, deadline=None)).code == 0
         process.send_signal(signal.SIGSTOP)
         started = time.monotonic()
-        with pytest.raises(BackendUnavailable):
+        with pytest.raises(EngineUnavailable):
             async with asyncio.timeout(30):
                 await running
 

@@ -8,10 +8,10 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from server.backends.patience import Patience
-from server.backends.triton_http import TritonHttp, origin_of
-from server.core.errors import BackendFailed, BackendUnavailable, DeadlineExceeded
-from server.core.relay import HttpCall
+from penstock.engines.call_options import CallTimeouts
+from penstock.engines.triton.http_client import TritonHttpClient, parse_engine_url
+from penstock.protocol.call import HttpCall
+from penstock.protocol.errors import DeadlineExceeded, EngineFailed, EngineUnavailable
 
 CALL = HttpCall("POST", b"/v2/models/words/generate_stream", (), b"{}")
 HEAD = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nTransfer-Encoding: chunked\r\n\r\n"
@@ -38,7 +38,7 @@ def chunk(data: bytes) -> bytes:
 
 
 @asynccontextmanager
-async def streaming(answer: Answer, **patience: float) -> AsyncIterator[tuple[Engine, TritonHttp]]:
+async def streaming(answer: Answer, **timeouts: float) -> AsyncIterator[tuple[Engine, TritonHttpClient]]:
     """An engine that answers every request so, and a client of it with one connection."""
     engine = Engine()
 
@@ -58,7 +58,7 @@ async def streaming(answer: Answer, **patience: float) -> AsyncIterator[tuple[En
 
     server = await asyncio.start_server(serve, "127.0.0.1", 0)
     url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
-    client = TritonHttp(origin_of(url), max_connections=1, patience=Patience(**patience))
+    client = TritonHttpClient(parse_engine_url(url), max_connections=1, timeouts=CallTimeouts(**timeouts))
     try:
         yield engine, client
     finally:
@@ -112,7 +112,7 @@ async def test_stream_gives_each_piece_when_it_comes() -> None:
         assert (engine.connections, engine.requests) == (1, 2)
 
 
-async def test_stream_holds_the_engine_back_while_nobody_reads() -> None:
+async def test_stream_holds_the_engine_back_while_it_is_not_read() -> None:
     """The engine can send no more than the buffers on the way hold; then all of it arrives."""
     async with streaming(endless) as (engine, client):
         stream = await client.stream(CALL, deadline=time.monotonic() + 60)
@@ -125,7 +125,7 @@ async def test_stream_holds_the_engine_back_while_nobody_reads() -> None:
 
 
 async def test_stream_closed_early_ends_the_engines_work() -> None:
-    """The engine sees its connection end, the slot is free again, and so is whoever waited for it."""
+    """The engine sees its connection end, the slot is free again, and the next call gets it."""
     async with streaming(in_two) as (engine, client):
         stream = await client.stream(CALL, deadline=None)
         waiting = asyncio.create_task(client.stream(CALL, deadline=time.monotonic() + 10))
@@ -138,7 +138,7 @@ async def test_stream_closed_early_ends_the_engines_work() -> None:
         assert engine.connections == 2
 
 
-async def test_stream_that_nobody_ever_read_gives_its_connection_back() -> None:
+async def test_stream_that_was_never_read_gives_its_connection_back() -> None:
     """Closing it is enough."""
     async with streaming(in_two) as (engine, client):
         stream = await client.stream(CALL, deadline=None)
@@ -150,7 +150,7 @@ async def test_stream_that_nobody_ever_read_gives_its_connection_back() -> None:
 
 @pytest.mark.parametrize(
     ("answer", "error", "said"),
-    [(half, BackendUnavailable, "connection to the engine broke"), (nonsense, BackendFailed, "cannot be read")],
+    [(half, EngineUnavailable, "connection to the engine broke"), (nonsense, EngineFailed, "cannot be read")],
     ids=["it dies", "it sends nonsense"],
 )
 async def test_stream_that_breaks_tells_it_after_what_came(answer: Answer, error: type[Exception], said: str) -> None:
@@ -180,7 +180,7 @@ async def test_stream_keeps_its_deadline_before_and_after_the_head() -> None:
         await engine.gone.wait()
 
 
-async def test_stream_without_a_deadline_waits_for_each_piece_with_patience() -> None:
+async def test_stream_without_a_deadline_has_a_timeout_for_each_piece() -> None:
     """A silent engine is not waited for for ever."""
     async with streaming(in_two, call_s=0.2) as (_, client):
         stream = await client.stream(CALL, deadline=None)
@@ -190,7 +190,7 @@ async def test_stream_without_a_deadline_waits_for_each_piece_with_patience() ->
 
 
 async def test_stream_cancelled_before_its_head_frees_the_connection() -> None:
-    """The slot is given back, and the engine sees nobody there."""
+    """The slot is given back, and the engine sees a closed connection."""
     async with streaming(silent) as (engine, client):
         waiting = asyncio.create_task(client.stream(CALL, deadline=None))
         while not engine.requests:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from server.backends import triton_launch
+from penstock.engines.triton import launch as triton_launch
 
 CHANGES = """
 import json, os, sys

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from server.backends.triton import TritonBackend
-from server.backends.triton_listeners import TritonListeners
-from server.core.errors import BackendUnavailable
-from server.core.relay import GrpcCall, HttpCall
+from penstock.engines.triton.client import TritonEngine
+from penstock.engines.triton.endpoints import TritonListeners
+from penstock.protocol.call import GrpcCall, HttpCall
+from penstock.protocol.errors import EngineUnavailable
 
 LIVE = "/inference.GRPCInferenceService/ServerLive"
 
@@ -69,7 +69,7 @@ async def test_error_about_an_unreachable_socket_names_no_path(tmp_path: Path) -
     """Clients see the message: it says that the engine cannot be reached, without a path."""
     listeners = TritonListeners(tmp_path)
     deadline = time.monotonic() + 20.0
-    async with TritonBackend(
+    async with TritonEngine(
         http_url=listeners.http_url,
         grpc_address=listeners.grpc_address,
         metrics_url=listeners.metrics_url,
@@ -83,7 +83,7 @@ async def test_error_about_an_unreachable_socket_names_no_path(tmp_path: Path) -
             engine.grpc(large, deadline=deadline),
             stream.end(),
         ):
-            with pytest.raises(BackendUnavailable, match="at its Unix socket") as error:
+            with pytest.raises(EngineUnavailable, match="at its Unix socket") as error:
                 await call
             assert str(tmp_path) not in str(error.value)
         assert await engine.metrics() == b""
@@ -101,7 +101,7 @@ async def test_metrics_page_of_a_socket_is_the_one_at_metrics(tmp_path: Path) ->
 
     server = await asyncio.start_unix_server(serve, listeners.metrics_url.removeprefix("unix://"))
     async with server:
-        engine = TritonBackend(
+        engine = TritonEngine(
             http_url=listeners.http_url,
             grpc_address=listeners.grpc_address,
             metrics_url=listeners.metrics_url,

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from server.backends.triton_log import (
+from penstock.engines.triton.log_parser import (
     MAX_ENTRIES_PER_S,
     MAX_LINE_BYTES,
     MAX_MESSAGE_CHARS,
@@ -35,8 +35,7 @@ class Recorder:
 
 
 @pytest.mark.parametrize(
-    ("letter", "level"),
-    [("I", logging.INFO), ("W", logging.WARNING), ("E", logging.ERROR), ("F", logging.CRITICAL)],
+    ("letter", "level"), [("I", logging.INFO), ("W", logging.WARNING), ("E", logging.ERROR), ("F", logging.CRITICAL)]
 )
 def test_header_of_each_severity_becomes_its_level(letter: str, level: int) -> None:
     """A quoted glog line gives level, source and the text between the quotes."""
@@ -200,10 +199,7 @@ def test_sink_over_its_rate_drops_counts_and_still_remembers_errors() -> None:
     assert len(recorder.lines) == MAX_ENTRIES_PER_S
     assert sink.last_words() == "the cause"
     sink.feed(b"calm\n", 11.0)
-    assert [event for _, event, _ in recorder.lines[-2:]] == [
-        "Triton writes too fast; log lines dropped",
-        "calm",
-    ]
+    assert [event for _, event, _ in recorder.lines[-2:]] == ["Triton writes too fast; log lines dropped", "calm"]
     assert recorder.lines[-2][2] == {"dropped": 31}
 
 

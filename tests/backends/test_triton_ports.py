@@ -7,12 +7,12 @@ from collections.abc import Sequence
 
 import pytest
 
-from server.backends.triton_ports import PORT_TRIES, pick_free_ports
+from penstock.engines.triton.endpoints import PORT_TRIES, pick_free_ports
 from tests.conftest import CHECKOUT
 
 PICKS_OF_THESE = """
 import random, sys
-from server.backends.triton_ports import pick_free_ports
+from penstock.engines.triton.endpoints import pick_free_ports
 random.SystemRandom.sample = lambda self, numbers, count: [int(word) for word in sys.argv[1:]]
 try:
     print(*pick_free_ports("127.0.0.1", 1))

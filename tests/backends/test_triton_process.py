@@ -12,11 +12,15 @@ from pathlib import Path
 
 import pytest
 
-from server.backends.triton_listeners import TritonListeners
-from server.backends.triton_ports import pick_free_ports
-from server.backends.triton_process import TritonOptions, TritonProcess, triton_arguments
-from server.backends.triton_runtime import Launch, TritonRuntime
-from server.backends.triton_status import EngineState, EngineStatus
+from penstock.engines.triton.endpoints import TritonListeners, pick_free_ports
+from penstock.engines.triton.runtime import Launch, TritonRuntime
+from penstock.engines.triton.supervisor import (
+    EngineState,
+    EngineStatus,
+    TritonOptions,
+    TritonSupervisor,
+    triton_arguments,
+)
 from tests.backends.supervision import WAIT_S, Watcher, claimed_options, is_gone, listening, quick, supervised
 
 CHECKOUT = Path(__file__).resolve().parents[2]
@@ -136,7 +140,7 @@ async def test_stop_of_a_stubborn_triton_kills_it_with_its_stubs(
 async def test_restart_asked_for_ends_it_and_starts_it_again(
     fake: Launch, options: TritonOptions, watcher: Watcher
 ) -> None:
-    """The reason is told while it is down; a second plea meanwhile changes nothing."""
+    """The reason is reported while it is down; a second plea meanwhile changes nothing."""
     async with supervised(fake, options, watcher) as process:
         assert not process.restart("it does not run yet")
         first = await watcher.until(EngineState.RUNNING)
@@ -152,7 +156,7 @@ async def test_restart_asked_for_ends_it_and_starts_it_again(
 async def test_restart_of_a_stubborn_triton_is_cut_short_by_stop(
     fake: Launch, options: TritonOptions, watcher: Watcher
 ) -> None:
-    """Whoever stops does not wait for a restart's grace."""
+    """A stop does not wait for a restart's grace period."""
     patient = replace(options, extra_args=("--stubborn",), restart_grace_s=1000.0)
     async with supervised(fake, patient, watcher) as process:
         await watcher.until(EngineState.RUNNING)
@@ -183,7 +187,7 @@ async def test_start_waits_until_it_is_allowed_and_no_longer_than_until_stop(
         asked.put_nowait(None)
         await allowed.wait()
 
-    process = TritonProcess(
+    process = TritonSupervisor(
         fake, options, emit=watcher.emit, on_status=watcher.on_status, backoff=quick(), before_start=gate
     )
     task = asyncio.create_task(process.run())
@@ -204,7 +208,7 @@ async def test_cancelled_run_kills_at_once_and_clears_up(
     fake: Launch, options: TritonOptions, watcher: Watcher
 ) -> None:
     """The second Ctrl-C: no grace, nothing left."""
-    process = TritonProcess(fake, options, emit=watcher.emit, on_status=watcher.on_status)
+    process = TritonSupervisor(fake, options, emit=watcher.emit, on_status=watcher.on_status)
     task = asyncio.create_task(process.run())
     running = await watcher.until(EngineState.RUNNING)
     task.cancel()
@@ -217,8 +221,8 @@ async def test_cancelled_run_kills_at_once_and_clears_up(
 
 
 async def test_stop_before_run_leaves_nothing_to_run(fake: Launch, options: TritonOptions, watcher: Watcher) -> None:
-    """A stack that is told to end while it starts does not start Triton after all."""
-    process = TritonProcess(fake, options, emit=watcher.emit, on_status=watcher.on_status)
+    """A stack that is stopped while it starts does not start Triton after all."""
+    process = TritonSupervisor(fake, options, emit=watcher.emit, on_status=watcher.on_status)
     await process.stop(1.0)
     await process.run()
     assert [status.state for status in watcher.statuses] == [EngineState.STOPPED]
@@ -231,7 +235,7 @@ async def test_program_that_ends_each_time_fails_with_its_last_words(
     broken = program(
         tmp_path, "#!/bin/sh\necho trying\necho 'libcuda.so.1: cannot open shared object file' >&2\nexit 3\n"
     )
-    process = TritonProcess(broken, options, emit=watcher.emit, on_status=watcher.on_status, backoff=quick())
+    process = TritonSupervisor(broken, options, emit=watcher.emit, on_status=watcher.on_status, backoff=quick())
     async with asyncio.timeout(WAIT_S):
         await process.run()
     assert process.status == EngineStatus(
@@ -249,7 +253,7 @@ async def test_program_that_cannot_be_executed_fails_with_the_reason(
 ) -> None:
     """No traceback of the launcher, one line."""
     absent = Launch((str(tmp_path / "absent"),), {})
-    process = TritonProcess(absent, options, emit=watcher.emit, on_status=watcher.on_status, backoff=quick())
+    process = TritonSupervisor(absent, options, emit=watcher.emit, on_status=watcher.on_status, backoff=quick())
     await process.run()
     assert process.status.reason.endswith("absent cannot be executed: No such file or directory")
 
@@ -260,7 +264,7 @@ async def test_program_that_never_answers_fails_in_its_time(
     """A start that hangs is ended and counts as failed."""
     deaf = program(tmp_path, "#!/bin/sh\nexec sleep 1000\n")
     impatient = replace(options, live_timeout_s=0.1)
-    process = TritonProcess(deaf, impatient, emit=watcher.emit, on_status=watcher.on_status, backoff=quick())
+    process = TritonSupervisor(deaf, impatient, emit=watcher.emit, on_status=watcher.on_status, backoff=quick())
     async with asyncio.timeout(WAIT_S):
         await process.run()
     assert process.status.state is EngineState.FAILED
@@ -277,7 +281,7 @@ async def test_port_in_use_at_the_start_fails_at_once_and_names_it(
         other.listen()
         port = other.getsockname()[1]
         taken = replace(options, listeners=replace(options.listeners, **{which: port}))
-        process = TritonProcess(fake, taken, emit=watcher.emit, on_status=watcher.on_status)
+        process = TritonSupervisor(fake, taken, emit=watcher.emit, on_status=watcher.on_status)
         await process.run()
     assert [status.state for status in watcher.statuses] == [EngineState.FAILED]
     assert f"port {port} on 127.0.0.1" in process.status.reason
@@ -306,7 +310,7 @@ async def test_port_taken_while_it_was_down_is_waited_for(
 async def test_missing_repository_fails_at_once(fake: Launch, options: TritonOptions, watcher: Watcher) -> None:
     """The folder is named."""
     nowhere = replace(options, repositories=(Path("/absent/models"),))
-    process = TritonProcess(fake, nowhere, emit=watcher.emit, on_status=watcher.on_status)
+    process = TritonSupervisor(fake, nowhere, emit=watcher.emit, on_status=watcher.on_status)
     await process.run()
     assert process.status.reason.startswith("the model repository /absent/models is not a folder")
 
@@ -318,7 +322,7 @@ async def test_flood_of_output_neither_blocks_it_nor_fills_our_log(
     loud = program(
         tmp_path, "#!/bin/sh\nyes 'a model that prints in a loop' | head -c 2097152\nprintf '\\nthe end\\n'\nexit 3\n"
     )
-    process = TritonProcess(loud, options, emit=watcher.emit, on_status=watcher.on_status, backoff=quick())
+    process = TritonSupervisor(loud, options, emit=watcher.emit, on_status=watcher.on_status, backoff=quick())
     async with asyncio.timeout(WAIT_S):
         await process.run()
     assert process.status.reason.endswith("exited with code 3: the end")
@@ -328,7 +332,7 @@ async def test_flood_of_output_neither_blocks_it_nor_fills_our_log(
 
 def test_launcher_whose_parent_is_gone_starts_nothing(tmp_path: Path) -> None:
     """The race between a start and the death of its starter ends with no process, not with an orphan."""
-    launcher = CHECKOUT / "server" / "backends" / "triton_launch.py"
+    launcher = CHECKOUT / "server" / "penstock" / "engines" / "triton" / "launch.py"
     witness = tmp_path / "witness"
     command = [sys.executable, "-I", "-S", str(launcher), "1", "/usr/bin/touch", str(witness)]
     done = subprocess.run(command, capture_output=True, text=True, check=False)

@@ -14,12 +14,11 @@ from pathlib import Path
 
 import pytest
 
-from server.backends.reaper import claim_run_directory, region_prefix
-from server.backends.triton_listeners import TritonListeners
-from server.backends.triton_process import TritonOptions, TritonProcess
-from server.backends.triton_runtime import Launch, find_triton
-from server.backends.triton_status import EngineState
-from server.local.socket_folder import reachable
+from penstock.engines.run_directory import claim_run_directory, region_prefix
+from penstock.engines.triton.endpoints import TritonListeners
+from penstock.engines.triton.runtime import Launch, find_triton
+from penstock.engines.triton.supervisor import EngineState, TritonOptions, TritonSupervisor
+from penstock.gateway.workers.running_stacks import reachable_folder
 from tests.backends import onnx_models
 from tests.backends.supervision import (
     WAIT_S,
@@ -105,7 +104,7 @@ async def test_real_triton_with_an_option_that_it_does_not_know_fails_with_its_w
     """Its own complaint is in the reason."""
     launch, options = real
     wrong = replace(options, extra_args=("--no-such-option",))
-    process = TritonProcess(launch, wrong, emit=watcher.emit, on_status=watcher.on_status, backoff=quick())
+    process = TritonSupervisor(launch, wrong, emit=watcher.emit, on_status=watcher.on_status, backoff=quick())
     async with asyncio.timeout(WAIT_S):
         await process.run()
     assert process.status.state is EngineState.FAILED
@@ -115,19 +114,19 @@ async def test_real_triton_with_an_option_that_it_does_not_know_fails_with_its_w
 PARENT = """
 import asyncio, os, sys, threading
 from pathlib import Path
-from server.backends.reaper import claim_run_directory
-from server.backends.triton_listeners import TritonListeners
-from server.backends.triton_process import TritonOptions, TritonProcess
-from server.backends.triton_runtime import find_triton
-from server.local.socket_folder import reachable
+from penstock.engines.run_directory import claim_run_directory
+from penstock.engines.triton.endpoints import TritonListeners
+from penstock.engines.triton.supervisor import TritonOptions, TritonSupervisor
+from penstock.engines.triton.runtime import find_triton
+from penstock.gateway.workers.running_stacks import reachable_folder
 threading.Thread(target=lambda: (sys.stdin.read(), os._exit(1)), daemon=True).start()  # an aborted test leaves nothing
 environment, base, models = sys.argv[1:]
 run_dir, _ = claim_run_directory(Path(base))
-listeners = TritonListeners(reachable(run_dir.path))
+listeners = TritonListeners(reachable_folder(run_dir.path))
 options = TritonOptions(run_dir.engine_id, (Path(models),), listeners)
 launch = find_triton(environment=Path(environment), search_path="").prepare(run_dir.path)
 tell = lambda status: print(run_dir.engine_id, status.state, status.pid, flush=True)
-asyncio.run(TritonProcess(launch, options, emit=lambda *_, **__: None, on_status=tell).run())
+asyncio.run(TritonSupervisor(launch, options, emit=lambda *_, **__: None, on_status=tell).run())
 """
 
 
@@ -144,7 +143,7 @@ def test_real_triton_whose_parent_is_killed_dies_with_it(
             assert parent.stdout is not None
             lines = (line.split() for line in parent.stdout)
             engine_id, _, pid = next(line for line in lines if line[1] == EngineState.RUNNING)
-            own = replace(options, listeners=TritonListeners(reachable(base / f"run-{engine_id}")))
+            own = replace(options, listeners=TritonListeners(reachable_folder(base / f"run-{engine_id}")))
             load(own, "slow")
             load(own, "onnx")
             stubs = stubs_of(engine_id)

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from server.backends.triton_runtime import (
+from penstock.engines.triton.runtime import (
     TritonRuntime,
     TritonUnavailable,
     check_platform,
@@ -181,7 +181,7 @@ def test_find_without_libpython_names_the_debian_package(tmp_path: Path) -> None
 
 
 def test_find_where_a_folder_may_not_be_read_names_it(environment: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Somebody else's Python under a closed folder is one sentence, not a traceback."""
+    """Another user's Python under a closed folder is one sentence, not a traceback."""
     closed = PermissionError(13, "Permission denied", "/closed/lib/libpython3.11.so.1.0")
 
     def refuse(path: Path) -> bool:

@@ -8,11 +8,11 @@ import pytest
 import pytest_asyncio
 from tritonclient.grpc import service_pb2
 
-from server.backends import triton_stream
-from server.backends.triton_grpc import TritonGrpc
-from server.backends.triton_stream import TritonStream
-from server.core.errors import BackendUnavailable, DeadlineExceeded
-from server.core.relay import GrpcAnswer
+from penstock.engines.triton import grpc_calls as triton_stream
+from penstock.engines.triton.grpc_calls import TritonGrpcStream
+from penstock.engines.triton.grpc_client import TritonGrpcClient
+from penstock.protocol.call import GrpcAnswer
+from penstock.protocol.errors import DeadlineExceeded, EngineUnavailable
 from tests.backends.fake_triton import FakeTriton, Mode
 from tests.backends.test_triton_grpc import child_triton, connected, infer_message
 
@@ -27,12 +27,12 @@ async def fake() -> AsyncIterator[FakeTriton]:
 
 
 @pytest_asyncio.fixture
-async def client(fake: FakeTriton) -> AsyncIterator[TritonGrpc]:
+async def client(fake: FakeTriton) -> AsyncIterator[TritonGrpcClient]:
     async with connected(fake.grpc_address) as connection:
         yield connection
 
 
-async def begun_stream(fake: FakeTriton, client: TritonGrpc) -> TritonStream:
+async def begun_stream(fake: FakeTriton, client: TritonGrpcClient) -> TritonGrpcStream:
     """One request on it, on which the engine works until it is released."""
     fake.mode = Mode.SLOW
     stream = client.open_stream(METHOD, (), deadline=None)
@@ -42,7 +42,7 @@ async def begun_stream(fake: FakeTriton, client: TritonGrpc) -> TritonStream:
 
 
 async def test_stream_passes_messages_both_ways_and_ends_with_the_engines_status(
-    fake: FakeTriton, client: TritonGrpc
+    fake: FakeTriton, client: TritonGrpcClient
 ) -> None:
     """In order; after half-close what is left is answered; trailing metadata is the engine's own."""
     async with asyncio.timeout(WAIT_S):
@@ -50,17 +50,17 @@ async def test_stream_passes_messages_both_ways_and_ends_with_the_engines_status
         for _ in range(3):
             await stream.send(infer_message())
         await stream.half_close()
-        heard = []
+        received = []
         while (message := await stream.receive()) is not None:
-            heard.append(service_pb2.ModelStreamInferResponse.FromString(message).infer_response.id)
+            received.append(service_pb2.ModelStreamInferResponse.FromString(message).infer_response.id)
         end = await stream.end()
 
-    assert heard == ["7"] * 3
+    assert received == ["7"] * 3
     assert end == GrpcAnswer(0, trailing_metadata=(("engine-key", "engine-value"),))
     assert dict(fake.grpc_metadata)["traceparent"] == "00-abc-def-01"
 
 
-async def test_stream_goes_without_the_metadata_that_ends_triton(fake: FakeTriton, client: TritonGrpc) -> None:
+async def test_stream_goes_without_the_metadata_that_ends_triton(fake: FakeTriton, client: TritonGrpcClient) -> None:
     """triton_grpc_error stays here: with it a decoupled model's error kills Triton 2.51."""
     async with asyncio.timeout(WAIT_S):
         stream = client.open_stream(METHOD, (("triton_grpc_error", "true"), ("other", "1")), deadline=None)
@@ -76,9 +76,9 @@ async def test_stream_goes_without_the_metadata_that_ends_triton(fake: FakeTrito
     ("mode", "code"), [(Mode.ERROR, 13), (Mode.QUEUE_FULL, 14), (Mode.GAVE_UP, 1)], ids=["error", "full", "gave up"]
 )
 async def test_stream_that_the_engine_ends_says_how(
-    fake: FakeTriton, client: TritonGrpc, mode: Mode, code: int
+    fake: FakeTriton, client: TritonGrpcClient, mode: Mode, code: int
 ) -> None:
-    """Code, details and trailing metadata as they are; messages that came too late are nobody's error."""
+    """Code, details and trailing metadata as they are; messages that came too late are no error."""
     fake.mode = mode
     async with asyncio.timeout(WAIT_S):
         stream = client.open_stream(METHOD, (), deadline=None)
@@ -93,7 +93,7 @@ async def test_stream_that_the_engine_ends_says_how(
     assert end.trailing_metadata == (("engine-key", "engine-value"),)
 
 
-async def test_stream_keeps_its_deadline(fake: FakeTriton, client: TritonGrpc) -> None:
+async def test_stream_keeps_its_deadline(fake: FakeTriton, client: TritonGrpcClient) -> None:
     """DeadlineExceeded then, and the engine's call is cancelled; one that has passed opens nothing."""
     fake.mode = Mode.SLOW
     async with asyncio.timeout(WAIT_S):
@@ -108,7 +108,7 @@ async def test_stream_keeps_its_deadline(fake: FakeTriton, client: TritonGrpc) -
             client.open_stream(METHOD, (), deadline=time.monotonic() - 1)
 
 
-async def test_cancelled_stream_cancels_the_engine(fake: FakeTriton, client: TritonGrpc) -> None:
+async def test_cancelled_stream_cancels_the_engine(fake: FakeTriton, client: TritonGrpcClient) -> None:
     """And may be cancelled again."""
     async with asyncio.timeout(WAIT_S):
         stream = await begun_stream(fake, client)
@@ -119,7 +119,7 @@ async def test_cancelled_stream_cancels_the_engine(fake: FakeTriton, client: Tri
 
 @pytest.mark.parametrize("is_reader_gone", [True, False], ids=["its reader gone", "its reader waiting"])
 async def test_stream_that_is_left_as_the_engine_answers_is_not_cancelled(
-    fake: FakeTriton, client: TritonGrpc, is_reader_gone: bool
+    fake: FakeTriton, client: TritonGrpcClient, is_reader_gone: bool
 ) -> None:
     """It is half-closed and answered to its end: Triton 2.51 dies of a cancel at that moment."""
     async with asyncio.timeout(WAIT_S):
@@ -136,7 +136,7 @@ async def test_stream_that_is_left_as_the_engine_answers_is_not_cancelled(
 
 
 async def test_streams_that_are_left_are_read_up_to_a_number(
-    fake: FakeTriton, client: TritonGrpc, monkeypatch: pytest.MonkeyPatch
+    fake: FakeTriton, client: TritonGrpcClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Further ones are cancelled at once."""
     monkeypatch.setattr(triton_stream, "MAX_LEAVING", 0)
@@ -156,10 +156,10 @@ async def test_stream_of_a_killed_engine_is_unavailable_within_a_second() -> Non
             process.kill()
             killed = time.monotonic()
             assert await stream.receive() is None
-            with pytest.raises(BackendUnavailable):
+            with pytest.raises(EngineUnavailable):
                 await stream.end()
             assert time.monotonic() - killed < 1
             late = client.open_stream(METHOD, (), deadline=None)
             assert await late.receive() is None
-            with pytest.raises(BackendUnavailable):
+            with pytest.raises(EngineUnavailable):
                 await late.end()

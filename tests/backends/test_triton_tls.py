@@ -1,4 +1,4 @@
-"""An engine behind TLS: https:// makes both ports encrypted, and a certificate nobody vouches for is refused."""
+"""An engine behind TLS: https:// makes both ports encrypted, and an untrusted certificate is refused."""
 
 import asyncio
 import os
@@ -19,16 +19,16 @@ CHECKOUT = Path(__file__).resolve().parents[2]
 
 CLIENT = """
 import asyncio, sys
-from server.backends.triton import TritonBackend
-from server.core.errors import BackendUnavailable
-from server.core.relay import HttpCall
+from penstock.engines.triton.client import TritonEngine
+from penstock.protocol.errors import EngineUnavailable
+from penstock.protocol.call import HttpCall
 
 async def main():
-    async with TritonBackend(http_url=sys.argv[1], grpc_address=sys.argv[2], max_connections=1) as backend:
+    async with TritonEngine(http_url=sys.argv[1], grpc_address=sys.argv[2], max_connections=1) as backend:
         try:
             answer = await backend.http(HttpCall("GET", b"/v2", (), b""), deadline=None)
             print(answer.status, await backend.ready())
-        except BackendUnavailable as error:
+        except EngineUnavailable as error:
             print("unavailable", await backend.ready(), error)
 
 asyncio.run(main())

@@ -4,10 +4,9 @@ import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
-from server.backends.http2_frames import Flag, Kind, field, frame
-from server.backends.http2_grpc import Reply
-from server.backends.patience import Patience
-from server.backends.triton_unary import UnaryCalls
+from penstock.engines.call_options import CallTimeouts
+from penstock.engines.triton.grpc_calls import UnaryClient
+from penstock.engines.triton.http2_protocol import FrameFlag, FrameKind, GrpcReply, field, frame
 
 
 class Late(asyncio.Protocol):
@@ -20,16 +19,19 @@ class Late(asyncio.Protocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         assert isinstance(transport, asyncio.Transport)
         self._transport = transport
-        greeting = frame(Kind.SETTINGS, 0, 0, b"")
+        greeting = frame(FrameKind.SETTINGS, 0, 0, b"")
         self._greeting = asyncio.get_running_loop().call_later(self._after_s, transport.write, greeting)
 
     def data_received(self, data: bytes) -> None:
-        at = data.find(bytes((Kind.HEADERS, Flag.END_HEADERS)))
+        at = data.find(bytes((FrameKind.HEADERS, FrameFlag.END_HEADERS)))
         if at >= 0:
             stream_id = int.from_bytes(data[at + 2 : at + 6], "big")
             self._transport.write(
                 frame(
-                    Kind.HEADERS, Flag.END_HEADERS | Flag.END_STREAM, stream_id, b"\x88" + field(b"grpc-status", b"5")
+                    FrameKind.HEADERS,
+                    FrameFlag.END_HEADERS | FrameFlag.END_STREAM,
+                    stream_id,
+                    b"\x88" + field(b"grpc-status", b"5"),
                 )
             )
 
@@ -39,10 +41,10 @@ class Late(asyncio.Protocol):
 
 
 @asynccontextmanager
-async def client_of_late_peer(after_s: float, patience: Patience) -> AsyncIterator[UnaryCalls]:
+async def client_of_late_peer(after_s: float, timeouts: CallTimeouts) -> AsyncIterator[UnaryClient]:
     gone = asyncio.Event()
     server = await asyncio.get_running_loop().create_server(lambda: Late(after_s, gone), "127.0.0.1", 0)
-    client = UnaryCalls(f"127.0.0.1:{server.sockets[0].getsockname()[1]}", patience)
+    client = UnaryClient(f"127.0.0.1:{server.sockets[0].getsockname()[1]}", timeouts)
     yield client
     client.close()
     await gone.wait()
@@ -50,9 +52,9 @@ async def client_of_late_peer(after_s: float, patience: Patience) -> AsyncIterat
 
 
 async def test_calls_with_less_time_than_a_connection_takes_do_not_keep_it_from_being_made() -> None:
-    """Whoever began to connect may give up: the connection is there for the next."""
-    answer: Reply | None = None
-    async with client_of_late_peer(0.4, Patience(connect_s=20.0)) as client:
+    """The first caller may give up: the next one uses its connection."""
+    answer: GrpcReply | None = None
+    async with client_of_late_peer(0.4, CallTimeouts(connect_s=20.0)) as client:
         for _ in range(100):
             try:
                 async with asyncio.timeout(0.1):
@@ -66,7 +68,7 @@ async def test_calls_with_less_time_than_a_connection_takes_do_not_keep_it_from_
 
 async def test_calls_to_a_silent_peer_wait_for_one_connection_together() -> None:
     """Not one after the other: all of them know at the end of the first attempt."""
-    async with client_of_late_peer(3600.0, Patience(connect_s=1.0)) as client, asyncio.timeout(15):
+    async with client_of_late_peer(3600.0, CallTimeouts(connect_s=1.0)) as client, asyncio.timeout(15):
         calls = (client.call("/t.T/x", b"", ()) for _ in range(50))
         outcomes = await asyncio.gather(*calls, return_exceptions=True)
     assert {str(outcome) for outcome in outcomes} == {"no answer within 1 s"}

@@ -14,8 +14,8 @@ from typing import Any
 
 from onnx import TensorProto
 
-from server.backends.triton_ports import pick_free_ports
-from server.backends.triton_runtime import Launch
+from penstock.engines.triton.endpoints import pick_free_ports
+from penstock.engines.triton.runtime import Launch
 from tests.backends import onnx_models
 
 READY_TIMEOUT_S, STOP_TIMEOUT_S = 60.0, 30.0

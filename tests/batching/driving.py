@@ -2,9 +2,9 @@
 
 from collections.abc import Callable
 
-from server.batching.entry import Batch, Entry
-from server.batching.options import BatchOptions
-from server.batching.queue import BatchQueue, Dropped
+from penstock.gateway.batching.entries import Batch, Entry
+from penstock.gateway.batching.options import BatchOptions
+from penstock.gateway.batching.queue import BatchQueue, Dropped
 
 ALPHA_S, BETA_S = 0.002, 0.0001
 
@@ -59,7 +59,7 @@ class Bench:
         client: str = "",
         priority: int = 0,
     ) -> list[Entry]:
-        """So many entries, pushed; what they displace must be nobody."""
+        """So many entries, pushed; they must displace none."""
         entries = [
             self.entry(within_s=within_s, key=key, rows=rows, client=client, priority=priority) for _ in range(count)
         ]

@@ -1,20 +1,18 @@
-"""An engine for the batcher's tests: answers every row plus one, and does what it is told to besides."""
+"""An engine for the batcher's tests: answers every row plus one, and fails or waits as configured."""
 
 import asyncio
 from collections.abc import Sequence
 
 import numpy as np
 
-from server.core.backend import Backend
-from server.core.errors import InferenceError
-from server.core.infer import InferRequest, InferResponse
-from server.core.model import ModelConfig, ModelMetadata, ModelState
-from server.core.tensor import tensor_from_numpy
+from penstock.protocol.engine import InferenceEngine, ModelConfig, ModelMetadata, ModelState
+from penstock.protocol.errors import InferenceError
+from penstock.protocol.inference import InferRequest, InferResponse, tensor_from_numpy
 
 POISON = -1.0
 
 
-class EchoEngine(Backend):
+class EchoEngine(InferenceEngine):
     """calls: the rows of every call, as they came. cancelled: calls that were given up.
 
     While `gate` is clear, calls wait. refusals: raised by the next calls, one each. poison_error: raised by every call

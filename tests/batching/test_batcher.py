@@ -9,29 +9,28 @@ from dataclasses import dataclass, replace
 
 import pytest
 
-from server.batching import engine_call
-from server.batching.batcher import BatcherPool
-from server.batching.options import BatchOptions
-from server.core.batching import CloseReason, Owner
-from server.core.errors import (
-    BackendFailed,
-    BackendUnavailable,
+from penstock.gateway.batching import engine_call
+from penstock.gateway.batching.batcher import BatcherPool
+from penstock.gateway.batching.options import BatchOptions
+from penstock.protocol.errors import (
     DeadlineExceeded,
+    EngineFailed,
+    EngineUnavailable,
     InferenceError,
     InvalidRequest,
     ModelNotFound,
     OutOfMemory,
     Overloaded,
 )
-from server.core.infer import InferRequest, InferResponse
+from penstock.protocol.inference import BatchOwner, CloseReason, InferRequest, InferResponse
 from tests.batching.echo_engine import POISON, EchoEngine, asking, rows_in
 
-OWNED = BatchOptions(owner=Owner.GATEWAY, max_batch_size=8, instances=1)
+OWNED = BatchOptions(owner=BatchOwner.GATEWAY, max_batch_size=8, instances=1)
 
 
 @dataclass
 class Rig:
-    """A pool over an engine. options: of its one model, None where it is gone."""
+    """A pool over an engine. options: of its one model, None if it is gone."""
 
     engine: EchoEngine
     pool: BatcherPool
@@ -142,7 +141,7 @@ async def test_client_that_leaves_a_running_batch_costs_the_others_nothing(rig: 
     assert rig.is_empty()
 
 
-async def test_call_that_nobody_waits_for_is_given_up(rig: Rig) -> None:
+async def test_call_without_waiting_members_is_given_up(rig: Rig) -> None:
     """When the last member has left, the engine's call is cancelled and the slot is free."""
     rig.engine.gate.clear()
     asked = [rig.ask(asking(float(n))) for n in range(3)]
@@ -170,7 +169,7 @@ async def test_call_given_up_before_it_began_frees_its_slot(rig: Rig) -> None:
     assert rows_in(await rig.ask(asking(7))) == [8]
 
 
-@pytest.mark.parametrize("error", [BackendUnavailable("gone"), Overloaded("the engine's queue is full")])
+@pytest.mark.parametrize("error", [EngineUnavailable("gone"), Overloaded("the engine's queue is full")])
 async def test_engine_that_is_gone_ends_the_whole_batch(rig: Rig, error: InferenceError) -> None:
     """Every member gets the same error, each an object of its own, and the engine is asked no more."""
     rig.engine.refusals.append(error)
@@ -181,7 +180,7 @@ async def test_engine_that_is_gone_ends_the_whole_batch(rig: Rig, error: Inferen
     assert rig.is_empty()
 
 
-@pytest.mark.parametrize("error", [InvalidRequest("row of -1"), BackendFailed("model failed"), OutOfMemory("no room")])
+@pytest.mark.parametrize("error", [InvalidRequest("row of -1"), EngineFailed("model failed"), OutOfMemory("no room")])
 async def test_request_that_the_engine_refuses_fails_alone(rig: Rig, error: InferenceError) -> None:
     """A merged call that fails is asked again in halves: only the culprit gets the error."""
     rig.engine.poison_error = error
@@ -197,7 +196,7 @@ async def test_request_that_the_engine_refuses_fails_alone(rig: Rig, error: Infe
 
 @pytest.mark.parametrize("bad", [(5,), (0, 3, 7), tuple(range(8))])
 async def test_requests_whose_rows_the_engine_names_fail_at_once(rig: Rig, bad: tuple[int, ...]) -> None:
-    """The others are asked again together: one call more, and none where all are bad; the next batch has the same."""
+    """The others run again together: one call more, and none if all are bad; the next batch has the same."""
     rig.engine.poison_error, rig.engine.names_rows = InvalidRequest("no picture"), True
     for _ in range(2):
         rig.engine.calls.clear()
@@ -213,10 +212,10 @@ async def test_requests_whose_rows_the_engine_names_fail_at_once(rig: Rig, bad: 
 
 async def test_broken_model_is_asked_few_more_times(rig: Rig) -> None:
     """Where every call fails, what is asked again is bounded, and less once that is known."""
-    rig.engine.poison_error = BackendFailed("model failed")
+    rig.engine.poison_error = EngineFailed("model failed")
     for _ in range(2):
         ends = await asyncio.gather(*[rig.ask(asking(POISON)) for _ in range(8)], return_exceptions=True)
-        assert all(isinstance(end, BackendFailed) for end in ends)
+        assert all(isinstance(end, EngineFailed) for end in ends)
     assert len(rig.engine.calls) <= (1 + 12) + 1
 
 
@@ -234,7 +233,7 @@ async def test_answer_with_too_few_rows_is_nobodys(rig: Rig) -> None:
     """No member is given rows that may be another's."""
     rig.engine.missing_rows = 1
     ends = await asyncio.gather(*[rig.ask(asking(float(n))) for n in range(3)], return_exceptions=True)
-    assert all(isinstance(end, BackendFailed) for end in ends)
+    assert all(isinstance(end, EngineFailed) for end in ends)
     assert rig.is_empty()
 
 
@@ -308,7 +307,7 @@ async def test_deadline_that_passes_in_the_queue_never_reaches_the_engine(rig: R
 
 
 async def test_full_queue_refuses_at_once(rig: Rig) -> None:
-    """503 with its reason, and nobody who waits is touched."""
+    """503 with its reason, and waiting requests are unaffected."""
     rig.options = replace(OWNED, max_queue_size=2)
     first = await rig.occupied()
     waiting = [rig.ask(asking(float(n))) for n in range(4)]
@@ -340,14 +339,14 @@ async def test_what_delivering_takes_is_learned_behind_the_members_own_turns(rig
     assert 0.001 <= fit.deliver_s < 0.1
 
 
-async def test_pool_that_closes_leaves_nobody_waiting(rig: Rig) -> None:
+async def test_pool_that_closes_leaves_no_request_waiting(rig: Rig) -> None:
     """What waits and what runs ends with a reason."""
     first = await rig.occupied()
     others = [rig.ask(asking(float(n))) for n in range(3)]
     await asyncio.sleep(0)
     await rig.pool.aclose()
     ends = await asyncio.gather(first, *others, return_exceptions=True)
-    assert all(isinstance(end, BackendUnavailable | Overloaded) for end in ends)
+    assert all(isinstance(end, EngineUnavailable | Overloaded) for end in ends)
     assert rig.is_empty()
 
 

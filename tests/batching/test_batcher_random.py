@@ -7,16 +7,15 @@ from collections import Counter
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from server.batching.batcher import BatcherPool
-from server.batching.options import BatchOptions
-from server.core.batching import Owner
-from server.core.errors import BackendFailed, BackendUnavailable, InferenceError, OutOfMemory
-from server.core.infer import InferResponse
+from penstock.gateway.batching.batcher import BatcherPool
+from penstock.gateway.batching.options import BatchOptions
+from penstock.protocol.errors import EngineFailed, EngineUnavailable, InferenceError, OutOfMemory
+from penstock.protocol.inference import BatchOwner, InferResponse
 from tests.batching.echo_engine import EchoEngine, asking, rows_in
 
 FAILURES: dict[str, type[InferenceError]] = {
-    "fails": BackendFailed,
-    "is gone": BackendUnavailable,
+    "fails": EngineFailed,
+    "is gone": EngineUnavailable,
     "is out of memory": OutOfMemory,
 }
 STEPS = st.lists(
@@ -37,7 +36,7 @@ def test_every_request_ends_once_with_its_own_rows_or_a_reason(
     steps: list[tuple[str, int]], max_batch_size: int, instances: int, max_queue_size: int
 ) -> None:
     """Asked for is answered, failed with a reason or left by its client; the queue and the engine are empty then."""
-    options = BatchOptions(Owner.GATEWAY, max_batch_size, instances, max_queue_size=max_queue_size)
+    options = BatchOptions(BatchOwner.GATEWAY, max_batch_size, instances, max_queue_size=max_queue_size)
     asyncio.run(asyncio.wait_for(play(steps, options), 20))
 
 
@@ -60,7 +59,7 @@ async def play(steps: list[tuple[str, int]], options: BatchOptions) -> None:
         elif kind == "let go":
             engine.gate.set()
         elif kind in FAILURES:
-            engine.refusals.append(FAILURES[kind]("told to"))
+            engine.refusals.append(FAILURES[kind]("injected"))
         await asyncio.sleep(0)
     engine.gate.set()
     ends = await asyncio.gather(*[task for _, task in asked], return_exceptions=True)

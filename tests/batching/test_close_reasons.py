@@ -1,6 +1,6 @@
 """Which word a batch says of why it took no more rows, where it waited for more."""
 
-from server.core.batching import CloseReason
+from penstock.protocol.inference import CloseReason
 from tests.batching.driving import Bench
 
 DELAY_S = 0.01

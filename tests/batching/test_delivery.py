@@ -2,15 +2,15 @@
 
 import pytest
 
-from server.batching.delivery import BATCHES, FEWEST, Deliveries
-from server.core.batching import CloseReason
-from server.core.errors import Overloaded
+from penstock.gateway.batching.service_times import DELIVERY_BATCHES, MIN_DELIVERIES, DeliveryTimes
+from penstock.protocol.errors import Overloaded
+from penstock.protocol.inference import CloseReason
 from tests.batching.driving import ALPHA_S, BETA_S, Bench, call_s
 
 
 def after(*seen: tuple[int, float]) -> float:
     """What is believed after those batches: (rows, seconds)."""
-    deliveries = Deliveries()
+    deliveries = DeliveryTimes()
     for rows, seconds in seen:
         deliveries.learn(rows, seconds)
     return deliveries.row_s
@@ -18,8 +18,8 @@ def after(*seen: tuple[int, float]) -> float:
 
 def test_nothing_is_believed_after_a_few_batches() -> None:
     """The first ones are of a gateway that warms up."""
-    assert after(*[(10, 0.5)] * (FEWEST - 1)) == 0.0
-    assert after(*[(10, 0.5)] * FEWEST) == pytest.approx(0.05)
+    assert after(*[(10, 0.5)] * (MIN_DELIVERIES - 1)) == 0.0
+    assert after(*[(10, 0.5)] * MIN_DELIVERIES) == pytest.approx(0.05)
 
 
 def test_one_strange_batch_in_three_moves_nothing() -> None:
@@ -34,8 +34,8 @@ def test_batches_of_few_rows_count_little() -> None:
 
 def test_what_has_changed_is_believed_within_as_many_batches_as_are_remembered() -> None:
     """Cheaper or dearer: other tensors, another transport."""
-    assert after(*[(8, 0.008)] * 50, *[(8, 0.0008)] * BATCHES) == pytest.approx(0.0001)
-    assert after(*[(8, 0.0008)] * 50, *[(8, 0.008)] * BATCHES) == pytest.approx(0.001)
+    assert after(*[(8, 0.008)] * 50, *[(8, 0.0008)] * DELIVERY_BATCHES) == pytest.approx(0.0001)
+    assert after(*[(8, 0.0008)] * 50, *[(8, 0.008)] * DELIVERY_BATCHES) == pytest.approx(0.001)
 
 
 def taught_to_deliver(row_s: float) -> Bench:
@@ -52,18 +52,18 @@ def taught_to_deliver(row_s: float) -> Bench:
 
 def test_batch_is_small_enough_for_its_answers_to_be_delivered_in_time() -> None:
     """What delivering took counts for each row against the earliest deadline, the engine's own time being the same."""
-    told_s, within_s = 0.0003, 0.010
-    bench = taught_to_deliver(told_s)
+    delivered_s, within_s = 0.0003, 0.010
+    bench = taught_to_deliver(delivered_s)
     bench.push(64, within_s=within_s)
 
     batch = bench.pop()
 
-    assert batch.rows == int((within_s - ALPHA_S) / (BETA_S + told_s) + 1e-6) == 20
+    assert batch.rows == int((within_s - ALPHA_S) / (BETA_S + delivered_s) + 1e-6) == 20
     assert batch.close_reason is CloseReason.DEADLINE
     assert batch.expected_s == pytest.approx(call_s(batch.rows))  # the engine's next call waits for no delivery
 
 
-def test_request_whose_answer_could_not_be_delivered_in_time_is_told_at_once() -> None:
+def test_request_whose_answer_could_not_be_delivered_in_time_is_refused_at_once() -> None:
     """The engine alone would be quick enough."""
     bench = taught_to_deliver(0.001)
     bench.push(8, within_s=1.0)

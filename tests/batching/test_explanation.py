@@ -1,4 +1,4 @@
-"""What a request, and a model, are told of batches."""
+"""Explanations of the batches of a request, and of a model."""
 
 import json
 from dataclasses import replace
@@ -8,25 +8,30 @@ import pytest
 from google.protobuf import text_format
 from tritonclient.grpc import model_config_pb2
 
-from server.batching.engine_statistics import EngineBatches, read_engine_batches
-from server.batching.explanation import (
-    HEADER,
-    Explained,
-    as_header,
-    explained,
-    is_asked_by,
-    is_asked_in,
-    not_formed,
+from penstock.gateway.batching.batch_report import (
+    EngineBatches,
+    ModelBatchReport,
+    explain_engine,
+    explain_queue,
+    propose_config,
+    read_engine_batches,
 )
-from server.batching.options import BatchOptions
-from server.batching.page import ModelExplained, explain_engine, explain_queue
-from server.batching.proposal import propose
-from server.batching.queue import QueueStatistics
-from server.core.batching import CloseReason, Explanation, Fit, Owner
-from server.core.errors import BackendFailed
+from penstock.gateway.batching.explanation import (
+    EXPLAIN_HEADER,
+    RequestExplanation,
+    explain_batched,
+    explain_unbatched,
+    explanation_header,
+    is_requested_in_headers,
+    is_requested_in_metadata,
+)
+from penstock.gateway.batching.options import BatchOptions
+from penstock.gateway.batching.queue import QueueStatistics
+from penstock.protocol.errors import EngineFailed
+from penstock.protocol.inference import BatchOwner, BatchTrace, CloseReason, EngineTimeFit
 
-V100 = Fit(1.98e-3, 0.1475e-3, 0.0, 1000)
-ONE = Explanation(
+V100 = EngineTimeFit(1.98e-3, 0.1475e-3, 0.0, 1000)
+ONE = BatchTrace(
     model_name="street",
     arrived_unix_s=1_700_000_000.5,
     queued_s=0.0004,
@@ -42,46 +47,47 @@ ONE = Explanation(
     expected_s=0.0049,
     slack_s=0.02,
 )
-OPTIONS = BatchOptions(Owner.GATEWAY, max_batch_size=64, instances=1, slo_s=0.05)
+OPTIONS = BatchOptions(BatchOwner.GATEWAY, max_batch_size=64, instances=1, slo_s=0.05)
 
 
 def test_explanation_says_why_the_request_waited_and_why_its_batch_closed() -> None:
     """The sentence names the wait, who was ahead, the batch, why it closed, and what the engine took."""
-    told = explained(ONE)
-    assert told.text == (
+    found = explain_batched(ONE)
+    assert found.text == (
         "waited 0.4 ms behind 2 for its batch of 3 requests and 4 rows, closed because the engine was free and nothing "
         "more waited; the engine took 5.1 ms, 4.9 ms were expected"
     )
-    assert (told.queue_ms, told.engine_ms, told.closed_by, told.busy, told.slots) == (0.4, 5.1, "slot_free", 1, 3)
-    assert told.fit is not None
-    assert (told.fit.alpha_ms, told.fit.beta_ms_per_row) == (1.98, 0.1475)
+    assert (found.queue_ms, found.engine_ms, found.closed_by, found.busy, found.slots) == (0.4, 5.1, "slot_free", 1, 3)
+    assert found.fit is not None
+    assert (found.fit.alpha_ms, found.fit.beta_ms_per_row) == (1.98, 0.1475)
 
 
 def test_every_close_reason_has_its_words() -> None:
-    """No batch closes for a reason that a person is not told."""
-    told = {explained(replace(ONE, close_reason=reason)).text for reason in CloseReason}
-    assert len(told) == len(CloseReason)
+    """Every close reason has a text of its own."""
+    texts = {explain_batched(replace(ONE, close_reason=reason)).text for reason in CloseReason}
+    assert len(texts) == len(CloseReason)
 
 
 def test_header_is_printable_ascii_whatever_the_model_is_called() -> None:
     """Headers and gRPC metadata carry no other signs; the JSON gives the name back."""
-    told = explained(replace(ONE, model_name="straße\n\N{SNOWMAN}"))
-    header = as_header(told)
+    explanation = explain_batched(replace(ONE, model_name="straße\n\N{SNOWMAN}"))
+    header = explanation_header(explanation)
     assert header.isascii()
     assert header.isprintable()
-    assert msgspec.json.decode(header, type=Explained) == told
-    assert "expected_ms" not in json.loads(as_header(explained(replace(ONE, expected_s=None))))
+    assert msgspec.json.decode(header, type=RequestExplanation) == explanation
+    assert "expected_ms" not in json.loads(explanation_header(explain_batched(replace(ONE, expected_s=None))))
 
 
 @pytest.mark.parametrize(
-    ("owner", "words"), [(Owner.TRITON, "Triton forms"), (Owner.OFF, "nobody forms"), (Owner.GATEWAY, "alone")]
+    ("owner", "words"),
+    [(BatchOwner.TRITON, "Triton forms"), (BatchOwner.OFF, "batching is off"), (BatchOwner.GATEWAY, "alone")],
 )
-def test_request_that_passed_through_is_told_who_owns_its_batches(owner: Owner, words: str) -> None:
+def test_explanation_of_an_unbatched_request_names_the_owner_of_its_batches(owner: BatchOwner, words: str) -> None:
     """The gateway claims no batch that it did not form."""
-    told = not_formed("street", owner)
-    assert (told.owner, told.batch, told.queue_ms) == (owner, None, None)
-    assert words in told.text
-    assert ("penstock models explain street" in told.text) is (owner is Owner.TRITON)
+    explanation = explain_unbatched("street", owner)
+    assert (explanation.owner, explanation.batch, explanation.queue_ms) == (owner, None, None)
+    assert words in explanation.text
+    assert ("penstock models explain street" in explanation.text) is (owner is BatchOwner.TRITON)
 
 
 @pytest.mark.parametrize(
@@ -89,12 +95,12 @@ def test_request_that_passed_through_is_told_who_owns_its_batches(owner: Owner, 
 )
 def test_explanation_is_given_to_who_asks_only(value: str, is_asked: bool) -> None:
     """The header and the metadata are read alike; others are not looked at."""
-    name = HEADER.encode()
-    assert is_asked_by(((b"x-other", b"1"), (name, value.encode()))) is is_asked
-    assert is_asked_in((("x-other", "1"), (HEADER, value))) is is_asked
-    assert is_asked_in(((HEADER, value.encode()),)) is is_asked
-    assert not is_asked_by(((b"x-other", b"1"),))
-    assert not is_asked_in(())
+    name = EXPLAIN_HEADER.encode()
+    assert is_requested_in_headers(((b"x-other", b"1"), (name, value.encode()))) is is_asked
+    assert is_requested_in_metadata((("x-other", "1"), (EXPLAIN_HEADER, value))) is is_asked
+    assert is_requested_in_metadata(((EXPLAIN_HEADER, value.encode()),)) is is_asked
+    assert not is_requested_in_headers(((b"x-other", b"1"),))
+    assert not is_requested_in_metadata(())
 
 
 def dynamic_batching(text: str) -> model_config_pb2.ModelDynamicBatching:
@@ -110,7 +116,7 @@ def sentences(text: str) -> str:
 @pytest.mark.parametrize(("slo_s", "rows"), [(0.007, 10), (0.015, 37), (0.050, 64)])
 def test_proposal_prefers_the_largest_batch_that_keeps_the_slo_twice(slo_s: float, rows: int) -> None:
     """2 t(b) within the SLO: what a request meets that comes when a batch has just begun."""
-    proposal = propose(V100, replace(OPTIONS, slo_s=slo_s, max_queue_size=99))
+    proposal = propose_config(V100, replace(OPTIONS, slo_s=slo_s, max_queue_size=99))
     batching = dynamic_batching(proposal.text)
     assert list(batching.preferred_batch_size) == [rows] == [proposal.preferred_rows]
     worst_s = 2 * V100.seconds(rows) + proposal.max_queue_delay_s
@@ -129,31 +135,33 @@ def test_proposal_prefers_the_largest_batch_that_keeps_the_slo_twice(slo_s: floa
         (V100, 0.003, "not even one row keeps 2 t(b) + guard (4.3 ms) within the SLO of 3 ms"),
     ],
 )
-def test_proposal_that_rests_on_less_says_so_and_still_parses(fit: Fit | None, slo_s: float | None, said: str) -> None:
+def test_proposal_that_rests_on_less_says_so_and_still_parses(
+    fit: EngineTimeFit | None, slo_s: float | None, said: str
+) -> None:
     """No number is invented where the fit, or the SLO, does not give it."""
-    proposal = propose(fit, replace(OPTIONS, slo_s=slo_s))
+    proposal = propose_config(fit, replace(OPTIONS, slo_s=slo_s))
     assert said in sentences(proposal.text)
     assert dynamic_batching(proposal.text).max_queue_delay_microseconds == round(proposal.max_queue_delay_s * 1e6)
 
 
 def test_proposal_speaks_of_batch_owner_only_where_one_stands() -> None:
     """Who has Triton form the batches already has none to take out; a model of single rows is proposed nothing."""
-    assert "take batch_owner out" in propose(V100, OPTIONS).text
-    assert "batch_owner" not in propose(V100, replace(OPTIONS, owner=Owner.TRITON)).text
-    single = propose(V100, replace(OPTIONS, owner=Owner.OFF, max_batch_size=1))
+    assert "take batch_owner out" in propose_config(V100, OPTIONS).text
+    assert "batch_owner" not in propose_config(V100, replace(OPTIONS, owner=BatchOwner.TRITON)).text
+    single = propose_config(V100, replace(OPTIONS, owner=BatchOwner.OFF, max_batch_size=1))
     assert "takes one row a call" in single.text
     assert text_format.Parse(single.text, model_config_pb2.ModelConfig()) == model_config_pb2.ModelConfig()
 
 
 def test_proposal_tells_what_its_worst_case_is() -> None:
     """The figure holds the call before one's own, which a reader would not guess."""
-    text = propose(V100, OPTIONS).text
+    text = propose_config(V100, OPTIONS).text
     assert "behind another such call take" in sentences(text)
     assert max(map(len, text.splitlines())) <= 80
 
 
 def test_page_of_a_queue_shows_fit_histogram_reasons_and_drops() -> None:
-    """Everything that the queue counts is told, sorted, and survives JSON."""
+    """Everything that the queue counts is in the report, sorted, and survives JSON."""
     statistics = QueueStatistics(
         depth=3,
         rows=4,
@@ -166,7 +174,7 @@ def test_page_of_a_queue_shows_fit_histogram_reasons_and_drops() -> None:
         closed_by={CloseReason.FULL: 2, CloseReason.SLOT_FREE: 9},
         dropped={"queue_full": 1},
     )
-    page = msgspec.json.decode(msgspec.json.encode(explain_queue("street", OPTIONS, statistics)), type=ModelExplained)
+    page = msgspec.json.decode(msgspec.json.encode(explain_queue("street", OPTIONS, statistics)), type=ModelBatchReport)
     assert [(row.rows, row.batches) for row in page.batches] == [(1, 9), (4, 2)]
     assert page.queue is not None
     assert (page.queue.wait_ms, page.queue.slots, page.queue.max_rows) == (12.3, 2, 32)
@@ -177,9 +185,9 @@ def test_page_of_a_queue_shows_fit_histogram_reasons_and_drops() -> None:
 
 
 def test_page_before_the_first_request_tells_what_is_declared() -> None:
-    """A model that nobody asked yet has options, and no queue."""
+    """A model without a request so far has options, and no queue."""
     page = explain_queue("street", OPTIONS, None)
-    assert (page.owner, page.queue, page.fit, page.batches) == (Owner.GATEWAY, None, None, [])
+    assert (page.owner, page.queue, page.fit, page.batches) == (BatchOwner.GATEWAY, None, None, [])
 
 
 def triton_statistics(*sizes: tuple[int, int]) -> bytes:
@@ -202,7 +210,7 @@ def test_fit_of_a_triton_is_the_line_through_its_statistics() -> None:
     assert batches.calls_by_rows == {1: 50, 8: 20, 32: 3}
     assert batches.fit is not None
     assert (batches.fit.alpha_s, batches.fit.beta_s) == pytest.approx((V100.alpha_s, V100.beta_s))
-    page = explain_engine("street", replace(OPTIONS, owner=Owner.TRITON, slo_s=0.015), batches)
+    page = explain_engine("street", replace(OPTIONS, owner=BatchOwner.TRITON, slo_s=0.015), batches)
     assert page.queue is None
     assert "preferred_batch_size: [ 37 ]" in page.proposed_config
 
@@ -219,8 +227,8 @@ def test_fit_never_promises_less_than_nothing() -> None:
     falling["model_stats"][0]["batch_stats"][1]["compute_infer"]["ns"] = 0
     steep = json.loads(triton_statistics((1, 10), (8, 10)))
     steep["model_stats"][0]["batch_stats"][1]["compute_infer"]["ns"] = 10 * 1_000_000_000
-    for told in (falling, steep):
-        fit = read_engine_batches(json.dumps(told).encode()).fit
+    for statistics in (falling, steep):
+        fit = read_engine_batches(json.dumps(statistics).encode()).fit
         assert fit is not None
         assert fit.alpha_s >= 0
         assert fit.beta_s >= 0
@@ -228,6 +236,6 @@ def test_fit_never_promises_less_than_nothing() -> None:
 
 def test_statistics_that_are_none_are_the_engines_fault() -> None:
     """An engine that answers something else is named, not guessed at."""
-    with pytest.raises(BackendFailed, match="the engine's statistics cannot be read"):
+    with pytest.raises(EngineFailed, match="the engine's statistics cannot be read"):
         read_engine_batches(b"<html>")
     assert EngineBatches().fit is None

@@ -1,22 +1,20 @@
-"""Under more than the engine can do: much is answered in time, the rest is refused, and nobody is starved."""
+"""Overload: much is answered in time, the rest is refused, and no client is starved."""
 
 import pytest
 
-from server.batching.entry import Batch, Entry
-from server.batching.options import BatchOptions
-from server.batching.queue import BatchQueue
-from server.core.errors import Overloaded
-from server.planning.arrivals import Arrivals, poisson
-from server.planning.bounds import nexus_rate
-from server.planning.engine import EngineModel, Slowdown
-from server.planning.profile import V100, line
-from server.planning.simulate import Outcome, simulate
+from penstock.gateway.batching.entries import Batch, Entry
+from penstock.gateway.batching.options import BatchOptions
+from penstock.gateway.batching.queue import BatchQueue
+from penstock.planning.bounds import nexus_rate
+from penstock.planning.profile import V100, linear_profile
+from penstock.planning.simulation import Arrivals, EngineModel, SimulationResult, Slowdown, poisson, simulate
+from penstock.protocol.errors import Overloaded
 
 SLO_S = 0.015
 SUSTAINED = 4700.0  # requests a second that V100 answers to 99 % within 15 ms: what the replay finds
 
 
-def replay(arrivals: Arrivals, engine: EngineModel | None = None) -> Outcome:
+def replay(arrivals: Arrivals, engine: EngineModel | None = None) -> SimulationResult:
     """Our queue before the profile of a V100."""
     queue = BatchQueue("m", BatchOptions(max_batch_size=512, slo_s=SLO_S, max_queue_size=4096))
     return simulate(queue, engine or EngineModel(V100), arrivals, slo_s=SLO_S, warm_up=0.15)
@@ -29,7 +27,7 @@ def test_sustained_rate_is_answered() -> None:
 
 @pytest.mark.parametrize("times", [1.5, 3.0])
 def test_overload_goodput_stays_and_the_rest_is_refused(times: float) -> None:
-    """More requests do not make fewer answers; nobody is answered late, and a time-out is rare beside a refusal."""
+    """More requests do not make fewer answers; none is answered late, and time-outs are rare beside refusals."""
     outcome = replay(poisson(SUSTAINED * times, 14000, 3))
 
     assert outcome.goodput >= SUSTAINED
@@ -38,7 +36,7 @@ def test_overload_goodput_stays_and_the_rest_is_refused(times: float) -> None:
 
 def test_overload_with_long_deadlines_forms_no_batch_before_the_engine_takes_it() -> None:
     """Rows that save little by sharing a call wait for more all the same: what they save is what is missing."""
-    slow = line("v100 slowed ten times", alpha_s=19.8e-3, beta_s=1.475e-3, max_batch_size=512)
+    slow = linear_profile("v100 slowed ten times", alpha_s=19.8e-3, beta_s=1.475e-3, max_batch_size=512)
     nexus = nexus_rate(slow, 0.5)
     queue = BatchQueue("m", BatchOptions(max_batch_size=512, slo_s=0.5, max_queue_size=1024))
 
@@ -80,30 +78,30 @@ def test_engine_ten_times_slower_is_outlived() -> None:
     assert outcome.share > 0.60  # 0.71 were answered by one who knew
 
 
-def test_steady_overload_is_told_at_the_door() -> None:
-    """Two and a half times what a slow engine can do: nearly all who cannot be served are told on arrival."""
-    queue, now, free_at, told_s, batch = BatchQueue("m", BatchOptions(max_batch_size=8)), 100.0, 0.0, [], None
+def test_steady_overload_is_refused_on_arrival() -> None:
+    """At two and a half times a slow engine's capacity nearly all refusals come on arrival."""
+    queue, now, free_at, delivered_s, batch = BatchQueue("m", BatchOptions(max_batch_size=8)), 100.0, 0.0, [], None
     answered = 0
     for number in range(2_000):
         now = 100.0 + number / 160  # the engine does 8 rows in 0.12 s
         while batch is not None and free_at <= now:
             queue.done(batch, free_at)
             answered += batch.rows
-            batch = _next(queue, free_at, told_s)
+            batch = _next(queue, free_at, delivered_s)
             free_at += 0.0 if batch is None else 0.04 + 0.01 * batch.rows
         try:
             queue.push(Entry("k", 1, 8, now, now + 0.6), now)
         except Overloaded:
-            told_s.append(0.0)
+            delivered_s.append(0.0)
         if batch is None:
-            batch = _next(queue, now, told_s)
+            batch = _next(queue, now, delivered_s)
             free_at = now + (0.0 if batch is None else 0.04 + 0.01 * batch.rows)
 
-    assert sum(waited_s <= 0.05 for waited_s in told_s) > 0.8 * len(told_s)
+    assert sum(waited_s <= 0.05 for waited_s in delivered_s) > 0.8 * len(delivered_s)
     assert answered > 0.9 * (now - 100.0) * 8 / 0.12
 
 
-def _next(queue: BatchQueue, now: float, told_s: list[float]) -> Batch | None:
-    """The batch that goes now; those that are given up are told how long they waited."""
-    told_s += [now - dropped.entry.arrived_at for dropped in queue.expire(now)]
+def _next(queue: BatchQueue, now: float, delivered_s: list[float]) -> Batch | None:
+    """The batch that goes now; the errors of those that are given up say how long they waited."""
+    delivered_s += [now - dropped.entry.arrived_at for dropped in queue.expire(now)]
     return queue.pop(now)

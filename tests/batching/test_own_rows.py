@@ -11,14 +11,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from server.backends.ort_serving.batch import Ask, BatchRunner
-from server.backends.ort_serving.errors import RequestError
-from server.backends.row_trial import FULL_PRECISION, Answer, Arrays, InputSpec, row_trial, run_trial
-from server.batching.batcher import BatcherPool
-from server.batching.options import BatchOptions
-from server.core.batching import Owner
-from server.core.infer import InferRequest, InferResponse
-from server.core.tensor import tensor_from_numpy
+from penstock.engines.ort_serving.batch import BatchRunner, OrtRequest
+from penstock.engines.ort_serving.config import OrtRequestError
+from penstock.engines.row_trial import FULL_PRECISION, Answer, Arrays, InputSpec, row_trial, run_trial
+from penstock.gateway.batching.batcher import BatcherPool
+from penstock.gateway.batching.options import BatchOptions
+from penstock.protocol.inference import BatchOwner, InferRequest, InferResponse, tensor_from_numpy
 from tests.batching.echo_engine import EchoEngine
 
 BLOCKS, CASES = 10, 1_000  # cases in each block
@@ -106,7 +104,7 @@ def assert_own(model: Model, x: Any, answer: Arrays) -> None:
 async def through_the_gateway(model: Model, why: str, crowd: list[Any]) -> int:
     """The number of requests that shared a call."""
     engine = ModelEngine(model)
-    options = BatchOptions(Owner.GATEWAY, max_batch_size=16, unmerged=why)
+    options = BatchOptions(BatchOwner.GATEWAY, max_batch_size=16, unmerged=why)
     pool = BatcherPool(engine, lambda _: options)
     requests = [InferRequest("m", (tensor_from_numpy("x", x),)) for x in crowd]
     responses = await asyncio.gather(*(pool.infer(one, client=str(n)) for n, one in enumerate(requests)))
@@ -127,9 +125,9 @@ def through_the_backend(model: Model, why: str, crowd: list[Any]) -> int:
         return [found[name] for name in names]
 
     names = tuple(f"y{number}" for number in range(len(model.outputs)))
-    outcomes = BatchRunner(run, is_batching=not why).answer([Ask({"x": x}, names) for x in crowd])
+    outcomes = BatchRunner(run, is_batching=not why).answer([OrtRequest({"x": x}, names) for x in crowd])
     for x, outcome in zip(crowd, outcomes, strict=True):
-        assert not isinstance(outcome, RequestError)
+        assert not isinstance(outcome, OrtRequestError)
         assert_own(model, x, outcome)
     return len(crowd) - runs
 

@@ -2,15 +2,13 @@
 
 import pytest
 
-from server.batching.entry import Entry, Stage
-from server.batching.options import BatchOptions
-from server.batching.queue import BatchQueue
-from server.core.batching import CloseReason
-from server.core.errors import DeadlineExceeded, Overloaded
-from server.planning.arrivals import poisson
-from server.planning.engine import EngineModel
-from server.planning.profile import line
-from server.planning.simulate import simulate
+from penstock.gateway.batching.entries import Entry, Stage
+from penstock.gateway.batching.options import BatchOptions
+from penstock.gateway.batching.queue import BatchQueue
+from penstock.planning.profile import linear_profile
+from penstock.planning.simulation import EngineModel, poisson, simulate
+from penstock.protocol.errors import DeadlineExceeded, Overloaded
+from penstock.protocol.inference import CloseReason
 from tests.batching.driving import ALPHA_S, BETA_S, Bench, call_s
 
 
@@ -175,7 +173,7 @@ def test_push_to_idle_engine_is_tried_whatever_was_learned() -> None:
 
 
 def test_expire_deadline_passes_while_all_slots_are_busy() -> None:
-    """One that waited too long is told that its time passed, and the rest keep their places."""
+    """One that waited too long gets DeadlineExceeded, and the rest keep their places."""
     bench = Bench()
     bench.push()
     bench.pop()
@@ -193,7 +191,7 @@ def test_expire_deadline_passes_while_all_slots_are_busy() -> None:
 
 
 def test_expire_hopeless_entry_is_refused_before_its_deadline() -> None:
-    """As soon as the engine cannot answer in time any more the caller is told so."""
+    """The error comes as soon as the engine cannot answer in time any more."""
     bench = Bench()
     bench.teach()
     bench.push()
@@ -310,7 +308,7 @@ def test_flood_without_deadlines_does_not_delay_others() -> None:
 
 def test_engine_behind_a_long_way_is_never_idle_under_load() -> None:
     """Where the way to the engine takes time, the next batch waits at its door; it is learned how early to send it."""
-    profile = line("p", alpha_s=ALPHA_S, beta_s=BETA_S, max_batch_size=8)
+    profile = linear_profile("p", alpha_s=ALPHA_S, beta_s=BETA_S, max_batch_size=8)
     queue = BatchQueue("m", BatchOptions(max_batch_size=8))
     engine = EngineModel(profile, before_s=0.0003, after_s=0.0003)
 
@@ -320,7 +318,7 @@ def test_engine_behind_a_long_way_is_never_idle_under_load() -> None:
 
 
 def test_close_gives_back_all_that_waits() -> None:
-    """At the drain's end everybody who waits is told, in the order in which they came."""
+    """At the drain's end every waiting request fails, in the order of arrival."""
     bench = Bench()
     bench.push()
     bench.pop()
@@ -342,16 +340,16 @@ def test_statistics_tell_what_happened() -> None:
     with pytest.raises(Overloaded):
         bench.queue.push(bench.entry(), bench.now)
 
-    told = bench.queue.statistics()
+    statistics = bench.queue.statistics()
 
-    assert (told.depth, told.rows, told.size_bytes, told.in_flight) == (2, 2, 16, 1)
-    assert told.batches_by_rows == {1: 1}
-    assert told.closed_by == {CloseReason.SLOT_FREE: 1}
-    assert told.dropped == {"queue_full": 1}
+    assert (statistics.depth, statistics.rows, statistics.size_bytes, statistics.in_flight) == (2, 2, 16, 1)
+    assert statistics.batches_by_rows == {1: 1}
+    assert statistics.closed_by == {CloseReason.SLOT_FREE: 1}
+    assert statistics.dropped == {"queue_full": 1}
 
 
 def test_push_refused_after_displacing_tells_the_displaced() -> None:
-    """Where room in requests was made and room in bytes was not to be had, whoever made it is told all the same."""
+    """An entry that is displaced for a request that is then refused by its bytes gets its error all the same."""
     bench = Bench(max_queue_size=3, max_queue_bytes=48)
     *_, latest = bench.push(3, client="flood")
     large = bench.entry(rows=1, client="other")

@@ -4,10 +4,10 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from server.batching.entry import Batch, Entry, Stage
-from server.batching.options import BatchOptions
-from server.batching.queue import BatchQueue, Dropped
-from server.core.errors import DeadlineExceeded, InferenceError, Overloaded
+from penstock.gateway.batching.entries import Batch, Entry, Stage
+from penstock.gateway.batching.options import BatchOptions
+from penstock.gateway.batching.queue import BatchQueue, Dropped
+from penstock.protocol.errors import DeadlineExceeded, InferenceError, Overloaded
 
 
 class QueueMachine(RuleBasedStateMachine):
@@ -103,26 +103,26 @@ class QueueMachine(RuleBasedStateMachine):
     @invariant()
     def nothing_is_lost(self) -> None:
         """Pushed = popped + dropped + cancelled + waiting: those that the queue counts are those that we know of."""
-        told = self.queue.statistics()
+        statistics = self.queue.statistics()
         known = list(self.waiting.values())
-        assert told.depth <= self.options.max_queue_size
-        assert told.in_flight == len(self.running) <= self.options.slots
-        assert told.depth + self._on_the_way() == len(known)
+        assert statistics.depth <= self.options.max_queue_size
+        assert statistics.in_flight == len(self.running) <= self.options.slots
+        assert statistics.depth + self._on_the_way() == len(known)
         assert all(entry.stage in (Stage.QUEUE, Stage.GONE) for entry in known)
 
     def teardown(self) -> None:
-        """The drain: the engine answers, and everybody who waits has been told."""
+        """The drain: the engine answers, and every waiting request has its end."""
         while self.running:
             self.end(0, "done")
             self.pump()
         self._dropped(self.queue.close(self.now))
-        told = self.queue.statistics()
+        statistics = self.queue.statistics()
         assert not self.waiting
-        assert (told.depth, told.rows, told.size_bytes, told.in_flight) == (0, 0, 0, 0)
+        assert (statistics.depth, statistics.rows, statistics.size_bytes, statistics.in_flight) == (0, 0, 0, 0)
         assert self.queue.next_wakeup(self.now) is None
 
     def _on_the_way(self) -> int:
-        """Given up, and not yet told."""
+        """Given up, and not yet reported."""
         return sum(entry.stage is Stage.GONE for entry in self.waiting.values())
 
     def _dropped(self, dropped: list[Dropped]) -> None:

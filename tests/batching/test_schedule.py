@@ -6,13 +6,11 @@ import statistics
 
 import pytest
 
-from server.batching.entry import Entry
-from server.batching.options import BatchOptions
-from server.batching.queue import BatchQueue
-from server.planning.arrivals import poisson
-from server.planning.engine import EngineModel
-from server.planning.profile import V100, line
-from server.planning.simulate import simulate
+from penstock.gateway.batching.entries import Entry
+from penstock.gateway.batching.options import BatchOptions
+from penstock.gateway.batching.queue import BatchQueue
+from penstock.planning.profile import V100, linear_profile
+from penstock.planning.simulation import EngineModel, poisson, simulate
 from tests.batching.driving import Bench, call_s
 
 
@@ -107,7 +105,7 @@ def test_a_queue_that_has_grown_goes_out_in_as_many_parts_as_there_are_instances
 @pytest.mark.parametrize("rate", [6000.0, 9000.0])
 def test_no_queue_stands_before_instances_that_are_idle(rate: float) -> None:
     """What waits is what comes between two batches, not what once had waited: these instances could do 20,000/s."""
-    engine = EngineModel(line("four", alpha_s=0.0021, beta_s=0.00016, max_batch_size=64), instances=4)
+    engine = EngineModel(linear_profile("four", alpha_s=0.0021, beta_s=0.00016, max_batch_size=64), instances=4)
     queue = BatchQueue("m", BatchOptions(max_batch_size=64, instances=4))
 
     outcome = simulate(queue, engine, poisson(rate, int(rate), 4), slo_s=1e6)

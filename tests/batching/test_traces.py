@@ -3,11 +3,10 @@
 import asyncio
 from unittest.mock import Mock, call
 
-from server.batching.batcher import BatcherPool
-from server.batching.options import BatchOptions
-from server.core.batching import Owner
-from server.core.infer import InferResponse
-from server.tracing.trace import Trace, current_trace
+from penstock.gateway.batching.batcher import BatcherPool
+from penstock.gateway.batching.options import BatchOptions
+from penstock.gateway.tracing import Trace, current_trace
+from penstock.protocol.inference import BatchOwner, InferResponse
 from tests.batching.echo_engine import EchoEngine, asking
 
 PARENT = (("traceparent", "00-1-2-01"),)
@@ -29,10 +28,10 @@ def ask(pool: BatcherPool, number: float, trace: Trace | None) -> "asyncio.Task[
     return asyncio.create_task(traced())
 
 
-async def test_first_traced_member_has_the_engines_call_and_the_others_are_told_how_long_it_took() -> None:
+async def test_first_traced_member_has_the_engines_call_and_the_others_its_duration() -> None:
     """The engine's own spans hang under one trace; none of the others lacks its time there."""
     engine = EchoEngine()
-    pool = BatcherPool(engine, lambda _: BatchOptions(owner=Owner.GATEWAY, max_batch_size=8, instances=1))
+    pool = BatcherPool(engine, lambda _: BatchOptions(owner=BatchOwner.GATEWAY, max_batch_size=8, instances=1))
     first, second = trace_of(), trace_of()
     await asyncio.gather(ask(pool, 1.0, None), ask(pool, 2.0, first), ask(pool, 3.0, second))
     assert engine.calls == [[1.0, 2.0, 3.0]]

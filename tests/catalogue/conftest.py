@@ -10,7 +10,7 @@ from http.server import BaseHTTPRequestHandler
 
 import pytest
 
-from server.catalogue.catalogue import CatalogueEntry
+from penstock.models.catalogue import CatalogueEntry
 from tests.web_server import serving
 
 CONTENT = random.Random(0).randbytes(700_001)

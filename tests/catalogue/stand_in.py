@@ -6,8 +6,8 @@ import numpy as np
 import onnx
 from onnx import TensorProto, helper, numpy_helper
 
-from server.backends.config_pbtxt import read_config
-from server.core.model import ModelConfig, TensorSpec
+from penstock.engines.config_pbtxt import read_config
+from penstock.protocol.engine import ModelConfig, TensorSpec
 
 OPSET = 17
 IR_VERSION = 8  # what every ONNX Runtime that is used here reads

@@ -11,11 +11,10 @@ from pathlib import Path
 
 import pytest
 
-from server.catalogue import remote
-from server.catalogue.catalogue import CatalogueEntry
-from server.catalogue.errors import PullFailed, WrongContent
-from server.catalogue.pace import Pace
-from server.catalogue.pull import pull
+from penstock.models import remote_file as remote
+from penstock.models.catalogue import CatalogueEntry, PullFailed, WrongContent
+from penstock.models.pull import pull
+from penstock.models.remote_file import RateMonitor
 from tests.catalogue.conftest import CONTENT, ModelServer, entry_of, handler_of
 from tests.catalogue.test_pull import MODEL, left_in_repository, quiet
 
@@ -104,7 +103,7 @@ def test_pull_from_a_server_that_dribbles_for_ever_is_given_up(
 ) -> None:
     """A byte now and then keeps no pull alive, neither before the body nor in it: there is a least rate."""
     monkeypatch.setattr(remote, "SILENCE_TIMEOUT_S", 0.3)
-    monkeypatch.setattr(remote, "LEAST_BYTES_PER_S", 10_000)
+    monkeypatch.setattr(remote, "MIN_BYTES_PER_S", 10_000)
     monkeypatch.setattr(remote, "PACE_WINDOW_S", 0.3)
     model_server.dribbles = part
     with pytest.raises(PullFailed, match=why):
@@ -115,7 +114,7 @@ def test_pull_from_a_server_that_dribbles_for_ever_is_given_up(
 
 def test_pace_judges_each_window_by_what_came_in_it() -> None:
     """A slow start is forgiven within the window, a burst before it does not count after it."""
-    pace = Pace(least_bytes_per_s=10, window_s=60, begin_s=0.0)
+    pace = RateMonitor(least_bytes_per_s=10, window_s=60, begin_s=0.0)
     assert not pace.is_too_slow(59.0, 1)
     assert not pace.is_too_slow(61.0, 900)
     assert not pace.is_too_slow(120.0, 1)
@@ -178,11 +177,7 @@ def test_pull_of_the_right_file_in_another_wrapping_lands(
 
 
 @pytest.mark.parametrize(
-    ("length", "why"),
-    [
-        ("5", "has 5 bytes, fastestdet as catalogued 700001"),
-        ("800000", "has 800000 bytes"),
-    ],
+    ("length", "why"), [("5", "has 5 bytes, fastestdet as catalogued 700001"), ("800000", "has 800000 bytes")]
 )
 def test_pull_with_a_wrong_content_length_leaves_nothing(
     length: str, why: str, entry: CatalogueEntry, model_server: ModelServer, tmp_path: Path
@@ -217,7 +212,7 @@ def test_pull_through_redirects_in_a_circle_ends(
     assert left_in_repository(tmp_path) == []
 
 
-def test_pull_nobody_listens_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_pull_from_a_closed_port_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A refused connection is one sentence."""
     monkeypatch.setenv("no_proxy", "127.0.0.1")
     with pytest.raises(PullFailed, match=r"http://127\.0\.0\.1:9/x\.onnx cannot be reached \(.*Connection refused\)"):
@@ -227,7 +222,7 @@ def test_pull_nobody_listens_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyP
 def test_pull_by_https_from_a_server_without_tls_says_so(
     entry: CatalogueEntry, model_server: ModelServer, tmp_path: Path
 ) -> None:
-    """An http server asked by https is told apart from a certificate that is not trusted."""
+    """An HTTP server behind an https:// address has another message than an untrusted certificate."""
     with pytest.raises(PullFailed, match="does not speak TLS as it should"):
         pull(entry, source=model_server.url.replace("http", "https", 1), home=tmp_path, progress=quiet)
     assert left_in_repository(tmp_path) == []
@@ -235,7 +230,7 @@ def test_pull_by_https_from_a_server_without_tls_says_so(
 
 @pytest.fixture
 def certificate(tmp_path: Path) -> Path:
-    """A certificate of 127.0.0.1 that nobody signed, with its key."""
+    """A self-signed certificate of 127.0.0.1, with its key."""
     path = tmp_path / "certificate.pem"
     if shutil.which("openssl") is None:
         pytest.skip("no certificate can be made here: there is no openssl")

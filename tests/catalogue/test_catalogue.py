@@ -6,8 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from server.catalogue.catalogue import CatalogueEntry, find_entry, read_catalogue
-from server.catalogue.errors import UnknownModel
+from penstock.models.catalogue import CatalogueEntry, UnknownCatalogueModel, find_entry, read_catalogue
 
 CATALOGUE = read_catalogue()
 ENTRIES = list(CATALOGUE.values())
@@ -39,13 +38,13 @@ def test_catalogue_repeats_the_facts_that_it_was_given(shared_dir: Path) -> None
 
 def test_find_entry_misspelt_name_suggests_the_close_one() -> None:
     """A typo is answered with the name that was meant."""
-    with pytest.raises(UnknownModel, match=r"no model 'fastesdet': did you mean fastestdet\?"):
+    with pytest.raises(UnknownCatalogueModel, match=r"no model 'fastesdet': did you mean fastestdet\?"):
         find_entry("fastesdet", CATALOGUE)
 
 
 def test_find_entry_strange_name_lists_what_there_is() -> None:
     """A name that is close to nothing is answered with all names."""
-    with pytest.raises(UnknownModel, match="it has fastestdet, resnet50, resnet50-int8, "):
+    with pytest.raises(UnknownCatalogueModel, match="it has fastestdet, resnet50, resnet50-int8, "):
         find_entry("xyz", CATALOGUE)
 
 

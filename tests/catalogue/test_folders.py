@@ -8,19 +8,16 @@ import pytest
 from google.protobuf import json_format, text_format
 from tritonclient.grpc import model_config_pb2
 
-from server.backends.config_pbtxt import read_config
-from server.backends.ort_serving.batch import Ask, BatchRunner
-from server.backends.ort_serving.config import Config, complete, validate
-from server.backends.ort_serving.session import OrtModel, open_for_reading
-from server.backends.ort_serving.signature import read_signature
-from server.catalogue.catalogue import CatalogueEntry, read_catalogue
-from server.core.infer import InferResponse
-from server.core.result import Classes, VisionResult
-from server.core.tensor import tensor_from_numpy
-from server.vision.card import VisionCard, card_from_config
-from server.vision.decode import Decoded, decode
-from server.vision.postprocess import parse
-from server.vision.preprocess import prepare
+from penstock.engines.config_pbtxt import read_config
+from penstock.engines.ort_serving.batch import BatchRunner, OrtRequest
+from penstock.engines.ort_serving.config import Config, complete, read_signature, validate
+from penstock.engines.ort_serving.session import OrtModel, open_for_reading
+from penstock.models.catalogue import CatalogueEntry, read_catalogue
+from penstock.protocol.inference import Classes, InferResponse, VisionResult, tensor_from_numpy
+from penstock.vision.card import VisionCard, card_from_config
+from penstock.vision.decode import DecodedImage, decode
+from penstock.vision.preprocess import prepare
+from penstock.vision.results import parse
 from tests.catalogue.stand_in import write_stand_in
 from tests.vision import images
 
@@ -33,7 +30,7 @@ def card_of(folder: Path) -> VisionCard:
     return card
 
 
-def served(folder: Path, picture: Decoded) -> list[VisionResult]:
+def served(folder: Path, picture: DecodedImage) -> list[VisionResult]:
     """What a stand-in of the model answers to the picture, asked as the onnxruntime backend is; twice where it batches.
 
     The configuration reaches it as it reaches Triton's backend, and is held against the file by the same rules.
@@ -48,7 +45,7 @@ def served(folder: Path, picture: Decoded) -> list[VisionResult]:
     validate(config, signature)
     card, is_batching = card_of(folder), config["max_batch_size"] > 0
     array, geometry = prepare(picture, card.prepare_spec)
-    ask = Ask({card.input_name: array.reshape(1, *array.shape)}, card.parser_options.output_names)
+    ask = OrtRequest({card.input_name: array.reshape(1, *array.shape)}, card.parser_options.output_names)
     outcomes = BatchRunner(OrtModel(session, signature, config).run, is_batching=is_batching).answer(
         [ask, ask] if is_batching else [ask]
     )

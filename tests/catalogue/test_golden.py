@@ -7,7 +7,18 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from server.catalogue.golden import (
+from penstock.models.check.compare import (
+    classes_in,
+    compare_outputs,
+    compare_picture,
+    expected_of_record,
+    expected_of_tensor,
+    picture_record,
+    record_of_tensor,
+    sample_indexes,
+    tolerance_for,
+)
+from penstock.models.check.golden import (
     Golden,
     GoldenError,
     InputPattern,
@@ -17,22 +28,21 @@ from server.catalogue.golden import (
     SeenClass,
     TensorRecord,
     Tolerance,
+    generate_input,
+    pattern_for,
     read_golden,
     write_golden,
 )
-from server.catalogue.golden_compare import (
-    compare_outputs,
-    expected_of_record,
-    expected_of_tensor,
-    record_of_tensor,
-    sample_indexes,
-    tolerance_for,
+from penstock.protocol.engine import TensorSpec
+from penstock.protocol.inference import (
+    Array,
+    Classes,
+    Datatype,
+    Detections,
+    Tensor,
+    tensor_from_bytes,
+    tensor_from_numpy,
 )
-from server.catalogue.golden_pattern import made_input, pattern_for
-from server.catalogue.golden_picture import compare_picture, record_of_seen, seen_in
-from server.core.model import TensorSpec
-from server.core.result import Classes, Detections
-from server.core.tensor import Array, Datatype, Tensor, tensor_from_bytes, tensor_from_numpy
 
 RIGHT = np.random.default_rng(7).normal(0, 2, (1, 40, 9)).astype(np.float32)
 
@@ -80,7 +90,7 @@ def plain_pattern(name: str, count: int) -> list[int]:
 )
 def test_made_input_is_the_same_everywhere(datatype: Datatype, of_number: Callable[[int], object]) -> None:
     """A golden answer is worth nothing where the question is another: the numbers are plain integer arithmetic's."""
-    tensor = made_input(pattern_for(TensorSpec("x", datatype, (-1, 3, 5)), {}))
+    tensor = generate_input(pattern_for(TensorSpec("x", datatype, (-1, 3, 5)), {}))
     assert (tensor.datatype, tensor.shape) == (datatype, (1, 3, 5))
     assert tensor.to_numpy().ravel().tolist() == [of_number(z) for z in plain_pattern("x", 15)]
 
@@ -88,7 +98,7 @@ def test_made_input_is_the_same_everywhere(datatype: Datatype, of_number: Callab
 def test_made_input_of_bf16_is_its_float_cut_off() -> None:
     """The upper half of the FP32, whatever numpy has no type for."""
     halves, floats = (
-        made_input(InputPattern("x", datatype, (9,), 1.0, 2.0)) for datatype in (Datatype.BF16, Datatype.FP32)
+        generate_input(InputPattern("x", datatype, (9,), 1.0, 2.0)) for datatype in (Datatype.BF16, Datatype.FP32)
     )
     assert bytes(halves.data) == b"".join(bytes(floats.data[place + 2 : place + 4]) for place in range(0, 36, 4))
 
@@ -96,7 +106,7 @@ def test_made_input_of_bf16_is_its_float_cut_off() -> None:
 def test_made_input_fills_its_range_and_differs_by_name() -> None:
     """Numbers all over [low, high), and two inputs of one model are not each other's copy."""
     array, other = (
-        made_input(InputPattern(name, Datatype.FP32, (64, 64), -2.0, 6.0)).to_numpy() for name in ("a", "b")
+        generate_input(InputPattern(name, Datatype.FP32, (64, 64), -2.0, 6.0)).to_numpy() for name in ("a", "b")
     )
     assert -2 <= array.min() < -1.9
     assert 5.9 < array.max() <= 6
@@ -108,7 +118,7 @@ def test_made_input_fills_its_range_and_differs_by_name() -> None:
 def test_made_input_of_an_absurd_shape_is_refused(shape: tuple[int, ...]) -> None:
     """A golden.json edited wrongly, or --shape, does not take the machine's memory."""
     with pytest.raises(GoldenError, match=r"is not made here: give sizes of 0 and more, at most 67,108,864 elements"):
-        made_input(InputPattern("x", Datatype.FP32, shape, 0.0, 1.0))
+        generate_input(InputPattern("x", Datatype.FP32, shape, 0.0, 1.0))
 
 
 @pytest.mark.parametrize(
@@ -165,11 +175,11 @@ def test_answer_that_is_right_is_said_to_be(tmp_path: Path) -> None:
     ],
     ids=["one value", "nan", "inf between", "mean", "scale", "order", "zeros", "shape", "datatype"],
 )
-def test_answer_that_is_wrong_is_told_where(array: Array, recorded: str, whole: str) -> None:
-    """The worst element with what came and what should have, or what of the whole is another's."""
-    told_of_sample, told_of_all = problem_with(array)
-    assert recorded in told_of_sample
-    assert whole in told_of_all
+def test_wrong_output_is_located(array: Array, recorded: str, whole: str) -> None:
+    """The message has the worst element with both values, or the statistic that differs."""
+    of_sample, of_all = problem_with(array)
+    assert recorded in of_sample
+    assert whole in of_all
 
 
 def test_answer_that_is_missing_or_truncated_is_said() -> None:
@@ -252,7 +262,7 @@ def test_golden_file_is_read_as_it_was_written_and_never_overwritten(tmp_path: P
 
 @pytest.mark.parametrize("text", ["", "{", '{"file": 1}', '{"recorded_with": "x", "file": "", "sha256": "", "x": 1}'])
 def test_golden_file_that_is_none_is_refused_with_its_path(tmp_path: Path, text: str) -> None:
-    """A file that somebody has edited wrongly is named, with what is wrong."""
+    """The message for an invalid file names the file and the problem."""
     (tmp_path / "golden.json").write_text(text)
     with pytest.raises(GoldenError, match=r"golden\.json is none that .*: remove it and record it anew"):
         read_golden(tmp_path)
@@ -273,7 +283,7 @@ SEEN = Detections(
 
 
 @pytest.mark.parametrize(
-    ("change", "told"),
+    ("change", "reported"),
     [
         ({}, ""),
         ({"xyxy": SEEN.xyxy + np.float32(0.8)}, ""),
@@ -290,25 +300,27 @@ SEEN = Detections(
         ({"rows": [0, 1, 1]}, "class 0 at [60, 10, 100, 90], score 0.800, is seen now, and was not"),
     ],
 )
-def test_picture_is_seen_again_or_the_difference_is_told(change: dict[str, Array | list[int]], told: str) -> None:
-    """The same objects in any order, as near as engines are to each other; anything else is told by class and place."""
-    record = record_of_seen(seen_in(SEEN), sha256="0" * 64, threshold=0.65)
+def test_picture_is_seen_again_or_the_difference_is_reported(
+    change: dict[str, Array | list[int]], reported: str
+) -> None:
+    """The same objects in any order, within tolerance, are equal; other objects are reported by class and box."""
+    record = picture_record(classes_in(SEEN), sha256="0" * 64, threshold=0.65)
     rows = change.pop("rows", [0, 1, 2])
     now = Detections(
         np.asarray(change.get("xyxy", SEEN.xyxy), np.float32)[rows],
         np.asarray(change.get("score", SEEN.score), np.float32)[rows],
         np.asarray(change.get("class_id", SEEN.class_id), np.int64)[rows],
     )
-    difference = compare_picture(record, seen_in(now))
-    assert told in difference
-    assert bool(told) == bool(difference)
+    difference = compare_picture(record, classes_in(now))
+    assert reported in difference
+    assert bool(reported) == bool(difference)
 
 
 def test_picture_of_classes_may_swap_its_last_and_nothing_else() -> None:
     """Which class is the fifth likeliest is chance where two are as likely; which is the first is not."""
     seen = Classes(np.array([0.6, 0.2, 0.1], np.float32), np.array([7, 3, 1]))
-    record = record_of_seen(seen_in(seen), sha256="0" * 64, threshold=0.0)
-    assert compare_picture(record, seen_in(Classes(seen.score, np.array([7, 3, 9])))) == ""
+    record = picture_record(classes_in(seen), sha256="0" * 64, threshold=0.0)
+    assert compare_picture(record, classes_in(Classes(seen.score, np.array([7, 3, 9])))) == ""
     assert "class 7, score 0.600, is not seen" in compare_picture(
-        record, seen_in(Classes(seen.score, np.array([8, 3, 1])))
+        record, classes_in(Classes(seen.score, np.array([8, 3, 1])))
     )

@@ -8,11 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from server.catalogue import landing
-from server.catalogue.catalogue import CatalogueEntry
-from server.catalogue.errors import PullFailed
-from server.catalogue.landing import land, staging_folder
-from server.catalogue.pull import pull
+from penstock.models import model_folder as landing
+from penstock.models.catalogue import CatalogueEntry, PullFailed
+from penstock.models.model_folder import replace_folder, staging_folder
+from penstock.models.pull import pull
 from tests.catalogue.conftest import CONTENT, ModelServer
 from tests.catalogue.test_pull import left_in_repository, quiet
 
@@ -35,7 +34,7 @@ def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
 def test_land_on_nothing_moves_the_folder(tmp_path: Path) -> None:
     """The first landing is a plain rename."""
     target = tmp_path / "target"
-    land(folder_with(tmp_path / "staged", "new"), target)
+    replace_folder(folder_with(tmp_path / "staged", "new"), target)
     assert (target / "file").read_text() == "new"
     assert not (tmp_path / "staged").exists()
 
@@ -43,13 +42,13 @@ def test_land_on_nothing_moves_the_folder(tmp_path: Path) -> None:
 def test_land_on_a_folder_hands_the_old_one_back(way: str, tmp_path: Path) -> None:
     """The new content is in place, the old one where the new one was staged."""
     target, staged = folder_with(tmp_path / "target", "old"), folder_with(tmp_path / "staged", "new")
-    land(staged, target)
+    replace_folder(staged, target)
     assert (target / "file").read_text() == "new"
     assert (staged / "file").read_text() == "old"
     assert sorted(os.listdir(tmp_path)) == ["staged", "target"]
 
 
-def test_land_while_somebody_reads_never_shows_a_gap(tmp_path: Path) -> None:
+def test_replace_folder_never_shows_a_gap_to_a_reader(tmp_path: Path) -> None:
     """A reader that opens the file again and again, during a hundred replacements, always finds it."""
     target = folder_with(tmp_path / "target", "0")
     is_over = threading.Event()
@@ -67,7 +66,7 @@ def test_land_while_somebody_reads_never_shows_a_gap(tmp_path: Path) -> None:
     for number in range(100):
         with staging_folder(tmp_path / "staging", "x") as staged:
             (staged / "file").write_text(str(number))
-            land(staged, target)
+            replace_folder(staged, target)
     is_over.set()
     reader.join()
     assert failures == []
@@ -86,7 +85,7 @@ def test_land_that_fails_half_way_puts_the_old_folder_back(tmp_path: Path, monke
 
     monkeypatch.setattr(Path, "rename", failing)
     with pytest.raises(OSError, match="No space left"):
-        land(staged, target)
+        replace_folder(staged, target)
     assert (target / "file").read_text() == "old"
 
 

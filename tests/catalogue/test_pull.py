@@ -11,9 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from server.catalogue.catalogue import CatalogueEntry
-from server.catalogue.errors import PullFailed, WrongContent
-from server.catalogue.pull import STALE_AFTER_S, pull
+from penstock.models.catalogue import CatalogueEntry, PullFailed, WrongContent
+from penstock.models.pull import STALE_AFTER_S, pull
 from tests.catalogue.conftest import CONTENT, ModelServer, entry_of
 
 MODEL = Path("models") / "fastestdet" / "1" / "model.onnx"
@@ -41,7 +40,7 @@ def write_as(name: str) -> Callable[[Path], Path]:
 def model_folder(folder: Path) -> Path:
     """A whole model folder, as another machine's home has it."""
     (folder / "fastestdet" / "1").mkdir(parents=True)
-    (folder / "fastestdet" / "config.pbtxt").write_text("somebody's own")
+    (folder / "fastestdet" / "config.pbtxt").write_text("edited by the user")
     (folder / "fastestdet" / "1" / "model.onnx").write_bytes(CONTENT)
     return folder / "fastestdet"
 
@@ -117,8 +116,7 @@ WRONG = {
 
 
 @pytest.mark.parametrize(
-    ("is_remote", "case"),
-    [(False, case) for case in WRONG] + [(True, case) for case in ("damaged", "short", "long")],
+    ("is_remote", "case"), [(False, case) for case in WRONG] + [(True, case) for case in ("damaged", "short", "long")]
 )
 def test_pull_wrong_file_leaves_nothing_behind(
     is_remote: bool, case: str, entry: CatalogueEntry, model_server: ModelServer, tmp_path: Path
@@ -178,7 +176,7 @@ def test_pull_from_a_place_without_the_file_says_what_is_missing(
     assert left_in_repository(tmp_path / "home") == []
 
 
-def test_pull_again_keeps_what_somebody_changed_or_added(
+def test_pull_again_keeps_changed_and_added_files(
     entry: CatalogueEntry, model_server: ModelServer, tmp_path: Path
 ) -> None:
     """An edited config.pbtxt, recorded answers, further versions and files: kept, and what differs is named."""
@@ -236,7 +234,7 @@ def test_pull_sweeps_what_was_left_for_a_week(entry: CatalogueEntry, tmp_path: P
         ("http:///x", "cannot be reached"),
         ("http://127.0.0.1:99999/x", "cannot be reached"),
         ("http://127.0.0.1:9/a b.onnx", "cannot be reached"),
-        ("~nobody-here/models", "names a user that this machine does not know"),
+        ("~no-such-user/models", "names a user that this machine does not know"),
     ],
 )
 def test_pull_from_what_is_no_place_is_one_sentence(
@@ -292,7 +290,7 @@ def test_pull_removes_what_a_killed_pull_staged(entry: CatalogueEntry, tmp_path:
 PULL_PROGRAM = """
 import sys
 from pathlib import Path
-from server.catalogue.pull import STALE_AFTER_S, pull
+from penstock.models.pull import STALE_AFTER_S, pull
 from tests.catalogue.conftest import entry_of
 pull(entry_of(sys.argv[1]), source=None, home=Path(sys.argv[2]), progress=lambda done: None,
      on_wait=lambda: print("waiting", flush=True))

@@ -14,7 +14,8 @@ import typer
 from click.testing import Result
 from typer.testing import CliRunner
 
-from server.commands import infer, load, models
+from penstock.cli import infer, models
+from penstock_load.cli import commands as load
 from tests.web_server import serving
 
 PERSON = {"xyxy": [10.25, 20.5, 40.0, 90.0], "class_id": 0, "label": "person", "score": 0.912345}
@@ -55,8 +56,8 @@ class StandIn:
                 return 400, json.dumps({"error": "the JPEG is truncated"}), {}
             name = path.split("/")[3]
             answer = {"model_name": name, "model_version": "1", "results": [self.result]}
-            told = {"explain": self.explain} if self.explain else {}
-            return 200, json.dumps(answer | {"timings_ms": TIMINGS, "batch_size": 1} | told), {}
+            explanation = {"explain": self.explain} if self.explain else {}
+            return 200, json.dumps(answer | {"timings_ms": TIMINGS, "batch_size": 1} | explanation), {}
         if path.endswith("/explain"):
             return 200, json.dumps(self.page), {}
         if path == "/v2":

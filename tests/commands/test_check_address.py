@@ -1,4 +1,4 @@
-"""`penstock models check` and the gateway that it is told to ask."""
+"""`penstock models check` with a gateway's address."""
 
 import json
 
@@ -7,27 +7,26 @@ import pytest
 from tests.commands.conftest import Call, StandIn
 from tests.commands.test_model_check import only_ours, save
 
-__all__ = ["only_ours"]  # a fixture: no shipped models, and nobody at the usual address
+__all__ = ["only_ours"]  # a fixture: no shipped models, and no gateway at the default address
 
-NOBODY = "http://127.0.0.1:1"
+UNUSED_URL = "http://127.0.0.1:1"
 KEY_WANTED = "(a check wants a key with the roles infer and read)"
 NO_KEY = (401, '{"error": "this needs an API key"}', {})
 NO_ROLE = (403, '{"error": "\'ci\' lacks the role read, which this needs (it has: admin); use another key"}', {})
 
 
-def test_check_of_a_named_address_where_nobody_listens_is_a_failure(penstock: Call) -> None:
+def test_check_of_a_named_address_without_a_gateway_is_a_failure(penstock: Call) -> None:
     """One sentence and no table: the file on this machine says nothing of that gateway."""
     save()
-    answer = penstock("models", "check", "m", "--url", NOBODY)
+    answer = penstock("models", "check", "m", "--url", UNUSED_URL)
     assert (answer.exit_code, answer.stdout, answer.stderr.count("\n")) == (1, "", 1)
-    assert answer.stderr.startswith(f"penstock: no model was checked, since nothing answers at {NOBODY}: ")
+    assert answer.stderr.startswith(f"penstock: no model was checked, since nothing answers at {UNUSED_URL}: ")
 
 
 @pytest.mark.parametrize(
-    ("refusal", "why"),
-    [(NO_KEY, "requires an API key: give a valid key"), (NO_ROLE, "'ci' lacks the role read")],
+    ("refusal", "why"), [(NO_KEY, "requires an API key: give a valid key"), (NO_ROLE, "'ci' lacks the role read")]
 )
-def test_check_of_a_gateway_that_lets_nobody_ask_is_a_failure(
+def test_check_of_a_gateway_that_denies_access_is_a_failure(
     penstock: Call, stand_in: StandIn, refusal: tuple[int, str, dict[str, str]], why: str
 ) -> None:
     """Without a key, or without the role; the sentence says which roles a check wants."""
@@ -40,7 +39,7 @@ def test_check_of_a_gateway_that_lets_nobody_ask_is_a_failure(
 
 
 def test_check_of_a_model_that_a_named_gateway_has_not_loaded_is_a_failure(penstock: Call, stand_in: StandIn) -> None:
-    """Who asks that gateway for that model is not told of another; a look at everything passes over it, and says so."""
+    """The exit code is 1 if the command names the model; a check of all models reports it as not judged."""
     save()
     for words, code, verdict in ((("m",), 1, "cannot run"), ((), 0, "not judged")):
         answer = penstock("models", "check", *words, "--json", "--url", stand_in.url)
@@ -53,7 +52,7 @@ def test_check_of_a_model_that_a_named_gateway_has_not_loaded_is_a_failure(penst
 def test_check_without_an_address_runs_here_and_says_so(
     penstock: Call, stand_in: StandIn, monkeypatch: pytest.MonkeyPatch, refusal: tuple[int, str, dict[str, str]] | None
 ) -> None:
-    """Nobody at the usual address, or somebody who wants a key: the model is checked in this process."""
+    """Without a gateway at the default address, or with one that requires a key, the check runs in this process."""
     save()
     if refusal is not None:
         stand_in.refusals["/index"] = refusal

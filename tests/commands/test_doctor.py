@@ -12,8 +12,8 @@ from typing import Any, Literal
 import pytest
 from rich.console import Console
 
-from server.commands.doctor import as_object, show
-from server.doctor.finding import Finding, Status
+from penstock.cli.doctor import as_object, show
+from penstock.doctor.finding import Finding, Severity
 
 CHECKOUT = Path(__file__).resolve().parent.parent.parent
 SUBJECTS = {
@@ -21,12 +21,12 @@ SUBJECTS = {
 }  # fmt: skip
 FINDINGS = [
     Finding(
-        "gpu.card0", Status.OK, "NVIDIA H200, compute capability 9.0, 140.4 GiB (0 KiB used), mode DEFAULT, MIG off"
+        "gpu.card0", Severity.OK, "NVIDIA H200, compute capability 9.0, 140.4 GiB (0 KiB used), mode DEFAULT, MIG off"
     ),
-    Finding("image.tag", Status.OK, "nvcr.io/nvidia/tritonserver:26.07-py3 or later: earlier ones are vulnerable"),
-    Finding("shm.room", Status.WARNING, "64 MiB free", "make it larger: docker run --shm-size=1g"),
-    Finding("shm.leftovers", Status.NOTE, "1 region\x1b[31m of a killed stack", "the next `penstock up` clears it"),
-    Finding("ports.http", Status.PROBLEM, "8000 is taken by nginx", "stop it, or penstock up --http-port N"),
+    Finding("image.tag", Severity.OK, "nvcr.io/nvidia/tritonserver:26.07-py3 or later: earlier ones are vulnerable"),
+    Finding("shm.room", Severity.WARNING, "64 MiB free", "make it larger: docker run --shm-size=1g"),
+    Finding("shm.leftovers", Severity.NOTE, "1 region\x1b[31m of a killed stack", "the next `penstock up` clears it"),
+    Finding("ports.http", Severity.PROBLEM, "8000 is taken by nginx", "stop it, or penstock up --http-port N"),
 ]
 
 
@@ -34,7 +34,7 @@ def doctor(*arguments: str, **environ: str) -> subprocess.CompletedProcess[str]:
     """The command as a person runs it, with nothing set but what is given."""
     clean = {name: value for name, value in os.environ.items() if not name.startswith("PENSTOCK_")}
     return subprocess.run(
-        [sys.executable, "-m", "server.cli", "doctor", *arguments],
+        [sys.executable, "-m", "penstock.cli.main", "doctor", *arguments],
         env=clean | environ, cwd=CHECKOUT, capture_output=True, text=True, timeout=30, check=False,
     )  # fmt: skip
 

@@ -6,8 +6,7 @@ import cv2
 import numpy as np
 import pytest
 
-from server.commands.captions import CaptionedBox, Picture, place_captions
-from server.commands.drawing import INK, PALETTE, draw_boxes, draw_lines
+from penstock.cli.drawing import INK, PALETTE, CaptionedBox, Picture, draw_boxes, draw_lines, position_captions
 from tests.commands.conftest import Call, StandIn, jpeg
 
 
@@ -64,11 +63,11 @@ def test_draw_boxes_caption_is_legible_wherever_the_box_is(
     assert around.mean() > 0.3
 
 
-def test_place_captions_in_a_crowd_hide_nobody() -> None:
+def test_position_captions_in_a_crowd_hide_no_box() -> None:
     """Of people shoulder to shoulder none lies under a caption; the strongest keep theirs, in small letters."""
     crowd = [(40.0 + 14 * n, 100.0 + 20 * row, 52.0 + 14 * n, 132.0 + 20 * row) for row in (0, 2) for n in range(20)]
     boxes = [CaptionedBox(xyxy, "person 0.91", 0) for xyxy in crowd]
-    placed = place_captions(grey(), boxes)
+    placed = position_captions(grey(), boxes)
     places = [one[1] for one in placed if one is not None]
     assert 4 < len(places) < 40
     for left, top, right, bottom in crowd:
@@ -76,7 +75,7 @@ def test_place_captions_in_a_crowd_hide_nobody() -> None:
             width = min(right, place.right) - max(left, place.left)
             height = min(bottom, place.bottom) - max(top, place.top)
             assert max(0.0, width) * max(0.0, height) <= 0.1 * 12 * 32
-    (alone,) = place_captions(grey(), [CaptionedBox((100.0, 100.0, 400.0, 400.0), "person 0.91", 0)])
+    (alone,) = position_captions(grey(), [CaptionedBox((100.0, 100.0, 400.0, 400.0), "person 0.91", 0)])
     assert placed[0] is not None
     assert alone is not None
     assert placed[0][0].scale < alone[0].scale
@@ -85,7 +84,7 @@ def test_place_captions_in_a_crowd_hide_nobody() -> None:
 def test_place_captions_person_before_a_car_has_one() -> None:
     """Large boxes behind small ones take no caption away."""
     boxes = [((200.0, 200.0, 240.0, 300.0), "person 0.9"), ((100.0, 100.0, 600.0, 400.0), "car 0.8")]
-    placed = place_captions(grey(), [CaptionedBox(xyxy, caption, 0) for xyxy, caption in boxes])
+    placed = position_captions(grey(), [CaptionedBox(xyxy, caption, 0) for xyxy, caption in boxes])
     assert None not in placed
 
 
@@ -181,7 +180,7 @@ def test_draw_over_the_picture_itself_is_refused(penstock: Call, stand_in: Stand
 def test_draw_into_an_unknown_format_is_refused(
     penstock: Call, stand_in: StandIn, photos: list[Path], tmp_path: Path, name: str
 ) -> None:
-    """A name of none of the formats that are promised is told before anything is asked."""
+    """A file name without a supported suffix is rejected before any request is sent."""
     said = infer_and_draw(penstock, stand_in, tmp_path / name, photos[0])
     assert said == f"2 penstock: --draw: {name!r} is no picture's name: end it with .jpg, .png or .webp\n"
     assert stand_in.asked == []

@@ -10,17 +10,16 @@ from google.protobuf import text_format
 from rich.console import Console
 from tritonclient.grpc import model_config_pb2
 
-from server.batching.engine_statistics import EngineBatches
-from server.batching.explanation import Explained
-from server.batching.options import BatchOptions
-from server.batching.page import ModelExplained, explain_engine, explain_queue
-from server.batching.queue import QueueStatistics
-from server.commands.explain import print_page
-from server.core.batching import CloseReason, Fit, Owner
+from penstock.cli.models import print_page
+from penstock.gateway.batching.batch_report import EngineBatches, ModelBatchReport, explain_engine, explain_queue
+from penstock.gateway.batching.explanation import RequestExplanation
+from penstock.gateway.batching.options import BatchOptions
+from penstock.gateway.batching.queue import QueueStatistics
+from penstock.protocol.inference import BatchOwner, CloseReason, EngineTimeFit
 from tests.commands.conftest import Call, StandIn, jpeg
 
-OPTIONS = BatchOptions(Owner.GATEWAY, max_batch_size=16, instances=2, slo_s=0.05)
-FIT = Fit(1.98e-3, 0.1475e-3, 0.2e-3, 1000)
+OPTIONS = BatchOptions(BatchOwner.GATEWAY, max_batch_size=16, instances=2, slo_s=0.05)
+FIT = EngineTimeFit(1.98e-3, 0.1475e-3, 0.2e-3, 1000)
 STATISTICS = QueueStatistics(
     depth=3,
     rows=4,
@@ -35,7 +34,7 @@ STATISTICS = QueueStatistics(
 )
 
 
-def shown_by(stand_in: StandIn, penstock: Call, page: ModelExplained) -> str:
+def shown_by(stand_in: StandIn, penstock: Call, page: ModelBatchReport) -> str:
     stand_in.page = msgspec.to_builtins(page)
     answer = penstock("models", "explain", "street", "--url", stand_in.url)
     assert (answer.exit_code, answer.stderr) == (0, "")
@@ -84,7 +83,7 @@ def test_models_explain_of_a_model_that_triton_batches_says_whose_count_it_is(
     penstock: Call, stand_in: StandIn
 ) -> None:
     """And of one that was never asked, that there is nothing to tell yet."""
-    options = BatchOptions(Owner.TRITON, max_batch_size=16)
+    options = BatchOptions(BatchOwner.TRITON, max_batch_size=16)
     shown = shown_by(stand_in, penstock, explain_engine("street", options, EngineBatches()))
     assert "street: Triton forms its batches; the counts are Triton's statistics" in shown
     assert "fit       none yet" in shown
@@ -95,13 +94,13 @@ def test_models_explain_of_a_model_that_triton_batches_says_whose_count_it_is(
 
 def test_models_explain_proposes_no_batches_for_requests_that_run_alone(penstock: Call, stand_in: StandIn) -> None:
     """Only the reason is displayed."""
-    options = BatchOptions(Owner.TRITON, max_batch_size=16, unmerged="output 'y' has the shape [4, 2]")
+    options = BatchOptions(BatchOwner.TRITON, max_batch_size=16, unmerged="output 'y' has the shape [4, 2]")
     shown = shown_by(stand_in, penstock, explain_engine("filters", options, EngineBatches()))
     assert "merged    no, each request and picture goes to the engine alone: output 'y' has the shape [4, 2]" in shown
     assert "dynamic_batching" not in shown
 
 
-def test_models_explain_names_parameters_that_nobody_reads(penstock: Call, stand_in: StandIn) -> None:
+def test_models_explain_names_parameters_that_are_not_read(penstock: Call, stand_in: StandIn) -> None:
     """With the option that was meant."""
     page = msgspec.structs.replace(explain_queue("street", OPTIONS, STATISTICS), misspelt={"slo_p99ms": "slo_p99_ms"})
     assert "unread    slo_p99ms (did you mean slo_p99_ms?)\n" in shown_by(stand_in, penstock, page)
@@ -112,7 +111,7 @@ def test_models_explain_as_json_is_the_gateways_page(penstock: Call, stand_in: S
     page = explain_queue("street", OPTIONS, STATISTICS)
     stand_in.page = msgspec.to_builtins(page)
     answer = penstock("models", "explain", "street", "--json", "--url", stand_in.url)
-    assert msgspec.json.decode(answer.stdout, type=ModelExplained) == page
+    assert msgspec.json.decode(answer.stdout, type=ModelBatchReport) == page
 
 
 def test_models_explain_of_an_unknown_model_ends_with_the_gateways_word(penstock: Call, stand_in: StandIn) -> None:
@@ -126,16 +125,18 @@ def test_models_explain_of_an_unknown_model_ends_with_the_gateways_word(penstock
 def test_infer_explain_asks_and_prints_the_sentence_of_every_batch(
     penstock: Call, stand_in: StandIn, tmp_path: Path
 ) -> None:
-    """Without the flag nobody asks, and nothing of batches is printed."""
+    """Without the flag no explanation is requested or printed."""
     photo = tmp_path / "photo.jpg"
     photo.write_bytes(jpeg())
     silent = penstock("infer", "street", photo, "--url", stand_in.url)
     assert "x-penstock-explain" not in stand_in.asked[-1].headers
     assert "batch:" not in silent.stdout
     assert "explain" not in json.loads(penstock("infer", "street", photo, "--json", "--url", stand_in.url).stdout)
-    stand_in.explain = [msgspec.to_builtins(Explained("street", Owner.GATEWAY, "waited 0.4 ms", queue_ms=0.4))]
-    told = penstock("infer", "street", photo, "--explain", "--url", stand_in.url)
+    stand_in.explain = [
+        msgspec.to_builtins(RequestExplanation("street", BatchOwner.GATEWAY, "waited 0.4 ms", queue_ms=0.4))
+    ]
+    answer = penstock("infer", "street", photo, "--explain", "--url", stand_in.url)
     assert stand_in.asked[-1].headers["x-penstock-explain"] == "1"
-    assert told.stdout.splitlines()[-1] == "batch: waited 0.4 ms"
-    told = penstock("infer", "street", photo, "--explain", "--json", "--url", stand_in.url)
-    assert json.loads(told.stdout)["explain"] == stand_in.explain
+    assert answer.stdout.splitlines()[-1] == "batch: waited 0.4 ms"
+    answer = penstock("infer", "street", photo, "--explain", "--json", "--url", stand_in.url)
+    assert json.loads(answer.stdout)["explain"] == stand_in.explain

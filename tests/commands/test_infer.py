@@ -52,7 +52,7 @@ def test_infer_nothing_found_says_so(penstock: Call, stand_in: StandIn, photo: P
 
 
 def test_infer_sends_the_bytes_with_their_type_and_deadline(penstock: Call, stand_in: StandIn, tmp_path: Path) -> None:
-    """The file goes untouched, its type told by its first bytes, the deadline in its header."""
+    """The file is sent unchanged, with its type from its first bytes and the deadline in a header."""
     for name, suffix in (("a.png", ".jpg"), ("b.jpg", ".png"), ("c", ".webp")):
         (tmp_path / name).write_bytes(jpeg(suffix=suffix))
     (tmp_path / "d.jpg").write_bytes(b"GIF89a")
@@ -102,7 +102,7 @@ def test_infer_folder_means_its_pictures(penstock: Call, stand_in: StandIn, tmp_
 
 
 def test_infer_folder_without_pictures_is_a_failure(penstock: Call, stand_in: StandIn, tmp_path: Path) -> None:
-    """A folder in which there is nothing to do is told, and what would have been."""
+    """The message for a folder without pictures lists the supported suffixes."""
     answer = penstock("infer", "people", tmp_path, "--url", stand_in.url)
     assert answer.exit_code == 1
     assert answer.stderr == f"penstock: the folder {tmp_path} holds no pictures (.jpeg, .jpg, .png, .webp)\n"
@@ -163,7 +163,7 @@ def test_infer_without_url_asks_the_port_of_the_settings(
 def test_infer_something_else_answers_is_one_sentence(
     penstock: Call, stand_in: StandIn, photo: Path, status: int, text: str, why: str
 ) -> None:
-    """Another program on that port is told from a gateway."""
+    """Another program on that port is not taken for a gateway."""
     stand_in.refusals["/image"] = (status, text, {})
     answer = penstock("infer", "people", photo, "--url", stand_in.url)
     assert answer.exit_code == 1
@@ -190,7 +190,7 @@ def test_infer_model_that_is_not_served_says_why(penstock: Call, stand_in: Stand
 
 
 def test_infer_model_that_the_gateway_refuses_says_why_once(penstock: Call, stand_in: StandIn, photo: Path) -> None:
-    """Its refusal is the index' reason: the sentence is told, and not told again."""
+    """If the refusal equals the reason in the index, the sentence is printed once."""
     why = "model 'people': slo_p99_ms is 'fast' in config.pbtxt, and must be a number"
     stand_in.refusals["/image"] = (404, json.dumps({"error": why}), {})
     stand_in.index = [{"name": "people", "state": "UNAVAILABLE", "reason": why}]
@@ -230,14 +230,14 @@ def _speak_http2(listener: socket.socket) -> None:
 
 @pytest.mark.parametrize("url", ["localhost:8000", "ftp://x", "http://", "http://a:b"])
 def test_infer_malformed_url_is_refused(penstock: Call, photo: Path, url: str) -> None:
-    """An address without http:// or a port that is no number is told with an example."""
+    """The message for an invalid address has an example."""
     answer = penstock("infer", "people", photo, "--url", url)
     assert answer.exit_code == 1
     assert "is no gateway's address: give one such as http://127.0.0.1:8000" in answer.stderr
 
 
 def test_infer_unreadable_file_is_one_sentence(penstock: Call, stand_in: StandIn, tmp_path: Path) -> None:
-    """A file that the system does not let read is told as such."""
+    """The message for a file without read permission says so."""
     photo = tmp_path / "photo.jpg"
     photo.symlink_to("/proc/self/mem")
     answer = penstock("infer", "people", photo, "--url", stand_in.url)

@@ -11,12 +11,12 @@ from typing import ClassVar
 import pytest
 from typer.testing import CliRunner
 
-from server.access.door import AccessOptions, Door
-from server.access.quotas import Quotas
-from server.access.rules import read_access_file
-from server.cli import build_app
-from server.commands.load_options import command_line, endpoint_or_fail, identified
-from server.core.caller import Quota, Role
+from penstock.cli.main import build_app
+from penstock.gateway.auth.access_file import read_access_file
+from penstock.gateway.auth.authenticator import Authenticator, AuthOptions
+from penstock.gateway.auth.rate_limiter import RateLimiter
+from penstock.protocol.identity import Quota, Role
+from penstock_load.cli.options import command_line, endpoint_or_fail, identified
 from tests.web_server import serving
 
 
@@ -28,12 +28,12 @@ def keys(*words: str) -> tuple[int, str, str]:
 async def test_made_key_opens_a_door_of_its_file_and_is_kept_nowhere(tmp_path: Path) -> None:
     """Standard output has the key and nothing else; the file has its hash, and is its user's alone."""
     file = tmp_path / "access.toml"
-    code, shown, told = keys("camera", "--file", str(file), "--rate", "5/second", "--share", "0.25")
+    code, shown, errors = keys("camera", "--file", str(file), "--rate", "5/second", "--share", "0.25")
     assert (code, shown.count("\n")) == (0, 1)
     secret = shown.strip()
-    assert secret not in file.read_text() + told
+    assert secret not in file.read_text() + errors
     assert file.stat().st_mode & 0o777 == 0o600
-    door = Door(AccessOptions(file), Quotas(max_requests=1, max_bytes=1))
+    door = Authenticator(AuthOptions(file), RateLimiter(max_requests=1, max_bytes=1))
     caller = await door.admit([secret], Role.INFER)
     assert (caller.key_name, caller.roles, caller.quota) == ("camera", {Role.INFER}, Quota(5, 1.0, 0.25))
 
@@ -43,9 +43,9 @@ def test_roles_are_given_with_commas_or_one_by_one(tmp_path: Path) -> None:
     file = tmp_path / "access.toml"
     assert keys("bob", "--file", str(file), "--role", "infer,read", "--role", "admin")[0] == 0
     assert read_access_file(file).keys[0].roles == set(Role)
-    code, shown, told = keys("eve", "--file", str(file), "--role", "infer,admn")
+    code, shown, errors = keys("eve", "--file", str(file), "--role", "infer,admn")
     assert (code, shown) == (2, "")
-    assert "'admn' is not a valid Role); there are infer, read and admin" in told
+    assert "'admn' is not a valid Role); there are infer, read and admin" in errors
 
 
 def test_second_key_goes_behind_the_first_and_what_stood_there_stays(tmp_path: Path) -> None:
@@ -62,9 +62,9 @@ def test_second_key_goes_behind_the_first_and_what_stood_there_stays(tmp_path: P
         ("ops", ["admin", "read"]),
     ]
     before = file.read_bytes()
-    code, shown, told = keys("ops", "--file", str(file))
+    code, shown, errors = keys("ops", "--file", str(file))
     assert (code, shown) == (2, "")
-    assert f"{file} has a key 'ops'; choose another name" in told
+    assert f"{file} has a key 'ops'; choose another name" in errors
     assert file.read_bytes() == before
     assert list(tmp_path.iterdir()) == [file]
 
@@ -88,7 +88,7 @@ def test_file_that_a_gateway_of_another_user_reads_stays_that_users(
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root gives files away")
 def test_file_of_the_containers_user_stays_that_users_where_root_adds_a_key(tmp_path: Path) -> None:
-    """So a gateway of user 10001 goes on reading a file that is nobody else's to read."""
+    """So a gateway of user 10001 can still read a file that only its user may read."""
     file = tmp_path / "access.toml"
     keys("first", "--file", str(file))
     os.chown(file, 10001, 10001)
@@ -115,9 +115,9 @@ def test_owner_that_cannot_be_kept_is_said(tmp_path: Path, monkeypatch: pytest.M
     file = tmp_path / "access.toml"
     keys("first", "--file", str(file))
     monkeypatch.setattr(os, "chown", refuse)
-    code, shown, told = keys("second", "--file", str(file))
+    code, shown, errors = keys("second", "--file", str(file))
     assert (code, shown.count("\n")) == (0, 1)
-    assert f"{file} is yours now" in told
+    assert f"{file} is yours now" in errors
     assert [key.name for key in read_access_file(file).keys] == ["first", "second"]
 
 
@@ -135,9 +135,9 @@ def test_key_that_cannot_be_is_refused_and_nothing_is_written(
     tmp_path: Path, words: tuple[str, ...], complaint: str
 ) -> None:
     """Exit code 2, one sentence, no file."""
-    code, shown, told = keys(*words, "--file", str(tmp_path / "access.toml"))
+    code, shown, errors = keys(*words, "--file", str(tmp_path / "access.toml"))
     assert (code, shown) == (2, "")
-    assert complaint in told
+    assert complaint in errors
     assert list(tmp_path.iterdir()) == []
 
 
@@ -193,10 +193,10 @@ def test_report_of_a_load_test_does_not_repeat_the_key(monkeypatch: pytest.Monke
     """Whichever way it was written."""
     for words in (["--api-key", "pk-secret"], ["--api-key=pk-secret"], ["--header", "x-api-key: pk-secret"]):
         monkeypatch.setattr("sys.argv", ["penstock", "load", "run", "image-steady", *words, "--rate", "5"])
-        told = command_line()
-        assert "pk-secret" not in told
-        assert re.search(r"--rate 5$", told)
-        assert len(shlex.split(told)) == 5 + len(words) + 1
+        command = command_line()
+        assert "pk-secret" not in command
+        assert re.search(r"--rate 5$", command)
+        assert len(shlex.split(command)) == 5 + len(words) + 1
 
 
 def test_load_test_shows_the_key_unless_a_header_says_who_asks() -> None:

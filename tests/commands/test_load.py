@@ -7,9 +7,9 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from loadtest.measure.run_folder import read_run_folder, write_run
-from server.commands import load
-from server.commands.load_options import beside_or_fail, command_line
+from penstock_load.cli import commands as load
+from penstock_load.cli.options import beside_or_fail, command_line
+from penstock_load.measure.run_folder import read_run_folder, write_run
 from tests.commands.conftest import Call, StandIn
 from tests.loadtest.runs import make_run
 
@@ -121,7 +121,7 @@ def test_foreign_picture_endpoint_can_be_judged(penstock: Call, stand_in: StandI
     assert all(b"secret" not in path.read_bytes() for path in (tmp_path / "out").iterdir())
 
 
-def test_password_in_an_address_is_sent_and_told_to_nobody(
+def test_password_in_an_address_is_sent_and_never_printed(
     penstock: Call, stand_in: StandIn, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     """user:password@ goes as a header; neither the report nor what is printed has it."""

@@ -13,10 +13,12 @@ import numpy as np
 import pytest
 import structlog
 
-from server.backends.onnx_reference import Reference
-from server.catalogue.catalogue import CatalogueEntry
-from server.commands import golden_record, model_check, model_verdict
-from server.core.tensor import tensor_from_numpy
+from penstock.cli import check as model_check
+from penstock.cli import check_result as golden_record
+from penstock.cli import check_result as model_verdict
+from penstock.models.catalogue import CatalogueEntry
+from penstock.models.onnx_reference import Reference
+from penstock.protocol.inference import tensor_from_numpy
 from tests.backends import onnx_models
 from tests.commands.conftest import Call, jpeg
 from tests.commands.test_models import home, write_model
@@ -116,7 +118,7 @@ def only_ours(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     root = logging.getLogger()
     handlers, level = list(root.handlers), root.level
     monkeypatch.setenv("PENSTOCK_MODEL_REPOSITORY", str(home() / "none"))
-    monkeypatch.setenv("PENSTOCK_HTTP_PORT", "9")  # nobody's, unless a test names another
+    monkeypatch.setenv("PENSTOCK_HTTP_PORT", "9")  # unused, unless a test sets another
     yield
     structlog.reset_defaults()
     root.handlers[:] = handlers
@@ -214,7 +216,7 @@ def test_check_of_a_refusal_passes_the_words_on(penstock: Call, engine: Engine) 
 def test_check_of_an_onnx_model_that_no_gateway_serves_runs_here(
     penstock: Call, engine: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Without a gateway, and beside one that nobody named and that has not loaded it; either way it is said."""
+    """Without a gateway, or if the default gateway has not loaded the model; the output says which."""
     save()
     (row,) = rows_of(penstock)
     assert (row["verdict"], row["ran"], row["notes"]) == ("ok", "in-process", [])
@@ -226,7 +228,7 @@ def test_check_of_an_onnx_model_that_no_gateway_serves_runs_here(
 
 
 def test_check_of_a_model_that_runs_elsewhere_only_fails_who_named_it(penstock: Call) -> None:
-    """A look at everything passes over what needs Triton, and says so; who asks for that model is told no."""
+    """A check of all models skips models that need Triton, with a note; a check of such a model by name fails."""
     save_python()
     assert rows_of(penstock)[0]["verdict"] == "not judged"
     (row,) = rows_of(penstock, "m")
@@ -374,7 +376,7 @@ def test_check_that_is_stopped_is_one_line(penstock: Call, monkeypatch: pytest.M
         raise KeyboardInterrupt
 
     save()
-    monkeypatch.setattr("server.commands.model_verdict.check_model", stop)
+    monkeypatch.setattr("penstock.cli.check_result.check_model", stop)
     answer = penstock("models", "check")
     assert (answer.exit_code, answer.stderr.splitlines()[-1]) == (130, "penstock: stopped: no model was changed")
 

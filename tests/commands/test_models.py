@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from server.catalogue.catalogue import read_catalogue
-from server.settings import CHECKOUT
+from penstock.gateway.settings import CHECKOUT
+from penstock.models.catalogue import read_catalogue
 from tests.commands.conftest import Call, StandIn
 
-NOBODY = "http://127.0.0.1:9"
+UNUSED_URL = "http://127.0.0.1:9"
 
 
 def home() -> Path:
@@ -85,8 +85,8 @@ def test_list_believes_the_gateway_of_who_forms_a_served_models_batches(penstock
     """Its settings may say something else than the files here, and of a model that is only there no file tells."""
     options = {"max_batch_size": 8, "instances": 1, "slo_p99_ms": None}
     limits = {"max_queue_delay_us": 0.0, "max_queue_size": 512, "max_queue_bytes": 1}
-    told = {"model": "any", "owner": "gateway", "options": options | limits, "queue": None, "fit": None}
-    stand_in.page = told | {"batches": [], "closed_by": {}, "dropped": {}, "proposed_config": ""}
+    report = {"model": "any", "owner": "gateway", "options": options | limits, "queue": None, "fit": None}
+    stand_in.page = report | {"batches": [], "closed_by": {}, "dropped": {}, "proposed_config": ""}
     stand_in.index = [{"name": name, "version": "1", "state": "READY"} for name in ("street", "elsewhere")]
     rows = listed(penstock, stand_in.url)
     assert [rows[name]["owner"] for name in ("street", "elsewhere", "people")] == ["gateway", "gateway", "off"]
@@ -94,10 +94,10 @@ def test_list_believes_the_gateway_of_who_forms_a_served_models_batches(penstock
 
 def test_list_without_a_gateway_leaves_the_states_open(penstock: Call) -> None:
     """Standard output stays JSON; that no gateway answers is said on standard error."""
-    answer = penstock("models", "list", "--json", "--url", NOBODY)
+    answer = penstock("models", "list", "--json", "--url", UNUSED_URL)
     assert {row["state"] for row in json.loads(answer.stdout)} == {None}
     assert answer.stderr == (
-        f"penstock: states are not known: nothing answers at {NOBODY}: "
+        f"penstock: states are not known: nothing answers at {UNUSED_URL}: "
         "start it with `make up`, or give its address with --url\n"
     )
 
@@ -113,13 +113,13 @@ def test_list_table_shows_a_row_a_model(penstock: Call, stand_in: StandIn) -> No
 
 
 def test_list_shows_licence_and_size_of_what_the_catalogue_has(penstock: Call, stand_in: StandIn) -> None:
-    """Before it is pulled and after; a model of that name elsewhere is somebody else's."""
+    """Before and after a pull; another folder with a catalogue name is not the catalogue's model."""
     write_model("mnist", 'backend: "onnxruntime"\n')
     rows = listed(penstock, stand_in.url)
-    told = {name: (rows[name]["where"], rows[name]["licence"], rows[name]["size_bytes"]) for name in rows}
-    assert told["resnet50"] == ("catalogue", "Apache-2.0", 102576593)
-    assert told["fastestdet"] == ("catalogue", "BSD-3-Clause", 998169)
-    assert told["mnist"] == ("home", "Apache-2.0", 0)
+    shown = {name: (rows[name]["where"], rows[name]["licence"], rows[name]["size_bytes"]) for name in rows}
+    assert shown["resnet50"] == ("catalogue", "Apache-2.0", 102576593)
+    assert shown["fastestdet"] == ("catalogue", "BSD-3-Clause", 998169)
+    assert shown["mnist"] == ("home", "Apache-2.0", 0)
     lines = penstock("models", "list", "--url", stand_in.url).stdout.splitlines()
     (resnet50,) = [line.split() for line in lines if line.startswith("resnet50 ")]
     assert resnet50[-3:] == ["102.6", "MB", "Apache-2.0"]
@@ -133,7 +133,10 @@ def test_list_tells_size_and_licence_of_what_lies_on_disk(penstock: Call, stand_
     (folder / "2" / "__pycache__").mkdir()
     for name, count in (("model.py", 20), ("part/weights", 5), ("__pycache__/model.pyc", 7)):
         (folder / "2" / name).write_bytes(b"x" * count)
-    assert (listed(penstock, NOBODY)["mine"]["size_bytes"], listed(penstock, NOBODY)["mine"]["licence"]) == (25, "")
+    assert (listed(penstock, UNUSED_URL)["mine"]["size_bytes"], listed(penstock, UNUSED_URL)["mine"]["licence"]) == (
+        25,
+        "",
+    )
     (folder / "MODEL.md").write_text("# mine\n\n| | |\n|---|---|\n| licence | MIT (mine); as is |\n")
     stand_in.index = [{"name": "mine", "version": "1", "state": "READY"}]
     rows = listed(penstock, stand_in.url)
@@ -141,7 +144,7 @@ def test_list_tells_size_and_licence_of_what_lies_on_disk(penstock: Call, stand_
     assert (rows["people"]["licence"], rows["street"]["licence"]) == ("Apache-2.0", "Apache-2.0")
 
 
-def test_list_beside_the_embedded_engine_says_that_nobody_batches(penstock: Call, stand_in: StandIn) -> None:
+def test_list_beside_the_embedded_engine_says_that_nothing_is_batched(penstock: Call, stand_in: StandIn) -> None:
     """What config.pbtxt asks for is not what that engine does."""
     write_model("mine", "dynamic_batching { }\nmax_batch_size: 8\n")
     assert listed(penstock, stand_in.url)["mine"]["owner"] == "triton"
@@ -185,13 +188,13 @@ def test_list_marks_random_weights(penstock: Call, stand_in: StandIn) -> None:
 
 def test_pull_without_a_gateway_lands_and_says_when_it_is_loaded(penstock: Call, shared_dir: Path) -> None:
     """The real file of the real inputs lands verified in the home; no gateway is no failure."""
-    answer = penstock("models", "pull", "fastestdet", "--from", shared_dir / "models", "--url", NOBODY)
+    answer = penstock("models", "pull", "fastestdet", "--from", shared_dir / "models", "--url", UNUSED_URL)
     assert answer.exit_code == 0, answer.stderr
     folder = home() / "models" / "fastestdet"
     assert (folder / "1" / "model.onnx").stat().st_size == 998169
     assert answer.stdout.splitlines() == [
         f"fastestdet is in {folder} (SHA-256 verified, BSD-3-Clause)",
-        f"no gateway runs at {NOBODY}: fastestdet will be loaded at the next `penstock up`",
+        f"no gateway runs at {UNUSED_URL}: fastestdet will be loaded at the next `penstock up`",
     ]
 
 
@@ -221,7 +224,7 @@ def test_pull_that_the_gateway_cannot_load_fails_with_its_reason(
 
 def test_pull_again_says_what_it_kept_and_how_to_have_the_catalogues(penstock: Call, shared_dir: Path) -> None:
     """An edited config.pbtxt survives, in one line that names the way back."""
-    words = ("models", "pull", "fastestdet", "--from", shared_dir / "models", "--url", NOBODY)
+    words = ("models", "pull", "fastestdet", "--from", shared_dir / "models", "--url", UNUSED_URL)
     assert penstock(*words).exit_code == 0
     config = home() / "models" / "fastestdet" / "config.pbtxt"
     config.write_text(config.read_text().replace("count: 2", "count: 4"))
@@ -243,7 +246,7 @@ def test_pull_again_says_what_it_kept_and_how_to_have_the_catalogues(penstock: C
 )
 def test_pull_that_cannot_be_done_is_one_sentence(penstock: Call, words: tuple[str, ...], why: str) -> None:
     """A wrong name or a wrong place ends with one line and exit code 1, and leaves no model."""
-    answer = penstock("models", "pull", *words, "--url", NOBODY)
+    answer = penstock("models", "pull", *words, "--url", UNUSED_URL)
     assert (answer.exit_code, answer.stdout) == (1, "")
     assert answer.stderr.startswith(f"penstock: {why}")
     assert answer.stderr.count("\n") == 1
@@ -269,11 +272,11 @@ def test_list_where_a_folder_may_not_be_read_tells_which(penstock: Call, monkeyp
         return real(path)
 
     monkeypatch.setattr(Path, "iterdir", refuse)
-    assert listed(penstock, NOBODY)["closed"]["reason"] == (
+    assert listed(penstock, UNUSED_URL)["closed"]["reason"] == (
         f"{closed} cannot be read (Permission denied): let this user read it"
     )
     closed = home() / "models"
-    answer = penstock("models", "list", "--url", NOBODY)
+    answer = penstock("models", "list", "--url", UNUSED_URL)
     assert (answer.exit_code, answer.stderr) == (
         1,
         f"penstock: {closed} cannot be read (Permission denied): let this user read it\n",
@@ -281,7 +284,7 @@ def test_list_where_a_folder_may_not_be_read_tells_which(penstock: Call, monkeyp
 
 
 def test_list_at_an_address_of_something_else_says_so(penstock: Call, stand_in: StandIn) -> None:
-    """A port of another program, such as our own metrics, is told from a model that is not there."""
+    """The message for another program's port, such as our metrics, differs from the one for an unknown model."""
     stand_in.refusals["/index"] = (404, json.dumps({"error": "no such page"}), {})
     answer = penstock("models", "list", "--url", stand_in.url)
     assert f"what answers at {stand_in.url} is no gateway (no such page): check the address\n" in answer.stderr
@@ -306,14 +309,14 @@ def test_load_and_unload_pass_refusals_on(penstock: Call, stand_in: StandIn, ver
     stand_in.refusals[f"/{verb}"] = (400, json.dumps({"error": "not now"}), {})
     answer = penstock("models", verb, "x", "--url", stand_in.url)
     assert (answer.exit_code, answer.stderr) == (1, "penstock: not now\n")
-    answer = penstock("models", verb, "x", "--url", NOBODY)
+    answer = penstock("models", verb, "x", "--url", UNUSED_URL)
     assert (answer.exit_code, answer.stderr) == (
         1,
-        f"penstock: nothing answers at {NOBODY}: start it with `make up`, or give its address with --url\n",
+        f"penstock: nothing answers at {UNUSED_URL}: start it with `make up`, or give its address with --url\n",
     )
 
 
-def test_unload_of_a_model_that_nobody_knows_is_a_failure(penstock: Call, stand_in: StandIn) -> None:
+def test_unload_of_an_unknown_model_is_a_failure(penstock: Call, stand_in: StandIn) -> None:
     """Triton calls that done; a person has misspelt a name and should know."""
     stand_in.index = [{"name": "people", "version": "1", "state": "READY"}]
     answer = penstock("models", "unload", "poeple", "--url", stand_in.url)
@@ -373,6 +376,6 @@ def test_list_tells_reasons_in_a_line_each(penstock: Call, stand_in: StandIn, mo
 def test_models_with_an_unknown_setting_is_refused(penstock: Call, monkeypatch: pytest.MonkeyPatch) -> None:
     """A misspelt PENSTOCK_ variable is not passed over in silence."""
     monkeypatch.setenv("PENSTOCK_HOMES", "x")
-    answer = penstock("models", "list", "--url", NOBODY)
+    answer = penstock("models", "list", "--url", UNUSED_URL)
     assert answer.exit_code == 2
     assert "did you mean PENSTOCK_HOME?" in answer.stderr

@@ -9,15 +9,16 @@ import pytest
 from click.testing import Result
 from typer.testing import CliRunner
 
-from server.cli import build_app
-from server.commands import mps
-from server.gpu.mps import PIPE_DIRECTORY
-from server.gpu.nvml import Card, NvmlOutcome, Reading
-from server.gpu.telemetry import Activity, CardLoad, NoTelemetry, ProcessLoad, Source
+from penstock.cli import mps
+from penstock.cli.main import build_app
+from penstock.gpu.mps.control import PIPE_DIRECTORY
+from penstock.gpu.nvml import GpuDevice, NvmlOutcome, NvmlReading
+from penstock.gpu.telemetry.messages import Activity, ActivitySource, CardLoad, ProcessLoad
+from penstock.gpu.telemetry.sampler import TelemetryUnavailable
 from tests.gpu.mps_programs import programs
 
-H200 = Reading(NvmlOutcome.ANSWERED, cuda=(13, 0), cards=(Card(0, "H200", (9, 0), 1 << 37, 0),))
-P4 = Reading(NvmlOutcome.ANSWERED, cuda=(12, 4), cards=(Card(0, "P4", (6, 1), 1 << 33, 0),))
+H200 = NvmlReading(NvmlOutcome.ANSWERED, cuda=(13, 0), cards=(GpuDevice(0, "H200", (9, 0), 1 << 37, 0),))
+P4 = NvmlReading(NvmlOutcome.ANSWERED, cuda=(12, 4), cards=(GpuDevice(0, "P4", (6, 1), 1 << 33, 0),))
 Ask = Callable[..., Result]
 Patch = pytest.MonkeyPatch
 
@@ -55,10 +56,10 @@ def test_started_daemon_is_shown_with_its_clients_and_stop_ends_it(ask: Ask, pla
     assert (shown.exit_code, shown.stdout.splitlines()[0]) == (
         0, f"{pipes}: up, 1 clients, at most 48 a card, 50 % of the threads for a client by default",
     )  # fmt: skip
-    told = json.loads(ask("status", "--json").stdout)["daemons"][0]
-    assert (told["is_up"], told["client_limit"], told["active_thread_percentage"]) == (True, 48, 50.0)
-    assert [client["pid"] for client in told["servers"][0]["clients"]] == [os.getpid()]
-    assert told["servers"][0]["state"] == "active"
+    daemon = json.loads(ask("status", "--json").stdout)["daemons"][0]
+    assert (daemon["is_up"], daemon["client_limit"], daemon["active_thread_percentage"]) == (True, 48, 50.0)
+    assert [client["pid"] for client in daemon["servers"][0]["clients"]] == [os.getpid()]
+    assert daemon["servers"][0]["state"] == "active"
     assert ask("stop", "--grace-s", "0").exit_code == 0
     assert not (pipes / "control").exists()
     assert ask("stop").exit_code == 1
@@ -67,7 +68,7 @@ def test_started_daemon_is_shown_with_its_clients_and_stop_ends_it(ask: Ask, pla
 
 def test_without_a_gpu_each_command_says_so_in_one_line(ask: Ask, monkeypatch: pytest.MonkeyPatch) -> None:
     """Exit code 2; stop has nothing to stop."""
-    monkeypatch.setattr(mps, "read_cards", lambda: Reading(NvmlOutcome.NO_LIBRARY))
+    monkeypatch.setattr(mps, "read_cards", lambda: NvmlReading(NvmlOutcome.NO_LIBRARY))
     for words in (["start"], ["status"], ["status", "--json"]):
         answer = ask(*words)
         assert (answer.exit_code, answer.stdout) == (2, "")
@@ -110,14 +111,14 @@ def test_daemon_of_a_running_stack_is_shown_and_not_ended(ask: Ask, place: Path)
 def test_status_tells_how_busy_the_card_is_and_what_each_client_has(ask: Ask, place: Path, monkeypatch: Patch) -> None:
     """SM activity beside util; memory and time of a client where NVML tells them, nothing of one it does not show."""
     held = ProcessLoad(os.getpid(), "resnet50_0_0", 3 << 29, 0.4, is_mps_client=True)
-    card = CardLoad(0, kernel_running=1.0, source=Source.GPM, activity=Activity(sm=0.54), processes=(held,))
+    card = CardLoad(0, kernel_running=1.0, source=ActivitySource.GPM, activity=Activity(sm=0.54), processes=(held,))
     monkeypatch.setattr(mps, "sample", lambda seconds: (card,))
     assert ask("start").exit_code == 0
     (place / "runs" / "mps" / "clients").write_text(f"{os.getpid()}\n1\n")
     lines = ask("status").stdout.splitlines()
     assert lines[1] == "  GPU 0: SM activity 54.0% by gpm, util 100%"
-    told = [line.endswith(", 1.50 GiB, a kernel ran 40% of the time") for line in lines if "  client " in line]
-    assert told == [False, True]
+    shows_memory = [line.endswith(", 1.50 GiB, a kernel ran 40% of the time") for line in lines if "  client " in line]
+    assert shows_memory == [False, True]
     clients = json.loads(ask("status", "--json").stdout)["daemons"][0]["servers"][0]["clients"]
     assert [(one["memory_bytes"], one["time_share"]) for one in clients] == [(None, None), (3 << 29, 0.4)]
 
@@ -126,7 +127,7 @@ def test_status_where_nvml_tells_nothing_names_the_clients_alone(ask: Ask, place
     """The daemon is what is asked for."""
 
     def silent(seconds: float) -> tuple[CardLoad, ...]:
-        raise NoTelemetry(f"nothing in {seconds} s")
+        raise TelemetryUnavailable(f"nothing in {seconds} s")
 
     monkeypatch.setattr(mps, "sample", silent)
     assert ask("start").exit_code == 0

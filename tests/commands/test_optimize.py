@@ -8,12 +8,12 @@ import pytest
 import typer
 from typer.testing import CliRunner, Result
 
-from server.commands.optimize import optimize
-from server.optimize import timing
+from penstock.cli.optimize import optimize
+from penstock.models.optimize import profile as timing
 from tests.commands.conftest import StandIn
 from tests.optimize.conftest import RANDOM, write_model, write_pictures
 
-NOBODY = "http://127.0.0.1:9"
+UNUSED_URL = "http://127.0.0.1:9"
 
 
 @pytest.fixture
@@ -33,7 +33,7 @@ def pictures(tmp_path: Path) -> Path:
     return tmp_path / "pictures"
 
 
-def run(*words: object, url: str = NOBODY) -> Result:
+def run(*words: object, url: str = UNUSED_URL) -> Result:
     """`penstock models optimize WORDS…`."""
     app = typer.Typer(pretty_exceptions_enable=False)
     app.command()(optimize)
@@ -52,7 +52,7 @@ def test_optimize_writes_the_model_and_shows_fusion_accuracy_and_speed(home: Pat
         "QLinearConv",
         "the same first class in",
         "times as fast",
-        f"no gateway runs at {NOBODY}: small-int8 will be loaded at the next `penstock up`",
+        f"no gateway runs at {UNUSED_URL}: small-int8 will be loaded at the next `penstock up`",
     ):
         assert words in done.stdout
     assert max(len(line) for line in done.stdout.splitlines() if line[:1] in "│┃┏┡└") <= 80
@@ -61,12 +61,12 @@ def test_optimize_writes_the_model_and_shows_fusion_accuracy_and_speed(home: Pat
 
 def test_optimize_json_is_one_object(home: Path, pictures: Path) -> None:
     """And nothing else: figures, fusions, where it is and what the gateway did with it."""
-    told = json.loads(run("small", "--int8", "--calibrate", pictures, "--json").stdout)
-    assert (told["name"], told["optimized_from"], told["calibrating"]) == ("small-int8", "small", 8)
-    assert told["folder"] == str(home / "models" / "small-int8")
-    assert told["judgement"]["agreement"]["kind"] == "classes"
-    assert [item["batch_size"] for item in told["comparisons"]] == [1, 8]
-    assert {level["level"] for level in told["fusion"]["int8_levels"]} == {"file", "basic", "extended", "all"}
+    report = json.loads(run("small", "--int8", "--calibrate", pictures, "--json").stdout)
+    assert (report["name"], report["optimized_from"], report["calibrating"]) == ("small-int8", "small", 8)
+    assert report["folder"] == str(home / "models" / "small-int8")
+    assert report["judgement"]["agreement"]["kind"] == "classes"
+    assert [item["batch_size"] for item in report["comparisons"]] == [1, 8]
+    assert {level["level"] for level in report["fusion"]["int8_levels"]} == {"file", "basic", "extended", "all"}
 
 
 def test_optimize_loads_the_result_into_the_running_gateway(home: Path, pictures: Path, stand_in: StandIn) -> None:

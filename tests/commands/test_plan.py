@@ -16,18 +16,15 @@ import pytest
 import typer
 from rich.console import Console
 
-from server.batching.explanation import FitTold
-from server.batching.page import ModelExplained, OptionsTold
-from server.commands.gateway import Gateway
-from server.commands.plan_engine import engine_of_model
-from server.commands.plan_tables import show
-from server.core.batching import Owner
-from server.planning.contenders import Contender, Problem
-from server.planning.engine import EngineModel
-from server.planning.plan import Race
-from server.planning.profile import V100
-from server.planning.race import Bounds, Case, Load, Row
-from server.planning.search import Rate
+from penstock.cli.gateway_client import GatewayClient
+from penstock.cli.plan import engine_of_model, print_results
+from penstock.gateway.batching.batch_report import ModelBatchReport, OptionsReport
+from penstock.gateway.batching.explanation import FitReport
+from penstock.planning.comparison import ContenderResult, LoadResult, Race, RaceCase, Rate, RateBounds
+from penstock.planning.policies import Contender, PolicyProblem
+from penstock.planning.profile import V100
+from penstock.planning.simulation import EngineModel
+from penstock.protocol.inference import BatchOwner
 
 KNOBS = "delay 1.75 ms, timeout 4.2 ms, max batch 512"
 CHECKOUT = Path(__file__).resolve().parent.parent.parent
@@ -36,28 +33,28 @@ CHECKOUT = Path(__file__).resolve().parent.parent.parent
 def plan(*arguments: str) -> subprocess.CompletedProcess[str]:
     """The command as a person runs it."""
     return subprocess.run(
-        [sys.executable, "-m", "server.cli", "plan", *arguments],
+        [sys.executable, "-m", "penstock.cli.main", "plan", *arguments],
         cwd=CHECKOUT, capture_output=True, text=True, timeout=60, check=False,
     )  # fmt: skip
 
 
 def race() -> Race:
-    """One that somebody ran."""
-    at_rate = Load(2300.0, 2290.0, 0.99, 0.0, 0.01, 0.0, 7.0, 0.0045, 0.0068)
-    over = Load(4341.0, 3300.0, 0.76, 0.01, 0.23, 0.0, 13.0, 0.005, 0.007)
+    """One from a real run."""
+    at_rate = LoadResult(2300.0, 2290.0, 0.99, 0.0, 0.01, 0.0, 7.0, 0.0045, 0.0068)
+    over = LoadResult(4341.0, 3300.0, 0.76, 0.01, 0.23, 0.0, 13.0, 0.005, 0.007)
     rows = (
-        Row(Contender.TRITON, KNOBS, 280, Rate(2193.0, 62.0, (2193.0,)), at_rate, ((1.5, over),)),
-        Row(Contender.OURS, "defaults", 1, Rate(2310.0, 40.0, (2310.0,)), at_rate, ((1.5, over),)),
+        ContenderResult(Contender.TRITON, KNOBS, 280, Rate(2193.0, 62.0, (2193.0,)), at_rate, ((1.5, over),)),
+        ContenderResult(Contender.OURS, "defaults", 1, Rate(2310.0, 40.0, (2310.0,)), at_rate, ((1.5, over),)),
     )
-    case = Case(Problem(EngineModel(V100), 0.007), "poisson")
-    return Race(case, Bounds(2894.4, 3053.4, 4860.6, Rate(2576.0, 72.0, (2576.0,))), rows)
+    case = RaceCase(PolicyProblem(EngineModel(V100), 0.007), "poisson")
+    return Race(case, RateBounds(2894.4, 3053.4, 4860.6, Rate(2576.0, 72.0, (2576.0,))), rows)
 
 
 @pytest.mark.parametrize("width", [80, 120])
 def test_show_fits_the_width_and_puts_the_fastest_first(width: int) -> None:
     """Rates with their confidence, shares of what is possible, what overload costs, the knobs that were best."""
     stream = io.StringIO()
-    show([race()], Console(file=stream, width=width, highlight=False))
+    print_results([race()], Console(file=stream, width=width, highlight=False))
     text = stream.getvalue()
     assert max(len(line) for line in text.splitlines()) <= width
     assert text.index("penstock ") < text.index("triton ")
@@ -70,11 +67,11 @@ def test_show_fits_the_width_and_puts_the_fastest_first(width: int) -> None:
 def test_show_of_a_fast_engine_loses_no_figure_in_a_narrow_terminal() -> None:
     """Rates of five digits and two overloads in 80 columns: cells take two lines, none is cut or dropped."""
     one = race()
-    over = Load(22_696.0, 15_147.0, 0.66, 0.01, 0.34, 0.0, 61.3, 0.009, 0.0144)
+    over = LoadResult(22_696.0, 15_147.0, 0.66, 0.01, 0.34, 0.0, 61.3, 0.009, 0.0144)
     rate = Rate(15_071.0, 751.0, (15_071.0,))
     rows = tuple(replace(row, rate=rate, overload=((1.5, over), (3.0, over))) for row in one.rows)
     stream = io.StringIO()
-    show([replace(one, rows=rows)], Console(file=stream, width=80, highlight=False))
+    print_results([replace(one, rows=rows)], Console(file=stream, width=80, highlight=False))
     words = stream.getvalue().split()
     assert "…" not in stream.getvalue()
     assert "possible" in words
@@ -119,7 +116,7 @@ def test_plan_refuses_what_it_cannot_run_in_one_sentence(
     arguments: tuple[str, ...], sentence: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Exit code 2 and what to give instead; nothing runs."""
-    from server.cli import main
+    from penstock.cli.main import main
 
     monkeypatch.setattr(sys, "argv", ["penstock", "plan", *arguments])
     with pytest.raises(SystemExit) as ended:
@@ -133,7 +130,7 @@ def long_plan() -> Iterator[tuple["subprocess.Popen[str]", list[psutil.Process]]
     """One that would run for minutes, with its two workers."""
     arguments = ("--profile", "v100", "--slo-ms", "50", "--count", "500000", "--jobs", "2", "--json")
     parent = subprocess.Popen(
-        [sys.executable, "-m", "server.cli", "plan", *arguments],
+        [sys.executable, "-m", "penstock.cli.main", "plan", *arguments],
         cwd=CHECKOUT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
     )  # fmt: skip
     try:
@@ -158,16 +155,16 @@ def test_plan_that_is_stopped_leaves_no_worker(sign: signal.Signals, code: int) 
         assert psutil.wait_procs(workers, timeout=20)[1] == []
 
 
-def page(fit: FitTold | None, slo_p99_ms: float | None = 20.0) -> ModelExplained:
+def page(fit: FitReport | None, slo_p99_ms: float | None = 20.0) -> ModelBatchReport:
     """What a gateway tells of a model."""
-    options = OptionsTold(32, 2, slo_p99_ms, 0.0, 512, 1 << 20)
-    return ModelExplained("street", Owner.GATEWAY, options, None, fit, [], {}, {}, "")
+    options = OptionsReport(32, 2, slo_p99_ms, 0.0, 512, 1 << 20)
+    return ModelBatchReport("street", BatchOwner.GATEWAY, options, None, fit, [], {}, {}, "")
 
 
 def test_the_engine_of_a_running_model_is_what_its_gateway_measured(monkeypatch: pytest.MonkeyPatch) -> None:
     """Its fit, its largest batch, its instances unless others are said, and its SLO where none is said."""
-    monkeypatch.setattr(Gateway, "explain_model", lambda self, name: page(FitTold(4.0, 0.5, 0.1, 90)))
-    gateway = Gateway("http://gateway", "")
+    monkeypatch.setattr(GatewayClient, "explain_model", lambda self, name: page(FitReport(4.0, 0.5, 0.1, 90)))
+    gateway = GatewayClient("http://gateway", "")
     found = engine_of_model("street", gateway, instances=None, way_ms=1.0)
     assert found.engine.profile.seconds(32) == pytest.approx(0.020)
     assert (found.engine.profile.max_batch_size, found.engine.instances, found.slos_ms) == (32, 2, (20.0,))
@@ -179,7 +176,7 @@ def test_a_model_that_was_not_measured_yet_cannot_be_planned(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """One sentence that says what to do."""
-    monkeypatch.setattr(Gateway, "explain_model", lambda self, name: page(None))
+    monkeypatch.setattr(GatewayClient, "explain_model", lambda self, name: page(None))
     with pytest.raises(typer.Exit):
-        engine_of_model("street", Gateway("http://gateway", ""), instances=None, way_ms=0.0)
+        engine_of_model("street", GatewayClient("http://gateway", ""), instances=None, way_ms=0.0)
     assert "http://gateway does not know yet how long street takes: send it requests" in capsys.readouterr().err

@@ -6,14 +6,15 @@ import sys
 
 import pytest
 
-from server.commands import up
-from server.commands.up import announce
-from server.stack import Announcement, CannotStart
+from penstock.cli import up
+from penstock.cli.up import announce
+from penstock.gateway.stack.stack import Announcement
+from penstock.gateway.stack.startup import CannotStart
 from tests.conftest import CHECKOUT
 
 RAISES = """
 import resource, sys
-from server.commands.up import allow_open_files
+from penstock.cli.up import allow_open_files
 resource.setrlimit(resource.RLIMIT_NOFILE, (int(sys.argv[1]), int(sys.argv[2])))
 allow_open_files()
 print(*resource.getrlimit(resource.RLIMIT_NOFILE))
@@ -39,19 +40,19 @@ def test_open_files_of_a_usual_shell_are_raised_to_the_hard_limit() -> None:
 
 
 def test_open_files_that_are_enough_are_left_alone() -> None:
-    """What somebody set is not lowered."""
+    """A limit that the user set is not lowered."""
     assert limits_after(4096, 4096) == ["4096", "4096"]
 
 
-@pytest.mark.parametrize(("workers", "told"), [(1, ""), (2, "  (2 workers)")])
+@pytest.mark.parametrize(("workers", "suffix"), [(1, ""), (2, "  (2 workers)")])
 def test_ready_line_says_how_many_workers_serve_where_there_is_more_than_one(
-    capsys: pytest.CaptureFixture[str], workers: int, told: str
+    capsys: pytest.CaptureFixture[str], workers: int, suffix: str
 ) -> None:
     """The last line that a person reads, behind the addresses that a program reads."""
     announce(Announcement("Triton 2.58", "http://a:1", "a:2", "http://a:3/metrics", ("m",), {}, workers))
     assert (
         capsys.readouterr().out.splitlines()[-1]
-        == f"ready: REST http://a:1  gRPC a:2  metrics http://a:3/metrics{told}"
+        == f"ready: REST http://a:1  gRPC a:2  metrics http://a:3/metrics{suffix}"
     )
 
 

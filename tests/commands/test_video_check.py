@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner, Result
 
-from server.commands import video
+from penstock_video.cli import commands as video
 from tests.deepstream_pipeline.clips import write_clip
 
 GOOD = """
@@ -60,13 +60,13 @@ def test_check_tells_who_is_to_decode_each_source_where_one_says_so(check: Check
 
 def test_check_as_json_is_one_object(check: Check) -> None:
     """For programs, on one line."""
-    told = json.loads(check(GOOD, "--json").stdout)
-    assert (told["is_valid"], told["exit_code"], told["model"]) == (True, 0, "people")
-    assert [source["source_id"] for source in told["sources"]] == ["door", "clip"]
-    assert (told["sources"][0]["decoder"], told["gpu"]["hand_over"]) == ("auto", "auto")
-    assert told["sources"][1]["rules"] == ["line-crossing/Door"]
-    assert told["gpu"]["pin_processes"] is True
-    assert "hush" not in json.dumps(told)
+    report = json.loads(check(GOOD, "--json").stdout)
+    assert (report["is_valid"], report["exit_code"], report["model"]) == (True, 0, "people")
+    assert [source["source_id"] for source in report["sources"]] == ["door", "clip"]
+    assert (report["sources"][0]["decoder"], report["gpu"]["hand_over"]) == ("auto", "auto")
+    assert report["sources"][1]["rules"] == ["line-crossing/Door"]
+    assert report["gpu"]["pin_processes"] is True
+    assert "hush" not in json.dumps(report)
 
 
 def test_check_of_bad_settings_tells_every_fault(check: Check) -> None:
@@ -77,8 +77,8 @@ def test_check_of_bad_settings_tells_every_fault(check: Check) -> None:
     assert "cameras.yaml:4:21: source[1].lop: unknown key; did you mean loop?" in lines[0]
     assert "sink[1].type is 'reddis': did you mean redis?" in lines[1]
     assert lines[2] == "penstock: 2 faults in the settings"
-    told = json.loads(check("source: []", "--json").stdout)
-    assert [fault["text"] for fault in told["faults"]][-1].startswith("primary-gie.model: is missing")
+    report = json.loads(check("source: []", "--json").stdout)
+    assert [fault["text"] for fault in report["faults"]][-1].startswith("primary-gie.model: is missing")
 
 
 def test_check_of_one_fault_is_one_line(check: Check) -> None:
@@ -95,6 +95,6 @@ def test_check_with_probe_opens_every_source(check: Check, tmp_path: Path) -> No
     done = check(text, "--probe")
     assert done.exit_code == 1, done.output
     assert "64x48 h264, 10 fps" in done.stdout
-    told = json.loads(check(text, "--probe", "--json").stdout)
-    assert (told["exit_code"], told["sources"][0]["opened"]) == (1, "64x48 h264, 10 fps")
-    assert "fault" in told["sources"][1]
+    report = json.loads(check(text, "--probe", "--json").stdout)
+    assert (report["exit_code"], report["sources"][0]["opened"]) == (1, "64x48 h264, 10 fps")
+    assert "fault" in report["sources"][1]

@@ -10,21 +10,11 @@ import psutil
 import pytest
 from structlog.testing import capture_logs
 
-from deepstream_pipeline.infer.hand_over import HandOver
-from deepstream_pipeline.infer.place import EnginePlace
-from deepstream_pipeline.settings.records import (
-    EngineChoice,
-    EngineSettings,
-    GpuSettings,
-    PrimarySettings,
-    SourceSettings,
-    VideoSettings,
-)
-from deepstream_pipeline.types import DecoderKind, SourceConfig
-from server.commands import video_engine
-from server.commands.gateway import Gateway
-from server.commands.video_engine import (
-    BOND,
+from penstock.cli.gateway_client import GatewayClient
+from penstock.gateway.workers.running_stacks import RunningStack
+from penstock_video.cli import engine as video_engine
+from penstock_video.cli.engine import (
+    UP_CHILD,
     EngineUnavailable,
     OwnEngine,
     engine_for,
@@ -36,7 +26,16 @@ from server.commands.video_engine import (
     require_models,
     share_card,
 )
-from server.local.running import RunningStack
+from penstock_video.infer.options import EngineAddress, RowMemory
+from penstock_video.settings.models import (
+    EngineChoice,
+    EngineSettings,
+    GpuSettings,
+    PrimarySettings,
+    SourceSettings,
+    VideoSettings,
+)
+from penstock_video.types import DecoderKind, SourceConfig
 from tests.commands.conftest import StandIn
 from tests.conftest import CHECKOUT
 
@@ -59,21 +58,21 @@ MISSING = {
 }
 
 
-@pytest.mark.parametrize(("name", "told"), MISSING.items())
-def test_model_that_a_gateway_does_not_serve_is_a_sentence(stand_in: StandIn, name: str, told: str) -> None:
+@pytest.mark.parametrize(("name", "message"), MISSING.items())
+def test_model_that_a_gateway_does_not_serve_is_a_sentence(stand_in: StandIn, name: str, message: str) -> None:
     """With what to do, before anything is decoded."""
     stand_in.index = [PEOPLE, BROKEN]
-    require_models(Gateway(stand_in.url), ["people"])
+    require_models(GatewayClient(stand_in.url), ["people"])
     with pytest.raises(EngineUnavailable) as refused:
-        require_models(Gateway(stand_in.url), ["people", name])
-    assert str(refused.value) == told.format(url=stand_in.url)
+        require_models(GatewayClient(stand_in.url), ["people", name])
+    assert str(refused.value) == message.format(url=stand_in.url)
 
 
 def test_model_that_is_not_on_this_machine_is_a_sentence() -> None:
     """The own engine pulls nothing by itself."""
     require_installed(["people", "street"])
-    for name, told in (("fastestdet", "penstock models pull fastestdet"), ("peple", "did you mean people?")):
-        with pytest.raises(EngineUnavailable, match=told):
+    for name, message in (("fastestdet", "penstock models pull fastestdet"), ("peple", "did you mean people?")):
+        with pytest.raises(EngineUnavailable, match=message):
             require_installed([name])
 
 
@@ -82,7 +81,7 @@ def test_gateway_elsewhere_is_asked_with_the_key_of_the_variable(stand_in: Stand
     stand_in.index = [PEOPLE]
     settings = EngineSettings(gateway=stand_in.url, api_key_variable="GPU_KEY")
     with engine_for(settings, ["people"], {"GPU_KEY": "k-1"}, print) as place:
-        assert place == EnginePlace(None, stand_in.url, grpc_beside(stand_in.url), "k-1")
+        assert place == EngineAddress(None, stand_in.url, grpc_beside(stand_in.url), "k-1")
     assert stand_in.asked[0].headers["x-api-key"] == "k-1"
     assert "k-1" not in repr(place)
 
@@ -111,7 +110,7 @@ def test_stack_that_runs_here_is_joined(stand_in: StandIn, monkeypatch: pytest.M
     stack = RunningStack(tmp_path, stand_in.url, "127.0.0.1:1", os.getpid())
     monkeypatch.setattr(video_engine, "running_stacks", lambda: (stack,))
     with engine_for(EngineSettings(), ["people"], {}, print) as place:
-        assert place == EnginePlace(tmp_path, stand_in.url, "127.0.0.1:1")
+        assert place == EngineAddress(tmp_path, stand_in.url, "127.0.0.1:1")
 
 
 def test_of_several_stacks_the_one_that_is_used_is_named(
@@ -144,9 +143,9 @@ def test_variable_chooses_the_gateway_where_nothing_else_does(
         pass
 
 
-def test_guest_on_the_engines_card_is_a_client_of_its_mps_daemon() -> None:
-    """Cards that the daemon is shown by number have new numbers for its clients; a daemon that is named stays."""
-    place = EnginePlace(None, "http://127.0.0.1:8000", "127.0.0.1:8001", mps_directory="/run/mps")
+def test_program_on_the_engines_gpu_is_a_client_of_its_mps_daemon() -> None:
+    """An MPS daemon renumbers the GPUs that it sees, so CUDA_VISIBLE_DEVICES is unset; a configured daemon stays."""
+    place = EngineAddress(None, "http://127.0.0.1:8000", "127.0.0.1:8001", mps_directory="/run/mps")
     environ = {"HOME": "/root", "CUDA_VISIBLE_DEVICES": "1"}
     share_card(place, environ)
     assert environ["CUDA_MPS_PIPE_DIRECTORY"] == "/run/mps"
@@ -155,13 +154,13 @@ def test_guest_on_the_engines_card_is_a_client_of_its_mps_daemon() -> None:
     share_card(place, own)
     assert own == {"CUDA_MPS_PIPE_DIRECTORY": "/mine"}
     alone: dict[str, str] = {}
-    share_card(EnginePlace(None, "http://127.0.0.1:8000", "127.0.0.1:8001"), alone)
+    share_card(EngineAddress(None, "http://127.0.0.1:8000", "127.0.0.1:8001"), alone)
     assert alone == {}
 
 
 def test_stack_of_another_command_is_not_joined(tmp_path: Path) -> None:
     """It would end with that command, in the middle of our frames."""
-    sleeping = [sys.executable, "-c", "print(flush=True); input()", BOND]
+    sleeping = [sys.executable, "-c", "print(flush=True); input()", UP_CHILD]
     with subprocess.Popen(sleeping, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as other:
         assert other.stdout is not None
         other.stdout.readline()  # its command line is there to be read
@@ -207,12 +206,12 @@ def test_own_engine_listens_on_loopback_with_the_models_asked_for() -> None:
 CAMERA = SourceSettings(SourceConfig("rtsp://cam", "cam"))
 BY_CPU = SourceSettings(SourceConfig("rtsp://cam", "cam", decoder=DecoderKind.CPU))
 WISHES = [
-    ((CAMERA,), HandOver.AUTO, True, True),
-    ((CAMERA, BY_CPU), HandOver.DEVICE, True, True),
-    ((), HandOver.AUTO, True, True),  # the API may add one
-    ((CAMERA,), HandOver.HOST, True, False),
-    ((BY_CPU,), HandOver.AUTO, True, False),
-    ((CAMERA,), HandOver.AUTO, False, False),
+    ((CAMERA,), RowMemory.AUTO, True, True),
+    ((CAMERA, BY_CPU), RowMemory.DEVICE, True, True),
+    ((), RowMemory.AUTO, True, True),  # the API may add one
+    ((CAMERA,), RowMemory.HOST, True, False),
+    ((BY_CPU,), RowMemory.AUTO, True, False),
+    ((CAMERA,), RowMemory.AUTO, False, False),
 ]
 
 
@@ -221,7 +220,7 @@ def test_own_engine_shares_memory_only_where_a_card_may_use_it(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     sources: tuple[SourceSettings, ...],
-    hand_over: HandOver,
+    hand_over: RowMemory,
     has_driver: bool,
     is_shared: bool,
 ) -> None:
@@ -233,8 +232,8 @@ def test_own_engine_shares_memory_only_where_a_card_may_use_it(
 
 HOLD = """
 import os, time
-from deepstream_pipeline.settings.records import EngineChoice
-from server.commands.video_engine import OwnEngine
+from penstock_video.settings.models import EngineChoice
+from penstock_video.cli.engine import OwnEngine
 with OwnEngine(EngineChoice.EMBEDDED, ["street"], os.environ) as own:
     print(own.stack.process_id, own.stack.run_dir, own.stack.http_url, flush=True)
     time.sleep(100)
@@ -250,7 +249,7 @@ def test_own_engine_leaves_nothing_however_its_command_ends(how: signal.Signals)
         process_id, run_dir, url = held.stdout.readline().split()
         own = psutil.Process(int(process_id))
         family = [own, *own.children(recursive=True)]
-        require_models(Gateway(url), ["street"])
+        require_models(GatewayClient(url), ["street"])
         held.send_signal(how)
         held.wait(60)
     _, left = psutil.wait_procs(family, timeout=30)

@@ -9,8 +9,8 @@ import msgspec
 import pytest
 from typer.testing import CliRunner, Result
 
-from deepstream_pipeline.sinks.schemas import ObjectLine, ObjectsLine
-from server.commands import video
+from penstock_video.cli import commands as video
+from penstock_video.sinks.schemas import ObjectLine, ObjectsLine
 
 RULES = "line-crossing: [{name: Door, line: [[0, 50], [100, 50]], class-id: person}]\n"
 LINE = "Door=0,50,100,50"
@@ -74,8 +74,8 @@ def test_replay_that_differs_is_exit_code_1(replay: Replayed, folder: Path) -> N
     assert done.exit_code == 1
     assert "0 are equal, 1 missing here, 1 new" in done.stdout
     assert "missing: cam frame 8 line-crossing/Door, track 7" in done.stdout
-    told = json.loads(replay("--line", "Exit=0,60,100,60", "--against", "events.jsonl", "--json").stdout)
-    assert (told["events"], told["against"]["is_equal"], len(told["against"]["missing"])) == (1, False, 1)
+    report = json.loads(replay("--line", "Exit=0,60,100,60", "--against", "events.jsonl", "--json").stdout)
+    assert (report["events"], report["against"]["is_equal"], len(report["against"]["missing"])) == (1, False, 1)
 
 
 def test_replay_without_rules_or_files_is_a_sentence(replay: Replayed, folder: Path) -> None:
@@ -88,10 +88,10 @@ def test_replay_without_rules_or_files_is_a_sentence(replay: Replayed, folder: P
         ("--line", LINE, "--against", "rules.yaml"): (1, "rules.yaml: line 1 is no event"),
         ("--line", LINE, "--out", "no/events.jsonl"): (1, "no/events.jsonl: No such file"),
     }
-    for words, (code, told) in wrong.items():
+    for words, (code, message) in wrong.items():
         done = replay(*words)
         assert (done.exit_code, done.stdout) == (code, ""), (words, done.output)
-        assert done.stderr.startswith(f"penstock: {told}"), done.stderr
+        assert done.stderr.startswith(f"penstock: {message}"), done.stderr
     (folder / "rules.yaml").write_text(RULES.replace("class-id: person", "class-id: {person: 1}"))
     done = replay("--rules", "rules.yaml")
     assert (done.exit_code, "rules.yaml:1:" in done.stderr) == (2, True)
@@ -109,9 +109,9 @@ def test_replay_takes_rules_about_classes_that_the_recording_lacks(replay: Repla
     assert done.exit_code == 0, done.output
     note = "penstock: objects.jsonl: no object in it is called 'dog', so that this class matches nothing\n"
     assert done.stderr == note
-    told = json.loads(done.stdout)
-    assert told["counts"]["cam"]["line-crossing/Dogs"] == 0
-    assert told["events_by_rule"] == {
+    report = json.loads(done.stdout)
+    assert report["counts"]["cam"]["line-crossing/Dogs"] == 0
+    assert report["events_by_rule"] == {
         "cam": {"line-crossing/Dogs": 0, "line-crossing/Door": 1, "line-crossing/Door/person": 1}
     }
     (folder / "rules.yaml").write_text(RULES.replace("person", "persn"))
@@ -182,7 +182,7 @@ def test_replay_writes_into_a_pipe(replay: Replayed, folder: Path) -> None:
 
 
 def test_replay_of_a_run_that_was_killed_uses_what_is_whole(replay: Replayed, folder: Path) -> None:
-    """A last line that is half is left out, and told; one in the middle is a fault."""
+    """An incomplete last line is skipped with a note; one in the middle is an error."""
     recorded = (folder / "objects.jsonl").read_bytes()
     (folder / "objects.jsonl").write_bytes(recorded[:-30])
     for words in (("--line", LINE), ("--rules", "rules.yaml")):

@@ -6,12 +6,22 @@ from dataclasses import replace
 import pytest
 from rich.console import Console
 
-from deepstream_pipeline.types import SourceState, SourceStatistics
-from server.commands.video_rows import duration, left_s, line_of, record_of, share_done, sums
-from server.commands.video_summary import in_bytes
-from server.commands.video_table import MAX_REASONS, MAX_ROWS, cut_in_the_middle, live_table
-from server.commands.video_watch import TableWatch
-from server.logs import LogFormat, configure_logs, get_logger
+from penstock.logs import LogFormat, configure_logs, get_logger
+from penstock_video.cli.progress import TableWatch
+from penstock_video.cli.summary import in_bytes
+from penstock_video.cli.table import (
+    MAX_REASONS,
+    MAX_ROWS,
+    cut_in_the_middle,
+    duration,
+    left_s,
+    line_of,
+    live_table,
+    record_of,
+    share_done,
+    sums,
+)
+from penstock_video.types import SourceState, SourceStatistics
 
 RUNNING = SourceStatistics("cam", "", "", SourceState.RUNNING, fps=25.0, frames=100, inferred=90)
 
@@ -45,7 +55,7 @@ def test_time_left_goes_by_the_rate_of_the_last_seconds(source: SourceStatistics
 
 
 def test_sums_of_files_last_as_long_as_the_slowest() -> None:
-    """And nobody knows where one of them is not known."""
+    """The total is unknown if one of them is unknown."""
     slow, fast = replace(RUNNING, frames_total=600), replace(RUNNING, frames_total=200)
     assert sums([slow, fast]).left_s == 20.0
     assert sums([slow, RUNNING]).left_s is None

@@ -20,13 +20,13 @@ from click.testing import Result
 from rich.console import Console
 from typer.testing import CliRunner
 
-from deepstream_pipeline.settings.records import VideoSettings
-from deepstream_pipeline.sources.watch import TAKEN_OUT
-from deepstream_pipeline.types import SourceState, SourceStatistics
-from server.commands import video
-from server.commands.video_engine import EngineUnavailable
-from server.commands.video_run import exit_code
-from server.commands.video_summary import Summary, file_lines, say_summary
+from penstock_video.cli import commands as video
+from penstock_video.cli.engine import EngineUnavailable
+from penstock_video.cli.run import exit_code
+from penstock_video.cli.summary import Summary, file_lines, say_summary
+from penstock_video.settings.models import VideoSettings
+from penstock_video.sources.lifecycle import TAKEN_OUT
+from penstock_video.types import SourceState, SourceStatistics
 from tests.commands.video_program import FakeProgram, no_engine
 from tests.conftest import CHECKOUT
 
@@ -42,13 +42,13 @@ def own_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def run(monkeypatch: pytest.MonkeyPatch) -> Run:
-    """`penstock video run WORDS…` in this process; programs: what the fake is told, and whom it is kept for."""
+    """`penstock video run WORDS…` in this process, with a FakeProgram of these options; kept: collects the programs."""
     app = typer.Typer(pretty_exceptions_enable=False)
     app.add_typer(video.app, name="video")
 
-    def call(*words: object, kept: list[FakeProgram] | None = None, **told: Any) -> Result:
+    def call(*words: object, kept: list[FakeProgram] | None = None, **options: Any) -> Result:
         def program_of(settings: VideoSettings, place: object) -> FakeProgram:
-            program = FakeProgram(settings, **told)
+            program = FakeProgram(settings, **options)
             if kept is not None:
                 kept.append(program)
             return program
@@ -64,18 +64,18 @@ def run(monkeypatch: pytest.MonkeyPatch) -> Run:
 def test_run_of_a_file_ends_with_a_summary(run: Run) -> None:
     """Frames, drops, counts by rule and the files with their sizes; exit code 0."""
     kept: list[FakeProgram] = []
-    told = {
+    options = {
         "counts": {"line-crossing/Door": 12, "objects/person": 5},
         "events": {"line-crossing/Door": 12, "line-crossing/Door/person": 12},
         "drops": {"too_old": 3, "corrupt": 0},
     }
-    done = run("--source", "clip.mp4", "--model", "m", "--out", "out", "--sink", "jsonl", kept=kept, **told)
+    done = run("--source", "clip.mp4", "--model", "m", "--out", "out", "--sink", "jsonl", kept=kept, **options)
     assert done.exit_code == 0, done.output
     assert "ended" in done.stdout
     assert "3 too_old" in done.stdout
     assert "corrupt" not in done.stdout
     assert "objects/person" not in done.stdout
-    assert "line-crossing/Door │     12 │         12" in done.stdout  # though nobody wrote events down
+    assert "line-crossing/Door │     12 │         12" in done.stdout  # although no sink writes events
     assert "Door/person" not in done.stdout  # the only class says what the rule says
     assert "out/annotated.mp4  4.1 kB" in done.stdout
     assert "100 frames in" in done.stdout
@@ -95,7 +95,7 @@ def test_run_with_out_alone_writes_the_picture_and_both_lists(run: Run) -> None:
 
 def test_run_as_json_is_lines_and_nothing_else(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     """Progress and, last, the summary."""
-    monkeypatch.setattr("server.commands.video_watch.LINE_EVERY_S", 0.0)
+    monkeypatch.setattr("penstock_video.cli.progress.LINE_EVERY_S", 0.0)
     done = run("--source", "clip.mp4", "--model", "m", "--out", "out", "--sink", "jsonl", "--json")
     lines = [json.loads(line) for line in done.stdout.splitlines()]
     assert [line["kind"] for line in lines] == ["start", *["progress"] * 3, "summary"]
@@ -110,8 +110,8 @@ def test_run_as_json_is_lines_and_nothing_else(run: Run, monkeypatch: pytest.Mon
 
 
 def test_run_in_a_pipe_says_a_line_each_few_seconds(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    """On standard error, with whoever is in trouble by name."""
-    monkeypatch.setattr("server.commands.video_watch.LINE_EVERY_S", 0.0)
+    """On standard error, with the ids of sources that do not run."""
+    monkeypatch.setattr("penstock_video.cli.progress.LINE_EVERY_S", 0.0)
     states = {"cam-2": (SourceState.RECONNECTING, "no frame for 10 s")}
     done = run("--source", "clip.mp4", "--source", "rtsp://cam/2", "--model", "m", states=states)
     assert "1 of 2 running" in done.stderr
@@ -136,18 +136,15 @@ def test_run_that_no_engine_answered_is_exit_code_1(run: Run) -> None:
     """Frames without one result are no success."""
     done = run("--source", "clip.mp4", "--model", "m", drops={"infer_failed": 100}, states={})
     assert done.exit_code == 0
-    told = FakeProgram.statistics
+    statistics = FakeProgram.statistics
 
     def without_results(program: FakeProgram) -> tuple[Any, ...]:
-        return tuple(replace(source, inferred=0) for source in told(program))
+        return tuple(replace(source, inferred=0) for source in statistics(program))
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(FakeProgram, "statistics", without_results)
         done = run("--source", "clip.mp4", "--model", "m", drops={"infer_failed": 100})
-    assert (done.exit_code, "clip failed: no frame got a usable answer from the engine" in done.stdout) == (
-        1,
-        True,
-    )
+    assert (done.exit_code, "clip failed: no frame got a usable answer from the engine" in done.stdout) == (1, True)
 
 
 @pytest.mark.parametrize("reason", ["infer_failed", "refused"])
@@ -166,8 +163,8 @@ def test_run_that_cannot_start_is_one_sentence(run: Run) -> None:
     assert json.loads(done.stdout) == {"kind": "summary", "exit_code": 1, "error": "no"}
 
 
-def test_run_whose_api_has_no_port_is_told_before_an_engine_starts(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    """An engine of its own takes half a minute; nobody waits that long to hear of a port, or of a key."""
+def test_run_whose_api_has_no_port_fails_before_an_engine_starts(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Starting an engine takes half a minute; a port in use or a missing key is reported before that."""
     asked: list[object] = []
     with socket.create_server(("127.0.0.1", 0)) as taken:
         monkeypatch.setattr("tests.commands.test_video_run.no_engine", lambda: asked.append(1))
@@ -195,8 +192,8 @@ def test_run_without_an_engine_shows_its_last_words(run: Run, monkeypatch: pytes
     app.add_typer(video.app, name="video")
     words = ["video", "run", "--source", "clip.mp4", "--model", "m", "--api-port", "0"]
     done = CliRunner().invoke(app, words)
-    told = "    a\\x1b[31mred\n    b\npenstock: the engine ended at once, with code 2; it said:\n"
-    assert (done.exit_code, done.stderr) == (1, told)
+    printed = "    a\\x1b[31mred\n    b\npenstock: the engine ended at once, with code 2; it said:\n"
+    assert (done.exit_code, done.stderr) == (1, printed)
 
 
 def test_run_whose_sink_failed_is_exit_code_1(run: Run) -> None:
@@ -204,8 +201,8 @@ def test_run_whose_sink_failed_is_exit_code_1(run: Run) -> None:
     lost = ("jsonl failed: objects.jsonl: No space left on device (612 results lost)",)
     done = run("--source", "clip.mp4", "--model", "m", "--out", "out", failures=lost)
     assert (done.exit_code, "sink jsonl failed: objects.jsonl: No space" in done.stdout) == (1, True)
-    told = json.loads(run("--source", "clip.mp4", "--model", "m", "--json", failures=lost).stdout.splitlines()[-1])
-    assert (told["exit_code"], told["sink_failures"]) == (1, list(lost))
+    summary = json.loads(run("--source", "clip.mp4", "--model", "m", "--json", failures=lost).stdout.splitlines()[-1])
+    assert (summary["exit_code"], summary["sink_failures"]) == (1, list(lost))
     assert exit_code((), 15, has_lost=True) == 143
 
 
@@ -246,7 +243,7 @@ def test_run_shows_no_control_character_of_others(run: Run, tmp_path: Path) -> N
 
 
 def test_run_of_a_file_again_moves_the_earlier_lines_aside(run: Run, tmp_path: Path) -> None:
-    """Two runs in one file could not be told apart; of cameras the lines go on."""
+    """Two runs in one file could not be distinguished; for cameras, lines are appended."""
     out = tmp_path / "out"
     out.mkdir()
     (out / "objects.jsonl").write_text("{}\n")
@@ -300,14 +297,14 @@ def test_summary_has_sources_that_were_removed_meanwhile(run: Run) -> None:
 
 
 def test_summary_says_who_decodes_where_a_card_does(run: Run) -> None:
-    """On a machine without a card all are decoded by its CPU, and no column says so; programs are always told."""
+    """There is no decoder column if the CPU decodes every source; the JSON always has the decoder."""
     words = ("--source", "clip.mp4", "--model", "m")
     yard = SourceStatistics("yard", "", "", SourceState.ENDED, TAKEN_OUT, frames=9, inferred=9, decoder="cpu")
     assert "decoder" not in run(*words, gone=(yard,)).stdout
     gate = replace(yard, source_id="gate", decoder="nvdec")
-    told = run(*words, gone=(yard, gate)).stdout
-    assert "decoder" in told
-    (row,) = [line.split() for line in told.splitlines() if "gate" in line]
+    shown = run(*words, gone=(yard, gate)).stdout
+    assert "decoder" in shown
+    (row,) = [line.split() for line in shown.splitlines() if "gate" in line]
     assert [cell for cell in row if cell != "│"][:4] == ["gate", "removed", "nvdec", "9"]
     sources = json.loads(run(*words, "--json", gone=(yard, gate)).stdout.splitlines()[-1])["sources"]
     assert [source.get("decoder") for source in sources] == [None, "cpu", "nvdec"]

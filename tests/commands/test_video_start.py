@@ -12,18 +12,18 @@ from click.testing import Result
 from structlog.testing import capture_logs
 from typer.testing import CliRunner
 
-from deepstream_pipeline.errors import InferFailed, ModelUnusable, TooManySources
-from deepstream_pipeline.infer.place import EnginePlace
-from deepstream_pipeline.settings.complaints import Complaint, SettingsRefused
-from deepstream_pipeline.settings.records import ApiSettings
-from server.commands import video
-from server.commands.video_engine import EngineUnavailable, ModelUnknown
-from server.commands.video_run import require_api_address
+from penstock_video.cli import commands as video
+from penstock_video.cli.engine import EngineUnavailable, ModelUnknown
+from penstock_video.cli.run import require_api_address
+from penstock_video.errors import InferFailed, ModelUnusable, TooManySources
+from penstock_video.infer.options import EngineAddress
+from penstock_video.settings.document import InvalidSettings, SettingsFault
+from penstock_video.settings.models import ApiSettings
 from tests.commands.video_program import PLACE, FakeProgram
 
 Run = Callable[..., Result]
 CLIP = ("--source", "clip.mp4", "--model", "m")
-LABEL = Complaint("two.yaml:1:56", "analytics.line-crossing[0].class-id: 'persn': the model has no such class")
+LABEL = SettingsFault("two.yaml:1:56", "analytics.line-crossing[0].class-id: 'persn': the model has no such class")
 
 
 @pytest.fixture(autouse=True)
@@ -37,26 +37,28 @@ def own_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def run(monkeypatch: pytest.MonkeyPatch) -> Run:
-    """`penstock video run WORDS…`; no_engine: why there is none. The rest is what the fake program is told."""
+    """`penstock video run WORDS…` with a FakeProgram of these options. no_engine: raised when the engine starts."""
     app = typer.Typer(pretty_exceptions_enable=False)
     app.add_typer(video.app, name="video")
 
-    def call(*words: object, no_engine: Exception | None = None, place: EnginePlace = PLACE, **told: Any) -> Result:
+    def call(
+        *words: object, no_engine: Exception | None = None, place: EngineAddress = PLACE, **options: Any
+    ) -> Result:
         @contextmanager
-        def engine(*_: object, **__: object) -> Iterator[EnginePlace]:
+        def engine(*_: object, **__: object) -> Iterator[EngineAddress]:
             if no_engine is not None:
                 raise no_engine
             yield place
 
         monkeypatch.setattr(video, "engine_for", engine)
-        monkeypatch.setattr(video, "program_of", lambda settings, place: FakeProgram(settings, **told))
+        monkeypatch.setattr(video, "program_of", lambda settings, place: FakeProgram(settings, **options))
         return CliRunner().invoke(app, ["video", "run", *map(str, words), "--api-port", "0"])
 
     return call
 
 
 FAULTS = {
-    "a class": (SettingsRefused([LABEL]), 2, f"penstock: {LABEL}\n"),
+    "a class": (InvalidSettings([LABEL]), 2, f"penstock: {LABEL}\n"),
     "a model": (ModelUnusable("'m' is no image model"), 2, "penstock: 'm' is no image model\n"),
     "sources": (TooManySources("201 sources are given"), 2, "penstock: 201 sources are given\n"),
     "the engine": (InferFailed("no engine at http://a"), 1, "penstock: no engine at http://a\n"),
@@ -66,9 +68,9 @@ FAULTS = {
 @pytest.mark.parametrize("what", FAULTS)
 def test_fault_that_is_found_before_the_first_frame_leaves_earlier_results(run: Run, what: str) -> None:
     """A label that is none, at last found with the model's: nothing is moved; wrong settings are exit code 2."""
-    fault, code, told = FAULTS[what]
+    fault, code, printed = FAULTS[what]
     done = run(*CLIP, "--out", "out", fault=fault)
-    assert (done.exit_code, done.stdout, done.stderr) == (code, "", told)
+    assert (done.exit_code, done.stdout, done.stderr) == (code, "", printed)
     assert (Path("out/objects.jsonl").read_text(), Path("out/objects.jsonl.1").exists()) == ("{}\n", False)
     as_json = json.loads(run(*CLIP, "--out", "out", "--json", fault=fault).stdout)
     assert as_json["exit_code"] == code
@@ -89,7 +91,7 @@ def test_model_that_is_nowhere_is_wrong_settings_as_a_missing_file_is(run: Run, 
 
 def other_shard() -> str:
     """The one of two that the clip does not belong to."""
-    from deepstream_pipeline.shards import shard_of
+    from penstock_video.source_ids import shard_of
 
     return "2/2" if shard_of("1/2").has("clip") else "1/2"
 
@@ -99,8 +101,8 @@ def test_shard_without_a_source_ends_at_once_where_nothing_can_be_added(run: Run
     words = (*CLIP, "--shard", other_shard(), "--no-api", "--out", "out")
     done = run(*words, no_engine=EngineUnavailable("none"))
     nothing = "nothing to do, and without the control API nothing comes"
-    told = f"0 sources (1 more on other shards than {other_shard()}): {nothing}\n"
-    assert (done.exit_code, done.stdout, done.stderr) == (0, "", told)
+    printed = f"0 sources (1 more on other shards than {other_shard()}): {nothing}\n"
+    assert (done.exit_code, done.stdout, done.stderr) == (0, "", printed)
     as_json = run(*words, "--json", no_engine=EngineUnavailable("none"))
     (record,) = map(json.loads, as_json.stdout.splitlines())
     assert (record["kind"], record["exit_code"], record["sources"], as_json.stderr) == ("summary", 0, [], "")
@@ -109,13 +111,16 @@ def test_shard_without_a_source_ends_at_once_where_nothing_can_be_added(run: Run
 def test_shard_without_a_source_waits_for_the_control_api(run: Run) -> None:
     """A StatefulSet's replica stays: cameras are added later."""
     done = run(*CLIP, "--shard", other_shard(), looks=3)
-    told = f"0 sources (1 more on other shards than {other_shard()}), model m, engine: the gateway at "
-    assert done.stderr.startswith(told)
+    printed = f"0 sources (1 more on other shards than {other_shard()}), model m, engine: the gateway at "
+    assert done.stderr.startswith(printed)
     assert "; waits for sources over the control API http://127.0.0.1:8010" in done.stderr
 
 
-STACK = EnginePlace(Path("/run/x"), "http://127.0.0.1:8000", "127.0.0.1:8001")
-TITLES = {"the stack at http://127.0.0.1:8000": STACK, "its own": EnginePlace(Path("/x"), "http://a", "a", is_own=True)}
+STACK = EngineAddress(Path("/run/x"), "http://127.0.0.1:8000", "127.0.0.1:8001")
+TITLES = {
+    "the stack at http://127.0.0.1:8000": STACK,
+    "its own": EngineAddress(Path("/x"), "http://a", "a", is_own=True),
+}
 
 
 @pytest.mark.parametrize("title", TITLES)
@@ -129,8 +134,8 @@ def test_start_line_names_the_engine(run: Run, title: str) -> None:
 def test_run_without_progress_says_none_in_either_form(
     run: Run, monkeypatch: pytest.MonkeyPatch, is_json: bool
 ) -> None:
-    """Start and summary alone; warnings are told, what is less is not."""
-    monkeypatch.setattr("server.commands.video_watch.LINE_EVERY_S", 0.0)
+    """Only start, summary and warnings are printed."""
+    monkeypatch.setattr("penstock_video.cli.progress.LINE_EVERY_S", 0.0)
     levels: list[str] = []
     monkeypatch.setattr(video, "configure_logs", lambda form, level, stream: levels.append(level))
     done = run(*CLIP, "--no-progress", *(["--json"] if is_json else []))
@@ -175,7 +180,7 @@ def test_api_that_others_reach_without_a_key_is_wrong_settings(run: Run) -> None
     assert (done.exit_code, "api: the control API on 0.0.0.0" in done.stderr) == (2, True)
 
 
-def test_audit_log_that_cannot_be_opened_is_told_before_anything_starts(run: Run) -> None:
+def test_audit_log_that_cannot_be_opened_fails_before_anything_starts(run: Run) -> None:
     """The command ends with exit code 2 and one sentence."""
     done = run(*CLIP, "--audit-log", "nowhere/audit.jsonl")
     assert done.exit_code == 2

@@ -9,10 +9,11 @@ from typing import Any
 import pytest
 import typer
 
-from deepstream_pipeline.errors import PipelineError
-from deepstream_pipeline.infer.machine import Interrupts
-from deepstream_pipeline.sources import shared_child
-from server.commands import up, video_run
+from penstock.cli import up
+from penstock.gateway.workers.interrupt_affinity import Interrupts
+from penstock_video.cli import run as video_run
+from penstock_video.errors import PipelineError
+from penstock_video.sources import shared_child
 
 
 class Keeping:
@@ -47,7 +48,7 @@ def test_stack_runs_off_them(monkeypatch: pytest.MonkeyPatch) -> None:
             keeping.see()
             return 3
 
-    monkeypatch.setattr(up, "kept_off_interrupts", keeping)
+    monkeypatch.setattr(up, "avoid_interrupted_cores", keeping)
     monkeypatch.setattr(up, "Stack", FakeStack)
     choice: Any = SimpleNamespace()
     assert asyncio.run(up._run(choice)) == 3
@@ -62,7 +63,7 @@ def test_video_program_runs_off_them(monkeypatch: pytest.MonkeyPatch) -> None:
         keeping.see()
         raise PipelineError("it broke")
 
-    monkeypatch.setattr(video_run, "kept_off_interrupts", keeping)
+    monkeypatch.setattr(video_run, "avoid_interrupted_cores", keeping)
     monkeypatch.setattr(video_run, "_run", fail)
     settings: Any = SimpleNamespace(sources=["one"])
     unused: Any = None

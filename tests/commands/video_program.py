@@ -8,12 +8,12 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from deepstream_pipeline.errors import PipelineError
-from deepstream_pipeline.infer.place import EnginePlace
-from deepstream_pipeline.settings.records import VideoSettings
-from deepstream_pipeline.types import SourceState, SourceStatistics
+from penstock_video.errors import PipelineError
+from penstock_video.infer.options import EngineAddress
+from penstock_video.settings.models import VideoSettings
+from penstock_video.types import SourceState, SourceStatistics
 
-PLACE = EnginePlace(None, "http://127.0.0.1:9", "127.0.0.1:10")
+PLACE = EngineAddress(None, "http://127.0.0.1:9", "127.0.0.1:10")
 
 
 @dataclass
@@ -83,14 +83,14 @@ class FakeProgram:
 
 
 @contextmanager
-def no_engine() -> Iterator[EnginePlace]:
-    """A place where nobody infers."""
+def no_engine() -> Iterator[EngineAddress]:
+    """The address of no engine."""
     yield PLACE
 
 
 def main() -> None:
     """For eyes: `python -m tests.commands.video_program run …` is `penstock video run …` with the fake."""
-    from server.commands import video
+    from penstock_video.cli import commands as video
 
     names = {
         "gate": (SourceState.AUTH_FAILED, "the camera wants another password"),

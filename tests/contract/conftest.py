@@ -6,11 +6,11 @@ from pathlib import Path
 import pytest
 import pytest_asyncio
 
-from server.backends.embedded.engine import EmbeddedEngine
-from server.backends.triton import TritonBackend
-from server.backends.triton_runtime import find_triton
-from server.core.backend import Backend
-from server.core.errors import ModelNotReady
+from penstock.engines.embedded.engine import EmbeddedEngine
+from penstock.engines.triton.client import TritonEngine
+from penstock.engines.triton.runtime import find_triton
+from penstock.protocol.engine import InferenceEngine
+from penstock.protocol.errors import ModelNotReady
 from tests.backends.triton_of_onnx_models import RunningTriton, running_triton
 from tests.contract.models import write_repository
 
@@ -48,9 +48,9 @@ async def embedded(repository: Path) -> AsyncIterator[EmbeddedEngine]:
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def triton(real_triton: RunningTriton) -> AsyncIterator[TritonBackend]:
+async def triton(real_triton: RunningTriton) -> AsyncIterator[TritonEngine]:
     """The real Triton behind the same protocol."""
-    async with TritonBackend(
+    async with TritonEngine(
         http_url=real_triton.http_url,
         grpc_address=real_triton.grpc_address,
         metrics_url=f"{real_triton.metrics_url}/metrics",
@@ -60,7 +60,7 @@ async def triton(real_triton: RunningTriton) -> AsyncIterator[TritonBackend]:
 
 
 @pytest.fixture(params=["embedded", "triton"])
-def engine(request: pytest.FixtureRequest) -> Backend:
+def engine(request: pytest.FixtureRequest) -> InferenceEngine:
     """Each engine in turn."""
-    backend: Backend = request.getfixturevalue(request.param)
+    backend: InferenceEngine = request.getfixturevalue(request.param)
     return backend

@@ -4,7 +4,7 @@ import gzip
 import zlib
 from collections.abc import Mapping
 
-from server.core.relay import HttpCall
+from penstock.protocol.call import HttpCall
 from tests.contract import wire_generate_cases, wire_http_binary_cases, wire_http_cases
 from tests.contract.wire_case import HttpCase, Json, get, infer, infer_binary, infer_x, post
 
@@ -27,7 +27,7 @@ TARGETS = [
     "/v2", "/v2/health/live", "/v2/health/ready", "/v2/models/stats", "/v2/models/plain",
     "/v2/models/plain/ready", "/v2/models/plain/config", "/v2/models/plain/stats", "/v2/models/plain/infer",
     "/v2/models/plain/generate", "/v2/models/plain/generate_stream", "/v2/repository/index",
-    "/v2/repository/models/nobody/unload", "/v2/trace/setting", "/v2/models/plain/trace/setting", "/v2/logging",
+    "/v2/repository/models/missing/unload", "/v2/trace/setting", "/v2/models/plain/trace/setting", "/v2/logging",
 ]  # fmt: skip
 
 PLACES = [
@@ -40,18 +40,18 @@ _TRACE, _LOG, _WORDS = "/v2/trace/setting", "/v2/logging", "/v2/models/words/gen
 SETTINGS = [
     *(HttpCase(f"trace: {index}", post(target, body))
       for index, body in enumerate((
-          {}, {"trace_rate": "5"}, {"trace_rate": 5}, {"trace_rate": "x"}, {"trace_count": "-2"}, {"nobody": "1"},
-          {"trace_level": ["TIMESTAMPS"]}, {"trace_level": "OFF"}, {"trace_level": ["NOBODY"]}, {"trace_rate": None},
+          {}, {"trace_rate": "5"}, {"trace_rate": 5}, {"trace_rate": "x"}, {"trace_count": "-2"}, {"missing": "1"},
+          {"trace_level": ["TIMESTAMPS"]}, {"trace_level": "OFF"}, {"trace_level": ["UNKNOWN"]}, {"trace_rate": None},
           {"trace_file": "/nowhere/x"}, {"trace_rate": "9", "trace_file": ""}, {"trace_mode": "opentelemetry"},
       ))
       for target in (_TRACE, "/v2/models/plain/trace/setting")),
-    HttpCase("trace of nobody", get("/v2/models/nobody/trace/setting")),
-    HttpCase("trace of nobody, changed", post("/v2/models/nobody/trace/setting", {"trace_rate": "5"})),
+    HttpCase("trace of an unknown model", get("/v2/models/missing/trace/setting")),
+    HttpCase("trace of an unknown model, changed", post("/v2/models/missing/trace/setting", {"trace_rate": "5"})),
     *(HttpCase(f"log: {index}", post(_LOG, body))
       for index, body in enumerate((
           {}, {"log_verbose_level": 1}, {"log_verbose_level": 0}, {"log_verbose_level": "1"}, {"log_info": 1},
           {"log_verbose_level": -1}, {"log_format": "ISO8601"}, {"log_format": "default"}, {"log_format": "odd"},
-          {"log_format": 5}, {"nobody": 1}, {"log_file": "/nowhere/x"}, {"log_info": False, "log_file": ""},
+          {"log_format": 5}, {"missing": 1}, {"log_file": "/nowhere/x"}, {"log_info": False, "log_file": ""},
       ))),
     *(HttpCase(f"{target}: {body.decode()!r}", post(target, body))
       for target in (_TRACE, _LOG) for body in (b"", b"{", b"[]", b"5")),
@@ -145,7 +145,7 @@ OUR_WORDS = frozenset(
     (
         *("no dimensions", "no data", "an input twice", "an input is a number", "unknown datatype", "too few strings"),
         *("parameter a null", "size below the shape's", "size over the shape's", "fewer bytes than announced"),
-        *("more bytes than announced", "bytes that nobody announced", "header length is JSON's and more"),
+        *("more bytes than announced", "unannounced bytes", "header length is JSON's and more"),
         *("header length is negative", "length of a string ends too early", "too few binary strings"),
         *("not gzip", "nothing, gzip", "brotli", "a batch of 0"),
     )

@@ -3,8 +3,7 @@
 from collections.abc import Sequence
 from pathlib import Path
 
-from server.core.infer import InferRequest, InferResponse
-from server.core.tensor import Array, tensor_from_numpy
+from penstock.protocol.inference import Array, InferRequest, InferResponse, tensor_from_numpy
 from tests.backends import onnx_models
 
 CONFIG = """backend: "onnxruntime"

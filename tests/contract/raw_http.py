@@ -4,8 +4,7 @@ import http.client
 import socket
 from dataclasses import dataclass
 
-from server.core.headers import HOP_BY_HOP
-from server.core.relay import HttpCall, HttpHeaders
+from penstock.protocol.call import HOP_BY_HOP, HttpCall, HttpHeaders
 
 TIMEOUT_S = 60.0
 

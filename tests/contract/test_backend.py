@@ -10,19 +10,12 @@ import numpy as np
 import pytest
 from tritonclient.grpc import service_pb2
 
-from server.backends.embedded.engine import EmbeddedEngine
-from server.backends.triton import TritonBackend
-from server.core.backend import Backend
-from server.core.errors import (
-    DeadlineExceeded,
-    InvalidRequest,
-    ModelNotFound,
-    ModelNotReady,
-)
-from server.core.infer import InferRequest
-from server.core.model import ModelState
-from server.core.relay import GrpcCall
-from server.core.tensor import Array, Datatype, tensor_from_numpy
+from penstock.engines.embedded.engine import EmbeddedEngine
+from penstock.engines.triton.client import TritonEngine
+from penstock.protocol.call import GrpcCall
+from penstock.protocol.engine import InferenceEngine, ModelState
+from penstock.protocol.errors import DeadlineExceeded, InvalidRequest, ModelNotFound, ModelNotReady
+from penstock.protocol.inference import Array, Datatype, InferRequest, tensor_from_numpy
 from tests.backends import onnx_models
 from tests.backends.onnx_models import SAMPLES
 from tests.contract.models import arrays, ask, x_and_y
@@ -47,12 +40,12 @@ def replace(repository: Path, model: str, content: bytes) -> None:
     beside.rename(repository / model / "1" / "model.onnx")
 
 
-async def rows_of(engine: Backend, model: str) -> list[ModelState]:
+async def rows_of(engine: InferenceEngine, model: str) -> list[ModelState]:
     """The model's rows of the index."""
     return [row for row in await engine.repository_index() if row.name == model]
 
 
-async def test_infer_every_datatype_answers_what_was_sent(engine: Backend) -> None:
+async def test_infer_every_datatype_answers_what_was_sent(engine: InferenceEngine) -> None:
     """All thirteen datatypes in a batch of three, bit for bit, each in its own type."""
     sent = {f"in_{name}": np.concatenate([sample] * 3) for name, sample in SAMPLES.items()}
     response = await engine.infer(ask("types", **sent))
@@ -63,7 +56,7 @@ async def test_infer_every_datatype_answers_what_was_sent(engine: Backend) -> No
         np.testing.assert_array_equal(arrays(response)[f"out_{name}"], sent[f"in_{name}"])
 
 
-async def test_infer_answer_carries_name_version_id_and_time(engine: Backend) -> None:
+async def test_infer_answer_carries_name_version_id_and_time(engine: InferenceEngine) -> None:
     """The highest version answers where none is asked for, and the request's id comes back."""
     request = InferRequest("versions", (tensor_from_numpy("x", ROW),), id="seven")
     response = await engine.infer(request)
@@ -72,7 +65,7 @@ async def test_infer_answer_carries_name_version_id_and_time(engine: Backend) ->
 
 
 @pytest.mark.parametrize("version", ["2", "10"])
-async def test_infer_version_runs_its_own_file(engine: Backend, version: str) -> None:
+async def test_infer_version_runs_its_own_file(engine: InferenceEngine, version: str) -> None:
     """Two versions at once; each adds its own number."""
     response = await engine.infer(ask("versions", version=version, x=ROW))
     assert response.model_version == version
@@ -80,7 +73,9 @@ async def test_infer_version_runs_its_own_file(engine: Backend, version: str) ->
 
 
 @pytest.mark.parametrize(("wanted", "answered"), [((), {"sum", "product"}), (("product", "product"), {"product"})])
-async def test_infer_outputs_are_those_asked_for(engine: Backend, wanted: tuple[str, ...], answered: set[str]) -> None:
+async def test_infer_outputs_are_those_asked_for(
+    engine: InferenceEngine, wanted: tuple[str, ...], answered: set[str]
+) -> None:
     """None named means all; one named twice comes once."""
     response = await engine.infer(ask("no_config", wanted, a=ROW, b=2 * ROW))
     assert [tensor.name for tensor in response.outputs].count("product") == 1
@@ -99,7 +94,9 @@ async def test_infer_outputs_are_those_asked_for(engine: Backend, wanted: tuple[
         ("dynamic", (1, 0, 3)),
     ],
 )
-async def test_infer_shapes_at_the_edge_keep_their_shape(engine: Backend, model: str, shape: tuple[int, ...]) -> None:
+async def test_infer_shapes_at_the_edge_keep_their_shape(
+    engine: InferenceEngine, model: str, shape: tuple[int, ...]
+) -> None:
     """No batch dimension, scalars, reshapes, sizes that vary and a size of 0 answer in the shape asked in."""
     x = np.arange(np.prod(shape), dtype=np.float32).reshape(shape)
     answered = arrays(await engine.infer(ask(model, x=x)))["y"]
@@ -108,13 +105,15 @@ async def test_infer_shapes_at_the_edge_keep_their_shape(engine: Backend, model:
 
 
 @pytest.mark.parametrize(("brought", "bias"), [({}, 5), ({"bias": np.array([7], np.float32)}, 7)])
-async def test_infer_optional_input_may_be_left_out(engine: Backend, brought: dict[str, Array], bias: int) -> None:
+async def test_infer_optional_input_may_be_left_out(
+    engine: InferenceEngine, brought: dict[str, Array], bias: int
+) -> None:
     """The file's own value stands in."""
     response = await engine.infer(ask("optional", x=ROW[0], **brought))
     assert arrays(response)["y"].tolist() == [1 + bias, 2 + bias, 3 + bias]
 
 
-async def test_infer_many_at_once_each_get_their_own(engine: Backend) -> None:
+async def test_infer_many_at_once_each_get_their_own(engine: InferenceEngine) -> None:
     """Requests of three shapes, in flight together."""
     pictures = [np.full((1, 2 + n % 3, 5), n, np.float32) for n in range(24)]
     responses = await asyncio.gather(*(engine.infer(ask("dynamic", x=picture)) for picture in pictures))
@@ -122,7 +121,7 @@ async def test_infer_many_at_once_each_get_their_own(engine: Backend) -> None:
         np.testing.assert_array_equal(arrays(response)["y"], picture * picture)
 
 
-async def test_infer_late_answer_is_given_up_at_the_deadline(engine: Backend) -> None:
+async def test_infer_late_answer_is_given_up_at_the_deadline(engine: InferenceEngine) -> None:
     """A run of seconds is left when its time is over, and one whose time was over before is not begun."""
     await engine.infer(ask("slow", trips=np.array([[1]])))
     began = time.monotonic()
@@ -143,7 +142,7 @@ MODELS = [
 
 @pytest.mark.parametrize("model", MODELS)
 async def test_config_and_metadata_are_the_same_of_both(
-    embedded: EmbeddedEngine, triton: TritonBackend, model: str
+    embedded: EmbeddedEngine, triton: TritonEngine, model: str
 ) -> None:
     """Completed from the file and given the same defaults, to the last field but the library that runs it."""
     question = service_pb2.ModelConfigRequest(name=model).SerializeToString()
@@ -155,14 +154,14 @@ async def test_config_and_metadata_are_the_same_of_both(
     assert await embedded.model_metadata(model) == await triton.model_metadata(model)
 
 
-async def test_metadata_of_a_version_names_only_that(engine: Backend) -> None:
+async def test_metadata_of_a_version_names_only_that(engine: InferenceEngine) -> None:
     """And the model's all that version_policy serves."""
     assert (await engine.model_metadata("versions", "2")).versions == ("2",)
     assert (await engine.model_metadata("versions")).versions == ("2", "10")
     assert (await engine.model_metadata("warm")).versions == ("2",)
 
 
-async def test_index_of_both_has_the_same_rows(embedded: EmbeddedEngine, triton: TritonBackend) -> None:
+async def test_index_of_both_has_the_same_rows(embedded: EmbeddedEngine, triton: TritonEngine) -> None:
     """Names, versions and states in one order, and for the broken ones the same reason, as a part at least."""
     ours = [row for row in await embedded.repository_index() if not row.name.startswith("test_")]
     theirs = [row for row in await triton.repository_index() if not row.name.startswith("test_")]
@@ -177,7 +176,7 @@ def astuple(row: ModelState) -> tuple[str, str, str, str]:
     return row.name, row.version, row.state, row.reason
 
 
-async def test_load_and_unload_are_seen_in_the_index(engine: Backend, fresh: str) -> None:
+async def test_load_and_unload_are_seen_in_the_index(engine: InferenceEngine, fresh: str) -> None:
     """Never loaded, ready, unloaded; what is unloaded is not found, and comes back by another load."""
     assert await rows_of(engine, fresh) == [ModelState(fresh, "", "", "")]
     assert not await engine.ready(fresh)
@@ -197,7 +196,7 @@ async def test_load_and_unload_are_seen_in_the_index(engine: Backend, fresh: str
 
 
 async def test_reload_takes_the_new_file_and_keeps_the_old_where_that_is_broken(
-    engine: Backend, fresh: str, repository: Path
+    engine: InferenceEngine, fresh: str, repository: Path
 ) -> None:
     """A load of a changed model replaces it; one that fails tells why and changes nothing."""
     await engine.load(fresh)
@@ -212,7 +211,9 @@ async def test_reload_takes_the_new_file_and_keeps_the_old_where_that_is_broken(
     assert await rows_of(engine, fresh) == [ModelState(fresh, "1", "READY", "")]
 
 
-async def test_model_gone_from_disk_serves_until_it_is_unloaded(engine: Backend, fresh: str, repository: Path) -> None:
+async def test_model_gone_from_disk_serves_until_it_is_unloaded(
+    engine: InferenceEngine, fresh: str, repository: Path
+) -> None:
     """It has no row any more, cannot be loaded again, and is not found once unloaded."""
     await engine.load(fresh)
     shutil.rmtree(repository / fresh)
@@ -226,7 +227,7 @@ async def test_model_gone_from_disk_serves_until_it_is_unloaded(engine: Backend,
             await asyncio.sleep(0.02)
 
 
-async def test_load_unknown_or_broken_says_why(engine: Backend) -> None:
+async def test_load_unknown_or_broken_says_why(engine: InferenceEngine) -> None:
     """One class, and the sentence that names tensor, file and config. Unloading what is not there is no error."""
     with pytest.raises(ModelNotReady, match="not in the engine's model repository"):
         await engine.load("nope")
@@ -235,14 +236,14 @@ async def test_load_unknown_or_broken_says_why(engine: Backend) -> None:
     await engine.unload("nope")
 
 
-async def test_ready_engine_is_ready_although_models_are_broken(engine: Backend) -> None:
+async def test_ready_engine_is_ready_although_models_are_broken(engine: InferenceEngine) -> None:
     """One bad model takes nothing from the others."""
     assert await engine.ready()
     assert await engine.ready("versions")
     assert not await engine.ready("broken_file")
 
 
-async def test_statistics_and_metrics_count_alike(embedded: EmbeddedEngine, triton: TritonBackend, fresh: str) -> None:
+async def test_statistics_and_metrics_count_alike(embedded: EmbeddedEngine, triton: TritonEngine, fresh: str) -> None:
     """The same requests give the same counts of requests, rows, runs and batches, under the same metric names."""
     for engine in (embedded, triton):
         await engine.load(fresh)
@@ -263,11 +264,11 @@ async def test_statistics_and_metrics_count_alike(embedded: EmbeddedEngine, trit
         assert our_lines[key] == their_lines[key]
 
 
-async def statistics_of(triton: TritonBackend, model: str) -> service_pb2.ModelStatistics:
+async def statistics_of(triton: TritonEngine, model: str) -> service_pb2.ModelStatistics:
     question = service_pb2.ModelStatisticsRequest(name=model).SerializeToString()
     answer = await triton.grpc(GrpcCall("/inference.GRPCInferenceService/ModelStatistics", question), deadline=None)
-    (told,) = service_pb2.ModelStatisticsResponse.FromString(answer.message).model_stats
-    return told
+    (statistics,) = service_pb2.ModelStatisticsResponse.FromString(answer.message).model_stats
+    return statistics
 
 
 def counts(statistics: service_pb2.ModelStatistics) -> tuple[object, ...]:

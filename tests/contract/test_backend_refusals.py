@@ -6,14 +6,9 @@ import struct
 import numpy as np
 import pytest
 
-from server.core.backend import Backend
-from server.core.errors import (
-    InferenceError,
-    InvalidRequest,
-    ModelNotFound,
-)
-from server.core.infer import InferRequest
-from server.core.tensor import Datatype, Tensor, tensor_from_numpy
+from penstock.protocol.engine import InferenceEngine
+from penstock.protocol.errors import InferenceError, InvalidRequest, ModelNotFound
+from penstock.protocol.inference import Datatype, InferRequest, Tensor, tensor_from_numpy
 from tests.backends.onnx_models import SAMPLES
 
 pytestmark = [pytest.mark.xdist_group("contract"), pytest.mark.asyncio(loop_scope="module")]
@@ -146,7 +141,7 @@ REFUSALS: list[tuple[str, str, tuple[Tensor, ...], str]] = [
 
 @pytest.mark.parametrize(("model", "inputs", "text"), [row[1:] for row in REFUSALS], ids=[row[0] for row in REFUSALS])
 async def test_infer_bad_inputs_are_refused_with_tritons_sentence(
-    engine: Backend, model: str, inputs: tuple[Tensor, ...], text: str
+    engine: InferenceEngine, model: str, inputs: tuple[Tensor, ...], text: str
 ) -> None:
     """The caller's mistake has one class and one text, whichever engine looks at it."""
     with pytest.raises(InvalidRequest, match=re.escape(text)):
@@ -165,7 +160,7 @@ async def test_infer_bad_inputs_are_refused_with_tritons_sentence(
     ],
 )
 async def test_infer_unknown_names_are_refused_with_tritons_sentence(
-    engine: Backend, model: str, version: str, outputs: tuple[str, ...], kind: type[InferenceError], text: str
+    engine: InferenceEngine, model: str, version: str, outputs: tuple[str, ...], kind: type[InferenceError], text: str
 ) -> None:
     """Models, versions and outputs that are not there; metadata and config of such a model say the same."""
     with pytest.raises(kind, match=re.escape(text)):

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from server.core.relay import HttpCall
+from penstock.protocol.call import HttpCall
 from tests.conftest import ENGINE_PORTS, RunningStack, start_stack, stop_stack
 from tests.contract.gateway_cases import CASES, COUNTED, DIFFERENCES, ORDER, OUR_WORDS
 from tests.contract.raw_http import RawAnswer, ask

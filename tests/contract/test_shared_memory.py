@@ -14,12 +14,12 @@ import pytest
 import pytest_asyncio
 from tritonclient.grpc import service_pb2
 
-from server.backends.triton_runtime import find_triton
-from server.core.backend import Relay
-from server.core.relay import GrpcAnswer, HttpAnswer
+from penstock.engines.triton.runtime import find_triton
+from penstock.protocol.call import GrpcAnswer, HttpAnswer
+from penstock.protocol.engine import Relay
 from tests.backends.triton_of_onnx_models import running_triton
 from tests.contract.wire_case import F123, Json, grpc_call, infer, infer_binary, infer_request, set_parameter
-from tests.contract.wire_engines import Engines, both_engines, told_by_grpc, told_by_http
+from tests.contract.wire_engines import Engines, both_engines, comparable_grpc, comparable_http
 from tests.contract.wire_models import write_models
 
 pytestmark = [pytest.mark.xdist_group("wire_memory"), pytest.mark.asyncio(loop_scope="module")]
@@ -124,10 +124,10 @@ async def test_http_tensor_in_shared_memory_is_as_triton_has_it(
     (theirs, there), (ours, here) = answers
     assert isinstance(theirs, HttpAnswer)
     assert isinstance(ours, HttpAnswer)
-    told, meant = told_by_http(ours), told_by_http(theirs)
+    answered, expected = comparable_http(ours), comparable_http(theirs)
     if not is_status:
-        assert (meant.pop("status"), told.pop("status")) == (500, 400)
-    assert told == meant
+        assert (expected.pop("status"), answered.pop("status")) == (500, 400)
+    assert answered == expected
     assert here == there
 
 
@@ -161,7 +161,7 @@ async def test_grpc_tensor_in_shared_memory_is_as_triton_has_it(
     (theirs, there), (ours, here) = await _both(engines, memory, request)
     assert isinstance(theirs, GrpcAnswer)
     assert isinstance(ours, GrpcAnswer)
-    assert told_by_grpc("ModelInfer", ours) == told_by_grpc("ModelInfer", theirs)
+    assert comparable_grpc("ModelInfer", ours) == comparable_grpc("ModelInfer", theirs)
     assert here == there
 
 
@@ -177,7 +177,7 @@ async def test_grpc_raw_contents_are_of_the_inputs_that_are_not_shared(engines: 
     assert isinstance(theirs, GrpcAnswer)
     assert isinstance(ours, GrpcAnswer)
     assert theirs.code == 0, theirs.details
-    assert told_by_grpc("ModelInfer", ours) == told_by_grpc("ModelInfer", theirs)
+    assert comparable_grpc("ModelInfer", ours) == comparable_grpc("ModelInfer", theirs)
 
 
 async def test_http_binary_data_is_of_the_inputs_that_are_not_shared(engines: Engines, memory: SharedMemory) -> None:
@@ -191,7 +191,7 @@ async def test_http_binary_data_is_of_the_inputs_that_are_not_shared(engines: En
     assert isinstance(theirs, HttpAnswer)
     assert isinstance(ours, HttpAnswer)
     assert theirs.status == 200, theirs.body
-    assert told_by_http(ours) == told_by_http(theirs)
+    assert comparable_http(ours) == comparable_http(theirs)
 
 
 async def _both(engines: Engines, memory: SharedMemory, asked: Any) -> list[tuple[HttpAnswer | GrpcAnswer, bytes]]:

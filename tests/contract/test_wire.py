@@ -7,12 +7,20 @@ from pathlib import Path
 import pytest
 import pytest_asyncio
 
-from server.backends.triton_runtime import find_triton
-from server.core.backend import Relay
+from penstock.engines.triton.runtime import find_triton
+from penstock.protocol.engine import Relay
 from tests.backends.triton_of_onnx_models import RunningTriton, running_triton
 from tests.contract import wire_generate_cases, wire_grpc_cases, wire_http_binary_cases, wire_http_cases, wire_loads
 from tests.contract.wire_case import Difference, GrpcCase, HttpCase, post
-from tests.contract.wire_engines import MODEL_IN_PATH, Engines, Told, both_engines, told_by_grpc, told_by_http, without
+from tests.contract.wire_engines import (
+    MODEL_IN_PATH,
+    Engines,
+    Json,
+    both_engines,
+    comparable_grpc,
+    comparable_http,
+    without,
+)
 from tests.contract.wire_models import write_models
 
 pytestmark = [pytest.mark.xdist_group("wire"), pytest.mark.asyncio(loop_scope="module")]
@@ -54,32 +62,32 @@ async def engines(triton: RunningTriton) -> AsyncIterator[Engines]:
 @pytest.mark.parametrize("case", HTTP_CASES, ids=lambda case: case.name)
 async def test_rest_call_to_either_engine_gets_the_same_answer(engines: Engines, case: HttpCase) -> None:
     """Status, headers, JSON and tensor bytes are Triton's, but for what the table says and why."""
-    theirs = told_by_http(await engines.triton.http(case.call, deadline=None))
-    ours = told_by_http(await engines.embedded.http(case.call, deadline=None))
+    theirs = comparable_http(await engines.triton.http(case.call, deadline=None))
+    ours = comparable_http(await engines.embedded.http(case.call, deadline=None))
     compare(ours, theirs, case.but, code="status")
 
 
 @pytest.mark.parametrize("case", GRPC_CASES, ids=lambda case: case.name)
 async def test_grpc_call_to_either_engine_gets_the_same_answer(engines: Engines, case: GrpcCase) -> None:
     """Code, details and message are Triton's, but for what the table says and why."""
-    theirs = told_by_grpc(case.method, await engines.triton.grpc(case.call, deadline=None))
-    ours = told_by_grpc(case.method, await engines.embedded.grpc(case.call, deadline=None))
+    theirs = comparable_grpc(case.method, await engines.triton.grpc(case.call, deadline=None))
+    ours = comparable_grpc(case.method, await engines.embedded.grpc(case.call, deadline=None))
     compare(ours, theirs, case.but, code="code")
 
 
 @pytest.mark.parametrize("case", BATCHED_HTTP_CASES, ids=lambda case: case.name)
 async def test_rest_call_through_a_batch_of_ours_gets_tritons_answer(engines: Engines, case: HttpCase) -> None:
     """Status, headers, JSON and tensor bytes are Triton's, but for what the table says and why."""
-    theirs = told_by_http(await engines.triton.http(case.call, deadline=None))
-    ours = told_by_http(await engines.batched.http(case.call))
+    theirs = comparable_http(await engines.triton.http(case.call, deadline=None))
+    ours = comparable_http(await engines.batched.http(case.call))
     compare(ours, theirs, BATCHED_DIFFERENCES.get(case.name), code="status")
 
 
 @pytest.mark.parametrize("case", wire_grpc_cases.INFERS, ids=lambda case: case.name)
 async def test_grpc_call_through_a_batch_of_ours_gets_tritons_answer(engines: Engines, case: GrpcCase) -> None:
     """Code, details and message are Triton's, but for what the table says and why."""
-    theirs = told_by_grpc(case.method, await engines.triton.grpc(case.call, deadline=None))
-    ours = told_by_grpc(case.method, await engines.batched.grpc(case.call))
+    theirs = comparable_grpc(case.method, await engines.triton.grpc(case.call, deadline=None))
+    ours = comparable_grpc(case.method, await engines.batched.grpc(case.call))
     compare(ours, theirs, BATCHED_DIFFERENCES.get(case.name), code="code")
 
 
@@ -89,8 +97,8 @@ async def test_rest_loads_and_unloads_change_either_engine_alike(engines: Engine
         if isinstance(step, wire_loads.Unloaded):
             await until_unloaded(engines.triton)
             continue
-        theirs = told_by_http(await engines.triton.http(step.call, deadline=None))
-        ours = told_by_http(await engines.embedded.http(step.call, deadline=None))
+        theirs = comparable_http(await engines.triton.http(step.call, deadline=None))
+        ours = comparable_http(await engines.embedded.http(step.call, deadline=None))
         compare(ours, theirs, step.but, code="status", name=step.name)
 
 
@@ -100,8 +108,8 @@ async def test_grpc_loads_and_unloads_change_either_engine_alike(engines: Engine
         if isinstance(step, wire_loads.Unloaded):
             await until_unloaded(engines.triton)
             continue
-        theirs = told_by_grpc(step.method, await engines.triton.grpc(step.call, deadline=None))
-        ours = told_by_grpc(step.method, await engines.embedded.grpc(step.call, deadline=None))
+        theirs = comparable_grpc(step.method, await engines.triton.grpc(step.call, deadline=None))
+        ours = comparable_grpc(step.method, await engines.embedded.grpc(step.call, deadline=None))
         compare(ours, theirs, step.but, code="code", name=step.name)
 
 
@@ -112,7 +120,7 @@ async def until_unloaded(triton: Relay) -> None:
             await asyncio.sleep(0.02)
 
 
-def compare(ours: Told, theirs: Told, but: Difference | None, *, code: str, name: str = "") -> None:
+def compare(ours: Json, theirs: Json, but: Difference | None, *, code: str, name: str = "") -> None:
     """Equal, but for the difference; and a difference in codes must be there."""
     if but is None:
         assert ours == theirs, name

@@ -26,9 +26,9 @@ from tests.integration.web import call
 
 pytestmark = pytest.mark.xdist_group("wire-stacks")
 CLIENT_ERRORS = [
-    ("GET", "/v2/models/nobody", None),
+    ("GET", "/v2/models/missing", None),
     ("GET", "/v2/models/versions/versions/9/config", None),
-    ("POST", INFER.format("nobody"), {"inputs": [X]}),
+    ("POST", INFER.format("missing"), {"inputs": [X]}),
     ("POST", INFER.format("broken"), {"inputs": [X]}),
     ("POST", INFER.format("plain"), {"inputs": [{**X, "name": "wrong"}]}),
     ("POST", INFER.format("plain"), {"inputs": [{**X, "datatype": "INT8"}]}),
@@ -79,13 +79,13 @@ def test_http_client_infers_alike_in_every_encoding(stacks: Stacks) -> None:
     answers = []
     for stack in stacks:
         with http_client(stack) as client:
-            told: list[Any] = []
+            results: list[Any] = []
             for is_binary in (True, False):
                 wanted = [tritonclient.http.InferRequestedOutput("y", binary_data=is_binary)]
                 asked = [tensor(tritonclient.http, array, binary_data=is_binary)]
-                told.append(client.infer("plain", asked, outputs=wanted).as_numpy("y").tolist())
+                results.append(client.infer("plain", asked, outputs=wanted).as_numpy("y").tolist())
                 text = [tensor(tritonclient.http, words, "BYTES", binary_data=is_binary)]
-                told.append(client.infer("text", text).as_numpy("y").tolist())
+                results.append(client.infer("text", text).as_numpy("y").tolist())
             for way in ("gzip", "deflate"):
                 done = client.infer(
                     "plain",
@@ -94,12 +94,12 @@ def test_http_client_infers_alike_in_every_encoding(stacks: Stacks) -> None:
                     request_compression_algorithm=way,
                     response_compression_algorithm=way,
                 )
-                told.append((done.as_numpy("y").tolist(), done.get_response()["id"]))  # fmt: skip
+                results.append((done.as_numpy("y").tolist(), done.get_response()["id"]))  # fmt: skip
             classes = [tritonclient.http.InferRequestedOutput("y", class_count=2)]
-            told.append(
+            results.append(
                 client.infer("plain", [tensor(tritonclient.http, array)], outputs=classes).as_numpy("y").tolist()
             )
-            answers.append(told)
+            answers.append(results)
     assert answers[0] == answers[1]
     assert answers[1][0] == array.tolist()
 
@@ -155,19 +155,19 @@ def test_refusals_through_either_gateway_are_the_same(stacks: Stacks, method: st
 def test_grpc_refusals_through_either_gateway_are_the_same(stacks: Stacks) -> None:
     """Code and details of raw calls."""
     requests = [
-        infer_request("nobody"), infer_request(version="9"), infer_request(x=F123[:5]), infer_request(name="wrong"),
+        infer_request("missing"), infer_request(version="9"), infer_request(x=F123[:5]), infer_request(name="wrong"),
         infer_request(outputs={"y": {"classification": -1}}),
     ]  # fmt: skip
     answers = []
     for stack in stacks:
         with grpc.insecure_channel(stack.grpc_address) as channel:
             method = channel.unary_unary("/inference.GRPCInferenceService/ModelInfer")
-            told = []
+            refusals = []
             for request in requests:
                 with pytest.raises(grpc.RpcError) as refusal:
                     method(request.SerializeToString(), timeout=20)
-                told.append((refusal.value.code(), refusal.value.details()))
-            answers.append(told)
+                refusals.append((refusal.value.code(), refusal.value.details()))
+            answers.append(refusals)
     assert answers[0] == answers[1]
 
 
@@ -190,6 +190,6 @@ def test_models_are_loaded_and_unloaded_through_the_gateway(stacks: Stacks) -> N
 
 def test_server_metadata_names_the_embedded_engine(stacks: Stacks) -> None:
     """Who answers, and nothing that it cannot do."""
-    told = call("GET", f"{stacks.embedded.http_url}/v2").json
-    assert told["name"] == "penstock-embedded"
-    assert {"sequence", "schedule_policy", "system_shared_memory", "trace"}.isdisjoint(told["extensions"])
+    metadata = call("GET", f"{stacks.embedded.http_url}/v2").json
+    assert metadata["name"] == "penstock-embedded"
+    assert {"sequence", "schedule_policy", "system_shared_memory", "trace"}.isdisjoint(metadata["extensions"])

@@ -10,7 +10,7 @@ import numpy as np
 from google.protobuf.message import Message
 from tritonclient.grpc import service_pb2
 
-from server.core.relay import GrpcCall, HttpCall
+from penstock.protocol.call import GrpcCall, HttpCall
 
 Json: TypeAlias = dict[str, Any]
 SERVICE = "/inference.GRPCInferenceService/"
@@ -21,9 +21,9 @@ X: Json = {"name": "x", "shape": [1, 3], "datatype": "FP32", "data": [1, 2, 3]}
 
 @dataclass(frozen=True)
 class Difference:
-    """why: the reason, for who reads the table. code: ours, where it is another; None where it is Triton's.
+    """An accepted difference from Triton. code: our code, or None if it equals Triton's. aside: members not compared.
 
-    Where codes differ, or is_text, the texts of the errors may differ, too. aside: members that are not compared.
+    If the codes differ, or if is_text, the error texts may differ, too.
     """
 
     why: str
@@ -34,7 +34,7 @@ class Difference:
 
 @dataclass(frozen=True)
 class HttpCase:
-    """but: None where the answers are the same."""
+    """but: the accepted difference, or None if the answers must be equal."""
 
     name: str
     call: HttpCall
@@ -43,7 +43,7 @@ class HttpCase:
 
 @dataclass(frozen=True)
 class GrpcCase:
-    """but: None where the answers are the same."""
+    """but: the accepted difference, or None if the answers must be equal."""
 
     name: str
     method: str

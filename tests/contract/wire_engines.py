@@ -15,20 +15,21 @@ from google.protobuf import json_format
 from google.protobuf.message import Message
 from tritonclient.grpc import service_pb2
 
-from server.backends.embedded.engine import EmbeddedEngine
-from server.backends.embedded.wire.relay import EmbeddedRelay
-from server.backends.triton import TritonBackend
-from server.backends.watch import EngineWatch, KnownModel, WatchOptions
-from server.batch_flow import BatchFlow, Passenger
-from server.batching.batcher import BatcherPool
-from server.batching.options import BatchOptions
-from server.core.backend import Relay
-from server.core.batching import Owner
-from server.core.errors import ModelNotReady
-from server.core.relay import GrpcAnswer, GrpcCall, HttpAnswer, HttpCall, InferHead
+from penstock.engines.embedded.engine import EmbeddedEngine
+from penstock.engines.embedded.relay import EmbeddedRelay
+from penstock.engines.model_health import KnownModel
+from penstock.engines.triton.client import TritonEngine
+from penstock.engines.watch import EngineWatch, WatchOptions
+from penstock.gateway.batch_flow import BatchFlow, RequestContext
+from penstock.gateway.batching.batcher import BatcherPool
+from penstock.gateway.batching.options import BatchOptions
+from penstock.protocol.call import GrpcAnswer, GrpcCall, HttpAnswer, HttpCall, InferHead
+from penstock.protocol.engine import Relay
+from penstock.protocol.errors import ModelNotReady
+from penstock.protocol.inference import BatchOwner
 from tests.backends.triton_of_onnx_models import RunningTriton
 
-Told: TypeAlias = dict[str, Any]
+Json: TypeAlias = dict[str, Any]
 HEADERS_THAT_MATTER = (b"content-type", b"inference-header-content-length", b"content-encoding")
 MODEL_IN_PATH = re.compile(rb"/v2/models/(?P<model>[^/]+)(?:/versions/(?P<version>[^/]+))?/infer")
 RESPONSES: dict[str, type[Message]] = {
@@ -58,7 +59,7 @@ class Engines:
 class Batched:
     """Inferences through the gateway's own batches, into the Triton: of every model that has a batch dimension."""
 
-    def __init__(self, triton: TritonBackend, watch: EngineWatch) -> None:
+    def __init__(self, triton: TritonEngine, watch: EngineWatch) -> None:
         """watch: has found the models."""
         self.pool = BatcherPool(triton, lambda name: self._options(watch.models.get(name)))
         self.flow = BatchFlow(
@@ -78,26 +79,26 @@ class Batched:
         found = MODEL_IN_PATH.match(call.target)
         assert found is not None
         head = InferHead(found["model"].decode(), (found["version"] or b"").decode())
-        return await self.flow.http(call, Passenger(head, "", None))
+        return await self.flow.http(call, RequestContext(head, "", None))
 
     async def grpc(self, call: GrpcCall) -> GrpcAnswer:
         """As the gateway answers it."""
         request = service_pb2.ModelInferRequest.FromString(call.message)
         head = InferHead(request.model_name, request.model_version)
-        return await self.flow.grpc(call, Passenger(head, "", None))
+        return await self.flow.grpc(call, RequestContext(head, "", None))
 
     @staticmethod
     def _options(known: KnownModel | None) -> BatchOptions | None:
         if known is None or known.config is None or not known.config.max_batch_size:
             return None
-        return BatchOptions(owner=Owner.GATEWAY, max_batch_size=known.config.max_batch_size)
+        return BatchOptions(owner=BatchOwner.GATEWAY, max_batch_size=known.config.max_batch_size)
 
 
 @contextlib.asynccontextmanager
 async def both_engines(triton: RunningTriton, repository: Path) -> AsyncIterator[Engines]:
     """The running Triton, and the embedded engine in this process."""
     engine = EmbeddedEngine((repository,))
-    backend = TritonBackend(http_url=triton.http_url, grpc_address=triton.grpc_address, max_connections=4)
+    backend = TritonEngine(http_url=triton.http_url, grpc_address=triton.grpc_address, max_connections=4)
     try:
         watch = EngineWatch(backend, WatchOptions())
         for row in await engine.repository_index():
@@ -113,7 +114,7 @@ async def both_engines(triton: RunningTriton, repository: Path) -> AsyncIterator
         await asyncio.sleep(0.05)  # the sockets close in the loop's next turns; Triton waits for those that are open
 
 
-def told_by_http(answer: HttpAnswer) -> Told:
+def comparable_http(answer: HttpAnswer) -> Json:
     """Status, headers that matter, the JSON with each output's bytes in place; outputs sorted by name.
 
     Triton's Python backend answers in no order; of an error only the text counts, not its content type: Triton's is
@@ -135,37 +136,37 @@ def told_by_http(answer: HttpAnswer) -> Told:
     return {"status": answer.status, "headers": headers, "content": content}
 
 
-def told_by_grpc(method: str, answer: GrpcAnswer) -> Told:
+def comparable_grpc(method: str, answer: GrpcAnswer) -> Json:
     """Code, details, trailing metadata, and the message as JSON with each output's bytes in place."""
-    told: Told = {"code": answer.code, "details": answer.details, "trailing": answer.trailing_metadata}
+    comparable: Json = {"code": answer.code, "details": answer.details, "trailing": answer.trailing_metadata}
     if answer.code:
-        return told
+        return comparable
     message = RESPONSES[method].FromString(answer.message)
     if isinstance(message, service_pb2.ModelInferResponse):
         contents = list(message.raw_output_contents)
         del message.raw_output_contents[:]
-        told["content"] = as_json(message)
-        for output, raw in zip(told["content"]["outputs"], contents, strict=True):
+        comparable["content"] = as_json(message)
+        for output, raw in zip(comparable["content"]["outputs"], contents, strict=True):
             output["raw"] = raw.hex()
-        told["content"]["outputs"].sort(key=lambda output: output["name"])
-        return told
-    told["content"] = as_json(message)
-    return told
+        comparable["content"]["outputs"].sort(key=lambda output: output["name"])
+        return comparable
+    comparable["content"] = as_json(message)
+    return comparable
 
 
-def as_json(message: Message) -> Told:
+def as_json(message: Message) -> Json:
     """Every field, defaults too."""
-    told: Told = json_format.MessageToDict(
+    comparable: Json = json_format.MessageToDict(
         message, preserving_proto_field_name=True, always_print_fields_with_no_presence=True
     )
-    return told
+    return comparable
 
 
-def without(told: Any, members: tuple[str, ...]) -> Any:
+def without(json_value: Any, members: tuple[str, ...]) -> Any:
     """The same with the members of these names left out, at any depth."""
-    if isinstance(told, dict):
-        return {name: without(value, members) for name, value in told.items() if name not in members}
-    return [without(item, members) for item in told] if isinstance(told, list) else told
+    if isinstance(json_value, dict):
+        return {name: without(value, members) for name, value in json_value.items() if name not in members}
+    return [without(item, members) for item in json_value] if isinstance(json_value, list) else json_value
 
 
 def _inflated(body: bytes, encoding: str) -> bytes:
@@ -179,7 +180,7 @@ def _json(text: bytes) -> Any:
     return json.loads(text, parse_constant=str) if text else None
 
 
-def _place_bytes(outputs: list[Told], binary: bytes) -> None:
+def _place_bytes(outputs: list[Json], binary: bytes) -> None:
     for output in outputs:
         size = output.get("parameters", {}).get("binary_data_size")
         if size is not None:

@@ -34,7 +34,7 @@ GENERATE = [
     *_cases("id", ("plain", P | {"id": "7"}), ("plain", P | {"id": ""}), ("plain", P | {"id": 'a"b'})),
     *_cases("id is a number", ("plain", P | {"id": 7}), but=UNREADABLE),
     *_cases("version", ("versions", P), ("versions/versions/1", P), ("versions/versions/9", P)),
-    *_cases("nobody", ("nobody", P), ("broken", P)),
+    *_cases("missing", ("missing", P), ("broken", P)),
     *_cases("parameters", ("plain", P | {"a": 1, "b": 1.5, "y": "s", "c": True}), ("plain", {"parameters": P}),
             ("plain", P | {"parameters": {"id": "9", "a": 1}}), ("plain", P | {"triton_x": 1, "priority": -1})),
     *_cases("no parameter", *(("plain", P | {"a": value}) for value in (None, [1], {"b": 1})),

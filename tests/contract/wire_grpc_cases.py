@@ -21,7 +21,7 @@ RUNTIME = Difference("Triton runs model.py here; in NGC's container the member i
 REASONS = Difference("Triton's reason has its Python traceback in it", aside=("reason",))
 TIMES = Difference("what was counted, and how long it took", aside=COUNTS)
 STRANGE_VERSIONS = ("x", " 1", "+1", "1_0", "1.0", "1x", "-1", "\uff11", str(2**63), str(2**64 + 1))
-MODELS = ("plain", "pair", "types", "versions", "nobody", "broken", "")
+MODELS = ("plain", "pair", "types", "versions", "missing", "broken", "")
 
 
 def _read(method: str, model: str, version: str = "", but: Difference | None = None) -> GrpcCase:
@@ -116,7 +116,7 @@ INFERS = [
     _infer("highest version", infer_request("versions")),
     _infer("unknown version", infer_request("versions", version="9")),
     *(_infer(f"version {version!r}", infer_request("versions", version=version)) for version in STRANGE_VERSIONS),
-    _infer("unknown model", infer_request("nobody")),
+    _infer("unknown model", infer_request("missing")),
     _infer("model that is not loaded", infer_request("broken")),
     _infer("no model", b""),
     _infer("batch too large", infer_request(x=F123 * 9, shape=(9, 3), id="z")),

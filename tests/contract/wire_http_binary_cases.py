@@ -73,7 +73,7 @@ BINARY = [
     HttpCase("size over the shape's", _binary(16, F123 + F123[:4])),
     HttpCase("fewer bytes than announced", _binary(12, F123[:11])),
     HttpCase("more bytes than announced", _binary(12, F123 + b"x")),
-    HttpCase("bytes that nobody announced", infer_binary("plain", {"inputs": [X]}, F123)),
+    HttpCase("unannounced bytes", infer_binary("plain", {"inputs": [X]}, F123)),
     HttpCase("size and data", _binary(data=[1, 2, 3])),
     HttpCase("size is a word", _binary("12"), UNREADABLE),
     HttpCase("size is negative", _binary(-1), UNREADABLE),
@@ -116,7 +116,7 @@ RAW = [
     HttpCase("empty body for a varying width", infer("vary", b"")),
     HttpCase("raw of nothing", infer("vary", b"", {"inference-header-content-length": "0"})),
     HttpCase("empty body for a string", infer("word", b"")),
-    HttpCase("raw for nobody", infer("nobody", F123, {"inference-header-content-length": "0"})),
+    HttpCase("raw for an unknown model", infer("missing", F123, {"inference-header-content-length": "0"})),
 ]
 
 COMPRESSED = [

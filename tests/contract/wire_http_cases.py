@@ -33,7 +33,7 @@ READS = [
             "text",
             "optional",
             "versions",
-            "nobody",
+            "missing",
             "broken",
         )
     ),
@@ -44,17 +44,17 @@ READS = [
         HttpCase(f"config of {model}", get(f"/v2/models/{model}/config"), RUNTIME)
         for model in ("plain", "pair", "lookup", "optional", "scalars", "versions", "types")
     ),
-    HttpCase("config of nobody", get("/v2/models/nobody/config")),
+    HttpCase("config of an unknown model", get("/v2/models/missing/config")),
     HttpCase("config of broken", get("/v2/models/broken/config")),
     HttpCase("config of no version", get("/v2/models/versions/versions/9/config")),
     HttpCase("statistics of a model", get("/v2/models/versions/stats"), TIMES),
     HttpCase("statistics of a version", get("/v2/models/versions/versions/2/stats"), TIMES),
     HttpCase("statistics of all", get("/v2/models/stats"), TIMES),
-    HttpCase("statistics of nobody", get("/v2/models/nobody/stats")),
+    HttpCase("statistics of an unknown model", get("/v2/models/missing/stats")),
     HttpCase("statistics of no version", get("/v2/models/versions/versions/9/stats")),
     *(
         HttpCase(f"readiness of {path}", get(f"/v2/models/{path}/ready"))
-        for path in ("plain", "versions/versions/2", "versions/versions/9", "nobody", "broken")
+        for path in ("plain", "versions/versions/2", "versions/versions/9", "missing", "broken")
     ),
     HttpCase("index", post("/v2/repository/index"), REASONS),
     HttpCase("index, empty object", post("/v2/repository/index", {}), REASONS),
@@ -120,8 +120,8 @@ INFERS = [
     HttpCase("unknown datatype", infer_x(datatype="WRONG")),
     HttpCase("FP16 in JSON", infer_x(datatype="FP16")),
     HttpCase("BF16 in JSON", infer_x(datatype="BF16")),
-    HttpCase("unknown model", infer_x("nobody")),
-    HttpCase("unknown model comes before malformed JSON", infer("nobody", b"{")),
+    HttpCase("unknown model", infer_x("missing")),
+    HttpCase("unknown model comes before malformed JSON", infer("missing", b"{")),
     HttpCase("model that is not loaded", infer_x("broken")),
     HttpCase("highest version", infer_x("versions")),
     HttpCase("a version", infer_x("versions/versions/1")),

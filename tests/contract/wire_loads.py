@@ -6,7 +6,7 @@ from typing import Any
 
 from tritonclient.grpc import service_pb2
 
-from server.core.relay import GrpcCall
+from penstock.protocol.call import GrpcCall
 from tests.contract.wire_case import Difference, GrpcCase, HttpCase, get, grpc_call, infer_x, post, set_parameter
 from tests.contract.wire_http_cases import REASONS, RUNTIME, TIMES, UNREADABLE
 
@@ -56,9 +56,9 @@ HTTP_STEPS: list[HttpCase | Unloaded] = [
     HttpCase("load with a file", _load(CONFIG, **{"file:1/model.onnx": "aGVsbG8="}), NO_FILES),
     HttpCase("load, config is a number", post(LOAD, {"parameters": {"config": 5}}), UNREADABLE),
     HttpCase("load, malformed", post(LOAD, b"{"), UNREADABLE),
-    HttpCase("load of nobody", post("/v2/repository/models/nobody/load"), UNKNOWN),
+    HttpCase("load of an unknown model", post("/v2/repository/models/missing/load"), UNKNOWN),
     HttpCase("load of broken", post("/v2/repository/models/broken/load"), ENGINES_WORDS),
-    HttpCase("unload of nobody", post("/v2/repository/models/nobody/unload")),
+    HttpCase("unload of an unknown model", post("/v2/repository/models/missing/unload")),
     HttpCase("load in a repository", post("/v2/repository/here/models/spare/load")),
     HttpCase("load by GET", get(LOAD)),
     HttpCase("load as at first", post(LOAD)),
@@ -97,9 +97,9 @@ GRPC_STEPS: list[GrpcCase | Unloaded] = [
     _step("load with a config of the wrong type", _grpc_load(config=json.dumps(WRONG_TYPE)), ENGINES_WORDS),
     _step("load with a file", _grpc_load(config=json.dumps(CONFIG), file__1=b"x"), Difference(NO_FILES.why, code=12)),
     _step("load with an unknown parameter", _grpc_load(a=1)),
-    _step("load of nobody", _grpc_load("nobody"), NOT_FROM_US),
+    _step("load of an unknown model", _grpc_load("missing"), NOT_FROM_US),
     _step("load in a repository", _grpc_load(repository="here")),
-    _step("unload of nobody", _grpc_unload("nobody")),
+    _step("unload of an unknown model", _grpc_unload("missing")),
     _step("unload in a repository", _grpc_unload(repository="here")),
     _step("unload, dependents is a number", _grpc_unload(unload_dependents=1)),
     _step("load as at first", _grpc_load()),

@@ -2,8 +2,8 @@
 
 import pytest
 
-from server.core.browser_policy import BrowserPolicy, checked_host, checked_origin, host_fault
-from server.core.errors import HostNotAllowed, InferenceError, OriginNotAllowed, UnsupportedMedia
+from penstock.port_policy import BrowserPolicy, checked_host, checked_origin, host_fault
+from penstock.protocol.errors import HostNotAllowed, InferenceError, OriginNotAllowed, UnsupportedMedia
 
 HERE = "127.0.0.1"
 PAGE = b"https://page.example"

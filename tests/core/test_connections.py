@@ -4,7 +4,7 @@ from ipaddress import ip_network
 
 import pytest
 
-from server.core.connections import OpenConnection, PortLimits, excess_connections
+from penstock.port_policy import OpenConnection, PortLimits, excess_connections
 
 PROXY = ip_network("10.1.0.0/16")
 

@@ -2,13 +2,13 @@
 
 import tracemalloc
 
-from server.core.gathering import Gathering
+from penstock.protocol.http_body import BodyBuffer
 
 
 def test_gathering_gives_the_pieces_in_order_and_is_empty_then() -> None:
     """None, one, or many; empty pieces between them change nothing."""
     for pieces in ([], [b"one"], [b"", b"one"], [b"one", b"", b"two", b"three"]):
-        gathering = Gathering()
+        gathering = BodyBuffer()
         for piece in pieces:
             gathering.add(piece)
         assert gathering.size_bytes == len(b"".join(pieces))
@@ -18,7 +18,7 @@ def test_gathering_gives_the_pieces_in_order_and_is_empty_then() -> None:
 
 def test_gathering_of_one_piece_copies_nothing() -> None:
     """It is the same object."""
-    gathering, piece = Gathering(), bytes(1000)
+    gathering, piece = BodyBuffer(), bytes(1000)
     gathering.add(piece)
     assert gathering.take() is piece
 
@@ -26,7 +26,7 @@ def test_gathering_of_one_piece_copies_nothing() -> None:
 def test_gathering_of_many_pieces_holds_them_once() -> None:
     """Growing and giving away take an eighth more than the bytes themselves, never twice as much."""
     size_bytes, piece = 64 << 20, bytes(256 << 10)
-    gathering = Gathering()
+    gathering = BodyBuffer()
     tracemalloc.start()
     while gathering.size_bytes < size_bytes:
         gathering.add(piece)

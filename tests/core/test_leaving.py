@@ -2,37 +2,43 @@
 
 import asyncio
 
-from server.core.leaving import LeftAt, ToldLater, leaving, left_at, when_known
+from penstock.protocol.cancellation import (
+    CancelStage,
+    PendingStage,
+    cancel_stage_of,
+    note_cancel_stage,
+    when_stage_known,
+)
 
 
 def test_first_room_to_know_is_believed() -> None:
     """The cancellation passes through the others, which would say less."""
     cancelled = asyncio.CancelledError()
-    assert left_at(cancelled) is None
-    leaving(cancelled, LeftAt.QUEUE)
-    leaving(cancelled, LeftAt.DECODE)
-    assert left_at(cancelled) is LeftAt.QUEUE
+    assert cancel_stage_of(cancelled) is None
+    note_cancel_stage(cancelled, CancelStage.QUEUE)
+    note_cancel_stage(cancelled, CancelStage.DECODE)
+    assert cancel_stage_of(cancelled) is CancelStage.QUEUE
 
 
-def test_who_counts_is_told_once_whenever_it_is_known() -> None:
-    """At once where nobody or somebody knows; later where another process does, before or after it was asked."""
-    told: list[LeftAt] = []
-    when_known(asyncio.CancelledError(), LeftAt.ENGINE, told.append)
+def test_stage_is_reported_once_when_it_is_known() -> None:
+    """At once if the stage is known or absent; later if another process knows it."""
+    stages: list[CancelStage] = []
+    when_stage_known(asyncio.CancelledError(), CancelStage.ENGINE, stages.append)
     known = asyncio.CancelledError()
-    leaving(known, LeftAt.BATCH)
-    when_known(known, LeftAt.ENGINE, told.append)
-    assert told == [LeftAt.ENGINE, LeftAt.BATCH]
+    note_cancel_stage(known, CancelStage.BATCH)
+    when_stage_known(known, CancelStage.ENGINE, stages.append)
+    assert stages == [CancelStage.ENGINE, CancelStage.BATCH]
 
-    later, asked_first = ToldLater(), asyncio.CancelledError()
-    leaving(asked_first, later)
-    when_known(asked_first, LeftAt.ENGINE, told.append)
-    assert len(told) == 2
-    later.tell(LeftAt.QUEUE)
-    later.tell(LeftAt.ENGINE)
-    assert told[2:] == [LeftAt.QUEUE]
+    later, asked_first = PendingStage(), asyncio.CancelledError()
+    note_cancel_stage(asked_first, later)
+    when_stage_known(asked_first, CancelStage.ENGINE, stages.append)
+    assert len(stages) == 2
+    later.tell(CancelStage.QUEUE)
+    later.tell(CancelStage.ENGINE)
+    assert stages[2:] == [CancelStage.QUEUE]
 
-    sooner, told_first = ToldLater(), asyncio.CancelledError()
-    leaving(told_first, sooner)
-    sooner.tell(LeftAt.DECODE)
-    when_known(told_first, LeftAt.ENGINE, told.append)
-    assert told[3:] == [LeftAt.DECODE]
+    sooner, known_first = PendingStage(), asyncio.CancelledError()
+    note_cancel_stage(known_first, sooner)
+    sooner.tell(CancelStage.DECODE)
+    when_stage_known(known_first, CancelStage.ENGINE, stages.append)
+    assert stages[3:] == [CancelStage.DECODE]

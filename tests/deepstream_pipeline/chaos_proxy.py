@@ -29,7 +29,7 @@ _AT_ONCE = struct.pack("ii", 1, 0)  # SO_LINGER: close sends a reset
 class Chaos:
     """What happens to bytes on their way. delay_s: each is so late. bytes_per_s: at most, a direction; 0 for no limit.
 
-    flips_a_megabyte: bits that are turned over, of what the server sends. is_dark: nothing passes, and nobody is told.
+    flips_a_megabyte: bits that are turned over, of what the server sends. is_dark: nothing passes, nothing is closed.
     is_closed: new connections are refused, with a reset. reset_after_bytes: a connection is reset once the server sent
     so many; 0 for never.
     """

@@ -11,7 +11,7 @@ from pathlib import Path
 
 
 def library() -> Path | None:
-    """librdkafka as the wheel brings it; None where it is linked otherwise."""
+    """The wheel's librdkafka; None if it is linked otherwise."""
     spec = find_spec("confluent_kafka")
     if spec is None or spec.origin is None:
         return None

@@ -1,20 +1,20 @@
-"""The card that a program decodes with: whether there is one is known before a camera is opened, and told in words."""
+"""The card that a program decodes with: its absence is found before a camera is opened, with a readable reason."""
 
 from types import SimpleNamespace
 from typing import cast
 
 import pytest
 
-from deepstream_pipeline import card
-from deepstream_pipeline.card import Card, open_card
-from deepstream_pipeline.errors import GpuUnavailable
-from deepstream_pipeline.gpu.device import Device
-from deepstream_pipeline.infer.engine import Engine
-from deepstream_pipeline.infer.hand_over import HandOver, HandOverChoice
-from deepstream_pipeline.infer.network import Network
-from deepstream_pipeline.settings.records import GpuSettings
-from deepstream_pipeline.types import DecoderKind
-from server.vision.spec import PrepareSpec, ScalingFilter
+from penstock.vision.spec import PrepareSpec, ScalingFilter
+from penstock_video import main as card
+from penstock_video.errors import GpuUnavailable
+from penstock_video.gpu.device import Device
+from penstock_video.infer.engine import Engine
+from penstock_video.infer.network import Network
+from penstock_video.infer.options import RowMemory, RowMemoryChoice
+from penstock_video.main import GpuSetup, open_gpu
+from penstock_video.settings.models import GpuSettings
+from penstock_video.types import DecoderKind
 from tests.deepstream_pipeline.gpu.fake_driver import install
 
 AUTO = (DecoderKind.AUTO,)
@@ -22,29 +22,29 @@ DEVICE = cast(Device, SimpleNamespace(name="a card"))
 
 
 class StandInEngine:
-    """Answers the trial as it is told."""
+    """Answers the trial with a given result."""
 
     is_card_lost = False
 
-    def __init__(self, kind: HandOver) -> None:
+    def __init__(self, kind: RowMemory) -> None:
         self.kind = kind
 
-    def hand_over(self, network: Network, wish: HandOver) -> HandOverChoice:
-        return HandOverChoice(self.kind, "" if self.kind is HandOver.DEVICE else "the engine has no card")
+    def hand_over(self, network: Network, wish: RowMemory) -> RowMemoryChoice:
+        return RowMemoryChoice(self.kind, "" if self.kind is RowMemory.DEVICE else "the engine has no card")
 
 
 def a_network(scaling_filter: ScalingFilter = ScalingFilter.BILINEAR) -> Network:
     return cast(Network, SimpleNamespace(name="net", prepare_spec=PrepareSpec(8, 8, filter=scaling_filter)))
 
 
-def asked(kind: HandOver) -> Engine:
+def asked(kind: RowMemory) -> Engine:
     return cast(Engine, StandInEngine(kind))
 
 
 def test_no_card_is_looked_for_where_no_source_may_have_it(monkeypatch: pytest.MonkeyPatch) -> None:
     """A context costs a card hundreds of megabytes: sources that are all the CPU's leave it alone."""
     monkeypatch.setattr(card, "find_spec", None)
-    found = open_card(GpuSettings(), [DecoderKind.CPU, DecoderKind.CPU])
+    found = open_gpu(GpuSettings(), [DecoderKind.CPU, DecoderKind.CPU])
     assert found.device is None
     assert "decoded by the cpu" in found.absence
 
@@ -57,25 +57,25 @@ def libraries(monkeypatch: pytest.MonkeyPatch) -> set[str]:
     return here
 
 
-def test_machine_without_a_driver_is_told_so_first(libraries: set[str]) -> None:
+def test_missing_driver_is_reported_first(libraries: set[str]) -> None:
     """No package would help it."""
     libraries.clear()
-    assert open_card(GpuSettings(), AUTO).absence.startswith("no NVIDIA driver is here (libcuda.so.1)")
+    assert open_gpu(GpuSettings(), AUTO).absence.startswith("no NVIDIA driver is here (libcuda.so.1)")
 
 
 def test_packages_that_are_missing_are_named(monkeypatch: pytest.MonkeyPatch, libraries: set[str]) -> None:
     """Before the driver is asked; with what installs them."""
     monkeypatch.setattr(card, "find_spec", lambda name: None)
-    assert open_card(GpuSettings(), AUTO).absence == "the package PyNvVideoCodec is not here: make gpu installs it"
+    assert open_gpu(GpuSettings(), AUTO).absence == "the package PyNvVideoCodec is not here: make gpu installs it"
     monkeypatch.setattr(card, "find_spec", lambda name: None if name == "cuda" else object())
-    assert open_card(GpuSettings(), AUTO).absence == "the package cuda-bindings is not here: make gpu installs it"
+    assert open_gpu(GpuSettings(), AUTO).absence == "the package cuda-bindings is not here: make gpu installs it"
 
 
-def test_driver_without_its_video_library_is_told(monkeypatch: pytest.MonkeyPatch, libraries: set[str]) -> None:
+def test_driver_without_its_video_library_is_reported(monkeypatch: pytest.MonkeyPatch, libraries: set[str]) -> None:
     """In a container that was given compute and no video."""
     monkeypatch.setattr(card, "find_spec", lambda name: object())
     libraries.remove("libnvcuvid.so.1")
-    assert "NVIDIA_DRIVER_CAPABILITIES=compute,utility,video" in open_card(GpuSettings(), AUTO).absence
+    assert "NVIDIA_DRIVER_CAPABILITIES=compute,utility,video" in open_gpu(GpuSettings(), AUTO).absence
 
 
 def test_card_that_cannot_be_opened_leaves_the_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -86,15 +86,15 @@ def test_card_that_cannot_be_opened_leaves_the_cpu(monkeypatch: pytest.MonkeyPat
 
     monkeypatch.setattr(card, "_what_is_missing", lambda: "")
     monkeypatch.setattr(Device, "open", refuse)
-    found = open_card(GpuSettings(device=3), AUTO)
+    found = open_gpu(GpuSettings(device=3), AUTO)
     assert (found.device, found.absence) == (None, "there is no GPU 3")
-    assert found.sources(GpuSettings(), asked(HandOver.HOST), a_network()) == (None, "there is no GPU 3")
+    assert found.sources(GpuSettings(), asked(RowMemory.HOST), a_network()) == (None, "there is no GPU 3")
 
 
 def test_memory_of_a_lost_card_is_let_go_of_without_a_word(monkeypatch: pytest.MonkeyPatch) -> None:
     """It went with the context: the source that ends, or begins anew, does so all the same."""
     driver = install(monkeypatch)
-    gpu, _ = Card(Device.open()).sources(GpuSettings(), asked(HandOver.DEVICE), a_network())
+    gpu, _ = GpuSetup(Device.open()).sources(GpuSettings(), asked(RowMemory.DEVICE), a_network())
     assert gpu is not None
     assert gpu.new_device_ring is not None
     ring = gpu.new_device_ring(4, 100)
@@ -106,16 +106,16 @@ def test_memory_of_a_lost_card_is_let_go_of_without_a_word(monkeypatch: pytest.M
 
 def test_rows_that_the_card_cannot_make_are_made_by_the_cpu() -> None:
     """A network whose pictures are resized otherwise: its sources are decoded by the CPU, and it is said why."""
-    gpu, absence = Card(DEVICE).sources(GpuSettings(), asked(HandOver.DEVICE), a_network(ScalingFilter.AREA))
+    gpu, absence = GpuSetup(DEVICE).sources(GpuSettings(), asked(RowMemory.DEVICE), a_network(ScalingFilter.AREA))
     assert gpu is None
     assert absence.startswith("model 'net': its pictures are resized by area")
 
 
 def test_rows_stay_on_the_card_where_the_trial_says_so() -> None:
     """Else they go through the host's memory; decoded by the card they are either way."""
-    for kind, has_rings in ((HandOver.DEVICE, True), (HandOver.HOST, False)):
+    for kind, has_rings in ((RowMemory.DEVICE, True), (RowMemory.HOST, False)):
         settings = GpuSettings(cameras_per_process=4, has_pinned_processes=False, device=1)
-        gpu, absence = Card(DEVICE).sources(settings, asked(kind), a_network())
+        gpu, absence = GpuSetup(DEVICE).sources(settings, asked(kind), a_network())
         assert gpu is not None
         assert absence == ""
         assert (gpu.cameras_per_process, gpu.device, gpu.new_device_ring is not None) == (4, 1, has_rings)
@@ -128,9 +128,9 @@ def test_decode_processes_have_a_core_each_where_there_are_cores(
 ) -> None:
     """Of fewer than four, by number or as a container's share, the engine and the rest want each."""
     monkeypatch.setattr(card, "available_cores", lambda: cores)
-    gpu, _ = Card(DEVICE).sources(GpuSettings(), asked(HandOver.HOST), a_network())
+    gpu, _ = GpuSetup(DEVICE).sources(GpuSettings(), asked(RowMemory.HOST), a_network())
     assert gpu is not None
     assert gpu.has_pinned_processes is is_pinned
-    gpu, _ = Card(DEVICE).sources(GpuSettings(has_pinned_processes=False), asked(HandOver.HOST), a_network())
+    gpu, _ = GpuSetup(DEVICE).sources(GpuSettings(has_pinned_processes=False), asked(RowMemory.HOST), a_network())
     assert gpu is not None
     assert not gpu.has_pinned_processes

@@ -4,8 +4,8 @@ import threading
 
 import pytest
 
-from deepstream_pipeline.channel import Channel
-from deepstream_pipeline.types import DropPolicy
+from penstock_video.runner.sink_worker import Channel
+from penstock_video.types import DropPolicy
 
 WAIT_S = 30.0
 
@@ -64,7 +64,7 @@ def test_channel_that_is_closed_in_a_hurry_is_empty() -> None:
 
 def test_channel_whose_taker_hangs_is_not_waited_for() -> None:
     """Who puts waits for a taker that comes again, and for no other: the oldest is lost then, and counted."""
-    channel: Channel[int] = Channel(1, DropPolicy.BLOCK, patience_s=0.05)
+    channel: Channel[int] = Channel(1, DropPolicy.BLOCK, max_wait_s=0.05)
     thread = threading.Thread(target=lambda: [channel.put(number) for number in range(3)], daemon=True)
     thread.start()
     thread.join(WAIT_S)

@@ -1,4 +1,4 @@
-"""The proxy does to a connection what it is told, and nothing else."""
+"""The proxy does the configured damage to a connection, and nothing else."""
 
 import socket
 import threading
@@ -108,7 +108,7 @@ def test_flips_are_of_what_the_server_sends_and_about_as_many_as_said(echo: int)
 
 
 def test_dark_proxy_swallows_and_gives_back_when_it_is_light(echo: int) -> None:
-    """Nobody is told meanwhile; the connection is as it was."""
+    """Neither end notices; the connection is as it was."""
     with chaos_proxy(echo) as proxy, socket.create_connection(("127.0.0.1", proxy.port), timeout=0.3) as connection:
         connection.sendall(b"a")
         assert connection.recv(1) == b"a"
@@ -122,7 +122,7 @@ def test_dark_proxy_swallows_and_gives_back_when_it_is_light(echo: int) -> None:
 
 
 def test_reset_is_a_reset_and_new_connections_pass(echo: int) -> None:
-    """Who was connected is told so; who comes after is served."""
+    """Open connections are closed; new ones are served."""
     with chaos_proxy(echo) as proxy:
         with socket.create_connection(("127.0.0.1", proxy.port), timeout=10.0) as connection:
             connection.sendall(b"a")

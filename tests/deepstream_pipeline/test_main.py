@@ -5,10 +5,10 @@ from pathlib import Path
 
 import pytest
 
-from deepstream_pipeline.errors import ModelUnusable, SinkFailed, TooManySources
-from deepstream_pipeline.infer.place import EnginePlace
-from deepstream_pipeline.main import Program
-from deepstream_pipeline.settings.complaints import SettingsRefused
+from penstock_video.errors import ModelUnusable, SinkFailed, TooManySources
+from penstock_video.infer.options import EngineAddress
+from penstock_video.main import Program
+from penstock_video.settings.document import InvalidSettings
 from tests.deepstream_pipeline.infer.fake_core import FakeCore
 from tests.deepstream_pipeline.settings.reading import read
 
@@ -29,7 +29,7 @@ def core(tmp_path: Path) -> Iterator[FakeCore]:
 
 
 def prepared(core: FakeCore, folder: Path, text: str) -> Program:
-    program = Program(read(HEAD + text, folder), EnginePlace(core.folder, "http://127.0.0.1:1", "127.0.0.1:1"))
+    program = Program(read(HEAD + text, folder), EngineAddress(core.folder, "http://127.0.0.1:1", "127.0.0.1:1"))
     try:
         program.prepare()
     finally:
@@ -41,7 +41,7 @@ def test_class_that_the_model_does_not_know_is_a_fault_of_the_file_with_its_plac
     core: FakeCore, tmp_path: Path
 ) -> None:
     """All of them, of the sources' own rules, too; and no file is made before."""
-    with pytest.raises(SettingsRefused) as refused:
+    with pytest.raises(InvalidSettings) as refused:
         prepared(core, tmp_path, SOURCES + "primary-gie: {model: owned}\n" + RULES)
     first, second = (str(fault).replace(f"{tmp_path}/", "") for fault in refused.value.complaints)
     at = f"cameras.yaml:4:{SOURCES.index('class-id') + 1}: source[1].analytics.dwell[0].class-id"
@@ -54,10 +54,10 @@ def test_class_that_the_model_does_not_know_is_a_fault_of_the_file_with_its_plac
 def test_class_to_keep_that_the_model_does_not_know_has_its_place(core: FakeCore, tmp_path: Path) -> None:
     """As a rule's."""
     text = "source: {uri: rtsp://a}\nprimary-gie: {model: owned, operate-on-class-ids: [1, brigt]}\n"
-    with pytest.raises(SettingsRefused) as refused:
+    with pytest.raises(InvalidSettings) as refused:
         prepared(core, tmp_path, text)
-    told = "operate-on-class-ids names 'brigt', which 'owned' does not know; did you mean bright?"
-    assert str(refused.value).endswith(f"cameras.yaml:5:51: primary-gie.{told}")
+    fault = "operate-on-class-ids names 'brigt', which 'owned' does not know; did you mean bright?"
+    assert str(refused.value).endswith(f"cameras.yaml:5:51: primary-gie.{fault}")
 
 
 MODELS = {
@@ -77,7 +77,7 @@ def test_model_that_is_none_for_pictures_is_found_before_a_file_is_made(
     assert not (tmp_path / "out").exists()
 
 
-def test_more_sources_than_one_program_takes_are_told_before_an_engine_is_asked(core: FakeCore, tmp_path: Path) -> None:
+def test_more_sources_than_one_program_takes_are_refused_at_once(core: FakeCore, tmp_path: Path) -> None:
     """With what to do."""
     uris = ", ".join(f"{{uri: rtsp://camera/{number}}}" for number in range(201))
     with pytest.raises(TooManySources, match=r"201 sources are given, and 200 are the most; use --shard i/n"):
@@ -101,12 +101,12 @@ def test_what_the_settings_allow_reaches_the_sinks(
         composed.extend(sinks)
         raise SinkFailed("enough is seen")
 
-    monkeypatch.setattr("deepstream_pipeline.main.compose_outlets", compose)
+    monkeypatch.setattr("penstock_video.main.compose_sinks", compose)
     text = (
         "api: {enable: false, allow-outbound: [169.254.169.254]}\nsource: {uri: rtsp://a}\n"
         "primary-gie: {model: owned}\ntracker: {type: bytetrack}\nsink: {type: webhook, url: http://169.254.169.254/}\n"
     )
-    program = Program(read(text, tmp_path), EnginePlace(core.folder, "http://127.0.0.1:1", "127.0.0.1:1"))
+    program = Program(read(text, tmp_path), EngineAddress(core.folder, "http://127.0.0.1:1", "127.0.0.1:1"))
     with pytest.raises(SinkFailed, match="enough is seen"):
         program.start()
     (webhook,) = composed

@@ -4,9 +4,9 @@ from pathlib import Path
 
 import pytest
 
-from deepstream_pipeline.infer.place import EnginePlace
-from deepstream_pipeline.main import Program
-from deepstream_pipeline.sinks.osd import Osd
+from penstock_video.infer.options import EngineAddress
+from penstock_video.main import Program
+from penstock_video.sinks.osd import Osd
 from tests.deepstream_pipeline.infer.fake_core import FakeCore
 from tests.deepstream_pipeline.settings.reading import read
 
@@ -21,15 +21,15 @@ source: [{uri: rtsp://127.0.0.1:9/1, camera_id: camera}, {uri: clip.mp4, camera_
 
 def test_title_has_the_time_of_cameras_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A file's time of day would be that of its processing."""
-    told: dict[str, object] = {}
-    monkeypatch.setattr(Osd, "set_source", lambda self, source_id, **given: told.update({source_id: given["is_live"]}))
+    live: dict[str, object] = {}
+    monkeypatch.setattr(Osd, "set_source", lambda self, source_id, **given: live.update({source_id: given["is_live"]}))
     (tmp_path / "run").mkdir()
     (tmp_path / "clip.mp4").write_bytes(b"no video")
     core = FakeCore(tmp_path / "run")
-    program = Program(read(SETTINGS, tmp_path), EnginePlace(core.folder, "http://127.0.0.1:1", "127.0.0.1:1"))
+    program = Program(read(SETTINGS, tmp_path), EngineAddress(core.folder, "http://127.0.0.1:1", "127.0.0.1:1"))
     try:
         program.start()
     finally:
         program.stop(0.0)
         core.end()
-    assert told == {"camera": True, "clip": False}
+    assert live == {"camera": True, "clip": False}

@@ -7,9 +7,9 @@ import threading
 
 import pytest
 
-from deepstream_pipeline.metrics import TABLE, VideoMetrics
-from deepstream_pipeline.types import AnalyticsKind, CloseReason, DropReason, SourceState
-from server.metrics import PROCESS_METRICS
+from penstock.gateway.metrics import PROCESS_METRICS
+from penstock_video.metrics import TABLE, VideoMetrics
+from penstock_video.types import AnalyticsKind, CloseReason, DropReason, SourceState
 
 
 def fill(metrics: VideoMetrics, source: str) -> None:

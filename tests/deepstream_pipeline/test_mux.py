@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from deepstream_pipeline.mux import Drop, MuxOptions, StreamMux
-from deepstream_pipeline.types import CloseReason, DropPolicy, DropReason, Frame, FrameBatch, PreparedFrame
+from penstock_video.mux import Drop, MuxOptions, StreamMux
+from penstock_video.types import CloseReason, DropPolicy, DropReason, Frame, FrameBatch, PreparedFrame
 
 ROW = np.zeros((3, 2, 2), np.uint8)
 
@@ -35,7 +35,7 @@ def lost(drops: list[Drop]) -> list[tuple[str, DropReason]]:
     return [(f"{drop.prepared.frame.source_id}{drop.prepared.frame.frame_num}", drop.reason) for drop in drops]
 
 
-def test_batch_goes_at_once_where_nobody_asked_it_to_wait() -> None:
+def test_batch_goes_at_once_without_a_push_timeout() -> None:
     """Without batched-push-timeout the engine's room alone decides, as at the gate."""
     mux = a_mux(MuxOptions(batch_size=4), "a", "b")
     assert mux.pop(0.0) is None
@@ -78,7 +78,7 @@ def test_batch_holds_no_more_of_a_source_than_was_said() -> None:
 
 
 def test_source_that_drops_its_oldest_keeps_the_newest() -> None:
-    """A live source never has more than max_pending frames here; the oldest goes, and is told."""
+    """A live source never has more than max_pending frames here; the oldest is dropped and counted."""
     mux = a_mux(MuxOptions(batch_size=8, max_pending=2), "a")
     drops = [drop for number in range(4) for drop in mux.push(prepared("a", number), 0.0)]
     assert lost(drops) == [("a0", DropReason.QUEUE_FULL), ("a1", DropReason.QUEUE_FULL)]
@@ -139,7 +139,7 @@ def test_frame_that_is_too_old_is_dropped_and_never_inferred() -> None:
 
 
 def test_source_that_is_removed_takes_its_frames_along() -> None:
-    """What waited of it is told as stopped, and what still comes, too."""
+    """Its waiting frames are dropped as stopped, and later frames too."""
     mux = a_mux(MuxOptions(batch_size=8), "a", "b")
     mux.push(prepared("a", 0), 0.0)
     assert lost(mux.remove("a")) == [("a0", DropReason.STOPPED)]
@@ -148,7 +148,7 @@ def test_source_that_is_removed_takes_its_frames_along() -> None:
 
 
 def test_sources_have_equal_shares_when_all_wait() -> None:
-    """At overload nobody starves: 16 sources, batches of 3, equal to one frame."""
+    """At overload no source starves: 16 sources, batches of 3, equal to one frame."""
     sources = [f"s{index}-" for index in range(16)]
     mux = a_mux(MuxOptions(batch_size=3), *sources)
     served: Counter[str] = Counter()

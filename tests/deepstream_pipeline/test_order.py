@@ -3,12 +3,12 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from deepstream_pipeline.order import Sequencer
+from penstock_video.mux import ResultSequencer
 
 
 def test_outcomes_go_on_in_the_order_of_their_frames() -> None:
     """A later frame that is answered first waits for the earlier one."""
-    order: Sequencer[str] = Sequencer()
+    order: ResultSequencer[str] = ResultSequencer()
     for number in (3, 4, 7):
         order.expect(number)
     assert order.resolve(4, "four") == []
@@ -16,18 +16,18 @@ def test_outcomes_go_on_in_the_order_of_their_frames() -> None:
     assert (order.resolve(7, "seven"), len(order)) == (["seven"], 0)
 
 
-def test_frame_that_is_dropped_holds_nobody_up() -> None:
+def test_frame_that_is_dropped_delays_no_other() -> None:
     """What waits behind it goes on."""
-    order: Sequencer[str] = Sequencer()
+    order: ResultSequencer[str] = ResultSequencer()
     order.expect(0)
     order.expect(1)
     assert order.resolve(1, "one") == []
     assert order.forget(0) == ["one"]
 
 
-def test_frame_that_nobody_expects_changes_nothing() -> None:
+def test_unexpected_frame_changes_nothing() -> None:
     """Its source was taken out meanwhile."""
-    order: Sequencer[str] = Sequencer()
+    order: ResultSequencer[str] = ResultSequencer()
     order.expect(0)
     assert (order.resolve(9, "nine"), order.forget(9)) == ([], [])
     assert order.resolve(0, "zero") == ["zero"]
@@ -36,7 +36,7 @@ def test_frame_that_nobody_expects_changes_nothing() -> None:
 @given(st.permutations(range(12)), st.sets(st.integers(0, 11)))
 def test_whatever_the_order_of_answers_the_order_of_frames_is_kept(answers: list[int], gone: set[int]) -> None:
     """Each frame once, the dropped ones never."""
-    order: Sequencer[int] = Sequencer()
+    order: ResultSequencer[int] = ResultSequencer()
     for number in range(12):
         order.expect(number)
     out: list[int] = []

@@ -7,20 +7,20 @@ from pathlib import Path
 
 import pytest
 
-from deepstream_pipeline.errors import SinkFailed
-from deepstream_pipeline.metrics import VideoMetrics
-from deepstream_pipeline.outlets import Outlets, compose_outlets
-from deepstream_pipeline.settings.sinks import SinkOptions
-from deepstream_pipeline.sinks.hls import HlsOptions
-from deepstream_pipeline.sinks.jsonl import JsonlOptions
-from deepstream_pipeline.sinks.osd import OsdOptions
-from deepstream_pipeline.sinks.recordings import RecordOptions
-from deepstream_pipeline.sinks.webhook import WebhookOptions
+from penstock_video.errors import SinkFailed
+from penstock_video.metrics import VideoMetrics
+from penstock_video.settings.sinks import SinkOptions
+from penstock_video.sink_set import SinkSet, compose_sinks
+from penstock_video.sinks.hls import HlsOptions
+from penstock_video.sinks.jsonl import JsonlOptions
+from penstock_video.sinks.osd import OsdOptions
+from penstock_video.sinks.recordings import RecordOptions
+from penstock_video.sinks.webhook import WebhookOptions
 
 
-def composed(options: Sequence[SinkOptions]) -> Outlets:
-    """Of one source, looked at by nobody."""
-    return compose_outlets(options, VideoMetrics(), lambda source_id, is_watched: None, OsdOptions(), is_single=True)
+def composed(options: Sequence[SinkOptions]) -> SinkSet:
+    """Frames of one source, without a viewer."""
+    return compose_sinks(options, VideoMetrics(), lambda source_id, is_watched: None, OsdOptions(), is_single=True)
 
 
 def open_files(folder: Path) -> list[str]:

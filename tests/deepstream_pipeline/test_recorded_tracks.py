@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from deepstream_pipeline.analytics.rules import LineCrossing, Rules
-from deepstream_pipeline.analytics.source import new_analytics
-from deepstream_pipeline.track.options import TrackerOptions, new_tracker
-from deepstream_pipeline.types import Detections, Frame, FrameAnalytics, Tracks
+from penstock_video.analytics.rules import LineCrossing, Rules
+from penstock_video.analytics.source_analytics import new_analytics
+from penstock_video.track.registry import TrackerOptions, new_tracker
+from penstock_video.types import Detections, Frame, FrameAnalytics, Tracks
 from tests.deepstream_pipeline.reference import BY_EYE, PAVEMENT_LINE, RIGHTWARDS, SeenFrame, reference
 
 LEFTWARDS = (RIGHTWARDS[1], RIGHTWARDS[0])

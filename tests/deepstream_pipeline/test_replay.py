@@ -1,4 +1,4 @@
-"""Recorded tracks under rules: the same as live, in flat memory, and told where a line is bad."""
+"""Recorded tracks under rules: the same as live, in flat memory, and with the line's number if a line is bad."""
 
 import json
 import tracemalloc
@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from deepstream_pipeline.analytics.reading import rules_from
-from deepstream_pipeline.analytics.rules import (
+from penstock_video.analytics.config import rules_from
+from penstock_video.analytics.rules import (
     NO_RULES,
     DirectionDetection,
     Dwell,
@@ -20,11 +20,11 @@ from deepstream_pipeline.analytics.rules import (
     RoiFiltering,
     Rules,
 )
-from deepstream_pipeline.analytics.source import new_analytics
-from deepstream_pipeline.errors import RecordingUnreadable
-from deepstream_pipeline.replay import Replay, labels_in, labels_with, replay
-from deepstream_pipeline.sinks.schemas import objects_line
-from deepstream_pipeline.types import AnalyticsEvent, Detections, Frame, FrameResult, Tracks
+from penstock_video.analytics.source_analytics import new_analytics
+from penstock_video.cli.replay import Replay, labels_in, labels_with, replay_lines
+from penstock_video.errors import RecordingUnreadable
+from penstock_video.sinks.schemas import objects_line
+from penstock_video.types import AnalyticsEvent, Detections, Frame, FrameResult, Tracks
 
 LABELS = ("person", "car", "dog")
 SQUARE = ((400.0, 200.0), (900.0, 200.0), (900.0, 600.0), (400.0, 600.0))
@@ -105,7 +105,7 @@ def test_replay_asks_for_the_rules_of_each_source_once() -> None:
         return RULES if source_id == "b" else NO_RULES
 
     shown = list(results(frames=60, objects=4, seed=4, sources=("a", "b")))
-    events = list(replay((objects_line(result).decode() for result in shown), rules_of))
+    events = list(replay_lines((objects_line(result).decode() for result in shown), rules_of))
     assert sorted(asked) == ["a", "b"]
     assert {event.source_id for event in events} == {"b"}
 
@@ -113,8 +113,8 @@ def test_replay_asks_for_the_rules_of_each_source_once() -> None:
 def test_replay_takes_text_and_empty_lines() -> None:
     """A file opened either way, with an empty line at its end."""
     lines = [objects_line(result) for result in results(frames=50, objects=3, seed=5)]
-    as_bytes = list(replay([*lines, b"\n"], lambda _: RULES))
-    assert as_bytes == list(replay([line.decode() + "\n" for line in lines], lambda _: RULES))
+    as_bytes = list(replay_lines([*lines, b"\n"], lambda _: RULES))
+    assert as_bytes == list(replay_lines([line.decode() + "\n" for line in lines], lambda _: RULES))
 
 
 def test_replay_of_a_long_recording_stays_flat() -> None:
@@ -122,7 +122,9 @@ def test_replay_of_a_long_recording_stays_flat() -> None:
 
     def most_bytes(frames: int) -> int:
         tracemalloc.start()
-        for _ in replay((objects_line(one) for one in results(frames=frames, objects=3, seed=6)), lambda _: RULES):
+        for _ in replay_lines(
+            (objects_line(one) for one in results(frames=frames, objects=3, seed=6)), lambda _: RULES
+        ):
             pass
         peak = tracemalloc.get_traced_memory()[1]
         tracemalloc.stop()
@@ -160,9 +162,9 @@ def with_xyxy(line: bytes, xyxy: object) -> bytes:
     ],
 )  # fmt: skip
 def test_replay_of_a_bad_line_names_its_number(spoil: Callable[[bytes], bytes], words: str) -> None:
-    """What was before it is told; then the error, with the line's number, what is wrong and a little of the line."""
+    """Earlier results come first; then the error, with the line's number, the fault and an excerpt."""
     with pytest.raises(RecordingUnreadable, match=words) as caught:
-        list(replay([good(0), good(1), spoil(good(2)), good(3)], lambda _: RULES))
+        list(replay_lines([good(0), good(1), spoil(good(2)), good(3)], lambda _: RULES))
     assert len(caught.value.message) < 500
 
 
@@ -186,7 +188,7 @@ def test_replay_leaves_out_a_last_line_that_is_half() -> None:
     list(whole.events([*lines, good(3)]))
     assert (whole.frames, whole.cut_line) == (4, None)
     with pytest.raises(RecordingUnreadable, match="line 4 is no line"):
-        list(replay([*lines, good(3)[:-20] + b"\n"], lambda _: RULES))
+        list(replay_lines([*lines, good(3)[:-20] + b"\n"], lambda _: RULES))
 
 
 @pytest.mark.parametrize(

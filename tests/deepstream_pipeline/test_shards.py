@@ -4,13 +4,13 @@ from collections import Counter
 
 import pytest
 
-from deepstream_pipeline.shards import ALONE, Shard, owner, shard_here, shard_of
+from penstock_video.source_ids import ALONE, Shard, owner, shard_here, shard_of
 
 CAMERAS = [f"camera-{number}" for number in range(4000)]
 
 
 def test_owner_of_any_camera_is_one_replica_only() -> None:
-    """Every camera belongs to exactly one of the replicas, whoever asks."""
+    """Every camera belongs to exactly one of the replicas, on every replica."""
     shards = [Shard(index, 5) for index in range(5)]
     assert all(sum(shard.has(camera) for shard in shards) == 1 for camera in CAMERAS)
 

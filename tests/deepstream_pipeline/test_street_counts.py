@@ -6,14 +6,14 @@ from collections.abc import Iterable, Iterator, Mapping
 import cv2
 import pytest
 
-from deepstream_pipeline.analytics.rules import LineCrossing, Rules, Segment
-from deepstream_pipeline.analytics.source import new_analytics
-from deepstream_pipeline.track.options import TrackerOptions, new_tracker
-from deepstream_pipeline.types import Detections, Frame
 from deploy.models.street.clip import Clip, Line, make_clip
-from deploy.models.street.detector import StreetDetector
-from deploy.models.street.lens import Picture
+from deploy.models.street.evaluate import StreetDetector
+from deploy.models.street.picture import Picture
 from deploy.models.street.stage import LABELS
+from penstock_video.analytics.rules import LineCrossing, Rules, Segment
+from penstock_video.analytics.source_analytics import new_analytics
+from penstock_video.track.registry import TrackerOptions, new_tracker
+from penstock_video.types import Detections, Frame
 
 FPS, SECONDS = 10.0, 12.0
 SIZE = (640, 360)

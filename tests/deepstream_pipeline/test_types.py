@@ -6,10 +6,10 @@ import pkgutil
 import numpy as np
 import pytest
 
-import deepstream_pipeline
-from deepstream_pipeline import errors
-from deepstream_pipeline.interfaces import Analytics, Sink, Tracker
-from deepstream_pipeline.types import (
+import penstock_video
+from penstock_video import errors
+from penstock_video.interfaces import Analytics, Sink, Tracker
+from penstock_video.types import (
     AnalyticsEvent,
     AnalyticsKind,
     CloseReason,
@@ -98,7 +98,7 @@ def test_values_once_made_cannot_change() -> None:
 
 def test_errors_each_have_a_reason_of_their_own() -> None:
     """Logs and metrics tell the errors apart by a stable word, wherever in the program an error is defined."""
-    for module in pkgutil.walk_packages(deepstream_pipeline.__path__, "deepstream_pipeline."):
+    for module in pkgutil.walk_packages(penstock_video.__path__, "penstock_video."):
         importlib.import_module(module.name)
     tree = [errors.PipelineError]
     for error in tree:

@@ -79,7 +79,7 @@ def daemon() -> int:
         caller, _ = door.accept()
         with caller:
             words = caller.recv(4096).decode().split()
-            if not words:  # somebody looked whether it listens
+            if not words:  # a check that it listens
                 continue
             if SICK == "mute":
                 time.sleep(60)
@@ -95,9 +95,9 @@ def daemon() -> int:
                 threads = float(words[1])
             refused = words[0] == "set_default_device_pinned_mem_limit" and words[1] == "7"
             refused |= SICK == "listless" and words[0] == "get_server_list"
-            told = answer_about_clients(words)
-            told = told if told is not None else "no such command" if SICK == "foreign" else f"{threads}"
-            caller.send(b"1 no such device" if refused else f"0 {told}".encode())
+            answer = answer_about_clients(words)
+            answer = answer if answer is not None else "no such command" if SICK == "foreign" else f"{threads}"
+            caller.send(b"1 no such device" if refused else f"0 {answer}".encode())
 
 
 def is_turned_away() -> bool:

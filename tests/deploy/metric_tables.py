@@ -8,9 +8,9 @@ from typing import Any
 
 import yaml
 
-from deepstream_pipeline.metrics import TABLE as VIDEO_TABLE
-from server.core.metric_table import TABLE as GATEWAY_TABLE
-from server.metrics import PROCESS_METRICS
+from penstock.gateway.metrics import PROCESS_METRICS
+from penstock.metric_table import METRICS as GATEWAY_TABLE
+from penstock_video.metrics import TABLE as VIDEO_TABLE
 from tests.deploy.promql import labels_of, parsed
 
 MONITORING = Path(__file__).resolve().parents[2] / "deploy" / "monitoring"

@@ -7,11 +7,7 @@ from typing import Any, Protocol
 import promql_parser
 
 # Grafana's own variables, as a query of them might say.
-GRAFANA = {
-    "$__rate_interval": "5m",
-    "$__interval": "1m",
-    "$__range": "1h",
-}
+GRAFANA = {"$__rate_interval": "5m", "$__interval": "1m", "$__range": "1h"}
 RATES = {"rate", "irate", "increase"}
 AFTER_GAUGES = {"deriv", "delta", "idelta", "predict_linear"}
 WITHOUT_LABELS = {"vector", "scalar", "time", "pi"}

@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 from ruamel.yaml import YAML
 
-from server.gpu.images import NAME, advise
-from server.settings import read_settings
-from server.stack import check_access
+from penstock.gateway.settings import read_settings
+from penstock.gateway.stack.startup import check_access
+from penstock.gpu.triton_images import NAME, advise
 from tests.deploy.test_container import CHECKOUT, inherited, stages
 
 CPU, GPU, MPS = "compose.yaml", "compose.gpu.yaml", "compose.mps.yaml"
@@ -62,7 +62,7 @@ def filled(text: str, **variables: str) -> str:
 
 
 def target_of(service: Service) -> str | None:
-    """The Dockerfile's target of the image that it runs; None for somebody else's."""
+    """The Dockerfile's target of the image that it runs; None for an image of another project."""
     return OURS.get(filled(service["image"]).partition(":")[0])
 
 
@@ -101,7 +101,7 @@ def test_service_publishes_on_loopback_alone(stack: str, name: str) -> None:
 
 
 def test_ports_of_the_host_are_the_users_to_choose() -> None:
-    """Address and each number by a variable, told apart; what the program listens on stays."""
+    """Address and each number by a variable of its own; what the program listens on stays."""
     chosen = {"ADDRESS": "192.0.2.1", "HTTP": "1", "GRPC": "2", "METRICS": "3", "VIDEO": "4"}
     variables = {f"PUBLISH_{name}": value for name, value in chosen.items()}
     ports = [filled(port, **variables) for name in ("penstock", "video") for port in services("cpu")[name]["ports"]]
@@ -111,7 +111,7 @@ def test_ports_of_the_host_are_the_users_to_choose() -> None:
 
 
 @pytest.mark.parametrize("stack", STACKS)
-def test_whoever_asks_the_gateway_is_handed_the_key(stack: str) -> None:
+def test_clients_of_the_gateway_get_the_key(stack: str) -> None:
     """Load, video, and the service in which `docker compose exec penstock penstock models pull` runs; the gateway the
     keys that it takes."""
     found = services(stack)
@@ -205,7 +205,7 @@ def test_gateway_shares_network_and_memory_with_triton(stack: str) -> None:
 
 @pytest.mark.parametrize("stack", ["gpu", "mps"])
 def test_gateway_names_the_address_of_each_triton(stack: str) -> None:
-    """Ports are told apart, gRPC and metrics are the next two, and every health check asks its own."""
+    """The ports differ, gRPC and metrics are the next two, and every health check uses its own."""
     found = services(stack)
     tritons = {name: service for name, service in found.items() if target_of(service) == "triton"}
     ports = {}
@@ -284,7 +284,7 @@ def test_video_file_is_understood_and_its_brokers_are_services() -> None:
     """`penstock video check` takes it, as it is and with every sink that its comments offer."""
     text = (CHECKOUT / "deploy" / "docker" / "video.yaml").read_text()
     whole = re.sub(r"^  # - ", "  - ", text, flags=re.MULTILINE)
-    command = [sys.executable, "-m", "server.cli", "video", "check", "/dev/stdin"]
+    command = [sys.executable, "-m", "penstock.cli.main", "video", "check", "/dev/stdin"]
     environ = {**os.environ, "PENSTOCK_VIDEO_API_KEY": "x" * 20}
     checked = subprocess.run(
         command, input=whole, cwd=CHECKOUT, env=environ, capture_output=True, text=True, timeout=60
@@ -295,8 +295,8 @@ def test_video_file_is_understood_and_its_brokers_are_services() -> None:
         assert services("cpu")[name]["profiles"] == ["mqtt" if name == "mosquitto" else name]
 
 
-def test_broker_service_has_somebody_elses_image_by_a_tag() -> None:
-    """Each broker is somebody else's image with a version; what is ours is built here."""
+def test_broker_service_has_a_foreign_image_by_a_tag() -> None:
+    """Each broker is an image of another project with a version; what is ours is built here."""
     for stack in STACKS:
         for name, service in services(stack).items():
             image = filled(service["image"])

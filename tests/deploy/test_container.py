@@ -13,9 +13,9 @@ from pathlib import Path
 
 import pytest
 
-from deepstream_pipeline.api.options import ApiOptions
-from server.gpu.images import advise
-from server.settings import Settings
+from penstock.gateway.settings import Settings
+from penstock.gpu.triton_images import advise
+from penstock_video.api.options import ApiOptions
 
 CHECKOUT = Path(__file__).resolve().parents[2]
 DOCKERFILE = CHECKOUT / "deploy" / "docker" / "Dockerfile"
@@ -111,12 +111,12 @@ PROGRAMS = {
     "stack": ["penstock", "up", "--host", "0.0.0.0"],
     "video": ["penstock", "video", "run"],
     "triton": ["/opt/penstock/serve_triton.sh"],
-    "load": ["locust", "-f", "loadtest/locustfile.py"],
+    "load": ["locust", "-f", "loadtest/penstock_load/locustfile.py"],
 }
 
 
 @pytest.mark.parametrize("target", PROGRAMS)
-def test_image_runs_its_program_under_tini_as_nobody_in_particular(target: str) -> None:
+def test_image_runs_its_program_under_tini_without_a_named_user(target: str) -> None:
     """Signals reach the program, what it leaves is reaped, and it has no root."""
     assert json.loads(inherited(target, "ENTRYPOINT")[-1]) == ["tini", "--", *PROGRAMS[target]]
     assert inherited(target, "USER")[-1] == "10001:10001"
@@ -176,17 +176,17 @@ def test_entrypoint_is_understood_by_the_command(target: str) -> None:
     """The command knows every flag that the image passes."""
     _, *words = PROGRAMS[target]
     flags = [word for word in words if word.startswith("--")]
-    command = [sys.executable, "-m", "server.cli", *words[: words.index(flags[0]) if flags else None], "--help"]
+    command = [sys.executable, "-m", "penstock.cli.main", *words[: words.index(flags[0]) if flags else None], "--help"]
     environment = {"COLUMNS": "200", "PATH": "/usr/bin:/bin", "NO_COLOR": "1"}
     shown = subprocess.run(command, cwd=CHECKOUT, env=environment, capture_output=True, text=True, check=True).stdout
     assert [flag for flag in flags if flag not in shown] == []
 
 
-@pytest.mark.parametrize(("told", "passes"), [("", False), ("  --allow-client-shm <boolean>", True)])
-def test_triton_is_told_of_shared_memory_only_where_it_knows_the_word(tmp_path: Path, told: str, passes: bool) -> None:
+@pytest.mark.parametrize(("help_text", "passes"), [("", False), ("  --allow-client-shm <boolean>", True)])
+def test_triton_gets_the_shared_memory_flag_only_if_it_knows_it(tmp_path: Path, help_text: str, passes: bool) -> None:
     """Releases before 26.04 end at once where they are given a flag of later ones."""
     triton = tmp_path / "tritonserver"
-    triton.write_text(f'#!/bin/sh\nif [ "$1" = --help ]; then echo "{told}" >&2; exit 1; fi\nprintf "<%s>" "$@"\n')
+    triton.write_text(f'#!/bin/sh\nif [ "$1" = --help ]; then echo "{help_text}" >&2; exit 1; fi\nprintf "<%s>" "$@"\n')
     triton.chmod(0o755)
     words = ["--http-port=9000", "--allow-client-shm=true", "--id=a b"]
     started = subprocess.run(

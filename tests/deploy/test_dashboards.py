@@ -11,11 +11,11 @@ from grafana_foundation_sdk.cog.plugins import register_default_plugins
 from grafana_foundation_sdk.models import units
 from grafana_foundation_sdk.models.dashboard import Dashboard
 
-from deepstream_pipeline.types import SourceState
 from deploy.monitoring.build.board import Board, Look, Panel, Query, Row
 from deploy.monitoring.build.boards import BOARDS
 from deploy.monitoring.build.grafana import written
 from deploy.monitoring.build.video import STATES
+from penstock_video.types import SourceState
 from tests.deploy.metric_tables import MONITORING, known_metrics, rules
 from tests.deploy.promql import complaints
 
@@ -172,7 +172,7 @@ def test_gpu_dashboard_shows_util_beside_sm_activity() -> None:
 
 
 def test_runbook_of_every_alert_is_in_a_dashboard() -> None:
-    """Whoever an alert sends to Grafana finds there what it means; no link is left that leads nowhere in Grafana."""
+    """Dashboards to which alerts link explain what they mean; no link within Grafana is broken."""
     texts = [
         panel["options"]["content"]
         for name in BOARDS
@@ -205,7 +205,7 @@ def test_a_panel_that_says_nothing_is_found() -> None:
 
 
 def test_panels_on_each_other_are_found() -> None:
-    """Two at one place are told, and one that sticks out; what the code lays out itself never is."""
+    """Two panels at one place are refused, and one that sticks out; what the code lays out itself never is."""
     document = board_of(*(Panel(f"panel {n}", "…", "s", width=9, height=n % 3 + 4) for n in range(9)))
     panels = list(shown_panels(document))
     assert overlaps(document["panels"]) == []

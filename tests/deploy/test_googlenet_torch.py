@@ -26,7 +26,7 @@ def test_number_that_makes_no_model_is_refused(words: list[str], capsys: pytest.
 
 
 def test_name_that_hides_random_weights_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
-    """Whoever reads a model's name learns that its answers mean nothing."""
+    """The model's name says that its answers have no meaning."""
     with pytest.raises(SystemExit, match="2"):
         run(["--name", "googlenet"])
     assert "must have -random in it" in capsys.readouterr().err
@@ -54,7 +54,7 @@ def test_blocks_are_those_of_the_onnx_graph() -> None:
 def test_program_answers_as_the_onnx_graph_does(tmp_path: Path) -> None:
     """Of the same seed, at several batch sizes; in half precision within what 11 bits leave of it."""
     torch = pytest.importorskip("torch")
-    from server.backends.torch_serving.program import placed
+    from penstock.engines.torch_serving.program import move_program
 
     export(0, tmp_path / "model.pt2")
     program = torch.export.load(tmp_path / "model.pt2")
@@ -65,7 +65,7 @@ def test_program_answers_as_the_onnx_graph_does(tmp_path: Path) -> None:
         for count in (1, len(pixels)):
             answer = module(torch.from_numpy(pixels[:count])).numpy()
             np.testing.assert_allclose(answer, wanted[:count], atol=MOST_OFF)
-        halves = placed(module, torch.float16, torch.device("cpu"))(torch.from_numpy(pixels)).numpy()
+        halves = move_program(module, torch.float16, torch.device("cpu"))(torch.from_numpy(pixels)).numpy()
     np.testing.assert_allclose(halves, wanted, atol=MOST_OFF_HALF * float(wanted.max()))
 
 
@@ -73,7 +73,7 @@ def test_program_answers_as_the_onnx_graph_does(tmp_path: Path) -> None:
 def test_every_convolution_with_relu_becomes_one_call(tmp_path: Path) -> None:
     """57 of them; the two sums of the response normalisation stay convolutions."""
     torch = pytest.importorskip("torch")
-    from server.backends.torch_serving.fusing import fuse_for_cudnn
+    from penstock.engines.torch_serving.fusing import fuse_for_cudnn
 
     export(0, tmp_path / "model.pt2")
     module = torch.export.load(tmp_path / "model.pt2").module(check_guards=False)

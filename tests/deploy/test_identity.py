@@ -6,8 +6,8 @@ import numpy as np
 import onnxruntime as ort
 
 from deploy.models.identity import INPUT, OUTPUT, SHIPPED, identity
-from server.backends.config_pbtxt import read_config
-from server.vision.card import card_from_config
+from penstock.engines.config_pbtxt import read_config
+from penstock.vision.card import card_from_config
 
 
 def test_shipped_identity_is_what_its_program_makes() -> None:

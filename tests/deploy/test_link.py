@@ -15,11 +15,11 @@ IMPORTS_FOR_LONG = "import time\n\nprint('importing', flush=True)\ntime.sleep(60
 
 
 def linked_command(checkout: Path, cli: str) -> Path:
-    """The command of a checkout whose server/cli.py is the given text, in an environment of its own."""
-    for name in ("requirements", "server"):
+    """The command of a checkout whose server/penstock/cli/main.py is the given text, in an environment of its own."""
+    for name in ("requirements", "server/penstock/cli"):
         (checkout / name).mkdir(parents=True)
     (checkout / "requirements" / "link.py").write_text((CHECKOUT / "requirements" / "link.py").read_text())
-    (checkout / "server" / "cli.py").write_text(cli)
+    (checkout / "server" / "penstock" / "cli" / "main.py").write_text(cli)
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", checkout / ".venv"], check=True, timeout=60)
     subprocess.run([checkout / ".venv/bin/python", checkout / "requirements/link.py"], check=True, timeout=60)
     return checkout / ".venv/bin/penstock"

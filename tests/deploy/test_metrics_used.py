@@ -11,9 +11,7 @@ from tests.deploy.metric_tables import MONITORING, exported_metrics, external_ro
 from tests.deploy.promql import metrics_of
 
 # Of a metric that neither a dashboard nor a rule uses: why it is there.
-NOT_USED = {
-    "process_virtual_memory_bytes": "comes with the library's other figures; resident memory is what counts",
-}
+NOT_USED = {"process_virtual_memory_bytes": "comes with the library's other figures; resident memory is what counts"}
 TRITONS_PAGE = MONITORING.parents[1] / "tests" / "deploy" / "triton_metrics.txt"
 
 
@@ -46,15 +44,15 @@ def test_tritons_metrics_are_those_of_the_real_triton() -> None:
             assert {label for sample in family.samples for label in sample.labels} == set(row["labels"]), row["name"]
 
 
-def test_dcgm_exporter_is_told_to_export_what_is_used() -> None:
+def test_dcgm_exporter_exports_what_is_used() -> None:
     """Its file of counters has exactly the metrics that are listed, with their kinds, in three fields a line."""
     lines = [line for line in (MONITORING / "dcgm-counters.csv").read_text().splitlines() if line and line[0] != "#"]
-    told = {}
+    exported = {}
     for name, kind, what in csv.reader(lines):
         assert what.strip()
-        told[name.strip()] = kind.strip()
-    assert told == {row["name"]: row["kind"] for row in external_rows() if row["exporter"] == "dcgm"}
-    assert "DCGM_FI_PROF_SM_ACTIVE" in told
+        exported[name.strip()] = kind.strip()
+    assert exported == {row["name"]: row["kind"] for row in external_rows() if row["exporter"] == "dcgm"}
+    assert "DCGM_FI_PROF_SM_ACTIVE" in exported
 
 
 def test_external_metrics_are_listed_once_and_by_an_exporter_that_is_described() -> None:

@@ -1,4 +1,4 @@
-"""compose.monitoring.yaml and what it mounts: files that are there, at the paths that the programs are told."""
+"""compose.monitoring.yaml and what it mounts: files that exist, at the paths that the programs are given."""
 
 import re
 import shlex
@@ -131,7 +131,7 @@ def test_prometheus_takes_the_config(tmp_path: Path) -> None:
 
 
 def test_alertmanager_in_the_comment_is_taken(tmp_path: Path) -> None:
-    """Whoever takes away the signs of comment has an `alerting` that Prometheus understands."""
+    """With the comment signs removed, there is an `alerting` that Prometheus understands."""
     promtool = shutil.which("promtool")
     if promtool is None:
         pytest.skip("no promtool here: Debian's package prometheus has it")
@@ -211,8 +211,8 @@ def test_grafana_has_no_password_of_ours() -> None:
 
 
 def test_dcgm_exporter_gets_our_counters() -> None:
-    """It is told the file that is mounted, and what the dashboards ask of it is listed there."""
-    told = SERVICES["dcgm-exporter"]["command"][-1]
-    assert mounts("dcgm-exporter")[told][0] == "./deploy/monitoring/dcgm-counters.csv"
+    """Its option names the mounted file, which lists what the dashboards use."""
+    option = SERVICES["dcgm-exporter"]["command"][-1]
+    assert mounts("dcgm-exporter")[option][0] == "./deploy/monitoring/dcgm-counters.csv"
     counters = (MONITORING / "dcgm-counters.csv").read_text()
     assert all(f"{row['name']}, " in counters for row in external_rows() if row["exporter"] == "dcgm")

@@ -133,20 +133,20 @@ def test_second_daemon_in_the_same_directory_is_refused(place: Place, start: Sta
     assert place.run(HEALTHY).returncode == 0
 
 
-def test_limits_are_told_to_the_daemon(place: Place, start: Start) -> None:
+def test_limits_are_passed_to_the_daemon(place: Place, start: Start) -> None:
     """Percentage and memory become commands, the memory for each card, and do not stay in the daemon's environment."""
     start(CUDA_MPS_ACTIVE_THREAD_PERCENTAGE="25", CUDA_MPS_PINNED_DEVICE_MEM_LIMIT="4G")
-    told = [line for line in place.said_to_daemon if "set_default" in line]
+    commands = [line for line in place.said_to_daemon if "set_default" in line]
     limit = "set_default_device_pinned_mem_limit"
-    assert told == ["set_default_active_thread_percentage 25", f"{limit} 0 4G", f"{limit} 1 4G"]
+    assert commands == ["set_default_active_thread_percentage 25", f"{limit} 0 4G", f"{limit} 1 4G"]
     assert place.said_to_daemon[0] == "environment {}"
 
 
-def test_limits_by_card_are_told_as_said(place: Place, start: Start) -> None:
+def test_limits_by_card_are_passed_unchanged(place: Place, start: Start) -> None:
     """NVIDIA's own form names the cards; a percentage of 0 is none."""
     start(CUDA_MPS_ACTIVE_THREAD_PERCENTAGE="0", CUDA_MPS_PINNED_DEVICE_MEM_LIMIT="0=1G,1=512M")
-    told = [line for line in place.said_to_daemon if "set_default" in line]
-    assert [line.split()[1:] for line in told] == [["0", "1G"], ["1", "512M"]]
+    commands = [line for line in place.said_to_daemon if "set_default" in line]
+    assert [line.split()[1:] for line in commands] == [["0", "1G"], ["1", "512M"]]
 
 
 REFUSED = [
@@ -174,7 +174,7 @@ def test_what_cannot_be_run_is_refused_in_one_line(place: Place, environ: Mappin
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root may be another user")
 def test_directory_of_another_user_is_refused_with_both_users(place: Place, tmp_path: Path) -> None:
-    """Who may not write there is told whose it is."""
+    """Without the right to write there, the message names the owner."""
     place.pipes.mkdir()
     place.pipes.chmod(0o755)
     for folder in (tmp_path, *tmp_path.parents[:-2]):
@@ -184,7 +184,7 @@ def test_directory_of_another_user_is_refused_with_both_users(place: Place, tmp_
     assert refused.stderr.startswith(f"mps: user 10001 may not write to {place.pipes} (its owner: 0)"), refused
 
 
-def test_daemon_that_does_not_hear_is_told_again_and_killed_by_its_container(place: Place, start: Start) -> None:
+def test_deaf_daemon_gets_the_signal_again_and_is_killed_by_its_container(place: Place, start: Start) -> None:
     """SIGTERM while it is deaf: it is asked, then signalled; a container's engine does the rest."""
     daemon = start(FAKE_MPS_SICK="deaf", MPS_QUIT_SECONDS="0")
     daemon.send_signal(signal.SIGTERM)

@@ -13,8 +13,8 @@ import pytest
 from deploy.models import opennmt
 from deploy.models.opennmt_onnx import translator
 from deploy.models.opennmt_weights import Cell, Size, Weights, draw
-from server.backends.config_pbtxt import read_config
-from server.vision.card import card_from_config
+from penstock.engines.config_pbtxt import read_config
+from penstock.vision.card import card_from_config
 
 OPENNMT_PRINTS = 84_822_004  # "number of parameters" of its default model, in its own quick start
 TINY = Size(vocabulary=301, width=20, source_length=7, target_length=9)

@@ -56,7 +56,7 @@ def test_query_that_is_right_has_no_complaint(expression: str) -> None:
         ("deriv(requests_total[5m])", "deriv of requests_total, a counter"),
     ],
 )
-def test_query_that_is_wrong_is_told(expression: str, complaint: str) -> None:
+def test_wrong_query_is_refused(expression: str, complaint: str) -> None:
     """Each fault is found, and said."""
     found = complaints(expression, KNOWN)
     assert found

@@ -16,7 +16,7 @@ from deploy.release.images import IMAGES, RUNNER, TRITON_RELEASES, Image, build_
 from deploy.release.notes import NoNotesError, notes_of
 from deploy.release.sbom import PYTHON, TRITON_VERSION, bill_of, components_of
 from deploy.release.versions import CHECKOUT, disagreements, project_version, versions
-from server.gpu import images as advice
+from penstock.gpu import triton_images as advice
 from tests.deploy.test_container import inherited, stages
 
 CHANGELOG = """# Changelog
@@ -54,8 +54,7 @@ def run(*arguments: str, env: dict[str, str] | None = None) -> subprocess.Comple
 
 
 @pytest.mark.parametrize(
-    ("version", "notes"),
-    [("0.2.0", "### Fixed\n\n- what broke\n"), ("Unreleased", "### Added\n\n- what comes\n")],
+    ("version", "notes"), [("0.2.0", "### Fixed\n\n- what broke\n"), ("Unreleased", "### Added\n\n- what comes\n")]
 )
 def test_notes_of_a_version_are_its_section_alone(version: str, notes: str) -> None:
     """Neither the heading nor a neighbour's changes are in them; what is not released needs no date."""
@@ -92,7 +91,7 @@ def test_versions_of_this_repository_agree() -> None:
     """The project, the chart, its application, the Dockerfile and the compose files say the same version."""
     assert disagreements(project_version()) == []
     places = {place.partition(",")[0] for place, _ in versions()}
-    assert {"pyproject.toml", "server/__init__.py", "Chart.yaml", "Dockerfile"} <= places
+    assert {"pyproject.toml", "server/penstock/__init__.py", "Chart.yaml", "Dockerfile"} <= places
 
 
 @pytest.mark.parametrize(
@@ -106,7 +105,12 @@ def test_versions_of_this_repository_agree() -> None:
             "Chart.yaml, version is 2.0.0, not 1.2.3",
         ),
         ("deploy/helm/penstock/Chart.yaml", "appVersion: 1.2.3", 'appVersion: "1.2"', "appVersion is 1.2, not 1.2.3"),
-        ("server/__init__.py", '"1.2.3"', '"1.2.2"', "server/__init__.py, VERSION is 1.2.2, not 1.2.3"),
+        (
+            "server/penstock/__init__.py",
+            '"1.2.3"',
+            '"1.2.2"',
+            "server/penstock/__init__.py, VERSION is 1.2.2, not 1.2.3",
+        ),
         ("deploy/docker/Dockerfile", "VERSION=1.2.3", "VERSION=1.2.2", "Dockerfile, ARG VERSION is 1.2.2, not 1.2.3"),
         ("compose.gpu.yaml", "penstock-triton:1.2.3", "penstock-triton:1.2.1", "image tag is 1.2.1, not 1.2.3"),
         ("compose.gpu.yaml", "${TAG:-1.2.3}", "${TAG:-1.1.1}", "image tag is 1.1.1, not 1.2.3"),
@@ -115,10 +119,10 @@ def test_versions_of_this_repository_agree() -> None:
 def test_version_that_disagrees_is_named_with_its_place(
     tmp_path: Path, path: str, old: str, new: str, sentence: str
 ) -> None:
-    """Any one place that was forgotten is told; the rest is taken as it is, other people's images too."""
+    """Any one place that was forgotten is reported; the rest is accepted, other projects' images too."""
     files = {
         "pyproject.toml": '[project]\nversion = "1.2.3"\n',
-        "server/__init__.py": '"""Ours."""\n\nVERSION = "1.2.3"  # as pyproject.toml has it\n',
+        "server/penstock/__init__.py": '"""Ours."""\n\nVERSION = "1.2.3"  # as pyproject.toml has it\n',
         "deploy/helm/penstock/Chart.yaml": "version: 1.2.3\nappVersion: 1.2.3\n",
         "deploy/docker/Dockerfile": "ARG BASE=x\nARG VERSION=1.2.3\nARG VERSION=1.2.3\n",
         "compose.yaml": "services: {a: {image: 'penstock:latest'}, b: {image: 'prom/prometheus:v3'}, c: {build: .}}\n",
@@ -225,7 +229,7 @@ def test_packages_of_other_systems_and_pythons_are_left_out() -> None:
     assert [component.name for component in components_of(lock)] == ["c"]
 
 
-def test_bills_are_written_for_every_image_at_the_time_that_is_told(tmp_path: Path) -> None:
+def test_bills_are_written_for_every_image_at_the_given_time(tmp_path: Path) -> None:
     """SOURCE_DATE_EPOCH is the time of all; each file is named after its image."""
     done = run("deploy.release.sbom", "--out", str(tmp_path), env={"SOURCE_DATE_EPOCH": "1795000000", "PATH": ""})
     assert (done.returncode, done.stderr) == (0, "")
@@ -258,7 +262,7 @@ def test_images_are_those_of_the_dockerfile_for_its_python() -> None:
 
 
 def test_triton_is_built_only_where_a_runner_is_named_for_every_generation() -> None:
-    """Without one, four images; with one, also a Triton for each row of the table of cards, known holes told."""
+    """Without one, four images; with one, also a Triton for each row of the table of cards, with known gaps."""
     assert [entry["name"] for entry in build_matrix("1.2.3")] == [
         "penstock",
         "penstock-gateway",

@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from deploy.models import replayed
-from server.backends.config_pbtxt import read_config
+from penstock.engines.config_pbtxt import read_config
 
 
 def test_replayed_model_says_who_owns_its_batches_and_its_slo(tmp_path: Path) -> None:

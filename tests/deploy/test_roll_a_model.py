@@ -29,7 +29,7 @@ BODY = {"inputs": [{"name": "x", "shape": [1, 3], "datatype": "FP32", "data": [1
 
 
 class Clients:
-    """A few that ask for the model until they are told to end; what they were answered, in the order it came."""
+    """A few that request the model until they are stopped; their answers, in order."""
 
     def __init__(self, url: str, count: int = 3) -> None:
         self.answers: list[Answer] = []
@@ -69,7 +69,7 @@ def blocks() -> list[str]:
 
 
 def run(block: str, stack: RunningStack, new: Path) -> None:
-    """As somebody types it: each line has to succeed."""
+    """As typed by a person: each line has to succeed."""
     given = {name: value for name, value in os.environ.items() if not name.startswith("PENSTOCK_")}
     port = urlsplit(stack.http_url).port
     mine = {
@@ -104,5 +104,5 @@ def test_page_on_rolling_a_model_beside_asking_clients_changes_over_and_back_and
         clients.end()
     assert (after_roll, after_back) == (["2"], ["1"])
     assert {answer.status for answer in clients.answers} == {200}, {answer.body for answer in clients.answers}
-    told = {(answer.json["model_version"], answer.json["outputs"][0]["data"][0]) for answer in clients.answers}
-    assert told == {("1", 2.0), ("2", 3.0)}
+    answers = {(answer.json["model_version"], answer.json["outputs"][0]["data"][0]) for answer in clients.answers}
+    assert answers == {("1", 2.0), ("2", 3.0)}

@@ -60,11 +60,11 @@ def test_rules_do_what_their_unit_tests_say(file: Path) -> None:
 @pytest.mark.parametrize("file", sorted(TESTS.glob("*.yaml")), ids=lambda file: file.stem)
 def test_unit_tests_say_in_which_order_groups_are_evaluated(file: Path) -> None:
     """promtool's own order is any: an alert would see the records of the evaluation before, sometimes."""
-    told = yaml.safe_load(file.read_text())
+    listed = yaml.safe_load(file.read_text())
     groups = [
-        group["name"] for path in told["rule_files"] for group in yaml.safe_load((TESTS / path).read_text())["groups"]
+        group["name"] for path in listed["rule_files"] for group in yaml.safe_load((TESTS / path).read_text())["groups"]
     ]
-    assert told["group_eval_order"] == groups
+    assert listed["group_eval_order"] == groups
 
 
 def test_alerts_each_fire_in_one_unit_test_and_are_silent_in_another() -> None:

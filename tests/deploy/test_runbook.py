@@ -9,7 +9,7 @@ import pytest
 import typer
 import yaml
 
-from server.cli import build_app
+from penstock.cli.main import build_app
 from tests.conftest import CHECKOUT
 from tests.deploy.metric_tables import MONITORING, known_metrics
 from tests.deploy.promql import complaints
@@ -49,7 +49,7 @@ def test_commands_of_the_runbook_are_commands_of_ours(page: Path) -> None:
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
 def test_values_and_containers_of_the_runbook_are_the_charts(page: Path) -> None:
-    """Whoever follows it finds the value to change and the container to read."""
+    """The steps name the value to change and the container to read."""
     values = yaml.safe_load((CHART / "values.yaml").read_text())
     for path in re.findall(rf"(?:`|--set )((?:{'|'.join(values)})\.[A-Za-z.]+)[`=]", page.read_text()):
         found = values

@@ -9,13 +9,13 @@ import cv2
 import numpy as np
 import pytest
 
+from deploy.models.street.camera import sample_camera, sample_layout
 from deploy.models.street.clip import Clip, make_clip, write_clip
-from deploy.models.street.layout import sample_camera, sample_layout
-from deploy.models.street.lens import Lens
+from deploy.models.street.picture import Lens
 from deploy.models.street.render import main, write_scenes
 from deploy.models.street.scene import SCENARIOS, make_scene, sample_actors, sample_stage
 from deploy.models.street.stage import LEAST_HEIGHT, LEAST_VISIBLE, Item, Stage, draw, shoot
-from server.vision.accuracy import read_annotations
+from penstock.vision.accuracy import read_annotations
 
 SIZE = (320, 180)
 
@@ -42,7 +42,7 @@ def test_scene_of_a_seed_is_always_the_same(scenario: str) -> None:
 
 @pytest.mark.parametrize(("seed", "scenario"), [(1, "crowd"), (2, "occlusion"), (3, "plain")])
 def test_box_is_the_extent_of_the_pixels_that_change_without_the_thing(seed: int, scenario: str) -> None:
-    """Take a thing away, and its own pixels change, up to the box's edges, and nobody else's owner does."""
+    """Take a thing away, and its own pixels change, up to the box's edges, and no other thing's owner does."""
     stage, actors = staged(seed, scenario)
     _, truth = shoot(stage, actors, Lens(), np.random.default_rng(0))
     full, drawn = draw(stage, actors)
@@ -102,7 +102,7 @@ def clip() -> Clip:
 
 
 def test_crossings_are_what_the_tracks_do(clip: Clip) -> None:
-    """Who crosses is on one side of the line the frame before, on the other in the frame; nobody else changes sides."""
+    """Objects that cross are on different sides of the line in the frame and the one before; no other changes sides."""
     crossings = {crossing.track_id: crossing for crossing in clip.crossings()}
     assert {crossing.label for crossing in crossings.values()} == {"person", "bicycle", "car"}
     assert {crossing.direction for crossing in crossings.values()} == {"left", "right"}

@@ -14,8 +14,8 @@ from deploy.models import googlenet, resnet50
 from deploy.models.graph import Graph, multiply_accumulates
 from deploy.models.graph_folder import RandomModel, main
 from deploy.models.graph_weights import RandomWeights
-from server.backends.config_pbtxt import read_config
-from server.vision.card import card_from_config
+from penstock.engines.config_pbtxt import read_config
+from penstock.vision.card import card_from_config
 
 TORCHVISION_RESNET50_PARAMETERS = 25_557_032
 TORCHVISION_RESNET50_MACS = 4_089_184_256  # "4.09 G" of its model card
@@ -66,7 +66,7 @@ def test_random_model_of_a_seed_is_one_file(name: str) -> None:
 
 @pytest.mark.parametrize("model", MODELS, ids=lambda model: str(model.name))
 def test_random_model_runs_at_any_batch_with_sane_activations(model: RandomModel) -> None:
-    """A row's answer does not depend on its batch, no class drowns the others, and pictures are told apart."""
+    """A row's answer does not depend on its batch, no class drowns the others, and pictures differ."""
     session = ort.InferenceSession(built(model.name)[0].SerializeToString(), providers=["CPUExecutionProvider"])
     pictures = np.random.default_rng(1).standard_normal((4, 3, 224, 224), np.float32)
     (scores,) = session.run([model.output_name], {"image": pictures})

@@ -68,7 +68,7 @@ def test_workflows_are_two() -> None:
 
 @pytest.mark.parametrize("path", WORKFLOWS, ids=lambda path: path.name)
 def test_actions_are_pinned_by_commit_with_their_version(path: Path) -> None:
-    """A tag of somebody else's repository can be moved; a commit cannot."""
+    """A tag of another project's repository can be moved; a commit cannot."""
     text = path.read_text()
     assert text.count("uses:") == len(re.findall(r"^\s*(?:- )?uses:", text, re.MULTILINE))
     assert unpinned(text) == []

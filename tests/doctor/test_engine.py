@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from server.doctor import engine
-from server.doctor.engine import EngineFacts, OnnxRuntimeFacts
-from server.doctor.finding import Status
+from penstock.doctor import engine
+from penstock.doctor.engine import EngineFacts, OnnxRuntimeFacts
+from penstock.doctor.finding import Severity
 from tests.doctor.machines import pick, plan
 
 ORT = OnnxRuntimeFacts("1.31.1", ("CPUExecutionProvider",))
@@ -20,35 +20,35 @@ ARM = EngineFacts("auto", "", "this machine is aarch64; use --engine URL", ORT)
 @pytest.mark.parametrize(
     ("facts", "status", "found", "advice"),
     [
-        (TRITON, Status.OK, "auto takes Triton of nvidia-pytriton 0.7.0", ""),
-        (replace(TRITON, asked="triton"), Status.OK, "triton takes Triton", ""),
-        (replace(TRITON, asked="embedded"), Status.OK, "embedded: ONNX Runtime 1.31.1", ""),
-        (replace(TRITON, asked="http://h:8000"), Status.OK, "somebody else runs", ""),
-        (NONE, Status.NOTE, "because no tritonserver on PATH", "`make up` builds"),
-        (ARM, Status.NOTE, "because this machine is aarch64", "--engine http://HOST:8000"),
-        (replace(NONE, asked="triton"), Status.PROBLEM, "no tritonserver on PATH", "`make up`"),
-        (replace(NONE, onnxruntime=NO_ORT), Status.PROBLEM, "no engine", "make up"),
-        (replace(TRITON, asked="embedded", onnxruntime=NO_ORT), Status.PROBLEM, "no engine", "make up"),
-        (replace(TRITON, onnxruntime=NO_ORT), Status.OK, "auto takes Triton", ""),
+        (TRITON, Severity.OK, "auto takes Triton of nvidia-pytriton 0.7.0", ""),
+        (replace(TRITON, asked="triton"), Severity.OK, "triton takes Triton", ""),
+        (replace(TRITON, asked="embedded"), Severity.OK, "embedded: ONNX Runtime 1.31.1", ""),
+        (replace(TRITON, asked="http://h:8000"), Severity.OK, "an external server", ""),
+        (NONE, Severity.NOTE, "because no tritonserver on PATH", "`make up` builds"),
+        (ARM, Severity.NOTE, "because this machine is aarch64", "--engine http://HOST:8000"),
+        (replace(NONE, asked="triton"), Severity.PROBLEM, "no tritonserver on PATH", "`make up`"),
+        (replace(NONE, onnxruntime=NO_ORT), Severity.PROBLEM, "no engine", "make up"),
+        (replace(TRITON, asked="embedded", onnxruntime=NO_ORT), Severity.PROBLEM, "no engine", "make up"),
+        (replace(TRITON, onnxruntime=NO_ORT), Severity.OK, "auto takes Triton", ""),
     ],
 )
 def test_engine_choice_says_what_would_serve_and_why(
-    facts: EngineFacts, status: Status, found: str, advice: str
+    facts: EngineFacts, status: Severity, found: str, advice: str
 ) -> None:
     """Triton where it can run, else embedded with the reason; a problem where what is asked for cannot serve."""
-    finding = pick(engine.findings_of(facts), "engine.choice")
+    finding = pick(engine.engine_findings(facts), "engine.choice")
     assert (finding.status, found in finding.found, advice in finding.advice) == (status, True, True)
 
 
 def test_engine_onnxruntime_unusable_is_worse_beside_triton() -> None:
-    """Our Triton backend needs it in its own environment; here its failure is told with the reason."""
-    finding = pick(engine.findings_of(replace(TRITON, onnxruntime=NO_ORT)), "engine.onnxruntime")
-    assert (finding.status, "not installed" in finding.found) == (Status.WARNING, True)
+    """Our Triton backend needs it in its own environment; here the finding states the reason of the failure."""
+    finding = pick(engine.engine_findings(replace(TRITON, onnxruntime=NO_ORT)), "engine.onnxruntime")
+    assert (finding.status, "not installed" in finding.found) == (Severity.WARNING, True)
 
 
 def test_engine_probe_real_triton_is_found(triton_environment: Path, tmp_path: Path) -> None:
     """The bundled Triton and the real ONNX Runtime are described with their versions."""
-    facts = engine.probe(plan(tmp_path, engine="auto", engine_environment=triton_environment))
+    facts = engine.probe_engine(plan(tmp_path, engine="auto", engine_environment=triton_environment))
     assert facts.triton.startswith("Triton of nvidia-pytriton ") or "PATH" in facts.triton
     assert facts.onnxruntime.version
     assert "CPUExecutionProvider" in facts.onnxruntime.providers
@@ -61,7 +61,7 @@ def test_engine_probe_unreadable_files_are_a_reason(tmp_path: Path, monkeypatch:
         raise PermissionError(13, "Permission denied", "/opt/lib/libpython3.11.so")
 
     monkeypatch.setattr(engine, "find_triton", refuse)
-    facts = engine.probe(plan(tmp_path, engine="auto"))
+    facts = engine.probe_engine(plan(tmp_path, engine="auto"))
     assert facts.no_triton.startswith("/opt/lib/libpython3.11.so cannot be read (Permission denied)")
     assert not engine.runs_triton(plan(tmp_path, engine="auto"))
 

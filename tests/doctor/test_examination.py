@@ -6,20 +6,19 @@ from pathlib import Path
 
 import pytest
 
-from server.doctor.examination import EXAMINERS, Examiner, examine
-from server.doctor.finding import Finding, Status
-from server.doctor.plan import Plan
+from penstock.doctor.examination import EXAMINERS, Examiner, examine
+from penstock.doctor.finding import Finding, Severity, StackPlan
 from tests.doctor.machines import plan
 
-GOOD = Finding("good.one", Status.OK, "well")
+GOOD = Finding("good.one", Severity.OK, "well")
 
 
-def answers(_: Plan) -> list[Finding]:
+def answers(_: StackPlan) -> list[Finding]:
     """An examiner that finds all well."""
     return [GOOD]
 
 
-def fails(_: Plan) -> list[Finding]:
+def fails(_: StackPlan) -> list[Finding]:
     """An examiner that raises."""
     raise RuntimeError("a kernel file has another shape")
 
@@ -27,7 +26,7 @@ def fails(_: Plan) -> list[Finding]:
 def test_examine_probe_that_fails_is_a_finding_of_each_of_its_subjects(tmp_path: Path) -> None:
     """Nothing of a failing probe comes out as a traceback, and its neighbours answer."""
     found = examine(plan(tmp_path), [Examiner(("a", "b"), fails), Examiner(("good",), answers)])
-    assert [(one.id, one.status) for one in found[:2]] == [("a.probe", Status.WARNING), ("b.probe", Status.WARNING)]
+    assert [(one.id, one.status) for one in found[:2]] == [("a.probe", Severity.WARNING), ("b.probe", Severity.WARNING)]
     assert "a kernel file has another shape" in found[0].found
     assert found[2:] == [GOOD]
 
@@ -36,13 +35,13 @@ def test_examine_probe_that_hangs_is_left_behind_at_its_deadline(tmp_path: Path)
     """One that never answers costs its own deadline and no more."""
     never = threading.Event()
 
-    def hangs(_: Plan) -> list[Finding]:
+    def hangs(_: StackPlan) -> list[Finding]:
         never.wait()
         return []
 
     found = examine(plan(tmp_path), [Examiner(("slow",), hangs, deadline_s=0.05), Examiner(("good",), answers)])
     never.set()
-    assert [(one.id, one.status) for one in found] == [("slow.probe", Status.WARNING), ("good.one", Status.OK)]
+    assert [(one.id, one.status) for one in found] == [("slow.probe", Severity.WARNING), ("good.one", Severity.OK)]
     assert found[0].found == "no answer within 0.05 s"
 
 
@@ -54,5 +53,5 @@ def test_examine_this_machine_answers_every_subject_in_time(tmp_path: Path, engi
     assert time.monotonic() - begun_s < 5.0
     assert {one.subject for one in found} == {subject for examiner in EXAMINERS for subject in examiner.subjects}
     assert [one for one in found if one.id.endswith(".probe")] == []
-    assert all(one.advice for one in found if one.status is not Status.OK)
-    assert not any(one.advice for one in found if one.status is Status.OK)
+    assert all(one.advice for one in found if one.status is not Severity.OK)
+    assert not any(one.advice for one in found if one.status is Severity.OK)

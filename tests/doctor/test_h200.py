@@ -5,14 +5,18 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from server.doctor import graphics, image, limits, memory, mps, processor, shared_memory
-from server.doctor.finding import Finding, Status
-from server.doctor.graphics import GraphicsFacts
-from server.doctor.limits import LimitFacts
-from server.doctor.memory import MemoryFacts
-from server.doctor.mps import MpsFacts
-from server.doctor.processor import ProcessorFacts
-from server.doctor.shared_memory import SharedMemoryFacts
+from penstock.doctor import gpu as graphics
+from penstock.doctor import gpu as image
+from penstock.doctor import host as limits
+from penstock.doctor import host as memory
+from penstock.doctor import host as processor
+from penstock.doctor import mps
+from penstock.doctor import storage as shared_memory
+from penstock.doctor.finding import Finding, Severity
+from penstock.doctor.gpu import GraphicsFacts
+from penstock.doctor.host import LimitFacts, MemoryFacts, ProcessorFacts
+from penstock.doctor.mps import MpsFacts
+from penstock.doctor.storage import SharedMemoryFacts
 from tests.doctor.machines import pick
 
 FACTS = Path(__file__).parent.parent / "golden" / "doctor" / "h200.json"
@@ -35,13 +39,13 @@ def findings() -> list[Finding]:
     machine = msgspec.json.decode(FACTS.read_bytes(), type=Machine)
     reading = machine.graphics.reading
     return [
-        *graphics.findings_of(machine.graphics),
-        *image.findings_of(reading),
-        *mps.findings_of(machine.mps, reading),
-        *processor.findings_of(machine.processor),
-        *memory.findings_of(machine.memory),
-        *limits.findings_of(machine.limits),
-        *shared_memory.findings_of(machine.shared_memory),
+        *graphics.graphics_findings(machine.graphics),
+        *image.image_findings(reading),
+        *mps.mps_findings(machine.mps, reading),
+        *processor.processor_findings(machine.processor),
+        *memory.memory_findings(machine.memory),
+        *limits.limit_findings(machine.limits),
+        *shared_memory.shared_memory_findings(machine.shared_memory),
     ]
 
 
@@ -54,7 +58,7 @@ def test_h200_is_described_as_nvidia_smi_does(findings: list[Finding]) -> None:
 
 def test_h200_gets_a_maintained_image_and_one_note(findings: list[Finding]) -> None:
     """All is well there but for MPS, which does not run; the image is one that is still mended."""
-    assert [one.id for one in findings if one.status is not Status.OK] == ["mps.service"]
+    assert [one.id for one in findings if one.status is not Severity.OK] == ["mps.service"]
     assert "26.07-py3 or later" in pick(findings, "image.tag").found
     assert "by CUDA's minor version compatibility" in pick(findings, "image.driver").found
     assert pick(findings, "mps.clients").found == "48 client contexts a card"

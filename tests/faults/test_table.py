@@ -96,10 +96,12 @@ def test_mutation_changes_one_place_of_the_product(name: str) -> None:
 
 def test_incomplete_rows_are_found() -> None:
     """Reports rows without test or mutation, tests that do not exist and mutations that cannot be applied."""
-    missing = "tests/faults/test_table.py::test_that_nobody_wrote"
+    missing = "tests/faults/test_table.py::test_that_does_not_exist"
     assert problems(Fault(1, "a fault", "a promise")) == ["it has no test", "it has no mutation"]
     assert problems(Fault(1, "a fault", "a promise", (missing,), pending="later")) == [f"{missing} does not exist"]
-    lost = Mutation("server/stack.py", "text that nobody wrote", "text that nobody wrote", missing)
+    lost = Mutation(
+        "server/penstock/gateway/stack/stack.py", "text that is not there", "text that is not there", missing
+    )
     assert len(mistakes(lost, Fault(1, "a fault", "a promise"))) == 3
 
 

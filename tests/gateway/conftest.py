@@ -7,14 +7,14 @@ from dataclasses import replace
 
 import pytest
 
-from server.admission import Admission, AdmissionLimits
-from server.backends.watch import EngineWatch, WatchOptions
-from server.batching.declared import DeclaredOptions
-from server.dataplane import DataPlane
-from server.image_flow import ImageFlow
-from server.metrics import Metrics
-from server.testing import FakeBackend
-from server.vision.pool import DecodePool
+from penstock.engines.watch import EngineWatch, WatchOptions
+from penstock.gateway.batching.options import DeclaredOptions
+from penstock.gateway.dataplane import DataPlane
+from penstock.gateway.image_flow import ImageFlow
+from penstock.gateway.in_flight import InFlightLimiter, InFlightLimits
+from penstock.gateway.metrics import Metrics
+from penstock.testing import FakeEngine
+from penstock.vision.decode_pool import DecodePool
 from tests.gateway.rig import CLASSIFIER, DETECTOR, NMS_INSIDE, TENSORS_ONLY, Rig, answer
 
 
@@ -25,10 +25,10 @@ async def rig() -> AsyncIterator[Rig]:
     odd = replace(CLASSIFIER, name="odd", parameters={**CLASSIFIER.parameters, "slo_p99_ms": "fast"})
     untried = replace(NMS_INSIDE, name="found-untried", unmerged=None)
     models = (DETECTOR, CLASSIFIER, NMS_INSIDE, untried, TENSORS_ONLY, slo, hasty, odd)
-    backend = FakeBackend(models, answer=answer)
+    backend = FakeEngine(models, answer=answer)
     options = WatchOptions(probe_interval_s=60, down_interval_s=0.01, canary_interval_s=60)
     watch = EngineWatch(backend, options, refuse=DeclaredOptions().refusal)
-    admission, metrics = Admission(AdmissionLimits(max_requests=4)), Metrics()
+    admission, metrics = InFlightLimiter(InFlightLimits(max_requests=4)), Metrics()
     pool = DecodePool(workers=1)
     images = ImageFlow(backend=backend, watch=watch, pool=pool, metrics=metrics)
     plane = DataPlane(relay=backend, watch=watch, images=images, admission=admission, metrics=metrics)

@@ -5,17 +5,17 @@ from dataclasses import dataclass
 import cv2
 import numpy as np
 
-from server.admission import Admission
-from server.backends.watch import EngineWatch
-from server.core.infer import InferRequest
-from server.core.model import ModelConfig, TensorSpec
-from server.core.relay import HttpCall
-from server.core.tensor import Datatype, Tensor, tensor_from_numpy
-from server.dataplane import DataPlane, ImageRequest
-from server.image_flow import ImageFlow
-from server.metrics import Metrics
-from server.testing import FakeBackend
-from server.vision.pool import DecodePool
+from penstock.engines.watch import EngineWatch
+from penstock.gateway.dataplane import DataPlane
+from penstock.gateway.image_flow import ImageFlow
+from penstock.gateway.in_flight import InFlightLimiter
+from penstock.gateway.metrics import Metrics
+from penstock.protocol.call import HttpCall
+from penstock.protocol.engine import ModelConfig, TensorSpec
+from penstock.protocol.inference import Datatype, InferRequest, Tensor, tensor_from_numpy
+from penstock.testing import FakeEngine
+from penstock.vision.decode_pool import DecodePool
+from penstock.vision.results import ImageRequest
 
 DETECTOR = ModelConfig(
     name="boxes",
@@ -27,12 +27,7 @@ DETECTOR = ModelConfig(
         TensorSpec("scores", Datatype.FP32, (-1,)),
         TensorSpec("class_ids", Datatype.INT64, (-1,)),
     ),
-    parameters={
-        "network-type": "0",
-        "network-input-order": "1",
-        "parse-bbox-func-name": "boxes",
-        "labels": "thing",
-    },
+    parameters={"network-type": "0", "network-input-order": "1", "parse-bbox-func-name": "boxes", "labels": "thing"},
 )
 CLASSIFIER = ModelConfig(
     name="classes",
@@ -97,8 +92,8 @@ class Rig:
     """A data plane with everything that tests inspect."""
 
     plane: DataPlane
-    backend: FakeBackend
-    admission: Admission
+    backend: FakeEngine
+    admission: InFlightLimiter
     watch: EngineWatch
     metrics: Metrics
     images: ImageFlow

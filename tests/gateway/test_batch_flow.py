@@ -9,13 +9,12 @@ from typing import Any
 import pytest
 from tritonclient.grpc import model_config_pb2, service_pb2
 
-from server.backends.watch import KnownModel
-from server.batch_flow import MODEL_CONFIG, BatchFlow, Passenger
-from server.core.errors import DeadlineExceeded
-from server.core.infer import InferRequest, InferResponse
-from server.core.model import ModelConfig, TensorSpec
-from server.core.relay import GrpcAnswer, GrpcCall, HttpAnswer, HttpCall, InferHead
-from server.core.tensor import Datatype
+from penstock.engines.model_health import KnownModel
+from penstock.gateway.batch_flow import MODEL_CONFIG, BatchFlow, RequestContext
+from penstock.protocol.call import GrpcAnswer, GrpcCall, HttpAnswer, HttpCall, InferHead
+from penstock.protocol.engine import ModelConfig, TensorSpec
+from penstock.protocol.errors import DeadlineExceeded
+from penstock.protocol.inference import Datatype, InferRequest, InferResponse
 
 CONFIG = ModelConfig("owned", "python", 8, (TensorSpec("x", Datatype.FP32, (-1,)),), (), {"batch_owner": "gateway"})
 MESSAGE = model_config_pb2.ModelConfig(
@@ -30,7 +29,7 @@ MESSAGE = model_config_pb2.ModelConfig(
 class Asked:
     """Relay, watch and batching in one; what each was asked is kept.
 
-    asked_config: with which deadlines. answers: when the config is told; at once where it is None.
+    asked_config: with which deadlines. answers: when the config is returned; None for at once.
     """
 
     models: Mapping[str, KnownModel] = field(
@@ -64,8 +63,8 @@ def flow_of(asked: Asked) -> BatchFlow:
     return BatchFlow(batching=both, relay=both, watch=both, max_rows_of=lambda _: 8, max_body_bytes=1 << 20)
 
 
-def passenger(version: str = "", deadline: float | None = None) -> Passenger:
-    return Passenger(InferHead("owned", version), "c", deadline)
+def context(version: str = "", deadline: float | None = None) -> RequestContext:
+    return RequestContext(InferHead("owned", version), "c", deadline)
 
 
 def grpc_call(version: str = "", *, has_input: bool = True) -> GrpcCall:
@@ -80,7 +79,7 @@ async def test_request_without_inputs_goes_alone() -> None:
     """It has no rows to merge; whether it is one is the engine's to say."""
     asked = Asked()
 
-    await flow_of(asked).grpc(grpc_call(has_input=False), passenger())
+    await flow_of(asked).grpc(grpc_call(has_input=False), context())
 
     assert (asked.alone, asked.batched) == (1, [])
 
@@ -91,7 +90,7 @@ async def test_parameter_that_no_call_of_ours_can_hold_goes_alone(number: int) -
     asked = Asked()
     body = b'{"parameters":{"a":%d},"inputs":[{"name":"x","datatype":"FP32","shape":[1,1],"data":[1]}]}' % number
 
-    await flow_of(asked).http(HttpCall("POST", b"/v2/models/owned/infer", (), body), passenger())
+    await flow_of(asked).http(HttpCall("POST", b"/v2/models/owned/infer", (), body), context())
 
     assert (asked.alone, asked.batched) == (1, [])
 
@@ -102,7 +101,7 @@ async def test_versions_that_are_spelled_oddly_grow_no_table() -> None:
     flow = flow_of(asked)
 
     for version in ("1", "1", "01", "001", "+1", "1x", "\N{ARABIC-INDIC DIGIT ONE}"):
-        await flow.grpc(grpc_call(version), passenger(version))
+        await flow.grpc(grpc_call(version), context(version))
 
     assert (len(asked.batched), asked.alone, len(asked.asked_config)) == (2, 5, 1)
 
@@ -112,7 +111,7 @@ async def test_engine_is_asked_for_the_config_no_longer_than_the_request_has() -
     asked = Asked(answers=asyncio.Event())
 
     with pytest.raises(DeadlineExceeded):
-        await flow_of(asked).grpc(grpc_call(), passenger(deadline=time.monotonic() + 0.01))
+        await flow_of(asked).grpc(grpc_call(), context(deadline=time.monotonic() + 0.01))
 
     await asyncio.sleep(0.01)
     assert len(asked.asked_config) == 1
@@ -123,7 +122,7 @@ async def test_requests_that_come_together_after_a_reload_ask_the_engine_once() 
     """Not each of a crowd; all of them are batched."""
     asked = Asked(answers=asyncio.Event())
     flow = flow_of(asked)
-    crowd = [asyncio.create_task(flow.grpc(grpc_call(), passenger())) for _ in range(30)]
+    crowd = [asyncio.create_task(flow.grpc(grpc_call(), context())) for _ in range(30)]
     await asyncio.sleep(0.01)
     asked.answers.set()
     await asyncio.gather(*crowd)
@@ -134,10 +133,10 @@ async def test_new_config_is_asked_for_though_the_old_one_is_still_on_its_way() 
     """A reload in between: who comes after it is not served by what was asked before."""
     asked = Asked(answers=asyncio.Event())
     flow = flow_of(asked)
-    before = asyncio.create_task(flow.grpc(grpc_call(), passenger()))
+    before = asyncio.create_task(flow.grpc(grpc_call(), context()))
     await asyncio.sleep(0.01)
     asked.models = {"owned": KnownModel("owned", is_ready=True, config=replace(CONFIG))}
-    after = asyncio.create_task(flow.grpc(grpc_call(), passenger()))
+    after = asyncio.create_task(flow.grpc(grpc_call(), context()))
     await asyncio.sleep(0.01)
     asked.answers.set()
     await asyncio.gather(before, after)

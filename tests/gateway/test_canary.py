@@ -2,11 +2,11 @@
 
 import pytest
 
-from server.backends.canary import canary_request
-from server.core.model import ModelConfig, TensorSpec
-from server.core.tensor import Datatype
-from server.vision.decode import decode
-from server.vision.spec import ColorFormat
+from penstock.engines.probes import canary_request
+from penstock.protocol.engine import ModelConfig, TensorSpec
+from penstock.protocol.inference import Datatype
+from penstock.vision.decode import decode
+from penstock.vision.spec import ColorFormat
 
 
 def config_of(*specs: TensorSpec, max_batch_size: int = 0, **fields: object) -> ModelConfig:

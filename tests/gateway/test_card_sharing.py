@@ -11,27 +11,33 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from server.backends.config_pbtxt import GpuInstances, gpu_instances
-from server.backends.reaper import ENGINE_ID_VARIABLE, claim_run_directory, reap
-from server.backends.triton_process import TritonProcess
-from server.backends.triton_runtime import TritonRuntime
-from server.backends.triton_status import EngineState, EngineStatus
-from server.card_sharing import CardSharing, Machine, MpsAsked, MpsPlan, engine_eyes, plan_mps, visible_cards
-from server.choices import CannotStart, EngineChoice, choose_sharing
-from server.gpu.mps.errors import MpsUnavailable
-from server.gpu.mps.limits import ModelClients
-from server.gpu.mps.processes import marked
-from server.gpu.mps.supervisor import EngineHandle, MpsNews
-from server.gpu.nvml import Card, NvmlOutcome, Reading
-from server.settings import Settings, SettingsError, read_settings
-from server.stack import Stack as WholeStack
+from penstock.engines.config_pbtxt import GpuInstances, gpu_instances
+from penstock.engines.run_directory import ENGINE_ID_VARIABLE, claim_run_directory, reap
+from penstock.engines.triton.runtime import TritonRuntime
+from penstock.engines.triton.supervisor import EngineState, EngineStatus, TritonSupervisor
+from penstock.gateway.settings import Settings, SettingsError, read_settings
+from penstock.gateway.stack.mps import (
+    Machine,
+    MpsPlan,
+    MpsRequest,
+    MpsSharing,
+    engine_observer,
+    plan_mps,
+    visible_cards,
+)
+from penstock.gateway.stack.stack import Stack as WholeStack
+from penstock.gateway.stack.startup import CannotStart, EngineChoice, choose_mps
+from penstock.gpu.mps.control import MpsUnavailable
+from penstock.gpu.mps.limits import ModelClients
+from penstock.gpu.mps.supervisor import EngineHandle, MpsState, processes_with_mark
+from penstock.gpu.nvml import GpuDevice, NvmlOutcome, NvmlReading
 from tests.backends.supervision import Watcher, claimed_options, quick
 from tests.backends.test_triton_process import FAKE, program
 from tests.gpu.mps_programs import programs
 
-H200 = Reading(NvmlOutcome.ANSWERED, cuda=(13, 0), cards=(Card(0, "H200", (9, 0), 1 << 37, 0),))
-P4 = Reading(NvmlOutcome.ANSWERED, cuda=(12, 4), cards=(Card(0, "P4", (6, 1), 1 << 33, 0),))
-MUST, MAY = MpsAsked(is_must=True), MpsAsked(is_must=False)
+H200 = NvmlReading(NvmlOutcome.ANSWERED, cuda=(13, 0), cards=(GpuDevice(0, "H200", (9, 0), 1 << 37, 0),))
+P4 = NvmlReading(NvmlOutcome.ANSWERED, cuda=(12, 4), cards=(GpuDevice(0, "P4", (6, 1), 1 << 33, 0),))
+MUST, MAY = MpsRequest(is_must=True), MpsRequest(is_must=False)
 
 
 @pytest.fixture
@@ -57,34 +63,34 @@ def test_plan_with_the_usual_share_counts_the_instances(machine: Machine) -> Non
     assert not plan.has_room_beside("b")
 
 
-def test_plan_with_the_pipes_of_somebody_elses_daemon_takes_that(machine: Machine, tmp_path: Path) -> None:
+def test_plan_with_the_pipes_of_an_external_daemon_takes_that(machine: Machine, tmp_path: Path) -> None:
     """Named in the environment it is waited for; by the setting it is his where he listens, else ours to start."""
-    told = replace(machine, environ={"CUDA_MPS_PIPE_DIRECTORY": str(tmp_path)})
-    assert plan_mps(MUST, [], told).is_foreign
-    assert plan_mps(MUST, [], told).asked.directory == tmp_path
-    said = plan_mps(replace(MUST, directory=tmp_path), [], told)
+    expected = replace(machine, environ={"CUDA_MPS_PIPE_DIRECTORY": str(tmp_path)})
+    assert plan_mps(MUST, [], expected).is_foreign
+    assert plan_mps(MUST, [], expected).asked.directory == tmp_path
+    said = plan_mps(replace(MUST, directory=tmp_path), [], expected)
     assert (said.is_foreign, said.asked.directory) == (False, tmp_path)
-    with pytest.raises(MpsUnavailable, match="somebody else's, who sets its clients' limits"):
-        plan_mps(replace(MUST, pinned_memory="4G"), [], told)
+    with pytest.raises(MpsUnavailable, match="was started by others, who set its clients' limits"):
+        plan_mps(replace(MUST, pinned_memory="4G"), [], expected)
     (tmp_path / "control").touch()
     if os.geteuid() == 0:  # root serves every user
         os.chown(tmp_path / "control", 7, 7)
     with pytest.raises(MpsUnavailable, match="one user at a time"):
-        plan_mps(MUST, [], replace(told, uid=12345))
+        plan_mps(MUST, [], replace(expected, uid=12345))
 
 
 @pytest.mark.parametrize(
-    ("changed", "told"),
+    ("changed", "expected"),
     [
-        ({"reading": Reading(NvmlOutcome.NO_LIBRARY)}, "this machine has none"),
+        ({"reading": NvmlReading(NvmlOutcome.NO_LIBRARY)}, "this machine has none"),
         ({"program": ""}, "nvidia-cuda-mps-control is not on PATH"),
     ],
 )
-def test_machine_without_what_mps_needs_is_told_in_one_sentence(
-    machine: Machine, changed: dict[str, object], told: str
+def test_machine_without_what_mps_needs_is_reported_in_one_sentence(
+    machine: Machine, changed: dict[str, object], expected: str
 ) -> None:
     """A GPU, and the driver's programs."""
-    with pytest.raises(MpsUnavailable, match=told):
+    with pytest.raises(MpsUnavailable, match=expected):
         plan_mps(MUST, [], replace(machine, **changed))  # type: ignore[arg-type]
 
 
@@ -121,21 +127,21 @@ def settings(mps: str, engine: str = "auto", **more: object) -> Settings:
 def test_sharing_where_no_triton_is_started_is_refused_or_left_out() -> None:
     """`on` is a promise; `auto` takes what there is; the settings then say what is so."""
     with pytest.raises(CannotStart, match="no Triton is started here"):
-        choose_sharing(EngineChoice(settings("on")))
-    chosen = choose_sharing(EngineChoice(settings("auto")))
+        choose_mps(EngineChoice(settings("on")))
+    chosen = choose_mps(EngineChoice(settings("auto")))
     assert (chosen.settings.mps, chosen.mps) == ("off", None)
-    assert choose_sharing(EngineChoice(settings("off"))).mps is None
+    assert choose_mps(EngineChoice(settings("off"))).mps is None
 
 
 @pytest.mark.parametrize("limit", [{"mps_active_thread_percentage": 50}, {"mps_pinned_memory": "4G"}])
 def test_limits_of_clients_without_mps_are_refused(limit: dict[str, object]) -> None:
-    """Nobody would be limited, and whoever asked for it would not know."""
+    """Limits without effect are rejected."""
     with pytest.raises(CannotStart, match="and --mps is off: say --mps on, or auto, or leave them out"):
-        choose_sharing(EngineChoice(settings("off", **limit)))
+        choose_mps(EngineChoice(settings("off", **limit)))
 
 
 @pytest.mark.parametrize(
-    ("flags", "told"),
+    ("flags", "expected"),
     [
         ({"mps": "on", "engine": "embedded"}, "leave it out, or use --engine triton"),
         ({"mps": "on", "engine": "http://h:1"}, "CUDA_MPS_PIPE_DIRECTORY"),
@@ -144,11 +150,11 @@ def test_limits_of_clients_without_mps_are_refused(limit: dict[str, object]) -> 
         ({"mps_active_thread_percentage": 101}, "it takes a percentage up to 100"),
     ],
 )
-def test_settings_that_cannot_be_are_refused_with_the_fix(flags: dict[str, object], told: str) -> None:
+def test_settings_that_cannot_be_are_refused_with_the_fix(flags: dict[str, object], expected: str) -> None:
     """At start, not when the daemon refuses them."""
     with pytest.raises(SettingsError) as caught:
         read_settings(flags, environ={})
-    assert told in str(caught.value)
+    assert expected in str(caught.value)
 
 
 @pytest.mark.parametrize(
@@ -180,14 +186,14 @@ async def test_stack_whose_daemon_does_not_start_ends_or_tells_its_gateway_that_
     """`auto` is no daemon that is down, which would be an alert for ever; no folder of it is left either way."""
     runs, seen = Path(machine.program).parents[1] / "runs", []
 
-    def engine_is_next(told: Settings) -> tuple[Path, ...]:
+    def engine_is_next(expected: Settings) -> tuple[Path, ...]:
         read = [json.loads(file.read_text())["mps"] for file in runs.glob("run-*/settings.json")]
-        seen.append((told.mps, read, len(list(runs.glob("run-*")))))
+        seen.append((expected.mps, read, len(list(runs.glob("run-*")))))
         raise CannotStart("that was all")
 
     monkeypatch.setenv("FAKE_MPS_SICK", "dead")
-    monkeypatch.setattr("server.choices.run_folders", lambda: runs)
-    monkeypatch.setattr("server.stack.check_repositories", engine_is_next)
+    monkeypatch.setattr("penstock.gateway.stack.startup.run_folders", lambda: runs)
+    monkeypatch.setattr("penstock.gateway.stack.stack.check_repositories", engine_is_next)
     plan = plan_mps(replace(MAY, is_must=is_must), [], machine)
     choice = EngineChoice(settings("on", workers=1), TritonRuntime(tmp_path / "tritonserver"), plan)
     with pytest.raises(CannotStart, match="ended at once" if is_must else "that was all"):
@@ -201,9 +207,9 @@ class Stack:
 
     def __init__(self) -> None:
         self.watcher = Watcher()
-        self.engine: TritonProcess | None = None
-        self.sharing: CardSharing | None = None
-        self.news: list[MpsNews] = []
+        self.engine: TritonSupervisor | None = None
+        self.sharing: MpsSharing | None = None
+        self.message: list[MpsState] = []
         self.refused: list[str] = []
         self.engine_id = ""
 
@@ -223,30 +229,30 @@ class Stack:
 
     def attach(self) -> None:
         """Every process of the engine is a client from now on."""
-        pids = marked(f"{ENGINE_ID_VARIABLE}={self.engine_id}")
+        pids = processes_with_mark(f"{ENGINE_ID_VARIABLE}={self.engine_id}")
         (self.pipes / "clients").write_text("\n".join(map(str, pids)))
 
-    async def until(self, is_so: Callable[[MpsNews], bool]) -> MpsNews:
+    async def until(self, is_so: Callable[[MpsState], bool]) -> MpsState:
         async with asyncio.timeout(60):
-            while not (self.news and is_so(self.news[-1])):
+            while not (self.message and is_so(self.message[-1])):
                 await asyncio.sleep(0.01)
-        return self.news[-1]
+        return self.message[-1]
 
 
 @pytest.fixture
 async def stack(machine: Machine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Stack]:
     """All at work; afterwards nothing of it is left."""
-    monkeypatch.setattr("server.gpu.mps.supervisor.OWN_LOOK_S", 0.05)
+    monkeypatch.setattr("penstock.gpu.mps.supervisor.OWN_LOOK_S", 0.05)
     runs = machine.program.rpartition("/bin/")[0]
     one = Stack()
     plan = plan_mps(MUST, [], machine)
     with claimed_options(tmp_path) as (run_dir, options):
         one.engine_id = run_dir.engine_id
-        one.sharing = CardSharing(plan, lambda: claim_run_directory(Path(runs, "runs"))[0])
-        eyes = engine_eyes(one.engine_id, one.status, one.serves)
-        await one.sharing.start(EngineHandle(eyes, one.end, one.refused.append, one.news.append))
+        one.sharing = MpsSharing(plan, lambda: claim_run_directory(Path(runs, "runs"))[0])
+        eyes = engine_observer(one.engine_id, one.status, one.serves)
+        await one.sharing.start(EngineHandle(eyes, one.end, one.refused.append, one.message.append))
         launch = one.sharing.shared(program(tmp_path, f"#!{sys.executable} -IS\n{FAKE}"))
-        one.engine = TritonProcess(
+        one.engine = TritonSupervisor(
             launch, options, emit=one.watcher.emit, on_status=one.watcher.on_status, backoff=quick(),
             before_start=one.sharing.until_clients_may_start,
         )  # fmt: skip
@@ -262,22 +268,22 @@ async def stack(machine: Machine, tmp_path: Path, monkeypatch: pytest.MonkeyPatc
 async def test_fault_of_a_client_restarts_all_once_the_server_takes_them_again(stack: Stack) -> None:
     """Seen, all ended, waited for, started, counted and timed; nothing is left of daemon and engine at the end."""
     stack.attach()
-    assert (await stack.until(lambda news: news.clients >= 1)).is_up
+    assert (await stack.until(lambda message: message.clients >= 1)).is_up
     (stack.pipes / "state").write_text("FAULT")
     down = await stack.watcher.until(EngineState.RESTARTING)
     assert "FAULT" in down.reason
     back = await stack.watcher.until(EngineState.RUNNING)
     assert back.restarts == 1
-    news = await stack.until(lambda news: news.recovery_s > 0)
-    assert (news.restarts, news.is_up, stack.refused) == (1, True, [])
+    message = await stack.until(lambda message: message.recovery_s > 0)
+    assert (message.restarts, message.is_up, stack.refused) == (1, True, [])
 
 
 async def test_daemon_that_dies_is_started_anew_before_its_clients(stack: Stack) -> None:
     """They find the new one; what the old one left behind is gone."""
     stack.attach()
-    await stack.until(lambda news: news.clients >= 1)
+    await stack.until(lambda message: message.clients >= 1)
     old = int((stack.pipes / "nvidia-cuda-mps-control.pid").read_text())
     os.kill(old, 9)
     await stack.watcher.until(EngineState.RUNNING)
     assert int((stack.pipes / "nvidia-cuda-mps-control.pid").read_text()) != old
-    assert (await stack.until(lambda news: news.recovery_s > 0)).restarts == 1
+    assert (await stack.until(lambda message: message.recovery_s > 0)).restarts == 1

@@ -9,25 +9,24 @@ from typing import Any
 import numpy as np
 import pytest
 
-from server.core.batching import Owner
-from server.core.caller import NOBODY, Caller
-from server.core.encoded_images import EncodedCall
-from server.core.errors import (
-    BackendFailed,
-    BackendUnavailable,
+from penstock.protocol.call import HttpAnswer, HttpCall, InferHead
+from penstock.protocol.errors import (
     DeadlineExceeded,
+    EngineFailed,
+    EngineUnavailable,
     InvalidRequest,
     ModelNotFound,
     ModelRefused,
     Overloaded,
     UndecodableImage,
 )
-from server.core.relay import HttpAnswer, HttpCall, InferHead
-from server.core.result import Classes, Detections
-from server.core.tensor import Tensor
-from server.dataplane import ImageRequest, Verb
-from server.testing import FakeMode
-from server.vision.pool import DecodePool, Prepared
+from penstock.protocol.identity import ANONYMOUS, Identity, Verb
+from penstock.protocol.inference import BatchOwner, Classes, Detections, Tensor
+from penstock.protocol.request_checks import EncodedCall
+from penstock.testing import FakeMode
+from penstock.vision.decode_pool import DecodePool
+from penstock.vision.decoder_process import PreparedImage
+from penstock.vision.results import ImageRequest
 from tests.gateway.rig import CALL, Rig, picture
 
 
@@ -72,7 +71,7 @@ async def test_pictures_of_a_model_whose_rows_are_not_merged_are_each_a_call(rig
 
 async def test_many_images_pass_in_waves_and_keep_their_order(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
     """A request's arrays are bounded: five pictures of which two fit at once take three waves."""
-    monkeypatch.setattr("server.vision.amounts.WAVE_BYTES", 2 * 3 * 8 * 8 * 4)
+    monkeypatch.setattr("penstock.vision.image_limits.MAX_IMAGE_BYTES_IN_MEMORY", 2 * 3 * 8 * 8 * 4)
     before = len(rig.backend.calls)
     images = tuple(picture(level) for level in (255, 0, 250, 5, 0))
     response = await rig.plane.infer_images(ImageRequest("classes", "", images, None))
@@ -93,7 +92,7 @@ async def test_one_bad_image_of_several_is_named_by_its_number(rig: Rig) -> None
 async def test_image_for_unknown_model_is_not_found_and_asked_once(rig: Rig) -> None:
     """404 is not retried, and does not make the engine suspect."""
     with pytest.raises(ModelNotFound):
-        await rig.ask("nobody", picture(1))
+        await rig.ask("unknown", picture(1))
     assert rig.watch.is_up
 
 
@@ -107,7 +106,7 @@ async def test_image_for_model_without_card_says_what_is_missing(rig: Rig) -> No
 async def test_image_when_engine_answers_rubbish_fails_and_names_model(rig: Rig, mode: FakeMode, words: str) -> None:
     """The outputs' contract is checked before anybody computes on them."""
     rig.backend.mode = mode
-    with pytest.raises(BackendFailed, match=f"boxes.*{words}"):
+    with pytest.raises(EngineFailed, match=f"boxes.*{words}"):
         await rig.ask("boxes", picture(1))
 
 
@@ -121,7 +120,7 @@ async def test_image_past_its_deadline_in_the_engine_is_ended_and_gives_its_plac
 
 
 async def test_request_with_passed_deadline_never_reaches_the_engine(rig: Rig) -> None:
-    """Nobody waits for an answer that is late already."""
+    """A request that is late already is not run."""
     before = len(rig.backend.http_calls)
     with pytest.raises(DeadlineExceeded):
         await rig.plane.relay_http(Verb.INFER, InferHead("plain"), CALL, deadline=time.monotonic() - 1)
@@ -138,14 +137,14 @@ async def test_request_without_deadline_gets_the_models_slo(rig: Rig) -> None:
 
 
 async def test_model_whose_slo_is_no_number_is_not_served_and_says_so(rig: Rig) -> None:
-    """A deadline that nobody can keep is not silently none: tensors, pictures and streams are told the word."""
+    """A deadline that cannot be kept is rejected: tensors, pictures and streams."""
     why = "model 'odd': slo_p99_ms is 'fast' in config.pbtxt, and must be"
     head = InferHead("odd")
     with pytest.raises(ModelRefused, match=why):
         await rig.plane.relay_http(Verb.INFER, head, CALL)
     with pytest.raises(ModelRefused, match=why):
         await rig.ask("odd", picture(0))
-    with pytest.raises(ModelRefused, match=why), rig.plane.place_on_stream(head, NOBODY, 1):
+    with pytest.raises(ModelRefused, match=why), rig.plane.stream_slot(head, ANONYMOUS, 1):
         pytest.fail("a refused model got a place")
     assert why in rig.plane.refusals()["odd"]
 
@@ -156,15 +155,15 @@ async def test_load_of_a_model_that_is_refused_fails_with_the_reason(rig: Rig) -
         await rig.plane.relay_http(Verb.LOAD, InferHead("odd"), CALL)
 
 
-async def test_relayed_request_is_told_that_the_gateway_did_not_form_its_batch(rig: Rig) -> None:
-    """Over REST in a header, over gRPC in the trailing metadata; nobody else's answer has either."""
+async def test_relayed_request_is_informed_that_the_gateway_did_not_form_its_batch(rig: Rig) -> None:
+    """Over REST in a header, over gRPC in the trailing metadata; other answers have neither."""
     head = InferHead("plain")
     asks = replace(CALL, headers=(*CALL.headers, (b"x-penstock-explain", b"1")))
     assert b"x-penstock-explain" not in dict((await rig.plane.relay_http(Verb.INFER, head, CALL)).headers)
     answer = await rig.plane.relay_http(Verb.INFER, head, asks)
-    told = json.loads(dict(answer.headers)[b"x-penstock-explain"])
-    assert (told["model"], told["owner"]) == ("plain", "off")
-    assert "alone" in told["text"]
+    explanation = json.loads(dict(answer.headers)[b"x-penstock-explain"])
+    assert (explanation["model"], explanation["owner"]) == ("plain", "off")
+    assert "alone" in explanation["text"]
     unasked = await rig.plane.relay_http(Verb.READ, head, asks)
     assert b"x-penstock-explain" not in dict(unasked.headers)
 
@@ -177,21 +176,21 @@ async def test_page_of_a_model_that_the_gateway_does_not_batch_is_of_the_engines
     rig.backend.http_answer = HttpAnswer(200, (), body)
     page = await rig.plane.explain_model("plain")
     assert (page.owner, page.queue, [(row.rows, row.batches) for row in page.batches]) == (
-        Owner.OFF,
+        BatchOwner.OFF,
         None,
         [(1, 10), (2, 10)],
     )
     assert page.misspelt == {"slo_p99ms": "slo_p99_ms"}
     with pytest.raises(ModelNotFound):
-        await rig.plane.explain_model("nobody")
+        await rig.plane.explain_model("unknown")
     with pytest.raises(ModelRefused, match="slo_p99_ms"):
         await rig.plane.explain_model("odd")
 
 
 async def test_statistics_that_the_engine_does_not_give_are_no_page_without_batches(rig: Rig) -> None:
-    """What is not known is not told as nothing: the status and the engine's own words are."""
+    """An engine's error is passed on with its status and message."""
     rig.backend.http_answer = HttpAnswer(500, (), b'{"error":"out of memory"}')
-    with pytest.raises(BackendFailed, match=r"statistics of model 'plain': status 500: .*out of memory"):
+    with pytest.raises(EngineFailed, match=r"statistics of model 'plain': status 500: .*out of memory"):
         await rig.plane.explain_model("plain")
 
 
@@ -223,12 +222,12 @@ async def test_pictures_wait_for_decoders_in_their_callers_name(rig: Rig, monkey
     clients: list[object] = []
     decode = DecodePool.prepare
 
-    async def noted(*arguments: Any, **words: Any) -> Prepared:
+    async def noted(*arguments: Any, **words: Any) -> PreparedImage:
         clients.append(words["client"])
         return await decode(*arguments, **words)
 
     monkeypatch.setattr(DecodePool, "prepare", noted)
-    camera, other = Caller("camera"), Caller(address="10.0.0.1")
+    camera, other = Identity("camera"), Identity(address="10.0.0.1")
     await rig.plane.infer_images(ImageRequest("boxes", "", (picture(9),), None), camera)
     encoded = EncodedCall(InferHead("classes"), (picture(9),), lambda _: CALL)
     await rig.plane.relay_http_images(encoded, caller=other)
@@ -249,7 +248,7 @@ async def test_cancelled_caller_gives_its_place_back(rig: Rig) -> None:
 
 
 async def test_requests_over_the_limit_are_refused_while_the_others_run(rig: Rig) -> None:
-    """Four are in flight, the fifth is told so at once, and the four end well."""
+    """Four are in flight, the fifth is rejected at once, and the four are answered."""
     rig.backend.mode = FakeMode.SLOW
     tasks = [asyncio.create_task(rig.plane.relay_http(Verb.INFER, InferHead("plain"), CALL)) for _ in range(4)]
     async with asyncio.timeout(60):
@@ -264,13 +263,13 @@ async def test_requests_over_the_limit_are_refused_while_the_others_run(rig: Rig
 async def test_unreachable_engine_is_unavailable_and_looked_at_again(rig: Rig) -> None:
     """The call fails as such, and the watch finds out by itself that the engine is down."""
     rig.backend.mode = FakeMode.UNAVAILABLE
-    with pytest.raises(BackendUnavailable):
+    with pytest.raises(EngineUnavailable):
         await rig.plane.relay_http(Verb.INFER, InferHead("plain"), CALL)
     async with asyncio.timeout(60):
         while rig.watch.is_up:
             await asyncio.sleep(0.005)
     assert not rig.plane.readiness().is_ready
-    with pytest.raises(BackendUnavailable, match="the engine is not ready"):
+    with pytest.raises(EngineUnavailable, match="the engine is not ready"):
         await rig.plane.relay_http(Verb.READ, InferHead(""), CALL)
 
 
@@ -284,9 +283,9 @@ async def test_request_over_which_the_engine_falls_silent_is_unavailable(rig: Ri
         while rig.admission.statistics().requests < 3 or len(rig.backend.calls) < 1:
             await asyncio.sleep(0.005)
         leaves.cancel()
-        rig.plane._passage._cut("the engine does not answer")
+        rig.plane._admission._cut("the engine does not answer")
         for task in (stays, sees):
-            with pytest.raises(BackendUnavailable, match="fell silent over this request: the engine does not answer"):
+            with pytest.raises(EngineUnavailable, match="fell silent over this request: the engine does not answer"):
                 await task
         with pytest.raises(asyncio.CancelledError):
             await leaves
@@ -297,10 +296,7 @@ async def test_batch_of_no_rows_is_refused_where_there_is_a_batch(rig: Rig) -> N
     rowless = InferHead("plain", rowless_input="x")
     with pytest.raises(InvalidRequest, match="input 'x': its first dimension, the batch, is 0; send at least one row"):
         await rig.plane.relay_http(Verb.INFER, rowless, CALL)
-    with (
-        pytest.raises(InvalidRequest, match="the batch, is 0"),
-        rig.plane.place_on_stream(rowless, NOBODY, 1),
-    ):
+    with pytest.raises(InvalidRequest, match="the batch, is 0"), rig.plane.stream_slot(rowless, ANONYMOUS, 1):
         pass
     assert (await rig.plane.relay_http(Verb.INFER, replace(rowless, model_name="boxes"), CALL)).status == 200
 
@@ -313,7 +309,7 @@ async def test_classification_of_bytes_output_is_refused_by_its_name(rig: Rig) -
 
 
 async def test_stopping_plane_says_not_ready_and_serves_on(rig: Rig) -> None:
-    """The balancer is told first; what still comes is answered."""
+    """The load balancer sees it first; later requests are still answered."""
     rig.plane.announce_stop()
     assert not rig.plane.readiness().is_ready
     assert (await rig.plane.relay_http(Verb.INFER, InferHead("plain"), CALL)).status == 200

@@ -8,18 +8,15 @@ from typing import cast
 
 import pytest
 
-from server import engine_turns
-from server.backends.engine_view import EngineView
-from server.backends.known_model import KnownModel
-from server.core.abandoned import Abandoned, abandon
-from server.core.backend import Relay
-from server.core.errors import BackendUnavailable, DeadlineExceeded
-from server.core.leaving import LeftAt, left_at
-from server.core.model import ModelConfig
-from server.core.relay import GrpcAnswer, GrpcCall, HttpAnswer, HttpCall, InferHead
-from server.core.verb import Verb
-from server.engine_turns import FIRST, MOST, EngineTurns
-from server.testing import FakeMode
+from penstock.engines.model_health import EngineView, KnownModel
+from penstock.gateway import engine_slots as engine_turns
+from penstock.gateway.engine_slots import INITIAL_SLOTS, MAX_SLOTS, EngineSlots
+from penstock.protocol.call import GrpcAnswer, GrpcCall, HttpAnswer, HttpCall, InferHead
+from penstock.protocol.cancellation import AbandonedCall, CancelStage, cancel_stage_of, mark_abandoned
+from penstock.protocol.engine import ModelConfig, Relay
+from penstock.protocol.errors import DeadlineExceeded, EngineUnavailable
+from penstock.protocol.identity import Verb
+from penstock.testing import FakeMode
 from tests.gateway.rig import CALL, Rig, picture
 
 MODEL = ModelConfig("slow", "python", 0, (), (), instance_count=2)
@@ -35,7 +32,7 @@ class Engine:
     served: list[str] = field(default_factory=list)
     asked: list[bytes] = field(default_factory=list)
     waiting: list["asyncio.Future[None]"] = field(default_factory=list)
-    left: list[Abandoned] = field(default_factory=list)
+    left: list[AbandonedCall] = field(default_factory=list)
     finishes: bool = True
 
     def note_served(self, model_name: str) -> None:
@@ -56,7 +53,7 @@ class Engine:
             await self.waiting[-1]
         except asyncio.CancelledError as error:
             if self.finishes:
-                self.left.append(abandon(error))
+                self.left.append(mark_abandoned(error))
             raise
 
     def answer_one(self) -> None:
@@ -68,12 +65,12 @@ def engine() -> Engine:
     return Engine({"slow": KnownModel("slow", True, "", MODEL)})
 
 
-def turns_of(engine: Engine, engines: int = 1) -> EngineTurns:
-    return EngineTurns(cast(Relay, engine), cast(EngineView, engine), engines)
+def turns_of(engine: Engine, engines: int = 1) -> EngineSlots:
+    return EngineSlots(cast(Relay, engine), cast(EngineView, engine), engines)
 
 
 def ask(
-    turns: EngineTurns, who: str, what: str = "", *, head: InferHead = HEAD, until: float | None = None
+    turns: EngineSlots, who: str, what: str = "", *, head: InferHead = HEAD, until: float | None = None
 ) -> "asyncio.Task[HttpAnswer]":
     call = HttpCall("POST", b"/v2/models/slow/infer", (), (what or who).encode())
     return asyncio.create_task(turns.http(call, head, who, until))
@@ -130,7 +127,7 @@ async def test_call_that_was_left_takes_room_until_the_engine_has_answered_it(en
     calls = [ask(turns, "eve") for _ in range(500)]
     await settle()
     ends = await left(calls)
-    assert [left_at(end) for end in ends].count(LeftAt.QUEUE) == 500 - AT_ONCE
+    assert [cancel_stage_of(end) for end in ends].count(CancelStage.QUEUE) == 500 - AT_ONCE
     ours = ask(turns, "alice")
     await settle()
     assert len(engine.left) == AT_ONCE
@@ -230,8 +227,8 @@ async def test_call_that_fails_gives_its_room_back(engine: Engine) -> None:
     for _ in range(20):
         call = ask(turns, "eve")
         await settle()
-        engine.waiting[-1].set_exception(BackendUnavailable("gone"))
-        with pytest.raises(BackendUnavailable):
+        engine.waiting[-1].set_exception(EngineUnavailable("gone"))
+        with pytest.raises(EngineUnavailable):
             await call
 
 
@@ -248,8 +245,8 @@ async def test_quick_answers_make_room_for_more_and_slow_ones_take_it_back(
         engine.answer_one()
         await settle()
         most = max(most, sum(not one.done() for one in engine.waiting))
-    assert most == MOST
-    monkeypatch.setattr(engine_turns, "QUICK_S", -1.0)  # from now on every answer counts as slow
+    assert most == MAX_SLOTS
+    monkeypatch.setattr(engine_turns, "FAST_CALL_S", -1.0)  # from now on every answer counts as slow
     for _ in range(150):
         engine.answer_one()
         await settle()
@@ -259,11 +256,11 @@ async def test_quick_answers_make_room_for_more_and_slow_ones_take_it_back(
 @pytest.mark.parametrize(
     ("config", "at_once"),
     [
-        (replace(MODEL, instance_count=1), FIRST),
+        (replace(MODEL, instance_count=1), INITIAL_SLOTS),
         (replace(MODEL, instance_count=40), 80),
         (replace(MODEL, max_batch_size=16, has_dynamic_batching=True), 64),
         (replace(MODEL, max_batch_size=16), AT_ONCE),
-        (replace(MODEL, is_ensemble=True), MOST),
+        (replace(MODEL, is_ensemble=True), MAX_SLOTS),
         (replace(MODEL, is_decoupled=True), 100),
         (replace(MODEL, has_sequence_batching=True), 100),
         (replace(MODEL, has_priorities=True), 100),
@@ -328,8 +325,8 @@ async def test_places_on_streams_are_as_many_and_one_that_is_left_is_kept_for_a_
     """A stream's end does not show when the engine has finished, so the last answer's time is assumed."""
     turns = turns_of(engine)
     for _ in range(AT_ONCE):
-        with suppress(BackendUnavailable), await turns.place("slow", "eve", None):
-            raise BackendUnavailable("the stream ended")
+        with suppress(EngineUnavailable), await turns.place("slow", "eve", None):
+            raise EngineUnavailable("the stream ended")
     waiting = asyncio.create_task(turns.place("slow", "alice", None))
     await settle()
     assert not waiting.done()
@@ -345,13 +342,13 @@ async def test_place_of_a_call_that_the_engine_works_on_is_kept_when_its_caller_
     rig: Rig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its slot and its key's share are freed only then; otherwise one client could fill the engine repeatedly."""
-    left: list[Abandoned] = []
+    left: list[AbandonedCall] = []
 
     async def works_on(*_: object, **__: object) -> HttpAnswer:
         try:
             await asyncio.Event().wait()
         except asyncio.CancelledError as error:
-            left.append(abandon(error))
+            left.append(mark_abandoned(error))
             raise
         raise AssertionError
 
@@ -374,11 +371,11 @@ async def test_pictures_of_a_model_that_is_relayed_go_to_the_engine_in_turn(rig:
     before = len(rig.backend.calls)
     asking = asyncio.create_task(rig.ask("boxes", *[picture(1)] * 8))
     async with asyncio.timeout(60):
-        while len(rig.backend.calls) < before + FIRST:
+        while len(rig.backend.calls) < before + INITIAL_SLOTS:
             await asyncio.sleep(0.005)
     for _ in range(20):
         await asyncio.sleep(0)
-    assert len(rig.backend.calls) == before + FIRST
+    assert len(rig.backend.calls) == before + INITIAL_SLOTS
     rig.backend.release.set()
     await asking
     assert len(rig.backend.calls) == before + 8

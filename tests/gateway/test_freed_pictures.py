@@ -8,10 +8,10 @@ from collections.abc import Awaitable, Callable
 
 import pytest
 
-from server.core.encoded_images import EncodedCall
-from server.core.errors import InferenceError
-from server.core.relay import InferHead
-from server.dataplane import ImageRequest
+from penstock.protocol.call import InferHead
+from penstock.protocol.errors import InferenceError
+from penstock.protocol.request_checks import EncodedCall
+from penstock.vision.results import ImageRequest
 from tests.gateway.rig import CALL, Rig, picture
 from tests.vision.pools import stop_workers, wake_workers
 

@@ -1,6 +1,6 @@
-"""When a front begins to listen: a real process, held as its parent holds it, and a core that speaks when it is told.
+"""When a worker begins to listen: a real process, and a fake core that reports on request.
 
-The front's patience with its core is an hour where nothing may depend on it, and an instant where it is the subject.
+The worker's timeout for its core is an hour if nothing may depend on it, and an instant if it is the subject.
 """
 
 import asyncio
@@ -14,20 +14,18 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from server.local.batch_line import SOCKET_NAME, BatchLine
-from server.local.control import FrontReady, GatewayServes
-from server.local.gateway_process import GatewayProcess, Part
-from server.local.messages import UP, Hello, State
-from server.settings import Settings
+from penstock.gateway.settings import Settings
+from penstock.gateway.workers.connection import SOCKET_NAME, CoreState, MessageConnection, ToCore, WorkerHello
+from penstock.gateway.workers.gateway_process import GatewayPart, GatewayProcess, GatewayServes, WorkerReady
 from tests.integration.web import Answer, call
 from tests.local.test_core_link import short_path
 
 __all__ = ["short_path"]
 pytestmark = pytest.mark.usefixtures("short_path")
 PROGRAM = """
-from server import __main__, front
-front.CORE_PATIENCE_S = {patience_s}
-__main__.end(__main__.main())
+from penstock.gateway import __main__, worker
+worker.CORE_TIMEOUT_S = {max_wait_s}
+__main__.exit_now(__main__.main())
 """
 HOUR_S, INSTANT_S = 3600.0, 0.1
 REPEATED_S = 0.2  # a core says again and again how the engine is
@@ -39,13 +37,13 @@ class Core:
 
     folder: Path
     has_word: bool = False
-    fronts: list[BatchLine[UP]] = field(default_factory=list)
+    fronts: list[MessageConnection[ToCore]] = field(default_factory=list)
 
-    def new_line(self) -> BatchLine[UP]:
-        return BatchLine(msgspec.msgpack.Decoder(UP), self._hear, lambda _: None)
+    def new_line(self) -> MessageConnection[ToCore]:
+        return MessageConnection(msgspec.msgpack.Decoder(ToCore), self._hear, lambda _: None)
 
-    def _hear(self, line: BatchLine[UP], record: UP) -> None:
-        if isinstance(record, Hello):
+    def _hear(self, line: MessageConnection[ToCore], record: ToCore) -> None:
+        if isinstance(record, WorkerHello):
             self.fronts.append(line)
 
     async def run(self) -> None:
@@ -54,7 +52,7 @@ class Core:
         try:
             while True:
                 for line in self.fronts if self.has_word else ():
-                    line.send(State(True, "", 1, (), ()))
+                    line.send(CoreState(True, "", 1, (), ()))
                 await asyncio.sleep(REPEATED_S)
         finally:
             server.close()
@@ -68,7 +66,7 @@ class Front:
 
     process: GatewayProcess
     ports: tuple[int, int]
-    news: list[object]
+    message: list[object]
     running: "asyncio.Task[int]"
 
     def is_listening(self) -> list[bool]:
@@ -91,7 +89,7 @@ def accepts(port: int) -> bool:
 
 @contextmanager
 def held_port() -> Iterator[int]:
-    """As the parent holds it: bound, for others who share it, and nobody listens."""
+    """Bound like the parent's, shared with others, and not listening."""
     with socket.socket() as held:
         held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
@@ -100,20 +98,20 @@ def held_port() -> Iterator[int]:
 
 
 @asynccontextmanager
-async def begun(run_dir: Path, *, patience_s: float) -> AsyncIterator[Front]:
+async def begun(run_dir: Path, *, max_wait_s: float) -> AsyncIterator[Front]:
     """Gone afterwards, whatever the test did to it."""
-    program = (sys.executable, "-c", PROGRAM.format(patience_s=patience_s))
-    news: list[object] = []
+    program = (sys.executable, "-c", PROGRAM.format(max_wait_s=max_wait_s))
+    message: list[object] = []
     with held_port() as http_port, held_port() as grpc_port:
         settings = Settings(
             engine="embedded", workers=2, http_port=http_port, grpc_port=grpc_port, drain_delay_s=HOUR_S
         )
-        part = Part("front 1", ("front-1",))
-        process = GatewayProcess(settings.model_dump_json(), run_dir, news.append, program=program, part=part)
+        part = GatewayPart("front 1", ("front-1",))
+        process = GatewayProcess(settings.model_dump_json(), run_dir, message.append, program=program, part=part)
         running = asyncio.create_task(process.run())
         try:
             async with asyncio.timeout(60):
-                yield Front(process, (http_port, grpc_port), news, running)
+                yield Front(process, (http_port, grpc_port), message, running)
         finally:
             process.kill()
             await running
@@ -139,22 +137,22 @@ async def until(condition: object) -> None:
 
 async def test_front_accepts_no_connection_before_its_core_spoke(tmp_path: Path) -> None:
     """Its neighbours on the port have them until then: the first answer that it ever gives is that it is ready."""
-    async with core_in(tmp_path) as core, begun(tmp_path, patience_s=HOUR_S) as front:
+    async with core_in(tmp_path) as core, begun(tmp_path, max_wait_s=HOUR_S) as front:
         await until(lambda: core.fronts)
         assert front.is_listening() == [False, False]
-        assert not front.news
+        assert not front.message
         core.has_word = True
         await until(lambda: accepts(front.ports[0]))
         assert await front.ready_status() == 200
-        await until(lambda: len(front.news) == 2)
-        assert [type(told) for told in front.news] == [GatewayServes, FrontReady]
+        await until(lambda: len(front.message) == 2)
+        assert [type(message) for message in front.message] == [GatewayServes, WorkerReady]
         assert front.is_listening() == [True, True]
 
 
 @pytest.mark.parametrize("is_there", [True, False], ids=["silent", "absent"])
-async def test_front_listens_without_its_core_when_its_patience_is_over(tmp_path: Path, is_there: bool) -> None:
+async def test_front_listens_without_its_core_after_its_timeout(tmp_path: Path, is_there: bool) -> None:
     """It lives, and says why it is not ready; it serves once the core speaks after all."""
-    async with begun(tmp_path, patience_s=INSTANT_S) as front:
+    async with begun(tmp_path, max_wait_s=INSTANT_S) as front:
         if is_there:
             async with core_in(tmp_path):
                 await check_unready(front)
@@ -175,9 +173,9 @@ async def check_unready(front: Front) -> None:
     assert "core" in ready.json["reason"]
 
 
-async def test_front_told_to_stop_before_its_core_spoke_ends_at_once(tmp_path: Path) -> None:
+async def test_front_stopped_before_its_core_spoke_ends_at_once(tmp_path: Path) -> None:
     """It has accepted nothing, so there is nothing to drain and nothing wrong."""
-    async with core_in(tmp_path) as core, begun(tmp_path, patience_s=HOUR_S) as front:
+    async with core_in(tmp_path) as core, begun(tmp_path, max_wait_s=HOUR_S) as front:
         await until(lambda: core.fronts)
         await front.process.stop(HOUR_S)
         assert await front.running == 0

@@ -1,4 +1,4 @@
-"""The parent's hold on its gateway process: started, started again, renewed, told to stop at the worst moment."""
+"""The parent's hold on its gateway process: started, started again, renewed, stopped at the worst moment."""
 
 import asyncio
 import sys
@@ -8,7 +8,7 @@ from pathlib import Path
 
 import structlog
 
-from server.local.gateway_process import EXIT_CANNOT_START, MAX_FAILED_STARTS, GatewayProcess
+from penstock.gateway.workers.gateway_process import EXIT_CANNOT_START, MAX_FAILED_STARTS, GatewayProcess
 
 COUNTED = "from pathlib import Path; p = Path({file!r}); p.write_text(p.read_text() + 'x' if p.exists() else 'x'); "
 SERVES = (
@@ -22,9 +22,9 @@ DEAF = "import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN); "
 
 def gateway_that(tmp_path: Path, script: str) -> tuple[GatewayProcess, Path, list[object]]:
     """The process, the file with one letter for each of its starts, and the news that came."""
-    starts, news = tmp_path / "starts", []
+    starts, message = tmp_path / "starts", []
     program = (sys.executable, "-c", COUNTED.format(file=str(starts)) + script)
-    return GatewayProcess("{}", tmp_path, news.append, program=program), starts, news
+    return GatewayProcess("{}", tmp_path, message.append, program=program), starts, message
 
 
 @asynccontextmanager
@@ -39,7 +39,7 @@ async def until(condition: object) -> None:
         await asyncio.sleep(0.01)
 
 
-async def test_gateway_process_told_to_stop_in_its_pause_is_not_started_again(tmp_path: Path) -> None:
+async def test_gateway_process_stopped_in_its_pause_is_not_started_again(tmp_path: Path) -> None:
     """It had died and waits to be started: stop ends the waiting, and nothing is started behind its back."""
     gateway, starts, _ = gateway_that(tmp_path, SERVES + DIES)
     async with in_time():
@@ -51,7 +51,7 @@ async def test_gateway_process_told_to_stop_in_its_pause_is_not_started_again(tm
     assert starts.read_text() == had
 
 
-async def test_gateway_process_told_to_stop_before_it_listens_for_signals_ends_well(tmp_path: Path) -> None:
+async def test_gateway_process_stopped_before_it_listens_for_signals_ends_well(tmp_path: Path) -> None:
     """SIGTERM while Python still imports: nothing was accepted, so nothing is wrong."""
     gateway, starts, _ = gateway_that(tmp_path, SLEEPS)
     async with in_time():
@@ -61,7 +61,7 @@ async def test_gateway_process_told_to_stop_before_it_listens_for_signals_ends_w
         assert await task == 0
 
 
-async def test_gateway_process_told_to_stop_while_it_is_made_ends_well(tmp_path: Path) -> None:
+async def test_gateway_process_stopped_while_it_is_made_ends_well(tmp_path: Path) -> None:
     """Between the decision to start it and its process there is a moment too."""
     gateway, _, _ = gateway_that(tmp_path, SLEEPS)
     async with in_time():
@@ -83,45 +83,45 @@ async def test_gateway_process_that_never_serves_is_given_up(tmp_path: Path) -> 
 
 async def test_gateway_process_that_served_once_is_started_for_ever(tmp_path: Path) -> None:
     """Who has served is worth more attempts than a broken installation."""
-    gateway, starts, news = gateway_that(tmp_path, SERVES + DIES)
+    gateway, starts, message = gateway_that(tmp_path, SERVES + DIES)
     async with in_time():
         task = asyncio.create_task(gateway.run())
         await until(lambda: gateway.restarts > MAX_FAILED_STARTS)
         await gateway.stop(5.0)
         await task
     assert len(starts.read_text()) > MAX_FAILED_STARTS
-    assert len(news) > MAX_FAILED_STARTS
+    assert len(message) > MAX_FAILED_STARTS
 
 
 async def test_gateway_process_renewed_is_started_again_and_counts_no_death(tmp_path: Path) -> None:
-    """Told to end with its engine, once however often it is asked, it comes back; it did not die."""
-    gateway, starts, news = gateway_that(tmp_path, SERVES + SLEEPS)
+    """Renewed with its engine, once for any number of requests, it comes back; it did not die."""
+    gateway, starts, message = gateway_that(tmp_path, SERVES + SLEEPS)
     async with in_time():
         task = asyncio.create_task(gateway.run())
         assert not gateway.renew(5.0)  # there is no process yet
-        await until(lambda: len(news) == 1)
+        await until(lambda: len(message) == 1)
         assert gateway.renew(5.0)
         assert not gateway.renew(5.0)
-        await until(lambda: len(news) == 2)
+        await until(lambda: len(message) == 2)
         assert (starts.read_text(), gateway.restarts) == ("xx", 0)
         await gateway.stop(5.0)
         await task
 
 
 async def test_gateway_process_that_does_not_end_when_renewed_is_killed(tmp_path: Path) -> None:
-    """An engine that holds its process for ever does not hold the stack: after the patience another one starts."""
-    gateway, starts, news = gateway_that(tmp_path, DEAF + SERVES + SLEEPS)
+    """An engine that blocks its process does not block the stack: after the timeout another one starts."""
+    gateway, starts, message = gateway_that(tmp_path, DEAF + SERVES + SLEEPS)
     async with in_time():
         task = asyncio.create_task(gateway.run())
-        await until(lambda: len(news) == 1)
+        await until(lambda: len(message) == 1)
         gateway.renew(0.1)
-        await until(lambda: len(news) == 2)
+        await until(lambda: len(message) == 2)
         assert starts.read_text() == "xx"
         gateway.kill()
         await task
 
 
 async def test_gateway_process_keeps_its_settings_to_its_user(tmp_path: Path) -> None:
-    """The file with the settings is nobody else's to read."""
+    """The file with the settings is readable by its owner only."""
     gateway_that(tmp_path, DIES)
     assert (tmp_path / "settings.json").stat().st_mode & 0o077 == 0

@@ -5,20 +5,21 @@ from unittest.mock import AsyncMock, Mock
 
 import pytest
 
-from server.backends.engine_view import EngineView
-from server.core.backend import Backend
-from server.core.batching import Batching
-from server.core.caller import Caller
-from server.core.errors import InferenceError, Overloaded, UndecodableImage
-from server.image_flow import ImageFlow, ImageRequest
-from server.metrics import Metrics
-from server.vision.pool import DecodePool
+from penstock.engines.model_health import EngineView
+from penstock.gateway.image_flow import ImageFlow
+from penstock.gateway.metrics import Metrics
+from penstock.protocol.engine import InferenceEngine
+from penstock.protocol.errors import InferenceError, Overloaded, UndecodableImage
+from penstock.protocol.identity import Identity
+from penstock.protocol.inference import Batcher
+from penstock.vision.decode_pool import DecodePool
+from penstock.vision.results import ImageRequest
 from tests.gateway.rig import CLASSIFIER
 
 
 async def test_picture_that_cannot_be_answered_in_time_is_not_decoded() -> None:
     """The queue is asked first, with all the pictures of the request."""
-    batching, pool = Mock(Batching), Mock(DecodePool)
+    batching, pool = Mock(Batcher), Mock(DecodePool)
     batching.owns.return_value = True
     batching.refuse_hopeless.side_effect = Overloaded("too late")
     flow = flow_of(batching, pool)
@@ -29,8 +30,8 @@ async def test_picture_that_cannot_be_answered_in_time_is_not_decoded() -> None:
 
 
 async def test_picture_without_a_deadline_is_never_hopeless() -> None:
-    """Nobody is asked; it fails by its own faults only."""
-    batching, pool = Mock(Batching), Mock(DecodePool)
+    """Fails by its own faults only."""
+    batching, pool = Mock(Batcher), Mock(DecodePool)
     batching.owns.return_value = True
     pool.prepare = AsyncMock(side_effect=UndecodableImage("torn"))
     with pytest.raises(InferenceError, match="torn"):
@@ -42,7 +43,7 @@ async def test_picture_is_decoded_in_its_clients_turn_until_its_deadline() -> No
     """The decode pool gets client and deadline, for image bodies and image tensors."""
     pool = Mock(DecodePool)
     pool.prepare = AsyncMock(side_effect=UndecodableImage("torn"))
-    flow, deadline = flow_of(Mock(Batching), pool), time.monotonic() + 60
+    flow, deadline = flow_of(Mock(Batcher), pool), time.monotonic() + 60
     request = ImageRequest("classes", "", (b"one",), deadline, client="key camera")
     with pytest.raises(InferenceError, match="torn"):
         await flow.run(request, await flow.model("classes"), "classes")
@@ -55,21 +56,21 @@ async def test_picture_is_decoded_in_its_clients_turn_until_its_deadline() -> No
 @pytest.mark.parametrize(
     ("caller", "client"),
     [
-        (Caller("camera", "ipv4:10.0.0.1:53210", "10.0.0.1"), "key camera"),
-        (Caller("", "ipv4:10.0.0.1:53210", "10.0.0.1"), "address 10.0.0.1"),
-        (Caller("", "", "10.0.0.1"), "address 10.0.0.1"),
-        (Caller("", "unix:/run/x"), "connection unix:/run/x"),
+        (Identity("camera", "ipv4:10.0.0.1:53210", "10.0.0.1"), "key camera"),
+        (Identity("", "ipv4:10.0.0.1:53210", "10.0.0.1"), "address 10.0.0.1"),
+        (Identity("", "", "10.0.0.1"), "address 10.0.0.1"),
+        (Identity("", "unix:/run/x"), "connection unix:/run/x"),
     ],
 )
-def test_client_that_queues_are_fair_to_is_a_key_or_an_address(caller: Caller, client: str) -> None:
+def test_client_that_queues_are_fair_to_is_a_key_or_an_address(caller: Identity, client: str) -> None:
     """Several connections of one host count as one client."""
     assert caller.client == client
 
 
-def flow_of(batching: Batching, pool: DecodePool) -> ImageFlow:
+def flow_of(batching: Batcher, pool: DecodePool) -> ImageFlow:
     watch = Mock(EngineView)
     watch.find = AsyncMock(return_value=CLASSIFIER)
-    return ImageFlow(backend=Mock(Backend), watch=watch, pool=pool, metrics=Metrics(), batching=batching)
+    return ImageFlow(backend=Mock(InferenceEngine), watch=watch, pool=pool, metrics=Metrics(), batching=batching)
 
 
 async def run(flow: ImageFlow, deadline: float | None) -> None:

@@ -7,15 +7,16 @@ from dataclasses import dataclass, replace
 import numpy as np
 import pytest
 
-from server.backends.watch import EngineWatch, WatchOptions
-from server.core.encoded_images import ImageInput
-from server.core.errors import DeadlineExceeded, InvalidRequest, TooLarge, UndecodableImage, UnsupportedMedia
-from server.core.model import ModelConfig, TensorSpec
-from server.core.tensor import Array, Datatype
-from server.image_flow import ImageFlow, ImageRequest
-from server.metrics import Metrics
-from server.testing import FakeBackend
-from server.vision.pool import DecodePool
+from penstock.engines.watch import EngineWatch, WatchOptions
+from penstock.gateway.image_flow import ImageFlow
+from penstock.gateway.metrics import Metrics
+from penstock.protocol.engine import ModelConfig, TensorSpec
+from penstock.protocol.errors import DeadlineExceeded, InvalidRequest, TooLarge, UndecodableImage, UnsupportedMedia
+from penstock.protocol.inference import Array, Datatype
+from penstock.protocol.request_checks import ImageInput
+from penstock.testing import FakeEngine
+from penstock.vision.decode_pool import DecodePool
+from penstock.vision.results import ImageRequest
 from tests.gateway.rig import picture
 
 OUTPUTS = (TensorSpec("p", Datatype.FP32, (3,)),)
@@ -48,7 +49,7 @@ class Rig:
 
 @pytest.fixture
 async def rig() -> AsyncIterator[Rig]:
-    backend = FakeBackend((BATCHES, ONE, MANY, OWN_SIZE, TEXTS, PLAIN, WRONG))
+    backend = FakeEngine((BATCHES, ONE, MANY, OWN_SIZE, TEXTS, PLAIN, WRONG))
     watch = EngineWatch(backend, WatchOptions())
     for name in ("batches", "one", "many", "own", "texts", "plain", "wrong"):
         await watch.note_loaded(name)
@@ -105,7 +106,7 @@ async def test_bad_picture_is_named_by_its_number(rig: Rig) -> None:
 
 async def test_tensor_over_its_limit_is_too_large(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
     """By the network's size before a picture is decoded, by the arrays where pictures keep their own size."""
-    monkeypatch.setattr("server.vision.amounts.MAX_TENSOR_BYTES", 2 * 3 * 8 * 8 * 4)
+    monkeypatch.setattr("penstock.vision.image_limits.MAX_TENSOR_BYTES", 2 * 3 * 8 * 8 * 4)
     assert (await rig.tensor("batches", picture(1), picture(1))).shape[0] == 2
     with pytest.raises(TooLarge, match="send fewer or smaller"):
         await rig.tensor("batches", picture(1), picture(1), picture(1))
@@ -121,9 +122,9 @@ async def test_images_past_their_deadline_are_given_up_while_they_are_decoded(ri
 
 
 def test_only_models_that_describe_images_have_an_image_input(rig: Rig) -> None:
-    """BYTES to any other model is the engine's affair; a card with a mistake is told."""
+    """BYTES for any other model are relayed; an invalid card is reported."""
     assert rig.images.input_of("batches") == ImageInput("x", 3 * 8 * 8 * 4)
     assert rig.images.input_of("own") == ImageInput("image", 0)
-    assert [rig.images.input_of(name) for name in ("texts", "plain", "nobody")] == [None] * 3
+    assert [rig.images.input_of(name) for name in ("texts", "plain", "unknown")] == [None] * 3
     with pytest.raises(InvalidRequest, match="network-type"):
         rig.images.input_of("wrong")

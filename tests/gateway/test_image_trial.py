@@ -4,10 +4,10 @@ from dataclasses import replace
 
 import pytest
 
-from server.core.errors import BackendUnavailable
-from server.core.model import ModelConfig, TensorSpec
-from server.core.tensor import Datatype
-from server.testing import FakeMode
+from penstock.protocol.engine import ModelConfig, TensorSpec
+from penstock.protocol.errors import EngineUnavailable
+from penstock.protocol.inference import Datatype
+from penstock.testing import FakeMode
 from tests.gateway.rig import CLASSIFIER, DETECTOR, TENSORS_ONLY, Rig
 
 
@@ -106,6 +106,6 @@ async def test_model_whose_input_is_no_picture_takes_none(rig: Rig, inputs: tupl
 async def test_engine_that_is_down_is_no_verdict(rig: Rig) -> None:
     """The model is tried when the engine is up again."""
     rig.backend.mode = FakeMode.UNAVAILABLE
-    with pytest.raises(BackendUnavailable):
+    with pytest.raises(EngineUnavailable):
         await rig.images.trial(DETECTOR, 30.0)
     rig.backend.mode = FakeMode.NORMAL

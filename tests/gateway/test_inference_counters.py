@@ -11,23 +11,21 @@ from dataclasses import dataclass
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from server import passage
-from server.admission import Admission, AdmissionLimits
-from server.backends.watch import EngineWatch, WatchOptions
-from server.batching.batcher import BatcherPool
-from server.batching.options import BatchOptions
-from server.core.batching import Owner
-from server.core.caller import NOBODY
-from server.core.errors import BackendFailed, DeadlineExceeded, InferenceError, InvalidRequest, Overloaded
-from server.core.infer import InferRequest, InferResponse
-from server.core.relay import InferHead
-from server.core.verb import Verb
-from server.metrics import Metrics
-from server.passage import Passage
-from server.testing import FakeBackend
+from penstock.engines.watch import EngineWatch, WatchOptions
+from penstock.gateway import admission as admission_control
+from penstock.gateway.admission import AdmissionControl
+from penstock.gateway.batching.batcher import BatcherPool
+from penstock.gateway.batching.options import BatchOptions
+from penstock.gateway.in_flight import InFlightLimiter, InFlightLimits
+from penstock.gateway.metrics import Metrics
+from penstock.protocol.call import InferHead
+from penstock.protocol.errors import DeadlineExceeded, EngineFailed, InferenceError, InvalidRequest, Overloaded
+from penstock.protocol.identity import ANONYMOUS, Verb
+from penstock.protocol.inference import BatchOwner, InferRequest, InferResponse
+from penstock.testing import FakeEngine
 from tests.batching.echo_engine import POISON, EchoEngine, asking
 
-OWNED = BatchOptions(owner=Owner.GATEWAY, max_batch_size=4, instances=1, max_queue_size=16)
+OWNED = BatchOptions(owner=BatchOwner.GATEWAY, max_batch_size=4, instances=1, max_queue_size=16)
 PLACES = 24
 WATCH = WatchOptions(probe_interval_s=60, down_interval_s=0.01, canary_interval_s=60)
 HEAD = InferHead("m")
@@ -35,16 +33,16 @@ HEAD = InferHead("m")
 
 @dataclass
 class Rig:
-    """A passage before a batcher, and what was counted."""
+    """An admission control before a batcher, and the counts."""
 
-    passage: Passage
+    admission_control: AdmissionControl
     engine: EchoEngine
     pool: BatcherPool
     metrics: Metrics
 
     def ask(self, request: InferRequest) -> "asyncio.Task[InferResponse]":
         async def pass_through() -> InferResponse:
-            with self.passage.through(Verb.INFER, HEAD, NOBODY, 1, request.deadline):
+            with self.admission_control.through(Verb.INFER, HEAD, ANONYMOUS, 1, request.deadline):
                 return await self.pool.infer(request, client="one")
 
         return asyncio.create_task(pass_through())
@@ -65,15 +63,15 @@ class Rig:
 
 @pytest.fixture
 async def rig() -> AsyncIterator[Rig]:
-    backend, metrics = FakeBackend(()), Metrics()
+    backend, metrics = FakeEngine(()), Metrics()
     watch = EngineWatch(backend, WATCH)
     task = asyncio.create_task(watch.run())
     async with asyncio.timeout(30):
         await watch.first_ready.wait()
     engine = EchoEngine()
     pool = BatcherPool(engine, lambda _: OWNED)
-    admission = Admission(AdmissionLimits(max_requests=PLACES))
-    yield Rig(Passage(watch=watch, admission=admission, metrics=metrics), engine, pool, metrics)
+    admission = InFlightLimiter(InFlightLimits(max_requests=PLACES))
+    yield Rig(AdmissionControl(watch=watch, admission=admission, metrics=metrics), engine, pool, metrics)
     assert admission.statistics().requests == 0
     await pool.aclose()
     task.cancel()
@@ -86,9 +84,9 @@ async def settled(tasks: Sequence["asyncio.Task[InferResponse]"]) -> list[InferR
         return await asyncio.gather(*tasks, return_exceptions=True)
 
 
-async def test_answer_failure_and_refusal_at_the_door_are_told_apart(rig: Rig) -> None:
+async def test_answer_failure_and_refusal_are_counted_separately(rig: Rig) -> None:
     """An accepted request that fails has a reason; one that gets no place was never accepted."""
-    rig.engine.refusals.append(BackendFailed("broken"))
+    rig.engine.refusals.append(EngineFailed("broken"))
     await settled([rig.ask(asking(1))])
     await settled([rig.ask(asking(2))])
     with pytest.raises(DeadlineExceeded):
@@ -122,7 +120,7 @@ async def test_caller_that_leaves_a_call_of_its_own_leaves_the_engine(rig: Rig) 
     """A relayed request was in no queue of ours."""
 
     async def relayed() -> None:
-        with rig.passage.through(Verb.INFER, HEAD, NOBODY, 1, None):
+        with rig.admission_control.through(Verb.INFER, HEAD, ANONYMOUS, 1, None):
             await asyncio.Event().wait()
 
     task = asyncio.create_task(relayed())
@@ -137,11 +135,11 @@ async def test_caller_that_leaves_a_call_of_its_own_leaves_the_engine(rig: Rig) 
 async def test_caller_that_gives_up_at_its_own_deadline_was_failed_by_us(
     rig: Rig, monkeypatch: pytest.MonkeyPatch, slack_s: float, end: str
 ) -> None:
-    """A gRPC client leaves a moment before it could be told: that is a deadline, and no change of mind. Earlier it is.
+    """A gRPC client that leaves just before its deadline counts as a missed deadline; earlier, as cancelled.
 
     The moment is a minute here, so that a machine that stands still makes no difference.
     """
-    monkeypatch.setattr(passage, "DEADLINE_SLACK_S", slack_s)
+    monkeypatch.setattr(admission_control, "DEADLINE_SLACK_S", slack_s)
     rig.engine.gate.clear()
     task = rig.ask(asking(1, deadline=time.monotonic() + 30.0))
     await rig.engine.called(1)
@@ -152,11 +150,11 @@ async def test_caller_that_gives_up_at_its_own_deadline_was_failed_by_us(
 
 async def test_request_on_a_stream_ends_once_too(rig: Rig) -> None:
     """Answered, failed, or left on its stream."""
-    with rig.passage.place_on_stream(HEAD, NOBODY, 1):
+    with rig.admission_control.stream_slot(HEAD, ANONYMOUS, 1):
         pass
-    with suppress(InvalidRequest), rig.passage.place_on_stream(HEAD, NOBODY, 1):
+    with suppress(InvalidRequest), rig.admission_control.stream_slot(HEAD, ANONYMOUS, 1):
         raise InvalidRequest("bad")
-    with suppress(asyncio.CancelledError), rig.passage.place_on_stream(HEAD, NOBODY, 1):
+    with suppress(asyncio.CancelledError), rig.admission_control.stream_slot(HEAD, ANONYMOUS, 1):
         raise asyncio.CancelledError
     assert rig.counted() == {"accepted": 3, "answered": 1, "failed/invalid": 1, "cancelled/stream": 1}
 
@@ -173,7 +171,7 @@ async def test_accepted_is_answered_failed_and_cancelled_together(rig: Rig, seed
         if chance.random() < 0.2:
             chance.choice(tasks).cancel()
         if chance.random() < 0.05:
-            rig.engine.refusals.append(chance.choice((BackendFailed("broken"), Overloaded("full"))))
+            rig.engine.refusals.append(chance.choice((EngineFailed("broken"), Overloaded("full"))))
         rig.engine.missing_rows = int(chance.random() < 0.05)
         (rig.engine.gate.set if chance.random() < 0.6 else rig.engine.gate.clear)()
         if chance.random() < 0.5:

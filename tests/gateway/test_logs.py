@@ -9,7 +9,7 @@ from collections.abc import Iterator
 import pytest
 import structlog
 
-from server.logs import LogFormat, configure_logs, get_logger
+from penstock.logs import LogFormat, configure_logs, get_logger
 
 
 @pytest.fixture
@@ -66,7 +66,7 @@ def test_log_as_json_is_one_object_a_line() -> None:
 
 @pytest.mark.usefixtures("_restored")
 def test_log_below_its_level_is_silent() -> None:
-    """Debug lines cost nobody a line unless they are asked for."""
+    """Debug lines are dropped by default."""
     stream = lines_of(LogFormat.TEXT)
     get_logger("rest").debug("request refused", reason="invalid")
     assert stream.getvalue() == ""
@@ -95,8 +95,8 @@ class Gone(io.StringIO):
 
 
 @pytest.mark.usefixtures("_restored")
-def test_log_that_nobody_reads_costs_nobody_but_its_line() -> None:
-    """A reader that left, or a full disk, is no error of whoever had something to say."""
+def test_unreadable_log_loses_only_its_line() -> None:
+    """A closed reader or a full disk is no error for the code that logs."""
     configure_logs(LogFormat.TEXT, stream=Gone())
     get_logger("core").info("joined")
     logging.getLogger("library").warning("said")

@@ -10,12 +10,12 @@ from typing import Any
 
 import pytest
 
-from server import engines
-from server.backends.watch import EngineWatch
-from server.core.model import ModelConfig
-from server.engines import compose_telemetry
-from server.gpu.telemetry.reader import TelemetryOptions
-from server.settings import Settings
+from penstock.engines.watch import EngineWatch
+from penstock.gateway import composition as engines
+from penstock.gateway.composition import compose_telemetry
+from penstock.gateway.settings import Settings
+from penstock.gpu.telemetry.reader import TelemetryOptions
+from penstock.protocol.engine import ModelConfig
 from tests.gateway.test_watch import QUICK, ScriptedEngine, until
 
 FAKE_NVML = Path(__file__).parents[1] / "gpu" / "fake_nvml"
@@ -36,7 +36,7 @@ def nvml(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]
     monkeypatch.setenv("FAKE_NVML", str(state))
     monkeypatch.setenv("PYTHONPATH", str(FAKE_NVML))
     monkeypatch.setattr(engines, "has_driver", lambda: True)
-    quick = TelemetryOptions(interval_s=0.02, again_s=0.01, absent_s=0.01)
+    quick = TelemetryOptions(interval_s=0.02, restart_delay_s=0.01, no_gpu_delay_s=0.01)
     monkeypatch.setattr(engines, "TelemetryOptions", lambda dcgm_url: replace(quick, dcgm_url=dcgm_url))
 
     def change(**said: Any) -> None:
@@ -90,7 +90,7 @@ async def test_gpu_that_no_model_runs_on_may_fall_off_the_bus(nvml: Callable[...
 
 
 @pytest.mark.parametrize(
-    ("said", "has_driver", "is_told"),
+    ("said", "has_driver", "has_reader"),
     [
         ({}, True, True),
         ({}, False, False),
@@ -99,13 +99,13 @@ async def test_gpu_that_no_model_runs_on_may_fall_off_the_bus(nvml: Callable[...
         ({"engine": "http://elsewhere.example:8000", "gpu_metrics": "http://elsewhere.example:9400/m"}, False, True),
     ],
 )
-def test_cards_are_told_of_where_the_engine_and_a_driver_are(
-    monkeypatch: pytest.MonkeyPatch, said: dict[str, str], has_driver: bool, is_told: bool
+def test_cards_are_read_where_the_engine_and_a_driver_are(
+    monkeypatch: pytest.MonkeyPatch, said: dict[str, str], has_driver: bool, has_reader: bool
 ) -> None:
     """Else no process is started; an exporter is read wherever it is, and its card is not held against the engine."""
     monkeypatch.setattr(engines, "has_driver", lambda: has_driver)
     watch = EngineWatch(ScriptedEngine(), QUICK)
     plain = watch.hindrance
     telemetry = compose_telemetry(Settings.model_validate(said), watch, environment={})
-    assert (telemetry is not None) == is_told
-    assert (watch.hindrance is plain) == (not is_told or "engine" in said)
+    assert (telemetry is not None) == has_reader
+    assert (watch.hindrance is plain) == (not has_reader or "engine" in said)

@@ -9,12 +9,11 @@ from functools import partial
 
 import pytest
 
-from server.batching.queue import QueueStatistics
-from server.batching.readings import queue_readers
-from server.core.batching import CloseReason
-from server.core.infer import Timings
-from server.core.metric_table import TABLE
-from server.metrics import PROCESS_METRICS, Metrics
+from penstock.gateway.batching.batch_report import queue_readers
+from penstock.gateway.batching.queue import QueueStatistics
+from penstock.gateway.metrics import PROCESS_METRICS, Metrics
+from penstock.metric_table import METRICS
+from penstock.protocol.inference import CloseReason, Timings
 
 QUEUE = QueueStatistics(
     depth=3,
@@ -61,7 +60,7 @@ def filled() -> Metrics:
     metrics.read("access_keys", lambda: 2)
     for name in ("tls_certificate_expires_timestamp_seconds", "tls_failed_reads_total", "access_failed_reads_total"):
         metrics.read(name, lambda: 1)
-    for name in ("guests", "front_restarts_total"):
+    for name in ("guests", "front_restarts_total"):  # plain-english: ok
         metrics.read(name, lambda: 1)
     metrics.read("key_inflight_requests", lambda: {("camera",): 3.0})
     metrics.read("shared_memory_regions", lambda: 2)
@@ -91,7 +90,7 @@ def filled() -> Metrics:
 def test_metrics_text_holds_every_row_of_the_table() -> None:
     """Nothing is declared that is not served."""
     text = filled().text().decode()
-    for row in TABLE:
+    for row in METRICS:
         assert f"# HELP penstock_{row.name.removesuffix('_total')}" in text, row.name
     assert 'penstock_requests_total{code="200",model="m",protocol="http"} 1.0' in text
     assert "penstock_engine_restarts_total 5.0" in text
@@ -132,7 +131,7 @@ def test_metrics_pass_promtool() -> None:
 
 def test_metrics_have_no_series_that_the_table_does_not_declare() -> None:
     """A person who reads the page finds our names, the process's, and nothing else of the library's."""
-    declared = {f"penstock_{row.name}" for row in TABLE} | set(PROCESS_METRICS)
+    declared = {f"penstock_{row.name}" for row in METRICS} | set(PROCESS_METRICS)
     lines = [line for line in filled().text().decode().splitlines() if not line.startswith("#")]
     names = {re.sub(r"_(bucket|sum|count)$", "", re.split(r"[ {]", line)[0]) for line in lines}
     assert names <= declared

@@ -4,11 +4,11 @@ import asyncio
 
 import pytest
 
-from server import passage
-from server.backends.model_health import Cause
-from server.core.errors import ModelUnavailable
-from server.core.relay import GrpcAnswer, GrpcCall, HttpAnswer, HttpCall, InferHead
-from server.dataplane import Verb
+from penstock.engines.model_health import Cause
+from penstock.gateway import admission as admission_control
+from penstock.protocol.call import GrpcAnswer, GrpcCall, HttpAnswer, HttpCall, InferHead
+from penstock.protocol.errors import ModelUnavailable
+from penstock.protocol.identity import Verb
 from tests.gateway.rig import CALL, Rig, picture
 
 
@@ -80,8 +80,8 @@ async def test_call_that_fails_because_the_models_process_is_replaced_is_503(
 
 async def test_call_that_waits_long_is_reported_until_it_is_answered(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
     """The oldest of each model; a call without a deadline would otherwise never be noticed."""
-    monkeypatch.setattr(passage, "LOOK_INTERVAL_S", 0.001)
-    monkeypatch.setattr(passage, "LONG_WAIT_S", 0.0)
+    monkeypatch.setattr(admission_control, "CHECK_INTERVAL_S", 0.001)
+    monkeypatch.setattr(admission_control, "LONG_WAIT_S", 0.0)
     reported: asyncio.Queue[tuple[str, bool]] = asyncio.Queue()
     monkeypatch.setattr(
         rig.watch, "note_late", lambda name, waited_s, *, is_waiting=False: reported.put_nowait((name, is_waiting))

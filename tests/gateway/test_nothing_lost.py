@@ -20,48 +20,46 @@ from hypothesis import strategies as st
 from prometheus_client.parser import text_string_to_metric_families
 from tritonclient.grpc import service_pb2
 
-from server.admission import Admission, AdmissionLimits
-from server.backends.watch import EngineWatch, WatchOptions
-from server.batch_flow import BatchFlow
-from server.batching.batcher import BatcherPool
-from server.batching.options import BatchOptions
-from server.core.batching import Owner
-from server.core.caller import NOBODY
-from server.core.errors import InferenceError
-from server.core.infer import InferRequest
-from server.core.leaving import LeftAt
-from server.core.model import ModelConfig, TensorSpec
-from server.core.relay import GrpcAnswer, GrpcCall, HttpAnswer, HttpCall, InferHead
-from server.core.tensor import Datatype, Tensor, tensor_from_numpy
-from server.dataplane import DataPlane, Verb
-from server.image_flow import ImageFlow
-from server.metrics import Metrics
-from server.testing import FakeBackend, FakeMode
+from penstock.engines.watch import EngineWatch, WatchOptions
+from penstock.gateway.batch_flow import BatchFlow
+from penstock.gateway.batching.batcher import BatcherPool
+from penstock.gateway.batching.options import BatchOptions
+from penstock.gateway.dataplane import DataPlane
+from penstock.gateway.image_flow import ImageFlow
+from penstock.gateway.in_flight import InFlightLimiter, InFlightLimits
+from penstock.gateway.metrics import Metrics
+from penstock.protocol.call import GrpcAnswer, GrpcCall, HttpAnswer, HttpCall, InferHead
+from penstock.protocol.cancellation import CancelStage
+from penstock.protocol.engine import ModelConfig, TensorSpec
+from penstock.protocol.errors import InferenceError
+from penstock.protocol.identity import ANONYMOUS, Verb
+from penstock.protocol.inference import BatchOwner, Datatype, InferRequest, Tensor, tensor_from_numpy
+from penstock.testing import FakeEngine, FakeMode
 
 OWNED, RELAYED = "owned", "relayed"
 PLACES, QUEUE = 12, 5
-OPTIONS = BatchOptions(owner=Owner.GATEWAY, max_batch_size=4, instances=1, max_queue_size=QUEUE)
+OPTIONS = BatchOptions(owner=BatchOwner.GATEWAY, max_batch_size=4, instances=1, max_queue_size=QUEUE)
 WATCH = WatchOptions(probe_interval_s=60, down_interval_s=0.001, canary_interval_s=60)
 INFER = "/inference.GRPCInferenceService/ModelInfer"
 
 
 class Watch(EngineWatch):
-    """A watch that can be told that calls in flight will not be answered."""
+    """A watch that can report that calls in flight will not be answered."""
 
     def fall_silent(self) -> None:
         for cut in self._cuts:
-            cut("told so")
+            cut("reported")
 
 
 @dataclass
 class Plane:
-    """A data plane over an engine that does as it is told, and the callers so far."""
+    """A data plane over an engine that the test controls, and the clients so far."""
 
     plane: DataPlane
-    engine: FakeBackend
+    engine: FakeEngine
     watch: Watch
     pool: BatcherPool
-    admission: Admission
+    admission: InFlightLimiter
     metrics: Metrics
     tasks: list["asyncio.Task[object]"] = field(default_factory=list)
 
@@ -76,9 +74,9 @@ class Plane:
         return found
 
     def is_busy(self) -> bool:
-        """Somebody waits, or a call that nobody waits for any more is at the engine still."""
+        """Whether a client waits, or an abandoned call is still at the engine."""
         queues = self.pool.statistics().values()
-        return not all(task.done() for task in self.tasks) or any(told.depth or told.in_flight for told in queues)
+        return not all(task.done() for task in self.tasks) or any(queue.depth or queue.in_flight for queue in queues)
 
     async def over_http(self, model: str, deadline: float | None) -> HttpAnswer:
         body = b'{"inputs":[{"name":"x","shape":[1,1],"datatype":"FP32","data":[7]}]}'
@@ -92,14 +90,14 @@ class Plane:
         call = GrpcCall(INFER, request.SerializeToString())
         return await self.plane.relay_grpc(Verb.INFER, InferHead(model), call, deadline=deadline)
 
-    async def as_guest(self, model: str, deadline: float | None) -> str:
+    async def as_client_process(self, model: str, deadline: float | None) -> str:
         """The engine's own refusal is an answer, as over gRPC."""
         request = InferRequest(model, (tensor_from_numpy("x", np.zeros((1, 1), np.float32)),), deadline=deadline)
-        await self.plane.infer_tensors(request, self.engine, client="guest 1")
+        await self.plane.infer_tensors(request, self.engine, client="process 1")
         return "answered"
 
     async def on_a_stream(self, model: str, _: float | None) -> str:
-        with self.plane.place_on_stream(InferHead(model), NOBODY, 1):
+        with self.plane.stream_slot(InferHead(model), ANONYMOUS, 1):
             await asyncio.sleep(0.002)
         return "answered"
 
@@ -111,9 +109,9 @@ def answer(request: InferRequest) -> list[Tensor]:
 @asynccontextmanager
 async def composed() -> AsyncIterator[Plane]:
     specs = ((TensorSpec("x", Datatype.FP32, (1,)),), (TensorSpec("y", Datatype.FP32, (1,)),))
-    engine = FakeBackend([ModelConfig(name, "python", 4, *specs) for name in (OWNED, RELAYED)], answer=answer)
+    engine = FakeEngine([ModelConfig(name, "python", 4, *specs) for name in (OWNED, RELAYED)], answer=answer)
     watch, metrics = Watch(engine, WATCH), Metrics()
-    admission = Admission(AdmissionLimits(max_requests=PLACES))
+    admission = InFlightLimiter(InFlightLimits(max_requests=PLACES))
     pool = BatcherPool(engine, lambda name: OPTIONS if name == OWNED else None)
     images = Mock(ImageFlow)
     plane = DataPlane(relay=engine, watch=watch, images=images, admission=admission, metrics=metrics)
@@ -177,7 +175,9 @@ async def let_time_pass(_: Plane) -> None:
 
 ASKS: st.SearchStrategy[Step] = st.builds(
     lambda way, model, within_ms, callers: partial(ask, way, model, within_ms, callers),
-    st.sampled_from([Plane.over_http, Plane.over_grpc, Plane.as_guest, Plane.as_guest, Plane.on_a_stream]),
+    st.sampled_from(
+        [Plane.over_http, Plane.over_grpc, Plane.as_client_process, Plane.as_client_process, Plane.on_a_stream]
+    ),
     st.sampled_from([OWNED, OWNED, OWNED, RELAYED]),
     st.sampled_from([None, None, None, -1.0, 0.5, 2.0, 50.0]),
     st.integers(1, 7),
@@ -229,12 +229,12 @@ def kind_of(end: object) -> str:
 def test_every_accepted_inference_has_one_end_and_its_caller_saw_it(steps: list[Step], is_closed_at_last: bool) -> None:
     """accepted = answered + failed + cancelled, each where it was; answered are those that callers had answers to."""
     counted, seen, callers = asyncio.run(play(steps, is_closed_at_last))
-    told = f"{counted} {seen}"
+    received = f"{counted} {seen}"
     failed = sum(count for name, count in counted.items() if name.startswith("failed/"))
     cancelled = sum(count for name, count in counted.items() if name.startswith("cancelled/"))
-    assert counted["accepted"] == counted["answered"] + failed + cancelled, told
-    assert counted["answered"] == seen["answered"], told
-    assert failed <= seen["refused"] + seen["left"], told
-    assert cancelled <= seen["left"], told
-    assert callers - counted["accepted"] == seen["refused"] + seen["left"] - failed - cancelled, told
-    assert {name.partition("/")[2] for name in counted if name.startswith("cancelled/")} <= set(LeftAt), told
+    assert counted["accepted"] == counted["answered"] + failed + cancelled, received
+    assert counted["answered"] == seen["answered"], received
+    assert failed <= seen["refused"] + seen["left"], received
+    assert cancelled <= seen["left"], received
+    assert callers - counted["accepted"] == seen["refused"] + seen["left"] - failed - cancelled, received
+    assert {name.partition("/")[2] for name in counted if name.startswith("cancelled/")} <= set(CancelStage), received

@@ -3,8 +3,8 @@
 import asyncio
 from pathlib import Path
 
-from server.backends.reaper import claim_run_directory
-from server.own_processes import Changed, OwnProcesses
+from penstock.engines.run_directory import claim_run_directory
+from penstock.gateway.stack.model_processes import Changed, ModelProcesses
 from tests.backends.replica_groups import until
 
 
@@ -31,16 +31,16 @@ class FalseProcess:
 async def test_each_model_has_one_process_that_a_further_hang_ends(tmp_path: Path) -> None:
     """Two reports of one hang end it once; other models' processes continue; the stop ends all."""
     made: dict[str, FalseProcess] = {}
-    told: list[dict[str, str]] = []
-    processes = OwnProcesses(
+    reported: list[dict[str, str]] = []
+    processes = ModelProcesses(
         lambda model, _, changed: made.setdefault(model, FalseProcess(changed)),
         lambda: claim_run_directory(tmp_path)[0],
-        lambda: told.append(processes.folders),
+        lambda: reported.append(processes.folders),
     )
     for model in ("a", "b"):
         processes.restart(model, "it hangs")
     await until(lambda: all(processes.folders.values()))
-    assert told[0] == {"a": ""}
+    assert reported[0] == {"a": ""}
     folders = [Path(folder) for folder in processes.folders.values()]
     assert len({folder for folder in folders if folder.is_dir()}) == 2
     for _ in range(2):

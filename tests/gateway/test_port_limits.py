@@ -2,8 +2,8 @@
 
 import pytest
 
-from server.engines import connection_limits, grpc_limits, metrics_limits, port_limits
-from server.settings import SettingsError, read_settings
+from penstock.gateway.composition import connection_limits, grpc_limits, metrics_limits, port_limits
+from penstock.gateway.settings import SettingsError, read_settings
 
 
 @pytest.mark.parametrize("open_files", [512, 1024, 4096, 65_536])

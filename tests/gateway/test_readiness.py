@@ -4,9 +4,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from server.backends.known_model import KnownModel
-from server.backends.model_health import Cause
-from server.readiness import ALL, readiness_of
+from penstock.engines.model_health import Cause, KnownModel
+from penstock.gateway.readiness import ALL_MODELS, readiness_of
 
 SERVES, FAILED = KnownModel("a", True), KnownModel("f", False, "no such file")
 HANGS, REFUSED = KnownModel("b", False, "it hangs", unavailable=Cause.HANG), KnownModel("b", False, "odd", None, True)
@@ -28,10 +27,10 @@ HANGS, REFUSED = KnownModel("b", False, "it hangs", unavailable=Cause.HANG), Kno
         ([SERVES, FAILED], ("f",), "model 'f' does not serve: no such file"),
         ([SERVES], ("c", "a"), "model 'c' does not serve: there is no such model"),
         ([], (), ""),
-        ([SERVES], ALL, ""),
-        ([], ALL, ""),
-        ([SERVES, FAILED], ALL, ""),
-        ([SERVES, HANGS], ALL, "model 'b' does not serve: it hangs"),
+        ([SERVES], ALL_MODELS, ""),
+        ([], ALL_MODELS, ""),
+        ([SERVES, FAILED], ALL_MODELS, ""),
+        ([SERVES, HANGS], ALL_MODELS, "model 'b' does not serve: it hangs"),
     ],
 )
 def test_gateway_is_ready_while_its_required_models_serve(

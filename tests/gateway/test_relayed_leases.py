@@ -6,19 +6,16 @@ from unittest.mock import AsyncMock, Mock
 import numpy as np
 import pytest
 
-from server.backends.engine_view import EngineView
-from server.core.backend import Backend
-from server.core.batching import Batching
-from server.core.errors import BackendFailed, DeadlineExceeded, InferenceError, UnsupportedMedia
-from server.core.infer import InferRequest, InferResponse
-from server.core.model import ModelConfig, TensorSpec
-from server.core.tensor import Datatype, tensor_from_numpy
-from server.image_flow import ImageFlow, ImageRequest, ImageResponse
-from server.local.slab import SharedSlab
-from server.local.slab_memory import nameless_memory
-from server.metrics import Metrics
-from server.vision import relayed
-from server.vision.pool import DecodePool
+from penstock.engines.model_health import EngineView
+from penstock.gateway.image_flow import ImageFlow
+from penstock.gateway.metrics import Metrics
+from penstock.gateway.workers.slab import SharedSlab, anonymous_memory
+from penstock.protocol.engine import InferenceEngine, ModelConfig, TensorSpec
+from penstock.protocol.errors import DeadlineExceeded, EngineFailed, InferenceError, UnsupportedMedia
+from penstock.protocol.inference import Batcher, Datatype, InferRequest, InferResponse, tensor_from_numpy
+from penstock.vision import image_tasks as relayed
+from penstock.vision.decode_pool import DecodePool
+from penstock.vision.results import ImageRequest, ImageResponse
 from tests.gateway.rig import picture
 
 PICTURE = picture(255)
@@ -37,13 +34,13 @@ class Rig:
 
     def __init__(self, *, is_owned: bool) -> None:
         self.slab = SharedSlab(lambda _, release: release())
-        self.slab.renew(nameless_memory(1 << 20))
+        self.slab.renew(anonymous_memory(1 << 20))
         self.gate = asyncio.Event()
         self.gate.set()
         self.entered = asyncio.Event()
         self.error: InferenceError | None = None
         self.read: list[bytes] = []
-        watch, batching, backend, pool = Mock(EngineView), Mock(Batching), Mock(Backend), Mock(DecodePool)
+        watch, batching, backend, pool = Mock(EngineView), Mock(Batcher), Mock(InferenceEngine), Mock(DecodePool)
         watch.find = AsyncMock(return_value=MODEL)
         batching.owns.return_value = is_owned
         batching.infer = backend.infer = self._infer
@@ -78,13 +75,13 @@ async def test_lease_of_a_picture_ends_with_its_answer(
     rig: Rig, at_once_bytes: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The engine reads the picture's own bytes; afterwards its room is free, long ones' too."""
-    monkeypatch.setattr(relayed, "AT_ONCE_BYTES", at_once_bytes)
+    monkeypatch.setattr(relayed, "MAX_INLINE_BYTES", at_once_bytes)
     assert len((await rig.see(PICTURE)).results) == 1
     assert rig.read == [PICTURE]
     assert rig.slab.statistics().leases == 0
 
 
-@pytest.mark.parametrize("error", [BackendFailed("no"), DeadlineExceeded("late")], ids=["failed", "late"])
+@pytest.mark.parametrize("error", [EngineFailed("no"), DeadlineExceeded("late")], ids=["failed", "late"])
 async def test_lease_of_a_picture_ends_with_its_failure(rig: Rig, error: InferenceError) -> None:
     """The engine's, and the deadline's."""
     rig.error = error

@@ -9,12 +9,13 @@ import pytest
 import structlog
 from typer.testing import CliRunner
 
-from server.cli import build_app
-from server.engines import describe_engine, engine_addresses
-from server.local.control import GatewayReady, GatewayServes
-from server.settings import CHECKOUT, Settings, SettingsError, read_settings
-from server.stack import CannotStart, announcement, choose_engine, resolve_ports
-from server.testing import FakeBackend, FakeMode
+from penstock.cli.main import build_app
+from penstock.gateway.composition import describe_engine, engine_addresses
+from penstock.gateway.settings import CHECKOUT, Settings, SettingsError, read_settings
+from penstock.gateway.stack.stack import announcement
+from penstock.gateway.stack.startup import CannotStart, choose_engine, resolve_ports
+from penstock.gateway.workers.gateway_process import GatewayReady, GatewayServes
+from penstock.testing import FakeEngine, FakeMode
 
 RUN_DIR = Path("/run/penstock")
 
@@ -166,14 +167,14 @@ def test_engine_triton_where_it_cannot_run_is_refused_with_the_other_engines(no_
 
 def test_collector_without_the_extra_is_refused_with_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     """Before anything starts, and without a word of Python."""
-    monkeypatch.setattr("server.settings_checks.importlib.util.find_spec", lambda name: None)
+    monkeypatch.setattr("penstock.gateway.settings_checks.importlib.util.find_spec", lambda name: None)
     with pytest.raises(SettingsError, match="install opentelemetry-sdk and "):
         read_settings({"otlp_endpoint": "http://h:4318"}, environ={})
 
 
 @pytest.mark.parametrize("engine", ["embedded", "http://h:1"])
 def test_engine_without_a_process_of_ours_is_taken_at_its_word(engine: str, triton_on_path: Path) -> None:
-    """No Triton is looked for, and the engine's ports are nobody's business: taken or given twice, it is no mistake."""
+    """No Triton is searched for, and the engine's ports are ignored: taken or given twice, they are no mistake."""
     with socket.create_server(("127.0.0.1", 0)) as taken:
         ports = {"http_port": 0, "grpc_port": 0, "metrics_port": 0, "engine_http_port": taken.getsockname()[1]}
         settings = read_settings({"engine": engine, **ports, "engine_grpc_port": ports["engine_http_port"]}, environ={})
@@ -196,7 +197,7 @@ async def test_engine_is_described_by_the_name_and_version_that_it_gives_itself(
 ) -> None:
     """Nothing is claimed that was not asked, and an engine that is gone meanwhile is named all the same."""
     settings = read_settings({"engine": engine}, environ={})
-    assert re.fullmatch(said, await describe_engine(settings, FakeBackend(mode=mode)))
+    assert re.fullmatch(said, await describe_engine(settings, FakeEngine(mode=mode)))
 
 
 @pytest.fixture
@@ -248,8 +249,7 @@ def test_engine_address_is_the_urls_port_and_the_two_behind_it(engine: str, expe
 
 
 @pytest.mark.parametrize(
-    ("host", "url"),
-    [("127.0.0.1", "http://127.0.0.1:1"), ("0.0.0.0", "http://127.0.0.1:1"), ("::1", "http://[::1]:1")],
+    ("host", "url"), [("127.0.0.1", "http://127.0.0.1:1"), ("0.0.0.0", "http://127.0.0.1:1"), ("::1", "http://[::1]:1")]
 )
 def test_announcement_shows_addresses_that_can_be_typed(host: str, url: str) -> None:
     """The address of all interfaces is none to connect to, and IPv6 stands in brackets."""
@@ -261,10 +261,7 @@ def test_several_engines_are_replicas_each_with_its_ports() -> None:
     flags = {"engine": "http://a:8000, https://b:9000/"}
     assert [
         (row.http_url, row.grpc_address) for row in engine_addresses(read_settings(flags, environ={}), RUN_DIR)
-    ] == [
-        ("http://a:8000", "a:8001"),
-        ("https://b:9000", "b:9001"),
-    ]
+    ] == [("http://a:8000", "a:8001"), ("https://b:9000", "b:9001")]
     said = read_settings({**flags, "engine_grpc": "a:1,b:2"}, environ={})
     assert [row.grpc_address for row in engine_addresses(said, RUN_DIR)] == ["a:1", "b:2"]
 

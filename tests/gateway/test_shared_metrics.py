@@ -9,8 +9,8 @@ from tests.conftest import CHECKOUT
 COUNTS = """
 import os, sys
 from pathlib import Path
-from server.metrics import Metrics, SharedFiles
-metrics = Metrics(SharedFiles(Path(sys.argv[1]), sys.argv[2]))
+from penstock.gateway.metrics import Metrics, MetricFiles
+metrics = Metrics(MetricFiles(Path(sys.argv[1]), sys.argv[2]))
 """
 TELLS = "metrics.read('engine_up', lambda: 1); print(metrics.text().decode())"
 
@@ -28,11 +28,11 @@ def test_text_of_one_process_is_of_all_and_loses_none_that_died(tmp_path: Path) 
     done = "metrics.request_done(model='m', protocol='http', code='200', seconds=0.01)"
     for name in ("front-1", "front-2", "front-1"):
         process(tmp_path / "files", name, done)
-    told = process(tmp_path / "files", "core", TELLS)
-    assert 'penstock_requests_total{code="200",model="m",protocol="http"} 3.0' in told
-    assert 'penstock_request_seconds_count{model="m",protocol="http"} 3.0' in told
-    assert "penstock_engine_up 1.0" in told
-    assert sum(line.startswith("process_open_fds ") for line in told) == 1  # of the process that tells
+    lines = process(tmp_path / "files", "core", TELLS)
+    assert 'penstock_requests_total{code="200",model="m",protocol="http"} 3.0' in lines
+    assert 'penstock_request_seconds_count{model="m",protocol="http"} 3.0' in lines
+    assert "penstock_engine_up 1.0" in lines
+    assert sum(line.startswith("process_open_fds ") for line in lines) == 1  # of the process that tells
     assert len(list((tmp_path / "files").glob("counter_*.db"))) == 3  # however often a front is replaced
 
 
@@ -42,8 +42,8 @@ def test_inferences_of_a_process_that_was_killed_have_failed(tmp_path: Path) -> 
     ends = "metrics.inference_accepted(); metrics.inference_failed('full')"  # and is killed before it is written down
     process(tmp_path / "files", "front-1", accepts)
     process(tmp_path / "files", "front-1", ends)
-    told = process(tmp_path / "files", "front-1", TELLS)
-    assert "penstock_inferences_accepted_total 4.0" in told
-    assert "penstock_inferences_answered_total 1.0" in told
-    assert 'penstock_inferences_failed_total{reason="killed"} 2.0' in told
-    assert 'penstock_inferences_failed_total{reason="full"} 1.0' in told
+    lines = process(tmp_path / "files", "front-1", TELLS)
+    assert "penstock_inferences_accepted_total 4.0" in lines
+    assert "penstock_inferences_answered_total 1.0" in lines
+    assert 'penstock_inferences_failed_total{reason="killed"} 2.0' in lines
+    assert 'penstock_inferences_failed_total{reason="full"} 1.0' in lines

@@ -1,16 +1,16 @@
-"""What a gateway says of itself at every scrape: its version, its limits, the MPS daemon where it is told of one."""
+"""Constant metrics: version, limits, and the MPS daemon's health if there is one."""
 
 import socket
 from pathlib import Path
 
-from server import VERSION
-from server.engines import standing_readers
-from server.settings import read_settings
+from penstock import VERSION
+from penstock.gateway.composition import constant_readers
+from penstock.gateway.settings import read_settings
 
 
 def test_readers_tell_the_version_and_the_limits_that_were_set() -> None:
     """How near a gateway is to its limit can be computed from its page alone."""
-    readers = standing_readers(
+    readers = constant_readers(
         read_settings({"max_inflight_requests": 7, "max_inflight_bytes": 1 << 20}, environ={}), environment={}
     )
     assert {name: read() for name, read in readers.items()} == {
@@ -23,8 +23,8 @@ def test_readers_tell_the_version_and_the_limits_that_were_set() -> None:
 def test_readers_tell_of_the_mps_daemon_only_where_its_pipes_are_named(tmp_path: Path) -> None:
     """A gateway without CUDA_MPS_PIPE_DIRECTORY has no mps_up; with it, 0 until a daemon listens there."""
     settings = read_settings({}, environ={})
-    assert standing_readers(settings, environment={"CUDA_MPS_PIPE_DIRECTORY": str(tmp_path)})["mps_up"]() == 0
+    assert constant_readers(settings, environment={"CUDA_MPS_PIPE_DIRECTORY": str(tmp_path)})["mps_up"]() == 0
     with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as control:
         control.bind(str(tmp_path / "control"))
         control.listen()
-        assert standing_readers(settings, environment={"CUDA_MPS_PIPE_DIRECTORY": str(tmp_path)})["mps_up"]() == 1
+        assert constant_readers(settings, environment={"CUDA_MPS_PIPE_DIRECTORY": str(tmp_path)})["mps_up"]() == 1

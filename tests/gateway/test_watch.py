@@ -8,20 +8,19 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from server.backends.model_health import Cause
-from server.backends.watch import EngineWatch, WatchOptions
-from server.core.errors import (
-    BackendFailed,
-    BackendUnavailable,
+from penstock.engines.model_health import Cause
+from penstock.engines.watch import EngineWatch, WatchOptions
+from penstock.protocol.engine import ModelConfig, ModelMetadata, ModelState, TensorSpec
+from penstock.protocol.errors import (
     DeadlineExceeded,
+    EngineFailed,
+    EngineUnavailable,
     ModelNotFound,
     ModelNotReady,
     ModelRefused,
     ModelUnavailable,
 )
-from server.core.infer import InferRequest, InferResponse
-from server.core.model import ModelConfig, ModelMetadata, ModelState, TensorSpec
-from server.core.tensor import Datatype
+from penstock.protocol.inference import Datatype, InferRequest, InferResponse
 
 QUICK = WatchOptions(
     probe_interval_s=0.01, down_interval_s=0.01, canary_interval_s=0.0, execution_timeout_s=lambda _: 1.0
@@ -52,7 +51,7 @@ class ScriptedEngine:
         if request.model_name in self.hung:
             raise DeadlineExceeded("the engine did not answer within 30 s")
         if self.is_sick or request.model_name in self.sick:
-            raise BackendFailed("CUDA error: an illegal memory access was encountered")
+            raise EngineFailed("CUDA error: an illegal memory access was encountered")
         return InferResponse(request.model_name, "1", ())
 
     async def model_metadata(self, model_name: str, model_version: str = "") -> ModelMetadata:
@@ -70,7 +69,7 @@ class ScriptedEngine:
 
     async def repository_index(self) -> list[ModelState]:
         if not self.is_alive:
-            raise BackendUnavailable("connection refused")
+            raise EngineUnavailable("connection refused")
         return [
             ModelState(name, "1", "READY" if name in self.loaded else "UNAVAILABLE" if why else "", why)
             for name, why in self.models.items()
@@ -147,7 +146,7 @@ async def test_watch_loading_several_when_the_engine_goes_tries_again() -> None:
     class DyingEngine(ScriptedEngine):
         async def load(self, model_name: str) -> None:
             if self.is_sick:
-                raise BackendUnavailable("connection refused")
+                raise EngineUnavailable("connection refused")
             await super().load(model_name)
 
     engine = DyingEngine(dict.fromkeys("abc", ""), is_sick=True)
@@ -177,7 +176,7 @@ async def test_watch_loads_what_is_wanted_and_names_what_cannot_be_loaded() -> N
         ((), {"gone", "spare", "foreign", "bad"}),
     ],
 )
-async def test_watch_tells_a_model_that_failed_from_one_that_nobody_wants(
+async def test_watch_tells_a_model_that_failed_from_one_that_is_not_wanted(
     wanted: tuple[str, ...] | None, left_out: set[str]
 ) -> None:
     """What was unloaded, or is not named, is left out; where nothing is named, what was never loaded is."""
@@ -243,7 +242,7 @@ async def test_watch_does_not_call_an_engine_up_when_no_canary_succeeds() -> Non
         assert "no canary inference succeeded" in watch.reason
 
 
-async def test_watch_told_of_a_death_believes_it_at_once() -> None:
+async def test_watch_informed_of_a_death_believes_it_at_once() -> None:
     """The parent's word counts before the next probe, with its reason."""
     engine = ScriptedEngine(models={"good": ""})
     async with watching(engine, [], WatchOptions(None, True, 60.0, 0.01, 60.0)) as watch:
@@ -254,7 +253,7 @@ async def test_watch_told_of_a_death_believes_it_at_once() -> None:
         assert watch.reason == "tritonserver died of signal 9"
 
 
-async def test_watch_finds_a_model_that_somebody_loaded_behind_its_back() -> None:
+async def test_watch_finds_a_model_that_was_loaded_behind_its_back() -> None:
     """A config that is not known is asked of the engine; an unknown model is ModelNotFound."""
     engine = ScriptedEngine(models={"good": ""})
     async with watching(engine, [], WatchOptions((), True, 60.0, 0.01, 60.0)) as watch:
@@ -262,7 +261,7 @@ async def test_watch_finds_a_model_that_somebody_loaded_behind_its_back() -> Non
         engine.loaded.add("good")
         assert (await watch.find("good")).name == "good"
         with pytest.raises(ModelNotFound):
-            await watch.find("nobody")
+            await watch.find("unknown")
 
 
 async def test_model_that_hung_is_refused_with_the_reason_until_its_canary_passes() -> None:
@@ -334,7 +333,7 @@ async def test_model_that_hangs_at_start_does_not_keep_the_others_from_being_ser
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """The engine is up when another model's canary passed; later calls to the hanging model are refused."""
-    monkeypatch.setattr("server.backends.watch.GREETING_S", 0.05)
+    monkeypatch.setattr("penstock.engines.watch.GREETING_S", 0.05)
     engine = ScriptedEngine(models={"good": "", "stuck": ""}, waits={"stuck"})
     async with watching(engine, []) as watch:
         await watch.first_ready.wait()

@@ -5,23 +5,23 @@ import dataclasses
 
 import pytest
 
-from server.backends.load_trial import Tried
-from server.backends.model_health import Cause
-from server.core.errors import BackendUnavailable, ModelUnavailable
-from server.core.model import ModelConfig
+from penstock.engines.model_health import Cause
+from penstock.engines.probes import TrialResult
+from penstock.protocol.engine import ModelConfig
+from penstock.protocol.errors import EngineUnavailable, ModelUnavailable
 from tests.gateway.test_watch import QUICK, ScriptedEngine, until, watching
 
 
 async def test_models_are_tried_before_the_engine_is_up_and_before_a_load_is_answered() -> None:
     """When the engine is ready or a load is answered, the model was tried; a trial that failed is repeated."""
     tried: list[str] = []
-    refusals = [BackendUnavailable("connection refused")]
+    refusals = [EngineUnavailable("connection refused")]
 
-    async def try_model(config: ModelConfig) -> Tried:
+    async def try_model(config: ModelConfig) -> TrialResult:
         tried.append(config.name)
         if refusals:
             raise refusals.pop()
-        return Tried()
+        return TrialResult()
 
     engine = ScriptedEngine({"good": "", "spare": ""})
     options = dataclasses.replace(QUICK, wanted=("good",), try_model=try_model)
@@ -38,14 +38,14 @@ async def test_model_that_hangs_at_start_is_not_tried() -> None:
     """A trial would hang like its canary."""
     tried: list[str] = []
 
-    async def try_model(config: ModelConfig) -> Tried:
+    async def try_model(config: ModelConfig) -> TrialResult:
         tried.append(config.name)
-        return Tried()
+        return TrialResult()
 
     engine = ScriptedEngine({"good": "", "stuck": ""}, waits={"stuck"})
     options = dataclasses.replace(QUICK, execution_timeout_s=lambda _: 60.0, try_model=try_model)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("server.backends.watch.GREETING_S", 0.05)
+        patch.setattr("penstock.engines.watch.GREETING_S", 0.05)
         async with watching(engine, [], options) as watch:
             await watch.first_ready.wait()
             assert tried == ["good"]
@@ -55,9 +55,9 @@ async def test_config_carries_what_the_trial_of_its_rows_found() -> None:
     """The config has no result before the first trial, nor between a load and the next trial."""
     found: list[ModelConfig] = []
 
-    async def try_model(config: ModelConfig) -> Tried:
+    async def try_model(config: ModelConfig) -> TrialResult:
         found.append(await watch.find(config.name))
-        return Tried(unmerged="its rows go astray" if len(found) < 2 else "")
+        return TrialResult(unmerged="its rows go astray" if len(found) < 2 else "")
 
     engine = ScriptedEngine({"good": ""})
     async with watching(engine, [], dataclasses.replace(QUICK, try_model=try_model)) as watch:
@@ -73,9 +73,9 @@ async def test_loaded_model_that_hangs_is_unavailable_before_its_load_is_answere
     restarted: list[tuple[str, str, int]] = []
     tried: list[str] = []
 
-    async def try_model(config: ModelConfig) -> Tried:
+    async def try_model(config: ModelConfig) -> TrialResult:
         tried.append(config.name)
-        return Tried()
+        return TrialResult()
 
     engine = ScriptedEngine({"good": "", "stuck": ""}, hung={"stuck"})
     options = dataclasses.replace(
@@ -92,15 +92,15 @@ async def test_loaded_model_that_hangs_is_unavailable_before_its_load_is_answere
         assert tried == ["good"]
 
 
-async def test_loaded_model_serves_nobody_before_its_first_answer() -> None:
+async def test_loaded_model_serves_no_client_before_its_first_answer() -> None:
     """A model that served continues to serve while it is reloaded."""
     begun, tried = asyncio.Event(), asyncio.Event()
 
-    async def try_model(config: ModelConfig) -> Tried:
+    async def try_model(config: ModelConfig) -> TrialResult:
         if config.name == "slow":
             begun.set()
             await tried.wait()
-        return Tried()
+        return TrialResult()
 
     engine = ScriptedEngine({"good": "", "slow": ""})
     options = dataclasses.replace(QUICK, wanted=("good",), try_model=try_model)
@@ -129,7 +129,7 @@ async def test_model_without_an_answer_at_start_is_not_ready_though_the_engine_i
     engine = ScriptedEngine({"good": "", "slow": ""}, waits={"slow"})
     options = dataclasses.replace(QUICK, execution_timeout_s=lambda _: 60.0)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("server.backends.watch.GREETING_S", 0.05)
+        patch.setattr("penstock.engines.watch.GREETING_S", 0.05)
         async with watching(engine, [], options) as watch:
             await watch.first_ready.wait()
             assert watch.models["good"].is_ready

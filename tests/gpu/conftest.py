@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 import pytest
 
-from server.gpu.nvml import read_cards
+from penstock.gpu.nvml import read_cards
 from tests.conftest import TRITON_ENVIRONMENT
 
 

@@ -12,10 +12,9 @@ from typing import Any
 
 import torch
 
-from server.backends.torch_serving.config import engine_spec
-from server.backends.torch_serving.errors import LoadError
-from server.backends.torch_serving.program import load_program, prepared_module
-from server.backends.torch_serving.trial import drawn_rows, sample_of
+from penstock.engines.torch_serving.config import TorchLoadError, engine_spec
+from penstock.engines.torch_serving.program import load_program, prepared_module
+from penstock.engines.torch_serving.trial import drawn_rows, sample_of
 
 
 def off(expected: Any, answer: Any) -> float:
@@ -38,7 +37,7 @@ def main() -> None:
         said["unchecked"] = off(expected, prepared_module(path, spec, card)(*sample))
     try:
         loaded = load_program(path, spec, card)
-    except LoadError as error:
+    except TorchLoadError as error:
         said["refused"] = str(error)
     else:
         with torch.inference_mode():

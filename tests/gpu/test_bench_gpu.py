@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from server.backends.triton_runtime import TritonUnavailable, default_environment, find_triton
+from penstock.engines.triton.runtime import TritonUnavailable, default_environment, find_triton
 from tests.conftest import CHECKOUT
 
 pytestmark = [pytest.mark.gpu, pytest.mark.timeout(300)]
@@ -30,8 +30,8 @@ def test_bench_with_two_clients_measures_every_mode_and_mps_has_its_clients(tmp_
         [*command, "--engine-environment", str(environment)], cwd=CHECKOUT, capture_output=True, text=True
     )
     assert done.returncode == 0, done.stderr
-    told = json.loads(out.read_text())
-    rows = {(row["mode"], row["clients"]): row for row in told["results"] if row["kind"] == "chart"}
+    report = json.loads(out.read_text())
+    rows = {(row["mode"], row["clients"]): row for row in report["results"] if row["kind"] == "chart"}
     assert rows.keys() == {(mode, count) for mode in MODES for count in (1, 2)}
     assert all(row["rate"]["median"] > 0 and "util" in row for row in rows.values())
-    assert told["facts"]["chart mps MPS clients"] >= 2
+    assert report["facts"]["chart mps MPS clients"] >= 2

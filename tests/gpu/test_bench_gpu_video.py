@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from server.backends.triton_runtime import TritonUnavailable, default_environment, find_triton
+from penstock.engines.triton.runtime import TritonUnavailable, default_environment, find_triton
 from tests.conftest import CHECKOUT
 
 pytestmark = [pytest.mark.gpu, pytest.mark.timeout(300)]

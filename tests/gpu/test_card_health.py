@@ -2,15 +2,15 @@
 
 import pytest
 
-from server.gpu.telemetry import CardLoad, Line, Xid
-from server.gpu.telemetry.health import GONE, CardHealth, is_visible
+from penstock.gpu.telemetry.health import GONE, CardHealth, is_visible
+from penstock.gpu.telemetry.messages import CardLoad, TelemetryMessage, Xid
 
 WELL = CardLoad(0, "GPU-a"), CardLoad(1, "GPU-b")
 
 
-def line(*cards: CardLoad, xids: tuple[Xid, ...] = (), why: str = "", has_nvml: bool = True) -> Line:
+def line(*cards: CardLoad, xids: tuple[Xid, ...] = (), why: str = "", has_nvml: bool = True) -> TelemetryMessage:
     """What NVML says at some moment."""
-    return Line(1.0, 1.0, cards, xids, has_nvml, why)
+    return TelemetryMessage(1.0, 1.0, cards, xids, has_nvml, why)
 
 
 @pytest.mark.parametrize(
@@ -26,7 +26,7 @@ def line(*cards: CardLoad, xids: tuple[Xid, ...] = (), why: str = "", has_nvml: 
     ],
     ids=["well", "lost", "without a uuid", "not there", "driver unloaded", "Xid of the card", "Xid of a program"],
 )
-def test_card_is_lost_or_well(said: Line, reasons: dict[int, str]) -> None:
+def test_card_is_lost_or_well(said: TelemetryMessage, reasons: dict[int, str]) -> None:
     """After both were seen once; and whatever was the matter by NVML's silence, its next answer mends."""
     health = CardHealth()
     health.observe(line(*WELL))

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from server.gpu import child_answer
-from server.gpu.child_answer import NoAnswer, ask_child
+from penstock.gpu import nvml as child_answer
+from penstock.gpu.nvml import ChildProcessFailed, run_json_child
 
 
 def test_process_that_cannot_be_killed_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -22,8 +22,8 @@ def test_process_that_cannot_be_killed_is_not_waited_for(monkeypatch: pytest.Mon
 
     monkeypatch.setattr(subprocess.Popen, "kill", unkillable)
     began = time.monotonic()
-    with pytest.raises(NoAnswer, match=r"0\.1 s") as late:
-        ask_child((sys.executable, "-I", "-c", "import signal; signal.pause()"), dict[str, Any], 0.1)
+    with pytest.raises(ChildProcessFailed, match=r"0\.1 s") as late:
+        run_json_child((sys.executable, "-I", "-c", "import signal; signal.pause()"), dict[str, Any], 0.1)
     assert late.value.is_late
     assert time.monotonic() - began < 5.0
     kill(started[0])
@@ -32,5 +32,5 @@ def test_process_that_cannot_be_killed_is_not_waited_for(monkeypatch: pytest.Mon
 
 def test_program_that_is_not_there_is_no_answer() -> None:
     """In the system's words."""
-    with pytest.raises(NoAnswer, match="No such file"):
-        ask_child(("/nowhere/program",), dict[str, Any], 1.0)
+    with pytest.raises(ChildProcessFailed, match="No such file"):
+        run_json_child(("/nowhere/program",), dict[str, Any], 1.0)

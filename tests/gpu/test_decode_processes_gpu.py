@@ -9,13 +9,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from deepstream_pipeline.gpu.device import Device
-from deepstream_pipeline.gpu.ring import DeviceRing
-from deepstream_pipeline.sources.options import GpuSources, SourceNeeds, SourcesOptions
-from deepstream_pipeline.types import DecoderKind, DeviceRow, PreparedFrame, SourceConfig, SourceState
-from server.vision.spec import PrepareSpec
+from penstock.vision.spec import PrepareSpec
+from penstock_video.gpu.device import Device
+from penstock_video.gpu.memory import CudaRing
+from penstock_video.sources.options import GpuSources, SourceNeeds, SourcesOptions
+from penstock_video.types import DecoderKind, DeviceRow, PreparedFrame, SourceConfig, SourceState
 from tests.deepstream_pipeline.clips import number_of, write_clip
-from tests.deepstream_pipeline.sources.parent import Told, one, running
+from tests.deepstream_pipeline.sources.parent import Told as EventLog  # plain-english: ok
+from tests.deepstream_pipeline.sources.parent import one, running
 
 pytestmark = pytest.mark.gpu
 
@@ -47,19 +48,19 @@ def options(**gpu: object) -> SourcesOptions:
 def rows_of(
     device: Device, path: Path, needs: SourceNeeds, sources_options: SourcesOptions, decoder: DecoderKind
 ) -> dict[str, list["np.ndarray[tuple[int, ...], np.dtype[np.float32]]"]]:
-    """Each camera's, copied to the host as they came; each told its decoder."""
+    """Each camera's, copied to the host as they came; each with its decoder setting."""
     rows: dict[str, list[np.ndarray[tuple[int, ...], np.dtype[np.float32]]]] = {name: [] for name in CAMERAS}
 
     def keep(prepared: PreparedFrame) -> None:
         assert prepared.frame.image is None or number_of(prepared.frame.image) == prepared.frame.frame_num
         rows[prepared.frame.source_id].append(on_host(device, prepared))
 
-    told = Told(on_frame_call=keep)
-    with running(told, sources_options) as sources:
+    events = EventLog(on_frame_call=keep)
+    with running(events, sources_options) as sources:
         for name in CAMERAS:
             sources.add(SourceConfig(str(path), name, decoder=decoder), needs)
         for name in CAMERAS:
-            told.wait_for("ended", 1, name)
+            events.wait_for("ended", 1, name)
             seen = one(sources, name)
             assert (seen.state, seen.decoder, seen.restarts) == (SourceState.ENDED, decoder.value, 0), seen.reason
     return rows
@@ -87,7 +88,7 @@ def test_rows_of_several_cameras_equal_the_cpus(
 ) -> None:
     """Each frame of each of six files, in the card's memory or in the host's, beside its picture or without it."""
     needs = SourceNeeds(NEEDS.spec, NEEDS.row_bytes, np.float32, 0, wants_images)
-    new_ring = partial(DeviceRing, device) if is_on_device else None
+    new_ring = partial(CudaRing, device) if is_on_device else None
     made = rows_of(device, path, needs, options(new_device_ring=new_ring), DecoderKind.NVDEC)
     wanted = rows_of(device, path, needs, SourcesOptions(max_pixels=640 * 480), DecoderKind.CPU)
     for name in CAMERAS:
@@ -98,21 +99,21 @@ def test_rows_of_several_cameras_equal_the_cpus(
 
 def test_killed_process_costs_its_own_cameras_a_restart_and_no_other(device: Device, path: Path) -> None:
     """Four begin anew within RESTART_S; the others' frames come on without a gap."""
-    told = Told()
-    with running(told, options()) as sources:
+    events = EventLog()
+    with running(events, options()) as sources:
         for name in CAMERAS:
             sources.add(SourceConfig(str(path), name, is_loop=True, is_realtime=True), NEEDS)
-            told.wait_for("frame", 2, name)
+            events.wait_for("frame", 2, name)
         pids = [one(sources, name).pid for name in CAMERAS]
         assert len(set(pids)) == 2
         assert pids[0] is not None
         os.kill(pids[0], signal.SIGKILL)
         began = time.monotonic()
         for name in CAMERAS[:4]:
-            told.wait_for("opened", 2, name)
+            events.wait_for("opened", 2, name)
         restart_s = time.monotonic() - began
         for name in CAMERAS[4:]:
-            told.wait_for("frame", told.count("frame", name) + 10, name)
+            events.wait_for("frame", events.count("frame", name) + 10, name)
             seen = one(sources, name)
             assert (seen.restarts, dict(seen.drops), seen.state) == (0, {}, SourceState.RUNNING)
         assert restart_s < RESTART_S, restart_s
@@ -125,13 +126,13 @@ def test_rubbish_beside_cameras_ends_alone(device: Device, path: Path, tmp_path:
     begin = len(broken) // 2
     broken[begin : begin + 2000] = os.urandom(2000)
     (tmp_path / "broken.mp4").write_bytes(broken)
-    told = Told()
-    with running(told, options()) as sources:
+    events = EventLog()
+    with running(events, options()) as sources:
         sources.add(SourceConfig(str(path), "good"), NEEDS)
         sources.add(SourceConfig(str(tmp_path / "noise.mp4"), "noise"), NEEDS)
         sources.add(SourceConfig(str(tmp_path / "broken.mp4"), "broken"), NEEDS)
         for name in ("good", "noise", "broken"):
-            told.wait_for("ended", 1, name)
+            events.wait_for("ended", 1, name)
         assert one(sources, "noise").state is SourceState.FAILED
         assert (one(sources, "good").frames, one(sources, "good").restarts) == (FRAMES, 0)
         assert one(sources, "broken").restarts == 0
@@ -141,12 +142,12 @@ def test_rubbish_beside_cameras_ends_alone(device: Device, path: Path, tmp_path:
 def test_stream_that_nvdec_does_not_take_is_the_cpus_at_once(device: Device, tmp_path: Path) -> None:
     """auto goes on by the CPU, and nothing is lost or counted; nvdec fails and says why."""
     other = write_clip(tmp_path / "clip.avi", frames=20, fps=10, size=(320, 192), codec="mjpeg")
-    told = Told()
-    with running(told, options()) as sources:
+    events = EventLog()
+    with running(events, options()) as sources:
         sources.add(SourceConfig(str(other), "auto"), NEEDS)
         sources.add(SourceConfig(str(other), "nvdec", decoder=DecoderKind.NVDEC), NEEDS)
-        told.wait_for("ended", 1, "auto")
-        told.wait_for("ended", 1, "nvdec")
+        events.wait_for("ended", 1, "auto")
+        events.wait_for("ended", 1, "nvdec")
         seen = one(sources, "auto")
         assert (seen.decoder, seen.frames, seen.restarts, seen.state) == ("cpu", 20, 0, SourceState.ENDED)
         assert one(sources, "nvdec").state is SourceState.FAILED

@@ -1,6 +1,6 @@
 """On a real card: its memory, and rows, pictures and thumbnails against the CPU's way (the same suite as without one).
 
-Stated tolerance: deepstream_pipeline/preprocess/device_rows.py.
+Stated tolerance: deepstream_pipeline/penstock_video/preprocess/device_rows.py.
 """
 
 import threading
@@ -10,9 +10,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from deepstream_pipeline.errors import GpuFailed, GpuUnavailable
-from deepstream_pipeline.gpu.cubins import cubin_for
-from deepstream_pipeline.gpu.device import Device, zeros_pinned
+from penstock_video.errors import GpuFailed, GpuUnavailable
+from penstock_video.gpu.device import Device, zeros_pinned
+from penstock_video.preprocess.kernels import cubin_for
 from tests.deepstream_pipeline.preprocess.device_pictures import NETWORK, made_row, noise
 from tests.deepstream_pipeline.preprocess.device_row_suite import DeviceRowSuite
 

@@ -24,17 +24,15 @@ import numpy as np
 import pytest
 import simplejpeg
 
-from deepstream_pipeline.errors import GpuUnavailable, SinkFailed
-from deepstream_pipeline.gpu.device import Device
-from deepstream_pipeline.gpu.nvjpeg import NvJpeg
-from deepstream_pipeline.sinks.encoder import EncoderKind
-from deepstream_pipeline.sinks.hls import HlsOptions, HlsSink
-from deepstream_pipeline.sinks.jpeg import QUALITY, SoftwareJpeg
-from deepstream_pipeline.sinks.nvenc import nvenc_here
-from deepstream_pipeline.sinks.osd import Osd, OsdOptions
-from deepstream_pipeline.sinks.video_file import AnnotatedOptions, AnnotatedSink
-from deepstream_pipeline.types import FrameResult
 from loadtest.bench.gpu.previews import photo
+from penstock_video.errors import GpuUnavailable, SinkFailed
+from penstock_video.gpu.device import Device
+from penstock_video.sinks.encoder import EncoderKind, nvenc_here
+from penstock_video.sinks.hls import HlsOptions, HlsSink
+from penstock_video.sinks.jpeg import QUALITY, NvJpeg, SoftwareJpeg
+from penstock_video.sinks.osd import Osd, OsdOptions
+from penstock_video.sinks.video_file import AnnotatedOptions, AnnotatedSink
+from penstock_video.types import FrameResult
 from tests.deepstream_pipeline.clips import number_of, numbered_picture
 from tests.deepstream_pipeline.sinks.results import result
 from tests.deepstream_pipeline.sinks.videos import read_video
@@ -138,11 +136,11 @@ def test_nvjpeg_takes_pictures_of_changing_sizes(nvjpeg: NvJpeg) -> None:
 
 def numbered(number: int) -> FrameResult:
     """A result whose picture tells its number."""
-    told = result(number, size=(320, 240))
-    return replace(told, frame=replace(told.frame, image=numbered_picture(number, 320, 240)))
+    numbered = result(number, size=(320, 240))
+    return replace(numbered, frame=replace(numbered.frame, image=numbered_picture(number, 320, 240)))
 
 
-def test_nvenc_that_is_not_there_is_told_with_the_card(tmp_path: Path) -> None:
+def test_missing_nvenc_is_reported_with_the_card(tmp_path: Path) -> None:
     """auto encodes on the CPU; nvenc is refused at start, with the card's name."""
     answer = nvenc_here()
     if not answer.why_not:

@@ -22,17 +22,15 @@ import numpy as np
 import psutil
 import pytest
 
-from deepstream_pipeline.gpu.device import Device
-from deepstream_pipeline.gpu.ring import DeviceRing
-from deepstream_pipeline.gpu.slab import DeviceSlab
-from deepstream_pipeline.infer.calls import Row
-from deepstream_pipeline.infer.engine import Engine
-from deepstream_pipeline.infer.hand_over import HandOver
-from deepstream_pipeline.infer.network import Network
-from deepstream_pipeline.infer.place import EnginePlace
-from deepstream_pipeline.types import ByteArray, DeviceRow
-from loadtest.bench.gpu.penstock_up import TRITON, PenstockUp
-from server.local.running import stack_at
+from loadtest.bench.gpu.programs import TRITON, PenstockUp
+from penstock.gateway.workers.running_stacks import stack_at
+from penstock_video.gpu.device import Device
+from penstock_video.gpu.memory import CudaRing, DeviceSlab
+from penstock_video.infer.calls import Row
+from penstock_video.infer.engine import Engine
+from penstock_video.infer.network import Network
+from penstock_video.infer.options import EngineAddress, RowMemory
+from penstock_video.types import ByteArray, DeviceRow
 from tests.conftest import CHECKOUT
 from tests.deepstream_pipeline.infer.fake_core import Asked
 from tests.gpu.test_mps_gpu import environment
@@ -43,24 +41,24 @@ UP_S, BACK_S, GONE_S, TOLERANCE = 90.0, 60.0, 15.0, 0.02
 # A program that shares memory of the card with the engine, says so, and is killed.
 KILLED = """
 import sys, time
-from deepstream_pipeline.gpu.device import Device
-from deepstream_pipeline.infer.engine import Engine
-from deepstream_pipeline.infer.hand_over import HandOver
-from deepstream_pipeline.infer.place import EnginePlace
+from penstock_video.gpu.device import Device
+from penstock_video.infer.engine import Engine
+from penstock_video.infer.options import RowMemory
+from penstock_video.infer.options import EngineAddress
 
-engine = Engine(EnginePlace(None, sys.argv[1], sys.argv[2]), device=Device.open())
+engine = Engine(EngineAddress(None, sys.argv[1], sys.argv[2]), device=Device.open())
 engine.start(20)
-engine.hand_over(engine.network(sys.argv[3], 20), HandOver.DEVICE)
+engine.hand_over(engine.network(sys.argv[3], 20), RowMemory.DEVICE)
 print("shared", flush=True)
 time.sleep(60)
 """
 # A program whose rows are gathered from memory that it gave back.
 STRAY = """
 import numpy as np
-from deepstream_pipeline.errors import GpuFailed
-from deepstream_pipeline.gpu.device import Device
-from deepstream_pipeline.gpu.slab import DeviceSlab
-from deepstream_pipeline.types import DeviceRow
+from penstock_video.errors import GpuFailed
+from penstock_video.gpu.device import Device
+from penstock_video.gpu.memory import DeviceSlab
+from penstock_video.types import DeviceRow
 
 device = Device.open()
 slab = DeviceSlab(device, 64 << 20, lambda *_: None)
@@ -87,13 +85,13 @@ class Served:
         (found,) = re.findall(r"ready: REST (\S+)  gRPC (\S+)  metrics (\S+)", text)
         self.http_url, self.grpc_address, self.metrics_url = found
 
-    def remote(self) -> EnginePlace:
-        return EnginePlace(None, self.http_url, self.grpc_address)
+    def remote(self) -> EngineAddress:
+        return EngineAddress(None, self.http_url, self.grpc_address)
 
-    def local(self) -> EnginePlace:
+    def local(self) -> EngineAddress:
         seen = stack_at(self.http_url)
         assert seen is not None
-        return EnginePlace(seen.run_dir, seen.http_url, seen.grpc_address)
+        return EngineAddress(seen.run_dir, seen.http_url, seen.grpc_address)
 
     def regions(self) -> float:
         """Of the card's and the system's memory that clients share with the engine."""
@@ -131,11 +129,11 @@ def served(tmp_path_factory: pytest.TempPathFactory, device: Device) -> Iterator
 class Rig:
     """The engine, with rows that lie in the host and the same in a ring on the card."""
 
-    def __init__(self, device: Device, place: EnginePlace) -> None:
+    def __init__(self, device: Device, place: EngineAddress) -> None:
         self.engine = Engine(place, device=device)
         self.engine.start(30)
         self.network: Network = self.engine.network(MODEL, 60)
-        self.ring = DeviceRing(device, ROWS, self.network.row_bytes)
+        self.ring = CudaRing(device, ROWS, self.network.row_bytes)
         noise = np.random.default_rng(5)
         self.in_host: list[ByteArray] = [noise.integers(0, 256, SHAPE, np.uint8) for _ in range(ROWS)]
         self.on_card: list[DeviceRow] = [self.ring.row(slot, SHAPE, np.uint8) for slot in range(ROWS)]
@@ -165,7 +163,7 @@ class Rig:
 
 @pytest.fixture(params=["local", "remote"])
 def rig(request: pytest.FixtureRequest, served: Served, device: Device) -> Iterator[Rig]:
-    """As the stack's guest, and by its ports; in the end the engine has no region of it."""
+    """As a client process of the stack, and by its ports; in the end the engine has no region of it."""
     rig = Rig(device, served.local() if request.param == "local" else served.remote())
     yield rig
     rig.close()
@@ -189,7 +187,7 @@ def wait_for(is_so: Any, within_s: float, what: str) -> float:
 def test_rows_on_the_card_are_answered_as_those_in_the_host(rig: Rig, served: Served) -> None:
     """Of one row the same numbers but for the batches' rounding; rows of both memories may be submitted together."""
     began = time.monotonic()
-    assert rig.engine.hand_over(rig.network, HandOver.DEVICE).is_on_card
+    assert rig.engine.hand_over(rig.network, RowMemory.DEVICE).is_on_card
     sys.stdout.write(f"\nthe trial took {time.monotonic() - began:.3f} s\n")
     assert served.regions() == 1
     expected = rig.outputs(rig.in_host)
@@ -203,7 +201,7 @@ def test_rows_on_the_card_are_answered_as_those_in_the_host(rig: Rig, served: Se
 
 def test_many_batches_at_once_keep_their_own_rows(rig: Rig) -> None:
     """Sixteen batches in flight, each a part of the rows in another order."""
-    rig.engine.hand_over(rig.network, HandOver.DEVICE)
+    rig.engine.hand_over(rig.network, RowMemory.DEVICE)
     expected, order = rig.outputs(rig.in_host), np.random.default_rng(7)
     for _ in range(10):
         picks = [order.permutation(ROWS)[: 1 + number] for number in range(16)]
@@ -219,7 +217,7 @@ def test_many_batches_at_once_keep_their_own_rows(rig: Rig) -> None:
 
 def test_what_either_way_takes_is_shown(rig: Rig, device: Device) -> None:
     """No promise, figures: a batch's time from submission to answer, and what gathering it takes of that."""
-    rig.engine.hand_over(rig.network, HandOver.DEVICE)
+    rig.engine.hand_over(rig.network, RowMemory.DEVICE)
     for name, rows in (("host", rig.in_host), ("card", rig.on_card)):
         took_ms, cpu = [], time.process_time()
         for _ in range(60):
@@ -244,9 +242,9 @@ def test_what_either_way_takes_is_shown(rig: Rig, device: Device) -> None:
     )
 
 
-def test_engine_that_was_killed_is_told_of_the_memory_again(rig: Rig, served: Served) -> None:
+def test_memory_is_registered_again_after_the_engine_was_killed(rig: Rig, served: Served) -> None:
     """The gateway starts Triton again; rows on the card are answered as before, without a word from anybody."""
-    rig.engine.hand_over(rig.network, HandOver.DEVICE)
+    rig.engine.hand_over(rig.network, RowMemory.DEVICE)
     expected = rig.outputs(rig.on_card[:4])
     killed = served.triton()
     killed.send_signal(signal.SIGKILL)
@@ -276,7 +274,7 @@ def test_program_that_is_killed_leaves_no_region(served: Served, device: Device)
     program.stdout.close()
     wait_for(lambda: served.regions() == 0, GONE_S, "the gateway takes the region back")
     rig = Rig(device, served.remote())
-    assert rig.engine.hand_over(rig.network, HandOver.DEVICE).is_on_card
+    assert rig.engine.hand_over(rig.network, RowMemory.DEVICE).is_on_card
     assert_near(rig.outputs(rig.on_card), rig.outputs(rig.in_host))
     rig.close()
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from server.gpu.images import KNOWN_HOLES, DriverFit, advise, advise_all
+from penstock.gpu.triton_images import KNOWN_HOLES, DriverFit, advise, advise_all
 
 P4, P100, V100, T4, A100, L4, H100, B200, RTX50 = (
     (6, 1), (6, 0), (7, 0), (7, 5), (8, 0), (8, 9), (9, 0), (10, 0), (12, 0),

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from server.gpu.mps import BELIEVED_S, DaemonSight, daemon_listens
+from penstock.gpu.mps.control import PRESENCE_TTL_S, DaemonPresence, daemon_listens
 
 
 @contextmanager
@@ -57,10 +57,10 @@ def test_daemon_that_accepts_nothing_is_not_waited_for(tmp_path: Path) -> None:
 def test_sight_of_the_daemon_is_believed_for_its_time_and_no_longer(tmp_path: Path) -> None:
     """The daemon's log has no line for each scrape, and its death is seen half a minute later."""
     clock = ManualClock()
-    sight = DaemonSight(tmp_path, clock=clock)
+    sight = DaemonPresence(tmp_path, clock=clock)
     with daemon(tmp_path):
         assert sight.is_up()
-    clock.now = BELIEVED_S - 0.1
+    clock.now = PRESENCE_TTL_S - 0.1
     assert sight.is_up()
-    clock.now = BELIEVED_S
+    clock.now = PRESENCE_TTL_S
     assert not sight.is_up()

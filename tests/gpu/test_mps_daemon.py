@@ -1,4 +1,4 @@
-"""The MPS daemon as a child, and as somebody else's: started, told its limits, asked, ended, and found again."""
+"""The MPS daemon as a child, and as a foreign one: started, given its limits, asked, ended, and found again."""
 
 import asyncio
 import contextlib
@@ -11,14 +11,11 @@ from pathlib import Path
 
 import pytest
 
-from server.backends import triton_launch
-from server.backends.reaper import ENGINE_ID_VARIABLE, reap
-from server.gpu.mps.background import start_background
-from server.gpu.mps.control import Control
-from server.gpu.mps.daemon import LEFT_BEHIND, ForeignDaemon, Hold, OwnDaemon
-from server.gpu.mps.errors import MpsError
-from server.gpu.mps.options import MpsOptions
-from server.gpu.mps.status import ServerState
+from penstock.engines.run_directory import ENGINE_ID_VARIABLE, reap
+from penstock.engines.triton import launch as triton_launch
+from penstock.gpu.mps.control import MpsControl, MpsError, MpsOptions
+from penstock.gpu.mps.daemon import STALE_FILES, DaemonProcess, ForeignDaemon, OwnDaemon, start_background
+from penstock.gpu.mps.status import ServerState
 from tests.gpu.mps_programs import programs
 
 MARK = "0123456789ab"
@@ -36,7 +33,7 @@ class Place:
     def daemon(self, *, sick: str = "", **options: object) -> OwnDaemon:
         environ = {"PATH": os.defpath, ENGINE_ID_VARIABLE: MARK, "FAKE_MPS_SICK": sick}
         bond = (sys.executable, "-I", "-S", triton_launch.__file__, str(os.getpid()))
-        hold = Hold(
+        hold = DaemonProcess(
             self.program, bond=bond, environ=environ, clear=lambda child: reap(MARK, child_pid=child), card_count=2
         )
         daemon = OwnDaemon(MpsOptions(self.pipes, **options), hold, emit=self.emit)  # type: ignore[arg-type]
@@ -52,7 +49,7 @@ class Place:
 
     @property
     def left(self) -> list[str]:
-        return [name for name in LEFT_BEHIND if (self.pipes / name).exists()]
+        return [name for name in STALE_FILES if (self.pipes / name).exists()]
 
 
 @pytest.fixture
@@ -65,7 +62,7 @@ async def place(tmp_path: Path) -> AsyncIterator[Place]:
 
 
 async def test_daemon_started_answers_has_its_limits_and_stop_leaves_nothing(place: Place) -> None:
-    """Limits are told by command, where a wrong one is refused aloud, for every card; quit is asked for at the end."""
+    """Limits are set by command, where a wrong one is refused aloud, for every card; quit is asked for at the end."""
     daemon = place.daemon(active_thread_percentage=50, pinned_memory="4G")
     await daemon.start()
     pid = daemon.pid
@@ -88,14 +85,14 @@ async def test_daemon_started_answers_has_its_limits_and_stop_leaves_nothing(pla
 
 
 async def test_daemon_that_is_killed_is_seen_at_once_and_starts_over_what_it_left(place: Place) -> None:
-    """Its socket's file stays; the next start removes it. Its end is told without a look."""
+    """Its socket's file stays; the next start removes it. Its end is reported without a look."""
     daemon = place.daemon()
-    told = asyncio.Event()
-    daemon.trouble = told.set
+    reported = asyncio.Event()
+    daemon.trouble = reported.set
     await daemon.start()
     assert daemon.pid is not None
     os.kill(daemon.pid, signal.SIGKILL)
-    await asyncio.wait_for(told.wait(), 5)
+    await asyncio.wait_for(reported.wait(), 5)
     status = await daemon.status()
     assert (status.is_up, status.is_silent) == (False, False)
     assert "control" in place.left
@@ -104,7 +101,7 @@ async def test_daemon_that_is_killed_is_seen_at_once_and_starts_over_what_it_lef
     assert (await daemon.status()).is_up
 
 
-async def test_daemon_that_dies_at_once_is_told_and_not_waited_for(place: Place) -> None:
+async def test_daemon_that_dies_at_once_is_reported_and_not_waited_for(place: Place) -> None:
     """Its lines are in the log above."""
     with pytest.raises(MpsError, match="ended at once"):
         await asyncio.wait_for(place.daemon(sick="dead").start(), 5)
@@ -119,7 +116,7 @@ async def test_daemon_that_refuses_a_limit_does_not_stay(place: Place) -> None:
 
 async def deaf(place: Place, monkeypatch: pytest.MonkeyPatch, *, term_s: float) -> tuple[OwnDaemon, int]:
     """One that runs and hears neither quit nor SIGTERM, for which term_s is waited; and its process."""
-    monkeypatch.setattr("server.gpu.mps.daemon._TERM_S", term_s)
+    monkeypatch.setattr("penstock.gpu.mps.daemon._TERM_S", term_s)
     daemon = place.daemon(sick="deaf", quit_s=0)
     await daemon.start()
     assert daemon.pid is not None
@@ -135,7 +132,7 @@ async def test_daemon_that_hears_no_signal_is_ended_all_the_same(place: Place, m
 
 
 async def test_daemon_that_nothing_ends_is_left_after_seconds(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As one that hangs in the driver: whoever stops the stack does not wait for it."""
+    """As one that hangs in the driver: a stop of the stack does not wait for it."""
     daemon, pid = await deaf(place, monkeypatch, term_s=0.1)
     with monkeypatch.context() as patch:
         patch.setattr(f"{__name__}.reap", lambda *_, **__: None)
@@ -177,7 +174,7 @@ async def test_folder_with_too_long_a_path_is_refused(tmp_path: Path) -> None:
         await where.daemon().start()
 
 
-async def test_servers_and_clients_are_told_as_the_daemon_says_them(place: Place) -> None:
+async def test_servers_and_clients_are_reported_as_the_daemon_lists_them(place: Place) -> None:
     """Those that live; a fault is a fault until the last client has gone."""
     daemon = place.daemon()
     await daemon.start()
@@ -201,7 +198,7 @@ async def test_daemon_that_refuses_a_list_of_no_servers_is_up(place: Place) -> N
     assert (status.is_up, status.servers) == (True, ())
 
 
-def busy_from(control: Control, pipes: Path, question: int, times: int) -> list[str]:
+def busy_from(control: MpsControl, pipes: Path, question: int, times: int) -> list[str]:
     """From that question of a status on the daemon turns so many away; the questions, as they come."""
     ask, asked = control.ask, []
 
@@ -232,7 +229,7 @@ async def test_daemon_that_others_ask_without_a_pause_is_silent(place: Place, qu
     """Nothing is known then: a status without servers or clients would have every client restarted."""
     await place.daemon().start()
     (place.pipes / "clients").write_text(str(os.getpid()))
-    control = Control(place.pipes, program=place.program, environ={"PATH": os.defpath}, answer_s=2.0)
+    control = MpsControl(place.pipes, program=place.program, environ={"PATH": os.defpath}, answer_s=2.0)
     busy_from(control, place.pipes, question, 100_000)
     status = await control.status()
     (place.pipes / "busy").unlink()
@@ -240,23 +237,23 @@ async def test_daemon_that_others_ask_without_a_pause_is_silent(place: Place, qu
     assert "others ask it without a pause" in status.reason
 
 
-async def test_line_of_trouble_in_its_log_is_told_at_once(place: Place) -> None:
+async def test_line_of_trouble_in_its_log_is_reported_at_once(place: Place) -> None:
     """So that a fault is looked at before the next look's turn; what our own questions leave there is not shown."""
     daemon = place.daemon()
-    told = asyncio.Event()
-    daemon.trouble = told.set
+    reported = asyncio.Event()
+    daemon.trouble = reported.set
     await daemon.start()
     await daemon.control.threads()
-    assert not told.is_set()
+    assert not reported.is_set()
     await daemon.control.ask("stumble")
-    await asyncio.wait_for(told.wait(), 5)
+    await asyncio.wait_for(reported.wait(), 5)
     lines = [(level, fields["line"]) for level, event, fields in place.log if event == "MPS says"]
     assert [level for level, line in lines if "exception" in str(line)] == [logging.WARNING]
     assert not any("get_default" in str(line) for _, line in lines)
 
 
 async def test_daemon_of_another_protocol_is_refused_with_what_to_set(place: Place) -> None:
-    """Drivers that know a third protocol speak it on request only; this one was asked to by somebody. At once."""
+    """Drivers that know a third protocol speak it on request only; this one was asked to. At once."""
     async with asyncio.timeout(30):
         with pytest.raises(MpsError, match="CUDA_MPS_PROTOCOL_VERSION=2"):
             await place.daemon(sick="foreign", start_s=60.0).start()
@@ -268,12 +265,12 @@ async def test_daemon_that_does_not_answer_is_silent_not_gone(place: Place) -> N
     await daemon.start()
     assert daemon.pid is not None
     os.kill(daemon.pid, signal.SIGSTOP)
-    status = await Control(place.pipes, program=place.program, answer_s=0.2).status()
+    status = await MpsControl(place.pipes, program=place.program, answer_s=0.2).status()
     os.kill(daemon.pid, signal.SIGCONT)
     assert (status.is_up, status.is_silent, "does not answer" in status.reason) == (False, True, True)
 
 
-async def test_somebody_elses_daemon_is_waited_for_and_never_ended(place: Place) -> None:
+async def test_foreign_daemon_is_waited_for_and_never_ended(place: Place) -> None:
     """A sidecar may come later than its clients; without one there is a sentence, after the time."""
     options = MpsOptions(place.pipes)
     with pytest.raises(MpsError, match="no MPS daemon listens in"):
@@ -293,5 +290,5 @@ def test_clients_of_a_daemon_that_is_shown_some_cards_are_not_filtered_twice() -
     assert "CUDA_VISIBLE_DEVICES" not in options.client_environ({"CUDA_VISIBLE_DEVICES": "2,3"})
     by_name = {"CUDA_VISIBLE_DEVICES": "GPU-3b1a"}
     assert options.client_environ(by_name) == by_name | options.env_vars()
-    told = {"CUDA_MPS_ACTIVE_THREAD_PERCENTAGE": "7", "CUDA_MPS_PROTOCOL_VERSION": "3", "A": "1"}
-    assert options.daemon_environ(told) == {"A": "1", "CUDA_MPS_PROTOCOL_VERSION": "2"} | options.env_vars()
+    inherited = {"CUDA_MPS_ACTIVE_THREAD_PERCENTAGE": "7", "CUDA_MPS_PROTOCOL_VERSION": "3", "A": "1"}
+    assert options.daemon_environ(inherited) == {"A": "1", "CUDA_MPS_PROTOCOL_VERSION": "2"} | options.env_vars()

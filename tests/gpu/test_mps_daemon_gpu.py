@@ -13,13 +13,12 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 import psutil
 import pytest
 
-from server.backends import triton_launch
-from server.backends.reaper import ENGINE_ID_VARIABLE, reap
-from server.gpu.mps.control import find_program
-from server.gpu.mps.daemon import Hold, OwnDaemon
-from server.gpu.mps.options import MpsOptions
-from server.gpu.mps.processes import holding
-from server.gpu.mps.status import DaemonStatus, ServerState
+from penstock.engines.run_directory import ENGINE_ID_VARIABLE, reap
+from penstock.engines.triton import launch as triton_launch
+from penstock.gpu.mps.control import MpsOptions, find_program
+from penstock.gpu.mps.daemon import DaemonProcess, OwnDaemon
+from penstock.gpu.mps.status import DaemonStatus, ServerState
+from penstock.gpu.mps.supervisor import processes_using_gpu
 from tests.conftest import CHECKOUT
 
 pytestmark = pytest.mark.gpu
@@ -131,7 +130,7 @@ async def start(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Start
 
     async def begin(**options: object) -> Mps:
         said: list[str] = []
-        hold = Hold(
+        hold = DaemonProcess(
             program, bond=(sys.executable, "-I", "-S", triton_launch.__file__, str(os.getpid())),
             environ={**os.environ, ENGINE_ID_VARIABLE: MARK}, clear=lambda child: reap(MARK, child_pid=child),
         )  # fmt: skip
@@ -162,8 +161,8 @@ async def test_clients_are_listed_and_hold_the_card_by_cudas_file(start: Start) 
     assert status.clients == pids
     assert [server.state for server in status.servers] == [ServerState.ACTIVE]
     beside = Client({})
-    assert holding(frozenset({beside.process.pid}))
-    sys.stdout.write(f"clients that hold /dev/nvidia-uvm: {sorted(holding(pids))} of {sorted(pids)}\n")
+    assert processes_using_gpu(frozenset({beside.process.pid}))
+    sys.stdout.write(f"clients that hold /dev/nvidia-uvm: {sorted(processes_using_gpu(pids))} of {sorted(pids)}\n")
     beside.end()
 
 
@@ -179,8 +178,8 @@ async def test_client_over_its_memory_fails_alone_and_has_its_share_of_the_sms(s
     assert modest.write() == "0"
 
 
-async def test_fault_of_one_client_is_told_and_others_start_when_all_have_gone(start: Start) -> None:
-    """FAULTS 68, as the daemon tells it: which state, what the others get, when a new client is taken."""
+async def test_fault_of_one_client_is_reported_and_others_start_when_all_have_gone(start: Start) -> None:
+    """FAULTS 68, as the daemon reports it: which state, what the others get, when a new client is taken."""
     mps = await start()
     other = mps.client()
     said = stray(mps.daemon.env_vars())
@@ -212,7 +211,7 @@ async def test_client_that_is_killed_leaves_its_neighbour_alone(start: Start) ->
 
 
 async def test_clients_of_a_daemon_that_is_killed(start: Start) -> None:
-    """FAULTS 67: told is what becomes of them; a new daemon takes new ones."""
+    """FAULTS 67: their end is reported; a new daemon takes new ones."""
     mps = await start()
     one = mps.client()
     pid = mps.daemon.pid

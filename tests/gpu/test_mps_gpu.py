@@ -26,10 +26,9 @@ from typing import Any
 import psutil
 import pytest
 
-from loadtest.bench.gpu.penstock_up import PenstockUp
-from server.backends.triton_runtime import TritonUnavailable, default_environment, find_triton
-from server.gpu.mps import PIPE_DIRECTORY
-from server.gpu.mps.control import Control
+from loadtest.bench.gpu.programs import PenstockUp
+from penstock.engines.triton.runtime import TritonUnavailable, default_environment, find_triton
+from penstock.gpu.mps.control import PIPE_DIRECTORY, MpsControl
 from tests.conftest import CHECKOUT
 
 pytestmark = pytest.mark.gpu
@@ -50,8 +49,8 @@ class Answers:
 
 
 @dataclass
-class Told:
-    """One fault: requests answered and failed after it, what they were told, and how long until all served again."""
+class FaultOutcome:
+    """One fault: requests answered and failed after it, their errors, and how long until all served again."""
 
     fault: str
     answered: int
@@ -68,7 +67,7 @@ class Served:
     """The stack, with callers that ask on."""
 
     def __init__(self, up: PenstockUp, home: Path) -> None:
-        """pipes: the daemon's directory, as the model's processes are told it."""
+        """pipes: the daemon's directory, as the model's processes see it."""
         self.up, self.home = up, home
         self.pipes: str = self.stubs()[0].environ()[PIPE_DIRECTORY]
         self.answers = Answers()
@@ -143,7 +142,7 @@ class Served:
 
     def clients(self) -> set[int]:
         """The instances that the MPS server lists."""
-        status = asyncio.run(Control(Path(self.pipes)).status())
+        status = asyncio.run(MpsControl(Path(self.pipes)).status())
         return set(status.clients) & {stub.pid for stub in self.stubs()}
 
     def log_end(self) -> str:
@@ -187,9 +186,9 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
 
 
 @pytest.fixture(scope="module")
-def report() -> Iterator[list[Told]]:
+def report() -> Iterator[list[FaultOutcome]]:
     """What the tests found; shown, and kept where $PENSTOCK_GPU_REPORT says."""
-    rows: list[Told] = []
+    rows: list[FaultOutcome] = []
     yield rows
     for row in rows:
         sys.stdout.write(
@@ -197,11 +196,11 @@ def report() -> Iterator[list[Told]]:
             f"{row.all_serve_after_s:.2f} s; clients {row.clients_before} -> {row.clients_after}; restarts of all "
             f"{row.restarts}, recovery {row.recovery_s:.2f} s; said {row.said}\n"
         )
-    if told := os.environ.get("PENSTOCK_GPU_REPORT"):
-        Path(told).write_text(json.dumps([asdict(row) for row in rows], indent=1))
+    if path := os.environ.get("PENSTOCK_GPU_REPORT"):
+        Path(path).write_text(json.dumps([asdict(row) for row in rows], indent=1))
 
 
-def after(served: Served, report: list[Told], fault: str, break_it: Callable[[], object]) -> Told:
+def after(served: Served, report: list[FaultOutcome], fault: str, break_it: Callable[[], object]) -> FaultOutcome:
     """Breaks it while callers ask, waits until all serve, and tells."""
     served.until_all_serve(time.monotonic() - CALM_S)
     before, restarts = len(served.clients()), served.metric("mps_restarts_total")
@@ -211,12 +210,12 @@ def after(served: Served, report: list[Told], fault: str, break_it: Callable[[],
     seconds = served.until_all_serve(began, at_least_s=SEEN_S)
     rows = served.answers.since(began)
     failed = [row[2] for row in rows if row[2]]
-    told = Told(
+    outcome = FaultOutcome(
         fault, len(rows) - len(failed), len(failed), sorted(set(failed))[:4], seconds, before, len(served.clients()),
         int(served.metric("mps_restarts_total") - restarts), served.metric("mps_recovery_seconds"),
     )  # fmt: skip
-    report.append(told)
-    return told
+    report.append(outcome)
+    return outcome
 
 
 def mps_process(name: str, pipes: str) -> psutil.Process:
@@ -240,17 +239,19 @@ def test_instances_are_all_clients_of_mps(served: Served) -> None:
     assert served.metric("mps_unattached_processes") == 0
 
 
-def test_client_that_is_killed_costs_the_others_nothing(served: Served, report: list[Told]) -> None:
+def test_client_that_is_killed_costs_the_others_nothing(served: Served, report: list[FaultOutcome]) -> None:
     """FAULTS 69: what it computed fails; the others go on, and its place is filled again."""
     others = served.stubs()[1:]
-    told = after(served, report, "one client killed", served.stubs()[0].kill)
-    assert told.answered > told.failed
-    assert told.restarts == 0
-    assert told.clients_after >= INSTANCES
+    outcome = after(served, report, "one client killed", served.stubs()[0].kill)
+    assert outcome.answered > outcome.failed
+    assert outcome.restarts == 0
+    assert outcome.clients_after >= INSTANCES
     assert others
 
 
-def test_client_that_faults_ends_what_shares_its_server_and_all_serve_again(served: Served, report: list[Told]) -> None:
+def test_client_that_faults_ends_what_shares_its_server_and_all_serve_again(
+    served: Served, report: list[FaultOutcome]
+) -> None:
     """FAULTS 68: another client writes where it may not; whatever that ends is started again, under MPS."""
     environ: dict[str, Any] = os.environ | {PIPE_DIRECTORY: served.pipes}
 
@@ -260,23 +261,23 @@ def test_client_that_faults_ends_what_shares_its_server_and_all_serve_again(serv
             input=b"now\n", env=environ, cwd=CHECKOUT, timeout=30, check=False, stdout=subprocess.DEVNULL,
         )  # fmt: skip
 
-    told = after(served, report, "illegal memory access of another client", stray)
-    assert told.clients_after >= INSTANCES
+    outcome = after(served, report, "illegal memory access of another client", stray)
+    assert outcome.clients_after >= INSTANCES
 
 
 def test_daemon_that_is_killed_is_replaced_and_all_clients_attach_to_the_new_one(
-    served: Served, report: list[Told]
+    served: Served, report: list[FaultOutcome]
 ) -> None:
     """FAULTS 67: daemon, server and clients are started again in order."""
     daemon = mps_process(CONTROL, served.pipes)
-    told = after(served, report, "control daemon killed", lambda: daemon.send_signal(signal.SIGKILL))
-    assert (told.restarts, told.clients_after >= INSTANCES) == (1, True)
+    outcome = after(served, report, "control daemon killed", lambda: daemon.send_signal(signal.SIGKILL))
+    assert (outcome.restarts, outcome.clients_after >= INSTANCES) == (1, True)
 
 
 def test_server_that_is_killed_is_replaced_and_all_clients_attach_to_the_new_one(
-    served: Served, report: list[Told]
+    served: Served, report: list[FaultOutcome]
 ) -> None:
     """FAULTS 68: its clients' contexts go with it."""
     server = mps_process(SERVER, served.pipes)
-    told = after(served, report, "MPS server killed", lambda: server.send_signal(signal.SIGKILL))
-    assert (told.restarts, told.clients_after >= INSTANCES) == (1, True)
+    outcome = after(served, report, "MPS server killed", lambda: server.send_signal(signal.SIGKILL))
+    assert (outcome.restarts, outcome.clients_after >= INSTANCES) == (1, True)

@@ -5,27 +5,27 @@ from pathlib import Path
 
 import pytest
 
-from server.gpu.mps.limits import (
+from penstock.gpu.mps.limits import (
     ModelClients,
     client_limit,
+    default_percentage,
     memory_by_card,
-    mistake_in_memory,
+    memory_limit_error,
     read_percentage,
     too_many_clients,
     unlimited,
-    usual_percentage,
 )
-from server.gpu.mps.processes import exist, holding, marked
-from server.gpu.mps.status import ServerState, pids_of, state_of
-from server.gpu.nvml import Card, NvmlOutcome, Reading
+from penstock.gpu.mps.status import ServerState, pids_of, state_of
+from penstock.gpu.mps.supervisor import any_exists, processes_using_gpu, processes_with_mark
+from penstock.gpu.nvml import GpuDevice, NvmlOutcome, NvmlReading
 
 
-def cards(*capabilities: tuple[int, int], cuda: tuple[int, int] = (13, 0)) -> Reading:
+def cards(*capabilities: tuple[int, int], cuda: tuple[int, int] = (13, 0)) -> NvmlReading:
     """A machine with such cards."""
     found = tuple(
-        Card(i, f"card {major}.{minor}", (major, minor), 1, 0) for i, (major, minor) in enumerate(capabilities)
+        GpuDevice(i, f"card {major}.{minor}", (major, minor), 1, 0) for i, (major, minor) in enumerate(capabilities)
     )
-    return Reading(NvmlOutcome.ANSWERED, cuda=cuda, cards=found)
+    return NvmlReading(NvmlOutcome.ANSWERED, cuda=cuda, cards=found)
 
 
 @pytest.mark.parametrize(
@@ -45,7 +45,7 @@ def test_instances_that_fit_with_tritons_own_context_are_no_trouble() -> None:
     assert too_many_clients([], cards((9, 0))) == ""
 
 
-def test_one_instance_too_many_is_told_with_the_largest_model_and_what_to_do() -> None:
+def test_one_instance_too_many_is_reported_with_the_largest_model_and_a_remedy() -> None:
     """One sentence: how many, on which card, out of how many, and whose."""
     said = too_many_clients([ModelClients("a", 40), ModelClients("b", 8)], cards((9, 0)))
     assert "49 MPS clients on card 0, 48 model instances and Triton's own" in said
@@ -67,8 +67,8 @@ def test_groups_of_one_model_are_added_up() -> None:
     assert "51 MPS clients" in too_many_clients([ModelClients("a", 25), ModelClients("a", 25)], cards((9, 0)))
 
 
-def test_cards_before_volta_limit_nobody() -> None:
-    """Told by name; newer ones do."""
+def test_cards_before_volta_limit_no_client() -> None:
+    """Reported by name; newer ones do."""
     assert unlimited(cards((7, 0), (9, 0)).cards) == ""
     assert "card 1 (card 6.1) is older than Volta" in unlimited(cards((7, 0), (6, 1)).cards)
 
@@ -79,7 +79,7 @@ def test_cards_before_volta_limit_nobody() -> None:
 )
 def test_memory_limits_are_for_every_card_or_for_those_named(text: str, limits: dict[int, str]) -> None:
     """Of two cards."""
-    assert mistake_in_memory(text) == ""
+    assert memory_limit_error(text) == ""
     assert memory_by_card(text, 2) == limits
 
 
@@ -89,9 +89,9 @@ def test_memory_limits_are_for_every_card_or_for_those_named(text: str, limits: 
 )
 def test_usual_share_of_the_threads_is_nvidias_rule_in_halves(counts: list[int], percent: float) -> None:
     """100 / (n / 2) percent for n clients, down to 50, 25, 12 and no less; two or fewer have all."""
-    assert usual_percentage([ModelClients(str(i), count) for i, count in enumerate(counts)], 1) == percent
+    assert default_percentage([ModelClients(str(i), count) for i, count in enumerate(counts)], 1) == percent
     on_two = [ModelClients("a", 8, (0,)), ModelClients("b", 4, (1,))]
-    assert usual_percentage(on_two, 2) == 25.0
+    assert default_percentage(on_two, 2) == 25.0
 
 
 @pytest.mark.parametrize(("said", "read"), [("auto", "auto"), ("12.5", 12.5), (50, 50.0), (0, 0.0)])
@@ -108,9 +108,9 @@ def test_share_of_the_threads_that_is_none_is_refused(said: object) -> None:
 
 
 @pytest.mark.parametrize("text", ["0", "4 GB", "4T", "0=", "=4G", "4G;2G", "-4G"])
-def test_memory_limit_that_the_daemon_would_not_take_is_told(text: str) -> None:
+def test_memory_limit_that_the_daemon_would_not_take_is_refused(text: str) -> None:
     """Before anything starts."""
-    assert "it takes 4G" in mistake_in_memory(text)
+    assert "it takes 4G" in memory_limit_error(text)
 
 
 @pytest.mark.parametrize(
@@ -145,9 +145,9 @@ def test_processes_of_an_engine_are_known_by_its_mark_and_those_on_a_card_by_cud
     process(tmp_path, 12, b"MARK=xy\0", "/dev/nvidia-uvm")
     (tmp_path / "13").mkdir()  # it has just ended
     (tmp_path / "meminfo").touch()
-    ours = marked("MARK=x", tmp_path)
+    ours = processes_with_mark("MARK=x", tmp_path)
     assert ours == {10, 11}
-    assert holding(ours | {13}, tmp_path) == {10}
-    assert exist(frozenset(), tmp_path)
-    assert exist(frozenset({10, 99}), tmp_path)
-    assert not exist(frozenset({98, 99}), tmp_path)
+    assert processes_using_gpu(ours | {13}, tmp_path) == {10}
+    assert any_exists(frozenset(), tmp_path)
+    assert any_exists(frozenset({10, 99}), tmp_path)
+    assert not any_exists(frozenset({98, 99}), tmp_path)

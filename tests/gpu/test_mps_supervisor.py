@@ -6,12 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from server.gpu.mps import supervisor
-from server.gpu.mps.course import EngineSeen
-from server.gpu.mps.errors import MpsError
-from server.gpu.mps.options import MpsOptions
-from server.gpu.mps.status import DaemonStatus, Server, ServerState
-from server.gpu.mps.supervisor import EngineHandle, MpsNews, MpsSupervisor
+from penstock.gpu.mps import supervisor
+from penstock.gpu.mps.control import MpsError, MpsOptions
+from penstock.gpu.mps.recovery import EngineObservation
+from penstock.gpu.mps.status import DaemonStatus, Server, ServerState
+from penstock.gpu.mps.supervisor import EngineHandle, MpsState, MpsSupervisor
 
 HERE = DaemonStatus(is_up=True)
 FAULT = DaemonStatus(is_up=True, servers=(Server(1, ServerState.FAULT),))
@@ -19,16 +18,16 @@ GONE = DaemonStatus(is_up=False, reason="gone")
 
 
 class Fakes:
-    """A daemon of ours and an engine, both as they are told to be; done: what was done to them."""
+    """A daemon of ours and an engine, both scripted; done: what was done to them."""
 
     is_ours = True
     options = MpsOptions(Path("/nowhere"))
 
     def __init__(self) -> None:
         self.now = HERE
-        self.engine = EngineSeen(10, True, frozenset({10}), frozenset())
+        self.engine = EngineObservation(10, True, frozenset({10}), frozenset())
         self.done: list[str] = []
-        self.news: list[MpsNews] = []
+        self.message: list[MpsState] = []
         self.starts_fail = 0
 
     async def start(self) -> None:
@@ -47,15 +46,15 @@ class Fakes:
     def env_vars(self) -> dict[str, str]:
         return {}
 
-    async def look(self, _: bool) -> EngineSeen:
+    async def look(self, _: bool) -> EngineObservation:
         return self.engine
 
     def end(self, reason: str, is_lost: bool) -> None:
         self.done.append(f"end {is_lost}")
-        self.engine = EngineSeen()
+        self.engine = EngineObservation()
 
     def handle(self) -> EngineHandle:
-        return EngineHandle(self.look, self.end, self.done.append, self.news.append)
+        return EngineHandle(self.look, self.end, self.done.append, self.message.append)
 
 
 @pytest.fixture
@@ -83,7 +82,7 @@ async def until(is_so: Callable[[], bool]) -> None:
 
 
 async def test_clients_wait_while_the_server_is_in_fault(fakes: Fakes, running: MpsSupervisor) -> None:
-    """Whoever asks after a fault began is not let through by what was seen before it."""
+    """A client that asks after a fault began is not let through by what was seen before it."""
     await asyncio.wait_for(running.until_clients_may_start(), 5)
     fakes.now = FAULT
     waiting = asyncio.create_task(running.until_clients_may_start())
@@ -102,14 +101,14 @@ async def test_daemon_that_is_gone_is_started_again_until_it_stays(fakes: Fakes,
     waiting = asyncio.create_task(running.until_clients_may_start())
     await asyncio.wait_for(waiting, 5)
     assert fakes.done == ["end True", "stop", "start", "stop", "start"]
-    await until(lambda: fakes.news[-1].is_up)
-    assert fakes.news[-1].restarts == 1
+    await until(lambda: fakes.message[-1].is_up)
+    assert fakes.message[-1].restarts == 1
 
 
-async def test_news_are_told_when_they_change_and_not_else(fakes: Fakes, running: MpsSupervisor) -> None:
+async def test_events_are_logged_only_when_they_change(fakes: Fakes, running: MpsSupervisor) -> None:
     """A look a second makes no message a second."""
-    await until(lambda: bool(fakes.news))
+    await until(lambda: bool(fakes.message))
     await asyncio.sleep(0.02)
-    assert fakes.news == [MpsNews(is_up=True)]
+    assert fakes.message == [MpsState(is_up=True)]
     await running.stop()
     assert fakes.done[-1] == "stop"

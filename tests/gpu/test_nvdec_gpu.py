@@ -9,13 +9,13 @@ import pytest
 from av.video.codeccontext import VideoCodecContext
 from av.video.stream import VideoStream
 
-from deepstream_pipeline.decode.codec import Codec, PacketRefused
-from deepstream_pipeline.decode.decode_errors import DecodeErrors, watch_stdout
-from deepstream_pipeline.decode.nvcodec import NvdecOpener
-from deepstream_pipeline.decode.nvdec import NvdecCodecs
-from deepstream_pipeline.errors import NeedsCpu
-from deepstream_pipeline.gpu.device import Device, Stream
-from deepstream_pipeline.types import DecoderKind
+from penstock_video.decode.codec import Codec, PacketRefused
+from penstock_video.decode.nvcodec import NvdecOpener
+from penstock_video.decode.nvdec import NvdecCodecs
+from penstock_video.decode.nvdec_errors import DecodeErrors, watch_stdout
+from penstock_video.errors import NeedsCpu
+from penstock_video.gpu.device import CudaStream, Device
+from penstock_video.types import DecoderKind
 from tests.deepstream_pipeline.decode.broken_clips import SIZE, annex_b_packets, damaged_packet
 from tests.deepstream_pipeline.decode.decoder_contract import DecoderContract, Kind
 
@@ -30,7 +30,7 @@ def device() -> Device:
 
 
 @pytest.fixture(scope="module")
-def stream(device: Device) -> Iterator[Stream]:
+def stream(device: Device) -> Iterator[CudaStream]:
     """In whose order the pictures are complete."""
     device.bind()
     stream = device.new_stream()
@@ -72,7 +72,7 @@ class TestNvdec(DecoderContract):
     """The contract, kept by NVDEC."""
 
     @pytest.fixture
-    def kind(self, device: Device, stream: Stream, watch: Watch) -> Kind:
+    def kind(self, device: Device, stream: CudaStream, watch: Watch) -> Kind:
         """NvdecCodec over PyNvVideoCodec; pictures are copied to the host to be looked at."""
         device.bind()
         opener = NvdecOpener()
@@ -90,7 +90,7 @@ class TestNvdec(DecoderContract):
 
 
 @pytest.mark.parametrize("codec", ["h264", "hevc"])
-def test_pictures_come_out_with_their_packets(tmp_path: Path, stream: Stream, codec: str) -> None:
+def test_pictures_come_out_with_their_packets(tmp_path: Path, stream: CudaStream, codec: str) -> None:
     """Without B-frames nothing is held back: each packet's picture comes of that very call."""
     packets = annex_b_packets(tmp_path, codec)
     decoder = NvdecOpener()(codec, stream.handle, SIZE)
@@ -100,7 +100,7 @@ def test_pictures_come_out_with_their_packets(tmp_path: Path, stream: Stream, co
     decoder.close()
 
 
-def test_flushed_decoder_goes_on_at_a_keyframe(tmp_path: Path, stream: Stream) -> None:
+def test_flushed_decoder_goes_on_at_a_keyframe(tmp_path: Path, stream: CudaStream) -> None:
     """A loop needs no other decoder."""
     packets = annex_b_packets(tmp_path, "h264")
     decoder = NvdecOpener()("h264", stream.handle, SIZE)
@@ -114,7 +114,7 @@ def test_flushed_decoder_goes_on_at_a_keyframe(tmp_path: Path, stream: Stream) -
     decoder.close()
 
 
-def test_mended_picture_is_named_by_its_number(tmp_path: Path, stream: Stream, watch: Watch) -> None:
+def test_mended_picture_is_named_by_its_number(tmp_path: Path, stream: CudaStream, watch: Watch) -> None:
     """The number in the library's line is the place of the picture among those that its decoder decoded."""
     packets = annex_b_packets(tmp_path, "h264")
     packets[7] = damaged_packet(packets[7])
@@ -129,7 +129,9 @@ def test_mended_picture_is_named_by_its_number(tmp_path: Path, stream: Stream, w
     assert errors.unclaimed == 0
 
 
-def test_number_after_a_missing_picture_counts_what_was_decoded(tmp_path: Path, stream: Stream, watch: Watch) -> None:
+def test_number_after_a_missing_picture_counts_what_was_decoded(
+    tmp_path: Path, stream: CudaStream, watch: Watch
+) -> None:
     """A packet of garbage gives no picture, and has no number of its own in the library's lines."""
     packets = annex_b_packets(tmp_path, "h264")
     packets[3] = bytes(range(7, 107)) * 9
@@ -142,14 +144,14 @@ def test_number_after_a_missing_picture_counts_what_was_decoded(tmp_path: Path, 
     assert 6 in errors.take(set(range(len(packets))))
 
 
-def test_what_a_card_does_not_take_is_said(tmp_path: Path, stream: Stream) -> None:
+def test_what_a_card_does_not_take_is_said(tmp_path: Path, stream: CudaStream) -> None:
     """Too small, and too large."""
     for size in ((16, 16), (20_000, 20_000)):
         with pytest.raises(NeedsCpu, match="NVDEC takes h264"):
             NvdecOpener()("h264", stream.handle, size)
 
 
-def test_larger_picture_than_the_first_fails(tmp_path: Path, stream: Stream) -> None:
+def test_larger_picture_than_the_first_fails(tmp_path: Path, stream: CudaStream) -> None:
     """The library does not follow a stream to a larger size: that a new decoder begins there is NvdecCodec's work."""
     small, large = annex_b_packets(tmp_path, "h264"), annex_b_packets(tmp_path, "h264", size=(320, 192))
     decoder = NvdecOpener()("h264", stream.handle, SIZE)
@@ -160,7 +162,7 @@ def test_larger_picture_than_the_first_fails(tmp_path: Path, stream: Stream) -> 
     decoder.close()
 
 
-def test_decoders_come_and_go(tmp_path: Path, stream: Stream) -> None:
+def test_decoders_come_and_go(tmp_path: Path, stream: CudaStream) -> None:
     """Thirty, one after another, each with a picture: what they held is given back."""
     first = annex_b_packets(tmp_path, "h264")[0]
     opener = NvdecOpener()

@@ -5,8 +5,8 @@ import sys
 import msgspec
 import pytest
 
-from server.gpu import nvml
-from server.gpu.nvml import Card, NvmlOutcome, Reading, read_cards
+from penstock.gpu import nvml
+from penstock.gpu.nvml import GpuDevice, NvmlOutcome, NvmlReading, read_cards
 
 
 def answered_by(monkeypatch: pytest.MonkeyPatch, program: str) -> None:
@@ -16,8 +16,8 @@ def answered_by(monkeypatch: pytest.MonkeyPatch, program: str) -> None:
 
 def test_read_cards_passes_on_what_the_process_read(monkeypatch: pytest.MonkeyPatch) -> None:
     """The reading comes through the pipe as it was made."""
-    card = Card(0, "NVIDIA H200", (9, 0), 150_000_000_000, 1 << 30, "DEFAULT", False, (7,))
-    reading = Reading(NvmlOutcome.ANSWERED, "", "580.159.03", (13, 0), (card,))
+    card = GpuDevice(0, "NVIDIA H200", (9, 0), 150_000_000_000, 1 << 30, "DEFAULT", False, (7,))
+    reading = NvmlReading(NvmlOutcome.ANSWERED, "", "580.159.03", (13, 0), (card,))
     answered_by(monkeypatch, f"import sys; sys.stdout.buffer.write({msgspec.json.encode(reading)!r})")
     assert read_cards() == reading
 
@@ -25,7 +25,7 @@ def test_read_cards_passes_on_what_the_process_read(monkeypatch: pytest.MonkeyPa
 def test_read_cards_driver_hangs_is_an_outcome(monkeypatch: pytest.MonkeyPatch) -> None:
     """A process that never answers is ended at the deadline."""
     answered_by(monkeypatch, "import signal; signal.pause()")
-    assert read_cards(timeout_s=0.2) == Reading(NvmlOutcome.TIMED_OUT, "0.2 s")
+    assert read_cards(timeout_s=0.2) == NvmlReading(NvmlOutcome.TIMED_OUT, "0.2 s")
 
 
 @pytest.mark.parametrize(
@@ -38,7 +38,7 @@ def test_read_cards_driver_hangs_is_an_outcome(monkeypatch: pytest.MonkeyPatch) 
 def test_read_cards_process_dies_is_an_outcome(monkeypatch: pytest.MonkeyPatch, program: str, detail: str) -> None:
     """A library that ends its process ends that one only."""
     answered_by(monkeypatch, program)
-    assert read_cards() == Reading(NvmlOutcome.FAILED, detail)
+    assert read_cards() == NvmlReading(NvmlOutcome.FAILED, detail)
 
 
 def test_read_cards_here_answers() -> None:

@@ -13,9 +13,8 @@ import cv2
 import numpy as np
 import pytest
 
-from loadtest.bench.gpu.picture_rates import LEVELS, Difference, difference
-from loadtest.bench.gpu.pictures import photos
-from server.backends.torch_serving.pictures_spec import Fit, PictureSpec
+from loadtest.bench.gpu.pictures import LEVELS, Difference, difference, photos
+from penstock.engines.torch_serving.config import PictureFit, PictureSpec
 from tests.backends.test_picture_kernel import IMAGENET, noise, on_the_cpu, stored, values_of
 from tests.vision import images
 
@@ -36,7 +35,7 @@ def torch() -> Any:
 
 
 def reader_of(torch: Any, spec: PictureSpec = NETWORK) -> Any:
-    from server.backends.torch_serving.pictures import PictureReader
+    from penstock.engines.torch_serving.pictures import PictureReader
 
     return PictureReader(spec, torch.device("cuda", 0))
 
@@ -49,18 +48,17 @@ def empty(torch: Any, rows: int, spec: PictureSpec = NETWORK, dtype: str = "floa
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float16"])
-@pytest.mark.parametrize("fit", Fit)
-def test_kernel_on_the_card_equals_the_cpus_path(torch: Any, fit: Fit, dtype: str) -> None:
+@pytest.mark.parametrize("fit", PictureFit)
+def test_kernel_on_the_card_equals_the_cpus_path(torch: Any, fit: PictureFit, dtype: str) -> None:
     """Given the same pixels, to the last bit: every fit, planes and pixels, turned, unlike sizes in one launch."""
-    from server.backends.torch_serving.kernels import PictureKernel
-    from server.backends.torch_serving.placement import walk
+    from penstock.engines.torch_serving.picture_kernel import PictureKernel, kernel_row
 
-    spec = replace(NETWORK, fit=fit, shorter_side=256 if fit is Fit.CROP else 0)
+    spec = replace(NETWORK, fit=fit, shorter_side=256 if fit is PictureFit.CROP else 0)
     sizes = [(500, 375), (375, 500), (3001, 400), (640, 480), (1920, 1080), (448, 448), (333, 500), (512, 384)]
     rgb = [noise(*size, seed=i) for i, size in enumerate(sizes)]
     left = [stored(one, spec, is_planar=i % 2 == 0, orientation=i + 1) for i, one in enumerate(rgb)]
     there = [torch.from_numpy(pixels).cuda() for pixels, _ in left]
-    rows = b"".join(walk(how, spec).row(one.data_ptr()) for one, (_, how) in zip(there, left, strict=True))
+    rows = b"".join(kernel_row(how, spec).row(one.data_ptr()) for one, (_, how) in zip(there, left, strict=True))
     out = empty(torch, len(sizes), spec, dtype)
     table = torch.from_numpy(values_of(spec)).to(out.dtype).cuda()
     kernel = PictureKernel(torch.device("cuda", 0), out.element_size())

@@ -10,12 +10,11 @@ from typing import Any
 
 import pytest
 
-from server.gpu.telemetry import Activity, CardLoad, Line, NoTelemetry, ProcessLoad, Sampler, Source, Xid, sample
-from server.gpu.telemetry.__main__ import Asker
-from server.gpu.telemetry.cards import NOT_PERMITTED, NOT_SUPPORTED, Cards
-from server.gpu.telemetry.dcgm import DcgmUnread, cards_of, joined, read_dcgm
-from server.gpu.telemetry.processes import name_of, process_name
-from server.gpu.telemetry.sampler import mean_loads
+from penstock.gpu.telemetry.__main__ import TelemetrySource
+from penstock.gpu.telemetry.cards import NOT_PERMITTED, NOT_SUPPORTED, Cards, command_name, process_name
+from penstock.gpu.telemetry.dcgm import DcgmUnavailable, cards_of, read_dcgm, with_dcgm_activity
+from penstock.gpu.telemetry.messages import Activity, ActivitySource, CardLoad, ProcessLoad, TelemetryMessage, Xid
+from penstock.gpu.telemetry.sampler import Sampler, TelemetryUnavailable, mean_loads, sample
 
 FAKE = Path(__file__).parent / "fake_nvml"
 SPINNING = {"1": 100.0, "2": 0.76, "3": 0.02, "5": 0.0, "10": 0.0, "30": 10.0, "31": 30.0, "40": 0.0}
@@ -68,7 +67,7 @@ def test_card_with_gpm_is_read_with_its_source(nvml: Change) -> None:
     nvml(card(used=7 << 30, total=140 << 30))
     (read,) = Cards().read().cards
     assert read.kernel_running == 1.0
-    assert read.source is Source.GPM
+    assert read.source is ActivitySource.GPM
     assert read.activity == Activity(0.0076, 0.0002, 0.0, 0.0, 0.2, 0.0, 1.0)
     assert (read.memory_used_bytes, read.memory_bytes, read.lost) == (7 << 30, 140 << 30, "")
 
@@ -139,13 +138,13 @@ def test_card_that_fails_and_is_not_found_again_is_lost(nvml: Change) -> None:
 
 
 def test_card_that_may_not_be_opened_is_not_lost(nvml: Change) -> None:
-    """It belongs to somebody else."""
+    """It belongs to another user."""
     nvml(card(open_error=4))
     (read,) = Cards().read().cards
     assert (read.lost, read.why_no_activity) == ("", "Insufficient Permissions")
 
 
-def test_xid_is_told_once(nvml: Change) -> None:
+def test_xid_is_reported_once(nvml: Change) -> None:
     """With the card that it is of."""
     nvml(card(), card("GPU-b"), xids=[[1, 31]])
     cards = Cards()
@@ -155,12 +154,12 @@ def test_xid_is_told_once(nvml: Change) -> None:
 
 def test_processes_have_memory_time_and_a_name(nvml: Change, monkeypatch: pytest.MonkeyPatch) -> None:
     """MPS clients among them; idle ones have no time, samples of rubbish and of before do not count."""
-    monkeypatch.setattr("server.gpu.telemetry.cards.process_name", lambda pid: {7: "resnet50_0_0"}.get(pid, "other"))
+    monkeypatch.setattr("penstock.gpu.telemetry.cards.process_name", lambda pid: {7: "resnet50_0_0"}.get(pid, "other"))
     shares = [[7, 1000, 40], [7, 2000, 60], [8, 2000, 4_000_000_000]]
     nvml(card(processes=[[8, 1 << 20], [9, None]], mps_processes=[[7, 2 << 20]], shares=shares))
     cards = Cards()
-    told = {one.pid: (one.name, one.memory_bytes, one.time_share, one.is_mps_client) for one in _processes(cards)}
-    assert told == {
+    reported = {one.pid: (one.name, one.memory_bytes, one.time_share, one.is_mps_client) for one in _processes(cards)}
+    assert reported == {
         7: ("resnet50_0_0", 2 << 20, 0.5, True),
         8: ("other", 1 << 20, None, False),
         9: ("other", None, None, False),
@@ -184,7 +183,7 @@ def _processes(cards: Cards) -> tuple[Any, ...]:
 )
 def test_process_is_named_by_its_model_instance_or_its_program(words: str, name: str) -> None:
     """What stays the same when it is started again, and no id."""
-    assert name_of(words.split(" ")) == name
+    assert command_name(words.split(" ")) == name
 
 
 def test_process_that_cannot_be_seen_has_a_name_all_the_same(tmp_path: Path) -> None:
@@ -200,7 +199,7 @@ def test_dcgm_page_is_read_in_shares_and_bytes() -> None:
     """Percent and MiB are turned; a MIG instance's figure is not the card's."""
     (read,) = cards_of(PAGE)
     assert (read.index, read.uuid, read.name, read.kernel_running) == (0, "GPU-a", "Tesla V100", 1.0)
-    assert read.source is Source.DCGM
+    assert read.source is ActivitySource.DCGM
     assert read.activity == Activity(sm=0.0125, tensor=0.5)
     assert (read.memory_used_bytes, read.memory_bytes) == (1 << 30, 16 << 30)
 
@@ -214,20 +213,20 @@ def test_dcgm_without_profiling_figures_says_what_to_give_it() -> None:
 
 def test_dcgm_activity_joins_nvmls_card_by_uuid() -> None:
     """Whatever their indexes are; where NVML has no card, the exporter's own."""
-    told = cards_of(PAGE)
+    reported = cards_of(PAGE)
     ours = CardLoad(4, "GPU-a", kernel_running=0.5), CardLoad(0, "GPU-b", lost="gone"), CardLoad(1, "GPU-c")
-    first, lost, untold = joined(ours, told)
-    assert (first.index, first.source, first.activity.sm, first.kernel_running) == (4, Source.DCGM, 0.0125, 0.5)
+    first, lost, unreported = with_dcgm_activity(ours, reported)
+    assert (first.index, first.source, first.activity.sm, first.kernel_running) == (4, ActivitySource.DCGM, 0.0125, 0.5)
     assert lost == ours[1]
-    assert "does not tell" in untold.why_no_activity
-    assert joined((), told) == told
+    assert "does not tell" in unreported.why_no_activity
+    assert with_dcgm_activity((), reported) == reported
 
 
-def test_dcgm_that_does_not_answer_or_talks_rubbish_is_told(tmp_path: Path) -> None:
+def test_dcgm_that_does_not_answer_or_sends_rubbish_is_reported(tmp_path: Path) -> None:
     """By its address; the process that asks goes on."""
     (tmp_path / "page").write_text("this is { no page")
     for url in ("http://127.0.0.1:9/metrics", f"file://{tmp_path}/page"):
-        with pytest.raises(DcgmUnread, match=url):
+        with pytest.raises(DcgmUnavailable, match=url):
             read_dcgm(url)
 
 
@@ -236,9 +235,9 @@ def test_with_dcgm_gpm_is_left_alone(nvml: Change, tmp_path: Path) -> None:
     page = tmp_path / "page"
     page.write_text(PAGE)
     nvml(card(util=50))
-    asker = Asker(f"file://{page}")
+    asker = TelemetrySource(f"file://{page}")
     (read,) = asker.read().cards
-    assert (read.source, read.activity.sm, read.kernel_running) == (Source.DCGM, 0.0125, 0.5)
+    assert (read.source, read.activity.sm, read.kernel_running) == (ActivitySource.DCGM, 0.0125, 0.5)
     page.unlink()
     (read,) = asker.read().cards
     assert (read.source, read.kernel_running) == (None, 0.5)
@@ -250,7 +249,7 @@ def test_with_dcgm_no_card_is_needed_here(nvml: Change, tmp_path: Path) -> None:
     page = tmp_path / "page"
     page.write_text(PAGE)
     nvml(init_error=9)
-    asker = Asker(f"file://{page}")
+    asker = TelemetrySource(f"file://{page}")
     line = asker.read()
     assert (line.why, line.cards[0].activity.sm) == ("", 0.0125)
     page.unlink()
@@ -264,44 +263,47 @@ def test_sampler_reads_the_process_that_asks(nvml: Change) -> None:
         begin_s = time.monotonic()
         (read,) = sampler.mean(begin_s, begin_s + 0.05)
         assert read.activity.sm == pytest.approx(0.0076)
-        assert read.source is Source.GPM
+        assert read.source is ActivitySource.GPM
 
 
 def test_sample_where_there_is_no_card_says_why(nvml: Change) -> None:
     """In NVML's words, at once."""
     nvml(init_error=9)
-    with pytest.raises(NoTelemetry, match="NVML: Driver Not Loaded"):
+    with pytest.raises(TelemetryUnavailable, match="NVML: Driver Not Loaded"):
         sample(5.0)
 
 
 def test_sampler_whose_process_dies_or_says_nothing_ends() -> None:
     """A library that ends its process; one whose card is lost ends too, and means of later times cannot be had."""
-    with pytest.raises(NoTelemetry, match="ended"), Sampler(program=(sys.executable, "-I", "-c", "")):
+    with pytest.raises(TelemetryUnavailable, match="ended"), Sampler(program=(sys.executable, "-I", "-c", "")):
         pass
     line = 'import sys; print(\'{"at_s": 1.0, "seconds": 0.5}\')'
-    with Sampler(program=(sys.executable, "-I", "-c", line)) as sampler, pytest.raises(NoTelemetry, match="ended"):
+    with (
+        Sampler(program=(sys.executable, "-I", "-c", line)) as sampler,
+        pytest.raises(TelemetryUnavailable, match="ended"),
+    ):
         sampler.mean(0.0, 2.0)
 
 
 def test_mean_weighs_lines_by_the_part_that_lies_inside() -> None:
     """A second at 0.2 and half of one at 0.8; a figure that one line lacks is the others' mean."""
     lines = [
-        Line(11.0, 1.0, (CardLoad(0, activity=Activity(sm=1.0)),)),
-        Line(12.0, 1.0, (CardLoad(0, kernel_running=1.0, activity=Activity(sm=0.2, nvdec=0.5)),)),
-        Line(13.0, 1.0, (CardLoad(0, kernel_running=0.4, activity=Activity(sm=0.8)),)),
+        TelemetryMessage(11.0, 1.0, (CardLoad(0, activity=Activity(sm=1.0)),)),
+        TelemetryMessage(12.0, 1.0, (CardLoad(0, kernel_running=1.0, activity=Activity(sm=0.2, nvdec=0.5)),)),
+        TelemetryMessage(13.0, 1.0, (CardLoad(0, kernel_running=0.4, activity=Activity(sm=0.8)),)),
     ]
     (read,) = mean_loads(lines, 11.0, 12.5)
     assert (read.activity.sm, read.activity.nvdec) == (pytest.approx(0.4), 0.5)
     assert read.kernel_running == pytest.approx(0.8)
-    with pytest.raises(NoTelemetry):
+    with pytest.raises(TelemetryUnavailable):
         mean_loads(lines, 20.0, 21.0)
 
 
 def test_mean_of_a_process_is_of_the_lines_that_tell_its_time() -> None:
-    """NVML does so now and then; one that has ended is not there any more, one that is never told of has none."""
+    """NVML does so now and then; one that has ended is not there any more, one that is never reported has none."""
 
-    def line(at_s: float, *processes: ProcessLoad) -> Line:
-        return Line(at_s, 1.0, (CardLoad(0, processes=processes),))
+    def line(at_s: float, *processes: ProcessLoad) -> TelemetryMessage:
+        return TelemetryMessage(at_s, 1.0, (CardLoad(0, processes=processes),))
 
     lines = [
         line(1.0, ProcessLoad(7, "a", 10, 0.2), ProcessLoad(8, "gone", 10, 1.0)),

@@ -8,8 +8,9 @@ from typing import Any
 import pytest
 
 from loadtest.bench.gpu import telemetry as loads
-from server.gpu.nvml import read_cards
-from server.gpu.telemetry import CardLoad, Sampler, Source, sample
+from penstock.gpu.nvml import read_cards
+from penstock.gpu.telemetry.messages import ActivitySource, CardLoad
+from penstock.gpu.telemetry.sampler import Sampler, sample
 
 pytestmark = pytest.mark.gpu
 SECONDS = 1.5
@@ -37,7 +38,7 @@ def test_kernel_on_one_sm_is_all_of_util_and_hardly_any_of_the_card(torch: Any) 
     """What the project is about: `util` 100 %, SM activity one SM of all."""
     card = busy("one SM spins")
     one_sm = 1 / torch.cuda.get_device_properties(0).multi_processor_count
-    assert card.source is Source.GPM
+    assert card.source is ActivitySource.GPM
     assert card.kernel_running is not None
     assert card.kernel_running >= 0.95
     assert card.activity.graphics_engine is not None
@@ -85,7 +86,7 @@ def test_mps_clients_are_seen_and_share_the_card(torch: Any) -> None:
     assert len([one for one in card.processes if one.is_mps_client]) in (0, 2), card.processes
 
 
-def test_sample_of_an_idle_moment_takes_as_long_as_it_was_told(torch: Any) -> None:
+def test_sample_of_an_idle_moment_takes_the_given_time(torch: Any) -> None:
     """And finds the card quiet once what ran has ended."""
     torch.cuda.synchronize()
     begin_s = time.monotonic()

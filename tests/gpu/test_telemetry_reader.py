@@ -12,18 +12,22 @@ import msgspec
 import psutil
 import pytest
 
-from server.gpu.telemetry import Activity, CardLoad, Line, ProcessLoad, Source, Xid
-from server.gpu.telemetry.choice import checked_source, has_driver
-from server.gpu.telemetry.health import CardHealth
-from server.gpu.telemetry.reader import TelemetryOptions, TelemetryReader
-from server.gpu.telemetry.readings import telemetry_readers
+from penstock.gpu.telemetry.health import CardHealth
+from penstock.gpu.telemetry.messages import Activity, ActivitySource, CardLoad, ProcessLoad, TelemetryMessage, Xid
+from penstock.gpu.telemetry.reader import (
+    TelemetryOptions,
+    TelemetryReader,
+    checked_source,
+    has_driver,
+    telemetry_metrics,
+)
 
-QUICK = TelemetryOptions(interval_s=0.02, silent_s=0.3, again_s=0.01, absent_s=0.01)
-CARD = CardLoad(0, "GPU-a", "NVIDIA H200", kernel_running=1.0, source=Source.GPM, activity=Activity(sm=0.01))
+QUICK = TelemetryOptions(interval_s=0.02, silent_s=0.3, restart_delay_s=0.01, no_gpu_delay_s=0.01)
+CARD = CardLoad(0, "GPU-a", "NVIDIA H200", kernel_running=1.0, source=ActivitySource.GPM, activity=Activity(sm=0.01))
 SLEEP = "import sys; sys.stdin.read()"
 
 
-def saying(*lines: Line, then: str = SLEEP) -> str:
+def saying(*lines: TelemetryMessage, then: str = SLEEP) -> str:
     """A program that says so, then does something else."""
     text = b"".join(msgspec.json.encode(line) + b"\n" for line in lines)
     return f"import sys; sys.stdout.buffer.write({text!r}); sys.stdout.flush(); {then}"
@@ -51,7 +55,11 @@ async def until(condition: Callable[[], object]) -> None:
 async def test_reader_has_the_means_of_the_last_ten_seconds() -> None:
     """Lines of before do not count, nor does rubbish between them; its process ends with it."""
     old, new = (msgspec.structs.replace(CARD, activity=Activity(sm=sm)) for sm in (0.9, 0.03))
-    lines = Line(89.0, 1.0, (old,), has_nvml=True), Line(99.0, 1.0, (CARD,)), Line(100.0, 1.0, (new,))
+    lines = (
+        TelemetryMessage(89.0, 1.0, (old,), has_nvml=True),
+        TelemetryMessage(99.0, 1.0, (CARD,)),
+        TelemetryMessage(100.0, 1.0, (new,)),
+    )
     program = saying(*lines[:2], then="print('rubbish', flush=True); " + saying(lines[2]).partition("; ")[2])
     async with running(program) as reader:
         await until(lambda: reader.loads() and reader.loads()[0].activity.sm == pytest.approx(0.02))
@@ -61,16 +69,18 @@ async def test_reader_has_the_means_of_the_last_ten_seconds() -> None:
 
 async def test_reader_knows_nothing_of_long_ago() -> None:
     """No series is better than one of a minute ago."""
-    async with running(saying(Line(50.0, 1.0, (CARD,), has_nvml=True))) as reader:
+    async with running(saying(TelemetryMessage(50.0, 1.0, (CARD,), has_nvml=True))) as reader:
         await until(lambda: reader.health.cards)
         assert reader.loads() == ()
-        assert telemetry_readers(reader)["gpu_sm_activity"]() == {}
+        assert telemetry_metrics(reader)["gpu_sm_activity"]() == {}
 
 
 async def test_process_that_dies_is_started_again(tmp_path: Path) -> None:
     """As the one does that saw a lost card: NVML finds it again in a new process only."""
     lost = msgspec.structs.replace(CARD, lost="GPU is lost")
-    first, second = (msgspec.json.encode(Line(99.5, 1.0, (one,), has_nvml=True)).decode() for one in (lost, CARD))
+    first, second = (
+        msgspec.json.encode(TelemetryMessage(99.5, 1.0, (one,), has_nvml=True)).decode() for one in (lost, CARD)
+    )
     mark = tmp_path / "was here"
     program = (
         f"import pathlib, sys; mark = pathlib.Path({str(mark)!r})\n"
@@ -84,9 +94,9 @@ async def test_process_that_dies_is_started_again(tmp_path: Path) -> None:
 
 
 async def test_process_that_hangs_is_replaced() -> None:
-    """A driver that does not answer is told; the card is not called lost for it: the engine's canaries say that."""
-    options = TelemetryOptions(interval_s=0.02, silent_s=0.05, again_s=0.01)
-    async with running(saying(Line(99.0, 1.0, (CARD,), has_nvml=True)), options) as reader:
+    """A driver that does not answer is reported; the card is not called lost for it: the engine's canaries say that."""
+    options = TelemetryOptions(interval_s=0.02, silent_s=0.05, restart_delay_s=0.01)
+    async with running(saying(TelemetryMessage(99.0, 1.0, (CARD,), has_nvml=True)), options) as reader:
         await until(lambda: reader.health.cards)
         first = {one.pid for one in psutil.Process().children()}
         await until(lambda: {one.pid for one in psutil.Process().children()} - first)
@@ -106,7 +116,7 @@ async def test_process_that_not_even_a_kill_ends_has_no_second_one_beside_it(
         killed.append(process.pid)
 
     monkeypatch.setattr(asyncio.subprocess.Process, "kill", kill_in_vain)
-    monkeypatch.setattr("server.gpu.telemetry.reader.STOP_S", 0.2)
+    monkeypatch.setattr("penstock.gpu.telemetry.reader.STOP_S", 0.2)
     starts = tmp_path / "starts"
     program = (
         f"import pathlib, sys, time; starts = pathlib.Path({str(starts)!r}); is_first = not starts.exists()\n"
@@ -114,7 +124,7 @@ async def test_process_that_not_even_a_kill_ends_has_no_second_one_beside_it(
         "if is_first: print('a word', flush=True); time.sleep(60)\n"
         "sys.stdin.read()"
     )
-    options = TelemetryOptions(silent_s=0.01, again_s=0.01, absent_s=0.01)
+    options = TelemetryOptions(silent_s=0.01, restart_delay_s=0.01, no_gpu_delay_s=0.01)
     async with running(program, options):
         await until(lambda: starts.exists() and killed)
         await asyncio.sleep(0.5)
@@ -128,24 +138,24 @@ async def test_program_that_cannot_be_started_leaves_the_gateway_alone() -> None
     reader = TelemetryReader(QUICK, CardHealth(), program=("/nowhere/python",))
     task = asyncio.create_task(reader.run())
     await asyncio.sleep(0)
-    assert telemetry_readers(reader)["gpu_up"]() == {}
+    assert telemetry_metrics(reader)["gpu_up"]() == {}
     task.cancel()
     await asyncio.gather(task, return_exceptions=True)
 
 
 async def test_scrape_reads_every_figure_with_its_source() -> None:
-    """Figures that nobody has are no series; processes of one name are summed; Xids are counted."""
+    """Unknown figures have no series; processes of one name are summed; Xids are counted."""
     processes = (
         ProcessLoad(7, "resnet50_0_0", 1 << 30, 0.4, is_mps_client=True),
         ProcessLoad(8, "python3", 1 << 20),
         ProcessLoad(9, "python3", 1 << 20, 0.25),
     )
     card = msgspec.structs.replace(CARD, processes=processes)
-    line = Line(99.5, 1.0, (card, CardLoad(1, "GPU-b", lost="GPU is lost")), (Xid(1, 79),), has_nvml=True)
+    line = TelemetryMessage(99.5, 1.0, (card, CardLoad(1, "GPU-b", lost="GPU is lost")), (Xid(1, 79),), has_nvml=True)
     async with running(saying(line)) as reader:
         await until(lambda: reader.health.cards)
-        told = {name: dict(read()) for name, read in telemetry_readers(reader).items()}
-    assert told == {
+        values = {name: dict(read()) for name, read in telemetry_metrics(reader).items()}
+    assert values == {
         "gpu_up": {("0",): 1.0, ("1",): 0.0},
         "gpu_sm_activity": {("0", "gpm"): 0.01},
         "gpu_sm_occupancy": {},
@@ -158,12 +168,12 @@ async def test_scrape_reads_every_figure_with_its_source() -> None:
         "gpu_process_time_share": {("0", "resnet50_0_0"): 0.4, ("0", "python3"): 0.25},
         "gpu_xid_errors_total": {("1", "79"): 1},
     }
-    assert telemetry_readers(None) == {}
+    assert telemetry_metrics(None) == {}
 
 
 @pytest.mark.parametrize("said", ["auto", "off", "http://node:9400/metrics", "https://[::1]:9400/metrics"])
 def test_source_of_the_figures_is_taken(said: str) -> None:
-    """NVML, nobody, or an exporter."""
+    """NVML, no source, or an exporter."""
     assert checked_source(said) == said
 
 

@@ -13,8 +13,8 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 from google.protobuf import json_format
 
-from loadtest.bench.gpu.daemon import MpsDaemon
-from loadtest.bench.gpu.requests import read_config
+from loadtest.bench.gpu.programs import MpsDaemon
+from loadtest.bench.gpu.tritons import read_config
 from tests.conftest import CHECKOUT
 
 pytestmark = [pytest.mark.gpu, pytest.mark.timeout(300)]

@@ -17,10 +17,10 @@ import pytest
 import tritonclient.grpc as grpc_client
 from tritonclient.utils import InferenceServerException
 
-from loadtest.bench.gpu.regions import CudaRegions, SystemRegions, noise_of
-from loadtest.bench.gpu.requests import Face, TensorFace
-from server.backends.torch_serving.config import EngineSpec, engine_spec
-from server.backends.triton_runtime import TritonUnavailable, find_triton
+from loadtest.bench.gpu.stretch import CudaRegions, SystemRegions, noise_of
+from loadtest.bench.gpu.tritons import Face, TensorFace
+from penstock.engines.torch_serving.config import EngineSpec, engine_spec
+from penstock.engines.triton.runtime import TritonUnavailable, find_triton
 from tests.backends.test_torch_settings import config
 from tests.backends.triton_of_onnx_models import RunningTriton, running_triton
 
@@ -73,9 +73,9 @@ def folder(programs: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def runner_of(torch: Any, path: Path, spec: EngineSpec, slots: int = 1) -> Any:
     """As the backend makes it, on the first card."""
-    from server.backends.torch_serving.device import pinned_regions
-    from server.backends.torch_serving.program import load_program
-    from server.backends.torch_serving.runners import GraphRunner
+    from penstock.engines.torch_serving.device import pinned_regions
+    from penstock.engines.torch_serving.program import load_program
+    from penstock.engines.torch_serving.runners import GraphRunner
 
     device = torch.device("cuda", 0)
     program = load_program(path / "model.pt2", spec, device).program
@@ -109,8 +109,8 @@ def test_graphs_of_pixels_answer_what_the_cpu_answers(
     torch: Any, programs: Any, reference: Callable[[Any], Any], folder: Path
 ) -> None:
     """UINT8 travels as it is; the program casts it to its own precision."""
-    told = config(input=[{"name": "image", "data_type": "TYPE_UINT8", "dims": [3, 32, 32]}])
-    runner = runner_of(torch, folder / "uint8", engine_spec(told, is_gpu=True))
+    model = config(input=[{"name": "image", "data_type": "TYPE_UINT8", "dims": [3, 32, 32]}])
+    runner = runner_of(torch, folder / "uint8", engine_spec(model, is_gpu=True))
     pixels = (programs.images(5) * 255).byte()
     (answer,) = runner.begin([[pixels[:2], pixels[2:]]], 5).outputs()
     assert_near(answer, reference(pixels.float() / 255), TOLERANCES["fp16"])
@@ -164,7 +164,7 @@ def ask(client: grpc_client.InferenceServerClient, model: str, name: str, array:
 
 
 @pytest.mark.parametrize("model", ["two", "batched"])
-def test_served_answers_are_the_cpus_whoever_asks_with_them(
+def test_served_answers_are_the_cpus_in_any_batch(
     client: grpc_client.InferenceServerClient, programs: Any, reference: Callable[[Any], Any], model: str
 ) -> None:
     """Forty requests of one to eight rows at once, over two instances and in batches that Triton forms."""

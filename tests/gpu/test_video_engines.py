@@ -7,9 +7,9 @@ from typing import Any
 import msgspec
 import pytest
 
-from server.gpu import video_engines
-from server.gpu.nvml import read_cards
-from server.gpu.video_engines import Codec, EngineOutcome, VideoEngines, ask_driver, read_engines
+from penstock.gpu import video_engines
+from penstock.gpu.nvml import read_cards
+from penstock.gpu.video_engines import Codec, EngineOutcome, VideoEngines, query_driver, read_engines
 
 
 class FakeCuda:
@@ -43,14 +43,14 @@ def answered_by(monkeypatch: pytest.MonkeyPatch, program: str) -> None:
 
 def test_ask_driver_reads_what_the_card_decodes() -> None:
     """Engines and the largest picture of each codec that the video program takes to it."""
-    assert ask_driver(FakeCuda(), FakeCuvid()) == VideoEngines(
+    assert query_driver(FakeCuda(), FakeCuvid()) == VideoEngines(
         EngineOutcome.ANSWERED, codecs=(Codec("H.264", 7, 4096, 4080), Codec("HEVC", 0))
     )
 
 
 def test_ask_driver_call_that_fails_is_named() -> None:
     """With CUDA's number for why."""
-    answer = ask_driver(FakeCuda("cuDevicePrimaryCtxRetain"), FakeCuvid())
+    answer = query_driver(FakeCuda("cuDevicePrimaryCtxRetain"), FakeCuvid())
     assert answer == VideoEngines(EngineOutcome.FAILED, "cuDevicePrimaryCtxRetain answers 2")
 
 

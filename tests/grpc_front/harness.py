@@ -11,25 +11,22 @@ import grpc
 import numpy as np
 from tritonclient.grpc import service_pb2
 
-from server.access.door import Door
-from server.admission import Admission, AdmissionLimits
-from server.backends.engine_view import EngineView
-from server.batching.options import BatchOptions
-from server.core.backend import GrpcStream
-from server.core.caller import NOBODY, Caller
-from server.core.contract import BLOCKED_EXTENSIONS
-from server.core.encoded_images import EncodedCall, ImageInput
-from server.core.errors import InvalidRequest
-from server.core.infer import InferRequest
-from server.core.model import ModelConfig, TensorSpec
-from server.core.relay import GrpcAnswer, GrpcCall, GrpcMetadata, InferHead
-from server.core.tensor import Datatype, Tensor, tensor_from_numpy
-from server.dataplane import Readiness, Verb
-from server.engine_turns import EngineTurns
-from server.grpc.server import Endpoint, GrpcLimits, GrpcServer, serve
-from server.shared_memory.absent import NoSharedMemory
-from server.testing import FakeBackend
-from server.tracing.trace import Tracer
+from penstock.engines.model_health import EngineView
+from penstock.gateway.auth.authenticator import Authenticator
+from penstock.gateway.batching.options import BatchOptions
+from penstock.gateway.engine_slots import EngineSlots
+from penstock.gateway.grpc.server import GrpcEndpoint, GrpcLimits, GrpcServer, serve
+from penstock.gateway.in_flight import InFlightLimiter, InFlightLimits
+from penstock.gateway.readiness import Readiness
+from penstock.gateway.shared_memory.regions import NoSharedMemory
+from penstock.gateway.tracing import Tracer
+from penstock.protocol.call import GrpcAnswer, GrpcCall, GrpcMetadata, InferHead
+from penstock.protocol.engine import GrpcStream, ModelConfig, TensorSpec
+from penstock.protocol.errors import InvalidRequest
+from penstock.protocol.identity import ANONYMOUS, Identity, Verb
+from penstock.protocol.inference import Datatype, InferRequest, Tensor, tensor_from_numpy
+from penstock.protocol.request_checks import BLOCKED_EXTENSIONS, EncodedCall, ImageInput
+from penstock.testing import FakeEngine
 
 SERVICE = "/inference.GRPCInferenceService/"
 MODELS = (
@@ -72,14 +69,14 @@ class FakePlane:
     tracer: Tracer | None = None
 
     @asynccontextmanager
-    async def shared_memory(self, verb: Verb, caller: Caller, region: str = "") -> AsyncIterator[NoSharedMemory]:
+    async def shared_memory(self, verb: Verb, caller: Identity, region: str = "") -> AsyncIterator[NoSharedMemory]:
         yield NoSharedMemory()
 
-    def __init__(self, engine: FakeBackend) -> None:
+    def __init__(self, engine: FakeEngine) -> None:
         self.engine = engine
-        self.turns = EngineTurns(engine, cast(EngineView, SimpleNamespace(models={})))
+        self.turns = EngineSlots(engine, cast(EngineView, SimpleNamespace(models={})))
         self.relayed: list[tuple[Verb, InferHead, GrpcCall, float | None]] = []
-        self.callers: list[Caller] = []
+        self.callers: list[Identity] = []
         self.error: Exception | None = None
         self.answer: GrpcAnswer | None = None
         self.unready_reason = ""
@@ -90,7 +87,7 @@ class FakePlane:
         self.unmerged: dict[str, str] = {}
         self.answered: list[str] = []
         self.left_of: list[type[BaseException] | None] = []
-        self.admission = Admission(AdmissionLimits())
+        self.admission = InFlightLimiter(InFlightLimits())
         self.entered = asyncio.Event()
 
     def refusals(self) -> Mapping[str, str]:
@@ -106,7 +103,13 @@ class FakePlane:
         return model_name if model_name in {config.name for config in MODELS} else "unknown"
 
     async def relay_grpc(
-        self, verb: Verb, head: InferHead, call: GrpcCall, *, caller: Caller = NOBODY, deadline: float | None = None
+        self,
+        verb: Verb,
+        head: InferHead,
+        call: GrpcCall,
+        *,
+        caller: Identity = ANONYMOUS,
+        deadline: float | None = None,
     ) -> GrpcAnswer:
         self.relayed.append((verb, head, call, deadline))
         self.callers.append(caller)
@@ -119,7 +122,7 @@ class FakePlane:
         return self.image_inputs.get(model_name)
 
     async def relay_grpc_images(
-        self, asked: EncodedCall[GrpcCall], *, caller: Caller = NOBODY, deadline: float | None = None
+        self, asked: EncodedCall[GrpcCall], *, caller: Identity = ANONYMOUS, deadline: float | None = None
     ) -> GrpcAnswer:
         """The images go on as one row of their sizes in bytes."""
         sizes = np.array([[len(image) for image in asked.images]], np.float32)
@@ -128,7 +131,7 @@ class FakePlane:
 
     @asynccontextmanager
     async def stream_grpc(
-        self, method: str, metadata: GrpcMetadata, *, caller: Caller = NOBODY, deadline: float | None = None
+        self, method: str, metadata: GrpcMetadata, *, caller: Identity = ANONYMOUS, deadline: float | None = None
     ) -> AsyncIterator[GrpcStream]:
         if self.error is not None:
             raise self.error
@@ -141,7 +144,7 @@ class FakePlane:
             stream.cancel()
 
     @contextmanager
-    def place_on_stream(self, head: InferHead, caller: Caller, size_bytes: int) -> Iterator[None]:
+    def stream_slot(self, head: InferHead, caller: Identity, size_bytes: int) -> Iterator[None]:
         if head.model_name in self.refused:
             raise self.refused[head.model_name]
         self.admission.enter(size_bytes)
@@ -171,7 +174,7 @@ class FakePlane:
     def size_of(self, asked: EncodedCall[GrpcCall]) -> int:
         return sum(len(image) for image in asked.images)
 
-    async def with_tensor(self, asked: EncodedCall[GrpcCall], deadline: float | None, caller: Caller) -> GrpcCall:
+    async def with_tensor(self, asked: EncodedCall[GrpcCall], deadline: float | None, caller: Identity) -> GrpcCall:
         """The images become one row of their sizes in bytes."""
         sizes = np.array([[len(image) for image in asked.images]], np.float32)
         return asked.with_tensor(tensor_from_numpy("x", sizes))
@@ -184,7 +187,7 @@ class FakePlane:
 
 
 class FakeRecorder:
-    """What the front told."""
+    """Stores what the server counts."""
 
     def __init__(self) -> None:
         self.done: list[tuple[str, str, str]] = []
@@ -218,7 +221,7 @@ class Front:
         return f"127.0.0.1:{self.server.port}"
 
     @property
-    def engine(self) -> FakeBackend:
+    def engine(self) -> FakeEngine:
         return self.plane.engine
 
     async def call(
@@ -237,10 +240,10 @@ class Front:
 
 
 @asynccontextmanager
-async def serving(limits: GrpcLimits | None = None, door: Door | None = None) -> AsyncIterator[Front]:
+async def serving(limits: GrpcLimits | None = None, door: Authenticator | None = None) -> AsyncIterator[Front]:
     """The front on an ephemeral port, stopped at the end."""
-    plane, recorder = FakePlane(FakeBackend(MODELS, answer=double)), FakeRecorder()
-    server = await serve(plane, limits or GrpcLimits(), Endpoint(("127.0.0.1:0",)), recorder, door=door)  # type: ignore[arg-type]
+    plane, recorder = FakePlane(FakeEngine(MODELS, answer=double)), FakeRecorder()
+    server = await serve(plane, limits or GrpcLimits(), GrpcEndpoint(("127.0.0.1:0",)), recorder, door=door)  # type: ignore[arg-type]
     options = [("grpc.max_send_message_length", -1), ("grpc.max_receive_message_length", -1)]
     channel = grpc.aio.insecure_channel(f"127.0.0.1:{server.port}", options)
     try:

@@ -7,8 +7,8 @@ from contextlib import asynccontextmanager
 import grpc
 from tritonclient.grpc import service_pb2
 
-from server.core.errors import InferenceError
-from server.core.relay import GrpcAnswer
+from penstock.protocol.call import GrpcAnswer
+from penstock.protocol.errors import InferenceError
 from tests.grpc_front.harness import SERVICE, Front
 
 STREAM = f"{SERVICE}ModelStreamInfer"

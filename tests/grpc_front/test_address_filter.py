@@ -5,7 +5,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from server.grpc.address_filter import refuse_connections
+from penstock.gateway.grpc.connections import refuse_connections
 
 V4, V6 = socket.AF_INET, socket.AF_INET6
 

@@ -11,17 +11,17 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from tritonclient.grpc import service_pb2
 
-from server.core.contract import BLOCKED_EXTENSIONS
-from server.core.errors import InvalidRequest
-from server.core.relay import InferHead, RegionUse
-from server.grpc import codec
-from server.grpc.codec import (
-    InferScan,
-    scan_infer,
-    scan_model_name,
-    scan_repository_request,
+from penstock.protocol import grpc_codec as codec
+from penstock.protocol.call import InferHead, RegionUse
+from penstock.protocol.errors import InvalidRequest
+from penstock.protocol.grpc_codec import (
+    GrpcRequestHead,
+    read_head,
+    read_model_name,
+    read_repository_model_name,
     unblocked_metadata,
 )
+from penstock.protocol.request_checks import BLOCKED_EXTENSIONS
 
 texts = st.text(st.characters(exclude_categories=("Cs", "Cc", "Zl", "Zp", "Cf", "Zs", "Co", "Cn")), max_size=8)
 int64s = st.integers(-(2**63), 2**63 - 1)
@@ -34,7 +34,7 @@ def infer_request(model_name: str = "m", shape: tuple[int, ...] = (1, 2)) -> ser
     return request
 
 
-def outcome(scanner: Callable[[bytes], InferScan], message: bytes) -> InferScan | str:
+def outcome(scanner: Callable[[bytes], GrpcRequestHead], message: bytes) -> GrpcRequestHead | str:
     """What it says, or why it refuses."""
     try:
         return scanner(message)
@@ -42,8 +42,8 @@ def outcome(scanner: Callable[[bytes], InferScan], message: bytes) -> InferScan 
         return error.message
 
 
-def scan(request: service_pb2.ModelInferRequest) -> InferScan:
-    return scan_infer(request.SerializeToString())
+def scan(request: service_pb2.ModelInferRequest) -> GrpcRequestHead:
+    return read_head(request.SerializeToString())
 
 
 @st.composite
@@ -77,7 +77,7 @@ def requests(draw: st.DrawFn) -> service_pb2.ModelInferRequest:
     return request
 
 
-def as_protobuf_reads(request: service_pb2.ModelInferRequest) -> InferScan:
+def as_protobuf_reads(request: service_pb2.ModelInferRequest) -> GrpcRequestHead:
     timeout = request.parameters["timeout"] if "timeout" in request.parameters else service_pb2.InferParameter()
     kind = timeout.WhichOneof("parameter_choice")
     timeout_us = getattr(timeout, kind) if kind in ("int64_param", "uint64_param") else None
@@ -85,7 +85,7 @@ def as_protobuf_reads(request: service_pb2.ModelInferRequest) -> InferScan:
     head = InferHead(
         request.model_name, request.model_version, request.id, timeout_us, rowless_input=rowless[-1] if rowless else ""
     )
-    return InferScan(head, tuple(o.name for o in request.outputs if "classification" in o.parameters))
+    return GrpcRequestHead(head, tuple(o.name for o in request.outputs if "classification" in o.parameters))
 
 
 @pytest.mark.parametrize(("shape", "rowless"), [((0, 2), "x"), ((0,), "x"), ((2, 0), "")])
@@ -98,7 +98,7 @@ def test_scan_tells_of_an_input_without_rows(shape: tuple[int, ...], rowless: st
 def test_head_that_came_before_says_what_it_would_say_by_itself(data: st.DataObject) -> None:
     """However the message is cut, changed or continued behind it: the same answer, the same words."""
     whole = data.draw(requests()).SerializeToString()
-    scan_infer(whole)
+    read_head(whole)
     start = data.draw(st.integers(0, len(whole)))
     end = data.draw(st.integers(start, len(whole)))
     damaged = (
@@ -107,7 +107,7 @@ def test_head_that_came_before_says_what_it_would_say_by_itself(data: st.DataObj
         + whole[end:]
     )
     for message in (whole, damaged, damaged):
-        assert outcome(scan_infer, message) == outcome(codec._scan, message)
+        assert outcome(read_head, message) == outcome(codec._read_head, message)
 
 
 @given(requests())
@@ -120,12 +120,12 @@ def test_scan_valid_message_agrees_with_protobuf(request: service_pb2.ModelInfer
 def test_scan_concatenated_messages_merge_as_protobuf_merges(
     one: service_pb2.ModelInferRequest, other: service_pb2.ModelInferRequest
 ) -> None:
-    """The last of a field wins: nobody can show the gateway one name and the engine another."""
+    """The last value of a field wins, so the gateway and the engine read the same name."""
     names = [output.name for output in (*one.outputs, *other.outputs)]
     assume(len(set(names)) == len(names))
     message = one.SerializeToString() + other.SerializeToString()
 
-    assert scan_infer(message) == as_protobuf_reads(service_pb2.ModelInferRequest.FromString(message))
+    assert read_head(message) == as_protobuf_reads(service_pb2.ModelInferRequest.FromString(message))
 
 
 @settings(max_examples=500)
@@ -133,7 +133,7 @@ def test_scan_concatenated_messages_merge_as_protobuf_merges(
 def test_scan_any_bytes_are_read_or_refused(message: bytes) -> None:
     """No bytes raise anything but InvalidRequest, and what is read is what protobuf reads, if it reads it."""
     try:
-        scanned = scan_infer(message)
+        scanned = read_head(message)
     except InvalidRequest:
         return
     try:
@@ -152,14 +152,13 @@ def test_scan_damaged_message_is_read_or_refused(request: service_pb2.ModelInfer
         message[data.draw(st.integers(0, len(message) - 1))] = data.draw(st.integers(0, 255))
     cut = bytes(message[: data.draw(st.integers(0, len(message)))])
 
-    for scanner in (scan_infer, scan_model_name, scan_repository_request):
+    for scanner in (read_head, read_model_name, read_repository_model_name):
         with contextlib.suppress(InvalidRequest):
             scanner(cut)
 
 
 @pytest.mark.parametrize(
-    "shape",
-    [(2**31, 2**31), (1, 2**62), (2**32, 2**32), (2**40 + 1,), (2**62, 4, 0), (2**63 - 1,)],
+    "shape", [(2**31, 2**31), (1, 2**62), (2**32, 2**32), (2**40 + 1,), (2**62, 4, 0), (2**63 - 1,)]
 )
 def test_scan_shape_that_overflows_is_refused(shape: tuple[int, ...]) -> None:
     """Every product that Triton would compute wrongly stops here, and before anything of that size is made."""
@@ -203,7 +202,7 @@ def test_scan_shared_memory_given_twice_counts_the_last_as_protobuf_does() -> No
     assert merged.parameters["shared_memory_region"].string_param == "last"
     doubled = tensor + request.inputs[0].SerializeToString()
     message = b"\x0a\x01m" + b"\x2a" + bytes([len(doubled)]) + doubled
-    assert scan_infer(message).head.regions == (RegionUse("last"),)
+    assert read_head(message).head.regions == (RegionUse("last"),)
 
 
 def test_scan_unpacked_shape_is_read_too() -> None:
@@ -211,7 +210,7 @@ def test_scan_unpacked_shape_is_read_too() -> None:
     request = b"\x0a\x01m\x2a\x0c\x0a\x01x" + b"\x18\xff\xff\xff\xff\xff\xff\xff\x7f"[:9]
 
     with pytest.raises(InvalidRequest, match="more than 2"):
-        scan_infer(request)
+        read_head(request)
 
 
 def test_scan_message_of_nothing_but_fields_is_refused_at_once() -> None:
@@ -220,7 +219,7 @@ def test_scan_message_of_nothing_but_fields_is_refused_at_once() -> None:
     started = time.thread_time()  # of this thread alone: what else this machine does is not the scan's
 
     with pytest.raises(InvalidRequest, match="more than 50000 fields"):
-        scan_infer(message)
+        read_head(message)
 
     assert time.thread_time() - started < 1
 
@@ -231,7 +230,7 @@ def test_scan_endless_shape_is_refused_at_once() -> None:
     message = b"\x2a" + b"\x85\x80\x80\x04" + inner
 
     with pytest.raises(InvalidRequest, match="more than 50000 fields"):
-        scan_infer(message)
+        read_head(message)
 
 
 def test_scan_large_tensor_is_not_read() -> None:
@@ -241,7 +240,7 @@ def test_scan_large_tensor_is_not_read() -> None:
     message = request.SerializeToString()
     started = time.thread_time()
 
-    assert scan_infer(message).head.model_name == "m"
+    assert read_head(message).head.model_name == "m"
     assert time.thread_time() - started < 0.02
 
 
@@ -251,9 +250,9 @@ def test_scan_control_characters_in_a_name_are_refused(name: str) -> None:
     with pytest.raises(InvalidRequest, match="control characters"):
         scan(infer_request(name))
     with pytest.raises(InvalidRequest, match="control characters"):
-        scan_model_name(service_pb2.ModelReadyRequest(name=name).SerializeToString())
+        read_model_name(service_pb2.ModelReadyRequest(name=name).SerializeToString())
     with pytest.raises(InvalidRequest, match="control characters"):
-        scan_repository_request(service_pb2.RepositoryModelLoadRequest(model_name=name).SerializeToString())
+        read_repository_model_name(service_pb2.RepositoryModelLoadRequest(model_name=name).SerializeToString())
 
 
 def test_scan_load_with_good_files_passes() -> None:
@@ -262,11 +261,11 @@ def test_scan_load_with_good_files_passes() -> None:
     request.parameters["config"].string_param = "{}"
     request.parameters["file:1/" + "f" * 255].bytes_param = b"x"
 
-    assert scan_repository_request(request.SerializeToString()) == "m"
+    assert read_repository_model_name(request.SerializeToString()) == "m"
 
 
 def test_metadata_blocked_extensions_are_not_advertised() -> None:
-    """Nobody is told of what stops here; the rest stays in its order."""
+    """Blocked extensions are removed from the metadata; the others keep their order."""
     engine = service_pb2.ServerMetadataResponse(
         name="triton", version="2.51.0", extensions=["sequence", "trace", "system_shared_memory", "statistics"]
     )

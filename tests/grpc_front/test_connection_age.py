@@ -2,7 +2,7 @@
 
 import asyncio
 
-from server.grpc.server import GrpcLimits
+from penstock.gateway.grpc.server import GrpcLimits
 from tests.grpc_front.harness import Front, infer_message, serving
 from tests.grpc_front.scripted import ScriptedStream, streaming
 

@@ -10,8 +10,8 @@ from ipaddress import ip_network
 import grpc
 import pytest
 
-from server.core.connections import PortLimits
-from server.grpc.server import GrpcLimits
+from penstock.gateway.grpc.server import GrpcLimits
+from penstock.port_policy import PortLimits
 from tests.grpc_front.harness import SERVICE, Front, infer_message, serving
 
 HELLO = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes((0, 0, 0, 4, 0, 0, 0, 0, 0))

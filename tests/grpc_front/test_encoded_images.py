@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from tritonclient.grpc import service_pb2
 
-from server.core.encoded_images import ImageInput
+from penstock.protocol.request_checks import ImageInput
 from tests.grpc_front.harness import Front, infer_message
 from tests.vision import images
 
@@ -80,7 +80,7 @@ async def test_what_is_no_list_of_images_is_refused_with_the_reason(
 
 
 async def test_images_in_shared_memory_are_refused(pictures: Front) -> None:
-    """Nobody here reads a client's region."""
+    """The gateway does not read client shared memory."""
     request = asking(shape=[1])
     request.inputs[0].parameters["shared_memory_region"].string_param = "r"
     with pytest.raises(grpc.aio.AioRpcError, match="shared memory") as refused:

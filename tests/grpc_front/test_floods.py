@@ -6,12 +6,12 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from ipaddress import ip_network
 
-from server.core.caller import Role
-from server.core.connections import PortLimits
-from server.core.refused_calls import BURST_CALLS
-from server.grpc.floods import CALLS_OF_PROXY
-from server.grpc.server import GrpcLimits
-from tests.access.doors import KEYS, door
+from penstock.gateway.auth.rate_limiter import BURST_CALLS
+from penstock.gateway.grpc.connections import CALLS_OF_PROXY
+from penstock.gateway.grpc.server import GrpcLimits
+from penstock.port_policy import PortLimits
+from penstock.protocol.identity import Role
+from tests.access.listeners import KEYS, door
 from tests.grpc_front.harness import SERVICE, Front, infer_message, serving
 from tests.grpc_front.test_connections import HELLO, is_open
 from tests.grpc_front.test_header_bombs import END_HEADERS, HEADERS, field, frame

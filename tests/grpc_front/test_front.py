@@ -10,12 +10,15 @@ import structlog
 from grpc._cython import cygrpc
 from tritonclient.grpc import service_pb2
 
-from server.core.errors import (
+from penstock.gateway.grpc.server import AddressTaken, GrpcEndpoint, GrpcLimits, serve
+from penstock.gateway.grpc.status_codes import GRPC_STATUS, status_of
+from penstock.protocol.call import GrpcAnswer
+from penstock.protocol.errors import (
     AccessUnavailable,
-    BackendFailed,
-    BackendUnavailable,
     BodyTooSlow,
     DeadlineExceeded,
+    EngineFailed,
+    EngineUnavailable,
     InferenceError,
     InvalidRequest,
     ModelNotFound,
@@ -31,11 +34,8 @@ from server.core.errors import (
     UndecodableImage,
     UnsupportedMedia,
 )
-from server.core.relay import GrpcAnswer
-from server.dataplane import Verb
-from server.grpc.errors import TABLE, status_of
-from server.grpc.server import AddressTaken, Endpoint, GrpcLimits, serve
-from server.testing import FakeMode
+from penstock.protocol.identity import Verb
+from penstock.testing import FakeMode
 from tests.grpc_front.harness import Front, infer_message, infer_request, serving
 
 Code = grpc.StatusCode
@@ -59,7 +59,7 @@ async def refusal(front: Front, method: str = "ModelInfer", message: bytes | Non
         (ModelNotReady("bad"), Code.UNAVAILABLE),
         (ModelRefused("bad"), Code.NOT_FOUND),
         (ModelUnavailable("bad"), Code.UNAVAILABLE),
-        (BackendUnavailable("bad"), Code.UNAVAILABLE),
+        (EngineUnavailable("bad"), Code.UNAVAILABLE),
         (Overloaded("bad"), Code.UNAVAILABLE),
         (DeadlineExceeded("bad"), Code.DEADLINE_EXCEEDED),
         (NotSupported("bad"), Code.UNIMPLEMENTED),
@@ -67,7 +67,7 @@ async def refusal(front: Front, method: str = "ModelInfer", message: bytes | Non
         (AccessUnavailable("bad"), Code.UNAVAILABLE),
         (PermissionDenied("bad"), Code.PERMISSION_DENIED),
         (QuotaExceeded("bad"), Code.RESOURCE_EXHAUSTED),
-        (BackendFailed("bad"), Code.INTERNAL),
+        (EngineFailed("bad"), Code.INTERNAL),
         (InferenceError("bad"), Code.INTERNAL),
     ],
 )
@@ -103,14 +103,14 @@ async def test_message_that_the_engine_cannot_read_is_the_callers_mistake(
 def test_table_has_every_class_of_the_tree() -> None:
     """A new error class has a row, or a parent other than the root that has one."""
     for kind in InferenceError.__subclasses__():
-        assert kind in TABLE
+        assert kind in GRPC_STATUS
 
 
 def test_status_where_waiting_helps_says_how_long() -> None:
     """Seconds, without a unit, as the HTTP header of that name has them; spread, so that no herd comes back as one."""
     cases = (
         (Overloaded("full", retry_after_s=0.2), 0.2),
-        (BackendUnavailable("down"), 1.0),
+        (EngineUnavailable("down"), 1.0),
         (ModelUnavailable("hangs"), 1.0),
     )
     for error, known in cases:
@@ -265,7 +265,7 @@ async def test_deadline_passing_in_the_engine_is_deadline_exceeded(front: Front)
 
 
 async def test_deadline_passing_in_the_client_is_counted_as_such(front: Front) -> None:
-    """Whoever notices first, it is no cancellation, and the engine's work ends."""
+    """DEADLINE_EXCEEDED on either side is not counted as a cancellation, and the engine's work ends."""
     front.engine.mode = FakeMode.SLOW
 
     with pytest.raises(grpc.aio.AioRpcError) as refused:
@@ -333,8 +333,8 @@ async def test_metadata_up_to_64_kib_always_passes_and_more_never(front: Front) 
     assert refused.value.code() is Code.RESOURCE_EXHAUSTED
 
 
-async def test_load_and_unload_are_told_apart(front: Front) -> None:
-    """The plane hears which model, and which verb."""
+async def test_load_and_unload_are_distinguished(front: Front) -> None:
+    """The data plane gets the model name and the verb."""
     load = service_pb2.RepositoryModelLoadRequest(model_name="texts").SerializeToString()
     unload = service_pb2.RepositoryModelUnloadRequest(model_name="texts").SerializeToString()
 
@@ -368,14 +368,7 @@ async def test_server_live_and_ready_are_the_gateways_own(front: Front) -> None:
     assert (await refusal(front, "RepositoryIndex", b"")).code() is Code.UNAVAILABLE
 
 
-@pytest.mark.parametrize(
-    "method",
-    [
-        "SystemSharedMemoryStatus",
-        "CudaSharedMemoryRegister",
-        "NoSuchMethod",
-    ],
-)
+@pytest.mark.parametrize("method", ["SystemSharedMemoryStatus", "CudaSharedMemoryRegister", "NoSuchMethod"])
 async def test_method_not_served_is_unimplemented(front: Front, method: str) -> None:
     """And never passed on."""
     assert (await refusal(front, method, b"")).code() is Code.UNIMPLEMENTED
@@ -385,7 +378,7 @@ async def test_method_not_served_is_unimplemented(front: Front, method: str) -> 
 async def test_serve_taken_port_is_an_error_that_names_it(front: Front) -> None:
     """Two gateways never share a port in silence."""
     with pytest.raises(AddressTaken, match=f"cannot listen on {front.address} for gRPC; .*--grpc-port"):
-        await serve(front.plane, GrpcLimits(), Endpoint((front.address,)), front.recorder)  # type: ignore[arg-type]
+        await serve(front.plane, GrpcLimits(), GrpcEndpoint((front.address,)), front.recorder)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(("error", "count"), [(cygrpc.ExecuteBatchError("client gone"), 0), (KeyError("a bug"), 1)])

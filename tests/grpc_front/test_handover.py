@@ -7,8 +7,8 @@ import h2.events
 import h2.settings
 import pytest
 
-from server.grpc.server import GrpcLimits
-from server.grpc.stream import StreamLimits
+from penstock.gateway.grpc.server import GrpcLimits
+from penstock.gateway.grpc.stream import StreamLimits
 from tests.grpc_front.harness import SERVICE, infer_message, serving
 from tests.integration.raw_http2 import HEADERS, RawHttp2
 
@@ -38,9 +38,9 @@ def ask_and_take_nothing(address: str, calls: int, seconds: float) -> set[int]:
         return ended
 
 
-async def test_answers_that_nobody_takes_count_and_are_given_up(capfd: pytest.CaptureFixture[str]) -> None:
-    """They are in flight until then; the calls end, their memory is free, and others are served."""
-    limits = GrpcLimits(streams=StreamLimits(reader_patience_s=2.0))
+async def test_unread_responses_are_counted_and_cancelled(capfd: pytest.CaptureFixture[str]) -> None:
+    """Unread responses stay in flight until their calls are cancelled; other clients are served."""
+    limits = GrpcLimits(streams=StreamLimits(reader_timeout_s=2.0))
     async with serving(limits) as front, asyncio.timeout(60):
         client = asyncio.create_task(asyncio.to_thread(ask_and_take_nothing, front.address, 3, 20.0))
         while front.plane.admission.statistics().size_bytes < 3 * 2 * 4 * SIZE:

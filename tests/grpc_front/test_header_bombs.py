@@ -14,11 +14,11 @@ import psutil
 import pytest
 import pytest_asyncio
 
-from server.core.caller import Role
-from server.core.relay import GrpcAnswer
-from server.grpc import sturdy
-from server.local.gateway_process import GATEWAY_ENVIRONMENT
-from tests.access.doors import door
+from penstock.gateway.grpc import aio_server as sturdy
+from penstock.gateway.workers.gateway_process import GATEWAY_ENVIRONMENT
+from penstock.protocol.call import GrpcAnswer
+from penstock.protocol.identity import Role
+from tests.access.listeners import door
 from tests.grpc_front.harness import SERVICE, Front, infer_message, serving
 
 HELLO = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
@@ -121,7 +121,7 @@ async def test_limit_ends_before_the_call_is_served(front: Front, monkeypatch: p
     assert while_served == [False]
 
 
-async def test_limit_ends_with_a_call_of_a_name_that_nobody_serves(front: Front) -> None:
+async def test_limit_ends_with_a_call_of_an_unserved_name(front: Front) -> None:
     """Metadata of such a call is read, too."""
     with pytest.raises(grpc.aio.AioRpcError):
         await front.call("Nothing", infer_message())
@@ -148,13 +148,13 @@ async def test_limit_ends_with_a_call_whose_metadata_cannot_be_read() -> None:
         b"\xff".decode()
 
     with pytest.raises(UnicodeDecodeError):
-        await sturdy._Call(work()).served()
+        await sturdy._RunningCall(work()).served()
     assert not is_limited()
 
 
 BOMBED_FRONT = """
 import asyncio
-from server.logs import LogFormat, configure_logs
+from penstock.logs import LogFormat, configure_logs
 from tests.grpc_front.harness import serving
 from tests.grpc_front.test_header_bombs import bombs, ended_calls
 

@@ -7,7 +7,7 @@ import grpc
 import pytest
 from grpc_health.v1 import health_pb2
 
-from server.testing import FakeMode
+from penstock.testing import FakeMode
 from tests.grpc_front.harness import Front, infer_message, serving
 
 Code = grpc.StatusCode

@@ -8,11 +8,11 @@ from typing import cast
 import grpc
 import pytest
 
-from server.backends.core_relay import CoreRelay
-from server.core.caller import Caller
-from server.core.relay import GrpcMetadata
-from server.grpc.passed_on import PassedStreams
-from server.grpc.relay import Context
+from penstock.gateway.grpc.forwarding import StreamForwarder
+from penstock.gateway.grpc.relay import Context
+from penstock.gateway.workers.core_relay import CoreRelay
+from penstock.protocol.call import GrpcMetadata
+from penstock.protocol.identity import Identity
 from tests.grpc_front.harness import infer_message
 from tests.grpc_front.scripted import STREAM, WAIT_S, ScriptedStream
 
@@ -26,7 +26,7 @@ class Core:
     opened: list[ScriptedStream] = field(default_factory=list)
     on_cancel: Callable[[], None] = lambda: None
 
-    def grpc_stream(self, _: str, __: GrpcMetadata, ___: Caller) -> ScriptedStream:
+    def grpc_stream(self, _: str, __: GrpcMetadata, ___: Identity) -> ScriptedStream:
         stream = ScriptedStream()
         let_go, stream.cancel = stream.cancel, lambda: (let_go(), self.on_cancel())[0]  # type: ignore[method-assign]
         self.opened.append(stream)
@@ -70,7 +70,7 @@ class Client:
         self.ended = grpc.StatusCode.OK, ""
 
 
-def passed(streams: PassedStreams, client: Client) -> "asyncio.Task[None]":
+def passed(streams: StreamForwarder, client: Client) -> "asyncio.Task[None]":
     return asyncio.create_task(streams.serve(STREAM, None, cast(Context, client)))
 
 
@@ -82,7 +82,7 @@ async def ends(*streams: "asyncio.Task[None]") -> None:
 async def test_stream_that_begins_in_a_drain_is_half_closed_at_once() -> None:
     """The core ends it then; it does not stay open until the grace is over."""
     core, client = Core(), Client()
-    streams = PassedStreams(cast(CoreRelay, core))
+    streams = StreamForwarder(cast(CoreRelay, core))
     streams.drain()
     serving = passed(streams, client)
     await asyncio.sleep(0)
@@ -96,7 +96,7 @@ async def test_stream_that_begins_in_a_drain_is_half_closed_at_once() -> None:
 async def test_open_stream_is_half_closed_by_a_drain() -> None:
     """Its client says nothing more that is read."""
     core, client = Core(), Client()
-    streams = PassedStreams(cast(CoreRelay, core))
+    streams = StreamForwarder(cast(CoreRelay, core))
     serving = passed(streams, client)
     await asyncio.sleep(0.01)
     streams.drain()
@@ -125,7 +125,7 @@ async def test_message_that_waits_for_room_is_sent_in_spite_of_a_drain(monkeypat
     core, client = Core(), Client(says=[infer_message()])
     full = FullStream()
     monkeypatch.setattr(core, "grpc_stream", lambda *_: full)
-    streams = PassedStreams(cast(CoreRelay, core))
+    streams = StreamForwarder(cast(CoreRelay, core))
     serving = passed(streams, client)
     async with asyncio.timeout(WAIT_S):
         await full.begun.wait()
@@ -143,7 +143,7 @@ async def test_message_that_waits_for_room_is_sent_in_spite_of_a_drain(monkeypat
 async def test_cut_in_the_moment_in_which_a_stream_ends_cuts_the_others() -> None:
     """The one that ends keeps its own end."""
     core, clients = Core(), [Client(), Client()]
-    streams = PassedStreams(cast(CoreRelay, core))
+    streams = StreamForwarder(cast(CoreRelay, core))
     serving = [passed(streams, client) for client in clients]
     await asyncio.sleep(0.01)
     core.on_cancel = streams.cut
@@ -152,10 +152,10 @@ async def test_cut_in_the_moment_in_which_a_stream_ends_cuts_the_others() -> Non
     assert [client.ended for client in clients] == [(grpc.StatusCode.OK, ""), CUT]
 
 
-async def test_stream_whose_time_is_over_on_arrival_is_told_so() -> None:
+async def test_stream_whose_deadline_has_passed_on_arrival_is_refused() -> None:
     """As every other call: DEADLINE_EXCEEDED with our sentence, and the core is not asked."""
     core, client = Core(), Client(remaining_s=0.0)
-    await ends(passed(PassedStreams(cast(CoreRelay, core)), client))
+    await ends(passed(StreamForwarder(cast(CoreRelay, core)), client))
     assert client.ended == (
         grpc.StatusCode.DEADLINE_EXCEEDED,
         "the deadline had passed when the request arrived; allow more time",

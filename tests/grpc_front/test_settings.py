@@ -6,10 +6,10 @@ import grpc
 import pytest
 from tritonclient.grpc import service_pb2
 
-from server.core.errors import InvalidRequest
-from server.core.relay import GrpcAnswer, InferHead
-from server.dataplane import Verb
-from server.grpc.codec import changes_settings, scan_settings
+from penstock.protocol.call import GrpcAnswer, InferHead
+from penstock.protocol.errors import InvalidRequest
+from penstock.protocol.grpc_codec import changes_settings, read_settings_model_name
+from penstock.protocol.identity import Verb
 from tests.grpc_front.harness import Front
 
 
@@ -75,7 +75,7 @@ async def test_settings_that_are_no_message_are_refused_here(front: Front, messa
     """INVALID_ARGUMENT, and nothing else comes of them."""
     changes_settings(message)
     with pytest.raises(InvalidRequest):
-        scan_settings(message)
+        read_settings_model_name(message)
     with pytest.raises(grpc.aio.AioRpcError) as refused:
         await front.call("LogSettings", message)
     assert refused.value.code() is grpc.StatusCode.INVALID_ARGUMENT

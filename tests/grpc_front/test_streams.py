@@ -7,11 +7,11 @@ import grpc
 import pytest
 from tritonclient.grpc import service_pb2
 
-from server.core.errors import BackendUnavailable, DeadlineExceeded, Overloaded
-from server.core.relay import GrpcAnswer
-from server.grpc.server import GrpcLimits
-from server.grpc.stream import StreamLimits
-from server.testing import FakeMode
+from penstock.gateway.grpc.server import GrpcLimits
+from penstock.gateway.grpc.stream import StreamLimits
+from penstock.protocol.call import GrpcAnswer
+from penstock.protocol.errors import DeadlineExceeded, EngineUnavailable, Overloaded
+from penstock.testing import FakeMode
 from tests.grpc_front.harness import Front, infer_message, serving
 from tests.grpc_front.scripted import STREAM, WAIT_S, ScriptedStream, streaming
 
@@ -88,7 +88,9 @@ async def test_metadata_reaches_the_engine(front: Front) -> None:
     assert traceparent in front.engine.streams[0]
 
 
-async def test_refused_request_is_told_in_its_turn_and_the_stream_goes_on(front: Front, engine: ScriptedStream) -> None:
+async def test_refused_request_gets_its_error_in_order_and_the_stream_goes_on(
+    front: Front, engine: ScriptedStream
+) -> None:
     """A shape that kills the engine never reaches it; the error has the request's id, and waits for its turn."""
     async with streaming(front) as client:
         await client.ask("double", "first")
@@ -97,10 +99,10 @@ async def test_refused_request_is_told_in_its_turn_and_the_stream_goes_on(front:
         await engine.has(2)
         engine.say("first")
         engine.say("last")
-        heard = [await client.hear() for _ in range(3)]
+        answers = [await client.hear() for _ in range(3)]
 
-    assert [answer.infer_response.id for answer in heard] == ["first", "bad", "last"]
-    assert "more than 2^40 elements" in heard[1].error_message
+    assert [answer.infer_response.id for answer in answers] == ["first", "bad", "last"]
+    assert "more than 2^40 elements" in answers[1].error_message
     assert [request.id for request in engine.sent] == ["first", "last"]
     assert front.recorder.reasons == ["invalid"]
     assert ("double", "grpc-stream", "INVALID_ARGUMENT") in front.recorder.done
@@ -142,14 +144,12 @@ async def test_full_gateway_refuses_the_request_and_keeps_the_stream(front: Fron
     assert front.recorder.reasons == ["full"]
 
 
-async def test_decoupled_request_holds_its_place_until_the_engine_says_it_is_done(
-    front: Front,
-) -> None:
-    """The engine is asked to say so; a client that did not ask is not told, and one that did is."""
+async def test_decoupled_request_holds_its_place_until_the_engine_says_it_is_done(front: Front) -> None:
+    """The gateway requests the empty final response; it is relayed only to a client that requested it."""
     decoupled = _scripted(front)
     async with streaming(front) as client:
         await client.ask("repeat", "quiet")
-        await client.ask("repeat", "told", triton_enable_empty_final_response=True)
+        await client.ask("repeat", "explicit", triton_enable_empty_final_response=True)
         await decoupled.has(2)
         for request in decoupled.sent:
             assert request.parameters["triton_enable_empty_final_response"].bool_param
@@ -157,7 +157,7 @@ async def test_decoupled_request_holds_its_place_until_the_engine_says_it_is_don
         assert await client.hear_bytes() == said[0]
         assert front.plane.admission.statistics().requests == 2
         decoupled.say("quiet", model="repeat", is_empty=True)
-        last = decoupled.say("told", model="repeat", is_empty=True)
+        last = decoupled.say("explicit", model="repeat", is_empty=True)
         assert await client.hear_bytes() == last
         await nothing_in_flight(front)
 
@@ -237,10 +237,7 @@ async def test_streams_are_limited_in_number() -> None:
             await first.hear()
             async with streaming(front) as second:
                 code, details = await second.status()
-        assert (code, details) == (
-            Code.UNAVAILABLE,
-            "1 streams are open (limit 1); close one, or send by ModelInfer",
-        )
+        assert (code, details) == (Code.UNAVAILABLE, "1 streams are open (limit 1); close one, or send by ModelInfer")
         async with asyncio.timeout(WAIT_S):
             while True:
                 async with streaming(front) as third:
@@ -282,20 +279,20 @@ async def test_engine_that_dies_ends_the_stream_as_unavailable(front: Front, eng
     async with streaming(front) as client:
         await client.ask("double", "a")
         await engine.has(1)
-        engine.finish(BackendUnavailable("the engine is gone"))
+        engine.finish(EngineUnavailable("the engine is gone"))
         assert await client.status() == (Code.UNAVAILABLE, "the engine is gone")
 
     assert front.recorder.done == [("double", "grpc-stream", "UNAVAILABLE")]
-    assert front.plane.left_of == [BackendUnavailable]
+    assert front.plane.left_of == [EngineUnavailable]
 
 
 async def test_engine_that_falls_silent_ends_the_stream() -> None:
-    """After its patience, where requests are in flight; a stream without any may rest as long as it likes."""
-    async with serving(GrpcLimits(streams=StreamLimits(engine_patience_s=0.2))) as front:
+    """The engine timeout ends a stream with requests in flight; an idle stream has no timeout."""
+    async with serving(GrpcLimits(streams=StreamLimits(engine_timeout_s=0.2))) as front:
         engine = _scripted(front)
         async with streaming(front) as client:
             await client.call.initial_metadata()
-            await asyncio.sleep(0.4)  # longer than the patience: real time is what is promised
+            await asyncio.sleep(0.4)  # longer than the timeout, in real time
             await client.ask("double", "a")
             await engine.has(1)
             code, details = await client.status()
@@ -305,8 +302,8 @@ async def test_engine_that_falls_silent_ends_the_stream() -> None:
 
 
 async def test_reader_that_does_not_read_is_cut_and_the_others_are_served() -> None:
-    """After the patience its places are free and the engine works on nothing of it, whether it ever reads or not."""
-    async with serving(GrpcLimits(streams=StreamLimits(reader_patience_s=0.3))) as front:
+    """After the reader timeout its slots are free and its work at the engine is cancelled."""
+    async with serving(GrpcLimits(streams=StreamLimits(reader_timeout_s=0.3))) as front:
         async with streaming(front) as stuck:
             for _ in range(16):
                 await stuck.call.write(infer_message(size=1 << 18))
@@ -315,10 +312,7 @@ async def test_reader_that_does_not_read_is_cut_and_the_others_are_served() -> N
                     await front.call("ModelInfer", infer_message())
             assert front.plane.admission.statistics().size_bytes == 0
             code, details = await stuck.status()
-        assert (code, details.partition(";")[0]) == (
-            Code.DEADLINE_EXCEEDED,
-            "an answer waited 0.3 s for its reader",
-        )
+        assert (code, details.partition(";")[0]) == (Code.DEADLINE_EXCEEDED, "an answer waited 0.3 s for its reader")
 
 
 async def test_drain_answers_what_came_and_ends_each_stream() -> None:
@@ -350,10 +344,7 @@ async def test_stop_cuts_streams_that_outlast_the_grace(capfd: pytest.CaptureFix
             assert await front.server.stop(0.2) is False
             assert time.monotonic() - started < 2
             code, details = await client.status()
-    assert (code, details) == (
-        Code.UNAVAILABLE,
-        "this gateway stopped before all answers came; send to another one",
-    )
+    assert (code, details) == (Code.UNAVAILABLE, "this gateway stopped before all answers came; send to another one")
     assert engine.is_cancelled.is_set()
     assert "Traceback" not in capfd.readouterr().err
 

@@ -1,4 +1,4 @@
-"""Calls of names that nobody serves, readable or not, end themselves only."""
+"""A call of a name that is not served, valid UTF-8 or not, fails without effect on other calls."""
 
 import asyncio
 
@@ -45,7 +45,7 @@ async def test_call_of_an_unreadable_name_does_not_end_the_server(front: Front, 
     assert await is_live(front)
 
 
-async def test_call_of_a_name_that_nobody_serves_is_unimplemented(front: Front) -> None:
+async def test_call_of_an_unserved_name_is_unimplemented(front: Front) -> None:
     """Of our services and of others; again and again."""
     for name in ("/inference.GRPCInferenceService/Nothing", "/another.Service/Method", "/\u00e9/\u4e2d") * 3:
         with pytest.raises(grpc.aio.AioRpcError) as refused:

@@ -2,7 +2,7 @@
 
 from tritonclient.grpc import service_pb2
 
-from server.core.model import UNMERGED
+from penstock.protocol.engine import UNMERGED
 from tests.grpc_front.harness import Front
 
 

@@ -6,7 +6,7 @@ from tests.grpc_front.harness import Front
 
 
 async def test_refused_model_is_unavailable_in_the_index_and_not_ready(front: Front) -> None:
-    """What the engine would serve and the gateway does not is told alike by every method that speaks of readiness."""
+    """Every method that reports readiness reports a withheld model as not ready."""
     front.plane.unserved = {"texts": "slo_p99_ms is 'fast'"}
     asked = service_pb2.RepositoryIndexRequest(ready=True).SerializeToString()
     index = service_pb2.RepositoryIndexResponse.FromString(await front.call("RepositoryIndex"))

@@ -1,4 +1,4 @@
-"""What schemathesis is told besides the description: models that exist, and which 5xx is the one that is promised.
+"""Schemathesis hooks: names of existing models, and the one 5xx status that is allowed.
 
 Loaded by the process that asks (SCHEMATHESIS_HOOKS); nothing here is random, so that a seed repeats a run.
 """

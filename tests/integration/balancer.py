@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from server.backends.triton_ports import pick_free_ports
+from penstock.engines.triton.endpoints import pick_free_ports
 from tests.conftest import CHECKOUT
 from tests.integration.living import wait_for
 
@@ -60,8 +60,8 @@ class Balancer:
             asking.sendall(b"show stat\n")
             rows = b"".join(iter(lambda: asking.recv(1 << 16), b"")).decode().splitlines()
         names = rows[0].removeprefix("# ").split(",")
-        told = [dict(zip(names, row.split(","), strict=False)) for row in rows[1:] if row]
-        (state,) = [r["status"] for r in told if (r["pxname"], r["svname"]) == (backend, f"gateway-{number}")]
+        table = [dict(zip(names, row.split(","), strict=False)) for row in rows[1:] if row]
+        (state,) = [r["status"] for r in table if (r["pxname"], r["svname"]) == (backend, f"gateway-{number}")]
         return state
 
 

@@ -23,7 +23,7 @@ def repository(tmp_path: Path, triton_environment: Path) -> Path:
 
 @pytest.fixture(scope="session")
 def ledgers(tmp_path_factory: pytest.TempPathFactory, triton_environment: Path) -> Iterator[Ledgers]:
-    """One stack over models that write down their calls, and sleep as told.
+    """One stack over models that record their calls, and sleep as requested.
 
     naps; short, whose queue takes four, and which is asked so rarely that nothing is known of its times; replayed,
     10 ms a row and an SLO of 0.6 s.

@@ -1,7 +1,7 @@
 """Valid calls whose bytes are damaged on their way to the running stack: HTTP, HTTP/2 frames, and gRPC messages.
 
-Each returns how many cases ended in which way, and raises AssertionError for what must not come: a server error that
-nobody asked for, a traceback in an answer, or a connection that does not end.
+Each returns how many cases ended in which way, and raises AssertionError for an unexpected
+server error, a traceback in a response, or a connection that does not end.
 """
 
 import asyncio
@@ -27,7 +27,7 @@ IDLE_S = 0.5
 FRAMES_IDLE_S = 0.15  # gRPC keeps its connections open after an answer
 END_S = 20.0
 WORKERS = 16
-# Asked for by damaged headers: a compression or a transfer that nobody knows; a deadline that passed.
+# Expected for damaged headers: unknown compression or transfer encoding, and a deadline that has passed.
 ASKED_FOR = {501, 504}
 # gRPC itself says INTERNAL or UNAVAILABLE of frames and headers that are none, in its own words; these are not its own.
 NOT_ITS_OWN = re.compile(r"internal error|engine|Traceback")
@@ -60,7 +60,7 @@ def http_seeds() -> list[bytes]:
 
 
 def request(method: str, path: str, body: bytes | None, *headers: str, close: bool = True) -> bytes:
-    """As it stands on the wire. body: None where its framing is in the headers, or it has none."""
+    """The request's bytes. body: None if there is none, or if the headers contain its framing."""
     lines = [f"{method} {path} HTTP/1.1", "Host: localhost", *headers]
     lines += ["Connection: close"] if close else []
     lines += [] if body is None else [f"Content-Length: {len(body)}"]
@@ -176,7 +176,7 @@ async def many(run: Run, case: Case, damage: Callable[[], bytes]) -> Counter[str
 
 
 async def exchanged(host: str, port: int, data: bytes, *, idle_s: float = IDLE_S) -> bytes:
-    """What comes back. A server that waits for more is told that there is none, and must end then."""
+    """The response's bytes. An idle server gets EOF and must then close the connection."""
     async with asyncio.timeout(END_S):
         reader, writer = await asyncio.open_connection(host, port)
         try:

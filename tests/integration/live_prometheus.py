@@ -50,7 +50,7 @@ class LivePrometheus(Prometheus):
         return [value for value in found if math.isfinite(value)]
 
     def number(self, expression: str, **parameters: str) -> float | None:
-        """The one number that there is; None where there is none, or none yet."""
+        """The single finite value, or None."""
         found = self.finite(expression, **parameters)
         return found[0] if len(found) == 1 else None
 

@@ -19,9 +19,7 @@ COUNTED_WITHIN_S = 10.0  # Triton counts a request a moment after it answered it
 SLOW_CONFIG = CONFIG.format(max_batch_size=0, data_type="TYPE_FP32", count=2)
 
 
-ANY_PORTS = [
-    *("--http-port", "0", "--grpc-port", "0", "--metrics-port", "0"),
-]
+ANY_PORTS = [*("--http-port", "0", "--grpc-port", "0", "--metrics-port", "0")]
 
 
 @contextmanager
@@ -36,7 +34,7 @@ def running(tmp_path: Path, repository: Path, *arguments: str) -> Iterator[Runni
 
 
 class SharedMemory:
-    """The regions of one stack's engine, told from those of any other Triton on this machine."""
+    """Shared memory regions of this stack's engine only."""
 
     def __init__(self, stack: RunningStack) -> None:
         self._prefix = f"penstock_{triton_of(stack).environ()['PENSTOCK_ENGINE_ID']}"
@@ -58,13 +56,13 @@ def gateway_of(stack: RunningStack) -> psutil.Process:
     return next(
         child
         for child in family(stack)
-        if child.cmdline()[1:3] == ["-m", "server"] and child.ppid() == stack.process.pid
+        if child.cmdline()[1:3] == ["-m", "penstock.gateway"] and child.ppid() == stack.process.pid
     )
 
 
 @contextmanager
 def gate_closed(stack: RunningStack) -> Iterator[None]:
-    """Held models of the stack answer nothing in the block, whoever of all its processes stands still."""
+    """Models written by `write_held` do not answer inside the block, in any process of the stack."""
     gate = stack.home.parent / GATE
     gate.unlink()
     try:
@@ -116,7 +114,7 @@ def fails_to_start(tmp_path: Path, *arguments: str, environ: dict[str, str] | No
     """Exit code and standard error of a `penstock up` that must not start."""
     environment = {name: value for name, value in os.environ.items() if not name.startswith("PENSTOCK_")}
     done = subprocess.run(
-        [sys.executable, "-m", "server.cli", "up", "--home", str(tmp_path / "home"), *arguments],
+        [sys.executable, "-m", "penstock.cli.main", "up", "--home", str(tmp_path / "home"), *arguments],
         env=environment | (environ or {}),
         cwd=CHECKOUT,
         capture_output=True,

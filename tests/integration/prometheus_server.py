@@ -1,4 +1,4 @@
-"""A real Prometheus (Debian's) beside a test: it scrapes what it is told every second, and answers queries."""
+"""A real Prometheus (Debian's) beside a test: it scrapes its targets every second, and answers queries."""
 
 import contextlib
 import json
@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 import yaml
 
-from server.backends.triton_ports import pick_free_ports
+from penstock.engines.triton.endpoints import pick_free_ports
 
 RULES = Path(__file__).resolve().parents[2] / "deploy" / "monitoring" / "rules"
 READY_TIMEOUT_S = 30.0

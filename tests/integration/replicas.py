@@ -8,11 +8,10 @@ from typing import Any
 
 import yaml
 
-from server.backends.reaper import ENGINE_ID_VARIABLE, reap
-from server.backends.triton_listeners import TritonListeners
-from server.backends.triton_ports import pick_free_ports
-from server.backends.triton_process import TritonOptions, triton_arguments
-from server.backends.triton_runtime import find_triton
+from penstock.engines.run_directory import ENGINE_ID_VARIABLE, reap
+from penstock.engines.triton.endpoints import TritonListeners, pick_free_ports
+from penstock.engines.triton.runtime import find_triton
+from penstock.engines.triton.supervisor import TritonOptions, triton_arguments
 from tests.conftest import CHECKOUT, RunningStack, start_stack, wait_until_ready
 from tests.integration.living import wait_for
 from tests.integration.web import call
@@ -86,7 +85,7 @@ class Replica:
     environ: dict[str, str] = field(default_factory=dict)
     ports: tuple[int, ...] = ()
     stack: RunningStack | None = None
-    told: dict[str, float] = field(default_factory=dict)  # seconds from SIGTERM
+    stop_seconds: dict[str, float] = field(default_factory=dict)  # from SIGTERM
 
     def __post_init__(self) -> None:
         self.folder.mkdir(parents=True, exist_ok=True)
@@ -130,17 +129,17 @@ class Replica:
         process.terminate()
         asked = time.monotonic()
         wait_for(lambda: self.health("ready") == 503, drain.delay_s, "ready is 503 at once")
-        self.told["not ready"] = time.monotonic() - asked
+        self.stop_seconds["not ready"] = time.monotonic() - asked
         assert self.health("live") == 200, "live while it drains"
         assert process.wait(drain.delay_s + drain.grace_s + 10) == 0, "".join(self.running.log[-30:])
-        self.told["ended"] = time.monotonic() - asked
+        self.stop_seconds["ended"] = time.monotonic() - asked
 
     def kill(self) -> None:
         """What is left of it, if anything, and without a wait: SIGKILL, and SIGTERM for its Triton."""
         if self.stack is not None:
             self.stack.process.kill()
 
-    def bury(self) -> None:
+    def clean_up(self) -> None:
         """Return when all of it has ended."""
         if self.stack is not None:
             self.stack.process.wait(30)
@@ -148,7 +147,7 @@ class Replica:
 
 @dataclass
 class BareTriton:
-    """One that nobody supervises, always on the same three ports, with the model `brightness`."""
+    """One without a supervisor, always on the same three ports, with the model `brightness`."""
 
     folder: Path
     ports: tuple[int, ...] = ()
@@ -194,7 +193,7 @@ class BareTriton:
         self.process.terminate()
         self.process.wait(40)
 
-    def bury(self) -> None:
+    def clean_up(self) -> None:
         """What is left of it, its models' processes and regions too: it may have ended without them."""
         reap(self._engine_id)
         if self.process is not None:
@@ -235,6 +234,6 @@ class SidecarReplica(Replica):
         if self.triton.process is not None:
             self.triton.process.terminate()
 
-    def bury(self) -> None:
-        super().bury()
-        self.triton.bury()
+    def clean_up(self) -> None:
+        super().clean_up()
+        self.triton.clean_up()

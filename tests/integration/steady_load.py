@@ -109,7 +109,7 @@ class SteadyLoad:
             status, answer = _post(connection, f"/v2/models/{MODEL}/image", encoded.tobytes(), "image/png")
             if status != 200:
                 return f"{status}: {answer[:200]!r}"
-            scores = {told["label"]: told["score"] for told in json.loads(answer)["results"][0]["classes"]}
+            scores = {found["label"]: found["score"] for found in json.loads(answer)["results"][0]["classes"]}
             return "" if abs(scores["bright"] - grey / 255) < 0.01 else f"another picture's answer: {scores}"
 
         self._begin("pictures", ask, connection.close)

@@ -1,4 +1,4 @@
-"""Keys on the real stack: who may do what, over both protocols; nobody floods; and no key is told to anybody."""
+"""API keys on the real stack: roles and quotas over both protocols, and no key is disclosed."""
 
 import os
 import subprocess
@@ -19,7 +19,7 @@ import tritonclient.grpc
 import tritonclient.http
 from tritonclient.utils import InferenceServerException
 
-from server.access.keys import digest_of, new_secret
+from penstock.gateway.auth.api_keys import digest_of, new_secret
 from tests.access.signers import SHARED, shared_token
 from tests.conftest import CHECKOUT, RunningStack, start_stack, stop_stack
 from tests.integration.living import ANY_PORTS, SLOW_CONFIG, fails_to_start
@@ -43,7 +43,7 @@ class Guarded:
         return {"authorization": f"Bearer {self.secrets[name]}"} if name else {}
 
     def infer(self, name: str, model: str = "identity", **headers: str) -> Answer:
-        """One inference over HTTP; every secret that is shown is one that must be told nowhere."""
+        """One inference over HTTP; every secret that is sent must not be disclosed."""
         payload = SLOW_INPUT if model == "slow" else INPUT
         return post_json(f"{self.stack.http_url}/v2/models/{model}/infer", payload, **(headers or self.headers(name)))
 
@@ -81,10 +81,7 @@ def guarded(tmp_path_factory: pytest.TempPathFactory, triton_environment: Path) 
     ours.stack = start_stack(
         home,
         *("--access-file", str(ours.file), "--models", "identity,slow", "--log-level", "debug"),
-        environ={
-            "PENSTOCK_API_KEYS": f"ops:infer+read+admin:{secrets['ops']}",
-            "PENSTOCK_MAX_INFLIGHT_REQUESTS": "8",
-        },
+        environ={"PENSTOCK_API_KEYS": f"ops:infer+read+admin:{secrets['ops']}", "PENSTOCK_MAX_INFLIGHT_REQUESTS": "8"},
     )
     yield ours
     assert stop_stack(ours.stack) == 0, "".join(ours.stack.log[-30:])
@@ -138,7 +135,7 @@ def test_each_key_may_do_what_its_roles_say(guarded: Guarded) -> None:
 
 
 def test_tokens_are_believed_beside_keys(guarded: Guarded) -> None:
-    """By the shared secret of the file; an expired one is told so."""
+    """By the shared secret of the file; an expired token is refused with the reason."""
     good, old = shared_token(), shared_token(exp=time.time() - 3600)
     guarded.secrets |= {"good token": good, "old token": old}
     assert guarded.infer("good token").json["outputs"][0]["data"] == [7]
@@ -218,7 +215,7 @@ def test_flood_of_one_key_leaves_another_its_share(guarded: Guarded) -> None:
 
 def test_commands_show_the_key_of_their_environment(guarded: Guarded) -> None:
     """`penstock models load` with PENSTOCK_API_KEY works; without, it says what is missing."""
-    command = [sys.executable, "-m", "server.cli", "models", "load", "identity", "--url", guarded.stack.http_url]
+    command = [sys.executable, "-m", "penstock.cli.main", "models", "load", "identity", "--url", guarded.stack.http_url]
     environ = os.environ | {"PENSTOCK_HOME": str(guarded.stack.home)}
     keyed = environ | {"PENSTOCK_API_KEY": guarded.secrets["ops"]}
     done = subprocess.run(command, cwd=CHECKOUT, env=keyed, capture_output=True, text=True, timeout=60, check=False)
@@ -231,7 +228,7 @@ def test_commands_show_the_key_of_their_environment(guarded: Guarded) -> None:
 
 
 def test_file_that_changes_counts_and_one_that_breaks_does_not(guarded: Guarded) -> None:
-    """A key that is taken out is 401 within seconds; a broken file keeps the keys, and is told in the log."""
+    """A key that is taken out is 401 within seconds; a broken file keeps the keys, and is logged."""
     guarded.write("camera", "viewer", more=TOKENS)
     guarded.wait_for_status("flooder", 401)
     assert guarded.infer("camera").status == 200
@@ -243,7 +240,7 @@ def test_file_that_changes_counts_and_one_that_breaks_does_not(guarded: Guarded)
     guarded.wait_for_status("flooder", 200)
 
 
-def test_no_key_is_told_to_anybody(guarded: Guarded) -> None:
+def test_no_key_is_disclosed(guarded: Guarded) -> None:
     """Good ones and wrong ones, shown every way: in no log at debug level, metric, file, or child's environment.
 
     The parent's own environment is its user's business.
@@ -254,15 +251,15 @@ def test_no_key_is_told_to_anybody(guarded: Guarded) -> None:
     shown.append(guarded.infer("", authorization=f"Basic {wrong}"))
     shown.append(guarded.infer("", **{"x-api-key": guarded.secrets["ops"], "authorization": f"Bearer {wrong}"}))
     shown.append(call("GET", f"{guarded.stack.http_url}/v3", headers={"x-api-key": wrong}))
-    told = [answer.body.decode() + str(answer.headers) for answer in shown]
-    told += guarded.stack.log + guarded.stack.output
-    told.append(call("GET", guarded.stack.metrics_url).body.decode())
+    texts = [answer.body.decode() + str(answer.headers) for answer in shown]
+    texts += guarded.stack.log + guarded.stack.output
+    texts.append(call("GET", guarded.stack.metrics_url).body.decode())
     for child in psutil.Process(guarded.stack.process.pid).children(recursive=True):
-        told += [str(child.environ()), *child.cmdline()]
+        texts += [str(child.environ()), *child.cmdline()]
         for path in child.cmdline():
             if path.endswith("settings.json"):
-                told.append(Path(path).read_text())
-    found = [name for name, secret in guarded.secrets.items() if any(secret in text for text in told)]
+                texts.append(Path(path).read_text())
+    found = [name for name, secret in guarded.secrets.items() if any(secret in text for text in texts)]
     assert found == []
-    assert any("PENSTOCK_ENGINE_ID" in text for text in told), "the children's environments were read"
-    assert any('"api_keys":["ops:' in text for text in told), "the gateway's settings were read"
+    assert any("PENSTOCK_ENGINE_ID" in text for text in texts), "the children's environments were read"
+    assert any('"api_keys":["ops:' in text for text in texts), "the gateway's settings were read"

@@ -12,7 +12,7 @@ import pytest
 import tritonclient.grpc as triton
 from tritonclient.grpc import service_pb2
 
-from server.access.keys import new_secret
+from penstock.gateway.auth.api_keys import new_secret
 from tests.conftest import RunningStack, stop_stack
 from tests.integration.embedded_stack import start_embedded, write_models
 from tests.integration.living import ANY_PORTS, fails_to_start

@@ -39,7 +39,7 @@ def gateway_processes(stack: RunningStack) -> list[psutil.Process]:
     return [
         child
         for child in psutil.Process(stack.process.pid).children(recursive=True)
-        if any(word.startswith("server") for word in child.cmdline()[1:4])
+        if any(word.startswith("penstock") for word in child.cmdline()[1:4])
     ]
 
 
@@ -110,7 +110,7 @@ def test_mislabelled_image_of_a_known_format_is_decoded_by_its_first_bytes(stack
 
 
 TENSORS: dict[str, tuple[dict[str, object], str]] = {
-    "wrong name": ({"inputs": [{**ONE, "name": "nobody"}]}, "nobody"),
+    "wrong name": ({"inputs": [{**ONE, "name": "missing"}]}, "missing"),
     "wrong type": ({"inputs": [{**ONE, "datatype": "INT8"}]}, "INT8"),
     "unknown type": ({"inputs": [{**ONE, "datatype": "FP33"}]}, "FP33"),
     "wrong rank": ({"inputs": [{**ONE, "shape": [2]}]}, "shape"),
@@ -126,7 +126,7 @@ TENSORS: dict[str, tuple[dict[str, object], str]] = {
 
 @pytest.mark.parametrize("case", TENSORS)
 def test_bad_tensor_request_is_400_and_names_what_is_wrong(stack: RunningStack, case: str) -> None:
-    """Names, types, shapes and counts, whoever refuses them."""
+    """Names, types, shapes and counts, refused by the gateway or the engine."""
     payload, word = TENSORS[case]
     with unharmed(stack):
         answer = post_json(stack.http_url + INFER, payload)
@@ -230,7 +230,7 @@ def grpc_request(**fields: object) -> service_pb2.ModelInferRequest:
 @pytest.mark.parametrize(
     ("fields", "word"),
     [
-        ({"name": "nobody"}, "nobody"),
+        ({"name": "missing"}, "missing"),
         ({"datatype": "INT8"}, "INT8"),
         ({"shape": [1, 3]}, "x"),
         ({"shape": [1 << 31, 1 << 31]}, "x"),

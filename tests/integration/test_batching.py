@@ -210,7 +210,7 @@ async def test_deadline_that_passes_in_a_batch_ends_that_request_only(batching: 
     assert hurried.status in (503, 504)
     if hurried.status == 504:
         assert 0.95 < took_s < 1.45, took_s
-    else:  # it could not be met, and was told so at once
+    else:  # it could not be met, and was refused at once
         assert took_s < 1.0
         assert "retry-after" in hurried.headers
 

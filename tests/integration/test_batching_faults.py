@@ -14,16 +14,7 @@ import pytest
 import tritonclient.grpc.aio
 from tritonclient.utils import InferenceServerException
 
-from tests.integration.ledger import (
-    FEWER,
-    Caller,
-    Ledgers,
-    ended,
-    inferences,
-    open_request,
-    page_of,
-    write_ledger,
-)
+from tests.integration.ledger import FEWER, Caller, Ledgers, ended, inferences, open_request, page_of, write_ledger
 from tests.integration.living import inflight, running, wait_for
 
 pytestmark = pytest.mark.xdist_group("ledgers")
@@ -58,7 +49,7 @@ async def calling(ledgers: Ledgers) -> AsyncIterator[Caller]:
 async def busy(ledgers: Ledgers, model: str = MODEL, ms: float = 600) -> AsyncIterator[Caller]:
     """The model works, and what could wait at its door has come: who asks now waits in the queue.
 
-    The two that it works for have shapes of their own, so that nobody shares their batches.
+    The two that it works for have shapes of their own, so that no other request shares their batches.
     """
     async with calling(ledgers) as caller:
         seen = len(ledgers.calls(model))
@@ -133,10 +124,10 @@ async def test_batch_that_everybody_left_is_cancelled_in_the_model(
     await until(lambda: counted()["cancelled/batch"] == 3)
 
 
-async def test_answer_of_too_few_rows_fails_its_batch_with_the_reason_and_nobody_else(
+async def test_answer_of_too_few_rows_fails_its_batch_alone_with_the_reason(
     ledgers: Ledgers, counted: Callable[[], Counter[str]]
 ) -> None:
-    """500 over REST, INTERNAL over gRPC: nobody gets another's row; the next batch is served."""
+    """500 over REST, INTERNAL over gRPC: no client gets the row of another; the next batch is served."""
     async with busy(ledgers) as caller:
         asked = [caller.ask(MODEL, [value, 0]) for value in (41, FEWER, 42)]
         over_rest = asyncio.create_task(asyncio.to_thread(ledgers.post, MODEL, [[43, 0]]))
@@ -152,7 +143,7 @@ async def test_answer_of_too_few_rows_fails_its_batch_with_the_reason_and_nobody
     assert (answer.status, answer.json["error"]) == (500, ends[0].message()), answer.body
 
 
-async def test_deadline_that_passes_in_the_queue_is_told_then_and_the_request_never_executed(
+async def test_deadline_that_passes_in_the_queue_is_reported_then_and_the_request_never_executed(
     ledgers: Ledgers, counted: Callable[[], Counter[str]]
 ) -> None:
     """504 over both protocols while all slots are busy: at the deadline, and not when a slot is free at last."""
@@ -216,7 +207,7 @@ async def test_full_queue_is_503_with_a_time_to_return_and_costs_those_who_wait_
 
 
 async def test_request_of_more_rows_than_a_batch_is_refused_in_tritons_words(ledgers: Ledgers) -> None:
-    """400 and INVALID_ARGUMENT; it takes no place, and keeps nobody waiting."""
+    """400 and INVALID_ARGUMENT; it takes no slot and delays no other request."""
     rows = [[800.0 + number, 0.0] for number in range(9)]
     said = "batch-size must be <= 8"
     async with calling(ledgers) as caller:

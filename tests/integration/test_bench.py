@@ -31,7 +31,9 @@ def test_image_endpoint_bench_prints_the_rate_against_its_limit(
     photo, report = tmp_path / "street.jpg", tmp_path / "report.json"
     photo.write_bytes(jpeg(frames(shared_dir / "media" / "vtest.avi")[0]))
     where = ["--url", stack.http_url, "--engine-grpc", stack.engine_grpc_address]
-    answer = bench("image_endpoint", *where, "--model", "fastestdet", "--image", str(photo), "--json", str(report))
+    answer = bench(
+        "gateway.image_endpoint", *where, "--model", "fastestdet", "--image", str(photo), "--json", str(report)
+    )
     assert answer.returncode == 0, answer.stderr
     assert re.search(r"of the harmonic limit: \d", answer.stdout)
     (result,) = json.loads(report.read_text())["results"]
@@ -48,7 +50,7 @@ def test_relay_bench_compares_gateway_and_triton(stack: RunningStack, tmp_path: 
     where = ["--url", stack.http_url, "--grpc", stack.grpc_address]
     engine = ["--engine", stack.engine_http_url, "--engine-grpc", stack.engine_grpc_address]
     models = ["--model", "identity_fp32", "street"]
-    answer = bench("relay", *where, *engine, *models, "--concurrency", "4", "--json", str(report))
+    answer = bench("gateway.relay", *where, *engine, *models, "--concurrency", "4", "--json", str(report))
     assert answer.returncode == 0, answer.stderr
     results = json.loads(report.read_text())["results"]
     asked = {(result["model"], result["size"], result["floor"], result["goal"]) for result in results}
@@ -67,7 +69,7 @@ def test_relay_bench_compares_gateway_and_triton(stack: RunningStack, tmp_path: 
 def test_bench_of_a_model_without_vision_parameters_says_what_is_missing(stack: RunningStack) -> None:
     """One line, and no table."""
     where = ["--url", stack.http_url, "--engine-grpc", stack.engine_grpc_address]
-    answer = bench("image_endpoint", *where, "--model", "identity_fp32")
+    answer = bench("gateway.image_endpoint", *where, "--model", "identity_fp32")
     assert (answer.returncode, answer.stdout) == (1, "")
     assert "network-type" in answer.stderr
 
@@ -77,7 +79,7 @@ def test_sentences_bench_finds_the_same_words_alone_and_in_the_gateways_batches(
 ) -> None:
     """A narrow translator of the real one's vocabulary, loaded by the bench, asked in every way.
 
-    It answers five words only: the lap of a quarter of a second holds a dozen of its largest batches, not two.
+    It answers five words only: a round of a quarter of a second holds a dozen of its largest batches, not two.
     """
     report = tmp_path / "report.json"
     folder = opennmt.write(opennmt.Order(size=Size(width=8, target_length=5)), stack.home)
@@ -88,8 +90,8 @@ def test_sentences_bench_finds_the_same_words_alone_and_in_the_gateways_batches(
         shutil.rmtree(folder)
     assert answer.returncode == 0, answer.stderr
     assert "541 sentences/s" in answer.stdout
-    told = json.loads(report.read_text())
-    assert told["agreement"] == [{"model": "opennmt-random", "together": 1.0, "with_first": 1.0}]
-    rates = {(row["callers"], row["sentences"]): row["sentences_per_s"]["median"] for row in told["results"]}
+    results = json.loads(report.read_text())
+    assert results["agreement"] == [{"model": "opennmt-random", "together": 1.0, "with_first": 1.0}]
+    rates = {(row["callers"], row["sentences"]): row["sentences_per_s"]["median"] for row in results["results"]}
     assert rates.keys() == {(1, 1), (1, 4), (64, 1), (2, 64)}
     assert all(rate > 0 for rate in rates.values())

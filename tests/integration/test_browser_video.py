@@ -6,7 +6,7 @@ from http.server import BaseHTTPRequestHandler
 
 import pytest
 
-from deepstream_pipeline.api.options import ApiOptions
+from penstock_video.api.options import ApiOptions
 from tests.deepstream_pipeline.api.pipeline import FakePipeline
 from tests.deepstream_pipeline.api.pipeline import serving as serving_api
 from tests.integration.test_browser import CHROMIUM, WAIT_S, browsing

@@ -122,13 +122,13 @@ def test_load_and_unload_through_both_protocols(stack: RunningStack) -> None:
         ("GET", "/v2/models/identity_fp32/config", None),
         ("GET", "/v2/models/people/config", None),
         ("GET", "/v2/models/identity_fp32/ready", None),
-        ("GET", "/v2/models/nobody", None),
-        ("GET", "/v2/models/nobody/config", None),
+        ("GET", "/v2/models/missing", None),
+        ("GET", "/v2/models/missing/config", None),
         ("GET", "/v2/models/identity_fp32/versions/7/ready", None),
         ("POST", "/v2/repository/index", {}),
         ("POST", "/v2/models/identity_fp32/infer", {"id": "7", **SUM}),
         ("POST", "/v2/models/identity_fp32/versions/1/infer", SUM),
-        ("POST", "/v2/models/nobody/infer", SUM),
+        ("POST", "/v2/models/missing/infer", SUM),
         ("POST", "/v2/models/identity_fp32/infer", {**SUM, "outputs": [{"name": "nothing"}]}),
         ("POST", "/v2/models/identity_fp32/infer", {"inputs": [{**SUM["inputs"][0], "name": "wrong"}]}),
         (
@@ -181,7 +181,7 @@ def test_grpc_answers_are_tritons_to_the_byte(stack: RunningStack) -> None:
     wrong.inputs[0].name = "wrong"
     unknown = service_pb2.ModelInferRequest()
     unknown.CopyFrom(good)
-    unknown.model_name = "nobody"
+    unknown.model_name = "missing"
     for request in (good, wrong, unknown):
         assert _raw(stack.grpc_address, request) == _raw(stack.engine_grpc_address, request)
 
@@ -204,13 +204,13 @@ def test_health_of_the_gateway_is_json(stack: RunningStack) -> None:
 def test_server_metadata_does_not_advertise_what_is_blocked(stack: RunningStack) -> None:
     """Extensions that the gateway refuses are not in the list, over both protocols; and they are refused with 501."""
     blocked = {"system_shared_memory", "cuda_shared_memory"}
-    told = call("GET", f"{stack.http_url}/v2").json
-    assert told["name"] == "triton"
-    assert blocked.isdisjoint(told["extensions"])
-    assert "binary_tensor_data" in told["extensions"]
+    metadata = call("GET", f"{stack.http_url}/v2").json
+    assert metadata["name"] == "triton"
+    assert blocked.isdisjoint(metadata["extensions"])
+    assert "binary_tensor_data" in metadata["extensions"]
     with grpc.insecure_channel(stack.grpc_address) as channel:
         stub = service_pb2_grpc.GRPCInferenceServiceStub(channel)
-        assert list(stub.ServerMetadata(service_pb2.ServerMetadataRequest()).extensions) == told["extensions"]
+        assert list(stub.ServerMetadata(service_pb2.ServerMetadataRequest()).extensions) == metadata["extensions"]
         with pytest.raises(grpc.RpcError) as refusal:
             stub.SystemSharedMemoryStatus(service_pb2.SystemSharedMemoryStatusRequest())
         assert refusal.value.code() is grpc.StatusCode.UNIMPLEMENTED

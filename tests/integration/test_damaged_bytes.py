@@ -27,7 +27,7 @@ async def test_damaged_frames_of_grpc_end_their_connection_only(stack: RunningSt
 
 
 async def test_damaged_grpc_messages_are_refused_or_served(stack: RunningStack) -> None:
-    """Whoever reads them, gateway or engine: never INTERNAL, never a dead engine."""
+    """Read by the gateway or the engine: never INTERNAL, never a dead engine."""
     with unharmed(stack):
         outcomes = await damage_messages(stack, Run("messages", 3000))
     assert outcomes["OK"] > 0

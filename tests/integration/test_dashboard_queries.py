@@ -11,9 +11,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from deepstream_pipeline.metrics import VideoMetrics
-from deepstream_pipeline.types import AnalyticsKind, CloseReason, DropReason, SourceState
-from server.core.metric_table import TABLE
+from penstock.metric_table import METRICS
+from penstock_video.metrics import VideoMetrics
+from penstock_video.types import AnalyticsKind, CloseReason, DropReason, SourceState
 from tests.conftest import RunningStack
 from tests.deploy.metric_tables import MONITORING, external_rows
 from tests.deploy.promql import metrics_of, substituted
@@ -67,11 +67,7 @@ def page_of(*exporters: str) -> bytes:
 @pytest.fixture(scope="module")
 def pages() -> Iterator[str]:
     """host:port of a server that has a page of each program that cannot run here, and the video program's."""
-    texts = {
-        "/video": video_page(),
-        "/gpu": page_of("dcgm"),
-        "/cluster": page_of("kube-state-metrics", "cadvisor"),
-    }
+    texts = {"/video": video_page(), "/gpu": page_of("dcgm"), "/cluster": page_of("kube-state-metrics", "cadvisor")}
 
     class Pages(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
@@ -93,7 +89,7 @@ def pages() -> Iterator[str]:
 
 
 def _ask(stack: RunningStack) -> None:
-    """A tensor, a picture, a model that nobody knows, and what is no request."""
+    """A tensor, a picture, an unknown model, and a malformed request."""
     one = {"inputs": [{"name": "x", "shape": [1, 1], "datatype": "FP32", "data": [1]}]}
     picture, headers = jpeg(np.zeros((240, 320, 3), np.uint8)), {"content-type": "image/jpeg"}
     assert post_json(f"{stack.http_url}/v2/models/identity_fp32/infer", one).status == 200
@@ -126,7 +122,7 @@ def answering(stack: RunningStack, pages: str, tmp_path_factory: pytest.TempPath
 # Metrics that have no series in a stack to which none of this happened.
 NOT_HERE = {
     "penstock_mps_up": "no MPS daemon is named to the gateway",
-    **dict.fromkeys((f"penstock_{row.name}" for row in TABLE if row.name.startswith("gpu_")), "there is no GPU"),
+    **dict.fromkeys((f"penstock_{row.name}" for row in METRICS if row.name.startswith("gpu_")), "there is no GPU"),
     **{f"penstock_mps_{what}": "no --mps" for what in ("clients", "unattached_processes", "restarts_total")},
     "penstock_mps_recovery_seconds": "no --mps",
     "penstock_replica_up": "one engine has no replicas",
@@ -146,8 +142,8 @@ NOT_HERE = {
     "penstock_batch_refused_total": "the queue gave nothing up",
     "penstock:batch_refused:rate5m": "the queue gave nothing up",
     "penstock_inferences_failed_total": "nothing failed",
-    "penstock_inferences_cancelled_total": "nobody left",
-    "penstock_cancelled_total": "nobody left",
+    "penstock_inferences_cancelled_total": "no client disconnected",
+    "penstock_cancelled_total": "no client disconnected",
     "penstock_decode_errors_total": "every picture was one",
     "penstock:video_dropped:ratio_rate5m": "its page stands still",
 }

@@ -1,4 +1,4 @@
-"""Whoever dies, hangs or leaves: the others go on, and service returns by itself."""
+"""A process dies or hangs, or a client disconnects: the others go on, and service returns by itself."""
 
 import json
 import os

@@ -13,8 +13,8 @@ import pytest
 import tritonclient.grpc
 import tritonclient.http
 
-from server.core.result import Detections
-from server.vision.accuracy import average_precision, read_annotations
+from penstock.protocol.inference import Detections
+from penstock.vision.accuracy import average_precision, read_annotations
 from tests.conftest import CHECKOUT, RunningStack, start_stack, stop_stack
 from tests.integration.embedded_stack import NO_TRITON, is_serving, look_up, start_embedded, write_models
 from tests.integration.living import family
@@ -39,7 +39,7 @@ def embedded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningStack]
     write_model(folder / "models", "script", IDENTITY, fp32)
     source = CHECKOUT.parent / "shared" / "models"
     if source.is_dir():
-        pull = ["-m", "server.cli", "models", "pull", "fastestdet", "--from", str(source)]
+        pull = ["-m", "penstock.cli.main", "models", "pull", "fastestdet", "--from", str(source)]
         environ = dict(os.environ, PENSTOCK_HOME=str(folder / "home"))
         subprocess.run([sys.executable, *pull, "--url", "http://127.0.0.1:9"], check=True, env=environ, cwd=CHECKOUT)
     stack = start_embedded(folder)
@@ -110,7 +110,7 @@ def test_embedded_stack_says_which_engine_serves_and_what_it_cannot(embedded: Ru
     assert "python" in refused
     assert not embedded.logged("engine process")
     others = {" ".join(child.cmdline()[1:3]) for child in family(embedded)}
-    assert others == {"-m server", "-m server.vision.worker"}
+    assert others == {"-m penstock.gateway", "-m penstock.vision.decoder_worker"}
 
 
 def test_embedded_lists_a_model_of_another_backend_with_its_reason(embedded: RunningStack) -> None:
@@ -156,5 +156,7 @@ def test_auto_without_a_triton_serves_embedded_and_says_why(tmp_path: Path) -> N
 
 def test_gateway_of_a_triton_does_not_load_onnx_runtime() -> None:
     """What only the embedded engine needs costs the others neither time nor memory."""
-    program = "import sys, server.main, server.stack; raise SystemExit('onnxruntime' in sys.modules)"
+    program = (
+        "import sys, penstock.gateway.main, penstock.gateway.stack; raise SystemExit('onnxruntime' in sys.modules)"
+    )
     assert subprocess.run([sys.executable, "-c", program], cwd=CHECKOUT, timeout=60, check=False).returncode == 0

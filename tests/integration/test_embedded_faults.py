@@ -17,14 +17,7 @@ from onnx import TensorProto, helper, numpy_helper
 
 from tests.backends import onnx_models
 from tests.conftest import RunningStack, stop_stack
-from tests.integration.embedded_stack import (
-    infer_slow,
-    is_serving,
-    look_up,
-    own_metrics,
-    start_embedded,
-    write_models,
-)
+from tests.integration.embedded_stack import infer_slow, is_serving, look_up, own_metrics, start_embedded, write_models
 from tests.integration.living import family, gateway_of, inflight, wait_for
 from tests.integration.web import Answer, call
 
@@ -135,7 +128,7 @@ def test_embedded_parent_killed_takes_everything_with_it(tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize("how", ["stopped", "parent killed"])
-def test_embedded_run_that_cannot_be_ended_holds_up_nobody(tmp_path: Path, how: str) -> None:
+def test_embedded_run_that_cannot_be_ended_delays_no_other(tmp_path: Path, how: str) -> None:
     """One node of minutes on a model's only instance: 504 in time, the others serve, and the stack still ends soon."""
     write_models(tmp_path / "models")
     onnx_models.save(onnx_models.one_long_node(), tmp_path / "models", "long", config=LONG_CONFIG)

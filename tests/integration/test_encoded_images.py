@@ -15,18 +15,19 @@ import tritonclient.grpc
 import tritonclient.http
 from tritonclient.utils import InferenceServerException
 
-from server.core.tensor import Array
-from server.vision.card import ColorFormat
-from server.vision.decode import decode
-from server.vision.preprocess import prepare
-from server.vision.spec import Fit, PrepareSpec
+from penstock.protocol.inference import Array
+from penstock.vision.decode import decode
+from penstock.vision.preprocess import prepare
+from penstock.vision.spec import ColorFormat, PrepareSpec, ResizeMode
 from tests.conftest import CHECKOUT, RunningStack, start_stack, stop_stack
 from tests.integration.embedded_stack import NO_TRITON
 from tests.integration.pictures import fastestdet_input, frames, jpeg
 from tests.integration.web import call
 
 BOTH = pytest.mark.parametrize("module", [tritonclient.http, tritonclient.grpc], ids=["http", "grpc"])
-STREET = PrepareSpec(width=512, height=288, color=ColorFormat.BGR, scale=0.00392156862745098, fit=Fit.PAD_RIGHT_BOTTOM)
+STREET = PrepareSpec(
+    width=512, height=288, color=ColorFormat.BGR, scale=0.00392156862745098, fit=ResizeMode.PAD_RIGHT_BOTTOM
+)
 GOLDEN = (CHECKOUT / "model_repository" / "street" / "golden.jpg").read_bytes()
 PEOPLE = (CHECKOUT / "model_repository" / "people" / "golden.jpg").read_bytes()
 

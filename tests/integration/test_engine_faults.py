@@ -178,7 +178,7 @@ def test_image_past_its_deadline_in_the_engine_is_504_and_cancelled_there(acting
 
 
 def test_image_of_a_client_that_leaves_is_cancelled_in_the_engine(acting: RunningStack, last: Path) -> None:
-    """Nobody waits any more: the engine is told, and nothing is in flight."""
+    """No client waits: the engine's request is cancelled, and nothing is in flight."""
     last.unlink(missing_ok=True)
     with unharmed(acting):
         with pytest.raises(TimeoutError):
@@ -196,7 +196,7 @@ def sleeping_tensor(ms: float) -> tritonclient.grpc.InferInput:
 
 @pytest.mark.parametrize("transport", ["http header", "http parameter", "grpc parameter"])
 def test_tensors_past_their_deadline_in_the_engine_are_504_in_time(acting: RunningStack, transport: str) -> None:
-    """Whichever way the deadline is told, and over either protocol."""
+    """The deadline is set by header or by parameter, over either protocol."""
     body = {"inputs": [{"name": "x", "shape": [1], "datatype": "FP32", "data": [1500]}]}
     target = f"{acting.http_url}/v2/models/slow/infer"
     started = time.monotonic()
@@ -227,7 +227,7 @@ def explained(stack: RunningStack, model: str) -> dict[str, Any]:
 
 @pytest.mark.parametrize("transport", ["http", "grpc"])
 def test_one_bad_request_of_a_batch_fails_alone(acting: RunningStack, transport: str) -> None:
-    """Four clients' requests run as one batch, one of them cannot be computed: three are answered, one is told why."""
+    """Of four requests in one batch, three succeed and one fails with the reason."""
 
     def over_http(index: int) -> tuple[bool, str]:
         body = {"inputs": [{"name": "index", "shape": [1, 1], "datatype": "INT64", "data": [index]}]}
@@ -266,7 +266,7 @@ def noisy_jpeg(seed: int) -> bytes:
 
 
 def decoders_of(stack: RunningStack) -> list[psutil.Process]:
-    return [child for child in gateway_of(stack).children() if "server.vision.worker" in child.cmdline()]
+    return [child for child in gateway_of(stack).children() if "penstock.vision.decoder_worker" in child.cmdline()]
 
 
 def test_decoder_that_crashes_costs_its_one_image(acting: RunningStack) -> None:

@@ -16,7 +16,7 @@ from tests.integration.living import family, triton_of
 from tests.integration.web import call, post_json
 
 OPERATOR_KEY = "operator-key-of-the-test-0123456789"
-NOBODY = 65_534
+UNPRIVILEGED_UID = 65_534
 INFER = "/v2/models/identity_fp32/infer"
 ONE = {"inputs": [{"name": "x", "datatype": "FP32", "shape": [1, 1], "data": [1.0]}]}
 
@@ -108,7 +108,7 @@ def test_other_user_finds_no_way_to_the_engine_and_no_secret(keyed: RunningStack
     if os.geteuid() != 0:
         pytest.skip("only root can become another user")
     pids = [str(process.pid) for process in family(keyed)]
-    command = [sys.executable, "-I", "-c", INTRUDER, str(NOBODY), str(run_dir_of(keyed)), *pids]
+    command = [sys.executable, "-I", "-c", INTRUDER, str(UNPRIVILEGED_UID), str(run_dir_of(keyed)), *pids]
     found = json.loads(subprocess.run(command, capture_output=True, text=True, check=True, timeout=60).stdout)
     assert found["list"] == "PermissionError"
     assert set(found["sockets"].values()) == {"PermissionError"}

@@ -1,4 +1,4 @@
-"""Who formed a batch, and why it was what it was: told over both protocols by a real stack, and by its commands."""
+"""Batch explanations of a real stack: over both protocols and by the command."""
 
 import asyncio
 import json
@@ -12,7 +12,7 @@ import pytest
 from tritonclient.grpc import service_pb2, service_pb2_grpc
 from typer.testing import CliRunner
 
-from server.commands import models as models_command
+from penstock.cli import models as models_command
 from tests.conftest import RunningStack
 from tests.integration.ledger import ended, inferences, page_of
 from tests.integration.living import COUNTED_WITHIN_S, wait_for
@@ -75,18 +75,18 @@ def rows_in(page: dict[str, Any]) -> int:
     return sum(row["rows"] * row["batches"] for row in page["batches"])
 
 
-def test_every_request_of_a_crowd_is_told_of_its_own_batch(owned: RunningStack) -> None:
+def test_every_request_of_a_crowd_gets_the_trace_of_its_batch(owned: RunningStack) -> None:
     """Right answers, each with a batch of the gateway's, and the model's page has counted those batches."""
     before = explained(owned)
     with ThreadPoolExecutor(CROWD) as pool:
         answers = list(pool.map(lambda number: infer(owned, number), range(CROWD)))
     assert [answer.json["outputs"][0]["data"] for answer in answers] == [[number] for number in range(CROWD)]
-    told = [json.loads(answer.headers[HEADER]) for answer in answers]
-    assert {one["owner"] for one in told} == {"gateway"}
-    rows_of_batch = {one["batch"]: one["batch_rows"] for one in told}
+    traces = [json.loads(answer.headers[HEADER]) for answer in answers]
+    assert {one["owner"] for one in traces} == {"gateway"}
+    rows_of_batch = {one["batch"]: one["batch_rows"] for one in traces}
     assert sum(rows_of_batch.values()) == CROWD
-    assert all(one["slots"] == 2 and one["queue_ms"] >= 0 for one in told)
-    assert all(("slack_ms" in one) == ("fit" in one) for one in told)  # its deadline is the model's SLO
+    assert all(one["slots"] == 2 and one["queue_ms"] >= 0 for one in traces)
+    assert all(("slack_ms" in one) == ("fit" in one) for one in traces)  # its deadline is the model's SLO
     page = explained(owned)
     assert rows_in(page) - rows_in(before) == CROWD
     assert sum(page["closed_by"].values()) - sum(before["closed_by"].values()) == len(rows_of_batch)
@@ -94,7 +94,7 @@ def test_every_request_of_a_crowd_is_told_of_its_own_batch(owned: RunningStack) 
 
 
 def test_grpc_tells_it_in_the_trailing_metadata(owned: RunningStack) -> None:
-    """To who asked for it in the call's metadata, and to nobody else."""
+    """Only for a call that requests it in its metadata."""
     request = service_pb2.ModelInferRequest(model_name=MODEL)
     request.inputs.add(name="x", datatype="FP32", shape=[1, 1])
     request.raw_input_contents.append(bytes(4))
@@ -102,16 +102,16 @@ def test_grpc_tells_it_in_the_trailing_metadata(owned: RunningStack) -> None:
     async def both() -> list[dict[str, str | bytes]]:
         async with grpc.aio.insecure_channel(owned.grpc_address) as channel:
             stub = service_pb2_grpc.GRPCInferenceServiceStub(channel)
-            told = []
+            trailers = []
             for metadata in (((HEADER, "1"),), ()):  # one after the other: two at once may make a full batch
                 call = stub.ModelInfer(request, metadata=metadata)
                 await call
-                told.append(dict(await call.trailing_metadata()))
-            return told
+                trailers.append(dict(await call.trailing_metadata()))
+            return trailers
 
     asked, unasked = asyncio.run(both())
-    told = json.loads(asked[HEADER])
-    assert (told["model"], told["owner"], told["closed_by"]) == (MODEL, "gateway", "slot_free")
+    trace = json.loads(asked[HEADER])
+    assert (trace["model"], trace["owner"], trace["closed_by"]) == (MODEL, "gateway", "slot_free")
     assert HEADER not in unasked
 
 
@@ -124,7 +124,7 @@ def test_command_shows_the_page_of_the_running_gateway(owned: RunningStack) -> N
     assert "dynamic_batching {" in shown.stdout
 
 
-def test_picture_of_a_model_that_triton_batches_is_told_so(tritons_street: RunningStack) -> None:
+def test_image_of_a_model_that_triton_batches_names_triton_as_owner(tritons_street: RunningStack) -> None:
     """In the answer, and the model's page is made of Triton's own statistics."""
     answer = call(
         "POST",
@@ -132,9 +132,9 @@ def test_picture_of_a_model_that_triton_batches_is_told_so(tritons_street: Runni
         jpeg(np.full((288, 512, 3), 128, np.uint8)),
         {HEADER: "1"},
     )
-    (told,) = answer.json["explain"]
-    assert told["owner"] == "triton"
-    assert "Triton forms this model's batches" in told["text"]
+    (trace,) = answer.json["explain"]
+    assert trace["owner"] == "triton"
+    assert "Triton forms this model's batches" in trace["text"]
     page = f"{tritons_street.http_url}/v2/models/street/explain"
     assert (call("GET", page).json["owner"], call("GET", page).json["queue"]) == ("triton", None)
     wait_for(

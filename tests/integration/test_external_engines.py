@@ -1,4 +1,4 @@
-"""The real gateway before Tritons that somebody else runs and that stop, fail, or have too little memory.
+"""The real gateway before external Tritons that stop, fail, or have too little memory.
 
 The engines are fakes: three in a thread of this process as replicas, one in a process of its own to be stopped.
 """
@@ -136,7 +136,7 @@ def own_metrics(stack: RunningStack, name: str) -> list[float]:
 def test_requests_past_their_deadline_are_504_in_time_and_given_up_in_the_engine(
     stack: RunningStack, fakes: Fakes
 ) -> None:
-    """The caller is told at the deadline, whatever the engine does; the engine hears of it a moment later."""
+    """The client gets 504 at the deadline; the engine's request is cancelled a moment later."""
     fakes.become(Mode.SLOW)
     started = time.monotonic()
     answer = ask(stack, **{"x-request-timeout-ms": "400"})

@@ -1,4 +1,4 @@
-"""Generation on the real stack: events as the model makes them, and what becomes of it when somebody leaves or dies."""
+"""Generation on the real stack: events as the model makes them, and clients or engines that disappear."""
 
 import asyncio
 import json
@@ -19,7 +19,7 @@ from tests.words_model import write_words
 pytestmark = pytest.mark.xdist_group("generate")
 
 TARGET = "/v2/models/words/generate_stream"
-PATIENCE_S = 60.0
+TIMEOUT_S = 60.0
 
 
 @pytest.fixture(scope="module")
@@ -41,7 +41,7 @@ class Events:
 
     async def next(self) -> Any:
         """The next event's JSON; None at the stream's end."""
-        async with asyncio.timeout(PATIENCE_S):
+        async with asyncio.timeout(TIMEOUT_S):
             size = int(await self._reader.readline(), 16)
             text = await self._reader.readexactly(size + 2)
         return json.loads(text.removeprefix(b"data: ")) if size else None
@@ -57,7 +57,7 @@ async def events(stack: RunningStack, body: object, **headers: str) -> AsyncIter
     reader, writer = await asyncio.open_connection(host, int(port))
     try:
         writer.write("\r\n".join(lines).encode() + b"\r\n\r\n" + text)
-        async with asyncio.timeout(PATIENCE_S):
+        async with asyncio.timeout(TIMEOUT_S):
             head = await reader.readuntil(b"\r\n\r\n")
         assert head.startswith(b"HTTP/1.1 200 ")
         yield Events(reader, writer)
@@ -82,13 +82,13 @@ async def test_stream_gives_each_answer_as_the_model_makes_it(running: RunningSt
 
 
 async def test_stream_whose_client_leaves_ends_in_the_model(running: RunningStack) -> None:
-    """The model is told that it was cancelled, nothing stays in flight, and the gateway counts it as cancelled."""
+    """The model's request is cancelled, nothing stays in flight, and the gateway counts it as cancelled."""
     before = metric(running, "penstock_cancelled_total")
     async with events(running, {"text_input": "leaver", "n": 1000, "rest_ms": 20.0}) as stream:
         await stream.next()
         assert metric(running, "penstock_inflight_requests") == 1
     await asyncio.to_thread(running.wait_for_log, "words: leaver was cancelled")
-    async with asyncio.timeout(PATIENCE_S):
+    async with asyncio.timeout(TIMEOUT_S):
         while metric(running, "penstock_inflight_requests"):
             await asyncio.sleep(0.05)
     assert metric(running, "penstock_cancelled_total") == before + 1
@@ -96,15 +96,15 @@ async def test_stream_whose_client_leaves_ends_in_the_model(running: RunningStac
 
 
 async def test_stream_that_misses_its_deadline_ends_with_an_event(running: RunningStack) -> None:
-    """The answers before it came through; the model is told, too."""
+    """The answers before the deadline are sent; the model's request is cancelled."""
     async with events(
         running, {"text_input": "late", "n": 1000, "rest_ms": 50.0}, x_request_timeout_ms="600"
     ) as stream:
-        told = [await stream.next()]
-        while "error" not in told[-1]:
-            told.append(await stream.next())
-        assert told[0]["text_output"] == "late 0"
-        assert "deadline" in told[-1]["error"]
+        events_seen = [await stream.next()]
+        while "error" not in events_seen[-1]:
+            events_seen.append(await stream.next())
+        assert events_seen[0]["text_output"] == "late 0"
+        assert "deadline" in events_seen[-1]["error"]
         assert await stream.next() is None
     await asyncio.to_thread(running.wait_for_log, "words: late was cancelled")
 
@@ -151,7 +151,7 @@ def test_traces_go_where_the_operator_said_once_a_client_asks(running: RunningSt
     assert ask(running.http_url, post("/v2/trace/setting", body)).status == 200
     tensor = {"name": "x", "datatype": "FP32", "shape": [1, 1], "data": [1]}
     assert ask(running.http_url, post("/v2/models/identity_fp32/infer", {"inputs": [tensor]})).status == 200
-    until = time.monotonic() + PATIENCE_S
+    until = time.monotonic() + TIMEOUT_S
     while not (file.exists() and b'"model_name":"identity_fp32"' in file.read_bytes()):
         assert time.monotonic() < until
         time.sleep(0.05)
@@ -167,11 +167,11 @@ async def test_stream_whose_engine_dies_ends_at_once_with_the_reason(tmp_path: P
             await stream.next()
             triton_of(stack).kill()
             died = time.monotonic()
-            told = await stream.next()
-            while told is not None and "error" not in told:
-                told = await stream.next()
-            assert told is not None
-            assert "the connection to the engine broke" in told["error"]
+            event = await stream.next()
+            while event is not None and "error" not in event:
+                event = await stream.next()
+            assert event is not None
+            assert "the connection to the engine broke" in event["error"]
             assert await stream.next() is None
             assert time.monotonic() - died < 5
         until = time.monotonic() + 60

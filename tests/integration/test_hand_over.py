@@ -7,21 +7,20 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from deepstream_pipeline.errors import InferFailed
-from deepstream_pipeline.gpu.device import Device
-from deepstream_pipeline.infer.engine import Engine
-from deepstream_pipeline.infer.hand_over import HandOver
-from deepstream_pipeline.infer.place import EnginePlace
+from penstock_video.errors import InferFailed
+from penstock_video.gpu.device import Device
+from penstock_video.infer.engine import Engine
+from penstock_video.infer.options import EngineAddress, RowMemory
 from tests.conftest import RunningStack, start_stack, stop_stack
 from tests.deepstream_pipeline.gpu.fake_driver import FakeDriver, install
 from tests.deepstream_pipeline.infer.fake_core import submit
-from tests.integration.guests import figures, local, remote, row_of
+from tests.integration.client_processes import figures, local, remote, row_of
 from tests.integration.test_slab import BRIGHTNESS, BRIGHTNESS_CONFIG
 from tests.tiny_models import write_model
 
 pytestmark = pytest.mark.xdist_group("hand_over")
 PLAIN_CONFIG = "".join(line for line in BRIGHTNESS_CONFIG.splitlines(keepends=True) if "batch_owner" not in line)
-Way = Callable[[RunningStack], EnginePlace]
+Way = Callable[[RunningStack], EngineAddress]
 
 
 @pytest.fixture
@@ -41,7 +40,7 @@ def sharing(tmp_path_factory: pytest.TempPathFactory, triton_environment: Path) 
     assert stop_stack(stack) == 0, "".join(stack.log[-30:])
 
 
-def tried(place: EnginePlace, model: str, wish: HandOver) -> str:
+def tried(place: EngineAddress, model: str, wish: RowMemory) -> str:
     """Why the model's rows go through the host; a row that does is answered all the same."""
     engine = Engine(place, device=Device.open())
     engine.start(20)
@@ -60,19 +59,19 @@ def tried(place: EnginePlace, model: str, wish: HandOver) -> str:
 def test_triton_without_a_card_takes_no_rows_there_and_says_so(
     sharing: RunningStack, driver: FakeDriver, way: Way
 ) -> None:
-    """In Triton's own words, whether the program is the stack's guest or comes by its ports; nothing stays."""
-    assert "cannot open memory of GPU 0 (" in tried(way(sharing), "plain", HandOver.AUTO)
+    """In Triton's own words, whether the program is a local client process or uses the ports; nothing stays."""
+    assert "cannot open memory of GPU 0 (" in tried(way(sharing), "plain", RowMemory.AUTO)
     with pytest.raises(InferFailed, match="it must run on that card, on this host"):
-        tried(way(sharing), "plain", HandOver.DEVICE)
+        tried(way(sharing), "plain", RowMemory.DEVICE)
     assert driver.is_all_given_back
     assert figures(sharing)["shared_memory_regions",] == 0
 
 
 def test_model_whose_batches_the_gateway_forms_takes_no_rows_there(sharing: RunningStack, driver: FakeDriver) -> None:
     """By the sentence that says what to change."""
-    assert "batch_owner gateway" in tried(local(sharing), "batched", HandOver.AUTO)
+    assert "batch_owner gateway" in tried(local(sharing), "batched", RowMemory.AUTO)
 
 
 def test_stack_that_shares_no_memory_says_how_it_would(stack: RunningStack, driver: FakeDriver) -> None:
-    """As `penstock up` runs unless it is told otherwise."""
-    assert "start the gateway with --allow-client-shm" in tried(local(stack), "people", HandOver.AUTO)
+    """With the default flags of `penstock up`."""
+    assert "start the gateway with --allow-client-shm" in tried(local(stack), "people", RowMemory.AUTO)

@@ -65,7 +65,7 @@ def stack(tight: RunningStack) -> Iterator[RunningStack]:
 def gateway_of(stack: RunningStack) -> psutil.Process:
     """The gateway's own process."""
     children = psutil.Process(stack.process.pid).children()
-    return next(child for child in children if "server" in child.cmdline()[1:4])
+    return next(child for child in children if "penstock.gateway" in child.cmdline()[1:4])
 
 
 def metrics(stack: RunningStack) -> str:
@@ -131,7 +131,9 @@ def test_slow_loris_heads_are_ended_at_the_limit(stack: RunningStack) -> None:
             one.sendall(b"GET /v2/health/live HTTP/1.1\r\nhost: localhost\r\n")
         dribble(sockets, b"x: y\r\n", lambda: time.monotonic() - started > HEAD_TIMEOUT_S + 1)
         assert_others_are_served(stack)
-        wait_for(lambda: number(stack, 'rejected_total{reason="head_too_slow"}') == refused + 200, 10, "all are told")
+        wait_for(
+            lambda: number(stack, 'rejected_total{reason="head_too_slow"}') == refused + 200, 10, "all are refused"
+        )
         assert all(read_to_end(one).startswith(b"HTTP/1.1 408 ") for one in sockets[:20])
 
 

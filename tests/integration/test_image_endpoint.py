@@ -179,6 +179,6 @@ def test_image_for_model_without_vision_card_is_refused_with_the_reason(
     answer = call("POST", f"{stack.http_url}/v2/models/identity_fp32/image", jpeg(pictures[0]), headers)
     assert answer.status == 400
     assert "network-type" in answer.json["error"]
-    answer = call("POST", f"{stack.http_url}/v2/models/nobody/image", jpeg(pictures[0]), headers)
+    answer = call("POST", f"{stack.http_url}/v2/models/missing/image", jpeg(pictures[0]), headers)
     assert answer.status == 404
-    assert "nobody" in answer.json["error"]
+    assert "missing" in answer.json["error"]

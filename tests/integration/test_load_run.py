@@ -11,10 +11,10 @@ from typing import Any
 import psutil
 import pytest
 
-from loadtest.measure.run_folder import read_run_folder
-from loadtest.payloads import make_pictures
-from loadtest.results import Run, Side, State, Status
-from server.commands.gateway import Gateway
+from penstock.cli.gateway_client import GatewayClient
+from penstock_load.clients.payloads import make_pictures
+from penstock_load.measure.run_folder import read_run_folder
+from penstock_load.results import Run, Side, State, Status
 from tests.conftest import CHECKOUT, RunningStack
 
 pytestmark = pytest.mark.xdist_group("load")
@@ -53,7 +53,7 @@ def scenario(folder: Path, *, kind: str = "image", model: str = "street") -> str
 
 def load(*words: str, timeout_s: float = 100) -> subprocess.CompletedProcess[str]:
     """`penstock load …` as a person calls it, from the checkout."""
-    command = [sys.executable, "-m", "server.cli", "load", *words]
+    command = [sys.executable, "-m", "penstock.cli.main", "load", *words]
     return subprocess.run(command, cwd=CHECKOUT, capture_output=True, text=True, timeout=timeout_s, check=False)
 
 
@@ -175,7 +175,7 @@ def test_run_that_is_stopped_reports_what_it_had(stack: RunningStack, tmp_path: 
     folder = tmp_path / "out"
     words = ["run", scenario(tmp_path), *where(stack), "--duration", "60", "--out", str(folder)]
     process = subprocess.Popen(
-        [sys.executable, "-m", "server.cli", "load", *words],
+        [sys.executable, "-m", "penstock.cli.main", "load", *words],
         cwd=CHECKOUT,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
@@ -233,7 +233,7 @@ def test_reloads_are_timed_and_the_model_serves_again(stack: RunningStack, tmp_p
     assert all(reload.load_ms > 0 and reload.first_answer_ms > 0 for reload in run.reloads)
     assert {"load_ms", "first_answer_ms"} <= {measurement.measure for measurement in run.measurements}
     (picture,) = make_pictures(1, seed=1)
-    assert Gateway(stack.http_url).infer_image("street", picture.content, picture.media_type).results
+    assert GatewayClient(stack.http_url).infer_image("street", picture.content, picture.media_type).results
 
 
 def test_streams_are_loaded_and_judged(stack: RunningStack, tmp_path: Path) -> None:

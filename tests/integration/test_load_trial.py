@@ -14,8 +14,8 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 from typer.testing import CliRunner
 
-from server.backends.own_engines import SILENT, STARTING
-from server.commands import models as models_command
+from penstock.cli import models as models_command
+from penstock.engines.dedicated_engines import SILENT, STARTING
 from tests.backends import onnx_models
 from tests.conftest import RunningStack, start_stack, stop_stack
 from tests.integration.embedded_stack import start_embedded

@@ -12,13 +12,13 @@ from pathlib import Path
 
 import pytest
 
-from server.backends.triton_ports import pick_free_ports
+from penstock.engines.triton.endpoints import pick_free_ports
 from tests.conftest import CHECKOUT, RunningStack
 from tests.integration.pictures import frames, jpeg
 
 pytestmark = pytest.mark.xdist_group("load")
 
-LOCUST = [sys.executable, "-m", "locust", "-f", "loadtest/locustfile.py"]
+LOCUST = [sys.executable, "-m", "locust", "-f", "loadtest/penstock_load/locustfile.py"]
 HEADLESS = ["--headless", "--json", "--only-summary"]
 SCENARIO = """
 name = "small"

@@ -65,7 +65,7 @@ def _scrape_s(url: str) -> float:
 
 
 def test_metrics_of_random_model_names_share_one_label(stack: RunningStack) -> None:
-    """200 names that nobody knows are one label value, and the scrape is as small as after the first of them."""
+    """200 unknown names are one label value, and the scrape is as small as after the first of them."""
     one = {"inputs": [{"name": "x", "shape": [1, 1], "datatype": "FP32", "data": [1]}]}
     post_json(f"{stack.http_url}/v2/models/stranger/infer", one)
     before = call("GET", f"{stack.metrics_url}/penstock").body.decode()

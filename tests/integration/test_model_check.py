@@ -16,15 +16,15 @@ from tests.conftest import CHECKOUT, RunningStack
 
 pytestmark = pytest.mark.xdist_group("stack")
 
-NOBODY = "http://127.0.0.1:9"
+UNUSED_URL = "http://127.0.0.1:9"
 
 
 def check(home: Path, *words: str, repository: Path | None = None) -> tuple[int, dict[str, Any]]:
     """The exit code of `penstock models check --json`, and its rows by name."""
-    environ = os.environ | {"PENSTOCK_HOME": str(home), "PENSTOCK_HTTP_PORT": "9"}  # nobody's
+    environ = os.environ | {"PENSTOCK_HOME": str(home), "PENSTOCK_HTTP_PORT": "9"}  # an unused port
     if repository is not None:
         environ["PENSTOCK_MODEL_REPOSITORY"] = str(repository)
-    command = [sys.executable, "-m", "server.cli", "models", "check", "--json", *words]
+    command = [sys.executable, "-m", "penstock.cli.main", "models", "check", "--json", *words]
     done = subprocess.run(command, cwd=CHECKOUT, env=environ, capture_output=True, text=True, timeout=60, check=False)
     assert done.returncode in (0, 1), done.stderr
     return done.returncode, {row["name"]: row for row in json.loads(done.stdout)}
@@ -33,14 +33,25 @@ def check(home: Path, *words: str, repository: Path | None = None) -> tuple[int,
 @pytest.fixture
 def pulled(tmp_path: Path, shared_dir: Path) -> Path:
     """A home into which fastestdet was pulled."""
-    command = [sys.executable, "-m", "server.cli", "models", "pull", "fastestdet", "--from", f"{shared_dir}/models"]
+    command = [
+        sys.executable,
+        "-m",
+        "penstock.cli.main",
+        "models",
+        "pull",
+        "fastestdet",
+        "--from",
+        f"{shared_dir}/models",
+    ]
     environ = os.environ | {"PENSTOCK_HOME": str(tmp_path / "home")}
-    subprocess.run([*command, "--url", NOBODY], cwd=CHECKOUT, env=environ, capture_output=True, timeout=60, check=True)
+    subprocess.run(
+        [*command, "--url", UNUSED_URL], cwd=CHECKOUT, env=environ, capture_output=True, timeout=60, check=True
+    )
     return tmp_path / "home"
 
 
 def test_check_of_every_model_of_a_running_stack_tells_right_from_broken(stack: RunningStack, shared_dir: Path) -> None:
-    """Triton's answers to what is shipped and pulled are the recorded ones; what cannot be judged or loaded is told."""
+    """Triton's answers to what is shipped and pulled are the recorded ones; unloadable models are reported."""
     code, rows = check(stack.home, "--url", stack.http_url)
     assert code == 1
     assert rows["broken"]["verdict"] == "cannot run"
@@ -67,7 +78,7 @@ def test_check_of_a_tensor_model_of_the_stack_passes_its_answer_through(stack: R
 
 
 def test_check_without_a_gateway_runs_fastestdet_in_the_command(pulled: Path) -> None:
-    """The embedded engine gives the recorded answers, tensors and picture; people needs Triton and fails nobody."""
+    """The embedded engine gives the recorded answers, tensors and picture; people needs Triton and is not judged."""
     code, rows = check(pulled)
     assert code == 0
     row = rows["fastestdet"]
@@ -85,10 +96,10 @@ def test_check_catches_other_weights_and_a_damaged_file(pulled: Path) -> None:
             tensor.CopyFrom(numpy_helper.from_array(numpy_helper.to_array(tensor) * 1.05, tensor.name))
     onnx.save(model, file)
     code, rows = check(pulled, "fastestdet")
-    told = rows["fastestdet"]
-    assert (code, told["verdict"]) == (1, "differs")
-    assert "the catalogue says 31cb14c017fc…" in told["reasons"][0]
-    assert any("(by golden.json)" in reason for reason in told["reasons"])
+    row = rows["fastestdet"]
+    assert (code, row["verdict"]) == (1, "differs")
+    assert "the catalogue says 31cb14c017fc…" in row["reasons"][0]
+    assert any("(by golden.json)" in reason for reason in row["reasons"])
     file.write_bytes(file.read_bytes()[:500_000])
     code, rows = check(pulled, "fastestdet")
     assert (code, rows["fastestdet"]["verdict"]) == (1, "cannot run")

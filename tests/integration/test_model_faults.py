@@ -49,10 +49,7 @@ class TritonPythonModel:
 SLOW_S = 0.5
 LONG_CALLS = 60  # of SLOW_S each: half a minute together, several execution time-outs
 PAUSE_S = 3  # Triton gives up a process that is stopped for a second
-ENVIRON = {
-    "PENSTOCK_CANARY_INTERVAL_S": "0.5",
-    "PENSTOCK_EXECUTION_TIMEOUT_S": "4",
-}
+ENVIRON = {"PENSTOCK_CANARY_INTERVAL_S": "0.5", "PENSTOCK_EXECUTION_TIMEOUT_S": "4"}
 
 
 @pytest.fixture(scope="module")

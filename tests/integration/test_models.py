@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 import tritonclient.http as triton
 
-from server.catalogue.catalogue import CatalogueEntry, read_catalogue
-from server.commands.gateway import Gateway
+from penstock.cli.gateway_client import GatewayClient
+from penstock.models.catalogue import CatalogueEntry, read_catalogue
 from tests.catalogue.stand_in import write_stand_in
 from tests.conftest import CHECKOUT, RunningStack
 
@@ -23,7 +23,7 @@ pytestmark = pytest.mark.xdist_group("stack")
 def penstock(stack: RunningStack, *words: str) -> str:
     """What the command prints; its exit code must be 0."""
     environ = os.environ | {"PENSTOCK_HOME": str(stack.home)}
-    command = [sys.executable, "-m", "server.cli", *words, "--url", stack.http_url]
+    command = [sys.executable, "-m", "penstock.cli.main", *words, "--url", stack.http_url]
     done = subprocess.run(command, cwd=CHECKOUT, env=environ, capture_output=True, text=True, timeout=60, check=False)
     assert done.returncode == 0, done.stderr
     return done.stdout + done.stderr
@@ -38,8 +38,8 @@ def test_pull_loads_the_model_into_the_running_stack(stack: RunningStack, shared
     """A model that is pulled while the stack runs serves at once."""
     penstock(stack, "models", "unload", "fastestdet")
     assert state_of(stack, "fastestdet") != "READY"
-    told = penstock(stack, "models", "pull", "fastestdet", "--from", str(shared_dir / "models"))
-    assert "loaded" in told
+    output = penstock(stack, "models", "pull", "fastestdet", "--from", str(shared_dir / "models"))
+    assert "loaded" in output
     assert state_of(stack, "fastestdet") == "READY"
 
 
@@ -68,7 +68,7 @@ def test_catalogue_folder_around_a_stand_in_serves_pictures(entry: CatalogueEntr
         try:
             client.load_model(entry.name)
             picture = bytes(cv2.imencode(".jpg", np.full((60, 90, 3), (200, 40, 90), np.uint8))[1])
-            (result,) = Gateway(stack.http_url).infer_image(entry.name, picture, "image/jpeg").results
+            (result,) = GatewayClient(stack.http_url).infer_image(entry.name, picture, "image/jpeg").results
             assert result.classes is not None
             assert [labels[item.class_id] for item in result.classes] == [item.label for item in result.classes]
             assert len(result.classes) == 5

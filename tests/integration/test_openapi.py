@@ -30,7 +30,7 @@ CHECKS = (
 
 @pytest.fixture(scope="module")
 def own_stack(tmp_path_factory: pytest.TempPathFactory, triton_environment: Path) -> Iterator[RunningStack]:
-    """One that nobody else uses: its models come and go, its settings change."""
+    """A stack of its own: its models come and go, its settings change."""
     home = tmp_path_factory.mktemp("home")
     write_tiny_repository(home / "models")
     running = start_stack(home, "--allow-client-shm")

@@ -12,9 +12,9 @@ import cv2
 import numpy as np
 import pytest
 
-from server.commands.gateway import Gateway, ImageResult
-from server.core.result import Detections
-from server.optimize.agreement import detection_agreement
+from penstock.cli.gateway_client import GatewayClient, ImageResult
+from penstock.models.optimize.agreement import detection_agreement
+from penstock.protocol.inference import Detections
 from tests.conftest import CHECKOUT, RunningStack
 
 pytestmark = pytest.mark.xdist_group("stack")
@@ -36,9 +36,9 @@ def frames(shared_dir: Path, tmp_path: Path) -> list[Path]:
 
 
 @pytest.fixture
-def gateway(stack: RunningStack) -> Iterator[Gateway]:
+def gateway(stack: RunningStack) -> Iterator[GatewayClient]:
     """The running gateway; what the test adds to its models is gone afterwards."""
-    gateway = Gateway(stack.http_url)
+    gateway = GatewayClient(stack.http_url)
     yield gateway
     gateway.unload(NAME)
     shutil.rmtree(stack.home / "models" / NAME)
@@ -55,24 +55,24 @@ def detections(result: ImageResult) -> Detections:
 
 
 def test_optimized_model_is_served_beside_the_float_one(
-    stack: RunningStack, gateway: Gateway, frames: list[Path]
+    stack: RunningStack, gateway: GatewayClient, frames: list[Path]
 ) -> None:
     """Calibrated on every second frame, loaded without a restart; on the others the served pair agrees as reported."""
     words = ["models", "optimize", "fastestdet", "--int8", "--json", "--url", stack.http_url]
     done = subprocess.run(
-        [sys.executable, "-m", "server.cli", *words, "--calibrate", str(frames[0].parent)],
+        [sys.executable, "-m", "penstock.cli.main", *words, "--calibrate", str(frames[0].parent)],
         cwd=CHECKOUT, env=os.environ | {"PENSTOCK_HOME": str(stack.home)}, capture_output=True, text=True, timeout=100,
         check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
-    told = json.loads(done.stdout)
-    assert f"{NAME} is loaded at" in told["gateway"]
+    report = json.loads(done.stdout)
+    assert f"{NAME} is loaded at" in report["gateway"]
     pairs: list[list[Detections]] = [[], []]
     for path in frames[1::2]:
         for name, found in zip(("fastestdet", NAME), pairs, strict=True):
             (result,) = gateway.infer_image(name, path.read_bytes(), "image/jpeg").results
             found.append(detections(result))
     served = detection_agreement(pairs[0], pairs[1])
-    assert served.float_boxes == told["judgement"]["agreement"]["float_boxes"] > 40
-    assert served.share == pytest.approx(told["judgement"]["agreement"]["share"], abs=0.05)
+    assert served.float_boxes == report["judgement"]["agreement"]["float_boxes"] > 40
+    assert served.share == pytest.approx(report["judgement"]["agreement"]["share"], abs=0.05)
     assert served.share >= 0.75  # 0.80 without VNNI, where INT8 products saturate

@@ -23,7 +23,7 @@ pytestmark = pytest.mark.xdist_group("ledgers")
 
 MODEL, FIXED_MS = "replayed", 40.0  # of a call, and 10 ms a row: at most 8 in 120 ms
 SLO_S = 0.6  # its requests' deadline, where they bring none
-TOLD_S = 0.05  # that a refusal may take
+REFUSED_S = 0.05  # that a refusal may take
 STEADY_S = 0.06  # more than a call is behind the last one, and its answer behind its end
 CROWD, FULL = 120, 8
 USUAL, FIRST, FLOOD = 100_000.0, 200_000.0, 300_000.0  # values of their requests, and up
@@ -96,7 +96,7 @@ async def capacity(ledgers: Ledgers) -> float:
 
 
 async def test_overload_costs_no_goodput_and_spares_who_goes_first(ledgers: Ledgers) -> None:
-    """FAULTS 34. At 2.5 times what it reached alone every call is full, high priority is kept, nobody is overtaken.
+    """FAULTS 34. At 2.5 times what it reached alone every call is full, high priority is kept, none is overtaken.
 
     The rest is 503 before its deadline, not 504. Three quarters of the goodput here, for the sake of a machine that
     others use: 0.9 is for one of its own (`long/test_replay_gateway`).
@@ -110,13 +110,13 @@ async def test_overload_costs_no_goodput_and_spares_who_goes_first(ledgers: Ledg
         )
     goodput = sum(seen.goodput(since + 0.5, since + 3.0) for seen in (usual, first))
     calls = [line["values"] for line in ledgers.calls(MODEL)[before:]]
-    told = f"{alone=:.1f} {goodput=:.1f} {usual.fates} {first.fates} {sorted(usual.refused_s)[::20]} {calls}"
-    assert goodput >= 0.75 * alone, told
-    assert sum(map(len, calls[2:-2])) >= 0.9 * 8 * len(calls[2:-2]), told
-    assert first.share >= 0.9 > 0.7 > usual.share, told
-    assert usual.fates["UNAVAILABLE"] >= 0.9 * (usual.fates.total() - usual.fates["answered"]), told
-    assert median(usual.refused_s) <= TOLD_S, told  # two in three, a second of the three being learned from
-    assert is_in_order([[value for value in values if USUAL <= value < FIRST] for values in calls]), told
+    figures = f"{alone=:.1f} {goodput=:.1f} {usual.fates} {first.fates} {sorted(usual.refused_s)[::20]} {calls}"
+    assert goodput >= 0.75 * alone, figures
+    assert sum(map(len, calls[2:-2])) >= 0.9 * 8 * len(calls[2:-2]), figures
+    assert first.share >= 0.9 > 0.7 > usual.share, figures
+    assert usual.fates["UNAVAILABLE"] >= 0.9 * (usual.fates.total() - usual.fates["answered"]), figures
+    assert median(usual.refused_s) <= REFUSED_S, figures  # two in three, a second of the three being learned from
+    assert is_in_order([[value for value in values if USUAL <= value < FIRST] for values in calls]), figures
 
 
 async def test_one_who_floods_leaves_the_other_caller_its_share(ledgers: Ledgers) -> None:
@@ -127,14 +127,14 @@ async def test_one_who_floods_leaves_the_other_caller_its_share(ledgers: Ledgers
         await asyncio.sleep(0.8)
         await again_and_again(other, time.monotonic() + 2.0, calm)
         flood = await flooding
-    told = f"{flood.fates} {calm.fates}"
-    assert calm.fates["answered"] >= 4, told
-    assert calm.share >= 0.75 > 0.5 > flood.share, told
+    figures = f"{flood.fates} {calm.fates}"
+    assert calm.fates["answered"] >= 4, figures
+    assert calm.share >= 0.75 > 0.5 > flood.share, figures
 
 
 @dataclass
 class Herd:
-    """What became of a crowd that came at once. waits: what the refused were told; calls: what the engine got."""
+    """What became of a crowd that came at once. waits: Retry-After of the refused; calls: what the engine got."""
 
     started: float
     took_s: float
@@ -167,7 +167,7 @@ async def herd_at(ledgers: Ledgers) -> Herd:
     return Herd(started, took_s, statuses, waits, ledgers.calls(MODEL)[before:])
 
 
-async def test_herd_that_comes_at_once_is_served_or_told_when_to_return(ledgers: Ledgers) -> None:
+async def test_herd_that_comes_at_once_is_served_or_gets_a_time_to_return(ledgers: Ledgers) -> None:
     """FAULTS 33. Served and shed are all that were sent; no two waves: Retry-After differs between callers.
 
     Of a model that the queue knows; and where the machine stood still, another herd comes.
@@ -189,7 +189,7 @@ async def test_herd_that_comes_at_once_is_served_or_told_when_to_return(ledgers:
 
 
 def is_in_order(batches: list[list[float]]) -> bool:
-    """Whether nobody in a batch came before somebody in an earlier one."""
+    """Whether every request of a batch came after all of the batches before."""
     served = [values for values in batches if values]
     return all(max(one) < min(following) for one, following in pairwise(served))
 

@@ -11,7 +11,7 @@ import psutil
 import pytest
 import tritonclient.grpc
 
-from server.backends.own_engines import RECORD
+from penstock.engines.dedicated_engines import RECORD
 from tests.backends import onnx_models
 from tests.conftest import RunningStack, start_stack, stop_stack
 from tests.integration.embedded_stack import LOOKUP_CONFIG, NO_TRITON

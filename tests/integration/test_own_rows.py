@@ -20,7 +20,7 @@ import yaml
 from onnx import TensorProto, helper
 from typer.testing import CliRunner
 
-from server.commands import models as models_command
+from penstock.cli import models as models_command
 from tests.backends import onnx_models
 from tests.conftest import RunningStack, stop_stack
 from tests.integration.embedded_stack import start_embedded
@@ -202,7 +202,7 @@ def test_crowds_at_triton_get_their_own_rows(triton: RunningStack) -> None:
     assert {row["rows"] for row in explained(triton, "nms")["batches"]} == {1}
 
 
-def test_rows_that_add_up_by_chance_are_nobody_elses(triton: RunningStack) -> None:
+def test_rows_that_add_up_by_chance_are_not_mixed_up(triton: RunningStack) -> None:
     """Two objects for one client and none for the other are two rows, as if each client had one."""
     with ThreadPoolExecutor(2) as pool:
         for _ in range(10):
@@ -216,11 +216,11 @@ def test_model_that_is_not_merged_says_why(triton: RunningStack, model: str) -> 
     """`explain` over HTTP and both commands report it for such a model only; nothing fails."""
     why = WHY if model.startswith("nms") else ""
     assert explained(triton, model).get("unmerged", "") == why
-    told = CliRunner().invoke(models_command.app, ["explain", model, "--url", triton.http_url])
+    shown = CliRunner().invoke(models_command.app, ["explain", model, "--url", triton.http_url])
     listed = CliRunner().invoke(models_command.app, ["list", "--url", triton.http_url])
-    assert (told.exit_code, listed.exit_code) == (0, 0)
+    assert (shown.exit_code, listed.exit_code) == (0, 0)
     alone = f"each request and picture goes to the engine alone: {WHY}"
-    assert (f"no, {alone}" in told.output) == bool(why)
+    assert (f"no, {alone}" in shown.output) == bool(why)
     assert (f"{model}: {alone}" in listed.output) == bool(why)
 
 
@@ -281,7 +281,7 @@ def alone(triton: RunningStack, place: Place, clips: list[Path]) -> dict[str, Fr
     return found
 
 
-@pytest.mark.parametrize("way", ["guest", "gateway"])
+@pytest.mark.parametrize("way", ["socket", "gateway"])
 def test_frames_of_two_cameras_are_answered_as_of_each_alone(
     triton: RunningStack, place: Place, clips: list[Path], alone: dict[str, Frames], way: str, tmp_path: Path
 ) -> None:
@@ -295,9 +295,9 @@ def test_frames_of_two_cameras_are_answered_as_of_each_alone(
 def test_config_says_why_rows_are_not_merged(triton: RunningStack) -> None:
     """It does so over both protocols, as Triton's clients read it; requests with many rows are accepted as before."""
     with tritonclient.grpc.InferenceServerClient(triton.grpc_address) as by_grpc:
-        told = by_grpc.get_model_config("detector_unbatched").config
+        config = by_grpc.get_model_config("detector_unbatched").config
     with tritonclient.http.InferenceServerClient(triton.http_url.removeprefix("http://")) as by_http:
         also = by_http.get_model_config("detector_unbatched")
-    assert (told.max_batch_size, also["max_batch_size"]) == (8, 8)
-    assert NO_DETECTOR_BATCH.fullmatch(told.parameters["unmerged"].string_value)
-    assert also["parameters"]["unmerged"] == {"string_value": told.parameters["unmerged"].string_value}
+    assert (config.max_batch_size, also["max_batch_size"]) == (8, 8)
+    assert NO_DETECTOR_BATCH.fullmatch(config.parameters["unmerged"].string_value)
+    assert also["parameters"]["unmerged"] == {"string_value": config.parameters["unmerged"].string_value}

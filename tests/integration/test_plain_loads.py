@@ -9,7 +9,7 @@ import grpc
 import pytest
 from tritonclient.grpc import service_pb2, service_pb2_grpc
 
-from server.backends.disk_loads import DiskLoads
+from penstock.engines.triton.supervised_client import DiskLoads
 from tests.backends import onnx_models
 from tests.conftest import RunningStack, start_stack, stop_stack
 from tests.integration.embedded_stack import LOOKUP_CONFIG, start_embedded
@@ -100,7 +100,7 @@ def test_models_that_triton_reads_right_are_loaded_by_name(tmp_path: Path) -> No
     (repository / "broken").mkdir()
     (repository / "broken" / "config.pbtxt").write_text("max_batch_size: many")
     disk = DiskLoads((repository,), tmp_path / "labels")
-    for name in ("lookup", "nobody", "../models/lookup", "broken"):
+    for name in ("lookup", "missing", "../models/lookup", "broken"):
         assert disk.config_for(name, is_overridden=False) == ""
     assert json.loads(disk.config_for("lookup", is_overridden=True))["max_batch_size"] == 8
     assert not (tmp_path / "labels").exists()

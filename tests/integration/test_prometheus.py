@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 import yaml
 
-from server.backends.triton_ports import pick_free_ports
+from penstock.engines.triton.endpoints import pick_free_ports
 from tests.conftest import CHECKOUT, ENGINE_PORTS, RunningStack, start_stack, stop_stack
 from tests.deploy.chart.rendering import NAMESPACE, render
 from tests.integration.ledger import page_of
@@ -146,10 +146,7 @@ def test_every_recording_rule_returns_a_number_while_there_is_traffic(
 def hpa_queries() -> dict[str, str]:
     """By metric, what prometheus-adapter would ask for this pod: its file with its three words filled in."""
     said = yaml.safe_load(HPA_RULES.read_text())["rules"]["custom"]
-    words = {
-        "<<.LabelMatchers>>": f'namespace="{NAMESPACE}",pod=~"{POD}"',
-        "<<.GroupBy>>": "pod",
-    }
+    words = {"<<.LabelMatchers>>": f'namespace="{NAMESPACE}",pod=~"{POD}"', "<<.GroupBy>>": "pod"}
     found = {}
     for rule in said:
         query = rule["metricsQuery"].replace("<<.Series>>", rule["seriesQuery"].partition("{")[0])

@@ -10,10 +10,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from deepstream_pipeline.sinks.schemas import Schema, objects_line
-from deepstream_pipeline.types import Detections, Frame, FrameResult, Tracks
 from deploy.models.street.render import write_scenes
 from deploy.models.street.scene import SCENARIOS
+from penstock_video.sinks.schemas import Schema, objects_line
+from penstock_video.types import Detections, Frame, FrameResult, Tracks
 from tests.conftest import CHECKOUT, RunningStack
 from tests.deepstream_pipeline.clips import write_clip
 from tests.integration.pictures import frames, jpeg
@@ -23,14 +23,14 @@ PROGRAMS = ("make", "curl", ".venv/bin/")
 ELSEWHERE = ("make up", "make test", "make check", "make gpu")  # run by a person, or by what runs this; 5 GB
 
 
-NOBODY = ["--url", "http://127.0.0.1:9"]
+NO_GATEWAY = ["--url", "http://127.0.0.1:9"]
 OPTIONS: dict[str, Callable[[RunningStack, Path], list[str]]] = {
     "list": lambda stack, _: ["--url", stack.http_url],
     "explain": lambda stack, _: ["--url", stack.http_url],
     "check": lambda stack, _: ["--url", stack.http_url],
-    "pull": lambda _, shared_dir: ["--from", str(shared_dir / "models"), *NOBODY],
-    "load": lambda _, __: NOBODY,
-    "optimize": lambda _, __: NOBODY,
+    "pull": lambda _, shared_dir: ["--from", str(shared_dir / "models"), *NO_GATEWAY],
+    "load": lambda _, __: NO_GATEWAY,
+    "optimize": lambda _, __: NO_GATEWAY,
 }
 NO_HURRY = ["--slo-p99-ms", "8000"]  # how fast it is here, is not the question
 LOAD_OPTIONS: dict[str, Callable[[RunningStack], list[str]]] = {
@@ -44,7 +44,7 @@ def where(stack: RunningStack) -> list[str]:
     return ["--target", stack.http_url, "--grpc", stack.grpc_address]
 
 
-def somebody() -> FrameResult:
+def frame_with_a_person() -> FrameResult:
     """A frame in which one person stands."""
     person = Detections(np.float32([[10, 10, 40, 90]]), np.float32([0.9]), np.int64([0]))
     tracks = Tracks(person, np.int64([1]), np.int64([5]))
@@ -90,7 +90,7 @@ def test_readme_command_runs(command: str, stack: RunningStack, shared_dir: Path
     write_clip(tmp_path / "video.mp4", frames=20)
     if "replay" in command:
         (tmp_path / "out").mkdir()
-        (tmp_path / "out" / "objects.jsonl").write_bytes(objects_line(somebody(), Schema.FULL) + b"\n")
+        (tmp_path / "out" / "objects.jsonl").write_bytes(objects_line(frame_with_a_person(), Schema.FULL) + b"\n")
     words = here(command, stack)
     environ = os.environ | {"PENSTOCK_HOME": str(tmp_path / "home"), "PYTHONPATH": str(CHECKOUT)}
     if words[1:2] == ["models"]:

@@ -162,7 +162,17 @@ def test_check_of_a_model_that_decodes_is_by_a_picture(stack: RunningStack) -> N
     models = stack.home.parent / "models"
     (models / "alone" / "golden.jpg").write_bytes(jpeg(drawn(200, 120)))
     environ = os.environ | {"PENSTOCK_HOME": str(stack.home), "PENSTOCK_MODEL_REPOSITORY": str(models)}
-    command = [sys.executable, "-m", "server.cli", "models", "check", "alone", "--record", "--url", stack.http_url]
+    command = [
+        sys.executable,
+        "-m",
+        "penstock.cli.main",
+        "models",
+        "check",
+        "alone",
+        "--record",
+        "--url",
+        stack.http_url,
+    ]
     done = subprocess.run(command, cwd=CHECKOUT, env=environ, capture_output=True, text=True, timeout=60, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     (seen,) = json.loads((models / "alone" / "golden.json").read_text())["picture"]["seen"]

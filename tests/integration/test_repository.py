@@ -16,7 +16,7 @@ import grpc
 import pytest
 from tritonclient.grpc import service_pb2, service_pb2_grpc
 
-from server.core.relay import HttpCall
+from penstock.protocol.call import HttpCall
 from tests.backends import onnx_models
 from tests.conftest import ENGINE_PORTS, RunningStack, start_stack, stop_stack
 from tests.contract.raw_http import RawAnswer, ask
@@ -69,7 +69,7 @@ def load(target: str, config: Any = None, **files: object) -> HttpCall:
     return post(f"{target}/load", {"parameters": given | named})
 
 
-def told(url: str, calls: list[HttpCall]) -> list[RawAnswer]:
+def answers_to(url: str, calls: list[HttpCall]) -> list[RawAnswer]:
     """The answers, one after the other."""
     return [ask(url, call) for call in calls]
 
@@ -94,10 +94,10 @@ def test_unload_and_load_change_what_is_served(running: RunningStack) -> None:
     """Both answer as the bare Triton does, the model is 404 in between, and is ready for the gateway again at once."""
     steps: dict[str, list[RawAnswer]] = {}
     for url in (running.http_url, running.engine_http_url):
-        steps[url] = told(url, [post(f"{SPARE}/unload")])
+        steps[url] = answers_to(url, [post(f"{SPARE}/unload")])
         until_gone(url, "spare")
         gone = [infer_x("spare"), get("/v2/models/spare"), get("/v2/models/spare/ready"), post(f"{SPARE}/unload")]
-        steps[url] += told(url, [*gone, post(f"{SPARE}/load"), infer_x("spare"), post(INDEX, {"ready": True})])
+        steps[url] += answers_to(url, [*gone, post(f"{SPARE}/load"), infer_x("spare"), post(INDEX, {"ready": True})])
     same(*steps.values())
     assert [answer.status for answer in steps[running.http_url]] == [200, 404, 404, 400, 200, 200, 200, 200]
 
@@ -108,9 +108,9 @@ def test_load_with_a_config_and_a_file_serves_them(running: RunningStack, plus_o
     calls = [load(BRAND_NEW, CONFIG, **{"2__model": plus_one}), *shown, post(f"{BRAND_NEW}/unload")]
     steps = {}
     for url in (running.http_url, running.engine_http_url):
-        steps[url] = told(url, calls)
+        steps[url] = answers_to(url, calls)
         until_gone(url, "brand_new")
-        steps[url] += told(url, [post(f"{BRAND_NEW}/load"), infer_x("brand_new")])
+        steps[url] += answers_to(url, [post(f"{BRAND_NEW}/load"), infer_x("brand_new")])
     same(*steps.values())
     ours = steps[running.http_url]
     assert [answer.status for answer in ours] == [200, 200, 200, 200, 200, 400, 404]
@@ -127,10 +127,10 @@ def test_load_that_cannot_be_leaves_what_serves(running: RunningStack, plus_one:
         load(SPARE, CONFIG, **{"1__model": 5}),
         post(f"{SPARE}/load", {"parameters": {"nonsense": "x"}}),
         post(f"{SPARE}/load", {"parameters": {"config": 5}}),
-        post("/v2/repository/models/nobody/load"),
+        post("/v2/repository/models/missing/load"),
         post("/v2/repository/here/models/spare/load"),
     ]
-    ours, theirs = told(running.http_url, refused), told(running.engine_http_url, refused)
+    ours, theirs = answers_to(running.http_url, refused), answers_to(running.engine_http_url, refused)
     same(ours, theirs)
     assert {answer.status for answer in ours} <= {400, 501}
     assert ask(running.http_url, infer_x("spare")).status == 200
@@ -194,7 +194,7 @@ def longest_silence_s(url: str, until: threading.Event) -> float:
     return longest
 
 
-def test_load_of_a_model_keeps_nobody_waiting(running: RunningStack) -> None:
+def test_load_of_a_model_keeps_no_request_waiting(running: RunningStack) -> None:
     """Eight callers by REST while a model takes its time: on Triton's own HTTP port most must wait so long."""
     is_loaded = threading.Event()
     with ThreadPoolExecutor(8) as callers:

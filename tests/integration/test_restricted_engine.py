@@ -28,7 +28,7 @@ def engine(tmp_path_factory: pytest.TempPathFactory, triton_environment: Path) -
     triton = BareTriton(tmp_path_factory.mktemp("restricted"), extra_args=RESTRICTED)
     triton.begin()
     yield triton
-    triton.bury()
+    triton.clean_up()
 
 
 @pytest.fixture(scope="module")

@@ -1,4 +1,4 @@
-"""Two replicas behind a real HAProxy are restarted in turn, in the chart's order, under load: nobody notices.
+"""Two replicas behind a real HAProxy are restarted in turn, in the chart's order, under load: no request fails.
 
 The times are those of deploy/helm/penstock/values.yaml (gateway.drain) and of deploy/haproxy/haproxy.cfg, divided by
 SCALE.
@@ -30,7 +30,7 @@ def serving(folder: Path, replicas: list[Replica]) -> Iterator[Balancer]:
         addresses = [replica.addresses for replica in replicas]
         proxy = stack.enter_context(balancer(folder, addresses, check_interval_ms=CHECK_INTERVAL_MS))
         for replica in replicas:
-            stack.callback(replica.bury)
+            stack.callback(replica.clean_up)
         for replica in replicas:
             stack.callback(replica.kill)
             replica.begin()
@@ -80,8 +80,8 @@ def test_rolling_restart_under_load_fails_no_request_and_a_kill_does(
                 await_calls(replica, 20)
                 restart(proxy, number, replica)
                 await_calls(replica, 20)
-        news = [replica.computed()[count:] for replica, count in zip(sidecars, before, strict=True)]
-        computed = Counter(brightness for values in news for brightness in values)
+        message = [replica.computed()[count:] for replica, count in zip(sidecars, before, strict=True)]
+        computed = Counter(brightness for values in message for brightness in values)
         assert not load.failures, "\n".join(load.failures)
         by_number = {number: 1 for kind in ("tensors", "unary") for number in load.answered(kind)}
         assert {value: count for value, count in computed.items() if value > 1} == by_number

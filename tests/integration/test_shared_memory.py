@@ -69,7 +69,7 @@ def metric(stack: RunningStack, name: str) -> float:
 
 
 def engines_regions(stack: RunningStack) -> list[str]:
-    """Clients' regions that the engine itself has; the gateway's slab is nobody's leak."""
+    """Clients' regions that the engine itself has; the gateway's slab is no leak of a client."""
     rows = call("GET", f"{stack.engine_http_url}{SYSTEM}/status").json
     return [row["name"] for row in rows if not row["name"].endswith("_slab")]
 
@@ -83,7 +83,7 @@ def is_alive(stack: RunningStack) -> bool:
 
 @pytest.mark.parametrize("protocol", ["http", "grpc"])
 def test_client_infers_from_shared_memory_into_it(stack_of_each: RunningStack, protocol: str) -> None:
-    """tritonclient, unmodified: registered, told of, used at offsets, unregistered."""
+    """tritonclient, unmodified: registered, listed, used at offsets, unregistered."""
     stack = stack_of_each
     module: ModuleType = http_client if protocol == "http" else grpc_client
     with segment() as shared, (over_http if protocol == "http" else over_grpc)(stack) as client:
@@ -135,8 +135,8 @@ def test_client_that_dies_leaks_nothing(sharing: RunningStack, how: str) -> None
     assert engines_regions(sharing) == []
 
 
-def test_region_that_nobody_uses_goes_with_its_lease(sharing: RunningStack) -> None:
-    """Over HTTP nobody knows whether the client lives: the lease says it, renewed by use."""
+def test_unused_region_goes_with_its_lease(sharing: RunningStack) -> None:
+    """Over HTTP it is not known whether the client lives: its lease ends unless it is used."""
     with segment() as shared, over_http(sharing) as client:
         put(shared, FOUR)
         client.register_system_shared_memory("r", f"/{shared.name}", SIZE_BYTES)
@@ -178,10 +178,7 @@ def test_request_that_ends_a_bare_triton_is_refused(sharing: RunningStack, name:
             body["outputs"] = [{"name": "y", "parameters": where | of_output}]
         answer = post_json(f"{sharing.http_url}/v2/models/{model}/infer", body)
         client.unregister_system_shared_memory()
-    assert (answer.status, answer.json) == (
-        400,
-        {"error": "Invalid offset + byte size for shared memory region: 'r'"},
-    )
+    assert (answer.status, answer.json) == (400, {"error": "Invalid offset + byte size for shared memory region: 'r'"})
     assert is_alive(sharing)
 
 
@@ -215,7 +212,7 @@ def test_register_of_what_is_not_the_clients_is_refused(sharing: RunningStack) -
 
 
 def test_region_in_use_cannot_be_unregistered(sharing: RunningStack) -> None:
-    """As in Triton, whose words are told; when the inference is done, it can."""
+    """As in Triton, with Triton's message; when the inference is done, it can."""
     with segment() as shared, over_grpc(sharing) as client, over_http(sharing) as other:
         put(shared, FOUR * 300)
         client.register_system_shared_memory("r", f"/{shared.name}", SIZE_BYTES)
@@ -237,8 +234,8 @@ def test_region_in_use_cannot_be_unregistered(sharing: RunningStack) -> None:
 
 def test_embedded_engine_shares_no_gpu_memory(embedded: RunningStack) -> None:
     """It says so, advertises system memory only, and takes a region that begins inside its segment."""
-    told = call("GET", f"{embedded.http_url}/v2").json["extensions"]
-    assert ("system_shared_memory" in told, "cuda_shared_memory" in told) == (True, False)
+    extensions = call("GET", f"{embedded.http_url}/v2").json["extensions"]
+    assert ("system_shared_memory" in extensions, "cuda_shared_memory" in extensions) == (True, False)
     answer = call("GET", f"{embedded.http_url}/v2/cudasharedmemory/status")
     assert (answer.status, "shares no GPU memory" in answer.json["error"]) == (501, True)
     with segment() as shared, over_http(embedded) as client:

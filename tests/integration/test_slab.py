@@ -13,14 +13,12 @@ import numpy as np
 import psutil
 import pytest
 
-from server.backends.triton import TritonBackend
-from server.batching.merge import merge_requests
-from server.batching.split import split_outputs
-from server.core.infer import InferRequest
-from server.core.tensor import tensor_from_numpy
-from server.local import slab_registration
-from server.local.slab import SharedSlab
-from server.local.slab_registration import SlabRegistration
+from penstock.engines.triton.client import TritonEngine
+from penstock.gateway.batching.merging import merge_requests, split_outputs
+from penstock.gateway.workers import slab_registration
+from penstock.gateway.workers.slab import SharedSlab
+from penstock.gateway.workers.slab_registration import SlabRegistration
+from penstock.protocol.inference import InferRequest, tensor_from_numpy
 from tests.conftest import RunningStack
 from tests.integration.living import gateway_of, running, triton_of, wait_for
 from tests.integration.web import call
@@ -124,7 +122,7 @@ def test_inputs_by_place_and_inputs_by_bytes_in_one_request(slab_stack: RunningS
 
     async def ask() -> None:
         slab = SharedSlab(asyncio.get_running_loop().call_later)
-        async with TritonBackend(
+        async with TritonEngine(
             http_url=slab_stack.engine_http_url, grpc_address=slab_stack.engine_grpc_address, max_connections=2
         ) as backend:
             registration = SlabRegistration(
@@ -145,7 +143,7 @@ def test_inputs_by_place_and_inputs_by_bytes_in_one_request(slab_stack: RunningS
         asyncio.run(ask())
 
 
-async def assert_pairs(backend: TritonBackend, slab: SharedSlab) -> None:
+async def assert_pairs(backend: TritonEngine, slab: SharedSlab) -> None:
     requests = [
         InferRequest(
             "pair",

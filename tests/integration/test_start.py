@@ -43,7 +43,7 @@ def test_unknown_setting_is_one_line_with_a_suggestion(tmp_path: Path) -> None:
 
 
 def test_no_triton_binary_is_one_line_with_the_fix(tmp_path: Path) -> None:
-    """Who asks for Triton where there is none is told what to do."""
+    """A start that needs Triton where there is none says what to do."""
     environ = {"PATH": "/nonexistent", "PENSTOCK_ENGINE_ENVIRONMENT": str(tmp_path / "none")}
     code, text = fails_to_start(tmp_path, "--engine", "triton", *ANY_PORTS, environ=environ)
     assert code != 0
@@ -108,8 +108,8 @@ def test_broken_model_is_unavailable_and_the_rest_is_served(tmp_path: Path, repo
         assert call("GET", f"{stack.http_url}/v2/health/ready").status == 200
 
 
-def test_model_that_nobody_wants_is_not_missed(tmp_path: Path, repository: Path) -> None:
-    """What --models leaves out is not told as a failure."""
+def test_model_that_is_not_wanted_is_not_missed(tmp_path: Path, repository: Path) -> None:
+    """What --models leaves out is not reported as a failure."""
     with running(tmp_path, repository, "--models", "identity") as stack:
         assert is_serving(stack)
         assert "serving identity\n" in stack.output

@@ -104,14 +104,14 @@ def test_stop_under_steady_load_answers_everything_it_executed(tmp_path: Path, r
         assert stop_stack(stack) == 0
     for thread in threads:
         thread.join(10)
-    told = {outcome: outcomes.count(outcome) for outcome in set(outcomes)}
-    assert set(told) <= {"200", "refused", "reset at its first request"}, told
-    assert told["refused"] == len(threads)
-    assert told["200"] == len(ledger.read_text()) - already
+    counts = {outcome: outcomes.count(outcome) for outcome in set(outcomes)}
+    assert set(counts) <= {"200", "refused", "reset at its first request"}, counts
+    assert counts["refused"] == len(threads)
+    assert counts["200"] == len(ledger.read_text()) - already
 
 
 def _load_until_refused(stack: RunningStack, outcomes: list[str]) -> None:
-    """One keep-alive client, reconnecting when it is told to close."""
+    """One keep-alive client, reconnecting when the server asks it to close."""
     body = json.dumps({"inputs": [{"name": "x", "shape": [1], "datatype": "FP32", "data": [20]}]})
     connection = http.client.HTTPConnection(stack.http_url.removeprefix("http://"), timeout=10)
     while True:
@@ -143,7 +143,7 @@ def test_ready_says_no_at_once_while_the_drain_delay_serves(tmp_path: Path, repo
 
 
 def test_grace_exceeded_answers_what_it_cuts_and_exits_with_an_error_code(tmp_path: Path, repository: Path) -> None:
-    """Work that outlasts the grace is told so over both protocols, in time, and the exit code tells it too."""
+    """Work that outlasts the grace fails with that reason over both protocols, in time, and the exit code shows it."""
     with running(tmp_path, repository, "--grace-s", "1") as stack:
         memory = SharedMemory(stack)
         results: list[int | str] = []

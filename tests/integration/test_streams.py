@@ -95,11 +95,11 @@ async def channel_to(address: str) -> AsyncIterator[grpc.aio.Channel]:
         await channel.close(None)
 
 
-async def told(
+async def answers_to(
     address: str, messages: Sequence[bytes], metadata: tuple[tuple[str, str], ...] = ()
 ) -> tuple[list[bytes], str, str]:
     """All messages sent at once, then half-closed: what came, code and details."""
-    heard: list[bytes] = []
+    received: list[bytes] = []
     async with channel_to(address) as channel, asyncio.timeout(WAIT_S):
         stream = channel.stream_stream(STREAM, None, None)(None, None, metadata)
         for one in messages:
@@ -107,10 +107,10 @@ async def told(
         await stream.done_writing()
         try:
             while isinstance(answer := await stream.read(), bytes):
-                heard.append(answer)
+                received.append(answer)
         except grpc.aio.AioRpcError:
             pass
-        return heard, (await stream.code()).name, await stream.details() or ""
+        return received, (await stream.code()).name, await stream.details() or ""
 
 
 async def ask(channel: grpc.aio.Channel) -> float:
@@ -143,12 +143,12 @@ DIALOGUES = {
     "empty request": (b"",),
     "decoupled": (message("repeat", [3, 20, 0], "r"),),
     "decoupled without an answer": (message("repeat", [0, 0, 0], "r"),),
-    "decoupled, told of the end": (message("repeat", [2, 20, 0], "r", triton_enable_empty_final_response=True),),
-    "decoupled, not told": (message("repeat", [1, 0, 0], "r", triton_enable_empty_final_response=False),),
+    "decoupled, final": (message("repeat", [2, 20, 0], "r", triton_enable_empty_final_response=True),),
+    "decoupled, no final": (message("repeat", [1, 0, 0], "r", triton_enable_empty_final_response=False),),
     "decoupled error": (message("repeat", [1, 0, 1], "r"),),
-    "decoupled error, told of the end": (message("repeat", [1, 0, 1], "r", triton_enable_empty_final_response=True),),
+    "decoupled error, final": (message("repeat", [1, 0, 1], "r", triton_enable_empty_final_response=True),),
     "decoupled, wrong input": (message("repeat", [2, 5, 0], "r"), b"\x0a\x06repeat\x1a\x01b"),
-    "told of the end, once": (message("identity", [1], "a", triton_enable_empty_final_response=True),),
+    "final, once": (message("identity", [1], "a", triton_enable_empty_final_response=True),),
     "timeout": (message("slow", [50], "a", timeout=1_000_000),),
 }
 
@@ -156,8 +156,8 @@ DIALOGUES = {
 @pytest.mark.parametrize("name", DIALOGUES)
 async def test_stream_is_answered_as_triton_answers_it(streamed: RunningStack, name: str) -> None:
     """Byte by byte, in its order, and with its status."""
-    direct = await told(streamed.engine_grpc_address, DIALOGUES[name])
-    through = await told(streamed.grpc_address, DIALOGUES[name])
+    direct = await answers_to(streamed.engine_grpc_address, DIALOGUES[name])
+    through = await answers_to(streamed.grpc_address, DIALOGUES[name])
     assert through == direct
     is_unharmed(streamed, 0)
 
@@ -165,10 +165,10 @@ async def test_stream_is_answered_as_triton_answers_it(streamed: RunningStack, n
 async def test_errors_as_status_do_not_end_the_engine(streamed: RunningStack) -> None:
     """Triton 2.51 dies when a decoupled model fails on a stream with triton_grpc_error; here the stream ends alone."""
     for _ in range(5):
-        heard, code, details = await told(
+        received, code, details = await answers_to(
             streamed.grpc_address, (message("repeat", [1, 20, 1], "r"),), (("triton_grpc_error", "true"),)
         )
-        assert (len(heard), code, details) == (1, "INTERNAL", "gave up")
+        assert (len(received), code, details) == (1, "INTERNAL", "gave up")
     async with channel_to(streamed.grpc_address) as channel:
         await ask(channel)
     is_unharmed(streamed, 0)
@@ -178,8 +178,8 @@ async def test_decoupled_beside_others_on_one_stream_does_not_end_the_engine(str
     """The bare Triton 2.51 dies, or never answers again, within some dozen of these; each is answered in full here."""
     mixed = [message("repeat", [1, 0, 0], "r"), message("identity", [1], "i"), message("repeat", [2, 0, 1], "e")]
     for _ in range(15):
-        for heard, code, _ in await asyncio.gather(*(told(streamed.grpc_address, mixed) for _ in range(8))):
-            ids = sorted(service_pb2.ModelStreamInferResponse.FromString(one).infer_response.id for one in heard)
+        for received, code, _ in await asyncio.gather(*(answers_to(streamed.grpc_address, mixed) for _ in range(8))):
+            ids = sorted(service_pb2.ModelStreamInferResponse.FromString(one).infer_response.id for one in received)
             assert (ids, code) == (["e", "e", "e", "i", "r"], "OK")
     is_unharmed(streamed, 0)
 
@@ -346,7 +346,7 @@ async def test_pings_in_a_flood_end_their_connection_alone(streamed: RunningStac
 
 async def test_streams_are_counted_by_model_and_protocol(streamed: RunningStack) -> None:
     """Each request on a stream, answered or refused."""
-    await told(streamed.grpc_address, (message("identity", [1], "a"), message("nope", [1], "b")))
+    await answers_to(streamed.grpc_address, (message("identity", [1], "a"), message("nope", [1], "b")))
     page = call("GET", f"{streamed.metrics_url}/penstock").body.decode()
     assert 'penstock_requests_total{code="OK",model="identity",protocol="grpc-stream"}' in page
     assert 'penstock_requests_total{code="UNKNOWN",model="unknown",protocol="grpc-stream"}' in page
@@ -357,10 +357,10 @@ async def test_embedded_engine_streams_in_order(tmp_path: Path) -> None:
     write_models(tmp_path / "models")
     stack = start_embedded(tmp_path)
     try:
-        heard, code, _ = await told(
+        received, code, _ = await answers_to(
             stack.grpc_address, [looked_up(1, "a"), looked_up(2, "nope", model="nope"), looked_up(3, "c")]
         )
-        answers = [service_pb2.ModelStreamInferResponse.FromString(one) for one in heard]
+        answers = [service_pb2.ModelStreamInferResponse.FromString(one) for one in received]
         assert [(one.infer_response.id, bool(one.error_message)) for one in answers] == [
             ("a", False),
             ("nope", True),
@@ -384,7 +384,7 @@ async def test_killed_engine_ends_its_streams_at_once(tmp_path: Path, triton_env
     write_model(tmp_path / "models", "slow", SLOW, SLOW_CONFIG)
     stack = start_stack(tmp_path / "home", "--model-repository", str(tmp_path / "models"))
     try:
-        running = [asyncio.create_task(told(stack.grpc_address, (message("slow", [20_000]),))) for _ in range(3)]
+        running = [asyncio.create_task(answers_to(stack.grpc_address, (message("slow", [20_000]),))) for _ in range(3)]
         await asyncio.to_thread(wait_for, lambda: inflight(stack) == 3, 10, "three requests run")
         killed = time.monotonic()
         triton_of(stack).kill()
@@ -393,8 +393,8 @@ async def test_killed_engine_ends_its_streams_at_once(tmp_path: Path, triton_env
         assert {code for _, code, _ in ends} == {"UNAVAILABLE"}
         wait_for(lambda: restarts_of(stack) == 1, 30, "the engine is started again")
         wait_for(lambda: call("GET", f"{stack.http_url}/v2/health/ready").status == 200, 60, "the engine is back")
-        heard, code, _ = await told(stack.grpc_address, (message("slow", [1], "a"),))
-        assert (len(heard), code) == (1, "OK")
+        received, code, _ = await answers_to(stack.grpc_address, (message("slow", [1], "a"),))
+        assert (len(received), code) == (1, "OK")
         assert inflight(stack) == 0
     finally:
         assert stop_stack(stack) == 0

@@ -164,7 +164,17 @@ def test_tritons_http_client_and_the_command_line_show_their_certificates(guarde
     both = guarded.folder / "both.pem"
     both.write_bytes(certificate.read_bytes() + key.read_bytes())
     environ = dict(os.environ, SSL_CERT_FILE=str(guarded.trusted), PENSTOCK_CLIENT_CERTIFICATE=str(both))
-    command = [sys.executable, "-m", "server.cli", "models", "list", "--url", url, "--home", str(guarded.stack.home)]
+    command = [
+        sys.executable,
+        "-m",
+        "penstock.cli.main",
+        "models",
+        "list",
+        "--url",
+        url,
+        "--home",
+        str(guarded.stack.home),
+    ]
     done = subprocess.run(command, capture_output=True, text=True, env=environ, cwd=CHECKOUT, check=False)
     assert done.returncode == 0, done.stderr
     assert "lookup" in done.stdout

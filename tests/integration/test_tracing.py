@@ -14,7 +14,7 @@ import pytest
 import tritonclient.grpc
 import tritonclient.http
 
-from server.backends.triton_ports import pick_free_ports
+from penstock.engines.triton.endpoints import pick_free_ports
 from tests.conftest import CHECKOUT, ENGINE_PORTS, RunningStack, start_stack, stop_stack
 from tests.integration.embedded_stack import NO_TRITON, own_metrics
 from tests.integration.living import triton_of
@@ -173,10 +173,8 @@ def test_triton_hangs_its_own_spans_under_ours(traced: RunningStack, collector: 
             assert stop_stack(stack) == 0
 
 
-def test_collector_that_is_away_costs_no_request_and_its_spans_are_counted(
-    tmp_path: Path,
-) -> None:
-    """Nobody listens there: requests are answered as ever, spans dropped and counted, the stop is quick and clean."""
+def test_collector_that_is_away_costs_no_request_and_its_spans_are_counted(tmp_path: Path) -> None:
+    """Requests are answered as ever, spans are dropped and counted, and the stop is quick and clean."""
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
         away = f"http://127.0.0.1:{listener.getsockname()[1]}"

@@ -10,14 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.deepstream_pipeline.brokers import (
-    Arrived,
-    Broker,
-    first_of_each,
-    kafka_broker,
-    mqtt_broker,
-    redis_broker,
-)
+from tests.deepstream_pipeline.brokers import Arrived, Broker, first_of_each, kafka_broker, mqtt_broker, redis_broker
 from tests.integration.video_chaos import (
     FPS,
     LINE,

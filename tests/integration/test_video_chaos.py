@@ -70,7 +70,7 @@ class Beside:
     program: Program
     control: Program
     names: Sequence[str] = GOOD
-    told: list[str] = field(default_factory=list)
+    seen: list[str] = field(default_factory=list)
 
     def window(self) -> tuple[dict[str, Count], dict[str, Count]]:
         """It begins."""
@@ -80,11 +80,11 @@ class Beside:
         """The window ends. False where the machine stood still, so that the control run lost frames as well."""
         good = rates(began[0], counts_of(self.program, self.names))
         control = rates(began[1], counts_of(self.control, CONTROL))
-        self.told.append(f"good {good}, control {control}, drops {[self.program.stream(n)['drops'] for n in good]}")
+        self.seen.append(f"good {good}, control {control}, drops {[self.program.stream(n)['drops'] for n in good]}")
         usual = statistics.median(control.values())
         if min(control.values()) < 0.97 * FPS:
             return False
-        assert all(abs(rate - usual) <= 0.05 * usual for rate in good.values()), self.told
+        assert all(abs(rate - usual) <= 0.05 * usual for rate in good.values()), self.seen
         return True
 
     def expect_rate_kept(self, seconds: float = WINDOW_S) -> None:
@@ -94,16 +94,16 @@ class Beside:
             time.sleep(seconds)
             if self.keeps_its_rate(began):
                 return
-        raise AssertionError(f"the machine stood still in every window: {self.told}")
+        raise AssertionError(f"the machine stood still in every window: {self.seen}")
 
     def expect_bounded_latency(self, bound_s: float = 1.0) -> None:
         """Of all good frames 99 % within max-latency, half of them within a quarter of it."""
         for name in self.names:
-            told = self.program.metrics()
+            text = self.program.metrics()
             within = re.search(
-                rf'^penstock_video_glass_to_event_seconds_bucket{{le="{bound_s}",source="{name}"}} (\S+)$', told, re.M
+                rf'^penstock_video_glass_to_event_seconds_bucket{{le="{bound_s}",source="{name}"}} (\S+)$', text, re.M
             )
-            count = re.search(rf'^penstock_video_glass_to_event_seconds_count{{source="{name}"}} (\S+)$', told, re.M)
+            count = re.search(rf'^penstock_video_glass_to_event_seconds_count{{source="{name}"}} (\S+)$', text, re.M)
             assert within is not None, name
             assert count is not None, name
             assert float(within[1]) >= 0.99 * float(count[1]), (name, within[1], count[1])
@@ -231,7 +231,7 @@ class Seen:
 
 def test_sources_in_every_trouble_keep_to_themselves(place: Place, folder: Path, clip: Path, tmp_path: Path) -> None:
     """A camera that is not there stays connecting; bits that flip on the way mark frames and end nothing; a frozen
-    picture is told and runs on; a runaway is cut; of decode processes that die only their stream begins anew."""
+    picture is reported and runs on; a runaway is cut; if decode processes die only their stream begins anew."""
     still = write_clip(folder / "still.mp4", frames=20, fps=FPS, gop=10, size=(320, 192), picture=_grey)
     odd = [Camera("/flips", [clip], fps=FPS), Camera("/still", [still], fps=FPS), Camera("/fast", [clip], fps=FPS)]
     with contextlib.ExitStack() as stack:
@@ -257,11 +257,11 @@ def test_sources_in_every_trouble_keep_to_themselves(place: Place, folder: Path,
         proxy.set(flips_a_megabyte=1500.0)
         others.tell("rate /fast 4")
         reasons: set[str] = set()
-        wait_until(lambda: _is_cut(program, reasons), 40.0, lambda: (reasons, program.told()))
+        wait_until(lambda: _is_cut(program, reasons), 40.0, lambda: (reasons, program.reasons()))
         others.tell("rate /fast 1")
-        wait_until(lambda: bool(program.stream("still")["is_frozen"]), 20.0, program.told)
-        told = tmp_path / "out" / "objects.jsonl"
-        wait_until(lambda: proxy.flipped >= 20 and any(_are_corrupt(told, "flips")), 40.0, lambda: proxy.flipped)
+        wait_until(lambda: bool(program.stream("still")["is_frozen"]), 20.0, program.reasons)
+        objects = tmp_path / "out" / "objects.jsonl"
+        wait_until(lambda: proxy.flipped >= 20 and any(_are_corrupt(objects, "flips")), 40.0, lambda: proxy.flipped)
         if not beside.keeps_its_rate(began):
             beside.expect_rate_kept()
         proxy.calm()
@@ -277,7 +277,7 @@ def test_sources_in_every_trouble_keep_to_themselves(place: Place, folder: Path,
         beside.expect_bounded_latency()
         assert program.stop() == 0, program.text
         assert "Traceback" not in program.text
-    assert not _are_corrupt(told, "flips")[-1], "it is over"
+    assert not _are_corrupt(objects, "flips")[-1], "it is over"
 
 
 def _are_corrupt(objects: Path, name: str) -> list[bool]:
@@ -302,15 +302,15 @@ def _restarts(program: Program) -> dict[str, int]:
 def _expect_one_restart(program: Program, names: Sequence[str]) -> None:
     """A decode process gets SIGSEGV: its source comes back with one restart more, and no other is touched."""
     before = _restarts(program)
-    decoders = [each for each in program.family() if "deepstream_pipeline.sources.child" in each.cmdline()]
+    decoders = [each for each in program.family() if "penstock_video.sources.child" in each.cmdline()]
     asked = {name: program.stream(name)["frames"] for name in names}
     victim = _decoder_of(decoders)
     os.kill(victim.pid, signal.SIGSEGV)
-    wait_until(lambda: sum(_grown(before, _restarts(program), names).values()) >= 1, 20.0, program.told)
+    wait_until(lambda: sum(_grown(before, _restarts(program), names).values()) >= 1, 20.0, program.reasons)
     program.wait_for_states(dict.fromkeys(names, "running"), BACK_S)
     grown = _grown(before, _restarts(program), names)
     assert sorted(grown.values()) == [0, 0, 1], grown
-    wait_until(lambda: all(program.stream(name)["frames"] > asked[name] for name in names), 20.0, program.told)
+    wait_until(lambda: all(program.stream(name)["frames"] > asked[name] for name in names), 20.0, program.reasons)
     assert program.process.poll() is None
 
 

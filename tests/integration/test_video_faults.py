@@ -147,7 +147,7 @@ def test_disk_that_is_full_stops_no_run(video_place: Place, tmp_path: Path) -> N
 
 
 def test_run_whose_reader_left_ends_soon_with_whole_files(video_place: Place, tmp_path: Path) -> None:
-    """As of `penstock video run … | head -1`: nobody hears it, so it ends, and what is written plays."""
+    """As of `penstock video run … | head -1`: the reader is gone, so it ends, and what is written plays."""
     clip = write_clip(tmp_path / "clip.mp4", frames=60)
     words = ("--source", clip, "--model", "street", "--no-api", "--out", tmp_path / "out")
     assert video_unheard(video_place, "run", *words, timeout_s=40) != 0

@@ -91,7 +91,7 @@ def test_engine_of_two_frames_a_second_bounds_the_latency_and_counts_the_rest(
     assert code == 0
 
 
-def test_sources_added_and_removed_twenty_times_leave_nothing_and_stall_nobody(place: Place, tmp_path: Path) -> None:
+def test_sources_added_and_removed_twenty_times_leave_nothing_and_stall_none(place: Place, tmp_path: Path) -> None:
     """Files, cameras that refuse and servers that talk rubbish, taken out in whatever state they are: threads,
     descriptors, processes, rings and metrics are what they were, and another source keeps its rate."""
     with cycling(place, tmp_path) as (program, uris):

@@ -27,7 +27,7 @@ class Refusing(BaseHTTPRequestHandler):
 
 
 def test_webhook_that_refuses_every_message_is_no_success(video_place: Place, tmp_path: Path) -> None:
-    """FAULTS 61: the run goes to its end, and says how many messages nobody has: one number, and exit code 1."""
+    """FAULTS 61: the run goes to its end, and says how many messages were lost: one number, and exit code 1."""
     clip = write_clip(tmp_path / "clip.mp4", frames=20)
     with serving(Refusing) as url:
         (tmp_path / "video.yaml").write_text(f"sink: [{{type: webhook, url: '{url}', what: objects}}]\n")

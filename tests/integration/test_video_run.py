@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from server.access.keys import new_secret
+from penstock.gateway.auth.api_keys import new_secret
 from tests.conftest import RunningStack, stop_stack
 from tests.integration.embedded_stack import NO_TRITON
 from tests.integration.living import wait_for
@@ -116,7 +116,7 @@ def guarded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[RunningS
     assert stop_stack(stack) == 0, "".join(stack.log[-30:])
 
 
-def test_gateway_elsewhere_infers_for_whoever_has_its_key(
+def test_gateway_elsewhere_infers_for_a_program_with_its_key(
     lonely: Place, guarded: tuple[RunningStack, str], clip: Path, tmp_path: Path
 ) -> None:
     """By gRPC, with all frames; no engine is started here."""

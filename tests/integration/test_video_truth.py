@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 import yaml
 
-from deepstream_pipeline.analytics.writing import section_of
 from deploy.models.street.clip import Clip
+from penstock_video.analytics.rules import section_of
 from tests.deepstream_pipeline.reference import PAVEMENT_LINE, SeenFrame, reference
 from tests.deepstream_pipeline.test_street_counts import counts_after, street_rules
 from tests.integration.video_runs import (
@@ -27,13 +27,7 @@ from tests.integration.video_runs import (
     write_rules,
     write_street,
 )
-from tests.integration.video_truth import (
-    PAVEMENT,
-    expect_annotated,
-    expect_same_counts,
-    expect_same_tracks,
-    run_of,
-)
+from tests.integration.video_truth import PAVEMENT, expect_annotated, expect_same_counts, expect_same_tracks, run_of
 
 pytestmark = pytest.mark.xdist_group("video")
 FRAMES = 300
@@ -86,7 +80,7 @@ def test_annotated_clip_plays_frame_for_frame(done: tuple[Ended, Path], vtest: P
 
 
 def test_replay_of_a_run_gives_its_events(done: tuple[Ended, Path], vtest: Path, video_place: Place) -> None:
-    """The same rules over the recorded tracks: the same events; other rules are told apart, with exit code 1."""
+    """The same rules over the recorded tracks: the same events; other rules are distinguished, with exit code 1."""
     out, rules = done[1], vtest.parent / "ways.yaml"
     words = ("replay", out / "objects.jsonl", "--rules", rules, "--against", out / "events.jsonl")
     same = video(video_place, *words, "--line", PAVEMENT)
@@ -99,7 +93,7 @@ def test_replay_of_a_run_gives_its_events(done: tuple[Ended, Path], vtest: Path,
 
 
 def test_interval_infers_every_second_frame_and_says_so(video_place: Place, vtest: Path, tmp_path: Path) -> None:
-    """Of a clip that is run twice the lines are equal but for the time; frames between say that nobody looked."""
+    """Of a clip that is run twice the lines are equal but for the time; frames between say that none was detected."""
     clip = first_frames(tmp_path / "clip.avi", vtest, 60)
     words = ("--source", clip, "--model", "fastestdet", "--line", PAVEMENT, "--interval", "1", "--sink", "jsonl")
     outs = [tmp_path / "first", tmp_path / "second"]

@@ -33,10 +33,7 @@ BATCHED = IDENTITY.replace("import numpy as np\n", "import time\n").replace(
 
 
 def write_models(folder: Path) -> None:
-    """identity is relayed, owned is batched by the gateway and takes 20 ms a call, slow sleeps as long as asked.
-
-    held answers but in gate_closed. naps is batched by the gateway, sleeps as long as asked, and writes its calls down.
-    """
+    """identity: relayed. owned: batched by the gateway, 20 ms a call. slow: sleeps. held: blocks. naps: owned."""
     config = CONFIG.format(max_batch_size=8, data_type="TYPE_FP32", count=1)
     write_model(folder, "identity", IDENTITY, config)
     write_model(folder, "owned", BATCHED, config + OWNER)
@@ -56,9 +53,11 @@ def workers(tmp_path_factory: pytest.TempPathFactory, triton_environment: Path) 
 
 
 def part_of(stack: RunningStack, part: str) -> psutil.Process:
-    """The process that was told that it is that part: core, front-1, front-2."""
+    """The process with that name among its arguments: core, front-1, front-2."""
     return next(
-        child for child in family(stack) if child.cmdline()[1:3] == ["-m", "server"] and child.cmdline()[-1] == part
+        child
+        for child in family(stack)
+        if child.cmdline()[1:3] == ["-m", "penstock.gateway"] and child.cmdline()[-1] == part
     )
 
 
@@ -116,12 +115,12 @@ def test_both_fronts_answer_on_the_same_ports_as_one_gateway(workers: RunningSta
 
 
 def test_ready_line_says_how_many_serve(workers: RunningStack) -> None:
-    """Somebody who reads it sees that they are several."""
+    """A reader of it sees that they are several."""
     (line,) = {line for line in workers.output if line.startswith("ready: ")}  # said again by a core that came again
     assert line.endswith("  (2 workers)\n")
 
 
-def test_log_says_which_front_and_no_port_that_nobody_can_ask(workers: RunningStack) -> None:
+def test_log_says_which_front_and_no_unreachable_port(workers: RunningStack) -> None:
     """The core listens on Unix sockets, which have no port; a front's lines have its number."""
     assert {line.split("front=")[1].split()[0] for line in workers.logged("the core serves")} == {"1", "2"}
     assert workers.logged(r"gateway: the fronts' core listens metrics=\d+")
@@ -176,9 +175,9 @@ def test_what_a_front_does_not_serve_comes_from_the_core_as_it_is(workers: Runni
     assert call("GET", f"{workers.http_url}/openapi.json").json["openapi"].startswith("3.1")
     assert call("GET", f"{workers.http_url}/v2/nothing").json == {"error": "Not Found"}
     assert post_json(f"{workers.http_url}/v2/models/nope/infer", X).status == 404
-    told = call("POST", f"{workers.http_url}/v2/models/nope/generate", b"{}", {"content-type": "application/json"})
-    assert told.status >= 400
-    assert "error" in told.json
+    answer = call("POST", f"{workers.http_url}/v2/models/nope/generate", b"{}", {"content-type": "application/json"})
+    assert answer.status >= 400
+    assert "error" in answer.json
 
 
 def test_stream_through_a_front_answers_in_order(workers: RunningStack) -> None:
@@ -207,7 +206,7 @@ def test_stream_through_a_front_answers_in_order(workers: RunningStack) -> None:
 def test_what_is_wrong_with_a_request_is_said_in_the_same_words(workers: RunningStack) -> None:
     """Of a model that the gateway owns as of one that it relays: the names alone differ."""
 
-    def told(model: str, body: object) -> tuple[int, str]:
+    def refusal_of(model: str, body: object) -> tuple[int, str]:
         answer = post_json(f"{workers.http_url}/v2/models/{model}/infer", body)
         return answer.status, answer.json["error"].replace(model, "M")
 
@@ -217,8 +216,8 @@ def test_what_is_wrong_with_a_request_is_said_in_the_same_words(workers: Running
         {"inputs": [{"name": "x", "shape": [9, 1], "datatype": "FP32", "data": [1] * 9}]},
         {"inputs": []},
     ):
-        assert told("owned", body) == told("identity", body)
-        assert told("owned", body)[0] == 400
+        assert refusal_of("owned", body) == refusal_of("identity", body)
+        assert refusal_of("owned", body)[0] == 400
 
 
 def test_header_that_tells_the_core_of_callers_is_not_believed_of_a_client(workers: RunningStack) -> None:
@@ -283,7 +282,7 @@ def test_front_killed_is_replaced_and_its_neighbour_notices_nothing(workers: Run
 def test_front_that_hangs_is_replaced_and_its_neighbour_serves_meanwhile(workers: RunningStack) -> None:
     """FAULTS 14. SIGSTOP of one: the other answers all the time; after ten seconds' silence it is killed and replaced.
 
-    Whoever was connected to it is told then, and what it had in flight holds no place.
+    Its connections end then, and what it had in flight holds no slot.
     """
     restarts = metric(workers, "penstock_front_restarts_total")
     with connected_to(workers, "front-1") as mine, connected_to(workers, "front-2") as neighbours:
@@ -311,7 +310,7 @@ def test_front_that_hangs_is_replaced_and_its_neighbour_serves_meanwhile(workers
 
 
 def test_core_killed_is_503_at_once_and_service_is_back_in_seconds(workers: RunningStack) -> None:
-    """kill -9 of the core: fronts and their connections stay; nobody hangs, and everybody is told when to retry."""
+    """kill -9 of the core: fronts and their connections stay; no request hangs, and errors say when to retry."""
     fronts = [part_of(workers, f"front-{number}") for number in (1, 2)]
     counted = metric(workers, 'penstock_requests_total{code="200",model="identity"')
     waiting: list[Answer] = []
@@ -348,9 +347,9 @@ def test_core_that_is_stopped_is_503_and_serves_when_it_goes_on(workers: Running
             wait_for(lambda: kept.infer() == 503, 10, "refused")
             kept.connection.request("GET", "/v2/health/ready")  # the other front counts its own five seconds
             ready = kept.connection.getresponse()
-            told = json.load(ready)
-            assert (ready.status, told["ready"]) == (503, False)
-            assert "core" in told["reason"]
+            report = json.load(ready)
+            assert (ready.status, report["ready"]) == (503, False)
+            assert "core" in report["reason"]
         finally:
             core.resume()
         wait_for(lambda: kept.infer("owned") == 200, 10, "served")

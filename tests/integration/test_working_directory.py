@@ -15,10 +15,10 @@ PLANTED = ("server", "numpy", "msgspec", "cv2", "triton_python_backend_utils")
 
 def plant(folder: Path) -> Path:
     """Writes modules that would run as this user. Returns the file that each of them would write."""
-    told = folder / "told"
+    written = folder / "written"
     for name in PLANTED:
-        (folder / f"{name}.py").write_text(f"open({str(told)!r}, 'a').write({name!r} + '\\n')\n")
-    return told
+        (folder / f"{name}.py").write_text(f"open({str(written)!r}, 'a').write({name!r} + '\\n')\n")
+    return written
 
 
 def library_path(process: psutil.Process) -> str | None:
@@ -33,12 +33,12 @@ def test_nothing_is_imported_from_the_working_directory(tmp_path: Path) -> None:
     """The gateway, decoders, Triton's model processes and the library loader do not use it."""
     folder = tmp_path / "everybody's"
     folder.mkdir()
-    told = plant(folder)
+    written = plant(folder)
     stack = start_stack(tmp_path / "home", "--models", "identity_fp32", folder=folder)
     try:
         paths = {(one.pid, one.name()): library_path(one) for one in family(stack)}
     finally:
         stop_stack(stack)
-    assert not told.exists(), told.read_text()
+    assert not written.exists(), written.read_text()
     assert len(paths) > 3
     assert {who: path for who, path in paths.items() if path and "" in path.split(":")} == {}

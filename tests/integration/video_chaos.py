@@ -147,15 +147,15 @@ class Program:
         """The sum of the series of that name, without its prefix, which have these labels."""
         wanted = [f'{key}="{value}"' for key, value in labels.items()]
         lines = re.findall(rf"^penstock_video_{name}(?:{{(.*)}})? (\S+)$", self.metrics(), re.MULTILINE)
-        return sum(float(value) for told, value in lines if all(one in told for one in wanted))
+        return sum(float(value) for labels_text, value in lines if all(one in labels_text for one in wanted))
 
     def wait_for_states(self, wanted: Mapping[str, str], timeout_s: float = 40.0) -> float:
         """Seconds until each of those sources was in its state, all at one moment."""
         return wait_until(
-            lambda: wanted.items() <= self.states().items(), timeout_s, lambda: f"{wanted}, but {self.told()}"
+            lambda: wanted.items() <= self.states().items(), timeout_s, lambda: f"{wanted}, but {self.reasons()}"
         )
 
-    def told(self) -> dict[str, tuple[str, str]]:
+    def reasons(self) -> dict[str, tuple[str, str]]:
         """State and reason, by source."""
         return {name: (row["state"], row["reason"]) for name, row in self.streams().items()}
 
@@ -182,7 +182,7 @@ def program_at(place: Place, folder: Path, settings: Mapping[str, Any]) -> Itera
     path.write_text(yaml.safe_dump(dict(settings), sort_keys=False))
     words = ("video", "run", str(path), "--api-port", "0", "--allow-outbound", "127.0.0.1", "--json")
     process = subprocess.Popen(
-        [sys.executable, "-m", "server.cli", *words], env=place.environ, cwd=CHECKOUT,
+        [sys.executable, "-m", "penstock.cli.main", *words], env=place.environ, cwd=CHECKOUT,
         stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True,
     )  # fmt: skip
     program = Program(process, place)
@@ -211,7 +211,7 @@ def settings_of(sources: Sequence[Row], *, model: str = "spot", **sections: obje
 
 
 def wait_until(condition: Callable[[], bool], timeout_s: float, what: Callable[[], object]) -> float:
-    """Seconds until the condition held. what: told where it did not in time."""
+    """Seconds until the condition held. what: for the error if it did not in time."""
     began = time.monotonic()
     while not condition():
         if time.monotonic() - began > timeout_s:

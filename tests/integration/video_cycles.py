@@ -129,11 +129,11 @@ def come_and_go(program: Program, uris: Sequence[str], cycles: int, *, at_once: 
         for name in names[::2]:
             assert program.ask("DELETE", f"/v1/streams/{name}").status == 204
         for name in names[1::2]:
-            wait_until(lambda name=name: _is_seen(program, name), 30.0, program.told)  # type: ignore[misc]
+            wait_until(lambda name=name: _is_seen(program, name), 30.0, program.reasons)  # type: ignore[misc]
             assert program.ask("DELETE", f"/v1/streams/{name}").status == 204
-        wait_until(lambda: not set(names) & set(program.streams()), 30.0, program.told)  # noqa: B023
+        wait_until(lambda: not set(names) & set(program.streams()), 30.0, program.reasons)  # noqa: B023
         if stays:
-            wait_until(lambda: program.stream(stays)["frames"] > frames, 10.0, program.told)  # noqa: B023
+            wait_until(lambda: program.stream(stays)["frames"] > frames, 10.0, program.reasons)  # noqa: B023
 
 
 def _is_seen(program: Program, name: str) -> bool:

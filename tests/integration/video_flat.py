@@ -35,7 +35,7 @@ class Sample:
 
 
 def expect_flat(samples: Sequence[Sample]) -> None:
-    """Counts are the same in every quiet, what may come late is bounded, memory does not rise, and nobody starved."""
+    """Counts are the same in every quiet, what may come late is bounded, memory does not rise, and none starved."""
     assert len(samples) >= 2, "too short to say anything"
     for name in ("processes", "rings"):
         assert len({getattr(each.held, name) for each in samples}) == 1, f"{name}: {_all(samples, name)}"
@@ -46,8 +46,8 @@ def expect_flat(samples: Sequence[Sample]) -> None:
         assert max(getattr(each.held, name) for each in last) <= most, f"{name}: {_all(samples, name)}"
     rates = [round(each.rate, 3) for each in samples]
     assert statistics.median(rates) >= 0.95, f"cameras are slow: {rates}"
-    assert min(rates) >= 0.7, f"somebody starves: {rates}"
-    assert min(each.previews for each in samples) > 0, "nobody saw a preview"
+    assert min(rates) >= 0.7, f"a stream starves: {rates}"
+    assert min(each.previews for each in samples) > 0, "a preview was never seen"
     expect_no_growth(samples)
 
 
@@ -61,12 +61,12 @@ def expect_no_growth(samples: Sequence[Sample]) -> None:
         "shared memory": [each.shared_bytes / MIB for each in samples],
     }
     for name, sizes in columns.items():
-        told = f"{name}: {slope(minutes, sizes):.2f} MiB a minute, {[round(size, 1) for size in sizes]}"
+        growth = f"{name}: {slope(minutes, sizes):.2f} MiB a minute, {[round(size, 1) for size in sizes]}"
         if minutes[-1] - minutes[0] >= SLOPE_FROM_MINUTES:
-            assert slope(minutes, sizes) < MAX_SLOPE_MIB_A_MINUTE, told
+            assert slope(minutes, sizes) < MAX_SLOPE_MIB_A_MINUTE, growth
         else:
             first, last = _thirds(sizes)
-            assert statistics.median(last) - statistics.median(first) < MAX_GROWN_MIB, told
+            assert statistics.median(last) - statistics.median(first) < MAX_GROWN_MIB, growth
 
 
 def slope(minutes: Sequence[float], sizes: Sequence[float]) -> float:

@@ -23,9 +23,8 @@ import psutil
 import yaml
 from onnx import TensorProto, helper
 
-from deepstream_pipeline.analytics.rules import Rules
-from deepstream_pipeline.analytics.writing import section_of
 from deploy.models.street.clip import Clip, make_clip
+from penstock_video.analytics.rules import Rules, section_of
 from tests.backends import onnx_models
 from tests.conftest import CHECKOUT, RunningStack, start_stack
 
@@ -135,9 +134,7 @@ def put_fastestdet(place: Place, shared_dir: Path) -> None:
 
 def put_small_models(place: Place) -> None:
     """colour: a classifier that says which of red, green and blue a picture has most of; table: no image model."""
-    nodes = [
-        helper.make_node("ReduceMean", ["x"], ["y"], axes=[2, 3], keepdims=0),
-    ]
+    nodes = [helper.make_node("ReduceMean", ["x"], ["y"], axes=[2, 3], keepdims=0)]
     values = [
         helper.make_tensor_value_info(name, TensorProto.FLOAT, dims)
         for name, dims in (("x", ["N", 3, 32, 32]), ("y", ["N", 3]))
@@ -177,7 +174,7 @@ def video(place: Place, *words: object, timeout_s: float = RUN_TIMEOUT_S, **envi
 
 
 def video_unheard(place: Place, *words: object, timeout_s: float = RUN_TIMEOUT_S) -> int:
-    """The exit code of `penstock video WORDS…`, whose output goes into a pipe that nobody reads any more."""
+    """The exit code of `penstock video WORDS…` when its output goes into a pipe whose reader is gone."""
     reader, writer = os.pipe()
     os.close(reader)
     try:
@@ -217,8 +214,8 @@ def begun(place: Place, *words: object, **environ: str) -> Iterator[Running]:
 
 def one_sentence(ended: Ended) -> bool:
     """Whether the last thing that it said is one line of this command, and no traceback is anywhere."""
-    told = [line for line in ended.err.splitlines() if line.startswith("penstock: ")]
-    return len(told) == 1 and ended.err.splitlines()[-1] == told[0] and "Traceback" not in ended.err + ended.out
+    lines = [line for line in ended.err.splitlines() if line.startswith("penstock: ")]
+    return len(lines) == 1 and ended.err.splitlines()[-1] == lines[0] and "Traceback" not in ended.err + ended.out
 
 
 def lines(path: Path) -> list[Line]:
@@ -301,7 +298,7 @@ def counted_crossings(counts: dict[str, int], ways: Sequence[str] = ("right", "l
 
 
 def _command(*words: str) -> list[str]:
-    return [sys.executable, "-m", "server.cli", *words]
+    return [sys.executable, "-m", "penstock.cli.main", *words]
 
 
 def _collect(stream: IO[str], said: list[str]) -> None:

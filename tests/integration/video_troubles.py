@@ -15,8 +15,8 @@ from tests.deepstream_pipeline.rtsp.rubbish import Rubbish, rubbish_server
 from tests.integration.video_chaos import Program
 from tests.integration.web import call
 
-GUESTS = 6  # that are added and removed, at most at one time
-MARK = "guest-"  # what their names begin with
+MAX_ADDED = 6  # sources that are added and removed, at most at one time
+MARK = "added-"  # what their names begin with
 _OUT_OF_ORDER_S = 8.0  # at most
 
 
@@ -24,14 +24,14 @@ _OUT_OF_ORDER_S = 8.0  # at most
 class Troubles:
     """One thing at a time, undone after some seconds. servers: of the sources troubled-0, troubled-1, …
 
-    guests: addresses of those that are added. done: how often each was. hit: how often each server was taken down, so
-    that its source must have begun anew. gave: guests that had given frames when they were taken out.
+    addresses: of sources that are added. done: how often each was. hit: how often each server was taken down, so
+    that its source must have begun anew. gave: added sources that had given frames when they were taken out.
     """
 
     program: Program
     servers: Sequence[RtspServer]
     broker: Server
-    guests: Sequence[str]
+    addresses: Sequence[str]
     dice: random.Random
     done: Counter[str] = field(default_factory=Counter)
     hit: Counter[str] = field(default_factory=Counter)
@@ -52,10 +52,10 @@ class Troubles:
 
     def add(self) -> None:
         """A source comes; where there are too many, another goes."""
-        if len(self.present) >= GUESTS:
+        if len(self.present) >= MAX_ADDED:
             self.remove()
         name = f"{MARK}{self.done['add']}-{self.dice.randrange(1 << 16)}"
-        row = {"source_id": name, "uri": self.dice.choice(self.guests), "is_loop": True, "is_realtime": True}
+        row = {"source_id": name, "uri": self.dice.choice(self.addresses), "is_loop": True, "is_realtime": True}
         answer = self.program.ask("POST", "/v1/streams", row | {"reconnect_interval_s": 2, "open_timeout_s": 4})
         assert answer.status == 201, answer.body
         self.present.add(name)
@@ -107,7 +107,7 @@ class Troubles:
         time.sleep(self.dice.uniform(1.0, most_s))
 
     def clear(self) -> None:
-        """Nobody but those of the settings is there."""
+        """No source but those of the settings is there."""
         while self.present:
             self.remove()
 

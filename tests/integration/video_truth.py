@@ -5,7 +5,7 @@ from pathlib import Path
 
 import numpy as np
 
-from deepstream_pipeline.analytics.rules import LineCrossing, Rules
+from penstock_video.analytics.rules import LineCrossing, Rules
 from tests.deepstream_pipeline.reference import PAVEMENT_LINE, RIGHTWARDS, SeenFrame
 from tests.integration.video_runs import RUN_TIMEOUT_S, Ended, Line, Place, run, shown_by, times_of, write_rules
 
@@ -63,8 +63,8 @@ def expect_same_counts(objects: Sequence[Line], events: Sequence[Line], seen: Se
     right, left = seen[-1].counts
     assert min(right, left) >= 3
     assert objects[-1]["counts"]["line-crossing/pavement"] == right + left
-    told = [sum(event["rule"] == rule for event in events) for rule in ("right", "left", "pavement")]
-    assert told == [right, left, right + left]
+    crossings = [sum(event["rule"] == rule for event in events) for rule in ("right", "left", "pavement")]
+    assert crossings == [right, left, right + left]
     return right, left
 
 

@@ -5,9 +5,9 @@ import os
 import sys
 import time
 
-from loadtest.clients.client import Answer, Endpoint, TargetError
-from loadtest.results import Status
-from loadtest.scenario import Ask
+from penstock_load.clients.client import Answer, Endpoint, TargetError
+from penstock_load.results import Status
+from penstock_load.scenario import RequestSpec
 
 CONNECT = "tests.loadtest.driver_clients:connect"
 
@@ -44,7 +44,7 @@ class BehavingClient:
         """Has nothing to close."""
 
 
-async def connect(ask: Ask, endpoint: Endpoint, *, seed: int, images: str, timeout_s: float) -> BehavingClient:
+async def connect(ask: RequestSpec, endpoint: Endpoint, *, seed: int, images: str, timeout_s: float) -> BehavingClient:
     """A client that behaves as the model's name says. unreachable: TargetError."""
     if ask.model == "unreachable":
         raise TargetError(f"nothing listens at {endpoint.http_url}")

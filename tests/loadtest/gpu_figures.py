@@ -4,7 +4,7 @@ import random
 from pathlib import Path
 
 from loadtest.bench.gpu.chart import THREADS
-from loadtest.bench.gpu.laps import Ledger
+from loadtest.bench.gpu.figures import PointLedger
 
 MACHINE = "1 × NVIDIA H200, Imagined 3000, 16 cores"
 CONDITIONS = {
@@ -20,9 +20,11 @@ RATES = {"none": (1050.0, 1.0), "mps": (4600.0, 5.0), "batching": (5200.0, 4.0),
 CLIENTS = (1, 2, 4, 8, 16, 32, 47)
 
 
-def made_up(path: Path, *, parts: tuple[str, ...] = ("chart", "engine", "jpeg", "faults"), rounds: int = 3) -> Ledger:
+def made_up(
+    path: Path, *, parts: tuple[str, ...] = ("chart", "engine", "jpeg", "faults"), rounds: int = 3
+) -> PointLedger:
     """A ledger that was saved."""
-    ledger = Ledger(path, dict(CONDITIONS), "resnet50-torch-random")
+    ledger = PointLedger(path, dict(CONDITIONS), "resnet50-torch-random")
     draw = random.Random(1)
     for number in range(1, rounds + 1):
         if "chart" in parts:
@@ -46,7 +48,7 @@ def made_up(path: Path, *, parts: tuple[str, ...] = ("chart", "engine", "jpeg", 
     return ledger
 
 
-def _chart(ledger: Ledger, number: int, draw: random.Random) -> None:
+def _chart(ledger: PointLedger, number: int, draw: random.Random) -> None:
     for mode, (most, half) in RATES.items():
         for clients in CLIENTS:
             rate = most * clients / (clients + half) * draw.uniform(0.97, 1.03)
@@ -59,7 +61,7 @@ def _chart(ledger: Ledger, number: int, draw: random.Random) -> None:
         ledger.add("whole", number, {"mode": mode, "clients": 8}, figures)
 
 
-def _engine(ledger: Ledger, number: int, draw: random.Random) -> None:
+def _engine(ledger: PointLedger, number: int, draw: random.Random) -> None:
     for part, share in (("raw", 1.0), ("served", 0.96)):
         for processes, batch, rate in ((1, 1, 1100), (8, 64, 16200), (8, 128, 16400)):
             for memory in ("cuda", "system"):
@@ -68,7 +70,7 @@ def _engine(ledger: Ledger, number: int, draw: random.Random) -> None:
                 ledger.add(part, number, key, {"rate": found, "machine_cores": 6.0, "sm_activity": 0.93})
 
 
-def _jpeg(ledger: Ledger, number: int, draw: random.Random) -> None:
+def _jpeg(ledger: PointLedger, number: int, draw: random.Random) -> None:
     for way, most in (("engine", 9800.0), ("gateway", 6100.0)):
         for share, p99 in ((0.97, 40.0), (0.93, 19.0), (0.88, 13.0)):
             tried = {"asked_per_s": most * share, "ok_per_s": most * share, "p50_ms": 6.0}

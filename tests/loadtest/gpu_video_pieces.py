@@ -4,7 +4,7 @@ from pathlib import Path
 from typing import Any
 
 from loadtest.bench.gpu.video.clips import CAMERAS, FPS
-from loadtest.bench.gpu.video.pieces import Folder, Piece
+from loadtest.bench.gpu.video.plan import BenchPiece, Folder
 
 CONDITIONS = {
     "machine": "1 × NVIDIA H200, made up, 16 cores",
@@ -49,16 +49,18 @@ def made_up(out: Path, held: int = 320, rounds: int = 3) -> None:
     for number in range(1, rounds + 1):
         for name, camera in CAMERAS.items():
             best = {"processes": 8, "threads": 2, "rate": 332.0 * FPS, "cores": 2.0, "card": {"nvdec": 1.0}}
-            folder.write(Piece("nvdec", name, number), {"best": best, "tries": [best]}, CONDITIONS)
+            folder.write(BenchPiece("nvdec", name, number), {"best": best, "tries": [best]}, CONDITIONS)
             count = held if name == "h264-720p" else camera.goal
             found = {"decoder": "nvdec", "held": count, "missed": count + 5, "alone_per_s": 332.0 * FPS, "took_s": 60.0}
             tries = [window(count), window(count + 5, "p99 150 ms")]
-            folder.write(Piece("streams", name, number), found | {"tries": tries}, CONDITIONS)
+            folder.write(BenchPiece("streams", name, number), found | {"tries": tries}, CONDITIONS)
         ways = {"device": window(280), "host": window(280)}
-        folder.write(Piece("hand-over", "h264-720p", number), {"streams": 280, "ways": ways}, CONDITIONS)
+        folder.write(BenchPiece("hand-over", "h264-720p", number), {"streams": 280, "ways": ways}, CONDITIONS)
         cpu = {"held": 64, "missed": 70, "tries": [window(64)], "machine_cores": 16}
-        folder.write(Piece("cpu", "h264-720p", number), cpu, CONDITIONS)
+        folder.write(BenchPiece("cpu", "h264-720p", number), cpu, CONDITIONS)
     side = {"cameras": 16, "largest_gap_s": 1.25, "median_gap_s": 1.0, "missing_frames": 0}
     fault = {"what": "a decode process is killed", "slowest_within_s": 0.1, "dropped": {}, "own": side}
     others = side | {"cameras": 144, "largest_gap_s": 0.04}
-    folder.write(Piece("faults", "h264-720p", 1), {"streams": 160, "faults": [fault | {"others": others}]}, CONDITIONS)
+    folder.write(
+        BenchPiece("faults", "h264-720p", 1), {"streams": 160, "faults": [fault | {"others": others}]}, CONDITIONS
+    )

@@ -5,10 +5,10 @@ from collections.abc import Sequence
 import msgspec
 import numpy as np
 
-from loadtest.measure.ledger import Ledger
-from loadtest.measure.measures import measure
-from loadtest.measure.summary import PhaseFacts, summarise_phase
-from loadtest.results import (
+from penstock_load.measure.ledger import Ledger
+from penstock_load.measure.measures import measure
+from penstock_load.measure.summary import PhaseFacts, summarise_phase
+from penstock_load.results import (
     GeneratorHealth,
     Load,
     Machine,
@@ -101,8 +101,8 @@ def _record(
         Status.TIMEOUT: (10_000.0, "", "no answer within 10 s"),
         Status.NOT_SENT: (lag_ms, "", "no socket was free"),
     }[status]
-    is_told = has_stages and status is Status.OK
-    inside_ms = max(latency_ms - lag_ms, 0.0) if is_told else 0.0
+    is_known = has_stages and status is Status.OK
+    inside_ms = max(latency_ms - lag_ms, 0.0) if is_known else 0.0
     return Record(
         round=round,
         phase=phase,
@@ -116,7 +116,7 @@ def _record(
         error=error,
         sent_bytes=40_000,
         received_bytes=900 if status is Status.OK else 90,
-        batch_size=batch_size if is_told else 0,
+        batch_size=batch_size if is_known else 0,
         decode_ms=inside_ms * 0.2,
         preprocess_ms=inside_ms * 0.1,
         queue_ms=inside_ms * 0.25,

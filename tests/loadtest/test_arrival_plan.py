@@ -2,13 +2,23 @@
 
 import pytest
 
-from loadtest.arrival_plan import ArrivalPlan, Pace, Walk
-from loadtest.scenario import Arrivals, Ask, Kind, Phase, Scenario, Shape, Unit
-from loadtest.scenario_files import ScenarioError, read_scenario, scenario_names
+from penstock_load.scenario import (
+    Arrivals,
+    Kind,
+    Phase,
+    RequestSpec,
+    Scenario,
+    ScenarioError,
+    Shape,
+    Unit,
+    read_scenario,
+    scenario_names,
+)
+from penstock_load.users.arrival_plan import ArrivalPlan, Pace, PlanCursor
 
 
 def scenario(*phases: Phase) -> Scenario:
-    return Scenario(name="mine", about="", requests=(Ask(kind=Kind.REST, model="m"),), phases=phases)
+    return Scenario(name="mine", about="", requests=(RequestSpec(kind=Kind.REST, model="m"),), phases=phases)
 
 
 def constant(rate: float, seconds: float, name: str = "steady") -> Phase:
@@ -39,7 +49,7 @@ def test_users_and_their_gap_come_to_the_rate(rate: float) -> None:
     assert moment.users / moment.gap_s == pytest.approx(rate)
 
 
-def test_without_a_rate_nobody_asks() -> None:
+def test_without_a_rate_there_are_no_requests() -> None:
     """Between bursts from 0 there is no user."""
     bursts = Arrivals(shape=Shape.BURST, rate=0, to_rate=10, every_s=5, burst_s=1)
     plan = ArrivalPlan(scenario(Phase(name="bursts", seconds=10, arrivals=bursts)), capacity_per_s=None)
@@ -74,7 +84,7 @@ def test_every_shipped_scenario_but_reloads_has_a_plan(name: str) -> None:
 
 def test_a_walk_accounts_for_what_was_meant() -> None:
     """Each phase gets its seconds and its requests, also when the run is stopped in the middle of one."""
-    walk = Walk(ArrivalPlan(scenario(constant(5, 2, "a"), constant(10, 8, "b")), capacity_per_s=None))
+    walk = PlanCursor(ArrivalPlan(scenario(constant(5, 2, "a"), constant(10, 8, "b")), capacity_per_s=None))
     for at_s in (0.0, 1.0, 2.0, 3.0):
         walk.step(at_s)
     walk.stop(3.5)
@@ -86,7 +96,7 @@ def test_a_walk_accounts_for_what_was_meant() -> None:
 
 def test_a_walk_ends_after_the_last_phase() -> None:
     """Half a second before the end there is no coming second to decide about."""
-    walk = Walk(ArrivalPlan(scenario(constant(5, 2)), capacity_per_s=None))
+    walk = PlanCursor(ArrivalPlan(scenario(constant(5, 2)), capacity_per_s=None))
     assert [walk.step(at_s) is None for at_s in (0.0, 1.0, 1.6, 2.0)] == [False, False, True, True]
 
 
@@ -110,7 +120,7 @@ def sent(pace: Pace, seconds: float, *, answer_s: float, is_poisson: bool) -> in
 
 
 @pytest.mark.parametrize("answer_s", [0.001, 0.3, 0.99])
-def test_answers_within_the_gap_hold_nobody_back(answer_s: float) -> None:
+def test_answers_within_the_gap_delay_no_user(answer_s: float) -> None:
     """As many requests as seconds, however late the answers come within them."""
     assert sent(Pace(0, 0.0), 100, answer_s=answer_s, is_poisson=False) == 100
 

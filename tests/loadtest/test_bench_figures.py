@@ -10,20 +10,19 @@ from pathlib import Path
 import pytest
 from tritonclient.grpc import service_pb2
 
-from loadtest.bench.before_after import Stretch, median_interval
-from loadtest.bench.before_after import result_of as compared
-from loadtest.bench.closed_loop import Lap, make_lap, run_closed_loop
-from loadtest.bench.cost import Measured
-from loadtest.bench.image_endpoint import Rounds, harmonic_limit, result_of, table
-from loadtest.bench.image_endpoint import parse_arguments as image_options
-from loadtest.bench.relay import parse_arguments as relay_options
+from loadtest.bench.closed_loop import MeasuredRepetition, Repetition, make_repetition, run_closed_loop
+from loadtest.bench.gateway.before_after import MeasuredPair, median_interval
+from loadtest.bench.gateway.before_after import result_of as compared
+from loadtest.bench.gateway.image_endpoint import ImageRounds, harmonic_limit, result_of, table
+from loadtest.bench.gateway.image_endpoint import parse_arguments as image_options
+from loadtest.bench.gateway.relay import parse_arguments as relay_options
 from loadtest.bench.report import format_table, spread, write_json
-from loadtest.bench.stages import StageLap, StageProcesses
-from loadtest.bench.wire import BadAnswer, GrpcPort, HttpPort, HttpRequest, grpc_infer, http_infer
-from loadtest.payloads import make_pictures
-from loadtest.witness.process_cpu import NotListening, meter_of_port
-from server.core.tensor import Datatype, Tensor
-from server.vision.spec import PrepareSpec
+from loadtest.bench.stages import StageProcesses, StageRun
+from loadtest.bench.wire import BadAnswer, BenchHttp, BenchRequest, GrpcPort, grpc_infer, http_infer
+from penstock.protocol.inference import Datatype, Tensor
+from penstock.vision.spec import PrepareSpec
+from penstock_load.clients.payloads import make_pictures
+from penstock_load.witness.process_cpu import NotListening, meter_of_port
 from tests.loadtest.stand_in import running_stand_in
 
 TENSOR = Tensor("x", Datatype.FP32, (1, 2), memoryview(b"12345678"))
@@ -42,8 +41,8 @@ async def test_closed_loop_keeps_so_many_calls_in_flight_and_no_more() -> None:
         await asyncio.sleep(0)
         running -= 1
 
-    lap = await run_closed_loop(call, concurrency=3, seconds=0.05)
-    assert (highest, running, lap.count) == (3, 0, calls)
+    repetition = await run_closed_loop(call, concurrency=3, seconds=0.05)
+    assert (highest, running, repetition.count) == (3, 0, calls)
 
 
 async def test_closed_loop_with_a_failing_call_ends() -> None:
@@ -56,10 +55,10 @@ async def test_closed_loop_with_a_failing_call_ends() -> None:
         await run_closed_loop(call, concurrency=2, seconds=60)
 
 
-def test_lap_has_rate_and_quantiles_of_its_answers() -> None:
+def test_repetition_has_rate_and_quantiles_of_its_answers() -> None:
     """Quantiles are of the answers that were measured, none made up between them."""
-    lap = make_lap([i / 1000 for i in range(100, 0, -1)], elapsed_s=2.0)
-    assert lap == Lap(rate=50.0, p50_ms=50.0, p99_ms=99.0, count=100)
+    repetition = make_repetition([i / 1000 for i in range(100, 0, -1)], elapsed_s=2.0)
+    assert repetition == Repetition(rate=50.0, p50_ms=50.0, p99_ms=99.0, count=100)
 
 
 def test_harmonic_limit_of_equal_stages_is_their_rate_by_their_number() -> None:
@@ -70,12 +69,12 @@ def test_harmonic_limit_of_equal_stages_is_their_rate_by_their_number() -> None:
 
 def test_image_result_divides_by_the_limit_of_the_same_round() -> None:
     """A noisy machine moves limit and endpoint together, so a ratio is taken within a round."""
-    rounds = Rounds()
+    rounds = ImageRounds()
     for speed in (1.0, 0.5):
-        rounds.decode.append(StageLap(300 * speed, 6.0))
-        rounds.resize.append(StageLap(300 * speed, 6.0))
-        rounds.engine.append(Measured(Lap(300 * speed, 1, 2, 10), 0, 5, 1))
-        rounds.endpoint.append(Measured(Lap(80 * speed, 1, 2, 10), 9, 5, 1))
+        rounds.decode.append(StageRun(300 * speed, 6.0))
+        rounds.resize.append(StageRun(300 * speed, 6.0))
+        rounds.engine.append(MeasuredRepetition(Repetition(300 * speed, 1, 2, 10), 0, 5, 1))
+        rounds.endpoint.append(MeasuredRepetition(Repetition(80 * speed, 1, 2, 10), 9, 5, 1))
     result = result_of(image_options(["--model", "m"]), rounds)
     assert (result.ratio.low, result.ratio.high) == (pytest.approx(0.8), pytest.approx(0.8))
     assert result.limit_rate.low == pytest.approx(50)
@@ -99,7 +98,7 @@ def test_median_interval_of_few_pairs_is_refused() -> None:
 
 def test_comparison_of_checkouts_is_above_one_where_the_new_one_is_better() -> None:
     """Twice the rate and half the CPU time both give a ratio of 2."""
-    found = compared("image", [Stretch(100.0, 4.0)] * 6, [Stretch(200.0, 2.0)] * 6)
+    found = compared("image", [MeasuredPair(100.0, 4.0)] * 6, [MeasuredPair(200.0, 2.0)] * 6)
     assert (found.rate_ratio.median, found.cpu_ratio.median) == (2.0, 2.0)
 
 
@@ -139,7 +138,7 @@ def test_cpu_meter_counts_the_children_of_who_listens() -> None:
         process.stdin.write("\n")
 
 
-def test_cpu_meter_of_a_port_where_nobody_listens_says_so() -> None:
+def test_cpu_meter_of_a_closed_port_says_so() -> None:
     """The error names the port."""
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
@@ -151,9 +150,9 @@ def test_stages_alone_have_a_rate_and_a_cost() -> None:
     """Decode and resize run on every core, and cost CPU time that fits their rate."""
     pictures = [picture.content for picture in make_pictures(2, seed=1, size=(160, 120))]
     with StageProcesses(pictures, PrepareSpec(width=64, height=64)) as stages:
-        for lap in (stages.decode_alone(0.1), stages.resize_alone(0.1)):
-            assert lap.rate > 0
-            assert 0 < lap.cpu_ms < 1000
+        for run in (stages.decode_alone(0.1), stages.resize_alone(0.1)):
+            assert run.rate > 0
+            assert 0 < run.cpu_ms < 1000
 
 
 def test_http_infer_carries_the_tensor_behind_its_json() -> None:
@@ -182,9 +181,9 @@ async def test_ports_with_a_refusal_name_it() -> None:
     """A status other than success ends the bench with the server's own words."""
     with running_stand_in() as stand_in:
         stand_in.image_status, stand_in.image_body = 503, {"error": "full"}
-        async with HttpPort(stand_in.http_url) as http:
+        async with BenchHttp(stand_in.http_url) as http:
             with pytest.raises(BadAnswer, match=r"503.*full"):
-                await http.post(HttpRequest("/v2/models/m/image", {}, b"x"))
+                await http.post(BenchRequest("/v2/models/m/image", {}, b"x"))
         async with GrpcPort(stand_in.grpc_address) as grpc:
             assert await grpc.model_infer(grpc_infer("m", TENSOR))
             with pytest.raises(BadAnswer, match=r"UNAVAILABLE: the engine is down"):

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 from loadtest.bench.gpu import sentence_program, sentences
-from loadtest.bench.gpu.closed import Ask, CallersLap, Lane
-from loadtest.bench.gpu.sentences_up import stack_of
+from loadtest.bench.gpu.callers import CallerLane, CallerRequest, CallersRun
+from loadtest.bench.gpu.sentences import stack_of
 from loadtest.bench.wire import BadAnswer
 
 PORT = 1
@@ -26,7 +26,7 @@ class Server:
         self.meeting = threading.Barrier(sentences.BATCH)
 
     def ask(self, port: int, path: str, body: dict[str, list[dict[str, list[int]]]], timeout_s: float = 0) -> bytes:
-        """As loadtest.bench.gpu.requests.ask."""
+        """As loadtest.bench.gpu.tritons.ask."""
         if path == "/v2/repository/index":
             return json.dumps([{"name": name, "state": state} for name, state in self.states.items()]).encode()
         if path.endswith("/load"):
@@ -47,13 +47,13 @@ class Callers:
 
     def __init__(self, failure: str = "") -> None:
         self.failure = failure
-        self.lanes: list[Sequence[Lane]] = []
+        self.lanes: list[Sequence[CallerLane]] = []
 
-    def closed(self, lanes: Sequence[Lane], *, settle_s: float, seconds: float) -> object:
+    def closed(self, lanes: Sequence[CallerLane], *, settle_s: float, seconds: float) -> object:
         """As Generators.closed."""
         self.lanes.append(lanes)
-        asks = [Ask(number, 0.0, 100.0, self.failure) for number in range(len(lanes)) for _ in range(10)]
-        return lambda: CallersLap(asks, 1.05, 0.5)  # the eleventh answer came after the end
+        asks = [CallerRequest(number, 0.0, 100.0, self.failure) for number in range(len(lanes)) for _ in range(10)]
+        return lambda: CallersRun(asks, 1.05, 0.5)  # the eleventh answer came after the end
 
 
 def served(monkeypatch: pytest.MonkeyPatch, **states: str) -> Server:
@@ -77,7 +77,7 @@ def test_sentences_without_a_translator_say_what_writes_one(monkeypatch: pytest.
         sentences.prepare(PORT, [])
 
 
-def test_sentences_answered_otherwise_in_a_batch_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_different_answers_in_a_batch_are_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     """A caller a sentence, all at once: a model that then answers otherwise agrees in no word."""
     served(monkeypatch)
     good, spoilt = sentences.agreements(PORT, ["opennmt-good", "opennmt-spoilt"])
@@ -123,7 +123,7 @@ def test_sentences_of_a_stack_whose_model_cannot_be_exported_say_why(tmp_path: P
 
 
 def test_sentences_are_asked_of_a_server_or_of_a_stack_of_their_own() -> None:
-    """Both at once make no sense, and a form that nobody writes is refused."""
+    """Both at once make no sense, and an unknown form is refused."""
     assert sentences.parse_arguments(["--up", "fp16", "onnx"]).up == ["fp16", "onnx"]
     for wrong in (["--url", "http://127.0.0.1:1", "--up", "onnx"], ["--up", "int8"]):
         with pytest.raises(SystemExit):

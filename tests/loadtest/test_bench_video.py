@@ -11,25 +11,33 @@ from pathlib import Path
 import av
 import pytest
 
-from loadtest.bench.stages import StageLap
+from loadtest.bench.stages import StageRun
 from loadtest.bench.video.__main__ import parse_arguments
-from loadtest.bench.video.clips import FPS, at_rate, frames_of
-from loadtest.bench.video.figures import ModelRounds, StreamRounds, model_result, overload_result, streams_result
-from loadtest.bench.video.program import Memory, Stretch
-from loadtest.bench.video.tables import model_table, overload_table, streams_table
-from loadtest.measure.buckets import Buckets, jain_index, latency_in
+from loadtest.bench.video.figures import (
+    ModelRounds,
+    StreamRounds,
+    model_result,
+    model_table,
+    overload_result,
+    overload_table,
+    streams_result,
+    streams_table,
+)
+from loadtest.bench.video.program import Memory, ProgramRun
+from loadtest.bench.video.rounds import FPS, at_rate, frames_of
+from penstock_load.measure.buckets import Buckets, jain_index, latency_in
 from tests.conftest import CHECKOUT, RunningStack
 from tests.deepstream_pipeline.clips import write_clip
 
 LATE = Buckets(((0.1, 0), (0.5, 30), (1.0, 90), (math.inf, 100)))
 
 
-def stretch(*inferred: int, seconds: float = 1.0, latency: Buckets = LATE, **drops: int) -> Stretch:
-    return Stretch(seconds, inferred, drops, latency, 2.0, 4.0, 6.0, 3.0)
+def stretch(*inferred: int, seconds: float = 1.0, latency: Buckets = LATE, **drops: int) -> ProgramRun:
+    return ProgramRun(seconds, inferred, drops, latency, 2.0, 4.0, 6.0, 3.0)
 
 
 def test_percentile_of_a_histogram_lies_between_its_bounds() -> None:
-    """Spread evenly within a bucket; beyond the last bound nobody knows more than that bound."""
+    """Spread evenly within a bucket; the last bound stands for all that is above it."""
     assert LATE.percentile_ms(0.3) == pytest.approx(500)
     assert LATE.percentile_ms(0.6) == pytest.approx(750)
     assert LATE.percentile_ms(0.99) == pytest.approx(1000)
@@ -67,12 +75,12 @@ def test_limit_and_peer_are_those_of_the_same_round() -> None:
     """A noisy machine moves all of a round together; the best setting of the peer is the one with the best median."""
     rounds = ModelRounds()
     for speed in (1.0, 0.5, 0.8):
-        rounds.decode.append(StageLap(300 * speed, 6.0))
-        rounds.prepare.append(StageLap(300 * speed, 6.0))
+        rounds.decode.append(StageRun(300 * speed, 6.0))
+        rounds.prepare.append(StageRun(300 * speed, 6.0))
         rounds.engine.append(300 * speed)
         rounds.ours.append(stretch(round(900 * speed), seconds=10.0))
         for name, rate in (("plain", 40), ("ahead", 60)):
-            rounds.peers.setdefault(name, []).append(StageLap(rate * speed, 10.0))
+            rounds.peers.setdefault(name, []).append(StageRun(rate * speed, 10.0))
     result = model_result("m", "2 calls of 4 at once", rounds)
     assert (result.limit_share.low, result.limit_share.high) == (pytest.approx(0.9), pytest.approx(0.9))
     assert (result.peer, result.peer_ratio.median) == ("ahead", pytest.approx(1.5))

@@ -8,16 +8,15 @@ import grpc.aio
 import pytest
 from tritonclient.grpc import service_pb2 as pb
 
-from loadtest.clients import stream as stream_client
-from loadtest.clients.client import Answer, Client, Endpoint
-from loadtest.clients.connect import connect
-from loadtest.clients.replies import grpc_refusal
-from loadtest.results import Status
-from loadtest.scenario import Ask, Kind
+from penstock_load.clients import grpc as stream_client
+from penstock_load.clients.client import Answer, Client, Endpoint, grpc_refusal
+from penstock_load.clients.connect import connect
+from penstock_load.results import Status
+from penstock_load.scenario import Kind, RequestSpec
 from tests.loadtest.v2_server import Context, V2Server, for_ever, response_to, running_v2_server
 
-GRPC = Ask(kind=Kind.GRPC, model="m", sizes=(3,))
-STREAM = Ask(kind=Kind.GRPC_STREAM, model="m", sizes=(3,))
+GRPC = RequestSpec(kind=Kind.GRPC, model="m", sizes=(3,))
+STREAM = RequestSpec(kind=Kind.GRPC_STREAM, model="m", sizes=(3,))
 Requests = AsyncIterator[pb.ModelInferRequest]
 Responses = AsyncIterator[pb.ModelStreamInferResponse]
 
@@ -29,11 +28,11 @@ async def server() -> AsyncIterator[V2Server]:
         yield running
 
 
-async def client_of(ask: Ask, endpoint: Endpoint, timeout_s: float = 20.0) -> Client:
+async def client_of(ask: RequestSpec, endpoint: Endpoint, timeout_s: float = 20.0) -> Client:
     return await connect(ask, endpoint, seed=1, images="", timeout_s=timeout_s)
 
 
-async def answers_to(ask: Ask, server: V2Server, count: int, timeout_s: float = 20.0) -> list[Answer]:
+async def answers_to(ask: RequestSpec, server: V2Server, count: int, timeout_s: float = 20.0) -> list[Answer]:
     """To that many requests at once of one client."""
     client = await client_of(ask, server.endpoint, timeout_s)
     try:
@@ -43,7 +42,7 @@ async def answers_to(ask: Ask, server: V2Server, count: int, timeout_s: float = 
 
 
 @pytest.mark.parametrize("ask", [GRPC, STREAM], ids=["call", "stream"])
-async def test_good_answers_are_ok(server: V2Server, ask: Ask) -> None:
+async def test_good_answers_are_ok(server: V2Server, ask: RequestSpec) -> None:
     """Many at once, each with its bytes of both ways."""
     answers = await answers_to(ask, server, 32)
     assert {(answer.status, answer.code, answer.error) for answer in answers} == {(Status.OK, "OK", "")}
@@ -62,7 +61,7 @@ async def test_request_has_the_inputs_of_the_metadata(server: V2Server) -> None:
 
     server.infer = look
     endpoint = Endpoint(http_url="", grpc_address=server.grpc_address, headers=(("Authorization", "Bearer 1"),))
-    client = await client_of(Ask(kind=Kind.GRPC, model="m", batch=2, sizes=(5,)), endpoint)
+    client = await client_of(RequestSpec(kind=Kind.GRPC, model="m", batch=2, sizes=(5,)), endpoint)
     await client.send(0)
     await client.send(1)
     await client.aclose()
@@ -86,7 +85,9 @@ async def test_request_has_the_inputs_of_the_metadata(server: V2Server) -> None:
     ids=lambda value: value.name,
 )
 @pytest.mark.parametrize("ask", [GRPC, STREAM], ids=["call", "stream"])
-async def test_codes_become_what_they_mean(server: V2Server, ask: Ask, code: grpc.StatusCode, kind: Status) -> None:
+async def test_codes_become_what_they_mean(
+    server: V2Server, ask: RequestSpec, code: grpc.StatusCode, kind: Status
+) -> None:
     """Refused or failed by the server's word, in at most 200 characters of it."""
 
     async def infer(_: pb.ModelInferRequest, context: Context) -> pb.ModelInferResponse:
@@ -103,8 +104,8 @@ async def test_codes_become_what_they_mean(server: V2Server, ask: Ask, code: grp
 
 
 @pytest.mark.parametrize("ask", [GRPC, STREAM], ids=["call", "stream"])
-async def test_own_deadline_is_a_timeout(server: V2Server, ask: Ask) -> None:
-    """Whoever does not answer in time has timed out."""
+async def test_own_deadline_is_a_timeout(server: V2Server, ask: RequestSpec) -> None:
+    """A request without an answer in time has timed out."""
 
     async def infer(*_: object) -> pb.ModelInferResponse:
         await for_ever()
@@ -130,7 +131,7 @@ async def within(client: Client, timeout_s: float) -> Answer:
 
 
 @pytest.mark.parametrize("ask", [GRPC, STREAM], ids=["call", "stream"])
-async def test_answer_without_its_output_is_a_failure(server: V2Server, ask: Ask) -> None:
+async def test_answer_without_its_output_is_a_failure(server: V2Server, ask: RequestSpec) -> None:
     """An OK that lacks an output of the metadata is no answer."""
 
     async def infer(request: pb.ModelInferRequest, _: Context) -> pb.ModelInferResponse:
@@ -146,7 +147,7 @@ async def test_answer_without_its_output_is_a_failure(server: V2Server, ask: Ask
 
 
 @pytest.mark.parametrize("ask", [GRPC, STREAM], ids=["call", "stream"])
-async def test_server_that_goes_is_a_failure_and_no_refusal(ask: Ask) -> None:
+async def test_server_that_goes_is_a_failure_and_no_refusal(ask: RequestSpec) -> None:
     """UNAVAILABLE of a connection that broke or never was is gRPC's word, not the server's."""
     async with running_v2_server() as server:
         client = await client_of(ask, server.endpoint)
@@ -176,8 +177,8 @@ def test_end_of_a_connection_is_no_refusal_before_the_channel_knows(
 
 
 @pytest.mark.parametrize("ask", [GRPC, STREAM], ids=["call", "stream"])
-async def test_client_closed_under_a_request_fails_it(server: V2Server, ask: Ask) -> None:
-    """Closing leaves nobody waiting, and raises nothing where requests are under way or come after."""
+async def test_client_closed_under_a_request_fails_it(server: V2Server, ask: RequestSpec) -> None:
+    """Closing leaves no call waiting, and raises nothing where requests are under way or come after."""
     arrived = asyncio.Event()
 
     async def infer(*_: object) -> pb.ModelInferResponse:
@@ -287,7 +288,7 @@ async def test_stream_that_is_refused_unread_has_the_servers_code(server: V2Serv
 
     server.stream = unread
     for _ in range(10):
-        answers = await answers_to(Ask(kind=Kind.GRPC_STREAM, model="m", sizes=(150_528,)), server, 4)
+        answers = await answers_to(RequestSpec(kind=Kind.GRPC_STREAM, model="m", sizes=(150_528,)), server, 4)
         assert {(one.code, one.error) for one in answers} == {("UNIMPLEMENTED", "no streams here")}
 
 

@@ -13,17 +13,17 @@ import numpy as np
 import pytest
 from aiohttp import web
 
-from loadtest.clients import http_port
-from loadtest.clients.client import Answer, Client, Endpoint, TargetError
-from loadtest.clients.connect import connect
-from loadtest.clients.image import PENSTOCKS_PATH
-from loadtest.payloads import make_pictures
-from loadtest.results import Stages, Status
-from loadtest.scenario import Ask, Kind
+from penstock_load.clients import http as http_port
+from penstock_load.clients.client import Answer, Client, Endpoint, TargetError
+from penstock_load.clients.connect import connect
+from penstock_load.clients.http import PENSTOCKS_PATH
+from penstock_load.clients.payloads import make_pictures
+from penstock_load.results import Stages, Status
+from penstock_load.scenario import Kind, RequestSpec
 from tests.loadtest.v2_server import V2Server, for_ever, running_v2_server
 
-IMAGE = Ask(kind=Kind.IMAGE, model="m", picture_px=(32, 24))
-REST = Ask(kind=Kind.REST, model="m", sizes=(3,))
+IMAGE = RequestSpec(kind=Kind.IMAGE, model="m", picture_px=(32, 24))
+REST = RequestSpec(kind=Kind.REST, model="m", sizes=(3,))
 TIMINGS = {"decode": 1.0, "preprocess": 2.0, "queue": 3.0, "infer": 4.0, "postprocess": 5.0, "total": 15.0}
 RESULT = {"results": [{"detections": []}]}
 
@@ -35,11 +35,11 @@ async def server() -> AsyncIterator[V2Server]:
         yield running
 
 
-async def client_of(ask: Ask, endpoint: Endpoint, *, images: str = "", timeout_s: float = 20.0) -> Client:
+async def client_of(ask: RequestSpec, endpoint: Endpoint, *, images: str = "", timeout_s: float = 20.0) -> Client:
     return await connect(ask, endpoint, seed=1, images=images, timeout_s=timeout_s)
 
 
-async def answer_to(ask: Ask, endpoint: Endpoint, number: int = 0, *, timeout_s: float = 20.0) -> Answer:
+async def answer_to(ask: RequestSpec, endpoint: Endpoint, number: int = 0, *, timeout_s: float = 20.0) -> Answer:
     """To one request of a client of its own."""
     client = await client_of(ask, endpoint, timeout_s=timeout_s)
     try:
@@ -94,7 +94,7 @@ async def test_statuses_become_what_they_mean(
 
 @pytest.mark.parametrize("content", ["fine", {"timings_ms": 7, "batch_size": "many"}, {"predictions": [1]}])
 async def test_any_2xx_of_a_foreign_endpoint_is_good(server: V2Server, content: object) -> None:
-    """Behind a path that is not Penstock's nobody knows what an answer holds, so its status is enough."""
+    """Behind a path that is not Penstock's the answer's content is unknown, so its status is enough."""
     server.post = always(201, content)
     foreign = Endpoint(http_url=server.http_url, grpc_address="", image_path="/predict/{model}?top=5")
     answer = await answer_to(IMAGE, foreign)
@@ -104,7 +104,7 @@ async def test_any_2xx_of_a_foreign_endpoint_is_good(server: V2Server, content: 
 
 
 async def test_own_deadline_is_a_timeout(server: V2Server) -> None:
-    """Whoever does not answer in time has timed out, and the answer says after how long."""
+    """A request without an answer in time has timed out, and the answer says after how long."""
 
     async def never(_: web.Request) -> web.Response:
         await for_ever()
@@ -157,8 +157,8 @@ async def test_connection_that_breaks_is_a_failure(server: V2Server) -> None:
 
     server.post = cut
     broken = await answer_to(IMAGE, server.endpoint)
-    nobody = await answer_to(IMAGE, Endpoint(http_url="http://127.0.0.1:1", grpc_address=""))
-    for answer in (broken, nobody):
+    unanswered = await answer_to(IMAGE, Endpoint(http_url="http://127.0.0.1:1", grpc_address=""))
+    for answer in (broken, unanswered):
         assert (answer.status, answer.code) == (Status.FAILED, "")
         assert answer.error
     client = await client_of(IMAGE, server.endpoint)
@@ -184,7 +184,7 @@ async def test_generator_out_of_descriptors_has_not_sent(server: V2Server) -> No
 
 @pytest.mark.parametrize("kind", [Kind.IMAGE, Kind.REST, Kind.GRPC, Kind.GRPC_STREAM])
 async def test_cancelled_send_is_cancelled(server: V2Server, kind: Kind) -> None:
-    """Whoever cancels a send gets his cancellation, of every kind."""
+    """A cancelled send raises its cancellation, of every kind."""
     arrived = asyncio.Event()
 
     async def never(*_: object) -> None:
@@ -196,7 +196,7 @@ async def test_cancelled_send_is_cancelled(server: V2Server, kind: Kind) -> None
         yield
 
     server.post, server.infer, server.stream = never, never, no_stream  # type: ignore[assignment]
-    client = await client_of(Ask(kind=kind, model="m", sizes=(1,)), server.endpoint)
+    client = await client_of(RequestSpec(kind=kind, model="m", sizes=(1,)), server.endpoint)
     task = asyncio.create_task(client.send(0))
     async with asyncio.timeout(60):
         await arrived.wait()
@@ -237,7 +237,7 @@ async def test_pictures_of_a_folder_go_in_turn_with_their_types(server: V2Server
 async def test_batch_of_pictures_is_one_form(server: V2Server) -> None:
     """A batch of pictures is multipart/form-data with that many files, and so many results are wanted."""
     server.post = always(200, {"results": [{}, {}, {}]})
-    answer = await answer_to(Ask(kind=Kind.IMAGE, model="m", batch=3, picture_px=(16, 16)), server.endpoint)
+    answer = await answer_to(RequestSpec(kind=Kind.IMAGE, model="m", batch=3, picture_px=(16, 16)), server.endpoint)
     assert (answer.status, answer.error) == (Status.OK, "")
     request, body = server.posted[0]
     form = email.message_from_bytes(f"Content-Type: {request.headers['Content-Type']}\r\n\r\n".encode() + body)
@@ -247,13 +247,15 @@ async def test_batch_of_pictures_is_one_form(server: V2Server) -> None:
     ]
     assert {part.get_content_type() for part in parts} == {"image/jpeg"}
     server.post = always(200, RESULT)
-    answer = await answer_to(Ask(kind=Kind.IMAGE, model="m", batch=3, picture_px=(16, 16)), server.endpoint)
+    answer = await answer_to(RequestSpec(kind=Kind.IMAGE, model="m", batch=3, picture_px=(16, 16)), server.endpoint)
     assert answer.status is Status.FAILED
 
 
 async def test_tensors_are_binary_where_the_server_takes_them(server: V2Server) -> None:
     """With the extension advertised, bytes follow the JSON, in the ask's batch and sizes, seeded."""
-    ask = Ask(kind=Kind.REST, model="m", batch=2, sizes=(150_000,))  # above the size at which aiohttp would warn
+    ask = RequestSpec(
+        kind=Kind.REST, model="m", batch=2, sizes=(150_000,)
+    )  # above the size at which aiohttp would warn
     assert (await answer_to(ask, server.endpoint)).status is Status.OK
     request, body = server.posted[0]
     length = int(request.headers["Inference-Header-Content-Length"])
@@ -280,7 +282,7 @@ async def test_tensors_are_json_where_the_server_takes_nothing_else(server: V2Se
 
 
 async def test_tensors_without_a_json_form_are_refused(server: V2Server) -> None:
-    """Pictures in BYTES cannot go as JSON, and a batch needs a dimension; both are told before the load."""
+    """Pictures in BYTES cannot go as JSON, and a batch needs a dimension; both are refused before the load."""
     server.extensions, server.datatype = [], "BYTES"
     with pytest.raises(TargetError, match=r"input x is of type BYTES, .* ask the model over gRPC"):
         await client_of(REST, server.endpoint)

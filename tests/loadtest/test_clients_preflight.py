@@ -7,14 +7,14 @@ import msgspec
 import pytest
 from aiohttp import web
 
-from loadtest.clients.client import Endpoint, TargetError
-from loadtest.clients.connect import preflight, server_identity
-from loadtest.clients.tensors import InputSpec, concrete_shape, make_tensors
-from loadtest.results import Status
-from loadtest.scenario import Ask, Kind
+from penstock_load.clients.client import Endpoint, TargetError
+from penstock_load.clients.connect import preflight, server_identity
+from penstock_load.clients.payloads import InputSpec, concrete_shape, make_tensors
+from penstock_load.results import Status
+from penstock_load.scenario import Kind, RequestSpec
 from tests.loadtest.v2_server import V2Server, running_v2_server
 
-NOBODY = Endpoint(http_url="http://127.0.0.1:1", grpc_address="127.0.0.1:1")
+CLOSED = Endpoint(http_url="http://127.0.0.1:1", grpc_address="127.0.0.1:1")
 
 
 @pytest.fixture
@@ -24,7 +24,7 @@ async def server() -> AsyncIterator[V2Server]:
         yield running
 
 
-async def complaint(ask: Ask, endpoint: Endpoint, *, images: str = "", timeout_s: float = 20.0) -> str:
+async def complaint(ask: RequestSpec, endpoint: Endpoint, *, images: str = "", timeout_s: float = 20.0) -> str:
     """What preflight says against the target."""
     with pytest.raises(TargetError) as raised:
         await preflight(ask, endpoint, images=images, timeout_s=timeout_s)
@@ -34,8 +34,8 @@ async def complaint(ask: Ask, endpoint: Endpoint, *, images: str = "", timeout_s
 CALLS = [kind for kind in Kind if kind is not Kind.VIDEO]  # a video stream is not asked for picture by picture
 
 
-def asking(kind: Kind, model: str = "m", batch: int = 1) -> Ask:
-    return Ask(kind=kind, model=model, batch=batch, sizes=(4,), picture_px=(16, 16))
+def asking(kind: Kind, model: str = "m", batch: int = 1) -> RequestSpec:
+    return RequestSpec(kind=kind, model=model, batch=batch, sizes=(4,), picture_px=(16, 16))
 
 
 @pytest.mark.parametrize("kind", CALLS)
@@ -45,14 +45,14 @@ async def test_target_that_can_gives_its_answer(server: V2Server, kind: Kind) ->
 
 
 @pytest.mark.parametrize("kind", CALLS)
-async def test_nobody_listens(kind: Kind) -> None:
+async def test_no_server_listens(kind: Kind) -> None:
     """The sentence says where nothing answers and what to do."""
-    sentence = await complaint(asking(kind), NOBODY)
+    sentence = await complaint(asking(kind), CLOSED)
     assert sentence.startswith(("nothing answers at http://127.0.0.1:1 (", "nothing answers at gRPC at 127.0.0.1:1 ("))
     assert sentence.endswith("start the server, or give the address of one that runs")
 
 
-async def test_connection_that_is_cut_is_told_from_nobody(server: V2Server) -> None:
+async def test_cut_connection_differs_from_a_closed_port(server: V2Server) -> None:
     """Something listens there, so that to start the server is no advice."""
 
     async def cut(request: web.Request) -> web.Response:
@@ -88,7 +88,7 @@ async def not_found(_: web.Request) -> web.Response:
 
 
 async def test_server_without_image_endpoint(server: V2Server) -> None:
-    """A model that is there but has no image endpoint is told apart from one that is not there."""
+    """A model without an image endpoint differs from a model that does not exist."""
     server.post = not_found
     sentence = await complaint(asking(Kind.IMAGE), server.endpoint)
     url = f"{server.http_url}/v2/models/m/image"
@@ -111,7 +111,7 @@ async def test_refused_or_failed_first_request_says_what_the_server_said(server:
 
 
 async def test_slow_server_is_named_as_slow(server: V2Server) -> None:
-    """A first request that takes too long is told with the time it had."""
+    """For a first request that takes too long the message has the timeout."""
 
     async def slow(_: web.Request) -> web.Response:
         await asyncio.Event().wait()
@@ -123,13 +123,13 @@ async def test_slow_server_is_named_as_slow(server: V2Server) -> None:
 
 
 @pytest.mark.parametrize("kind", [Kind.GRPC, Kind.GRPC_STREAM])
-async def test_grpc_on_an_http_port_is_told(server: V2Server, kind: Kind) -> None:
+async def test_grpc_on_an_http_port_is_reported(server: V2Server, kind: Kind) -> None:
     """Who gives the HTTP port for gRPC reads that nothing answers there."""
     swapped = Endpoint(http_url=server.http_url, grpc_address=server.http_url.removeprefix("http://"))
     assert (await complaint(asking(kind), swapped)).startswith(f"nothing answers at gRPC at {swapped.grpc_address} (")
 
 
-async def test_https_on_a_plain_port_is_told(server: V2Server) -> None:
+async def test_https_on_a_plain_port_is_reported(server: V2Server) -> None:
     """Who asks a plain port over TLS reads where nothing answers."""
     wrong = Endpoint(http_url=server.http_url.replace("http:", "https:"), grpc_address=server.grpc_address)
     for kind in CALLS:
@@ -137,7 +137,7 @@ async def test_https_on_a_plain_port_is_told(server: V2Server) -> None:
 
 
 async def test_web_server_that_is_no_v2_server(server: V2Server) -> None:
-    """A web server of another sort is told as such, and has no identity; a picture endpoint needs none."""
+    """A web server of another sort is reported, and has no identity; a picture endpoint needs none."""
     elsewhere = Endpoint(http_url=f"{server.http_url}/other", grpc_address="", image_path="/predict")
     sentence = await complaint(asking(Kind.REST), elsewhere)
     assert sentence == f"{elsewhere.http_url} is no KServe v2 server: GET /v2/models/m answered 405"
@@ -146,9 +146,9 @@ async def test_web_server_that_is_no_v2_server(server: V2Server) -> None:
 
 
 async def test_identity_is_the_servers_word(server: V2Server) -> None:
-    """Name, version and extensions of GET /v2; nobody has none."""
+    """Name, version and extensions of GET /v2; a closed port has none."""
     assert await server_identity(server.endpoint, 20) == ("small", "1.2", ("binary_tensor_data",))
-    assert await server_identity(NOBODY, 20) == ("", "", ())
+    assert await server_identity(CLOSED, 20) == ("", "", ())
 
 
 async def test_decoupled_model_wants_a_stream(server: V2Server) -> None:
@@ -173,7 +173,7 @@ def test_shapes_fill_what_is_free() -> None:
     ("datatype", "size_bytes"), [("BOOL", 1), ("UINT8", 1), ("INT64", 8), ("FP16", 2), ("BF16", 2), ("FP64", 8)]
 )
 def test_tensors_have_the_bytes_of_their_type(datatype: str, size_bytes: int) -> None:
-    """Every number type of the protocol can be filled; one that nobody knows is refused."""
+    """Every number type of the protocol can be filled; an unknown one is refused."""
     (tensor,) = make_tensors([InputSpec("x", datatype, (-1, 5))], batch=2, seed=1)
     assert len(tensor.content) == 10 * size_bytes
     with pytest.raises(ValueError, match="FP3"):

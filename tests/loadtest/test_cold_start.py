@@ -9,9 +9,9 @@ from http.server import BaseHTTPRequestHandler
 import msgspec
 import pytest
 
-from loadtest.clients.client import Answer, Endpoint
-from loadtest.cold_start import ReloadError, ReloadPlan, reload_cycles
-from loadtest.results import Reload, Side, Status
+from penstock_load.clients.client import Answer, Endpoint
+from penstock_load.clients.control import ReloadError, ReloadPlan, reload_cycles
+from penstock_load.results import Reload, Side, Status
 from tests.web_server import serving
 
 
@@ -99,10 +99,7 @@ async def test_reloads_time_load_and_the_first_two_answers() -> None:
     with repository.served() as endpoint:
         plan = ReloadPlan(cycles=2, round=2, side=Side.BESIDE)
         found = await reload_cycles(endpoint, "m", connect=asker.connect, plan=plan, clock=asker.clock)
-    assert found == (
-        Reload(2, Side.BESIDE, "m", 0.0, 0.0, 1000.0),
-        Reload(2, Side.BESIDE, "m", 0.0, 2000.0, 3000.0),
-    )
+    assert found == (Reload(2, Side.BESIDE, "m", 0.0, 0.0, 1000.0), Reload(2, Side.BESIDE, "m", 0.0, 2000.0, 3000.0))
     assert repository.asked == ["unload", *["index"] * 4, "load", "unload", "index", "load"]
     assert asker.is_closed
 

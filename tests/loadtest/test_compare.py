@@ -7,11 +7,10 @@ import msgspec
 import numpy as np
 import pytest
 
-from loadtest.measure.bootstrap import Blocks, blocks_of, draw_weights, resampled_percentiles
-from loadtest.measure.compare import Comparison, Row, compare
-from loadtest.measure.ledger import Ledger
-from loadtest.measure.percentiles import percentiles_of
-from loadtest.measure.run_folder import (
+from penstock_load.measure.bootstrap import Blocks, blocks_of, draw_weights, resampled_percentiles
+from penstock_load.measure.compare import ComparedFigure, RunComparison, compare
+from penstock_load.measure.ledger import Ledger, percentiles_of
+from penstock_load.measure.run_folder import (
     RECORDS_FILE,
     RecordsFile,
     RunFolder,
@@ -20,7 +19,7 @@ from loadtest.measure.run_folder import (
     read_run_folder,
     write_run,
 )
-from loadtest.results import Record, Run, ServerQuantile, Status
+from penstock_load.results import Record, Run, ServerQuantile, Status
 from tests.loadtest.runs import make_run, make_run_records
 
 SEED_OF_A, SEED_OF_B = 6, 7  # each row errs once in 20 pairs; in this one none does
@@ -38,13 +37,13 @@ def folder_of(
     return read_run_folder(path)
 
 
-def row(comparison: Comparison, measure: str) -> Row:
+def row(comparison: RunComparison, measure: str) -> ComparedFigure:
     """The comparison's row of that measure."""
     return next(it for it in comparison.rows if it.measure == measure)
 
 
 def test_runs_of_the_same_server_show_no_difference(tmp_path: Path) -> None:
-    """Two samples of one distribution: every interval covers 1, and the sentence says that nothing can be told."""
+    """Two samples of one distribution: every interval covers 1, and the sentence says so."""
     a = folder_of(tmp_path, "a", make_run_records(seconds=20.0, seed=SEED_OF_A))
     b = folder_of(tmp_path, "b", make_run_records(seconds=20.0, seed=SEED_OF_B), seed=0)
     found = compare(a, b)
@@ -54,13 +53,13 @@ def test_runs_of_the_same_server_show_no_difference(tmp_path: Path) -> None:
         assert one.high is not None
         assert one.low < 1 < one.high
         assert one.is_trusted
-        assert "no difference can be told: -" in one.sentence
+        assert "no significant difference: -" in one.sentence
     assert row(found, "error_share").sentence == "error share: 0 in both"
     assert found.warnings == ()
 
 
 def test_intervals_cover_the_truth_about_as_often_as_they_say() -> None:
-    """Of 40 pairs of runs without a difference, few p99s are told apart: 2 expected, 6 allowed."""
+    """Of 40 pairs of runs without a difference, few p99s differ: 2 expected, 6 allowed."""
     random = np.random.default_rng(5)
 
     def resampled(seed: int) -> np.ndarray:
@@ -85,7 +84,7 @@ def test_server_that_is_a_fifth_faster_is_found(tmp_path: Path) -> None:
         assert one.high is not None
         assert one.low <= 0.8 <= one.high < 1
         assert one.sentence.endswith("%) lower")
-    assert "no difference" in row(found, "ok_per_s").sentence
+    assert "no significant difference" in row(found, "ok_per_s").sentence
 
 
 def test_figures_are_those_of_all_judged_records(tmp_path: Path) -> None:
@@ -152,20 +151,20 @@ def test_what_makes_a_comparison_unfair_is_said(tmp_path: Path) -> None:
         slo_p99_ms=50.0,
         complaints=("The generator was the bottleneck.",),
     )
-    told = "\n".join(compare(a, b).warnings)
+    warnings = "\n".join(compare(a, b).warnings)
     assert len(compare(a, b).warnings) == 8
-    assert "the scenario differs: image-steady in A, overload in B" in told
-    assert "the models differ: street in A, people in B" in told
-    assert "the SLO differs: 100 ms in A, 50 ms in B" in told
-    assert "the payloads' seed differs: 0 in A, 7 in B" in told
-    assert "the server's hardware differs: cpu in A, NVIDIA H200 in B" in told
-    assert "2 cores in A, Imagined 3000 @ 2.0 GHz, 16 cores in B" in told
-    assert "the phase steady was offered " in told
-    assert "B cannot be relied on: The generator was the bottleneck." in told
+    assert "the scenario differs: image-steady in A, overload in B" in warnings
+    assert "the models differ: street in A, people in B" in warnings
+    assert "the SLO differs: 100 ms in A, 50 ms in B" in warnings
+    assert "the payloads' seed differs: 0 in A, 7 in B" in warnings
+    assert "the server's hardware differs: cpu in A, NVIDIA H200 in B" in warnings
+    assert "2 cores in A, Imagined 3000 @ 2.0 GHz, 16 cores in B" in warnings
+    assert "the phase steady was offered " in warnings
+    assert "B cannot be relied on: The generator was the bottleneck." in warnings
 
 
 def test_errors_in_one_run_only_have_no_ratio(tmp_path: Path) -> None:
-    """A share against none is told in words."""
+    """A share against none is described in words."""
     a = folder_of(tmp_path, "a", make_run_records(seconds=20.0, seed=SEED_OF_A))
     b = folder_of(tmp_path, "b", make_run_records(seconds=20.0, refused=0.05, seed=SEED_OF_B))
     one = row(compare(a, b), "error_share")
@@ -221,7 +220,7 @@ def test_what_is_no_run_is_refused_in_a_sentence(tmp_path: Path) -> None:
     (tmp_path / "run.json").write_text('{"format": 1, "scenario": "x"}')
     with pytest.raises(RunFolderError, match=r"run.json is not a run, or is damaged .*run the scenario again"):
         read_run_folder(tmp_path)
-    (tmp_path / "run.json").write_text('{"format": 2, "laps": []}')
+    (tmp_path / "run.json").write_text('{"format": 2, "rows": []}')
     with pytest.raises(RunFolderError, match=r"format 2, and this version reads up to 1; read it with a newer"):
         read_run_folder(tmp_path)
     (tmp_path / "run.json").write_text("[1, 2")
@@ -243,7 +242,7 @@ def test_damaged_line_of_records_is_named(tmp_path: Path) -> None:
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="/dev/full is Linux's")
-def test_full_disk_is_told_to_the_caller() -> None:
+def test_full_disk_is_reported_to_the_caller() -> None:
     """Records that cannot be kept are an error at once, not a short file."""
     with pytest.raises(OSError, match="No space left"), RecordsFile(Path("/dev/full")) as file:
         file.append(make_run_records(rounds=1, seconds=1.0))

@@ -1,8 +1,8 @@
 """A server that stands still by a known schedule shows in an open loop's percentiles as it must.
 
-100 requests a second for 10 s, and one stall of a second in which nobody is answered until it ends. The 100 requests
-of that second wait 1.00, 0.99, ... 0.01 s, the 900 others none: so p90 is 0, p95 is 0.50 s, p99 is 0.90 s. A closed
-loop sends one request in that second, and its p99 says that nothing was wrong.
+100 requests a second for 10 s, and one stall of a second without an answer until it ends. The 100 requests of that
+second wait 1.00, 0.99, ... 0.01 s, the 900 others none: so p90 is 0, p95 is 0.50 s, p99 is 0.90 s. A closed loop sends
+one request in that second, and its p99 hides the stall.
 """
 
 import asyncio
@@ -15,17 +15,14 @@ import numpy as np
 import pytest
 from aiohttp import web
 
-from loadtest.clients.client import Answer, Endpoint
-from loadtest.driver.asking import Asking, Lane
-from loadtest.driver.closed_loop import run_callers
-from loadtest.driver.open_loop import OpenLoop
-from loadtest.driver.processes import Drivers
-from loadtest.driver.protocol import PhasePlan, Setup
-from loadtest.driver.timer import LoopAlarm
-from loadtest.measure.percentiles import percentiles_of
-from loadtest.pacer import send_times
-from loadtest.results import Percentiles, Record, Side, Status
-from loadtest.scenario import Arrivals, Ask, Kind, Shape
+from penstock_load.clients.client import Answer, Endpoint
+from penstock_load.driver.loops import Asking, LoopAlarm, OpenLoop, RequestLane, run_callers
+from penstock_load.driver.processes import Drivers
+from penstock_load.driver.protocol import DriverSetup, PhasePlan
+from penstock_load.measure.ledger import percentiles_of
+from penstock_load.pacer import send_times
+from penstock_load.results import Percentiles, Record, Side, Status
+from penstock_load.scenario import Arrivals, Kind, RequestSpec, Shape
 from tests.loadtest.virtual_time import VirtualTimeLoop, run_virtual
 
 AT_100 = Arrivals(shape=Shape.CONSTANT, rate=100)
@@ -49,7 +46,7 @@ class StallingClient:
 
 def asking(loop: VirtualTimeLoop, service_s: float) -> Asking:
     """Asks that server, on the loop's clock."""
-    return Asking(1, "p", Side.TARGET, [Lane("a", StallingClient(service_s))], [0], 0.0, loop.time)
+    return Asking(1, "p", Side.TARGET, [RequestLane("a", StallingClient(service_s))], [0], 0.0, loop.time)
 
 
 def latencies_ms(records: list[Record]) -> list[float]:
@@ -131,9 +128,9 @@ async def test_stall_over_http_is_seen_by_the_open_loop_alone(is_open: bool) -> 
     load = {"arrivals": AT_100} if is_open else {"callers": 1}
     records: list[Record] = []
     async with stalling_server() as (url, held_s):
-        setup = Setup(
+        setup = DriverSetup(
             endpoints={Side.TARGET: Endpoint(http_url=url, grpc_address="")},
-            asks=(Ask(kind=Kind.IMAGE, model="m", picture_px=(16, 16)),),
+            asks=(RequestSpec(kind=Kind.IMAGE, model="m", picture_px=(16, 16)),),
             slo_p99_ms=1000,
             timeout_s=10,
             max_in_flight=1000,

@@ -15,11 +15,11 @@ from pathlib import Path
 import psutil
 import pytest
 
-from loadtest.clients.client import Endpoint
-from loadtest.driver.processes import Drivers
-from loadtest.driver.protocol import DriverError, PhasePlan, Setup
-from loadtest.results import Record, Side, Status
-from loadtest.scenario import Arrivals, Ask, Kind, Shape, Unit
+from penstock_load.clients.client import Endpoint
+from penstock_load.driver.processes import Drivers
+from penstock_load.driver.protocol import DriverError, DriverSetup, PhasePlan
+from penstock_load.results import Record, Side, Status
+from penstock_load.scenario import Arrivals, Kind, RequestSpec, Shape, Unit
 from tests.loadtest.driver_clients import CONNECT
 
 
@@ -28,9 +28,9 @@ async def drivers_of(
     *models: str, processes: int = 1, timeout_s: float = 5, max_in_flight: int = 1000
 ) -> AsyncIterator[Drivers]:
     """Drivers whose clients behave as the models are called; their answers' code is the request's number."""
-    setup = Setup(
+    setup = DriverSetup(
         endpoints={side: Endpoint(http_url="http://127.0.0.1:9", grpc_address="") for side in Side},
-        asks=tuple(Ask(kind=Kind.IMAGE, model=model) for model in models),
+        asks=tuple(RequestSpec(kind=Kind.IMAGE, model=model) for model in models),
         slo_p99_ms=2000,
         timeout_s=timeout_s,
         max_in_flight=max_in_flight,
@@ -74,11 +74,7 @@ async def test_same_round_has_the_same_arrivals_on_both_sides_and_another_round_
         for round_number, side in ((1, Side.TARGET), (1, Side.BESIDE), (2, Side.TARGET)):
             records: list[Record] = []
             plan = PhasePlan(
-                round=round_number,
-                phase="p",
-                side=side,
-                seconds=0.3,
-                arrivals=Arrivals(shape=Shape.POISSON, rate=100),
+                round=round_number, phase="p", side=side, seconds=0.3, arrivals=Arrivals(shape=Shape.POISSON, rate=100)
             )
             await drivers.run(plan, records.extend)
             intended = sorted(record.intended_s for record in records)
@@ -172,7 +168,7 @@ async def test_target_that_cannot_be_asked_is_said_in_its_own_words() -> None:
     with pytest.raises(DriverError, match=r"^nothing listens at http://127\.0\.0\.1:9$"):
         async with drivers_of("unreachable", processes=2):
             pass
-    assert not [child for child in psutil.Process().children() if "loadtest.driver.child" in child.cmdline()]
+    assert not [child for child in psutil.Process().children() if "penstock_load.driver.child" in child.cmdline()]
 
 
 async def test_schedule_that_cannot_be_had_is_said_in_one_sentence() -> None:
@@ -214,7 +210,7 @@ def test_process_whose_parent_is_gone_ends() -> None:
         {"type": "Begin", "setup": setup, "part": 0, "parts": 1},
         {"type": "Go", "plan": plan, "begin_s": time.monotonic()},
     ]
-    command = [sys.executable, "-m", "loadtest.driver.child"]
+    command = [sys.executable, "-m", "penstock_load.driver.child"]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
         assert process.stdin is not None
         assert process.stdout is not None

@@ -4,11 +4,10 @@ from pathlib import Path
 
 import pytest
 
-from loadtest.driver.health import Load, Tally, allowed_lag_s, judge
-from loadtest.driver.recording import read_recording
-from loadtest.results import GeneratorHealth, Record, Side, Status
+from penstock_load.driver.protocol import GeneratorLoad, SendTally, allowed_lag_s, judge, read_recording
+from penstock_load.results import GeneratorHealth, Record, Side, Status
 
-IDLE = Load(seconds=10, cpu_s=1)
+IDLE = GeneratorLoad(seconds=10, cpu_s=1)
 
 
 def sent(at_s: float, *, lag_s: float = 0.0001, status: Status = Status.OK) -> Record:
@@ -16,9 +15,9 @@ def sent(at_s: float, *, lag_s: float = 0.0001, status: Status = Status.OK) -> R
     return Record(1, "p", Side.TARGET, "image m", at_s, at_s + lag_s, at_s + lag_s + 0.01, status)
 
 
-def health_of(records: list[Record], *loads: Load, slo_p99_ms: float = 100) -> GeneratorHealth:
+def health_of(records: list[Record], *loads: GeneratorLoad, slo_p99_ms: float = 100) -> GeneratorHealth:
     """Of ten seconds from 0."""
-    tally = Tally(10, allowed_lag_s(slo_p99_ms))
+    tally = SendTally(10, allowed_lag_s(slo_p99_ms))
     tally.add(records)
     return judge(tally, loads or (IDLE,), seconds=10)
 
@@ -26,7 +25,7 @@ def health_of(records: list[Record], *loads: Load, slo_p99_ms: float = 100) -> G
 def test_generator_that_kept_its_schedule_is_healthy() -> None:
     """All sent, half a millisecond late at most, a tenth of a core: no complaint, and the figures say so."""
     records = [sent(i / 100, lag_s=0.0005 if i % 100 == 0 else 0.0001) for i in range(1000)]
-    health = health_of(records, IDLE, Load(10, 3))
+    health = health_of(records, IDLE, GeneratorLoad(10, 3))
     assert (health.intended, health.sent, health.intended_per_s, health.sent_per_s) == (1000, 1000, 100, 100)
     assert health.lag_p50_ms == pytest.approx(0.1)
     assert health.lag_p99_ms == pytest.approx(0.1)
@@ -65,12 +64,12 @@ def test_lag_beyond_5_ms_and_a_tenth_of_the_slo_is_a_complaint(
 def test_busy_loop_is_a_complaint_though_nothing_was_late() -> None:
     """A closed loop has no lag; its busiest process decides."""
     records = [sent(i / 100, lag_s=0) for i in range(1000)]
-    assert health_of(records, IDLE, Load(10, 9.4)).complaint == ""
-    assert "its loop was busy 97% of the time" in health_of(records, IDLE, Load(10, 9.7)).complaint
+    assert health_of(records, IDLE, GeneratorLoad(10, 9.4)).complaint == ""
+    assert "its loop was busy 97% of the time" in health_of(records, IDLE, GeneratorLoad(10, 9.7)).complaint
 
 
 def test_phase_without_requests_is_healthy() -> None:
-    """A quiet replay is nobody's fault."""
+    """A quiet replay is no failure."""
     assert health_of([]) == GeneratorHealth(0, 0, 0, 0, 0, 0, 0.1, 1)
 
 

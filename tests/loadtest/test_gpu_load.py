@@ -10,10 +10,17 @@ from pathlib import Path
 
 import pytest
 
-from loadtest.bench.gpu.closed import Ask, Lane, run_callers
-from loadtest.bench.gpu.connection import BrokenConnection, Connection, exchange, said
-from loadtest.bench.gpu.opened import Schedule, run_schedule
-from loadtest.bench.gpu.requests import http_post
+from loadtest.bench.gpu.callers import (
+    BrokenConnection,
+    CallerLane,
+    CallerRequest,
+    Connection,
+    exchange,
+    reply_text,
+    run_callers,
+)
+from loadtest.bench.gpu.generators import Schedule, run_schedule
+from loadtest.bench.gpu.tritons import http_post
 
 GOOD = b"HTTP/1.1 200 OK\r\nInference-Header-Content-Length: 99\r\nContent-Length: 4\r\n\r\nokok"
 FULL = b"HTTP/1.1 503 Busy\r\ncontent-length: 2\r\n\r\nno"
@@ -73,9 +80,9 @@ def serve() -> Iterator[Callable[[Answer], Server]]:
         server.close()
 
 
-def lane(server: Server, name: str = "a", body: bytes = b"x") -> Lane:
+def lane(server: Server, name: str = "a", body: bytes = b"x") -> CallerLane:
     """A caller of it."""
-    return Lane(name, server.port, http_post("/v2", body, "image/jpeg"))
+    return CallerLane(name, server.port, http_post("/v2", body, "image/jpeg"))
 
 
 def test_answer_in_pieces_is_whole_and_its_length_is_the_bodys_own(serve: Callable[[Answer], Server]) -> None:
@@ -112,7 +119,7 @@ def test_connection_that_is_closed_says_so(serve: Callable[[Answer], Server]) ->
 
 
 def good_until(stop: Path, count: int) -> Answer:
-    """Good answers; after so many the lap is over."""
+    """Good answers; after so many the run is over."""
 
     def answer(number: int) -> list[bytes]:
         if number >= count:
@@ -123,41 +130,41 @@ def good_until(stop: Path, count: int) -> Answer:
 
 
 def test_closed_loop_counts_every_answer_of_every_lane(serve: Callable[[Answer], Server], tmp_path: Path) -> None:
-    """Each lane asks again as soon as it is answered; what was asked is what is told, but for those under way."""
+    """Each lane asks again as soon as it is answered; all requests are reported, except those under way."""
     stop = tmp_path / "stop"
     server = serve(good_until(stop, 200))
-    lap = run_callers(list(enumerate([lane(server), lane(server)])), time.monotonic(), 0.0, 30.0, stop)
-    assert {ask.lane for ask in lap.asks} == {0, 1}
-    assert server.asked - 2 <= len(lap.asks) <= server.asked
-    assert all(not ask.failure and ask.latency_ms > 0 for ask in lap.asks)
+    run = run_callers(list(enumerate([lane(server), lane(server)])), time.monotonic(), 0.0, 30.0, stop)
+    assert {ask.lane for ask in run.asks} == {0, 1}
+    assert server.asked - 2 <= len(run.asks) <= server.asked
+    assert all(not ask.failure and ask.latency_ms > 0 for ask in run.asks)
 
 
 def test_closed_loop_goes_on_after_refusals_and_broken_connections(
     serve: Callable[[Answer], Server], tmp_path: Path
 ) -> None:
-    """What failed is told with its reason, and the lane opens a new connection."""
+    """A failure has its reason, and the lane opens a new connection."""
     stop = tmp_path / "stop"
     good = good_until(stop, 5)
     server = serve(lambda number: [FULL] if number == 0 else [] if number == 1 else good(number))
-    lap = run_callers([(0, lane(server))], time.monotonic(), 0.0, 30.0, stop)
-    failures = [ask.failure for ask in lap.asks if ask.failure]
+    run = run_callers([(0, lane(server))], time.monotonic(), 0.0, 30.0, stop)
+    failures = [ask.failure for ask in run.asks if ask.failure]
     assert failures[0] == "503: no"
     assert "closed" in failures[1] or "receiving" in failures[1]
     assert len(failures) == 2
-    assert not lap.asks[-1].failure
+    assert not run.asks[-1].failure
 
 
 def test_closed_loop_leaves_out_what_settled(serve: Callable[[Answer], Server], tmp_path: Path) -> None:
     """Answers of the settling are in no figure; times count from its end."""
     stop, begin_s = tmp_path / "stop", time.monotonic()
     server = serve(lambda number: good_until(stop, number + (time.monotonic() < begin_s + 0.2))(number))
-    lap = run_callers([(0, lane(server))], begin_s, 0.1, 30.0, stop)
-    assert 0 < len(lap.asks) < server.asked
-    assert all(ask.at_s >= -0.001 for ask in lap.asks)
+    run = run_callers([(0, lane(server))], begin_s, 0.1, 30.0, stop)
+    assert 0 < len(run.asks) < server.asked
+    assert all(ask.at_s >= -0.001 for ask in run.asks)
 
 
 def test_closed_loop_ends_when_the_file_is_there(serve: Callable[[Answer], Server], tmp_path: Path) -> None:
-    """A lap that watches a recovery does not last longer than the recovery."""
+    """A run that watches a recovery does not last longer than the recovery."""
     server, stop = serve(lambda _: [GOOD]), tmp_path / "stop"
     stop.touch()
     began_s = time.monotonic()
@@ -169,10 +176,10 @@ def test_open_loop_counts_from_the_moment_due_however_late_it_was_sent(serve: Ca
     """With one connection, the second of two that are due together waits for the first, and that counts."""
     server = serve(lambda number: [GOOD] if number or not threading.Event().wait(0.1) else [])
     moments = (0.0, 0.0)
-    lap = run_schedule(Schedule(server.port, (lane(server).request,), moments, connections=1), time.monotonic())
-    assert len(lap.latencies_ms) == 2
-    assert min(lap.latencies_ms) >= 95
-    assert max(lap.late_ms) >= 95
+    run = run_schedule(Schedule(server.port, (lane(server).request,), moments, connections=1), time.monotonic())
+    assert len(run.latencies_ms) == 2
+    assert min(run.latencies_ms) >= 95
+    assert max(run.late_ms) >= 95
 
 
 def test_open_loop_sends_no_request_before_its_moment(serve: Callable[[Answer], Server]) -> None:
@@ -180,9 +187,9 @@ def test_open_loop_sends_no_request_before_its_moment(serve: Callable[[Answer], 
     server = serve(lambda _: [GOOD])
     begin_s = time.monotonic()
     schedule = Schedule(server.port, (lane(server).request,), (0.0, 0.15), connections=4)
-    lap = run_schedule(schedule, begin_s)
+    run = run_schedule(schedule, begin_s)
     assert time.monotonic() - begin_s >= 0.15
-    assert min(lap.late_ms) >= 0
+    assert min(run.late_ms) >= 0
 
 
 def test_open_loop_tells_what_failed_by_its_words(serve: Callable[[Answer], Server]) -> None:
@@ -191,15 +198,15 @@ def test_open_loop_tells_what_failed_by_its_words(serve: Callable[[Answer], Serv
     server = serve(lambda number: answers[number])
     moments = (0.0, 0.05, 0.1)
     schedule = Schedule(server.port, (lane(server).request,), moments, connections=1, timeout_s=1.0)
-    lap = run_schedule(schedule, time.monotonic())
-    assert len(lap.latencies_ms) == 1
-    assert lap.failures.pop("503") == 1
-    assert sum(lap.failures.values()) == 1
-    assert lap.unsent == 0
+    run = run_schedule(schedule, time.monotonic())
+    assert len(run.latencies_ms) == 1
+    assert run.failures.pop("503") == 1
+    assert sum(run.failures.values()) == 1
+    assert run.unsent == 0
 
 
 def test_open_loop_gives_up_on_an_answer_that_does_not_come(serve: Callable[[Answer], Server]) -> None:
-    """After the time-out the lap ends, and what is under way counts as never answered."""
+    """After the time-out the run ends, and what is under way counts as never answered."""
     gate = threading.Event()
     server = serve(lambda _: [GOOD] if gate.wait(5) else [])
     schedule = Schedule(server.port, (lane(server).request,), (0.0,), connections=1, timeout_s=0.1)
@@ -207,9 +214,9 @@ def test_open_loop_gives_up_on_an_answer_that_does_not_come(serve: Callable[[Ans
     gate.set()
 
 
-def test_refusal_is_told_with_status_and_words() -> None:
+def test_refusal_has_status_and_message() -> None:
     """A table has room for the beginning of what a server says."""
-    from loadtest.bench.gpu.connection import Reply
+    from loadtest.bench.gpu.callers import Reply
 
-    assert said(Reply(503, b"full " * 100)) == "503: " + ("full " * 100)[:160]
-    assert Ask(0, 0.0, 1.0).failure == ""
+    assert reply_text(Reply(503, b"full " * 100)) == "503: " + ("full " * 100)[:160]
+    assert CallerRequest(0, 0.0, 1.0).failure == ""

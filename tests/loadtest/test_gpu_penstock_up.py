@@ -5,10 +5,10 @@ from pathlib import Path
 
 import pytest
 
-from loadtest.bench.gpu.penstock_up import PenstockUp
+from loadtest.bench.gpu.programs import PenstockUp
 from loadtest.bench.wire import BadAnswer
-from server.commands.up import announce
-from server.stack import Announcement
+from penstock.cli.up import announce
+from penstock.gateway.stack.stack import Announcement
 
 Capsys = pytest.CaptureFixture[str]
 
@@ -22,10 +22,10 @@ def up(tmp_path: Path) -> PenstockUp:
 def say(log: Path, capsys: Capsys, unavailable: dict[str, str]) -> None:
     """The stack's own words, behind a line of its log."""
     served = tuple({"resnet"} - unavailable.keys())
-    told = Announcement(
+    announced = Announcement(
         "triton 2.51.0", "http://127.0.0.1:8017", "127.0.0.1:1", "http://a:2/metrics", served, unavailable
     )
-    announce(told)
+    announce(announced)
     log.write_text("2026-11-23T09:32:05Z info    engine: engine is ready\n" + capsys.readouterr().out)
 
 

@@ -1,7 +1,8 @@
 """The photo-like JPEGs that GPU benches decode."""
 
 from loadtest.bench.gpu.pictures import PHOTO_SIZES, photos
-from server.vision.header import PictureFormat, read_header
+from penstock.engines.torch_serving.picture_header import PictureFormat
+from penstock.vision.decode import read_header
 
 
 def test_photos_same_seed_are_the_same_and_of_the_stated_sizes() -> None:

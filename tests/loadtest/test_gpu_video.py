@@ -7,20 +7,34 @@ from pathlib import Path
 
 import pytest
 
-from deepstream_pipeline.metrics import VideoMetrics
-from deepstream_pipeline.types import DropReason
-from loadtest.bench.gpu.video.engine import EngineCounts, ask_engine, busy_between, counts_of
-from loadtest.bench.gpu.video.faults import Seen, gap_of, judged, read_results
-from loadtest.bench.gpu.video.fleet import Setup, with_named_threads
-from loadtest.bench.gpu.video.limits import cores_of, limit_in_words
-from loadtest.bench.gpu.video.options import MODEL, parse_arguments
-from loadtest.bench.gpu.video.page import Page, dropped_between, joined, latency_between, read_page
-from loadtest.bench.gpu.video.pieces import PARTS, Folder, Piece, left_of, pieces_of
-from loadtest.bench.gpu.video.usage import Usage, busiest, cores_by_kind
-from loadtest.bench.gpu.video.verdict import HeldSearch, Window, complaint, shares
-from loadtest.bench.gpu.video.windows import search
+from loadtest.bench.gpu.video.fleet import FleetSetup, with_named_threads
+from loadtest.bench.gpu.video.plan import MODEL, PARTS, BenchPiece, Folder, left_of, parse_arguments, pieces_of
+from loadtest.bench.gpu.video.results import cores_of, stream_limit_text
+from loadtest.bench.gpu.video.usage import (
+    EngineCounts,
+    FleetUsage,
+    ask_engine,
+    busiest,
+    busy_between,
+    cores_by_kind,
+    counts_of,
+)
+from loadtest.bench.gpu.video.verdict import (
+    MetricsPage,
+    SustainedSearch,
+    Window,
+    complaint,
+    dropped_between,
+    joined,
+    latency_between,
+    read_page,
+    shares,
+)
+from loadtest.bench.gpu.video.windows import Seen, gap_of, judged, read_results, search
 from loadtest.bench.wire import BadAnswer
-from loadtest.measure.buckets import Buckets
+from penstock_load.measure.buckets import Buckets
+from penstock_video.metrics import VideoMetrics
+from penstock_video.types import DropReason
 from tests.loadtest.gpu_video_pieces import window
 
 BOUND_MS = 100.0
@@ -60,7 +74,7 @@ def test_window_is_held_or_says_why_not(seen: Window, why: str) -> None:
 )
 def test_search_finds_the_highest_number_within_a_fiftieth(firsts: list[int], most: int, limit: int) -> None:
     """What is named comes first; every number lies between what was held and what was missed."""
-    finding, tried = HeldSearch(firsts, most, tries=30), []
+    finding, tried = SustainedSearch(firsts, most, tries=30), []
     while (count := finding.next_count()) is not None:
         assert finding.held < count < finding.missed
         tried.append(count)
@@ -71,7 +85,7 @@ def test_search_finds_the_highest_number_within_a_fiftieth(firsts: list[int], mo
 
 def test_search_ends_after_its_tries() -> None:
     """Whatever it found by then."""
-    finding = HeldSearch([300], 1000, tries=2)
+    finding = SustainedSearch([300], 1000, tries=2)
     for _ in range(2):
         count = finding.next_count()
         assert count is not None
@@ -80,21 +94,21 @@ def test_search_ends_after_its_tries() -> None:
 
 
 def test_search_keeps_what_it_found_before_it_broke_off() -> None:
-    """A card is lent for minutes: what was measured stays; where nothing was, the reason is told."""
+    """A card is rented for minutes: measured figures stay; a missing figure has its reason."""
 
     def attempt(count: int) -> dict[str, object]:
         if count > 8:
             raise BadAnswer("penstock video run does not answer")
         return {"streams": count, "complaint": ""}
 
-    found = search(HeldSearch([4, 8], 100, 6), attempt)
+    found = search(SustainedSearch([4, 8], 100, 6), attempt)
     assert (found["held"], len(found["tries"]), found["cut"]) == (
         8,
         2,
         "54 streams: penstock video run does not answer",
     )
     with pytest.raises(BadAnswer):
-        search(HeldSearch([9], 100, 6), attempt)
+        search(SustainedSearch([9], 100, 6), attempt)
 
 
 def test_miniature_needs_no_card_and_no_pytorch() -> None:
@@ -126,7 +140,7 @@ def test_page_of_the_video_program_is_understood() -> None:
     metrics.decode_processes("nvdec", 3)
     page = read_page(metrics.page().decode())
     assert (page.answered, page.decoded) == ({"a": 4, "b": 4}, {"a": 5, "b": 5})
-    assert dropped_between(Page(), page) == {"corrupt": 3}
+    assert dropped_between(MetricsPage(), page) == {"corrupt": 3}
     assert (page.restarts["b"], page.hand_over["device"], page.processes["nvdec"]) == (1, 7, 3)
     assert joined([page, page]).processes["nvdec"] == 6
 
@@ -151,7 +165,7 @@ def test_window_is_of_the_sources_that_are_still_there() -> None:
 
 def test_empty_page_is_one_of_a_program_that_does_not_answer_yet() -> None:
     """It adds nothing to the others."""
-    assert joined([Page(), read_page("")]).answered == {}
+    assert joined([MetricsPage(), read_page("")]).answered == {}
 
 
 def test_gap_is_the_longest_between_two_frames_in_the_span() -> None:
@@ -166,9 +180,9 @@ def test_killed_process_tells_its_own_cameras_from_the_others() -> None:
     """Each side has its largest gap."""
     span = {"what": "killed", "own": ["a"], "ids": ["a", "b"], "begin_s": 0.0, "end_s": 3.0, "slowest_within_s": 0.1}
     steady = [Seen(number, number / 10) for number in range(40)]
-    told = judged(span, {"a": steady[:5] + steady[25:], "b": steady})
-    assert told["own"]["largest_gap_s"] == pytest.approx(2.1)
-    assert told["others"] == {
+    judgement = judged(span, {"a": steady[:5] + steady[25:], "b": steady})
+    assert judgement["own"]["largest_gap_s"] == pytest.approx(2.1)
+    assert judgement["others"] == {
         "cameras": 1, "largest_gap_s": pytest.approx(0.1), "median_gap_s": pytest.approx(0.1), "missing_frames": 0,
     }  # fmt: skip
 
@@ -201,7 +215,7 @@ def test_nvdec_alone_is_measured_again_where_its_streams_are_left(tmp_path: Path
 
 def test_piece_that_was_measured_is_there_and_another_round_stands_in(tmp_path: Path) -> None:
     """A run that was cut goes on; what a round does not have is taken from another."""
-    folder, piece = Folder(tmp_path), Piece("nvdec", "h264-720p", 1)
+    folder, piece = Folder(tmp_path), BenchPiece("nvdec", "h264-720p", 1)
     assert not folder.has(piece)
     folder.write(piece, {"rate": 1.0}, {})
     (tmp_path / "other.json").write_text("[]")
@@ -211,10 +225,10 @@ def test_piece_that_was_measured_is_there_and_another_round_stands_in(tmp_path: 
     assert len(folder.all()) == 1
 
 
-def test_cores_are_told_by_kind_and_by_thread() -> None:
+def test_cores_are_counted_by_kind_and_by_thread() -> None:
     """A process that came meanwhile counts from its first reading on."""
-    before = Usage(5.0, {("video program", 1): 1.0}, {("video program", 1, 1, "python"): 1.0}, 10.0)
-    after = Usage(
+    before = FleetUsage(5.0, {("video program", 1): 1.0}, {("video program", 1, 1, "python"): 1.0}, 10.0)
+    after = FleetUsage(
         7.0, {("video program", 1): 3.0, ("decode process", 2): 9.0}, {("video program", 1, 1, "python"): 2.0}, 16.0
     )
     assert cores_by_kind(before, after) == {"machine": 3.0, "video program": 1.0, "decode process": 0.0}
@@ -241,19 +255,23 @@ def test_limit_is_named_with_what_is_full() -> None:
     """NVDEC where it is; the cores where they are; else that nothing is."""
     cores = cores_of("1 × NVIDIA H200, Intel Xeon, 16 cores")
     assert cores == 16
-    assert limit_in_words(window(325, "p99 150 ms"), cores).startswith("NVDEC is the limit (NVDEC 97 %")
+    assert stream_limit_text(window(325, "p99 150 ms"), cores).startswith("NVDEC is the limit (NVDEC 97 %")
     busy = window(300) | {"cores": {"machine": 15.5}}
-    assert limit_in_words(busy, cores).startswith("the CPU's cores are the limit")
-    assert limit_in_words(window(300), cores).startswith("nothing that was read is full (")
-    assert limit_in_words(busy, cores, is_most=False).startswith("the CPU's cores are full, and more was not tried (")
-    card = limit_in_words(window(325, "p99 150 ms"), cores, is_most=False)
+    assert stream_limit_text(busy, cores).startswith("the CPU's cores are the limit")
+    assert stream_limit_text(window(300), cores).startswith("nothing that was read is full (")
+    assert stream_limit_text(busy, cores, is_most=False).startswith(
+        "the CPU's cores are full, and more was not tried ("
+    )
+    card = stream_limit_text(window(325, "p99 150 ms"), cores, is_most=False)
     assert card.startswith("NVDEC is full, and more was not tried (NVDEC 97 %")
     python = window(300, "p99 150 ms") | {"card": {}, "processes": [["video program, pid 7", 0.99]]}
-    assert limit_in_words(python, cores).startswith("one Python process is full (video program, pid 7)")
+    assert stream_limit_text(python, cores).startswith("one Python process is full (video program, pid 7)")
     of_cpu = {"processes": [["decode process, pid 9", 0.99]], "card": {}, "decode_processes": {"cpu": 9, "nvdec": 0}}
-    assert limit_in_words(window(300) | of_cpu, cores).startswith("nothing"), "FFmpeg's threads, not Python's"
+    assert stream_limit_text(window(300) | of_cpu, cores).startswith("nothing"), "FFmpeg's threads, not Python's"
     shared = of_cpu | {"decode_processes": {"cpu": 0, "nvdec": 9}}
-    assert limit_in_words(window(300) | shared, cores).startswith("one Python process is full (decode process, pid 9)")
+    assert stream_limit_text(window(300) | shared, cores).startswith(
+        "one Python process is full (decode process, pid 9)"
+    )
 
 
 def test_engine_is_the_limit_where_its_instances_work_all_the_time() -> None:
@@ -268,7 +286,7 @@ def test_engine_is_the_limit_where_its_instances_work_all_the_time() -> None:
     before, after = counts_of(page.format(10, 10, 5, 0, 7)), counts_of(page.format(410, 3210, 205, 800_000, 16_000_007))
     busy = busy_between(before, after, 2.0, 4)
     assert busy == {"busy": 1.0, "instances": 4, "rows_an_execution": 16, "ms_an_execution": 40.0, "queue_ms": 2.0}
-    assert limit_in_words(window(300) | {"card": {}, "engine": busy}, 16).startswith(
+    assert stream_limit_text(window(300) | {"card": {}, "engine": busy}, 16).startswith(
         "the model's 4 instances are the lim"
     )
     assert busy_between(before, before, 2.0, 4) == {}, "nothing was asked of it"
@@ -278,11 +296,12 @@ def test_engine_is_the_limit_where_its_instances_work_all_the_time() -> None:
 def test_settings_of_a_program_say_decoder_and_hand_over(tmp_path: Path) -> None:
     """A camera each; no sink unless results are wanted."""
     said = {"streammux": {"batch-size": 32}}
-    setup = Setup("m", tmp_path / "c.mp4", "nvdec", 2, hand_over="host", has_pinned_processes=False, sections=said)
-    told = setup.settings(["cam1"], 0)
-    assert told["source"][0] | {"uri": ""} == {
+    setup = FleetSetup("m", tmp_path / "c.mp4", "nvdec", 2, hand_over="host", has_pinned_processes=False, sections=said)
+    settings = setup.settings(["cam1"], 0)
+    assert settings["source"][0] | {"uri": ""} == {
         "uri": "", "camera_id": "cam1", "loop": True, "realtime": True, "decoder": "nvdec",
     }  # fmt: skip
-    assert (told["gpu"]["hand-over"], told["streammux"]["batch-size"], "sink" in told) == ("host", 32, False)
-    assert told["gpu"]["pin-processes"] is parse_arguments("", ["--no-pin-processes"]).pin_processes is False
+    assert (settings["gpu"]["hand-over"], settings["streammux"]["batch-size"]) == ("host", 32)
+    assert "sink" not in settings
+    assert settings["gpu"]["pin-processes"] is parse_arguments("", ["--no-pin-processes"]).pin_processes is False
     assert parse_arguments("", []).pin_processes

@@ -11,15 +11,14 @@ import numpy as np
 import pytest
 
 from loadtest.bench.gpu.video import parts
-from loadtest.bench.gpu.video.card import CardMeter
 from loadtest.bench.gpu.video.nvdec import best_of, decode_alone
-from loadtest.bench.gpu.video.nvdec_worker import Lane
-from loadtest.bench.gpu.video.options import parse_arguments
+from loadtest.bench.gpu.video.nvdec_worker import DecoderLane
 from loadtest.bench.gpu.video.parts import environ_of_mps
-from loadtest.bench.gpu.video.pieces import Folder, Piece
+from loadtest.bench.gpu.video.plan import BenchPiece, Folder, parse_arguments
+from loadtest.bench.gpu.video.usage import CardMeter
 from loadtest.bench.wire import BadAnswer
-from server.gpu.mps import PIPE_DIRECTORY
-from server.local.running import RunningStack
+from penstock.gateway.workers.running_stacks import RunningStack
+from penstock.gpu.mps.control import PIPE_DIRECTORY
 
 WORKER = """
 import json, sys
@@ -35,7 +34,7 @@ def test_rate_is_that_of_all_processes(tmp_path: Path) -> None:
     with CardMeter(is_gpu=False) as card:
         found = decode_alone(tmp_path / "c.mp4", (2, 3), 0.1, card, (sys.executable, "-c", WORKER))
     assert (found["rate"], found["cores"]) == (2 * 3 * 100.0, pytest.approx(0.2))
-    assert 0 < found["ready_s"] < 60, "what a lent card's time goes into is told"
+    assert 0 < found["ready_s"] < 60, "the start-up time on a rented card is reported"
     assert best_of([found, found | {"rate": 1.0}]) is found
 
 
@@ -43,7 +42,7 @@ def test_processes_are_clients_of_mps_only_where_they_are_to_be(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Whatever the bench itself is a client of."""
-    monkeypatch.setenv(PIPE_DIRECTORY, "/somebody's")
+    monkeypatch.setenv(PIPE_DIRECTORY, "/another")
     says_it = WORKER.replace("50 * int(sys.argv[2])", f"len(os.environ.get('{PIPE_DIRECTORY}', ''))")
     program = (sys.executable, "-c", f"import os\n{says_it}")
     with CardMeter(is_gpu=False) as card:
@@ -54,7 +53,7 @@ def test_processes_are_clients_of_mps_only_where_they_are_to_be(
 
 
 def test_environment_of_mps_is_that_of_the_stack(tmp_path: Path) -> None:
-    """As the video programs take it; none where the stack has no MPS, or there is none."""
+    """As the video programs take it; none if the stack has no MPS, or there is no stack."""
     stack = RunningStack(tmp_path, "http://127.0.0.1:1", "127.0.0.1:2", 7, str(tmp_path / "mps"))
     environ = environ_of_mps(stack)
     assert environ is not None
@@ -87,13 +86,13 @@ def test_stack_that_does_not_start_costs_nvdec_alone_nothing_and_is_tried_twice(
     )
     options = parse_arguments("", ["--model", "street"])
     with CardMeter(is_gpu=False) as card:
-        bench = parts.Bench(options, tmp_path, Folder(tmp_path / "out"), card, tmp_path)
+        bench = parts.GpuVideoBench(options, tmp_path, Folder(tmp_path / "out"), card, tmp_path)
         for _ in range(3):
-            assert bench.measure(Piece("nvdec", "h264-720p", 1))["best"]["is_mps"] is None
+            assert bench.measure(BenchPiece("nvdec", "h264-720p", 1))["best"]["is_mps"] is None
     assert len(starts) == 2
 
 
-def test_process_that_cannot_begin_is_told_in_its_own_words(tmp_path: Path) -> None:
+def test_process_that_cannot_begin_gives_its_own_reason(tmp_path: Path) -> None:
     """Such as a card that is not there."""
     program = (sys.executable, "-c", "raise SystemExit('no CUDA-capable device is detected')")
     with CardMeter(is_gpu=False) as card, pytest.raises(BadAnswer, match="no CUDA-capable device is detected"):
@@ -130,9 +129,9 @@ class _Library:
 
 
 def test_lane_goes_round_a_clip_with_one_decoder() -> None:
-    """Packets by their numbers, on across the clip's end, until it is told that it is over."""
+    """Packets by their numbers, on across the clip's end, until the end is requested."""
     library = _Library(until=5)
-    lane = Lane(library, "hevc", [np.zeros(size, np.uint8) for size in (7, 9)])
+    lane = DecoderLane(library, "hevc", [np.zeros(size, np.uint8) for size in (7, 9)])
     thread = threading.Thread(target=lane.run)
     thread.start()
     assert lane.is_warm.wait(5.0)

@@ -7,32 +7,33 @@ from typing import Any
 
 import pytest
 
-from deepstream_pipeline.sources.watch import WAITS_FOR_CARD
 from loadtest.bench.gpu.video import fleet as fleets
-from loadtest.bench.gpu.video import parts, patience
-from loadtest.bench.gpu.video.card import CardMeter
-from loadtest.bench.gpu.video.fleet import WARM_FRAMES, Fleet, Look, Setup
-from loadtest.bench.gpu.video.options import parse_arguments
-from loadtest.bench.gpu.video.page import Page
-from loadtest.bench.gpu.video.patience import (
+from loadtest.bench.gpu.video import fleet as timeouts
+from loadtest.bench.gpu.video import parts
+from loadtest.bench.gpu.video.fleet import (
     DECODERS_FULL,
     FULL_STILL_S,
     STILL_S,
     WAITS,
+    WARM_FRAMES,
+    Fleet,
+    FleetSetup,
+    Look,
     NotAllThere,
-    Patience,
+    StartTimeout,
     all_full,
-    heard,
     not_all_there,
+    progressed,
 )
-from loadtest.bench.gpu.video.pieces import Folder, Piece
-from loadtest.bench.gpu.video.plots import NAME
+from loadtest.bench.gpu.video.plan import BenchPiece, Folder, parse_arguments
 from loadtest.bench.gpu.video.report import JSON_FILE, PAGE, main
-from loadtest.bench.gpu.video.results import cpu_by_part, decoders_limit
-from loadtest.bench.gpu.video.verdict import HeldSearch, below
-from loadtest.committed import read_bench
-from loadtest.results import State
-from loadtest.targets import read_targets
+from loadtest.bench.gpu.video.results import NAME, cpu_by_part, decoders_limit
+from loadtest.bench.gpu.video.usage import CardMeter
+from loadtest.bench.gpu.video.verdict import MetricsPage, SustainedSearch, below
+from penstock_load.committed import read_bench
+from penstock_load.results import State
+from penstock_load.targets import read_targets
+from penstock_video.sources.lifecycle import WAITS_FOR_CARD
 from tests.conftest import CHECKOUT
 from tests.loadtest.gpu_video_pieces import CONDITIONS, window
 
@@ -42,7 +43,7 @@ CAMERA = "h264-720p"
 
 def test_reason_of_a_full_card_is_the_decoders_own() -> None:
     """The words by which the bench knows it stand where the decoder says them; so do those of one that waits."""
-    assert DECODERS_FULL in (CHECKOUT / "deepstream_pipeline/decode/nvcodec.py").read_text()
+    assert DECODERS_FULL in (CHECKOUT / "deepstream_pipeline/penstock_video/decode/nvcodec.py").read_text()
     assert WAITS in WAITS_FOR_CARD
 
 
@@ -60,11 +61,11 @@ def test_reason_of_a_full_card_is_the_decoders_own() -> None:
         ([], FULL_STILL_S + 0.1, True, True),  # others have all of the card's decoders
     ],
 )
-def test_patience_ends_where_no_stream_gets_further(
+def test_waiting_ends_if_no_stream_gets_further(
     seen: list[tuple[float, int]], at_s: float, is_full: bool, is_over: bool
 ) -> None:
     """Sooner where all of them say why; later where nothing has begun."""
-    waiting = Patience(0.0, timeout_s=60.0)
+    waiting = StartTimeout(0.0, timeout_s=60.0)
     for now, progress in seen:
         waiting.see(now, progress)
     assert waiting.is_over(at_s, is_full=is_full) is is_over
@@ -87,7 +88,7 @@ def test_complaint_has_the_most_frequent_reason_with_its_count() -> None:
 
 
 def test_card_is_full_for_those_who_wait_for_their_turn_to_find_it() -> None:
-    """Of 348 streams 86: nine found no decoder, the others have not asked yet; both reasons are told. Where nobody
+    """Of 348 streams 86: nine found no decoder, the others have not asked yet; both reasons are reported. If no stream
     found that, the card is only slow; who asks again has found it."""
     cold = [f"cam{number}" for number in range(86)]
     waiting = dict.fromkeys(cold, WAITS_FOR_CARD)
@@ -101,9 +102,9 @@ def test_card_is_full_for_those_who_wait_for_their_turn_to_find_it() -> None:
     slow = not_all_there(cold, 348, waiting, 55.0)
     assert slow is not None
     assert (slow.is_full, str(slow)) == (False, f"86 of 348 streams have no answers: 86 × {WAITS_FOR_CARD!r}")
-    assert heard(said, waiting) == said
-    assert heard(waiting, dict.fromkeys(cold[:9], REASON)) == said
-    assert heard(said, {"cam0": "it hung up"}) == said | {"cam0": "it hung up"}
+    assert progressed(said, waiting) == said
+    assert progressed(waiting, dict.fromkeys(cold[:9], REASON)) == said
+    assert progressed(said, {"cam0": "it hung up"}) == said | {"cam0": "it hung up"}
     mostly_other = not_all_there(cold, 348, dict.fromkeys(cold, "it hung up") | {"cam0": REASON}, 55.0)
     assert mostly_other is not None
     assert not mostly_other.is_full
@@ -111,7 +112,7 @@ def test_card_is_full_for_those_who_wait_for_their_turn_to_find_it() -> None:
 
 def test_search_goes_to_what_the_card_has_decoders_for() -> None:
     """Two numbers are tried, not five: the named one, and the one just below those that had answers."""
-    finding = HeldSearch([348, 315, 366], 377, tries=6)
+    finding = SustainedSearch([348, 315, 366], 377, tries=6)
     assert finding.next_count() == 348
     finding.record(348, is_held=False, full_at=267)
     assert finding.next_count() == 265
@@ -122,7 +123,7 @@ def test_search_goes_to_what_the_card_has_decoders_for() -> None:
 
 def test_search_skips_numbers_that_a_missed_one_rules_out() -> None:
     """What was answered of 400 streams says where to look: what is named above that is not tried, what is below is."""
-    finding = HeldSearch([400, 390, 240], 420, tries=6)
+    finding = SustainedSearch([400, 390, 240], 420, tries=6)
     assert finding.next_count() == 400
     finding.record(400, is_held=False, played=0.7)
     assert finding.next_count() == 240
@@ -142,7 +143,7 @@ class _Card:
         self.room, self.held, self.asked = room, list[str](), list[str]()
         self.reason_of: Callable[[str, int], str] = lambda _, look: REASON  # of a stream without one, at a look
 
-    def program(self, setup: Setup, work: Path, number: int) -> "_Program":
+    def program(self, setup: FleetSetup, work: Path, number: int) -> "_Program":
         return _Program(self)
 
     def open(self, source_id: str) -> None:
@@ -165,7 +166,7 @@ class _Program:
             self._card.open(source_id)
 
     def look(self, *, is_patient: bool) -> Look:
-        return Look(0.0, Page(answered={one: WARM_FRAMES for one in self.ids if one in self._card.held}))
+        return Look(0.0, MetricsPage(answered={one: WARM_FRAMES for one in self.ids if one in self._card.held}))
 
     def add(self, source_id: str, uri: Path) -> None:
         self._card.open(source_id)
@@ -179,7 +180,7 @@ class _Program:
             return ""
         self._looks += 1
         states = {one: "running" if one in self._card.held else "reconnecting" for one in self.ids}
-        told = [
+        listed = [
             {
                 "source_id": one,
                 "state": state,
@@ -187,7 +188,7 @@ class _Program:
             }
             for one, state in states.items()
         ]
-        return json.dumps({"streams": told})
+        return json.dumps({"streams": listed})
 
     def last_words(self) -> str:
         return ""
@@ -200,25 +201,27 @@ class _Program:
 
 @pytest.fixture
 def full_card(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], _Card]:
-    """Makes one with so many decoders, for all fleets from then on; nobody waits long."""
+    """Makes one with so many decoders, for all fleets from then on; waits are short."""
 
     def make(room: int) -> _Card:
         card = _Card(room)
         monkeypatch.setattr(fleets, "_Program", card.program)
         return card
 
-    monkeypatch.setattr(patience, "FULL_STILL_S", 0.0)
+    monkeypatch.setattr(timeouts, "FULL_STILL_S", 0.0)
     monkeypatch.setattr(fleets, "LOOK_S", 0.001)
     return make
 
 
 def test_streams_without_a_decoder_are_taken_out_first(tmp_path: Path, full_card: Callable[[int], _Card]) -> None:
-    """Whoever waits for one would wait on beside those that were taken out; the programs are evenly filled again."""
+    """Streams that wait for a decoder go before those that have one; the programs are evenly filled again."""
     card = full_card(10)
-    with Fleet(Setup("m", tmp_path / "c.mp4", "nvdec", 2), tmp_path, 16) as fleet:
-        with pytest.raises(NotAllThere, match=r"6 of 16 streams have no answers: 6 × .*makes no more decoders") as told:
+    with Fleet(FleetSetup("m", tmp_path / "c.mp4", "nvdec", 2), tmp_path, 16) as fleet:
+        with pytest.raises(
+            NotAllThere, match=r"6 of 16 streams have no answers: 6 × .*makes no more decoders"
+        ) as failed:
             fleet.wait(60.0)
-        assert (told.value.is_full, told.value.answered) == (True, 10)
+        assert (failed.value.is_full, failed.value.answered) == (True, 10)
         cold = set(fleet.ids) - set(card.held)
         fleet.resize(9)
         assert cold < set(card.asked)
@@ -230,15 +233,15 @@ def test_streams_without_a_decoder_are_taken_out_first(tmp_path: Path, full_card
 def test_stream_that_waits_to_ask_a_full_card_again_is_one_without_a_decoder(
     tmp_path: Path, full_card: Callable[[int], _Card]
 ) -> None:
-    """Some found none, and since then all wait for their turn: the card is full, and both are told."""
+    """Some found none, and since then all wait for their turn: the card is full, and both are reported."""
     card = full_card(10)
     card.reason_of = lambda one, look: WAITS_FOR_CARD if look > 1 else REASON if int(one[3:]) % 2 else ""
-    setup = Setup("m", tmp_path / "c.mp4", "nvdec", 2)
-    with Fleet(setup, tmp_path, 16) as fleet, pytest.raises(NotAllThere) as told:
+    setup = FleetSetup("m", tmp_path / "c.mp4", "nvdec", 2)
+    with Fleet(setup, tmp_path, 16) as fleet, pytest.raises(NotAllThere) as error:
         fleet.wait(2.0)
-    assert (told.value.is_full, told.value.answered) == (True, 10)
-    assert "waits for its turn" in str(told.value)
-    assert DECODERS_FULL in str(told.value)
+    assert (error.value.is_full, error.value.answered) == (True, 10)
+    assert "waits for its turn" in str(error.value)
+    assert DECODERS_FULL in str(error.value)
 
 
 @pytest.mark.parametrize(
@@ -255,8 +258,8 @@ def test_load_of_other_parts_is_one_that_the_card_has_decoders_for(
 ) -> None:
     """Where nothing was held yet, of the target; by the CPU as many as there are."""
     with CardMeter(is_gpu=False) as card:
-        bench = parts.Bench(parse_arguments("", more), tmp_path, Folder(tmp_path / "out"), card, tmp_path)
-        assert bench._load(Piece("hand-over", CAMERA, 1), parts.HAND_OVER_SHARE) == wanted
+        bench = parts.GpuVideoBench(parse_arguments("", more), tmp_path, Folder(tmp_path / "out"), card, tmp_path)
+        assert bench._load(BenchPiece("hand-over", CAMERA, 1), parts.HAND_OVER_SHARE) == wanted
 
 
 def test_later_search_begins_below_what_the_first_one_met(
@@ -266,14 +269,14 @@ def test_later_search_begins_below_what_the_first_one_met(
     a full card nothing is measured: its decoders are the whole reason."""
     full_card(267)
     monkeypatch.setattr(parts, "measure", lambda fleet, *_: window(len(fleet.ids)))
-    monkeypatch.setattr(parts.Bench, "_stack", lambda _: None)
+    monkeypatch.setattr(parts.GpuVideoBench, "_stack", lambda _: None)
     folder = Folder(tmp_path / "out")
 
     def found_of(number: int, *more: str) -> tuple[dict[str, Any], list[int]]:
         options = parse_arguments("", ["--settle", "0", *more])
         with CardMeter(is_gpu=False) as card:
-            bench = parts.Bench(options, tmp_path, folder, card, tmp_path)
-            found = bench.measure(piece := Piece("streams", CAMERA, number))
+            bench = parts.GpuVideoBench(options, tmp_path, folder, card, tmp_path)
+            found = bench.measure(piece := BenchPiece("streams", CAMERA, number))
         folder.write(piece, found, CONDITIONS)
         assert bench.in_words(piece, found).startswith("265 streams held")
         return found, [one["streams"] for one in found["tries"]]
@@ -294,12 +297,12 @@ def test_later_search_begins_below_what_the_first_one_met(
 
 
 def _write(folder: Path, found: dict[str, Any], number: int = 1) -> None:
-    told = {"decoder": "nvdec", "alone_per_s": 366.0 * 30, "took_s": 60.0}
-    Folder(folder).write(Piece("streams", CAMERA, number), told | found, CONDITIONS)
+    settings = {"decoder": "nvdec", "alone_per_s": 366.0 * 30, "took_s": 60.0}
+    Folder(folder).write(BenchPiece("streams", CAMERA, number), settings | found, CONDITIONS)
 
 
 def test_report_says_that_the_decoders_are_the_limit(tmp_path: Path) -> None:
-    """In words for who never heard of them, with the number; what another search met counts; a miss stays one."""
+    """Explained in words, with the number; the result of another search counts; a miss stays one."""
     why = f"81 of 348 streams have no answers: 81 × '{REASON}'"
     full = {"streams": 348, "complaint": why, "waited_s": 25.0, "full_at": 267}
     _write(tmp_path, {"held": 265, "missed": 348, "full_at": 267, "decoders": 0, "tries": [full, window(265)]})
@@ -335,13 +338,13 @@ def test_full_card_is_not_the_limit_where_fewer_streams_were_missed(tmp_path: Pa
     assert "decoders are the limit" not in (tmp_path / PAGE).read_text()
 
 
-def test_cpu_of_a_frame_is_told_by_part(tmp_path: Path) -> None:
+def test_cpu_of_a_frame_is_listed_by_part(tmp_path: Path) -> None:
     """Decode processes, video programs, gateway, engine; what has no process of its own is empty."""
     spent = {"machine": 3.0, "decode process": 1.25, "video program": 0.5, "video helper": 0.1, "triton": 0.25}
-    gateway = {"gateway: server.front": 0.2, "gateway: server.core": 0.15, "telemetry": 0.01}
-    told = cpu_by_part({"cpu_ms_a_frame": spent | gateway | {"model instance": 0.125}})
+    gateway = {"gateway: penstock.gateway.worker": 0.2, "gateway: penstock.protocol": 0.15, "telemetry": 0.01}
+    parts = cpu_by_part({"cpu_ms_a_frame": spent | gateway | {"model instance": 0.125}})
     wanted = {"decode processes": 1.25, "video programs": 0.6, "gateway": 0.35, "engine": 0.375}
-    assert told == pytest.approx(wanted)
+    assert parts == pytest.approx(wanted)
     _write(tmp_path, {"held": 9, "missed": 0, "tries": [window(9) | {"cpu_ms_a_frame": spent}]})
     assert main([str(tmp_path)]) == 0
     page = (tmp_path / PAGE).read_text()

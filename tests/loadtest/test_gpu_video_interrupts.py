@@ -2,18 +2,18 @@
 
 import os
 
-from loadtest.bench.gpu.video.interrupts import CoreLook, interrupted_between, look_at_cores
-from loadtest.bench.gpu.video.limits import limit_in_words
+from loadtest.bench.gpu.video.results import stream_limit_text
+from loadtest.bench.gpu.video.usage import CoreLook, interrupted_between, look_at_cores
 
 BEFORE = CoreLook(10.0, {0: 5, 1: 1000}, {0: 100.0, 1: 50.0, 2: 7.0})
 AFTER = CoreLook(20.0, {0: 5, 1: 81_000}, {0: 104.0, 1: 50.1, 2: 10.0})
 
 
-def test_most_interrupted_core_is_told_beside_the_others() -> None:
+def test_most_interrupted_core_is_compared_with_the_others() -> None:
     """Busy is what is not idle: the time of an interrupt may be counted nowhere."""
-    told = interrupted_between(BEFORE, AFTER)
-    assert (told["core"], told["per_s"]) == (1, 8000.0)
-    assert (round(told["busy"], 3), round(told["others_busy"], 3)) == (0.99, 0.65)
+    found = interrupted_between(BEFORE, AFTER)
+    assert (found["core"], found["per_s"]) == (1, 8000.0)
+    assert (round(found["busy"], 3), round(found["others_busy"], 3)) == (0.99, 0.65)
 
 
 def test_machine_without_a_card_tells_nothing() -> None:
@@ -27,10 +27,10 @@ def test_machine_without_a_card_tells_nothing() -> None:
 
 def test_report_names_the_interrupted_core_where_it_alone_is_full() -> None:
     """With all cores full it is they; with time left there nothing."""
-    told = interrupted_between(BEFORE, AFTER)
-    words = limit_in_words({"cores": {"machine": 10.5}, "interrupts": told}, 16)
+    found = interrupted_between(BEFORE, AFTER)
+    words = stream_limit_text({"cores": {"machine": 10.5}, "interrupts": found}, 16)
     assert words.startswith("the one core that has all of the card's interrupts is full (")
     assert "core 1, to which the card's 8,000 interrupts/s go, 99 % busy, the others 65 %" in words
-    all_full = limit_in_words({"cores": {"machine": 15.9}, "interrupts": told | {"others_busy": 0.97}}, 16)
+    all_full = stream_limit_text({"cores": {"machine": 15.9}, "interrupts": found | {"others_busy": 0.97}}, 16)
     assert all_full.startswith("the CPU's cores are the limit (")
-    assert limit_in_words({"interrupts": told | {"busy": 0.6}}, 16).startswith("nothing that was read is full")
+    assert stream_limit_text({"interrupts": found | {"busy": 0.6}}, 16).startswith("nothing that was read is full")

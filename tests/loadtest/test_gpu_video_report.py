@@ -6,11 +6,11 @@ from pathlib import Path
 import pytest
 
 from loadtest.bench.gpu.video.clips import FPS
-from loadtest.bench.gpu.video.pieces import Folder, Piece
+from loadtest.bench.gpu.video.plan import BenchPiece, Folder
 from loadtest.bench.gpu.video.report import JSON_FILE, PAGE, main
-from loadtest.committed import read_bench
-from loadtest.results import State
-from loadtest.targets import read_targets
+from penstock_load.committed import read_bench
+from penstock_load.results import State
+from penstock_load.targets import read_targets
 from tests.loadtest.gpu_video_pieces import CONDITIONS, made_up, window
 
 
@@ -34,7 +34,7 @@ def test_report_judges_by_the_targets(tmp_path: Path) -> None:
 def test_report_of_a_part_of_a_run_says_what_was_not_measured(tmp_path: Path) -> None:
     """A run that was cut has a page, too."""
     best = {"processes": 1, "threads": 1, "rate": 900.0, "cores": 1.0, "card": {}}
-    Folder(tmp_path).write(Piece("nvdec", "hevc-1080p", 1), {"best": best, "tries": [best]}, CONDITIONS)
+    Folder(tmp_path).write(BenchPiece("nvdec", "hevc-1080p", 1), {"best": best, "tries": [best]}, CONDITIONS)
     (tmp_path / "notes.md").write_text("## Beside it\n\nNothing.\n")
     assert main([str(tmp_path)]) == 0
     page = (tmp_path / PAGE).read_text()
@@ -50,7 +50,7 @@ def test_held_is_of_the_last_round_and_missed_of_the_last_that_missed(tmp_path: 
     late = {"held": 227, "missed": 249, "alone_per_s": 9e3, "tries": [window(249, "p99 150 ms"), window(227)]}
     for number, found in enumerate((late | {"missed": 240}, late, cut | {"tries": [full], "decoders": 0}), start=1):
         at = CONDITIONS | {"at": f"2026-11-23 12:0{number} UTC"}
-        Folder(tmp_path).write(Piece("streams", "h264-720p", number), found, at)
+        Folder(tmp_path).write(BenchPiece("streams", "h264-720p", number), found, at)
     assert main([str(tmp_path)]) == 0
     page = (tmp_path / PAGE).read_text()
     assert "### 720p30 H.264, 265 streams, held in round 3\n\nNVDEC is full, and more was not tried (" in page
@@ -63,12 +63,12 @@ def test_held_is_of_the_last_round_and_missed_of_the_last_that_missed(tmp_path: 
     assert ". 2026-11-23 12:01 UTC to 2026-11-23 12:03 UTC." in page
 
 
-def test_search_that_broke_off_is_told(tmp_path: Path) -> None:
+def test_interrupted_search_is_reported(tmp_path: Path) -> None:
     """With where, and why; and which shape decoded most, as clients of MPS or not."""
     tried = {"held": 4, "missed": 0, "alone_per_s": 0.0, "tries": [window(4)], "cut": "8 streams: no answer"}
-    Folder(tmp_path).write(Piece("streams", "h264-720p", 1), tried, CONDITIONS)
+    Folder(tmp_path).write(BenchPiece("streams", "h264-720p", 1), tried, CONDITIONS)
     best = {"processes": 8, "threads": 4, "is_mps": True, "rate": 900.0, "cores": 1.0, "card": {}}
-    Folder(tmp_path).write(Piece("nvdec", "h264-720p", 1), {"best": best, "tries": [best]}, CONDITIONS)
+    Folder(tmp_path).write(BenchPiece("nvdec", "h264-720p", 1), {"best": best, "tries": [best]}, CONDITIONS)
     assert main([str(tmp_path)]) == 0
     page = (tmp_path / PAGE).read_text()
     assert "The search of round 1 broke off before 8 streams: no answer." in page
@@ -78,12 +78,12 @@ def test_search_that_broke_off_is_told(tmp_path: Path) -> None:
 def test_miniature_claims_no_card(tmp_path: Path) -> None:
     """What the CPU decoded is not how many servers a card is; where rows really lay stands beside the way asked for."""
     tried = {"held": 4, "missed": 5, "decoder": "cpu", "tries": [window(4)]}
-    Folder(tmp_path).write(Piece("streams", "h264-720p", 1), tried, CONDITIONS)
-    Folder(tmp_path).write(Piece("cpu", "h264-720p", 1), tried | {"machine_cores": 2}, CONDITIONS)
+    Folder(tmp_path).write(BenchPiece("streams", "h264-720p", 1), tried, CONDITIONS)
+    Folder(tmp_path).write(BenchPiece("cpu", "h264-720p", 1), tried | {"machine_cores": 2}, CONDITIONS)
     ways = {"device": window(4) | {"rows": {"device": 0, "host": 9}}, "host": window(4)}
-    Folder(tmp_path).write(Piece("hand-over", "h264-720p", 1), {"streams": 4, "ways": ways}, CONDITIONS)
+    Folder(tmp_path).write(BenchPiece("hand-over", "h264-720p", 1), {"streams": 4, "ways": ways}, CONDITIONS)
     half = {"streams": 4, "ways": {"host": window(4)}, "failed": {"device": "the engine is elsewhere"}}
-    Folder(tmp_path).write(Piece("hand-over", "h264-720p", 2), half, CONDITIONS)
+    Folder(tmp_path).write(BenchPiece("hand-over", "h264-720p", 2), half, CONDITIONS)
     assert main([str(tmp_path)]) == 0
     page = (tmp_path / PAGE).read_text()
     assert "How many CPU servers" not in page

@@ -8,9 +8,9 @@ import msgspec
 import psutil
 import pytest
 
-from loadtest import hardware
-from loadtest.hardware import ANY, Hardware, cpu_quota, describe, is_local, matches, read_machine
-from loadtest.results import Machine
+from penstock_load import hardware
+from penstock_load.hardware import ANY, Hardware, cpu_quota, describe, is_local, matches, read_machine
+from penstock_load.results import Machine
 
 
 def test_this_machine_says_what_it_is() -> None:
@@ -44,7 +44,7 @@ def test_cards_are_asked_in_another_process_with_a_deadline(monkeypatch: pytest.
 def test_child_that_asks_nvml_answers_in_json() -> None:
     """The module, run as a program, prints the names as JSON: an empty list where no card is."""
     answer = subprocess.run(
-        [sys.executable, "-m", "loadtest.hardware"], capture_output=True, timeout=60, check=True
+        [sys.executable, "-m", "penstock_load.hardware"], capture_output=True, timeout=60, check=True
     ).stdout
     assert isinstance(msgspec.json.decode(answer, type=list[str]), list)
 

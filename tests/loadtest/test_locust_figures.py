@@ -7,19 +7,16 @@ from dataclasses import dataclass, field
 import pytest
 from rich.console import Console
 
-from loadtest.arrival_plan import Spent
-from loadtest.results import State, Verdict
-from loadtest.scenario import Arrivals, Ask, Kind, Phase, Scenario, Shape
-from loadtest.scenario_files import ScenarioError
-from loadtest.swarm.account import Account
-from loadtest.swarm.command import locust_arguments
-from loadtest.swarm.options import Options, add_arguments, read_options
-from loadtest.swarm.verdict import bucket, judged_entries, measurements, shortfall, show
+from penstock_load.results import State, Verdict
+from penstock_load.scenario import Arrivals, Kind, Phase, RequestSpec, Scenario, ScenarioError, Shape
+from penstock_load.users.arrival_plan import Spent
+from penstock_load.users.figures import ProcessReport, bucket, judged_entries, measurements, shortfall, show
+from penstock_load.users.options import Options, add_arguments, locust_arguments, read_options
 
 SCENARIO = Scenario(
     name="mine",
     about="",
-    requests=(Ask(kind=Kind.IMAGE, model="street"), Ask(kind=Kind.GRPC, model="m")),
+    requests=(RequestSpec(kind=Kind.IMAGE, model="street"), RequestSpec(kind=Kind.GRPC, model="m")),
     phases=(
         Phase(name="ladder", seconds=5, arrivals=Arrivals(shape=Shape.CONSTANT, rate=9)),
         Phase(name="steady", seconds=5, arrivals=Arrivals(shape=Shape.CONSTANT, rate=9), is_judged=True),
@@ -85,7 +82,7 @@ def test_a_run_that_asked_far_less_says_so(requests: int, is_short: bool) -> Non
 )
 def test_a_busy_generator_is_named(cpu_share: float, seconds: float, is_bottleneck: bool) -> None:
     """More than nine tenths of a core for five seconds or more: the figures are the generator's."""
-    complaint = Account("worker-1", 1, 0, cpu_share, seconds).complaint
+    complaint = ProcessReport("worker-1", 1, 0, cpu_share, seconds).complaint
     assert bool(complaint) is is_bottleneck
     assert ("worker-1 used 95%" in complaint) is is_bottleneck
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from loadtest.payloads import make_pictures
+from penstock_load.clients.payloads import make_pictures
 from tests.loadtest.stand_in import StandIn, running_stand_in
 
 CHECKOUT = Path(__file__).resolve().parents[2]
@@ -23,7 +23,16 @@ def stand_in() -> Iterator[StandIn]:
 
 def locust(*arguments: str) -> subprocess.CompletedProcess[str]:
     """A second of two users; --json makes the statistics the only thing on standard output."""
-    command = [sys.executable, "-m", "locust", "-f", "loadtest/locustfile.py", "--headless", "--json", "--only-summary"]
+    command = [
+        sys.executable,
+        "-m",
+        "locust",
+        "-f",
+        "loadtest/penstock_load/locustfile.py",
+        "--headless",
+        "--json",
+        "--only-summary",
+    ]
     load = ["-u", "2", "-r", "2", "-t", "1s", "--stop-timeout", "5"]
     return subprocess.run(
         [*command, *load, *arguments], cwd=CHECKOUT, capture_output=True, text=True, timeout=60, check=False

@@ -3,9 +3,9 @@
 import msgspec
 import pytest
 
-from loadtest.measure.measures import MEASURES, UNITS, capacity_per_s, knee_measurement, measure
-from loadtest.measure.percentiles import NOTHING
-from loadtest.results import (
+from penstock_load.measure.ledger import NOTHING
+from penstock_load.measure.measures import MEASURES, UNITS, capacity_per_s, knee_measurement, measure
+from penstock_load.results import (
     GeneratorHealth,
     Measurement,
     Percentiles,
@@ -131,7 +131,7 @@ def test_phases_that_are_not_judged_are_not_measured() -> None:
 
 
 def test_phase_without_any_answer_has_errors_but_no_latency() -> None:
-    """Nobody's p99 is 0 ms because nobody was answered."""
+    """Without answers there is no p99, not one of 0 ms."""
     found = figures(of_latency(phase(ok=0, good=0), NOTHING))
     assert found["ok_per_s"].spread.median == 0.0
     assert not {"p50_ms", "p99_ms", "cpu_ms_per_ok"} & set(found)

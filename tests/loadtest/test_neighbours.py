@@ -2,9 +2,9 @@
 
 import msgspec
 
-from loadtest.report.html import render_html
-from loadtest.report.neighbours import neighbours
-from loadtest.results import Run
+from penstock_load.report.figures import neighbours
+from penstock_load.report.pages import render_html
+from penstock_load.results import Run
 from tests.loadtest.runs import make_run
 
 

@@ -8,14 +8,11 @@ from collections.abc import Awaitable, Callable, Iterator
 
 import pytest
 
-from loadtest.clients.client import Answer
-from loadtest.driver.asking import Asking, Lane, mix
-from loadtest.driver.closed_loop import run_callers
-from loadtest.driver.open_loop import OpenLoop
-from loadtest.driver.protocol import DriverError
-from loadtest.driver.timer import LoopAlarm, TimerfdAlarm
-from loadtest.results import Record, Side, Stages, Status
-from loadtest.scenario import Ask, Kind
+from penstock_load.clients.client import Answer
+from penstock_load.driver.loops import Asking, LoopAlarm, OpenLoop, RequestLane, TimerfdAlarm, mix, run_callers
+from penstock_load.driver.protocol import DriverError
+from penstock_load.results import Record, Side, Stages, Status
+from penstock_load.scenario import Kind, RequestSpec
 from tests.loadtest.virtual_time import VirtualTimeLoop, run_virtual
 
 EPOCH_S = -100.0  # records count from here, the loop's clock from 0
@@ -34,7 +31,7 @@ class FunctionClient:
 
 def asking(loop: VirtualTimeLoop, send: Callable[[int], Awaitable[Answer]]) -> Asking:
     """Asks of one kind, on the loop's clock."""
-    lanes = [Lane("image street", FunctionClient(send))]
+    lanes = [RequestLane("image street", FunctionClient(send))]
     return Asking(1, "steady", Side.TARGET, lanes, [0], EPOCH_S, loop.time)
 
 
@@ -161,7 +158,7 @@ def test_callers_ask_again_when_they_are_answered_until_the_end() -> None:
 
 def test_mix_keeps_the_shares_and_the_seed() -> None:
     """Three asks by 2 : 1 : 0.0001: the rare one has a place, too, and the order is the seed's."""
-    asks = [Ask(kind=Kind.IMAGE, model="m", share=share) for share in (2, 1, 0.0001)]
+    asks = [RequestSpec(kind=Kind.IMAGE, model="m", share=share) for share in (2, 1, 0.0001)]
     slots = mix(asks, seed=1)
     counts = Counter(slots)
     assert counts[0] / counts[1] == pytest.approx(2, rel=0.01)

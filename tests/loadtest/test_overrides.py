@@ -2,9 +2,16 @@
 
 import pytest
 
-from loadtest.overrides import with_duration, with_model, with_rate, with_replay, with_slo
-from loadtest.scenario import Shape
-from loadtest.scenario_files import ScenarioError, read_scenario
+from penstock_load.scenario import (
+    ScenarioError,
+    Shape,
+    read_scenario,
+    with_duration,
+    with_model,
+    with_rate,
+    with_replay,
+    with_slo,
+)
 
 
 def test_overrides_change_the_judged_phases_alone() -> None:

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from loadtest.pacer import mean_rate, offered_rate, schedule_seconds, send_times
-from loadtest.scenario import Arrivals, Shape, Unit
+from penstock_load.pacer import mean_rate, offered_rate, schedule_seconds, send_times
+from penstock_load.scenario import Arrivals, Shape, Unit
 
 RATES = st.floats(0.1, 300)
 SECONDS = st.floats(0.05, 12)

@@ -6,8 +6,8 @@ import cv2
 import numpy as np
 import pytest
 
-from loadtest import payloads
-from loadtest.payloads import make_pictures, make_raw_tensor, pictures_left_out, read_pictures
+from penstock_load.clients import payloads
+from penstock_load.clients.payloads import make_pictures, make_raw_tensor, pictures_left_out, read_pictures
 
 
 def test_made_pictures_are_jpegs_that_differ_and_come_again() -> None:
@@ -38,6 +38,6 @@ def test_folder_of_many_pictures_is_read_as_far_as_memory_goes(tmp_path: Path, m
     monkeypatch.setattr(payloads, "MOST_PICTURES", 2)
     assert len(read_pictures(tmp_path)) == 2
     assert pictures_left_out(tmp_path).startswith(f"only the first 2 of 3 pictures in {tmp_path} are sent (limit 2 and")
-    monkeypatch.setattr(payloads, "MOST_BYTES", 10)
+    monkeypatch.setattr(payloads, "MAX_PAYLOAD_BYTES", 10)
     assert len(read_pictures(tmp_path)) == 1
     assert "the first 1 of 3" in pictures_left_out(tmp_path)

@@ -16,32 +16,45 @@ import onnxruntime
 import psutil
 import pytest
 
-from loadtest.bench.closed_loop import Lap
-from loadtest.bench.peers import child as child_module
-from loadtest.bench.peers import environments
-from loadtest.bench.peers.__main__ import ENVIRONMENTS, Result, main, parse_arguments, pictures_of
-from loadtest.bench.peers.answers import Found, difference
-from loadtest.bench.peers.child import NotServing, running
-from loadtest.bench.peers.contenders import CONTENDERS, Contender, Place
-from loadtest.bench.peers.environments import NotPrepared, prepare
-from loadtest.bench.peers.measuring import Load, Measured, Memory, audition, check
-from loadtest.bench.peers.model import BadModel, ServedModel, read_model
-from loadtest.bench.peers.rounds import OursFailed, run_rounds
+from loadtest.bench.closed_loop import Repetition
+from loadtest.bench.peers import contenders as environments
+from loadtest.bench.peers import measuring as child_module
+from loadtest.bench.peers.__main__ import (
+    ENVIRONMENTS,
+    OursFailed,
+    PeersResult,
+    format_rows,
+    main,
+    parse_arguments,
+    pictures_of,
+    rows_of,
+    run_rounds,
+)
+from loadtest.bench.peers.contenders import (
+    CONTENDERS,
+    BadModel,
+    Contender,
+    FoundObject,
+    NotPrepared,
+    ServedModel,
+    ServerAddress,
+    difference,
+    prepare,
+    read_model,
+)
+from loadtest.bench.peers.measuring import NotServing, PeerFigures, PeerLoad, PeerMemory, audition, check, running
 from loadtest.bench.peers.servers.detector import Card, Detector
-from loadtest.bench.peers.table import format_rows, rows_of
 from loadtest.bench.report import write_json
-from loadtest.bench.wire import HttpRequest
-from server.backends.config_pbtxt import read_config
-from server.core.infer import InferResponse
-from server.core.result import Detections
-from server.core.tensor import tensor_from_numpy
-from server.vision.card import VisionCard, card_from_config
-from server.vision.decode import decode
-from server.vision.postprocess import parse
-from server.vision.preprocess import prepare as prepare_ours
+from loadtest.bench.wire import BenchRequest
+from penstock.engines.config_pbtxt import read_config
+from penstock.protocol.inference import Detections, InferResponse, tensor_from_numpy
+from penstock.vision.card import VisionCard, card_from_config
+from penstock.vision.decode import decode
+from penstock.vision.preprocess import prepare as prepare_ours
+from penstock.vision.results import parse
 
 CHECKOUT = Path(__file__).resolve().parents[2]
-FASTESTDET = CHECKOUT / "server" / "catalogue" / "folders" / "fastestdet" / "config.pbtxt"
+FASTESTDET = CHECKOUT / "server" / "penstock" / "models" / "folders" / "fastestdet" / "config.pbtxt"
 STREET = CHECKOUT / "model_repository" / "street"
 
 
@@ -61,21 +74,21 @@ def card_of(config: Path) -> VisionCard:
     return card
 
 
-def ours(card: VisionCard, outputs: dict[str, np.ndarray], jpeg: bytes) -> list[Found]:
+def ours(card: VisionCard, outputs: dict[str, np.ndarray], jpeg: bytes) -> list[FoundObject]:
     """The gateway's own way from a network's outputs, the batch axis on, to boxes."""
     _, geometry = prepare_ours(decode(jpeg, card.prepare_spec.color), card.prepare_spec)
     tensors = tuple(tensor_from_numpy(name, array) for name, array in outputs.items())
     result = parse(card, InferResponse("m", "1", tensors), 0, geometry)
     assert isinstance(result, Detections)
     rows = zip(result.xyxy.tolist(), result.class_id.tolist(), result.score.tolist(), strict=True)
-    return [Found(tuple(xyxy), class_id, score) for xyxy, class_id, score in rows]
+    return [FoundObject(tuple(xyxy), class_id, score) for xyxy, class_id, score in rows]
 
 
-def theirs(answer: dict) -> list[Found]:
-    return [Found(tuple(one["xyxy"]), one["class_id"], one["score"]) for one in answer["detections"]]
+def theirs(answer: dict) -> list[FoundObject]:
+    return [FoundObject(tuple(one["xyxy"]), one["class_id"], one["score"]) for one in answer["detections"]]
 
 
-def our_boxes(model: ServedModel, jpeg: bytes) -> list[Found]:
+def our_boxes(model: ServedModel, jpeg: bytes) -> list[FoundObject]:
     card = card_of(model.folder / "config.pbtxt")
     array, _ = prepare_ours(decode(jpeg, card.prepare_spec.color), card.prepare_spec)
     session = onnxruntime.InferenceSession(model.card.file, providers=["CPUExecutionProvider"])
@@ -99,7 +112,7 @@ def test_the_peers_input_is_the_gateways_to_the_last_bit(street: ServedModel, si
 
 
 def test_the_peers_boxes_are_the_gateways(street: ServedModel, pictures: tuple[bytes, ...]) -> None:
-    """A batch of pictures through the shared detector gives the boxes of server.vision, and there are some."""
+    """A batch of pictures through the shared detector gives the boxes of penstock.vision, and there are some."""
     answers = Detector(street.card).detect_many(pictures)
     expected = [our_boxes(street, jpeg) for jpeg in pictures]
     check(expected, [theirs(answer) for answer in answers], name="x", score_threshold=street.card.score_threshold)
@@ -132,7 +145,7 @@ def test_fastestdets_boxes_are_the_gateways(street: ServedModel) -> None:
 async def test_the_fastapi_peer_really_serves(street: ServedModel, pictures: tuple[bytes, ...]) -> None:
     """Started as the bench starts it, with its workers, it answers our boxes and leaves no process behind."""
     contender = next(one for one in CONTENDERS if one.name == "fastapi")
-    boxes, rate = await audition(contender, street, Load(pictures, 4, 0.5, 0.5, 2))
+    boxes, rate = await audition(contender, street, PeerLoad(pictures, 4, 0.5, 0.5, 2))
     expected = [our_boxes(street, jpeg) for jpeg in pictures]
     check(expected, boxes, name="fastapi", score_threshold=street.card.score_threshold)
     assert rate > 0
@@ -162,14 +175,14 @@ def stand_in(name: str, code: str = SERVER, *, left: float = 10.0) -> Contender:
     """A server of a few lines that answers one box to everything."""
     answer = json.dumps({"xyxy": [left, 10.0, 60.0, 60.0], "class_id": 0, "score": 0.9})
 
-    def command(place: Place) -> list[str]:
+    def command(place: ServerAddress) -> list[str]:
         return [sys.executable, "-c", textwrap.dedent(code), str(place.port), answer]
 
-    def read(body: bytes) -> list[Found]:
+    def read(body: bytes) -> list[FoundObject]:
         one = json.loads(body)
-        return [Found(tuple(one["xyxy"]), one["class_id"], one["score"])]
+        return [FoundObject(tuple(one["xyxy"]), one["class_id"], one["score"])]
 
-    return Contender(name, command, lambda jpeg, model: HttpRequest("/", {}, jpeg), read)
+    return Contender(name, command, lambda jpeg, model: BenchRequest("/", {}, jpeg), read)
 
 
 async def test_rounds_leave_out_who_fails_and_who_answers_otherwise(street: ServedModel) -> None:
@@ -177,7 +190,7 @@ async def test_rounds_leave_out_who_fails_and_who_answers_otherwise(street: Serv
     dead = "print('no port for me'); raise SystemExit(3)"
     contenders = [stand_in("ours"), stand_in("same"), stand_in("other", left=12.0), stand_in("dead", dead)]
     said: list[str] = []
-    rounds = await run_rounds(contenders, street, Load((b"x",), 2, 0.3, 0.3, 3, 40.0), count=2, say=said.append)
+    rounds = await run_rounds(contenders, street, PeerLoad((b"x",), 2, 0.3, 0.3, 3, 40.0), count=2, say=said.append)
     assert rounds.light_rate == 40.0
     assert {name: len(measured) for name, measured in rounds.measured.items()} == {"ours": 2, "same": 2}
     one = rounds.measured["same"][0]
@@ -185,7 +198,9 @@ async def test_rounds_leave_out_who_fails_and_who_answers_otherwise(street: Serv
     assert one.light.count > 0
     assert one.memory.rss_mib > one.memory.pss_mib > 0
     other, gone = rounds.left_out
-    assert other.startswith("other is no peer, because it answers otherwise to picture 0: it does not find Found(")
+    assert other.startswith(
+        "other is no peer, because it answers otherwise to picture 0: it does not find FoundObject("
+    )
     assert gone == "dead ended with 3 while it started; it printed last: no port for me"
 
 
@@ -193,7 +208,7 @@ async def test_nothing_is_measured_without_ours(street: ServedModel) -> None:
     """When our own server does not come up there is nothing to compare with, and that is said."""
     contenders = [stand_in("ours", "raise SystemExit('no engine')"), stand_in("same")]
     with pytest.raises(OursFailed, match=r"^ours ended with 1 while it started; it printed last: no engine$"):
-        await run_rounds(contenders, street, Load((b"x",), 2, 0.2, 0.2, 0), count=1, say=lambda line: None)
+        await run_rounds(contenders, street, PeerLoad((b"x",), 2, 0.2, 0.2, 0), count=1, say=lambda line: None)
 
 
 def test_a_server_ends_with_all_that_it_started(street: ServedModel, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -239,41 +254,43 @@ def test_ctrl_c_ends_the_server_that_is_up(tmp_path: Path, sign: signal.Signals)
 def test_a_program_that_is_not_there_is_a_sentence(street: ServedModel) -> None:
     """The name of the peer, the file that was looked for, the reason."""
     nowhere = Contender(
-        "x", lambda place: ["/no/such/python"], lambda jpeg, model: HttpRequest("", {}, b""), lambda b: []
+        "x", lambda place: ["/no/such/python"], lambda jpeg, model: BenchRequest("", {}, b""), lambda b: []
     )
     with pytest.raises(NotServing, match=r"^x cannot be started \(/no/such/python: No such file or directory\)$"):
         running(nowhere, street).__enter__()
 
 
-BOX = Found((10.0, 10.0, 110.0, 110.0), 0, 0.9)
+BOX = FoundObject((10.0, 10.0, 110.0, 110.0), 0, 0.9)
 
 
 @pytest.mark.parametrize(
     ("their_box", "is_same"),
     [
         (BOX, True),
-        (Found((10.2, 10.0, 110.0, 110.0), 0, 0.905), True),
-        (Found((12.0, 10.0, 110.0, 110.0), 0, 0.9), False),
-        (Found(BOX.xyxy, 1, 0.9), False),
-        (Found(BOX.xyxy, 0, 0.85), False),
+        (FoundObject((10.2, 10.0, 110.0, 110.0), 0, 0.905), True),
+        (FoundObject((12.0, 10.0, 110.0, 110.0), 0, 0.9), False),
+        (FoundObject(BOX.xyxy, 1, 0.9), False),
+        (FoundObject(BOX.xyxy, 0, 0.85), False),
     ],
 )
-def test_boxes_are_the_same_within_what_is_allowed(their_box: Found, is_same: bool) -> None:
+def test_boxes_are_the_same_within_what_is_allowed(their_box: FoundObject, is_same: bool) -> None:
     """IoU 0.99, the class, a score within 0.01."""
     assert (difference([BOX], [their_box], score_threshold=0.3) == "") is is_same
 
 
 def test_a_box_too_many_counts_unless_it_is_at_the_threshold() -> None:
     """Rounding may push a box over the threshold or under it, on either side; no other box may be alone."""
-    edge, clear = Found((200, 200, 300, 300), 0, 0.305), Found((200, 200, 300, 300), 0, 0.5)
+    edge, clear = FoundObject((200, 200, 300, 300), 0, 0.305), FoundObject((200, 200, 300, 300), 0, 0.5)
     assert difference([BOX, edge], [BOX], score_threshold=0.3) == ""
     assert difference([BOX], [edge, BOX], score_threshold=0.3) == ""
-    assert difference([BOX, clear], [BOX], score_threshold=0.3).startswith("it does not find Found(xyxy=(200")
-    assert difference([BOX], [BOX, clear], score_threshold=0.3).startswith("it finds Found(xyxy=(200")
+    assert difference([BOX, clear], [BOX], score_threshold=0.3).startswith("it does not find FoundObject(xyxy=(200")
+    assert difference([BOX], [BOX, clear], score_threshold=0.3).startswith("it finds FoundObject(xyxy=(200")
 
 
-def measured(rate: float, ms: float, pss: float = 100.0) -> Measured:
-    return Measured(Lap(rate, ms, 2 * ms, 100), Lap(10.0, ms / 2, ms, 50), 4 * ms, 0.5, Memory(2 * pss, pss, 3))
+def measured(rate: float, ms: float, pss: float = 100.0) -> PeerFigures:
+    return PeerFigures(
+        Repetition(rate, ms, 2 * ms, 100), Repetition(10.0, ms / 2, ms, 50), 4 * ms, 0.5, PeerMemory(2 * pss, pss, 3)
+    )
 
 
 def test_the_table_divides_ours_by_theirs_within_a_round(tmp_path: Path) -> None:
@@ -287,7 +304,7 @@ def test_the_table_divides_ours_by_theirs_within_a_round(tmp_path: Path) -> None
     text = format_rows([mine, other], ours="ours")
     assert re.search(r"^x 1\.2 +75\.00 \(50\.00-100\.00\) +20\.00 \(20\.00-20\.00\) +40\.00 ", text, re.MULTILINE)
     assert re.search(r"^x +2\.50 \(2\.00-3\.00\) ", text, re.MULTILINE)
-    result = Result("street", 2, 8.0, 8, 8, 25.0, 2, 1, (4000,), (mine, other), ("y is no peer",))
+    result = PeersResult("street", 2, 8.0, 8, 8, 25.0, 2, 1, (4000,), (mine, other), ("y is no peer",))
     write_json(tmp_path / "peers.json", [result])
     [kept] = json.loads((tmp_path / "peers.json").read_text())["results"]
     assert kept["rows"][1]["rate_ratio"] == {"median": 2.5, "low": 2.0, "high": 3.0}

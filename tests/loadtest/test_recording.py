@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from loadtest.driver.recording import read_recording
+from penstock_load.driver.protocol import read_recording
 
 
 def write_run(path: Path, *requests: tuple[int, str, float]) -> Path:

@@ -1,4 +1,4 @@
-"""Reports: what a person is told of a run, in HTML and Markdown, and that nothing foreign gets out of its text."""
+"""Reports of a run in HTML and Markdown, and that foreign markup in their text is escaped."""
 
 import html
 import re
@@ -11,13 +11,10 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from loadtest.measure.measures import knee_measurement, measure
-from loadtest.report.contents import compose
-from loadtest.report.headline import headline
-from loadtest.report.html import render_html, write_html
-from loadtest.report.markdown import render_markdown, write_markdown
-from loadtest.report.verdict_section import ordered_verdicts
-from loadtest.results import PhaseResult, Run, State, Verdict
+from penstock_load.measure.measures import knee_measurement, measure
+from penstock_load.report.figures import ordered_verdicts
+from penstock_load.report.pages import compose, headline, render_html, render_markdown, write_html, write_markdown
+from penstock_load.results import PhaseResult, Run, State, Verdict
 from tests.loadtest.runs import make_phase, make_records, make_run, make_run_records
 
 HOSTILE = '<script>alert("x")</script> $x^2$ | `b` [a](http://evil.example) \x1b[31m\x00 漢'
@@ -305,8 +302,8 @@ def test_ladder_shows_a_knee_and_one_rate_shows_none() -> None:
 
 
 def test_gpu_share_is_said_to_be_nvmls() -> None:
-    """Who reads 50 % of a GPU is told what that figure hides, with SM activity beside it where a card tells it; without
-    a GPU nothing is said of it."""
+    """The report explains what 50 % of a GPU hides, with SM activity beside it if a card reports it; without
+    a GPU it says nothing of it."""
     text = render_markdown(whole_run())
     assert "however few of the GPU's cores" in text
     assert "SM activity beside it is the share of its SMs" in text
@@ -330,7 +327,7 @@ def test_gpu_share_of_a_card_that_tells_no_sm_activity_says_so() -> None:
     assert "| SM activity |" not in text
 
 
-def test_disagreeing_witnesses_are_told_in_words() -> None:
+def test_disagreeing_witnesses_are_described_in_words() -> None:
     """Client and server side by side, and each disagreement as a sentence with its phase and round."""
     text = render_markdown(whole_run())
     assert "steady, round 2: the server counted 3 more." in text
@@ -348,7 +345,9 @@ def test_conditions_say_what_the_figures_belong_to() -> None:
 
 def test_matplotlib_waits_until_a_report_is_written() -> None:
     """A command that writes no report does not pay for the plots' import."""
-    code = "import loadtest.report.html, loadtest.report.terminal, sys; sys.exit('matplotlib' in sys.modules)"
+    code = (
+        "import penstock_load.report.pages, penstock_load.report.terminal, sys; sys.exit('matplotlib' in sys.modules)"
+    )
     assert subprocess.run([sys.executable, "-c", code], timeout=60, check=False).returncode == 0
 
 

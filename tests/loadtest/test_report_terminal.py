@@ -6,9 +6,8 @@ import msgspec
 import pytest
 from rich.console import Console, RenderableType
 
-from loadtest.report.live_view import LiveView
-from loadtest.report.terminal import figures_table, live_table, sparks, verdict_table
-from loadtest.results import Side, State
+from penstock_load.report.terminal import figures_table, live_table, sparks, verdict_table
+from penstock_load.results import LiveView, Side, State
 from tests.loadtest.runs import make_run, make_run_records
 from tests.loadtest.test_report import HOSTILE, hostile_run, verdict
 

@@ -7,14 +7,14 @@ from typing import Any
 import msgspec
 import pytest
 
-from loadtest.committed import ResultsError, read_committed, target_rows
-from loadtest.measure.measures import measure
-from loadtest.measure.run_folder import write_run
-from loadtest.results import Run, State
-from loadtest.results_table import HEADLINES, NOTHING, main, results_table
-from loadtest.scenario_files import read_scenario, scenario_names
-from loadtest.targets import read_targets, scenario_targets, slo_targets
-from loadtest.verdict import Circumstances, judge
+from loadtest.bench.results_table import HEADLINES, NOTHING, main, results_table
+from penstock_load.committed import ResultsError, read_committed, target_rows
+from penstock_load.measure.measures import measure
+from penstock_load.measure.run_folder import write_run
+from penstock_load.results import Run, State
+from penstock_load.scenario import read_scenario, scenario_names
+from penstock_load.targets import read_targets, scenario_targets, slo_targets
+from penstock_load.verdict import Circumstances, judge
 from tests.loadtest.runs import MACHINE, make_run, make_run_records
 
 TARGETS = read_targets()

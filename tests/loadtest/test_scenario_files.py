@@ -6,9 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from loadtest.scenario import Shape
-from loadtest.scenario_files import FOLDER, ScenarioError, read_scenario, scenario_names
-from loadtest.targets import read_targets
+from penstock_load.scenario import FOLDER, ScenarioError, Shape, read_scenario, scenario_names
+from penstock_load.targets import read_targets
 
 GOOD = """
 name = "mine"
@@ -44,8 +43,8 @@ def test_scenario_of_ones_own_is_read_by_its_path(tmp_path: Path) -> None:
 
 
 def test_scenario_and_target_in_the_readme_are_sound(tmp_path: Path) -> None:
-    """What a person copies from there is accepted, and every shape is told."""
-    text = (FOLDER.parent / "README.md").read_text()
+    """The examples there are accepted, and have every shape."""
+    text = (FOLDER.parents[1] / "README.md").read_text()
     examples = [textwrap.dedent(block) for block in re.findall(r"(?:^(?: {4}.*)?\n)+", text, re.MULTILINE)]
     mine, rows = tmp_path / "lunch.toml", tmp_path / "rows.toml"
     mine.write_text(next(block for block in examples if "[[phase]]" in block))

@@ -9,22 +9,19 @@ import msgspec
 import pytest
 from aiohttp import web
 
-from loadtest import streams_session
-from loadtest.clients.client import Endpoint
-from loadtest.clients.video import Stream
-from loadtest.measure.buckets import Buckets
-from loadtest.order import Order
-from loadtest.overrides import with_stream
-from loadtest.report.live_view import LiveView
-from loadtest.results import Measurement, PhaseResult
-from loadtest.scenario_files import ScenarioError, read_scenario
-from loadtest.session import SessionError
-from loadtest.stream_search import StreamSearch, Trial
-from loadtest.streams_session import measured, run_streams, trial_of
+from penstock_load import main as streams_session
+from penstock_load.clients.client import Endpoint
+from penstock_load.clients.control import Stream
+from penstock_load.main import SessionError, measured, run_streams, trial_of
+from penstock_load.measure.buckets import Buckets
+from penstock_load.phase_runner import RunOptions
+from penstock_load.results import LiveView, Measurement, PhaseResult
+from penstock_load.scenario import ScenarioError, read_scenario, with_stream
+from penstock_load.search import StreamSearch, Trial
 
 
-class Told:
-    """A watch that keeps what it was told."""
+class RecordingWatch:
+    """A watch that records the events it receives."""
 
     def __init__(self) -> None:
         self.notes: list[str] = []
@@ -113,10 +110,10 @@ async def url(program: VideoProgram, monkeypatch: pytest.MonkeyPatch) -> AsyncIt
     await runner.cleanup()
 
 
-def order(url: str, folder: Path, *, seconds: float = 0.2, most: int = 64) -> Order:
+def order(url: str, folder: Path, *, seconds: float = 0.2, most: int = 64) -> RunOptions:
     scenario = with_stream(read_scenario("video-streams"), "street.mp4")
     phase = msgspec.structs.replace(scenario.phases[0], seconds=seconds, streams=most)
-    return Order(
+    return RunOptions(
         scenario=msgspec.structs.replace(scenario, phases=(phase,)),
         target=Endpoint(http_url=url, grpc_address=""),
         folder=folder,
@@ -167,7 +164,7 @@ def test_trial_counts_what_came_between_two_looks() -> None:
 
 async def test_streams_are_added_until_they_come_late(program: VideoProgram, url: str, tmp_path: Path) -> None:
     """The number that was held is a figure under the name of its size and rate, and no stream is left."""
-    run = await run_streams(order(url, tmp_path), Told())
+    run = await run_streams(order(url, tmp_path), RecordingWatch())
     assert not run.complaints
     found = by_name(run.measurements)
     assert (found["streams_held"], found["streams_720p30_h264"]) == (5.0, 5.0)
@@ -181,7 +178,7 @@ async def test_streams_are_added_until_they_come_late(program: VideoProgram, url
 
 async def test_search_that_is_stopped_leaves_no_stream(program: VideoProgram, url: str, tmp_path: Path) -> None:
     """Ctrl-C takes out what was added, and the run says that it was stopped."""
-    search = asyncio.create_task(run_streams(order(url, tmp_path, seconds=60.0), Told()))
+    search = asyncio.create_task(run_streams(order(url, tmp_path, seconds=60.0), RecordingWatch()))
     async with asyncio.timeout(30):
         while not program.began:
             await asyncio.sleep(0.01)
@@ -195,7 +192,7 @@ async def test_search_that_is_stopped_leaves_no_stream(program: VideoProgram, ur
 async def test_search_where_no_video_program_runs_says_so(tmp_path: Path) -> None:
     """One sentence, before anything is added."""
     with pytest.raises(SessionError, match="nothing answers"):
-        await run_streams(order("http://127.0.0.1:9", tmp_path), Told())
+        await run_streams(order("http://127.0.0.1:9", tmp_path), RecordingWatch())
 
 
 def test_streams_of_another_size_have_the_plain_figures_only() -> None:
@@ -205,7 +202,7 @@ def test_streams_of_another_size_have_the_plain_figures_only() -> None:
 
 
 def test_scenario_of_streams_without_a_uri_says_what_to_give() -> None:
-    """Nobody knows what the reader's cameras are called; other scenarios have no streams."""
+    """The names of the reader's cameras are unknown; other scenarios have no streams."""
     with pytest.raises(ScenarioError, match="--stream URI"):
         with_stream(read_scenario("video-streams"), "")
     with pytest.raises(ScenarioError, match="image-steady has none"):

@@ -9,11 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from loadtest.measure.ledger import OTHER_TEXTS, TEXTS_KEPT, Ledger
-from loadtest.measure.live import LATENCIES_KEPT, LiveCounts
-from loadtest.measure.percentiles import BINS_A_DECADE, histogram_of, percentiles_of
-from loadtest.measure.summary import PhaseFacts, summarise_phase
-from loadtest.results import GeneratorHealth, Load, PhaseResult, Record, Side, Stages, Status
+from penstock_load.measure.ledger import BINS_A_DECADE, MAX_TEXTS, OTHER_TEXTS, Ledger, histogram_of, percentiles_of
+from penstock_load.measure.summary import MAX_LATENCIES, LiveCounts, PhaseFacts, summarise_phase
+from penstock_load.results import GeneratorHealth, Load, PhaseResult, Record, Side, Stages, Status
 from tests.loadtest.runs import make_health, make_records
 
 HEALTH = GeneratorHealth(0, 0, 0.0, 0.0, 0.0, 0.0, 0.0, 1)
@@ -22,7 +20,7 @@ LATENCIES = st.lists(st.floats(min_value=1e-3, max_value=1e6, allow_nan=False), 
 
 
 def record(intended_s: float, latency_ms: float, status: Status = Status.OK, **fields: object) -> Record:
-    """One record; it was sent 1 ms after it was meant to be, unless told otherwise."""
+    """One record; by default it was sent 1 ms after it was meant to be."""
     known = {"request": "image street", "sent_s": intended_s + 0.001} | fields
     return msgspec.convert(
         {
@@ -155,7 +153,7 @@ def test_stages_batches_and_errors_are_those_of_the_answers() -> None:
     assert len(found.errors) == 10
 
 
-def test_requests_of_each_label_are_told_apart() -> None:
+def test_requests_of_each_label_are_separate() -> None:
     """Every label has its own summary, and their counts add up to all."""
     records = [record(100.0, 10.0), record(100.0, 20.0, request="grpc street"), record(100.0, 30.0)]
     result = summarise(records)
@@ -167,7 +165,7 @@ def test_requests_of_each_label_are_told_apart() -> None:
 
 
 def test_cpu_is_that_of_the_servers_processes_for_a_right_answer() -> None:
-    """CPU seconds over right answers, in milliseconds; unknown where nobody read them or nobody was answered."""
+    """CPU seconds over right answers, in milliseconds; unknown without a reading or an answer."""
     facts = msgspec.structs.replace(FACTS, server_cpu_s=0.5)
     assert summarise([record(100.0, 10.0)] * 100, facts).cpu_ms_per_ok == pytest.approx(5.0)
     assert summarise([record(100.0, 10.0)]).cpu_ms_per_ok is None
@@ -193,14 +191,14 @@ def test_live_counts_stay_small() -> None:
         counts.add([record(float(second), 10.0)] * 50)
         counts.snapshot(float(second))
     assert counts.snapshot(3_000.0).ok == 50_000
-    assert len(counts._latest) <= LATENCIES_KEPT
+    assert len(counts._latest) <= MAX_LATENCIES
     assert len(counts._ok_in) <= 6
 
 
 def test_long_phase_takes_tens_of_bytes_a_request() -> None:
     """A soak of hours is kept whole; texts that differ with every request do not fill the memory either."""
     records = [record(at_s, 10.0, request="image street", queue_ms=1.0) for at_s in range(100)]
-    texts = [record(at_s, 0.1, Status.FAILED, error=f"id {at_s}") for at_s in range(TEXTS_KEPT + 7)]
+    texts = [record(at_s, 0.1, Status.FAILED, error=f"id {at_s}") for at_s in range(MAX_TEXTS + 7)]
     ledger = Ledger.of(texts)
     tracemalloc.start()
     for _ in range(1000):
@@ -209,11 +207,11 @@ def test_long_phase_takes_tens_of_bytes_a_request() -> None:
     tracemalloc.stop()
     assert grown < 40 * 100_000
     result = summarise_phase(ledger, FACTS, slo_p99_ms=100.0, health=HEALTH)
-    assert (result.all.ok, result.all.failed) == (100_000, TEXTS_KEPT + 7)
+    assert (result.all.ok, result.all.failed) == (100_000, MAX_TEXTS + 7)
     assert dict(result.all.errors)[OTHER_TEXTS] == 7
 
 
-def test_made_up_records_are_what_they_were_told_to_be() -> None:
+def test_made_up_records_are_as_requested() -> None:
     """Other tests may rely on them: rate, median and shares are as asked, and a seed gives the same again."""
     records = make_records(per_s=200.0, seconds=30.0, median_ms=10.0, refused=0.1, seed=3)
     facts = PhaseFacts(round=1, phase="steady", seconds=30.0)

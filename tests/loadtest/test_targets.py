@@ -6,14 +6,13 @@ from pathlib import Path
 
 import pytest
 
-from loadtest.hardware import ANY, Hardware
-from loadtest.scenario import Scenario
-from loadtest.scenario_files import read_scenario, scenario_names
-from loadtest.targets import (
+from penstock_load.hardware import ANY, Hardware
+from penstock_load.scenario import Scenario, read_scenario, scenario_names
+from penstock_load.targets import (
     SCENARIOS,
     Comparison,
     Origin,
-    Standing,
+    Provenance,
     Target,
     TargetsError,
     read_targets,
@@ -137,11 +136,11 @@ def test_shipped_targets_are_the_documented_figures() -> None:
 
 
 def test_shipped_targets_each_say_where_they_come_from() -> None:
-    """No row is without source and conditions; what others found is cited, and what is told from memory says so."""
+    """No row is without source and conditions; foreign figures are cited, and a row quoted from memory says so."""
     for target in TARGETS.values():
         assert target.source, target.id
         assert target.conditions.endswith("."), target.id
-        assert (target.standing is Standing.CITED) == (target.origin is not Origin.OWN), target.id
+        assert (target.standing is Provenance.CITED) == (target.origin is not Origin.OWN), target.id
     assert {target.id for target in TARGETS.values() if target.from_memory} == FROM_MEMORY
 
 
@@ -290,7 +289,7 @@ def test_slo_limits_errors_where_no_other_row_does(read: Callable[[str], tuple[T
     ],
 )
 def test_figures_are_written_with_three_digits_and_their_unit(value: float, unit: str, text: str) -> None:
-    """Nobody reads a fourth digit of a noisy figure; whole parts are never rounded away."""
+    """A noisy figure has no fourth digit; whole parts are never rounded away."""
     assert with_unit(value, unit) == text
 
 

@@ -5,11 +5,11 @@ from typing import Any
 import msgspec
 import pytest
 
-from loadtest.hardware import Hardware
-from loadtest.measure.measures import knee_measurement, measure
-from loadtest.results import Machine, Measurement, Spread, State, Verdict
-from loadtest.scenario_files import read_scenario
-from loadtest.targets import (
+from penstock_load.hardware import Hardware
+from penstock_load.measure.measures import knee_measurement, measure
+from penstock_load.results import Machine, Measurement, Spread, State, Verdict
+from penstock_load.scenario import read_scenario
+from penstock_load.targets import (
     NOTHING_MEASURES_IT,
     UNITS,
     Comparison,
@@ -18,7 +18,7 @@ from loadtest.targets import (
     scenario_targets,
     slo_targets,
 )
-from loadtest.verdict import Circumstances, exit_code, judge, way_out
+from penstock_load.verdict import Circumstances, exit_code, judge, way_out
 from tests.loadtest.runs import make_run
 
 LAPTOP = Machine("AMD EPYC", 2, 8.0, (), "Linux 6.1", ())
@@ -78,11 +78,11 @@ JUDGEMENTS: dict[str, tuple[dict[str, Any], Measurement, State, str]] = {
         State.FAIL,
         "1,234 ms (900 to 1,500), at most 250 ms",
     ),
-    "told from memory": (
+    "quoted from memory": (
         {"from_memory": True},
         measured(152, 147, 156),
         State.PASS,
-        "152/s (147 to 156), at least 140/s; its condition is told from memory",
+        "152/s (147 to 156), at least 140/s; its condition was quoted from memory",
     ),
 }
 
@@ -97,7 +97,7 @@ def test_median_decides_and_the_reason_shows_the_spread(
     assert verdict.ratio == pytest.approx(measurement.spread.median / verdict.figure)
 
 
-def test_goal_is_told_apart_from_the_floor() -> None:
+def test_goal_differs_from_the_floor() -> None:
     """What passes the floor says whether it reaches the goal; without a goal it says nothing of one."""
     assert verdict_of(target(goal=150), measured(152, 147, 156)).meets_goal is True
     assert verdict_of(target(goal=200), measured(152, 147, 156)).meets_goal is False
@@ -125,7 +125,7 @@ APART: dict[str, tuple[dict[str, Any], Circumstances, str]] = {
         msgspec.structs.replace(HERE, server_hardware="H200, 64 cores"),
         "speaks of an H200 with 16 cores, not H200, 64 cores: 1.43 of its 140/s, 200/s (190 to 210)",
     ),
-    "a remote server that nobody describes": (
+    "a remote server without a description": (
         {"hardware": Hardware("V100")},
         msgspec.structs.replace(HERE, machine=V100, is_local=False),
         "speaks of a V100; what the server runs on is not known: say so with --hardware: "

@@ -9,18 +9,17 @@ import numpy as np
 import pytest
 from prometheus_client import CollectorRegistry, Histogram, generate_latest
 
-from loadtest.clients.client import Endpoint
-from loadtest.measure.percentiles import percentiles_of
-from loadtest.results import RequestSummary
-from loadtest.scenario import Ask, Kind
-from loadtest.witness.agreement import disagreements
-from loadtest.witness.counted import Counted
-from loadtest.witness.metrics_text import MAX_PAGE_BYTES, MetricsError
-from loadtest.witness.page import Histogram as Seen
-from loadtest.witness.witness import open_witnesses
+from penstock_load.clients.client import Endpoint
+from penstock_load.measure.ledger import percentiles_of
+from penstock_load.results import RequestSummary
+from penstock_load.scenario import Kind, RequestSpec
+from penstock_load.witness.counters import Counted, disagreements
+from penstock_load.witness.counters import Histogram as Seen
+from penstock_load.witness.readers import MAX_PAGE_BYTES, MetricsError
+from penstock_load.witness.witness import open_witnesses
 from tests.web_server import serving
 
-ASKS = (Ask(kind=Kind.IMAGE, model="m"), Ask(kind=Kind.GRPC, model="m"))
+ASKS = (RequestSpec(kind=Kind.IMAGE, model="m"), RequestSpec(kind=Kind.GRPC, model="m"))
 BUCKETS = (0.005, 0.010, 0.025, float("inf"))
 
 
@@ -57,7 +56,7 @@ def test_time_that_passes_outside_the_server_is_said_with_the_least_it_can_be() 
     )
 
 
-def test_server_slower_than_its_client_counted_somebody_else() -> None:
+def test_server_slower_than_its_client_counted_another() -> None:
     """A client cannot have its answer before the server has it."""
     (sentence, _) = disagreements(client(*[5.0] * 100), counted(0, 0, 100, 100), seconds=1)
     assert sentence.endswith("the server counted requests slower than this client's by 5 ms or more")
@@ -66,7 +65,7 @@ def test_server_slower_than_its_client_counted_somebody_else() -> None:
 @pytest.mark.parametrize(
     ("up_to", "complaint"),
     [
-        ((0, 99, 99, 99), "client got 100 answers, server counted 99: 1 were answered by somebody else"),
+        ((0, 99, 99, 99), "client got 100 answers, server counted 99: 1 were answered by another server"),
         ((0, 101, 101, 101), "client got 100 answers, server counted 101: 1 are not this client's"),
     ],
 )
@@ -76,7 +75,7 @@ def test_count_that_differs_by_one_is_said(up_to: tuple[int, ...], complaint: st
     assert sentence.startswith(complaint)
 
 
-def test_refusals_are_answers_and_what_nobody_answered_may_be_counted_or_not() -> None:
+def test_refusals_are_answers_and_unanswered_requests_may_be_counted_or_not() -> None:
     """Ten refusals must be counted, five timeouts and failures may be."""
     summary = client(*[7.0] * 100, refused=10, timeouts=2, failed=3)
     assert disagreements(summary, counted(10, 110, 110, 110), seconds=1) == ()

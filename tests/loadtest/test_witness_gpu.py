@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from loadtest.witness.gpu import GpuLine
+from penstock_load.witness.gpu import GpuLine
 
 FAKE_NVML = Path(__file__).parents[1] / "gpu" / "fake_nvml"
 
@@ -20,13 +20,13 @@ def first_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *cards: dict[str
     state.write_text(json.dumps({"cards": cards, **said}))
     monkeypatch.setenv("FAKE_NVML", str(state))
     monkeypatch.setenv("PYTHONPATH", str(FAKE_NVML))
-    program = [sys.executable, "-m", "loadtest.witness.gpu"]
+    program = [sys.executable, "-m", "penstock_load.witness.gpu"]
     ended = subprocess.run(program, stdin=subprocess.DEVNULL, capture_output=True, timeout=30, check=True)
     (line,) = ended.stdout.splitlines()
     return msgspec.json.decode(line, type=GpuLine)
 
 
-def test_busiest_card_is_told_by_util_and_by_its_sms(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_busiest_card_is_found_by_util_and_by_its_sms(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each of the card that has most of it; a card without the counters counts for util."""
     line = first_line(
         tmp_path,

@@ -11,10 +11,9 @@ from pathlib import Path
 import psutil
 import pytest
 
-from loadtest.clients.client import Endpoint
-from loadtest.witness.gpu_reader import GpuReader
-from loadtest.witness.loads import Loads, Moment, Readers, load_between, open_loads
-from loadtest.witness.process_cpu import NotListening, Usage, meter_of_server
+from penstock_load.clients.client import Endpoint
+from penstock_load.witness.loads import GpuReader, Loads, LoadSample, Readers, load_between, open_loads
+from penstock_load.witness.process_cpu import NotListening, Usage, meter_of_server
 
 FRONT = """
 import socket, sys, time
@@ -65,7 +64,7 @@ def test_family_of_another_interpreters_child_is_that_child_alone(supervised: tu
 
 
 def test_port_that_this_process_itself_serves_has_no_meter() -> None:
-    """A server inside the load generator cannot be told from it."""
+    """A server inside the load generator cannot be measured apart from it."""
     with socket.create_server(("127.0.0.1", 0)) as listener:
         port = listener.getsockname()[1]
         with pytest.raises(NotListening, match=f"127.0.0.1:{port} is served by this process itself"):
@@ -82,8 +81,8 @@ def test_server_of_another_machine_has_no_meter() -> None:
 
 def test_load_between_two_moments_is_cores_and_shares_at_their_middle() -> None:
     """3 CPU seconds in 2 s are 1.5 cores; 6 of 8 seconds busy are 75 %."""
-    earlier = Moment(10.0, Usage(5.0, 0), 100.0, 200.0, None)
-    later = Moment(12.0, Usage(8.0, 3 << 20), 106.0, 208.0, 0.5, 0.01)
+    earlier = LoadSample(10.0, Usage(5.0, 0), 100.0, 200.0, None)
+    later = LoadSample(12.0, Usage(8.0, 3 << 20), 106.0, 208.0, 0.5, 0.01)
     load = load_between(earlier, later)
     assert (load.at_s, load.server_cpu, load.machine_cpu, load.gpu, load.rss_mib) == (11.0, 1.5, 0.75, 0.5, 3.0)
     assert load.gpu_sm == 0.01
@@ -91,7 +90,7 @@ def test_load_between_two_moments_is_cores_and_shares_at_their_middle() -> None:
 
 def test_cpu_of_a_server_that_was_started_again_is_unknown_for_a_moment() -> None:
     """Not negative."""
-    earlier, later = (Moment(at_s, Usage(cpu_s, 1), at_s, at_s, None) for at_s, cpu_s in ((1.0, 50.0), (2.0, 0.1)))
+    earlier, later = (LoadSample(at_s, Usage(cpu_s, 1), at_s, at_s, None) for at_s, cpu_s in ((1.0, 50.0), (2.0, 0.1)))
     assert load_between(earlier, later).server_cpu is None
     assert load_between(earlier._replace(usage=None), later).server_cpu is None
 
@@ -127,7 +126,7 @@ async def test_open_loads_reads_a_real_process_and_says_where_no_gpu_is(supervis
     assert (samples[0].gpu is None) == any(note.startswith("no GPU: ") for note in loads.notes)
 
 
-async def test_loads_of_a_server_nobody_can_read_are_none_and_say_why() -> None:
+async def test_loads_of_an_unreadable_server_are_none_and_say_why() -> None:
     """A remote server without a metrics page."""
     endpoint = Endpoint(http_url="http://192.0.2.1:80", grpc_address="192.0.2.1:81")
     page = "http://127.0.0.1:9/metrics"
@@ -141,7 +140,7 @@ async def test_loads_of_a_server_nobody_can_read_are_none_and_say_why() -> None:
 
 
 async def test_gpu_share_is_what_its_process_said_last_and_not_what_it_said_long_ago() -> None:
-    """After three seconds of silence nobody knows."""
+    """After three seconds of silence the load is unknown."""
     now = 0.0
     program = 'import sys; print(\'{"busiest":0.25,"sm_activity":0.01}\', flush=True); sys.stdin.read()'
     reader = GpuReader((sys.executable, "-c", program), clock=lambda: now)

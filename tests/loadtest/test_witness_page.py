@@ -5,19 +5,27 @@ import math
 import pytest
 from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
 
-from loadtest.scenario import Ask, Kind
-from loadtest.witness.counted import count_requests
-from loadtest.witness.metrics_text import MetricsError, default_metrics_url, parse_page
-from loadtest.witness.page import (
+from penstock_load.scenario import Kind, RequestSpec
+from penstock_load.witness.counters import (
     CounterReset,
     Page,
     add_histograms,
+    count_requests,
     counter_delta,
     histogram_delta,
     quantile_bounds,
 )
-from loadtest.witness.prometheus import seconds_of
-from loadtest.witness.triton_statistics import BatchStats, Duration, InferStats, Statistics, statistics_delta
+from penstock_load.witness.readers import (
+    BatchStats,
+    Duration,
+    InferStats,
+    MetricsError,
+    Statistics,
+    default_metrics_url,
+    parse_page,
+    seconds_of,
+    statistics_delta,
+)
 
 HTTP = {"model": "m", "protocol": "http"}
 
@@ -59,7 +67,7 @@ def test_histogram_delta_is_what_was_observed_between_two_readings() -> None:
 
 
 def test_histogram_that_the_server_does_not_keep_is_none() -> None:
-    """Nothing is made up for a model that nobody asked."""
+    """Nothing is made up for a model without requests."""
     assert histogram_delta(Page(), Server().page, "penstock_request_seconds", HTTP) is None
 
 
@@ -88,7 +96,9 @@ def test_restart_that_no_counter_shows_is_seen_by_what_counts_restarts(name: str
     before, after = (parse_page(f"{name} {value}\n", "x").samples for value in (7, 8))
     with pytest.raises(CounterReset, match=complaint):
         count_requests(
-            Page({**old.page.samples, **before}), Page({**new.page.samples, **after}), [Ask(kind=Kind.REST, model="m")]
+            Page({**old.page.samples, **before}),
+            Page({**new.page.samples, **after}),
+            [RequestSpec(kind=Kind.REST, model="m")],
         )
 
 

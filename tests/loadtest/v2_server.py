@@ -11,7 +11,7 @@ from aiohttp import web
 from aiohttp.test_utils import TestServer
 from tritonclient.grpc import service_pb2 as pb
 
-from loadtest.clients.client import Endpoint
+from penstock_load.clients.client import Endpoint
 
 SERVICE = "inference.GRPCInferenceService"
 Context = grpc.aio.ServicerContext

@@ -6,41 +6,43 @@ from collections.abc import Iterable
 import msgspec
 import pytest
 
-from server.local.batch_line import BatchLine
-from server.local.messages import UP, GiveUp, Known
+from penstock.gateway.workers.connection import CancelInfer, MessageConnection, SyncDone, ToCore
 
-RECORDS: tuple[UP, ...] = (GiveUp(1), Known(2), GiveUp(3))
+RECORDS: tuple[ToCore, ...] = (CancelInfer(1), SyncDone(2), CancelInfer(3))
 WHOLE = b"".join(
     len(encoded).to_bytes(4, "little") + encoded for encoded in map(msgspec.msgpack.Encoder().encode, RECORDS)
 )
+FIRST_BYTES = 4 + len(msgspec.msgpack.encode(RECORDS[0]))
 
 
 class Line:
-    """What was heard, in order."""
+    """The messages received, in order."""
 
     def __init__(self) -> None:
-        self.heard: list[UP] = []
-        self.line = BatchLine(msgspec.msgpack.Decoder(UP), lambda _, record: self.heard.append(record), lambda _: None)
+        self.received: list[ToCore] = []
+        self.line = MessageConnection(
+            msgspec.msgpack.Decoder(ToCore), lambda _, record: self.received.append(record), lambda _: None
+        )
 
 
 @pytest.mark.parametrize("size", range(1, len(WHOLE) + 1))
-def test_records_are_heard_whole_and_in_order_wherever_they_are_cut(size: int) -> None:
+def test_records_are_received_whole_and_in_order_wherever_they_are_cut(size: int) -> None:
     """In pieces of any size, several in one piece, and again behind a piece that ended inside a record."""
     line = Line()
     stream = WHOLE * 3
     for begin in range(0, len(stream), size):
         line.line.data_received(stream[begin : begin + size])
-    assert line.heard == list(RECORDS) * 3
+    assert line.received == list(RECORDS) * 3
 
 
 @pytest.mark.parametrize("cut", [4, len(WHOLE) - 1, len(WHOLE)])
 def test_record_beyond_the_limit_ends_the_line_before_it_is_there(cut: int) -> None:
-    """Nothing that stands behind it is heard, in the same piece or in later ones."""
+    """Nothing behind it is received, in the same piece or in later ones."""
     line = Line()
     line.line.max_record_bytes = 2
     line.line.data_received(WHOLE[:cut])
     line.line.data_received(WHOLE)
-    assert line.heard == []
+    assert line.received == []
 
 
 class Writes(asyncio.Transport):
@@ -80,11 +82,11 @@ async def test_what_is_sent_in_one_turn_goes_in_one_write() -> None:
     line.end()
     line.send(RECORDS[1])
     await asyncio.sleep(0)
-    assert socket.writes == [WHOLE, WHOLE[:13]]
+    assert socket.writes == [WHOLE, WHOLE[:18]]
 
 
 async def test_what_was_sent_to_an_end_that_is_lost_in_the_same_turn_is_dropped() -> None:
-    """And nobody is troubled by it."""
+    """Without an error."""
     line, socket = Line().line, Writes()
     line.connection_made(socket)
     line.send(RECORDS[0])
@@ -102,4 +104,4 @@ async def test_what_a_long_turn_gathers_is_counted_as_it_comes() -> None:
     for _ in range(20_000):
         line.send(RECORDS[0])
         looked.append(line.unsent_bytes)
-    assert looked == [13 * count for count in range(1, 20_001)]
+    assert looked == [18 * count for count in range(1, 20_001)]

@@ -10,25 +10,24 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from server.backends.watch import KnownModel
-from server.core.errors import (
-    BackendFailed,
-    BackendUnavailable,
+from penstock.engines.model_health import KnownModel
+from penstock.gateway.workers import client as core_link
+from penstock.gateway.workers.client import CoreClient
+from penstock.gateway.workers.connection import WorkerHello
+from penstock.gateway.workers.core_server import CoreServer
+from penstock.gateway.workers.slab_sharing import ClientSlab
+from penstock.protocol.cancellation import CancelStage, note_cancel_stage, when_stage_known
+from penstock.protocol.engine import ModelConfig, TensorSpec
+from penstock.protocol.errors import (
     DeadlineExceeded,
+    EngineFailed,
+    EngineUnavailable,
     InferenceError,
     InvalidRequest,
     ModelNotFound,
     Overloaded,
 )
-from server.core.infer import InferRequest, InferResponse
-from server.core.leaving import LeftAt, leaving, when_known
-from server.core.model import ModelConfig, TensorSpec
-from server.core.tensor import Datatype, tensor_from_numpy
-from server.local import core_link
-from server.local.core_link import CoreLink
-from server.local.core_server import CoreServer
-from server.local.lent_slab import BorrowedSlab
-from server.local.messages import Hello
+from penstock.protocol.inference import Datatype, InferRequest, InferResponse, tensor_from_numpy
 
 pytestmark = pytest.mark.usefixtures("short_path")
 CONFIG = ModelConfig("owned", "python", 8, (TensorSpec("x", Datatype.FP32, (-1,)),), (), {"batch_owner": "gateway"})
@@ -36,7 +35,7 @@ CONFIG = ModelConfig("owned", "python", 8, (TensorSpec("x", Datatype.FP32, (-1,)
 
 @dataclass
 class FakeWatch:
-    """The core's; what it is told is kept."""
+    """The core's; records what it is sent."""
 
     is_up: bool = True
     reason: str = ""
@@ -71,7 +70,7 @@ class FakeEngine:
     then it was at `where`."""
 
     error: InferenceError | None = None
-    where: LeftAt | None = None
+    where: CancelStage | None = None
     holds: bool = False
     asked: list[tuple[InferRequest, str, int]] = field(default_factory=list)
     entered: asyncio.Event = field(default_factory=asyncio.Event)
@@ -92,7 +91,7 @@ class FakeEngine:
             except asyncio.CancelledError as cancelled:
                 self.cancelled.set()
                 if self.where is not None:
-                    leaving(cancelled, self.where)
+                    note_cancel_stage(cancelled, self.where)
                 raise
         if self.error is not None:
             raise self.error
@@ -103,7 +102,7 @@ class FakeEngine:
 class Pair:
     """link: the front's end, connected. core: the task that serves it."""
 
-    link: CoreLink
+    link: CoreClient
     watch: FakeWatch
     engine: FakeEngine
     server: CoreServer
@@ -126,7 +125,7 @@ async def paired(folder: Path) -> AsyncIterator[Pair]:
     watch, engine = FakeWatch(), FakeEngine()
     server = CoreServer(folder, watch, engine, engine)  # type: ignore[arg-type]
     core = asyncio.create_task(server.run())
-    link = CoreLink(folder, Hello(1), max_asks=4)
+    link = CoreClient(folder, WorkerHello(1), max_asks=4)
     running = asyncio.create_task(link.run())
     try:
         async with asyncio.timeout(30):
@@ -188,7 +187,7 @@ async def test_link_tells_what_the_core_knows_of_the_engine(tmp_path: Path) -> N
 
 
 async def test_change_that_is_spread_is_known_to_the_fronts_when_it_is_said_to_be(tmp_path: Path) -> None:
-    """Who loads a model and asks for it meets what he loaded; nobody is waited for where no front is."""
+    """A client that loads a model and uses it sees the new one; without fronts nothing is waited for."""
     async with paired(tmp_path) as pair:
         for number in range(20):
             pair.watch.models[f"other {number}"] = KnownModel(f"other {number}", True, config=CONFIG)
@@ -204,7 +203,7 @@ async def test_change_that_is_spread_is_known_to_the_fronts_when_it_is_said_to_b
         InvalidRequest("unexpected shape for input 'x'"),
         Overloaded("cannot be met", reason="cannot_meet", retry_after_s=0.7),
         DeadlineExceeded("the deadline passed in the queue"),
-        BackendFailed("model 'owned' failed"),
+        EngineFailed("model 'owned' failed"),
         InferenceError("internal error"),
     ],
     ids=lambda error: type(error).__name__,
@@ -232,17 +231,17 @@ async def test_request_that_is_given_up_is_given_up_in_the_core(tmp_path: Path) 
         assert (await pair.link.infer(request(), client="c")).id == "id-7"
 
 
-async def left(pair: Pair, model_name: str, *, has_begun: bool = True) -> list[LeftAt]:
+async def left(pair: Pair, model_name: str, *, has_begun: bool = True) -> list[CancelStage]:
     """A request that its caller leaves: where it was, once that is known."""
     pair.engine.entered.clear()
     asking = asyncio.create_task(pair.link.infer(request(model_name), client="c"))
     await (pair.engine.entered.wait() if has_begun else asyncio.sleep(0))
     asking.cancel()
-    told: list[LeftAt] = []
+    stages: list[CancelStage] = []
     with pytest.raises(asyncio.CancelledError) as cancelled:
         await asking
-    when_known(cancelled.value, LeftAt.STREAM, told.append)
-    return told
+    when_stage_known(cancelled.value, CancelStage.STREAM, stages.append)
+    return stages
 
 
 async def test_core_says_where_the_request_was_that_a_caller_left(tmp_path: Path) -> None:
@@ -250,19 +249,19 @@ async def test_core_says_where_the_request_was_that_a_caller_left(tmp_path: Path
     async with paired(tmp_path) as pair:
         pair.engine.holds = True
         for model_name, where, expected in [
-            ("owned", LeftAt.QUEUE, LeftAt.QUEUE),
-            ("owned", LeftAt.BATCH, LeftAt.BATCH),
-            ("other", None, LeftAt.ENGINE),
+            ("owned", CancelStage.QUEUE, CancelStage.QUEUE),
+            ("owned", CancelStage.BATCH, CancelStage.BATCH),
+            ("other", None, CancelStage.ENGINE),
         ]:
             pair.engine.where = where
-            told = await left(pair, model_name)
-            assert told == []
-            await until(lambda told=told: told)
-            assert told == [expected]
+            stages = await left(pair, model_name)
+            assert stages == []
+            await until(lambda stages=stages: stages)
+            assert stages == [expected]
         asked = len(pair.engine.asked)
-        told = await left(pair, "owned", has_begun=False)  # question and farewell come to the core together
-        await until(lambda: told)
-        assert (told, len(pair.engine.asked)) == ([LeftAt.QUEUE], asked)
+        stages = await left(pair, "owned", has_begun=False)  # request and cancellation come to the core together
+        await until(lambda: stages)
+        assert (stages, len(pair.engine.asked)) == ([CancelStage.QUEUE], asked)
 
 
 async def test_front_that_is_gone_leaves_nothing_in_the_core(tmp_path: Path) -> None:
@@ -274,7 +273,7 @@ async def test_front_that_is_gone_leaves_nothing_in_the_core(tmp_path: Path) -> 
         assert pair.server.front_count == 1
         pair.link._require_line().close()
         await pair.engine.cancelled.wait()
-        with pytest.raises(BackendUnavailable):
+        with pytest.raises(EngineUnavailable):
             await asking
 
 
@@ -285,10 +284,10 @@ async def test_core_that_dies_fails_what_waits_and_serves_again_when_it_is_back(
         asking = asyncio.create_task(pair.link.infer(request(), client="c"))
         await pair.engine.entered.wait()
         await pair.lose_core()
-        with pytest.raises(BackendUnavailable, match="core is restarting"):
+        with pytest.raises(EngineUnavailable, match="core is restarting"):
             await asking
         assert not pair.link.is_up
-        with pytest.raises(BackendUnavailable):
+        with pytest.raises(EngineUnavailable):
             await pair.link.infer(request(), client="c")
         pair.engine.holds = False
         core = asyncio.create_task(CoreServer(tmp_path, pair.watch, pair.engine, pair.engine).run())  # type: ignore[arg-type]
@@ -303,7 +302,7 @@ async def test_core_that_falls_silent_is_not_waited_for(tmp_path: Path, monkeypa
     monkeypatch.setattr(core_link, "SILENCE_S", 0.0)
     async with paired(tmp_path) as pair:
         pair.engine.holds = True
-        with pytest.raises(BackendUnavailable, match="does not answer"):
+        with pytest.raises(EngineUnavailable, match="does not answer"):
             await pair.link.infer(request(), client="c")
 
 
@@ -353,7 +352,7 @@ async def test_large_tensors_come_over_whole(tmp_path: Path) -> None:
         assert all((answer.outputs[0].to_numpy() == array).all() for answer in answers)
 
 
-async def test_request_that_cannot_be_told_leaves_nothing(tmp_path: Path) -> None:
+async def test_request_that_cannot_be_sent_leaves_nothing(tmp_path: Path) -> None:
     """A record that cannot be made is the request's own failure, and takes no place from others."""
     async with paired(tmp_path) as pair:
         for _ in range(5):
@@ -371,16 +370,16 @@ async def test_request_that_cannot_be_put_into_the_slab_leaves_nothing(
         raise MemoryError
 
     async with paired(tmp_path) as pair:
-        pair.link._slab = BorrowedSlab(asyncio.get_running_loop().call_later)
+        pair.link._slab = ClientSlab(asyncio.get_running_loop().call_later)
         with monkeypatch.context() as patched:
-            patched.setattr(core_link, "by_place", full)
+            patched.setattr(core_link, "move_to_slab", full)
             for _ in range(5):
                 with pytest.raises(MemoryError):
                     await pair.link.infer(request(), client="c")
         assert (await pair.link.infer(request(), client="c")).id == "id-7"
 
 
-async def test_core_that_was_silent_works_for_nobody_who_has_left(
+async def test_core_that_was_silent_runs_nothing_for_clients_that_left(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its front asks over a new connection; what was asked over the old one is given up."""
@@ -389,7 +388,7 @@ async def test_core_that_was_silent_works_for_nobody_who_has_left(
         asking = asyncio.create_task(pair.link.infer(request(), client="c"))
         await pair.engine.entered.wait()
         monkeypatch.setattr(core_link, "SILENCE_S", 0.0)
-        with pytest.raises(BackendUnavailable, match="does not answer"):
+        with pytest.raises(EngineUnavailable, match="does not answer"):
             await asking
         monkeypatch.undo()
         await asyncio.wait_for(pair.engine.cancelled.wait(), 5)

@@ -9,26 +9,26 @@ from pathlib import Path
 
 import pytest
 
-from server.batching.batcher import BatcherPool
-from server.batching.options import BatchOptions
-from server.core.batching import Owner
-from server.core.errors import BackendFailed, DeadlineExceeded, InferenceError
-from server.core.leaving import LeftAt, when_known
-from server.local.core_link import CoreLink
-from server.local.core_server import CoreServer
-from server.local.messages import Hello
+from penstock.gateway.batching.batcher import BatcherPool
+from penstock.gateway.batching.options import BatchOptions
+from penstock.gateway.workers.client import CoreClient
+from penstock.gateway.workers.connection import WorkerHello
+from penstock.gateway.workers.core_server import CoreServer
+from penstock.protocol.cancellation import CancelStage, when_stage_known
+from penstock.protocol.errors import DeadlineExceeded, EngineFailed, InferenceError
+from penstock.protocol.inference import BatchOwner
 from tests.local.test_core_link import FakeEngine, FakeWatch, request, short_path
 
 __all__ = ["short_path"]
 pytestmark = pytest.mark.usefixtures("short_path")
-OPTIONS = BatchOptions(owner=Owner.GATEWAY, max_batch_size=1, instances=1)
+OPTIONS = BatchOptions(owner=BatchOwner.GATEWAY, max_batch_size=1, instances=1)
 
 
 @dataclass
 class Rig:
     """The engine has one call at a time, of one row, and a second just before it ends; what comes besides waits."""
 
-    link: CoreLink
+    link: CoreClient
     engine: FakeEngine
     queues: BatcherPool
     server: CoreServer
@@ -61,7 +61,7 @@ async def rig_in(folder: Path) -> AsyncIterator[Rig]:
     queues = BatcherPool(engine, lambda name: OPTIONS if name == "owned" else None)  # type: ignore[arg-type]
     server = CoreServer(folder, FakeWatch(), engine, queues)  # type: ignore[arg-type]
     server.queues = queues
-    link = CoreLink(folder, Hello(1), max_asks=64)
+    link = CoreClient(folder, WorkerHello(1), max_asks=64)
     tasks = [asyncio.create_task(server.run()), asyncio.create_task(link.run())]
     try:
         async with asyncio.timeout(60):
@@ -85,12 +85,12 @@ async def test_answers_of_a_crowd_come_by_their_numbers_and_no_task_is_made_for_
     assert (await rig.link.infer(request("other"), client="c")).explanation is None
 
 
-async def test_refusals_are_told_as_themselves(rig: Rig) -> None:
-    """Before the queue, and of the engine's; what nobody thought of is an internal error, and logged."""
+async def test_refusals_keep_their_class(rig: Rig) -> None:
+    """Before the queue, and of the engine's; an unexpected one is an internal error, and logged."""
     with pytest.raises(DeadlineExceeded):
         await rig.link.infer(request(deadline=time.monotonic() - 0.01), client="c")
-    rig.engine.error = BackendFailed("the engine's own words")
-    with pytest.raises(BackendFailed, match="the engine's own words"):
+    rig.engine.error = EngineFailed("the engine's own words")
+    with pytest.raises(EngineFailed, match="the engine's own words"):
         await rig.link.infer(request(), client="c")
     rig.engine.error = ValueError("a bug")  # type: ignore[assignment]
     with pytest.raises(InferenceError, match="internal error"):
@@ -115,18 +115,18 @@ async def test_bug_on_the_way_into_the_queue_is_one_requests_end_and_not_the_lin
     await asyncio.gather(*before)
 
 
-@pytest.mark.parametrize(("which", "where"), [(0, LeftAt.BATCH), (-1, LeftAt.QUEUE)])
-async def test_who_leaves_hears_where_the_request_was(rig: Rig, which: int, where: LeftAt) -> None:
+@pytest.mark.parametrize(("which", "where"), [(0, CancelStage.BATCH), (-1, CancelStage.QUEUE)])
+async def test_who_leaves_hears_where_the_request_was(rig: Rig, which: int, where: CancelStage) -> None:
     """Its place is free at once; the others are answered."""
     rig.engine.holds = True
     asked = await rig.crowd(4)
     asked[which].cancel()
-    told: list[LeftAt] = []
+    stages: list[CancelStage] = []
     with pytest.raises(asyncio.CancelledError) as cancelled:
         await asked[which]
-    when_known(cancelled.value, LeftAt.STREAM, told.append)
-    await rig.until(lambda: told)
-    assert told == [where]
+    when_stage_known(cancelled.value, CancelStage.STREAM, stages.append)
+    await rig.until(lambda: stages)
+    assert stages == [where]
     assert rig.kept() == 3
     rig.engine.release.set()
     del asked[which]
@@ -134,7 +134,7 @@ async def test_who_leaves_hears_where_the_request_was(rig: Rig, which: int, wher
 
 
 async def test_front_that_dies_leaves_nothing_in_the_queue(rig: Rig) -> None:
-    """Nobody waits for what it asked."""
+    """What it requested is cancelled."""
     rig.engine.holds = True
     asked = await rig.crowd(4)
     assert rig.link._line is not None

@@ -1,4 +1,4 @@
-"""Memory in leases: nobody's bytes are another's, and all of it comes back."""
+"""Memory in leases: no lease overlaps another, and all of it comes back."""
 
 import fcntl
 import os
@@ -12,11 +12,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from server.core.tensor import Place
-from server.local.extents import ALIGNMENT, LEAST_TURN_BYTES, Extents
-from server.local.slab import LINGER_S, SharedSlab
-from server.local.slab_memory import STEP_BYTES, SlabMemory, named_memory, nameless_memory
-from server.shared_memory.names import is_slab_name
+from penstock.gateway.workers.slab import LINGER_S, STEP_BYTES, SharedSlab, SlabMemory, anonymous_memory, named_memory
+from penstock.gateway.workers.slab_allocator import ALIGNMENT, MIN_CYCLE_BYTES, Extents
+from penstock.protocol.inference import SlabAddress
+from penstock.protocol.shared_memory import is_slab_name
 
 SIZE = 64 * ALIGNMENT
 
@@ -33,7 +32,7 @@ class Later:
 
 def new_slab(size_bytes: int = SIZE) -> SharedSlab:
     slab = SharedSlab(Later())
-    slab.renew(nameless_memory(size_bytes))
+    slab.renew(anonymous_memory(size_bytes))
     return slab
 
 
@@ -66,8 +65,8 @@ def test_extents_taken_one_after_the_other_lie_side_by_side() -> None:
 
 def test_few_callers_use_few_pages() -> None:
     """A steady little load turns in a small part of a large slab, and does not drag all of it through the caches."""
-    extents, ends = Extents(16 * LEAST_TURN_BYTES), set[int]()
-    size = LEAST_TURN_BYTES // 16
+    extents, ends = Extents(16 * MIN_CYCLE_BYTES), set[int]()
+    size = MIN_CYCLE_BYTES // 16
     waiting = [extents.take(size), extents.take(size)]
     for _ in range(200):
         begin = extents.take(size)
@@ -77,11 +76,11 @@ def test_few_callers_use_few_pages() -> None:
         oldest = waiting.pop(0)
         assert oldest is not None
         extents.give_back(oldest)
-    assert max(ends) <= LEAST_TURN_BYTES + size
+    assert max(ends) <= MIN_CYCLE_BYTES + size
 
 
 def test_lease_is_anothers_only_after_the_last_hold() -> None:
-    """Whoever still reads holds it; a release too many is told, since it would free a stranger's bytes."""
+    """A lease is held while it is read; a release too many is an error, since it would free another's bytes."""
     slab = new_slab()
     lease = slab.lease(SIZE)
     assert lease is not None
@@ -100,7 +99,7 @@ def test_lease_of_a_call_that_was_given_up_lingers() -> None:
     """Its engine may read the bytes a moment longer."""
     later = Later()
     slab = SharedSlab(later)
-    slab.renew(nameless_memory(SIZE))
+    slab.renew(anonymous_memory(SIZE))
     lease = slab.lease(SIZE)
     assert lease is not None
     lease.release_later()
@@ -117,7 +116,7 @@ def test_place_of_an_earlier_generation_is_not_found() -> None:
     former = slab.lease(4)
     assert former is not None
     former.view[:] = b"old."
-    slab.renew(nameless_memory(SIZE))
+    slab.renew(anonymous_memory(SIZE))
     later = slab.lease(4)
     assert later is not None
     later.view[:] = b"new."
@@ -135,7 +134,7 @@ def test_slab_without_memory_has_no_room() -> None:
     """Before the engine came, or where it cannot open ours."""
     slab = SharedSlab(Later())
     assert slab.lease(1) is None
-    assert slab.lease_of(Place("r", 0, 0)) is None
+    assert slab.lease_of(SlabAddress("r", 0, 0)) is None
     assert slab.statistics().leases == 0
 
 
@@ -172,8 +171,8 @@ def test_half_of_the_machines_shared_memory_stays_for_others(monkeypatch: pytest
 
 
 def test_pages_are_had_when_they_are_needed() -> None:
-    """A large slab that nobody uses costs nothing."""
-    memory = nameless_memory(8 * STEP_BYTES)
+    """A large unused slab costs nothing."""
+    memory = anonymous_memory(8 * STEP_BYTES)
     slab = SharedSlab(Later())
     slab.renew(memory)
     assert os.fstat(memory.descriptor).st_blocks == 0
@@ -200,7 +199,7 @@ def test_file_has_a_name_within_the_block_only(tmp_path: Path) -> None:
 def test_file_that_another_clears_away_before_it_is_locked_is_made_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, times: int
 ) -> None:
-    """A gateway that starts in that moment takes it for a dead one's; an engine that is told its name finds it."""
+    """A gateway that starts in that moment takes it for a dead one's; an engine that gets its name finds it."""
     cleared: list[str] = []
     lock = fcntl.flock
 
@@ -218,7 +217,7 @@ def test_file_that_another_clears_away_before_it_is_locked_is_made_again(
 
 
 def test_file_that_is_always_cleared_away_is_not_made_for_ever(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Something on this machine removes them: that is told, and no descriptor is left open."""
+    """Something on this machine removes them: that is reported, and no descriptor is left open."""
     monkeypatch.setattr("fcntl.flock", lambda *_: next(tmp_path.iterdir()).unlink())
     before = len(os.listdir("/proc/self/fd"))
     with pytest.raises(OSError, match="removed"), named_memory(SIZE, tmp_path):
@@ -232,7 +231,7 @@ def test_last_lease_closes_a_former_memory() -> None:
     lease = slab.lease(1)
     assert lease is not None
     descriptor, file = lease.descriptor, os.fstat(lease.descriptor).st_ino
-    slab.renew(nameless_memory(SIZE))
+    slab.renew(anonymous_memory(SIZE))
     assert os.fstat(descriptor).st_ino == file
     lease.release()
     del lease
@@ -248,5 +247,5 @@ def _is_open(descriptor: int, file: int) -> bool:
 
 def test_memory_is_of_its_size() -> None:
     """A descriptor that is handed on says how much there is to map."""
-    memory: SlabMemory = nameless_memory(SIZE)
+    memory: SlabMemory = anonymous_memory(SIZE)
     assert os.fstat(memory.descriptor).st_size == memory.view.nbytes == SIZE

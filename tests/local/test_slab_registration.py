@@ -7,19 +7,18 @@ from contextlib import asynccontextmanager
 import pytest
 from tritonclient.grpc import service_pb2
 
-from server.core.errors import BackendUnavailable
-from server.core.relay import GrpcAnswer, GrpcCall
-from server.local import slab_registration
-from server.local.slab import SharedSlab
-from server.local.slab_memory import SHARED_MEMORY
-from server.local.slab_registration import SlabRegistration
-from server.shared_memory.names import is_slab_name
-from server.testing import FakeBackend
+from penstock.gateway.workers import slab_registration
+from penstock.gateway.workers.slab import SHARED_MEMORY, SharedSlab
+from penstock.gateway.workers.slab_registration import SlabRegistration
+from penstock.protocol.call import GrpcAnswer, GrpcCall
+from penstock.protocol.errors import EngineUnavailable
+from penstock.protocol.shared_memory import is_slab_name
+from penstock.testing import FakeEngine
 
 SIZE = 1 << 20
 
 
-class Engine(FakeBackend):
+class Engine(FakeEngine):
     """A Triton's registry. refusal: what the next registrations are answered; is_away: nothing is answered at all."""
 
     def __init__(self) -> None:
@@ -43,7 +42,7 @@ class Engine(FakeBackend):
             return GrpcAnswer(0)
         self.tries += 1
         if self.is_away:
-            raise BackendUnavailable("away")
+            raise EngineUnavailable("away")
         if self.refusal is not None:
             return self.refusal
         wish = service_pb2.SystemSharedMemoryRegisterRequest.FromString(call.message)
@@ -69,11 +68,7 @@ class Bench:
         self.engine = Engine()
         self.slab = SharedSlab(lambda *_: None)
         self.registration = SlabRegistration(
-            self.slab,
-            size_bytes=SIZE,
-            relay=self.engine,
-            reader=self.engine,
-            generation=lambda: self.engine.generation,
+            self.slab, size_bytes=SIZE, relay=self.engine, reader=self.engine, generation=lambda: self.engine.generation
         )
 
     @asynccontextmanager
@@ -128,7 +123,7 @@ async def test_engine_that_comes_again_opens_another_file(bench: Bench) -> None:
 
 
 async def test_engine_that_lost_the_region_gets_another(bench: Bench) -> None:
-    """Somebody unregistered everything: the backend noticed, and the slab comes back."""
+    """Another program unregistered everything: the backend noticed, and the slab comes back."""
     async with bench.running():
         await bench.until(lambda: bool(bench.engine.read))
         former = bench.region()

@@ -1,4 +1,4 @@
-"""Workers that each do one thing again and again until told to stop."""
+"""Workers that each do one thing again and again until they are stopped."""
 
 import threading
 from collections import Counter

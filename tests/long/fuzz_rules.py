@@ -4,14 +4,14 @@ import json
 import posixpath
 from urllib.parse import unquote
 
-from server.backends.model_code import check_model, parse_config
-from server.core.browser_policy import BrowserPolicy, host_fault, parse_host, parse_origin
-from server.core.errors import InvalidRequest, PermissionDenied
-from server.core.model import ModelConfig, TensorSpec
-from server.core.model_files import check_inside_folder
-from server.core.tensor import Datatype
-from server.vision.card import card_from_config
-from server.vision.header import header_within
+from penstock.engines.load_policy import check_model, parse_config
+from penstock.port_policy import BrowserPolicy, host_fault, parse_host, parse_origin
+from penstock.protocol.engine import ModelConfig, TensorSpec
+from penstock.protocol.errors import InvalidRequest, PermissionDenied
+from penstock.protocol.inference import Datatype
+from penstock.protocol.request_checks import check_inside_folder
+from penstock.vision.card import card_from_config
+from penstock.vision.decode import header_within
 
 POLICY = BrowserPolicy("127.0.0.1", ("models.example", "*.lan"), ("https://console.example",))
 OUTPUTS = (TensorSpec("y", Datatype.FP32, (10,)), TensorSpec("boxes", Datatype.FP32, (-1, 6)))

@@ -23,7 +23,7 @@ def tritons(tmp_path: Path, triton_environment: Path) -> Iterator[list[BareTrito
     both = [BareTriton(tmp_path / name) for name in ("one", "two")]
     with ExitStack() as stack:
         for triton in both:
-            stack.callback(triton.bury)
+            stack.callback(triton.clean_up)
             triton.begin()
         yield both
 

@@ -13,14 +13,14 @@ import numpy as np
 import pytest
 from tritonclient.grpc import service_pb2
 
-from server.core.errors import InvalidRequest
-from server.core.relay import InferHead
-from server.grpc import codec as grpc_codec
-from server.rest import codec as rest_codec
-from server.rest.parts import files_of
-from server.shared_memory.names import check_region_name, segment_of
-from server.vision.decode import decode
-from server.vision.spec import ColorFormat
+from penstock.gateway.rest.image import parse_files
+from penstock.protocol import grpc_codec
+from penstock.protocol import http_codec as rest_codec
+from penstock.protocol.call import InferHead
+from penstock.protocol.errors import InvalidRequest
+from penstock.protocol.shared_memory import check_region_name, segment_of
+from penstock.vision.decode import decode
+from penstock.vision.spec import ColorFormat
 from tests.damage import MIB, Run, damaged, damaged_json
 from tests.long import fuzz_rules as rules
 
@@ -127,27 +127,27 @@ def image_seeds() -> list[bytes]:
 
 
 def scan_rest(data: bytes) -> object:
-    return rest_codec.scan_infer(data, None, InferHead("m"), DEPTH)
+    return rest_codec.read_head(data, None, InferHead("m"), DEPTH)
 
 
 def scan_rest_binary(data: bytes) -> object:
-    return rest_codec.scan_infer(data + bytes(4), len(data), InferHead("m"), DEPTH)
+    return rest_codec.read_head(data + bytes(4), len(data), InferHead("m"), DEPTH)
 
 
 def scan_generate(data: bytes) -> object:
-    return rest_codec.scan_generate(data, InferHead("m"), DEPTH)
+    return rest_codec.read_generate_head(data, InferHead("m"), DEPTH)
 
 
 def scan_settings(data: bytes) -> object:
-    return rest_codec.scan_settings(data, DEPTH)
+    return rest_codec.check_settings_body(data, DEPTH)
 
 
 def scan_repository(data: bytes) -> object:
-    return rest_codec.scan_repository_call(data, DEPTH)
+    return rest_codec.check_repository_body(data, DEPTH)
 
 
 def read_form(data: bytes) -> object:
-    return files_of(data, FORM, 100)
+    return parse_files(data, FORM, 100)
 
 
 def read_name(data: bytes) -> object:
@@ -174,9 +174,9 @@ TARGETS: dict[str, tuple[int, Seeds, Read]] = {
     "rest settings": (60_000, settings_seeds, scan_settings),
     "rest repository": (80_000, repository_seeds, scan_repository),
     "rest form": (80_000, form_seeds, read_form),
-    "grpc": (180_000, grpc_seeds, grpc_codec.scan_infer),
-    "grpc repository": (80_000, grpc_repository_seeds, grpc_codec.scan_repository_request),
-    "grpc settings": (60_000, grpc_settings_seeds, grpc_codec.scan_settings),
+    "grpc": (180_000, grpc_seeds, grpc_codec.read_head),
+    "grpc repository": (80_000, grpc_repository_seeds, grpc_codec.read_repository_model_name),
+    "grpc settings": (60_000, grpc_settings_seeds, grpc_codec.read_settings_model_name),
     "shared memory names": (60_000, name_seeds, read_name),
     "images": (200_000, image_seeds, decode_picture),
     "image headers": (200_000, image_seeds, rules.read_picture_header),

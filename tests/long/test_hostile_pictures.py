@@ -37,7 +37,7 @@ def test_many_hostile_pictures_leave_no_memory_behind(own_stack: RunningStack) -
         is_over.set()
         watching.join()
     more = [size // MIB for size in grown]
-    told = f"{dict(statuses)}, {peaks[0] // MIB} MiB, at most {max(peaks) // MIB}, then {more} more"
-    print(told)  # noqa: T201
-    assert set(statuses) <= ALLOWED, told
-    assert max(peaks) < MAX_PEAK_BYTES, told
+    summary = f"{dict(statuses)}, {peaks[0] // MIB} MiB, at most {max(peaks) // MIB}, then {more} more"
+    print(summary)  # noqa: T201
+    assert set(statuses) <= ALLOWED, summary
+    assert max(peaks) < MAX_PEAK_BYTES, summary

@@ -42,7 +42,7 @@ def roomy(tmp_path_factory: pytest.TempPathFactory, triton_environment: Path) ->
 def gateway_of(stack: RunningStack) -> psutil.Process:
     """The gateway's own process."""
     children = psutil.Process(stack.process.pid).children()
-    return next(child for child in children if "server" in child.cmdline()[1:4])
+    return next(child for child in children if "penstock.gateway" in child.cmdline()[1:4])
 
 
 def peak_growth_mib(process: psutil.Process, work: Callable[[], None]) -> float:

@@ -121,7 +121,7 @@ def assert_drains(pod: Pod, container: Container) -> None:
 
 
 @pytest.mark.parametrize("target", IMAGES)
-def test_image_is_labelled_and_runs_as_nobody_in_particular(store: ImageStore, target: str) -> None:
+def test_image_is_labelled_and_runs_without_a_named_user(store: ImageStore, target: str) -> None:
     """Each image says what it is and of which source, and runs as user 10001 under tini."""
     config = store.config(IMAGES[target])
     labels = {key.rpartition(".")[2]: value for key, value in config["Labels"].items() if "opencontainers" in key}

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from loadtest.measure.run_folder import read_run_folder
+from penstock_load.measure.run_folder import read_run_folder
 from tests.conftest import CHECKOUT, RunningStack
 
 pytestmark = [pytest.mark.long, pytest.mark.xdist_group("stack"), pytest.mark.timeout(600)]
@@ -18,7 +18,7 @@ def test_image_steady_finds_the_capacity_and_climbs_the_ladder(stack: RunningSta
     where = ["--target", stack.http_url, "--grpc", stack.grpc_address, "--metrics", stack.metrics_url]
     words = ["load", "run", "image-steady", *where, "--slo-p99-ms", "8000", "--out", str(tmp_path / "out"), "--json"]
     done = subprocess.run(
-        [sys.executable, "-m", "server.cli", *words],
+        [sys.executable, "-m", "penstock.cli.main", *words],
         cwd=CHECKOUT, capture_output=True, text=True, timeout=500, check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stdout + done.stderr

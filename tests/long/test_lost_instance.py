@@ -12,8 +12,8 @@ from pathlib import Path
 import psutil
 import pytest
 
-from loadtest.bench.gpu.penstock_up import PenstockUp
-from server.backends.lost_instances import OLD_GOES_S
+from loadtest.bench.gpu.programs import PenstockUp
+from penstock.engines.triton.instances import OLD_GOES_S
 from tests.conftest import CHECKOUT
 
 pytestmark = pytest.mark.long

@@ -66,7 +66,7 @@ class Load(Crowd):
         super().__init__((*works, self.leave))
 
     def outcome_of(self, work: Work) -> str:
-        """A front that was killed, or nobody who listens yet, breaks a connection."""
+        """A front that was killed, or that does not listen yet, breaks a connection."""
         try:
             return work()
         except InferenceServerException as error:
@@ -174,7 +174,7 @@ def parts(stack: RunningStack) -> dict[str, psutil.Process]:
                 found["triton"] = child
             elif words[-1:] and words[-1].startswith("front-"):
                 found[words[-1]] = child
-            elif "server.vision.worker" in words:
+            elif "penstock.vision.decoder_worker" in words:
                 found["decoder"] = child
     return found
 
@@ -215,20 +215,20 @@ def test_mixed_load_with_deaths_loses_nothing_and_leaves_nothing(
             if int(now - began) % 10 == 0:
                 with capsys.disabled():
                     print(f"{now - began:.0f} s: {load.outcomes.total()} done, deaths {dict(deaths)}")  # noqa: T201
-    told = f"{dict(load.outcomes)}\n{load.said}\ndeaths {dict(deaths)}\nmemory {sizes[0]:.0f} to {sizes[-1]:.0f} MiB"
+    summary = f"{dict(load.outcomes)}\n{load.said}\ndeaths {dict(deaths)}\nmemory {sizes[0]:.0f} to {sizes[-1]:.0f} MiB"
     with capsys.disabled():
-        print(told)  # noqa: T201
+        print(summary)  # noqa: T201
     assert not stack.logged("unexpectedly"), stack.logged("unexpectedly")[0]
     assert not load.wrong, load.wrong[:5]
     assert {name.split()[0] for name in load.outcomes if name.endswith((" 200", " left"))} == {
         *("picture", "owned", "owned_grpc", "relayed", "stream", "hasty", "leave")
-    }, told
+    }, summary
     strange = [name for name in load.outcomes if name.split()[1] not in {"200", "left", "broken", *REFUSED}]
-    assert not strange, told
+    assert not strange, summary
     wait_for(lambda: inflight(stack) == 0, 30, "nothing in flight")
     # A front writes down once a second what it counted.
     wait_for(lambda: is_accounted(inferences(page_of(stack))), 10, f"{inferences(page_of(stack))} adds up")
-    assert float(np.mean(sizes[-5:])) - float(np.mean(sizes[:5])) < MAX_GROWTH_MIB, told
+    assert float(np.mean(sizes[-5:])) - float(np.mean(sizes[:5])) < MAX_GROWTH_MIB, summary
     everyone = family(stack)
     with Load(ledgers):
         time.sleep(2)

@@ -14,8 +14,8 @@ from pathlib import Path
 
 import pytest
 
-from loadtest.bench.gpu.penstock_up import PenstockUp
-from server.gpu.mps import PIPE_DIRECTORY
+from loadtest.bench.gpu.programs import PenstockUp
+from penstock.gpu.mps.control import PIPE_DIRECTORY
 from tests.conftest import CHECKOUT
 from tests.gpu.mps_programs import programs
 
@@ -85,11 +85,11 @@ def test_stack_under_mps_comes_back_from_the_daemons_death_and_leaves_nothing(
         assert "set_default_active_thread_percentage 50" in (pipes / "logs" / "said").read_text()
         assert up.stub_of("one").environ()[PIPE_DIRECTORY] == str(pipes)
         assert metric(tmp_path, "mps_up") == 1
-        told = subprocess.run(
-            [sys.executable, "-m", "server.cli", "mps", "status", "--json"],
+        status = subprocess.run(
+            [sys.executable, "-m", "penstock.cli.main", "mps", "status", "--json"],
             cwd=CHECKOUT, capture_output=True, text=True, timeout=60, check=True,
         )  # fmt: skip
-        assert [one["directory"] for one in json.loads(told.stdout)["daemons"]] == [str(pipes)]
+        assert [one["directory"] for one in json.loads(status.stdout)["daemons"]] == [str(pipes)]
         old = int((pipes / "nvidia-cuda-mps-control.pid").read_text())
         os.kill(old, signal.SIGKILL)
         until(lambda: metric(tmp_path, "ready") == 0)

@@ -17,15 +17,15 @@ import numpy as np
 import pytest
 from tritonclient.grpc import service_pb2
 
-from server.planning.arrivals import PATTERNS
-from server.planning.bounds import nexus_rate
-from server.planning.profile import line
+from penstock.planning.bounds import nexus_rate
+from penstock.planning.profile import linear_profile
+from penstock.planning.simulation import PATTERNS
 from tests.conftest import RunningStack, start_stack, stop_stack
 from tests.tiny_models import CONFIG, write_model
 
 pytestmark = [pytest.mark.long, pytest.mark.timeout(600)]
 
-SLOW_V100 = line("v100 slowed ten times", alpha_s=19.8e-3, beta_s=1.475e-3, max_batch_size=512)
+SLOW_V100 = linear_profile("v100 slowed ten times", alpha_s=19.8e-3, beta_s=1.475e-3, max_batch_size=512)
 REPLAY = '''"""Takes as long as ten V100s would in a row."""
 import time
 

@@ -5,13 +5,11 @@ It takes some minutes a case on one core; `penstock plan` prints the same as a t
 
 import pytest
 
-from server.planning.bounds import nexus_rate
-from server.planning.contenders import Contender, Problem
-from server.planning.engine import EngineModel
-from server.planning.plan import Race, do, gather, pieces_of
-from server.planning.profile import H200, V100, Profile
-from server.planning.race import Case
-from server.planning.search import Effort
+from penstock.planning.bounds import nexus_rate
+from penstock.planning.comparison import Effort, Race, RaceCase, gather_races, pieces_of, run_piece
+from penstock.planning.policies import Contender, PolicyProblem
+from penstock.planning.profile import H200, V100, EngineProfile
+from penstock.planning.simulation import EngineModel
 
 pytestmark = [pytest.mark.long, pytest.mark.timeout(3600)]
 MULTIPLES = (1.5, 3.0)
@@ -21,11 +19,11 @@ NEARLY = 0.97  # of a rival's rate: both are known to 0.5 %, and ours must learn
 OF_POSSIBLE = {0.007: 0.88, 0.015: 0.95, 0.050: 0.97}
 
 
-def race_of(profile: Profile, slo_s: float, pattern: str) -> Race:
+def race_of(profile: EngineProfile, slo_s: float, pattern: str) -> Race:
     """Everybody, and the bounds."""
     effort = Effort(span_s=max(60 * slo_s, BURSTS_S if pattern == "bursty" else 0.0), seeds=(1, 2, 3))
-    case = Case(Problem(EngineModel(profile), slo_s), pattern, effort=effort)
-    (race,) = gather([case], list(Contender), map(do, pieces_of([case], list(Contender), MULTIPLES)))
+    case = RaceCase(PolicyProblem(EngineModel(profile), slo_s), pattern, effort=effort)
+    (race,) = gather_races([case], list(Contender), map(run_piece, pieces_of([case], list(Contender), MULTIPLES)))
     return race
 
 
@@ -33,9 +31,9 @@ def race_of(profile: Profile, slo_s: float, pattern: str) -> Race:
 @pytest.mark.parametrize("slo_s", [0.007, 0.015, 0.050])
 @pytest.mark.parametrize("profile", [V100, H200], ids=lambda profile: profile.name)
 def test_ours_is_as_fast_as_every_tuned_rival_and_keeps_on_under_overload(
-    profile: Profile, slo_s: float, pattern: str
+    profile: EngineProfile, slo_s: float, pattern: str
 ) -> None:
-    """The highest rate with 99 % in time; at 1.5 and 3 times Nexus' bound 0.90 of it in time, the rest told at once."""
+    """The highest rate with 99 % in time; at 1.5 and 3 times Nexus' bound 0.90 of it in time, the rest refused."""
     race = race_of(profile, slo_s, pattern)
     ours = race.ours
     assert ours is not None

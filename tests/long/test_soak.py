@@ -76,7 +76,7 @@ class Load(Crowd):
 def gateway(stack: RunningStack) -> list[psutil.Process]:
     """The gateway's process and its decoders."""
     children = psutil.Process(stack.process.pid).children(recursive=True)
-    return [child for child in children if any(word.startswith("server") for word in child.cmdline()[1:4])]
+    return [child for child in children if any(word.startswith("penstock") for word in child.cmdline()[1:4])]
 
 
 def sizes(stack: RunningStack) -> tuple[float, int, int]:

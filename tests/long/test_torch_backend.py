@@ -18,7 +18,7 @@ import pytest
 import tritonclient.grpc as grpc_client
 from tritonclient.utils import InferenceServerException, np_to_triton_dtype
 
-from server.backends.triton_runtime import find_triton
+from penstock.engines.triton.runtime import find_triton
 from tests.backends.triton_of_onnx_models import RunningTriton, running_triton
 from tests.conftest import CHECKOUT, TRITON_ENVIRONMENT
 
@@ -99,8 +99,8 @@ def test_requests_at_once_get_their_own_rows(client: grpc_client.InferenceServer
 
 def successes(client: grpc_client.InferenceServerClient, model: str) -> int:
     """The requests that Triton has counted as answered."""
-    told = client.get_inference_statistics(model)
-    return sum(int(stats.inference_stats.success.count) for stats in told.model_stats)
+    statistics = client.get_inference_statistics(model)
+    return sum(int(stats.inference_stats.success.count) for stats in statistics.model_stats)
 
 
 @pytest.mark.parametrize("model", ["lookup", "lookup-two"])
@@ -115,7 +115,7 @@ def test_request_that_the_program_cannot_answer_fails_alone(
     assert ask(client, model, np.array([[1]], np.int64)).shape == (1, 4)
 
 
-def test_clients_that_go_away_harm_nobody(triton: RunningTriton, root: Path) -> None:
+def test_clients_that_leave_do_no_harm(triton: RunningTriton, root: Path) -> None:
     """Twenty leave over HTTP and twenty over gRPC amid the requests of others, which get their answers."""
     model = "two-in-flight"
     asked, expected = (np.load(root / folder / f"{model}.npy") for folder in ("asked", "expected"))

@@ -1,4 +1,4 @@
-"""Twenty minutes of cameras that come, go and misbehave: nothing grows, nobody starves, nothing is left.
+"""Twenty minutes of cameras that come, go and misbehave: nothing grows, no stream starves, nothing is left.
 
 VIDEO_SOAK_S says how long, VIDEO_SOAK_SEED with which dice, VIDEO_CYCLES how many sources come and go.
 """
@@ -92,7 +92,7 @@ class Soak:
         """What is held when only those of the settings are there and run, and the broker has what it should."""
         program = self.program
         self.troubles.clear()
-        wait_until(lambda: set(program.streams()) == set(self.names), 60.0, program.told)
+        wait_until(lambda: set(program.streams()) == set(self.names), 60.0, program.streams)
         program.wait_for_states(dict.fromkeys(self.names, "running"), 90.0)
         wait_until(lambda: program.metric("sink_queue_results") < 100, 60.0, program.metrics)
         wait_until(lambda: MARK not in program.metrics(), 20.0, program.metrics)
@@ -121,8 +121,8 @@ def soak_at(stack: contextlib.ExitStack, place: Place, folder: Path) -> tuple[So
     ]
     settings = settings_of(sources, sink=sinks, analytics=LINE)
     program = stack.enter_context(program_at(place, folder / "run", settings))
-    guests = [str(clip), good.url("/steady-1"), "rtsp://127.0.0.1:9/none", servers[0].url("/nothing")]
-    return Soak(place, program, Troubles(program, servers, redis, guests, random.Random(SEED))), redis
+    uris = [str(clip), good.url("/steady-1"), "rtsp://127.0.0.1:9/none", servers[0].url("/nothing")]
+    return Soak(place, program, Troubles(program, servers, redis, uris, random.Random(SEED))), redis
 
 
 def test_minutes_of_cameras_that_come_go_and_misbehave_leave_the_program_as_it_was(
@@ -143,8 +143,8 @@ def test_minutes_of_cameras_that_come_go_and_misbehave_leave_the_program_as_it_w
             if minute * 60 >= WARM_UP_S:
                 samples.append(soak.sample((time.monotonic() - began) / 60, held, rate, seen.pictures))
             with capsys.disabled():
-                told = samples[-1] if samples else held
-                print(f"{minute * 60:.0f} s, seed {SEED}: {told} {dict(seen.answers)} {dict(troubles.done)}")  # noqa: T201
+                newest = samples[-1] if samples else held
+                print(f"{minute * 60:.0f} s, seed {SEED}: {newest} {dict(seen.answers)} {dict(troubles.done)}")  # noqa: T201
         restarts = {name: row["restarts"] for name, row in program.streams().items()}
         assert redis.arrived(1)
         code = program.stop()
@@ -152,7 +152,7 @@ def test_minutes_of_cameras_that_come_go_and_misbehave_leave_the_program_as_it_w
     assert code == 0, program.text[-3000:]
     assert "Traceback" not in program.text
     expect_flat(samples)
-    assert troubles.gave > 0, "no guest ever gave a frame"
+    assert troubles.gave > 0, "no added stream ever gave a frame"
     assert not any(restarts[name] for name in STEADY), restarts
     assert all(restarts[name] for name in troubles.hit), (restarts, troubles.hit)
     expect_no_frame_twice(tmp_path / "out" / "objects.jsonl")

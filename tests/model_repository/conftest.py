@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 from tritonclient import http as triton_http
 
-from server.backends.triton_ports import pick_free_ports
-from server.backends.triton_runtime import find_triton
+from penstock.engines.triton.endpoints import pick_free_ports
+from penstock.engines.triton.runtime import find_triton
 
 SHIPPED = Path(__file__).resolve().parents[2] / "model_repository"
 READY_TIMEOUT_S, STOP_TIMEOUT_S = 60.0, 30.0

@@ -5,9 +5,9 @@ from pathlib import Path
 import onnxruntime
 import pytest
 
-from server.backends.config_pbtxt import read_config
-from server.catalogue.catalogue import FOLDERS, read_catalogue
-from server.vision.card import card_from_config
+from penstock.engines.config_pbtxt import read_config
+from penstock.models.catalogue import FOLDERS, read_catalogue
+from penstock.vision.card import card_from_config
 
 CHECKOUT = Path(__file__).resolve().parents[2]
 MODEL_FOLDERS = sorted(
@@ -33,7 +33,7 @@ def test_model_folder_tells_where_the_model_is_from(folder: Path) -> None:
 
 
 def test_fastestdet_config_is_what_the_file_is(shared_dir: Path) -> None:
-    """Names, types and shapes of config.pbtxt are the ONNX file's; its batch dimension is fixed, so nobody batches."""
+    """Names, types and shapes of config.pbtxt are the ONNX file's, whose batch dimension is fixed: no batching."""
     config = read_config(FOLDERS / "fastestdet" / "config.pbtxt")
     session = onnxruntime.InferenceSession(
         shared_dir / "models" / "FastestDet.onnx", providers=["CPUExecutionProvider"]

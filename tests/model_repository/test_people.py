@@ -119,9 +119,7 @@ def test_people_scores_fall_and_boxes_lie_in_the_picture(people: People, frames:
 
 
 @pytest.mark.parametrize(
-    "shape",
-    [(0, 640, 3), (480, 0, 3), (1, 1, 3), (102, 400, 3), (400, 51, 3), (1, 60_000, 3), (480, 640, 3)],
-    ids=str,
+    "shape", [(0, 640, 3), (480, 0, 3), (1, 1, 3), (102, 400, 3), (400, 51, 3), (1, 60_000, 3), (480, 640, 3)], ids=str
 )
 def test_people_in_a_tiny_or_empty_picture_are_none(people: People, shape: tuple[int, int, int]) -> None:
     """No rows, a picture smaller than the detector's window, a hair's breadth, a grey wall: no boxes and no error."""

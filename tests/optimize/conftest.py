@@ -9,9 +9,8 @@ import pytest
 
 from deploy.models.graph import Graph
 from deploy.models.graph_weights import RandomWeights
-from server.optimize import timing
-from server.optimize.progress import Progress
-from server.optimize.source import SourceModel, read_source
+from penstock.models.optimize import profile as timing
+from penstock.models.optimize.source import Progress, SourceModel, read_source
 
 CONFIG = """# A comment that must survive.
 name: "{name}"
@@ -77,7 +76,7 @@ def pictures(tmp_path: Path) -> list[Path]:
 
 @pytest.fixture
 def silent() -> Progress:
-    """Progress that nobody watches."""
+    """Progress that is not shown."""
     return Progress(step=lambda what, count: None, advance=lambda: None)
 
 

@@ -2,8 +2,8 @@
 
 import numpy as np
 
-from server.core.result import Classes, Detections
-from server.optimize.agreement import class_agreement, detection_agreement
+from penstock.models.optimize.agreement import class_agreement, detection_agreement
+from penstock.protocol.inference import Classes, Detections
 
 
 def boxes(*rows: tuple[float, float, float, float, int]) -> Detections:

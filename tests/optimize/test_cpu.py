@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from server.optimize.cpu import cpu_name, int8_instructions
+from penstock.models.optimize.profile import cpu_name, int8_instructions
 
 
 @pytest.mark.parametrize(
@@ -18,7 +18,7 @@ from server.optimize.cpu import cpu_name, int8_instructions
     ],
 )
 def test_int8_instructions_are_read_from_the_flags(tmp_path: Path, text: str, names: tuple[str, ...] | None) -> None:
-    """Known names where there are, an empty list where there are none, None where the file says nothing."""
+    """Known names, an empty tuple without one, or None if the file has no flags."""
     (tmp_path / "cpuinfo").write_text(text)
     assert int8_instructions(tmp_path / "cpuinfo") == names
 

@@ -7,10 +7,9 @@ import pytest
 
 from deploy.models import resnet50
 from deploy.models.graph_folder import write
-from server.optimize.cpu import int8_instructions
-from server.optimize.optimise import optimise
-from server.optimize.progress import Progress
-from server.optimize.source import read_source
+from penstock.models.optimize.optimize import optimize
+from penstock.models.optimize.profile import int8_instructions
+from penstock.models.optimize.source import Progress, read_source
 from tests.optimize.conftest import write_pictures
 
 LEAST_RATIO = 1.6
@@ -25,7 +24,7 @@ def test_int8_resnet50_is_faster_than_float(tmp_path: Path, silent: Progress) ->
     source = read_source(write(resnet50.MODEL, tmp_path / "home", seed=0))
     staged = tmp_path / "staged"
     staged.mkdir()
-    report = optimise(source, write_pictures(tmp_path / "pictures", 16), {}, staged, silent)
+    report = optimize(source, write_pictures(tmp_path / "pictures", 16), {}, staged, silent)
     ratios = {item.batch_size: item.ratio for item in report.comparisons}
     assert set(ratios) == {1, 8}
     assert min(ratios.values()) >= LEAST_RATIO, report.comparisons

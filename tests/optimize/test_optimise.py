@@ -9,19 +9,22 @@ import numpy as np
 import onnx
 import pytest
 
-from server.backends.config_pbtxt import read_config
-from server.core.result import Detections
-from server.optimize import judge as judging
-from server.optimize.errors import OptimizeError
-from server.optimize.folder import config_text
-from server.optimize.fusion import read_fusion
-from server.optimize.optimise import optimise
-from server.optimize.progress import Progress
-from server.optimize.quantise import Ranges
-from server.optimize.recipes import choose
-from server.optimize.report import RANDOM_WEIGHTS, Trial, as_json
-from server.optimize.source import SourceModel, engine_options, open_model, read_source
-from server.vision.accuracy import Truth
+from penstock.engines.config_pbtxt import read_config
+from penstock.models.optimize import optimize as judging
+from penstock.models.optimize.optimize import choose, optimize
+from penstock.models.optimize.profile import read_fusion
+from penstock.models.optimize.quantize import Ranges
+from penstock.models.optimize.report import RANDOM_WEIGHTS, Trial, as_json, config_text
+from penstock.models.optimize.source import (
+    OptimizeError,
+    Progress,
+    SourceModel,
+    engine_options,
+    open_model,
+    read_source,
+)
+from penstock.protocol.inference import Detections
+from penstock.vision.accuracy import Truth
 from tests.optimize.conftest import RANDOM, write_model
 
 
@@ -33,7 +36,7 @@ def test_optimise_writes_a_model_that_the_engine_opens(
     before = {path: path.read_bytes() for path in source.folder.rglob("*") if path.is_file()}
     staged = tmp_path / "staged"
     staged.mkdir()
-    report = optimise(source, pictures, {}, staged, silent)
+    report = optimize(source, pictures, {}, staged, silent)
     config = read_config_of(staged, "small-int8")
     assert config.parameters | {"precision": "", "optimized-from": ""} == {
         **source.config.parameters,
@@ -56,9 +59,9 @@ def test_optimise_writes_a_model_that_the_engine_opens(
     assert report.judgement is not None
     assert report.judgement.agreement.pictures == 10
     assert [item.batch_size for item in report.comparisons] == [1, 8]
-    told = json.loads(msgspec.json.encode(as_json(report)))
-    assert told["comparisons"][0]["ratio"] == pytest.approx(report.comparisons[0].ratio)
-    assert told["fusion"]["float_levels"][0]["counts"]["Conv"] == 2
+    document = json.loads(msgspec.json.encode(as_json(report)))
+    assert document["comparisons"][0]["ratio"] == pytest.approx(report.comparisons[0].ratio)
+    assert document["fusion"]["float_levels"][0]["counts"]["Conv"] == 2
 
 
 @pytest.mark.usefixtures("quick_rounds")
@@ -67,7 +70,7 @@ def test_optimise_of_random_weights_judges_nothing(pictures: list[Path], tmp_pat
     source = read_source(write_model(tmp_path / "models", "small", more=RANDOM))
     staged = tmp_path / "staged"
     staged.mkdir()
-    report = optimise(source, pictures, {}, staged, silent)
+    report = optimize(source, pictures, {}, staged, silent)
     assert (report.judgement, report.trials, report.chosen.agreement) == (None, (), None)
     assert as_json(report)["accuracy"] == RANDOM_WEIGHTS
     page = (staged / "MODEL.md").read_text()
@@ -90,7 +93,7 @@ def test_optimise_of_a_model_with_external_data_writes_one_with_its_weights_insi
     staged = tmp_path / "staged"
     staged.mkdir()
     source = read_source(folder)
-    report = optimise(source, pictures, {}, staged, silent)
+    report = optimize(source, pictures, {}, staged, silent)
     assert report.fusion.float_levels[0].counts["Conv"] == 2
     assert sorted(path.name for path in (staged / "1").iterdir()) == ["model.onnx"]
     session = open_model(staged / "1" / "model.onnx", engine_options(source))
@@ -141,15 +144,15 @@ def test_judge_measures_precision_against_the_truth(
     box = np.array([[0, 0, 10, 10]], np.float32)
     seen = Detections(box, np.array([0.9], np.float32), np.array([0]))
     blind = Detections(box[:0], np.zeros(0, np.float32), np.zeros(0, np.int64))
-    monkeypatch.setattr(judging, "answer", lambda session, source, samples: [session for _ in samples])
+    monkeypatch.setattr(judging, "run_samples", lambda session, source, samples: [session for _ in samples])
     unsure = Detections(box, np.array([0.1], np.float32), np.array([0]))
     truth = {path.name: Truth(box, np.array([0])) for path in pictures[:3]}
-    (found,) = judging.judge(source, [seen, blind], pictures, truth, silent)  # type: ignore[list-item]
+    (found,) = judging.evaluate(source, [seen, blind], pictures, truth, silent)  # type: ignore[list-item]
     assert (found.float_map, found.int8_map) == (1.0, 0.0)
-    (found,) = judging.judge(source, [seen, unsure], pictures, truth, silent)  # type: ignore[list-item]
+    (found,) = judging.evaluate(source, [seen, unsure], pictures, truth, silent)  # type: ignore[list-item]
     assert found.int8_map == 1.0  # the curve counts what the card's threshold of 0.2 drops
     assert (found.agreement.share, found.agreement.pictures) == (0.0, 20)
-    (other,) = judging.judge(source, [seen, seen], pictures, {}, silent)  # type: ignore[list-item]
+    (other,) = judging.evaluate(source, [seen, seen], pictures, {}, silent)  # type: ignore[list-item]
     assert (other.float_map, other.agreement.share) == (None, 1.0)
 
 

@@ -9,17 +9,14 @@ import pytest
 from onnx import TensorProto, numpy_helper
 from onnxruntime.quantization.calibrate import TensorsData
 
-from server.optimize.errors import OptimizeError
-from server.optimize.progress import Progress
-from server.optimize.quantise import (
+from penstock.models.optimize.quantize import (
     Ranges,
     behind_the_last_weights,
     for_onnxruntime,
     measure_ranges,
     prepare_graph,
 )
-from server.optimize.samples import read_samples
-from server.optimize.source import SourceModel
+from penstock.models.optimize.source import OptimizeError, Progress, SourceModel, read_samples
 
 
 @pytest.fixture

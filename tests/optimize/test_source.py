@@ -4,14 +4,19 @@ from pathlib import Path
 
 import pytest
 
-from server.optimize.errors import OptimizeError
-from server.optimize.samples import MOST_CALIBRATING, split_pictures
-from server.optimize.source import SourceModel, engine_options, read_source
+from penstock.models.optimize.source import (
+    MOST_CALIBRATING,
+    OptimizeError,
+    SourceModel,
+    engine_options,
+    read_source,
+    split_pictures,
+)
 from tests.optimize.conftest import RANDOM, write_model, write_pictures
 
 
 def nothing() -> None:
-    """Progress that nobody watches."""
+    """Progress that is not shown."""
 
 
 def test_read_source_takes_the_newest_version_and_the_engines_threads(tmp_path: Path) -> None:

@@ -2,8 +2,8 @@
 
 import pytest
 
-from server.optimize import timing
-from server.optimize.timing import FEWEST_RUNS, WARM_UP_RUNS, compare
+from penstock.models.optimize import profile as timing
+from penstock.models.optimize.profile import FEWEST_RUNS, WARM_UP_RUNS, compare_speed
 
 
 @pytest.fixture(autouse=True)
@@ -25,9 +25,9 @@ class Clock:
 
 
 def test_compare_takes_turns_after_a_warm_up_and_gives_each_rounds_ratio() -> None:
-    """Nobody is always first, the warm-up is not measured, and the ratio is float's time over INT8's."""
+    """The order alternates, the warm-up is not measured, and the ratio is float's time divided by INT8's."""
     clock = Clock()
-    found = compare(
+    found = compare_speed(
         4, lambda: clock.run("float", 0.3), lambda: clock.run("int8", 0.1), rounds=2, clock=lambda: clock.now
     )
     assert found.batch_size == 4
@@ -43,7 +43,7 @@ def test_compare_of_a_disturbed_round_keeps_the_median() -> None:
     clock = Clock()
     slow = [0.2] * FEWEST_RUNS, [2.0] * FEWEST_RUNS, [0.2] * (FEWEST_RUNS - 1) + [9.0]
     costs = iter([0.2] * WARM_UP_RUNS + [cost for part in slow for cost in part])
-    found = compare(
+    found = compare_speed(
         1, lambda: clock.run("float", next(costs)), lambda: clock.run("int8", 0.1), rounds=3, clock=lambda: clock.now
     )
     assert sorted(found.ratios) == pytest.approx([2.0, 2.0, 20.0])

@@ -4,23 +4,21 @@ from dataclasses import replace
 
 import pytest
 
-from server.planning.arrivals import Arrivals, poisson
-from server.planning.contenders import Contender, Problem, settings_of
-from server.planning.engine import EngineModel, Slowdown
-from server.planning.profile import V100
-from server.planning.simulate import Outcome, simulate
+from penstock.planning.policies import Contender, PolicyProblem, settings_of
+from penstock.planning.profile import V100
+from penstock.planning.simulation import Arrivals, EngineModel, SimulationResult, Slowdown, poisson, simulate
 
 SLO_S = 0.015
 FROM_S, UNTIL_S, LEARNT_S = 1.0, 2.0, 0.25
 
 
-def replay(engine: EngineModel, arrivals: Arrivals) -> Outcome:
+def replay(engine: EngineModel, arrivals: Arrivals) -> SimulationResult:
     """Ours, with its defaults."""
-    (setting,) = settings_of(Contender.OURS, Problem(engine, SLO_S))
+    (setting,) = settings_of(Contender.OURS, PolicyProblem(engine, SLO_S))
     return simulate(setting.make(), engine, arrivals, slo_s=SLO_S)
 
 
-def told_apart(arrivals: Arrivals) -> Arrivals:
+def by_phase(arrivals: Arrivals) -> Arrivals:
     """Those before, in and after a slow spell as if they were three clients, and a fourth while it is learnt."""
     bounds = ((FROM_S, "before"), (FROM_S + LEARNT_S, "learning"), (UNTIL_S, "slow"), (UNTIL_S + LEARNT_S, "learning"))
     names = tuple(next((name for end, name in bounds if at < end), "after") for at in arrivals.times)
@@ -28,7 +26,7 @@ def told_apart(arrivals: Arrivals) -> Arrivals:
 
 
 @pytest.mark.parametrize("way_s", [0.0002, 0.0005])
-def test_a_way_to_the_engine_is_learnt_and_makes_nobody_late(way_s: float) -> None:
+def test_a_way_to_the_engine_is_learnt_and_makes_none_late(way_s: float) -> None:
     """As long there as back; the door counts it, so that what is taken is answered in time."""
     outcome = replay(EngineModel(V100, before_s=way_s, after_s=way_s), poisson(4000.0, 10_000, 5))
     assert outcome.late + outcome.expired <= 0.01 * outcome.offered
@@ -45,7 +43,7 @@ def test_noise_costs_some_refusals_and_hardly_any_late_answer() -> None:
 def test_a_spell_of_an_engine_three_times_as_slow_is_learnt_and_unlearnt() -> None:
     """A quarter of a second after it began, half of the requests are in time; as long after its end, all as before."""
     engine = EngineModel(V100, slowdowns=(Slowdown(FROM_S, 3.0, UNTIL_S),))
-    outcome = replay(engine, told_apart(poisson(600.0, 2000, 5)))
+    outcome = replay(engine, by_phase(poisson(600.0, 2000, 5)))
     shares = {name: within / offered for name, (offered, within) in outcome.by_client.items()}
     assert shares["before"] >= 0.99
     assert shares["after"] >= 0.99

@@ -5,8 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from server.planning.profile import H200, V100, Profile, line
-from server.planning.profile_file import ProfileError, find_profile
+from penstock.planning.profile import H200, V100, EngineProfile, ProfileError, find_profile, linear_profile
 
 
 def test_built_in_profiles_say_what_was_measured() -> None:
@@ -18,14 +17,14 @@ def test_built_in_profiles_say_what_was_measured() -> None:
 
 def test_a_profile_goes_on_with_its_last_line() -> None:
     """Sizes beyond the last point, and before the first one, lie on the nearest line; one point is flat."""
-    measured = Profile("measured", ((2, 0.002), (4, 0.003)), 8)
+    measured = EngineProfile("measured", ((2, 0.002), (4, 0.003)), 8)
     assert [measured.seconds(rows) for rows in (1, 3, 8)] == pytest.approx([0.0015, 0.0025, 0.005])
-    assert Profile("flat", ((4, 0.003),), 8).seconds(8) == 0.003
+    assert EngineProfile("flat", ((4, 0.003),), 8).seconds(8) == 0.003
 
 
 def test_the_largest_batch_within_a_time_is_found() -> None:
     """Exactly the size whose call just ends in time; 0 where not even one row does."""
-    plain = line("plain", alpha_s=0.001, beta_s=0.001, max_batch_size=4)
+    plain = linear_profile("plain", alpha_s=0.001, beta_s=0.001, max_batch_size=4)
     assert [plain.largest_within(seconds) for seconds in (0.001, 0.002, 0.0035, 1.0)] == [0, 1, 2, 4]
 
 
@@ -33,7 +32,7 @@ def test_the_largest_batch_within_a_time_is_found() -> None:
 def test_points_that_no_engine_has_are_refused(points: tuple[tuple[int, float], ...]) -> None:
     """No points, rows below 1 or out of order, times that fall or are not above 0: the message says which."""
     with pytest.raises(ValueError, match="profile 'odd' has"):
-        Profile("odd", points, 4)
+        EngineProfile("odd", points, 4)
 
 
 def test_a_measured_profile_is_read_from_toml_and_json(tmp_path: Path) -> None:

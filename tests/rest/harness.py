@@ -9,26 +9,24 @@ from typing import Any
 
 import numpy as np
 
-from server.access.door import Door
-from server.admission import Admission, AdmissionLimits
-from server.batching.explanation import Explained, not_formed
-from server.batching.options import BatchOptions
-from server.batching.page import ModelExplained, explain_queue
-from server.core.batching import Owner
-from server.core.caller import NOBODY, Caller
-from server.core.contract import BLOCKED_EXTENSIONS
-from server.core.encoded_images import EncodedCall, ImageInput
-from server.core.errors import ModelRefused, ModelUnavailable
-from server.core.infer import Timings
-from server.core.relay import HttpAnswer, HttpCall, InferHead
-from server.core.result import Detections
-from server.core.tensor import tensor_from_numpy
-from server.dataplane import ImageRequest, ImageResponse, Readiness, Verb
-from server.rest.app import RestLimits, create_app
-from server.rest.gate import Gate
-from server.rest.listener import HttpListener, bind
-from server.shared_memory.absent import SWITCHED_OFF
-from server.tracing.trace import Tracer
+from penstock.gateway.auth.authenticator import Authenticator
+from penstock.gateway.batching.batch_report import ModelBatchReport, explain_queue
+from penstock.gateway.batching.explanation import RequestExplanation, explain_unbatched
+from penstock.gateway.batching.options import BatchOptions
+from penstock.gateway.in_flight import InFlightLimiter, InFlightLimits
+from penstock.gateway.readiness import Readiness
+from penstock.gateway.rest.app import create_app
+from penstock.gateway.rest.limits import RestLimits
+from penstock.gateway.rest.listener import HttpListener, bind
+from penstock.gateway.rest.routes import RequestAuthentication
+from penstock.gateway.shared_memory.regions import SWITCHED_OFF
+from penstock.gateway.tracing import Tracer
+from penstock.protocol.call import HttpAnswer, HttpCall, InferHead
+from penstock.protocol.errors import ModelRefused, ModelUnavailable
+from penstock.protocol.identity import ANONYMOUS, Identity, Verb
+from penstock.protocol.inference import BatchOwner, Detections, Timings, tensor_from_numpy
+from penstock.protocol.request_checks import BLOCKED_EXTENSIONS, EncodedCall, ImageInput
+from penstock.vision.results import ImageRequest, ImageResponse
 
 Headers = Sequence[tuple[bytes, bytes]]
 KNOWN_MODEL = "ident"
@@ -64,7 +62,7 @@ class FakePlane:
         self.unmerged: dict[str, str] = {}
         self.holds = False
         self.is_stopping = False
-        self.admission = Admission(AdmissionLimits())
+        self.admission = InFlightLimiter(InFlightLimits())
         self.entered = asyncio.Event()
         self.released = asyncio.Event()
         self.cancelled = asyncio.Event()
@@ -83,12 +81,12 @@ class FakePlane:
     def batch_options(self, model_name: str) -> BatchOptions:
         return BatchOptions(unmerged=self.unmerged.get(model_name, ""))
 
-    def not_formed(self, head: InferHead) -> Explained:
-        return not_formed(head.model_name, Owner.TRITON)
+    def not_formed(self, head: InferHead) -> RequestExplanation:
+        return explain_unbatched(head.model_name, BatchOwner.TRITON)
 
-    async def explain_model(self, model_name: str, caller: Caller = NOBODY) -> ModelExplained:
+    async def explain_model(self, model_name: str, caller: Identity = ANONYMOUS) -> ModelBatchReport:
         await self._work()
-        return explain_queue(model_name, BatchOptions(owner=Owner.GATEWAY), None)
+        return explain_queue(model_name, BatchOptions(owner=BatchOwner.GATEWAY), None)
 
     why_no_shared_memory = SWITCHED_OFF
     blocked_extensions = BLOCKED_EXTENSIONS
@@ -97,7 +95,13 @@ class FakePlane:
         return model_name if model_name == KNOWN_MODEL else "unknown"
 
     async def relay_http(
-        self, verb: Verb, head: InferHead, call: HttpCall, *, caller: Caller = NOBODY, deadline: float | None = None
+        self,
+        verb: Verb,
+        head: InferHead,
+        call: HttpCall,
+        *,
+        caller: Identity = ANONYMOUS,
+        deadline: float | None = None,
     ) -> HttpAnswer:
         self.relayed.append((verb, head, call, deadline))
         await self._work()
@@ -107,7 +111,7 @@ class FakePlane:
         return self.image_inputs.get(model_name)
 
     async def relay_http_images(
-        self, asked: EncodedCall[HttpCall], *, caller: Caller = NOBODY, deadline: float | None = None
+        self, asked: EncodedCall[HttpCall], *, caller: Identity = ANONYMOUS, deadline: float | None = None
     ) -> HttpAnswer:
         """The images go on as a tensor of their sizes in bytes."""
         self.encoded.append(asked.images)
@@ -116,7 +120,7 @@ class FakePlane:
             Verb.INFER, asked.head, asked.with_tensor(tensor_from_numpy("x", sizes)), caller=caller, deadline=deadline
         )
 
-    async def infer_images(self, request: ImageRequest, caller: Caller = NOBODY) -> ImageResponse:
+    async def infer_images(self, request: ImageRequest, caller: Identity = ANONYMOUS) -> ImageResponse:
         self.images.append(request)
         await self._work()
         return self.image_answer
@@ -139,7 +143,7 @@ class FakePlane:
 
 
 class FakeRecorder:
-    """What the app told."""
+    """Stores what the app counts."""
 
     def __init__(self) -> None:
         self.done: list[tuple[str, str, str]] = []
@@ -174,10 +178,10 @@ class Front:
     plane: FakePlane = field(default_factory=FakePlane)
     recorder: FakeRecorder = field(default_factory=FakeRecorder)
     limits: RestLimits = field(default_factory=RestLimits)
-    door: Door | None = None
+    door: Authenticator | None = None
 
     def __post_init__(self) -> None:
-        gate = Gate(self.door) if self.door is not None else None
+        gate = RequestAuthentication(self.door) if self.door is not None else None
         self.app = create_app(self.plane, self.limits, self.recorder, gate=gate)  # type: ignore[arg-type]
 
     async def ask(self, method: str, target: str, body: bytes = b"", headers: Headers = ()) -> Reply:

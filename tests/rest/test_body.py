@@ -10,11 +10,11 @@ from dataclasses import replace
 
 import pytest
 
-from server.admission import Admission, AdmissionLimits
-from server.core.errors import InvalidRequest, NotSupported, TooLarge
-from server.rest import infer
-from server.rest.body import decompressed
-from server.rest.limits import RestLimits
+from penstock.gateway.in_flight import InFlightLimiter, InFlightLimits
+from penstock.gateway.rest import infer
+from penstock.gateway.rest.limits import RestLimits
+from penstock.gateway.rest.request import decompressed
+from penstock.protocol.errors import InvalidRequest, NotSupported, TooLarge
 from tests.rest.harness import VALID_INFER, Client, Front, request_bytes
 
 SMALL = RestLimits(max_body_bytes=1 << 16)
@@ -115,7 +115,7 @@ async def test_body_cut_by_a_disconnect_is_dropped_quietly() -> None:
 
 
 async def test_connection_after_an_answer_stays_open_when_the_body_was_read() -> None:
-    """Refusals close the connection only when there is a body that nobody read."""
+    """Refusals close the connection only if the body was not read."""
     front = Front(limits=SMALL)
     async with front.served() as port, Client.connected(port) as client:
         for body, status in ((b"{", 400), (VALID_INFER, 200), (b"[]", 400)):
@@ -124,7 +124,7 @@ async def test_connection_after_an_answer_stays_open_when_the_body_was_read() ->
             assert (reply.status, "connection" in reply.headers) == (status, False)
 
 
-async def test_expecting_client_is_told_to_continue_only_when_its_body_is_wanted() -> None:
+async def test_100_continue_is_sent_only_if_the_body_is_read() -> None:
     """Expect: 100-continue with a body over the limit gets the 413 first."""
     front = Front(limits=SMALL)
     async with front.served() as port, Client.connected(port) as client:
@@ -214,7 +214,7 @@ async def test_compressed_body_of_exactly_the_limit_is_taken() -> None:
 async def test_bodies_on_their_way_are_bounded_together_and_small_requests_still_come_in() -> None:
     """Slow uploads over the bound get 503 with a time to come back; leaving frees what they had sent."""
     front = Front()
-    front.plane.admission = Admission(AdmissionLimits(max_requests=9, max_bytes=100_000))
+    front.plane.admission = InFlightLimiter(InFlightLimits(max_requests=9, max_bytes=100_000))
     async with front.served() as port:
         async with Client.connected(port) as first, Client.connected(port) as second:
             for client in (first, second):

@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from server.core.errors import InvalidRequest
-from server.core.relay import InferHead, RegionUse
-from server.rest.codec import InferScan, scan_infer, scan_repository_call
+from penstock.protocol.call import InferHead, RegionUse
+from penstock.protocol.errors import InvalidRequest
+from penstock.protocol.http_codec import HttpRequestHead, check_repository_body, read_head
 
 MODEL = InferHead("ident", "3")
 DEPTH = 64
@@ -31,8 +31,8 @@ def body_of(*inputs: Any, **members: Any) -> bytes:
     return json.dumps({"inputs": list(inputs)} | members).encode()
 
 
-def scan(body: bytes, header_length: int | None = None) -> InferScan:
-    return scan_infer(body, header_length, MODEL, DEPTH)
+def scan(body: bytes, header_length: int | None = None) -> HttpRequestHead:
+    return read_head(body, header_length, MODEL, DEPTH)
 
 
 def refusal(body: bytes, header_length: int | None = None) -> str:
@@ -53,7 +53,7 @@ def test_scan_of_a_json_request_gives_head_and_classification_outputs() -> None:
             {"name": "w"},
         ],
     )
-    assert scan(body) == InferScan(InferHead("ident", "3", "r-7", 2500), ("y",))
+    assert scan(body) == HttpRequestHead(InferHead("ident", "3", "r-7", 2500), ("y",))
 
 
 def test_scan_of_binary_inputs_takes_sizes_that_add_up() -> None:
@@ -64,15 +64,15 @@ def test_scan_of_binary_inputs_takes_sizes_that_add_up() -> None:
 
 
 def test_scan_of_the_same_head_again_is_of_its_own_model_and_of_what_stands_behind_it() -> None:
-    """What is remembered of a head is told of no other model, and of no body that is longer or shorter."""
+    """A cached head is not used for another model, or for a longer or shorter body."""
     header = body_of(binary(8))
     whole = header + bytes(8)
     for model in (MODEL, InferHead("other"), MODEL):
-        assert scan_infer(whole, len(header), model, DEPTH).head == model
+        assert read_head(whole, len(header), model, DEPTH).head == model
     assert "belong to no input" in refusal(whole + b"x", len(header))
     assert "bytes are left" in refusal(whole[:-1], len(header))
     with pytest.raises(InvalidRequest, match="nested 4 deep"):
-        scan_infer(whole, len(header), MODEL, 3)
+        read_head(whole, len(header), MODEL, 3)
 
 
 @pytest.mark.parametrize(("shape", "rowless"), [([0, 2], "x"), ([0], "x"), ([2, 0], "")])
@@ -84,8 +84,8 @@ def test_scan_tells_of_an_input_without_rows(shape: list[int], rowless: str) -> 
 @pytest.mark.parametrize("body", [b"", b"\x00\x01\x02", b"{not json"])
 def test_scan_of_a_raw_binary_request_looks_at_nothing(body: bytes) -> None:
     """A header length of 0, or an empty body, is a raw binary request."""
-    assert scan(body, 0) == InferScan(MODEL, is_raw=True)
-    assert scan(b"") == InferScan(MODEL, is_raw=True)
+    assert scan(body, 0) == HttpRequestHead(MODEL, is_raw=True)
+    assert scan(b"") == HttpRequestHead(MODEL, is_raw=True)
 
 
 @pytest.mark.parametrize(
@@ -294,7 +294,7 @@ def test_scan_of_a_huge_shape_allocates_nothing(traced_peak: Any) -> None:
 )
 def test_repository_scan_of_valid_calls_passes(body: bytes) -> None:
     """Load, unload and index as Triton's clients send them."""
-    scan_repository_call(body, DEPTH)
+    check_repository_body(body, DEPTH)
 
 
 @pytest.mark.parametrize(
@@ -309,7 +309,7 @@ def test_repository_scan_of_valid_calls_passes(body: bytes) -> None:
 def test_repository_scan_of_dangerous_calls_refuses(body: bytes, said: str) -> None:
     """It refuses malformed JSON, and duplicate names, which two parsers may read differently."""
     with pytest.raises(InvalidRequest) as refused:
-        scan_repository_call(body, DEPTH)
+        check_repository_body(body, DEPTH)
     assert said in str(refused.value)
 
 

@@ -6,9 +6,8 @@ from unittest.mock import Mock
 import pytest
 import structlog
 
-from server.rest.disconnect import run_until_disconnect
-from server.rest.errors import ClientDisconnected
-from server.rest.presence import Presence
+from penstock.gateway.rest.request import RequestState, run_until_disconnect
+from penstock.gateway.rest.responses import ClientDisconnected
 from tests.rest.harness import VALID_INFER, Client, Front, request_bytes
 
 
@@ -51,7 +50,7 @@ async def test_disconnect_after_a_long_body_is_seen() -> None:
 async def test_connection_that_is_not_read_is_read_on_for_a_client_that_goes() -> None:
     """A body that came faster than it was taken stopped the reading; who goes then would not be seen."""
     cycle = Mock(scope={}, more_body=False, disconnected=False)
-    presence = Presence(cycle)
+    presence = RequestState(cycle)
     work = asyncio.create_task(run_until_disconnect(cycle.scope, never, never()))
     await asyncio.sleep(0)
     cycle.flow.resume_reading.assert_called_once_with()

@@ -8,7 +8,7 @@ import zlib
 import numpy as np
 import pytest
 
-from server.core.encoded_images import ImageInput
+from penstock.protocol.request_checks import ImageInput
 from tests.rest.harness import Front, Headers
 from tests.vision import images
 
@@ -124,11 +124,7 @@ async def test_bytes_for_models_without_pictures_pass_untouched(pictures: Front)
             ]
         }
     ).encode()
-    for target, asked, how in (
-        ("/v2/models/texts/infer", body, headers),
-        (INFER, other, headers),
-        (INFER, two, ()),
-    ):
+    for target, asked, how in (("/v2/models/texts/infer", body, headers), (INFER, other, headers), (INFER, two, ())):
         assert (await pictures.ask("POST", target, asked, how)).status == 200
         assert pictures.plane.relayed[-1][2].body == asked
     assert pictures.plane.encoded == []
@@ -158,11 +154,8 @@ async def test_what_is_no_list_of_images_is_refused_with_the_reason(
 
 
 async def test_images_in_shared_memory_are_refused(pictures: Front) -> None:
-    """Nobody here reads a client's region."""
-    entry: dict[str, object] = {
-        "shape": [1],
-        "parameters": {"shared_memory_region": "r", "shared_memory_byte_size": 9},
-    }
+    """The gateway does not read client shared memory."""
+    entry: dict[str, object] = {"shape": [1], "parameters": {"shared_memory_region": "r", "shared_memory_byte_size": 9}}
     body, headers = request_of(entry)
     reply = await pictures.ask("POST", INFER, body, headers)
     assert reply.status == 400

@@ -5,7 +5,7 @@ import json
 import pytest
 import structlog
 
-from server.core import errors
+from penstock.protocol import errors
 from tests.rest.harness import VALID_INFER, Front
 
 TABLE = [
@@ -28,11 +28,11 @@ TABLE = [
     (errors.ModelNotReady("bad"), 503, "1"),
     (errors.ModelUnavailable("bad", retry_after_s=2.1), 503, "3"),
     (errors.ModelUnavailable("bad", retry_after_s=None), 503, None),
-    (errors.BackendUnavailable("bad", retry_after_s=0.0), 503, "1"),
-    (errors.BackendUnavailable("bad", retry_after_s=2.1), 503, "3"),
+    (errors.EngineUnavailable("bad", retry_after_s=0.0), 503, "1"),
+    (errors.EngineUnavailable("bad", retry_after_s=2.1), 503, "3"),
     (errors.Overloaded("bad", reason="full", retry_after_s=0.2), 503, "1"),
     (errors.DeadlineExceeded("bad"), 504, None),
-    (errors.BackendFailed("bad"), 500, None),
+    (errors.EngineFailed("bad"), 500, None),
     (errors.OutOfMemory("bad", retry_after_s=1.2), 503, "2"),
     (errors.InferenceError("bad"), 500, None),
 ]
@@ -52,12 +52,12 @@ async def test_error_of_the_tree_becomes_its_status(
         reply = await front.ask("POST", f"/v2/models/ident/{suffix}", VALID_INFER, ((b"content-type", b"image/png"),))
     assert (reply.status, json.loads(reply.body)) == (status, {"error": "bad"})
     assert reply.headers["content-type"] == "application/json"
-    told = reply.headers.get("retry-after")
+    delay_s = reply.headers.get("retry-after")
     if status == 503 and retry_after is not None:
-        assert told is not None
-        assert int(retry_after) <= int(told) <= 2 * int(retry_after)
+        assert delay_s is not None
+        assert int(retry_after) <= int(delay_s) <= 2 * int(retry_after)
     else:
-        assert told == retry_after
+        assert delay_s == retry_after
     assert front.recorder.done == [("ident", "http", str(status))]
     assert front.recorder.reasons == [error.reason]
     assert [(line["event"], line["log_level"], line["reason"]) for line in logged] == [

@@ -6,10 +6,10 @@ import pytest
 from starlette.applications import Starlette
 from starlette.types import ASGIApp, Message
 
-from server.core.caller import Role
-from server.rest.exposition import create_metrics_app
-from server.rest.gate import Gate
-from tests.access.doors import KEYS, STRANGER, door
+from penstock.gateway.rest.metrics_app import create_metrics_app
+from penstock.gateway.rest.routes import RequestAuthentication
+from penstock.protocol.identity import Role
+from tests.access.listeners import KEYS, STRANGER, door
 from tests.rest.harness import Headers
 
 
@@ -73,7 +73,7 @@ async def test_metrics_that_require_a_key_are_shown_to_the_role_read_alone(
     async def engine() -> bytes:
         return b"engine\n"
 
-    gate = Gate(door(Role.READ), needs_key=True)
+    gate = RequestAuthentication(door(Role.READ), needs_key=True)
     app = create_metrics_app(lambda: b"ours\n", engine, lambda: True, gate=gate)
     sent = await asked(app, path, headers)
     assert sent[0]["status"] == status

@@ -7,11 +7,10 @@ from contextlib import asynccontextmanager
 
 import pytest
 
-from server.core.caller import NOBODY, Caller
-from server.core.errors import BackendUnavailable
-from server.core.relay import HttpAnswer, HttpCall, HttpHeaders, HttpStream, InferHead
-from server.dataplane import Verb
-from server.rest.listener import HttpListener, bind
+from penstock.gateway.rest.listener import HttpListener, bind
+from penstock.protocol.call import HttpAnswer, HttpCall, HttpHeaders, HttpStream, InferHead
+from penstock.protocol.errors import EngineUnavailable
+from penstock.protocol.identity import ANONYMOUS, Identity, Verb
 from tests.rest.harness import JSON, Client, FakePlane, Front, request_bytes
 
 STREAM, GENERATE = "/v2/models/ident/generate_stream", "/v2/models/ident/generate"
@@ -32,7 +31,7 @@ class StreamingPlane(FakePlane):
 
     @asynccontextmanager
     async def stream_http(
-        self, head: InferHead, call: HttpCall, *, caller: Caller = NOBODY, deadline: float | None = None
+        self, head: InferHead, call: HttpCall, *, caller: Identity = ANONYMOUS, deadline: float | None = None
     ) -> AsyncIterator[HttpStream]:
         self.relayed.append((Verb.INFER, head, call, deadline))
         if self.error is not None:
@@ -117,7 +116,7 @@ async def test_stream_of_a_slow_reader_takes_no_more_from_the_engine(front: Fron
 
 async def test_stream_that_breaks_ends_with_an_event_that_says_why(front: Front, plane: StreamingPlane) -> None:
     """The status is out already: the reason comes in Triton's form, and is counted."""
-    plane.broken = BackendUnavailable("the connection to the engine broke: closed by the engine")
+    plane.broken = EngineUnavailable("the connection to the engine broke: closed by the engine")
     reply = await front.ask("POST", STREAM, ASK)
     assert reply.status == 200
     assert (
@@ -126,7 +125,7 @@ async def test_stream_that_breaks_ends_with_an_event_that_says_why(front: Front,
     assert front.recorder.reasons == ["engine_down"]
 
 
-async def test_stream_that_the_end_of_a_drain_cuts_is_told_so(front: Front, plane: StreamingPlane) -> None:
+async def test_stream_that_the_end_of_a_drain_cuts_gets_an_error_event(front: Front, plane: StreamingPlane) -> None:
     """What came is there, then the reason, then the stream's proper end."""
     plane.holds = True
     listener = HttpListener(front.app, bind("127.0.0.1", 0, flag="--http-port"))
@@ -142,7 +141,7 @@ async def test_stream_that_the_end_of_a_drain_cuts_is_told_so(front: Front, plan
 
 async def test_stream_refused_before_it_began_is_an_error_like_any_other(front: Front, plane: StreamingPlane) -> None:
     """503 with Retry-After, in JSON."""
-    plane.error = BackendUnavailable("the engine is not ready: it starts")
+    plane.error = EngineUnavailable("the engine is not ready: it starts")
     reply = await front.ask("POST", STREAM, ASK)
     assert (reply.status, reply.headers["retry-after"] in ("1", "2")) == (503, True)
     assert json.loads(reply.body) == {"error": "the engine is not ready: it starts"}

@@ -13,14 +13,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from server.core.batching import CloseReason, Explanation
-from server.core.errors import InvalidRequest, UnsupportedMedia
-from server.core.infer import Timings
-from server.core.result import Classes, Detections
-from server.dataplane import ImageRequest, ImageResponse
-from server.rest import image
-from server.rest.image import images_of
-from server.rest.limits import RestLimits
+from penstock.gateway.rest import image
+from penstock.gateway.rest.image import images_of
+from penstock.gateway.rest.limits import RestLimits
+from penstock.protocol.errors import InvalidRequest, UnsupportedMedia
+from penstock.protocol.inference import BatchTrace, Classes, CloseReason, Detections, Timings
+from penstock.vision.results import ImageRequest, ImageResponse
 from tests.rest.harness import Front
 
 GOLDEN = Path(__file__).parent.parent / "golden" / "rest"
@@ -204,10 +202,7 @@ def response_of(*results: Detections | Classes) -> ImageResponse:
                 Detections(np.zeros((0, 4), np.float32), np.zeros(0, np.float32), np.zeros(0, np.int64)),
             ),
         ),
-        (
-            "image_classes.json",
-            response_of(Classes(np.array([0.75, 0.1], np.float32), np.array([0, 9], np.int64))),
-        ),
+        ("image_classes.json", response_of(Classes(np.array([0.75, 0.1], np.float32), np.array([0, 9], np.int64)))),
     ],
 )
 async def test_image_answer_is_the_golden_file(front: Front, golden: str, response: ImageResponse) -> None:
@@ -224,12 +219,12 @@ async def test_image_answer_explains_its_batches_to_who_asks(front: Front) -> No
     silent = json.loads((await front.ask("POST", "/v2/models/ident/image", b"\xff\xd8\xff")).body)
     assert "explain" not in silent
     passed = json.loads((await front.ask("POST", "/v2/models/ident/image", b"\xff\xd8\xff", asks)).body)
-    assert [(told["owner"], "batch" in told) for told in passed["explain"]] == [("triton", False)]
-    one = Explanation("ident", 1.0, 0.001, 0.004, 7, 2, 3, CloseReason.FULL, 0, 2, 1)
+    assert [(entry["owner"], "batch" in entry) for entry in passed["explain"]] == [("triton", False)]
+    one = BatchTrace("ident", 1.0, 0.001, 0.004, 7, 2, 3, CloseReason.FULL, 0, 2, 1)
     front.plane.image_answer = replace(front.plane.image_answer, explanations=(one, one))
     formed = json.loads((await front.ask("POST", "/v2/models/ident/image", b"\xff\xd8\xff", asks)).body)
-    told = [(entry["owner"], entry["batch_rows"], entry["closed_by"]) for entry in formed["explain"]]
-    assert told == [("gateway", 3, "full")] * 2
+    entries = [(entry["owner"], entry["batch_rows"], entry["closed_by"]) for entry in formed["explain"]]
+    assert entries == [("gateway", 3, "full")] * 2
 
 
 async def test_model_explains_its_batches(front: Front) -> None:

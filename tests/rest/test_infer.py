@@ -5,8 +5,8 @@ import time
 
 import pytest
 
-from server.core.errors import InvalidRequest
-from server.core.relay import HttpAnswer, InferHead
+from penstock.protocol.call import HttpAnswer, InferHead
+from penstock.protocol.errors import InvalidRequest
 from tests.rest.harness import JSON, VALID_INFER, Front
 
 INFER = "/v2/models/ident/infer"

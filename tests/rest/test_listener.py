@@ -14,9 +14,9 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from server.access.certificates import Certificates, TlsFiles
-from server.rest.limits import ConnectionLimits
-from server.rest.listener import HttpListener, PortTaken, bind
+from penstock.gateway.rest.limits import ConnectionLimits
+from penstock.gateway.rest.listener import HttpListener, PortTaken, bind
+from penstock.tls import Certificates, TlsFiles
 from tests.access.authorities import Authority
 
 GET = b"GET / HTTP/1.1\r\nhost: x\r\n\r\n"

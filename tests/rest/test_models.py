@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from server.core.relay import HttpAnswer
+from penstock.protocol.call import HttpAnswer
 from tests.rest.harness import JSON, Front
 
 
@@ -28,7 +28,7 @@ async def test_repository_call_that_the_engine_cannot_read_or_find_is_the_caller
 
 
 async def test_deadline_header_without_a_number_is_refused(front: Front) -> None:
-    """An empty one too: whoever sends it has lost the number."""
+    """An empty version is refused, too."""
     for value in (b"", b" ", b"soon"):
         reply = await front.ask("GET", "/v2", b"", ((b"x-request-timeout-ms", value),))
         assert reply.status == 400, value
@@ -38,7 +38,7 @@ INDEX = b'[{"name":"odd","version":"1","state":"READY"},{"name":"good","version"
 
 
 async def test_refused_model_stands_in_the_index_as_unavailable_with_the_reason(front: Front) -> None:
-    """Whoever lists the models sees which is not served, and why, though the engine would serve it."""
+    """The index lists a withheld model as unavailable, with the reason."""
     front.plane.answer = HttpAnswer(200, JSON, INDEX)
     front.plane.refused = {"odd": "slo_p99_ms is 'fast'"}
     rows = json.loads((await front.ask("POST", "/v2/repository/index", b"")).body)
@@ -58,7 +58,7 @@ async def test_index_is_the_engines_own_bytes_while_no_model_is_refused(front: F
 
 
 async def test_refused_model_is_not_ready_and_others_are(front: Front) -> None:
-    """A client that asks whether a model is ready is not told what an inference would deny."""
+    """A withheld model is not ready."""
     front.plane.answer = HttpAnswer(200, (), b"")
     front.plane.refused = {"odd": "slo_p99_ms is 'fast'"}
     refused = await front.ask("GET", "/v2/models/odd/ready")

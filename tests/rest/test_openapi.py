@@ -13,19 +13,18 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Match
 
-from server.core.caller import Role
-from server.core.relay import HttpAnswer
-from server.rest import image
-from server.rest.description import served
-from server.rest.models import Refused, refused
-from server.rest.openapi import document, spellings
-from server.rest.operations import OPERATIONS
-from server.rest.routes import Row, WireRoute, role_needed
-from server.rest.schemas import images
+from penstock.gateway.rest import image
+from penstock.gateway.rest import schemas as images
+from penstock.gateway.rest.models import NotServedEndpoint, not_served
+from penstock.gateway.rest.openapi import document, expand_optional_parts, served
+from penstock.gateway.rest.operations import OPERATIONS
+from penstock.gateway.rest.routes import RawPathRoute, RouteSpec, role_needed
+from penstock.protocol.call import HttpAnswer
+from penstock.protocol.identity import Role
 from tests.rest.harness import JSON, VALID_INFER, Front
 
 GOLDEN = Path(__file__).parent.parent / "golden" / "rest"
-CALLS = [(operation.method, path) for operation in OPERATIONS for path in spellings(operation.path)]
+CALLS = [(operation.method, path) for operation in OPERATIONS for path in expand_optional_parts(operation.path)]
 
 
 async def described(front: Front) -> dict[str, Any]:
@@ -35,13 +34,13 @@ async def described(front: Front) -> dict[str, Any]:
     return document
 
 
-def rows_of(front: Front) -> list[Row]:
-    return [route.row for route in front.app.app.router.routes if isinstance(route, WireRoute)]  # type: ignore[attr-defined]
+def rows_of(front: Front) -> list[RouteSpec]:
+    return [route.row for route in front.app.app.router.routes if isinstance(route, RawPathRoute)]  # type: ignore[attr-defined]
 
 
-def leads_to(row: Row, method: str, path: str) -> bool:
+def leads_to(row: RouteSpec, method: str, path: str) -> bool:
     scope = {"type": "http", "method": method, "raw_path": re.sub(r"\{\w+\}", "1", path).encode()}
-    return WireRoute(row).matches(scope)[0] is Match.FULL
+    return RawPathRoute(row).matches(scope)[0] is Match.FULL
 
 
 async def answer(_: Request) -> Response:
@@ -69,7 +68,7 @@ async def test_description_has_every_row_that_is_served(front: Front) -> None:
     """A row without an operation, or one whose methods are not all described, would be a secret."""
     paths = (await described(front))["paths"]
     for row in rows_of(front):
-        if isinstance(row.endpoint, Refused):
+        if isinstance(row.endpoint, NotServedEndpoint):
             continue
         for method in row.methods:
             assert any(leads_to(row, method, path) for path in paths if method.lower() in paths[path]), row.path
@@ -89,7 +88,9 @@ async def test_described_roles_are_those_that_are_asked_for(front: Front) -> Non
     """What the description says about keys is what the gate wants."""
     for operation in OPERATIONS:
         for row in rows_of(front):
-            if leads_to(row, operation.method, spellings(operation.path)[0]) and not isinstance(row.endpoint, Refused):
+            if leads_to(row, operation.method, expand_optional_parts(operation.path)[0]) and not isinstance(
+                row.endpoint, NotServedEndpoint
+            ):
                 assert role_needed(row, operation.method) == operation.role, operation.name
                 assert row.or_role == operation.or_role, operation.name
 
@@ -97,9 +98,9 @@ async def test_described_roles_are_those_that_are_asked_for(front: Front) -> Non
 def test_what_is_refused_or_beyond_the_engine_is_not_described() -> None:
     """A refused row is no service; an extension that the engine does not have is none either."""
     rows = [
-        Row(("GET", "POST"), "/v2/logging", answer, "Log settings."),
-        Row(("POST",), "/v2/models/{model}/infer", refused("no"), "Off."),
-        Row(("GET",), "/v2", answer, "Metadata."),
+        RouteSpec(("GET", "POST"), "/v2/logging", answer, "Log settings."),
+        RouteSpec(("POST",), "/v2/models/{model}/infer", not_served("no"), "Off."),
+        RouteSpec(("GET",), "/v2", answer, "Metadata."),
     ]
     paths = [
         [op.path for op in served(OPERATIONS, rows, known)] for known in (None, frozenset(["logging"]), frozenset())
@@ -150,6 +151,6 @@ async def test_described_bodies_are_those_of_the_wire(front: Front) -> None:
 def test_described_answer_of_the_image_endpoint_has_its_members() -> None:
     """Two structs, one that is written and one that describes: the same members in the same order."""
     members = [
-        [field.name for field in msgspec.structs.fields(kind)] for kind in (image.ImageAnswer, images.ImageAnswer)
+        [field.name for field in msgspec.structs.fields(kind)] for kind in (image.ImageResponseBody, images.ImageAnswer)
     ]
     assert members[0] == members[1]

@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from server.rest import outline
-from server.rest.outline import Outline, outline_of, with_plain_numbers
+from penstock.protocol import json_outline as outline
+from penstock.protocol.json_outline import Outline, outline_of, with_plain_numbers
 
 
 def counted(value: Any) -> Outline:

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from server.backends.core_relay import HTTP_SOCKET, CoreRelay
-from server.rest.app import create_app
-from server.rest.deadline import HEADER
-from server.rest.passed_on import WayToCore
+from penstock.gateway.rest.app import create_app
+from penstock.gateway.rest.request import TIMEOUT_HEADER
+from penstock.gateway.rest.streaming import CoreRoute
+from penstock.gateway.workers.core_relay import HTTP_SOCKET, CoreRelay
 from tests.rest.harness import Front
 
 REFUSAL = b'HTTP/1.1 400 Bad Request\r\ncontent-length: 22\r\n\r\n{"error":"no number."}'
@@ -37,7 +37,7 @@ async def before_a_core_that_says(answer: bytes, run_dir: Path) -> AsyncIterator
         front.plane,  # type: ignore[arg-type]
         front.limits,
         front.recorder,
-        way=WayToCore(core, has_engine=False),
+        way=CoreRoute(core, has_engine=False),
     )
     try:
         async with asyncio.timeout(30):
@@ -52,14 +52,14 @@ async def before_a_core_that_says(answer: bytes, run_dir: Path) -> AsyncIterator
 async def test_deadline_of_a_call_that_is_passed_on_holds_though_the_core_says_nothing(
     tmp_path: Path, method: str, target: str
 ) -> None:
-    """The core keeps it as a rule; a core that hangs keeps nothing, and nobody waits ten minutes for it."""
+    """The worker enforces the deadline if the core hangs."""
     async with before_a_core_that_says(b"", tmp_path) as front:
-        reply = await front.ask(method, target, b"{}", [(HEADER.encode(), b"50")])
+        reply = await front.ask(method, target, b"{}", [(TIMEOUT_HEADER.encode(), b"50")])
         assert (reply.status, front.recorder.reasons) == (504, ["deadline"])
 
 
 async def test_timeout_that_is_no_number_is_the_cores_to_refuse(tmp_path: Path) -> None:
     """It has the words, and knows what it reads the header of."""
     async with before_a_core_that_says(REFUSAL, tmp_path) as front:
-        reply = await front.ask("GET", "/v2/models/m/stats", headers=[(HEADER.encode(), b"soon")])
+        reply = await front.ask("GET", "/v2/models/m/stats", headers=[(TIMEOUT_HEADER.encode(), b"soon")])
         assert (reply.status, reply.body) == (400, b'{"error":"no number."}')

@@ -1,4 +1,4 @@
-"""What a client may do to a connection: floods, dribbles, broken framing, pipelines, answers that nobody reads."""
+"""Connection limits: floods, slow clients, broken framing, pipelines, unread responses."""
 
 import asyncio
 import contextlib
@@ -14,9 +14,9 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from server.admission import Admission, AdmissionLimits
-from server.rest.limits import ConnectionLimits
-from server.rest.listener import HttpListener, bind
+from penstock.gateway.in_flight import InFlightLimiter, InFlightLimits
+from penstock.gateway.rest.limits import ConnectionLimits
+from penstock.gateway.rest.listener import HttpListener, bind
 from tests.rest.harness import Client
 
 TIGHT = ConnectionLimits(
@@ -59,11 +59,11 @@ class Echo:
 
 
 class Served:
-    """A listener with what it was told."""
+    """A running listener, its app and the refusals that it counted."""
 
     def __init__(self, app: Echo, limits: ConnectionLimits) -> None:
         self.app = app
-        self.admission = Admission(AdmissionLimits())
+        self.admission = InFlightLimiter(InFlightLimits())
         self.refused: list[str] = []
         self.listener = HttpListener(
             app,
@@ -154,7 +154,7 @@ async def test_connection_without_a_request_is_closed_after_its_time_and_not_bef
         assert served.refused == []
 
 
-async def test_connection_over_the_limit_is_told_so_and_the_others_are_served() -> None:
+async def test_connection_over_the_limit_gets_503_and_the_others_are_served() -> None:
     """503 with a time to come back, at once; a place is free again when a client leaves."""
     async with serving(ConnectionLimits(max_connections=2)) as served:
         async with Client.connected(served.port) as first:
@@ -225,15 +225,15 @@ async def test_trusted_proxy_is_limited_by_the_port_alone() -> None:
 
 
 async def test_client_that_leaves_a_pipeline_is_seen_by_the_request_that_runs() -> None:
-    """The first one is told, not the last alone; those behind it are not begun."""
+    """The running request gets the disconnect; the requests behind it are not started."""
     begun: list[str] = []
-    is_told = asyncio.Event()
+    is_disconnected = asyncio.Event()
 
     async def app(scope: Scope, receive: Receive, _: Send) -> None:
         begun.append(scope["path"])
         while (await receive())["type"] != "http.disconnect":
             pass
-        is_told.set()
+        is_disconnected.set()
 
     listener = HttpListener(app, bind("127.0.0.1", 0, flag="--http-port"), limits=ROOMY)
     listener.start()
@@ -243,7 +243,7 @@ async def test_client_that_leaves_a_pipeline_is_seen_by_the_request_that_runs() 
         while not begun:
             await asyncio.sleep(0.01)
         writer.close()
-        await is_told.wait()
+        await is_disconnected.wait()
     await listener.stop(1.0)
     assert begun == ["/1"]
 
@@ -274,7 +274,7 @@ async def test_broken_request_in_a_pipeline_does_not_touch_the_answers_before_it
 
 
 async def test_broken_chunk_ends_the_request_that_waits_for_its_body() -> None:
-    """400 at once, and the app learns that nobody sends on."""
+    """400 at once, and the app gets a disconnect."""
     async with serving(ROOMY) as served, Client.connected(served.port) as client:
         await client.send(CHUNKED % 1 + b"3\r\nabc\r\n")
         await served.app.entered.wait()
@@ -350,7 +350,7 @@ async def test_offer_to_upgrade_is_declined_by_serving_on() -> None:
 
 
 async def test_reader_that_stops_is_cut_and_its_answer_counted_until_then() -> None:
-    """The answer's bytes are held against admission while they wait; nobody else is touched."""
+    """Unread bytes count against admission until the connection is closed; other clients are served."""
     size_bytes = 16 << 20
     async with serving(TIGHT, size_bytes) as served:
         stuck = socket.socket()

@@ -7,9 +7,9 @@ from typing import cast
 from starlette.responses import Response
 from starlette.types import Message
 
-from server.admission import Admission, AdmissionLimits
-from server.dataplane import DataPlane
-from server.rest.root import WATCHED_FROM_BYTES, Root
+from penstock.gateway.dataplane import DataPlane
+from penstock.gateway.in_flight import InFlightLimiter, InFlightLimits
+from penstock.gateway.rest.app import WATCHED_FROM_BYTES, RootMiddleware
 from tests.rest.harness import FakeRecorder
 
 
@@ -20,7 +20,7 @@ async def never() -> Message:
 
 async def test_large_answer_counts_whole_until_its_reader_has_taken_it() -> None:
     """The transport keeps all of it though the kernel has taken a part: what is unsent would be too little."""
-    admission = Admission(AdmissionLimits())
+    admission = InFlightLimiter(InFlightLimits())
     plane = cast(DataPlane, SimpleNamespace(admission=admission, is_stopping=False))
     sent: list[Message] = []
     has_body, is_taken = asyncio.Event(), asyncio.Event()
@@ -33,7 +33,7 @@ async def test_large_answer_counts_whole_until_its_reader_has_taken_it() -> None
             has_body.set()
 
     size_bytes = WATCHED_FROM_BYTES
-    root = Root(Response(bytes(size_bytes)), plane, FakeRecorder())
+    root = RootMiddleware(Response(bytes(size_bytes)), plane, FakeRecorder())
     scope = {"type": "http", "method": "GET", "path": "/", "headers": []}
     answering = asyncio.create_task(root(scope, never, send))
     async with asyncio.timeout(30):

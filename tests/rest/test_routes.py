@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from server.core.relay import HttpAnswer, HttpCall, InferHead
-from server.dataplane import Verb
+from penstock.protocol.call import HttpAnswer, HttpCall, InferHead
+from penstock.protocol.identity import Verb
 from tests.rest.harness import VALID_INFER, Client, Front, request_bytes
 
 GOLDEN = Path(__file__).parent.parent / "golden" / "rest"

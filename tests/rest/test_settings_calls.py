@@ -4,8 +4,8 @@ import json
 
 import pytest
 
-from server.core.relay import HttpAnswer, InferHead
-from server.dataplane import Verb
+from penstock.protocol.call import HttpAnswer, InferHead
+from penstock.protocol.identity import Verb
 from tests.rest.harness import JSON, Front
 
 PLACES = [

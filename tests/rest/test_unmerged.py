@@ -3,8 +3,8 @@
 import msgspec
 import pytest
 
-from server.core.model import UNMERGED
-from server.core.relay import HttpAnswer
+from penstock.protocol.call import HttpAnswer
+from penstock.protocol.engine import UNMERGED
 from tests.rest.harness import Front
 
 WHY = "output 'y' has a row for each object"
@@ -29,9 +29,9 @@ async def test_config_says_why_rows_are_not_merged(
     """It has a parameter with the reason; all else is the engine's. Other models do not have the parameter."""
     front.plane.unmerged, front.plane.answer = {name: WHY} if parameters else {}, HttpAnswer(200, (), config)
     reply = await front.ask("GET", f"/v2/models/{name.replace(' ', '%20')}/config")
-    told = msgspec.json.decode(reply.body)
-    assert told.pop("parameters", None) == parameters
-    assert told == {"name": "a b", "max_batch_size": 8}
+    answered = msgspec.json.decode(reply.body)
+    assert answered.pop("parameters", None) == parameters
+    assert answered == {"name": "a b", "max_batch_size": 8}
 
 
 async def test_refused_config_is_relayed_as_it_is(front: Front) -> None:

@@ -5,9 +5,11 @@ from pathlib import Path
 
 import pytest
 
-from server.shared_memory.connections import TABLES, gone
+from penstock.gateway.shared_memory.regions import TCP_TABLES, closed_connections
 
-needs_proc = pytest.mark.skipif(not TABLES[0].exists(), reason="this system tells of its connections in another way")
+needs_proc = pytest.mark.skipif(
+    not TCP_TABLES[0].exists(), reason="this system tells of its connections in another way"
+)
 
 
 @needs_proc
@@ -17,10 +19,10 @@ def test_connection_is_gone_when_its_client_closes_it() -> None:
         client = socket.create_connection(listener.getsockname())
         served, (host, port) = listener.accept()
         peer = f"ipv4:{host}:{port}"
-        assert gone([peer], TABLES) == set()
+        assert closed_connections([peer], TCP_TABLES) == set()
         client.close()
         served.close()
-        assert gone([peer], TABLES) == {peer}
+        assert closed_connections([peer], TCP_TABLES) == {peer}
 
 
 @needs_proc
@@ -34,15 +36,15 @@ def test_connection_over_ipv6_and_to_a_listener_of_both_is_found() -> None:
                 served, _ = listener.accept()
                 peer = form.format(client.getsockname()[1])
                 with served:
-                    assert gone([peer], TABLES) == set()
+                    assert closed_connections([peer], TCP_TABLES) == set()
 
 
 @pytest.mark.parametrize("word", ["unix:", "ipv4:127.0.0.1", "ipv4:nonsense:1", "", "vsock:3:4"])
 def test_connection_that_is_no_tcp_is_never_gone(word: str) -> None:
-    """What cannot be told is left to the lease."""
-    assert gone([word], TABLES) == set()
+    """Unknown connections are left to the lease."""
+    assert closed_connections([word], TCP_TABLES) == set()
 
 
 def test_connections_are_not_gone_where_the_kernel_tells_nothing(tmp_path: Path) -> None:
     """Other systems have no such tables."""
-    assert gone(["ipv4:127.0.0.1:1"], [tmp_path / "tcp"]) == set()
+    assert closed_connections(["ipv4:127.0.0.1:1"], [tmp_path / "tcp"]) == set()

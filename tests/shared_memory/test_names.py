@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from server.backends.reaper import region_prefix
-from server.core.errors import InvalidRequest
-from server.shared_memory.names import MAX_NAME_BYTES, check_region_name, segment_of
+from penstock.engines.run_directory import region_prefix
+from penstock.protocol.errors import InvalidRequest
+from penstock.protocol.shared_memory import MAX_NAME_BYTES, check_region_name, segment_of
 
 
 @pytest.mark.parametrize("name", ["", "a/b", "..", ".", "a..b", "a\0b", "a\nb", "x" * 256, "é" * 128])

@@ -2,27 +2,34 @@
 
 import pytest
 
-from server.core.caller import Caller
-from server.core.errors import InvalidRequest, Overloaded, QuotaExceeded, RegionNotFound, RegionTaken
-from server.core.relay import RegionUse
-from server.shared_memory.region import Kind, Region, SystemWish
-from server.shared_memory.registry import LINGER_S, ORPHAN_S, Loss, Registry, RegistryLimits, may_use
+from penstock.gateway.shared_memory.registry import (
+    LINGER_S,
+    ORPHAN_S,
+    RegionLoss,
+    RegionRegistry,
+    RegistryLimits,
+    may_use,
+)
+from penstock.protocol.call import RegionUse
+from penstock.protocol.errors import InvalidRequest, Overloaded, QuotaExceeded, RegionNotFound, RegionTaken
+from penstock.protocol.identity import Identity
+from penstock.protocol.shared_memory import Region, RegionKind, SystemRegionSpec
 
-ALICE, BOB = Caller("alice", address="127.0.0.1"), Caller("bob", address="127.0.0.1")
-HERE = Caller(address="127.0.0.1")
-OVER_GRPC = Caller(connection="ipv4:127.0.0.1:4000", address="127.0.0.1")
-OTHER_GRPC = Caller(connection="ipv4:127.0.0.1:4001", address="127.0.0.1")
-ALICE_OVER_GRPC = Caller("alice", connection="ipv4:127.0.0.1:4002", address="127.0.0.1")
-ELSEWHERE = Caller(address="192.0.2.7")
+ALICE, BOB = Identity("alice", address="127.0.0.1"), Identity("bob", address="127.0.0.1")
+HERE = Identity(address="127.0.0.1")
+OVER_GRPC = Identity(connection="ipv4:127.0.0.1:4000", address="127.0.0.1")
+OTHER_GRPC = Identity(connection="ipv4:127.0.0.1:4001", address="127.0.0.1")
+ALICE_OVER_GRPC = Identity("alice", connection="ipv4:127.0.0.1:4002", address="127.0.0.1")
+ELSEWHERE = Identity(address="192.0.2.7")
 LEASE_S = 100.0
 
 
-def registry(**limits: int) -> Registry:
-    return Registry(RegistryLimits(lease_s=LEASE_S, **limits))
+def registry(**limits: int) -> RegionRegistry:
+    return RegionRegistry(RegistryLimits(lease_s=LEASE_S, **limits))
 
 
-def claim(regions: Registry, name: str, owner: Caller, now: float = 0.0) -> Region:
-    region = Region(SystemWish(name, f"/{name}", 0, 64), owner)
+def claim(regions: RegionRegistry, name: str, owner: Identity, now: float = 0.0) -> Region:
+    region = Region(SystemRegionSpec(name, f"/{name}", 0, 64), owner)
     regions.claim(region, now)
     return region
 
@@ -36,16 +43,16 @@ def claim(regions: Registry, name: str, owner: Caller, now: float = 0.0) -> Regi
         (ALICE, HERE, False),
         (OVER_GRPC, OTHER_GRPC, True),
         (HERE, OVER_GRPC, True),
-        (Caller(address="::1"), HERE, True),
-        (Caller(address="::ffff:127.0.0.1"), HERE, True),
-        (Caller(address="::ffff:192.0.2.7"), ELSEWHERE, True),
+        (Identity(address="::1"), HERE, True),
+        (Identity(address="::ffff:127.0.0.1"), HERE, True),
+        (Identity(address="::ffff:192.0.2.7"), ELSEWHERE, True),
         (ELSEWHERE, HERE, False),
     ],
 )
 def test_region_is_used_by_the_same_key_else_from_the_same_address(
-    caller: Caller, owner: Caller, is_allowed: bool
+    caller: Identity, owner: Identity, is_allowed: bool
 ) -> None:
-    """Clients open several connections, and speak both protocols; a key is told from everybody else."""
+    """Clients open several connections, and use both protocols; a key is separate from all others."""
     assert may_use(caller, owner) is is_allowed
 
 
@@ -56,8 +63,8 @@ def test_region_of_another_owner_is_unknown_in_tritons_words() -> None:
     with pytest.raises(RegionNotFound, match=r"^Unable to find shared memory region: 'r'$"):
         regions.find(RegionUse("r", 0, 8), BOB)
     with pytest.raises(RegionNotFound, match=r"^Unable to find system shared memory region: 'r'$"):
-        regions.status(Kind.SYSTEM, BOB, "r")
-    assert regions.status(Kind.SYSTEM, BOB) == []
+        regions.status(RegionKind.SYSTEM, BOB, "r")
+    assert regions.status(RegionKind.SYSTEM, BOB) == []
     with pytest.raises(RegionTaken, match=r"^shared memory region 'r' already in manager$"):
         claim(regions, "r", BOB)
 
@@ -67,10 +74,10 @@ def test_own_regions_are_a_connections_not_its_neighbours() -> None:
     regions = registry()
     for name, owner in (("mine", OVER_GRPC), ("next", OTHER_GRPC), ("http", HERE), ("alice", ALICE)):
         claim(regions, name, owner)
-    assert [region.name for region in regions.own(Kind.SYSTEM, OVER_GRPC)] == ["mine"]
-    assert [region.name for region in regions.own(Kind.SYSTEM, HERE)] == ["http"]
-    assert [region.name for region in regions.own(Kind.SYSTEM, ALICE_OVER_GRPC)] == ["alice"]
-    assert regions.own(Kind.CUDA, OVER_GRPC) == []
+    assert [region.name for region in regions.own(RegionKind.SYSTEM, OVER_GRPC)] == ["mine"]
+    assert [region.name for region in regions.own(RegionKind.SYSTEM, HERE)] == ["http"]
+    assert [region.name for region in regions.own(RegionKind.SYSTEM, ALICE_OVER_GRPC)] == ["alice"]
+    assert regions.own(RegionKind.CUDA, OVER_GRPC) == []
 
 
 @pytest.mark.parametrize(
@@ -102,7 +109,7 @@ def test_part_to_the_last_byte_is_found() -> None:
     assert regions.find(RegionUse("r", 0, None), HERE) is region
 
 
-def test_region_that_nobody_uses_goes_with_its_lease() -> None:
+def test_unused_region_goes_with_its_lease() -> None:
     """Use renews it; what went is counted."""
     regions = registry()
     region = claim(regions, "r", HERE)
@@ -114,7 +121,7 @@ def test_region_that_nobody_uses_goes_with_its_lease() -> None:
         regions.find(RegionUse("r", 0, 8), HERE)
     regions.forget(region)
     assert regions.due(190.0) == []
-    assert regions.lost == {Loss.LEASE: 1, Loss.CONNECTION: 0}
+    assert regions.lost == {RegionLoss.LEASE: 1, RegionLoss.CONNECTION: 0}
     assert len(regions) == 0
 
 
@@ -153,9 +160,9 @@ def test_region_of_a_gone_connection_goes_at_once_unless_it_is_used() -> None:
     assert regions.connections() == set()
     regions.enter(["used"], 11.0)
     regions.leave([used], 11.0, is_answered=True)
-    assert {region.name for region in regions.own(Kind.SYSTEM, OTHER_GRPC)} == {"used", "left"}
+    assert {region.name for region in regions.own(RegionKind.SYSTEM, OTHER_GRPC)} == {"used", "left"}
     assert regions.due(10.0 + ORPHAN_S) == [left]
-    assert regions.lost[Loss.CONNECTION] == 1
+    assert regions.lost[RegionLoss.CONNECTION] == 1
 
 
 def test_region_of_a_key_outlives_its_connection() -> None:

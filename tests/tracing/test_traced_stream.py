@@ -2,10 +2,9 @@
 
 import pytest
 
-from server.core.relay import HttpCall
-from server.testing import FakeBackend
-from server.tracing.relay import TracedRelay
-from server.tracing.trace import TraceHeaders, current_trace
+from penstock.gateway.tracing import TracedRelay, TraceHeaders, current_trace
+from penstock.protocol.call import HttpCall
+from penstock.testing import FakeEngine
 
 CALL = HttpCall("POST", b"/v2/models/m/generate_stream", (), b"{}")
 
@@ -34,8 +33,8 @@ class OneSpan:
 
 @pytest.mark.parametrize(("is_read", "is_error"), [(True, False), (False, True)])
 async def test_traced_stream_ends_with_its_span(is_read: bool, is_error: bool) -> None:
-    """The last piece ends the span; so does closing a stream of which nobody took a piece, and the engine's with it."""
-    engine, trace = FakeBackend(), OneSpan()
+    """The last piece ends the span; so does closing a stream that was not read, and the engine's with it."""
+    engine, trace = FakeEngine(), OneSpan()
     token = current_trace.set(trace)  # type: ignore[arg-type]
     try:
         stream = await TracedRelay(engine).http_stream(CALL, deadline=None)

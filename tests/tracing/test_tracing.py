@@ -1,4 +1,4 @@
-"""Traces: what is told to the engine, what reaches a collector, and what happens when there is none."""
+"""Traces: what the engine receives, what reaches a collector, and what happens without one."""
 
 import asyncio
 import socket
@@ -7,27 +7,22 @@ from collections.abc import Iterator
 
 import pytest
 
-from server.core.errors import BackendUnavailable
-from server.core.relay import GrpcAnswer, GrpcCall, HttpAnswer, HttpCall
-from server.testing import FakeBackend, FakeMode
-from server.tracing.otel import OtelTracer, traces_url
-from server.tracing.outbox import MAX_SPANS
-from server.tracing.relay import TracedRelay
-from server.tracing.trace import Trace, current_trace
+from penstock.gateway.otel import MAX_SPANS, OtelTracer, traces_url
+from penstock.gateway.tracing import Trace, TracedRelay, current_trace
+from penstock.protocol.call import GrpcAnswer, GrpcCall, HttpAnswer, HttpCall
+from penstock.protocol.errors import EngineUnavailable
+from penstock.testing import FakeEngine, FakeMode
 from tests.tracing.collector import Collector, Got, collecting
 
 TRACE_ID, CALLER_ID = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"
 PARENT = (("traceparent", f"00-{TRACE_ID}-{CALLER_ID}-01"), ("tracestate", "rojo=00f067aa0ba902b7"))
 HTTP_CALL = HttpCall(
-    "POST",
-    b"/v2/models/m/infer",
-    ((b"x", b"1"), *((name.encode(), value.encode()) for name, value in PARENT)),
-    b"{}",
+    "POST", b"/v2/models/m/infer", ((b"x", b"1"), *((name.encode(), value.encode()) for name, value in PARENT)), b"{}"
 )
 GRPC_CALL = GrpcCall("/inference.GRPCInferenceService/ModelReady", b"", (("x", "1"), *PARENT))
 
 
-class Told(list[str]):
+class Reports(list[str]):
     """What was said of the collector."""
 
 
@@ -39,7 +34,7 @@ def collector() -> Iterator[Collector]:
 
 @pytest.fixture
 def tracer(collector: Collector) -> Iterator[OtelTracer]:
-    running = OtelTracer(collector.url, Told().append, interval_s=0.02)
+    running = OtelTracer(collector.url, Reports().append, interval_s=0.02)
     yield running
     running.stop(5.0)
 
@@ -62,8 +57,8 @@ def by_name(spans: list[Got]) -> dict[str, Got]:
 
 
 async def test_http_request_is_gateway_over_queue_and_engine(tracer: OtelTracer, collector: Collector) -> None:
-    """Under the caller's own span; the engine is told the span of its call, and every other header as it came."""
-    engine = FakeBackend(())
+    """Under the caller's own span; the engine gets the span of its call, and every other header unchanged."""
+    engine = FakeEngine(())
     engine.http_answer = HttpAnswer(200, (), b"{}")
     trace = begun(tracer)
     trace.arrived("street")
@@ -88,7 +83,7 @@ async def test_http_request_is_gateway_over_queue_and_engine(tracer: OtelTracer,
 
 async def test_grpc_request_tells_the_engine_its_span_in_the_metadata(tracer: OtelTracer, collector: Collector) -> None:
     """The same over gRPC; the status is gRPC's."""
-    engine = FakeBackend(())
+    engine = FakeEngine(())
     trace = begun(tracer, "grpc")
     await TracedRelay(engine).grpc(GRPC_CALL, deadline=None)
     trace.end("ModelReady", code=0, is_error=False)
@@ -111,26 +106,26 @@ async def test_stages_lie_end_to_end_and_end_now(tracer: OtelTracer, collector: 
 
 async def test_engine_that_fails_marks_its_span(tracer: OtelTracer, collector: Collector) -> None:
     """An error of the engine, and no answer at all, are errors of the span; the exception passes."""
-    engine = FakeBackend(())
+    engine = FakeEngine(())
     engine.http_answer = HttpAnswer(500, (), b"{}")
     trace = begun(tracer)
     await TracedRelay(engine).http(HTTP_CALL, deadline=None)
     engine.mode = FakeMode.UNAVAILABLE
-    with pytest.raises(BackendUnavailable):
+    with pytest.raises(EngineUnavailable):
         await TracedRelay(engine).grpc(GRPC_CALL, deadline=None)
     trace.end("POST /infer", code=503, is_error=True)
     assert [span.is_error for span in collector.of_trace(TRACE_ID, 3)] == [True, True, True]
 
 
 async def test_caller_that_does_not_sample_is_obeyed(tracer: OtelTracer, collector: Collector) -> None:
-    """Nothing is sent, and the engine is told the same: flags 00 under the same trace."""
-    engine = FakeBackend(())
+    """Nothing is sent, and the engine gets the same: flags 00 under the same trace."""
+    engine = FakeEngine(())
     trace = begun(tracer, "grpc", (("traceparent", f"00-{TRACE_ID}-{CALLER_ID}-00"),))
     await TracedRelay(engine).grpc(GRPC_CALL, deadline=None)
     trace.end("ModelReady", code=0, is_error=False)
-    told = str(dict(engine.grpc_calls[-1].metadata)["traceparent"])
-    assert told.startswith(f"00-{TRACE_ID}-")
-    assert told.endswith("-00")
+    received = str(dict(engine.grpc_calls[-1].metadata)["traceparent"])
+    assert received.startswith(f"00-{TRACE_ID}-")
+    assert received.endswith("-00")
     other = begun(tracer)
     other.end("other", code=200, is_error=False)
     assert [span.name for span in collector.of_trace(TRACE_ID, 1)] == ["other"]
@@ -148,31 +143,31 @@ async def test_broken_traceparent_begins_a_trace_of_its_own(
 
 
 async def test_call_outside_a_traced_request_passes_untouched(tracer: OtelTracer) -> None:
-    """The watch's own questions belong to nobody's trace."""
+    """The watch's own calls belong to no trace."""
     current_trace.set(None)
-    engine = FakeBackend(())
+    engine = FakeEngine(())
     assert isinstance(await TracedRelay(engine).grpc(GRPC_CALL, deadline=None), GrpcAnswer)
     assert engine.grpc_calls == [GRPC_CALL]
 
 
-def test_lost_collector_is_told_once_and_its_spans_are_counted() -> None:
-    """Nobody listens: every span is dropped and counted, in one sentence; the stop does not wait for it."""
-    told = Told()
-    tracer = OtelTracer(f"http://127.0.0.1:{closed_port()}", told.append, interval_s=0.02)
+def test_lost_collector_is_reported_once_and_its_spans_are_counted() -> None:
+    """A closed port: every span is dropped and counted, with one log line; the stop does not wait for it."""
+    received = Reports()
+    tracer = OtelTracer(f"http://127.0.0.1:{closed_port()}", received.append, interval_s=0.02)
     for _ in range(3):
         tracer.begin((), "http").end("x", code=200, is_error=False)
     until = time.monotonic() + 20
     while tracer.dropped_spans < 3 and time.monotonic() < until:
         time.sleep(0.02)
     assert tracer.dropped_spans == 3
-    assert len(told) == 1
+    assert len(received) == 1
     tracer.stop(1.0)
 
 
 def test_collector_that_hangs_costs_requests_nothing_and_bounds_the_queue() -> None:
     """More spans than the queue holds: each is ended at once, what does not fit is dropped and counted."""
     with collecting(holds=True) as collector:
-        tracer = OtelTracer(collector.url, Told().append, interval_s=0.02)
+        tracer = OtelTracer(collector.url, Reports().append, interval_s=0.02)
         tracer.begin((), "http").end("first", code=200, is_error=False)
         until = time.monotonic() + 20
         while collector.requests == 0 and time.monotonic() < until:  # the thread is now inside the hanging call
@@ -191,19 +186,19 @@ def test_collector_that_hangs_costs_requests_nothing_and_bounds_the_queue() -> N
 
 
 def test_collector_that_comes_back_gets_what_comes_then() -> None:
-    """The loss and the return are told; spans of the time between are gone, later ones arrive."""
-    told = Told()
+    """The loss and the return are reported; spans of the time between are dropped, later ones arrive."""
+    received = Reports()
     with collecting(status=400) as collector:
-        tracer = OtelTracer(collector.url, told.append, interval_s=0.02)
+        tracer = OtelTracer(collector.url, received.append, interval_s=0.02)
         tracer.begin(PARENT, "http").end("lost", code=200, is_error=False)
         until = time.monotonic() + 20
-        while not told and time.monotonic() < until:
+        while not received and time.monotonic() < until:
             time.sleep(0.02)
         collector.status = 200
         tracer.begin(PARENT, "http").end("kept", code=200, is_error=False)
         assert [span.name for span in collector.of_trace(TRACE_ID, 1)] == ["kept"]
         tracer.stop(5.0)
-    assert [bool(why) for why in told] == [True, False]
+    assert [bool(why) for why in received] == [True, False]
     assert tracer.dropped_spans == 1
 
 

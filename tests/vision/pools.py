@@ -9,11 +9,12 @@ from contextlib import asynccontextmanager, suppress
 import numpy as np
 import psutil
 
-from server.core.tensor import Array
-from server.vision.decode import decode
-from server.vision.pool import DecodePool, Prepared
-from server.vision.preprocess import prepare
-from server.vision.spec import PrepareSpec
+from penstock.protocol.inference import Array
+from penstock.vision.decode import decode
+from penstock.vision.decode_pool import DecodePool
+from penstock.vision.decoder_process import PreparedImage
+from penstock.vision.preprocess import prepare
+from penstock.vision.spec import PrepareSpec
 from tests.vision import images
 
 SPEC = PrepareSpec(width=64, height=48, scale=1 / 255)
@@ -35,7 +36,7 @@ async def open_pool(
 def workers() -> list[psutil.Process]:
     """The decoder processes of this process."""
     children = psutil.Process().children()
-    return [child for child in children if "server.vision.worker" in child.cmdline()]
+    return [child for child in children if "penstock.vision.decoder_worker" in child.cmdline()]
 
 
 def stop_workers() -> None:
@@ -51,10 +52,10 @@ def wake_workers() -> None:
         worker.resume()
 
 
-async def begun(pool: DecodePool, job: Awaitable[Prepared]) -> "asyncio.Task[Prepared]":
+async def begun(pool: DecodePool, job: Awaitable[PreparedImage]) -> "asyncio.Task[PreparedImage]":
     """The job as a task that has gone as far as it can without a worker's answer."""
 
-    async def wait() -> Prepared:
+    async def wait() -> PreparedImage:
         return await job
 
     before = pool.statistics()
@@ -68,7 +69,7 @@ def expected(encoded: bytes, spec: PrepareSpec) -> Array:
     return prepare(decode(encoded, spec.color), spec)[0]
 
 
-def assert_is(prepared: Prepared, encoded: bytes, spec: PrepareSpec = SPEC) -> None:
+def assert_is(prepared: PreparedImage, encoded: bytes, spec: PrepareSpec = SPEC) -> None:
     assert np.array_equal(prepared.array, expected(encoded, spec))
 
 

@@ -5,8 +5,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from server.core.result import Detections
-from server.vision.accuracy import Truth, average_precision, read_annotations, write_annotations
+from penstock.protocol.inference import Detections
+from penstock.vision.accuracy import Truth, average_precision, read_annotations, write_annotations
 
 HALF_RECALL = 51 / 101  # the recalls 0, 0.01 … 0.5 of COCO's 101
 
@@ -117,7 +117,7 @@ def test_annotations_come_back_as_they_were_written(tmp_path: Path) -> None:
 
 
 def test_annotations_of_others_count_their_categories_by_id(tmp_path: Path) -> None:
-    """COCO's own ids have gaps; class ids have none. Fields that nobody asked for are passed over."""
+    """COCO's ids have gaps; class ids have none. Unknown fields are ignored."""
     (tmp_path / "annotations.json").write_text(
         """{"info": {}, "images": [{"id": 9, "file_name": "x.png", "license": 1}],
         "categories": [{"id": 90, "name": "toothbrush"}, {"id": 3, "name": "car", "supercategory": "vehicle"}],

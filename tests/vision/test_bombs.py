@@ -12,8 +12,13 @@ from pathlib import Path
 import psutil
 import pytest
 
-from server.backends.torch_serving.picture_header import MAX_SCANNED_PIXELS, MIN_JPEG_SCANS, Refused, read_header
-from server.core.errors import InferenceError, UndecodableImage
+from penstock.engines.torch_serving.picture_header import (
+    MAX_SCANNED_PIXELS,
+    MIN_JPEG_SCANS,
+    PictureRejected,
+    read_header,
+)
+from penstock.protocol.errors import InferenceError, UndecodableImage
 from tests.vision import images
 from tests.vision.pools import FIRST, SECOND, SPEC, assert_is, open_pool, stop_workers, wake_workers, workers
 
@@ -100,7 +105,7 @@ def test_scans_of_a_jpeg_are_bounded_by_its_size() -> None:
     scans = b"\xff\xda\0\3\1" * (MIN_JPEG_SCANS + 1)
     side = int(MAX_SCANNED_PIXELS**0.5 / MIN_JPEG_SCANS**0.5) + 1
     frame = b"\xff\xc2" + struct.pack(">HBHHB", 11, 8, side, side, 1) + b"\1\x11\0"
-    with pytest.raises(Refused, match=f"more than {MIN_JPEG_SCANS} scans"):
+    with pytest.raises(PictureRejected, match=f"more than {MIN_JPEG_SCANS} scans"):
         read_header(b"\xff\xd8" + frame + scans + b"\xff\xd9")
     small = b"\xff\xc2" + struct.pack(">HBHHB", 11, 8, side // 2, side // 2, 1) + b"\1\x11\0"
     assert read_header(b"\xff\xd8" + small + scans + b"\xff\xd9").width == side // 2

@@ -5,11 +5,11 @@ from collections.abc import Mapping
 
 import pytest
 
-from server.core.errors import InvalidRequest
-from server.core.model import ModelConfig, TensorSpec
-from server.core.tensor import Datatype
-from server.vision.card import NetworkType, VisionCard, card_from_config
-from server.vision.spec import ColorFormat, Fit, Layout, PrepareSpec, ScalingFilter
+from penstock.protocol.engine import ModelConfig, TensorSpec
+from penstock.protocol.errors import InvalidRequest
+from penstock.protocol.inference import Datatype
+from penstock.vision.card import NetworkType, VisionCard, card_from_config
+from penstock.vision.spec import ColorFormat, InputOrder, PrepareSpec, ResizeMode, ScalingFilter
 
 OUTPUTS = (TensorSpec("758", Datatype.FP32, (85, 22, 22)),)
 
@@ -85,8 +85,8 @@ def test_card_takes_every_word() -> None:
         width=640,
         height=352,
         color=ColorFormat.BGR,
-        layout=Layout.NHWC,
-        fit=Fit.PAD_SYMMETRIC,
+        layout=InputOrder.NHWC,
+        fit=ResizeMode.PAD_SYMMETRIC,
         filter=ScalingFilter.AREA,
         datatype=Datatype.FP16,
         scale=0.5,
@@ -109,11 +109,11 @@ def test_card_takes_every_word() -> None:
         (
             {"model-color-format": "2", "offsets": "128", "network-input-order": "1"},
             (28, 30, 1),
-            PrepareSpec(30, 28, color=ColorFormat.GRAY, layout=Layout.NHWC, offsets=(128.0, 128.0, 128.0)),
+            PrepareSpec(30, 28, color=ColorFormat.GRAY, layout=InputOrder.NHWC, offsets=(128.0, 128.0, 128.0)),
         ),
-        ({"max-side": "1280"}, (3, -1, -1), PrepareSpec(0, 0, fit=Fit.KEEP, max_side=1280)),
-        ({"resize-shorter-side": "640"}, (3, 352, 640), PrepareSpec(640, 352, fit=Fit.CROP, shorter_side=640)),
-        ({"maintain-aspect-ratio": "1"}, (3, 352, 640), PrepareSpec(640, 352, fit=Fit.PAD_RIGHT_BOTTOM)),
+        ({"max-side": "1280"}, (3, -1, -1), PrepareSpec(0, 0, fit=ResizeMode.KEEP, max_side=1280)),
+        ({"resize-shorter-side": "640"}, (3, 352, 640), PrepareSpec(640, 352, fit=ResizeMode.CROP, shorter_side=640)),
+        ({"maintain-aspect-ratio": "1"}, (3, 352, 640), PrepareSpec(640, 352, fit=ResizeMode.PAD_RIGHT_BOTTOM)),
     ],
 )
 def test_card_reads_the_network_size_from_the_input(
@@ -180,7 +180,7 @@ def test_card_that_crops_and_fits_otherwise_is_refused(shape: tuple[int, ...], o
     ],
 )
 def test_card_with_a_misspelled_key_is_refused_with_the_one_that_was_meant(key: str, meant: str) -> None:
-    """A silently ignored threshold would cost somebody a day."""
+    """A misspelt key is rejected, since an ignored threshold is hard to notice."""
     with pytest.raises(InvalidRequest, match=f"'{meant}' is"):
         card_from_config(config({key: "0"}))
 
@@ -220,7 +220,7 @@ def test_card_of_a_model_that_decodes_says_what_its_instances_make_of_a_picture(
     made = relayed_card({"resize-shorter-side": "256", "offsets": "1;2;3", "model-color-format": "BGR"})
     assert made.is_relayed
     assert made.prepare_spec == PrepareSpec(
-        256, 224, color=ColorFormat.BGR, fit=Fit.CROP, shorter_side=256, offsets=(1.0, 2.0, 3.0)
+        256, 224, color=ColorFormat.BGR, fit=ResizeMode.CROP, shorter_side=256, offsets=(1.0, 2.0, 3.0)
     )
     grey = relayed_card({"image-decoder": "1", "model-color-format": "GRAY", "infer-dims": "1;28;28"})
     assert grey.prepare_spec == PrepareSpec(28, 28, color=ColorFormat.GRAY)

@@ -6,15 +6,13 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from server.core.errors import BackendFailed
-from server.core.infer import InferResponse
-from server.core.result import Detections
-from server.core.tensor import tensor_from_numpy
-from server.vision.card import NetworkType, VisionCard
-from server.vision.parsers.options import ParserOptions
-from server.vision.postprocess import parse
-from server.vision.preprocess import Geometry
-from server.vision.spec import PrepareSpec
+from penstock.protocol.errors import EngineFailed
+from penstock.protocol.inference import Detections, InferResponse, tensor_from_numpy
+from penstock.vision.card import NetworkType, VisionCard
+from penstock.vision.layouts.layout import ParserOptions
+from penstock.vision.preprocess import Geometry
+from penstock.vision.results import parse
+from penstock.vision.spec import PrepareSpec
 
 CLASSES, ROWS, COLUMNS = 3, 6, 10
 GEOMETRY = Geometry(80, 40, 40, 24, 0.5, 0.5)  # a source of 80 x 40, at half its size over 4 rows of padding
@@ -90,5 +88,5 @@ def test_image_of_a_batch_is_taken_by_its_row() -> None:
 )
 def test_maps_that_break_the_contract_are_the_models_fault(heat: Array, distances: Array, sentence: str) -> None:
     """The error names the output and what was expected."""
-    with pytest.raises(BackendFailed, match=sentence):
+    with pytest.raises(EngineFailed, match=sentence):
         found(heat, distances)

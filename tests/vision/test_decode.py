@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 import simplejpeg
 
-from server.core.errors import TooLarge, UndecodableImage, UnsupportedMedia
-from server.vision.decode import decode
-from server.vision.spec import ColorFormat
+from penstock.protocol.errors import TooLarge, UndecodableImage, UnsupportedMedia
+from penstock.vision.decode import decode
+from penstock.vision.spec import ColorFormat
 from tests.vision import images
 from tests.vision.images import Image
 

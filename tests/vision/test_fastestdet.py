@@ -12,14 +12,12 @@ import numpy.typing as npt
 import onnxruntime
 import pytest
 
-from server.core.infer import InferResponse
-from server.core.model import ModelConfig, TensorSpec
-from server.core.result import Detections
-from server.core.tensor import Datatype, tensor_from_numpy
-from server.vision.card import VisionCard, card_from_config
-from server.vision.decode import decode
-from server.vision.postprocess import parse
-from server.vision.preprocess import prepare
+from penstock.protocol.engine import ModelConfig, TensorSpec
+from penstock.protocol.inference import Datatype, Detections, InferResponse, tensor_from_numpy
+from penstock.vision.card import VisionCard, card_from_config
+from penstock.vision.decode import decode
+from penstock.vision.preprocess import prepare
+from penstock.vision.results import parse
 from tests.vision import images
 
 THRESHOLD, IOU_THRESHOLD = 0.3, 0.45
@@ -138,7 +136,7 @@ def test_fastestdet_on_real_frames_equals_plain_onnxruntime(session: Any, frames
 
 
 def test_fastestdet_row_of_a_batch_equals_the_image_alone(session: Any, frames: list[npt.NDArray[np.uint8]]) -> None:
-    """Each image gets its own row, whoever else is in the batch."""
+    """Each image gets its own row, whatever else is in the batch."""
     card = fastestdet_card(max_batch_size=8)
     grids = [session.run(None, {"input.1": plain_network_input(frame)})[0] for frame in frames]
     _, geometry = prepare(decode(images.jpeg(frames[0]), card.prepare_spec.color), card.prepare_spec)

@@ -4,10 +4,10 @@ import struct
 
 import pytest
 
-from server.core.errors import UndecodableImage, UnsupportedMedia
-from server.vision.decode import decode
-from server.vision.header import MAX_PARTS, PictureFormat, read_header, sniff
-from server.vision.spec import ColorFormat
+from penstock.engines.torch_serving.picture_header import MAX_PARTS, PictureFormat, sniff
+from penstock.protocol.errors import UndecodableImage, UnsupportedMedia
+from penstock.vision.decode import decode, read_header
+from penstock.vision.spec import ColorFormat
 from tests.vision import images
 
 PICTURE = images.picture(61, 37)

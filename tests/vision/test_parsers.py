@@ -7,16 +7,21 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from server.core.errors import BackendFailed
-from server.core.infer import InferResponse
-from server.core.result import Classes, Detections
-from server.core.tensor import Datatype, Tensor, tensor_from_bytes, tensor_from_numpy
-from server.vision.card import NetworkType, VisionCard
-from server.vision.parsers.nms import MAX_CANDIDATES, suppress
-from server.vision.parsers.options import ParserOptions
-from server.vision.postprocess import parse
-from server.vision.preprocess import Geometry
-from server.vision.spec import PrepareSpec
+from penstock.protocol.errors import EngineFailed
+from penstock.protocol.inference import (
+    Classes,
+    Datatype,
+    Detections,
+    InferResponse,
+    Tensor,
+    tensor_from_bytes,
+    tensor_from_numpy,
+)
+from penstock.vision.card import NetworkType, VisionCard
+from penstock.vision.layouts.layout import MAX_CANDIDATES, ParserOptions, non_maximum_suppression
+from penstock.vision.preprocess import Geometry
+from penstock.vision.results import parse
+from penstock.vision.spec import PrepareSpec
 
 GEOMETRY = Geometry(200, 100, 50, 50, 0.25, 0.5)
 Array = npt.NDArray[Any]
@@ -175,26 +180,26 @@ BOXES: dict[str, Array] = {
 )
 def test_boxes_that_break_the_contract_are_the_models_fault(name: str, array: Array, sentence: str) -> None:
     """The error names model, version and output; no warning, no half result."""
-    with pytest.raises(BackendFailed, match=f"model 'street' version 3: output '{name}' .*{sentence}"):
+    with pytest.raises(EngineFailed, match=f"model 'street' version 3: output '{name}' .*{sentence}"):
         parse(detector(), answer(**{**BOXES, name: array}), None, GEOMETRY)
 
 
 def test_an_output_that_is_missing_is_named_with_those_that_came() -> None:
     """So that a renamed output is found at once."""
-    with pytest.raises(BackendFailed, match=r"output 'boxes' is missing \(outputs that came: 'b', 's'\)"):
+    with pytest.raises(EngineFailed, match=r"output 'boxes' is missing \(outputs that came: 'b', 's'\)"):
         parse(detector(), answer(b=np.ones(1), s=np.ones(1)), None, GEOMETRY)
 
 
 def test_an_output_with_too_few_bytes_or_rows_is_refused() -> None:
     """An engine that answers 0 bytes, text, or fewer rows than it was given is not believed."""
     empty = InferResponse("street", "3", (Tensor("scores", Datatype.FP32, (1, 4), memoryview(b"")),))
-    with pytest.raises(BackendFailed, match=r"has 0 bytes; its shape \[1, 4\] needs 16"):
+    with pytest.raises(EngineFailed, match=r"has 0 bytes; its shape \[1, 4\] needs 16"):
         parse(classifier(), empty, 0, GEOMETRY)
-    with pytest.raises(BackendFailed, match="of type BYTES"):
+    with pytest.raises(EngineFailed, match="of type BYTES"):
         parse(classifier(), InferResponse("street", "3", (tensor_from_bytes("scores", [b"cat"]),)), 0, GEOMETRY)
-    with pytest.raises(BackendFailed, match="row 2 of the batch"):
+    with pytest.raises(EngineFailed, match="row 2 of the batch"):
         parse(classifier(), answer(scores=np.ones((2, 4), np.float32)), 2, GEOMETRY)
-    with pytest.raises(BackendFailed, match="row 1 of the batch"):
+    with pytest.raises(EngineFailed, match="row 1 of the batch"):
         parse(classifier(), answer(scores=np.ones(4, np.float32)), 1, GEOMETRY)
 
 
@@ -212,7 +217,7 @@ def test_an_output_with_too_few_bytes_or_rows_is_refused() -> None:
 )
 def test_fastestdet_grid_that_breaks_the_contract_is_refused(grid: Array, sentence: str) -> None:
     """As every output."""
-    with pytest.raises(BackendFailed, match=f"output 'grid' .*{sentence}"):
+    with pytest.raises(EngineFailed, match=f"output 'grid' .*{sentence}"):
         parse(detector("fastestdet"), answer(grid=grid), None, GEOMETRY)
 
 
@@ -253,12 +258,12 @@ def test_suppression_equals_the_plain_double_loop(seed: int) -> None:
     xyxy = np.concatenate([corner, corner + generator.integers(0, 15, (80, 2))], axis=1).astype(np.float32)
     score = (generator.integers(1, 20, 80) / 20).astype(np.float32)
     class_id = generator.integers(0, 3, 80)
-    assert suppress(xyxy, score, class_id, 0.4).tolist() == plain_suppression(xyxy, score, class_id, 0.4)
+    assert non_maximum_suppression(xyxy, score, class_id, 0.4).tolist() == plain_suppression(xyxy, score, class_id, 0.4)
 
 
 def test_suppression_of_more_boxes_than_it_takes_keeps_the_best() -> None:
     """A model that answers a hundred thousand boxes costs a bounded time."""
     count = 100_000
     xyxy = np.tile(np.arange(count, dtype=np.float32)[:, None] * 2, 4) + np.array([0, 0, 1, 1], np.float32)
-    kept = suppress(xyxy, np.linspace(0, 1, count, dtype=np.float32), np.zeros(count, np.int64), 0.5)
+    kept = non_maximum_suppression(xyxy, np.linspace(0, 1, count, dtype=np.float32), np.zeros(count, np.int64), 0.5)
     assert kept.tolist() == list(range(count - 1, count - 1 - MAX_CANDIDATES, -1))

@@ -8,10 +8,9 @@ import cv2
 import numpy as np
 import pytest
 
-from server.core.errors import UndecodableImage
-from server.vision.decode import decode
-from server.vision.png import with_stored_pixels
-from server.vision.spec import ColorFormat
+from penstock.protocol.errors import UndecodableImage
+from penstock.vision.decode import decode, with_stored_pixels
+from penstock.vision.spec import ColorFormat
 from tests.vision import images
 
 PICTURE = images.picture(61, 37)

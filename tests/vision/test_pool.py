@@ -14,21 +14,21 @@ import numpy as np
 import psutil
 import pytest
 
-from server.core.errors import (
-    BackendUnavailable,
+from penstock.protocol.errors import (
+    EngineUnavailable,
     InferenceError,
     Overloaded,
     TooLarge,
     UndecodableImage,
     UnsupportedMedia,
 )
-from server.core.tensor import Datatype
-from server.vision.decode import decode
-from server.vision.decoder import Decoder
-from server.vision.pool import DecodePool, PoolStatistics, Prepared
-from server.vision.preprocess import prepare
-from server.vision.protocol import Reply, Status, reply_to
-from server.vision.spec import Fit, Layout, PrepareSpec
+from penstock.protocol.inference import Datatype
+from penstock.vision.decode import decode
+from penstock.vision.decode_pool import DecodePool, PoolStatistics
+from penstock.vision.decoder_process import DecoderProcess, PreparedImage
+from penstock.vision.decoder_worker import DecodeReply, DecodeStatus, error_reply
+from penstock.vision.preprocess import prepare
+from penstock.vision.spec import InputOrder, PrepareSpec, ResizeMode
 from tests.vision import images
 from tests.vision.pools import (
     FIRST,
@@ -44,7 +44,7 @@ from tests.vision.pools import (
 )
 
 CHECKOUT = Path(__file__).resolve().parent.parent.parent
-OWN_SIZE = PrepareSpec(width=0, height=0, fit=Fit.KEEP, layout=Layout.NHWC, datatype=Datatype.UINT8)
+OWN_SIZE = PrepareSpec(width=0, height=0, fit=ResizeMode.KEEP, layout=InputOrder.NHWC, datatype=Datatype.UINT8)
 
 
 @pytest.mark.parametrize(
@@ -52,8 +52,8 @@ OWN_SIZE = PrepareSpec(width=0, height=0, fit=Fit.KEEP, layout=Layout.NHWC, data
     [
         SPEC,
         replace(SPEC, datatype=Datatype.FP16),
-        replace(SPEC, layout=Layout.NHWC, fit=Fit.PAD_SYMMETRIC),
-        replace(SPEC, fit=Fit.CROP, shorter_side=72),
+        replace(SPEC, layout=InputOrder.NHWC, fit=ResizeMode.PAD_SYMMETRIC),
+        replace(SPEC, fit=ResizeMode.CROP, shorter_side=72),
         OWN_SIZE,
     ],
 )
@@ -81,7 +81,7 @@ async def test_pool_arrays_belong_to_the_caller() -> None:
 
 
 async def test_pool_serves_many_callers_at_once_each_with_its_own_image() -> None:
-    """Nobody gets somebody else's picture."""
+    """Each caller gets its own picture's result."""
     pictures = [images.jpeg(images.picture(90 + number, 80, seed=number)) for number in range(40)]
     async with open_pool(workers=2, max_waiting=40) as pool:
         results = await asyncio.gather(*(pool.prepare(encoded, SPEC) for encoded in pictures))
@@ -115,10 +115,10 @@ async def test_pool_refuses_with_the_error_and_sentence_of_the_decoder(
 @pytest.mark.parametrize("error", [UndecodableImage("a"), TooLarge("b"), UnsupportedMedia("c"), InferenceError("d")])
 def test_reply_carries_an_error_over_the_wire(error: InferenceError) -> None:
     """Class and text come back; a sentence too long for the record is cut, not refused."""
-    back = Reply.unpack(reply_to(error).pack()).error()
+    back = DecodeReply.unpack(error_reply(error).pack()).error()
     assert type(back) is type(error)
     assert str(back) == str(error)
-    assert len(str(Reply.unpack(Reply(Status.TOO_LARGE, text="ü" * 999).pack()).error())) == 200
+    assert len(str(DecodeReply.unpack(DecodeReply(DecodeStatus.TOO_LARGE, text="ü" * 999).pack()).error())) == 200
 
 
 async def test_pool_of_a_decoder_that_fails_inside_answers_and_lives_on() -> None:
@@ -149,7 +149,7 @@ async def test_pool_that_is_full_refuses_and_recovers() -> None:
 
 
 async def test_pool_of_a_caller_that_leaves_the_queue_frees_its_place() -> None:
-    """Cancelled while waiting: the next caller may wait instead, and nobody else notices."""
+    """A cancelled caller leaves the queue, and another may wait instead."""
     async with open_pool(max_waiting=1) as pool:
         stop_workers()
         running = await begun(pool, pool.prepare(FIRST, SPEC))
@@ -164,7 +164,7 @@ async def test_pool_of_a_caller_that_leaves_the_queue_frees_its_place() -> None:
         assert_is(await staying, THIRD)
 
 
-async def test_pool_of_a_caller_that_leaves_a_running_job_finishes_it_for_nobody() -> None:
+async def test_pool_finishes_a_running_job_whose_caller_left() -> None:
     """Cancelled while decoding: the next image gets its own result, not the abandoned one."""
     async with open_pool() as pool:
         stop_workers()
@@ -179,7 +179,7 @@ async def test_pool_of_a_caller_that_leaves_a_running_job_finishes_it_for_nobody
 
 
 async def test_pool_of_a_caller_that_leaves_a_bad_image_keeps_its_error_to_itself() -> None:
-    """Nobody is left to be told: it is no error of ours in the log."""
+    """An error whose caller left is not logged."""
     complaints: list[dict[str, object]] = []
     asyncio.get_running_loop().set_exception_handler(lambda _, complaint: complaints.append(complaint))
     async with open_pool() as pool:
@@ -214,16 +214,16 @@ async def test_pool_of_a_caller_that_leaves_in_the_moment_of_its_turn_loses_no_p
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """The client's wait is cancelled but not yet removed when a process becomes free."""
-    answer = Decoder.prepare
+    answer = DecoderProcess.prepare
 
-    async def then_leave(*arguments: Any) -> Prepared:
+    async def then_leave(*arguments: Any) -> PreparedImage:
         prepared = await answer(*arguments)
         leaving.cancel()
         return prepared
 
     async with open_pool() as pool:
         stop_workers()
-        monkeypatch.setattr(Decoder, "prepare", then_leave)
+        monkeypatch.setattr(DecoderProcess, "prepare", then_leave)
         running = await begun(pool, pool.prepare(FIRST, SPEC))
         leaving = await begun(pool, pool.prepare(SECOND, SPEC))
         staying = await begun(pool, pool.prepare(THIRD, SPEC))
@@ -233,7 +233,7 @@ async def test_pool_of_a_caller_that_leaves_in_the_moment_of_its_turn_loses_no_p
         assert leaving.cancelled()
 
 
-async def _prepared(pool: DecodePool, encoded: bytes) -> Prepared:
+async def _prepared(pool: DecodePool, encoded: bytes) -> PreparedImage:
     return await pool.prepare(encoded, SPEC)
 
 
@@ -241,7 +241,7 @@ async def _prepared(pool: DecodePool, encoded: bytes) -> Prepared:
 
 
 async def test_pool_that_closes_leaves_no_process_and_no_file() -> None:
-    """Whatever its processes are doing: idle, busy, stopped; whoever runs or waits is told."""
+    """With idle, busy or stopped processes, and every running or waiting caller gets an error."""
     before = len(os.listdir("/proc/self/fd"))
     async with open_pool(workers=2) as pool:
         stop_workers()
@@ -250,7 +250,7 @@ async def test_pool_that_closes_leaves_no_process_and_no_file() -> None:
         await pool.aclose()
         assert workers() == []
         results = await asyncio.gather(*jobs, return_exceptions=True)
-        assert all(isinstance(result, BackendUnavailable | Overloaded) for result in results)
+        assert all(isinstance(result, EngineUnavailable | Overloaded) for result in results)
         with pytest.raises(Overloaded, match="stopped") as refusal:
             await pool.prepare(FIRST, SPEC)
         assert refusal.value.reason == "draining"
@@ -277,7 +277,7 @@ async def test_pool_whose_processes_cannot_start_says_so(monkeypatch: pytest.Mon
 
 PARENT = """
 import asyncio, sys
-from server.vision.pool import DecodePool
+from penstock.vision.decode_pool import DecodePool
 
 async def main():
     pool = DecodePool(workers=2)

@@ -12,17 +12,11 @@ import psutil
 import pytest
 import uvloop
 
-from server.core.errors import (
-    BackendUnavailable,
-    DeadlineExceeded,
-    InferenceError,
-    TooLarge,
-    UndecodableImage,
-)
-from server.core.tensor import Datatype
-from server.vision.decoder import Decoder, DecoderDied
-from server.vision.pool import PoolStatistics, Prepared
-from server.vision.spec import Fit, Layout, PrepareSpec
+from penstock.protocol.errors import DeadlineExceeded, EngineUnavailable, InferenceError, TooLarge, UndecodableImage
+from penstock.protocol.inference import Datatype
+from penstock.vision.decode_pool import PoolStatistics
+from penstock.vision.decoder_process import DecoderDied, DecoderProcess, PreparedImage
+from penstock.vision.spec import InputOrder, PrepareSpec, ResizeMode
 from tests.vision import images
 from tests.vision.pools import (
     FIRST,
@@ -38,7 +32,7 @@ from tests.vision.pools import (
     workers,
 )
 
-OWN_SIZE = PrepareSpec(width=0, height=0, fit=Fit.KEEP, layout=Layout.NHWC, datatype=Datatype.UINT8)
+OWN_SIZE = PrepareSpec(width=0, height=0, fit=ResizeMode.KEEP, layout=InputOrder.NHWC, datatype=Datatype.UINT8)
 
 
 async def test_pool_of_a_crashing_decoder_fails_one_image_and_replaces_the_process_within_a_second() -> None:
@@ -71,7 +65,7 @@ async def test_pool_of_a_crashing_decoder_leaves_the_other_processes_alone() -> 
         workers()[0].send_signal(signal.SIGSEGV)
         wake_workers()
         results = await asyncio.gather(*jobs, return_exceptions=True)
-        assert sorted(type(result).__name__ for result in results) == ["Prepared", "UndecodableImage"]
+        assert sorted(type(result).__name__ for result in results) == ["PreparedImage", "UndecodableImage"]
 
 
 async def test_pool_of_a_hanging_decoder_fails_one_image_and_replaces_the_process() -> None:
@@ -120,7 +114,7 @@ async def test_pool_starts_no_image_whose_deadline_passes_while_it_waits() -> No
 async def test_decoder_that_takes_too_much_cpu_time_is_ended_and_the_image_quarantined() -> None:
     """However busy the host is, this much CPU time is caused by the image."""
     slow = images.jpeg(np.full((5000, 8000, 3), 77, np.uint8), quality=50)
-    decoder = await Decoder.start(2 << 30, 0.01)
+    decoder = await DecoderProcess.start(2 << 30, 0.01)
     with pytest.raises(DecoderDied):
         await decoder.prepare(slow, OWN_SIZE, 40_000_000)
     assert await decoder.ended() == -signal.SIGPROF
@@ -140,7 +134,7 @@ async def test_pool_of_a_client_with_many_images_serves_another_client_next() ->
         stop_workers()
         ended: list[str] = []
 
-        async def ask(client: str, encoded: bytes) -> Prepared:
+        async def ask(client: str, encoded: bytes) -> PreparedImage:
             prepared = await pool.prepare(encoded, SPEC, client=client)
             ended.append(client)
             return prepared
@@ -188,20 +182,20 @@ async def test_pool_refuses_poison_at_once_when_it_comes_again() -> None:
         assert pool.statistics().restarts == 1
 
 
-async def test_pool_of_a_decoder_killed_from_outside_blames_nobody() -> None:
+async def test_pool_of_a_decoder_killed_from_outside_quarantines_no_image() -> None:
     """The OOM killer's or an operator's SIGKILL is no poison: the caller may send the image again, and it works."""
     async with open_pool() as pool:
         stop_workers()
         victim = await begun(pool, pool.prepare(FIRST, SPEC))
         crash(signal.SIGKILL)
-        with pytest.raises(BackendUnavailable, match="send the image again"):
+        with pytest.raises(EngineUnavailable, match="send the image again"):
             await victim
         assert_is(await pool.prepare(FIRST, SPEC), FIRST)
         assert pool.statistics().quarantined == 0
 
 
 async def test_pool_of_a_decoder_that_dies_idle_replaces_it() -> None:
-    """Nobody's request is spent on finding out."""
+    """No request is lost to an idle decoder that died."""
     async with open_pool() as pool:
         (worker,) = workers()
         worker.kill()

@@ -13,12 +13,11 @@ import numpy as np
 import psutil
 import pytest
 
-from server.core.errors import InferenceError
-from server.freed_memory import GROWTH_BYTES, FreedMemory, give_back, private_bytes
-from server.vision.pool import DecodePool, PoolStatistics
-from server.vision.preprocess import Geometry
-from server.vision.protocol import Reply, Status
-from server.vision.worker import WORN_BYTES, Wear
+from penstock.process import GROWTH_BYTES, MemoryTrimmer, private_bytes, trim_memory
+from penstock.protocol.errors import InferenceError
+from penstock.vision.decode_pool import DecodePool, PoolStatistics
+from penstock.vision.decoder_worker import MAX_GROWTH_BYTES, DecodeReply, DecodeStatus, MemoryGrowth
+from penstock.vision.preprocess import Geometry
 from tests.vision import images
 from tests.vision.pools import (
     FIRST,
@@ -115,18 +114,18 @@ async def test_picture_that_is_over_waits_for_no_garbage_collector(
 
 async def test_decoder_that_keeps_too_much_memory_is_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
     """It is replaced after its answer; the replacement decodes the next picture."""
-    unpack = Reply.unpack
+    unpack = DecodeReply.unpack
 
-    def worn(wire: bytes) -> Reply:
-        return replace(unpack(wire), is_worn=True)
+    def worn(wire: bytes) -> DecodeReply:
+        return replace(unpack(wire), needs_replacement=True)
 
     async with open_pool() as pool:
         (first,) = workers()
         assert_is(await pool.prepare(FIRST, SPEC), FIRST)
         assert [first] == workers()
-        monkeypatch.setattr(Reply, "unpack", worn)
+        monkeypatch.setattr(DecodeReply, "unpack", worn)
         assert_is(await pool.prepare(FIRST, SPEC), FIRST)
-        monkeypatch.setattr(Reply, "unpack", unpack)
+        monkeypatch.setattr(DecodeReply, "unpack", unpack)
         async with asyncio.timeout(20):
             assert_is(await pool.prepare(SECOND, SPEC), SECOND)
         assert first not in workers()
@@ -134,20 +133,22 @@ async def test_decoder_that_keeps_too_much_memory_is_replaced(monkeypatch: pytes
 
 
 @pytest.mark.parametrize(
-    ("reply", "kept_bytes", "is_worn"),
+    ("reply", "kept_bytes", "needs_replacement"),
     [
-        (Reply(Status.OK, geometry=Geometry(1000, 1000, 1, 1, 1.0, 1.0)), WORN_BYTES + 1, True),
-        (Reply(Status.OK, geometry=Geometry(1000, 1000, 1, 1, 1.0, 1.0)), WORN_BYTES, False),
-        (Reply(Status.OK, geometry=Geometry(640, 480, 1, 1, 1.0, 1.0)), WORN_BYTES + 1, False),
-        (Reply(Status.UNDECODABLE), WORN_BYTES + 1, True),
+        (DecodeReply(DecodeStatus.OK, geometry=Geometry(1000, 1000, 1, 1, 1.0, 1.0)), MAX_GROWTH_BYTES + 1, True),
+        (DecodeReply(DecodeStatus.OK, geometry=Geometry(1000, 1000, 1, 1, 1.0, 1.0)), MAX_GROWTH_BYTES, False),
+        (DecodeReply(DecodeStatus.OK, geometry=Geometry(640, 480, 1, 1, 1.0, 1.0)), MAX_GROWTH_BYTES + 1, False),
+        (DecodeReply(DecodeStatus.UNDECODABLE), MAX_GROWTH_BYTES + 1, True),
     ],
 )
-def test_decoder_is_worn_by_what_it_keeps_after_giving_back(reply: Reply, kept_bytes: int, is_worn: bool) -> None:
+def test_decoder_is_worn_by_what_it_keeps_after_giving_back(
+    reply: DecodeReply, kept_bytes: int, needs_replacement: bool
+) -> None:
     """This is checked after a large picture, and after one that failed, whose size may be unknown."""
-    sizes = iter([MIB, MIB, MIB + WORN_BYTES * 2, *[MIB + kept_bytes] * 2])
+    sizes = iter([MIB, MIB, MIB + MAX_GROWTH_BYTES * 2, *[MIB + kept_bytes] * 2])
     trims: list[None] = []
-    wear = Wear(lambda: next(sizes), lambda: trims.append(None))
-    assert wear.is_too_much(reply) == is_worn
+    wear = MemoryGrowth(lambda: next(sizes), lambda: trims.append(None))
+    assert wear.is_too_much(reply) == needs_replacement
     assert len(trims) == (reply.geometry.source_width != 640)
 
 
@@ -162,7 +163,7 @@ async def test_decoders_keep_a_bounded_amount_after_the_largest_pictures() -> No
             with suppress(InferenceError):
                 await pool.prepare(encoded, SPEC)
             assert_is(await pool.prepare(FIRST, SPEC), FIRST)
-            assert private(workers()[0]) - new_bytes < WORN_BYTES + 8 * MIB
+            assert private(workers()[0]) - new_bytes < MAX_GROWTH_BYTES + 8 * MIB
 
 
 def private(process: psutil.Process) -> int:
@@ -180,7 +181,7 @@ def test_freed_memory_is_given_back_while_it_is_above_its_lowest() -> None:
         size_bytes -= freed_bytes
         trims += 1
 
-    memory = FreedMemory(lambda: size_bytes, trim)
+    memory = MemoryTrimmer(lambda: size_bytes, trim)
     memory.check()
     assert trims == 0
     size_bytes += 2 * GROWTH_BYTES
@@ -198,7 +199,7 @@ def test_malloc_gives_back_what_lies_between_live_blocks() -> None:
     blocks = [bytearray(100_000) for _ in range(1000)]
     full_bytes = private_bytes()
     del blocks[:999]
-    give_back()
+    trim_memory()
     assert full_bytes - private_bytes() > 50 * MIB
     assert len(blocks) == 1
 
@@ -212,7 +213,7 @@ def test_memory_in_cycles_is_given_back_too() -> None:
         cycle.append(cycle)
         full_bytes = private_bytes()
         del cycle
-        give_back()
+        trim_memory()
         assert full_bytes - private_bytes() > 50 * MIB
     finally:
         gc.enable()

@@ -9,21 +9,20 @@ import numpy as np
 import pytest
 import uvloop
 
-from server.core.errors import DeadlineExceeded, UndecodableImage
-from server.core.tensor import Datatype
-from server.local.slab import SharedSlab
-from server.local.slab_memory import nameless_memory
-from server.vision.pool import DecodePool
-from server.vision.spec import Fit, Layout, PrepareSpec
+from penstock.gateway.workers.slab import SharedSlab, anonymous_memory
+from penstock.protocol.errors import DeadlineExceeded, UndecodableImage
+from penstock.protocol.inference import Datatype
+from penstock.vision.decode_pool import DecodePool
+from penstock.vision.spec import InputOrder, PrepareSpec, ResizeMode
 from tests.vision.pools import FIRST, SECOND, assert_is, begun, crash, expected, open_pool, stop_workers, wake_workers
 
 SPEC = PrepareSpec(width=128, height=64, scale=1 / 255)
-OWN_SIZE = PrepareSpec(width=0, height=0, fit=Fit.KEEP, layout=Layout.NHWC, datatype=Datatype.UINT8)
+OWN_SIZE = PrepareSpec(width=0, height=0, fit=ResizeMode.KEEP, layout=InputOrder.NHWC, datatype=Datatype.UINT8)
 
 
 def new_slab(size_bytes: int = 1 << 20) -> SharedSlab:
     slab = SharedSlab(asyncio.get_running_loop().call_later)
-    slab.renew(nameless_memory(size_bytes))
+    slab.renew(anonymous_memory(size_bytes))
     return slab
 
 
@@ -49,7 +48,7 @@ async def test_another_slab_is_handed_to_decoders_that_knew_the_former() -> None
     slab = new_slab()
     async with open_pool() as pool:
         former = await pool.prepare(FIRST, SPEC, slab)
-        slab.renew(nameless_memory(1 << 20))
+        slab.renew(anonymous_memory(1 << 20))
         later = await pool.prepare(SECOND, SPEC, slab)
         assert former.lease is not None
         assert later.lease is not None
@@ -102,7 +101,7 @@ async def _is_broken(pool: DecodePool, slab: SharedSlab) -> None:
 
 
 @pytest.mark.parametrize("what", [_leaves, _dies, _hangs, _is_broken])
-async def test_room_comes_back_when_an_image_fails_or_nobody_waits_for_it(
+async def test_slab_lease_is_released_when_an_image_fails_or_its_caller_left(
     what: Callable[[DecodePool, SharedSlab], Awaitable[None]],
 ) -> None:
     """Not before the decoder can write there no more."""

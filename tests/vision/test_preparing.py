@@ -1,11 +1,11 @@
 """What is on its way to being a tensor."""
 
-from server.vision.preparing import Preparing
+from penstock.vision.image_limits import PreparationEstimator
 
 
 def test_images_on_their_way_are_counted_by_model() -> None:
     """Those of another model are not in the way of this one's."""
-    preparing = Preparing()
+    preparing = PreparationEstimator()
     preparing.began("street", "a")
     preparing.began("street", "a")
     preparing.began("people", "a")
@@ -15,7 +15,7 @@ def test_images_on_their_way_are_counted_by_model() -> None:
 
 def test_images_of_one_client_are_not_all_before_anothers() -> None:
     """Decoders serve clients in turn: with two clients, equally many of each; one client's images stay in order."""
-    preparing = Preparing()
+    preparing = PreparationEstimator()
     for _ in range(1000):
         preparing.began("street", "flood")
     assert preparing.rows_with("street", "other", 3) == 6
@@ -28,7 +28,7 @@ def test_images_of_one_client_are_not_all_before_anothers() -> None:
 
 def test_time_that_images_take_follows_what_they_took_and_is_forgotten_when_none_is_on_its_way() -> None:
     """So that who was refused for a long wait is let in again when it is over."""
-    preparing = Preparing()
+    preparing = PreparationEstimator()
     preparing.began("street", "a")
     for _ in range(60):
         preparing.began("street", "a")
@@ -40,7 +40,7 @@ def test_time_that_images_take_follows_what_they_took_and_is_forgotten_when_none
 
 def test_time_that_images_take_is_each_clients_own() -> None:
     """One client's slow pictures do not cause another's to be refused."""
-    preparing = Preparing()
+    preparing = PreparationEstimator()
     preparing.began("street", "slow")
     preparing.began("street", "quick")
     for _ in range(60):

@@ -9,10 +9,10 @@ import onnx.parser
 import onnxruntime
 import pytest
 
-from server.core.tensor import Datatype
-from server.vision.decode import Decoded
-from server.vision.preprocess import Geometry, least_decoded_size, prepare
-from server.vision.spec import ColorFormat, Fit, Layout, PrepareSpec, ScalingFilter
+from penstock.protocol.inference import Datatype
+from penstock.vision.decode import DecodedImage
+from penstock.vision.preprocess import Geometry, least_decoded_size, prepare
+from penstock.vision.spec import ColorFormat, InputOrder, PrepareSpec, ResizeMode, ScalingFilter
 from tests.vision import images
 
 IMAGENET = PrepareSpec(
@@ -24,10 +24,10 @@ IMAGENET = PrepareSpec(
 )
 
 
-def source(width: int, height: int, color: ColorFormat = ColorFormat.RGB) -> Decoded:
+def source(width: int, height: int, color: ColorFormat = ColorFormat.RGB) -> DecodedImage:
     picture = images.picture(width, height)
     pixels = cv2.cvtColor(picture, cv2.COLOR_RGB2GRAY) if color is ColorFormat.GRAY else picture
-    return Decoded(pixels, width, height)
+    return DecodedImage(pixels, width, height)
 
 
 def plain(resized: images.Image, spec: PrepareSpec) -> npt.NDArray[np.float64]:
@@ -35,15 +35,15 @@ def plain(resized: images.Image, spec: PrepareSpec) -> npt.NDArray[np.float64]:
     pixels = resized.reshape(*resized.shape[:2], -1).astype(np.float64)
     channels = pixels.shape[2]
     values = spec.scale * (pixels - np.array(spec.offsets[:channels])) * np.array(spec.channel_factors[:channels])
-    return values.transpose(2, 0, 1) if spec.layout is Layout.NCHW else values
+    return values.transpose(2, 0, 1) if spec.layout is InputOrder.NCHW else values
 
 
-@pytest.mark.parametrize("layout", Layout)
+@pytest.mark.parametrize("layout", InputOrder)
 @pytest.mark.parametrize("color", ColorFormat)
 @pytest.mark.parametrize(("datatype", "tolerance"), [(Datatype.FP32, 1e-6), (Datatype.FP16, 1e-3)])
 @pytest.mark.parametrize("size", [(32, 24), (1, 1), (1, 9), (9, 1)])
 def test_prepare_equals_the_plain_formula(
-    layout: Layout, color: ColorFormat, datatype: Datatype, tolerance: float, size: tuple[int, int]
+    layout: InputOrder, color: ColorFormat, datatype: Datatype, tolerance: float, size: tuple[int, int]
 ) -> None:
     """In every layout, colour order, type and odd size, to the type's precision."""
     width, height = size
@@ -56,9 +56,9 @@ def test_prepare_equals_the_plain_formula(
     np.testing.assert_allclose(array, expected, rtol=tolerance, atol=tolerance)
 
 
-@pytest.mark.parametrize("layout", Layout)
+@pytest.mark.parametrize("layout", InputOrder)
 @pytest.mark.parametrize("color", ColorFormat)
-def test_prepare_of_uint8_leaves_the_pixels_alone(layout: Layout, color: ColorFormat) -> None:
+def test_prepare_of_uint8_leaves_the_pixels_alone(layout: InputOrder, color: ColorFormat) -> None:
     """A UINT8 input takes pixel values; only the layout changes."""
     spec = PrepareSpec(width=32, height=24, layout=layout, color=color, datatype=Datatype.UINT8)
     decoded = source(32, 24, color)
@@ -88,16 +88,16 @@ def test_prepare_stretches_with_the_named_filter(scaling_filter: ScalingFilter, 
 @pytest.mark.parametrize(
     ("size", "fit", "inner", "pad"),
     [
-        ((64, 24), Fit.PAD_RIGHT_BOTTOM, (32, 12), (0, 0)),
-        ((64, 24), Fit.PAD_SYMMETRIC, (32, 12), (0, 6)),
-        ((10, 40), Fit.PAD_RIGHT_BOTTOM, (6, 24), (0, 0)),
-        ((10, 40), Fit.PAD_SYMMETRIC, (6, 24), (13, 0)),
-        ((3000, 1), Fit.PAD_SYMMETRIC, (32, 1), (0, 11)),
-        ((16, 12), Fit.PAD_SYMMETRIC, (32, 24), (0, 0)),
+        ((64, 24), ResizeMode.PAD_RIGHT_BOTTOM, (32, 12), (0, 0)),
+        ((64, 24), ResizeMode.PAD_SYMMETRIC, (32, 12), (0, 6)),
+        ((10, 40), ResizeMode.PAD_RIGHT_BOTTOM, (6, 24), (0, 0)),
+        ((10, 40), ResizeMode.PAD_SYMMETRIC, (6, 24), (13, 0)),
+        ((3000, 1), ResizeMode.PAD_SYMMETRIC, (32, 1), (0, 11)),
+        ((16, 12), ResizeMode.PAD_SYMMETRIC, (32, 24), (0, 0)),
     ],
 )
 def test_prepare_with_kept_aspect_pads_with_black(
-    size: tuple[int, int], fit: Fit, inner: tuple[int, int], pad: tuple[int, int]
+    size: tuple[int, int], fit: ResizeMode, inner: tuple[int, int], pad: tuple[int, int]
 ) -> None:
     """The image lies where the geometry says; everything else is a black pixel, normalised as every pixel."""
     decoded = source(*size)
@@ -121,13 +121,13 @@ def test_prepare_with_kept_aspect_pads_with_black(
         ((1, 1), (36, 36), (2, 6)),
     ],
 )
-@pytest.mark.parametrize("layout", Layout)
+@pytest.mark.parametrize("layout", InputOrder)
 @pytest.mark.parametrize("color", ColorFormat)
 def test_prepare_with_a_crop_cuts_the_middle_of_the_resized_image(
-    size: tuple[int, int], resized: tuple[int, int], corner: tuple[int, int], layout: Layout, color: ColorFormat
+    size: tuple[int, int], resized: tuple[int, int], corner: tuple[int, int], layout: InputOrder, color: ColorFormat
 ) -> None:
     """The whole image is resized by its shorter side, then cut; the geometry says where the cut is in the source."""
-    spec = replace(IMAGENET, fit=Fit.CROP, shorter_side=36, layout=layout, color=color)
+    spec = replace(IMAGENET, fit=ResizeMode.CROP, shorter_side=36, layout=layout, color=color)
     decoded = source(*size, color)
     array, geometry = prepare(decoded, spec)
     whole = cv2.resize(decoded.pixels, resized, interpolation=cv2.INTER_LINEAR)
@@ -141,20 +141,20 @@ def test_prepare_with_a_crop_cuts_the_middle_of_the_resized_image(
 
 def test_prepare_with_a_crop_of_a_very_long_image_resizes_its_middle_only() -> None:
     """A row of 40,000 pixels does not become a gigabyte; what is seen of it is its middle, as large as ever."""
-    spec = replace(IMAGENET, fit=Fit.CROP, shorter_side=36)
+    spec = replace(IMAGENET, fit=ResizeMode.CROP, shorter_side=36)
     row = np.zeros((1, 40_000, 3), np.uint8)
     row[:, 20_000:] = 255
-    long, _ = prepare(Decoded(row, 40_000, 1), spec)
-    short, _ = prepare(Decoded(np.ascontiguousarray(row[:, 19_997:20_003]), 6, 1), spec)
+    long, _ = prepare(DecodedImage(row, 40_000, 1), spec)
+    short, _ = prepare(DecodedImage(np.ascontiguousarray(row[:, 19_997:20_003]), 6, 1), spec)
     np.testing.assert_array_equal(long, short)
-    column, _ = prepare(Decoded(np.ascontiguousarray(row.transpose(1, 0, 2)), 1, 40_000), replace(spec, width=24))
+    column, _ = prepare(DecodedImage(np.ascontiguousarray(row.transpose(1, 0, 2)), 1, 40_000), replace(spec, width=24))
     np.testing.assert_allclose(column[:, :, 0], long[:, 0, 4:28], atol=0.02)  # a grey level, rounded elsewhere
 
 
 def test_prepare_with_a_crop_agrees_with_the_preprocessing_that_resnet50_publishes() -> None:
     """The README of onnx/models' ResNet gives its preprocessing as ONNX operators; area is our filter nearest to it."""
     spec = PrepareSpec(
-        224, 224, fit=Fit.CROP, shorter_side=256, filter=ScalingFilter.AREA, scale=1 / 255,
+        224, 224, fit=ResizeMode.CROP, shorter_side=256, filter=ScalingFilter.AREA, scale=1 / 255,
         offsets=IMAGENET.offsets, channel_factors=IMAGENET.channel_factors,
     )  # fmt: skip
     decoded = source(768, 576)
@@ -194,7 +194,9 @@ def test_prepare_at_own_size_shrinks_only_over_the_longest_side(
     size: tuple[int, int], max_side: int, expected: tuple[int, int]
 ) -> None:
     """Networks of variable size see the image as it is, or shrunk with its aspect kept."""
-    spec = PrepareSpec(width=0, height=0, fit=Fit.KEEP, layout=Layout.NHWC, datatype=Datatype.UINT8, max_side=max_side)
+    spec = PrepareSpec(
+        width=0, height=0, fit=ResizeMode.KEEP, layout=InputOrder.NHWC, datatype=Datatype.UINT8, max_side=max_side
+    )
     decoded = source(*size)
     array, geometry = prepare(decoded, spec)
     assert array.shape == (expected[1], expected[0], 3)
@@ -205,7 +207,7 @@ def test_prepare_at_own_size_shrinks_only_over_the_longest_side(
 
 def test_prepare_of_a_scaled_decode_keeps_the_source_geometry() -> None:
     """Boxes refer to the whole image, whatever fraction of it was decoded."""
-    decoded = Decoded(images.picture(80, 60), 640, 480)
+    decoded = DecodedImage(images.picture(80, 60), 640, 480)
     _, geometry = prepare(decoded, IMAGENET)
     assert (geometry.scale_x, geometry.scale_y) == (32 / 640, 24 / 480)
 
@@ -240,9 +242,9 @@ def test_geometry_clips_boxes_to_the_source() -> None:
     [
         (IMAGENET, None),
         (replace(IMAGENET, has_scaled_decode=True), (64, 48)),
-        (replace(IMAGENET, has_scaled_decode=True, fit=Fit.CROP, shorter_side=36), (72, 72)),
-        (PrepareSpec(0, 0, fit=Fit.KEEP, has_scaled_decode=True), None),
-        (PrepareSpec(0, 0, fit=Fit.KEEP, has_scaled_decode=True, max_side=640), (1280, 1280)),
+        (replace(IMAGENET, has_scaled_decode=True, fit=ResizeMode.CROP, shorter_side=36), (72, 72)),
+        (PrepareSpec(0, 0, fit=ResizeMode.KEEP, has_scaled_decode=True), None),
+        (PrepareSpec(0, 0, fit=ResizeMode.KEEP, has_scaled_decode=True, max_side=640), (1280, 1280)),
     ],
 )
 def test_least_decoded_size_is_what_the_network_needs(spec: PrepareSpec, expected: tuple[int, int] | None) -> None:
@@ -256,8 +258,8 @@ def test_prepare_spec_survives_the_wire() -> None:
         width=640,
         height=480,
         color=ColorFormat.GRAY,
-        layout=Layout.NHWC,
-        fit=Fit.PAD_SYMMETRIC,
+        layout=InputOrder.NHWC,
+        fit=ResizeMode.PAD_SYMMETRIC,
         filter=ScalingFilter.CUBIC,
         datatype=Datatype.FP16,
         scale=0.1,

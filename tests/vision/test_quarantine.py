@@ -1,11 +1,11 @@
 """Poison is remembered by content, for a while, in bounded number."""
 
-from server.vision.quarantine import Quarantine
+from penstock.vision.fair_queue import Quarantine
 
 
 def test_quarantine_holds_what_was_added_until_its_time_is_over() -> None:
     """By content, not by size; expired entries are forgotten."""
-    quarantine = Quarantine(keep_s=10.0)
+    quarantine = Quarantine(retention_s=10.0)
     quarantine.add(b"poison", now=100.0)
     assert quarantine.holds(b"poison", now=109.9)
     assert quarantine.holds(memoryview(b"poison"), now=109.9)

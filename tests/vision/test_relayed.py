@@ -6,19 +6,18 @@ from unittest.mock import Mock
 import numpy as np
 import pytest
 
-from server.core.errors import DeadlineExceeded, TooLarge, UndecodableImage, UnsupportedMedia
-from server.core.tensor import Datatype
-from server.local.slab import SharedSlab
-from server.local.slab_memory import nameless_memory
-from server.vision import relayed as room
-from server.vision.decode import DEFAULT_MAX_PIXELS, decode
-from server.vision.decoder import Prepared
-from server.vision.preprocess import prepare
-from server.vision.relayed import input_tensor, relay, relayed
-from server.vision.spec import ColorFormat, Fit, PrepareSpec
+from penstock.gateway.workers.slab import SharedSlab, anonymous_memory
+from penstock.protocol.errors import DeadlineExceeded, TooLarge, UndecodableImage, UnsupportedMedia
+from penstock.protocol.inference import Datatype
+from penstock.vision import image_tasks as room
+from penstock.vision.decode import DEFAULT_MAX_PIXELS, decode
+from penstock.vision.decoder_process import PreparedImage
+from penstock.vision.image_tasks import input_tensor, pass_encoded, pass_encoded_now
+from penstock.vision.preprocess import prepare
+from penstock.vision.spec import ColorFormat, PrepareSpec, ResizeMode
 from tests.vision.images import jpeg, picture, png, webp
 
-SPEC = PrepareSpec(64, 48, fit=Fit.PAD_SYMMETRIC)
+SPEC = PrepareSpec(64, 48, fit=ResizeMode.PAD_SYMMETRIC)
 RGB = picture(200, 100)
 JPEG = jpeg(RGB)
 SIDEWAYS = JPEG[:2] + b"\xff\xe1\0\x22Exif\0\0MM\0*\0\0\0\x08\0\1\1\x12\0\3\0\0\0\1\0\6" + bytes(6) + JPEG[2:]
@@ -26,12 +25,12 @@ SIDEWAYS = JPEG[:2] + b"\xff\xe1\0\x22Exif\0\0MM\0*\0\0\0\x08\0\1\1\x12\0\3\0\0\
 
 def slab_of(size_bytes: int) -> SharedSlab:
     slab = SharedSlab(lambda _, release: release())
-    slab.renew(nameless_memory(size_bytes))
+    slab.renew(anonymous_memory(size_bytes))
     return slab
 
 
-def relay_now(data: bytes, slab: SharedSlab | None = None) -> Prepared:
-    return relay(data, SPEC, DEFAULT_MAX_PIXELS, slab)
+def relay_now(data: bytes, slab: SharedSlab | None = None) -> PreparedImage:
+    return pass_encoded_now(data, SPEC, DEFAULT_MAX_PIXELS, slab)
 
 
 @pytest.mark.parametrize(
@@ -67,27 +66,27 @@ def test_picture_with_a_bad_header_takes_no_room(data: bytes, kind: type[Excepti
     with pytest.raises(kind):
         relay_now(data, slab)
     with pytest.raises(TooLarge, match=r"200 x 100 = 20000 pixels \(limit 19999\)"):
-        relay(JPEG, SPEC, 19_999, slab)
+        pass_encoded_now(JPEG, SPEC, 19_999, slab)
     assert slab.statistics().leases == 0
 
 
 async def test_long_picture_is_looked_at_in_a_thread(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its checksums hold nobody up; what comes of it is the same."""
+    """Its checksums do not block the event loop; the result is the same."""
     slab, threads = slab_of(1 << 20), []
-    monkeypatch.setattr(room, "AT_ONCE_BYTES", 10)
+    monkeypatch.setattr(room, "MAX_INLINE_BYTES", 10)
     monkeypatch.setattr(room.asyncio, "to_thread", _noted(room.asyncio.to_thread, threads))
-    prepared = await relayed(JPEG, SPEC, DEFAULT_MAX_PIXELS, slab, len(JPEG), None)
+    prepared = await pass_encoded(JPEG, SPEC, DEFAULT_MAX_PIXELS, slab, len(JPEG), None)
     assert len(threads) == 1
     assert prepared.lease is not None
     assert prepared.lease.view[4:] == JPEG
     with pytest.raises(TooLarge):
-        await relayed(JPEG, SPEC, 5, slab, len(JPEG), None)
+        await pass_encoded(JPEG, SPEC, 5, slab, len(JPEG), None)
 
 
 async def test_pictures_of_a_request_are_long_together() -> None:
     """A hundred small pictures would block the event loop as long as a large one."""
-    assert room.is_short(room.AT_ONCE_BYTES)
-    assert not room.is_short(100 * (room.AT_ONCE_BYTES // 50))
+    assert room.reads_headers_inline(room.MAX_INLINE_BYTES)
+    assert not room.reads_headers_inline(100 * (room.MAX_INLINE_BYTES // 50))
 
 
 async def test_long_picture_whose_deadline_passes_before_its_turn_is_not_looked_at(
@@ -96,7 +95,7 @@ async def test_long_picture_whose_deadline_passes_before_its_turn_is_not_looked_
     """A thread that gets it too late does not read it."""
     monkeypatch.setattr(room, "header_within", Mock(side_effect=AssertionError("its header was read")))
     with pytest.raises(DeadlineExceeded, match="before the image's header was read"):
-        await relayed(JPEG, SPEC, DEFAULT_MAX_PIXELS, None, room.AT_ONCE_BYTES + 1, time.monotonic())
+        await pass_encoded(JPEG, SPEC, DEFAULT_MAX_PIXELS, None, room.MAX_INLINE_BYTES + 1, time.monotonic())
 
 
 def _noted(to_thread: object, threads: list[object]) -> object:

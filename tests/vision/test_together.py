@@ -4,25 +4,25 @@ import asyncio
 
 import pytest
 
-from server.core.errors import InvalidRequest
-from server.core.leaving import LeftAt, leaving, left_at
-from server.vision.together import together
+from penstock.protocol.cancellation import CancelStage, cancel_stage_of, note_cancel_stage
+from penstock.protocol.errors import InvalidRequest
+from penstock.vision.image_tasks import gather_or_cancel
 
 
-async def noting(where: LeftAt | None) -> None:
+async def noting(where: CancelStage | None) -> None:
     try:
         await asyncio.Event().wait()
     except asyncio.CancelledError as cancelled:
         if where is not None:
-            leaving(cancelled, where)
+            note_cancel_stage(cancelled, where)
         raise
 
 
 @pytest.mark.parametrize("jobs", [1, 3])
 async def test_caller_that_leaves_is_known_by_where_its_pieces_were(jobs: int) -> None:
     """A request of several images waits in the queue, too."""
-    pieces = [noting(LeftAt.QUEUE) for _ in range(jobs)]
-    leaver = asyncio.create_task(together(pieces))
+    pieces = [noting(CancelStage.QUEUE) for _ in range(jobs)]
+    leaver = asyncio.create_task(gather_or_cancel(pieces))
     await asyncio.sleep(0)
     await asyncio.sleep(0)
     leaver.cancel()
@@ -30,7 +30,7 @@ async def test_caller_that_leaves_is_known_by_where_its_pieces_were(jobs: int) -
     with pytest.raises(asyncio.CancelledError) as cancelled:
         await leaver
 
-    assert left_at(cancelled.value) is LeftAt.QUEUE
+    assert cancel_stage_of(cancelled.value) is CancelStage.QUEUE
 
 
 async def test_first_failure_ends_the_others_and_is_raised_as_itself() -> None:
@@ -40,4 +40,4 @@ async def test_first_failure_ends_the_others_and_is_raised_as_itself() -> None:
         raise InvalidRequest("wrong")
 
     with pytest.raises(InvalidRequest, match="wrong"):
-        await together([noting(None), wrong()])
+        await gather_or_cancel([noting(None), wrong()])

@@ -2,18 +2,18 @@
 
 import random
 
-from server.vision import turns as module
-from server.vision.turns import LIMITED_S, SLOW_S, Turns
+from penstock.vision import fair_queue as module
+from penstock.vision.fair_queue import LIMITED_S, SLOW_S, FairQueue
 
 
-def taken(turns: Turns[str], count: int, now: float = 0.0) -> list[str | None]:
+def taken(turns: FairQueue[str], count: int, now: float = 0.0) -> list[str | None]:
     turn = (turns.take(now) for _ in range(count))
     return [None if one is None else one[1] for one in turn]
 
 
 def test_turns_alternate_between_clients_however_many_items_each_has() -> None:
     """Items of one client stay in order of arrival."""
-    turns = Turns[str](workers=99)
+    turns = FairQueue[str](workers=99)
     for item in ("a1", "a2", "a3", "b1", "c1", "b2"):
         turns.add(item[0], item, 0.0)
     assert len(turns) == 6
@@ -23,7 +23,7 @@ def test_turns_alternate_between_clients_however_many_items_each_has() -> None:
 
 def test_turns_client_that_had_none_comes_before_one_that_had() -> None:
     """A new client is next while another's items wait; a stream of new clients starves neither."""
-    turns = Turns[str](workers=99)
+    turns = FairQueue[str](workers=99)
     for item in ("a1", "a2", "a3"):
         turns.add("a", item, 0.0)
     order = []
@@ -35,7 +35,7 @@ def test_turns_client_that_had_none_comes_before_one_that_had() -> None:
 
 def test_turns_slow_client_leaves_one_worker_to_others_for_a_while() -> None:
     """So does an unknown client; a single client has all workers, and one worker alone is never reserved."""
-    turns = Turns[str](workers=2)
+    turns = FairQueue[str](workers=2)
     for client in ("b", "a", "a"):
         turns.add(client, client, 0.0)
     assert taken(turns, 1) == ["b"]
@@ -54,7 +54,7 @@ def test_turns_slow_client_leaves_one_worker_to_others_for_a_while() -> None:
 
 def test_turns_client_alone_has_every_worker() -> None:
     """This holds for slow pictures, too, if another client's last one was long ago."""
-    turns = Turns[str](workers=2)
+    turns = FairQueue[str](workers=2)
     turns.add("b", "b", 0.0)
     assert taken(turns, 1) == ["b"]
     turns.ended("b", 0.0, 0.1)
@@ -63,7 +63,7 @@ def test_turns_client_alone_has_every_worker() -> None:
     assert taken(turns, 2, 5.0) == ["a", None]
     turns.ended("a", 6.0, 2 * SLOW_S)
     assert taken(turns, 2, 5.0 + LIMITED_S) == ["a", "a"]
-    single = Turns[str](workers=1)
+    single = FairQueue[str](workers=1)
     single.add("b", "b", 0.0)
     single.add("a", "a", 0.0)
     assert taken(single, 2) == ["b", "a"]
@@ -72,7 +72,7 @@ def test_turns_client_alone_has_every_worker() -> None:
 def test_turns_forget_items_that_leave_and_clients_that_are_gone() -> None:
     """With thousands of clients and random events, no item is lost, served twice or left behind."""
     chance = random.Random(5)
-    turns = Turns[int](workers=4)
+    turns = FairQueue[int](workers=4)
     waiting: dict[int, str] = {}
     running: dict[int, str] = {}
     served: set[int] = set()

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from deploy.models.street.brush import Brush, Vector
-from deploy.models.street.light import Bgr
+from deploy.models.street.camera import Bgr
+from deploy.models.street.picture import Brush, Vector
 
 PAINTS: tuple[Bgr, ...] = (
     (235, 235, 235),

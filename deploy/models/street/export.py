@@ -14,7 +14,7 @@ import torch
 
 from deploy.models.graph import Graph, Value
 from deploy.models.street.network import HEIGHT, WIDTH, StreetNetwork, folded
-from deploy.models.street.progress import tell
+from deploy.models.street.stage import print_line
 
 SHIPPED = Path(__file__).resolve().parents[3] / "model_repository" / "street" / "1" / "model.onnx"
 INPUT, OUTPUTS = "images", ("heatmap", "distances")
@@ -74,7 +74,7 @@ def export(network: StreetNetwork) -> bytes:
         raise ValueError(
             f"ONNX Runtime and PyTorch differ by {difference:.2g} (allowed {_TOLERANCE}); the graph is wrong"
         )
-    tell(f"ONNX Runtime and PyTorch agree within {difference:.2g}")
+    print_line(f"ONNX Runtime and PyTorch agree within {difference:.2g}")
     return data
 
 
@@ -99,7 +99,7 @@ def main() -> None:
     data = export(network.eval())
     chosen.out.parent.mkdir(parents=True, exist_ok=True)
     chosen.out.write_bytes(data)
-    tell(f"wrote {chosen.out}: {len(data)} bytes, SHA-256 {hashlib.sha256(data).hexdigest()}")
+    print_line(f"wrote {chosen.out}: {len(data)} bytes, SHA-256 {hashlib.sha256(data).hexdigest()}")
 
 
 if __name__ == "__main__":

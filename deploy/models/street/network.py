@@ -1,8 +1,4 @@
-"""The network: convolutions, batch normalisation and ReLU, nothing else; answers at a quarter of the picture's size.
-
-Two outputs a cell: `heatmap`, a logit a class that an object's middle is there, and `distances`, the logarithms of the
-distances, in cells, from the cell's middle to the object's left, top, right and bottom edge.
-"""
+"""The detector's network and its loss. Needs PyTorch."""
 
 import torch
 from torch import nn
@@ -64,3 +60,92 @@ def folded(block: nn.Sequential) -> tuple[torch.Tensor, torch.Tensor]:
 def _block(inputs: int, outputs: int, *, size: int = 3, stride: int = 1) -> nn.Sequential:
     convolution = nn.Conv2d(inputs, outputs, size, stride, padding=size // 2, bias=False)
     return nn.Sequential(convolution, nn.BatchNorm2d(outputs), nn.ReLU(inplace=True))
+
+
+_SPREAD = 0.54 / 6  # a Gaussian's deviation, as a share of the object's side
+_LEAST_SPREAD = 0.45  # cells
+_IGNORED, _EMPTY = -2, -1
+_BOX_WEIGHT = 5.0
+
+
+class Targets:
+    """What a perfect network would answer for a batch.
+
+    heat: (n, CLASSES, rows, columns), 1 at an object's middle. counts: the same shape, False where the truth is
+    ignored. xyxy: (n, rows, columns, 4) in cells, of the object whose Gaussian is strongest there; weight: (n, rows,
+    columns), how much that box matters.
+    """
+
+    def __init__(self, boxes: torch.Tensor, classes: torch.Tensor, shape: tuple[int, int]) -> None:
+        """boxes: (n, k, 4) in the network's pixels; classes: (n, k), minus 1 for no object, minus 2 - c for ignored."""
+        rows, columns = shape
+        boxes = boxes.float() / STRIDE
+        low, high = boxes[..., :2], boxes[..., 2:]
+        middle, sides = (low + high) / 2, (high - low).clamp(min=0.1)
+        cell = torch.minimum(middle.floor(), torch.tensor([columns - 1, rows - 1], device=boxes.device)).clamp(min=0)
+        across = torch.arange(columns, device=boxes.device, dtype=torch.float32)
+        down = torch.arange(rows, device=boxes.device, dtype=torch.float32)
+        spread = (sides * _SPREAD).clamp(min=_LEAST_SPREAD)
+        gauss_x = torch.exp(-((across - cell[..., 0, None]) ** 2) / (2 * spread[..., 0, None] ** 2))
+        gauss_y = torch.exp(-((down - cell[..., 1, None]) ** 2) / (2 * spread[..., 1, None] ** 2))
+        is_real = classes >= 0
+        gauss = gauss_y[..., :, None] * gauss_x[..., None, :] * is_real[..., None, None]
+        gauss = torch.where(gauss > 0.02, gauss, torch.zeros_like(gauss))
+        self.heat = torch.stack([(gauss * (classes == c)[..., None, None]).amax(dim=1) for c in range(CLASSES)], dim=1)
+        inside_x = (across + 0.5 > low[..., 0, None]) & (across + 0.5 < high[..., 0, None])
+        inside_y = (down + 0.5 > low[..., 1, None]) & (down + 0.5 < high[..., 1, None])
+        inside = inside_y[..., :, None] & inside_x[..., None, :]
+        ignored = [(inside & (classes == _IGNORED - c)[..., None, None]).any(dim=1) for c in range(CLASSES)]
+        self.counts = ~torch.stack(ignored, dim=1) | (self.heat == 1)
+        self._choose(boxes, gauss, sides)
+
+    def _choose(self, boxes: torch.Tensor, gauss: torch.Tensor, sides: torch.Tensor) -> None:
+        strongest, owner = gauss.max(dim=1)
+        total = gauss.sum(dim=(2, 3)).clamp(min=1e-3)
+        worth = torch.log(sides[..., 0] * sides[..., 1] + 2.0) / total
+        flat = owner.flatten(1)
+        self.xyxy = boxes.gather(1, flat[..., None].expand(-1, -1, 4)).view(*owner.shape, 4)
+        self.weight = strongest * worth.gather(1, flat).view(owner.shape)
+
+
+def loss_of(heat: torch.Tensor, distances: torch.Tensor, targets: Targets) -> torch.Tensor:
+    """One number. heat, distances: the network's answers for the batch."""
+    return _heat_loss(heat, targets) + _BOX_WEIGHT * _box_loss(distances, targets)
+
+
+def _heat_loss(logits: torch.Tensor, targets: Targets) -> torch.Tensor:
+    """Focal loss, less for cells near a middle."""
+    chance = torch.sigmoid(logits)
+    is_middle = targets.heat == 1
+    hit = -nn.functional.logsigmoid(logits) * (1 - chance) ** 2
+    false = -nn.functional.logsigmoid(-logits) * chance**2 * (1 - targets.heat) ** 4
+    loss = torch.where(is_middle, hit, false) * targets.counts
+    return loss.sum() / is_middle.sum().clamp(min=1)
+
+
+def _box_loss(distances: torch.Tensor, targets: Targets) -> torch.Tensor:
+    """Generalised IoU (Rezatofighi et al., CVPR 2019)."""
+    found = boxes_of(distances)
+    wanted = targets.xyxy
+    low, high = torch.maximum(found[..., :2], wanted[..., :2]), torch.minimum(found[..., 2:], wanted[..., 2:])
+    shared = _area(low, high)
+    union = (_area(found[..., :2], found[..., 2:]) + _area(wanted[..., :2], wanted[..., 2:]) - shared).clamp(min=1e-6)
+    low, high = torch.minimum(found[..., :2], wanted[..., :2]), torch.maximum(found[..., 2:], wanted[..., 2:])
+    hull = _area(low, high).clamp(min=1e-6)
+    miss = 1 - (shared / union - (hull - union) / hull)
+    return (miss * targets.weight).sum() / targets.weight.sum().clamp(min=1e-6)
+
+
+def _area(low: torch.Tensor, high: torch.Tensor) -> torch.Tensor:
+    """Written out: the gradient of prod() takes longer than the whole network's."""
+    sides = (high - low).clamp(min=0)
+    return sides[..., 0] * sides[..., 1]
+
+
+def boxes_of(distances: torch.Tensor) -> torch.Tensor:
+    """(n, 4, rows, columns) logarithms to (n, rows, columns, 4) xyxy in cells."""
+    _, _, rows, columns = distances.shape
+    reach = torch.exp(distances.clamp(-4, 5)).permute(0, 2, 3, 1)
+    x = (torch.arange(columns, device=distances.device) + 0.5)[None, None, :]
+    y = (torch.arange(rows, device=distances.device) + 0.5)[None, :, None]
+    return torch.stack([x - reach[..., 0], y - reach[..., 1], x + reach[..., 2], y + reach[..., 3]], dim=-1)

@@ -13,10 +13,9 @@ import cv2
 
 from deploy.models.street.clip import write_clip
 from deploy.models.street.evaluate import truth_of
-from deploy.models.street.progress import Progress
 from deploy.models.street.scene import SCENARIOS, make_scene
-from deploy.models.street.stage import LABELS
-from server.vision.accuracy import Truth, write_annotations
+from deploy.models.street.stage import LABELS, Progress
+from penstock.vision.accuracy import Truth, write_annotations
 
 _NAMES = "[0-9]" * 6 + ".jpg"
 _SIZE = re.compile(r"([1-9][0-9]{1,3})x([1-9][0-9]{1,3})")

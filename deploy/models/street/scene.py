@@ -1,22 +1,21 @@
-"""Single scenes, each made from a seed: the same seed, size and scenario give the same pixels and the same truth."""
+"""Single scenes, each from a seed, and many scenes at once for training."""
 
 import math
+import multiprocessing
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import cv2
 import numpy as np
+import numpy.typing as npt
 
-from deploy.models.street.backdrop import paint_backdrop
-from deploy.models.street.bicycles import sample_bicycle
-from deploy.models.street.brush import Place
-from deploy.models.street.camera import Camera
+from deploy.models.street.backdrop import paint_backdrop, sample_prop
+from deploy.models.street.camera import Camera, Layout, sample_camera, sample_layout, sample_light, visible_span
 from deploy.models.street.cars import sample_car
-from deploy.models.street.layout import Layout, sample_camera, sample_layout, visible_span
-from deploy.models.street.lens import Picture, sample_lens
-from deploy.models.street.light import sample_light
-from deploy.models.street.people import sample_person
-from deploy.models.street.props import sample_prop
-from deploy.models.street.stage import BICYCLE, CAR, PERSON, FrameTruth, Item, Stage, shoot
+from deploy.models.street.people import sample_bicycle, sample_person
+from deploy.models.street.picture import Picture, Position, sample_lens
+from deploy.models.street.stage import BICYCLE, CAR, PERSON, FrameTruth, Item, Progress, Stage, shoot
 
 SCENARIOS = ("plain", "crowd", "occlusion", "noise", "night")
 
@@ -128,7 +127,7 @@ def _lamp_row(generator: np.random.Generator, layout: Layout) -> list[Item]:
         if heading == 0.0 and generator.random() < 0.5:
             continue
         look = sample_prop(generator, "lamp")
-        items += [Item(look, Place(start + apart * step, y, heading)) for step in range(-3, 4)]
+        items += [Item(look, Position(start + apart * step, y, heading)) for step in range(-3, 4)]
     return items
 
 
@@ -146,7 +145,7 @@ def _furniture(generator: np.random.Generator, layout: Layout, camera: Camera, d
         )
         if look.kind == "lamp" or x is None:
             continue
-        item = Item(look, Place(x, y))
+        item = Item(look, Position(x, y))
         if not _is_taken(items, item, 0.1):
             items.append(item)
     return items
@@ -163,7 +162,7 @@ def _car(generator: np.random.Generator, layout: Layout, camera: Camera) -> Item
     x = _along(generator, camera, y, margin=0.25)
     turn = float(generator.normal(0, 0.02)) + (0.0 if direction > 0 else math.pi)
     phase = float(generator.uniform(0, 6))
-    return None if x is None else Item(sample_car(generator), Place(x, y, turn, phase), CAR)
+    return None if x is None else Item(sample_car(generator), Position(x, y, turn, phase), CAR)
 
 
 def _bicycle(generator: np.random.Generator, layout: Layout, camera: Camera) -> Item | None:
@@ -181,7 +180,9 @@ def _bicycle(generator: np.random.Generator, layout: Layout, camera: Camera) -> 
     x = _along(generator, camera, y)
     phase = float(generator.uniform(0, 6.28))
     return (
-        None if x is None else Item(sample_bicycle(generator, is_ridden=is_ridden), Place(x, y, turn, phase), BICYCLE)
+        None
+        if x is None
+        else Item(sample_bicycle(generator, is_ridden=is_ridden), Position(x, y, turn, phase), BICYCLE)
     )
 
 
@@ -203,7 +204,7 @@ def _person(generator: np.random.Generator, layout: Layout, camera: Camera) -> I
     if is_standing:
         heading = float(generator.uniform(0, 2 * math.pi))
     look = sample_person(generator, is_standing=is_standing)
-    return None if x is None else Item(look, Place(x, y, heading, float(generator.uniform(0, 6.28))), PERSON)
+    return None if x is None else Item(look, Position(x, y, heading, float(generator.uniform(0, 6.28))), PERSON)
 
 
 def _group(generator: np.random.Generator, layout: Layout, camera: Camera) -> list[Item]:
@@ -218,5 +219,82 @@ def _group(generator: np.random.Generator, layout: Layout, camera: Camera) -> li
         y = min(max(place.y + float(y), 0.15), layout.fronts - 0.15)
         heading = place.heading + float(generator.normal(0, 0.3))
         look = sample_person(generator, is_standing=getattr(first.look, "stride", 1.0) == 0.0)
-        members.append(Item(look, Place(place.x + float(x), y, heading, float(generator.uniform(0, 6.28))), PERSON))
+        members.append(Item(look, Position(place.x + float(x), y, heading, float(generator.uniform(0, 6.28))), PERSON))
     return members
+
+
+MOST_OBJECTS = 64
+NO_OBJECT = -1
+_SIZES = ((640, 360),) * 6 + ((1280, 720), (960, 540), (768, 576), (480, 270))
+_MIX = ("plain", "plain", "crowd", "crowd", "crowd", "occlusion", "occlusion", "noise", "noise", "night")
+
+
+@dataclass(frozen=True, slots=True)
+class Scenes:
+    """pictures: (n, height, width, 3) uint8 BGR, padded with black at the right and the bottom.
+
+    boxes: (n, MOST_OBJECTS, 4) float32 in those pixels. classes: (n, MOST_OBJECTS) int8: the class, minus 1 where there
+    is nothing, minus 2 - class for what is ignored.
+    """
+
+    pictures: npt.NDArray[np.uint8]
+    boxes: npt.NDArray[np.float32]
+    classes: npt.NDArray[np.int8]
+
+
+@dataclass(frozen=True, slots=True)
+class _Job:
+    seed: int
+    number: int
+    width: int
+    height: int
+
+
+def render_scenes(seed: int, count: int, size: tuple[int, int], *, processes: int) -> Scenes:
+    """The seed's first scenes of the training mix. size: the network's (width, height). Prints progress."""
+    width, height = size
+    scenes = Scenes(
+        np.zeros((count, height, width, 3), np.uint8),
+        np.zeros((count, MOST_OBJECTS, 4), np.float32),
+        np.full((count, MOST_OBJECTS), NO_OBJECT, np.int8),
+    )
+    jobs = [_Job(seed, number, width, height) for number in range(count)]
+    progress = Progress(count, "scenes")
+    with multiprocessing.get_context("spawn").Pool(processes, initializer=_settle) as pool:
+        for done, (picture, boxes, classes) in enumerate(pool.imap(_render, jobs, chunksize=16)):
+            scenes.pictures[done], scenes.boxes[done], scenes.classes[done] = picture, boxes, classes
+            progress.reached(done + 1)
+    return scenes
+
+
+def training_scene(seed: int, number: int) -> tuple[str, tuple[int, int]]:
+    """The scenario and the size (width, height) of that scene of the training mix."""
+    generator = np.random.default_rng([seed, number])
+    return _MIX[generator.integers(len(_MIX))], _SIZES[generator.integers(len(_SIZES))]
+
+
+def fit(picture: npt.NDArray[np.uint8], size: tuple[int, int]) -> tuple[npt.NDArray[np.uint8], float]:
+    """The picture as the gateway hands it to the network (bilinear, padded), and the scale. size: (width, height)."""
+    height, width = picture.shape[:2]
+    scale = min(size[0] / width, size[1] / height)
+    fitted = (max(round(width * scale), 1), max(round(height * scale), 1))
+    whole = np.zeros((size[1], size[0], 3), np.uint8)
+    whole[: fitted[1], : fitted[0]] = cv2.resize(picture, fitted, interpolation=cv2.INTER_LINEAR)
+    return whole, scale
+
+
+def _settle() -> None:
+    cv2.setNumThreads(1)
+    os.nice(5)
+
+
+def _render(job: _Job) -> tuple[npt.NDArray[np.uint8], npt.NDArray[np.float32], npt.NDArray[np.int8]]:
+    scenario, size = training_scene(job.seed, job.number)
+    picture, truth = make_scene(job.seed, job.number, size=size, scenario=scenario)
+    fitted, scale = fit(picture, (job.width, job.height))
+    order = np.argsort(-truth.visible, kind="stable")[:MOST_OBJECTS]
+    boxes = np.zeros((MOST_OBJECTS, 4), np.float32)
+    classes = np.full(MOST_OBJECTS, NO_OBJECT, np.int8)
+    boxes[: len(order)] = truth.xyxy[order] * scale
+    classes[: len(order)] = np.where(truth.is_ignored, -2 - truth.class_id, truth.class_id)[order]
+    return fitted, boxes, classes

@@ -1,6 +1,8 @@
-"""Things on a street, drawn in the right order, and what is seen of each."""
+"""Draws the items of a street in depth order, with the visible extent of each; progress lines."""
 
 import math
+import sys
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cmp_to_key, partial
@@ -10,11 +12,33 @@ import cv2
 import numpy as np
 import numpy.typing as npt
 
-from deploy.models.street.brush import Brush, Place
-from deploy.models.street.camera import Camera
-from deploy.models.street.layout import Layout
-from deploy.models.street.lens import Lens, Picture, paint_glows, take
-from deploy.models.street.light import Light
+from deploy.models.street.camera import Camera, Layout, Light
+from deploy.models.street.picture import Brush, Lens, Picture, Position, paint_glows, take
+
+
+def print_line(line: str) -> None:
+    """One line on stdout, at once."""
+    sys.stdout.write(f"{line}\n")
+    sys.stdout.flush()
+
+
+class Progress:
+    """Tells how far a long work is, how fast it goes and how long it still takes, some twenty times in all."""
+
+    def __init__(self, total: int, noun: str, *, reports: int = 20) -> None:
+        self._total = total
+        self._noun = noun
+        self._every = max(total // reports, 1)
+        self._started = time.perf_counter()
+
+    def reached(self, done: int, remark: str = "") -> None:
+        """done of the total are finished."""
+        if done % self._every and done != self._total:
+            return
+        rate = done / max(time.perf_counter() - self._started, 1e-9)
+        left_s = (self._total - done) / rate
+        print_line(f"{done}/{self._total} {self._noun}{remark}, {rate:.3g}/s, {left_s:.0f} s left")
+
 
 LABELS = ("person", "bicycle", "car")
 PERSON, BICYCLE, CAR = range(3)
@@ -37,10 +61,10 @@ class Look(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Item:
-    """One thing in its place. class_id: None for what is no person, bicycle or car. track_id: 0 where nobody asks."""
+    """One thing at its position. class_id: None for what is no person, bicycle or car. track_id: 0 if unused."""
 
     look: Look
-    place: Place
+    place: Position
     class_id: int | None = None
     track_id: int = 0
 

@@ -14,10 +14,9 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from deploy.models.street.loss import Targets, loss_of
-from deploy.models.street.network import HEIGHT, STRIDE, WIDTH, StreetNetwork
-from deploy.models.street.progress import Progress, tell
-from deploy.models.street.scenes import NOBODY, Scenes, render_scenes
+from deploy.models.street.network import HEIGHT, STRIDE, WIDTH, StreetNetwork, Targets, loss_of
+from deploy.models.street.scene import NO_OBJECT, Scenes, render_scenes
+from deploy.models.street.stage import Progress, print_line
 
 SEED = 1
 _WEIGHT_DECAY = 1e-4
@@ -92,7 +91,7 @@ def _on_device(scenes: Scenes, device: str) -> _Data:
         torch.from_numpy(scenes.pictures).to(device),
         torch.from_numpy(scenes.boxes).to(device),
         torch.from_numpy(scenes.classes.astype(np.int64)).to(device),
-        (scenes.classes != NOBODY).sum(axis=1),
+        (scenes.classes != NO_OBJECT).sum(axis=1),
     )
 
 
@@ -145,10 +144,10 @@ def main() -> None:
     chosen = parser.parse_args()
     device = "cuda" if torch.cuda.is_available() else "cpu"
     plan = Plan(seed=chosen.seed, scenes=chosen.scenes, epochs=chosen.epochs, processes=chosen.processes)
-    tell(f"torch {torch.__version__} on {device}; {plan}")
+    print_line(f"torch {torch.__version__} on {device}; {plan}")
     network = train(plan, device)
     torch.save(network.state_dict(), chosen.out)
-    tell(f"wrote {chosen.out}")
+    print_line(f"wrote {chosen.out}")
 
 
 if __name__ == "__main__":

@@ -137,14 +137,11 @@ QUEUES = Row(
         ),
         Panel(
             "Given up by the queue, by reason",
-            "A second. queue_full, queue_bytes, share (of one caller); cannot_meet: its deadline, told at once with "
+            "A second. queue_full, queue_bytes, share (of one caller); cannot_meet: its deadline, refused at once with "
             "the "
             "predicted wait; deadline: it passed in the queue.",
             "reqps",
-            one(
-                f"sum by (model, reason) (penstock:batch_refused:rate5m{{{MODEL}}})",
-                "{{model}}: {{reason}}",
-            ),
+            one(f"sum by (model, reason) (penstock:batch_refused:rate5m{{{MODEL}}})", "{{model}}: {{reason}}"),
             Look.STACKED,
         ),
         Panel(
@@ -157,10 +154,7 @@ QUEUES = Row(
             "Wait in the queue, p99 by model",
             "The longest hundredth of the waits.",
             "s",
-            one(
-                quantile(0.99, "penstock_queue_seconds_bucket", MODEL, "model"),
-                "{{model}}",
-            ),
+            one(quantile(0.99, "penstock_queue_seconds_bucket", MODEL, "model"), "{{model}}"),
         ),
         Panel(
             "Predicted answer, by model",
@@ -189,13 +183,7 @@ ENGINE = Row(
             "s",
             one(f"max by (model) (penstock:infer_seconds:p90_5m{{{MODEL}}})", "{{model}}"),
         ),
-        Panel(
-            "Duration of calls",
-            "How many calls took how long.",
-            "s",
-            heatmap(BUCKET, MODEL),
-            Look.HEATMAP,
-        ),
+        Panel("Duration of calls", "How many calls took how long.", "s", heatmap(BUCKET, MODEL), Look.HEATMAP),
     ),
 )
 

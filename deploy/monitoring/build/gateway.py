@@ -66,10 +66,7 @@ AT_A_GLANCE = Row(
             "p99 latency",
             "From the head of a request to its answer, of the chosen models together.",
             "s",
-            one(
-                quantile(0.99, "penstock_request_seconds_bucket", MODEL),
-                "p99",
-            ),
+            one(quantile(0.99, "penstock_request_seconds_bucket", MODEL), "p99"),
         ),
         figure(
             "In flight, of the limit",
@@ -109,14 +106,14 @@ TRAFFIC = Row(
         ),
         Panel(
             "Requests by model",
-            "Answers a second by model; `unknown` are names that nobody serves.",
+            "Answers a second by model; `unknown` stands for names of models that are not served.",
             "reqps",
             one(_rate("penstock_requests_total", "model", MODEL), "{{model}}"),
             Look.STACKED,
         ),
         Panel(
             "Requests by protocol",
-            "Answers a second by how they came: http, grpc, or guest (a program of the same host).",
+            "Answers a second by protocol: http, grpc, or guest (a program on the same host).",  # plain-english: ok
             "reqps",
             one(_rate("penstock_requests_total", "protocol", MODEL), "{{protocol}}"),
             Look.STACKED,

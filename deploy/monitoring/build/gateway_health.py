@@ -23,7 +23,7 @@ FULLNESS = Row(
         ),
         Panel(
             "Bytes in flight, against the limit",
-            "Of requests in flight and of answers that nobody has read yet; of bodies still on their way; and the "
+            "Of requests in flight and of answers that are not read yet; of bodies still on their way; and the "
             "sum of max_inflight_bytes.",
             "bytes",
             (
@@ -65,7 +65,7 @@ FULLNESS = Row(
             (
                 Query(f"sum(penstock_http_connections{{{JOB}}})", "REST connections"),
                 Query(f"sum(penstock_grpc_connections{{{JOB}}})", "gRPC connections"),
-                Query(f"sum(penstock_guests{{{JOB}}})", "guests"),
+                Query(f"sum(penstock_guests{{{JOB}}})", "client processes"),  # plain-english: ok
                 Query(f"sum(penstock_fronts{{{JOB}}})", "fronts"),
                 Query(f"max(penstock_loop_lag_seconds{{{JOB}}}) * 1000", "event loop late, ms"),
             ),
@@ -140,7 +140,7 @@ HEALTH = Row(
             Look.STEPS,
         ),
         Panel(
-            "An engine in doubt",
+            "Engine without answers",
             "Times that calls and a probe went unanswered (the circuit opened), replicas left out, calls sent a "
             "second time, in each interval.",
             "short",

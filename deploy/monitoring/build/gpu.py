@@ -57,10 +57,7 @@ AT_A_GLANCE = Row(
             steps=((None, GREEN), (0.9, ORANGE), (0.97, RED)),
         ),
         figure(
-            "Power",
-            "Of the chosen cards together.",
-            "watt",
-            one(f"sum(DCGM_FI_DEV_POWER_USAGE{{{CARD}}})", "power"),
+            "Power", "Of the chosen cards together.", "watt", one(f"sum(DCGM_FI_DEV_POWER_USAGE{{{CARD}}})", "power")
         ),
         figure(
             "Last Xid",
@@ -153,10 +150,7 @@ BODY = Row(
             right=((".*temperature", "celsius"),),
         ),
         Panel(
-            "SM clock",
-            "Down under load: power or heat.",
-            "hertz",
-            one(f"DCGM_FI_DEV_SM_CLOCK{{{CARD}}} * 1e6", NAME),
+            "SM clock", "Down under load: power or heat.", "hertz", one(f"DCGM_FI_DEV_SM_CLOCK{{{CARD}}} * 1e6", NAME)
         ),
         Panel(
             "PCIe",

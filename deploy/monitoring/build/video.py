@@ -58,8 +58,7 @@ AT_A_GLANCE = Row(
             "Stalled, reconnecting, refused by the camera, or given up.",
             "short",
             one(
-                f'sum(penstock_video_state{{{SOURCE}, state=~"stalled|reconnecting|auth_failed|failed"}})',
-                "in trouble",
+                f'sum(penstock_video_state{{{SOURCE}, state=~"stalled|reconnecting|auth_failed|failed"}})', "in trouble"
             ),
             steps=((None, GREEN), (1, RED)),
         ),
@@ -84,10 +83,7 @@ AT_A_GLANCE = Row(
             "p99 glass to event",
             "From the coming of a frame's packet to its result, of the chosen sources together.",
             "s",
-            one(
-                quantile(0.99, "penstock_video_glass_to_event_seconds_bucket", SOURCE),
-                "p99",
-            ),
+            one(quantile(0.99, "penstock_video_glass_to_event_seconds_bucket", SOURCE), "p99"),
         ),
         figure(
             "Lost by sinks",
@@ -322,10 +318,7 @@ SINKS = Row(
             "Events without a recording",
             "In each interval: cool_down (too soon after the last), max_at_once (too many at a time).",
             "short",
-            one(
-                f"sum by (reason) (increase(penstock_video_unrecorded_events_total{{{SOURCE}}}{RATE}))",
-                "{{reason}}",
-            ),
+            one(f"sum by (reason) (increase(penstock_video_unrecorded_events_total{{{SOURCE}}}{RATE}))", "{{reason}}"),
             Look.STEPS,
         ),
     ),
@@ -336,17 +329,7 @@ VIDEO = Board(
     "penstock-video",
     "Penstock: video",
     "What each camera sends, where frames are lost, how late a result is, what leaves by the sinks.",
-    (
-        AT_A_GLANCE,
-        SOURCES,
-        DECODING,
-        LATENCY,
-        BATCHES,
-        SINKS,
-        processes(JOB),
-        on_kubernetes("video"),
-        runbook("video"),
-    ),
+    (AT_A_GLANCE, SOURCES, DECODING, LATENCY, BATCHES, SINKS, processes(JOB), on_kubernetes("video"), runbook("video")),
     (
         Choice("namespace", "Namespace", "label_values(penstock_video_state, namespace)"),
         Choice("job", "Job", 'label_values(penstock_video_state{namespace=~"$namespace"}, job)', is_always_there=True),

@@ -1,1 +1,1 @@
-"""One GPU shared by many processes, measured: MPS and batching, served against raw, JPEG over HTTP, faults."""
+"""Benches of one shared GPU: MPS and batching, Triton against raw execution, JPEG over HTTP, faults."""

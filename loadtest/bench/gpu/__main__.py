@@ -1,15 +1,8 @@
-"""One H200 (or what is here), measured in one command: the chart of MPS and batching, served against raw, JPEG, faults.
-
-    python -m loadtest.bench.gpu --json gpu.json                  # all of it: about eight minutes
-    python -m loadtest.bench.gpu --only chart --clients 1 8 --seconds 1 --rounds 1
-    python -m loadtest.bench.gpu.report gpu.json                  # report.md and plots beside it, on any machine
-
-Every part starts what it asks and ends it: Tritons of its own, MPS daemons, `penstock up`. Each lap comes once a round,
-in an order drawn anew. The file is written after every round, so that a run that is cut still tells what it had.
---no-gpu runs the same on a CPU, without MPS, with any model of one input (--source): for trying the bench itself.
-"""
+"""One GPU measured in one command: MPS and batching, Triton against raw execution, JPEG over HTTP, faults."""
 
 import argparse
+import os
+import shlex
 import signal
 import subprocess
 import sys
@@ -20,22 +13,91 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 
-from loadtest.bench.gpu.chart import MODES, ChartPlan, measure_chart, whole_plan
-from loadtest.bench.gpu.exports import Export, export_all
+from loadtest.bench.gpu.chart import MODES, ChartPlan, EnginePlan, measure_chart, measure_engine, whole_plan
 from loadtest.bench.gpu.faults import FaultPlan, measure_faults
-from loadtest.bench.gpu.folders import Variant, write_variant
+from loadtest.bench.gpu.figures import RAW_AND_SERVED, PointLedger
 from loadtest.bench.gpu.generators import Generators
 from loadtest.bench.gpu.jpeg import JpegPlan, measure_jpeg
-from loadtest.bench.gpu.laps import RAW_AND_SERVED, Ledger
-from loadtest.bench.gpu.options import parse_arguments
-from loadtest.bench.gpu.requests import face_of, read_config
-from loadtest.bench.gpu.served import EnginePlan, measure_engine
-from loadtest.bench.gpu.stretch import Bench, Plan
+from loadtest.bench.gpu.programs import Export, export_all
+from loadtest.bench.gpu.stretch import GpuBench, Plan
+from loadtest.bench.gpu.tritons import Variant, face_of, read_config, write_variant
 from loadtest.bench.report import conditions
 from loadtest.bench.wire import BadAnswer
-from loadtest.hardware import describe, read_machine
-from server.backends.triton_runtime import TritonUnavailable, default_environment, find_triton
-from server.gpu.telemetry import NoTelemetry, Sampler
+from penstock.engines.triton.runtime import TritonUnavailable, default_environment, find_triton
+from penstock.gpu.telemetry.sampler import Sampler, TelemetryUnavailable
+from penstock_load.hardware import describe, read_machine
+
+PARTS = ("chart", "whole", "raw", "served", "jpeg", "faults")
+CLIENTS = (1, 2, 4, 8, 16, 32, 47)
+
+
+def parse_arguments(about: str | None, arguments: Sequence[str] | None = None) -> argparse.Namespace:
+    """The options. Exits with a sentence where they make no sense."""
+    parser = argparse.ArgumentParser(
+        prog="python -m loadtest.bench.gpu", description=about, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--only", type=_chosen_parts, default=PARTS, metavar="PART,…", help=", ".join(PARTS))
+    parser.add_argument("--json", type=Path, default=Path("gpu.json"), metavar="FILE", help="the figures [gpu.json]")
+    parser.add_argument("--add", action="store_true", help="what the file has of parts that are not measured now stays")
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--seconds", type=float, default=1.2, help="of each run [1.2]")
+    parser.add_argument("--settle", type=float, default=0.2, help="seconds before each run that are left out [0.2]")
+    parser.add_argument("--load-seconds", type=float, default=150.0, help="that models may take to load [150]")
+    _add_subjects(parser)
+    _add_places(parser)
+    chosen = parser.parse_args(arguments)
+    if chosen.rounds < 1 or chosen.seconds <= 0 or min(chosen.clients) < 1 or max(chosen.clients) > max(CLIENTS):
+        parser.error(f"--rounds and --seconds are above 0, --clients from 1 to {max(CLIENTS)}")
+    counts = (chosen.instances, chosen.jpeg_instances, chosen.fault_instances, chosen.jpeg_callers, chosen.generators)
+    if min(*counts, *chosen.processes, *chosen.batch) < 1 or not 1 <= chosen.threads <= 100 or chosen.settle < 0:
+        parser.error("--threads is from 1 to 100, --settle not below 0, and every number of instances, … is above 0")
+    return chosen
+
+
+def _add_subjects(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--clients", type=int, nargs="+", default=list(CLIENTS), metavar="N", help="of chart, whole")
+    parser.add_argument(
+        "--threads", type=int, default=12, metavar="PERCENT", help="of a card's that a client of chart's may use [12]"
+    )
+    parser.add_argument("--instances", type=int, default=4, metavar="N", help="of chart's batched model [4]")
+    parser.add_argument("--input", choices=("fp32", "uint8"), default="fp32", help="of the model's tensors [fp32]")
+    parser.add_argument("--processes", type=int, nargs="+", default=[4, 8], metavar="N", help="of raw and served [4 8]")
+    parser.add_argument(
+        "--batch", type=int, nargs="+", default=[64, 128], metavar="N", help="of raw and served [64 128]"
+    )
+    parser.add_argument("--slo-ms", type=float, default=15.0, help="of jpeg's p99 [15]")
+    parser.add_argument("--jpeg-callers", type=int, default=192, metavar="N", help="of jpeg's closed loop [192]")
+    parser.add_argument("--jpeg-instances", type=int, default=4, metavar="N", help="of jpeg's models [4]")
+    parser.add_argument(
+        "--up-flags", type=shlex.split, default=(), metavar="'FLAGS'", help="more, of jpeg's penstock up"
+    )
+    parser.add_argument("--jpeg-seconds", type=float, default=2.5, help="of each rate tried [2.5]")
+    parser.add_argument("--fault-instances", type=int, default=8, metavar="N", help="of faults' model [8]")
+    parser.add_argument("--seed", type=int, default=1, help="of the order and the arrivals [1]")
+
+
+def _add_places(parser: argparse.ArgumentParser) -> None:
+    environment = os.environ.get("PENSTOCK_ENGINE_ENVIRONMENT")
+    parser.add_argument("--source", type=Path, metavar="DIR", help="a model's folder instead of the exported ResNet-50")
+    parser.add_argument("--no-gpu", dest="is_gpu", action="store_false", help="a miniature on the CPU, without MPS")
+    parser.add_argument(
+        "--engine-environment", type=Path, default=Path(environment) if environment else None, metavar="DIR",
+        help="of Triton and its models, as penstock up takes it",
+    )  # fmt: skip
+    parser.add_argument(
+        "--torch-python", metavar="FILE", help="an interpreter with torch [this one, else that of Triton's models]"
+    )
+    parser.add_argument("--generators", type=int, default=4, metavar="N", help="processes that make the load [4]")
+    parser.add_argument("--work", type=Path, metavar="DIR", help="for models, sockets and logs; kept [a temporary one]")
+
+
+def _chosen_parts(text: str) -> tuple[str, ...]:
+    parts = tuple(word for word in text.replace(" ", ",").split(",") if word)
+    unknown = [part for part in parts if part not in PARTS]
+    if unknown or not parts:
+        raise argparse.ArgumentTypeError(f"there is no part {', '.join(unknown)!r}; there are {', '.join(PARTS)}")
+    return parts
+
 
 NO_GPU, NO_TORCH = 2, "no torch"
 MODELS = {"fp32": "resnet50-torch-random", "uint8": "resnet50-torch-uint8-random"}
@@ -69,7 +131,7 @@ def _why_not_done(part: Callable[[], None]) -> str:
     return ""
 
 
-def _parts(options: argparse.Namespace, bench: Bench) -> dict[str, Callable[[], None]]:
+def _parts(options: argparse.Namespace, bench: GpuBench) -> dict[str, Callable[[], None]]:
     """What is to be done, in order. raw and served are measured side by side. Raises BadAnswer."""
     plan, engine = bench.plan, tuple(part for part in ("raw", "served") if part in options.only)
     own, pictures = _exports(options, plan)
@@ -140,7 +202,7 @@ def environment_of(options: argparse.Namespace) -> Path:
     return options.engine_environment or default_environment(Path(sys.prefix))
 
 
-def _bench(options: argparse.Namespace, stack: ExitStack) -> Bench:
+def _bench(options: argparse.Namespace, stack: ExitStack) -> GpuBench:
     work = options.work or Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="penstock-gpu-")))
     work.mkdir(parents=True, exist_ok=True)
     options.json.parent.mkdir(parents=True, exist_ok=True)
@@ -157,15 +219,15 @@ def _bench(options: argparse.Namespace, stack: ExitStack) -> Bench:
         load_s=options.load_seconds,
         seed=options.seed,
     )
-    told = conditions() | {"machine": describe(machine), "at": time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime())}
-    told["gpu versions"] = f"{_driver()}, {_torch(torch_python)}, Triton 2.51"
-    told["slo_p99_ms"] = f"{options.slo_ms:g}"
+    facts = conditions() | {"machine": describe(machine), "at": time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime())}
+    facts["gpu versions"] = f"{_driver()}, {_torch(torch_python)}, Triton 2.51"
+    facts["slo_p99_ms"] = f"{options.slo_ms:g}"
     model = options.source.name if options.source else MODELS[options.input]
-    ledger = Ledger(options.json, told, model)
+    ledger = PointLedger(options.json, facts, model)
     if options.add and options.json.exists():
         ledger.take_over()
     sampler = stack.enter_context(Sampler()) if options.is_gpu else None
-    return Bench(plan, ledger, stack.enter_context(Generators(options.generators)), sampler)
+    return GpuBench(plan, ledger, stack.enter_context(Generators(options.generators)), sampler)
 
 
 def _driver() -> str:
@@ -202,7 +264,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         with ExitStack() as stack:
             return run(options, stack)
-    except NoTelemetry as error:
+    except TelemetryUnavailable as error:
         print(f"gpu: no GPU to measure ({error}); --no-gpu tries the bench on the CPU", file=sys.stderr)
         return NO_GPU
     except (BadAnswer, TritonUnavailable) as error:

@@ -1,16 +1,4 @@
-"""The chart of 2017 again: one-image clients without MPS, with it, with batching, with both; all stand side by side.
-
-A client is a model instance, that is a process with a CUDA context of its own. Two callers keep it busy, and it begins
-the second one's image while the first one's is computed (`batches-in-flight`), as a client does that runs by itself:
-the way through the server is not what is measured. So there are 47 models of one instance each behind a Triton without
-MPS and behind another with, 48 contexts with Triton's own, MPS's limit before CUDA 13.1; N of them are asked. With
-batching as many callers share one model, whose batches Triton forms. The batched model with MPS has a Triton and a
-daemon of its own, since the other's 48 are taken.
-
-With MPS a client may use a part of the card's threads only, the same at every point: 12 % fits sixteen clients by
-NVIDIA's advice (100 % over half their number), the most that targets speak of.
-The part "whole" is without that limit, beside 8 and 16 clients without MPS.
-"""
+"""One-image clients with and without MPS and batching; Triton against the same program without a server."""
 
 import random
 import time
@@ -19,14 +7,10 @@ from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from loadtest.bench.gpu.closed import Lane
-from loadtest.bench.gpu.daemon import MpsDaemon
-from loadtest.bench.gpu.folders import Variant, write_variant
-from loadtest.bench.gpu.perf_analyzer import perf_analyzer_rate
-from loadtest.bench.gpu.regions import SystemRegions
-from loadtest.bench.gpu.requests import Face, face_of, read_config, tensor_request
-from loadtest.bench.gpu.stretch import Bench, callers_stretch, check_answers
-from loadtest.bench.gpu.tritons import BenchTriton
+from loadtest.bench.gpu.callers import CallerLane
+from loadtest.bench.gpu.programs import MpsDaemon, RawWorkers, perf_analyzer_rate
+from loadtest.bench.gpu.stretch import CudaRegions, GpuBench, SystemRegions, busy_cpu_s, callers_stretch, check_answers
+from loadtest.bench.gpu.tritons import BenchTriton, Face, Variant, face_of, read_config, tensor_request, write_variant
 
 BATCHED = "batched"
 MODES = ("none", "mps", "batching", "mps+batching")
@@ -43,7 +27,7 @@ IN_FLIGHT = 2  # images of a client
 class ChartPlan:
     """clients: of each mode how many, a point each. instances: of the batched model.
 
-    threads: percent of the card's that a one-image client under MPS may use. part: what its laps are of.
+    threads: percent of the card's that a one-image client under MPS may use. part: what its runs belong to.
     """
 
     clients: Mapping[str, Sequence[int]]
@@ -74,10 +58,10 @@ class _Place:
     """A Triton of the chart and the lanes to its models."""
 
     triton: BenchTriton
-    lanes: tuple[Lane, ...]
+    lanes: tuple[CallerLane, ...]
 
 
-def measure_chart(bench: Bench, chart: ChartPlan, source: Path) -> None:
+def measure_chart(bench: GpuBench, chart: ChartPlan, source: Path) -> None:
     """Every point in every round, in an order drawn anew. source: the model's folder. Raises BadAnswer, OSError."""
     face = face_of(read_config(source))
     if "mps" in chart.clients:
@@ -96,15 +80,15 @@ def measure_chart(bench: Bench, chart: ChartPlan, source: Path) -> None:
         _ask_perf_analyzer(bench, places, chart.most)
 
 
-def _ask_perf_analyzer(bench: Bench, places: dict[str, "_Place"], clients: int) -> None:
-    """Once, of the batched model without MPS: whether somebody else's callers get what ours got."""
+def _ask_perf_analyzer(bench: GpuBench, places: dict[str, "_Place"], clients: int) -> None:
+    """Once, for the batched model without MPS: compares perf_analyzer's rate with ours."""
     if place := places.get("batching"):
         port, work = place.triton.port, bench.plan.work
         said = perf_analyzer_rate(bench.plan.runtime, work, port, BATCHED, CALLERS * clients)
         bench.ledger.facts[f"chart, batching, perf_analyzer's rate with {CALLERS * clients} callers"] = said
 
 
-def _start(bench: Bench, chart: ChartPlan, source: Path, face: Face, stack: ExitStack) -> dict[str, _Place]:
+def _start(bench: GpuBench, chart: ChartPlan, source: Path, face: Face, stack: ExitStack) -> dict[str, _Place]:
     plan, most = bench.plan, chart.most
     names = [f"client-{number:02d}" for number in range(most)]
     wanted: dict[str, list[str]] = {}
@@ -138,7 +122,7 @@ def _start(bench: Bench, chart: ChartPlan, source: Path, face: Face, stack: Exit
     for mode, counts in chart.clients.items():
         triton = tritons[PLACES[mode]][0]
         lanes = tuple(
-            Lane(BATCHED if _is_batched(mode) else name, triton.port, request)
+            CallerLane(BATCHED if _is_batched(mode) else name, triton.port, request)
             for name, request in zip(of_callers, shared if _is_batched(mode) else own, strict=True)
         )[: CALLERS * max(counts)]
         places[mode] = _Place(triton, lanes)
@@ -154,3 +138,132 @@ def _variant(model: str, chart: ChartPlan) -> Variant:
     if model != BATCHED:
         return Variant(model, in_flight=IN_FLIGHT)
     return Variant(model, instances=chart.instances, max_batch_size=BATCH_LIMIT, has_dynamic_batching=True)
+
+
+RAW_START_S = 0.3
+
+
+@dataclass(frozen=True, slots=True)
+class EnginePlan:
+    """processes: how many at once, a point each. batches: rows a request. parts: raw, served or both."""
+
+    processes: tuple[int, ...]
+    batches: tuple[int, ...]
+    parts: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Point:
+    """One run of every round."""
+
+    part: str
+    processes: int
+    batch: int
+    memory: str
+
+    @property
+    def key(self) -> dict[str, str | int]:
+        """As the ledger keeps it."""
+        return {"processes": self.processes, "batch": self.batch, "memory": self.memory}
+
+
+def points_of(engine: EnginePlan, memories: Sequence[str]) -> list[Point]:
+    """Every number of processes with every batch; from the system's memory with the most processes only."""
+    return [
+        Point(part, processes, batch, memory)
+        for part in engine.parts
+        for processes in engine.processes
+        for batch in engine.batches
+        for memory in memories
+        if memory == memories[0] or (processes == max(engine.processes) and batch > 1)
+    ]
+
+
+def measure_engine(bench: GpuBench, engine: EnginePlan, source: Path) -> None:
+    """Every point in every round, in an order drawn anew. Raises BadAnswer, OSError."""
+    plan = bench.plan
+    with ExitStack() as stack:
+        environ = None
+        if plan.is_gpu:
+            environ = stack.enter_context(MpsDaemon(plan.work / "engine-pipes")).environ
+        rooms = _Rooms(bench, engine, source, environ)
+        rooms.start(stack)
+        points = points_of(engine, ("cuda", "system") if plan.is_gpu else ("system",))
+        for number in range(1, plan.rounds + 1):
+            random.Random(plan.seed + number).shuffle(points)
+            for point in points:
+                figures, span = rooms.run_point(point)
+                bench.add(point.part, number, point.key, figures, span)
+            bench.save()
+
+
+class _Rooms:
+    """The Triton, its regions and the raw processes."""
+
+    def __init__(self, bench: GpuBench, engine: EnginePlan, source: Path, environ: dict[str, str] | None) -> None:
+        self._bench, self._engine, self._environ = bench, engine, environ
+        self._source, self._face = source, face_of(read_config(source))
+        self._names = [f"served-{number}" for number in range(max(engine.processes))]
+        self._triton: BenchTriton | None = None
+        self._raw: RawWorkers | None = None
+        self._lanes: dict[tuple[str, int], list[CallerLane]] = {}
+
+    def start(self, stack: ExitStack) -> None:
+        """Both at once; returns when all are ready."""
+        plan, engine, began_s = self._bench.plan, self._engine, time.monotonic()
+        repository = plan.work / "engine-models"
+        for name in self._names:
+            variant = Variant(name, max_batch_size=max(engine.batches), buckets=engine.batches)
+            write_variant(self._source, repository, variant, is_gpu=plan.is_gpu)
+        if "raw" in engine.parts:
+            folder = repository / self._names[0]
+            self._raw = stack.enter_context(RawWorkers(plan.torch_python, folder, len(self._names), self._environ))
+            self._raw.start(read_config(folder))
+        if "served" in engine.parts:
+            triton = BenchTriton(plan.runtime, repository, plan.work / "engine", self._environ)
+            self._triton = stack.enter_context(triton)
+            self._triton.wait(self._names, began_s + plan.load_s)
+            self._make_lanes(stack, self._triton)
+        if self._raw:
+            self._raw.wait()
+        self._bench.ledger.facts["raw and served ready after s"] = round(time.monotonic() - began_s, 1)
+
+    def _make_lanes(self, stack: ExitStack, triton: BenchTriton) -> None:
+        """A region a caller, large enough for the largest batch."""
+        count, rows, face = CALLERS * len(self._names), max(self._engine.batches), self._face
+        system = stack.enter_context(SystemRegions(face, count, rows))
+        system.register(triton.port)
+        kinds = {"system": system.regions}
+        if self._bench.plan.is_gpu:
+            cuda = stack.enter_context(CudaRegions(face, count, rows, self._environ))
+            cuda.register(triton.port)
+            kinds["cuda"] = cuda.regions
+        for kind, regions in kinds.items():
+            for batch in self._engine.batches:
+                self._lanes[kind, batch] = [
+                    CallerLane(name, triton.port, tensor_request(name, face, region, batch), batch)
+                    for name, region in zip(self._names * CALLERS, regions, strict=True)
+                ]
+        check_answers(self._lanes["system", rows], system)
+
+    def run_point(self, point: Point) -> tuple[dict[str, float], tuple[float, float]]:
+        """The figures, and when they were measured."""
+        return self._raw_run(point) if point.part == "raw" else self._served_run(point)
+
+    def _served_run(self, point: Point) -> tuple[dict[str, float], tuple[float, float]]:
+        assert self._triton is not None
+        most = len(self._names)
+        lanes = self._lanes[point.memory, point.batch]
+        chosen = [lanes[caller * most + number] for caller in range(CALLERS) for number in range(point.processes)]
+        return callers_stretch(self._bench, chosen, self._triton.meter())
+
+    def _raw_run(self, point: Point) -> tuple[dict[str, float], tuple[float, float]]:
+        assert self._raw is not None
+        plan = self._bench.plan
+        begin_s = time.monotonic() + RAW_START_S
+        order = {"batch": point.batch, "memory": point.memory, "begin_s": begin_s, "settle_s": plan.settle_s}
+        before_s, asked_s = busy_cpu_s(), time.monotonic()
+        rate = self._raw.run(point.processes, order | {"seconds": plan.seconds})
+        cores = (busy_cpu_s() - before_s) / (time.monotonic() - asked_s)
+        span = (begin_s + plan.settle_s, begin_s + plan.settle_s + plan.seconds)
+        return {"rate": rate, "machine_cores": cores}, span

@@ -1,7 +1,7 @@
 """What one process's end costs the others: a client of MPS killed, one that faults, the daemon and its server killed.
 
 `penstock up --mps on` with models of one instance each, a caller each, through the gateway. While they are asked, one
-thing is broken. Told is who got an answer that was none, and how long it took until every caller was answered again.
+thing is broken. The result is who got no good answer, and how long it took until every caller was answered again.
 """
 
 import functools
@@ -18,18 +18,15 @@ from pathlib import Path
 
 import psutil
 
-from loadtest.bench.gpu.closed import Ask, CallersLap, Lane
-from loadtest.bench.gpu.connection import OK, BrokenConnection, exchange
+from loadtest.bench.gpu.callers import OK, BrokenConnection, CallerLane, CallerRequest, CallersRun, exchange
 from loadtest.bench.gpu.generators import START_S
-from loadtest.bench.gpu.penstock_up import PenstockUp
-from loadtest.bench.gpu.raw import CHECKOUT
-from loadtest.bench.gpu.regions import noise_of
-from loadtest.bench.gpu.requests import Face, as_sent
-from loadtest.bench.gpu.stretch import Bench
+from loadtest.bench.gpu.programs import CHECKOUT, PenstockUp
+from loadtest.bench.gpu.stretch import GpuBench, noise_of
+from loadtest.bench.gpu.tritons import Face, as_sent
 from loadtest.bench.wire import BadAnswer, http_infer
-from server.core.tensor import Datatype, Tensor
-from server.gpu.mps import PIPE_DIRECTORY
-from server.gpu.mps.control import PROGRAM as CONTROL
+from penstock.gpu.mps.control import PIPE_DIRECTORY
+from penstock.gpu.mps.control import PROGRAM as CONTROL
+from penstock.protocol.inference import Datatype, Tensor
 
 BEFORE_S, AFTER_S, MOST_S, CALM_S, CALM_WITHIN_S = 1.5, 2.0, 45.0, 1.5, 15.0
 PROBE_S = 2.0
@@ -51,11 +48,11 @@ class FaultPlan:
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
+class FaultOutcome:
     """Of one fault. failed: by caller, how many of its requests. silent_s: by caller, the longest without an answer.
 
     silent_from_s: when that began, after the fault.
-    recovery_s: from the fault until every caller that was touched was answered again; None where one never was.
+    recovery_s: from the fault until every affected caller was answered again; None if one never was.
     """
 
     fault: str
@@ -69,7 +66,7 @@ class Outcome:
     note: str = ""
 
 
-def measure_faults(bench: Bench, faults: FaultPlan) -> None:
+def measure_faults(bench: GpuBench, faults: FaultPlan) -> None:
     """Each fault once, on a stack that has recovered from the one before. Raises BadAnswer, OSError."""
     left = list(FAULTS if bench.plan.is_gpu else FAULTS[:1])
     while left:
@@ -131,7 +128,9 @@ def _stray(pipes: str) -> str:
     return " ".join(said.split())
 
 
-def _break(bench: Bench, lanes: Sequence[Lane], name: str, break_it: Callable[[], tuple[str, str]]) -> Outcome:
+def _break(
+    bench: GpuBench, lanes: Sequence[CallerLane], name: str, break_it: Callable[[], tuple[str, str]]
+) -> FaultOutcome:
     stop = bench.plan.work / f"stop-{time.monotonic_ns()}"
     begin_s = time.monotonic() + START_S
     wait = bench.generators.closed(lanes, settle_s=0.0, seconds=BEFORE_S + MOST_S, stop=stop)
@@ -145,46 +144,46 @@ def _break(bench: Bench, lanes: Sequence[Lane], name: str, break_it: Callable[[]
 
 
 def outcome_of(
-    lap: CallersLap, lanes: Sequence[Lane], broken_at_s: float, *, fault: str, victim: str, note: str
-) -> Outcome:
-    """Who failed after that moment of the lap, for how long. Pure."""
-    end_s = max((ask.at_s for ask in lap.asks), default=broken_at_s)
+    run: CallersRun, lanes: Sequence[CallerLane], broken_at_s: float, *, fault: str, victim: str, note: str
+) -> FaultOutcome:
+    """Who failed after that moment of the run, for how long. Pure."""
+    end_s = max((ask.at_s for ask in run.asks), default=broken_at_s)
     failed: dict[str, int] = {}
     silent: dict[str, float] = {}
     silent_from: dict[str, float] = {}
     said: dict[str, int] = {}
     again: list[float | None] = []
     for number, lane in enumerate(lanes):
-        asks = sorted((ask for ask in lap.asks if ask.lane == number), key=lambda ask: ask.at_s)
+        asks = sorted((ask for ask in run.asks if ask.lane == number), key=lambda ask: ask.at_s)
         bad = [ask for ask in asks if ask.failure and ask.at_s >= broken_at_s]
         began_s, ended_s = _longest_silence(asks, broken_at_s, end_s)
         silent[lane.name], silent_from[lane.name] = round(ended_s - began_s, 3), round(began_s - broken_at_s, 3)
         good_s = [ask.at_s for ask in asks if not ask.failure and ask.at_s > (bad[-1].at_s if bad else broken_at_s)]
         if bad:
             failed[lane.name] = len(bad)
-        if bad or not good_s:  # one whose last request hangs is told nothing, and is not served either
+        if bad or not good_s:  # a caller whose last request hangs has no failure, and is not served either
             again.append(good_s[0] - broken_at_s if good_s else None)
         for ask in bad:
             said[ask.failure[:120]] = said.get(ask.failure[:120], 0) + 1
     times = [at for at in again if at is not None]
     recovery = None if len(times) < len(again) else round(max(times, default=0.0), 3)
-    answered = sum(not ask.failure for ask in lap.asks)
-    return Outcome(fault, victim, answered, failed, silent, silent_from, recovery, said, note)
+    answered = sum(not ask.failure for ask in run.asks)
+    return FaultOutcome(fault, victim, answered, failed, silent, silent_from, recovery, said, note)
 
 
-def _longest_silence(asks: Sequence[Ask], from_s: float, until_s: float) -> tuple[float, float]:
+def _longest_silence(asks: Sequence[CallerRequest], from_s: float, until_s: float) -> tuple[float, float]:
     good = [from_s, *(ask.at_s for ask in asks if not ask.failure and ask.at_s > from_s), until_s]
     return max(itertools.pairwise(good), key=lambda pair: pair[1] - pair[0])
 
 
-def _lanes(faults: FaultPlan, port: int) -> list[Lane]:
+def _lanes(faults: FaultPlan, port: int) -> list[CallerLane]:
     face = faults.face.input
     shape = (1, *face.dims) if faults.face.has_batch else face.dims
     tensor = Tensor(face.name, Datatype(face.datatype), shape, memoryview(noise_of(faults.face, 1)))
-    return [Lane(model, port, as_sent(http_infer(model, tensor))) for model in faults.models]
+    return [CallerLane(model, port, as_sent(http_infer(model, tensor))) for model in faults.models]
 
 
-def _until_calm(lanes: Sequence[Lane], seconds: float) -> bool:
+def _until_calm(lanes: Sequence[CallerLane], seconds: float) -> bool:
     """Until every lane was answered well for CALM_S on end; False where that does not come in time."""
     until_s, calm_since_s = time.monotonic() + seconds, 0.0
     while (now := time.monotonic()) < until_s:
@@ -199,7 +198,7 @@ def _until_calm(lanes: Sequence[Lane], seconds: float) -> bool:
     return False
 
 
-def _is_served(lane: Lane) -> bool:
+def _is_served(lane: CallerLane) -> bool:
     try:
         return exchange(lane.port, lane.request, timeout_s=PROBE_S).status == OK
     except (BrokenConnection, OSError):

@@ -4,7 +4,7 @@ Two ways side by side behind one gateway: the model's instance decodes (nvJPEG; 
 gateway's decoders do (the CPU). In each round: what a closed loop gets, then an open loop (Poisson) at shares of that,
 by halves, each tried twice before it counts as not held: the highest at which 99 % of the pictures are answered within
 the SLO of the moment at which they were due. What fails or is refused counts as late for ever. The load generator runs
-on the same cores and is told apart.
+on the same cores; its CPU time is reported separately.
 """
 
 import math
@@ -15,22 +15,20 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
-from loadtest.bench.gpu.closed import Lane
-from loadtest.bench.gpu.connection import OK, exchange, said
-from loadtest.bench.gpu.generators import START_S
-from loadtest.bench.gpu.opened import Schedule, ScheduleLap
-from loadtest.bench.gpu.penstock_up import PenstockUp
+from loadtest.bench.gpu.callers import OK, CallerLane, exchange, reply_text
+from loadtest.bench.gpu.generators import START_S, Schedule, ScheduleRun
 from loadtest.bench.gpu.pictures import photos
-from loadtest.bench.gpu.requests import picture_request
-from loadtest.bench.gpu.stretch import Bench, busy_cpu_s
+from loadtest.bench.gpu.programs import PenstockUp
+from loadtest.bench.gpu.stretch import GpuBench, busy_cpu_s
+from loadtest.bench.gpu.tritons import picture_request
 from loadtest.bench.wire import BadAnswer
-from loadtest.pacer import send_times
-from loadtest.scenario import Arrivals, Shape
+from penstock_load.pacer import send_times
+from penstock_load.scenario import Arrivals, Shape
 
 PICTURES = 64
 CONNECTIONS = 384
 SHARES = tuple(0.97 * 0.95**place for place in range(20))  # of what the closed loop got, down to 0.37
-HELD = 0.99
+SUSTAINED = 0.99
 FIRST_ANSWER_S = 20.0
 
 
@@ -50,7 +48,7 @@ class JpegPlan:
     callers: int
 
 
-def measure_jpeg(bench: Bench, jpeg: JpegPlan) -> None:
+def measure_jpeg(bench: GpuBench, jpeg: JpegPlan) -> None:
     """Every way in every round. Raises BadAnswer, OSError."""
     plan = bench.plan
     pictures = photos(PICTURES, seed=plan.seed)
@@ -70,14 +68,14 @@ def measure_jpeg(bench: Bench, jpeg: JpegPlan) -> None:
 class _Way:
     """Pictures to one of the models."""
 
-    def __init__(self, bench: Bench, jpeg: JpegPlan, up: PenstockUp, way: str, pictures: Sequence[bytes]) -> None:
+    def __init__(self, bench: GpuBench, jpeg: JpegPlan, up: PenstockUp, way: str, pictures: Sequence[bytes]) -> None:
         """Asks it once. Raises BadAnswer."""
         self._bench, self._jpeg, self._up, self._way = bench, jpeg, up, way
         self._requests = tuple(picture_request(jpeg.models[way], picture) for picture in pictures)
         until_s = time.monotonic() + FIRST_ANSWER_S
         while (reply := exchange(up.port, self._requests[0], timeout_s=FIRST_ANSWER_S)).status != OK:
             if time.monotonic() > until_s:  # decoders start with the first pictures, and the model may have a deadline
-                raise BadAnswer(f"{jpeg.models[way]} answered {said(reply)}")
+                raise BadAnswer(f"{jpeg.models[way]} answered {reply_text(reply)}")
             time.sleep(0.2)
 
     def run_round(self, number: int) -> None:
@@ -88,7 +86,7 @@ class _Way:
         while first < end:
             place = (first + end) // 2
             tried, tried_span = self._try_twice(number, place, capacity)
-            if tried["in_time"] >= HELD:
+            if tried["in_time"] >= SUSTAINED:
                 figures, span, end = figures | tried | {"held_per_s": tried["ok_per_s"]}, tried_span, place
             else:
                 first = place + 1
@@ -100,7 +98,7 @@ class _Way:
         for _ in range(2):
             tried, span = self._try(number, capacity * SHARES[place])
             self._bench.add("jpeg rate", number, key, tried, span, model=self._model)
-            if tried["in_time"] >= HELD:
+            if tried["in_time"] >= SUSTAINED:
                 break
         return tried, span
 
@@ -110,12 +108,12 @@ class _Way:
 
     def _capacity(self) -> float:
         model, port = self._jpeg.models[self._way], self._up.port
-        lanes = [Lane(model, port, self._requests[n % len(self._requests)]) for n in range(self._jpeg.callers)]
+        lanes = [CallerLane(model, port, self._requests[n % len(self._requests)]) for n in range(self._jpeg.callers)]
         seconds = self._bench.plan.seconds
-        lap = self._bench.generators.closed(lanes, settle_s=1.0, seconds=seconds)()
-        good = sum(not ask.failure for ask in lap.asks)
+        run = self._bench.generators.closed(lanes, settle_s=1.0, seconds=seconds)()
+        good = sum(not ask.failure for ask in run.asks)
         if not good:
-            why = lap.asks[0].failure if lap.asks else "nothing"
+            why = run.asks[0].failure if run.asks else "nothing"
             raise BadAnswer(f"{model} answered {self._jpeg.callers} callers {why}")
         return good / seconds
 
@@ -136,19 +134,19 @@ class _Way:
         return figures | {"machine_cores": busy_s / elapsed_s}, (begin_s, begin_s + seconds)
 
 
-def rate_figures(lap: ScheduleLap, asked: int, seconds: float, slo_ms: float) -> dict[str, float]:
+def rate_figures(run: ScheduleRun, asked: int, seconds: float, slo_ms: float) -> dict[str, float]:
     """in_time: the share of all that were due; the percentiles are of all, too: what got no good answer is inf."""
-    ordered = sorted(lap.latencies_ms) + [math.inf] * (asked - len(lap.latencies_ms))
-    late = sorted(lap.late_ms) or [0.0]
+    ordered = sorted(run.latencies_ms) + [math.inf] * (asked - len(run.latencies_ms))
+    late = sorted(run.late_ms) or [0.0]
     return {
         "asked_per_s": asked / seconds,
-        "ok_per_s": len(lap.latencies_ms) / seconds,
-        "in_time": sum(latency <= slo_ms for latency in lap.latencies_ms) / max(asked, 1),
+        "ok_per_s": len(run.latencies_ms) / seconds,
+        "in_time": sum(latency <= slo_ms for latency in run.latencies_ms) / max(asked, 1),
         "p50_ms": quantile(ordered, 0.5),
         "p99_ms": quantile(ordered, 0.99),
         "late_p99_ms": quantile(late, 0.99),
-        "failed": float(sum(lap.failures.values()) + lap.unsent),
-        "generator_cores": lap.cpu_s / seconds,
+        "failed": float(sum(run.failures.values()) + run.unsent),
+        "generator_cores": run.cpu_s / seconds,
     }
 
 

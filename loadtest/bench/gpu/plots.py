@@ -8,9 +8,9 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
 
-from loadtest.bench.gpu.laps import Lap, Row
-from loadtest.report.plots_canvas import canvas, log_latency, new_figure, slo_line, widen
-from loadtest.report.wording import plain_number
+from loadtest.bench.gpu.figures import PointRow, PointRun
+from penstock_load.report.canvas import canvas, log_latency, new_figure, slo_line, widen
+from penstock_load.report.document import plain_number
 
 MODES: Mapping[str, tuple[str, str, str]] = {  # colours of Okabe and Ito, which colour-blind people tell apart
     "none": ("no MPS", "#D55E00", "o"),
@@ -23,14 +23,16 @@ WAYS = {"engine": ("nvJPEG in the model's instance", "#0072B2"), "gateway": ("th
 PIXELS_PER_INCH = 110
 
 
-def write_plots(folder: Path, rows: Sequence[Row], laps: Sequence[Lap], slo_ms: float, threads: int) -> list[str]:
+def write_plots(
+    folder: Path, rows: Sequence[PointRow], runs: Sequence[PointRun], slo_ms: float, threads: int
+) -> list[str]:
     """The names of the files that were written: of what there is. threads: percent that a client of MPS may use."""
     with canvas():
         figures = {
             "chart.png": chart_figure([row for row in rows if row.part == "chart" or _is_whole(row)], threads),
             "activity.png": activity_figure([row for row in rows if row.part == "chart"]),
             "served.png": served_figure([row for row in rows if row.part in ("raw", "served")]),
-            "jpeg.png": jpeg_figure([lap for lap in laps if lap.part == "jpeg rate"], slo_ms),
+            "jpeg.png": jpeg_figure([run for run in runs if run.part == "jpeg rate"], slo_ms),
         }
         written = []
         for name, figure in figures.items():
@@ -41,7 +43,7 @@ def write_plots(folder: Path, rows: Sequence[Row], laps: Sequence[Lap], slo_ms: 
     return written
 
 
-def chart_figure(rows: Sequence[Row], threads: int) -> Figure | None:
+def chart_figure(rows: Sequence[PointRow], threads: int) -> Figure | None:
     """Pictures a second over the number of clients, a line a mode; bars from the lowest round to the highest."""
     if not rows:
         return None
@@ -68,7 +70,7 @@ def chart_figure(rows: Sequence[Row], threads: int) -> Figure | None:
     return figure
 
 
-def activity_figure(rows: Sequence[Row]) -> Figure | None:
+def activity_figure(rows: Sequence[PointRow]) -> Figure | None:
     """A panel a mode: nvidia-smi's util beside SM and tensor activity."""
     modes = [mode for mode in MODES if any("sm_activity" in row.figures for row in _of_mode(rows, mode))]
     if not modes:
@@ -96,9 +98,9 @@ def activity_figure(rows: Sequence[Row]) -> Figure | None:
     return figure
 
 
-def served_figure(rows: Sequence[Row]) -> Figure | None:
+def served_figure(rows: Sequence[PointRow]) -> Figure | None:
     """Bars: raw beside served, a group for each number of processes, batch and memory that both have."""
-    by_key: dict[tuple[int, int, str], dict[str, Row]] = {}
+    by_key: dict[tuple[int, int, str], dict[str, PointRow]] = {}
     for row in rows:
         key = (int(row.key["processes"]), int(row.key["batch"]), str(row.key["memory"]))
         by_key.setdefault(key, {})[row.part] = row
@@ -126,22 +128,22 @@ def served_figure(rows: Sequence[Row]) -> Figure | None:
     return figure
 
 
-def jpeg_figure(tries: Sequence[Lap], slo_ms: float) -> Figure | None:
+def jpeg_figure(tries: Sequence[PointRun], slo_ms: float) -> Figure | None:
     """p99 over the rate that was asked for, a dot a try, filled where it kept within the SLO.
 
     A try whose p99 is endless is not drawn.
     """
-    shown = [lap for lap in tries if "p99_ms" in lap.figures]
+    shown = [run for run in tries if "p99_ms" in run.figures]
     if not shown:
         return None
     figure, (axes,) = new_figure(1, 4.0)
     for way, (label, color) in WAYS.items():
         for is_held in (True, False):
-            dots = [lap for lap in shown if lap.key["decoded_by"] == way and _is_held(lap, slo_ms) is is_held]
-            rates, latencies = ([lap.figures[name] for lap in dots] for name in ("asked_per_s", "p99_ms"))
+            dots = [run for run in shown if run.key["decoded_by"] == way and _is_sustained(run, slo_ms) is is_held]
+            rates, latencies = ([run.figures[name] for run in dots] for name in ("asked_per_s", "p99_ms"))
             face, words = (color, f"{label}: kept") if is_held else ("none", "missed")
             axes.scatter(rates, latencies, facecolors=face, edgecolors=color, label=words)
-    latencies = [lap.figures["p99_ms"] for lap in shown]
+    latencies = [run.figures["p99_ms"] for run in shown]
     axes.set_ylim(*widen(min(*latencies, slo_ms), max(*latencies, slo_ms)))
     axes.set_xlim(0)
     log_latency(axes)
@@ -154,23 +156,23 @@ def jpeg_figure(tries: Sequence[Lap], slo_ms: float) -> Figure | None:
     return figure
 
 
-def _is_held(lap: Lap, slo_ms: float) -> bool:
-    return lap.figures["p99_ms"] <= slo_ms and not lap.figures.get("failed")
+def _is_sustained(run: PointRun, slo_ms: float) -> bool:
+    return run.figures["p99_ms"] <= slo_ms and not run.figures.get("failed")
 
 
-def _is_whole(row: Row) -> bool:
+def _is_whole(row: PointRow) -> bool:
     return row.key.get("mode") == "mps-whole"
 
 
-def _of_mode(rows: Sequence[Row], mode: str) -> list[Row]:
+def _of_mode(rows: Sequence[PointRow], mode: str) -> list[PointRow]:
     return sorted((row for row in rows if row.key["mode"] == mode), key=lambda row: int(row.key["clients"]))
 
 
-def _clients(rows: Sequence[Row]) -> list[int]:
+def _clients(rows: Sequence[PointRow]) -> list[int]:
     return [int(row.key["clients"]) for row in rows]
 
 
-def _over_clients(axes: Axes, rows: Sequence[Row]) -> None:
+def _over_clients(axes: Axes, rows: Sequence[PointRow]) -> None:
     axes.set_xscale("log", base=2)
     axes.xaxis.set_major_locator(FixedLocator(sorted(set(_clients(rows)))))
     axes.xaxis.set_minor_locator(NullLocator())

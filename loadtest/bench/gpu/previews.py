@@ -2,7 +2,7 @@
 
     python -m loadtest.bench.gpu.previews
 
-The same picture, both ways in turn, one thread; of each way the median of its laps, and the thread's CPU beside it: a
+The same picture, both ways in turn, one thread; the median of each way's repetitions, and the thread's CPU time: a
 thread that waits for the card costs no core. Without a card the first way alone.
 """
 
@@ -13,15 +13,15 @@ from collections.abc import Mapping
 import cv2
 import numpy as np
 
-from deepstream_pipeline.errors import PipelineError
-from deepstream_pipeline.gpu.device import Device
-from deepstream_pipeline.sinks.jpeg import JpegEncoder, JpegKind, jpeg_encoder
-from deepstream_pipeline.types import ByteArray
 from loadtest.bench.gpu.pictures import photos
+from penstock_video.errors import PipelineError
+from penstock_video.gpu.device import Device
+from penstock_video.sinks.jpeg import JpegEncoder, JpegKind, jpeg_encoder
+from penstock_video.types import ByteArray
 
 SIZES = ((640, 360), (1280, 720), (1920, 1080))
-LAPS = 200
-WARM_UP_LAPS = 10
+REPETITIONS = 200
+WARM_UP_REPETITIONS = 10
 
 
 def photo(width: int, height: int) -> ByteArray:
@@ -35,15 +35,16 @@ def rates(encoders: Mapping[str, JpegEncoder], picture: ByteArray) -> dict[str, 
     """(median ms of a picture, CPU ms of the thread a picture, bytes) by each way."""
     walls: dict[str, list[float]] = {name: [] for name in encoders}
     cpu_s, size_bytes = dict.fromkeys(encoders, 0.0), dict.fromkeys(encoders, 0)
-    for lap in range(WARM_UP_LAPS + LAPS):
+    for repetition in range(WARM_UP_REPETITIONS + REPETITIONS):
         for name, encoder in encoders.items():
             began, cpu_began = time.perf_counter(), time.thread_time()
             size_bytes[name] = len(encoder.encode(picture))
-            if lap >= WARM_UP_LAPS:
+            if repetition >= WARM_UP_REPETITIONS:
                 walls[name].append(time.perf_counter() - began)
                 cpu_s[name] += time.thread_time() - cpu_began
     return {
-        name: (1e3 * statistics.median(walls[name]), 1e3 * cpu_s[name] / LAPS, size_bytes[name]) for name in encoders
+        name: (1e3 * statistics.median(walls[name]), 1e3 * cpu_s[name] / REPETITIONS, size_bytes[name])
+        for name in encoders
     }
 
 

@@ -1,7 +1,7 @@
 """The program without a server around it: `python -m loadtest.bench.gpu.raw_worker FOLDER CONFIG`, with torch.
 
 The same file, graphs and precision as served, by the backend's own code; two batches in flight, so that the card does
-not wait for Python. A line of JSON in is a lap ({"batch", "memory", "begin_s", "settle_s", "seconds"}), a line out its
+not wait for Python. A line of JSON in is a run ({"batch", "memory", "begin_s", "settle_s", "seconds"}), a line out its
 count. CONFIG is the model's configuration as Triton hands it over: JSON.
 """
 
@@ -14,11 +14,12 @@ from typing import Any
 
 import torch
 
-from server.backends.torch_serving.config import EngineSpec, engine_spec
-from server.backends.torch_serving.device import pinned_regions
-from server.backends.torch_serving.interfaces import Runner
-from server.backends.torch_serving.program import WIRE_TYPES, load_program
-from server.backends.torch_serving.runners import EagerRunner, GraphRunner
+from penstock.engines.torch_serving.config import EngineSpec, engine_spec
+from penstock.engines.torch_serving.device import pinned_regions
+from penstock.engines.torch_serving.dtypes import WIRE_TYPES
+from penstock.engines.torch_serving.instance import Runner
+from penstock.engines.torch_serving.program import load_program
+from penstock.engines.torch_serving.runners import EagerRunner, GraphRunner
 
 SHARED_MEMORY = "/dev/shm"
 
@@ -38,17 +39,17 @@ class RawProgram:
             self._runner = GraphRunner(program, self.spec, self._device, pinned=pinned_regions(), slots=2)
         self._inputs: dict[tuple[int, str], Any] = {}  # kept: what is page-locked once must stay mapped
 
-    def lap(self, lap: dict[str, Any]) -> dict[str, float]:
+    def run(self, order: dict[str, Any]) -> dict[str, float]:
         """rows that were done in the stretch, and how long it was."""
-        batch = int(lap["batch"])
-        where = (batch, str(lap["memory"]))
+        batch = int(order["batch"])
+        where = (batch, str(order["memory"]))
         if where not in self._inputs:
             self._inputs[where] = self._input(*where)
         columns = [[self._inputs[where]]]
-        time.sleep(max(0.0, lap["begin_s"] - time.monotonic()))
-        self._run(columns, batch, lap["begin_s"] + lap["settle_s"])
+        time.sleep(max(0.0, order["begin_s"] - time.monotonic()))
+        self._run(columns, batch, order["begin_s"] + order["settle_s"])
         began_s = time.monotonic()
-        rows = self._run(columns, batch, began_s + lap["seconds"])
+        rows = self._run(columns, batch, began_s + order["seconds"])
         return {"rows": rows, "seconds": time.monotonic() - began_s}
 
     def _run(self, columns: list[list[Any]], batch: int, until_s: float) -> int:
@@ -85,7 +86,7 @@ def main() -> None:
         return
     _say({"ready": 1})
     for line in sys.stdin:
-        _say(program.lap(json.loads(line)))
+        _say(program.run(json.loads(line)))
 
 
 def _say(said: dict[str, Any]) -> None:

@@ -12,32 +12,31 @@ from pathlib import Path
 from typing import Any
 
 from loadtest.bench.gpu.chart import CALLERS_FACT, THREADS
-from loadtest.bench.gpu.laps import Row, faults_of, group_of, laps_of, ratios_of, rows_of
-from loadtest.bench.gpu.limits import limit_in_words
+from loadtest.bench.gpu.figures import PointRow, faults_of, group_of, limit_text, ratios_of, rows_of, runs_of
 from loadtest.bench.gpu.plots import MODES, WAYS, write_plots
-from loadtest.bench.report import Spread, spread
-from loadtest.committed import Committed, ResultsError, read_bench
-from loadtest.report.wording import percent, plain_number
-from loadtest.targets import read_targets
+from loadtest.bench.report import BenchSpread, spread
+from penstock_load.committed import Committed, ResultsError, read_bench
+from penstock_load.report.document import percent, plain_number
+from penstock_load.targets import read_targets
 
 NO_GPU = "**No GPU, no MPS: a trial of the bench.** "
 PART_OF_PLOT = {"chart.png": "chart", "activity.png": "chart", "served.png": "served", "jpeg.png": "jpeg"}
 
 
-class Told:
+class Conditions:
     """What stands in the file."""
 
     def __init__(self, content: Mapping[str, Any]) -> None:
         self.conditions: dict[str, str] = content["conditions"]
         self.facts: dict[str, Any] = content["facts"]
-        self.laps = laps_of(content)
+        self.runs = runs_of(content)
         self.faults = faults_of(content)
-        self.rows = rows_of(self.laps)
+        self.rows = rows_of(self.runs)
         self.models = "Models " + ", ".join(dict.fromkeys(row.model for row in self.rows))
 
     @property
     def cores(self) -> int:
-        """Of the machine; 0 where that is not told."""
+        """Cores of the machine; 0 if unknown."""
         found = re.search(r"(\d+) cores", self.conditions.get("machine", ""))
         return int(found[1]) if found else 0
 
@@ -51,23 +50,23 @@ class Told:
         """That the pictures were held to."""
         return float(self.conditions.get("slo_p99_ms", 15))
 
-    def of(self, *parts: str) -> list[Row]:
+    def of(self, *parts: str) -> list[PointRow]:
         """The rows of these parts."""
         return [row for row in self.rows if row.part in parts]
 
 
-def report_text(told: Told, judged: Committed | None, plots: Sequence[str]) -> str:
-    """The page as Markdown. judged: by targets.toml; None where the file has nothing that it wants."""
+def report_text(bench: Conditions, judged: Committed | None, plots: Sequence[str]) -> str:
+    """The page as Markdown. judged: by targets.toml; None if no target is about this file."""
     pictures = {part: [name for name in plots if PART_OF_PLOT[name] == part] for part in PART_OF_PLOT.values()}
     sections = [
-        _head(told),
-        _verdicts(told, judged),
+        _head(bench),
+        _verdicts(bench, judged),
         *(_with_plots(text, pictures[part]) for part, text in (
-            ("chart", "\n".join(filter(None, (_chart(told), _whole(told))))),
-            ("served", _served(told)), ("jpeg", _jpeg(told)),
+            ("chart", "\n".join(filter(None, (_chart(bench), _whole(bench))))),
+            ("served", _served(bench)), ("jpeg", _jpeg(bench)),
         )),
-        _faults(told),
-        _facts(told),
+        _faults(bench),
+        _facts(bench),
     ]  # fmt: skip
     return "\n".join(section for section in sections if section)
 
@@ -76,15 +75,15 @@ def _with_plots(text: str, names: Iterable[str]) -> str:
     return text and "\n".join([text, *(f"![{name.removesuffix('.png')}]({name})\n" for name in names)])
 
 
-def _head(told: Told) -> str:
-    conditions = told.conditions
+def _head(bench: Conditions) -> str:
+    conditions = bench.conditions
     lines = [
         "# One GPU, many processes: MPS, batching, JPEG, faults",
         "",
-        f"{conditions['machine']}. {conditions.get('at', '')}. {told.models}; `-random` in a name: the weights are, "
-        f"the arithmetic is the network's. {'' if told.has_gpu else NO_GPU}The load generator ran on the same cores. "
+        f"{conditions['machine']}. {conditions.get('at', '')}. {bench.models}; `-random` in a name: the weights are, "
+        f"the arithmetic is the network's. {'' if bench.has_gpu else NO_GPU}The load generator ran on the same cores. "
         "Every figure is the median over the "
-        "rounds, whose laps are interleaved in an order drawn anew (lowest to highest).",
+        "rounds, whose runs are interleaved in an order drawn anew (lowest to highest).",
         "",
         f"    {conditions['command']}",
         "",
@@ -94,8 +93,8 @@ def _head(told: Told) -> str:
     return "\n".join(lines)
 
 
-def _verdicts(told: Told, judged: Committed | None) -> str:
-    words = {ratio.measure: ratio.of for ratio in ratios_of(told.laps)}
+def _verdicts(bench: Conditions, judged: Committed | None) -> str:
+    words = {ratio.measure: ratio.of for ratio in ratios_of(bench.runs)}
     rows = [
         (verdict.title, figure(measurement.spread), of_what(verdict.comparison, verdict.figure, verdict.goal),
          f"**{verdict.state}**", words.get(verdict.measure, ""))
@@ -112,8 +111,8 @@ def of_what(comparison: str, floor: float, goal: float | None) -> str:
     return words + (f" / {plain_number(goal)}" if goal else "")
 
 
-def _chart(told: Told) -> str:
-    rows = {(str(row.key["mode"]), int(row.key["clients"])): row for row in told.of("chart")}
+def _chart(bench: Conditions) -> str:
+    rows = {(str(row.key["mode"]), int(row.key["clients"])): row for row in bench.of("chart")}
     if not rows:
         return ""
     modes = [mode for mode in MODES if any(mode == found for found, _ in rows)]
@@ -130,22 +129,22 @@ def _chart(told: Told) -> str:
     head = ("mode, clients", "util", "SM", "occupancy", "tensor", "memory", "cores", "p50 ms", "p99 ms", "batch")
     text += "\n" + _table("", head, busy)
     limits = [
-        f"* {MODES[mode][0]}, {clients[-1]} clients: {limit_in_words(rows[mode, clients[-1]], told.cores)}"
+        f"* {MODES[mode][0]}, {clients[-1]} clients: {limit_text(rows[mode, clients[-1]], bench.cores)}"
         for mode in modes
         if (mode, clients[-1]) in rows
     ]
-    return "\n".join([text, _how(told), "", "What limits each mode at the most clients:", "", *limits, ""])
+    return "\n".join([text, _how(bench), "", "What limits each mode at the most clients:", "", *limits, ""])
 
 
-def _how(told: Told) -> str:
-    callers = told.facts.get(f"chart, {CALLERS_FACT}", 1)
+def _how(bench: Conditions) -> str:
+    callers = bench.facts.get(f"chart, {CALLERS_FACT}", 1)
     said = (
         "A bare Triton without the gateway, asked over HTTP with the image in system shared memory; "
         f"{callers} caller(s) a client. util is nvidia-smi's; SM, occupancy, tensor, memory: "
-        "NVML's GPM over the lap; cores: busy of the machine's. **SM activity says that an SM holds work, not how "
+        "NVML's GPM over the run; cores: busy of the machine's. **SM activity says that an SM holds work, not how "
         "much**: occupancy and tensor activity stand beside it."
     )
-    if (threads := told.facts.get(THREADS)) and told.has_gpu:
+    if (threads := bench.facts.get(THREADS)) and bench.has_gpu:
         said += (
             f" MPS: a client may use {threads} % of the card's threads, the instances of MPS + batching all; batching "
             "is Triton's own, over a few instances of one model (`--instances`)."
@@ -153,23 +152,23 @@ def _how(told: Told) -> str:
     return said
 
 
-def _whole(told: Told) -> str:
+def _whole(bench: Conditions) -> str:
     """What MPS does where each client may use the whole card, and what batching makes of it."""
-    rows = {(str(row.key["mode"]), int(row.key["clients"])): row for row in told.of("whole")}
+    rows = {(str(row.key["mode"]), int(row.key["clients"])): row for row in bench.of("whole")}
     counts = sorted({count for mode, count in rows if mode != "none"})
     pairs = [(count, (rows.get(("none", count)), rows.get(("mps-whole", count)))) for count in counts]
-    told_rows = [
+    whole_rows = [
         (count, *(_figure(row, "rate") for row in pair), *(_share(row, "sm_activity") if row else "" for row in pair))
         for count, pair in pairs
     ]
     head = ("clients", "no MPS", MODES["mps-whole"][0], "SM, no MPS", "SM, MPS")
-    text = _table("MPS alone, without a limit of threads: images/s", head, told_rows)
-    ratios = [ratio for ratio in ratios_of(told.laps) if ratio.measure.endswith("_over_whole_mps") and ratio.values]
+    text = _table("MPS alone, without a limit of threads: images/s", head, whole_rows)
+    ratios = [ratio for ratio in ratios_of(bench.runs) if ratio.measure.endswith("_over_whole_mps") and ratio.values]
     return "\n".join([text, *(f"* {ratio.of}: {figure(spread(ratio.values))}" for ratio in ratios), ""]) if text else ""
 
 
-def _served(told: Told) -> str:
-    found = told.of("raw", "served")
+def _served(bench: Conditions) -> str:
+    found = bench.of("raw", "served")
     rows = [
         (row.part, *(row.key[name] for name in ("processes", "batch", "memory")), _figure(row, "rate"),
          _share(row, "sm_activity"), _share(row, "tensor_activity"), _middle(row, "machine_cores"))
@@ -178,23 +177,23 @@ def _served(told: Told) -> str:
     head = ("", "processes", "batch", "memory", "images/s", "SM", "tensor", "cores")
     how = (
         "A bare Triton, asked over HTTP; the tensors lie in CUDA's shared memory or in the system's, from where each "
-        "is copied twice. Raw: the same program, two batches in flight, nobody to be answered.\n"
+        "is copied twice. Raw: the same program, two batches in flight, without a client.\n"
     )
     text = _table("The program served, and the same program raw, under MPS", head, rows)
     return text and f"{text}\n{how}"
 
 
-def _jpeg(told: Told) -> str:
+def _jpeg(bench: Conditions) -> str:
     rows = [
         (WAYS.get(str(row.key["decoded_by"]), ("?",))[0], row.rounds, _figure(row, "capacity_per_s"),
          _figure(row, "held_per_s"),
          _middle(row, "p50_ms"), _middle(row, "p99_ms"),
          *(_middle(row, f"{kind}_cores") for kind in ("gateway", "model", "triton", "generator", "machine")),
          _share(row, "sm_activity"))
-        for row in told.of("jpeg")
+        for row in bench.of("jpeg")
     ]  # fmt: skip
     head = (
-        *("decoded by", "rounds", "closed loop/s", f"held/s at p99 {told.slo_ms:g} ms", "p50 ms", "p99 ms"),
+        *("decoded by", "rounds", "closed loop/s", f"held/s at p99 {bench.slo_ms:g} ms", "p50 ms", "p99 ms"),
         *("gateway cores", "instances", "Triton", "generator", "machine", "SM"),
     )
     how = (
@@ -205,19 +204,19 @@ def _jpeg(told: Told) -> str:
     return text and f"{text}\n{how}"
 
 
-def _faults(told: Told) -> str:
+def _faults(bench: Conditions) -> str:
     rows = [
         (one["fault"], _who(one), _seconds(one["recovery_s"]), _others_silence(one),
          "; ".join(f"{count} × {said}" for said, count in sorted(one["said"].items(), key=lambda it: -it[1])[:3]),
          one["note"])
-        for one in told.faults
+        for one in bench.faults
     ]  # fmt: skip
     head = (
         "fault",
         "callers that failed",
         "until all are served again",
         "the others' longest silence",
-        "what they were told",
+        "what their clients received",
         "note",
     )
     return _table("When one process ends", head, rows)
@@ -242,14 +241,14 @@ def _seconds(value: float | None) -> str:
     return "not within the watch" if value is None else f"{value:.2f} s"
 
 
-def _facts(told: Told) -> str:
-    lines = [f"* {name}: {value}" for name, value in told.facts.items() if name != "failures"]
+def _facts(bench: Conditions) -> str:
+    lines = [f"* {name}: {value}" for name, value in bench.facts.items() if name != "failures"]
     rounds: dict[str, int] = {}
-    for lap in told.laps:
-        rounds[group_of(lap.part)] = max(rounds.get(group_of(lap.part), 0), lap.round)
+    for run in bench.runs:
+        rounds[group_of(run.part)] = max(rounds.get(group_of(run.part), 0), run.round)
     most = max(rounds.values(), default=0)
     lines += [f"* **{part} was cut**: {count} of {most} rounds" for part, count in rounds.items() if count < most]
-    failures = [f"* **not measured**: {' '.join(str(failure).split())}" for failure in told.facts.get("failures", [])]
+    failures = [f"* **not measured**: {' '.join(str(failure).split())}" for failure in bench.facts.get("failures", [])]
     return "\n".join(["## How it went", "", *lines, *failures, ""])
 
 
@@ -263,29 +262,29 @@ def _table(title: str, head: Sequence[object], rows: Sequence[Sequence[object]])
 
 def figure(found: object) -> str:
     """ "3.3 (3.1 to 3.4)"."""
-    one = found if isinstance(found, Spread) else spread([found.median, found.low, found.high])  # type: ignore[attr-defined]
+    one = found if isinstance(found, BenchSpread) else spread([found.median, found.low, found.high])  # type: ignore[attr-defined]
     return f"{plain_number(one.median)} ({plain_number(one.low)} to {plain_number(one.high)})"
 
 
-def _figure(row: Row | None, name: str) -> str:
+def _figure(row: PointRow | None, name: str) -> str:
     return figure(row.figures[name]) if row and name in row.figures else ""
 
 
-def _middle(row: Row, name: str) -> str:
+def _middle(row: PointRow, name: str) -> str:
     return plain_number(row.figures[name].median) if name in row.figures else ""
 
 
-def _share(row: Row, name: str) -> str:
+def _share(row: PointRow, name: str) -> str:
     return percent(row.figures[name].median) if name in row.figures else ""
 
 
 def write_report(path: Path) -> Iterator[Path]:
     """Writes beside the file; what was written. Raises OSError, ResultsError, for another file KeyError, ValueError."""
-    told = Told(json.loads(path.read_text()))
-    plots = write_plots(path.parent, told.rows, told.laps, told.slo_ms, int(told.facts.get(THREADS, 0)))
+    bench = Conditions(json.loads(path.read_text()))
+    plots = write_plots(path.parent, bench.rows, bench.runs, bench.slo_ms, int(bench.facts.get(THREADS, 0)))
     judged = read_bench(path, read_targets())
     page = path.with_name("report.md")
-    page.write_text(report_text(told, judged, plots))
+    page.write_text(report_text(bench, judged, plots))
     yield page
     yield from (path.parent / name for name in plots)
 

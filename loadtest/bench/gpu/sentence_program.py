@@ -21,24 +21,24 @@ import numpy as np
 import numpy.typing as npt
 
 from deploy.models.opennmt_weights import Size, draw
-from loadtest.bench.report import Spread, format_table, spread
+from loadtest.bench.report import BenchSpread, format_table, spread
 
-FIRST_WORD = 4
+FIRST_TOKEN = 4
 COMPARED = 8  # sentences that the CPU translates, too
 WARM_UP = 3  # runs before a capture, as CUDA graphs want
 HEAD = ("precision, batch", "sentences/s", "ms a batch", "words as on the CPU")
 NO_GPU = 2
-Words = npt.NDArray[np.int64]
+TokenIds = npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True, slots=True)
-class Result:
+class ProgramResult:
     """Of one precision and batch size, over the rounds. agreement: share of words, of the first sentences."""
 
     precision: str
     batch: int
-    sentences_per_s: Spread
-    batch_ms: Spread
+    sentences_per_s: BenchSpread
+    batch_ms: BenchSpread
     agreement: float
 
 
@@ -52,7 +52,7 @@ def export_program(size: Size, path: Path, largest: int) -> None:
 class Captured:
     """The program in a CUDA graph for one batch size; its input stays where it is."""
 
-    def __init__(self, torch: Any, module: Any, words: Words) -> None:
+    def __init__(self, torch: Any, module: Any, words: TokenIds) -> None:
         self._torch = torch
         self._input = torch.from_numpy(words).cuda()
         stream = torch.cuda.Stream()
@@ -64,10 +64,10 @@ class Captured:
         with torch.cuda.graph(self._graph):
             self._output = module(self._input)
 
-    def words(self) -> Words:
+    def words(self) -> TokenIds:
         """The answer."""
         self._graph.replay()
-        answer: Words = self._output.cpu().numpy()
+        answer: TokenIds = self._output.cpu().numpy()
         return answer
 
     def seconds(self, at_least_s: float) -> float:
@@ -80,9 +80,9 @@ class Captured:
         return elapsed / count
 
 
-def measure(torch: Any, size: Size, options: argparse.Namespace) -> list[Result]:
+def measure(torch: Any, size: Size, options: argparse.Namespace) -> list[ProgramResult]:
     """Every precision and batch size, their order drawn anew each round."""
-    words = np.random.default_rng(1).integers(FIRST_WORD, size.vocabulary, (max(options.batch), size.source_length))
+    words = np.random.default_rng(1).integers(FIRST_TOKEN, size.vocabulary, (max(options.batch), size.source_length))
     with tempfile.TemporaryDirectory() as folder, torch.no_grad():
         path = Path(folder) / "model.pt2"
         export_program(size, path, max(*options.batch, COMPARED))
@@ -99,7 +99,7 @@ def measure(torch: Any, size: Size, options: argparse.Namespace) -> list[Result]
             for key in random.sample(list(captured), len(captured)):
                 times[key].append(captured[key].seconds(options.seconds))
     return [
-        Result(
+        ProgramResult(
             precision,
             batch,
             sentences_per_s=spread([batch / one for one in own]),

@@ -1,25 +1,17 @@
-"""Sentences a second through a server: OpenNMT's translator asked one at a time, in fours, and in batches.
-
-    python -m loadtest.bench.gpu.sentences --up fp16 fp32 [--json sentences.json]      # a stack of its own, on a GPU
-    python -m loadtest.bench.gpu.sentences --up onnx --seconds 4                       # on the CPU
-    python -m loadtest.bench.gpu.sentences --url http://127.0.0.1:8000                 # a server that runs here
-
-Every model of the server whose name begins with `opennmt-` (python -m deploy.models.opennmt) is loaded and asked, in a
-closed loop; a sentence is 25 words and gets 25. Rounds are interleaved, the order drawn anew each time. The figures of
-2017 stand beside: a V100 in FP32, batch 4 in a framework and batch 64 with TensorRT 3, so that only a row in FP32 is
-near to them, and no other card is. First every model is asked the same sentences alone and all at once: how many words
-agree is told, too.
-"""
+"""Sentences a second of OpenNMT's translator, one by one and batched."""
 
 import argparse
 import json
 import os
 import random
 import statistics
+import subprocess
 import sys
+import tempfile
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from urllib.parse import urlsplit
@@ -27,26 +19,55 @@ from urllib.parse import urlsplit
 import numpy as np
 import numpy.typing as npt
 
-from loadtest.bench.closed_loop import Lap, make_lap
-from loadtest.bench.gpu.closed import Lane
+from deploy.models.opennmt import FP16, FP32, ONNX_NAME, TORCH_NAMES
+from loadtest.bench.closed_loop import Repetition, make_repetition
+from loadtest.bench.gpu.callers import CallerLane
 from loadtest.bench.gpu.generators import Generators
-from loadtest.bench.gpu.requests import as_sent, ask
-from loadtest.bench.gpu.sentences_up import NAMES, stack_of
-from loadtest.bench.report import Spread, conditions, format_table, spread
+from loadtest.bench.gpu.programs import CHECKOUT, PenstockUp
+from loadtest.bench.gpu.tritons import as_sent, ask
+from loadtest.bench.report import BenchSpread, conditions, format_table, spread
 from loadtest.bench.wire import BadAnswer, http_infer
-from loadtest.hardware import describe, read_machine
-from loadtest.targets import read_targets
-from server.backends.triton_runtime import default_environment
-from server.core.tensor import tensor_from_numpy
+from penstock.engines.triton.runtime import default_environment
+from penstock.protocol.inference import tensor_from_numpy
+from penstock_load.hardware import describe, read_machine
+from penstock_load.targets import read_targets
+
+ONNX = "onnx"
+NAMES = {ONNX: ONNX_NAME, **TORCH_NAMES}
+_LOAD_S = 180.0
+
+
+@contextmanager
+def stack_of(forms: Sequence[str], *, environment: Path, torch_python: str) -> Iterator[int]:
+    """The REST port of a gateway with these forms (keys of NAMES). environment: of Triton. Raises BadAnswer."""
+    with tempfile.TemporaryDirectory(prefix="penstock-nmt-") as folder:
+        home = Path(folder)
+        for form in forms:
+            _write(form, home, torch_python)
+        with PenstockUp(home, [NAMES[form] for form in forms], environment=environment) as up:
+            up.wait(time.monotonic() + _LOAD_S)
+            yield up.port
+
+
+def _write(form: str, home: Path, torch_python: str) -> None:
+    """By an interpreter of its own: what exports for a GPU is not in ours."""
+    is_torch = form in (FP16, FP32)
+    python, flags = (torch_python, ("--torch", "--precision", form)) if is_torch else (sys.executable, ())
+    command = [python, "-m", "deploy.models.opennmt", "--home", str(home), *flags]
+    environ = os.environ | {"PYTHONPATH": str(CHECKOUT)}
+    done = subprocess.run(command, capture_output=True, text=True, cwd=CHECKOUT, env=environ)
+    if done.returncode:
+        raise BadAnswer(f"{' '.join(command[1:])} made no model: {done.stderr.strip()[-500:]}")
+
 
 PREFIX, INPUT, OUTPUT = "opennmt-", "source", "target"
-WORDS, FIRST_WORD, VOCABULARY = 25, 4, 50_004
+TOKENS, FIRST_TOKEN, VOCABULARY = 25, 4, 50_004
 COMPARED = 8  # sentences that are asked alone, and at once with others
 BATCH = 64
 LOAD_S = 300.0
 REFERENCES = ("opennmt-v100-before", "opennmt-v100")  # rows of targets.toml
 HEAD = ("model, callers × sentences a request", "sentences/s", "p50 ms", "p99 ms", "generator busy")
-Words = npt.NDArray[np.int64]
+Sentences = npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,21 +78,21 @@ class Case:
     sentences: int
 
 
-# alone · as the framework of 2017 · one each, batched by whoever owns the batches · batched by the caller already
+# alone · as the framework of 2017 · one each, batched by the batcher · batched by the caller already
 CASES = (Case(1, 1), Case(1, 4), Case(BATCH, 1), Case(2, BATCH))
 
 
 @dataclass(frozen=True, slots=True)
-class Result:
+class SentencesResult:
     """A model in one case, over the rounds. sentences_per_s: answered. generator_busy: a share of its processes."""
 
     model: str
     callers: int
     sentences: int
-    sentences_per_s: Spread
-    p50_ms: Spread
-    p99_ms: Spread
-    generator_busy: Spread
+    sentences_per_s: BenchSpread
+    p50_ms: BenchSpread
+    p99_ms: BenchSpread
+    generator_busy: BenchSpread
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,17 +104,17 @@ class Agreement:
     with_first: float
 
 
-def random_sentences(count: int, seed: int) -> Words:
+def random_sentences(count: int, seed: int) -> Sentences:
     """(count, WORDS), full ones."""
-    return np.random.default_rng(seed).integers(FIRST_WORD, VOCABULARY, (count, WORDS))
+    return np.random.default_rng(seed).integers(FIRST_TOKEN, VOCABULARY, (count, TOKENS))
 
 
-def http_bytes(model: str, words: Words) -> bytes:
+def http_bytes(model: str, words: Sentences) -> bytes:
     """A whole HTTP/1.1 request, the numbers as binary data both ways."""
     return as_sent(http_infer(model, tensor_from_numpy(INPUT, words)))
 
 
-def translate(port: int, model: str, words: Words) -> Words:
+def translate(port: int, model: str, words: Sentences) -> Sentences:
     """The server's answer, outside every measured stretch. Raises BadAnswer."""
     tensor = {"name": INPUT, "datatype": "INT64", "shape": list(words.shape), "data": words.ravel().tolist()}
     answer = json.loads(ask(port, f"/v2/models/{model}/infer", {"inputs": [tensor]}))
@@ -129,52 +150,56 @@ def agreements(port: int, models: Sequence[str]) -> list[Agreement]:
     ]
 
 
-def _at_once(port: int, model: str, words: Words) -> Words:
-    """A caller a sentence, so that whoever owns the batches makes some of them."""
+def _at_once(port: int, model: str, words: Sentences) -> Sentences:
+    """A caller for each sentence, so that some of the batches are made by the batcher."""
     with ThreadPoolExecutor(len(words)) as callers:
         return np.concatenate(list(callers.map(lambda row: translate(port, model, row[None]), words)))
 
 
-def lanes_of(port: int, model: str, case: Case) -> list[Lane]:
+def lanes_of(port: int, model: str, case: Case) -> list[CallerLane]:
     """Every caller with sentences of its own."""
-    words = random_sentences(case.callers * case.sentences, 1).reshape(case.callers, case.sentences, WORDS)
-    return [Lane(model, port, http_bytes(model, own), case.sentences) for own in words]
+    words = random_sentences(case.callers * case.sentences, 1).reshape(case.callers, case.sentences, TOKENS)
+    return [CallerLane(model, port, http_bytes(model, own), case.sentences) for own in words]
 
 
-def measure(port: int, models: Sequence[str], generators: Generators, options: argparse.Namespace) -> list[Result]:
+def measure(
+    port: int, models: Sequence[str], generators: Generators, options: argparse.Namespace
+) -> list[SentencesResult]:
     """The cases of every model, interleaved. Raises BadAnswer for a request that failed."""
-    laps: dict[tuple[str, Case], list[tuple[Lap, float]]] = {(m, c): [] for m in models for c in CASES}
+    repetitions: dict[tuple[str, Case], list[tuple[Repetition, float]]] = {(m, c): [] for m in models for c in CASES}
     for _ in range(options.rounds):
-        for model, case in random.sample(list(laps), len(laps)):
-            laps[model, case].append(_lap(lanes_of(port, model, case), generators, options))
+        for model, case in random.sample(list(repetitions), len(repetitions)):
+            repetitions[model, case].append(_run_once(lanes_of(port, model, case), generators, options))
             print(".", end="", file=sys.stderr, flush=True)
-    return [_result(model, case, own) for (model, case), own in laps.items()]
+    return [_result(model, case, own) for (model, case), own in repetitions.items()]
 
 
-def _lap(lanes: Sequence[Lane], generators: Generators, options: argparse.Namespace) -> tuple[Lap, float]:
-    """(the lap, how busy the generator was).
+def _run_once(
+    lanes: Sequence[CallerLane], generators: Generators, options: argparse.Namespace
+) -> tuple[Repetition, float]:
+    """(the repetition, how busy the generator was).
 
     The rate is the callers' by the mean time of an answer: what counting gives in a closed loop, without the edges of a
-    lap that holds a few large batches only.
+    repetition that holds a few large batches only.
     """
     run = generators.closed(lanes, settle_s=options.seconds / 4, seconds=options.seconds)()
     failed = next((one.failure for one in run.asks if one.failure), "")
     if failed or not run.asks:
-        raise BadAnswer(f"{lanes[0].name}: {failed or 'no answer within the lap; make --seconds longer'}")
+        raise BadAnswer(f"{lanes[0].name}: {failed or 'no answer in time; make --seconds longer'}")
     busy = run.cpu_s / run.seconds / min(options.processes, len(lanes))
     times_s = [one.latency_ms / 1000 for one in run.asks]
-    return make_lap(times_s, statistics.fmean(times_s) * len(run.asks) / len(lanes)), busy
+    return make_repetition(times_s, statistics.fmean(times_s) * len(run.asks) / len(lanes)), busy
 
 
-def _result(model: str, case: Case, laps: Sequence[tuple[Lap, float]]) -> Result:
-    return Result(
+def _result(model: str, case: Case, repetitions: Sequence[tuple[Repetition, float]]) -> SentencesResult:
+    return SentencesResult(
         model,
         case.callers,
         case.sentences,
-        sentences_per_s=spread([lap.rate * case.sentences for lap, _ in laps]),
-        p50_ms=spread([lap.p50_ms for lap, _ in laps]),
-        p99_ms=spread([lap.p99_ms for lap, _ in laps]),
-        generator_busy=spread([busy for _, busy in laps]),
+        sentences_per_s=spread([one.rate * case.sentences for one, _ in repetitions]),
+        p50_ms=spread([one.p50_ms for one, _ in repetitions]),
+        p99_ms=spread([one.p99_ms for one, _ in repetitions]),
+        generator_busy=spread([busy for _, busy in repetitions]),
     )
 
 
@@ -187,7 +212,7 @@ def references() -> list[str]:
     ]
 
 
-def row_of(result: Result) -> Sequence[object]:
+def row_of(result: SentencesResult) -> Sequence[object]:
     """A line of the table."""
     return (
         f"{result.model} {result.callers} × {result.sentences}",
@@ -213,13 +238,13 @@ def parse_arguments(arguments: Sequence[str] | None = None) -> argparse.Namespac
     parser.add_argument("--torch-python", metavar="FILE", help="an interpreter with torch [that of Triton's models]")
     parser.add_argument("--model", nargs="+", default=[], metavar="NAME", help=f"all {PREFIX}* without it")
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--seconds", type=float, default=0.8, help="of each lap [0.8; a CPU wants 4]")
+    parser.add_argument("--seconds", type=float, default=0.8, help="of each repetition [0.8; a CPU wants 4]")
     parser.add_argument("--processes", type=int, default=2, help="of the load generator")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the results here, too")
     return parser.parse_args(arguments)
 
 
-def run(options: argparse.Namespace) -> tuple[Mapping[str, str], list[Result], list[Agreement]]:
+def run(options: argparse.Namespace) -> tuple[Mapping[str, str], list[SentencesResult], list[Agreement]]:
     """Conditions, figures, and how far the answers agree. Raises BadAnswer."""
     if not options.up:
         return _ask_all(urlsplit(options.url).port or 80, options)
@@ -228,27 +253,29 @@ def run(options: argparse.Namespace) -> tuple[Mapping[str, str], list[Result], l
         return _ask_all(port, options)
 
 
-def _ask_all(port: int, options: argparse.Namespace) -> tuple[Mapping[str, str], list[Result], list[Agreement]]:
+def _ask_all(
+    port: int, options: argparse.Namespace
+) -> tuple[Mapping[str, str], list[SentencesResult], list[Agreement]]:
     models = prepare(port, options.model)
-    told = conditions() | {
+    facts = conditions() | {
         "machine": describe(read_machine()),
         "at": time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime()),
         "how": f"{options.rounds} interleaved rounds of {options.seconds:g} s: median (lowest-highest)",
     }
     alike = agreements(port, models)
     with Generators(options.processes) as generators:
-        return told, measure(port, models, generators, options), alike
+        return facts, measure(port, models, generators, options), alike
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """0 when everything was measured."""
     options = parse_arguments(arguments)
     try:
-        told, results, alike = run(options)
+        facts, results, alike = run(options)
     except BadAnswer as error:
         print(f"sentences: {error}", file=sys.stderr)
         return 1
-    print("\n" + "\n".join(f"{name}: {value}" for name, value in told.items()), end="\n\n")
+    print("\n" + "\n".join(f"{name}: {value}" for name, value in facts.items()), end="\n\n")
     print(format_table(HEAD, [row_of(result) for result in results]), end="\n\n")
     for one in alike:
         print(
@@ -258,7 +285,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     print("\n" + "\n".join(references()))
     if options.json:
         body = {
-            "conditions": told,
+            "conditions": facts,
             "results": [asdict(result) for result in results],
             "agreement": [asdict(one) for one in alike],
         }

@@ -1,29 +1,137 @@
-"""One measured lap: what the callers got, what it cost in cores, how busy the card was."""
+"""One timed interval of load with its CPU and GPU telemetry; shared-memory regions of the callers."""
 
 import json
+import os
+import subprocess
 import sys
+import tempfile
 import time
+import uuid
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Self
 
+import numpy as np
 import psutil
 
-from loadtest.bench.closed_loop import make_lap
-from loadtest.bench.gpu.closed import CallersLap, Lane
-from loadtest.bench.gpu.connection import OK, BrokenConnection, exchange, said
+from loadtest.bench.closed_loop import make_repetition
+from loadtest.bench.gpu.callers import OK, BrokenConnection, CallerLane, CallersRun, exchange, reply_text
+from loadtest.bench.gpu.figures import Key, PointLedger, ratio_text
 from loadtest.bench.gpu.generators import START_S, Generators
-from loadtest.bench.gpu.laps import Key, Ledger, in_words
-from loadtest.bench.gpu.regions import SystemRegions
-from loadtest.bench.gpu.requests import ask
+from loadtest.bench.gpu.tritons import Face, Region, ask, region_bytes
 from loadtest.bench.wire import BadAnswer
-from loadtest.report.wording import plain_number
-from loadtest.witness.process_cpu import CpuMeter
-from server.backends.triton_runtime import TritonRuntime
-from server.gpu.telemetry import NoTelemetry, Sampler
+from penstock.engines.triton.runtime import TritonRuntime
+from penstock.gpu.telemetry.sampler import Sampler, TelemetryUnavailable
+from penstock_load.report.document import plain_number
+from penstock_load.witness.process_cpu import CpuMeter
+
+SHARED_MEMORY = Path("/dev/shm")
+_HOLDER = (sys.executable, "-m", "loadtest.bench.gpu.cuda_region")
+
+
+class SystemRegions:
+    """So many regions of the system's shared memory, alike, filled with noise; removed when it ends."""
+
+    def __init__(self, face: Face, count: int, rows: int) -> None:
+        """rows: that each holds."""
+        self._mark = f"penstock_bench_{uuid.uuid4().hex[:8]}"
+        self._size_bytes = region_bytes(face, rows)
+        self._in_bytes = rows * face.input.row_bytes
+        self.regions = tuple(Region(f"{self._mark}_{number}", "system") for number in range(count))
+        noise = noise_of(face, rows)
+        for region in self.regions:
+            path = SHARED_MEMORY / region.name
+            with path.open("wb") as file:
+                file.write(noise)
+                file.truncate(self._size_bytes)
+
+    def register(self, port: int) -> None:
+        """With the Triton of that HTTP port. Raises BadAnswer."""
+        for region in self.regions:
+            body = {"key": f"/{region.name}", "offset": 0, "byte_size": self._size_bytes}
+            ask(port, f"/v2/systemsharedmemory/region/{region.name}/register", body)
+
+    def output(self, number: int) -> bytes:
+        """The region's output rows, as they stand there now."""
+        return (SHARED_MEMORY / self.regions[number].name).read_bytes()[self._in_bytes :]
+
+    def clear_output(self, number: int) -> None:
+        """Zeros where the region's output rows are."""
+        with (SHARED_MEMORY / self.regions[number].name).open("r+b") as file:
+            file.seek(self._in_bytes)
+            file.write(bytes(self._size_bytes - self._in_bytes))
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for region in self.regions:
+            with suppress(OSError):
+                (SHARED_MEMORY / region.name).unlink()
+
+
+class CudaRegions:
+    """So many regions of a GPU's memory, held by a child process: under MPS it is one of the daemon's clients."""
+
+    def __init__(self, face: Face, count: int, rows: int, environ: Mapping[str, str] | None = None) -> None:
+        """environ: on top of this process's. Raises BadAnswer where there is no GPU memory to be had."""
+        self._size_bytes = region_bytes(face, rows)
+        self.regions = tuple(Region(f"penstock_bench_cuda_{uuid.uuid4().hex[:8]}_{n}", "cuda") for n in range(count))
+        pipe = subprocess.PIPE
+        with tempfile.NamedTemporaryFile(dir=SHARED_MEMORY) as noise:
+            noise.write(noise_of(face, rows))
+            noise.flush()
+            command = [*_HOLDER, str(self._size_bytes), str(count), noise.name]
+            environment = os.environ | (environ or {})
+            self._holder = subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True, env=environment)
+            assert self._holder.stdout is not None
+            said = json.loads(self._holder.stdout.readline() or '{"why": "it ended"}')
+        if "why" in said:
+            self.close()
+            raise BadAnswer(f"no CUDA shared memory: {said['why']}")
+        self._handles: list[str] = said["handles"]
+
+    def register(self, port: int) -> None:
+        """With the Triton of that HTTP port. Raises BadAnswer."""
+        for region, handle in zip(self.regions, self._handles, strict=True):
+            body = {"raw_handle": {"b64": handle}, "device_id": 0, "byte_size": self._size_bytes}
+            ask(port, f"/v2/cudasharedmemory/region/{region.name}/register", body)
+
+    def close(self) -> None:
+        """Gives the memory back."""
+        assert self._holder.stdin is not None
+        assert self._holder.stdout is not None
+        self._holder.stdin.close()
+        try:
+            self._holder.wait(5)
+        except subprocess.TimeoutExpired:
+            self._holder.kill()
+            self._holder.wait()
+        self._holder.stdout.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+def noise_of(face: Face, rows: int) -> bytes:
+    """Input rows: numbers in [0, 1), or bytes."""
+    generator, count = np.random.default_rng(1), rows * face.input.row_bytes
+    if face.input.datatype == "FP32":
+        return generator.random(count // 4, np.float32).tobytes()
+    if face.input.datatype == "FP16":
+        return generator.random(count // 2, np.float32).astype(np.float16).tobytes()
+    if face.input.datatype == "UINT8":
+        return generator.integers(0, 255, count, np.uint8).tobytes()
+    return bytes(count)
+
 
 FIRST_ANSWER_S = 60.0
-_RATES = ("rate", "held_per_s", "ok_per_s")  # what a lap is told by
+_RATES = ("rate", "held_per_s", "ok_per_s")  # the figure that is printed after a run
 _ACTIVITY = {"sm": "sm_activity", "sm_occupancy": "sm_occupancy", "tensor": "tensor_activity"} | {
     "memory_bandwidth": "memory_bandwidth_activity",
     "graphics_engine": "kernel_running",
@@ -32,7 +140,7 @@ _ACTIVITY = {"sm": "sm_activity", "sm_occupancy": "sm_occupancy", "tensor": "ten
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What every part is told. work: the bench's own folder, its path short. torch_python: an interpreter with torch.
+    """Settings of every part. work: the bench's own folder, its path short. torch_python: an interpreter with torch.
 
     runtime: the Triton. processes: of the load generator. is_gpu: False for the miniature on a CPU, without MPS.
     """
@@ -49,11 +157,11 @@ class Plan:
 
 
 @dataclass
-class Bench:
-    """What every part uses. sampler: None where there is no card to read."""
+class GpuBench:
+    """What every part uses. sampler: None without a card."""
 
     plan: Plan
-    ledger: Ledger
+    ledger: PointLedger
     generators: Generators
     sampler: Sampler | None = None
     _pending: list[tuple[str, int, Key, dict[str, float], tuple[float, float], str]] = field(default_factory=list)
@@ -77,10 +185,10 @@ class Bench:
         *,
         model: str = "",
     ) -> None:
-        """Notes a lap and says so; how busy the card was in the span is added when the round is saved."""
+        """Records a run and prints it; GPU utilisation of the span is added when the round is saved."""
         self._pending.append((part, number, key, dict(figures), span, model))
         rate = next((figures[name] for name in _RATES if name in figures), 0.0)
-        print(f"gpu: round {number}: {part}, {in_words(key)}: {plain_number(rate)}/s", file=sys.stderr, flush=True)
+        print(f"gpu: round {number}: {part}, {ratio_text(key)}: {plain_number(rate)}/s", file=sys.stderr, flush=True)
 
     def save(self) -> None:
         """Writes what there is."""
@@ -94,7 +202,7 @@ class Bench:
             return {}
         try:
             card = self.sampler.mean(*span)[0]
-        except (NoTelemetry, IndexError):
+        except (TelemetryUnavailable, IndexError):
             return {}
         found = {name: getattr(card.activity, field_name) for field_name, name in _ACTIVITY.items()}
         found["util"] = card.kernel_running  # nvidia-smi's, of the driver's own window of up to a second
@@ -102,41 +210,41 @@ class Bench:
 
 
 def callers_stretch(
-    bench: Bench, lanes: Sequence[Lane], meter: CpuMeter
+    bench: GpuBench, lanes: Sequence[CallerLane], meter: CpuMeter
 ) -> tuple[dict[str, float], tuple[float, float]]:
-    """(the figures of one lap, when it was). Raises BadAnswer where a request failed: its figure would mean nothing."""
+    """(figures, span) of one run. Raises BadAnswer if a request failed: its figures would have no meaning."""
     plan = bench.plan
     begin_s = time.monotonic() + START_S + plan.settle_s
     wait = bench.generators.closed(lanes, settle_s=plan.settle_s, seconds=plan.seconds)
     time.sleep(max(0.0, begin_s - time.monotonic()))
     before = (meter.read_s(), busy_cpu_s())
     counted = batches_so_far(lanes)
-    lap = wait()
+    run = wait()
     after = (meter.read_s(), busy_cpu_s())
     batches = batches_so_far(lanes) - counted
-    figures = figures_of(lap, lanes)
+    figures = figures_of(run, lanes)
     elapsed_s = time.monotonic() - begin_s
     server, machine = ((late - early) / elapsed_s for early, late in zip(before, after, strict=True))
     figures |= {"server_cores": server, "machine_cores": machine}
     if batches:
-        figures["batch_size"] = len(lap.asks) * lanes[0].rows / batches
+        figures["batch_size"] = len(run.asks) * lanes[0].rows / batches
     return figures, (begin_s, begin_s + plan.seconds)
 
 
-def figures_of(lap: CallersLap, lanes: Sequence[Lane]) -> dict[str, float]:
+def figures_of(run: CallersRun, lanes: Sequence[CallerLane]) -> dict[str, float]:
     """rate: rows a second. Latencies of requests. Raises BadAnswer where one failed, or none was answered."""
-    failed = next((ask for ask in lap.asks if ask.failure), None)
+    failed = next((ask for ask in run.asks if ask.failure), None)
     if failed:
         raise BadAnswer(f"{lanes[failed.lane].name} answered {failed.failure}")
-    if not lap.asks:
-        raise BadAnswer(f"{lanes[0].name} answered nothing for {lap.seconds:g} s")
-    told = make_lap([ask.latency_ms / 1000 for ask in lap.asks], lap.seconds)
-    rows = sum(lanes[ask.lane].rows for ask in lap.asks)
-    cores = lap.cpu_s / lap.seconds
-    return {"rate": rows / lap.seconds, "p50_ms": told.p50_ms, "p99_ms": told.p99_ms, "generator_cores": cores}
+    if not run.asks:
+        raise BadAnswer(f"{lanes[0].name} answered nothing for {run.seconds:g} s")
+    timing = make_repetition([ask.latency_ms / 1000 for ask in run.asks], run.seconds)
+    rows = sum(lanes[ask.lane].rows for ask in run.asks)
+    cores = run.cpu_s / run.seconds
+    return {"rate": rows / run.seconds, "p50_ms": timing.p50_ms, "p99_ms": timing.p99_ms, "generator_cores": cores}
 
 
-def check_answers(lanes: Sequence[Lane], regions: SystemRegions) -> None:
+def check_answers(lanes: Sequence[CallerLane], regions: SystemRegions) -> None:
     """One request of each lane, which is the first of its model: an answer of zeros alone is no answer.
 
     Raises BadAnswer.
@@ -148,20 +256,20 @@ def check_answers(lanes: Sequence[Lane], regions: SystemRegions) -> None:
         except (BrokenConnection, OSError) as error:
             raise BadAnswer(f"{lane.name}: {error}") from error
         if reply.status != OK:
-            raise BadAnswer(f"{lane.name} answered {said(reply)}")
+            raise BadAnswer(f"{lane.name} answered {reply_text(reply)}")
         if not any(regions.output(number)):
             raise BadAnswer(f"{lane.name} answered nothing but zeros")
 
 
-def batches_so_far(lanes: Sequence[Lane]) -> int:
+def batches_so_far(lanes: Sequence[CallerLane]) -> int:
     """Executions by Triton's statistics, where all lanes ask one model; else 0."""
     if len({lane.name for lane in lanes}) != 1 or len(lanes) < 2:
         return 0
-    told = json.loads(ask(lanes[0].port, f"/v2/models/{lanes[0].name}/stats"))
-    return int(told["model_stats"][0]["execution_count"])
+    statistics = json.loads(ask(lanes[0].port, f"/v2/models/{lanes[0].name}/stats"))
+    return int(statistics["model_stats"][0]["execution_count"])
 
 
 def busy_cpu_s() -> float:
     """Seconds that this machine's cores were not idle, so far."""
     times = psutil.cpu_times()
-    return float(sum(times) - times.idle - times.iowait - times.guest - times.guest_nice)
+    return float(sum(times) - times.idle - times.iowait - times.guest - times.guest_nice)  # plain-english: ok

@@ -19,10 +19,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from loadtest.bench.gpu.daemon import MpsDaemon
+from loadtest.bench.gpu.programs import MpsDaemon
 from loadtest.bench.wire import BadAnswer
-from server.gpu.mps.control import PROGRAM as CONTROL
-from server.gpu.telemetry import CardLoad, NoTelemetry, Sampler
+from penstock.gpu.mps.control import PROGRAM as CONTROL
+from penstock.gpu.telemetry.messages import CardLoad
+from penstock.gpu.telemetry.sampler import Sampler, TelemetryUnavailable
 
 SPIN_CYCLES = 200_000_000  # a tenth of a second at 2 GHz, on one thread
 SETTLE_S = 1.2  # `util` is of the driver's last sampling time, up to a second
@@ -76,7 +77,7 @@ def keep_busy(load: Callable[[Any], None], seconds: float) -> tuple[float, float
 
 
 def client(name: str, seconds: float) -> None:
-    """Of MPS: says when it is ready, waits until it is told to go, works."""
+    """A client of MPS: prints "ready", waits for a line, works."""
     import torch
 
     torch.zeros(64 << 20, device="cuda", dtype=torch.uint8)
@@ -106,7 +107,7 @@ def processes_of(card: CardLoad) -> str:
     """A line for each."""
     lines = [
         f"  pid {one.pid} {one.name}: {(one.memory_bytes or 0) >> 20} MiB, "
-        f"{'no time told' if one.time_share is None else f'{100 * one.time_share:.0f} % of the time'}"
+        f"{'time unknown' if one.time_share is None else f'{100 * one.time_share:.0f} % of the time'}"
         f"{', an MPS client' if one.is_mps_client else ''}"
         for one in card.processes
     ]
@@ -153,7 +154,7 @@ def main() -> None:
             if not said.no_mps and shutil.which(CONTROL):
                 last = under_mps(sampler, said.seconds)
                 rows.append(row_of("two MPS clients", last))
-    except (NoTelemetry, BadAnswer) as error:
+    except (TelemetryUnavailable, BadAnswer) as error:
         raise SystemExit(f"nothing can be read: {error}") from error
     print(f"{last.name if last else ''}, activity by {last.source if last else None}; percent\n{table(rows)}")
     print(f"processes during the last one:\n{processes_of(last) if last else ''}")

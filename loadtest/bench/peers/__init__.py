@@ -1,1 +1,1 @@
-"""Side by side with others: one model and pictures behind FastAPI, LitServe, Ray Serve, BentoML, MLServer, us."""
+"""The same model behind other serving frameworks, compared with Penstock."""

@@ -1,21 +1,215 @@
-"""One contender measured once: up, warmed, loaded, read, ended. Nothing else of the bench runs meanwhile."""
+"""Starts one framework's server, and measures rate, latency and CPU."""
 
 import asyncio
 import contextlib
+import itertools
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import tempfile
 import time
-from collections.abc import AsyncIterator, Sequence
-from dataclasses import dataclass
+from collections.abc import AsyncIterator, Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
 
+import aiohttp
 import psutil
 
-from loadtest.bench.closed_loop import Lap
-from loadtest.bench.peers.answers import Found, difference
-from loadtest.bench.peers.child import Child, running
-from loadtest.bench.peers.contenders import Contender
-from loadtest.bench.peers.laps import Caller, closed_lap, open_lap
-from loadtest.bench.peers.model import ServedModel
-from loadtest.bench.wire import BadAnswer, HttpPort
-from loadtest.witness.process_cpu import CpuMeter
+from loadtest.bench.closed_loop import Repetition, make_repetition, run_closed_loop
+from loadtest.bench.peers.contenders import SERVERS, Contender, FoundObject, ServedModel, ServerAddress, difference
+from loadtest.bench.peers.servers.detector import ENVIRONMENT_NAME
+from loadtest.bench.wire import BadAnswer, BenchHttp, BenchRequest
+from penstock_load.clients.client import Answer
+from penstock_load.driver.loops import Asking, OpenLoop, RequestLane
+from penstock_load.pacer import send_times
+from penstock_load.results import Side, Status
+from penstock_load.scenario import Arrivals, Shape
+from penstock_load.witness.process_cpu import CpuMeter
+
+END_TIMEOUT_S = 15.0
+ORPHAN_TIMEOUT_S = 1.0  # LitServe leaves its workers to themselves at SIGTERM
+_TAIL_LINES = 12
+_SHARED_MEMORY = "/dev/shm/"
+
+
+class NotServing(Exception):
+    """A server did not come up or does not answer; the message is a sentence with what it printed last."""
+
+
+@dataclass(frozen=True, slots=True)
+class Child:
+    """A server that was started. It may not be ready yet. known: every process of it that was ever seen."""
+
+    contender: Contender
+    port: int
+    process: subprocess.Popen[bytes]
+    output: Path
+    known: set[psutil.Process] = field(default_factory=set)
+
+    @property
+    def url(self) -> str:
+        """Where it listens or will listen."""
+        return f"http://127.0.0.1:{self.port}"
+
+    def failure(self, what: str) -> NotServing:
+        """The error that says what happened, and the end of what it printed."""
+        lines = self.output.read_text(errors="replace").splitlines()[-_TAIL_LINES:]
+        return NotServing(f"{self.contender.name} {what}; it printed last: {' | '.join(lines) or 'nothing'}")
+
+    def family(self) -> list[psutil.Process]:
+        """The process and all its descendants that live; those, too, that lost their parent since an earlier call."""
+        with contextlib.suppress(psutil.NoSuchProcess):
+            root = psutil.Process(self.process.pid)
+            self.known.update((root, *root.children(recursive=True)))
+        return [process for process in self.known if process.is_running()]
+
+
+@contextlib.contextmanager
+def running(contender: Contender, model: ServedModel) -> Iterator[Child]:
+    """The server for as long as the block, in an empty folder of its own. Raises NotServing, NotPrepared."""
+    folder = Path(tempfile.mkdtemp(prefix="peer-"))
+    child = None
+    try:
+        child = _start(contender, ServerAddress(_free_port(), folder, model))
+        yield child
+    finally:
+        if child:
+            end(child)
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def end(child: Child) -> None:
+    """SIGTERM to the process, SIGKILL to whatever of its family outlives that; its shared memory goes, too.
+
+    Takes as long as the process needs, 15 s at most.
+    """
+    family = child.family()
+    shared = _shared_memory(family)
+    child.process.terminate()
+    with contextlib.suppress(subprocess.TimeoutExpired):
+        child.process.wait(END_TIMEOUT_S)
+    _, alive = psutil.wait_procs(family, timeout=ORPHAN_TIMEOUT_S)
+    for process in alive:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            process.kill()
+    with contextlib.suppress(ProcessLookupError):  # processes that joined the group since
+        os.killpg(child.process.pid, signal.SIGKILL)
+    psutil.wait_procs(alive, timeout=END_TIMEOUT_S)
+    child.process.wait(END_TIMEOUT_S)
+    for path in shared:
+        path.unlink(missing_ok=True)
+
+
+def _start(contender: Contender, place: ServerAddress) -> Child:
+    output = place.folder / "output.log"
+    kept = {name: value for name, value in os.environ.items() if not name.startswith(("PENSTOCK_", "PYTHON"))}
+    ours = {
+        ENVIRONMENT_NAME: place.model.card_json,
+        "PEER_WORKERS": str(place.model.instances),
+        "HOME": str(place.folder),
+        "TMPDIR": str(place.folder),
+    }
+    if not contender.is_ours:
+        ours["PYTHONPATH"] = str(SERVERS)
+    command = contender.command(place)
+    try:
+        with output.open("wb") as file:
+            process = subprocess.Popen(
+                command,
+                stdin=subprocess.DEVNULL,
+                stdout=file,
+                stderr=subprocess.STDOUT,
+                cwd=place.folder,
+                env={**kept, **ours, **contender.variables(place)},
+                start_new_session=True,
+            )
+    except OSError as error:
+        raise NotServing(f"{contender.name} cannot be started ({command[0]}: {error.strerror})") from error
+    return Child(contender, place.port, process, output)
+
+
+def _shared_memory(family: list[psutil.Process]) -> set[Path]:
+    """The files under /dev/shm that these processes have mapped."""
+    found = set()
+    for process in family:
+        with contextlib.suppress(psutil.Error, OSError):
+            found |= {Path(m.path) for m in process.memory_maps() if m.path.startswith(_SHARED_MEMORY)}
+    return {path for path in found if path.exists()}
+
+
+def _free_port() -> int:
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        port: int = listener.getsockname()[1]
+        return port
+
+
+LEAD_S = 0.1
+TIMEOUT_S = 30.0
+MAX_IN_FLIGHT = 512
+
+
+class Caller:
+    """Asks one server for the pictures in turn. renew: every so many requests a connection is opened anew, 0 never.
+
+    Workers of a server share one listening socket: the worker that accepts a connection keeps it. Eight permanent
+    connections can all end up with one worker, which then does the work of all.
+    """
+
+    def __init__(self, port: BenchHttp, requests: Sequence[BenchRequest], *, renew: int) -> None:
+        self._port = port
+        self._requests = requests
+        self._last = [_closing(request) for request in requests]
+        self._renew = renew
+
+    async def ask(self, number: int) -> bytes:
+        """The answer's body. Raises BadAnswer, also where the connection breaks."""
+        is_last = self._renew and number % self._renew == self._renew - 1
+        request = (self._last if is_last else self._requests)[number % len(self._requests)]
+        try:
+            return await self._port.post(request)
+        except (aiohttp.ClientError, TimeoutError) as error:
+            raise BadAnswer(f"{request.path} was not answered: {error or type(error).__name__}") from error
+
+    async def send(self, number: int) -> Answer:
+        """As the driver wants it: never an exception."""
+        try:
+            return Answer(Status.OK, received_bytes=len(await self.ask(number)))
+        except BadAnswer as error:
+            return Answer(Status.FAILED, error=str(error)[:200])
+
+    async def aclose(self) -> None:
+        """The connections are the port's."""
+
+
+async def closed_run(caller: Caller, *, concurrency: int, seconds: float) -> Repetition:
+    """Raises BadAnswer."""
+
+    async def call(number: int) -> None:
+        await caller.ask(number)
+
+    return await run_closed_loop(call, concurrency=concurrency, seconds=seconds)
+
+
+async def open_run(caller: Caller, *, rate: float, seconds: float, seed: int) -> Repetition:
+    """Poisson arrivals at that rate whatever the answers do; latencies from the intended moments. Raises BadAnswer."""
+    epoch_s = time.monotonic() + LEAD_S
+    lanes, clock = [RequestLane("image", caller)], time.monotonic
+    asking = Asking(round=0, phase="latency", side=Side.TARGET, lanes=lanes, slots=[0], epoch_s=epoch_s, clock=clock)
+    moments = (epoch_s + at_s for at_s in send_times(Arrivals(shape=Shape.POISSON, rate=rate), seconds, seed=seed))
+    loop = OpenLoop(asking, zip(itertools.count(), moments, strict=False), max_in_flight=MAX_IN_FLIGHT)
+    await loop.run(timeout_s=TIMEOUT_S)
+    for record in asking.records:
+        if record.status is not Status.OK:
+            raise BadAnswer(f"at {rate:.0f} requests a second one was not answered: {record.error}")
+    return make_repetition([record.done_s - record.intended_s for record in asking.records], seconds)
+
+
+def _closing(request: BenchRequest) -> BenchRequest:
+    return BenchRequest(request.path, {**request.headers, "connection": "close"}, request.body)
+
 
 READY_TIMEOUT_S = 90.0
 FIRST_ANSWER_TIMEOUT_S = 20.0
@@ -28,7 +222,7 @@ class OtherAnswer(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class Load:
+class PeerLoad:
     """What every contender gets. pictures: JPEGs. seconds: of each measured stretch. renew: of Caller.
 
     light_rate: of the open loop, requests a second; None for half of what the slowest reaches at its audition.
@@ -43,7 +237,7 @@ class Load:
 
 
 @dataclass(frozen=True, slots=True)
-class Memory:
+class PeerMemory:
     """Of a whole process tree: RSS counts shared pages once a process, PSS shares them out."""
 
     rss_mib: float
@@ -52,17 +246,17 @@ class Memory:
 
 
 @dataclass(frozen=True, slots=True)
-class Measured:
+class PeerFigures:
     """One round of one contender; CPU in milliseconds an answer, of the server's tree and of the load generator.
 
     closed: as fast as it goes. light: an open loop at a rate that is the same for all.
     """
 
-    closed: Lap
-    light: Lap
+    closed: Repetition
+    light: Repetition
     server_ms: float
     client_ms: float
-    memory: Memory
+    memory: PeerMemory
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,29 +267,33 @@ class Up:
     caller: Caller
 
 
-async def measure(contender: Contender, model: ServedModel, load: Load, *, light_rate: float, seed: int) -> Measured:
+async def measure(
+    contender: Contender, model: ServedModel, load: PeerLoad, *, light_rate: float, seed: int
+) -> PeerFigures:
     """A round of the contender, started for it and ended after it. Raises NotServing, NotPrepared, BadAnswer."""
     async with _up(contender, model, load) as up:
         memory = await _warm_up(up, load)
         meter = CpuMeter(psutil.Process(up.child.process.pid))
         before = meter.read_s(), time.process_time()
-        closed = await closed_lap(up.caller, concurrency=load.concurrency, seconds=load.seconds)
+        closed = await closed_run(up.caller, concurrency=load.concurrency, seconds=load.seconds)
         after = meter.read_s(), time.process_time()
         server, client = ((b - a) * 1000 / max(closed.count, 1) for a, b in zip(before, after, strict=True))
-        light = await open_lap(up.caller, rate=light_rate, seconds=load.seconds, seed=seed)
-        return Measured(closed, light, server, client, memory)
+        light = await open_run(up.caller, rate=light_rate, seconds=load.seconds, seed=seed)
+        return PeerFigures(closed, light, server, client, memory)
 
 
-async def audition(contender: Contender, model: ServedModel, load: Load) -> tuple[list[list[Found]], float]:
+async def audition(contender: Contender, model: ServedModel, load: PeerLoad) -> tuple[list[list[FoundObject]], float]:
     """(what the contender finds in each picture, about how many it answers a second). Raises as measure does."""
     async with _up(contender, model, load) as up:
         boxes = [contender.read(await up.caller.ask(number)) for number in range(len(load.pictures))]
         await _warm_up(up, load)
-        lap = await closed_lap(up.caller, concurrency=load.concurrency, seconds=load.warm_up_s)
-        return boxes, lap.rate
+        run = await closed_run(up.caller, concurrency=load.concurrency, seconds=load.warm_up_s)
+        return boxes, run.rate
 
 
-def check(ours: Sequence[list[Found]], theirs: Sequence[list[Found]], *, name: str, score_threshold: float) -> None:
+def check(
+    ours: Sequence[list[FoundObject]], theirs: Sequence[list[FoundObject]], *, name: str, score_threshold: float
+) -> None:
     """Raises OtherAnswer where a picture's boxes are not the same."""
     for number, (expected, found) in enumerate(zip(ours, theirs, strict=True)):
         if what := difference(expected, found, score_threshold=score_threshold):
@@ -103,9 +301,9 @@ def check(ours: Sequence[list[Found]], theirs: Sequence[list[Found]], *, name: s
 
 
 @contextlib.asynccontextmanager
-async def _up(contender: Contender, model: ServedModel, load: Load) -> AsyncIterator[Up]:
+async def _up(contender: Contender, model: ServedModel, load: PeerLoad) -> AsyncIterator[Up]:
     with running(contender, model) as child:
-        async with HttpPort(child.url) as port:
+        async with BenchHttp(child.url) as port:
             caller = Caller(port, [contender.write(jpeg, model) for jpeg in load.pictures], renew=load.renew)
             await _until_ready(child, caller)
             yield Up(child, caller)
@@ -129,26 +327,26 @@ async def _until_ready(child: Child, caller: Caller) -> None:
     raise child.failure(f"was not ready within {READY_TIMEOUT_S:.0f} s ({last})")
 
 
-async def _warm_up(up: Up, load: Load) -> Memory:
+async def _warm_up(up: Up, load: PeerLoad) -> PeerMemory:
     """The memory as it is under load, read at the warm-up's end so that reading it costs no measured time."""
 
-    async def read_late() -> Memory:
+    async def read_late() -> PeerMemory:
         await asyncio.sleep(load.warm_up_s * 0.8)
         return await asyncio.to_thread(memory_of, up.child.family())
 
-    lap, memory = await asyncio.gather(
-        closed_lap(up.caller, concurrency=load.concurrency, seconds=load.warm_up_s), read_late()
+    run, memory = await asyncio.gather(
+        closed_run(up.caller, concurrency=load.concurrency, seconds=load.warm_up_s), read_late()
     )
-    if not lap.count:
+    if not run.count:
         raise up.child.failure(f"answered nothing in {load.warm_up_s} s of warm-up")
     return memory
 
 
-def memory_of(processes: Sequence[psutil.Process]) -> Memory:
+def memory_of(processes: Sequence[psutil.Process]) -> PeerMemory:
     """Of these processes, as far as they live."""
     rss = pss = count = 0
     for process in processes:
         with contextlib.suppress(psutil.Error):
             full = process.memory_full_info()
             rss, pss, count = rss + full.rss, pss + full.pss, count + 1
-    return Memory(rss / MIB, pss / MIB, count)
+    return PeerMemory(rss / MIB, pss / MIB, count)

@@ -3,7 +3,7 @@
     python -m deploy.models.googlenet && penstock models load googlenet-random
     python -m loadtest.bench.video --json video.json
 
-By hand, against the stack that runs here (`penstock up --engine triton`), whose guest the program is. In rounds:
+By hand, against a running stack (`penstock up --engine triton`); the video program is its client. In rounds:
 
 limit     One 720p H.264 stream. If FFmpeg alone decodes D frames a second on all cores, the conversion to the network's
           row makes R, and the engine, asked with prepared rows by the pipeline's own client, E, then the three one
@@ -13,7 +13,7 @@ limit     One 720p H.264 stream. If FFmpeg alone decodes D frames a second on al
 streams   Files that wait for the engine, 1 to 16 of them: the aggregate by the best aggregate of the round.
 overload  As many cameras as files, at one and a half times what the files reached: what is answered in time. Every
           picture is decoded, since others build on it; so where decoding takes a share d of the CPU of an answered
-          frame, and the CPU is full, at most (1 - 1.5 d) / (1 - d) of the capacity are left, which is told, too.
+          frame, and the CPU is full, at most (1 - 1.5 d) / (1 - d) of the capacity are left, which is printed, too.
 """
 
 import argparse
@@ -27,19 +27,26 @@ from pathlib import Path
 
 import structlog
 
-from deepstream_pipeline.errors import PipelineError
-from deepstream_pipeline.infer.engine import Engine
-from deepstream_pipeline.infer.place import EnginePlace
 from loadtest.bench.report import conditions, write_json
-from loadtest.bench.video.clips import frames_of, make_street
-from loadtest.bench.video.figures import ModelResult, OverloadResult, StreamsResult, model_result, overload_result
+from loadtest.bench.video.figures import (
+    ModelResult,
+    OverloadResult,
+    StreamsResult,
+    model_result,
+    model_table,
+    overload_result,
+    overload_table,
+    streams_table,
+)
 from loadtest.bench.video.figures import streams_result as result_of_streams
 from loadtest.bench.video.limits import Preparing
-from loadtest.bench.video.rounds import Bench, ModelBench, StreamsBench
-from loadtest.bench.video.tables import model_table, overload_table, streams_table
+from loadtest.bench.video.rounds import ModelBench, StreamsBench, VideoBench, frames_of, make_street
 from loadtest.bench.wire import BadAnswer
-from server.commands.video_engine import joinable
-from server.local.running import RunningStack, running_stacks
+from penstock.gateway.workers.running_stacks import RunningStack, running_stacks
+from penstock_video.cli.engine import joinable
+from penstock_video.errors import PipelineError
+from penstock_video.infer.engine import Engine
+from penstock_video.infer.options import EngineAddress
 
 PARTS = ("limit", "streams", "overload")
 CHECKOUT = Path(__file__).resolve().parents[3]
@@ -50,9 +57,7 @@ Result = ModelResult | StreamsResult | OverloadResult
 def parse_arguments(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     """The command line's options."""
     parser = argparse.ArgumentParser(
-        prog="python -m loadtest.bench.video",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+        prog="python -m loadtest.bench.video", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     home = os.environ.get("PENSTOCK_HOME", "~/.penstock")
     parser.add_argument("--only", nargs="+", choices=PARTS, default=list(PARTS), metavar="PART", help=", ".join(PARTS))
@@ -99,20 +104,20 @@ def run(options: argparse.Namespace) -> list[Result]:
         return results
 
 
-def _bench(options: argparse.Namespace, stack: ExitStack) -> Bench:
+def _bench(options: argparse.Namespace, stack: ExitStack) -> VideoBench:
     running = _running()
     folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="penstock-bench-")))
     clip = options.clip or folder / "street.mp4"
     if options.clip is None:
         make_street(clip, CLIP_S)
         _tick()
-    engine = Engine(EnginePlace(running.run_dir, running.http_url, running.grpc_address))
+    engine = Engine(EngineAddress(running.run_dir, running.http_url, running.grpc_address))
     stack.callback(engine.close)
     engine.start(ENGINE_S)
     preparing = Preparing(clip)
     stack.callback(preparing.close)
     names = options.model if "limit" in options.only else []
-    return Bench(
+    return VideoBench(
         stack=running,
         engine=engine,
         preparing=preparing,

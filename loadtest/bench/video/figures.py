@@ -1,14 +1,14 @@
-"""What the video bench found, round by round, and as figures with their spread."""
+"""Figures of the video bench, from runs to rows, and its printed tables."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from statistics import median
 
-from loadtest.bench.image_endpoint import harmonic_limit
-from loadtest.bench.report import Spread, spread
-from loadtest.bench.stages import StageLap
-from loadtest.bench.video.program import Memory, Stretch
-from loadtest.measure.buckets import jain_index
+from loadtest.bench.gateway.image_endpoint import harmonic_limit
+from loadtest.bench.report import BenchSpread, format_table, spread
+from loadtest.bench.stages import StageRun
+from loadtest.bench.video.program import Memory, ProgramRun
+from penstock_load.measure.buckets import jain_index
 
 MANY = 16
 
@@ -17,22 +17,22 @@ MANY = 16
 class ModelRounds:
     """One stream of one model. peers: by the peer's setting."""
 
-    decode: list[StageLap] = field(default_factory=list)
-    prepare: list[StageLap] = field(default_factory=list)
+    decode: list[StageRun] = field(default_factory=list)
+    prepare: list[StageRun] = field(default_factory=list)
     engine: list[float] = field(default_factory=list)
-    ours: list[Stretch] = field(default_factory=list)
-    peers: dict[str, list[StageLap]] = field(default_factory=dict)
+    ours: list[ProgramRun] = field(default_factory=list)
+    peers: dict[str, list[StageRun]] = field(default_factory=dict)
 
 
 @dataclass(slots=True)
 class StreamRounds:
     """Several streams of one model. streams: by their number. memory: of the most of them."""
 
-    streams: dict[int, list[Stretch]] = field(default_factory=dict)
+    streams: dict[int, list[ProgramRun]] = field(default_factory=dict)
     memory: list[Memory] = field(default_factory=list)
-    overload: list[Stretch] = field(default_factory=list)
+    overload: list[ProgramRun] = field(default_factory=list)
     offered: list[float] = field(default_factory=list)
-    capacity: list[Stretch] = field(default_factory=list)
+    capacity: list[ProgramRun] = field(default_factory=list)
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,22 +45,22 @@ class ModelResult:
     kind: str
     model: str
     engine_load: str
-    decode_rate: Spread
-    prepare_rate: Spread
-    engine_rate: Spread
-    limit_rate: Spread
-    ours_rate: Spread
-    limit_share: Spread
-    program_cpu_ms: Spread
-    decode_cpu_ms: Spread
-    stack_cpu_ms: Spread
-    decode_alone_cpu_ms: Spread
-    prepare_alone_cpu_ms: Spread
+    decode_rate: BenchSpread
+    prepare_rate: BenchSpread
+    engine_rate: BenchSpread
+    limit_rate: BenchSpread
+    ours_rate: BenchSpread
+    limit_share: BenchSpread
+    program_cpu_ms: BenchSpread
+    decode_cpu_ms: BenchSpread
+    stack_cpu_ms: BenchSpread
+    decode_alone_cpu_ms: BenchSpread
+    prepare_alone_cpu_ms: BenchSpread
     peer: str
-    peer_rate: Spread
-    peer_ratio: Spread
-    peer_cpu_ms: Spread
-    peers: Mapping[str, Spread]
+    peer_rate: BenchSpread
+    peer_ratio: BenchSpread
+    peer_cpu_ms: BenchSpread
+    peers: Mapping[str, BenchSpread]
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,12 +70,12 @@ class StreamsResult:
 
     kind: str
     model: str
-    rates: Mapping[int, Spread]
-    best_shares: Mapping[int, Spread]
-    best_share: Spread
-    jain: Spread
-    pss_mib: Spread
-    uss_mib: Spread
+    rates: Mapping[int, BenchSpread]
+    best_shares: Mapping[int, BenchSpread]
+    best_share: BenchSpread
+    jain: BenchSpread
+    pss_mib: BenchSpread
+    uss_mib: BenchSpread
     processes: int
 
 
@@ -89,19 +89,19 @@ class OverloadResult:
     kind: str
     model: str
     bound_ms: float
-    offered: Spread
-    capacity: Spread
-    answered: Spread
-    goodput_of_capacity: Spread
-    ceiling: Spread
-    cpu_ms: Spread
-    capacity_cpu_ms: Spread
-    decoding_cpu_ms: Spread
-    p50_ms: Spread
-    p99_ms: Spread
-    least_share: Spread
-    jain: Spread
-    drops: Mapping[str, Spread]
+    offered: BenchSpread
+    capacity: BenchSpread
+    answered: BenchSpread
+    goodput_of_capacity: BenchSpread
+    ceiling: BenchSpread
+    cpu_ms: BenchSpread
+    capacity_cpu_ms: BenchSpread
+    decoding_cpu_ms: BenchSpread
+    p50_ms: BenchSpread
+    p99_ms: BenchSpread
+    least_share: BenchSpread
+    jain: BenchSpread
+    drops: Mapping[str, BenchSpread]
 
 
 def model_result(model: str, engine_load: str, rounds: ModelRounds) -> ModelResult:
@@ -109,14 +109,14 @@ def model_result(model: str, engine_load: str, rounds: ModelRounds) -> ModelResu
     stages = list(zip(rounds.decode, rounds.prepare, rounds.engine, strict=True))
     limits = [harmonic_limit(decode.rate, prepare.rate, engine) for decode, prepare, engine in stages]
     ours = [stretch.rate for stretch in rounds.ours]
-    best = max(rounds.peers, key=lambda name: median(lap.rate for lap in rounds.peers[name]))
-    laps = rounds.peers[best]
+    best = max(rounds.peers, key=lambda name: median(run.rate for run in rounds.peers[name]))
+    runs = rounds.peers[best]
     return ModelResult(
         kind="model",
         model=model,
         engine_load=engine_load,
-        decode_rate=spread([lap.rate for lap in rounds.decode]),
-        prepare_rate=spread([lap.rate for lap in rounds.prepare]),
+        decode_rate=spread([run.rate for run in rounds.decode]),
+        prepare_rate=spread([run.rate for run in rounds.prepare]),
         engine_rate=spread(rounds.engine),
         limit_rate=spread(limits),
         ours_rate=spread(ours),
@@ -124,19 +124,19 @@ def model_result(model: str, engine_load: str, rounds: ModelRounds) -> ModelResu
         program_cpu_ms=spread([one.program_ms for one in rounds.ours]),
         decode_cpu_ms=spread([one.decode_ms for one in rounds.ours]),
         stack_cpu_ms=spread([one.stack_ms for one in rounds.ours]),
-        decode_alone_cpu_ms=spread([lap.cpu_ms for lap in rounds.decode]),
-        prepare_alone_cpu_ms=spread([lap.cpu_ms for lap in rounds.prepare]),
+        decode_alone_cpu_ms=spread([run.cpu_ms for run in rounds.decode]),
+        prepare_alone_cpu_ms=spread([run.cpu_ms for run in rounds.prepare]),
         peer=best,
-        peer_rate=spread([lap.rate for lap in laps]),
-        peer_ratio=spread([rate / lap.rate for rate, lap in zip(ours, laps, strict=True)]),
-        peer_cpu_ms=spread([lap.cpu_ms for lap in laps]),
-        peers={name: spread([lap.rate for lap in found]) for name, found in rounds.peers.items()},
+        peer_rate=spread([run.rate for run in runs]),
+        peer_ratio=spread([rate / run.rate for rate, run in zip(ours, runs, strict=True)]),
+        peer_cpu_ms=spread([run.cpu_ms for run in runs]),
+        peers={name: spread([run.rate for run in found]) for name, found in rounds.peers.items()},
     )
 
 
 def streams_result(model: str, rounds: StreamRounds) -> StreamsResult:
     """The rounds as figures; best_share is that of the most streams."""
-    rates = {count: [one.rate for one in laps] for count, laps in rounds.streams.items()}
+    rates = {count: [one.rate for one in runs] for count, runs in rounds.streams.items()}
     best = [max(of_round) for of_round in zip(*rates.values(), strict=True)]
     most = max(rates)
     shares = {
@@ -157,9 +157,9 @@ def streams_result(model: str, rounds: StreamRounds) -> StreamsResult:
 
 def overload_result(model: str, bound_s: float, rounds: StreamRounds) -> OverloadResult:
     """The rounds as figures."""
-    laps = rounds.overload
-    good = [one.latency.within(bound_s) / one.seconds for one in laps]
-    reasons = sorted({reason for one in laps for reason in one.drops})
+    runs = rounds.overload
+    good = [one.latency.within(bound_s) / one.seconds for one in runs]
+    reasons = sorted({reason for one in runs for reason in one.drops})
     files = list(zip(rounds.offered, rounds.capacity, strict=True))
     return OverloadResult(
         kind="overload",
@@ -167,20 +167,77 @@ def overload_result(model: str, bound_s: float, rounds: StreamRounds) -> Overloa
         bound_ms=bound_s * 1000,
         offered=spread(rounds.offered),
         capacity=spread([one.rate for one in rounds.capacity]),
-        answered=spread([one.rate for one in laps]),
+        answered=spread([one.rate for one in runs]),
         goodput_of_capacity=spread([rate / one.rate for rate, one in zip(good, rounds.capacity, strict=True)]),
         ceiling=spread([_ceiling(offered / one.rate, one.decoding_ms / one.cpu_ms) for offered, one in files]),
-        cpu_ms=spread([one.cpu_ms for one in laps]),
+        cpu_ms=spread([one.cpu_ms for one in runs]),
         capacity_cpu_ms=spread([one.cpu_ms for one in rounds.capacity]),
         decoding_cpu_ms=spread([one.decoding_ms for one in rounds.capacity]),
-        p50_ms=spread([one.latency.percentile_ms(0.5) for one in laps]),
-        p99_ms=spread([one.latency.percentile_ms(0.99) for one in laps]),
-        least_share=spread([min(one.inferred) * len(one.inferred) / max(sum(one.inferred), 1) for one in laps]),
-        jain=spread([jain_index(one.inferred) for one in laps]),
-        drops={reason: spread([one.drops.get(reason, 0) / one.seconds for one in laps]) for reason in reasons},
+        p50_ms=spread([one.latency.percentile_ms(0.5) for one in runs]),
+        p99_ms=spread([one.latency.percentile_ms(0.99) for one in runs]),
+        least_share=spread([min(one.inferred) * len(one.inferred) / max(sum(one.inferred), 1) for one in runs]),
+        jain=spread([jain_index(one.inferred) for one in runs]),
+        drops={reason: spread([one.drops.get(reason, 0) / one.seconds for one in runs]) for reason in reasons},
     )
 
 
 def _ceiling(overload: float, decoding: float) -> float:
     """What is left of the capacity where so many times as much is decoded, which takes a share of each frame's CPU."""
     return max((1 - overload * decoding) / (1 - decoding), 0.0)
+
+
+def model_table(one: ModelResult) -> str:
+    """One stream: the stages, the limit, ours, the peer."""
+    rows: list[Sequence[object]] = [
+        ("ffmpeg -f null", one.decode_rate, one.decode_alone_cpu_ms),
+        ("colours, resize, normalise", one.prepare_rate, one.prepare_alone_cpu_ms),
+        (f"engine ({one.engine_load})", one.engine_rate, ""),
+        ("harmonic limit", one.limit_rate, ""),
+        ("penstock video run", one.ours_rate, ""),
+        ("  the program", "", one.program_cpu_ms),
+        ("  its decode process", "", one.decode_cpu_ms),
+        ("  the stack", "", one.stack_cpu_ms),
+        *((f"OpenCV + onnxruntime, {name}", rate, "") for name, rate in one.peers.items()),
+        (f"  the best: {one.peer}", one.peer_rate, one.peer_cpu_ms),
+    ]
+    return "\n".join(
+        [
+            f"{one.model}: one 720p H.264 stream",
+            format_table(("", "frames/s", "CPU ms a frame"), rows),
+            f"of the harmonic limit: {one.limit_share}   (floor 0.90, goal 0.95)",
+            f"by the best peer: {one.peer_ratio}   (floor 1.3)",
+        ]
+    )
+
+
+def streams_table(one: StreamsResult) -> str:
+    """How the aggregate stands over the numbers of streams."""
+    rows = [(f"{count} streams", one.rates[count], one.best_shares[count]) for count in one.rates]
+    return "\n".join(
+        [
+            f"{one.model}: several 720p H.264 streams",
+            format_table(("", "frames/s", "of the best"), rows),
+            f"Jain's index over the sources' frames, {max(one.rates)} streams: {one.jain}   (floor 0.98)",
+            f"memory, MiB, {max(one.rates)} streams, {one.processes} processes: PSS {one.pss_mib}   USS {one.uss_mib}",
+        ]
+    )
+
+
+def overload_table(one: OverloadResult) -> str:
+    """What is left of the capacity."""
+    drops = "   ".join(f"{reason} {rate}" for reason, rate in one.drops.items())
+    return "\n".join(
+        [
+            f"{one.model}: cameras at more than the capacity, frames/s",
+            format_table(
+                ("", "frames/s"), [("offered", one.offered), ("capacity", one.capacity), ("answered", one.answered)]
+            ),
+            f"answered within {one.bound_ms:g} ms, of the capacity: {one.goodput_of_capacity}   (floor 0.90; at most "
+            f"{one.ceiling} where every picture is decoded)",
+            f"CPU ms an answered frame: {one.cpu_ms}   of the files: {one.capacity_cpu_ms}, of which decoding "
+            f"{one.decoding_cpu_ms}",
+            f"latency, ms: p50 {one.p50_ms}   p99 {one.p99_ms}",
+            f"the least of a source by the mean: {one.least_share}   Jain's index: {one.jain}",
+            f"dropped a second: {drops or 'nothing'}",
+        ]
+    )

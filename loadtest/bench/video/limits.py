@@ -18,16 +18,17 @@ import av
 import cv2
 import numpy as np
 
-from deepstream_pipeline.decode.pictures import Painter
-from deepstream_pipeline.infer.answer import Answer
-from deepstream_pipeline.infer.engine import Engine
-from deepstream_pipeline.infer.network import Network
-from deepstream_pipeline.preprocess.rows import PrepareSpec, prepare_row, wants_bgr
-from deepstream_pipeline.types import RowArray
-from loadtest.bench.stages import StageLap
+from loadtest.bench.stages import StageRun
 from loadtest.bench.wire import BadAnswer
+from penstock.vision.spec import PrepareSpec
+from penstock_video.decode.pictures import Painter
+from penstock_video.infer.calls import RowsResult
+from penstock_video.infer.engine import Engine
+from penstock_video.infer.network import Network
+from penstock_video.preprocess.rows import prepare_row, wants_bgr
+from penstock_video.types import RowArray
 
-FRAMES_KEPT = 48  # of the clip, decoded, in each process
+MAX_FRAMES = 48  # of the clip, decoded, in each process
 THREADS = (1, 2, 3, 4)
 LOADS = ((1, 2), (1, 3), (1, 4), (2, 2), (2, 3), (4, 2), (4, 3), (8, 2))  # (rows of a call, calls at once)
 LATE_S, DEADLINE_S = 30.0, 20.0
@@ -43,7 +44,7 @@ class EngineLoad:
     calls: int
 
 
-def decode_alone(clip: Path, frames: int, threads: int, times: int) -> StageLap:
+def decode_alone(clip: Path, frames: int, threads: int, times: int) -> StageRun:
     """FFmpeg on all cores, into nothing; PyAV's own FFmpeg where the program is not here. Raises BadAnswer."""
     program = shutil.which("ffmpeg")
     if program is None:
@@ -54,17 +55,17 @@ def decode_alone(clip: Path, frames: int, threads: int, times: int) -> StageLap:
     if done.returncode:
         raise BadAnswer(f"ffmpeg did not decode {clip}: {done.stderr.strip()}")
     elapsed_s, count = time.perf_counter() - started, frames * times
-    return StageLap(count / elapsed_s, (_children_s() - cpu_started) * 1000 / count)
+    return StageRun(count / elapsed_s, (_children_s() - cpu_started) * 1000 / count)
 
 
-def _decode_by_pyav(clip: Path, threads: int, times: int) -> StageLap:
+def _decode_by_pyav(clip: Path, threads: int, times: int) -> StageRun:
     started, cpu_started, count = time.perf_counter(), time.process_time(), 0
     for _ in range(times):
         with av.open(str(clip)) as container:
             context = container.streams.video[0].codec_context
             context.thread_count, context.thread_type = threads, "AUTO"
             count += sum(1 for _ in container.decode(video=0))
-    return StageLap(count / (time.perf_counter() - started), (time.process_time() - cpu_started) * 1000 / count)
+    return StageRun(count / (time.perf_counter() - started), (time.process_time() - cpu_started) * 1000 / count)
 
 
 def _children_s() -> float:
@@ -92,12 +93,12 @@ class Preparing:
         """The processes end."""
         self._pool.shutdown(cancel_futures=True)
 
-    def alone(self, spec: bytes, seconds: float) -> StageLap:
+    def alone(self, spec: bytes, seconds: float) -> StageRun:
         """Pictures to rows: colours, resizing, normalising, layout."""
-        running = [self._pool.submit(_prepare_lap, spec, seconds) for _ in range(self._count)]
-        laps = [future.result() for future in running]
-        rate = sum(lap.rate for lap in laps)
-        return StageLap(rate, sum(lap.cpu_ms * lap.rate for lap in laps) / rate)
+        running = [self._pool.submit(_prepare_once, spec, seconds) for _ in range(self._count)]
+        runs = [future.result() for future in running]
+        rate = sum(run.rate for run in runs)
+        return StageRun(rate, sum(run.cpu_ms * run.rate for run in runs) / rate)
 
     def rows(self, spec: bytes, count: int) -> list[RowArray]:
         """The first pictures' rows."""
@@ -111,10 +112,10 @@ def _begin(clip: str) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the bench's to hear
     cv2.setNumThreads(1)
     with av.open(clip) as container:
-        _pictures.extend(itertools.islice(container.decode(video=0), FRAMES_KEPT))
+        _pictures.extend(itertools.islice(container.decode(video=0), MAX_FRAMES))
 
 
-def _prepare_lap(spec: bytes, seconds: float) -> StageLap:
+def _prepare_once(spec: bytes, seconds: float) -> StageRun:
     prepare, painter, slot = PrepareSpec.unpack(spec), Painter(), _Slot()
     started, cpu_started, count = time.perf_counter(), time.process_time(), 0
     for picture in itertools.cycle(_pictures):
@@ -122,7 +123,7 @@ def _prepare_lap(spec: bytes, seconds: float) -> StageLap:
         count += 1
         if time.perf_counter() - started >= seconds:
             break
-    return StageLap(count / (time.perf_counter() - started), (time.process_time() - cpu_started) * 1000 / count)
+    return StageRun(count / (time.perf_counter() - started), (time.process_time() - cpu_started) * 1000 / count)
 
 
 def _rows(spec: bytes, count: int) -> list[RowArray]:
@@ -160,7 +161,7 @@ class EngineAlone:
         self._answered = self._in_flight = self._next = 0
         self._error = ""
 
-    def lap(self, load: EngineLoad, seconds: float) -> float:
+    def measure(self, load: EngineLoad, seconds: float) -> float:
         """Rows a second. Raises BadAnswer where one was not answered."""
         self._error, self._answered = "", 0
         until = time.monotonic() + seconds
@@ -188,7 +189,7 @@ class EngineAlone:
             self._next = (first + load.rows) % (len(self._rows) - load.rows)
             self._in_flight += 1
 
-        def done(answer: Answer) -> None:
+        def done(answer: RowsResult) -> None:
             with self._changed:
                 self._answered += load.rows
                 self._in_flight -= 1
@@ -204,4 +205,4 @@ class EngineAlone:
 
 
 def _nothing() -> None:
-    """The rows are written by nobody."""
+    """Does nothing: the rows are written already."""

@@ -22,12 +22,12 @@ import numpy as np
 import numpy.typing as npt
 import onnxruntime
 
-from deepstream_pipeline.preprocess.rows import geometry_of, prepare_row
-from server.backends.config_pbtxt import read_config
-from server.core.infer import InferResponse
-from server.core.tensor import tensor_from_numpy
-from server.vision.card import card_from_config
-from server.vision.postprocess import parse
+from penstock.engines.config_pbtxt import read_config
+from penstock.protocol.inference import InferResponse, tensor_from_numpy
+from penstock.vision.card import card_from_config
+from penstock.vision.preprocess import geometry_of
+from penstock.vision.results import parse
+from penstock_video.preprocess.rows import prepare_row
 
 WARM_UP_S, AHEAD = 1.0, 4
 Pixels = npt.NDArray[np.uint8]

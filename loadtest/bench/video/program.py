@@ -16,10 +16,10 @@ import msgspec
 import psutil
 
 from loadtest.bench.wire import BadAnswer
-from loadtest.measure.buckets import Buckets, latency_in
-from loadtest.witness.process_cpu import CpuMeter
-from server.commands.video_engine import BOND
-from server.local.running import RunningStack
+from penstock.gateway.workers.running_stacks import RunningStack
+from penstock_load.measure.buckets import Buckets, latency_in
+from penstock_load.witness.process_cpu import CpuMeter
+from penstock_video.cli.engine import UP_CHILD
 
 START_S, STOP_S, ASK_S, LOOK_S = 60.0, 20.0, 5.0, 0.1
 WARM_FRAMES = 16  # of each source, before anything is measured
@@ -27,7 +27,7 @@ _DECODING = "penstock_video_decode_seconds_sum"
 
 
 @dataclass(frozen=True, slots=True)
-class Stretch:
+class ProgramRun:
     """Of a running program. inferred, drops: by source, by reason. latency: of frames, their packets' coming to sinks.
 
     program_ms, decode_ms, stack_ms: of CPU a frame, of the program itself, its decode processes, and the stack.
@@ -63,15 +63,15 @@ class Memory:
     processes: int
 
 
-class _Stream(msgspec.Struct):
+class _ProgramStream(msgspec.Struct):
     """What the control API says of a source, as far as it is used here."""
 
     inferred: int
     drops: dict[str, int]
 
 
-class _Streams(msgspec.Struct):
-    streams: tuple[_Stream, ...]
+class _ProgramStreams(msgspec.Struct):
+    streams: tuple[_ProgramStream, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +88,7 @@ class VideoProgram:
 
     def __init__(self, stack: RunningStack, model: str, sources: Sequence[Path], port: int, *flags: str) -> None:
         named = [word for path in sources for word in ("--source", str(path))]
-        bond = [sys.executable, "-m", BOND, str(os.getpid())]  # it ends with the bench, however that ends
+        bond = [sys.executable, "-m", UP_CHILD, str(os.getpid())]  # it ends with the bench, however that ends
         command = [*bond, "video", "run", "--model", model, *named, *flags]
         self._command = [*command, "--api-port", str(port), "--no-progress", "--log-level", "error"]
         self._url = f"http://127.0.0.1:{port}"
@@ -113,7 +113,7 @@ class VideoProgram:
     ) -> None:
         self._stop()
 
-    def measure(self, seconds: float) -> Stretch:
+    def measure(self, seconds: float) -> ProgramRun:
         """What comes of so many seconds."""
         before = self._look()
         time.sleep(seconds)
@@ -123,7 +123,7 @@ class VideoProgram:
         per_frame = 1000 / max(sum(inferred), 1)
         own, decode, stack, decoding = ((b - a) * per_frame for a, b in zip(before.cpu_s, after.cpu_s, strict=True))
         latency = after.latency.since(before.latency)
-        return Stretch(after.at - before.at, inferred, drops, latency, own, decode, stack, decoding)
+        return ProgramRun(after.at - before.at, inferred, drops, latency, own, decode, stack, decoding)
 
     def memory(self) -> Memory:
         """As it is now."""
@@ -153,8 +153,8 @@ class VideoProgram:
             cpu_s=(own_s, whole_s - own_s, self._stack.read_s(), _decoding_s(page)),
         )
 
-    def _streams(self) -> tuple[_Stream, ...]:
-        return msgspec.json.decode(self._ask("/v1/streams"), type=_Streams).streams
+    def _streams(self) -> tuple[_ProgramStream, ...]:
+        return msgspec.json.decode(self._ask("/v1/streams"), type=_ProgramStreams).streams
 
     def _is_warm(self) -> bool:
         streams = self._streams()
@@ -196,5 +196,5 @@ class VideoProgram:
 
 
 def _decoding_s(page: str) -> float:
-    """CPU seconds of decoding, of all sources, as their processes told so far."""
+    """CPU seconds of decoding over all sources, as their processes reported so far."""
     return sum(float(line.rpartition(" ")[2]) for line in page.splitlines() if line.startswith(_DECODING))

@@ -77,7 +77,7 @@ def working_scale(shape):
 
 
 def resize(image, scale):
-    """The image at that scale, None where it is then smaller than the detector's window."""
+    """The image resized by scale, or None if it is then smaller than the detector's window."""
     height, width = math.floor(image.shape[0] * scale), math.floor(image.shape[1] * scale)
     if height < WINDOW_HEIGHT or width < WINDOW_WIDTH:
         return None

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from server.shared_memory.names import is_slab_name
+from penstock.protocol.shared_memory import is_slab_name
 from tests.contract.clients.asking import Told
 
 OF_THE_CONNECTION = {"connection", "keep-alive", "transfer-encoding", "content-length"}

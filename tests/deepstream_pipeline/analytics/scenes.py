@@ -4,9 +4,9 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from deepstream_pipeline.analytics.rules import Rules
-from deepstream_pipeline.analytics.source import SourceAnalytics, new_analytics
-from deepstream_pipeline.types import AnalyticsEvent, Detections, Frame, FrameAnalytics, Tracks
+from penstock_video.analytics.rules import Rules
+from penstock_video.analytics.source_analytics import SourceAnalytics, new_analytics
+from penstock_video.types import AnalyticsEvent, Detections, Frame, FrameAnalytics, Tracks
 
 LABELS = ("person", "car")
 SIZE = (1000, 1000)
@@ -65,7 +65,7 @@ def events_of(said: Sequence[FrameAnalytics]) -> list[AnalyticsEvent]:
     return [event for one in said for event in one.events]
 
 
-def told(said: Sequence[FrameAnalytics]) -> list[tuple[int, int | None, float]]:
+def event_values(said: Sequence[FrameAnalytics]) -> list[tuple[int, int | None, float]]:
     """(frame_num, track_id, value) of every event."""
     return [(event.frame_num, event.track_id, event.value) for event in events_of(said)]
 

@@ -5,19 +5,19 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from deepstream_pipeline.analytics.geometry import Area, scaled
-from deepstream_pipeline.analytics.rules import Dwell, Overcrowding, RoiFiltering, Rules
-from deepstream_pipeline.analytics.source import new_analytics
-from deepstream_pipeline.types import AnalyticsKind
+from penstock_video.analytics.rules import Dwell, Overcrowding, RoiFiltering, Rules
+from penstock_video.analytics.scene import Area, scaled
+from penstock_video.analytics.source_analytics import new_analytics
+from penstock_video.types import AnalyticsKind
 from tests.deepstream_pipeline.analytics.scenes import (
     LABELS,
     SLACK,
     Place,
+    event_values,
     events_of,
     frame_at,
     observe,
     straight,
-    told,
     tracks_at,
 )
 
@@ -135,7 +135,7 @@ def test_rules_that_share_a_region_both_keep_their_labels() -> None:
 def test_roi_tells_who_enters_and_leaves_and_counts_who_is_there() -> None:
     """Entering is 1, leaving 0; the count is of now, by class, and the rule holds for those inside."""
     said = observe(YARD, {1: [OUT, IN, IN, OUT], 2: [IN, IN, OUT, OUT]}, class_ids={2: 1})
-    assert told(said) == [(0, 2, 1.0), (1, 1, 1.0), (2, 2, 0.0), (3, 1, 0.0)]
+    assert event_values(said) == [(0, 2, 1.0), (1, 1, 1.0), (2, 2, 0.0), (3, 1, 0.0)]
     assert [one.counts["roi-filtering/Yard"] for one in said] == [1, 2, 1, 0]
     assert said[1].counts["roi-filtering/Yard/car"] == 1
     assert "roi-filtering/Yard/car" not in said[2].counts
@@ -147,26 +147,26 @@ def test_roi_inverse_is_about_those_outside() -> None:
     """inverse-roi: who leaves the polygon enters the rule."""
     rules = Rules(roi_filtering=(RoiFiltering("Yard", SQUARE, is_inverse=True),))
     said = observe(rules, {1: [OUT, IN, OUT]})
-    assert told(said) == [(0, 1, 1.0), (1, 1, 0.0), (2, 1, 1.0)]
+    assert event_values(said) == [(0, 1, 1.0), (1, 1, 0.0), (2, 1, 1.0)]
 
 
 def test_roi_of_the_untracked_counts_and_tells_nothing() -> None:
     """Without identities there is a count and no event."""
     said = observe(YARD, {-1: [OUT, IN]})
-    assert (told(said), said[1].counts["roi-filtering/Yard"], said[1].rules_of) == ([], 1, (("Yard",),))
+    assert (event_values(said), said[1].counts["roi-filtering/Yard"], said[1].rules_of) == ([], 1, (("Yard",),))
 
 
 @given(jitter=st.lists(st.floats(-SLACK + 0.01, SLACK - 0.01), max_size=30))
 def test_roi_jitter_on_its_edge_tells_nothing(jitter: list[float]) -> None:
     """Who stands on the edge after entering has entered once."""
     said = observe(YARD, {1: [OUT, IN, *((400 + x, 500) for x in jitter)]})
-    assert told(said) == [(1, 1, 1.0)]
+    assert event_values(said) == [(1, 1, 1.0)]
 
 
 def test_roi_object_lost_inside_leaves_once_it_is_gone() -> None:
     """A short loss is none; after 5 s, the object has left, and found again it enters."""
     path: list[Place] = [IN, *[None] * 40, IN, *[None] * 60, IN]
-    assert told(observe(YARD, {1: path})) == [(0, 1, 1.0), (92, 1, 0.0), (102, 1, 1.0)]
+    assert event_values(observe(YARD, {1: path})) == [(0, 1, 1.0), (92, 1, 0.0), (102, 1, 1.0)]
 
 
 def test_roi_cut_ends_every_stay() -> None:
@@ -174,14 +174,14 @@ def test_roi_cut_ends_every_stay() -> None:
     analytics = new_analytics(YARD, LABELS)
     analytics.observe(frame_at(0), tracks_at({1: IN}))
     said = analytics.observe(frame_at(1, segment=1), tracks_at({2: IN}))
-    assert told([said]) == [(1, 1, 0.0), (1, 2, 1.0)]
+    assert event_values([said]) == [(1, 1, 0.0), (1, 2, 1.0)]
 
 
 def test_dwell_tells_when_it_is_long_and_when_it_ends() -> None:
-    """After after_s once, with the seconds; at the end with all of them; who passes through is not told."""
+    """After after_s once, with the seconds; at the end with all of them; a shorter stay gives no event."""
     rules = Rules(dwell=(Dwell("Bench", SQUARE, after_s=2.0),))
     said = observe(rules, {1: [IN] * 35 + [OUT], 2: [IN] * 10 + [OUT] * 26})
-    assert told(said) == [(20, 1, 2.0), (35, 1, 3.5)]
+    assert event_values(said) == [(20, 1, 2.0), (35, 1, 3.5)]
     assert [said[number].counts["dwell/Bench"] for number in (19, 20, 34, 35)] == [0, 1, 1, 0]
     assert (said[19].rules_of[0], said[20].rules_of[0]) == ((), ("Bench",))
 
@@ -190,14 +190,14 @@ def test_dwell_by_pts_and_not_by_frames() -> None:
     """With half of the frames missing, the seconds are the same."""
     rules = Rules(dwell=(Dwell("Bench", SQUARE, after_s=2.0),))
     said = observe(rules, {1: [IN] * 12 + [OUT]}, numbers=[*range(0, 24, 2), 35])
-    assert told(said) == [(20, 1, 2.0), (35, 1, 3.5)]
+    assert event_values(said) == [(20, 1, 2.0), (35, 1, 3.5)]
 
 
 def test_dwell_of_one_lost_inside_ends_where_it_was_last_seen() -> None:
     """The time unseen before an object is given up is not counted."""
     rules = Rules(dwell=(Dwell("Bench", SQUARE, after_s=1.0),))
     said = observe(rules, {1: [IN] * 31 + [None] * 60, 2: [OUT] * 91})
-    assert told(said) == [(10, 1, 1.0), (81, 1, 3.0)]
+    assert event_values(said) == [(10, 1, 1.0), (81, 1, 3.0)]
 
 
 def crowd(*counts: int, time_threshold_s: float = 1.0, numbers: list[int] | None = None):
@@ -210,29 +210,29 @@ def crowd(*counts: int, time_threshold_s: float = 1.0, numbers: list[int] | None
 def test_crowd_tells_after_its_time_and_at_its_end() -> None:
     """At the begin the count, at the end 0, without an identity; the rule holds for those inside meanwhile."""
     said = crowd(*[2] * 5, *[4] * 15, *[2] * 10)
-    assert told(said) == [(15, None, 4.0), (25, None, 0.0)]
+    assert event_values(said) == [(15, None, 4.0), (25, None, 0.0)]
     assert [said[number].counts["overcrowding/Stage"] for number in (4, 5, 20)] == [2, 4, 2]
     assert (said[14].rules_of[0], said[15].rules_of[0]) == ((), ("Stage",))
 
 
 def test_crowd_at_once_where_no_time_is_asked() -> None:
     """time_threshold_s of 0 tells with the first frame."""
-    assert told(crowd(0, 3, time_threshold_s=0.0)) == [(1, None, 3.0)]
+    assert event_values(crowd(0, 3, time_threshold_s=0.0)) == [(1, None, 3.0)]
 
 
 def test_crowd_of_which_one_is_missed_for_a_moment_is_still_one() -> None:
     """Breaks under half a second neither begin the time anew nor end it."""
-    assert told(crowd(*[3, 3, 3, 2] * 20)) == [(10, None, 3.0)]
+    assert event_values(crowd(*[3, 3, 3, 2] * 20)) == [(10, None, 3.0)]
 
 
 def test_crowd_of_too_few_tells_nothing() -> None:
     """One less than object_threshold is no crowd, however long."""
-    assert told(crowd(*[2] * 60)) == []
+    assert event_values(crowd(*[2] * 60)) == []
 
 
 def test_crowd_too_short_tells_nothing() -> None:
-    """A crowd that passes in less than its time is not told."""
-    assert told(crowd(*[3] * 9, *[0] * 9, *[3] * 9)) == []
+    """A crowd for less than its time gives no event."""
+    assert event_values(crowd(*[3] * 9, *[0] * 9, *[3] * 9)) == []
 
 
 def test_crowd_ends_at_a_cut() -> None:
@@ -240,17 +240,12 @@ def test_crowd_ends_at_a_cut() -> None:
     rules = Rules(overcrowding=(Overcrowding("Stage", SQUARE, 1, 1.0),))
     analytics = new_analytics(rules, LABELS)
     said = [analytics.observe(frame_at(number, segment=number // 15), tracks_at({1: IN})) for number in range(30)]
-    assert told(said) == [(10, None, 1.0), (15, None, 0.0), (25, None, 1.0)]
+    assert event_values(said) == [(10, None, 1.0), (15, None, 0.0), (25, None, 1.0)]
 
 
 def test_path_through_a_square_enters_and_leaves_once() -> None:
-    """A walk across, with every kind of rule at once, is told in the order of the kinds."""
+    """A walk across, with every kind of rule at once, gives events in the order of the kinds."""
     rules = Rules(roi_filtering=YARD.roi_filtering, dwell=(Dwell("Bench", SQUARE),))
     said = observe(rules, {1: straight((300, 500), (700, 500), 41)})
-    told_kinds = [(event.kind.value, event.frame_num, event.value) for event in events_of(said)]
-    assert told_kinds == [
-        ("roi-filtering", 11, 1.0),
-        ("dwell", 11, 0.0),
-        ("roi-filtering", 31, 0.0),
-        ("dwell", 31, 2.0),
-    ]
+    kinds = [(event.kind.value, event.frame_num, event.value) for event in events_of(said)]
+    assert kinds == [("roi-filtering", 11, 1.0), ("dwell", 11, 0.0), ("roi-filtering", 31, 0.0), ("dwell", 31, 2.0)]

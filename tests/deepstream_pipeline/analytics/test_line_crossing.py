@@ -8,17 +8,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from deepstream_pipeline.analytics.line_crossing import LineWatch
-from deepstream_pipeline.analytics.rules import LineCrossing, LineMode, Rules
-from deepstream_pipeline.analytics.source import new_analytics
+from penstock_video.analytics.evaluators import LineCrossingEvaluator
+from penstock_video.analytics.rules import LineCrossing, LineMode, Rules
+from penstock_video.analytics.source_analytics import new_analytics
 from tests.deepstream_pipeline.analytics.scenes import (
     LABELS,
     SLACK,
     Place,
+    event_values,
     frame_at,
     observe,
     straight,
-    told,
     tracks_at,
 )
 
@@ -85,7 +85,7 @@ def test_line_crossed_aslant_counts_as_its_mode_allows(mode: LineMode, degrees: 
 def test_line_event_carries_who_and_the_count() -> None:
     """The event comes with the frame that shows the object clearly beyond, and has the cumulative count."""
     said = observe(gate(), {7: THROUGH, 8: [None, *THROUGH]}, class_ids={7: 1, 8: 0})
-    assert told(said) == [(6, 7, 1.0), (7, 8, 2.0)]
+    assert event_values(said) == [(6, 7, 1.0), (7, 8, 2.0)]
     assert said[6].events[0].class_id == 1
     assert (said[6].rules_of, said[7].rules_of) == ((("Gate",), ()), ((), ("Gate",)))
     assert said[-1].counts == {KEY: 2, f"{KEY}/car": 1, f"{KEY}/person": 1, "objects/person": 1}
@@ -94,18 +94,18 @@ def test_line_event_carries_who_and_the_count() -> None:
 def test_line_of_classes_ignores_the_others() -> None:
     """class_ids name whom the rule is about."""
     said = observe(gate(class_ids=(1,)), {1: THROUGH, 2: THROUGH}, class_ids={1: 0, 2: 1})
-    assert told(said) == [(6, 2, 1.0)]
+    assert event_values(said) == [(6, 2, 1.0)]
 
 
 def test_line_object_found_beyond_under_another_identity_counts_nothing() -> None:
     """One that is lost before the line and one that appears behind it are two objects."""
     said = observe(gate(), {1: THROUGH[:5], 2: [None] * 6 + THROUGH[6:]})
-    assert told(said) == []
+    assert event_values(said) == []
 
 
 def test_line_object_without_identity_is_not_followed() -> None:
     """track_id -1 stands for many."""
-    assert told(observe(gate(), {-1: THROUGH})) == []
+    assert event_values(observe(gate(), {-1: THROUGH})) == []
 
 
 def test_line_object_gone_leaves_no_memory() -> None:
@@ -113,7 +113,7 @@ def test_line_object_gone_leaves_no_memory() -> None:
     rule = LineCrossing("Gate", ACROSS)
     analytics = new_analytics(Rules(line_crossing=(rule,)), LABELS)
     watch = analytics._watches[0][2]
-    assert isinstance(watch, LineWatch)
+    assert isinstance(watch, LineCrossingEvaluator)
     for number in range(500):
         said = analytics.observe(frame_at(number, fps=1), tracks_at({number: (400, 500)}))
         assert len(watch) <= 7
@@ -147,7 +147,7 @@ def test_line_any_way_counts_each_change_of_sides(xs: list[float], ys: float) ->
 
 @given(jitter=st.lists(st.floats(-SLACK + 0.01, SLACK - 0.01), max_size=40), side=st.sampled_from([-50, 50]))
 def test_line_jitter_on_it_counts_nothing(jitter: list[float], side: float) -> None:
-    """Whoever waits on the line and goes back counts nothing, whoever goes on counts once."""
+    """An object that waits on the line and goes back does not count; one that goes on counts once."""
     rules = gate(direction=None)
     waiting: list[Place] = [(500 + side, 500), *((500 + x, 500) for x in jitter)]
     assert count(rules, [*waiting, (500 + side, 500)]) == 0
@@ -164,7 +164,9 @@ def test_line_in_a_larger_picture_counts_the_same(path: list[tuple[int, int]], s
     rules = Rules(1000, 1000, line_crossing=(line,))
     large: list[Place] = [(x * scale, y * scale) for x, y in path]
     size = (int(1000 * scale), int(1000 * scale))
-    assert told(observe(rules, {1: large}, size=size, box=(30 * scale, 40 * scale))) == told(observe(rules, {1: path}))
+    assert event_values(observe(rules, {1: large}, size=size, box=(30 * scale, 40 * scale))) == event_values(
+        observe(rules, {1: path})
+    )
 
 
 @given(kept=st.sets(st.integers(0, 40)))

@@ -1,4 +1,4 @@
-"""The analytics section: what it may say, and what is told to who writes something else."""
+"""The analytics section: valid content, and the faults of other content."""
 
 import re
 
@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from deepstream_pipeline.analytics.reading import rules_from, section_of
-from deepstream_pipeline.analytics.rules import (
+from penstock_video.analytics.config import rules_from
+from penstock_video.analytics.rules import (
     NO_RULES,
     DirectionDetection,
     Dwell,
@@ -16,8 +16,9 @@ from deepstream_pipeline.analytics.rules import (
     Overcrowding,
     RoiFiltering,
     Rules,
+    section_of,
 )
-from deepstream_pipeline.errors import RuleRefused
+from penstock_video.errors import RuleRefused
 
 LABELS = ("person", "bicycle", "car", "traffic light")
 SQUARE = [[10, 10], [90, 10], [90, 90], [10, 90]]

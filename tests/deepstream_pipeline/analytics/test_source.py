@@ -4,11 +4,11 @@ from dataclasses import replace
 
 import pytest
 
-from deepstream_pipeline.analytics import scene
-from deepstream_pipeline.analytics.rules import DirectionDetection, LineCrossing, LineMode, RoiFiltering, Rules
-from deepstream_pipeline.analytics.source import new_analytics
-from deepstream_pipeline.types import no_tracks
-from tests.deepstream_pipeline.analytics.scenes import LABELS, frame_at, observe, straight, told, tracks_at
+from penstock_video.analytics import scene
+from penstock_video.analytics.rules import DirectionDetection, LineCrossing, LineMode, RoiFiltering, Rules
+from penstock_video.analytics.source_analytics import new_analytics
+from penstock_video.types import no_tracks
+from tests.deepstream_pipeline.analytics.scenes import LABELS, event_values, frame_at, observe, straight, tracks_at
 
 LINE = LineCrossing("Gate", ((500.0, 0.0), (500.0, 1000.0)))
 NORTH = ((500.0, 500.0), (500.0, 400.0))
@@ -29,11 +29,11 @@ NORTH = ((500.0, 500.0), (500.0, 400.0))
         ((500, 500), LineMode.LOOSE, None),
     ],
 )
-def test_direction_of_a_walk_is_told_as_its_mode_allows(end, mode: LineMode, degrees: float | None) -> None:
+def test_direction_of_a_walk_counts_as_its_mode_allows(end, mode: LineMode, degrees: float | None) -> None:
     """Once, when it begins, with the direction in degrees: 0 to the right, 90 up."""
     rules = Rules(direction_detection=(DirectionDetection("North", NORTH, mode),))
     said = observe(rules, {1: straight((500, 500), end, 11)})
-    found = told(said)
+    found = event_values(said)
     if degrees is None:
         assert found == []
     else:
@@ -41,12 +41,12 @@ def test_direction_of_a_walk_is_told_as_its_mode_allows(end, mode: LineMode, deg
         assert said[-1].counts["direction-detection/North/person"] == 1
 
 
-def test_direction_of_one_who_stops_and_goes_on_is_told_again() -> None:
+def test_direction_of_a_walker_who_stops_and_goes_on_is_reported_again() -> None:
     """Standing still ends it; trembling does not begin it."""
     rules = Rules(direction_detection=(DirectionDetection("North", NORTH),))
     still = [(500, 300 + tremble) for tremble in [1, -1] * 10]
     said = observe(rules, {1: [*straight((500, 500), (500, 300), 11), *still, *straight((500, 300), (500, 100), 11)]})
-    assert [number for number, _, _ in told(said)] == [1, 32]
+    assert [number for number, _, _ in event_values(said)] == [1, 32]
     assert [said[number].counts["direction-detection/North"] for number in (10, 25, 40)] == [1, 0, 1]
 
 
@@ -61,9 +61,9 @@ def test_rules_are_scaled_to_the_sources_size_and_at_its_change() -> None:
     """config-width and -height: a line at a quarter of the picture is there in every resolution."""
     rules = Rules(400, 100, line_crossing=(LineCrossing("Gate", ((100.0, 0.0), (100.0, 100.0))),))
     analytics = new_analytics(rules, LABELS)
-    assert len(told(observe(analytics, {1: [(220, 500), (280, 500)]}))) == 1
-    assert len(told(observe(analytics, {2: [(220, 500), (280, 500)]}, first=2, size=(2000, 1000)))) == 0
-    assert len(told(observe(analytics, {3: [(470, 500), (530, 500)]}, first=4, size=(2000, 1000)))) == 1
+    assert len(event_values(observe(analytics, {1: [(220, 500), (280, 500)]}))) == 1
+    assert len(event_values(observe(analytics, {2: [(220, 500), (280, 500)]}, first=2, size=(2000, 1000)))) == 0
+    assert len(event_values(observe(analytics, {3: [(470, 500), (530, 500)]}, first=4, size=(2000, 1000)))) == 1
 
 
 def test_rules_changed_keep_the_counts_of_those_that_stay() -> None:
@@ -78,7 +78,7 @@ def test_rules_changed_keep_the_counts_of_those_that_stay() -> None:
     assert said.counts["line-crossing/Other"] == 0
 
 
-def test_frame_that_nobody_looked_at_decides_nothing() -> None:
+def test_frame_that_was_not_inferred_decides_nothing() -> None:
     """An estimate over a line crosses nothing; counts and lasting rules are those of the last look."""
     yard = RoiFiltering("Yard", ((0.0, 0.0), (600.0, 0.0), (600.0, 1000.0), (0.0, 1000.0)))
     analytics = new_analytics(Rules(roi_filtering=(yard,), line_crossing=(LINE,)), LABELS)

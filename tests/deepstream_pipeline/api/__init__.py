@@ -1,1 +1,1 @@
-"""Tests of deepstream_pipeline.api, over real sockets and a pipeline that is none."""
+"""Tests of penstock_video.api, over real sockets and a pipeline that is none."""

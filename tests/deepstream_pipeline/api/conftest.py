@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from deepstream_pipeline.api.server import ApiServer
+from penstock_video.api.server import ApiServer
 from tests.deepstream_pipeline.api.pipeline import FakePipeline, serving
 
 

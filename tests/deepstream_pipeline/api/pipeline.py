@@ -6,12 +6,12 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 
-from deepstream_pipeline.api.options import ApiOptions
-from deepstream_pipeline.api.server import ApiServer
-from deepstream_pipeline.errors import NotSetUp, RuleRefused, SourceExists, TooManySources, UnknownSource
-from deepstream_pipeline.metrics import VideoMetrics
-from deepstream_pipeline.source_ids import require_source_id
-from deepstream_pipeline.types import SourceConfig, SourceState, SourceStatistics
+from penstock_video.api.options import ApiOptions
+from penstock_video.api.server import ApiServer
+from penstock_video.errors import NotSetUp, RuleRefused, SourceExists, TooManySources, UnknownSource
+from penstock_video.metrics import VideoMetrics
+from penstock_video.source_ids import require_source_id
+from penstock_video.types import SourceConfig, SourceState, SourceStatistics
 
 JPEG = b"\xff\xd8\xff\xe0 not really a picture \xff\xd9"
 
@@ -31,7 +31,7 @@ class FakePipeline:
         self.picture_bytes = JPEG
         self.picture_interval_s = 0.02
         self.waits = 0
-        self.patience_s = 60.0  # for a picture; less where it is known at once that none will come
+        self.max_wait_s = 60.0  # for a picture; less where it is known at once that none will come
         self._limit = limit
         self._lock = threading.Lock()
 
@@ -95,7 +95,7 @@ class FakePipeline:
         self.before("wait")
         self.waits += 1
         if not self.pictures or source_id not in self.sources:
-            time.sleep(min(timeout_s, self.patience_s))
+            time.sleep(min(timeout_s, self.max_wait_s))
             return None
         if after >= 0:
             time.sleep(self.picture_interval_s)

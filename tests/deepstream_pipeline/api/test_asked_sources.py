@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from deepstream_pipeline.api.options import ApiOptions, ApiRefused
+from penstock_video.api.options import ApiOptions, ApiRefused
 from tests.deepstream_pipeline.api.asking import ask
 from tests.deepstream_pipeline.api.pipeline import FakePipeline, serving
 

@@ -9,10 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from deepstream_pipeline.api.audit import Audit
-from deepstream_pipeline.api.options import ApiOptions
-from server.access.audit import AuditLog
-from server.access.certificates import Certificates, TlsFiles, subject_of
+from penstock.gateway.audit import AuditLog
+from penstock.tls import Certificates, TlsFiles, subject_of
+from penstock_video.api.options import ApiOptions, Audit
 from tests.access.authorities import Authority
 from tests.deepstream_pipeline.api.asking import ask
 from tests.deepstream_pipeline.api.pipeline import FakePipeline, serving

@@ -5,10 +5,10 @@ from urllib.parse import urlsplit
 
 import pytest
 
-from deepstream_pipeline.api.deepstream import SourceNumbers
-from deepstream_pipeline.api.server import ApiServer
-from deepstream_pipeline.source_ids import ID_FORM
-from deepstream_pipeline.types import SourceConfig
+from penstock_video.api.deepstream import SourceNumbers
+from penstock_video.api.server import ApiServer
+from penstock_video.source_ids import ID_FORM
+from penstock_video.types import SourceConfig
 from tests.deepstream_pipeline.api.asking import ask
 from tests.deepstream_pipeline.api.pipeline import FakePipeline
 
@@ -124,9 +124,7 @@ def test_body_of_a_get_is_not_looked_at(api: ApiServer) -> None:
 
 
 @pytest.mark.parametrize(("is_healthy", "word"), [(True, "YES"), (False, "NO")])
-def test_ready_state_is_told_in_deepstreams_form(
-    api: ApiServer, pipeline: FakePipeline, is_healthy: bool, word: str
-) -> None:
+def test_ready_state_has_deepstreams_form(api: ApiServer, pipeline: FakePipeline, is_healthy: bool, word: str) -> None:
     """YES or NO."""
     pipeline.healthy = is_healthy
     answer = ask(api.url, "GET", "/api/v1/health/get-dsready-state")

@@ -6,8 +6,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from deepstream_pipeline.api.options import ApiOptions
-from deepstream_pipeline.api.server import ApiServer
+from penstock_video.api.options import ApiOptions
+from penstock_video.api.server import ApiServer
 from tests.deepstream_pipeline.api.asking import ask
 from tests.deepstream_pipeline.api.pipeline import FakePipeline, serving
 
@@ -57,7 +57,7 @@ def test_metrics_are_served_as_prometheus_reads_them(api: ApiServer) -> None:
     assert b"# TYPE penstock_video_frames_total counter" in answer.body
 
 
-def test_call_that_hangs_is_given_up_and_holds_up_nobody(hurried: ApiServer, pipeline: FakePipeline) -> None:
+def test_call_that_hangs_is_given_up_and_delays_no_other(hurried: ApiServer, pipeline: FakePipeline) -> None:
     """Its asker gets 503 after the deadline; health, metrics and the list are answered meanwhile and after."""
     hanging = Hanging(pipeline, "add")
     answer = ask(hurried.url, "POST", "/v1/streams", DOOR)
@@ -100,7 +100,7 @@ def test_ready_of_a_pipeline_that_hangs_is_no(api: ApiServer, pipeline: FakePipe
     hanging.free.set()
 
 
-def test_fault_that_nobody_expected_is_answered_without_its_text(api: ApiServer, pipeline: FakePipeline) -> None:
+def test_unexpected_fault_is_answered_without_its_text(api: ApiServer, pipeline: FakePipeline) -> None:
     """500, and the next request is served."""
 
     def fail(name: str) -> None:

@@ -12,9 +12,9 @@ from pathlib import Path
 
 import pytest
 
-from deepstream_pipeline.api.page import told_counts
-from deepstream_pipeline.api.server import ApiServer
-from deepstream_pipeline.types import SourceConfig, SourceState
+from penstock_video.api.page import shown_counts
+from penstock_video.api.server import ApiServer
+from penstock_video.types import SourceConfig, SourceState
 from tests.conftest import CHECKOUT
 from tests.deepstream_pipeline.api.asking import ask
 from tests.deepstream_pipeline.api.pipeline import FakePipeline
@@ -87,10 +87,10 @@ def test_page_says_of_a_paused_stream_that_it_is(api: ApiServer, pipeline: FakeP
 def test_page_shows_a_rules_classes_where_there_are_several() -> None:
     """The row of an only class would say the rule's number twice."""
     one = {"line-crossing/In": 2, "line-crossing/In/person": 2, "line-crossing/Inner": 2, "roi-filtering/In": 2}
-    assert told_counts(one) == ["line-crossing/In", "line-crossing/Inner", "roi-filtering/In"]
+    assert shown_counts(one) == ["line-crossing/In", "line-crossing/Inner", "roi-filtering/In"]
     two = {**one, "line-crossing/In": 3, "line-crossing/In/car": 1}
-    assert told_counts(two) == list(two)
-    assert told_counts({"line-crossing/In": 3, "line-crossing/In/person": 2}) == [*two][:2]  # something says otherwise
+    assert shown_counts(two) == list(two)
+    assert shown_counts({"line-crossing/In": 3, "line-crossing/In/person": 2}) == [*two][:2]  # something says otherwise
 
 
 def test_page_has_buttons_that_only_its_script_shows(api: ApiServer, pipeline: FakePipeline) -> None:

@@ -9,16 +9,16 @@ from urllib.request import urlopen
 
 import pytest
 
-from deepstream_pipeline.api.options import ApiOptions
-from deepstream_pipeline.api.server import ApiServer
-from deepstream_pipeline.types import SourceConfig, SourceState
+from penstock_video.api.options import ApiOptions
+from penstock_video.api.server import ApiServer
+from penstock_video.types import SourceConfig, SourceState
 from tests.deepstream_pipeline.api.asking import ask, connect
 from tests.deepstream_pipeline.api.pipeline import JPEG, FakePipeline, serving
 
 
 @pytest.fixture
 def watched(pipeline: FakePipeline) -> Iterator[ApiServer]:
-    """An API of a source, with room for three viewers, and a second of patience with each."""
+    """An API of a source, with room for three viewers and a timeout of one second for each."""
     pipeline.add(SourceConfig("rtsp://camera/1", "door"))
     with serving(pipeline, ApiOptions(port=0, max_viewers=3, client_timeout_s=1.0)) as server:
         yield server
@@ -83,7 +83,7 @@ def test_viewers_are_bounded_and_the_place_of_one_that_left_is_free(watched: Api
 
 
 def test_viewer_that_does_not_read_is_cut_and_the_others_see_on(watched: ApiServer, pipeline: FakePipeline) -> None:
-    """It loses its place within the patience; another viewer, and a still, do not notice."""
+    """It loses its slot within the timeout; another viewer and a still are not affected."""
     pipeline.picture_bytes = JPEG + bytes(200_000)
     slow = [watch(watched.url, receive_bytes=4096) for _ in range(2)]
     with watch(watched.url) as viewer:
@@ -133,7 +133,7 @@ def test_source_without_pictures_keeps_its_viewers_waiting(watched: ApiServer, p
 def test_source_that_sends_no_picture_is_said_to(
     watched: ApiServer, pipeline: FakePipeline, kind: str, state: SourceState, text: str
 ) -> None:
-    """409 at once, with how it is and what to do: nobody waits for a picture that does not come."""
+    """409 at once, with its state and what to do: no client waits for a picture that does not come."""
     pipeline.sources["door"] = replace(pipeline.sources["door"], state=state)
     answer = ask(watched.url, "GET", f"/v1/streams/door/preview.{kind}")
     assert (answer.status, answer.error, pipeline.waits) == (409, text, 0)
@@ -141,7 +141,7 @@ def test_source_that_sends_no_picture_is_said_to(
 
 def test_source_that_is_over_is_not_asked_without_a_pause(watched: ApiServer, pipeline: FakePipeline) -> None:
     """It answers at once that there is no picture; its viewer costs a question a second."""
-    pipeline.pictures, pipeline.patience_s = False, 0.0
+    pipeline.pictures, pipeline.max_wait_s = False, 0.0
     with watch(watched.url) as viewer:
         assert viewer.recv(65536).startswith(b"HTTP/1.1 200")
         time.sleep(0.7)
@@ -159,7 +159,7 @@ def test_viewers_that_come_and_vanish_leave_no_thread(watched: ApiServer, pipeli
         time.sleep(0.05)
     waits = pipeline.waits
     time.sleep(0.3)
-    assert pipeline.waits == waits  # nobody looks: nothing is asked for
+    assert pipeline.waits == waits  # without viewers no picture is requested
 
 
 def test_stop_ends_viewers_at_once(pipeline: FakePipeline) -> None:

@@ -11,11 +11,10 @@ from pathlib import Path
 
 import pytest
 
-from deepstream_pipeline.api.listening import check_address
-from deepstream_pipeline.api.options import ApiOptions, ApiRefused
-from deepstream_pipeline.api.server import ApiServer
-from deepstream_pipeline.metrics import VideoMetrics
-from server.access.certificates import Certificates, TlsFiles
+from penstock.tls import Certificates, TlsFiles
+from penstock_video.api.options import ApiOptions, ApiRefused, check_address
+from penstock_video.api.server import ApiServer
+from penstock_video.metrics import VideoMetrics
 from tests.access.authorities import Authority
 from tests.deepstream_pipeline.api.asking import ask, connect, read_all, send_on
 from tests.deepstream_pipeline.api.pipeline import FakePipeline, serving
@@ -30,7 +29,7 @@ def impatient(pipeline: FakePipeline) -> Iterator[ApiServer]:
         yield server
 
 
-def test_port_that_is_taken_is_told_with_the_fix(api: ApiServer) -> None:
+def test_port_that_is_taken_is_reported_with_the_fix(api: ApiServer) -> None:
     """No trace, no half-started server."""
     port = int(api.url.rpartition(":")[2])
     second = ApiServer(FakePipeline(), FakePipeline(), VideoMetrics(), ApiOptions(port=port))
@@ -112,7 +111,7 @@ def test_stop_frees_the_port_and_leaves_no_thread() -> None:
 
 
 def test_stop_does_not_wait_for_a_call_that_hangs(pipeline: FakePipeline) -> None:
-    """Who waits is told that the program ends."""
+    """Waiting clients are answered that the program ends."""
     free = threading.Event()
     entered = threading.Event()
 

@@ -7,11 +7,11 @@ from dataclasses import replace
 
 import pytest
 
-from deepstream_pipeline.api.options import ApiOptions
-from deepstream_pipeline.api.server import ApiServer
-from deepstream_pipeline.errors import PipelineError, SourceNotOpen, SourceNotRecordable
-from deepstream_pipeline.source_ids import ID_FORM
-from deepstream_pipeline.types import DecoderKind, DropPolicy, SourceConfig, SourceState
+from penstock_video.api.options import ApiOptions
+from penstock_video.api.server import ApiServer
+from penstock_video.errors import PipelineError, SourceNotOpen, SourceNotRecordable
+from penstock_video.source_ids import ID_FORM
+from penstock_video.types import DecoderKind, DropPolicy, SourceConfig, SourceState
 from tests.deepstream_pipeline.api.asking import Client, ask
 from tests.deepstream_pipeline.api.pipeline import FakePipeline, serving
 
@@ -226,13 +226,13 @@ def test_stream_that_is_there_already_is_a_conflict(api: ApiServer) -> None:
 @pytest.mark.parametrize(
     ("method", "path"),
     [
-        ("GET", "/v1/streams/nobody"),
-        ("DELETE", "/v1/streams/nobody"),
-        ("POST", "/v1/streams/nobody/pause"),
-        ("POST", "/v1/streams/nobody/resume"),
-        ("GET", "/v1/streams/nobody/rules"),
-        ("GET", "/v1/streams/nobody/preview.jpg"),
-        ("GET", "/v1/streams/nobody/preview.mjpeg"),
+        ("GET", "/v1/streams/missing"),
+        ("DELETE", "/v1/streams/missing"),
+        ("POST", "/v1/streams/missing/pause"),
+        ("POST", "/v1/streams/missing/resume"),
+        ("GET", "/v1/streams/missing/rules"),
+        ("GET", "/v1/streams/missing/preview.jpg"),
+        ("GET", "/v1/streams/missing/preview.mjpeg"),
         ("GET", "/nothing"),
     ],
 )
@@ -240,7 +240,7 @@ def test_what_is_not_there_is_not_found(api: ApiServer, method: str, path: str) 
     """404, and the text names it."""
     answer = ask(api.url, method, path)
     assert answer.status == 404
-    assert "nobody" in answer.error or "/nothing" in answer.error
+    assert "missing" in answer.error or "/nothing" in answer.error
 
 
 def test_method_that_is_not_served_is_refused(api: ApiServer) -> None:
@@ -260,7 +260,7 @@ def test_one_source_too_many_is_refused() -> None:
 
 @pytest.mark.parametrize("uri", ["/etc/passwd", "file:///etc/passwd", "clip.mp4", "/dev/video0"])
 def test_file_of_this_machine_is_added_only_where_that_is_allowed(uri: str) -> None:
-    """Whoever reaches the API from elsewhere cannot make it read files."""
+    """A remote client cannot make the API read files."""
     pipeline = FakePipeline()
     with serving(pipeline, ApiOptions(port=0, allow_files=False)) as api:
         for path, body in (

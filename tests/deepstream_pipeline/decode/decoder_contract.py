@@ -14,13 +14,13 @@ import av
 import numpy as np
 import pytest
 
-from deepstream_pipeline.decode.codec import MakeCodec
-from deepstream_pipeline.decode.decoder import Decoder, Picture, StreamFacts
-from deepstream_pipeline.decode.opening import DecodeOptions
-from deepstream_pipeline.decode.pictures import Painter, Pixels, upright
-from deepstream_pipeline.errors import DecodeError, NeedsCpu
-from deepstream_pipeline.gpu.picture import UPRIGHT, DevicePicture
-from deepstream_pipeline.types import DecoderKind
+from penstock_video.decode.codec import MakeCodec
+from penstock_video.decode.container import DecodeOptions
+from penstock_video.decode.decoder import Decoder, Picture, StreamFacts
+from penstock_video.decode.pictures import Painter, Pixels, upright
+from penstock_video.errors import DecodeError, NeedsCpu
+from penstock_video.gpu.picture import UPRIGHT, DevicePicture
+from penstock_video.types import DecoderKind
 from tests.deepstream_pipeline.clips import (
     DISPLAY_MATRICES,
     DisplayMatrix,

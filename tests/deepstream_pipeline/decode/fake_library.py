@@ -4,8 +4,8 @@ import ctypes
 from types import SimpleNamespace
 from typing import Any
 
-from deepstream_pipeline.decode.codec import PacketRefused
-from deepstream_pipeline.decode.nvcodec import Surface
+from penstock_video.decode.codec import PacketRefused
+from penstock_video.decode.nvcodec import Surface
 from tests.deepstream_pipeline.decode.fake_nvcodec import FakeNvCodec
 
 

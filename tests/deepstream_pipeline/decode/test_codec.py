@@ -3,7 +3,7 @@
 import random
 from fractions import Fraction
 
-from deepstream_pipeline.decode.codec import seconds_of
+from penstock_video.decode.codec import seconds_of
 
 
 def test_seconds_are_the_fractions_to_the_bit() -> None:

@@ -5,10 +5,9 @@ from pathlib import Path
 import av
 import pytest
 
-from deepstream_pipeline.decode.cropping import is_cut_before
-from deepstream_pipeline.decode.nvdec import NvdecCodecs
-from deepstream_pipeline.decode.parameter_sets import headers_of
-from deepstream_pipeline.errors import NeedsCpu
+from penstock_video.decode.bitstream import headers_of, is_cut_before
+from penstock_video.decode.nvdec import NvdecCodecs
+from penstock_video.errors import NeedsCpu
 from tests.deepstream_pipeline.decode.broken_clips import annex_b_packets, plain_clip
 from tests.deepstream_pipeline.decode.fake_nvcodec import FakeOpener
 

@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
-from deepstream_pipeline.decode.cuvid import limits_of
-from deepstream_pipeline.errors import NeedsCpu
+from penstock_video.decode.nvcodec import limits_of
+from penstock_video.errors import NeedsCpu
 
 
 class FakeCuvid:
@@ -43,6 +43,6 @@ def test_driver_that_does_not_say_leaves_it_to_the_cpu(monkeypatch: pytest.Monke
     cuvid.code = 101
     with pytest.raises(NeedsCpu, match="cuvidGetDecoderCaps answers 101"):
         limits_of("h264", cuvid)
-    monkeypatch.setattr("deepstream_pipeline.decode.cuvid._LIBRARY", "libnone-of-that-name.so.1")
+    monkeypatch.setattr("penstock_video.decode.nvcodec._LIBRARY", "libnone-of-that-name.so.1")
     with pytest.raises(NeedsCpu, match="libnone-of-that-name"):
         limits_of("h264")

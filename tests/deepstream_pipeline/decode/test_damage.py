@@ -1,6 +1,6 @@
 """What of a damaged stream is shown."""
 
-from deepstream_pipeline.decode.damage import MOST_DROPPED, Damage, Verdict
+from penstock_video.decode.timeline import MOST_DROPPED, Damage, Verdict
 
 CLEAN, CORRUPT, DROPPED = Verdict.CLEAN, Verdict.CORRUPT, Verdict.DROPPED
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from deepstream_pipeline.decode.decode_errors import DecodeErrors
+from penstock_video.decode.nvdec_errors import DecodeErrors
 
 
 class Pipe:
@@ -83,7 +83,7 @@ def test_other_text_and_half_lines_are_no_matter(pipe: Pipe) -> None:
 
 PROGRAM = """
 import ctypes, os
-from deepstream_pipeline.decode.decode_errors import watch_stdout
+from penstock_video.decode.nvdec_errors import watch_stdout
 errors = watch_stdout()
 libc = ctypes.CDLL(None)
 libc.printf(b"Decode Error occurred for picture %d\\n", 41)

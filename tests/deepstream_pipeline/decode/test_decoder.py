@@ -4,11 +4,11 @@ from pathlib import Path
 
 import pytest
 
-from deepstream_pipeline.decode.decoder import StreamFacts
-from deepstream_pipeline.decode.nvdec import NvdecCodecs
-from deepstream_pipeline.decode.software import SoftwareCodec
-from deepstream_pipeline.errors import DecodeError
-from deepstream_pipeline.types import DecoderKind
+from penstock_video.decode.codec import SoftwareCodec
+from penstock_video.decode.decoder import StreamFacts
+from penstock_video.decode.nvdec import NvdecCodecs
+from penstock_video.errors import DecodeError
+from penstock_video.types import DecoderKind
 from tests.deepstream_pipeline.clips import damaged, write_clip
 from tests.deepstream_pipeline.decode.broken_clips import plain_clip
 from tests.deepstream_pipeline.decode.decoder_contract import FRAMES, DecoderContract, Kind, seen_of

@@ -6,8 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from deepstream_pipeline.decode.field_coding import may_hold_fields
-from deepstream_pipeline.decode.parameter_sets import headers_of
+from penstock_video.decode.bitstream import headers_of, may_hold_fields
 from tests.deepstream_pipeline.decode.broken_clips import annex_b_packets
 
 

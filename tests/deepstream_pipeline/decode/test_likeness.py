@@ -6,21 +6,20 @@ import av
 import numpy as np
 import pytest
 
-from deepstream_pipeline.decode.likeness import Likeness, Plane, thumbnail_of
-from deepstream_pipeline.decode.pictures import Painter
+from penstock_video.decode.pictures import Painter, PictureSimilarity, Plane, thumbnail_of
 
 DICE = np.random.default_rng(3)
 SCENE = DICE.integers(0, 90, (480, 640), np.uint8)
 
 
-def look(likeness: Likeness, luma: Plane) -> tuple[int, bool]:
+def look(likeness: PictureSimilarity, luma: Plane) -> tuple[int, bool]:
     """At a picture, through its thumbnail."""
     return likeness.look(thumbnail_of(luma))
 
 
 def test_frozen_picture_keeps_its_digest() -> None:
     """Equal pictures are equal, also where a codec adds a grey level here and there; another one is another."""
-    likeness = Likeness()
+    likeness = PictureSimilarity()
     noise = (DICE.random(SCENE.shape) < 0.5).astype(np.uint8)
     first, _ = look(likeness, SCENE)
     assert look(likeness, SCENE.copy()) == (first, False)
@@ -33,7 +32,7 @@ def test_frozen_picture_keeps_its_digest() -> None:
 
 def test_slow_change_is_no_frozen_picture() -> None:
     """Dusk changes less than noise from one frame to the next, and is seen all the same."""
-    likeness = Likeness()
+    likeness = PictureSimilarity()
     digests = {look(likeness, SCENE + np.uint8(step // 4))[0] for step in range(40)}
     assert len(digests) > 3
 
@@ -41,12 +40,11 @@ def test_slow_change_is_no_frozen_picture() -> None:
 def test_another_scene_is_a_cut() -> None:
     """A picture of other brightnesses begins another scene, unless cuts are not asked for, or it is the first."""
     bright = 255 - SCENE
-    assert [look(Likeness(), bright)[1], *_cuts(Likeness(), SCENE, SCENE, bright, bright)] == [False] * 3 + [
-        True,
-        False,
-    ]
-    assert _cuts(Likeness(cut=0.0), SCENE, bright) == [False, False]
-    likeness = Likeness()
+    assert [look(PictureSimilarity(), bright)[1], *_cuts(PictureSimilarity(), SCENE, SCENE, bright, bright)] == [
+        False
+    ] * 3 + [True, False]
+    assert _cuts(PictureSimilarity(cut=0.0), SCENE, bright) == [False, False]
+    likeness = PictureSimilarity()
     look(likeness, SCENE)
     likeness.begin()
     assert look(likeness, bright)[1] is False
@@ -55,17 +53,17 @@ def test_another_scene_is_a_cut() -> None:
 @pytest.mark.parametrize("size", [(1, 1), (7, 3), (18, 64), (2000, 3), (2160, 3840)])
 def test_picture_of_any_size_is_looked_at(size: tuple[int, int]) -> None:
     """Height and width may be anything."""
-    assert look(Likeness(), np.zeros(size, np.uint8))[1] is False
+    assert look(PictureSimilarity(), np.zeros(size, np.uint8))[1] is False
 
 
 def test_real_scene_has_no_cut_and_never_stands_still(shared_dir: Path) -> None:
     """People who walk through one scene are no cut, and no frozen picture."""
-    likeness, painter = Likeness(), Painter()
+    likeness, painter = PictureSimilarity(), Painter()
     with av.open(str(shared_dir / "media" / "vtest.avi")) as container:
         seen = [look(likeness, painter.luma(frame)) for frame in container.decode(video=0)]
     assert [cut for _, cut in seen] == [False] * 795
     assert len({digest for digest, _ in seen}) == 795
 
 
-def _cuts(likeness: Likeness, *pictures: Plane) -> list[bool]:
+def _cuts(likeness: PictureSimilarity, *pictures: Plane) -> list[bool]:
     return [look(likeness, picture)[1] for picture in pictures]

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from deepstream_pipeline.decode.lock_files import open_lock
+from penstock_video.sources.core_pinning import open_lock
 
 NAME = "a.lock"
 

@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from deepstream_pipeline.decode.codec import PacketRefused
-from deepstream_pipeline.decode.nvcodec import NvdecOpener
-from deepstream_pipeline.errors import GpuFull, NeedsCpu
+from penstock_video.decode.codec import PacketRefused
+from penstock_video.decode.nvcodec import NvdecOpener
+from penstock_video.errors import GpuFull, NeedsCpu
 from tests.deepstream_pipeline.decode.broken_clips import annex_b_packets
 from tests.deepstream_pipeline.decode.fake_library import FakeLibrary, PyNvVCException, text_of
 from tests.deepstream_pipeline.decode.fake_nvcodec import LIMITS

@@ -7,15 +7,15 @@ import numpy as np
 import pytest
 from av.video.stream import VideoStream
 
-from deepstream_pipeline.decode import nvdec
-from deepstream_pipeline.decode.decoder import Decoder, Picture
-from deepstream_pipeline.decode.nvcodec import refusal_of
-from deepstream_pipeline.decode.nvdec import NvdecCodecs
-from deepstream_pipeline.decode.opening import DecodeOptions
-from deepstream_pipeline.decode.parameter_sets import headers_of
-from deepstream_pipeline.errors import DecodeError, GpuFull, NeedsCpu
-from deepstream_pipeline.gpu.picture import UPRIGHT, DevicePicture
-from deepstream_pipeline.types import DecoderKind
+from penstock_video.decode import nvdec
+from penstock_video.decode.bitstream import headers_of
+from penstock_video.decode.container import DecodeOptions
+from penstock_video.decode.decoder import Decoder, Picture
+from penstock_video.decode.nvcodec import refusal_of
+from penstock_video.decode.nvdec import NvdecCodecs
+from penstock_video.errors import DecodeError, GpuFull, NeedsCpu
+from penstock_video.gpu.picture import UPRIGHT, DevicePicture
+from penstock_video.types import DecoderKind
 from tests.deepstream_pipeline.clips import joined, write_clip
 from tests.deepstream_pipeline.decode.broken_clips import without
 from tests.deepstream_pipeline.decode.fake_nvcodec import FakeOpener, Said, frame_of, nv12_of, read_host

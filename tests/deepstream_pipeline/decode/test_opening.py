@@ -10,15 +10,9 @@ import av
 import numpy as np
 import pytest
 
-from deepstream_pipeline.decode.decoder import Decoder
-from deepstream_pipeline.decode.opening import DecodeOptions
-from deepstream_pipeline.errors import (
-    DecodeError,
-    PipelineError,
-    SourceNotAllowed,
-    SourceRefused,
-    SourceUnavailable,
-)
+from penstock_video.decode.container import DecodeOptions
+from penstock_video.decode.decoder import Decoder
+from penstock_video.errors import DecodeError, PipelineError, SourceNotAllowed, SourceRefused, SourceUnavailable
 from tests.deepstream_pipeline.clips import truncated, write_clip
 from tests.deepstream_pipeline.decode.web import Web, web
 

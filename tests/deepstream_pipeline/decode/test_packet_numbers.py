@@ -4,7 +4,7 @@ import heapq
 
 import pytest
 
-from deepstream_pipeline.decode.packet_numbers import MOST_AWAITED, MOST_LATE, PacketNumbers, Sent
+from penstock_video.decode.timeline import MOST_AWAITED, MOST_LATE, PacketNumbers, Sent
 
 
 def given(numbers: PacketNumbers, *packets: str) -> list[int]:
@@ -144,7 +144,7 @@ def test_too_many_are_not_awaited() -> None:
     assert numbers.lose_oldest() is False
     stamps += given(numbers, "-")
     assert numbers.lose_oldest() is True
-    numbers.told_lost()
+    numbers.report_lost()
     assert lost(numbers, stamps[-1]) == [MOST_AWAITED - 1]
     assert lost(numbers, stamps[-MOST_LATE - 2], stamps[-MOST_LATE - 1]) == [-1, 0]
 

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from deepstream_pipeline.decode.parameter_sets import Headers, headers_of, is_annex_b
+from penstock_video.decode.bitstream import Headers, headers_of, is_annex_b
 from tests.deepstream_pipeline.decode.broken_clips import annex_b_packets
 
 START = b"\x00\x00\x00\x01"

@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 from av.video.reformatter import ColorRange, Colorspace
 
-from deepstream_pipeline.decode.decoder import Decoder
-from deepstream_pipeline.decode.opening import DecodeOptions
-from deepstream_pipeline.decode.pictures import Painter, orientation_of, upright_size
-from deepstream_pipeline.gpu.picture import UPRIGHT
+from penstock_video.decode.container import DecodeOptions
+from penstock_video.decode.decoder import Decoder
+from penstock_video.decode.pictures import Painter, orientation_of, upright_size
+from penstock_video.gpu.picture import UPRIGHT
 from tests.deepstream_pipeline.clips import numbered_picture, with_display_matrix, write_clip
 
 RGB = (200, 60, 30)

@@ -9,10 +9,10 @@ from typing import Any
 import av
 import pytest
 
-from deepstream_pipeline.decode import recording
-from deepstream_pipeline.decode.decoder import Decoder
-from deepstream_pipeline.decode.opening import DecodeOptions
-from deepstream_pipeline.decode.recording import MOST_RECORDINGS, Asked, Finished, Recorder
+from penstock_video.decode import recording
+from penstock_video.decode.container import DecodeOptions
+from penstock_video.decode.decoder import Decoder
+from penstock_video.decode.recording import MOST_RECORDINGS, ClipRequest, FinishedClip, PacketRecorder
 from tests.deepstream_pipeline.clips import joined, number_of, write_clip
 
 
@@ -27,12 +27,12 @@ class Run:
 
     def __init__(self, clip: Path, cache_s: float = 1.0, **options: Any) -> None:
         self.finished: list[tuple[str, str]] = []
-        self.told: list[Finished] = []
+        self.told: list[FinishedClip] = []
         self._decoder = Decoder(str(clip), DecodeOptions())
-        self.recorder = Recorder(cache_s, self._note, **options)
+        self.recorder = PacketRecorder(cache_s, self._note, **options)
         self.recorder.begin(self._decoder.stream, is_live=False)
 
-    def _note(self, over: Finished) -> None:
+    def _note(self, over: FinishedClip) -> None:
         self.finished.append((over.path, over.error))
         self.told.append(over)
 
@@ -45,7 +45,7 @@ class Run:
             for packet in self._decoder.packets():
                 if count in cuts:
                     path, before_s, after_s = cuts[count]
-                    self.recorder.cut(Asked(str(path), before_s, after_s), count / 25)
+                    self.recorder.cut(ClipRequest(str(path), before_s, after_s), count / 25)
                 self.recorder.push(packet)
                 if any(picture.is_new for picture in self._decoder.decode(packet)) and loop == 0:
                     self.recorder.begin(self._decoder.stream, is_live=False)
@@ -167,11 +167,11 @@ def test_silent_source_does_not_keep_a_recording_open(tmp_path: Path) -> None:
     for number, packet in enumerate(again._decoder.packets()):
         again.recorder.push(packet)
         if number == 30:
-            again.recorder.cut(Asked(str(path), 0.5, 1.0), 10.0)
+            again.recorder.cut(ClipRequest(str(path), 0.5, 1.0), 10.0)
             break
     again.recorder.look(11.0)
     assert not again.finished
-    again.recorder.look(11.0 + recording._PATIENCE_S)
+    again.recorder.look(11.0 + recording._SILENCE_TIMEOUT_S)
     assert again.finished == [(str(path), "0.0 s after its moment, not 1: no packets came any more")]
     assert numbers_of(path)[-1] == 30
 
@@ -209,7 +209,7 @@ def test_recording_is_cut_around_its_moment_not_around_what_was_read_since(tmp_p
         if number == 50:
             moment_s = run.recorder.moment_of(float(packet.pts * packet.time_base))
         if number == 180:
-            run.recorder.cut(Asked(str(path), 1.0, 2.0, moment_s), 0.0)
+            run.recorder.cut(ClipRequest(str(path), 1.0, 2.0, moment_s), 0.0)
             break
     [over] = run.told
     assert over.error == ""

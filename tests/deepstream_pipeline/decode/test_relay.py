@@ -11,16 +11,16 @@ from contextlib import contextmanager
 
 import pytest
 
-from deepstream_pipeline.decode.decoder import Decoder
-from deepstream_pipeline.decode.opening import DecodeOptions
-from deepstream_pipeline.errors import PipelineError, SourceNotAllowed, SourceRefused, SourceUnavailable
-from server.core import outbound
-from server.core.outbound import Outbound
+from penstock import outbound
+from penstock.outbound import OutboundPolicy
+from penstock_video.decode.container import DecodeOptions
+from penstock_video.decode.decoder import Decoder
+from penstock_video.errors import PipelineError, SourceNotAllowed, SourceRefused, SourceUnavailable
 from tests.deepstream_pipeline.clips import write_clip
 from tests.deepstream_pipeline.decode.web import Web, web
 from tests.deepstream_pipeline.rtsp.cameras import Camera, RtspServer, reason_against, rtsp_server
 
-ASKED = DecodeOptions(open_timeout_s=3.0, read_timeout_s=3.0, outbound=Outbound(("127.0.0.1",), is_from_api=True))
+ASKED = DecodeOptions(open_timeout_s=3.0, read_timeout_s=3.0, outbound=OutboundPolicy(("127.0.0.1",), is_from_api=True))
 needs_cameras = pytest.mark.skipif(bool(reason_against()), reason=reason_against())
 
 
@@ -202,7 +202,7 @@ def test_source_of_the_operator_is_read_wherever_it_is_but_on_a_metadata_service
         error = failure(f"{scheme}://{host}:{hidden.port}/1", DecodeOptions(open_timeout_s=3.0))
         assert isinstance(error, SourceNotAllowed)
         assert "metadata" in error.message
-    allowed = DecodeOptions(open_timeout_s=3.0, outbound=Outbound(("127.0.0.2",)))
+    allowed = DecodeOptions(open_timeout_s=3.0, outbound=OutboundPolicy(("127.0.0.2",)))
     assert not isinstance(failure(f"{scheme}://127.0.0.2:1/1", allowed), SourceNotAllowed)
 
 

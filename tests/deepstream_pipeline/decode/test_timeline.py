@@ -7,12 +7,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from deepstream_pipeline.decode.timeline import MOST_STEP_S, WRAP_S, Timeline
+from penstock_video.decode.timeline import MOST_STEP_S, WRAP_S, PtsTimeline
 
 
 def stamps(raw: list[float | None], first_pts_s: float = 0.0, interval_s: float = 0.1) -> list[float]:
     """What the times of one stream become."""
-    timeline = Timeline(first_pts_s, interval_s)
+    timeline = PtsTimeline(first_pts_s, interval_s)
     return [timeline.stamp(one) for one in raw]
 
 
@@ -50,7 +50,7 @@ def test_first_frame_continues_where_the_source_was() -> None:
 
 def test_stream_that_begins_anew_goes_on() -> None:
     """A loop adds one interval; a gap that is told is kept."""
-    timeline = Timeline(0.0, 0.1)
+    timeline = PtsTimeline(0.0, 0.1)
     assert [timeline.stamp(raw) for raw in (0.0, 0.1)] == pytest.approx([0.0, 0.1])
     timeline.begin()
     assert timeline.stamp(0.0) == pytest.approx(0.2)
@@ -61,7 +61,7 @@ def test_stream_that_begins_anew_goes_on() -> None:
 
 def test_rate_that_changes_is_learned() -> None:
     """Frames without a time are spaced as those before them were."""
-    timeline = Timeline(0.0, 0.04)
+    timeline = PtsTimeline(0.0, 0.04)
     for number in range(60):
         timeline.stamp(number * 0.5)
     assert timeline.stamp(None) == pytest.approx(30.0, abs=0.02)
@@ -88,7 +88,7 @@ def test_times_rise_strictly_whatever_the_stream_says(raw: list[float | None], f
 @given(st.lists(RAW, min_size=2, max_size=60), st.floats(0.01, 5.0))
 def test_live_times_never_outrun_the_clock_by_more_than_a_step(raw: list[float | None], pause_s: float) -> None:
     """With any input, a step is at most half a minute longer than the time that has passed."""
-    timeline = Timeline(0.0, 0.1)
+    timeline = PtsTimeline(0.0, 0.1)
     out = [timeline.stamp(one, now=number * pause_s) for number, one in enumerate(raw)]
     for before, after in itertools.pairwise(out):
         assert 0.0 < after - before <= MOST_STEP_S + pause_s + 1.0
@@ -115,6 +115,6 @@ def test_file_times_that_increase_are_followed_whatever_the_step(steps_s: list[f
 )
 def test_live_step_is_followed_as_far_as_time_has_passed(passed_s: float, step_s: float, expected_s: float) -> None:
     """A frame after an hour is an hour later; a clock that jumps by an hour adds one interval."""
-    timeline = Timeline(0.0, 0.1)
+    timeline = PtsTimeline(0.0, 0.1)
     timeline.stamp(5000.0, now=10.0)
     assert timeline.stamp(5000.0 + step_s, now=10.0 + passed_s) == pytest.approx(expected_s)

@@ -13,10 +13,10 @@ from pathlib import Path
 
 import pytest
 
-from deepstream_pipeline.decode import turns as turns_of
-from deepstream_pipeline.decode.lock_files import open_lock
-from deepstream_pipeline.decode.nvcodec import Surface
-from deepstream_pipeline.decode.turns import MadeInTurn, Turns
+from penstock_video.decode.nvcodec import Surface
+from penstock_video.sources import shared_work as turns_of
+from penstock_video.sources.core_pinning import open_lock
+from penstock_video.sources.shared_work import DecoderTurns, MadeInTurn
 
 PATIENCE_S, STUCK_S = 30.0, 0.3
 CARD = "0000-1b-00.0"
@@ -47,9 +47,9 @@ def at_once() -> Callable[[], None]:
     return called
 
 
-def program(stuck_s: float = PATIENCE_S, patience_s: float = PATIENCE_S) -> Turns:
+def program(stuck_s: float = PATIENCE_S, max_wait_s: float = PATIENCE_S) -> DecoderTurns:
     """What another program has of that card, or this one."""
-    return Turns(CARD, stuck_s, patience_s)
+    return DecoderTurns(CARD, stuck_s, max_wait_s)
 
 
 def hold(told: "multiprocessing.synchronize.Event") -> None:
@@ -106,7 +106,7 @@ def turns_are_free() -> bool:
 class Crowd:
     """Threads that each want a turn once. most: how many had one at once. done: how many had one."""
 
-    def __init__(self, programs: list[Turns]) -> None:
+    def __init__(self, programs: list[DecoderTurns]) -> None:
         self.most = self.done = self._inside = 0
         self._lock = threading.Lock()
         threads = [threading.Thread(target=self._run, args=(turns,)) for turns in programs]
@@ -115,7 +115,7 @@ class Crowd:
         for thread in threads:
             thread.join(PATIENCE_S)
 
-    def _run(self, turns: Turns) -> None:
+    def _run(self, turns: DecoderTurns) -> None:
         with turns.taken(nothing):
             with self._lock:
                 self._inside += 1
@@ -133,7 +133,7 @@ def test_turns_do_not_overlap() -> None:
 
 def test_cards_have_turns_of_their_own() -> None:
     """Which no other card's camera waits for."""
-    with program().taken(nothing), Turns("0000-1c-00.0", PATIENCE_S).taken(at_once()):
+    with program().taken(nothing), DecoderTurns("0000-1c-00.0", PATIENCE_S).taken(at_once()):
         pass
 
 
@@ -203,7 +203,7 @@ def test_patience_has_an_end_where_others_go_first(stuck: Callable[[str], Holder
         holder.pass_on()
 
     began = time.monotonic()
-    with program(stuck_s=0.5, patience_s=1.2).taken(others):
+    with program(stuck_s=0.5, max_wait_s=1.2).taken(others):
         assert time.monotonic() - began >= 1.2
     assert attended >= 2
     assert [path.name for path in folder.iterdir()] == FILES[:1]
@@ -214,14 +214,14 @@ def test_patience_is_one_for_every_wait(stuck: Callable[[str], Holder], folder: 
     for name in FILES[:2]:
         stuck(name)
     began = time.monotonic()
-    with program(STUCK_S, patience_s=1.5 * STUCK_S).taken(nothing):
+    with program(STUCK_S, max_wait_s=1.5 * STUCK_S).taken(nothing):
         assert time.monotonic() - began >= 1.5 * STUCK_S
     assert not (folder / FILES[2]).exists()
 
 
 def test_another_camera_of_the_process_is_waited_for_within_the_patience() -> None:
     """Before any file; with its parent heard meanwhile, and without a turn at the end of the patience."""
-    turns, attended = program(patience_s=0.7), 0
+    turns, attended = program(max_wait_s=0.7), 0
 
     def count() -> None:
         nonlocal attended

@@ -4,16 +4,8 @@ import re
 
 import pytest
 
-from deepstream_pipeline.decode.uri import (
-    MAX_URI_CHARACTERS,
-    UriKind,
-    is_file,
-    is_live,
-    kind_of,
-    path_of,
-    redacted,
-)
-from deepstream_pipeline.errors import SourceNotAllowed
+from penstock_video.decode.uri import MAX_URI_CHARACTERS, UriKind, is_file, is_live, kind_of, path_of, redacted
+from penstock_video.errors import SourceNotAllowed
 
 KINDS = [
     ("clip.mp4", UriKind.FILE),

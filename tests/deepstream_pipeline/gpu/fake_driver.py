@@ -1,6 +1,6 @@
 """A stand-in for cuda.bindings.driver: the host's memory for a card's, every stream in order and done at once.
 
-`install(monkeypatch)` puts it in the place of the package, for whoever opens a Device. What it holds is counted, so
+`install(monkeypatch)` replaces the package for every Device. Its resources are counted, so
 that a test can say that all was given back; `fail("cuMemAlloc", "CUDA_ERROR_OUT_OF_MEMORY")` makes a call fail. A
 handle for other processes opens in this process only. Kernels are Python functions: `kernels["name"] = function(grid,
 block, arguments)`, arguments as the driver gets them.
@@ -76,7 +76,7 @@ class FakeDriver(ModuleType):
     def is_all_given_back(self) -> bool:
         return not (self.blocks or self.opened or self.pinned or self.streams)
 
-    def _told(self, function: str, *values: Any) -> tuple[Any, ...]:
+    def _called(self, function: str, *values: Any) -> tuple[Any, ...]:
         self.calls.append(function)
         error = self._failures.get(function, CUresult.CUDA_SUCCESS)
         return (error, *(values if error == CUresult.CUDA_SUCCESS else [None] * len(values)))
@@ -85,38 +85,38 @@ class FakeDriver(ModuleType):
         return (CUresult.CUDA_SUCCESS if is_right else CUresult.CUDA_ERROR_INVALID_VALUE, *[None] * values)
 
     def cuInit(self, flags: int) -> tuple[Any, ...]:
-        return self._told("cuInit")
+        return self._called("cuInit")
 
     def cuDeviceGetCount(self) -> tuple[Any, ...]:
-        return self._told("cuDeviceGetCount", self.devices)
+        return self._called("cuDeviceGetCount", self.devices)
 
     def cuDeviceGet(self, index: int) -> tuple[Any, ...]:
-        return self._told("cuDeviceGet", index)
+        return self._called("cuDeviceGet", index)
 
     def cuDeviceGetName(self, length: int, device: int) -> tuple[Any, ...]:
-        return self._told("cuDeviceGetName", b"A card of the tests".ljust(length, b"\0"))
+        return self._called("cuDeviceGetName", b"A card of the tests".ljust(length, b"\0"))
 
     def cuDeviceGetPCIBusId(self, length: int, device: int) -> tuple[Any, ...]:
-        return self._told("cuDeviceGetPCIBusId", (b"0000:%02X:00.0" % (self.first_bus + device)).ljust(length, b"\0"))
+        return self._called("cuDeviceGetPCIBusId", (b"0000:%02X:00.0" % (self.first_bus + device)).ljust(length, b"\0"))
 
     def cuDeviceGetAttribute(self, attribute: int, device: int) -> tuple[Any, ...]:
-        return self._told("cuDeviceGetAttribute", {75: 9, 76: 0}[attribute])
+        return self._called("cuDeviceGetAttribute", {75: 9, 76: 0}[attribute])
 
     def cuDevicePrimaryCtxSetFlags(self, device: int, flags: int) -> tuple[Any, ...]:
-        return self._told("cuDevicePrimaryCtxSetFlags")
+        return self._called("cuDevicePrimaryCtxSetFlags")
 
     def cuDevicePrimaryCtxRetain(self, device: int) -> tuple[Any, ...]:
-        return self._told("cuDevicePrimaryCtxRetain", 0xC0DE)
+        return self._called("cuDevicePrimaryCtxRetain", 0xC0DE)
 
     def cuCtxSetCurrent(self, context: int) -> tuple[Any, ...]:
-        return self._told("cuCtxSetCurrent")
+        return self._called("cuCtxSetCurrent")
 
     def cuStreamCreate(self, flags: int) -> tuple[Any, ...]:
         self._next += 1
-        told = self._told("cuStreamCreate", self._next)
-        if told[1] is not None:
+        result = self._called("cuStreamCreate", self._next)
+        if result[1] is not None:
             self.streams.add(self._next)
-        return told
+        return result
 
     def cuStreamDestroy(self, stream: int) -> tuple[Any, ...]:
         is_right = stream in self.streams
@@ -124,19 +124,19 @@ class FakeDriver(ModuleType):
         return self._refused(is_right=is_right)
 
     def cuStreamQuery(self, stream: int) -> tuple[Any, ...]:
-        return self._told("cuStreamQuery")
+        return self._called("cuStreamQuery")
 
     def cuCtxSynchronize(self) -> tuple[Any, ...]:
-        return self._told("cuCtxSynchronize")
+        return self._called("cuCtxSynchronize")
 
     def cuMemAlloc(self, size_bytes: int) -> tuple[Any, ...]:
-        told = self._told("cuMemAlloc", 0)
-        if told[1] is None:
-            return told
+        result = self._called("cuMemAlloc", 0)
+        if result[1] is None:
+            return result
         room = np.full(size_bytes + 512, 0xA5, np.uint8)
         address = -(-room.ctypes.data // 512) * 512
         self.blocks[address] = room
-        return (told[0], address)
+        return (result[0], address)
 
     def cuMemFree(self, address: int) -> tuple[Any, ...]:
         self.calls.append("cuMemFree")
@@ -147,16 +147,16 @@ class FakeDriver(ModuleType):
             return self._refused(is_right=False, values=1)
         handle = CUipcMemHandle()
         ctypes.memmove(handle.getPtr(), address.to_bytes(8, "little"), 8)
-        return self._told("cuIpcGetMemHandle", handle)
+        return self._called("cuIpcGetMemHandle", handle)
 
     def cuIpcOpenMemHandle(self, handle: CUipcMemHandle, flags: int) -> tuple[Any, ...]:
         address = int.from_bytes(ctypes.string_at(handle.getPtr(), 8), "little")
         if address not in self.blocks:
             return self._refused(is_right=False, values=1)
-        told = self._told("cuIpcOpenMemHandle", address)
-        if told[1] is not None:
+        result = self._called("cuIpcOpenMemHandle", address)
+        if result[1] is not None:
             self.opened.append(address)
-        return told
+        return result
 
     def cuIpcCloseMemHandle(self, address: int) -> tuple[Any, ...]:
         is_right = address in self.opened
@@ -165,28 +165,28 @@ class FakeDriver(ModuleType):
         return self._refused(is_right=is_right)
 
     def cuMemHostRegister(self, address: int, size_bytes: int, flags: int) -> tuple[Any, ...]:
-        told = self._told("cuMemHostRegister")
-        if told[0] == CUresult.CUDA_SUCCESS:
+        result = self._called("cuMemHostRegister")
+        if result[0] == CUresult.CUDA_SUCCESS:
             self.pinned[address] = size_bytes
-        return told
+        return result
 
     def cuMemHostUnregister(self, address: int) -> tuple[Any, ...]:
         return self._refused(is_right=self.pinned.pop(address, None) is not None)
 
     def cuMemcpyAsync(self, to: int, from_: int, size_bytes: int, stream: int) -> tuple[Any, ...]:
-        told = self._told("cuMemcpyAsync")
-        if told[0] == CUresult.CUDA_SUCCESS:
+        result = self._called("cuMemcpyAsync")
+        if result[0] == CUresult.CUDA_SUCCESS:
             ctypes.memmove(to, from_, size_bytes)
-        return told
+        return result
 
     def cuMemcpyDtoDAsync(self, to: int, from_: int, size_bytes: int, stream: int) -> tuple[Any, ...]:
-        told = self._told("cuMemcpyDtoDAsync")
-        if told[0] != CUresult.CUDA_SUCCESS:
-            return told
+        result = self._called("cuMemcpyDtoDAsync")
+        if result[0] != CUresult.CUDA_SUCCESS:
+            return result
         if not (self._is_of_the_card(to, size_bytes) and self._is_of_the_card(from_, size_bytes)):
             return self._refused(is_right=False)
         ctypes.memmove(to, from_, size_bytes)
-        return told
+        return result
 
     def _is_of_the_card(self, address: int, size_bytes: int) -> bool:
         return any(
@@ -195,19 +195,19 @@ class FakeDriver(ModuleType):
         )
 
     def cuModuleLoadData(self, image: bytes) -> tuple[Any, ...]:
-        return self._told("cuModuleLoadData", image)
+        return self._called("cuModuleLoadData", image)
 
     def cuModuleGetFunction(self, module: bytes, name: bytes) -> tuple[Any, ...]:
         function = self.kernels.get(name.decode())
         if function is None:
             return (CUresult.CUDA_ERROR_NOT_FOUND, None)
-        return self._told("cuModuleGetFunction", function)
+        return self._called("cuModuleGetFunction", function)
 
     def cuLaunchKernel(self, function: KernelFunction, *rest: int) -> tuple[Any, ...]:
-        told = self._told("cuLaunchKernel")
-        if told[0] == CUresult.CUDA_SUCCESS:
+        result = self._called("cuLaunchKernel")
+        if result[0] == CUresult.CUDA_SUCCESS:
             function((rest[0], rest[1], rest[2]), (rest[3], rest[4], rest[5]), rest[8])
-        return told
+        return result
 
 
 def install(monkeypatch: pytest.MonkeyPatch, driver: FakeDriver | None = None) -> FakeDriver:

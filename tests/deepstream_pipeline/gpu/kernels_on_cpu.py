@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from deepstream_pipeline.gpu.device import Device
-from deepstream_pipeline.gpu.kernels import PAINT_KERNEL, ROW_KERNELS, SOURCE, THUMBNAIL_KERNEL
-from deepstream_pipeline.preprocess import device_rows
+from penstock_video.gpu.device import Device
+from penstock_video.preprocess import device_rows
+from penstock_video.preprocess.kernels import PAINT_KERNEL, ROW_KERNELS, SOURCE, THUMBNAIL_KERNEL
 from tests.deepstream_pipeline.gpu.fake_driver import FakeDriver, KernelFunction, install
 
 _CUDA_WORDS = """

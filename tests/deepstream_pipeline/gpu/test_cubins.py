@@ -10,9 +10,8 @@ from typing import Any
 
 import pytest
 
-from deepstream_pipeline.errors import GpuFailed, GpuUnavailable
-from deepstream_pipeline.gpu.cubins import cache_folder, cubin_for
-from deepstream_pipeline.gpu.kernels import SOURCE
+from penstock_video.errors import GpuFailed, GpuUnavailable
+from penstock_video.preprocess.kernels import SOURCE, cache_folder, cubin_for
 
 
 class nvrtcResult(IntEnum):
@@ -185,7 +184,7 @@ def test_compiler_is_found_wherever_packages_are(
     loaded: list[str] = []
     monkeypatch.setattr(ctypes, "CDLL", loaded.append)
     monkeypatch.setattr(
-        "deepstream_pipeline.gpu.cubins.find_spec",
+        "penstock_video.preprocess.kernels.find_spec",
         lambda name: SimpleNamespace(submodule_search_locations=[str(tmp_path / "other"), str(tmp_path / name)]),
     )
     cubin_for((9, 0), tmp_path / "kernels")
@@ -199,7 +198,7 @@ def test_compiler_that_does_not_load_is_left_to_cuda_bindings(
     (tmp_path / "cu13" / "lib").mkdir(parents=True)
     (tmp_path / "cu13" / "lib" / "libnvrtc.so.13").write_text("none")
     monkeypatch.setattr(
-        "deepstream_pipeline.gpu.cubins.find_spec",
+        "penstock_video.preprocess.kernels.find_spec",
         lambda name: SimpleNamespace(submodule_search_locations=[str(tmp_path)]),
     )
     assert cubin_for((9, 0), tmp_path / "kernels").startswith(b"cubin")

@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from deepstream_pipeline.errors import GpuFailed, GpuUnavailable
-from deepstream_pipeline.gpu.device import Device, zeros_pinned
+from penstock_video.errors import GpuFailed, GpuUnavailable
+from penstock_video.gpu.device import Device, zeros_pinned
 from tests.deepstream_pipeline.gpu.fake_driver import FakeDriver, install
 
 
@@ -20,7 +20,7 @@ def driver(monkeypatch: pytest.MonkeyPatch) -> FakeDriver:
 
 
 def test_open_without_the_package_says_how_to_get_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A machine without `make gpu` is told so, in one sentence."""
+    """A machine without `make gpu` gets that message, in one sentence."""
     for name in ("cuda", "cuda.bindings"):
         monkeypatch.setitem(sys.modules, name, None)
     with pytest.raises(GpuUnavailable, match="cuda-bindings is not installed: run make gpu"):

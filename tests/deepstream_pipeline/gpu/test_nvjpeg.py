@@ -11,10 +11,10 @@ import numpy as np
 import pytest
 import simplejpeg
 
-from deepstream_pipeline.errors import GpuFailed, GpuUnavailable
-from deepstream_pipeline.gpu import nvjpeg
-from deepstream_pipeline.gpu.device import Device
-from deepstream_pipeline.gpu.nvjpeg import NvJpeg
+from penstock_video.errors import GpuFailed, GpuUnavailable
+from penstock_video.gpu.device import Device
+from penstock_video.sinks import jpeg as nvjpeg
+from penstock_video.sinks.jpeg import NvJpeg
 from tests.deepstream_pipeline.gpu.fake_driver import FakeDriver, install
 
 
@@ -107,10 +107,10 @@ def test_nvjpeg_makes_a_jpeg_of_each_picture(driver: FakeDriver, library: FakeNv
     """Pictures of any size one after the other, larger and smaller: each is its own, 4:2:0, of that quality."""
     encoder = NvJpeg(Device.open(), quality=80, library=library)
     for seed, size in enumerate([(64, 48), (321, 241), (16, 16), (321, 241)]):
-        told = picture(*size, seed=seed)
-        read = simplejpeg.decode_jpeg(encoder.encode(told))
-        assert read.shape == told.shape
-        assert np.abs(read.astype(int) - told).mean() < 3
+        original = picture(*size, seed=seed)
+        read = simplejpeg.decode_jpeg(encoder.encode(original))
+        assert read.shape == original.shape
+        assert np.abs(read.astype(int) - original).mean() < 3
     assert (library.quality, library.chroma) == (80, 2)
     encoder.close()
 
@@ -140,7 +140,7 @@ STARTS = ["nvjpegCreateSimple", "nvjpegEncoderStateCreate", "nvjpegEncoderParams
 
 @pytest.mark.parametrize("function", STARTS)
 def test_nvjpeg_that_does_not_start_leaves_nothing(driver: FakeDriver, library: FakeNvjpeg, function: str) -> None:
-    """Whatever step fails, its name and nvJPEG's word are told, and what was made is given back."""
+    """If a step fails, the error has its name and nvJPEG's status, and all resources are released."""
     library.failing = function
     with pytest.raises(GpuFailed, match=f"{function}: nvJPEG answers EXECUTION_FAILED"):
         NvJpeg(Device.open(), quality=80, library=library)

@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from deepstream_pipeline.errors import GpuUnavailable
-from deepstream_pipeline.gpu.cubins import cubin_for
+from penstock_video.errors import GpuUnavailable
+from penstock_video.preprocess.kernels import cubin_for
 
 
 @pytest.mark.parametrize("capability", [(7, 5), (8, 9), (9, 0)])

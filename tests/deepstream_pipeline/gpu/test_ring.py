@@ -6,10 +6,10 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from deepstream_pipeline.errors import GpuFailed
-from deepstream_pipeline.gpu.device import Device
-from deepstream_pipeline.gpu.ring import SLOT_ALIGNMENT, DeviceRing, DeviceSlots, slot_bytes
-from deepstream_pipeline.types import DeviceRow
+from penstock_video.errors import GpuFailed
+from penstock_video.gpu.device import Device
+from penstock_video.gpu.memory import SLOT_ALIGNMENT, CudaRing, DeviceSlots, slot_bytes
+from penstock_video.types import DeviceRow
 from tests.deepstream_pipeline.gpu.fake_driver import FakeDriver, install
 
 SHAPE = (3, 20, 20)
@@ -29,7 +29,7 @@ def content(row: DeviceRow) -> "npt.NDArray[np.uint8]":
 def test_row_is_what_the_decode_process_wrote_into_the_slot(driver: FakeDriver) -> None:
     """Both sides reckon with the same slots, which begin where CUDA's widest steps do."""
     device = Device.open()
-    ring = DeviceRing(device, 4, ROW_BYTES)
+    ring = CudaRing(device, 4, ROW_BYTES)
     there = DeviceSlots(device, ring.handle, 4, ROW_BYTES)
     for slot in range(4):
         wanted = np.full(SHAPE, slot + 1, np.uint8)
@@ -63,7 +63,7 @@ def test_row_outside_its_slot_is_refused(
     driver: FakeDriver, slot: int, shape: tuple[int, ...], dtype: npt.DTypeLike
 ) -> None:
     """Shapes are a child's word."""
-    ring = DeviceRing(Device.open(), 4, ROW_BYTES)
+    ring = CudaRing(Device.open(), 4, ROW_BYTES)
     with pytest.raises(ValueError, match="lies outside"):
         ring.row(slot, shape, dtype)
 
@@ -72,14 +72,14 @@ def test_row_outside_its_slot_is_refused(
 def test_slot_that_is_none_is_refused_to_the_decode_process(driver: FakeDriver, slot: int) -> None:
     """It would write over another's memory."""
     device = Device.open()
-    ring = DeviceRing(device, 4, ROW_BYTES)
+    ring = CudaRing(device, 4, ROW_BYTES)
     with pytest.raises(ValueError, match=f"no slot {slot} of 4"):
         DeviceSlots(device, ring.handle, 4, ROW_BYTES).address(slot)
 
 
 def test_closed_ring_has_no_rows_and_closes_once(driver: FakeDriver) -> None:
     """Its memory is another's."""
-    ring = DeviceRing(Device.open(), 4, ROW_BYTES)
+    ring = CudaRing(Device.open(), 4, ROW_BYTES)
     ring.close()
     ring.close()
     with pytest.raises(ValueError, match="closed"):
@@ -92,5 +92,5 @@ def test_ring_without_room_on_the_card_says_so_and_keeps_nothing(driver: FakeDri
     """CUDA's name for it is in the sentence."""
     driver.fail(step, "CUDA_ERROR_OUT_OF_MEMORY")
     with pytest.raises(GpuFailed, match="CUDA_ERROR_OUT_OF_MEMORY"):
-        DeviceRing(Device.open(), 4, ROW_BYTES)
+        CudaRing(Device.open(), 4, ROW_BYTES)
     assert driver.is_all_given_back

@@ -6,10 +6,10 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from deepstream_pipeline.errors import GpuFailed
-from deepstream_pipeline.gpu.device import Device
-from deepstream_pipeline.gpu.slab import ALIGNMENT, LINGER_S, DeviceLease, DeviceSlab
-from deepstream_pipeline.types import DeviceRow
+from penstock_video.errors import GpuFailed
+from penstock_video.gpu.device import Device
+from penstock_video.gpu.memory import ALIGNMENT, LINGER_S, DeviceLease, DeviceSlab
+from penstock_video.types import DeviceRow
 from tests.deepstream_pipeline.gpu.fake_driver import FakeDriver, install
 
 SIZE = 16 * ALIGNMENT
@@ -143,7 +143,7 @@ def test_row_of_memory_that_was_given_back_is_refused_and_not_read(driver: FakeD
 
 
 @pytest.mark.parametrize("step", ["cuMemcpyDtoDAsync", "cuStreamQuery"])
-def test_card_that_fails_to_copy_is_told(driver: FakeDriver, step: str) -> None:
+def test_card_that_fails_to_copy_is_reported(driver: FakeDriver, step: str) -> None:
     """The rows are not asked for then."""
     rig = Rig()
     driver.fail(step, "CUDA_ERROR_LAUNCH_FAILED")

@@ -1,4 +1,4 @@
-"""A gateway whose engine reads memory of the card: the real gRPC front and keeper of regions, over a fake engine.
+"""A gateway whose engine reads memory of the card: the real gRPC server and registry of regions, over a fake engine.
 
 The card is the stand-in's (tests/deepstream_pipeline/gpu/fake_driver), whose memory is this process's: the engine finds
 the address in the handle.
@@ -13,18 +13,16 @@ from dataclasses import replace
 
 from tritonclient.grpc import service_pb2
 
-from deepstream_pipeline.infer.place import EnginePlace
-from server.backends.wire.grpc_messages import encode_response
-from server.core.caller import NOBODY, Caller
-from server.core.errors import NotSupported
-from server.core.infer import InferRequest
-from server.core.relay import GrpcAnswer, GrpcCall, InferHead
-from server.core.tensor import Datatype, Tensor
-from server.dataplane import Verb
-from server.grpc.server import Endpoint, GrpcLimits, GrpcServer, serve
-from server.shared_memory.keeper import EngineTraits, SharedMemory
-from server.shared_memory.registry import RegistryLimits
-from server.testing import FakeBackend
+from penstock.gateway.grpc.server import GrpcEndpoint, GrpcLimits, GrpcServer, serve
+from penstock.gateway.shared_memory.regions import EngineTraits, SharedMemory
+from penstock.gateway.shared_memory.registry import RegistryLimits
+from penstock.protocol.call import GrpcAnswer, GrpcCall, InferHead
+from penstock.protocol.errors import NotSupported
+from penstock.protocol.grpc_inference import encode_response
+from penstock.protocol.identity import ANONYMOUS, Identity, Verb
+from penstock.protocol.inference import Datatype, InferRequest, Tensor
+from penstock.testing import FakeEngine
+from penstock_video.infer.options import EngineAddress
 from tests.deepstream_pipeline.infer.fake_core import CLASSIFIER, CONFIGS, FakeCore, classifier
 from tests.grpc_front.harness import FakePlane, FakeRecorder
 
@@ -36,7 +34,7 @@ def answers(request: InferRequest) -> Sequence[Tensor]:
     return FakeCore._outputs(request, request.inputs[0].to_numpy())
 
 
-class CardEngine(FakeBackend):
+class CardEngine(FakeEngine):
     """regions: name -> (address, bytes). asked: calls about regions. inferred: region (empty for none) and rows.
 
     skew_bytes: how far beside the right place it reads.
@@ -105,14 +103,20 @@ class CardPlane(FakePlane):
 
     @asynccontextmanager
     async def shared_memory(  # type: ignore[override]
-        self, verb: Verb, caller: Caller, region: str = ""
+        self, verb: Verb, caller: Identity, region: str = ""
     ) -> AsyncIterator[SharedMemory]:
         if self.refusal is not None:
             raise NotSupported(self.refusal)
         yield self.memory
 
     async def relay_grpc(
-        self, verb: Verb, head: InferHead, call: GrpcCall, *, caller: Caller = NOBODY, deadline: float | None = None
+        self,
+        verb: Verb,
+        head: InferHead,
+        call: GrpcCall,
+        *,
+        caller: Identity = ANONYMOUS,
+        deadline: float | None = None,
     ) -> GrpcAnswer:
         with self.memory.held(head.regions, caller):
             return await super().relay_grpc(verb, head, call, caller=caller, deadline=deadline)
@@ -133,13 +137,13 @@ class CardGateway:
         self._server: GrpcServer = await serve(
             self.plane,  # type: ignore[arg-type]
             GrpcLimits(),
-            Endpoint(("127.0.0.1:0",)),
+            GrpcEndpoint(("127.0.0.1:0",)),
             FakeRecorder(),  # type: ignore[arg-type]
         )
 
     @property
-    def place(self) -> EnginePlace:
-        return EnginePlace(None, "http://127.0.0.1:9", f"127.0.0.1:{self._server.port}")
+    def place(self) -> EngineAddress:
+        return EngineAddress(None, "http://127.0.0.1:9", f"127.0.0.1:{self._server.port}")
 
     def restart_engine(self) -> None:
         """Another engine came up, which knows no regions; the gateway stays."""

@@ -10,24 +10,20 @@ from pathlib import Path
 
 import numpy as np
 
-from deepstream_pipeline.infer.answer import Answer
-from deepstream_pipeline.infer.engine import Engine
-from deepstream_pipeline.infer.network import Network
-from deepstream_pipeline.infer.place import EnginePlace
-from deepstream_pipeline.types import RowArray
-from server.backends.watch import KnownModel
-from server.core.backend import Backend
-from server.core.errors import InferenceError, ModelNotFound
-from server.core.infer import InferRequest, InferResponse, Timings
-from server.core.model import ModelConfig, TensorSpec
-from server.core.tensor import Datatype, Tensor, tensor_from_numpy
-from server.local.core_server import CoreServer
-from server.local.guest_calls import GuestCalls
-from server.local.guests import GuestRoom
-from server.local.lent_slab import Lender
-from server.local.slab import SharedSlab
-from server.local.slab_memory import nameless_memory
-from server.metrics import Metrics
+from penstock.engines.model_health import KnownModel
+from penstock.gateway.metrics import Metrics
+from penstock.gateway.workers.core_server import CoreServer
+from penstock.gateway.workers.inference_calls import ClientProcessCalls
+from penstock.gateway.workers.slab import SharedSlab, anonymous_memory
+from penstock.gateway.workers.slab_sharing import ClientSlabParts, SlabPartitions
+from penstock.protocol.engine import InferenceEngine, ModelConfig, TensorSpec
+from penstock.protocol.errors import InferenceError, ModelNotFound
+from penstock.protocol.inference import Datatype, InferRequest, InferResponse, Tensor, Timings, tensor_from_numpy
+from penstock_video.infer.calls import RowsResult
+from penstock_video.infer.engine import Engine
+from penstock_video.infer.network import Network
+from penstock_video.infer.options import EngineAddress
+from penstock_video.types import RowArray
 
 SIDE = 64  # of a row: 48 KiB, enough for the slab
 PART = 4 << 20
@@ -52,17 +48,17 @@ def classifier(name: str, max_batch_size: int, shape: tuple[int, ...] = (3, SIDE
     return ModelConfig(name, "python", max_batch_size, inputs, outputs, CLASSIFIER, unmerged="")
 
 
-def keeper() -> ModelConfig:
+def one_box() -> ModelConfig:
     """Takes pictures at their own size, one a call."""
     parameters = DETECTOR | {"network-input-order": "NHWC", "max-side": "320"}
-    return ModelConfig("keeper", "python", 0, (TensorSpec("x", Datatype.UINT8, (-1, -1, 3)),), BOXES, parameters)
+    return ModelConfig("one_box", "python", 0, (TensorSpec("x", Datatype.UINT8, (-1, -1, 3)),), BOXES, parameters)
 
 
 CONFIGS = (
     classifier("owned", 4),
     classifier("lone", 0, (1, 3, SIDE, SIDE)),
     replace(classifier("astray", 4), unmerged=ASTRAY),
-    keeper(),
+    one_box(),
     ModelConfig("tensors", "python", 4, (TensorSpec("x", Datatype.FP32, (3,)),), (), {}),
     ModelConfig("encoded", "python", 4, (TensorSpec("x", Datatype.BYTES, (1,)),), BOXES, RELAYED),
     ModelConfig("wrong", "python", 4, (TensorSpec("x", Datatype.FP32, (3, 8, 8)),), BOXES, DETECTOR | {"offsets": "a"}),
@@ -117,7 +113,7 @@ class FakeCore:
         """Of no matter here."""
 
     async def infer_tensors(
-        self, request: InferRequest, alone: Backend, *, client: str, priority: int = 0
+        self, request: InferRequest, alone: InferenceEngine, *, client: str, priority: int = 0
     ) -> InferResponse | InferenceError:
         response = await self.infer(request, client=client if self.owns(request.model_name) else "")
         self.note_served(request.model_name)
@@ -145,8 +141,8 @@ class FakeCore:
     def _outputs(
         request: InferRequest, pixels: "np.ndarray[tuple[int, ...], np.dtype[np.generic]]"
     ) -> tuple[Tensor, ...]:
-        """Of a classifier, (mean, 1 - mean) a row; of the keeper, one box as large as the picture."""
-        if request.model_name == "keeper":
+        """A classifier: (mean, 1 - mean) a row; one_box: one box as large as the picture."""
+        if request.model_name == "one_box":
             height, width = pixels.shape[:2]
             return (
                 tensor_from_numpy("boxes", np.array([[0, 0, width, height]], np.float32)),
@@ -163,10 +159,11 @@ class FakeCore:
 
     async def _open(self) -> None:
         self.slab = SharedSlab(self._loop.call_later)
-        self.slab.renew(nameless_memory(4 * PART))
-        lender = Lender(self.slab, PART, GuestRoom(PART))
-        self.server = CoreServer(self.folder, self, self, self, lender=lender)  # type: ignore[arg-type]
-        self.server.guests = GuestCalls(self, self, Metrics(), lambda error: error.reason, lender)  # type: ignore[arg-type]
+        self.slab.renew(anonymous_memory(4 * PART))
+        slab_partitions = SlabPartitions(self.slab, PART, ClientSlabParts(PART))
+        self.server = CoreServer(self.folder, self, self, self, slab_partitions=slab_partitions)  # type: ignore[arg-type]
+        calls = ClientProcessCalls(self, self, Metrics(), lambda error: error.reason, slab_partitions)  # type: ignore[arg-type]
+        self.server.guests = calls  # plain-english: ok
         self._task = self._loop.create_task(self.server.run())
 
     async def _close(self) -> None:
@@ -199,14 +196,14 @@ class Asked:
     def __init__(self) -> None:
         self.calls: list[str] = []
         self.threads: set[str] = set()
-        self._answers: list[Answer] = []
+        self._answers: list[RowsResult] = []
         self._done = threading.Event()
 
     def taken(self) -> None:
         self.calls.append("taken")
         self.threads.add(threading.current_thread().name)
 
-    def done(self, answer: Answer) -> None:
+    def done(self, answer: RowsResult) -> None:
         self.calls.append("done")
         self.threads.add(threading.current_thread().name)
         self._answers.append(answer)
@@ -216,7 +213,7 @@ class Asked:
     def is_done(self) -> bool:
         return self._done.is_set()
 
-    def answer(self, timeout_s: float = 20.0) -> Answer:
+    def answer(self, timeout_s: float = 20.0) -> RowsResult:
         assert self._done.wait(timeout_s), "no answer came"
         (answer,) = self._answers
         return answer
@@ -235,7 +232,7 @@ def row(value: float) -> RowArray:
 
 
 @contextlib.contextmanager
-def engine_at(place: EnginePlace) -> Iterator[Engine]:
+def engine_at(place: EngineAddress) -> Iterator[Engine]:
     engine = Engine(place)
     engine.start(20)
     try:

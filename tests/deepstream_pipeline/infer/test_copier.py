@@ -7,11 +7,11 @@ import time
 
 import pytest
 
-from deepstream_pipeline.infer.copier import Copier
+from penstock_video.infer.gpu_client import Copier
 
 STUCK = """
 import time
-from deepstream_pipeline.infer.copier import Copier
+from penstock_video.infer.gpu_client import Copier
 Copier("card").submit(time.sleep, 60)
 """
 

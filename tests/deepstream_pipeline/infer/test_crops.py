@@ -5,7 +5,10 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from deepstream_pipeline.infer.crops import (
+from penstock.protocol.engine import ModelConfig, TensorSpec
+from penstock.protocol.inference import Datatype
+from penstock.vision.spec import ColorFormat, InputOrder, PrepareSpec, ResizeMode
+from penstock_video.infer.crops import (
     AGAIN_AFTER_FRAMES,
     FORGET_AFTER_FRAMES,
     MAX_CROPS,
@@ -14,11 +17,8 @@ from deepstream_pipeline.infer.crops import (
     SecondaryPlan,
     crop_row,
 )
-from deepstream_pipeline.infer.network import Network, network_from
-from deepstream_pipeline.types import ByteArray, ClassScore, Detections, Frame, Tracks
-from server.core.model import ModelConfig, TensorSpec
-from server.core.tensor import Datatype
-from server.vision.spec import ColorFormat, Fit, Layout, PrepareSpec
+from penstock_video.infer.network import Network, network_from
+from penstock_video.types import ByteArray, ClassScore, Detections, Frame, Tracks
 
 IMAGE = np.zeros((100, 200, 3), np.uint8)
 IMAGE[..., 0], IMAGE[..., 2] = 200, 20  # red, and a little blue
@@ -70,7 +70,7 @@ def test_object_is_looked_at_once_and_its_classes_stay() -> None:
 
 
 def test_object_is_looked_at_again_after_the_interval_and_when_it_grew() -> None:
-    """Until the new answer comes, the former one is told."""
+    """Until the new answer comes, the former one is reported."""
     plan = SecondaryPlan(SecondaryOptions(reinfer_interval=5))
     plan.take(look(plan, 0)[0], RED)
     assert look(plan, 4) == []
@@ -146,7 +146,7 @@ def test_track_that_is_gone_is_forgotten() -> None:
 def test_box_that_lies_outside_the_picture_is_no_crop() -> None:
     """A tracker's estimate may have left it; one that reaches over the edge is cut there."""
     assert look(SecondaryPlan(SecondaryOptions()), 0, tracks((210, 10, 250, 50), (-40, -40, -2, -2))) == []
-    spec = PrepareSpec(0, 0, layout=Layout.NHWC, fit=Fit.KEEP, datatype=Datatype.UINT8)
+    spec = PrepareSpec(0, 0, layout=InputOrder.NHWC, fit=ResizeMode.KEEP, datatype=Datatype.UINT8)
     cut = crop_row(IMAGE, (190.5, -5, 230, 20.2), spec)
     assert cut is not None
     assert cut.shape == (21, 10, 3)
@@ -157,7 +157,7 @@ def test_box_that_lies_outside_the_picture_is_no_crop() -> None:
 )
 def test_crop_has_the_networks_colours_and_size(color: ColorFormat, pixel: list[int]) -> None:
     """Prepared as the gateway prepares a picture of that part alone."""
-    spec = PrepareSpec(8, 8, color=color, layout=Layout.NHWC, datatype=Datatype.UINT8)
+    spec = PrepareSpec(8, 8, color=color, layout=InputOrder.NHWC, datatype=Datatype.UINT8)
     cut = crop_row(IMAGE, (10, 10, 30, 50), spec)
     assert cut is not None
     assert cut.shape == (8, 8, len(pixel))

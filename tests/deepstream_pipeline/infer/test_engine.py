@@ -1,4 +1,4 @@
-"""The engine's thread, as the guest of a core."""
+"""The engine's thread, as a client process of a core."""
 
 import tempfile
 import threading
@@ -12,17 +12,16 @@ import numpy as np
 import pytest
 import structlog
 
-from deepstream_pipeline.errors import InferFailed, InferRefused, ModelUnusable
-from deepstream_pipeline.infer import asking
-from deepstream_pipeline.infer.engine import Engine
-from deepstream_pipeline.infer.line import Line
-from deepstream_pipeline.infer.network import network_from
-from deepstream_pipeline.infer.place import EnginePlace
-from server.backends.reaper import claim_run_directory
-from server.batching.declared import UNTRIED
-from server.core.errors import BackendFailed, BackendUnavailable, DeadlineExceeded, Overloaded
-from server.local.running import run_folders, tell_running
-from server.local.socket_folder import reachable
+from penstock.engines.run_directory import claim_run_directory
+from penstock.gateway.batching.options import UNTRIED
+from penstock.gateway.workers.running_stacks import publish_stack, reachable_folder, run_folders
+from penstock.protocol.errors import DeadlineExceeded, EngineFailed, EngineUnavailable, Overloaded
+from penstock_video.errors import InferFailed, InferRefused, ModelUnusable
+from penstock_video.infer import calls as asking
+from penstock_video.infer.calls import EngineClient
+from penstock_video.infer.engine import Engine
+from penstock_video.infer.network import network_from
+from penstock_video.infer.options import EngineAddress
 from tests.deepstream_pipeline.infer.fake_core import (
     ASTRAY,
     SIDE,
@@ -50,8 +49,8 @@ def engine(core: FakeCore) -> Iterator[Engine]:
         yield engine
 
 
-def place(core: FakeCore) -> EnginePlace:
-    return EnginePlace(core.folder, "http://127.0.0.1:8000", "127.0.0.1:8001")
+def place(core: FakeCore) -> EngineAddress:
+    return EngineAddress(core.folder, "http://127.0.0.1:8000", "127.0.0.1:8001")
 
 
 def leases(engine: Engine) -> int:
@@ -70,7 +69,7 @@ def test_rows_are_answered_in_order_in_one_call_through_the_slab(core: FakeCore,
     assert (request.inputs[0].shape, request.inputs[0].place is not None) == ((3, 3, SIDE, SIDE), True)
     assert (answer.error, answer.queue_s, answer.infer_s, answer.engine_rows) == (None, 0.25, 0.5, 3)
     assert (asked.calls, asked.threads) == (["taken", "done"], {"engine"})
-    assert core.clients == ["guest 1"]
+    assert core.clients == ["guest 1"]  # plain-english: ok
     until(lambda: leases(engine) == 0)
     until(lambda: core.served == ["owned"])
 
@@ -99,10 +98,10 @@ def test_more_rows_than_a_call_may_have_are_several_calls(core: FakeCore, engine
 
 def test_rows_of_a_model_that_are_not_merged_are_each_a_call(core: FakeCore, engine: Engine) -> None:
     """The gateway's trial decides it; the log has the reason."""
-    with structlog.testing.capture_logs() as told:
+    with structlog.testing.capture_logs() as lines:
         network = engine.network("astray", 20)
     assert (network.max_batch_size, network.unmerged) == (1, ASTRAY)
-    assert [line["reason"] for line in told if line["log_level"] == "warning"] == [ASTRAY]
+    assert [line["reason"] for line in lines if line["log_level"] == "warning"] == [ASTRAY]
     answer = submit(engine, network, [row(0.1), row(0.3)]).answer()
     assert [request.inputs[0].shape[0] for request in core.asked] == [1, 1]
     rows = [answer.row(index) for index in range(2)]
@@ -112,7 +111,7 @@ def test_rows_of_a_model_that_are_not_merged_are_each_a_call(core: FakeCore, eng
 async def test_trial_that_has_not_ended_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
     """Until it ends, frames do not share calls; the wait is not longer than for the model itself."""
     monkeypatch.setattr(asking, "RETRY_S", 0.0)
-    tried, line = classifier("m", 4), Mock(Line)
+    tried, line = classifier("m", 4), Mock(EngineClient)
     trying = replace(tried, unmerged=None)
     line.config.side_effect = [trying, trying, tried]
     assert (await asking.find_network(line, "m", "", 20)).max_batch_size == 4
@@ -136,7 +135,7 @@ def test_model_without_a_batch_axis_is_asked_for_each_row_at_once(core: FakeCore
 
 def test_pictures_of_unlike_sizes_are_each_asked_as_they_are(core: FakeCore, engine: Engine) -> None:
     """A model that keeps sizes says how large a row may be."""
-    network = engine.network("keeper", 20)
+    network = engine.network("one_box", 20)
     assert (network.keeps_size, network.row_bytes, network.row_dtype) == (True, 320 * 320 * 3, np.uint8)
     rows = [np.zeros((height, width, 3), np.uint8) for height, width in ((240, 320), (120, 200))]
     answer = submit(engine, network, rows).answer()
@@ -162,11 +161,11 @@ def test_rows_that_find_no_room_in_the_slab_are_sent(core: FakeCore, engine: Eng
     [
         (Overloaded("2 s wait before it"), InferRefused),
         (DeadlineExceeded("late"), InferRefused),
-        (BackendFailed("model 'owned' failed: no"), InferFailed),
-        (BackendUnavailable("gone"), InferFailed),
+        (EngineFailed("model 'owned' failed: no"), InferFailed),
+        (EngineUnavailable("gone"), InferFailed),
     ],
 )
-def test_failure_keeps_the_gateways_text_and_is_told_apart(
+def test_failure_keeps_the_gateways_text_and_is_distinct(
     core: FakeCore, engine: Engine, error: Overloaded, kind: type[InferFailed]
 ) -> None:
     """What the gate refuses is InferRefused; nothing stays leased."""
@@ -180,7 +179,7 @@ def test_failure_keeps_the_gateways_text_and_is_told_apart(
 
 def test_row_that_fails_alone_costs_no_other_row_its_answer(core: FakeCore, engine: Engine) -> None:
     """The answer says that one failed, and each row whether it did."""
-    core.error, core.fails_row = BackendFailed("no"), 0.5
+    core.error, core.fails_row = EngineFailed("no"), 0.5
     network = engine.network("lone", 20)
     answer = submit(engine, network, [row(value) for value in (0.25, 0.5, 0.75)]).answer()
     assert str(answer.error) == "no"
@@ -196,7 +195,7 @@ def test_deadline_that_has_passed_is_refused_and_nothing_is_asked(core: FakeCore
 
 
 def test_deadline_that_passes_at_the_engine_gives_the_request_up(core: FakeCore, engine: Engine) -> None:
-    """The core hears that nobody waits."""
+    """The core gets the cancellation."""
     core.holds = True
     answer = submit(engine, engine.network("owned", 20), [row(0.5)], within_s=0.2).answer()
     assert isinstance(answer.error, InferRefused)
@@ -227,15 +226,15 @@ def test_stack_that_was_started_again_is_joined_in_its_new_folder(
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     urls = "http://127.0.0.1:8000", "127.0.0.1:8001"
     first, _ = claim_run_directory(run_folders())
-    core = FakeCore(reachable(first.path))
-    with engine_at(EnginePlace(first.path, *urls)) as engine:
+    core = FakeCore(reachable_folder(first.path))
+    with engine_at(EngineAddress(first.path, *urls)) as engine:
         network = engine.network("owned", 20)
         core.end()
         first.release()
         until(lambda: not engine.is_up)
         second, _ = claim_run_directory(run_folders())
-        tell_running(second.path, *urls)
-        core = FakeCore(reachable(second.path))
+        publish_stack(second.path, *urls)
+        core = FakeCore(reachable_folder(second.path))
         until(lambda: engine.is_up)
         assert submit(engine, network, [row(0.5)]).answer().error is None
         core.end()
@@ -303,7 +302,7 @@ def test_close_answers_what_came_too_late_to_be_begun(
 
 
 def test_more_submissions_than_the_limit_are_refused(core: FakeCore) -> None:
-    """Whoever forgets to bound what he submits is told so; what is at the engine is not touched."""
+    """A submission beyond the limit raises; requests at the engine are not affected."""
     engine = Engine(place(core), max_submitted=2)
     engine.start(20)
     network = engine.network("owned", 20)
@@ -332,7 +331,7 @@ def test_what_is_no_row_of_the_network_is_not_sent(
     assert core.asked == []
 
 
-def test_callbacks_that_fail_cost_nobody_else_anything(core: FakeCore, engine: Engine) -> None:
+def test_callbacks_that_fail_affect_no_other_call(core: FakeCore, engine: Engine) -> None:
     """The engine's thread lives on."""
     network = engine.network("owned", 20)
 
@@ -366,7 +365,7 @@ def test_network_says_what_rows_must_be(engine: Engine) -> None:
     assert network.prepare_spec.unpack(network.spec) == network.prepare_spec
     assert network.with_threshold(0.9).card.parser_options.classifier_threshold == 0.9
     assert network.with_threshold(None) is network
-    assert engine.network("keeper", 20).with_threshold(0.9).card.parser_options.pre_cluster_threshold == 0.9
+    assert engine.network("one_box", 20).with_threshold(0.9).card.parser_options.pre_cluster_threshold == 0.9
 
 
 @pytest.mark.parametrize(("cap", "rows"), [("", 4), ("2", 2)])
@@ -379,9 +378,9 @@ def test_network_takes_no_more_rows_than_its_batches_may_have(cap: str, rows: in
 
 
 @pytest.mark.parametrize("has_folder", [True, False])
-def test_engine_that_nobody_answers_for_says_so_in_time(tmp_path: Path, has_folder: bool) -> None:
+def test_engine_that_does_not_answer_fails_in_time(tmp_path: Path, has_folder: bool) -> None:
     """A stack that stopped, or an address where nothing listens: one sentence, and the thread is gone."""
-    engine = Engine(EnginePlace(tmp_path if has_folder else None, "http://127.0.0.1:9", "127.0.0.1:9"))
+    engine = Engine(EngineAddress(tmp_path if has_folder else None, "http://127.0.0.1:9", "127.0.0.1:9"))
     with pytest.raises(InferFailed, match="penstock up"):
         engine.start(0.5)
     assert not any(thread.name == "engine" for thread in threading.enumerate())
@@ -391,4 +390,4 @@ def test_engine_that_nobody_answers_for_says_so_in_time(tmp_path: Path, has_fold
 def test_address_that_is_none_says_so(tmp_path: Path) -> None:
     """Before anything is tried."""
     with pytest.raises(InferFailed, match="no engine at"):
-        Engine(EnginePlace(None, "nonsense", "x")).start(5)
+        Engine(EngineAddress(None, "nonsense", "x")).start(5)

@@ -8,26 +8,25 @@ import numpy as np
 import pytest
 from structlog.testing import capture_logs
 
-from deepstream_pipeline.errors import InferFailed, InferRefused
-from deepstream_pipeline.gpu.device import Device
-from deepstream_pipeline.gpu.ring import DeviceRing
-from deepstream_pipeline.infer import card_line, trial
-from deepstream_pipeline.infer.answer import Answer
-from deepstream_pipeline.infer.calls import Row
-from deepstream_pipeline.infer.card_line import CardLine
-from deepstream_pipeline.infer.engine import Engine
-from deepstream_pipeline.infer.hand_over import HandOver, HandOverChoice
-from deepstream_pipeline.infer.network import Network
-from deepstream_pipeline.infer.outages import BACK, GONE
-from deepstream_pipeline.types import DeviceRow
-from server.shared_memory.absent import SWITCHED_OFF
-from server.testing import FakeMode
+from penstock.gateway.shared_memory.regions import SWITCHED_OFF
+from penstock.testing import FakeMode
+from penstock_video.errors import InferFailed, InferRefused
+from penstock_video.gpu.device import Device
+from penstock_video.gpu.memory import CudaRing
+from penstock_video.infer import gpu_client as card_line
+from penstock_video.infer import gpu_trial as trial
+from penstock_video.infer.calls import BACK, GONE, Row, RowsResult
+from penstock_video.infer.engine import Engine
+from penstock_video.infer.gpu_client import GpuMemoryClient
+from penstock_video.infer.network import Network
+from penstock_video.infer.options import RowMemory, RowMemoryChoice
+from penstock_video.types import DeviceRow
 from tests.deepstream_pipeline.gpu.fake_driver import FakeDriver, install
 from tests.deepstream_pipeline.infer.card_gateway import CardGateway
 from tests.deepstream_pipeline.infer.fake_core import ASTRAY, SIDE, Asked, row, until
 
 SHAPE = (3, SIDE, SIDE)
-ON_CARD = HandOverChoice(HandOver.DEVICE)
+ON_CARD = RowMemoryChoice(RowMemory.DEVICE)
 
 
 @pytest.fixture
@@ -50,10 +49,10 @@ class Rig:
         self.engine = Engine(gateway.place, device=self.device)
         self.engine.start(20)
         self.network: Network = self.engine.network(model, 20)
-        self.ring = DeviceRing(self.device, 16, 4 * 3 * SIDE * SIDE)
+        self.ring = CudaRing(self.device, 16, 4 * 3 * SIDE * SIDE)
 
     @property
-    def line(self) -> CardLine:
+    def line(self) -> GpuMemoryClient:
         assert self.engine._life is not None
         assert self.engine._life.card is not None
         return self.engine._life.card
@@ -87,14 +86,14 @@ def rig(driver: FakeDriver, gateway: CardGateway) -> Iterator[Rig]:
     assert gateway.engine.regions == {}
 
 
-def means(answer: Answer, count: int) -> list[float]:
+def means(answer: RowsResult, count: int) -> list[float]:
     found = [answer.row(index) for index in range(count)]
     return [float(response.outputs[0].to_numpy()[place or 0][1]) for response, place in found]
 
 
 def test_rows_on_the_card_are_answered_in_order_in_one_call_without_a_byte_sent(gateway: CardGateway, rig: Rig) -> None:
-    """The engine is told of the memory once, and reads each call's rows at its place; taken comes before done."""
-    assert rig.engine.hand_over(rig.network, HandOver.AUTO) == ON_CARD
+    """The memory is registered once, and the engine reads each call's rows at their offset; taken comes before done."""
+    assert rig.engine.hand_over(rig.network, RowMemory.AUTO) == ON_CARD
     gateway.engine.inferred.clear()
     gateway.engine.messages.clear()
     for _ in range(2):
@@ -109,14 +108,14 @@ def test_rows_on_the_card_are_answered_in_order_in_one_call_without_a_byte_sent(
 
 def test_trial_asks_with_the_same_row_through_either_memory(gateway: CardGateway, rig: Rig) -> None:
     """One row each; the one on the card does not lie at the memory's begin."""
-    rig.engine.hand_over(rig.network, HandOver.DEVICE)
+    rig.engine.hand_over(rig.network, RowMemory.DEVICE)
     assert [(bool(region), rows) for region, rows in gateway.engine.inferred] == [(False, 1), (True, 1)]
     assert b"shared_memory_offset" in gateway.engine.messages[1]
 
 
 def test_rows_may_be_written_again_once_they_are_taken(rig: Rig) -> None:
     """The engine reads the gathered copy."""
-    rig.engine.hand_over(rig.network, HandOver.AUTO)
+    rig.engine.hand_over(rig.network, RowMemory.AUTO)
     asked, rows = Asked(), rig.on_card([0.25])
 
     def scribble() -> None:
@@ -129,7 +128,7 @@ def test_rows_may_be_written_again_once_they_are_taken(rig: Rig) -> None:
 
 def test_rows_of_both_memories_in_one_batch_share_no_call_and_are_all_answered(gateway: CardGateway, rig: Rig) -> None:
     """A batch has frames of sources that the card decodes, and of others."""
-    rig.engine.hand_over(rig.network, HandOver.AUTO)
+    rig.engine.hand_over(rig.network, RowMemory.AUTO)
     gateway.engine.inferred.clear()
     first, second = rig.on_card([0.1, 0.3])
     answer = rig.submit([first, row(0.2), second, row(0.4)]).answer()
@@ -139,7 +138,7 @@ def test_rows_of_both_memories_in_one_batch_share_no_call_and_are_all_answered(g
 
 def test_more_rows_than_a_call_may_have_are_several_calls(gateway: CardGateway, rig: Rig) -> None:
     """As few as the model allows."""
-    rig.engine.hand_over(rig.network, HandOver.AUTO)
+    rig.engine.hand_over(rig.network, RowMemory.AUTO)
     gateway.engine.inferred.clear()
     answer = rig.submit(rig.on_card([value / 10 for value in range(6)])).answer()
     assert means(answer, 6) == pytest.approx([value / 10 for value in range(6)], abs=1e-5)
@@ -160,16 +159,16 @@ def test_rows_of_a_model_that_are_not_merged_are_each_a_call(driver: FakeDriver,
 def test_model_without_a_batch_axis_is_asked_for_each_row(driver: FakeDriver, gateway: CardGateway) -> None:
     """With the leading one that it declares."""
     rig = Rig(gateway, "lone")
-    assert rig.engine.hand_over(rig.network, HandOver.AUTO) == ON_CARD
+    assert rig.engine.hand_over(rig.network, RowMemory.AUTO) == ON_CARD
     answer = rig.submit(rig.on_card([0.1, 0.2])).answer()
     found = [float(answer.row(index)[0].outputs[0].to_numpy()[0, 1]) for index in range(2)]
     assert found == pytest.approx([0.1, 0.2], abs=1e-5)
     rig.close()
 
 
-def test_engine_that_was_started_again_is_told_of_the_memory_once(gateway: CardGateway, rig: Rig) -> None:
-    """Calls that it does not understand are asked again, however many there were; nobody notices."""
-    rig.engine.hand_over(rig.network, HandOver.AUTO)
+def test_engine_that_was_started_again_gets_the_memory_registered_once(gateway: CardGateway, rig: Rig) -> None:
+    """All calls that it cannot resolve are sent again; no caller gets an error."""
+    rig.engine.hand_over(rig.network, RowMemory.AUTO)
     rows = rig.on_card([0.1])
     for _ in range(2):
         gateway.restart_engine()
@@ -180,15 +179,15 @@ def test_engine_that_was_started_again_is_told_of_the_memory_once(gateway: CardG
 
 
 def test_region_that_is_known_already_is_ours(gateway: CardGateway, rig: Rig) -> None:
-    """The engine was told, and nobody waited for its word."""
-    rig.engine.hand_over(rig.network, HandOver.AUTO)
+    """The memory is registered, but the engine's answer was not awaited."""
+    rig.engine.hand_over(rig.network, RowMemory.AUTO)
     rig.line._registrations = 0
     assert means(rig.submit(rig.on_card([0.1])).answer(), 1) == pytest.approx([0.1])
 
 
 def test_engine_that_is_gone_fails_rows_on_the_card_at_once(gateway: CardGateway, rig: Rig) -> None:
     """As all others; afterwards they are answered."""
-    rig.engine.hand_over(rig.network, HandOver.AUTO)
+    rig.engine.hand_over(rig.network, RowMemory.AUTO)
     gateway.plane.unready_reason = "the engine is restarting"
     until(lambda: not rig.engine.is_up)
     assert type(rig.submit(rig.on_card([0.1]), within_s=600).answer().error) is InferFailed
@@ -202,9 +201,9 @@ def test_rows_on_the_card_before_anything_was_tried_are_refused(rig: Rig) -> Non
     assert "none of its memory is shared" in str(rig.submit(rig.on_card([0.1])).answer().error)
 
 
-def test_card_that_fails_is_told_and_costs_those_rows_alone(driver: FakeDriver, rig: Rig) -> None:
+def test_card_that_fails_is_logged_and_costs_those_rows_alone(driver: FakeDriver, rig: Rig) -> None:
     """CUDA's word is in the answer, and once in the log; nothing stays leased."""
-    rig.engine.hand_over(rig.network, HandOver.AUTO)
+    rig.engine.hand_over(rig.network, RowMemory.AUTO)
     rows = rig.on_card([0.1])
     driver.fail("cuMemcpyDtoDAsync", "CUDA_ERROR_INVALID_VALUE")
     with capture_logs() as lines:
@@ -217,8 +216,8 @@ def test_card_that_fails_is_told_and_costs_those_rows_alone(driver: FakeDriver, 
 
 
 def test_card_that_does_nothing_more_is_known_to_be_lost(driver: FakeDriver, rig: Rig) -> None:
-    """Not by a copy that failed alone: by a context that fails whatever is asked of it. It is told once."""
-    rig.engine.hand_over(rig.network, HandOver.AUTO)
+    """A single failed copy is no reason: a context that fails every call is. It is logged once."""
+    rig.engine.hand_over(rig.network, RowMemory.AUTO)
     rows = rig.on_card([0.1])
     driver.fail("cuMemcpyDtoDAsync", "CUDA_ERROR_LAUNCH_FAILED")
     rig.submit(rows).answer()
@@ -239,8 +238,8 @@ def test_card_that_does_nothing_more_is_known_to_be_lost(driver: FakeDriver, rig
 
 
 def test_engine_is_closed_in_order_where_the_card_is_lost(driver: FakeDriver, rig: Rig) -> None:
-    """What the card does not give back keeps nobody from the rest of the end."""
-    rig.engine.hand_over(rig.network, HandOver.AUTO)
+    """Memory that the card does not release does not stop the rest of the shutdown."""
+    rig.engine.hand_over(rig.network, RowMemory.AUTO)
     slab = rig.line._slab
     driver.fail("cuCtxSetCurrent", "CUDA_ERROR_LAUNCH_FAILED")
     with capture_logs() as lines:
@@ -252,7 +251,7 @@ def test_engine_is_closed_in_order_where_the_card_is_lost(driver: FakeDriver, ri
 
 def test_rows_that_find_no_room_are_refused(rig: Rig) -> None:
     """What waits is asked again; what is late is dropped."""
-    rig.engine.hand_over(rig.network, HandOver.AUTO)
+    rig.engine.hand_over(rig.network, RowMemory.AUTO)
     slab = rig.line._slab
     whole = slab.lease(slab.size_bytes)
     assert whole is not None
@@ -267,7 +266,7 @@ def test_card_that_is_stuck_fails_rows_in_time_and_serves_again_when_it_moves(
     driver: FakeDriver, rig: Rig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Every wait is bounded; what it still copies has its room until it is done."""
-    rig.engine.hand_over(rig.network, HandOver.AUTO)
+    rig.engine.hand_over(rig.network, RowMemory.AUTO)
     monkeypatch.setattr(card_line, "GATHER_S", 0.05)
     moves, rows = threading.Event(), rig.on_card([0.1])
     query = driver.cuStreamQuery
@@ -287,7 +286,7 @@ def test_card_that_is_stuck_fails_rows_in_time_and_serves_again_when_it_moves(
 
 def test_rows_that_were_given_up_keep_their_room_while_the_engine_may_read_it(gateway: CardGateway, rig: Rig) -> None:
     """And the program's end waits until the engine has let go of the memory."""
-    rig.engine.hand_over(rig.network, HandOver.AUTO)
+    rig.engine.hand_over(rig.network, RowMemory.AUTO)
     gateway.engine.mode = FakeMode.SLOW
     assert isinstance(rig.submit(rig.on_card([0.1]), within_s=0.2).answer().error, InferRefused)
     assert len(rig.line._slab) == 1
@@ -297,7 +296,7 @@ def test_rows_that_were_given_up_keep_their_room_while_the_engine_may_read_it(ga
 
 def test_close_answers_rows_that_are_at_the_engine(gateway: CardGateway, rig: Rig) -> None:
     """Once, and the memory goes after them."""
-    rig.engine.hand_over(rig.network, HandOver.AUTO)
+    rig.engine.hand_over(rig.network, RowMemory.AUTO)
     gateway.engine.mode = FakeMode.SLOW
     asked = rig.submit(rig.on_card([0.1]), within_s=600)
     until(lambda: len(gateway.engine.inferred) == 3)
@@ -310,11 +309,11 @@ def test_gateway_that_shares_no_memory_leaves_rows_in_the_host(
 ) -> None:
     """With its own sentence; who insists on the card gets it as an error. Nothing stays on the card."""
     gateway.plane.refusal = SWITCHED_OFF
-    choice = rig.engine.hand_over(rig.network, HandOver.AUTO)
-    assert (choice.kind, choice.is_on_card) == (HandOver.HOST, False)
+    choice = rig.engine.hand_over(rig.network, RowMemory.AUTO)
+    assert (choice.kind, choice.is_on_card) == (RowMemory.HOST, False)
     assert "start the gateway with --allow-client-shm" in choice.reason
     with pytest.raises(InferFailed, match="--allow-client-shm; or set gpu: hand-over: host"):
-        rig.engine.hand_over(rig.network, HandOver.DEVICE)
+        rig.engine.hand_over(rig.network, RowMemory.DEVICE)
     assert len(driver.blocks) == 1, "the ring's alone"
     assert rig.submit([row(0.5)]).answer().error is None
 
@@ -322,7 +321,7 @@ def test_gateway_that_shares_no_memory_leaves_rows_in_the_host(
 def test_engine_that_reads_elsewhere_is_found_out(gateway: CardGateway, rig: Rig) -> None:
     """What comes of it is not the same."""
     gateway.engine.skew_bytes = 4 * 3 * SIDE * SIDE
-    choice = rig.engine.hand_over(rig.network, HandOver.AUTO)
+    choice = rig.engine.hand_over(rig.network, RowMemory.AUTO)
     assert choice.reason == "through the card's memory output 'y' is another than through the host's"
 
 
@@ -332,16 +331,16 @@ def test_engine_that_does_not_answer_the_trial_leaves_rows_in_the_host(
     """The program starts all the same."""
     monkeypatch.setattr(trial, "FIRST_S", 0.1)
     gateway.engine.mode = FakeMode.SLOW
-    reason = rig.engine.hand_over(rig.network, HandOver.AUTO).reason
+    reason = rig.engine.hand_over(rig.network, RowMemory.AUTO).reason
     assert reason == "model 'owned' did not answer the trial: the trial was not answered within 0.1 s"
     gateway.engine.mode = FakeMode.ERROR
-    assert "the fake engine was told to" in rig.engine.hand_over(rig.network, HandOver.AUTO).reason
+    assert "the fake engine is in mode ERROR" in rig.engine.hand_over(rig.network, RowMemory.AUTO).reason
 
 
 def test_card_without_room_leaves_rows_in_the_host(driver: FakeDriver, rig: Rig) -> None:
     """CUDA's word is the reason."""
     driver.fail("cuMemAlloc", "CUDA_ERROR_OUT_OF_MEMORY")
-    assert "CUDA_ERROR_OUT_OF_MEMORY" in rig.engine.hand_over(rig.network, HandOver.AUTO).reason
+    assert "CUDA_ERROR_OUT_OF_MEMORY" in rig.engine.hand_over(rig.network, RowMemory.AUTO).reason
 
 
 def test_model_whose_batches_the_gateway_forms_gets_rows_from_the_host(
@@ -349,7 +348,7 @@ def test_model_whose_batches_the_gateway_forms_gets_rows_from_the_host(
 ) -> None:
     """They would pass its batches by; nothing is tried."""
     rig = Rig(gateway, "batched")
-    assert "batch_owner gateway" in rig.engine.hand_over(rig.network, HandOver.AUTO).reason
+    assert "batch_owner gateway" in rig.engine.hand_over(rig.network, RowMemory.AUTO).reason
     assert gateway.engine.inferred == []
     rig.close()
 
@@ -359,8 +358,8 @@ def test_who_wants_the_host_or_has_no_card_gets_the_host_and_nothing_is_tried(ga
     engine = Engine(gateway.place)
     engine.start(20)
     network = engine.network("owned", 20)
-    assert engine.hand_over(network, HandOver.HOST) == HandOverChoice(HandOver.HOST, "the settings say host")
-    assert engine.hand_over(network, HandOver.AUTO) == HandOverChoice(HandOver.HOST, "no card is in use")
+    assert engine.hand_over(network, RowMemory.HOST) == RowMemoryChoice(RowMemory.HOST, "the settings say host")
+    assert engine.hand_over(network, RowMemory.AUTO) == RowMemoryChoice(RowMemory.HOST, "no card is in use")
     assert gateway.engine.inferred == []
     engine.close()
-    assert "closed" in engine.hand_over(network, HandOver.AUTO).reason
+    assert "closed" in engine.hand_over(network, RowMemory.AUTO).reason

@@ -7,14 +7,14 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from deepstream_pipeline.infer.network import Network, network_from
-from deepstream_pipeline.infer.place import EnginePlace
-from deepstream_pipeline.infer.trial import LEAST_BYTES, MOST_BYTES, difference, memory_for, row_of_noise, why_not
-from server.core.model import TensorSpec
-from server.core.tensor import Datatype, Tensor, tensor_from_numpy
-from tests.deepstream_pipeline.infer.fake_core import CLASSIFIER, classifier, keeper
+from penstock.protocol.engine import TensorSpec
+from penstock.protocol.inference import Datatype, Tensor, tensor_from_numpy
+from penstock_video.infer.gpu_trial import LEAST_BYTES, MOST_BYTES, difference, memory_for, row_of_noise, why_not
+from penstock_video.infer.network import Network, network_from
+from penstock_video.infer.options import EngineAddress
+from tests.deepstream_pipeline.infer.fake_core import CLASSIFIER, classifier, one_box
 
-LOCAL = EnginePlace(None, "http://127.0.0.1:8000", "127.0.0.1:8001")
+LOCAL = EngineAddress(None, "http://127.0.0.1:8000", "127.0.0.1:8001")
 PICTURE = np.linspace(-3, 100, 64, dtype=np.float32).reshape(1, 64)
 
 
@@ -35,7 +35,7 @@ def pixels(layout: str, shape: tuple[int, ...]) -> Network:
         (network_from(classifier("m", 0, (1, 3, 64, 64))), (3, 64, 64)),
         (pixels("0", (3, 40, 60)), (3, 40, 60)),
         (pixels("1", (40, 60, 3)), (40, 60, 3)),
-        (network_from(keeper()), (256, 256, 3)),
+        (network_from(one_box()), (256, 256, 3)),
     ],
 )
 def test_row_of_noise_is_a_row_of_the_network_and_always_the_same(network: Network, shape: tuple[int, ...]) -> None:
@@ -83,7 +83,7 @@ def test_answers_are_the_same_but_for_a_hundredth_of_the_largest_number(
         (replace(LOCAL, grpc_address="192.0.2.1:8001", run_dir=Path("/run")), ""),
     ],
 )
-def test_gateway_of_another_host_is_ruled_out(place: EnginePlace, word: str) -> None:
+def test_gateway_of_another_host_is_ruled_out(place: EngineAddress, word: str) -> None:
     """A stack of this host may listen at any address of it."""
     reason = why_not(place, network_from(classifier("m", 4)))
     assert reason.startswith(word) if word else not reason

@@ -5,14 +5,12 @@ from collections.abc import Sequence
 import numpy as np
 import pytest
 
-from deepstream_pipeline.errors import InferFailed, InferRefused
-from deepstream_pipeline.infer.answer import Answer, AnsweredRow, failed
-from deepstream_pipeline.infer.network import Network, network_from
-from deepstream_pipeline.parse.results import classes_of, detections_of
-from deepstream_pipeline.types import ClassScore
-from server.core.infer import InferResponse
-from server.core.model import ModelConfig, TensorSpec
-from server.core.tensor import Array, Datatype, tensor_from_numpy
+from penstock.protocol.engine import ModelConfig, TensorSpec
+from penstock.protocol.inference import Array, Datatype, InferResponse, tensor_from_numpy
+from penstock_video.errors import InferFailed, InferRefused
+from penstock_video.infer.calls import RowResult, RowsResult, failed
+from penstock_video.infer.network import Network, classes_of, detections_of, network_from
+from penstock_video.types import ClassScore
 
 WORDS = {"network-type": "0", "parse-bbox-func-name": "boxes", "labels": "person;bicycle", "maintain-aspect-ratio": "1"}
 FP32 = Datatype.FP32
@@ -35,23 +33,20 @@ def classifier(**words: str) -> Network:
     return network_from(ModelConfig("namer", "onnxruntime", 4, inputs, outputs, parameters))
 
 
-def answer(names: Sequence[str], *arrays: Array) -> Answer:
+def answer(names: Sequence[str], *arrays: Array) -> RowsResult:
     """To rows that shared a call."""
     outputs = tuple(tensor_from_numpy(name, array) for name, array in zip(names, arrays, strict=True))
     response = InferResponse("seer", "3", outputs)
-    return Answer(None, tuple(AnsweredRow(response, place) for place in range(arrays[0].shape[0])))
+    return RowsResult(None, tuple(RowResult(response, place) for place in range(arrays[0].shape[0])))
 
 
-def boxes(*rows: list[list[float]]) -> Answer:
+def boxes(*rows: list[list[float]]) -> RowsResult:
     """A row: [x1, y1, x2, y2, score, class id] each."""
     table = np.array(rows, np.float32)
     return answer(("boxes", "scores", "class_ids"), table[..., :4], table[..., 4], table[..., 5].astype(np.int64))
 
 
-TWO = boxes(
-    [[0, 0, 10, 10, 0.9, 0], [50, 20, 60, 40, 0.8, 1]],
-    [[20, 10, 40, 30, 0.7, 1], [0, 0, 0, 0, 0.0, 0]],
-)
+TWO = boxes([[0, 0, 10, 10, 0.9, 0], [50, 20, 60, 40, 0.8, 1]], [[20, 10, 40, 30, 0.7, 1], [0, 0, 0, 0, 0.0, 0]])
 
 
 def test_boxes_are_in_pixels_of_the_frame_that_the_row_was_made_of() -> None:
@@ -109,7 +104,7 @@ def test_row_that_was_not_answered_raises_why() -> None:
         detections_of(detector(), TWO, 2, 400, 200)
 
 
-def test_kind_of_network_that_is_not_asked_for_is_told() -> None:
+def test_unexpected_kind_of_network_is_reported() -> None:
     """A classifier has no boxes, a detector no classes of the whole."""
     with pytest.raises(InferFailed, match="whole picture"):
         detections_of(classifier(), answer(("y",), np.zeros((1, 3), np.float32)), 0, 8, 8)

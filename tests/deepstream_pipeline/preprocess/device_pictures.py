@@ -10,13 +10,13 @@ import cv2
 import numpy as np
 import numpy.typing as npt
 
-from deepstream_pipeline.decode.pictures import Painter, upright
-from deepstream_pipeline.gpu.device import Device, Stream
-from deepstream_pipeline.gpu.picture import UPRIGHT, DevicePicture, Orientation
-from deepstream_pipeline.preprocess.device_rows import DevicePreparer, Made
-from deepstream_pipeline.preprocess.rows import prepare_row
-from server.core.tensor import Datatype
-from server.vision.spec import ColorFormat, Fit, Layout, PrepareSpec, ScalingFilter
+from penstock.protocol.inference import Datatype
+from penstock.vision.spec import ColorFormat, InputOrder, PrepareSpec, ResizeMode, ScalingFilter
+from penstock_video.decode.pictures import Painter, upright
+from penstock_video.gpu.device import CudaStream, Device
+from penstock_video.gpu.picture import UPRIGHT, DevicePicture, Orientation
+from penstock_video.preprocess.device_rows import DevicePreparer, Made
+from penstock_video.preprocess.rows import prepare_row
 
 Plane = npt.NDArray[np.uint8]
 ORIENTATIONS = tuple(Orientation(*flags) for flags in itertools.product((False, True), repeat=3))
@@ -77,7 +77,7 @@ def smooth(width: int, height: int, seed: int = 1, **said: object) -> Stored:
 
 
 @contextmanager
-def on_card(device: Device, stored: Stored, stream: Stream) -> Iterator[DevicePicture]:
+def on_card(device: Device, stored: Stored, stream: CudaStream) -> Iterator[DevicePicture]:
     """As NVDEC leaves it, with lines that lie further apart than the picture is wide."""
     (height, width), chroma_height = stored.luma.shape, stored.blue.shape[0]
     pitch = -(-width // 256) * 256
@@ -123,17 +123,17 @@ def made_of(
         stream.close()
 
 
-def fitted(spec: PrepareSpec, fit: Fit) -> PrepareSpec:
+def fitted(spec: PrepareSpec, fit: ResizeMode) -> PrepareSpec:
     """The same network with another fit."""
-    if fit is Fit.KEEP:
+    if fit is ResizeMode.KEEP:
         return replace(spec, fit=fit, width=0, height=0, max_side=150)
-    return replace(spec, fit=fit, shorter_side=170 if fit is Fit.CROP else 0)
+    return replace(spec, fit=fit, shorter_side=170 if fit is ResizeMode.CROP else 0)
 
 
-def specs(fit: Fit) -> Iterator[PrepareSpec]:
+def specs(fit: ResizeMode) -> Iterator[PrepareSpec]:
     """Every colour order, datatype, layout and filter that a card knows."""
     for color in ColorFormat:
-        for layout in Layout:
+        for layout in InputOrder:
             yield fitted(replace(NETWORK, color=color, layout=layout), fit)
             yield fitted(replace(LEVELS, color=color, layout=layout, filter=ScalingFilter.NEAREST), fit)
         yield fitted(replace(NETWORK, color=color, datatype=Datatype.FP16), fit)

@@ -5,11 +5,11 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from deepstream_pipeline.decode.likeness import thumbnail_of
-from deepstream_pipeline.gpu.device import Device, zeros_pinned
-from deepstream_pipeline.gpu.picture import Orientation
-from deepstream_pipeline.preprocess.device_rows import DevicePreparer
-from server.vision.spec import ColorFormat, Fit, ScalingFilter
+from penstock.vision.spec import ColorFormat, ResizeMode, ScalingFilter
+from penstock_video.decode.pictures import thumbnail_of
+from penstock_video.gpu.device import Device, zeros_pinned
+from penstock_video.gpu.picture import Orientation
+from penstock_video.preprocess.device_rows import DevicePreparer
 from tests.deepstream_pipeline.preprocess.device_pictures import (
     BT_601,
     BT_709,
@@ -37,15 +37,15 @@ class DeviceRowSuite:
     """The class that inherits it gives the fixture `device`."""
 
     @pytest.mark.parametrize("orientation", ORIENTATIONS)
-    @pytest.mark.parametrize("fit", Fit)
+    @pytest.mark.parametrize("fit", ResizeMode)
     def test_row_of_a_picture_made_smaller_equals_the_cpus(
-        self, device: Device, fit: Fit, orientation: Orientation
+        self, device: Device, fit: ResizeMode, orientation: Orientation
     ) -> None:
         """They are bit-identical in every colour order, layout, datatype and filter, in all eight orientations."""
         for seed, size in enumerate(SMALLER):
             stored = noise(*size, seed, orientation=orientation, matrix=BT_709)
             for spec in specs(fit):
-                if fit is Fit.CROP and min(size) < spec.shorter_side:
+                if fit is ResizeMode.CROP and min(size) < spec.shorter_side:
                     continue
                 np.testing.assert_array_equal(made_row(device, stored, spec), stored.row(spec), err_msg=str(spec))
 
@@ -68,10 +68,12 @@ class DeviceRowSuite:
         made_of(device, stored, None, None, image)
         np.testing.assert_array_equal(image, stored.rgb())
 
-    @pytest.mark.parametrize("fit", [Fit.STRETCH, Fit.PAD_RIGHT_BOTTOM, Fit.PAD_SYMMETRIC, Fit.CROP])
+    @pytest.mark.parametrize(
+        "fit", [ResizeMode.STRETCH, ResizeMode.PAD_RIGHT_BOTTOM, ResizeMode.PAD_SYMMETRIC, ResizeMode.CROP]
+    )
     @pytest.mark.parametrize("size", [(64, 36), (100, 300), (2, 2), (158, 126), (1, 8)])
     def test_row_of_an_enlarged_picture_is_within_one_level(
-        self, device: Device, fit: Fit, size: tuple[int, int]
+        self, device: Device, fit: ResizeMode, size: tuple[int, int]
     ) -> None:
         """OpenCV enlarges with another arithmetic: by bilinear one level of 255 at most, by nearest none."""
         for color in (ColorFormat.BGR, ColorFormat.GRAY):
@@ -122,7 +124,7 @@ class DeviceRowSuite:
 
     def test_prepare_goes_on_when_the_picture_changes(self, device: Device) -> None:
         """Another size, another angle, other colours: one preparer makes each as a new one would."""
-        spec, stream = fitted(NETWORK, Fit.KEEP), device.new_stream()
+        spec, stream = fitted(NETWORK, ResizeMode.KEEP), device.new_stream()
         preparer = DevicePreparer(device, spec)
         pictures = [
             noise(640, 360, 1),

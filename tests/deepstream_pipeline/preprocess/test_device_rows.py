@@ -5,11 +5,11 @@ import ctypes
 import numpy as np
 import pytest
 
-from deepstream_pipeline.errors import GpuFailed
-from deepstream_pipeline.gpu.device import Device
-from deepstream_pipeline.gpu.picture import DevicePicture
-from deepstream_pipeline.preprocess.device_rows import DevicePreparer, why_not
-from server.vision.spec import PrepareSpec, ScalingFilter
+from penstock.vision.spec import PrepareSpec, ScalingFilter
+from penstock_video.errors import GpuFailed
+from penstock_video.gpu.device import Device
+from penstock_video.gpu.picture import DevicePicture
+from penstock_video.preprocess.device_rows import DevicePreparer, why_not
 from tests.deepstream_pipeline.gpu.fake_driver import FakeDriver
 from tests.deepstream_pipeline.gpu.kernels_on_cpu import card, compile_kernels
 from tests.deepstream_pipeline.preprocess.device_pictures import NETWORK, made_of, noise
@@ -36,7 +36,7 @@ class TestDeviceRows(DeviceRowSuite):
 
 
 def test_why_not_names_the_filter() -> None:
-    """Bilinear and nearest are made on a card; the reason for the others can be told to a person."""
+    """Bilinear and nearest are made on a card; the others have a readable reason."""
     for wanted in (ScalingFilter.BILINEAR, ScalingFilter.NEAREST):
         assert why_not(PrepareSpec(8, 8, filter=wanted)) == ""
     for wanted in (ScalingFilter.AREA, ScalingFilter.CUBIC):

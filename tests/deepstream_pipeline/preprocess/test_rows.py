@@ -4,33 +4,33 @@ import cv2
 import numpy as np
 import pytest
 
-from deepstream_pipeline.preprocess.rows import geometry_of, prepare_row, row_bytes_of, row_dtype, wants_bgr
-from server.core.tensor import Datatype
-from server.vision.decode import Decoded
-from server.vision.preprocess import prepare
-from server.vision.spec import ColorFormat, Fit, Layout, PrepareSpec
+from penstock.protocol.inference import Datatype
+from penstock.vision.decode import DecodedImage
+from penstock.vision.preprocess import geometry_of, prepare
+from penstock.vision.spec import ColorFormat, InputOrder, PrepareSpec, ResizeMode
+from penstock_video.preprocess.rows import prepare_row, row_bytes_of, row_dtype, wants_bgr
 
 PICTURE = np.random.default_rng(1).integers(0, 256, (180, 320, 3), np.uint8)
 SPECS = [
     PrepareSpec(96, 64, color=color, layout=layout, fit=fit, datatype=datatype, scale=1 / 255, offsets=(1, 2, 3))
     for color in ColorFormat
-    for layout in Layout
-    for fit in (Fit.STRETCH, Fit.PAD_RIGHT_BOTTOM, Fit.PAD_SYMMETRIC)
+    for layout in InputOrder
+    for fit in (ResizeMode.STRETCH, ResizeMode.PAD_RIGHT_BOTTOM, ResizeMode.PAD_SYMMETRIC)
     for datatype in (Datatype.FP32, Datatype.FP16, Datatype.UINT8)
-] + [PrepareSpec(64, 64, fit=Fit.CROP, shorter_side=72), PrepareSpec(0, 0, fit=Fit.KEEP, max_side=100)]
+] + [PrepareSpec(64, 64, fit=ResizeMode.CROP, shorter_side=72), PrepareSpec(0, 0, fit=ResizeMode.KEEP, max_side=100)]
 
 
 @pytest.mark.parametrize("spec", SPECS, ids=lambda spec: f"{spec.color.name}-{spec.layout.name}-{spec.fit.name}")
 @pytest.mark.parametrize("is_bgr", [False, True])
 def test_row_is_what_the_gateway_prepares(spec: PrepareSpec, is_bgr: bool) -> None:
-    """Every colour order, layout, fit and datatype; from RGB and from BGR; written where it is told to."""
+    """Every colour order, layout, fit and datatype; from RGB and from BGR; written to the given array."""
     given = PICTURE[..., ::-1].copy() if is_bgr else PICTURE
     in_order = {
         ColorFormat.RGB: PICTURE,
         ColorFormat.BGR: PICTURE[..., ::-1].copy(),
         ColorFormat.GRAY: cv2.cvtColor(PICTURE, cv2.COLOR_RGB2GRAY),
     }[spec.color]
-    expected, geometry = prepare(Decoded(in_order, 320, 180), spec)
+    expected, geometry = prepare(DecodedImage(in_order, 320, 180), spec)
     memory = np.zeros(row_bytes_of(320, 180, spec) + 64, np.uint8)
     row = prepare_row(given, spec, lambda shape, dtype: _view(memory, shape, dtype), is_bgr=is_bgr)
     assert np.shares_memory(row, memory)

@@ -7,13 +7,12 @@ from typing import Any
 
 import numpy as np
 
-from deepstream_pipeline.errors import InferFailed, SinkFailed
-from deepstream_pipeline.infer.answer import Answer, AnsweredRow, failed
-from deepstream_pipeline.metrics import VideoMetrics
-from deepstream_pipeline.mux import MuxOptions
-from deepstream_pipeline.runner.dispatch import Dispatcher, DispatchOptions
-from deepstream_pipeline.runner.way import SourceWay
-from deepstream_pipeline.types import (
+from penstock_video.errors import InferFailed, SinkFailed
+from penstock_video.infer.calls import RowResult, RowsResult, failed
+from penstock_video.metrics import VideoMetrics
+from penstock_video.mux import MuxOptions
+from penstock_video.runner.dispatch import Dispatcher, DispatchOptions, StreamPipeline
+from penstock_video.types import (
     Detections,
     DropPolicy,
     Frame,
@@ -36,10 +35,10 @@ class Asked:
     rows: Sequence[RowArray]
     deadline: float
     taken: Callable[[], None]
-    done: Callable[[Answer], None]
+    done: Callable[[RowsResult], None]
 
     def answer(self) -> None:
-        self.done(Answer(None, tuple(AnsweredRow(None, index) for index in range(len(self.rows))), 0.01))
+        self.done(RowsResult(None, tuple(RowResult(None, index) for index in range(len(self.rows))), 0.01))
 
     def fail(self, error: InferFailed) -> None:
         self.done(failed(error, len(self.rows)))
@@ -64,7 +63,7 @@ class FakeEngine:
         *,
         deadline: float,
         taken: Callable[[], None],
-        done: Callable[[Answer], None],
+        done: Callable[[RowsResult], None],
     ) -> None:
         self.asked.append(Asked(rows, deadline, taken, done))
 
@@ -121,13 +120,13 @@ class Slots:
         return PreparedFrame(frame, row, lambda: self.released.append((source_id, number)))
 
 
-def a_way(source_id: str, policy: DropPolicy = DropPolicy.DROP_OLDEST) -> SourceWay:
+def a_way(source_id: str, policy: DropPolicy = DropPolicy.DROP_OLDEST) -> StreamPipeline:
     both = Following()
-    return SourceWay(SourceConfig(f"rtsp://camera/{source_id}", source_id), policy, both, both)
+    return StreamPipeline(SourceConfig(f"rtsp://camera/{source_id}", source_id), policy, both, both)
 
 
 def a_dispatcher(
-    engine: FakeEngine, *ways: SourceWay, mux: MuxOptions | None = None, options: DispatchOptions | None = None
+    engine: FakeEngine, *ways: StreamPipeline, mux: MuxOptions | None = None, options: DispatchOptions | None = None
 ) -> Dispatcher:
     whole: Any = engine
     dispatcher = Dispatcher(

@@ -4,12 +4,12 @@ import math
 
 import pytest
 
-from deepstream_pipeline.runner.allowance import Allowance
+from penstock_video.mux import InFlightLimit
 
 MOST, LATENCY_S = 24, 1.0
 
 
-def run(allowance: Allowance, frame_s: float, batch_size: int = 8, batches: int = 200) -> tuple[int, int]:
+def run(allowance: InFlightLimit, frame_s: float, batch_size: int = 8, batches: int = 200) -> tuple[int, int]:
     """(frames answered in time, frames asked) by an engine that takes so long a frame, one batch after the other."""
     now, free_at, in_time, asked = 0.0, 0.0, 0, 0
     there: list[tuple[float, float, int]] = []
@@ -28,7 +28,7 @@ def run(allowance: Allowance, frame_s: float, batch_size: int = 8, batches: int 
 @pytest.mark.parametrize("frame_s", [0.001, 0.01, 0.05, 0.2, 0.5, 0.9])
 def test_engine_answers_nearly_all_in_time_however_slow_it_is(frame_s: float) -> None:
     """Once it is known: of what it is given a twentieth at most is worth nothing."""
-    allowance = Allowance(MOST, LATENCY_S)
+    allowance = InFlightLimit(MOST, LATENCY_S)
     run(allowance, frame_s, batches=20)
     in_time, asked = run(allowance, frame_s)
     assert in_time >= 0.95 * asked
@@ -36,7 +36,7 @@ def test_engine_answers_nearly_all_in_time_however_slow_it_is(frame_s: float) ->
 
 def test_quick_engine_has_all_batches() -> None:
     """Nothing is taken from one that answers at once."""
-    allowance = Allowance(MOST, LATENCY_S)
+    allowance = InFlightLimit(MOST, LATENCY_S)
     run(allowance, 0.001)
     assert allowance.frames == MOST
     assert allowance.of_batch(0) == MOST
@@ -45,7 +45,7 @@ def test_quick_engine_has_all_batches() -> None:
 
 def test_engine_that_was_slow_for_a_moment_has_all_again() -> None:
     """A first call that compiles, a neighbour's load: it grows back within some twenty answers."""
-    allowance = Allowance(MOST, LATENCY_S)
+    allowance = InFlightLimit(MOST, LATENCY_S)
     for _ in range(10):
         allowance.answered(1.0, is_refused=True)
     assert allowance.frames == 1
@@ -55,8 +55,8 @@ def test_engine_that_was_slow_for_a_moment_has_all_again() -> None:
 
 
 def test_one_frame_at_least_is_tried() -> None:
-    """Or nobody would learn that the engine is well again."""
-    allowance = Allowance(MOST, LATENCY_S)
+    """Else the recovery of the engine would not be noticed."""
+    allowance = InFlightLimit(MOST, LATENCY_S)
     for _ in range(100):
         allowance.answered(math.inf, is_refused=True)
     assert allowance.of_batch(0) == 1
@@ -64,16 +64,16 @@ def test_one_frame_at_least_is_tried() -> None:
 
 def test_slow_engine_has_one_batch_waiting_while_it_works() -> None:
     """It never idles for the time that a new batch takes to come."""
-    allowance = Allowance(MOST, LATENCY_S)
+    allowance = InFlightLimit(MOST, LATENCY_S)
     allowance.answered(0.6, is_refused=False)
     assert allowance.of_batch(0) == 6
     assert allowance.of_batch(6) == 6
     assert allowance.of_batch(12) == 0
 
 
-def test_engine_that_nobody_knows_is_tried_with_one_frame_of_a_camera() -> None:
+def test_unknown_engine_is_tried_with_one_frame_of_a_camera() -> None:
     """Or the first answers of a slow one would all be late. A quick one has all after some fifteen answers."""
-    allowance = Allowance(MOST, LATENCY_S)
+    allowance = InFlightLimit(MOST, LATENCY_S)
     assert allowance.of_batch(0) == MOST, "files wait as long as it takes"
     allowance.begin()
     assert (allowance.of_batch(0), allowance.of_batch(1)) == (1, 0)
@@ -85,12 +85,12 @@ def test_engine_that_nobody_knows_is_tried_with_one_frame_of_a_camera() -> None:
 
 def test_frame_may_wait_as_long_as_its_answer_leaves() -> None:
     """Answered by three quarters of what is allowed; a slow answer is remembered for a while."""
-    allowance = Allowance(MOST, LATENCY_S)
-    assert allowance.patience_s == pytest.approx(0.25)
+    allowance = InFlightLimit(MOST, LATENCY_S)
+    assert allowance.max_wait_s == pytest.approx(0.25)
     allowance.answered(0.5, is_refused=False)
-    assert allowance.patience_s == pytest.approx(0.25)
+    assert allowance.max_wait_s == pytest.approx(0.25)
     allowance.answered(5.0, is_refused=True)
-    assert allowance.patience_s == pytest.approx(0.05)
+    assert allowance.max_wait_s == pytest.approx(0.05)
     for _ in range(60):
         allowance.answered(0.1, is_refused=False)
-    assert allowance.patience_s == pytest.approx(0.65)
+    assert allowance.max_wait_s == pytest.approx(0.65)

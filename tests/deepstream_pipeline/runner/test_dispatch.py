@@ -7,10 +7,10 @@ from contextlib import contextmanager
 
 import pytest
 
-from deepstream_pipeline.errors import InferFailed, InferRefused
-from deepstream_pipeline.mux import MuxOptions
-from deepstream_pipeline.runner.dispatch import Dispatcher, DispatchOptions
-from deepstream_pipeline.types import DropPolicy
+from penstock_video.errors import InferFailed, InferRefused
+from penstock_video.mux import MuxOptions
+from penstock_video.runner.dispatch import Dispatcher, DispatchOptions
+from penstock_video.types import DropPolicy
 from tests.deepstream_pipeline.runner.fakes import FakeEngine, Slots, a_dispatcher, a_way
 
 WAIT_S = 30.0
@@ -128,7 +128,7 @@ def test_slot_of_a_camera_is_free_as_soon_as_its_row_was_read() -> None:
     assert slots.released == [("cam", 0)]
 
 
-def test_frame_that_loses_its_place_holds_nobody_up() -> None:
+def test_frame_that_loses_its_place_delays_no_other() -> None:
     """drop-oldest: it is released, counted, and the frames behind it go on."""
     engine, slots, way = FakeEngine(), Slots(), a_way("cam")
     dispatcher = a_dispatcher(engine, way)
@@ -142,7 +142,7 @@ def test_frame_that_loses_its_place_holds_nobody_up() -> None:
 
 
 def test_frame_that_waits_too_long_is_given_up_by_time_alone() -> None:
-    """Nobody has to push or answer for it: whoever takes outcomes keeps the mux's time."""
+    """Without a push or an answer: taking outcomes also pushes due batches."""
     engine, slots, way = FakeEngine(), Slots(), a_way("cam")
     dispatcher = a_dispatcher(engine, way)
     dispatcher.on_frame(slots.prepared("cam", 0))
@@ -154,7 +154,7 @@ def test_frame_that_waits_too_long_is_given_up_by_time_alone() -> None:
     assert slots.released == [("cam", 1)]
 
 
-def test_batch_waits_no_longer_than_its_push_timeout_where_nobody_else_comes() -> None:
+def test_batch_waits_no_longer_than_its_push_timeout_without_other_frames() -> None:
     """Who takes outcomes slept for an empty mux: the frame that comes first wakes it, and no second frame is needed."""
     engine, slots = FakeEngine(), Slots()
     mux = MuxOptions(batch_size=4, push_timeout_s=0.02)
@@ -208,7 +208,7 @@ def test_end_of_a_camera_that_is_taken_out_gives_up_what_waits() -> None:
     assert len(engine.asked) == 1
 
 
-def test_results_that_nobody_takes_hold_the_engine_back() -> None:
+def test_results_that_are_not_taken_hold_the_engine_back() -> None:
     """A slow sink of a file run slows the run down: outcomes are bounded."""
     engine, slots = FakeEngine(), Slots()
     options = DispatchOptions(max_batches=1, max_outcomes=2)
@@ -250,7 +250,7 @@ def test_files_have_the_engine_for_themselves_when_the_cameras_are_gone() -> Non
     assert [asked.names for asked in engine.asked[1:]] == [[0], [1]]
 
 
-def test_frame_of_a_source_that_nobody_knows_is_released() -> None:
+def test_frame_of_an_unknown_source_is_released() -> None:
     """It was taken out meanwhile."""
     slots = Slots()
     a_dispatcher(FakeEngine()).on_frame(slots.prepared("gone", 0))

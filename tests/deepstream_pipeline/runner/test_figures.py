@@ -7,13 +7,12 @@ from dataclasses import replace
 import pytest
 from structlog.testing import capture_logs
 
-from deepstream_pipeline.metrics import VideoMetrics
-from deepstream_pipeline.runner.figures import Removed, statistics_of
-from deepstream_pipeline.runner.gauges import Gauges
-from deepstream_pipeline.sources.messages import Opened
-from deepstream_pipeline.sources.snapshot import ProcessSnapshot, SourceSnapshot
-from deepstream_pipeline.sources.watch import TAKEN_OUT
-from deepstream_pipeline.types import (
+from penstock_video.metrics import VideoMetrics
+from penstock_video.runner.source_events import Removed, SourceGauges, statistics_of
+from penstock_video.sources.lifecycle import TAKEN_OUT
+from penstock_video.sources.options import ProcessSnapshot, SourceSnapshot
+from penstock_video.sources.protocol import Opened
+from penstock_video.types import (
     AnalyticsEvent,
     AnalyticsKind,
     Frame,
@@ -35,7 +34,7 @@ def stand(monkeypatch: pytest.MonkeyPatch) -> Iterator[Stand]:
 
 
 def crossing(self: Following, frame: Frame, tracks: Tracks) -> FrameAnalytics:
-    """One of a known class, one of a number without a name, and one of nobody in particular."""
+    """One of a known class, one of a number without a name, and one without a class."""
     line, crowd = AnalyticsKind.LINE_CROSSING, AnalyticsKind.OVERCROWDING
     of = (frame.source_id, frame.frame_num, frame.pts_s)
     return FrameAnalytics(
@@ -94,8 +93,8 @@ def test_sources_that_the_end_takes_out_are_not_removed(stand: Stand) -> None:
         stand.until(lambda: len(stand.pipeline.statistics()) == 1)
         assert stand.pipeline.stop(WAIT_S)
         stand.sources.listener.on_state("b", SourceState.ENDED, TAKEN_OUT)
-    told = [(line["source"], line["state"], "reason" in line) for line in lines if line["event"] == "source"]
-    assert told == [("a", "removed", False), ("b", "stopped", False)]
+    logged = [(line["source"], line["state"], "reason" in line) for line in lines if line["event"] == "source"]
+    assert logged == [("a", "removed", False), ("b", "stopped", False)]
     assert [one.source_id for one in stand.pipeline.removed()] == ["a"]
     assert [(one.source_id, one.state) for one in stand.pipeline.statistics()] == [("b", SourceState.RUNNING)]
 
@@ -110,8 +109,8 @@ def test_life_of_a_source_is_from_its_first_frame_to_its_last() -> None:
     assert (statistics_of(way).active_s, statistics_of(way).frames) == (4.0, 3)
 
 
-def test_decoder_of_a_source_is_told_once_it_is_open() -> None:
-    """Nothing before, then whoever decodes it, in what is said of it and in the metrics."""
+def test_decoder_of_a_source_is_reported_once_it_is_open() -> None:
+    """Empty before, then the decoder, in the statistics and in the metrics."""
     way = a_way("a")
     assert statistics_of(way).decoder == ""
     way.snapshot = opened("a", "nvdec", 7)
@@ -119,9 +118,9 @@ def test_decoder_of_a_source_is_told_once_it_is_open() -> None:
 
 
 def test_metrics_say_who_decodes_and_in_how_many_processes() -> None:
-    """A process with several sources counts once; each is told as it is now."""
+    """A process with several sources counts once; each has its current count."""
     metrics = VideoMetrics()
-    gauges = Gauges(metrics)
+    gauges = SourceGauges(metrics)
     sources = [opened("a", "nvdec", 7), opened("b", "nvdec", 7), opened("c", "cpu", 8), opened("d", "cpu", None)]
     gauges.refresh(sources, [ProcessSnapshot(7, "nvdec", 2), ProcessSnapshot(8, "cpu", 1)])
     page = metrics.page().decode()

@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 from structlog.testing import capture_logs
 
-from deepstream_pipeline.metrics import VideoMetrics
-from deepstream_pipeline.runner.outlet import EndOfSource, Outlet, OutletOptions
-from deepstream_pipeline.types import Frame, FrameResult, no_tracks
+from penstock_video.metrics import VideoMetrics
+from penstock_video.runner.sink_worker import EndOfSource, SinkWorker, SinkWorkerOptions
+from penstock_video.types import Frame, FrameResult, no_tracks
 from tests.deepstream_pipeline.runner.fakes import KeptSink
 
 WAIT_S = 30.0
@@ -21,7 +21,7 @@ def result(number: int) -> FrameResult:
 def test_sink_is_given_everything_in_order_and_closed() -> None:
     """Closing waits for what was taken."""
     sink = KeptSink()
-    outlet = Outlet(sink, OutletOptions("kept", 100), VideoMetrics())
+    outlet = SinkWorker(sink, SinkWorkerOptions("kept", 100), VideoMetrics())
     outlet.start()
     for number in range(20):
         outlet.put(result(number), may_wait=False)
@@ -44,10 +44,10 @@ class HeldSink(KeptSink):
         super().write(result)
 
 
-def test_sink_that_hangs_delays_nobody_and_its_losses_are_counted() -> None:
-    """FAULTS 58: a slow sink never holds the pipeline; the oldest results are lost, and told."""
+def test_sink_that_hangs_delays_no_other_and_its_losses_are_counted() -> None:
+    """FAULTS 58: a slow sink never delays the pipeline; the oldest results are dropped and counted."""
     sink, metrics = HeldSink(), VideoMetrics()
-    outlet = Outlet(sink, OutletOptions("held", 2), metrics)
+    outlet = SinkWorker(sink, SinkWorkerOptions("held", 2), metrics)
     outlet.start()
     began = time.monotonic()
     for number in range(50):
@@ -63,9 +63,9 @@ def test_sink_that_hangs_delays_nobody_and_its_losses_are_counted() -> None:
 
 
 def test_sink_that_hangs_holds_up_neither_an_end_nor_a_file_for_ever() -> None:
-    """FAULTS 58: the end of a source waits for no sink, and a file no longer than the patience; the end is not lost."""
+    """FAULTS 58: the end of a source waits for no sink, and a file no longer than the timeout; the end is not lost."""
     sink = HeldSink()
-    outlet = Outlet(sink, OutletOptions("held", 2), VideoMetrics(), patience_s=0.2)
+    outlet = SinkWorker(sink, SinkWorkerOptions("held", 2), VideoMetrics(), max_wait_s=0.2)
     outlet.start()
     began = time.monotonic()
     outlet.put(EndOfSource("first"), may_wait=True)
@@ -83,7 +83,7 @@ def test_sink_that_hangs_holds_up_neither_an_end_nor_a_file_for_ever() -> None:
 def test_sink_of_a_file_run_loses_nothing() -> None:
     """Where there is no camera the run waits for its sinks."""
     sink = HeldSink()
-    outlet = Outlet(sink, OutletOptions("held", 2), VideoMetrics())
+    outlet = SinkWorker(sink, SinkWorkerOptions("held", 2), VideoMetrics())
     outlet.start()
     sink.is_held = False
     for number in range(30):
@@ -93,9 +93,9 @@ def test_sink_of_a_file_run_loses_nothing() -> None:
 
 
 def test_sink_that_fails_is_asked_again_with_the_next_result() -> None:
-    """A full disk is told once and costs that sink only what it does not take."""
+    """A full disk is logged once and costs that sink only what it does not take."""
     sink, metrics = KeptSink(fails=True), VideoMetrics()
-    outlet = Outlet(sink, OutletOptions("full", 100), metrics)
+    outlet = SinkWorker(sink, SinkWorkerOptions("full", 100), metrics)
     outlet.start()
     outlet.put(result(0), may_wait=False)
     until = time.monotonic() + WAIT_S
@@ -110,12 +110,12 @@ def test_sink_that_fails_is_asked_again_with_the_next_result() -> None:
 
 
 @pytest.mark.parametrize(("every_s", "times"), [(3600.0, 1), (0.0, 3)])
-def test_sink_that_fails_the_same_way_is_told_again_after_a_while(
+def test_sink_that_fails_the_same_way_is_logged_again_after_a_while(
     every_s: float, times: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A disk that is full a second time is told like the first; one that says so with each result fills no log."""
-    monkeypatch.setattr("deepstream_pipeline.runner.outlet.TELL_EVERY_S", every_s)
-    outlet = Outlet(KeptSink(fails=True), OutletOptions("full", 100), VideoMetrics())
+    """A disk that is full a second time is logged again; an error with each result does not fill the log."""
+    monkeypatch.setattr("penstock_video.runner.sink_worker.LOG_EVERY_S", every_s)
+    outlet = SinkWorker(KeptSink(fails=True), SinkWorkerOptions("full", 100), VideoMetrics())
     with capture_logs() as lines:
         outlet.start()
         for number in range(3):
@@ -134,7 +134,7 @@ class BrokenSink(KeptSink):
 def test_sink_with_a_bug_costs_the_others_nothing() -> None:
     """Its thread lives on, and the log has the place."""
     sink = BrokenSink()
-    outlet = Outlet(sink, OutletOptions("broken", 100), VideoMetrics())
+    outlet = SinkWorker(sink, SinkWorkerOptions("broken", 100), VideoMetrics())
     outlet.start()
     outlet.put(result(0), may_wait=False)
     outlet.put(EndOfSource("cam"), may_wait=False)
@@ -146,17 +146,19 @@ def test_sink_with_a_bug_costs_the_others_nothing() -> None:
 def test_result_without_a_picture_is_not_for_previews() -> None:
     """They would be woken for each frame, and draw nothing; a sink that needs every frame gets it."""
     bare = FrameResult(Frame("cam", 0, 0.0, 0.0, 8, 6), no_tracks())
-    assert not OutletOptions("preview", 2, draws=True).shows(bare)
-    assert OutletOptions("preview", 2, draws=True).shows(result(0))
-    assert OutletOptions("annotated", 2, draws=True, always_draws=True).shows(bare)
-    assert OutletOptions("jsonl", 2).shows(bare)
+    assert not SinkWorkerOptions("preview", 2, draws=True).shows(bare)
+    assert SinkWorkerOptions("preview", 2, draws=True).shows(result(0))
+    assert SinkWorkerOptions("annotated", 2, draws=True, always_draws=True).shows(bare)
+    assert SinkWorkerOptions("jsonl", 2).shows(bare)
 
 
-@pytest.mark.parametrize(("has_spool", "told"), [(True, "s failed: full"), (False, "s failed: full (0 results lost)")])
-def test_sink_that_failed_tells_one_number(has_spool: bool, told: str) -> None:
+@pytest.mark.parametrize(
+    ("has_spool", "sentence"), [(True, "s failed: full"), (False, "s failed: full (0 results lost)")]
+)
+def test_sink_that_failed_tells_one_number(has_spool: bool, sentence: str) -> None:
     """A spool's own words say how many messages were lost: beside them no second number stands that contradicts."""
-    outlet = Outlet(KeptSink(fails=True), OutletOptions("s", 100, has_spool=has_spool), VideoMetrics())
+    outlet = SinkWorker(KeptSink(fails=True), SinkWorkerOptions("s", 100, has_spool=has_spool), VideoMetrics())
     outlet.start()
     outlet.put(result(0), may_wait=False)
     assert outlet.close(WAIT_S)
-    assert outlet.sentence == told
+    assert outlet.sentence == sentence

@@ -10,20 +10,19 @@ from typing import Any
 import pytest
 from structlog.testing import capture_logs
 
-from deepstream_pipeline.errors import PipelineError, SourceExists, SourceNotAllowed, TooManySources, UnknownSource
-from deepstream_pipeline.metrics import VideoMetrics
-from deepstream_pipeline.mux import MuxOptions
-from deepstream_pipeline.runner import pipeline as room
-from deepstream_pipeline.runner.dispatch import DispatchOptions
-from deepstream_pipeline.runner.outlet import Outlet, OutletOptions
-from deepstream_pipeline.runner.pipeline import Pipeline, PipelineOptions, PipelineParts
-from deepstream_pipeline.runner.recorder import Recorder
-from deepstream_pipeline.sinks.recordings import RecordOptions
-from deepstream_pipeline.sources.messages import Beat, Cut, Recorded
-from deepstream_pipeline.sources.options import SourceListener, SourceNeeds, SourcesOptions
-from deepstream_pipeline.sources.snapshot import ProcessSnapshot, SourceSnapshot
-from deepstream_pipeline.sources.watch import TAKEN_OUT
-from deepstream_pipeline.types import PreparedFrame, SourceConfig, SourceState
+from penstock_video.errors import PipelineError, SourceExists, SourceNotAllowed, TooManySources, UnknownSource
+from penstock_video.metrics import VideoMetrics
+from penstock_video.mux import MuxOptions
+from penstock_video.runner import pipeline as room
+from penstock_video.runner.dispatch import DispatchOptions
+from penstock_video.runner.pipeline import Pipeline, PipelineOptions, PipelineParts
+from penstock_video.runner.recorder import SmartRecorder
+from penstock_video.runner.sink_worker import SinkWorker, SinkWorkerOptions
+from penstock_video.sinks.recordings import RecordOptions
+from penstock_video.sources.lifecycle import TAKEN_OUT
+from penstock_video.sources.options import ProcessSnapshot, SourceListener, SourceNeeds, SourceSnapshot, SourcesOptions
+from penstock_video.sources.protocol import Beat, Cut, Recorded
+from penstock_video.types import PreparedFrame, SourceConfig, SourceState
 from tests.deepstream_pipeline.runner.fakes import NETWORK, FakeEngine, Following, KeptSink, Slots
 
 WAIT_S = 30.0
@@ -112,7 +111,7 @@ class Stand:
         return self.pipeline.wait(0.0)
 
 
-def made(monkeypatch: pytest.MonkeyPatch, recorder: Recorder | None = None, most: int = 3) -> Stand:
+def made(monkeypatch: pytest.MonkeyPatch, recorder: SmartRecorder | None = None, most: int = 3) -> Stand:
     monkeypatch.setattr(room, "Sources", FakeSources)
     engine, metrics, sink = FakeEngine(), VideoMetrics(), KeptSink()
     analysed: list[tuple[str, object]] = []
@@ -130,7 +129,7 @@ def made(monkeypatch: pytest.MonkeyPatch, recorder: Recorder | None = None, most
         new_tracker=Following,
         new_analytics=analytics_of,
         section=None,
-        outlets=(Outlet(sink, OutletOptions("kept", 100), metrics),),
+        outlets=(SinkWorker(sink, SinkWorkerOptions("kept", 100), metrics),),
         recorder=recorder,
         forget_drawing=forgotten.append,
         metrics=metrics,
@@ -154,7 +153,7 @@ def stand(monkeypatch: pytest.MonkeyPatch) -> Iterator[Stand]:
 
 
 def test_source_that_cannot_be_read_after_all_leaves_nothing(stand: Stand) -> None:
-    """Whoever adds it is told, and the pipeline neither waits for it nor keeps its figures."""
+    """Adding it raises, and the pipeline neither waits for it nor keeps its figures."""
     stand.sources.refusal = PipelineError("no source is added to a program that ends")
     with pytest.raises(PipelineError, match="that ends"):
         stand.pipeline.add(CAMERA)
@@ -185,18 +184,18 @@ def test_refused_source_changes_nothing_of_the_one_that_is_there(stand: Stand) -
     assert stand.analysed == [("a", None)]
 
 
-def test_source_that_comes_back_is_told_as_loudly_as_its_loss(stand: Stand) -> None:
+def test_source_that_comes_back_is_logged_at_the_level_of_its_loss(stand: Stand) -> None:
     """Who hears only warnings is not left with a camera that is away; one that runs at once is no warning."""
     stand.pipeline.add(CAMERA)
-    told = stand.sources.listener.on_state
+    on_state = stand.sources.listener.on_state
     with capture_logs() as lines:
         for state in (SourceState.RUNNING, SourceState.RECONNECTING, SourceState.RUNNING, SourceState.ENDED):
-            told("a", state, "")
-        told("a", SourceState.FAILED, "no such file")
+            on_state("a", state, "")
+        on_state("a", SourceState.FAILED, "no such file")
         stand.sources.end("a", state=SourceState.FAILED)
         stand.until(stand.over)
         stand.pipeline.add(CAMERA)
-        told("a", SourceState.RUNNING, "")
+        on_state("a", SourceState.RUNNING, "")
     levels = [line["log_level"] for line in lines if line["event"] == "source"]
     assert levels == ["info", "warning", "warning", "info", "warning", "info"]
 
@@ -209,7 +208,7 @@ def test_source_that_can_have_no_such_id_is_refused(stand: Stand, source_id: str
     assert not stand.pipeline.statistics()
 
 
-def test_source_that_comes_or_goes_while_it_runs_is_told_once(stand: Stand) -> None:
+def test_source_that_comes_or_goes_while_it_runs_is_logged_once(stand: Stand) -> None:
     """Without its password; those that it began with are in the line of its start, and in their states."""
     with capture_logs() as lines:
         stand.pipeline.take_in(CAMERA)
@@ -217,15 +216,15 @@ def test_source_that_comes_or_goes_while_it_runs_is_told_once(stand: Stand) -> N
         stand.sources.end("b", state=SourceState.ENDED)
         stand.until(lambda: stand.pipeline._ways["b"].is_over)
         stand.pipeline.remove("b")
-    told = [{name: value for name, value in line.items() if name in ("event", "uri", "state")} for line in lines]
-    assert told[0]["event"] == "source added"
-    assert "hush" not in str(told)
-    assert told[1:] == [{"event": "source", "state": "removed"}]
+    logged = [{name: value for name, value in line.items() if name in ("event", "uri", "state")} for line in lines]
+    assert logged[0]["event"] == "source added"
+    assert "hush" not in str(logged)
+    assert logged[1:] == [{"event": "source", "state": "removed"}]
     assert {line["log_level"] for line in lines} == {"info"}
 
 
 def test_source_added_again_counts_anew(stand: Stand) -> None:
-    """What is told of it in sums begins at nothing, and so do its metrics."""
+    """Its statistics and its metrics begin at zero."""
     for _ in range(2):
         stand.pipeline.add(SourceConfig("a.mp4", "a"))
         stand.sources.listener.on_beat("a", Beat(25, 0, 1.0, 0.5))
@@ -235,7 +234,7 @@ def test_source_added_again_counts_anew(stand: Stand) -> None:
 
 
 def test_source_is_gone_with_all_that_was_kept_of_it(stand: Stand) -> None:
-    """Taken out, it is forgotten behind its last frame; its id is free again, and told of nowhere."""
+    """A removed source is forgotten after its last frame; its id is free again and appears nowhere."""
     stand.pipeline.add(CAMERA)
     stand.pipeline.remove("a")
     with pytest.raises(UnknownSource):
@@ -257,7 +256,7 @@ def test_statistics_after_the_stop_hold_every_frame_and_how_it_was(stand: Stand)
 
 
 def test_source_that_comes_during_the_stop_is_refused(stand: Stand) -> None:
-    """The stop waits for no source that nobody will end."""
+    """The stop waits for no source that will not end."""
     stand.pipeline.add(CAMERA)
     assert stand.pipeline.stop(WAIT_S)
     with pytest.raises(PipelineError, match="that ends"):
@@ -275,7 +274,7 @@ def test_frame_of_a_source_that_is_leaving_is_counted(stand: Stand) -> None:
     assert b'penstock_video_dropped_total{reason="stopped",source="a"} 1.0' in stand.metrics.page()
 
 
-def test_rules_that_are_told_can_be_given_back(stand: Stand) -> None:
+def test_rules_that_are_read_can_be_written_back(stand: Stand) -> None:
     """Of a source without rules, too; of several in a row the last ones hold."""
     stand.pipeline.add(CAMERA)
     assert stand.pipeline.rules("a") == {}
@@ -290,7 +289,7 @@ def test_rules_that_are_told_can_be_given_back(stand: Stand) -> None:
 
 
 def test_viewer_of_a_source_that_is_being_taken_out_costs_nothing(stand: Stand) -> None:
-    """Pictures travel while somebody looks; of a source that just left nobody is asked for any."""
+    """Frames carry pictures while a client watches; a source that just left is not asked for any."""
     stand.pipeline.add(CAMERA)
     stand.pipeline.watch("a", True)
     stand.pipeline.remove("a")
@@ -299,7 +298,7 @@ def test_viewer_of_a_source_that_is_being_taken_out_costs_nothing(stand: Stand) 
 
 
 def test_pipeline_whose_thread_failed_is_not_waited_for(stand: Stand) -> None:
-    """Nothing will come any more, and whoever waits is told so."""
+    """No more pictures come, and waiting viewers get None."""
     stand.pipeline.add(CAMERA)
     stand.sources.is_running = False
     with pytest.raises(PipelineError, match="log says why"):
@@ -310,7 +309,7 @@ def test_camera_that_comes_later_is_recorded_from_before_its_event(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     """Who adds a camera while it runs need not know that recordings are made."""
-    running = made(monkeypatch, Recorder(RecordOptions(tmp_path, before_s=4.0, sources=("a",)), VideoMetrics()))
+    running = made(monkeypatch, SmartRecorder(RecordOptions(tmp_path, before_s=4.0, sources=("a",)), VideoMetrics()))
     running.pipeline.add(CAMERA)
     running.pipeline.add(replace(CAMERA, source_id="b"))
     running.pipeline.add(replace(CAMERA, source_id="c", record_cache_s=9.0))
@@ -319,8 +318,8 @@ def test_camera_that_comes_later_is_recorded_from_before_its_event(
 
 
 def test_disk_that_hangs_under_recordings_holds_up_no_camera(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """What is told on the thread that all sources share waits for no disk."""
-    recorder, is_let_go = Recorder(RecordOptions(tmp_path), VideoMetrics()), threading.Event()
+    """Events on the thread that all sources share wait for no disk."""
+    recorder, is_let_go = SmartRecorder(RecordOptions(tmp_path), VideoMetrics()), threading.Event()
     hung: Any = recorder._folder
     monkeypatch.setattr(hung, "keep_quota", lambda running=(): is_let_go.wait(WAIT_S))
     running = made(monkeypatch, recorder)

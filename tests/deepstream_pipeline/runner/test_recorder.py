@@ -7,13 +7,13 @@ from typing import Any
 import pytest
 from structlog.testing import capture_logs
 
-from deepstream_pipeline.errors import SourceNotOpen, SourceNotRecordable
-from deepstream_pipeline.metrics import VideoMetrics
-from deepstream_pipeline.runner.recorder import Recorder
-from deepstream_pipeline.sinks.recordings import RecordOptions
-from deepstream_pipeline.sources.messages import Cut, Opened, Recorded
-from deepstream_pipeline.sources.snapshot import SourceSnapshot
-from deepstream_pipeline.types import (
+from penstock_video.errors import SourceNotOpen, SourceNotRecordable
+from penstock_video.metrics import VideoMetrics
+from penstock_video.runner.recorder import SmartRecorder
+from penstock_video.sinks.recordings import RecordOptions
+from penstock_video.sources.options import SourceSnapshot
+from penstock_video.sources.protocol import Cut, Opened, Recorded
+from penstock_video.types import (
     AnalyticsEvent,
     AnalyticsKind,
     Frame,
@@ -46,9 +46,9 @@ def result(source_id: str, number: int) -> FrameResult:
     return FrameResult(Frame(source_id, number, 0.0, 0.0, 8, 6), no_tracks(), FrameAnalytics((event,)))
 
 
-def test_events_that_get_no_recording_are_told_now_and_then(tmp_path: Path) -> None:
+def test_events_that_get_no_recording_are_logged_now_and_then(tmp_path: Path) -> None:
     """An operator learns that there were more than may be recorded at once; not with each of them."""
-    recorder = Recorder(RecordOptions(tmp_path, max_at_once=1), VideoMetrics())
+    recorder = SmartRecorder(RecordOptions(tmp_path, max_at_once=1), VideoMetrics())
     sources: Any = Asked()
     recorder.start()
     with capture_logs() as said:
@@ -61,7 +61,7 @@ def test_events_that_get_no_recording_are_told_now_and_then(tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize(
-    ("known", "told"),
+    ("known", "message"),
     [
         ((), "'a' is connecting: nothing of it is there to be recorded; ask again once it is running"),
         ((SourceState.CONNECTING, "connection refused"), r"'a' is connecting \(connection refused\): nothing of it"),
@@ -71,14 +71,14 @@ def test_events_that_get_no_recording_are_told_now_and_then(tmp_path: Path) -> N
     ],
 )
 def test_recording_of_a_source_that_is_not_open_is_refused(
-    known: tuple[SourceState, str] | tuple[()], told: str, tmp_path: Path
+    known: tuple[SourceState, str] | tuple[()], message: str, tmp_path: Path
 ) -> None:
-    """Whoever asks is told now, not by a line in the index: no process has packets of it, and none would write it."""
-    recorder, sources = Recorder(RecordOptions(tmp_path), VideoMetrics()), Asked()
+    """The request fails at once, without a line in the index: no process has packets of it, and none would write it."""
+    recorder, sources = SmartRecorder(RecordOptions(tmp_path), VideoMetrics()), Asked()
     source = SourceConfig("rtsp://camera/a", "a")
     sources.known = (SourceSnapshot(source, *known),) if known else ()
     whole: Any = sources
-    with pytest.raises(SourceNotOpen, match=told):
+    with pytest.raises(SourceNotOpen, match=message):
         recorder.ask("a", whole, before_s=1.0, after_s=1.0)
     assert sources.sources == []
     sources.known = (SourceSnapshot(source, SourceState.RECONNECTING, is_open=True),)
@@ -89,7 +89,7 @@ def test_recording_of_a_source_that_is_not_open_is_refused(
 
 def test_recording_of_a_file_that_is_paused_is_refused(tmp_path: Path) -> None:
     """Its process still has it open, but nothing comes that could be recorded."""
-    recorder, sources = Recorder(RecordOptions(tmp_path), VideoMetrics()), Asked()
+    recorder, sources = SmartRecorder(RecordOptions(tmp_path), VideoMetrics()), Asked()
     sources.known = (SourceSnapshot(SourceConfig("clip.mp4", "a"), SourceState.PAUSED, is_open=True),)
     whole: Any = sources
     with pytest.raises(SourceNotOpen, match=r"'a' is paused: .* resume it first"):
@@ -99,7 +99,7 @@ def test_recording_of_a_file_that_is_paused_is_refused(tmp_path: Path) -> None:
 
 def test_recording_of_a_codec_that_fits_no_mp4_is_refused_by_its_name(tmp_path: Path) -> None:
     """No path is promised that will never be."""
-    recorder, sources = Recorder(RecordOptions(tmp_path), VideoMetrics()), Asked()
+    recorder, sources = SmartRecorder(RecordOptions(tmp_path), VideoMetrics()), Asked()
     opened = Opened(width=8, height=6, fps=25.0, codec="msmpeg4v2", is_live=False, is_recordable=False)
     source = SourceSnapshot(SourceConfig("old.avi", "a"), SourceState.RUNNING, is_open=True, opened=opened)
     sources.known = (source,)
@@ -109,10 +109,10 @@ def test_recording_of_a_codec_that_fits_no_mp4_is_refused_by_its_name(tmp_path: 
     assert (sources.cuts, recorder.close(1.0)) == ([], True)
 
 
-def test_recordings_that_fail_alike_are_told_once_and_counted(tmp_path: Path) -> None:
+def test_recordings_that_fail_alike_are_logged_once_and_counted(tmp_path: Path) -> None:
     """One line in the log, one in the index for each, and one sentence at the run's end; what only its source cut off
     is no fault of the sink."""
-    recorder, sources = Recorder(RecordOptions(tmp_path, cool_down_s=0.0), VideoMetrics()), Asked()
+    recorder, sources = SmartRecorder(RecordOptions(tmp_path, cool_down_s=0.0), VideoMetrics()), Asked()
     whole: Any = sources
     recorder.start()
     with capture_logs() as said:
@@ -129,13 +129,13 @@ def test_recordings_that_fail_alike_are_told_once_and_counted(tmp_path: Path) ->
     assert all(line["after_s"] == 0.0 and len(line["events"]) == 1 for line in lines)
 
 
-def test_recording_that_nothing_is_heard_of_is_named_at_the_end(tmp_path: Path) -> None:
+def test_recording_without_an_end_is_named_at_the_end(tmp_path: Path) -> None:
     """An event is in a recording, or in a line that says that there is none."""
-    recorder, sources = Recorder(RecordOptions(tmp_path), VideoMetrics()), Asked()
+    recorder, sources = SmartRecorder(RecordOptions(tmp_path), VideoMetrics()), Asked()
     whole: Any = sources
     recorder.start()
     recorder.observe(result("a", 3), whole)
     assert sources.cuts[0].frame_num == 3
     assert recorder.close(10.0)
     [line] = [json.loads(line) for line in (tmp_path / "recordings.jsonl").read_text().splitlines()]
-    assert (line["error"], line["events"][0]["frame_num"]) == ("nothing was heard of it any more", 3)
+    assert (line["error"], line["events"][0]["frame_num"]) == ("its process never reported its end", 3)

@@ -10,14 +10,14 @@ from typing import Any
 import av
 import pytest
 
-from deepstream_pipeline.metrics import VideoMetrics
-from deepstream_pipeline.mux import MuxOptions
-from deepstream_pipeline.runner.dispatch import DispatchOptions
-from deepstream_pipeline.runner.pipeline import Pipeline, PipelineOptions, PipelineParts
-from deepstream_pipeline.runner.recorder import Recorder
-from deepstream_pipeline.sinks.recordings import RecordOptions
-from deepstream_pipeline.sources.options import SourcesOptions
-from deepstream_pipeline.types import AnalyticsEvent, AnalyticsKind, Frame, FrameAnalytics, SourceConfig, Tracks
+from penstock_video.metrics import VideoMetrics
+from penstock_video.mux import MuxOptions
+from penstock_video.runner.dispatch import DispatchOptions
+from penstock_video.runner.pipeline import Pipeline, PipelineOptions, PipelineParts
+from penstock_video.runner.recorder import SmartRecorder
+from penstock_video.sinks.recordings import RecordOptions
+from penstock_video.sources.options import SourcesOptions
+from penstock_video.types import AnalyticsEvent, AnalyticsKind, Frame, FrameAnalytics, SourceConfig, Tracks
 from tests.deepstream_pipeline.clips import number_of, write_clip
 from tests.deepstream_pipeline.runner.fakes import FakeEngine, Following
 
@@ -41,11 +41,13 @@ class Events(Following):
         return FrameAnalytics((event,))
 
 
-def recorded(clip: Path, frames: Sequence[int], options: RecordOptions) -> tuple[list[dict[str, Any]], Recorder, bytes]:
+def recorded(
+    clip: Path, frames: Sequence[int], options: RecordOptions
+) -> tuple[list[dict[str, Any]], SmartRecorder, bytes]:
     """(the lines of the index, the recorder, the metrics) of a run over the whole file with events at those frames."""
     engine: Any = FakeEngine()
     metrics = VideoMetrics()
-    recorder = Recorder(options, metrics)
+    recorder = SmartRecorder(options, metrics)
     parts = PipelineParts(
         engine=engine,
         network=None,
@@ -107,7 +109,7 @@ def test_event_of_a_file_that_is_read_far_ahead_is_shown(tmp_path: Path) -> None
         assert numbers_in(tmp_path / "out" / line["path"]) == list(range(number - 2, number + 5))
 
 
-def test_events_of_a_files_cool_down_are_told(tmp_path: Path) -> None:
+def test_events_of_a_files_cool_down_are_logged(tmp_path: Path) -> None:
     """In seconds of the video, which are not those of the reading: an event is named by a recording, or counted."""
     clip = write_clip(tmp_path / "a.mp4", frames=FRAMES, gop=25)
     events = list(range(100, 800, 50))  # every 2 s from 4 s on: 4, 6 | 8 … 16 rest | 18, 20 …

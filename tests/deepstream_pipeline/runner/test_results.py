@@ -6,14 +6,14 @@ from typing import Any
 
 import pytest
 
-from deepstream_pipeline.errors import InferFailed
-from deepstream_pipeline.metrics import VideoMetrics
-from deepstream_pipeline.runner import results as results_module
-from deepstream_pipeline.runner.figures import statistics_of
-from deepstream_pipeline.runner.results import Results, ResultsParts
-from deepstream_pipeline.runner.way import Outcome
-from deepstream_pipeline.types import no_detections
-from server.commands.video_summary import is_failed
+from penstock_video.cli.summary import is_failed
+from penstock_video.errors import InferFailed
+from penstock_video.metrics import VideoMetrics
+from penstock_video.runner import results as results_module
+from penstock_video.runner.dispatch import FrameOutcome
+from penstock_video.runner.results import Results, ResultsParts
+from penstock_video.runner.source_events import statistics_of
+from penstock_video.types import no_detections
 from tests.deepstream_pipeline.runner.fakes import NETWORK, FakeEngine, Slots, a_dispatcher, a_way
 
 WAIT_S = 30.0
@@ -25,7 +25,7 @@ class Failing:
     def __init__(self) -> None:
         self.asked, self.again = 0, threading.Event()
 
-    def take(self, timeout_s: float) -> Outcome | None:
+    def take(self, timeout_s: float) -> FrameOutcome | None:
         self.asked += 1
         if self.asked > 1:
             self.again.set()

@@ -5,13 +5,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from deepstream_pipeline.errors import InferFailed
-from deepstream_pipeline.infer.crops import SecondaryOptions
-from deepstream_pipeline.metrics import VideoMetrics
-from deepstream_pipeline.runner import secondary
-from deepstream_pipeline.runner.secondary import MAX_HELD, MAX_WAITING, Secondaries, SecondaryModel
-from deepstream_pipeline.runner.way import SourceWay
-from deepstream_pipeline.types import ClassScore, Detections, Frame, FrameResult, Tracks
+from penstock_video.errors import InferFailed
+from penstock_video.infer.crops import SecondaryOptions
+from penstock_video.metrics import VideoMetrics
+from penstock_video.runner import secondary
+from penstock_video.runner.dispatch import StreamPipeline
+from penstock_video.runner.secondary import MAX_WAITING, MAX_WAITING_FRAMES, Secondaries, SecondaryModel
+from penstock_video.types import ClassScore, Detections, Frame, FrameResult, Tracks
 from tests.deepstream_pipeline.infer.test_crops import network
 from tests.deepstream_pipeline.runner.fakes import FakeEngine, a_way
 
@@ -33,10 +33,10 @@ class Held:
         self.secondaries.deliver = lambda way, result: self.delivered.append(result)
         self.secondaries.ended = lambda way: self.ended.append(way.source_id)
 
-    def look(self, way: SourceWay, number: int, *, objects: int = 1) -> None:
+    def look(self, way: StreamPipeline, number: int, *, objects: int = 1) -> None:
         boxes = np.tile(np.array([[4, 4, 30, 40]], np.float32), (objects, 1))
         seen = Detections(boxes, np.ones(objects, np.float32), np.zeros(objects, np.int64))
-        ids = np.arange(objects) + number * objects  # nobody twice, so that everybody is looked at
+        ids = np.arange(objects) + number * objects  # no object twice, so that each is classified
         frame = Frame(way.source_id, number, number / 10, 0.0, 64, 48)
         self.secondaries.look(way, FrameResult(frame, Tracks(seen, ids, ids)), PICTURE)
 
@@ -67,7 +67,7 @@ def test_engine_that_never_answers_holds_few_frames_and_crops(monkeypatch: pytes
     for number in range(300):
         for way in ways:
             held.look(way, number, objects=3)
-    assert len(held.delivered) >= 600 - MAX_HELD
+    assert len(held.delivered) >= 600 - MAX_WAITING_FRAMES
     assert all(len(lane.waiting) <= MAX_WAITING + 3 for lane in held.secondaries._lanes)
     while held.engine.asked:
         held.engine.asked.pop().fail(InferFailed("too late"))
@@ -80,7 +80,7 @@ def test_engine_that_never_answers_holds_few_frames_and_crops(monkeypatch: pytes
         assert mine == list(range(300))
 
 
-def test_frame_whose_crops_cannot_be_cut_holds_nobody_up(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_frame_whose_crops_cannot_be_cut_delays_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
     """A bug that one frame finds costs that frame."""
     held, way = Held(monkeypatch), a_way("cam")
     with monkeypatch.context() as broken:

@@ -4,10 +4,9 @@ from pathlib import Path
 
 import pytest
 
-from deepstream_pipeline.settings.complaints import SettingsRefused
-from deepstream_pipeline.settings.flags import Flags
-from deepstream_pipeline.settings.reading import NO_FLAGS, Surroundings, read_settings
-from deepstream_pipeline.settings.records import VideoSettings
+from penstock_video.settings.document import InvalidSettings
+from penstock_video.settings.loader import NO_FLAGS, Flags, Surroundings, read_settings
+from penstock_video.settings.models import VideoSettings
 
 ENVIRON = {"CAM_PASSWORD": "p@ss:w/rd", "HOOK": "https://user:hush@hook.example/x?token=hush"}
 
@@ -26,6 +25,6 @@ def from_flags(flags: Flags, **environ: str) -> VideoSettings:
 
 def faults(text: str, folder: Path, flags: Flags = NO_FLAGS) -> list[str]:
     """The complaints, the file's folder left out."""
-    with pytest.raises(SettingsRefused) as refused:
+    with pytest.raises(InvalidSettings) as refused:
         read(text, folder, flags)
     return [str(complaint).replace(f"{folder}/", "") for complaint in refused.value.complaints]

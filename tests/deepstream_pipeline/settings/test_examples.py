@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from deepstream_pipeline.settings.reading import Surroundings, read_rules, read_settings
-from deepstream_pipeline.settings.rules import rules_of
+from penstock_video.settings.loader import Surroundings, read_rules, read_settings
+from penstock_video.settings.sources import rules_of
 from tests.conftest import CHECKOUT
 
 EXAMPLES = CHECKOUT / "deepstream_pipeline" / "examples"

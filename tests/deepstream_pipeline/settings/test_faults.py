@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from deepstream_pipeline.settings.complaints import without_secrets
-from deepstream_pipeline.settings.flags import Flags
+from penstock_video.settings.document import without_secrets
+from penstock_video.settings.loader import Flags
 from tests.deepstream_pipeline.settings.reading import faults, read
 
 LEAST = "source: {uri: rtsp://cam/1}\nprimary-gie: {model: people}\n"
@@ -70,9 +70,9 @@ ONE_FAULT = {
 @pytest.mark.parametrize(("text", "fault"), ONE_FAULT.items())
 def test_setting_that_cannot_be_meant_is_one_line_with_its_place(tmp_path: Path, text: str, fault: str) -> None:
     """FILE:LINE:COLUMN, the key path, the value, what is allowed."""
-    (told,) = faults(LEAST + text, tmp_path)
-    assert fault in told
-    assert told.startswith("cameras.yaml:")
+    (found,) = faults(LEAST + text, tmp_path)
+    assert fault in found
+    assert found.startswith("cameras.yaml:")
 
 
 SOURCES = {
@@ -91,7 +91,7 @@ SOURCES = {
     "{uri: 'rtsp://cam', drop-policy: oldest}": "source[0].drop-policy is 'oldest': did you mean drop-oldest?",
     "{uri: 'rtsp://cam', decoder: nvdek}": "[0].decoder is 'nvdek': did you mean nvdec? It takes auto, cpu, nvdec",
     "{uri: 'rtsp://cam', rtsp-reconnect-interval: -1}": "rtsp-reconnect-interval is '-1': a number from 0.5 to 3600",
-    "{uri: 'rtsp://${NOBODY}@cam'}": "source[0].uri: the environment has no variable NOBODY",
+    "{uri: 'rtsp://${UNSET}@cam'}": "source[0].uri: the environment has no variable UNSET",
     "{uri: 'rtsp://${a-b}@cam'}": "source[0].uri: a variable is written ${NAME}",
     "{uri: 'rtsp://a', camera_id: x}, {uri: 'rtsp://b', camera_id: x}": "camera_id 'x' is given to cameras.yaml:2:",
     "{uri: two, camera_id: x}": "source[0].camera_id: 2 files cannot share one",
@@ -106,13 +106,13 @@ def test_source_that_cannot_be_meant_is_one_line(tmp_path: Path, source: str, fa
     (tmp_path / "two").mkdir()
     for name in ("pavement.mp4", "two/a.mp4", "two/b.mp4"):
         (tmp_path / name).touch()
-    told = faults(f"primary-gie: {{model: people}}\nsource: [{source}]\n", tmp_path)
-    assert fault in told[0]
-    assert len(told) == 1
+    found = faults(f"primary-gie: {{model: people}}\nsource: [{source}]\n", tmp_path)
+    assert fault in found[0]
+    assert len(found) == 1
 
 
-def test_faults_of_a_file_are_all_told_in_its_order(tmp_path: Path) -> None:
-    """Whoever mends a file mends it once."""
+def test_faults_of_a_file_are_all_reported_in_its_order(tmp_path: Path) -> None:
+    """One run reports all faults of a file."""
     text = """source:
   - uri: rstp://cam/1
     lop: true
@@ -127,16 +127,16 @@ analytics:
     - {name: c, roi: 1;1;5;1;5;5, class-id: person}
 trackr: {}
 """
-    told = [fault.partition(": ")[0] for fault in faults(text, tmp_path)]
+    found = [fault.partition(": ")[0] for fault in faults(text, tmp_path)]
     places = ["2:10", "3:5", "5:15", "7:11", "10:17", "11:17", "13:1"]
-    assert told == ["cameras.yaml", *(f"cameras.yaml:{place}" for place in places)]
+    assert found == ["cameras.yaml", *(f"cameras.yaml:{place}" for place in places)]
 
 
 NO_FILES = {
     "": "primary-gie.model: is missing; name a model",
     "a: b: c": "1:5: a second ': ' in one line",
     "source:\n\t- uri: x": "2:1: a tab: YAML is indented with blanks",
-    "source: *nobody": "1:9: an alias (*) without its anchor",
+    "source: *missing": "1:9: an alias (*) without its anchor",
     "osd: !!python/object/apply:os.system [ls]": "1:6: tags (!…) are not read",
     "a: 1\n---\nb: 2": "a second document",
     "- a": "a section is needed here",
@@ -154,7 +154,7 @@ NO_FILES = {
 @pytest.mark.parametrize(("text", "fault"), NO_FILES.items(), ids=range(len(NO_FILES)))
 def test_file_that_is_none_is_refused_in_a_sentence(tmp_path: Path, text: str, fault: str) -> None:
     """Broken, hostile and huge files are refused at once, with the line."""
-    assert any(fault in told for told in faults(text, tmp_path))
+    assert any(fault in found for found in faults(text, tmp_path))
 
 
 def test_file_that_is_no_text_or_not_there_is_refused(tmp_path: Path) -> None:
@@ -188,8 +188,8 @@ LEAKS = [
 @pytest.mark.parametrize("text", LEAKS, ids=range(len(LEAKS)))
 def test_fault_beside_a_secret_does_not_show_it(tmp_path: Path, text: str) -> None:
     """Logs are read by more people than passwords are meant for."""
-    told = "\n".join(faults(f"primary-gie: {{model: people}}\n{text}\n", tmp_path))
-    assert SECRET not in told
+    found = "\n".join(faults(f"primary-gie: {{model: people}}\n{text}\n", tmp_path))
+    assert SECRET not in found
 
 
 HIDDEN = {
@@ -227,11 +227,11 @@ primary-gie: {model: people}
 
 def test_rules_that_need_tracks_are_refused_with_their_places_where_the_tracker_is_none(tmp_path: Path) -> None:
     """All such rules are reported, for all sources and for one; with a tracker none is."""
-    told = faults(NEEDS_TRACKS, tmp_path)
+    found = faults(NEEDS_TRACKS, tmp_path)
     reason = "needs tracks, and the tracker's type is none; set tracker type bytetrack"
     places = ["4:19: analytics.line-crossing[0]", "5:11: analytics.dwell[0]"]
     places += ["6:64: source[0].analytics.direction-detection[0]"]
-    assert [one.partition(", or remove")[0] for one in told] == [
+    assert [one.partition(", or remove")[0] for one in found] == [
         f"cameras.yaml:{place}: {place.split('.')[-1].partition('[')[0]} {reason}" for place in places
     ]
     assert read(NEEDS_TRACKS.replace("type: none", "type: bytetrack"), tmp_path).sources
@@ -239,12 +239,12 @@ def test_rules_that_need_tracks_are_refused_with_their_places_where_the_tracker_
 
 def test_quick_line_is_refused_where_the_tracker_is_none(tmp_path: Path) -> None:
     """--line also needs tracks."""
-    [told] = faults(LEAST + "tracker: {type: none}\n", tmp_path, Flags(lines=("door=1,2,3,4",)))
-    assert told.startswith("--line: analytics.line-crossing[0]: line-crossing needs tracks")
+    [found] = faults(LEAST + "tracker: {type: none}\n", tmp_path, Flags(lines=("door=1,2,3,4",)))
+    assert found.startswith("--line: analytics.line-crossing[0]: line-crossing needs tracks")
 
 
 def test_former_key_of_dwell_is_refused_with_its_value_in_seconds(tmp_path: Path) -> None:
     """The message has its place in the file."""
-    [told] = faults(LEAST + "analytics: {dwell: [{name: W, roi: 0;0;9;0;9;9, time-threshold: 2500}]}\n", tmp_path)
+    [found] = faults(LEAST + "analytics: {dwell: [{name: W, roi: 0;0;9;0;9;9, time-threshold: 2500}]}\n", tmp_path)
     fix = "analytics.dwell[0].time-threshold: 2500: dwell takes seconds; write time-threshold-s: 2.5"
-    assert told == f"cameras.yaml:3:49: {fix}"
+    assert found == f"cameras.yaml:3:49: {fix}"

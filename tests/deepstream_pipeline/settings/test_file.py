@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from deepstream_pipeline.infer.hand_over import HandOver
-from deepstream_pipeline.settings.records import (
+from penstock_video.infer.options import RowMemory
+from penstock_video.settings.models import (
     ApiSettings,
     EngineChoice,
     EngineSettings,
@@ -14,20 +14,20 @@ from deepstream_pipeline.settings.records import (
     PrimarySettings,
     SecondarySettings,
 )
-from deepstream_pipeline.shards import Shard, owner
-from deepstream_pipeline.sinks.encoder import EncoderKind
-from deepstream_pipeline.sinks.hls import HlsOptions
-from deepstream_pipeline.sinks.jpeg import JpegKind
-from deepstream_pipeline.sinks.jsonl import JsonlOptions
-from deepstream_pipeline.sinks.kafka import KafkaOptions
-from deepstream_pipeline.sinks.mqtt import MqttOptions
-from deepstream_pipeline.sinks.preview import PreviewOptions
-from deepstream_pipeline.sinks.redis_stream import RedisOptions
-from deepstream_pipeline.sinks.rtsp_out import RtspOutOptions
-from deepstream_pipeline.sinks.video_file import AnnotatedOptions
-from deepstream_pipeline.sinks.webhook import WebhookOptions
-from deepstream_pipeline.track.options import TrackerOptions, TrackerType
-from deepstream_pipeline.types import DecoderKind, DropPolicy, SourceConfig
+from penstock_video.sinks.encoder import EncoderKind
+from penstock_video.sinks.hls import HlsOptions
+from penstock_video.sinks.jpeg import JpegKind
+from penstock_video.sinks.jsonl import JsonlOptions
+from penstock_video.sinks.kafka import KafkaOptions
+from penstock_video.sinks.mqtt import MqttOptions
+from penstock_video.sinks.preview import PreviewOptions
+from penstock_video.sinks.redis_stream import RedisOptions
+from penstock_video.sinks.rtsp_out import RtspOutOptions
+from penstock_video.sinks.video_file import AnnotatedOptions
+from penstock_video.sinks.webhook import WebhookOptions
+from penstock_video.source_ids import Shard, owner
+from penstock_video.track.registry import TrackerOptions, TrackerType
+from penstock_video.types import DecoderKind, DropPolicy, SourceConfig
 from tests.deepstream_pipeline.settings.reading import read
 
 LEAST = "source: {uri: rtsp://cam/1}\nprimary-gie: {model: people}\n"
@@ -41,7 +41,7 @@ def test_settings_of_a_least_file_have_the_defaults(tmp_path: Path) -> None:
     assert (settings.tracker, settings.sinks, settings.api) == (TrackerOptions(), (), ApiSettings())
     assert (settings.engine, settings.shard, settings.elsewhere) == (EngineSettings(), Shard(), 0)
     assert settings.sources[0].config.decoder is DecoderKind.AUTO
-    assert settings.gpu == GpuSettings(16, True, HandOver.AUTO, 0)
+    assert settings.gpu == GpuSettings(16, True, RowMemory.AUTO, 0)
 
 
 SOURCE = """
@@ -134,7 +134,7 @@ def test_parts_with_every_key_say_each_of_them(tmp_path: Path) -> None:
         cors_origins=("https://a.example",),
         allowed_outbound=("10.0.0.0/8", "cam"),
     )
-    assert settings.gpu == GpuSettings(4, False, HandOver.HOST, 1)
+    assert settings.gpu == GpuSettings(4, False, RowMemory.HOST, 1)
 
 
 PICTURES = """
@@ -184,7 +184,7 @@ def test_sinks_with_secrets_take_them_from_the_environment(tmp_path: Path) -> No
 
 
 def test_settings_that_are_shown_hide_every_secret(tmp_path: Path) -> None:
-    """A traceback, or a log line that somebody adds, holds no password."""
+    """A traceback, or a new log line, holds no password."""
     rtsp = '  - {type: rtsp, url: "rtsp://u:${CAM_PASSWORD}@out/one"}\n'
     cameras = LEAST.replace("rtsp://cam/1", '"rtsp://u:${CAM_PASSWORD}@cam/1"')
     shown = repr(read(cameras + SINKS + rtsp, tmp_path))

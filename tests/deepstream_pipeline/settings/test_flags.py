@@ -6,16 +6,15 @@ from pathlib import Path
 
 import pytest
 
-from deepstream_pipeline.settings.complaints import SettingsRefused
-from deepstream_pipeline.settings.flags import Flags
-from deepstream_pipeline.settings.reading import is_endless, read_rules
-from deepstream_pipeline.settings.records import EngineChoice
-from deepstream_pipeline.sinks.jsonl import JsonlOptions
-from deepstream_pipeline.sinks.kafka import KafkaOptions
-from deepstream_pipeline.sinks.mqtt import MqttOptions
-from deepstream_pipeline.sinks.redis_stream import RedisOptions
-from deepstream_pipeline.sinks.webhook import WebhookOptions
-from deepstream_pipeline.types import DecoderKind
+from penstock_video.settings.document import InvalidSettings
+from penstock_video.settings.loader import Flags, is_endless, read_rules
+from penstock_video.settings.models import EngineChoice
+from penstock_video.sinks.jsonl import JsonlOptions
+from penstock_video.sinks.kafka import KafkaOptions
+from penstock_video.sinks.mqtt import MqttOptions
+from penstock_video.sinks.redis_stream import RedisOptions
+from penstock_video.sinks.webhook import WebhookOptions
+from penstock_video.types import DecoderKind
 from tests.deepstream_pipeline.settings.reading import faults, from_flags, read
 
 FILE = """
@@ -85,8 +84,8 @@ def test_rules_of_a_file_are_read_with_and_without_their_key(tmp_path: Path, tex
 def test_rules_that_cannot_be_meant_are_placed_in_their_own_file(tmp_path: Path) -> None:
     """Not in that of the settings."""
     (tmp_path / "rules.yaml").write_text("dwell:\n  - name: Hall\n    roi: 1;1;5;1\n")
-    (told,) = faults(FILE, tmp_path, Flags(rules=tmp_path / "rules.yaml"))
-    assert told.startswith("rules.yaml:3:5: analytics.dwell[0].roi: '1;1;5;1': a polygon has three corners")
+    (fault,) = faults(FILE, tmp_path, Flags(rules=tmp_path / "rules.yaml"))
+    assert fault.startswith("rules.yaml:3:5: analytics.dwell[0].roi: '1;1;5;1': a polygon has three corners")
 
 
 def test_sinks_in_their_short_form_are_the_same_as_in_a_file() -> None:
@@ -119,7 +118,7 @@ WRONG = [
     (Flags(sources=("rtsp://cam",)), "--model: is missing; name a model"),
     (Flags(sources=("no.mp4",), model="m"), "--source: there is no file 'no.mp4'"),
     (Flags(sources=("rtsp://u:hush@cam:99999/1",), model="m"), "--source: rtsp://***@cam:99999/1 is no address"),
-    (Flags(sources=("rtsp://u:${NOBODY}@cam",), model="m"), "--source: the environment has no variable NOBODY"),
+    (Flags(sources=("rtsp://u:${UNSET}@cam",), model="m"), "--source: the environment has no variable UNSET"),
     (replace(CAM, model="a b"), "--model: 'a b': a model's name is needed"),
     (replace(CAM, sinks=("kafak://b/t",)), "--sink: 'kafak://b/t': did you mean kafka://?"),
     (replace(CAM, sinks=("jsnl",)), "--sink: 'jsnl': did you mean jsonl?"),
@@ -138,11 +137,11 @@ WRONG = [
 @pytest.mark.parametrize("row", WRONG, ids=range(len(WRONG)))
 def test_flag_that_cannot_be_meant_is_named(row: tuple[Flags, *tuple[str, ...]]) -> None:
     """The flag, what stood there, what is allowed; nothing of a password."""
-    with pytest.raises(SettingsRefused) as refused:
+    with pytest.raises(InvalidSettings) as refused:
         from_flags(row[0])
-    told = refused.value.message.splitlines()
-    assert len(told) == len(row) - 1
-    assert all(line.startswith(wanted) for line, wanted in zip(told, row[1:], strict=True)), told
+    lines = refused.value.message.splitlines()
+    assert len(lines) == len(row) - 1
+    assert all(line.startswith(wanted) for line, wanted in zip(lines, row[1:], strict=True)), lines
     assert "hush" not in refused.value.message
 
 

@@ -5,28 +5,28 @@ from pathlib import Path
 
 import pytest
 
-from deepstream_pipeline.analytics.reading import rules_from
-from deepstream_pipeline.errors import RuleRefused
-from deepstream_pipeline.settings.sinks import READERS
-from deepstream_pipeline.types import AnalyticsKind
+from penstock_video.analytics.config import rules_from
+from penstock_video.errors import RuleRefused
+from penstock_video.settings.sinks import READERS
+from penstock_video.types import AnalyticsKind
 from tests.conftest import CHECKOUT
 from tests.deepstream_pipeline.settings.reading import faults
 
-PAGE = (CHECKOUT / "deepstream_pipeline" / "settings" / "SETTINGS.md").read_text()
+PAGE = (CHECKOUT / "deepstream_pipeline" / "penstock_video" / "settings" / "SETTINGS.md").read_text()
 SECTIONS = ("source", "streammux", "primary-gie", "secondary-gie", "tracker", "osd", "engine", "api", "gpu")
 NO_KEY = "zzzzzzzz"
 
 
 def keys_of(section: str, folder: Path) -> list[str]:
     """What a section of the file takes, as its complaint of another key tells it."""
-    told = [text for text in faults(section, folder) if NO_KEY in text]
-    assert len(told) == 1, told
-    return re.sub(r".*there are ", "", told[0]).split(", ")
+    listed = [text for text in faults(section, folder) if NO_KEY in text]
+    assert len(listed) == 1, listed
+    return re.sub(r".*there are ", "", listed[0]).split(", ")
 
 
 @pytest.mark.parametrize("name", SECTIONS)
 def test_page_has_every_key_of_a_section(name: str, tmp_path: Path) -> None:
-    """A key that no page names is a key that nobody uses."""
+    """Each key is on the page, since an undocumented key is unused."""
     keys = keys_of(f"{name}: {{{NO_KEY}: 1}}", tmp_path)
     assert len(keys) > 2
     missing = [key for key in keys if f"`{key}`" not in PAGE and f"`{name}.{key}`" not in PAGE]

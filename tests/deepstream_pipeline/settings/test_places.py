@@ -4,12 +4,12 @@ from pathlib import Path
 
 import pytest
 
-from deepstream_pipeline.decode.uri import FILE_SUFFIXES
-from deepstream_pipeline.settings.places import PlaceRefused, places
+from penstock_video.decode.uri import FILE_SUFFIXES
+from penstock_video.settings.sources import InvalidSourceUri, expanded_uris
 
 
 def names(uri: str, folder: Path) -> list[str]:
-    return [Path(one).name for one in places(uri, folder)]
+    return [Path(one).name for one in expanded_uris(uri, folder)]
 
 
 def test_folder_holds_every_file_that_opens_when_it_is_named(tmp_path: Path) -> None:
@@ -27,7 +27,7 @@ def test_name_of_the_settings_folder_is_no_pattern(tmp_path: Path, folder: str) 
     for one in (folder, "site 1", "a-b", "whats"):
         (tmp_path / one).mkdir(exist_ok=True)
         (tmp_path / one / "clip-1.mp4").touch()
-    found = places("clip*.mp4", tmp_path / folder)
+    found = expanded_uris("clip*.mp4", tmp_path / folder)
     assert found == (str(tmp_path / folder / "clip-1.mp4"),)
 
 
@@ -36,5 +36,5 @@ def test_pattern_passes_over_folders_that_it_matches(tmp_path: Path) -> None:
     (tmp_path / "clip-1.mp4").touch()
     (tmp_path / "clip-2.mp4").mkdir()
     assert names("clip*.mp4", tmp_path) == ["clip-1.mp4"]
-    with pytest.raises(PlaceRefused, match="no video file matches"):
-        places("*-2.mp4", tmp_path)
+    with pytest.raises(InvalidSourceUri, match="no video file matches"):
+        expanded_uris("*-2.mp4", tmp_path)

@@ -2,9 +2,9 @@
 
 import pytest
 
-from deepstream_pipeline.settings.complaints import SettingsRefused
-from deepstream_pipeline.settings.flags import Flags
-from deepstream_pipeline.sinks.kafka import KafkaOptions
+from penstock_video.settings.document import InvalidSettings
+from penstock_video.settings.loader import Flags
+from penstock_video.sinks.kafka import KafkaOptions
 from tests.deepstream_pipeline.settings.reading import from_flags
 
 WRONG = {
@@ -21,7 +21,7 @@ WRONG = {
 @pytest.mark.parametrize(("sink", "fault"), WRONG.items())
 def test_mqtt_topic_that_cannot_be_published_to_is_refused_at_reading(sink: str, fault: str) -> None:
     """As in a file: nothing of the topic is dropped on the way, and nothing runs."""
-    with pytest.raises(SettingsRefused) as refused:
+    with pytest.raises(InvalidSettings) as refused:
         from_flags(Flags(sources=("rtsp://cam",), model="m", sinks=(sink,)))
     assert refused.value.message.startswith(fault)
 

@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from deepstream_pipeline.types import (
+from penstock_video.types import (
     AnalyticsEvent,
     AnalyticsKind,
     ClassScore,

@@ -10,11 +10,11 @@ from typing import Any
 import pytest
 from structlog.testing import capture_logs
 
-from deepstream_pipeline.errors import SinkFailed
-from deepstream_pipeline.sinks.broker import Backoff, BrokerOptions, BrokerSink, What
-from deepstream_pipeline.sinks.link import LinkDown, Outcome, scrub
-from deepstream_pipeline.sinks.schemas import Schema
-from deepstream_pipeline.sinks.spool import Message
+from penstock_video.errors import SinkFailed
+from penstock_video.sinks.broker import BrokerBackoff, BrokerOptions, BrokerSink, ResultKind
+from penstock_video.sinks.broker_link import DeliveryOutcome, LinkDown, scrub
+from penstock_video.sinks.schemas import Schema
+from penstock_video.sinks.spool import Message
 from tests.deepstream_pipeline.brokers import until
 from tests.deepstream_pipeline.sinks.results import crossing, result
 
@@ -25,7 +25,7 @@ class Scripted:
     name, place = "scripted", "scripted, topic t"
     max_messages, max_bytes = 10, 10_000
 
-    def __init__(self, *answers: Callable[[Sequence[Message]], Outcome]) -> None:
+    def __init__(self, *answers: Callable[[Sequence[Message]], DeliveryOutcome]) -> None:
         self.answers = list(answers)
         self.calls: list[list[str]] = []
         self.delivered: list[Message] = []
@@ -41,10 +41,10 @@ class Scripted:
             raise LinkDown(self.open_error)
         return self.has_answer
 
-    def send(self, messages: Sequence[Message]) -> Outcome:
+    def send(self, messages: Sequence[Message]) -> DeliveryOutcome:
         self.may_go_on.wait(30.0)
         self.calls.append([one.id for one in messages])
-        outcome = self.answers.pop(0)(messages) if self.answers else Outcome(delivered=messages)
+        outcome = self.answers.pop(0)(messages) if self.answers else DeliveryOutcome(delivered=messages)
         self.delivered += outcome.delivered
         return outcome
 
@@ -78,7 +78,7 @@ def make() -> Iterator[Callable[..., BrokerSink]]:
     made: list[tuple[BrokerSink, Scripted]] = []
 
     def sink(link: Scripted, gauge: Gauge | None = None, **options: Any) -> BrokerSink:
-        made.append((BrokerSink(link, BrokerOptions(**{"what": What.OBJECTS, **options}), gauge), link))
+        made.append((BrokerSink(link, BrokerOptions(**{"what": ResultKind.OBJECTS, **options}), gauge), link))
         return made[-1][0]
 
     yield sink
@@ -110,7 +110,7 @@ def test_sink_writing_while_its_broker_hangs_never_waits(make: Callable[..., Bro
 
 def test_sink_whose_link_is_lost_sends_what_was_left_again_in_order(make: Callable[..., BrokerSink]) -> None:
     """What had no answer goes out again, before what came later, under the same id."""
-    link = Scripted(lambda batch: Outcome(delivered=batch[:2], left=batch[2:], trouble="gone"))
+    link = Scripted(lambda batch: DeliveryOutcome(delivered=batch[:2], left=batch[2:], trouble="gone"))
     link.may_go_on.clear()
     sink = make(link)
     for number in range(20):
@@ -128,11 +128,11 @@ def test_sink_whose_link_keeps_messages_asks_it_again_without_new_ones(make: Cal
     """A link that goes on by itself (Kafka's) is not given others before it has settled those it has."""
     kept: list[Message] = []
 
-    def keep(batch: Sequence[Message]) -> Outcome:
+    def keep(batch: Sequence[Message]) -> DeliveryOutcome:
         kept.extend(batch)
-        return Outcome(trouble="no answer yet")
+        return DeliveryOutcome(trouble="no answer yet")
 
-    link = Scripted(keep, lambda batch: Outcome(delivered=list(kept)))
+    link = Scripted(keep, lambda batch: DeliveryOutcome(delivered=list(kept)))
     sink = make(link)
     sink.write(result(0, has_image=False))
     assert until(lambda: sink.statistics().sent == 1)
@@ -143,7 +143,7 @@ def test_sink_whose_link_keeps_messages_asks_it_again_without_new_ones(make: Cal
 def test_sink_with_a_message_that_is_refused_counts_it_and_goes_on(make: Callable[..., BrokerSink]) -> None:
     """One message that the broker will never take costs itself only."""
     gauge = Gauge()
-    link = Scripted(lambda batch: Outcome(delivered=batch[1:], refused=batch[:1], refusal="too large"))
+    link = Scripted(lambda batch: DeliveryOutcome(delivered=batch[1:], refused=batch[:1], refusal="too large"))
     link.may_go_on.clear()
     sink = make(link, gauge)
     for number in range(15):
@@ -196,7 +196,10 @@ def test_sink_whose_broker_is_away_says_so_once_and_once_when_it_is_back(make: C
     with capture_logs() as lines:
         sink = make(link, spool_messages=5)
         assert until(lambda: sink.statistics().is_connected)
-        link.open_error, link.answers = "nobody there", [lambda batch: Outcome(left=batch, trouble="nobody there")]
+        link.open_error, link.answers = (
+            "nobody there",
+            [lambda batch: DeliveryOutcome(left=batch, trouble="nobody there")],
+        )
         for number in range(20):
             sink.write(result(number, has_image=False))
         assert until(lambda: sink.statistics().errors >= 3)
@@ -212,7 +215,7 @@ def test_sink_whose_broker_is_away_says_so_once_and_once_when_it_is_back(make: C
 
 def test_sink_that_is_refused_everything_never_says_that_it_is_connected(make: Callable[..., BrokerSink]) -> None:
     """An answer that takes nothing is no delivery: it is told once, not as a return, and named with its number."""
-    refuse = partial(Outcome, (), refusal="answered 401")
+    refuse = partial(DeliveryOutcome, (), refusal="answered 401")
     link = Scripted(*[lambda batch: refuse(refused=batch)] * 3)
     link.max_messages, link.has_answer = 1, False
     with capture_logs() as lines:
@@ -229,7 +232,7 @@ def test_sink_that_is_refused_everything_never_says_that_it_is_connected(make: C
 
 def test_sink_whose_first_message_is_refused_is_connected_without_a_warning(make: Callable[..., BrokerSink]) -> None:
     """A bad message is no outage: what comes after it is no return that must be heard."""
-    link = Scripted(lambda batch: Outcome(refused=batch, refusal="too large"))
+    link = Scripted(lambda batch: DeliveryOutcome(refused=batch, refusal="too large"))
     link.max_messages, link.has_answer = 1, False
     with capture_logs() as lines:
         sink = make(link)
@@ -244,8 +247,8 @@ def test_sink_that_is_refused_for_long_says_so_again(
     make: Callable[..., BrokerSink], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Hours of refusals are not one line at their beginning; each later one has the number until then."""
-    monkeypatch.setattr("deepstream_pipeline.sinks.broker.REFUSED_AGAIN_S", 0.0)
-    link = Scripted(*[lambda batch: Outcome(refused=batch, refusal="answered 401")] * 3)
+    monkeypatch.setattr("penstock_video.sinks.broker.REFUSED_AGAIN_S", 0.0)
+    link = Scripted(*[lambda batch: DeliveryOutcome(refused=batch, refusal="answered 401")] * 3)
     link.max_messages = 1
     with capture_logs() as lines:
         sink = make(link)
@@ -265,7 +268,7 @@ def test_sink_whose_connection_is_lost_tells_the_reason_that_is_known_best(
         sink = make(link)
         assert until(lambda: sink.statistics().is_connected)
         link.open_error = "" if reopens else "refused"
-        link.answers = [lambda batch: Outcome(left=batch, trouble="lost")]
+        link.answers = [lambda batch: DeliveryOutcome(left=batch, trouble="lost")]
         sink.write(result(0, has_image=False))
         assert until(lambda: sink.statistics().errors >= (1 if reopens else 3))
         link.open_error = ""
@@ -278,13 +281,13 @@ def test_sink_whose_connection_is_lost_tells_the_reason_that_is_known_best(
 
 def test_sink_that_lost_in_several_ways_says_each_with_its_number(monkeypatch: pytest.MonkeyPatch) -> None:
     """The sum, and what it is made of."""
-    monkeypatch.setattr("deepstream_pipeline.sinks.broker.CLOSE_S", 0.5)
+    monkeypatch.setattr("penstock_video.sinks.broker.CLOSE_S", 0.5)
     link = Scripted(
-        lambda batch: Outcome(refused=batch, refusal="too large"),
-        lambda batch: Outcome(left=batch, trouble="gone"),
+        lambda batch: DeliveryOutcome(refused=batch, refusal="too large"),
+        lambda batch: DeliveryOutcome(left=batch, trouble="gone"),
     )
     link.may_go_on.clear()
-    sink = BrokerSink(link, BrokerOptions(what=What.OBJECTS, spool_messages=5))
+    sink = BrokerSink(link, BrokerOptions(what=ResultKind.OBJECTS, spool_messages=5))
     sink.write(result(0, has_image=False))
     assert until(lambda: sink._spool.has_taken)
     for number in range(1, 12):
@@ -298,7 +301,7 @@ def test_sink_that_lost_in_several_ways_says_each_with_its_number(monkeypatch: p
 
 def test_sink_that_is_closed_waits_as_long_as_it_was_asked_to(make: Callable[..., BrokerSink]) -> None:
     """The hurry of the end uses up no attempts: what a link asks for is waited, within the time that is left."""
-    link = Scripted(lambda batch: Outcome(left=batch, trouble="not yet", pause_s=1.5))
+    link = Scripted(lambda batch: DeliveryOutcome(left=batch, trouble="not yet", pause_s=1.5))
     link.may_go_on.clear()
     sink = make(link)
     sink.write(result(0, has_image=False))
@@ -329,20 +332,20 @@ def test_sink_that_is_closed_while_its_broker_is_away_says_what_was_left() -> No
     """After five seconds it gives up, with the number of messages and the reason."""
     link = Scripted()
     link.open_error = "nobody there"
-    sink = BrokerSink(link, BrokerOptions(what=What.OBJECTS))
+    sink = BrokerSink(link, BrokerOptions(what=ResultKind.OBJECTS))
     for number in range(7):
         sink.write(result(number, has_image=False))
     began = time.monotonic()
     with pytest.raises(SinkFailed, match="7 messages for scripted, topic t were not delivered: nobody there"):
         sink.close()
     assert 4.0 < time.monotonic() - began < 6.5
-    sink.close()  # a second time is nothing
+    sink.close()
 
 
 def test_sink_whose_link_has_a_fault_of_its_own_goes_on(make: Callable[..., BrokerSink]) -> None:
     """An exception that nobody expected costs an attempt, not the thread."""
 
-    def broken(batch: Sequence[Message]) -> Outcome:
+    def broken(batch: Sequence[Message]) -> DeliveryOutcome:
         raise ZeroDivisionError
 
     link = Scripted(broken)
@@ -354,14 +357,18 @@ def test_sink_whose_link_has_a_fault_of_its_own_goes_on(make: Callable[..., Brok
 
 @pytest.mark.parametrize(
     ("what", "kinds"),
-    [(What.EVENTS, ["events"] * 2), (What.OBJECTS, ["objects"]), (What.BOTH, ["objects", "events", "events"])],
+    [
+        (ResultKind.EVENTS, ["events"] * 2),
+        (ResultKind.OBJECTS, ["objects"]),
+        (ResultKind.BOTH, ["objects", "events", "events"]),
+    ],
 )
-def test_sink_sends_what_it_is_asked_to(what: What, kinds: list[str], make: Callable[..., BrokerSink]) -> None:
+def test_sink_sends_what_it_is_asked_to(what: ResultKind, kinds: list[str], make: Callable[..., BrokerSink]) -> None:
     """Events, objects or both; a message an event, each with the source as its key and an id of its own."""
     link = Scripted()
     sink = make(link, what=what, schema=Schema.MINIMAL)
     sink.write(result(4, source_id="gate", has_image=False, events=(crossing(4), crossing(4, track_id=None))))
-    if what == What.EVENTS:
+    if what == ResultKind.EVENTS:
         sink.write(result(5, source_id="gate", has_image=False))  # without one, nothing is sent
     assert until(lambda: len(link.delivered) == len(kinds))
     assert [one.kind for one in link.delivered] == kinds
@@ -383,7 +390,7 @@ def test_sink_whose_source_comes_again_gives_new_ids(make: Callable[..., BrokerS
 
 def test_backoff_grows_to_its_bound_with_jitter_and_begins_anew() -> None:
     """Never above the bound, never below half of what it is worth, small again once it works."""
-    backoff = Backoff(0.2, 5.0)
+    backoff = BrokerBackoff(0.2, 5.0)
     pauses = [backoff.next_s() for _ in range(60)]
     assert 0.1 <= pauses[0] <= 0.2
     assert all(2.5 <= pause <= 5.0 for pause in pauses[6:])

@@ -9,12 +9,12 @@ from typing import Any
 
 import pytest
 
-from deepstream_pipeline.errors import SinkFailed
-from deepstream_pipeline.sinks.broker import BrokerSink, What
-from deepstream_pipeline.sinks.kafka import KafkaOptions, kafka_sink
-from deepstream_pipeline.sinks.mqtt import MqttOptions, mqtt_sink
-from deepstream_pipeline.sinks.redis_stream import RedisOptions, redis_sink
-from deepstream_pipeline.types import FrameResult
+from penstock_video.errors import SinkFailed
+from penstock_video.sinks.broker import BrokerSink, ResultKind
+from penstock_video.sinks.kafka import KafkaOptions, kafka_sink
+from penstock_video.sinks.mqtt import MqttOptions, mqtt_sink
+from penstock_video.sinks.redis_stream import RedisOptions, redis_sink
+from penstock_video.types import FrameResult
 from tests.deepstream_pipeline.brokers import (
     Arrived,
     Broker,
@@ -27,7 +27,7 @@ from tests.deepstream_pipeline.brokers import (
 from tests.deepstream_pipeline.sinks.results import result
 
 SOURCES = ("gate", "yard")
-HELD: dict[str, Any] = {"what": What.OBJECTS}
+HELD: dict[str, Any] = {"what": ResultKind.OBJECTS}
 
 
 @dataclass
@@ -104,8 +104,8 @@ def test_sink_whose_broker_is_stopped_under_load_stays_quick_and_loses_nothing(
     scene: Scene, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """1,000 writes to a broker that is SIGSTOPped take less than a second; what fits the spool arrives, in order."""
-    monkeypatch.setattr("deepstream_pipeline.sinks.mqtt.SILENT_AFTER_S", 3.0)
-    monkeypatch.setattr("deepstream_pipeline.sinks.kafka.SILENT_AFTER_S", 3.0)
+    monkeypatch.setattr("penstock_video.sinks.mqtt.SILENT_AFTER_S", 3.0)
+    monkeypatch.setattr("penstock_video.sinks.kafka.SILENT_AFTER_S", 3.0)
     sink = scene.make()
     write(sink, frames(0, 100))
     assert connected(sink)
@@ -168,7 +168,7 @@ def test_sink_whose_broker_is_stopped_closes_within_its_deadline_and_says_what_w
     scene: Scene, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Closing tries for its deadline (5 s, here 2), then says how many messages were not delivered."""
-    monkeypatch.setattr("deepstream_pipeline.sinks.broker.CLOSE_S", 2.0)
+    monkeypatch.setattr("penstock_video.sinks.broker.CLOSE_S", 2.0)
     sink = scene.make()
     write(sink, frames(0, 10))
     assert until(lambda: sink.statistics().sent == 10)

@@ -14,11 +14,11 @@ from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 
-from deepstream_pipeline.errors import SinkFailed
-from deepstream_pipeline.sinks.broker import BrokerSink, What
-from deepstream_pipeline.sinks.mqtt import MqttOptions, mqtt_sink
-from deepstream_pipeline.sinks.redis_stream import RedisOptions, redis_sink
-from deepstream_pipeline.sinks.webhook import WebhookOptions, webhook_sink
+from penstock_video.errors import SinkFailed
+from penstock_video.sinks.broker import BrokerSink, ResultKind
+from penstock_video.sinks.mqtt import MqttOptions, mqtt_sink
+from penstock_video.sinks.redis_stream import RedisOptions, redis_sink
+from penstock_video.sinks.webhook import WebhookOptions, webhook_sink
 from tests.deepstream_pipeline.brokers import free_port, mqtt_broker, redis_broker, until
 from tests.deepstream_pipeline.sinks.results import result
 
@@ -53,7 +53,7 @@ def secured_mqtt(folder: Path, certificate: Path, key: Path) -> Iterator[Callabl
     """mosquitto, whose only port speaks TLS."""
     lines = ("allow_anonymous true", f"certfile {certificate}", f"keyfile {key}")
     with mqtt_broker(folder, *lines) as broker:
-        yield lambda: mqtt_sink(MqttOptions("127.0.0.1", broker.port, is_tls=True, what=What.OBJECTS))
+        yield lambda: mqtt_sink(MqttOptions("127.0.0.1", broker.port, is_tls=True, what=ResultKind.OBJECTS))
 
 
 @contextmanager
@@ -62,7 +62,7 @@ def secured_redis(folder: Path, certificate: Path, key: Path) -> Iterator[Callab
     port = free_port()
     files = ["--tls-cert-file", str(certificate), "--tls-key-file", str(key), "--tls-auth-clients", "no"]
     with redis_broker(folder, "--tls-port", str(port), *files):
-        yield lambda: redis_sink(RedisOptions(f"rediss://127.0.0.1:{port}/0", what=What.OBJECTS))
+        yield lambda: redis_sink(RedisOptions(f"rediss://127.0.0.1:{port}/0", what=ResultKind.OBJECTS))
 
 
 @contextmanager
@@ -90,7 +90,7 @@ def secured_web(folder: Path, certificate: Path, key: Path) -> Iterator[Callable
     thread.start()
     try:
         url = f"https://127.0.0.1:{server.server_address[1]}/hook"
-        yield lambda: webhook_sink(WebhookOptions(url, timeout_s=2.0, attempts=2, what=What.OBJECTS))
+        yield lambda: webhook_sink(WebhookOptions(url, timeout_s=2.0, attempts=2, what=ResultKind.OBJECTS))
     finally:
         server.shutdown()
         server.server_close()
@@ -103,7 +103,7 @@ def test_sink_over_tls_delivers_only_to_whom_it_trusts(
     secured: Secured, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """With an unknown certificate nothing is sent, and the state says why; with a trusted one everything is."""
-    monkeypatch.setattr("deepstream_pipeline.sinks.broker.CLOSE_S", 0.5)
+    monkeypatch.setattr("penstock_video.sinks.broker.CLOSE_S", 0.5)
     certificate, key = certify(tmp_path)
     with secured(tmp_path, certificate, key) as make:
         sink = make()

@@ -16,26 +16,28 @@ import pytest
 from av.container import OutputContainer
 from structlog.testing import capture_logs
 
-from deepstream_pipeline.errors import SinkFailed
-from deepstream_pipeline.interfaces import Sink
-from deepstream_pipeline.sinks import encoders, hls, rtsp_out, video_file
-from deepstream_pipeline.sinks.encoder import (
+from penstock_video.errors import SinkFailed
+from penstock_video.interfaces import Sink
+from penstock_video.sinks import encoder_choice as encoders
+from penstock_video.sinks import hls, rtsp_out, video_file
+from penstock_video.sinks.encoder import (
     H264,
     Encoder,
     EncoderKind,
     EncoderRefused,
+    NvencAnswer,
     Packets,
     Quality,
+    ask_nvenc,
     lone_encoder,
     stream_encoder,
 )
-from deepstream_pipeline.sinks.encoders import RETRY_S, Encoders
-from deepstream_pipeline.sinks.hls import HlsOptions, HlsSink
-from deepstream_pipeline.sinks.nvenc import NvencAnswer, ask_nvenc
-from deepstream_pipeline.sinks.osd import Osd, OsdOptions
-from deepstream_pipeline.sinks.rtsp_out import RtspOutOptions, RtspOutSink
-from deepstream_pipeline.sinks.video_file import AnnotatedOptions, AnnotatedSink
-from deepstream_pipeline.types import ByteArray, FrameResult
+from penstock_video.sinks.encoder_choice import RETRY_S, Encoders
+from penstock_video.sinks.hls import HlsOptions, HlsSink
+from penstock_video.sinks.osd import Osd, OsdOptions
+from penstock_video.sinks.rtsp_out import RtspOutOptions, RtspOutSink
+from penstock_video.sinks.video_file import AnnotatedOptions, AnnotatedSink
+from penstock_video.types import ByteArray, FrameResult
 from tests.deepstream_pipeline.clips import number_of, numbered_picture
 from tests.deepstream_pipeline.sinks.results import result
 from tests.deepstream_pipeline.sinks.videos import read_video

@@ -7,11 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from deepstream_pipeline.errors import SinkFailed
-from deepstream_pipeline.sinks.hls import RETRY_S, HlsOptions, HlsSink
-from deepstream_pipeline.sinks.hls_playlist import Playlist, Segment
-from deepstream_pipeline.sinks.osd import Osd, OsdOptions
-from deepstream_pipeline.types import FrameResult
+from penstock_video.errors import SinkFailed
+from penstock_video.sinks.hls import RETRY_S, HlsOptions, HlsSink, Playlist, Segment
+from penstock_video.sinks.osd import Osd, OsdOptions
+from penstock_video.types import FrameResult
 from tests.deepstream_pipeline.clips import number_of, numbered_picture
 from tests.deepstream_pipeline.sinks.disks import fill, small_disk
 from tests.deepstream_pipeline.sinks.results import result

@@ -6,13 +6,12 @@ import pytest
 import simplejpeg
 from structlog.testing import capture_logs
 
-from deepstream_pipeline.errors import GpuUnavailable, SinkFailed
-from deepstream_pipeline.gpu.device import Device
-from deepstream_pipeline.gpu.nvjpeg import NvJpeg
-from deepstream_pipeline.sinks import jpeg
-from deepstream_pipeline.sinks.jpeg import GpuJpeg, JpegKind, SoftwareJpeg, jpeg_encoder
-from deepstream_pipeline.sinks.osd import Osd
-from deepstream_pipeline.sinks.preview import PreviewBoard, PreviewOptions
+from penstock_video.errors import GpuUnavailable, SinkFailed
+from penstock_video.gpu.device import Device
+from penstock_video.sinks import jpeg
+from penstock_video.sinks.jpeg import GpuJpeg, JpegKind, NvJpeg, SoftwareJpeg, jpeg_encoder
+from penstock_video.sinks.osd import Osd
+from penstock_video.sinks.preview import PreviewBoard, PreviewOptions
 from tests.deepstream_pipeline.gpu.fake_driver import FakeDriver, install
 from tests.deepstream_pipeline.gpu.test_nvjpeg import FakeNvjpeg, picture
 from tests.deepstream_pipeline.sinks.results import result
@@ -27,7 +26,7 @@ def driver(monkeypatch: pytest.MonkeyPatch) -> FakeDriver:
 def library(monkeypatch: pytest.MonkeyPatch) -> FakeNvjpeg:
     """A stand-in for nvJPEG, found where the real one is looked for."""
     stand_in = FakeNvjpeg()
-    monkeypatch.setattr("deepstream_pipeline.gpu.nvjpeg._found_library", lambda: stand_in)
+    monkeypatch.setattr("penstock_video.sinks.jpeg._found_library", lambda: stand_in)
     return stand_in
 
 
@@ -69,7 +68,7 @@ def test_previews_without_the_library_are_refused_or_encoded_on_the_cpu(
     def missing() -> Any:
         raise GpuUnavailable("libnvjpeg is not here")
 
-    monkeypatch.setattr("deepstream_pipeline.gpu.nvjpeg._found_library", missing)
+    monkeypatch.setattr("penstock_video.sinks.jpeg._found_library", missing)
     with pytest.raises(SinkFailed, match="libnvjpeg is not here; or say jpeg: auto"):
         jpeg_encoder(JpegKind.NVJPEG, Device.open())
     with capture_logs() as logs:

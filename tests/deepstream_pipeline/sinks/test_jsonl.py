@@ -10,10 +10,10 @@ from pathlib import Path
 import pytest
 from structlog.testing import capture_logs
 
-from deepstream_pipeline.errors import SinkFailed
-from deepstream_pipeline.sinks.jsonl import RETRY_S, JsonlOptions, JsonlSink
-from deepstream_pipeline.sinks.outage import Outage
-from deepstream_pipeline.sinks.schemas import Schema, read_objects_line
+from penstock_video.backoff import Outage
+from penstock_video.errors import SinkFailed
+from penstock_video.sinks.jsonl import RETRY_S, JsonlOptions, JsonlSink
+from penstock_video.sinks.schemas import Schema, read_objects_line
 from tests.deepstream_pipeline.sinks.disks import fill, small_disk
 from tests.deepstream_pipeline.sinks.results import crossing, result
 
@@ -80,7 +80,7 @@ def test_jsonl_minimal_writes_deepstreams_payload(tmp_path: Path) -> None:
 
 KILLED = """
 import sys, pathlib
-from deepstream_pipeline.sinks.jsonl import JsonlOptions, JsonlSink
+from penstock_video.sinks.jsonl import JsonlOptions, JsonlSink
 from tests.deepstream_pipeline.sinks.results import result
 sink = JsonlSink(JsonlOptions(pathlib.Path(sys.argv[1])))
 for number in range(10**9):

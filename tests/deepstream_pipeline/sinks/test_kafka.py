@@ -6,11 +6,11 @@ from collections.abc import Iterator
 
 import pytest
 
-from deepstream_pipeline.errors import SinkFailed
-from deepstream_pipeline.sinks.broker import What
-from deepstream_pipeline.sinks.kafka import KafkaLink, KafkaOptions, kafka_sink
-from deepstream_pipeline.sinks.link import LinkDown
-from deepstream_pipeline.sinks.spool import Message
+from penstock_video.errors import SinkFailed
+from penstock_video.sinks.broker import ResultKind
+from penstock_video.sinks.broker_link import LinkDown
+from penstock_video.sinks.kafka import KafkaLink, KafkaOptions, kafka_sink
+from penstock_video.sinks.spool import Message
 from tests.deepstream_pipeline.brokers import KafkaBroker, kafka_broker, until
 from tests.deepstream_pipeline.sinks.results import crossing, result
 
@@ -38,7 +38,7 @@ def test_kafka_message_larger_than_is_allowed_costs_only_itself(broker: KafkaBro
     """It is refused, counted, and the others arrive in order."""
     broker.topic = "small"
     settings = (("message.max.bytes", "2000"),)
-    sink = kafka_sink(KafkaOptions(broker.brokers, "small", settings, what=What.OBJECTS))
+    sink = kafka_sink(KafkaOptions(broker.brokers, "small", settings, what=ResultKind.OBJECTS))
     for number in range(5):
         sink.write(result(number, has_image=False, objects=40 if number == 2 else 1))
     assert until(lambda: sink.statistics().depth == 0)
@@ -52,7 +52,7 @@ def test_kafka_queue_of_librdkafka_that_is_smaller_than_a_batch_delivers_all(bro
     """A full inner queue makes the sender wait; nothing overtakes and nothing is lost."""
     broker.topic = "narrow"
     settings = (("queue.buffering.max.messages", "7"),)
-    sink = kafka_sink(KafkaOptions(broker.brokers, "narrow", settings, what=What.OBJECTS))
+    sink = kafka_sink(KafkaOptions(broker.brokers, "narrow", settings, what=ResultKind.OBJECTS))
     for number in range(300):
         sink.write(result(number, has_image=False, objects=1))
     assert until(lambda: sink.statistics().sent == 300)
@@ -63,7 +63,7 @@ def test_kafka_queue_of_librdkafka_that_is_smaller_than_a_batch_delivers_all(bro
 def test_kafka_link_that_is_closed_with_messages_underway_lets_go_of_them(broker: KafkaBroker) -> None:
     """What is given up is neither reported as delivered later, nor sent by a producer that nobody asks any more."""
     broker.topic = "later"
-    link = KafkaLink(KafkaOptions(broker.brokers, "later", what=What.OBJECTS))
+    link = KafkaLink(KafkaOptions(broker.brokers, "later", what=ResultKind.OBJECTS))
     assert link.open(5.0)
     broker.take_down()
     outcome = link.send([Message("gate", "given up", "objects", b"{}")])

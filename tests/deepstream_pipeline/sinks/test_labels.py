@@ -2,13 +2,12 @@
 
 from itertools import combinations
 
-from deepstream_pipeline.sinks.canvas import Pixel
-from deepstream_pipeline.sinks.labels import LabelPlaces, Place, neighbours
+from penstock_video.sinks.canvas import LabelLayout, LabelPosition, Pixel, neighbours
 
 PICTURE, HEIGHT, WIDTH = (640, 360), 20, 90
 
 
-def taken_of(place: Place) -> tuple[Pixel, bool]:
+def taken_of(place: LabelPosition) -> tuple[Pixel, bool]:
     """Where it is, and whether it is free."""
     return place.at, place.is_free
 
@@ -20,7 +19,7 @@ def overlap(first: Pixel, second: Pixel) -> bool:
 
 def test_labels_of_one_place_go_above_below_and_inside_down_the_box() -> None:
     """In that order; who finds none free is told so, and gets the first."""
-    places = LabelPlaces(PICTURE, HEIGHT)
+    places = LabelLayout(PICTURE, HEIGHT)
     taken = [taken_of(places.take(((200, 100), (240, 170)), WIDTH)) for _ in range(10)]
     left = [((200, 80), True), ((200, 170), True), ((200, 100), True), ((200, 120), True), ((200, 140), True)]
     assert taken[:5] == left
@@ -29,7 +28,7 @@ def test_labels_of_one_place_go_above_below_and_inside_down_the_box() -> None:
 
 def test_label_that_has_no_room_on_the_right_ends_at_its_boxs_right_edge() -> None:
     """Between neighbours one goes left, one goes right."""
-    places = LabelPlaces(PICTURE, HEIGHT)
+    places = LabelLayout(PICTURE, HEIGHT)
     for _ in range(5):
         places.take(((270, 100), (310, 170)), WIDTH)
     assert taken_of(places.take(((200, 100), (240, 170)), WIDTH)) == ((240 - WIDTH, 80), True)
@@ -37,7 +36,7 @@ def test_label_that_has_no_room_on_the_right_ends_at_its_boxs_right_edge() -> No
 
 def test_labels_that_are_free_cover_none_and_lie_in_the_picture() -> None:
     """Of a crowd at every edge of the picture, and whatever boxes there are."""
-    places = LabelPlaces(PICTURE, HEIGHT)
+    places = LabelLayout(PICTURE, HEIGHT)
     boxes = [((x, y), (x + 25, y + 60)) for y in range(-30, 350, 95) for x in range(-40, 640, 33)]
     boxes += [((-5000, -5000), (5000, 5000)), ((300, 200), (200, 100)), ((639, 359), (639, 359))]
     taken = [taken_of(places.take(box, WIDTH)) for box in boxes]
@@ -51,7 +50,7 @@ def test_labels_that_are_free_cover_none_and_lie_in_the_picture() -> None:
 
 def test_label_wider_than_the_picture_begins_at_its_edge() -> None:
     """There is nothing better."""
-    assert taken_of(LabelPlaces((50, 30), HEIGHT).take(((40, 25), (45, 28)), WIDTH)) == ((0, 5), True)
+    assert taken_of(LabelLayout((50, 30), HEIGHT).take(((40, 25), (45, 28)), WIDTH)) == ((0, 5), True)
 
 
 def test_label_stands_where_it_hides_nobody_else() -> None:
@@ -64,30 +63,30 @@ def test_label_stands_where_it_hides_nobody_else() -> None:
         ((((250, 40), (290, 100)),), (240 - WIDTH, 80)),
         ((behind, left), (200, 170)),
     ):
-        assert taken_of(LabelPlaces(PICTURE, HEIGHT).take(box, WIDTH, others)) == (place, True)
+        assert taken_of(LabelLayout(PICTURE, HEIGHT).take(box, WIDTH, others)) == (place, True)
 
 
 def test_label_in_a_dense_group_hides_the_least() -> None:
     """Where every place covers somebody, the one that covers least of them is taken."""
     box, crowd = ((200, 100), (240, 170)), ((100, 20), (340, 168))
     for other, place in ((((240, 150), (340, 200)), (150, 170)), (((100, 168), (340, 180)), (200, 170))):
-        assert taken_of(LabelPlaces(PICTURE, HEIGHT).take(box, WIDTH, (crowd, other))) == (place, True)
+        assert taken_of(LabelLayout(PICTURE, HEIGHT).take(box, WIDTH, (crowd, other))) == (place, True)
 
 
 def test_label_stays_at_its_side_of_the_box_while_it_can() -> None:
     """Who was in its way went by: it does not jump back and forth. Inside the box it stays no longer than it must."""
     box, behind = ((200, 100), (240, 170)), ((205, 40), (235, 100))
-    first = LabelPlaces(PICTURE, HEIGHT).take(box, WIDTH, [behind])
+    first = LabelLayout(PICTURE, HEIGHT).take(box, WIDTH, [behind])
     assert (first.at, first.side) == ((200, 170), ("below", "left"))
-    assert LabelPlaces(PICTURE, HEIGHT).take(box, WIDTH, former=first.side) == first
+    assert LabelLayout(PICTURE, HEIGHT).take(box, WIDTH, former=first.side) == first
     below = ((205, 165), (235, 210))
-    assert LabelPlaces(PICTURE, HEIGHT).take(box, WIDTH, [below], former=first.side).side == ("above", "left")
-    at_the_lower_edge = LabelPlaces(PICTURE, HEIGHT).take(((200, 300), (240, 359)), WIDTH, [((150, 250), (290, 299))])
+    assert LabelLayout(PICTURE, HEIGHT).take(box, WIDTH, [below], former=first.side).side == ("above", "left")
+    at_the_lower_edge = LabelLayout(PICTURE, HEIGHT).take(((200, 300), (240, 359)), WIDTH, [((150, 250), (290, 299))])
     assert (at_the_lower_edge.at, at_the_lower_edge.side) == ((200, 340), None)
-    places = LabelPlaces(PICTURE, HEIGHT)
+    places = LabelLayout(PICTURE, HEIGHT)
     inside = [places.take(box, WIDTH) for _ in range(4)][2]
     assert inside.side is None
-    assert LabelPlaces(PICTURE, HEIGHT).take(box, WIDTH, former=inside.side).side == ("above", "left")
+    assert LabelLayout(PICTURE, HEIGHT).take(box, WIDTH, former=inside.side).side == ("above", "left")
 
 
 def test_neighbours_are_those_that_a_label_could_cover() -> None:

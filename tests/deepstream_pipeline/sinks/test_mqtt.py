@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 from structlog.testing import capture_logs
 
-from deepstream_pipeline.errors import SinkFailed
-from deepstream_pipeline.sinks.broker import BrokerSink, What
-from deepstream_pipeline.sinks.mqtt import MqttLink, MqttOptions, mqtt_sink
+from penstock_video.errors import SinkFailed
+from penstock_video.sinks.broker import BrokerSink, ResultKind
+from penstock_video.sinks.mqtt import MqttLink, MqttOptions, mqtt_sink
 from tests.deepstream_pipeline.brokers import MqttBroker, mqtt_broker, program, until
 from tests.deepstream_pipeline.sinks.results import crossing, result
 
@@ -37,7 +37,7 @@ def write(sink: BrokerSink, count: int, objects: int = 1) -> None:
 @pytest.mark.parametrize("qos", [0, 1, 2])
 def test_mqtt_message_comes_under_its_topic_with_its_id(broker: MqttBroker, qos: int) -> None:
     """Source and kind stand in the topic, the id in a user property, at every quality of service."""
-    sink = mqtt_sink(MqttOptions("127.0.0.1", broker.port, qos=qos, what=What.BOTH))
+    sink = mqtt_sink(MqttOptions("127.0.0.1", broker.port, qos=qos, what=ResultKind.BOTH))
     sink.write(result(4, source_id="gate", has_image=False, events=(crossing(4, source_id="gate"),)))
     sink.close()
     objects, event = broker.arrived(2)
@@ -51,7 +51,7 @@ def test_mqtt_to_a_broker_with_a_limit_refuses_only_what_is_larger(tmp_path: Pat
     """The broker says how large a packet may be (MQTT 5): one that is larger is counted, the others arrive."""
     with mqtt_broker(tmp_path, "allow_anonymous true", "max_packet_size 3000") as broker:
         broker.subscribe()
-        sink = mqtt_sink(MqttOptions("127.0.0.1", broker.port, what=What.OBJECTS))
+        sink = mqtt_sink(MqttOptions("127.0.0.1", broker.port, what=ResultKind.OBJECTS))
         sink.write(result(0, has_image=False, objects=1))
         sink.write(result(1, has_image=False, objects=40))
         sink.write(result(2, has_image=False, objects=1))
@@ -68,11 +68,8 @@ def test_mqtt_that_refuses_the_password_is_told_without_it_and_tried_again(tmp_p
 
     keys = tmp_path / "passwords"
     subprocess.run([program("mosquitto_passwd"), "-c", "-b", str(keys), "cam", "another"], check=True)
-    with (
-        mqtt_broker(tmp_path, "allow_anonymous false", f"password_file {keys}") as broker,
-        capture_logs() as lines,
-    ):
-        options = MqttOptions("127.0.0.1", broker.port, username="cam", password=SECRET, what=What.OBJECTS)
+    with mqtt_broker(tmp_path, "allow_anonymous false", f"password_file {keys}") as broker, capture_logs() as lines:
+        options = MqttOptions("127.0.0.1", broker.port, username="cam", password=SECRET, what=ResultKind.OBJECTS)
         sink = mqtt_sink(options)
         write(sink, 3)
         assert until(lambda: sink.statistics().errors > 0)
@@ -97,7 +94,7 @@ def test_mqtt_status_topic_says_online_and_offline(broker: MqttBroker) -> None:
 def test_mqtt_broker_that_goes_is_told_in_one_line(broker: MqttBroker) -> None:
     """The reason is that of the attempt to come back, not what the library makes of a closed socket."""
     with capture_logs() as lines:
-        sink = mqtt_sink(MqttOptions("127.0.0.1", broker.port, what=What.OBJECTS))
+        sink = mqtt_sink(MqttOptions("127.0.0.1", broker.port, what=ResultKind.OBJECTS))
         assert until(lambda: sink.statistics().is_connected)
         broker.take_down(signal.SIGKILL)
         assert until(lambda: sink.statistics().errors >= 3)

@@ -6,9 +6,17 @@ from pathlib import Path
 import av
 import pytest
 
-from deepstream_pipeline.sinks import nvenc
-from deepstream_pipeline.sinks.encoder import H264, Encoder, EncoderRefused, Quality, lone_encoder
-from deepstream_pipeline.sinks.nvenc import NvencAnswer, ask_nvenc, try_nvenc
+from penstock_video.sinks import encoder as nvenc
+from penstock_video.sinks.encoder import (
+    H264,
+    Encoder,
+    EncoderRefused,
+    NvencAnswer,
+    Quality,
+    ask_nvenc,
+    lone_encoder,
+    try_nvenc,
+)
 
 HERE = (Path(__file__),)  # a device file that is there
 

@@ -8,10 +8,10 @@ import cv2
 import numpy as np
 import pytest
 
-from deepstream_pipeline.analytics.rules import LineCrossing, Overcrowding, RoiFiltering, Rules
-from deepstream_pipeline.sinks.canvas import ALARM, Canvas, colour_of
-from deepstream_pipeline.sinks.osd import FLASH_S, Osd, OsdOptions
-from deepstream_pipeline.types import ByteArray, Detections, FrameResult, Tracks
+from penstock_video.analytics.rules import LineCrossing, Overcrowding, RoiFiltering, Rules
+from penstock_video.sinks.canvas import ALARM, Canvas, colour_of
+from penstock_video.sinks.osd import FLASH_S, Osd, OsdOptions
+from penstock_video.types import ByteArray, Detections, FrameResult, Tracks
 from tests.deepstream_pipeline.sinks.results import crossing, result
 
 NOTHING = OsdOptions(has_boxes=False, has_labels=False, has_trails=False, has_rules=False, has_title=False)

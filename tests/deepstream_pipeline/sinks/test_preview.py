@@ -6,9 +6,9 @@ from collections.abc import Callable
 import pytest
 import simplejpeg
 
-from deepstream_pipeline.sinks import jpeg
-from deepstream_pipeline.sinks.osd import Osd
-from deepstream_pipeline.sinks.preview import LINGER_S, PreviewBoard, PreviewOptions
+from penstock_video.sinks import jpeg
+from penstock_video.sinks.osd import Osd
+from penstock_video.sinks.preview import LINGER_S, PreviewBoard, PreviewOptions
 from tests.deepstream_pipeline.sinks.results import result
 
 

@@ -12,25 +12,25 @@ from pathlib import Path
 
 import pytest
 
-from deepstream_pipeline.errors import SinkFailed
-from deepstream_pipeline.outlets import allowing
-from deepstream_pipeline.sinks.broker import What
-from deepstream_pipeline.sinks.hls import HlsOptions
-from deepstream_pipeline.sinks.kafka import KafkaLink, KafkaOptions
-from deepstream_pipeline.sinks.link import Link, LinkDown
-from deepstream_pipeline.sinks.mqtt import MqttLink, MqttOptions
-from deepstream_pipeline.sinks.osd import Osd, OsdOptions
-from deepstream_pipeline.sinks.redis_stream import RedisLink, RedisOptions, redis_sink
-from deepstream_pipeline.sinks.rtsp_out import RtspOutOptions, RtspOutSink
-from deepstream_pipeline.sinks.spool import Message
-from deepstream_pipeline.sinks.webhook import WebhookLink, WebhookOptions
+from penstock_video.errors import SinkFailed
+from penstock_video.sink_set import allowing
+from penstock_video.sinks.broker import ResultKind
+from penstock_video.sinks.broker_link import BrokerLink, LinkDown
+from penstock_video.sinks.hls import HlsOptions
+from penstock_video.sinks.kafka import KafkaLink, KafkaOptions
+from penstock_video.sinks.mqtt import MqttLink, MqttOptions
+from penstock_video.sinks.osd import Osd, OsdOptions
+from penstock_video.sinks.redis_stream import RedisLink, RedisOptions, redis_sink
+from penstock_video.sinks.rtsp_out import RtspOutOptions, RtspOutSink
+from penstock_video.sinks.spool import Message
+from penstock_video.sinks.webhook import WebhookLink, WebhookOptions
 from tests.deepstream_pipeline.brokers import kafka_broker, until
 from tests.deepstream_pipeline.sinks.results import result
 
 METADATA, NAME = "127.0.0.1", "service.example"
 MESSAGE = Message("cam", "1", "objects", b"{}")
 Allowed = tuple[str, ...]
-Made = Callable[[str, int, Allowed], Link]
+Made = Callable[[str, int, Allowed], BrokerLink]
 LINKS: dict[str, Made] = {
     "http": lambda host, port, allowed: WebhookLink(
         WebhookOptions(f"http://{host}:{port}/", allowed_outbound=allowed, timeout_s=5.0)
@@ -52,11 +52,11 @@ LINKS: dict[str, Made] = {
 PUSH = f"""
 import socket
 from ipaddress import ip_address
-from server.core import outbound
+from penstock import outbound
 outbound.METADATA = {{ip_address("{METADATA}")}}
 look_up = socket.getaddrinfo
 socket.getaddrinfo = lambda host, *more, **named: look_up("{METADATA}" if host == "{NAME}" else host, *more, **named)
-from deepstream_pipeline.sinks.rtsp_push import main
+from penstock_video.sinks.rtsp_push import main
 raise SystemExit(main())
 """
 
@@ -101,7 +101,7 @@ def service(monkeypatch: pytest.MonkeyPatch) -> Iterator[Service]:
     def fake(host: str, *more: object, **named: object) -> object:
         return look_up(METADATA if host == NAME else host, *more, **named)  # type: ignore[arg-type]
 
-    monkeypatch.setattr("server.core.outbound.METADATA", {ip_address(METADATA)})
+    monkeypatch.setattr("penstock.outbound.METADATA", {ip_address(METADATA)})
     monkeypatch.setattr("socket.getaddrinfo", fake)
     made = Service()
     try:
@@ -110,7 +110,7 @@ def service(monkeypatch: pytest.MonkeyPatch) -> Iterator[Service]:
         made.close()
 
 
-def trouble_of(link: Link) -> str:
+def trouble_of(link: BrokerLink) -> str:
     """The reason why the sink delivers nothing."""
     try:
         link.open(1.0)
@@ -148,8 +148,8 @@ def test_sink_connects_to_a_metadata_address_that_is_allowed(kind: str, service:
 
 def test_refused_address_is_the_reason_of_the_sink(service: Service, monkeypatch: pytest.MonkeyPatch) -> None:
     """As with an unreachable broker, it is retried, and the loss is reported at the end."""
-    monkeypatch.setattr("deepstream_pipeline.sinks.broker.CLOSE_S", 0.2)
-    sink = redis_sink(RedisOptions(f"redis://{NAME}:{service.port}/0", what=What.OBJECTS))
+    monkeypatch.setattr("penstock_video.sinks.broker.CLOSE_S", 0.2)
+    sink = redis_sink(RedisOptions(f"redis://{NAME}:{service.port}/0", what=ResultKind.OBJECTS))
     sink.write(result(1, has_image=False, objects=1))
     assert until(lambda: sink.statistics().errors > 0)
     assert sink.statistics().reason == refusal(NAME)

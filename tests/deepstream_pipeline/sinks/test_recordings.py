@@ -7,16 +7,16 @@ from pathlib import Path
 import pytest
 from structlog.testing import capture_logs
 
-from deepstream_pipeline.errors import SinkFailed
-from deepstream_pipeline.sinks.recordings import (
+from penstock_video.errors import SinkFailed
+from penstock_video.sinks.recordings import (
     LATE_S,
-    Recording,
+    FinishedRecording,
     RecordingsFolder,
     RecordOptions,
     RecordPolicy,
     over_quota,
 )
-from deepstream_pipeline.types import AnalyticsKind
+from penstock_video.types import AnalyticsKind
 from tests.deepstream_pipeline.sinks.disks import small_disk
 from tests.deepstream_pipeline.sinks.results import UNIX_S, crossing
 
@@ -156,7 +156,7 @@ def test_record_of_a_process_that_died_is_given_up() -> None:
     assert chooser.passed("cam", 10.0, 1001.0) == []
     assert chooser.passed("cam", 99.0, 1001.0 + LATE_S) == []
     (late,) = chooser.passed("cam", 99.1, 1001.1 + LATE_S)
-    assert (late.before_s, late.after_s, late.error) == (0.0, 0.0, "nothing was heard of it any more")
+    assert (late.before_s, late.after_s, late.error) == (0.0, 0.0, "its process never reported its end")
     assert chooser.running_paths() == set()
 
 
@@ -223,7 +223,7 @@ def test_recording_that_is_larger_than_the_quota_stays(tmp_path: Path) -> None:
         path.write_bytes(bytes(100))
         os.utime(path, (2000 - number, 2000 - number))
         with capture_logs() as said:
-            folder.add(Recording("cam", str(path), UNIX_S, 5.0, 10.0, (), ""), 0.0)
+            folder.add(FinishedRecording("cam", str(path), UNIX_S, 5.0, 10.0, (), ""), 0.0)
         assert [one["event"] for one in said if one["log_level"] == "warning"] == ["recordings are over quota"]
     folder.close()
     lines = [json.loads(line) for line in (tmp_path / "recordings.jsonl").read_text().splitlines()]

@@ -8,9 +8,9 @@ import pytest
 import redis
 from structlog.testing import capture_logs
 
-from deepstream_pipeline.errors import SinkFailed
-from deepstream_pipeline.sinks.broker import BrokerSink, What
-from deepstream_pipeline.sinks.redis_stream import RedisOptions, redis_sink
+from penstock_video.errors import SinkFailed
+from penstock_video.sinks.broker import BrokerSink, ResultKind
+from penstock_video.sinks.redis_stream import RedisOptions, redis_sink
 from tests.deepstream_pipeline.brokers import redis_broker, until
 from tests.deepstream_pipeline.sinks.results import crossing, result
 
@@ -41,7 +41,7 @@ def test_redis_entry_of_an_event_has_its_fields(tmp_path: Path) -> None:
 def test_redis_stream_is_trimmed_to_about_its_length(tmp_path: Path) -> None:
     """MAXLEN bounds the stream, in whole nodes of a hundred."""
     with redis_broker(tmp_path) as broker:
-        sink = redis_sink(RedisOptions(broker.url, "penstock", 300, what=What.OBJECTS))
+        sink = redis_sink(RedisOptions(broker.url, "penstock", 300, what=ResultKind.OBJECTS))
         write(sink, 0, 2_000)
         sink.close()
         with redis.Redis(port=broker.port) as client:
@@ -51,7 +51,7 @@ def test_redis_stream_is_trimmed_to_about_its_length(tmp_path: Path) -> None:
 def test_redis_that_wants_another_password_is_told_without_it_and_tried_again(tmp_path: Path) -> None:
     """The state says why; neither log, statistics nor options show the secret; when it is accepted, all arrives."""
     with redis_broker(tmp_path, "--requirepass", "another") as broker, capture_logs() as lines:
-        options = RedisOptions(f"redis://:{QUOTED}@127.0.0.1:{broker.port}/0", what=What.OBJECTS)
+        options = RedisOptions(f"redis://:{QUOTED}@127.0.0.1:{broker.port}/0", what=ResultKind.OBJECTS)
         sink = redis_sink(options)
         write(sink, 0, 5)
         assert until(lambda: sink.statistics().errors > 0)
@@ -68,7 +68,7 @@ def test_redis_that_wants_another_password_is_told_without_it_and_tried_again(tm
 def test_redis_that_is_out_of_memory_is_waited_for(tmp_path: Path) -> None:
     """OOM is not the message's fault: it waits, in order, and goes when there is room."""
     with redis_broker(tmp_path, "--maxmemory", "1", "--maxmemory-policy", "noeviction") as broker:
-        sink = redis_sink(RedisOptions(broker.url, what=What.OBJECTS))
+        sink = redis_sink(RedisOptions(broker.url, what=ResultKind.OBJECTS))
         write(sink, 0, 20)
         assert until(lambda: sink.statistics().errors > 1)
         assert not sink.statistics().is_connected
@@ -85,7 +85,7 @@ def test_redis_key_that_is_no_stream_is_said_and_nothing_is_lost(tmp_path: Path)
     """A key of another type is the user's to move away; meanwhile the spool holds."""
     with redis_broker(tmp_path) as broker, redis.Redis(port=broker.port) as client:
         client.set("penstock", "mine")
-        sink = redis_sink(RedisOptions(broker.url, what=What.OBJECTS))
+        sink = redis_sink(RedisOptions(broker.url, what=ResultKind.OBJECTS))
         write(sink, 0, 3)
         assert until(lambda: "WRONGTYPE" in sink.statistics().reason)
         client.delete("penstock")
@@ -95,7 +95,7 @@ def test_redis_key_that_is_no_stream_is_said_and_nothing_is_lost(tmp_path: Path)
 
 def test_redis_that_goes_while_nothing_is_sent_is_noticed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """An idle sink asks now and then, so that its state is true before the next message."""
-    monkeypatch.setattr("deepstream_pipeline.sinks.redis_stream.PING_EVERY_S", 0.1)
+    monkeypatch.setattr("penstock_video.sinks.redis_stream.PING_EVERY_S", 0.1)
     with redis_broker(tmp_path) as broker:
         sink = redis_sink(RedisOptions(broker.url))
         assert until(lambda: sink.statistics().is_connected)

@@ -14,11 +14,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from deepstream_pipeline.errors import SinkFailed
-from deepstream_pipeline.sinks import rtsp_out
-from deepstream_pipeline.sinks.osd import Osd, OsdOptions
-from deepstream_pipeline.sinks.rtsp_out import RtspOutOptions, RtspOutSink, shown
-from deepstream_pipeline.types import FrameResult
+from penstock_video.errors import SinkFailed
+from penstock_video.sinks import rtsp_out
+from penstock_video.sinks.osd import Osd, OsdOptions
+from penstock_video.sinks.rtsp_out import RtspOutOptions, RtspOutSink, shown
+from penstock_video.types import FrameResult
 from tests.deepstream_pipeline.clips import number_of, numbered_picture
 from tests.deepstream_pipeline.sinks.results import result
 from tests.deepstream_pipeline.sinks.videos import read_video

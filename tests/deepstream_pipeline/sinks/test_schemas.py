@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from deepstream_pipeline.sinks.schemas import Schema, event_lines, objects_line, read_objects_line
+from penstock_video.sinks.schemas import Schema, event_lines, objects_line, read_objects_line
 from tests.deepstream_pipeline.sinks.results import crossing, result
 
 

@@ -9,14 +9,14 @@ from typing import Any
 
 import pytest
 
-from deepstream_pipeline.errors import SinkFailed
-from deepstream_pipeline.interfaces import Previews, Sink
-from deepstream_pipeline.sinks.hls import HlsOptions, HlsSink
-from deepstream_pipeline.sinks.jsonl import JsonlOptions, JsonlSink
-from deepstream_pipeline.sinks.osd import Osd
-from deepstream_pipeline.sinks.preview import PreviewBoard, PreviewOptions
-from deepstream_pipeline.sinks.rtsp_out import RtspOutOptions, RtspOutSink
-from deepstream_pipeline.sinks.video_file import AnnotatedOptions, AnnotatedSink
+from penstock_video.errors import SinkFailed
+from penstock_video.interfaces import Previews, Sink
+from penstock_video.sinks.hls import HlsOptions, HlsSink
+from penstock_video.sinks.jsonl import JsonlOptions, JsonlSink
+from penstock_video.sinks.osd import Osd
+from penstock_video.sinks.preview import PreviewBoard, PreviewOptions
+from penstock_video.sinks.rtsp_out import RtspOutOptions, RtspOutSink
+from penstock_video.sinks.video_file import AnnotatedOptions, AnnotatedSink
 from tests.deepstream_pipeline.sinks.results import crossing, result
 from tests.deepstream_pipeline.sinks.videos import read_video
 

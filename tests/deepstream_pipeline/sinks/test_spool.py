@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from deepstream_pipeline.sinks.spool import Message, Spool
+from penstock_video.sinks.spool import Message, Spool
 
 
 def message(number: int, size_bytes: int = 10) -> Message:

@@ -14,11 +14,11 @@ from pathlib import Path
 import av
 import pytest
 
-from deepstream_pipeline.errors import SinkFailed
-from deepstream_pipeline.sinks import video_file
-from deepstream_pipeline.sinks.osd import Osd, OsdOptions
-from deepstream_pipeline.sinks.video_file import RETRY_S, AnnotatedOptions, AnnotatedSink
-from deepstream_pipeline.types import FrameResult
+from penstock_video.errors import SinkFailed
+from penstock_video.sinks import video_file
+from penstock_video.sinks.osd import Osd, OsdOptions
+from penstock_video.sinks.video_file import RETRY_S, AnnotatedOptions, AnnotatedSink
+from penstock_video.types import FrameResult
 from tests.deepstream_pipeline.clips import number_of, numbered_picture
 from tests.deepstream_pipeline.sinks.disks import fill, small_disk
 from tests.deepstream_pipeline.sinks.results import result

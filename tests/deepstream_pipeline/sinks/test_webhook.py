@@ -13,10 +13,10 @@ from pathlib import Path
 import pytest
 from structlog.testing import capture_logs
 
-from deepstream_pipeline.errors import SinkFailed
-from deepstream_pipeline.sinks.broker import BrokerSink, What
-from deepstream_pipeline.sinks.spool import Message, Spool
-from deepstream_pipeline.sinks.webhook import (
+from penstock_video.errors import SinkFailed
+from penstock_video.sinks.broker import BrokerSink, ResultKind
+from penstock_video.sinks.spool import Message, Spool
+from penstock_video.sinks.webhook import (
     BUDGET,
     DeadLetters,
     RetryBudget,
@@ -89,7 +89,7 @@ def url(receiver: Receiver) -> Iterator[str]:
 
 def options(url: str, **more: object) -> WebhookOptions:
     """Of objects, a message a frame."""
-    return WebhookOptions(url, **{"what": What.OBJECTS, "timeout_s": 2.0, **more})  # type: ignore[arg-type]
+    return WebhookOptions(url, **{"what": ResultKind.OBJECTS, "timeout_s": 2.0, **more})  # type: ignore[arg-type]
 
 
 def write(sink: BrokerSink, count: int) -> None:
@@ -319,7 +319,7 @@ def test_webhook_that_fails_for_many_messages_spends_its_budget(
     receiver: Receiver, url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """When many messages fail, second tries are few: the requests stay near the number of messages."""
-    monkeypatch.setattr("deepstream_pipeline.sinks.broker.Backoff.next_s", lambda _: 0.001)
+    monkeypatch.setattr("penstock_video.sinks.broker.BrokerBackoff.next_s", lambda _: 0.001)
     receiver.status = {number: [500] for number in range(0, 200, 2)}
     sink = webhook_sink(options(url, attempts=50, dead_letters=tmp_path / "dead.jsonl"))
     write(sink, 200)

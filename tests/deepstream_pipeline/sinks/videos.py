@@ -6,7 +6,7 @@ from pathlib import Path
 import av
 import numpy as np
 
-from deepstream_pipeline.types import ByteArray
+from penstock_video.types import ByteArray
 
 
 @dataclass(frozen=True)

@@ -11,18 +11,21 @@ from typing import Any
 
 import numpy as np
 
-from deepstream_pipeline.sources.messages import (
+from penstock.vision.spec import ColorFormat, PrepareSpec
+from penstock_video.sources.protocol import (
     DOWN,
     UP,
     Ended,
     FrameReady,
     Release,
+    Ring,
     Start,
     decode_up,
     encode,
+    image_offset,
+    new_ring,
+    ring_size,
 )
-from deepstream_pipeline.sources.ring import Ring, image_offset, new_ring, ring_size
-from server.vision.spec import ColorFormat, PrepareSpec
 from tests.deepstream_pipeline.clips import number_of
 
 SPEC = PrepareSpec(64, 48, color=ColorFormat.BGR)
@@ -102,7 +105,7 @@ def child(uri: object, *, spec: PrepareSpec | None = SPEC, frames: int = 4, **ho
     descriptor = new_ring(size, "test")
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     ours.settimeout(PATIENCE_S)
-    command = [sys.executable, "-m", "deepstream_pipeline.sources.child", str(theirs.fileno()), str(descriptor)]
+    command = [sys.executable, "-m", "penstock_video.sources.child", str(theirs.fileno()), str(descriptor)]
     process = subprocess.Popen(command, pass_fds=(theirs.fileno(), descriptor), stderr=subprocess.PIPE)
     theirs.close()
     parent = Parent(ours, process, Ring(descriptor, size))

@@ -12,8 +12,8 @@ import threading
 from contextlib import suppress
 from pathlib import Path
 
-from deepstream_pipeline.infer.machine import Interrupts
-from deepstream_pipeline.sources import own_core
+from penstock.gateway.workers.interrupt_affinity import Interrupts
+from penstock_video.sources import core_pinning as own_core
 
 
 def main() -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import psutil
 
-from deepstream_pipeline.sources.sources import Sources
+from penstock_video.sources.sources import Sources
 from tests.deepstream_pipeline.sources.parent import COMMAND, NEEDS, OPTIONS, Told, camera, clip, running
 
 MODES = ("live", "live?frames=2&fps=200", "segv?frames=2&fps=200", "rubbish", "never_opens", "dies_early")
@@ -44,11 +44,7 @@ def held_now() -> Held:
     me = psutil.Process()
     children = [child for child in me.children() if _is_decoding(child)]
     return Held(
-        len(os.listdir("/proc/self/fd")),
-        threading.active_count(),
-        len(children),
-        rings_now(),
-        me.memory_info().rss,
+        len(os.listdir("/proc/self/fd")), threading.active_count(), len(children), rings_now(), me.memory_info().rss
     )
 
 

@@ -14,7 +14,7 @@ from urllib.parse import parse_qs, urlsplit
 
 import numpy as np
 
-from deepstream_pipeline.sources.messages import (
+from penstock_video.sources.protocol import (
     Beat,
     Cut,
     Ended,
@@ -25,12 +25,14 @@ from deepstream_pipeline.sources.messages import (
     Opened,
     Recorded,
     Release,
+    Ring,
+    RingSize,
     Start,
     Want,
     decode_down,
     encode,
+    image_offset,
 )
-from deepstream_pipeline.sources.ring import Ring, RingSize, image_offset
 
 WIDTH, HEIGHT, ROW_BYTES = 32, 16, 16
 FULL = "the GPU makes no more decoders"

@@ -5,8 +5,8 @@ import socket
 import sys
 from contextlib import suppress
 
-from deepstream_pipeline.sources.child import settle
-from deepstream_pipeline.sources.shared_cameras import serve
+from penstock_video.sources.child import settle
+from penstock_video.sources.shared_work import serve
 from tests.deepstream_pipeline.sources.fake_child import FakeChild
 
 

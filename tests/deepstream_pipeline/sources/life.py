@@ -1,22 +1,22 @@
 """One source's watch, and a clock that the test moves."""
 
-from deepstream_pipeline.sources.messages import EndReason
-from deepstream_pipeline.sources.watch import Action, Watch, WatchOptions
-from deepstream_pipeline.types import SourceState
+from penstock_video.sources.lifecycle import Action, LifecycleOptions, SourceLifecycle
+from penstock_video.sources.protocol import EndReason
+from penstock_video.types import SourceState
 
-LIVE = WatchOptions(is_live=True)
-FILE = WatchOptions(is_live=False, is_local=True)
-LOOP = WatchOptions(is_live=False, is_local=True, is_loop=True)
-REMOTE = WatchOptions(is_live=False)
+LIVE = LifecycleOptions(is_live=True)
+FILE = LifecycleOptions(is_live=False, is_local=True)
+LOOP = LifecycleOptions(is_live=False, is_local=True, is_loop=True)
+REMOTE = LifecycleOptions(is_live=False)
 
 
 class Life:
     """One source; each method moves the clock on, and says what was to be done."""
 
-    def __init__(self, options: WatchOptions = LIVE, jitter: float = 0.0) -> None:
+    def __init__(self, options: LifecycleOptions = LIVE, jitter: float = 0.0) -> None:
         self.now = 1000.0
         self.options = options
-        self.watch = Watch(options, self.now, lambda: jitter)
+        self.watch = SourceLifecycle(options, self.now, lambda: jitter)
         self.frames = 0
 
     def start(self) -> None:
@@ -57,7 +57,7 @@ class Life:
         return Action.NONE
 
     def end(self, reason: EndReason, text: str = "so it is") -> None:
-        self.watch.said_end(self.now, reason, text)
+        self.watch.end_reported(self.now, reason, text)
         self.watch.process_ended(self.now, "ended with status 0")
 
     def die(self, how: str = "was ended by SIGSEGV") -> None:

@@ -11,9 +11,10 @@ from pathlib import Path
 
 import numpy as np
 
-from deepstream_pipeline.sources.messages import Beat, Opened, Recorded
-from deepstream_pipeline.sources.sources import SourceNeeds, Sources, SourceSnapshot, SourcesOptions
-from deepstream_pipeline.types import PreparedFrame, SourceConfig, SourceState
+from penstock_video.sources.options import SourceNeeds, SourceSnapshot, SourcesOptions
+from penstock_video.sources.protocol import Beat, Opened, Recorded
+from penstock_video.sources.sources import Sources
+from penstock_video.types import PreparedFrame, SourceConfig, SourceState
 from tests.deepstream_pipeline.sources.fake_child import ROW_BYTES
 
 PATIENCE_S = 30.0

@@ -6,18 +6,18 @@ import sys
 import time
 from typing import Any
 
-from deepstream_pipeline.sources.child import settle
+from penstock_video.sources.child import settle
 
 
 def main() -> int:
     """Until its control socket ends."""
-    from deepstream_pipeline.decode.software import SoftwareCodec
-    from deepstream_pipeline.sources.child_link import PolledLink
-    from deepstream_pipeline.sources.child_slots import SlotWriter
-    from deepstream_pipeline.sources.child_work import Tools, Work, read_start
-    from deepstream_pipeline.sources.ring import Ring, RingSize
-    from deepstream_pipeline.sources.shared_cameras import serve
-    from deepstream_pipeline.types import DecoderKind
+    from penstock_video.decode.codec import SoftwareCodec
+    from penstock_video.sources.child_link import PolledLink
+    from penstock_video.sources.child_slots import SlotWriter
+    from penstock_video.sources.child_work import Tools, Work, read_start
+    from penstock_video.sources.protocol import Ring, RingSize
+    from penstock_video.sources.shared_work import serve
+    from penstock_video.types import DecoderKind
 
     class Disguised(SoftwareCodec):
         kind = DecoderKind.NVDEC  # type: ignore[assignment]

@@ -8,13 +8,22 @@ from pathlib import Path
 
 import pytest
 
-from deepstream_pipeline.decode.codec import Decoded, VideoPacket
-from deepstream_pipeline.decode.software import SoftwareCodec
-from deepstream_pipeline.sources.child_link import PolledLink
-from deepstream_pipeline.sources.child_slots import SlotWriter
-from deepstream_pipeline.sources.child_work import Tools, Work
-from deepstream_pipeline.sources.messages import MESSAGE_BYTES, Ended, FrameReady, Release, Start, decode_up, encode
-from deepstream_pipeline.sources.ring import Ring, RingSize, new_ring
+from penstock_video.decode.codec import Decoded, SoftwareCodec, VideoPacket
+from penstock_video.sources.child_link import PolledLink
+from penstock_video.sources.child_slots import SlotWriter
+from penstock_video.sources.child_work import Tools, Work
+from penstock_video.sources.protocol import (
+    MESSAGE_BYTES,
+    Ended,
+    FrameReady,
+    Release,
+    Ring,
+    RingSize,
+    Start,
+    decode_up,
+    encode,
+    new_ring,
+)
 from tests.deepstream_pipeline.clips import write_clip
 
 FRAMES, FPS = 12, 10

@@ -4,7 +4,7 @@ import random
 
 import pytest
 
-from deepstream_pipeline.sources.backoff import Backoff, OpeningGate
+from penstock_video.backoff import Backoff, OpeningGate
 
 
 @pytest.mark.parametrize(

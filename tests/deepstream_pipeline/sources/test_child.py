@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from deepstream_pipeline.mux import MAX_PENDING
-from deepstream_pipeline.sources.messages import (
+from penstock_video.mux import MAX_PENDING
+from penstock_video.sources.protocol import (
     UP,
     Beat,
     Cut,

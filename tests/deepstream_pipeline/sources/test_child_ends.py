@@ -8,14 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from deepstream_pipeline.sources.messages import (
-    Beat,
-    Ended,
-    EndReason,
-    Hold,
-    Release,
-    encode,
-)
+from penstock_video.sources.protocol import Beat, Ended, EndReason, Hold, Release, encode
 from tests.deepstream_pipeline.clips import truncated, write_clip
 from tests.deepstream_pipeline.decode.web import web
 from tests.deepstream_pipeline.sources.child_parent import FRAMES, PATIENCE_S, child, ended
@@ -99,7 +92,7 @@ def test_server_that_refuses_the_password_is_told_apart() -> None:
 
 def test_process_without_a_parent_says_what_it_is() -> None:
     """Somebody who starts it by hand gets a sentence, and no traceback."""
-    command = [sys.executable, "-m", "deepstream_pipeline.sources.child"]
+    command = [sys.executable, "-m", "penstock_video.sources.child"]
     answer = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE_S, check=False)
     assert answer.returncode == 2
     assert "penstock video" in answer.stderr
@@ -108,7 +101,7 @@ def test_process_without_a_parent_says_what_it_is() -> None:
 def test_process_imports_nothing_it_does_not_need() -> None:
     """Two hundred cameras start two hundred of them."""
     heavy = "{'scipy', 'onnxruntime', 'fastapi', 'grpc', 'pydantic', 'supervision', 'trackers', 'asyncio', 'structlog'}"
-    program = f"""import sys; from deepstream_pipeline.sources import child, child_work
+    program = f"""import sys; from penstock_video.sources import child, child_work
 raise SystemExit(' '.join({heavy} & set(sys.modules)) or None)"""
     answer = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=False)
     assert (answer.returncode, answer.stderr) == (0, "")

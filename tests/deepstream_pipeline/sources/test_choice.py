@@ -2,7 +2,7 @@
 
 import pytest
 
-from deepstream_pipeline.sources.choice import (
+from penstock_video.sources.decisions import (
     ALONE,
     ALONE_FOR_S,
     CARD_GONE_FOR_S,
@@ -10,7 +10,7 @@ from deepstream_pipeline.sources.choice import (
     LOSSES_WITHIN_S,
     DecoderChoice,
 )
-from deepstream_pipeline.types import DecoderKind
+from penstock_video.types import DecoderKind
 
 AUTO, CPU, NVDEC = DecoderKind.AUTO, DecoderKind.CPU, DecoderKind.NVDEC
 

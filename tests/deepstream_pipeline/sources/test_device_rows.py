@@ -9,15 +9,13 @@ import numpy.typing as npt
 import pytest
 from structlog.testing import capture_logs
 
-from deepstream_pipeline.errors import GpuFailed
-from deepstream_pipeline.sources.feed import Feed
-from deepstream_pipeline.sources.line import BrokenPromise
-from deepstream_pipeline.sources.messages import FrameReady
-from deepstream_pipeline.sources.options import DeviceRing, GpuSources, SourceNeeds
-from deepstream_pipeline.sources.ring import Ring, new_ring, ring_size
-from deepstream_pipeline.sources.row_rings import RowRings
-from deepstream_pipeline.sources.timeline import Timeline
-from deepstream_pipeline.types import DeviceRow, SourceState
+from penstock_video.errors import GpuFailed
+from penstock_video.sources.decisions import FrameNumbers
+from penstock_video.sources.feed import Feed, RowRings
+from penstock_video.sources.options import DeviceRing, GpuSources, SourceNeeds
+from penstock_video.sources.process import BrokenPromise
+from penstock_video.sources.protocol import FrameReady, Ring, new_ring, ring_size
+from penstock_video.types import DeviceRow, SourceState
 from tests.deepstream_pipeline.sources.fake_child import ROW_BYTES
 from tests.deepstream_pipeline.sources.parent import NEEDS, Told, camera, one, running
 from tests.deepstream_pipeline.sources.test_seats import DEEP
@@ -55,7 +53,7 @@ def test_row_on_the_card_is_of_its_slot_and_leaves_the_ring_to_the_picture() -> 
     """The picture lies at the slot's begin."""
     feed = feed_of(FakeRing())
     ready = replace_ready(has_image=True)
-    prepared = feed.prepared(ready, Timeline(), 1.0, max_pixels=100, is_live=True)
+    prepared = feed.prepared(ready, FrameNumbers(), 1.0, max_pixels=100, is_live=True)
     assert prepared.row == DeviceRow(1 << 20 | 1, (3, 2, 2), np.dtype(np.float32))
     assert prepared.frame.image is not None
     assert feed.outside == {1}
@@ -70,7 +68,7 @@ def test_row_that_cannot_be_is_a_broken_promise(shape: tuple[int, ...], is_on_de
     feed = feed_of(FakeRing())
     with pytest.raises(BrokenPromise, match="a row of"):
         feed.prepared(
-            replace_ready(row_shape=shape, is_on_device=is_on_device), Timeline(), 1.0, max_pixels=100, is_live=True
+            replace_ready(row_shape=shape, is_on_device=is_on_device), FrameNumbers(), 1.0, max_pixels=100, is_live=True
         )
     assert feed.outside == set()
 
@@ -78,7 +76,7 @@ def test_row_that_cannot_be_is_a_broken_promise(shape: tuple[int, ...], is_on_de
 def test_row_on_a_card_that_it_was_not_told_of_is_a_broken_promise() -> None:
     """There is no address to read."""
     with pytest.raises(BrokenPromise, match="on a card"):
-        feed_of(None).prepared(READY, Timeline(), 1.0, max_pixels=100, is_live=True)
+        feed_of(None).prepared(READY, FrameNumbers(), 1.0, max_pixels=100, is_live=True)
 
 
 def test_ring_is_used_again_once_its_last_row_is_read() -> None:

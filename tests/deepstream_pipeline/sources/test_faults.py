@@ -9,9 +9,10 @@ from pathlib import Path
 import psutil
 import pytest
 
-from deepstream_pipeline.sources import watch
-from deepstream_pipeline.sources.sources import Sources, SourcesOptions
-from deepstream_pipeline.types import Frame, SourceState
+from penstock_video.sources import lifecycle as watch
+from penstock_video.sources.options import SourcesOptions
+from penstock_video.sources.sources import Sources
+from penstock_video.types import Frame, SourceState
 from tests.deepstream_pipeline.sources.cycles import rings_now
 from tests.deepstream_pipeline.sources.parent import COMMAND, NEEDS, OPTIONS, Told, camera, clip, one, running
 
@@ -202,7 +203,7 @@ def test_process_that_does_not_read_is_ended() -> None:
             sources.want_images("a", bool(number % 2))
         assert told.wait_for_state(SourceState.CONNECTING) == ""
         told.wait(lambda: one(sources).restarts >= 1)
-        assert ("state", "a", (SourceState.CONNECTING, "its process does not read what it is told")) in told.events
+        assert ("state", "a", (SourceState.CONNECTING, "its process does not read its messages")) in told.events
         good_neighbour(sources, told)
 
 

@@ -18,9 +18,9 @@ from typing import Any
 import psutil
 import pytest
 
-from deepstream_pipeline.infer.machine import Interrupts
-from deepstream_pipeline.sources.options import SHARED_DECODER, GpuSources
-from deepstream_pipeline.sources.own_core import pin_to_own_core
+from penstock.gateway.workers.interrupt_affinity import Interrupts
+from penstock_video.sources.core_pinning import pin_to_own_core
+from penstock_video.sources.options import SHARED_DECODER, GpuSources
 from tests.deepstream_pipeline.sources.parent import NEEDS, PATIENCE_S, Told, camera, one, running
 from tests.deepstream_pipeline.sources.test_seats import DEEP, LIVE
 from tests.local.own_sys import OwnSys

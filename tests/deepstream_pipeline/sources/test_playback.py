@@ -6,8 +6,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from deepstream_pipeline.sources.sources import SourceNeeds, Sources, SourcesOptions
-from deepstream_pipeline.types import SourceConfig, SourceState
+from penstock_video.sources.options import SourceNeeds, SourcesOptions
+from penstock_video.sources.sources import Sources
+from penstock_video.types import SourceConfig, SourceState
 from tests.deepstream_pipeline.clips import write_clip
 from tests.deepstream_pipeline.rtsp.cameras import Camera, RtspServer, rtsp_server
 from tests.deepstream_pipeline.sources.parent import Told, one, running

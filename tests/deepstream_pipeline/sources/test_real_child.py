@@ -5,8 +5,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from deepstream_pipeline.sources.sources import SourceNeeds, SourcesOptions
-from deepstream_pipeline.types import SourceConfig, SourceState
+from penstock_video.sources.options import SourceNeeds, SourcesOptions
+from penstock_video.types import SourceConfig, SourceState
 from tests.deepstream_pipeline.clips import number_of, write_clip
 from tests.deepstream_pipeline.sources.parent import Told, one, running
 

@@ -14,12 +14,11 @@ import psutil
 import pytest
 from structlog.testing import capture_logs
 
-from deepstream_pipeline.sources import seats
-from deepstream_pipeline.sources.messages import Start
-from deepstream_pipeline.sources.options import GpuSources
-from deepstream_pipeline.sources.snapshot import ProcessSnapshot
-from deepstream_pipeline.sources.sources import Sources
-from deepstream_pipeline.types import DecoderKind, Frame, SourceState
+from penstock_video.sources import decode_host as seats
+from penstock_video.sources.options import GpuSources, ProcessSnapshot
+from penstock_video.sources.protocol import Start
+from penstock_video.sources.sources import Sources
+from penstock_video.types import DecoderKind, Frame, SourceState
 from tests.deepstream_pipeline.sources.cycles import held_now, rings_now
 from tests.deepstream_pipeline.sources.fake_child import FULL
 from tests.deepstream_pipeline.sources.parent import NEEDS, OPTIONS, Told, camera, one, running
@@ -337,9 +336,9 @@ def test_seat_that_cannot_be_taken_leaves_no_descriptor(step: str, monkeypatch: 
         with monkeypatch.context() as patch:
             patch.setattr(owner, step, refuse)
             with pytest.raises(OSError, match="Too many"):
-                seats.Seat(host, start, "a")
+                seats.SharedDecodeProcess(host, start, "a")
         gc.collect()
-        assert (len(os.listdir("/proc/self/fd")), host.seats) == (before, set())
+        assert (len(os.listdir("/proc/self/fd")), host.members) == (before, set())
     finally:
         host.kill("the test is over")
         assert host.is_reaped(5.0)

@@ -10,10 +10,10 @@ from dataclasses import replace
 import psutil
 import pytest
 
-from deepstream_pipeline.sources import seats
-from deepstream_pipeline.sources.options import GpuSources
-from deepstream_pipeline.sources.sources import Sources
-from deepstream_pipeline.types import Frame, PreparedFrame, SourceState
+from penstock_video.sources import decode_host as seats
+from penstock_video.sources.options import GpuSources
+from penstock_video.sources.sources import Sources
+from penstock_video.types import Frame, PreparedFrame, SourceState
 from tests.deepstream_pipeline.sources.cycles import rings_now
 from tests.deepstream_pipeline.sources.parent import NEEDS, Told, camera
 from tests.deepstream_pipeline.sources.test_device_rows import FakeRing

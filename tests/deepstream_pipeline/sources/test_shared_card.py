@@ -15,15 +15,25 @@ from unittest.mock import Mock
 import numpy as np
 import pytest
 
-from deepstream_pipeline.decode.decode_errors import DecodeErrors
-from deepstream_pipeline.decode.turns import Turns
-from deepstream_pipeline.errors import NeedsCpu
-from deepstream_pipeline.gpu.device import Device
-from deepstream_pipeline.gpu.ring import DeviceRing
-from deepstream_pipeline.sources import shared_work
-from deepstream_pipeline.sources.messages import Beat, Ended, EndReason, FrameReady, Opened, Start
-from deepstream_pipeline.sources.ring import Ring, image_offset, new_ring, ring_size
-from server.vision.spec import PrepareSpec, ScalingFilter
+from penstock.vision.spec import PrepareSpec, ScalingFilter
+from penstock_video.decode.nvdec_errors import DecodeErrors
+from penstock_video.errors import NeedsCpu
+from penstock_video.gpu.device import Device
+from penstock_video.gpu.memory import CudaRing
+from penstock_video.sources import shared_work
+from penstock_video.sources.protocol import (
+    Beat,
+    Ended,
+    EndReason,
+    FrameReady,
+    Opened,
+    Ring,
+    Start,
+    image_offset,
+    new_ring,
+    ring_size,
+)
+from penstock_video.sources.shared_work import DecoderTurns
 from tests.deepstream_pipeline.clips import joined, number_of, write_clip
 from tests.deepstream_pipeline.decode.fake_nvcodec import FakeOpener
 from tests.deepstream_pipeline.gpu.fake_driver import CUresult, FakeDriver
@@ -67,7 +77,7 @@ def camera(
     parent.say(Start(uri=str(uri), spec=spec.pack() if spec else b"", **(started | how)))
     descriptor_of_errors, write_end = os.pipe()
     os.set_blocking(descriptor_of_errors, False)
-    shared = shared_work.Card(0, DecodeErrors(descriptor_of_errors), core)
+    shared = shared_work.SharedGpu(0, DecodeErrors(descriptor_of_errors), core)
 
     def run() -> None:
         with theirs:
@@ -118,7 +128,7 @@ def test_rows_and_pictures_lie_in_the_ring_as_the_cpu_makes_them(
 def test_rows_lie_on_the_card_where_its_ring_is_told(path: Path, fake: tuple[Device, FakeDriver]) -> None:
     """In the slot of the same number, opened by its handle; the picture begins the ring's slot then."""
     device, driver = fake
-    rows = DeviceRing(device, SLOTS, SPEC.row_bytes)
+    rows = CudaRing(device, SLOTS, SPEC.row_bytes)
     with camera(path, device_ring=rows.handle, wants_images=True) as (parent, _):
         for number in range(FRAMES):
             frame = parent.frame()
@@ -325,15 +335,15 @@ def test_cameras_of_a_process_have_one_order_of_turns_which_is_the_cards(
 ) -> None:
     """By its place on the bus: its number is 0 in every program to which one card is left."""
     fake[1].first_bus = 0xAF
-    turns, cards, new_card = Mock(side_effect=Turns), [], shared_work.Card
-    monkeypatch.setattr(shared_work, "Turns", turns)
+    turns, cards, new_card = Mock(side_effect=DecoderTurns), [], shared_work.SharedGpu
+    monkeypatch.setattr(shared_work, "DecoderTurns", turns)
 
-    def the_card(*given: Any) -> shared_work.Card:
+    def the_card(*given: Any) -> shared_work.SharedGpu:
         if not cards:
             cards.append(new_card(*given))
         return cards[0]
 
-    monkeypatch.setattr(shared_work, "Card", the_card)
+    monkeypatch.setattr(shared_work, "SharedGpu", the_card)
     with camera(path) as (first, _), camera(path) as (second, _):
         assert (len(first.rest()), len(second.rest())) == (FRAMES, FRAMES)
     turns.assert_called_once_with("0000-af-00.0")
@@ -346,7 +356,7 @@ def test_camera_waits_for_its_turn_and_says_so(path: Path, fake: tuple[Device, F
     def nothing() -> None:
         """Nobody is before us."""
 
-    with Turns(fake[0].bus_id).taken(nothing), camera(path) as (parent, _):
+    with DecoderTurns(fake[0].bus_id).taken(nothing), camera(path) as (parent, _):
         waiting = parent.until(lambda record: isinstance(record, Beat))
         assert isinstance(waiting, Beat)
         assert (waiting.is_waiting, waiting.decoded) == (True, 0)

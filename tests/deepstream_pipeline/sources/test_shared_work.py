@@ -10,11 +10,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from deepstream_pipeline.sources import shared_cameras, shared_child
-from deepstream_pipeline.sources.messages import Cut
-from deepstream_pipeline.sources.options import GpuSources, SourcesOptions
-from deepstream_pipeline.sources.sources import SourceNeeds
-from deepstream_pipeline.types import Frame, SourceConfig, SourceState
+from penstock_video.sources import shared_child
+from penstock_video.sources import shared_work as shared_cameras
+from penstock_video.sources.options import GpuSources, SourceNeeds, SourcesOptions
+from penstock_video.sources.protocol import Cut
+from penstock_video.types import Frame, SourceConfig, SourceState
 from tests.deepstream_pipeline.clips import number_of, write_clip
 from tests.deepstream_pipeline.sources.parent import Told, one, running
 

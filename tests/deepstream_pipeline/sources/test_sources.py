@@ -11,12 +11,12 @@ import numpy as np
 import pytest
 import structlog
 
-from deepstream_pipeline.errors import PipelineError, SourceExists, TooManySources, UnknownSource
-from deepstream_pipeline.sources.messages import Beat, Cut
-from deepstream_pipeline.sources.snapshot import SourceSnapshot
-from deepstream_pipeline.sources.sources import SourceNeeds, Sources, SourcesOptions
-from deepstream_pipeline.sources.watch import TAKEN_OUT
-from deepstream_pipeline.types import Frame, PreparedFrame, SourceState
+from penstock_video.errors import PipelineError, SourceExists, TooManySources, UnknownSource
+from penstock_video.sources.lifecycle import TAKEN_OUT
+from penstock_video.sources.options import SourceNeeds, SourceSnapshot, SourcesOptions
+from penstock_video.sources.protocol import Beat, Cut
+from penstock_video.sources.sources import Sources
+from penstock_video.types import Frame, PreparedFrame, SourceState
 from tests.deepstream_pipeline.sources.fake_child import HEIGHT, ROW_BYTES, WIDTH
 from tests.deepstream_pipeline.sources.parent import COMMAND, NEEDS, OPTIONS, Told, camera, clip, one, running
 

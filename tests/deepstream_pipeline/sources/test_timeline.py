@@ -5,8 +5,8 @@ from dataclasses import dataclass
 import msgspec
 import pytest
 
-from deepstream_pipeline.sources.messages import FrameReady
-from deepstream_pipeline.sources.timeline import Timeline
+from penstock_video.sources.decisions import FrameNumbers
+from penstock_video.sources.protocol import FrameReady
 
 READY = FrameReady(
     slot=0, frame_num=0, pts_s=0.0, captured_at=100.0, captured_unix_s=0.0, width=4, height=4, row_shape=(),
@@ -21,7 +21,7 @@ def ready(frame_num: int, pts_s: float, captured_at: float = 100.0, segment: int
 
 def test_timeline_of_one_process_believes_its_pts() -> None:
     """The first process begins at 0, and what it says of its frames is taken."""
-    timeline = Timeline()
+    timeline = FrameNumbers()
     assert timeline.begin(0.0, is_live=True) == (0, 0.0, 0)
     assert [timeline.place(ready(n, n * 0.04), is_live=True) for n in (0, 1, 5)] == pytest.approx([0.0, 0.04, 0.2])
     assert timeline.frame_num == 6
@@ -29,7 +29,7 @@ def test_timeline_of_one_process_believes_its_pts() -> None:
 
 def test_timeline_of_a_live_source_goes_on_by_the_clock() -> None:
     """After a reconnection the pts has gone on by as much as the clock, opening included, in another segment."""
-    timeline = Timeline()
+    timeline = FrameNumbers()
     timeline.begin(99.0, is_live=True)
     timeline.place(ready(9, 4.0, 100.0), is_live=True)
     frame_num, pts_s, segment = timeline.begin(103.0, is_live=True)
@@ -40,7 +40,7 @@ def test_timeline_of_a_live_source_goes_on_by_the_clock() -> None:
 
 def test_timeline_of_a_file_does_not_go_on_by_the_clock() -> None:
     """A file that is begun anew goes on behind its last frame, however long that took."""
-    timeline = Timeline()
+    timeline = FrameNumbers()
     timeline.begin(99.0, is_live=False)
     timeline.place(ready(9, 4.0, 100.0), is_live=False)
     frame_num, pts_s, segment = timeline.begin(200.0, is_live=False)
@@ -73,7 +73,7 @@ class Lie:
 )
 def test_timeline_of_one_that_counts_backwards_refuses(lie: Lie) -> None:
     """Numbers, times and segments that do not rise are refused, and leave the counting where it was."""
-    timeline = Timeline()
+    timeline = FrameNumbers()
     timeline.begin(0.0, is_live=False)
     timeline.place(ready(5, 1.0, segment=2), is_live=False)
     with pytest.raises(ValueError, match=r"."):

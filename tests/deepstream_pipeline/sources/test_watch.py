@@ -4,9 +4,9 @@ from dataclasses import replace
 
 import pytest
 
-from deepstream_pipeline.sources.messages import EndReason
-from deepstream_pipeline.sources.watch import FILE_ATTEMPTS, WAITING_BEATS_S, WAITS_FOR_CARD, Action, WatchOptions
-from deepstream_pipeline.types import SourceState
+from penstock_video.sources.lifecycle import FILE_ATTEMPTS, WAITING_BEATS_S, WAITS_FOR_CARD, Action, LifecycleOptions
+from penstock_video.sources.protocol import EndReason
+from penstock_video.types import SourceState
 from tests.deepstream_pipeline.sources.life import FILE, LIVE, LOOP, REMOTE, Life
 
 
@@ -106,7 +106,7 @@ def test_source_that_waits_for_its_turn_at_the_card_is_not_stalled() -> None:
 @pytest.mark.parametrize("seconds", [0.0, 1.0])
 def test_source_for_which_the_card_has_no_room_is_the_cpus_at_once(seconds: float) -> None:
     """Before its first frame and after: nothing of it is a failure, however often it comes to that."""
-    life = Life(WatchOptions(is_live=True, reconnect_attempts=0))
+    life = Life(LifecycleOptions(is_live=True, reconnect_attempts=0))
     for _ in range(3):
         life.open()
         life.play(seconds)
@@ -119,7 +119,7 @@ def test_source_for_which_the_card_has_no_room_is_the_cpus_at_once(seconds: floa
 
 def test_wait_for_a_turn_is_longer_than_a_short_patience_with_the_source() -> None:
     """The process says so each second, whatever silence of its source is allowed."""
-    life = Life(WatchOptions(is_live=True, reconnect_interval_s=0.5))
+    life = Life(LifecycleOptions(is_live=True, reconnect_interval_s=0.5))
     life.open()
     for _ in range(5):
         life.watch.beat(life.now, 0, is_waiting=True)
@@ -142,7 +142,7 @@ def test_reason_of_a_wait_for_a_turn_goes_with_the_wait() -> None:
 
 def test_source_that_may_not_be_the_cpus_waits_for_room_on_the_card() -> None:
     """After the usual pauses, for good, and it says why; then it runs as any other."""
-    life = Life(WatchOptions(is_live=True, may_use_cpu=False), jitter=0.999)
+    life = Life(LifecycleOptions(is_live=True, may_use_cpu=False), jitter=0.999)
     pauses = []
     for _ in range(8):
         life.open()
@@ -199,7 +199,7 @@ def test_source_whose_end_is_awaited_gets_no_time_by_frames_given_back() -> None
     life = Life(FILE)
     life.run()
     began = life.now
-    life.watch.said_end(life.now, EndReason.EOF, "")
+    life.watch.end_reported(life.now, EndReason.EOF, "")
     life.now += 1.9
     life.watch.released(life.now)
     assert life.wait(60.0) is Action.KILL
@@ -240,7 +240,7 @@ def test_source_that_does_not_open_is_killed() -> None:
     ],
 )
 def test_source_that_ends_by_itself_is_over_or_tried_again(
-    options: WatchOptions, frames: int, reason: EndReason, state: SourceState
+    options: LifecycleOptions, frames: int, reason: EndReason, state: SourceState
 ) -> None:
     """Fault 45 and its neighbours: what is over for good says so, and why; the rest is tried again."""
     life = Life(options)
@@ -278,7 +278,7 @@ def test_file_that_kills_its_decoder_at_once_is_given_up() -> None:
 
 def test_source_with_a_limit_of_attempts_fails_beyond_it() -> None:
     """rtsp-reconnect-attempts counts failures in a row."""
-    life = Life(WatchOptions(is_live=True, reconnect_attempts=2))
+    life = Life(LifecycleOptions(is_live=True, reconnect_attempts=2))
     life.run(11.0)
     for _ in range(2):
         life.end(EndReason.UNAVAILABLE)
@@ -323,7 +323,7 @@ def test_source_that_runs_away_is_cut() -> None:
 
 def test_source_with_an_expected_fps_is_judged_by_it() -> None:
     """What the configuration expects counts, not what the stream says."""
-    life = Life(WatchOptions(is_live=True, expected_fps=55.0))
+    life = Life(LifecycleOptions(is_live=True, expected_fps=55.0))
     life.open(fps=5.0)
     assert life.play(8.0, fps=60.0) == []
 

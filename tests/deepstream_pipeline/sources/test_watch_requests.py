@@ -2,9 +2,9 @@
 
 import pytest
 
-from deepstream_pipeline.sources.messages import EndReason
-from deepstream_pipeline.sources.watch import Action
-from deepstream_pipeline.types import SourceState
+from penstock_video.sources.lifecycle import Action
+from penstock_video.sources.protocol import EndReason
+from penstock_video.types import SourceState
 from tests.deepstream_pipeline.sources.life import FILE, REMOTE, Life
 
 
@@ -13,10 +13,7 @@ def test_process_that_dies_by_a_signal_is_replaced_within_a_second() -> None:
     life = Life(jitter=0.999)
     life.run()
     life.die()
-    assert (life.state, life.watch.reason) == (
-        SourceState.RECONNECTING,
-        "the decode process was ended by SIGSEGV",
-    )
+    assert (life.state, life.watch.reason) == (SourceState.RECONNECTING, "the decode process was ended by SIGSEGV")
     due = life.watch.next_wakeup()
     assert due is not None
     assert due - life.now <= 1.0
@@ -26,7 +23,7 @@ def test_process_that_said_its_last_and_stays_is_killed_and_its_word_counts() ->
     """Who does not end after Ended is ended, and what it said remains the reason."""
     life = Life(FILE)
     life.run()
-    life.watch.said_end(life.now, EndReason.EOF, "")
+    life.watch.end_reported(life.now, EndReason.EOF, "")
     assert life.wait(60.0) is Action.KILL
     life.die("was ended by SIGKILL")
     assert life.state is SourceState.ENDED
@@ -48,7 +45,7 @@ def test_process_that_breaks_a_promise_is_killed_once() -> None:
     life.run()
     assert life.watch.broke_promise("it sent rubbish") is Action.KILL
     assert life.watch.broke_promise("it sent more") is Action.NONE
-    assert not life.watch.is_heard
+    assert not life.watch.is_receiving
     life.die("was ended by SIGKILL")
     assert (life.state, life.watch.reason) == (SourceState.RECONNECTING, "it sent rubbish")
 

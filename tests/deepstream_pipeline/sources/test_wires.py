@@ -8,17 +8,16 @@ from unittest.mock import Mock
 
 import pytest
 
-from deepstream_pipeline.sources.line import Line
-from deepstream_pipeline.sources.wires import Bell, Wires
+from penstock_video.sources.process import ProcessLink, ProcessSelector, WakeUp
 
 
 def test_end_that_is_seen_and_not_known_yet_is_asked_for_again_without_spinning() -> None:
     """A process closes its pipes before it can be reaped: until then its end is looked at ten times a second."""
-    bell = Bell()
-    wires: Wires[str] = Wires(bell)
+    bell = WakeUp()
+    wires: ProcessSelector[str] = ProcessSelector(bell)
     ours, theirs = socket.socketpair()
     end, write_end = os.pipe()
-    line = Mock(spec=Line, socket=ours, pidfd=end, is_behind=False, has_hung_up=False)
+    line = Mock(spec=ProcessLink, socket=ours, pidfd=end, is_behind=False, has_hung_up=False)
     wires.connect(line, "a")
     os.close(write_end)
     assert wires.wait(1.0) == [("a", line, False)]
@@ -36,7 +35,7 @@ def test_end_that_is_seen_and_not_known_yet_is_asked_for_again_without_spinning(
 
 def test_bell_that_is_rung_while_it_is_heard_wakes_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """Between the two steps of who rings it nobody hears it: it would ring on, and wake its thread for ever."""
-    bell = Bell()
+    bell = WakeUp()
     write, is_between = os.eventfd_write, threading.Event()
 
     def slow_write(descriptor: int, value: int) -> None:
@@ -44,12 +43,12 @@ def test_bell_that_is_rung_while_it_is_heard_wakes_once(monkeypatch: pytest.Monk
         hearer.join(0.2)
         write(descriptor, value)
 
-    hearer = threading.Thread(target=lambda: (is_between.wait(5.0), bell.heard()))
+    hearer = threading.Thread(target=lambda: (is_between.wait(5.0), bell.clear()))
     monkeypatch.setattr(os, "eventfd_write", slow_write)
     hearer.start()
     bell.ring()
     hearer.join(5.0)
-    bell.heard()
+    bell.clear()
     assert select.select([bell.descriptor], [], [], 0.0)[0] == []
     monkeypatch.setattr(os, "eventfd_write", write)
     bell.ring()

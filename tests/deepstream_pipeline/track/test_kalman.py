@@ -8,7 +8,7 @@ from trackers.core.bytetrack.tracklet import ByteTrackTracklet
 from trackers.utils.predict_timing import PredictTiming
 from trackers.utils.state_representations import XYXYStateEstimator
 
-from deepstream_pipeline.track.kalman import CornerKalman
+from penstock_video.track.bytetrack import CornerKalman
 
 boxes = st.lists(st.floats(0, 2000), min_size=4, max_size=4)
 
@@ -29,7 +29,7 @@ def test_filter_agrees_with_the_librarys(first: list[float], steps: list[tuple[i
     assert ours.state_estimator.ahead(3) == pytest.approx(moved[:4] + 3 * moved[4:], rel=1e-7, abs=1e-6)
 
 
-def test_filter_that_is_told_its_covariances_goes_on_as_the_librarys() -> None:
+def test_filter_with_given_covariances_continues_like_the_librarys() -> None:
     """Every covariance that the library lets a tracklet set, the state's too, means the same here."""
     ours, theirs = CornerKalman(np.array([10.0, 20.0, 50.0, 90.0])), XYXYStateEstimator(np.array([10.0, 20, 50, 90]))
     state = np.kron(np.array([[5.0, 2.0], [2.0, 7.0]]), np.eye(4))

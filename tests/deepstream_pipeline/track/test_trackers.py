@@ -6,10 +6,10 @@ from collections.abc import Sequence
 import numpy as np
 import pytest
 
-from deepstream_pipeline.interfaces import Tracker
-from deepstream_pipeline.track.bytetrack import ByteTrack
-from deepstream_pipeline.track.options import TrackerOptions, TrackerType, new_tracker
-from deepstream_pipeline.types import Detections, Frame, Tracks, no_detections
+from penstock_video.interfaces import Tracker
+from penstock_video.track.bytetrack import ByteTrack
+from penstock_video.track.registry import TrackerOptions, TrackerType, new_tracker
+from penstock_video.types import Detections, Frame, Tracks, no_detections
 
 Object = tuple[float, float, int, float]  # left, top, class, score
 WIDE, HIGH = 30.0, 60.0
@@ -150,7 +150,7 @@ def test_order_of_detections_does_not_change_the_tracks(tracker: Tracker) -> Non
 
 
 def test_reset_forgets_and_uses_no_identity_again(tracker: Tracker) -> None:
-    """After a reset the same walker is somebody else, with an identity above all that were given."""
+    """After a reset the same walker has a new identity, above all earlier ones."""
     walk(tracker, range(5))
     tracker.reset()
     tracker.reset()
@@ -166,7 +166,7 @@ def test_frame_of_another_segment_begins_anew_by_itself(tracker: Tracker) -> Non
 
 
 def test_frame_number_that_does_not_rise_begins_anew(tracker: Tracker) -> None:
-    """A program's fault at most; nobody is followed back in time."""
+    """A frame number that goes back is a fault of the program, and is not tracked."""
     walk(tracker, range(5))
     assert ids(walk(tracker, range(4))) == [[], [], [2], [2]]
 
@@ -193,8 +193,8 @@ def test_coasting_moves_tracks_as_they_moved(tracker: Tracker) -> None:
     assert ids(walk(tracker, [13], class_id=3)) == [[1]]
 
 
-def test_coasting_for_longer_than_a_shadow_loses_nobody() -> None:
-    """Nobody looked, so nobody was missed: the next look still knows who was there at the last."""
+def test_coasting_for_longer_than_a_shadow_loses_no_track() -> None:
+    """Frames that are not inferred lose no track: the next inference continues the tracks of the last."""
     tracker = new_tracker(TrackerOptions(max_shadow_tracking_age=2))
     walk(tracker, range(5))
     for number in range(5, 15):
@@ -204,7 +204,7 @@ def test_coasting_for_longer_than_a_shadow_loses_nobody() -> None:
     assert ids(walk(tracker, [19])) == [[]]
 
 
-def test_coasting_shows_nobody_who_was_not_seen_at_the_last_look(tracker: Tracker) -> None:
+def test_coasting_shows_no_object_that_was_not_seen_at_the_last_look(tracker: Tracker) -> None:
     """A lost track is in no coasted frame, and neither is one on probation."""
     walk(tracker, range(10))
     tracker.update(frame_at(10), no_detections())
@@ -221,8 +221,8 @@ def test_coasting_out_of_the_picture_is_cut_and_then_left_out(tracker: Tracker) 
     assert all(0 <= value <= 640 for one in coasted for value in one.detections.xyxy.ravel().tolist())
 
 
-def test_coasting_across_a_cut_shows_nobody(tracker: Tracker) -> None:
-    """A cut in a frame that nobody looked at is a cut."""
+def test_coasting_across_a_cut_shows_no_object(tracker: Tracker) -> None:
+    """A cut in a frame that was not inferred is a cut."""
     walk(tracker, range(10))
     assert len(tracker.coast(frame_at(10, segment=1))) == 0
     assert ids(walk(tracker, [11])) == [[]]

@@ -34,7 +34,7 @@ def golden_path(name: str) -> Path:
 
 
 def golden_text(result: Rendered) -> str:
-    """Every object, without what deploy/monitoring's own files hold, and what the user is told at the end."""
+    """Every object, without what deploy/monitoring's own files hold, and the notes printed after the installation."""
     objects = [_without_files(each) for each in result.objects]
     text = yaml.dump_all(objects, Dumper=_Dumper, sort_keys=False, width=120, allow_unicode=True, explicit_start=True)
     return text + "".join(f"# {line}".rstrip() + "\n" for line in ["---", *result.notes.strip().splitlines()])

@@ -42,7 +42,7 @@ def may_reach(policies: Iterable[Document], source: Peer, target: Peer, port: in
 
 def _allows(policies: list[Document], pod: Peer, other: Peer, *, port: tuple[Peer, int, str], direction: str) -> bool:
     if pod.address:
-        return True  # what is outside is isolated by nobody here
+        return True  # no policy here isolates what is outside
     isolating = [each["spec"] for each in policies if _isolates(each, pod, direction)]
     if not isolating:
         return True

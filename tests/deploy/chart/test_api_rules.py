@@ -80,7 +80,7 @@ def probes(container: Spec) -> Iterator[dict[str, Any]]:
 
 @pytest.mark.parametrize("name", NAMES)
 def test_probes_have_time_to_answer(name: str) -> None:
-    """A probe's patience is shorter than its period or equal, but for a command of its own that takes longer."""
+    """A probe's timeout is not longer than its period, except for a command with a longer one of its own."""
     for pods in pods_of(rendered(name)):
         for container in pods.containers:
             for probe in probes(container):

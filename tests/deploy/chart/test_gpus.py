@@ -35,7 +35,7 @@ def has_own_daemon(name: str) -> bool:
 
 
 @pytest.mark.parametrize("name", ON_GPUS)
-def test_triton_asks_for_one_card_or_share_and_nobody_else_does(name: str) -> None:
+def test_only_triton_requests_one_card_or_share(name: str) -> None:
     """A card, a MIG instance or a share of the plugin's for each Triton; nothing where our own daemon shares."""
     profile = SETS[name]["gpu"].get("mig", {}).get("profile")
     wanted = {f"nvidia.com/mig-{profile}": 1} if profile else {"nvidia.com/gpu": 1}
@@ -88,7 +88,7 @@ def test_device_plugins_config_shares_cards_as_said(name: str, kind: str, replic
 
 
 def test_mig_instances_are_shared_by_their_own_name() -> None:
-    """Slices of MIG instances: the plugin is told the strategy by which these have names of their own."""
+    """Slices of MIG instances: the plugin gets the strategy by which these have names of their own."""
     values = merged(SETS["mig"], {"gpu": {"sharing": {"mode": "time-slicing", "replicas": 2}}})
     (found,) = (each for each in render(values).of_kind("ConfigMap") if "penstock-shared" in each["data"])
     config = yaml.safe_load(found["data"]["penstock-shared"])
@@ -157,13 +157,13 @@ def test_mps_clients_wait_for_the_daemon_on_its_nodes(name: str) -> None:
     assert "livenessProbe" not in daemon.container("mps"), "ending it would end all of its clients"
 
 
-def test_mps_limits_are_told_to_the_daemon() -> None:
+def test_mps_limits_are_passed_to_the_daemon() -> None:
     """Threads and memory of a client, as the values say, in the daemon's own variables."""
-    told = variables(daemon_of("mps-own").container("mps"))
-    assert told["CUDA_MPS_ACTIVE_THREAD_PERCENTAGE"] == "25"
-    assert told["CUDA_MPS_PINNED_DEVICE_MEM_LIMIT"] == "8G"
+    environment = variables(daemon_of("mps-own").container("mps"))
+    assert environment["CUDA_MPS_ACTIVE_THREAD_PERCENTAGE"] == "25"
+    assert environment["CUDA_MPS_PINNED_DEVICE_MEM_LIMIT"] == "8G"
     script = (CHART.parents[1] / "mps" / "daemon.sh").read_text()
-    assert all(name in script for name in told if name.startswith("CUDA_MPS_"))
+    assert all(name in script for name in environment if name.startswith("CUDA_MPS_"))
 
 
 def immutable(each: Document) -> object:

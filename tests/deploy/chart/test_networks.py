@@ -64,7 +64,7 @@ def test_gateway_is_reached_by_whom_the_values_name() -> None:
 
 
 def test_ingress_controller_that_is_named_takes_nobodys_place() -> None:
-    """Who adds an Ingress keeps the callers of the namespace, and is told so."""
+    """An added Ingress keeps the callers of the namespace, and the notes say so."""
     ingress = [{"namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": "ingress-nginx"}}}]
     result = render(merged(SETS["t4"], {"networkPolicy": {"gatewayFrom": ingress}}))
     found, gateway = result.of_kind("NetworkPolicy"), peers("t4")["gateway"]
@@ -99,7 +99,7 @@ def test_video_reaches_the_gateway_and_its_cameras(name: str) -> None:
 
 @pytest.mark.parametrize("name", GUARDED)
 def test_pods_that_name_others_may_ask_dns(name: str) -> None:
-    """Who has somebody to call by name may resolve it, over UDP and TCP."""
+    """Programs that call others by name may resolve names, over UDP and TCP."""
     for component in {"gateway", "video", "test"} & peers(name).keys():
         for protocol in ("UDP", "TCP"):
             assert may_reach(policies(name), peers(name)[component], DNS, 53, protocol), component
@@ -131,7 +131,7 @@ def is_hook(pods: Pods) -> bool:
     return "helm.sh/hook" in (pods.owner["metadata"].get("annotations") or {})
 
 
-def test_policies_are_none_where_they_are_off() -> None:
+def test_there_are_no_policies_when_they_are_off() -> None:
     """Who guards the network otherwise may say so."""
     assert policies("bare") == []
     assert render(merged(SETS["cpu"], {"networkPolicy": {"enabled": False}})).of_kind("NetworkPolicy") == []

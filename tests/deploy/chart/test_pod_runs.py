@@ -16,8 +16,8 @@ from pathlib import Path
 
 import pytest
 
-from server.backends.triton_ports import pick_free_ports
-from server.backends.triton_runtime import find_triton
+from penstock.engines.triton.endpoints import pick_free_ports
+from penstock.engines.triton.runtime import find_triton
 from tests.backends.fake_triton import Mode
 from tests.conftest import CHECKOUT, RunningStack, start_stack, stop_stack
 from tests.deploy.chart.objects import component, variables
@@ -106,10 +106,10 @@ def status(url: str, body: bytes | None = None) -> int:
 @contextmanager
 def running_gateway(home: Path, *engine: str, without: str = "") -> Iterator[RunningStack]:
     """The gateway with the variables of the chart, but the one named. It ends well, if it has not yet."""
-    told = variables(component(render(VALUES), "gateway").container("gateway"))
+    environment = variables(component(render(VALUES), "gateway").container("gateway"))
     for name in ("PENSTOCK_ENGINE", "PENSTOCK_HOME", without):
-        told.pop(name, None)
-    gateway = start_stack(home, "--engine", *engine, environ=told)
+        environment.pop(name, None)
+    gateway = start_stack(home, "--engine", *engine, environ=environment)
     try:
         yield gateway
         assert stop_stack(gateway) == 0
@@ -157,7 +157,7 @@ def test_triton_that_lives_and_cannot_infer_fails_its_liveness_probe(tmp_path: P
 
     with Fakes(1) as fakes:
         (fake,) = fakes.all
-        assert is_well("http://127.0.0.1:9"), "nobody is at the gateway's port yet"
+        assert is_well("http://127.0.0.1:9"), "no gateway listens at its port yet"
         engine = (fake.http_url, "--engine-grpc", fake.grpc_address)
         with running_gateway(tmp_path, *engine, without="PENSTOCK_MODELS") as gateway:
             assert is_well(gateway.http_url)
@@ -197,8 +197,8 @@ def fetched(models: Path, repository: str, ref: str, path: str) -> "subprocess.C
     values = {**VALUES, "models": {"source": "git", "git": git_values}, "networkPolicy": {"enabled": False}}
     container = component(render(values), "gateway").container("models")
     (script,) = container["args"]
-    told = {"GIT_REPOSITORY": repository, "GIT_REF": ref, "GIT_PATH": path, "GIT_ALLOW_PROTOCOL": "file"}
-    env = {"PATH": os.environ["PATH"], "HOME": str(models), "GIT_TERMINAL_PROMPT": "0", **told}
+    environment = {"GIT_REPOSITORY": repository, "GIT_REF": ref, "GIT_PATH": path, "GIT_ALLOW_PROTOCOL": "file"}
+    env = {"PATH": os.environ["PATH"], "HOME": str(models), "GIT_TERMINAL_PROMPT": "0", **environment}
     command = [*container["command"], script.replace("/models/", f"{models}/")]
     return subprocess.run(command, env=env, capture_output=True, text=True, check=False)
 

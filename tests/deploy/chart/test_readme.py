@@ -32,17 +32,17 @@ def test_readmes_table_of_presets_is_what_they_install() -> None:
 
 
 def test_readme_names_values_that_exist_and_files_that_are_there() -> None:
-    """What a reader is told to set can be set, and what it links to is there."""
+    """The values that the README names exist, and so do its links."""
     known = set(keys(yaml.safe_load(VALUES.read_text())))
-    told = set(re.findall(r"--set(?:-json)? '?([\w.]+)=", README)) | set(re.findall(r"`((?:\w+\.)+\w+)`", README))
+    named = set(re.findall(r"--set(?:-json)? '?([\w.]+)=", README)) | set(re.findall(r"`((?:\w+\.)+\w+)`", README))
     parts = {each.partition(".")[0] for each in known}
-    assert {each for each in told if each.partition(".")[0] in parts} <= known
+    assert {each for each in named if each.partition(".")[0] in parts} <= known
     links = [link for link in re.findall(r"\]\(([^)#]+)\)", README) if "://" not in link]
     assert [link for link in links if not (CHART / link).exists()] == []
 
 
 def test_readmes_builds_are_stages_that_exist_and_images_that_the_chart_runs() -> None:
-    """Whoever builds and pushes what the README says has every image that any kind of installation pulls."""
+    """The README's build commands build and push every image that any kind of installation pulls."""
     builds = dict(re.findall(r"--target (\w+) .*?-t \$REGISTRY/([\w-]+):", README.replace("\\\n", "")))
     stages = set(re.findall(r"^FROM \S+ AS (\w+)", DOCKERFILE.read_text(), re.MULTILINE))
     assert set(builds) <= stages

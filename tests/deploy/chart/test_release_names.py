@@ -122,7 +122,7 @@ def test_ordinary_names_render_as_before(release: str) -> None:
         assert each["metadata"]["name"] == f"{prefix}-{component}"
         assert each["spec"]["selector"]["matchLabels"] == {**selector, "app.kubernetes.io/component": component}
     assert {each["metadata"]["name"].removeprefix(prefix) for each in result.of_kind("Service")} >= {
-        *("-gateway", "-gateway-headless"),
+        *("-gateway", "-gateway-headless")
     }
 
 

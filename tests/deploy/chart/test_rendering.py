@@ -68,7 +68,7 @@ def test_package_holds_rules_dashboards_schema_and_presets(tmp_path: Path) -> No
 
 @pytest.mark.parametrize("name", NAMES)
 def test_notes_say_how_to_ask_it(name: str) -> None:
-    """After the installation the user is told where it answers."""
+    """After the installation the notes say where it answers."""
     assert "penstock" in rendered(name).notes
     assert "8000" in rendered(name).notes or "ingress" in rendered(name).notes.lower()
 

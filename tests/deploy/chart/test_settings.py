@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 import yaml
 
-from deepstream_pipeline.settings.reading import Surroundings
-from deepstream_pipeline.settings.reading import read_settings as read_video_settings
-from server.gpu.images import NAME, advise
-from server.settings import PREFIX, Settings, read_settings
+from penstock.gateway.settings import PREFIX, Settings, read_settings
+from penstock.gpu.triton_images import NAME, advise
+from penstock_video.settings.loader import Surroundings
+from penstock_video.settings.loader import read_settings as read_video_settings
 from tests.deploy.chart.objects import Pods, component, pods_of, variables
 from tests.deploy.chart.pod_security import Spec
 from tests.deploy.chart.rendering import Rendered, render
@@ -36,15 +36,15 @@ RELEASE = re.compile(r"(\d\d)\.(\d\d)\Z")
 def gateway_settings(name: str) -> Settings:
     """The settings that a gateway of the set would start with. Raises SettingsError as it would."""
     container = component(rendered(name), "gateway").container("gateway")
-    told = {key: value for key, value in variables(container).items() if key.startswith(PREFIX)}
+    environment = {key: value for key, value in variables(container).items() if key.startswith(PREFIX)}
     arguments = [str(each) for each in container.get("args") or []]
     flags = dict(zip(arguments[1::2], arguments[2::2], strict=True)) if arguments else {}
     named = {flag.removeprefix("--").replace("-", "_"): value for flag, value in flags.items()}
-    return read_settings(named, environ=told)
+    return read_settings(named, environ=environment)
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_gateway_takes_what_it_is_told(name: str) -> None:
+def test_gateway_accepts_its_settings(name: str) -> None:
     """Every PENSTOCK_ variable is a setting, and all together are a pair that the gateway starts with."""
     settings = gateway_settings(name)
     drain = SETS[name].get("gateway", {}).get("drain", {"delaySeconds": 5, "graceSeconds": 30})
@@ -145,8 +145,8 @@ def release_of(container: Spec) -> tuple[int, int]:
 
 
 @pytest.mark.parametrize("name", WITH_TRITON)
-def test_triton_shares_memory_where_its_release_has_to_be_told(name: str) -> None:
-    """--allow-client-shm from 26.04 on, where it is asked for; never before, where nobody knows the flag."""
+def test_triton_gets_the_shared_memory_flag_of_its_release(name: str) -> None:
+    """--allow-client-shm from 26.04 on, where it is asked for; never for earlier releases without that flag."""
     for pods, container in tritons(rendered(name)):
         shares = pods.component == "gateway" and gateway_settings(name).slab_bytes > 0
         has_flag = any(word.startswith("--allow-client-shm") for word in words_of(container))
@@ -190,7 +190,7 @@ def test_tritons_arguments_are_flags_that_it_knows(name: str, known_flags: set[s
 
 @pytest.mark.parametrize("card", CAPABILITIES)
 def test_presets_release_of_triton_is_the_one_that_doctor_names(card: str) -> None:
-    """The image of a card's preset is the newest that server/gpu/images.py allows for it."""
+    """The image of a card's preset is the newest that server/penstock/gpu/triton_images.py allows for it."""
     advice = advise(CAPABILITIES[card], None)
     for _, container in tritons(rendered(card)):
         year, month = release_of(container)
@@ -199,7 +199,7 @@ def test_presets_release_of_triton_is_the_one_that_doctor_names(card: str) -> No
 
 @pytest.mark.parametrize("card", CAPABILITIES)
 def test_release_that_is_not_said_goes_by_the_cards_generation(card: str) -> None:
-    """Without triton.release the chart takes what server/gpu/images.py names for such cards."""
+    """Without triton.release the chart takes what server/penstock/gpu/triton_images.py names for such cards."""
     done = render(merged(SETS[card], {"triton": {"release": ""}}))
     ((_, container),) = tritons(done)
     year, month = release_of(container)
@@ -220,7 +220,7 @@ def test_gateway_ends_in_the_order_of_the_drain(name: str) -> None:
 
 @pytest.mark.parametrize("name", WITH_TRITON)
 def test_triton_outlives_the_requests_that_it_runs(name: str) -> None:
-    """In the gateway's pod it starts before and ends after it; alone it is given the time that it was told to take."""
+    """In the gateway's pod it starts before and ends after it; alone it gets the configured time."""
     for pods, container in tritons(rendered(name)):
         if pods.component == "gateway":
             assert container.get("restartPolicy") == "Always"
@@ -235,7 +235,7 @@ VIDEO_SECRETS = {"CAMERA_USER": "viewer", "CAMERA_PASSWORD": "p", "PENSTOCK_VIDE
 
 
 @pytest.mark.parametrize("name", [name for name in NAMES if SETS[name].get("video", {}).get("enabled")])
-def test_video_takes_what_it_is_told_and_every_source_has_one_reader(name: str, tmp_path: Path) -> None:
+def test_video_accepts_its_settings_and_every_source_has_one_reader(name: str, tmp_path: Path) -> None:
     """The ConfigMap is a file that `penstock video run` takes; each source is read by exactly one shard."""
     pods = component(rendered(name), "video")
     container = pods.container("video")

@@ -9,7 +9,7 @@ import pytest
 import yaml
 
 from deploy.helm.readme import CHART, read_values, table, with_table
-from server.settings import Settings
+from penstock.gateway.settings import Settings
 from tests.deploy.chart.rendering import render
 from tests.deploy.chart.value_sets import PRESETS, SETS, merged, preset
 
@@ -74,12 +74,14 @@ def closed(schema: dict[str, Any], path: str = "") -> Iterator[str]:
 
 
 def test_schema_is_closed_at_every_level(schema: dict[str, Any]) -> None:
-    """An object with named properties takes no others, so that a misspelt value is told."""
+    """An object with named properties takes no others, so that a misspelt value is refused."""
     assert list(closed(schema)) == []
 
 
 def test_settings_of_the_gateway_are_all_that_up_takes_and_the_chart_does_not_say(schema: dict[str, Any]) -> None:
-    """gateway.settings knows the names of server/settings.py but those that other values say: neither more nor less."""
+    """gateway.settings knows the names of server/penstock/gateway/settings.py but those that other values say:
+    neither more nor less.
+    """
     settings = schema["properties"]["gateway"]["properties"]["settings"]
     if "$ref" in settings:
         settings = schema["$defs"][settings["$ref"].rpartition("/")[2]]

@@ -25,9 +25,9 @@ def routes(source: str, pattern: str) -> set[str]:
     return found
 
 
-GATEWAY_PATHS = routes("server/rest/app.py", r'Row\(_GET, "(/v2/health/\w+)"')
-VIDEO_PATHS = routes("deepstream_pipeline/api/health.py", r'router\.get\("(/[\w/]+)"')
-METRICS_PATHS = routes("server/rest/exposition.py", r'Route\("(/[\w/]+)"') & VIDEO_PATHS
+GATEWAY_PATHS = routes("server/penstock/gateway/rest/app.py", r'RouteSpec\(\s*_GET,\s*"(/v2/health/\w+)"')
+VIDEO_PATHS = routes("deepstream_pipeline/penstock_video/api/app.py", r'router\.get\("(/[\w/]+)"')
+METRICS_PATHS = routes("server/penstock/gateway/rest/metrics_app.py", r'Route\("(/[\w/]+)"') & VIDEO_PATHS
 PATHS = {"gateway": GATEWAY_PATHS, "triton": GATEWAY_PATHS, "video": VIDEO_PATHS, "mps": set()}
 IN_THE_IMAGE = {"/opt/penstock/deploy/mps/healthy.sh": CHECKOUT / "deploy" / "mps" / "healthy.sh"}
 LABELS = {
@@ -187,7 +187,7 @@ def test_probes_ask_what_is_served(name: str) -> None:
 
 @pytest.mark.parametrize("name", NAMES)
 def test_servers_have_probes_that_mean_different_things(name: str) -> None:
-    """Start, life and readiness are told apart: life never asks for readiness, and starting may take its time."""
+    """Start, life and readiness differ: life never asks for readiness, and starting may take its time."""
     for pods in pods_of(rendered(name)):
         for container in pods.containers:
             if container["name"] not in ("gateway", "triton", "video"):

@@ -2,8 +2,8 @@
 
 The file's path is in FAKE_NVML. {"cards": [{"uuid", "name", "util", "gpm": {metric id: percent}, "gpm_error",
 "used", "total", "processes": [[pid, bytes]], "mps_processes": [[pid, bytes]], "shares": [[pid, µs, percent]],
-"error", "open_error"}], "xids": [[card, number]], "init_error"}. An Xid is told once a process. Names, values and what
-is raised when are those of nvidia-ml-py 13.615 and of NVML's reference.
+"error", "open_error"}], "xids": [[card, number]], "init_error"}. Each process reports an Xid once. Names, values and
+what is raised when are those of nvidia-ml-py 13.615 and of NVML's reference.
 """
 
 import json
@@ -39,7 +39,7 @@ _WORDS = {
     16: "GPU requires restart",
     999: "Unknown Error",
 }
-_told: list[Any] = []
+_reported: list[Any] = []
 
 
 class NVMLError(Exception):
@@ -142,8 +142,8 @@ def nvmlDeviceRegisterEvents(device: int, types: int, events: list[int]) -> None
 
 def nvmlEventSetWait_v2(events: list[int], timeout_ms: int) -> SimpleNamespace:
     for card, number in _state().get("xids", ()):
-        if card in events and (card, number) not in _told:
-            _told.append((card, number))
+        if card in events and (card, number) not in _reported:
+            _reported.append((card, number))
             return SimpleNamespace(device=card, eventData=number)
     raise NVMLError(NVML_ERROR_TIMEOUT)
 
@@ -161,8 +161,8 @@ def nvmlGpmSampleAlloc() -> dict[str, Any]:
 
 def nvmlGpmSampleGet(device: int, sample: dict[str, Any]) -> dict[str, Any]:
     """A copy of the counters: here, which card, and how many samples were taken of it before."""
-    _told.append(("sample", device))
-    sample.update(device=device, number=_told.count(("sample", device)), gpm=_card(device)["gpm"])
+    _reported.append(("sample", device))
+    sample.update(device=device, number=_reported.count(("sample", device)), gpm=_card(device)["gpm"])
     return sample
 
 

@@ -32,7 +32,7 @@
 {{- regexFind `(^|-)[0-9]{2}\.[0-9]{2}(-py3)?$` .Values.triton.image.tag | trimPrefix "-" | trimSuffix "-py3" -}}
 {{- end -}}
 
-{{/* As server/gpu/images.py has it, which says why. */}}
+{{/* As server/penstock/gpu/triton_images.py has it, which says why. */}}
 {{- define "penstock.triton.newest" -}}
 {{- get (dict "pascal" "24.04" "volta" "24.10") .Values.gpu.generation | default "26.07" -}}
 {{- end -}}

@@ -1,0 +1,1 @@
+"""Bench of the video streams that one GPU decodes, infers and tracks."""

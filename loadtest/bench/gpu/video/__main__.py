@@ -31,17 +31,16 @@ from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path
 
-from loadtest.bench.gpu.video.card import CardMeter
 from loadtest.bench.gpu.video.clips import CAMERAS, clip_path, facts_of, make_clips
-from loadtest.bench.gpu.video.options import MODEL, parse_arguments
-from loadtest.bench.gpu.video.parts import Bench
-from loadtest.bench.gpu.video.pieces import Folder, Piece, left_of, pieces_of
+from loadtest.bench.gpu.video.parts import GpuVideoBench
+from loadtest.bench.gpu.video.plan import MODEL, BenchPiece, Folder, left_of, parse_arguments, pieces_of
+from loadtest.bench.gpu.video.usage import CardMeter
 from loadtest.bench.report import conditions
 from loadtest.bench.wire import BadAnswer
-from loadtest.hardware import describe, read_machine
-from server.backends.triton_runtime import default_environment
-from server.gpu.nvml import read_cards
-from server.gpu.telemetry import NoTelemetry
+from penstock.engines.triton.runtime import default_environment
+from penstock.gpu.nvml import read_cards
+from penstock.gpu.telemetry.sampler import TelemetryUnavailable
+from penstock_load.hardware import describe, read_machine
 
 NO_GPU = 2
 _VERSIONS_OF = ("PyNvVideoCodec", "cuda-bindings", "av", "torch", "nvidia-cudnn-cu13")
@@ -59,18 +58,18 @@ def run(options: argparse.Namespace, stack: ExitStack) -> int:
     cameras = tuple(CAMERAS[name] for name in dict.fromkeys(piece.camera for piece in todo))
     make_clips(work, cameras, options.clip_seconds)
     _tell(f"clips are there after {time.monotonic() - began_s:.0f} s")
-    bench = Bench(options, work, folder, card, _environment_of(options))
+    bench = GpuVideoBench(options, work, folder, card, _environment_of(options))
     stack.callback(bench.close)
-    told, failed = _conditions(options), 0
+    facts, failed = _conditions(options), 0
     for piece in todo:
         if options.budget_s and time.monotonic() - began_s > options.budget_s:
             _tell(f"{piece.name} and what follows is left for another run: --budget-s {options.budget_s:g} is over")
             return 1
-        failed += not _measure(bench, piece, told | _facts(work, piece))
+        failed += not _measure(bench, piece, facts | _facts(work, piece))
     return 1 if failed else 0
 
 
-def _measure(bench: Bench, piece: Piece, told: dict[str, str]) -> bool:
+def _measure(bench: GpuVideoBench, piece: BenchPiece, facts: dict[str, str]) -> bool:
     """Whether it is in its file now."""
     began_s = time.monotonic()
     try:
@@ -83,29 +82,31 @@ def _measure(bench: Bench, piece: Piece, told: dict[str, str]) -> bool:
         traceback.print_exc()
         bench.close()
         return False
-    bench.folder.write(piece, found | {"took_s": round(time.monotonic() - began_s, 1)}, told)
+    bench.folder.write(piece, found | {"took_s": round(time.monotonic() - began_s, 1)}, facts)
     _tell(f"{piece.name} done after {time.monotonic() - began_s:.0f} s: {bench.in_words(piece, found)}")
     return True
 
 
-def _facts(work: Path, piece: Piece) -> dict[str, str]:
+def _facts(work: Path, piece: BenchPiece) -> dict[str, str]:
     facts = facts_of(clip_path(work, CAMERAS[piece.camera]))
     return {"clip": f"{facts['frames']} frames, {facts['bits_per_s'] / 1e6:.1f} Mbit/s, no B-frames"}
 
 
 def _conditions(options: argparse.Namespace) -> dict[str, str]:
-    told = conditions() | {"machine": describe(read_machine()), "slo_p99_ms": f"{options.bound_ms:g}"}
-    told["at"] = time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime())
+    facts = conditions() | {"machine": describe(read_machine()), "slo_p99_ms": f"{options.bound_ms:g}"}
+    facts["at"] = time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime())
     reading = read_cards()
     driver = f"driver {reading.driver}" if reading.cards else "no GPU"
-    told["gpu versions"] = ", ".join([driver, *filter(None, map(_version, _VERSIONS_OF))])
+    facts["gpu versions"] = ", ".join([driver, *filter(None, map(_version, _VERSIONS_OF))])
     model = f"{options.instances} instances, batching {options.batching}, at most {options.max_batch}"
-    told["model"] = f"{options.model}{f' ({model})' if options.model == MODEL else ''}"
+    facts["model"] = f"{options.model}{f' ({model})' if options.model == MODEL else ''}"
     core = "on a core of its own where one is free" if options.pin_processes else "not pinned"
     shared = f"{options.cameras_per_process} cameras a decode process, {core}, MPS {options.mps}"
-    told["programs"] = f"{options.programs}, {shared if options.is_gpu else 'a decode process a camera, the CPU alone'}"
-    told["programs"] += f", batched-push-timeout {options.push_timeout_us} µs"
-    return told
+    facts["programs"] = (
+        f"{options.programs}, {shared if options.is_gpu else 'a decode process a camera, the CPU alone'}"
+    )
+    facts["programs"] += f", batched-push-timeout {options.push_timeout_us} µs"
+    return facts
 
 
 def _version(name: str) -> str:
@@ -129,7 +130,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         with ExitStack() as stack:
             return run(options, stack)
-    except NoTelemetry as error:
+    except TelemetryUnavailable as error:
         _tell(f"no GPU to measure ({error}); --no-gpu tries the bench on the CPU")
         return NO_GPU
     except (BadAnswer, OSError) as error:

@@ -1,4 +1,4 @@
-"""Video programs with some streams between them: started, added to, taken from, looked at."""
+"""A video program with many cameras as a child of the bench."""
 
 import json
 import os
@@ -8,7 +8,8 @@ import subprocess
 import sys
 import time
 import urllib.request
-from collections.abc import Collection, Mapping, Sequence
+from collections import Counter
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -18,12 +19,97 @@ from typing import Any, Self
 
 import yaml
 
-from loadtest.bench.gpu.raw import CHECKOUT
-from loadtest.bench.gpu.video.page import Page, joined, read_page
-from loadtest.bench.gpu.video.patience import STILL_S, NotAllThere, Patience, all_full, heard, not_all_there
-from loadtest.bench.gpu.video.verdict import shares
+from loadtest.bench.gpu.programs import CHECKOUT
+from loadtest.bench.gpu.video.verdict import MetricsPage, joined, read_page, shares
 from loadtest.bench.wire import BadAnswer
-from server.commands.video_engine import BOND
+from penstock_video.cli.engine import UP_CHILD
+
+DECODERS_FULL = "makes no more decoders"  # in the reason of a source that found none left on the card
+WAITS = "waits for its turn at the card"  # in that of one that has not asked the card yet, or asks again
+STILL_S = 12.0  # without another stream's first answers; decoders are made at 13 to 16 a second, one after another
+FULL_STILL_S = 5.0  # the same, where the streams that are waited for found that the card has no decoder left
+MOSTLY = 0.9  # of the streams that are waited for, so that it is what bounds their number
+_REASON_CHARACTERS = 240
+
+
+class NotAllThere(BadAnswer):
+    """Some streams had no answers in time. answered: how many had. is_full: it was for want of decoders."""
+
+    def __init__(self, words: str, answered: int = 0, waited_s: float = 0.0, *, is_full: bool = False) -> None:
+        super().__init__(words)
+        self.answered, self.waited_s, self.is_full = answered, waited_s, is_full
+
+
+class StartTimeout:
+    """Decides when to stop waiting for streams. progress: grows with every stream that starts, 0 before the first."""
+
+    def __init__(self, now: float, timeout_s: float, still_s: float = STILL_S) -> None:
+        self._began, self._moved, self._progress = now, now, 0
+        self._timeout_s, self._still_s = timeout_s, still_s
+
+    def see(self, now: float, progress: int) -> None:
+        """What there is by now."""
+        if progress > self._progress:
+            self._moved, self._progress = now, progress
+
+    def waited_s(self, now: float) -> float:
+        """Since the begin."""
+        return now - self._began
+
+    def is_still(self, now: float) -> bool:
+        """So long that it is worth asking why."""
+        return now - self._moved > FULL_STILL_S
+
+    def is_over(self, now: float, *, is_full: bool) -> bool:
+        """Whether more waiting is of no use. Programs that still start, so that nothing is there, get all the time.
+
+        is_full: every stream that is waited for found the card without a decoder left.
+        """
+        if is_full and self.is_still(now):
+            return True
+        is_stuck = self._progress > 0 and now - self._moved > self._still_s
+        return is_stuck or now - self._began > self._timeout_s
+
+
+def all_full(cold: Sequence[str], said: Mapping[str, str]) -> bool:
+    """Whether none of these streams has another reason than that the card makes no more decoders: some found that, the
+    others may still wait for their turn to find it. One that found it is enough: a single wrong refusal bounds all."""
+    reasons = [said.get(one, "") for one in cold]
+    return _found_full(reasons) and all(_is_of_full(reason) for reason in reasons)
+
+
+def progressed(said: Mapping[str, str], now_said: Mapping[str, str]) -> dict[str, str]:
+    """The last reason of each stream, but one that found no decoder, and waits to ask again, has found none."""
+    again = {one for one, why in now_said.items() if WAITS in why and DECODERS_FULL in said.get(one, "")}
+    return {**said, **{one: why for one, why in now_said.items() if one not in again}}
+
+
+def not_all_there(cold: Sequence[str], count: int, said: Mapping[str, str], waited_s: float) -> NotAllThere | None:
+    """Those of so many streams that have no answers, with the most frequent reason that they said: with both, where
+    some found the card full and others wait for their turn. None without one."""
+    reasons = Counter(_short(said[one]) for one in cold if said.get(one))
+    if not reasons:
+        return None
+    full = {why: times for why, times in reasons.items() if _is_of_full(why)}
+    is_full = _found_full(full) and sum(full.values()) >= MOSTLY * len(cold)
+    named = Counter(full).most_common(2) if is_full else reasons.most_common(1)
+    words = ", ".join(f"{times} × {why!r}" for why, times in named)
+    return NotAllThere(
+        f"{len(cold)} of {count} streams have no answers: {words}", count - len(cold), waited_s, is_full=is_full
+    )
+
+
+def _is_of_full(reason: str) -> bool:
+    return DECODERS_FULL in reason or WAITS in reason
+
+
+def _found_full(reasons: Iterable[str]) -> bool:
+    return any(DECODERS_FULL in reason for reason in reasons)
+
+
+def _short(reason: str) -> str:
+    return reason if len(reason) <= _REASON_CHARACTERS else f"{reason[:_REASON_CHARACTERS]}…"
+
 
 _API = re.compile(r"control API (http://[^;\s]+)")
 NAMING = Path(__file__).with_name("named_threads")
@@ -38,8 +124,8 @@ def with_named_threads(environ: Mapping[str, str]) -> dict[str, str]:
 
 
 @dataclass(frozen=True, slots=True)
-class Setup:
-    """What every program of a fleet is told. hand_over: auto, device, host. interval: frames not inferred between two.
+class FleetSetup:
+    """Settings of each program of a fleet. hand_over: auto, device, host. interval: frames not inferred between two.
 
     sections: more of the settings file, as YAML has them. results: a folder for objects.jsonl; None for no sink.
     """
@@ -85,10 +171,10 @@ class Look:
     """At all programs. at_s: of each, the middle of the time that its page took. page: of all together."""
 
     at_s: float
-    page: Page
+    page: MetricsPage
 
 
-def cold_of(ids: Sequence[str], page: Page) -> list[str]:
+def cold_of(ids: Sequence[str], page: MetricsPage) -> list[str]:
     """Those that have not answered for some frames yet."""
     return [one for one in ids if page.answered.get(one, 0) < WARM_FRAMES]
 
@@ -96,7 +182,7 @@ def cold_of(ids: Sequence[str], page: Page) -> list[str]:
 class Fleet:
     """A context: entered, every program is starting. Raises BadAnswer with a program's own last words."""
 
-    def __init__(self, setup: Setup, work: Path, count: int) -> None:
+    def __init__(self, setup: FleetSetup, work: Path, count: int) -> None:
         if count > MOST_SOURCES * setup.programs:
             raise BadAnswer(f"{count} streams need more than {setup.programs} programs of {MOST_SOURCES}: --programs")
         self.setup, self._work = setup, work
@@ -142,18 +228,18 @@ class Fleet:
         Early where no stream gets further: decoders of a card are made in turn. The CPU's streams all begin at once.
         """
         still_s = STILL_S if self.setup.decoder == "nvdec" else timeout_s
-        patience, said = Patience(time.monotonic(), timeout_s, still_s), dict[str, str]()
+        timeouts, said = StartTimeout(time.monotonic(), timeout_s, still_s), dict[str, str]()
         while True:
             page, now, ids = self.look(is_patient=True).page, time.monotonic(), self.ids
             cold, leaving = cold_of(ids, page), self._taken_out & page.decoded.keys()
-            waited_s, gone = patience.waited_s(now), len(self._taken_out) - len(leaving)
-            patience.see(now, gone + sum(min(page.answered.get(one, 0), WARM_FRAMES) for one in ids))
-            if not cold and (not leaving or patience.is_over(now, is_full=False)):
+            waited_s, gone = timeouts.waited_s(now), len(self._taken_out) - len(leaving)
+            timeouts.see(now, gone + sum(min(page.answered.get(one, 0), WARM_FRAMES) for one in ids))
+            if not cold and (not leaving or timeouts.is_over(now, is_full=False)):
                 return waited_s
-            if patience.is_still(now):
-                said = heard(said, self._reasons())
-            if patience.is_over(now, is_full=all_full(cold, said)):
-                raise not_all_there(cold, len(ids), heard(said, self._reasons()), waited_s) or NotAllThere(
+            if timeouts.is_still(now):
+                said = progressed(said, self._reasons())
+            if timeouts.is_over(now, is_full=all_full(cold, said)):
+                raise not_all_there(cold, len(ids), progressed(said, self._reasons()), waited_s) or NotAllThere(
                     f"{len(cold)} of {len(ids)} streams have no answers after {waited_s:.0f} s, {cold[0]} among them; "
                     f"{self._words()}",
                     len(ids) - len(cold), waited_s,
@@ -196,9 +282,9 @@ class Fleet:
         found: dict[str, str] = {}
         for program in range(len(self._programs)):
             with suppress(OSError, ValueError):
-                told = self.streams(program)
+                listed = self.streams(program)
                 found |= {
-                    one["source_id"]: one["reason"] for one in told if one["state"] != "running" and one["reason"]
+                    one["source_id"]: one["reason"] for one in listed if one["state"] != "running" and one["reason"]
                 }
         return found
 
@@ -228,7 +314,7 @@ class _Program:
 
     process: subprocess.Popen[bytes]
 
-    def __init__(self, setup: Setup, work: Path, number: int) -> None:
+    def __init__(self, setup: FleetSetup, work: Path, number: int) -> None:
         self.ids: list[str] = []
         self._url = ""
         self._setup, self._number = setup, number
@@ -237,7 +323,7 @@ class _Program:
     def start(self) -> None:
         settings = self._setup.settings(self.ids, self._number)
         self._file.write_text(yaml.safe_dump(settings, sort_keys=False))
-        bond = [sys.executable, "-m", BOND, str(os.getpid())]  # it ends with the bench, however that ends
+        bond = [sys.executable, "-m", UP_CHILD, str(os.getpid())]  # it ends with the bench, however that ends
         command = [*bond, "video", "run", str(self._file), "--no-progress", "--log-level", "info"]
         with self._log.open("wb") as log:
             self.process = subprocess.Popen(
@@ -251,7 +337,7 @@ class _Program:
             page = self.ask("GET", "/metrics")
         except OSError:
             if self.process.poll() is None and is_patient:
-                return Look(began_s, Page())
+                return Look(began_s, MetricsPage())
             raise BadAnswer(f"penstock video run does not answer: {self.last_words()}") from None
         return Look((began_s + time.monotonic()) / 2, read_page(page))
 

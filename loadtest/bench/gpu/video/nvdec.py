@@ -1,4 +1,4 @@
-"""NVDEC alone: how many frames a second the card decodes when nobody does anything with them."""
+"""NVDEC alone: how many frames a second the card decodes if they are not used."""
 
 import json
 import os
@@ -11,10 +11,10 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
-from loadtest.bench.gpu.raw import CHECKOUT
-from loadtest.bench.gpu.video.card import CardMeter
+from loadtest.bench.gpu.programs import CHECKOUT
+from loadtest.bench.gpu.video.usage import CardMeter
 from loadtest.bench.wire import BadAnswer
-from server.gpu.mps import PIPE_DIRECTORY
+from penstock.gpu.mps.control import PIPE_DIRECTORY
 
 SHAPES = ((4, 4), (8, 4))  # processes, threads of each: an H200 decoded as much by six, within 0.6 %
 READY_S, STOP_S, AHEAD_S = 60.0, 5.0, 0.3
@@ -47,7 +47,7 @@ def decode_alone(
         timer.start()
         for worker in workers:
             if _line(worker) != "ready":
-                raise BadAnswer(f"NVDEC alone: {_last_words(worker)}")
+                raise BadAnswer(f"NVDEC alone: {_last_lines(worker)}")
         ready_s = time.monotonic() - asked_s
         begin_s = time.monotonic() + AHEAD_S
         end_s = begin_s + seconds
@@ -56,14 +56,14 @@ def decode_alone(
             worker.stdin.write(f"{begin_s} {end_s}\n")
             worker.stdin.flush()
         time.sleep(AHEAD_S)
-        told = card.during(seconds)
+        load = card.during(seconds)
         found = [json.loads(_line(worker) or "{}") for worker in workers]
     if not all(found):
         raise BadAnswer("NVDEC alone: a process ended before its time")
     rate = sum(one["frames"] / one["seconds"] for one in found)
     cores = sum(one["cpu_s"] / one["seconds"] for one in found)
-    shape_told = {"processes": processes, "threads": threads, "is_mps": mps is not None}
-    return shape_told | {"rate": rate, "cores": cores, "ready_s": round(ready_s, 2), "card": told}
+    figures = {"processes": processes, "threads": threads, "is_mps": mps is not None}
+    return figures | {"rate": rate, "cores": cores, "ready_s": round(ready_s, 2), "card": load}
 
 
 def best_of(tries: Sequence[dict[str, Any]]) -> dict[str, Any]:
@@ -85,7 +85,7 @@ def _line(worker: "subprocess.Popen[str]") -> str:
     return ""
 
 
-def _last_words(worker: "subprocess.Popen[str]") -> str:
+def _last_lines(worker: "subprocess.Popen[str]") -> str:
     worker.kill()
     _, words = worker.communicate()
     return words.strip()[-500:] or "a process said nothing"

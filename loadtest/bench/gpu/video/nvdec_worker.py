@@ -17,7 +17,7 @@ from typing import Any
 import av
 import numpy as np
 
-from deepstream_pipeline.gpu.device import Device
+from penstock_video.gpu.device import Device
 
 _FILTERS = {"h264": "h264_mp4toannexb", "hevc": "hevc_mp4toannexb"}
 _LOOK_S, _WARM_S, _WARM_FRAMES = 0.001, 1.0, 30
@@ -35,7 +35,7 @@ def packets_of(clip: Path) -> tuple[str, list[Any]]:
     return codec, found
 
 
-class Lane:
+class DecoderLane:
     """A thread's decoder and what came of it so far."""
 
     def __init__(self, nvc: Any, codec: str, packets: list[Any], stream: int = 0) -> None:
@@ -71,7 +71,7 @@ def main() -> None:
     codec, packets = packets_of(clip)
     device = Device.open()
     streams = [device.new_stream() for _ in range(threads)]
-    lanes = [Lane(nvc, codec, packets, stream.handle) for stream in streams]
+    lanes = [DecoderLane(nvc, codec, packets, stream.handle) for stream in streams]
     threads_of = [threading.Thread(target=lane.run, daemon=True) for lane in lanes]
     for thread in threads_of:
         thread.start()

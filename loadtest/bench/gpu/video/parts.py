@@ -13,21 +13,18 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
-from loadtest.bench.gpu.penstock_up import PenstockUp
-from loadtest.bench.gpu.raw import CHECKOUT
-from loadtest.bench.gpu.video.card import CardMeter
+from loadtest.bench.gpu.programs import CHECKOUT, PenstockUp
 from loadtest.bench.gpu.video.clips import CAMERAS, FPS, clip_path, make_rubbish
-from loadtest.bench.gpu.video.faults import judged, read_results, run_faults
-from loadtest.bench.gpu.video.fleet import Fleet, Setup
+from loadtest.bench.gpu.video.fleet import Fleet, FleetSetup
 from loadtest.bench.gpu.video.nvdec import SHAPES, best_of, decode_alone
-from loadtest.bench.gpu.video.options import MODEL
-from loadtest.bench.gpu.video.pieces import Folder, Piece
-from loadtest.bench.gpu.video.verdict import HeldSearch, below
-from loadtest.bench.gpu.video.windows import Pacing, measure, search, try_count
+from loadtest.bench.gpu.video.plan import MODEL, BenchPiece, Folder
+from loadtest.bench.gpu.video.usage import CardMeter
+from loadtest.bench.gpu.video.verdict import SustainedSearch, below
+from loadtest.bench.gpu.video.windows import Pacing, judged, measure, read_results, run_faults, search, try_count
 from loadtest.bench.wire import BadAnswer
-from server.commands.video_engine import joinable, place_of, share_card
-from server.gpu.mps import PIPE_DIRECTORY
-from server.local.running import RunningStack, running_stacks
+from penstock.gateway.workers.running_stacks import RunningStack, running_stacks
+from penstock.gpu.mps.control import PIPE_DIRECTORY
+from penstock_video.cli.engine import joinable, place_of, share_card
 
 SHARE_WANTED, MOST_OF_ALONE = 0.95, 1.03  # of NVDEC alone
 HAND_OVERS = ("device", "host")
@@ -37,7 +34,7 @@ _EXPORT_S = 300.0
 _MOST_STARTS = 2  # of a stack that does not become ready: each costs minutes of a lent card
 
 
-class Bench:
+class GpuVideoBench:
     """What every piece uses. Raises BadAnswer from whatever it is asked."""
 
     def __init__(
@@ -49,7 +46,7 @@ class Bench:
         self._up: PenstockUp | None = None
         self._failed_starts = 0  # in a row
 
-    def measure(self, piece: Piece) -> dict[str, Any]:
+    def measure(self, piece: BenchPiece) -> dict[str, Any]:
         """What the piece found."""
         return _PARTS[piece.part](self, piece)
 
@@ -60,7 +57,7 @@ class Bench:
             up.__exit__(None, None, None)
 
     @staticmethod
-    def in_words(piece: Piece, found: dict[str, Any]) -> str:
+    def in_words(piece: BenchPiece, found: dict[str, Any]) -> str:
         """For people who wait."""
         if piece.part == "nvdec":
             ready = ", ".join(f"{one['ready_s']:.1f}" for one in found["tries"])
@@ -70,7 +67,7 @@ class Bench:
             return f"{found['held']} streams held, {found['missed'] or 'none'} missed{full}"
         return "see its file"
 
-    def nvdec(self, piece: Piece) -> dict[str, Any]:
+    def nvdec(self, piece: BenchPiece) -> dict[str, Any]:
         """All shapes in the first round of a folder, as clients of MPS where the programs are, and the best without;
         then the one that was best."""
         earlier, clip, mps = self.folder.found("nvdec", piece.camera, piece.number), self._clip(piece), self._of_mps()
@@ -89,7 +86,7 @@ class Bench:
         return {"best": best_of(tries), "tries": tries}
 
     def _of_mps(self) -> dict[str, str] | None:
-        """The environment of the stack's MPS' clients, as which the video programs decode, too; None where it has none
+        """The environment of clients of the stack's MPS, in which the video programs decode, too; None without MPS
         or does not start: NVDEC alone needs none."""
         if not self._options.is_gpu or self._options.mps == "off":
             return None
@@ -101,17 +98,17 @@ class Bench:
             return None
         return environ_of_mps(joinable(running_stacks()))
 
-    def streams(self, piece: Piece) -> dict[str, Any]:
+    def streams(self, piece: BenchPiece) -> dict[str, Any]:
         """The search, by NVDEC alone of the same round where that was measured."""
         alone = self.folder.found("nvdec", piece.camera, piece.number)
         streams_alone = alone["best"]["rate"] / FPS if alone else CAMERAS[piece.camera].goal / SHARE_WANTED
         firsts = self._options.streams or self._firsts(piece, streams_alone)
         most = self._options.most or max(math.ceil(MOST_OF_ALONE * streams_alone), *firsts)
         found = self._search(self._setup(piece, self._options.decoder), firsts, most, piece)
-        is_of_round = alone is not None and self.folder.has(Piece("nvdec", piece.camera, piece.number))
+        is_of_round = alone is not None and self.folder.has(BenchPiece("nvdec", piece.camera, piece.number))
         return found | {"alone_per_s": alone["best"]["rate"] if alone and is_of_round else 0.0}
 
-    def _firsts(self, piece: Piece, streams_alone: float) -> list[int]:
+    def _firsts(self, piece: BenchPiece, streams_alone: float) -> list[int]:
         """What an earlier round held and missed; else what the targets ask for and what NVDEC alone decodes."""
         earlier, goal = self.folder.found("streams", piece.camera, piece.number), CAMERAS[piece.camera].goal
         wanted = math.ceil(SHARE_WANTED * streams_alone)
@@ -119,7 +116,7 @@ class Bench:
             return [int(earlier["held"]), int(earlier["missed"]) or wanted]
         return [max(wanted, goal), goal, math.floor(streams_alone)]
 
-    def cpu(self, piece: Piece) -> dict[str, Any]:
+    def cpu(self, piece: BenchPiece) -> dict[str, Any]:
         """Every stream by the CPU, in a decode process of its own."""
         cores = len(os.sched_getaffinity(0))
         earlier = self.folder.found("cpu", piece.camera, piece.number)
@@ -128,7 +125,7 @@ class Bench:
         most = self._options.most or CORE_STREAMS[1] * cores
         return self._search(self._setup(piece, "cpu"), firsts, most, piece) | {"machine_cores": cores}
 
-    def hand_over(self, piece: Piece) -> dict[str, Any]:
+    def hand_over(self, piece: BenchPiece) -> dict[str, Any]:
         """Rows in either memory at the same load, in an order drawn. failed: the ways that did not begin, and why."""
         count = (self._options.streams or [self._load(piece, HAND_OVER_SHARE)])[0]
         ways = list(HAND_OVERS)
@@ -150,7 +147,7 @@ class Bench:
             raise BadAnswer("; ".join(f"{way}: {why}" for way, why in failed.items()))
         return {"streams": count, "ways": tries, "failed": failed}
 
-    def faults(self, piece: Piece) -> dict[str, Any]:
+    def faults(self, piece: BenchPiece) -> dict[str, Any]:
         """At half load, every result written."""
         count = (self._options.streams or [self._load(piece, 0.5)])[0]
         results = self._work / "results"
@@ -163,7 +160,7 @@ class Bench:
         shutil.rmtree(results, ignore_errors=True)
         return {"streams": count, "faults": [judged(span, frames) for span in spans]}
 
-    def _search(self, setup: Setup, firsts: list[int], most: int, piece: Piece) -> dict[str, Any]:
+    def _search(self, setup: FleetSetup, firsts: list[int], most: int, piece: BenchPiece) -> dict[str, Any]:
         """The programs run on from number to number; streams come and go. decoders: that the card is known to make at
         once, which bound the numbers; 0: not known."""
         decoders = self._decoders() if setup.decoder == "nvdec" else 0
@@ -181,13 +178,17 @@ class Bench:
                 self._tell(f"{piece.name}: {count} streams {after}: {found['complaint'] or 'held'}")
                 return found
 
-            finding = HeldSearch(firsts, most, self._options.tries)
+            finding = SustainedSearch(firsts, most, self._options.tries)
             found = search(finding, attempt, self._options.search_s or math.inf)
-        told = {"first_streams_after_s": found["tries"][0]["waited_s"], "decoder": setup.decoder, "decoders": decoders}
-        return found | told
+        found |= {
+            "first_streams_after_s": found["tries"][0]["waited_s"],
+            "decoder": setup.decoder,
+            "decoders": decoders,
+        }
+        return found
 
     def _decoders(self) -> int:
-        """What the command says, else what a search of this folder met; none where numbers are named, only."""
+        """By the command line, else by a search of this folder; 0 if numbers of streams are given."""
         if self._options.decoders is not None:
             return int(self._options.decoders)
         return 0 if self._options.streams else self.folder.full_at()
@@ -196,7 +197,7 @@ class Bench:
         up = self._stack()
         return lambda: measure(fleet, up, self._card, self._pacing)
 
-    def _load(self, piece: Piece, share: float) -> int:
+    def _load(self, piece: BenchPiece, share: float) -> int:
         """Of what was held, else of the target; no more than the card is known to have decoders for."""
         streams = self.folder.found("streams", piece.camera, piece.number)
         held = int(streams["held"]) if streams else 0
@@ -204,11 +205,11 @@ class Bench:
         decoders = self._decoders() if self._options.decoder == "nvdec" else 0
         return min(load, below(decoders)) if decoders else load
 
-    def _setup(self, piece: Piece, decoder: str, hand_over: str = "", results: Path | None = None) -> Setup:
+    def _setup(self, piece: BenchPiece, decoder: str, hand_over: str = "", results: Path | None = None) -> FleetSetup:
         options = self._options
         mux = {"batch-size": options.batch_size, "batched-push-timeout": options.push_timeout_us}
         said = {key: value for key, value in mux.items() if value is not None}
-        return Setup(
+        return FleetSetup(
             model=options.model,
             clip=self._clip(piece),
             decoder=decoder,
@@ -220,11 +221,11 @@ class Bench:
             results=results,
         )
 
-    def _fleet(self, setup: Setup, count: int, name: str) -> Fleet:
+    def _fleet(self, setup: FleetSetup, count: int, name: str) -> Fleet:
         self._stack()
         return Fleet(setup, self._work / "logs" / name, count)
 
-    def _clip(self, piece: Piece) -> Path:
+    def _clip(self, piece: BenchPiece) -> Path:
         return clip_path(self._work, CAMERAS[piece.camera])
 
     def _stack(self) -> PenstockUp:
@@ -266,17 +267,17 @@ class Bench:
         print(f"gpu.video: {sentence}", file=sys.stderr, flush=True)
 
 
-_PARTS: dict[str, Callable[[Bench, Piece], dict[str, Any]]] = {
-    "nvdec": Bench.nvdec,
-    "streams": Bench.streams,
-    "hand-over": Bench.hand_over,
-    "cpu": Bench.cpu,
-    "faults": Bench.faults,
+_PARTS: dict[str, Callable[[GpuVideoBench, BenchPiece], dict[str, Any]]] = {
+    "nvdec": GpuVideoBench.nvdec,
+    "streams": GpuVideoBench.streams,
+    "hand-over": GpuVideoBench.hand_over,
+    "cpu": GpuVideoBench.cpu,
+    "faults": GpuVideoBench.faults,
 }
 
 
 def environ_of_mps(stack: RunningStack | None) -> dict[str, str] | None:
-    """Of a client of that stack's MPS; None where it has none."""
+    """The environment of a client of that stack's MPS; None without MPS."""
     if stack is None or not stack.mps_directory:
         return None
     environ = {name: value for name, value in os.environ.items() if name != PIPE_DIRECTORY}

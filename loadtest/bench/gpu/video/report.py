@@ -14,30 +14,32 @@ from typing import Any
 
 from loadtest.bench.gpu.report import of_what
 from loadtest.bench.gpu.video.clips import CAMERAS, FPS
-from loadtest.bench.gpu.video.engine import engine_in_words
-from loadtest.bench.gpu.video.limits import cores_of, decoders_in_words, limit_in_words
-from loadtest.bench.gpu.video.pieces import PARTS, Folder
-from loadtest.bench.gpu.video.plots import write_plot
+from loadtest.bench.gpu.video.plan import PARTS, Folder
 from loadtest.bench.gpu.video.results import (
     PARTS_OF_CPU,
     Body,
+    cores_of,
     cpu_by_part,
     decoders_limit,
+    decoders_text,
     figures,
-    held_try,
     missed_try,
     of_part,
     results_of,
     servers,
     shares_of_alone,
+    stream_limit_text,
+    sustained_trial,
+    write_plot,
 )
-from loadtest.bench.report import Spread, spread
-from loadtest.committed import Committed, ResultsError, read_bench
-from loadtest.report.wording import percent, plain_number
-from loadtest.targets import read_targets
+from loadtest.bench.gpu.video.usage import engine_text
+from loadtest.bench.report import BenchSpread, spread
+from penstock_load.committed import Committed, ResultsError, read_bench
+from penstock_load.report.document import percent, plain_number
+from penstock_load.targets import read_targets
 
 JSON_FILE, PAGE = "gpu-video.json", "gpu-video.md"
-_HELD = (
+_SUSTAINED = (
     "**Held** means: over a window ({seconds} s), at most 0.1 % of the due frames dropped, 99.5 to 100.5 % of them "
     "answered, no stream more than three frames short, 99 % of all streams' answers within {bound} ms of the frame's "
     "capture, by the programs' own histograms. Capture is the moment at which the clip's clock makes a frame's packet "
@@ -64,13 +66,13 @@ def report_text(bodies: Sequence[Body], judged: Committed | None, plot: str, not
 
 
 def _head(bodies: Sequence[Body]) -> str:
-    told = bodies[-1]["conditions"]
+    run = bodies[-1]["conditions"]
     commands = dict.fromkeys(one["conditions"]["command"] for one in bodies)
     lines = ["# Video on one GPU: decode, prepare, infer, track", ""]
-    lines += [f"{told['machine']}. {_when(bodies)}. {told['gpu versions']}. {told['versions']}.", ""]
-    lines += [f"Model: {told['model']}; `-random`: its weights are, the arithmetic is the network's. "
-              f"Video programs: {told['programs']}. The bench and the clips' reading share the cores.", ""]  # fmt: skip
-    lines += [_HELD.format(seconds=_seconds(bodies), bound=told["slo_p99_ms"]), ""]
+    lines += [f"{run['machine']}. {_when(bodies)}. {run['gpu versions']}. {run['versions']}.", ""]
+    lines += [f"Model: {run['model']}; `-random`: its weights are, the arithmetic is the network's. "
+              f"Video programs: {run['programs']}. The bench and the clips' reading share the cores.", ""]  # fmt: skip
+    lines += [_SUSTAINED.format(seconds=_seconds(bodies), bound=run["slo_p99_ms"]), ""]
     lines += ["Figures are medians over the rounds (lowest to highest).", ""]
     return "\n".join([*lines, *(f"    {command}" for command in commands), ""])
 
@@ -107,7 +109,7 @@ def _streams(bodies: Sequence[Body]) -> str:
         found = of_part(bodies, "streams", name)
         if not found:
             continue
-        tries = [one for one in map(held_try, found) if one]
+        tries = [one for one in map(sustained_trial, found) if one]
         alone, shares = figures(found, "alone_per_s"), shares_of_alone(bodies, name)
         rows.append((
             camera.words, camera.goal, _figure(figures(found, "held")),
@@ -134,19 +136,19 @@ def _limits(bodies: Sequence[Body]) -> str:
         if not found:
             continue
         missing = next((body for body in reversed(found) if missed_try(body)), found[-1])
-        parts += [*_held_by(camera.words, found[-1]), *_missed_by(camera.words, missing)]
+        parts += [*_sustained_by(camera.words, found[-1]), *_missed_by(camera.words, missing)]
     full = [full_at for full_at in map(decoders_limit, of_part(bodies, "streams")) if full_at]
     tried = [one for body in of_part(bodies, "streams") for one in body["found"]["tries"] if "full_at" in one]
-    about = [" ".join([decoders_in_words(max(full)), *_said(tried[-1:])]), ""] if full else []
+    about = [" ".join([decoders_text(max(full)), *_sentence(tried[-1:])]), ""] if full else []
     return "\n".join(["## What limits", "", *about, *parts]) if parts else ""
 
 
-def _held_by(camera: str, body: Body) -> Iterator[str]:
-    cores, decoders, held = cores_of(body["conditions"]["machine"]), decoders_limit(body), held_try(body)
+def _sustained_by(camera: str, body: Body) -> Iterator[str]:
+    cores, decoders, held = cores_of(body["conditions"]["machine"]), decoders_limit(body), sustained_trial(body)
     if held:
         yield from (f"### {camera}, {held['streams']} streams, held in round {body['round']}", "")
         is_most = bool(decoders or missed_try(body))
-        yield from (limit_in_words(held, cores, decoders, is_most=is_most), "", _profile(held))
+        yield from (stream_limit_text(held, cores, decoders, is_most=is_most), "", _profile(held))
     if cut := body["found"].get("cut"):
         yield from (f"The search of round {body['round']} broke off before {cut}.", "")
     if decoders and not missed_try(body):
@@ -159,10 +161,10 @@ def _missed_by(camera: str, body: Body) -> Iterator[str]:
         is_full = "full_at" in missed
         why = "the card makes no more decoders" if is_full else missed["complaint"]
         yield from (f"### {camera}, {missed['streams']} streams, not held in round {body['round']}: {why}", "")
-        yield from (*_said([missed]), "") if is_full else (limit_in_words(missed, cores), "", _profile(missed))
+        yield from (*_sentence([missed]), "") if is_full else (stream_limit_text(missed, cores), "", _profile(missed))
 
 
-def _said(tried: Sequence[Mapping[str, Any]]) -> list[str]:
+def _sentence(tried: Sequence[Mapping[str, Any]]) -> list[str]:
     return [f"Of {one['streams']} streams {one['full_at']} had answers: {one['complaint']}." for one in tried]
 
 
@@ -171,13 +173,13 @@ def _profile(tried: Mapping[str, Any]) -> str:
     rows = [(kind, f"{tried['cores'][kind]:.2f}", f"{tried['cpu_ms_a_frame'][kind]:.3f}") for kind in kinds]
     text = _table("", ("who", "cores", "CPU ms a frame"), rows)
     busiest = "; ".join(f"{what} {cores:.2f}" for what, cores in tried["threads_by_name"][:8])
-    rows_by = ", ".join(f"{n:,} by {how}" for how, n in tried["rows"].items() if n) or "not told"
+    rows_by = ", ".join(f"{n:,} by {how}" for how, n in tried["rows"].items() if n) or "unknown"
     decoders = ", ".join(f"{n} {kind}" for kind, n in tried["decode_processes"].items() if n)
     card = ", ".join(f"{name} {value:,.2f}" for name, value in tried["card"].items())
     batch = f"A call of the engine: {tried['frames_a_batch']:.1f} frames, {tried['infer_ms_a_batch']:.1f} ms."
-    batch = " ".join(filter(None, (batch, engine_in_words(tried.get("engine", {})))))
+    batch = " ".join(filter(None, (batch, engine_text(tried.get("engine", {})))))
     lines = [
-        f"{batch} Rows: {rows_by}. Decode processes: {decoders or 'not told'}. Threads by name, in cores: {busiest}."
+        f"{batch} Rows: {rows_by}. Decode processes: {decoders or 'unknown'}. Threads by name, in cores: {busiest}."
     ]
     return "\n".join([text, *lines, *([f"Card: {card}."] if card else []), ""])
 
@@ -186,7 +188,7 @@ def _cpu_by_part(bodies: Sequence[Body]) -> str:
     rows = []
     for part, how in (("streams", "streams"), ("cpu", "decoded by the CPU")):
         for name, camera in CAMERAS.items():
-            tries = [one for one in map(held_try, of_part(bodies, part, name)) if one]
+            tries = [one for one in map(sustained_trial, of_part(bodies, part, name)) if one]
             if tries:
                 spent = [cpu_by_part(one) for one in tries]
                 each = [_span([one[part_of] for one in spent if part_of in one]) for part_of in PARTS_OF_CPU]
@@ -254,7 +256,7 @@ def _on_card(tries: Sequence[Mapping[str, Any]]) -> str:
 def _cpu(bodies: Sequence[Body]) -> str:
     rows = []
     for one in of_part(bodies, "cpu"):
-        tried, cores = held_try(one), int(one["found"]["machine_cores"])
+        tried, cores = sustained_trial(one), int(one["found"]["machine_cores"])
         if tried:
             rows.append((
                 one["round"], tried["streams"], f"{tried['streams'] / cores:.2f}", f"{tried['p99_ms']:.0f}",
@@ -279,8 +281,8 @@ def _faults(bodies: Sequence[Body]) -> str:
     return _table("Faults", (*head, "every answer within s", "the bad camera"), rows)
 
 
-def _rubbish(told: Mapping[str, Any]) -> str:
-    return f"{told['state']}, {told['frames']} frames{', ' + told['reason'] if told['reason'] else ''}"
+def _rubbish(stream: Mapping[str, Any]) -> str:
+    return f"{stream['state']}, {stream['frames']} frames{', ' + stream['reason'] if stream['reason'] else ''}"
 
 
 def _how(bodies: Sequence[Body]) -> str:
@@ -294,11 +296,11 @@ def _how(bodies: Sequence[Body]) -> str:
     return "\n".join([*lines, "", _NEVER_RUN, ""])
 
 
-def _spread(found: Any) -> Spread:
-    return Spread(found.median, found.low, found.high)
+def _spread(found: Any) -> BenchSpread:
+    return BenchSpread(found.median, found.low, found.high)
 
 
-def _figure(found: Spread | None) -> str:
+def _figure(found: BenchSpread | None) -> str:
     if found is None:
         return ""
     return f"{plain_number(found.median)} ({plain_number(found.low)} to {plain_number(found.high)})"
@@ -308,7 +310,7 @@ def _span(values: Sequence[float]) -> str:
     return _figure(spread(values)) if values else ""
 
 
-def _shares(found: Spread) -> str:
+def _shares(found: BenchSpread) -> str:
     return f"{found.median:.3f} ({found.low:.3f} to {found.high:.3f})"
 
 

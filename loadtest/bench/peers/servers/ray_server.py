@@ -4,7 +4,7 @@
   batch_wait_timeout_s.
 * docs.ray.io/en/latest/serve/advanced-guides/performance.html: a core a replica (ray_actor_options).
 * docs.ray.io/en/master/cluster/kubernetes/user-guides/kuberay-serve-high-throughput.html: RAY_SERVE_ENABLE_HA_PROXY
-  and RAY_SERVE_THROUGHPUT_OPTIMIZED, which whoever starts this sets.
+  and RAY_SERVE_THROUGHPUT_OPTIMIZED, which the starter sets.
 Measured on two cores, three rounds: with batches of 4 within 5 ms 142 pictures a second (87-151) at 13.4 ms of CPU,
 without 109 (94-139) at 13.8 ms; without the two variables 69 (49-98) at 19 ms, on a busy machine.
 The object store is as small as Ray allows, because nothing large goes through it; Ray's own default (a third of

@@ -1,4 +1,4 @@
-{{/* Which Triton is taken: see server/gpu/images.py for the reasons. */}}
+{{/* Which Triton is taken: see server/penstock/gpu/triton_images.py for the reasons. */}}
 
 {{- define "penstock.validate.triton" -}}
 {{- $words := regexSplit `\s+` (include "penstock.triton.ownArguments" .) -1 -}}

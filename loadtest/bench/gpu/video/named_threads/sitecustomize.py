@@ -1,4 +1,4 @@
-"""Python tells the kernel its threads' names, as it does by itself from 3.14 on: for whoever reads /proc meanwhile.
+"""Names Python's threads in the kernel, as Python 3.14 does by itself, so that /proc shows the names.
 
 For a program that the bench starts with this folder in PYTHONPATH: the interpreter imports a sitecustomize by itself.
 """

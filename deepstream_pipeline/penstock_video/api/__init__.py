@@ -1,0 +1,1 @@
+"""The control API and the preview page of the video program (HTTP, port 8010)."""

@@ -1,0 +1,238 @@
+"""Request and response bodies of the control API, and readable messages for bodies that fail validation."""
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from difflib import get_close_matches
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from penstock_video.source_ids import ID_FORM, ID_PATTERN
+from penstock_video.types import DecoderKind, DropPolicy, SourceConfig, SourceState
+
+SOURCE_ID = f"^{ID_PATTERN}$"
+MAX_URI_CHARACTERS = 2048
+_DEFAULT = SourceConfig(uri="", source_id="")
+
+
+class Strict(BaseModel):
+    """Base of request bodies: unknown fields are refused."""
+
+    model_config = ConfigDict(extra="forbid", hide_input_in_errors=True)
+
+
+class NewStream(Strict):
+    """A source to add. Its fields are those of types.SourceConfig."""
+
+    uri: str = Field(min_length=1, max_length=MAX_URI_CHARACTERS)
+    source_id: str = Field(pattern=SOURCE_ID)
+    camera_name: str = Field(default=_DEFAULT.camera_name, max_length=200)
+    is_loop: bool = _DEFAULT.is_loop
+    is_realtime: bool = _DEFAULT.is_realtime
+    policy: DropPolicy | None = _DEFAULT.policy
+    expected_fps: float | None = Field(default=_DEFAULT.expected_fps, gt=0, le=1000)
+    reconnect_interval_s: float = Field(default=_DEFAULT.reconnect_interval_s, gt=0, le=3600)
+    reconnect_attempts: int = Field(default=_DEFAULT.reconnect_attempts, ge=-1, le=1_000_000)
+    open_timeout_s: float = Field(default=_DEFAULT.open_timeout_s, gt=0, le=300)
+    frozen_after_s: float = Field(default=_DEFAULT.frozen_after_s, gt=0, le=86_400)
+    is_udp: bool = _DEFAULT.is_udp
+    record_cache_s: float = Field(default=_DEFAULT.record_cache_s, ge=0, le=300)
+    decoder: DecoderKind = _DEFAULT.decoder
+
+    def config(self) -> SourceConfig:
+        """The configuration for the pipeline."""
+        return SourceConfig(**{name: getattr(self, name) for name in type(self).model_fields})
+
+
+class Recording(Strict):
+    """A recording to start: before_s and after_s from now, in seconds."""
+
+    before_s: float = Field(default=5.0, ge=0, le=300)
+    after_s: float = Field(default=10.0, ge=0, le=3600)
+
+
+class RecordingFile(BaseModel):
+    """The recording's path, once it is finished."""
+
+    path: str
+
+
+class Stream(BaseModel):
+    """Current state of a source: types.SourceStatistics. uri: without user and password."""
+
+    model_config = ConfigDict(from_attributes=True)
+
+    source_id: str
+    camera_name: str
+    uri: str
+    state: SourceState
+    reason: str
+    fps: float
+    frames: int
+    frames_total: int | None
+    inferred: int
+    drops: dict[str, int]
+    restarts: int
+    width: int
+    height: int
+    codec: str
+    decoder: str
+    is_live: bool
+    is_frozen: bool
+    latency_s: float | None
+    position_s: float
+    duration_s: float | None
+    counts: dict[str, int]
+
+
+class Streams(BaseModel):
+    """Every source, in the order of addition."""
+
+    streams: list[Stream]
+
+
+class Added(BaseModel):
+    """The source that was added."""
+
+    source_id: str
+
+
+class Health(BaseModel):
+    """live: the API answers. ready: the pipeline's threads run and its engine answers."""
+
+    live: bool = True
+    ready: bool | None = None
+
+
+class ErrorAnswer(BaseModel):
+    """Why a request was not served, and the fix."""
+
+    error: str
+
+
+class SensorValue(BaseModel):
+    """DeepStream's value of a stream/add or stream/remove; other fields (metadata, …) are ignored."""
+
+    model_config = ConfigDict(coerce_numbers_to_str=True, hide_input_in_errors=True)
+
+    camera_id: str = Field(pattern=SOURCE_ID)
+    camera_name: str = Field(default="", max_length=200)
+    camera_url: str = Field(default="", max_length=MAX_URI_CHARACTERS)
+    change: str = ""
+
+
+class SensorChange(BaseModel):
+    """DeepStream's body of a stream/add or stream/remove; `event` is an alias of `value`."""
+
+    model_config = ConfigDict(hide_input_in_errors=True)
+
+    key: str = "sensor"
+    value: SensorValue | None = None
+    event: SensorValue | None = None
+
+
+class DeepStreamAnswer(BaseModel):
+    """DeepStream's answer to a change. status: the HTTP status line. reason: STREAM_ADD_SUCCESS and the like."""
+
+    status: str
+    reason: str
+
+
+class DeepStreamError(DeepStreamAnswer):
+    """DeepStream's answer to a refused change, with our error text."""
+
+    error: str
+
+
+_MOST = 5  # faults of a body that are listed
+_SHOWN_CHARACTERS = 80
+_PARTS_OF_REQUEST = ("body", "path", "query")
+_SHOWN = ("source_id", "camera_id", "policy", "decoder")
+_OBJECT = "a JSON object is needed"
+Schema = Mapping[str, object]
+
+
+def _properties(model: type[BaseModel]) -> Iterator[tuple[str, str]]:
+    whole = model.model_json_schema()
+    definitions = whole.get("$defs", {})
+    for part in (whole, *definitions.values()):
+        for name, schema in part.get("properties", {}).items():
+            yield name, _needed(schema, definitions)
+
+
+def _needed(schema: Schema, definitions: Mapping[str, Schema]) -> str:
+    """Allowed values of the field, from its JSON schema."""
+    choices = schema.get("anyOf")
+    if isinstance(choices, list):
+        return _needed(choices[0], definitions)  # the other one is null
+    reference = schema.get("$ref")
+    if isinstance(reference, str):
+        return _needed(definitions[reference.rpartition("/")[2]], definitions)
+    words = schema.get("enum")
+    if isinstance(words, list):
+        return f"one of {', '.join(words)} is needed"
+    if schema.get("pattern") == SOURCE_ID:
+        return ID_FORM
+    kinds = {"boolean": "true or false is needed", "string": _text_needed(schema)}
+    numbers = {"number": "a number", "integer": "a whole number"}
+    kind = str(schema.get("type"))
+    return f"{numbers[kind]}{_range(schema)} is needed" if kind in numbers else kinds.get(kind, _OBJECT)
+
+
+def _text_needed(schema: Schema) -> str:
+    least, most = schema.get("minLength", 0), schema.get("maxLength")
+    if most is None:
+        return "a text is needed"
+    return f"a text of {f'{least} to' if least else 'at most'} {most} characters is needed"
+
+
+def _range(schema: Schema) -> str:
+    words = {"exclusiveMinimum": " above", "minimum": " from", "maximum": " to"}
+    if "exclusiveMinimum" in schema:
+        words["maximum"] = " and at most"
+    return "".join(f"{word} {schema[key]:.10g}" for key, word in words.items() if key in schema)
+
+
+_NEEDED = dict(pair for model in (NewStream, Recording, SensorChange) for pair in _properties(model))
+
+
+def named_faults(faults: Sequence[object]) -> str:
+    """Field by field: "reconnect_attempts: -5 is not taken; a whole number from -1 to 1000000 is needed"."""
+    return "; and ".join(_named(fault) for fault in faults[:_MOST])
+
+
+def missing(name: str) -> str:
+    """Path of a missing field, "value.camera_id"; empty for the body."""
+    if not name:
+        return "the body is missing; send a JSON object, {} where nothing is to be said"
+    return f"{name} is missing; {_NEEDED.get(name.rpartition('.')[2], _OBJECT)}"
+
+
+def _named(fault: object) -> str:
+    if not isinstance(fault, dict):
+        return "the body cannot be read"
+    where = [str(part) for part in fault.get("loc", ()) if part not in _PARTS_OF_REQUEST]
+    name, kind = ".".join(where), fault.get("type")
+    if kind == "json_invalid":
+        context = fault.get("ctx")
+        reason = context.get("error", "") if isinstance(context, dict) else ""
+        return f"the body is not JSON ({reason}, at character {name or 0})"
+    if kind == "missing":
+        return missing(name)
+    if kind == "extra_forbidden":
+        return f"{name}: there is no such field; {_instead(where[-1])}"
+    given = _given(fault.get("input"), where)
+    return f"{name or 'the body'}: {given} is not taken; {_NEEDED.get(where[-1], _OBJECT) if where else _OBJECT}"
+
+
+def _instead(name: str) -> str:
+    near = [known for known in get_close_matches(name, _NEEDED, 2) if known != name]
+    return f"did you mean {near[0]}?" if near else "leave it out; /openapi.json names those that there are"
+
+
+def _given(value: object, where: Sequence[str]) -> str:
+    if isinstance(value, str):
+        is_shown = bool(where) and where[-1] in _SHOWN and "@" not in value and len(value) <= _SHOWN_CHARACTERS
+        return repr(value) if is_shown else f"a text of {len(value)} characters"
+    if isinstance(value, list | dict):
+        return "a list" if isinstance(value, list) else "an object"
+    return json.dumps(value, default=lambda _: "what was sent")[:_SHOWN_CHARACTERS]

@@ -1,0 +1,240 @@
+"""Options of the control API: address, key, TLS, allowed hosts, audit log. Light: imported by the commands."""
+
+import socket
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from http import HTTPStatus
+from ipaddress import ip_address
+from typing import Protocol, Self
+
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from penstock.network import family_of, listen_hosts
+from penstock.outbound import OutboundPolicy
+from penstock.port_policy import BrowserPolicy
+from penstock.tls import CurrentTls
+from penstock_video.errors import PipelineError
+
+CERTIFICATE = "penstock.certificate"  # key in a scope: the connection's client certificate (DER)
+HAS_KEY = "penstock.has_key"  # key in a scope: whether the client sent the API key
+KEY_CLIENT = "api-key"  # name of the client with the API key; there is only one key
+
+
+class AuditRecord(Protocol):
+    """Writes a line; see penstock.gateway.audit.AuditLog."""
+
+    def __call__(self, client: str, address: str, action: str, target: str, outcome: str) -> None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Audit:
+    """client_of: returns the name of a client certificate (DER) for the log."""
+
+    record: AuditRecord
+    client_of: Callable[[bytes], str]
+
+
+class Audited:
+    """The app, with an audit line after each request that belongs in the log."""
+
+    def __init__(self, app: ASGIApp, audit: Audit) -> None:
+        self._app, self._audit = app, audit
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        status = 0
+
+        async def send_on(message: Message) -> None:
+            nonlocal status
+            if message["type"] == "http.response.start":
+                status = message["status"]
+            await send(message)
+
+        try:
+            await self._app(scope, receive, send_on)
+        finally:
+            if scope["type"] == "http":
+                self._note(scope, status)
+
+    def _note(self, scope: Scope, status: int) -> None:
+        method, path = scope["method"], scope["path"]
+        is_denied = status == HTTPStatus.UNAUTHORIZED
+        if not is_denied and method in ("GET", "HEAD", "OPTIONS"):
+            return
+        certificate: bytes = scope.get(CERTIFICATE, b"")
+        client = self._audit.client_of(certificate) if certificate else ""
+        client = KEY_CLIENT if scope.get(HAS_KEY) else client
+        address = scope["client"][0] if scope.get("client") else ""
+        if is_denied:
+            self._audit.record(client, address, "access", f"{method} {path}", "unauthenticated")
+        else:
+            self._audit.record(client, address, method.lower(), path, _outcome(status))
+
+
+def _outcome(status: int) -> str:
+    if not status:
+        return "cancelled"
+    if status < HTTPStatus.BAD_REQUEST:
+        return "ok"
+    return "refused" if status < HTTPStatus.INTERNAL_SERVER_ERROR else "failed"
+
+
+KEY_VARIABLE = "PENSTOCK_VIDEO_API_KEY"  # of the environment: where the command has the key from
+_HOW_TO_CHANGE = f"its port: --api-port; its key: {KEY_VARIABLE}; without it: --no-api"
+
+
+class ApiRefused(PipelineError):
+    """The control API cannot be started. The text has the fix."""
+
+    reason = "api_refused"
+
+    def __init__(self, message: str) -> None:
+        super().__init__(f"{message} ({_HOW_TO_CHANGE})")
+
+
+class ListenSettings(Protocol):
+    """Settings of the API's address and for browsers."""
+
+    @property
+    def host(self) -> str: ...
+
+    @property
+    def port(self) -> int: ...
+
+    @property
+    def allowed_hosts(self) -> tuple[str, ...]: ...
+
+    @property
+    def cors_origins(self) -> tuple[str, ...]: ...
+
+    @property
+    def allowed_outbound(self) -> tuple[str, ...]: ...
+
+
+@dataclass(frozen=True, slots=True)
+class ApiOptions:
+    """Address and access rules of the control API.
+
+    host, port: 127.0.0.1 serves this machine only; port 0 for a free one. api_key: clients send it as x-api-key,
+    Bearer, or password of Basic; empty for no key. allow_files: whether clients may add files and devices of this
+    machine; None to allow it if only this machine can connect. allowed_hosts, cors_origins: see BrowserPolicy.
+    allowed_outbound: where sources of clients may connect, besides public hosts. max_viewers: of moving previews over
+    all sources.
+
+    call_timeout_s: for the pipeline's answer. client_timeout_s: for a request's head, its body, and each picture sent
+    to a viewer. tls: None for plain HTTP. audit: None for no audit log.
+    """
+
+    host: str = "127.0.0.1"
+    port: int = 8010
+    api_key: str = field(default="", repr=False)
+    allow_files: bool | None = None
+    allowed_hosts: tuple[str, ...] = ()
+    cors_origins: tuple[str, ...] = ()
+    allowed_outbound: tuple[str, ...] = ()
+    max_viewers: int = 16
+    max_connections: int = 256
+    max_body_bytes: int = 1024 * 1024
+    call_timeout_s: float = 10.0
+    client_timeout_s: float = 10.0
+    tls: CurrentTls | None = field(default=None, repr=False)
+    audit: Audit | None = field(default=None, repr=False)
+    browser_policy: BrowserPolicy = field(init=False, repr=False, compare=False)
+    outbound: OutboundPolicy = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        try:
+            policy = BrowserPolicy(self.host, self.allowed_hosts, self.cors_origins)
+            outbound = OutboundPolicy(self.allowed_outbound, is_from_api=True)
+        except ValueError as error:
+            raise ApiRefused(f"the control API: {error}") from None
+        object.__setattr__(self, "browser_policy", policy)
+        object.__setattr__(self, "outbound", outbound)
+        if not self.is_local and not self.api_key:
+            raise ApiRefused(
+                f"the control API on {self.host} could be asked by others to open any address; give it an API key, "
+                "or let it listen on 127.0.0.1"
+            )
+        if self.api_key != self.api_key.strip() or not self.api_key.isascii():
+            raise ApiRefused("the control API's key cannot be sent in a header; use letters and digits, without blanks")
+
+    @classmethod
+    def of(
+        cls,
+        settings: "ListenSettings",
+        environ: Mapping[str, str],
+        *,
+        tls: CurrentTls | None = None,
+        audit: Audit | None = None,
+    ) -> Self:
+        """The options from the settings, with the key from the environment. Raises ApiRefused."""
+        return cls(
+            settings.host,
+            settings.port,
+            environ.get(KEY_VARIABLE, ""),
+            allowed_hosts=settings.allowed_hosts,
+            cors_origins=settings.cors_origins,
+            allowed_outbound=settings.allowed_outbound,
+            tls=tls,
+            audit=audit,
+        )
+
+    @property
+    def is_local(self) -> bool:
+        """Whether only this machine can reach it."""
+        return is_loopback(self.host)
+
+    @property
+    def takes_files(self) -> bool:
+        """Whether files and devices of this machine may be added."""
+        return self.is_local if self.allow_files is None else self.allow_files
+
+
+def is_loopback(host: str) -> bool:
+    """Whether the name or address is this machine's own."""
+    name = host.strip("[]").lower()
+    if name == "localhost":
+        return True
+    try:
+        return ip_address(name).is_loopback
+    except ValueError:
+        return False
+
+
+_BACKLOG = 256
+_SEND_BUFFER_BYTES = 256 * 1024  # what a viewer that stops reading keeps in the kernel
+
+
+def listeners_of(options: ApiOptions) -> list[socket.socket]:
+    """Listening sockets: for 127.0.0.1 also on ::1. Raises ApiRefused if the address cannot be used."""
+    listeners: list[socket.socket] = []
+    try:
+        for host in listen_hosts(options.host):
+            port = options.port or (listeners[0].getsockname()[1] if listeners else 0)
+            listeners.append(_listener_at(host, port))
+    except ApiRefused:
+        for listener in listeners:
+            listener.close()
+        raise
+    return listeners
+
+
+def _listener_at(host: str, port: int) -> socket.socket:
+    # With its protocol named, or asyncio leaves Nagle's algorithm on: each answer would take 40 ms.
+    listener = socket.socket(family_of(host), socket.SOCK_STREAM, socket.IPPROTO_TCP)
+    try:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _SEND_BUFFER_BYTES)
+        listener.bind((host, port))
+        listener.listen(_BACKLOG)
+    except OSError as error:
+        listener.close()
+        raise ApiRefused(
+            f"the control API cannot listen on {host}, port {port} ({error.strerror}); choose another, or port 0"
+        ) from error
+    return listener
+
+
+def check_address(options: ApiOptions) -> None:
+    """Raises ApiRefused if the address cannot be bound now."""
+    for listener in listeners_of(options):
+        listener.close()

@@ -1,0 +1,241 @@
+"""`penstock video`: the Typer application and its options."""
+
+import os
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from penstock.cli.terminal import fail
+from penstock.cli.up import allow_open_files
+from penstock.gateway.audit import AuditLog, AuditLogError
+from penstock.gateway.auth.authenticator import CERTIFICATE_PREFIX
+from penstock.gateway.settings_checks import require_tls_pair
+from penstock.gateway.workers.gateway_process import GATEWAY_ENVIRONMENT
+from penstock.logs import LogFormat, configure_logs
+from penstock.process import remove_working_directory
+from penstock.tls import Certificates, CurrentTls, TlsFileError, subject_of
+from penstock_video.api.options import Audit
+from penstock_video.cli.check import check
+from penstock_video.cli.engine import engine_for, may_share_card
+from penstock_video.cli.progress import refuse_settings, watch_for
+from penstock_video.cli.replay import replay
+from penstock_video.cli.run import RunningProgram, run_to_its_end
+from penstock_video.infer.options import EngineAddress
+from penstock_video.settings.document import InvalidSettings
+from penstock_video.settings.loader import Flags, read_settings
+from penstock_video.settings.models import EngineChoice, VideoSettings
+from penstock_video.types import DecoderKind
+
+LEVELS = ("debug", "info", "warning", "error")
+app = typer.Typer(no_args_is_help=True, pretty_exceptions_enable=False, rich_markup_mode=None)
+
+Config = Annotated[Path | None, typer.Argument(metavar="[CONFIG.yaml]", help="settings; flags win over it")]
+SourceFlag = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--source",
+        metavar="URI",
+        help="file, folder (not those in it), 'pattern*', rtsp://, http://, /dev/video0; repeatable",
+    ),
+]
+ModelFlag = Annotated[
+    str, typer.Option("--model", help="the model that looks at every picture: one of `penstock models list`")
+]
+Out = Annotated[
+    Path | None, typer.Option(help="folder of results; without --sink annotated.mp4, objects.jsonl and events.jsonl")
+]
+RulesFile = Annotated[
+    Path | None,
+    typer.Option("--rules", dir_okay=False, help="a YAML file of analytics rules, in place of CONFIG.yaml's"),
+]
+Line = Annotated[
+    list[str] | None,
+    typer.Option("--line", metavar="NAME=x1,y1,x2,y2", help="count who crosses it, either way, in pixels; repeatable"),
+]
+SinkFlag = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--sink",
+        metavar="SINK",
+        help="jsonl, mp4, hls, preview, rtsp://HOST/PATH, kafka://BROKER/TOPIC, mqtt://HOST/TOPIC, "
+        "redis://HOST?stream=NAME, webhook=https://…; repeatable",
+    ),
+]
+Engine = Annotated[
+    EngineChoice | None,
+    typer.Option(help="auto: the stack that runs here, else our own; triton, embedded: our own, of that kind"),
+]
+Decoder = Annotated[
+    DecoderKind | None,
+    typer.Option(help="of every source; auto: nvdec, the card's video engine, where it can, else cpu"),
+]
+AllowedHosts = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--allowed-host",
+        metavar="NAME",
+        help="host name that clients without a key may use for the control API: a name, *.example.com, or *; "
+        "repeatable",
+    ),
+]
+CorsOrigins = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--cors-origin",
+        metavar="ORIGIN",
+        help="origin of web pages that may call the control API; repeatable [its own]",
+    ),
+]
+AllowOutbound = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--allow-outbound",
+        metavar="NETWORK",
+        help="address, network (10.1.0.0/16) or host name that sources added over the control API may use, besides "
+        "public hosts. A cloud's metadata address must be allowed for every source and sink; repeatable",
+    ),
+]
+TlsCertificate = Annotated[
+    Path | None, typer.Option(envvar="PENSTOCK_TLS_CERT", help="PEM certificate chain: TLS for the control API [none]")
+]
+TlsKey = Annotated[
+    Path | None, typer.Option(envvar="PENSTOCK_TLS_KEY", help="the certificate's key, PEM without a password")
+]
+TlsClientCa = Annotated[
+    Path | None,
+    typer.Option(envvar="PENSTOCK_TLS_CLIENT_CA", help="PEM file of a CA: clients need a certificate signed by it"),
+]
+AuditFile = Annotated[
+    Path | None,
+    typer.Option(
+        envvar="PENSTOCK_AUDIT_LOG",
+        help="audit log: JSON lines of changes over the control API and of refused keys [none]",
+    ),
+]
+AsJson = Annotated[
+    bool,
+    typer.Option("--json", help="start, progress and summary as JSON lines; standard error has warnings and errors"),
+]
+NoProgress = Annotated[bool, typer.Option("--no-progress", help="show no progress, only warnings and errors")]
+
+
+@app.command("run", short_help="Read videos, infer, track, apply rules, write results.")
+def run(
+    config: Config = None,
+    source: SourceFlag = None,
+    model: ModelFlag = "",
+    out: Out = None,
+    interval: Annotated[int | None, typer.Option(min=0, help="frames that are skipped between two inferred")] = None,
+    rules: RulesFile = None,
+    line: Line = None,
+    sink: SinkFlag = None,
+    batch_size: Annotated[int | None, typer.Option(min=1, max=1024, help="frames in a call of the model")] = None,
+    shard: Annotated[str, typer.Option(metavar="i/n", help="take every source of this one of n replicas")] = "",
+    gateway: Annotated[str, typer.Option(metavar="URL", help="use this gateway; or PENSTOCK_GATEWAY_URL")] = "",
+    engine: Engine = None,
+    no_api: Annotated[bool, typer.Option("--no-api", help="without the control API")] = False,
+    api_port: Annotated[int | None, typer.Option(min=0, max=65535, help="of the control API; 0: any [8010]")] = None,
+    allowed_host: AllowedHosts = None,
+    cors_origin: CorsOrigins = None,
+    allow_outbound: AllowOutbound = None,
+    tls_cert: TlsCertificate = None,
+    tls_key: TlsKey = None,
+    tls_client_ca: TlsClientCa = None,
+    audit_log: AuditFile = None,
+    loop: Annotated[bool, typer.Option("--loop", help="begin files anew at their end, until Ctrl-C")] = False,
+    realtime: Annotated[
+        bool, typer.Option("--realtime", help="play files at their own speed, as cameras that drop what is late")
+    ] = False,
+    decoder: Decoder = None,
+    as_json: AsJson = False,
+    no_progress: NoProgress = False,
+    log_format: Annotated[LogFormat, typer.Option(help="of log lines on standard error")] = LogFormat.TEXT,
+    log_level: Annotated[str | None, typer.Option(help="debug, info, warning, error", show_default=False)] = None,
+) -> None:
+    """Read videos, infer, track, apply rules and write results, until the last file ends or Ctrl-C.
+
+    Frames are inferred by the stack that runs on this host (`penstock up`), else by an engine of this command's own,
+    on free ports. A gateway's API key comes from PENSTOCK_API_KEY, or the variable that the settings name.
+
+    Ctrl-C finishes what was decoded and leaves whole files; a second one ends it at once. Exit code 0: all ended well,
+    or nothing was there to do. 1: a source, a sink, the engine or the control API's port failed. 2: the settings are
+    wrong; so they are where they name a file, a model or a class that is not there. 130: stopped by Ctrl-C.
+    """
+    flags = Flags(
+        sources=tuple(source or ()), model=model, out=out, interval=interval, rules=rules, lines=tuple(line or ()),
+        sinks=tuple(sink or ()), batch_size=batch_size, shard=shard, gateway=gateway,
+        engine=engine.value if engine is not None else "", api_port=api_port, has_api=not no_api,
+        allowed_hosts=tuple(allowed_host or ()), cors_origins=tuple(cors_origin or ()),
+        allowed_outbound=tuple(allow_outbound or ()),
+        is_loop=loop, is_realtime=realtime, decoder=decoder,
+    )  # fmt: skip
+    how = Manner(is_json=as_json, has_progress=not no_progress, log_format=log_format, log_level=log_level or "")
+    tls, audit = control_api_tls(tls_cert, tls_key, tls_client_ca), control_api_audit(audit_log)
+    raise typer.Exit(_run(config, flags, how, tls, audit))
+
+
+app.command("check", short_help="Tell what a settings file would run, or all that is wrong with it.")(check)
+app.command("replay", short_help="Hold recorded tracks against other rules.")(replay)
+
+
+def program_of(
+    settings: VideoSettings, place: EngineAddress, *, tls: CurrentTls | None = None, audit: Audit | None = None
+) -> RunningProgram:
+    """The video program. Only here are decoding and drawing imported. tls, audit: of the control API."""
+    from penstock_video.main import Program
+
+    remove_working_directory()
+    return Program(settings, place, tls=tls, audit=audit)
+
+
+def control_api_tls(certificate: Path | None, key: Path | None, client_ca: Path | None) -> CurrentTls | None:
+    """TLS of the control API; None without TLS. Exit code 2 for files that cannot be used."""
+    try:
+        require_tls_pair(certificate, key, client_ca)
+        certificates = Certificates.of(certificate, key, client_ca)
+    except (ValueError, TlsFileError) as error:
+        fail(str(error), code=2)
+    return certificates.context if certificates is not None else None
+
+
+def control_api_audit(file: Path | None) -> Audit | None:
+    """Audit log of the control API; None without one. Exit code 2 for a file that cannot be opened."""
+    if file is None:
+        return None
+    try:
+        return Audit(AuditLog(file).record, lambda certificate: CERTIFICATE_PREFIX + subject_of(certificate))
+    except AuditLogError as error:
+        fail(str(error), code=2)
+
+
+@dataclass(frozen=True, slots=True)
+class Manner:
+    """How a run speaks. log_level: empty for what fits."""
+
+    is_json: bool
+    has_progress: bool
+    log_format: LogFormat
+    log_level: str
+
+
+def _run(config: Path | None, flags: Flags, how: Manner, tls: CurrentTls | None, audit: Audit | None) -> int:
+    """The exit code."""
+    try:
+        settings = read_settings(config, flags)
+    except InvalidSettings as refused:
+        refuse_settings(refused, as_json=how.is_json)
+    allow_open_files()
+    os.environ.update(GATEWAY_ENVIRONMENT)  # before gRPC is loaded
+    watch = watch_for(is_json=how.is_json, has_progress=how.has_progress)
+    level = how.log_level or ("info" if how.has_progress and not how.is_json else "warning")
+    if level not in LEVELS:
+        fail(f"--log-level {level!r}: it takes {', '.join(LEVELS)}")
+    configure_logs(how.log_format, level, stream=watch.log_stream)
+    models = tuple(dict.fromkeys((settings.primary.model, *(second.model for second in settings.secondaries))))
+    shares = may_share_card(settings)
+    engine = partial(engine_for, settings.engine, models, os.environ, watch.note, shares_memory=shares)
+    program = program_of if tls is None and audit is None else partial(program_of, tls=tls, audit=audit)
+    return run_to_its_end(settings, watch, engine=engine, program_of=program, is_json=how.is_json)

@@ -1,0 +1,281 @@
+"""`penstock video run`, from its settings to its exit code."""
+
+import os
+import signal
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from pathlib import Path
+from types import FrameType, TracebackType
+from typing import NoReturn, Protocol, Self
+
+from penstock.cli.terminal import fail, print_failure, table_console
+from penstock.gateway.auth.api_keys import MIN_SECRET
+from penstock.gateway.workers.interrupt_affinity import avoid_interrupted_cores
+from penstock.logs import get_logger
+from penstock_video.api.options import KEY_VARIABLE, ApiOptions, ApiRefused, check_address
+from penstock_video.cli.engine import EngineUnavailable, share_card
+from penstock_video.cli.progress import QuietWatch, refuse_settings, write_json
+from penstock_video.cli.summary import (
+    Summary,
+    is_failed,
+    move_earlier_aside,
+    say_summary,
+    summary_record,
+    written_files,
+)
+from penstock_video.cli.table import FAILED
+from penstock_video.errors import ModelUnusable, PipelineError, RuleRefused, TooManySources
+from penstock_video.infer.options import EngineAddress
+from penstock_video.settings.document import InvalidSettings, SettingsFault
+from penstock_video.settings.loader import is_endless
+from penstock_video.settings.models import ApiSettings, VideoSettings
+from penstock_video.types import SourceStatistics
+
+log = get_logger("video")
+LOOK_S, GRACE_S = 0.25, 15.0
+_STOPPED, _TERMINATED = 130, 143  # 128 + the signal's number, as shells have it
+_WRONG_SETTINGS = (ModelUnusable, RuleRefused, TooManySources)
+
+
+class RunningProgram(Protocol):
+    """penstock_video.main.Program, as it is used here. Calls raise PipelineError, with a text for a person."""
+
+    @property
+    def api_url(self) -> str: ...
+
+    def prepare(self) -> None:
+        """Loads the models and checks the settings against them. Touches no file."""
+        ...
+
+    def start(self) -> None: ...
+
+    def statistics(self) -> tuple[SourceStatistics, ...]: ...
+
+    def removed(self) -> tuple[SourceStatistics, ...]:
+        """Sources that were removed."""
+        ...
+
+    def wait(self, timeout_s: float) -> bool:
+        """Whether every source is over."""
+        ...
+
+    def sink_failures(self) -> tuple[str, ...]:
+        """A sentence for each sink that failed."""
+        ...
+
+    def stop(self, grace_s: float) -> None:
+        """Finishes decoded frames and files, then returns."""
+        ...
+
+
+ProgramOf = Callable[[VideoSettings, EngineAddress], RunningProgram]
+EngineOf = Callable[[], AbstractContextManager[EngineAddress]]
+
+
+@dataclass(frozen=True, slots=True)
+class RunEnd:
+    """How the run ended. stopped_by: the signal's number, 0 if the sources ended. sink_failures: sentences."""
+
+    sources: tuple[SourceStatistics, ...]
+    stopped_by: int = 0
+    sink_failures: tuple[str, ...] = ()
+    removed: tuple[SourceStatistics, ...] = ()
+
+
+class Stopping:
+    """Ctrl-C and SIGTERM, stored in `asked_by`.
+
+    While the program runs (is_running) the first one asks for an orderly end; each other one raises KeyboardInterrupt.
+    """
+
+    def __init__(self) -> None:
+        self.stop_signal = 0
+        self.is_running = False
+
+    def __enter__(self) -> Self:
+        self._before = {number: signal.signal(number, self._hear) for number in (signal.SIGINT, signal.SIGTERM)}
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        for number, handler in self._before.items():
+            signal.signal(number, handler)
+
+    def _hear(self, number: int, frame: FrameType | None) -> None:
+        is_first, self.stop_signal = not self.stop_signal, number
+        if not (is_first and self.is_running):
+            raise KeyboardInterrupt
+
+
+def run_to_its_end(
+    settings: VideoSettings, watch: QuietWatch, *, engine: EngineOf, program_of: ProgramOf, is_json: bool
+) -> int:
+    """The exit code: 0 success, 1 a source, a sink or the engine failed, 2 wrong settings, 130 after Ctrl-C, 143 after
+    SIGTERM."""
+    if not settings.sources and not settings.api.is_enabled:
+        return _nothing_to_do(settings, watch, is_json=is_json)
+    stopping = Stopping()
+    try:
+        with stopping, avoid_interrupted_cores():
+            ended = _run(settings, watch, stopping, engine=engine, program_of=program_of)
+    except EngineUnavailable as error:
+        for line in error.lines:
+            sys.stderr.write(f"    {line}\n")
+        _give_up(str(error), error.code, is_json=is_json)
+    except InvalidSettings as refused:
+        refuse_settings(refused, as_json=is_json)
+    except PipelineError as error:
+        _give_up(error.message, 2 if isinstance(error, _WRONG_SETTINGS) else 1, is_json=is_json)
+    except KeyboardInterrupt:
+        cut = "at once: files that were being written may be cut short"
+        end_at_once(f"stopped {cut if stopping.is_running else 'before the first frame'}", stopping.stop_signal)
+    summary = _summary(settings, ended, watch.seconds)
+    if is_json:
+        write_json(summary_record(summary))
+    else:
+        say_summary(summary, table_console())
+    return summary.code
+
+
+def end_at_once(sentence: str, stopped_by: int) -> NoReturn:
+    """Logs and ends this process without waiting for threads; its children see their sockets close."""
+    print_failure(sentence)
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(_TERMINATED if stopped_by == signal.SIGTERM else _STOPPED)
+
+
+def exit_code(sources: Sequence[SourceStatistics], stopped_by: int, *, has_lost: bool = False) -> int:
+    """The command's exit code. SIGTERM is the normal end for cameras, and cuts a file short.
+
+    has_lost: a sink failed, so a run that ended by itself is incomplete.
+    """
+    if stopped_by == signal.SIGINT:
+        return _STOPPED
+    if any(map(is_failed, sources)) or (has_lost and not stopped_by):
+        return 1
+    has_cut_a_file = not sources or not all(source.is_live for source in sources)
+    return _TERMINATED if stopped_by == signal.SIGTERM and has_cut_a_file else 0
+
+
+def require_api_address(settings: ApiSettings, environ: Mapping[str, str]) -> None:
+    """Raises PipelineError if the API's address cannot be bound, before the engine starts."""
+    if not settings.is_enabled:
+        return
+    try:
+        options = ApiOptions.of(settings, environ)
+    except ApiRefused as error:
+        raise InvalidSettings([SettingsFault("api", error.message)]) from error
+    check_address(options)
+    if 0 < len(options.api_key) < MIN_SECRET and not options.is_local:
+        warning = "the control API's key is short, and others can reach it: it can be guessed"
+        log.warning(warning, variable=KEY_VARIABLE, characters=len(options.api_key), needed=MIN_SECRET)
+
+
+def _run(
+    settings: VideoSettings, watch: QuietWatch, stopping: Stopping, *, engine: EngineOf, program_of: ProgramOf
+) -> RunEnd:
+    require_api_address(settings.api, os.environ)
+    with engine() as place:
+        share_card(place, os.environ)
+        program = program_of(settings, place)
+        with watch:
+            try:
+                program.prepare()
+                if not is_endless(settings):  # of cameras the lines go on
+                    move_earlier_aside(result_folders(settings), watch.note)
+                program.start()
+                stopping.is_running = True
+                watch.begin(_beginning(program, settings, place), _beginning_record(program, settings, place))
+                return _looked_after(program, watch, stopping)
+            except PipelineError:
+                program.stop(0.0)
+                raise
+            except (OSError, SystemExit):  # its output is closed (rich makes that an exit): files are still completed
+                program.stop(GRACE_S)
+                raise
+
+
+def _looked_after(program: RunningProgram, watch: QuietWatch, stopping: Stopping) -> RunEnd:
+    while not stopping.stop_signal and not program.wait(LOOK_S):
+        watch.show(program.statistics())
+    before = program.statistics()
+    watch.show(before)
+    if stopping.stop_signal:
+        watch.note("stopping: what was decoded is finished; Ctrl-C again ends at once")
+    program.stop(GRACE_S)
+    after = _both(before, program.statistics())
+    return RunEnd(after, stopping.stop_signal, program.sink_failures(), program.removed())
+
+
+def _beginning(program: RunningProgram, settings: VideoSettings, place: EngineAddress) -> str:
+    waits = "" if settings.sources else "waits for sources over the "
+    api = f"; {waits}control API {program.api_url}" if settings.api.is_enabled else ""
+    lost = "" if settings.sinks else "; nothing is written: give --out FOLDER, --sink, or sinks in CONFIG.yaml"
+    return f"{_sources_text(settings)}, model {settings.primary.model}, engine: {place.title}{api}{lost}"
+
+
+def _beginning_record(program: RunningProgram, settings: VideoSettings, place: EngineAddress) -> dict[str, object]:
+    """The JSON record of the start."""
+    return {
+        "kind": "start",
+        "sources": len(settings.sources),
+        "elsewhere": settings.elsewhere,
+        "model": settings.primary.model,
+        "engine": place.title,
+        "api_url": program.api_url,
+    }
+
+
+def _sources_text(settings: VideoSettings) -> str:
+    count = len(settings.sources)
+    elsewhere = f" ({settings.elsewhere} more on other shards than {settings.shard})" if settings.elsewhere else ""
+    return f"{count} source{'s' * (count != 1)}{elsewhere}"
+
+
+def _nothing_to_do(settings: VideoSettings, watch: QuietWatch, *, is_json: bool) -> int:
+    """The exit code for a shard without sources."""
+    watch.note(f"{_sources_text(settings)}: nothing to do, and without the control API nothing comes")
+    if is_json:
+        write_json(summary_record(_summary(settings, RunEnd(()), 0.0)))
+    return 0
+
+
+def _both(before: Sequence[SourceStatistics], after: Sequence[SourceStatistics]) -> tuple[SourceStatistics, ...]:
+    """Final statistics: a source that failed earlier did not succeed."""
+    failed = {source.source_id: source for source in before if source.state in FAILED}
+    known = tuple(failed.get(source.source_id, source) for source in after)
+    return known or tuple(before)
+
+
+def result_folders(settings: VideoSettings) -> tuple[Path, ...]:
+    """Folders of the file sinks."""
+    folders = (getattr(sink, "folder", None) for sink in settings.sinks)
+    return tuple(dict.fromkeys(folder for folder in folders if folder is not None))
+
+
+def _summary(settings: VideoSettings, ended: RunEnd, seconds: float) -> Summary:
+    folders = result_folders(settings)
+    return Summary(
+        sources=ended.sources,
+        files=written_files(_outermost(folders), seconds),
+        seconds=seconds,
+        code=exit_code(ended.sources, ended.stopped_by, has_lost=bool(ended.sink_failures)),
+        removed=ended.removed,
+        is_stopped=bool(ended.stopped_by),
+        sink_failures=ended.sink_failures,
+    )
+
+
+def _outermost(folders: Sequence[Path]) -> list[Path]:
+    """Without folders inside other ones."""
+    return [folder for folder in folders if not any(other in folder.parents for other in folders)]
+
+
+def _give_up(sentence: str, code: int, *, is_json: bool) -> NoReturn:
+    if is_json:
+        write_json({"kind": "summary", "exit_code": code, "error": sentence})
+    fail(sentence, code=code)

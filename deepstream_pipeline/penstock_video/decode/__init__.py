@@ -1,0 +1,3 @@
+"""Decoding of one source: opening its URI, packets, H.264 and HEVC headers, pictures by FFmpeg or NVDEC, recording
+without re-encoding.
+"""

@@ -1,0 +1,143 @@
+"""Error tree of the video program. An error names its source; other sources are not affected."""
+
+
+class PipelineError(Exception):
+    """A part of the pipeline failed. The text names the source or sink, without a URI's user or password."""
+
+    reason = "internal"
+
+    def __init__(self, message: str) -> None:
+        super().__init__(message)
+        self.message = message
+
+
+class SourceUnavailable(PipelineError):
+    """A source is unreachable, refuses, or went silent. Raised by decode. The source reconnects with backoff."""
+
+    reason = "source_unavailable"
+
+
+class SourceRefused(SourceUnavailable):
+    """The source rejected the user or password (401, 403). Raised by decode. It is retried slowly."""
+
+    reason = "auth_failed"
+
+
+class SourceNotAllowed(PipelineError):
+    """The URI has an unsupported protocol, format or file, or the id is invalid. It is not retried."""
+
+    reason = "not_allowed"
+
+
+class DecodeError(PipelineError):
+    """Undecodable data of a source. Raised by decode. The frame is dropped and counted."""
+
+    reason = "decode_error"
+
+
+class NeedsCpu(PipelineError):
+    """A stream that the GPU cannot decode: its codec, colours, size or lines. Raised by decode; the text says which.
+
+    The source is decoded on the CPU.
+    """
+
+    reason = "needs_cpu"
+
+
+class StreamEnded(PipelineError):
+    """A file or playlist ended, or a camera hung up. Raised by decode. No failure."""
+
+    reason = "stream_ended"
+
+
+class InferFailed(PipelineError):
+    """A batch got no result. Raised by infer. Its frames continue without detections and are counted."""
+
+    reason = "infer_failed"
+
+
+class InferRefused(InferFailed):
+    """The limit in front of the engine, or the gateway, rejected the deadline. Raised by infer."""
+
+    reason = "refused"
+
+
+class ModelUnusable(PipelineError):
+    """The model does not exist, or does not describe its input. Raised by infer at the start."""
+
+    reason = "model"
+
+
+class GpuUnavailable(PipelineError):
+    """The package, the driver or the card is missing. Raised by gpu; the text says which."""
+
+    reason = "no_gpu"
+
+
+class GpuFailed(PipelineError):
+    """A driver call failed. Raised by gpu; the text has CUDA's error name and the action."""
+
+    reason = "gpu_failed"
+
+
+class GpuFull(GpuFailed):
+    """The card has no more memory or decoders. Raised by gpu and decode; neither the stream nor the card is at fault.
+
+    The source is decoded on the CPU if allowed, else retried.
+    """
+
+    reason = "gpu_full"
+
+
+class SinkFailed(PipelineError):
+    """A sink cannot write: disk full, broker gone. Raised by sinks. Other sinks and the inference continue."""
+
+    reason = "sink_failed"
+
+
+class RuleRefused(PipelineError):
+    """An invalid analytics section. Raised by analytics; the text names the key, its value and the fix."""
+
+    reason = "bad_rule"
+
+
+class RecordingUnreadable(PipelineError):
+    """An invalid line of recorded objects. Raised by replay; the text has the line's number."""
+
+    reason = "bad_recording"
+
+
+class NotSetUp(PipelineError):
+    """The request needs a missing setting. Raised by the runner; the text names it."""
+
+    reason = "not_set_up"
+
+
+class SourceNotOpen(PipelineError):
+    """The request needs an open source. Raised by the runner; the text has its state and the fix."""
+
+    reason = "not_open"
+
+
+class SourceNotRecordable(PipelineError):
+    """The source's packets do not fit into MP4. Raised by the runner; the text names the codec."""
+
+    reason = "not_recordable"
+
+
+class UnknownSource(PipelineError):
+    """There is no source with that id. Raised by the runner."""
+
+    reason = "unknown_source"
+
+
+class SourceExists(PipelineError):
+    """There is already a source with that id. Raised by the runner."""
+
+    reason = "source_exists"
+
+
+class TooManySources(PipelineError):
+    """The program is at its limit of sources. Raised by the runner."""
+
+    reason = "too_many_sources"

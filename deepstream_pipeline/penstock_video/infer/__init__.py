@@ -1,0 +1,1 @@
+"""Inference: rows are sent to the gateway or the local stack, and outputs become detections."""

@@ -1,0 +1,343 @@
+"""Rows grouped into engine calls, the calls and their results, and log messages about engine outages."""
+
+import asyncio
+import math
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+import structlog
+
+from penstock.gateway.batching.merging import group_by_shape, shape_as_declared
+from penstock.gateway.batching.options import UNTRIED
+from penstock.protocol.engine import ModelConfig
+from penstock.protocol.errors import (
+    DeadlineExceeded,
+    EngineUnavailable,
+    InferenceError,
+    InvalidRequest,
+    ModelNotFound,
+    ModelNotReady,
+    ModelRefused,
+    Overloaded,
+    QuotaExceeded,
+)
+from penstock.protocol.inference import InferRequest, InferResponse, SlabAddress, Tensor, tensor_from_numpy
+from penstock.protocol.shared_memory import SLAB_FROM_BYTES, Lease, Slab
+from penstock_video.errors import InferFailed, InferRefused, ModelUnusable
+from penstock_video.infer.network import Network, datatype_of, network_from
+from penstock_video.types import DeviceRow, RowArray
+
+
+class EngineClient(Protocol):
+    """Made and called inside the engine's event loop. Raises of the InferenceError tree only."""
+
+    @property
+    def is_up(self) -> bool:
+        """Whether the engine answers, as of the last look."""
+        ...
+
+    @property
+    def reason(self) -> str:
+        """Why it does not answer; empty if it does."""
+        ...
+
+    @property
+    def slab(self) -> Slab | None:
+        """Memory shared with the engine."""
+        ...
+
+    async def run(self) -> None:
+        """Connects and polls until it is cancelled."""
+        ...
+
+    async def until_up(self) -> None:
+        """Returns when the engine has answered once."""
+        ...
+
+    async def config(self, model_name: str, version: str) -> ModelConfig:
+        """The configuration of a ready model."""
+        ...
+
+    async def infer(self, request: InferRequest) -> InferResponse:
+        """Sends the request; cancelling this cancels it."""
+        ...
+
+    async def aclose(self) -> None:
+        """Call it after run has ended."""
+        ...
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class RowResult:
+    """One row's outputs: its index in the response's batch, None if the whole response is this row's.
+
+    error: why there is no response.
+    """
+
+    response: InferResponse | None
+    place: int | None = None
+    error: InferFailed | None = None
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class RowsResult:
+    """Results of submitted rows, in order. error: of the first failed row; the other rows are still present.
+
+    infer_s: the longest call; queue_s: the longest queueing time. engine_rows: size of the largest batch that held some
+    of the rows, including other clients' rows.
+    """
+
+    error: InferFailed | None = None
+    rows: tuple[RowResult, ...] = ()
+    infer_s: float = 0.0
+    queue_s: float = 0.0
+    engine_rows: int = 0
+
+    def row(self, index: int) -> tuple[InferResponse, int | None]:
+        """The row's response and its index there. Raises the row's InferFailed."""
+        if index < len(self.rows):
+            row = self.rows[index]
+            if row.response is not None:
+                return row.response, row.place
+            raise row.error or InferFailed("the row was not answered")
+        raise self.error or InferFailed(f"row {index} was never submitted")
+
+    def error_of(self, index: int) -> InferFailed | None:
+        """Why that row was not answered; None if it was."""
+        return self.rows[index].error if index < len(self.rows) else self.error
+
+
+def failed(error: InferFailed, count: int) -> RowsResult:
+    """A result of n rows that all failed."""
+    return RowsResult(error, (RowResult(None, None, error),) * count)
+
+
+Row = RowArray | DeviceRow
+LEFT_OUT = memoryview(b"")  # of a tensor that lies on the card
+
+
+class InputLease(Protocol):
+    """Released when the engine has read it."""
+
+    def release(self) -> None: ...
+
+    def release_later(self) -> None:
+        """Releases the lease of a cancelled call once the engine cannot read it any more."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """members: indices of the rows, in the call's order. shape: of its input, with the batch axis if there is one.
+
+    is_on_card: whether its rows lie on the card.
+    """
+
+    members: tuple[int, ...]
+    shape: tuple[int, ...]
+    has_batch_axis: bool
+    is_on_card: bool = False
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Loaded:
+    """A call whose rows are in memory that the engine reads. line: the connection for it. lease: of shared memory."""
+
+    call: Call
+    request: InferRequest
+    line: EngineClient
+    lease: InputLease | None
+
+
+def calls_of(network: Network, rows: Sequence[Row], most_bytes: int, most_card_bytes: int = 0) -> list[Call]:
+    """Groups rows into calls. most_bytes, most_card_bytes: of one call, by memory; a single row may be larger. Rows of
+    different shapes or memories never share a call."""
+    calls: list[Call] = []
+    for is_on_card, most in ((False, most_bytes), (True, most_card_bytes)):
+        indices = [index for index, row in enumerate(rows) if isinstance(row, DeviceRow) is is_on_card]
+        if indices:
+            calls += _calls_of(network, rows, indices, most)
+    return calls
+
+
+def _calls_of(network: Network, rows: Sequence[Row], indices: Sequence[int], most_bytes: int) -> list[Call]:
+    is_on_card = isinstance(rows[indices[0]], DeviceRow)
+    if network.max_batch_size == 0:
+        declared = network.input_shape
+        return [Call((i,), shape_as_declared(rows[i].shape, declared), False, is_on_card) for i in indices]
+    largest_bytes = max(rows[index].nbytes for index in indices)
+    most_rows = min(network.max_batch_size, max(most_bytes // max(largest_bytes, 1), 1))
+    groups = group_by_shape([rows[index] for index in indices], most_rows)
+    members = [tuple(indices[one] for one in group) for group in groups]
+    return [Call(group, (len(group), *rows[group[0]].shape), True, is_on_card) for group in members]
+
+
+def load(network: Network, rows: Sequence[Row], call: Call, line: EngineClient, deadline: float) -> Loaded:
+    """Copies the call's host rows into the line's slab if it has room. The rows may be overwritten afterwards."""
+    members = [row for index in call.members if not isinstance(row := rows[index], DeviceRow)]
+    slab = line.slab
+    size_bytes = math.prod(call.shape) * network.row_dtype.itemsize
+    lease = slab.lease(size_bytes) if slab is not None and size_bytes >= SLAB_FROM_BYTES else None
+    try:
+        tensor = _tensor(network, members, call, lease)
+    except BaseException:
+        if lease is not None:
+            lease.release()
+        raise
+    return Loaded(call, _request(network, tensor, deadline), line, lease)
+
+
+def gathered(
+    network: Network, call: Call, line: EngineClient, place: SlabAddress, lease: InputLease, deadline: float
+) -> Loaded:
+    """The call whose rows were gathered there on the card."""
+    tensor = Tensor(network.input_name, datatype_of(network), call.shape, LEFT_OUT, place)
+    return Loaded(call, _request(network, tensor, deadline), line, lease)
+
+
+def _request(network: Network, tensor: Tensor, deadline: float) -> InferRequest:
+    return InferRequest(network.name, (tensor,), network.version, deadline=deadline)
+
+
+def _tensor(network: Network, rows: Sequence[RowArray], call: Call, lease: Lease | None) -> Tensor:
+    if lease is None:
+        array = np.empty((len(rows), *rows[0].shape), network.row_dtype)
+        _copy(rows, array)
+        return tensor_from_numpy(network.input_name, array.reshape(call.shape))
+    view = lease.view[: math.prod(call.shape) * network.row_dtype.itemsize]
+    array = np.frombuffer(view, network.row_dtype).reshape(len(rows), *rows[0].shape)
+    _copy(rows, array)
+    return Tensor(network.input_name, datatype_of(network), call.shape, view, lease.place)
+
+
+def _copy(rows: Sequence[RowArray], array: "np.ndarray[tuple[int, ...], np.dtype[np.generic]]") -> None:
+    """Copies with numpy, which releases the GIL."""
+    for index, row in enumerate(rows):
+        np.copyto(array[index], row)
+
+
+LATE_S = 1.0  # beyond a deadline, which the line keeps itself
+RETRY_S = 0.2
+_REFUSED = (Overloaded, QuotaExceeded, DeadlineExceeded)
+_PASSING = (EngineUnavailable, ModelNotReady, *_REFUSED)  # of a model that may be there in a moment
+
+
+async def infer_all(loaded: Sequence[Loaded]) -> RowsResult:
+    """Sends all calls at once. A failed call fails only its own rows. Leases are always released."""
+    if len(loaded) == 1:
+        outcomes = [await _infer(loaded[0])]
+    else:
+        outcomes = list(await asyncio.gather(*(_infer(one) for one in loaded)))
+    return _result(loaded, outcomes)
+
+
+async def _infer(loaded: Loaded) -> tuple[InferResponse | InferFailed, float]:
+    """Returns (the response or error, seconds it took)."""
+    started, is_answered = time.monotonic(), False
+    deadline = loaded.request.deadline
+    try:
+        async with asyncio.timeout(None if deadline is None else max(deadline - started, 0.0) + LATE_S):
+            response = await loaded.line.infer(loaded.request)
+        is_answered = True
+        return response, time.monotonic() - started
+    except (InferenceError, TimeoutError) as error:
+        return failure_of(error), time.monotonic() - started
+    finally:
+        if loaded.lease is not None:
+            if is_answered:
+                loaded.lease.release()
+            else:
+                loaded.lease.release_later()  # the engine may still begin to read
+
+
+def failure_of(error: Exception) -> InferFailed:
+    """Converts the error to the pipeline's, with the gateway's text."""
+    if isinstance(error, TimeoutError):
+        return InferRefused("the engine did not answer by the deadline")
+    if isinstance(error, InferenceError):
+        return InferRefused(error.message) if isinstance(error, _REFUSED) else InferFailed(error.message)
+    return InferFailed("internal error")
+
+
+def _result(loaded: Sequence[Loaded], outcomes: Sequence[tuple[InferResponse | InferFailed, float]]) -> RowsResult:
+    rows: dict[int, RowResult] = {}
+    first: InferFailed | None = None
+    infer_s, queue_s, engine_rows = 0.0, 0.0, 0
+    for one, (outcome, took_s) in zip(loaded, outcomes, strict=True):
+        call = one.call
+        if isinstance(outcome, InferFailed):
+            first = first or outcome
+            rows |= {member: RowResult(None, None, outcome) for member in call.members}
+            continue
+        timings, explanation = outcome.timings, outcome.explanation
+        infer_s, queue_s = max(infer_s, timings.infer or took_s), max(queue_s, timings.queue)
+        engine_rows = max(engine_rows, explanation.rows if explanation is not None else len(call.members))
+        for place, member in enumerate(call.members):
+            rows[member] = RowResult(outcome, place if call.has_batch_axis else None)
+    return RowsResult(first, tuple(rows[index] for index in sorted(rows)), infer_s, queue_s, engine_rows)
+
+
+async def find_network(line: EngineClient, name: str, version: str, timeout_s: float) -> Network:
+    """See Engine.network. Waits until the model's trial is done."""
+    until = time.monotonic() + timeout_s
+    while True:
+        try:
+            network = network_from(await line.config(name, version), version)
+            if network.unmerged != UNTRIED or time.monotonic() + RETRY_S >= until:
+                return network
+        except ModelRefused as error:
+            raise ModelUnusable(error.message) from error
+        except ModelNotFound as error:
+            raise ModelUnusable(
+                f"the engine has no model {name!r} ({error.message}); `penstock models list` shows what it has, and "
+                "`penstock models pull` fetches more"
+            ) from error
+        except InvalidRequest as error:
+            raise ModelUnusable(f"model {name!r} cannot be used: {error.message}") from error
+        except _PASSING as error:
+            if time.monotonic() + RETRY_S >= until:
+                raise InferFailed(f"model {name!r} is not ready within {timeout_s:g} s: {error.message}") from error
+        except InferenceError as error:
+            raise InferFailed(f"model {name!r}: {error.message}") from error
+        await asyncio.sleep(RETRY_S)
+
+
+LOOK_S = 0.25
+GONE = "the engine is gone: until it is back, files wait (a minute a frame at most) and what cameras bring is dropped"
+BACK = "the engine is back"
+
+log = structlog.get_logger(component="video")
+
+
+class Watchable(Protocol):
+    """One connection to the engine, or all of them. reason: why it is not up."""
+
+    @property
+    def is_up(self) -> bool: ...
+
+    @property
+    def reason(self) -> str: ...
+
+
+async def log_outages(line: Watchable, engine: str) -> None:
+    """Polls until it is cancelled; started after the first answer. engine: its title for the log.
+
+    An outage that is over by the next poll is not logged.
+    """
+    while True:
+        await _until(line, is_up=False)
+        gone_at = time.monotonic()
+        await asyncio.sleep(LOOK_S)
+        if line.is_up:
+            continue
+        log.warning(GONE, engine=engine, reason=line.reason)
+        await _until(line, is_up=True)
+        log.warning(BACK, engine=engine, away_s=round(time.monotonic() - gone_at, 1))
+
+
+async def _until(line: Watchable, *, is_up: bool) -> None:
+    while line.is_up is not is_up:  # noqa: ASYNC110 - lines have no event to wait for
+        await asyncio.sleep(LOOK_S)

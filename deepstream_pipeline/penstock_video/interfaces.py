@@ -1,0 +1,94 @@
+"""Protocols between the parts of the video program: tracker, analytics, sink, pipeline control and previews."""
+
+from typing import Protocol
+
+from penstock_video.types import Detections, Frame, FrameAnalytics, FrameResult, SourceConfig, SourceStatistics, Tracks
+
+
+class Tracker(Protocol):
+    """Tracks objects of one source. Sans-IO: no clock, no thread. Frames come in order of frame_num."""
+
+    def update(self, frame: Frame, detections: Detections) -> Tracks:
+        """The frame's tracks, from its detections. A frame of a new segment resets the tracker."""
+        ...
+
+    def coast(self, frame: Frame) -> Tracks:
+        """The tracks of a frame that was not inferred: each continues its motion."""
+        ...
+
+    def reset(self) -> None:
+        """Forgets every track, as after the end of a file. Identities are not reused."""
+        ...
+
+
+class Analytics(Protocol):
+    """The rules of one source. Sans-IO."""
+
+    def observe(self, frame: Frame, tracks: Tracks) -> FrameAnalytics:
+        """The frame's events and counts."""
+        ...
+
+
+class Sink(Protocol):
+    """Destination of results. Called by its own thread behind a bounded channel: a slow sink delays no other.
+
+    It may block within its own timeouts; meanwhile results wait in the channel, or are dropped there.
+    """
+
+    def write(self, result: FrameResult) -> None:
+        """Raises SinkFailed if the result cannot be written; the next call may succeed."""
+        ...
+
+    def end_source(self, source_id: str) -> None:
+        """Ends a source: finishes its files."""
+        ...
+
+    def close(self) -> None:
+        """Flushes within its own deadline. Raises SinkFailed if that is not possible."""
+        ...
+
+
+class PipelineControl(Protocol):
+    """Control of a running pipeline, for the API and the command. Thread-safe; no call waits for a camera.
+
+    Raises UnknownSource, SourceExists, RuleRefused, TooManySources, of errors.py.
+    """
+
+    def add(self, source: SourceConfig) -> None: ...
+
+    def remove(self, source_id: str) -> None: ...
+
+    def pause(self, source_id: str) -> None: ...
+
+    def resume(self, source_id: str) -> None: ...
+
+    def record(self, source_id: str, *, before_s: float, after_s: float) -> str:
+        """Starts a recording from before_s ago to after_s from now; returns the path of its file.
+
+        Raises NotSetUp, SourceNotOpen if the source has nothing to record, and SourceNotRecordable.
+        """
+        ...
+
+    def statistics(self) -> tuple[SourceStatistics, ...]:
+        """Statistics of every source, in the order of addition."""
+        ...
+
+    def rules(self, source_id: str) -> object:
+        """The source's analytics section as plain values, as for set_rules."""
+        ...
+
+    def set_rules(self, source_id: str, section: object) -> None:
+        """Replaces the source's analytics section from its next frame on; unchanged rules keep their counts."""
+        ...
+
+    def is_healthy(self) -> bool:
+        """Whether its threads run and its engine answers."""
+        ...
+
+
+class Previews(Protocol):
+    """The newest annotated picture of each source, encoded only while it is watched."""
+
+    def wait(self, source_id: str, after: int, timeout_s: float) -> tuple[int, bytes] | None:
+        """(number, JPEG) of a picture newer than that number; None on timeout."""
+        ...

@@ -1,0 +1,367 @@
+"""Composer of the video program: opens the GPU, builds the parts from the settings and runs one pipeline."""
+
+import ctypes
+import math
+import os
+import ssl
+import time
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from importlib.util import find_spec
+
+import structlog
+
+from penstock.engines.ort_serving.threads import available_cores
+from penstock_video.analytics.config import rules_from
+from penstock_video.analytics.rules import Rules
+from penstock_video.analytics.source_analytics import SourceAnalytics, new_analytics
+from penstock_video.api.options import ApiOptions, Audit, check_address
+from penstock_video.api.server import ApiServer
+from penstock_video.decode.uri import is_live
+from penstock_video.errors import GpuFailed, GpuUnavailable, ModelUnusable, PipelineError, TooManySources
+from penstock_video.gpu.device import Device
+from penstock_video.gpu.memory import CudaRing
+from penstock_video.infer.crops import SecondaryOptions
+from penstock_video.infer.engine import Engine
+from penstock_video.infer.network import Network
+from penstock_video.infer.options import EngineAddress
+from penstock_video.interfaces import Analytics, PipelineControl
+from penstock_video.metrics import VideoMetrics
+from penstock_video.preprocess import device_rows
+from penstock_video.runner.dispatch import DispatchOptions
+from penstock_video.runner.pipeline import Pipeline, PipelineOptions, PipelineParts
+from penstock_video.runner.secondary import SecondaryModel
+from penstock_video.settings.document import InvalidSettings, SettingsFault, close_to
+from penstock_video.settings.models import GpuSettings, PrimarySettings, SecondarySettings, VideoSettings
+from penstock_video.settings.sources import check_classes
+from penstock_video.sink_set import SinkSet, allowing, compose_sinks
+from penstock_video.sources.options import GpuSources, SourcesOptions
+from penstock_video.track.registry import new_tracker
+from penstock_video.types import DecoderKind, SourceConfig, SourceStatistics
+
+log = structlog.get_logger(component="video")
+LEAST_CORES = 4  # on fewer, the engine and the rest of this program want each of them: no decode process has its own
+_DRIVER, _VIDEO_LIBRARY = "libcuda.so.1", "libnvcuvid.so.1"
+_PACKAGES = {"PyNvVideoCodec": "PyNvVideoCodec", "cuda": "cuda-bindings"}
+
+
+@dataclass(frozen=True, slots=True)
+class GpuSetup:
+    """device: None if sources are decoded on the CPU. absence: why there is no card; empty if there is one."""
+
+    device: Device | None
+    absence: str = ""
+
+    def sources(self, settings: GpuSettings, engine: Engine, network: Network) -> tuple[GpuSources | None, str]:
+        """(how sources are decoded by the card, None if they are not; why not).
+
+        Tries how rows get to the engine. Raises InferFailed if the settings require a way that is not available.
+        """
+        if self.device is None:
+            return None, self.absence
+        why = device_rows.why_not(network.prepare_spec)
+        if why:
+            log.info("sources are decoded by the cpu", model=network.name, reason=why)
+            return None, f"model {network.name!r}: {why}"
+        choice = engine.hand_over(network, settings.hand_over)
+        found = GpuSources(
+            cameras_per_process=settings.cameras_per_process,
+            device=settings.device,
+            has_pinned_processes=settings.has_pinned_processes and available_cores() >= LEAST_CORES,
+        )
+        if not choice.is_on_card:
+            return found, ""
+        new_ring = partial(_Ring, self.device)
+        return replace(found, new_device_ring=new_ring, is_card_lost=lambda: engine.is_card_lost), ""
+
+
+def open_gpu(settings: GpuSettings, wishes: Iterable[DecoderKind]) -> GpuSetup:
+    """wishes: of all possible sources. The card is opened if one of them may use it."""
+    if all(wish is DecoderKind.CPU for wish in wishes):
+        return GpuSetup(None, "every source of this run was to be decoded by the cpu, and no card was opened")
+    absence = _what_is_missing()
+    if absence:
+        return GpuSetup(None, absence)
+    try:
+        device = Device.open(settings.device)
+    except (GpuUnavailable, GpuFailed) as error:
+        return GpuSetup(None, error.message)
+    log.info("the card decodes", gpu=settings.device, name=device.name)
+    return GpuSetup(device)
+
+
+def _what_is_missing() -> str:
+    """What decoding on a card needs and this machine lacks; checked without the driver."""
+    if not _is_there(_DRIVER):
+        return f"no NVIDIA driver is here ({_DRIVER}); penstock doctor says more"
+    for module, package in _PACKAGES.items():
+        if find_spec(module) is None:
+            return f"the package {package} is not here: make gpu installs it"
+    if not _is_there(_VIDEO_LIBRARY):
+        return (
+            f"NVIDIA's {_VIDEO_LIBRARY} is not here: it comes with the driver, and into a container with "
+            "NVIDIA_DRIVER_CAPABILITIES=compute,utility,video"
+        )
+    return ""
+
+
+def _is_there(library: str) -> bool:
+    try:
+        ctypes.CDLL(library)
+    except OSError:
+        return False
+    return True
+
+
+class _Ring(CudaRing):
+    """A source's rows; closed silently if the card is lost, since its memory is gone then."""
+
+    def close(self) -> None:
+        try:
+            super().close()
+        except GpuFailed as error:
+            log.debug("memory of the card was not given back", reason=error.message)
+
+
+ENGINE_TIMEOUT_S = 60.0
+MODEL_TIMEOUT_S = 60.0
+FITTING_BATCH = 4  # default batch size, if the model and the sources allow it
+SPARE_SLOTS = 3  # of a ring, beyond what the engine may hold: one that is written, two that wait
+LEAST_SLOTS = 6
+OPENING_ON_A_CARD = 32  # sources at one moment: a process begins once for several
+
+
+@dataclass(frozen=True, slots=True)
+class _Models:
+    """The models of the settings, as the engine describes them."""
+
+    network: Network
+    secondaries: tuple[SecondaryModel, ...]
+    gpu: GpuSources | None
+    gpu_absence: str
+
+
+class Program:
+    """Call `prepare`, `start`, `wait`, `stop`. Raises PipelineError, with a text for display, if it cannot start."""
+
+    def __init__(
+        self,
+        settings: VideoSettings,
+        place: EngineAddress,
+        *,
+        tls: Callable[[], ssl.SSLContext] | None = None,
+        audit: Audit | None = None,
+    ) -> None:
+        """tls, audit: of the control API."""
+        self._settings = settings
+        self._tls, self._audit = tls, audit
+        self._card = open_gpu(settings.gpu, _decoders(settings))
+        self._engine = Engine(place, device=self._card.device)
+        self._metrics = VideoMetrics()
+        self._models: _Models | None = None
+        self._outlets: SinkSet | None = None
+        self._pipeline: Pipeline | None = None
+        self._api: ApiServer | None = None
+
+    @property
+    def api_url(self) -> str:
+        """Of the control API; empty where there is none."""
+        return self._api.url if self._api is not None else ""
+
+    @property
+    def control(self) -> PipelineControl:
+        """The control interface that the API uses."""
+        if self._pipeline is None:
+            raise PipelineError("the video program has not started yet")
+        return self._pipeline
+
+    def prepare(self) -> None:
+        """Loads the models and checks the settings against them. Touches no file.
+
+        Raises SettingsRefused with positions for unknown classes; ModelUnusable for a model.
+        """
+        try:
+            self._models = self._prepared()
+        except BaseException:
+            self.stop(0.0)
+            raise
+
+    def start(self) -> None:
+        """Starts the threads and begins to open every source; calls `prepare` if needed."""
+        if self._models is None:
+            self.prepare()
+        assert self._models is not None
+        try:
+            self._start(self._models)
+        except BaseException:
+            self.stop(0.0)
+            raise
+
+    def _prepared(self) -> _Models:
+        settings, most = self._settings, SourcesOptions().max_sources
+        self._check_api()
+        if len(settings.sources) > most:
+            raise TooManySources(f"{len(settings.sources)} sources are given, and {most} are the most; use --shard i/n")
+        new_tracker(settings.tracker)  # its library takes seconds to import: not while cameras wait
+        self._engine.start(ENGINE_TIMEOUT_S)
+        network = _primary(self._engine, settings.primary)
+        check_classes(settings.rules_sections, network.labels)
+        secondaries = tuple(_secondary(self._engine, network, row) for row in settings.secondaries)
+        return _Models(network, secondaries, *self._card.sources(settings.gpu, self._engine, network))
+
+    def _start(self, models: _Models) -> None:
+        settings, network = self._settings, models.network
+        rules_of = partial(rules_from, labels=network.labels, has_tracker=settings.tracker.has_tracks)
+        is_single = len(settings.sources) == 1
+        sinks = allowing(settings.sinks, settings.api.allowed_outbound)
+        self._outlets = compose_sinks(
+            sinks, self._metrics, self._watch, settings.osd, is_single=is_single, device=self._card.device
+        )
+        osd = self._outlets.osd
+
+        def analytics_of(source: SourceConfig, section: object, former: Analytics | None) -> Analytics:
+            rules: Rules = rules_of(section)
+            is_camera = is_live(source.uri)
+            osd.set_source(source.source_id, name=source.camera_name, rules=rules, is_live=is_camera)
+            return (
+                former.changed(rules) if isinstance(former, SourceAnalytics) else new_analytics(rules, network.labels)
+            )
+
+        parts = PipelineParts(
+            engine=self._engine,
+            network=network,
+            secondaries=models.secondaries,
+            new_tracker=partial(new_tracker, settings.tracker),
+            new_analytics=analytics_of,
+            section=settings.analytics.content if settings.analytics is not None else None,
+            outlets=self._outlets.outlets,
+            recorder=self._outlets.recorder,
+            forget_drawing=osd.forget,
+            metrics=self._metrics,
+        )
+        self._pipeline = Pipeline(parts, _options(settings, models))
+        self._pipeline.start()
+        for source in settings.sources:
+            self._pipeline.take_in(source.config, settings.rules_section(source))
+        self._start_api(self._pipeline, self._outlets)
+
+    def _watch(self, source_id: str, is_watched: bool) -> None:
+        if self._pipeline is not None:
+            self._pipeline.watch(source_id, is_watched)
+
+    def _check_api(self) -> None:
+        """Checks the API before cameras are opened and folders are made."""
+        if self._settings.api.is_enabled:
+            check_address(self._api_options())
+
+    def _start_api(self, pipeline: Pipeline, outlets: SinkSet) -> None:
+        if not self._settings.api.is_enabled:
+            return
+        server = ApiServer(pipeline, outlets.previews, _Page(pipeline), self._api_options())
+        server.start()
+        self._api = server
+
+    def _api_options(self) -> ApiOptions:
+        return ApiOptions.of(self._settings.api, os.environ, tls=self._tls, audit=self._audit)
+
+    def statistics(self) -> tuple[SourceStatistics, ...]:
+        """Statistics of every source; empty before the start."""
+        return self._pipeline.statistics() if self._pipeline is not None else ()
+
+    def removed(self) -> tuple[SourceStatistics, ...]:
+        """Last statistics of removed sources."""
+        return self._pipeline.removed() if self._pipeline is not None else ()
+
+    def sink_failures(self) -> tuple[str, ...]:
+        """A sentence for each sink that failed: why, and how many results are missing."""
+        outlets = self._outlets.outlets if self._outlets is not None else ()
+        failed = (outlet for outlet in outlets if outlet.failure)
+        return tuple(one.sentence for one in failed) + (
+            self._outlets.recorder.failures() if self._outlets is not None and self._outlets.recorder else ()
+        )
+
+    def wait(self, timeout_s: float) -> bool:
+        """Returns whether every source is over; never while there is none and the API may add one.
+
+        Raises PipelineError if the program cannot continue.
+        """
+        return self._pipeline is None or self._pipeline.wait(timeout_s)
+
+    def stop(self, grace_s: float) -> None:
+        """Finishes decoded frames and files, as time allows. A second call does nothing."""
+        until = time.monotonic() + grace_s
+        if self._api is not None:
+            self._api.stop(min(max(grace_s, 0.1), 2.0))
+        is_whole = self._pipeline is None or self._pipeline.stop(grace_s, is_hurried=grace_s <= 0)
+        if not is_whole and grace_s > 0:
+            log.error("not everything was finished in time", seconds=grace_s)
+        self._engine.close(max(until - time.monotonic(), 1.0))
+
+
+class _Page:
+    """The metrics page, rendered for each request."""
+
+    def __init__(self, pipeline: Pipeline) -> None:
+        self._pipeline = pipeline
+
+    def page(self) -> bytes:
+        return self._pipeline.metrics_page()
+
+
+def _primary(engine: Engine, settings: PrimarySettings) -> Network:
+    network = engine.network(settings.model, MODEL_TIMEOUT_S, settings.version)
+    wanted = _class_ids(network, settings, "primary-gie.operate-on-class-ids")
+    return network.with_threshold(settings.threshold).of_classes(wanted)
+
+
+def _secondary(engine: Engine, primary: Network, settings: SecondarySettings) -> SecondaryModel:
+    network = engine.network(settings.model, MODEL_TIMEOUT_S, settings.version)
+    if primary.is_classifier:
+        raise ModelUnusable(f"{primary.name!r} finds no objects that {network.name!r} could look at; give a detector")
+    if not network.is_classifier:
+        raise ModelUnusable(f"a secondary-gie names what an object is; {network.name!r} is a detector")
+    options = SecondaryOptions(
+        class_ids=_class_ids(primary, settings, "secondary-gie.operate-on-class-ids"),
+        min_width=settings.min_width,
+        min_height=settings.min_height,
+        reinfer_interval=settings.reinfer_interval,
+    )
+    return SecondaryModel(network.with_threshold(settings.threshold or None), options)
+
+
+def _class_ids(network: Network, settings: PrimarySettings | SecondarySettings, key: str) -> frozenset[int]:
+    names: Sequence[int | str] = settings.operate_on_class_ids
+    unknown = [name for name in names if isinstance(name, str) and name not in network.labels]
+    if unknown:
+        known = ", ".join(network.labels[:20]) or "none"
+        more = ", …" if len(network.labels) > 20 else ""
+        hint = close_to(unknown[0], network.labels) or f"its labels: {known}{more}"
+        text = f"{key} names {unknown[0]!r}, which {network.name!r} does not know; {hint}"
+        raise InvalidSettings([SettingsFault(settings.classes_at, text)])
+    return frozenset(network.labels.index(name) if isinstance(name, str) else name for name in names)
+
+
+def _decoders(settings: VideoSettings) -> set[DecoderKind]:
+    """The decoders of all sources that exist or that the API may add."""
+    wishes = {source.config.decoder for source in settings.sources}
+    return wishes if wishes and not settings.api.is_enabled else wishes | {DecoderKind.AUTO}
+
+
+def _options(settings: VideoSettings, models: _Models) -> PipelineOptions:
+    sources, network = max(len(settings.sources), 1), models.network
+    mux = settings.mux.options(min(max(network.max_batch_size, 1), max(FITTING_BATCH, sources)))
+    dispatch = DispatchOptions()
+    frames = math.ceil(mux.batch_size * dispatch.max_batches / sources) + SPARE_SLOTS
+    on_cpu = SourcesOptions(
+        ring_frames=max(frames, LEAST_SLOTS),
+        gpu_absence=models.gpu_absence,
+        allowed_outbound=settings.api.allowed_outbound,
+    )
+    on_card = replace(on_cpu, gpu=models.gpu, max_opening=OPENING_ON_A_CARD)
+    return PipelineOptions(
+        mux=mux,
+        dispatch=dispatch,
+        sources=on_cpu if models.gpu is None else on_card,
+        interval=settings.primary.interval,
+    )

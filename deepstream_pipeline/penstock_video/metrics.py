@@ -1,0 +1,343 @@
+"""Metrics of the video program, declared in one table, and the object that records them."""
+
+import threading
+from collections import OrderedDict
+from dataclasses import dataclass
+from enum import Enum
+
+from prometheus_client import (
+    CollectorRegistry,
+    Counter,
+    Gauge,
+    Histogram,
+    ProcessCollector,
+    Summary,
+    disable_created_metrics,
+    generate_latest,
+)
+
+from penstock_video.types import AnalyticsKind, CloseReason, DecoderKind, DropReason, SourceState
+
+SECONDS = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
+FRAMES = (1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0, 128.0)
+CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+DECODERS = (DecoderKind.CPU.value, DecoderKind.NVDEC.value)
+_REMEMBERED = 4096  # ids of sources that went, so that what comes late of them begins no series anew
+
+
+class Kind(Enum):
+    """Metric types of Prometheus."""
+
+    COUNTER = "counter"
+    GAUGE = "gauge"
+    HISTOGRAM = "histogram"
+    SUMMARY = "summary"
+
+
+@dataclass(frozen=True, slots=True)
+class Declaration:
+    """One row of the table. Names get the prefix penstock_video_; buckets are upper bounds in the name's unit."""
+
+    name: str
+    kind: Kind
+    help: str
+    labels: tuple[str, ...] = ()
+    buckets: tuple[float, ...] = ()
+
+
+_C, _G, _H = Kind.COUNTER, Kind.GAUGE, Kind.HISTOGRAM
+# Sum and count, and no buckets: a decode process tells sums of a second, and every bucket is a line of each source.
+_S = Kind.SUMMARY
+TABLE = (
+    Declaration("frames_total", _C, "Frames decoded.", ("source",)),
+    Declaration("inferred_total", _C, "Frames that the network answered.", ("source",)),
+    Declaration("dropped_total", _C, "Decoded frames that were given up, by reason.", ("source", "reason")),
+    Declaration("restarts_total", _C, "Times that a source was opened anew.", ("source",)),
+    Declaration("events_total", _C, "Events of the analytics rules, by kind.", ("source", "kind")),
+    Declaration("recordings_total", _C, "Recordings that ended, by result: ok, short, failed.", ("source", "result")),
+    Declaration("unrecorded_events_total", _C, "Events without a recording, by reason.", ("source", "reason")),
+    Declaration("fps", _G, "Frames decoded a second, over the last seconds.", ("source",)),
+    Declaration("state", _G, "1 for the state that a source is in, 0 for the others.", ("source", "state")),
+    Declaration("frozen", _G, "1 while a source shows the same picture.", ("source",)),
+    Declaration("decoder", _G, "1 for the decoder of a source's pictures, 0 for the others.", ("source", "decoder")),
+    Declaration("decode_seconds", _S, "CPU time of decoding a frame.", ("source",)),
+    Declaration("prepare_seconds", _S, "CPU time of making a frame ready for the network.", ("source",)),
+    Declaration("glass_to_event_seconds", _H, "From a frame's packet's coming to its result.", ("source",), SECONDS),
+    Declaration("decode_processes", _G, "Decode processes that run, each with a source or several.", ("decoder",)),
+    Declaration("rows_total", _C, "Rows that the engine was given, by where they lay.", ("hand_over",)),
+    Declaration("mux_wait_seconds", _H, "From a frame's packet's coming to its batch.", (), SECONDS),
+    Declaration("batch_frames", _H, "Frames of a batch.", (), FRAMES),
+    Declaration("batches_total", _C, "Batches formed, by why they closed.", ("reason",)),
+    Declaration("infer_seconds", _H, "A batch's call to the engine.", ("model",), SECONDS),
+    Declaration("sink_queue_results", _G, "Results and messages that wait for a sink.", ("sink",)),
+    Declaration("sink_queue_bytes", _G, "Bytes of what waits for a sink, where they are known.", ("sink",)),
+    Declaration("sink_dropped_total", _C, "Results and messages that a sink lost.", ("sink",)),
+    Declaration("sink_errors_total", _C, "Times that a sink failed.", ("sink",)),
+)
+_Metric = Counter | Gauge | Histogram | Summary
+
+
+class _Source:
+    """The series of one source, cached: looking up a series takes longer than counting."""
+
+    def __init__(self, source: str, metrics: dict[str, _Metric], lock: threading.Lock) -> None:
+        self._metrics = metrics
+        self._lock = lock  # taken to make or remove a metric
+        self._is_removed = False
+        self._labels: list[tuple[str, tuple[str, ...]]] = []
+        self._source = source
+        self._counters: dict[tuple[str, str], Counter] = {}
+        self.frames, self.inferred = self._counter("frames_total"), self._counter("inferred_total")
+        self.restarts = self._counter("restarts_total")
+        self.fps, self.frozen = self._gauge("fps"), self._gauge("frozen")
+        self.states = {state: self._gauge("state", state.value) for state in SourceState}
+        self.decoders = {kind: self._gauge("decoder", kind) for kind in DECODERS}
+        self.decode, self.prepare = self._summary("decode_seconds"), self._summary("prepare_seconds")
+        self.glass_to_event = self._histogram("glass_to_event_seconds")
+
+    def count(self, name: str, word: str, n: int = 1) -> None:
+        """Increments a counter with a second label, a value of an enum."""
+        counter = self._counters.get((name, word))
+        if counter is None:
+            with self._lock:
+                if self._is_removed:
+                    return
+                counter = self._counters[name, word] = self._counter(name, word)
+        counter.inc(n)
+
+    def remove(self) -> None:
+        """Removes its series."""
+        self._is_removed = True
+        for name, labels in self._labels:
+            self._metrics[name].remove(*labels)
+
+    def _counter(self, name: str, *words: str) -> Counter:
+        child = self._metrics[name].labels(*self._noted(name, words))
+        assert isinstance(child, Counter)
+        return child
+
+    def _gauge(self, name: str, *words: str) -> Gauge:
+        child = self._metrics[name].labels(*self._noted(name, words))
+        assert isinstance(child, Gauge)
+        return child
+
+    def _histogram(self, name: str) -> Histogram:
+        child = self._metrics[name].labels(*self._noted(name, ()))
+        assert isinstance(child, Histogram)
+        return child
+
+    def _summary(self, name: str) -> Summary:
+        child = self._metrics[name].labels(*self._noted(name, ()))
+        assert isinstance(child, Summary)
+        return child
+
+    def _noted(self, name: str, words: tuple[str, ...]) -> tuple[str, ...]:
+        labels = (self._source, *words)
+        self._labels.append((name, labels))
+        return labels
+
+
+class _Sink:
+    """The series of one sink."""
+
+    def __init__(self, sink: str, gauges: dict[str, Gauge], counters: dict[str, Counter]) -> None:
+        self.depth: Gauge = gauges["sink_queue_results"].labels(sink)
+        self.depth_bytes: Gauge = gauges["sink_queue_bytes"].labels(sink)
+        self.dropped: Counter = counters["sink_dropped_total"].labels(sink)
+        self.errors: Counter = counters["sink_errors_total"].labels(sink)
+
+
+class VideoMetrics:
+    """The video program's registry, thread-safe. Not a singleton: main makes one and passes it on.
+
+    A source's series begin with its first event and end with `forget`. Later events are not counted, until a source of
+    that id is added again and is connecting.
+    """
+
+    def __init__(self) -> None:
+        # The library's own series beside each counter says when it began, which is not needed.
+        disable_created_metrics()  # type: ignore[no-untyped-call]  # the library has no annotation there
+        self._registry = CollectorRegistry()
+        self._lock = threading.Lock()
+        self._counters: dict[str, Counter] = {}
+        self._gauges: dict[str, Gauge] = {}
+        self._histograms: dict[str, Histogram] = {}
+        self._summaries: dict[str, Summary] = {}
+        for row in TABLE:
+            self._declare(row)
+        ProcessCollector(registry=self._registry)  # of this process: decode processes are not in it
+        self._all: dict[str, _Metric] = {**self._counters, **self._gauges, **self._histograms, **self._summaries}
+        self._mux_wait = self._histograms["mux_wait_seconds"]
+        self._batch_frames = self._histograms["batch_frames"]
+        self._batches: dict[str, Counter] = {}
+        for decoder in DECODERS:
+            self.decode_processes(decoder, 0)
+        rows = self._counters["rows_total"]
+        self._rows = {is_device: rows.labels("device" if is_device else "host") for is_device in (False, True)}
+        self._infer: dict[str, Histogram] = {}
+        self._sources: dict[str, _Source] = {}
+        self._sinks: dict[str, _Sink] = {}
+        self._gone: OrderedDict[str, None] = OrderedDict()
+
+    def _declare(self, row: Declaration) -> None:
+        name = f"penstock_video_{row.name}"
+        if row.kind is Kind.COUNTER:
+            self._counters[row.name] = Counter(name, row.help, row.labels, registry=self._registry)
+        elif row.kind is Kind.GAUGE:
+            self._gauges[row.name] = Gauge(name, row.help, row.labels, registry=self._registry)
+        elif row.kind is Kind.SUMMARY:
+            self._summaries[row.name] = Summary(name, row.help, row.labels, registry=self._registry)
+        else:
+            self._histograms[row.name] = Histogram(
+                name, row.help, row.labels, buckets=row.buckets, registry=self._registry
+            )
+
+    def decoded(self, source: str, n: int = 1) -> None:
+        """Counts decoded frames."""
+        if (series := self._of(source)) is not None:
+            series.frames.inc(n)
+
+    def inferred(self, source: str, n: int = 1) -> None:
+        """Counts frames that the network answered."""
+        if (series := self._of(source)) is not None:
+            series.inferred.inc(n)
+
+    def dropped(self, source: str, reason: DropReason, n: int = 1) -> None:
+        """Counts dropped frames."""
+        if n and (series := self._of(source)) is not None:
+            series.count("dropped_total", DropReason(reason).value, n)
+
+    def restarted(self, source: str) -> None:
+        """Counts a restart."""
+        if (series := self._of(source)) is not None:
+            series.restarts.inc()
+
+    def event(self, source: str, kind: AnalyticsKind) -> None:
+        """Counts an event."""
+        if (series := self._of(source)) is not None:
+            series.count("events_total", AnalyticsKind(kind).value)
+
+    def recording(self, source: str, result: str) -> None:
+        """Counts a recording. result: ok, short or failed."""
+        if (series := self._of(source)) is not None:
+            series.count("recordings_total", result)
+
+    def unrecorded(self, source: str, reason: str, n: int) -> None:
+        """Counts events without a recording. reason: cool_down or max_at_once."""
+        if (series := self._of(source)) is not None:
+            series.count("unrecorded_events_total", reason, n)
+
+    def state(self, source: str, state: SourceState) -> None:
+        """Sets the source's only state."""
+        if state is SourceState.CONNECTING:
+            with self._lock:
+                self._gone.pop(source, None)
+        if (series := self._of(source)) is not None:
+            for each, gauge in series.states.items():
+                gauge.set(each is state)
+
+    def frozen(self, source: str, is_frozen: bool) -> None:
+        """Sets whether the picture is frozen."""
+        if (series := self._of(source)) is not None:
+            series.frozen.set(is_frozen)
+
+    def decoder(self, source: str, decoder: str) -> None:
+        """Sets the source's decoder: cpu or nvdec."""
+        if (series := self._of(source)) is not None:
+            for each, gauge in series.decoders.items():
+                gauge.set(each == decoder)
+
+    def decode_processes(self, decoder: str, n: int) -> None:
+        """Sets the number of decode processes with that decoder."""
+        self._gauges["decode_processes"].labels(decoder).set(n)
+
+    def rows(self, n: int, *, on_device: bool) -> None:
+        """Counts rows sent to the engine, by memory: card or host."""
+        self._rows[on_device].inc(n)
+
+    def fps(self, source: str, fps: float) -> None:
+        """Sets frames decoded per second, over the last seconds."""
+        if (series := self._of(source)) is not None:
+            series.fps.set(fps)
+
+    def decode_s(self, source: str, seconds: float, n: int = 1) -> None:
+        """Observes decoding time per frame, for n frames (a child sends sums once a second)."""
+        if (series := self._of(source)) is not None:
+            for _ in range(n):
+                series.decode.observe(seconds)
+
+    def prepare_s(self, source: str, seconds: float, n: int = 1) -> None:
+        """Observes preparation time per frame, for n frames."""
+        if (series := self._of(source)) is not None:
+            for _ in range(n):
+                series.prepare.observe(seconds)
+
+    def glass_to_event(self, source: str, seconds: float) -> None:
+        """Observes the time from a frame's packet to its result."""
+        if (series := self._of(source)) is not None:
+            series.glass_to_event.observe(seconds)
+
+    def forget(self, source: str) -> None:
+        """Removes a source's series."""
+        with self._lock:
+            self._gone[source] = None
+            if len(self._gone) > _REMEMBERED:
+                self._gone.popitem(last=False)
+            series = self._sources.pop(source, None)
+            if series is not None:
+                series.remove()
+
+    def mux_wait(self, seconds: float) -> None:
+        """Observes the time from a frame's packet to its batch."""
+        self._mux_wait.observe(seconds)
+
+    def batch(self, size: int, reason: CloseReason) -> None:
+        """Observes a batch size."""
+        self._batch_frames.observe(size)
+        counter = self._batches.get(reason)
+        if counter is None:
+            counter = self._batches[reason] = self._counters["batches_total"].labels(CloseReason(reason).value)
+        counter.inc()
+
+    def infer(self, model: str, seconds: float) -> None:
+        """Observes the engine's time for a batch. model: its configured name."""
+        histogram = self._infer.get(model)
+        if histogram is None:
+            histogram = self._infer[model] = self._histograms["infer_seconds"].labels(model)
+        histogram.observe(seconds)
+
+    def sink_depth(self, sink: str, n: int, size_bytes: int = 0) -> None:
+        """Sets what waits for the sink, in its channel and its spool."""
+        series = self._of_sink(sink)
+        series.depth.set(n)
+        series.depth_bytes.set(size_bytes)
+
+    def sink_dropped(self, sink: str, n: int = 1) -> None:
+        """Counts results or messages that the sink dropped."""
+        self._of_sink(sink).dropped.inc(n)
+
+    def sink_errors(self, sink: str, n: int = 1) -> None:
+        """Counts a failure of the sink."""
+        self._of_sink(sink).errors.inc(n)
+
+    def page(self) -> bytes:
+        """The metrics in Prometheus' text format 0.0.4."""
+        return generate_latest(self._registry)
+
+    def _of(self, source: str) -> _Source | None:
+        """The source's series; None if it was removed."""
+        series = self._sources.get(source)
+        if series is not None:
+            return series
+        with self._lock:
+            if source in self._gone:
+                return None
+            if source not in self._sources:
+                self._sources[source] = _Source(source, self._all, self._lock)
+            return self._sources[source]
+
+    def _of_sink(self, sink: str) -> _Sink:
+        series = self._sinks.get(sink)
+        if series is None:
+            series = self._sinks[sink] = _Sink(sink, self._gauges, self._counters)
+        return series

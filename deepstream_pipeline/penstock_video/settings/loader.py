@@ -1,0 +1,345 @@
+"""Reads a YAML file and command-line flags into VideoSettings, or reports every error at once. A flag overrides the
+file.
+"""
+
+import os
+import re
+import socket
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from urllib.parse import parse_qsl, unquote, urlsplit
+
+import yaml
+
+from penstock_video.decode.uri import is_live
+from penstock_video.settings.document import SettingsFaults, Variables, did_you_mean, read_document, shown
+from penstock_video.settings.models import (
+    MODEL_FORM,
+    MODEL_PATTERN,
+    ApiSettings,
+    EngineChoice,
+    EngineSettings,
+    PrimarySettings,
+    SourceSettings,
+    VideoSettings,
+    gateway_fault,
+    outbound_fault,
+    read_api,
+    read_engine,
+    read_gpu,
+    read_mux,
+    read_osd,
+    read_primary,
+    read_secondary,
+    read_tracker,
+)
+from penstock_video.settings.section import Plain, Reading, Section, plain_of
+from penstock_video.settings.sinks import SinkOptions, read_sink
+from penstock_video.settings.sources import (
+    Draft,
+    InvalidSourceUri,
+    check_section,
+    expanded_uris,
+    named_sources,
+    read_sources,
+)
+from penstock_video.source_ids import Shard, shard_here, shard_of
+from penstock_video.types import DecoderKind, SourceConfig
+
+_FILE_SINKS = ("jsonl", "mp4", "hls", "preview")
+_FORMS = ("jsonl", "mp4", "hls", "preview", "rtsp://", "kafka://", "mqtt://", "redis://", "webhook=")
+_NUMBER = r"-?\d+(?:\.\d+)?"
+_LINE = re.compile(rf"([^=]{{1,64}})=({_NUMBER}),({_NUMBER}),({_NUMBER}),({_NUMBER})")
+
+
+@dataclass(frozen=True, slots=True)
+class Flags:
+    """Command-line flags; None or empty if not given. lines: NAME=x1,y1,x2,y2."""
+
+    sources: tuple[str, ...] = ()
+    model: str = ""
+    out: Path | None = None
+    interval: int | None = None
+    rules: Path | None = None
+    lines: tuple[str, ...] = ()
+    sinks: tuple[str, ...] = ()
+    batch_size: int | None = None
+    shard: str = ""
+    gateway: str = ""
+    engine: str = ""
+    api_port: int | None = None
+    has_api: bool = True
+    allowed_hosts: tuple[str, ...] = ()
+    cors_origins: tuple[str, ...] = ()
+    allowed_outbound: tuple[str, ...] = ()
+    is_loop: bool = False
+    is_realtime: bool = False
+    decoder: DecoderKind | None = None
+
+
+def drafts_of(flags: Flags, reading: Reading) -> tuple[Draft, ...]:
+    """Sources of the command line."""
+    found: list[Draft] = []
+    for given in flags.sources:
+        uri, fault = reading.variables.substituted(given)
+        try:
+            uris = expanded_uris(uri, Path()) if not fault else ()
+        except InvalidSourceUri as refused:
+            uris, fault = (), str(refused)
+        if fault:
+            reading.complaints.add("--source", fault)
+        found += [Draft(SourceSettings(SourceConfig(one, "")), "--source") for one in uris]
+    return tuple(found)
+
+
+def sinks_of(flags: Flags, reading: Reading) -> tuple[SinkOptions, ...]:
+    """Sinks of the command line; a folder without sinks stands for the pictures and both lists."""
+    given = flags.sinks or (("mp4", "jsonl") if flags.out is not None else ())
+    found = (_quick_sink(text, flags, reading) for text in given)
+    return tuple(sink for sink in found if sink is not None)
+
+
+def with_lines(flags: Flags, section: Plain | None, reading: Reading) -> Plain | None:
+    """The analytics section, with --line rules."""
+    rows: list[dict[str, object]] = []
+    for text in flags.lines:
+        found = _LINE.fullmatch(text)
+        if found is None:
+            reading.complaints.add("--line", f"{shown(text)}: NAME=x1,y1,x2,y2 is needed, in pixels of the picture")
+        else:
+            x1, y1, x2, y2 = map(float, found.groups()[1:])
+            rows.append({"name": found[1], "line": [[x1, y1], [x2, y2]]})
+    if not rows:
+        return section
+    content = section.content if section is not None else {}
+    if not isinstance(content, dict):
+        return section
+    lines = content.get("line-crossing") or []
+    lines = lines if isinstance(lines, list) else [lines]
+    where = dict(section.where) if section is not None else {"analytics": "--line"}
+    where |= {f"analytics.line-crossing[{len(lines) + number}]": "--line" for number in range(len(rows))}
+    return replace(
+        section or Plain({}, "analytics"), content={**content, "line-crossing": [*lines, *rows]}, where=where
+    )
+
+
+def _quick_sink(text: str, flags: Flags, reading: Reading) -> SinkOptions | None:
+    """A sink in short form, read as a section."""
+    if text not in _FILE_SINKS and not text.startswith(_FORMS[4:]):
+        reading.complaints.add("--sink", f"{shown(text)}: {did_you_mean(text.partition(':')[0], _FORMS)}")
+        return None
+    try:
+        fields = _fields(text)
+    except ValueError:
+        reading.complaints.add("--sink", f"{shown(text)}: this is no address")
+        return None
+    pairs: list[tuple[yaml.Node, yaml.Node]] = [(_scalar(key), _scalar(value)) for key, value in fields.items()]
+    here = replace(reading, file="--sink", folder=Path())
+    return read_sink(Section(yaml.MappingNode("tag:yaml.org,2002:map", pairs), "", here), flags.out)
+
+
+def _fields(text: str) -> dict[str, str]:
+    """Keys of the `sink` section for the short form. Raises ValueError."""
+    if text in _FILE_SINKS:
+        return {"type": text}
+    if text.startswith("webhook="):
+        return {"type": "webhook", "url": text.removeprefix("webhook=")}
+    parts = urlsplit(text, allow_fragments=False)  # a # is a topic's, or a mistake; nothing is lost
+    more = dict(parse_qsl(parts.query))
+    if parts.scheme == "rtsp":
+        return {"type": "rtsp", "url": text}
+    if parts.scheme == "redis":
+        return {"type": "redis", "url": parts._replace(query="").geturl(), **more}
+    topic = {"topic": unquote(parts.path.strip("/"))} if parts.path.strip("/") else {}
+    if parts.scheme == "kafka":
+        return {"type": "kafka", "brokers": parts.netloc, **topic, **more}
+    found = {"type": "mqtt", "host": parts.hostname or "", "port": str(parts.port or 1883), **topic, **more}
+    user = {"username": unquote(parts.username or ""), "password": unquote(parts.password or "")}
+    return found | {name: value for name, value in user.items() if value}
+
+
+def _scalar(text: str) -> yaml.ScalarNode:
+    """Converts like YAML: 1883 is a number."""
+    style = None if re.fullmatch(r"\d+|true|false", text) else "'"
+    return yaml.ScalarNode("tag:yaml.org,2002:str", text, style=style)
+
+
+NO_FLAGS = Flags()
+
+
+@dataclass(frozen=True, slots=True)
+class Surroundings:
+    """Environment of the process: variables and host name."""
+
+    environ: Mapping[str, str]
+    hostname: str
+
+
+def here() -> Surroundings:
+    """Those of this process."""
+    return Surroundings(os.environ, socket.gethostname())
+
+
+def read_settings(
+    path: Path | None, flags: Flags = NO_FLAGS, *, surroundings: Surroundings | None = None
+) -> VideoSettings:
+    """Settings of the file and the flags. path: None for flags alone. Raises SettingsRefused with every fault."""
+    around = surroundings or here()
+    complaints = SettingsFaults()
+    variables = Variables(around.environ)
+    reading = Reading(str(path or ""), path.parent if path is not None else Path(), complaints, variables)
+    root = Section(read_document(path) if path is not None else None, "", reading)
+    settings = _read(root, flags, around)
+    root.close()
+    complaints.raise_any()
+    return settings
+
+
+def _read(root: Section, flags: Flags, around: Surroundings) -> VideoSettings:
+    reading = root.reading
+    primary = _primary(root, flags)
+    tracker = read_tracker(root.section("tracker"))
+    drafts = read_sources(root.sections("source"), has_tracker=tracker.has_tracks)
+    sources = _sources(drafts_of(flags, reading) if flags.sources else drafts, flags, reading.complaints)
+    sinks = _sinks(root, flags)
+    api = _api(root, flags)
+    if not sources and not (api.is_enabled and "source" not in root and not flags.sources and reading.file):
+        _complain_of_nothing(reading, has_given=bool(flags.sources) or "source" in root)
+    shard = _shard(flags, around, reading.complaints)
+    mine = tuple(source for source in sources if shard.has(source.config.source_id))
+    analytics = _analytics(root, flags)
+    check_section(analytics, reading.complaints, has_tracker=tracker.has_tracks)
+    mux = read_mux(root.section("streammux"))
+    return VideoSettings(
+        sources=mine,
+        primary=primary,
+        mux=mux if flags.batch_size is None else replace(mux, batch_size=flags.batch_size),
+        secondaries=tuple(read_secondary(section) for section in root.sections("secondary-gie")),
+        tracker=tracker,
+        analytics=analytics,
+        osd=read_osd(root.section("osd")),
+        sinks=sinks,
+        api=api,
+        engine=_engine(root, flags),
+        gpu=read_gpu(root.section("gpu")),
+        shard=shard,
+        elsewhere=len(sources) - len(mine),
+        out=flags.out,
+    )
+
+
+def _primary(root: Section, flags: Flags) -> PrimarySettings:
+    section = root.section("primary-gie")
+    if not flags.model and "model" not in section:
+        place = root.at("primary-gie") if root.reading.file else ""
+        where = root.reading.file or "--model"
+        name = f"{place}.model: is missing; name a model" if place else "is missing; name a model"
+        root.reading.complaints.add(where, f"{name} of `penstock models list`, such as street")
+    primary = read_primary(section)
+    if flags.model and not re.fullmatch(MODEL_PATTERN, flags.model):
+        root.reading.complaints.add("--model", f"{shown(flags.model)}: {MODEL_FORM}")
+    if flags.model:
+        primary = replace(primary, model=flags.model)
+    return primary if flags.interval is None else replace(primary, interval=flags.interval)
+
+
+def _sources(drafts: tuple[Draft, ...], flags: Flags, complaints: SettingsFaults) -> tuple[SourceSettings, ...]:
+    sources = named_sources(drafts, complaints)
+    return tuple(replace(source, config=_flagged(source.config, flags)) for source in sources)
+
+
+def _flagged(config: SourceConfig, flags: Flags) -> SourceConfig:
+    is_loop, is_realtime = config.is_loop or flags.is_loop, config.is_realtime or flags.is_realtime
+    decoder = flags.decoder or config.decoder
+    return replace(config, is_loop=is_loop, is_realtime=is_realtime, decoder=decoder)
+
+
+def _complain_of_nothing(reading: Reading, *, has_given: bool) -> None:
+    """Reports missing sources, unless a faulty one was given."""
+    if has_given and len(reading.complaints):
+        return
+    if reading.file:
+        reading.complaints.add(reading.file, "source: is missing; list the videos, or leave api on and add them there")
+    else:
+        reading.complaints.add("--source", "is missing; give a video file, a folder, an address, or a CONFIG.yaml")
+
+
+def _sinks(root: Section, flags: Flags) -> tuple[SinkOptions, ...]:
+    """Sinks of the flags, else of the file, else the defaults of --out."""
+    said = [sink for section in root.sections("sink") if (sink := read_sink(section, flags.out)) is not None]
+    if flags.sinks or "sink" not in root:
+        return sinks_of(flags, root.reading)
+    return tuple(said)
+
+
+def _analytics(root: Section, flags: Flags) -> Plain | None:
+    """The file's section, or that of --rules, with --line rules."""
+    section = root.plain("analytics")
+    if flags.rules is not None:
+        section = read_rules_file(flags.rules, root.reading)
+    return with_lines(flags, section, root.reading)
+
+
+def read_rules_file(path: Path, reading: Reading) -> Plain | None:
+    """The analytics section that a file is, or has under `analytics:`; not those of single sources. Raises
+    SettingsRefused."""
+    below = replace(reading, file=str(path), folder=path.parent)
+    node = read_document(path)
+    root = Section(node, "", below)
+    if "analytics" in root or node is None:
+        return root.plain("analytics")
+    if "source" in root:
+        below.complaints.add(str(path), "analytics: is missing; rules stand there, or alone in a file of their own")
+        below.complaints.raise_any()
+    return plain_of(node, "analytics", below)
+
+
+def read_rules(path: Path | None, lines: tuple[str, ...]) -> Plain | None:
+    """The analytics section of a rules or settings file, with --line rules. Raises SettingsRefused."""
+    reading = Reading(str(path or ""), Path(), SettingsFaults(), Variables({}))
+    section = with_lines(Flags(lines=lines), read_rules_file(path, reading) if path is not None else None, reading)
+    check_section(section, reading.complaints)
+    reading.complaints.raise_any()
+    return section
+
+
+def _engine(root: Section, flags: Flags) -> EngineSettings:
+    settings = read_engine(root.section("engine"))
+    complaints = root.reading.complaints
+    if flags.gateway and (fault := gateway_fault(flags.gateway)):
+        complaints.add("--gateway", fault)
+    if flags.gateway and flags.engine not in ("", "auto"):
+        complaints.add("--engine", f"{flags.engine} and --gateway exclude each other; leave one out")
+    if flags.gateway:
+        return replace(settings, gateway=flags.gateway, grpc="", choice=EngineChoice.AUTO)
+    return replace(settings, choice=EngineChoice(flags.engine), gateway="", grpc="") if flags.engine else settings
+
+
+def _api(root: Section, flags: Flags) -> ApiSettings:
+    settings = read_api(root.section("api"))
+    port = settings.port if flags.api_port is None else flags.api_port
+    if fault := outbound_fault(flags.allowed_outbound):
+        root.reading.complaints.add("command line", fault)
+    return replace(
+        settings,
+        port=port,
+        is_enabled=settings.is_enabled and flags.has_api,
+        allowed_hosts=(*settings.allowed_hosts, *flags.allowed_hosts),
+        cors_origins=(*settings.cors_origins, *flags.cors_origins),
+        allowed_outbound=(*settings.allowed_outbound, *flags.allowed_outbound),
+    )
+
+
+def _shard(flags: Flags, around: Surroundings, complaints: SettingsFaults) -> Shard:
+    try:
+        return shard_of(flags.shard) if flags.shard else shard_here(around.environ, around.hostname)
+    except ValueError as error:
+        complaints.add("--shard" if flags.shard else "environment", str(error))
+        return Shard()
+
+
+def is_endless(settings: VideoSettings) -> bool:
+    """Whether it runs until it is stopped: a camera, a loop, or no source but the control API."""
+    configs = [source.config for source in settings.sources]
+    return not configs or any(config.is_loop or is_live(config.uri) for config in configs)

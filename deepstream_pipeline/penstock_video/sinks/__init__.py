@@ -1,0 +1,1 @@
+"""Sinks: files, HLS, RTSP, previews and message brokers; drawing and encoding."""

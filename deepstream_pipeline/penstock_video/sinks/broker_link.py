@@ -1,0 +1,94 @@
+"""Protocol of a connection to a message broker, and its check of the connected address."""
+
+import socket
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from penstock.outbound import OutboundPolicy
+from penstock_video.errors import PipelineError, SinkFailed
+from penstock_video.outbound import why_host_refused
+from penstock_video.sinks.spool import Message
+
+
+class LinkDown(PipelineError):
+    """The broker cannot be reached, refuses, or went silent. Raised by links; the sender retries."""
+
+    reason = "link_down"
+
+
+@dataclass(frozen=True, slots=True)
+class DeliveryOutcome:
+    """Results of messages that a link got, in this or an earlier call.
+
+    delivered: acknowledged. refused: never accepted; refusal says why. left: not delivered, or unknown, in order.
+    trouble: why the link stopped; a link that has no messages is closed and opened again. pause_s: minimum pause.
+    """
+
+    delivered: Sequence[Message] = ()
+    refused: Sequence[Message] = ()
+    refusal: str = ""
+    left: Sequence[Message] = ()
+    trouble: str = ""
+    pause_s: float = 0.0
+
+
+class BrokerLink(Protocol):
+    """A connection to a broker, used by the sender's thread only. It converts its library's errors.
+
+    name: the short kind. place: the address for display, without secrets. max_messages, max_bytes: of one `send`.
+    """
+
+    name: str
+    place: str
+    max_messages: int
+    max_bytes: int
+
+    def open(self, timeout_s: float) -> bool:
+        """Connects. Returns whether the broker answered (False if not asked yet). Raises LinkDown."""
+        ...
+
+    def send(self, messages: Sequence[Message]) -> DeliveryOutcome:
+        """Sends messages in order, after pending ones, and waits about a second for answers.
+
+        Messages in no outcome stay with the link; poll it with `send(())`. Raises none of its library's errors.
+        """
+        ...
+
+    def idle(self) -> None:
+        """Keeps an idle connection alive. Called twice a second. Raises LinkDown."""
+        ...
+
+    def close(self) -> None:
+        """Closes the connection at once and drops pending messages. It can be opened again."""
+        ...
+
+
+def scrub(text: str, secrets: Iterable[str]) -> str:
+    """A library's text on one line, with the secrets removed."""
+    for secret in secrets:
+        if secret:
+            text = text.replace(secret, "***")
+    return " ".join(text.split())
+
+
+def missing(library: str, extra: str) -> SinkFailed:
+    """The error for a missing client library, with the command that installs it."""
+    return SinkFailed(f"this sink needs the library {library}: install penstock[{extra}]")
+
+
+def require_allowed_peer(connected: socket.socket, host: str, outbound: OutboundPolicy) -> None:
+    """Checks the address that the socket is connected to, whatever DNS says later. Call it before sending data.
+
+    Closes the socket and raises LinkDown for an address that is not allowed; OSError if the peer has disconnected.
+    """
+    why = outbound.why_refused(host, connected.getpeername()[0])
+    if why:
+        connected.close()
+        raise LinkDown(why)
+
+
+def require_allowed_host(host: str, outbound: OutboundPolicy) -> None:
+    """Checks the addresses of a name, for a library that connects by itself. Raises LinkDown."""
+    if why := why_host_refused(host, outbound):
+        raise LinkDown(why)

@@ -1,0 +1,236 @@
+"""Drawing primitives on a picture, and label positions that do not overlap."""
+
+import colorsys
+import math
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from functools import cache
+from itertools import chain
+from typing import NamedTuple
+
+import cv2
+import numpy as np
+import numpy.typing as npt
+
+from penstock_video.types import ByteArray
+
+Colour = tuple[int, int, int]  # RGB
+Pixel = tuple[int, int]
+Points = Sequence[Pixel] | npt.NDArray[np.int32]
+
+WHITE: Colour = (255, 255, 255)
+INK: Colour = (22, 24, 28)
+ALARM: Colour = (235, 64, 52)
+_TONES = ((0.75, 0.98), (0.35, 1.0), (0.9, 0.6))  # saturation, value: strong, pale, dark; in turn
+_COLOURS, _HUE_STEP = 33, 10 / 33  # eleven hues of each: after a golden ratio hues come back near 8, 13 and 21 later
+_MIN_TEXT_PX = 11
+_WEIGHT = 600  # of the letters: semibold
+
+
+def colour_of(number: int) -> Colour:
+    """The same colour for the same number; any 33 numbers in a row have clearly different ones."""
+    return _colour(number % _COLOURS)
+
+
+@cache
+def _colour(number: int) -> Colour:
+    hue = (0.55 + number * _HUE_STEP) % 1.0
+    saturation, value = _TONES[number % len(_TONES)]
+    red, green, blue = colorsys.hsv_to_rgb(hue, saturation, value)
+    return round(red * 255), round(green * 255), round(blue * 255)
+
+
+class Canvas:
+    """Draws into the given picture. text_px: letter height; line_px: line width."""
+
+    def __init__(self, picture: ByteArray) -> None:
+        self.picture = picture
+        self.height, self.width = picture.shape[:2]
+        size = math.sqrt(self.width * self.height)
+        self.text_px = max(_MIN_TEXT_PX, round(6 + size * 0.0145))
+        self.line_px = max(1, round(size / 420))
+        self._font = _font()
+
+    def pixel(self, x: float, y: float) -> Pixel:
+        """The nearest pixel, clipped near the picture."""
+        bound = 4 * max(self.width, self.height)
+        return round(min(max(x, -bound), bound)), round(min(max(y, -bound), bound))
+
+    def pixels(self, points: npt.NDArray[np.float64]) -> npt.NDArray[np.int32]:
+        """The nearest pixels to (n, 2) points, without non-finite ones."""
+        bound = 4 * max(self.width, self.height)
+        finite = points[np.isfinite(points).all(axis=1)]
+        return np.rint(np.clip(finite, -bound, bound)).astype(np.int32)
+
+    def box(self, first: Pixel, second: Pixel, colour: Colour) -> None:
+        """A rectangle between two corners, with a dark edge if there is room."""
+        if self.line_px > 1:
+            cv2.rectangle(self.picture, first, second, INK, self.line_px + 2)
+        cv2.rectangle(self.picture, first, second, colour, self.line_px)
+
+    def polyline(self, points: Points, colour: Colour, *, width_px: int = 0, is_closed: bool = False) -> None:
+        """Lines from point to point."""
+        array = np.asarray(points, np.int32).reshape(-1, 1, 2)
+        cv2.polylines(self.picture, [array], is_closed, colour, width_px or self.line_px, cv2.LINE_AA)
+
+    def arrow(self, tail: Pixel, head: Pixel, colour: Colour) -> None:
+        """An arrow; its head keeps its size."""
+        length = math.dist(tail, head)
+        if length >= 1:
+            tip = min(0.5, self.text_px * 0.7 / length)
+            cv2.arrowedLine(self.picture, tail, head, colour, self.line_px, cv2.LINE_AA, 0, tip)
+
+    def tint(self, polygon: list[Pixel], colour: Colour, strength: float) -> None:
+        """Tints the inside of a polygon."""
+        array = np.array(polygon, np.int32)
+        left, top = np.maximum(array.min(axis=0), 0).tolist()
+        right, bottom = np.minimum(array.max(axis=0) + 1, (self.width, self.height)).tolist()
+        if left >= right or top >= bottom:
+            return
+        part = self.picture[top:bottom, left:right]
+        mask = np.zeros(part.shape[:2], np.uint8)
+        cv2.fillPoly(mask, [array], (255,), offset=(-left, -top))
+        cv2.copyTo(_mixed(part, colour, strength), mask, part)
+
+    def text_size(self, text: str) -> tuple[int, int]:
+        """(width, height) in pixels of the chip that `chip` draws for the text."""
+        _, _, width, _ = cv2.getTextSize((self.width, self.height), text, (0, 0), self._font, self.text_px, _WEIGHT)
+        return width + self._pad * 2, round(self.text_px * 1.2) + self._pad
+
+    def chip(self, text: str, at: Pixel, colour: Colour, *, strength: float = 1.0) -> None:
+        """Text on a background of that colour; `at` is its upper left corner, moved into the picture."""
+        width, height = self.text_size(text)
+        left = max(0, min(at[0], self.width - width))
+        top = max(0, min(at[1], self.height - height))
+        right, bottom = min(left + width, self.width), min(top + height, self.height)
+        ground = self.picture[top:bottom, left:right]
+        if strength >= 1:
+            ground[:] = colour
+        else:
+            ground[:] = _mixed(ground, colour, strength)
+        baseline = (left + self._pad, top + self._pad // 2 + round(self.text_px * 0.92))
+        ink = INK if _is_light(colour) else WHITE
+        cv2.putText(self.picture, text, baseline, ink, self._font, self.text_px, _WEIGHT)
+
+    @property
+    def _pad(self) -> int:
+        return max(2, self.text_px // 4)
+
+
+@cache
+def _font() -> "cv2.FontFace":
+    return cv2.FontFace("sans")
+
+
+def _mixed(part: ByteArray, colour: Colour, strength: float) -> ByteArray:
+    darker = cv2.convertScaleAbs(part, alpha=1 - strength)
+    mixed: ByteArray = cv2.add(darker, (*(channel * strength for channel in colour), 0.0))
+    return mixed
+
+
+def _is_light(colour: Colour) -> bool:
+    red, green, blue = colour
+    return 0.299 * red + 0.587 * green + 0.114 * blue > 125
+
+
+Box = tuple[Pixel, Pixel]  # upper left and lower right corner
+Side = tuple[str, str]  # of a box: above or below it, from its left or its right edge
+_MOST_INNER = 6  # places further down inside a box that are looked at
+_MOST_NEAR = 16  # other boxes that a label is kept off
+_MOST_TRIED = 64  # boxes to the right of one that are looked at for them
+_LITTLE = 0.1  # of a label: over the edge of another box it hides no object
+
+
+class LabelPosition(NamedTuple):
+    """at: the upper left corner of a label. side: None inside its box, and if there is no room beside it. is_free:
+    whether it covers no other label."""
+
+    at: Pixel
+    side: Side | None
+    is_free: bool = True
+
+
+class LabelLayout:
+    """Label positions in a picture, for labels of that height; earlier requests get better ones."""
+
+    def __init__(self, picture: tuple[int, int], height: int) -> None:
+        self._picture = picture
+        self.height = max(height, 1)
+        # (left, top, right) of labels by band, each as high as a label: one lies in its band and the two beside it.
+        self._taken: defaultdict[int, list[tuple[int, int, int]]] = defaultdict(list)
+
+    def take(self, box: Box, width: int, others: Sequence[Box] = (), *, former: Side | None = None) -> LabelPosition:
+        """A position for a label of that width at the box. former: its position in the last picture, kept if possible.
+
+        Tried in order: above the box, below it, inside at its top, further down inside; from its left edge, then to its
+        right one. The first that covers no other box wins, else the one that covers least. If labels take all, the
+        first, to be drawn below the others.
+        """
+        best, least = None, float("inf")
+        little = _LITTLE * width * self.height
+        kept = (place for place in self._places(box, width) if place.side == former) if former else ()
+        for place in chain(kept, self._places(box, width)):
+            if not self._is_free(place.at, width):
+                continue
+            covered = self._covered(place.at, width, others, least)
+            if covered < least:
+                best, least = place, covered
+            if covered <= little:
+                break
+        if best is None:
+            return next(self._places(box, width))._replace(is_free=False)
+        self.keep_free(best.at, width)
+        return best
+
+    def keep_free(self, place: Pixel, width: int) -> None:
+        """Reserves an area of that width and a label's height."""
+        (left, top), band = place, place[1] // self.height
+        for near in (band - 1, band, band + 1):
+            self._taken[near].append((left, top, left + width))
+
+    def _is_free(self, place: Pixel, width: int) -> bool:
+        (left, top), height = place, self.height
+        right = left + width
+        for its_left, its_top, its_right in self._taken.get(top // height, ()):
+            if its_left < right and left < its_right and -height < its_top - top < height:
+                return False
+        return True
+
+    def _covered(self, place: Pixel, width: int, others: Sequence[Box], enough: float) -> int:
+        """Pixels of other boxes under a label there; counting stops when there are too many."""
+        (left, top), covered = place, 0
+        right, bottom = left + width, top + self.height
+        for (its_left, its_top), (its_right, its_bottom) in others:
+            across = min(right, its_right) - max(left, its_left)
+            down = min(bottom, its_bottom) - max(top, its_top)
+            if across > 0 and down > 0:
+                covered += across * down
+                if covered >= enough:
+                    break
+        return covered
+
+    def _places(self, box: Box, width: int) -> Iterator[LabelPosition]:
+        ((left, top), (right, bottom)), height = box, self.height
+        most_left, most_top = max(self._picture[0] - width, 0), max(self._picture[1] - height, 0)
+        rows = [("above", top - height)] if top >= height else []
+        rows += [("below", bottom), *(("", y) for y in range(top, bottom - height, height)[: _MOST_INNER + 1])]
+        for row, y in rows:
+            for edge, x in (("left", left), ("right", right - width)):
+                at = min(max(x, 0), most_left), min(max(y, 0), most_top)
+                yield LabelPosition(at, (row, edge) if row and y == at[1] else None)
+
+
+def neighbours(boxes: Sequence[Box], width: int, height: int) -> list[list[Box]]:
+    """For each box, other boxes that its label could cover; a limited number in a dense crowd."""
+    order = sorted(range(len(boxes)), key=lambda index: boxes[index][0][0])
+    near: list[list[Box]] = [[] for _ in boxes]
+    for rank, one in enumerate(order, 1):
+        (_, top), (right, bottom) = boxes[one]
+        for other in order[rank : rank + _MOST_TRIED]:
+            (its_left, its_top), (_, its_bottom) = boxes[other]
+            if its_left >= right + width:
+                break
+            if its_top < bottom + height and top < its_bottom + height:
+                near[one].append(boxes[other])
+                near[other].append(boxes[one])
+    return [some[:_MOST_NEAR] for some in near]

@@ -1,0 +1,264 @@
+"""MQTT sink: version 5, or 3.1.1 if the broker supports nothing newer; QoS 1 by default."""
+
+import re
+import secrets
+import select
+import socket
+import ssl
+import time
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from penstock.outbound import OutboundPolicy
+from penstock_video.errors import SinkFailed
+from penstock_video.sinks.broker import BrokerOptions, BrokerSink, SinkGauge
+from penstock_video.sinks.broker_link import DeliveryOutcome, LinkDown, missing, require_allowed_peer, scrub
+from penstock_video.sinks.spool import Message
+
+if TYPE_CHECKING:
+    from paho.mqtt.client import Client, ConnectFlags, DisconnectFlags
+    from paho.mqtt.properties import Properties
+    from paho.mqtt.reasoncodes import ReasonCode
+
+
+ROUND_S = 1.0  # what one send waits for acknowledgements
+SILENT_AFTER_S = 10.0  # without any of them the connection is given up
+POLL_S = 0.1
+KEEPALIVE_S = 15
+HEADER_BYTES = 512  # of a packet, at most: topic, id and what MQTT adds
+INFLIGHT = 50  # unacknowledged messages at once
+OFFLINE, ONLINE = b"offline", b"online"
+PLACEHOLDERS = ("{source_id}", "{kind}")
+
+
+@dataclass(frozen=True, slots=True)
+class MqttOptions(BrokerOptions):
+    """topic: may hold {source_id} and {kind}. status_topic: where "online" or "offline" is retained; "" for none."""
+
+    host: str
+    port: int = 1883
+    topic: str = "penstock/{source_id}/{kind}"
+    username: str = field(default="", repr=False)
+    password: str = field(default="", repr=False)
+    qos: int = 1
+    is_tls: bool = False
+    status_topic: str = ""
+
+
+def mqtt_sink(options: MqttOptions, gauge: SinkGauge | None = None) -> BrokerSink:
+    """A sink that publishes to an MQTT broker. Raises SinkFailed where the library is absent or an option is wrong."""
+    return BrokerSink(MqttLink(options), options, gauge)
+
+
+def topic_fault(topic: str, placeholders: Sequence[str] = PLACEHOLDERS) -> str:
+    """Why nothing can be published under it; empty where that can be. placeholders: those that are filled in."""
+    if set(topic) & set("+#\0"):
+        return "a topic to publish to has no wildcard (+ or #)"
+    rest = topic
+    for known in placeholders:
+        rest = rest.replace(known, "")
+    found = re.search(r"\{[^{}]*\}|[{}]", rest)
+    if found is None:
+        return ""
+    takes = f"there are {' and '.join(placeholders)}" if placeholders else "it takes none"
+    return f"{found[0]} is no placeholder; {takes}" if len(found[0]) > 1 else f"a {found[0]} stands alone; {takes}"
+
+
+class MqttLink:
+    """A Link (of link.py) to one MQTT broker."""
+
+    name = "mqtt"
+    max_messages = 200
+    max_bytes = 4 * 2**20
+
+    def __init__(self, options: MqttOptions) -> None:
+        try:
+            import paho.mqtt.client as paho
+            from paho.mqtt.enums import MQTTProtocolVersion
+        except ImportError as error:
+            raise missing("paho-mqtt", "video") from error
+        for topic, placeholders in ((options.topic, PLACEHOLDERS), (options.status_topic, ())):
+            if fault := topic_fault(topic, placeholders):
+                raise SinkFailed(f"MQTT topic {topic!r}: {fault}")
+        if not options.topic or options.qos not in (0, 1, 2):
+            raise SinkFailed(f"MQTT wants a topic and a qos of 0, 1 or 2, not {options.topic!r} and {options.qos}")
+        self._paho = paho
+        self._options = options
+        self.place = f"mqtt {options.host}:{options.port}, topic {options.topic}"
+        self._protocol = MQTTProtocolVersion.MQTTv5
+        self._client_id = f"penstock-{secrets.token_hex(6)}"
+        self._client: Client | None = None
+        self._unsent: deque[Message] = deque()
+        self._unacknowledged: dict[int, Message] = {}  # by packet id, in the order of sending
+        self._delivered: list[Message] = []
+        self._is_connected = False
+        self._trouble = ""
+        self._largest_bytes = 0  # that the broker takes; 0 where it does not say
+        self._window = INFLIGHT
+        self._answered_at = 0.0
+
+    def open(self, timeout_s: float) -> bool:
+        """Connects and waits for the broker's word."""
+        until = time.monotonic() + timeout_s
+        client = self._client = self._new_client(timeout_s)
+        try:
+            client.connect(self._options.host, self._options.port, keepalive=KEEPALIVE_S)
+        except (OSError, ValueError) as error:
+            raise LinkDown(self._said(error)) from None
+        while not self._is_connected and not self._trouble and time.monotonic() < until:
+            self._serve(POLL_S)
+        if not self._is_connected:
+            raise LinkDown(self._trouble or f"no answer within {timeout_s:.1f} s")
+        if self._options.status_topic:
+            client.publish(self._options.status_topic, ONLINE, qos=1, retain=True)
+        return True
+
+    def send(self, messages: Sequence[Message]) -> DeliveryOutcome:
+        """Publishes them and serves the connection until all are acknowledged, or for a second."""
+        refused = []
+        if messages:
+            self._answered_at = time.monotonic()
+        for one in messages:
+            if 0 < self._largest_bytes < len(one.body) + HEADER_BYTES:
+                refused.append(one)  # the broker would hang up
+            else:
+                self._unsent.append(one)
+        until = time.monotonic() + ROUND_S
+        while (self._unsent or self._unacknowledged) and not self._trouble and time.monotonic() < until:
+            while self._unsent and len(self._unacknowledged) < self._window:
+                self._publish(self._unsent.popleft())
+            self._serve(POLL_S if self._unacknowledged else 0.0)
+        if self._unacknowledged and time.monotonic() - self._answered_at > SILENT_AFTER_S:
+            self._trouble = f"no answer for {SILENT_AFTER_S:g} s"
+        left = [*self._unacknowledged.values(), *self._unsent] if self._trouble else []
+        outcome = DeliveryOutcome(
+            self._delivered, refused, f"larger than the broker's {self._largest_bytes} bytes", left, self._trouble
+        )
+        self._delivered = []
+        return outcome
+
+    def idle(self) -> None:
+        """Reads, and sends the pings that keep the connection."""
+        self._serve(0.0)
+        if self._trouble:
+            raise LinkDown(self._trouble)
+
+    def close(self) -> None:
+        """Disconnects. The broker publishes no last will then, so this does."""
+        client, self._client = self._client, None
+        if client is None:
+            return
+        if self._is_connected and not self._trouble:
+            if self._options.status_topic:
+                client.publish(self._options.status_topic, OFFLINE, qos=0, retain=True)
+            client.disconnect()
+        client.on_disconnect = client.on_publish = client.on_connect = None
+        connection = client.socket()
+        if connection is not None:
+            connection.close()
+        self._is_connected, self._trouble = False, ""
+        self._unacknowledged.clear()
+        self._unsent.clear()
+        self._delivered = []
+
+    def _new_client(self, timeout_s: float) -> "Client":
+        options, paho = self._options, self._paho
+        client: Client = _checked(options)(
+            paho.CallbackAPIVersion.VERSION2,
+            self._client_id,
+            clean_session=None if self._protocol == paho.MQTTv5 else True,
+            protocol=self._protocol,
+            reconnect_on_failure=False,
+        )
+        client.connect_timeout = timeout_s
+        client.max_inflight_messages_set(0)  # the window is ours: the broker says how wide when it is connected
+        if options.username:
+            client.username_pw_set(options.username, options.password or None)
+        if options.is_tls:
+            client.tls_set_context(ssl.create_default_context())
+        if options.status_topic:
+            client.will_set(options.status_topic, OFFLINE, qos=1, retain=True)
+        client.on_connect, client.on_disconnect = self._on_connect, self._on_disconnect
+        client.on_publish = self._on_publish
+        return client
+
+    def _publish(self, one: Message) -> None:
+        assert self._client is not None, "sent before it was opened"
+        properties = None
+        if self._protocol == self._paho.MQTTv5:
+            from paho.mqtt.packettypes import PacketTypes
+            from paho.mqtt.properties import Properties
+
+            properties = Properties(PacketTypes.PUBLISH)  # type: ignore[no-untyped-call]
+            properties.UserProperty = [("id", one.id), ("kind", one.kind)]
+        topic = self._options.topic.replace("{source_id}", one.key).replace("{kind}", one.kind)
+        published = self._client.publish(topic, one.body, self._options.qos, properties=properties)
+        if self._options.qos == 0 and not published.rc and published.is_published():
+            self._delivered.append(one)  # it is written, and more is not promised
+        else:
+            self._unacknowledged[published.mid] = one
+
+    def _serve(self, timeout_s: float) -> None:
+        """Lets paho read, write and ping. poll, not paho's own select: that one knows no descriptor above 1023."""
+        client = self._client
+        connection = client.socket() if client is not None else None
+        if client is None or connection is None:
+            self._trouble = self._trouble or "the connection is closed"
+            return
+        poll = select.poll()
+        poll.register(connection, select.POLLIN | (select.POLLOUT if client.want_write() else 0))
+        if isinstance(connection, ssl.SSLSocket) and connection.pending():
+            timeout_s = 0.0
+        ready = poll.poll(timeout_s * 1000.0)
+        client.loop_read()
+        if ready and client.want_write():
+            client.loop_write()
+        client.loop_misc()
+
+    def _on_connect(
+        self, client: "Client", _: object, flags: "ConnectFlags", code: "ReasonCode", said: "Properties | None"
+    ) -> None:
+        if code.is_failure:
+            self._trouble = f"the broker refuses: {code}"
+            if str(code) == "Unsupported protocol version":
+                self._protocol = type(self._protocol).MQTTv311
+            return
+        self._is_connected, self._answered_at = True, time.monotonic()
+        self._largest_bytes = int(getattr(said, "MaximumPacketSize", 0))
+        self._window = min(INFLIGHT, int(getattr(said, "ReceiveMaximum", INFLIGHT)))
+
+    def _on_disconnect(
+        self, client: "Client", _: object, flags: "DisconnectFlags", code: "ReasonCode", said: "Properties | None"
+    ) -> None:
+        why = "" if str(code) == "Unspecified error" else f" ({code})"
+        self._trouble = self._trouble or f"the connection was lost{why}"
+
+    def _on_publish(self, client: "Client", _: object, mid: int, code: "ReasonCode", said: "Properties | None") -> None:
+        one = self._unacknowledged.get(mid)
+        if one is None:
+            return
+        if code.is_failure:
+            self._trouble = f"the broker refuses a message: {code}"
+            return
+        self._answered_at = time.monotonic()
+        self._delivered.append(self._unacknowledged.pop(mid))
+
+    def _said(self, error: Exception) -> str:
+        return scrub(str(error), (self._options.password, self._options.username)) or type(error).__name__
+
+
+def _checked(options: MqttOptions) -> "type[Client]":
+    """paho's client, which checks addresses. paho's own on_socket_open is called only after the TLS handshake."""
+    from paho.mqtt.client import Client
+
+    outbound = OutboundPolicy(options.allowed_outbound)
+
+    class CheckedClient(Client):
+        def _create_socket_connection(self) -> socket.socket:
+            connected = super()._create_socket_connection()
+            require_allowed_peer(connected, options.host, outbound)
+            return connected
+
+    return CheckedClient

@@ -1,0 +1,242 @@
+"""Results as JSON: our full lines and DeepStream's minimal payload. SCHEMAS.md describes every field."""
+
+from collections.abc import Mapping
+from datetime import UTC, datetime
+from enum import StrEnum
+
+import msgspec
+import numpy as np
+
+from penstock_video.types import AnalyticsEvent, ClassScore, Detections, Frame, FrameAnalytics, FrameResult, Tracks
+
+MINIMAL_VERSION = "4.0"  # of DeepStream's schema, in every payload that its nvmsgconv makes
+
+
+class Schema(StrEnum):
+    """full: ours, everything that is known. minimal: as DeepStream's nvmsgconv writes it."""
+
+    FULL = "full"
+    MINIMAL = "minimal"
+
+
+class ClassLine(msgspec.Struct, frozen=True):
+    """One class that a model says of a picture, or of an object. score: as the model's parser gives it."""
+
+    model: str
+    class_id: int
+    label: str
+    score: float
+
+
+class ObjectLine(msgspec.Struct, frozen=True):
+    """One tracked object. xyxy: its corners in source pixels. rules: names of those that hold for it now."""
+
+    track_id: int
+    age_frames: int
+    class_id: int
+    label: str
+    score: float
+    xyxy: tuple[float, float, float, float]
+    rules: tuple[str, ...] = ()
+    attributes: tuple[ClassLine, ...] = ()
+
+
+class ObjectsLine(msgspec.Struct, frozen=True):
+    """One frame, with or without objects: a line of objects.jsonl."""
+
+    source_id: str
+    frame_num: int
+    pts_s: float
+    time: str
+    width: int
+    height: int
+    segment: int
+    is_inferred: bool
+    is_corrupt: bool
+    objects: tuple[ObjectLine, ...]
+    classes: tuple[ClassLine, ...] = ()
+    counts: dict[str, int] = {}
+
+
+class EventLine(msgspec.Struct, frozen=True):
+    """One event: a line of events.jsonl."""
+
+    kind: str
+    rule: str
+    value: float
+    source_id: str
+    frame_num: int
+    pts_s: float
+    time: str
+    track_id: int | None
+    class_id: int | None
+    label: str | None
+
+
+class _Minimal(msgspec.Struct, frozen=True, omit_defaults=True):
+    version: str
+    id: int
+    timestamp: str = msgspec.field(name="@timestamp")
+    sensor_id: str = msgspec.field(name="sensorId")
+    objects: list[str]
+    custom_message: list[str] = msgspec.field(name="customMessage", default_factory=list)
+
+
+_encode = msgspec.json.Encoder().encode
+_decode = msgspec.json.Decoder(ObjectsLine).decode
+
+
+def objects_line(result: FrameResult, schema: Schema = Schema.FULL) -> bytes:
+    """The frame's line of objects, without a newline; also of a frame without any."""
+    if schema == Schema.MINIMAL:
+        return _encode(_minimal(result.frame, _minimal_objects(result)))
+    return _encode(_full(result))
+
+
+def event_lines(result: FrameResult, schema: Schema = Schema.FULL) -> list[bytes]:
+    """A line for each event of the frame, in the order of its rules, without newlines."""
+    if schema == Schema.MINIMAL:
+        return [_encode(_minimal_event(result, event)) for event in result.analytics.events]
+    return [_encode(_full_event(result, event)) for event in result.analytics.events]
+
+
+def read_objects_line(line: bytes) -> FrameResult:
+    """The result of a "full" line, as the sink got it, but rounded, without events and without a picture.
+
+    Raises ValueError (msgspec's) if it is no such line.
+    """
+    read = _decode(line)
+    captured = datetime.fromisoformat(read.time).timestamp()
+    frame = Frame(
+        source_id=read.source_id,
+        frame_num=read.frame_num,
+        pts_s=read.pts_s,
+        captured_at=captured,
+        width=read.width,
+        height=read.height,
+        captured_unix_s=captured,
+        segment=read.segment,
+        is_corrupt=read.is_corrupt,
+    )
+    return FrameResult(
+        frame,
+        _read_tracks(read.objects),
+        FrameAnalytics((), read.counts, tuple(one.rules for one in read.objects)),
+        labels=_read_labels(read.objects),
+        classes=_read_classes(read.classes),
+        attributes=tuple(_read_classes(one.attributes) for one in read.objects),
+        is_inferred=read.is_inferred,
+    )
+
+
+def iso_time(unix_s: float) -> str:
+    """That moment as people and DeepStream write it: 2026-11-22T04:59:59.828Z."""
+    return datetime.fromtimestamp(unix_s, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+
+
+def _full(result: FrameResult) -> ObjectsLine:
+    frame = result.frame
+    counts: Mapping[str, int] = result.analytics.counts
+    return ObjectsLine(
+        source_id=frame.source_id,
+        frame_num=frame.frame_num,
+        pts_s=round(frame.pts_s, 6),
+        time=iso_time(frame.captured_unix_s),
+        width=frame.width,
+        height=frame.height,
+        segment=frame.segment,
+        is_inferred=result.is_inferred,
+        is_corrupt=frame.is_corrupt,
+        objects=_full_objects(result),
+        classes=_classes(result.classes),
+        counts=dict(counts),
+    )
+
+
+def _full_objects(result: FrameResult) -> tuple[ObjectLine, ...]:
+    tracks, rules_of, attributes = result.tracks, result.analytics.rules_of, result.attributes
+    boxes = np.round(tracks.detections.xyxy.astype(np.float64), 3).tolist()
+    scores = np.round(tracks.detections.score.astype(np.float64), 6).tolist()
+    class_ids, ids, ages = tracks.detections.class_id.tolist(), tracks.track_id.tolist(), tracks.age_frames.tolist()
+    return tuple(
+        ObjectLine(
+            ids[index],
+            ages[index],
+            class_ids[index],
+            result.label(class_ids[index]),
+            scores[index],
+            tuple(boxes[index]),
+            rules_of[index] if rules_of else (),
+            _classes(attributes[index]) if attributes else (),
+        )
+        for index in range(len(tracks))
+    )
+
+
+def _classes(scores: tuple[ClassScore, ...]) -> tuple[ClassLine, ...]:
+    return tuple(ClassLine(one.model, one.class_id, one.label, round(one.score, 6)) for one in scores)
+
+
+def _full_event(result: FrameResult, event: AnalyticsEvent) -> EventLine:
+    return EventLine(
+        kind=event.kind.value,
+        rule=event.rule,
+        value=round(event.value, 6),
+        source_id=event.source_id,
+        frame_num=event.frame_num,
+        pts_s=round(event.pts_s, 6),
+        time=iso_time(result.frame.captured_unix_s),
+        track_id=event.track_id,
+        class_id=event.class_id,
+        label=None if event.class_id is None else result.label(event.class_id),
+    )
+
+
+def _minimal(frame: Frame, objects: list[str], custom: tuple[str, ...] = ()) -> _Minimal:
+    time = iso_time(frame.captured_unix_s)
+    return _Minimal(MINIMAL_VERSION, frame.frame_num, time, frame.source_id, objects, list(custom))
+
+
+def _minimal_objects(result: FrameResult) -> list[str]:
+    """As nvmsgconv prints them: numbers with six significant digits, classifiers and the confidence behind "#"."""
+    boxes, attributes = result.tracks.detections.xyxy.tolist(), result.attributes
+    class_ids, scores = result.tracks.detections.class_id.tolist(), result.tracks.detections.score.tolist()
+    lines = []
+    for index, track_id in enumerate(result.tracks.track_id.tolist()):
+        line = "|".join([str(track_id), *(f"{v:g}" for v in boxes[index]), _plain(result.label(class_ids[index]))])
+        if attributes and attributes[index]:
+            line += "|#|" + "|".join([*(_plain(one.label) for one in attributes[index]), f"{scores[index]:g}"])
+        lines.append(line)
+    return lines
+
+
+def _plain(label: str) -> str:
+    return label.replace("|", "/")
+
+
+def _minimal_event(result: FrameResult, event: AnalyticsEvent) -> _Minimal:
+    ids = result.tracks.track_id.tolist()
+    said = "|".join([event.kind.value, _plain(event.rule), f"{event.value:g}"])
+    if event.track_id is None:
+        return _minimal(result.frame, _minimal_objects(result), (said,))
+    objects = [text for one, text in zip(ids, _minimal_objects(result), strict=True) if one == event.track_id]
+    return _minimal(result.frame, objects, (said,))
+
+
+def _read_tracks(objects: tuple[ObjectLine, ...]) -> Tracks:
+    detections = Detections(
+        np.array([one.xyxy for one in objects], np.float32).reshape(-1, 4),
+        np.array([one.score for one in objects], np.float32),
+        np.array([one.class_id for one in objects], np.int64),
+    )
+    ids = np.array([one.track_id for one in objects], np.int64)
+    return Tracks(detections, ids, np.array([one.age_frames for one in objects], np.int64))
+
+
+def _read_labels(objects: tuple[ObjectLine, ...]) -> tuple[str, ...]:
+    known = {one.class_id: one.label for one in objects if one.class_id >= 0}
+    return tuple(known.get(class_id, f"class {class_id}") for class_id in range(max(known, default=-1) + 1))
+
+
+def _read_classes(lines: tuple[ClassLine, ...]) -> tuple[ClassScore, ...]:
+    return tuple(ClassScore(one.model, one.class_id, one.label, one.score) for one in lines)

@@ -1,0 +1,1 @@
+"""Sources: one decode process a camera, or several cameras a process; the parent's side and the child's side."""

@@ -1,0 +1,231 @@
+"""Decode processes that several cameras share."""
+
+import os
+import socket
+import time
+from contextlib import ExitStack, suppress
+
+from penstock_video.sources.decisions import ALONE, LOSSES_WITHIN_S
+from penstock_video.sources.options import ProcessSnapshot, SourcesOptions
+from penstock_video.sources.process import ChildProcess, DecodeProcess, ProcessLink
+from penstock_video.sources.protocol import Start
+
+CAMERA = b"camera"  # the message that brings a camera's descriptors: its socket, its ring, and its end-pipe to write to
+LEAVE_MARGIN_S = 3.0  # of a camera's thread, after the longest that it may wait for its stream
+_ALL_LEFT_S = 4.0  # of a process of whose cameras none is wanted any more: its end harms no camera
+_IDLE_S = 5.0  # cameras that are opened anew find the process that they had
+_END_S = 5.0  # of a process without cameras that was asked to end
+_REAP_S = 0.5
+
+
+class DecodeHost:
+    """A process for several cameras, running once constructed. Raises OSError if it cannot be started.
+
+    members: cameras that are not closed yet. is_open: whether it takes another camera.
+    """
+
+    def __init__(self, command: tuple[str, ...], places: int, company: str) -> None:
+        self.places = places
+        self._company, self._began_at = company, time.monotonic()
+        self.members: set[SharedDecodeProcess] = set()
+        self.idle_since = time.monotonic()
+        self.control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        try:
+            self._running = ChildProcess(command, (theirs.fileno(),))
+        except BaseException:
+            self.control.close()
+            raise
+        finally:
+            theirs.close()
+        self.control.setblocking(False)
+        self._fault = ""  # for which we killed it
+        self._asked_at: float | None = None
+        self._exit: tuple[str, int] | None = None
+        self.is_killed_as_untrusted = False
+
+    @property
+    def pid(self) -> int:
+        return self._running.pid
+
+    @property
+    def is_open(self) -> bool:
+        return not self._fault and self._asked_at is None and self.exit_text() is None
+
+    @property
+    def company(self) -> str:
+        """Which cameras may be in it. After a loss a process that lives on counts as any other."""
+        is_past = self._company != ALONE and time.monotonic() - self._began_at >= LOSSES_WITHIN_S
+        return "" if is_past else self._company
+
+    def has_room(self, places: int, company: str) -> bool:
+        """Whether it takes such a camera."""
+        return self.places == places and len(self.members) < places and self.company == company and self.is_open
+
+    def exit_text(self) -> str | None:
+        """How it ended, and with how many other cameras; None while it runs."""
+        if self._exit is None and (how := self._running.exit_text()) is not None:
+            self._exit = (f"{how} ({self._fault})" if self._fault else how), len(self.members) - 1
+        if self._exit is None:
+            return None
+        how, others = self._exit
+        return how + (f", with {others} other camera{'s' * (others > 1)}" if others > 0 else "")
+
+    def kill(self, fault: str) -> None:
+        """Kills it with all its cameras."""
+        self._fault = self._fault or fault
+        self._running.kill()
+
+    def kill_untrusted(self) -> None:
+        """Kills it after an invalid message of one camera; the others count as lost."""
+        self.is_killed_as_untrusted = True
+        self.kill("a camera of it broke its promises")
+
+    def ask_to_end(self, now: float) -> None:
+        """Takes no more cameras, and ends after its last one."""
+        if self._asked_at is None:
+            self._asked_at = now
+            self.control.shutdown(socket.SHUT_RDWR)
+
+    def look(self, now: float) -> bool:
+        """Kills a hanging process, and ends an idle one. Returns whether anything of it is left."""
+        if self.exit_text() is not None:
+            return bool(self.members)
+        left_s = [member.left_for_s(now) for member in self.members]
+        if any(member.is_overdue(now) for member in self.members) or (left_s and min(left_s) >= _ALL_LEFT_S):
+            self.kill("the thread of a camera did not end")
+        elif not self.members and now - self.idle_since >= _IDLE_S:
+            self.ask_to_end(now)
+            if self._asked_at is not None and now - self._asked_at >= _END_S:
+                self.kill("it did not end")
+        return True
+
+    def is_reaped(self, timeout_s: float) -> bool:
+        return self._running.is_reaped(timeout_s)
+
+    def close(self) -> None:
+        """Closes its descriptors, once."""
+        self.control.close()
+        self._running.close()
+
+
+class SharedDecodeProcess(ProcessLink):
+    """A camera in a shared process, running once constructed. Raises OSError if the process does not take it, without
+    leaving anything."""
+
+    def __init__(self, host: DecodeHost, start: Start, name: str) -> None:
+        super().__init__(start, name)
+        self._host = host
+        self._how: str | None = None
+        self._leave_s = max(start.open_timeout_s, start.read_timeout_s) + LEAVE_MARGIN_S
+        self._left_at: float | None = None
+        with ExitStack() as opened, ExitStack() as handed_over:
+            opened.callback(self.socket.close)
+            handed_over.callback(self._handed_over)
+            self.pidfd, end = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
+            opened.callback(os.close, self.pidfd)
+            handed_over.callback(os.close, end)
+            socket.send_fds(host.control, [CAMERA], [self._theirs.fileno(), self._ring_fd, end])
+            opened.pop_all()
+        host.members.add(self)
+        self.flush()
+
+    @property
+    def pid(self) -> int:
+        return self._host.pid
+
+    def left_for_s(self, now: float) -> float:
+        """How long it has been stopping; 0 while it is in use, and once it is over."""
+        return 0.0 if self._left_at is None or self.exit_text() is not None else now - self._left_at
+
+    def is_overdue(self, now: float) -> bool:
+        """Whether it was stopped longer ago than allowed."""
+        return self.left_for_s(now) >= self._leave_s
+
+    def kill(self) -> None:
+        """Stops the camera: its thread sees the socket's end, or is killed with the process."""
+        if self._left_at is None:
+            self._left_at = time.monotonic()
+            with suppress(OSError):  # the other end is gone
+                self.socket.shutdown(socket.SHUT_RDWR)
+
+    def kill_untrusted(self) -> None:
+        self._host.kill_untrusted()
+
+    def exit_text(self) -> str | None:
+        if self._how is None:
+            self._how = self._seen_end()
+        return self._how
+
+    def is_reaped(self, timeout_s: float) -> bool:
+        return self.exit_text() is not None or self._host.is_reaped(timeout_s)
+
+    def close(self) -> None:
+        super().close()
+        self._host.members.discard(self)
+        self._host.idle_since = time.monotonic()
+
+    def _seen_end(self) -> str | None:
+        """Reads the thread's exit byte; without one the process died, and is waited for."""
+        try:
+            status = os.read(self.pidfd, 1)
+        except BlockingIOError:
+            return None
+        if status:
+            return f"ended with status {status[0]}"
+        how = self._host.exit_text()
+        self.is_lost = how is not None and not self._host.is_killed_as_untrusted
+        return how
+
+
+class DecodeHosts:
+    """Starts decode processes: one per source on the CPU, shared ones on a card. Not thread-safe, except
+    `processes`."""
+
+    def __init__(self, options: SourcesOptions) -> None:
+        self.options = options
+        self._hosts: list[DecodeHost] = []
+
+    def line(self, start: Start, name: str, *, company: str) -> ProcessLink:
+        """Starts a run with start.decoder. company: see DecoderChoice. Raises OSError."""
+        gpu = self.options.gpu
+        if start.decoder == "cpu" or gpu is None:
+            return DecodeProcess(self.options.command, start, name)
+        places = 1 if company == ALONE else gpu.cameras_per_process
+        for host in self._hosts:
+            if host.has_room(places, company):
+                with suppress(BrokenPipeError):  # it died a moment ago
+                    return SharedDecodeProcess(host, start, name)
+        host = DecodeHost((*gpu.command, str(gpu.device), str(int(gpu.has_pinned_processes))), places, company)
+        self._hosts.append(host)
+        return SharedDecodeProcess(host, start, name)
+
+    def tick(self, now: float) -> None:
+        """Runs due actions; call it about once a second."""
+        for host in list(self._hosts):
+            if not host.look(now):
+                self._hosts.remove(host)
+                host.close()
+
+    def processes(self) -> tuple[ProcessSnapshot, ...]:
+        """The shared processes. Thread-safe."""
+        return tuple(ProcessSnapshot(host.pid, "nvdec", len(host.members)) for host in self._hosts)
+
+    def kill(self) -> None:
+        """Kills every process at once."""
+        for host in self._hosts:
+            host.kill("the program ends")
+
+    def close(self, timeout_s: float) -> None:
+        """Ends every process. Their members must be closed before."""
+        until = time.monotonic() + timeout_s
+        for host in self._hosts:
+            host.ask_to_end(time.monotonic())
+        late = [host for host in self._hosts if not host.is_reaped(max(until - time.monotonic(), 0.0))]
+        for host in late:
+            host.kill("the program ends")
+        until = time.monotonic() + _REAP_S
+        for host in late:
+            host.is_reaped(max(until - time.monotonic(), 0.0))
+        for host in self._hosts:
+            host.close()
+        self._hosts = []

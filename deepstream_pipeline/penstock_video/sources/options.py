@@ -1,0 +1,174 @@
+"""Options of the sources, their listener Protocol, and the snapshot of a source's state."""
+
+import os
+import sys
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from penstock_video.sources.protocol import Beat, Opened, Recorded
+from penstock_video.types import DeviceRow, PreparedFrame, SourceConfig, SourceState
+
+DECODER = (sys.executable, "-P", "-m", "penstock_video.sources.child")
+SHARED_DECODER = (sys.executable, "-P", "-m", "penstock_video.sources.shared_child")
+
+
+class DeviceRing(Protocol):
+    """GPU memory for the rows of one run of a source: consecutive slots of one size.
+
+    handle: CUDA IPC handle for the decode process.
+    """
+
+    @property
+    def handle(self) -> bytes: ...
+
+    def row(self, slot: int, shape: tuple[int, ...], dtype: npt.DTypeLike) -> DeviceRow:
+        """The row in a slot. The caller has checked that it fits."""
+        ...
+
+    def close(self) -> None:
+        """Call it once, when the ring is no longer read."""
+        ...
+
+
+def _never() -> bool:
+    return False
+
+
+@dataclass(frozen=True, slots=True)
+class GpuSources:
+    """How the card decodes sources.
+
+    cameras_per_process: at most; they restart together if their process dies. device: the card's number.
+    new_device_ring: makes a ring of slots and bytes per slot, None if rows go through the host; if it raises GpuFailed,
+    that run's rows do. is_card_lost: whether rows on the card are no longer handed over. has_pinned_processes: each
+    takes a core of its own, if one is free. command: of a shared process; the card's number, 1 or 0 for a core of its
+    own, and the socket's number are appended.
+    """
+
+    cameras_per_process: int = 16
+    device: int = 0
+    new_device_ring: Callable[[int, int], DeviceRing] | None = None
+    is_card_lost: Callable[[], bool] = _never
+    has_pinned_processes: bool = True
+    command: tuple[str, ...] = SHARED_DECODER
+
+
+@dataclass(frozen=True, slots=True)
+class SourcesOptions:
+    """Limits of all sources together.
+
+    ring_frames, ring_bytes: of waiting decoded frames per source; both apply. max_pixels: larger frames are refused.
+    max_opening: sources that are opened at the same time. decoder_threads: per source, 0 for the decoder's default.
+    command: of a decode process; the numbers of its socket and its ring are appended. gpu: None if no card decodes;
+    gpu_absence says why.
+    """
+
+    max_sources: int = 200
+    ring_frames: int = 6
+    ring_bytes: int = 64 << 20
+    max_pixels: int = 3840 * 2160
+    max_opening: int = max(2, min(8, os.cpu_count() or 2))
+    decoder_threads: int = 0
+    command: tuple[str, ...] = DECODER
+    gpu: GpuSources | None = None
+    gpu_absence: str = "no card was looked for"
+    allowed_outbound: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class SourceNeeds:
+    """How a source's frames are prepared.
+
+    spec: PrepareSpec.pack() of the network, empty for none. row_bytes, row_dtype: of its input. interval: frames
+    between two inferred frames. wants_images: full pictures are sent too.
+    """
+
+    spec: bytes = b""
+    row_bytes: int = 0
+    row_dtype: npt.DTypeLike = np.uint8
+    interval: int = 0
+    wants_images: bool = False
+
+
+class SourceListener(Protocol):
+    """Receives events. Called on the thread that all sources share: it must not block.
+
+    Each source gets any events in order, then on_ended once, and nothing after it.
+    """
+
+    def on_frame(self, prepared: PreparedFrame) -> None:
+        """A frame. The receiver calls its `release`, from any thread."""
+        ...
+
+    def on_lost(self, source_id: str, reason: str, count: int) -> None:
+        """Decoded frames were lost. reason: of types.DropReason."""
+        ...
+
+    def on_state(self, source_id: str, state: SourceState, reason: str) -> None:
+        """The state or its reason changed."""
+        ...
+
+    def on_opened(self, source_id: str, opened: Opened) -> None:
+        """The source is open; again after a change of resolution, rate or codec, and after each reconnection."""
+        ...
+
+    def on_beat(self, source_id: str, beat: Beat) -> None:
+        """Once a second. Sums continue over the source's processes."""
+        ...
+
+    def on_ended(self, source_id: str) -> None:
+        """The source ended, failed or was removed; no frames follow."""
+        ...
+
+    def on_recorded(self, source_id: str, recorded: Recorded) -> None:
+        """A recording is over."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class ProcessSnapshot:
+    """A decode process. decoder: cpu or nvdec. cameras: their current number."""
+
+    pid: int
+    decoder: str
+    cameras: int
+
+
+@dataclass(frozen=True, slots=True)
+class SourceSnapshot:
+    """fps: decoded over the last seconds. frames: decoded, over all processes. drops: by types.DropReason, before
+    frames reached the parent. pts_s: of the last frame. opened: None before the first time. decode_s, prepare_s: CPU
+    seconds. start_s: from the last process's start to its first message. waiting_frames: received and not released.
+    pid: of its process, or None. is_open: its process has it open, so that it can be recorded now; earlier packets are
+    gone with the former process."""
+
+    config: SourceConfig
+    state: SourceState
+    reason: str = ""
+    fps: float = 0.0
+    frames: int = 0
+    drops: Mapping[str, int] = field(default_factory=dict)
+    restarts: int = 0
+    is_frozen: bool = False
+    opened: Opened | None = None
+    pts_s: float = 0.0
+    bad_packets: int = 0
+    decode_s: float = 0.0
+    prepare_s: float = 0.0
+    start_s: float | None = None
+    waiting_frames: int = 0
+    pid: int | None = None
+    is_open: bool = False
+
+    @property
+    def decoder(self) -> str:
+        """cpu or nvdec, empty until it is open."""
+        return self.opened.decoder if self.opened is not None else ""
+
+    @property
+    def source_id(self) -> str:
+        return self.config.source_id

@@ -1,0 +1,268 @@
+"""Messages between a decode process and its parent (MessagePack over SOCK_SEQPACKET), and their shared frame ring."""
+
+import fcntl
+import math
+import mmap
+import os
+from dataclasses import dataclass
+from enum import StrEnum
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+
+MESSAGE_BYTES = 65_536  # the most that one message may have
+
+
+class EndReason(StrEnum):
+    """Why a decode process ends. eof: end of file, or a camera hung up. played_out: a server's stream reached its end.
+    needs_cpu: the card's video engine cannot decode the stream. no_card: the card is unavailable or full, whatever the
+    stream."""
+
+    EOF = "eof"
+    PLAYED_OUT = "played_out"
+    UNAVAILABLE = "unavailable"
+    AUTH_FAILED = "auth_failed"
+    NOT_ALLOWED = "not_allowed"
+    DECODE = "decode"
+    INTERNAL = "internal"
+    NEEDS_CPU = "needs_cpu"
+    NO_CARD = "no_card"
+
+
+class DecodeMessage(msgspec.Struct, frozen=True, array_like=True, tag=True):
+    """Base of the messages below."""
+
+
+class Start(DecodeMessage, frozen=True, kw_only=True):
+    """Parent → child, first and once.
+
+    spec: PrepareSpec.pack() of the network, empty for none. ring_frames, slot_bytes: size of the ring. ring_bytes: how
+    much of it may be in use. interval: frames between two inferred frames. policy: of types.DropPolicy. wants_images:
+    full frames are sent too. first_*: where counting continues. threads: of the decoder, 0 for its default. max_pixels:
+    larger frames are refused. cut: share of the picture (0..1) whose brightness must change at once to begin a segment,
+    0 for never. decoder: cpu or nvdec. device_ring: CUDA IPC handle of a ring with as many slots of row_bytes each;
+    empty if rows go into the shared ring. allowed_outbound, is_from_api: of penstock.outbound.OutboundPolicy.
+    """
+
+    uri: str
+    spec: bytes
+    ring_frames: int
+    slot_bytes: int
+    ring_bytes: int
+    policy: str
+    interval: int = 0
+    wants_images: bool = False
+    is_loop: bool = False
+    is_realtime: bool = False
+    is_udp: bool = False
+    open_timeout_s: float = 10.0
+    read_timeout_s: float = 10.0
+    record_cache_s: float = 0.0
+    threads: int = 0
+    max_pixels: int = 0
+    first_frame_num: int = 0
+    first_pts_s: float = 0.0
+    first_segment: int = 0
+    cut: float = 0.5
+    decoder: str = "cpu"
+    device_ring: bytes = b""
+    row_bytes: int = 0
+    allowed_outbound: tuple[str, ...] = ()
+    is_from_api: bool = False
+
+    def __repr__(self) -> str:
+        """Without the address, which may hold a password."""
+        return f"Start({self.policy}, {self.ring_frames} slots of {self.slot_bytes} bytes)"
+
+
+class Release(DecodeMessage, frozen=True):
+    """Parent → child: these slots of the ring are free."""
+
+    slots: tuple[int, ...]
+
+
+class Want(DecodeMessage, frozen=True):
+    """Parent → child: send full frames from now on, or do not."""
+
+    images: bool
+
+
+class Hold(DecodeMessage, frozen=True):
+    """Parent → child: read nothing while is_held (a paused file)."""
+
+    is_held: bool
+
+
+class Cut(DecodeMessage, frozen=True):
+    """Parent → child: record the packets from before_s before that frame until after_s after it. frame_num: negative
+    for the newest packet."""
+
+    path: str
+    before_s: float
+    after_s: float
+    frame_num: int = -1
+
+
+class Opened(DecodeMessage, frozen=True, kw_only=True):
+    """Child → parent: the source is open. Sent again after a change of resolution, rate or codec.
+
+    fps: of the stream, 0 if unknown. frames_total, duration_s: of a file, if known. is_recordable: its packets fit into
+    MP4. decoder: cpu or nvdec.
+    """
+
+    width: int
+    height: int
+    fps: float
+    codec: str
+    is_live: bool
+    frames_total: int | None = None
+    duration_s: float | None = None
+    is_recordable: bool = True
+    decoder: str = "cpu"
+
+
+class FrameReady(DecodeMessage, frozen=True, kw_only=True):
+    """Child → parent: a frame lies in a slot of the ring. The parent owns the slot until it sends Release.
+
+    row_shape: of the network's input, at the slot's start; empty if the frame is not inferred. has_image: the
+    source-size picture follows the row at ring.image_offset(row bytes), 0 bytes of row if that is on the device.
+    is_on_device: the row lies in that slot of the device ring. sample_aspect: of a pixel, width and height.
+    """
+
+    slot: int
+    frame_num: int
+    pts_s: float
+    captured_at: float
+    captured_unix_s: float
+    width: int
+    height: int
+    row_shape: tuple[int, ...]
+    has_image: bool
+    segment: int
+    is_corrupt: bool
+    digest: int
+    is_on_device: bool = False
+    sample_aspect: tuple[int, int] = (1, 1)
+
+
+class Lost(DecodeMessage, frozen=True):
+    """Child → parent: decoded frames that did not go into the ring. reason: of types.DropReason."""
+
+    reason: str
+    count: int
+
+
+class Beat(DecodeMessage, frozen=True):
+    """Child → parent, once a second. Sums since the start: decoded frames, bad packets, CPU seconds of decoding and of
+    preparing. is_waiting: for its turn at the card. is_pacing: for the next frame of a file played in real time.
+    Neither counts as silence of the source."""
+
+    decoded: int
+    bad_packets: int
+    decode_s: float
+    prepare_s: float
+    is_waiting: bool = False
+    is_pacing: bool = False
+
+
+class Recorded(DecodeMessage, frozen=True):
+    """Child → parent: a recording is over. error: empty, or why it is missing or short. before_s, after_s: what the
+    file has around its moment, both 0 without one. is_unwritable: it could not be written."""
+
+    path: str
+    error: str
+    before_s: float = 0.0
+    after_s: float = 0.0
+    is_unwritable: bool = False
+
+    @property
+    def result(self) -> str:
+        """ok, short, or failed where there is no file."""
+        if not self.error:
+            return "ok"
+        return "short" if self.before_s or self.after_s else "failed"
+
+
+class Ended(DecodeMessage, frozen=True):
+    """Child → parent, last. text: for display, without user and password."""
+
+    reason: EndReason
+    text: str
+
+
+UP = Opened | FrameReady | Lost | Beat | Recorded | Ended
+DOWN = Start | Release | Want | Hold | Cut
+
+encode = msgspec.msgpack.Encoder().encode
+decode_up = msgspec.msgpack.Decoder(UP).decode
+decode_down = msgspec.msgpack.Decoder(DOWN).decode
+
+
+ALIGNMENT = 4096
+_IMAGE_ALIGNMENT = 64
+
+
+@dataclass(frozen=True, slots=True)
+class RingSize:
+    """frames: slots. slot_bytes: of each slot, a multiple of ALIGNMENT."""
+
+    frames: int
+    slot_bytes: int
+
+    @property
+    def size_bytes(self) -> int:
+        return self.frames * self.slot_bytes
+
+
+def ring_size(frames: int, row_bytes: int, image_bytes: int) -> RingSize:
+    """The size of a ring whose slots hold a row and a picture of these sizes."""
+    needed = image_offset(row_bytes) + image_bytes
+    return RingSize(frames, -(-max(needed, 1) // ALIGNMENT) * ALIGNMENT)
+
+
+def image_offset(row_bytes: int) -> int:
+    """Offset of the picture in a slot, after a row of that size."""
+    return -(-row_bytes // _IMAGE_ALIGNMENT) * _IMAGE_ALIGNMENT
+
+
+def new_ring(size: RingSize, name: str) -> int:
+    """The descriptor of new sealed memory: a child that shrank it would end its parent by SIGBUS. Close-on-exec. Raises
+    OSError."""
+    descriptor = os.memfd_create(f"penstock-ring-{name}"[:200], os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+    try:
+        os.ftruncate(descriptor, size.size_bytes)
+        fcntl.fcntl(descriptor, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL)
+    except OSError:
+        os.close(descriptor)
+        raise
+    return descriptor
+
+
+class Ring:
+    """One process's view of the memory. Owns the descriptor, also if it raises OSError. Arrays stay valid after
+    `close`."""
+
+    def __init__(self, descriptor: int, size: RingSize) -> None:
+        self.size = size
+        self._descriptor = descriptor
+        try:
+            self._bytes = np.frombuffer(mmap.mmap(descriptor, size.size_bytes), np.uint8)
+        except BaseException:
+            self.close()
+            raise
+
+    def array(self, slot: int, offset: int, shape: tuple[int, ...], dtype: npt.DTypeLike) -> "npt.NDArray[np.generic]":
+        """A view into a slot. Raises ValueError if it exceeds the slot, since a child's values are not trusted."""
+        count = math.prod(shape) * np.dtype(dtype).itemsize
+        if not 0 <= slot < self.size.frames or offset < 0 or count < 0 or offset + count > self.size.slot_bytes:
+            raise ValueError(f"{count} bytes at {offset} of slot {slot} lie outside a ring of {self.size}")
+        begin = slot * self.size.slot_bytes + offset
+        view: npt.NDArray[np.generic] = self._bytes[begin : begin + count].view(dtype).reshape(shape)
+        return view
+
+    def close(self) -> None:
+        """Close the descriptor; the mapping goes with the last array."""
+        if self._descriptor >= 0:
+            os.close(self._descriptor)
+            self._descriptor = -1

@@ -1,0 +1,334 @@
+"""Work of a shared decode process: one thread per camera; GPU decoders are created one at a time."""
+
+import fcntl
+import gc
+import os
+import socket
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass
+
+import cv2
+
+from penstock_video.decode.nvcodec import NvCodec, NvdecOpener, OpenNvCodec, Surface
+from penstock_video.decode.nvdec import NvdecCodecs
+from penstock_video.decode.nvdec_errors import DecodeErrors
+from penstock_video.decode.uri import is_live
+from penstock_video.errors import GpuFailed, GpuFull, GpuUnavailable, NeedsCpu, SourceNotAllowed
+from penstock_video.gpu.device import Device
+from penstock_video.sources.child_link import PolledLink
+from penstock_video.sources.child_work import Tools, Work, read_start
+from penstock_video.sources.core_pinning import OwnCore, open_lock
+from penstock_video.sources.device_slots import DeviceSlotWriter
+from penstock_video.sources.protocol import Ended, EndReason, Ring, RingSize, Start, encode
+
+STUCK_S = 3.0  # with one turn
+TURN_TIMEOUT_S = 60.0  # a thousand decoders
+_LOOK_S, _ATTEND_S = 0.02, 0.2
+_TOKEN_BYTES = 8
+
+
+class DecoderTurns:
+    """Turns at one card. One object per process, for all threads."""
+
+    def __init__(self, card: str, stuck_s: float = STUCK_S, max_wait_s: float = TURN_TIMEOUT_S) -> None:
+        """card: its `Device.bus_id`, a part of the lock files' names; if they cannot be opened,
+        processes do not wait for each other."""
+        self._names = [f"decoders-{card}{number}.lock" for number in ("", ".1", ".2")]
+        self._stuck_s, self._max_wait_s = stuck_s, max_wait_s
+        self._foremost = threading.Lock()  # of this process, who looks at the files
+        self._passed: dict[str, bytes] = {}  # a file's turn behind which one of us has waited for long
+
+    @contextmanager
+    def taken(self, meanwhile: Callable[[], None]) -> Iterator[None]:
+        """Waits for a turn and holds it in the context. meanwhile: called several times a second; its exception ends
+        the wait."""
+        wait = _Wait(self._max_wait_s, meanwhile)
+        with ExitStack() as held:
+            if self._is_foremost(wait):
+                held.callback(self._foremost.release)
+                self._take(held, wait)
+            yield
+
+    def _is_foremost(self, wait: "_Wait") -> bool:
+        """False on timeout."""
+        while not self._foremost.acquire(timeout=_ATTEND_S):
+            wait.attend()
+            if wait.is_over:
+                return False
+        return True
+
+    def _take(self, held: ExitStack, wait: "_Wait") -> None:
+        """Returns with a turn, or without one if none is available."""
+        for name in self._names:
+            descriptor = open_lock(name)
+            if descriptor is None:
+                return
+            held.callback(os.close, descriptor)
+            if not self._is_passing_by(name, descriptor, wait):
+                return
+
+    def _is_passing_by(self, name: str, descriptor: int, wait: "_Wait") -> bool:
+        """Whether the holder of the turn is stuck. False: the turn is ours, or none is needed."""
+        turn, since = None, wait.attend()
+        while not _is_ours(descriptor):
+            newest = _turn_of(descriptor)
+            if newest is None or wait.is_over:
+                return False
+            if newest != turn:
+                turn, since = newest, wait.now
+            if newest == self._passed.get(name) or wait.now - since >= self._stuck_s:
+                self._passed[name] = newest
+                return True
+            time.sleep(_LOOK_S)
+            wait.attend()
+        return False
+
+
+class _Wait:
+    """A camera's wait. now: when it last read the clock."""
+
+    def __init__(self, max_wait_s: float, meanwhile: Callable[[], None]) -> None:
+        self.now = self._attended = time.monotonic()
+        self._until, self._meanwhile = self.now + max_wait_s, meanwhile
+
+    @property
+    def is_over(self) -> bool:
+        return self.now >= self._until
+
+    def attend(self) -> float:
+        """Reads the clock; calls meanwhile if the last call was a while ago."""
+        self.now = time.monotonic()
+        if self.now - self._attended >= _ATTEND_S:
+            self._attended = self.now
+            self._meanwhile()
+        return self.now
+
+
+def _is_ours(descriptor: int) -> bool:
+    """Whether the turn is ours, or the system has no locks."""
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    except OSError:
+        return True
+    with suppress(OSError):  # a full disk: it is ours all the same
+        os.pwrite(descriptor, os.urandom(_TOKEN_BYTES), 0)  # another turn
+    return True
+
+
+def _turn_of(descriptor: int) -> bytes | None:
+    """The token of the current turn; None if it cannot be read."""
+    try:
+        return os.pread(descriptor, _TOKEN_BYTES, 0)
+    except OSError:
+        return None
+
+
+class MadeInTurn:
+    """An NvCodec whose first packet waits for a turn, since that packet creates it on the card."""
+
+    def __init__(self, codec: NvCodec, turns: DecoderTurns, meanwhile: Callable[[], None]) -> None:
+        self._codec, self._turns, self._meanwhile = codec, turns, meanwhile
+        self._is_made = False
+
+    def decode(self, data: bytes, stamp: int) -> list[Surface]:
+        """See NvCodec."""
+        if self._is_made:
+            return self._codec.decode(data, stamp)
+        with self._turns.taken(self._meanwhile):
+            surfaces = self._codec.decode(data, stamp)
+        self._is_made = True
+        return surfaces
+
+    def flush(self) -> list[Surface]:
+        """See NvCodec."""
+        return self._codec.flush()
+
+    def close(self) -> None:
+        """See NvCodec."""
+        self._codec.close()
+
+
+RunCamera = Callable[[socket.socket, int], int]  # called with its socket and its ring's descriptor, which it takes over
+_DESCRIPTORS = 3
+_MESSAGE_BYTES = 64
+_LAST_S = 10.0  # for the cameras that are left when the control socket ends
+
+
+def serve(control: socket.socket, run: RunCamera) -> int:
+    """Runs cameras until the control socket is closed and every camera ended or timed out. Returns the exit status."""
+    cv2.setNumThreads(1)
+    gc.freeze()  # what lives as long as the process is not looked through with each camera's end
+    cameras: list[Camera] = []
+    while (descriptors := _next_camera(control)) is not None:
+        cameras = [camera for camera in cameras if camera.is_alive()]
+        if len(descriptors) != _DESCRIPTORS:
+            for descriptor in descriptors:
+                os.close(descriptor)
+            continue
+        camera = Camera(run, *descriptors)
+        if camera.begin():
+            cameras.append(camera)
+    until = time.monotonic() + _LAST_S
+    for camera in cameras:
+        camera.join(max(until - time.monotonic(), 0.0))
+    return 1 if any(camera.is_alive() for camera in cameras) else 0
+
+
+class Camera(threading.Thread):
+    """One run of one source. In every case its end is sent, its descriptors are closed and its memory is freed."""
+
+    def __init__(self, run: RunCamera, socket_fd: int, ring_fd: int, end_fd: int) -> None:
+        super().__init__(name="camera", daemon=True)
+        self._run_camera = run
+        self._descriptors = socket_fd, ring_fd, end_fd
+
+    def begin(self) -> bool:
+        """Starts the thread; returns whether it runs. If the system has no thread left, this camera ends."""
+        try:
+            self.start()
+        except RuntimeError as error:
+            sys.stderr.write(f"a camera got no thread: {error}\n")
+            socket_fd, ring_fd, _ = self._descriptors
+            os.close(socket_fd)
+            os.close(ring_fd)
+            self._tell_end(1)
+            return False
+        return True
+
+    def run(self) -> None:
+        socket_fd, ring_fd, _ = self._descriptors
+        status = 1
+        try:
+            with socket.socket(fileno=socket_fd) as link:
+                status = self._run_camera(link, ring_fd)
+        except Exception as error:  # noqa: BLE001 - the thread's root: its text may hold an address with its password
+            last = traceback.extract_tb(error.__traceback__)[-1]
+            sys.stderr.write(f"a camera ended by {type(error).__name__} in {last.filename}:{last.lineno}\n")
+        finally:
+            gc.collect()  # its ring and its packets hang on what knows each other: megabytes, for who knows how long
+            self._tell_end(status)
+
+    def _tell_end(self, status: int) -> None:
+        _, _, end_fd = self._descriptors
+        with suppress(OSError):  # the parent has closed it
+            os.write(end_fd, bytes([status & 0xFF]))
+        os.close(end_fd)
+
+
+def _next_camera(control: socket.socket) -> list[int] | None:
+    """The next camera's descriptors; None at the socket's end."""
+    try:
+        message, descriptors, _, _ = socket.recv_fds(control, _MESSAGE_BYTES, _DESCRIPTORS, socket.MSG_CMSG_CLOEXEC)
+    except OSError:
+        return None
+    return list(descriptors) if message or descriptors else None
+
+
+@dataclass(frozen=True, slots=True)
+class _OpenGpu:
+    """State of the card that all cameras of the process share."""
+
+    device: Device
+    opener: OpenNvCodec
+    turns: DecoderTurns
+
+
+class SharedGpu:
+    """The process's card, opened with the first camera. If that fails, each camera ends with the reason."""
+
+    def __init__(self, index: int, errors: DecodeErrors, core: OwnCore | None = None) -> None:
+        """errors: the decoder library's messages on standard output. core: of the process."""
+        self._index, self._core = index, core
+        self._lock = threading.Lock()
+        self._open: _OpenGpu | None = None
+        self._errors = errors
+
+    def run(self, link: socket.socket, ring_descriptor: int) -> int:
+        """Runs one camera in its thread, until it or its parent ends."""
+        start = read_start(link)
+        if start is None:
+            os.close(ring_descriptor)
+            return 2
+        if self._core is not None and _is_at_full_speed(start):
+            self._core.leave()
+        ring = Ring(ring_descriptor, RingSize(start.ring_frames, start.slot_bytes))
+        ring.close()  # it is mapped
+        try:
+            card = self._opened()
+        except GpuUnavailable as error:
+            return _end(link, EndReason.NO_CARD, error.message)
+        except NeedsCpu as error:
+            return _end(link, EndReason.NEEDS_CPU, error.message)
+        device = card.device
+        try:
+            device.bind()
+            stream = device.new_stream()
+        except GpuFailed as fault:
+            _end_where_broken(device, fault)
+            is_full = isinstance(fault, GpuFull)
+            return _end(link, EndReason.NO_CARD if is_full else EndReason.INTERNAL, fault.message)
+        try:
+            parent_link = PolledLink(link, start)
+            codecs = NvdecCodecs(_in_turn(card, parent_link), stream.handle, self._errors)
+            tools = Tools(codecs, lambda ring, start: DeviceSlotWriter(device, ring, start), time.thread_time)
+            status = self._work(device, parent_link, ring, start, tools)
+        finally:
+            stream.close()
+        return status
+
+    def _work(self, device: Device, link: PolledLink, ring: Ring, start: Start, tools: Tools) -> int:
+        work = Work(link, ring, start, tools)
+        status = work.run()
+        if work.gpu_fault is not None:
+            _end_where_broken(device, work.gpu_fault)
+        return status
+
+    def _opened(self) -> _OpenGpu:
+        with self._lock:
+            if self._open is None:
+                device = Device.open(self._index)
+                self._open = _OpenGpu(device, NvdecOpener(self._index), DecoderTurns(device.bus_id))
+            return self._open
+
+
+def _in_turn(card: _OpenGpu, link: PolledLink) -> OpenNvCodec:
+    """Opens decoders in turns. A lost card is no fault of the stream: it needs a new process, not a CPU."""
+
+    def open_codec(codec: str, stream: int, size: tuple[int, int]) -> NvCodec:
+        try:
+            return MadeInTurn(card.opener(codec, stream, size), card.turns, link.attend)
+        except NeedsCpu as refusal:
+            if card.device.is_lost():
+                raise GpuFailed(refusal.message) from refusal
+            raise
+
+    return open_codec
+
+
+def _is_at_full_speed(start: Start) -> bool:
+    """Whether it is read at full speed: not live, and not played in real time."""
+    try:
+        return not (start.is_realtime or is_live(start.uri))
+    except SourceNotAllowed:  # which is reported when it is opened
+        return False
+
+
+def _end(link: socket.socket, reason: EndReason, text: str) -> int:
+    with suppress(OSError):  # the parent has closed it
+        link.send(encode(Ended(reason, text)))
+    return int(reason is EndReason.INTERNAL)
+
+
+def _end_where_broken(device: Device, fault: GpuFailed) -> None:
+    """A failure of one camera may be its own (no memory), or a broken context: then the process must restart."""
+    if device.is_lost():
+        sys.stderr.write(f"the card does nothing more for this process: {fault.message}\n")
+        sys.stderr.flush()
+        os._exit(1)

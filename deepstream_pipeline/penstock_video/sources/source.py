@@ -1,0 +1,392 @@
+"""One source in the parent: its process, its lifecycle, and the events for its listener."""
+
+import math
+import random
+from collections import deque
+from collections.abc import Callable
+
+import msgspec
+import structlog
+
+from penstock_video.decode.uri import Secrets, UriKind, kind_of, policy_of, seems_live
+from penstock_video.errors import GpuFailed, PipelineError, SourceNotAllowed
+from penstock_video.sources.decisions import DecoderChoice, FrameNumbers
+from penstock_video.sources.decode_host import DecodeHosts
+from penstock_video.sources.feed import Feed, RowRings, SourceCounts
+from penstock_video.sources.lifecycle import Action, LifecycleOptions, SourceLifecycle
+from penstock_video.sources.options import DeviceRing, SourceListener, SourceNeeds, SourceSnapshot
+from penstock_video.sources.process import BrokenPromise, ProcessLink
+from penstock_video.sources.protocol import (
+    DOWN,
+    UP,
+    Beat,
+    Cut,
+    Ended,
+    EndReason,
+    FrameReady,
+    Hold,
+    Lost,
+    Opened,
+    Recorded,
+    Start,
+    Want,
+    ring_size,
+)
+from penstock_video.types import DecoderKind, DropPolicy, DropReason, SourceConfig, SourceState
+
+log = structlog.get_logger(component="video")
+
+GiveBack = Callable[["Source", ProcessLink, int], None]
+_LAST_READS = 64  # of a process that is over: more than its socket can hold
+_READ_MARGIN_S = 2.0  # the watch says first that a source is silent
+
+
+class Source:
+    """give_back: called from any thread with a slot that is no longer read, and its process.
+
+    is_unwanted: its removal was requested. is_leaving: that is being done. deferred: requests for its id
+    after it. process: the one that runs, is ending, or was killed and is not reaped yet.
+    """
+
+    def __init__(
+        self,
+        config: SourceConfig,
+        needs: SourceNeeds,
+        hosts: DecodeHosts,
+        *,
+        listener: SourceListener,
+        give_back: GiveBack,
+        now: float,
+    ) -> None:
+        self.config, self.source_id = config, config.source_id
+        self.process: ProcessLink | None = None
+        self.deferred: deque[Callable[[float], None]] = deque()
+        self.is_leaving = self.is_unwanted = False
+        self._needs, self._options, self._listener, self._give_back = needs, hosts.options, listener, give_back
+        self._hosts = hosts
+        gpu, absence = hosts.options.gpu, hosts.options.gpu_absence
+        self._choice = DecoderChoice(config.decoder, absence if gpu is None else None)
+        self._decoder = DecoderKind.CPU
+        self._rings = RowRings(self._new_device_ring)
+        self.watch = SourceLifecycle(
+            _lifecycle_options(config, may_use_cpu=self._choice.may_use_cpu), now, random.random
+        )
+        self._wants_images = needs.wants_images
+        self._policy = policy_of(config)
+        self._is_waiting_for_room = self._policy is DropPolicy.BLOCK
+        self._secrets = Secrets(config.uri)
+        self._timeline, self._tally = FrameNumbers(), SourceCounts()
+        self._feed: Feed | None = None
+        self._opened: Opened | None = None
+        self._recordings: set[str] = set()
+        self._started_at = 0.0
+        self._start_s: float | None = None
+        self._reported: tuple[SourceState, str] | None = None
+        self._has_reported_end = False
+        if self._choice.refusal:
+            self.watch.refuse(self._choice.refusal)
+
+    # what time and people ask
+
+    @property
+    def is_over(self) -> bool:
+        """Whether it ended by itself. Thread-safe."""
+        return self.watch.is_over and not self.is_unwanted
+
+    def tick(self, now: float) -> bool:
+        """Runs due actions. Returns whether it waits to be started."""
+        gpu, feed = self._options.gpu, self._feed
+        if gpu is not None and feed is not None and feed.device_ring is not None and gpu.is_card_lost():
+            self._do(self.watch.broke_promise("the card was lost; it begins anew with rows in the host's memory"))
+        is_ours = self._is_waiting_for_room and bool(self._feed and self._feed.outside)
+        action = self.watch.tick(now, is_ours=is_ours)
+        self._do(action)
+        return action is Action.START
+
+    def start(self, now: float) -> None:
+        """Starts its process. A failure is retried like a process that dies."""
+        self.watch.started(now)
+        self._started_at, self._start_s = now, None
+        try:
+            process, device_ring = self._begin(now)
+        except (OSError, PipelineError) as error:
+            why = error.message if isinstance(error, PipelineError) else error.strerror
+            self.watch.process_ended(now, f"could not be started ({why})")
+            self.tell()
+            return
+        self.process = process
+        self._tally.begin()
+        self._feed = Feed(
+            self.source_id, process.ring, self._needs, lambda slot: self._give_back(self, process, slot), device_ring
+        )
+        self.tell()
+
+    def pause(self, now: float) -> None:
+        self._do(self.watch.pause(now))
+
+    def resume(self, now: float) -> None:
+        self._do(self.watch.resume(now))
+
+    def remove(self, now: float) -> None:
+        self.is_leaving = True
+        self._do(self.watch.remove(now))
+
+    def kill(self) -> None:
+        """Kills its process at once."""
+        if self.process is not None:
+            self.process.kill()
+
+    def let_go(self, now: float) -> None:
+        """Stops waiting for its process."""
+        self.remove(now)
+        if self.process is not None:
+            self.process_ended(now, "was killed")
+
+    def want_images(self, is_wanted: bool) -> None:
+        self._wants_images = is_wanted
+        self._send(Want(is_wanted))
+
+    def record(self, cut: Cut) -> None:
+        if not self.watch.is_taken:
+            self._listener.on_recorded(self.source_id, Recorded(cut.path, f"the source is {self.watch.state.value}"))
+            return
+        self._recordings.add(cut.path)
+        self._send(cut)
+
+    def released(self, process: ProcessLink, slots: list[int], now: float) -> None:
+        """Frees slots of one of its processes. Those of a former one are gone with it, except memory of a card."""
+        self._rings.released(process, slots)
+        if process is self.process and self._feed is not None:
+            self._feed.outside.difference_update(slots)
+            process.release(slots)
+            if self._is_waiting_for_room:
+                self.watch.released(now)
+
+    # what its process says
+
+    def receive(self, now: float) -> bool:
+        """Reads messages, a bounded number. False once the process hung up."""
+        if self.process is None:
+            return False
+        try:
+            for message in self.process.receive():
+                if message is None:
+                    self.watch.hung_up(now)
+                    return False
+                self._start_s = now - self._started_at if self._start_s is None else self._start_s
+                if not isinstance(message, FrameReady):
+                    self._tally.talk(now)
+                self._hear(message, now)
+        except BrokenPromise as error:
+            self._choice.broke_promise(now)
+            self.process.kill_untrusted()
+            self._do(self.watch.broke_promise(self._secrets.hidden_in(str(error))))
+        return self.watch.is_receiving
+
+    def process_ended(self, now: float, how: str) -> None:
+        """The process was reaped and closed. how: its exit text."""
+        process, feed, self.process, self._feed = self.process, self._feed, None, None
+        if process is not None and process.is_lost:
+            self._choice.lost_process(now, f"after {process.pid}")
+        if feed is not None and feed.device_ring is not None:
+            self._rings.leave(process, feed)
+        for path in sorted(self._recordings):
+            self._listener.on_recorded(self.source_id, Recorded(path, "its decode process ended"))
+        self._recordings.clear()
+        self.watch.process_ended(now, self._secrets.hidden_in(how))
+        self.tell()
+
+    def hear_out(self, now: float) -> None:
+        """Reads the last messages of an ended process."""
+        for _ in range(_LAST_READS):
+            if not self.watch.is_receiving or not self.receive(now):
+                return
+
+    def tell(self) -> None:
+        """Reports changes to the listener."""
+        now_so = (self.watch.state, self.watch.reason)
+        if now_so != self._reported:
+            self._reported = now_so
+            self._listener.on_state(self.source_id, *now_so)
+        if self.watch.is_over and not self._has_reported_end:
+            self._has_reported_end = True
+            self._rings.close()
+            self._listener.on_ended(self.source_id)
+
+    def snapshot(self) -> SourceSnapshot:
+        """A snapshot. Thread-safe: its numbers are of about the same moment."""
+        watch, beat, process, feed = self.watch, self._tally.beat, self.process, self._feed
+        return SourceSnapshot(
+            config=self.config,
+            state=watch.state,
+            reason=watch.reason,
+            fps=watch.fps,
+            frames=watch.decoded,
+            drops=dict(self._tally.drops),
+            restarts=watch.restarts,
+            is_frozen=watch.is_frozen,
+            opened=self._opened,
+            pts_s=self._timeline.pts_s or 0.0,
+            bad_packets=beat.bad_packets,
+            decode_s=beat.decode_s,
+            prepare_s=beat.prepare_s,
+            start_s=self._start_s,
+            waiting_frames=len(feed.outside) if feed is not None else 0,
+            pid=process.pid if process is not None else None,
+            is_open=watch.is_taken,
+        )
+
+    # inside
+
+    def _hear(self, message: UP, now: float) -> None:
+        match message:
+            case FrameReady():
+                self._frame(message, now)
+            case Lost():
+                self._lost(self._tally.lost(message), message.count)
+                self._do(self.watch.lost(now, message.count))
+            case Beat():
+                beat = self._tally.beats(message)
+                self.watch.beat(now, message.decoded, is_waiting=message.is_waiting, is_pacing=message.is_pacing)
+                self._listener.on_beat(self.source_id, beat)
+            case Opened():
+                self._open(message, now)
+            case Recorded():
+                self._recordings.discard(message.path)
+                error = self._secrets.hidden_in(message.error)
+                self._listener.on_recorded(self.source_id, msgspec.structs.replace(message, error=error))
+            case Ended():
+                self._ended(message.reason, self._secrets.hidden_in(message.text), now)
+
+    def _frame(self, ready: FrameReady, now: float) -> None:
+        if self._feed is None or not self.watch.is_taken:
+            self._lost(self._tally.lost(Lost(DropReason.STOPPED.value, 1)), 1)
+            self._do(self.watch.lost(now, 1))
+            return
+        prepared = self._feed.prepared(
+            ready, self._timeline, now, max_pixels=self._options.max_pixels, is_live=self.watch.is_live
+        )
+        action = self.watch.frame(now, ready.digest, prepared.frame.pts_s)
+        self.tell()
+        self._listener.on_frame(prepared)
+        self._do(action)
+
+    def _ended(self, reason: EndReason, text: str, now: float) -> None:
+        if reason in (EndReason.NEEDS_CPU, EndReason.NO_CARD):
+            if self._decoder is DecoderKind.CPU:
+                raise BrokenPromise("its process needs the CPU, and has it")
+            (self._choice.needs_cpu if reason is EndReason.NEEDS_CPU else self._choice.has_no_card)(now)
+            if self._choice.may_use_cpu:
+                log.info("the CPU decodes a source that the card does not", source=self.source_id, reason=text)
+        self.watch.end_reported(now, reason, text)
+
+    def _lost(self, reason: DropReason, count: int) -> None:
+        self._listener.on_lost(self.source_id, reason.value, count)
+
+    def _open(self, opened: Opened, now: float) -> None:
+        if opened.width < 1 or opened.height < 1 or not math.isfinite(opened.fps) or opened.fps < 0:
+            raise BrokenPromise(f"its process opened {opened.width}x{opened.height} at {opened.fps} frames/s")
+        if opened.decoder != self._decoder:
+            raise BrokenPromise(f"its process decodes by {opened.decoder[:16]!r}, not by {self._decoder}")
+        self._opened = opened
+        self.watch.opened(now, opened.fps, is_live=opened.is_live)
+        self._listener.on_opened(self.source_id, opened)
+        self.tell()
+
+    def _do(self, action: Action) -> None:
+        process = self.process
+        if process is not None and action is Action.KILL:
+            process.kill()
+        elif process is not None and action is Action.STOP:
+            process.ask_to_end()
+        elif action in (Action.HOLD, Action.GO_ON):
+            self._send(Hold(action is Action.HOLD))
+        self.tell()
+
+    def _send(self, record: DOWN) -> None:
+        if self.process is None or not self.watch.is_receiving:
+            return
+        try:
+            self.process.send(record)
+        except BrokenPromise as error:
+            self._do(self.watch.broke_promise(str(error)))
+
+    def _begin(self, now: float) -> tuple[ProcessLink, DeviceRing | None]:
+        """Starts a run with the current decoder. Raises OSError and PipelineError."""
+        self._decoder = self._choice.kind(now)
+        device_ring = self._device_ring()
+        try:
+            start = self._start_record(now, device_ring)
+            return self._hosts.line(start, self.source_id, company=self._choice.company(now)), device_ring
+        except BaseException:
+            if device_ring is not None:
+                self._rings.put_back(device_ring)
+            raise
+
+    def _device_ring(self) -> DeviceRing | None:
+        """For the rows of a new run; None if they go through the host's memory."""
+        gpu = self._options.gpu
+        if self._decoder is not DecoderKind.NVDEC or gpu is None or gpu.new_device_ring is None:
+            return None
+        if not self._needs.row_bytes or gpu.is_card_lost():
+            return None
+        try:
+            return self._rings.take()
+        except GpuFailed as error:
+            log.warning("rows go through the host", source=self.source_id, reason=error.message)
+            return None
+
+    def _new_device_ring(self) -> DeviceRing:
+        gpu = self._options.gpu
+        if gpu is None or gpu.new_device_ring is None:
+            raise RuntimeError("a ring of rows on the card, where there is none")
+        return gpu.new_device_ring(self._options.ring_frames, self._needs.row_bytes)
+
+    def _start_record(self, now: float, device_ring: DeviceRing | None) -> Start:
+        config, needs, options = self.config, self._needs, self._options
+        size = ring_size(options.ring_frames, needs.row_bytes, options.max_pixels * 3)
+        frame_num, pts_s, segment = self._timeline.begin(now, is_live=self.watch.is_live)
+        return Start(
+            uri=config.uri,
+            spec=needs.spec,
+            ring_frames=size.frames,
+            slot_bytes=size.slot_bytes,
+            ring_bytes=options.ring_bytes,
+            policy=self._policy.value,
+            interval=needs.interval,
+            wants_images=self._wants_images,
+            is_loop=config.is_loop,
+            is_realtime=config.is_realtime,
+            is_udp=config.is_udp,
+            open_timeout_s=config.open_timeout_s,
+            read_timeout_s=config.reconnect_interval_s + _READ_MARGIN_S,
+            record_cache_s=config.record_cache_s,
+            threads=options.decoder_threads,
+            max_pixels=options.max_pixels,
+            first_frame_num=frame_num,
+            first_pts_s=pts_s,
+            first_segment=segment,
+            decoder=self._decoder.value,
+            device_ring=b"" if device_ring is None else device_ring.handle,
+            row_bytes=needs.row_bytes,
+            allowed_outbound=options.allowed_outbound,
+            is_from_api=config.is_from_api,
+        )
+
+
+def _lifecycle_options(config: SourceConfig, *, may_use_cpu: bool) -> LifecycleOptions:
+    try:
+        is_local = kind_of(config.uri) is UriKind.FILE
+    except SourceNotAllowed:
+        is_local = True
+    return LifecycleOptions(
+        is_live=seems_live(config.uri),
+        is_local=is_local,
+        is_loop=config.is_loop,
+        reconnect_interval_s=config.reconnect_interval_s,
+        reconnect_attempts=config.reconnect_attempts,
+        open_timeout_s=config.open_timeout_s,
+        expected_fps=config.expected_fps,
+        frozen_after_s=config.frozen_after_s,
+        may_use_cpu=may_use_cpu,
+    )

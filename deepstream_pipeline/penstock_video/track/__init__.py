@@ -1,0 +1,1 @@
+"""Trackers that give detections an identity over time."""

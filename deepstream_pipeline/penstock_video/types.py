@@ -1,0 +1,384 @@
+"""Data types of the video program, from source to sink.
+
+Arrays are borrowed and read-only: copy an array to change it. Constructors check shapes and raise ValueError.
+"""
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+from fractions import Fraction
+from functools import cache
+
+import numpy as np
+import numpy.typing as npt
+
+ByteArray = npt.NDArray[np.uint8]
+FloatArray = npt.NDArray[np.float32]
+IntArray = npt.NDArray[np.int64]
+RowArray = npt.NDArray[np.uint8] | npt.NDArray[np.float32] | npt.NDArray[np.float16]
+
+
+class SourceState(StrEnum):
+    """State of a source."""
+
+    CONNECTING = "connecting"
+    RUNNING = "running"
+    STALLED = "stalled"
+    RECONNECTING = "reconnecting"
+    AUTH_FAILED = "auth_failed"
+    PAUSED = "paused"
+    ENDED = "ended"
+    FAILED = "failed"
+
+
+class DropReason(StrEnum):
+    """Why a decoded frame was not inferred or its result was dropped.
+
+    ring_full: no free slot in the source's ring. queue_full: replaced by a newer frame. too_old: it waited too long.
+    refused: the gateway rejected its deadline. infer_failed: the engine failed. corrupt: its packets were damaged.
+    stopped: its source ended or was removed.
+    """
+
+    RING_FULL = "ring_full"
+    QUEUE_FULL = "queue_full"
+    TOO_OLD = "too_old"
+    REFUSED = "refused"
+    INFER_FAILED = "infer_failed"
+    CORRUPT = "corrupt"
+    STOPPED = "stopped"
+
+
+class DropPolicy(StrEnum):
+    """What a full queue does. block: the producer waits (files). The others drop a frame and count it."""
+
+    BLOCK = "block"
+    DROP_OLDEST = "drop-oldest"
+    DROP_NEWEST = "drop-newest"
+
+
+class DecoderKind(StrEnum):
+    """A source's decoder. cpu: FFmpeg. nvdec: a card's video engine. auto: nvdec if possible, else cpu."""
+
+    AUTO = "auto"
+    CPU = "cpu"
+    NVDEC = "nvdec"
+
+
+@dataclass(frozen=True, slots=True)
+class SourceConfig:
+    """A source, in DeepStream's terms if it has them.
+
+    uri: a path, file:, rtsp:, rtsps:, http:, https: or a V4L2 device (/dev/video0); may contain a user and password.
+    source_id: DeepStream's camera_id, unique. camera_name: for display. is_loop: a file restarts at its end.
+    is_realtime: a file plays at its own speed and drops late frames, like a camera. policy: None for block (files) or
+    drop-oldest (live). expected_fps: None for the stream's own; 10 above it is a runaway. reconnect_interval_s: without
+    a frame for this time the source is reopened (rtsp-reconnect-interval). reconnect_attempts: in a row, -1 for no
+    limit. frozen_after_s: the same picture for this time is logged. is_udp: RTSP over UDP, else TCP. record_cache_s:
+    seconds cached for recordings that begin before their event. is_from_api: added by an API client, so its addresses
+    are checked.
+    """
+
+    uri: str = field(repr=False)
+    source_id: str
+    camera_name: str = ""
+    is_loop: bool = False
+    is_realtime: bool = False
+    policy: DropPolicy | None = None
+    expected_fps: float | None = None
+    reconnect_interval_s: float = 10.0
+    reconnect_attempts: int = -1
+    open_timeout_s: float = 10.0
+    frozen_after_s: float = 30.0
+    is_udp: bool = False
+    record_cache_s: float = 0.0
+    decoder: DecoderKind = DecoderKind.AUTO
+    is_from_api: bool = False
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Frame:
+    """One picture of one source.
+
+    frame_num: counts decoded frames from 0, across reconnections; a lost frame leaves a gap. pts_s: presentation time
+    in seconds, strictly increasing per source, across loops and reconnections. captured_at: monotonic seconds of its
+    packet's arrival, or of its due time for a file played in real time. captured_unix_s: the same as wall clock. width,
+    height: of the source, in pixels. image: (H, W, 3) uint8 RGB at source size; None if it is not drawn or cropped.
+    segment: increases at each discontinuity (reopened, looped, another resolution, a cut); track identities do not
+    cross it. is_corrupt: decoded from damaged packets. digest: equal for equal pictures. sample_aspect_ratio: of a
+    pixel, width by height.
+    """
+
+    source_id: str
+    frame_num: int
+    pts_s: float
+    captured_at: float
+    width: int
+    height: int
+    image: ByteArray | None = None
+    captured_unix_s: float = 0.0
+    segment: int = 0
+    is_corrupt: bool = False
+    digest: int = 0
+    sample_aspect_ratio: Fraction = Fraction(1)
+
+    def __post_init__(self) -> None:
+        image = self.image
+        if image is None:
+            return
+        if image.dtype != np.uint8 or image.ndim != 3 or image.shape[2] != 3:
+            raise ValueError(f"a frame's image is (H, W, 3) uint8, not {_what(image)}")
+        if image.shape[:2] != (self.height, self.width):
+            raise ValueError(f"a frame of {self.width}x{self.height} has an image of {_what(image)}")
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceRow:
+    """A network's input in GPU memory, without a batch axis, C order. address: in this process."""
+
+    address: int
+    shape: tuple[int, ...]
+    dtype: "np.dtype[np.generic]"
+
+    @property
+    def ndim(self) -> int:
+        return len(self.shape)
+
+    @property
+    def nbytes(self) -> int:
+        return math.prod(self.shape) * self.dtype.itemsize
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class PreparedFrame:
+    """A frame and its network input. Both lie in the source's ring until `release` is called, once.
+
+    row: the input without a batch axis, C order; None if this frame is not inferred (interval). Do not read row or
+    frame.image after `release`; copy an image that is needed longer.
+    """
+
+    frame: Frame
+    row: RowArray | DeviceRow | None
+    release: Callable[[], None]
+
+
+class CloseReason(StrEnum):
+    """Why the mux closed a batch.
+
+    full: batch-size frames. timeout: batched-push-timeout since the first frame. slot_free: the engine was idle.
+    """
+
+    FULL = "full"
+    TIMEOUT = "timeout"
+    SLOT_FREE = "slot_free"
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class FrameBatch:
+    """Frames of one or several sources for one call of the network; each has a row.
+
+    oldest_at: when the first frame came to the mux, monotonic seconds.
+    """
+
+    frames: tuple[PreparedFrame, ...]
+    reason: CloseReason
+    oldest_at: float
+
+    def __post_init__(self) -> None:
+        if any(prepared.row is None for prepared in self.frames):
+            raise ValueError("a frame without a row is not for the network")
+
+    def __len__(self) -> int:
+        return len(self.frames)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Detections:
+    """Detections of one frame.
+
+    xyxy: (n, 4) float32, corners in source pixels. score: (n,) float32 in [0, 1]. class_id: (n,) int64.
+    """
+
+    xyxy: FloatArray
+    score: FloatArray
+    class_id: IntArray
+
+    def __post_init__(self) -> None:
+        _check("xyxy", self.xyxy, (len(self), 4), np.float32)
+        _check("score", self.score, (len(self),), np.float32)
+        _check("class_id", self.class_id, (len(self),), np.int64)
+
+    def __len__(self) -> int:
+        return len(self.xyxy)
+
+
+@cache
+def no_detections() -> Detections:
+    """Detections of an empty frame."""
+    return Detections(np.empty((0, 4), np.float32), np.empty(0, np.float32), np.empty(0, np.int64))
+
+
+@dataclass(frozen=True, slots=True)
+class ClassScore:
+    """One class of a picture or a crop. model: its classifier. score: from the model's parser."""
+
+    model: str
+    class_id: int
+    label: str
+    score: float
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Tracks:
+    """Detections of one frame with their track identities.
+
+    track_id: (n,) int64, unique per source while the program runs. age_frames: (n,) int64, frames since the track
+    began, 1 for a new one. is_estimate: the frame was not inferred.
+    """
+
+    detections: Detections
+    track_id: IntArray
+    age_frames: IntArray
+    is_estimate: bool = False
+
+    def __post_init__(self) -> None:
+        _check("track_id", self.track_id, (len(self),), np.int64)
+        _check("age_frames", self.age_frames, (len(self),), np.int64)
+
+    def __len__(self) -> int:
+        return len(self.detections)
+
+
+@cache
+def no_tracks() -> Tracks:
+    """Tracks of an empty frame."""
+    return Tracks(no_detections(), np.empty(0, np.int64), np.empty(0, np.int64))
+
+
+class AnalyticsKind(StrEnum):
+    """Kinds of rules: DeepStream's names (gst-nvdsanalytics), and dwell."""
+
+    ROI_FILTERING = "roi-filtering"
+    OVERCROWDING = "overcrowding"
+    LINE_CROSSING = "line-crossing"
+    DIRECTION_DETECTION = "direction-detection"
+    DWELL = "dwell"
+
+
+@dataclass(frozen=True, slots=True)
+class AnalyticsEvent:
+    """An event of a rule.
+
+    track_id, class_id: None if the rule counts objects (overcrowding). rule: its configured name. value: the count, the
+    direction in degrees, or seconds; 1.0 for plain truth.
+    """
+
+    kind: AnalyticsKind
+    source_id: str
+    frame_num: int
+    pts_s: float
+    track_id: int | None
+    rule: str
+    value: float
+    class_id: int | None = None
+
+
+def event_keys(kind: str, rule: str, label: str | None) -> tuple[str, ...]:
+    """Keys of the event's counters: KIND/RULE, and KIND/RULE/LABEL if it is about one object."""
+    key = f"{kind}/{rule}"
+    return (key,) if label is None else (key, f"{key}/{label}")
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class FrameAnalytics:
+    """Results of the rules for one frame.
+
+    events: in the order of the rules. counts: by "KIND/RULE" (line-crossing/Entry, per class line-crossing/Entry/person
+    if labels are known), the total so far or the current number. rules_of: for each track, the names of the rules that
+    hold now; as long as the tracks, or empty.
+    """
+
+    events: tuple[AnalyticsEvent, ...] = ()
+    counts: Mapping[str, int] = field(default_factory=dict)
+    rules_of: tuple[tuple[str, ...], ...] = ()
+
+
+NO_ANALYTICS = FrameAnalytics()
+
+
+@dataclass(frozen=True, slots=True)
+class FrameTimes:
+    """Seconds that a frame took. total_s: from captured_at to the sink."""
+
+    mux_s: float = 0.0
+    infer_s: float = 0.0
+    total_s: float = 0.0
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class FrameResult:
+    """Everything known of one frame; sinks get it in the order of frame_num per source.
+
+    frame: its image belongs to the result and may be kept. labels: by class_id, may be shorter. classes: of the whole
+    picture, if the primary model is a classifier. attributes: for each track, from secondary models; as long as the
+    tracks, or empty. is_inferred: else the tracks are the tracker's estimate.
+    """
+
+    frame: Frame
+    tracks: Tracks
+    analytics: FrameAnalytics = NO_ANALYTICS
+    labels: tuple[str, ...] = ()
+    classes: tuple[ClassScore, ...] = ()
+    attributes: tuple[tuple[ClassScore, ...], ...] = ()
+    is_inferred: bool = True
+    times: FrameTimes = FrameTimes()
+
+    def label(self, class_id: int) -> str:
+        """The class's name, or its number."""
+        return self.labels[class_id] if 0 <= class_id < len(self.labels) else f"class {class_id}"
+
+
+@dataclass(frozen=True, slots=True)
+class SourceStatistics:
+    """Current statistics of a source. uri: without user and password.
+
+    reason: why it is not running, else empty. fps: decoded over the last seconds. frames: decoded so far. frames_total:
+    of a file, None if unknown. inferred: frames that the network answered. drops: by DropReason. latency_s: typical,
+    packet to sinks, over the last seconds; None before the first frame. position_s, duration_s: in a file. active_s:
+    from first to last frame. decoder: cpu or nvdec, empty until it is open. counts: FrameAnalytics.counts of the last
+    frame. events: totals by event_keys.
+    """
+
+    source_id: str
+    camera_name: str
+    uri: str
+    state: SourceState
+    reason: str = ""
+    fps: float = 0.0
+    frames: int = 0
+    frames_total: int | None = None
+    inferred: int = 0
+    drops: Mapping[str, int] = field(default_factory=dict)
+    restarts: int = 0
+    width: int = 0
+    height: int = 0
+    codec: str = ""
+    is_live: bool = False
+    is_frozen: bool = False
+    latency_s: float | None = None
+    position_s: float = 0.0
+    duration_s: float | None = None
+    counts: Mapping[str, int] = field(default_factory=dict)
+    events: Mapping[str, int] = field(default_factory=dict)
+    is_loop: bool = False
+    active_s: float = 0.0
+    decoder: str = ""
+
+
+def _check(name: str, array: npt.NDArray[np.generic], shape: tuple[int, ...], dtype: npt.DTypeLike) -> None:
+    if array.shape != shape or array.dtype != dtype:
+        raise ValueError(f"{name} is {np.dtype(dtype)} of shape {list(shape)}, not {_what(array)}")
+
+
+def _what(array: npt.NDArray[np.generic]) -> str:
+    return f"{array.dtype} of shape {list(array.shape)}"

@@ -1,1 +1,0 @@
-"""What an operator can say of the video program: a YAML file in DeepStream's words, and flags."""

@@ -1,0 +1,1 @@
+"""Benches of the gateway: image endpoint, relay, batching, and two checkouts compared."""

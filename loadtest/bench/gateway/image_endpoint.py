@@ -1,0 +1,223 @@
+"""The image endpoint's rate against its limit: decode, resize and engine, each measured alone in the same run.
+
+    python -m loadtest.bench.gateway.image_endpoint --model fastestdet --image street.jpg
+
+The limit. Gateway, Triton and this load generator share the cores, so a picture costs the sum of its stages. If
+decode alone makes D pictures a second on all cores, resize R, and the engine E (raw tensors over gRPC, at the
+concurrency of the endpoint), then the three, one after the other on the same cores, make 1 / (1/D + 1/R + 1/E): the
+harmonic limit. What HTTP, queues and hops cost is what is missing to 1.00. Where an engine leaves cores idle, stages
+run side by side and the endpoint can pass 1.00; then the slowest stage alone is the limit, which is shown, too.
+"""
+
+import argparse
+import random
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from urllib.parse import urlsplit
+
+import uvloop
+
+from loadtest.bench.closed_loop import Call, MeasuredRepetition, Meters, run_closed_loop
+from loadtest.bench.report import BenchSpread, format_table, present, spread
+from loadtest.bench.stages import StageProcesses, StageRun, raw_tensors
+from loadtest.bench.wire import BadAnswer, BenchHttp, BenchRequest, GrpcPort, grpc_infer
+from penstock.engines.config_pbtxt import config_from_proto
+from penstock.protocol.engine import ModelConfig
+from penstock.vision.card import card_from_config
+from penstock.vision.spec import PrepareSpec
+from penstock_load.clients.payloads import MEDIA_TYPES, Picture, make_pictures
+from penstock_load.witness.process_cpu import NotListening, meter_of_port
+
+WARM_UP_S = 0.5
+HEAD = ("stage", "images/s", "CPU ms: stage", "gateway", "Triton", "client")
+
+
+@dataclass(slots=True)
+class ImageRounds:
+    """What was measured so far, round by round."""
+
+    decode: list[StageRun] = field(default_factory=list)
+    resize: list[StageRun] = field(default_factory=list)
+    engine: list[MeasuredRepetition] = field(default_factory=list)
+    endpoint: list[MeasuredRepetition] = field(default_factory=list)
+
+
+@dataclass(frozen=True, slots=True)
+class ImageResult:
+    """Over the rounds; images a second, and milliseconds of CPU an image.
+
+    ratio: the endpoint's rate by the harmonic limit of the same round. slowest_ratio: by its slowest stage alone.
+    """
+
+    model: str
+    concurrency: int
+    decode_rate: BenchSpread
+    resize_rate: BenchSpread
+    engine_rate: BenchSpread
+    limit_rate: BenchSpread
+    endpoint_rate: BenchSpread
+    ratio: BenchSpread
+    slowest_ratio: BenchSpread
+    endpoint_p50_ms: BenchSpread
+    endpoint_p99_ms: BenchSpread
+    decode_cpu_ms: BenchSpread
+    resize_cpu_ms: BenchSpread
+    engine_triton_cpu_ms: BenchSpread
+    engine_client_cpu_ms: BenchSpread
+    endpoint_gateway_cpu_ms: BenchSpread
+    endpoint_triton_cpu_ms: BenchSpread
+    endpoint_client_cpu_ms: BenchSpread
+
+
+def harmonic_limit(*rates: float) -> float:
+    """The rate of stages that share the same cores, each measured alone."""
+    return 1 / sum(1 / rate for rate in rates)
+
+
+def result_of(options: argparse.Namespace, rounds: ImageRounds) -> ImageResult:
+    """The rounds, as figures with their spread."""
+    together = list(zip(rounds.decode, rounds.resize, rounds.engine, rounds.endpoint, strict=True))
+    limits = [harmonic_limit(d.rate, r.rate, e.timing.rate) for d, r, e, _ in together]
+    slowest = [min(d.rate, r.rate, e.timing.rate) for d, r, e, _ in together]
+    served = [whole.timing.rate for whole in rounds.endpoint]
+    return ImageResult(
+        model=options.model,
+        concurrency=options.concurrency,
+        decode_rate=spread([one.rate for one in rounds.decode]),
+        resize_rate=spread([one.rate for one in rounds.resize]),
+        engine_rate=spread([m.timing.rate for m in rounds.engine]),
+        limit_rate=spread(limits),
+        endpoint_rate=spread(served),
+        ratio=spread([rate / limit for rate, limit in zip(served, limits, strict=True)]),
+        slowest_ratio=spread([rate / limit for rate, limit in zip(served, slowest, strict=True)]),
+        endpoint_p50_ms=spread([m.timing.p50_ms for m in rounds.endpoint]),
+        endpoint_p99_ms=spread([m.timing.p99_ms for m in rounds.endpoint]),
+        decode_cpu_ms=spread([one.cpu_ms for one in rounds.decode]),
+        resize_cpu_ms=spread([one.cpu_ms for one in rounds.resize]),
+        engine_triton_cpu_ms=spread([m.triton_ms for m in rounds.engine]),
+        engine_client_cpu_ms=spread([m.client_ms for m in rounds.engine]),
+        endpoint_gateway_cpu_ms=spread([m.gateway_ms for m in rounds.endpoint]),
+        endpoint_triton_cpu_ms=spread([m.triton_ms for m in rounds.endpoint]),
+        endpoint_client_cpu_ms=spread([m.client_ms for m in rounds.endpoint]),
+    )
+
+
+def table(result: ImageResult) -> str:
+    """What a person reads."""
+    rows: list[Sequence[object]] = [
+        ("decode alone", result.decode_rate, result.decode_cpu_ms, "", "", ""),
+        ("resize alone", result.resize_rate, result.resize_cpu_ms, "", "", ""),
+        ("engine alone", result.engine_rate, "", "", result.engine_triton_cpu_ms, result.engine_client_cpu_ms),
+        ("limit", result.limit_rate, "", "", "", ""),
+        (
+            "image endpoint",
+            result.endpoint_rate,
+            "",
+            result.endpoint_gateway_cpu_ms,
+            result.endpoint_triton_cpu_ms,
+            result.endpoint_client_cpu_ms,
+        ),
+    ]
+    return "\n".join(
+        [
+            format_table(HEAD, rows),
+            "",
+            f"of the harmonic limit: {result.ratio}   of the slowest stage alone: {result.slowest_ratio}",
+            f"endpoint latency, ms: p50 {result.endpoint_p50_ms}   p99 {result.endpoint_p99_ms}",
+        ]
+    )
+
+
+async def run(options: argparse.Namespace) -> ImageResult:
+    """Raises BadAnswer, NotListening, and InvalidRequest for a picture that cannot be decoded."""
+    pictures = [Picture(p.read_bytes(), MEDIA_TYPES[p.suffix.lower()]) for p in options.image] or make_pictures(
+        8, seed=1
+    )
+    meters = Meters(
+        meter_of_port(urlsplit(options.url).port or 80), meter_of_port(int(options.engine_grpc.rpartition(":")[2]))
+    )
+    async with BenchHttp(options.url) as gateway, GrpcPort(options.engine_grpc) as engine:
+        config = config_from_proto((await engine.model_config(options.model)).config)
+        spec = prepare_spec(config)
+        contents = [picture.content for picture in pictures]
+        messages = [grpc_infer(options.model, tensor) for tensor in raw_tensors(contents, spec, config)]
+        path = f"/v2/models/{options.model}/image"
+        requests = [BenchRequest(path, {"content-type": p.media_type}, p.content) for p in pictures]
+
+        async def ask_engine(number: int) -> None:
+            await engine.model_infer(messages[number % len(messages)])
+
+        async def ask_endpoint(number: int) -> None:
+            await gateway.post(requests[number % len(requests)])
+
+        with StageProcesses(contents, spec) as stages:
+            return result_of(options, await _rounds(options, stages, meters, ask_engine, ask_endpoint))
+
+
+def prepare_spec(config: ModelConfig) -> PrepareSpec:
+    """How the model wants its images. Raises BadAnswer where it does not say."""
+    card = card_from_config(config)
+    if card is None:
+        raise BadAnswer(f"model {config.name!r} does not say how it sees images (`network-type` in its config.pbtxt)")
+    return card.prepare_spec
+
+
+async def _rounds(
+    options: argparse.Namespace, stages: StageProcesses, meters: Meters, ask_engine: Call, ask_endpoint: Call
+) -> ImageRounds:
+    rounds = ImageRounds()
+    for call in (ask_engine, ask_endpoint):
+        await run_closed_loop(call, concurrency=options.concurrency, seconds=min(WARM_UP_S, options.seconds))
+    for _ in range(options.rounds):
+        turns = ["decode", "resize", "engine", "endpoint"]
+        random.shuffle(turns)
+        for turn in turns:
+            if turn == "decode":  # blocks the loop on purpose: a stage is measured while nothing else runs
+                rounds.decode.append(stages.decode_alone(options.seconds))
+            elif turn == "resize":
+                rounds.resize.append(stages.resize_alone(options.seconds))
+            else:
+                call, repetitions = (ask_engine, rounds.engine) if turn == "engine" else (ask_endpoint, rounds.endpoint)
+                repetitions.append(await meters.measure(call, concurrency=options.concurrency, seconds=options.seconds))
+        print(".", end="", file=sys.stderr, flush=True)
+    return rounds
+
+
+def parse_arguments(arguments: Sequence[str] | None = None) -> argparse.Namespace:
+    """The command line's options."""
+    parser = argparse.ArgumentParser(
+        prog="python -m loadtest.bench.gateway.image_endpoint",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--url", default="http://127.0.0.1:8000", help="the gateway's REST address")
+    parser.add_argument(
+        "--engine-grpc", default="127.0.0.1:9001", help="Triton's gRPC address (penstock up --engine-grpc-port 9001)"
+    )
+    parser.add_argument("--model", default="fastestdet")
+    parser.add_argument("--image", type=Path, nargs="*", default=[], metavar="FILE", help="default: generated pictures")
+    parser.add_argument("--concurrency", type=int, default=8, help="requests at once, of endpoint and engine alike")
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--seconds", type=float, default=3.0, help="of each stretch; a round has four")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write the result here, too")
+    return parser.parse_args(arguments)
+
+
+def main() -> int:
+    """0 when everything was measured."""
+    options = parse_arguments()
+    try:
+        result = uvloop.run(run(options))
+    except (BadAnswer, NotListening) as error:
+        print(f"image_endpoint: {error}", file=sys.stderr)
+        return 1
+    rounds = f"{options.rounds} interleaved rounds of 4 × {options.seconds} s"
+    note = f"{options.model} at concurrency {options.concurrency}, {rounds}: median (lowest-highest)"
+    present([result], note, table(result), options.json)
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

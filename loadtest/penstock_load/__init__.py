@@ -1,0 +1,1 @@
+"""Load tests: open-loop load, measurements, verdicts against targets, and reports."""

@@ -1,0 +1,1 @@
+"""Driver processes that send requests on schedule and record each one."""

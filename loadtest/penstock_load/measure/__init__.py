@@ -1,0 +1,1 @@
+"""Records to figures: summaries, measurements, confidence intervals and comparisons."""

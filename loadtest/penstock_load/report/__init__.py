@@ -1,0 +1,1 @@
+"""Reports of a run: HTML, Markdown, terminal tables and plots."""

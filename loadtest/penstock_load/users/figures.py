@@ -1,0 +1,261 @@
+"""What the users of one locust process send, what it counted, and the verdict on locust's statistics."""
+
+import itertools
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import msgspec
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from penstock_load.clients.client import Endpoint
+from penstock_load.results import Measurement, Spread, State, Verdict
+from penstock_load.scenario import RequestSpec, Scenario
+from penstock_load.targets import with_unit
+from penstock_load.users.arrival_plan import PACE_S, Pace, Spent
+from penstock_load.verdict import exit_code
+
+
+@dataclass(frozen=True, slots=True)
+class RequestOutcome:
+    """A request as locust counts it. took_ms: None if the time is no latency (a refusal, an error)."""
+
+    request_type: str
+    name: str
+    took_ms: float | None
+    size_bytes: int
+    failure: str = ""
+
+
+class HttpAnswer(Protocol):
+    """What locust's session gives back."""
+
+    status_code: int
+    content: bytes | None
+
+
+class HttpSession(Protocol):
+    """FastHttpUser's client, as far as it is used here: no HTTP status and no broken connection raises."""
+
+    def get(self, url: str, **options: object) -> HttpAnswer:
+        """The answer; a status of 0 where none came."""
+        ...
+
+    def post(self, url: str, **options: object) -> HttpAnswer:
+        """The answer; a status of 0 where none came."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class UserConnection:
+    """What a user asks over. tell: has locust count a request. session: silent, its requests are not counted."""
+
+    endpoint: Endpoint
+    session: HttpSession
+    timeout_s: float
+    tell: Callable[[RequestOutcome], None]
+
+
+class RequestSender(Protocol):
+    """Sends the requests of one kind for one user, one at a time."""
+
+    def send(self, name: str) -> None:
+        """Sends the next request and tells locust under that name what became of it."""
+        ...
+
+    def close(self) -> None:
+        """Closes the connection."""
+        ...
+
+
+class RequestsError(Exception):
+    """What is to be sent cannot be made (no picture, no such model, nothing listens). One sentence."""
+
+
+@dataclass(slots=True)
+class CurrentRate:
+    """What a scenario asks at the moment, as the shape says every second. gap_s: between two requests of a user."""
+
+    phase: str = ""
+    gap_s: float = PACE_S
+    is_poisson: bool = False
+
+
+@dataclass(slots=True)
+class RunTerms:
+    """Of the run at hand; locust's environment carries it as `terms`.
+
+    askers: of each ask, made ready before the load begins. now: where a scenario is asked. trouble: why nothing can be
+    asked, else empty.
+    """
+
+    endpoint: Endpoint
+    asks: tuple[RequestSpec, ...]
+    timeout_s: float
+    now: CurrentRate | None = None
+    askers: dict[RequestSpec, Callable[[UserConnection], RequestSender]] = field(default_factory=dict)
+    trouble: str = ""
+    _numbers: Iterator[int] = field(default_factory=itertools.count)
+
+    def name_of(self, ask: RequestSpec) -> str:
+        """How the statistics name a request that is sent now."""
+        return phase_name(ask.label, self.now.phase) if self.now else ask.label
+
+    def pace(self) -> Pace:
+        """One more user's."""
+        return Pace(next(self._numbers), time.perf_counter())
+
+    def wait_s(self, pace: Pace) -> float:
+        """How long that user waits now: not at all where nothing paces it."""
+        if self.now is None:
+            return 0.0
+        return pace.wait_s(time.perf_counter(), gap_s=self.now.gap_s, is_poisson=self.now.is_poisson)
+
+
+def phase_name(label: str, phase: str) -> str:
+    """A row of the statistics: what was asked in which phase."""
+    return f"{label} · {phase}"
+
+
+BUSY_SHARE = 0.9
+SHORTEST_JUDGED_S = 5.0
+
+
+class ProcessReport(msgspec.Struct, frozen=True):
+    """What one process sent, and how busy its core was with that. seconds: how long it asked."""
+
+    worker: str
+    requests: int
+    failures: int
+    cpu_share: float
+    seconds: float
+
+    @property
+    def complaint(self) -> str:
+        """Where the generator was the bottleneck: a sentence, else empty. A run of a few seconds says nothing."""
+        if self.cpu_share < BUSY_SHARE or self.seconds < SHORTEST_JUDGED_S:
+            return ""
+        return (
+            f"the load generator was the bottleneck: {self.worker} used {self.cpu_share:.0%} of its core "
+            f"(limit {BUSY_SHARE:.0%}); give it more processes (--processes) or machines (--worker)"
+        )
+
+
+@dataclass(slots=True)
+class RequestCounter:
+    """Counts what this process sends, by itself and not by locust's statistics."""
+
+    requests: int = 0
+    failures: int = 0
+    began_s: float = 0.0
+    cpu_s: float = 0.0
+
+    def begin(self) -> None:
+        """A run begins, and everything is prepared."""
+        self.requests = self.failures = 0
+        self.began_s, self.cpu_s = time.perf_counter(), time.process_time()
+
+    def count(self, exception: object = None, **_: object) -> None:
+        """One request: locust's event."""
+        self.requests += 1
+        self.failures += exception is not None
+
+    def account(self, worker: str) -> ProcessReport:
+        """What it came to."""
+        seconds = time.perf_counter() - self.began_s
+        share = (time.process_time() - self.cpu_s) / seconds if seconds and self.began_s else 0.0
+        return ProcessReport(worker, self.requests, self.failures, share, seconds)
+
+
+PERCENTILES = {"p50_ms": 0.5, "p90_ms": 0.9, "p95_ms": 0.95, "p99_ms": 0.99, "p999_ms": 0.999}
+LEAST_SHARE = 0.95  # of the intended requests, below which a run is no run of its scenario
+COLOURS = {State.PASS: "green", State.FAIL: "red", State.NOT_COMPARABLE: "yellow", State.NOT_MEASURED: "yellow"}
+
+
+def bucket(response_time_ms: float) -> float:
+    """A latency as locust's statistics keep it: three digits, where locust by itself rounds 104.9 ms to 100."""
+    return float(f"{response_time_ms:.3g}")
+
+
+def judged_entries(entries: Iterable[Any], scenario: Scenario | None) -> list[Any]:
+    """The rows of locust's statistics that count: all, or those of the scenario's judged phases."""
+    if scenario is None:
+        return list(entries)
+    phases = [phase.name for phase in scenario.phases if phase.is_judged]
+    names = {phase_name(ask.label, phase) for ask, phase in itertools.product(scenario.requests, phases)}
+    return [entry for entry in entries if entry.name in names]
+
+
+def measurements(entries: Sequence[Any], seconds: float, *, slo_p99_ms: float) -> tuple[Measurement, ...]:
+    """The figures that locust has of so many seconds; none without requests.
+
+    slo_p99_ms: within which an answer is good. Latencies are of answers and timeouts, from the moment of sending:
+    locust knows no other.
+    """
+    requests = sum(entry.num_requests for entry in entries)
+    failures = sum(entry.num_failures for entry in entries)
+    if not requests or seconds <= 0:
+        return ()
+    good = sum(
+        count for entry in entries for latency_ms, count in entry.response_times.items() if latency_ms <= slo_p99_ms
+    )
+    figures = [
+        ("ok_per_s", "/s", (requests - failures) / seconds),
+        ("good_per_s", "/s", good / seconds),
+        ("error_share", "share", failures / requests),
+        *((name, "ms", value) for name, value in _percentiles(entries).items()),
+    ]
+    return tuple(Measurement(name, unit, Spread(value, value, value), 1) for name, unit, value in figures)
+
+
+def _percentiles(entries: Sequence[Any]) -> dict[str, float]:
+    """By nearest rank; none without latencies."""
+    counts: dict[float, int] = {}
+    for latency_ms, count in itertools.chain.from_iterable(entry.response_times.items() for entry in entries):
+        counts[latency_ms] = counts.get(latency_ms, 0) + count
+    total = sum(counts.values())
+    return {name: _at_rank(counts, share * total) for name, share in PERCENTILES.items()} if total else {}
+
+
+def _at_rank(counts: Mapping[float, int], rank: float) -> float:
+    seen = itertools.accumulate(counts[latency_ms] for latency_ms in sorted(counts))
+    return next(latency_ms for latency_ms, until in zip(sorted(counts), seen, strict=True) if until >= rank)
+
+
+def shortfall(scenario: Scenario, spent: Mapping[str, Spent], requests: int) -> str:
+    """Where far less was asked in the judged phases than the schedule meant: a sentence, else empty."""
+    intended = sum(spent[phase.name].intended for phase in scenario.phases if phase.is_judged and phase.name in spent)
+    if not intended:
+        return "no judged phase was reached"
+    # Poisson arrivals differ from their mean by chance: three standard deviations are no shortfall.
+    if requests >= LEAST_SHARE * intended - 3 * intended**0.5:
+        return ""
+    return (
+        f"{requests} requests were sent where {scenario.name} means {intended:.0f}: late answers held locust's users "
+        f"back; penstock load run {scenario.name} sends whatever the answers do"
+    )
+
+
+def table(rows: Sequence[Verdict]) -> Table:
+    """The rows for a person."""
+    shown = Table(title="Verdict")
+    for column in ("target", "verdict", "wanted", "measured", "why"):
+        shown.add_column(column, overflow="fold")
+    for row in rows:
+        measured = "" if row.value is None else with_unit(row.value, row.unit)
+        wanted = f"{row.comparison.replace('_', ' ')} {with_unit(row.figure, row.unit)}"
+        shown.add_row(row.target_id, f"[{COLOURS[row.state]}]{row.state}[/]", wanted, measured, escape(row.why))
+    return shown
+
+
+def show(rows: Sequence[Verdict], complaints: Sequence[str], console: Console) -> None:
+    """Prints the table, what cannot be trusted, and the word for the whole; nothing where nothing was judged."""
+    if rows:
+        console.print(table(rows))
+    for complaint in complaints:
+        console.print(f"[red]not to be trusted:[/] {escape(complaint)}", soft_wrap=True)
+    if rows or complaints:
+        console.print("[red]FAIL[/]" if exit_code(rows, complaints) else "[green]PASS[/]")

@@ -1,0 +1,1 @@
+"""Measurements taken at the server: metrics, Prometheus, Triton statistics, CPU, memory and GPU load."""

@@ -1,0 +1,343 @@
+"""The result of a model check: files, outputs compared with golden.json or a reference; and the recording of
+golden.json.
+"""
+
+import hashlib
+import math
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
+from pathlib import Path
+
+import msgspec
+
+from penstock.cli.check_request import (
+    CheckContext,
+    CheckEngine,
+    CheckResponse,
+    GatewayCheckEngine,
+    ModelCannotRun,
+    NotCheckable,
+    engine_for,
+    infer_outputs,
+    patterns_for,
+    run_check_inference,
+)
+from penstock.cli.model_list import in_short
+from penstock.models.catalogue import InstalledModel
+from penstock.models.check.compare import (
+    OutputComparison,
+    compare_outputs,
+    compare_picture,
+    expected_of_record,
+    expected_of_tensor,
+    is_deterministic,
+    picture_record,
+    record_of_tensor,
+    tolerance_for,
+)
+from penstock.models.check.golden import (
+    GOLDEN_FILE,
+    PICTURE_FILE,
+    Golden,
+    GoldenError,
+    OutputRecord,
+    PictureRecord,
+    SeenClass,
+    ShapeUnknown,
+    TensorRecord,
+    generate_input,
+    write_golden,
+)
+from penstock.models.check.model_files import ModelFiles, read_model_files
+from penstock.models.onnx_reference import RECORDED_WITH, Reference, run_reference
+from penstock.protocol.errors import InferenceError, ModelNotReady
+from penstock.protocol.inference import Tensor
+from penstock.vision.results import CANARY_PICTURE
+
+GOLDEN, ONNX_RUNTIME = "golden.json", "ONNX Runtime"
+
+
+class CheckVerdict(StrEnum):
+    """NOT_JUDGED: nothing says whether its answers are right, or it answers elsewhere only."""
+
+    OK = "ok"
+    DIFFERS = "differs"
+    CANNOT_RUN = "cannot run"
+    NOT_JUDGED = "not judged"
+
+    @property
+    def is_failure(self) -> bool:
+        return self in (CheckVerdict.DIFFERS, CheckVerdict.CANNOT_RUN)
+
+
+class OutputRow(msgspec.Struct, frozen=True):
+    """One output against one reference. problem: empty where it is the same.
+
+    difference, allowed, index, expected, got: of the worst element; absent if there is none.
+    """
+
+    reference: str
+    output: str
+    problem: str
+    difference: float | None = None
+    allowed: float | None = None
+    index: tuple[int, ...] = ()
+    expected: str = ""
+    got: str = ""
+
+    @property
+    def share(self) -> float:
+        """Difference divided by the allowed difference; 0 without a difference."""
+        if not self.difference:
+            return 0.0
+        return self.difference / self.allowed if self.allowed else math.inf
+
+
+class CheckRow(msgspec.Struct, frozen=True):
+    """What was found of a model.
+
+    ran: gateway, in-process, or empty where it did not. compared_with: golden.json, golden.jpg, ONNX Runtime.
+    reasons: why the verdict is not `ok`. notes: what else is worth knowing.
+    """
+
+    name: str
+    repository: str
+    verdict: CheckVerdict
+    ran: str
+    compared_with: tuple[str, ...]
+    reasons: tuple[str, ...]
+    notes: tuple[str, ...]
+    outputs: tuple[OutputRow, ...]
+    took_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class CheckTarget:
+    """A model to check. sha256: from the catalogue, or None for other models. is_named: the user gave its name."""
+
+    model: InstalledModel
+    sha256: str | None
+    is_named: bool
+
+
+@dataclass(slots=True)
+class _Findings:
+    """What comes together while a model is checked."""
+
+    ran: str = ""
+    reasons: list[str] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+    outputs: list[OutputRow] = field(default_factory=list)
+    compared_with: list[str] = field(default_factory=list)
+
+    def compare(self, reference: str, comparisons: Sequence[OutputComparison]) -> None:
+        self.compared_with.append(reference)
+        for item in comparisons:
+            self.outputs.append(_output_row(reference, item))
+            if item.problem:
+                self.reasons.append(f"output {item.output!r} {item.problem} (by {reference})")
+
+
+async def check_model(subject: CheckTarget, around: CheckContext) -> CheckRow:
+    """The row of one model; whatever is wrong with it stands in the row."""
+    started = time.monotonic()
+    findings = _Findings()
+    verdict = await _verdict(subject, around, findings)
+    return CheckRow(
+        subject.model.name,
+        str(subject.model.repository),
+        verdict,
+        findings.ran,
+        tuple(findings.compared_with),
+        tuple(in_short(reason) for reason in findings.reasons),
+        tuple(findings.notes),
+        tuple(findings.outputs),
+        round(time.monotonic() - started, 3),
+    )
+
+
+async def _verdict(subject: CheckTarget, around: CheckContext, findings: _Findings) -> CheckVerdict:
+    """Who asks for a model by name and gets no answer has failed; who asks for all has not."""
+    try:
+        await _check(subject, around, findings)
+    except (ModelCannotRun, GoldenError, InferenceError) as error:
+        findings.reasons.append(str(error))
+        is_elsewhere = isinstance(error, ShapeUnknown) and not subject.is_named
+        return CheckVerdict.NOT_JUDGED if is_elsewhere and len(findings.reasons) == 1 else CheckVerdict.CANNOT_RUN
+    except NotCheckable as error:
+        is_failure = bool(findings.reasons)
+        findings.reasons.append(str(error))
+        if is_failure:
+            return CheckVerdict.DIFFERS
+        return CheckVerdict.CANNOT_RUN if subject.is_named and not findings.ran else CheckVerdict.NOT_JUDGED
+    return CheckVerdict.DIFFERS if findings.reasons else CheckVerdict.OK
+
+
+async def _check(subject: CheckTarget, around: CheckContext, findings: _Findings) -> None:
+    if subject.model.problem:
+        raise ModelCannotRun(subject.model.problem)
+    files = read_model_files(subject.model)
+    findings.reasons += files.misfits(subject.sha256)
+    picture = files.picture()
+    async with engine_for(files, around, findings.notes) as way:
+        answered = await run_check_inference(way, files, around.shapes, is_named=subject.is_named)
+        findings.ran = way.name
+        record = files.golden.picture if files.golden is not None else None
+        seen = await way.see(files.folder.name, picture) if picture is not None and record is not None else ()
+        if record is None and files.card is not None:  # requests to /image pass through more than the tensors do
+            await way.see(files.folder.name, CANARY_PICTURE)
+    if record is not None:
+        _compare_picture(record, seen, findings)
+    if answered is not None:
+        _compare_tensors(answered, files, findings)
+    if not findings.compared_with:
+        raise NotCheckable(f"it answers, but nothing says whether rightly: {_advice(files)}")
+
+
+def _compare_picture(record: PictureRecord, seen: tuple[SeenClass, ...], findings: _Findings) -> None:
+    findings.compared_with.append(PICTURE_FILE)
+    if problem := compare_picture(record, seen):
+        findings.reasons.append(f"{PICTURE_FILE}: {problem}")
+
+
+def _compare_tensors(answered: CheckResponse, files: ModelFiles, findings: _Findings) -> None:
+    if answered.record is not None:
+        _compare_with_record(answered.record, answered, findings)
+    if files.is_onnx:
+        _compare_with_reference(answered, files, findings)
+
+
+def _compare_with_record(record: TensorRecord, answered: CheckResponse, findings: _Findings) -> None:
+    try:
+        expected = [expected_of_record(output) for output in record.outputs]
+    except ValueError as error:
+        raise GoldenError(f"{GOLDEN}: {error}: remove it and record it anew with --record") from error
+    findings.compare(GOLDEN, compare_outputs(expected, answered.outputs))
+
+
+def _compare_with_reference(answered: CheckResponse, files: ModelFiles, findings: _Findings) -> None:
+    """Against the file itself. What only the engine can feed to the graph is noted, not held against the model."""
+    try:
+        reference = run_reference(files.file, files.config_json, answered.inputs)
+    except ModelNotReady as error:
+        findings.reasons.append(f"the engine answers, but the file on disk is not what it has loaded: {error}")
+        return
+    except InferenceError as error:
+        is_elsewhere = findings.ran == GatewayCheckEngine.name
+        way_out = f"; if it was replaced, `penstock models load {files.folder.name}` takes the new one"
+        findings.notes.append(
+            f"not compared with {ONNX_RUNTIME} on the file: {error.message}{way_out if is_elsewhere else ''}"
+        )
+        return
+    plain = _compare_outputs(reference.plain, reference, answered)
+    if reference.is_quantised and any(item.problem for item in plain):
+        optimised = _compare_outputs(reference.optimised, reference, answered)
+        if not any(item.problem for item in optimised):
+            first = next(f"{item.output!r} {item.problem}" for item in plain if item.problem)
+            findings.notes.append(
+                f"8-bit steps fall as in the graph that {ONNX_RUNTIME} optimises; in the plain one {first}"
+            )
+            plain = optimised
+    findings.compare(ONNX_RUNTIME, plain)
+
+
+def _compare_outputs(
+    outputs: Sequence[Tensor], reference: Reference, answered: CheckResponse
+) -> list[OutputComparison]:
+    """The answer against one of the reference's two, by what the two may differ."""
+    tolerances = map(tolerance_for, reference.plain, reference.optimised)
+    expected = [
+        expected_of_tensor(answered.shaped(output), tolerance)
+        for output, tolerance in zip(outputs, tolerances, strict=True)
+        if output.name in answered.declared
+    ]
+    return compare_outputs(expected, answered.outputs)
+
+
+def _advice(files: ModelFiles) -> str:
+    return f"record today's answers with `penstock models check {files.folder.name} --record`"
+
+
+def _output_row(reference: str, item: OutputComparison) -> OutputRow:
+    worst = item.worst
+    if worst is None:
+        return OutputRow(reference, item.output, item.problem)
+    return OutputRow(
+        reference, item.output, item.problem, worst.difference, worst.allowed, worst.index, worst.expected, worst.got
+    )
+
+
+class NondeterministicOutput(GoldenError):
+    """A model answers the same question in ways that differ, as 8-bit networks do."""
+
+
+async def record_golden(model: InstalledModel, around: CheckContext) -> Path:
+    """The golden.json that was written: of an ONNX model by plain ONNX Runtime, of others by the engine that serves
+    them, asked twice; and what is seen in golden.jpg where that lies in the folder.
+
+    Raises GoldenError where there is one already, and whatever asking the model raises.
+    """
+    files = read_model_files(model)
+    if files.golden is not None:
+        raise GoldenError(f"{files.folder / GOLDEN_FILE} is there already: remove it to record it anew")
+    if files.card is None and files.picture() is not None:
+        raise GoldenError(f"{files.folder / PICTURE_FILE} is there, but {model.name} does not say how it sees images")
+    async with engine_for(files, around, []) as way:
+        recorders = [] if files.is_onnx else [await way.engine_name()]
+        picture = await _record_picture(way, files)
+        try:
+            tensors = await _record_tensors(way, files, around)
+        except (ShapeUnknown, NondeterministicOutput) as error:
+            if picture is None:
+                raise GoldenError(f"{error}{_picture_hint(files)}") from error
+            tensors = None
+        if picture is not None and files.is_onnx:
+            recorders.append(f"{PICTURE_FILE} by {await way.engine_name()}")
+    if files.is_onnx and tensors is not None:
+        recorders.insert(0, RECORDED_WITH)
+    return write_golden(files.folder, Golden("; ".join(recorders), files.file_name, files.sha256, tensors, picture))
+
+
+async def _record_tensors(way: CheckEngine, files: ModelFiles, around: CheckContext) -> TensorRecord:
+    metadata = await way.model_metadata(files.folder.name)
+    patterns = patterns_for(metadata, files, around.shapes)
+    inputs = tuple(generate_input(pattern) for pattern in patterns)
+    once, again = await _infer_twice(way, files, inputs)
+    served = {spec.name for spec in metadata.outputs}
+    return TensorRecord(patterns, tuple(_record_output(one, again) for one in once if one.name in served))
+
+
+async def _infer_twice(
+    way: CheckEngine, files: ModelFiles, inputs: tuple[Tensor, ...]
+) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...]]:
+    if files.is_onnx:
+        reference = run_reference(files.file, files.config_json, inputs)
+        return reference.plain, reference.optimised
+    return await infer_outputs(way, files, inputs), await infer_outputs(way, files, inputs)
+
+
+def _record_output(one: Tensor, again: tuple[Tensor, ...]) -> OutputRecord:
+    """Raises NondeterministicOutput if the two answers are so far apart that no tolerance tells right from wrong."""
+    other = next((tensor for tensor in again if tensor.name == one.name), None)
+    if other is not None and not is_deterministic(one, other):
+        raise NondeterministicOutput(
+            f"two ways on this machine to output {one.name!r} are too far apart to judge others by"
+        )
+    return record_of_tensor(one, tolerance_for(one, other))
+
+
+async def _record_picture(way: CheckEngine, files: ModelFiles) -> PictureRecord | None:
+    picture = files.picture()
+    if picture is None or files.card is None:
+        return None
+    return picture_record(
+        await way.see(files.folder.name, picture),
+        sha256=hashlib.sha256(picture).hexdigest(),
+        threshold=files.card.parser_options.pre_cluster_threshold,
+    )
+
+
+def _picture_hint(files: ModelFiles) -> str:
+    return f"; a {PICTURE_FILE} in {files.folder} would do as well" if files.card is not None else ""

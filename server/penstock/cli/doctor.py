@@ -1,0 +1,114 @@
+"""`penstock doctor`: what this machine has, what fits it, what is missing, what to do."""
+
+import os
+import sys
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated
+
+import msgspec
+import typer
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from penstock.cli.terminal import one_line
+from penstock.doctor import finding as configuration
+from penstock.doctor.examination import examine
+from penstock.doctor.finding import Finding, Severity, StackPlan, can_serve
+from penstock.engines.triton.runtime import default_environment
+from penstock.gateway.settings import OTHER_VARIABLES, PREFIX, Settings, SettingsError, read_settings
+
+STYLES = {Severity.OK: "green", Severity.NOTE: "cyan", Severity.WARNING: "yellow", Severity.PROBLEM: "bold red"}
+
+
+def doctor(
+    config: Annotated[Path | None, typer.Option(help="TOML file of settings, as for `penstock up`")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="one JSON object on standard output, for programs")] = False,
+) -> None:
+    """Look at this machine as `penstock up` would use it, and say what to do.
+
+    ok, note (works, could be better), warning (will hurt), problem (`penstock up` cannot serve). Nothing is changed,
+    and nothing is sent over a network. Exit code 1 where there is a problem.
+    """
+    settings, mistake = _settings(config)
+    findings = [*configuration.settings_findings(mistake, _given(config)), *examine(plan_of(settings))]
+    if as_json:
+        sys.stdout.write(as_object(findings) + "\n")
+    else:
+        show(findings, Console(highlight=False))
+    sys.stdout.flush()
+    if not can_serve(findings):
+        raise typer.Exit(1)
+
+
+def _settings(config: Path | None) -> tuple[Settings, str]:
+    """Those that `penstock up` would start with; the defaults and the reader's sentence where they are wrong."""
+    try:
+        return read_settings({}, file=config), ""
+    except SettingsError as error:
+        return read_settings({}, environ={}), str(error)
+
+
+def _given(config: Path | None) -> list[str]:
+    file = config or os.environ.get(f"{PREFIX}CONFIG")
+    names = sorted(name for name in os.environ if name.startswith(PREFIX) and name not in OTHER_VARIABLES)
+    return [*([str(file)] if file else []), *names]
+
+
+def plan_of(settings: Settings) -> StackPlan:
+    """What the probes need of the settings."""
+    ports = {
+        name.replace("_", "-"): port
+        for name in Settings.model_fields
+        if name.endswith("_port") and (port := getattr(settings, name)) is not None
+    }
+    return StackPlan(
+        host=settings.host,
+        ports=ports,
+        engine=settings.engine,
+        engine_environment=settings.engine_environment or default_environment(Path(sys.prefix)),
+        home=settings.home_path,
+        repositories=settings.repositories,
+        max_inflight_requests=settings.max_inflight_requests,
+        max_inflight_bytes=settings.max_inflight_bytes,
+    )
+
+
+def as_object(findings: Sequence[Finding]) -> str:
+    """{"findings": [{"id", "subject", "status", "found", "advice"}, …], "summary": {a count a status, "can_serve"}}."""
+    rows = [
+        {"id": one.id, "subject": one.subject, "status": one.status, "found": one.found, "advice": one.advice}
+        for one in findings
+    ]
+    counts = Counter(one.status for one in findings)
+    summary = {status.value: counts[status] for status in Severity} | {"can_serve": can_serve(findings)}
+    return msgspec.json.encode({"findings": rows, "summary": summary}).decode()
+
+
+def show(findings: Sequence[Finding], console: Console) -> None:
+    """A table for a person: subject, status, what was found, and below it what to do; then one line in sum."""
+    table = Table(box=None, pad_edge=False, show_header=False)
+    table.add_column(no_wrap=True)
+    table.add_column(no_wrap=True)
+    table.add_column(overflow="fold")
+    last = ""
+    for finding in findings:
+        text = Text(one_line(finding.found))
+        if finding.advice:
+            text.append(f"\n> {one_line(finding.advice)}", style="bold")
+        subject = "" if finding.subject == last else finding.subject
+        last = finding.subject
+        table.add_row(subject, Text(finding.status.value, style=STYLES[finding.status]), text)
+    console.print(table)
+    console.print()
+    console.print(summary_line(findings))
+
+
+def summary_line(findings: Sequence[Finding]) -> str:
+    """Whether `penstock up` can serve, and how many of each there are."""
+    counts = Counter(one.status for one in findings)
+    parts = [f"{counts[status]} {status.value}" for status in Severity if counts[status]]
+    verdict = "penstock up can serve here" if can_serve(findings) else "penstock up cannot serve here"
+    return f"{verdict}: {', '.join(parts)}"

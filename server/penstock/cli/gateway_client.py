@@ -1,0 +1,319 @@
+"""A blocking REST client of the running gateway for commands, and the flags and defaults that find it."""
+
+import http
+import http.client
+import socket
+import ssl
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Annotated, TypeVar
+from urllib.parse import quote, urlsplit
+
+import msgspec
+import typer
+
+from penstock.cli.terminal import fail
+from penstock.gateway.batching.batch_report import ModelBatchReport
+from penstock.gateway.batching.explanation import EXPLAIN_HEADER, RequestExplanation
+from penstock.gateway.settings import Settings, SettingsError, read_settings
+from penstock.network import CA_VARIABLE, CERTIFICATE_VARIABLE, client_context
+from penstock.protocol.errors import InvalidRequest
+
+INFER_TIMEOUT_S = 60.0
+LOAD_TIMEOUT_S = 120.0
+INDEX_TIMEOUT_S = 5.0
+TIMEOUT_HEADER = "x-request-timeout-ms"
+API_KEY_HEADER = "x-api-key"
+EMBEDDED_ENGINE = "penstock-embedded"
+_ADVICE_START = "start it with `make up`, or give its address with --url"
+T = TypeVar("T")
+
+
+class GatewayError(Exception):
+    """The gateway refused, or what answers is none. The text is for a person."""
+
+
+class GatewayUnreachable(GatewayError):
+    """No gateway listens there."""
+
+
+class GatewayAccessDenied(GatewayError):
+    """The gateway does not know who asks, or they have not the role for it."""
+
+
+class GatewayModelNotFound(GatewayError):
+    """The engine has no version of the model to ask. refusal: the engine's own words."""
+
+    def __init__(self, refusal: str) -> None:
+        super().__init__(f"{refusal}; `penstock models list` shows what there is")
+        self.refusal = refusal
+
+
+class ClassScore(msgspec.Struct, frozen=True):
+    """A likely class of the whole picture. score in [0, 1]."""
+
+    class_id: int
+    score: float
+    label: str = ""
+
+    @property
+    def name(self) -> str:
+        """The label, or the number where the model has no label for it."""
+        return self.label or f"class {self.class_id}"
+
+    @property
+    def caption(self) -> str:
+        return f"{self.name} {self.score:.2f}"
+
+
+class Detection(ClassScore, frozen=True, kw_only=True):
+    """A found object. xyxy: pixels of the picture as a person sees it."""
+
+    xyxy: tuple[float, float, float, float]
+
+
+class ImageResult(msgspec.Struct, frozen=True, omit_defaults=True):
+    """What was found in one picture: one of the two is there, by the kind of the model."""
+
+    detections: tuple[Detection, ...] | None = None
+    classes: tuple[ClassScore, ...] | None = None
+
+    def __bool__(self) -> bool:
+        """Whether anything was found."""
+        return bool(self.detections or self.classes)
+
+    def above(self, threshold: float) -> "ImageResult":
+        """Without the scores below the threshold."""
+        return ImageResult(
+            None if self.detections is None else tuple(item for item in self.detections if item.score >= threshold),
+            None if self.classes is None else tuple(item for item in self.classes if item.score >= threshold),
+        )
+
+
+class ImageResults(msgspec.Struct, frozen=True):
+    """The answer of /image. timings_ms: by stage, and `total`. explain: of its batch, where that was asked for."""
+
+    model_name: str
+    model_version: str
+    results: tuple[ImageResult, ...]
+    timings_ms: dict[str, float]
+    batch_size: int = 1
+    explain: tuple[RequestExplanation, ...] = ()
+
+    def above(self, threshold: float) -> "ImageResults":
+        """Without the scores below the threshold."""
+        return msgspec.structs.replace(self, results=tuple(result.above(threshold) for result in self.results))
+
+
+class IndexRow(msgspec.Struct, frozen=True):
+    """A row of the repository index; state is empty for a model that was never loaded."""
+
+    name: str
+    version: str = ""
+    state: str = ""
+    reason: str = ""
+
+
+class _ServerMetadata(msgspec.Struct, frozen=True):
+    name: str
+
+
+class _ErrorBody(msgspec.Struct, frozen=True):
+    error: str
+
+
+_IMAGE_RESULTS = msgspec.json.Decoder(ImageResults)
+_INDEX = msgspec.json.Decoder(tuple[IndexRow, ...])
+_SERVER_METADATA = msgspec.json.Decoder(_ServerMetadata)
+_MODEL_EXPLAINED = msgspec.json.Decoder(ModelBatchReport)
+_ERROR_BODY = msgspec.json.Decoder(_ErrorBody)
+
+
+@dataclass(frozen=True, slots=True)
+class GatewayClient:
+    """A gateway by its http:// address. Every call raises NothingAnswers and GatewayError.
+
+    api_key: goes with every call; empty for none.
+    """
+
+    url: str
+    api_key: str = field(default="", repr=False)
+
+    def infer_image(
+        self,
+        model_name: str,
+        image: bytes,
+        content_type: str,
+        *,
+        timeout_ms: int | None = None,
+        with_explanation: bool = False,
+    ) -> ImageResults:
+        """What the model sees in the encoded picture. timeout_ms: the request's deadline, None for the model's own.
+
+        asks_why: whether the answer is to explain its batch.
+        """
+        headers = {"content-type": content_type}
+        if with_explanation:
+            headers[EXPLAIN_HEADER] = "1"
+        if timeout_ms is not None:
+            headers[TIMEOUT_HEADER] = str(timeout_ms)
+        wait_s = INFER_TIMEOUT_S if timeout_ms is None else timeout_ms / 1000 + 5.0
+        body = self._post(f"/v2/models/{quote(model_name, safe='')}/image", image, headers, wait_s)
+        answer = _decode(body, _IMAGE_RESULTS, self.url)
+        if not answer.results:
+            raise GatewayError(f"{self.url} answered without a result: check that it is a gateway")
+        return answer
+
+    def explain_model(self, model_name: str) -> ModelBatchReport:
+        """How the model's batches are formed, and how that went."""
+        target = f"/v2/models/{quote(model_name, safe='')}/explain"
+        return _decode(self._ask("GET", target, b"", {}, INDEX_TIMEOUT_S), _MODEL_EXPLAINED, self.url)
+
+    def engine_name(self) -> str:
+        """What the engine calls itself: `triton`, EMBEDDED_ENGINE, …"""
+        return _decode(self._ask("GET", "/v2", b"", {}, INDEX_TIMEOUT_S), _SERVER_METADATA, self.url).name
+
+    def repository_index(self) -> tuple[IndexRow, ...]:
+        """Every model and version that the engine knows."""
+        body = self._post("/v2/repository/index", b"", {}, INDEX_TIMEOUT_S)
+        return _decode(body, _INDEX, self.url)
+
+    def load(self, model_name: str) -> None:
+        """Load or reload; returns when the model takes requests."""
+        self._post(f"/v2/repository/models/{quote(model_name, safe='')}/load", b"", {}, LOAD_TIMEOUT_S)
+
+    def unload(self, model_name: str) -> None:
+        """Take the model out of service."""
+        self._post(f"/v2/repository/models/{quote(model_name, safe='')}/unload", b"", {}, LOAD_TIMEOUT_S)
+
+    @property
+    def identity(self) -> dict[str, str]:
+        """The header with the API key, if there is one."""
+        return {API_KEY_HEADER: self.api_key} if self.api_key else {}
+
+    def _post(self, target: str, body: bytes, headers: Mapping[str, str], timeout_s: float) -> bytes:
+        return self._ask("POST", target, body, headers, timeout_s)
+
+    def _ask(self, method: str, target: str, body: bytes, headers: Mapping[str, str], timeout_s: float) -> bytes:
+        connection, prefix = _connection(self.url, timeout_s)
+        try:
+            with suppress(
+                BrokenPipeError, ConnectionResetError
+            ):  # refused before the body was read: the answer is there
+                connection.request(method, prefix + target, body, {**headers, **self.identity})
+            response = connection.getresponse()
+            answer = response.read()
+        except (ConnectionRefusedError, socket.gaierror) as error:
+            raise GatewayUnreachable(f"nothing answers at {self.url}: {_ADVICE_START}") from error
+        except TimeoutError as error:
+            raise GatewayError(f"{self.url} did not answer within {timeout_s:g} s") from error
+        except http.client.RemoteDisconnected as error:
+            raise GatewayError(f"{self.url} closed the connection without an answer: {_advice(self.url)}") from error
+        except http.client.BadStatusLine as error:
+            raise GatewayError(f"what answers at {self.url} does not speak HTTP: check the address") from error
+        except ssl.SSLCertVerificationError as error:
+            raise GatewayError(
+                f"the certificate of {self.url} is not trusted ({error.verify_message}): set {CA_VARIABLE} to the file "
+                "of the CA that signed it"
+            ) from error
+        except ssl.SSLError as error:
+            raise GatewayError(f"TLS with {self.url} failed ({error.reason}): {_advice(self.url)}") from error
+        except (http.client.HTTPException, OSError) as error:
+            raise GatewayError(f"the connection to {self.url} broke ({error}): try again") from error
+        finally:
+            connection.close()
+        if response.status != http.HTTPStatus.OK:
+            names_model, has_key = "/models/" in target, bool(self.api_key)
+            raise _error_of(self.url, response, answer, names_model=names_model, has_key=has_key)
+        return answer
+
+
+def _connection(url: str, timeout_s: float) -> tuple[http.client.HTTPConnection, str]:
+    """The connection, not yet made, and the path that the address itself has."""
+    parts = urlsplit(url)
+    try:
+        host, port = parts.hostname, parts.port
+    except ValueError:
+        host, port = None, None
+    if parts.scheme not in ("http", "https") or not host:
+        raise GatewayError(f"{url!r} is no gateway's address: give one such as http://127.0.0.1:8000")
+    if parts.scheme == "https":
+        try:
+            context = client_context()
+        except InvalidRequest as error:
+            raise GatewayError(error.message) from error
+        return http.client.HTTPSConnection(host, port, timeout=timeout_s, context=context), parts.path.rstrip("/")
+    return http.client.HTTPConnection(host, port, timeout=timeout_s), parts.path.rstrip("/")
+
+
+def _advice(url: str) -> str:
+    """Advice if the server closed the connection during the TLS handshake, or if TLS was expected but not used."""
+    if url.startswith("http://"):
+        return "try again, with https:// if the server uses TLS"
+    return (
+        "check the address (http:// if the server has no TLS); "
+        f"if it requires client certificates, set {CERTIFICATE_VARIABLE}"
+    )
+
+
+def _error_of(
+    url: str, response: http.client.HTTPResponse, answer: bytes, *, names_model: bool, has_key: bool
+) -> GatewayError:
+    """The gateway's own words, and when to come back where it says so."""
+    try:
+        text = _ERROR_BODY.decode(answer).error
+    except msgspec.DecodeError:
+        why = f"HTTP {response.status} {response.reason}"
+        return GatewayError(f"what answers at {url} is no gateway ({why}): check the address")
+    if response.status == http.HTTPStatus.NOT_FOUND and not names_model:
+        return GatewayError(f"what answers at {url} is no gateway ({text}): check the address")
+    if response.status == http.HTTPStatus.NOT_FOUND:
+        return GatewayModelNotFound(text)
+    if response.status == http.HTTPStatus.UNAUTHORIZED:
+        wanted = f"refused the API key ({text.partition(';')[0]})" if has_key else "requires an API key"
+        return GatewayAccessDenied(f"{url} {wanted}: give a valid key with --api-key or PENSTOCK_API_KEY")
+    if response.status == http.HTTPStatus.FORBIDDEN:
+        return GatewayAccessDenied(text)
+    wait_s = response.headers.get("retry-after")
+    return GatewayError(f"{text} (retry after {wait_s} s)" if wait_s else text)
+
+
+def _decode(body: bytes, decoder: msgspec.json.Decoder[T], url: str) -> T:
+    try:
+        return decoder.decode(body)
+    except msgspec.DecodeError as error:
+        raise GatewayError(f"what answers at {url} is no gateway ({error}): check the address") from error
+
+
+DEFAULT_HTTP_PORT = 8000
+API_KEY_VARIABLE = "PENSTOCK_API_KEY"
+
+ApiKey = Annotated[
+    str, typer.Option("--api-key", envvar=API_KEY_VARIABLE, show_default=False, help="of a gateway that asks for one")
+]
+
+
+def settings_or_fail(home: Path | None = None) -> Settings:
+    """The settings that `penstock up` would start with here; one sentence and exit code 2 where they are wrong."""
+    try:
+        return read_settings({"home": home})
+    except SettingsError as error:
+        fail(str(error))
+
+
+def gateway_url(given: str | None) -> str:
+    """The address that was given, else that of the gateway which `penstock up` would start here."""
+    if given is not None:
+        return given
+    settings = settings_or_fail()
+    host = "127.0.0.1" if settings.host in ("0.0.0.0", "::") else settings.host
+    return f"http://{host}:{settings.http_port or DEFAULT_HTTP_PORT}"
+
+
+def gateway_of(url: str | None, api_key: str) -> GatewayClient:
+    """The gateway at that address, else the one that `penstock up` would start here."""
+    if not api_key.isascii() or not api_key.isprintable():
+        fail(f"--api-key (or {API_KEY_VARIABLE}) holds signs that no header carries: give the key as it was shown")
+    return GatewayClient(gateway_url(url), api_key)

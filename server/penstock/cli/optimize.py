@@ -1,0 +1,250 @@
+"""`penstock models optimize`: makes an INT8 model of a float one, and prints what it gained and lost."""
+
+import statistics
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import msgspec
+import typer
+from rich.console import Console
+from rich.markup import escape
+from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn
+from rich.progress import Progress as Bar
+from rich.table import Table
+
+from penstock.cli.gateway_client import ApiKey, GatewayClient, GatewayError, gateway_of, settings_or_fail
+from penstock.cli.model_list import installed_models, load_where_one_runs, unknown_model
+from penstock.cli.pictures import NoPictures, pictures_of
+from penstock.cli.terminal import fail, stoppable
+from penstock.gateway.settings import Settings
+from penstock.models.catalogue import InstalledModel
+from penstock.models.model_folder import disk_sentence, new_model_folder, repository_of
+
+if TYPE_CHECKING:
+    from penstock.models.optimize.profile import Fusion, SpeedComparison
+    from penstock.models.optimize.report import OptimizationReport
+
+
+_MOST_ROWS = 16
+
+
+def print_report(report: "OptimizationReport", folder: Path) -> None:
+    """Fusions, accuracy, speed, and at the end what to be warned of."""
+    console = Console(highlight=False)
+    smaller = f"{_kilobytes(report.source_bytes)} → {_kilobytes(report.int8_bytes)}"
+    console.print(f"{report.name} is in {escape(str(folder))} ({smaller})", soft_wrap=True)
+    _print_unreadable(console, report)
+    console.print(f"\n[bold]What ONNX Runtime fused here[/bold] (the engine runs level {report.fusion.engine_level!r})")
+    console.print(_fusion_table(report.fusion))
+    for line in _fusion_lines(report.fusion):
+        console.print(line, markup=False, soft_wrap=True)
+    console.print("\n[bold]Accuracy[/bold]")
+    for line in _accuracy_lines(report):
+        console.print(line, markup=False)
+    console.print(f"\n[bold]Speed[/bold], 8-bit instructions of this CPU: {_instructions(report)}")
+    console.print(_speed_table(report.comparisons))
+    console.print(
+        f"the network alone, threads: {report.threads}, {len(report.comparisons[0].ratios)} rounds in turns",
+        style="dim",
+    )
+    for warning in report.warnings:
+        console.print(f"warning: {warning}", style="yellow", markup=False)
+
+
+def _fusion_table(fusion: "Fusion") -> Table:
+    """A row an operator, the frequent ones first; of the INT8 model the file and what the engine runs."""
+    table = Table("operator")
+    columns = [("float", item) for item in fusion.float_levels]
+    columns += [("INT8", item) for item in (fusion.int8_levels[0], fusion.int8_levels[-1])]
+    for kind, item in columns:
+        table.add_column(f"{kind}\n{item.level}", justify="right")
+    counts = [item.counts for _, item in columns]
+    names = sorted({name for found in counts for name in found}, key=lambda name: (-max(_of(name, counts)), name))
+    for name in names[:_MOST_ROWS]:
+        table.add_row(escape(name), *(str(number or "") for number in _of(name, counts)))
+    if rest := names[_MOST_ROWS:]:
+        others = [str(sum(found.get(name, 0) for name in rest) or "") for found in counts]
+        table.add_row(f"{len(rest)} others", *others)
+    table.add_section()
+    table.add_row("all nodes", *(str(item.total) for _, item in columns))
+    return table
+
+
+def _of(name: str, counts: list[dict[str, int]]) -> list[int]:
+    return [found.get(name, 0) for found in counts]
+
+
+def _fusion_lines(fusion: "Fusion") -> list[str]:
+    last = fusion.float_levels[-1]
+    lines = [f"float: {last.has_relu} convolutions hold their ReLU, {last.has_sum} the addition of a shortcut too"]
+    if fusion.example is not None:
+        lines += [
+            f"example: {' + '.join(fusion.example.before)}",
+            f"  float: {fusion.example.float_after}",
+            f"  INT8:  {fusion.example.int8_after}",
+        ]
+    return lines
+
+
+def _accuracy_lines(report: "OptimizationReport") -> list[str]:
+    from penstock.models.optimize.report import RANDOM_WEIGHTS, evaluation_lines
+
+    pictures = f"{report.calibrating} pictures calibrated, {report.held_out} judged"
+    if report.judgement is None:
+        return [RANDOM_WEIGHTS]
+    kept = f", {len(report.chosen.left_float)} nodes left float" if report.chosen.left_float else ""
+    return [*evaluation_lines(report.judgement), f"{pictures}; ranges by {report.chosen.ranges}{kept}"]
+
+
+def _speed_table(comparisons: "tuple[SpeedComparison, ...]") -> Table:
+    table = Table("batch", "float ms", "INT8 ms", "times as fast", "by round")
+    for item in comparisons:
+        table.add_row(
+            str(item.batch_size),
+            f"{statistics.median(item.float_ms):.2f}",
+            f"{statistics.median(item.int8_ms):.2f}",
+            f"{item.ratio:.2f}",
+            " ".join(f"{ratio:.2f}" for ratio in item.ratios),
+        )
+    return table
+
+
+def _instructions(report: "OptimizationReport") -> str:
+    from penstock.models.optimize.report import instructions_text
+
+    return instructions_text(report)
+
+
+def _print_unreadable(console: Console, report: "OptimizationReport") -> None:
+    if report.unreadable:
+        first = f"{len(report.unreadable)} pictures could not be read and were left out; the first: "
+        console.print(first + report.unreadable[0], style="yellow", markup=False, soft_wrap=True)
+
+
+def _kilobytes(size_bytes: int) -> str:
+    return f"{size_bytes / 1e6:.1f} MB" if size_bytes >= 1e6 else f"{size_bytes / 1e3:.0f} kB"
+
+
+if TYPE_CHECKING:
+    from penstock.models.optimize.report import OptimizationReport
+    from penstock.models.optimize.source import Progress
+
+    Fill = Callable[[Path, Progress], OptimizationReport]
+
+
+def optimize(
+    name: Annotated[str, typer.Argument(help="a float model of this machine, of backend onnxruntime")],
+    calibrate: Annotated[Path, typer.Option(help="a folder of pictures like those to come", metavar="DIR")],
+    int8: Annotated[bool, typer.Option("--int8", help="8-bit integers: weights per channel, activations")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="one JSON object, and nothing else")] = False,
+    url: Annotated[str | None, typer.Option(help="the gateway [http://127.0.0.1:8000]", show_default=False)] = None,
+    api_key: ApiKey = "",
+    home: Annotated[
+        Path | None, typer.Option(help="its models/ gets the result [~/.penstock]", show_default=False)
+    ] = None,
+) -> None:
+    """Make a model's faster twin beside it; show what was fused, what it costs in accuracy, how fast it is.
+
+    --int8: NAME-int8 for the CPU. Half of the pictures calibrate (64 at most), the others evaluate: by mAP where DIR
+    has an annotations.json in COCO's format, else by agreement with the float model.
+    """
+    if not int8:
+        fail("name what to make of the model: --int8")
+    settings = settings_or_fail(home)
+    model = _find_model(name, settings)
+    pictures = _pictures(calibrate)
+    with stoppable("nothing was written"), _errors_as_messages(settings.home_path):
+        twin, fill = _work(model, pictures, calibrate)
+        report = _make_model_folder(twin, fill, settings.home_path)
+    _print_result(report, settings, gateway_of(url, api_key), as_json=as_json)
+
+
+def _print_result(report: "OptimizationReport", settings: Settings, gateway: GatewayClient, *, as_json: bool) -> None:
+    folder = repository_of(settings.home_path) / report.name
+    loaded, is_failure = _load(report.name, gateway, settings)
+    if as_json:
+        from penstock.models.optimize.report import as_json as report_json
+
+        row = report_json(report) | {"folder": str(folder), "gateway": loaded}
+        sys.stdout.write(msgspec.json.encode(row).decode() + "\n")
+    else:
+        print_report(report, folder)
+    if is_failure:
+        fail(loaded, code=1)
+    if not as_json:
+        typer.echo(loaded)
+
+
+def _find_model(name: str, settings: Settings) -> InstalledModel:
+    here = installed_models(settings)
+    found = next((model for model in here if model.name == name), None)
+    if found is None:
+        fail(unknown_model(name, (model.name for model in here), "on this machine"), code=1)
+    return found
+
+
+def _pictures(folder: Path) -> list[Path]:
+    try:
+        found = pictures_of(folder)
+    except NoPictures as error:
+        fail(str(error), code=1)
+    if found == [folder]:
+        fail(f"--calibrate wants a folder of pictures; {folder} is a file")
+    return found
+
+
+@contextmanager
+def _errors_as_messages(home: Path) -> Iterator[None]:
+    """Ends the command with one message and exit code 1 for an error."""
+    from penstock.models.optimize.source import OptimizeError
+
+    try:
+        yield
+    except (OptimizeError, ValueError) as error:
+        fail(str(error), code=1)
+    except OSError as error:
+        fail(disk_sentence(error, home), code=1)
+
+
+def _work(model: InstalledModel, pictures: Sequence[Path], calibrate: Path) -> "tuple[str, Fill]":
+    """The twin's name, and what fills its folder. The heavy imports are paid here."""
+    from penstock.models.optimize.optimize import optimize
+    from penstock.models.optimize.source import read_source
+    from penstock.vision.accuracy import ANNOTATIONS, read_annotations
+
+    source = read_source(model.repository / model.name)
+    truth = read_annotations(calibrate) if (calibrate / ANNOTATIONS).is_file() else {}
+    return f"{model.name}-int8", lambda staged, progress: optimize(source, pictures, truth, staged, progress)
+
+
+def _make_model_folder(twin: str, fill: "Fill", home: Path) -> "OptimizationReport":
+    from penstock.models.optimize.source import Progress
+
+    console = Console(stderr=True)
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    with Bar(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
+        progress = _progress_on(bar, Progress)
+        waiting = f"another process makes {twin}; waiting for it"
+        with new_model_folder(home, twin, lambda: console.print(waiting, soft_wrap=True)) as staged:
+            return fill(staged, progress)
+
+
+def _progress_on(bar: Bar, kind: "type[Progress]") -> "Progress":
+    """One task at a time; a step of nothing to count shows no end."""
+    current = bar.add_task("", total=None)
+
+    def step(what: str, count: int) -> None:
+        bar.reset(current, description=what, total=count or None)
+
+    return kind(step=step, advance=lambda: bar.advance(current))
+
+
+def _load(name: str, gateway: GatewayClient, settings: Settings) -> tuple[str, bool]:
+    """What became of it in the running gateway, as a sentence; whether that is a failure."""
+    try:
+        return load_where_one_runs(name, gateway, settings), False
+    except GatewayError as error:
+        return str(error), True

@@ -1,0 +1,45 @@
+"""How commands speak to a person: errors are one sentence on standard error."""
+
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import NoReturn
+
+import typer
+from rich.console import Console
+
+NO_WIDTH_LIMIT = 10_000
+_STOPPED = 130  # 128 + SIGINT, as shells have it
+
+
+def table_console() -> Console:
+    """Standard output for tables: as wide as the terminal, and as wide as its table where a program reads it."""
+    console = Console(highlight=False)
+    if not console.is_terminal:
+        console.width = NO_WIDTH_LIMIT
+    return console
+
+
+def fail(message: str, *, code: int = 2) -> NoReturn:
+    """Say what is wrong and end with the code."""
+    print_failure(message)
+    raise typer.Exit(code)
+
+
+@contextmanager
+def stoppable(what_is_left: str) -> Iterator[None]:
+    """Ctrl-C in the block ends the command with this sentence and the shell's code for it."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        fail(f"stopped: {what_is_left}", code=_STOPPED)
+
+
+def print_failure(message: str) -> None:
+    """One line, whatever is in the message: what answered may have sent anything."""
+    sys.stderr.write(f"penstock: {one_line(message)}\n")
+
+
+def one_line(text: str) -> str:
+    """The text without line breaks, runs of blanks, and control characters that a terminal would obey."""
+    return "".join(sign if sign.isprintable() else ascii(sign)[1:-1] for sign in " ".join(text.split()))

@@ -1,0 +1,1 @@
+"""Probes of this machine, and the findings of `penstock doctor`."""

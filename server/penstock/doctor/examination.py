@@ -1,0 +1,94 @@
+"""Every subject looked at, at the same time, each under its deadline."""
+
+import queue
+import threading
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from penstock.doctor import engine, host, mps
+from penstock.doctor import engine as ports
+from penstock.doctor import gpu as graphics
+from penstock.doctor import gpu as image
+from penstock.doctor import gpu as video
+from penstock.doctor import host as limits
+from penstock.doctor import host as memory
+from penstock.doctor import host as processor
+from penstock.doctor import storage as disk
+from penstock.doctor import storage as shared_memory
+from penstock.doctor.finding import Finding, Severity, StackPlan
+from penstock.gpu.nvml import READ_TIMEOUT_S
+from penstock.gpu.video_engines import READ_TIMEOUT_S as ENGINES_TIMEOUT_S
+
+QUICK_S = 5.0
+CHILD_S = 10.0  # what starts programs
+
+
+@dataclass(frozen=True, slots=True)
+class Examiner:
+    """What is looked at together. subjects: each gets a finding, whatever happens. examine: blocks, may raise."""
+
+    subjects: tuple[str, ...]
+    examine: Callable[[StackPlan], list[Finding]]
+    deadline_s: float = QUICK_S
+
+
+def _examine_graphics(plan: StackPlan) -> list[Finding]:
+    facts = graphics.probe_graphics()
+    reading = facts.reading
+    on_video = video.video_findings(video.probe_video(), reading) if reading.cards else video.no_card_findings()
+    of_card = [
+        *graphics.graphics_findings(facts),
+        *image.image_findings(reading),
+        *mps.mps_findings(mps.probe_mps(), reading),
+    ]
+    return [*of_card, *on_video]
+
+
+EXAMINERS = (
+    Examiner(("host",), lambda plan: host.host_findings(host.probe_host(plan))),
+    Examiner(("cpu",), lambda plan: processor.processor_findings(processor.probe_processor(plan))),
+    Examiner(("memory",), lambda plan: memory.memory_findings(memory.probe_memory(plan))),
+    Examiner(("gpu", "image", "mps", "video"), _examine_graphics, READ_TIMEOUT_S + ENGINES_TIMEOUT_S + QUICK_S),
+    Examiner(("engine",), lambda plan: engine.engine_findings(engine.probe_engine(plan)), 2 * CHILD_S),
+    Examiner(("shm",), lambda plan: shared_memory.shared_memory_findings(shared_memory.probe_shared_memory(plan))),
+    Examiner(("limits",), lambda plan: limits.limit_findings(limits.probe_limits(plan))),
+    Examiner(("ports",), lambda plan: ports.port_findings(ports.probe_ports(plan))),
+    Examiner(("disk",), lambda plan: disk.disk_findings(disk.probe_disk(plan))),
+)
+
+
+def examine(plan: StackPlan, examiners: Sequence[Examiner] = EXAMINERS) -> list[Finding]:
+    """The findings in the examiners' order. One that fails or does not answer in time is a finding itself.
+
+    A probe that hangs keeps its daemon thread; the process can end all the same.
+    """
+    begun_s = time.monotonic()
+    answers = [_start(examiner, plan) for examiner in examiners]
+    findings: list[Finding] = []
+    for examiner, answer in zip(examiners, answers, strict=True):
+        left_s = begun_s + examiner.deadline_s - time.monotonic()
+        try:
+            findings += answer.get(timeout=max(left_s, 0.001))
+        except queue.Empty:
+            found = f"no answer within {examiner.deadline_s:g} s"
+            findings += _unanswered(examiner, found, "look at the machine: a disk, a mount or a driver hangs")
+    return findings
+
+
+def _start(examiner: Examiner, plan: StackPlan) -> queue.SimpleQueue[list[Finding]]:
+    answer: queue.SimpleQueue[list[Finding]] = queue.SimpleQueue()
+
+    def run() -> None:
+        try:
+            answer.put(examiner.examine(plan))
+        except Exception as error:  # noqa: BLE001 - the thread's root: what fails is a finding
+            found = f"could not be looked at: {type(error).__name__}: {error}"
+            answer.put(_unanswered(examiner, found, "report it with the output of penstock doctor --json"))
+
+    threading.Thread(target=run, name=f"doctor-{examiner.subjects[0]}", daemon=True).start()
+    return answer
+
+
+def _unanswered(examiner: Examiner, found: str, advice: str) -> list[Finding]:
+    return [Finding(f"{subject}.probe", Severity.WARNING, found, advice) for subject in examiner.subjects]

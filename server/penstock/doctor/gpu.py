@@ -1,0 +1,308 @@
+"""The GPUs: driver and cards, the Triton image that fits them, and the video engines (NVDEC, NVENC, nvJPEG)."""
+
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+
+from penstock.doctor.finding import Finding, Severity, shown_bytes
+from penstock.doctor.host import container_kind
+from penstock.gpu.nvml import GpuDevice, NvmlOutcome, NvmlReading, read_cards
+from penstock.gpu.telemetry.messages import CardLoad
+from penstock.gpu.telemetry.sampler import TelemetryUnavailable, sample
+from penstock.gpu.triton_images import DriverFit, ImageAdvice, advise_all
+from penstock.gpu.video_engines import EngineOutcome, VideoEngines, read_engines
+
+PCI = Path("/sys/bus/pci/devices")
+DRIVER = Path("/proc/driver/nvidia/version")
+_NVIDIA, _DISPLAY = "0x10de", "0x03"
+_NEARLY_FULL = 0.9
+_SAMPLE_S = 0.3
+_NO_RUNTIME = "install nvidia-container-toolkit on the host and start it with docker run --gpus all"
+
+
+@dataclass(frozen=True, slots=True)
+class GraphicsFacts:
+    """pci: addresses of NVIDIA display devices. has_module: the kernel has NVIDIA's driver. hidden: the variable that
+    hides cards from CUDA, with its value. in_container: the kind, "" for none. loads: how busy the cards are."""
+
+    reading: NvmlReading
+    pci: tuple[str, ...] = ()
+    has_module: bool = False
+    in_container: str = ""
+    hidden: str = ""
+    device_files: tuple[str, ...] = field(default=())
+    loads: tuple[CardLoad, ...] = ()
+
+
+def probe_graphics() -> GraphicsFacts:
+    """NVML in child processes, /sys and /proc. Blocks for NVML's deadline, and a second where there are cards."""
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    reading = read_cards()
+    return GraphicsFacts(
+        reading=reading,
+        pci=nvidia_devices(PCI),
+        has_module=DRIVER.exists(),
+        in_container=container_kind(),
+        hidden="" if visible is None else f"CUDA_VISIBLE_DEVICES={visible}",
+        device_files=tuple(sorted(path.name for path in Path("/dev").glob("nvidia[0-9]*"))),
+        loads=_loads() if reading.cards else (),
+    )
+
+
+def _loads() -> tuple[CardLoad, ...]:
+    try:
+        return sample(_SAMPLE_S)
+    except TelemetryUnavailable:  # why, the reading says
+        return ()
+
+
+def nvidia_devices(folder: Path) -> tuple[str, ...]:
+    """The PCI addresses of NVIDIA's display and 3D controllers."""
+    return tuple(
+        sorted(
+            device.name
+            for device in (folder.iterdir() if folder.is_dir() else ())
+            if _read_text(device / "vendor") == _NVIDIA and _read_text(device / "class").startswith(_DISPLAY)
+        )
+    )
+
+
+def _read_text(path: Path) -> str:
+    try:
+        return path.read_text("ascii", "replace").strip()
+    except OSError:
+        return ""
+
+
+def graphics_findings(facts: GraphicsFacts) -> list[Finding]:
+    """The driver and each card; one finding on what is missing where there is none."""
+    reading = facts.reading
+    if reading.outcome is not NvmlOutcome.ANSWERED:
+        return [_no_answer(facts)]
+    if not reading.cards:
+        return [_no_card(facts)]
+    cuda = f", CUDA up to {reading.cuda[0]}.{reading.cuda[1]}" if reading.cuda else ""
+    findings = [Finding("gpu.driver", Severity.OK, f"driver {reading.driver}{cuda}")]
+    findings += [_card(card) for card in reading.cards]
+    findings += [_activity(load) for load in facts.loads]
+    if facts.hidden:
+        advice = "unset it if every card is meant to serve"
+        seen = "CUDA sees none of them" if facts.hidden.endswith(("=", "=-1")) else "CUDA sees those named only"
+        findings.append(Finding("gpu.hidden", Severity.NOTE, f"{seen}: {facts.hidden}", advice))
+    return findings
+
+
+def _card(card: GpuDevice) -> Finding:
+    name = f"gpu.card{card.index}"
+    major, minor = card.capability
+    found = f"{card.name}, compute capability {major}.{minor}, {shown_bytes(card.memory_bytes)}"
+    found += f" ({shown_bytes(card.memory_bytes - card.used_bytes)} free), mode {card.compute_mode}"
+    if card.mig is not None:
+        found += f", MIG {'on' if card.mig else 'off'}"
+    if card.processes:
+        found += f", {len(card.processes)} processes"
+    if card.compute_mode == "PROHIBITED":
+        return Finding(
+            name, Severity.WARNING, found, f"nothing may compute on it: nvidia-smi -i {card.index} -c DEFAULT"
+        )
+    if card.used_bytes > _NEARLY_FULL * card.memory_bytes:
+        return Finding(name, Severity.WARNING, found, "its memory is nearly full: end what holds it (nvidia-smi)")
+    if card.mig:
+        advice = "name the instances that Triton may use: CUDA_VISIBLE_DEVICES=MIG-... (nvidia-smi -L)"
+        return Finding(name, Severity.NOTE, found, advice)
+    return Finding(name, Severity.OK, found)
+
+
+def _activity(load: CardLoad) -> Finding:
+    """How busy, beside what nvidia-smi calls so."""
+    name = f"gpu.activity{load.index}"
+    if load.lost:
+        advice = "see dmesg, then reset the card (nvidia-smi --gpu-reset) or restart the machine"
+        return Finding(name, Severity.WARNING, f"NVML cannot ask the card any more: {load.lost}", advice)
+    util = "" if load.kernel_running is None else f"a kernel ran {load.kernel_running:.0%} of the time (util)"
+    if load.activity.sm is None:
+        found = f"{util}, SM activity unknown".removeprefix(", ")
+        return Finding(name, Severity.NOTE, found, f"{load.why_no_activity}: gpu_metrics in penstock up's settings")
+    return Finding(name, Severity.OK, f"SM activity {load.activity.sm:.1%} by {load.source}, {util}".removesuffix(", "))
+
+
+def _no_card(facts: GraphicsFacts) -> Finding:
+    found = f"driver {facts.reading.driver} is loaded and has no card"
+    if facts.pci:
+        found += f", though {len(facts.pci)} on the PCI bus"
+        advice = (
+            "see dmesg: the driver may be too new for it (R580 is the last for Pascal and Volta), or it is passed on"
+        )
+        return Finding("gpu.card", Severity.WARNING, found, advice)
+    advice = f"{_NO_RUNTIME}" if facts.in_container else "see nvidia-smi and dmesg; models run on the CPU"
+    return Finding("gpu.card", Severity.WARNING if facts.in_container else Severity.NOTE, found, advice)
+
+
+def _no_answer(facts: GraphicsFacts) -> Finding:
+    outcome, detail = facts.reading.outcome, facts.reading.detail
+    has_card = bool(facts.pci or facts.device_files)
+    if outcome is NvmlOutcome.TIMED_OUT:
+        found = f"NVML did not answer within {detail}: the driver hangs"
+        return Finding(
+            "gpu.driver", Severity.WARNING, found, "look for Xid errors in dmesg, then reset the card or reboot"
+        )
+    if outcome is NvmlOutcome.MISMATCH:
+        found = "the NVIDIA driver was updated and its old kernel module still runs"
+        return Finding(
+            "gpu.driver", Severity.WARNING, found, "reboot, or reload the module: modprobe -r nvidia && modprobe nvidia"
+        )
+    if outcome is NvmlOutcome.NO_PERMISSION:
+        advice = "let this user into the group that owns /dev/nvidia*"
+        return Finding("gpu.driver", Severity.WARNING, f"NVML: {detail}", advice)
+    if outcome is NvmlOutcome.FAILED:
+        return Finding(
+            "gpu.driver", Severity.WARNING, f"NVML failed: {detail}", "see nvidia-smi; models run on the CPU"
+        )
+    if outcome is NvmlOutcome.NO_BINDING and (has_card or facts.has_module):
+        return Finding(
+            "gpu.driver", Severity.WARNING, "a card, but nvidia-ml-py is not installed", "remove .venv and `make up`"
+        )
+    return _no_driver(facts)
+
+
+def _no_driver(facts: GraphicsFacts) -> Finding:
+    """Four cases: the host has the driver and this container not its files; only the files of the driver are missing;
+    a card without driver; nothing at all."""
+    if facts.has_module and facts.in_container:
+        found = f"the host has NVIDIA's driver, this {facts.in_container} container does not see it"
+        return Finding("gpu.driver", Severity.WARNING, found, _NO_RUNTIME)
+    if facts.has_module:
+        found = "the kernel has NVIDIA's driver, its library libnvidia-ml.so.1 is missing"
+        return Finding(
+            "gpu.driver", Severity.WARNING, found, "install the driver's user-space part (apt-get install nvidia-smi)"
+        )
+    if facts.pci and facts.in_container:
+        found = f"{len(facts.pci)} NVIDIA cards on the PCI bus, no driver in this {facts.in_container} container"
+        return Finding("gpu.driver", Severity.WARNING, found, _NO_RUNTIME)
+    if facts.pci:
+        found = f"{len(facts.pci)} NVIDIA cards on the PCI bus ({', '.join(facts.pci)}), no driver"
+        advice = "install NVIDIA's driver (branch 580, long-term support, fits every card since Pascal), then reboot"
+        return Finding("gpu.driver", Severity.WARNING, found, advice)
+    return Finding("gpu.card", Severity.OK, "no NVIDIA GPU: models run on the CPU")
+
+
+_FITS = (DriverFit.FULL, DriverFit.BY_MINOR_VERSION, DriverFit.UNKNOWN)
+
+
+def image_findings(reading: NvmlReading) -> list[Finding]:
+    """The image, whether the driver carries it, and a warning of its own for one with known vulnerabilities."""
+    if not reading.cards:
+        return [Finding("image.tag", Severity.OK, "not applicable: no GPU")]
+    advice = advise_all([card.capability for card in reading.cards], reading.driver)
+    if advice.image is None:
+        return [Finding("image.tag", Severity.WARNING, f"no image fits {advice.cards}", advice.reason)]
+    findings = [_tag(advice), _driver(advice, reading.driver)]
+    findings += [Finding("image.security", Severity.WARNING, *_halves(warning)) for warning in advice.warnings]
+    return findings
+
+
+def _tag(advice: ImageAdvice) -> Finding:
+    later = " or later" if advice.or_later else " at most"
+    return Finding("image.tag", Severity.OK, f"{advice.image}{later} for {advice.cards}: {advice.reason}")
+
+
+def _driver(advice: ImageAdvice, driver: str | None) -> Finding:
+    found = f"driver {driver or 'unknown'} for CUDA {advice.cuda}: {advice.driver_fit}; it needs {advice.driver_needed}"
+    if advice.driver_fit in _FITS:
+        return Finding("image.driver", Severity.OK, found)
+    if advice.driver_fit is DriverFit.BY_PACKAGE:
+        return Finding("image.driver", Severity.NOTE, found, "a driver of branch 580 serves every card since Pascal")
+    return Finding("image.driver", Severity.WARNING, found, "install a driver of branch 580 (long-term support)")
+
+
+def _halves(sentence: str) -> tuple[str, str]:
+    found, _, advice = sentence.partition(": ")
+    return found, advice
+
+
+PACKAGES = ("PyNvVideoCodec", "cuda-bindings")
+# NVIDIA's table of video engines: A100 and A30, H100 and H200, B200 and B300 decode and do not encode.
+_NO_ENCODER = ((8, 0), (9, 0), (10, 0), (10, 3))
+_INSTALL = "run make gpu; in a container, build the image with --build-arg VIDEO_GPU=1"
+_ON_CPU = "the video program decodes on the CPU"
+
+
+@dataclass(frozen=True, slots=True)
+class VideoFacts:
+    """engines: what the driver says of the first card. missing: packages that decoding on it needs. in_container: the
+    kind, "" for none."""
+
+    engines: VideoEngines
+    missing: tuple[str, ...] = ()
+    in_container: str = ""
+
+
+def probe_video() -> VideoFacts:
+    """Asks the driver in a child process, and this Python for its packages. Blocks for the child's deadline at most."""
+    return VideoFacts(read_engines(), missing_of(PACKAGES), container_kind())
+
+
+def missing_of(packages: Sequence[str]) -> tuple[str, ...]:
+    """Those that are not installed."""
+    return tuple(name for name in packages if not _is_installed(name))
+
+
+def _is_installed(name: str) -> bool:
+    try:
+        version(name)
+    except PackageNotFoundError:
+        return False
+    return True
+
+
+def no_card_findings() -> list[Finding]:
+    """Where there is none."""
+    return [Finding("video.nvdec", Severity.OK, f"no NVIDIA GPU: {_ON_CPU}")]
+
+
+def video_findings(facts: VideoFacts, reading: NvmlReading) -> list[Finding]:
+    """Decoding, with what keeps it from the card; then encoding and JPEG. reading: of NVML, with a card."""
+    return [_decoder(facts), _encoder(reading.cards), _jpeg(facts)]
+
+
+def _decoder(facts: VideoFacts) -> Finding:
+    name, engines = "video.nvdec", facts.engines
+    if engines.outcome is EngineOutcome.TIMED_OUT:
+        found = f"the driver did not tell within {engines.detail} what the card decodes: it hangs"
+        return Finding(name, Severity.WARNING, found, "look for Xid errors in dmesg, then reset the card or reboot")
+    if engines.outcome is EngineOutcome.FAILED:
+        found = f"the driver does not tell what the card decodes ({engines.detail}): {_ON_CPU}"
+        return Finding(name, Severity.NOTE, found, "see nvidia-smi: a card that is full, or held by another, says no")
+    if engines.outcome is not EngineOutcome.ANSWERED:
+        advice = "install the driver's video part (apt-get install libnvidia-decode-580, libnvcuvid1 on Debian)"
+        if facts.in_container:
+            advice = "for video on the card start it with NVIDIA_DRIVER_CAPABILITIES=compute,utility,video"
+        return Finding(name, Severity.NOTE, f"{engines.outcome}: {_ON_CPU}", advice)
+    decoded = [codec for codec in engines.codecs if codec.engines]
+    if not decoded:
+        return Finding(name, Severity.OK, f"the card decodes neither H.264 nor HEVC: {_ON_CPU}")
+    count = max(codec.engines for codec in decoded)
+    sizes = ", ".join(f"{codec.name} to {codec.width}x{codec.height}" for codec in decoded)
+    found = f"{count} engine{'s' * (count != 1)}: {sizes}, 8 bit 4:2:0"
+    missing = (*facts.missing, *(() if engines.has_nvrtc else ("libnvrtc",)))
+    if missing:
+        verb = "is" if len(missing) == 1 else "are"
+        found = f"{found}; {' and '.join(missing)} {verb} not installed: {_ON_CPU}"
+        return Finding(name, Severity.NOTE, found, _INSTALL)
+    return Finding(name, Severity.OK, found)
+
+
+def _encoder(cards: Sequence[GpuDevice]) -> Finding:
+    """By the card's kind: the video program tries it out when it starts."""
+    if all(card.capability in _NO_ENCODER for card in cards):
+        return Finding("video.nvenc", Severity.OK, f"{cards[0].name} has none: annotated video is encoded on the CPU")
+    having = next(card for card in cards if card.capability not in _NO_ENCODER)
+    return Finding("video.nvenc", Severity.OK, f"{having.name} is of a kind that has it; the video program tries it")
+
+
+def _jpeg(facts: VideoFacts) -> Finding:
+    if facts.engines.has_nvjpeg:
+        return Finding("video.nvjpeg", Severity.OK, "libnvjpeg is here: previews are encoded on the card")
+    return Finding("video.nvjpeg", Severity.NOTE, "libnvjpeg is not here: previews are encoded on the CPU", _INSTALL)

@@ -1,0 +1,105 @@
+"""CUDA's Multi-Process Service: here, running, for whom, and how many clients it takes."""
+
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import psutil
+
+from penstock.doctor.finding import Finding, Severity
+from penstock.gateway.workers.running_stacks import run_folders
+from penstock.gpu.mps.control import PIPE_DIRECTORY, daemon_listens, find_program
+from penstock.gpu.mps.control import PROGRAM as CONTROL
+from penstock.gpu.mps.limits import VOLTA, client_limit
+from penstock.gpu.nvml import GpuDevice, NvmlReading
+
+__all__ = ["MpsFacts", "client_limit", "mps_findings", "probe_mps"]
+
+DEFAULT_PIPE_DIRECTORY = "/tmp/nvidia-mps"
+
+
+@dataclass(frozen=True, slots=True)
+class MpsFacts:
+    """control: the program's path, "" where it is not on PATH. has_pipe: a daemon listens in the pipe directory.
+
+    daemon_uids: users whose control daemons run, as far as we see processes. uid: ours.
+    """
+
+    control: str
+    pipe_directory: str
+    has_pipe: bool
+    daemon_uids: tuple[int, ...]
+    uid: int
+
+
+def probe_mps() -> MpsFacts:
+    """Looks at PATH, the processes, and where a daemon may listen: CUDA's folder, ours, those of running stacks."""
+    usual = os.environ.get(PIPE_DIRECTORY, DEFAULT_PIPE_DIRECTORY)
+    places = [Path(usual), run_folders() / "mps", *sorted(run_folders().glob("run-*"))]
+    listening = next((place for place in places if daemon_listens(place)), None)
+    return MpsFacts(
+        control=find_program(),
+        pipe_directory=str(listening or usual),
+        has_pipe=listening is not None,
+        daemon_uids=_daemon_uids(),
+        uid=os.geteuid(),
+    )
+
+
+def _daemon_uids() -> tuple[int, ...]:
+    found: set[int] = set()
+    for process in psutil.process_iter(["cmdline", "uids"]):
+        words, uids = process.info["cmdline"], process.info["uids"]
+        if words and uids and os.path.basename(words[0]) == CONTROL:
+            found.add(uids.effective)
+    return tuple(sorted(found))
+
+
+def mps_findings(facts: MpsFacts, reading: NvmlReading) -> list[Finding]:
+    """The service, then its limits; compute mode where it is in the way."""
+    if not reading.cards:
+        return [Finding("mps.service", Severity.OK, "not applicable: no GPU")]
+    return [_service(facts), _clients(reading), *_modes(facts, reading.cards)]
+
+
+def _service(facts: MpsFacts) -> Finding:
+    directory = facts.pipe_directory
+    if not facts.daemon_uids and not facts.has_pipe:
+        if not facts.control:
+            advice = f"several processes share a card in turns without it; {CONTROL} comes with NVIDIA's driver"
+            return Finding("mps.service", Severity.NOTE, f"{CONTROL} is not on PATH", advice)
+        advice = "for several model processes on one card: penstock up --mps on"
+        return Finding("mps.service", Severity.NOTE, "not running: processes on one card take turns", advice)
+    if facts.daemon_uids and facts.uid not in facts.daemon_uids and 0 not in facts.daemon_uids:
+        found = f"user {facts.daemon_uids[0]} runs it and we are user {facts.uid}: it serves one user at a time"
+        return Finding("mps.service", Severity.WARNING, found, "start the stack and the MPS daemon as the same user")
+    if not facts.has_pipe:
+        found = f"a daemon runs, but its pipe is not in {directory}"
+        advice = "start the stack with the daemon's CUDA_MPS_PIPE_DIRECTORY and --mps on"
+        return Finding("mps.service", Severity.WARNING, found, advice)
+    where = "running" if facts.daemon_uids else "it listens, its daemon not visible from here,"
+    return Finding("mps.service", Severity.OK, f"{where} in {directory}; all clients must be of one user")
+
+
+def _clients(reading: NvmlReading) -> Finding:
+    limits = {client_limit(card.capability, reading.cuda) for card in reading.cards}
+    found = f"{min(limits)} client contexts a card"
+    oldest, newest = (pick(card.capability for card in reading.cards) for pick in (min, max))
+    if oldest < VOLTA <= newest:
+        advice = "MPS serves cards from Volta on, or those before, not both: name them in CUDA_VISIBLE_DEVICES"
+        return Finding("mps.clients", Severity.NOTE, found, advice)
+    if oldest < VOLTA:
+        return Finding("mps.clients", Severity.OK, f"{found}; before Volta no limits a client and no isolation")
+    return Finding("mps.clients", Severity.OK, found)
+
+
+def _modes(facts: MpsFacts, cards: Sequence[GpuDevice]) -> list[Finding]:
+    """Exclusive without MPS: the second process gets no card."""
+    if facts.daemon_uids or facts.has_pipe:
+        return []
+    held = [card.index for card in cards if card.compute_mode.startswith("EXCLUSIVE")]
+    if not held:
+        return []
+    found = f"card {held[0]} is in an exclusive mode and MPS does not run: one process only gets it"
+    return [Finding("mps.mode", Severity.WARNING, found, f"start MPS, or nvidia-smi -i {held[0]} -c DEFAULT")]

@@ -1,0 +1,139 @@
+"""Reads config.pbtxt, Triton's description of a model, into a ModelConfig."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from google.protobuf import text_format
+from tritonclient.grpc import model_config_pb2
+
+from penstock.protocol.engine import ModelConfig, TensorSpec
+from penstock.protocol.errors import InvalidRequest
+from penstock.protocol.inference import Datatype
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+
+_BACKEND_OF_PLATFORM = {
+    "tensorrt_plan": "tensorrt",
+    "onnxruntime_onnx": "onnxruntime",
+    "pytorch_libtorch": "pytorch",
+    "tensorflow_graphdef": "tensorflow",
+    "tensorflow_savedmodel": "tensorflow",
+}
+_PROCESS_AN_INSTANCE = ("python", "torch")
+_KIND_GPU = model_config_pb2.ModelInstanceGroup.KIND_GPU
+
+
+def read_config(path: Path) -> ModelConfig:
+    """The model that the file describes; its name is the folder's where the file gives none.
+
+    Raises InvalidRequest, as "path:line: what is wrong", where the file cannot be read or parsed or contradicts itself.
+    """
+    proto = model_config_pb2.ModelConfig()
+    try:
+        text_format.Parse(path.read_text(encoding="utf-8"), proto)
+    except OSError as error:
+        raise InvalidRequest(f"{path}: cannot be read: {error.strerror}") from error
+    except UnicodeDecodeError as error:
+        raise InvalidRequest(f"{path}: not UTF-8 text: {error.reason} at byte {error.start}") from error
+    except text_format.ParseError as error:
+        raise InvalidRequest(_located(path, error)) from error
+    try:
+        proto.name = _checked_name(proto.name, path.absolute().parent.name)
+        return config_from_proto(proto)
+    except InvalidRequest as error:
+        raise InvalidRequest(f"{path}: {error.message}") from error
+
+
+def config_from_proto(proto: model_config_pb2.ModelConfig) -> ModelConfig:
+    """The model that Triton's own message describes. Raises InvalidRequest for what no Triton would serve."""
+    if proto.max_batch_size < 0:
+        raise InvalidRequest(f"max_batch_size is {proto.max_batch_size}; it must be 0 or more")
+    return ModelConfig(
+        name=proto.name,
+        backend=proto.backend or _BACKEND_OF_PLATFORM.get(proto.platform, proto.platform),
+        max_batch_size=proto.max_batch_size,
+        inputs=tuple(_spec("input", tensor) for tensor in proto.input),
+        outputs=tuple(_spec("output", tensor) for tensor in proto.output),
+        parameters={key: value.string_value for key, value in proto.parameters.items()},
+        instance_count=_instance_count(proto.instance_group),
+        is_decoupled=proto.model_transaction_policy.decoupled,
+        has_dynamic_batching=proto.HasField("dynamic_batching"),
+        has_sequence_batching=proto.HasField("sequence_batching"),
+        is_ensemble=proto.HasField("ensemble_scheduling") or proto.platform == "ensemble",
+        has_priorities=proto.dynamic_batching.priority_levels > 0,
+        is_on_gpu=any(group.kind == _KIND_GPU for group in proto.instance_group),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class GpuInstances:
+    """count: instances on each of the cards, by number; no card said is every card."""
+
+    count: int
+    cards: tuple[int, ...] = ()
+
+
+def gpu_instances(path: Path) -> tuple[GpuInstances, ...]:
+    """Of a model whose backend runs each instance in a process of its own; none of others, and of what cannot be read.
+
+    Where a group says nothing of its kind, Triton takes the cards if it sees some: counted for the backend that then
+    computes there.
+    """
+    proto = model_config_pb2.ModelConfig()
+    try:
+        text_format.Parse(path.read_text(encoding="utf-8"), proto)
+    except (OSError, UnicodeDecodeError, text_format.ParseError):
+        return ()
+    if proto.backend not in _PROCESS_AN_INSTANCE:
+        return ()
+    kinds = {_KIND_GPU} if proto.backend == "python" else {_KIND_GPU, model_config_pb2.ModelInstanceGroup.KIND_AUTO}
+    groups = proto.instance_group or [model_config_pb2.ModelInstanceGroup()]
+    return tuple(
+        GpuInstances(max(1, group.count), tuple(group.gpus))
+        for group in groups
+        if group.kind in kinds and not group.passive
+    )
+
+
+def _checked_name(name: str, folder_name: str) -> str:
+    if name and name != folder_name:
+        raise InvalidRequest(f"name is {name!r} but the folder is {folder_name!r}; Triton wants them equal")
+    return folder_name
+
+
+def _spec(kind: str, tensor: "model_config_pb2.ModelInput | model_config_pb2.ModelOutput") -> TensorSpec:
+    if any(dim == 0 or dim < -1 for dim in tensor.dims):
+        raise InvalidRequest(f"{kind} {tensor.name!r} has dims {list(tensor.dims)}; each must be -1 or 1 or more")
+    return TensorSpec(tensor.name, _datatype(kind, tensor.name, tensor.data_type), tuple(tensor.dims))
+
+
+def _datatype(kind: str, name: str, number: int) -> Datatype:
+    if number == model_config_pb2.TYPE_STRING:
+        return Datatype.BYTES
+    word = model_config_pb2.DataType.Name(number).removeprefix("TYPE_")
+    try:
+        return Datatype(word)
+    except ValueError:
+        raise InvalidRequest(f"{kind} {name!r} has no data_type") from None
+
+
+def _instance_count(groups: "Sequence[model_config_pb2.ModelInstanceGroup]") -> int:
+    """Instances that run at once: a group's count is one a GPU where it names GPUs, and 1 where it gives none."""
+    return sum(_group_count(group) for group in groups if not group.passive) or 1
+
+
+def _group_count(group: model_config_pb2.ModelInstanceGroup) -> int:
+    count: int = max(1, group.count)
+    return count * max(1, len(group.gpus)) if group.kind == _KIND_GPU else count
+
+
+def _located(path: Path, error: text_format.ParseError) -> str:
+    """`path:line: text`; the text of a parse error itself begins with `line:column : `."""
+    line = error.GetLine()
+    if line is None:
+        return f"{path}: {error}"
+    text = str(error).removeprefix(f"{line}:{error.GetColumn()} : ")
+    return f"{path}:{line}: {text}"

@@ -1,0 +1,325 @@
+"""Models that hung before: each is served by a dedicated engine process, behind the interface of the main engine."""
+
+import asyncio
+from collections.abc import Callable, Collection, Coroutine, Mapping
+from contextlib import suppress
+from dataclasses import asdict, dataclass, replace
+from functools import partial
+from typing import Any, TypeVar
+
+import msgspec
+from tritonclient.grpc import service_pb2
+
+from penstock.engines.relayed_calls import INDEX_METHOD, INDEX_PATH, model_of_grpc, named_by_grpc, named_by_http
+from penstock.engines.relayed_calls import INFER_METHOD as INFER
+from penstock.engines.replica import Engine
+from penstock.logs import get_logger
+from penstock.protocol.call import GrpcAnswer, GrpcCall, GrpcMetadata, HttpAnswer, HttpCall, HttpStream
+from penstock.protocol.engine import GrpcStream, InferenceEngine, ModelConfig, ModelMetadata, ModelState, Relay
+from penstock.protocol.errors import EngineUnavailable, InferenceError
+from penstock.protocol.inference import InferRequest, InferResponse
+
+log = get_logger("engine")
+MAX_DEDICATED_ENGINES = 8
+INDEX_S = 1.0  # an own engine that does not answer does not delay the others
+LOAD_AGAIN_S = 0.5
+MAX_SILENT_LOOKS = 30  # about a second apart; then its process is restarted
+RECORD = "it hung before; an engine process of its own serves it"
+SILENT = "the engine process of its own does not answer"
+STARTING = "it hung before; an engine process of its own starts for it"
+
+C = TypeVar("C", HttpCall, GrpcCall)
+_Work = Callable[[], Coroutine[None, None, None]]
+
+
+class RoutedEngine:
+    """Backend and Relay of the main engine; calls for models in `apart` go to the engine that `route` returns.
+
+    route: raises BackendUnavailable while that engine starts. Without such models a call costs no more than without
+    this class.
+    """
+
+    def __init__(
+        self,
+        backend: InferenceEngine,
+        relay: Relay,
+        apart: Callable[[], Collection[str]],
+        route: Callable[[str], Engine],
+    ) -> None:
+        self._backend = backend
+        self._relay = relay
+        self._apart = apart
+        self._route = route
+
+    def _backend_of(self, model_name: str) -> InferenceEngine:
+        return self._route(model_name) if model_name in self._apart() else self._backend
+
+    def _relay_of(self, named_by: Callable[[C], str], call: C) -> Relay:
+        if not (apart := self._apart()) or (model_name := named_by(call)) not in apart:
+            return self._relay
+        return self._route(model_name)
+
+    def infer(self, request: InferRequest) -> Coroutine[Any, Any, InferResponse]:
+        return self._backend_of(request.model_name).infer(request)
+
+    async def model_metadata(self, model_name: str, model_version: str = "") -> ModelMetadata:
+        return await self._backend_of(model_name).model_metadata(model_name, model_version)
+
+    async def model_config(self, model_name: str, model_version: str = "") -> ModelConfig:
+        return await self._backend_of(model_name).model_config(model_name, model_version)
+
+    async def ready(self, model_name: str = "", model_version: str = "") -> bool:
+        try:
+            return await self._backend_of(model_name).ready(model_name, model_version)
+        except EngineUnavailable:
+            return False
+
+    async def repository_index(self) -> list[ModelState]:
+        return await self._backend.repository_index()
+
+    async def load(self, model_name: str) -> None:
+        await self._backend_of(model_name).load(model_name)
+
+    async def unload(self, model_name: str) -> None:
+        await self._backend_of(model_name).unload(model_name)
+
+    async def metrics(self) -> bytes:
+        """Metrics of the main engine."""
+        return await self._backend.metrics()
+
+    async def aclose(self) -> None:
+        await self._backend.aclose()
+
+    def http(self, call: HttpCall, *, deadline: float | None) -> Coroutine[Any, Any, HttpAnswer]:
+        return self._relay_of(named_by_http, call).http(call, deadline=deadline)
+
+    async def http_stream(self, call: HttpCall, *, deadline: float | None) -> HttpStream:
+        return await self._relay_of(named_by_http, call).http_stream(call, deadline=deadline)
+
+    def grpc(self, call: GrpcCall, *, deadline: float | None) -> Coroutine[Any, Any, GrpcAnswer]:
+        return self._relay_of(named_by_grpc, call).grpc(call, deadline=deadline)
+
+    async def grpc_stream(self, method: str, metadata: GrpcMetadata, *, deadline: float | None) -> GrpcStream:
+        """The model of the first request decides which engine gets the whole stream."""
+        if not self._apart():
+            return await self._relay.grpc_stream(method, metadata, deadline=deadline)
+
+        async def opened(first: bytes) -> GrpcStream:
+            relay = self._relay_of(model_of_grpc, GrpcCall(INFER, first))
+            return await relay.grpc_stream(method, metadata, deadline=deadline)
+
+        return _DeferredStream(opened)
+
+
+class _DeferredStream:
+    """A GrpcStream that is opened by its first request. Receiving waits for that."""
+
+    def __init__(self, opened: Callable[[bytes], Coroutine[None, None, GrpcStream]]) -> None:
+        self._open = opened
+        self._stream: asyncio.Future[GrpcStream] = asyncio.get_running_loop().create_future()
+
+    async def send(self, message: bytes) -> None:
+        if not self._stream.done():
+            stream = await self._open(message)
+            if self._stream.cancelled():  # while it was opened
+                stream.cancel()
+            else:
+                self._stream.set_result(stream)
+        await self._stream.result().send(message)
+
+    async def half_close(self) -> None:
+        await (await self._stream).half_close()
+
+    async def receive(self) -> bytes | None:
+        return await (await asyncio.shield(self._stream)).receive()
+
+    async def end(self) -> GrpcAnswer:
+        return await self._stream.result().end()
+
+    def cancel(self) -> None:
+        if self._stream.done() and not self._stream.cancelled():
+            self._stream.result().cancel()
+        self._stream.cancel()
+
+
+class _IndexBody(msgspec.Struct):
+    ready: bool = False
+
+
+@dataclass(slots=True)
+class _DedicatedEngine:
+    """folder: run directory of the process; empty while it starts. engine: set when the model is loaded there."""
+
+    folder: str = ""
+    engine: Engine | None = None
+    silent_looks: int = 0
+
+
+class DedicatedEngines(RoutedEngine):
+    """The gateway's engine processes for models that hung. Its members belong to one event loop.
+
+    connect: connects to the engine process in that folder. give_up: makes the main engine unload a model that hangs.
+    start: starts or restarts the engine process of a model, for a reason; `assign` then gets its folder.
+    """
+
+    def __init__(
+        self,
+        backend: InferenceEngine,
+        relay: Relay,
+        *,
+        connect: Callable[[str], Engine],
+        give_up: Callable[[str], Coroutine[None, None, None]],
+        start: Callable[[str, str], None],
+    ) -> None:
+        super().__init__(backend, relay, lambda: self._own, self._find)
+        self._connect = connect
+        self._give_up = give_up
+        self._start = start
+        self._own: dict[str, _DedicatedEngine] = {}
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    def names(self) -> tuple[str, ...]:
+        """Models with a record of hanging."""
+        return tuple(self._own)
+
+    def has(self, model_name: str) -> bool:
+        """Whether the model has a record of hanging."""
+        return model_name in self._own
+
+    def serves(self, model_name: str) -> bool:
+        """Whether the model is loaded in an engine of its own."""
+        return model_name in self._own and self._own[model_name].engine is not None
+
+    def restart(self, model_name: str, reason: str, *, hangs: int) -> bool:
+        """Restarts the model's engine process, for that reason. Returns False, and does nothing, if it has no record.
+
+        hangs: how often the model hung. After one hang it gets a record, if there are fewer than MAX_DEDICATED_ENGINES.
+        """
+        if model_name not in self._own:
+            if not hangs or len(self._own) >= MAX_DEDICATED_ENGINES:
+                return False
+            self._add(model_name)
+        self._start(model_name, reason)
+        return True
+
+    def assign(self, folders: Mapping[str, str]) -> None:
+        """Run directories of the processes by model; empty for a process that starts."""
+        for name, folder in folders.items():
+            own = self._own.get(name) or self._add(name)
+            if own.folder == folder:
+                continue
+            own.folder, own.silent_looks = folder, 0
+            former, own.engine = own.engine, None
+            if former is not None:
+                self._run(former.aclose)
+            if folder:
+                self._run(partial(self._load, name, own))
+
+    async def repository_index(self) -> list[ModelState]:
+        """The main engine's index; rows of models with own engines come from these."""
+        rows = [row for row in await super().repository_index() if row.name not in self._own]
+        return [*rows, *await self._own_rows()] if self._own else rows
+
+    async def load(self, model_name: str) -> None:
+        """A starting engine process loads its model without a request."""
+        if model_name not in self._own or self.serves(model_name):
+            await super().load(model_name)
+
+    def http(self, call: HttpCall, *, deadline: float | None) -> Coroutine[Any, Any, HttpAnswer]:
+        if self._own and call.target.partition(b"?")[0] == INDEX_PATH:
+            return self._http_index(call, deadline)
+        return super().http(call, deadline=deadline)
+
+    def grpc(self, call: GrpcCall, *, deadline: float | None) -> Coroutine[Any, Any, GrpcAnswer]:
+        if self._own and call.method == INDEX_METHOD:
+            return self._grpc_index(call, deadline)
+        return super().grpc(call, deadline=deadline)
+
+    async def _http_index(self, call: HttpCall, deadline: float | None) -> HttpAnswer:
+        answer = await self._relay.http(call, deadline=deadline)
+        if answer.status != 200:
+            return answer
+        rows = [row for row in msgspec.json.decode(answer.body) if row["name"] not in self._own]
+        try:
+            ready = msgspec.json.decode(call.body, type=_IndexBody).ready
+        except msgspec.DecodeError:  # the engine accepted it, so it was a request for all rows
+            ready = False
+        rows += map(asdict, await self._own_rows(ready=ready))
+        return replace(answer, body=msgspec.json.encode(rows))
+
+    async def _grpc_index(self, call: GrpcCall, deadline: float | None) -> GrpcAnswer:
+        answer = await self._relay.grpc(call, deadline=deadline)
+        if answer.code:
+            return answer
+        index = service_pb2.RepositoryIndexResponse.FromString(answer.message)
+        rows = [row for row in index.models if row.name not in self._own]
+        ready = service_pb2.RepositoryIndexRequest.FromString(call.message).ready
+        rows += [index.ModelIndex(**asdict(row)) for row in await self._own_rows(ready=ready)]
+        return replace(answer, message=service_pb2.RepositoryIndexResponse(models=rows).SerializeToString())
+
+    async def aclose(self) -> None:
+        for task in self._tasks:
+            task.cancel()
+        for own in self._own.values():
+            if own.engine is not None:
+                await own.engine.aclose()
+        await super().aclose()
+
+    def _find(self, model_name: str) -> Engine:
+        if (engine := self._own[model_name].engine) is None:
+            raise EngineUnavailable(f"model {model_name!r} is unavailable: {STARTING}")
+        return engine
+
+    def _add(self, model_name: str) -> _DedicatedEngine:
+        own = self._own[model_name] = _DedicatedEngine()
+        log.warning("model hung; starting an engine process for it", model=model_name)
+        self._run(partial(self._give_up, model_name))
+        return own
+
+    async def _load(self, model_name: str, own: _DedicatedEngine) -> None:
+        """If the model cannot be loaded, its own engine reports why, and accepts later loads of it."""
+        engine, folder = self._connect(own.folder), own.folder
+        try:
+            while own.folder == folder:
+                try:
+                    await engine.load(model_name)
+                except EngineUnavailable:
+                    await asyncio.sleep(LOAD_AGAIN_S)
+                    continue
+                except InferenceError as error:
+                    log.error("model that hung cannot be loaded again", model=model_name, reason=error.message)
+                own.engine = engine
+                log.info("model is served by its own engine process", model=model_name)
+                return
+        finally:
+            if own.engine is not engine:
+                await engine.aclose()
+
+    async def _own_rows(self, *, ready: bool = False) -> list[ModelState]:
+        """ready: only rows of versions that are served."""
+        listed = await asyncio.gather(*(self._rows_of(name, own) for name, own in self._own.items()))
+        return [row for rows in listed for row in rows if row.state == "READY" or not ready]
+
+    async def _rows_of(self, model_name: str, own: _DedicatedEngine) -> list[ModelState]:
+        if (engine := own.engine) is None:
+            return [ModelState(model_name, "", "UNAVAILABLE", STARTING)]
+        try:
+            async with asyncio.timeout(INDEX_S):
+                rows = [row for row in await engine.repository_index() if row.name == model_name]
+        except (InferenceError, TimeoutError):
+            own.silent_looks += 1
+            if own.silent_looks == MAX_SILENT_LOOKS:
+                own.silent_looks = 0
+                self._start(model_name, SILENT)
+            return [ModelState(model_name, "", "UNAVAILABLE", SILENT)]
+        own.silent_looks = 0
+        return [replace(row, reason=row.reason or RECORD) for row in rows]
+
+    def _run(self, work: _Work) -> None:
+        async def root() -> None:
+            with suppress(InferenceError):
+                await work()
+
+        task = asyncio.create_task(root())
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)

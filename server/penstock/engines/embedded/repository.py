@@ -1,0 +1,336 @@
+"""Model repositories on disk: folders, versions and config.pbtxt, completed and checked as Triton does.
+
+RepositoryReader reads in a thread, so that a disk that hangs does not stop the models that are loaded.
+"""
+
+import asyncio
+import os
+import stat
+from collections.abc import Iterable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from google.protobuf import json_format, text_format
+from tritonclient.grpc import model_config_pb2
+
+from penstock.engines.config_pbtxt import config_from_proto
+from penstock.engines.load_policy import check_model, parse_config
+from penstock.engines.ort_serving.config import Config, Signature, complete
+from penstock.logs import get_logger
+from penstock.protocol.errors import EngineUnavailable, InvalidRequest
+from penstock.protocol.request_checks import is_version
+
+CONFIG_FILE = "config.pbtxt"
+MAX_CONFIG_BYTES = 1 << 20  # the parser is slow: about a second
+MAX_REASON = 500  # characters of a parser's words, which may quote a whole line
+Fingerprint = tuple[tuple[str, int, int, int], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class ModelFolder:
+    """A model's folder. versions: the numbered sub-folders, rising. twin: another repository's folder of that name."""
+
+    name: str
+    path: Path
+    versions: tuple[int, ...]
+    twin: Path | None = None
+
+    @property
+    def is_empty(self) -> bool:
+        """Neither a version nor a config: Triton takes it for no model at all."""
+        return not self.versions and not (self.path / CONFIG_FILE).is_file()
+
+    @property
+    def conflict(self) -> str:
+        """Why the name is ambiguous; empty if it is not."""
+        if self.twin is None:
+            return ""
+        return f"it is in {self.path} and in {self.twin}; one name may stand in one repository"
+
+
+def scan(repositories: Iterable[Path]) -> dict[str, ModelFolder]:
+    """The models on disk by name, sorted. Hidden folders are left out: downloads on their way live there.
+
+    A repository that cannot be read holds nothing.
+    """
+    found: dict[str, ModelFolder] = {}
+    for repository in repositories:
+        for path in _folders(repository):
+            first = found.get(path.name)
+            twin = path if first is not None else None
+            where = first.path if first is not None else path
+            found[path.name] = ModelFolder(path.name, where, _versions(where), twin)
+    return dict(sorted(found.items()))
+
+
+def read_config(folder: ModelFolder) -> model_config_pb2.ModelConfig:
+    """config.pbtxt as it stands; an empty config where there is none. Raises InvalidRequest as "path:line: why"."""
+    path = folder.path / CONFIG_FILE
+    proto = model_config_pb2.ModelConfig()
+    try:
+        _check_file(path)
+        text_format.Parse(path.read_text(encoding="utf-8"), proto)
+    except FileNotFoundError:
+        pass
+    except OSError as error:
+        raise InvalidRequest(f"{path}: cannot be read: {error.strerror}") from error
+    except UnicodeDecodeError as error:
+        raise InvalidRequest(f"{path}: not UTF-8 text: {error.reason} at byte {error.start}") from error
+    except text_format.ParseError as error:
+        raise InvalidRequest(f"{path}:{str(error)[:MAX_REASON]}") from error
+    return proto
+
+
+def _check_file(path: Path) -> None:
+    """What is no file would be waited for, and a long one read for as long as it is. Raises OSError, InvalidRequest."""
+    seen = path.stat()
+    if not stat.S_ISREG(seen.st_mode):
+        raise InvalidRequest(f"{path}: it is no file")
+    if seen.st_size > MAX_CONFIG_BYTES:
+        raise InvalidRequest(f"{path}: it has {seen.st_size} bytes (limit {MAX_CONFIG_BYTES})")
+
+
+def chosen_versions(folder: ModelFolder, config: model_config_pb2.ModelConfig) -> tuple[int, ...]:
+    """What version_policy serves of the versions on disk: by default the highest one."""
+    policy = config.version_policy
+    if policy.HasField("all"):
+        return folder.versions
+    if policy.HasField("specific"):
+        return tuple(version for version in folder.versions if version in set(policy.specific.versions))
+    return folder.versions[-(policy.latest.num_versions or 1) :]
+
+
+def fingerprint(folder: ModelFolder) -> Fingerprint:
+    """Changes whenever a file of the model does: path, time, size and inode of each. A version may be a link."""
+    files = set()
+    for top in (folder.path, *(folder.path / str(version) for version in folder.versions)):
+        for parent, _, names in os.walk(top):
+            for name in names:
+                path = Path(parent, name)
+                try:
+                    seen = path.stat()
+                except OSError:  # gone meanwhile, or a dangling link
+                    continue
+                files.add((str(path), seen.st_mtime_ns, seen.st_size, seen.st_ino))
+    return tuple(sorted(files))
+
+
+def _folders(repository: Path) -> list[Path]:
+    try:
+        return [path for path in repository.iterdir() if path.is_dir() and not path.name.startswith(".")]
+    except OSError:
+        return []
+
+
+def _versions(path: Path) -> tuple[int, ...]:
+    try:
+        return tuple(sorted(int(entry.name) for entry in path.iterdir() if is_version(entry.name) and entry.is_dir()))
+    except OSError:
+        return ()
+
+
+BACKEND, PLATFORM, FILE_NAME = "onnxruntime", "onnxruntime_onnx", "model.onnx"
+ELSEWHERE = "start with --engine triton"
+CPU_INSTANCES = 2  # Triton's default for ONNX models on the CPU
+_KINDS = model_config_pb2.ModelInstanceGroup
+_BACKEND_OF_FILE = {
+    FILE_NAME: BACKEND,
+    "model.py": "python",
+    "model.plan": "tensorrt",
+    "model.pt": "pytorch",
+    "model.graphdef": "tensorflow",
+    "model.savedmodel": "tensorflow",
+    "model.xml": "openvino",
+    "model.dali": "dali",
+}
+
+
+def config_of(folder: ModelFolder, config_json: str | None = None) -> model_config_pb2.ModelConfig:
+    """The folder's config, or the one given, as `named` fills it in. Raises InvalidRequest where it is broken."""
+    if config_json is None:
+        return with_name_and_backend(folder, read_config(folder))
+    config = parse_config(config_json)
+    check_model(config, {}, allows_code=True)  # load requests were checked for code when they arrived
+    return with_name_and_backend(folder, config)
+
+
+def with_name_and_backend(folder: ModelFolder, config: model_config_pb2.ModelConfig) -> model_config_pb2.ModelConfig:
+    """The config with its name, backend, platform, file and instances, as far as it and the files tell them.
+
+    An instance of KIND_AUTO is on the CPU here. Raises InvalidRequest for a name that is not the folder's.
+    """
+    if config.name and config.name != folder.name:
+        raise InvalidRequest(f"name is {config.name!r} but the folder is {folder.name!r}; Triton wants them equal")
+    config.name = folder.name
+    config.backend = _backend(folder, config)
+    if config.backend == BACKEND:
+        config.platform = config.platform or PLATFORM
+        config.default_model_filename = config.default_model_filename or FILE_NAME
+    _set_instances(config)
+    return config
+
+
+def why_not_servable(config: model_config_pb2.ModelConfig) -> str:
+    """Why this engine cannot serve the model, with the way out; empty where it can. config: of config_of."""
+    limit = f"the embedded engine runs ONNX models only; model {config.name!r}"
+    if config.platform == "ensemble" or config.HasField("ensemble_scheduling"):
+        return f"{limit} is an ensemble: {ELSEWHERE}"
+    if config.backend != BACKEND:
+        needs = f"needs backend {config.backend!r}" if config.backend else "names no backend and has no model.onnx"
+        return f"{limit} {needs}: {ELSEWHERE}" if config.backend else f"{limit} {needs}: add one of them"
+    missing = [name for name, is_wanted in _unsupported_features(config).items() if is_wanted]
+    if missing:
+        return f"the embedded engine has no {' and no '.join(missing)}, which model {config.name!r} wants: {ELSEWHERE}"
+    return ""
+
+
+def completed_config(config: model_config_pb2.ModelConfig, signature: Signature) -> model_config_pb2.ModelConfig:
+    """A copy with tensors and batching from the ONNX file where the config names none, and Triton's defaults.
+
+    Raises LoadError of ort_serving, InvalidRequest.
+    """
+    as_dict = json_of(config)
+    complete(as_dict, signature)
+    full = json_format.ParseDict(as_dict, model_config_pb2.ModelConfig())
+    _set_defaults(full)
+    config_from_proto(full)  # refuses what no Triton would serve
+    return full
+
+
+def json_of(config: model_config_pb2.ModelConfig) -> Config:
+    """The config as ort_serving reads it: Triton's JSON, whole numbers as numbers."""
+    as_dict: dict[str, Any] = json_format.MessageToDict(
+        config, preserving_proto_field_name=True, always_print_fields_with_no_presence=True
+    )
+    for entry in (*as_dict.get("input", []), *as_dict.get("output", [])):
+        entry["dims"] = [int(dim) for dim in entry.get("dims", [])]
+        if "reshape" in entry:
+            entry["reshape"]["shape"] = [int(dim) for dim in entry["reshape"].get("shape", [])]
+    return as_dict
+
+
+def _backend(folder: ModelFolder, config: model_config_pb2.ModelConfig) -> str:
+    if config.backend or config.platform:
+        return config_from_proto(model_config_pb2.ModelConfig(backend=config.backend, platform=config.platform)).backend
+    names = {path.name for version in folder.versions for path in (folder.path / str(version)).glob("*")}
+    names.add(config.default_model_filename)
+    return next((backend for name, backend in _BACKEND_OF_FILE.items() if name in names), "")
+
+
+def _unsupported_features(config: model_config_pb2.ModelConfig) -> dict[str, bool]:
+    return {
+        "sequence batching": config.HasField("sequence_batching"),
+        "decoupled answers": config.model_transaction_policy.decoupled,
+    }
+
+
+def _set_defaults(config: model_config_pb2.ModelConfig) -> None:
+    if config.version_policy.WhichOneof("policy_choice") is None:
+        config.version_policy.latest.num_versions = 1
+    if config.HasField("dynamic_batching") and not config.dynamic_batching.preferred_batch_size:
+        config.dynamic_batching.preferred_batch_size.extend([config.max_batch_size] if config.max_batch_size else [])
+    for side in ("input_pinned_memory", "output_pinned_memory"):
+        if not config.optimization.HasField(side):
+            getattr(config.optimization, side).enable = True
+
+
+def _set_instances(config: model_config_pb2.ModelConfig) -> None:
+    if not config.instance_group:
+        config.instance_group.add(name=config.name, kind=_KINDS.KIND_CPU)
+    for index, group in enumerate(config.instance_group):
+        group.name = group.name or f"{config.name}_{index}"
+        if group.kind == _KINDS.KIND_AUTO:
+            group.kind = _KINDS.KIND_CPU
+        if group.count < 1:
+            group.count = CPU_INSTANCES if group.kind == _KINDS.KIND_CPU else 1
+
+
+class ConfigChecks:
+    """Why models on disk cannot be served by this engine. Of one thread; a config that did not change is not read."""
+
+    def __init__(self) -> None:
+        self._known: dict[Path, tuple[object, str]] = {}
+
+    def of(self, folder: ModelFolder) -> str:
+        """One sentence; empty where nothing is known against the model."""
+        try:
+            stat = (folder.path / CONFIG_FILE).stat()
+            seen: object = (stat.st_mtime_ns, stat.st_size, stat.st_ino, folder)
+        except OSError:
+            seen = folder
+        known = self._known.get(folder.path)
+        if known is None or known[0] != seen:
+            known = self._known[folder.path] = (seen, _why_not_servable(folder))
+        return known[1]
+
+
+def _why_not_servable(folder: ModelFolder) -> str:
+    if folder.is_empty or folder.conflict:
+        return folder.conflict
+    try:
+        return why_not_servable(config_of(folder))
+    except InvalidRequest as error:
+        return error.message
+
+
+log = get_logger("engine")
+
+
+@dataclass(frozen=True, slots=True)
+class RepositorySnapshot:
+    """The models' folders by name, and why some of them cannot be served."""
+
+    folders: Mapping[str, ModelFolder]
+    problems: Mapping[str, str]
+
+
+class RepositoryReader:
+    """Belongs to one event loop. max_wait_s: for one read of the disk; no other read starts while one is late."""
+
+    def __init__(self, repositories: tuple[Path, ...], *, max_wait_s: float) -> None:
+        self._repositories = repositories
+        self._max_wait_s = max_wait_s
+        self._problems = ConfigChecks()
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="repository")
+        self._stuck: asyncio.Future[RepositorySnapshot] | None = None
+        self._last: RepositorySnapshot | None = None
+
+    async def read(self) -> RepositorySnapshot:
+        """What is there now. Raises BackendUnavailable where the disk does not answer, or the reader is closed."""
+        if self._stuck is not None and not self._stuck.done():
+            raise self._silent()
+        look = asyncio.get_running_loop().run_in_executor(self._thread, self._look)
+        done, _ = await asyncio.wait((look,), timeout=self._max_wait_s)
+        if not done:
+            self._stuck = look
+            raise self._silent()
+        if look.cancelled():
+            raise EngineUnavailable("the embedded engine is closed")
+        self._last = look.result()
+        return self._last
+
+    async def read_or_remember(self) -> RepositorySnapshot:
+        """What is there now, else what was there when the disk last answered. Raises as `read` where it never did."""
+        was_stuck = self._stuck is not None and not self._stuck.done()
+        try:
+            return await self.read()
+        except EngineUnavailable as error:
+            if self._last is None:
+                raise
+            if not was_stuck:
+                log.error("the disk is silent; what is loaded is served on", reason=str(error))
+            return self._last
+
+    def close(self) -> None:
+        """Ends what has not begun; a look that hangs is left to itself."""
+        self._thread.shutdown(wait=False, cancel_futures=True)
+
+    def _look(self) -> RepositorySnapshot:
+        folders = scan(self._repositories)
+        problems = {name: self._problems.of(folder) for name, folder in folders.items()}
+        return RepositorySnapshot(folders, {name: reason for name, reason in problems.items() if reason})
+
+    def _silent(self) -> EngineUnavailable:
+        return EngineUnavailable(f"the model repository could not be read within {self._max_wait_s:g} s")

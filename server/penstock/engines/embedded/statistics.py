@@ -1,0 +1,221 @@
+"""Counters of one model version, as Triton's ModelStatistics message and as Prometheus text with Triton's names.
+
+The text is written here because prometheus-client appends _total to every counter, and Triton's names lack it.
+"""
+
+import time
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+from tritonclient.grpc import service_pb2
+
+
+class FailureReason(StrEnum):
+    """Triton's words for why a request that was taken in failed."""
+
+    REJECTED = "REJECTED"
+    CANCELED = "CANCELED"
+    BACKEND = "BACKEND"
+    OTHER = "OTHER"
+
+
+@dataclass(frozen=True, slots=True)
+class RunTimes:
+    """Nanoseconds of one request: waiting, inputs made ready, the run, outputs made ready."""
+
+    queue: int
+    compute_input: int
+    compute_infer: int
+    compute_output: int
+
+    @property
+    def total(self) -> int:
+        return self.queue + self.compute_input + self.compute_infer + self.compute_output
+
+
+@dataclass(slots=True)
+class DurationCounter:
+    """How often, and how long altogether."""
+
+    count: int = 0
+    ns: int = 0
+
+    def add(self, ns: int) -> None:
+        """One more."""
+        self.count += 1
+        self.ns += ns
+
+    @property
+    def message(self) -> service_pb2.StatisticDuration:
+        return service_pb2.StatisticDuration(count=self.count, ns=self.ns)
+
+
+@dataclass(slots=True)
+class ComputeCounters:
+    """The three parts of an execution."""
+
+    compute_input: DurationCounter = field(default_factory=DurationCounter)
+    compute_infer: DurationCounter = field(default_factory=DurationCounter)
+    compute_output: DurationCounter = field(default_factory=DurationCounter)
+
+    def add(self, times: RunTimes) -> None:
+        """One more execution."""
+        self.compute_input.add(times.compute_input)
+        self.compute_infer.add(times.compute_infer)
+        self.compute_output.add(times.compute_output)
+
+
+@dataclass(slots=True)
+class VersionCounters:
+    """Counted from the load on. inference_count counts rows, execution_count runs of the session."""
+
+    inference_count: int = 0
+    execution_count: int = 0
+    last_inference_ms: int = 0
+    success: DurationCounter = field(default_factory=DurationCounter)
+    fail: DurationCounter = field(default_factory=DurationCounter)
+    queue: DurationCounter = field(default_factory=DurationCounter)
+    compute: ComputeCounters = field(default_factory=ComputeCounters)
+    batches: dict[int, ComputeCounters] = field(default_factory=dict)
+    failures: dict[FailureReason, int] = field(default_factory=lambda: dict.fromkeys(FailureReason, 0))
+
+    def succeeded(self, rows: int, times: RunTimes) -> None:
+        """A request of that many rows was answered."""
+        self.inference_count += rows
+        self.execution_count += 1
+        self.last_inference_ms = time.time_ns() // 1_000_000
+        self.success.add(times.total)
+        self.queue.add(times.queue)
+        self.compute.add(times)
+        self.batches.setdefault(rows, ComputeCounters()).add(times)
+
+    def failed(self, reason: FailureReason, ns: int) -> None:
+        """A request that had been taken in was not answered, after so long."""
+        self.fail.add(ns)
+        self.failures[reason] += 1
+
+    def message(self, model_name: str, version: str) -> service_pb2.ModelStatistics:
+        """As the wire has it."""
+        nothing = service_pb2.StatisticDuration()
+        return service_pb2.ModelStatistics(
+            name=model_name,
+            version=version,
+            last_inference=self.last_inference_ms,
+            inference_count=self.inference_count,
+            execution_count=self.execution_count,
+            inference_stats=service_pb2.InferStatistics(
+                success=self.success.message,
+                fail=self.fail.message,
+                queue=self.queue.message,
+                compute_input=self.compute.compute_input.message,
+                compute_infer=self.compute.compute_infer.message,
+                compute_output=self.compute.compute_output.message,
+                cache_hit=nothing,
+                cache_miss=nothing,
+            ),
+            batch_stats=[
+                service_pb2.InferBatchStatistics(
+                    batch_size=rows,
+                    compute_input=batch.compute_input.message,
+                    compute_infer=batch.compute_infer.message,
+                    compute_output=batch.compute_output.message,
+                )
+                for rows, batch in sorted(self.batches.items())
+            ],
+        )
+
+
+PREFIX = "nv_inference_"
+
+
+@dataclass(frozen=True, slots=True)
+class VersionMetrics:
+    """One version's figures. pending: requests that wait for an instance now."""
+
+    model_name: str
+    version: str
+    statistics: VersionCounters
+    pending: int
+
+    @property
+    def labels(self) -> str:
+        return f'model="{_escaped(self.model_name)}",version="{self.version}"'
+
+
+# name after nv_inference_, type, help, value of one version
+_METRIC_FAMILIES: tuple[tuple[str, str, str, Callable[[VersionMetrics], int]], ...] = (
+    (
+        "request_success",
+        "counter",
+        "Number of successful inference requests, all batch sizes",
+        lambda row: row.statistics.success.count,
+    ),
+    (
+        "count",
+        "counter",
+        "Number of inferences performed (rows of the requests)",
+        lambda row: row.statistics.inference_count,
+    ),
+    ("exec_count", "counter", "Number of model executions performed", lambda row: row.statistics.execution_count),
+    (
+        "request_duration_us",
+        "counter",
+        "Cumulative inference request duration in microseconds",
+        lambda row: row.statistics.success.ns // 1000,
+    ),
+    (
+        "queue_duration_us",
+        "counter",
+        "Cumulative inference queuing duration in microseconds",
+        lambda row: row.statistics.queue.ns // 1000,
+    ),
+    (
+        "compute_input_duration_us",
+        "counter",
+        "Cumulative compute input duration in microseconds",
+        lambda row: row.statistics.compute.compute_input.ns // 1000,
+    ),
+    (
+        "compute_infer_duration_us",
+        "counter",
+        "Cumulative compute inference duration in microseconds",
+        lambda row: row.statistics.compute.compute_infer.ns // 1000,
+    ),
+    (
+        "compute_output_duration_us",
+        "counter",
+        "Cumulative inference compute output duration in microseconds",
+        lambda row: row.statistics.compute.compute_output.ns // 1000,
+    ),
+    (
+        "pending_request_count",
+        "gauge",
+        "Instantaneous number of pending requests awaiting execution per-model.",
+        lambda row: row.pending,
+    ),
+)
+
+
+def metrics_page(rows: Iterable[VersionMetrics]) -> bytes:
+    """The metrics page of these versions."""
+    counted = list(rows)
+    return "".join(f"{line}\n" for line in _metric_lines(counted)).encode() if counted else b""
+
+
+def _metric_lines(rows: list[VersionMetrics]) -> Iterator[str]:
+    for name, kind, text, value in _METRIC_FAMILIES:
+        yield from _metric_head(name, kind, text)
+        yield from (f"{PREFIX}{name}{{{row.labels}}} {value(row)}" for row in rows)
+    yield from _metric_head("request_failure", "counter", "Number of failed inference requests, all batch sizes")
+    for row in rows:
+        for reason, count in row.statistics.failures.items():
+            yield f'{PREFIX}request_failure{{{row.labels},reason="{reason}"}} {count}'
+
+
+def _metric_head(name: str, kind: str, text: str) -> tuple[str, str]:
+    return f"# HELP {PREFIX}{name} {text}", f"# TYPE {PREFIX}{name} {kind}"
+
+
+def _escaped(label: str) -> str:
+    return label.replace("\\", r"\\").replace('"', r"\"").replace("\n", r"\n")

@@ -1,0 +1,312 @@
+"""Decisions about failing engines: circuit breaker, silence, outlier ejection, out-of-memory errors. Sans-IO.
+
+    CLOSED ── failures in a row ──► SUSPECT ── probe unanswered ──► OPEN ── pause over ──► HALF_OPEN
+       ▲                               │                             ▲                        │
+       └──────── answered ─────────────┘                             └─── probe unanswered ───┤
+       └──────────────────────────────── probe answered ──────────────────────────────────────┘
+
+Late calls alone do not open the circuit, because a slow model is not a dead engine: an unanswered probe does. One probe
+runs at a time, and no client's call is used as a probe.
+"""
+
+import random
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from enum import Enum
+
+
+class CircuitState(Enum):
+    """CLOSED and SUSPECT let calls pass. OPEN and HALF_OPEN refuse them at once."""
+
+    CLOSED = "closed"
+    SUSPECT = "suspect"
+    OPEN = "open"
+    HALF_OPEN = "half open"
+
+
+@dataclass(frozen=True, slots=True)
+class CircuitOptions:
+    """failures: consecutive failures that make an engine SUSPECT. calm_s, broken_calm_s: after an answered probe, time
+    in which late calls, or broken connections, do not count.
+
+    first_pause_s, max_pause_s: backoff between probes of an open circuit, doubling.
+    """
+
+    failures: int = 5
+    calm_s: float = 1.0
+    broken_calm_s: float = 0.1
+    first_pause_s: float = 0.2
+    max_pause_s: float = 5.0
+
+
+class CircuitBreaker:
+    """now: monotonic seconds."""
+
+    def __init__(self, options: CircuitOptions | None = None) -> None:
+        self._options = options or CircuitOptions()
+        self._pause_s = self._options.first_pause_s
+        self._probe_at = 0.0
+        self._answered_at: float | None = None
+        self.state = CircuitState.CLOSED
+        self.failures = 0
+        self.openings = 0
+
+    @property
+    def is_passable(self) -> bool:
+        """Whether calls may go through."""
+        return self.state is CircuitState.CLOSED or self.state is CircuitState.SUSPECT
+
+    @property
+    def is_refuted(self) -> bool:
+        """Whether a call or another probe succeeded meanwhile, so that an unanswered probe does not count."""
+        return self.is_passable and self.failures == 0
+
+    def answered(self) -> None:
+        """A call was answered, with a result or an error."""
+        self.failures = 0
+
+    def failed(self, now: float, *, is_broken: bool = False) -> None:
+        """A call was not answered. is_broken: no connection, which makes SUSPECT at once; else the call was late."""
+        calm_s = self._options.broken_calm_s if is_broken else self._options.calm_s
+        is_calm = self._answered_at is not None and now < self._answered_at + calm_s
+        if self.state is not CircuitState.CLOSED or is_calm:
+            return
+        self.failures += 1
+        if is_broken or self.failures >= self._options.failures:
+            self.state = CircuitState.SUSPECT
+
+    def is_probe_due(self, now: float) -> bool:
+        """Whether to send a probe now; call `probing` when it is sent."""
+        if self.state is CircuitState.OPEN:
+            return now >= self._probe_at
+        return self.state is CircuitState.SUSPECT
+
+    def probing(self) -> None:
+        """A probe was sent."""
+        if self.state is CircuitState.OPEN:
+            self.state = CircuitState.HALF_OPEN
+
+    def probe_answered(self, now: float) -> None:
+        """The engine answered a probe, one that was due or any other."""
+        if self.state is not CircuitState.CLOSED:
+            self._answered_at = now
+            self.failures = 0
+        self.state = CircuitState.CLOSED
+        self._pause_s = self._options.first_pause_s
+
+    def probe_unanswered(self, now: float) -> None:
+        """It did not."""
+        if self.is_passable:
+            self.openings += 1
+        self.state = CircuitState.OPEN
+        self._probe_at = now + self._pause_s
+        self._pause_s = min(self._pause_s * 2, self._options.max_pause_s)
+
+    def __repr__(self) -> str:
+        return f"<Circuit {self.state.value}, {self.failures} failures in a row>"
+
+
+class SilenceAction(Enum):
+    """What a silence calls for now."""
+
+    NOTHING = "nothing"
+    CUT = "end the calls that wait for the engine"
+    RESTART = "start the engine again"
+
+
+class Silence:
+    """Calls are cut after cut_s of silence, once; a restart is due every restart_s. now: monotonic seconds."""
+
+    def __init__(self, *, cut_s: float, restart_s: float) -> None:
+        self._cut_s = cut_s
+        self._restart_s = restart_s
+        self._since: float | None = None
+        self._restart_at = 0.0
+        self._is_cut = False
+
+    def answered(self) -> None:
+        """The engine answered."""
+        self._since = None
+
+    def probe_missed(self, now: float) -> SilenceAction:
+        """A probe went unanswered."""
+        if self._since is None:
+            self._since, self._restart_at, self._is_cut = now, now + self._restart_s, False
+        if now >= self._restart_at:
+            self._restart_at = now + self._restart_s
+            return SilenceAction.RESTART
+        if not self._is_cut and now - self._since >= self._cut_s:
+            self._is_cut = True
+            return SilenceAction.CUT
+        return SilenceAction.NOTHING
+
+
+@dataclass(frozen=True, slots=True)
+class OutlierOptions:
+    """When a replica is ejected, and for how long.
+
+    failures: in a row; or min_calls, of which the share `rate` failed. Either way its share of failures (all of them,
+    in a row) must exceed that of the others by `margin`: what fails everywhere is no replica's fault. Calls count half
+    after half_life_s. The first ejection takes first_s, each further one twice as long, up to max_s; one is forgiven
+    for every forgiven_s in service. max_ejected: share of all replicas.
+    """
+
+    failures: int = 5
+    min_calls: float = 20.0
+    rate: float = 0.5
+    margin: float = 0.3
+    half_life_s: float = 10.0
+    first_s: float = 5.0
+    max_s: float = 300.0
+    forgiven_s: float = 60.0
+    max_ejected: float = 0.5
+
+
+@dataclass(slots=True)
+class _ReplicaRecord:
+    """good, bad: calls of late, fading. trial: it is back and has not answered well yet."""
+
+    good: float = 0.0
+    bad: float = 0.0
+    faded_at: float = 0.0
+    failures: int = 0
+    is_ejected: bool = False
+    until: float = 0.0
+    ejections: int = 0
+    level: int = 0
+    is_on_trial: bool = False
+
+    def rate(self) -> float:
+        calls = self.good + self.bad
+        return self.bad / calls if calls else 0.0
+
+
+class Outliers:
+    """Over `count` replicas, known by their index. now: monotonic seconds.
+
+    Each ejection is shortened by a random part of up to a fifth. uniform: random numbers in [0, 1).
+    """
+
+    def __init__(
+        self, count: int, options: OutlierOptions | None = None, *, uniform: Callable[[], float] = random.random
+    ) -> None:
+        self._options = options or OutlierOptions()
+        self._uniform = uniform
+        self._records = [_ReplicaRecord() for _ in range(count)]
+        self.is_calm = True  # none is ejected or on trial
+        self._max_ejected = min(int(count * self._options.max_ejected), count - 1)
+
+    def is_ejected(self, index: int, now: float) -> bool:
+        """Whether calls are to go elsewhere. When its time is over the replica is on trial."""
+        record = self._records[index]
+        if record.is_ejected and now >= record.until:
+            record.is_ejected, record.is_on_trial = False, True
+            record.good = record.bad = 0.0
+            record.failures = self._options.failures - 1
+        return record.is_ejected
+
+    def is_on_trial(self, index: int) -> bool:
+        """Whether it is back from an ejection without a good answer yet: one call at a time is enough."""
+        return self._records[index].is_on_trial
+
+    def succeeded(self, index: int, now: float) -> None:
+        """A call was answered well."""
+        record = self._faded(index, now)
+        record.good += 1.0
+        record.failures = 0
+        if record.is_on_trial:
+            record.is_on_trial = False
+            self.is_calm = not any(other.is_ejected or other.is_on_trial for other in self._records)
+
+    def failed(self, index: int, now: float) -> bool:
+        """A call failed or was not answered. Whether that ejects the replica."""
+        record = self._faded(index, now)
+        record.bad += 1.0
+        record.failures += 1
+        if self.is_ejected(index, now) or not self._stands_out(index, now):
+            return False
+        if sum(self.is_ejected(other, now) for other in range(len(self._records))) >= self._max_ejected:
+            return False
+        self._eject(record, now)
+        return True
+
+    def try_again(self, index: int, now: float) -> None:
+        """It was away and is back: what it did before says little, so an ejection ends now, on trial."""
+        record = self._records[index]
+        if record.is_ejected:
+            record.until = min(record.until, now)
+
+    def ejections(self, index: int) -> int:
+        """How often it was ejected."""
+        return self._records[index].ejections
+
+    def _stands_out(self, index: int, now: float) -> bool:
+        record, options = self._records[index], self._options
+        is_in_a_row = record.failures >= options.failures
+        is_often = record.good + record.bad >= options.min_calls and record.rate() >= options.rate
+        if not is_in_a_row and not is_often:
+            return False
+        rate = 1.0 if is_in_a_row else record.rate()  # what it did well before it broke is past
+        others = [self._faded(other, now) for other in range(len(self._records)) if other != index]
+        bad, good = sum(other.bad for other in others), sum(other.good for other in others)
+        return rate >= (bad / (bad + good) if bad + good else 0.0) + options.margin
+
+    def _eject(self, record: _ReplicaRecord, now: float) -> None:
+        options = self._options
+        if record.until:
+            record.level = max(0, record.level - int(max(0.0, now - record.until) / options.forgiven_s))
+        seconds = min(options.first_s * 2.0 ** min(record.level, 60), options.max_s)
+        record.is_ejected, record.is_on_trial, self.is_calm = True, False, False
+        record.until = now + seconds * (1.0 - 0.2 * self._uniform())
+        record.level += 1
+        record.ejections += 1
+
+    def _faded(self, index: int, now: float) -> _ReplicaRecord:
+        record = self._records[index]
+        passed_s = now - record.faded_at
+        if passed_s > 0.1:  # often enough, and not a power for every call
+            keep = 0.5 ** (passed_s / self._options.half_life_s)
+            record.good, record.bad, record.faded_at = record.good * keep, record.bad * keep, now
+        return record
+
+
+# In the words of: ONNX Runtime's arena and CUDA calls · torch, CUDA and TensorRT · cuBLAS and cuDNN · TensorFlow ·
+# Triton's Python backend, whose tensors pass through a pool in /dev/shm · Python, numpy and C++
+_OUT_OF_MEMORY = re.compile(
+    r"failed to allocate memory|cuda failure 2\b"
+    r"|out[ _]of[ _]memory|cudaErrorMemoryAllocation|requested amount of gpu memory"
+    r"|STATUS_ALLOC_FAILED"
+    r"|\bOOM when allocating"
+    r"|failed to increase the shared memory pool size|unable to initialize shared memory key"
+    r"|failed to create new mapped region"
+    r"|\bMemoryError\b|unable to allocate .{1,40} for an array|\bbad_alloc\b",
+    re.IGNORECASE,
+)
+
+# Errors of Triton's Python backend with the key of the region, up to the end of the JSON string or line.
+_SHARED_MEMORY = re.compile(
+    r"(?:failed to increase the shared memory pool size|unable to initialize shared memory key"
+    r"|failed to create new mapped region)[^\"\n]*",
+    re.IGNORECASE,
+)
+_SHARED_MEMORY_BYTES = re.compile(_SHARED_MEMORY.pattern.encode(), re.IGNORECASE)
+_SHARED_MEMORY_MARK = b"shared memory"
+SHARED_MEMORY_FULL = (
+    "the engine has too little shared memory for this request; retry later, send less data, or give /dev/shm more room"
+)
+
+
+def means_out_of_memory(reason: str) -> bool:
+    """Whether a smaller batch may succeed where this one failed. reason: the engine's, of a failed inference."""
+    return _OUT_OF_MEMORY.search(reason) is not None
+
+
+def means_shared_memory_full(reason: str) -> bool:
+    """Whether /dev/shm was full for Triton's Python backend. reason: the engine's text, with the key of a region."""
+    return _SHARED_MEMORY.search(reason) is not None
+
+
+def redact_region_keys(piece: bytes) -> bytes:
+    """A part of an engine's answer, without the keys of regions in errors about shared memory."""
+    return _SHARED_MEMORY_BYTES.sub(SHARED_MEMORY_FULL.encode(), piece) if _SHARED_MEMORY_MARK in piece else piece

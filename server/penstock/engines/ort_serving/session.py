@@ -1,0 +1,251 @@
+"""An ONNX Runtime session as the model's configuration asks for it, and one run through it."""
+
+import os
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnxruntime as ort
+from onnxruntime.capi import onnxruntime_pybind11_state as ort_state
+
+from .config import Config, OrtLoadError, OrtRequestError, Signature
+from .threads import ThreadBudget
+
+CLIENT_ERRORS = (ort_state.InvalidArgument, ValueError)
+ORT_ERRORS = (
+    *CLIENT_ERRORS,
+    ort_state.EngineError,
+    ort_state.EPFail,
+    ort_state.Fail,
+    ort_state.InvalidGraph,
+    ort_state.InvalidProtobuf,
+    ort_state.NoModel,
+    ort_state.NoSuchFile,
+    ort_state.NotImplemented,
+    ort_state.RuntimeException,
+    RuntimeError,
+    TypeError,
+    MemoryError,
+)
+MAX_NUMBER = 1024  # of threads: what ONNX Runtime prepares grows with the square, 100,000 take minutes and gigabytes
+SEVERITY_ERROR, SEVERITY_FATAL = 3, 4  # a failed run is answered, not logged as well
+GRAPH_LEVELS = {
+    -1: ort.GraphOptimizationLevel.ORT_ENABLE_BASIC,
+    1: ort.GraphOptimizationLevel.ORT_ENABLE_EXTENDED,
+    2: ort.GraphOptimizationLevel.ORT_DISABLE_ALL,
+}  # Triton's optimization.graph.level; 0 and every other number mean all
+
+
+@dataclass(frozen=True)
+class ProviderSelection:
+    """Where an instance runs: `providers` as InferenceSession takes them, and what to warn about."""
+
+    providers: list[Any]
+    warnings: list[str]
+
+
+def model_path(version_dir: Path, config: Config) -> Path:
+    """The ONNX file of a version. A folder of that name contains model.onnx.
+
+    Raises LoadError if it does not exist, and for a name that points outside the model's folder.
+    """
+    name = config.get("default_model_filename") or "model.onnx"
+    if os.path.isabs(name) or os.path.normpath(os.path.join("1", name)).startswith(".."):
+        raise OrtLoadError(f"default_model_filename is '{name}'; it must name a file inside the model's folder")
+    path = version_dir / name
+    path = path / "model.onnx" if path.is_dir() else path
+    if not path.is_file():
+        raise OrtLoadError(f"there is no file {path}")
+    return path
+
+
+def open_for_reading(path: Path, config: Config) -> ort.InferenceSession:
+    """A session that only its tensors are asked of: nothing optimized, one thread."""
+    return open_session(path, new_options(config), ["CPUExecutionProvider"])
+
+
+def new_options(config: Config) -> ort.SessionOptions:
+    """No optimization, one thread, the custom operators of the configuration."""
+    options = ort.SessionOptions()
+    _register_operators(options, config)
+    options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
+    options.intra_op_num_threads = 1
+    options.log_severity_level = SEVERITY_ERROR
+    return options
+
+
+def open_session(path: Path, options: ort.SessionOptions, providers: list[Any]) -> ort.InferenceSession:
+    """The session of one instance; LoadError for a file that ONNX Runtime cannot read."""
+    try:
+        return ort.InferenceSession(str(path), sess_options=options, providers=providers)
+    except ORT_ERRORS as error:
+        raise OrtLoadError(f"ONNX Runtime {ort.__version__} cannot open {path}: {ort_error_text(error)}") from None
+
+
+def session_options(config: Config, budget: ThreadBudget) -> ort.SessionOptions:
+    """The configuration's parameters under NGC's names; thread counts of 0 or none given are the budget's."""
+    options = ort.SessionOptions()
+    options.log_severity_level = SEVERITY_ERROR
+    options.graph_optimization_level = _graph_level(config)
+    options.execution_mode = _execution_mode(config)
+    options.intra_op_num_threads = _whole_number(config, "intra_op_thread_count") or budget.threads
+    options.inter_op_num_threads = _whole_number(config, "inter_op_thread_count") or budget.threads
+    options.enable_cpu_mem_arena = _flag(config, "enable_mem_arena", default=True)
+    options.enable_mem_pattern = _flag(config, "enable_mem_pattern", default=True)
+    for key, value in {**budget.spinning, **_session_entries(config)}.items():
+        try:
+            options.add_session_config_entry(key, value)
+        except ORT_ERRORS as error:
+            raise OrtLoadError(f"parameter {key} cannot be '{value}': {ort_error_text(error)}") from None
+    _register_operators(options, config)
+    return options
+
+
+def _register_operators(options: ort.SessionOptions, config: Config) -> None:
+    for library in (config.get("model_operations") or {}).get("op_library_filename", []):
+        try:
+            options.register_custom_ops_library(library)
+        except ORT_ERRORS as error:
+            raise OrtLoadError(f"the operator library {library} cannot be loaded: {ort_error_text(error)}") from None
+
+
+def _session_entries(config: Config) -> dict[str, str]:
+    return {key: parameter(config, key) for key in config.get("parameters", {}) if key.startswith("session.")}
+
+
+def describe(config: Config, options: ort.SessionOptions, budget: ThreadBudget) -> str:
+    """What the instance was given, for the log."""
+    entries = " ".join(f"{key}={value}" for key, value in {**budget.spinning, **_session_entries(config)}.items())
+    return (
+        f"intra_op_threads={options.intra_op_num_threads} cores={budget.cores} instances={budget.instances} "
+        f"onnxruntime={ort.__version__} {entries}"
+    )
+
+
+def parameter(config: Config, key: str) -> str:
+    """The string value of a parameter; "" where the configuration does not name it."""
+    return str(config.get("parameters", {}).get(key, {}).get("string_value", ""))
+
+
+def _graph_level(config: Config) -> ort.GraphOptimizationLevel:
+    level = int((config.get("optimization", {}).get("graph") or {}).get("level", 0))
+    return GRAPH_LEVELS.get(level, ort.GraphOptimizationLevel.ORT_ENABLE_ALL)
+
+
+def _execution_mode(config: Config) -> ort.ExecutionMode:
+    mode = _whole_number(config, "execution_mode")
+    if mode not in (0, 1):
+        raise OrtLoadError(f"parameter execution_mode is {mode}: say 0 (sequential) or 1 (parallel)")
+    return ort.ExecutionMode.ORT_PARALLEL if mode else ort.ExecutionMode.ORT_SEQUENTIAL
+
+
+def _whole_number(config: Config, key: str) -> int:
+    text = parameter(config, key) or "0"
+    if not text.isascii() or not text.isdigit() or len(text) > len(str(MAX_NUMBER)) or int(text) > MAX_NUMBER:
+        raise OrtLoadError(f"parameter {key} is '{text}': say a whole number up to {MAX_NUMBER}")
+    return int(text)
+
+
+def _flag(config: Config, key: str, *, default: bool) -> bool:
+    text = parameter(config, key).lower()
+    if text in ("1", "true", "0", "false", ""):
+        return text in ("1", "true") if text else default
+    raise OrtLoadError(f"parameter {key} is '{text}': say 1 or 0")
+
+
+def select_providers(config: Config, *, kind: str, device_id: int, available: Sequence[str]) -> ProviderSelection:
+    """Providers for an instance of `kind` ("CPU", "GPU" …) from those that this onnxruntime was built with."""
+    accelerators = config.get("optimization", {}).get("execution_accelerators") or {}
+    warnings = []
+    for accelerator in accelerators.get("cpu_execution_accelerator", []):
+        if accelerator["name"] != "openvino":
+            raise OrtLoadError(f"unknown CPU execution accelerator '{accelerator['name']}'")
+        warnings.append("the CPU accelerator openvino is not in this onnxruntime: its own CPU kernels are used")
+    if kind == "GPU" and "CUDAExecutionProvider" in available:
+        return ProviderSelection([_cuda(accelerators, device_id), "CPUExecutionProvider"], warnings)
+    if kind == "GPU":
+        warnings.append(f"instance on GPU {device_id} runs on the CPU: this onnxruntime has no CUDAExecutionProvider")
+    return ProviderSelection(["CPUExecutionProvider"], warnings)
+
+
+def _cuda(accelerators: Config, device_id: int) -> tuple[str, dict[str, str]]:
+    """Options of the `cuda` accelerator pass through under ONNX Runtime's own names; tensorrt is left to NGC's."""
+    options = {"device_id": str(device_id)}
+    for accelerator in accelerators.get("gpu_execution_accelerator", []):
+        if accelerator["name"] == "cuda":
+            options.update(accelerator.get("parameters", {}))
+    return "CUDAExecutionProvider", options
+
+
+class OrtModel:
+    """One open session, run by name. As thread-safe as the session: several threads may run it at once."""
+
+    def __init__(self, session: ort.InferenceSession, signature: Signature, config: Config) -> None:
+        self._session = session
+        self._config = config
+        self._run_options = self.run_options()
+        inputs = (*signature.inputs, *signature.overridable)
+        self._text_inputs = [spec.name for spec in inputs if spec.data_type == "TYPE_STRING"]
+        self._scalar_inputs = [spec.name for spec in inputs if not spec.dims]
+        self._output_dims = {
+            entry["name"]: (entry.get("reshape") or {}).get("shape", entry["dims"])
+            for entry in config.get("output", [])
+        }
+
+    def run_options(self) -> ort.RunOptions:
+        """Options as the configuration wants them; `terminate` on those of one run ends it at its next node."""
+        return _run_options(self._config)
+
+    def run(self, names: Sequence[str], inputs: Mapping[str, Any], options: ort.RunOptions | None = None) -> list[Any]:
+        """The outputs `names`, in that order; RequestError with ONNX Runtime's reason."""
+        try:
+            arrays = self._session.run(list(names), self._to_ort(inputs), options or self._run_options)
+        except ORT_ERRORS as error:
+            raise OrtRequestError(ort_error_text(error), is_client_error=isinstance(error, CLIENT_ERRORS)) from None
+        return [self._from_ort(name, array) for name, array in zip(names, arrays, strict=True)]
+
+    def _to_ort(self, inputs: Mapping[str, Any]) -> dict[str, Any]:
+        feed = dict(inputs)
+        for name in self._text_inputs:
+            if name in feed:
+                feed[name] = _decoded(name, feed[name])
+        for name in self._scalar_inputs:
+            if name in feed and feed[name].size == 1:
+                feed[name] = feed[name].reshape(())
+        return feed
+
+    def _from_ort(self, name: str, array: Any) -> Any:
+        """A scalar gets the shape from the configuration, as in NGC's backend; the engine applies a reshape."""
+        return array.reshape(self._output_dims[name]) if array.ndim == 0 else array
+
+
+def _run_options(config: Config) -> ort.RunOptions:
+    options = ort.RunOptions()
+    options.log_severity_level = SEVERITY_FATAL
+    shrinkage = parameter(config, "memory.enable_memory_arena_shrinkage")
+    if shrinkage:
+        options.add_run_config_entry("memory.enable_memory_arena_shrinkage", shrinkage)
+    return options
+
+
+def _decoded(name: str, array: Any) -> Any:
+    """ONNX Runtime's Python takes str: of bytes it would take the repr."""
+    try:
+        texts = [item.decode() if isinstance(item, bytes) else item for item in array.ravel()]
+    except UnicodeDecodeError:
+        raise OrtRequestError(f"input '{name}' holds bytes that are not UTF-8", is_client_error=True) from None
+    decoded = np.empty(len(texts), dtype=object)
+    decoded[:] = texts
+    return decoded.reshape(array.shape)
+
+
+def ort_error_text(error: BaseException) -> str:
+    """ONNX Runtime's reason on one line, without its prefix and the places in its sources."""
+    text = re.sub(r"^\[ONNXRuntimeError\] : \d+ : \w+ : ", "", str(error))
+    node = r"Non-zero status code returned while running (\S+) node\. Name:'([^']*)' Status Message: "
+    text = re.sub(node, lambda found: f"{found[1]} node '{found[2]}': ", text)
+    text = re.sub(r"/\S+\.(?:cc|cpp|h|cu|cuh):\d+ ", "", text)
+    return " ".join(text.split()) or type(error).__name__

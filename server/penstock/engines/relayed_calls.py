@@ -1,0 +1,232 @@
+"""Facts about a relayed call (retryable, for all replicas, its model and sequence), and two rewrites of calls.
+
+* Model loads over HTTP are sent to Triton over gRPC: Triton 2.51 loads in the HTTP thread that received the request,
+and
+  other connections of that thread wait until the load ends. Codes and texts are the same on both ports.
+* Sequence IDs of clients with a key are replaced by a hash of key and ID, so that no client reaches another's sequence.
+"""
+
+import hashlib
+import json
+import re
+from dataclasses import replace
+from urllib.parse import unquote
+
+import msgspec
+from google.protobuf.message import DecodeError
+from tritonclient.grpc import service_pb2
+
+from penstock.engines.concurrency import in_thread
+from penstock.protocol.call import GrpcAnswer, GrpcCall, HttpAnswer, HttpCall, InferHead
+from penstock.protocol.errors import EngineUnavailable
+from penstock.protocol.http_body import inflate
+from penstock.protocol.http_inference import header_length_of
+from penstock.protocol.identity import Identity
+
+READS = ("GET", "HEAD")
+SERVICE = "/inference.GRPCInferenceService/"
+INFER_METHOD = SERVICE + "ModelInfer"
+_REPEATABLE_POSTS = (b"/infer", b"/index", b"/generate", b"/generate_stream")
+_CHANGING_METHODS = tuple(
+    SERVICE + name for name in ("RepositoryModelLoad", "RepositoryModelUnload", "TraceSetting", "LogSettings")
+)
+_CHANGING_POSTS = (b"/load", b"/unload", b"/trace/setting", b"/logging")
+_SEQUENCE = b"sequence_id"
+_MODELS, _REPOSITORY_MODELS = b"/v2/models/", b"/v2/repository/models/"
+_LOADS = (SERVICE + "RepositoryModelLoad", SERVICE + "RepositoryModelUnload")
+_ABOUT_ONE_MODEL = (  # whose requests begin with its name
+    INFER_METHOD,
+    *(SERVICE + name for name in ("ModelReady", "ModelMetadata", "ModelConfig", "ModelStatistics")),
+)
+INDEX_METHOD, INDEX_PATH = SERVICE + "RepositoryIndex", b"/v2/repository/index"
+
+
+def may_repeat_http(call: HttpCall) -> bool:
+    """Whether doing it twice does no more than doing it once: reads, and inferences that are no sequence's.
+
+    A compressed body may hold a sequence.
+    """
+    if call.method in READS:
+        return True
+    if not _path(call).endswith(_REPEATABLE_POSTS) or _SEQUENCE in call.body:
+        return False
+    return not any(name == b"content-encoding" and value != b"identity" for name, value in call.headers)
+
+
+def may_repeat_grpc(call: GrpcCall) -> bool:
+    """The same over gRPC; shared memory is registered by its name, once."""
+    if call.method == INFER_METHOD:
+        return _SEQUENCE not in call.message
+    return call.method not in _CHANGING_METHODS and not call.method.endswith("Register")
+
+
+def is_for_all_replicas_http(call: HttpCall) -> bool:
+    """Whether the call goes to every replica, as loads and changed settings do."""
+    return call.method == "POST" and _path(call).endswith(_CHANGING_POSTS)
+
+
+def is_for_all_replicas_grpc(call: GrpcCall) -> bool:
+    """The same over gRPC, where a question for settings is a change of none of them."""
+    return call.method in _CHANGING_METHODS
+
+
+def model_of_http(call: HttpCall) -> str:
+    """The model in the call's path; empty where there is none."""
+    path = _path(call)
+    if not path.startswith(_MODELS):
+        return ""
+    return unquote(path.removeprefix(_MODELS).partition(b"/")[0].decode("latin-1"))
+
+
+def model_of_grpc(call: GrpcCall) -> str:
+    """The model that a call about one names; empty where it names none."""
+    if call.method == INFER_METHOD:
+        return _first_field(call.message)
+    return ""
+
+
+def named_by_http(call: HttpCall) -> str:
+    """The model that the call names, also in a load or unload; empty if it names none."""
+    path = _path(call)
+    if not path.startswith(_REPOSITORY_MODELS):
+        return model_of_http(call)
+    return unquote(path.removeprefix(_REPOSITORY_MODELS).partition(b"/")[0].decode("latin-1"))
+
+
+def named_by_grpc(call: GrpcCall) -> str:
+    """The same over gRPC."""
+    if call.method in _LOADS:
+        try:
+            loaded: str = service_pb2.RepositoryModelLoadRequest.FromString(call.message).model_name
+        except DecodeError:
+            return ""
+        return loaded
+    return _first_field(call.message) if call.method in _ABOUT_ONE_MODEL else ""
+
+
+def sequence_of_http(call: HttpCall) -> str:
+    """The sequence that an inference belongs to; empty for none, or where the body cannot be read."""
+    length = next((value for name, value in call.headers if name == b"inference-header-content-length"), b"")
+    body = call.body[: int(length)] if length.isdigit() else call.body
+    try:
+        return _sequence_text(msgspec.json.decode(body, type=_Sequenced).parameters.get("sequence_id"))
+    except (msgspec.MsgspecError, UnicodeDecodeError):
+        return ""
+
+
+def sequence_of_grpc(call: GrpcCall) -> str:
+    """The same over gRPC."""
+    try:
+        slot = service_pb2.ModelInferRequest.FromString(call.message).parameters.get("sequence_id")
+    except DecodeError:
+        return ""
+    return "" if slot is None else _sequence_text(slot.string_param or slot.int64_param or slot.uint64_param)
+
+
+class _Sequenced(msgspec.Struct):
+    parameters: dict[str, object] = {}
+
+
+def _sequence_text(sequence: object) -> str:
+    """0 and an empty string are no sequence."""
+    return str(sequence) if sequence and isinstance(sequence, int | str) else ""
+
+
+def _path(call: HttpCall) -> bytes:
+    return call.target.partition(b"?")[0]
+
+
+def _first_field(message: bytes) -> str:
+    """Field 1, a string, where the message begins with it, as every writer in use has it; else by protobuf."""
+    if len(message) > 2 and message[0] == 0x0A and message[1] < 0x80:
+        return message[2 : 2 + message[1]].decode("utf-8", "replace")
+    try:
+        name: str = service_pb2.ModelInferRequest.FromString(message).model_name
+    except DecodeError:
+        return ""
+    return name
+
+
+LOAD_METHOD = SERVICE + "RepositoryModelLoad"
+_TARGET = re.compile(rb"/v2/repository/models/([A-Za-z0-9._~-]+)/load")
+_PLAIN_BYTES = 1 << 16  # a refusal may quote it, and has to fit the block of headers that it comes in
+_STATUSES = {0: 200, 2: 400, 3: 400, 5: 404, 6: 400, 12: 501, 13: 500, 14: 503}  # Triton's
+_HEADERS = ((b"content-type", b"application/json"),)
+
+
+class _HttpLoadParameters(msgspec.Struct, forbid_unknown_fields=True):
+    config: str
+
+
+class _HttpLoadBody(msgspec.Struct, forbid_unknown_fields=True):
+    parameters: _HttpLoadParameters | None = None
+
+
+def load_over_grpc(call: HttpCall) -> GrpcCall | None:
+    """The same load over gRPC; None for anything else, and for a load that only HTTP's own words describe."""
+    found = _TARGET.fullmatch(call.target) if call.method == "POST" else None
+    if found is None or len(call.body) > _PLAIN_BYTES:
+        return None
+    try:
+        said = msgspec.json.decode(call.body, type=_HttpLoadBody) if call.body else _HttpLoadBody()
+    except (msgspec.MsgspecError, ValueError):  # ValueError: words that are no UTF-8
+        return None
+    question = service_pb2.RepositoryModelLoadRequest(model_name=found[1].decode())
+    if said.parameters is not None:
+        question.parameters["config"].string_param = said.parameters.config
+    return GrpcCall(LOAD_METHOD, question.SerializeToString())
+
+
+def to_http_answer(answer: GrpcAnswer) -> HttpAnswer:
+    """The answer as Triton's HTTP port gives it. Raises BackendUnavailable for a call that ended without one."""
+    if answer.code not in _STATUSES:
+        raise EngineUnavailable(f"the engine ended a model's load without an answer: {answer.details}")
+    body = json.dumps({"error": answer.details}, ensure_ascii=False, separators=(",", ":")) if answer.code else ""
+    return HttpAnswer(_STATUSES[answer.code], _HEADERS, body.encode())
+
+
+_READ_BYTES = 1 << 31  # the gateway has already read the body, within its own limit
+_ENCODING, _LENGTH = b"content-encoding", b"inference-header-content-length"
+_OBJECT = msgspec.json.Decoder(dict[str, msgspec.Raw])
+
+
+def engine_sequence(client: str, sequence: int | str) -> int | str:
+    """The ID for the engine: an integer below 2^63, or 32 characters. 0 and "" mean no sequence and are not changed."""
+    if not sequence:
+        return sequence
+    digest = hashlib.blake2b(repr((client, sequence)).encode(errors="backslashreplace"), digest_size=16).digest()
+    if isinstance(sequence, str):
+        return digest.hex()
+    return int.from_bytes(digest[:8]) >> 1 or 1
+
+
+async def with_engine_sequence_http(call: HttpCall, head: InferHead, caller: Identity) -> HttpCall:
+    """The inference with the engine's ID, if it is a step of a sequence and its client has a key."""
+    if not head.sequence or not caller.key_name:
+        return call
+    return await in_thread(len(call.body), _replace_sequence, call, engine_sequence(caller.owner, head.sequence))
+
+
+def with_engine_sequence_grpc(call: GrpcCall, head: InferHead, caller: Identity) -> GrpcCall:
+    """The same over gRPC; 0 and "" are rewritten, too. If a parameter occurs twice, protobuf uses the last one."""
+    if head.sequence is None or not caller.key_name:
+        return call
+    added, own = service_pb2.ModelInferRequest(), engine_sequence(caller.owner, head.sequence)
+    if isinstance(own, str):
+        added.parameters["sequence_id"].string_param = own
+    else:
+        added.parameters["sequence_id"].int64_param = own
+    return replace(call, message=call.message + added.SerializeToString())
+
+
+def _replace_sequence(call: HttpCall, own: int | str) -> HttpCall:
+    headers = dict(call.headers)
+    body = inflate(call.body, headers.get(_ENCODING, b"").decode("latin-1").lower(), _READ_BYTES)
+    length = header_length_of(headers.get(_LENGTH))
+    members = _OBJECT.decode(body[:length])
+    parameters = _OBJECT.decode(members["parameters"]) | {"sequence_id": msgspec.Raw(msgspec.json.encode(own))}
+    text = msgspec.json.encode(members | {"parameters": parameters})
+    kept = tuple((name, value) for name, value in call.headers if name not in (_ENCODING, _LENGTH))
+    if length is None:
+        return replace(call, headers=kept, body=text)
+    return replace(call, headers=(*kept, (_LENGTH, b"%d" % len(text))), body=text + body[length:])

@@ -1,0 +1,375 @@
+"""Several engines that serve the same models, behind the interface of one. The least busy replica gets the call.
+
+A call without an answer is sent once more to another replica if it may be repeated: inferences run at least once. A
+sequence stays with one replica while that replica serves.
+"""
+
+import asyncio
+import random
+import time
+from collections.abc import Awaitable, Callable, Iterable, Mapping
+from dataclasses import dataclass, replace
+from enum import StrEnum
+from functools import partial
+from hashlib import blake2b
+from operator import attrgetter
+from typing import TypeVar
+
+from penstock.engines.call_options import RetryBudget
+from penstock.engines.failures import Outliers
+from penstock.engines.relayed_calls import (
+    is_for_all_replicas_grpc,
+    is_for_all_replicas_http,
+    may_repeat_grpc,
+    may_repeat_http,
+    model_of_grpc,
+    model_of_http,
+    sequence_of_grpc,
+    sequence_of_http,
+)
+from penstock.engines.replica import CountedStream, Engine, Replica, merged_pages
+from penstock.logs import get_logger
+from penstock.protocol.call import GrpcAnswer, GrpcCall, GrpcMetadata, HttpAnswer, HttpCall, HttpStream
+from penstock.protocol.engine import GrpcStream, ModelConfig, ModelMetadata, ModelState
+from penstock.protocol.errors import DeadlineExceeded, EngineFailed, EngineUnavailable, InferenceError, ModelNotFound
+from penstock.protocol.inference import InferRequest, InferResponse
+
+T = TypeVar("T")
+log = get_logger("engine")
+Ask = Callable[[Engine], Awaitable[T]]
+_SICK_STATUSES = (500, 502)
+_BUSY_STATUS = 503
+_SICK_CODES = (2, 13)  # UNKNOWN, INTERNAL
+_BUSY_CODES = (8, 14)  # RESOURCE_EXHAUSTED, UNAVAILABLE
+_NOT_FOUND_STATUS, _NOT_FOUND_CODE = 404, 5
+# Triton's words for a model that it just unloads: while it ends, for every one of its models.
+_NO_VERSIONS = "has no available versions"
+
+
+class ReplicaState(StrEnum):
+    """Whether a replica gets calls. ejected: it does worse than the others. down: it does not answer."""
+
+    UP = "up"
+    EJECTED = "ejected"
+    DOWN = "down"
+
+
+@dataclass(frozen=True, slots=True)
+class ReplicaStatistics:
+    """One replica now. ejections: so far."""
+
+    name: str
+    standing: ReplicaState
+    in_flight: int
+    ejections: int
+
+
+@dataclass(frozen=True, slots=True)
+class _RoutedCall:
+    """model, sequence: empty where they do not matter. may_repeat: asked only once a replica did not answer.
+
+    named: the model in any case, asked only once a replica has it no more.
+    """
+
+    may_repeat: Callable[[], bool]
+    model: str = ""
+    sequence: str = ""
+    named: Callable[[], str] = str
+
+
+class Replicas:
+    """Backend and Relay. Make it inside the running loop; aclose closes the engines, too.
+
+    engines: by address, at least one. budget: of calls that are sent again; the engines count the others in it.
+    outliers: over as many. uniform: random numbers in [0, 1).
+    """
+
+    def __init__(
+        self,
+        engines: Mapping[str, Engine],
+        *,
+        budget: RetryBudget | None = None,
+        outliers: Outliers | None = None,
+        uniform: Callable[[], float] = random.random,
+    ) -> None:
+        self._wanted: set[str] = set()
+        self._replicas = [
+            Replica(name, engine, index=index, wanted=self._wanted, back=partial(self._back, index))
+            for index, (name, engine) in enumerate(engines.items())
+        ]
+        self._budget = budget or RetryBudget()
+        self._outliers = outliers or Outliers(len(self._replicas))
+        self._sequential: set[str] = set()
+        self._uniform = uniform
+
+    def statistics(self) -> list[ReplicaStatistics]:
+        """Every replica now, in the order in which they were given."""
+        now = time.monotonic()
+        return [
+            ReplicaStatistics(
+                replica.name,
+                self._replica_state(replica, now),
+                replica.in_flight,
+                self._outliers.ejections(replica.index),
+            )
+            for replica in self._replicas
+        ]
+
+    # Relay
+
+    async def http(self, call: HttpCall, *, deadline: float | None) -> HttpAnswer:
+        def ask(engine: Engine) -> Awaitable[HttpAnswer]:
+            return engine.http(call, deadline=deadline)
+
+        if is_for_all_replicas_http(call):
+            return _worst(await self._call_all(ask), lambda answer: answer.status)
+        return await self._ask(ask, self._http_question(call), _http_verdict)
+
+    async def grpc(self, call: GrpcCall, *, deadline: float | None) -> GrpcAnswer:
+        def ask(engine: Engine) -> Awaitable[GrpcAnswer]:
+            return engine.grpc(call, deadline=deadline)
+
+        if is_for_all_replicas_grpc(call):
+            return _worst(await self._call_all(ask), lambda answer: answer.code)
+        model = model_of_grpc(call) if self._names_matter() else ""
+        sequence = sequence_of_grpc(call) if model in self._sequential else ""
+        question = _RoutedCall(partial(may_repeat_grpc, call), model, sequence, partial(model_of_grpc, call))
+        return await self._ask(ask, question, _grpc_verdict)
+
+    async def http_stream(self, call: HttpCall, *, deadline: float | None) -> HttpStream:
+        replica = self._pick(self._http_question(call))
+        stream = await self._attempt(
+            replica, lambda engine: engine.http_stream(call, deadline=deadline), lambda _: None
+        )
+        chunks = replica.held(stream.chunks)
+        await anext(chunks)
+        return replace(stream, chunks=chunks)
+
+    async def grpc_stream(self, method: str, metadata: GrpcMetadata, *, deadline: float | None) -> GrpcStream:
+        """On one replica, all of it: its requests may be a sequence's."""
+        replica = self._pick(_RoutedCall(_never))
+        return CountedStream(await replica.engine.grpc_stream(method, metadata, deadline=deadline), replica)
+
+    # Backend
+
+    async def infer(self, request: InferRequest) -> InferResponse:
+        sequence = request.parameters.get("sequence_id") or ""
+        question = _RoutedCall(lambda: not sequence, request.model_name, str(sequence), lambda: request.model_name)
+        return await self._ask(lambda engine: engine.infer(request), question, lambda _: True)
+
+    async def model_metadata(self, model_name: str, model_version: str = "") -> ModelMetadata:
+        question = _RoutedCall(_always, model_name)
+        return await self._ask(lambda engine: engine.model_metadata(model_name, model_version), question)
+
+    async def model_config(self, model_name: str, model_version: str = "") -> ModelConfig:
+        """One replica's, with the instances of all."""
+        question = _RoutedCall(_always, model_name)
+        config = await self._ask(lambda engine: engine.model_config(model_name, model_version), question)
+        (self._sequential.add if config.has_sequence_batching else self._sequential.discard)(model_name)
+        return replace(config, instance_count=config.instance_count * len(self._replicas))
+
+    async def ready(self, model_name: str = "", model_version: str = "") -> bool:
+        """Whether one at least is. Every replica is asked; the slow ones are not waited for."""
+        if model_name:
+            question = _RoutedCall(_always, model_name)
+            try:
+                return await self._ask(lambda engine: engine.ready(model_name, model_version), question)
+            except EngineUnavailable:
+                return False
+        pending = {probe for replica in self._replicas if (probe := replica.probe()) is not None}
+        while pending:
+            done, pending = await asyncio.wait(pending, return_when=asyncio.FIRST_COMPLETED)
+            if any(not probe.cancelled() and probe.result() for probe in done):
+                return True
+        return False
+
+    async def repository_index(self) -> list[ModelState]:
+        """Of all replicas that answer: a version that is ready in one of them is ready."""
+        rows: dict[tuple[str, str], ModelState] = {}
+        for listed in await self._each(self._passable(), lambda replica: replica.index_rows()):
+            for row in listed:
+                known = rows.get((row.name, row.version))
+                if known is None or (row.state == "READY" and known.state != "READY"):
+                    rows[row.name, row.version] = row
+        ready = {name for (name, _), row in rows.items() if row.state == "READY"}
+        return [row for (name, version), row in rows.items() if version or row.state or name not in ready]
+
+    async def load(self, model_name: str) -> None:
+        """Into all that answer; one that comes back later loads it, too."""
+        await self._call_all(lambda engine: engine.load(model_name))
+        self._wanted.add(model_name)
+
+    async def unload(self, model_name: str) -> None:
+        self._wanted.discard(model_name)
+        await self._call_all(lambda engine: engine.unload(model_name))
+
+    async def metrics(self) -> bytes:
+        """All replicas' pages as one, every sample with the label `replica`."""
+        pages = await asyncio.gather(*(replica.engine.metrics() for replica in self._replicas))
+        return merged_pages({replica.name: page for replica, page in zip(self._replicas, pages, strict=True) if page})
+
+    async def aclose(self) -> None:
+        for replica in self._replicas:
+            replica.close()
+        await asyncio.gather(*(replica.engine.aclose() for replica in self._replicas))
+
+    # who is asked
+
+    async def _ask(self, ask: Ask[T], question: _RoutedCall, verdict: Callable[[T], bool | None] = lambda _: None) -> T:
+        """The answer of one replica, or of a second one where the first gave none or has just given the model up.
+
+        verdict: whether an answer speaks for the replica's health, against it (False), or says nothing of it (None).
+        """
+        first = self._pick(question)
+        try:
+            answer = await self._attempt(first, ask, verdict)
+        except (EngineUnavailable, ModelNotFound) as error:
+            if isinstance(error, ModelNotFound) and not self._has_lost(str(error), first, question):
+                raise
+            second = self._other(first, question)
+            if second is None:
+                raise
+        else:
+            second = self._other(first, question) if self._has_lost(_not_found(answer), first, question) else None
+            if second is None:
+                return answer
+        return await self._attempt(second, ask, verdict)
+
+    async def _attempt(self, replica: Replica, ask: Ask[T], verdict: Callable[[T], bool | None]) -> T:
+        try:
+            answer = await replica.call(ask)
+        except (EngineUnavailable, DeadlineExceeded, EngineFailed):
+            self._failed(replica)
+            raise
+        is_well = verdict(answer)
+        if is_well:
+            self._outliers.succeeded(replica.index, time.monotonic())
+        elif is_well is False:
+            self._failed(replica)
+        return answer
+
+    def _back(self, index: int) -> None:
+        self._outliers.try_again(index, time.monotonic())
+
+    def _failed(self, replica: Replica) -> None:
+        if self._outliers.failed(replica.index, time.monotonic()):
+            log.warning("replica is left out for a while: it fails more than the others", replica=replica.name)
+
+    def _has_lost(self, words: str, replica: Replica, question: _RoutedCall) -> bool:
+        """Whether the replica says that it has the model no more, and another still has it: that one is to be asked.
+
+        The replica gets no more calls for it where others have it, until it is looked at again.
+        """
+        if _NO_VERSIONS not in words:
+            return False
+        model = question.named()
+        replica.models -= {model}
+        return any(model in other.models for other in self._passable() if other is not replica)
+
+    def _other(self, first: Replica, question: _RoutedCall) -> Replica | None:
+        if not question.may_repeat() or not any(replica is not first for replica in self._passable()):
+            return None
+        return self._pick(question, besides=first) if self._budget.take_elsewhere(time.monotonic()) else None
+
+    def _pick(self, question: _RoutedCall, besides: Replica | None = None) -> Replica:
+        """The least busy of those that do well, any of several. Raises BackendUnavailable where none answers at all."""
+        able: list[Replica] = []
+        for replica in self._replicas:
+            if not replica.circuit.is_passable:
+                replica.probe()  # in this process, calls may be the only ones to notice
+            elif replica is not besides:
+                able.append(replica)
+        if not able:
+            names = ", ".join(replica.name for replica in self._replicas)
+            raise EngineUnavailable(f"none of the engines answers ({names})")
+        if question.model:
+            able = [replica for replica in able if question.model in replica.models] or able
+        if not self._outliers.is_calm:
+            now = time.monotonic()
+            able = [replica for replica in able if self._is_in_service(replica, now)] or able
+        if question.sequence:
+            return max(able, key=lambda replica: _affinity(question, replica))
+        start = int(self._uniform() * len(able))
+        return min(able[start:] + able[:start], key=_load_of)
+
+    def _is_in_service(self, replica: Replica, now: float) -> bool:
+        if self._outliers.is_ejected(replica.index, now):
+            return False
+        return not (self._outliers.is_on_trial(replica.index) and replica.in_flight)
+
+    def _passable(self) -> list[Replica]:
+        return [replica for replica in self._replicas if replica.circuit.is_passable]
+
+    def _replica_state(self, replica: Replica, now: float) -> ReplicaState:
+        if not replica.circuit.is_passable:
+            return ReplicaState.DOWN
+        return ReplicaState.EJECTED if self._outliers.is_ejected(replica.index, now) else ReplicaState.UP
+
+    def _names_matter(self) -> bool:
+        """Whether it makes a difference which model a call is for: not while all replicas have the same ones."""
+        first = self._replicas[0].models
+        return bool(self._sequential) or any(replica.models != first for replica in self._replicas)
+
+    def _http_question(self, call: HttpCall) -> _RoutedCall:
+        model = model_of_http(call) if self._names_matter() else ""
+        sequence = sequence_of_http(call) if model in self._sequential else ""
+        return _RoutedCall(partial(may_repeat_http, call), model, sequence, partial(model_of_http, call))
+
+    # all of them
+
+    async def _call_all(self, ask: Ask[T]) -> list[T]:
+        """What each replica that answers says. Raises the first error of any."""
+        outcomes = await asyncio.gather(*(replica.call(ask) for replica in self._passable()), return_exceptions=True)
+        return _answers(outcomes)
+
+    async def _each(self, replicas: Iterable[Replica], ask: Callable[[Replica], Awaitable[T]]) -> list[T]:
+        """What those say that answer. Raises the first error where none does."""
+        outcomes = await asyncio.gather(*(ask(replica) for replica in replicas), return_exceptions=True)
+        answered = [outcome for outcome in outcomes if not isinstance(outcome, InferenceError)]
+        return _answers(answered or outcomes)
+
+
+def _answers(outcomes: list[T | BaseException]) -> list[T]:
+    answers: list[T] = []
+    for outcome in outcomes:
+        if isinstance(outcome, BaseException):
+            raise outcome
+        answers.append(outcome)
+    if not answers:
+        raise EngineUnavailable("none of the engines answers")
+    return answers
+
+
+def _worst(answers: list[T], grade: Callable[[T], int]) -> T:
+    return max(answers, key=grade)
+
+
+def _not_found(answer: object) -> str:
+    """What an answer says of a model that is not there; empty for any other answer."""
+    if isinstance(answer, HttpAnswer) and answer.status == _NOT_FOUND_STATUS:
+        return answer.body.decode("utf-8", "replace")
+    return answer.details if isinstance(answer, GrpcAnswer) and answer.code == _NOT_FOUND_CODE else ""
+
+
+def _http_verdict(answer: HttpAnswer) -> bool | None:
+    return None if answer.status == _BUSY_STATUS else answer.status not in _SICK_STATUSES
+
+
+def _grpc_verdict(answer: GrpcAnswer) -> bool | None:
+    return None if answer.code in _BUSY_CODES else answer.code not in _SICK_CODES
+
+
+def _affinity(question: _RoutedCall, replica: Replica) -> bytes:
+    """Rendezvous hashing: a sequence moves only when its replica goes."""
+    return blake2b(f"{question.model}\0{question.sequence}\0{replica.name}".encode(), digest_size=8).digest()
+
+
+_load_of = attrgetter("in_flight")
+
+
+def _always() -> bool:
+    return True
+
+
+def _never() -> bool:
+    return False

@@ -1,0 +1,70 @@
+"""POSIX shared-memory segments, read and written through their descriptors.
+
+A mapping would end this process with SIGBUS if the segment's owner truncates it; a read only returns fewer bytes.
+"""
+
+import os
+import stat
+from pathlib import Path
+
+SHARED_MEMORY = Path("/dev/shm")
+MIN_FREE_BYTES = 1 << 20  # initial size of a region of Triton's Python backend, and the step by which it grows
+
+
+class OpenedSegment:
+    """One segment, held open. Close it."""
+
+    def __init__(self, descriptor: int) -> None:
+        self._descriptor = descriptor
+
+    def size_bytes(self) -> int:
+        """As large as it is now."""
+        return os.fstat(self._descriptor).st_size
+
+    def read(self, offset: int, size_bytes: int) -> bytearray:
+        """The bytes from offset on; fewer where the segment ends before."""
+        found = bytearray(size_bytes)
+        view = memoryview(found)
+        count = 0
+        while count < size_bytes:
+            piece = os.preadv(self._descriptor, [view[count:]], offset + count)
+            if not piece:
+                break
+            count += piece
+        view.release()
+        del found[count:]
+        return found
+
+    def write(self, offset: int, content: memoryview) -> None:
+        """All of it, where the segment is long enough. Raises OSError."""
+        written = 0
+        while written < content.nbytes:
+            written += os.pwrite(self._descriptor, content[written:], offset + written)
+
+    def close(self) -> None:
+        os.close(self._descriptor)
+
+
+def open_segment(name: str) -> OpenedSegment:
+    """The segment of that name, a file in /dev/shm. Raises OSError, for a link and for anything but a file, too."""
+    flags = os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
+    descriptor = os.open(SHARED_MEMORY / name, flags)
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        os.close(descriptor)
+        raise FileNotFoundError(f"{name} is no shared memory segment")
+    return OpenedSegment(descriptor)
+
+
+def shared_memory_shortage(folder: Path = SHARED_MEMORY) -> str:
+    """Why /dev/shm is too full for Triton's Python backend; empty if it has room."""
+    try:
+        room = os.statvfs(folder)
+    except OSError:  # no /dev/shm: Triton reports it
+        return ""
+    size_bytes, free_bytes = room.f_blocks * room.f_frsize, room.f_bavail * room.f_frsize
+    if not size_bytes or free_bytes >= MIN_FREE_BYTES:
+        return ""
+    return (
+        f"the machine's shared memory is nearly full: {free_bytes >> 10} KiB of {size_bytes >> 20} MiB are free, and "
+        f"{MIN_FREE_BYTES >> 10} KiB are needed; free some, or make /dev/shm larger"
+    )

@@ -1,0 +1,393 @@
+"""Triton's model configuration and its parameters as records. Does not import torch.
+
+precision        fp16, bf16 or fp32        default fp16 on a GPU, fp32 on a CPU
+channels-last    0 or 1                    default 1 if a float input has three dimensions besides the batch
+cuda-graphs      0 or 1                    default 1; GPU only
+batch-buckets    1;2;4;8 …                 default powers of two up to max_batch_size, and max_batch_size
+fuse             0 or 1                    default 1: folds normalisation into convolutions; on a GPU also fuses bias,
+                                           ReLU and sums by cuDNN, if that answers correctly at load
+event-wait       block or spin             default block; spin uses a core per instance while it waits for the GPU
+check-answers    0 or 1                    default 1: where MPS limits the SMs, compares answers at load with the CPU's
+batches-in-flight 1 or 2                   default 1; 2: begins a batch while the one before is computed
+image-decoder    gateway or engine         default gateway; engine: the input is TYPE_STRING, encoded pictures
+infer-dims       3;224;224                 the network's input, with image-decoder engine
+"""
+
+import bisect
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from difflib import get_close_matches
+from enum import Enum
+from typing import Any
+
+
+class TorchLoadError(Exception):
+    """The model cannot be served: raised while loading, the load fails with this sentence."""
+
+
+class TorchRequestError(Exception):
+    """One request fails, its batch-mates do not. The caller's fault: 400 to a client."""
+
+
+def default_buckets(max_batch_size: int) -> tuple[int, ...]:
+    """Powers of two up to max_batch_size, and it. max_batch_size: 0 for a model without a batch dimension."""
+    largest = max(max_batch_size, 1)
+    powers = [1 << power for power in range(largest.bit_length()) if 1 << power < largest]
+    return (*powers, largest)
+
+
+def bucket_for(rows: int, buckets: Sequence[int]) -> int:
+    """The smallest bucket that holds that many rows, 1 or more. buckets: ascending. ValueError above the last."""
+    if rows > buckets[-1]:
+        raise ValueError(f"{rows} rows are more than the largest bucket, {buckets[-1]}")
+    return buckets[bisect.bisect_left(buckets, rows)]
+
+
+_CHANNELS = {"RGB": 3, "BGR": 3, "GRAY": 1}
+_COLORS = {"0": "RGB", "1": "BGR", "2": "GRAY", "rgb": "RGB", "bgr": "BGR", "gray": "GRAY"}
+_FLAGS = {"0": False, "false": False, "off": False, "1": True, "true": True, "on": True}
+_MOST_ENLARGED = 4  # as the gateway: a resize to more would cost much and leave less than a sixteenth of the picture
+
+
+class PictureFit(Enum):
+    """How a source becomes the network's size: as server/penstock/vision/spec.py's Fit, without KEEP (the size is
+    fixed).
+    """
+
+    STRETCH = "stretch"
+    PAD_RIGHT_BOTTOM = "pad"
+    PAD_SYMMETRIC = "pad-symmetric"
+    CROP = "crop"
+
+
+@dataclass(frozen=True)
+class PictureSpec:
+    """value = scale * (pixel - offset) * channel_factor, in the network's own colour order; padding is black before it.
+
+    color: "RGB", "BGR" or "GRAY". shorter_side: with Fit.CROP, what the source's shorter side becomes before the cut,
+    else 0. offsets, channel_factors: one a channel. Resized by cv2.INTER_LINEAR (bilinear without antialiasing).
+    """
+
+    width: int
+    height: int
+    color: str = "RGB"
+    fit: PictureFit = PictureFit.STRETCH
+    shorter_side: int = 0
+    scale: float = 1.0
+    offsets: tuple[float, ...] = (0.0, 0.0, 0.0)
+    channel_factors: tuple[float, ...] = (1.0, 1.0, 1.0)
+
+    @property
+    def channels(self) -> int:
+        return _CHANNELS[self.color]
+
+
+def picture_spec(config: dict[str, Any], text: Callable[[str], str]) -> PictureSpec | None:
+    """Settings of a model whose engine decodes pictures; None if the gateway does. text: a parameter's value, or "".
+
+    Raises LoadError naming parameter, value and what is allowed.
+    """
+    decoder = text("image-decoder").lower() or "gateway"
+    if decoder not in ("0", "gateway", "1", "engine"):
+        raise TorchLoadError(f"parameter image-decoder is '{decoder}': say gateway or engine")
+    if decoder in ("0", "gateway"):
+        return None
+    _check_wire(config)
+    color = _color(text)
+    width, height = _infer_dims(text, _CHANNELS[color])
+    fit = _fit(text)
+    return PictureSpec(
+        width=width,
+        height=height,
+        color=color,
+        fit=fit,
+        shorter_side=_shorter_side(text, max(width, height)) if fit is PictureFit.CROP else 0,
+        scale=_factors(text, "net-scale-factor", 1)[0],
+        offsets=_numbers(text, "offsets", _CHANNELS[color], 0.0),
+        channel_factors=_factors(text, "channel-scale-factors", _CHANNELS[color]),
+    )
+
+
+def _check_wire(config: dict[str, Any]) -> None:
+    inputs = config.get("input", [])
+    if len(inputs) != 1 or inputs[0].get("data_type") != "TYPE_STRING" or list(inputs[0].get("dims", [])) != [1]:
+        raise TorchLoadError("parameter image-decoder: engine needs exactly one input, of TYPE_STRING and dims [ 1 ]")
+    if int(config.get("max_batch_size", 0)) < 1:
+        raise TorchLoadError("parameter image-decoder: engine needs max_batch_size of 1 or more")
+
+
+def _color(text: Callable[[str], str]) -> str:
+    said = text("model-color-format").lower() or "rgb"
+    if said not in _COLORS:
+        raise TorchLoadError(f"parameter model-color-format is '{said}': say 0 or RGB, 1 or BGR, 2 or GRAY")
+    return _COLORS[said]
+
+
+def _infer_dims(text: Callable[[str], str], channels: int) -> tuple[int, int]:
+    """(width, height)."""
+    said = text("infer-dims")
+    words = [word.strip() for word in said.split(";") if word.strip()]
+    if len(words) != 3 or not all(word.isdigit() and int(word) > 0 for word in words) or int(words[0]) != channels:
+        raise TorchLoadError(
+            f"parameter infer-dims is '{said}': say the network's channels, height and width, as {channels};224;224"
+        )
+    return int(words[2]), int(words[1])
+
+
+def _fit(text: Callable[[str], str]) -> PictureFit:
+    if text("scaling-filter").lower() not in ("", "1", "bilinear"):
+        raise TorchLoadError(
+            f"parameter scaling-filter is '{text('scaling-filter')}': the engine resizes by bilinear alone"
+        )
+    if text("network-input-order").lower() not in ("", "0", "nchw"):
+        raise TorchLoadError("parameter network-input-order: a program that is sent pictures takes NCHW; leave it out")
+    keeps_aspect, is_symmetric = (_flag(text, key) for key in ("maintain-aspect-ratio", "symmetric-padding"))
+    if text("resize-shorter-side") and keeps_aspect:
+        raise TorchLoadError("parameter resize-shorter-side does not go with maintain-aspect-ratio, which pads instead")
+    if text("resize-shorter-side"):
+        return PictureFit.CROP
+    if not keeps_aspect:
+        return PictureFit.STRETCH
+    return PictureFit.PAD_SYMMETRIC if is_symmetric else PictureFit.PAD_RIGHT_BOTTOM
+
+
+def _flag(text: Callable[[str], str], key: str) -> bool:
+    said = text(key).lower() or "0"
+    if said not in _FLAGS:
+        raise TorchLoadError(f"parameter {key} is '{said}': say 1 or 0")
+    return _FLAGS[said]
+
+
+def _shorter_side(text: Callable[[str], str], network_side: int) -> int:
+    said = text("resize-shorter-side")
+    least, most = network_side, _MOST_ENLARGED * network_side
+    if not said.isdigit() or not least <= int(said) <= most:
+        raise TorchLoadError(f"parameter resize-shorter-side is '{said}': say a number from {least} to {most}")
+    return int(said)
+
+
+def _factors(text: Callable[[str], str], key: str, count: int) -> tuple[float, ...]:
+    factors = _numbers(text, key, count, 1.0)
+    if 0.0 in factors:
+        raise TorchLoadError(f"parameter {key} is '{text(key)}': 0 leaves nothing of a picture")
+    return factors
+
+
+def _numbers(text: Callable[[str], str], key: str, count: int, default: float) -> tuple[float, ...]:
+    said = text(key)
+    if not said:
+        return (default,) * count
+    try:
+        numbers = tuple(float(word) for word in said.split(";") if word.strip())
+    except ValueError:
+        numbers = ()
+    if len(numbers) != count or not all(math.isfinite(number) for number in numbers):
+        raise TorchLoadError(f"parameter {key} is '{said}': say {count} numbers with ';' between")
+    return numbers
+
+
+Config = dict[str, Any]  # the configuration as Triton hands it over: parsed JSON
+_DATA_TYPES = frozenset(("BOOL", "UINT8", "INT8", "INT16", "INT32", "INT64", "FP16", "BF16", "FP32", "FP64", "STRING"))
+_FLOATS = frozenset(("FP16", "BF16", "FP32", "FP64"))
+_KNOWN = (
+    "precision",
+    "channels-last",
+    "cuda-graphs",
+    "batch-buckets",
+    "fuse",
+    "event-wait",
+    "check-answers",
+    "batches-in-flight",
+    "image-decoder",
+    "infer-dims",
+)
+_MIN_SIMILARITY = 0.75  # of two names' letters: a slip, not another word
+IMAGE_RANK = 3
+MODEL_FILE = "model.pt2"
+
+
+class Precision(Enum):
+    """What the program's floats are while it runs."""
+
+    FP16 = "fp16"
+    BF16 = "bf16"
+    FP32 = "fp32"
+
+
+@dataclass(frozen=True)
+class TorchTensorSpec:
+    """An input or output of the configuration. data_type: "FP32"; dims: without the batch dimension, -1 is free."""
+
+    name: str
+    data_type: str
+    dims: tuple[int, ...]
+
+    @property
+    def is_fixed(self) -> bool:
+        return all(dim > 0 for dim in self.dims)
+
+
+@dataclass(frozen=True)
+class EngineSpec:
+    """How one instance serves.
+
+    inputs: what the program takes, in its order; where pictures is not None, one of floats (C, H, W), and the wire
+    carries encoded pictures under the same name instead. max_batch_size: 0 without a batch dimension.
+    """
+
+    model: str
+    inputs: tuple[TorchTensorSpec, ...]
+    outputs: tuple[TorchTensorSpec, ...]
+    max_batch_size: int
+    precision: Precision
+    is_channels_last: bool
+    has_cuda_graphs: bool
+    buckets: tuple[int, ...]
+    is_fused: bool = True
+    waits_blocking: bool = False
+    batches_in_flight: int = 1
+    checks_answers: bool = True
+    pictures: PictureSpec | None = None
+    file_name: str = MODEL_FILE
+
+
+def engine_spec(config: Config, *, is_gpu: bool) -> EngineSpec:
+    """The record of a configuration.
+
+    Raises LoadError naming parameter, value and what is allowed.
+    """
+    _reject_unsupported_features(config)
+    _reject_misspelt_parameters(config)
+    parameters = _Parameters(config)
+    pictures = picture_spec(config, parameters.text)
+    inputs = tuple(_tensor(entry) for entry in config.get("input", []))
+    if pictures is not None:
+        inputs = (TorchTensorSpec(inputs[0].name, "FP32", (pictures.channels, pictures.height, pictures.width)),)
+    outputs = tuple(_tensor(entry) for entry in config.get("output", []))
+    _check_tensors(inputs, outputs)
+    max_batch_size = int(config.get("max_batch_size", 0))
+    is_image = any(spec.data_type in _FLOATS | {"UINT8"} and len(spec.dims) == IMAGE_RANK for spec in inputs)
+    is_fixed = all(spec.is_fixed for spec in inputs)
+    return EngineSpec(
+        model=str(config.get("name", "")),
+        inputs=inputs,
+        outputs=outputs,
+        max_batch_size=max_batch_size,
+        precision=Precision(parameters.one_of("precision", ("fp16", "bf16", "fp32"), "fp16" if is_gpu else "fp32")),
+        is_channels_last=parameters.flag("channels-last", default=is_image),
+        has_cuda_graphs=parameters.flag("cuda-graphs", default=True) and is_gpu and is_fixed,
+        buckets=_buckets(parameters, max_batch_size),
+        is_fused=parameters.flag("fuse", default=True),
+        waits_blocking=_waits_blocking(parameters),
+        checks_answers=parameters.flag("check-answers", default=True),
+        batches_in_flight=_batches_in_flight(parameters, pictures),
+        pictures=pictures,
+        file_name=str(config.get("default_model_filename") or MODEL_FILE),
+    )
+
+
+class _Parameters:
+    """A configuration's string parameters."""
+
+    def __init__(self, config: Config) -> None:
+        self._values = config.get("parameters") or {}
+
+    def text(self, key: str) -> str:
+        """The stripped value; "" where the configuration does not name it."""
+        return str((self._values.get(key) or {}).get("string_value", "")).strip()
+
+    def one_of(self, key: str, allowed: tuple[str, ...], default: str) -> str:
+        said = self.text(key).lower() or default
+        if said not in allowed:
+            raise TorchLoadError(f"parameter {key} is '{said}': say one of {', '.join(allowed)}")
+        return said
+
+    def flag(self, key: str, *, default: bool) -> bool:
+        said = self.text(key).lower()
+        if said and said not in _FLAGS:
+            raise TorchLoadError(f"parameter {key} is '{said}': say 1 or 0")
+        return _FLAGS[said] if said else default
+
+
+def _buckets(parameters: _Parameters, max_batch_size: int) -> tuple[int, ...]:
+    """Ascending, and the last holds the largest batch."""
+    said = parameters.text("batch-buckets")
+    if not said:
+        return default_buckets(max_batch_size)
+    words = [word.strip() for word in said.split(";") if word.strip()]
+    if not words or not all(word.isascii() and word.isdigit() and int(word) > 0 for word in words):
+        raise TorchLoadError(
+            f"parameter batch-buckets is '{said}': say whole numbers above 0 with ';' between, as 1;4;16"
+        )
+    largest = max(max_batch_size, 1)
+    numbers = sorted({int(word) for word in words})
+    if numbers[-1] > largest:
+        raise TorchLoadError(
+            f"parameter batch-buckets is '{said}': {numbers[-1]} is more than max_batch_size {largest}"
+        )
+    return tuple(numbers) if numbers[-1] == largest else (*numbers, largest)
+
+
+def _batches_in_flight(parameters: _Parameters, pictures: PictureSpec | None) -> int:
+    """Pictures are decoded into the one input that all batches share."""
+    said = int(parameters.one_of("batches-in-flight", ("1", "2"), "1"))
+    if said > 1 and pictures is not None:
+        raise TorchLoadError(
+            f"parameter batches-in-flight is '{said}', and image-decoder is engine: that runs 1 at a time"
+        )
+    return said
+
+
+def _waits_blocking(parameters: _Parameters) -> bool:
+    """Spinning answers some microseconds sooner, and takes a core an instance while the GPU works: of 16 instances that
+    shared 16 cores it left the rest of the machine none."""
+    return parameters.one_of("event-wait", ("block", "spin"), "block") == "block"
+
+
+def instance_count(config: Config) -> int:
+    """Of all of the model's instance groups, on all their GPUs."""
+    groups = config.get("instance_group") or []
+    return max(1, sum(int(group.get("count", 1)) * max(1, len(group.get("gpus") or [])) for group in groups))
+
+
+def _tensor(entry: Config) -> TorchTensorSpec:
+    data_type = str(entry.get("data_type", "")).removeprefix("TYPE_")
+    if data_type not in _DATA_TYPES:
+        raise TorchLoadError(
+            f"tensor '{entry.get('name')}' is {data_type or 'without a type'}: the torch backend has none"
+        )
+    reshape = (entry.get("reshape") or {}).get("shape")
+    dims = entry.get("dims", []) if reshape is None else reshape
+    return TorchTensorSpec(str(entry.get("name", "")), data_type, tuple(int(dim) for dim in dims))
+
+
+def _check_tensors(inputs: tuple[TorchTensorSpec, ...], outputs: tuple[TorchTensorSpec, ...]) -> None:
+    for kind, specs in (("input", inputs), ("output", outputs)):
+        if not specs:
+            raise TorchLoadError(
+                f"config.pbtxt names no {kind}, and {MODEL_FILE} does not tell what Triton is to call it"
+            )
+        for spec in specs:
+            if spec.data_type == "STRING":
+                raise TorchLoadError(
+                    f"{kind} '{spec.name}' is TYPE_STRING: a program takes numbers; "
+                    "for encoded pictures say the parameter image-decoder: engine"
+                )
+
+
+def _reject_unsupported_features(config: Config) -> None:
+    found = [key for key in ("batch_input", "batch_output", "sequence_batching") if config.get(key)]
+    found += [f"optional input '{entry['name']}'" for entry in config.get("input", []) if entry.get("optional")]
+    if (config.get("model_transaction_policy") or {}).get("decoupled"):
+        found.append("the decoupled transaction policy")
+    if found:
+        raise TorchLoadError(f"the torch backend does not have {' and '.join(found)}: leave it out of config.pbtxt")
+
+
+def _reject_misspelt_parameters(config: Config) -> None:
+    """Parameters of others' stand there too, so that only what is nearly one of ours is a mistake."""
+    for key in config.get("parameters") or {}:
+        meant = get_close_matches(key.lower().replace("_", "-"), _KNOWN, 1, _MIN_SIMILARITY)
+        if meant and key not in _KNOWN:
+            raise TorchLoadError(f"there is no parameter '{key}': did you mean {meant[0]}?")

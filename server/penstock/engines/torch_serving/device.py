@@ -1,0 +1,152 @@
+"""Opens a model instance on its device, runs numpy rows through it, and detects a lost CUDA context."""
+
+import ctypes
+import os
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from .config import Config, EngineSpec, TorchLoadError, TorchRequestError, instance_count
+from .dtypes import WIRE_TYPES
+from .instance import Instance, Reader, Runner, TorchRequest
+from .program import Loaded, load_program
+from .runners import EagerRunner, GraphRunner
+from .staging import PinnedRegions
+
+
+def array_runner(instance: Instance, spec: EngineSpec) -> Callable[[dict[str, Any]], dict[str, Any] | str]:
+    """A function from inputs by name to outputs by name, or to the reason why the run failed."""
+
+    def run(inputs: dict[str, Any]) -> dict[str, Any] | str:
+        try:
+            (outcome,) = instance.answer([_request(inputs, spec)])
+        except (RuntimeError, ValueError, TypeError) as error:  # the program's own errors, reported as for a request
+            return f"{type(error).__name__}: {error}"
+        if isinstance(outcome, TorchRequestError):
+            return str(outcome)
+        return {one.name: _array(rows) for one, rows in zip(spec.outputs, outcome, strict=True)}
+
+    return run
+
+
+def _request(inputs: dict[str, Any], spec: EngineSpec) -> TorchRequest:
+    if spec.pictures is not None:
+        return TorchRequest(pictures=tuple(inputs[spec.inputs[0].name].ravel().tolist()))
+    return TorchRequest(tuple(torch.from_numpy(inputs[one.name]).to(WIRE_TYPES[one.data_type]) for one in spec.inputs))
+
+
+def _array(rows: Any) -> Any:
+    """Copies, because the next run overwrites the rows. numpy has no BF16."""
+    return (rows.float() if rows.dtype is torch.bfloat16 else rows.clone()).numpy()
+
+
+_EXIT_DELAY_S = 0.5  # for the answers of the batch that met the fault to reach Triton
+_BROKEN_CONTEXT_EXIT = 70
+# A cuBLAS handle's workspace on Hopper is 32 MiB by default: of 47 processes, 1.5 GiB for nothing.
+_SMALL_WORKSPACE = ":4096:2:16:8"
+
+
+@dataclass(frozen=True)
+class InstanceDevice:
+    """What Triton says of an instance."""
+
+    is_gpu: bool
+    device_id: int
+    config: Config
+
+
+@dataclass(frozen=True)
+class OpenedInstance:
+    """An instance, what its user should know of it, if anything, and what stands in the log.
+
+    enter_thread: by every further thread that touches the instance, first. CUDA's device is a thread's own: else it
+    were the machine's first, with a context there for nothing, and `is_broken` would look at that one.
+    """
+
+    instance: Instance
+    note: str
+    facts: str
+    enter_thread: Callable[[], object]
+
+
+def open_instance(folder: Path, spec: EngineSpec, placement: InstanceDevice) -> OpenedInstance:
+    """The instance of the program in a version's folder. Raises LoadError."""
+    device = _device(placement)
+    loaded = load_program(folder / spec.file_name, spec, device)
+    runner: Runner
+    if spec.has_cuda_graphs:
+        slots = spec.batches_in_flight  # with two, execute returns before the run is over
+        runner = GraphRunner(loaded.program, spec, device, pinned=pinned_regions(), slots=slots, is_lent=slots > 1)
+    else:
+        runner = EagerRunner(loaded.program, spec, device)
+    instance, facts = Instance(spec, runner, _reader(spec, device)), _log_fields(spec, device, loaded)
+    enter_thread = partial(torch.cuda.set_device, device) if placement.is_gpu else lambda: None
+    return OpenedInstance(instance, loaded.note, facts, enter_thread)
+
+
+def _device(placement: InstanceDevice) -> Any:
+    if not placement.is_gpu:
+        torch.set_num_threads(max(1, available_cores() // instance_count(placement.config)))
+        return torch.device("cpu")
+    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", _SMALL_WORKSPACE)
+    if not torch.cuda.is_available():
+        raise TorchLoadError("the instance is on a GPU and PyTorch sees none: KIND_CPU runs it on the CPU")
+    device = torch.device("cuda", placement.device_id)
+    torch.cuda.set_device(device)
+    return device
+
+
+def _reader(spec: EngineSpec, device: Any) -> Reader | None:
+    if spec.pictures is None:
+        return None
+    from .pictures import PictureReader  # torchvision's: a second of import that only these models need
+
+    reader: Reader = PictureReader(spec.pictures, device)
+    return reader
+
+
+def _log_fields(spec: EngineSpec, device: Any, loaded: Loaded) -> str:
+    how = "cuda-graphs" if spec.has_cuda_graphs else "eager"
+    return (
+        f"device={device} torch={torch.__version__} precision={spec.precision.value} run={how} "
+        f"channels_last={int(spec.is_channels_last)} buckets={';'.join(map(str, spec.buckets))} "
+        f"fuse={loaded.fused} wait={'block' if spec.waits_blocking else 'spin'} in-flight={spec.batches_in_flight}"
+        f"{' trial=' * bool(loaded.trial)}{loaded.trial}"
+    )
+
+
+def available_cores() -> int:
+    """The cores that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def is_broken(error: BaseException) -> bool:
+    """Whether the CUDA context is lost for good: then even waiting for the device fails."""
+    if not isinstance(error, RuntimeError) or not torch.cuda.is_initialized():
+        return False
+    try:
+        torch.cuda.synchronize()
+    except RuntimeError:
+        return True
+    return False
+
+
+def exit_after(seconds: float = _EXIT_DELAY_S) -> None:
+    """Ends the process, without unwinding through a driver that answers nothing any more."""
+    threading.Timer(seconds, os._exit, (_BROKEN_CONTEXT_EXIT,)).start()
+
+
+def pinned_regions() -> PinnedRegions:
+    """Page-locked by the driver for this process's CUDA context, which must be there.
+
+    By the driver itself: what it refuses leaves no error behind for PyTorch to find at its next kernel.
+    """
+    driver = ctypes.CDLL("libcuda.so.1")
+    lock, unlock = driver.cuMemHostRegister_v2, driver.cuMemHostUnregister
+    lock.argtypes, unlock.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_uint), (ctypes.c_void_p,)
+    return PinnedRegions(lambda address, size: lock(address, size, 0) == 0, lambda address, _: unlock(address))

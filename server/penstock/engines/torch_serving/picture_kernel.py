@@ -1,0 +1,290 @@
+"""One CUDA kernel that turns pictures of different sizes into a network's input, and the row of geometry that it reads.
+
+The kernel resizes as cv2.INTER_LINEAR does (bit for bit when it reduces a picture), applies EXIF orientation, crop,
+padding and colour order, and looks up the normalised value. The geometry follows penstock.vision's preprocessing; tests
+compare the two. NVRTC, which torch brings, compiles the source; it also compiles as C++, for tests without a GPU.
+"""
+
+import ctypes
+import math
+import struct
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple
+
+from .config import PictureFit, PictureSpec, TorchLoadError
+
+ROW = struct.Struct("<Qqqq6i2d")  # kernels.py's struct Picture
+NO_PICTURE = ROW.pack(0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0.0, 0.0)  # black all over
+_ADDRESS = struct.Struct("<Q")
+_MAX_SIDES = 8  # of a picture longer than this many of the network's sides only the middle is resized before a crop
+# EXIF's orientation: (do rows and columns change places, are stored rows walked backwards, stored columns).
+_TURNS = {
+    1: (False, False, False),
+    2: (False, False, True),
+    3: (False, True, True),
+    4: (False, True, False),
+    5: (True, False, False),
+    6: (True, True, False),
+    7: (True, True, True),
+    8: (True, False, True),
+}
+
+
+@dataclass(frozen=True)
+class ResizeGeometry:
+    """The part of an upright picture that is resized, to what, and where that lies in the network's image.
+
+    left, top, width, height: of the part, in source pixels. pad_x, pad_y: negative where the network's edge cuts it.
+    """
+
+    left: int
+    top: int
+    width: int
+    height: int
+    resized_width: int
+    resized_height: int
+    pad_x: int = 0
+    pad_y: int = 0
+
+
+class PixelLayout(NamedTuple):
+    """How a decoder left a picture in memory: uint8, `width` by `height` before its orientation is applied.
+
+    is_planar: (channels, height, width), as nvJPEG; else (height, width, channels), as OpenCV. Without gaps.
+    channels: 1 or 3. color: their order, "RGB" or "BGR" ("GRAY" of one).
+    """
+
+    width: int
+    height: int
+    orientation: int
+    is_planar: bool
+    channels: int
+    color: str
+
+
+@dataclass(frozen=True)
+class KernelRow:
+    """One picture's row of the kernel's table but for its address in memory."""
+
+    offset: int
+    rest: bytes
+
+    def row(self, address: int) -> bytes:
+        """ROW.size bytes. address: of the first stored byte."""
+        return _ADDRESS.pack(address + self.offset) + self.rest
+
+
+def kernel_row(stored: PixelLayout, spec: PictureSpec) -> KernelRow:
+    """How the kernel reads a picture so that it comes out upright, in the network's colour order, where it belongs."""
+    swaps, rows_backwards, columns_backwards = _TURNS[stored.orientation]
+    column_step = 1 if stored.is_planar else stored.channels
+    row_step = stored.width * column_step
+    channel_step = stored.width * stored.height if stored.is_planar else 1
+    offset = 0
+    if rows_backwards:
+        offset, row_step = offset + (stored.height - 1) * row_step, -row_step
+    if columns_backwards:
+        offset, column_step = offset + (stored.width - 1) * column_step, -column_step
+    if stored.channels > 1 and stored.color != spec.color:
+        offset, channel_step = offset + (stored.channels - 1) * channel_step, -channel_step
+    if swaps:
+        row_step, column_step = column_step, row_step
+    width, height = (stored.height, stored.width) if swaps else (stored.width, stored.height)
+    part = resize_geometry(width, height, spec)
+    packed = ROW.pack(
+        0,
+        channel_step,
+        row_step,
+        column_step,
+        part.width,
+        part.height,
+        part.resized_width,
+        part.resized_height,
+        part.pad_x,
+        part.pad_y,
+        1.0 / (part.resized_width / part.width),  # as OpenCV computes it
+        1.0 / (part.resized_height / part.height),
+    )
+    return KernelRow(offset + part.top * row_step + part.left * column_step, packed[_ADDRESS.size :])
+
+
+def resize_geometry(width: int, height: int, spec: PictureSpec) -> ResizeGeometry:
+    """Of an upright picture of that size."""
+    if spec.fit is PictureFit.STRETCH:
+        return ResizeGeometry(0, 0, width, height, spec.width, spec.height)
+    if spec.fit is PictureFit.CROP:
+        scale = spec.shorter_side / min(width, height)
+        resized_width, resized_height = _scaled(width, scale), _scaled(height, scale)
+        pad_x, pad_y = -((resized_width - spec.width) // 2), -((resized_height - spec.height) // 2)
+        return _middle(ResizeGeometry(0, 0, width, height, resized_width, resized_height, pad_x, pad_y), spec)
+    scale = min(spec.width / width, spec.height / height)
+    resized_width, resized_height = _scaled(width, scale), _scaled(height, scale)
+    if spec.fit is PictureFit.PAD_RIGHT_BOTTOM:
+        return ResizeGeometry(0, 0, width, height, resized_width, resized_height)
+    pad_x, pad_y = (spec.width - resized_width) // 2, (spec.height - resized_height) // 2
+    return ResizeGeometry(0, 0, width, height, resized_width, resized_height, pad_x, pad_y)
+
+
+def _scaled(side: int, scale: float) -> int:
+    return max(round(side * scale), 1)
+
+
+def _middle(whole: ResizeGeometry, spec: PictureSpec) -> ResizeGeometry:
+    """Of a very long picture the middle, more than a crop can see of it; any other as it is."""
+    if whole.resized_width > _MAX_SIDES * spec.width:
+        count = _middle_count(whole.width, whole.resized_width, spec.width)
+        size, left = round(count * whole.resized_width / whole.width), (whole.width - count) // 2
+        return replace(whole, left=left, width=count, resized_width=size, pad_x=-((size - spec.width) // 2))
+    if whole.resized_height > _MAX_SIDES * spec.height:
+        count = _middle_count(whole.height, whole.resized_height, spec.height)
+        size, top = round(count * whole.resized_height / whole.height), (whole.height - count) // 2
+        return replace(whole, top=top, height=count, resized_height=size, pad_y=-((size - spec.height) // 2))
+    return whole
+
+
+def _middle_count(length: int, resized: int, network: int) -> int:
+    """How many of length pixels become _MOST_SIDES of the network's; odd where length is, so that the middle stays."""
+    count = math.ceil(length * _MAX_SIDES * network / resized)
+    return count + (length - count) % 2
+
+
+SOURCE = r"""
+struct Picture {
+  unsigned long long first;                                   // address of the upright part's first byte, channel 0
+  long long channel_step, row_step, column_step;              // in bytes, may be negative
+  int width, height, resized_width, resized_height, pad_x, pad_y;
+  double scale_x, scale_y;                                    // source pixels in a resized one
+};
+
+struct Taps { long long first, second; int first_weight, second_weight; };
+
+// Where OpenCV's resize takes a resized pixel from: two source pixels and their weights, in 2048ths.
+static __device__ Taps taps(int at, double scale, int length, long long step) {
+  float source = (float)((at + 0.5) * scale - 0.5);
+  int first = (int)floorf(source);
+  float fraction = source - first;
+  if (first < 0) { first = 0; fraction = 0.0f; }
+  if (first >= length - 1) { first = length - 1; fraction = 0.0f; }
+  int second = first + 1 < length ? first + 1 : first;
+  Taps found = {first * step, second * step, (int)rintf((1.0f - fraction) * 2048.0f), (int)rintf(fraction * 2048.0f)};
+  return found;
+}
+
+// table (channels, 256): what a pixel's value becomes. out (pictures, channels, height, width), steps in elements.
+extern "C" __global__ void prepare_pictures(
+    const Picture* pictures, const WORD* table, WORD* out, int channels, int width, int height,
+    long long picture_step, long long channel_step, long long row_step, long long column_step) {
+  int x = blockIdx.x * blockDim.x + threadIdx.x, y = blockIdx.y * blockDim.y + threadIdx.y;
+  if (x >= width || y >= height) return;
+  const Picture picture = pictures[blockIdx.z];
+  WORD* to = out + blockIdx.z * picture_step + y * row_step + x * column_step;
+  int at_x = x - picture.pad_x, at_y = y - picture.pad_y;
+  if (at_x < 0 || at_y < 0 || at_x >= picture.resized_width || at_y >= picture.resized_height) {
+    for (int channel = 0; channel < channels; channel++) to[channel * channel_step] = table[channel * 256];
+    return;
+  }
+  Taps across = taps(at_x, picture.scale_x, picture.width, picture.column_step);
+  Taps down = taps(at_y, picture.scale_y, picture.height, picture.row_step);
+  const unsigned char* upper = (const unsigned char*)picture.first + down.first;
+  const unsigned char* lower = (const unsigned char*)picture.first + down.second;
+  for (int channel = 0; channel < channels; channel++) {
+    int above = upper[across.first] * across.first_weight + upper[across.second] * across.second_weight;
+    int below = lower[across.first] * across.first_weight + lower[across.second] * across.second_weight;
+    int value = ((down.first_weight * (above >> 4)) >> 16) + ((down.second_weight * (below >> 4)) >> 16);
+    to[channel * channel_step] = table[channel * 256 + ((value + 2) >> 2)];
+    upper += picture.channel_step;
+    lower += picture.channel_step;
+  }
+}
+"""
+_NAME = b"prepare_pictures"
+_BLOCK = (32, 8, 1)
+_ELEMENT_TYPES = {1: b"unsigned char", 2: b"unsigned short", 4: b"unsigned int"}
+
+
+class PictureKernel:
+    """The kernel for outputs of one element size, loaded into the current device. Launches are asynchronous."""
+
+    def __init__(self, device: Any, element_bytes: int) -> None:
+        """Raises LoadError where NVRTC is absent or refuses the device."""
+        import torch
+
+        torch.zeros(1, device=device)  # so that the device's primary context is this thread's
+        major, minor = torch.cuda.get_device_capability(device)
+        image = compile_cubin(major, minor, element_bytes)
+        self._cuda = ctypes.CDLL("libcuda.so.1")
+        self._module, self._function = ctypes.c_void_p(), ctypes.c_void_p()
+        self._check(self._cuda.cuModuleLoadData(ctypes.byref(self._module), image))
+        self._check(self._cuda.cuModuleGetFunction(ctypes.byref(self._function), self._module, _NAME))
+
+    def __call__(self, rows: Any, table: Any, out: Any, *, stream: int) -> None:
+        """rows (n * ROW.size,) uint8, table (channels, 256) and out (n, channels, height, width), all on the device.
+
+        out may have any strides. stream: a CUDA stream's handle. Raises RuntimeError with CUDA's code.
+        """
+        count, channels, height, width = out.shape
+        arguments = (
+            *(ctypes.c_void_p(tensor.data_ptr()) for tensor in (rows, table, out)),
+            *(ctypes.c_int(number) for number in (channels, width, height)),
+            *(ctypes.c_longlong(step) for step in out.stride()),
+        )
+        pointers = (ctypes.c_void_p * len(arguments))(*(ctypes.addressof(argument) for argument in arguments))
+        grid = (-(-width // _BLOCK[0]), -(-height // _BLOCK[1]), count)
+        launch = self._cuda.cuLaunchKernel
+        self._check(launch(self._function, *grid, *_BLOCK, 0, ctypes.c_void_p(stream), pointers, None))
+
+    def _check(self, code: int) -> None:
+        if code:
+            text = ctypes.c_char_p()
+            self._cuda.cuGetErrorString(code, ctypes.byref(text))
+            raise RuntimeError(f"CUDA error: {(text.value or b'unknown').decode()} ({code}) of the pictures' kernel")
+
+
+def compile_cubin(major: int, minor: int, element_bytes: int) -> bytes:
+    """The kernel for that compute capability, by NVRTC; needs no GPU. Raises LoadError with the compiler's words."""
+    nvrtc = _nvrtc()
+    source = b"#define WORD " + _ELEMENT_TYPES[element_bytes] + b"\n" + SOURCE.encode()
+    # Without --fmad=false the places would be rounded otherwise than on the CPU.
+    options = (ctypes.c_char_p * 2)(f"--gpu-architecture=sm_{major}{minor}".encode(), b"--fmad=false")
+    program = ctypes.c_void_p()
+    if nvrtc.nvrtcCreateProgram(ctypes.byref(program), source, _NAME + b".cu", 0, None, None):
+        raise TorchLoadError("NVRTC gives no program for the kernel that prepares pictures")
+    try:
+        if nvrtc.nvrtcCompileProgram(program, len(options), options):
+            said = _nvrtc_bytes(nvrtc.nvrtcGetProgramLogSize, nvrtc.nvrtcGetProgramLog, program)
+            log = said.rstrip(b"\0").decode(errors="replace").strip()
+            raise TorchLoadError(f"NVRTC refuses the kernel that prepares pictures, for sm_{major}{minor}: {log}")
+        return _nvrtc_bytes(nvrtc.nvrtcGetCUBINSize, nvrtc.nvrtcGetCUBIN, program)
+    finally:
+        nvrtc.nvrtcDestroyProgram(ctypes.byref(program))
+
+
+def _nvrtc_bytes(size_of: Any, copy: Any, program: ctypes.c_void_p) -> bytes:
+    size = ctypes.c_size_t()
+    size_of(program, ctypes.byref(size))
+    room = ctypes.create_string_buffer(size.value)
+    copy(program, room)
+    return room.raw
+
+
+def _nvrtc() -> Any:
+    """The library that came with torch, where the dynamic linker or torch's own packages have it."""
+    import torch
+
+    major = (torch.version.cuda or "").partition(".")[0]
+    name = f"libnvrtc.so.{major}"
+    for folder in ("", *_package_folders(major)):
+        try:
+            return ctypes.CDLL(f"{folder}{name}")
+        except OSError:
+            continue
+    raise TorchLoadError(f"{name} was not found: install the torch that was built for CUDA, with its nvidia packages")
+
+
+def _package_folders(major: str) -> tuple[str, ...]:
+    """Where pip puts NVIDIA's libraries; the name of the folder changed with CUDA 13."""
+    from importlib.util import find_spec
+
+    found = find_spec("nvidia")
+    roots = list(found.submodule_search_locations or ()) if found else []
+    return tuple(f"{root}/{name}/lib/" for root in roots for name in (f"cu{major}", "cuda_nvrtc"))

@@ -1,0 +1,219 @@
+"""An exported program (`torch.export.save`, 1/model.pt2) as a callable on a device, in its precision and layout."""
+
+import ctypes
+import warnings
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from .config import EngineSpec, TorchLoadError
+from .dtypes import FLOATS
+from .fusing import fold_normalisation
+from .trial import ReferenceAnswers, compare_with_reference, fused_where_right, reference_answers
+
+_CORES_PER_SM = {(6, 0): 64, (7, 0): 64, (7, 2): 64, (7, 5): 64, (8, 0): 64}  # by compute capability
+_DEFAULT_CORES_PER_SM = 128
+
+
+def own_and_all(device: Any) -> tuple[int, int]:
+    """(those of this process, those of the card); 0 for the second where NVML does not tell, as of a slice by MIG."""
+    properties = torch.cuda.get_device_properties(device)
+    cores = _core_count(f"GPU-{properties.uuid}")
+    per_sm = _CORES_PER_SM.get((properties.major, properties.minor), _DEFAULT_CORES_PER_SM)
+    return int(properties.multi_processor_count), cores // per_sm
+
+
+def _core_count(uuid: str) -> int:
+    """Of the whole card, by NVML; 0 where it does not tell."""
+    try:
+        nvml = ctypes.CDLL("libnvidia-ml.so.1")
+        card, count = ctypes.c_void_p(), ctypes.c_uint()
+        failed = (
+            nvml.nvmlInit_v2()
+            or nvml.nvmlDeviceGetHandleByUUID(uuid.encode(), ctypes.byref(card))
+            or nvml.nvmlDeviceGetNumGpuCores(card, ctypes.byref(count))
+        )
+    except (OSError, AttributeError):  # no driver, or one too old to report it
+        return 0
+    return 0 if failed else count.value
+
+
+_TRIAL_THREADS = 2
+
+# Network inputs (rows, *dims), floats in the spec's precision, on the device → outputs in config.pbtxt's order.
+Program = Callable[[Sequence[Any]], tuple[Any, ...]]
+
+
+@dataclass(frozen=True)
+class Loaded:
+    """A program, how it was fused ("off", "fold" or "cudnn"), and what its user should know of that, if anything.
+
+    trial: how many SMs it has and whether its answers were held to the CPU's; empty on a CPU.
+    """
+
+    program: Program
+    fused: str
+    note: str = ""
+    trial: str = ""
+
+
+def load_program(path: Path, spec: EngineSpec, device: Any) -> Loaded:
+    """The program, ready to run on the device.
+
+    Raises LoadError for a file that is not there, not an exported program, or does not fit the configuration, and on a
+    GPU for one that does not answer right there.
+    """
+    module = _read(path, spec)
+    if device.type != "cuda":
+        return Loaded(
+            _TupleProgram(_prepared(module, spec, device), len(spec.outputs)), "fold" if spec.is_fused else "off"
+        )
+    sms = own_and_all(device)
+    truth, trial = _reference(module, spec, sms)
+    module = _prepared(module, spec, device)
+    if truth is not None:
+        trial = _compared(module, spec, device, truth, sms)
+    if not spec.is_fused:
+        return Loaded(_TupleProgram(module, len(spec.outputs)), "off", trial=trial)
+    compared = fused_where_right(module, spec, device)
+    program = _TupleProgram(compared.module, len(spec.outputs))
+    return Loaded(program, "cudnn" if compared.is_fused else "fold", compared.note, trial)
+
+
+def prepared_module(path: Path, spec: EngineSpec, device: Any) -> Any:
+    """The file's program on the device: normalisation folded, its floats in the spec's precision, its layout."""
+    return _prepared(_read(path, spec), spec, device)
+
+
+def _read(path: Path, spec: EngineSpec) -> Any:
+    exported = read_program(path)
+    check_inputs(exported, spec, path)
+    module = exported.module(check_guards=False)
+    if spec.is_fused:
+        fold_normalisation(module)
+    return module
+
+
+def _reference(module: Any, spec: EngineSpec, sms: tuple[int, int]) -> tuple[ReferenceAnswers | None, str]:
+    """What a limited process's answers are held to, or why nothing. On few cores: many instances load at once.
+
+    sms: those of this process, those of the card; 0 if unknown.
+    """
+    if sms[0] == sms[1]:
+        return None, f"all {sms[0]} SMs"
+    if not spec.checks_answers:
+        return None, _not_compared(sms, "check-answers is 0")
+    if not all(one.is_fixed for one in spec.inputs):
+        return None, _not_compared(sms, "an input has free dimensions")
+    threads = torch.get_num_threads()
+    torch.set_num_threads(min(threads, _TRIAL_THREADS))
+    try:
+        return reference_answers(move_program(module, torch.float32, torch.device("cpu")), spec), ""
+    except Exception as error:  # noqa: BLE001  whatever the CPU cannot do of a program that is made for a GPU
+        return None, _not_compared(sms, f"the CPU does not run it: {_first_line(error)}")
+    finally:
+        torch.set_num_threads(threads)
+
+
+def _compared(module: Any, spec: EngineSpec, device: Any, truth: ReferenceAnswers, sms: tuple[int, int]) -> str:
+    """Raises LoadError where the answers differ."""
+    try:
+        is_judged = compare_with_reference(module, spec, device, truth, sms)
+    except TorchLoadError:
+        raise
+    except Exception as error:  # noqa: BLE001  it is served as it would be without a trial
+        return _not_compared(sms, _first_line(error))
+    return f"{_sm_share(sms)}, answers as on the CPU" if is_judged else _not_compared(sms, "no floats")
+
+
+def _not_compared(sms: tuple[int, int], why: str) -> str:
+    return f"{_sm_share(sms)}, answers not tried: {why}"
+
+
+def _sm_share(sms: tuple[int, int]) -> str:
+    return f"{sms[0]} of {sms[1] or 'unknown'} SMs"
+
+
+def _prepared(module: Any, spec: EngineSpec, device: Any) -> Any:
+    module = move_program(module, FLOATS[spec.precision], device)
+    return module.to(memory_format=torch.channels_last) if spec.is_channels_last else module
+
+
+def check_inputs(exported: Any, spec: EngineSpec, path: Path) -> None:
+    """LoadError where the configuration names another number of inputs than the program takes."""
+    count = len(exported.graph_signature.user_inputs)
+    if count != len(spec.inputs):
+        raise TorchLoadError(f"{path.name} takes {count} inputs and config.pbtxt names {len(spec.inputs)}")
+
+
+def read_program(path: Path) -> Any:
+    """The torch.export.ExportedProgram in a file. Raises LoadError."""
+    if not path.is_file():
+        raise TorchLoadError(f"there is no {path.name} in {path.parent}: export one by torch.export.save")
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # about weights in read-only memory: they are never written
+            return torch.export.load(path)
+    except Exception as error:  # noqa: BLE001  zip, pickle and schema errors of every kind
+        raise TorchLoadError(f"{path} is not a program of torch.export.save: {_first_line(error)}") from None
+
+
+def move_program(module: Any, dtype: Any, device: Any) -> Any:
+    """The module on a device and with its floats in a type: its weights, its constants, and what its graph spells out.
+
+    A program that was exported on the CPU in float32 says both where it makes tensors and where it casts.
+    """
+    said = {torch.float32: dtype}
+
+    def instead(word: Any) -> Any:
+        return (
+            device
+            if isinstance(word, torch.device)
+            else said.get(word, word)
+            if isinstance(word, torch.dtype)
+            else word
+        )
+
+    for node in list(module.graph.nodes):
+        if node.target is torch.ops.aten._assert_tensor_metadata.default:
+            module.graph.erase_node(node)
+            continue
+        node.args = torch.fx.node.map_aggregate(node.args, instead)
+        node.kwargs = torch.fx.node.map_aggregate(node.kwargs, instead)
+        if node.op == "get_attr":
+            _move_constant(module, node.target, dtype, device)
+    module.recompile()
+    return module.to(device, dtype)
+
+
+def _move_constant(module: Any, target: str, dtype: Any, device: Any) -> None:
+    """A tensor that is no parameter and no buffer: module.to leaves it where it is."""
+    *path, name = target.split(".")
+    owner = module.get_submodule(".".join(path))
+    value = owner.__dict__.get(name)
+    if isinstance(value, torch.Tensor):
+        setattr(owner, name, value.to(device, dtype if value.dtype is torch.float32 else value.dtype))
+
+
+class _TupleProgram:
+    """A module that answers in a tuple, whatever it returns."""
+
+    def __init__(self, module: Any, output_count: int) -> None:
+        self.module = module
+        self._output_count = output_count
+
+    def __call__(self, inputs: Sequence[Any]) -> tuple[Any, ...]:
+        answer = self.module(*inputs)
+        outputs = tuple(answer) if isinstance(answer, (tuple, list)) else (answer,)
+        if len(outputs) != self._output_count:
+            raise TorchLoadError(
+                f"the program returns {len(outputs)} tensors and config.pbtxt names {self._output_count}"
+            )
+        return outputs
+
+
+def _first_line(error: BaseException) -> str:
+    return (str(error).strip() or type(error).__name__).splitlines()[0]

@@ -1,0 +1,211 @@
+"""Checks a program's answers on this GPU at load: against the CPU where MPS limits the SMs, and with cuDNN's fused
+calls.
+
+cuDNN picks a kernel by how many SMs the process may use. Limited by MPS to 18, 20, 22, 24, 26, 28, 36, 42 or 98 of an
+H200's 132 (torch 2.11, cuDNN 9.19), ResNet-50 answered one image by up to 14 times its largest number wrong: kernels
+left part of their output unwritten. With 8, 10, 12, 14, 16, 32, 66 and 132 it was right. So each batch size is tried,
+in memory filled with NaN. Only gross errors are found.
+"""
+
+import math
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from .config import IMAGE_RANK, EngineSpec, TorchLoadError
+from .dtypes import network_type
+from .fusing import copied, fuse_for_cudnn
+
+MAX_DIFFERENCE = 0.03  # of the largest number: FP16 was seen to be off by a thousandth of it, BF16 by five
+_BRIGHTNESS = (1.0, 0.5, 0.1)  # of unlike rows, again and again in a larger batch; no power of two holds them evenly
+_MIN_MAGNITUDE = 1e-3  # smaller numbers are indistinguishable from 0 in half precision
+_MOST_OF_A_BYTE = 255
+_ROWS_AT_ONCE = 8  # that are compared: a batch of maps is a gigabyte
+_LARGE_BYTES = 256 << 20  # more than the activations that a kernel might read before anybody wrote them
+# Small tensors come from memory of their own, and of one image all are small: (bytes, how many).
+_SMALL = ((512 << 10, 64), (64 << 10, 128), (4 << 10, 128))
+
+
+@dataclass(frozen=True)
+class ReferenceAnswers:
+    """What a program answers in FP32 on the CPU. rows: its inputs, some unlike rows; one without a batch dimension."""
+
+    rows: list[Any]
+    answers: list[Any]
+
+
+def reference_answers(module: Any, spec: EngineSpec) -> ReferenceAnswers:
+    """module: in FP32 on the CPU. Raises what the program raises there.
+
+    A program that was exported for one row alone is asked for one.
+    """
+    if spec.max_batch_size > 1:
+        with suppress(Exception):
+            return _answers_in_fp32(module, drawn_rows(spec, len(_BRIGHTNESS)))
+    return _answers_in_fp32(module, drawn_rows(spec, 1))
+
+
+def _answers_in_fp32(module: Any, rows: list[Any]) -> ReferenceAnswers:
+    with torch.inference_mode():
+        return ReferenceAnswers(rows, _listed(module(*rows)))
+
+
+def compare_with_reference(
+    module: Any, spec: EngineSpec, device: Any, truth: ReferenceAnswers, sms: tuple[int, int]
+) -> bool:
+    """Whether there was something to judge by: floats of the shape that the CPU gives. LoadError where they differ.
+
+    Counts and indices are not judged: of two scores that are nearly equal half precision may well take the other.
+    sms: those of this process, those of the card.
+    """
+    is_judged = False
+    try:
+        for rows in reversed(spec.buckets):
+            answers = answers_of(module, sample_of(spec, device, truth.rows, rows))
+            for expected, answer in zip(truth.answers, answers, strict=True):
+                off = (
+                    largest_difference(_repeated(expected, rows, spec), answer)
+                    if expected.dtype.is_floating_point
+                    else None
+                )
+                is_judged |= off is not None
+                if off is not None and not off <= MAX_DIFFERENCE:  # true of NaN
+                    raise TorchLoadError(_error_text(off, rows, sms))
+    finally:
+        torch.cuda.empty_cache()
+    return is_judged
+
+
+def _error_text(off: float, rows: int, sms: tuple[int, int]) -> str:
+    own, every = sms
+    limit = f"{own} of the card's {every} SMs, its limit of MPS" if every else f"{own} SMs"
+    how = "with NaN" if math.isnan(off) else f"{off:.0%} off"
+    return (
+        f"with {limit}, this process answers {rows} row(s) {how} where the CPU does not, as cuDNN was met to do: give "
+        "it another --mps-active-thread-percentage (8 to 16, 32, 66 and all of an H200's SMs are known to do); "
+        "check-answers: 0 in config.pbtxt serves it all the same (a program that sorts, draws at random or overflows "
+        "its precision)"
+    )
+
+
+def largest_difference(expected: Any, answer: Any) -> float | None:
+    """The largest difference as a share of the largest number; NaN where there is one in the answer alone.
+
+    None if they cannot be compared: other shapes, or empty. An infinity must equal its counterpart; an expected NaN
+    matches anything.
+    """
+    if expected.shape != answer.shape or not expected.numel():
+        return None
+    worst, largest = 0.0, _MIN_MAGNITUDE
+    halves = (torch.atleast_1d(one).split(_ROWS_AT_ONCE) for one in (expected, answer))
+    for wanted, got in zip(*halves, strict=True):
+        wanted, got = wanted.float().cpu(), got.float().cpu()
+        gap = torch.where((wanted == got) | wanted.isnan(), 0.0, (got - wanted).abs())
+        if bool(gap.isnan().any()):
+            return math.nan
+        worst = max(worst, float(gap.max()))
+        largest = max(largest, float(torch.where(wanted.isfinite(), wanted, 0.0).abs().max()))
+    return worst / largest
+
+
+def answers_of(module: Any, sample: list[Any]) -> list[Any]:
+    """On the device. NaN in free memory reveals kernels that read or return uninitialised memory."""
+    with torch.inference_mode():
+        _fill_free_memory(sample[0].device)
+        return _listed(module(*sample))
+
+
+def _listed(answer: Any) -> list[Any]:
+    return list(answer) if isinstance(answer, (tuple, list)) else [answer]
+
+
+def _fill_free_memory(device: Any) -> None:
+    """With bytes that are NaN in every type of floats."""
+    large = min(_LARGE_BYTES, torch.cuda.mem_get_info(device)[0] // 8)  # a small card has other instances, too
+    sizes = [large, *(size for size, many in _SMALL for _ in range(many))]
+    filled = [torch.full((size,), _MOST_OF_A_BYTE, dtype=torch.uint8, device=device) for size in sizes]
+    del filled
+
+
+def sample_of(spec: EngineSpec, device: Any, drawn: list[Any], rows: int) -> list[Any]:
+    """So many rows for the network, of its types and layout, from those that were drawn."""
+    sample = []
+    for one, values in zip(spec.inputs, drawn, strict=True):
+        placed = _repeated(values, rows, spec).to(device, network_type(one.data_type, spec.precision))
+        lies_channels_last = spec.is_channels_last and placed.dim() == 4 and placed.dtype.is_floating_point
+        sample.append(placed.to(memory_format=torch.channels_last) if lies_channels_last else placed)
+    return sample
+
+
+def drawn_rows(spec: EngineSpec, count: int) -> list[Any]:
+    """Unlike rows that any program takes, on the CPU: FP32 between 0 and 1, pixels, else zeros.
+
+    Without a batch dimension the input itself.
+    """
+    generator = torch.Generator(device="cpu").manual_seed(0)
+    rows = []
+    for one in spec.inputs:
+        values = torch.rand((count, *one.dims), generator=generator)
+        brightness = torch.tensor([_BRIGHTNESS[number % len(_BRIGHTNESS)] for number in range(count)])
+        values *= brightness.reshape(count, *[1] * len(one.dims))
+        dtype = network_type(one.data_type, spec.precision)
+        if not dtype.is_floating_point:
+            is_pixels = dtype is torch.uint8 and len(one.dims) >= IMAGE_RANK
+            values = (values * (_MOST_OF_A_BYTE if is_pixels else 0)).to(dtype)
+        rows.append(values if spec.max_batch_size else values[0])
+    return rows
+
+
+def _repeated(values: Any, rows: int, spec: EngineSpec) -> Any:
+    return values[torch.arange(rows) % len(values)] if spec.max_batch_size and values.dim() else values
+
+
+MAX_FUSED_DIFFERENCE = 0.02  # FP16 has 11 bits, and a residual network adds up dozens of roundings
+
+
+@dataclass(frozen=True)
+class FusionResult:
+    """The module to run, whether cuDNN's fused calls are in it, and why they are not where they were tried."""
+
+    module: Any
+    is_fused: bool = False
+    note: str = ""
+
+
+def fused_where_right(module: Any, spec: EngineSpec, device: Any) -> FusionResult:
+    """Of a module on a GPU: with cuDNN's fused calls where there is something to fuse and they answer right, else as
+    it is.
+
+    Right: in no bucket, for each of which cuDNN may pick another kernel, a number is further off than MOST_DIFFERENCE
+    of the largest. With inputs of free dimensions there is nothing to try it on, and the module stays as it is.
+    """
+    fused = copied(module)
+    if not all(one.is_fixed for one in spec.inputs) or not fuse_for_cudnn(fused):
+        return FusionResult(module)
+    try:
+        for rows in reversed(spec.buckets):
+            sample = sample_of(spec, device, drawn_rows(spec, rows), rows)
+            for expected, answer in zip(answers_of(module, sample), answers_of(fused, sample), strict=True):
+                if why := _fused_error(expected, answer):
+                    return _not_fused(module, why)
+    except Exception as error:  # noqa: BLE001  cuDNN has no engine for it on this card: the plain calls are there
+        return _not_fused(module, (str(error) or repr(error)).splitlines()[0])
+    finally:
+        torch.cuda.empty_cache()
+    return FusionResult(fused, is_fused=True)
+
+
+def _fused_error(expected: Any, answer: Any) -> str:
+    """Of one output; empty where it is right."""
+    off = largest_difference(expected, answer)
+    if off is None:
+        return "" if expected.shape == answer.shape else "they answer another shape"
+    if math.isnan(off) or bool(expected.isnan().any()):
+        return "NaN is in an answer"
+    return f"they answer {off:.1%} otherwise" if off > MAX_FUSED_DIFFERENCE else ""
+
+
+def _not_fused(module: Any, why: str) -> FusionResult:
+    return FusionResult(module, note=f"cuDNN's fused convolutions are not used here: {why}")

@@ -1,0 +1,1 @@
+"""Triton Inference Server: the clients of its HTTP and gRPC ports, and the supervisor of its process."""

@@ -1,0 +1,233 @@
+"""A Triton Inference Server as an engine, over its HTTP and gRPC ports."""
+
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from types import TracebackType
+from typing import Self
+
+from tritonclient.grpc import model_config_pb2, service_pb2
+
+from penstock.engines.call_options import CallTimeouts, EngineHeaders, RetryBudget
+from penstock.engines.config_pbtxt import config_from_proto
+from penstock.engines.failures import SHARED_MEMORY_FULL, means_shared_memory_full
+from penstock.engines.relayed_calls import LOAD_METHOD
+from penstock.engines.triton.grpc_client import TritonGrpcClient
+from penstock.engines.triton.http_client import TritonHttpClient, parse_engine_url
+from penstock.protocol.call import GrpcAnswer, GrpcCall, GrpcMetadata, HttpAnswer, HttpCall, HttpStream
+from penstock.protocol.engine import GrpcStream, ModelConfig, ModelMetadata, ModelState
+from penstock.protocol.errors import (
+    DeadlineExceeded,
+    EngineFailed,
+    EngineUnavailable,
+    InferenceError,
+    ModelNotReady,
+    OutOfMemory,
+)
+from penstock.protocol.grpc_messages import decode_index, decode_metadata, decode_response, encode_request, parsed
+from penstock.protocol.inference import InferRequest, InferResponse
+
+METRICS_CONNECTIONS = 2
+REGION_UNKNOWN = "Unable to find shared memory region"  # Triton's words
+
+
+class TritonEngine:
+    """Backend and Relay. Make it inside the running loop; `async with`, or aclose, ends it.
+
+    http_url: http://, https:// or unix://; https:// makes both ports TLS. grpc_address: host:port or unix:/path.
+    metrics_url: the engine's metrics page, /metrics if the URL has no path; None without metrics.
+    max_connections: HTTP connections at most; gRPC shares one. budget: of calls sent again, its own unless given.
+    headers: sent with every call, also for the metrics page. finishes: see TritonHttp.
+    Raises InvalidRequest for an address that is none.
+    """
+
+    def __init__(  # noqa: PLR0913 - the three addresses and what their clients share
+        self,
+        *,
+        http_url: str,
+        grpc_address: str,
+        max_connections: int,
+        metrics_url: str | None = None,
+        timeouts: CallTimeouts | None = None,
+        budget: RetryBudget | None = None,
+        headers: EngineHeaders | None = None,
+        finishes: bool = True,
+    ) -> None:
+        self._timeouts = timeouts or CallTimeouts()
+        budget = budget or RetryBudget()
+        origin = parse_engine_url(http_url)
+        self._grpc = TritonGrpcClient(
+            grpc_address, is_tls=origin.is_tls, timeouts=self._timeouts, budget=budget, headers=headers
+        )
+        self._http = TritonHttpClient(
+            origin,
+            max_connections=max_connections,
+            timeouts=self._timeouts,
+            budget=budget,
+            headers=headers,
+            finishes=finishes,
+        )
+        self._regions: dict[str, Callable[[], None]] = {}
+        self._metrics: TritonHttpClient | None = None
+        if metrics_url is not None:
+            page = parse_engine_url(metrics_url)
+            self._metrics = TritonHttpClient(
+                replace(page, base_path=b""),
+                max_connections=METRICS_CONNECTIONS,
+                timeouts=self._timeouts,
+                headers=headers,
+            )
+            self._metrics_call = HttpCall("GET", page.base_path or b"/metrics", (), b"")
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        await self.aclose()
+
+    async def aclose(self) -> None:
+        """Close all connections; calls in flight fail."""
+        await self._grpc.aclose()
+        await self._http.aclose()
+        if self._metrics is not None:
+            await self._metrics.aclose()
+
+    # Relay
+
+    async def http(self, call: HttpCall, *, deadline: float | None) -> HttpAnswer:
+        answer = await self._http.relay(call, deadline=deadline)
+        if answer.status >= 400 and means_shared_memory_full(answer.body.decode("utf-8", "replace")):
+            raise OutOfMemory(SHARED_MEMORY_FULL)
+        return answer
+
+    async def grpc(self, call: GrpcCall, *, deadline: float | None) -> GrpcAnswer:
+        if call.method == LOAD_METHOD:
+            call = await self._load_call(call)
+        answer = await self._grpc.relay(call, deadline=deadline)
+        if answer.code and means_shared_memory_full(answer.details):
+            raise OutOfMemory(SHARED_MEMORY_FULL)
+        return answer
+
+    async def http_stream(self, call: HttpCall, *, deadline: float | None) -> HttpStream:
+        return await self._http.stream(call, deadline=deadline)
+
+    async def grpc_stream(self, method: str, metadata: GrpcMetadata, *, deadline: float | None) -> GrpcStream:
+        return self._grpc.open_stream(method, metadata, deadline=deadline)
+
+    # Backend
+
+    async def infer(self, request: InferRequest) -> InferResponse:
+        started = time.monotonic()
+        try:
+            answer = await self._infer(request)
+        except EngineFailed as error:
+            version = f" version {request.model_version}" if request.model_version else ""
+            raise type(error)(f"model {request.model_name!r}{version} failed: {error}") from error
+        return decode_response(answer, request, time.monotonic() - started)
+
+    async def _infer(self, request: InferRequest) -> bytes:
+        """Sent once more, with every byte, where the engine turns out not to know a region: it has done nothing yet."""
+        regions = self._regions
+        try:
+            return await self._ask_infer(request, encode_request(request, regions))
+        except InferenceError as error:
+            named = {tensor.place.region for tensor in request.inputs if tensor.place is not None}
+            if not named or REGION_UNKNOWN not in error.message:
+                raise
+            for name in named:  # another call may have handled it first
+                if tell := regions.pop(name, None):
+                    tell()
+        return await self._ask_infer(request, encode_request(request))
+
+    async def _ask_infer(self, request: InferRequest, message: bytes) -> bytes:
+        return await self._grpc.ask(
+            "ModelInfer",
+            message,
+            deadline=request.deadline,
+            max_wait_s=self._timeouts.call_s,
+            metadata=request.metadata,
+        )
+
+    def use_region(self, name: str, lost: Callable[[], None]) -> None:
+        """Inputs that lie in it are named and not sent, until it is dropped. lost: the engine knows it no more."""
+        self._regions[name] = lost
+
+    def drop_region(self, name: str) -> None:
+        """Its inputs are sent again."""
+        self._regions.pop(name, None)
+
+    async def model_metadata(self, model_name: str, model_version: str = "") -> ModelMetadata:
+        question = service_pb2.ModelMetadataRequest(name=model_name, version=model_version)
+        return decode_metadata(await self._ask("ModelMetadata", question.SerializeToString()))
+
+    async def model_config(self, model_name: str, model_version: str = "") -> ModelConfig:
+        question = service_pb2.ModelConfigRequest(name=model_name, version=model_version)
+        answer = await self._ask("ModelConfig", question.SerializeToString())
+        config: model_config_pb2.ModelConfig = parsed(service_pb2.ModelConfigResponse, answer).config
+        return config_from_proto(config)
+
+    async def ready(self, model_name: str = "", model_version: str = "") -> bool:
+        """For the engine as a whole this is ServerLive: Triton's ServerReady is false while any one model is broken."""
+        try:
+            if not model_name:
+                answer = await self._ask("ServerLive", b"")
+                return bool(parsed(service_pb2.ServerLiveResponse, answer).live)
+            question = service_pb2.ModelReadyRequest(name=model_name, version=model_version)
+            answer = await self._ask("ModelReady", question.SerializeToString())
+            return bool(parsed(service_pb2.ModelReadyResponse, answer).ready)
+        except InferenceError:
+            return False
+
+    async def repository_index(self) -> list[ModelState]:
+        return decode_index(await self._ask("RepositoryIndex", b""))
+
+    async def load(self, model_name: str) -> None:
+        question = await self._load_question(model_name)
+        try:
+            await self._ask("RepositoryModelLoad", question.SerializeToString(), max_wait_s=self._timeouts.load_s)
+        except (EngineUnavailable, DeadlineExceeded):
+            raise
+        except InferenceError as error:
+            raise ModelNotReady(
+                f"model {model_name!r} cannot be loaded: {_load_reason(str(error), model_name)}"
+            ) from error
+
+    async def _load_call(self, call: GrpcCall) -> GrpcCall:
+        """A client's load request as it is sent to the engine."""
+        return call
+
+    async def _load_question(self, model_name: str) -> "service_pb2.RepositoryModelLoadRequest":
+        return service_pb2.RepositoryModelLoadRequest(model_name=model_name)
+
+    async def unload(self, model_name: str) -> None:
+        question = service_pb2.RepositoryModelUnloadRequest(model_name=model_name)
+        await self._ask("RepositoryModelUnload", question.SerializeToString())
+
+    async def metrics(self) -> bytes:
+        if self._metrics is None:
+            return b""
+        try:
+            answer = await self._metrics.relay(self._metrics_call, deadline=time.monotonic() + self._timeouts.connect_s)
+        except InferenceError:
+            return b""
+        return answer.body if answer.status == 200 else b""
+
+    async def _ask(self, method: str, message: bytes, *, max_wait_s: float | None = None) -> bytes:
+        """A control call, which never waits longer than the engine deserves: late is as good as down."""
+        try:
+            return await self._grpc.ask(
+                method, message, deadline=None, max_wait_s=max_wait_s or self._timeouts.control_s
+            )
+        except DeadlineExceeded as error:
+            raise EngineUnavailable(f"{method}: {error}") from error
+
+
+def _load_reason(text: str, model_name: str) -> str:
+    """Triton's reason without what the sentence before it says already."""
+    if "failed to poll from model repository" in text:
+        return (
+            "it is not in the engine's model repository, or its config.pbtxt is not valid (the engine's log says which)"
+        )
+    return text.removeprefix(f"load failed for model '{model_name}': ").replace(" is at UNAVAILABLE state", "")

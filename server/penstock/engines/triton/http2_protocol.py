@@ -1,0 +1,319 @@
+"""HTTP/2 frames, header fields, keepalive, and gRPC's mapping onto them, as a client of one gRPC server needs. Sans-IO.
+
+The peer is asked to use no dynamic header table, so a header block means the same whenever it is decoded.
+"""
+
+import base64
+import binascii
+import struct
+from collections.abc import Iterator
+from enum import Enum, IntEnum
+from typing import NamedTuple
+from urllib.parse import unquote_to_bytes
+
+import hpack
+
+from penstock.protocol.call import GrpcMetadata
+
+MAX_PINGS = 2
+
+
+class KeepaliveAction(Enum):
+    """What a look at the connection calls for."""
+
+    NOTHING = "nothing"
+    PING = "ask whether the peer is there"
+    GIVE_UP = "take the peer for gone"
+
+
+class Keepalive:
+    """After silence_s without a word a ping is due, and after timeout_s more without one the peer is gone.
+
+    Two pings at most until something was sent again: a gRPC server with default settings takes more for an attack.
+    Seconds, `now` of one monotonic clock.
+    """
+
+    def __init__(self, silence_s: float, timeout_s: float) -> None:
+        self.interval_s = min(silence_s, timeout_s) / 2
+        self._silence_s = silence_s
+        self._timeout_s = timeout_s
+        self._last_received_at = 0.0
+        self._asked_at: float | None = None
+        self._pings = 0
+
+    def received(self, now: float) -> None:
+        """The peer sent something."""
+        self._last_received_at = now
+        self._asked_at = None
+
+    def sent(self, now: float, *, is_first: bool) -> None:
+        """A call begins. is_first: none was in flight before it, so the silence until now does not count."""
+        self._pings = 0
+        if is_first:
+            self._last_received_at = now
+            self._asked_at = None
+
+    def due(self, now: float) -> KeepaliveAction:
+        """What to do now, while calls are in flight."""
+        if self._asked_at is not None:
+            return KeepaliveAction.GIVE_UP if now - self._asked_at >= self._timeout_s else KeepaliveAction.NOTHING
+        if now - self._last_received_at < self._silence_s or self._pings >= MAX_PINGS:
+            return KeepaliveAction.NOTHING
+        self._asked_at = now
+        self._pings += 1
+        return KeepaliveAction.PING
+
+
+PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
+MAX_FRAME_BYTES = 64 << 10  # what we take; the peer's own limit is in its settings
+MAX_BLOCK_BYTES = 256 << 10
+MAX_WINDOW = 2**31 - 1
+FIRST_WINDOW = 65_535  # of every connection and stream, until it is changed
+_HEAD_BYTES = 9
+_CACHED_BLOCKS, _CACHED_BLOCK_BYTES = 256, 512
+
+Fields = tuple[tuple[bytes, bytes], ...]
+
+
+class FrameKind(IntEnum):
+    """Types of frames."""
+
+    DATA = 0
+    HEADERS = 1
+    RST_STREAM = 3
+    SETTINGS = 4
+    PING = 6
+    GOAWAY = 7
+    WINDOW_UPDATE = 8
+    CONTINUATION = 9
+
+
+class FrameFlag(IntEnum):
+    """Flags of frames; ACK is of SETTINGS and PING."""
+
+    ACK = 0x1
+    END_STREAM = 0x1
+    END_HEADERS = 0x4
+    PADDED = 0x8
+    PRIORITY = 0x20
+
+
+class Http2Setting(IntEnum):
+    """Names of settings."""
+
+    HEADER_TABLE_SIZE = 1
+    ENABLE_PUSH = 2
+    MAX_CONCURRENT_STREAMS = 3
+    INITIAL_WINDOW_SIZE = 4
+    MAX_FRAME_SIZE = 5
+
+
+class MalformedFrame(Exception):
+    """The peer does not speak HTTP/2 as it must: nothing more on its connection can be believed."""
+
+
+class Frame(NamedTuple):
+    """One frame. kind: a Kind, or a number of one that means nothing here."""
+
+    kind: int
+    flags: int
+    stream_id: int
+    payload: bytes
+
+
+class FrameReader:
+    """Cuts what arrives into frames."""
+
+    def __init__(self) -> None:
+        self._rest = b""
+
+    def frames(self, arrived: bytes) -> Iterator[Frame]:
+        """The frames that are complete now. Raises MalformedFrame for one that is too large."""
+        if self._rest:
+            arrived = self._rest + arrived
+        position, size = 0, len(arrived)
+        while size - position >= _HEAD_BYTES:
+            length = int.from_bytes(arrived[position : position + 3], "big")
+            if length > MAX_FRAME_BYTES:
+                raise MalformedFrame(f"a frame of {length} bytes (limit {MAX_FRAME_BYTES})")
+            start = position + _HEAD_BYTES
+            if start + length > size:
+                break
+            stream_id = int.from_bytes(arrived[position + 5 : start], "big") & MAX_WINDOW
+            yield Frame(arrived[position + 3], arrived[position + 4], stream_id, arrived[start : start + length])
+            position = start + length
+        self._rest = arrived[position:]
+
+
+class HeaderDecoder:
+    """Header blocks of a peer that keeps no table. The few that come again and again are decoded once."""
+
+    def __init__(self) -> None:
+        self._decoder = hpack.Decoder(MAX_BLOCK_BYTES)
+        self._decoder.header_table_size = self._decoder.max_allowed_table_size = 0
+        self._known: dict[bytes, Fields] = {}
+
+    def fields(self, block: bytes) -> Fields:
+        """Names and values in their order. Raises MalformedFrame."""
+        known = self._known.get(block)
+        if known is not None:
+            return known
+        try:
+            fields: Fields = tuple((bytes(name), bytes(value)) for name, value in self._decoder.decode(block, raw=True))
+        except hpack.HPACKError as error:
+            raise MalformedFrame(f"a header block cannot be read: {error}") from error
+        if len(block) <= _CACHED_BLOCK_BYTES and len(self._known) < _CACHED_BLOCKS:
+            self._known[block] = fields
+        return fields
+
+
+def frame(kind: FrameKind, flags: int, stream_id: int, payload: bytes) -> bytes:
+    """One frame as it goes over the wire."""
+    return b"".join((len(payload).to_bytes(3, "big"), bytes((kind, flags)), stream_id.to_bytes(4, "big"), payload))
+
+
+def field(name: bytes, value: bytes) -> bytes:
+    """A literal header field, not added to the dynamic table. name: in lower case."""
+    return b"".join((b"\x00", _length(len(name)), name, _length(len(value)), value))
+
+
+def opening() -> bytes:
+    """What a client says first: no tables, no pushes, and room for as much as may come on a stream."""
+    settings = {
+        Http2Setting.HEADER_TABLE_SIZE: 0,
+        Http2Setting.ENABLE_PUSH: 0,
+        Http2Setting.INITIAL_WINDOW_SIZE: MAX_WINDOW,
+        Http2Setting.MAX_FRAME_SIZE: MAX_FRAME_BYTES,
+    }
+    payload = b"".join(struct.pack(">HI", name, value) for name, value in settings.items())
+    return PREFACE + frame(FrameKind.SETTINGS, 0, 0, payload) + window_update(0, MAX_WINDOW - FIRST_WINDOW)
+
+
+def window_update(stream_id: int, size_bytes: int) -> bytes:
+    """Room for so many more bytes."""
+    return frame(FrameKind.WINDOW_UPDATE, 0, stream_id, size_bytes.to_bytes(4, "big"))
+
+
+def settings_of(payload: bytes) -> Iterator[tuple[int, int]]:
+    """Names and values of a SETTINGS frame. Raises MalformedFrame."""
+    if len(payload) % 6:
+        raise MalformedFrame(f"settings of {len(payload)} bytes")
+    yield from struct.iter_unpack(">HI", payload)
+
+
+def number_of(payload: bytes) -> int:
+    """The 31-bit number that the payload begins with. Raises MalformedFrame."""
+    if len(payload) < 4:
+        raise MalformedFrame(f"a number of {len(payload)} bytes")
+    return int.from_bytes(payload[:4], "big") & MAX_WINDOW
+
+
+def content_of(frame: Frame) -> bytes:
+    """What a DATA or HEADERS frame carries, without padding and priority. Raises MalformedFrame."""
+    payload, start, end = frame.payload, 0, len(frame.payload)
+    if frame.flags & FrameFlag.PADDED:
+        if not payload:
+            raise MalformedFrame("padding without a length")
+        start, end = 1, end - payload[0]
+    if frame.kind == FrameKind.HEADERS and frame.flags & FrameFlag.PRIORITY:
+        start += 5
+    if start > end:
+        raise MalformedFrame("more padding than frame")
+    return payload[start:end] if end - start < len(payload) else payload
+
+
+def _length(size: int) -> bytes:
+    """HPACK's number with a prefix of seven bits."""
+    if size < 127:
+        return bytes((size,))
+    encoded, left = bytearray((127,)), size - 127
+    while left >= 128:
+        encoded.append(left & 127 | 128)
+        left >>= 7
+    encoded.append(left)
+    return bytes(encoded)
+
+
+INTERNAL, UNKNOWN = 13, 2
+PREFIX_BYTES = 5
+_MAX_STATUS_DIGITS = 9
+_NOT_METADATA = frozenset(
+    (b"content-type", b"grpc-status", b"grpc-message", b"grpc-encoding", b"grpc-accept-encoding", b"accept-encoding")
+)
+
+
+class GrpcReply(NamedTuple):
+    """How the peer ended a call. code: grpc's number, 0 for OK, where message is the answer, serialised."""
+
+    code: int
+    message: bytes
+    details: str
+    initial_metadata: GrpcMetadata
+    trailing_metadata: GrpcMetadata
+
+
+def encode_head(method: bytes, authority: bytes) -> bytes:
+    """What the header blocks of all calls of a method begin with: block and metadata may be appended."""
+    fields = (
+        *((b":path", method), (b":authority", authority), (b"te", b"trailers")),
+        *((b"content-type", b"application/grpc"), (b"user-agent", b"penstock")),
+    )
+    return b"\x83\x86" + b"".join(field(*one) for one in fields)  # :method POST, :scheme http
+
+
+def metadata_fields(metadata: GrpcMetadata) -> bytes:
+    """Metadata as header fields; binary values, whose keys end in -bin, in base64."""
+    return b"".join(field(key.encode(), _encoded(key, value)) for key, value in metadata)
+
+
+def _encoded(key: str, value: str | bytes) -> bytes:
+    raw = value.encode() if isinstance(value, str) else value
+    return base64.b64encode(raw).rstrip(b"=") if key.endswith("-bin") else raw
+
+
+def is_informational(fields: Fields) -> bool:
+    """Whether the head is one before the real one, as 103 is."""
+    return any(name == b":status" and value.startswith(b"1") for name, value in fields)
+
+
+def decode_reply(headers: Fields, parts: list[bytes], trailers: Fields) -> GrpcReply:
+    """The answer of these pieces. Without a grpc-status it was no gRPC server's. Raises MalformedFrame."""
+    status = _first(b"grpc-status", trailers)
+    initial = _metadata(headers)
+    trailing = _metadata(trailers)
+    if not status.isdigit():
+        http = _first(b":status", (*headers, *trailers)) or b"none"
+        return GrpcReply(
+            UNKNOWN, b"", f"the answer is not gRPC's (HTTP status {http.decode('latin-1')})", initial, trailing
+        )
+    if len(status) > _MAX_STATUS_DIGITS:
+        raise MalformedFrame(f"a grpc-status of {len(status)} digits")
+    if status != b"0":
+        text = unquote_to_bytes(_first(b"grpc-message", trailers)).decode(errors="replace")
+        return GrpcReply(int(status), b"", text, initial, trailing)
+    body = parts[0] if len(parts) == 1 else b"".join(parts)
+    if len(body) < PREFIX_BYTES or body[0] or int.from_bytes(body[1:PREFIX_BYTES], "big") != len(body) - PREFIX_BYTES:
+        return GrpcReply(INTERNAL, b"", f"the answer is no single gRPC message ({len(body)} bytes)", initial, trailing)
+    return GrpcReply(0, body[PREFIX_BYTES:], "", initial, trailing)
+
+
+def _first(name: bytes, fields: Fields) -> bytes:
+    """The first value of that name; empty where there is none."""
+    for known, value in fields:
+        if known == name:
+            return value
+    return b""
+
+
+def _metadata(fields: Fields) -> GrpcMetadata:
+    metadata = [one for one in fields if one[0] not in _NOT_METADATA and not one[0].startswith(b":")]
+    return tuple([(name.decode("latin-1"), _decoded(name, value)) for name, value in metadata])
+
+
+def _decoded(name: bytes, value: bytes) -> str | bytes:
+    if not name.endswith(b"-bin"):
+        return value.decode("latin-1")
+    try:
+        return base64.b64decode(value + b"=" * (-len(value) % 4))
+    except binascii.Error:
+        return value

@@ -1,0 +1,147 @@
+"""One tritonserver process, from its start to the removal of everything it leaves."""
+
+import asyncio
+import contextlib
+import fcntl
+import os
+import signal
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from penstock.engines.run_directory import ENGINE_ID_VARIABLE, Reaped, reap
+from penstock.engines.triton.launch import LIBRARY_PATH_VARIABLE
+from penstock.engines.triton.log_parser import Emit, LogSink
+from penstock.engines.triton.runtime import Launch
+
+_LAUNCHER = Path(__file__).with_name("launch.py")
+_NVIDIA_DEVICE = Path("/dev/nvidiactl")
+_LOG_IDLE_S = 0.2
+_LOG_END_S = 1.0
+_KILL_S = 5.0
+_PIPE_BYTES = 1024 * 1024
+PRIVATE_UMASK = 0o077  # of Triton: its shared memory, created with mode 0666, contains clients' tensors
+
+
+class TritonProcess:
+    """A started tritonserver. What it and its models write goes to our log until bury(), which must be awaited."""
+
+    def __init__(
+        self,
+        process: asyncio.subprocess.Process,
+        output: tuple[asyncio.ReadTransport, asyncio.StreamReader],
+        engine_id: str,
+        emit: Emit,
+    ) -> None:
+        self.pid = process.pid
+        self.exit = asyncio.create_task(process.wait())
+        self._process = process
+        self._engine_id = engine_id
+        self._sink = LogSink(emit, has_gpu=_NVIDIA_DEVICE.exists())
+        self._transport, reader = output
+        self._drain = asyncio.create_task(_drain(reader, self._sink))
+
+    @property
+    def has_exited(self) -> bool:
+        return self._process.returncode is not None
+
+    def terminate(self) -> None:
+        """Asks Triton alone: the stubs of its models must stay for the requests in flight."""
+        with contextlib.suppress(ProcessLookupError):
+            self._process.terminate()
+
+    def _kill_group(self) -> None:
+        """What a model started without the mark by which the reaper finds it."""
+        if not self.has_exited:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(self.pid, signal.SIGKILL)
+
+    async def clean_up(self) -> Reaped:
+        """Kills what still lives, removes what is left, reads the log to its end. Takes seconds at most."""
+        left = await asyncio.to_thread(reap, self._engine_id, child_pid=self.pid)
+        self._kill_group()
+        await asyncio.wait({self.exit}, timeout=_KILL_S)
+        await asyncio.wait({self._drain}, timeout=_LOG_END_S)
+        self._drain.cancel()
+        self._transport.close()
+        return replace(left, killed=tuple(pid for pid in left.killed if pid != self.pid))
+
+    def exit_reason(self) -> str:
+        """How it ended, with its last words where they can tell the cause."""
+        code = self._process.returncode
+        if code is None:
+            return f"tritonserver (process {self.pid}) does not die"
+        if code < 0:
+            return f"tritonserver was killed by signal {-code} ({signal.strsignal(-code)})"
+        last_words = self._sink.last_words()
+        return f"tritonserver exited with code {code}" + (f": {last_words}" if last_words else "")
+
+
+async def start_process(
+    launch: Launch, arguments: Sequence[str], engine_id: str, emit: Emit, *, inherited: Sequence[int] = ()
+) -> TritonProcess:
+    """Starts Triton in a session of its own, so that a terminal's Ctrl-C reaches us alone and we drain it.
+
+    Raises OSError where no process can be made. The pipe is ours: with asyncio's own, Process.wait() would not return
+    while a surviving stub holds it open. inherited: descriptors of this process that stay open in Triton.
+    """
+    transport, reader, write_end = await _open_pipe()
+    try:
+        process = await asyncio.create_subprocess_exec(
+            *(sys.executable, "-I", "-S", str(_LAUNCHER), str(os.getpid())),
+            *launch.argv,
+            *arguments,
+            stdin=asyncio.subprocess.DEVNULL,
+            stdout=write_end,
+            stderr=write_end,
+            env=_launcher_environment(launch, engine_id),
+            cwd=launch.folder,
+            start_new_session=True,
+            umask=PRIVATE_UMASK,
+            pass_fds=inherited,
+        )
+    except BaseException:
+        transport.close()
+        raise
+    finally:
+        os.close(write_end)
+    return TritonProcess(process, (transport, reader), engine_id, emit)
+
+
+async def _open_pipe() -> tuple[asyncio.ReadTransport, asyncio.StreamReader, int]:
+    read_end, write_end = os.pipe()
+    with contextlib.suppress(OSError):  # over the user's limit of pipe memory: the default size serves too
+        fcntl.fcntl(read_end, fcntl.F_SETPIPE_SZ, _PIPE_BYTES)
+    reader = asyncio.StreamReader()
+    transport, _ = await asyncio.get_running_loop().connect_read_pipe(
+        lambda: asyncio.StreamReaderProtocol(reader), os.fdopen(read_end, "rb", 0)
+    )
+    return transport, reader, write_end
+
+
+def _launcher_environment(launch: Launch, engine_id: str) -> dict[str, str]:
+    """The launcher is our Python and must not load Triton's libraries: their path travels under another name."""
+    env = dict(launch.env) | {ENGINE_ID_VARIABLE: engine_id}
+    library_path = env.pop("LD_LIBRARY_PATH", None)
+    if library_path is not None:
+        env[LIBRARY_PATH_VARIABLE] = library_path
+    if "LD_LIBRARY_PATH" in os.environ:
+        env["LD_LIBRARY_PATH"] = os.environ["LD_LIBRARY_PATH"]
+    return env
+
+
+async def _drain(output: asyncio.StreamReader, sink: LogSink) -> None:
+    """Reads to the end; an idle moment flushes what waits for more lines."""
+    while True:
+        try:
+            async with asyncio.timeout(_LOG_IDLE_S if sink.is_pending else None):
+                chunk = await output.read(_PIPE_BYTES)
+        except TimeoutError:
+            sink.flush(time.monotonic())
+            continue
+        if not chunk:
+            break
+        sink.feed(chunk, time.monotonic())
+    sink.flush(time.monotonic())

@@ -1,0 +1,351 @@
+"""Keeps one Triton running: starts it, restarts it with backoff, stops it, and removes everything it leaves."""
+
+import asyncio
+import contextlib
+import logging
+import random
+import time
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from pathlib import Path
+
+from penstock.engines.run_directory import Reaped, region_prefix
+from penstock.engines.triton.endpoints import LOOPBACK, TritonListeners, accepts, answers_live, port_in_use
+from penstock.engines.triton.log_parser import Emit
+from penstock.engines.triton.process import TritonProcess, start_process
+from penstock.engines.triton.runtime import Launch
+
+
+class EngineState(StrEnum):
+    """starting: for the first time. restarting: down, or coming back. failed and stopped are final."""
+
+    STARTING = "starting"
+    RUNNING = "running"
+    RESTARTING = "restarting"
+    FAILED = "failed"
+    STOPPED = "stopped"
+
+
+@dataclass(frozen=True, slots=True)
+class EngineStatus:
+    """reason: one line on why it is in that state. restarts: starts after the first. pid: None while there is none."""
+
+    state: EngineState
+    reason: str = ""
+    restarts: int = 0
+    pid: int | None = None
+
+
+class RestartBackoff:
+    """0.2 s before the first restart, then twice as long each time, up to 30 s; anew after 60 s of running.
+
+    Sans-IO: every time is `now`, monotonic seconds. Each delay is shortened by a random part of up to a fifth, so that
+    what died together does not come back together. uniform: random numbers in [0, 1).
+    """
+
+    def __init__(
+        self,
+        *,
+        first_s: float = 0.2,
+        cap_s: float = 30.0,
+        stable_s: float = 60.0,
+        uniform: Callable[[], float] = random.random,
+    ) -> None:
+        self._first_s = first_s
+        self._cap_s = cap_s
+        self._stable_s = stable_s
+        self._uniform = uniform
+        self._restarts = 0
+        self._live_since: float | None = None
+
+    def live(self, now: float) -> None:
+        """The process began to work."""
+        self._live_since = now
+
+    def next_delay_s(self, now: float) -> float:
+        """The process ended: seconds to wait before its next start."""
+        if self._live_since is not None and now - self._live_since >= self._stable_s:
+            self._restarts = 0
+        self._live_since = None
+        delay_s = min(self._cap_s, self._first_s * 2.0 ** min(self._restarts, 60))
+        self._restarts += 1
+        return delay_s * (1.0 - 0.2 * self._uniform())
+
+
+MAX_FAILED_STARTS = 5
+_PROBE_INTERVAL_S = 0.05
+_SLOW_START_S = 120  # for dozens of PyTorch processes that share the cores; Triton's own limit is 30 s
+_PROBE_TIMEOUT_S = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class TritonOptions:
+    """What to run, where. engine_id: the run directory's. extra_args: appended to Triton's command line.
+
+    exit_timeout_s: how long Triton itself waits for requests in flight when it is asked to end.
+    restart_grace_s: how long it has for that when it is restarted. live_timeout_s: how long a start may take.
+    trace_file: where traces go once a client asks for them; without one Triton refuses that.
+    """
+
+    engine_id: str
+    repositories: tuple[Path, ...]
+    listeners: TritonListeners
+    extra_args: tuple[str, ...] = ()
+    http_threads: int = 8
+    exit_timeout_s: int = 30
+    restart_grace_s: float = 3.0
+    live_timeout_s: float = 60.0
+    trace_file: Path | None = None
+
+
+def triton_arguments(options: TritonOptions, python_backends: Sequence[str]) -> list[str]:
+    """Triton's command line after the program. It loads no model by itself: clients ask for loads.
+
+    The shared-memory regions of the Python backends get names by which the reaper knows them.
+    """
+    prefix = region_prefix(options.engine_id)
+    return [
+        *(part for path in options.repositories for part in ("--model-repository", str(path))),
+        *("--model-control-mode", "explicit"),
+        *options.listeners.arguments,
+        *("--grpc-http2-max-ping-strikes", "0"),  # the gateway's keep-alive pings are no attack
+        *("--http-thread-count", str(options.http_threads)),
+        *("--exit-timeout-secs", str(options.exit_timeout_s)),
+        *(f"--backend-config={name},shm-region-prefix-name={prefix}" for name in python_backends),
+        *((f"--backend-config=torch,stub-timeout-seconds={_SLOW_START_S}",) if "torch" in python_backends else ()),
+        *(("--trace-config", f"triton,file={options.trace_file}") if options.trace_file is not None else ()),
+        *options.extra_args,
+    ]
+
+
+@dataclass(frozen=True, slots=True)
+class _ProcessRun:
+    """One run of the process, over. is_hopeless: another start cannot help."""
+
+    reason: str
+    was_live: bool = False
+    is_hopeless: bool = False
+
+
+class TritonSupervisor:
+    """Run `run()` as one task, on the main thread's loop (triton_launch says why); call the rest from the same loop.
+
+    on_status is called at each change of status, from that loop, and must not block. emit gets Triton's log.
+    before_start: awaited before each start; no start comes before it returns.
+    """
+
+    def __init__(
+        self,
+        launch: Launch,
+        options: TritonOptions,
+        *,
+        emit: Emit,
+        on_status: Callable[[EngineStatus], None],
+        backoff: RestartBackoff | None = None,
+        before_start: Callable[[], Awaitable[None]] | None = None,
+    ) -> None:
+        self._before_start = before_start
+        self._launch = launch
+        self._options = options
+        self._emit = emit
+        self._on_status = on_status
+        self._backoff = backoff if backoff is not None else RestartBackoff()
+        self._status = EngineStatus(EngineState.STARTING)
+        self._restarts = 0
+        self._was_ever_live = False
+        self._asked = asyncio.Event()
+        self._restart_reason = ""
+        self._restart_grace_s = options.restart_grace_s
+        self._stop_grace_s: float | None = None
+        self._is_begun = False
+        self._over = asyncio.Event()
+
+    @property
+    def status(self) -> EngineStatus:
+        return self._status
+
+    def __repr__(self) -> str:
+        return f"TritonProcess({self._status.state}, pid={self._status.pid}, restarts={self._restarts})"
+
+    async def run(self) -> None:
+        """Supervises until stop() is called or Triton cannot be started: the status then says stopped or failed.
+
+        Cancelled, it kills Triton at once and clears up behind it.
+        """
+        self._is_begun = True
+        try:
+            await self._supervise()
+        except asyncio.CancelledError:
+            self._publish(EngineState.STOPPED, "cancelled")
+            raise
+        finally:
+            self._over.set()
+
+    def restart(self, reason: str, *, is_lost: bool = False) -> bool:
+        """Ends Triton and starts it after the back-off's delay. False, and nothing done, where it does not run now.
+
+        is_lost: no request in it can be saved, so it is killed at once.
+        """
+        if self._status.state is not EngineState.RUNNING or self._asked.is_set():
+            return False
+        self._restart_reason = reason
+        self._restart_grace_s = 0.0 if is_lost else self._options.restart_grace_s
+        self._asked.set()
+        return True
+
+    async def stop(self, grace_s: float) -> None:
+        """Ends Triton for good: asks it, waits for up to grace_s, then kills. Returns when nothing of it is left."""
+        self._stop_grace_s = grace_s
+        self._asked.set()
+        if self._is_begun:
+            await self._over.wait()
+        else:
+            self._publish(EngineState.STOPPED, "stopped")
+
+    async def _supervise(self) -> None:
+        failed_starts = 0
+        while self._stop_grace_s is None:
+            await self._until_it_may_start()
+            if self._stop_grace_s is not None:
+                break
+            life = await self._live_once()
+            if self._stop_grace_s is not None:
+                break
+            failed_starts = 0 if life.was_live else failed_starts + 1
+            if not self._was_ever_live and (life.is_hopeless or failed_starts >= MAX_FAILED_STARTS):
+                lead = "" if life.is_hopeless else f"{failed_starts} starts failed; the last: "
+                self._publish(EngineState.FAILED, lead + life.reason)
+                return
+            await self._pause(life)
+        self._publish(EngineState.STOPPED, "stopped")
+
+    async def _until_it_may_start(self) -> None:
+        """Returns early when a stop is requested."""
+        if self._before_start is None:
+            return
+        allowed, asked = asyncio.ensure_future(self._before_start()), asyncio.create_task(self._asked.wait())
+        try:
+            await asyncio.wait({allowed, asked}, return_when=asyncio.FIRST_COMPLETED)
+            if allowed.done():
+                allowed.result()
+        finally:
+            allowed.cancel()
+            asked.cancel()
+
+    async def _pause(self, life: _ProcessRun) -> None:
+        self._asked.clear()
+        self._restart_reason = ""
+        self._restart_grace_s = self._options.restart_grace_s
+        delay_s = self._backoff.next_delay_s(time.monotonic())
+        self._emit(logging.WARNING, "Triton is down", reason=life.reason, next_start_s=f"{delay_s:.2f}")
+        self._publish(EngineState.RESTARTING, life.reason)
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(delay_s):
+                await self._asked.wait()
+        if self._stop_grace_s is None:
+            self._restarts += 1
+
+    async def _live_once(self) -> _ProcessRun:
+        """From one start to its end, with everything cleared up behind it."""
+        unusable = _unusable(self._options)
+        if unusable:
+            return _ProcessRun(unusable, is_hopeless=True)
+        arguments = triton_arguments(self._options, self._launch.python_backends)
+        listeners = self._options.listeners
+        try:
+            listeners.remove_sockets()
+            child = await start_process(
+                self._launch, arguments, self._options.engine_id, self._emit, inherited=listeners.inherited_descriptors
+            )
+        except OSError as error:
+            return _ProcessRun(f"Triton's process cannot be made: {error}")
+        state = EngineState.RESTARTING if self._restarts else EngineState.STARTING
+        self._publish(state, self._status.reason, child.pid)
+        try:
+            ended_for, was_live = await self._follow(child)
+        finally:
+            self._report(await child.clean_up())
+        return _ProcessRun(ended_for or child.exit_reason(), was_live)
+
+    async def _follow(self, child: TritonProcess) -> tuple[str, bool]:
+        """Why it was ended (empty: it ended by itself), and whether it ever was live."""
+        not_live_for = await self._until_live(child)
+        if not_live_for or self._is_disturbed(child):
+            await self._end(child, not_live_for)
+            return not_live_for, False
+        self._was_ever_live = True
+        self._backoff.live(time.monotonic())
+        self._publish(EngineState.RUNNING, "", child.pid)
+        await self._disturbance(child, None)
+        await self._end(child, self._restart_reason)
+        return self._restart_reason, True
+
+    async def _until_live(self, child: TritonProcess) -> str:
+        """Why to give up on it; empty when it is live, has ended, or something was asked meanwhile."""
+        options = self._options
+        until = time.monotonic() + options.live_timeout_s
+        while not self._is_disturbed(child):
+            if await _is_live(options.listeners):
+                return ""
+            if time.monotonic() >= until:
+                where = options.listeners.http_url
+                return f"Triton did not answer on {where} within {options.live_timeout_s:g} s of its start"
+            await self._disturbance(child, _PROBE_INTERVAL_S)
+        return ""
+
+    def _is_disturbed(self, child: TritonProcess) -> bool:
+        return child.has_exited or self._asked.is_set()
+
+    async def _disturbance(self, child: TritonProcess, timeout_s: float | None) -> None:
+        """Waits until the child ends or something is asked of us."""
+        asked = asyncio.create_task(self._asked.wait())
+        try:
+            await asyncio.wait({child.exit, asked}, timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            asked.cancel()
+
+    async def _end(self, child: TritonProcess, reason: str) -> None:
+        """Asks it to end and gives it its time. bury() kills it where that was not enough."""
+        if child.has_exited:
+            return
+        is_terminated = False
+        if self._stop_grace_s is None:
+            self._publish(EngineState.RESTARTING, reason)
+            self._asked.clear()
+            if self._restart_grace_s:
+                is_terminated = True
+                child.terminate()
+                await self._disturbance(child, self._restart_grace_s)
+        if self._stop_grace_s is not None:  # asked from the start, or meanwhile
+            if not is_terminated:
+                child.terminate()
+            await asyncio.wait({child.exit}, timeout=self._stop_grace_s)
+
+    def _publish(self, state: EngineState, reason: str, pid: int | None = None) -> None:
+        status = EngineStatus(state, reason, self._restarts, pid)
+        if status != self._status:
+            self._status = status
+            self._on_status(status)
+
+    def _report(self, left: Reaped) -> None:
+        if left.killed or left.regions:
+            processes, regions = len(left.killed), len(left.regions)
+            self._emit(logging.INFO, "reaped what Triton left behind", processes=processes, regions=regions)
+        if left.survivors:
+            self._emit(logging.ERROR, "processes of Triton do not die", pids=",".join(map(str, left.survivors)))
+
+
+def _unusable(options: TritonOptions) -> str:
+    """Why a start would be in vain; empty where nothing is known against it."""
+    for repository in options.repositories:
+        if not repository.is_dir():
+            return f"the model repository {repository} is not a folder; make it or name another"
+    return port_in_use(LOOPBACK, options.listeners.ports)
+
+
+async def _is_live(listeners: TritonListeners) -> bool:
+    """Whether Triton listens on all three. Its metrics service starts last."""
+    return await answers_live(listeners.http_url, _PROBE_TIMEOUT_S) and await accepts(
+        listeners.metrics_url, _PROBE_TIMEOUT_S
+    )

@@ -1,0 +1,171 @@
+"""Triton's Python-based backend `onnxruntime`: serves models written for NGC's C++ backend of that name, on the CPU.
+
+Runs in Triton's interpreter, one process per model instance. Triton puts this folder on sys.path; the Triton runtime
+copies ort_serving/ and row_trial.py beside this file.
+"""
+
+import json
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnxruntime as ort
+import row_trial
+import triton_python_backend_utils as pb_utils
+from ort_serving.batch import BatchRunner, OrtRequest, Outcome, missing_batch_dimension
+from ort_serving.config import (
+    Config,
+    OrtLoadError,
+    OrtRequestError,
+    complete,
+    input_specs,
+    needs_completion,
+    read_signature,
+    validate,
+)
+from ort_serving.session import (
+    OrtModel,
+    describe,
+    model_path,
+    open_for_reading,
+    open_session,
+    parameter,
+    select_providers,
+    session_options,
+)
+from ort_serving.threads import thread_budget
+
+MIN_RUN_TO_CHECK_CANCELLATION_S = 0.005  # asking costs a round trip to Triton of 0.04 to 0.2 ms a request
+RUN_TIME_DECAY = 0.9  # a run: those that queued behind a slow one are asked, too
+
+
+class TritonPythonModel:
+    """One instance of a model."""
+
+    @staticmethod
+    def auto_complete_config(auto_complete_model_config: Any) -> Any:
+        """Triton's ModelConfig, completed from the ONNX file where it names no inputs or no outputs."""
+        config = auto_complete_model_config.as_dict()
+        try:
+            refuse_numpy_2(np.__version__)
+            if needs_completion(config):
+                path = model_path(Path(pb_utils.get_model_dir()), config)
+                complete(config, read_signature(open_for_reading(path, config)))
+        except OrtLoadError as error:
+            raise _load_failure(config["name"], error) from None
+        return auto_complete_model_config
+
+    def initialize(self, args: dict[str, str]) -> None:
+        """Open the session; raises with one sentence where the model cannot be served as configured."""
+        self._name = args["model_name"]
+        self._recent_run_s = 0.0
+        try:
+            refuse_numpy_2(np.__version__)
+            self._runner = self._open(args)
+        except OrtLoadError as error:
+            raise _load_failure(self._name, error) from None
+
+    def _open(self, args: dict[str, str]) -> BatchRunner:
+        config: Config = json.loads(args["model_config"])
+        path = model_path(Path(args["model_repository"], args["model_version"]), config)
+        kind, device_id = args["model_instance_kind"], int(args["model_instance_device_id"])
+        placement = select_providers(config, kind=kind, device_id=device_id, available=ort.get_available_providers())
+        budget = thread_budget(config)
+        options = session_options(config, budget)
+        session = open_session(path, options, placement.providers)
+        signature = read_signature(session)
+        validate(config, signature)
+        for warning in placement.warnings:
+            pb_utils.Logger.log_warn(f"model '{self._name}': {warning}")
+        instance = f"instance={args['model_instance_name']} version={args['model_version']} kind={kind}"
+        pb_utils.Logger.log_info(f"onnxruntime backend ready {instance} {describe(config, options, budget)}")
+        model = OrtModel(session, signature, config)
+        return BatchRunner(model.run, is_batching=self._may_merge(model, path, config))
+
+    def _may_merge(self, model: OrtModel, path: Path, config: Config) -> bool:
+        """Whether requests that Triton passes together may share a run. Logs why not."""
+        if config["max_batch_size"] < 2 or "dynamic_batching" not in config:
+            return False  # Triton passes them one by one
+        if why := _why_not_merged(model, path, config):
+            pb_utils.Logger.log_warn(f"model '{self._name}': each request runs alone: {why}")
+        return not why
+
+    def execute(self, requests: Sequence[Any]) -> list[Any]:
+        """One response per request, in order."""
+        try:
+            return self._respond(requests)
+        except Exception as error:  # noqa: BLE001  the root: Triton would send the client a traceback
+            pb_utils.Logger.log_error(f"model '{self._name}': {error!r}")
+            sentence = f"model '{self._name}': {type(error).__name__} in the onnxruntime backend, see the server's log"
+            return [_error_response(sentence, pb_utils.TritonError.INTERNAL) for _ in requests]
+
+    def _respond(self, requests: Sequence[Any]) -> list[Any]:
+        wanted = self._uncancelled(requests)
+        start = time.perf_counter()
+        outcomes = self._runner.answer([_ort_request(requests[i]) for i in wanted])
+        self._recent_run_s = max(time.perf_counter() - start, self._recent_run_s * RUN_TIME_DECAY)
+        answers = dict(zip(wanted, outcomes, strict=True))
+        return [self._response(answers.get(i)) for i in range(len(requests))]
+
+    def _uncancelled(self, requests: Sequence[Any]) -> list[int]:
+        """The places of the requests to run: cancelled ones are left out where a run costs more than asking."""
+        if self._recent_run_s < MIN_RUN_TO_CHECK_CANCELLATION_S * len(requests):
+            return list(range(len(requests)))
+        return [i for i, request in enumerate(requests) if not request.is_cancelled()]
+
+    def _response(self, outcome: Outcome | None) -> Any:
+        if outcome is None:
+            return _error_response(f"model '{self._name}': the request was cancelled", pb_utils.TritonError.CANCELLED)
+        if isinstance(outcome, OrtRequestError):
+            code = pb_utils.TritonError.INVALID_ARG if outcome.is_client_error else pb_utils.TritonError.INTERNAL
+            return _error_response(f"model '{self._name}': {outcome}", code)
+        return pb_utils.InferenceResponse([pb_utils.Tensor(name, array) for name, array in outcome.items()])
+
+
+def refuse_numpy_2(version: str) -> None:
+    """LoadError for a numpy with which Triton 2.51's Python backend answers outputs of 0 bytes and no error."""
+    if not version.startswith("1."):
+        raise OrtLoadError(
+            f"Triton's Python backend returns empty outputs with numpy {version}: "
+            f"install numpy 1.26.4 into {sys.prefix} (`make clean up` builds that environment anew)"
+        )
+
+
+def _why_not_merged(model: OrtModel, path: Path, config: Config) -> str:
+    """Why not, by the configuration, a trial and the graph; empty if rows follow the batch."""
+    try:
+        says = row_trial.declared(parameter(config, row_trial.PARAMETER))
+    except ValueError as error:
+        return str(error)
+    if says is False:
+        return row_trial.DENIED
+    outputs = tuple(entry["name"] for entry in config["output"])
+
+    def run(inputs: dict[str, Any]) -> row_trial.Answer:
+        try:
+            return dict(zip(outputs, model.run(outputs, inputs), strict=True))
+        except OrtRequestError as error:
+            return str(error)
+
+    inputs = [row_trial.InputSpec(*spec) for spec in input_specs(config)]
+    data_types = [entry["data_type"].removeprefix("TYPE_") for entry in (*config["input"], *config["output"])]
+    tolerance = row_trial.tolerance_of(data_types, is_reduced=row_trial.computes_in_8_bits(path))
+    why = row_trial.run_trial(row_trial.row_trial(inputs, tolerance), run)
+    return why or ("" if says else missing_batch_dimension(path, config))
+
+
+def _ort_request(request: Any) -> OrtRequest:
+    inputs = {tensor.name(): tensor.as_numpy() for tensor in request.inputs()}
+    return OrtRequest(inputs, tuple(request.requested_output_names()))
+
+
+def _error_response(sentence: str, code: Any) -> Any:
+    return pb_utils.InferenceResponse(error=pb_utils.TritonError(sentence, code))
+
+
+def _load_failure(model_name: str, error: OrtLoadError) -> Exception:
+    failure: Exception = pb_utils.TritonModelException(f"model '{model_name}': {error}")
+    return failure

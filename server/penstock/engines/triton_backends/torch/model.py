@@ -1,0 +1,196 @@
+"""Triton's Python-based backend `torch`: serves torch.export programs, on a GPU by CUDA graphs, or on the CPU.
+
+Runs in Triton's interpreter, one process per model instance: on a GPU one CUDA context and one MPS client. The Triton
+runtime copies torch_serving/ and row_trial.py beside this file. Tensors pass as DLPack, except encoded pictures. Triton
+also starts a process that only calls auto_complete_config, so torch is imported in `initialize`.
+"""
+
+import gc
+import json
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import row_trial
+import triton_python_backend_utils as pb_utils
+from torch_serving.config import Config, EngineSpec, Precision, TorchLoadError, TorchRequestError, engine_spec
+from torch_serving.instance import Instance, Outcome, Pipeline, TorchRequest
+
+
+class TritonPythonModel:
+    """One instance of a model."""
+
+    @staticmethod
+    def auto_complete_config(auto_complete_model_config: Any) -> Any:
+        """Triton's ModelConfig, checked; this backend completes nothing: a program does not tell its tensors' names."""
+        config = auto_complete_model_config.as_dict()
+        try:
+            refuse_numpy_2(engine_spec(config, is_gpu=False), np.__version__)
+        except TorchLoadError as error:
+            raise _load_failure(config.get("name", ""), error) from None
+        return auto_complete_model_config
+
+    def initialize(self, args: dict[str, str]) -> None:
+        """Load, place and capture the program; raises with one sentence where it cannot be served as configured."""
+        self._name = args["model_name"]
+        try:
+            with _garbage_collected_once():
+                self._open(args)
+        except TorchLoadError as error:
+            raise _load_failure(self._name, error) from None
+
+    def _open(self, args: dict[str, str]) -> None:
+        try:
+            from torch.utils.dlpack import from_dlpack, to_dlpack
+            from torch_serving import device
+        except ImportError as error:
+            raise TorchLoadError(
+                f"PyTorch is not in the environment of Triton's models ({error}): `make gpu`"
+            ) from error
+
+        self._from_dlpack, self._to_dlpack = from_dlpack, to_dlpack
+        self._is_broken, self._end_after = device.is_broken, device.exit_after
+        config: Config = json.loads(args["model_config"])
+        is_gpu = args["model_instance_kind"] == "GPU"
+        self._spec: EngineSpec = engine_spec(config, is_gpu=is_gpu)
+        folder = Path(args["model_repository"], args["model_version"])
+        placement = device.InstanceDevice(is_gpu, int(args["model_instance_device_id"]), config)
+        opened = device.open_instance(folder, self._spec, placement)
+        self._instance = opened.instance
+        if why := _why_not_merged(opened.instance, self._spec, config, is_gpu=is_gpu):
+            opened.instance.merge_nothing()
+            pb_utils.Logger.log_warn(f"model '{self._name}': each request runs alone: {why}")
+        self._pipeline = (
+            Pipeline(opened.instance, self._deliver, report=self._log, enter=opened.enter_thread)
+            if self._spec.batches_in_flight > 1
+            else None
+        )
+        if opened.note:
+            pb_utils.Logger.log_warn(f"model '{self._name}': {opened.note}")
+        instance = f"instance={args['model_instance_name']} version={args['model_version']}"
+        pb_utils.Logger.log_info(f"torch backend ready {instance} {opened.facts}")
+
+    def execute(self, requests: Sequence[Any]) -> list[Any] | None:
+        """One response per request, in order; None if they are sent later by each request's sender."""
+        if self._pipeline is not None:
+            return self._put(self._pipeline, requests)
+        try:
+            return self._responses(self._instance.answer([self._ask(request) for request in requests]))
+        except Exception as error:  # noqa: BLE001  the root: Triton would send the client a traceback
+            return self._failed(error, len(requests))
+
+    def _put(self, pipeline: Pipeline, requests: Sequence[Any]) -> list[Any] | None:
+        senders = [request.get_response_sender() for request in requests]
+        try:
+            pipeline.put([self._ask(request) for request in requests], senders)
+        except Exception as error:  # noqa: BLE001  the root, as in execute: none of these has begun
+            return self._failed(error, len(requests))
+        return None
+
+    def _deliver(self, senders: Sequence[Any], outcomes: list[Outcome] | Exception) -> None:
+        """By the pipeline's thread: the answers of one batch, each sent though another's cannot be."""
+        try:
+            if isinstance(outcomes, Exception):
+                responses = self._failed(outcomes, len(senders))
+            else:
+                responses = self._responses(outcomes)
+        except Exception as error:  # noqa: BLE001  the root: who is not answered here waits for ever
+            responses = self._failed(error, len(senders))
+        for sender, response in zip(senders, responses, strict=True):
+            try:
+                sender.send(response, flags=pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL)
+            except Exception as error:  # noqa: BLE001  this one's root
+                self._log(error)
+
+    def finalize(self) -> None:
+        """What is in flight is answered before the instance goes."""
+        if getattr(self, "_pipeline", None) is not None:
+            self._pipeline.close()
+
+    def _ask(self, request: Any) -> TorchRequest:
+        inputs = {tensor.name(): tensor for tensor in request.inputs()}
+        if self._spec.pictures is not None:
+            return TorchRequest(pictures=tuple(inputs[self._spec.inputs[0].name].as_numpy().ravel().tolist()))
+        return TorchRequest(tuple(self._from_dlpack(inputs[spec.name].to_dlpack()) for spec in self._spec.inputs))
+
+    def _responses(self, outcomes: Sequence[Outcome]) -> list[Any]:
+        return [self._response(outcome) for outcome in outcomes]
+
+    def _response(self, outcome: Outcome) -> Any:
+        if isinstance(outcome, TorchRequestError):
+            return _error_response(f"model '{self._name}': {outcome}", pb_utils.TritonError.INVALID_ARG)
+        tensors = [
+            pb_utils.Tensor.from_dlpack(spec.name, self._to_dlpack(rows))
+            for spec, rows in zip(self._spec.outputs, outcome, strict=True)
+        ]
+        return pb_utils.InferenceResponse(tensors)
+
+    def _failed(self, error: Exception, count: int) -> list[Any]:
+        """Answers for all of a batch. With a lost CUDA context the process ends: who supervises Triton replaces it."""
+        sentence = f"model '{self._name}': {type(error).__name__} in the torch backend, see the server's log"
+        self._log(error)
+        if self._is_broken(error):
+            pb_utils.Logger.log_error(f"model '{self._name}': the CUDA context is lost, this process ends")
+            self._end_after()
+        return [_error_response(sentence, pb_utils.TritonError.INTERNAL) for _ in range(count)]
+
+    def _log(self, error: Exception) -> None:
+        pb_utils.Logger.log_error(f"model '{self._name}': {error!r}")
+
+
+def _why_not_merged(instance: Instance, spec: EngineSpec, config: Config, *, is_gpu: bool) -> str:
+    """Why not, by the configuration and a trial; empty if requests may share a run, or always come one by one."""
+    if spec.max_batch_size < 2 or "dynamic_batching" not in config:
+        return ""
+    try:
+        said = ((config.get("parameters") or {}).get(row_trial.PARAMETER) or {}).get("string_value", "")
+        if row_trial.declared(said) is False:
+            return row_trial.DENIED
+    except ValueError as error:
+        return str(error)
+    from torch_serving.device import array_runner  # it imports torch
+
+    is_reduced = spec.precision is not Precision.FP32 or is_gpu
+    tolerance = row_trial.tolerance_of([one.data_type for one in (*spec.inputs, *spec.outputs)], is_reduced=is_reduced)
+    inputs = [row_trial.InputSpec(one.name, one.data_type, one.dims) for one in spec.inputs]
+    if spec.pictures is not None:
+        inputs = [row_trial.InputSpec(spec.inputs[0].name, "BYTES", (1,))]
+    trial = row_trial.row_trial(inputs, tolerance, takes_pictures=spec.pictures is not None)
+    return row_trial.run_trial(trial, array_runner(instance, spec))
+
+
+def refuse_numpy_2(spec: EngineSpec, version: str) -> None:
+    """LoadError for encoded pictures with a numpy for which the Python backend of Triton 2.51 was not built.
+
+    It then hands BYTES over as so many times their first byte, and the process dies of it.
+    """
+    if spec.pictures is not None and not version.startswith("1."):
+        raise TorchLoadError(
+            f"image-decoder: engine needs numpy 1.26 in Triton's environment and {version} is in {sys.prefix}: "
+            "Triton 2.51 would hand broken pictures over; install numpy 1.26.4 there, or say image-decoder: gateway"
+        )
+
+
+@contextmanager
+def _garbage_collected_once() -> Iterator[None]:
+    """What is made here mostly stays (PyTorch's modules, the program): going through it again and again takes a tenth
+    of a start's CPU time, and later 0.2 s amid serving."""
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.collect()
+        gc.freeze()
+        gc.enable()
+
+
+def _error_response(sentence: str, code: Any) -> Any:
+    return pb_utils.InferenceResponse(error=pb_utils.TritonError(sentence, code))
+
+
+def _load_failure(model_name: str, error: TorchLoadError) -> Exception:
+    failure: Exception = pb_utils.TritonModelException(f"model '{model_name}': {error}")
+    return failure

@@ -1,0 +1,1 @@
+"""Authentication, authorisation and quotas of clients."""

@@ -1,0 +1,149 @@
+"""API keys: the headers that carry them, how one is created, stored as a hash, and found. Sans-IO."""
+
+import hashlib
+import hmac
+import re
+import secrets
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+
+from penstock.protocol.errors import Unauthenticated
+from penstock.protocol.identity import Quota, Role
+
+API_KEY, AUTHORIZATION = "x-api-key", "authorization"
+CREDENTIAL_NAMES = frozenset((API_KEY, AUTHORIZATION))
+_BEARER = "bearer"
+
+
+def credentials_of(headers: Iterable[tuple[str, str]]) -> Iterator[str]:
+    """Every key or token among the headers, names in lower case. Raises Unauthenticated for another scheme."""
+    for name, value in headers:
+        if name == API_KEY:
+            yield value.strip()
+        elif name == AUTHORIZATION:
+            scheme, _, credential = value.strip().partition(" ")
+            if scheme.lower() != _BEARER or not credential.strip():
+                raise Unauthenticated("`authorization` is not `Bearer …`; send the API key or token that way")
+            yield credential.strip()
+
+
+MIN_SECRET = 20  # characters; a made one has 46
+_PREFIX = "pk-"
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._@-]{0,63}")
+_DIGEST = re.compile(r"[0-9a-f]{64}")
+
+
+class InvalidApiKey(ValueError):
+    """A key is not valid. The message never contains the secret."""
+
+
+@dataclass(frozen=True, slots=True)
+class ApiKey:
+    """A stored key. digest: SHA-256 of the secret, 64 hexadecimal digits. quota: None for the default."""
+
+    name: str
+    digest: str
+    roles: frozenset[Role]
+    quota: Quota | None = None
+
+
+def new_secret() -> str:
+    """A secret of 256 random bits, safe in a header, a URL and a shell."""
+    return _PREFIX + secrets.token_urlsafe(32)
+
+
+def digest_of(secret: str) -> str:
+    """SHA-256 of the secret. One round suffices, because secrets are long and random."""
+    return hashlib.sha256(secret.encode("utf-8", "surrogateescape")).hexdigest()
+
+
+class ApiKeyRing:
+    """The known keys, found by their secret.
+
+    Keys are looked up by SHA-256 and compared in constant time. Response times reveal nothing about a key, because a
+    client cannot choose a secret by its hash.
+    """
+
+    def __init__(self, keys: Iterable[ApiKey]) -> None:
+        """Raises InvalidApiKey if two keys share a name or a secret."""
+        self._by_digest: dict[str, ApiKey] = {}
+        names: set[str] = set()
+        for key in keys:
+            if key.name in names:
+                raise InvalidApiKey(f"the key {key.name!r} is there twice; give each its own name")
+            if key.digest in self._by_digest:
+                other = self._by_digest[key.digest].name
+                raise InvalidApiKey(f"the keys {other!r} and {key.name!r} have the same secret; give each its own")
+            names.add(key.name)
+            self._by_digest[key.digest] = key
+
+    def __len__(self) -> int:
+        return len(self._by_digest)
+
+    def find(self, secret: str) -> ApiKey | None:
+        """The key with this secret."""
+        digest = digest_of(secret)
+        key = self._by_digest.get(digest)
+        return key if key is not None and hmac.compare_digest(key.digest, digest) else None
+
+
+def check_key_name(name: str) -> str:
+    """The name. Raises InvalidApiKey for one that is ambiguous in logs or metrics."""
+    if _NAME.fullmatch(name) is None:
+        raise InvalidApiKey(f"a key is named {name[:80]!r}; use 1 to 64 letters, digits, and . _ @ - after the first")
+    return name
+
+
+def check_digest(name: str, digest: str) -> str:
+    """The digest. Raises InvalidApiKey if it is malformed."""
+    if _DIGEST.fullmatch(digest) is None:
+        raise InvalidApiKey(f"sha256 of the key {name!r} is not 64 hexadecimal digits; `penstock keys new` makes one")
+    return digest
+
+
+def check_secret(name: str, secret: str) -> str:
+    """The secret's digest. Raises InvalidApiKey for one that is easy to guess or not valid in a header."""
+    if len(secret) < MIN_SECRET or not secret.isascii() or not secret.isprintable() or " " in secret:
+        raise InvalidApiKey(
+            f"the secret of the key {name!r} is too weak: it needs {MIN_SECRET} printable ASCII characters without "
+            "spaces; `penstock keys new` makes one"
+        )
+    return digest_of(secret)
+
+
+def read_key_list(text: str) -> tuple[str, ...]:
+    """NAME:ROLE+ROLE:SECRET entries, separated by spaces or commas, as NAME:ROLE+ROLE:DIGEST.
+
+    Raises InvalidApiKey with the entry's number only, since any part of a malformed entry may be the secret.
+    """
+    hashed = []
+    for place, entry in enumerate(text.replace(",", " ").split(), start=1):
+        name, roles, secret = (*entry.split(":", 2), "", "")[:3]
+        try:
+            roles_of(check_key_name(name), roles.split("+"))
+            hashed.append(f"{name}:{roles}:{check_secret(name, secret)}")
+        except InvalidApiKey:
+            raise InvalidApiKey(
+                f"key number {place} is not NAME:ROLE+ROLE:SECRET, with roles out of infer, read and admin and a "
+                f"secret of {MIN_SECRET} characters or more; `penstock keys new` makes one"
+            ) from None
+    return tuple(hashed)
+
+
+def key_of_hashed(entry: str) -> ApiKey:
+    """The key of an entry from `read_key_list`."""
+    name, roles, digest = entry.split(":")
+    return ApiKey(check_key_name(name), check_digest(name, digest), roles_of(name, roles.split("+")))
+
+
+def roles_of(name: str, words: Iterable[str]) -> frozenset[Role]:
+    """The roles of these names. Raises InvalidApiKey for an unknown role, and without roles."""
+    try:
+        roles = frozenset(map(Role, words))
+    except ValueError as error:
+        raise InvalidApiKey(
+            f"the key {name!r} has an unknown role ({error}); there are infer, read and admin"
+        ) from error
+    if not roles:
+        raise InvalidApiKey(f"the key {name!r} has no role; give it infer, read or admin")
+    return roles

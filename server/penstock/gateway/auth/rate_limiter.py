@@ -1,0 +1,260 @@
+"""Quotas: requests a period, share of requests in flight, and calls without a valid key, each per client. Sans-IO."""
+
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from typing import Protocol
+
+from penstock.protocol.errors import QuotaExceeded
+from penstock.protocol.identity import Identity, Quota
+
+SHARE_RETRY_AFTER_S = 0.2
+MAX_BUCKETS = 10_000  # clients whose rate is remembered; beyond it, the least recently active one is dropped
+_NO_QUOTA = Quota()
+
+
+@dataclass(slots=True)
+class ClientUsage:
+    """What one client has in flight."""
+
+    requests: int = 0
+    size_bytes: int = 0
+    receiving_bytes: int = 0
+
+    @property
+    def is_idle(self) -> bool:
+        return not self.requests and not self.receiving_bytes
+
+
+_NO_USAGE = ClientUsage()
+
+
+class QuotaStore(Protocol):
+    """Quota counts that several processes share. Clients are identified by key name."""
+
+    def others(self, name: str) -> ClientUsage:
+        """What the client has in flight in other processes."""
+        ...
+
+    def note(self, name: str, held: ClientUsage) -> None:
+        """Stores what the client has in flight in this process."""
+        ...
+
+    def full_again(self, name: str) -> float:
+        """When the client's bucket will be full, in monotonic seconds; 0 if it is full."""
+        ...
+
+    def set_full_again(self, name: str, at: float) -> None:
+        """Stores when the client's bucket will be full."""
+        ...
+
+    def in_flight(self) -> Iterable[tuple[str, int]]:
+        """Clients with requests in flight in any process, and how many."""
+        ...
+
+
+class RateLimiter:
+    """Limits each client's rate and share. Clients are identified by key name; all anonymous ones count as one."""
+
+    def __init__(self, *, max_requests: int, max_bytes: int, board: QuotaStore | None = None) -> None:
+        """max_requests, max_bytes: limits of all clients together. board: shared with other processes."""
+        self._board = board
+        self._max_requests = max_requests
+        self._max_bytes = max_bytes
+        self._full_again: dict[str, float] = {}  # by caller: when its bucket has all its tokens again; oldest use first
+        self._held: dict[str, ClientUsage] = {}
+
+    def __len__(self) -> int:
+        """Callers whose rate is remembered."""
+        return len(self._full_again)
+
+    def look(self, caller: Identity, now: float) -> None:
+        """Raises QuotaExceeded if the client's bucket is empty; takes nothing. now: monotonic seconds."""
+        quota = caller.quota
+        if quota is None or not quota.rate:
+            return
+        wait_s = self._wait_s(caller.key_name, quota, now)
+        if wait_s > 0:
+            self._remember(caller.key_name, self._full_again.get(caller.key_name, now))  # it has asked, so it stays
+            raise QuotaExceeded(
+                f"{_subject(caller)} has sent its {quota.rate} requests per {quota.period_s:g} s; "
+                f"retry after {wait_s:.2g} s",
+                retry_after_s=wait_s,
+            )
+
+    def take(self, caller: Identity, now: float) -> None:
+        """Takes one request from the client's bucket. Raises QuotaExceeded if it is empty."""
+        quota = caller.quota
+        if quota is None or not quota.rate:
+            return
+        self.look(caller, now)
+        name = caller.key_name
+        full_again = max(self._full_again_of(name, now), now) + quota.period_s / quota.rate
+        self._remember(name, full_again)
+        if self._board is not None:
+            self._board.set_full_again(name, full_again)
+
+    def enter(self, caller: Identity, size_bytes: int) -> None:
+        """Takes a slot of the client's share; pair it with one leave. Raises QuotaExceeded."""
+        share = (caller.quota or _NO_QUOTA).share
+        held = self._held.get(caller.key_name) or ClientUsage()
+        others = self._others(caller)
+        requests, held_bytes = held.requests + others.requests, held.size_bytes + others.size_bytes
+        max_requests = max(1, int(self._max_requests * share))
+        max_bytes = int(self._max_bytes * share)
+        if requests >= max_requests:
+            raise QuotaExceeded(
+                f"{_subject(caller)} has {requests} requests in flight (its share is {max_requests}); "
+                f"retry after {SHARE_RETRY_AFTER_S} s",
+                retry_after_s=SHARE_RETRY_AFTER_S,
+            )
+        if requests and held_bytes + size_bytes > max_bytes:
+            raise QuotaExceeded(
+                f"{_subject(caller)} has {held_bytes} bytes in flight and asks for {size_bytes} more "
+                f"(its share is {max_bytes}); retry after {SHARE_RETRY_AFTER_S} s",
+                retry_after_s=SHARE_RETRY_AFTER_S,
+            )
+        held.requests += 1
+        held.size_bytes += size_bytes
+        self._keep(caller, held)
+
+    def leave(self, caller: Identity, size_bytes: int) -> None:
+        """Returns the slot of an enter with the same size."""
+        held = self._held[caller.key_name]
+        held.requests -= 1
+        held.size_bytes -= size_bytes
+        self._keep(caller, held)
+
+    def receive(self, caller: Identity, size_bytes: int, *, before: int) -> None:
+        """Counts bytes of a body that is still arriving; `received` subtracts them.
+
+        before: bytes of the same body that were counted earlier. Raises QuotaExceeded above the share, except for a
+        client's only body.
+        """
+        held = self._held.get(caller.key_name) or ClientUsage()
+        receiving_bytes = held.receiving_bytes + self._others(caller).receiving_bytes
+        max_bytes = int(self._max_bytes * (caller.quota or _NO_QUOTA).share)
+        if receiving_bytes + size_bytes > max_bytes and receiving_bytes > before:
+            raise QuotaExceeded(
+                f"{_subject(caller)} has {receiving_bytes} bytes of bodies on their way "
+                f"(its share is {max_bytes}); retry after {SHARE_RETRY_AFTER_S} s",
+                retry_after_s=SHARE_RETRY_AFTER_S,
+            )
+        held.receiving_bytes += size_bytes
+        self._keep(caller, held)
+
+    def received(self, caller: Identity, size_bytes: int) -> None:
+        """Subtracts bytes of a body that is complete or was dropped."""
+        held = self._held[caller.key_name]
+        held.receiving_bytes -= size_bytes
+        self._keep(caller, held)
+
+    def receiving_bytes(self) -> int:
+        """Bytes of bodies that are arriving now, of all clients."""
+        return sum(held.receiving_bytes for held in self._held.values())
+
+    def in_flight(self) -> dict[str, int]:
+        """Requests in flight by key name, without zeros; "" stands for all anonymous clients."""
+        if self._board is None:
+            return {name: held.requests for name, held in self._held.items() if held.requests}
+        counts: Counter[str] = Counter()
+        for name, requests in self._board.in_flight():
+            counts[name] += requests  # two processes that claim a slot at the same moment may give a client two
+        return dict(counts)
+
+    def _others(self, caller: Identity) -> ClientUsage:
+        return _NO_USAGE if self._board is None else self._board.others(caller.key_name)
+
+    def _keep(self, caller: Identity, held: ClientUsage) -> None:
+        if held.is_idle:
+            self._held.pop(caller.key_name, None)
+        else:
+            self._held[caller.key_name] = held
+        if self._board is not None:
+            self._board.note(caller.key_name, held)
+
+    def _remember(self, name: str, full_again: float) -> None:
+        self._full_again.pop(name, None)
+        self._full_again[name] = full_again
+        if len(self._full_again) > MAX_BUCKETS:
+            del self._full_again[next(iter(self._full_again))]
+
+    def _full_again_of(self, name: str, now: float) -> float:
+        own = self._full_again.get(name, now)
+        return own if self._board is None else max(own, self._board.full_again(name))
+
+    def _wait_s(self, name: str, quota: Quota, now: float) -> float:
+        """Seconds until the bucket has a token; 0 if it has one."""
+        one_s = quota.period_s / quota.rate
+        wait_s = self._full_again_of(name, now) - now - (quota.period_s - one_s)
+        return wait_s if wait_s > one_s * 1e-6 else 0.0  # sums of floats
+
+
+def with_default_share(quota: Quota | None, usual: Quota) -> Quota:
+    """The quota, with the default's share if it has none (0)."""
+    if quota is None:
+        return usual
+    return quota if quota.share else replace(quota, share=usual.share)
+
+
+def _subject(caller: Identity) -> str:
+    return f"the key {caller.key_name!r}" if caller.key_name else "the caller without a key"
+
+
+CALLS_PER_S = 100.0
+BURST_CALLS = 200.0
+FLOOD_HOLD_S = 10.0  # time that a flood lasts after its last refused call
+MAX_ADDRESSES = 4096
+
+
+class RefusedCallCounter:
+    """Counts refused calls by client address. `now` is in monotonic seconds.
+
+    If more than BURST_CALLS of an address are refused at once, or CALLS_PER_S over time, it is flooding until HOLD_S
+    after it stopped.
+    """
+
+    def __init__(self) -> None:
+        self._counts: dict[str, tuple[float, float]] = {}  # number of counted calls, and when they were counted
+        self._flooding: set[str] = set()
+
+    @property
+    def has_floods(self) -> bool:
+        """Whether an address may be flooding. A cheap check to make before `flooding`."""
+        return bool(self._flooding)
+
+    def note(self, address: str, now: float) -> bool:
+        """Counts a refused call of this address. Returns True if a flood begins with it."""
+        count = self._count(address, now) + 1.0
+        is_flooding = count > BURST_CALLS
+        begins = is_flooding and address not in self._flooding
+        self._counts[address] = (BURST_CALLS + FLOOD_HOLD_S * CALLS_PER_S if is_flooding else count), now
+        if begins:
+            self._flooding.add(address)
+        if len(self._counts) > MAX_ADDRESSES:
+            self._forget(now)
+        return begins
+
+    def flooding(self, now: float) -> frozenset[str]:
+        """The addresses that are flooding."""
+        return frozenset(address for address in list(self._flooding) if self.is_flooding(address, now))
+
+    def is_flooding(self, address: str, now: float) -> bool:
+        """Whether the address is flooding."""
+        if address not in self._flooding:
+            return False
+        if self._count(address, now) > BURST_CALLS:
+            return True
+        self._flooding.discard(address)
+        return False
+
+    def _count(self, address: str, now: float) -> float:
+        count, at = self._counts.get(address, (0.0, now))
+        return max(0.0, count - (now - at) * CALLS_PER_S)
+
+    def _forget(self, now: float) -> None:
+        """Removes addresses whose calls no longer count, and the older half if there are too many."""
+        left = {address: found for address, found in self._counts.items() if self._count(address, now) > 0}
+        kept = sorted(left, key=lambda address: left[address][1])[-MAX_ADDRESSES // 2 :]
+        self._counts = {address: left[address] for address in kept}
+        self._flooding &= set(kept)

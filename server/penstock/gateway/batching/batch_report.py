@@ -1,0 +1,297 @@
+"""Report on a model's batches: GET /v2/models/{model}/explain, and the queues' metrics. Sans-IO.
+
+Includes the engine's own batch statistics, and a proposed config.pbtxt for batches formed by Triton.
+"""
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from textwrap import wrap
+
+import msgspec
+
+from penstock.gateway.batching.explanation import FitReport, fit_report
+from penstock.gateway.batching.options import BatchOptions
+from penstock.gateway.batching.queue import QueueStatistics
+from penstock.gateway.batching.service_times import line_through
+from penstock.protocol.errors import EngineFailed
+from penstock.protocol.inference import BatchOwner, CloseReason, EngineTimeFit
+
+
+@dataclass(frozen=True, slots=True)
+class EngineBatches:
+    """calls_by_rows: engine calls by their rows. fit: through their mean times, None if only one size was seen."""
+
+    calls_by_rows: dict[int, int] = field(default_factory=dict)
+    fit: EngineTimeFit | None = None
+
+
+class _DurationStatistics(msgspec.Struct):
+    count: int = 0
+    ns: int = 0
+
+
+class _BatchStatistics(msgspec.Struct):
+    batch_size: int
+    compute_input: _DurationStatistics = msgspec.field(default_factory=_DurationStatistics)
+    compute_infer: _DurationStatistics = msgspec.field(default_factory=_DurationStatistics)
+    compute_output: _DurationStatistics = msgspec.field(default_factory=_DurationStatistics)
+
+    @property
+    def calls(self) -> int:
+        return self.compute_infer.count
+
+    @property
+    def mean_s(self) -> float:
+        spent = (self.compute_input, self.compute_infer, self.compute_output)
+        return sum(duration.ns / max(1, duration.count) for duration in spent) / 1e9
+
+
+class _VersionStatistics(msgspec.Struct):
+    batch_stats: list[_BatchStatistics] = msgspec.field(default_factory=list)
+
+
+class _ModelStatistics(msgspec.Struct):
+    model_stats: list[_VersionStatistics] = msgspec.field(default_factory=list)
+
+
+def read_engine_batches(statistics: bytes) -> EngineBatches:
+    """Of all versions of a model. statistics: the body of GET /v2/models/{model}/stats. Raises EngineFailed."""
+    try:
+        parsed = msgspec.json.decode(statistics, type=_ModelStatistics)
+    except msgspec.DecodeError as error:
+        raise EngineFailed(f"the engine's statistics cannot be read: {error}") from error
+    batches = [batch for version in parsed.model_stats for batch in version.batch_stats if batch.calls]
+    calls_by_rows: dict[int, int] = {}
+    for batch in batches:
+        calls_by_rows[batch.batch_size] = calls_by_rows.get(batch.batch_size, 0) + batch.calls
+    return EngineBatches(calls_by_rows, _fit_of_sizes(batches))
+
+
+def _fit_of_sizes(batches: Sequence[_BatchStatistics]) -> EngineTimeFit | None:
+    """Weighted least squares over sizes; the guard is the largest excess over the line."""
+    if len({batch.batch_size for batch in batches}) < 2:
+        return None
+    alpha_s, beta_s = line_through([(batch.calls, batch.batch_size, batch.mean_s) for batch in batches])
+    guard_s = max(0.0, *(batch.mean_s - alpha_s - beta_s * batch.batch_size for batch in batches))
+    return EngineTimeFit(alpha_s, beta_s, guard_s, sum(batch.calls for batch in batches))
+
+
+COLUMNS = 80  # of a comment's line
+
+
+@dataclass(frozen=True, slots=True)
+class Proposal:
+    """A fragment of config.pbtxt. preferred_rows: None if no size is known to be better. Times in seconds."""
+
+    text: str
+    preferred_rows: int | None
+    max_queue_delay_s: float
+
+
+def propose_config(fit: EngineTimeFit | None, options: BatchOptions) -> Proposal:
+    """Triton's dynamic batching for the model.
+
+    The preferred batch is the largest b with 2·t(b) + guard within the SLO, since a request may arrive just after a
+    batch of b rows has begun; without an SLO the largest allowed. The delay is at most a call's fixed cost, which is
+    all that one more row can save, and at most what the SLO leaves. Requests that wait longer than the SLO allows are
+    rejected. A model of one row a call has nothing to merge: a comment.
+    """
+    if options.max_batch_size == 1:
+        return Proposal("# Nothing to propose: the model takes one row a call (max_batch_size).\n", None, 0.0)
+    if fit is None:
+        reasons = ["# No fit yet: a fit needs calls of two sizes or more. Triton's defaults are a start."]
+        return Proposal(_text(reasons, options, _ProposedBatching()), None, 0.0)
+    choice = _choose(fit, options)
+    return Proposal(_text(_reasons(fit, options, choice), options, choice), choice.rows, choice.delay_s)
+
+
+@dataclass(frozen=True, slots=True)
+class _ProposedBatching:
+    rows: int | None = None
+    delay_s: float = 0.0
+    queue_timeout_s: float | None = None
+
+
+def _choose(fit: EngineTimeFit, options: BatchOptions) -> _ProposedBatching:
+    if options.slo_s is None:
+        return _ProposedBatching(options.max_batch_size, fit.alpha_s)
+    rows = next((b for b in range(options.max_batch_size, 0, -1) if _worst_s(fit, b) <= options.slo_s), None)
+    left_s = options.slo_s - _worst_s(fit, rows or 1)
+    timeout_s = options.slo_s - fit.seconds(rows or 1) - fit.guard_s
+    return _ProposedBatching(rows, max(0.0, min(fit.alpha_s, left_s)), timeout_s if timeout_s > 0 else None)
+
+
+def _worst_s(fit: EngineTimeFit, rows: int) -> float:
+    return 2 * fit.seconds(rows) + fit.guard_s
+
+
+def _reasons(fit: EngineTimeFit, options: BatchOptions, choice: _ProposedBatching) -> list[str]:
+    line = f"# t(b) = {fit.alpha_s * 1e3:.3f} + {fit.beta_s * 1e3:.4f} b ms by {fit.samples} calls"
+    if options.slo_s is None:
+        return [f"{line}; no slo_p99_ms is declared, so the batch is bounded by max_batch_size only."]
+    slo = f"{options.slo_s * 1e3:g} ms"
+    if choice.rows is None:
+        return [
+            f"{line}; not even one row keeps 2 t(b) + guard ({_worst_s(fit, 1) * 1e3:.1f} ms) within the SLO of {slo}:",
+            "# expect late answers under load, or declare a longer slo_p99_ms.",
+        ]
+    worst = f"{_worst_s(fit, choice.rows) * 1e3:.1f} ms"
+    return [f"{line}; {choice.rows} rows behind another such call take {worst}, within the SLO of {slo}."]
+
+
+def _text(reasons: list[str], options: BatchOptions, choice: _ProposedBatching) -> str:
+    is_ours = options.owner is BatchOwner.GATEWAY
+    lead = "# For batches formed by Triton" + ("; take batch_owner out of the parameters." if is_ours else ".")
+    comments = [line for comment in (lead, *reasons) for line in wrap(comment, COLUMNS, subsequent_indent="# ")]
+    lines = [*comments, "dynamic_batching {"]
+    if choice.rows is not None and choice.rows > 1:
+        lines.append(f"  preferred_batch_size: [ {choice.rows} ]")
+    lines.append(f"  max_queue_delay_microseconds: {round(choice.delay_s * 1e6)}")
+    lines.append("  default_queue_policy {")
+    if choice.queue_timeout_s is not None:
+        lines.append("    timeout_action: REJECT")
+        lines.append(f"    default_timeout_microseconds: {max(1, round(choice.queue_timeout_s * 1e6))}")
+        lines.append("    allow_timeout_override: true")
+    lines += [f"    max_queue_size: {options.max_queue_size}", "  }", "}"]
+    return "\n".join(lines) + "\n"
+
+
+class OptionsReport(msgspec.Struct, frozen=True):
+    """What was declared, in the words of config.pbtxt. instances: engine calls that run at once."""
+
+    max_batch_size: int
+    instances: int
+    slo_p99_ms: float | None
+    max_queue_delay_us: float
+    max_queue_size: int
+    max_queue_bytes: int
+
+
+class QueueReport(msgspec.Struct, frozen=True):
+    """What waits now, and until when a request of one row that came now would wait (null where that is not known).
+
+    max_rows: of a batch, now; less than max_batch_size while the engine is short of memory or not known yet.
+    """
+
+    depth: int
+    rows: int
+    size_bytes: int
+    in_flight: int
+    slots: int
+    max_rows: int
+    wait_ms: float | None
+
+
+class BatchesOfRows(msgspec.Struct, frozen=True):
+    """How many batches there were of so many rows."""
+
+    rows: int
+    batches: int
+
+
+class ModelBatchReport(msgspec.Struct, frozen=True):
+    """The answer to GET /v2/models/{model}/explain.
+
+    queue, closed_by, dropped: of a model whose batches the gateway forms; null and empty else. batches, fit: of the
+    gateway's batches, else of the engine's own statistics. proposed_config: for batches formed by Triton; empty if
+    requests may not share a call.
+    misspelt: parameters of the config that are not read, by the option that was probably meant.
+    unmerged: why each request, picture and frame has a call of its own; empty if they may share one.
+    """
+
+    model: str
+    owner: BatchOwner
+    options: OptionsReport
+    queue: QueueReport | None
+    fit: FitReport | None
+    batches: list[BatchesOfRows]
+    closed_by: dict[CloseReason, int]
+    dropped: dict[str, int]
+    proposed_config: str
+    misspelt: dict[str, str] = {}
+    unmerged: str = ""
+
+
+def explain_queue(model_name: str, options: BatchOptions, statistics: QueueStatistics | None) -> ModelBatchReport:
+    """Of a model whose batches the gateway forms; statistics: None before its first request."""
+    if statistics is None:
+        return _report(model_name, options, None, {})
+    page = _report(model_name, options, statistics.fit, statistics.batches_by_rows)
+    return msgspec.structs.replace(
+        page,
+        queue=_queue_report(options, statistics),
+        closed_by=dict(statistics.closed_by),
+        dropped=dict(sorted(statistics.dropped.items())),
+    )
+
+
+def explain_engine(model_name: str, options: BatchOptions, batches: EngineBatches) -> ModelBatchReport:
+    """Report of a model whose batches the engine forms, or that has none."""
+    return _report(model_name, options, batches.fit, batches.calls_by_rows)
+
+
+def with_misspelt(page: ModelBatchReport, misspelt: dict[str, str]) -> ModelBatchReport:
+    """The report with these parameters."""
+    return msgspec.structs.replace(page, misspelt=misspelt) if misspelt else page
+
+
+def _report(
+    model_name: str, options: BatchOptions, fit: EngineTimeFit | None, batches_by_rows: dict[int, int]
+) -> ModelBatchReport:
+    return ModelBatchReport(
+        model=model_name,
+        owner=options.owner,
+        options=_options_report(options),
+        queue=None,
+        fit=fit_report(fit),
+        batches=[BatchesOfRows(rows, batches) for rows, batches in sorted(batches_by_rows.items())],
+        closed_by={},
+        dropped={},
+        proposed_config="" if options.unmerged else propose_config(fit, options).text,
+        unmerged=options.unmerged,
+    )
+
+
+def _options_report(options: BatchOptions) -> OptionsReport:
+    return OptionsReport(
+        options.max_batch_size,
+        options.instances,
+        None if options.slo_s is None else round(options.slo_s * 1e3, 6),
+        round(options.max_queue_delay_s * 1e6, 3),
+        options.max_queue_size,
+        options.max_queue_bytes,
+    )
+
+
+def _queue_report(options: BatchOptions, statistics: QueueStatistics) -> QueueReport:
+    return QueueReport(
+        statistics.depth,
+        statistics.rows,
+        statistics.size_bytes,
+        statistics.in_flight,
+        options.slots,
+        statistics.max_rows,
+        None if statistics.wait_s is None else round(statistics.wait_s * 1e3, 3),
+    )
+
+
+Readings = Mapping[tuple[str, ...], float]
+ReadStatistics = Callable[[], Mapping[str, QueueStatistics]]
+
+
+def queue_readers(statistics: ReadStatistics) -> dict[str, Callable[[], Readings]]:
+    """Functions that read the values at a scrape, by metric."""
+    return {
+        "batch_queue_requests": lambda: {(model,): queue.depth for model, queue in statistics().items()},
+        "batch_queue_bytes": lambda: {(model,): queue.size_bytes for model, queue in statistics().items()},
+        "batch_calls": lambda: {(model,): queue.in_flight for model, queue in statistics().items()},
+        "batch_wait_seconds": lambda: {
+            (model,): queue.wait_s for model, queue in statistics().items() if queue.wait_s is not None
+        },
+        "batches_total": lambda: _by_reason(statistics, lambda queue: queue.closed_by.items()),
+        "batch_refused_total": lambda: _by_reason(statistics, lambda queue: queue.dropped.items()),
+    }
+
+
+def _by_reason(statistics: ReadStatistics, counts: Callable[[QueueStatistics], Iterable[tuple[str, int]]]) -> Readings:
+    return {(model, str(reason)): count for model, queue in statistics().items() for reason, count in counts(queue)}

@@ -1,0 +1,266 @@
+"""One batch at the engine: the rows of its members in one call, and a result or an error for each member."""
+
+import asyncio
+import copy
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from urllib.parse import quote
+
+from penstock.gateway.batching.batch_report import EngineBatches, read_engine_batches
+from penstock.gateway.batching.entries import Batch, Entry
+from penstock.gateway.batching.merging import (
+    MergedRequest,
+    merge_requests,
+    refused_requests,
+    refused_rows,
+    split_outputs,
+)
+from penstock.gateway.tracing import EngineSpan, Trace
+from penstock.protocol.call import HttpCall
+from penstock.protocol.engine import InferenceEngine, Relay
+from penstock.protocol.errors import DeadlineExceeded, EngineFailed, InferenceError, InvalidRequest
+from penstock.protocol.inference import BatchTrace, InferRequest, InferResponse, Timings
+from penstock.protocol.shared_memory import Slab
+
+RETRIES_A_DOUBLING = 4
+# A call is waited for beyond the last deadline: how late the engine is matters for the fit.
+OVERDUE_S = 1.0
+OVERDUE_TIMES = 10.0  # or that many times the expected time
+
+
+@dataclass(slots=True, eq=False, kw_only=True)
+class BatchMember(Entry):
+    """A request in the queue or in a batch. answer: set once; cancelled if its client left.
+
+    leads: the engine call's spans are in its trace; the other members get a span with the call's duration
+    afterwards.
+    """
+
+    request: InferRequest
+    answer: "asyncio.Future[InferResponse]"
+    call: "EngineCall | None" = None
+    trace: Trace | None = None
+    leads: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class BatchEngine:
+    """The engine of a model's batches. slots: calls that may run at once. slab: memory that the engine reads."""
+
+    backend: InferenceEngine
+    slots: int
+    slab: Slab | None = None
+
+
+class EngineCall:
+    """A batch at the engine. `ask` it, then `deliver` the answer, or `settle` the error.
+
+    A member whose deadline passes fails alone. If all deadlines have passed, the call keeps its slot, since the engine
+    goes on with it, until it ends or is overdue; then it is given up. If every member left, it is given up at once.
+    """
+
+    __slots__ = ("_abandon", "_asked", "_engine", "_late", "_retries", "batch", "is_overdue", "members")
+
+    def __init__(self, batch: Batch, engine: BatchEngine, abandon: Callable[["EngineCall"], None]) -> None:
+        """abandon: called when no member waits any longer. Every entry of the batch is a BatchMember."""
+        self.batch = batch
+        self.members = [entry for entry in batch.entries if isinstance(entry, BatchMember)]
+        self._engine = engine
+        self._abandon = abandon
+        self._late: asyncio.TimerHandle | None = None
+        self._asked: MergedRequest | None = None
+        self.is_overdue = False
+        self._retries = RETRIES_A_DOUBLING * (len(self.members) - 1).bit_length()
+        for member in self.members:
+            member.call = self
+        self._watch_deadlines(batch.formed_at)
+
+    async def ask(self, members: Sequence[BatchMember] | None = None) -> tuple[MergedRequest, InferResponse]:
+        """The engine's answer to the members' rows. Raises the engine's error."""
+        asked = self.members if members is None else members
+        merged = merge_requests([member.request for member in asked], self._engine.slab)
+        self._asked = merged
+        span = _span_of_first(asked)
+        request = merged.request if span is None else replace(merged.request, metadata=span.headers)
+        is_answered = False
+        try:
+            response = await self._engine.backend.infer(request)
+            is_answered = True
+        finally:
+            merged.release(is_answered=is_answered)
+            if span is not None:
+                span.end(is_error=not is_answered)
+        return merged, response
+
+    def deliver(
+        self, merged: MergedRequest, response: InferResponse, members: Sequence[BatchMember] | None = None
+    ) -> None:
+        """Give each member its rows; or all an error, if the answer has another number of rows."""
+        answered = self.members if members is None else members
+        try:
+            parts = [response.outputs] if len(answered) == 1 else split_outputs(response, merged)
+        except EngineFailed as error:
+            self.fail(error, answered)
+            return
+        now = time.monotonic()
+        epoch = time.time() - now
+        for member, outputs in zip(answered, parts, strict=True):
+            if member.answer.done():
+                continue
+            explanation = self._explanation(member, epoch, now)
+            timings = Timings(queue=explanation.queued_s, infer=explanation.engine_s, batch_size=self.batch.rows)
+            name, version = response.model_name, response.model_version
+            own_id = member.request.id
+            answer = InferResponse(name, version, outputs, own_id, response.parameters, timings, explanation)
+            member.answer.set_result(answer)
+
+    async def settle(self, error: InferenceError) -> bool:
+        """End a failed call. Returns whether any member was answered after all.
+
+        If the engine rejects a merged call, it is repeated in halves, so that an invalid request fails alone. If the
+        error names rows, their requests fail with their part of it, and the others are repeated together. The number
+        of repetitions is limited; members left then fail with the error of their part.
+        """
+        return await self._settle(error, self.members)
+
+    def fail(self, error: InferenceError, members: Sequence[BatchMember] | None = None) -> None:
+        """Fail every member that still waits, each with a copy of the error."""
+        for member in self.members if members is None else members:
+            if not member.answer.done():
+                member.answer.set_exception(copy.copy(error))
+
+    def left(self) -> None:
+        """A member was cancelled."""
+        if all(member.answer.cancelled() for member in self.members):
+            self._abandon(self)
+        elif all(member.answer.done() for member in self.members):
+            self._watch_deadlines(time.monotonic())
+
+    def close(self) -> None:
+        """Stop watching deadlines, and drop the references between the call and its members.
+
+        Such a cycle would keep all tensors until the garbage collector runs.
+        """
+        if self._late is not None:
+            self._late.cancel()
+            self._late = None
+        self._asked = None
+        for member in self.members:
+            member.call = None
+
+    async def _settle(self, error: InferenceError, members: Sequence[BatchMember]) -> bool:
+        waiting = [member for member in members if not member.answer.done()]
+        if (len(waiting) < 2 and len(members) < 2) or not isinstance(error, InvalidRequest | EngineFailed):
+            self.fail(error, waiting)
+            return False
+        named = self._refuse_named(error, members)
+        if named:
+            waiting = [member for member in waiting if not member.answer.done()]
+        middle = 0 if named else (len(waiting) + 1) // 2
+        answered = [await self._ask_again(error, part) for part in (waiting[:middle], waiting[middle:]) if part]
+        return named or any(answered)
+
+    def _refuse_named(self, error: InferenceError, members: Sequence[BatchMember]) -> bool:
+        """Fail the members whose rows the error names. Returns whether there are any."""
+        merged = self._asked
+        if merged is None or len(merged.row_counts) != len(members):
+            return False
+        said = refused_rows(error.message, merged.rows, merged.request.model_name)
+        refused = refused_requests(said, merged.order, merged.row_counts)
+        for index, sentence in refused.items():
+            self.fail(type(error)(sentence), members[index : index + 1])
+        return bool(refused)
+
+    async def _ask_again(self, error: InferenceError, members: Sequence[BatchMember]) -> bool:
+        if not self._retries:
+            self.fail(error, members)
+            return False
+        self._retries -= 1
+        try:
+            merged, response = await self.ask(members)
+        except InferenceError as own_error:
+            return await self._settle(own_error, members)
+        self.deliver(merged, response, members)
+        return True
+
+    def _watch_deadlines(self, now: float) -> None:
+        """Set a timer for the next deadline, or after the last one for when the call is overdue."""
+        if self._late is not None:
+            self._late.cancel()
+        waiting = [
+            member.deadline for member in self.members if member.deadline is not None and not member.answer.done()
+        ]
+        self._late = None
+        loop = asyncio.get_running_loop()
+        if waiting:
+            self._late = loop.call_later(max(min(waiting) - now, 0.0), self._end_late)
+        elif all(member.answer.done() for member in self.members):
+            max_wait_s = max(OVERDUE_S, OVERDUE_TIMES * (self.batch.expected_s or 0.0))
+            self._late = loop.call_later(max_wait_s, self._give_up)
+
+    def _give_up(self) -> None:
+        self._late = None
+        self.is_overdue = True
+        self._abandon(self)
+
+    def _end_late(self) -> None:
+        now = time.monotonic()
+        for member in self.members:
+            if member.deadline is not None and member.deadline <= now and not member.answer.done():
+                ran_s, rows = now - self.batch.formed_at, self.batch.rows
+                member.answer.set_exception(
+                    DeadlineExceeded(
+                        f"the deadline passed while a batch of {rows} row{'s' * (rows > 1)} ran in the engine "
+                        f"({ran_s:.3f} s so far); allow more time"
+                    )
+                )
+        self._late = None
+        self._watch_deadlines(now)
+
+    def _explanation(self, member: BatchMember, epoch: float, now: float) -> BatchTrace:
+        batch = self.batch
+        formed_at, expected_s = batch.formed_at, batch.expected_s
+        slack_s = None
+        if expected_s is not None and member.deadline is not None:
+            slack_s = member.deadline - formed_at - expected_s
+        return BatchTrace(
+            model_name=member.request.model_name,
+            arrived_unix_s=epoch + member.arrived_at,
+            queued_s=formed_at - member.arrived_at,
+            engine_s=now - formed_at,
+            batch_number=batch.number,
+            requests=len(self.members),
+            rows=batch.rows,
+            close_reason=batch.close_reason,
+            ahead=member.ahead,
+            slots=self._engine.slots,
+            busy=batch.busy,
+            fit=batch.fit,
+            expected_s=expected_s,
+            slack_s=slack_s,
+        )
+
+
+def _span_of_first(members: Sequence[BatchMember]) -> EngineSpan | None:
+    """The call's span, in the trace of the first member that has one."""
+    for member in members:
+        if member.trace is not None:
+            if not member.leads:
+                member.trace.stages((("queue", time.monotonic() - member.arrived_at),))
+                member.leads = True
+            return member.trace.engine("engine")
+    return None
+
+
+STATISTICS_TIMEOUT_S = 5.0
+
+
+async def fetch_engine_batches(relay: Relay, model_name: str) -> EngineBatches:
+    """The engine's statistics of the model. Raises EngineFailed, and what the relay raises."""
+    target = f"/v2/models/{quote(model_name, safe='')}/stats".encode()
+    answer = await relay.http(HttpCall("GET", target, (), b""), deadline=time.monotonic() + STATISTICS_TIMEOUT_S)
+    if answer.status != 200:
+        said = answer.body[:200].decode(errors="replace")
+        raise EngineFailed(f"the engine's statistics of model {model_name!r}: status {answer.status}: {said}")
+    return read_engine_batches(answer.body)

@@ -1,0 +1,185 @@
+"""Explains a request's batch to its client: as JSON, as one sentence, and as a header of the answer."""
+
+import json
+from collections.abc import Callable, Iterable
+
+import msgspec
+
+from penstock.protocol.call import GrpcAnswer, GrpcCall, HttpAnswer, HttpCall
+from penstock.protocol.inference import BatchOwner, BatchTrace, CloseReason, EngineTimeFit
+
+EXPLAIN_HEADER = "x-penstock-explain"
+_HEADER_BYTES = EXPLAIN_HEADER.encode()
+_TRUE_VALUES = frozenset(("1", "true", "on", "yes"))
+WHY_CLOSED = {
+    CloseReason.SLOT_FREE: "the engine was free and nothing more waited",
+    CloseReason.DEADLINE: "more rows would have made one of them late",
+    CloseReason.FULL: "it was full",
+    CloseReason.DELAY: "max_queue_delay_us had passed",
+    CloseReason.INCOMPATIBLE: "the next request could not share it",
+}
+_WHY_UNBATCHED = {
+    BatchOwner.TRITON: "Triton forms this model's batches, not the gateway: see `penstock models explain {model}`",
+    BatchOwner.OFF: "batching is off for this model: the request ran alone",
+    BatchOwner.GATEWAY: "the request ran alone: the gateway merges no sequences, shared memory or classes",
+}
+
+
+class FitReport(msgspec.Struct, frozen=True):
+    """The line through the engine's calls: alpha_ms + beta_ms_per_row · rows, and guard_ms for its spread.
+
+    deliver_us_per_row: what each row takes from the engine's answer until its caller has it; deadlines count it.
+    """
+
+    alpha_ms: float
+    beta_ms_per_row: float
+    guard_ms: float
+    samples: int
+    deliver_us_per_row: float = 0.0
+
+
+class RequestExplanation(msgspec.Struct, frozen=True, omit_defaults=True):
+    """What became of one request. owner: who forms the model's batches. text: the same for a person.
+
+    Where the gateway did not form the batch, that is all. Else: arrived_unix_s on the wall clock; queue_ms until the
+    batch was formed; engine_ms what the call took, expected_ms by the fit; batch: its number, with how many requests
+    and rows; closed_by: see CloseReason; ahead: requests that waited when it came; busy of slots: calls that ran when
+    the batch was formed; slack_ms: what the expected end left until the deadline.
+    """
+
+    model: str
+    owner: BatchOwner
+    text: str
+    arrived_unix_s: float | None = None
+    queue_ms: float | None = None
+    engine_ms: float | None = None
+    expected_ms: float | None = None
+    slack_ms: float | None = None
+    batch: int | None = None
+    batch_requests: int | None = None
+    batch_rows: int | None = None
+    closed_by: CloseReason | None = None
+    ahead: int | None = None
+    busy: int | None = None
+    slots: int | None = None
+    fit: FitReport | None = None
+
+
+def is_requested(value: str) -> bool:
+    """Whether the header's or the metadata's value asks for an explanation."""
+    return value.strip().lower() in _TRUE_VALUES
+
+
+def is_requested_in_headers(headers: Iterable[tuple[bytes, bytes]]) -> bool:
+    """Whether one of the headers, names in lower case, asks for an explanation."""
+    for name, value in headers:
+        if name == _HEADER_BYTES:
+            return is_requested(value.decode("latin-1"))
+    return False
+
+
+def is_requested_in_metadata(metadata: Iterable[tuple[str, str | bytes]]) -> bool:
+    """The same of a gRPC call's metadata."""
+    for name, value in metadata:
+        if name == EXPLAIN_HEADER:
+            return is_requested(value if isinstance(value, str) else value.decode("latin-1"))
+    return False
+
+
+def explain_batched(explanation: BatchTrace) -> RequestExplanation:
+    """Explains a request whose batch the gateway formed."""
+    return RequestExplanation(
+        explanation.model_name,
+        BatchOwner.GATEWAY,
+        _sentence(explanation),
+        round(explanation.arrived_unix_s, 6),
+        _ms(explanation.queued_s),
+        _ms(explanation.engine_s),
+        _ms(explanation.expected_s),
+        _ms(explanation.slack_s),
+        explanation.batch_number,
+        explanation.requests,
+        explanation.rows,
+        explanation.close_reason,
+        explanation.ahead,
+        explanation.busy,
+        explanation.slots,
+        fit_report(explanation.fit),
+    )
+
+
+def explain_unbatched(model_name: str, owner: BatchOwner) -> RequestExplanation:
+    """Explains a request that was relayed. owner: of its model's batches."""
+    return RequestExplanation(model_name, owner, _WHY_UNBATCHED[owner].replace("{model}", model_name))
+
+
+def explanation_header(explanation: RequestExplanation) -> str:
+    """As printable ASCII, for headers and metadata."""
+    return json.dumps(msgspec.to_builtins(explanation), separators=(",", ":"))
+
+
+def fit_report(fit: EngineTimeFit | None) -> FitReport | None:
+    """In milliseconds, for JSON; None without a fit."""
+    if fit is None:
+        return None
+    alpha_ms, beta_ms, guard_ms = (round(seconds * 1e3, 4) for seconds in (fit.alpha_s, fit.beta_s, fit.guard_s))
+    return FitReport(alpha_ms, beta_ms, guard_ms, fit.samples, round(fit.deliver_s * 1e6, 1))
+
+
+def _sentence(explanation: BatchTrace) -> str:
+    size = f"{_counted(explanation.requests, 'request')} and {_counted(explanation.rows, 'row')}"
+    expected = f", {explanation.expected_s * 1e3:.1f} ms were expected" if explanation.expected_s is not None else ""
+    return (
+        f"waited {explanation.queued_s * 1e3:.1f} ms behind {explanation.ahead} for its batch of {size}, "
+        f"closed because {WHY_CLOSED[explanation.close_reason]}; the engine took {explanation.engine_s * 1e3:.1f} ms"
+        f"{expected}"
+    )
+
+
+def _counted(count: int, noun: str) -> str:
+    return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
+
+
+def _ms(seconds: float | None) -> float | None:
+    return None if seconds is None else round(seconds * 1e3, 3)
+
+
+def wants_explanation_http(call: HttpCall) -> bool:
+    """Whether the client requested an explanation."""
+    return is_requested_in_headers(call.headers)
+
+
+def wants_explanation_grpc(call: GrpcCall) -> bool:
+    """Whether the client requested an explanation."""
+    return bool(call.metadata) and is_requested_in_metadata(call.metadata)
+
+
+def explained_http(answer: HttpAnswer, call: HttpCall, explain: Callable[[], RequestExplanation]) -> HttpAnswer:
+    """The answer, with an explanation if the client requested one."""
+    return add_explanation_http(answer, explain()) if wants_explanation_http(call) else answer
+
+
+def explained_grpc(answer: GrpcAnswer, call: GrpcCall, explain: Callable[[], RequestExplanation]) -> GrpcAnswer:
+    """The same over gRPC."""
+    return add_explanation_grpc(answer, explain()) if wants_explanation_grpc(call) else answer
+
+
+def add_explanation_http(answer: HttpAnswer, explanation: RequestExplanation) -> HttpAnswer:
+    """The answer with the explanation as a header; unchanged if it has one, or is an error."""
+    if answer.status != 200 or any(name == _HEADER_BYTES for name, _ in answer.headers):
+        return answer
+    return HttpAnswer(
+        answer.status, (*answer.headers, (_HEADER_BYTES, explanation_header(explanation).encode())), answer.body
+    )
+
+
+def add_explanation_grpc(answer: GrpcAnswer, explanation: RequestExplanation) -> GrpcAnswer:
+    """The same in the trailing metadata."""
+    if answer.code or any(name == EXPLAIN_HEADER for name, _ in answer.trailing_metadata):
+        return answer
+    return GrpcAnswer(
+        0,
+        answer.message,
+        answer.details,
+        (*answer.trailing_metadata, (EXPLAIN_HEADER, explanation_header(explanation))),
+    )

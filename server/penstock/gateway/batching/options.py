@@ -1,0 +1,323 @@
+"""Batching options of a model, read from config.pbtxt's parameters and from the operator's settings.
+
+The settings win over config.pbtxt. Imports no numpy: command lines and settings read this module.
+"""
+
+import math
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass, replace
+from difflib import get_close_matches
+from typing import TYPE_CHECKING
+
+from penstock.protocol.errors import InvalidRequest
+from penstock.protocol.inference import BatchOwner
+
+if TYPE_CHECKING:
+    from penstock.protocol.engine import ModelConfig
+
+
+DEFAULT_EXECUTION_TIMEOUT_S = 30.0
+DEFAULT_MAX_QUEUE_SIZE = 1024
+DEFAULT_MAX_QUEUE_BYTES = 512 << 20
+PRIORITY_LEVELS = 3  # 1 the highest; a request that names none has the middle one
+
+
+@dataclass(frozen=True, slots=True)
+class BatchOptions:
+    """What the queue of a model needs to know. Times in seconds.
+
+    max_batch_size: rows of one engine call, at least 1. instances: engine calls that the engine runs at once; one more
+    may wait there. slo_s: the deadline of a request that brings none, from the end of its body on; None for none.
+    max_queue_delay_s: how long rows may be waited for while a slot is free, never into a deadline; 0 for not at all.
+    max_queue_size: requests that may wait. max_queue_bytes: of their tensors.
+    execution_timeout_s: a model that has a call and answers nothing for this time hangs.
+    unmerged: why each request, picture and frame has a call of its own; empty if they may share one.
+    """
+
+    owner: BatchOwner = BatchOwner.OFF
+    max_batch_size: int = 1
+    instances: int = 1
+    slo_s: float | None = None
+    max_queue_delay_s: float = 0.0
+    max_queue_size: int = DEFAULT_MAX_QUEUE_SIZE
+    max_queue_bytes: int = DEFAULT_MAX_QUEUE_BYTES
+    execution_timeout_s: float = DEFAULT_EXECUTION_TIMEOUT_S
+    unmerged: str = ""
+
+    @property
+    def slots(self) -> int:
+        """Engine calls in flight at most: one an instance, and one that waits at the engine's door."""
+        return self.instances + 1
+
+
+OWNER = "batch_owner"
+SLO = "slo_p99_ms"
+EXECUTION_TIMEOUT = "execution_timeout_ms"
+MAX_BATCH_SIZE = "max_batch_size"
+MAX_QUEUE_DELAY = "max_queue_delay_us"
+MAX_QUEUE_SIZE = "max_queue_size"
+MAX_QUEUE_BYTES = "max_queue_bytes"
+NETWORK_TYPE = "network-type"  # parameter of a model that takes pictures
+ROWS_FOLLOW_BATCH = "rows_follow_batch"  # parameter in config.pbtxt only; read by penstock.engines.row_trial
+OPTION_NAMES = (OWNER, SLO, EXECUTION_TIMEOUT, MAX_BATCH_SIZE, MAX_QUEUE_DELAY, MAX_QUEUE_SIZE, MAX_QUEUE_BYTES)
+SPELLING_CUTOFF = 0.88  # share of letters: 0.86 would take another's min_batch_size for ours
+
+OptionTexts = Mapping[str, str]  # option's name -> what was said of it, as in config.pbtxt's parameters
+NO_OPTIONS: OptionTexts = {}
+UNTRIED = "the trial with a batch of two rows has not ended yet"
+SLOS_OF_EXECUTION = 10.0  # a model's execution time-out is at least this multiple of its slo_p99_ms
+
+
+def read_options(
+    config: "ModelConfig", said: OptionTexts = NO_OPTIONS, *, execution_timeout_s: float = DEFAULT_EXECUTION_TIMEOUT_S
+) -> BatchOptions:
+    """How the model's batches are formed: by what the operator said, else by config.pbtxt's parameters.
+
+    Raises InvalidRequest, one sentence, where a value is malformed or cannot go with the rest of config.pbtxt.
+    """
+    words = _OptionReader(config.name, config.parameters, said)
+    slo_ms = words.number(SLO, _is_positive, "a number of milliseconds above 0")
+    timeout_ms = words.number(EXECUTION_TIMEOUT, _is_positive, "a number of milliseconds above 0")
+    slo_s = None if slo_ms is None else slo_ms / 1e3
+    usual_timeout_s = max(execution_timeout_s, SLOS_OF_EXECUTION * (slo_s or 0.0))
+    delay_us = words.number(MAX_QUEUE_DELAY, _is_not_negative, "a number of microseconds, 0 or more")
+    return BatchOptions(
+        owner=_owner(config, words),
+        max_batch_size=_max_batch_size(config, words),
+        instances=config.instance_count,
+        slo_s=slo_s,
+        execution_timeout_s=usual_timeout_s if timeout_ms is None else timeout_ms / 1e3,
+        max_queue_delay_s=(delay_us or 0.0) / 1e6,
+        max_queue_size=words.count(MAX_QUEUE_SIZE) or DEFAULT_MAX_QUEUE_SIZE,
+        max_queue_bytes=words.count(MAX_QUEUE_BYTES) or DEFAULT_MAX_QUEUE_BYTES,
+    )
+
+
+def check_options(model_name: str, said: OptionTexts) -> None:
+    """Raises InvalidRequest for an unknown or malformed option, without looking at the model's config.pbtxt."""
+    words = _OptionReader(model_name, NO_OPTIONS, said)
+    for name in said:
+        if name not in OPTION_NAMES:
+            raise InvalidRequest(
+                f"model {model_name!r} has no batching option {name!r}; there are {', '.join(OPTION_NAMES)}"
+            )
+    words.owner()
+    for name in (SLO, EXECUTION_TIMEOUT):
+        words.number(name, _is_positive, "a number of milliseconds above 0")
+    words.number(MAX_QUEUE_DELAY, _is_not_negative, "a number of microseconds, 0 or more")
+    for name in (MAX_BATCH_SIZE, MAX_QUEUE_SIZE, MAX_QUEUE_BYTES):
+        words.count(name)
+
+
+def misspelt_parameters(config: "ModelConfig") -> dict[str, str]:
+    """Unknown parameters of the config that look like an option, with the option that was probably meant."""
+    known = (*OPTION_NAMES, ROWS_FOLLOW_BATCH)
+    others = [name for name in config.parameters if name not in known]
+    close = {name: get_close_matches(name.lower(), known, n=1, cutoff=SPELLING_CUTOFF) for name in others}
+    return {name: meant for name, found in close.items() for meant in found}
+
+
+class DeclaredOptions:
+    """The options of every model, computed once per config: `of` costs two look-ups."""
+
+    def __init__(
+        self,
+        said: Mapping[str, OptionTexts] | None = None,
+        *,
+        engine_batches: bool = True,
+        execution_timeout_s: float = DEFAULT_EXECUTION_TIMEOUT_S,
+        merging_backends: Collection[str] | None = None,
+    ) -> None:
+        """said: the operator's options by model. engine_batches: whether the engine uses a config's dynamic batcher.
+
+        execution_timeout_s: default for models without one. merging_backends: those of our backends that merge the
+        requests that Triton passes together; None if there are no trials, and requests are merged without one.
+        """
+        self._said = said if said is not None else {}
+        self._engine_batches = engine_batches
+        self._execution_timeout_s = execution_timeout_s
+        self._merging_backends = merging_backends
+        self._read: dict[str, tuple[ModelConfig, BatchOptions]] = {}
+
+    def of(self, config: "ModelConfig") -> BatchOptions:
+        """The model's options. Raises InvalidRequest as read_options does."""
+        known = self._read.get(config.name)
+        if known is not None and known[0] is config:
+            return known[1]
+        said = self._said.get(config.name, NO_OPTIONS)
+        options = read_options(config, said, execution_timeout_s=self._execution_timeout_s)
+        if options.owner is BatchOwner.TRITON and not self._engine_batches:
+            options = replace(options, owner=BatchOwner.OFF)
+        if self._is_merged_by_us(config, options):
+            options = replace(options, unmerged=UNTRIED if config.unmerged is None else config.unmerged)
+        self._read[config.name] = (config, options)
+        return options
+
+    def wants_trial(self, config: "ModelConfig") -> bool:
+        """Whether its rows are merged if its trial passes. Raises InvalidRequest like read_options."""
+        return self._is_merged_by_us(config, self.of(config))
+
+    def _is_merged_by_us(self, config: "ModelConfig", options: BatchOptions) -> bool:
+        """Whether we merge its requests, the pictures of one request, or frames of several cameras."""
+        if self._merging_backends is None or config.max_batch_size < 2:
+            return False
+        if NETWORK_TYPE in config.parameters:
+            return True
+        if options.max_batch_size < 2:
+            return False
+        is_of_backend = options.owner is BatchOwner.TRITON and config.backend in self._merging_backends
+        return options.owner is BatchOwner.GATEWAY or (is_of_backend and config.has_dynamic_batching)
+
+    def refusal(self, config: "ModelConfig") -> str:
+        """Why the model cannot be served as declared; empty if it can."""
+        try:
+            self.of(config)
+        except InvalidRequest as error:
+            return error.message
+        return ""
+
+
+def default_owner(config: "ModelConfig") -> BatchOwner:
+    """Owner of a model without batching parameters: Triton if its config has a batcher, else none."""
+    return BatchOwner.TRITON if config.has_dynamic_batching or config.has_sequence_batching else BatchOwner.OFF
+
+
+def _owner(config: "ModelConfig", words: "_OptionReader") -> BatchOwner:
+    owner = words.owner()
+    if owner is None:
+        return default_owner(config)
+    obstacle = _obstacle(config, owner)
+    if obstacle:
+        raise words.refusal(OWNER, obstacle)
+    return owner
+
+
+def _obstacle(config: "ModelConfig", owner: BatchOwner) -> str:
+    """Why the model cannot have that owner; empty if it can."""
+    has_batcher = config.has_dynamic_batching or config.has_sequence_batching
+    if owner is BatchOwner.TRITON:
+        return "" if has_batcher else "but config.pbtxt has no dynamic_batching; add it, or name another owner"
+    if owner is BatchOwner.OFF:
+        return "but config.pbtxt has dynamic_batching; remove it, or name triton" if config.has_dynamic_batching else ""
+    if config.has_dynamic_batching:
+        why = "but config.pbtxt has dynamic_batching, and two batchers in series add two delays"
+        return f"{why}; remove it, or name triton"
+    kind = next((kind for kind, is_so in _unmergeable(config) if is_so), "")
+    return f"but {kind}; name triton or off" if kind else ""
+
+
+def _unmergeable(config: "ModelConfig") -> tuple[tuple[str, bool], ...]:
+    return (
+        ("requests of a sequence cannot share a batch (sequence_batching)", config.has_sequence_batching),
+        ("a decoupled model answers any number of times", config.is_decoupled),
+        ("an ensemble's batches are formed by the models in it (ensemble_scheduling)", config.is_ensemble),
+        ("its max_batch_size is 0: it has no batch dimension", config.max_batch_size == 0),
+    )
+
+
+def _max_batch_size(config: "ModelConfig", words: "_OptionReader") -> int:
+    cap = words.count(MAX_BATCH_SIZE)
+    if cap is not None and cap > max(1, config.max_batch_size):
+        raise words.refusal(
+            MAX_BATCH_SIZE, f"but config.pbtxt allows {config.max_batch_size}; raise that, or name less"
+        )
+    return cap if cap is not None else max(1, config.max_batch_size)
+
+
+@dataclass(frozen=True, slots=True)
+class _OptionReader:
+    """Reads options as text; the operator's win over config.pbtxt."""
+
+    model_name: str
+    parameters: Mapping[str, str]
+    said: OptionTexts
+
+    def refusal(self, name: str, what: str) -> InvalidRequest:
+        """what: the rest of the sentence."""
+        place = "in the settings" if name in self.said else "in config.pbtxt"
+        return InvalidRequest(f"model {self.model_name!r}: {name} is {self._find(name)!r} {place}, {what}")
+
+    def owner(self) -> BatchOwner | None:
+        word = self._find(OWNER)
+        if word is None:
+            return None
+        try:
+            return BatchOwner(word.lower())
+        except ValueError:
+            raise self.refusal(OWNER, f"and must be one of {', '.join(BatchOwner)}") from None
+
+    def number(self, name: str, is_allowed: Callable[[float], bool], allowed: str) -> float | None:
+        word = self._find(name)
+        if word is None:
+            return None
+        try:
+            number = float(word)
+        except ValueError:
+            number = math.nan
+        if not math.isfinite(number) or not is_allowed(number):
+            raise self.refusal(name, f"and must be {allowed}")
+        return number
+
+    def count(self, name: str) -> int | None:
+        word = self._find(name)
+        if word is None:
+            return None
+        if not (word.isascii() and word.isdecimal() and len(word) < 19) or int(word) == 0:
+            raise self.refusal(name, "and must be a whole number, 1 or more")
+        return int(word)
+
+    def _find(self, name: str) -> str | None:
+        word = self.said.get(name, self.parameters.get(name))
+        return None if word is None else word.strip()
+
+
+def _is_positive(number: float) -> bool:
+    return number > 0
+
+
+def _is_not_negative(number: float) -> bool:
+    return number >= 0
+
+
+BATCHING_SYNTAX = "MODEL=OWNER[,NAME=VALUE…], such as street=gateway,slo_p99_ms=50"
+
+
+def read_batching_settings(given: object) -> dict[str, dict[str, str]]:
+    """Options by model, as text. given: {model: {name: value}}, or texts MODEL=OWNER,NAME=VALUE.
+
+    Raises InvalidRequest, one sentence, for another form, and for unknown or malformed options.
+    """
+    if isinstance(given, Mapping):
+        said = {str(model): _option_texts(str(model), options) for model, options in given.items()}
+    elif isinstance(given, (tuple, list)):
+        said = dict(map(_model_and_options, given))
+    else:
+        raise InvalidRequest(f"batching is {given!r}; write a table a model, [batching.MODEL], or {BATCHING_SYNTAX}")
+    for model, options in said.items():
+        check_options(model, options)
+    return said
+
+
+def merge_batching_settings(
+    below: Mapping[str, OptionTexts], above: Mapping[str, OptionTexts]
+) -> dict[str, dict[str, str]]:
+    """The union; for the same option of the same model, `above` wins."""
+    return {model: {**below.get(model, {}), **above.get(model, {})} for model in (*below, *above)}
+
+
+def _option_texts(model: str, options: object) -> dict[str, str]:
+    if not isinstance(options, Mapping):
+        raise InvalidRequest(f"batching of model {model!r} is {options!r}; write a table, [batching.{model}]")
+    for name, value in options.items():
+        if isinstance(value, bool) or not isinstance(value, (str, int, float)):
+            raise InvalidRequest(f"batching of model {model!r}: {name} is {value!r}; it must be a word or a number")
+    return {str(name): str(value) for name, value in options.items()}
+
+
+def _model_and_options(word: object) -> tuple[str, dict[str, str]]:
+    model, equals, rest = str(word).partition("=")
+    owner, *others = rest.split(",")
+    pairs = [other.partition("=") for other in others]
+    if not model or not equals or not owner or not all(name and value for name, _, value in pairs):
+        raise InvalidRequest(f"batching is {word!r}; write {BATCHING_SYNTAX}")
+    return model, {OWNER: owner, **{name: value for name, _, value in pairs}}

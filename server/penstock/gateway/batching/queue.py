@@ -1,0 +1,395 @@
+"""The queue of one model: waiting requests, running batches, and which batch goes next. Sans-IO."""
+
+import math
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import TypeVar
+
+from penstock.gateway.batching import selection as refusals
+from penstock.gateway.batching.entries import Batch, Entry, Lane, Stage, WaitingEntries
+from penstock.gateway.batching.options import BatchOptions
+from penstock.gateway.batching.schedule import NEVER, Schedule
+from penstock.gateway.batching.selection import (
+    BatchConstraints,
+    ClientShares,
+    EarlyRejection,
+    choose_batch,
+    is_favoured,
+)
+from penstock.gateway.batching.service_times import BatchSizeLimit
+from penstock.protocol.errors import InferenceError, Overloaded
+from penstock.protocol.inference import CloseReason, EngineTimeFit
+
+_Key = TypeVar("_Key")
+TICK_S = 1e-6  # added to wake-ups, so that they are not early
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Dropped:
+    """An entry that the queue gave up, and the error for its client: Overloaded or DeadlineExceeded."""
+
+    entry: Entry
+    error: InferenceError
+
+
+@dataclass(frozen=True, slots=True)
+class QueueStatistics:
+    """A queue's current state, and its counts since it was made.
+
+    depth, rows, size_bytes: waiting. in_flight: engine calls. max_rows: of a batch, now. batches_by_rows, closed_by:
+    batches formed. dropped: by the error's reason. wait_s: until a request of one row that came now would be
+    answered, running calls not counted, None if unknown.
+    """
+
+    depth: int
+    rows: int
+    size_bytes: int
+    in_flight: int
+    max_rows: int
+    fit: EngineTimeFit | None
+    wait_s: float | None
+    batches_by_rows: dict[int, int] = field(default_factory=dict)
+    closed_by: dict[CloseReason, int] = field(default_factory=dict)
+    dropped: dict[str, int] = field(default_factory=dict)
+
+    def with_former(self, former: "QueueStatistics") -> "QueueStatistics":
+        """Adds the counts of an earlier queue of the model. max_rows, fit and wait_s are the current queue's."""
+        return replace(
+            self,
+            depth=self.depth + former.depth,
+            rows=self.rows + former.rows,
+            size_bytes=self.size_bytes + former.size_bytes,
+            in_flight=self.in_flight + former.in_flight,
+            batches_by_rows=_sum(self.batches_by_rows, former.batches_by_rows),
+            closed_by=_sum(self.closed_by, former.closed_by),
+            dropped=_sum(self.dropped, former.dropped),
+        )
+
+
+class BatchQueue:
+    """The requests of one model until they are in a batch, and its batches until the engine has answered them."""
+
+    def __init__(self, model_name: str, options: BatchOptions) -> None:
+        self.model_name = model_name
+        self.options = options
+        self._waiting = WaitingEntries()
+        self._schedule = Schedule(options)
+        self._door = EarlyRejection()
+        self._shares = ClientShares()
+        self._limit = BatchSizeLimit(options.max_batch_size)
+        self._entries = 0
+        self._last_deadline = -NEVER  # of all entries so far
+        self._batches = 0
+        self._lost: list[Dropped] = []
+        self._by_rows: Counter[int] = Counter()
+        self._closed_by: Counter[CloseReason] = Counter()
+        self._dropped: Counter[str] = Counter()
+
+    def push(self, entry: Entry, now: float) -> list[Dropped]:
+        """Add the entry. Returns entries that were displaced for it.
+
+        Raises DeadlineExceeded if its deadline has passed, Overloaded if the queue is full or the deadline cannot
+        be met.
+        """
+        client = self._waiting.clients.get(entry.client)
+        self._schedule.came(entry.rows, now)
+        self._shares.asked(entry, None if client is None else client.latest())
+        try:
+            self._refuse_hopeless(entry, now)
+            lost = self._make_room(entry)
+        except InferenceError as error:
+            self._dropped[error.reason] += 1
+            self._shares.refused(entry.rows)
+            raise
+        self._entries += 1
+        if entry.deadline is not None and entry.deadline > self._last_deadline:
+            self._last_deadline = entry.deadline
+        entry.number = self._entries
+        entry.ahead = self._waiting.entries
+        self._waiting.add(entry)
+        return lost
+
+    def refuse_hopeless(self, rows: int, deadline: float, now: float) -> None:
+        """Raises Overloaded if the engine needs until after the deadline for all waiting rows and these.
+
+        For a check before rows are made. Assumes that no waiting entry is given up.
+        """
+        fit = self._schedule.trusted_fit(now)
+        if fit is None:
+            return
+        finish = self._schedule.begin(now) + self._engine_s(fit, self._waiting.rows + rows)
+        if finish > deadline:
+            error = refusals.deadline_unreachable(self.model_name, deadline, now, finish)
+            self._dropped[error.reason] += 1
+            raise error
+
+    def pop(self, now: float) -> Batch | None:
+        """A batch to run now, or None. Call it until it returns None."""
+        due = self.due(now)
+        return due if isinstance(due, Batch) else None
+
+    def due(self, now: float) -> Batch | float:
+        """A batch to run now, or when there may be one if nothing else happens, or NEVER."""
+        if not self._waiting.entries or self._schedule.is_full:
+            return NEVER
+        send_at = self._send_at(now)
+        lane = self._waiting.first() if send_at <= now else None
+        return send_at if lane is None else self._form(lane, now)
+
+    def expire(self, now: float) -> list[Dropped]:
+        """Entries that are given up now: the deadline has passed, or cannot be met any more."""
+        lost, self._lost = self._lost, []
+        entry = self._waiting.earliest()
+        if entry is None:
+            return lost
+        fit = self._schedule.trusted_fit(now)
+        begin = self._schedule.begin(now) if fit is not None else now
+        while entry is not None:
+            deadline = entry.deadline or 0.0
+            if deadline <= now:
+                error: InferenceError = refusals.deadline_passed(self.model_name, entry, now)
+            elif fit is not None and begin + fit.delivered_s(entry.rows) > deadline:
+                error = refusals.deadline_unreachable(
+                    self.model_name, entry.deadline, now, begin + fit.delivered_s(entry.rows)
+                )
+            else:
+                break
+            lost.append(self._drop(entry, error))
+            entry = self._waiting.earliest()
+        return lost
+
+    def cancel(self, entry: Entry, now: float) -> Stage:
+        """Where the entry was. QUEUE: it is removed; BATCH: it runs, and its batch is unchanged."""
+        stage = entry.stage
+        if stage is Stage.QUEUE:
+            self._waiting.remove(entry, Stage.GONE)
+        return stage
+
+    def done(self, batch: Batch, now: float) -> None:
+        """The engine answered the batch."""
+        took_s = self._schedule.answered(batch, now)
+        self._leave(batch)
+        if took_s is not None:
+            self._limit.answered(batch.rows, took_s, self._budget_s(batch))
+
+    def delivered(self, batch: Batch, seconds: float) -> None:
+        """All members have the engine's answers, that long after it gave them. Optional."""
+        self._schedule.delivered(batch, seconds)
+
+    def failed(self, batch: Batch, now: float, *, out_of_memory: bool = False) -> None:
+        """The engine did not answer the batch."""
+        self.released(batch, now)
+        if out_of_memory:
+            self._limit.out_of_memory(batch.rows)
+
+    def released(self, batch: Batch, now: float) -> None:
+        """The batch's call was given up: no client waits for it any longer."""
+        self._schedule.lost(batch, now)
+        self._leave(batch)
+
+    def next_wakeup(self, now: float, send_at: float | None = None) -> float | None:
+        """When pop or expire may have something if nothing else happens, or None.
+
+        send_at: as returned by `due`; None to compute it.
+        """
+        if self._lost:
+            return now
+        if not self._waiting.entries:
+            return None
+        entry = self._waiting.earliest()
+        give_up_at = NEVER if entry is None else self._give_up_at(entry, now) + TICK_S
+        if send_at is None:
+            send_at = NEVER if self._schedule.is_full else self._send_at(now)
+        wakeup_at = min(give_up_at, send_at)
+        return None if wakeup_at == NEVER else wakeup_at
+
+    def close(self, now: float) -> list[Dropped]:
+        """Give up all waiting entries: the gateway stops."""
+        lost, self._lost = self._lost, []
+        for entry in sorted(self._waiting, key=lambda one: one.number):
+            error = refusals.gateway_draining(self.model_name)
+            lost.append(self._drop(entry, error))
+        return lost
+
+    def statistics(self) -> QueueStatistics:
+        """Copies: not for every request."""
+        waiting, fit = self._waiting, self._schedule.fit
+        return QueueStatistics(
+            depth=waiting.entries,
+            rows=waiting.rows,
+            size_bytes=waiting.size_bytes,
+            in_flight=self._schedule.in_flight,
+            max_rows=self._limit.by_memory if fit is not None else self._limit.rows,
+            fit=fit,
+            wait_s=None if fit is None else self._wait_s(fit),
+            batches_by_rows=dict(self._by_rows),
+            closed_by=dict(self._closed_by),
+            dropped=dict(self._dropped),
+        )
+
+    def _wait_s(self, fit: EngineTimeFit) -> float:
+        """Time for the waiting rows in full batches, and one more row."""
+        max_rows = self._limit.by_memory
+        full, rest = divmod(self._waiting.rows, max_rows)
+        return (full * fit.seconds(max_rows)) / self.options.instances + fit.delivered_s(rest + 1)
+
+    def _form(self, lane: Lane, now: float) -> Batch:
+        fit = self._schedule.trusted_fit(now)
+        terms = BatchConstraints(
+            self._schedule.begin(now),
+            fit,
+            self._rows_now(lane, fit),
+            self._schedule.rate,
+            self._schedule.next_begin(now),
+        )
+        choice = choose_batch(lane, terms)
+        for entry in choice.given_up:
+            finish = terms.begin + (fit.delivered_s(choice.rows) if fit is not None else 0.0)
+            self._lost.append(
+                self._drop(entry, refusals.deadline_unreachable(self.model_name, entry.deadline, now, finish))
+            )
+        for entry in choice.entries:
+            self._waiting.remove(entry, Stage.BATCH)
+        given_up = choice.given_up
+        self._door.formed(choice.least_s, min(one.priority for one in given_up) if given_up else None)
+        reason = choice.reason
+        if choice.rows >= self.options.max_batch_size:
+            reason = CloseReason.FULL
+        elif reason is CloseReason.SLOT_FREE and self._waiting.entries:
+            reason = CloseReason.INCOMPATIBLE
+        elif reason is CloseReason.SLOT_FREE and self._schedule.has_delayed(choice.entries, now):
+            reason = CloseReason.DELAY
+        return self._send(choice.entries, choice.rows, reason, now)
+
+    def _send(self, chosen: list[Entry], rows: int, reason: CloseReason, now: float) -> Batch:
+        self._batches += 1
+        fit = self._schedule.fit
+        batch = Batch(
+            number=self._batches,
+            entries=tuple(chosen),
+            rows=rows,
+            close_reason=reason,
+            formed_at=now,
+            busy=self._schedule.in_flight,
+            fit=fit,
+            expected_s=None if fit is None else fit.seconds(rows),
+        )
+        self._shares.formed(rows)
+        self._schedule.sent(batch, now)
+        self._by_rows[rows] += 1
+        self._closed_by[reason] += 1
+        return batch
+
+    def _send_at(self, now: float) -> float:
+        """Earliest time for a batch."""
+        lane = self._waiting.first()
+        head = None if lane is None else lane.head()
+        if lane is None or head is None:
+            return NEVER
+        earliest = self._waiting.earliest()
+        due = NEVER if earliest is None or earliest.deadline is None else earliest.deadline
+        max_rows = self._limit.by_memory
+        return self._schedule.send_at(now, rows=lane.rows, since=head[3].arrived_at, max_rows=max_rows, due=due)
+
+    def _rows_now(self, lane: Lane, fit: EngineTimeFit | None) -> int:
+        """Limit of the next batch, so that requests that arrive while it runs can be served in time."""
+        max_rows = self._limit.by_memory
+        if fit is None:
+            head = lane.head()
+            return self._limit.rows if head is not None and head[3].deadline is not None else max_rows
+        max_rows = self._schedule.even_rows(fit, max_rows, lane.rows)
+        longest_s = self._shares.longest_s()
+        if longest_s is None or fit.beta_s <= 0.0:
+            return max_rows
+        return min(max(int((longest_s - fit.alpha_s) / fit.beta_s), 1), max_rows)
+
+    def _give_up_at(self, entry: Entry, now: float) -> float:
+        deadline = entry.deadline or 0.0
+        fit = self._schedule.trusted_fit(now)
+        return deadline if fit is None else deadline - fit.delivered_s(entry.rows)
+
+    def _refuse_hopeless(self, entry: Entry, now: float) -> None:
+        if entry.deadline is None:
+            return
+        if entry.deadline <= now:
+            raise refusals.deadline_passed(self.model_name, entry, now)
+        fit = self._schedule.trusted_fit(now)
+        if fit is not None:
+            begin = self._schedule.begin(now)
+            finish = begin + fit.delivered_s(entry.rows)
+            if self._is_usual(entry):
+                finish = max(finish, begin + self._after_those_ahead_s(entry, fit))
+                if finish <= entry.deadline < begin + self._door.least_s:
+                    self._door.rejected_early()
+                    finish = begin + self._door.least_s
+            if finish > entry.deadline:
+                raise refusals.deadline_unreachable(self.model_name, entry.deadline, now, finish)
+        elif now + self._schedule.least_s(entry.rows, now) > entry.deadline:
+            finish = now + self._schedule.least_s(entry.rows, now)
+            raise refusals.deadline_unreachable(self.model_name, entry.deadline, now, finish)
+
+    def _after_those_ahead_s(self, entry: Entry, fit: EngineTimeFit) -> float:
+        """Least engine time for the waiting entries and this one, in the largest batches, until it is delivered.
+
+        All waiting entries are ahead of the one with the last deadline. 0 for others, and if few are given up: then
+        entries ahead may yet be given up instead.
+        """
+        if not self._shares.is_deeply_overloaded or entry.deadline is None or entry.deadline < self._last_deadline:
+            return 0.0
+        return self._engine_s(fit, self._waiting.rows + entry.rows)
+
+    def _engine_s(self, fit: EngineTimeFit, rows: int) -> float:
+        """Seconds that so many rows take in the largest batches, until the last answer is delivered."""
+        most = self._limit.by_memory
+        engine_s = (fit.alpha_s * math.ceil(rows / most) + fit.beta_s * rows) / self.options.instances
+        return engine_s + fit.deliver_s * min(rows, most)
+
+    def _is_usual(self, entry: Entry) -> bool:
+        """Whether the entry has no precedence over those that are given up; False if none are given up."""
+        is_crowded = self._door.least_s > 0.0 or self._shares.is_deeply_overloaded
+        return is_crowded and entry.priority >= self._door.priority and not is_favoured(entry)
+
+    def _make_room(self, entry: Entry) -> list[Dropped]:
+        """Entries displaced to make room. If there is not enough room, `expire` returns them next time."""
+        waiting, options = self._waiting, self.options
+        lost: list[Dropped] = []
+        try:
+            while waiting.entries >= options.max_queue_size:
+                lost.append(self._displace(entry, refusals.queue_full(self.model_name, options, waiting.entries)))
+            while waiting.entries and waiting.size_bytes + entry.size_bytes > options.max_queue_bytes:
+                lost.append(
+                    self._displace(entry, refusals.queue_bytes_full(self.model_name, options, waiting.size_bytes))
+                )
+        except Overloaded:
+            self._lost += lost
+            raise
+        return lost
+
+    def _displace(self, entry: Entry, full: Overloaded) -> Dropped:
+        """Displace the latest entry of the client with the most, if the newcomer's client would have fewer."""
+        heaviest = self._waiting.heaviest()
+        own = self._waiting.clients.get(entry.client)
+        latest = heaviest.latest() if heaviest is not None else None
+        if heaviest is None or latest is None or heaviest.rows <= (own.rows if own else 0) + entry.rows:
+            raise full
+        return self._drop(latest, refusals.client_share_exceeded(self.model_name, heaviest.rows))
+
+    def _drop(self, entry: Entry, error: InferenceError) -> Dropped:
+        self._waiting.remove(entry, Stage.GONE)
+        self._shares.refused(entry.rows)
+        self._dropped[error.reason] += 1
+        return Dropped(entry, error)
+
+    def _leave(self, batch: Batch) -> None:
+        for entry in batch.entries:
+            entry.stage = Stage.GONE
+
+    def _budget_s(self, batch: Batch) -> float | None:
+        """Half of the shortest time that a member had; the other half is for waiting."""
+        given = [entry.deadline - entry.arrived_at for entry in batch.entries if entry.deadline is not None]
+        return min(given) / 2 if given else self.options.slo_s
+
+
+def _sum(counts: Mapping[_Key, int], more: Mapping[_Key, int]) -> dict[_Key, int]:
+    return dict(Counter(counts) + Counter(more))

@@ -1,0 +1,398 @@
+"""DataPlane: what every transport calls. Admits requests, then relays, batches or computes them."""
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from contextlib import AbstractContextManager, asynccontextmanager
+from dataclasses import replace
+from functools import partial
+from typing import TypeVar
+
+from penstock.engines.load_policy import LoadPolicy
+from penstock.engines.model_health import EngineView
+from penstock.engines.relayed_calls import with_engine_sequence_grpc, with_engine_sequence_http
+from penstock.gateway.admission import AdmissionControl
+from penstock.gateway.audit import AuditLog
+from penstock.gateway.auth.rate_limiter import RateLimiter
+from penstock.gateway.batch_flow import BatchFlow, RequestContext
+from penstock.gateway.batching.batch_report import ModelBatchReport, explain_engine, explain_queue, with_misspelt
+from penstock.gateway.batching.engine_call import fetch_engine_batches
+from penstock.gateway.batching.explanation import RequestExplanation, explain_unbatched, explained_grpc, explained_http
+from penstock.gateway.batching.options import BatchOptions, DeclaredOptions, misspelt_parameters
+from penstock.gateway.batching.queue import QueueStatistics
+from penstock.gateway.engine_slots import EngineSlots
+from penstock.gateway.image_flow import ImageFlow
+from penstock.gateway.in_flight import InFlightLimiter
+from penstock.gateway.metrics import Metrics
+from penstock.gateway.readiness import Readiness, readiness_of
+from penstock.gateway.shared_memory.regions import NoSharedMemory, SharedMemory
+from penstock.gateway.tracing import Tracer
+from penstock.protocol.call import GrpcAnswer, GrpcCall, GrpcMetadata, HttpAnswer, HttpCall, HttpStream, InferHead
+from penstock.protocol.engine import GrpcStream, InferenceEngine, Relay
+from penstock.protocol.error_codes import ENGINE_ERRORS
+from penstock.protocol.errors import (
+    EngineFailed,
+    EngineUnavailable,
+    InferenceError,
+    InvalidRequest,
+    NotSupported,
+    OutOfMemory,
+)
+from penstock.protocol.identity import ANONYMOUS, Identity, Verb, require_role
+from penstock.protocol.inference import BatchOwner, Datatype, InferRequest, InferResponse
+from penstock.protocol.request_checks import BLOCKED_EXTENSIONS, C, EncodedCall, ImageInput
+from penstock.vision.results import ImageRequest, ImageResponse
+
+T = TypeVar("T")
+_SharedMemory = SharedMemory | NoSharedMemory
+# Statuses of a relayed call by whether the model succeeded; others are not the model's. Codes: OK; UNKNOWN, INTERNAL.
+_END_OF_STATUS, _END_OF_CODE = {200: True, 500: False}, {0: True, 2: False, 13: False}
+
+
+class DataPlane:
+    """Composed by penstock.gateway.main; called by the transports from the event loop's thread."""
+
+    def __init__(
+        self,
+        *,
+        relay: Relay,
+        watch: EngineView,
+        images: ImageFlow,
+        admission: InFlightLimiter,
+        metrics: Metrics,
+        quotas: RateLimiter | None = None,
+    ) -> None:
+        """quotas: None without quotas. The composer may set:
+
+        tracer, options, required_models, batches, statistics_of_queues (by model), loads (which models clients may
+        load), is_apart (whether a model has its own engine process), spread (informs processes of a load or unload).
+        """
+        self._relay, self._watch, self._images, self.admission, self._metrics = relay, watch, images, admission, metrics
+        self.turns = images.turns = EngineSlots(relay, watch)
+        self._admission = AdmissionControl(watch=watch, admission=admission, metrics=metrics, quotas=quotas)
+        self.options, self.loads = DeclaredOptions(), LoadPolicy()
+        self.required_models: tuple[str, ...] | None = None
+        self.batches: BatchFlow | None = None
+        self.statistics_of_queues: Callable[[], Mapping[str, QueueStatistics]] = dict
+        self.spread: Callable[[], Awaitable[None]] = lambda: asyncio.sleep(0)
+        self.tracer: Tracer | None = None
+        self.is_apart: Callable[[str], bool] = lambda _: False
+        self._is_stopping = False
+
+    def readiness(self) -> Readiness:
+        """Whether to send requests here."""
+        if self._is_stopping:
+            return Readiness(False, "draining: this gateway is about to stop")
+        return readiness_of(self._watch, self.required_models)
+
+    def refusals(self) -> Mapping[str, str]:
+        """Models that the engine would serve and the gateway does not, each with the reason."""
+        return {name: known.reason for name, known in self._watch.models.items() if known.is_withheld}
+
+    def why_withheld(self, model_name: str) -> InferenceError | None:
+        """Why the gateway does not serve a model that the engine would serve; None if it is served."""
+        known = self._watch.models.get(model_name)
+        return None if known is None else known.error
+
+    def not_formed(self, head: InferHead) -> RequestExplanation:
+        """The explanation of a request whose batch the gateway did not form."""
+        return explain_unbatched(head.model_name, self.batch_options(head.model_name).owner)
+
+    def batch_options(self, model_name: str) -> BatchOptions:
+        """The model's options; the defaults of a model without batching if it is not known here."""
+        known = self._watch.models.get(model_name)
+        if known is None or known.config is None or known.is_refused:
+            return BatchOptions()
+        return self.options.of(known.config)
+
+    async def explain_model(self, model_name: str, caller: Identity = ANONYMOUS) -> ModelBatchReport:
+        """How the model's batches are formed, and how that went. Raises ModelNotFound, BackendFailed."""
+        require_role(Verb.READ, caller)
+        self._admission.require_engine()
+        config = await self._watch.find(model_name)
+        options, unread = self.options.of(config), misspelt_parameters(config)
+        if options.owner is BatchOwner.GATEWAY:
+            page = explain_queue(model_name, options, self.statistics_of_queues().get(model_name))
+            return with_misspelt(page, unread)
+        batches = await fetch_engine_batches(self._relay, model_name)
+        return with_misspelt(explain_engine(model_name, options, batches), unread)
+
+    @property
+    def is_stopping(self) -> bool:
+        """Whether this gateway is stopping."""
+        return self._is_stopping
+
+    def announce_stop(self) -> None:
+        """Reports not ready from now on, and serves on."""
+        self._is_stopping = True
+
+    def share(self, memory: _SharedMemory) -> None:
+        """Sets the shared memory of clients; call it once, before any request."""
+        self._admission.memory = memory
+
+    def audit_to(self, audit: AuditLog) -> None:
+        """Write admin actions to this log; called once, before any request."""
+        self._admission.audit = audit
+
+    @property
+    def why_no_shared_memory(self) -> str:
+        """Why clients cannot share memory; empty if they can."""
+        return self._admission.memory.refusal
+
+    @property
+    def blocked_extensions(self) -> frozenset[str]:
+        """Those of the engine's that are not served here."""
+        return BLOCKED_EXTENSIONS if self._admission.memory.refusal else frozenset()
+
+    @asynccontextmanager
+    async def shared_memory(self, verb: Verb, caller: Identity, region: str = "") -> AsyncIterator[_SharedMemory]:
+        """The engine's regions, for one call about that region or all. Raises NotSupported without shared memory."""
+        if self._admission.memory.refusal:
+            raise NotSupported(self._admission.memory.refusal)
+        with self._admission.through(verb, InferHead(region), caller, 0, None):
+            yield self._admission.memory
+
+    def model_label(self, model_name: str) -> str:
+        """The model's name where it is one of the repository's, else `unknown`: clients cannot grow the metrics."""
+        return self._admission.model_label(model_name)
+
+    async def relay_http(
+        self,
+        verb: Verb,
+        head: InferHead,
+        call: HttpCall,
+        *,
+        caller: Identity = ANONYMOUS,
+        deadline: float | None = None,
+    ) -> HttpAnswer:
+        """The engine's answer as it is, its errors too. Raises of the InferenceError tree where there is none."""
+        until = self._until(verb, head, deadline)
+        with self._admission.through(verb, head, caller, len(call.body), until) as way:
+            if verb is Verb.LOAD:
+                await self.loads.check_http(call)
+            call = await with_engine_sequence_http(call, head, caller)
+            answer = await self._timed(verb, head, self._http(verb, head, call, caller, until))
+            await self._note(verb, head.model_name, way.answered(_END_OF_STATUS.get(answer.status)))
+            return answer if verb is not Verb.INFER else explained_http(answer, call, partial(self.not_formed, head))
+
+    async def relay_grpc(
+        self,
+        verb: Verb,
+        head: InferHead,
+        call: GrpcCall,
+        *,
+        caller: Identity = ANONYMOUS,
+        deadline: float | None = None,
+    ) -> GrpcAnswer:
+        """The engine's answer as it is, its errors too. Raises of the InferenceError tree where there is none."""
+        until = self._until(verb, head, deadline)
+        with self._admission.through(verb, head, caller, len(call.message), until) as way:
+            if verb is Verb.LOAD:
+                await self.loads.check_grpc(call)
+            answer = await self._timed(verb, head, self._grpc(verb, head, call, caller, until))
+            await self._note(verb, head.model_name, way.answered(_END_OF_CODE.get(answer.code)))
+            return answer if verb is not Verb.INFER else explained_grpc(answer, call, partial(self.not_formed, head))
+
+    def image_input(self, model_name: str) -> ImageInput | None:
+        """The model's image input; None if it takes tensors only.
+
+        Raises InvalidRequest if its image parameters are not valid.
+        """
+        return self._images.input_of(model_name)
+
+    async def relay_http_images(
+        self, asked: EncodedCall[HttpCall], *, caller: Identity = ANONYMOUS, deadline: float | None = None
+    ) -> HttpAnswer:
+        """As relay_http, the images decoded and prepared on the way."""
+        until = self._until(Verb.INFER, asked.head, deadline)
+        with self._admission.through(Verb.INFER, asked.head, caller, self.size_of(asked), until):
+            call = await with_engine_sequence_http(await self.with_tensor(asked, until, caller), asked.head, caller)
+            answer = await self._timed(Verb.INFER, asked.head, self._http(Verb.INFER, asked.head, call, caller, until))
+            await self._note(Verb.INFER, asked.head.model_name, _END_OF_STATUS.get(answer.status))
+            return explained_http(answer, call, partial(self.not_formed, asked.head))
+
+    async def relay_grpc_images(
+        self, asked: EncodedCall[GrpcCall], *, caller: Identity = ANONYMOUS, deadline: float | None = None
+    ) -> GrpcAnswer:
+        """As relay_grpc, the images decoded and prepared on the way."""
+        until = self._until(Verb.INFER, asked.head, deadline)
+        with self._admission.through(Verb.INFER, asked.head, caller, self.size_of(asked), until):
+            call = await self.with_tensor(asked, until, caller)
+            answer = await self._timed(Verb.INFER, asked.head, self._grpc(Verb.INFER, asked.head, call, caller, until))
+            await self._note(Verb.INFER, asked.head.model_name, _END_OF_CODE.get(answer.code))
+            return explained_grpc(answer, call, partial(self.not_formed, asked.head))
+
+    async def with_tensor(self, asked: EncodedCall[C], deadline: float | None, caller: Identity) -> C:
+        """The call as the engine gets it, for who holds a place already, as a stream does. Raises of the tree."""
+        head, images, client = asked.head, asked.images, caller.client
+        request = ImageRequest(head.model_name, head.model_version, images, deadline, head.request_id, client)
+        return asked.with_tensor(await self._images.tensor(request, self.model_label(head.model_name)))
+
+    @asynccontextmanager
+    async def stream_http(
+        self, head: InferHead, call: HttpCall, *, caller: Identity = ANONYMOUS, deadline: float | None = None
+    ) -> AsyncIterator[HttpStream]:
+        """An inference with a streamed answer; it has an in-flight slot and its deadline until the block ends.
+
+        The block may raise what the chunks raise. A model's SLO does not limit how long the answer may take.
+        """
+        with self._admission.through(Verb.INFER, head, caller, len(call.body), deadline):
+            started = time.monotonic()
+            async with self.turns.http_stream(call, head, caller.client, deadline) as stream:
+                try:
+                    yield stream
+                finally:
+                    self._metrics.relayed(self.model_label(head.model_name), time.monotonic() - started)
+            await self._note(Verb.INFER, head.model_name, _END_OF_STATUS.get(stream.status))
+
+    @asynccontextmanager
+    async def stream_grpc(
+        self, method: str, metadata: GrpcMetadata, *, caller: Identity = ANONYMOUS, deadline: float | None = None
+    ) -> AsyncIterator[GrpcStream]:
+        """A stream to the engine, cancelled when the block ends. It holds no place: each request on it takes one.
+
+        The block may raise as the stream does.
+        """
+        require_role(Verb.INFER, caller)
+        self._admission.require_engine()
+        try:
+            with self._admission.cuttable():
+                stream = await self._relay.grpc_stream(method, metadata, deadline=deadline)
+                try:
+                    yield stream
+                finally:
+                    stream.cancel()
+        except EngineUnavailable:
+            self._watch.suspect()
+            raise
+
+    def stream_slot(self, head: InferHead, caller: Identity, size_bytes: int) -> AbstractContextManager[None]:
+        """The in-flight slot of one request on a stream, from its message to its last answer."""
+        return self._admission.stream_slot(head, caller, size_bytes)
+
+    def stream_answered(self, model_name: str, seconds: float) -> None:
+        """A model answered a request on a stream for the last time."""
+        self._metrics.relayed(self.model_label(model_name), seconds)
+        self._watch.note_served(model_name)
+
+    def is_decoupled(self, model_name: str) -> bool | None:
+        """Whether a request may have any number of answers; None if the model's config is unknown."""
+        known = self._watch.models.get(model_name)
+        return None if known is None or known.config is None else known.config.is_decoupled
+
+    async def find_decoupled(self, model_name: str) -> bool:
+        """The same, read from the engine; False for an unknown model."""
+        try:
+            return (await self._watch.find(model_name)).is_decoupled
+        except InferenceError:
+            return False
+
+    async def infer_images(self, request: ImageRequest, caller: Identity = ANONYMOUS) -> ImageResponse:
+        """Labelled results in source pixels. Raises of the InferenceError tree."""
+        head = InferHead(request.model_name, request.model_version, request.id)
+        size_bytes = sum(len(image) for image in request.images)
+        until = self._until(Verb.INFER, head, request.deadline)
+        with self._admission.through(Verb.INFER, head, caller, size_bytes, until):
+            model = await self._images.model(request.model_name)
+            label = self.model_label(request.model_name)
+            response = await self._images.run(replace(request, deadline=until, client=caller.client), model, label)
+            self._watch.note_served(request.model_name)
+            return response
+
+    async def infer_tensors(
+        self, request: InferRequest, alone: InferenceEngine, *, client: str, priority: int = 0
+    ) -> InferResponse | InferenceError:
+        """Of another program of this host, which needs no key: the model's answer, or the engine's own refusal.
+
+        alone: asked for what is in no batch. client: whom the queue is fair to. Raises of the tree where there is none.
+        """
+        head = InferHead(request.model_name, request.model_version, request.id)
+        until = self._until(Verb.INFER, head, request.deadline)
+        size_bytes = sum([tensor.data.nbytes for tensor in request.inputs])
+        request = request if until == request.deadline else replace(request, deadline=until)
+        with self._admission.through(Verb.INFER, head, ANONYMOUS, size_bytes, until):
+            asking = self._tensors(request, alone, RequestContext(head, client, until), priority)
+            try:
+                response = await self._timed(Verb.INFER, head, asking)
+            except OutOfMemory:
+                raise
+            except ENGINE_ERRORS as error:
+                if isinstance(error, EngineFailed):
+                    self._watch.note_failed(head.model_name)
+                return error
+            self._watch.note_served(request.model_name)
+            return response
+
+    async def _tensors(
+        self, request: InferRequest, alone: InferenceEngine, context: RequestContext, priority: int
+    ) -> InferResponse:
+        if self.batches is not None and self.batches.takes(context.head):
+            response = await self.batches.tensors(request, context, priority)
+            if response is not None:
+                return response
+        return await alone.infer(request)
+
+    def size_of(self, asked: EncodedCall[C]) -> int:
+        """Bytes in flight: the images and, if its size is known, their tensor."""
+        place = self._images.input_of(asked.head.model_name)
+        rows = len(asked.images) * place.row_bytes if place is not None else 0
+        return sum(len(image) for image in asked.images) + rows
+
+    async def refuse_classification_of_bytes(self, head: InferHead, output_names: tuple[str, ...]) -> None:
+        """Raises InvalidRequest where one of the outputs is BYTES: asking Triton 2.51 for its classes kills it."""
+        self._admission.require_engine()
+        config = await self._watch.find(head.model_name)
+        for spec in config.outputs:
+            if spec.name in output_names and spec.datatype is Datatype.BYTES:
+                raise InvalidRequest(
+                    f"output {spec.name!r} of model {head.model_name!r} is BYTES; "
+                    "the classification extension needs a numeric output"
+                )
+
+    def _until(self, verb: Verb, head: InferHead, deadline: float | None) -> float | None:
+        """The request's own deadline, else of an inference its model's SLO from now on, else none."""
+        if deadline is not None or verb is not Verb.INFER:
+            return deadline
+        slo_s = self.batch_options(head.model_name).slo_s
+        return None if slo_s is None else time.monotonic() + slo_s
+
+    def _http(
+        self, verb: Verb, head: InferHead, call: HttpCall, caller: Identity, until: float | None
+    ) -> Awaitable[HttpAnswer]:
+        """Into a batch where the gateway forms the model's, else to the engine as it came."""
+        if verb is Verb.INFER and self.batches is not None and self.batches.takes(head):
+            return self.batches.http(call, RequestContext(head, caller.owner, until))
+        if verb is Verb.INFER:
+            return self.turns.http(call, head, caller.client, until)
+        return self._relay.http(call, deadline=until)
+
+    def _grpc(
+        self, verb: Verb, head: InferHead, call: GrpcCall, caller: Identity, until: float | None
+    ) -> Awaitable[GrpcAnswer]:
+        if verb is Verb.INFER and self.batches is not None and self.batches.takes(head):
+            return self.batches.grpc(call, RequestContext(head, caller.owner, until))
+        if verb is Verb.INFER:
+            return self.turns.grpc(with_engine_sequence_grpc(call, head, caller), head, caller.client, until)
+        return self._relay.grpc(call, deadline=until)
+
+    async def _timed(self, verb: Verb, head: InferHead, answer: Awaitable[T]) -> T:
+        started = time.monotonic()
+        done = await answer
+        if verb is Verb.INFER:
+            self._metrics.relayed(self.model_label(head.model_name), time.monotonic() - started)
+        return done
+
+    async def _note(self, verb: Verb, model_name: str, is_done: bool | None) -> None:
+        """is_done: False if the engine failed, None if it refused the call."""
+        if is_done and verb is Verb.INFER:
+            self._watch.note_served(model_name)
+        elif is_done is False and verb is Verb.INFER:
+            self._admission.note_failed(model_name)
+        elif is_done and verb is Verb.LOAD:
+            await self._watch.note_loaded(model_name)
+            await self.spread()
+            if refusal := self.refusals().get(model_name):
+                raise InvalidRequest(f"the model is loaded but not served: {refusal}")
+        elif is_done and verb is Verb.UNLOAD:
+            self._watch.note_unloaded(model_name)
+            await self.spread()

@@ -1,0 +1,245 @@
+"""Limits how many relayed inferences are at the engine at a time, and schedules clients in turn.
+
+Triton executes calls in the order of arrival, also those whose clients disconnected. A client that sends hundreds of
+long calls would therefore delay all other clients' calls, and the canary.
+"""
+
+import asyncio
+import sys
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import AbstractContextManager, asynccontextmanager, nullcontext
+from functools import partial
+from typing import TypeVar
+
+from penstock.engines.model_health import EngineView
+from penstock.protocol.call import GrpcAnswer, GrpcCall, HttpAnswer, HttpCall, HttpStream, InferHead
+from penstock.protocol.cancellation import (
+    MAX_ABANDONED_S,
+    AbandonedCall,
+    CancelStage,
+    abandoned_call_of,
+    note_cancel_stage,
+    when_engine_done,
+)
+from penstock.protocol.engine import ModelConfig, Relay
+from penstock.protocol.errors import DeadlineExceeded
+from penstock.vision.fair_queue import FairQueue
+
+T = TypeVar("T")
+
+FAST_CALL_S = 0.5  # a slower answer means that too many calls are at the engine
+MAX_SLOTS = 64  # calls of one model, unless its instances take more
+INITIAL_SLOTS = 4
+CANCELLED_CALL_S = 2.0  # minimum time that a cancelled call counts as being at the engine
+LARGE_JSON_BYTES = 1 << 20
+JSON_BYTES = 8 << 20  # of all large JSON bodies; Triton parses and writes 1 MiB of numbers in about 0.1 s
+
+
+class SlotQueue:
+    """Limits what is at the engine. The last call that enters may be larger than the room left."""
+
+    def __init__(self, limit: int) -> None:
+        self.limit = limit
+        self.held = 0
+        self._turns: FairQueue[tuple[int, asyncio.Future[None]]] = FairQueue(sys.maxsize)
+
+    def is_open(self) -> bool:
+        """Whether the next call need not wait."""
+        return self.held < self.limit and not self._turns
+
+    async def enter(self, client: str, size: int, until: float | None, what: str) -> None:
+        """Waits for room, in turn with other clients. Raises DeadlineExceeded. what: it waits for, for the message."""
+        if self.is_open():
+            self.held += size
+            return
+        began = time.monotonic()
+        let_in: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        waiting = size, let_in
+        self._turns.add(client, waiting, began)
+        try:
+            async with asyncio.timeout(None if until is None else until - began):
+                await let_in
+        except BaseException as error:
+            if let_in.done() and not let_in.cancelled():
+                self.leave(size)
+            else:
+                self._turns.remove(client, waiting)
+            if isinstance(error, TimeoutError):
+                waited_s = time.monotonic() - began
+                raise DeadlineExceeded(
+                    f"the deadline passed after {waited_s:.3f} s of waiting for {what}; allow more time or send less"
+                ) from error
+            note_cancel_stage(error, CancelStage.QUEUE)
+            raise
+
+    def leave(self, size: int) -> None:
+        """Returns room, and lets waiting calls in."""
+        self.held -= size
+        self.let_in()
+
+    def let_in(self) -> None:
+        """Lets calls in, in turn between clients, while there is room."""
+        while self.held < self.limit and (turn := self._turns.take(0.0)) is not None:
+            client, (size, let_in) = turn
+            self._turns.ended(client, 0.0, None)
+            if not let_in.done():  # otherwise the waiting call was cancelled, and returns the room itself
+                self.held += size
+                let_in.set_result(None)
+
+
+class _ModelSlots(SlotQueue):
+    """Room for calls of one model: more while answers are quick, otherwise only enough for its instances."""
+
+    def __init__(self) -> None:
+        super().__init__(INITIAL_SLOTS)
+        self.took_s = FAST_CALL_S  # time of the last answer
+        self.config: ModelConfig | None = None
+        self._least = INITIAL_SLOTS
+
+    def learn(self, config: ModelConfig, engines: int) -> None:
+        """The model is now served with this config."""
+        self.config = config
+        calls = config.max_batch_size if config.has_dynamic_batching else 1
+        self._least = MAX_SLOTS if config.is_ensemble else 2 * engines * config.instance_count * max(calls, 1)
+        self.limit = max(self.limit, self._least)
+
+    def answered(self, took_s: float) -> None:
+        """The engine answered a call."""
+        self.took_s = took_s
+        if took_s > FAST_CALL_S:
+            self.limit = max(self.limit - 1, self._least)
+        elif self.held >= self.limit < MAX_SLOTS:
+            self.limit += 1
+        self.leave(1)
+
+    def left(self) -> None:
+        """A call was cancelled. Triton 2.51 may still work on it, but drops it from a dynamic batcher's queue."""
+        if self.config is not None and self.config.has_dynamic_batching:
+            self.leave(1)
+        else:
+            asyncio.get_running_loop().call_later(
+                min(max(self.took_s, CANCELLED_CALL_S), MAX_ABANDONED_S), self.leave, 1
+            )
+
+
+class _StreamSlot:
+    """Room for one call on a stream, which ends with its answer."""
+
+    __slots__ = ("_began", "_room")
+
+    def __init__(self, room: _ModelSlots) -> None:
+        self._room = room
+        self._began = time.monotonic()
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        if error is None:
+            self._room.answered(time.monotonic() - self._began)
+        else:
+            self._room.left()
+
+
+class EngineSlots:
+    """engines: number of engines that serve the relay's models."""
+
+    def __init__(self, relay: Relay, watch: EngineView, engines: int = 1) -> None:
+        self._relay = relay
+        self._watch = watch
+        self.engines = engines
+        self._json = SlotQueue(JSON_BYTES)
+        self._rooms: dict[str, _ModelSlots] = {}
+
+    async def http(self, call: HttpCall, head: InferHead, client: str, until: float | None) -> HttpAnswer:
+        """See Relay.http. client: for turns."""
+        ask: Callable[[], Awaitable[HttpAnswer]] = partial(self._relay.http, call, deadline=until)
+        if head.json_bytes >= LARGE_JSON_BYTES:
+            ask = partial(self._with_json, ask, head.json_bytes, client, until)
+        return await self.ask(ask, head.model_name, client, until)
+
+    async def grpc(self, call: GrpcCall, head: InferHead, client: str, until: float | None) -> GrpcAnswer:
+        """See Relay.grpc. client: for turns."""
+        return await self.ask(partial(self._relay.grpc, call, deadline=until), head.model_name, client, until)
+
+    async def ask(self, ask: Callable[[], Awaitable[T]], model_name: str, client: str, until: float | None) -> T:
+        """Calls `ask` when it is the client's turn, and returns its result. May also raise DeadlineExceeded."""
+        room = self._room_of(model_name)
+        if room is None:
+            return await ask()
+        if room.is_open():
+            room.held += 1
+        else:
+            await room.enter(client, 1, until, _earlier_calls(model_name))
+        began = time.monotonic()
+        try:
+            answer = await ask()
+        except BaseException as error:
+            self._left(error, room, model_name)
+            raise
+        room.answered(time.monotonic() - began)
+        return answer
+
+    async def place(self, model_name: str, client: str, until: float | None) -> AbstractContextManager[None]:
+        """Waits for the client's turn. Returns room for a call over a stream, until it is answered or abandoned."""
+        room = self._room_of(model_name)
+        if room is None:
+            return nullcontext()
+        await room.enter(client, 1, until, _earlier_calls(model_name))
+        return _StreamSlot(room)
+
+    @asynccontextmanager
+    async def http_stream(
+        self, call: HttpCall, head: InferHead, client: str, until: float | None
+    ) -> AsyncIterator[HttpStream]:
+        """See Relay.http_stream; the stream is closed at the end of the block. client: for turns."""
+        with await self.place(head.model_name, client, until):
+            stream = await self._relay.http_stream(call, deadline=until)
+            try:
+                yield stream
+            finally:
+                await stream.chunks.aclose()
+
+    async def _with_json(self, ask: Callable[[], Awaitable[T]], size: int, client: str, until: float | None) -> T:
+        await self._json.enter(client, size, until, "the large JSON bodies before it")
+        try:
+            answer = await ask()
+        except BaseException as error:
+            when_engine_done(error, partial(self._json.leave, size))
+            raise
+        self._json.leave(size)
+        return answer
+
+    def _left(self, error: BaseException, room: _ModelSlots, model_name: str) -> None:
+        """The call ended without an answer. An abandoned call takes room until the engine has finished it."""
+        call = abandoned_call_of(error)
+        if call is None:
+            room.leave(1)
+            return
+        call.when_ended(partial(self._ended, call, room, model_name))
+
+    def _ended(self, call: AbandonedCall, room: _ModelSlots, model_name: str) -> None:
+        if call.is_served:
+            room.leave(1)
+            self._watch.note_served(model_name)  # without this, its canary, which waits behind such calls, would fail
+        else:
+            room.left()
+
+    def _room_of(self, model_name: str) -> _ModelSlots | None:
+        """None for an unknown model, and for models whose calls may overtake others: sequences and priorities."""
+        known = self._watch.models.get(model_name)
+        if known is None or (config := known.config) is None or config.is_decoupled:
+            return None
+        if config.has_sequence_batching or config.has_priorities:
+            return None
+        room = self._rooms.get(model_name)
+        if room is None:
+            room = self._rooms[model_name] = _ModelSlots()
+        if room.config is not config:
+            room.learn(config, self.engines)
+        return room
+
+
+def _earlier_calls(model_name: str) -> str:
+    return f"the calls of model {model_name!r} before it"

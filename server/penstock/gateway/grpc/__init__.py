@@ -1,0 +1,1 @@
+"""The gRPC side of the gateway: server, interceptors, GRPCInferenceService and its streams."""

@@ -1,0 +1,225 @@
+"""Interceptors that authenticate gRPC calls before their message is read, and the caller of the current call."""
+
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextvars import ContextVar
+from dataclasses import replace
+from functools import lru_cache
+from typing import Any, TypeAlias, cast
+
+import grpc
+
+from penstock.gateway.auth.api_keys import CREDENTIAL_NAMES, credentials_of
+from penstock.gateway.auth.authenticator import CERTIFICATE_PREFIX, Authenticator
+from penstock.gateway.grpc.connections import FloodGuard, host_of
+from penstock.gateway.grpc.status_codes import status_of
+from penstock.gateway.metrics import Metrics
+from penstock.logs import get_logger
+from penstock.protocol.call import GrpcMetadata
+from penstock.protocol.errors import InferenceError, PermissionDenied, Unauthenticated
+from penstock.protocol.identity import IDENTITY_HEADER, Identity, Role, decode_identity
+from penstock.tls import subject_of
+
+CACHED_CALLERS = 1024  # by connection, each of which makes many calls
+_INFERENCE = "/inference.GRPCInferenceService/"
+_OPEN = frozenset(
+    (
+        f"{_INFERENCE}ServerLive",
+        f"{_INFERENCE}ServerReady",
+        "/grpc.health.v1.Health/Check",
+        "/grpc.health.v1.Health/List",
+        "/grpc.health.v1.Health/Watch",
+    )
+)
+# Trace and log settings are read and changed by the same method: the data plane looks at what is asked.
+_ROLE = {f"{_INFERENCE}{name}": Role.INFER for name in ("ModelInfer", "ModelStreamInfer")} | {
+    f"{_INFERENCE}{name}": Role.READ
+    for name in (
+        *("ServerMetadata", "ModelReady", "ModelMetadata", "ModelConfig", "ModelStatistics", "RepositoryIndex"),
+        *("SystemSharedMemoryStatus", "CudaSharedMemoryStatus", "TraceSetting", "LogSettings"),
+    )
+}
+_OR_ROLE = {f"{_INFERENCE}ModelReady": Role.INFER}  # what does as well
+_READ_SERVICES = ("/grpc.reflection.",)
+
+log = get_logger("grpc")
+
+Details = grpc.HandlerCallDetails
+Handler: TypeAlias = "grpc.RpcMethodHandler[object, object]"  # generic in the stubs only
+Context: TypeAlias = "grpc.aio.ServicerContext[object, object]"
+# What the gate found out, for the handler: both run in the task of the one call.
+_authenticated_caller: ContextVar[Identity | None] = ContextVar("admitted", default=None)
+_forwarded_caller: ContextVar[Identity | None] = ContextVar("forwarded_caller", default=None)
+_certificate_subject: ContextVar[str] = ContextVar("certified", default="")  # subject of the client's certificate
+
+
+class AuthenticationInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]  # generic in the stubs only
+    """Lets calls in by the metadata `authorization: Bearer …` and `x-api-key: …`, before their message is read.
+
+    floods: counts calls without a valid key; None on a Unix socket, which cannot be flooded from outside.
+    """
+
+    def __init__(self, door: Authenticator, record: Metrics, floods: FloodGuard | None = None) -> None:
+        self._door = door
+        self._record = record
+        self._floods = floods
+
+    async def intercept_service(
+        self, continuation: Callable[[Details], Awaitable[Handler]], handler_call_details: Details
+    ) -> Handler:
+        """The method's own handler, or one that refuses."""
+        role = role_needed(handler_call_details.method)
+        try:
+            if role is not None:
+                credentials = _credentials(handler_call_details.invocation_metadata or ())
+                or_role = _OR_ROLE.get(handler_call_details.method)
+                _authenticated_caller.set(await self._door.admit(credentials, role, or_role=or_role))
+        except InferenceError as error:
+            self._record.rejected(error.reason)
+            log.debug("request refused", reason=error.reason, error=error.message)
+            return self._refusing(error, handler_call_details.method)
+        return await continuation(handler_call_details)
+
+    def _refusing(self, error: InferenceError, method: str) -> Handler:
+        """Refuses the call without reading its message: a stream's handler runs before a message is read."""
+        code, details, trailing = status_of(error)
+
+        async def refuse(_: object, context: Context) -> None:
+            peer = context.peer()
+            if self._floods is not None and isinstance(error, Unauthenticated | PermissionDenied) and not error.client:
+                self._floods.note(peer)
+            self._door.note_refused(error, host_of(peer), method)
+            await context.abort(code, details, trailing)
+
+        return grpc.stream_stream_rpc_method_handler(refuse)
+
+
+class CertificateInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]  # generic in the stubs only
+    """For a port that requires client certificates: a call is admitted by its key or token, or else by its certificate.
+
+    Only the handler's context has the certificate, so the check runs there; the connection itself was verified before.
+    door: None if every client may do everything.
+    """
+
+    def __init__(self, door: Authenticator | None, record: Metrics) -> None:
+        self._door = door
+        self._record = record
+
+    async def intercept_service(
+        self, continuation: Callable[[Details], Awaitable[Handler]], handler_call_details: Details
+    ) -> Handler:
+        """The method's handler, which runs after the check."""
+
+        async def enter(context: Context) -> None:
+            certificate = _certificate_of(context)
+            _certificate_subject.set(certificate)
+            role = role_needed(handler_call_details.method)
+            if self._door is None or role is None:
+                return
+            credentials = _credentials(handler_call_details.invocation_metadata or ())
+            or_role = _OR_ROLE.get(handler_call_details.method)
+            try:
+                _authenticated_caller.set(
+                    await self._door.admit(credentials, role, or_role=or_role, certificate=certificate)
+                )
+            except InferenceError as error:
+                self._record.rejected(error.reason)
+                log.debug("request refused", reason=error.reason, error=error.message)
+                method, address = handler_call_details.method, host_of(context.peer())
+                self._door.note_refused(error, address, method, certificate=certificate)
+                await context.abort(*status_of(error))
+
+        return _entering(await continuation(handler_call_details), enter)
+
+
+class ForwardedIdentityInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]  # generic in the stubs only
+    """Of a core: its clients are the fronts alone, which have let the callers in, and say who they are."""
+
+    async def intercept_service(
+        self, continuation: Callable[[Details], Awaitable[Handler]], handler_call_details: Details
+    ) -> Handler:
+        """The method's own handler."""
+        for name, value in handler_call_details.invocation_metadata or ():
+            if name == IDENTITY_HEADER and isinstance(value, str):
+                _forwarded_caller.set(decode_identity(value))
+        return await continuation(handler_call_details)
+
+
+def role_needed(method: str) -> Role | None:
+    """What a caller must have for "/service/Method"; None for nothing. An unknown one needs the highest role."""
+    if method in _OPEN:
+        return None
+    if method.startswith(_READ_SERVICES):
+        return Role.READ
+    return _ROLE.get(method, Role.ADMIN)
+
+
+def needs_key(method: str, open_to: frozenset[Role]) -> bool:
+    """Whether "/service/Method" refuses clients without a key. open_to: the roles of clients without a key."""
+    role = role_needed(method)
+    return role is not None and role not in open_to and _OR_ROLE.get(method) not in open_to
+
+
+def caller_of(context: "grpc.aio.ServicerContext[bytes, bytes]") -> Identity:
+    """The caller of the current call."""
+    forwarded = _forwarded_caller.get()
+    if forwarded is not None:
+        return forwarded
+    peer = context.peer()
+    admitted = _authenticated_caller.get()
+    if admitted is None:
+        return _anonymous(peer, _certificate_subject.get())
+    return replace(admitted, connection=peer, address=host_of(peer))
+
+
+@lru_cache(CACHED_CALLERS)
+def _anonymous(peer: str, certificate: str) -> Identity:
+    name = CERTIFICATE_PREFIX + certificate if certificate else ""
+    return Identity(name, connection=peer, address=host_of(peer))
+
+
+def metadata_of(context: "grpc.aio.ServicerContext[bytes, bytes]") -> GrpcMetadata:
+    """The call's metadata as it goes on to the engine: where keys are asked for, without them."""
+    metadata = context.invocation_metadata() or ()
+    if _forwarded_caller.get() is not None:
+        return tuple((key, value) for key, value in metadata if key != IDENTITY_HEADER)
+    if _authenticated_caller.get() is None:
+        return tuple((key, value) for key, value in metadata)
+    return tuple((key, value) for key, value in metadata if key not in CREDENTIAL_NAMES)
+
+
+def _credentials(metadata: GrpcMetadata) -> Iterator[str]:
+    return credentials_of(
+        (name, value if isinstance(value, str) else value.decode("latin-1"))
+        for name, value in metadata
+        if name in CREDENTIAL_NAMES
+    )
+
+
+def _certificate_of(context: Context) -> str:
+    """The subject of the connection's verified client certificate; "" for none."""
+    certificate = next(iter(context.auth_context().get("x509_pem_cert", ())), b"")
+    return subject_of(certificate) if certificate else ""
+
+
+def _entering(handler: Handler, enter: Callable[[Context], Awaitable[None]]) -> Handler:
+    """The handler of a unary or a streamed method, run once `enter` has returned."""
+    function: Any = handler.stream_stream or handler.unary_stream or handler.unary_unary
+
+    async def answer(request: object, context: Context) -> object:
+        await enter(context)
+        return await function(request, context)
+
+    async def stream(request: object, context: Context) -> None:
+        await enter(context)
+        answers = function(request, context)
+        if not isinstance(answers, AsyncIterator):
+            await answers  # it writes to the context itself
+            return
+        async for message in answers:
+            await context.write(message)
+
+    coders = handler.request_deserializer, handler.response_serializer
+    if not handler.response_streaming:
+        return cast(Handler, grpc.unary_unary_rpc_method_handler(answer, *coders))
+    make = grpc.stream_stream_rpc_method_handler if handler.request_streaming else grpc.unary_stream_rpc_method_handler
+    return cast(Handler, make(stream, *coders))

@@ -1,0 +1,301 @@
+"""Relays one unary gRPC call through the data plane: bytes in, bytes out, every failure a status.
+
+Also replaces encoded images by their tensor, and ends calls whose client does not read the response.
+"""
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, replace
+from typing import Protocol
+
+import grpc
+from google.protobuf.message import DecodeError
+from tritonclient.grpc import service_pb2
+
+from penstock.gateway.dataplane import DataPlane
+from penstock.gateway.grpc.aio_server import ABANDONED
+from penstock.gateway.grpc.interceptors import caller_of, metadata_of
+from penstock.gateway.grpc.status_codes import CallStatus, code_of, status_of
+from penstock.gateway.in_flight import InFlightLimiter
+from penstock.logs import get_logger
+from penstock.protocol.call import GrpcAnswer, GrpcCall, InferHead
+from penstock.protocol.errors import DeadlineExceeded, EngineUnavailable, InferenceError, InvalidRequest
+from penstock.protocol.grpc_codec import read_head
+from penstock.protocol.grpc_messages import with_raw_inputs
+from penstock.protocol.identity import Verb
+from penstock.protocol.inference import Tensor
+from penstock.protocol.request_checks import EncodedCall, ImageInput, check_image_shape, images_in
+
+
+class CallRecorder(Protocol):
+    """Counts calls; penstock.gateway.metrics.Metrics is one."""
+
+    def request_done(self, *, model: str, protocol: str, code: str, seconds: float) -> None:
+        """An inference was answered. model: a bounded label."""
+        ...
+
+    def rejected(self, reason: str) -> None:
+        """The gateway refused or failed a call itself. reason: an error class's stable word."""
+        ...
+
+    def cancelled(self, protocol: str) -> None:
+        """A client went away before its answer."""
+        ...
+
+
+class RefusalsOnly:
+    """Of a core: its fronts have counted what it is asked."""
+
+    def __init__(self, record: CallRecorder) -> None:
+        self._record = record
+
+    def request_done(self, *, model: str, protocol: str, code: str, seconds: float) -> None:
+        """Counted elsewhere."""
+
+    def rejected(self, reason: str) -> None:
+        """What the core refused, no front counts."""
+        self._record.rejected(reason)
+
+    def cancelled(self, protocol: str) -> None:
+        """Counted elsewhere."""
+
+
+WATCHED_FROM_BYTES = 16 << 10
+LEAST_BYTES_PER_S = 256 << 10
+
+
+def limit_read_time(
+    admission: InFlightLimiter, size_bytes: int, max_wait_s: float, given_up: Callable[[], None]
+) -> None:
+    """To be called by the task that serves the call, right before it ends with the answer.
+
+    size_bytes: of the answer and its request, in flight until the reader has the answer. timeout_s: how long that may
+    take, and a second more for each LEAST_BYTES_PER_S; then the call ends as CANCELLED, and given_up is called.
+    """
+    task = asyncio.current_task()
+    if task is None:
+        raise RuntimeError("calls are served by tasks")
+
+    def give_up() -> None:
+        given_up()
+        task.cancel(ABANDONED)
+
+    timer = asyncio.get_running_loop().call_later(max_wait_s + size_bytes / LEAST_BYTES_PER_S, give_up)
+
+    def taken(_: object) -> None:
+        timer.cancel()
+        admission.release(size_bytes)
+
+    admission.hold(size_bytes)
+    task.add_done_callback(taken)
+
+
+def encoded_call(head: InferHead, call: GrpcCall, place: ImageInput) -> EncodedCall[GrpcCall] | None:
+    """The call with the images that it sends in the place of that input; None if it sends none.
+
+    The images stand in bytes_contents, or in raw_input_contents, each behind its length.
+    Raises InvalidRequest for an input that says that it is such, and is none.
+    """
+    if head.bytes_inputs != (place.name,):
+        return None
+    try:
+        request = service_pb2.ModelInferRequest.FromString(call.message)
+    except DecodeError as error:
+        raise InvalidRequest("the request is not a ModelInferRequest") from error
+    if len(request.inputs) != 1 or len(request.raw_input_contents) > 1:
+        return None  # the engine has words for these
+    images = _images(request)
+    return EncodedCall(head, images, lambda tensor: replace(call, message=_with_tensor(request, tensor)))
+
+
+def _images(request: service_pb2.ModelInferRequest) -> tuple[bytes, ...]:
+    entry = request.inputs[0]
+    shape = tuple(entry.shape)
+    if "shared_memory_region" in entry.parameters:
+        raise InvalidRequest(
+            f"input {entry.name!r}: encoded images cannot stand in shared memory; send them in the request itself"
+        )
+    if request.raw_input_contents:
+        return images_in(entry.name, shape, memoryview(request.raw_input_contents[0]))
+    check_image_shape(entry.name, shape)
+    images = tuple(entry.contents.bytes_contents)
+    if len(images) != shape[0]:
+        raise InvalidRequest(f"input {entry.name!r} has shape {list(shape)}, but its data holds {len(images)} elements")
+    return images
+
+
+def _with_tensor(request: service_pb2.ModelInferRequest, tensor: Tensor) -> bytes:
+    """All fields as they came, but for what is said of the tensor itself."""
+    entry = request.inputs[0]
+    entry.datatype = tensor.datatype.value
+    entry.shape[:] = tensor.shape
+    entry.ClearField("contents")
+    request.ClearField("raw_input_contents")
+    return with_raw_inputs(request, (tensor,))
+
+
+PROTOCOL = "grpc"
+MAX_DEADLINE_S = 24 * 3600.0
+DEADLINE_SLACK_S = 0.02
+
+log = get_logger("grpc")
+
+Context = grpc.aio.ServicerContext[bytes, bytes]
+Work = Callable[[], Awaitable[GrpcAnswer]]
+
+
+@dataclass(slots=True)
+class CallOutcome:
+    """How a call ended, as its caller sees it."""
+
+    status: CallStatus
+    message: bytes = b""
+
+
+class CallRelay:
+    """Passes calls to the data plane. Every call that it began is cut by `cut`, which the end of a drain calls."""
+
+    def __init__(self, plane: DataPlane, record: CallRecorder, *, reader_timeout_s: float) -> None:
+        """reader_timeout_s: how long a client may leave an answer untaken, and more for a large one."""
+        self._plane = plane
+        self._record = record
+        self._reader_timeout_s = reader_timeout_s
+        self._running: set[asyncio.Task[object]] = set()
+        self._cut: set[asyncio.Task[object]] = set()
+
+    async def infer(self, method: str, message: bytes, context: Context) -> bytes:
+        """The engine's ModelInferResponse; counted, whatever becomes of it."""
+        started = time.monotonic()
+        head, deadline = InferHead(""), None
+
+        async def work() -> GrpcAnswer:
+            nonlocal head, deadline
+            scan = read_head(message)
+            head = scan.head
+            deadline = _earlier(deadline_of(context), parameter_deadline(head, started))
+            if scan.classification_outputs:
+                await self._plane.refuse_classification_of_bytes(head, scan.classification_outputs)
+            call, caller = _call(method, message, context), caller_of(context)
+            asked = self._with_images(head, call) if head.bytes_inputs else None
+            if asked is not None:
+                return await self._plane.relay_grpc_images(asked, caller=caller, deadline=deadline)
+            return await self._plane.relay_grpc(Verb.INFER, head, call, caller=caller, deadline=deadline)
+
+        try:
+            outcome = await self._outcome(work)
+        except asyncio.CancelledError:
+            if deadline is None or time.monotonic() < deadline - DEADLINE_SLACK_S:
+                self._record.cancelled(PROTOCOL)
+            else:  # the client gave up at its own deadline, a moment before we could say so
+                self._count(head, grpc.StatusCode.DEADLINE_EXCEEDED, started)
+            raise
+        self._count(head, outcome.status.code, started)
+        if len(outcome.message) >= WATCHED_FROM_BYTES:
+            kept_bytes = len(message) + len(outcome.message)
+            limit_read_time(self._plane.admission, kept_bytes, self._reader_timeout_s, self._count_slow_reader)
+        return await _end(outcome, context)
+
+    async def pass_on(
+        self, verb: Verb, method: str, message: bytes, model_of: Callable[[bytes], str], context: Context
+    ) -> bytes:
+        """The engine's answer to a call that is no inference. model_of: reads the model's name off the message."""
+
+        async def work() -> GrpcAnswer:
+            head = InferHead(model_of(message))
+            return await self._plane.relay_grpc(
+                verb, head, _call(method, message, context), caller=caller_of(context), deadline=deadline_of(context)
+            )
+
+        return await self.answer(work, context)
+
+    async def answer(self, work: Work, context: Context) -> bytes:
+        """What the work gives, or its failure as the call's end."""
+        return await _end(await self._outcome(work), context)
+
+    def _with_images(self, head: InferHead, call: GrpcCall) -> EncodedCall[GrpcCall] | None:
+        place = self._plane.image_input(head.model_name)
+        return encoded_call(head, call, place) if place is not None else None
+
+    def cut(self) -> None:
+        """End every running call now, as UNAVAILABLE."""
+        for task in self._running - self._cut:
+            self._cut.add(task)
+            task.cancel()
+
+    def _count_slow_reader(self) -> None:
+        self._record.rejected("slow_reader")
+
+    def _count(self, head: InferHead, code: grpc.StatusCode, started: float) -> None:
+        self._record.request_done(
+            model=self._plane.model_label(head.model_name),
+            protocol=PROTOCOL,
+            code=code.name,
+            seconds=time.monotonic() - started,
+        )
+
+    async def _outcome(self, work: Work) -> CallOutcome:
+        task = asyncio.current_task()
+        if task is None:
+            raise RuntimeError("calls are served by tasks")
+        self._running.add(task)
+        try:
+            answer = await work()
+        except asyncio.CancelledError:
+            if task not in self._cut or task.uncancel() > 0:  # also cancelled by another task
+                raise
+            error = EngineUnavailable("this gateway stopped before the answer came; send to another one")
+            return CallOutcome(self._refusal(error))
+        except InferenceError as error:
+            return CallOutcome(self._refusal(error))
+        except Exception:  # a bug of ours: the task's root, where it is logged and the client learns no more
+            log.exception("a gRPC call failed unexpectedly")
+            return CallOutcome(CallStatus(grpc.StatusCode.INTERNAL, "internal error"))
+        finally:
+            self._running.discard(task)
+            self._cut.discard(task)
+        return CallOutcome(CallStatus(code_of(answer), answer.details, answer.trailing_metadata), answer.message)
+
+    def _refusal(self, error: InferenceError) -> CallStatus:
+        self._record.rejected(error.reason)
+        log.debug("request refused", reason=error.reason, error=error.message)
+        return status_of(error)
+
+
+async def _end(outcome: CallOutcome, context: Context) -> bytes:
+    """The answer's message, or the end of the call with its status."""
+    code, details, trailing = outcome.status
+    if code is not grpc.StatusCode.OK:
+        await context.abort(code, details, trailing)
+    if trailing:
+        context.set_trailing_metadata(trailing)
+    return outcome.message
+
+
+def _call(method: str, message: bytes, context: Context) -> GrpcCall:
+    return GrpcCall(method, message, metadata_of(context))
+
+
+def deadline_of(context: Context) -> float | None:
+    """The client's gRPC deadline as monotonic seconds; None for none, and for one more than a day away."""
+    remaining_s = context.time_remaining()
+    if remaining_s is None or remaining_s > MAX_DEADLINE_S:
+        return None
+    if remaining_s <= 0:
+        raise DeadlineExceeded("the deadline had passed when the request arrived; allow more time")
+    return time.monotonic() + remaining_s
+
+
+def parameter_deadline(head: InferHead, started: float) -> float | None:
+    """The v2 parameter `timeout`, microseconds from the request's arrival; 0 stands for none."""
+    if not head.timeout_us:
+        return None
+    if head.timeout_us < 0:
+        raise DeadlineExceeded(f"the parameter timeout is {head.timeout_us} µs; it counts from the request's arrival")
+    return started + head.timeout_us / 1e6 if head.timeout_us < MAX_DEADLINE_S * 1e6 else None
+
+
+def _earlier(one: float | None, other: float | None) -> float | None:
+    if one is None or other is None:
+        return other if one is None else one
+    return min(one, other)

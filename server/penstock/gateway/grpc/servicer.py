@@ -1,0 +1,300 @@
+"""GRPCInferenceService, method by method: relayed, answered here, or rejected; with a trace for each call."""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from functools import partial
+from typing import TypeVar
+
+import grpc
+from google.protobuf.message import DecodeError, Message
+from tritonclient.grpc import service_pb2
+
+from penstock.gateway.dataplane import DataPlane
+from penstock.gateway.grpc.forwarding import GrpcForwarder, StreamForwarder
+from penstock.gateway.grpc.interceptors import caller_of
+from penstock.gateway.grpc.relay import CallRelay, Context
+from penstock.gateway.grpc.stream import StreamRelay
+from penstock.gateway.tracing import GRPC_ERRORS, PARENT_HEADERS, Tracer, current_trace
+from penstock.gateway.workers.core_relay import CoreRelay
+from penstock.protocol.call import GrpcAnswer
+from penstock.protocol.engine import UNMERGED
+from penstock.protocol.errors import InvalidRequest
+from penstock.protocol.grpc_codec import (
+    changes_settings,
+    index_with_refusals,
+    read_model_name,
+    read_repository_model_name,
+    read_settings_model_name,
+    unblocked_metadata,
+)
+from penstock.protocol.identity import Identity, Verb
+from penstock.protocol.shared_memory import CudaRegionSpec, RegionKind, RegionSpec, SystemRegionSpec
+
+_PROTOCOL = "grpc"
+_PROBES = ("ServerLive", "ServerReady", "ModelReady")
+_CANCELLED, _UNKNOWN = 1, 2
+
+TracedMethod = Callable[[bytes, "grpc.aio.ServicerContext[bytes, bytes]"], Awaitable[bytes]]
+
+
+def traced(tracer: Tracer, name: str, method: TracedMethod) -> TracedMethod:
+    """The method with a trace around each call, under the caller's traceparent. Probes stay as they are."""
+    if name in _PROBES:
+        return method
+
+    async def serve(message: bytes, context: "grpc.aio.ServicerContext[bytes, bytes]") -> bytes:
+        parents = [
+            (key, value)
+            for key, value in context.invocation_metadata() or ()
+            if key in PARENT_HEADERS and isinstance(value, str)
+        ]
+        trace = tracer.begin(parents, _PROTOCOL)
+        current_trace.set(trace)  # of this call's own task
+        code = _UNKNOWN
+        try:
+            answer = await method(message, context)
+            code = 0
+            return answer
+        except asyncio.CancelledError:
+            code = _CANCELLED
+            raise
+        except grpc.aio.AbortError:
+            code = _code_of(context)
+            raise
+        finally:
+            trace.end(name, code=code, is_error=code in GRPC_ERRORS)
+
+    return serve
+
+
+def _code_of(context: "grpc.aio.ServicerContext[bytes, bytes]") -> int:
+    """The number that the call was aborted with; gRPC keeps it as the number or as its name for it."""
+    code = context.code()
+    number: int = code.value[0] if isinstance(code, grpc.StatusCode) else code
+    return number
+
+
+M = TypeVar("M", bound=Message)
+SharedMemoryMethod = Callable[[DataPlane, bytes, Identity], Awaitable[bytes]]
+
+
+async def system_register(plane: DataPlane, message: bytes, caller: Identity) -> bytes:
+    """Of a SystemSharedMemoryRegisterRequest. Raises of the InferenceError tree, as do all of these."""
+    asked = _parsed(service_pb2.SystemSharedMemoryRegisterRequest, message)
+    return await _register(plane, SystemRegionSpec(asked.name, asked.key, asked.offset, asked.byte_size), caller)
+
+
+async def cuda_register(plane: DataPlane, message: bytes, caller: Identity) -> bytes:
+    """Of a CudaSharedMemoryRegisterRequest."""
+    asked = _parsed(service_pb2.CudaSharedMemoryRegisterRequest, message)
+    return await _register(
+        plane, CudaRegionSpec(asked.name, asked.raw_handle, asked.device_id, asked.byte_size), caller
+    )
+
+
+async def system_unregister(plane: DataPlane, message: bytes, caller: Identity) -> bytes:
+    """One region, or where none is named all of the caller's."""
+    asked = _parsed(service_pb2.SystemSharedMemoryUnregisterRequest, message)
+    return await _unregister(plane, RegionKind.SYSTEM, asked.name, caller)
+
+
+async def cuda_unregister(plane: DataPlane, message: bytes, caller: Identity) -> bytes:
+    """One region, or where none is named all of the caller's."""
+    asked = _parsed(service_pb2.CudaSharedMemoryUnregisterRequest, message)
+    return await _unregister(plane, RegionKind.CUDA, asked.name, caller)
+
+
+async def system_status(plane: DataPlane, message: bytes, caller: Identity) -> bytes:
+    """The caller's regions, or one of them."""
+    asked = _parsed(service_pb2.SystemSharedMemoryStatusRequest, message)
+    answer = service_pb2.SystemSharedMemoryStatusResponse()
+    async with plane.shared_memory(Verb.READ, caller) as memory:
+        for region in memory.status(RegionKind.SYSTEM, caller, asked.name):
+            region_status, wish = answer.regions[region.name], region.wish
+            region_status.name, region_status.byte_size = wish.name, wish.size_bytes
+            if isinstance(wish, SystemRegionSpec):
+                region_status.key, region_status.offset = wish.key, wish.offset
+    return _serialise(answer)
+
+
+async def cuda_status(plane: DataPlane, message: bytes, caller: Identity) -> bytes:
+    """The caller's regions, or one of them."""
+    asked = _parsed(service_pb2.CudaSharedMemoryStatusRequest, message)
+    answer = service_pb2.CudaSharedMemoryStatusResponse()
+    async with plane.shared_memory(Verb.READ, caller) as memory:
+        for region in memory.status(RegionKind.CUDA, caller, asked.name):
+            region_status, wish = answer.regions[region.name], region.wish
+            region_status.name, region_status.byte_size = wish.name, wish.size_bytes
+            if isinstance(wish, CudaRegionSpec):
+                region_status.device_id = wish.device_id
+    return _serialise(answer)
+
+
+SHARED_MEMORY_METHODS: dict[str, SharedMemoryMethod] = {
+    "SystemSharedMemoryStatus": system_status,
+    "SystemSharedMemoryRegister": system_register,
+    "SystemSharedMemoryUnregister": system_unregister,
+    "CudaSharedMemoryStatus": cuda_status,
+    "CudaSharedMemoryRegister": cuda_register,
+    "CudaSharedMemoryUnregister": cuda_unregister,
+}
+
+
+async def _register(plane: DataPlane, wish: RegionSpec, caller: Identity) -> bytes:
+    async with plane.shared_memory(Verb.SHARE, caller, wish.name) as memory:
+        await memory.register(wish, caller)
+    return b""
+
+
+async def _unregister(plane: DataPlane, kind: RegionKind, name: str, caller: Identity) -> bytes:
+    async with plane.shared_memory(Verb.UNSHARE, caller, name) as memory:
+        if name:
+            await memory.unregister(kind, name, caller)
+        else:
+            await memory.unregister_own(kind, caller)
+    return b""
+
+
+def _parsed(kind: type[M], message: bytes) -> M:
+    try:
+        return kind.FromString(message)
+    except DecodeError as error:
+        raise InvalidRequest("the request is not a protobuf message of this method") from error
+
+
+def _serialise(message: Message) -> bytes:
+    serialised: bytes = message.SerializeToString()
+    return serialised
+
+
+INFERENCE_SERVICE = "inference.GRPCInferenceService"
+
+Method = Callable[[bytes, Context], Awaitable[bytes]]
+
+_READS = {
+    "ModelReady": read_model_name,
+    "ModelMetadata": read_model_name,
+    "ModelConfig": read_model_name,
+    "ModelStatistics": read_model_name,
+}
+_CHANGES = {"RepositoryModelLoad": Verb.LOAD, "RepositoryModelUnload": Verb.UNLOAD}
+_SETTINGS = ("TraceSetting", "LogSettings")
+
+
+def worker_handlers(
+    plane: DataPlane, relay: CallRelay, streams: StreamForwarder, core: CoreRelay
+) -> "grpc.GenericRpcHandler[bytes, bytes]":
+    """The service's methods as a front has them: inference and health served here, everything else passed on."""
+    names = ["ServerMetadata", "RepositoryIndex", *_READS, *_CHANGES, *_SETTINGS, *SHARED_MEMORY_METHODS]
+    passed_on = GrpcForwarder(core, relay)
+    methods: dict[str, Method] = {name: partial(passed_on.call, f"/{INFERENCE_SERVICE}/{name}") for name in names}
+    methods |= {
+        "ServerLive": _server_live,
+        "ServerReady": partial(_server_ready, plane),
+        "ModelInfer": partial(relay.infer, f"/{INFERENCE_SERVICE}/ModelInfer"),
+    }
+    return _handlers(plane, methods, streams)
+
+
+def inference_handlers(
+    plane: DataPlane, relay: CallRelay, streams: StreamRelay
+) -> "grpc.GenericRpcHandler[bytes, bytes]":
+    """The service's methods over raw bytes."""
+    methods: dict[str, Method] = {
+        "ServerLive": _server_live,
+        "ServerReady": partial(_server_ready, plane),
+        "ServerMetadata": partial(_server_metadata, plane, relay),
+        "RepositoryIndex": partial(_repository_index, plane, relay),
+        "ModelInfer": partial(relay.infer, f"/{INFERENCE_SERVICE}/ModelInfer"),
+    }
+    methods |= {name: partial(_relayed, relay, Verb.READ, name, model_of) for name, model_of in _READS.items()}
+    methods["ModelReady"] = partial(_model_ready, plane, relay)
+    methods["ModelConfig"] = partial(_model_config, plane, relay)
+    methods |= {
+        name: partial(_relayed, relay, verb, name, read_repository_model_name) for name, verb in _CHANGES.items()
+    }
+    methods |= {name: partial(_settings, relay, name) for name in _SETTINGS}
+    methods |= {
+        name: partial(_shared_memory_call, plane, relay, answer) for name, answer in SHARED_MEMORY_METHODS.items()
+    }
+    return _handlers(plane, methods, streams)
+
+
+def _handlers(
+    plane: DataPlane, methods: dict[str, Method], streams: StreamRelay | StreamForwarder
+) -> "grpc.GenericRpcHandler[bytes, bytes]":
+    if plane.tracer is not None:
+        methods = {name: traced(plane.tracer, name, method) for name, method in methods.items()}
+    handlers = {name: grpc.unary_unary_rpc_method_handler(method) for name, method in methods.items()}
+    handlers["ModelStreamInfer"] = grpc.stream_stream_rpc_method_handler(
+        partial(streams.serve, f"/{INFERENCE_SERVICE}/ModelStreamInfer")
+    )
+    return grpc.method_handlers_generic_handler(INFERENCE_SERVICE, handlers)
+
+
+async def _server_live(_: bytes, __: Context) -> bytes:
+    """Live as long as it can say so."""
+    return _serialised(service_pb2.ServerLiveResponse(live=True))
+
+
+async def _server_ready(plane: DataPlane, _: bytes, __: Context) -> bytes:
+    return _serialised(service_pb2.ServerReadyResponse(ready=plane.readiness().is_ready))
+
+
+async def _server_metadata(plane: DataPlane, relay: CallRelay, message: bytes, context: Context) -> bytes:
+    answer = await _relayed(relay, Verb.READ, "ServerMetadata", _no_model, message, context)
+    return unblocked_metadata(answer, plane.blocked_extensions)
+
+
+async def _repository_index(plane: DataPlane, relay: CallRelay, message: bytes, context: Context) -> bytes:
+    answer = await _relayed(relay, Verb.READ, "RepositoryIndex", _no_model, message, context)
+    return index_with_refusals(answer, message, plane.refusals())
+
+
+async def _model_ready(plane: DataPlane, relay: CallRelay, message: bytes, context: Context) -> bytes:
+    answer = await _relayed(relay, Verb.READ, "ModelReady", read_model_name, message, context)
+    is_refused = read_model_name(message) in plane.refusals()
+    return _serialised(service_pb2.ModelReadyResponse(ready=False)) if is_refused else answer
+
+
+async def _model_config(plane: DataPlane, relay: CallRelay, message: bytes, context: Context) -> bytes:
+    answer = await _relayed(relay, Verb.READ, "ModelConfig", read_model_name, message, context)
+    unmerged = plane.batch_options(read_model_name(message)).unmerged
+    if not unmerged:
+        return answer
+    response = service_pb2.ModelConfigResponse.FromString(answer)
+    response.config.parameters[UNMERGED].string_value = unmerged
+    return _serialised(response)
+
+
+async def _relayed(
+    relay: CallRelay, verb: Verb, name: str, model_of: Callable[[bytes], str], message: bytes, context: Context
+) -> bytes:
+    return await relay.pass_on(verb, f"/{INFERENCE_SERVICE}/{name}", message, model_of, context)
+
+
+async def _settings(relay: CallRelay, name: str, message: bytes, context: Context) -> bytes:
+    """One method reads and changes them: which of the two it is, the message says."""
+    verb = Verb.CONFIGURE if changes_settings(message) else Verb.READ
+    return await _relayed(relay, verb, name, read_settings_model_name, message, context)
+
+
+async def _shared_memory_call(
+    plane: DataPlane, relay: CallRelay, answer: SharedMemoryMethod, message: bytes, context: Context
+) -> bytes:
+    async def work() -> GrpcAnswer:
+        return GrpcAnswer(0, await answer(plane, message, caller_of(context)))
+
+    return await relay.answer(work, context)
+
+
+def _no_model(_: bytes) -> str:
+    return ""
+
+
+def _serialised(
+    message: "service_pb2.ServerLiveResponse | service_pb2.ServerReadyResponse | service_pb2.ModelReadyResponse"
+    " | service_pb2.ModelConfigResponse",
+) -> bytes:
+    serialised: bytes = message.SerializeToString()
+    return serialised

@@ -1,0 +1,397 @@
+"""ModelStreamInfer: relays a client's stream over the engine's streams, and inspects every message."""
+
+import asyncio
+import time
+from contextlib import ExitStack, suppress
+from dataclasses import dataclass
+from functools import partial
+
+import grpc
+
+from penstock.engines.relayed_calls import with_engine_sequence_grpc
+from penstock.gateway.dataplane import DataPlane
+from penstock.gateway.grpc.interceptors import caller_of, metadata_of
+from penstock.gateway.grpc.relay import Context, deadline_of, encoded_call, parameter_deadline
+from penstock.gateway.grpc.status_codes import CallStatus, code_of, status_of
+from penstock.gateway.grpc.stream_ledger import Rejected, Sent, StreamLedger
+from penstock.gateway.metrics import Metrics
+from penstock.logs import get_logger
+from penstock.protocol.call import GrpcCall, GrpcMetadata, InferHead
+from penstock.protocol.engine import GrpcStream
+from penstock.protocol.errors import DeadlineExceeded, EngineFailed, EngineUnavailable, InferenceError, Overloaded
+from penstock.protocol.grpc_codec import (
+    EMPTY_FINAL_ON,
+    StreamAnswer,
+    error_answer,
+    read_address,
+    read_head,
+    read_stream_answer,
+    wants_empty_final,
+)
+
+PROTOCOL = "grpc-stream"
+ERRORS_AS_STATUS = ("triton_grpc_error", "true")  # metadata: the first error of a model ends the stream with a status
+
+log = get_logger("grpc")
+
+
+@dataclass(frozen=True, slots=True)
+class StreamLimits:
+    """window: requests of one stream that are not answered; further ones wait in the client.
+
+    max_streams: open at once, of all clients. reader_timeout_s: for a client to read an answer.
+    engine_timeout_s: for the engine's next answer on a stream that has requests in flight.
+    """
+
+    window: int = 256
+    max_streams: int = 4096
+    reader_timeout_s: float = 30.0
+    engine_timeout_s: float = 600.0
+
+
+class StreamRelay:
+    """Serves streams. Those that are open end by `drain`, in order, or by `cut`, at once."""
+
+    def __init__(self, plane: DataPlane, record: Metrics, limits: StreamLimits | None = None) -> None:
+        self._plane = plane
+        self._record = record
+        self._limits = limits or StreamLimits()
+        self._open: set[_Session] = set()
+        self._is_draining = False
+
+    async def serve(self, method: str, _: object, context: Context) -> None:
+        """One stream, from its first message to its status."""
+        session = _Session(self._plane, self._record, self._limits, method, context)
+        if len(self._open) >= self._limits.max_streams:
+            code, details, trailing = session.refusal_of(self._full())
+        else:
+            self._open.add(session)
+            if self._is_draining:
+                session.drain()
+            try:
+                code, details, trailing = await session.run()
+            finally:
+                self._open.discard(session)
+        if code is not grpc.StatusCode.OK:
+            await context.abort(code, details, trailing)
+        context.set_trailing_metadata(trailing)
+
+    def drain(self) -> None:
+        """Take no further requests; a stream ends when those that it has are answered."""
+        self._is_draining = True
+        for session in self._open:
+            session.drain()
+
+    def cut(self) -> None:
+        """End every stream now, as UNAVAILABLE."""
+        for session in self._open:
+            session.cut()
+
+    def _full(self) -> InferenceError:
+        limit = self._limits.max_streams
+        return Overloaded(f"{len(self._open)} streams are open (limit {limit}); close one, or send by ModelInfer")
+
+
+class _StreamEnd(Exception):
+    """The stream is to end with this status."""
+
+    def __init__(self, status: CallStatus) -> None:
+        super().__init__(status.details)
+        self.status = status
+
+
+_Key = tuple[bool, str]  # whether it is for decoupled models; the model's name if it has an engine process of its own
+
+
+@dataclass(slots=True)
+class _Upstream:
+    """One of the engine's streams. pending: requests on it that are not answered. silence: how long it may last."""
+
+    engine: GrpcStream
+    pending: int = 0
+    silence: asyncio.Timeout | None = None
+
+
+_FAILURES: dict[grpc.StatusCode, type[InferenceError]] = {
+    grpc.StatusCode.UNAVAILABLE: EngineUnavailable,
+    grpc.StatusCode.DEADLINE_EXCEEDED: DeadlineExceeded,
+}
+
+
+class _Session:
+    """One stream of a client's over two of the engine's, one for models that answer once and one for decoupled ones.
+
+    A model with an engine process of its own has separate streams.
+
+    Triton 2.51 takes both on one stream, and dies of it (SIGABRT) or never answers again when both answer at a time.
+    """
+
+    def __init__(self, plane: DataPlane, record: Metrics, limits: StreamLimits, method: str, context: Context) -> None:
+        self._plane = plane
+        self._record = record
+        self._limits = limits
+        self._method = method
+        self._context = context
+        self._caller = caller_of(context)
+        self._metadata = metadata_of(context)
+        self._has_errors_as_status = ERRORS_AS_STATUS in self._metadata
+        self._ledger = StreamLedger(limits.window)
+        self._room = asyncio.Event()
+        self._writing = asyncio.Lock()
+        self._whole = asyncio.timeout(None)
+        self._reading: asyncio.Timeout | None = None
+        self._sides: dict[_Key, _Upstream] = {}
+        self._tasks = asyncio.TaskGroup()
+        self._trailing: GrpcMetadata = ()
+        self._is_half_closed = False
+        self._is_draining = False
+        self._is_cut_short = False
+
+    async def run(self) -> CallStatus:
+        """Until one side ends it; how."""
+        status = CallStatus(grpc.StatusCode.CANCELLED, "")
+        try:
+            status = await self._outcome()
+        except asyncio.CancelledError:
+            if len(self._ledger):
+                self._record.cancelled(PROTOCOL)
+            raise
+        finally:
+            self._abandon(status.code)
+        return status
+
+    def drain(self) -> None:
+        """Read no further requests. Call it once."""
+        self._is_draining = True
+        if self._reading is not None:
+            self._reading.reschedule(asyncio.get_running_loop().time())
+
+    def cut(self) -> None:
+        """End now."""
+        self._whole.reschedule(asyncio.get_running_loop().time())
+
+    def refusal_of(self, error: InferenceError) -> CallStatus:
+        """The status of a refused request, which is counted and logged."""
+        self._record.rejected(error.reason)
+        log.debug("request refused", reason=error.reason, error=error.message)
+        return status_of(error)
+
+    async def _outcome(self) -> CallStatus:
+        try:
+            async with self._whole:
+                await self._relayed()
+        except TimeoutError:
+            return self.refusal_of(
+                EngineUnavailable("this gateway stopped before all answers came; send to another one")
+            )
+        except InferenceError as error:
+            return self.refusal_of(error)
+        except _StreamEnd as end:
+            return end.status
+        except Exception:  # a bug of ours: the task's root, where it is logged and the client learns no more
+            log.exception("a gRPC stream failed unexpectedly")
+            return CallStatus(grpc.StatusCode.INTERNAL, "internal error")
+        return CallStatus(grpc.StatusCode.OK, "", self._trailing)
+
+    async def _relayed(self) -> None:
+        """Relay in both directions until the engine has answered all requests, or one direction fails."""
+        try:
+            async with self._tasks:
+                await self._context.send_initial_metadata(())  # at once, as Triton: clients may wait for it
+                await self._pump_up()
+        except BaseExceptionGroup as group:
+            raise _first(group) from None
+        if self._is_cut_short:
+            raise EngineUnavailable("this gateway stops and takes no more requests; open the stream to another one")
+
+    async def _side(self, key: _Key) -> _Upstream:
+        """The engine's stream for such models. Opened by the first request, so streams without requests cost little."""
+        side = self._sides.get(key)
+        if side is None:
+            opened: asyncio.Future[GrpcStream] = asyncio.get_running_loop().create_future()
+            self._tasks.create_task(self._serve(opened, key))
+            await opened
+            side = self._sides[key]
+        return side
+
+    async def _serve(self, opened: "asyncio.Future[GrpcStream]", key: _Key) -> None:
+        """Open one engine stream and relay its answers until it ends."""
+        async with self._plane.stream_grpc(
+            self._method, self._metadata, caller=self._caller, deadline=deadline_of(self._context)
+        ) as engine:
+            side = self._sides[key] = _Upstream(engine)
+            if not opened.done():  # else its waiter was cancelled, as this is about to be
+                opened.set_result(engine)
+            await self._pump_down(side)
+            answer = await engine.end()
+        if answer.code != 0 or not self._is_half_closed:
+            raise _StreamEnd(CallStatus(code_of(answer), answer.details, answer.trailing_metadata))
+        self._trailing += answer.trailing_metadata
+
+    # The client's requests
+
+    async def _pump_up(self) -> None:
+        while (message := await self._next_message()) is not None:
+            await self._take(message)
+        self._is_half_closed = True
+        for side in self._sides.values():
+            await side.engine.half_close()
+
+    async def _next_message(self) -> bytes | None:
+        """The next message, or None: the client half-closed the stream, or the gateway drains."""
+        try:
+            async with asyncio.timeout(0 if self._is_draining else None) as self._reading:
+                while not self._ledger.has_room:
+                    self._room.clear()
+                    await self._room.wait()
+                message: object = await self._context.read()
+        except TimeoutError:
+            self._is_cut_short = True
+            return None
+        finally:
+            self._reading = None
+        return message if isinstance(message, bytes) else None
+
+    async def _take(self, message: bytes) -> None:
+        started = time.monotonic()
+        try:
+            scan = read_head(message)
+            until = parameter_deadline(scan.head, started)
+            if scan.classification_outputs:
+                await self._plane.refuse_classification_of_bytes(scan.head, scan.classification_outputs)
+            sent, message = await self._admitted(scan.head, message, until, started)
+        except InferenceError as error:
+            head = read_address(message)
+            self._ledger.refuse(Rejected(head.model_name, head.request_id, started, error))
+            await self._tell_due()
+            return
+        self._ledger.send(sent)
+        side = await self._side(
+            (sent.is_decoupled, scan.head.model_name if self._plane.is_apart(scan.head.model_name) else "")
+        )
+        side.pending += 1
+        if side.silence is not None and side.silence.when() is None:
+            side.silence.reschedule(asyncio.get_running_loop().time() + self._limits.engine_timeout_s)
+        await side.engine.send(
+            with_engine_sequence_grpc(GrpcCall(self._method, message), scan.head, self._caller).message
+        )
+
+    async def _admitted(
+        self, head: InferHead, message: bytes, until: float | None, started: float
+    ) -> tuple[Sent, bytes]:
+        """The request with its place, and the message as the engine gets it."""
+        image = self._plane.image_input(head.model_name) if head.bytes_inputs else None
+        asked = encoded_call(head, GrpcCall(self._method, message), image) if image is not None else None
+        size_bytes = len(message) if asked is None else self._plane.size_of(asked)
+        is_decoupled = self._plane.is_decoupled(head.model_name)
+        if is_decoupled is None:
+            is_decoupled = await self._plane.find_decoupled(head.model_name)
+        hides_final = is_decoupled and not wants_empty_final(message)
+        with ExitStack() as place:
+            place.enter_context(self._plane.stream_slot(head, self._caller, size_bytes))
+            if asked is not None:
+                message = (await self._plane.with_tensor(asked, until, self._caller)).message
+            place.enter_context(await self._plane.turns.place(head.model_name, self._caller.client, until))
+            kept = place.pop_all()
+        sent = Sent(head.model_name, head.request_id, started, partial(_leave, kept), is_decoupled, hides_final)
+        return sent, message + EMPTY_FINAL_ON if hides_final else message
+
+    async def _pump_down(self, side: _Upstream) -> None:
+        while (message := await self._receive(side)) is not None:
+            answer = read_stream_answer(message)
+            if answer.error and answer.model_name and self._has_errors_as_status:
+                self._settle(answer, side)
+                raise _StreamEnd(CallStatus(grpc.StatusCode.INTERNAL, answer.error))
+            if not (answer.is_empty_final and self._hides(answer)):
+                await self._write(message)
+            self._settle(answer, side)
+            await self._tell_due()
+
+    async def _receive(self, side: _Upstream) -> bytes | None:
+        max_wait_s = self._limits.engine_timeout_s
+        try:
+            async with asyncio.timeout(max_wait_s if side.pending else None) as side.silence:
+                return await side.engine.receive()
+        except TimeoutError:
+            raise DeadlineExceeded(
+                f"the engine said nothing for {max_wait_s:g} s while {side.pending} requests were on the stream"
+            ) from None
+        finally:
+            side.silence = None
+
+    def _hides(self, answer: StreamAnswer) -> bool:
+        request = self._ledger.find(answer)
+        return request is not None and request.hides_empty_final
+
+    def _settle(self, answer: StreamAnswer, side: _Upstream) -> None:
+        """Count the answer, and give its request's place back where it was the last."""
+        request = self._ledger.answered(answer)
+        if request is None or not answer.is_last:
+            return
+        side.pending -= 1
+        request.leave(None)
+        if not request.has_failed:
+            self._plane.stream_answered(request.model_name, time.monotonic() - request.started)
+        # Of a request's error on a stream the engine tells the sentence only.
+        code = grpc.StatusCode.UNKNOWN if request.has_failed else grpc.StatusCode.OK
+        self._count(request.model_name, code, request.started)
+
+    async def _tell_due(self) -> None:
+        """Write the rejections that are due, and admit the next request."""
+        for refused in self._ledger.due():
+            status = self.refusal_of(refused.error)
+            self._count(refused.model_name, status.code, refused.started)
+            if self._has_errors_as_status:
+                raise _StreamEnd(status)
+            await self._write(error_answer(refused.request_id, refused.error.message))
+        if self._ledger.has_room:
+            self._room.set()
+
+    async def _write(self, message: bytes) -> None:
+        """Raises DeadlineExceeded if the client does not read."""
+        max_wait_s = self._limits.reader_timeout_s
+        self._plane.admission.hold(len(message))
+        try:
+            async with self._writing, asyncio.timeout(max_wait_s):
+                await self._context.write(message)
+        except TimeoutError:
+            reason = f"an answer waited {max_wait_s:g} s for its reader; read the answers as they come"
+            raise DeadlineExceeded(reason) from None
+        except grpc.aio.InternalError:
+            raise _StreamEnd(CallStatus(grpc.StatusCode.CANCELLED, "the client left while it was answered")) from None
+        finally:
+            self._plane.admission.release(len(message))
+
+    def _abandon(self, code: grpc.StatusCode) -> None:
+        """Release the slots of unanswered requests."""
+        shown = grpc.StatusCode.UNKNOWN if code is grpc.StatusCode.OK else code
+        for request in self._ledger.abandon():
+            request.leave(_end_of(code))
+            if code is not grpc.StatusCode.CANCELLED:
+                self._count(request.model_name, shown, request.started)
+
+    def _count(self, model_name: str, code: grpc.StatusCode, started: float) -> None:
+        label, seconds = self._plane.model_label(model_name), time.monotonic() - started
+        self._record.request_done(model=label, protocol=PROTOCOL, code=code.name, seconds=seconds)
+
+
+def _leave(place: ExitStack, end: BaseException | None) -> None:
+    """Release a slot. end: raised inside it if the engine may still work on the request, else None."""
+    if end is None:
+        place.close()
+        return
+    with suppress(type(end)), place:
+        raise end
+
+
+def _end_of(code: grpc.StatusCode) -> BaseException:
+    """The error of an unanswered request whose stream ended with this code."""
+    if code is grpc.StatusCode.CANCELLED:
+        return asyncio.CancelledError()
+    kind = _FAILURES.get(code, EngineFailed)
+    return kind(f"the stream ended ({code.name}) before the request was answered")
+
+
+def _first(error: BaseException) -> BaseException:
+    """The first error of a group; the others follow from it."""
+    return _first(error.exceptions[0]) if isinstance(error, BaseExceptionGroup) else error

@@ -1,0 +1,397 @@
+"""Inference from encoded images to labelled results: decode → preprocess → batch → engine → parse."""
+
+import asyncio
+import time
+from collections.abc import Coroutine, Sequence
+from contextlib import suppress
+from dataclasses import replace
+from functools import partial
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from penstock.engines.model_health import EngineView
+from penstock.gateway.batching.merging import MergedRows, merge_rows
+from penstock.gateway.engine_slots import EngineSlots
+from penstock.gateway.metrics import Metrics
+from penstock.gateway.tracing import current_trace, trace_preparation, trace_stages
+from penstock.protocol.cancellation import CancelStage, note_cancel_stage
+from penstock.protocol.engine import InferenceEngine, ModelConfig
+from penstock.protocol.errors import DeadlineExceeded, EngineFailed, InvalidRequest, OutOfMemory, UnsupportedMedia
+from penstock.protocol.inference import (
+    Array,
+    Batcher,
+    BatchTrace,
+    InferRequest,
+    InferResponse,
+    Tensor,
+    Timings,
+    VisionResult,
+    tensor_from_numpy,
+)
+from penstock.protocol.request_checks import ImageInput
+from penstock.protocol.shared_memory import Lease, Slab
+from penstock.vision.card import NotAnImageModel, VisionCard, card_from_config
+from penstock.vision.decode import codec_label
+from penstock.vision.decode_pool import DecodePool
+from penstock.vision.decoder_process import PreparedImage
+from penstock.vision.image_limits import (
+    PreparationEstimator,
+    check_image_count,
+    check_tensor_size,
+    max_images_in_memory,
+    max_rows,
+)
+from penstock.vision.image_tasks import gather_or_cancel, input_tensor, pass_encoded, reads_headers_inline
+from penstock.vision.results import (
+    CANARY_PICTURE,
+    ImageModel,
+    ImageRequest,
+    ImageResponse,
+    concurrent_timings,
+    may_take_images,
+    parse,
+    preparation_timings,
+    sequential_timings,
+)
+
+
+class _Wave(NamedTuple):
+    """The results of some of a request's images."""
+
+    model_version: str
+    results: tuple[VisionResult, ...]
+    timings: Timings
+    explanations: tuple[BatchTrace, ...] = ()
+
+
+class _ImageResult(NamedTuple):
+    """The result of one image, in a batch that the gateway formed."""
+
+    result: VisionResult
+    response: InferResponse
+    timings: Timings
+
+
+class ImageFlow:
+    """The image endpoint without its transport."""
+
+    def __init__(
+        self,
+        *,
+        backend: InferenceEngine,
+        watch: EngineView,
+        pool: DecodePool,
+        metrics: Metrics,
+        batching: Batcher | None = None,
+        slab: Slab | None = None,
+    ) -> None:
+        """batching: for models whose batches the gateway forms; every image is one row there.
+
+        slab: memory for images that the engine can read. turns: set by the composer; see EngineSlots.
+        """
+        self.turns: EngineSlots | None = None
+        self._backend, self._batching, self._slab = backend, batching, slab
+        self._watch, self._pool, self._metrics = watch, pool, metrics
+        self._models: dict[str, ImageModel] = {}
+        self._preparing = PreparationEstimator()
+
+    async def model(self, model_name: str) -> ImageModel:
+        """Raises ModelNotFound, ModelRefused, and InvalidRequest if its config does not describe images."""
+        config = await self._watch.find(model_name)
+        model = self._described(config)
+        if model is None:
+            raise InvalidRequest(
+                f"model {model_name!r} does not say how it sees images (no `network-type` in the parameters of its "
+                "config.pbtxt); send tensors to /infer instead"
+            )
+        return model
+
+    def input_of(self, model_name: str) -> ImageInput | None:
+        """The model's image input; None if it is unknown, not ready, or takes tensors only.
+
+        Raises InvalidRequest if its image parameters are not valid.
+        """
+        known = self._watch.models.get(model_name)
+        if known is None or not known.is_ready or known.config is None or not may_take_images(known.config):
+            return None
+        model = self._described(known.config)
+        if model is None:
+            return None
+        card = model.card
+        row_bytes = 0 if card.is_relayed else card.prepare_spec.row_bytes
+        return ImageInput(card.input_name, row_bytes, is_encoded=card.is_relayed)
+
+    async def tensor(self, request: ImageRequest, label: str) -> Tensor:
+        """The images as the model's input tensor, in their order. Raises InferenceError. label: for metrics."""
+        model = await self.model(request.model_name)
+        check_image_count(model.config, model.card.prepare_spec, len(request.images))
+        prepared, timings = list[PreparedImage](), list[Timings]()
+        size = max_images_in_memory(model.card.prepare_spec)
+        for first in range(0, len(request.images), size):
+            started = time.monotonic()
+            which = range(first, min(first + size, len(request.images)))
+            try:
+                prepared += await self._prepare(request, which, model)
+            except UnsupportedMedia as error:  # 415 is about a body, and this body is v2's
+                raise InvalidRequest(error.message) from error
+            timings.append(preparation_timings(prepared[first:], time.monotonic() - started))
+            trace_preparation(timings[-1])
+            check_tensor_size(sum(item.array.nbytes for item in prepared))
+        self._metrics.prepared(label, sequential_timings(timings))
+        self._metrics.batch(label, len(prepared))
+        return tensor_from_numpy(model.card.input_name, _stack_rows([item.array for item in prepared], model.config))
+
+    async def run(self, request: ImageRequest, model: ImageModel, label: str) -> ImageResponse:
+        """Raises InferenceError. label: for metrics.
+
+        Images are processed in waves, so that a request's arrays never take more than WAVE_BYTES at once.
+        """
+        started = time.monotonic()
+        size, batching = max_images_in_memory(model.card.prepare_spec), self._batching
+        owner = batching if batching is not None and batching.owns(request.model_name) else None
+        if owner is not None:
+            self._refuse_hopeless(request, owner)
+        waves = []
+        for first in range(0, len(request.images), size):
+            which = range(first, min(first + size, len(request.images)))
+            if owner is not None:
+                waves.append(await self._owned_wave(request, which, model, owner))
+            else:
+                waves.append(await self._wave(request, which, model, label))
+        whole = waves[0] if len(waves) == 1 else _joined(waves)
+        self._metrics.stages(label, whole.timings)
+        return ImageResponse(
+            request.model_name,
+            whole.model_version,
+            whole.results,
+            model.card.labels,
+            whole.timings,
+            time.monotonic() - started,
+            whole.explanations,
+        )
+
+    async def trial(self, config: ModelConfig, timeout_s: float) -> str:
+        """Why a picture fails with the model, or which of its picture parameters is not valid; else empty.
+
+        timeout_s: for decode and inference together. Not counted in metrics. Raises InferenceError if the decoders or
+        the engine could not be reached.
+        """
+        try:
+            model = self._described(config)
+        except NotAnImageModel:  # `/image` reports it; the model serves tensors
+            return ""
+        except InvalidRequest as error:
+            return error.message.removeprefix(f"model {config.name!r}: ")
+        if model is None or config.is_decoupled or config.has_sequence_batching:
+            return ""
+        deadline = time.monotonic() + timeout_s
+        request = ImageRequest(config.name, "", (CANARY_PICTURE,), deadline)
+        prepared = await self._one(request, 0, model, None)
+        (call,) = merge_rows(
+            [prepared.array], declared_shape=config.inputs[0].shape, max_batch_size=config.max_batch_size
+        )
+        tensor = input_tensor(model.card.input_name, call.array, None)
+        try:
+            response = await self._backend.infer(InferRequest(config.name, (tensor,), deadline=deadline))
+            parse(model.card, response, 0 if call.has_batch_axis else None, prepared.geometry)
+        except (InvalidRequest, OutOfMemory):  # the model does not accept this picture, or memory is short now
+            return ""
+        except EngineFailed as error:
+            return f"a picture through /image: {error.message}"
+        return ""
+
+    def _described(self, config: ModelConfig) -> ImageModel | None:
+        """The model with its card, read once a config; None if it has none."""
+        known = self._models.get(config.name)
+        if known is not None and known.config is config:
+            return known
+        card = card_from_config(config)
+        if card is None:
+            return None
+        self._models[config.name] = ImageModel(config, card)
+        return self._models[config.name]
+
+    async def _wave(self, request: ImageRequest, which: range, model: ImageModel, label: str) -> _Wave:
+        """Processes the images with these indices together."""
+        started = time.monotonic()
+        prepared = await self._prepare(request, which, model, self._slab)
+        timings = preparation_timings(prepared, time.monotonic() - started)
+        trace_preparation(timings)
+        calls = merge_rows(
+            [item.array for item in prepared],
+            declared_shape=model.config.inputs[0].shape,
+            max_batch_size=model.config.merged_rows,
+        )
+        infer_started = time.monotonic()
+        lease = prepared[0].lease  # of the one image that there is then
+        name = model.card.input_name
+        tensors = [input_tensor(name, call.array, lease) for call in calls]
+        for call in calls:
+            self._metrics.batch(label, len(call.members))
+        responses = await self._infer(request, tensors, lease)
+        parse_started = time.monotonic()
+        results = _parse(model.card, prepared, calls, responses)
+        timings = replace(
+            timings,
+            infer=parse_started - infer_started,
+            postprocess=time.monotonic() - parse_started,
+            batch_size=max(len(call.members) for call in calls),
+        )
+        trace_stages(("postprocess", timings.postprocess))
+        return _Wave(responses[0].model_version, results, timings)
+
+    async def _owned_wave(self, request: ImageRequest, which: range, model: ImageModel, batching: Batcher) -> _Wave:
+        """Processes the images with these indices independently: none waits for another to be decoded."""
+        started = time.monotonic()
+        seen = await gather_or_cancel([self._see(request, index, model, batching) for index in which])
+        passed_s = time.monotonic() - started
+        return _Wave(
+            seen[0].response.model_version,
+            tuple([one.result for one in seen]),
+            concurrent_timings([one.timings for one in seen], passed_s),
+            tuple([one.response.explanation for one in seen if one.response.explanation is not None]),
+        )
+
+    def _refuse_hopeless(self, request: ImageRequest, batching: Batcher) -> None:
+        """Raises Overloaded if the images could not be answered in time."""
+        if request.deadline is not None:
+            name, preparing = request.model_name, self._preparing
+            rows = preparing.rows_with(name, request.client, len(request.images))
+            deadline = request.deadline - preparing.takes_s(name, request.client)
+            batching.refuse_hopeless(name, rows=rows, deadline=deadline)
+
+    async def _prepare_owned(self, request: ImageRequest, index: int, model: ImageModel) -> PreparedImage:
+        started = time.monotonic()
+        self._preparing.began(request.model_name, request.client)
+        try:
+            (prepared,) = await self._prepare(request, range(index, index + 1), model, self._slab)
+        finally:
+            self._preparing.ended(request.model_name, request.client, time.monotonic() - started)
+        return prepared
+
+    async def _see(self, request: ImageRequest, index: int, model: ImageModel, batching: Batcher) -> _ImageResult:
+        if model.card.is_relayed and reads_headers_inline(sum(map(len, request.images))):  # nothing to wait for
+            prepared = await self._one(request, index, model, self._slab)
+        else:
+            prepared = await self._prepare_owned(request, index, model)
+        trace_stages(("decode", prepared.decode_s), ("preprocess", prepared.preprocess_s))
+        tensor = input_tensor(model.card.input_name, prepared.array[np.newaxis], prepared.lease)
+        asked = InferRequest(
+            request.model_name, (tensor,), request.model_version, request.id, deadline=request.deadline
+        )
+        try:
+            response = await batching.infer(asked, client=request.client)
+        finally:  # a call that still reads the array has its own reference
+            if prepared.lease is not None:
+                prepared.lease.release()
+        parse_started = time.monotonic()
+        result = parse(model.card, response, 0, prepared.geometry)
+        received = response.timings
+        postprocess_s = time.monotonic() - parse_started
+        timings = Timings(
+            prepared.decode_s, prepared.preprocess_s, received.queue, received.infer, postprocess_s, received.batch_size
+        )
+        trace_stages(("postprocess", timings.postprocess))
+        return _ImageResult(result, response, timings)
+
+    async def _prepare(
+        self, request: ImageRequest, which: range, model: ImageModel, slab: Slab | None = None
+    ) -> list[PreparedImage]:
+        """slab: memory for a single image; the caller releases leases."""
+        jobs = [self._one(request, index, model, slab if len(which) == 1 else None) for index in which]
+        try:
+            with suppress(TimeoutError):
+                async with asyncio.timeout(seconds_left(request.deadline)):
+                    return await gather_or_cancel(jobs)
+        except asyncio.CancelledError as cancelled:
+            note_cancel_stage(cancelled, CancelStage.DECODE)
+            raise
+        # Not in the handler: the error's context would be the TimeoutError, which would close a reference cycle.
+        raise DeadlineExceeded("the deadline passed while the image was decoded; allow more time")
+
+    async def _one(self, request: ImageRequest, index: int, model: ImageModel, slab: Slab | None) -> PreparedImage:
+        data, spec = request.images[index], model.card.prepare_spec
+        try:
+            if model.card.is_relayed:
+                size_bytes = sum(map(len, request.images))
+                return await pass_encoded(data, spec, self._pool.max_pixels, slab, size_bytes, request.deadline)
+            return await self._pool.prepare(data, spec, slab, client=request.client, deadline=request.deadline)
+        except InvalidRequest as error:
+            self._metrics.decode_error(codec_label(data), error.reason)
+            if len(request.images) == 1:
+                raise
+            raise type(error)(f"image {index + 1} of {len(request.images)}: {error}") from error
+
+    async def _infer(
+        self, request: ImageRequest, tensors: Sequence[Tensor], lease: Lease | None
+    ) -> list[InferResponse]:
+        """One engine call a tensor. lease: slab memory of the only image; released here."""
+        base = InferRequest(request.model_name, (), request.model_version, request.id, deadline=request.deadline)
+        calls = [self._in_turn(replace(base, inputs=(tensor,)), request.client) for tensor in tensors]
+        try:
+            responses = await gather_or_cancel(calls)
+        except BaseException:
+            if lease is not None:
+                lease.release_later()  # an abandoned call may still read the memory
+            raise
+        if lease is not None:
+            lease.release()
+        return responses
+
+    def _in_turn(self, request: InferRequest, client: str) -> Coroutine[Any, Any, InferResponse]:
+        if self.turns is None:
+            return self._engine(request)
+        return self.turns.ask(partial(self._engine, request), request.model_name, client, request.deadline)
+
+    async def _engine(self, request: InferRequest) -> InferResponse:
+        trace = current_trace.get()
+        if trace is None:
+            return await self._backend.infer(request)
+        span = trace.engine("engine")
+        try:
+            response = await self._backend.infer(replace(request, metadata=span.headers))
+        except BaseException:
+            span.end(is_error=True)
+            raise
+        span.end()
+        return response
+
+
+def _joined(waves: Sequence[_Wave]) -> _Wave:
+    """Joins waves that ran one after the other."""
+    return _Wave(
+        waves[0].model_version,
+        tuple(result for wave in waves for result in wave.results),
+        sequential_timings([wave.timings for wave in waves]),
+        tuple(explanation for wave in waves for explanation in wave.explanations),
+    )
+
+
+def _stack_rows(arrays: Sequence[Array], config: ModelConfig) -> Array:
+    """All rows in one array. Raises InvalidRequest for images of different sizes if the model keeps their sizes."""
+    rows = config.max_batch_size or (len(arrays) if max_rows(config) is None else 0)
+    calls = merge_rows(arrays, declared_shape=config.inputs[0].shape, max_batch_size=rows)
+    if len(calls) > 1:
+        shapes = sorted({array.shape for array in arrays})
+        raise InvalidRequest(
+            f"model {config.name!r} takes images at their own size, and these differ ({shapes[0]} and {shapes[1]}): "
+            "no tensor holds both; send each in a request of its own"
+        )
+    return calls[0].array
+
+
+def _parse(
+    card: VisionCard, prepared: Sequence[PreparedImage], calls: Sequence[MergedRows], responses: Sequence[InferResponse]
+) -> tuple[VisionResult, ...]:
+    results: dict[int, VisionResult] = {}
+    for call, response in zip(calls, responses, strict=True):
+        for row, member in enumerate(call.members):
+            batch_row = row if call.has_batch_axis else None
+            results[member] = parse(card, response, batch_row, prepared[member].geometry)
+    return tuple(results[index] for index in range(len(prepared)))
+
+
+def seconds_left(deadline: float | None) -> float | None:
+    """Seconds until a monotonic deadline, never negative; None for none."""
+    return None if deadline is None else max(deadline - time.monotonic(), 0.0)

@@ -1,0 +1,122 @@
+"""Limits of requests and bytes in flight, of bodies that are arriving, and of responses not yet read. Sans-IO."""
+
+from dataclasses import dataclass
+
+from penstock.protocol.errors import Overloaded
+
+FULL_RETRY_AFTER_S = 0.2
+
+
+@dataclass(frozen=True, slots=True)
+class InFlightLimits:
+    """Limits of what is in flight at once.
+
+    max_bytes: of requests in flight and unread answers; separately also of bodies that are still arriving, so that slow
+    senders do not block others.
+    """
+
+    max_requests: int = 1024
+    max_bytes: int = 1 << 30
+
+
+@dataclass(frozen=True, slots=True)
+class InFlightStatistics:
+    """What is in flight now. size_bytes: of requests and unread answers."""
+
+    requests: int
+    size_bytes: int
+    receiving_bytes: int = 0
+
+
+class InFlightCounts:
+    """Counts of this process. For counts shared by several, see penstock.gateway.workers.shared_counters."""
+
+    __slots__ = ("receiving_bytes", "requests", "size_bytes")
+
+    def __init__(self) -> None:
+        self.requests = 0
+        self.size_bytes = 0
+        self.receiving_bytes = 0
+
+    def add(self, requests: int, size_bytes: int) -> None:
+        """Adds to the counts; negative values subtract."""
+        self.requests += requests
+        self.size_bytes += size_bytes
+
+    def receive(self, size_bytes: int) -> None:
+        """Adds bytes of arriving bodies; negative values subtract."""
+        self.receiving_bytes += size_bytes
+
+    def totals(self) -> tuple[int, int]:
+        """Requests and bytes to compare with the limits."""
+        return self.requests, self.size_bytes
+
+    def total_receiving_bytes(self) -> int:
+        """Bytes of arriving bodies to compare with the limit."""
+        return self.receiving_bytes
+
+
+class InFlightLimiter:
+    """Counts what is in flight and rejects what would exceed a limit."""
+
+    def __init__(self, limits: InFlightLimits, counts: InFlightCounts | None = None) -> None:
+        """counts: shared with other processes, if given."""
+        self._limits = limits
+        self._counts = counts or InFlightCounts()
+
+    def enter(self, size_bytes: int) -> None:
+        """Takes a slot; pair it with one leave. Raises Overloaded if there is none."""
+        requests, held_bytes = self._counts.totals()
+        if requests >= self._limits.max_requests:
+            raise Overloaded(
+                f"{requests} requests in flight (limit {self._limits.max_requests}); "
+                f"retry after {FULL_RETRY_AFTER_S} s",
+                retry_after_s=FULL_RETRY_AFTER_S,
+            )
+        if requests and held_bytes + size_bytes > self._limits.max_bytes:
+            raise Overloaded(
+                f"{held_bytes} bytes in flight and {size_bytes} more asked (limit {self._limits.max_bytes}); "
+                f"retry after {FULL_RETRY_AFTER_S} s",
+                retry_after_s=FULL_RETRY_AFTER_S,
+            )
+        self._counts.add(1, size_bytes)
+
+    def leave(self, size_bytes: int) -> None:
+        """Returns the slot of an enter with the same size."""
+        self._counts.add(-1, -size_bytes)
+
+    def receive(self, size_bytes: int, *, before: int) -> None:
+        """Counts bytes of a body that is still arriving; `received` subtracts them.
+
+        before: bytes of the same body that were counted earlier. Raises Overloaded above the limit, except for the only
+        body.
+        """
+        receiving_bytes = self._counts.total_receiving_bytes()
+        if receiving_bytes + size_bytes > self._limits.max_bytes and receiving_bytes > before:
+            raise Overloaded(
+                f"{receiving_bytes} bytes of bodies are on their way (limit {self._limits.max_bytes}); "
+                f"retry after {FULL_RETRY_AFTER_S} s",
+                retry_after_s=FULL_RETRY_AFTER_S,
+            )
+        self._counts.receive(size_bytes)
+
+    def received(self, size_bytes: int) -> None:
+        """Subtracts bytes of a body that is complete or was dropped."""
+        self._counts.receive(-size_bytes)
+
+    def hold(self, size_bytes: int) -> None:
+        """Counts bytes of an unread answer; new requests are rejected while this exceeds the limit."""
+        self._counts.add(0, size_bytes)
+
+    def release(self, size_bytes: int) -> None:
+        """Subtracts bytes of an answer that was read or dropped."""
+        self._counts.add(0, -size_bytes)
+
+    def statistics(self) -> InFlightStatistics:
+        """What is in flight now, in all processes that share the counts."""
+        requests, size_bytes = self._counts.totals()
+        return InFlightStatistics(requests, size_bytes, self._counts.total_receiving_bytes())
+
+    def __repr__(self) -> str:
+        requests, size_bytes = self._counts.totals()
+        return f"<Admission {requests}/{self._limits.max_requests} requests, {size_bytes} bytes>"

@@ -1,0 +1,397 @@
+"""Composer of the gateway: creates and connects all parts, serves, drains. Settings stop here."""
+
+import asyncio
+import contextlib
+import gc
+import signal
+import socket
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from itertools import chain, repeat
+from pathlib import Path
+
+import uvloop
+
+from penstock.engines.load_policy import LoadPolicy
+from penstock.engines.model_health import KnownModel
+from penstock.engines.replicas import ReplicaState
+from penstock.engines.watch import LOADING, EngineWatch
+from penstock.gateway import composition
+from penstock.gateway.audit import AuditLog
+from penstock.gateway.batch_flow import BatchFlow
+from penstock.gateway.batching.batch_report import queue_readers
+from penstock.gateway.batching.batcher import BatcherPool, log_and_get_refusal
+from penstock.gateway.batching.options import BatchOptions
+from penstock.gateway.dataplane import DataPlane
+from penstock.gateway.grpc.server import GrpcEndpoint, GrpcServer, ProcessRole, serve
+from penstock.gateway.grpc.status_codes import code_name_of
+from penstock.gateway.image_flow import ImageFlow
+from penstock.gateway.in_flight import InFlightLimiter, InFlightLimits
+from penstock.gateway.metrics import METRIC_FILES, MetricFiles, Metrics
+from penstock.gateway.model_restarts import model_restarter, with_own_engines
+from penstock.gateway.readiness import watch_readers
+from penstock.gateway.rest.app import create_app
+from penstock.gateway.rest.limits import ConnectionLimits
+from penstock.gateway.rest.listener import HttpListener, Sockets, bind_all
+from penstock.gateway.rest.metrics_app import create_metrics_app
+from penstock.gateway.rest.routes import ForwardedIdentity
+from penstock.gateway.settings import Settings
+from penstock.gateway.shared_memory.regions import SharedMemory
+from penstock.gateway.tracing import TracedRelay
+from penstock.gateway.workers.core_relay import GRPC_SOCKET, HTTP_SOCKET
+from penstock.gateway.workers.core_server import CoreServer
+from penstock.gateway.workers.gateway_process import (
+    SICK_GRACE_S,
+    ControlConnection,
+    EngineStatusMessage,
+    GatewayReady,
+    GatewayServes,
+    RestartEngine,
+)
+from penstock.gateway.workers.inference_calls import ClientProcessCalls
+from penstock.gateway.workers.shared_counters import PAGE_NAME, CounterPage, CounterRow, core_counts, core_quota_table
+from penstock.gateway.workers.slab_sharing import SlabPartitions, client_slab_parts
+from penstock.gpu.telemetry.reader import telemetry_metrics
+from penstock.logs import get_logger
+from penstock.network import addresses_of
+from penstock.process import MemoryTrimmer
+from penstock.tls import Certificates
+from penstock.vision.decode_pool import DecodePool
+
+log = get_logger("gateway")
+SPANS_GRACE_S = 1.0
+WAIT_LOG_INTERVALS_S = (5.0, 10.0, 15.0, 30.0)  # between log lines while the engine starts; the last one repeats
+
+
+@dataclass(frozen=True, slots=True)
+class CoreOptions:
+    """run_dir: the stack's, with the sockets of the core. has_workers: worker processes serve the clients."""
+
+    run_dir: Path
+    has_workers: bool
+
+    @property
+    def workers_dir(self) -> Path | None:
+        """The run directory if there are worker processes, else None."""
+        return self.run_dir if self.has_workers else None
+
+
+class Gateway:
+    """The gateway's parts, connected."""
+
+    def __init__(self, settings: Settings, control: ControlConnection | None, place: CoreOptions) -> None:
+        run_dir = place.workers_dir
+        self._settings, self._control, self.is_sick = settings, control, False
+        self._news = EngineStatusMessage(settings.engine_is_external, "the engine is starting", 0)
+        self.metrics = Metrics(None if run_dir is None else MetricFiles(run_dir / METRIC_FILES, "core"))
+        main = composition.compose_engine(settings, place.run_dir)
+        self.engine, self.own = with_own_engines(settings, main, control)
+        self.options = composition.declared_options(settings)
+        self.watch = EngineWatch(
+            self.engine.backend,
+            composition.watch_options(settings, self.options, self.engine, lambda *trial: self.images.trial(*trial)),
+            ask_restart=self._ask_restart,
+            restart_model=model_restarter(settings, main, self.own, control, lambda: self._news.model_generations),
+            refuse=partial(log_and_get_refusal, self.options),
+        )
+        self.pool = DecodePool(
+            workers=settings.decoder_count if run_dir is None else settings.decoder_share,
+            job_timeout_s=settings.decode_timeout_s,
+            max_waiting=settings.max_inflight_requests,
+            max_pixels=settings.max_pixels,
+        )
+        limits = InFlightLimits(settings.max_inflight_requests, settings.max_inflight_bytes)
+        self.page = None if run_dir is None else CounterPage(run_dir / PAGE_NAME)
+        self.admission = InFlightLimiter(limits, None if self.page is None else core_counts(self.page))
+        self.batching = BatcherPool(
+            self.engine.backend, self._options_of, slab=self.engine.slab, formed=self.metrics.batch
+        )
+        audit = AuditLog(settings.audit_log)
+        self.door = composition.compose_authenticator(
+            settings, None if run_dir is None else core_quota_table(run_dir), audit
+        )
+        self.certificates = Certificates.of(settings.tls_cert, settings.tls_key, settings.tls_client_ca)
+        self.tracer = composition.compose_tracer(settings.otlp_endpoint)
+        self.images = self._compose_images()
+        self.plane = DataPlane(
+            relay=TracedRelay(self.engine.relay) if self.tracer is not None else self.engine.relay,
+            watch=self.watch,
+            images=self.images,
+            admission=self.admission,
+            metrics=self.metrics,
+            quotas=None if self.door is None else self.door.quotas,
+        )
+        self.plane.tracer, self.plane.options = self.tracer, self.options
+        self.plane.loads = LoadPolicy(allows_code=settings.allow_model_code)
+        self.plane.required_models, self.plane.turns.engines = settings.required_models, len(settings.engine_urls) or 1
+        self.plane.statistics_of_queues = self.batching.statistics
+        self.plane.batches = BatchFlow(
+            batching=self.batching,
+            relay=self.engine.relay,
+            watch=self.watch,
+            max_rows_of=lambda config: self.options.of(config).max_batch_size,
+            max_body_bytes=settings.max_body_bytes,
+            turns=self.plane.turns,
+        )
+        self.memory = composition.compose_memory(settings, self.engine.relay, self.watch)
+        self.plane.share(self.memory)
+        self.plane.audit_to(audit)
+        self.registration = composition.compose_registration(settings, main, self.watch)
+        self.core = self._compose_core(place.run_dir)
+        self._read_metrics()
+
+    def _compose_images(self) -> ImageFlow:
+        return ImageFlow(
+            backend=self.engine.backend,
+            watch=self.watch,
+            pool=self.pool,
+            metrics=self.metrics,
+            batching=self.batching,
+            slab=self.engine.slab,
+        )
+
+    def _compose_core(self, run_dir: Path) -> CoreServer:
+        slab, settings = self.engine.slab, self._settings
+        part_bytes = settings.slab_bytes // (settings.worker_count + 1)
+        slab_partitions = (
+            None if slab is None else SlabPartitions(slab, part_bytes, client_slab_parts(settings.slab_bytes))
+        )
+        core = CoreServer(run_dir, self.watch, self.engine.backend, self.batching, slab_partitions=slab_partitions)
+        core.client_calls = ClientProcessCalls(
+            self.plane, self.engine.backend, self.metrics, code_name_of, slab_partitions
+        )
+        core.queues = self.batching
+        if self.own is not None:
+            core.apart, self.plane.is_apart = self.own.names, self.own.has
+        self.watch.when_silent(core.cut)
+        self.plane.spread = core.spread
+        return core
+
+    def _read_metrics(self) -> None:
+        read = self.metrics.read
+        read("inflight_requests", lambda: self.admission.statistics().requests)
+        read("inflight_bytes", lambda: self.admission.statistics().size_bytes)
+        read("receiving_bytes", lambda: self.admission.statistics().receiving_bytes)
+        page_total = self.page.total if self.page is not None else lambda _: 0
+        read(
+            "queue_depth",
+            lambda: {("decode",): self.pool.statistics().waiting + page_total(CounterRow.DECODES_WAITING)},
+        )
+        for name, queued in queue_readers(self.batching.statistics).items():
+            read(name, queued)
+        read(
+            "decoder_restarts_total", lambda: self.pool.statistics().restarts + page_total(CounterRow.DECODER_RESTARTS)
+        )
+        read("fronts", lambda: self.core.front_count)
+        read("guests", lambda: self.core.client_process_count)  # plain-english: ok
+        if (budget := self.engine.budget) is not None:
+            read("engine_retries_total", lambda: budget.taken)
+        if (replicas := self.engine.replicas) is not None:
+            read(
+                "replica_up",
+                lambda: {(row.name,): int(row.standing is ReplicaState.UP) for row in replicas.statistics()},
+            )
+            read("replica_ejections_total", lambda: {(row.name,): row.ejections for row in replicas.statistics()})
+        read("ready", lambda: int(self.plane.readiness().is_ready))
+        if isinstance(memory := self.memory, SharedMemory):
+            read("shared_memory_regions", lambda: memory.count())
+            read("shared_memory_bytes", lambda: memory.size_bytes())
+            read("shared_memory_expired_total", lambda: memory.lost())
+        if (slab := self.engine.slab) is not None:
+            read("slab_leased_bytes", lambda: slab.statistics().leased_bytes)
+        if (door := self.door) is not None:
+            read("access_keys", lambda: door.key_count)
+            read("access_failed_reads_total", lambda: door.failed_reads)
+            read("key_inflight_requests", lambda: door.in_flight())
+        if (tracer := self.tracer) is not None:
+            read("spans_dropped_total", lambda: tracer.dropped_spans + page_total(CounterRow.SPANS_DROPPED))
+        self.telemetry = composition.compose_telemetry(self._settings, self.watch)
+        parents = EngineStatusMessage.readers(lambda: self._news, has_mps=self._settings.mps == "on")
+        standing = composition.constant_readers(self._settings, self.certificates) | telemetry_metrics(self.telemetry)
+        for name, reader in (watch_readers(self.watch) | parents | standing).items():
+            read(name, reader)
+
+    def _options_of(self, model_name: str) -> BatchOptions | None:
+        """Batching options of a model that is served, or was served until it became unavailable."""
+        known = self.watch.models.get(model_name)
+        if known is None or not (known.is_ready or known.unavailable) or known.config is None:
+            return None
+        return self.options.of(known.config)
+
+    @property
+    def outlived_by_engine(self) -> bool:
+        """Whether the engine is external and runs on when this gateway ends."""
+        return self._settings.engine_is_external
+
+    def _ask_restart(self, reason: str) -> None:
+        self.is_sick = self._settings.engine_is_embedded
+        if self._control is not None:
+            self._control.send(RestartEngine(reason))
+
+    async def listen_to_parent(self, stop: Callable[[], None]) -> None:
+        """Takes the engine's state from the parent process; stops when the parent is gone."""
+        if self._control is None:
+            return
+        async for message in self._control.receive():
+            if isinstance(message, EngineStatusMessage):
+                self._news = message
+                self.watch.note_generations(message.model_generations)
+                if self.own is not None:
+                    self.own.assign(message.own_engines)
+                if message.is_running:
+                    self.watch.suspect()
+                else:
+                    self.watch.mark_down(message.reason)
+        log.warning("the parent process is gone; stopping")
+        stop()
+
+    async def report_ready(self) -> None:
+        """Reports once that requests are served; until then logs what it waits for."""
+        for pause_s in chain(WAIT_LOG_INTERVALS_S, repeat(WAIT_LOG_INTERVALS_S[-1])):
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(pause_s):
+                    await self.watch.first_ready.wait()
+                break
+            if self.watch.reason != LOADING:  # the engine's own log tells of that
+                log.warning("waiting for the engine", engine=self.engine.place, reason=self.watch.reason)
+        models = sorted(name for name, known in self.watch.models.items() if known.is_ready)
+        unavailable = {name: known.reason for name, known in self.watch.models.items() if self._is_missed(known)}
+        if self._control is not None:
+            engine = await composition.describe_engine(self._settings, self.engine.relay)
+            self._control.send(GatewayReady(engine, models, unavailable, self.plane.readiness().reason))
+
+    def _is_missed(self, known: KnownModel) -> bool:
+        """Whether it should serve and does not. Models left out by --models or by an external Triton do not count."""
+        if known.is_refused or known.is_ready:
+            return known.is_refused
+        models = self._settings.models
+        return known.name in models if models is not None else not self._settings.engine_is_external
+
+
+@dataclass(frozen=True, slots=True)
+class _Listeners:
+    """What a gateway listens on. metrics: the page of both its and the engine's."""
+
+    rest: HttpListener
+    grpc: GrpcServer
+    metrics: HttpListener
+
+    def tell(self, *, has_workers: bool) -> None:
+        """The log. Fronts come over Unix sockets, which have no port."""
+        if has_workers:
+            log.info("the fronts' core listens", metrics=self.metrics.port)
+        else:
+            log.info("listening", http=self.rest.port, grpc=self.grpc.port, metrics=self.metrics.port)
+
+
+async def _serve(settings: Settings, control: ControlConnection | None, place: CoreOptions) -> int:
+    stop = asyncio.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        asyncio.get_running_loop().add_signal_handler(number, stop.set)
+    run_dir = place.workers_dir
+    http_address = (
+        bind_all(settings.host, settings.http_port, flag="--http-port") if run_dir is None else run_dir / HTTP_SOCKET
+    )
+    metrics_sockets = bind_all(settings.host, settings.metrics_port, flag="--metrics-port")
+    gateway = Gateway(settings, control, place)
+    await gateway.pool.start()
+    listeners = await _open_listeners(settings, gateway, http_address, metrics_sockets)
+    listeners.rest.start()
+    listeners.metrics.start()
+    if control is not None:
+        control.send(GatewayServes(listeners.rest.port, listeners.grpc.port, listeners.metrics.port))
+    gc.collect()
+    gc.freeze()  # objects that live now are not searched by later collections
+    listeners.tell(has_workers=place.has_workers)
+    tasks = [
+        *(asyncio.create_task(one.run()) for one in (gateway.watch, gateway.metrics.loop_lag, MemoryTrimmer())),
+        *([asyncio.create_task(gateway.door.run())] if gateway.door is not None else ()),
+        *([asyncio.create_task(gateway.memory.run())] if isinstance(gateway.memory, SharedMemory) else ()),
+        *([asyncio.create_task(gateway.registration.run())] if gateway.registration is not None else ()),
+        asyncio.create_task(gateway.core.run()),
+        *([asyncio.create_task(gateway.telemetry.run())] if gateway.telemetry is not None else ()),
+        asyncio.create_task(gateway.listen_to_parent(stop.set)),
+        asyncio.create_task(gateway.report_ready()),
+    ]
+    await composition.until_stopped(stop, tasks)
+    is_clean = await _drain(settings, gateway, listeners.rest, listeners.grpc)
+    await _close(tasks, gateway)
+    await listeners.metrics.stop(1.0)
+    return 0 if is_clean else 1
+
+
+async def _open_listeners(
+    settings: Settings, gateway: Gateway, http_address: Sockets | Path, metrics_sockets: Sockets
+) -> _Listeners:
+    """Listeners for clients; for workers if http_address is a path. Only gRPC listens already."""
+    run_dir = http_address.parent if isinstance(http_address, Path) else None
+    ports, certificates = composition.port_limits(settings), gateway.certificates
+    tls = certificates.context if certificates is not None else None
+    gate = (
+        composition.compose_request_authentication(settings, gateway.door) if run_dir is None else ForwardedIdentity()
+    )
+    rest = HttpListener(
+        create_app(gateway.plane, composition.rest_limits(settings), gateway.metrics, gate=gate),
+        http_address,
+        limits=composition.connection_limits(settings, ports) if run_dir is None else ConnectionLimits(),
+        unread=gateway.admission,
+        refused=gateway.metrics.rejected,
+        tls=tls if run_dir is None else None,
+    )
+    door = gateway.door if settings.metrics_key_required else None
+    metrics_gate = composition.compose_request_authentication(settings, door, needs_key=True)
+    engine_text = gateway.engine.backend.metrics
+    pages = create_metrics_app(gateway.metrics.text, engine_text, lambda: gateway.watch.is_up, gate=metrics_gate)
+    of_grpc = composition.grpc_limits(settings, ports if run_dir is None else None)
+    share, endpoint = None, GrpcEndpoint(addresses_of(settings.host, settings.grpc_port), certificates)
+    if run_dir is not None:
+        share, endpoint = ProcessRole(core=None), GrpcEndpoint((f"unix:{run_dir / GRPC_SOCKET}",))
+    grpc_server = await serve(gateway.plane, of_grpc, endpoint, gateway.metrics, door=gateway.door, share=share)
+    for name, reader in composition.connection_readers(gateway.page, rest, grpc_server).items():
+        gateway.metrics.read(name, reader)
+    metrics = HttpListener(
+        pages, metrics_sockets, limits=composition.metrics_limits(), refused=gateway.metrics.rejected, tls=tls
+    )
+    return _Listeners(rest, grpc_server, metrics)
+
+
+async def _drain(settings: Settings, gateway: Gateway, rest: HttpListener, grpc_server: GrpcServer) -> bool:
+    """Serves on for the delay, then lets requests end within the grace; both are short for a sick engine."""
+    started = time.monotonic()
+    grace_s = min(settings.grace_s, SICK_GRACE_S) if gateway.is_sick else settings.grace_s
+    delay_s = 0.0 if gateway.is_sick or gateway.page is not None else settings.drain_delay_s
+    gateway.plane.announce_stop()
+    log.info("draining", inflight=gateway.admission.statistics().requests, delay_s=delay_s)
+    await asyncio.sleep(delay_s)
+    is_clean = all(await asyncio.gather(rest.stop(grace_s), grpc_server.stop(grace_s), gateway.core.drain(grace_s)))
+    log.info("drained", seconds=round(time.monotonic() - started, 3), is_clean=is_clean)
+    return is_clean
+
+
+async def _close(tasks: list[asyncio.Task[None]], gateway: Gateway) -> None:
+    for task in tasks:
+        task.cancel()
+    for task in tasks:
+        with contextlib.suppress(asyncio.CancelledError):
+            await task
+    if gateway.door is not None:
+        await gateway.door.aclose()
+    if gateway.tracer is not None:
+        await asyncio.to_thread(gateway.tracer.stop, SPANS_GRACE_S)
+    await gateway.batching.aclose()
+    await gateway.pool.aclose()
+    if gateway.registration is not None and gateway.outlived_by_engine:
+        await gateway.registration.aclose()
+    await gateway.engine.backend.aclose()
+
+
+def run_gateway(settings: Settings, control_end: socket.socket | None, place: CoreOptions) -> int:
+    """Serves until stopped. Returns the exit code. control_end: connection to the parent process, or None."""
+
+    async def main() -> int:
+        control = await ControlConnection.over(control_end) if control_end is not None else None
+        return await _serve(settings, control, place)
+
+    return int(uvloop.run(main()))

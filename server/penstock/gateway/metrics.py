@@ -1,0 +1,250 @@
+"""Records the gateway's metrics, which penstock/metric_table.py declares."""
+
+import asyncio
+import os
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from prometheus_client import (
+    CollectorRegistry,
+    Counter,
+    Histogram,
+    ProcessCollector,
+    disable_created_metrics,
+    generate_latest,
+    values,
+)
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.multiprocess import MultiProcessCollector
+
+from penstock.metric_table import METRICS, MetricKind, Readings
+from penstock.protocol.inference import Timings
+
+# By the library, of the process that has the page: the gateway, or the core where there are fronts. Video has them too.
+PROCESS_METRICS = (
+    "process_virtual_memory_bytes",
+    "process_resident_memory_bytes",
+    "process_start_time_seconds",
+    "process_cpu_seconds_total",
+    "process_open_fds",
+    "process_max_fds",
+)
+STAGES = ("decode", "preprocess", "queue", "infer", "postprocess")
+
+
+KILLED = "killed"  # why an inference failed whose process was
+METRIC_FILES = "metrics"  # the usual folder of shared files, in a run directory
+
+
+@dataclass(frozen=True, slots=True)
+class MetricFiles:
+    """Where several processes of one gateway count together, each in files of its own.
+
+    process: whose files; one that replaces another under the same name counts on from where that one was.
+    """
+
+    folder: Path
+    process: str
+
+
+class Metrics:
+    """The gateway's registry. Not a singleton: the composer makes one and hands it on."""
+
+    def __init__(self, shared: MetricFiles | None = None) -> None:
+        """shared: of one process among several; its text is of all of them, but for what is read at the scrape.
+
+        The library knows one kind of value a process: a process that has said `shared` once says it always.
+        """
+        # The library's extra series beside each counter, with its creation time, are not needed.
+        disable_created_metrics()  # type: ignore[no-untyped-call]  # the library has no annotation there
+        if shared is not None:
+            _use_shared_files(shared)
+        self._registry = CollectorRegistry()
+        self._counters: dict[str, Counter] = {}
+        self._histograms: dict[str, Histogram] = {}
+        self._readers: dict[str, Callable[[], Readings]] = {}
+        # What each request meets: the library takes longer to find a series by its labels than to count in it.
+        self._done: dict[tuple[str, str, str], tuple[Counter, Histogram]] = {}
+        self._infer_seconds: dict[str, Histogram] = {}
+        self._stages: dict[str, tuple[Histogram, ...]] = {}
+        self._accepted = self._answered = 0  # since the last flush
+        for row in METRICS:
+            name = f"penstock_{row.name}"
+            if row.kind is MetricKind.COUNTER:
+                self._counters[row.name] = Counter(name, row.help, row.labels, registry=self._registry)
+            elif row.kind is MetricKind.HISTOGRAM:
+                self._histograms[row.name] = Histogram(
+                    name, row.help, row.labels, buckets=row.buckets, registry=self._registry
+                )
+        if shared is not None:
+            self._settle(shared)
+            self._registry = CollectorRegistry()
+            MultiProcessCollector(self._registry, str(shared.folder))  # type: ignore[no-untyped-call]  # as above
+        self.loop_lag = LoopLag()
+        self.read("loop_lag_seconds", lambda: self.loop_lag.seconds)
+        self._registry.register(_ReadMetrics(self._readers))
+        ProcessCollector(registry=self._registry)  # read from /proc when asked, not counted in the shared files
+
+    def read(self, name: str, reader: Callable[[], float | Readings]) -> None:
+        """Ask the reader at each scrape: one number, or numbers by label values, as the table declares."""
+
+        def readings() -> Readings:
+            value = reader()
+            return value if isinstance(value, Mapping) else {(): value}
+
+        self._readers[name] = readings
+
+    def request_done(self, *, model: str, protocol: str, code: str, seconds: float) -> None:
+        """An inference request was answered. model: a bounded label, never a client's own word."""
+        done = self._done.get((model, protocol, code))
+        if done is None:
+            counter = self._counters["requests_total"].labels(model, protocol, code)
+            done = counter, self._histograms["request_seconds"].labels(model, protocol)
+            self._done[model, protocol, code] = done
+        done[0].inc()
+        done[1].observe(seconds)
+
+    def stages(self, model: str, timings: Timings) -> None:
+        """The stages of an image request."""
+        series = self._stages.get(model)
+        if series is None:
+            series = tuple(self._histograms[f"{stage}_seconds"].labels(model) for stage in STAGES)
+            self._stages[model] = series
+        for stage, seconds in zip(STAGES, series, strict=True):
+            seconds.observe(getattr(timings, stage))
+
+    def prepared(self, model: str, timings: Timings) -> None:
+        """The stages of encoded images that go on to the engine as a tensor."""
+        for stage in ("decode", "preprocess", "queue"):
+            self._histograms[f"{stage}_seconds"].labels(model).observe(getattr(timings, stage))
+
+    def relayed(self, model: str, seconds: float) -> None:
+        """The engine answered a request that passed through as bytes."""
+        infer_seconds = self._infer_seconds.get(model)
+        if infer_seconds is None:
+            infer_seconds = self._infer_seconds[model] = self._histograms["infer_seconds"].labels(model)
+        infer_seconds.observe(seconds)
+
+    def batch(self, model: str, rows: int) -> None:
+        """The gateway formed an engine call of so many rows."""
+        self._histograms["batch_size"].labels(model).observe(rows)
+
+    def rejected(self, reason: str) -> None:
+        """The gateway refused or failed a request itself. reason: an error class's stable word."""
+        self._counters["rejected_total"].labels(reason).inc()
+
+    def decode_error(self, codec: str, reason: str) -> None:
+        """An image was not taken. codec: jpeg, png, webp or unknown."""
+        self._counters["decode_errors_total"].labels(codec, reason).inc()
+
+    def cancelled(self, protocol: str) -> None:
+        """A client went away before its answer."""
+        self._counters["cancelled_total"].labels(protocol).inc()
+
+    def inference_accepted(self) -> None:
+        """An inference got its place: exactly one of answered, failed and cancelled follows."""
+        self._accepted += 1
+
+    def inference_answered(self) -> None:
+        """It came to an answer."""
+        self._answered += 1
+
+    def flush(self) -> None:
+        """Adds the counts since the last flush to the library's counters, which are slow to increment."""
+        accepted, answered, self._accepted, self._answered = self._accepted, self._answered, 0, 0
+        self._counters["inferences_accepted_total"].inc(accepted)
+        self._counters["inferences_answered_total"].inc(answered)
+
+    def _settle(self, shared: MetricFiles) -> None:
+        """A process of this name was killed: what it had accepted, and not ended, failed with it.
+
+        What it had ended, and not yet written down as accepted, it had accepted.
+        """
+        accepted, ended = _inferences_of(shared)
+        if accepted > ended:
+            self._counters["inferences_failed_total"].labels(KILLED).inc(accepted - ended)
+        elif ended > accepted:
+            self._counters["inferences_accepted_total"].inc(ended - accepted)
+
+    def inference_failed(self, reason: str) -> None:
+        """The gateway failed it. reason: an error class's stable word."""
+        self._counters["inferences_failed_total"].labels(reason).inc()
+
+    def inference_cancelled(self, stage: str) -> None:
+        """Its caller left."""
+        self._counters["inferences_cancelled_total"].labels(stage).inc()
+
+    def text(self) -> bytes:
+        """All of it in Prometheus' text format 0.0.4."""
+        self.flush()
+        return generate_latest(self._registry)
+
+
+def _inferences_of(shared: MetricFiles) -> tuple[float, float]:
+    """Those that this process, or one before it, accepted; and those that it ended, one way or the other."""
+    counts = dict.fromkeys(("accepted", "answered", "failed", "cancelled"), 0.0)
+    files = [str(path) for path in shared.folder.glob(f"counter_{shared.process}.db")]
+    for metric in MultiProcessCollector.merge(files):  # type: ignore[no-untyped-call]  # as above
+        for sample in metric.samples:
+            word = sample.name.removeprefix("penstock_inferences_").removesuffix("_total")
+            if word in counts:
+                counts[word] += sample.value
+    return counts.pop("accepted"), sum(counts.values())
+
+
+def _use_shared_files(shared: MetricFiles) -> None:
+    shared.folder.mkdir(mode=0o700, exist_ok=True)
+    os.environ["PROMETHEUS_MULTIPROC_DIR"] = str(shared.folder)  # the only setting that the library reads
+    values.ValueClass = values.MultiProcessValue(lambda: shared.process)  # type: ignore[no-untyped-call]
+
+
+class LoopLag:
+    """The largest delay of an event loop's timers, in seconds, over the last one to two windows."""
+
+    LOOK_S, LOOKS_A_WINDOW = 0.5, 20
+
+    def __init__(self) -> None:
+        self._before = self._current = 0.0
+        self._looks = 0
+
+    @property
+    def seconds(self) -> float:
+        """The largest delay of this window and the one before it."""
+        return max(self._before, self._current)
+
+    def add(self, delay_s: float) -> None:
+        """One timer ran so many seconds late."""
+        if self._looks == self.LOOKS_A_WINDOW:
+            self._before, self._current, self._looks = self._current, 0.0, 0
+        self._current = max(self._current, delay_s)
+        self._looks += 1
+
+    async def run(self) -> None:
+        """Measures until cancelled."""
+        while True:
+            due = time.monotonic() + self.LOOK_S
+            await asyncio.sleep(self.LOOK_S)
+            self.add(max(0.0, time.monotonic() - due))
+
+
+class _ReadMetrics:
+    """A collector over the readers, in the table's order."""
+
+    def __init__(self, readers: dict[str, Callable[[], Readings]]) -> None:
+        self._readers = readers
+
+    def collect(self) -> Iterator[Metric]:
+        for row in METRICS:
+            reader = self._readers.get(row.name)
+            if reader is None:
+                continue
+            family: GaugeMetricFamily | CounterMetricFamily
+            if row.kind is MetricKind.READ_COUNTER:
+                family = CounterMetricFamily(f"penstock_{row.name}", row.help, labels=row.labels)
+            else:
+                family = GaugeMetricFamily(f"penstock_{row.name}", row.help, labels=row.labels)
+            for labels, value in reader().items():
+                family.add_metric(list(labels), value)
+            yield family

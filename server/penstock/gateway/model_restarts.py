@@ -1,0 +1,93 @@
+"""Restarts a model that hangs or fails: in its engine, or in an engine process of its own."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from functools import cache
+from pathlib import Path
+
+from penstock.engines.dedicated_engines import DedicatedEngines
+from penstock.engines.triton.client import TritonEngine
+from penstock.engines.triton.endpoints import TritonListeners
+from penstock.engines.triton.supervised_client import DiskLoads, SupervisedTriton
+from penstock.gateway.composition import ConnectedEngine
+from penstock.gateway.settings import Settings
+from penstock.gateway.workers.core_relay import GRPC_SOCKET, HTTP_SOCKET
+from penstock.gateway.workers.gateway_process import ControlConnection, RestartModel
+from penstock.gateway.workers.running_stacks import reachable_folder
+
+
+def core_backend(settings: Settings, run_dir: Path) -> TritonEngine:
+    """A backend for the core in that run directory, which has the same API as an engine."""
+    return TritonEngine(
+        http_url=f"unix://{run_dir / HTTP_SOCKET}",
+        grpc_address=f"unix:{run_dir / GRPC_SOCKET}",
+        max_connections=settings.max_inflight_requests,
+        finishes=False,
+    )
+
+
+def with_own_engines(
+    settings: Settings, main: ConnectedEngine, control: ControlConnection | None
+) -> tuple[ConnectedEngine, DedicatedEngines | None]:
+    """The engine as the gateway uses it, and its part that serves models with a record of hanging.
+
+    The part is None if models are restarted only in their engine: with a Triton given by URL, with MPS, which limits
+    its clients, and if clients share memory with the engine.
+    """
+    if control is None or settings.engine_is_external or settings.mps == "on" or settings.allow_client_shm:
+        return main, None
+
+    cached_path = cache(reachable_folder)
+
+    def connect(folder: str) -> TritonEngine:
+        run_dir = cached_path(Path(folder))
+        if settings.engine_is_embedded:
+            return core_backend(settings, run_dir)
+        listeners = TritonListeners(run_dir)
+        return SupervisedTriton(
+            http_url=listeners.http_url,
+            grpc_address=listeners.grpc_address,
+            max_connections=settings.max_inflight_requests,
+            disk=DiskLoads(settings.repositories, run_dir / "labels"),
+        )
+
+    own = DedicatedEngines(
+        main.backend,
+        main.relay,
+        connect=connect,
+        give_up=getattr(main.backend, "give_up", main.backend.unload),
+        start=lambda model, reason: control.send(RestartModel(model, reason, has_own_engine=True)),
+    )
+    return replace(main, backend=own, relay=own), own
+
+
+def model_restarter(
+    settings: Settings,
+    main: ConnectedEngine,
+    own: DedicatedEngines | None,
+    control: ControlConnection | None,
+    generations: Callable[[], Mapping[str, int]],
+) -> Callable[[str, str, int], None] | None:
+    """A function that restarts a model; its arguments are the model, the reason and how often the model hung.
+
+    None for a Triton given by URL. generations: see EngineNews, as this gateway knows them.
+    """
+    in_place: Callable[[str, str], None]
+    if settings.engine_is_embedded:
+        from penstock.engines.embedded.engine import EmbeddedEngine  # here, since it loads ONNX Runtime
+
+        assert isinstance(main.backend, EmbeddedEngine)
+        in_place = main.backend.renew
+    elif control is None or settings.engine_is_external:
+        return None
+    else:
+        line = control
+        in_place = lambda model, reason: line.send(  # noqa: E731
+            RestartModel(model, reason, generations().get(model, 0))
+        )
+
+    def restart(model: str, reason: str, hangs: int) -> None:
+        if own is None or not own.restart(model, reason, hangs=hangs):
+            in_place(model, reason)
+
+    return restart

@@ -1,0 +1,289 @@
+"""POST …/image: encoded images as the body or as multipart/form-data, answered with labelled results in source
+pixels.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+from urllib.parse import parse_qsl
+
+import msgspec
+import numpy as np
+from python_multipart.exceptions import FormParserError
+from python_multipart.multipart import MultipartParser, parse_options_header
+from starlette.requests import Request
+from starlette.responses import Response
+
+from penstock.gateway.batching.explanation import RequestExplanation
+from penstock.gateway.dataplane import DataPlane
+from penstock.gateway.rest.limits import RestLimits
+from penstock.gateway.rest.models import explain_images
+from penstock.gateway.rest.request import (
+    deadline_of,
+    decompressed,
+    first_header,
+    model_of,
+    read_body,
+    run_until_disconnect,
+    single_header,
+)
+from penstock.gateway.rest.responses import json_response
+from penstock.gateway.rest.routes import caller_of
+from penstock.protocol.errors import InvalidRequest, UnsupportedMedia
+from penstock.protocol.http_body import NOT_ENCODED
+from penstock.protocol.inference import Classes, Detections, Timings, VisionResult
+from penstock.vision.results import ImageRequest, ImageResponse
+
+if TYPE_CHECKING:
+    from python_multipart.multipart import MultipartCallbacks
+
+
+@dataclass(frozen=True, slots=True)
+class FilePart:
+    """One file. content_type: of its part, empty if the part has a filename only; content: its bytes."""
+
+    name: str
+    content_type: str
+    content: bytes
+
+
+def parse_files(body: bytes, content_type: str, max_parts: int) -> list[FilePart]:
+    """The files in order, one at least. Raises InvalidRequest for anything else."""
+    boundary = parse_options_header(content_type)[1].get(b"boundary")
+    if not boundary:
+        raise InvalidRequest("multipart/form-data without a boundary in its content-type")
+    collected = _PartCollector(max_parts)
+    try:
+        parser = MultipartParser(boundary, collected.callbacks())
+        parser.write(body)
+        parser.finalize()
+    except FormParserError as error:
+        raise InvalidRequest(f"malformed multipart body: {error}") from error
+    if not collected.is_ended:
+        raise InvalidRequest("malformed multipart body: its last boundary is missing")
+    if not collected.parts:
+        raise InvalidRequest("the multipart body has no parts; send one file at least")
+    return [part.as_file(number) for number, part in enumerate(collected.parts, start=1)]
+
+
+@dataclass(slots=True)
+class _PartBuffer:
+    headers: dict[bytes, bytes] = field(default_factory=dict)
+    chunks: list[bytes] = field(default_factory=list)
+
+    def as_file(self, number: int) -> FilePart:
+        options = parse_options_header(self.headers.get(b"content-disposition"))[1]
+        name = options.get(b"name", b"").decode("utf-8", "replace")
+        content_type = self.headers.get(b"content-type", b"").decode("latin-1")
+        if b"filename" not in options and not content_type:
+            raise InvalidRequest(
+                f"part {number} ({name[:80]!r}) of the multipart body is a form field: it has neither a filename nor a "
+                "content-type; send files only"
+            )
+        return FilePart(name, content_type, b"".join(self.chunks))
+
+
+class _PartCollector:
+    """What the parser calls back."""
+
+    def __init__(self, max_parts: int) -> None:
+        self.parts: list[_PartBuffer] = []
+        self.is_ended = False
+        self._max_parts = max_parts
+        self._field = b""
+        self._value = b""
+
+    def callbacks(self) -> MultipartCallbacks:
+        return {
+            "on_part_begin": self._begin,
+            "on_header_field": self._header_field,
+            "on_header_value": self._header_value,
+            "on_header_end": self._header_end,
+            "on_part_data": self._data,
+            "on_end": self._end,
+        }
+
+    def _begin(self) -> None:
+        if len(self.parts) == self._max_parts:
+            raise InvalidRequest(f"the multipart body has more than {self._max_parts} parts, the limit; send fewer")
+        self.parts.append(_PartBuffer())
+
+    def _header_field(self, text: bytes, start: int, end: int) -> None:
+        self._field += text[start:end]
+
+    def _header_value(self, text: bytes, start: int, end: int) -> None:
+        self._value += text[start:end]
+
+    def _header_end(self) -> None:
+        self.parts[-1].headers[self._field.lower()] = self._value
+        self._field = self._value = b""
+
+    def _data(self, text: bytes, start: int, end: int) -> None:
+        self.parts[-1].chunks.append(text[start:end])
+
+    def _end(self) -> None:
+        self.is_ended = True
+
+
+_MULTIPART = "multipart/form-data"
+# What clients say that do not know; the last is curl's word for any --data-binary. The image's first bytes decide.
+_UNDECLARED_TYPES = frozenset(("", "application/octet-stream", "application/x-www-form-urlencoded"))
+_THREAD_FROM_BYTES = 1 << 20
+_SCORE_DECIMALS = 6
+_PIXEL_DECIMALS = 3
+
+
+class LabelledClass(msgspec.Struct):
+    """score: in [0, 1]."""
+
+    class_id: int
+    label: str
+    score: float
+
+
+class LabelledBox(msgspec.Struct):
+    """xyxy: corners in source pixels. score: in [0, 1]."""
+
+    xyxy: list[float]
+    class_id: int
+    label: str
+    score: float
+
+
+class ClassesResult(msgspec.Struct):
+    """Of a classifier, for one image: the likeliest first."""
+
+    classes: list[LabelledClass]
+
+
+class DetectionsResult(msgspec.Struct):
+    """Of a detector, for one image: scores fall."""
+
+    detections: list[LabelledBox]
+
+
+class ImageResponseBody(msgspec.Struct, omit_defaults=True):
+    """The body of an answer. timings_ms: milliseconds by stage. id: the request's x-request-id.
+
+    explain: of the batch of each image, where that was asked for.
+    """
+
+    model_name: str
+    model_version: str
+    results: list[ClassesResult | DetectionsResult]
+    timings_ms: dict[str, float]
+    batch_size: int
+    id: str = ""
+    explain: list[RequestExplanation] = msgspec.field(default_factory=list)
+
+
+class ImageEndpoint:
+    """One image as the body, or several as multipart/form-data."""
+
+    def __init__(self, plane: DataPlane, limits: RestLimits) -> None:
+        self._plane = plane
+        self._limits = limits
+
+    async def __call__(self, request: Request) -> Response:
+        refuse_unknown_parameters(request.scope["query_string"])
+        model = model_of(request)
+        body = await read_body(request, self._limits)
+        encoding = single_header(request, "content-encoding").lower()
+        if encoding not in NOT_ENCODED:
+            body = await decompressed(body, encoding, self._limits.max_body_bytes)
+        content_type = first_header(request.scope, b"content-type").decode("latin-1")
+        if len(body) >= _THREAD_FROM_BYTES and _media_type(content_type) == _MULTIPART:
+            images = await asyncio.to_thread(images_of, body, content_type, self._limits)  # 64 MiB take seconds
+        else:
+            images = images_of(body, content_type, self._limits)
+        request_id = single_header(request, "x-request-id")
+        asked = ImageRequest(model.model_name, model.model_version, images, deadline_of(request), request_id)
+        response = await run_until_disconnect(
+            request.scope, request.receive, self._plane.infer_images(asked, caller_of(request))
+        )
+        answer = answer_of(response, request_id)
+        answer.explain = explain_images(self._plane, request, response)
+        return json_response(answer)
+
+
+def refuse_unknown_parameters(query: bytes) -> None:
+    """Raises InvalidRequest with the names of the query parameters: the endpoint has none yet."""
+    if query:
+        names = ", ".join(repr(name[:80]) for name, _ in parse_qsl(query.decode("latin-1"), keep_blank_values=True)[:8])
+        raise InvalidRequest(
+            f"unknown query parameter {names or repr(query[:80].decode('latin-1'))}; remove it from the URL"
+        )
+
+
+def images_of(body: bytes, content_type: str, limits: RestLimits) -> tuple[bytes, ...]:
+    """The encoded images of a body, one at least. Raises InvalidRequest and UnsupportedMedia."""
+    if _media_type(content_type) != _MULTIPART:
+        _refuse_other_media(content_type, "the content-type")
+        if not body:
+            raise InvalidRequest("the body is empty; send an image")
+        return (body,)
+    files = parse_files(body, content_type, limits.max_parts)
+    for number, file in enumerate(files, start=1):
+        _refuse_other_media(file.content_type, f"the content-type of part {number}")
+    return tuple(file.content for file in files)
+
+
+def answer_of(response: ImageResponse, request_id: str = "") -> ImageResponseBody:
+    """The answer as DESIGN has it: numbers rounded, labels by class_id."""
+    return ImageResponseBody(
+        response.model_name,
+        response.model_version,
+        [_labelled(result, response.labels) for result in response.results],
+        _milliseconds(response.timings, response.total_s),
+        response.timings.batch_size,
+        request_id,
+    )
+
+
+def _media_type(content_type: str) -> str:
+    return content_type.partition(";")[0].strip().lower()
+
+
+def _refuse_other_media(content_type: str, where: str) -> None:
+    media_type = _media_type(content_type)
+    if media_type not in _UNDECLARED_TYPES and not media_type.startswith("image/"):
+        raise UnsupportedMedia(
+            f"{where} is {media_type[:80]!r}; send image/jpeg, image/png, image/webp or multipart/form-data of these"
+        )
+
+
+def _labelled(result: VisionResult, labels: tuple[str, ...]) -> ClassesResult | DetectionsResult:
+    ids = result.class_id.tolist()
+    names = [_label(class_id, labels) for class_id in ids]
+    scores = _rounded(result.score, _SCORE_DECIMALS)
+    if isinstance(result, Classes):
+        return ClassesResult([LabelledClass(*row) for row in zip(ids, names, scores, strict=True)])
+    return DetectionsResult([LabelledBox(*row) for row in zip(_boxes(result), ids, names, scores, strict=True)])
+
+
+def _boxes(result: Detections) -> list[list[float]]:
+    boxes: list[list[float]] = result.xyxy.astype(np.float64).round(_PIXEL_DECIMALS).tolist()
+    return boxes
+
+
+def _rounded(values: np.ndarray[tuple[int, ...], np.dtype[np.float32]], decimals: int) -> list[float]:
+    rounded: list[float] = values.astype(np.float64).round(decimals).tolist()
+    return rounded
+
+
+def _label(class_id: int, labels: tuple[str, ...]) -> str:
+    known = labels[class_id] if 0 <= class_id < len(labels) else ""
+    return known or str(class_id)
+
+
+def _milliseconds(timings: Timings, total_s: float) -> dict[str, float]:
+    return {
+        "decode": round(timings.decode * 1000, 3),
+        "preprocess": round(timings.preprocess * 1000, 3),
+        "queue": round(timings.queue * 1000, 3),
+        "infer": round(timings.infer * 1000, 3),
+        "postprocess": round(timings.postprocess * 1000, 3),
+        "total": round(total_s * 1000, 3),
+    }

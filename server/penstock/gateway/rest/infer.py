@@ -1,0 +1,238 @@
+"""POST …/infer: reads the request's head and relays its bytes unchanged.
+
+Encoded images in the model's image input are decoded and replaced by their tensor.
+"""
+
+import base64
+import binascii
+import os
+import re
+import time
+from collections.abc import Coroutine
+from typing import Any
+
+import msgspec
+from starlette.requests import Request
+from starlette.responses import Response
+
+from penstock.engines.torch_serving.picture_header import sniff
+from penstock.gateway.dataplane import DataPlane
+from penstock.gateway.engine_slots import SlotQueue
+from penstock.gateway.rest.limits import RestLimits
+from penstock.gateway.rest.request import (
+    RelayedResponse,
+    call_of,
+    deadline_of,
+    decompressed,
+    header_if_given,
+    model_of,
+    read_body,
+    run_scan,
+    run_until_disconnect,
+    single_header,
+    with_client_errors,
+)
+from penstock.gateway.rest.routes import caller_of
+from penstock.protocol.call import HttpAnswer, HttpCall, HttpHeaders, InferHead
+from penstock.protocol.errors import InvalidRequest, TooLarge
+from penstock.protocol.http_body import NOT_ENCODED
+from penstock.protocol.http_codec import HttpRequestHead, Members, decode_json, read_head
+from penstock.protocol.identity import Identity, Verb
+from penstock.protocol.inference import Tensor
+from penstock.protocol.request_checks import EncodedCall, ImageInput, check_image_shape, images_in
+
+_REPLACED_HEADERS = (b"content-encoding", b"inference-header-content-length")
+_SIZE, _REGION = "binary_data_size", "shared_memory_region"
+
+
+class _Base64(msgspec.Struct):
+    b64: str
+
+
+_Element = str | _Base64
+_DATA = msgspec.json.Decoder(list[_Element | list[_Element]])
+_OBJECT = msgspec.json.Decoder(Members)
+_OBJECTS = msgspec.json.Decoder(list[Members])
+_SHAPE = msgspec.json.Decoder(tuple[int, ...])
+
+
+def encoded_call(
+    head: InferHead, call: HttpCall, plain: bytes, header_length: int | None, place: ImageInput
+) -> EncodedCall[HttpCall] | None:
+    """The call with the images that it sends in the place of that input; None if it sends none.
+
+    plain: the body, decompressed and scanned. header_length: of its JSON, None for all of it. The images stand in the
+    binary data, or in `data` as base64 (a string, or {"b64": "…"}); a raw binary request is one image.
+    Raises InvalidRequest for an input that says that it is such, and is none.
+    """
+    if not plain or header_length == 0:
+        return _raw_call(head, call, plain, place)
+    if head.bytes_inputs != (place.name,):
+        return None
+    length = len(plain) if header_length is None else header_length
+    top = decode_json(_OBJECT, plain[:length], "")
+    entries = decode_json(_OBJECTS, top["inputs"], "inputs")
+    if len(entries) != 1:
+        return None  # the engine has words for inputs that the model has not
+    images = _images(entries[0], place.name, memoryview(plain)[length:])
+    return EncodedCall(head, images, lambda tensor: _with_tensor(call, top, entries[0], tensor))
+
+
+def is_raw_image(plain: bytes, place: ImageInput) -> bool:
+    """Whether a raw binary body is an encoded image, and not, by its size, the tensor itself."""
+    return place.is_encoded or (len(plain) != place.row_bytes and sniff(plain) is not None)
+
+
+def _raw_call(head: InferHead, call: HttpCall, plain: bytes, place: ImageInput) -> EncodedCall[HttpCall] | None:
+    if not is_raw_image(plain, place):
+        return None
+    # A raw binary request is answered in binary.
+    top: Members = {"parameters": msgspec.Raw(b'{"binary_data_output":true}'), "inputs": msgspec.Raw(b"[]")}
+    entry: Members = {"name": msgspec.Raw(msgspec.json.encode(place.name))}
+    return EncodedCall(head, (plain,), lambda tensor: _with_tensor(call, top, entry, tensor))
+
+
+def _images(entry: Members, name: str, binary: memoryview) -> tuple[bytes, ...]:
+    parameters = _parameters(entry)
+    if _REGION in parameters:
+        raise InvalidRequest(
+            f"input {name!r}: encoded images cannot stand in shared memory; send them in the request itself"
+        )
+    shape = decode_json(_SHAPE, entry["shape"], f"input {name!r}: shape")
+    if _SIZE in parameters:
+        return images_in(name, shape, binary)
+    check_image_shape(name, shape)
+    return _from_base64(name, shape, decode_json(_DATA, entry["data"], f"input {name!r}: data"))
+
+
+def _from_base64(name: str, shape: tuple[int, ...], data: list[_Element | list[_Element]]) -> tuple[bytes, ...]:
+    elements = [element for item in data for element in (item if isinstance(item, list) else [item])]
+    if len(elements) != shape[0]:
+        raise InvalidRequest(f"input {name!r} has shape {list(shape)}, but its data holds {len(elements)} elements")
+    texts = (element.b64 if isinstance(element, _Base64) else element for element in elements)
+    return tuple(_decoded(text, f"input {name!r}: element {number}") for number, text in enumerate(texts, start=1))
+
+
+def _decoded(text: str, where: str) -> bytes:
+    try:
+        return base64.b64decode(text, validate=True)
+    except (binascii.Error, ValueError) as error:
+        raise InvalidRequest(
+            f'{where} is no base64 ({error}); give an image\'s bytes as base64 or {{"b64": "…"}}, or as binary data'
+        ) from error
+
+
+def _with_tensor(call: HttpCall, top: Members, entry: Members, tensor: Tensor) -> HttpCall:
+    """The members in their order, as they came, but for what is said of the tensor itself."""
+    parameters = _parameters(entry) | {_SIZE: _raw(tensor.data.nbytes)}
+    described = entry | {
+        "shape": _raw(tensor.shape),
+        "datatype": _raw(tensor.datatype.value),
+        "parameters": _raw(parameters),
+    }
+    described.pop("data", None)
+    header = msgspec.json.encode(top | {"inputs": _raw([described])})
+    headers: HttpHeaders = tuple(pair for pair in call.headers if pair[0] not in _REPLACED_HEADERS)
+    headers += ((b"inference-header-content-length", b"%d" % len(header)),)
+    return HttpCall(call.method, call.target, headers, b"".join((header, tensor.data)))
+
+
+def _parameters(entry: Members) -> Members:
+    return decode_json(_OBJECT, entry["parameters"], "parameters") if "parameters" in entry else {}
+
+
+def _raw(value: object) -> msgspec.Raw:
+    return msgspec.Raw(msgspec.json.encode(value))
+
+
+INFLATED_AT_ONCE = max(1, min(4, (os.cpu_count() or 1) // 2))  # large bodies; each takes a core for up to 0.5 s
+SMALL_BYTES = 1 << 20  # decompressed; takes 4 ms at most
+_HEADER_LENGTH = "inference-header-content-length"
+_LEADING_NUMBER = re.compile(r"\s*([+-]?[0-9]+)", re.ASCII)
+
+
+class InferEndpoint:
+    """Tensors go through untouched; what is malformed, or would kill the engine, does not."""
+
+    def __init__(self, plane: DataPlane, limits: RestLimits) -> None:
+        self._plane = plane
+        self._limits = limits
+        self._inflating = SlotQueue(INFLATED_AT_ONCE)
+
+    async def __call__(self, request: Request) -> Response:
+        body = await read_body(request, self._limits)
+        encoding = single_header(request, "content-encoding").lower()
+        if encoding in NOT_ENCODED:
+            work = await self._scanned(request, body, body)
+        else:
+            work = self._compressed(request, body, encoding)
+        return RelayedResponse(with_client_errors(await run_until_disconnect(request.scope, request.receive, work)))
+
+    async def _compressed(self, request: Request, body: bytes, encoding: str) -> HttpAnswer:
+        """The answer to a compressed call."""
+        work = await self._inflated(request, body, encoding)
+        return await work
+
+    async def _inflated(self, request: Request, body: bytes, encoding: str) -> Coroutine[Any, Any, HttpAnswer]:
+        """The call to the plane. Clients take turns with large bodies: 64 KiB of gzip can hold 64 MiB of text.
+
+        The decompressed body lives until it is scanned.
+        """
+        try:
+            plain = await decompressed(body, encoding, min(SMALL_BYTES, self._limits.max_body_bytes))
+        except TooLarge:
+            if self._limits.max_body_bytes <= SMALL_BYTES:
+                raise
+        else:
+            return await self._scanned(request, body, plain)
+        until = deadline_of(request) or time.monotonic() + self._limits.body_timeout_s
+        await self._inflating.enter(caller_of(request).client, 1, until, "the large compressed bodies before it")
+        try:
+            plain = await decompressed(body, encoding, self._limits.max_body_bytes)
+            return await self._scanned(request, body, plain)
+        finally:
+            self._inflating.leave(1)
+
+    async def _scanned(self, request: Request, body: bytes, plain: bytes) -> Coroutine[Any, Any, HttpAnswer]:
+        """The call to the plane: as it came, or with its encoded images in the hands of the plane."""
+        length = header_length_of(request)
+        scan = await self._scan(request, plain, length)
+        deadline = deadline_of(request, scan.head.timeout_us)
+        call, caller = call_of(request, body), caller_of(request)
+        if scan.head.bytes_inputs or scan.is_raw:
+            place = self._plane.image_input(scan.head.model_name)
+            if place is not None:
+                asked = await run_scan(len(plain), encoded_call, scan.head, call, plain, length, place)
+                if asked is not None:
+                    return self._relay_images(scan, asked, caller, deadline)
+        return self._relay(scan, call, caller, deadline)
+
+    async def _scan(self, request: Request, plain: bytes, length: int | None) -> HttpRequestHead:
+        size, depth = len(plain) if length is None else length, self._limits.max_json_depth
+        return await run_scan(size, read_head, plain, length, model_of(request), depth)
+
+    async def _relay(
+        self, scan: HttpRequestHead, call: HttpCall, caller: Identity, deadline: float | None
+    ) -> HttpAnswer:
+        if scan.classification_outputs:
+            await self._plane.refuse_classification_of_bytes(scan.head, scan.classification_outputs)
+        return await self._plane.relay_http(Verb.INFER, scan.head, call, caller=caller, deadline=deadline)
+
+    async def _relay_images(
+        self, scan: HttpRequestHead, asked: EncodedCall[HttpCall], caller: Identity, deadline: float | None
+    ) -> HttpAnswer:
+        if scan.classification_outputs:
+            await self._plane.refuse_classification_of_bytes(scan.head, scan.classification_outputs)
+        return await self._plane.relay_http_images(asked, caller=caller, deadline=deadline)
+
+
+def header_length_of(request: Request) -> int | None:
+    """The JSON's bytes as Triton reads the header: a leading number, 0 where there is none; None without a header.
+
+    Raises InvalidRequest where it stands twice.
+    """
+    given = header_if_given(request, _HEADER_LENGTH)
+    if given is None:
+        return None
+    number = _LEADING_NUMBER.match(given)
+    return int(number[1]) if number else 0

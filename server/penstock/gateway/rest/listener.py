@@ -1,0 +1,254 @@
+"""Binds sockets and serves an ASGI application on them with uvicorn, without its signal handling."""
+
+import asyncio
+import contextlib
+import errno
+import socket
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+from typing import cast
+
+import uvicorn
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from penstock.gateway.rest.connection import LimitedHttpProtocol, ListenerState, UnreadAnswers
+from penstock.gateway.rest.limits import ConnectionLimits
+from penstock.gateway.rest.request import request_state_of
+from penstock.gateway.rest.responses import error_response
+from penstock.network import family_of, host_and_port, listen_hosts
+from penstock.protocol.errors import retry_after_whole_s
+from penstock.tls import CurrentTls, TlsAcceptor
+
+Sockets = tuple[socket.socket, ...]
+
+BACKLOG = 2048
+CUT_GRACE_S = 1.0  # for the last answers to leave
+SWEEP_INTERVAL_S = 1.0
+SWEPT_AT_ONCE = 500  # connections; requests get a turn in between
+
+
+class PortTaken(Exception):
+    """An address cannot be listened on. The message names it, and the flag that chooses another."""
+
+
+def bind(host: str, port: int, *, flag: str, is_shared: bool = False) -> socket.socket:
+    """A listening TCP socket; port 0 lets the system pick. Raises PortTaken.
+
+    is_shared: other processes of this user may listen there, too, if they say the same; the system deals connections
+    out between them.
+    """
+    listener = socket.socket(family_of(host), socket.SOCK_STREAM)
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    if is_shared:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+    try:
+        listener.bind((host, port))
+        listener.listen(BACKLOG)
+    except OSError as error:
+        listener.close()
+        raise PortTaken(
+            f"cannot listen on {host_and_port(host, port)} ({error.strerror}); {_fix(error, flag)}"
+        ) from error
+    return listener
+
+
+def bind_all(host: str, port: int, *, flag: str, is_shared: bool = False) -> Sockets:
+    """A socket for each address of `listen_hosts`, all with one port. See `bind`."""
+    listeners: list[socket.socket] = []
+    try:
+        for each in listen_hosts(host):
+            same = port or (listeners[0].getsockname()[1] if listeners else 0)
+            listeners.append(bind(each, same, flag=flag, is_shared=is_shared))
+    except PortTaken as error:
+        for listener in listeners:
+            listener.close()
+        if not listeners:
+            raise
+        raise PortTaken(f"{error}. Clients of localhost try ::1 first") from error
+    return tuple(listeners)
+
+
+def _fix(error: OSError, flag: str) -> str:
+    if error.errno == errno.EADDRINUSE:
+        return f"stop what holds it, or choose another port with {flag}"
+    if error.errno == errno.EACCES:
+        return f"choose a port over 1023 with {flag}"
+    return "give an address of this machine with --host"
+
+
+class UncountedBytes:
+    """For a listener without connection counts."""
+
+    def hold(self, size_bytes: int) -> None:
+        """Not counted."""
+
+    def release(self, size_bytes: int) -> None:
+        """Not counted."""
+
+
+class HttpListener:
+    """Serves from `start` on; `stop` closes idle connections, lets running requests end, then returns.
+
+    listener: bound sockets of one port, or the path of a Unix socket to create.
+    unread: counts answers that clients have not read.
+    refused: called with a stable reason for each connection that is refused or closed. tls: None for plain HTTP.
+    """
+
+    def __init__(
+        self,
+        app: ASGIApp,
+        listener: socket.socket | Sockets | Path,
+        *,
+        limits: ConnectionLimits | None = None,
+        unread: UnreadAnswers | None = None,
+        refused: Callable[[str], None] = lambda _: None,
+        tls: CurrentTls | None = None,
+    ) -> None:
+        self._cuttable = _DrainableApp(app)
+        self._limits = limits or ConnectionLimits()
+        guard = ListenerState(self._limits, unread or UncountedBytes(), refused)
+        config = uvicorn.Config(
+            self._cuttable,
+            uds=str(listener) if isinstance(listener, Path) else None,
+            http=cast(type[asyncio.Protocol], partial(LimitedHttpProtocol, guard)),
+            loop="none",
+            ws="none",
+            lifespan="off",
+            log_config=None,
+            access_log=False,
+            server_header=False,
+            date_header=False,
+            proxy_headers=False,
+        )
+        self._server = _UvicornServer(config, tls, self._limits, refused)
+        self._listeners = (
+            () if isinstance(listener, Path) else (listener,) if isinstance(listener, socket.socket) else listener
+        )
+        self._task: asyncio.Task[None] | None = None
+
+    @property
+    def port(self) -> int:
+        """The TCP port; 0 where it is none."""
+        return int(self._listeners[0].getsockname()[1]) if self._listeners else 0
+
+    @property
+    def connection_count(self) -> int:
+        """Open connections."""
+        return len(self._server.server_state.connections)
+
+    def start(self) -> None:
+        self._task = asyncio.create_task(self._serve())
+
+    async def _serve(self) -> None:
+        sweeping = asyncio.create_task(self._sweep())
+        try:
+            await self._server.serve(sockets=list(self._listeners) or None)
+        finally:
+            sweeping.cancel()
+
+    async def _sweep(self) -> None:
+        """End what is too slow, at most an interval after its time."""
+        limits, now = self._limits, asyncio.get_running_loop().time
+        shortest_s = min(limits.head_timeout_s, limits.idle_timeout_s, limits.write_timeout_s)
+        while True:
+            await asyncio.sleep(min(SWEEP_INTERVAL_S, shortest_s / 4))
+            for number, connection in enumerate(list(self._server.server_state.connections), start=1):
+                cast(LimitedHttpProtocol, connection).sweep(now())
+                if number % SWEPT_AT_ONCE == 0:
+                    await asyncio.sleep(0)
+
+    async def stop(self, grace_s: float) -> bool:
+        """Whether every running request ended within the grace; those that did not are cut, with a 503."""
+        self._server.should_exit = True
+        if self._task is None:
+            return True
+        try:
+            async with asyncio.timeout(grace_s):
+                await asyncio.shield(self._task)
+        except TimeoutError:
+            await self._cut(self._task)
+            return False
+        return True
+
+    async def _cut(self, serving: asyncio.Task[None]) -> None:
+        self._cuttable.cut()
+        await asyncio.wait({serving}, timeout=CUT_GRACE_S)
+        self._server.force_exit = True
+        for connection in list(self._server.server_state.connections):
+            connection.transport.abort()
+        await serving
+
+
+class _DrainableApp:
+    """The app, its running requests known, so that the end of a drain can answer them."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+        self._running: set[asyncio.Task[object]] = set()
+        self._cut: set[asyncio.Task[object]] = set()
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        task = asyncio.current_task()
+        if task is None:
+            raise RuntimeError("requests are served by tasks")
+        self._running.add(task)
+        try:
+            await self._app(scope, receive, send)
+        except asyncio.CancelledError:
+            if task not in self._cut or task.uncancel() > 0:  # also cancelled by another task
+                raise
+            presence = request_state_of(scope)
+            if presence is None or not presence.has_begun:
+                text = "this gateway stopped before the answer came; send to another one"
+                response = error_response(
+                    text, 503, {"Retry-After": str(retry_after_whole_s(1.0)), "Connection": "close"}
+                )
+                await response(scope, receive, send)
+        finally:
+            self._running.discard(task)
+            self._cut.discard(task)
+
+    def cut(self) -> None:
+        """End every running request now."""
+        for task in self._running:
+            self._cut.add(task)
+            task.cancel()
+
+
+class _UvicornServer(uvicorn.Server):
+    """A uvicorn server without signal handlers; its TLS context is reloaded elsewhere."""
+
+    def __init__(
+        self, config: uvicorn.Config, tls: CurrentTls | None, limits: ConnectionLimits, refused: Callable[[str], None]
+    ) -> None:
+        super().__init__(config)
+        self._tls = tls
+        self._tls_limits = limits
+        self._refused = refused
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        """Listens, over TLS if there is a context."""
+        if self._tls is None or sockets is None:
+            await super().startup(sockets)
+            return
+        made = cast(Callable[..., asyncio.Protocol], self.config.http_protocol_class)
+        protocol = partial(made, config=self.config, server_state=self.server_state, app_state={})
+        limits = self._tls_limits
+        acceptors = [
+            TlsAcceptor(
+                each,
+                self._tls,
+                protocol,
+                limits=limits,
+                handshake_timeout_s=limits.head_timeout_s,
+                refused=self._refused,
+            )
+            for each in sockets
+        ]
+        self.servers = cast(list[asyncio.base_events.Server], acceptors)
+        self.started = True
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        yield

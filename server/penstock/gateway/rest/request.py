@@ -1,0 +1,282 @@
+"""Reads an HTTP request: body within its limits, headers, model, deadline; cancels its work when the client
+disconnects.
+
+Builds the HttpCall that is relayed and the response from the engine's answer.
+"""
+
+import asyncio
+import re
+import time
+from collections.abc import Callable, Coroutine
+from functools import lru_cache
+from typing import Any, ParamSpec, TypeVar, cast
+from urllib.parse import unquote_to_bytes
+
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.types import Receive, Scope
+from uvicorn.protocols.http.httptools_impl import RequestResponseCycle
+
+from penstock.gateway.rest.limits import RestLimits
+from penstock.gateway.rest.responses import ClientDisconnected
+from penstock.protocol.call import CONNECTION_HEADERS, HOP_BY_HOP, HttpAnswer, HttpCall, InferHead, end_to_end
+from penstock.protocol.errors import BodyTooSlow, DeadlineExceeded, InvalidRequest, TooLarge
+from penstock.protocol.http_body import NOT_ENCODED, BodyBuffer, inflate
+
+_REQUEST_STATE = "penstock.presence"
+
+
+class RequestState:
+    """Of one request, from its first byte to the end of its answer."""
+
+    __slots__ = ("_cycle", "_leave")
+
+    def __init__(self, cycle: RequestResponseCycle) -> None:
+        """Puts itself into the request's scope."""
+        self._cycle = cycle
+        self._leave: Callable[[], None] | None = None
+        cast(Scope, cycle.scope)[_REQUEST_STATE] = self
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether all of the body has come, though it may not have been received."""
+        return not self._cycle.more_body
+
+    @property
+    def has_begun(self) -> bool:
+        """Whether something of the answer was sent."""
+        return self._cycle.response_started
+
+    @property
+    def is_gone(self) -> bool:
+        """Whether the client is."""
+        return self._cycle.disconnected
+
+    def watch(self, leave: Callable[[], None]) -> None:
+        """Tell when the client goes; the connection is read on for that."""
+        self._cycle.flow.resume_reading()
+        self._leave = leave
+
+    def unwatch(self) -> None:
+        """Unregister the callback."""
+        self._leave = None
+
+    def lost(self) -> None:
+        """The connection's word: the client is gone."""
+        if self._leave is not None:
+            self._leave()
+
+
+def request_state_of(scope: Scope) -> RequestState | None:
+    """None behind a server that is not ours."""
+    found = scope.get(_REQUEST_STATE)
+    return found if isinstance(found, RequestState) else None
+
+
+_INFLATE_THREAD_FROM_BYTES = 4 << 10  # a thousand times as much may be in it
+
+
+async def read_body(request: Request, limits: RestLimits) -> bytes:
+    """The whole body as it was sent.
+
+    Raises TooLarge at the limit (by Content-Length before a byte is read), BodyTooSlow at the receive deadline,
+    ClientDisconnected.
+    """
+    _check_content_length(request, limits.max_body_bytes)
+    presence = request_state_of(request.scope)
+    if presence is not None and presence.is_whole:
+        return await _receive(request, limits.max_body_bytes)
+    try:
+        async with asyncio.timeout(limits.body_timeout_s):
+            return await _receive(request, limits.max_body_bytes)
+    except TimeoutError as error:
+        raise BodyTooSlow(f"the body did not arrive within {limits.body_timeout_s:g} s; send it faster") from error
+
+
+async def decompressed(body: bytes, encoding: str, limit_bytes: int) -> bytes:
+    """The body by its content-encoding, in a thread where it is long. Raises what `inflate` does."""
+    if encoding in NOT_ENCODED or len(body) < _INFLATE_THREAD_FROM_BYTES:
+        return inflate(body, encoding, limit_bytes)
+    return await asyncio.to_thread(inflate, body, encoding, limit_bytes)
+
+
+def single_header(request: Request, name: str) -> str:
+    """The header's value, empty where it is absent. See header_if_given."""
+    return header_if_given(request, name) or ""
+
+
+def header_if_given(request: Request, name: str) -> str | None:
+    """The header's value, None if it is absent. name: in lower case. Raises InvalidRequest if it is repeated."""
+    wanted = name.encode()
+    values = [pair[1] for pair in request.scope["headers"] if pair[0] == wanted]
+    if len(values) > 1:
+        raise InvalidRequest(f"the header {name} is given {len(values)} times; give it once")
+    return values[0].decode("latin-1").strip() if values else None
+
+
+def first_header(scope: Scope, name: bytes) -> bytes:
+    """The header's value, the first where it stands twice, empty where it is absent. name: in lower case."""
+    for known, value in scope["headers"]:
+        if known == name:
+            return bytes(value)
+    return b""
+
+
+def _check_content_length(request: Request, limit_bytes: int) -> None:
+    declared = first_header(request.scope, b"content-length")
+    if declared.isdigit() and int(declared) > limit_bytes:
+        raise TooLarge(f"the body has {int(declared)} bytes (limit {limit_bytes}); send less at once")
+
+
+async def _receive(request: Request, limit_bytes: int) -> bytes:
+    received = BodyBuffer()
+    while True:
+        message = await request.receive()
+        if message["type"] == "http.disconnect":
+            raise ClientDisconnected
+        chunk: bytes = message.get("body", b"")
+        if received.size_bytes + len(chunk) > limit_bytes:
+            raise TooLarge(f"the body has more than {limit_bytes} bytes, the limit; send less at once")
+        received.add(chunk)
+        if not message.get("more_body", False):
+            return received.take()
+
+
+TIMEOUT_HEADER = "x-request-timeout-ms"
+MAX_TIMEOUT_S = 3600.0
+_NUMBER = re.compile(r"[+-]?[0-9]+(\.[0-9]*)?", re.ASCII)
+
+
+def deadline_of(request: Request, timeout_us: int | None = None) -> float | None:
+    """Monotonic seconds, counted from now (the body's last byte); None if the client set none.
+
+    timeout_us: the v2 parameter `timeout`, 0 for none. The earlier of header and parameter holds, an hour at most.
+    Raises InvalidRequest for a header that is no number, DeadlineExceeded for one that is not positive.
+    """
+    timeouts_s = [] if not timeout_us else [timeout_us / 1e6]
+    given = header_if_given(request, TIMEOUT_HEADER)
+    if given is not None:
+        timeouts_s.append(_header_s(given))
+    return time.monotonic() + min(*timeouts_s, MAX_TIMEOUT_S) if timeouts_s else None
+
+
+def _header_s(text: str) -> float:
+    if not _NUMBER.fullmatch(text):
+        raise InvalidRequest(f"{TIMEOUT_HEADER} is {text[:80]!r}; it must be a number of milliseconds")
+    timeout_s = float(text) / 1000
+    if timeout_s <= 0:
+        raise DeadlineExceeded(f"{TIMEOUT_HEADER} is {text[:80]}: no time is left; allow more")
+    return timeout_s
+
+
+T = TypeVar("T")
+
+
+async def run_until_disconnect(scope: Scope, receive: Receive, work: Coroutine[Any, Any, T]) -> T:
+    """What the work returns or raises; cancelled, and ClientDisconnected raised, once the client is gone.
+
+    Call it when the body has been read: what receive still gives is thrown away.
+    """
+    task = asyncio.current_task()
+    if task is None:
+        raise RuntimeError("run_until_disconnect needs a running task")
+    is_gone = False
+
+    def leave() -> None:
+        nonlocal is_gone
+        is_gone = True
+        task.cancel()
+
+    presence = request_state_of(scope)
+    if presence is None or not presence.is_whole:
+        unwatch: Callable[[], object] = asyncio.create_task(_watch(receive, leave)).cancel
+    elif presence.is_gone:
+        work.close()
+        raise ClientDisconnected
+    else:
+        presence.watch(leave)
+        unwatch = presence.unwatch
+    try:
+        return await work
+    except asyncio.CancelledError:
+        if is_gone and task.uncancel() == 0:
+            raise ClientDisconnected from None
+        raise
+    finally:
+        unwatch()
+
+
+async def _watch(receive: Receive, leave: Callable[[], None]) -> None:
+    """For a connection that does not tell by itself."""
+    while (await receive())["type"] != "http.disconnect":
+        pass
+    leave()
+
+
+P = ParamSpec("P")
+_SCAN_THREAD_FROM_BYTES = 1 << 20
+
+
+async def run_scan(size_bytes: int, scan: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+    """scan(…), in a thread where the text is long enough to hold up the event loop."""
+    if size_bytes < _SCAN_THREAD_FROM_BYTES:
+        return scan(*args, **kwargs)
+    return await asyncio.to_thread(scan, *args, **kwargs)
+
+
+# Triton answers 500 to JSON that it cannot read and to the load of a model that its repository has not, and 503 to a
+# log format that it does not know, by these texts.
+_UNREADABLE = re.compile(
+    rb'\{"error":"(Unable to (parse|set)|failed to parse the request JSON|attempt to (access|get)|'
+    rb"Expected JSON object for keyword|invalid argument for --log_format|failed to load '[^\"]*', failed to poll|"
+    rb"unexpected error on creating Triton parameter|"
+    rb"(Converting keyword: 'parameters': )?parameter key '.*' was not found in the JSON)"  # it holds U+0000
+)
+CACHED_NAMES = 256
+_REPLACED_ANSWER_HEADERS = HOP_BY_HOP | {b"content-length"}
+_CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f]")
+
+
+class RelayedResponse(Response):
+    """An engine's answer as it came."""
+
+    def __init__(self, answer: HttpAnswer) -> None:
+        self.status_code = answer.status
+        self.body = answer.body
+        self.background = None
+        self.raw_headers = list(end_to_end(answer.headers, _REPLACED_ANSWER_HEADERS))
+        self.raw_headers.append((b"content-length", b"%d" % len(answer.body)))
+
+
+def model_of(request: Request) -> InferHead:
+    """Name and version as the path has them, not decoded. Raises InvalidRequest for a name that nothing can have."""
+    name = str(request.path_params.get("model", ""))
+    _check_name(name)
+    return InferHead(name, str(request.path_params.get("version", "")))
+
+
+@lru_cache(CACHED_NAMES)
+def _check_name(name: str) -> None:
+    try:
+        decoded = unquote_to_bytes(name).decode()
+    except UnicodeDecodeError as error:
+        raise InvalidRequest("the model name in the path is not UTF-8") from error
+    if _CONTROL.search(decoded):
+        raise InvalidRequest("the model name in the path has control characters")
+    if decoded in (".", ".."):
+        raise InvalidRequest(f"the model name in the path is {decoded!r}, which names a folder")
+
+
+def with_client_errors(answer: HttpAnswer) -> HttpAnswer:
+    """400 instead of a 5xx for a request that the engine could not read; nothing else changes."""
+    if answer.status >= 500 and _UNREADABLE.match(answer.body):
+        return HttpAnswer(400, answer.headers, answer.body)
+    return answer
+
+
+def call_of(request: Request, body: bytes) -> HttpCall:
+    """The request as it stood on the wire, but for what belongs to the connection."""
+    scope = request.scope
+    query: bytes = scope["query_string"]
+    target: bytes = scope["raw_path"] + (b"?" + query if query else b"")
+    return HttpCall(scope["method"], target, end_to_end(tuple(scope["headers"]), CONNECTION_HEADERS), body)

@@ -1,0 +1,232 @@
+"""Responses that are sent piece by piece: …/generate and …/generate_stream, and what a worker forwards to the core.
+
+A client that disconnects ends the engine's work.
+"""
+
+import asyncio
+from dataclasses import dataclass
+
+import msgspec
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
+
+from penstock.gateway.dataplane import DataPlane
+from penstock.gateway.rest.limits import RestLimits
+from penstock.gateway.rest.request import (
+    RelayedResponse,
+    call_of,
+    deadline_of,
+    model_of,
+    read_body,
+    run_scan,
+    run_until_disconnect,
+    single_header,
+    with_client_errors,
+)
+from penstock.gateway.rest.responses import CLIENT_GONE, ClientDisconnected, RequestRecorder
+from penstock.gateway.rest.routes import caller_of
+from penstock.gateway.workers.core_relay import CoreRelay
+from penstock.logs import get_logger
+from penstock.protocol.call import HOP_BY_HOP, HttpAnswer, HttpCall, HttpStream, InferHead, end_to_end
+from penstock.protocol.errors import InferenceError, InvalidRequest
+from penstock.protocol.http_codec import read_generate_head
+from penstock.protocol.identity import Identity, Verb
+
+JSON = b"application/json"
+
+
+class GenerateEndpoints:
+    """A model's inputs by their names, its outputs likewise; the engine knows which is which."""
+
+    def __init__(self, plane: DataPlane, limits: RestLimits, record: RequestRecorder) -> None:
+        self._plane = plane
+        self._limits = limits
+        self._record = record
+
+    async def generate(self, request: Request) -> Response:
+        """One answer, whole."""
+        head, call = await self._read(request)
+        work = self._plane.relay_http(Verb.INFER, head, call, caller=caller_of(request), deadline=deadline_of(request))
+        return RelayedResponse(with_client_errors(await run_until_disconnect(request.scope, request.receive, work)))
+
+    async def stream(self, request: Request) -> Response:
+        """Event by event."""
+        head, call = await self._read(request)
+        return _EventStream(
+            self._plane, self._record, head, call, _StreamClient(caller_of(request), deadline_of(request))
+        )
+
+    async def _read(self, request: Request) -> tuple[InferHead, HttpCall]:
+        body = await read_body(request, self._limits)
+        if single_header(request, "content-encoding") not in ("", "identity"):
+            raise InvalidRequest("Unsupported content-encoding, only 'identity' is supported.")  # Triton's words
+        head = await run_scan(len(body), read_generate_head, body, model_of(request), self._limits.max_json_depth)
+        return head, call_of(request, body)
+
+
+class _StreamClient(msgspec.Struct, frozen=True):
+    """Who asked, and until when the answer is of use: monotonic seconds, None for no end."""
+
+    caller: Identity
+    deadline: float | None
+
+
+class _EventStream(Response):
+    """The engine's answer piece by piece, each sent before the next is taken.
+
+    Once it has begun, an error is sent as one more event, in Triton's form. A client that leaves ends the
+    engine's work.
+    """
+
+    def __init__(
+        self, plane: DataPlane, record: RequestRecorder, head: InferHead, call: HttpCall, asker: _StreamClient
+    ) -> None:
+        self._plane = plane
+        self._record = record
+        self._head = head
+        self._call = call
+        self._asker = asker
+        self._has_begun = False
+        self.background = None
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        try:
+            await run_until_disconnect(scope, receive, self._relay(scope, receive, send))
+        except ClientDisconnected:
+            if not self._has_begun:
+                raise
+            await Response(status_code=CLIENT_GONE)(scope, receive, send)  # not sent any more; it is counted
+        except InferenceError as error:
+            if not self._has_begun:
+                raise
+            self._record.rejected(error.reason)
+            await _send_error(send, error.message)
+        except asyncio.CancelledError:  # the grace of a drain is over
+            if self._has_begun:
+                await _send_error(send, "this gateway stopped before the answer ended; send to another one")
+            raise
+
+    async def _relay(self, scope: Scope, receive: Receive, send: Send) -> None:
+        asker = self._asker
+        async with self._plane.stream_http(
+            self._head, self._call, caller=asker.caller, deadline=asker.deadline
+        ) as stream:
+            if _is_plain_error(stream):
+                answer = HttpAnswer(stream.status, stream.headers, b"".join([piece async for piece in stream.chunks]))
+                await RelayedResponse(with_client_errors(answer))(scope, receive, send)
+                return
+            self._has_begun = True
+            await send({"type": "http.response.start", "status": stream.status, "headers": _headers(stream)})
+            async for piece in stream.chunks:
+                await _send_piece(send, piece)
+        await _send_end(send)
+
+
+def _is_plain_error(stream: HttpStream) -> bool:
+    """Whether the engine refused the request, at its usual length, before any event."""
+    return stream.status >= 400 and (b"content-type", JSON) in stream.headers
+
+
+def _headers(stream: HttpStream) -> list[tuple[bytes, bytes]]:
+    return list(end_to_end(stream.headers, HOP_BY_HOP | {b"content-length"}))
+
+
+async def _send_piece(send: Send, piece: bytes) -> None:
+    """Returns when the client's side has room for more."""
+    await send({"type": "http.response.body", "body": piece, "more_body": True})
+
+
+async def _send_error(send: Send, text: str) -> None:
+    await _send_piece(send, b"data: %s\n\n" % msgspec.json.encode({"error": text}))
+    await _send_end(send)
+
+
+async def _send_end(send: Send) -> None:
+    await send({"type": "http.response.body", "body": b"", "more_body": False})
+
+
+FORWARD_MARGIN_S = 0.25  # beyond a deadline, which the core keeps itself, before a core that says nothing is given up
+
+log = get_logger("rest")
+
+
+@dataclass(frozen=True, slots=True)
+class CoreRoute:
+    """Of a front. has_engine: whether the engine lives in the core's process, so that pictures are decoded there."""
+
+    core: CoreRelay
+    has_engine: bool
+
+
+class HttpForwarder:
+    """The endpoint of such a row. What a GET's body holds is left unread, as the core would leave it."""
+
+    def __init__(self, core: CoreRelay, limits: RestLimits, record: RequestRecorder) -> None:
+        self._core = core
+        self._limits = limits
+        self._record = record
+
+    async def __call__(self, request: Request) -> Response:
+        body = b"" if request.method == "GET" else await read_body(request, self._limits)
+        return _ForwardedResponse(
+            self._core,
+            call_of(request, body),
+            _ForwardedClient(caller_of(request), _forward_deadline(request)),
+            self._record,
+        )
+
+
+def _forward_deadline(request: Request) -> float | None:
+    """A moment after the client's deadline; None if it set no valid one."""
+    try:
+        deadline = deadline_of(request)
+    except InferenceError:
+        return None
+    return None if deadline is None else deadline + FORWARD_MARGIN_S
+
+
+@dataclass(frozen=True, slots=True)
+class _ForwardedClient:
+    """Who asked, and when the core is not waited for any more: monotonic seconds, None for no end."""
+
+    caller: Identity
+    until: float | None
+
+
+class _ForwardedResponse(Response):
+    """The core's answer, piece by piece. A client that leaves ends the call to the core."""
+
+    def __init__(self, core: CoreRelay, call: HttpCall, asker: _ForwardedClient, record: RequestRecorder) -> None:
+        self._core = core
+        self._call = call
+        self._asker = asker
+        self._record = record
+        self._has_begun = False
+        self.background = None
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        try:
+            await run_until_disconnect(scope, receive, self._relay(send))
+        except ClientDisconnected:
+            if not self._has_begun:
+                raise
+            await Response(status_code=CLIENT_GONE)(scope, receive, send)  # not sent any more; it is counted
+        except InferenceError as error:
+            if not self._has_begun:
+                raise
+            self._record.rejected(error.reason)  # an answer that does not end well is cut with its connection
+            log.debug("answer broken off", reason=error.reason, error=error.message)
+
+    async def _relay(self, send: Send) -> None:
+        asker = self._asker
+        stream = await self._core.http_stream(self._call, asker.caller, deadline=asker.until)
+        try:
+            self._has_begun = True
+            headers = list(end_to_end(stream.headers, HOP_BY_HOP))
+            await send({"type": "http.response.start", "status": stream.status, "headers": headers})
+            async for piece in stream.chunks:
+                await send({"type": "http.response.body", "body": piece, "more_body": True})
+            await send({"type": "http.response.body", "body": b"", "more_body": False})
+        finally:
+            await stream.chunks.aclose()

@@ -1,0 +1,398 @@
+"""All settings: flags, PENSTOCK_* variables and a TOML file, in this order of precedence."""
+
+import difflib
+import os
+import tomllib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import AfterValidator, BeforeValidator, Field, ValidationError, field_validator, model_validator
+from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict
+
+from penstock.gateway.auth.api_keys import InvalidApiKey, read_key_list
+from penstock.gateway.batching.options import merge_batching_settings, read_batching_settings
+from penstock.gateway.settings_checks import (
+    listed,
+    networks,
+    require_addresses,
+    require_keys_for_metrics,
+    require_known_user,
+    require_loaded,
+    require_tls_pair,
+    require_trace_folder,
+    require_tracing,
+)
+from penstock.gpu.mps.limits import memory_limit_error, read_percentage
+from penstock.gpu.profiling import ProfilerMode
+from penstock.gpu.telemetry.reader import checked_source
+from penstock.logs import LogFormat
+from penstock.network import is_loopback
+from penstock.outbound import OutboundPolicy
+from penstock.port_policy import checked_host, checked_origin
+from penstock.protocol.errors import InvalidRequest
+from penstock.protocol.identity import ALL_ROLES, Role
+
+PREFIX = "PENSTOCK_"
+CHECKOUT = Path(__file__).resolve().parents[3]
+OTHER_VARIABLES = {
+    *("PENSTOCK_CONFIG", "PENSTOCK_ENGINE_ID"),
+    *("PENSTOCK_API_KEY", "PENSTOCK_CLIENT_CERTIFICATE"),  # used by commands
+    *("PENSTOCK_SHARD", "PENSTOCK_SHARDS", "PENSTOCK_VIDEO_API_KEY", "PENSTOCK_GATEWAY_URL"),  # the video program's
+}
+KEYS_VARIABLE = "PENSTOCK_API_KEYS"
+MAX_WORKERS, MAX_DEFAULT_WORKERS, CORES_FOR_WORKERS = 64, 8, 8
+MAX_CONNECTION_AGE_S = 7 * 86_400.0
+LISTS = (
+    *("model_repository", "models", "required_models", "batching"),
+    *("anonymous", "trusted_proxy", "allowed_host", "cors_origin", "allow_outbound"),
+)
+BATCHING = "batching"
+_SEPARATORS = {"model_repository": os.pathsep, BATCHING: ";"}  # of a list in a variable; a comma else
+
+_FIXES = {
+    "int_parsing": "it should be a whole number",
+    "int_from_float": "it should be a whole number",
+    "float_parsing": "it should be a number",
+    "bool_parsing": "it should be true or false",
+    "tuple_type": 'it should be a list, such as ["people"]',
+}
+
+
+class SettingsError(Exception):
+    """A setting is unknown, malformed or impossible. The message says which, where, and what to do."""
+
+
+class Settings(BaseSettings):
+    """Every setting with its default. Ports may be 0: the system picks one."""
+
+    model_config = SettingsConfigDict(env_prefix=PREFIX, extra="forbid", frozen=True)
+
+    host: str = "127.0.0.1"
+    http_port: int = Field(8000, ge=0, le=65535)
+    grpc_port: int = Field(8001, ge=0, le=65535)
+    metrics_port: int = Field(8002, ge=0, le=65535)
+
+    allowed_host: tuple[str, ...] = ()  # besides localhost and host: names in Host headers of clients without a key
+    cors_origin: tuple[str, ...] = ()  # of web pages that may call the server, such as https://console.example
+    # addresses of a cloud's metadata service that keys of tokens may be fetched from
+    allow_outbound: Annotated[tuple[str, ...], AfterValidator(lambda given: OutboundPolicy(given).allowed)] = ()
+
+    engine: str = "auto"
+    engine_grpc: str = ""
+    engine_header_file: Path | None = None  # NAME: VALUE lines for a Triton given by URL
+    engine_http_port: int | None = Field(None, ge=0, le=65535)  # None: a Unix socket that only this user can connect to
+    engine_grpc_port: int | None = Field(None, ge=0, le=65535)
+    engine_metrics_port: int | None = Field(None, ge=0, le=65535)
+    engine_environment: Path | None = None
+
+    mps: Literal["off", "on", "auto"] = "off"  # CUDA's Multi-Process Service, for the Triton that is started here
+    mps_directory: Path | None = None
+    mps_active_thread_percentage: Annotated[float | Literal["auto"], BeforeValidator(read_percentage)] = 0
+    mps_pinned_memory: str = ""  # of a card's memory for a client: 4G, or by card 0=4G,1=2G
+
+    gpu_metrics: Annotated[str, AfterValidator(checked_source)] = "auto"  # NVML; off; or a dcgm-exporter's address
+    profile: ProfilerMode = ProfilerMode.OFF  # of the Triton that is started here
+
+    access_file: Path | None = None
+    api_keys: tuple[str, ...] = Field((), repr=False)  # NAME:ROLES:SHA-256; the secrets are in the environment only
+    anonymous: tuple[Role, ...] | None = None
+
+    metrics_key_required: bool = False  # with the role read
+    audit_log: Path | None = None  # JSON lines of admin actions and refused authentications
+
+    tls_cert: Path | None = None  # PEM files; reloaded when they change
+    tls_key: Path | None = None
+    tls_client_ca: Path | None = None
+
+    home: Path = Path("~/.penstock")
+    model_repository: tuple[Path, ...] = (CHECKOUT / "model_repository",)
+    models: tuple[str, ...] | None = None
+    batching: dict[str, dict[str, str]] = Field(default_factory=dict)  # by model, see penstock.gateway.batching.options
+
+    workers: int = Field(0, ge=0, le=MAX_WORKERS)
+
+    max_body_bytes: int = Field(64 << 20, ge=1 << 10, le=(1 << 31) - 1)
+    body_timeout_s: float = Field(30.0, gt=0)
+    max_pixels: int = Field(40_000_000, ge=1)
+    max_inflight_requests: int = Field(1024, ge=1)
+    max_inflight_bytes: int = Field(1 << 30, ge=1 << 20)
+    max_connections: int = Field(16_384, ge=1)  # to the REST port and to the gRPC port, each
+    max_connections_per_address: int = Field(4_096, ge=1)
+    trusted_proxy: tuple[str, ...] = ()  # addresses or networks that forward many clients: no limit per address
+    grpc_max_connection_age_s: float = Field(0.0, ge=0, le=MAX_CONNECTION_AGE_S)  # 0 for none
+    head_timeout_s: float = Field(10.0, gt=0)
+    write_timeout_s: float = Field(30.0, gt=0)
+    decoders: int = Field(0, ge=0, le=256)
+    decode_timeout_s: float = Field(5.0, gt=0)
+    slab_bytes: int = Field(256 << 20, ge=0, le=64 << 30)  # memory shared with the engine; 0 for none
+
+    allow_client_shm: bool = False
+    allow_model_code: bool = False  # models with code in load requests; repositories are always trusted
+    client_shm_lease_s: float = Field(3600.0, ge=1)
+
+    canary_interval_s: float = Field(5.0, gt=0)
+    canary_failures: int = Field(3, ge=1)
+    execution_timeout_s: float = Field(30.0, gt=0)  # of a model without execution_timeout_ms
+    required_models: tuple[str, ...] | None = None
+    drain_delay_s: float = Field(0.0, ge=0)
+    grace_s: float = Field(30.0, gt=0)
+
+    otlp_endpoint: str = ""
+    trace_file: Path | None = None
+
+    log_format: LogFormat = LogFormat.TEXT
+    log_level: Literal["debug", "info", "warning", "error"] = "info"
+
+    @field_validator("anonymous", mode="before")
+    @classmethod
+    def _none_is_no_role(cls, roles: object) -> object:
+        return () if roles in (("none",), ["none"], "none") else roles
+
+    @field_validator("trusted_proxy")
+    @classmethod
+    def _proxies_are_networks(cls, proxies: tuple[str, ...]) -> tuple[str, ...]:
+        networks(proxies)
+        return proxies
+
+    @field_validator("allowed_host")
+    @classmethod
+    def _hosts_are_names(cls, hosts: tuple[str, ...]) -> tuple[str, ...]:
+        return tuple(map(checked_host, hosts))
+
+    @field_validator("cors_origin")
+    @classmethod
+    def _origins_are_origins(cls, origins: tuple[str, ...]) -> tuple[str, ...]:
+        for origin in origins:
+            checked_origin(origin)
+        return origins
+
+    @model_validator(mode="after")
+    def _check_pairs(self) -> "Settings":
+        if self.engine not in ("auto", "triton", "embedded") and not self.engine_is_external:
+            raise ValueError(
+                f"engine is {self.engine!r}; it takes auto, triton, embedded, or the http:// address of a Triton"
+            )
+        require_addresses(self.engine_urls, self.engine_grpcs, self.engine_header_file)
+        ports = [p for p in (self.http_port, self.grpc_port, self.metrics_port) if p]
+        if self.engine_has_process:
+            ports += [p for p in self.engine_ports if p]
+        twice = {port for port in ports if ports.count(port) > 1}
+        if twice:
+            raise ValueError(f"port {min(twice)} is given twice; every listener needs its own")
+        for path in (self.home, *self.model_repository):
+            require_known_user(path)
+        require_loaded(self.required_models, self.models)
+        if self.allow_client_shm and self.grpc_max_connection_age_s and not self.has_keys:
+            raise ValueError(
+                "allow_client_shm with grpc_max_connection_age_s: a client without a key loses its regions with its "
+                "connection; leave one of them out, or give clients keys"
+            )
+        require_tls_pair(self.tls_cert, self.tls_key, self.tls_client_ca)
+        require_keys_for_metrics(is_required=self.metrics_key_required, has_keys=self.has_keys)
+        if self.otlp_endpoint:
+            require_tracing(self.otlp_endpoint)
+        if self.trace_file is not None:
+            require_trace_folder(self.trace_file, has_triton=self.engine_has_process)
+        if self.mps == "on" and not self.engine_has_process:
+            raise ValueError(
+                "mps is for a Triton that is started here; leave it out, or use --engine triton (a Triton elsewhere "
+                "becomes a client by its own CUDA_MPS_PIPE_DIRECTORY)"
+            )
+        if mistake := memory_limit_error(self.mps_pinned_memory):
+            raise ValueError(f"mps_pinned_memory {mistake}")
+        return self
+
+    @property
+    def engine_is_external(self) -> bool:
+        """Whether the engine is run by others."""
+        return self.engine.startswith(("http://", "https://"))
+
+    @property
+    def engine_urls(self) -> tuple[str, ...]:
+        """URLs of external Tritons; several of them serve the same models."""
+        return listed(self.engine) if self.engine_is_external else ()
+
+    @property
+    def engine_grpcs(self) -> tuple[str, ...]:
+        """Their gRPC addresses, in the same order, where they are said."""
+        return listed(self.engine_grpc)
+
+    @property
+    def engine_ports(self) -> tuple[int | None, int | None, int | None]:
+        """The ports of the stack's Triton: HTTP, gRPC, metrics."""
+        return self.engine_http_port, self.engine_grpc_port, self.engine_metrics_port
+
+    @property
+    def engine_is_embedded(self) -> bool:
+        """Whether the engine lives in the gateway's process."""
+        return self.engine == "embedded"
+
+    @property
+    def engine_has_process(self) -> bool:
+        """Whether the engine is, or with `auto` may be, a process of ours with ports of its own."""
+        return not self.engine_is_external and not self.engine_is_embedded
+
+    @property
+    def has_keys(self) -> bool:
+        """Whether there are API keys or tokens that tell callers apart."""
+        return self.access_file is not None or bool(self.api_keys)
+
+    @property
+    def anonymous_roles(self) -> frozenset[Role]:
+        """What a caller without a key may do: as said, else nothing where there are keys, and everything where not."""
+        if self.anonymous is not None:
+            return frozenset(self.anonymous)
+        return frozenset() if self.has_keys else ALL_ROLES
+
+    @property
+    def restricts_access(self) -> bool:
+        """Whether some requests are refused: there are keys, or anonymous clients lack a role."""
+        return self.has_keys or self.anonymous_roles != ALL_ROLES
+
+    @property
+    def is_exposed(self) -> bool:
+        """Whether other machines may reach it while nothing was said of who may do what."""
+        return not is_loopback(self.host) and not self.has_keys and self.anonymous is None
+
+    @property
+    def home_path(self) -> Path:
+        return self.home.expanduser()
+
+    @property
+    def repositories(self) -> tuple[Path, ...]:
+        """Shipped (or given) repositories, then the one that `penstock models pull` fills."""
+        return (*(path.expanduser() for path in self.model_repository), self.home_path / "models")
+
+    @property
+    def decoder_count(self) -> int:
+        """Decoder processes: one a core, unless said otherwise."""
+        return self.decoders or len(os.sched_getaffinity(0))
+
+    @property
+    def worker_count(self) -> int:
+        """Processes that serve requests: as said, else one below eight cores and one for each four from there on.
+
+        With one there is no front; with more there is a core besides.
+        """
+        return self.workers or default_workers(len(os.sched_getaffinity(0)))
+
+    @property
+    def decoder_share(self) -> int:
+        """Decoder processes of each process that serves requests."""
+        return max(1, self.decoder_count // self.worker_count)
+
+    @classmethod
+    def settings_customise_sources(
+        cls,
+        settings_cls: type[BaseSettings],
+        init_settings: PydanticBaseSettingsSource,
+        env_settings: PydanticBaseSettingsSource,
+        dotenv_settings: PydanticBaseSettingsSource,
+        file_secret_settings: PydanticBaseSettingsSource,
+    ) -> tuple[PydanticBaseSettingsSource, ...]:
+        return (init_settings,)  # read_settings merges the sources itself, to name the line of a mistake
+
+
+def default_workers(core_count: int) -> int:
+    """The default number of processes that serve requests."""
+    return 1 if core_count < CORES_FOR_WORKERS else min(MAX_DEFAULT_WORKERS, core_count // 4)
+
+
+def read_settings(
+    flags: Mapping[str, Any], *, environ: Mapping[str, str] = os.environ, file: Path | None = None
+) -> Settings:
+    """The settings of this run. Raises SettingsError with file:line or the variable's name, and the fix."""
+    values: dict[str, Any] = {}
+    origins: dict[str, str] = {}
+    path = file or (Path(environ["PENSTOCK_CONFIG"]) if environ.get("PENSTOCK_CONFIG") else None)
+    if path is not None:
+        _merge(values, origins, *_from_file(path))
+    _merge(values, origins, *_from_environment(environ))
+    given = {name: value for name, value in flags.items() if value is not None and value != ()}
+    _merge(values, origins, given, {name: "--" + name.replace("_", "-") for name in given})
+    try:
+        return Settings(**values)
+    except ValidationError as error:
+        raise SettingsError("; ".join(_explain(dict(item), origins) for item in error.errors())) from error
+
+
+def _merge(values: dict[str, Any], origins: dict[str, str], new: Mapping[str, Any], where: Mapping[str, str]) -> None:
+    below = values.get(BATCHING, {})
+    values.update(new)
+    origins.update(where)
+    if BATCHING in new:
+        try:
+            values[BATCHING] = merge_batching_settings(below, read_batching_settings(new[BATCHING]))
+        except InvalidRequest as error:
+            raise SettingsError(f"{where[BATCHING]}: {error}") from error
+
+
+def _from_file(path: Path) -> tuple[dict[str, Any], dict[str, str]]:
+    try:
+        text = path.read_text()
+        table = tomllib.loads(text)
+    except OSError as error:
+        raise SettingsError(f"{path}: cannot be read ({error.strerror}); give an existing TOML file") from error
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise SettingsError(f"{path}: not valid TOML: {error}") from error
+    lines = {name: f"{path}:{_line_of(text, name)}" for name in table}
+    if "api_keys" in table:
+        raise SettingsError(f"{lines['api_keys']}: keys stand in a file of their own; name it as access_file")
+    for name in table:
+        _require_known(name, lines[name])
+    return table, lines
+
+
+def _line_of(text: str, name: str) -> int:
+    for number, line in enumerate(text.splitlines(), start=1):
+        if line.lstrip().startswith((f"{name} ", f"{name}=", f"{name}.", f'"{name}"', f"[{name}]", f"[{name}.")):
+            return number
+    return 1
+
+
+def _from_environment(environ: Mapping[str, str]) -> tuple[dict[str, Any], dict[str, str]]:
+    values: dict[str, Any] = {}
+    origins: dict[str, str] = {}
+    for variable, text in environ.items():
+        if not variable.startswith(PREFIX) or variable in OTHER_VARIABLES:
+            continue
+        name = variable.removeprefix(PREFIX).lower()
+        _require_known(name, variable)
+        separator = _SEPARATORS.get(name, ",")
+        values[name] = tuple(filter(None, text.split(separator))) if name in LISTS else text
+        if variable == KEYS_VARIABLE:
+            values[name] = _hashed_keys(text)
+        origins[name] = variable
+    return values, origins
+
+
+def _hashed_keys(text: str) -> tuple[str, ...]:
+    try:
+        return read_key_list(text)
+    except InvalidApiKey as error:
+        raise SettingsError(f"{KEYS_VARIABLE}: {error}") from None
+
+
+def _require_known(name: str, where: str) -> None:
+    if name in Settings.model_fields:
+        return
+    close = difflib.get_close_matches(name, Settings.model_fields, n=1)
+    hint = f"; did you mean {_spelling(close[0], where)}?" if close else "; `penstock up --help` lists what there is"
+    raise SettingsError(f"{where}: unknown setting {name!r}{hint}")
+
+
+def _spelling(name: str, where: str) -> str:
+    return f"{PREFIX}{name.upper()}" if where.startswith(PREFIX) else name
+
+
+def _explain(item: Mapping[str, Any], origins: Mapping[str, str]) -> str:
+    location = item["loc"]
+    text = str(item["msg"]).removeprefix("Value error, ")
+    if not location:
+        return text
+    name = str(location[0])
+    origin = origins.get(name, name)
+    subject = f"{origin}: {name}" if ":" in origin else origin  # file:line does not name the setting
+    fix = _FIXES.get(str(item["type"]), text.replace("Input should", "it should", 1))
+    return f"{subject}: {text}" if text.startswith(f"{name} is ") else f"{subject} is {item.get('input')!r}: {fix}"

@@ -1,0 +1,110 @@
+"""Checks of single settings. Each raises ValueError with the value and the fix; pydantic turns it into the message."""
+
+import importlib.util
+from ipaddress import ip_network
+from pathlib import Path
+from urllib.parse import urlsplit
+
+from penstock.port_policy import Network
+
+
+def listed(text: str) -> tuple[str, ...]:
+    """The items of a comma-separated list, stripped, without empty ones."""
+    return tuple(word for word in map(str.strip, text.split(",")) if word)
+
+
+def networks(proxies: tuple[str, ...]) -> tuple[Network, ...]:
+    """The networks of `trusted_proxy`. Raises ValueError for an invalid address or network."""
+    try:
+        return tuple(ip_network(proxy.strip()) for proxy in proxies)
+    except ValueError as error:
+        raise ValueError(
+            f"trusted_proxy is not valid ({error}); give addresses or networks, such as 10.0.0.5 or 10.0.0.0/24"
+        ) from None
+
+
+def require_addresses(urls: tuple[str, ...], grpcs: tuple[str, ...], header_file: Path | None) -> None:
+    """Raises ValueError for an engine's address that is malformed or given twice, and for unpaired gRPC addresses.
+
+    Also raises it for a header file without an engine's address.
+    """
+    if header_file is not None and not urls:
+        raise ValueError("engine_header_file needs an engine given by URL; leave it out")
+    for url in urls:
+        if not url.startswith(("http://", "https://")) or not _has_host(url):
+            raise ValueError(f"engine is {url!r}; a Triton's address looks like http://host:8000")
+        if urls.count(url) > 1:
+            raise ValueError(f"engine names {url!r} twice; give each replica once")
+    if grpcs and not urls:
+        raise ValueError("engine_grpc needs an engine given by URL; leave it out")
+    if grpcs and len(grpcs) != len(urls):
+        raise ValueError(
+            f"engine_grpc names {len(grpcs)} addresses for {len(urls)} engines; give one for each, in the same order"
+        )
+
+
+def require_tracing(endpoint: str) -> None:
+    """Raises ValueError for a malformed collector address, one with a password, or without OpenTelemetry installed."""
+    if not endpoint.startswith(("http://", "https://")) or not _has_host(endpoint):
+        raise ValueError(f"otlp_endpoint is {endpoint!r}; the collector's address looks like http://host:4318")
+    if "@" in endpoint:
+        raise ValueError("otlp_endpoint contains a password; pass it in OTEL_EXPORTER_OTLP_HEADERS in the environment")
+    if not _is_installed("opentelemetry.exporter.otlp.proto.http"):
+        packages = "opentelemetry-sdk and opentelemetry-exporter-otlp-proto-http"
+        raise ValueError(f"otlp_endpoint needs OpenTelemetry, which is not installed; install {packages}")
+
+
+def require_trace_folder(trace_file: Path, *, has_triton: bool) -> None:
+    """Raises ValueError for a trace file without a Triton that we start, or whose folder does not exist."""
+    if not has_triton:
+        raise ValueError("trace_file needs a Triton that this command starts; leave it out, or use --engine triton")
+    if not trace_file.absolute().parent.is_dir():
+        raise ValueError(f"trace_file is {str(trace_file)!r}, whose folder does not exist; create it or name another")
+
+
+def _is_installed(module: str) -> bool:
+    try:
+        return importlib.util.find_spec(module) is not None
+    except ModuleNotFoundError:  # the parent package is not installed either
+        return False
+
+
+def require_known_user(path: Path) -> None:
+    """Raises ValueError for a path such as ~name/x whose user does not exist on this machine."""
+    try:
+        path.expanduser()
+    except RuntimeError as error:
+        raise ValueError(f"{path} names a user who does not exist on this machine; give the full path") from error
+
+
+def _has_host(url: str) -> bool:
+    try:
+        parts = urlsplit(url)
+        return bool(parts.hostname) and parts.port != 0
+    except ValueError:  # an invalid port, or unbalanced brackets
+        return False
+
+
+def require_tls_pair(certificate: Path | None, key: Path | None, client_ca: Path | None) -> None:
+    """Raises ValueError for a certificate without its key, a key without its certificate, a client CA without both."""
+    if (certificate is None) is not (key is None) or (client_ca is not None and certificate is None):
+        raise ValueError("TLS needs both tls_cert and tls_key; tls_client_ca also needs both")
+
+
+def require_loaded(required_models: tuple[str, ...] | None, models: tuple[str, ...] | None) -> None:
+    """Raises ValueError if a required model is not among the models to load. models: None for all.
+
+    `*` requires every loaded model, so it cannot be combined with names.
+    """
+    named = set(required_models or ())
+    if "*" in named and len(named) > 1:
+        raise ValueError("required_models has * and names; * alone requires every loaded model")
+    left_out = named.difference(models, {"*"}) if models is not None else set()
+    if left_out:
+        raise ValueError(f"required_models has {min(left_out)!r}, which is not in models; add it there, too")
+
+
+def require_keys_for_metrics(*, is_required: bool, has_keys: bool) -> None:
+    """Raises ValueError if metrics require a key but there are no keys."""
+    if is_required and not has_keys:
+        raise ValueError("metrics_key_required needs API keys: give access_file or PENSTOCK_API_KEYS, or leave it out")

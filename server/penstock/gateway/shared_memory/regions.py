@@ -1,0 +1,387 @@
+"""Regions that clients share with the engine: registered there, checked, and unregistered when no longer needed.
+
+NoSharedMemory replaces SharedMemory where it is off: every call is rejected with the reason.
+"""
+
+import asyncio
+import struct
+import time
+from collections.abc import Callable, Collection, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from ipaddress import IPv4Address, ip_address
+from pathlib import Path
+from urllib.parse import unquote
+
+from penstock.gateway.shared_memory import engine_calls
+from penstock.gateway.shared_memory.registry import RegionRegistry, RegistryLimits
+from penstock.logs import get_logger
+from penstock.protocol.call import RegionUse
+from penstock.protocol.engine import Relay
+from penstock.protocol.errors import EngineFailed, InferenceError, InvalidRequest, NotSupported, RegionNotFound
+from penstock.protocol.identity import Identity
+from penstock.protocol.shared_memory import (
+    HANDLE_BYTES,
+    CudaRegionSpec,
+    OpenSegment,
+    Region,
+    RegionKind,
+    RegionSpec,
+    Segment,
+    SystemRegionSpec,
+    check_region_name,
+    is_slab_name,
+    kind_of,
+    segment_of,
+)
+
+SWITCHED_OFF = (
+    "shared memory is off, since a client that may name a segment of this machine may read and write it, and may end "
+    "the engine by cutting it; send tensors in the request, or start the gateway with --allow-client-shm"
+)
+SEVERAL_ENGINES = (
+    "the engine is several, and a region that is known to one of them is not to the others; send tensors in the request"
+)
+REMOTE_ENGINE = (
+    "the engine is on another host and shares no memory with clients of this one; send tensors in the request"
+)
+
+
+class NoSharedMemory:
+    """Stands where SharedMemory would. Its methods raise NotSupported."""
+
+    def __init__(self, refusal: str = SWITCHED_OFF) -> None:
+        self.refusal = refusal
+
+    async def register(self, wish: RegionSpec, caller: Identity) -> None:
+        """Raises NotSupported."""
+        raise NotSupported(self.refusal)
+
+    async def unregister(self, kind: RegionKind, name: str, caller: Identity) -> None:
+        """Raises NotSupported."""
+        raise NotSupported(self.refusal)
+
+    async def unregister_own(self, kind: RegionKind, caller: Identity) -> None:
+        """Raises NotSupported."""
+        raise NotSupported(self.refusal)
+
+    def status(self, kind: RegionKind, caller: Identity, name: str = "") -> list[Region]:
+        """Raises NotSupported."""
+        raise NotSupported(self.refusal)
+
+    @contextmanager
+    def held(self, uses: Collection[RegionUse], caller: Identity) -> Iterator[None]:
+        """Raises NotSupported."""
+        if self.refusal:
+            raise NotSupported(self.refusal)
+        yield
+
+
+TCP_TABLES = (Path("/proc/net/tcp"), Path("/proc/net/tcp6"))
+_ESTABLISHED = "01"
+
+
+def closed_connections(connections: Collection[str], tables: Collection[Path] = TCP_TABLES) -> set[str]:
+    """Those of the connections, in gRPC's words ("ipv4:127.0.0.1:53210"), that are not established. Reads files."""
+    try:
+        text = b"\n".join(table.read_bytes() for table in tables if table.exists())
+    except OSError:
+        return set()
+    if not text:
+        return set()
+    return {one for one in connections if (rows := _rows_of(one)) and not any(row in text for row in rows)}
+
+
+def _rows_of(connection: str) -> tuple[bytes, ...]:
+    """What a table has of it while it is established: the peer's address and the state. Empty for what is no TCP."""
+    scheme, _, rest = connection.partition(":")
+    host, _, port = unquote(rest).rpartition(":")
+    if scheme not in ("ipv4", "ipv6") or not port.isdigit():
+        return ()
+    try:
+        address = ip_address(host.strip("[]").partition("%")[0])
+    except ValueError:
+        return ()
+    forms = [address.packed]
+    if isinstance(address, IPv4Address):
+        forms.append(bytes(10) + b"\xff\xff" + address.packed)  # a listener on [::] has it so
+    return tuple(f" {_hexadecimal(form)}:{int(port):04X} {_ESTABLISHED} ".encode() for form in forms)
+
+
+def _hexadecimal(packed: bytes) -> str:
+    """Each four bytes as the machine's own number, as the kernel prints them."""
+    return "".join(f"{word:08X}" for (word,) in struct.iter_unpack("=I", packed))
+
+
+SWEEP_S = 1.0
+DRAIN_S = 5.0
+_DRAIN_STEP_S = 0.05
+_MAX_BYTES = 2**63 - 1
+log = get_logger("shared_memory")
+
+
+@dataclass(frozen=True, slots=True)
+class EngineTraits:
+    """What must be known of the engine.
+
+    is_ours: no other program registers regions there. takes_offsets: a region may begin inside its segment; Triton 2.51
+    adds such an offset twice, and so reads and writes memory of its own. has_cuda: it takes regions of a GPU's memory.
+    """
+
+    is_ours: bool
+    takes_offsets: bool
+    has_cuda: bool = True
+
+
+class SharedMemory:
+    """One engine's regions. Call it from the event loop; `run` must run beside it.
+
+    generation: a number that changes whenever the engine comes up again, which has no regions then.
+    """
+
+    refusal = ""
+
+    def __init__(
+        self,
+        relay: Relay,
+        traits: EngineTraits,
+        *,
+        limits: RegistryLimits,
+        open_segment: OpenSegment,
+        generation: Callable[[], int],
+        find_gone: Callable[[Collection[str]], set[str]] = closed_connections,
+    ) -> None:
+        self._relay = relay
+        self._traits = traits
+        self._open_segment = open_segment
+        self._generation = generation
+        self._find_gone = find_gone
+        self._registry = RegionRegistry(limits)
+        self._known_generation: int | None = None
+        self._stale: set[tuple[RegionKind, str]] = set()
+        self._turn = asyncio.Lock()
+
+    async def register(self, wish: RegionSpec, caller: Identity) -> None:
+        """The engine has the region. Raises of the InferenceError tree, in Triton's words where it has some."""
+        region = Region(wish, caller, self._checked(wish))
+        try:
+            await self._make_room(wish.name, caller)
+            async with self._turn:
+                await self._renew()
+                self._registry.claim(region, time.monotonic())
+                await self._register(region)
+        except BaseException:
+            if region not in self._registry:
+                _close(region)
+            raise
+
+    async def unregister(self, kind: RegionKind, name: str, caller: Identity) -> None:
+        """What the caller may use by that name, else nothing. Raises BackendFailed where a request uses it."""
+        self._require(kind)
+        async with self._turn:
+            await self._renew()
+            with suppress(RegionNotFound):
+                for region in self._registry.status(kind, caller, name):
+                    await self._unregister(region)
+
+    async def unregister_own(self, kind: RegionKind, caller: Identity) -> None:
+        """Everything of that kind which the caller registered, and nothing else.
+
+        Raises BackendFailed, in Triton's words, where requests use some of it; the rest is unregistered.
+        """
+        self._require(kind)
+        await self._note_gone()
+        kept: list[str] = []
+        async with self._turn:
+            await self._renew()
+            for region in self._registry.own(kind, caller):
+                try:
+                    await self._unregister(region)
+                except EngineFailed:
+                    kept.append(region.name)
+        if kept:
+            names = "".join(f"{name} ," for name in kept)
+            raise EngineFailed(f"Failed to unregister the following {kind} shared memory regions: {names}")
+
+    def status(self, kind: RegionKind, caller: Identity, name: str = "") -> list[Region]:
+        """What the caller may use, or one of it. Raises RegionNotFound in Triton's words."""
+        self._require(kind)
+        self._check_generation()
+        return self._registry.status(kind, caller, name)
+
+    @contextmanager
+    def held(self, uses: Collection[RegionUse], caller: Identity) -> Iterator[None]:
+        """The regions stay while a request uses them.
+
+        Raises RegionNotFound, and InvalidRequest for what lies beyond a region's end or its segment's: either would end
+        the engine.
+        """
+        self._check_generation()
+        regions = {use.name: self._registry.find(use, caller) for use in uses}
+        for region in regions.values():
+            _check_segment(region)
+        self._registry.enter(regions, time.monotonic())
+        is_answered = False
+        try:
+            yield
+            is_answered = True
+        finally:
+            self._registry.leave(regions.values(), time.monotonic(), is_answered=is_answered)
+
+    async def run(self) -> None:
+        """Take back what is due, for ever. Ends by cancellation only."""
+        while True:
+            await asyncio.sleep(SWEEP_S)
+            self._check_generation()
+            await self._note_gone()
+            try:
+                async with self._turn:
+                    await self._renew()
+                    await self._take_back()
+            except InferenceError as error:
+                log.debug("regions stay for now", reason=error.message)
+
+    def close(self) -> None:
+        """Let go of every segment."""
+        for region in self._registry.forget_all():
+            _close(region)
+
+    # what metrics read
+
+    def count(self) -> int:
+        """Regions now."""
+        return len(self._registry)
+
+    def size_bytes(self) -> int:
+        """Of all regions together."""
+        return self._registry.size_bytes()
+
+    def lost(self) -> dict[tuple[str, ...], float]:
+        """Number of regions removed without a request of the client, by reason."""
+        return {(reason,): count for reason, count in self._registry.lost.items()}
+
+    # inside
+
+    def _require(self, kind: RegionKind) -> None:
+        if kind is RegionKind.CUDA and not self._traits.has_cuda:
+            raise NotSupported("this engine shares no GPU memory; use system shared memory, or --engine triton")
+
+    def _checked(self, wish: RegionSpec) -> Segment | None:
+        """The segment, open. Raises InvalidRequest for what the engine must not be asked."""
+        self._require(kind_of(wish))
+        check_region_name(wish.name)
+        if isinstance(wish, CudaRegionSpec):
+            if len(wish.raw_handle) != HANDLE_BYTES or not 0 < wish.size_bytes <= _MAX_BYTES or wish.device_id < 0:
+                raise InvalidRequest("failed to register shared memory region: invalid args")
+            return None
+        name = segment_of(wish.key)
+        if wish.offset and not self._traits.takes_offsets:
+            raise InvalidRequest(
+                f"shared memory region '{wish.name}' begins at offset {wish.offset}; Triton reads such a region at the "
+                "wrong place: register the segment from offset 0 on, and give each tensor a shared_memory_offset"
+            )
+        try:
+            segment = self._open_segment(name)
+        except OSError as error:
+            raise InvalidRequest(f"Unable to open shared memory region: '{wish.key}'") from error
+        if not _fits(wish, segment):
+            segment.close()
+            raise InvalidRequest(f"failed to register shared memory region '{wish.name}': invalid args")
+        return segment
+
+    async def _make_room(self, name: str, caller: Identity) -> None:
+        """Take back what has that name and is not needed, waiting for requests that still use it."""
+        self._check_generation()
+        await self._note_gone()
+        for region in [*self._registry.own(RegionKind.SYSTEM, caller), *self._registry.own(RegionKind.CUDA, caller)]:
+            if region.name == name and self._registry.is_orphan(region):
+                self._registry.retire(region)
+        until = time.monotonic() + DRAIN_S
+        while self._registry.is_leaving(name) and time.monotonic() < until:
+            await self._take_back_in_turn()
+            if self._registry.is_leaving(name):
+                await asyncio.sleep(_DRAIN_STEP_S)
+
+    async def _register(self, region: Region) -> None:
+        """Where it is not known what became of it, it is taken back."""
+        try:
+            await engine_calls.register(self._relay, region.wish)
+        except InferenceError as error:
+            if type(error) in engine_calls.ENGINE_REJECTIONS:
+                self._registry.forget(region)
+            else:
+                self._registry.retire(region)
+            raise
+        except BaseException:
+            self._registry.retire(region)
+            raise
+
+    async def _unregister(self, region: Region) -> None:
+        """Raises BackendFailed in Triton's words where a request uses it."""
+        if self._registry.is_used(region, time.monotonic()):
+            raise EngineFailed(f"Cannot unregister shared memory region '{region.name}', it is currently in use.")
+        await engine_calls.unregister(self._relay, region.kind, region.name)
+        if region in self._registry:
+            self._registry.forget(region)
+            _close(region)
+
+    async def _take_back_in_turn(self) -> None:
+        async with self._turn:
+            await self._renew()
+            await self._take_back()
+
+    async def _take_back(self) -> None:
+        """What is due, but for what the engine itself still uses."""
+        for region in self._registry.due(time.monotonic()):
+            with suppress(EngineFailed):
+                await self._unregister(region)
+
+    def _check_generation(self) -> None:
+        """Forget the regions of an engine that is gone."""
+        if self._known_generation == self._generation():
+            return
+        for region in self._registry.forget_all():
+            self._stale.add((region.kind, region.name))
+            _close(region)
+
+    async def _renew(self) -> None:
+        """Once for each coming of the engine: what it may still have of former times goes."""
+        generation = self._generation()
+        if self._known_generation == generation:
+            return
+        self._check_generation()
+        if self._traits.is_ours:
+            await engine_calls.unregister_everything(self._relay, is_spared=is_slab_name)
+        for kind, name in () if self._traits.is_ours else tuple(self._stale):
+            await engine_calls.unregister(self._relay, kind, name)
+        self._stale.clear()
+        self._known_generation = generation
+
+    async def _note_gone(self) -> None:
+        watched = self._registry.connections()
+        if watched:
+            gone = await asyncio.to_thread(self._find_gone, watched)
+            self._registry.disconnect(gone, time.monotonic())
+
+
+def _fits(wish: SystemRegionSpec, segment: Segment) -> bool:
+    """Whether the region has bytes, and the segment all of them."""
+    return wish.offset >= 0 < wish.size_bytes and wish.offset + wish.size_bytes <= segment.size_bytes()
+
+
+def _check_segment(region: Region) -> None:
+    """Raises InvalidRequest where the segment was cut since it was registered: the engine would die of it."""
+    if (
+        region.segment is not None
+        and isinstance(region.wish, SystemRegionSpec)
+        and not _fits(region.wish, region.segment)
+    ):
+        raise InvalidRequest(
+            f"shared memory region '{region.name}' has {region.wish.size_bytes} bytes, but its segment was cut to "
+            f"{region.segment.size_bytes()}; unregister it, and register what there is"
+        )
+
+
+def _close(region: Region) -> None:
+    if region.segment is not None:
+        region.segment.close()

@@ -1,0 +1,244 @@
+"""A GPU shared under MPS: planned before anything starts, then a daemon beside Triton."""
+
+import asyncio
+import os
+import sys
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Literal
+
+import msgspec
+
+from penstock.engines.run_directory import ENGINE_ID_VARIABLE, RunDirectory, reap
+from penstock.engines.triton import launch as triton_launch
+from penstock.engines.triton.runtime import Launch
+from penstock.engines.triton.supervisor import EngineState, EngineStatus
+from penstock.gpu.mps.control import (
+    PIPE_DIRECTORY,
+    PROGRAM,
+    VISIBLE_CARDS,
+    MpsOptions,
+    MpsUnavailable,
+    daemon_listens,
+    find_program,
+)
+from penstock.gpu.mps.daemon import Daemon, DaemonProcess, ForeignDaemon, OwnDaemon, server_program
+from penstock.gpu.mps.limits import AUTO, VOLTA, ModelClients, default_percentage, too_many_clients, unlimited
+from penstock.gpu.mps.recovery import EngineObservation
+from penstock.gpu.mps.supervisor import EngineHandle, MpsSupervisor, processes_using_gpu, processes_with_mark
+from penstock.gpu.nvml import NvmlReading, read_cards
+from penstock.logs import get_logger
+
+log = get_logger("mps")
+
+
+@dataclass(frozen=True, slots=True)
+class MpsRequest:
+    """What the settings say. is_must: it is refused to start where MPS cannot be had. directory: None for our own."""
+
+    is_must: bool
+    directory: Path | None = None
+    active_thread_percentage: float | Literal["auto"] = 0
+    pinned_memory: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class MpsPlan:
+    """asked: with the directory of an external daemon, or of ours if it was given.
+
+    threads: of a card for a client, percent, 0 for no limit. wanted: the models' processes. reading: the cards.
+    """
+
+    asked: MpsRequest
+    program: str
+    is_foreign: bool
+    threads: float
+    wanted: tuple[ModelClients, ...]
+    reading: NvmlReading
+
+    def has_room_beside(self, model: str) -> bool:
+        """Whether the model fits on its cards twice, for a while."""
+        return not too_many_clients([*self.wanted, *(row for row in self.wanted if row.model == model)], self.reading)
+
+
+@dataclass(frozen=True, slots=True)
+class Machine:
+    """What a plan depends on. program: NVIDIA's control program, empty where there is none on PATH."""
+
+    reading: NvmlReading
+    program: str
+    environ: Mapping[str, str]
+    uid: int
+
+
+def this_machine() -> Machine:
+    """Asks NVML, for its deadline at most."""
+    return Machine(read_cards(), find_program(), os.environ, os.geteuid())
+
+
+def plan_mps(asked: MpsRequest, wanted: Sequence[ModelClients], machine: Machine) -> MpsPlan:
+    """How MPS is had here. wanted: the models' processes. Raises MpsUnavailable."""
+    machine = replace(machine, reading=visible_cards(machine.reading, machine.environ))
+    if not machine.reading.cards:
+        raise MpsUnavailable("MPS shares a GPU and this machine has none; leave --mps out, or see penstock doctor")
+    if not machine.program:
+        raise MpsUnavailable(
+            f"{PROGRAM} is not on PATH; it comes with NVIDIA's driver, and into a container with "
+            "NVIDIA_DRIVER_CAPABILITIES=compute,utility"
+        )
+    refusal = too_many_clients(wanted, machine.reading)
+    if refusal:
+        raise MpsUnavailable(refusal)
+    pipes = machine.environ.get(PIPE_DIRECTORY, "")
+    directory = asked.directory or (Path(pipes) if pipes else None)
+    if len({card.capability >= VOLTA for card in machine.reading.cards}) > 1:
+        raise MpsUnavailable(
+            "MPS serves cards from Volta on, or those before, not both; name one kind in CUDA_VISIBLE_DEVICES"
+        )
+    is_foreign = directory is not None and (asked.directory is None or daemon_listens(directory))
+    if is_foreign and directory is not None:
+        _check_foreign(asked, directory, machine.uid)
+    else:
+        _check_own(asked, machine)
+    said = asked.active_thread_percentage
+    threads = default_percentage(wanted, len(machine.reading.cards)) if said == AUTO and not is_foreign else said
+    return MpsPlan(
+        replace(asked, directory=directory),
+        machine.program,
+        is_foreign,
+        0.0 if threads == AUTO else threads,
+        tuple(wanted),
+        machine.reading,
+    )
+
+
+def visible_cards(reading: NvmlReading, environ: Mapping[str, str]) -> NvmlReading:
+    """Those that CUDA is shown, in its order, where they are named by number; all where by UUID, or not at all."""
+    words = [word.strip() for word in environ.get(VISIBLE_CARDS, "").split(",") if word.strip()]
+    if not words or not all(word.isdecimal() for word in words):
+        return reading
+    by_index = {card.index: card for card in reading.cards}
+    cards = tuple(by_index[int(word)] for word in words if int(word) in by_index)
+    return msgspec.structs.replace(reading, cards=cards)
+
+
+def _check_foreign(asked: MpsRequest, directory: Path, uid: int) -> None:
+    if asked.active_thread_percentage or asked.pinned_memory:
+        raise MpsUnavailable(
+            f"the MPS daemon in {directory} was started by others, who set its clients' limits; leave out "
+            "--mps-active-thread-percentage and --mps-pinned-memory"
+        )
+    try:
+        owner = (directory / "control").stat().st_uid
+    except OSError:
+        return
+    if owner not in (0, uid):
+        raise MpsUnavailable(
+            f"user {owner} runs the MPS daemon in {directory} and we are user {uid}: it serves one user at a time; "
+            "start both as the same user"
+        )
+
+
+def _check_own(asked: MpsRequest, machine: Machine) -> None:
+    if not server_program(machine.program):
+        raise MpsUnavailable("nvidia-cuda-mps-server is not on PATH; it comes with NVIDIA's driver")
+    why = unlimited(machine.reading.cards)
+    if why and (asked.active_thread_percentage or asked.pinned_memory):
+        raise MpsUnavailable(f"{why}; leave out --mps-active-thread-percentage and --mps-pinned-memory")
+    if why and not asked.is_must:
+        raise MpsUnavailable(f"{why} and none is kept from another's memory; --mps on takes it so")
+    if why:
+        log.warning("MPS without isolation", reason=f"{why} and none is kept from another's memory")
+
+
+class MpsSharing:
+    """MPS beside one engine. `start` it before the engine, whose starts wait for it; `aclose` it last.
+
+    claim: for a run directory, which a daemon of ours has of its own: the engine's is cleared with each of its deaths.
+    """
+
+    def __init__(self, plan: MpsPlan, claim: Callable[[], RunDirectory]) -> None:
+        self._plan = plan
+        self.is_must = plan.asked.is_must
+        self._run_dir = None if plan.is_foreign else claim()
+        self._daemon = compose_daemon(plan, self._run_dir)
+        self._supervisor: MpsSupervisor | None = None
+        self.task: asyncio.Task[None] | None = None
+
+    @property
+    def directory(self) -> Path:
+        """Of the daemon's pipes."""
+        return self._daemon.options.directory
+
+    async def start(self, engine: EngineHandle) -> None:
+        """Returns when clients may start. Raises MpsError."""
+        must_attach = self.is_must and bool(self._plan.wanted)
+        supervisor = MpsSupervisor(self._daemon, engine, must_attach=must_attach)
+        await supervisor.start()
+        self._supervisor, self.task = supervisor, asyncio.create_task(supervisor.run())
+
+    async def until_clients_may_start(self) -> None:
+        """For the engine, before each of its starts."""
+        if self._supervisor is not None:
+            await self._supervisor.until_clients_may_start()
+
+    def has_room_beside(self, model: str) -> bool:
+        """Whether the model's processes may be there twice, for a while."""
+        return self._plan.has_room_beside(model)
+
+    def shared(self, launch: Launch) -> Launch:
+        """The launch of an engine that becomes a client, and so do all processes that it starts."""
+        return replace(launch, env=self._daemon.options.client_environ(launch.env))
+
+    async def aclose(self) -> None:
+        """Ends the daemon where it is ours, and all it left. Harmless when called again."""
+        if self.task is not None:
+            self.task.cancel()
+            await asyncio.wait({self.task})
+        await self._daemon.stop()
+        if self._run_dir is not None:
+            self._run_dir.release()
+
+
+def compose_daemon(plan: MpsPlan, run_dir: RunDirectory | None) -> Daemon:
+    """The plan's. run_dir: of a daemon of ours: what it leaves is known by its id, and cleared away."""
+    if plan.is_foreign or run_dir is None:
+        return ForeignDaemon(MpsOptions(plan.asked.directory or Path()), program=plan.program)
+    options = MpsOptions(plan.asked.directory or run_dir.path, plan.threads, plan.asked.pinned_memory)
+    engine_id = run_dir.engine_id
+    hold = DaemonProcess(
+        plan.program,
+        bond=(sys.executable, "-I", "-S", triton_launch.__file__, str(os.getpid())),
+        environ={**_without_penstock_variables(os.environ), ENGINE_ID_VARIABLE: engine_id},
+        clear=lambda child_pid: reap(engine_id, child_pid=child_pid),
+        card_count=len(plan.reading.cards),
+    )
+    return OwnDaemon(options, hold, emit=log.log)
+
+
+def _without_penstock_variables(environ: Mapping[str, str]) -> dict[str, str]:
+    return {name: value for name, value in environ.items() if not name.startswith("PENSTOCK_")}
+
+
+def engine_observer(
+    engine_id: str, status: Callable[[], EngineStatus | None], serves: Callable[[], Awaitable[bool]]
+) -> Callable[[bool], Awaitable[EngineObservation]]:
+    """Looks at the engine with that id: its processes, and, where it is asked for, whether requests are served."""
+    mark = f"{ENGINE_ID_VARIABLE}={engine_id}"
+
+    async def look(asks_serving: bool) -> EngineObservation:
+        now = status()
+        if now is None or now.pid is None:
+            return EngineObservation()
+        ours, computing = await asyncio.to_thread(_processes, mark)
+        is_running = now.state is EngineState.RUNNING
+        does_serve = is_running and asks_serving and await serves()
+        return EngineObservation(now.pid, is_running, ours, computing, does_serve)
+
+    return look
+
+
+def _processes(mark: str) -> tuple[frozenset[int], frozenset[int]]:
+    ours = processes_with_mark(mark)
+    return ours, processes_using_gpu(ours)

@@ -1,0 +1,386 @@
+"""Composer of the stack: the small parent process that starts and supervises the gateway and Triton."""
+
+import asyncio
+import contextlib
+import signal
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+from penstock.engines.call_options import CallTimeouts
+from penstock.engines.run_directory import RunDirectory
+from penstock.engines.triton.endpoints import TritonListeners, answers_live
+from penstock.engines.triton.instances import InstanceMonitor, InstanceReplacer
+from penstock.engines.triton.runtime import Launch, TritonUnavailable, plain_paths
+from penstock.engines.triton.supervised_client import DiskLoads, SupervisedTriton
+from penstock.engines.triton.supervisor import EngineState, EngineStatus, TritonOptions, TritonSupervisor
+from penstock.gateway.stack.model_processes import (
+    Changed,
+    EngineProcess,
+    ModelGatewayProcess,
+    ModelProcesses,
+    ModelTritonProcess,
+)
+from penstock.gateway.stack.mps import MpsSharing, engine_observer
+from penstock.gateway.stack.startup import (
+    CannotStart,
+    EngineChoice,
+    check_repositories,
+    choose_profiling,
+    claim_run_dir,
+)
+from penstock.gateway.workers.gateway_process import (
+    CORE,
+    SICK_GRACE_S,
+    WHOLE_GATEWAY,
+    EngineStatusMessage,
+    GatewayPart,
+    GatewayProcess,
+    GatewayReady,
+    GatewayServes,
+    RestartEngine,
+    RestartModel,
+)
+from penstock.gateway.workers.running_stacks import publish_stack, reachable_folder
+from penstock.gateway.workers.worker_processes import AddressUnavailable, WorkerProcesses
+from penstock.gpu.mps.control import MpsError
+from penstock.gpu.mps.supervisor import EngineHandle, MpsState
+from penstock.gpu.profiling import REPORT_GRACE_S, Profiling
+from penstock.gpu.telemetry.cards import process_name
+from penstock.logs import get_logger
+from penstock.network import host_and_port, listen_hosts
+
+log = get_logger("stack")
+engine_log = get_logger("triton")
+RENEWAL_SILENCE_S = 60.0  # of a Triton that loads a dead model anew on a busy machine, before it is given up
+ENGINE_GRACE_S = 5.0  # once the gateway has drained, only a model that still loads keeps the engine
+STOP_MARGIN_S = 5.0  # beyond the gateway's own grace, before it is killed
+READY_PROBE_S = 0.5
+
+
+@dataclass(frozen=True, slots=True)
+class Announcement:
+    """Printed at start. engine: its name and version. workers: number of processes. not_ready: see GatewayReady."""
+
+    engine: str
+    http_url: str
+    grpc_address: str
+    metrics_url: str
+    models: tuple[str, ...]
+    unavailable: dict[str, str]
+    workers: int = 1
+    not_ready: str = ""
+
+
+def log_engine(level: int, event: str, /, **fields: str | int) -> None:
+    """One line of Triton's log, as one of ours."""
+    engine_log.log(level, event, **fields)
+
+
+class Stack:
+    """Run it once: `run` returns the exit code when everything has ended."""
+
+    def __init__(self, choice: EngineChoice, *, announce: Callable[[Announcement], None]) -> None:
+        self._sharing: MpsSharing | None = None
+        self._mps_news = MpsState()
+        self._settings = choice.settings
+        self._choice = choice
+        self._triton = choice.triton
+        self._engine_grace_s = min(choice.settings.grace_s, ENGINE_GRACE_S)
+        self._announce = announce
+        self._ports: GatewayServes | None = None
+        self._stop_asked = asyncio.Event()
+        self._is_hurried = False
+        self._failure = ""
+        self._run_dir = claim_run_dir()
+        settings_json = self._settings.model_dump_json()
+        has_workers = self._settings.worker_count > 1
+        part = GatewayPart(arguments=(CORE,)) if has_workers else WHOLE_GATEWAY
+        self._gateway = GatewayProcess(settings_json, self._run_dir.path, self._on_gateway_message, part=part)
+        self._fronts = self._new_fronts(settings_json) if has_workers else None
+        self._ready: GatewayReady | None = None
+        self._news = EngineStatusMessage(is_running=False, reason="the engine is starting", restarts=0)
+        self._engine: TritonSupervisor | None = None
+        self._engine_task: asyncio.Task[None] | None = None
+        self._renewal: InstanceReplacer | None = None
+        self._renewal_task: asyncio.Task[None] | None = None
+        self._embedded_restarts = 0
+        self._own = ModelProcesses(self._own_process, claim_run_dir, lambda: self._notify_gateway(self._news))
+
+    async def run(self) -> int:
+        """0 when what was accepted was answered; 1 when something was cut. Raises CannotStart."""
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, self._on_signal)
+        try:
+            await self._start_sharing()
+            if self._stop_asked.is_set():
+                return 0
+            self._start_engine()
+            return await self._until_stopped()
+        finally:
+            if self._sharing is not None:
+                await self._sharing.aclose()
+            self._run_dir.release()
+
+    async def _start_sharing(self) -> None:
+        """Starts the MPS daemon before its clients, and adds it to the gateway's settings. Raises CannotStart."""
+        if self._choice.mps is None:
+            return
+        sharing = self._sharing = MpsSharing(self._choice.mps, claim_run_dir)
+        changes: dict[str, object] = {"mps_directory": sharing.directory}
+        try:
+            await self._until_shared(sharing)
+        except MpsError as error:
+            if sharing.is_must:
+                raise CannotStart(str(error)) from error
+            log.warning("without MPS", reason=str(error))
+            await sharing.aclose()
+            self._sharing, changes = None, {"mps": "off"}
+        self._settings = self._settings.model_copy(update=changes)
+        self._gateway.settle(self._settings.model_dump_json())
+
+    async def _until_shared(self, sharing: MpsSharing) -> None:
+        """Returns early if the stack is stopped. Raises MpsError."""
+        engine = EngineHandle(
+            look=engine_observer(self._run_dir.engine_id, self._engine_status, self._serves),
+            end=lambda reason, is_lost: self._engine is not None and self._engine.restart(reason, is_lost=is_lost),
+            refuse=self._refuse,
+            tell=self._on_mps_status,
+        )
+        starting = asyncio.create_task(sharing.start(engine))
+        stop = asyncio.create_task(self._stop_asked.wait())
+        await asyncio.wait({starting, stop}, return_when=asyncio.FIRST_COMPLETED)
+        stop.cancel()
+        if starting.done():
+            starting.result()
+        else:  # stopped meanwhile
+            starting.cancel()
+            await asyncio.wait({starting})
+
+    def _own_process(self, model: str, run_dir: RunDirectory, changed: Changed) -> EngineProcess:
+        if self._triton is None:
+            return ModelGatewayProcess(model, self._settings, run_dir, changed)
+        return ModelTritonProcess(self._triton, self._settings, run_dir, log_engine, changed)
+
+    def _engine_status(self) -> EngineStatus | None:
+        return self._engine.status if self._engine is not None else None
+
+    async def _serves(self) -> bool:
+        """As a user sees it."""
+        if self._ports is None:
+            return False
+        url = f"http://{host_and_port(_connectable_host(self._settings.host), self._ports.http_port)}"
+        return await answers_live(url, READY_PROBE_S, question="ready")
+
+    def _refuse(self, reason: str) -> None:
+        self._failure = reason
+        self._stop_asked.set()
+
+    def _on_mps_status(self, message: MpsState) -> None:
+        self._mps_news = message
+        self._notify_gateway(self._news)
+
+    def _new_fronts(self, settings_json: str) -> WorkerProcesses:
+        settings = self._settings
+        ports = settings.http_port, settings.grpc_port
+        addresses = tuple((host, port) for host in listen_hosts(settings.host) for port in ports)
+        try:
+            fronts = WorkerProcesses(settings_json, self._run_dir.path, addresses, settings.worker_count)
+        except AddressUnavailable as error:
+            self._run_dir.release()
+            raise CannotStart(f"{error}; choose another port with --http-port or --grpc-port") from error
+        fronts.on_change = self._on_fronts
+        return fronts
+
+    async def _until_stopped(self) -> int:
+        gateway_task = asyncio.create_task(self._gateway.run())
+        fronts_task = asyncio.create_task(self._fronts.run()) if self._fronts is not None else None
+        stop_task = asyncio.create_task(self._stop_asked.wait())
+        mps_task = self._sharing.task if self._sharing is not None else None
+        others = filter(None, [self._engine_task, fronts_task, mps_task, self._renewal_task])
+        watched: set[asyncio.Task[object]] = {gateway_task, stop_task, *others}
+        await asyncio.wait(watched, return_when=asyncio.FIRST_COMPLETED)
+        stop_task.cancel()
+        if self._renewal_task is not None:
+            self._renewal_task.cancel()
+            await asyncio.wait({self._renewal_task})
+        max_wait_s = self._settings.drain_delay_s + self._settings.grace_s + STOP_MARGIN_S
+        code = 0
+        if self._fronts is not None and fronts_task is not None:  # the core serves them until they have drained
+            await self._fronts.stop(max_wait_s)
+            code = await fronts_task
+        await self._gateway.stop(max_wait_s)
+        code = max(code, await gateway_task, key=abs)
+        await self._own.stop(0.0 if self._is_hurried else self._engine_grace_s)
+        if self._engine is not None and not self._is_hurried:
+            await self._engine.stop(self._engine_grace_s)
+        if self._engine_task is not None:
+            with contextlib.suppress(asyncio.CancelledError):
+                await self._engine_task
+        for task in filter(None, [mps_task, self._renewal_task]):
+            if task.done() and not task.cancelled():
+                task.result()  # it should run until it is cancelled
+        if self._failure:
+            raise CannotStart(self._failure)
+        log.info("stopped")
+        return 1 if self._is_hurried else code
+
+    def _start_engine(self) -> None:
+        repositories = () if self._settings.engine_is_external else check_repositories(self._settings)
+        profiling = choose_profiling(self._choice, self._run_dir.engine_id)
+        if self._triton is None:
+            self._notify_gateway(EngineStatusMessage(is_running=True, reason="", restarts=0))
+            return
+        try:
+            launch = self._triton.prepare(self._run_dir.path)
+        except TritonUnavailable as error:
+            raise CannotStart(str(error)) from error
+        gate = None
+        if self._sharing is not None:
+            launch, gate = self._sharing.shared(launch), self._sharing.until_clients_may_start
+        if profiling is not None:
+            launch = self._profiled(launch, profiling)
+        listeners = TritonListeners(reachable_folder(self._run_dir.path), *self._settings.engine_ports)
+        options = TritonOptions(
+            engine_id=self._run_dir.engine_id,
+            repositories=plain_paths(repositories, self._run_dir.path / "repositories"),
+            listeners=listeners,
+            trace_file=self._settings.trace_file and self._settings.trace_file.absolute(),
+        )
+        log.info(
+            "engine process",
+            program=launch.argv[0],
+            http=listeners.http_url,
+            grpc=listeners.grpc_address,
+            metrics=listeners.metrics_url,
+        )
+        self._engine = TritonSupervisor(
+            launch, options, emit=log_engine, on_status=self._on_engine_status, before_start=gate
+        )
+        self._engine_task = asyncio.create_task(self._engine.run())
+        self._renewal = InstanceReplacer(
+            InstanceMonitor(process_name),
+            SupervisedTriton(
+                http_url=listeners.http_url,
+                grpc_address=listeners.grpc_address,
+                max_connections=1,
+                timeouts=CallTimeouts(keepalive_timeout_s=RENEWAL_SILENCE_S),
+                disk=DiskLoads(repositories, self._run_dir.path / "labels"),
+            ),
+            engine_pid=self._running_engine,
+            restart=self._engine.restart,
+            has_room=self._sharing.has_room_beside if self._sharing is not None else lambda _: True,
+            renewed=lambda: self._notify_gateway(self._news),
+        )
+        self._renewal_task = asyncio.create_task(self._renewal.run())
+
+    def _running_engine(self) -> int | None:
+        status = self._engine_status()
+        return status.pid if status is not None and status.state is EngineState.RUNNING else None
+
+    def _profiled(self, launch: Launch, profiling: Profiling) -> Launch:
+        if profiling.report is not None:
+            self._engine_grace_s = REPORT_GRACE_S
+        log.info("the engine is profiled", report=str(profiling.report or "none: NVTX ranges alone"))
+        return replace(launch, argv=(*profiling.prefix, *launch.argv), env={**launch.env, **profiling.environment})
+
+    def _on_engine_status(self, status: EngineStatus) -> None:
+        is_running = status.state is EngineState.RUNNING
+        self._notify_gateway(EngineStatusMessage(is_running, status.reason or status.state.value, status.restarts))
+        if status.state is EngineState.FAILED:
+            self._refuse(status.reason)
+
+    def _on_gateway_message(self, message: object) -> None:
+        if isinstance(message, GatewayServes) and self._fronts is not None:
+            self._ports = GatewayServes(self._settings.http_port, self._settings.grpc_port, message.metrics_port)
+        elif isinstance(message, GatewayServes):
+            self._ports = message
+        elif isinstance(message, RestartEngine):
+            self._restart_engine(message.reason)
+        elif isinstance(message, RestartModel):
+            if self._renewal is not None and message.model not in self._own.folders:
+                self._renewal.restart_model(
+                    message.model, message.reason, message.generation, is_moved=message.has_own_engine
+                )
+            if message.has_own_engine:
+                self._own.restart(message.model, message.reason)
+        elif isinstance(message, GatewayReady):
+            self._ready = message
+            self._announce_when_ready()
+
+    def _on_fronts(self) -> None:
+        """One is ready, or has died."""
+        self._notify_gateway(self._news)
+        self._announce_when_ready()
+
+    def _announce_when_ready(self) -> None:
+        """Once for each process that said so, when its fronts, if it has any, know it."""
+        if self._ready is None or self._ports is None or (self._fronts is not None and not self._fronts.are_ready):
+            return
+        ready, self._ready = self._ready, None
+        shown = announcement(self._settings.host, self._ports, ready, has_tls=self._settings.tls_cert is not None)
+        try:
+            mps = str(self._sharing.directory) if self._sharing is not None else ""
+            publish_stack(self._run_dir.path, shown.http_url, shown.grpc_address, mps)
+        except OSError as error:
+            log.warning("other programs of this host will not find this stack", reason=error.strerror)
+        self._announce(replace(shown, workers=self._settings.worker_count))
+
+    def _notify_gateway(self, message: EngineStatusMessage) -> None:
+        self._news = message
+        restarts = self._fronts.restarts if self._fronts is not None else 0
+        mps = self._mps_news
+        self._gateway.tell(
+            replace(
+                message,
+                front_restarts=restarts,
+                mps_clients=mps.clients,
+                mps_beside=mps.beside,
+                mps_restarts=mps.restarts,
+                mps_recovery_s=mps.recovery_s,
+                own_engines=self._own.folders,
+                model_generations=self._renewal.generations if self._renewal is not None else {},
+            )
+        )
+
+    def _restart_engine(self, reason: str) -> None:
+        """Restarts our Triton, or the gateway with the embedded engine. External engines are not restarted."""
+        max_wait_s = min(self._settings.grace_s, SICK_GRACE_S) + STOP_MARGIN_S
+        if self._engine is not None:
+            self._engine.restart(reason)
+        elif self._settings.engine_is_embedded and self._gateway.renew(max_wait_s):
+            self._embedded_restarts += 1
+            log.error(
+                "embedded engine is sick; restarting the gateway", reason=reason, restarts=self._embedded_restarts
+            )
+            self._notify_gateway(EngineStatusMessage(is_running=True, reason="", restarts=self._embedded_restarts))
+
+    def _on_signal(self) -> None:
+        if not self._stop_asked.is_set():
+            self._stop_asked.set()
+            return
+        log.error("second stop signal; ending at once, unfinished requests are cut")
+        self._is_hurried = True
+        self._gateway.kill()
+        if self._fronts is not None:
+            self._fronts.kill()
+        if self._engine_task is not None:
+            self._engine_task.cancel()
+
+
+def announcement(host: str, ports: GatewayServes, message: GatewayReady, *, has_tls: bool = False) -> Announcement:
+    """The URLs as a user of this machine types them."""
+    shown, scheme = _connectable_host(host), "https" if has_tls else "http"
+    return Announcement(
+        message.engine,
+        f"{scheme}://{host_and_port(shown, ports.http_port)}",
+        host_and_port(shown, ports.grpc_port),
+        f"{scheme}://{host_and_port(shown, ports.metrics_port)}/metrics",
+        tuple(message.models),
+        message.unavailable,
+        not_ready=message.not_ready,
+    )
+
+
+def _connectable_host(host: str) -> str:
+    return {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)

@@ -1,0 +1,255 @@
+"""Decisions and checks before anything starts: access, engine, ports, MPS, profiling, repositories, run directory."""
+
+import socket
+import sys
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from penstock.engines.call_options import HeaderFileError, read_header_file
+from penstock.engines.config_pbtxt import gpu_instances
+from penstock.engines.run_directory import RunDirectory, RunDirectoryRefused, claim_run_directory
+from penstock.engines.triton.endpoints import pick_free_ports
+from penstock.engines.triton.runtime import (
+    TritonRuntime,
+    TritonUnavailable,
+    default_environment,
+    find_triton,
+    is_special,
+)
+from penstock.gateway.audit import AuditLog, AuditLogError
+from penstock.gateway.auth.access_file import AccessFileError, AccessRules, EmptyAccessFile, read_access_file
+from penstock.gateway.auth.api_keys import ApiKeyRing, InvalidApiKey, key_of_hashed
+from penstock.gateway.rest.listener import PortTaken, bind, bind_all
+from penstock.gateway.settings import Settings
+from penstock.gateway.stack.mps import MpsPlan, MpsRequest, plan_mps, this_machine
+from penstock.gateway.workers.running_stacks import run_folders
+from penstock.gpu.mps.control import MpsUnavailable
+from penstock.gpu.mps.limits import ModelClients
+from penstock.gpu.profiling import ProfilerMissing, ProfilerMode, Profiling, plan_profiling
+from penstock.logs import get_logger
+from penstock.tls import Certificates, TlsFileError
+
+log = get_logger("stack")
+ENGINE_PORTS = ("engine_http_port", "engine_grpc_port", "engine_metrics_port")
+
+
+class CannotStart(Exception):
+    """The stack cannot start. The message is one sentence with the fix."""
+
+
+@dataclass(frozen=True, slots=True)
+class EngineChoice:
+    """settings: engine and MPS are decided, never `auto`. triton: the one to start, or None.
+
+    mps: how it shares its card, None without MPS.
+    """
+
+    settings: Settings
+    triton: TritonRuntime | None = None
+    mps: MpsPlan | None = None
+
+
+def check_access(settings: Settings) -> None:
+    """Raises CannotStart if remote clients would have all roles, no client would have any, or a file is unusable."""
+    if settings.is_exposed:
+        raise CannotStart(
+            f"{settings.host} can be reached from other machines, and there are no API keys: make one with `penstock "
+            "keys new NAME --file access.toml` and give --access-file access.toml, or say what all may do with "
+            "--anonymous infer,read"
+        )
+    if not settings.has_keys and not settings.anonymous_roles:
+        raise CannotStart(
+            "no client may do anything: --anonymous is none and there are no API keys; set PENSTOCK_API_KEYS to "
+            "NAME:ROLE+ROLE:SECRET (PENSTOCK_API_KEY, without an S, is what a client sends), or give --access-file"
+        )
+    try:
+        rules = _access_rules(settings.access_file) if settings.access_file is not None else AccessRules()
+        ApiKeyRing((*map(key_of_hashed, settings.api_keys), *rules.keys))
+        Certificates.of(settings.tls_cert, settings.tls_key, settings.tls_client_ca)
+        AuditLog(settings.audit_log).close()
+    except (AccessFileError, AuditLogError, InvalidApiKey, TlsFileError) as error:
+        raise CannotStart(str(error)) from error
+
+
+def _access_rules(file: Path) -> AccessRules:
+    """The file's; none of a file that waits for its first key, which counts once it is in. Raises AccessFileError."""
+    try:
+        return read_access_file(file)
+    except EmptyAccessFile as error:
+        log.warning(f"no client has a key: {error}")
+        return AccessRules()
+
+
+def choose_engine(settings: Settings) -> EngineChoice:
+    """Chooses the engine, once for every process of the stack.
+
+    Raises CannotStart if Triton is requested but not installed, or if the engine's header file is not valid.
+    """
+    if settings.engine_header_file is not None:
+        try:
+            read_header_file(settings.engine_header_file)
+        except HeaderFileError as error:
+            raise CannotStart(f"--engine-header-file: {error}") from error
+    if settings.engine_is_external or settings.engine_is_embedded:
+        return EngineChoice(settings)
+    environment = settings.engine_environment or default_environment(Path(sys.prefix))
+    try:
+        triton = find_triton(environment=environment)
+    except TritonUnavailable as error:
+        if settings.engine == "triton":
+            raise CannotStart(str(error)) from error
+        log.info(f"engine: embedded, since {error}")
+        return EngineChoice(settings.model_copy(update={"engine": "embedded"}))
+    return EngineChoice(settings.model_copy(update={"engine": "triton"}), triton)
+
+
+def choose_mps(choice: EngineChoice) -> EngineChoice:
+    """With the plan for MPS where it is wanted; `auto` does without where it cannot be had. Raises CannotStart."""
+    settings = choice.settings
+    if settings.mps == "off":
+        if settings.mps_active_thread_percentage or settings.mps_pinned_memory:
+            raise CannotStart(
+                "--mps-active-thread-percentage and --mps-pinned-memory limit clients of MPS, and --mps is off: say "
+                "--mps on, or auto, or leave them out"
+            )
+        return choice
+    without = replace(choice, settings=settings.model_copy(update={"mps": "off"}))
+    is_must = settings.mps == "on"
+    try:
+        if choice.triton is None:
+            raise MpsUnavailable(
+                "MPS shares a GPU among Triton's models, and no Triton is started here; leave --mps out"
+            )
+        asked = MpsRequest(
+            is_must, settings.mps_directory, settings.mps_active_thread_percentage, settings.mps_pinned_memory
+        )
+        plan = plan_mps(asked, _model_clients(settings), this_machine())
+    except MpsUnavailable as error:
+        if is_must:
+            raise CannotStart(str(error)) from error
+        log.info(f"without MPS, since {error}")
+        return without
+    return replace(choice, settings=settings.model_copy(update={"mps": "on"}), mps=plan)
+
+
+def _model_clients(settings: Settings) -> list[ModelClients]:
+    """What the models that will be loaded ask of a card; a config that cannot be read asks for nothing."""
+    return [
+        ModelClients(config.parent.name, row.count, row.cards)
+        for repository in settings.repositories
+        for config in sorted(repository.glob("*/config.pbtxt"))
+        if settings.models is None or config.parent.name in settings.models
+        for row in gpu_instances(config)
+    ]
+
+
+def resolve_ports(settings: Settings) -> Settings:
+    """The settings with port numbers that are free now. Raises CannotStart if one is in use.
+
+    Triton checks no keys, so its ports stay closed if the gateway restricts clients.
+    """
+    if settings.restricts_access:
+        settings = _without_engine_ports(settings)
+    names = ["http_port", "grpc_port", "metrics_port"]
+    if settings.engine_has_process:
+        names += [name for name in ENGINE_PORTS if getattr(settings, name) is not None]
+    held: list[socket.socket] = []
+    ports: dict[str, int] = {}
+    try:
+        for name in names:
+            host = "127.0.0.1" if name.startswith("engine") else settings.host
+            port = getattr(settings, name) or pick_free_ports("127.0.0.1", 1)[0]
+            flag = "--" + name.replace("_", "-")
+            held += [bind(host, port, flag=flag)] if name.startswith("engine") else bind_all(host, port, flag=flag)
+            ports[name] = port
+    except PortTaken as error:
+        raise CannotStart(str(error)) from error
+    finally:
+        for listener in held:
+            listener.close()
+    return settings.model_copy(update=ports)
+
+
+def _without_engine_ports(settings: Settings) -> Settings:
+    given = [name for name in ENGINE_PORTS if getattr(settings, name) is not None]
+    if given and settings.engine_has_process:
+        flags = ", ".join("--" + name.replace("_", "-") for name in given)
+        log.warning(
+            f"{flags}: not opened. Triton checks no keys, and the gateway has API keys or restricts anonymous clients; "
+            "clients use the gateway's ports"
+        )
+    return settings.model_copy(update=dict.fromkeys(ENGINE_PORTS))
+
+
+def choose_profiling(choice: EngineChoice, name: str) -> Profiling | None:
+    """How Triton is started under a profiler, None for without one. name: of its reports. Raises CannotStart."""
+    settings = choice.settings
+    if settings.profile is not ProfilerMode.OFF and choice.triton is None:
+        raise CannotStart("profile is of a Triton that is started here; leave it out, or use --engine triton")
+    try:
+        profiling = plan_profiling(settings.profile, settings.home_path.absolute() / "profiles", name)
+        if profiling is not None and profiling.report is not None:
+            profiling.report.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    except ProfilerMissing as error:
+        raise CannotStart(str(error)) from error
+    except OSError as error:
+        raise CannotStart(f"no folder for profiles: {error}; set --home to one that you may write") from error
+    return profiling
+
+
+def check_repositories(settings: Settings) -> tuple[Path, ...]:
+    """The model repositories that can be read.
+
+    Raises CannotStart where one is missing, where a model stands in two, or has a name that Triton cannot start: the
+    same repository is to run on every engine.
+    """
+    home = settings.home_path / "models"
+    try:
+        home.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        log.warning("no folder for pulled models; only shipped ones are served", path=str(home), reason=error.strerror)
+    owners: dict[str, Path] = {}
+    repositories = tuple(path for path in settings.repositories if path != home or home.is_dir())
+    for repository in repositories:
+        try:
+            names = sorted(
+                item.name for item in repository.iterdir() if item.is_dir() and not item.name.startswith(".")
+            )
+        except OSError as error:
+            raise CannotStart(
+                f"the model repository {repository} cannot be read ({error.strerror}); "
+                "give an existing folder with --model-repository"
+            ) from error
+        for name in names:
+            if is_special(name):
+                raise CannotStart(
+                    f"Triton cannot start a model whose folder is named {name!r}, as the one in {repository}; "
+                    "rename it, with no spaces and none of a shell's signs"
+                )
+            if name in owners:
+                raise CannotStart(
+                    f"the model {name!r} stands in {owners[name]} and in {repository}; remove one, names must be unique"
+                )
+            owners[name] = repository
+    unknown = set(settings.models or ()) - set(owners)
+    if unknown and not settings.engine_is_external:
+        raise CannotStart(
+            f"no model {min(unknown)!r} in {', '.join(map(str, repositories))}; "
+            f"there are {', '.join(sorted(owners)) or 'none'}"
+        )
+    return repositories
+
+
+def claim_run_dir() -> RunDirectory:
+    """A private folder for this run; what a killed former stack left is cleared away. Raises CannotStart."""
+    base = run_folders()
+    try:
+        run_dir, swept = claim_run_directory(base)
+    except (OSError, RunDirectoryRefused) as error:
+        raise CannotStart(f"no folder for this run under {base} ({error}); set TMPDIR to one that is yours") from error
+    for found in swept:
+        if found.killed or found.regions:
+            log.warning(
+                "cleared away what a killed stack left", processes=len(found.killed), regions=len(found.regions)
+            )
+    return run_dir

@@ -1,0 +1,164 @@
+"""Traces of requests: the interface that transports and stages use, and a Relay that adds a span to each engine call.
+
+Without a collector there is no Tracer, no trace begins, and current_trace is None.
+"""
+
+from collections.abc import AsyncGenerator, Iterable
+from contextvars import ContextVar
+from dataclasses import replace
+from typing import Protocol
+
+from penstock.protocol.call import GrpcAnswer, GrpcCall, GrpcMetadata, HttpAnswer, HttpCall, HttpHeaders, HttpStream
+from penstock.protocol.engine import GrpcStream, Relay
+from penstock.protocol.inference import Timings
+
+TraceHeaders = tuple[tuple[str, str], ...]
+"""W3C's traceparent and tracestate."""
+
+PARENT_HEADERS = ("traceparent", "tracestate")
+
+
+class EngineSpan(Protocol):
+    """One call to the engine. headers: sent to the engine, so that its spans become children of this one."""
+
+    @property
+    def headers(self) -> TraceHeaders: ...
+
+    def end(self, *, code: int | None = None, is_error: bool = False) -> None:
+        """Ends the span. code: HTTP's or gRPC's status, None if the engine did not answer."""
+        ...
+
+
+class Trace(Protocol):
+    """One request, from its head to its answer. To be used from the event loop's thread."""
+
+    def arrived(self, model: str) -> None:
+        """The request for that model was read and let in: until its first stage, or the engine's call, it waits."""
+        ...
+
+    def stages(self, stages: Iterable[tuple[str, float]]) -> None:
+        """(name, seconds) of what was just done, end to end, the last of which ends now."""
+        ...
+
+    def engine(self, name: str) -> EngineSpan:
+        """The engine is asked now; what was waited before that becomes the span `queue`."""
+        ...
+
+    def end(self, name: str, *, code: int, is_error: bool) -> None:
+        """The request was answered. name: of the operation, from a bounded set; code: HTTP's or gRPC's status."""
+        ...
+
+
+class Tracer(Protocol):
+    """Begins traces and sends what ended to the collector."""
+
+    def begin(self, headers: Iterable[tuple[str, str]], protocol: str) -> Trace:
+        """A request arrived. headers: its traceparent and tracestate where it has them; protocol: http or grpc.
+
+        A trace that is not ended is never sent.
+        """
+        ...
+
+
+current_trace: ContextVar[Trace | None] = ContextVar("current_trace", default=None)
+"""The trace of the request that this task works for."""
+
+
+def trace_arrival(model: str) -> None:
+    """The request of this task, for that model, has been let in. model: its label, from a bounded set."""
+    trace = current_trace.get()
+    if trace is not None:
+        trace.arrived(model)
+
+
+_PARENT_BYTES = tuple(name.encode() for name in PARENT_HEADERS)
+_MIN_HTTP_ERROR = 500
+# gRPC's codes for what went wrong on the engine's side: UNKNOWN, DEADLINE_EXCEEDED, UNIMPLEMENTED, INTERNAL,
+# UNAVAILABLE, DATA_LOSS.
+GRPC_ERRORS = frozenset((2, 4, 12, 13, 14, 15))
+
+
+class TracedRelay:
+    """A Relay over another one. The engine's traceparent is that of the call's span; other calls pass untouched."""
+
+    def __init__(self, relay: Relay) -> None:
+        self._relay = relay
+
+    async def http(self, call: HttpCall, *, deadline: float | None) -> HttpAnswer:
+        trace = current_trace.get()
+        if trace is None:
+            return await self._relay.http(call, deadline=deadline)
+        span = trace.engine("engine")
+        try:
+            answer = await self._relay.http(_with_http_parent(call, span.headers), deadline=deadline)
+        except BaseException:
+            span.end(is_error=True)
+            raise
+        span.end(code=answer.status, is_error=answer.status >= _MIN_HTTP_ERROR)
+        return answer
+
+    async def http_stream(self, call: HttpCall, *, deadline: float | None) -> HttpStream:
+        """The span ends with the last piece."""
+        trace = current_trace.get()
+        if trace is None:
+            return await self._relay.http_stream(call, deadline=deadline)
+        span = trace.engine("engine")
+        try:
+            stream = await self._relay.http_stream(_with_http_parent(call, span.headers), deadline=deadline)
+        except BaseException:
+            span.end(is_error=True)
+            raise
+        chunks = _until_end(stream, span)
+        await anext(chunks)  # an empty one: from here on closing the generator reaches its finally
+        return replace(stream, chunks=chunks)
+
+    async def grpc(self, call: GrpcCall, *, deadline: float | None) -> GrpcAnswer:
+        trace = current_trace.get()
+        if trace is None:
+            return await self._relay.grpc(call, deadline=deadline)
+        span = trace.engine("engine")
+        shown = replace(call, metadata=_with_grpc_parent(call.metadata, span.headers))
+        try:
+            answer = await self._relay.grpc(shown, deadline=deadline)
+        except BaseException:
+            span.end(is_error=True)
+            raise
+        span.end(code=answer.code, is_error=answer.code in GRPC_ERRORS)
+        return answer
+
+    async def grpc_stream(self, method: str, metadata: GrpcMetadata, *, deadline: float | None) -> GrpcStream:
+        """Untouched: a stream is many requests, and its own traceparent stands for all of them."""
+        return await self._relay.grpc_stream(method, metadata, deadline=deadline)
+
+
+async def _until_end(stream: HttpStream, span: EngineSpan) -> AsyncGenerator[bytes, None]:
+    is_error = True
+    try:
+        yield b""
+        async for chunk in stream.chunks:
+            yield chunk
+        is_error = stream.status >= _MIN_HTTP_ERROR
+    finally:
+        span.end(code=stream.status, is_error=is_error)
+        await stream.chunks.aclose()
+
+
+def _with_http_parent(call: HttpCall, parent: TraceHeaders) -> HttpCall:
+    headers: HttpHeaders = tuple(header for header in call.headers if header[0] not in _PARENT_BYTES)
+    return replace(call, headers=headers + tuple((name.encode(), value.encode()) for name, value in parent))
+
+
+def _with_grpc_parent(metadata: GrpcMetadata, parent: TraceHeaders) -> GrpcMetadata:
+    return tuple(pair for pair in metadata if pair[0] not in PARENT_HEADERS) + parent
+
+
+def trace_stages(*stages: tuple[str, float]) -> None:
+    """Add stages, (name, seconds), to the current request's trace, if there is one."""
+    trace = current_trace.get()
+    if trace is not None:
+        trace.stages(stages)
+
+
+def trace_preparation(timings: Timings) -> None:
+    """Add the stages queue, decode and preprocess to the current request's trace."""
+    trace_stages(("queue", timings.queue), ("decode", timings.decode), ("preprocess", timings.preprocess))

@@ -1,0 +1,304 @@
+"""Composer of a worker: one of several processes that parse HTTP and gRPC, decode images and encode responses.
+
+It forwards what it does not serve to the core process, which has the queues, limits and the engine (gateway/main.py).
+"""
+
+import asyncio
+import contextlib
+import gc
+import itertools
+import signal
+import socket
+import time
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import uvloop
+
+from penstock.engines.dedicated_engines import RoutedEngine
+from penstock.engines.triton.client import TritonEngine
+from penstock.gateway.audit import AuditLog
+from penstock.gateway.batch_flow import BatchFlow
+from penstock.gateway.composition import (
+    ConnectedEngine,
+    compose_authenticator,
+    compose_engine,
+    compose_request_authentication,
+    compose_tracer,
+    connection_limits,
+    declared_options,
+    grpc_limits,
+    port_limits,
+    rest_limits,
+    until_stopped,
+)
+from penstock.gateway.grpc.server import GrpcEndpoint, GrpcServer, ProcessRole, serve
+from penstock.gateway.image_flow import ImageFlow
+from penstock.gateway.in_flight import InFlightLimiter, InFlightLimits
+from penstock.gateway.metrics import METRIC_FILES, MetricFiles, Metrics
+from penstock.gateway.model_restarts import core_backend
+from penstock.gateway.rest.app import create_app
+from penstock.gateway.rest.listener import HttpListener, Sockets, bind_all
+from penstock.gateway.rest.streaming import CoreRoute
+from penstock.gateway.settings import Settings
+from penstock.gateway.shared_memory.regions import SWITCHED_OFF, NoSharedMemory
+from penstock.gateway.tracing import TracedRelay
+from penstock.gateway.workers.client import CoreClient
+from penstock.gateway.workers.connection import WorkerHello
+from penstock.gateway.workers.core_relay import CoreRelay
+from penstock.gateway.workers.gateway_process import ControlConnection, GatewayServes, WorkerReady
+from penstock.gateway.workers.shared_counters import (
+    PAGE_NAME,
+    TABLE_NAME,
+    CounterPage,
+    CounterRow,
+    QuotaTable,
+    SharedCounts,
+)
+from penstock.gateway.workers.slab_sharing import ClientSlab
+from penstock.gateway.workers.worker_dataplane import WorkerDataPlane
+from penstock.logs import get_logger
+from penstock.network import addresses_of
+from penstock.port_policy import PortLimits
+from penstock.process import MemoryTrimmer
+from penstock.tls import Certificates
+from penstock.vision.decode_pool import DecodePool
+
+REPORT_INTERVAL_S = 0.25
+SPANS_GRACE_S = 1.0
+CORE_CONNECTIONS = 256  # beyond those of inferences
+# Wait for the core's first message before a worker listens without it. A core takes a few seconds to start, more on
+# busy machines. After that, clients get 503 with the reason, rather than a refused connection.
+CORE_TIMEOUT_S = 10.0
+
+log = get_logger("front")
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerOptions:
+    """Which front this is. index: 1 for the first. run_dir: where the core listens."""
+
+    index: int
+    run_dir: Path
+
+
+class Worker:
+    """A front's parts, wired. Make it inside the running loop."""
+
+    def __init__(self, settings: Settings, options: WorkerOptions) -> None:
+        self.settings = settings
+        self.options = options
+        self.page = CounterPage(options.run_dir / PAGE_NAME)
+        self.page.clear(options.index)
+        self.metrics = Metrics(MetricFiles(options.run_dir / METRIC_FILES, f"front-{options.index}"))
+        self.core = CoreRelay(options.run_dir, max_connections=settings.max_inflight_requests + CORE_CONNECTIONS)
+        engine = _engine_of(settings, options.run_dir)
+        self.slab = _borrowed_slab(settings, engine) if settings.slab_bytes else None
+        self.link = CoreClient(
+            options.run_dir, WorkerHello(options.index), max_asks=settings.max_inflight_requests, slab=self.slab
+        )
+        apart = core_backend(settings, options.run_dir)
+        routed = RoutedEngine(engine.backend, engine.relay, lambda: self.link.apart, lambda _: apart)
+        self.engine = replace(engine, backend=routed, relay=routed)
+        self.pool = DecodePool(
+            workers=0 if settings.engine_is_embedded else settings.decoder_share,
+            job_timeout_s=settings.decode_timeout_s,
+            max_waiting=settings.max_inflight_requests,
+            max_pixels=settings.max_pixels,
+        )
+        limits = InFlightLimits(settings.max_inflight_requests, settings.max_inflight_bytes)
+        self.admission = InFlightLimiter(limits, SharedCounts(self.page, options.index))
+        board = QuotaTable(options.run_dir / TABLE_NAME, options.index)
+        board.clear(options.index)
+        self.door = compose_authenticator(settings, board, AuditLog(settings.audit_log))
+        self.certificates = Certificates.of(settings.tls_cert, settings.tls_key, settings.tls_client_ca)
+        self.tracer = compose_tracer(settings.otlp_endpoint)
+        self.plane = self._compose_plane(settings)
+
+    def _compose_plane(self, settings: Settings) -> WorkerDataPlane:
+        options = declared_options(settings)
+        plane = WorkerDataPlane(
+            relay=TracedRelay(self.engine.relay) if self.tracer is not None else self.engine.relay,
+            watch=self.link,
+            images=ImageFlow(
+                backend=self.engine.backend,
+                watch=self.link,
+                pool=self.pool,
+                metrics=self.metrics,
+                batching=self.link,
+                slab=self.slab,
+            ),
+            admission=self.admission,
+            metrics=self.metrics,
+            quotas=self.door.quotas if self.door is not None else None,
+        )
+        plane.core = self.core
+        plane.tracer = self.tracer
+        plane.is_engine_in_core = settings.engine_is_embedded
+        plane.is_apart = lambda model: model in self.link.apart
+        plane.options = options
+        plane.required_models = settings.required_models
+        plane.turns.engines = len(settings.engine_urls) or 1
+        plane.batches = BatchFlow(
+            batching=self.link,
+            relay=self.engine.relay,
+            watch=self.link,
+            max_rows_of=lambda config: options.of(config).max_batch_size,
+            max_body_bytes=settings.max_body_bytes,
+            turns=plane.turns,
+        )
+        # Regions are the core's: what is about them, or stands in them, goes there.
+        plane.share(NoSharedMemory("" if settings.allow_client_shm else SWITCHED_OFF))
+        return plane
+
+    async def tell(self, listener: HttpListener, grpc_server: GrpcServer) -> None:
+        """The core's page, and files, of what is read at a scrape, now and then, and that this loop turns; for ever."""
+        column, write = self.options.index, self.page.write
+        former_restarts = self.page.read(CounterRow.DECODER_RESTARTS, column)
+        former_spans = self.page.read(CounterRow.SPANS_DROPPED, column)
+        for beat in itertools.count(1):
+            write(CounterRow.BEATS, column, beat)
+            statistics = self.pool.statistics()
+            write(CounterRow.CONNECTIONS, column, listener.connection_count)
+            write(CounterRow.GRPC_CONNECTIONS, column, grpc_server.connection_count)
+            write(CounterRow.DECODES_WAITING, column, statistics.waiting)
+            write(CounterRow.DECODER_RESTARTS, column, former_restarts + statistics.restarts)
+            if self.tracer is not None:
+                write(CounterRow.SPANS_DROPPED, column, former_spans + self.tracer.dropped_spans)
+            self.metrics.flush()
+            await asyncio.sleep(REPORT_INTERVAL_S)
+
+    async def aclose(self) -> None:
+        """End what runs and close what is open."""
+        self.metrics.flush()
+        if self.door is not None:
+            await self.door.aclose()
+        if self.tracer is not None:
+            await asyncio.to_thread(self.tracer.stop, SPANS_GRACE_S)
+        await self.pool.aclose()
+        await self.core.aclose()
+        await self.engine.backend.aclose()
+
+
+def _borrowed_slab(settings: Settings, engine: ConnectedEngine) -> ClientSlab:
+    """What the core lends; the front's own calls to a Triton name it, too."""
+    backend, call_later = engine.backend, asyncio.get_running_loop().call_later
+    if isinstance(backend, TritonEngine) and not settings.engine_is_embedded:
+        return ClientSlab(call_later, backend)
+    return ClientSlab(call_later)
+
+
+def _engine_of(settings: Settings, run_dir: Path) -> ConnectedEngine:
+    """The engine, or, where it lives in the core's process, the core, which speaks as an engine does."""
+    if not settings.engine_is_embedded:
+        return compose_engine(settings.model_copy(update={"slab_bytes": 0}), run_dir)  # the core owns the slab
+    core = core_backend(settings, run_dir)
+    return ConnectedEngine(core, core, "embedded in the core")
+
+
+async def _serve(settings: Settings, control: ControlConnection, options: WorkerOptions) -> int:
+    stop = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, stop.set)
+    front = Worker(settings, options)
+    await front.pool.start()
+    tasks = [asyncio.create_task(front.link.run()), asyncio.create_task(_until_parent_is_gone(control, stop))]
+    await _until_core_reports(front, stop)
+    is_clean = stop.is_set() or await _serve_clients(front, control, stop, tasks)
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
+    await front.aclose()
+    return 0 if is_clean else 1
+
+
+async def _until_core_reports(front: Worker, stop: asyncio.Event) -> None:
+    """Returns when the core has reported the engine's state, on a stop, or after CORE_TIMEOUT_S.
+
+    A worker that listened earlier would answer 503 while other workers on the same port are ready.
+    """
+    waiting = [asyncio.create_task(front.link.first_state.wait()), asyncio.create_task(stop.wait())]
+    done, pending = await asyncio.wait(waiting, timeout=CORE_TIMEOUT_S, return_when=asyncio.FIRST_COMPLETED)
+    for task in pending:
+        task.cancel()
+    if not done:
+        log.warning("no message from the core yet; listening", front=front.options.index, seconds=CORE_TIMEOUT_S)
+
+
+async def _serve_clients(
+    front: Worker, control: ControlConnection, stop: asyncio.Event, tasks: list[asyncio.Task[None]]
+) -> bool:
+    """Serves until stopped, then drains. Returns whether no request was cut. tasks: extended here."""
+    settings = front.settings
+    listeners = bind_all(settings.host, settings.http_port, flag="--http-port", is_shared=True)
+    ports = port_limits(settings)
+    rest = _rest(front, listeners, ports)
+    endpoint = GrpcEndpoint(addresses_of(settings.host, settings.grpc_port), front.certificates)
+    share = ProcessRole(front.core)
+    limits = grpc_limits(settings, ports)
+    grpc_server = await serve(front.plane, limits, endpoint, front.metrics, door=front.door, share=share)
+    rest.start()
+    control.send(GatewayServes(rest.port, grpc_server.port, 0))
+    gc.collect()
+    gc.freeze()  # what lives now lives on: no collection searches it again, in the middle of requests
+    log.info("listening", front=front.options.index, http=rest.port, grpc=grpc_server.port)
+    tasks += [
+        *([asyncio.create_task(front.door.run())] if front.door is not None else ()),
+        asyncio.create_task(front.tell(rest, grpc_server)),
+        asyncio.create_task(MemoryTrimmer().run()),
+        asyncio.create_task(_report_ready(control, front)),
+    ]
+    await until_stopped(stop, tasks)
+    return await _drain(front, rest, grpc_server)
+
+
+def _rest(front: Worker, listeners: Sockets, ports: PortLimits) -> HttpListener:
+    settings = front.settings
+    way = CoreRoute(front.core, has_engine=settings.engine_is_embedded)
+    gate = compose_request_authentication(settings, front.door)
+    app = create_app(front.plane, rest_limits(settings), front.metrics, gate=gate, way=way)
+    return HttpListener(
+        app,
+        listeners,
+        limits=connection_limits(settings, ports),
+        unread=front.admission,
+        refused=front.metrics.rejected,
+        tls=front.certificates.context if front.certificates is not None else None,
+    )
+
+
+async def _until_parent_is_gone(control: ControlConnection, stop: asyncio.Event) -> None:
+    async for _ in control.receive():
+        pass
+    log.warning("the parent process is gone; stopping")
+    stop.set()
+
+
+async def _report_ready(control: ControlConnection, front: Worker) -> None:
+    """Once, when the core has said that the engine is up."""
+    await front.link.first_up.wait()
+    control.send(WorkerReady(front.options.index))
+
+
+async def _drain(front: Worker, rest: HttpListener, grpc_server: GrpcServer) -> bool:
+    """Not ready at once; serve on for the delay; then take nothing new and let what runs end within the grace."""
+    started, settings = time.monotonic(), front.settings
+    front.plane.announce_stop()
+    log.info("draining", front=front.options.index, delay_s=settings.drain_delay_s)
+    await asyncio.sleep(settings.drain_delay_s)
+    is_clean = all(await asyncio.gather(rest.stop(settings.grace_s), grpc_server.stop(settings.grace_s)))
+    seconds = round(time.monotonic() - started, 3)
+    log.info("drained", front=front.options.index, seconds=seconds, is_clean=is_clean)
+    return is_clean
+
+
+def run_worker(settings: Settings, control_end: socket.socket, options: WorkerOptions) -> int:
+    """Serves until stopped. Returns the exit code. control_end: connection to the parent process."""
+
+    async def main() -> int:
+        with contextlib.closing(await ControlConnection.over(control_end)) as control:
+            return await _serve(settings, control, options)
+
+    code: int = uvloop.run(main())
+    return code

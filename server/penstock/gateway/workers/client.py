@@ -1,0 +1,369 @@
+"""Client of the core's batcher, for worker processes and for other programs of this host.
+
+Gives the engine's state as the core sees it, and inferences whose batches the core forms.
+"""
+
+import asyncio
+import itertools
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from types import MappingProxyType
+from typing import Protocol
+
+import msgspec
+
+from penstock.engines.model_health import KnownModel
+from penstock.gateway.workers.connection import (
+    SOCKET_NAME,
+    CallFailed,
+    CallLate,
+    CallsCut,
+    CancelInfer,
+    CancelledAt,
+    ClientHello,
+    ClientRejected,
+    CoreState,
+    EngineSuspected,
+    FindModel,
+    Infer,
+    Inferred,
+    MessageConnection,
+    ModelFound,
+    ModelsServed,
+    PendingCancellations,
+    RequestFailed,
+    SlabPartGranted,
+    Sync,
+    SyncDone,
+    ToClient,
+    WorkerHello,
+    error_from,
+)
+from penstock.gateway.workers.core_relay import CORE_GONE
+from penstock.gateway.workers.slab_sharing import ClientSlab, move_to_slab
+from penstock.logs import get_logger
+from penstock.protocol.cancellation import CancelStage, note_cancel_stage
+from penstock.protocol.engine import ModelConfig
+from penstock.protocol.errors import DeadlineExceeded, EngineUnavailable, InferenceError, InvalidRequest, Overloaded
+from penstock.protocol.inference import InferRequest, InferResponse
+from penstock.protocol.shared_memory import Lease
+
+CORE_SILENT = "the gateway's core does not answer; retry in a second"
+SILENCE_S = 5.0
+FIND_TIMEOUT_S = 5.0
+LATE_S = 0.25  # beyond a deadline, which the core enforces itself, until the front gives up
+_SWEEP_S = 0.1
+_RECONNECT_S = 0.05
+_RETRY_REJECTED_S = 1.0  # until a client process that was rejected connects again
+_NO_MODELS: Mapping[str, KnownModel] = MappingProxyType({})
+
+log = get_logger("front")
+
+
+class _PendingReply(Protocol):
+    """A future that waits for the core's answer."""
+
+    def set_exception(self, error: BaseException, /) -> None: ...
+
+
+class CoreClient:
+    """EngineView and Batching over the core. Run `run()` as one task; call the rest from the same event loop.
+
+    greeting: identifies this peer. max_asks: inferences that may wait for the core at once. slab: large tensors are
+    put into it instead of being sent; the core grants its memory.
+    Without a core the engine is not up, and everything that waits for it fails as EngineUnavailable.
+    """
+
+    def __init__(
+        self, run_dir: Path, greeting: WorkerHello | ClientHello, *, max_asks: int, slab: ClientSlab | None = None
+    ) -> None:
+        self._path = str(run_dir / SOCKET_NAME)
+        self._greeting = greeting
+        self._is_front = isinstance(greeting, WorkerHello)  # a client process reports errors itself
+        self._log = (
+            log.bind(front=greeting.index) if isinstance(greeting, WorkerHello) else log.bind(program=greeting.name)
+        )
+        self._rejection = ""
+        self._max_asks = max_asks
+        self._slab = slab
+        self._decoder: msgspec.msgpack.Decoder[ToClient] = msgspec.msgpack.Decoder(ToClient)
+        self._line: MessageConnection[ToClient] | None = None
+        self._is_up = False
+        self._reason = "the gateway's core has not answered yet"
+        self._generation = 0
+        self._models: Mapping[str, KnownModel] = _NO_MODELS
+        self._owned: frozenset[str] = frozenset()
+        self.apart: frozenset[str] = frozenset()  # models with an engine process of their own
+        self._cut: Callable[[str], None] = lambda _: None
+        self._numbers = itertools.count(1)
+        self._asks: dict[int, tuple[asyncio.Future[InferResponse], float]] = {}
+        self._finds: dict[int, asyncio.Future[ModelConfig]] = {}
+        self._departures = PendingCancellations()
+        self._served: set[str] = set()
+        self._last_received_at = 0.0
+        self._gone = asyncio.Event()
+        self._loop = asyncio.get_running_loop()
+        self.first_state = asyncio.Event()  # the core has sent the engine's state
+        self.first_up = asyncio.Event()
+
+    # EngineView
+
+    @property
+    def is_up(self) -> bool:
+        return self._is_up
+
+    @property
+    def reason(self) -> str:
+        """Why the engine is not up; empty while it is."""
+        return self._reason
+
+    @property
+    def generation(self) -> int:
+        return self._generation
+
+    @property
+    def models(self) -> Mapping[str, KnownModel]:
+        return self._models
+
+    def when_silent(self, cut: Callable[[str], None]) -> None:
+        """cut: called with the reason if calls in the engine will not be answered any more."""
+        self._cut = cut
+
+    def suspect(self) -> None:
+        """A call could not reach the engine: sent to the core."""
+        self._send(EngineSuspected())
+
+    def note_late(self, model_name: str, waited_s: float, *, is_waiting: bool = False) -> None:
+        """A call ended without an answer, or waits long: sent to the core."""
+        self._send(CallLate(model_name, waited_s, is_waiting))
+
+    def note_failed(self, model_name: str) -> None:
+        """A client's inference failed in the engine: sent to the core."""
+        self._send(CallFailed(model_name))
+
+    def note_served(self, model_name: str) -> None:
+        """Sent to the core with the next sweep, not each time."""
+        self._served.add(model_name)
+
+    async def note_loaded(self, model_name: str) -> None:
+        """Does nothing: the core loads models itself."""
+
+    def note_unloaded(self, model_name: str) -> None:
+        """Does nothing: the core unloads models itself."""
+
+    async def find(self, model_name: str) -> ModelConfig:
+        """The config of a ready model; requested from the core if unknown. Raises the core's error."""
+        known = self._models.get(model_name)
+        if known is not None and known.is_ready and known.config is not None:
+            return known.config
+        number = next(self._numbers)
+        future: asyncio.Future[ModelConfig] = self._loop.create_future()
+        self._finds[number] = future
+        try:
+            self._require_line().send(FindModel(number, model_name))
+            async with asyncio.timeout(FIND_TIMEOUT_S):
+                return await future
+        except TimeoutError as error:
+            raise EngineUnavailable(CORE_SILENT) from error
+        finally:
+            self._finds.pop(number, None)
+
+    # Batching
+
+    def owns(self, model_name: str) -> bool:
+        """Whether the core forms that model's batches."""
+        return model_name in self._owned
+
+    def refuse_hopeless(self, model_name: str, *, rows: int, deadline: float | None) -> None:
+        """Does nothing: only the core knows the queue, and rejects the request on arrival."""
+
+    async def infer(self, request: InferRequest, *, client: str, priority: int = 0) -> InferResponse:
+        """See Batching.infer."""
+        line = self._require_line()
+        if len(self._asks) >= self._max_asks:
+            raise Overloaded(f"{len(self._asks)} requests wait for the gateway's core; retry after 0.2 s")
+        number = next(self._numbers)
+        future: asyncio.Future[InferResponse] = self._loop.create_future()
+        until = float("inf") if request.deadline is None else request.deadline + LATE_S
+        self._asks[number] = future, until
+        leases: list[Lease] = []
+        is_answered = False
+        try:
+            asked, leases = (request, leases) if self._slab is None else move_to_slab(request, self._slab)
+            _send_infer(line, Infer(number, asked, client, priority))
+            response = await future
+            is_answered = True
+        except asyncio.CancelledError as cancelled:
+            self._leave(number, request.model_name, future, cancelled)
+            raise
+        finally:
+            self._asks.pop(number, None)
+            for lease in leases:
+                if is_answered:
+                    lease.release()
+                else:
+                    lease.release_later()
+        return response
+
+    def _leave(
+        self, number: int, model_name: str, future: "asyncio.Future[InferResponse]", cancelled: asyncio.CancelledError
+    ) -> None:
+        """The caller is gone at once; the stage of the cancellation is resolved later."""
+        otherwise = CancelStage.BATCH if self.owns(model_name) else CancelStage.ENGINE
+        if future.cancelled() and self._line is not None and self._line.is_open:
+            note_cancel_stage(cancelled, self._departures.wait(number, otherwise, time.monotonic()))
+            self._line.send(CancelInfer(number))
+            return
+        if not future.cancelled():  # it was answered in the same moment
+            future.exception()
+        note_cancel_stage(cancelled, otherwise)
+
+    # the line
+
+    async def run(self) -> None:
+        """Connects again and again until cancelled."""
+        try:
+            while True:
+                await self._connect()
+                await self._until_gone()
+                self._lose(self._rejection or CORE_GONE)
+                await asyncio.sleep(_RETRY_REJECTED_S if self._rejection else _RECONNECT_S)
+                self._rejection = ""
+        finally:
+            self._is_up = False  # a regular stop logs no warning
+            self._lose("this gateway stops")
+            if self._line is not None:
+                self._line.close()
+
+    async def _connect(self) -> None:
+        while True:
+            try:
+                self._gone.clear()
+                _, line = await self._loop.create_unix_connection(self._new_line, self._path)
+            except OSError:
+                await asyncio.sleep(_RECONNECT_S)
+                continue
+            self._last_received_at = time.monotonic()
+            line.send(self._greeting)
+            self._line = line
+            return
+
+    def _new_line(self) -> MessageConnection[ToClient]:
+        return MessageConnection(self._decoder, self._hear, lambda _: self._gone.set())
+
+    async def _until_gone(self) -> None:
+        """Until the connection ends, or the core is silent for too long."""
+        while not self._gone.is_set():
+            try:
+                async with asyncio.timeout(_SWEEP_S):
+                    await self._gone.wait()
+            except TimeoutError:
+                self._sweep(time.monotonic())
+
+    def _sweep(self, now: float) -> None:
+        if self._served:
+            self._send(ModelsServed(tuple(self._served)))
+            self._served.clear()
+        if now - self._last_received_at > SILENCE_S:
+            tell = self._log.error if self._is_front else self._log.debug
+            tell("the core is silent", seconds=round(now - self._last_received_at, 1))
+            self._lose(CORE_SILENT)
+            if self._line is not None:
+                self._line.close()  # then a core that was stopped cancels our calls, and grants a new part
+            return
+        self._departures.expire(now)
+        for number, (future, until) in list(self._asks.items()):
+            if now > until and not future.done():
+                self._send(CancelInfer(number))
+                future.set_exception(DeadlineExceeded("the deadline passed while the gateway's core had the request"))
+
+    def _lose(self, reason: str) -> None:
+        """The core is gone: everything that waits for it fails."""
+        if self._is_up:
+            tell = self._log.warning if self._is_front else self._log.debug
+            tell("no core", reason=reason)
+        self._is_up, self._reason = False, reason
+        if self._slab is not None:
+            self._slab.forget()
+        self._departures.lose()
+        waiting: list[_PendingReply] = [
+            *(future for future, _ in self._asks.values() if not future.done()),
+            *(future for future in self._finds.values() if not future.done()),
+        ]
+        for question in waiting:
+            question.set_exception(EngineUnavailable(reason))
+
+    def _require_line(self) -> MessageConnection[ToClient]:
+        if self._line is None or not self._line.is_open:
+            raise EngineUnavailable(CORE_GONE)
+        return self._line
+
+    def _send(self, record: CancelInfer | SyncDone | CallLate | CallFailed | ModelsServed | EngineSuspected) -> None:
+        if self._line is not None:
+            self._line.send(record)
+
+    def _hear(self, line: MessageConnection[ToClient], record: ToClient) -> None:
+        self._last_received_at = time.monotonic()
+        match record:
+            case Inferred(number, response):
+                self._answer(number, response)
+            case RequestFailed(number):
+                self._fail(number, error_from(record))
+            case CancelledAt(number, where):
+                self._departures.tell(number, where)
+            case CoreState():
+                self._take(record)
+            case ModelFound(number, config):
+                self._found(number, config)
+            case Sync(number):
+                self._send(SyncDone(number))
+            case CallsCut(reason):
+                self._cut(reason)
+            case SlabPartGranted(lent) if self._slab is not None:
+                self._slab.borrow(lent)
+            case ClientRejected(reason):
+                self._rejection = reason
+                line.close()
+
+    def _answer(self, number: int, response: InferResponse) -> None:
+        asked = self._asks.get(number)
+        if asked is not None and not asked[0].done():
+            asked[0].set_result(response)
+        self._departures.tell(number)
+
+    def _found(self, number: int, config: ModelConfig) -> None:
+        future = self._finds.get(number)
+        if future is not None and not future.done():
+            future.set_result(config)
+
+    def _fail(self, number: int, error: InferenceError) -> None:
+        asked = self._asks.get(number)
+        future: _PendingReply | None = asked[0] if asked is not None else self._finds.get(number)
+        if isinstance(future, asyncio.Future) and not future.done():
+            future.set_exception(error)
+        self._departures.tell(number)
+
+    def _take(self, state: CoreState) -> None:
+        if state.is_up and not self._is_up:
+            tell = self._log.info if self._is_front else self._log.debug
+            tell("the core serves", generation=state.generation)
+        self._is_up, self._reason, self._generation = state.is_up, state.reason, state.generation
+        self._models = {known.name: self._same(known) for known in state.models}
+        self._owned, self.apart = frozenset(state.owned), frozenset(state.apart)
+        self.first_state.set()
+        if state.is_up:
+            self.first_up.set()
+
+    def _same(self, known: KnownModel) -> KnownModel:
+        """The earlier object if the model is unchanged, since values are cached by its config."""
+        former = self._models.get(known.name)
+        return former if former == known else known
+
+
+def _send_infer(line: MessageConnection[ToClient], ask: Infer) -> None:
+    """Raises InvalidRequest if the message cannot be encoded."""
+    try:
+        line.send(ask)
+    except (OverflowError, ValueError) as error:
+        raise InvalidRequest(f"the request cannot be handed to the gateway's core: {error}") from error

@@ -1,0 +1,379 @@
+"""Messages between the core and its workers and client processes, and the connection that carries them.
+
+Messages are MessagePack over a Unix socket, each with its length before it. Deadlines are monotonic seconds, which the
+processes of one machine share.
+"""
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cache
+from typing import Generic, TypeVar, cast
+
+import msgspec
+
+from penstock.engines.model_health import KnownModel
+from penstock.gateway.workers.slab import SlabPart
+from penstock.logs import get_logger
+from penstock.protocol.cancellation import CancelStage, PendingStage
+from penstock.protocol.engine import ModelConfig
+from penstock.protocol.errors import InferenceError
+from penstock.protocol.inference import InferRequest, InferResponse
+
+PROTOCOL = 3  # increment it when records change: clients are other programs, which may be older or newer
+
+
+class Message(msgspec.Struct, frozen=True, array_like=True, tag=True):
+    """A message below. number: the sender's own number of a request, repeated in its answer."""
+
+
+class WorkerHello(Message, frozen=True):
+    """Front → core, first: which of the fronts this is."""
+
+    index: int
+
+
+class ClientHello(Message, frozen=True):
+    """Client process → core, first, instead of WorkerHello. name: which program it is, for the log."""
+
+    name: str
+
+
+class Infer(Message, frozen=True):
+    """Front → core: an inference. client, priority: see Batching.infer. An input with a place has no data."""
+
+    number: int
+    request: InferRequest
+    client: str
+    priority: int
+
+
+class CancelInfer(Message, frozen=True):
+    """Front → core: that answer is no longer needed."""
+
+    number: int
+
+
+class FindModel(Message, frozen=True):
+    """Front → core: request the model's config."""
+
+    number: int
+    model_name: str
+
+
+class ModelsServed(Message, frozen=True):
+    """Front → core: inferences of these models succeeded."""
+
+    model_names: tuple[str, ...]
+
+
+class EngineSuspected(Message, frozen=True):
+    """Front → core: a call could not reach the engine."""
+
+
+class CallLate(Message, frozen=True):
+    """Front → core: a call ended after waited_s without an answer from the engine. is_waiting: it has not ended."""
+
+    model_name: str
+    waited_s: float
+    is_waiting: bool = False
+
+
+class CallFailed(Message, frozen=True):
+    """Front → core: a valid inference failed in the engine."""
+
+    model_name: str
+
+
+class SyncDone(Message, frozen=True):
+    """Front → core: everything sent before that `Sync` was processed."""
+
+    number: int
+
+
+class CoreState(Message, frozen=True):
+    """Core → front: the engine as the core sees it, at every change and each second. owned: by the gateway.
+
+    apart: models with an engine process of their own, which only the core calls.
+    """
+
+    is_up: bool
+    reason: str
+    generation: int
+    models: tuple[KnownModel, ...]
+    owned: tuple[str, ...]
+    apart: tuple[str, ...] = ()
+
+
+class Sync(Message, frozen=True):
+    """Core → front: answer with SyncDone, after everything that was sent before is processed."""
+
+    number: int
+
+
+class CallsCut(Message, frozen=True):
+    """Core → front: calls in the engine will not be answered any more."""
+
+    reason: str
+
+
+class SlabPartGranted(Message, frozen=True):
+    """Core → front: use this part of the slab from now on, instead of an earlier one."""
+
+    lent: SlabPart
+
+
+class ClientRejected(Message, frozen=True):
+    """Core → client process, last: why it is not served."""
+
+    reason: str
+
+
+class Inferred(Message, frozen=True):
+    """Core → front: answer to an Infer."""
+
+    number: int
+    response: InferResponse
+
+
+class ModelFound(Message, frozen=True):
+    """Core → front: answer to a FindModel."""
+
+    number: int
+    config: ModelConfig
+
+
+class CancelledAt(Message, frozen=True):
+    """Core → front: an Infer was cancelled at this stage."""
+
+    number: int
+    where: CancelStage
+
+
+class RequestFailed(Message, frozen=True):
+    """Core → front: of an Infer or a FindModel. kind: the error's class. retry_after_s: None if it has none."""
+
+    number: int
+    kind: str
+    message: str
+    reason: str
+    retry_after_s: float | None
+
+
+ToCore = (
+    WorkerHello
+    | ClientHello
+    | Infer
+    | CancelInfer
+    | FindModel
+    | ModelsServed
+    | CallFailed
+    | EngineSuspected
+    | CallLate
+    | SyncDone
+)
+ToClient = (
+    CoreState | CallsCut | SlabPartGranted | ClientRejected | Inferred | ModelFound | RequestFailed | CancelledAt | Sync
+)
+
+
+def failed_message(number: int, error: InferenceError) -> RequestFailed:
+    """The error as a record."""
+    retry_after_s: float | None = getattr(error, "retry_after_s", None)
+    return RequestFailed(number, type(error).__name__, error.message, error.reason, retry_after_s)
+
+
+def error_from(record: RequestFailed) -> InferenceError:
+    """The error, of its own class; of an unknown class, an InferenceError."""
+    kind = _kind_of(record.kind)
+    error = kind.__new__(kind)
+    InferenceError.__init__(error, record.message)
+    if record.reason != kind.reason:
+        error.reason = record.reason
+    if record.retry_after_s is not None:
+        vars(error)["retry_after_s"] = record.retry_after_s
+    return error
+
+
+@cache
+def _kind_of(name: str) -> type[InferenceError]:
+    """The class of that name in the InferenceError tree. Cached: there are about a dozen."""
+    todo = [InferenceError]
+    while todo:
+        kind = todo.pop()
+        if kind.__name__ == name:
+            return kind
+        todo += kind.__subclasses__()
+    return InferenceError
+
+
+SOCKET_NAME = "core-batch.sock"
+CLOSE_GRACE_S = 1.0  # for the peer to read what was sent last
+_LENGTH_BYTES = 4
+UNLIMITED_BYTES = 1 << 32
+_ENCODER = msgspec.msgpack.Encoder()
+
+log = get_logger("local")
+In = TypeVar("In", bound=Message)
+
+
+class MessageConnection(asyncio.Protocol, Generic[In]):
+    """on_message: called with each message, in order, and this end. on_lost: called once, when the connection ends.
+
+    Tensors of a received message are views into its bytes. max_record_bytes: a larger message closes the connection
+    before it is received.
+
+    All messages of one turn of the loop are written together, which saves system calls.
+    """
+
+    def __init__(
+        self,
+        decoder: "msgspec.msgpack.Decoder[In]",
+        on_message: "Callable[[MessageConnection[In], In], None]",
+        on_lost: "Callable[[MessageConnection[In]], None]",
+    ) -> None:
+        self._decoder = decoder
+        self._on_message = on_message
+        self._on_lost = on_lost
+        self._transport: asyncio.Transport | None = None
+        self._received = bytearray()
+        self._gathered: list[bytes] = []  # written at the end of this turn
+        self._gathered_bytes = 0
+        self._is_ended = False
+        self.max_record_bytes = UNLIMITED_BYTES
+
+    @property
+    def is_open(self) -> bool:
+        """Whether the peer is connected, as far as is known."""
+        return self._transport is not None and not self._transport.is_closing()
+
+    @property
+    def unsent_bytes(self) -> int:
+        """Bytes that the peer has not taken yet; 0 if it is gone."""
+        if self._transport is None:
+            return 0
+        return self._transport.get_write_buffer_size() + self._gathered_bytes
+
+    def send(self, record: Message) -> None:
+        """Never blocks; messages to a peer that is gone are dropped."""
+        if self._transport is None or self._transport.is_closing():
+            return
+        encoded = _ENCODER.encode(record)
+        if not self._gathered:
+            asyncio.get_running_loop().call_soon(self._write_gathered)
+        self._gathered += (len(encoded).to_bytes(_LENGTH_BYTES, "little"), encoded)
+        self._gathered_bytes += _LENGTH_BYTES + len(encoded)
+
+    def close(self) -> None:
+        """Abort the connection, and drop what was sent in this turn."""
+        if self._transport is not None:
+            self._transport.abort()
+
+    def end(self) -> None:
+        """Read no more, and close the connection when everything sent is read, or a moment later."""
+        self._is_ended = True
+        if self._transport is not None:
+            self._write_gathered()
+            self._transport.close()
+            asyncio.get_running_loop().call_later(CLOSE_GRACE_S, self._transport.abort)
+
+    def _write_gathered(self) -> None:
+        gathered, self._gathered, self._gathered_bytes = self._gathered, [], 0
+        if gathered and self._transport is not None and not self._transport.is_closing():
+            self._transport.writelines(gathered)
+
+    # asyncio's callbacks
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast(asyncio.Transport, transport)  # uvloop's is not a subclass
+
+    def data_received(self, data: bytes) -> None:
+        received = self._received
+        if received:
+            received += data
+            position = self._take_all(received)
+            if self._is_ended:
+                received.clear()
+            elif position:
+                del received[:position]
+            return
+        position = self._take_all(data)  # the usual case: whole messages, nothing buffered
+        if position < len(data) and not self._is_ended:
+            received += memoryview(data)[position:]
+
+    def _take_all(self, received: bytes | bytearray) -> int:
+        """Process all whole messages. Returns where the first incomplete one begins."""
+        position, size = 0, len(received)
+        while size - position >= _LENGTH_BYTES and not self._is_ended:
+            begin = position + _LENGTH_BYTES
+            end = begin + int.from_bytes(received[position:begin], "little")
+            if end - begin > self.max_record_bytes:
+                self._refuse(f"it has {end - begin} bytes (limit {self.max_record_bytes})")
+                break
+            if size < end:
+                break
+            position = end
+            self._take(received[begin:end] if isinstance(received, bytes) else bytes(memoryview(received)[begin:end]))
+        return position
+
+    def connection_lost(self, error: Exception | None) -> None:
+        self._received.clear()
+        self._gathered, self._gathered_bytes = [], 0
+        self._on_lost(self)
+
+    def _take(self, encoded: bytes) -> None:
+        try:
+            record = self._decoder.decode(encoded)
+        except (msgspec.DecodeError, ValueError, RecursionError) as error:  # ValueError: invalid UTF-8
+            self._refuse(str(error))
+            return
+        self._on_message(self, record)
+
+    def _refuse(self, why: str) -> None:
+        log.error("invalid message on the batch socket; closing the connection", error=why)
+        self._is_ended = True
+        self.close()
+
+
+CANCELLATION_TIMEOUT_S = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class _PendingCancellation:
+    """otherwise: the stage without an answer of the core. until: monotonic seconds."""
+
+    later: PendingStage
+    otherwise: CancelStage
+    until: float
+
+
+class PendingCancellations:
+    """Sans-IO: `now` is monotonic seconds. Each is resolved once: by the core, or without it by `expire` or `lose`."""
+
+    def __init__(self) -> None:
+        self._waiting: dict[int, _PendingCancellation] = {}
+
+    def __len__(self) -> int:
+        return len(self._waiting)
+
+    def wait(self, number: int, otherwise: CancelStage, now: float) -> PendingStage:
+        """A cancellation was sent to the core."""
+        later = PendingStage()
+        self._waiting[number] = _PendingCancellation(later, otherwise, now + CANCELLATION_TIMEOUT_S)
+        return later
+
+    def tell(self, number: int, where: CancelStage | None = None) -> None:
+        """The core's answer. where: None if the inference ended before the cancellation arrived."""
+        departure = self._waiting.pop(number, None)
+        if departure is not None:
+            departure.later.tell(where or departure.otherwise)
+
+    def expire(self, now: float) -> None:
+        """Resolve those that the core did not answer in time."""
+        for number in [number for number, departure in self._waiting.items() if now >= departure.until]:
+            self.tell(number)
+
+    def lose(self) -> None:
+        """The core is gone: resolve all."""
+        for number in list(self._waiting):
+            self.tell(number)

@@ -1,0 +1,328 @@
+"""A gateway process as its parent sees it: start, restart, drain, kill, and the control connection.
+
+The control connection carries one JSON object a line over a socketpair. Down: the engine's status. Up: the gateway's
+ports and readiness, and requests to restart an engine or a model.
+"""
+
+import asyncio
+import contextlib
+import json
+import os
+import signal
+import socket
+import sys
+import time
+from collections.abc import AsyncIterator, Callable, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from penstock.engines.triton.supervisor import RestartBackoff
+from penstock.logs import get_logger
+
+SICK_GRACE_S = 5.0  # for running requests when a gateway ends because the engine in its process is sick
+MAX_LINE_BYTES = 4 << 20  # GatewayReady names every model that cannot be served, with its reason
+
+
+@dataclass(frozen=True, slots=True)
+class EngineStatusMessage:
+    """Parent → gateway. is_running: whether the engine's process answered its parent's probe.
+
+    mps_…: of the MPS daemon beside it: its client processes, processes that compute without it, restarts of all
+    because of it, and how long the last one took until requests were served again.
+    own_engines: run directory of the dedicated engine process by model that hung before; empty while it starts.
+    model_generations: how often a model's processes were replaced while the engine ran.
+    """
+
+    is_running: bool
+    reason: str
+    restarts: int
+    gateway_restarts: int = 0
+    front_restarts: int = 0
+    mps_clients: int = 0
+    mps_beside: int = 0
+    mps_restarts: int = 0
+    mps_recovery_s: float = 0.0
+    own_engines: dict[str, str] = field(default_factory=dict)
+    model_generations: dict[str, int] = field(default_factory=dict)
+
+    @staticmethod
+    def readers(message: "Callable[[], EngineStatusMessage]", *, has_mps: bool) -> dict[str, Callable[[], float]]:
+        """Values of the metrics on the parent's processes, and on the MPS daemon if there is one, by metric."""
+        found: dict[str, Callable[[], float]] = {
+            "engine_restarts_total": lambda: message().restarts,
+            "front_restarts_total": lambda: message().front_restarts,
+            "gateway_restarts_total": lambda: message().gateway_restarts,
+        }
+        if has_mps:
+            found |= {
+                "mps_clients": lambda: message().mps_clients,
+                "mps_unattached_processes": lambda: message().mps_beside,
+                "mps_restarts_total": lambda: message().mps_restarts,
+                "mps_recovery_seconds": lambda: message().mps_recovery_s,
+            }
+        return found
+
+
+@dataclass(frozen=True, slots=True)
+class GatewayServes:
+    """Gateway → parent: the listeners are open, on these ports."""
+
+    http_port: int
+    grpc_port: int
+    metrics_port: int
+
+
+@dataclass(frozen=True, slots=True)
+class GatewayReady:
+    """Gateway → parent: these models serve requests; unavailable: the others, each with the reason.
+
+    engine: its name and version, for display. not_ready: why health checks fail nevertheless; empty if they pass.
+    """
+
+    engine: str
+    models: list[str]
+    unavailable: dict[str, str]
+    not_ready: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerReady:
+    """Front → parent: the core has reported that the engine is up."""
+
+    index: int
+
+
+@dataclass(frozen=True, slots=True)
+class RestartEngine:
+    """Gateway → parent: the engine lives but cannot work."""
+
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class RestartModel:
+    """Gateway → parent: restart this model, which hangs or fails; the engine itself works.
+
+    generation: of the processes to restart; see EngineStatusMessage.
+    """
+
+    model: str
+    reason: str
+    generation: int = 0
+    has_own_engine: bool = False  # whether to start a new engine process for it
+
+
+ControlMessage = EngineStatusMessage | GatewayServes | GatewayReady | WorkerReady | RestartEngine | RestartModel
+_KINDS: dict[str, type[Any]] = {
+    kind.__name__: kind
+    for kind in (EngineStatusMessage, GatewayServes, GatewayReady, WorkerReady, RestartEngine, RestartModel)
+}
+
+
+class ControlConnection:
+    """One end. Reading ends when the other end closes."""
+
+    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self._reader = reader
+        self._writer = writer
+
+    @classmethod
+    async def over(cls, end: socket.socket) -> "ControlConnection":
+        """Takes over the socket."""
+        end.setblocking(False)
+        return cls(*await asyncio.open_unix_connection(sock=end, limit=MAX_LINE_BYTES))
+
+    def send(self, message: ControlMessage) -> None:
+        """Never blocks; a closed line drops it."""
+        if not self._writer.is_closing():
+            self._writer.write(json.dumps({"kind": type(message).__name__, **asdict(message)}).encode() + b"\n")
+
+    async def receive(self) -> AsyncIterator[ControlMessage]:
+        try:
+            async for line in self._reader:
+                fields = json.loads(line)
+                yield _KINDS[fields.pop("kind")](**fields)
+        except ConnectionError:
+            return
+
+    def close(self) -> None:
+        self._writer.close()
+
+
+log = get_logger("stack")
+EXIT_CANNOT_START = 78
+GATEWAY_ENVIRONMENT = {
+    "GRPC_ENABLE_FORK_SUPPORT": "0",  # decoders are started by exec; grpc's fork handlers only print warnings
+    "PYTHONSAFEPATH": "1",  # also for its children: nothing is imported from the working directory
+    "GRPC_VERBOSITY": "NONE",  # its lines would break our log's format; errors are raised as exceptions
+}
+MAX_FAILED_STARTS = 3  # of a gateway that has never served
+CORE, FRONT = "core", "front-"  # names of the gateway's parts, in its arguments
+GATEWAY_PROGRAM = (sys.executable, "-m", "penstock.gateway")
+
+
+@dataclass(frozen=True, slots=True)
+class GatewayPart:
+    """Which process of the gateway it is. name: for the log. arguments: besides the settings.
+
+    died: called when it has ended, and before it is started again.
+    """
+
+    name: str = "gateway"
+    arguments: tuple[str, ...] = ()
+    died: Callable[[], None] = lambda: None
+
+
+WHOLE_GATEWAY = GatewayPart()
+
+
+class GatewayProcess:
+    """The gateway as a child process: restarted with backoff when it dies, drained by SIGTERM.
+
+    settings_json: written to run_dir, readable by its user only. part: which process, if there are several.
+    """
+
+    def __init__(
+        self,
+        settings_json: str,
+        run_dir: Path,
+        on_message: Callable[[object], None],
+        *,
+        program: Sequence[str] = GATEWAY_PROGRAM,
+        part: GatewayPart = WHOLE_GATEWAY,
+    ) -> None:
+        self._settings_file = run_dir / "settings.json"
+        self._settings_file.touch(mode=0o600)
+        self.settle(settings_json)
+        self._program = program
+        self._part = part
+        self._on_message = on_message
+        self._process: asyncio.subprocess.Process | None = None
+        self._line: ControlConnection | None = None
+        self._last_status: EngineStatusMessage | None = None
+        self._stopping = asyncio.Event()
+        self._renewal: asyncio.Task[None] | None = None
+        self._has_served = False
+        self.restarts = 0
+
+    def settle(self, settings_json: str) -> None:
+        """Settings for its next start, and for every other part with that run_dir."""
+        self._settings_file.write_text(settings_json)
+
+    def tell(self, message: EngineStatusMessage) -> None:
+        """The engine's state, for this and every later gateway process."""
+        self._last_status = message
+        if self._line is not None:
+            self._line.send(replace(message, gateway_restarts=self.restarts))
+
+    async def run(self) -> int:
+        """Runs until stopped, or until it cannot start. Returns its exit code."""
+        backoff = RestartBackoff()
+        while not self._stopping.is_set():
+            backoff.live(time.monotonic())
+            code, was_requested = await self._run_once()
+            self._part.died()
+            if self._stopping.is_set():
+                # Killed by the signal before it could handle it: it had accepted no request.
+                return 0 if code == -signal.SIGTERM else code
+            if code == EXIT_CANNOT_START:
+                return code
+            pause_s = backoff.next_delay_s(time.monotonic())
+            if was_requested:
+                log.info(
+                    f"{self._part.name} ended as requested; starting it again", code=code, pause_s=round(pause_s, 2)
+                )
+            elif self._count_death(code, pause_s):
+                return EXIT_CANNOT_START
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(pause_s):
+                    await self._stopping.wait()
+        return 0
+
+    def _count_death(self, code: int, pause_s: float) -> bool:
+        """Returns whether to give up, since it has never served."""
+        self.restarts += 1
+        if not self._has_served and self.restarts == MAX_FAILED_STARTS:
+            log.error(f"{self._part.name} cannot start; the lines above say why", code=code, starts=self.restarts)
+            return True
+        log.error(
+            f"{self._part.name} died; starting it again", code=code, pause_s=round(pause_s, 2), restarts=self.restarts
+        )
+        return False
+
+    async def _run_once(self) -> tuple[int, bool]:
+        """Its exit code, and whether `renew` requested its end."""
+        ours, theirs = socket.socketpair()
+        with theirs:
+            self._process = await asyncio.create_subprocess_exec(
+                *self._program,
+                str(self._settings_file),
+                str(theirs.fileno()),
+                *self._part.arguments,
+                pass_fds=[theirs.fileno()],
+                stdin=asyncio.subprocess.DEVNULL,
+                env=os.environ | GATEWAY_ENVIRONMENT,
+                start_new_session=True,
+            )
+        if self._stopping.is_set():  # set while it was being started
+            self._process.terminate()
+        self._line = await ControlConnection.over(ours)
+        if self._last_status is not None:
+            self._line.send(replace(self._last_status, gateway_restarts=self.restarts))
+        reading = asyncio.create_task(self._read(self._line))
+        code = await self._process.wait()
+        reading.cancel()
+        self._line.close()
+        self._line = None
+        renewal, self._renewal = self._renewal, None
+        if renewal is not None:
+            await renewal
+        return code, renewal is not None
+
+    async def _read(self, line: ControlConnection) -> None:
+        async for message in line.receive():
+            self._has_served |= isinstance(message, GatewayServes)
+            self._on_message(message)
+
+    def renew(self, max_wait_s: float) -> bool:
+        """Restart it gracefully. Returns whether that has begun: False if it is ending already."""
+        process = self._process
+        if self._renewal is not None or process is None or process.returncode is not None:
+            return False
+        self._renewal = asyncio.create_task(self._end(process, max_wait_s))
+        return True
+
+    def cut_off(self) -> None:
+        """Kill a hanging process at once, with its children; it is then started again."""
+        if self._process is not None:
+            _kill_with_children(self._process)
+
+    async def stop(self, max_wait_s: float) -> None:
+        """SIGTERM, and SIGKILL after max_wait_s. `run` then returns."""
+        self._stopping.set()
+        if self._process is not None:
+            await self._end(self._process, max_wait_s)
+
+    async def _end(self, process: asyncio.subprocess.Process, max_wait_s: float) -> None:
+        if process.returncode is not None:
+            return
+        process.terminate()
+        try:
+            async with asyncio.timeout(max_wait_s):
+                await process.wait()
+        except TimeoutError:
+            log.error(f"{self._part.name} did not stop in time; killed", max_wait_s=max_wait_s)
+            _kill_with_children(process)
+
+    def kill(self) -> None:
+        """At once, with its children."""
+        self._stopping.set()
+        if self._process is not None:
+            _kill_with_children(self._process)
+
+
+def _kill_with_children(process: asyncio.subprocess.Process) -> None:
+    if process.returncode is None:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)

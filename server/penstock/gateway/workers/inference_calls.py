@@ -1,0 +1,237 @@
+"""Inferences that workers and client processes send to the core.
+
+Those of workers wait in the core's queues without a task each: thousands arrive a second. Those of client processes
+are admitted and counted like gRPC requests.
+"""
+
+import asyncio
+import math
+import time
+from collections.abc import Callable, Hashable
+from dataclasses import replace
+from types import TracebackType
+from typing import Protocol
+
+from penstock.gateway.workers.connection import CancelledAt, Infer, Inferred, MessageConnection, ToCore, failed_message
+from penstock.gateway.workers.slab_sharing import MAX_DEADLINE_S, SlabPartitions
+from penstock.logs import get_logger
+from penstock.protocol.cancellation import CancelStage
+from penstock.protocol.engine import InferenceEngine
+from penstock.protocol.errors import InferenceError, InvalidRequest
+from penstock.protocol.inference import Datatype, InferRequest, InferResponse
+from penstock.protocol.request_checks import check_counts, check_shape, checked_name
+
+log = get_logger("core")
+
+
+class QueuedRequest(Protocol):
+    """A request that waits for its batch, or is in one. answer: set once; cancelled if the request was."""
+
+    answer: "asyncio.Future[InferResponse]"
+
+    def leave(self) -> CancelStage:
+        """Cancel it. Returns the stage in which it was."""
+        ...
+
+
+class CoreQueues(Protocol):
+    """Forms batches; penstock.gateway.batching.batcher.BatcherPool is one."""
+
+    def enter(self, request: InferRequest, *, client: str, priority: int = 0) -> QueuedRequest | None:
+        """The request in its queue; None if this process has no queue for its model. Raises InferenceError."""
+        ...
+
+
+def enqueue_call(
+    queues: CoreQueues,
+    slab_partitions: SlabPartitions | None,
+    line: MessageConnection[ToCore],
+    ask: Infer,
+    kept: "dict[int, QueuedCall]",
+) -> bool:
+    """Put the inference into its queue; its answer, or the error at once, goes to the connection.
+
+    False if there is no queue for it; then nothing is sent. slab_partitions: with the memory of its tensors. kept:
+    calls by their number until they end.
+    """
+    with ReportFailures(line, ask.number):
+        request = ask.request if slab_partitions is None else slab_partitions.in_full(ask.request, line)
+        waiting = queues.enter(request, client=ask.client, priority=ask.priority)
+        if waiting is None:
+            return False
+        kept[ask.number] = QueuedCall(line, ask.number, waiting, kept)
+    return True
+
+
+class ReportFailures:
+    """Context manager that sends an error of a front's request to the front. The connection stays open.
+
+    Unexpected errors are logged, and sent without details. A class, since `contextmanager` costs five times as much.
+    """
+
+    __slots__ = ("_line", "_number")
+
+    def __init__(self, line: MessageConnection[ToCore], number: int) -> None:
+        self._line = line
+        self._number = number
+
+    def __enter__(self) -> None:
+        """No value."""
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> bool:
+        if error is None or not isinstance(error, Exception):
+            return False
+        if not isinstance(error, InferenceError):
+            log.error("a front's request failed unexpectedly", exc_info=error)
+            error = InferenceError("internal error")
+        self._line.send(failed_message(self._number, error))
+        return True
+
+
+class QueuedCall:
+    """One inference of a front, answered over its connection; `cancel` works like a task's."""
+
+    __slots__ = ("_kept", "_line", "_number", "_waiting")
+
+    def __init__(
+        self, line: MessageConnection[ToCore], number: int, waiting: QueuedRequest, kept: "dict[int, QueuedCall]"
+    ) -> None:
+        self._line, self._number, self._waiting, self._kept = line, number, waiting, kept
+        waiting.answer.add_done_callback(self._send_answer)
+
+    def cancel(self) -> None:
+        """Cancel it, and send the front its stage."""
+        if self._kept.pop(self._number, None) is not None:
+            self._line.send(CancelledAt(self._number, self._waiting.leave()))
+
+    def _send_answer(self, answer: "asyncio.Future[InferResponse]") -> None:
+        if self._kept.pop(self._number, None) is None:
+            return  # it was cancelled
+        with ReportFailures(self._line, self._number):
+            if answer.cancelled():
+                raise InferenceError("internal error")
+            self._line.send(Inferred(self._number, answer.result()))
+
+
+PROTOCOL_LABEL = "guest"  # plain-english: ok (label value of the metrics, beside http and grpc)
+DEADLINE_SLACK_S = 0.02
+_DONE, _LATE, _BUG = "OK", "DEADLINE_EXCEEDED", "INTERNAL"
+
+
+class InferencePlane(Protocol):
+    """Admits inferences; penstock.gateway.dataplane.DataPlane is one."""
+
+    async def infer_tensors(
+        self, request: InferRequest, alone: InferenceEngine, *, client: str, priority: int = 0
+    ) -> InferResponse | InferenceError:
+        """The model's answer, or the engine's error. Raises an InferenceError if there is neither."""
+        ...
+
+    def model_label(self, model_name: str) -> str:
+        """The model's name as a bounded label."""
+        ...
+
+
+class ClientCallRecorder(Protocol):
+    """Counts inferences; penstock.gateway.metrics.Metrics is one."""
+
+    def request_done(self, *, model: str, protocol: str, code: str, seconds: float) -> None:
+        """An inference was answered."""
+        ...
+
+    def rejected(self, reason: str) -> None:
+        """The gateway refused or failed an inference itself. reason: of the error's class."""
+        ...
+
+    def cancelled(self, protocol: str) -> None:
+        """The client left before the answer."""
+        ...
+
+
+class ClientProcessCalls:
+    """Runs the inferences of all client processes of a core."""
+
+    def __init__(
+        self,
+        plane: InferencePlane,
+        backend: InferenceEngine,
+        record: ClientCallRecorder,
+        code_of: Callable[[InferenceError], str],
+        slab_partitions: SlabPartitions | None = None,
+    ) -> None:
+        """backend: runs what is not batched. code_of: gRPC's name of an error. slab_partitions: of the slab, if any."""
+        self._plane = plane
+        self._backend = backend
+        self._record = record
+        self._code_of = code_of
+        self._slab_partitions = slab_partitions
+
+    async def infer(self, ask: Infer, *, peer: Hashable, client: str) -> InferResponse:
+        """The answer; always counted. Raises of the InferenceError tree.
+
+        peer: in whose part of the slab its tensors may lie. client: for the queue's fairness, always the client
+        process, whatever client it names itself.
+        """
+        started = time.monotonic()
+        name, deadline = ask.request.model_name, ask.request.deadline
+        try:
+            request = self._taken(ask.request, peer, started)
+            answer = await self._plane.infer_tensors(request, self._backend, client=client, priority=ask.priority)
+        except asyncio.CancelledError:
+            if deadline is None or time.monotonic() < deadline - DEADLINE_SLACK_S:
+                self._record.cancelled(PROTOCOL_LABEL)
+            else:  # the peer enforces the deadline itself, slightly earlier
+                self._count(name, _LATE, started)
+            raise
+        except InferenceError as error:
+            self._reject(name, error, started)
+            raise
+        except Exception:  # logged at the task's root; only counted here
+            self._count(name, _BUG, started)
+            raise
+        if isinstance(answer, InferenceError):
+            self._count(name, self._code_of(answer), started)
+            raise answer
+        self._count(name, _DONE, started)
+        return answer
+
+    def refused(self, ask: Infer, error: InferenceError) -> None:
+        """Count one that was refused before `infer`."""
+        self._reject(ask.request.model_name, error, time.monotonic())
+
+    def _taken(self, request: InferRequest, peer: Hashable, now: float) -> InferRequest:
+        """The validated request with all its bytes. Raises InferenceError."""
+        _check_request(request)
+        deadline = request.deadline
+        if deadline is not None:
+            if math.isnan(deadline):
+                raise InvalidRequest("the deadline is not a number")
+            deadline = deadline if deadline - now <= MAX_DEADLINE_S else None
+        if request.metadata or deadline != request.deadline:
+            request = replace(request, metadata=(), deadline=deadline)
+        return request if self._slab_partitions is None else self._slab_partitions.in_full(request, peer)
+
+    def _reject(self, model_name: str, error: InferenceError, started: float) -> None:
+        self._record.rejected(error.reason)
+        log.debug("request of a client process refused", reason=error.reason, error=error.message)
+        self._count(model_name, self._code_of(error), started)
+
+    def _count(self, model_name: str, code: str, started: float) -> None:
+        self._record.request_done(
+            model=self._plane.model_label(model_name),
+            protocol=PROTOCOL_LABEL,
+            code=code,
+            seconds=time.monotonic() - started,
+        )
+
+
+def _check_request(request: InferRequest) -> None:
+    """Raises InvalidRequest for what no other transport accepts: the engine could crash or take very long."""
+    checked_name(request.model_name)
+    check_counts(len(request.inputs), request.outputs)
+    for tensor in request.inputs:
+        check_shape(tensor.name, tensor.shape)
+        if tensor.place is not None and tensor.datatype is Datatype.BYTES:
+            raise InvalidRequest(f"tensor {tensor.name!r} is BYTES: send its bytes instead of an address")

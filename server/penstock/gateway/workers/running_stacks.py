@@ -1,0 +1,115 @@
+"""Running stacks of this user on this host, for programs that want to use one.
+
+A ready stack writes its addresses to a small file in its run directory, which is removed with the directory. Also makes
+Unix sockets reachable in folders whose path is too long.
+"""
+
+import os
+import re
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+from urllib.parse import urlsplit
+
+import msgspec
+
+from penstock.engines.run_directory import is_owned
+from penstock.gateway.workers.connection import PROTOCOL
+from penstock.network import is_loopback
+
+MAX_PATH_BYTES = 107  # of a Unix socket on Linux
+ROOM_BYTES = 24  # for a socket's own name
+_UNQUOTED = re.compile(r"[A-Za-z0-9/._~-]+")  # a gRPC target is a URI, in which other characters would be quoted
+
+
+def reachable_folder(folder: Path) -> Path:
+    """The folder, or another path to it, valid while this process lives, if a socket's path there cannot be used.
+
+    That is if it is too long, or has characters that a URI quotes.
+    """
+    if _UNQUOTED.fullmatch(str(folder)) and len(os.fsencode(folder)) + ROOM_BYTES <= MAX_PATH_BYTES:
+        return folder
+    return Path(f"/proc/self/fd/{os.open(folder, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)}")
+
+
+_STACK_FILE_NAME = "running.json"
+_MAX_STACK_FILE_BYTES = 4096
+
+
+class _StackFile(msgspec.Struct):
+    """Contents of the file."""
+
+    http_url: str
+    grpc_address: str
+    process_id: int
+    protocol: int = 0
+    mps_directory: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class RunningStack:
+    """A stack that was ready and whose owner lives. run_dir: has the core's socket. process_id: of its first process.
+    mps_directory: of the MPS daemon whose client its engine is; empty where it is none's."""
+
+    run_dir: Path
+    http_url: str
+    grpc_address: str
+    process_id: int
+    mps_directory: str = ""
+
+
+def run_folders() -> Path:
+    """Folder of the run directories of this user's stacks."""
+    return Path(tempfile.gettempdir()) / f"penstock-{os.getuid()}"
+
+
+def publish_stack(run_dir: Path, http_url: str, grpc_address: str, mps_directory: str = "") -> None:
+    """Write the file for `running_stacks`; again is harmless. Only by the run directory's owner. Raises OSError."""
+    encoded = msgspec.json.encode(_StackFile(http_url, grpc_address, os.getpid(), PROTOCOL, mps_directory))
+    new = run_dir / f"{_STACK_FILE_NAME}.new"
+    new.touch(mode=0o600)
+    new.write_bytes(encoded)
+    new.replace(run_dir / _STACK_FILE_NAME)
+
+
+def running_stacks(base: Path | None = None) -> tuple[RunningStack, ...]:
+    """Running stacks, the newest first. base: folder of the run directories, this user's unless given.
+
+    Ignores what a killed stack left, folders that others may write, and stacks of another protocol version, which can
+    be used by their ports only.
+    """
+    folder = base or run_folders()
+    if not _is_ours_alone(folder):
+        return ()
+    found = [read for path in folder.glob(f"run-*/{_STACK_FILE_NAME}") if (read := _read_stack_file(path)) is not None]
+    return tuple(stack for _, stack in sorted(found, key=lambda item: item[0], reverse=True))
+
+
+def stack_at(http_url: str, base: Path | None = None) -> RunningStack | None:
+    """The user's stack that listens at that address on this host, or None."""
+    asked = urlsplit(http_url)
+    if not is_loopback(asked.hostname or ""):
+        return None
+    stacks = running_stacks(base)
+    return next((stack for stack in stacks if urlsplit(stack.http_url).port == asked.port), None)
+
+
+def _is_ours_alone(folder: Path) -> bool:
+    try:
+        status = folder.lstat()  # not stat: a symbolic link's target could change later
+    except OSError:
+        return False
+    return status.st_uid == os.geteuid() and not status.st_mode & 0o022
+
+
+def _read_stack_file(path: Path) -> tuple[int, RunningStack] | None:
+    """When it was ready, and the stack."""
+    try:
+        ready_at = path.stat().st_mtime_ns
+        text = path.read_bytes()[:_MAX_STACK_FILE_BYTES]
+        file = msgspec.json.decode(text, type=_StackFile)
+    except (OSError, msgspec.DecodeError):
+        return None
+    if file.protocol != PROTOCOL or not is_owned(path.parent):
+        return None
+    return ready_at, RunningStack(path.parent, file.http_url, file.grpc_address, file.process_id, file.mps_directory)

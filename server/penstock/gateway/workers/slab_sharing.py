@@ -1,0 +1,206 @@
+"""Parts of the core's slab for workers and client processes, and tensors that pass between them by offset.
+
+Also holds the limits on client processes: other programs of this host and user whose inferences the core runs. They
+are bounded, and admitted and counted like gRPC clients.
+"""
+
+from collections.abc import Callable, Hashable
+from dataclasses import dataclass, replace
+
+from penstock.gateway.workers.slab import SharedSlab, SlabLease, SlabPart, map_slab_part
+from penstock.gateway.workers.slab_registration import RegionReader
+from penstock.logs import get_logger
+from penstock.protocol.errors import EngineUnavailable, InvalidRequest
+from penstock.protocol.inference import Datatype, InferRequest, SlabAddress, Tensor
+from penstock.protocol.shared_memory import SLAB_FROM_BYTES, Lease, Slab
+
+MAX_CLIENT_PROCESSES = 8
+MAX_CLIENT_CALLS = 256  # inferences of one client process that the core has at once
+MAX_DEADLINE_S = 24 * 3600.0  # a later one counts as none, as over gRPC
+MAX_NAME = 64  # characters of a client process's name
+GREETING_BYTES = 4096  # limit of the first message, which identifies the peer
+GREETING_S = 5.0  # time for it
+MAX_CLIENT_MESSAGE_BYTES = 128 << 20  # without a part of the slab: a 4K picture in floats has 95 MiB
+CLIENT_UNREAD_BYTES = 64 << 20  # of answers that a client process has not read: beyond, its requests are refused
+CLIENT_STALLED_BYTES = CLIENT_UNREAD_BYTES + (4 << 20)  # beyond, the connection is closed
+CLIENT_SLAB_PARTS = 2  # of the slab; later client processes send every byte until one is free
+_PART_DIVISOR = 4  # of the gateway's own slab: 64 MiB of its 256
+
+
+@dataclass(frozen=True, slots=True)
+class ClientSlabParts:
+    """Parts of the slab for client processes: how many, and their size."""
+
+    part_bytes: int
+    parts: int = CLIENT_SLAB_PARTS
+
+
+def client_slab_parts(slab_bytes: int) -> ClientSlabParts:
+    """Parts for a gateway whose own slab has that size."""
+    return ClientSlabParts(slab_bytes // _PART_DIVISOR)
+
+
+def slab_bytes_with_client_parts(slab_bytes: int) -> int:
+    """Size of the memory for the gateway's own slab and the client processes' parts."""
+    room = client_slab_parts(slab_bytes)
+    return slab_bytes + room.parts * room.part_bytes
+
+
+_LEFT_OUT = memoryview(b"")
+_LENGTH_BYTES = 4  # before an element of BYTES
+log = get_logger("slab")
+
+
+@dataclass(frozen=True, slots=True)
+class _GrantedPart:
+    region: str
+    generation: int
+    lease: SlabLease
+
+
+class SlabPartitions:
+    """The core's side. part_bytes: of each front's part. client_parts: for client processes, None for no parts."""
+
+    def __init__(self, slab: SharedSlab, part_bytes: int, client_parts: ClientSlabParts | None = None) -> None:
+        self._slab = slab
+        self._part_bytes = part_bytes
+        self._client_limits = client_parts
+        self._parts: dict[Hashable, _GrantedPart] = {}
+        self._client_parts: list[_GrantedPart] = []
+
+    def due(self, peer: Hashable, *, is_client_process: bool = False) -> SlabPart | None:
+        """A part for a peer that has none of the current memory; None if it has one, or there is no room."""
+        generation = self._slab.generation
+        part = self._parts.get(peer)
+        if not generation or (part is not None and part.generation == generation):
+            return None
+        found = self._grant_to_client(generation) if is_client_process else self._slab.grant_part(self._part_bytes)
+        if found is None:
+            return None
+        lent, lease = found
+        self._parts[peer] = _GrantedPart(lent.region, generation, lease)
+        if is_client_process:
+            self._client_parts.append(self._parts[peer])
+        return lent
+
+    def _grant_to_client(self, generation: int) -> tuple[SlabPart, SlabLease] | None:
+        """One more part, or None at the limit: a part of a process that is gone counts while it is read."""
+        self._client_parts = [
+            part for part in self._client_parts if part.generation == generation and part.lease.is_held
+        ]
+        if self._client_limits is None or len(self._client_parts) >= self._client_limits.parts:
+            return None
+        return self._slab.grant_part(self._client_limits.part_bytes)
+
+    def gone(self, peer: Hashable) -> None:
+        """The peer is gone; its part is freed when the engine has read what is in it."""
+        part = self._parts.pop(peer, None)
+        if part is not None:
+            part.lease.release_later()
+
+    def in_full(self, request: InferRequest, peer: Hashable) -> InferRequest:
+        """The request with the bytes of tensors that were passed by their address.
+
+        Raises EngineUnavailable for an address of an earlier slab, InvalidRequest for one outside the peer's part.
+        """
+        if not [tensor for tensor in request.inputs if tensor.place is not None]:
+            return request
+        part = self._parts.get(peer)
+        return InferRequest(  # on the hot path: `replace` costs more than twice as much
+            request.model_name,
+            tuple([self._found(tensor, part) for tensor in request.inputs]),
+            request.model_version,
+            request.id,
+            request.outputs,
+            request.parameters,
+            request.deadline,
+            request.metadata,
+        )
+
+    def _found(self, tensor: Tensor, part: _GrantedPart | None) -> Tensor:
+        place = tensor.place
+        if place is None:
+            return tensor
+        if tensor.data.nbytes:
+            return replace(tensor, place=None)  # else the engine would read there instead of these bytes
+        generation = self._slab.generation
+        if part is None or not place.generation == part.generation == generation or place.region != part.region:
+            if self._slab.lease_of(place) is None:
+                raise EngineUnavailable("the engine was restarted while the request was on its way; send it again")
+            raise InvalidRequest(f"tensor {tensor.name!r} is outside of its sender's part of the slab")
+        size_bytes = self._size_bytes(tensor, place)
+        if not part.lease.holds(place.offset, size_bytes):
+            raise InvalidRequest(f"tensor {tensor.name!r} is outside of its sender's part of the slab")
+        return Tensor(tensor.name, tensor.datatype, tensor.shape, self._slab.window(place, size_bytes), place)
+
+    def _size_bytes(self, tensor: Tensor, place: SlabAddress) -> int:
+        """Of BYTES a single element may lie there, an encoded picture, with its length before it."""
+        element_bytes = tensor.datatype.size_bytes
+        if element_bytes is not None:
+            return tensor.element_count * element_bytes
+        if tensor.element_count != 1:
+            raise InvalidRequest(f"tensor {tensor.name!r} is BYTES: send its elements, or the address of a single one")
+        return _LENGTH_BYTES + int.from_bytes(self._slab.window(place, _LENGTH_BYTES), "little")
+
+
+class ClientSlab(SharedSlab):
+    """A peer's side: room in its part of the core's slab. reader: its own way to the engine, if any."""
+
+    def __init__(
+        self, call_later: Callable[[float, Callable[[], None]], object], reader: RegionReader | None = None
+    ) -> None:
+        super().__init__(call_later)
+        self._reader = reader
+        self._region = ""
+
+    def borrow(self, lent: SlabPart) -> None:
+        """Lease from this part from now on."""
+        self.forget()
+        try:
+            memory = map_slab_part(lent)
+        except OSError as error:
+            log.warning("cannot map the core's shared memory; sending all bytes", reason=error.strerror)
+            return
+        self.renew(memory, lent.generation)
+        self._region = lent.region
+        if self._reader is not None:
+            self._reader.use_region(lent.region, _ignore_lost_region)
+
+    def forget(self) -> None:
+        """The core or the engine is gone: have no room."""
+        self.renounce()
+        if self._reader is not None and self._region:
+            self._reader.drop_region(self._region)
+        self._region = ""
+
+
+def _ignore_lost_region() -> None:
+    """The core registers a new region, and grants a part of it."""
+
+
+def move_to_slab(request: InferRequest, slab: Slab) -> tuple[InferRequest, list[Lease]]:
+    """The request with tensors in the slab replaced by their addresses, and the leases to release after the call."""
+    leases: list[Lease] = []
+    try:
+        inputs = tuple([_tensor_to_slab(tensor, slab, leases) for tensor in request.inputs])
+    except BaseException:
+        for lease in leases:
+            lease.release()
+        raise
+    return (replace(request, inputs=inputs), leases) if leases else (request, leases)
+
+
+def _tensor_to_slab(tensor: Tensor, slab: Slab, leases: list[Lease]) -> Tensor:
+    size_bytes = tensor.data.nbytes
+    lease = slab.lease_of(tensor.place) if tensor.place is not None else None
+    if lease is not None:
+        lease.hold()
+        leases.append(lease)
+    else:
+        is_sent = size_bytes < SLAB_FROM_BYTES or tensor.datatype is Datatype.BYTES
+        lease = None if is_sent else slab.lease(size_bytes)
+        if lease is None:
+            return tensor if tensor.place is None else replace(tensor, place=None)
+        leases.append(lease)
+        lease.view[:size_bytes] = tensor.data
+    return replace(tensor, data=_LEFT_OUT, place=lease.place)

@@ -1,0 +1,56 @@
+"""Data plane of a worker process: what it serves itself, and what it forwards to the core unchanged."""
+
+from penstock.gateway.dataplane import DataPlane
+from penstock.gateway.workers.core_relay import CoreRelay
+from penstock.protocol.call import GrpcAnswer, GrpcCall, HttpAnswer, HttpCall, InferHead
+from penstock.protocol.identity import ANONYMOUS, Identity, Verb
+from penstock.protocol.request_checks import ImageInput
+
+
+class WorkerDataPlane(DataPlane):
+    """Forwards to the core what only the core can do.
+
+    That is the repository, the engine, and requests with tensors in clients' shared memory, since the core registers
+    those regions. An engine inside the core's process is used only through the core (is_engine_in_core). The core
+    admits and counts such requests; here they hold no slot.
+    """
+
+    core: CoreRelay
+    is_engine_in_core = False
+
+    async def relay_http(
+        self,
+        verb: Verb,
+        head: InferHead,
+        call: HttpCall,
+        *,
+        caller: Identity = ANONYMOUS,
+        deadline: float | None = None,
+    ) -> HttpAnswer:
+        """See DataPlane."""
+        if self._is_for_core(verb, head):
+            self._admission.require_engine()
+            return await self.core.http(call, caller, deadline=deadline)
+        return await super().relay_http(verb, head, call, caller=caller, deadline=deadline)
+
+    async def relay_grpc(
+        self,
+        verb: Verb,
+        head: InferHead,
+        call: GrpcCall,
+        *,
+        caller: Identity = ANONYMOUS,
+        deadline: float | None = None,
+    ) -> GrpcAnswer:
+        """See DataPlane."""
+        if self._is_for_core(verb, head):
+            self._admission.require_engine()
+            return await self.core.grpc(call, caller, deadline=deadline)
+        return await super().relay_grpc(verb, head, call, caller=caller, deadline=deadline)
+
+    def image_input(self, model_name: str) -> ImageInput | None:
+        """See DataPlane; the core decodes images for an engine of its own."""
+        return None if self.is_engine_in_core else super().image_input(model_name)
+
+    def _is_for_core(self, verb: Verb, head: InferHead) -> bool:
+        return self.is_engine_in_core or bool(head.regions) or verb is not Verb.INFER

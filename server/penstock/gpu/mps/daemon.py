@@ -1,0 +1,340 @@
+"""MPS control daemons: OwnDaemon is a child process, ForeignDaemon belongs to someone else.
+
+`start_background` and `stop_background` serve the command line, whose daemon outlives it.
+"""
+
+import asyncio
+import contextlib
+import logging
+import shutil
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+from penstock.gpu.mps.control import MAX_DIRECTORY_BYTES, MpsControl, MpsError, MpsOptions, MpsOtherProtocol
+from penstock.gpu.mps.limits import memory_by_card
+from penstock.gpu.mps.status import DaemonStatus
+
+STALE_FILES = ("control", "control_lock", "control_privileged", "log", "nvidia-cuda-mps-control.pid")
+FOREIGN_START_TIMEOUT_S = 30.0
+_LOOK_S = 0.05
+_TERM_S = 2.0
+_FAULT_SIGNS = ("fault", "exception", "fatal", "error", "exit", "fail")
+_ECHO = ("cmd:", "accepting connection", "user did not send")  # what each of our own questions leaves in the log
+
+Emit = Callable[..., None]
+
+
+class Daemon(Protocol):
+    """What the supervisor needs of a daemon. is_ours: it is started, restarted and stopped here."""
+
+    is_ours: bool
+    options: MpsOptions
+
+    async def start(self) -> None:
+        """Returns when clients may start. Raises MpsError."""
+
+    async def stop(self) -> None:
+        """Ends it, with its servers, where it is ours."""
+
+    async def status(self) -> DaemonStatus:
+        """Looks now."""
+
+    def env_vars(self) -> dict[str, str]:
+        """What a client needs in its environment."""
+
+
+@dataclass(frozen=True, slots=True)
+class DaemonProcess:
+    """How the daemon's process is held. program: NVIDIA's. bond: what it is started through, so that it dies with us.
+
+    environ: what it starts with, which carries the mark by which clear finds what it leaves: called from a thread, with
+    the id of the child that is waited for here, after its end and before each start. card_count: those that a limit
+    without a card is for.
+    """
+
+    program: str
+    bond: tuple[str, ...] = ()
+    environ: Mapping[str, str] | None = None
+    clear: Callable[[int | None], object] = lambda _: None
+    card_count: int = 1
+
+
+class OwnDaemon:
+    """A daemon in the foreground, as a child. trouble: called at each line of its log that may tell of a fault."""
+
+    is_ours = True
+
+    def __init__(
+        self, options: MpsOptions, hold: DaemonProcess, *, emit: Emit, trouble: Callable[[], None] = lambda: None
+    ) -> None:
+        self.options = options
+        self.control = MpsControl(options.directory, program=hold.program, environ=hold.environ)
+        self.trouble = trouble
+        self._hold = hold
+        self._emit = emit
+        self._process: asyncio.subprocess.Process | None = None
+        self._reading: asyncio.Task[None] | None = None
+
+    @property
+    def pid(self) -> int | None:
+        """None while there is none."""
+        return self._process.pid if self._process is not None and self._process.returncode is None else None
+
+    def env_vars(self) -> dict[str, str]:
+        """What a client needs in its environment."""
+        return self.options.env_vars()
+
+    async def start(self) -> None:
+        """Clears away what a former one left, starts it, waits until it answers, and tells it the limits.
+
+        Raises MpsError; nothing of it runs then.
+        """
+        if self.control.listens:
+            raise MpsError(f"an MPS daemon runs in {self.options.directory} already; end it, or name another folder")
+        try:
+            await asyncio.to_thread(self._hold.clear, None)
+            prepare_directory(self.options.directory)
+            await self._launch()
+            await self._until_it_answers()
+            await self._set_limits()
+        except BaseException:
+            await self._terminate()
+            raise
+        self._emit(logging.INFO, "MPS is ready", directory=str(self.options.directory), pid=self.pid or 0)
+
+    async def stop(self) -> None:
+        """Asks it to quit, which gives clients their time, then ends it and its servers. Harmless when it is gone."""
+        if self.pid is not None:
+            with contextlib.suppress(MpsError):
+                await MpsControl(
+                    self.options.directory,
+                    program=self._hold.program,
+                    environ=self._hold.environ,
+                    answer_s=self.options.quit_s + 1.0,
+                ).ask(f"quit -t {self.options.quit_s}")
+        await self._terminate()
+
+    async def status(self) -> DaemonStatus:
+        """One whose process has ended is down, whatever its files say."""
+        if self.pid is None:
+            how = f" with code {self._process.returncode}" if self._process is not None else ""
+            return DaemonStatus(is_up=False, reason=f"the MPS daemon has ended{how}")
+        return await self.control.status()
+
+    async def assert_healthy(self) -> None:
+        """Raises MpsError where it does not run or answer."""
+        if self.pid is None:
+            raise MpsError("the MPS daemon has ended")
+        await self.control.threads()
+
+    async def _launch(self) -> None:
+        try:
+            self._process = await asyncio.create_subprocess_exec(
+                *(*self._hold.bond, self._hold.program, "-f"),
+                stdin=asyncio.subprocess.DEVNULL,
+                stdout=asyncio.subprocess.PIPE,
+                stderr=asyncio.subprocess.STDOUT,
+                env=self.options.daemon_environ(self._hold.environ or {}),
+                start_new_session=True,
+            )
+        except OSError as error:
+            raise MpsError(f"{self._hold.program} cannot be run: {error.strerror}") from error
+        self._reading = asyncio.create_task(self._read(self._process))
+
+    async def _until_it_answers(self) -> None:
+        until = time.monotonic() + self.options.start_s
+        while time.monotonic() < until:
+            if self.pid is None:
+                raise MpsError(f"{self._hold.program} ended at once; its lines above say why")
+            if self.control.listens:
+                try:
+                    await self.control.threads()
+                    return
+                except MpsOtherProtocol:
+                    raise
+                except MpsError:  # it begins to listen before it answers
+                    pass
+            await asyncio.sleep(_LOOK_S)
+        await self.control.threads()
+        raise MpsError(f"{self._hold.program} does not listen within {self.options.start_s:g} s of its start")
+
+    async def _set_limits(self) -> None:
+        for command in limit_commands(self.options, self._hold.card_count):
+            await self.control.ask(command)
+
+    async def _terminate(self) -> None:
+        process, self._process = self._process, None
+        if process is not None:
+            if process.returncode is None:
+                with contextlib.suppress(ProcessLookupError):
+                    process.terminate()
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout(_TERM_S):
+                        await process.wait()
+            if process.returncode is None:
+                with contextlib.suppress(ProcessLookupError):
+                    process.kill()
+        await asyncio.to_thread(self._hold.clear, process.pid if process is not None else None)
+        if process is not None:
+            with contextlib.suppress(TimeoutError):  # not even that ends one that hangs in the driver
+                async with asyncio.timeout(_TERM_S):
+                    await process.wait()
+        if self._reading is not None:
+            await asyncio.wait({self._reading}, timeout=_TERM_S)
+            self._reading.cancel()
+            self._reading = None
+        for name in STALE_FILES:
+            with contextlib.suppress(OSError):
+                (self.options.directory / name).unlink()
+
+    async def _read(self, process: asyncio.subprocess.Process) -> None:
+        """Copies its log into ours; reports lines about faults, and its end, at once."""
+        if process.stdout is None:
+            return
+        while line := await process.stdout.readline():
+            text = line.decode(errors="replace").strip()
+            words = text.lower()
+            if not text or any(echo in words for echo in _ECHO):
+                continue
+            is_trouble = any(sign in words for sign in _FAULT_SIGNS)
+            self._emit(logging.WARNING if is_trouble else logging.DEBUG, "MPS says", line=text)
+            if is_trouble:
+                self.trouble()
+        self.trouble()
+
+
+class ForeignDaemon:
+    """A daemon of others, such as a sidecar or a service of the node. It is watched, never started or stopped."""
+
+    is_ours = False
+
+    def __init__(self, options: MpsOptions, *, program: str, wait_s: float = FOREIGN_START_TIMEOUT_S) -> None:
+        self.options = options
+        self.control = MpsControl(options.directory, program=program)
+        self._wait_s = wait_s
+
+    def env_vars(self) -> dict[str, str]:
+        """What a client needs in its environment."""
+        return self.options.env_vars()
+
+    async def start(self) -> None:
+        """Waits until it listens and answers: a sidecar may come later. Raises MpsError."""
+        for _ in range(max(1, round(self._wait_s / _LOOK_S))):
+            if self.control.listens:
+                break
+            await asyncio.sleep(_LOOK_S)
+        else:
+            raise MpsError(
+                f"no MPS daemon listens in {self.options.directory} after {self._wait_s:g} s; start it, name its "
+                "folder as CUDA_MPS_PIPE_DIRECTORY, or unset that for one of our own"
+            )
+        await self.control.threads()
+
+    async def stop(self) -> None:
+        """It is not ours to stop."""
+
+    async def status(self) -> DaemonStatus:
+        """Looks now."""
+        return await self.control.status()
+
+
+def prepare_directory(directory: Path) -> None:
+    """The folder, without what a daemon that was killed left there. Raises MpsError."""
+    if len(str(directory).encode()) > MAX_DIRECTORY_BYTES:
+        raise MpsError(f"{directory} is too long a path for MPS's sockets; name a shorter one")
+    try:
+        directory.mkdir(parents=True, exist_ok=True, mode=0o700)
+        (directory / "logs").mkdir(exist_ok=True, mode=0o700)
+        for name in STALE_FILES:
+            (directory / name).unlink(missing_ok=True)
+    except OSError as error:
+        raise MpsError(
+            f"{directory} cannot be made ready for an MPS daemon: {error}; name another, or one that is yours"
+        ) from error
+
+
+def limit_commands(options: MpsOptions, card_count: int) -> Sequence[str]:
+    """Commands that set the clients' limits in a fresh daemon; they apply to servers that start afterwards."""
+    commands = []
+    if options.active_thread_percentage:
+        commands.append(f"set_default_active_thread_percentage {options.active_thread_percentage:g}")
+    for card, size in sorted(memory_by_card(options.pinned_memory, card_count).items()):
+        commands.append(f"set_default_device_pinned_mem_limit {card} {size}")
+    return commands
+
+
+def server_program(program: str) -> str:
+    """The server's program beside the daemon's, or on PATH; empty where it is not: no client could be served."""
+    beside = Path(program).with_name("nvidia-cuda-mps-server")
+    return str(beside) if beside.is_file() else shutil.which("nvidia-cuda-mps-server") or ""
+
+
+_STOP_TIMEOUT_S = 5.0
+
+
+async def start_background(options: MpsOptions, program: str, environ: Mapping[str, str], card_count: int) -> None:
+    """Starts it, waits until it answers and tells it the limits. Raises MpsError; nothing of it runs then."""
+    control = MpsControl(options.directory, program=program, environ=environ)
+    if control.listens:
+        raise MpsError(f"an MPS daemon runs in {options.directory} already; penstock mps status shows it")
+    prepare_directory(options.directory)
+    said = options.directory / "logs" / "start.log"  # a pipe would stay open for as long as the daemon lives
+    with said.open("wb") as output:
+        process = await asyncio.create_subprocess_exec(
+            *(program, "-d"),
+            stdin=asyncio.subprocess.DEVNULL,
+            stdout=output,
+            stderr=asyncio.subprocess.STDOUT,
+            env=options.daemon_environ(environ),
+            start_new_session=True,
+        )
+        code = await _exit_code(process, options.start_s)
+    if code is None:
+        raise MpsError(f"{program} -d does not return within {options.start_s:g} s: the driver hangs, see dmesg")
+    if code:
+        raise MpsError(f"{program} -d failed: {said.read_text(errors='replace').strip() or code}")
+    await _until_it_answers(control, options.start_s)
+    try:
+        for command in limit_commands(options, card_count):
+            await control.ask(command)
+    except MpsError:
+        await stop_background(control, quit_s=0)
+        raise
+
+
+async def _exit_code(process: asyncio.subprocess.Process, max_wait_s: float) -> int | None:
+    """Its exit code; None if it had to be killed. A process that hangs in the driver may survive that."""
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(max_wait_s):
+            return await process.wait()
+    process.kill()
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(_STOP_TIMEOUT_S):
+            await process.wait()
+    return None
+
+
+async def stop_background(control: MpsControl, *, quit_s: int) -> None:
+    """Asks it to quit, with that much time for its clients. Returns when it has gone. Raises MpsError."""
+    patient = MpsControl(control.directory, program=control.program, answer_s=quit_s + _STOP_TIMEOUT_S)
+    await patient.ask(f"quit -t {quit_s}")
+    until = time.monotonic() + _STOP_TIMEOUT_S
+    while control.listens:
+        if time.monotonic() >= until:
+            raise MpsError(f"the MPS daemon in {control.directory} got `quit` but still listens; kill it")
+        await asyncio.sleep(_LOOK_S)
+    for name in STALE_FILES:
+        with contextlib.suppress(OSError):
+            (control.directory / name).unlink()
+
+
+async def _until_it_answers(control: MpsControl, start_s: float) -> None:
+    for _ in range(round(start_s / _LOOK_S)):
+        if control.listens:
+            await control.threads()
+            return
+        await asyncio.sleep(_LOOK_S)
+    raise MpsError(f"the MPS daemon does not listen in {control.directory} within {start_s:g} s; its logs say why")

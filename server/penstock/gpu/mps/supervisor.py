@@ -1,0 +1,198 @@
+"""Runs MPS beside one engine: starts the daemon, watches both, and carries out what RecoveryPolicy decides."""
+
+import asyncio
+import os
+import re
+import time
+from collections.abc import Awaitable, Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from penstock.gpu.mps.control import MpsError
+from penstock.gpu.mps.daemon import Daemon, OwnDaemon
+from penstock.gpu.mps.recovery import (
+    Action,
+    EndClients,
+    EngineObservation,
+    LogEvent,
+    Observation,
+    RecoveryPolicy,
+    Refuse,
+    StartDaemon,
+)
+from penstock.logs import get_logger
+
+PROC = Path("/proc")
+_COMPUTES = re.compile(r"/dev/nvidia-uvm(?:\Z| \(deleted\))")  # NVML opens the cards' own files; only CUDA this one
+
+
+def processes_with_mark(mark: str, proc: Path = PROC) -> frozenset[int]:
+    """The processes that carry it in their environment, `NAME=value`; those that we may not read are not ours."""
+    wanted = mark.encode()
+    return frozenset(pid for pid in _pids(proc) if wanted in _environ(proc, pid).split(b"\0"))
+
+
+def processes_using_gpu(pids: frozenset[int], proc: Path = PROC) -> frozenset[int]:
+    """Those that CUDA has opened a card for."""
+    return frozenset(pid for pid in pids if any(_COMPUTES.match(target) for target in _open_files(proc, pid)))
+
+
+def any_exists(pids: frozenset[int], proc: Path = PROC) -> bool:
+    """Whether any of them is a process here; true where none is asked for."""
+    return not pids or any((proc / str(pid)).exists() for pid in pids)
+
+
+def _pids(proc: Path) -> Iterator[int]:
+    return (int(name) for name in os.listdir(proc) if name.isdecimal())
+
+
+def _environ(proc: Path, pid: int) -> bytes:
+    try:
+        return (proc / str(pid) / "environ").read_bytes()
+    except OSError:
+        return b""
+
+
+def _open_files(proc: Path, pid: int) -> Iterator[str]:
+    try:
+        names = os.listdir(proc / str(pid) / "fd")
+    except OSError:
+        return
+    for name in names:
+        try:
+            yield os.readlink(proc / str(pid) / "fd" / name)
+        except OSError:  # closed meanwhile
+            continue
+
+
+log = get_logger("mps")
+OWN_LOOK_S = 1.0
+FOREIGN_LOOK_S = 5.0  # each look leaves lines in its owner's log
+RECOVERY_LOOK_S = 0.1
+SHORTEST_PAUSE_S = 0.02
+CALL_PAUSE_S = 1.0  # between looks that the daemon's log calls for
+
+
+@dataclass(frozen=True, slots=True)
+class MpsState:
+    """What the metrics show. recovery_s: the last one's, 0 before the first. clients: the engine's that are attached.
+
+    beside: its processes that compute without MPS.
+    """
+
+    is_up: bool = False
+    clients: int = 0
+    beside: int = 0
+    restarts: int = 0
+    recovery_s: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class EngineHandle:
+    """What is done with the engine. look: at it, now; asked whether requests are served only while that counts.
+
+    end: it and all its processes, to be started again when clients may. refuse: the stack ends, for this reason.
+    tell: the news, whenever they change.
+    """
+
+    look: Callable[[bool], Awaitable[EngineObservation]]
+    end: Callable[[str, bool], object]
+    refuse: Callable[[str], None]
+    tell: Callable[[MpsState], None]
+
+
+class MpsSupervisor:
+    """`start` it, then `run` it as a task beside the engine, which awaits `until_clients_may_start`; `stop` it last."""
+
+    def __init__(self, daemon: Daemon, engine: EngineHandle, *, must_attach: bool) -> None:
+        self._daemon = daemon
+        self._engine = engine
+        self._recovery = RecoveryPolicy(owns_daemon=daemon.is_ours, must_attach=must_attach)
+        self._wake = asyncio.Event()
+        self._looked = asyncio.Condition()
+        self._called_at = 0.0
+        self._looks = 0
+        self._is_looking = False
+        self._last = MpsState()
+        if isinstance(daemon, OwnDaemon):
+            daemon.trouble = self._look_soon
+
+    def _look_soon(self) -> None:
+        """Once for many lines: what our own looks leave in the log must not make the next one."""
+        now = time.monotonic()
+        if now - self._called_at >= CALL_PAUSE_S:
+            self._called_at = now
+            self._wake.set()
+
+    async def start(self) -> None:
+        """Returns when the daemon takes clients. Raises MpsError."""
+        await self._daemon.start()
+        self._recovery.may_start = True
+
+    async def run(self) -> None:
+        """Until cancelled."""
+        while True:
+            await self._look()
+            pause_s = RECOVERY_LOOK_S if self._recovery.is_recovering else self._pause_s
+            try:
+                async with asyncio.timeout(pause_s):
+                    await self._wake.wait()
+            except TimeoutError:
+                continue
+            await asyncio.sleep(SHORTEST_PAUSE_S)
+            self._wake.clear()
+
+    @property
+    def _pause_s(self) -> float:
+        return OWN_LOOK_S if self._daemon.is_ours else FOREIGN_LOOK_S
+
+    async def until_clients_may_start(self) -> None:
+        """Returns after a look that began now and found daemon and server ready."""
+        begun = self._looks + (2 if self._is_looking else 1)
+        self._wake.set()
+        async with self._looked:
+            await self._looked.wait_for(lambda: self._looks >= begun and self._recovery.may_start)
+
+    async def stop(self) -> None:
+        """Ends the daemon where it is ours. The engine must have been ended."""
+        await self._daemon.stop()
+
+    async def _look(self) -> None:
+        self._is_looking = True
+        engine = await self._engine.look(self._recovery.is_recovering)
+        daemon = await self._daemon.status()
+        seen = Observation(daemon, engine, has_our_ids=any_exists(daemon.clients))
+        for action in self._recovery.decide(time.monotonic(), seen):
+            await self._do(action)
+        self._publish(is_up=seen.daemon.is_up)
+        async with self._looked:
+            self._looks, self._is_looking = self._looks + 1, False
+            self._looked.notify_all()
+
+    async def _do(self, action: Action) -> None:
+        match action:
+            case EndClients(reason, is_lost):
+                log.error("MPS: every client is restarted", reason=reason)
+                self._engine.end(reason, is_lost)
+            case StartDaemon(reason):
+                log.error("MPS: its daemon is started anew", reason=reason)
+                await self._renew_daemon()
+            case Refuse(reason):
+                self._engine.refuse(reason)
+            case LogEvent(event, fields, is_warning):
+                (log.warning if is_warning else log.info)(str(event), **fields)
+
+    async def _renew_daemon(self) -> None:
+        try:
+            await self._daemon.stop()
+            await self._daemon.start()
+        except MpsError as error:
+            log.error("MPS: its daemon does not start", reason=str(error))
+        self._wake.set()
+
+    def _publish(self, *, is_up: bool) -> None:
+        course = self._recovery
+        message = MpsState(is_up, len(course.attached), len(course.beside), course.restarts, course.recovery_s)
+        if message != self._last:
+            self._last = message
+            self._engine.tell(message)

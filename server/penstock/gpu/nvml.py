@@ -1,0 +1,161 @@
+"""The GPUs of this machine as NVML reports them, read in a child process: a call into a broken driver may never return.
+
+`python -m penstock.gpu.nvml` prints one JSON object; `read_cards` runs that with a timeout.
+"""
+
+import subprocess
+import sys
+from collections.abc import Sequence
+from contextlib import suppress
+from enum import StrEnum
+from typing import TypeVar
+
+import msgspec
+
+_REAP_S = 1.0  # a killed process that is stuck in the driver is not waited for; it is reaped when another is started
+
+T = TypeVar("T")
+
+
+class ChildProcessFailed(Exception):
+    """The process gave none; the text says why. is_late: it gave none in time."""
+
+    def __init__(self, detail: str, *, is_late: bool = False) -> None:
+        super().__init__(detail)
+        self.is_late = is_late
+
+
+def run_json_child(program: Sequence[str], kind: type[T], timeout_s: float) -> T:
+    """The one JSON object that the program prints. Blocks for timeout_s, and a second, at most. Raises NoAnswer."""
+    pipe = subprocess.PIPE
+    try:
+        child = subprocess.Popen(program, stdin=subprocess.DEVNULL, stdout=pipe, stderr=pipe)
+    except OSError as error:
+        raise ChildProcessFailed(str(error)) from error
+    try:
+        said, complaint = child.communicate(timeout=timeout_s)
+    except subprocess.TimeoutExpired:
+        child.kill()
+        with suppress(subprocess.TimeoutExpired):
+            child.communicate(timeout=_REAP_S)
+        for stream in filter(None, (child.stdout, child.stderr)):
+            stream.close()
+        raise ChildProcessFailed(f"{timeout_s:g} s", is_late=True) from None
+    try:
+        return msgspec.json.decode(said, type=kind)
+    except msgspec.DecodeError:
+        last = complaint.decode(errors="replace").strip().splitlines()[-1:]
+        raise ChildProcessFailed(last[0] if last else f"the process ended with {child.returncode}") from None
+
+
+READ_TIMEOUT_S = 10.0  # the first call after boot initialises every card; seconds without the persistence daemon
+_PROGRAM = (sys.executable, "-P", "-m", "penstock.gpu.nvml")
+
+
+class NvmlOutcome(StrEnum):
+    """How far NVML came."""
+
+    ANSWERED = "answered"
+    NO_BINDING = "nvidia-ml-py is not installed"
+    NO_LIBRARY = "libnvidia-ml.so.1 is not here"
+    NO_DRIVER = "the driver is not loaded"
+    MISMATCH = "the driver's library and its kernel module differ in version"
+    NO_PERMISSION = "no permission"
+    TIMED_OUT = "no answer in time"
+    FAILED = "failed"
+
+
+class GpuDevice(msgspec.Struct, frozen=True):
+    """One GPU. used_bytes: with what the driver reserves. compute_mode: NVML's name without its prefix, "DEFAULT".
+
+    mig: None if the card does not support it.
+    processes: process ids with a compute context, as far as NVML shows them here.
+    """
+
+    index: int
+    name: str
+    capability: tuple[int, int]
+    memory_bytes: int
+    used_bytes: int
+    compute_mode: str = "DEFAULT"
+    mig: bool | None = None
+    processes: tuple[int, ...] = ()
+
+
+class NvmlReading(msgspec.Struct, frozen=True):
+    """cuda: the newest version that the driver carries by itself, (13, 0); None if it is unknown."""
+
+    outcome: NvmlOutcome
+    detail: str = ""
+    driver: str | None = None
+    cuda: tuple[int, int] | None = None
+    cards: tuple[GpuDevice, ...] = ()
+
+
+def read_cards(timeout_s: float = READ_TIMEOUT_S) -> NvmlReading:
+    """Blocks for timeout_s, and a second, at most; whatever goes wrong is in the outcome."""
+    try:
+        return run_json_child(_PROGRAM, NvmlReading, timeout_s)
+    except ChildProcessFailed as error:
+        return NvmlReading(NvmlOutcome.TIMED_OUT if error.is_late else NvmlOutcome.FAILED, str(error))
+
+
+def query_nvml() -> NvmlReading:
+    """Asks in this process; may block for ever."""
+    try:
+        import pynvml as nvml
+    except ImportError:
+        return NvmlReading(NvmlOutcome.NO_BINDING)
+    outcomes = {
+        nvml.NVML_ERROR_LIBRARY_NOT_FOUND: NvmlOutcome.NO_LIBRARY,
+        nvml.NVML_ERROR_DRIVER_NOT_LOADED: NvmlOutcome.NO_DRIVER,
+        nvml.NVML_ERROR_LIB_RM_VERSION_MISMATCH: NvmlOutcome.MISMATCH,
+        nvml.NVML_ERROR_NO_PERMISSION: NvmlOutcome.NO_PERMISSION,
+    }
+    try:
+        nvml.nvmlInit()
+        version = nvml.nvmlSystemGetCudaDriverVersion_v2()
+        return NvmlReading(
+            NvmlOutcome.ANSWERED,
+            driver=nvml.nvmlSystemGetDriverVersion(),
+            cuda=(version // 1000, version % 1000 // 10),
+            cards=tuple(_gpu_device(index) for index in range(nvml.nvmlDeviceGetCount())),
+        )
+    except nvml.NVMLError as error:
+        return NvmlReading(outcomes.get(error.value, NvmlOutcome.FAILED), str(error))
+
+
+def _gpu_device(index: int) -> GpuDevice:
+    import pynvml as nvml
+
+    modes = {
+        nvml.NVML_COMPUTEMODE_DEFAULT: "DEFAULT",
+        nvml.NVML_COMPUTEMODE_EXCLUSIVE_THREAD: "EXCLUSIVE_THREAD",
+        nvml.NVML_COMPUTEMODE_PROHIBITED: "PROHIBITED",
+        nvml.NVML_COMPUTEMODE_EXCLUSIVE_PROCESS: "EXCLUSIVE_PROCESS",
+    }
+    handle = nvml.nvmlDeviceGetHandleByIndex(index)
+    memory = nvml.nvmlDeviceGetMemoryInfo(handle)
+    major, minor = nvml.nvmlDeviceGetCudaComputeCapability(handle)
+    try:
+        mig = nvml.nvmlDeviceGetMigMode(handle)[0] == nvml.NVML_DEVICE_MIG_ENABLE
+    except nvml.NVMLError:  # cards before Ampere have none
+        mig = None
+    try:
+        processes = tuple(process.pid for process in nvml.nvmlDeviceGetComputeRunningProcesses(handle))
+    except nvml.NVMLError:  # a container may not see them
+        processes = ()
+    return GpuDevice(
+        index=index,
+        name=nvml.nvmlDeviceGetName(handle),
+        capability=(major, minor),
+        memory_bytes=memory.total,
+        used_bytes=memory.used,
+        compute_mode=modes.get(nvml.nvmlDeviceGetComputeMode(handle), "unknown"),
+        mig=mig,
+        processes=processes,
+    )
+
+
+if __name__ == "__main__":
+    sys.stdout.buffer.write(msgspec.json.encode(query_nvml()))

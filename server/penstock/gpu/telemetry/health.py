@@ -1,0 +1,105 @@
+"""Which GPUs are lost, decided from telemetry messages. No clock, no process."""
+
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from penstock.gpu.telemetry.messages import CardLoad, TelemetryMessage
+
+# After these NVIDIA's Xid catalog wants the card reset or the machine restarted: stopped, halted, memory that cannot be
+# remapped, off the bus, an uncontained memory error, the GSP that does not answer, an unrecovered memory error.
+NEEDS_RESET = frozenset({46, 62, 64, 79, 95, 119, 120, 140})
+GONE = "the driver does not show it any more"
+_FIX = "see dmesg, then reset the card (nvidia-smi --gpu-reset) or restart the machine"
+
+
+@dataclass(frozen=True, slots=True)
+class GpuFault:
+    """was_silent: NVML could not ask the card, so that it is well again once it answers; an Xid is believed longer."""
+
+    reason: str
+    was_silent: bool
+
+
+class CardHealth:
+    """A card is known once NVML has answered for it. Lost: it fails, is gone, or an Xid says that it must be reset.
+
+    After such an Xid it is well again only when it was away and came back, as a reset does.
+    """
+
+    def __init__(self, visible: str | None = None) -> None:
+        """visible: CUDA_VISIBLE_DEVICES; only its cards count for `reason`. None if unset."""
+        self._visible = visible
+        self._known: dict[str, int] = {}
+        self._faults: dict[str, GpuFault] = {}
+        self._xids: Counter[tuple[int, int]] = Counter()
+
+    def observe(self, line: TelemetryMessage) -> None:
+        """What was said last."""
+        if line.has_nvml:
+            seen = {self._key(card) for card in line.cards}
+            for card in line.cards:
+                self._observe_card(card)
+            silent = dict.fromkeys(self._known.keys() - seen, GONE)
+        else:
+            silent = dict.fromkeys(self._known, line.why or "NVML does not answer any more")
+        self._faults |= {key: GpuFault(reason, True) for key, reason in silent.items()}
+        for xid in line.xids:
+            self._xids[xid.gpu, xid.number] += 1
+            if xid.number in NEEDS_RESET:
+                key = next((uuid for uuid, index in self._known.items() if index == xid.gpu), str(xid.gpu))
+                self._faults.setdefault(key, GpuFault(f"Xid {xid.number}", False))
+
+    def _observe_card(self, card: CardLoad) -> None:
+        key = self._key(card)
+        self._known[key] = card.index
+        trouble = self._faults.get(key)
+        if card.lost:
+            self._faults[key] = GpuFault(card.lost, True)
+        elif trouble is not None and trouble.was_silent:
+            del self._faults[key]
+
+    def _key(self, card: CardLoad) -> str:
+        """Its UUID; of a card that does not even say that, the one that had its index."""
+        if card.uuid:
+            return card.uuid
+        return next((uuid for uuid, index in self._known.items() if index == card.index), str(card.index))
+
+    @property
+    def cards(self) -> Mapping[int, str]:
+        """Every card that was ever seen, by its index: why it is lost, empty while it is well."""
+        return {
+            index: trouble.reason if (trouble := self._faults.get(key)) is not None else ""
+            for key, index in self._known.items()
+        }
+
+    @property
+    def xids(self) -> Mapping[tuple[int, int], int]:
+        """Count by card and Xid."""
+        return dict(self._xids)
+
+    @property
+    def reason(self) -> str:
+        """Why models on the GPU cannot be served, one sentence; empty while all that CUDA may use are well."""
+        for key, trouble in self._faults.items():
+            index = self._known.get(key)
+            if index is not None and is_visible(index, key, self._visible):
+                return f"GPU {index} ({key}) is lost: {trouble.reason}; {_FIX}"
+        return ""
+
+
+def is_visible(index: int, uuid: str, said: str | None) -> bool:
+    """Whether CUDA may use it, by CUDA_VISIBLE_DEVICES: numbers or beginnings of UUIDs, up to the first wrong one.
+
+    Its numbers are taken for NVML's, as they are with cards of one kind, or with CUDA_DEVICE_ORDER=PCI_BUS_ID.
+    """
+    if said is None:
+        return True
+    for word in map(str.strip, said.split(",")):
+        if word.startswith("MIG-"):
+            return True  # which card an instance is of, its name does not say
+        if not word.isdecimal() and not word.startswith("GPU-"):
+            return False
+        if word == str(index) or (word.startswith("GPU-") and uuid.startswith(word)):
+            return True
+    return False

@@ -1,0 +1,94 @@
+"""One logger for the whole program: lines for people (or JSON) on standard error."""
+
+import logging
+import re
+import sys
+from collections.abc import MutableMapping
+from contextlib import suppress
+from enum import StrEnum
+from typing import Any, TextIO, cast
+
+import structlog
+
+
+class LogFormat(StrEnum):
+    """text: `time level component: event key=value …`, for people and grep. json: one object a line for collectors."""
+
+    TEXT = "text"
+    JSON = "json"
+
+
+_BARE = re.compile(r"[\w.:/+,@%-]+")
+_MILLISECONDS = len("2026-11-21T03:41:13.010")
+
+
+def configure_logs(log_format: LogFormat, level: str = "info", stream: TextIO | None = None) -> None:
+    """Send every log line of this process, the libraries' too, to the stream (standard error by default).
+
+    Values are quoted and control characters escaped, so that a client's text cannot forge a line.
+    """
+    renderer: Any = structlog.processors.JSONRenderer() if log_format is LogFormat.JSON else _render_text
+    target = stream if stream is not None else sys.stderr
+    threshold = getattr(logging, level.upper())
+    structlog.configure(
+        processors=[
+            structlog.contextvars.merge_contextvars,
+            structlog.processors.add_log_level,
+            structlog.processors.TimeStamper(fmt="iso", utc=True),
+            structlog.processors.format_exc_info,
+            renderer,
+        ],
+        wrapper_class=structlog.make_filtering_bound_logger(threshold),
+        logger_factory=structlog.WriteLoggerFactory(file=cast(TextIO, _Lossy(target))),
+        cache_logger_on_first_use=False,
+    )
+    handler = _ToStructlog()
+    logging.basicConfig(handlers=[handler], level=max(threshold, logging.WARNING), force=True)
+
+
+def get_logger(component: str) -> structlog.typing.FilteringBoundLogger:
+    """The logger of a part of the program."""
+    logger: structlog.typing.FilteringBoundLogger = structlog.get_logger(component=component)
+    return logger
+
+
+def _render_text(_: object, __: str, entry: MutableMapping[str, Any]) -> str:
+    """The entry as one line, whatever is in it."""
+    time, level = str(entry.pop("timestamp")).rstrip("Z")[:_MILLISECONDS] + "Z", str(entry.pop("level"))
+    head = f"{time} {level:<7} {entry.pop('component', 'penstock')}: {_printable(str(entry.pop('event')))}"
+    return " ".join([head, *(f"{key}={_shown(str(value))}" for key, value in entry.items())])
+
+
+def _printable(text: str) -> str:
+    return text if text.isprintable() else repr(text)
+
+
+def _shown(value: str) -> str:
+    """The value, in quotes where it would not be one word."""
+    return value if _BARE.fullmatch(value) else repr(value)
+
+
+class _Lossy:
+    """A stream that drops lines that cannot be written: its reader is gone, or the disk is full."""
+
+    def __init__(self, stream: TextIO) -> None:
+        self._stream = stream
+
+    def write(self, text: str) -> None:
+        with suppress(OSError):
+            self._stream.write(text)
+
+    def flush(self) -> None:
+        with suppress(OSError):
+            self._stream.flush()
+
+
+class _ToStructlog(logging.Handler):
+    """Libraries' records, as our lines."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        logger = get_logger(record.name)
+        if record.exc_info and record.exc_info[1] is not None:
+            logger.log(record.levelno, f"{record.getMessage()}: {record.exc_info[1]!r}", exc_info=record.exc_info)
+        else:
+            logger.log(record.levelno, record.getMessage())

@@ -1,0 +1,140 @@
+"""How far two models agree on pictures, with the gateway's own output parsers."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+
+from penstock.models.optimize.source import OptimizeError, Sample, SourceModel
+from penstock.protocol.errors import EngineFailed
+from penstock.protocol.inference import (
+    Array,
+    Classes,
+    Detections,
+    FloatArray,
+    InferResponse,
+    VisionResult,
+    tensor_from_numpy,
+)
+from penstock.vision.results import parse
+
+IOU = 0.5
+
+
+@dataclass(frozen=True, slots=True)
+class DetectionAgreement:
+    """Boxes of two detectors. float_boxes = found_again + lost; int8_boxes = found_again + new."""
+
+    pictures: int
+    float_boxes: int
+    int8_boxes: int
+    found_again: int
+
+    @property
+    def lost(self) -> int:
+        return self.float_boxes - self.found_again
+
+    @property
+    def new(self) -> int:
+        return self.int8_boxes - self.found_again
+
+    @property
+    def share(self) -> float:
+        """F1 of the two: 1 where they see the same boxes, and where neither sees any."""
+        boxes = self.float_boxes + self.int8_boxes
+        return 2 * self.found_again / boxes if boxes else 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class ClassAgreement:
+    """Pictures for which two classifiers name the same likeliest class."""
+
+    pictures: int
+    same_top1: int
+
+    @property
+    def share(self) -> float:
+        return self.same_top1 / self.pictures if self.pictures else 1.0
+
+
+Agreement = DetectionAgreement | ClassAgreement
+
+
+def detection_agreement(float_found: Sequence[Detections], int8_found: Sequence[Detections]) -> DetectionAgreement:
+    """A box is found again where one of the same class overlaps it with IoU >= 0.5; each box answers for one."""
+    pairs = list(zip(float_found, int8_found, strict=True))
+    return DetectionAgreement(
+        pictures=len(pairs),
+        float_boxes=sum(len(one.score) for one in float_found),
+        int8_boxes=sum(len(other.score) for other in int8_found),
+        found_again=sum(_matches(one, other) for one, other in pairs),
+    )
+
+
+def class_agreement(float_found: Sequence[Classes], int8_found: Sequence[Classes]) -> ClassAgreement:
+    """By the first class of each; two models that name none agree."""
+    pairs = list(zip(float_found, int8_found, strict=True))
+    same = sum(one.class_id[:1].tolist() == other.class_id[:1].tolist() for one, other in pairs)
+    return ClassAgreement(len(pairs), same)
+
+
+def _matches(one: Detections, other: Detections) -> int:
+    """Pairs of boxes, the best overlaps first."""
+    overlaps = _overlaps(one.xyxy, other.xyxy)
+    overlaps[one.class_id[:, np.newaxis] != other.class_id[np.newaxis]] = 0.0
+    count = 0
+    while overlaps.size and overlaps.max() >= IOU:
+        row, column = np.unravel_index(int(overlaps.argmax()), overlaps.shape)
+        overlaps[row], overlaps[:, column] = 0.0, 0.0
+        count += 1
+    return count
+
+
+def _overlaps(one: FloatArray, other: FloatArray) -> FloatArray:
+    """(n, m) intersection over union."""
+    low = np.maximum(one[:, np.newaxis, :2], other[np.newaxis, :, :2])
+    high = np.minimum(one[:, np.newaxis, 2:], other[np.newaxis, :, 2:])
+    shared = np.clip(high - low, 0.0, None).prod(axis=2)
+    areas = [(boxes[:, 2:] - boxes[:, :2]).prod(axis=1) for boxes in (one, other)]
+    union = areas[0][:, np.newaxis] + areas[1][np.newaxis] - shared
+    overlaps: FloatArray = np.divide(shared, union, out=np.zeros_like(shared), where=union > 0)
+    return overlaps
+
+
+class Session(Protocol):
+    """Whatever computes a network: ONNX Runtime's session, or an engine that behaves like one."""
+
+    def run(self, names: Sequence[str] | None, feed: Mapping[str, Array], /) -> Sequence[Any]:
+        """The outputs of these names, arrays in that order; all of them for None."""
+
+
+def run_samples(session: Session, source: SourceModel, samples: Iterable[Sample]) -> list[VisionResult]:
+    """One result a sample, in order. Raises OptimizeError where an answer is none that the card's parser reads."""
+    names = [output.name for output in source.config.outputs]
+    results: list[VisionResult] = []
+    for sample in samples:
+        arrays: Sequence[Any] = session.run(names, {source.card.input_name: sample.array})
+        tensors = tuple(tensor_from_numpy(name, array) for name, array in zip(names, arrays, strict=True))
+        response = InferResponse(source.name, "", tensors)
+        try:
+            results.append(parse(source.card, response, 0 if sample.has_batch_axis else None, sample.geometry))
+        except EngineFailed as error:
+            raise OptimizeError(f"{sample.path.name}: {error.message}") from error
+    return results
+
+
+def measure_agreement(float_found: Sequence[VisionResult], int8_found: Sequence[VisionResult]) -> Agreement:
+    """Of two lists that one card's parser made."""
+    one, other = detections_of(float_found), detections_of(int8_found)
+    if len(one) == len(float_found) and len(other) == len(int8_found):
+        return detection_agreement(one, other)
+    return class_agreement(
+        [result for result in float_found if isinstance(result, Classes)],
+        [result for result in int8_found if isinstance(result, Classes)],
+    )
+
+
+def detections_of(found: Sequence[VisionResult]) -> list[Detections]:
+    """The boxes, where the results are a detector's."""
+    return [result for result in found if isinstance(result, Detections)]

@@ -1,0 +1,254 @@
+"""The report of an optimization, as values, as JSON and as the MODEL.md of the new model folder."""
+
+import re
+import shutil
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from google.protobuf import text_format
+from tritonclient.grpc import model_config_pb2
+
+from penstock.models.optimize.agreement import Agreement, ClassAgreement, DetectionAgreement
+from penstock.models.optimize.profile import Fusion, Operators, SpeedComparison
+from penstock.models.optimize.quantize import Ranges
+from penstock.models.optimize.source import PRECISION, SourceModel
+
+MOST_PRECISION_LOST = 0.01  # of mAP@0.5, in [0, 1]
+LEAST_AGREEMENT = 0.95
+RANDOM_WEIGHTS = "random weights: accuracy means nothing, not judged"
+
+
+@dataclass(frozen=True, slots=True)
+class Evaluation:
+    """INT8 against float on the held-out pictures.
+
+    float_map, int8_map: mAP@0.5 over those of them whose truth is known, `with_truth` in number; None without any.
+    """
+
+    agreement: Agreement
+    with_truth: int = 0
+    float_map: float | None = None
+    int8_map: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Trial:
+    """A quantisation variant. agreement: with float on the calibration pictures; None if not measured."""
+
+    ranges: Ranges
+    left_float: tuple[str, ...]
+    agreement: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class OptimizationReport:
+    """Steps and measurements. judgement: None for random weights. int8_instructions: None if unknown."""
+
+    name: str
+    optimized_from: str
+    source_sha256: str
+    int8_sha256: str
+    source_bytes: int
+    int8_bytes: int
+    calibrating: int
+    held_out: int
+    unreadable: tuple[str, ...]
+    chosen: Trial
+    trials: tuple[Trial, ...]
+    judgement: Evaluation | None
+    comparisons: tuple[SpeedComparison, ...]
+    threads: int
+    int8_instructions: tuple[str, ...] | None
+    cpu: str
+    fusion: Fusion
+
+    @property
+    def warnings(self) -> tuple[str, ...]:
+        """Speed and accuracy losses, one sentence each."""
+        slower = [item for item in self.comparisons if item.ratio < 1.0]
+        found = [f"INT8 is slower here at batch {item.batch_size}: {item.ratio:.2f} x float" for item in slower]
+        if self.judgement is not None:
+            found += losses(self.judgement)
+        return tuple(found)
+
+
+def losses(judgement: Evaluation) -> list[str]:
+    """Accuracy losses, one sentence each."""
+    if judgement.float_map is not None and judgement.int8_map is not None:
+        lost = judgement.float_map - judgement.int8_map
+        limit = f"more than {MOST_PRECISION_LOST:.3f}"
+        return [f"INT8 loses {lost:.3f} of mAP@0.5 ({limit})"] if lost > MOST_PRECISION_LOST else []
+    share = judgement.agreement.share
+    if share >= LEAST_AGREEMENT:
+        return []
+    return [f"INT8 agrees with float in {share:.1%} only (less than {LEAST_AGREEMENT:.0%}): look at its pictures"]
+
+
+def as_json(report: OptimizationReport) -> dict[str, object]:
+    """Everything, derived figures too, in plain values."""
+    plain = asdict(report)
+    plain["warnings"] = list(report.warnings)
+    plain["judgement"] = evaluation_json(report.judgement)
+    plain["accuracy"] = RANDOM_WEIGHTS if report.judgement is None else "judged"
+    plain["comparisons"] = [
+        asdict(item) | {"ratios": list(item.ratios), "ratio": item.ratio} for item in report.comparisons
+    ]
+    plain["fusion"] = asdict(report.fusion) | {
+        "float_levels": [_operators_json(item) for item in report.fusion.float_levels],
+        "int8_levels": [_operators_json(item) for item in report.fusion.int8_levels],
+    }
+    return plain
+
+
+def evaluation_json(judgement: Evaluation | None) -> dict[str, object] | None:
+    """With what the agreement is of, its share, and of boxes how many are lost and new."""
+    if judgement is None:
+        return None
+    found = judgement.agreement
+    more = {"lost": found.lost, "new": found.new} if isinstance(found, DetectionAgreement) else {}
+    kind = "detections" if isinstance(found, DetectionAgreement) else "classes"
+    return asdict(judgement) | {"agreement": asdict(found) | more | {"kind": kind, "share": found.share}}
+
+
+def _operators_json(operators: Operators) -> dict[str, object]:
+    return asdict(operators) | {"total": operators.total}
+
+
+OPTIMIZED_FROM = "optimized-from"
+
+
+def write_folder(source: SourceModel, report: OptimizationReport, staged: Path) -> None:
+    """config.pbtxt, labels and MODEL.md beside the files that are there already. Raises OSError."""
+    (staged / "config.pbtxt").write_text(config_text(source, report.name), encoding="utf-8")
+    for labels in source.folder.glob("labels*.txt"):
+        shutil.copyfile(labels, staged / labels.name)
+    (staged / "MODEL.md").write_text(facts(source, report), encoding="utf-8")
+
+
+def config_text(source: SourceModel, name: str) -> str:
+    """The float model's text, edited, if it parses to the wanted config; else the config as protobuf text."""
+    wanted = _config(source, name)
+    text = (source.folder / "config.pbtxt").read_text(encoding="utf-8")
+    text = re.sub(r'(?m)^name\s*:\s*"[^"]*"', f'name: "{name}"', text)
+    text = re.sub(r'(?m)^default_model_filename\s*:\s*"[^"]*"', 'default_model_filename: "model.onnx"', text)
+    added = "".join(
+        f'parameters {{ key: "{key}" value {{ string_value: "{value}" }} }}\n'
+        for key, value in _parameter(source).items()
+    )
+    text = f"{text.rstrip()}\n\n# Quantised from {source.name}: see MODEL.md.\n{added}"
+    parsed = model_config_pb2.ModelConfig()
+    try:
+        text_format.Parse(text, parsed)
+    except text_format.ParseError:
+        parsed.Clear()
+    return text if parsed == wanted else text_format.MessageToString(wanted)
+
+
+def _config(source: SourceModel, name: str) -> model_config_pb2.ModelConfig:
+    wanted = model_config_pb2.ModelConfig()
+    wanted.CopyFrom(source.proto)
+    wanted.name = name
+    if wanted.default_model_filename:
+        wanted.default_model_filename = "model.onnx"
+    wanted.ClearField("cc_model_filenames")
+    for key, value in _parameter(source).items():
+        wanted.parameters[key].string_value = value
+    return wanted
+
+
+def _parameter(source: SourceModel) -> dict[str, str]:
+    return {PRECISION: "int8", OPTIMIZED_FROM: source.name}
+
+
+def facts(source: SourceModel, report: OptimizationReport) -> str:
+    """MODEL.md."""
+    title = f"# {report.name}" + (": RANDOM WEIGHTS, answers mean nothing" if source.has_random_weights else "")
+    return f"""\
+{title}
+
+{source.name}, quantised to 8-bit integers. Shapes, preprocessing and labels are those of {source.name}.
+
+| | |
+|---|---|
+| source | {source.name}, file of SHA-256 `{report.source_sha256}` ({report.source_bytes:,} bytes) |
+| licence | that of {source.name}{licence(source.folder)} |
+| file | `1/model.onnx`, {report.int8_bytes:,} bytes, SHA-256 `{report.int8_sha256}` |
+| made | `penstock models optimize {source.name} --int8`, with {report.calibrating} pictures to calibrate |
+| form | QDQ: weights int8 per channel, activations uint8, biases int32; ranges: {report.chosen.ranges} |
+| left float | {_left_float(report)} |
+
+## Measured
+
+{_accuracy(report)}
+
+{_speed(report)}
+"""
+
+
+def licence(folder: Path) -> str:
+    """What the float model's page says, with a colon before it."""
+    try:
+        page = (folder / "MODEL.md").read_text(encoding="utf-8")
+    except OSError:
+        return ""
+    row = re.search(r"(?m)^\|\s*licence\s*\|\s*(.*?)\s*\|$", page)
+    return f": {row[1]}" if row else ""
+
+
+def _left_float(report: OptimizationReport) -> str:
+    names = report.chosen.left_float
+    return ", ".join(f"`{name}`" for name in names) if names else "nothing that could be quantised"
+
+
+def _accuracy(report: OptimizationReport) -> str:
+    if report.judgement is None:
+        return f"Accuracy: {RANDOM_WEIGHTS}."
+    rule = "; a box of the float model is found again by one of its class with IoU >= 0.5"
+    is_detector = isinstance(report.judgement.agreement, DetectionAgreement)
+    lines = [f"On {report.held_out} pictures that did not calibrate{rule if is_detector else ''}:", ""]
+    lines += [f"* {line}" for line in evaluation_lines(report.judgement)]
+    return "\n".join(lines)
+
+
+def evaluation_lines(judgement: Evaluation) -> list[str]:
+    """The accuracy as sentences; mAP first where the truth is known."""
+    found = judgement.agreement
+    lines = []
+    if judgement.float_map is not None and judgement.int8_map is not None:
+        delta = judgement.int8_map - judgement.float_map
+        over = f"over {judgement.with_truth} pictures with truth"
+        lines.append(f"mAP@0.5 {judgement.float_map:.4f} float, {judgement.int8_map:.4f} INT8 ({delta:+.4f}), {over}")
+    if isinstance(found, DetectionAgreement):
+        lines.append(
+            f"{found.found_again} of {found.float_boxes} boxes found again, {found.lost} lost, {found.new} new: "
+            f"agreement {found.share:.1%}"
+        )
+    if isinstance(found, ClassAgreement):
+        lines.append(f"the same first class in {found.same_top1} of {found.pictures} pictures ({found.share:.1%})")
+    return lines
+
+
+def _speed(report: OptimizationReport) -> str:
+    rows = "\n".join(
+        f"| {item.batch_size} | {_median(item.float_ms):.2f} | {_median(item.int8_ms):.2f} | {item.ratio:.2f} | "
+        f"{', '.join(f'{ratio:.2f}' for ratio in item.ratios)} |"
+        for item in report.comparisons
+    )
+    return f"""\
+The network alone by ONNX Runtime, rounds in turns, threads: {report.threads}; CPU: {report.cpu or "unknown"}, 8-bit \
+instructions: {instructions_text(report)}.
+
+| batch | float ms | INT8 ms | times as fast | by round |
+|---|---|---|---|---|
+{rows}"""
+
+
+def instructions_text(report: OptimizationReport) -> str:
+    """The CPU's instructions for 8-bit products, in words."""
+    if report.int8_instructions is None:
+        return "unknown"
+    return ", ".join(report.int8_instructions) or "none"
+
+
+def _median(values: tuple[float, ...]) -> float:
+    return sorted(values)[len(values) // 2]

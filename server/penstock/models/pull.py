@@ -1,0 +1,137 @@
+"""`pull`: a model of the catalogue into the repository under PENSTOCK_HOME, verified and at once."""
+
+import hashlib
+import os
+import shutil
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from penstock.models.catalogue import CatalogueEntry, PullFailed
+from penstock.models.download import ModelSource, Progress, fetch, find_source
+from penstock.models.model_folder import (
+    disk_sentence,
+    downloads_of,
+    is_disk_full,
+    new_model_folder,
+    remove,
+    repository_of,
+    staging_of,
+)
+
+MODEL_FILE = Path("1") / "model.onnx"
+EDITABLE = ("config.pbtxt", "labels.txt", "golden.json", "golden.jpg")  # what people change or record in a folder
+STALE_AFTER_S = 7 * 24 * 3600.0
+
+
+@dataclass(frozen=True, slots=True)
+class Pulled:
+    """folder: the model, complete. kept: names of files that differ from the catalogue's and were left as they were."""
+
+    folder: Path
+    kept: tuple[str, ...] = ()
+
+
+def pull(
+    entry: CatalogueEntry,
+    *,
+    source: Path | str | None,
+    home: Path,
+    progress: Progress,
+    on_wait: Callable[[], None] = lambda: None,
+) -> Pulled:
+    """The model in home's repository, complete, its file verified.
+
+    source: a folder, a file, a file:// or http(s):// URL; None for the catalogue's URL. A correct file is not fetched
+    again. Changed EDITABLE files and files outside the catalogue, such as further versions, stay. on_wait: called
+    before waiting for another pull of the model. Blocks. Raises PullFailed; then the repository is unchanged.
+    """
+    try:
+        return _pull(entry, source, home, progress, on_wait)
+    except OSError as error:
+        raise PullFailed(disk_sentence(error, home, needs_bytes=entry.size_bytes)) from error
+
+
+def _pull(
+    entry: CatalogueEntry, source: Path | str | None, home: Path, progress: Progress, on_wait: Callable[[], None]
+) -> Pulled:
+    _sweep(downloads_of(home), "*.partial", "*.copy")
+    _sweep(staging_of(home), "*")
+    target = repository_of(home) / entry.name
+    with new_model_folder(home, entry.name, on_wait) as staged:
+        for catalogued in entry.folder.iterdir():
+            shutil.copyfile(catalogued, staged / catalogued.name)
+        kept = _carry_over(target, staged)
+        model_file = staged / MODEL_FILE
+        model_file.parent.mkdir(exist_ok=True)
+        if _is_entry(entry, target / MODEL_FILE):
+            _link(target / MODEL_FILE, model_file)
+        else:
+            _download(entry, find_source(entry, source), downloads_of(home), progress).replace(model_file)
+    return Pulled(target, kept)
+
+
+def _carry_over(target: Path, staged: Path) -> tuple[str, ...]:
+    """Copies files that were changed or that the catalogue does not have; returns the names of changed ones."""
+    if not target.is_dir() or target.is_symlink():
+        return ()
+    changed = [name for name in EDITABLE if _differs(target / name, staged / name)]
+    for name in changed:
+        (staged / name).unlink(missing_ok=True)
+    for path in sorted(target.rglob("*")):
+        to = staged / path.relative_to(target)
+        if path.is_dir() and not path.is_symlink():
+            to.mkdir(exist_ok=True)
+        elif to != staged / MODEL_FILE and not to.exists():
+            _link(path, to)
+    return tuple(changed)
+
+
+def _differs(path: Path, catalogued: Path) -> bool:
+    return path.is_file() and (not catalogued.is_file() or path.read_bytes() != catalogued.read_bytes())
+
+
+def _link(path: Path, to: Path) -> None:
+    """One file under two names, until the old folder goes; a copy where the file system has no links."""
+    try:
+        os.link(path, to, follow_symlinks=False)
+    except OSError:
+        shutil.copy2(path, to, follow_symlinks=False)
+
+
+def _sweep(folder: Path, *patterns: str) -> None:
+    """Removes what pulls left that were never repeated: what is in use has been touched within the week."""
+    oldest = time.time() - STALE_AFTER_S
+    for pattern in patterns:
+        for path in folder.glob(pattern):
+            with suppress(FileNotFoundError):  # another pull sweeps too
+                if path.lstat().st_mtime < oldest:
+                    remove(path)
+
+
+def _download(entry: CatalogueEntry, source: ModelSource, downloads: Path, progress: Progress) -> Path:
+    """The verified file, outside the repository; named by its hash, so that what is resumed is the same file."""
+    partial = downloads / f"{entry.sha256}.partial"
+    if source.path is not None:
+        partial = downloads / f"{entry.sha256}.copy"  # a local copy is quick: nothing to resume
+        partial.unlink(missing_ok=True)
+    try:
+        fetch(entry, source, partial, progress)
+    except OSError as error:
+        if is_disk_full(error):
+            partial.unlink(missing_ok=True)
+        raise
+    finally:
+        if partial.exists() and not partial.stat().st_size:
+            partial.unlink()
+    return partial
+
+
+def _is_entry(entry: CatalogueEntry, path: Path) -> bool:
+    """Whether the file is there and is the catalogue's."""
+    if not path.is_file() or path.stat().st_size != entry.size_bytes:
+        return False
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest() == entry.sha256

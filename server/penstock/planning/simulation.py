@@ -1,0 +1,396 @@
+"""Simulates one batching policy and one engine under a manual clock, with seeded arrivals."""
+
+import heapq
+import random
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from math import inf
+from typing import Protocol
+
+import numpy as np
+
+from penstock.gateway.batching.entries import Batch, Entry
+from penstock.planning.profile import EngineProfile
+from penstock.protocol.errors import DeadlineExceeded, InferenceError, Overloaded
+
+FRAMES_PER_S = 30.0
+JITTER_S = 0.002  # of a camera's frame, standard deviation
+BURST, QUIET = 2.0, 0.5  # times the mean rate
+BURST_S, QUIET_S = 0.05, 0.10  # mean lengths; BURST and QUIET weighed with them give 1
+PARETO_SHAPE = 1.5  # of on and off times: finite mean, no finite variance
+SOURCES = 8
+
+
+@dataclass(frozen=True, slots=True)
+class Arrivals:
+    """Requests in the order of their times, seconds from 0 on. clients: whose each is, one for all where empty."""
+
+    times: tuple[float, ...]
+    clients: tuple[str, ...] = ()
+
+    def __len__(self) -> int:
+        return len(self.times)
+
+
+Pattern = Callable[[float, int, int], Arrivals]  # (requests a second, count, seed)
+
+
+def poisson(rate: float, count: int, seed: int) -> Arrivals:
+    """Independent callers: exponential gaps."""
+    gaps = np.random.default_rng(seed).exponential(1.0, count)
+    return Arrivals(tuple((np.cumsum(gaps) / rate).tolist()))
+
+
+def bursty(rate: float, count: int, seed: int) -> Arrivals:
+    """Poisson whose rate jumps between half and twice the mean, for 100 and 50 ms in the mean (an MMPP)."""
+    random = np.random.default_rng(seed)
+    times: list[np.ndarray[tuple[int], np.dtype[np.float64]]] = []
+    now, made, is_burst = 0.0, 0, False
+    while made < count:
+        length = random.exponential(BURST_S if is_burst else QUIET_S)
+        number = random.poisson(rate * (BURST if is_burst else QUIET) * length)
+        times.append(now + np.sort(random.random(number)) * length)
+        now, made, is_burst = now + length, made + number, not is_burst
+    return Arrivals(tuple(np.concatenate(times)[:count].tolist()))
+
+
+def on_off(rate: float, count: int, seed: int) -> Arrivals:
+    """Eight callers that send evenly while they are on; on and off times are Pareto's: bursts come in all sizes."""
+    random = np.random.default_rng(seed)
+    span_s = count / rate
+    gap_s = SOURCES / (2 * rate)  # a caller is on half of the time
+    mean_s = 40 * gap_s
+    times, owners = [], []
+    for source in range(SOURCES):
+        own = _on_off_source(random, span_s=span_s, gap_s=gap_s, mean_s=mean_s)
+        times.append(own)
+        owners.append(np.full(len(own), source))
+    return _merged(np.concatenate(times), np.concatenate(owners), count, "caller")
+
+
+def periodic(rate: float, count: int, seed: int) -> Arrivals:
+    """Cameras at 30 frames a second, each with its own phase and a jitter of 2 ms; rate / 30 of them, rounded."""
+    random = np.random.default_rng(seed)
+    streams = max(1, round(rate / FRAMES_PER_S))
+    frames = -(-count // streams)
+    phases = random.random(streams) / FRAMES_PER_S
+    times = phases[:, None] + np.arange(frames)[None, :] / FRAMES_PER_S
+    times = np.maximum(times + random.normal(0.0, JITTER_S, times.shape), 0.0)
+    owners = np.repeat(np.arange(streams), frames)
+    return _merged(times.ravel(), owners, count, "camera")
+
+
+PATTERNS: dict[str, Pattern] = {"poisson": poisson, "bursty": bursty, "on-off": on_off, "periodic": periodic}
+
+
+def _on_off_source(
+    random: np.random.Generator, *, span_s: float, gap_s: float, mean_s: float
+) -> "np.ndarray[tuple[int], np.dtype[np.float64]]":
+    scale_s = mean_s * (PARETO_SHAPE - 1) / PARETO_SHAPE
+    now = -random.random() * 4 * mean_s
+    pieces = [np.empty(0)]
+    while now < span_s * 1.2:
+        on_s = scale_s * (1 + random.pareto(PARETO_SHAPE))
+        pieces.append(now + np.arange(0.0, on_s, gap_s))
+        now += on_s + scale_s * (1 + random.pareto(PARETO_SHAPE))
+    own = np.concatenate(pieces)
+    return own[own >= 0.0]
+
+
+def _merged(
+    times: "np.ndarray[tuple[int], np.dtype[np.float64]]",
+    owners: "np.ndarray[tuple[int], np.dtype[np.int64]]",
+    count: int,
+    kind: str,
+) -> Arrivals:
+    order = np.argsort(times, kind="stable")[:count]
+    names = [f"{kind} {number}" for number in range(int(owners.max()) + 1)]
+    return Arrivals(tuple(times[order].tolist()), tuple(names[owner] for owner in owners[order].tolist()))
+
+
+class DroppedEntry(Protocol):
+    """A waiting entry that will not be served, and the error for its client."""
+
+    @property
+    def entry(self) -> Entry:
+        """The waiting entry."""
+        ...
+
+    @property
+    def error(self) -> InferenceError:
+        """Overloaded if it was refused, DeadlineExceeded if its deadline passed."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class PolicyDrop:
+    """An entry that a policy gives up."""
+
+    entry: Entry
+    error: InferenceError
+
+
+class Policy(Protocol):
+    """One model's queue. Every method takes now, monotonic seconds."""
+
+    def push(self, entry: Entry, now: float) -> Sequence[DroppedEntry]:
+        """Add the entry, or raise an InferenceError for it. Returns displaced entries."""
+        ...
+
+    def pop(self, now: float) -> Batch | None:
+        """A batch to run now, or None; called until None."""
+        ...
+
+    def expire(self, now: float) -> Sequence[DroppedEntry]:
+        """Waiting entries that are given up now."""
+        ...
+
+    def done(self, batch: Batch, now: float) -> None:
+        """The engine answered the batch."""
+        ...
+
+    def next_wakeup(self, now: float) -> float | None:
+        """When to call again if nothing else happens."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Slowdown:
+    """From that second on everything takes `times` as long, until until_s."""
+
+    from_s: float
+    times: float
+    until_s: float = float("inf")
+
+
+@dataclass(frozen=True, slots=True)
+class EngineModel:
+    """The simulated engine.
+
+    instances: calls that run at once; a further one waits at the engine, as in Triton. before_s: from the batch's
+    forming until the engine has it; after_s: from the engine's end until the gateway knows. Both overlap with other
+    calls. noise: standard deviation of the logarithm of a call's time; one call in outlier_every takes 100 times as
+    long (0: none).
+    """
+
+    profile: EngineProfile
+    instances: int = 1
+    before_s: float = 0.0
+    after_s: float = 0.0
+    noise: float = 0.0
+    outlier_every: int = 0
+    slowdowns: tuple[Slowdown, ...] = ()
+    seed: int = 0
+
+
+OUTLIER_TIMES = 100.0
+
+
+class SimulatedEngine:
+    """The calls of one run. busy_s: sum of all instances' working time."""
+
+    def __init__(self, model: EngineModel) -> None:
+        self.busy_s = 0.0
+        self._model = model
+        self._seconds = model.profile.seconds
+        self._free_at = [0.0] * model.instances
+        self._random = random.Random(model.seed)
+        self._is_plain = not (model.noise or model.outlier_every or model.slowdowns)
+
+    def start(self, rows: int, now: float) -> float:
+        """When the gateway has the answer of a call that it sends now."""
+        begin = max(now + self._model.before_s, self._free_at[0])
+        took_s = self._seconds(rows)
+        if not self._is_plain:
+            took_s *= self._factor(begin)
+        heapq.heapreplace(self._free_at, begin + took_s)
+        self.busy_s += took_s
+        return begin + took_s + self._model.after_s
+
+    def _factor(self, begin: float) -> float:
+        model = self._model
+        factor = self._random.lognormvariate(0.0, model.noise) if model.noise else 1.0
+        if model.outlier_every and self._random.randrange(model.outlier_every) == 0:
+            factor *= OUTLIER_TIMES
+        for slow in model.slowdowns:
+            if slow.from_s <= begin < slow.until_s:
+                factor *= slow.times
+        return factor
+
+
+IDLE_WAKEUPS = 1000  # wake-ups without an effect mean that the policy loops
+KEY = "model"
+ROW_BYTES = 1
+
+
+class PolicyFault(RuntimeError):
+    """The policy broke its contract: it lost an entry, or wakes for ever."""
+
+
+@dataclass(slots=True)
+class SimulationResult:
+    """What became of the requests that came after the warm-up. Times in seconds.
+
+    within_slo + late + refused + expired = offered. refused: on arrival or displaced (503); expired: in the queue
+    (504); late: answered after its deadline. by_client: (offered, within_slo) of each. batch_rows: calls by size,
+    warm-up included, as are busy_s and ended_at. is_cut_short: stopped early, for it lost more than allowed.
+    """
+
+    offered: int = 0
+    within_slo: int = 0
+    late: int = 0
+    refused: int = 0
+    expired: int = 0
+    measured_from_s: float = 0.0
+    ended_at: float = 0.0
+    last_arrival_s: float = 0.0
+    busy_s: float = 0.0
+    latencies_s: list[float] = field(default_factory=list)
+    batch_rows: Counter[int] = field(default_factory=Counter)
+    by_client: dict[str, list[int]] = field(default_factory=dict)
+    is_cut_short: bool = False
+
+    @property
+    def share(self) -> float:
+        """Share answered inside the SLO, of all offered."""
+        return self.within_slo / self.offered if self.offered else 1.0
+
+    @property
+    def goodput(self) -> float:
+        """Requests a second that were answered inside the SLO."""
+        return self.within_slo / max(self.last_arrival_s - self.measured_from_s, 1e-9)
+
+    @property
+    def mean_batch(self) -> float:
+        """Mean rows of a call."""
+        calls = sum(self.batch_rows.values())
+        return sum(rows * times for rows, times in self.batch_rows.items()) / max(calls, 1)
+
+
+def simulate(
+    policy: Policy,
+    engine: EngineModel,
+    arrivals: Arrivals,
+    *,
+    slo_s: float,
+    warm_up: float = 0.05,
+    lost_at_most: int | None = None,
+) -> SimulationResult:
+    """Run a fresh policy until all requests have an end.
+
+    warm_up: share of the arrivals that are not counted. lost_at_most: stop once more than that many missed the SLO.
+    Raises PolicyFault.
+    """
+    return _Replay(policy, engine, arrivals, slo_s).run(warm_up, lost_at_most)
+
+
+class _Replay:
+    def __init__(self, policy: Policy, engine: EngineModel, arrivals: Arrivals, slo_s: float) -> None:
+        self._policy = policy
+        self._engine = SimulatedEngine(engine)
+        self._arrivals = arrivals
+        self._slo_s = slo_s
+        self._running: list[tuple[float, int, Batch]] = []
+        self._open = 0
+        self._calls = 0
+        self._wakeup = inf
+        self.outcome = SimulationResult()
+
+    def run(self, warm_up: float, lost_at_most: int | None) -> SimulationResult:
+        outcome, times = self.outcome, self._arrivals.times
+        first = int(len(times) * warm_up)
+        outcome.measured_from_s = times[first] if first < len(times) else inf
+        outcome.last_arrival_s = times[-1] if times else 0.0
+        for index, at in enumerate(times):
+            self._until(at)
+            self._arrive(index, at)
+            if lost_at_most is not None and outcome.late + outcome.refused + outcome.expired > lost_at_most:
+                outcome.is_cut_short = True
+                break
+        else:
+            self._until(inf)
+            if self._open:
+                raise PolicyFault(f"{self._open} requests wait, nothing runs, and the policy asks for no wake-up")
+        outcome.busy_s = self._engine.busy_s
+        return outcome
+
+    def _until(self, at: float) -> None:
+        """Everything before that time: ends of calls first, then the policy's wake-ups."""
+        idle = 0
+        while True:
+            end = self._running[0][0] if self._running else inf
+            now = min(end, self._wakeup)
+            if now > at or now == inf:
+                return
+            if end <= self._wakeup:
+                self._end(*heapq.heappop(self._running))
+                idle = 0
+            else:
+                idle += 1
+                if idle > IDLE_WAKEUPS:
+                    raise PolicyFault(f"the policy was woken {IDLE_WAKEUPS} times up to {now:.6f} s and did nothing")
+            if self._pump(now):
+                idle = 0
+
+    def _arrive(self, index: int, now: float) -> None:
+        clients = self._arrivals.clients
+        client = clients[index] if clients else ""
+        entry = Entry(KEY, 1, ROW_BYTES, now, now + self._slo_s, 0, client)
+        if now >= self.outcome.measured_from_s:
+            self.outcome.offered += 1
+            self.outcome.by_client.setdefault(client, [0, 0])[0] += 1
+        self._open += 1
+        try:
+            lost = self._policy.push(entry, now)
+        except InferenceError as error:
+            self._lose(entry, error)
+        else:
+            self._lose_all(lost)
+        self._pump(now)
+
+    def _pump(self, now: float) -> bool:
+        """Returns whether anything happened."""
+        policy, before = self._policy, self._open
+        self._lose_all(policy.expire(now))
+        is_any = self._open != before
+        while (batch := policy.pop(now)) is not None:
+            self.outcome.batch_rows[batch.rows] += 1
+            self._calls += 1
+            heapq.heappush(self._running, (self._engine.start(batch.rows, now), self._calls, batch))
+            is_any = True
+        wakeup = policy.next_wakeup(now)
+        self._wakeup = inf if wakeup is None else max(wakeup, now)
+        return is_any
+
+    def _end(self, now: float, _: int, batch: Batch) -> None:
+        outcome = self.outcome
+        outcome.ended_at = now
+        measured_from_s = outcome.measured_from_s
+        for entry in batch.entries:
+            if entry.arrived_at < measured_from_s:
+                continue
+            took_s = now - entry.arrived_at
+            outcome.latencies_s.append(took_s)
+            if took_s <= self._slo_s + 1e-9:
+                outcome.within_slo += 1
+                outcome.by_client[entry.client][1] += 1
+            else:
+                outcome.late += 1
+        self._open -= len(batch.entries)
+        self._policy.done(batch, now)
+
+    def _lose_all(self, lost: Sequence[DroppedEntry]) -> None:
+        for one in lost:
+            self._lose(one.entry, one.error)
+
+    def _lose(self, entry: Entry, error: InferenceError) -> None:
+        self._open -= 1
+        if entry.arrived_at < self.outcome.measured_from_s:
+            return
+        if isinstance(error, Overloaded):
+            self.outcome.refused += 1
+        elif isinstance(error, DeadlineExceeded):
+            self.outcome.expired += 1
+        else:
+            raise PolicyFault(f"given up with {type(error).__name__}: {error}") from error

@@ -1,0 +1,121 @@
+"""Facts attached to the exception that ends a call.
+
+The engine may still work on the call (AbandonedCall), and a client that disconnected was at some stage (CancelStage).
+"""
+
+from collections.abc import Callable
+from enum import StrEnum
+
+MAX_ABANDONED_S = 60.0  # maximum wait for an abandoned call: twice the default execution_timeout_s
+_ABANDONED_ATTRIBUTE = "abandoned_call"
+
+
+class AbandonedCall:
+    """An abandoned call. It ends once: with the engine's answer, or when it is cancelled at the engine.
+
+    is_served: whether it ended with a successful answer.
+    """
+
+    __slots__ = ("_hearers", "is_served")
+
+    def __init__(self) -> None:
+        self.is_served = False
+        self._hearers: list[Callable[[], None]] | None = []
+
+    def end(self, *, is_served: bool = False) -> None:
+        """The engine no longer works on it, or its state is unknown. Only the first call of this method counts."""
+        hearers, self._hearers = self._hearers, None
+        if hearers is None:
+            return
+        self.is_served = is_served
+        for hear in hearers:
+            hear()
+
+    def when_ended(self, hear: Callable[[], None]) -> None:
+        """Calls `hear` once when it has ended; at once if it has ended already."""
+        if self._hearers is None:
+            hear()
+        else:
+            self._hearers.append(hear)
+
+
+def mark_abandoned(error: BaseException) -> AbandonedCall:
+    """A new abandoned call, attached to the error that ended the wait for it."""
+    call = AbandonedCall()
+    vars(error)[_ABANDONED_ATTRIBUTE] = call
+    return call
+
+
+def abandoned_call_of(error: BaseException | None) -> AbandonedCall | None:
+    """The call attached to the error or one of its causes; None if the engine does not work on it."""
+    while error is not None:
+        call: AbandonedCall | None = vars(error).get(_ABANDONED_ATTRIBUTE)
+        if call is not None:
+            return call
+        error = error.__cause__
+    return None
+
+
+def when_engine_done(error: BaseException | None, hear: Callable[[], None]) -> None:
+    """Calls `hear` once when the engine has finished the call that ended with this error; at once if it answered."""
+    call = abandoned_call_of(error)
+    if call is None:
+        hear()
+    else:
+        call.when_ended(hear)
+
+
+_STAGE_ATTRIBUTE = "left_at"
+
+
+class CancelStage(StrEnum):
+    """DECODE: its images were being prepared. QUEUE: it waited for a batch, and is in none. BATCH: its batch ran, or
+    runs on for its mates. ENGINE: the engine had it alone. STREAM: it was on a stream.
+    """
+
+    DECODE = "decode"
+    QUEUE = "queue"
+    BATCH = "batch"
+    ENGINE = "engine"
+    STREAM = "stream"
+
+
+class PendingStage:
+    """The stage of a call that another process knows. Its creator must call `tell`."""
+
+    def __init__(self) -> None:
+        self._where: CancelStage | None = None
+        self._hear: Callable[[CancelStage], None] = lambda _: None
+
+    def tell(self, where: CancelStage) -> None:
+        """The first word counts."""
+        if self._where is None:
+            self._where = where
+            self._hear(where)
+
+    def when_resolved(self, hear: Callable[[CancelStage], None]) -> None:
+        """Calls `hear` once with the stage; at once if it is known already."""
+        if self._where is None:
+            self._hear = hear
+        else:
+            hear(self._where)
+
+
+def note_cancel_stage(cancelled: BaseException, where: CancelStage | PendingStage) -> None:
+    """Note it on the CancelledError; the first room to know is believed."""
+    vars(cancelled).setdefault(_STAGE_ATTRIBUTE, where)
+
+
+def cancel_stage_of(cancelled: BaseException) -> CancelStage | PendingStage | None:
+    """The stage noted on the error, or None."""
+    where: CancelStage | PendingStage | None = vars(cancelled).get(_STAGE_ATTRIBUTE)
+    return where
+
+
+def when_stage_known(cancelled: BaseException, otherwise: CancelStage, hear: Callable[[CancelStage], None]) -> None:
+    """Calls `hear` once with the stage, now or later. otherwise: the stage if none was noted."""
+    where = cancel_stage_of(cancelled) or otherwise
+    if isinstance(where, PendingStage):
+        where.when_resolved(hear)
+    else:
+        hear(where)

@@ -1,0 +1,217 @@
+"""The gateway's error tree, and randomised retry delays.
+
+Each class says who raises it and its HTTP status. gateway/rest and gateway/grpc map the classes by one table each.
+"""
+
+import math
+import random
+
+
+class InferenceError(Exception):
+    """A request failed. Its text reaches the client, so it names the value and what to do, never a secret.
+
+    reason: a stable word for logs and the label `reason` of metrics.
+    """
+
+    reason = "internal"
+
+    def __init__(self, message: str) -> None:
+        super().__init__(message)
+        self.message = message
+
+
+class InvalidRequest(InferenceError):
+    """Malformed, wrong names, shapes or counts, an undecodable image. By codecs, vision, dataplane. 400."""
+
+    reason = "invalid"
+
+
+class UndecodableImage(InvalidRequest):
+    """An image of a known format whose bytes cannot be decoded. By vision. 400."""
+
+    reason = "undecodable_image"
+
+
+class TooLarge(InvalidRequest):
+    """Body, decompressed body or pixels over the limit. By rest, grpc, vision. 413 / RESOURCE_EXHAUSTED."""
+
+    reason = "too_large"
+
+
+class UnsupportedMedia(InvalidRequest):
+    """Not an image format that we take. By rest and vision. 415 / INVALID_ARGUMENT."""
+
+    reason = "unsupported_media"
+
+
+class HostNotAllowed(InvalidRequest):
+    """A client without a key uses a Host name that is not the server's. By core.browser_policy. 421."""
+
+    reason = "host_not_allowed"
+
+
+class BodyTooSlow(InvalidRequest):
+    """The body did not arrive in its time. By rest. 408."""
+
+    reason = "body_too_slow"
+
+
+class Unauthenticated(InferenceError):
+    """No API key or token, or an unknown one. By access. 401 / UNAUTHENTICATED."""
+
+    reason = "unauthenticated"
+    client = ""
+
+
+class AccessUnavailable(InferenceError):
+    """The key or token cannot be verified now. By access. 503 with Retry-After."""
+
+    reason = "access_unavailable"
+
+    def __init__(self, message: str, *, retry_after_s: float = 1.0) -> None:
+        super().__init__(message)
+        self.retry_after_s = retry_after_s
+
+
+class PermissionDenied(InferenceError):
+    """The client's roles do not allow this. By access. 403 / PERMISSION_DENIED. client: its name, if it has one."""
+
+    reason = "permission_denied"
+
+    def __init__(self, message: str, *, client: str = "") -> None:
+        super().__init__(message)
+        self.client = client
+
+
+class OriginNotAllowed(PermissionDenied):
+    """A page of another origin made a browser send the request. By core.browser_policy. 403."""
+
+    reason = "origin_not_allowed"
+
+
+class QuotaExceeded(InferenceError):
+    """The caller's own rate or share is used up. By access. 429 / RESOURCE_EXHAUSTED, with Retry-After."""
+
+    reason = "quota"
+
+    def __init__(self, message: str, *, retry_after_s: float = 1.0) -> None:
+        super().__init__(message)
+        self.retry_after_s = retry_after_s
+
+
+class ModelNotFound(InferenceError):
+    """No such model or version. By dataplane and backends; never retried, never held against the engine. 404."""
+
+    reason = "model_not_found"
+
+
+class ModelRefused(ModelNotFound):
+    """The model's options are not valid, so it is not served. Retrying does not help. By admission. 404.
+
+    Triton answers the same for a model that failed to load.
+    """
+
+    reason = "model_refused"
+
+
+class RegionNotFound(ModelNotFound):
+    """No such shared-memory region, or none that this caller may use. By shared_memory and backends. 404."""
+
+    reason = "region_not_found"
+
+
+class RegionTaken(InvalidRequest):
+    """A shared-memory region of that name is registered. By shared_memory. 400 / ALREADY_EXISTS."""
+
+    reason = "region_taken"
+
+
+class ModelNotReady(InferenceError):
+    """Known, but not loaded or still loading. By dataplane and backends. 503."""
+
+    reason = "model_not_ready"
+
+
+class ModelUnavailable(ModelNotReady):
+    """The model is loaded but hangs or fails; other models are served. 503, with Retry-After if waiting helps."""
+
+    reason = "model_unavailable"
+    retry_after_s: float | None = None
+
+    def __init__(self, message: str, *, retry_after_s: float | None = 1.0) -> None:
+        super().__init__(message)
+        self.retry_after_s = retry_after_s
+
+
+class EngineUnavailable(InferenceError):
+    """The engine is down, restarting, or the connection to it broke. By backends. 503 with Retry-After."""
+
+    reason = "engine_down"
+
+    def __init__(self, message: str, *, retry_after_s: float = 1.0) -> None:
+        super().__init__(message)
+        self.retry_after_s = retry_after_s
+
+
+class Overloaded(InferenceError):
+    """A limit of requests or bytes is reached, or the gateway drains. By admission. 503 with Retry-After.
+
+    reason: `full` or `draining` or another of admission's words.
+    """
+
+    def __init__(self, message: str, *, reason: str = "full", retry_after_s: float = 1.0) -> None:
+        super().__init__(message)
+        self.reason = reason
+        self.retry_after_s = retry_after_s
+
+
+class DeadlineExceeded(InferenceError):
+    """The request's deadline passed, wherever it was by then. By dataplane and backends. 504."""
+
+    reason = "deadline"
+
+
+class NotSupported(InferenceError):
+    """The gateway or this engine cannot do that. By rest, grpc, backends. 501 / UNIMPLEMENTED."""
+
+    reason = "not_supported"
+
+
+class EngineFailed(InferenceError):
+    """The engine answered an error, or broke the model's contract. By backends and vision. 500."""
+
+    reason = "engine_failed"
+
+
+class OutOfMemory(EngineFailed):
+    """The engine had too little memory for the call; fewer rows may do. By backends. 503 / RESOURCE_EXHAUSTED."""
+
+    reason = "engine_out_of_memory"
+
+    def __init__(self, message: str, *, retry_after_s: float = 1.0) -> None:
+        super().__init__(message)
+        self.retry_after_s = retry_after_s
+
+
+MAX_SPREAD_S = 5.0
+
+
+def retry_after_s(known_s: float) -> float:
+    """Somewhere from the known wait to twice it, though at most MAX_SPREAD_S later; milliseconds are enough."""
+    return round(known_s + random.uniform(0.0, min(known_s, MAX_SPREAD_S)), 3)
+
+
+def retry_after_whole_s(known_s: float) -> int:
+    """The same in whole seconds, of which HTTP's Retry-After is: at least 1."""
+    least = max(1, math.ceil(known_s))
+    return random.randint(least, least + min(least, int(MAX_SPREAD_S)))
+
+
+MAX_REASON_LENGTH = 500
+_TRACEBACK_MARK = "\n\nAt:\n"
+
+
+def reason_line(text: str) -> str:
+    """An engine's reason on one line, without the Python traceback behind it, at most 500 characters."""
+    line = " ".join(text.partition(_TRACEBACK_MARK)[0].split()).rstrip("; ")
+    return line if len(line) <= MAX_REASON_LENGTH else f"{line[:MAX_REASON_LENGTH]}…"

@@ -1,0 +1,398 @@
+"""Reads what the gateway must know of a serialised gRPC request or stream response, and writes the few it sends itself.
+
+Tensors are not decoded.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import lru_cache
+
+from tritonclient.grpc import service_pb2
+
+from penstock.protocol.call import InferHead, RegionUse
+from penstock.protocol.errors import InvalidRequest
+from penstock.protocol.protobuf import FIXED64, LENGTH, VARINT, WireReader, as_int64, read_varint
+from penstock.protocol.request_checks import (
+    CACHED_HEADS,
+    MAX_CACHED_HEAD_BYTES,
+    check_counts,
+    check_shape,
+    checked_name,
+    refuse_file_setting,
+)
+
+MAX_SKIPPED_CONTENTS = 64
+_RAW_CONTENTS = 7 << 3 | LENGTH
+_INT64_PARAM, _STRING_PARAM, _UINT64_PARAM = 2, 3, 5
+_KIND_OF_PARAMETER = {1: VARINT, _INT64_PARAM: VARINT, _STRING_PARAM: LENGTH, 4: FIXED64, _UINT64_PARAM: VARINT}
+_REGION_KEY = "shared_memory_region"
+_OFFSET_KEY, _SIZE_KEY = "shared_memory_offset", "shared_memory_byte_size"
+_SHARED_PREFIX = "shared_memory_"
+
+Span = tuple[int, int]
+Entry = tuple[str, list[Span]]
+
+
+@dataclass(frozen=True, slots=True)
+class GrpcRequestHead:
+    """classified_outputs: names of the outputs that are asked for as classes (Triton's classification extension)."""
+
+    head: InferHead
+    classification_outputs: tuple[str, ...]
+
+
+def read_head(message: bytes) -> GrpcRequestHead:
+    """Of a serialised ModelInferRequest. Raises InvalidRequest for bytes that are none, and for shapes that overflow.
+
+    Triton computes a tensor's bytes modulo 2^64: [1, 2^62] of FP32 "fits" no bytes at all and kills the model.
+    """
+    end = _end_of_head(message)
+    return _read_head(message) if end is None else _read_repeated_head(message[:end])
+
+
+def _end_of_head(message: bytes) -> int | None:
+    """Where the raw contents begin, where these are all that follows a head that is short enough to be kept.
+
+    None for any other message, a bad one too: `_scan` has the words for it.
+    """
+    position, stop, end, contents = 0, len(message), None, 0
+    while position + 1 < stop and contents <= MAX_SKIPPED_CONTENTS:
+        tag, size = message[position], message[position + 1]
+        start = position + 2
+        if size >= 0x80:
+            try:
+                size, start = read_varint(message, position + 1, stop)
+            except InvalidRequest:
+                return None
+        if tag == _RAW_CONTENTS:
+            contents += 1
+            end = position if end is None else end
+        elif end is not None or start + size > MAX_CACHED_HEAD_BYTES or tag & 7 != LENGTH or not 8 <= tag < 0x80:
+            return None
+        position = start + size
+    return end if position == stop else None
+
+
+def _read_head(message: bytes) -> GrpcRequestHead:
+    reader = WireReader(message)
+    texts = {1: "", 2: "", 3: ""}
+    parameters: list[Entry] = []
+    classified: list[str] = []
+    encoded: list[str] = []
+    regions: list[RegionUse] = []
+    input_count, outputs, rowless = 0, list[str](), ""
+    for number, wire_type, start, end in reader.fields():
+        if wire_type != LENGTH:
+            continue
+        if number in texts:
+            texts[number] = reader.text(start, end)
+        elif number == 4:
+            parameters.append(_entry(reader, start, end))
+        elif number == 5:
+            name, is_bytes, has_rows = _scan_input(reader, start, end, regions)
+            input_count += 1
+            if is_bytes:
+                encoded.append(name)
+            rowless = rowless if has_rows else name
+        elif number == 6:
+            name, is_classified = _scan_output(reader, start, end, regions)
+            outputs.append(name)
+            if is_classified:
+                classified.append(name)
+    check_counts(input_count, outputs)
+    given = dict(parameters)  # if a key occurs twice, the last one counts
+    timeout_us = _integer(reader, given.get("timeout", []))
+    sequence = _sequence(reader, given["sequence_id"]) if "sequence_id" in given else None
+    name = checked_name(texts[1])
+    head = InferHead(name, texts[2], texts[3], timeout_us, tuple(regions), tuple(encoded), rowless, sequence)
+    return GrpcRequestHead(head, tuple(classified))
+
+
+# Who asks again and again says the same before the raw contents.
+_read_repeated_head = lru_cache(CACHED_HEADS)(_read_head)
+
+
+def read_model_name(message: bytes) -> str:
+    """Of a request whose field 1 names the model: ready, metadata, config, statistics. Raises InvalidRequest."""
+    return _scan_repository_fields(message, name_field=1)
+
+
+def read_repository_model_name(message: bytes) -> str:
+    """The model's name in a load or unload request. Raises InvalidRequest."""
+    return _scan_repository_fields(message, name_field=2)
+
+
+def changes_settings(message: bytes) -> bool:
+    """Whether a TraceSetting or LogSettings request holds any setting; else it only asks for them."""
+    try:
+        return any(number == 1 for number, *_ in WireReader(message).fields())
+    except InvalidRequest:
+        return False  # reported by read_settings_model_name
+
+
+def read_settings_model_name(message: bytes) -> str:
+    """The model's name in a TraceSetting or LogSettings request, which names none.
+
+    Raises InvalidRequest, and NotSupported for a setting that says where the engine writes.
+    """
+    reader = WireReader(message)
+    name = ""
+    for number, wire_type, start, end in reader.fields():
+        if wire_type != LENGTH:
+            continue
+        if number == 2:
+            name = reader.text(start, end)
+        elif number == 1:
+            refuse_file_setting(_entry(reader, start, end)[0])
+    return checked_name(name)
+
+
+def unblocked_metadata(answer: bytes, blocked: frozenset[str]) -> bytes:
+    """The engine's ServerMetadataResponse without the extensions that stop at this gateway."""
+    metadata = service_pb2.ServerMetadataResponse.FromString(answer)
+    extensions = [name for name in metadata.extensions if name not in blocked]
+    del metadata.extensions[:]
+    metadata.extensions.extend(extensions)
+    serialised: bytes = metadata.SerializeToString()
+    return serialised
+
+
+def _scan_repository_fields(message: bytes, *, name_field: int) -> str:
+    """The string field of that number: the last of them where it stands more than once, as protobuf has it."""
+    reader = WireReader(message)
+    name = ""
+    for number, wire_type, start, end in reader.fields():
+        if wire_type == LENGTH and number == name_field:
+            name = reader.text(start, end)
+    return checked_name(name)
+
+
+def _entry(reader: WireReader, start: int, end: int) -> tuple[str, list[Span]]:
+    """Key and value of a map<string, message> entry; the value may stand in several pieces, which add up."""
+    key = ""
+    value: list[Span] = []
+    for number, wire_type, first, last in reader.fields(start, end):
+        if number == 1 and wire_type == LENGTH:
+            key = reader.text(first, last)
+        elif number == 2 and wire_type == LENGTH:
+            value.append((first, last))
+    return key, value
+
+
+def _integer(reader: WireReader, value: list[Span]) -> int | None:
+    """An InferParameter's integer; None if it holds another kind, which the engine reports."""
+    held: int | None = None
+    for start, end in value:
+        for number, wire_type, bits, _ in reader.fields(start, end):
+            if wire_type == _KIND_OF_PARAMETER.get(number):
+                held = {_INT64_PARAM: as_int64(bits), _UINT64_PARAM: bits}.get(number)
+    return held
+
+
+def _text(reader: WireReader, value: list[Span]) -> str | None:
+    """An InferParameter's string; None if it holds another kind."""
+    held: str | None = None
+    for start, end in value:
+        for number, wire_type, first, last in reader.fields(start, end):
+            if wire_type == _KIND_OF_PARAMETER.get(number):
+                held = reader.text(first, last) if number == _STRING_PARAM else None
+    return held
+
+
+def _sequence(reader: WireReader, value: list[Span]) -> int | str:
+    """The ID. Raises InvalidRequest for other types, which programs may read differently."""
+    number, text = _integer(reader, value), _text(reader, value)
+    if number is not None:
+        return number
+    if text is None:
+        raise InvalidRequest("the parameter `sequence_id` must be an int64, a uint64 or a string")
+    return text
+
+
+def _note_region(reader: WireReader, entries: list[Entry], regions: list[RegionUse]) -> None:
+    """entries: the tensor's parameters about shared memory, if any; of two with one key the last counts."""
+    values = dict(entries)
+    name = _text(reader, values[_REGION_KEY]) if _REGION_KEY in values else None
+    if name is not None:
+        offset = _integer(reader, values[_OFFSET_KEY]) if _OFFSET_KEY in values else None
+        size = _integer(reader, values[_SIZE_KEY]) if _SIZE_KEY in values else None
+        regions.append(RegionUse(name, offset or 0, size))
+
+
+def _scan_input(reader: WireReader, start: int, end: int, regions: list[RegionUse]) -> tuple[str, bool, bool]:
+    """Its name, whether its type is BYTES, and whether it has rows. Raises InvalidRequest if its shape overflows."""
+    name, datatype = "", ""
+    shape: list[int] = []
+    shared: list[Entry] = []
+    for number, wire_type, value, stop in reader.fields(start, end):
+        if number == 1 and wire_type == LENGTH:
+            name = reader.text(value, stop)
+        elif number == 2 and wire_type == LENGTH:
+            datatype = reader.text(value, stop)
+        elif number == 3 and wire_type == VARINT:
+            shape.append(as_int64(value))
+        elif number == 3 and wire_type == LENGTH:
+            shape.extend(reader.packed(value, stop))
+        elif number == 4 and wire_type == LENGTH:
+            entry = _entry(reader, value, stop)
+            if entry[0].startswith(_SHARED_PREFIX):
+                shared.append(entry)
+    if shared:
+        _note_region(reader, shared, regions)
+    check_shape(name, shape)
+    return name, datatype == "BYTES", shape[:1] != [0]
+
+
+def _scan_output(reader: WireReader, start: int, end: int, regions: list[RegionUse]) -> tuple[str, bool]:
+    name, is_classified = "", False
+    shared: list[Entry] = []
+    for number, wire_type, first, last in reader.fields(start, end):
+        if number == 1 and wire_type == LENGTH:
+            name = reader.text(first, last)
+        elif number == 2 and wire_type == LENGTH:
+            entry = _entry(reader, first, last)
+            is_classified |= entry[0] == "classification"
+            if entry[0].startswith(_SHARED_PREFIX):
+                shared.append(entry)
+    if shared:
+        _note_region(reader, shared, regions)
+    return name, is_classified
+
+
+FINAL, EMPTY_FINAL = "triton_final_response", "triton_enable_empty_final_response"
+# ModelInferRequest.parameters[EMPTY_FINAL] = true. Behind a message it wins over what stands before it there.
+EMPTY_FINAL_ON: bytes = service_pb2.ModelInferRequest(
+    parameters={EMPTY_FINAL: service_pb2.InferParameter(bool_param=True)}
+).SerializeToString()
+
+_ERROR, _RESPONSE = 1, 2
+_MODEL, _VERSION, _ID, _PARAMETERS, _OUTPUTS, _RAW = 1, 2, 3, 4, 5, 6
+_BOOL_PARAM = 1
+_REQUEST_MODEL, _REQUEST_ID = 1, 3
+
+
+@dataclass(slots=True)
+class StreamAnswer:
+    """What a serialised ModelStreamInferResponse tells.
+
+    is_final: what the engine says of it, None if it says nothing. model_name and model_version are empty in an error
+    about a request that no model has seen.
+    """
+
+    error: str = ""
+    model_name: str = ""
+    model_version: str = ""
+    request_id: str = ""
+    is_final: bool | None = None
+    has_outputs: bool = False
+
+    @property
+    def is_last(self) -> bool:
+        """Whether its request is done. Engines that do not say are taken to answer once."""
+        return self.is_final is not False
+
+    @property
+    def is_empty_final(self) -> bool:
+        """Whether it says nothing but that its request is done: of a decoupled model, after its last response."""
+        return self.is_final is True and not (self.error or self.has_outputs or self.model_version)
+
+
+def read_stream_answer(message: bytes) -> StreamAnswer:
+    """Of one answer; what cannot be read is taken as not said: engines' answers are passed on in any case."""
+    answer = StreamAnswer()
+    reader = WireReader(message)
+    try:
+        for number, wire_type, start, end in reader.fields():
+            if wire_type != LENGTH:
+                continue
+            if number == _ERROR:
+                answer.error = reader.text(start, end)
+            elif number == _RESPONSE:
+                _read_response(reader, start, end, answer)
+    except InvalidRequest:
+        return answer
+    return answer
+
+
+def _read_response(reader: WireReader, start: int, end: int, answer: StreamAnswer) -> None:
+    for number, wire_type, first, last in reader.fields(start, end):
+        if wire_type != LENGTH:
+            continue
+        if number == _MODEL:
+            answer.model_name = reader.text(first, last)
+        elif number == _VERSION:
+            answer.model_version = reader.text(first, last)
+        elif number == _ID:
+            answer.request_id = reader.text(first, last)
+        elif number == _PARAMETERS:
+            key, value = bool_entry(reader, first, last)
+            if key == FINAL:
+                answer.is_final = value
+        elif number in (_OUTPUTS, _RAW):
+            answer.has_outputs = True
+            return  # fields are written in their numbers' order
+
+
+def read_address(message: bytes) -> InferHead:
+    """Model and id of a ModelInferRequest, as far as they can be read: for the answer to one that is refused."""
+    texts = {_REQUEST_MODEL: "", _REQUEST_ID: ""}
+    reader = WireReader(message)
+    try:
+        for number, wire_type, start, end in reader.fields():
+            if number in texts and wire_type == LENGTH:
+                texts[number] = reader.text(start, end)
+    except InvalidRequest:
+        pass  # malformed messages were reported before
+    return InferHead(texts[_REQUEST_MODEL], request_id=texts[_REQUEST_ID])
+
+
+def wants_empty_final(message: bytes) -> bool:
+    """Whether the ModelInferRequest itself requests the empty final response. Raises InvalidRequest."""
+    reader = WireReader(message)
+    wanted = False
+    for number, wire_type, start, end in reader.fields():
+        if number == _PARAMETERS and wire_type == LENGTH:
+            key, value = bool_entry(reader, start, end)
+            if key == EMPTY_FINAL:
+                wanted = bool(value)
+    return wanted
+
+
+def bool_entry(reader: WireReader, start: int, end: int) -> tuple[str, bool | None]:
+    """Key and value of an entry of map<string, InferParameter>; None for a value that is no bool_param."""
+    key, value = "", None
+    for number, wire_type, first, last in reader.fields(start, end):
+        if number == 1 and wire_type == LENGTH:
+            key = reader.text(first, last)
+        elif number == 2 and wire_type == LENGTH:
+            for kind, kind_type, bits, _ in reader.fields(first, last):
+                if kind == _BOOL_PARAM and kind_type == VARINT:
+                    value = bool(bits)
+    return key, value
+
+
+def error_answer(request_id: str, text: str) -> bytes:
+    """The answer to a request that no model sees, as Triton forms it: the sentence, and the request's id."""
+    answer = service_pb2.ModelStreamInferResponse(error_message=text)
+    answer.infer_response.id = request_id
+    message: bytes = answer.SerializeToString()
+    return message
+
+
+UNAVAILABLE = "UNAVAILABLE"
+
+
+def index_with_refusals(answer: bytes, asked: bytes, refusals: Mapping[str, str]) -> bytes:
+    """A serialised RepositoryIndexResponse, the refused models as unavailable with the reason. asked: the request."""
+    if not refusals:
+        return answer
+    index = service_pb2.RepositoryIndexResponse.FromString(answer)
+    if service_pb2.RepositoryIndexRequest.FromString(asked).ready:
+        kept = [row for row in index.models if row.name not in refusals]
+        del index.models[:]
+        index.models.extend(kept)
+    for row in index.models:
+        if row.state == "READY" and row.name in refusals:
+            row.state, row.reason = UNAVAILABLE, refusals[row.name]
+    serialised: bytes = index.SerializeToString()
+    return serialised

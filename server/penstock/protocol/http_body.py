@@ -1,0 +1,74 @@
+"""HTTP bodies without I/O: compression, and bodies that arrive in pieces."""
+
+import io
+import zlib
+
+from penstock.protocol.errors import InvalidRequest, NotSupported, TooLarge
+
+_GZIP_OR_ZLIB = 47  # zlib's wbits: either header, distinguished by its first bytes, as in Triton
+_GZIP = 31
+NOT_ENCODED = ("", "identity")
+
+
+def inflate(body: bytes, encoding: str, limit_bytes: int) -> bytes:
+    """The body by its content-encoding; the body itself where there is none.
+
+    Raises TooLarge at the limit of decompressed bytes, InvalidRequest for broken data, NotSupported for an
+    encoding that is neither gzip nor deflate (zlib's form).
+    """
+    if encoding in NOT_ENCODED:
+        return body
+    if encoding not in ("gzip", "deflate"):
+        raise NotSupported(f"content-encoding {encoding!r} is not supported; send gzip, deflate or none")
+    stream = zlib.decompressobj(_GZIP_OR_ZLIB)
+    try:
+        plain = stream.decompress(body, limit_bytes + 1)
+    except zlib.error as error:
+        raise InvalidRequest(f"the body is no valid {encoding}: {error}") from error
+    if len(plain) > limit_bytes:
+        raise TooLarge(f"the body has more than {limit_bytes} bytes once decompressed, the limit; send less at once")
+    if not stream.eof:
+        raise InvalidRequest(f"the {encoding} body ends too early")
+    if stream.unused_data:
+        raise InvalidRequest(f"{len(stream.unused_data)} bytes follow the end of the {encoding} body; send one stream")
+    return plain
+
+
+def deflate(body: bytes, encoding: str) -> bytes:
+    """The body compressed by that content-encoding, gzip or deflate; the body itself for any other."""
+    if encoding == "gzip":
+        return zlib.compress(body, wbits=_GZIP)
+    return zlib.compress(body) if encoding == "deflate" else body
+
+
+class BodyBuffer:
+    """The pieces so far. One piece alone is kept as it is, more grow in one place; `take` gives that place away."""
+
+    __slots__ = ("_buffer", "_first", "size_bytes")
+
+    def __init__(self) -> None:
+        self.size_bytes = 0
+        self._first = b""
+        self._buffer: io.BytesIO | None = None
+
+    def add(self, piece: bytes) -> None:
+        """One more piece at the end."""
+        self.size_bytes += len(piece)
+        if self._buffer is not None:
+            self._buffer.write(piece)
+        elif self._first:
+            self._buffer = io.BytesIO()
+            self._buffer.write(self._first)
+            self._buffer.write(piece)
+            self._first = b""
+        else:
+            self._first = piece
+
+    def take(self) -> bytes:
+        """All of it, once; the gathering is empty then.
+
+        BytesIO returns its content without a copy if there is no other reference to it.
+        """
+        whole = self._first if self._buffer is None else self._buffer.getvalue()
+        self._first, self._buffer, self.size_bytes = b"", None, 0
+        return whole

@@ -1,0 +1,397 @@
+"""Reads what the gateway must know of a v2 HTTP request: model, id, deadline, shared-memory regions, sizes.
+
+Tensors are not decoded. Requests that crash Triton 2.51 or that it parses ambiguously are rejected with 400.
+"""
+
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from functools import lru_cache
+from types import NoneType
+from typing import TypeVar
+
+import msgspec
+
+from penstock.protocol.call import HttpAnswer, InferHead, RegionUse
+from penstock.protocol.errors import InvalidRequest
+from penstock.protocol.inference import Datatype, Parameter
+from penstock.protocol.json_outline import check_outline, outline_of, with_plain_numbers
+from penstock.protocol.request_checks import (
+    CACHED_HEADS,
+    MAX_CACHED_HEAD_BYTES,
+    MAX_ELEMENTS,
+    MAX_TENSORS,
+    refuse_file_setting,
+)
+
+T = TypeVar("T")
+Members = dict[str, msgspec.Raw]
+
+_OBJECT = msgspec.json.Decoder(Members)
+_OBJECTS = msgspec.json.Decoder(list[Members])
+_PARAMETERS = msgspec.json.Decoder(dict[str, bool | int | float | str])
+_SHOWN_CHARACTERS = 80
+
+
+@dataclass(frozen=True, slots=True)
+class Document:
+    """A JSON object that is well-formed and of reasonable depth. names: all that stand in it, repeats counted."""
+
+    members: Members
+    names: int
+
+
+def read_document(text: bytes, max_depth: int) -> Document:
+    """Raises InvalidRequest where the text is no JSON object (with the byte), or an unreasonable one."""
+    outline = outline_of(text)
+    check_outline(outline, max_depth)
+    try:
+        members = _OBJECT.decode(text)
+    except msgspec.DecodeError as error:
+        if b"NaN" not in text and b"Inf" not in text:
+            raise InvalidRequest(_malformed(error)) from error
+        members = decode_json(_OBJECT, with_plain_numbers(text), "")
+    except ValueError as error:
+        raise InvalidRequest(_malformed(error)) from error
+    return Document(members, outline.members)
+
+
+def decode_json(decoder: msgspec.json.Decoder[T], text: bytes | msgspec.Raw, where: str) -> T:
+    """What the decoder makes of the text. Raises InvalidRequest that begins with where."""
+    try:
+        return decoder.decode(text)
+    except (msgspec.DecodeError, ValueError) as error:
+        raise InvalidRequest(f"{where}: {error}" if where else _malformed(error)) from error
+
+
+def objects_at(members: Members, name: str, *, limit: int) -> list[Members]:
+    """The array of objects of that name; empty where there is none. Raises InvalidRequest over the limit too."""
+    found = members.get(name)
+    entries = decode_json(_OBJECTS, found, name) if found is not None else []
+    if len(entries) > limit:
+        raise InvalidRequest(f"{len(entries)} {name} (limit {limit}); send fewer")
+    return entries
+
+
+def parameters_at(members: Members, where: str) -> dict[str, Parameter]:
+    """The member `parameters`; empty where there is none."""
+    found = members.get("parameters")
+    return decode_json(_PARAMETERS, found, f"{where}: parameters") if found is not None else {}
+
+
+def count_names(values: Iterable[msgspec.Raw]) -> int:
+    """The number of names in the objects of skipped values."""
+    texts = (bytes(value) for value in values)
+    return sum(outline_of(text).members for text in texts if b"{" in text)
+
+
+def quoted(name: str) -> str:
+    """A client's word, quoted, short enough for a message."""
+    return repr(name if len(name) <= _SHOWN_CHARACTERS else name[:_SHOWN_CHARACTERS] + "…")
+
+
+def _malformed(error: Exception) -> str:
+    text = str(error).removeprefix("JSON is malformed: ")
+    return f"malformed JSON: {text}"
+
+
+MAX_RANK = 64
+_MAX_DIGITS_OF_SHAPE = 4096
+_REPEATED = "a name stands twice in one JSON object; give each member once"
+
+_STRING = msgspec.json.Decoder(str)
+_SHAPE = msgspec.json.Decoder(list[int])
+
+
+@dataclass(frozen=True, slots=True)
+class HttpRequestHead:
+    """classification_outputs: the names of the outputs that shall come as classes. is_raw: there is no JSON."""
+
+    head: InferHead
+    classification_outputs: tuple[str, ...] = ()
+    is_raw: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class _TensorEntry:
+    """One of inputs[] or outputs[]. where: how messages call it."""
+
+    where: str
+    name: str
+    members: Members
+    parameters: Mapping[str, Parameter]
+
+
+def read_head(body: bytes, header_length: int | None, model: InferHead, max_depth: int) -> HttpRequestHead:
+    """The scan of a decompressed infer body. Builds no array.
+
+    header_length: bytes of JSON at the body's start, None for all of it; 0 is a raw binary request, and so is an
+    empty body. model: name and version, from the path. Raises InvalidRequest for what the engine must not see.
+    """
+    if header_length is None:
+        header_length = len(body)
+    if header_length < 0 or header_length > len(body):
+        raise InvalidRequest(f"Inference-Header-Content-Length is {header_length}, but the body has {len(body)} bytes")
+    if header_length == 0:
+        return HttpRequestHead(model, is_raw=True)
+    text, binary_bytes = body[:header_length] if header_length < len(body) else body, len(body) - header_length
+    scan = _read_repeated_head if binary_bytes and header_length <= MAX_CACHED_HEAD_BYTES else _read_head
+    return scan(text, binary_bytes, model, max_depth)
+
+
+def _read_head(text: bytes, binary_bytes: int, model: InferHead, max_depth: int) -> HttpRequestHead:
+    document = read_document(text, max_depth)
+    top = document.members
+    if "inputs" not in top:
+        raise InvalidRequest("the request has no `inputs`")
+    parameters = parameters_at(top, "the request")
+    inputs, outputs = _entries(top, "input"), _entries(top, "output")
+    _refuse_repeated_names(document, parameters, [*inputs, *outputs])
+    rowless = _check_inputs(inputs, binary_bytes)
+    head = InferHead(
+        model.model_name,
+        model.model_version,
+        _request_id(top),
+        _timeout_us(parameters),
+        _regions([*inputs, *outputs]),
+        tuple(entry.name for entry in inputs if _datatype(entry) is Datatype.BYTES),
+        rowless,
+        _sequence(parameters),
+        len(text),
+    )
+    return HttpRequestHead(head, tuple(output.name for output in outputs if _wants_classes(output)))
+
+
+# What has its tensors behind the JSON says the same JSON again and again.
+_read_repeated_head = lru_cache(CACHED_HEADS)(_read_head)
+
+
+def read_generate_head(body: bytes, model: InferHead, max_depth: int) -> InferHead:
+    """The scan of a generate call: the model's inputs and parameters by name, and `id`.
+
+    A parameter `timeout` is the model's own there, as with Triton. Raises InvalidRequest for what is no JSON object,
+    for one too deep (100,000 arrays in each other end Triton 2.51), and for names that stand twice.
+    """
+    document = read_document(body, max_depth)
+    _refuse_repeats(document)
+    request_id = document.members.get("id")
+    return InferHead(model.model_name, model.model_version, "" if request_id is None else _id_of(request_id))
+
+
+def check_settings_body(body: bytes, max_depth: int) -> None:
+    """Checks the JSON of a change of trace or log settings.
+
+    Raises InvalidRequest as `scan_generate` does, and NotSupported for a file: Triton 2.51 refuses it in these words,
+    older ones would write wherever a client says.
+    """
+    document = read_document(body, max_depth)
+    _refuse_repeats(document)
+    for name in document.members:
+        refuse_file_setting(name)
+
+
+def check_repository_body(body: bytes, max_depth: int) -> None:
+    """Checks the JSON of a load, unload or index request. Raises InvalidRequest."""
+    if not body:
+        return
+    document = read_document(body, max_depth)
+    parameters = parameters_at(document.members, "the request")
+    _refuse_repeated_names(document, parameters, [])
+
+
+def _entries(top: Members, kind: str) -> list[_TensorEntry]:
+    """inputs[] or outputs[]. Raises InvalidRequest where two have the same name."""
+    entries = [
+        _entry(members, f"{kind}s[{index}]", kind)
+        for index, members in enumerate(objects_at(top, f"{kind}s", limit=MAX_TENSORS))
+    ]
+    seen: set[str] = set()
+    for entry in entries:
+        if entry.name in seen:
+            raise InvalidRequest(f"{entry.where} is given twice")
+        seen.add(entry.name)
+    return entries
+
+
+def _entry(members: Members, where: str, kind: str) -> _TensorEntry:
+    name = decode_json(_STRING, _required(members, "name", where), f"{where}: name")
+    named = f"{kind} {quoted(name)}"
+    return _TensorEntry(named, name, members, parameters_at(members, named))
+
+
+def _required(members: Members, name: str, where: str) -> msgspec.Raw:
+    found = members.get(name)
+    if found is None:
+        raise InvalidRequest(f"{where} has no `{name}`")
+    return found
+
+
+def _refuse_repeated_names(
+    document: Document, parameters: Mapping[str, Parameter], entries: list[_TensorEntry]
+) -> None:
+    """The engine takes the first of two members of one name, others the last: so there may be one only."""
+    read = len(document.members) + len(parameters)
+    opened = {"parameters", "inputs", "outputs"} if entries else {"parameters"}
+    unread = [value for name, value in document.members.items() if name not in opened]
+    for entry in entries:
+        read += len(entry.members) + len(entry.parameters)
+        unread += [value for name, value in entry.members.items() if name != "parameters"]
+    if read + count_names(unread) != document.names:
+        raise InvalidRequest(_REPEATED)
+
+
+def _check_inputs(inputs: list[_TensorEntry], binary_bytes: int) -> str:
+    """Checks shapes, sizes against the body, and binary sizes against what follows the JSON.
+
+    Returns the name of an input whose first dimension is 0; empty if there is none.
+    """
+    left, rowless = binary_bytes, ""
+    for entry in inputs:
+        datatype, (rows, elements) = _datatype(entry), _counts(entry)
+        if not rows:
+            rowless = entry.name
+        size = entry.parameters.get("binary_data_size")
+        if size is not None:
+            left -= _check_binary(entry, size, left, datatype, elements)
+        elif "shared_memory_region" not in entry.parameters:
+            _check_json(entry, elements)
+    if left:
+        raise InvalidRequest(
+            f"{left} of {binary_bytes} bytes after the JSON belong to no input; "
+            "the inputs' binary_data_size must add up"
+        )
+    return rowless
+
+
+def _check_binary(entry: _TensorEntry, size: Parameter, left: int, datatype: Datatype, elements: int) -> int:
+    """The bytes that are this input's."""
+    if isinstance(size, bool) or not isinstance(size, int) or size < 0:
+        raise InvalidRequest(f"{entry.where}: binary_data_size is {size!r}; it must be a number of bytes")
+    if size > left:
+        raise InvalidRequest(f"{entry.where}: binary_data_size is {size}, but only {left} bytes are left in the body")
+    needed = elements * (datatype.size_bytes or 4)
+    if size < needed if datatype is Datatype.BYTES else size != needed:
+        least = "at least " if datatype is Datatype.BYTES else ""
+        raise InvalidRequest(
+            f"{entry.where}: {datatype} of {elements} elements needs {least}{needed} bytes; binary_data_size is {size}"
+        )
+    return size
+
+
+def _check_json(entry: _TensorEntry, elements: int) -> None:
+    """Elements of a JSON array are parted by commas, however nested: more than that it cannot hold."""
+    found = entry.members.get("data")
+    if found is None:
+        raise InvalidRequest(f"{entry.where} has neither `data` nor a binary_data_size")
+    most = bytes(found).count(b",") + 1
+    if elements > most:
+        raise InvalidRequest(f"{entry.where}: its shape asks for {elements} elements; its data holds {most} at most")
+
+
+def _regions(entries: list[_TensorEntry]) -> tuple[RegionUse, ...]:
+    return tuple(_region(entry.parameters) for entry in entries if "shared_memory_region" in entry.parameters)
+
+
+def _region(parameters: Mapping[str, Parameter]) -> RegionUse:
+    """Raises InvalidRequest for a member of the wrong kind."""
+    name, size = parameters["shared_memory_region"], parameters.get("shared_memory_byte_size")
+    offset = parameters.get("shared_memory_offset", 0)
+    if not isinstance(name, str):
+        raise InvalidRequest(f"shared_memory_region is {name!r}; it must be a region's name")
+    if type(offset) is not int or type(size) not in (int, NoneType):
+        raise InvalidRequest(f"region {quoted(name)}: shared_memory_offset and …_byte_size must be numbers of bytes")
+    return RegionUse(name, offset, size if isinstance(size, int) else None)
+
+
+def _datatype(entry: _TensorEntry) -> Datatype:
+    name = decode_json(_STRING, _required(entry.members, "datatype", entry.where), f"{entry.where}: datatype")
+    try:
+        return Datatype(name)
+    except ValueError as error:
+        raise InvalidRequest(f"{entry.where}: {quoted(name)} is no datatype of KServe v2") from error
+
+
+def _counts(entry: _TensorEntry) -> tuple[int, int]:
+    """The first dimension, and the product of all dimensions."""
+    text = bytes(_required(entry.members, "shape", entry.where))
+    if len(text) > _MAX_DIGITS_OF_SHAPE:
+        raise InvalidRequest(f"{entry.where}: its shape is {len(text)} characters long (limit {_MAX_DIGITS_OF_SHAPE})")
+    shape = decode_json(_SHAPE, text, f"{entry.where}: shape")
+    if not shape or len(shape) > MAX_RANK:
+        raise InvalidRequest(f"{entry.where}: its shape has {len(shape)} dimensions; 1 to {MAX_RANK} can be")
+    if min(shape) < 0:
+        raise InvalidRequest(f"{entry.where}: its shape {quoted(str(shape))} has a negative dimension")
+    # A dimension of 0 does not make the others harmless: the engine multiplies from the left.
+    if math.prod(max(size, 1) for size in shape) > MAX_ELEMENTS:
+        raise InvalidRequest(
+            f"{entry.where}: its shape {quoted(str(shape))} asks for more than {MAX_ELEMENTS} elements"
+        )
+    return shape[0], math.prod(shape)
+
+
+def _refuse_repeats(document: Document) -> None:
+    if len(document.members) + count_names(document.members.values()) != document.names:
+        raise InvalidRequest(_REPEATED)
+
+
+def _id_of(value: msgspec.Raw) -> str:
+    return decode_json(_STRING, value, "id")
+
+
+def _request_id(top: Members) -> str:
+    return _id_of(top["id"]) if "id" in top else ""
+
+
+def _timeout_us(parameters: Mapping[str, Parameter]) -> int | None:
+    timeout = parameters.get("timeout")
+    if timeout is None:
+        return None
+    if isinstance(timeout, bool) or not isinstance(timeout, int) or timeout < 0:
+        raise InvalidRequest("the parameter `timeout` must be a whole number of microseconds, 0 for none")
+    return timeout
+
+
+def _sequence(parameters: Mapping[str, Parameter]) -> int | str | None:
+    """The sequence ID; None also for an invalid one, which the engine reports."""
+    found = parameters.get("sequence_id")
+    if isinstance(found, str) or (isinstance(found, int) and not isinstance(found, bool) and found >= 0):
+        return found
+    return None
+
+
+def _wants_classes(output: _TensorEntry) -> bool:
+    count = output.parameters.get("classification", 0)
+    if isinstance(count, bool) or not isinstance(count, int) or count < 0:
+        raise InvalidRequest(f"{output.where}: classification must be a number of classes, 0 for none")
+    return count > 0
+
+
+UNAVAILABLE = "UNAVAILABLE"
+
+
+class IndexRequestBody(msgspec.Struct):
+    """The body of a question for the index. ready: only models that are served."""
+
+    ready: bool = False
+
+
+def index_with_refusals(answer: HttpAnswer, asked: bytes, refusals: Mapping[str, str]) -> HttpAnswer:
+    """The engine's index, the refused models as unavailable with the reason. asked: the question's body."""
+    if not refusals or answer.status != 200:
+        return answer
+    rows = msgspec.json.decode(answer.body, type=list[dict[str, str]])
+    if _wants_ready(asked):
+        rows = [row for row in rows if row.get("name") not in refusals]
+    index_rows = [_index_row(row, refusals.get(row.get("name", ""), "")) for row in rows]
+    return HttpAnswer(answer.status, answer.headers, msgspec.json.encode(index_rows))
+
+
+def _index_row(row: dict[str, str], refusal: str) -> dict[str, str]:
+    return {**row, "state": UNAVAILABLE, "reason": refusal} if refusal and row.get("state") == "READY" else row
+
+
+def _wants_ready(asked: bytes) -> bool:
+    try:
+        return msgspec.json.decode(asked, type=IndexRequestBody).ready
+    except msgspec.DecodeError:  # the engine took it, so it asked for all
+        return False

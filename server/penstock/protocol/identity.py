@@ -1,0 +1,121 @@
+"""The identity of a client: key, address, roles and quota; which role each verb requires.
+
+Also its text form in a header between processes of the gateway. That header is removed from clients' requests.
+"""
+
+import json
+from dataclasses import asdict, dataclass
+from enum import StrEnum
+
+from penstock.protocol.errors import PermissionDenied
+
+
+class Role(StrEnum):
+    """What a caller may do.
+
+    infer: run models. read: look. admin: load, unload, register shared memory, change trace and log settings.
+    """
+
+    INFER = "infer"
+    READ = "read"
+    ADMIN = "admin"
+
+
+ALL_ROLES = frozenset(Role)
+
+
+@dataclass(frozen=True, slots=True)
+class Quota:
+    """How much one caller may ask for.
+
+    rate: requests in each period_s, all at once or spread out; 0 for as many as it likes.
+    share: of the requests and bytes that may be in flight together, in (0, 1].
+    """
+
+    rate: int = 0
+    period_s: float = 1.0
+    share: float = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class Identity:
+    """The client that sent a request.
+
+    key_name: of its API key ("camera") or the subject of its token ("token:alice"), empty for a caller without one;
+    never the secret itself.
+    connection: gRPC's word for its connection ("ipv4:127.0.0.1:53210"), empty over HTTP.
+    address: its host as seen from here, empty where it is not known.
+    roles: what it may do. quota: how much of it, None for as much as there is.
+    """
+
+    key_name: str = ""
+    connection: str = ""
+    address: str = ""
+    roles: frozenset[Role] = ALL_ROLES
+    quota: Quota | None = None
+
+    @property
+    def owner(self) -> str:
+        """Who owns what this caller registers: its key, else its gRPC connection, else its address."""
+        if self.key_name:
+            return f"key {self.key_name}"
+        return f"connection {self.connection}" if self.connection else f"address {self.address}"
+
+    @property
+    def client(self) -> str:
+        """The client for fair queueing: its key, or else its address, however many connections it has."""
+        return f"address {self.address}" if self.address and not self.key_name else self.owner
+
+
+ANONYMOUS = Identity()
+
+
+class Verb(StrEnum):
+    """What a relayed call does, as far as the gateway cares.
+
+    configure: changes trace or log settings. share, unshare: registers or unregisters shared memory.
+    """
+
+    INFER = "infer"
+    READ = "read"
+    LOAD = "load"
+    UNLOAD = "unload"
+    CONFIGURE = "configure"
+    SHARE = "share"
+    UNSHARE = "unshare"
+
+
+ROLE_OF: dict[Verb, Role] = {
+    Verb.INFER: Role.INFER,
+    Verb.READ: Role.READ,
+    Verb.LOAD: Role.ADMIN,
+    Verb.UNLOAD: Role.ADMIN,
+    Verb.CONFIGURE: Role.ADMIN,
+    Verb.SHARE: Role.ADMIN,
+    Verb.UNSHARE: Role.ADMIN,
+}
+
+
+def require_role(verb: Verb, caller: Identity) -> None:
+    """Raises PermissionDenied, which says which role is missing."""
+    if ROLE_OF[verb] not in caller.roles:
+        raise PermissionDenied(f"this needs the role {ROLE_OF[verb]}; use an API key that has it")
+
+
+IDENTITY_HEADER = "x-penstock-caller"
+
+
+def encode_identity(caller: Identity) -> str:
+    """The caller as ASCII text on one line."""
+    return json.dumps(asdict(caller) | {"roles": sorted(caller.roles)}, separators=(",", ":"))
+
+
+def decode_identity(text: str) -> Identity:
+    """The client in a text of `encode_identity`. Raises ValueError for any other text."""
+    try:
+        fields = json.loads(text)
+        quota = fields.pop("quota")
+        roles = frozenset(Role(name) for name in fields.pop("roles"))
+        return Identity(**fields, roles=roles, quota=Quota(**quota) if quota is not None else None)
+    except (TypeError, KeyError, AttributeError) as error:
+        raise ValueError(f"not an encoded identity: {text[:80]!r}") from error

@@ -1,0 +1,98 @@
+"""Measures nesting depth, objects and member names of a JSON text without parsing it, and refuses texts over the
+limits.
+"""
+
+import re
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from penstock.protocol.errors import InvalidRequest
+
+MAX_MEMBERS = 100_000
+MAX_OBJECTS = 10_000
+
+_SHORT_BYTES = 1 << 10
+_CHUNK_BYTES = 1 << 20
+_AS_ARRAYS = bytes.maketrans(b"{}", b"[]")
+_STRINGS = re.compile(rb'"[^"]*"')
+_QUOTE, _COLON, _OPEN_OBJECT = ord('"'), ord(":"), ord("{")
+_NOT_STRUCTURE = bytes(set(range(256)) - set(b'"[]{}:'))
+_STEPS = np.zeros(256, np.int8)
+_STEPS[[ord("["), ord("{")]] = 1
+_STEPS[[ord("]"), ord("}")]] = -1
+
+
+@dataclass(frozen=True, slots=True)
+class Outline:
+    """depth: of nested arrays and objects. members: names in all objects, counted as often as they stand there."""
+
+    depth: int
+    objects: int
+    members: int
+
+
+def outline_of(text: bytes) -> Outline:
+    """The outline of a JSON text; of anything else, some outline. Extra memory: the text's structural bytes."""
+    kept = _without_escapes(text).translate(None, _NOT_STRUCTURE)
+    return _of_short(kept) if len(kept) <= _SHORT_BYTES else _of_long(kept)
+
+
+def _of_short(kept: bytes) -> Outline:
+    """A few calls on bytes, a third of the time that arrays take for so little."""
+    bare = _STRINGS.sub(b"", kept)
+    brackets, depth = bare.translate(_AS_ARRAYS, b":"), 0
+    while b"[]" in brackets:
+        brackets, depth = brackets.replace(b"[]", b""), depth + 1
+    # What is left has no partner: a level each, at most.
+    return Outline(depth + len(brackets), bare.count(b"{"), bare.count(b":"))
+
+
+def _of_long(kept: bytes) -> Outline:
+    is_inside, level, depth, objects, members = False, 0, 0, 0, 0
+    for start in range(0, len(kept), _CHUNK_BYTES):
+        piece = np.frombuffer(kept, np.uint8, min(_CHUNK_BYTES, len(kept) - start), start)
+        quotes = piece == _QUOTE
+        inside = _inside_strings(quotes) ^ is_inside
+        structure = piece[~(inside | quotes)]
+        levels = np.cumsum(_STEPS[structure], dtype=np.int32) + level
+        depth = max(depth, int(levels.max(initial=0)))
+        objects += int(np.count_nonzero(structure == _OPEN_OBJECT))
+        members += int(np.count_nonzero(structure == _COLON))
+        level, is_inside = int(levels[-1]) if levels.size else level, bool(inside[-1])
+    return Outline(depth, objects, members)
+
+
+def check_outline(outline: Outline, max_depth: int) -> None:
+    """Raises InvalidRequest for a text that would cost much to read: deep, or of very many objects or names."""
+    if outline.depth > max_depth:
+        raise InvalidRequest(f"JSON is nested {outline.depth} deep (limit {max_depth}); flatten it")
+    if outline.objects > MAX_OBJECTS:
+        raise InvalidRequest(f"JSON holds {outline.objects} objects (limit {MAX_OBJECTS}); send fewer")
+    if outline.members > MAX_MEMBERS:
+        raise InvalidRequest(f"JSON holds {outline.members} names (limit {MAX_MEMBERS}); send fewer")
+
+
+def with_plain_numbers(text: bytes) -> bytes:
+    """The text, of the same length, with NaN, Inf and Infinity as zeros: Triton takes them, JSON does not."""
+    source = np.frombuffer(text, np.uint8)
+    inside = _inside_strings(np.frombuffer(_masked_escapes(text), np.uint8) == _QUOTE)
+    outside = np.where(inside, np.uint8(0), source).tobytes()
+    outside = outside.replace(b"NaN", b"0.0").replace(b"Infinity", b"0.000000").replace(b"Inf", b"0.0")
+    return np.where(inside, source, np.frombuffer(outside, np.uint8)).tobytes()
+
+
+def _inside_strings(quotes: npt.NDArray[np.bool_]) -> npt.NDArray[np.bool_]:
+    """True from each opening quote up to, not with, its closing one."""
+    return np.bitwise_xor.accumulate(quotes)
+
+
+def _without_escapes(text: bytes) -> bytes:
+    if b"\\" not in text:
+        return text
+    return text.replace(b"\\\\", b"").replace(b'\\"', b"")
+
+
+def _masked_escapes(text: bytes) -> bytes:
+    return text.replace(b"\\\\", b"__").replace(b'\\"', b"__")

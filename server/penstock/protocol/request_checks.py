@@ -1,0 +1,147 @@
+"""Checks of requests that are the same over HTTP and gRPC: counts, shapes, names, file names, encoded images.
+
+They keep requests that crash Triton 2.51 away from it.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Generic, TypeVar
+from urllib.parse import unquote
+
+from penstock.protocol.call import GrpcCall, HttpCall, InferHead
+from penstock.protocol.errors import InvalidRequest, NotSupported
+from penstock.protocol.inference import Datatype, Tensor
+
+# Where no memory is shared: refused with 501 / UNIMPLEMENTED, and not advertised.
+BLOCKED_EXTENSIONS = frozenset(("system_shared_memory", "cuda_shared_memory"))
+# Triton 2.51 multiplies a shape without looking for overflow; FP32 [1, 2^62] without a byte ends the model's process.
+MAX_ELEMENTS = 1 << 40
+# Of inputs, and of outputs, in one request.
+MAX_TENSORS = 1000
+# A head says the same from request to request: what was made of so many, of so many bytes at most, is remembered.
+CACHED_HEADS, MAX_CACHED_HEAD_BYTES = 512, 1 << 10
+_FILE_SETTINGS = {"trace_file": "trace", "log_file": "log"}
+
+
+def refuse_file_setting(name: str) -> None:
+    """Raises NotSupported for a trace or log setting that says where the engine writes.
+
+    In the words of Triton 2.51, which refuses it too; older ones write wherever a client says.
+    """
+    if name in _FILE_SETTINGS:
+        raise NotSupported(f"{_FILE_SETTINGS[name]} file location can not be updated through network protocol")
+
+
+def check_counts(input_count: int, outputs: Sequence[str]) -> None:
+    """Raises InvalidRequest for more inputs or outputs than a request may have, and for an output named twice."""
+    if input_count < 2 and len(outputs) < 2:
+        return
+    for count, kind in ((input_count, "inputs"), (len(outputs), "outputs")):
+        if count > MAX_TENSORS:
+            raise InvalidRequest(f"{count} {kind} (limit {MAX_TENSORS}); send fewer")
+    if len(set(outputs)) < len(outputs):
+        twice = next(name for name in outputs if outputs.count(name) > 1)
+        raise InvalidRequest(f"output {twice[:80]!r} is given twice")
+
+
+def checked_name(name: str) -> str:
+    """The model's name. Raises InvalidRequest for one that no model has."""
+    if not name.isprintable():
+        raise InvalidRequest(f"the model's name {name[:80]!r} holds control characters")
+    return name
+
+
+def check_shape(name: str, shape: Sequence[int]) -> None:
+    """Raises InvalidRequest for an input that no request can hold. A dimension of 0 makes the others no better."""
+    elements = 1
+    for size in shape:
+        if size < 0:
+            raise InvalidRequest(f"input {name!r} has shape {_shape_text(shape)}; no dimension may be negative")
+        elements *= size or 1
+        if elements > MAX_ELEMENTS:
+            raise InvalidRequest(
+                f"input {name!r} has shape {_shape_text(shape)}; more than 2^40 elements fit no request"
+            )
+
+
+def _shape_text(shape: Sequence[int]) -> str:
+    return str(list(shape)) if len(shape) <= 8 else f"{list(shape[:8])} and {len(shape) - 8} more dimensions"
+
+
+C = TypeVar("C", HttpCall, GrpcCall)
+
+
+@dataclass(frozen=True, slots=True)
+class ImageInput:
+    """The one input of a model that describes how it sees images.
+
+    row_bytes: of one image as a tensor, 0 where images keep their own size. is_encoded: it takes nothing else, since
+    the engine decodes.
+    """
+
+    name: str
+    row_bytes: int
+    is_encoded: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class EncodedCall(Generic[C]):
+    """An inference call whose image input holds encoded images.
+
+    with_tensor: the same call with the prepared tensor in their place, and nothing else changed.
+    """
+
+    head: InferHead
+    images: tuple[bytes, ...]
+    with_tensor: Callable[[Tensor], C]
+
+
+def images_in(name: str, shape: tuple[int, ...], data: memoryview) -> tuple[bytes, ...]:
+    """The elements of a BYTES tensor of images, each behind its length; one image may also stand there bare.
+
+    A bare image cannot be mistaken: its first four bytes, read as a length, would be a gigabyte or more.
+    Raises InvalidRequest where lengths, shape and bytes do not fit each other.
+    """
+    check_image_shape(name, shape)
+    if shape[0] == 1 and int.from_bytes(data[:4], "little") > max(data.nbytes, 1 << 30):
+        return (bytes(data),)
+    return tuple(Tensor(name, Datatype.BYTES, shape, data).to_numpy().ravel().tolist())
+
+
+def check_image_shape(name: str, shape: tuple[int, ...]) -> None:
+    """Raises InvalidRequest for anything but [N] and [N, 1], N at least 1."""
+    if len(shape) not in (1, 2) or shape[0] < 1 or shape[1:] not in ((), (1,)):
+        raise InvalidRequest(f"input {name!r} has shape {list(shape)[:8]}; encoded images come as [N] or [N, 1]")
+
+
+MAX_NAME_BYTES = 255  # of one path component; a longer one in a model load crashes Triton 2.51
+MAX_QUOTED = 80
+MAX_VERSION = (1 << 63) - 1  # Triton's version numbers are 64-bit integers; a larger one crashes Triton 2.51
+
+
+def check_inside_folder(what: str, name: str) -> None:
+    """Raises InvalidRequest for a path outside the folder that it is relative to.
+
+    what: the field that contains the name, for the message. Refuses absolute names, "..", backslashes, control
+    characters and their percent-encoded forms, even if no engine decodes them today.
+    """
+    if any(not _is_inside(form) for form in (name, unquote(name))):
+        raise InvalidRequest(f"{what} is {quoted(name)}; it must name a file inside the model's folder")
+    if any(len(part.encode(errors="replace")) > MAX_NAME_BYTES for part in name.split("/")):
+        raise InvalidRequest(f"{what} is {quoted(name)}; a name may have at most {MAX_NAME_BYTES} bytes")
+
+
+def is_version(folder_name: str) -> bool:
+    """Whether a model's folder is a version: its name is a decimal integer without leading zeros."""
+    is_number = folder_name.isascii() and folder_name.isdecimal()
+    return is_number and (folder_name == "0" or folder_name[0] != "0") and int(folder_name) <= MAX_VERSION
+
+
+def quoted(name: str) -> str:
+    """A client's text, quoted and shortened for a message."""
+    return repr(name if len(name) <= MAX_QUOTED else name[:MAX_QUOTED] + "…")
+
+
+def _is_inside(name: str) -> bool:
+    parts = name.split("/")
+    return name.isprintable() and not set(parts) & {"", ".", "..", "~", "*"} and "\\" not in name

@@ -1,0 +1,1 @@
+"""Pictures to tensors and model outputs to results."""

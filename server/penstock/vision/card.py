@@ -1,0 +1,366 @@
+"""A model's string parameters as values, each refused with key, value and what is allowed."""
+
+import difflib
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import IntEnum
+from typing import TypeVar
+
+from penstock.protocol.engine import ModelConfig, TensorSpec
+from penstock.protocol.errors import InvalidRequest
+from penstock.protocol.inference import Datatype
+from penstock.vision.layouts.layout import ParserOptions
+from penstock.vision.layouts.registry import CLASSIFIER_PARSERS, DETECTOR_PARSERS
+from penstock.vision.spec import ColorFormat, InputOrder, PrepareSpec, ResizeMode, ScalingFilter, Triple
+
+_Choice = TypeVar("_Choice", bound=IntEnum)
+_FLAGS = {"0": False, "1": True, "false": False, "true": True, "off": False, "on": True}
+
+
+@dataclass(frozen=True, slots=True)
+class Parameters:
+    """Every reader gives the default where the key is absent; InvalidRequest where the value is not allowed."""
+
+    model_name: str
+    values: Mapping[str, str]
+
+    def refusal(self, key: str, what: str) -> InvalidRequest:
+        """The error for a key; what: the rest of the sentence."""
+        said = f" = {self.values[key]!r}" if key in self.values else ""
+        return InvalidRequest(f"model {self.model_name!r}: parameter {key!r}{said} {what}")
+
+    def choice(self, key: str, kind: type[_Choice], default: _Choice) -> _Choice:
+        """A member by its number or its name, in any case."""
+        said = self._said(key)
+        if said is None:
+            return default
+        for member in kind:
+            if said.lower() in (str(member.value), member.name.lower()):
+                return member
+        allowed = ", ".join(f"{member.value} or {member.name.lower()}" for member in kind)
+        raise self.refusal(key, f"is not one of: {allowed}")
+
+    def one_of(self, key: str, names: tuple[str, ...], default: str) -> str:
+        said = self._said(key)
+        if said is None:
+            return default
+        if said not in names:
+            raise self.refusal(key, f"is not one of: {', '.join(names)}")
+        return said
+
+    def flag(self, key: str) -> bool:
+        """False where absent."""
+        said = self._said(key)
+        if said is None:
+            return False
+        if said.lower() not in _FLAGS:
+            raise self.refusal(key, f"is not one of: {', '.join(_FLAGS)}")
+        return _FLAGS[said.lower()]
+
+    def number(self, key: str, default: float) -> float:
+        """A finite number."""
+        said = self._said(key)
+        return default if said is None else self._finite(key, said)
+
+    def share(self, key: str, default: float) -> float:
+        """A number from 0 to 1."""
+        number = self.number(key, default)
+        if not 0.0 <= number <= 1.0:
+            raise self.refusal(key, "is not between 0 and 1")
+        return number
+
+    def count(self, key: str, default: int, *, least: int = 1) -> int:
+        """A whole number, `least` or more, but not 0."""
+        said = self._said(key)
+        if said is None:
+            return default
+        try:
+            number = int(said)
+        except ValueError:
+            raise self.refusal(key, "is not a whole number") from None
+        if number < least or number == 0:
+            raise self.refusal(key, "must be 1 or more" + (", or -1 for no limit" if least == -1 else ""))
+        return number
+
+    def numbers(self, key: str, *, count: int, default: float) -> tuple[float, ...]:
+        """Exactly `count` numbers, separated by semicolons."""
+        said = self._said(key)
+        if said is None:
+            return (default,) * count
+        parts = [part for part in said.split(";") if part.strip()]
+        if len(parts) != count:
+            raise self.refusal(key, f"has {len(parts)} numbers; {count} are needed, separated by ';'")
+        return tuple(self._finite(key, part) for part in parts)
+
+    def words(self, key: str) -> tuple[str, ...]:
+        """Separated by semicolons; one at the end is allowed."""
+        said = self._said(key)
+        return () if said is None else tuple(word.strip() for word in said.removesuffix(";").split(";"))
+
+    def _said(self, key: str) -> str | None:
+        said = self.values.get(key)
+        return None if said is None else said.strip()
+
+    def _finite(self, key: str, text: str) -> float:
+        try:
+            number = float(text)
+        except ValueError:
+            number = math.nan
+        if not math.isfinite(number):
+            raise self.refusal(key, "is not a number" if ";" not in self.values[key] else "holds what is not a number")
+        return number
+
+
+_KEYS = (
+    "network-type",
+    "image-decoder",
+    "infer-dims",
+    "model-color-format",
+    "network-input-order",
+    "net-scale-factor",
+    "offsets",
+    "channel-scale-factors",
+    "maintain-aspect-ratio",
+    "symmetric-padding",
+    "resize-shorter-side",
+    "scaling-filter",
+    "max-side",
+    "scaled-decode",
+    "parse-bbox-func-name",
+    "parse-classifier-func-name",
+    "labels",
+    "pre-cluster-threshold",
+    "nms-iou-threshold",
+    "topk",
+    "classifier-threshold",
+    "apply-softmax",
+)
+_TYPO_LIKENESS = 0.84
+_DEFAULT_CLASSES = 5
+_MOST_ENLARGED = 4  # a resize to more would cost much and leave less than a sixteenth of the picture
+
+
+class ImageDecoder(IntEnum):
+    """Who makes pixels of encoded pictures."""
+
+    GATEWAY = 0
+    ENGINE = 1
+
+
+class NetworkType(IntEnum):
+    """nvinfer's network-type, as far as the gateway knows it."""
+
+    DETECTOR = 0
+    CLASSIFIER = 1
+
+
+class NotAnImageModel(InvalidRequest):
+    """The model's input cannot hold pictures, or `network-type` is missing. The model is served by its tensors. 400."""
+
+
+@dataclass(frozen=True, slots=True)
+class VisionCard:
+    """An image model's facts. labels: by class id, may be empty. parser_name: a row of vision/parsers/__init__.py.
+
+    is_relayed: its engine decodes; prepare_spec tells then what the engine makes of a picture.
+    """
+
+    network_type: NetworkType
+    input_name: str
+    prepare_spec: PrepareSpec
+    parser_name: str
+    parser_options: ParserOptions
+    labels: tuple[str, ...]
+    is_relayed: bool = False
+
+
+def card_from_config(config: ModelConfig) -> VisionCard | None:
+    """The card, or None for a model that does not say how it sees images.
+
+    Raises InvalidRequest naming model, key, value and what is allowed; for a misspelled key, the one that was meant.
+    Raises NotAnImageModel if the model's input cannot hold pictures, or if a key is misspelled without a network-type.
+    """
+    parameters = Parameters(config.name, config.parameters)
+    for key in config.parameters:
+        _refuse_typo(parameters, key)
+    if "network-type" not in config.parameters:
+        return None
+    network_type = parameters.choice("network-type", NetworkType, NetworkType.DETECTOR)
+    is_relayed = decoder_of(parameters) is ImageDecoder.ENGINE
+    return VisionCard(
+        network_type=network_type,
+        input_name=_image_input(parameters, config, is_relayed=is_relayed).name,
+        prepare_spec=_prepare_spec(parameters, config, is_relayed=is_relayed),
+        parser_name=_parser_name(parameters, network_type),
+        parser_options=_parser_options(parameters, network_type, config),
+        labels=parameters.words("labels"),
+        is_relayed=is_relayed,
+    )
+
+
+def decoder_of(parameters: Parameters) -> ImageDecoder:
+    """Who decodes the model's pictures, as far as it takes any. Raises InvalidRequest."""
+    return parameters.choice("image-decoder", ImageDecoder, ImageDecoder.GATEWAY)
+
+
+def _refuse_typo(parameters: Parameters, key: str) -> None:
+    if key in _KEYS:
+        return
+    plain = key.strip().lower().replace("_", "-")
+    meant = difflib.get_close_matches(plain, _KEYS, n=1, cutoff=_TYPO_LIKENESS)
+    if not meant:
+        return
+    refusal = parameters.refusal(key, f"is not a word of ours; {meant[0]!r} is")
+    if "network-type" not in (*parameters.values, *meant):  # perhaps another program's parameter
+        raise NotAnImageModel(refusal.message)
+    raise refusal
+
+
+def _image_input(parameters: Parameters, config: ModelConfig, *, is_relayed: bool) -> TensorSpec:
+    if len(config.inputs) != 1:
+        names = ", ".join(repr(spec.name) for spec in config.inputs) or "none"
+        refusal = f"needs a model with exactly one input, the image (inputs: {names})"
+        raise NotAnImageModel(parameters.refusal("network-type", refusal).message)
+    spec = config.inputs[0]
+    if is_relayed:
+        if spec.datatype is not Datatype.BYTES or spec.shape != (1,):
+            raise parameters.refusal(
+                "image-decoder",
+                f"needs an input of data_type TYPE_STRING and dims [ 1 ]; {spec.name!r} is {spec.datatype} of "
+                f"{list(spec.shape)}",
+            )
+        return spec
+    if spec.datatype not in (Datatype.FP32, Datatype.FP16, Datatype.UINT8):
+        refusal = f"needs an input of type FP32, FP16 or UINT8; {spec.name!r} is {spec.datatype}"
+        raise NotAnImageModel(parameters.refusal("network-type", refusal).message)
+    return spec
+
+
+def _prepare_spec(parameters: Parameters, config: ModelConfig, *, is_relayed: bool) -> PrepareSpec:
+    spec = _image_input(parameters, config, is_relayed=is_relayed)
+    if is_relayed:
+        spec = _made_by_engine(parameters, spec.name)
+    color = parameters.choice("model-color-format", ColorFormat, ColorFormat.RGB)
+    layout = parameters.choice("network-input-order", InputOrder, InputOrder.NCHW)
+    width, height = _network_size(parameters, spec, color, layout)
+    fit = _fit(parameters, has_own_size=width == 0)
+    scale = parameters.number("net-scale-factor", 1.0)
+    offsets = _per_channel(parameters, "offsets", color, 0.0)
+    factors = _per_channel(parameters, "channel-scale-factors", color, 1.0)
+    if scale == 0.0:
+        raise parameters.refusal("net-scale-factor", "leaves nothing of the image")
+    if 0.0 in factors:
+        raise parameters.refusal("channel-scale-factors", "leaves nothing of a channel")
+    if spec.datatype is Datatype.UINT8 and (scale != 1.0 or any(offsets) or factors != (1.0, 1.0, 1.0)):
+        raise parameters.refusal("net-scale-factor", "and offsets cannot be applied to a UINT8 input; leave them out")
+    return PrepareSpec(
+        width=width,
+        height=height,
+        color=color,
+        layout=layout,
+        fit=fit,
+        filter=_filter(parameters),
+        datatype=spec.datatype,
+        scale=scale,
+        offsets=offsets,
+        channel_factors=factors,
+        max_side=_max_side(parameters, has_own_size=width == 0),
+        has_scaled_decode=parameters.flag("scaled-decode"),
+        shorter_side=_shorter_side(parameters, max(width, height)) if fit is ResizeMode.CROP else 0,
+    )
+
+
+def _made_by_engine(parameters: Parameters, name: str) -> TensorSpec:
+    """What an instance that decodes makes of a picture. Raises InvalidRequest for what none does."""
+    beyond = {
+        "network-input-order": parameters.choice("network-input-order", InputOrder, InputOrder.NCHW) is InputOrder.NHWC,
+        "scaling-filter": _filter(parameters) is not ScalingFilter.BILINEAR,
+        "scaled-decode": parameters.flag("scaled-decode"),
+    }
+    for key, is_beyond in beyond.items():
+        if is_beyond:
+            raise parameters.refusal(key, "does not go with image-decoder engine; leave it out")
+    channels = parameters.choice("model-color-format", ColorFormat, ColorFormat.RGB).channels
+    sides = parameters.numbers("infer-dims", count=3, default=0.0)
+    if sides[0] != channels or any(side < 1 or side != int(side) for side in sides):
+        wanted = f"is not {channels};H;W, the network's size in pixels, which image-decoder engine needs"
+        raise parameters.refusal("infer-dims", wanted)
+    return TensorSpec(name, Datatype.FP32, tuple(int(side) for side in sides))
+
+
+def _filter(parameters: Parameters) -> ScalingFilter:
+    return parameters.choice("scaling-filter", ScalingFilter, ScalingFilter.BILINEAR)
+
+
+def _network_size(parameters: Parameters, spec: TensorSpec, color: ColorFormat, layout: InputOrder) -> tuple[int, int]:
+    """(width, height), (0, 0) where both vary. A leading 1 of models without a batch dimension is no part of it."""
+    shape = spec.shape[1:] if len(spec.shape) == 4 and spec.shape[0] in (1, -1) else spec.shape
+    if len(shape) == 3:
+        channels, height, width = shape if layout is InputOrder.NCHW else (shape[2], shape[0], shape[1])
+        if channels == color.channels and (height == width == -1 or (height > 0 and width > 0)):
+            return max(width, 0), max(height, 0)
+    wanted = f"[{color.channels}, H, W]" if layout is InputOrder.NCHW else f"[H, W, {color.channels}]"
+    refusal = parameters.refusal(
+        "network-input-order",
+        f"{layout.name} with model-color-format {color.name} needs an input of shape {wanted}, H and W both given or "
+        f"both -1; {spec.name!r} has {list(spec.shape)}",
+    )
+    if len(shape) == 3 and {shape[0], shape[2]} & {1, 3}:  # a picture in another layout or colour format
+        raise refusal
+    raise NotAnImageModel(refusal.message)
+
+
+def _per_channel(parameters: Parameters, key: str, color: ColorFormat, default: float) -> Triple:
+    numbers = parameters.numbers(key, count=color.channels, default=default)
+    return (numbers[0], numbers[0], numbers[0]) if color is ColorFormat.GRAY else (numbers[0], numbers[1], numbers[2])
+
+
+def _fit(parameters: Parameters, *, has_own_size: bool) -> ResizeMode:
+    keeps_aspect, is_symmetric = parameters.flag("maintain-aspect-ratio"), parameters.flag("symmetric-padding")
+    is_cropped = "resize-shorter-side" in parameters.values
+    if is_cropped and (has_own_size or keeps_aspect):
+        why = "an input of variable size (H and W -1)" if has_own_size else "maintain-aspect-ratio, which pads instead"
+        raise parameters.refusal("resize-shorter-side", f"does not go with {why}")
+    if has_own_size:
+        return ResizeMode.KEEP
+    if is_cropped:
+        return ResizeMode.CROP
+    if not keeps_aspect:
+        return ResizeMode.STRETCH
+    return ResizeMode.PAD_SYMMETRIC if is_symmetric else ResizeMode.PAD_RIGHT_BOTTOM
+
+
+def _max_side(parameters: Parameters, *, has_own_size: bool) -> int:
+    side = parameters.count("max-side", 0)
+    if side and not has_own_size:
+        raise parameters.refusal("max-side", "is for inputs of variable size (H and W -1); this one has its own size")
+    return side
+
+
+def _shorter_side(parameters: Parameters, network_side: int) -> int:
+    side = parameters.count("resize-shorter-side", 0)
+    if not network_side <= side <= _MOST_ENLARGED * network_side:
+        least, most = network_side, _MOST_ENLARGED * network_side
+        raise parameters.refusal("resize-shorter-side", f"is not between the network's {least} pixels and {most}")
+    return side
+
+
+def _parser_name(parameters: Parameters, network_type: NetworkType) -> str:
+    if network_type is NetworkType.DETECTOR:
+        return parameters.one_of("parse-bbox-func-name", tuple(DETECTOR_PARSERS), "boxes")
+    return parameters.one_of("parse-classifier-func-name", tuple(CLASSIFIER_PARSERS), "classification")
+
+
+def _parser_options(parameters: Parameters, network_type: NetworkType, config: ModelConfig) -> ParserOptions:
+    if not config.outputs:
+        raise parameters.refusal("network-type", "needs a model with outputs; config.pbtxt names none")
+    topk = parameters.count("topk", _DEFAULT_CLASSES if network_type is NetworkType.CLASSIFIER else -1, least=-1)
+    return ParserOptions(
+        output_names=tuple(output.name for output in config.outputs),
+        pre_cluster_threshold=parameters.share("pre-cluster-threshold", 0.2),
+        nms_iou_threshold=parameters.share("nms-iou-threshold", 0.3),
+        topk=None if topk == -1 else topk,
+        classifier_threshold=parameters.number("classifier-threshold", -math.inf),
+        has_softmax=parameters.flag("apply-softmax"),
+    )

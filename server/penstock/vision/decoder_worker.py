@@ -1,0 +1,305 @@
+"""A decoder process, and the records that it exchanges with the decode pool.
+
+Started by the pool only: `python -m penstock.vision.decoder_worker SOCKET_FD MEMORY_FD PARENT_PID MEMORY_LIMIT_BYTES
+CPU_LIMIT_S`. Job and reply are fixed-size records over a socket; bytes and pixels are in a memory file. The process
+decodes untrusted pictures in C code, so it holds no secrets, has limits on memory and CPU, and dies with its parent.
+"""
+
+import contextlib
+import ctypes
+import mmap
+import os
+import resource
+import signal
+import socket
+import struct
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from enum import IntEnum
+from pathlib import Path
+from typing import ClassVar
+
+import cv2
+import numpy as np
+import numpy.typing as npt
+
+from penstock.process import MemoryTrimmer, private_bytes, trim_memory
+from penstock.protocol.errors import InferenceError, TooLarge, UndecodableImage, UnsupportedMedia
+from penstock.protocol.inference import Array
+from penstock.vision.decode import decode
+from penstock.vision.preprocess import Geometry, least_decoded_size, prepare
+from penstock.vision.spec import PrepareSpec
+
+READY = b"R"
+_JOB = struct.Struct(f"<QQQQ{PrepareSpec.WIRE_SIZE}s")
+_REPLY = struct.Struct("<B??IIIQIIIIddiidd400s")
+_TEXT_BYTES = 400
+
+
+class DecodeStatus(IntEnum):
+    """How a job ended, and as which error the caller sees it."""
+
+    OK = 0
+    UNDECODABLE = 1
+    TOO_LARGE = 2
+    UNSUPPORTED = 3
+    BROKEN_WORKER = 4
+
+
+_ERRORS: dict[DecodeStatus, type[InferenceError]] = {
+    DecodeStatus.UNDECODABLE: UndecodableImage,
+    DecodeStatus.TOO_LARGE: TooLarge,
+    DecodeStatus.UNSUPPORTED: UnsupportedMedia,
+    DecodeStatus.BROKEN_WORKER: InferenceError,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class DecodeJob:
+    """Decode and prepare the first size_bytes of the memory file.
+
+    slab_bytes: the room in the slab, from slab_offset on; 0 for none.
+    """
+
+    size_bytes: int
+    max_pixels: int
+    spec: PrepareSpec
+    slab_offset: int = 0
+    slab_bytes: int = 0
+
+    WIRE_SIZE = _JOB.size
+
+    def pack(self) -> bytes:
+        return _JOB.pack(self.size_bytes, self.max_pixels, self.slab_offset, self.slab_bytes, self.spec.pack())
+
+    @classmethod
+    def unpack(cls, wire: bytes) -> "DecodeJob":
+        size_bytes, max_pixels, slab_offset, slab_bytes, spec = _JOB.unpack(wire)
+        return cls(size_bytes, max_pixels, PrepareSpec.unpack(spec), slab_offset, slab_bytes)
+
+
+_NO_GEOMETRY = Geometry(0, 0, 0, 0, 0.0, 0.0)
+
+
+@dataclass(frozen=True, slots=True)
+class DecodeReply:
+    """The array's shape and place in the memory file, or why there is none. Times in seconds.
+
+    is_in_slab: it is in the job's room in the slab, not in the memory file. is_worn: the process uses too much memory
+    and must be replaced.
+    """
+
+    status: DecodeStatus
+    shape: tuple[int, int, int] = (0, 0, 0)
+    offset: int = 0
+    geometry: Geometry = _NO_GEOMETRY
+    decode_s: float = 0.0
+    preprocess_s: float = 0.0
+    text: str = ""
+    is_in_slab: bool = False
+    needs_replacement: bool = False
+
+    WIRE_SIZE: ClassVar[int] = _REPLY.size
+
+    def pack(self) -> bytes:
+        place = self.geometry
+        return _REPLY.pack(
+            self.status,
+            self.is_in_slab,
+            self.needs_replacement,
+            *self.shape,
+            self.offset,
+            place.source_width,
+            place.source_height,
+            place.network_width,
+            place.network_height,
+            place.scale_x,
+            place.scale_y,
+            place.pad_x,
+            place.pad_y,
+            self.decode_s,
+            self.preprocess_s,
+            self.text.encode()[:_TEXT_BYTES],
+        )
+
+    @classmethod
+    def unpack(cls, wire: bytes) -> "DecodeReply":
+        status, is_in_slab, needs_replacement, depth, rows, columns, offset, *place, decode_s, pre_s, text = (
+            _REPLY.unpack(wire)
+        )
+        return cls(
+            DecodeStatus(status),
+            (depth, rows, columns),
+            offset,
+            Geometry(*place),
+            decode_s,
+            pre_s,
+            text.rstrip(b"\0").decode(errors="ignore"),
+            is_in_slab,
+            needs_replacement,
+        )
+
+    def error(self) -> InferenceError:
+        """The error to raise for a job that failed."""
+        return _ERRORS[self.status](self.text)
+
+
+def error_reply(error: InferenceError) -> DecodeReply:
+    """The refusal that error() turns back into the same class with the same text."""
+    status = next((status for status, kind in _ERRORS.items() if type(error) is kind), DecodeStatus.BROKEN_WORKER)
+    return DecodeReply(status, text=error.message)
+
+
+_PR_SET_PDEATHSIG = 1
+_ALIGNMENT = 4096
+LARGE_PIXELS = 1_000_000
+MAX_GROWTH_BYTES = 64 << 20  # growth compared with a new process
+
+
+class _MemoryFile:
+    """The memory file as this side sees it: mapped, and mapped anew when its size has changed."""
+
+    def __init__(self, fd: int) -> None:
+        self._fd = fd
+        self._map: mmap.mmap | None = None
+
+    def view(self) -> memoryview:
+        """All of it, writable. Older views stay valid: they are other mappings of the same pages."""
+        size_bytes = os.fstat(self._fd).st_size
+        if size_bytes == 0:
+            return memoryview(b"")
+        if self._map is None or len(self._map) != size_bytes:
+            self._map = mmap.mmap(self._fd, size_bytes)
+        return memoryview(self._map)
+
+    def array(self, offset: int, shape: tuple[int, ...], dtype: npt.DTypeLike) -> Array:
+        """An array that lies in the file at the offset; the file grows as it must."""
+        count = int(np.prod(shape, dtype=np.int64))
+        end = offset + count * np.dtype(dtype).itemsize
+        if os.fstat(self._fd).st_size < end:
+            os.ftruncate(self._fd, end)
+        return np.frombuffer(self.view(), dtype, count, offset).reshape(shape)
+
+
+class _Slab:
+    """The slab as this side sees it, which is all of it; the descriptor is not kept."""
+
+    def __init__(self) -> None:
+        self._view = memoryview(b"")
+
+    def map(self, fd: int) -> None:
+        """Another slab from now on. Closes the descriptor."""
+        try:
+            self._view = memoryview(mmap.mmap(fd, os.fstat(fd).st_size))
+        finally:
+            os.close(fd)
+
+    def array(self, job: DecodeJob, shape: tuple[int, ...], dtype: npt.DTypeLike) -> Array | None:
+        """An array in the job's part of the slab, or None if it does not fit."""
+        count = int(np.prod(shape, dtype=np.int64))
+        if count * np.dtype(dtype).itemsize > job.slab_bytes:
+            return None
+        return np.frombuffer(self._view, dtype, count, job.slab_offset).reshape(shape)
+
+
+@dataclass(frozen=True, slots=True)
+class _Memory:
+    """Where images come from, and where arrays go."""
+
+    file: _MemoryFile
+    slab: _Slab
+
+
+def _run(job: DecodeJob, memory: _Memory) -> DecodeReply:
+    started = time.perf_counter()
+    data = memory.file.view()[: job.size_bytes]
+    decoded = decode(data, job.spec.color, max_pixels=job.max_pixels, at_least=least_decoded_size(job.spec))
+    decoded_at = time.perf_counter()
+    offset = -(-job.size_bytes // _ALIGNMENT) * _ALIGNMENT
+    is_in_slab = False
+
+    def allocate(shape: tuple[int, ...], dtype: npt.DTypeLike) -> Array:
+        nonlocal is_in_slab
+        array = memory.slab.array(job, shape, dtype)
+        is_in_slab = array is not None
+        return memory.file.array(offset, shape, dtype) if array is None else array
+
+    array, geometry = prepare(decoded, job.spec, allocate)
+    depth, rows, columns = array.shape
+    times = decoded_at - started, time.perf_counter() - decoded_at
+    return DecodeReply(DecodeStatus.OK, (depth, rows, columns), offset, geometry, *times, is_in_slab=is_in_slab)
+
+
+def _run_safely(job: DecodeJob, memory: _Memory) -> DecodeReply:
+    try:
+        return _run(job, memory)
+    except InferenceError as error:
+        return error_reply(error)
+    except MemoryError:
+        return DecodeReply(DecodeStatus.TOO_LARGE, text="decoding the image needs more memory than a decoder may take")
+    except Exception as error:  # noqa: BLE001  the process's root: the pool logs it, the next job may be fine
+        return DecodeReply(DecodeStatus.BROKEN_WORKER, text=f"the decoder failed: {type(error).__name__}: {error}")
+
+
+class MemoryGrowth:
+    """How much memory the process retains between jobs."""
+
+    def __init__(self, measure: Callable[[], int] = private_bytes, trim: Callable[[], None] = trim_memory) -> None:
+        self._measure = measure
+        self._freed = MemoryTrimmer(measure, trim)
+        self._limit_bytes = measure() + MAX_GROWTH_BYTES
+
+    def is_too_much(self, reply: DecodeReply) -> bool:
+        """Whether to replace the process after this job. Not measured for small images, which retain no memory."""
+        if (
+            reply.status is DecodeStatus.OK
+            and reply.geometry.source_width * reply.geometry.source_height < LARGE_PIXELS
+        ):
+            return False
+        self._freed.check()
+        return self._measure() > self._limit_bytes
+
+
+def _serve(channel: socket.socket, memory: _Memory, cpu_limit_s: float) -> None:
+    """cpu_limit_s: CPU time of one job; SIGPROF ends the process if it uses more."""
+    channel.sendall(READY)
+    wear = MemoryGrowth()
+    while True:
+        wire, fds, _, _ = socket.recv_fds(channel, DecodeJob.WIRE_SIZE, 1, socket.MSG_WAITALL)
+        if len(wire) < DecodeJob.WIRE_SIZE:
+            return
+        for fd in fds:
+            memory.slab.map(fd)
+        signal.setitimer(signal.ITIMER_PROF, cpu_limit_s)
+        reply = _run_safely(DecodeJob.unpack(wire), memory)
+        signal.setitimer(signal.ITIMER_PROF, 0)
+        channel.sendall(replace(reply, needs_replacement=True).pack() if wear.is_too_much(reply) else reply.pack())
+
+
+def _confine(parent_pid: int, memory_limit_bytes: int) -> None:
+    """Die with the parent, leave signals of the terminal to it, and be the first that the OOM killer looks at."""
+    ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != parent_pid:
+        sys.exit(1)  # the parent died before it could be watched
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, signal.SIG_IGN)
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    resource.setrlimit(resource.RLIMIT_DATA, (memory_limit_bytes, memory_limit_bytes))
+    with contextlib.suppress(OSError):  # not everywhere writable; then the kernel's own choice stands
+        Path("/proc/self/oom_score_adj").write_text("500")
+
+
+def main(arguments: list[str]) -> None:
+    """Serve jobs until the parent closes its end."""
+    socket_fd, memory_fd, parent_pid, memory_limit_bytes = (int(argument) for argument in arguments[:4])
+    _confine(parent_pid, memory_limit_bytes)
+    cv2.setNumThreads(1)
+    with socket.socket(fileno=socket_fd) as channel, contextlib.suppress(ConnectionError):
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 2)  # libpng and OpenCV complain there about every broken image
+        _serve(channel, _Memory(_MemoryFile(memory_fd), _Slab()), float(arguments[4]))
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

@@ -1,0 +1,44 @@
+"""FastestDet: one feature map, one box a cell.
+
+Source: github.com/dog-qiuqiu/FastestDet at 50473cd1. The network ends in its own sigmoid (objectness) and softmax
+(classes); score = objectness^0.6 * class^0.4, centre = (cell + tanh(offset)) / cells, size = sigmoid, all in fractions
+of the image.
+"""
+
+import numpy as np
+
+from penstock.protocol.inference import Detections, FloatArray, IntArray
+from penstock.vision.layouts.layout import Outputs, ParserOptions, finish_detections
+from penstock.vision.preprocess import Geometry
+
+_OBJECTNESS_POWER, _CLASS_POWER = 0.6, 0.4
+_FIRST_CLASS = 5  # channel 0 is objectness, 1 to 4 the box
+
+
+def parse_fastestdet(outputs: Outputs, options: ParserOptions, geometry: Geometry) -> Detections:
+    """The model's first output, (5 + classes, rows, columns) an image. Raises EngineFailed."""
+    name = options.output_names[0]
+    grid = outputs.floats(name, rank=3)
+    channels, rows, columns = grid.shape
+    if channels <= _FIRST_CLASS or rows == 0 or columns == 0:
+        raise outputs.refuse(name, grid, "[5 + classes, rows, columns]")
+    cells = grid.reshape(channels, rows * columns)
+    class_id = cells[_FIRST_CLASS:].argmax(axis=0)
+    likelihood = np.take_along_axis(cells[_FIRST_CLASS:], class_id[np.newaxis], axis=0)[0]
+    score = np.clip(cells[0], 0.0, 1.0) ** _OBJECTNESS_POWER * np.clip(likelihood, 0.0, 1.0) ** _CLASS_POWER
+    hot = np.flatnonzero(score > options.pre_cluster_threshold)
+    xyxy = _boxes(cells[1:_FIRST_CLASS, hot], hot // columns, hot % columns, (rows, columns))
+    return finish_detections(xyxy, score[hot], class_id[hot], options, geometry.normalised_to_source)
+
+
+def _boxes(box: FloatArray, row: IntArray, column: IntArray, size: tuple[int, int]) -> FloatArray:
+    """box (4, n): offset x, offset y, width, height as the network says them; (n, 4) xyxy in fractions."""
+    offset, side = np.tanh(box[:2].astype(np.float64)), _sigmoid(box[2:].astype(np.float64))
+    centre = (np.stack([column, row]) + offset) / np.array([[size[1]], [size[0]]])
+    return np.concatenate([centre - side / 2, centre + side / 2]).T.astype(np.float32)
+
+
+def _sigmoid(values: FloatArray) -> FloatArray:
+    """By tanh, which does not overflow."""
+    halves: FloatArray = 0.5 * (1.0 + np.tanh(0.5 * values))
+    return halves

@@ -1,0 +1,155 @@
+"""What output layouts share: options, validated outputs, non-maximum suppression and the last steps of detectors."""
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from penstock.protocol.errors import EngineFailed
+from penstock.protocol.inference import Array, Datatype, Detections, FloatArray, InferResponse, IntArray, Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class ParserOptions:
+    """Thresholds in nvinfer's words; a detector reads its three, a classifier its two.
+
+    output_names: the model's outputs, in config.pbtxt's order. pre_cluster_threshold: boxes at or under this score go
+    before the suppression. topk: results kept, the best first; None for all. classifier_threshold: classes under this
+    score go. has_softmax: the scores are logits.
+    """
+
+    output_names: tuple[str, ...]
+    pre_cluster_threshold: float = 0.2
+    nms_iou_threshold: float = 0.3
+    topk: int | None = None
+    classifier_threshold: float = -math.inf
+    has_softmax: bool = False
+
+
+_FLOAT_TYPES = {Datatype.FP16, Datatype.FP32, Datatype.FP64, Datatype.BF16}
+_INTEGER_TYPES = {datatype for datatype in Datatype if "INT" in datatype}
+
+
+@dataclass(frozen=True, slots=True)
+class Outputs:
+    """The outputs of one image. row: its index in the batch, or None if the response has no batch dimension.
+
+    Every accessor raises EngineFailed, naming model, version and output, where the answer breaks the promise.
+    """
+
+    response: InferResponse
+    row: int | None
+
+    def floats(self, name: str, rank: int) -> FloatArray:
+        """One image's part of a float output: `rank` dimensions, float32, finite."""
+        tensor = self._tensor(name, _FLOAT_TYPES)
+        array = self._part(tensor, rank)
+        if array.dtype != np.float32:
+            with np.errstate(over="ignore"):  # a float64 past float32's range becomes inf, which is refused below
+                array = array.astype(np.float32)
+        if not np.isfinite(array).all():
+            raise self.broken(name, f"has {int(np.count_nonzero(~np.isfinite(array)))} values that are NaN or infinite")
+        return array
+
+    def integers(self, name: str, rank: int) -> IntArray:
+        """One image's part of an integer output: `rank` dimensions, int64."""
+        return self._part(self._tensor(name, _INTEGER_TYPES), rank).astype(np.int64, copy=False)
+
+    def refuse(self, name: str, array: Array, wanted: str) -> EngineFailed:
+        """The error for one image's part that has the wrong shape."""
+        return self.broken(name, f"has shape {list(array.shape)} for one image; {wanted} was expected")
+
+    def broken(self, name: str, what: str) -> EngineFailed:
+        """The error for an output that breaks the promise; what: how, as the rest of a sentence."""
+        version = self.response.model_version or "?"
+        return EngineFailed(f"model {self.response.model_name!r} version {version}: output {name!r} {what}")
+
+    def _tensor(self, name: str, datatypes: set[Datatype]) -> Tensor:
+        tensor = self.response.output(name)
+        if tensor is None:
+            has = ", ".join(repr(output.name) for output in self.response.outputs) or "none"
+            raise self.broken(name, f"is missing (outputs that came: {has})")
+        if tensor.datatype not in datatypes:
+            raise self.broken(name, f"is of type {tensor.datatype}; one of {', '.join(sorted(datatypes))} was expected")
+        size_bytes = tensor.element_count * (tensor.datatype.size_bytes or 0)
+        if tensor.data.nbytes != size_bytes:
+            raise self.broken(
+                name, f"has {tensor.data.nbytes} bytes; its shape {list(tensor.shape)} needs {size_bytes}"
+            )
+        return tensor
+
+    def _part(self, tensor: Tensor, rank: int) -> Array:
+        """Four cases: no batch axis / one of rows / the only row / trailing ones, as (N, classes, 1, 1)."""
+        array = tensor.to_numpy()
+        has_batch_axis = self.row is not None or array.shape[:1] == (1,)
+        while array.ndim > rank + has_batch_axis and array.shape[-1] == 1:
+            array = array[..., 0]
+        if array.ndim == rank and not self.row:
+            return array
+        if array.ndim == rank + 1:
+            row = self.row or 0
+            if row < array.shape[0] and (self.row is not None or array.shape[0] == 1):
+                part: Array = array[row]
+                return part
+        where = "the image" if self.row is None else f"row {self.row} of the batch"
+        raise self.broken(tensor.name, f"has shape {list(tensor.shape)}, in which {where} has no {rank}-D part")
+
+
+MAX_CANDIDATES = 1024
+
+
+def non_maximum_suppression(xyxy: FloatArray, score: FloatArray, class_id: IntArray, iou_threshold: float) -> IntArray:
+    """Indices of the boxes to keep, by falling score: greedy, of two boxes of a class over the threshold the better.
+
+    xyxy (n, 4) in any unit, score (n,), class_id (n,). Of more than 1,024 boxes the best 1,024 take part.
+    """
+    order = np.argsort(-score, kind="stable")[:MAX_CANDIDATES]
+    boxes, classes = xyxy[order].astype(np.float64), class_id[order]
+    areas = _areas(boxes)
+    is_kept = np.ones(len(order), np.bool_)
+    for best in range(len(order)):
+        if is_kept[best]:
+            rest = best + 1 + np.flatnonzero(is_kept[best + 1 :] & (classes[best + 1 :] == classes[best]))
+            overlap = _overlaps(boxes[best], areas[best], boxes[rest], areas[rest])
+            is_kept[rest[overlap > iou_threshold]] = False
+    return order[is_kept].astype(np.int64)
+
+
+def _areas(boxes: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
+    sides = np.clip(boxes[:, 2:] - boxes[:, :2], 0.0, None)
+    areas: npt.NDArray[np.float64] = sides[:, 0] * sides[:, 1]
+    return areas
+
+
+def _overlaps(
+    box: npt.NDArray[np.float64], area: float, others: npt.NDArray[np.float64], areas: npt.NDArray[np.float64]
+) -> npt.NDArray[np.float64]:
+    """Intersection over union; 0 where both boxes are empty."""
+    low, high = np.maximum(box[:2], others[:, :2]), np.minimum(box[2:], others[:, 2:])
+    sides = np.clip(high - low, 0.0, None)
+    shared = sides[:, 0] * sides[:, 1]
+    union = area + areas - shared
+    overlaps: npt.NDArray[np.float64] = np.divide(shared, union, out=np.zeros_like(shared), where=union > 0)
+    return overlaps
+
+
+def finish_detections(
+    xyxy: FloatArray,
+    score: FloatArray,
+    class_id: IntArray,
+    options: ParserOptions,
+    to_source: Callable[[FloatArray], FloatArray],
+) -> Detections:
+    """xyxy (n, 4) in any unit that to_source takes, score (n,), class_id (n,), in any order.
+
+    Suppression sees the boxes before they are clipped to the source; those that lie outside of it are dropped after.
+    """
+    is_candidate = score > options.pre_cluster_threshold
+    xyxy, score, class_id = xyxy[is_candidate], score[is_candidate], class_id[is_candidate]
+    kept = non_maximum_suppression(xyxy, score, class_id, options.nms_iou_threshold)
+    source = to_source(xyxy[kept])
+    is_inside = (source[:, 2] > source[:, 0]) & (source[:, 3] > source[:, 1])
+    source, kept = source[is_inside][: options.topk], kept[is_inside][: options.topk]
+    return Detections(source, np.clip(score[kept], 0.0, 1.0).astype(np.float32), class_id[kept].astype(np.int64))

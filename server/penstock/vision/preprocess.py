@@ -1,0 +1,252 @@
+"""Pixels to a network's input, and the way back for boxes. Pure."""
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from typing import NamedTuple
+
+import cv2
+import numpy as np
+import numpy.typing as npt
+
+from penstock.protocol.inference import Array, Datatype, FloatArray
+from penstock.vision.decode import DecodedImage, Image
+from penstock.vision.spec import ColorFormat, InputOrder, PrepareSpec, ResizeMode, ScalingFilter
+
+Allocate = Callable[[tuple[int, ...], npt.DTypeLike], Array]
+
+NUMPY_OF = {Datatype.FP32: np.float32, Datatype.FP16: np.float16, Datatype.UINT8: np.uint8}
+_INTERPOLATION = {
+    ScalingFilter.NEAREST: cv2.INTER_NEAREST,
+    ScalingFilter.BILINEAR: cv2.INTER_LINEAR,
+    ScalingFilter.AREA: cv2.INTER_AREA,
+    ScalingFilter.CUBIC: cv2.INTER_CUBIC,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Geometry:
+    """Where the source lies in the network's image: network = source * scale + pad, in pixels, per axis.
+
+    pad is negative where the source reaches over the network's edge.
+    """
+
+    source_width: int
+    source_height: int
+    network_width: int
+    network_height: int
+    scale_x: float
+    scale_y: float
+    pad_x: int = 0
+    pad_y: int = 0
+
+    def to_source(self, xyxy: FloatArray) -> FloatArray:
+        """Boxes (n, 4) in network pixels, as boxes in source pixels, clipped to the source."""
+        shift = np.array([self.pad_x, self.pad_y] * 2, np.float64)
+        scale = np.array([self.scale_x, self.scale_y] * 2, np.float64)
+        limit = np.array([self.source_width, self.source_height] * 2, np.float64)
+        return np.clip((xyxy - shift) / scale, 0.0, limit).astype(np.float32)
+
+    def normalised_to_source(self, xyxy: FloatArray) -> FloatArray:
+        """Boxes (n, 4) in fractions of the network's width and height, as boxes in source pixels, clipped."""
+        return self.to_source(xyxy * np.array([self.network_width, self.network_height] * 2, np.float64))
+
+
+# Of a picture longer than this many of the network's sides only the middle is resized before a crop: one row of 40,000
+# pixels would become 256 rows of 10 million.
+_MOST_SIDES = 8
+
+
+class CropRegion(NamedTuple):
+    """What of a source is resized, to which size, and where that lies in the network's image: for other resizers.
+
+    left, top, width, height: of it, in source pixels. pad_x, pad_y: negative where the network's edge cuts it.
+    """
+
+    left: int
+    top: int
+    width: int
+    height: int
+    resized_width: int
+    resized_height: int
+    network_width: int
+    network_height: int
+    pad_x: int
+    pad_y: int
+
+
+@dataclass(frozen=True, slots=True)
+class _Placement:
+    """The resized source's size, and where it lies in the network's image; pad is negative where it is cropped."""
+
+    width: int
+    height: int
+    network_width: int
+    network_height: int
+    pad_x: int = 0
+    pad_y: int = 0
+
+
+def prepare(decoded: DecodedImage, spec: PrepareSpec, allocate: Allocate = np.empty) -> tuple[Array, Geometry]:
+    """(the network's input without batch axis, where the source lies in it). decoded must be in spec's colour order.
+
+    The array is (C, H, W) or (H, W, C) as spec.layout says, of spec.datatype: scale * (pixel - offset) * factor,
+    computed in float64 and rounded once to float32. Padding is black before that. allocate(shape, dtype) gives the
+    array.
+    """
+    place = _compute_placement(decoded.source_width, decoded.source_height, spec)
+    pixels = _resize(decoded.pixels, place, spec.filter)
+    shape = _shape(place, spec)
+    array = allocate(shape, NUMPY_OF[spec.datatype])
+    _normalise(pixels, spec, array)
+    return array, geometry_of(decoded.source_width, decoded.source_height, spec)
+
+
+@lru_cache(maxsize=1024)
+def geometry_of(source_width: int, source_height: int, spec: PrepareSpec) -> Geometry:
+    """Where a source of that size lies in the input that `prepare` makes of it."""
+    place = _compute_placement(source_width, source_height, spec)
+    return Geometry(
+        source_width=source_width,
+        source_height=source_height,
+        network_width=place.network_width,
+        network_height=place.network_height,
+        scale_x=place.width / source_width,
+        scale_y=place.height / source_height,
+        pad_x=place.pad_x,
+        pad_y=place.pad_y,
+    )
+
+
+def least_decoded_size(spec: PrepareSpec) -> tuple[int, int] | None:
+    """Minimum (width, height) in pixels for a scaled decode, or None to decode at full size.
+
+    Twice the network's size: less changes the boxes four times as much and saves little time.
+    """
+    if not spec.has_scaled_decode:
+        return None
+    if spec.fit is ResizeMode.CROP:
+        return 2 * spec.shorter_side, 2 * spec.shorter_side
+    if spec.fit is ResizeMode.KEEP:
+        return (2 * spec.max_side, 2 * spec.max_side) if spec.max_side else None
+    return 2 * spec.width, 2 * spec.height
+
+
+def _compute_placement(source_width: int, source_height: int, spec: PrepareSpec) -> _Placement:
+    if spec.fit is ResizeMode.STRETCH:
+        return _Placement(spec.width, spec.height, spec.width, spec.height)
+    if spec.fit is ResizeMode.KEEP:
+        longest = max(source_width, source_height)
+        scale = spec.max_side / longest if 0 < spec.max_side < longest else 1.0
+        width, height = _scaled(source_width, scale), _scaled(source_height, scale)
+        return _Placement(width, height, width, height)
+    if spec.fit is ResizeMode.CROP:
+        scale = spec.shorter_side / min(source_width, source_height)
+        width, height = _scaled(source_width, scale), _scaled(source_height, scale)
+        pad_x, pad_y = -((width - spec.width) // 2), -((height - spec.height) // 2)
+        return _Placement(width, height, spec.width, spec.height, pad_x, pad_y)
+    scale = min(spec.width / source_width, spec.height / source_height)
+    width, height = _scaled(source_width, scale), _scaled(source_height, scale)
+    if spec.fit is ResizeMode.PAD_RIGHT_BOTTOM:
+        return _Placement(width, height, spec.width, spec.height)
+    pad_x, pad_y = (spec.width - width) // 2, (spec.height - height) // 2
+    return _Placement(width, height, spec.width, spec.height, pad_x, pad_y)
+
+
+def _scaled(side: int, scale: float) -> int:
+    return max(round(side * scale), 1)
+
+
+def part_of(source_width: int, source_height: int, spec: PrepareSpec) -> CropRegion:
+    """What `prepare` resizes of a source of that size: all of it, or the middle of a very long one.
+
+    All that lies outside of it in the network's image is black.
+    """
+    return _middle_part(source_width, source_height, _compute_placement(source_width, source_height, spec))
+
+
+def values_of(spec: PrepareSpec) -> Array:
+    """(channels, 256) of spec.datatype: what `prepare` makes of each pixel value, in the network's colour order."""
+    channels = spec.color.channels
+    if spec.datatype is Datatype.UINT8:
+        return np.tile(np.arange(256, dtype=np.uint8), (channels, 1))
+    return _tables(spec.scale, spec.offsets, spec.channel_factors)[:channels].astype(NUMPY_OF[spec.datatype])
+
+
+def _resize(pixels: Image, place: _Placement, scaling_filter: ScalingFilter) -> Image:
+    part = _middle_part(pixels.shape[1], pixels.shape[0], place)
+    resized = pixels[part.top : part.top + part.height, part.left : part.left + part.width]
+    if resized.shape[:2] != (part.resized_height, part.resized_width):
+        size = (part.resized_width, part.resized_height)
+        resized = cv2.resize(resized, size, interpolation=_INTERPOLATION[scaling_filter])
+    left, top = max(-part.pad_x, 0), max(-part.pad_y, 0)
+    resized = resized[top : top + part.network_height, left : left + part.network_width]
+    pad_x, pad_y = max(part.pad_x, 0), max(part.pad_y, 0)
+    right = part.network_width - resized.shape[1] - pad_x
+    bottom = part.network_height - resized.shape[0] - pad_y
+    if pad_x or pad_y or right or bottom:
+        resized = cv2.copyMakeBorder(resized, pad_y, bottom, pad_x, right, cv2.BORDER_CONSTANT, value=0)
+    return resized
+
+
+def _middle_part(width: int, height: int, place: _Placement) -> CropRegion:
+    """Of a very long picture the middle, more than a crop can see of it; any other as it is."""
+    left, top, part_width, part_height = 0, 0, width, height
+    if place.width > _MOST_SIDES * place.network_width:
+        part_width = _middle_count(width, place.width, place.network_width)
+        size, left = round(part_width * place.width / width), (width - part_width) // 2
+        place = replace(place, width=size, pad_x=-((size - place.network_width) // 2))
+    elif place.height > _MOST_SIDES * place.network_height:
+        part_height = _middle_count(height, place.height, place.network_height)
+        size, top = round(part_height * place.height / height), (height - part_height) // 2
+        place = replace(place, height=size, pad_y=-((size - place.network_height) // 2))
+    network = (place.network_width, place.network_height)
+    return CropRegion(left, top, part_width, part_height, place.width, place.height, *network, place.pad_x, place.pad_y)
+
+
+def _middle_count(length: int, resized: int, network: int) -> int:
+    """How many of length pixels become _MOST_SIDES of the network's; odd where length is, so that the middle stays."""
+    count = math.ceil(length * _MOST_SIDES * network / resized)
+    return count + (length - count) % 2
+
+
+def _shape(place: _Placement, spec: PrepareSpec) -> tuple[int, int, int]:
+    channels, height, width = spec.color.channels, place.network_height, place.network_width
+    return (channels, height, width) if spec.layout is InputOrder.NCHW else (height, width, channels)
+
+
+def _normalise(pixels: Image, spec: PrepareSpec, out: Array) -> None:
+    """pixels (H, W, 3) or (H, W), into out. One table look-up a value: faster than arithmetic, and exact."""
+    if spec.datatype is Datatype.UINT8:
+        planar = pixels if pixels.ndim == 3 else pixels[..., np.newaxis]
+        np.copyto(out, planar.transpose(2, 0, 1) if spec.layout is InputOrder.NCHW else planar)
+        return
+    if spec.datatype is Datatype.FP16:
+        wide = np.empty(out.shape, np.float32)
+        _look_up(pixels, spec, wide)
+        np.copyto(out, wide, casting="same_kind")
+        return
+    _look_up(pixels, spec, out)
+
+
+def _look_up(pixels: Image, spec: PrepareSpec, out: Array) -> None:
+    tables = _tables(spec.scale, spec.offsets, spec.channel_factors)
+    if spec.color is ColorFormat.GRAY:
+        plane = out[0] if spec.layout is InputOrder.NCHW else out[..., 0]
+        cv2.LUT(pixels, tables[0], dst=plane)
+    elif spec.layout is InputOrder.NCHW:
+        for channel, plane in enumerate(cv2.split(pixels)):
+            cv2.LUT(plane, tables[channel], dst=out[channel])
+    else:
+        cv2.LUT(pixels, np.ascontiguousarray(tables.T).reshape(1, 256, 3), dst=out)
+
+
+@lru_cache(maxsize=64)
+def _tables(
+    scale: float, offsets: tuple[float, float, float], factors: tuple[float, float, float]
+) -> npt.NDArray[np.float32]:
+    """(3, 256): what each channel's pixel values become."""
+    values = np.arange(256, dtype=np.float64)
+    rows = [scale * (values - offset) * factor for offset, factor in zip(offsets, factors, strict=True)]
+    return np.stack(rows).astype(np.float32)

@@ -1,0 +1,115 @@
+"""Requests and responses of the image endpoint, their stage timings, and the parsing of model outputs into results."""
+
+import base64
+import zlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from penstock.protocol.engine import ModelConfig
+from penstock.protocol.inference import BatchTrace, Datatype, InferResponse, Timings, VisionResult
+from penstock.vision.card import NetworkType, VisionCard
+from penstock.vision.decoder_process import PreparedImage
+from penstock.vision.layouts.layout import Outputs
+from penstock.vision.layouts.registry import CLASSIFIER_PARSERS, DETECTOR_PARSERS
+from penstock.vision.preprocess import Geometry
+
+CANARY_PICTURE = zlib.decompress(  # a grey JPEG of 640 x 480 pixels
+    base64.b64decode(
+        "eNr7f+P/AwYBLzdPNwZGRgYGRiBk+H+bwZlBQ0ZOWU5SQ1lRWVdbw8AmxdHG3NymOiLWM2Viw8xp/Q09XQu2PDu8YNWttV09J/6fvvXu6///"
+        "/2cfBBK//j/7+/8HyBBGbV1dG1ObMkfHsh9Le5b+IBn8P8AgyMH4gKmBmVGJgUmQkVmQ8f8RBhGQI1EBSFQAqygjVlFBTNFbDDzMjEBLmAUZ"
+        "7BlGwSgYBaNgFIyCkQz+3wQATIJxlg=="
+    )
+)
+
+
+@dataclass(frozen=True, slots=True)
+class ImageRequest:
+    """Encoded images for one model. deadline: monotonic seconds, None for the model's own.
+
+    client: whom the queue of a model that the gateway owns is fair to.
+    """
+
+    model_name: str
+    model_version: str
+    images: tuple[bytes, ...]
+    deadline: float | None
+    id: str = ""
+    client: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class ImageResponse:
+    """One result an image, in the order asked. labels: by class_id; may be shorter than the ids that occur.
+
+    explanations: one an image, where the gateway formed the batches.
+    """
+
+    model_name: str
+    model_version: str
+    results: tuple[VisionResult, ...]
+    labels: tuple[str, ...]
+    timings: Timings
+    total_s: float
+    explanations: tuple[BatchTrace, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class ImageModel:
+    """A model that says how it sees images."""
+
+    config: ModelConfig
+    card: VisionCard
+
+
+def may_take_images(config: ModelConfig) -> bool:
+    """What is quickly said, so that requests of BYTES to other models lose no time."""
+    if "network-type" not in config.parameters:
+        return False
+    has_bytes_input = any(spec.datatype is Datatype.BYTES for spec in config.inputs)
+    return not has_bytes_input or "image-decoder" in config.parameters
+
+
+def preparation_timings(prepared: Sequence[PreparedImage], passed_s: float) -> Timings:
+    """Of images prepared side by side: what took longest, and what of the time was waiting."""
+    at_work_s = max(item.decode_s + item.preprocess_s for item in prepared)
+    return Timings(
+        decode=max(item.decode_s for item in prepared),
+        preprocess=max(item.preprocess_s for item in prepared),
+        queue=max(passed_s - at_work_s, 0.0),
+    )
+
+
+def concurrent_timings(timings: Sequence[Timings], passed_s: float) -> Timings:
+    """Of images that went together: of each stage what took longest; what is left of the time was waiting."""
+    if len(timings) == 1:
+        (one,) = timings
+        queue = passed_s - one.decode - one.preprocess - one.infer - one.postprocess
+        return Timings(one.decode, one.preprocess, max(queue, 0.0), one.infer, one.postprocess, one.batch_size)
+    decode, preprocess = max(item.decode for item in timings), max(item.preprocess for item in timings)
+    infer, postprocess = max(item.infer for item in timings), max(item.postprocess for item in timings)
+    queue = max(passed_s - decode - preprocess - infer - postprocess, 0.0)
+    return Timings(decode, preprocess, queue, infer, postprocess, max(item.batch_size for item in timings))
+
+
+def sequential_timings(timings: Sequence[Timings]) -> Timings:
+    """One after the other; the largest batch counts."""
+    return Timings(
+        decode=sum(item.decode for item in timings),
+        preprocess=sum(item.preprocess for item in timings),
+        queue=sum(item.queue for item in timings),
+        infer=sum(item.infer for item in timings),
+        postprocess=sum(item.postprocess for item in timings),
+        batch_size=max(item.batch_size for item in timings),
+    )
+
+
+def parse(card: VisionCard, response: InferResponse, row: int | None, geometry: Geometry) -> VisionResult:
+    """The result of one image. row: its index in the batch, or None if the response has no batch dimension.
+
+    Raises EngineFailed, naming model, version and output, if an output is missing, has another type or shape than its
+    parser expects, or holds NaN or infinity.
+    """
+    outputs = Outputs(response, row)
+    if card.network_type is NetworkType.DETECTOR:
+        return DETECTOR_PARSERS[card.parser_name](outputs, card.parser_options, geometry)
+    return CLASSIFIER_PARSERS[card.parser_name](outputs, card.parser_options)

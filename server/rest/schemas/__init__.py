@@ -1,1 +1,0 @@
-"""The bodies of the wire as structs, for its description: tensors themselves are never read into these."""
