@@ -163,7 +163,7 @@ class FakeCore:
         slab_partitions = SlabPartitions(self.slab, PART, ClientSlabParts(PART))
         self.server = CoreServer(self.folder, self, self, self, slab_partitions=slab_partitions)  # type: ignore[arg-type]
         calls = ClientProcessCalls(self, self, Metrics(), lambda error: error.reason, slab_partitions)  # type: ignore[arg-type]
-        self.server.guests = calls  # plain-english: ok
+        self.server.client_calls = calls
         self._task = self._loop.create_task(self.server.run())
 
     async def _close(self) -> None:

@@ -69,7 +69,7 @@ def test_rows_are_answered_in_order_in_one_call_through_the_slab(core: FakeCore,
     assert (request.inputs[0].shape, request.inputs[0].place is not None) == ((3, 3, SIDE, SIDE), True)
     assert (answer.error, answer.queue_s, answer.infer_s, answer.engine_rows) == (None, 0.25, 0.5, 3)
     assert (asked.calls, asked.threads) == (["taken", "done"], {"engine"})
-    assert core.clients == ["guest 1"]  # plain-english: ok
+    assert core.clients == ["client-1"]
     until(lambda: leases(engine) == 0)
     until(lambda: core.served == ["owned"])
 
