@@ -322,5 +322,5 @@ async def open_loads(
 def _is_here(endpoint: Endpoint) -> bool:
     try:
         return is_this_machine(urlsplit(endpoint.http_url).hostname or "")
-    except NotListening:  # a name without an address: the requests will say so
+    except NotListening:  # a name without an address: the requests will report it
         return False

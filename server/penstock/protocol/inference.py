@@ -102,7 +102,7 @@ class Tensor:
 
     @property
     def declared_bytes(self) -> int:
-        """What its datatype and shape come to; 0 for BYTES, whose elements say so themselves."""
+        """What its datatype and shape come to; 0 for BYTES, whose elements hold their own sizes."""
         return math.prod(self.shape) * (self.datatype.size_bytes or 0)
 
     def to_numpy(self) -> Array:

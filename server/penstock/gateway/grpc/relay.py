@@ -187,7 +187,7 @@ class CallRelay:
         except asyncio.CancelledError:
             if deadline is None or time.monotonic() < deadline - DEADLINE_SLACK_S:
                 self._record.cancelled(PROTOCOL)
-            else:  # the client gave up at its own deadline, a moment before we could say so
+            else:  # the client gave up at its own deadline, a moment before our answer
                 self._count(head, grpc.StatusCode.DEADLINE_EXCEEDED, started)
             raise
         self._count(head, outcome.status.code, started)

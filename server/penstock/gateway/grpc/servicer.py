@@ -233,7 +233,7 @@ def _handlers(
 
 
 async def _server_live(_: bytes, __: Context) -> bytes:
-    """Live as long as it can say so."""
+    """Live as long as it answers."""
     return _serialised(service_pb2.ServerLiveResponse(live=True))
 
 
