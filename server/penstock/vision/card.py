@@ -5,7 +5,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import IntEnum
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 from penstock.protocol.engine import ModelConfig, TensorSpec
 from penstock.protocol.errors import InvalidRequest
@@ -112,30 +112,61 @@ class Parameters:
         return number
 
 
-_KEYS = (
-    "network-type",
-    "image-decoder",
-    "infer-dims",
-    "model-color-format",
-    "network-input-order",
-    "net-scale-factor",
-    "offsets",
-    "channel-scale-factors",
-    "maintain-aspect-ratio",
-    "symmetric-padding",
-    "resize-shorter-side",
-    "scaling-filter",
-    "max-side",
-    "scaled-decode",
-    "parse-bbox-func-name",
-    "parse-classifier-func-name",
-    "labels",
-    "pre-cluster-threshold",
-    "nms-iou-threshold",
-    "topk",
-    "classifier-threshold",
-    "apply-softmax",
-)
+class ParameterDoc(NamedTuple):
+    """One row of docs/card-parameters.md, as Markdown."""
+
+    values: str
+    default: str
+
+
+PARAMETERS = {
+    "network-type": ParameterDoc("`0` or `detector`, `1` or `classifier`", "none: no pictures"),
+    "model-color-format": ParameterDoc("`0` or `RGB`, `1` or `BGR`, `2` or `GRAY`", "RGB"),
+    "network-input-order": ParameterDoc("`0` or `NCHW`, `1` or `NHWC`", "NCHW"),
+    "net-scale-factor": ParameterDoc(
+        "a number, not 0. The input is net-scale-factor × (pixel − offset) × channel factor, with pixels from 0 "
+        "to 255. Not with UINT8",
+        "1",
+    ),
+    "offsets": ParameterDoc(
+        "one number per channel, in the model's colour order: `123.7;116.3;103.5`. Not with UINT8", "0"
+    ),
+    "channel-scale-factors": ParameterDoc(
+        "one number per channel, not 0, for models normalised by a standard deviation (1 / std). Not with UINT8", "1"
+    ),
+    "maintain-aspect-ratio": ParameterDoc(
+        "`0` or `1`: keep the aspect ratio and pad with black at the right and the bottom", "0: stretch"
+    ),
+    "symmetric-padding": ParameterDoc("`0` or `1`: with maintain-aspect-ratio, pad on all sides", "0"),
+    "resize-shorter-side": ParameterDoc(
+        "pixels: resize the shorter side to this, then cut the network's size from the centre. From the network's "
+        "longer side to four times that; not with maintain-aspect-ratio or a variable size",
+        "none",
+    ),
+    "scaling-filter": ParameterDoc("`nearest`, `bilinear`, `area`, `cubic`", "bilinear"),
+    "max-side": ParameterDoc("pixels; only for inputs of variable size: larger pictures are made smaller", "none"),
+    "scaled-decode": ParameterDoc(
+        "`0` or `1`: decode large JPEGs at a fraction of their size: faster, slightly different results", "0"
+    ),
+    "labels": ParameterDoc("names by class number: `person;bicycle;car`", "none"),
+    "parse-bbox-func-name": ParameterDoc("detectors: an output layout, see below", "boxes"),
+    "parse-classifier-func-name": ParameterDoc("classifiers: an output layout, see below", "classification"),
+    "pre-cluster-threshold": ParameterDoc("detectors, 0 to 1: boxes with this score or less are dropped", "0.2"),
+    "nms-iou-threshold": ParameterDoc(
+        "detectors, 0 to 1: of two boxes of a class that overlap more, the one with the lower score is dropped", "0.3"
+    ),
+    "topk": ParameterDoc("results returned, the best first; `-1` for all", "detectors -1, classifiers 5"),
+    "classifier-threshold": ParameterDoc("classifiers: a number; classes with a lower score are dropped", "none"),
+    "apply-softmax": ParameterDoc("classifiers, `0` or `1`: the scores are logits", "0"),
+    "image-decoder": ParameterDoc(
+        "`0` or `gateway`, `1` or `engine`: the model decodes pictures itself, from one input TYPE_STRING, dims "
+        "`[ 1 ]`; without NHWC, max-side, scaled-decode, and filters other than bilinear",
+        "gateway",
+    ),
+    "infer-dims": ParameterDoc(
+        "`3;H;W` (`1;H;W` for GRAY): the network's size; needed with `image-decoder: engine`", "none"
+    ),
+}
 _TYPO_LIKENESS = 0.84
 _DEFAULT_CLASSES = 5
 _MOST_ENLARGED = 4  # a resize to more would cost much and leave less than a sixteenth of the picture
@@ -205,10 +236,10 @@ def decoder_of(parameters: Parameters) -> ImageDecoder:
 
 
 def _refuse_typo(parameters: Parameters, key: str) -> None:
-    if key in _KEYS:
+    if key in PARAMETERS:
         return
     plain = key.strip().lower().replace("_", "-")
-    meant = difflib.get_close_matches(plain, _KEYS, n=1, cutoff=_TYPO_LIKENESS)
+    meant = difflib.get_close_matches(plain, PARAMETERS, n=1, cutoff=_TYPO_LIKENESS)
     if not meant:
         return
     refusal = parameters.refusal(key, f"is not a word of ours; {meant[0]!r} is")
