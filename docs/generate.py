@@ -8,8 +8,9 @@ repository becomes the file's path.
 import inspect
 import posixpath
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import typer
 from mkdocs.config.defaults import MkDocsConfig
@@ -18,7 +19,7 @@ from mkdocs.structure.files import File, Files
 from mkdocs.structure.pages import Page
 from typer.cli import get_docs_for_click
 
-from penstock.cli.main import COMMANDS, build_app
+from penstock.cli.main import build_app, commands
 from penstock.metric_table import METRICS
 from penstock.vision.card import PARAMETERS
 from penstock_video.metrics import TABLE
@@ -96,9 +97,9 @@ def site_links(text: str, source: str) -> str:
     return "".join(pieces)
 
 
-def commands() -> str:
+def command_reference() -> str:
     """Every command with its arguments and options, from the typer apps."""
-    return "\n".join(_command(name) for name in COMMANDS)
+    return "\n".join(_command(name) for name in commands())
 
 
 def _command(name: str) -> str:
@@ -125,7 +126,7 @@ def video_metrics() -> str:
     return _metrics("penstock_video_", TABLE)
 
 
-def _metrics(prefix, table) -> str:
+def _metrics(prefix: str, table: Iterable[Any]) -> str:
     rows = (
         (f"`{prefix}{row.name}`", row.kind.value.partition(",")[0], ", ".join(f"`{label}`" for label in row.labels),
          inspect.cleandoc(row.help))
@@ -134,7 +135,7 @@ def _metrics(prefix, table) -> str:
     return _table(("metric", "type", "labels", "meaning"), rows)
 
 
-def _table(head, rows) -> str:
+def _table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     lines = (head, ("---",) * len(head), *rows)
     return "\n".join("| " + " | ".join(cell.replace("|", "\\|") for cell in line) + " |" for line in lines) + "\n"
 
@@ -149,7 +150,7 @@ def section(source: str, heading: str) -> str:
 
 
 GENERATED: Mapping[str, Callable[[], str]] = {
-    "commands": commands,
+    "commands": command_reference,
     "card parameters": card_parameters,
     "gateway metrics": gateway_metrics,
     "video metrics": video_metrics,
