@@ -5,7 +5,6 @@ GitHub and on the site: a link to a published file becomes a link to its page, a
 repository becomes the file's path.
 """
 
-import inspect
 import posixpath
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -127,12 +126,11 @@ def video_metrics() -> str:
 
 
 def _metrics(prefix: str, table: Iterable[Any]) -> str:
-    rows = (
-        (f"`{prefix}{row.name}`", row.kind.value.partition(",")[0], ", ".join(f"`{label}`" for label in row.labels),
-         inspect.cleandoc(row.help))
-        for row in table
-    )  # fmt: skip
-    return _table(("metric", "type", "labels", "meaning"), rows)
+    rows = []
+    for row in table:
+        by = " By " + ", ".join(f"`{label}`" for label in row.labels) + "." if row.labels else ""
+        rows.append((f"`{prefix}{row.name}`", row.kind.value.partition(",")[0], row.help + by))
+    return _table(("metric", "type", "meaning, labels"), rows)
 
 
 def _table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
