@@ -1,6 +1,6 @@
 """One keep-alive HTTP/1.1 connection to the engine. Bytes pass unchanged.
 
-Written by hand because aiohttp needs 1.9 to 4 times the CPU (two cores of an AMD EPYC:
+Written by hand because aiohttp needs 2.6 to 3.9 times the CPU (two cores of an AMD EPYC:
 `python -m loadtest.bench.gateway.engine_clients --only http`), and normalises headers that the relay must not change.
 """
 
