@@ -97,7 +97,7 @@ def test_sequence_is_read_from_both_protocols() -> None:
 )
 def test_http_call_names_its_model(call: HttpCall, model: str) -> None:
     """The model's name is in the path, also for a load."""
-    assert call_traits.named_by_http(call) == model
+    assert call_traits.named_by(call) == model
 
 
 @pytest.mark.parametrize(
@@ -117,10 +117,10 @@ def test_http_call_names_its_model(call: HttpCall, model: str) -> None:
 def test_grpc_call_names_its_model(method: str, message: Message, model: str) -> None:
     """Each kind of call about one model names it."""
     call = GrpcCall(call_traits.SERVICE + method, message.SerializeToString())
-    assert call_traits.named_by_grpc(call) == model
+    assert call_traits.named_by(call) == model
 
 
 @pytest.mark.parametrize("method", ["ModelInfer", "RepositoryModelLoad"])
 def test_grpc_call_that_cannot_be_read_names_no_model(method: str) -> None:
     """The engine reports what is wrong with the call."""
-    assert call_traits.named_by_grpc(GrpcCall(call_traits.SERVICE + method, b"\xff\xff")) == ""
+    assert call_traits.named_by(GrpcCall(call_traits.SERVICE + method, b"\xff\xff")) == ""

@@ -14,7 +14,7 @@ from penstock.engines import dedicated_engines as own_engines
 from penstock.engines.dedicated_engines import MAX_DEDICATED_ENGINES, RECORD, DedicatedEngines
 from penstock.engines.relayed_calls import INDEX_METHOD, INDEX_PATH
 from penstock.engines.triton.client import TritonEngine
-from penstock.protocol.call import GrpcCall, HttpAnswer, HttpCall
+from penstock.protocol.call import GrpcAnswer, GrpcCall, HttpAnswer, HttpCall
 from penstock.protocol.engine import GrpcStream, ModelState
 from penstock.protocol.errors import EngineUnavailable, ModelNotFound
 from penstock.protocol.inference import InferRequest
@@ -29,8 +29,8 @@ class OwnBackend(TritonEngine):
 
     is_silent = False
 
-    async def send(self, call: HttpCall, *, deadline: float | None) -> HttpAnswer:
-        if call.target == INDEX_PATH:
+    async def send(self, call: HttpCall | GrpcCall, *, deadline: float | None) -> HttpAnswer | GrpcAnswer:
+        if isinstance(call, HttpCall) and call.target == INDEX_PATH:
             return HttpAnswer(200, (), INDEX)
         return await super().send(call, deadline=deadline)
 
@@ -144,7 +144,7 @@ async def test_stream_that_is_cancelled_while_it_is_opened_leaves_none_open(monk
         await until(lambda: is_served(own))
         stream = await own.engines.open_stream("/inference.GRPCInferenceService/ModelStreamInfer", (), deadline=None)
         engine, cancelled, may_open = own.connected[0], asyncio.Event(), asyncio.Event()
-        open_stream = engine.grpc_stream
+        open_stream = engine.open_stream
 
         async def slowly(*call: Any, **options: Any) -> GrpcStream:
             await may_open.wait()
@@ -153,7 +153,7 @@ async def test_stream_that_is_cancelled_while_it_is_opened_leaves_none_open(monk
             monkeypatch.setattr(opened, "cancel", lambda: (cancelled.set(), cancel()))
             return opened
 
-        monkeypatch.setattr(engine, "grpc_stream", slowly)
+        monkeypatch.setattr(engine, "open_stream", slowly)
         sending = asyncio.create_task(stream.send(infer_call().message))
         await asyncio.sleep(0)
         stream.cancel()
