@@ -3,13 +3,13 @@
 import asyncio
 import time
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
-from typing import Protocol, TypeVar
+from typing import TypeVar
 
 from penstock.engines.failures import CircuitBreaker, CircuitState, Silence, SilenceAction
 from penstock.engines.probes import answers_within
 from penstock.logs import get_logger
 from penstock.protocol.call import GrpcAnswer
-from penstock.protocol.engine import GrpcStream, InferenceEngine, ModelState, Relay
+from penstock.protocol.engine import Engine, GrpcStream, ModelState
 from penstock.protocol.errors import DeadlineExceeded, EngineUnavailable, InferenceError, ModelNotReady
 
 
@@ -48,10 +48,6 @@ log = get_logger("engine")
 LIVENESS_TIMEOUT_S = 1.0
 CUT_S = 5.0
 MAX_PAUSE_S = 1.0
-
-
-class Engine(InferenceEngine, Relay, Protocol):
-    """Both seams to one engine."""
 
 
 class Replica:
