@@ -24,7 +24,6 @@ import sys
 from typing import Any
 
 import gevent
-import grpc.experimental.gevent  # type: ignore[import-not-found]  # the stubs leave it out
 import locust.stats
 from locust import events
 from locust.runners import WorkerRunner
@@ -47,7 +46,6 @@ locust.stats.bucket_response_time = verdict.bucket  # locust's own way to keep m
 @events.init.add_listener  # type: ignore[untyped-decorator]
 def set_up(environment: Any, web_ui: Any, **_: Any) -> None:
     """Once, when locust has its runner; whatever the options get wrong ends it here."""
-    grpc.experimental.gevent.init_gevent()  # a waiting gRPC call gives way to the other users
     gevent.get_hub().loop.update_now()  # its clock stood still while modules were imported: --run-time counts from here
     crew = Processes(environment)
     crew.listen()

@@ -170,4 +170,4 @@ def test_a_worker_without_the_pictures_ends_the_run(stack: RunningStack) -> None
     ports = ["--master-bind-host", "127.0.0.1", "--master-bind-port", port, "--master-port", port]
     answer = run(*where(stack), *ports, "--processes", "1", "-t", "1h", "--images", "/nowhere", "ImageUser")
     assert answer.returncode == 1
-    assert "--images: no picture" in answer.stderr
+    assert "no pictures to send" in answer.stderr
