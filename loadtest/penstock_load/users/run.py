@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import gevent
 from flask import Response, jsonify, request
 from locust.runners import STATE_RUNNING, STATE_SPAWNING, MasterRunner, WorkerRunner
 from rich.console import Console
@@ -42,6 +43,7 @@ class LocustSetup:
     users: list[type]
     options: Options = field(default_factory=Options)
     scenario: Scenario | None = None
+    _opening: Any = field(default_factory=lambda: gevent.Greenlet(Sender))
 
     def begin(self) -> None:
         """Once, with the command line's options. Raises ScenarioError for what cannot be run."""
@@ -52,8 +54,12 @@ class LocustSetup:
             if options.scenario and self.environment.parsed_options.user_classes:
                 raise ScenarioError(f"--scenario {options.scenario} brings its own users: leave out the users' names")
             self.choose(options)
+
+    def open_sender(self) -> None:
+        """Returns when this process can send; a run that starts meanwhile waits, too."""
         if not isinstance(self.environment.runner, MasterRunner):
-            self.environment.sender = Sender()
+            self._opening.start()
+            self._opening.join()
 
     def choose(self, options: Options) -> None:
         """Takes users and shape for the next run. Raises ScenarioError where the scenario cannot be run so."""
@@ -110,9 +116,13 @@ class LocustSetup:
 
     def _connect(self, terms: RunTerms, images: str) -> None:
         """Raises DriverError; the next run then gets a new process."""
-        sender = self.environment.sender or Sender()
+        sender: Sender = self._opening.get()
         self.environment.sender = None
-        sender.connect(terms.asks, terms.endpoint, images=images, timeout_s=terms.timeout_s)
+        try:
+            sender.connect(terms.asks, terms.endpoint, images=images, timeout_s=terms.timeout_s)
+        except DriverError:
+            self._opening = gevent.spawn(Sender)
+            raise
         self.environment.sender = sender
 
     def _take_users(self, options: Options) -> None:

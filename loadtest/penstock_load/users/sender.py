@@ -76,6 +76,7 @@ class Sender:
             self._say(Send(number, self._lanes[ask]))
             sent: Sent = reply.get()
         except OSError:
+            gevent.sleep(1.0)  # else the users of a lost process would leave no time to end the run
             return _lost(number)
         finally:
             del self._waiting[number]
