@@ -90,6 +90,8 @@ class LocustSetup:
         except (ScenarioError, DriverError) as error:
             environment.terms = RunTerms(NO_ENDPOINT, (), TIMEOUT_S, trouble=str(error))
             self.crew.send_error(f"{socket.gethostname()}: {error}")
+        if environment.shape_class:
+            environment.shape_class.reset_time()  # to prepare is no part of the schedule
         self.crew.start_requests()
 
     def stop(self) -> None:

@@ -5,6 +5,8 @@ from typing import Any
 
 from gevent import GreenletExit
 from locust import User, task
+from locust.exception import StopUser
+from locust.runners import STATE_CLEANUP
 
 from penstock_load.results import Status
 from penstock_load.scenario import Kind
@@ -44,6 +46,10 @@ class RequestUser(User):  # type: ignore[misc]  # locust is not type-checked her
     @task  # type: ignore[untyped-decorator]
     def infer(self) -> None:
         """One request of the mix, by its shares; locust counts it. A refusal or an error has no latency."""
+        if (
+            self.environment.runner.state == STATE_CLEANUP
+        ):  # locust ends users that it saw waiting, maybe in mid-request
+            raise StopUser
         assert self.sender is not None
         (ask,) = self.choices.choices(self.mix, [ask.share for ask in self.mix])
         name = self.terms.name_of(ask)
