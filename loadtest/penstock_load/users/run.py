@@ -118,12 +118,13 @@ class LocustSetup:
 
     def _connect(self, terms: RunTerms, images: str) -> None:
         """Raises DriverError; the next run then gets a new process."""
+        self._opening.start()
         sender: Sender = self._opening.get()
         self.environment.sender = None
         try:
             sender.connect(terms.asks, terms.endpoint, images=images, timeout_s=terms.timeout_s)
         except DriverError:
-            self._opening = gevent.spawn(Sender)
+            self._opening = gevent.Greenlet(Sender)
             raise
         self.environment.sender = sender
 
