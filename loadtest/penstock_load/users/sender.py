@@ -27,6 +27,7 @@ from penstock_load.results import Side, Status
 from penstock_load.scenario import RequestSpec
 
 SEED = 1
+LOST = "the driver process ended"
 _DECODER = msgspec.json.Decoder(FromDriver)
 
 
@@ -54,7 +55,10 @@ class Sender:
             seed=SEED, epoch_s=0.0, images=images,
         )  # fmt: skip
         self._ready = AsyncResult()
-        self._say(Begin(setup, 0, 1))
+        try:
+            self._say(Begin(setup, 0, 1))
+        except OSError:
+            raise DriverError(LOST) from None
         if failure := self._ready.get():
             raise DriverError(failure)
         self._lanes = {ask: lane for lane, ask in enumerate(asks)}
@@ -102,10 +106,11 @@ class Sender:
                     self._ready.set("")
                 case Failed(why):
                     self._ready.set(why)
-        self._ready.set("the driver process ended")
+        if not self._ready.ready():
+            self._ready.set(LOST)
         for number, reply in self._waiting.items():
             reply.set(_lost(number))
 
 
 def _lost(number: int) -> Sent:
-    return Sent(number, Answer(Status.FAILED, error="the driver process ended"), 0.0)
+    return Sent(number, Answer(Status.FAILED, error=LOST), 0.0)
