@@ -223,7 +223,7 @@ def pull(
     except CatalogueError as error:
         fail(str(error), code=1)
     typer.echo(f"{name} is in {pulled.folder} (SHA-256 verified, {entry.licence})")
-    for kept in pulled.kept:
+    for kept in pulled.preserved:
         path = pulled.folder / kept
         typer.echo(
             f"your {kept} differs from the catalogue's and was kept; for the catalogue's, remove {path} and pull again"

@@ -142,10 +142,10 @@ class Stack:
     async def _until_shared(self, sharing: MpsSharing) -> None:
         """Returns early if the stack is stopped. Raises MpsError."""
         engine = EngineHandle(
-            look=engine_observer(self._run_dir.engine_id, self._engine_status, self._serves),
+            observe=engine_observer(self._run_dir.engine_id, self._engine_status, self._serves),
             end=lambda reason, is_lost: self._engine is not None and self._engine.restart(reason, is_lost=is_lost),
             refuse=self._refuse,
-            tell=self._on_mps_status,
+            publish=self._on_mps_status,
         )
         starting = asyncio.create_task(sharing.start(engine))
         stop = asyncio.create_task(self._stop_asked.wait())
