@@ -35,7 +35,7 @@ COMMANDS = {
 }
 
 
-def build_app(words: Sequence[str]) -> typer.Typer:
+def build_app(arguments: Sequence[str]) -> typer.Typer:
     """The typer app for a command line: the sub-command it names is imported, the others are only listed."""
     app = typer.Typer(
         name="penstock",
@@ -47,7 +47,7 @@ def build_app(words: Sequence[str]) -> typer.Typer:
         rich_markup_mode=None,  # [8000] in a help text is a default, not markup
     )
     app.callback()(_root)
-    chosen = next((word for word in words if not word.startswith("-")), None)
+    chosen = next((argument for argument in arguments if not argument.startswith("-")), None)
     for name, row in COMMANDS.items():
         if name != chosen:
             app.command(name, help=row.help)(_placeholder)
@@ -61,8 +61,8 @@ def build_app(words: Sequence[str]) -> typer.Typer:
     return app
 
 
-def _print_version(is_asked: bool) -> None:
-    if is_asked:
+def _print_version(is_requested: bool) -> None:
+    if is_requested:
         typer.echo(f"penstock {VERSION}")
         raise typer.Exit
 

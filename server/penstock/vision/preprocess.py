@@ -202,7 +202,17 @@ def _middle_part(width: int, height: int, placement: _Placement) -> CropRegion:
         size, top = round(part_height * placement.height / height), (height - part_height) // 2
         placement = replace(placement, height=size, pad_y=-((size - placement.network_height) // 2))
     network = (placement.network_width, placement.network_height)
-    return CropRegion(left, top, part_width, part_height, placement.width, placement.height, *network, placement.pad_x, placement.pad_y)
+    return CropRegion(
+        left,
+        top,
+        part_width,
+        part_height,
+        placement.width,
+        placement.height,
+        *network,
+        placement.pad_x,
+        placement.pad_y,
+    )
 
 
 def _middle_count(length: int, resized: int, network: int) -> int:

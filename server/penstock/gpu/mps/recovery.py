@@ -195,7 +195,9 @@ class RecoveryPolicy:
         engine, clients = observation.engine, observation.clients
         stranded = (self.attached & engine.ours) - clients
         if stranded and not self._servers & {server.pid for server in observation.daemon.servers}:
-            return self._end_clients(now, observation, "the MPS server has ended, and its clients with it", is_lost=True)
+            return self._end_clients(
+                now, observation, "the MPS server has ended, and its clients with it", is_lost=True
+            )
         before, self.attached = self.attached, engine.ours & clients
         self._servers = frozenset(server.pid for server in observation.daemon.servers if server.clients)
         self._was_proven |= bool(self.attached)

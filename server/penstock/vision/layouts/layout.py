@@ -152,4 +152,6 @@ def finish_detections(
     source = to_source(xyxy[selected])
     is_inside = (source[:, 2] > source[:, 0]) & (source[:, 3] > source[:, 1])
     source, selected = source[is_inside][: options.topk], selected[is_inside][: options.topk]
-    return Detections(source, np.clip(score[selected], 0.0, 1.0).astype(np.float32), class_id[selected].astype(np.int64))
+    return Detections(
+        source, np.clip(score[selected], 0.0, 1.0).astype(np.float32), class_id[selected].astype(np.int64)
+    )
