@@ -201,7 +201,7 @@ class Authenticator:
     def _complain(self, error: AccessFileError) -> None:
         self.failed_reads += 1
         consequence = "the previous keys stay in use" if self._ring is not None else "no keys until the file is fixed"
-        log.error("access file not reloaded", error=str(error), consequence=consequence)
+        log.error("access file not reloaded", error=str(error), kept=consequence)
 
     def _take(self, rules: AccessRules) -> None:
         """Raises AccessFileError if a key is in the file and in PENSTOCK_API_KEYS."""
