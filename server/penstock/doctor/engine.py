@@ -33,7 +33,7 @@ class OnnxRuntimeFacts:
 
 @dataclass(frozen=True, slots=True)
 class EngineFacts:
-    """asked: auto, triton, embedded or a URL. triton: where it is and its version; "" where none can run.
+    """requested: auto, triton, embedded or a URL. triton: where it is and its version; "" where none can run.
 
     no_triton: why none can run, the finder's sentence.
     """
@@ -117,7 +117,7 @@ def _engine(facts: EngineFacts) -> Finding:
         return Finding("engine.choice", Severity.PROBLEM, why, remedy)
     embedded = f"ONNX Runtime {facts.onnxruntime.version} in the gateway's process"
     if facts.onnxruntime.version is None:
-        found = f"no engine: {why or 'embedded is requested for'}, and ONNX Runtime cannot be used"
+        found = f"no engine: {why or 'embedded was requested'}, and ONNX Runtime cannot be used"
         return Finding("engine.choice", Severity.PROBLEM, found, _REINSTALL)
     if facts.requested == "embedded":
         return Finding("engine.choice", Severity.OK, f"embedded: {embedded}")
