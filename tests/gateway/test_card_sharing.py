@@ -242,7 +242,7 @@ class Stack:
 @pytest.fixture
 async def stack(machine: Machine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Stack]:
     """All at work; afterwards nothing of it is left."""
-    monkeypatch.setattr("penstock.gpu.mps.supervisor.OWN_LOOK_S", 0.05)
+    monkeypatch.setattr("penstock.gpu.mps.supervisor.OWN_POLL_S", 0.05)
     runs = machine.program.rpartition("/bin/")[0]
     one = Stack()
     plan = plan_mps(MUST, [], machine)
