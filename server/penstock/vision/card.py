@@ -27,41 +27,41 @@ class Parameters:
 
     def refusal(self, key: str, what: str) -> InvalidRequest:
         """The error for a key; what: the rest of the sentence."""
-        said = f" = {self.values[key]!r}" if key in self.values else ""
-        return InvalidRequest(f"model {self.model_name!r}: parameter {key!r}{said} {what}")
+        text = f" = {self.values[key]!r}" if key in self.values else ""
+        return InvalidRequest(f"model {self.model_name!r}: parameter {key!r}{text} {what}")
 
     def choice(self, key: str, kind: type[_Choice], default: _Choice) -> _Choice:
         """A member by its number or its name, in any case."""
-        said = self._said(key)
-        if said is None:
+        text = self._text(key)
+        if text is None:
             return default
         for member in kind:
-            if said.lower() in (str(member.value), member.name.lower()):
+            if text.lower() in (str(member.value), member.name.lower()):
                 return member
         allowed = ", ".join(f"{member.value} or {member.name.lower()}" for member in kind)
         raise self.refusal(key, f"is not one of: {allowed}")
 
     def one_of(self, key: str, names: tuple[str, ...], default: str) -> str:
-        said = self._said(key)
-        if said is None:
+        text = self._text(key)
+        if text is None:
             return default
-        if said not in names:
+        if text not in names:
             raise self.refusal(key, f"is not one of: {', '.join(names)}")
-        return said
+        return text
 
     def flag(self, key: str) -> bool:
         """False where absent."""
-        said = self._said(key)
-        if said is None:
+        text = self._text(key)
+        if text is None:
             return False
-        if said.lower() not in _FLAGS:
+        if text.lower() not in _FLAGS:
             raise self.refusal(key, f"is not one of: {', '.join(_FLAGS)}")
-        return _FLAGS[said.lower()]
+        return _FLAGS[text.lower()]
 
     def number(self, key: str, default: float) -> float:
         """A finite number."""
-        said = self._said(key)
-        return default if said is None else self._finite(key, said)
+        text = self._text(key)
+        return default if text is None else self._finite(key, text)
 
     def share(self, key: str, default: float) -> float:
         """A number from 0 to 1."""
@@ -72,11 +72,11 @@ class Parameters:
 
     def count(self, key: str, default: int, *, least: int = 1) -> int:
         """A whole number, `least` or more, but not 0."""
-        said = self._said(key)
-        if said is None:
+        text = self._text(key)
+        if text is None:
             return default
         try:
-            number = int(said)
+            number = int(text)
         except ValueError:
             raise self.refusal(key, "is not a whole number") from None
         if number < least or number == 0:
@@ -85,22 +85,22 @@ class Parameters:
 
     def numbers(self, key: str, *, count: int, default: float) -> tuple[float, ...]:
         """Exactly `count` numbers, separated by semicolons."""
-        said = self._said(key)
-        if said is None:
+        text = self._text(key)
+        if text is None:
             return (default,) * count
-        parts = [part for part in said.split(";") if part.strip()]
+        parts = [part for part in text.split(";") if part.strip()]
         if len(parts) != count:
             raise self.refusal(key, f"has {len(parts)} numbers; {count} are needed, separated by ';'")
         return tuple(self._finite(key, part) for part in parts)
 
-    def words(self, key: str) -> tuple[str, ...]:
+    def names(self, key: str) -> tuple[str, ...]:
         """Separated by semicolons; one at the end is allowed."""
-        said = self._said(key)
-        return () if said is None else tuple(word.strip() for word in said.removesuffix(";").split(";"))
+        text = self._text(key)
+        return () if text is None else tuple(name.strip() for name in text.removesuffix(";").split(";"))
 
-    def _said(self, key: str) -> str | None:
-        said = self.values.get(key)
-        return None if said is None else said.strip()
+    def _text(self, key: str) -> str | None:
+        text = self.values.get(key)
+        return None if text is None else text.strip()
 
     def _finite(self, key: str, text: str) -> float:
         try:
@@ -225,7 +225,7 @@ def card_from_config(config: ModelConfig) -> VisionCard | None:
         prepare_spec=_prepare_spec(parameters, config, is_relayed=is_relayed),
         parser_name=_parser_name(parameters, network_type),
         parser_options=_parser_options(parameters, network_type, config),
-        labels=parameters.words("labels"),
+        labels=parameters.names("labels"),
         is_relayed=is_relayed,
     )
 
