@@ -12,6 +12,7 @@ from fastapi.routing import RouteContext, iter_route_contexts
 
 from penstock.protocol.call import HttpAnswer
 from penstock.protocol.identity import Role
+from tests.access.listeners import door
 from tests.rest.harness import JSON, VALID_INFER, Front, described_by
 
 GOLDEN = Path(__file__).parent.parent / "golden" / "rest"
@@ -121,3 +122,15 @@ async def test_described_bodies_are_those_of_the_wire(front: Front) -> None:
     validate("ImageAnswer", reply.body)
     with pytest.raises(jsonschema.ValidationError):
         validate("InferenceRequest", VALID_INFER.replace(b"FP32", b"FP33"))
+
+
+async def test_page_of_the_description_needs_no_other_host_and_no_key() -> None:
+    """Its policy allows its own script and style, and calls to its own origin; it names no other host."""
+    reply = await Front(door=door()).ask("GET", "/docs")
+    policy = reply.headers["content-security-policy"]
+    assert (reply.status, reply.headers["content-type"]) == (200, "text/html; charset=utf-8")
+    assert re.fullmatch(
+        r"default-src 'none'; connect-src 'self'; script-src 'sha256-[^']+'; style-src 'sha256-[^']+'; .*", policy
+    )
+    assert not re.search(rb"(?:https?:)?//\w", reply.body.replace(b"/** ", b""))
+    assert reply.body.count(b"<script") == reply.body.count(b"<style") == 1

@@ -7,20 +7,22 @@ import hashlib
 import inspect
 import re
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import lru_cache
 from http import HTTPStatus
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 
 import msgspec
 from fastapi import APIRouter, Depends, FastAPI, Security
 from fastapi.openapi.utils import get_openapi
+from pydantic import BaseModel
 from pydantic.json_schema import models_json_schema
 from starlette.requests import Request
 from starlette.responses import Response
 
 from penstock import VERSION
+from penstock.gateway.batching.batch_report import ModelBatchReport
 from penstock.gateway.batching.explanation import EXPLAIN_HEADER
 from penstock.gateway.dataplane import DataPlane
 from penstock.gateway.rest import schemas
@@ -91,6 +93,24 @@ _ERROR_HEADERS: dict[int, Json] = {
     429: _RETRY_AFTER,
     503: _RETRY_AFTER,
 }
+_REFERENCED = (  # in bodies that FastAPI does not parse
+    schemas.Error,
+    schemas.InferenceRequest,
+    schemas.IndexRequest,
+    schemas.LoadRequest,
+    schemas.UnloadRequest,
+    schemas.SystemRegister,
+    schemas.CudaRegister,
+    schemas.TraceChange,
+    schemas.LogChange,
+)
+_STRUCTS = (  # what the gateway itself encodes
+    ModelBatchReport,
+    schemas.ServerMetadata,
+    schemas.ImageAnswer,
+    schemas.ClassesResult,
+    schemas.DetectionsResult,
+)
 _ENGINE_TIMEOUT_S = 2.0
 _EXTENSION = "x-triton-extension"  # of an operation: what the engine must have for it
 
@@ -192,28 +212,36 @@ def describe(
             needed = described.get(_EXTENSION)
             if needed in blocked or (needed and extensions is not None and needed not in extensions):
                 del operations[method]
-                continue
-            schemes = [
-                (scheme, role)
-                for each in described.get("security", ())
-                for scheme, roles in each.items()
-                for role in roles
-            ]
-            described["security"] = [{scheme: [role]} for scheme, role in schemes]
-            if any(role in open_to for _, role in schemes):
-                described["security"].append({})
+            else:
+                described["security"] = _alternatives(described.get("security", ()), open_to)
         if not operations:
             del document["paths"][path]
+    components = document["components"]
+    used = _used_schemas([document["paths"], components["responses"]], components["schemas"])
+    components["schemas"] = {name: schema for name, schema in components["schemas"].items() if name in used}
     return document
+
+
+def _alternatives(security: Iterable[Json], open_to: frozenset[Role]) -> list[Json]:
+    schemes = [(scheme, role) for each in security for scheme, roles in each.items() for role in roles]
+    optional: list[Json] = [{}] if any(role in open_to for _, role in schemes) else []
+    return [{scheme: [role]} for scheme, role in schemes] + optional
+
+
+def _used_schemas(part: object, schemas: Json) -> set[str]:
+    names = set(re.findall(f'"{_REF}(\\w+)"', msgspec.json.encode(part).decode()))
+    return names.union(*(_used_schemas(schemas[name], {**schemas, name: {}}) for name in names))
 
 
 def _document(app: FastAPI) -> Json:
     """FastAPI's document, with the schemas of bodies that FastAPI does not parse."""
     if app.openapi_schema is None:
         document = get_openapi(title="Penstock", version=VERSION, description=_DESCRIPTION, routes=app.routes)
-        models = [(model, "serialization") for model in schemas.REFERENCED]
+        models: list[tuple[type[BaseModel], Literal["serialization"]]] = [
+            (model, "serialization") for model in _REFERENCED
+        ]
         _, referenced = models_json_schema(models, ref_template=_REF + "{model}")
-        _, structs = msgspec.json.schema_components(schemas.STRUCTS, ref_template=_REF + "{name}")
+        _, structs = msgspec.json.schema_components(_STRUCTS, ref_template=_REF + "{name}")
         for struct in structs.values():
             struct["description"] = inspect.cleandoc(struct["description"])
         document["components"]["schemas"] |= referenced["$defs"] | structs

@@ -10,7 +10,6 @@ import msgspec
 from msgspec import Meta
 from pydantic import BaseModel, Field
 
-from penstock.gateway.batching.batch_report import ModelBatchReport
 from penstock.gateway.batching.explanation import RequestExplanation
 from penstock.protocol.inference import Datatype, Parameter
 
@@ -266,8 +265,8 @@ class InputParameters(BaseModel):
         int, Field(ge=0, description="Bytes of this tensor after the JSON, in the inputs' order.")
     ] = ABSENT
     shared_memory_region: str = ABSENT
-    shared_memory_byte_size: Annotated[int, Field(ge=0)] = ABSENT
-    shared_memory_offset: Annotated[int, Field(ge=0)] = ABSENT
+    shared_memory_byte_size: Bytes = ABSENT
+    shared_memory_offset: Bytes = ABSENT
 
 
 class OutputParameters(BaseModel):
@@ -278,8 +277,8 @@ class OutputParameters(BaseModel):
         int, Field(ge=0, description="So many of the likeliest classes, as BYTES; 0: the tensor.")
     ] = ABSENT
     shared_memory_region: str = ABSENT
-    shared_memory_byte_size: Annotated[int, Field(ge=0)] = ABSENT
-    shared_memory_offset: Annotated[int, Field(ge=0)] = ABSENT
+    shared_memory_byte_size: Bytes = ABSENT
+    shared_memory_offset: Bytes = ABSENT
 
 
 class RequestInput(BaseModel):
@@ -394,18 +393,3 @@ class ImageAnswer(msgspec.Struct, omit_defaults=True):
         list[RequestExplanation],
         Meta(description="Of the batch of each image, or of the call with all of them; with x-penstock-explain: 1."),
     ] = msgspec.field(default_factory=list)
-
-
-# Documented by reference: pydantic models that FastAPI does not see, and what the gateway itself encodes.
-REFERENCED = (
-    Error,
-    InferenceRequest,
-    IndexRequest,
-    LoadRequest,
-    UnloadRequest,
-    SystemRegister,
-    CudaRegister,
-    TraceChange,
-    LogChange,
-)
-STRUCTS = (ServerMetadata, ModelBatchReport, ImageAnswer, ClassesResult, DetectionsResult)
