@@ -8,7 +8,7 @@ from http import HTTPStatus
 from itertools import chain
 
 from fastapi import FastAPI
-from fastapi.routing import APIRoute, RouteContext, iter_route_contexts
+from fastapi.routing import APIRoute
 from fastapi.telemetry import TelemetryConfig
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
@@ -268,21 +268,20 @@ def create_app(
 
 
 def _add_routes(app: FastAPI, way: CoreRoute | None) -> None:
-    plane, limits = app.state.plane, app.state.limits
+    """Adds the routers' own routes: include_router would build each a second time, at the first request."""
+    plane, limits, record = app.state.plane, app.state.limits, app.state.record
     infer, image = infer_router(plane, limits), image_router(plane, limits)
-    engines = (models.models, models.repository, models.settings, shared_memory.router, streaming.router)
-    app.router.routes += infer.routes
-    if way is None or not way.has_engine:
-        app.router.routes += image.routes
-    app.include_router(models.health)
-    app.include_router(openapi.pages)
-    routers = (*engines, openapi.router)
+    served = [infer, image, models.health, openapi.pages]
+    others = [models.models, models.repository, models.settings, shared_memory.router, streaming.router, openapi.router]
     if way is None:
-        for router in routers:
-            app.include_router(router)
-        return
-    routes = chain.from_iterable(router.routes for router in (image, *routers))
-    app.include_router(forwarded(routes, HttpForwarder(way.core, limits, app.state.record)))
+        served += others
+    else:
+        if way.has_engine:
+            served.remove(image)
+            others.append(image)
+        routes = chain.from_iterable(router.routes for router in others)
+        served.append(forwarded(routes, HttpForwarder(way.core, limits, record)))
+    app.router.routes += chain.from_iterable(router.routes for router in served)
 
 
 class _RawPaths:
@@ -338,8 +337,8 @@ class _ErrorHandlers:
             raise error
         headers = error.headers
         if error.status_code == HTTPStatus.METHOD_NOT_ALLOWED:
-            matching = [each for each in iter_route_contexts(request.app.routes) if _is_at(each, request.scope)]
-            headers = {"Allow": ", ".join(sorted({method for each in matching for method in each.methods or ()}))}
+            at_path = (each for each in request.app.routes if each.matches(request.scope)[0] is not Match.NONE)
+            headers = {"Allow": ", ".join(sorted({method for each in at_path for method in each.methods}))}
         return error_response(HTTPStatus(error.status_code).phrase, error.status_code, headers)
 
     async def client_gone(self, _: Request, __: Exception) -> Response:
@@ -349,7 +348,3 @@ class _ErrorHandlers:
     async def internal(self, _: Request, __: Exception) -> Response:
         """RootMiddleware logs and counts the error, which Starlette raises again."""
         return error_response("internal error", 500)
-
-
-def _is_at(route: RouteContext, scope: Scope) -> bool:
-    return route.path_regex.match(scope["path"]) is not None

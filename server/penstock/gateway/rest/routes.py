@@ -209,10 +209,7 @@ async def anonymous(request: Request) -> None:
 
 
 class HotRoute(APIRoute):
-    """A plain Starlette endpoint that FastAPI documents. Of its dependencies, only Requires is run.
-
-    Add it to the application's own router: include_router builds FastAPI's request handling around an endpoint.
-    """
+    """A plain Starlette endpoint that FastAPI documents. Of its dependencies, only Requires is run."""
 
     def __init__(self, path: str, endpoint: Callable[[Request], Awaitable[Response]], **options: Any) -> None:
         super().__init__(path, endpoint, **options)
