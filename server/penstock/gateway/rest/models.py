@@ -162,13 +162,13 @@ async def explain_model(request: Request, plane: Plane) -> Response:
 
 
 repository = APIRouter(tags=["repository"], responses=ERRORS | RECEIVE_ERRORS)
-_REPOSITORIES = ("/v2/repository", "/v2/repository/{repository}")
 
 
 @operation(
     repository,
     "POST",
-    *(f"{each}/index" for each in _REPOSITORIES),
+    "/v2/repository/index",
+    "/v2/repository/{repository}/index",
     body=json_body(schemas.IndexRequest, required=False),
     response_model=list[schemas.IndexEntry],
     **_READ,
@@ -186,7 +186,8 @@ async def repository_index(request: Request, plane: Plane, limits: Limits) -> Re
 @operation(
     repository,
     "POST",
-    *(f"{each}/models/{{model}}/load" for each in _REPOSITORIES),
+    "/v2/repository/models/{model}/load",
+    hidden=("/v2/repository/{repository}/models/{model}/load",),  # Triton 2.51 says 501
     role=Role.ADMIN,
     headers=(TIMEOUT_HEADER,),
     body=json_body(schemas.LoadRequest, required=False),
@@ -203,7 +204,8 @@ async def load_model(request: Request, plane: Plane, limits: Limits) -> Response
 @operation(
     repository,
     "POST",
-    *(f"{each}/models/{{model}}/unload" for each in _REPOSITORIES),
+    "/v2/repository/models/{model}/unload",
+    hidden=("/v2/repository/{repository}/models/{model}/unload",),  # Triton 2.51 says 501
     role=Role.ADMIN,
     headers=(TIMEOUT_HEADER,),
     body=json_body(schemas.UnloadRequest, required=False),

@@ -159,9 +159,9 @@ def operation(
 
     name: its operationId, by default the endpoint's name. FastAPI documents parameters and bodies and does not parse
     them: they are relayed as they are. options: add_api_route's, and for the documentation `headers`, `body` (see
-    above) and `extension` (Triton's, if the engine must have it).
+    above), `extension` (Triton's, if the engine must have it) and `hidden`, further paths that are not documented.
     """
-    headers, extra = options.pop("headers", ()), options.pop("body", {})
+    headers, hidden, extra = options.pop("headers", ()), options.pop("hidden", ()), options.pop("body", {})
     dependencies = [_dependency(role), *options.pop("dependencies", ())]
     if extension := options.pop("extension", ""):
         extra = {**extra, _EXTENSION: extension}
@@ -170,13 +170,14 @@ def operation(
     def declare(endpoint: Endpoint) -> Endpoint:
         summary, _, details = inspect.cleandoc(endpoint.__doc__ or "").partition("\n\n")
         documented = {"summary": summary, "description": details, "dependencies": dependencies, **options}
-        for path in paths:
+        for path in (*paths, *hidden):
             slots = _SLOT.findall(path)
             suffix = "".join(f"By{slot.capitalize()}" for slot in slots if slot not in first)
             router.add_api_route(
                 path,
                 endpoint,
                 methods=[method],
+                include_in_schema=path not in hidden,
                 operation_id=(name or _camel(endpoint.__name__)) + suffix,
                 openapi_extra={"parameters": [_PARAMETERS[each] for each in (*slots, *headers)], **extra},
                 **documented,

@@ -101,8 +101,8 @@ def _declare(kind: RegionKind, answer: type, wish: type) -> None:
     paths, name = (f"{path}/status", f"{region}/status"), f"{kind}RegionStatus"
     operation(router, "GET", *paths, name=name, role=Role.READ, response_model=list[answer], **common)(status)  # type: ignore[valid-type]
     name = f"{kind}RegionRegister"
-    operation(router, "POST", f"{region}/register", name=name, body=json_body(wish), **change)(register)
-    operation(router, "POST", f"{path}/register", name=f"{name}All", include_in_schema=False, **change)(register)
+    hidden = (f"{path}/register",)  # always refused: it names no region
+    operation(router, "POST", f"{region}/register", name=name, body=json_body(wish), hidden=hidden, **change)(register)
     paths, name = (f"{path}/unregister", f"{region}/unregister"), f"{kind}RegionUnregister"
     operation(router, "POST", *paths, name=name, **change)(unregister)
 
