@@ -1,6 +1,8 @@
 # Every target bootstraps what it needs, with nothing but python3 (3.11 or 3.12) and make on the machine.
 SHELL := /bin/bash
 .DEFAULT_GOAL := help
+# A process that may not write compiled modules compiles all of its imports: three times the CPU of every start.
+unexport PYTHONDONTWRITEBYTECODE
 .PHONY: help up gpu test test-gpu test-long check lock clean no-triton
 
 PYTHON ?= $(shell for p in python3 python3.12 python3.11; do \
@@ -31,14 +33,14 @@ up: $(VENV)/.base $(TRITON)  ## the whole stack on this machine: engine, gateway
 gpu: $(if $(RUNS_TRITON),$(TRITON_VENV)/.gpu $(VENV)/.gpu,no-triton)  ## PyTorch for models on a GPU, and what decodes video there (5 GB; CUDA 13: driver 580, Turing or newer)
 
 test: $(VENV)/.dev $(TRITON) $(CLIENTS)  ## every test that this machine can run (ARGS="-k image")
-	@$(BIN)/python -m pytest -n 3 -p tests.work_units -p tests.second_tries -m "not long and not gpu" $(ARGS)
+	@$(BIN)/python -m pytest -n 3 -p tests.work_units -m "not long and not gpu" $(ARGS)
 
 test-gpu: $(VENV)/.dev $(TRITON) $(CLIENTS)  ## what needs an NVIDIA GPU, minutes; with PyTorch after make gpu (ARGS="-k mps -s")
 	@nvidia-smi -L >/dev/null 2>&1 || { echo "make test-gpu: no NVIDIA GPU answers here (nvidia-smi -L): nothing to run"; exit 2; }
 	@$(BIN)/python -m pytest -p no:randomly -m gpu -rs --timeout 300 tests/gpu $(ARGS)
 
-test-long: $(VENV)/.dev $(TRITON) $(CLIENTS)  ## soak tests, fuzzing, mutation tests of tests/faults
-	@$(BIN)/python -m pytest -m "long" --timeout 1800 $(ARGS)
+test-long: $(VENV)/.dev $(TRITON) $(CLIENTS)  ## soak tests, fuzzing, mutation tests of tests/faults, property tests at length
+	@$(BIN)/python -m pytest -m "long or hypothesis" --hypothesis-profile thorough --timeout 1800 $(ARGS)
 
 check: $(VENV)/.dev  ## formatting, lint, types, architecture, container and compose files, workflows, scripts
 	@$(BIN)/ruff format --check .
@@ -65,7 +67,7 @@ $(VENV)/.uv: requirements/bootstrap.txt
 	@echo "building $(VENV) from the locks" && $(PYTHON) -m venv $(VENV) && $(BIN)/python -m pip install -q --disable-pip-version-check --require-hashes -r requirements/bootstrap.txt
 	@touch $@
 
-$(VENV)/.base: $(VENV)/.uv requirements/load.txt pyproject.toml
+$(VENV)/.base: $(VENV)/.uv requirements/load.txt requirements/link.py pyproject.toml
 	@$(call install,$(VENV),-r requirements/load.txt)
 	@$(BIN)/python requirements/link.py
 	@touch $@
@@ -77,14 +79,12 @@ $(VENV)/.dev: $(VENV)/.base requirements/dev.txt
 no-triton:
 	@echo "no Triton here (its wheel is for Linux on x86-64 with glibc 2.35 or newer): the embedded engine serves"
 
-$(TRITON_VENV)/.ready: $(VENV)/.uv $(TRITON_LOCKS)
-	@echo "building $(TRITON_VENV): Triton and the environment of its models" && $(PYTHON) -m venv --without-pip $(TRITON_VENV)
-	@$(call install,$(TRITON_VENV),-r requirements/triton.txt)
-	@$(call install,$(TRITON_VENV),-r requirements/triton-server.txt)
+$(TRITON_VENV)/.ready: $(TRITON_LOCKS) | $(VENV)/.base
+	@$(BIN)/penstock setup triton --folder $(TRITON_VENV)
 	@touch $@
 
 $(TRITON_VENV)/.gpu: $(TRITON_VENV)/.ready requirements/triton-gpu.txt
-	@echo "adding PyTorch to $(TRITON_VENV)" && $(call install,$(TRITON_VENV),-r requirements/triton-gpu.txt)
+	@$(BIN)/penstock setup triton --folder $(TRITON_VENV) --gpu
 	@touch $@
 
 $(VENV)/.gpu: $(VENV)/.base requirements/video-gpu.txt

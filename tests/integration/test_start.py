@@ -8,8 +8,9 @@ from pathlib import Path
 import pytest
 
 from tests.conftest import ENGINE_PORTS, RunningStack, start_stack, stop_stack
-from tests.integration.living import ANY_PORTS, SLOW_CONFIG, fails_to_start, is_serving, running, triton_of, wait_for
+from tests.integration.living import ANY_PORTS, SLOW_CONFIG, fails_to_start, is_serving, running, triton_of
 from tests.integration.web import call
+from tests.support.waiting import wait_for
 from tests.tiny_models import write_model
 
 
@@ -49,7 +50,7 @@ def test_no_triton_binary_is_one_line_with_the_fix(tmp_path: Path) -> None:
     assert code != 0
     assert len(text.splitlines()) == 1
     assert "no tritonserver on PATH" in text
-    assert "`make up` builds it, or use --engine embedded" in text
+    assert "`penstock setup triton` installs it, or use --engine embedded" in text
 
 
 def test_missing_repository_is_one_line(tmp_path: Path, triton_environment: Path) -> None:

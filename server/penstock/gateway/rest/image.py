@@ -16,12 +16,7 @@ from python_multipart.multipart import MultipartParser, parse_options_header
 from starlette.requests import Request
 from starlette.responses import Response
 
-from penstock.gateway.batching.explanation import (
-    EXPLAIN_HEADER,
-    RequestExplanation,
-    explain_batched,
-    is_requested_in_headers,
-)
+from penstock.gateway.batching.explanation import EXPLAIN_HEADER, RequestExplanation, explain_batched, is_requested
 from penstock.gateway.dataplane import DataPlane
 from penstock.gateway.rest import openapi
 from penstock.gateway.rest.limits import RestLimits
@@ -183,7 +178,7 @@ def explain_images(plane: DataPlane, request: Request, response: ImageResponse) 
 
     Empty if the client did not request them.
     """
-    if not is_requested_in_headers(request.scope["headers"]):
+    if not is_requested(request.headers.get(EXPLAIN_HEADER, "")):
         return []
     explained = [explain_batched(explanation) for explanation in response.explanations]
     return explained or [plane.not_formed(InferHead(response.model_name, response.model_version))]

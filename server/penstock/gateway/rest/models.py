@@ -263,14 +263,14 @@ for _path, _name, _summary in (
 async def _read(request: Request, plane: DataPlane, body: bytes = b"") -> HttpAnswer:
     """The engine's answer. A GET's body, which the engine would not look at, is left unread."""
     model, call, deadline = model_of(request), call_of(request, body), deadline_of(request)
-    work = plane.relay_http(Verb.READ, model, call, caller=caller_of(request), deadline=deadline)
+    work = plane.relay(Verb.READ, model, call, caller=caller_of(request), deadline=deadline)
     return await run_until_disconnect(request.scope, request.receive, work)
 
 
 async def _change(verb: Verb, request: Request, plane: DataPlane, body: bytes) -> Response:
     """Runs to its end though the client may be gone: the engine would not stop, and we must know the outcome."""
     model, call, deadline = model_of(request), call_of(request, body), deadline_of(request)
-    answer = await plane.relay_http(verb, model, call, caller=caller_of(request), deadline=deadline)
+    answer = await plane.relay(verb, model, call, caller=caller_of(request), deadline=deadline)
     return RelayedResponse(with_client_errors(answer))
 
 

@@ -271,7 +271,7 @@ async def _engine_extensions(request: Request, plane: DataPlane) -> frozenset[st
     """None if the engine does not answer: then all that may be served is described."""
     call, deadline = HttpCall("GET", b"/v2", (), b""), time.monotonic() + _ENGINE_TIMEOUT_S
     try:
-        answer = await plane.relay_http(Verb.READ, InferHead(""), call, caller=caller_of(request), deadline=deadline)
+        answer = await plane.relay(Verb.READ, InferHead(""), call, caller=caller_of(request), deadline=deadline)
         return frozenset(msgspec.json.decode(answer.body, type=schemas.ServerMetadata).extensions)
     except (EngineUnavailable, DeadlineExceeded, msgspec.DecodeError):
         return None
