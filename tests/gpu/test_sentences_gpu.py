@@ -8,7 +8,7 @@ import pytest
 
 from deploy.models.opennmt_weights import Size
 from loadtest.bench.gpu import sentence_program, sentences
-from tests.conftest import TRITON_ENVIRONMENT
+from tests.support.stack import TRITON_ENVIRONMENT
 
 pytestmark = [
     pytest.mark.gpu,

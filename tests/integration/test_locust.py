@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 
 from penstock.engines.triton.endpoints import pick_free_ports
-from tests.conftest import CHECKOUT, RunningStack
 from tests.integration.pictures import frames, jpeg
+from tests.support.stack import CHECKOUT, RunningStack
 
 pytestmark = pytest.mark.xdist_group("load")
 
