@@ -9,7 +9,7 @@ from functools import partial
 from penstock.engines.model_health import Cause, ModelHealth, Unavailable
 from penstock.engines.probes import TrialResult, canary_request
 from penstock.logs import get_logger
-from penstock.protocol.engine import InferenceEngine, ModelConfig
+from penstock.protocol.engine import Engine, ModelConfig
 from penstock.protocol.errors import DeadlineExceeded, EngineUnavailable, InferenceError, ModelNotFound, Overloaded
 
 log = get_logger("engine")
@@ -44,7 +44,7 @@ class ModelChecks:
 
     def __init__(
         self,
-        backend: InferenceEngine,
+        backend: Engine,
         options: CheckOptions,
         config_of: Callable[[str], ModelConfig | None],
         changed: Callable[[str], None],

@@ -11,7 +11,7 @@ from penstock.engines.model_checks import CheckOptions, ModelChecks
 from penstock.engines.model_health import Cause, KnownModel
 from penstock.engines.probes import TrialResult, answers_within
 from penstock.logs import get_logger
-from penstock.protocol.engine import InferenceEngine, ModelConfig, ModelState
+from penstock.protocol.engine import Engine, ModelConfig, ModelState
 from penstock.protocol.errors import EngineUnavailable, InferenceError
 
 log = get_logger("engine")
@@ -57,7 +57,7 @@ class EngineWatch:
 
     def __init__(
         self,
-        backend: InferenceEngine,
+        backend: Engine,
         options: WatchOptions,
         *,
         ask_restart: Callable[[str], None] | None = None,

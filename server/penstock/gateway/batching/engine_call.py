@@ -18,7 +18,7 @@ from penstock.gateway.batching.merging import (
 )
 from penstock.gateway.tracing import EngineSpan, Trace
 from penstock.protocol.call import HttpCall
-from penstock.protocol.engine import InferenceEngine, Relay
+from penstock.protocol.engine import Engine, Relay
 from penstock.protocol.errors import DeadlineExceeded, EngineFailed, InferenceError, InvalidRequest
 from penstock.protocol.inference import BatchTrace, InferRequest, InferResponse, Timings
 from penstock.protocol.shared_memory import Slab
@@ -48,7 +48,7 @@ class BatchMember(Entry):
 class BatchEngine:
     """The engine of a model's batches. slots: calls that may run at once. slab: memory that the engine reads."""
 
-    backend: InferenceEngine
+    backend: Engine
     slots: int
     slab: Slab | None = None
 
