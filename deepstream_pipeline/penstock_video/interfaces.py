@@ -2,7 +2,12 @@
 
 from typing import Protocol
 
+from pydantic.config import JsonDict
+
 from penstock_video.types import Detections, Frame, FrameAnalytics, FrameResult, SourceConfig, SourceStatistics, Tracks
+
+SECRET: JsonDict = {"writeOnly": True}  # json_schema_extra of an option whose value may have ${NAME} and is never shown
+INTERNAL: JsonDict = {"readOnly": True}  # of an option that is no key of the settings file
 
 
 class Tracker(Protocol):

@@ -117,7 +117,9 @@ def _facts(settings: VideoSettings) -> list[tuple[str, str]]:
     facts = [("model", primary.model + (f", one frame in {primary.interval + 1}" if primary.interval else ""))]
     facts += [("secondary", second.model) for second in settings.secondaries]
     size = "as fits the model" if mux.batch_size is None else str(mux.batch_size)
-    facts.append(("batches", f"{size}, pushed after {mux.push_timeout_s * 1e3:g} ms" if mux.push_timeout_s else size))
+    facts.append(
+        ("batches", f"{size}, pushed after {mux.push_timeout_us / 1e3:g} ms" if mux.push_timeout_us > 0 else size)
+    )
     facts.append(("tracker", settings.tracker.type.value))
     facts += [("sink", sink_name(sink)) for sink in settings.sinks] or [("sink", "none: give one, or --out")]
     facts += [("engine", _engine_name(settings)), ("control API", _api_name(settings) or "off")]

@@ -6,11 +6,13 @@ import threading
 import time
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Protocol
+from typing import Annotated, Protocol
 
 import structlog
+from pydantic import Field
 
 from penstock_video.errors import SinkFailed
+from penstock_video.interfaces import INTERNAL
 from penstock_video.sinks.broker_link import BrokerLink, DeliveryOutcome, LinkDown
 from penstock_video.sinks.schemas import Schema, event_lines, objects_line
 from penstock_video.sinks.spool import Message, Spool
@@ -40,9 +42,9 @@ class BrokerOptions:
 
     what: ResultKind = ResultKind.EVENTS
     schema: Schema = Schema.FULL
-    spool_messages: int = 10_000
-    spool_bytes: int = 64 * 2**20
-    allowed_outbound: tuple[str, ...] = ()
+    spool_messages: Annotated[int, Field(alias="spool-messages", ge=1, le=10_000_000)] = 10_000
+    spool_bytes: Annotated[int, Field(alias="spool-bytes", ge=1 << 10, le=16 << 30)] = 64 * 2**20
+    allowed_outbound: Annotated[tuple[str, ...], Field(json_schema_extra=INTERNAL)] = ()
 
 
 class SinkGauge(Protocol):

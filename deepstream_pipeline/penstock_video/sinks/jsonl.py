@@ -7,8 +7,10 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Annotated
 
 import structlog
+from pydantic import Field
 
 from penstock_video.backoff import Outage
 from penstock_video.errors import SinkFailed
@@ -60,11 +62,14 @@ _TAIL_BYTES = 65_536
 log = structlog.get_logger(component="video")
 
 
+Folder = Annotated[Path, Field(description="give a folder, or --out for all sinks")]
+
+
 @dataclass(frozen=True, slots=True)
 class JsonlOptions:
     """folder: of both files. schema: "full" or "minimal"."""
 
-    folder: Path
+    folder: Folder
     schema: Schema = Schema.FULL
 
 

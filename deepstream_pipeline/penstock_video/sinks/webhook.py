@@ -11,11 +11,12 @@ from datetime import UTC
 from email.utils import parsedate_to_datetime
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
 from urllib.parse import SplitResult, unquote, urlsplit
 
 import msgspec
 import structlog
+from pydantic import BeforeValidator, Field, WithJsonSchema
 from urllib3 import HTTPConnectionPool, connection_from_url
 from urllib3.connection import HTTPConnection, HTTPSConnection
 from urllib3.response import BaseHTTPResponse
@@ -23,8 +24,9 @@ from urllib3.util import parse_url
 
 from penstock.outbound import OutboundPolicy
 from penstock_video.errors import SinkFailed
+from penstock_video.interfaces import INTERNAL, SECRET
 from penstock_video.sinks.broker import BrokerBackoff, BrokerOptions, BrokerSink, SinkGauge
-from penstock_video.sinks.broker_link import DeliveryOutcome, LinkDown, missing, require_allowed_peer
+from penstock_video.sinks.broker_link import DeliveryOutcome, LinkDown, address_of, missing, require_allowed_peer
 from penstock_video.sinks.schemas import iso_time
 from penstock_video.sinks.spool import Message
 
@@ -152,12 +154,16 @@ class WebhookOptions(BrokerOptions):
     connecting to the end of its response. attempts: per message. dead_letters: a file, None to only count. batch: 1
     sends the message itself, more a list of up to so many."""
 
-    url: str = field(repr=False)
-    headers: tuple[tuple[str, str], ...] = field(default=(), repr=False)
-    timeout_s: float = 5.0
-    attempts: int = 5
-    dead_letters: Path | None = None
-    batch: int = 1
+    url: Annotated[str, address_of("http", "https"), Field(json_schema_extra=SECRET)] = field(repr=False)
+    headers: Annotated[
+        tuple[tuple[str, str], ...],
+        BeforeValidator(lambda given: tuple(given.items())),
+        WithJsonSchema({"type": "object", **SECRET}),
+    ] = field(default=(), repr=False)
+    timeout_s: Annotated[float, Field(alias="timeout", ge=0.1, le=120)] = 5.0
+    attempts: Annotated[int, Field(ge=1, le=100)] = 5
+    dead_letters: Annotated[Path | None, Field(alias="dead-letters")] = None
+    batch: Annotated[int, Field(json_schema_extra=INTERNAL)] = 1
 
 
 def webhook_sink(options: WebhookOptions, gauge: SinkGauge | None = None) -> BrokerSink:
