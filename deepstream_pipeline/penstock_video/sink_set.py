@@ -7,7 +7,7 @@ from pkgutil import resolve_name
 
 from penstock_video.errors import SinkFailed
 from penstock_video.gpu.device import Device
-from penstock_video.interfaces import Sink
+from penstock_video.interfaces import Extension, Sink
 from penstock_video.metrics import VideoMetrics
 from penstock_video.runner.recorder import SmartRecorder
 from penstock_video.runner.sink_worker import SinkWorker, SinkWorkerOptions
@@ -99,7 +99,8 @@ def _let_go(sink: Sink) -> None:
 
 def _name(options: object, taken: set[str]) -> str:
     """kafka, kafka-2, …: the sink's name in metrics and logs."""
-    kind = type(options).__name__.removesuffix("Options").lower()
+    class_name = options.type.partition(":")[2] if isinstance(options, Extension) else type(options).__name__
+    kind = class_name.removesuffix("Options").lower()
     name, number = kind, 1
     while name in taken:
         number += 1
@@ -109,9 +110,12 @@ def _name(options: object, taken: set[str]) -> str:
 
 
 def _sink(kind: SinkKind, options: object, osd: Osd, is_single: bool, gauge: _Gauge) -> Sink:
+    if isinstance(options, Extension):
+        sink: Sink = options.create()
+        return sink
     new = resolve_name(kind.sink)
     if kind.takes is SinkInput.PICTURES:
-        sink: Sink = new(options, osd, is_single=is_single)
+        sink = new(options, osd, is_single=is_single)
     elif kind.takes is SinkInput.SPOOL:
         sink = new(options, gauge)
     else:

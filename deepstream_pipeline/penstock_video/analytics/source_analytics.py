@@ -10,11 +10,19 @@ from penstock_video.analytics.evaluators import (
     OvercrowdingEvaluator,
     RoiEvaluator,
 )
-from penstock_video.analytics.rules import DirectionDetection, Dwell, LineCrossing, Overcrowding, RoiFiltering, Rules
+from penstock_video.analytics.rules import (
+    DirectionDetection,
+    Dwell,
+    LineCrossing,
+    Overcrowding,
+    RoiFiltering,
+    Rules,
+    UserRule,
+)
 from penstock_video.analytics.scene import Presence, RuleEvaluator
 from penstock_video.types import AnalyticsEvent, AnalyticsKind, Frame, FrameAnalytics, Tracks
 
-Rule = RoiFiltering | Overcrowding | LineCrossing | DirectionDetection | Dwell
+Rule = RoiFiltering | Overcrowding | LineCrossing | DirectionDetection | Dwell | UserRule
 
 
 class SourceAnalytics:
@@ -92,7 +100,7 @@ def new_analytics(rules: Rules, labels: Sequence[str]) -> SourceAnalytics:
     return SourceAnalytics(rules, labels)
 
 
-def _evaluators(rules: Rules) -> Iterator[tuple[AnalyticsKind, Rule, RuleEvaluator]]:
+def _evaluators(rules: Rules) -> Iterator[tuple[str, Rule, RuleEvaluator]]:
     for roi in rules.roi_filtering:
         yield AnalyticsKind.ROI_FILTERING, roi, RoiEvaluator(roi)
     for crowd in rules.overcrowding:
@@ -103,3 +111,5 @@ def _evaluators(rules: Rules) -> Iterator[tuple[AnalyticsKind, Rule, RuleEvaluat
         yield AnalyticsKind.DIRECTION_DETECTION, direction, DirectionEvaluator(direction)
     for dwell in rules.dwell:
         yield AnalyticsKind.DWELL, dwell, DwellEvaluator(dwell)
+    for user in rules.users:
+        yield user.kind, user, user.new()

@@ -13,6 +13,7 @@ from urllib.parse import parse_qsl, unquote, urlsplit
 import yaml
 
 from penstock_video.decode.uri import is_live
+from penstock_video.interfaces import Extension
 from penstock_video.settings.document import SettingsFaults, Variables, did_you_mean, read_document, shown
 from penstock_video.settings.models import (
     MODEL_FORM,
@@ -38,6 +39,7 @@ from penstock_video.settings.sources import (
     expanded_uris,
     named_sources,
     read_sources,
+    with_user_rules,
 )
 from penstock_video.sinks.osd import OsdOptions
 from penstock_video.source_ids import Shard, shard_here, shard_of
@@ -198,7 +200,7 @@ def read_settings(
 def _read(root: Section, flags: Flags, around: Surroundings) -> VideoSettings:
     reading = root.reading
     primary = _primary(root, flags)
-    tracker = root.section("tracker").read(TrackerOptions) or TrackerOptions()
+    tracker = _tracker(root.section("tracker"))
     drafts = read_sources(root.sections("source"), has_tracker=tracker.has_tracks)
     sources = _sources(drafts_of(flags, reading) if flags.sources else drafts, flags, reading.complaints)
     sinks = _sinks(root, flags)
@@ -226,6 +228,13 @@ def _read(root: Section, flags: Flags, around: Surroundings) -> VideoSettings:
         elsewhere=len(sources) - len(mine),
         out=flags.out,
     )
+
+
+def _tracker(section: Section) -> TrackerOptions | Extension:
+    name = section.text("type") if "type" in section else None
+    if name is not None and ":" in name:
+        return section.extension(name, ("update", "coast", "reset"), {}) or TrackerOptions()
+    return section.read(TrackerOptions) or TrackerOptions()
 
 
 def _primary(root: Section, flags: Flags) -> PrimarySettings:
@@ -284,7 +293,7 @@ def _analytics(root: Section, flags: Flags) -> Plain | None:
     section = root.plain("analytics")
     if flags.rules is not None:
         section = read_rules_file(flags.rules, root.reading)
-    return with_lines(flags, section, root.reading)
+    return with_lines(flags, with_user_rules(section, root.reading.complaints), root.reading)
 
 
 def read_rules_file(path: Path, reading: Reading) -> Plain | None:
@@ -304,7 +313,8 @@ def read_rules_file(path: Path, reading: Reading) -> Plain | None:
 def read_rules(path: Path | None, lines: tuple[str, ...]) -> Plain | None:
     """The analytics section of a rules or settings file, with --line rules. Raises SettingsRefused."""
     reading = Reading(str(path or ""), Path(), SettingsFaults(), Variables({}))
-    section = with_lines(Flags(lines=lines), read_rules_file(path, reading) if path is not None else None, reading)
+    section = with_user_rules(read_rules_file(path, reading) if path is not None else None, reading.complaints)
+    section = with_lines(Flags(lines=lines), section, reading)
     check_section(section, reading.complaints)
     reading.complaints.raise_any()
     return section

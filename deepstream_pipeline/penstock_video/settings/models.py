@@ -12,7 +12,7 @@ from pydantic import AfterValidator, BeforeValidator, Field, WithJsonSchema
 
 from penstock.outbound import OutboundPolicy
 from penstock_video.infer.options import RowMemory
-from penstock_video.interfaces import INTERNAL, SECRET
+from penstock_video.interfaces import INTERNAL, SECRET, Extension
 from penstock_video.mux import MuxOptions
 from penstock_video.settings.section import Plain
 from penstock_video.sinks.osd import OsdOptions
@@ -217,7 +217,7 @@ class VideoSettings:
     primary: PrimarySettings
     mux: MuxSettings = MuxSettings()
     secondaries: tuple[SecondarySettings, ...] = ()
-    tracker: TrackerOptions = field(default_factory=TrackerOptions)
+    tracker: TrackerOptions | Extension = field(default_factory=TrackerOptions)
     analytics: Plain | None = None
     osd: OsdOptions = field(default_factory=OsdOptions)
     sinks: tuple[object, ...] = ()

@@ -3,17 +3,19 @@
 import functools
 import math
 import re
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, TypeVar
 
 import yaml
-from pydantic import TypeAdapter, ValidationError
+from pydantic import BaseModel, TypeAdapter, ValidationError
 from pydantic_core import ErrorDetails
 
+from penstock.protocol.extensions import ExtensionError, load_extension
 from penstock_video.errors import needed_value, resolved_schema
+from penstock_video.interfaces import Extension
 from penstock_video.settings.document import (
     SettingsFaults,
     Variables,
@@ -48,6 +50,10 @@ class InvalidValue(ValueError):
     def __init__(self, text: str, *, is_shown: bool = True, node: yaml.Node | None = None) -> None:
         super().__init__(text)
         self.is_shown, self.node = is_shown, node
+
+
+class _NoOptions(BaseModel):
+    """Of a class without `Options`."""
 
 
 class Section:
@@ -107,7 +113,7 @@ class Section:
         Faulty keys are reported and left at their defaults; None if the model needs them. beside: keys that the caller
         reads. defaults: values of keys that are not given.
         """
-        adapter, properties = _model(model)
+        adapter, properties = _model(model)  # type: ignore[arg-type]  # mypy: a class is Hashable
         self._known |= {*properties, *beside}
         self.close()
         values = {key: value for key, value in defaults.items() if key in properties and value is not None}
@@ -143,6 +149,22 @@ class Section:
         except InvalidValue as wrong:
             self._wrong(key, wrong)
             return None
+
+    def extension(self, name: str, methods: Sequence[str], defaults: Mapping[str, object]) -> Extension | None:
+        """The user's class that `type` names, with the other keys as its `Options`; None, reported, for a fault."""
+        try:
+            found = load_extension(name)
+            absent = [method for method in methods if not callable(getattr(found, method, None))]
+            if absent:
+                raise ExtensionError(f"it has no method {absent[0]}; it needs {', '.join(methods)}")
+        except ExtensionError as error:
+            self._wrong("type", InvalidValue(str(error)))
+            return None
+        before = len(self.reading.complaints)
+        options = self.read(getattr(found, "Options", _NoOptions), beside=("type",), defaults=defaults)
+        if len(self.reading.complaints) > before:
+            return None
+        return Extension(name, found, None if isinstance(options, _NoOptions) else options)
 
     def section(self, key: str) -> "Section":
         """The mapping below the key; empty if missing."""
@@ -266,12 +288,12 @@ _CONVERSIONS: Mapping[str, Callable[[str], object]] = {
 
 
 @functools.cache
-def _model(model: Hashable) -> tuple[TypeAdapter[Any], Mapping[str, Schema]]:
+def _model(model: Any) -> tuple[TypeAdapter[Any], Mapping[str, Schema]]:
     """(what validates the model, JSON schema by key). Fields that are readOnly are set by the program."""
-    adapter = TypeAdapter(model)
+    adapter: TypeAdapter[Any] = TypeAdapter(model)
     schema = adapter.json_schema()
     definitions = schema.get("$defs", {})
-    found = {key: resolved_schema(value, definitions) for key, value in schema["properties"].items()}
+    found = {key: resolved_schema(value, definitions) for key, value in schema.get("properties", {}).items()}
     return adapter, {key: value for key, value in found.items() if not value.get("readOnly")}
 
 

@@ -14,6 +14,8 @@ def read_sink(section: Section, out: Path | None) -> object | None:
     name = section.text("type")
     if name is None:
         return None
+    if ":" in name:
+        return section.extension(name, ("write", "end_source", "close"), {"folder": out})
     if name not in SINKS:
         section.complain(section["type"], f"{section.at('type')} is {name!r}", choices(name, SINKS))
         return None

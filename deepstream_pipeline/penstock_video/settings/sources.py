@@ -11,7 +11,9 @@ from typing import Literal
 
 from pydantic import BaseModel, Field
 
+from penstock.protocol.extensions import ExtensionError
 from penstock_video.analytics.config import rules_from
+from penstock_video.analytics.registry import known_kinds, register_rule
 from penstock_video.analytics.rules import NO_RULES, Rules
 from penstock_video.decode.uri import FILE_SUFFIXES, UriKind, kind_of, path_of
 from penstock_video.errors import RuleRefused, SourceNotAllowed
@@ -20,7 +22,7 @@ from penstock_video.settings.document import SettingsFault, SettingsFaults, show
 from penstock_video.settings.models import SourceSettings
 from penstock_video.settings.section import Plain, Section
 from penstock_video.source_ids import ID_FORM, ID_PATTERN, id_of, is_source_id, unique_ids
-from penstock_video.types import AnalyticsKind, DecoderKind, DropPolicy, SourceConfig
+from penstock_video.types import DecoderKind, DropPolicy, SourceConfig
 
 SCHEMES = ("rtsp", "rtsps", "http", "https", "file")
 VIDEO_SUFFIXES = {*FILE_SUFFIXES, ".mjpeg", ".mjpg"}
@@ -107,7 +109,24 @@ def _close_name(path: Path) -> str:
 
 
 _UNKNOWN_KEY = re.compile(r"there is no key '([^']*)'")
-KINDS = tuple(kind.value for kind in AnalyticsKind)
+
+
+def with_user_rules(section: Plain | None, complaints: SettingsFaults) -> Plain | None:
+    """The section with lists of module:Class under the kind of that class, which is registered. Only for files of the
+    operator: it imports what the file names."""
+    if section is None or not isinstance(section.content, dict):
+        return section
+    for name in [key for key in section.content if ":" in key]:
+        at = f"{section.path}.{name}"
+        try:
+            kind = register_rule(name)
+        except ExtensionError as error:
+            complaints.add(section.place(at), f"{at}: {error}")
+            kind = ""
+        content = {kind if key == name else key: value for key, value in section.content.items() if kind or key != name}
+        where = {key.replace(at, f"{section.path}.{kind}", 1): value for key, value in section.where.items()}
+        section = replace(section, content=content, where=where)
+    return section
 
 
 def check_section(section: Plain | None, complaints: SettingsFaults, *, has_tracker: bool = True) -> None:
@@ -148,10 +167,10 @@ def _faults(section: Plain, content: object, labels: Sequence[str], *, has_track
     if not isinstance(content, Mapping):
         yield from fault_of(content)
         return
-    frame = {key: value for key, value in content.items() if key not in KINDS}
+    frame = {key: value for key, value in content.items() if key not in known_kinds()}
     found = list(fault_of(frame))
     frame = {} if found else frame
-    for kind in KINDS:
+    for kind in known_kinds():
         rules = content.get(kind)
         if not isinstance(rules, list):
             found += fault_of({kind: rules})
@@ -265,7 +284,7 @@ class SourceSection(BaseModel):
 
 def _read_source(section: Section, *, has_tracker: bool) -> tuple[Draft, ...]:
     source = section.read(SourceSection, beside=("analytics",))
-    analytics = section.plain("analytics")
+    analytics = with_user_rules(section.plain("analytics"), section.reading.complaints)
     check_section(analytics, section.reading.complaints, has_tracker=has_tracker)
     if source is None:
         return ()

@@ -130,7 +130,7 @@ class _Memory:
             self.trails.move_to_end(track_id)
         self._forget(frame.pts_s - trail_s)
         for event in result.analytics.events:
-            self.flashes[f"{event.kind.value}/{event.rule}"] = frame.pts_s
+            self.flashes[f"{event.kind}/{event.rule}"] = frame.pts_s
 
     def _forget(self, before_s: float) -> None:
         while self.trails:

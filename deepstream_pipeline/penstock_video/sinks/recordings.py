@@ -306,7 +306,7 @@ def _with_events(running: _Running) -> FinishedRecording:
 def _line(recording: FinishedRecording) -> RecordingLine:
     path = Path(recording.path)
     events = (
-        RecordedEvent(event.kind.value, event.rule, event.frame_num, round(event.pts_s, 6), event.track_id)
+        RecordedEvent(str(event.kind), event.rule, event.frame_num, round(event.pts_s, 6), event.track_id)
         for event in recording.events
     )
     return RecordingLine(

@@ -3,6 +3,8 @@
 from dataclasses import dataclass
 from enum import Enum, auto
 
+from penstock_video.interfaces import Extension
+
 _SINKS = "penstock_video.sinks."
 
 
@@ -41,5 +43,7 @@ SINKS = {
 
 def kind_of(options: object) -> SinkKind:
     """The sink whose options these are."""
+    if isinstance(options, Extension):
+        return SinkKind("", "", SinkInput.RESULTS)
     name = f"{type(options).__module__}:{type(options).__name__}"
     return next(kind for kind in SINKS.values() if kind.options == name)

@@ -2,12 +2,13 @@
 
 from dataclasses import dataclass, replace
 from enum import StrEnum
+from pkgutil import resolve_name
 from typing import Annotated
 
 import numpy as np
 from pydantic import Field
 
-from penstock_video.interfaces import Tracker
+from penstock_video.interfaces import Extension, Tracker
 from penstock_video.types import Detections, Frame, Tracks, no_tracks
 
 NO_IDENTITY = -1
@@ -19,6 +20,9 @@ class Untracked:
     Rules that count what is there (roi-filtering's counts, overcrowding) work; those that follow one object need an
     identity and stay silent.
     """
+
+    def __init__(self, options: object = None) -> None:
+        """Has no options."""
 
     def update(self, frame: Frame, detections: Detections) -> Tracks:
         """The detections, in their order."""
@@ -38,6 +42,12 @@ class TrackerType(StrEnum):
 
     BYTETRACK = "bytetrack"
     NONE = "none"
+
+
+TRACKERS = {
+    TrackerType.BYTETRACK: "penstock_video.track.bytetrack:ByteTrack",
+    TrackerType.NONE: "penstock_video.track.registry:Untracked",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,10 +75,9 @@ class TrackerOptions:
         return self.type is not TrackerType.NONE
 
 
-def new_tracker(options: TrackerOptions) -> Tracker:
+def new_tracker(options: TrackerOptions | Extension) -> Tracker:
     """One source's tracker. Its library is imported with the first that needs it, which takes seconds."""
-    if options.type is TrackerType.NONE:
-        return Untracked()
-    from penstock_video.track.bytetrack import ByteTrack
-
-    return ByteTrack(options)
+    tracker: Tracker = (
+        options.create() if isinstance(options, Extension) else resolve_name(TRACKERS[options.type])(options)
+    )
+    return tracker
