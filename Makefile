@@ -65,7 +65,7 @@ $(VENV)/.uv: requirements/bootstrap.txt
 	@echo "building $(VENV) from the locks" && $(PYTHON) -m venv $(VENV) && $(BIN)/python -m pip install -q --disable-pip-version-check --require-hashes -r requirements/bootstrap.txt
 	@touch $@
 
-$(VENV)/.base: $(VENV)/.uv requirements/load.txt pyproject.toml
+$(VENV)/.base: $(VENV)/.uv requirements/load.txt requirements/link.py pyproject.toml
 	@$(call install,$(VENV),-r requirements/load.txt)
 	@$(BIN)/python requirements/link.py
 	@touch $@
@@ -77,14 +77,12 @@ $(VENV)/.dev: $(VENV)/.base requirements/dev.txt
 no-triton:
 	@echo "no Triton here (its wheel is for Linux on x86-64 with glibc 2.35 or newer): the embedded engine serves"
 
-$(TRITON_VENV)/.ready: $(VENV)/.uv $(TRITON_LOCKS)
-	@echo "building $(TRITON_VENV): Triton and the environment of its models" && $(PYTHON) -m venv --without-pip $(TRITON_VENV)
-	@$(call install,$(TRITON_VENV),-r requirements/triton.txt)
-	@$(call install,$(TRITON_VENV),-r requirements/triton-server.txt)
+$(TRITON_VENV)/.ready: $(TRITON_LOCKS) | $(VENV)/.base
+	@$(BIN)/penstock setup triton --folder $(TRITON_VENV)
 	@touch $@
 
 $(TRITON_VENV)/.gpu: $(TRITON_VENV)/.ready requirements/triton-gpu.txt
-	@echo "adding PyTorch to $(TRITON_VENV)" && $(call install,$(TRITON_VENV),-r requirements/triton-gpu.txt)
+	@$(BIN)/penstock setup triton --folder $(TRITON_VENV) --gpu
 	@touch $@
 
 $(VENV)/.gpu: $(VENV)/.base requirements/video-gpu.txt

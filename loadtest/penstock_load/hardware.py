@@ -13,7 +13,7 @@ import re
 import socket
 import subprocess
 import sys
-import tomllib
+from contextlib import suppress
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -27,7 +27,6 @@ MEASURED_WITH = ("aiohttp", "grpcio", "locust", "numpy", "uvloop")
 CGROUP_ROOT = Path("/sys/fs/cgroup")
 GIB = float(1 << 30)
 _ASK_NVML = (sys.executable, "-P", "-m", "penstock_load.hardware")
-_CHECKOUT = Path(__file__).resolve().parents[2]
 
 
 class Hardware(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -162,11 +161,8 @@ def _read(path: Path) -> str:
 def _versions(names: tuple[str, ...]) -> list[tuple[str, str]]:
     found = []
     for name in names:
-        try:
+        with suppress(importlib.metadata.PackageNotFoundError):
             found.append((name, importlib.metadata.version(name)))
-        except importlib.metadata.PackageNotFoundError:
-            if name == "penstock" and (text := _read(_CHECKOUT / "pyproject.toml")):  # a checkout is not installed
-                found.append((name, str(tomllib.loads(text)["project"]["version"])))
     return found
 
 

@@ -71,9 +71,9 @@ def test_find_with_tritonserver_on_the_path_takes_it_as_it_is(tmp_path: Path, en
 
 def test_find_without_any_triton_says_what_to_do(tmp_path: Path) -> None:
     """One sentence with the fix, whether an environment is expected or not."""
-    with pytest.raises(TritonUnavailable, match=r"make up.*--engine embedded.*--engine URL"):
+    with pytest.raises(TritonUnavailable, match=r"penstock setup triton.*--engine embedded.*--engine URL"):
         find_triton(environment=tmp_path / "absent", search_path="")
-    with pytest.raises(TritonUnavailable, match=r"make up.*--engine embedded.*--engine URL"):
+    with pytest.raises(TritonUnavailable, match=r"penstock setup triton.*--engine embedded.*--engine URL"):
         find_triton(environment=None, search_path="")
 
 
@@ -232,9 +232,12 @@ def test_platform_that_the_wheel_runs_on_is_taken() -> None:
     check_platform("x86_64", (2, 35))
 
 
-def test_default_environment_stands_beside_ours() -> None:
-    """The rule by which `make up` names it."""
-    assert default_environment(Path("/srv/penstock/.venv")) == Path("/srv/penstock/.venv-triton")
+def test_default_environment_stands_beside_ours_or_in_the_home(tmp_path: Path) -> None:
+    """A checkout has it beside its own environment (`make up`), others have what `penstock setup triton` makes."""
+    prefix, home = tmp_path / ".venv", tmp_path / "home"
+    assert default_environment(prefix, home) == home / "triton"
+    (tmp_path / ".venv-triton").mkdir()
+    assert default_environment(prefix, home) == tmp_path / ".venv-triton"
 
 
 def test_find_in_the_real_environment_gives_the_real_triton(triton_environment: Path, tmp_path: Path) -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from penstock.gateway.settings import CHECKOUT
+from penstock.gateway.settings import SHIPPED_MODELS
 from penstock.models.catalogue import read_catalogue
 from tests.commands.conftest import Call, StandIn
 
@@ -60,7 +60,7 @@ def test_list_brings_folders_catalogue_and_gateway_together(penstock: Call, stan
         "resnet50": ["catalogue", [], "not loaded", "triton"],
     }
     assert {name: columns[name] for name in expected} == expected
-    assert set(columns) == {*expected, *read_catalogue(), *os.listdir(CHECKOUT / "model_repository")}
+    assert set(columns) == {*expected, *read_catalogue(), *os.listdir(SHIPPED_MODELS)}
     assert rows["mine"]["reason"] == "no such backend"
     assert rows["hollow"]["reason"] == f"it has no version: put its files into {home() / 'models' / 'hollow' / '1'}"
     assert "config.pbtxt:1:" in str(rows["bad"]["reason"])

@@ -18,7 +18,8 @@ def linked_command(checkout: Path, cli: str) -> Path:
     """The command of a checkout whose server/penstock/cli/main.py is the given text, in an environment of its own."""
     for name in ("requirements", "server/penstock/cli"):
         (checkout / name).mkdir(parents=True)
-    (checkout / "requirements" / "link.py").write_text((CHECKOUT / "requirements" / "link.py").read_text())
+    for name in ("requirements/link.py", "pyproject.toml"):
+        (checkout / name).write_text((CHECKOUT / name).read_text())
     (checkout / "server" / "penstock" / "cli" / "main.py").write_text(cli)
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", checkout / ".venv"], check=True, timeout=60)
     subprocess.run([checkout / ".venv/bin/python", checkout / "requirements/link.py"], check=True, timeout=60)

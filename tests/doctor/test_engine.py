@@ -13,7 +13,7 @@ from tests.doctor.machines import pick, plan
 ORT = OnnxRuntimeFacts("1.31.1", ("CPUExecutionProvider",))
 NO_ORT = OnnxRuntimeFacts(None, failure="it is not installed")
 TRITON = EngineFacts("auto", "Triton of nvidia-pytriton 0.7.0 in /x", "", ORT)
-NONE = EngineFacts("auto", "", "no tritonserver on PATH; `make up` builds it, or use another", ORT)
+NONE = EngineFacts("auto", "", "no tritonserver on PATH; `penstock setup triton` installs it, or use another", ORT)
 ARM = EngineFacts("auto", "", "this machine is aarch64; use --engine URL", ORT)
 
 
@@ -24,9 +24,9 @@ ARM = EngineFacts("auto", "", "this machine is aarch64; use --engine URL", ORT)
         (replace(TRITON, asked="triton"), Severity.OK, "triton takes Triton", ""),
         (replace(TRITON, asked="embedded"), Severity.OK, "embedded: ONNX Runtime 1.31.1", ""),
         (replace(TRITON, asked="http://h:8000"), Severity.OK, "an external server", ""),
-        (NONE, Severity.NOTE, "because no tritonserver on PATH", "`make up` builds"),
+        (NONE, Severity.NOTE, "because no tritonserver on PATH", "`penstock setup triton`"),
         (ARM, Severity.NOTE, "because this machine is aarch64", "--engine http://HOST:8000"),
-        (replace(NONE, asked="triton"), Severity.PROBLEM, "no tritonserver on PATH", "`make up`"),
+        (replace(NONE, asked="triton"), Severity.PROBLEM, "no tritonserver on PATH", "penstock setup triton"),
         (replace(NONE, onnxruntime=NO_ORT), Severity.PROBLEM, "no engine", "make up"),
         (replace(TRITON, asked="embedded", onnxruntime=NO_ORT), Severity.PROBLEM, "no engine", "make up"),
         (replace(TRITON, onnxruntime=NO_ORT), Severity.OK, "auto takes Triton", ""),

@@ -86,7 +86,7 @@ def test_memory_swapping_machine_is_a_note() -> None:
         (replace(HOST, machine="aarch64", needs_triton=True), "host.system", Severity.WARNING, "runs on x86-64"),
         (HOST, "host.python", Severity.OK, "3.11.7"),
         (replace(HOST, python=(3, 12, 3)), "host.python", Severity.OK, "3.12.3"),
-        (replace(HOST, python=(3, 13, 0)), "host.python", Severity.PROBLEM, "numpy 1.26"),
+        (replace(HOST, python=(3, 13, 0)), "host.python", Severity.NOTE, "numpy 1.26"),
         (replace(HOST, container="docker", cgroup_version=1), "host.container", Severity.OK, "docker, cgroup v1"),
         (replace(HOST, cgroup_version=0), "host.container", Severity.OK, "no container, no cgroup"),
     ],

@@ -11,11 +11,12 @@ from typer.testing import CliRunner
 
 from penstock.cli.main import build_app
 from penstock.gateway.composition import describe_engine, engine_addresses
-from penstock.gateway.settings import CHECKOUT, Settings, SettingsError, read_settings
+from penstock.gateway.settings import Settings, SettingsError, read_settings
 from penstock.gateway.stack.stack import announcement
 from penstock.gateway.stack.startup import CannotStart, choose_engine, resolve_ports
 from penstock.gateway.workers.gateway_process import GatewayReady, GatewayServes
 from penstock.testing import FakeEngine, FakeMode
+from tests.conftest import CHECKOUT
 
 RUN_DIR = Path("/run/penstock")
 
@@ -161,7 +162,7 @@ def test_engine_by_default_is_triton_where_it_can_run(triton_on_path: Path) -> N
 
 def test_engine_triton_where_it_cannot_run_is_refused_with_the_other_engines(no_triton: dict[str, Path]) -> None:
     """Who asks for Triton does not get something else in silence."""
-    with pytest.raises(CannotStart, match=r"make up.* or use --engine embedded .* --engine URL"):
+    with pytest.raises(CannotStart, match=r"penstock setup triton.* or use --engine embedded .* --engine URL"):
         choose_engine(read_settings({"engine": "triton", **no_triton}, environ={}))
 
 

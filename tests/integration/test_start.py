@@ -49,7 +49,7 @@ def test_no_triton_binary_is_one_line_with_the_fix(tmp_path: Path) -> None:
     assert code != 0
     assert len(text.splitlines()) == 1
     assert "no tritonserver on PATH" in text
-    assert "`make up` builds it, or use --engine embedded" in text
+    assert "`penstock setup triton` installs it, or use --engine embedded" in text
 
 
 def test_missing_repository_is_one_line(tmp_path: Path, triton_environment: Path) -> None:

@@ -68,7 +68,7 @@ def plan_of(settings: Settings) -> StackPlan:
         host=settings.host,
         ports=ports,
         engine=settings.engine,
-        engine_environment=settings.engine_environment or default_environment(Path(sys.prefix)),
+        engine_environment=settings.engine_environment or default_environment(Path(sys.prefix), settings.home_path),
         home=settings.home_path,
         repositories=settings.repositories,
         max_inflight_requests=settings.max_inflight_requests,

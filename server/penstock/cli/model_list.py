@@ -14,7 +14,7 @@ from penstock.cli.gateway_client import GatewayClient, GatewayError, GatewayUnre
 from penstock.cli.terminal import fail, one_line
 from penstock.gateway.batching.batch_report import ModelBatchReport
 from penstock.gateway.batching.options import DeclaredOptions
-from penstock.gateway.settings import CHECKOUT, Settings
+from penstock.gateway.settings import SHIPPED_MODELS, Settings
 from penstock.models.catalogue import (
     RANDOM_WEIGHTS,
     CatalogueEntry,
@@ -196,7 +196,7 @@ def _size(size_bytes: int | None) -> str:
 def _where(repository: Path, home_repository: Path) -> str:
     if repository == home_repository:
         return "home"
-    return "shipped" if repository == CHECKOUT / "model_repository" else str(repository)
+    return "shipped" if repository == SHIPPED_MODELS else str(repository)
 
 
 NOT_FOUND = ("failed to poll from model repository", "it is not in the engine's model repository")  # the two engines'

@@ -17,6 +17,7 @@ from penstock.engines.triton.runtime import TritonRuntime, TritonUnavailable, fi
 from penstock.network import family_of, listen_hosts
 
 _CHILD_TIMEOUT_S = 8.0
+_REINSTALL = "pip install --force-reinstall onnxruntime (in a checkout: remove .venv and `make up`)"
 # In a process of its own: on a CPU that it was not built for, a native library ends the process that imports it.
 _ONNXRUNTIME_SCRIPT = "import json, onnxruntime as o; print(json.dumps([o.__version__, o.get_available_providers()]))"
 
@@ -117,11 +118,11 @@ def _engine(facts: EngineFacts) -> Finding:
     embedded = f"ONNX Runtime {facts.onnxruntime.version} in the gateway's process"
     if facts.onnxruntime.version is None:
         found = f"no engine: {why or 'embedded is asked for'}, and ONNX Runtime cannot be used"
-        return Finding("engine.choice", Severity.PROBLEM, found, "remove .venv and `make up`")
+        return Finding("engine.choice", Severity.PROBLEM, found, _REINSTALL)
     if facts.asked == "embedded":
         return Finding("engine.choice", Severity.OK, f"embedded: {embedded}")
     elsewhere = "models of other backends need a Triton elsewhere: penstock up --engine http://HOST:8000"
-    advice = "`make up` builds Triton's environment" if "`make up`" in way_out else elsewhere
+    advice = "`penstock setup triton` installs Triton" if "penstock setup" in way_out else elsewhere
     return Finding("engine.choice", Severity.NOTE, f"auto takes embedded ({embedded}), because {why}", advice)
 
 
@@ -129,7 +130,7 @@ def _onnxruntime(facts: EngineFacts) -> Finding:
     runtime = facts.onnxruntime
     if runtime.version is None:
         status = Severity.WARNING if facts.triton else Severity.NOTE
-        return Finding("engine.onnxruntime", status, f"ONNX Runtime: {runtime.failure}", "remove .venv and `make up`")
+        return Finding("engine.onnxruntime", status, f"ONNX Runtime: {runtime.failure}", _REINSTALL)
     providers = ", ".join(name.removesuffix("ExecutionProvider") for name in runtime.providers)
     return Finding("engine.onnxruntime", Severity.OK, f"ONNX Runtime {runtime.version}: {providers}")
 

@@ -11,6 +11,7 @@ import psutil
 
 from penstock.doctor.finding import GIB, MIB, Finding, Severity, StackPlan, shown_bytes
 from penstock.engines.ort_serving.threads import CGROUP_ROOT, available_cores, cgroup_quota
+from penstock.engines.triton.environment import PYTHONS
 from penstock.engines.triton.runtime import TritonUnavailable, check_platform, glibc_version
 
 CGROUP_MOUNT = Path("/sys/fs/cgroup")
@@ -56,7 +57,6 @@ def _read_cgroup_file(path: Path) -> str:
         return ""
 
 
-PYTHONS = ((3, 11), (3, 12))
 _MARKS = {"docker": "docker", "kubepods": "kubernetes", "libpod": "podman", "containerd": "containerd", "lxc": "lxc"}
 
 
@@ -128,13 +128,11 @@ def _wheel(facts: HostFacts) -> Finding:
 
 
 def _python(facts: HostFacts) -> Finding:
-    found = "Python " + ".".join(map(str, facts.python))
-    if facts.python[:2] in PYTHONS:
+    found, version = "Python " + ".".join(map(str, facts.python)), ".".join(map(str, facts.python[:2]))
+    if version in PYTHONS:
         return Finding("host.python", Severity.OK, found)
-    advice = "rebuild the environment with Python 3.11 or 3.12: remove .venv and .venv-triton, then `make up`"
-    return Finding(
-        "host.python", Severity.PROBLEM, f"{found}: Triton's models need numpy 1.26 and 3.11 or 3.12", advice
-    )
+    found += f": Triton's models need numpy 1.26, so {' or '.join(sorted(PYTHONS))}"
+    return Finding("host.python", Severity.NOTE, found, "penstock setup triton --python /path/to/python3.12")
 
 
 def _container(facts: HostFacts) -> Finding:

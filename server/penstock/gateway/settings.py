@@ -34,7 +34,7 @@ from penstock.protocol.errors import InvalidRequest
 from penstock.protocol.identity import ALL_ROLES, Role
 
 PREFIX = "PENSTOCK_"
-CHECKOUT = Path(__file__).resolve().parents[3]
+SHIPPED_MODELS = (Path(__file__).parents[1] / "models" / "shipped").resolve()  # a link to model_repository
 OTHER_VARIABLES = {
     *("PENSTOCK_CONFIG", "PENSTOCK_ENGINE_ID"),
     *("PENSTOCK_API_KEY", "PENSTOCK_CLIENT_CERTIFICATE"),  # used by commands
@@ -106,7 +106,7 @@ class Settings(BaseSettings):
     tls_client_ca: Path | None = None
 
     home: Path = Path("~/.penstock")
-    model_repository: tuple[Path, ...] = (CHECKOUT / "model_repository",)
+    model_repository: tuple[Path, ...] = (SHIPPED_MODELS,)
     models: tuple[str, ...] | None = None
     batching: dict[str, dict[str, str]] = Field(default_factory=dict)  # by model, see penstock.gateway.batching.options
 

@@ -45,6 +45,7 @@ _ONE_THREAD = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "NU
 # After 100 hostile pictures and 100 tensors of 10 and 15 MiB, Triton's memory had grown by 83 MiB; with these, by 25.
 # The cost: tensors of 8 to 32 MiB take more CPU time, one of 16 MB about a third more.
 _MALLOC = {"MALLOC_MMAP_THRESHOLD_": str(8 << 20), "MALLOC_TRIM_THRESHOLD_": str(32 << 20)}
+_INSTALL = "`penstock setup triton` installs it"
 _REMEDY = "use --engine embedded (ONNX models only) or --engine URL (a Triton elsewhere)"
 
 
@@ -120,9 +121,7 @@ def find_triton(*, environment: Path | None, search_path: str | None = None) -> 
     if on_path is not None:
         return TritonRuntime(Path(on_path).absolute())
     if environment is None:
-        raise TritonUnavailable(
-            f"no tritonserver on PATH and no environment that holds one; `make up` builds it, or {_REMEDY}"
-        )
+        raise TritonUnavailable(f"no tritonserver on PATH and no environment that has one; {_INSTALL}, or {_REMEDY}")
     check_platform(os.uname().machine, glibc_version())
     try:
         return _from_wheel(environment)
@@ -132,9 +131,10 @@ def find_triton(*, environment: Path | None, search_path: str | None = None) -> 
         ) from error
 
 
-def default_environment(prefix: Path) -> Path:
-    """The environment of Triton's models beside ours: `.venv` → `.venv-triton`."""
-    return prefix.with_name(f"{prefix.name}-triton")
+def default_environment(prefix: Path, home: Path = Path("~/.penstock")) -> Path:
+    """The environment of Triton's models beside ours (`.venv` → `.venv-triton`), else `penstock setup triton`'s."""
+    beside = prefix.with_name(f"{prefix.name}-triton")
+    return beside if beside.is_dir() else home.expanduser() / "triton"
 
 
 def check_platform(machine: str, glibc: tuple[int, int] | None) -> None:
@@ -165,7 +165,7 @@ def _from_wheel(environment: Path) -> TritonRuntime:
     binaries = sorted(environment.glob("lib/python3.*/site-packages/pytriton/tritonserver/bin/tritonserver"))
     if not binaries:
         raise TritonUnavailable(
-            f"no tritonserver on PATH and none of nvidia-pytriton in {environment}; `make up` builds it, or {_REMEDY}"
+            f"no tritonserver on PATH and none of nvidia-pytriton in {environment}; {_INSTALL}, or {_REMEDY}"
         )
     server = binaries[0].parent.parent
     site_packages = server.parent.parent
@@ -187,7 +187,7 @@ def _check_complete(wheel: WheelFiles) -> None:
     for needed in (backend / "libtriton_python.so", backend / "triton_python_backend_utils.py", wheel.libraries):
         if not needed.exists():
             raise TritonUnavailable(
-                f"nvidia-pytriton in {wheel.environment} lacks {needed}; remove that folder and `make up`"
+                f"nvidia-pytriton in {wheel.environment} lacks {needed}; remove that folder, then {_INSTALL}"
             )
 
 

@@ -92,7 +92,7 @@ def choose_engine(settings: Settings) -> EngineChoice:
             raise CannotStart(f"--engine-header-file: {error}") from error
     if settings.engine_is_external or settings.engine_is_embedded:
         return EngineChoice(settings)
-    environment = settings.engine_environment or default_environment(Path(sys.prefix))
+    environment = settings.engine_environment or default_environment(Path(sys.prefix), settings.home_path)
     try:
         triton = find_triton(environment=environment)
     except TritonUnavailable as error:

@@ -1,0 +1,49 @@
+"""`penstock setup`: installs what does not come with our wheel."""
+
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import msgspec
+import typer
+
+from penstock.cli.gateway_client import settings_or_fail
+from penstock.cli.terminal import fail, stoppable
+from penstock.engines.triton.environment import SetupFailed, TritonSetup
+from penstock.engines.triton.runtime import TritonUnavailable
+
+app = typer.Typer(no_args_is_help=True, pretty_exceptions_enable=False, rich_markup_mode=None)
+
+
+@app.callback()
+def _setup() -> None:
+    """Install what does not come with the package."""
+
+
+@app.command()
+def triton(
+    folder: Annotated[Path | None, typer.Option(help="where its environment is made [HOME/triton]")] = None,
+    python: Annotated[Path | None, typer.Option(help="a Python 3.11 or 3.12 [this one, else one on PATH]")] = None,
+    gpu: Annotated[bool, typer.Option("--gpu", help="with PyTorch for models on a GPU (5 GB, CUDA 13)")] = False,
+    home: Annotated[Path | None, typer.Option(help="folder of our data [~/.penstock]", show_default=False)] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="one JSON object on standard output")] = False,
+) -> None:
+    """Install the bundled Triton with the environment of its models; `penstock up` then uses it.
+
+    It is for Linux on x86-64 with glibc 2.35 or newer. An environment that is complete stays as it is.
+    """
+    target = (folder or settings_or_fail(home).home_path / "triton").expanduser().absolute()
+    try:
+        with stoppable("the same command goes on from there"):
+            is_changed = TritonSetup(target, python, gpu).run(print_step)
+    except (SetupFailed, TritonUnavailable) as error:
+        fail(str(error), code=1)
+    if as_json:
+        sys.stdout.write(msgspec.json.encode({"environment": str(target), "changed": is_changed}).decode() + "\n")
+    else:
+        typer.echo(f"Triton is {'installed' if is_changed else 'up to date'} in {target}; `penstock up` starts it")
+
+
+def print_step(text: str) -> None:
+    """Progress goes to standard error, with that of the installer."""
+    sys.stderr.write(f"{text}\n")

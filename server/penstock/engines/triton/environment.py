@@ -1,0 +1,117 @@
+"""Makes the environment of the bundled Triton: Triton's wheel, and numpy 1.26 with what its models import."""
+
+import hashlib
+import os
+import shutil
+import subprocess
+import sys
+import sysconfig
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from importlib.util import find_spec
+from pathlib import Path
+
+from penstock.engines.triton.runtime import check_platform, find_libpython, find_triton, glibc_version
+
+PYTHONS = ("3.12", "3.11")  # numpy 1.26 has no wheel for later ones
+LOCKS = Path(__file__).with_name("locks")  # in a checkout a link to requirements
+READY = ".ready"  # in the environment: a digest of what it was made from
+_PROBE_TIMEOUT_S = 10.0
+
+
+class SetupFailed(Exception):
+    """The environment could not be made. Its text is one sentence for the user."""
+
+
+@dataclass(frozen=True, slots=True)
+class TritonSetup:
+    """python: an interpreter, or None to search one. has_gpu: with PyTorch for models on a GPU (5 GB)."""
+
+    folder: Path
+    python: Path | None = None
+    has_gpu: bool = False
+
+    @property
+    def locks(self) -> tuple[Path, ...]:
+        """Triton comes last: an environment that has it is complete."""
+        names = ("triton", *(("triton-gpu",) if self.has_gpu else ()), "triton-server")
+        return tuple(LOCKS / f"{name}.txt" for name in names)
+
+    def run(self, progress: Callable[[str], None]) -> bool:
+        """Makes or updates the environment; False if it is up to date. Raises SetupFailed, TritonUnavailable."""
+        check_platform(os.uname().machine, glibc_version())
+        python, version = self._interpreter()
+        try:
+            digest = hashlib.sha256(b"".join([version.encode(), *(lock.read_bytes() for lock in self.locks)]))
+            ready = self.folder / READY
+            if ready.is_file() and ready.read_text() == digest.hexdigest():
+                return False
+            progress(f"environment {self.folder} (Python {version})")
+            self._make(python, version)
+            find_libpython(self.folder, version)
+            for lock in self.locks:
+                progress(f"packages of {lock.name}")
+                _install(self.folder / "bin" / "python", lock)
+            find_triton(environment=self.folder, search_path="")
+            ready.write_text(digest.hexdigest())
+        except OSError as error:
+            raise SetupFailed(f"{error.filename or self.folder}: {error.strerror or error}") from error
+        return True
+
+    def _interpreter(self) -> tuple[str, str]:
+        """A Python that Triton's models run in, and its version."""
+        wanted = [str(self.python)] if self.python else [sys.executable, *(f"python{version}" for version in PYTHONS)]
+        for python in wanted:
+            if (version := _version_of(python)) in PYTHONS:
+                return python, version
+        raise SetupFailed(
+            f"Triton's models need Python 3.11 or 3.12 (numpy 1.26), and {' '.join(wanted)} is none; install one, or "
+            "name it: --python /path/to/python3.12"
+        )
+
+    def _make(self, python: str, version: str) -> None:
+        is_environment = (self.folder / "pyvenv.cfg").is_file()
+        if is_environment and _version_of(str(self.folder / "bin" / "python")) == version:
+            return
+        if not is_environment and self.folder.is_dir() and any(self.folder.iterdir()):
+            raise SetupFailed(f"{self.folder} has other files; choose another folder: --folder DIR")
+        made = subprocess.run(
+            [python, "-m", "venv", "--without-pip", "--clear", str(self.folder)], capture_output=True, text=True
+        )
+        if made.returncode:
+            reason = (made.stderr or made.stdout).strip().splitlines()[-1:]
+            raise SetupFailed(f"{python} -m venv {self.folder}: {reason[0] if reason else 'failed'}")
+
+
+def _version_of(python: str) -> str:
+    """Its major and minor version, "3.11"; empty if it does not run."""
+    ask = [python, "-I", "-S", "-c", "import sys; print('%d.%d' % sys.version_info[:2])"]
+    try:
+        return subprocess.run(ask, capture_output=True, text=True, timeout=_PROBE_TIMEOUT_S, check=True).stdout.strip()
+    except (OSError, subprocess.SubprocessError):
+        return ""
+
+
+def _install(python: Path, lock: Path) -> None:
+    """Installs what the lock lists. uv is quick; pip also knows an index that is configured for pip alone."""
+    tried = []
+    for installer in _installers(python):
+        command = [*installer, "--no-deps", "--require-hashes", "-r", str(lock)]
+        if subprocess.run(command, stdin=subprocess.DEVNULL, stdout=sys.stderr).returncode == 0:
+            return
+        tried.append(Path(installer[0]).name)
+    if not tried:
+        raise SetupFailed("neither uv nor pip is installed here; install uv: pip install 'penstock[triton]'")
+    raise SetupFailed(
+        f"the packages of {lock.name} could not be installed (messages of {', '.join(tried)} above); run it again when "
+        "that is solved: what is complete stays"
+    )
+
+
+def _installers(python: Path) -> Iterator[list[str]]:
+    quiet = [] if sys.stderr.isatty() else ["-q"]
+    places = os.pathsep.join((sysconfig.get_path("scripts"), os.environ.get("PATH", os.defpath)))
+    if uv := shutil.which("uv", path=places):
+        yield [uv, "pip", "install", *quiet, "--python", str(python)]
+    if find_spec("pip"):
+        yield [sys.executable, "-m", "pip", "--disable-pip-version-check", "--python", str(python), "install", *quiet]
