@@ -231,7 +231,7 @@ def test_webhook_answered_500_for_ever_gives_up_after_its_attempts(
 def test_webhook_answered_4xx_or_a_redirect_is_a_dead_letter_at_once(
     status: int, reason: str, receiver: Receiver, url: str, tmp_path: Path
 ) -> None:
-    """What would be refused again is not sent again, and nobody is led to another host."""
+    """What would be refused again is not sent again, and no one is led to another host."""
     receiver.status, receiver.headers = {0: [status]}, {"Location": "/elsewhere"}
     sink = webhook_sink(options(url, dead_letters=tmp_path / "dead.jsonl"))
     write(sink, 2)
@@ -291,7 +291,7 @@ def test_webhook_whose_answer_dribbles_is_left_in_time(where: str, tmp_path: Pat
     assert letters(tmp_path / "dead.jsonl") == [(f"{trouble}, at attempt 2 of 2", 0)]
 
 
-def test_webhook_nobody_listens_to_waits_and_uses_no_attempt(receiver: Receiver, tmp_path: Path) -> None:
+def test_webhook_no_one_listens_to_waits_and_uses_no_attempt(receiver: Receiver, tmp_path: Path) -> None:
     """An address that cannot be reached is waited for, as any broker; what fits the spool is not lost."""
     port = free_port()
     sink = webhook_sink(options(f"http://127.0.0.1:{port}", attempts=1, dead_letters=tmp_path / "dead.jsonl"))
@@ -304,7 +304,7 @@ def test_webhook_nobody_listens_to_waits_and_uses_no_attempt(receiver: Receiver,
     assert not (tmp_path / "dead.jsonl").exists()
 
 
-def test_webhook_told_to_wait_waits(receiver: Receiver, url: str) -> None:
+def test_webhook_set_to_wait_waits(receiver: Receiver, url: str) -> None:
     """Retry-After is obeyed."""
     receiver.status, receiver.headers = {0: [503, 200]}, {"Retry-After": "1"}
     sink = webhook_sink(options(url))
@@ -332,7 +332,7 @@ def test_webhook_that_fails_for_many_messages_spends_its_budget(
 
 def test_webhook_shows_no_secret(receiver: Receiver, url: str, tmp_path: Path) -> None:
     """Neither logs, statistics, dead letters nor reprs hold what the address, its path or its headers keep."""
-    told = options(
+    reported = options(
         url.replace("//", f"//cam:{SECRET}@") + f"/{SECRET}?key={SECRET}",
         headers=(("X-Token", SECRET),),
         dead_letters=tmp_path / "dead.jsonl",
@@ -340,12 +340,12 @@ def test_webhook_shows_no_secret(receiver: Receiver, url: str, tmp_path: Path) -
     )
     receiver.status = {0: [500], 1: [404]}
     with capture_logs() as lines:
-        sink = webhook_sink(told)
+        sink = webhook_sink(reported)
         write(sink, 3)
         assert until(lambda: sink.statistics().depth == 0)
         close_losing(sink, 2, "answered 404")
     assert lines
-    assert SECRET not in repr(lines) + repr(told) + repr(sink.statistics()) + (tmp_path / "dead.jsonl").read_text()
+    assert SECRET not in repr(lines) + repr(reported) + repr(sink.statistics()) + (tmp_path / "dead.jsonl").read_text()
 
 
 @pytest.mark.parametrize(
@@ -388,7 +388,7 @@ def test_dead_letters_that_are_full_or_cannot_be_written_lose_and_say_so_once(tm
      {"url": "http://host", "headers": (("X", "a\r\nY: b"),)}],
 )  # fmt: skip
 def test_webhook_option_that_cannot_be_meant_is_refused_at_the_start(wrong: dict[str, object]) -> None:
-    """A mistake is told before anything runs."""
+    """A mistake is reported before anything runs."""
     with pytest.raises(SinkFailed):
         webhook_sink(WebhookOptions(**wrong))  # type: ignore[arg-type]
 
