@@ -14,7 +14,7 @@ import structlog
 from av.container import OutputContainer
 from pydantic import Field
 
-from penstock_video.backoff import Outage
+from penstock_video.backoff import Backoff, Outage
 from penstock_video.errors import SinkFailed
 from penstock_video.sinks.encoder import H264, EncoderKind, EncoderRefused, Quality, even, stream_encoder
 from penstock_video.sinks.encoder_choice import Encoders
@@ -188,7 +188,7 @@ class LiveStream:
         self._options = options
         self._encoders = encoders
         self._playlist = Playlist(segment_s=options.segment_s, list_size=options.list_size)
-        self._outage = Outage(first_s=RETRY_S, longest_s=RETRY_S)
+        self._outage = Outage(Backoff(RETRY_S, RETRY_S))
         self._is_clean = False
         self._number = int(time.time())  # a restart's segments have names that no viewer has seen
         self._has_gap = False

@@ -17,7 +17,7 @@ from urllib.parse import urlsplit
 import structlog
 from pydantic import Field
 
-from penstock_video.backoff import Outage
+from penstock_video.backoff import Backoff, Outage
 from penstock_video.errors import SinkFailed
 from penstock_video.interfaces import INTERNAL, SECRET
 from penstock_video.sinks.broker_link import address_of
@@ -142,7 +142,7 @@ class _PushPath:
     def __init__(self, url: str) -> None:
         self.url = url
         self.push: _Push | None = None
-        self.outage = Outage(first_s=1.0, longest_s=30.0)
+        self.outage = Outage(Backoff(1.0, 30.0))
 
     def fail(self, error: Exception, now: float) -> None:
         """Raises SinkFailed if the failure is new."""

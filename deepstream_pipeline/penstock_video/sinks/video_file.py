@@ -15,7 +15,7 @@ from av.container import OutputContainer
 from av.error import FFmpegError
 from pydantic import Field
 
-from penstock_video.backoff import Outage
+from penstock_video.backoff import Backoff, Outage
 from penstock_video.errors import SinkFailed
 from penstock_video.sinks.encoder import H264, SQUARE, EncoderKind, EncoderRefused, Quality, even, stream_encoder
 from penstock_video.sinks.encoder_choice import Encoders
@@ -64,7 +64,7 @@ class AnnotatedSink:
         self._began_unix_s = time.time() - 0.05  # a file system's clock may be a tick behind
         self._files: dict[str, VideoFile] = {}
         self._encoders = Encoders(options.encoder, "mp4", clock=clock)
-        self._outage = Outage(first_s=RETRY_S, longest_s=RETRY_S)
+        self._outage = Outage(Backoff(RETRY_S, RETRY_S))
 
     @property
     def lost(self) -> int:

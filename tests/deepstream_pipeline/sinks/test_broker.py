@@ -11,7 +11,7 @@ import pytest
 from structlog.testing import capture_logs
 
 from penstock_video.errors import SinkFailed
-from penstock_video.sinks.broker import BrokerBackoff, BrokerOptions, BrokerSink, ResultKind
+from penstock_video.sinks.broker import BrokerOptions, BrokerSink, ResultKind
 from penstock_video.sinks.broker_link import DeliveryOutcome, LinkDown, scrub
 from penstock_video.sinks.schemas import Schema
 from penstock_video.sinks.spool import Message
@@ -386,17 +386,6 @@ def test_sink_whose_source_comes_again_gives_new_ids(make: Callable[..., BrokerS
     sink.write(result(0, has_image=False))
     assert until(lambda: len(link.delivered) == 2)
     assert link.delivered[0].id != link.delivered[1].id
-
-
-def test_backoff_grows_to_its_bound_with_jitter_and_begins_anew() -> None:
-    """Never above the bound, never below half of what it is worth, small again once it works."""
-    backoff = BrokerBackoff(0.2, 5.0)
-    pauses = [backoff.next_s() for _ in range(60)]
-    assert 0.1 <= pauses[0] <= 0.2
-    assert all(2.5 <= pause <= 5.0 for pause in pauses[6:])
-    assert len(set(pauses[6:])) > 40
-    backoff.reset()
-    assert backoff.next_s() <= 0.2
 
 
 def test_scrub_leaves_no_secret_and_one_line() -> None:

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from structlog.testing import capture_logs
 
-from penstock_video.backoff import Outage
+from penstock_video.backoff import Backoff, Outage
 from penstock_video.errors import SinkFailed
 from penstock_video.sinks.jsonl import RETRY_S, JsonlOptions, JsonlSink
 from penstock_video.sinks.schemas import Schema, read_objects_line
@@ -159,7 +159,7 @@ def test_jsonl_whose_file_is_a_folder_says_so(tmp_path: Path) -> None:
 
 def test_outage_pauses_double_and_news_is_reported_once() -> None:
     """Tries come rarer up to a bound; only the first failure in a row is news; jitter shortens a pause."""
-    outage = Outage(first_s=1, longest_s=4)
+    outage = Outage(Backoff(1, 4))
     assert outage.worked() is None
     tries = []
     for now in range(20):
@@ -168,5 +168,5 @@ def test_outage_pauses_double_and_news_is_reported_once() -> None:
         outage.lost += 1
     assert tries == [(0, True), (1, False), (3, False), (7, False), (11, False), (15, False), (19, False)]
     assert outage.worked() == 20
-    assert outage.failed(50, jitter=1.0) is True
+    assert outage.failed(50, jitter=0.0) is True
     assert outage.may_try(50.5)

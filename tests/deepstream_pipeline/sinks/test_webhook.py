@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 from structlog.testing import capture_logs
 
+from penstock_video.backoff import Backoff
 from penstock_video.errors import SinkFailed
 from penstock_video.sinks.broker import BrokerSink, ResultKind
 from penstock_video.sinks.spool import Message, Spool
@@ -319,7 +320,8 @@ def test_webhook_that_fails_for_many_messages_spends_its_budget(
     receiver: Receiver, url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """When many messages fail, second tries are few: the requests stay near the number of messages."""
-    monkeypatch.setattr("penstock_video.sinks.broker.BrokerBackoff.next_s", lambda _: 0.001)
+    for name in ("broker", "webhook"):
+        monkeypatch.setattr(f"penstock_video.sinks.{name}.BACKOFF", Backoff(0.001, 0.001))
     receiver.status = {number: [500] for number in range(0, 200, 2)}
     sink = webhook_sink(options(url, attempts=50, dead_letters=tmp_path / "dead.jsonl"))
     write(sink, 200)
