@@ -8,7 +8,7 @@ import pytest
 from penstock.protocol.extensions import ExtensionError, load_extension
 from penstock_video.analytics import registry
 from penstock_video.analytics.config import rules_from, section_of
-from penstock_video.analytics.source_analytics import new_analytics
+from penstock_video.analytics.evaluators import SourceAnalytics
 from penstock_video.errors import RuleRefused
 from penstock_video.metrics import VideoMetrics
 from penstock_video.settings.loader import read_rules
@@ -88,7 +88,7 @@ def test_rule_of_a_user_is_known_to_the_api_only_by_its_kind(tmp_path: Path) -> 
     assert section is not None
     rules = rules_from(section.content, ())
     assert section_of(rules) == {"queue-record": [{"name": "Till", "left": 500}]}
-    analytics = new_analytics(rules, ())
+    analytics = SourceAnalytics(rules, ())
     assert analytics.changed(rules)._watches == analytics._watches
 
 

@@ -14,10 +14,9 @@ import av
 import numpy as np
 import pytest
 
-from penstock_video.decode.codec import MakeCodec
+from penstock_video.decode.codec import MakeCodec, Painter, Pixels, upright
 from penstock_video.decode.container import DecodeOptions
 from penstock_video.decode.decoder import Decoder, Picture, StreamFacts
-from penstock_video.decode.pictures import Painter, Pixels, upright
 from penstock_video.errors import DecodeError, NeedsCpu
 from penstock_video.gpu.picture import UPRIGHT, DevicePicture
 from penstock_video.types import DecoderKind
