@@ -9,9 +9,16 @@ from typing import TypeVar
 
 from penstock.protocol.engine import ModelConfig, TensorSpec
 from penstock.protocol.errors import InvalidRequest
+from penstock.protocol.extensions import ExtensionError
 from penstock.protocol.inference import Datatype
 from penstock.vision.layouts.layout import ParserOptions
-from penstock.vision.layouts.registry import CLASSIFIER_PARSERS, DETECTOR_PARSERS
+from penstock.vision.layouts.registry import (
+    CLASSIFIER_PARSERS,
+    DETECTOR_PARSERS,
+    classifier_parser,
+    detector_parser,
+    user_layouts,
+)
 from penstock.vision.spec import ColorFormat, InputOrder, PrepareSpec, ResizeMode, ScalingFilter, Triple
 
 _Choice = TypeVar("_Choice", bound=IntEnum)
@@ -347,9 +354,18 @@ def _shorter_side(parameters: Parameters, network_side: int) -> int:
 
 
 def _parser_name(parameters: Parameters, network_type: NetworkType) -> str:
-    if network_type is NetworkType.DETECTOR:
-        return parameters.one_of("parse-bbox-func-name", tuple(DETECTOR_PARSERS), "boxes")
-    return parameters.one_of("parse-classifier-func-name", tuple(CLASSIFIER_PARSERS), "classification")
+    """A name of the registry, whose function can be loaded."""
+    is_detector = network_type is NetworkType.DETECTOR
+    key, default = (
+        ("parse-bbox-func-name", "boxes") if is_detector else ("parse-classifier-func-name", "classification")
+    )
+    known = DETECTOR_PARSERS if is_detector else CLASSIFIER_PARSERS
+    name = parameters.one_of(key, (*known, *user_layouts()), default)
+    try:
+        detector_parser(name) if is_detector else classifier_parser(name)
+    except ExtensionError as error:
+        raise parameters.refusal(key, str(error)) from None
+    return name
 
 
 def _parser_options(parameters: Parameters, network_type: NetworkType, config: ModelConfig) -> ParserOptions:
