@@ -21,7 +21,8 @@ from penstock.gateway.settings import Settings
 from penstock.protocol.call import GrpcAnswer, GrpcCall, HttpAnswer, HttpCall
 from penstock.protocol.errors import OutOfMemory
 from penstock.testing import FakeEngine
-from tests.gateway.test_watch import QUICK, ScriptedEngine, until
+from tests.gateway.test_watch import QUICK, ScriptedEngine
+from tests.support.waiting import until
 
 KEY = "penstock_f0d1e39d3d2b_386b6f1f-2f46-42f2-84cb-c69f88173dd8"
 ERRORS = [
@@ -90,9 +91,9 @@ async def test_relayed_error_about_full_shared_memory_is_a_503_without_the_key(e
     backend._http = Answering(HttpAnswer(500, (), f'{{"error":"{error}"}}'.encode()))  # type: ignore[assignment]
     backend._grpc = Answering(GrpcAnswer(13, b"", error))  # type: ignore[assignment]
     with pytest.raises(OutOfMemory) as over_http:
-        await backend.http(HttpCall("POST", b"/v2/models/m/infer", (), b""), deadline=None)
+        await backend.send(HttpCall("POST", b"/v2/models/m/infer", (), b""), deadline=None)
     with pytest.raises(OutOfMemory) as over_grpc:
-        await backend.grpc(GrpcCall("/inference.GRPCInferenceService/ModelInfer", b""), deadline=None)
+        await backend.send(GrpcCall("/inference.GRPCInferenceService/ModelInfer", b""), deadline=None)
     own = error_of(grpc.StatusCode.INTERNAL, error)
     assert isinstance(own, OutOfMemory)
     assert {over_http.value.message, over_grpc.value.message, own.message} == {SHARED_MEMORY_FULL}
