@@ -11,6 +11,7 @@ from penstock.vision.preprocess import Geometry
 
 
 def parse_centres(outputs: Outputs, options: ParserOptions, geometry: Geometry) -> Detections:
+    """The detections of one image, in source pixels."""
     points = outputs.floats("points", rank=2)  # of one image
     if points.shape[1] != 4:
         raise outputs.refuse("points", points, "[n, 4]")

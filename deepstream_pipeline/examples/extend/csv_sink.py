@@ -8,6 +8,8 @@ from penstock_video.types import FrameResult
 
 
 class CsvSink:
+    """Writes a line for each frame: source, frame number, number of objects."""
+
     class Options(BaseModel):
         folder: Path
         separator: str = ","
@@ -18,8 +20,8 @@ class CsvSink:
         self._file = (options.folder / "objects.csv").open("w")
 
     def write(self, result: FrameResult) -> None:
-        row = result.frame.source_id, result.frame.frame_num, len(result.tracks)
-        print(*row, sep=self._separator, file=self._file)
+        row = (result.frame.source_id, str(result.frame.frame_num), str(len(result.tracks)))
+        self._file.write(self._separator.join(row) + "\n")
 
     def end_source(self, source_id: str) -> None:
         self._file.flush()

@@ -7,6 +7,8 @@ from penstock_video.types import Detections, Frame, Tracks, no_tracks
 
 
 class NearestTracker:
+    """Tracks of one source."""
+
     class Options(BaseModel):
         max_distance: float = Field(default=50, alias="max-distance", gt=0, le=10_000)  # pixels
 

@@ -6,6 +6,8 @@ from penstock_video.analytics.scene import RuleResult, Scene, present_result
 
 
 class QueueRecord:
+    """State of one rule of one source."""
+
     kind = "queue-record"  # of its events and counts, and its name for clients of the control API
 
     class Options(BaseModel):

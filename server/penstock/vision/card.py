@@ -12,13 +12,7 @@ from penstock.protocol.errors import InvalidRequest
 from penstock.protocol.extensions import ExtensionError
 from penstock.protocol.inference import Datatype
 from penstock.vision.layouts.layout import ParserOptions
-from penstock.vision.layouts.registry import (
-    CLASSIFIER_PARSERS,
-    DETECTOR_PARSERS,
-    classifier_parser,
-    detector_parser,
-    user_layouts,
-)
+from penstock.vision.layouts import registry
 from penstock.vision.spec import ColorFormat, InputOrder, PrepareSpec, ResizeMode, ScalingFilter, Triple
 
 _Choice = TypeVar("_Choice", bound=IntEnum)
@@ -390,10 +384,10 @@ def _parser_name(parameters: Parameters, network_type: NetworkType) -> str:
     key, default = (
         ("parse-bbox-func-name", "boxes") if is_detector else ("parse-classifier-func-name", "classification")
     )
-    known = DETECTOR_PARSERS if is_detector else CLASSIFIER_PARSERS
-    name = parameters.one_of(key, (*known, *user_layouts()), default)
+    known = registry.DETECTOR_PARSERS if is_detector else registry.CLASSIFIER_PARSERS
+    name = parameters.one_of(key, (*known, *registry.user_layouts()), default)
     try:
-        detector_parser(name) if is_detector else classifier_parser(name)
+        registry.detector_parser(name) if is_detector else registry.classifier_parser(name)
     except ExtensionError as error:
         raise parameters.refusal(key, str(error)) from None
     return name
