@@ -11,8 +11,8 @@ from penstock.protocol.engine import ModelConfig, TensorSpec
 from penstock.protocol.errors import InvalidRequest
 from penstock.protocol.extensions import ExtensionError
 from penstock.protocol.inference import Datatype
-from penstock.vision.layouts.layout import ParserOptions
 from penstock.vision.layouts import registry
+from penstock.vision.layouts.layout import ParserOptions
 from penstock.vision.spec import ColorFormat, InputOrder, PrepareSpec, ResizeMode, ScalingFilter, Triple
 
 _Choice = TypeVar("_Choice", bound=IntEnum)
