@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from tritonclient.grpc import service_pb2
 
-from penstock.engines.call_options import RetryBudget, RetryLimits
+from penstock.engines.call_options import RetryBudget
 from penstock.engines.relayed_calls import INFER_METHOD, SERVICE
 from penstock.engines.replicas import Replicas
 from penstock.protocol.call import GrpcCall, HttpCall
@@ -185,7 +185,7 @@ async def test_stream_keeps_its_replica_busy_until_it_ends() -> None:
 
 async def test_second_try_at_another_replica_is_no_first_call_of_the_budget() -> None:
     """The replica's own client counts whatever it sends, and a tenth is allowed of the calls that clients made."""
-    budget = RetryBudget(RetryLimits(share=0.1, floor_per_s=0.0, burst=4.0))
+    budget = RetryBudget(share=0.1, floor_per_s=0.0, burst=4.0)
 
     class Broken(FakeEngine):
         """It counts as TritonBackend does, and never answers an inference."""

@@ -9,7 +9,7 @@ from contextlib import AsyncExitStack
 import pytest
 
 from penstock.engines import replica
-from penstock.engines.failures import OutlierOptions, Outliers
+from penstock.engines.failures import Outliers
 from penstock.engines.replica import merged_pages
 from penstock.engines.replicas import Replicas, ReplicaState
 from penstock.protocol.errors import DeadlineExceeded, EngineFailed, EngineUnavailable, ModelNotFound, OutOfMemory
@@ -57,8 +57,7 @@ async def _some(replicas: Replicas, count: int) -> None:
 
 async def test_one_bad_replica_of_three_is_ejected_and_comes_back_when_it_is_well() -> None:
     """Its callers see few failures; ever longer times without it, then one call at a time until it answers well."""
-    options = OutlierOptions(first_s=0.3)
-    async with group(3, outliers=Outliers(3, options, uniform=lambda: 0.0)) as (replicas, fakes):
+    async with group(3, outliers=Outliers(3, first_s=0.3, uniform=lambda: 0.0)) as (replicas, fakes):
         fakes[1].mode = Mode.ERROR
         failed = 0
         while standings(replicas) != ["up", "ejected", "up"]:

@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import pytest
 from google.protobuf.message import DecodeError
-from hypothesis import assume, given, settings
+from hypothesis import assume, given
 from hypothesis import strategies as st
 from tritonclient.grpc import service_pb2
 
@@ -122,7 +122,6 @@ def test_scan_concatenated_messages_merge_as_protobuf_merges(
     assert read_head(message) == as_protobuf_reads(service_pb2.ModelInferRequest.FromString(message))
 
 
-@settings(max_examples=500)
 @given(st.binary(max_size=200))
 def test_scan_any_bytes_are_read_or_refused(message: bytes) -> None:
     """No bytes raise anything but InvalidRequest, and what is read is what protobuf reads, if it reads it."""
@@ -137,7 +136,6 @@ def test_scan_any_bytes_are_read_or_refused(message: bytes) -> None:
     assert scanned == as_protobuf_reads(parsed)
 
 
-@settings(max_examples=300)
 @given(requests(), st.data())
 def test_scan_damaged_message_is_read_or_refused(request: service_pb2.ModelInferRequest, data: st.DataObject) -> None:
     """Cut short or with a byte changed, a message is read or refused, never anything else."""

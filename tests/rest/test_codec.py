@@ -6,7 +6,7 @@ import struct
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.protocol.call import InferHead, RegionUse, RequestHead
@@ -313,7 +313,6 @@ def test_repository_scan_of_dangerous_calls_refuses(body: bytes, said: str) -> N
     assert said in str(refused.value)
 
 
-@settings(max_examples=300, deadline=None)
 @given(st.binary(max_size=200), st.none() | st.integers(-5, 250))
 def test_scan_of_any_bytes_is_a_scan_or_an_invalid_request(body: bytes, header_length: int | None) -> None:
     """No bytes raise anything else."""
@@ -336,7 +335,6 @@ BODIES = st.fixed_dictionaries(
 )
 
 
-@settings(max_examples=300, deadline=None)
 @given(BODIES, st.binary(max_size=16))
 def test_scan_of_any_request_like_json_is_a_scan_or_an_invalid_request(body: dict[str, Any], tail: bytes) -> None:
     """Members of every type in every place raise nothing else."""

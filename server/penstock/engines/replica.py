@@ -5,7 +5,7 @@ import time
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
 from typing import TypeVar
 
-from penstock.engines.failures import CircuitBreaker, CircuitOptions, CircuitState, Silence, SilenceAction
+from penstock.engines.failures import CircuitBreaker, CircuitState, Silence, SilenceAction
 from penstock.engines.probes import answers_within
 from penstock.logs import get_logger
 from penstock.protocol.call import GrpcAnswer
@@ -61,7 +61,7 @@ class Replica:
         self.engine = engine
         self.index = index
         self.in_flight = 0
-        self.circuit = CircuitBreaker(CircuitOptions(max_pause_s=MAX_PAUSE_S))
+        self.circuit = CircuitBreaker(max_pause_s=MAX_PAUSE_S)
         self.models: frozenset[str] = frozenset()
         self._wanted = wanted
         self._back = back
