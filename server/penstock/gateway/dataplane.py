@@ -68,7 +68,7 @@ class PlaneParts:
     slots: EngineSlots
     batches: BatchFlow | None = None
     options: DeclaredOptions = field(default_factory=DeclaredOptions)
-    loads: LoadPolicy = LoadPolicy()
+    loads: LoadPolicy = field(default_factory=LoadPolicy)
     required_models: tuple[str, ...] | None = None
     queue_statistics: Callable[[], Mapping[str, QueueStatistics]] = dict
     is_apart: Callable[[str], bool] = lambda _: False
