@@ -35,9 +35,8 @@ STALL_TOLERANCE_S = 0.25
 
 
 async def answers_within(max_wait_s: float, engine: Engine) -> bool:
-    """Whether the engine answers its probe in that time; True, too, where this process stood still itself.
-
-    An answer that came meanwhile would be read too late, and a healthy engine be taken for hung.
+    """Whether the engine answers in that time; also True if this process itself stalled, since it would have read the
+    answer too late.
     """
     started = time.monotonic()
     try:
