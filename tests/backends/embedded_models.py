@@ -1,10 +1,7 @@
 """Models for the tests of the embedded engine."""
 
-import asyncio
 import shutil
-from collections.abc import Callable, Coroutine
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -27,10 +24,3 @@ async def y_of(engine: EmbeddedEngine, name: str = "plus") -> list[float]:
     response = await engine.infer(InferRequest(name, (tensor_from_numpy("x", ROW),)))
     answer: list[float] = response.outputs[0].to_numpy()[0].tolist()
     return answer
-
-
-async def until(condition: Callable[[], Coroutine[Any, Any, bool]]) -> None:
-    """Waits for what another thread brings about."""
-    async with asyncio.timeout(30):
-        while not await condition():
-            await asyncio.sleep(0.002)

@@ -122,10 +122,3 @@ def infers(fakes: list[FakeTriton]) -> list[int]:
 
 def standings(replicas: Replicas) -> list[str]:
     return [row.standing for row in replicas.statistics()]
-
-
-async def until(condition: object, timeout_s: float = 10.0) -> None:
-    assert callable(condition)
-    async with asyncio.timeout(timeout_s):
-        while not condition():
-            await asyncio.sleep(0.005)

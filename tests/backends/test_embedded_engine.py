@@ -23,8 +23,9 @@ from penstock.protocol.errors import (
 )
 from penstock.protocol.inference import Datatype, InferRequest, Tensor, tensor_from_numpy
 from tests.backends import onnx_models
-from tests.backends.embedded_models import plus, until, y_of
+from tests.backends.embedded_models import plus, y_of
 from tests.contract.models import SLOW, config
+from tests.support.waiting import until
 
 ENDLESS = 10_000_000
 

@@ -15,8 +15,9 @@ from penstock.engines.embedded.repository import ModelFolder
 from penstock.protocol.engine import ModelState
 from penstock.protocol.errors import EngineUnavailable, InferenceError, ModelNotReady
 from tests.backends import onnx_models
-from tests.backends.embedded_models import ROW, plus, until, y_of
+from tests.backends.embedded_models import ROW, plus, y_of
 from tests.contract.models import config, x_and_y
+from tests.support.waiting import until
 
 TENSORS = """input [ { name: "x" data_type: TYPE_FP32 dims: [ 3 ] } ]
 output [ { name: "y" data_type: TYPE_FP32 dims: [ 3 ] } ]

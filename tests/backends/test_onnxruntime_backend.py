@@ -21,7 +21,8 @@ from penstock.engines.triton.runtime import Launch, find_triton
 from tests.backends import onnx_models
 from tests.backends.onnx_models import SAMPLES
 from tests.backends.triton_of_onnx_models import RunningTriton, launch_with, running_triton, write_repository
-from tests.integration.living import COUNTED_WITHIN_S, wait_for
+from tests.integration.living import COUNTED_WITHIN_S
+from tests.support.waiting import wait_for
 
 pytestmark = pytest.mark.xdist_group("onnxruntime-backend")
 

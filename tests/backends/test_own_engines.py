@@ -19,7 +19,8 @@ from penstock.protocol.engine import GrpcStream, ModelState
 from penstock.protocol.errors import EngineUnavailable, ModelNotFound
 from penstock.protocol.inference import InferRequest
 from tests.backends.fake_triton import FakeTriton
-from tests.backends.replica_groups import HTTP_INFER, X, infer_call, infer_request, until
+from tests.backends.replica_groups import HTTP_INFER, X, infer_call, infer_request
+from tests.support.waiting import until
 
 INDEX = b'[{"name": "other", "version": "1", "state": "READY"}, {"name": "double", "state": "UNAVAILABLE"}]'
 

@@ -24,8 +24,8 @@ from tests.backends.replica_groups import (
     infers,
     pair,
     standings,
-    until,
 )
+from tests.support.waiting import until
 
 
 async def test_calls_are_spread_over_all_and_go_to_the_least_busy() -> None:

@@ -21,7 +21,8 @@ from penstock.gateway.settings import Settings
 from penstock.protocol.call import GrpcAnswer, GrpcCall, HttpAnswer, HttpCall
 from penstock.protocol.errors import OutOfMemory
 from penstock.testing import FakeEngine
-from tests.gateway.test_watch import QUICK, ScriptedEngine, until
+from tests.gateway.test_watch import QUICK, ScriptedEngine
+from tests.support.waiting import until
 
 KEY = "penstock_f0d1e39d3d2b_386b6f1f-2f46-42f2-84cb-c69f88173dd8"
 ERRORS = [

@@ -11,7 +11,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
@@ -19,6 +19,7 @@ from typing import Protocol
 import pytest
 
 from tests.deepstream_pipeline import kafka_mock
+from tests.support.waiting import becomes_true, wait_for
 
 START_TIMEOUT_S = 20.0
 
@@ -58,16 +59,6 @@ def free_port() -> int:
         return int(one.getsockname()[1])
 
 
-def until(condition: Callable[[], bool], timeout_s: float = 15.0) -> bool:
-    """Whether it came true in time."""
-    end = time.monotonic() + timeout_s
-    while not condition():
-        if time.monotonic() > end:
-            return False
-        time.sleep(0.02)
-    return True
-
-
 def first_of_each(arrived: list[Arrived]) -> list[Arrived]:
     """Without repetitions: what a consumer that knows ids keeps."""
     seen: dict[str, Arrived] = {}
@@ -99,7 +90,7 @@ class Server:
 
     def bring_up(self) -> None:
         self.process = subprocess.Popen(self._command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-        assert until(self._listens, START_TIMEOUT_S), f"{self._command[0]} does not listen"
+        wait_for(self._listens, START_TIMEOUT_S, f"{self._command[0]} does not listen")
 
     def _listens(self) -> bool:
         with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", self.port), timeout=1.0):
@@ -138,7 +129,7 @@ class RedisBroker(Server):
 
         client = redis.Redis(port=self.port)
         with contextlib.closing(client):
-            until(lambda: self._length(client) >= count, timeout_s)
+            becomes_true(lambda: self._length(client) >= count, timeout_s)
             seen = -1
             while seen != client.xlen(self.stream):
                 seen = client.xlen(self.stream)
@@ -198,7 +189,7 @@ class MqttBroker(Server):
             self._subscriber.loop_stop()  # type: ignore[attr-defined]
 
     def arrived(self, count: int, timeout_s: float = 15.0) -> list[Arrived]:
-        until(lambda: len({one.id for one in list(self._arrived)}) >= count, timeout_s)
+        becomes_true(lambda: len({one.id for one in list(self._arrived)}) >= count, timeout_s)
         seen = -1
         while seen != len(self._arrived):
             seen = len(self._arrived)

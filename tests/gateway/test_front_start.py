@@ -19,6 +19,7 @@ from penstock.gateway.workers.connection import SOCKET_NAME, CoreState, MessageC
 from penstock.gateway.workers.gateway_process import GatewayPart, GatewayProcess, GatewayServes, WorkerReady
 from tests.integration.web import Answer, call
 from tests.local.test_core_link import short_path
+from tests.support.waiting import until
 
 __all__ = ["short_path"]
 pytestmark = pytest.mark.usefixtures("short_path")
@@ -127,12 +128,6 @@ async def core_in(run_dir: Path) -> AsyncIterator[Core]:
         running.cancel()
         await asyncio.gather(running, return_exceptions=True)
         await asyncio.sleep(0)
-
-
-async def until(condition: object) -> None:
-    assert callable(condition)
-    while not condition():
-        await asyncio.sleep(0.01)
 
 
 async def test_front_accepts_no_connection_before_its_core_spoke(tmp_path: Path) -> None:

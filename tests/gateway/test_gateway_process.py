@@ -9,6 +9,7 @@ from pathlib import Path
 import structlog
 
 from penstock.gateway.workers.gateway_process import EXIT_CANNOT_START, MAX_FAILED_STARTS, GatewayProcess
+from tests.support.waiting import until
 
 COUNTED = "from pathlib import Path; p = Path({file!r}); p.write_text(p.read_text() + 'x' if p.exists() else 'x'); "
 SERVES = (
@@ -31,12 +32,6 @@ def gateway_that(tmp_path: Path, script: str) -> tuple[GatewayProcess, Path, lis
 async def in_time(timeout_s: float = 20.0) -> AsyncIterator[None]:
     async with asyncio.timeout(timeout_s):
         yield
-
-
-async def until(condition: object) -> None:
-    assert callable(condition)
-    while not condition():
-        await asyncio.sleep(0.01)
 
 
 async def test_gateway_process_stopped_in_its_pause_is_not_started_again(tmp_path: Path) -> None:

@@ -16,7 +16,8 @@ from penstock.gateway.composition import compose_telemetry
 from penstock.gateway.settings import Settings
 from penstock.gpu.telemetry.reader import TelemetryOptions
 from penstock.protocol.engine import ModelConfig
-from tests.gateway.test_watch import QUICK, ScriptedEngine, until
+from tests.gateway.test_watch import QUICK, ScriptedEngine
+from tests.support.waiting import until
 
 FAKE_NVML = Path(__file__).parents[1] / "gpu" / "fake_nvml"
 LOST, UNKNOWN_ERROR = 15, 999

@@ -5,7 +5,7 @@ from pathlib import Path
 
 from penstock.engines.run_directory import claim_run_directory
 from penstock.gateway.stack.model_processes import Changed, ModelProcesses
-from tests.backends.replica_groups import until
+from tests.support.waiting import until
 
 
 class FalseProcess:

@@ -21,6 +21,7 @@ from penstock.protocol.errors import (
     ModelUnavailable,
 )
 from penstock.protocol.inference import Datatype, InferRequest, InferResponse
+from tests.support.waiting import until
 
 QUICK = WatchOptions(
     probe_interval_s=0.01, down_interval_s=0.01, canary_interval_s=0.0, execution_timeout_s=lambda _: 1.0
@@ -108,13 +109,6 @@ async def watching(
         task.cancel()
         with suppress(asyncio.CancelledError):
             await task
-
-
-async def until(condition: object) -> None:
-    assert callable(condition)
-    async with asyncio.timeout(60):
-        while not condition():
-            await asyncio.sleep(0.005)
 
 
 @pytest.mark.parametrize("at_once", [1, 3])

@@ -9,7 +9,8 @@ from dataclasses import dataclass, field, replace
 import pytest
 
 from penstock.engines.watch import EngineWatch, WatchOptions
-from tests.gateway.test_watch import QUICK, ScriptedEngine, until, watching
+from tests.gateway.test_watch import QUICK, ScriptedEngine, watching
+from tests.support.waiting import until
 
 PATIENT = WatchOptions(
     probe_interval_s=60.0, down_interval_s=0.01, canary_interval_s=60.0, late_calls=3, liveness_timeout_s=0.05

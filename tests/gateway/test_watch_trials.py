@@ -9,7 +9,8 @@ from penstock.engines.model_health import Cause
 from penstock.engines.probes import TrialResult
 from penstock.protocol.engine import ModelConfig
 from penstock.protocol.errors import EngineUnavailable, ModelUnavailable
-from tests.gateway.test_watch import QUICK, ScriptedEngine, until, watching
+from tests.gateway.test_watch import QUICK, ScriptedEngine, watching
+from tests.support.waiting import until
 
 
 async def test_models_are_tried_before_the_engine_is_up_and_before_a_load_is_answered() -> None:

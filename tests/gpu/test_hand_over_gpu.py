@@ -34,6 +34,7 @@ from penstock_video.types import ByteArray, DeviceRow
 from tests.conftest import CHECKOUT
 from tests.deepstream_pipeline.infer.fake_core import Asked
 from tests.gpu.test_mps_gpu import environment
+from tests.support.waiting import wait_for
 
 pytestmark = [pytest.mark.gpu, pytest.mark.timeout(300)]
 MODEL, SHAPE, ROWS = "resnet50-torch-uint8-random", (3, 224, 224), 32
@@ -173,15 +174,6 @@ def rig(request: pytest.FixtureRequest, served: Served, device: Device) -> Itera
 def assert_near(answer: Any, expected: Any) -> None:
     assert answer.shape == expected.shape
     assert float(abs(answer - expected).max()) <= TOLERANCE * float(abs(expected).max())
-
-
-def wait_for(is_so: Any, within_s: float, what: str) -> float:
-    """Seconds until it was so."""
-    began = time.monotonic()
-    while not is_so():
-        assert time.monotonic() - began < within_s, f"not within {within_s:g} s: {what}"
-        time.sleep(0.05)
-    return time.monotonic() - began
 
 
 def test_rows_on_the_card_are_answered_as_those_in_the_host(rig: Rig, served: Served) -> None:

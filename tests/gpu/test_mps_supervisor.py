@@ -1,7 +1,7 @@
 """The supervisor does what the course says: in order, and no client starts before it may."""
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
@@ -11,6 +11,7 @@ from penstock.gpu.mps.control import MpsError, MpsOptions
 from penstock.gpu.mps.recovery import EngineObservation
 from penstock.gpu.mps.status import DaemonStatus, Server, ServerState
 from penstock.gpu.mps.supervisor import EngineHandle, MpsState, MpsSupervisor
+from tests.support.waiting import until
 
 HERE = DaemonStatus(is_up=True)
 FAULT = DaemonStatus(is_up=True, servers=(Server(1, ServerState.FAULT),))
@@ -73,12 +74,6 @@ async def running(fakes: Fakes) -> AsyncIterator[MpsSupervisor]:
     yield one
     task.cancel()
     await asyncio.wait({task})
-
-
-async def until(is_so: Callable[[], bool]) -> None:
-    async with asyncio.timeout(60):
-        while not is_so():
-            await asyncio.sleep(0.001)
 
 
 async def test_clients_wait_while_the_server_is_in_fault(fakes: Fakes, running: MpsSupervisor) -> None:

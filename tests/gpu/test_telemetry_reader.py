@@ -5,7 +5,7 @@ import contextlib
 import os
 import signal
 import sys
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from pathlib import Path
 
 import msgspec
@@ -21,6 +21,7 @@ from penstock.gpu.telemetry.reader import (
     has_driver,
     telemetry_metrics,
 )
+from tests.support.waiting import until
 
 QUICK = TelemetryOptions(interval_s=0.02, silent_s=0.3, restart_delay_s=0.01, no_gpu_delay_s=0.01)
 CARD = CardLoad(0, "GPU-a", "NVIDIA H200", kernel_running=1.0, source=ActivitySource.GPM, activity=Activity(sm=0.01))
@@ -44,12 +45,6 @@ async def running(program: str, options: TelemetryOptions = QUICK) -> AsyncItera
     finally:
         task.cancel()
         await asyncio.gather(task, return_exceptions=True)
-
-
-async def until(condition: Callable[[], object]) -> None:
-    """Looks again and again: what is awaited is another process's doing."""
-    while not condition():
-        await asyncio.sleep(0.005)
 
 
 async def test_reader_has_the_means_of_the_last_ten_seconds() -> None:

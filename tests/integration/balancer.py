@@ -14,7 +14,7 @@ import pytest
 
 from penstock.engines.triton.endpoints import pick_free_ports
 from tests.conftest import CHECKOUT
-from tests.integration.living import wait_for
+from tests.support.waiting import wait_for
 
 EXAMPLE = CHECKOUT / "deploy" / "haproxy" / "haproxy.cfg"
 LISTENS_WITHIN_S = 10.0

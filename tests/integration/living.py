@@ -4,7 +4,6 @@ import os
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -84,17 +83,6 @@ def infer_slow(stack: RunningStack, ms: float, results: list[int | str], model: 
     thread = threading.Thread(target=work)
     thread.start()
     return thread
-
-
-def wait_for(condition: object, timeout_s: float, what: str) -> float:
-    """Seconds until the condition was true. timeout_s: for an idle machine; a busy one gets three times as long."""
-    assert callable(condition)
-    started = time.monotonic()
-    while time.monotonic() - started < 3 * timeout_s:
-        if condition():
-            return time.monotonic() - started
-        time.sleep(0.02)
-    raise AssertionError(f"not within {3 * timeout_s} s: {what}")
 
 
 def is_serving(stack: RunningStack) -> bool:

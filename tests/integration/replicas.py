@@ -13,8 +13,8 @@ from penstock.engines.triton.endpoints import TritonListeners, pick_free_ports
 from penstock.engines.triton.runtime import find_triton
 from penstock.engines.triton.supervisor import TritonOptions, triton_arguments
 from tests.conftest import CHECKOUT, RunningStack, start_stack, wait_until_ready
-from tests.integration.living import wait_for
 from tests.integration.web import call
+from tests.support.waiting import wait_for
 from tests.tiny_models import write_model
 
 EXIT_TIMEOUT_S = 5  # which Triton takes whole while its clients are connected

@@ -22,8 +22,9 @@ from tritonclient.utils import InferenceServerException
 
 from tests.conftest import RunningStack, start_stack, stop_stack
 from tests.integration.ledger import rows_tensor
-from tests.integration.living import inflight, triton_of, wait_for
+from tests.integration.living import inflight, triton_of
 from tests.integration.web import Answer, call, post_json
+from tests.support.waiting import until, wait_for
 from tests.tiny_models import write_model
 
 pytestmark = pytest.mark.xdist_group("batching")
@@ -155,13 +156,6 @@ async def busy(batching: Batching) -> AsyncIterator[Client]:
         await asyncio.sleep(0.1)
         yield asks
         await asyncio.gather(first, second)
-
-
-async def until(condition: object) -> None:
-    assert callable(condition)
-    async with asyncio.timeout(30):
-        while not condition():
-            await asyncio.sleep(0.01)
 
 
 async def test_requests_of_both_protocols_share_a_call_and_get_their_own_rows(batching: Batching) -> None:

@@ -15,7 +15,8 @@ import tritonclient.grpc.aio
 from tritonclient.utils import InferenceServerException
 
 from tests.integration.ledger import FEWER, Caller, Ledgers, ended, inferences, open_request, page_of, write_ledger
-from tests.integration.living import inflight, running, wait_for
+from tests.integration.living import inflight, running
+from tests.support.waiting import until, wait_for
 
 pytestmark = pytest.mark.xdist_group("ledgers")
 
@@ -59,12 +60,6 @@ async def busy(ledgers: Ledgers, model: str = MODEL, ms: float = 600) -> AsyncIt
         await asyncio.sleep(0.05)
         yield caller
         await asyncio.gather(*holds)
-
-
-async def until(condition: Callable[[], bool]) -> None:
-    async with asyncio.timeout(30):
-        while not condition():
-            await asyncio.sleep(0.01)
 
 
 async def in_queue(ledgers: Ledgers, requests: int, model: str = MODEL) -> None:

@@ -34,11 +34,12 @@ from tests.integration.client_processes import (
     row_of,
 )
 from tests.integration.embedded_stack import NO_TRITON
-from tests.integration.living import family, gate_closed, running, triton_of, wait_for
+from tests.integration.living import family, gate_closed, running, triton_of
 from tests.integration.pictures import Picture, frames
 from tests.integration.test_slab import BRIGHTNESS, BRIGHTNESS_CONFIG, brightness_of
 from tests.integration.web import call
 from tests.local.test_invalid_peers import framed
+from tests.support.waiting import wait_for
 from tests.tiny_models import write_held, write_model
 
 pytestmark = pytest.mark.xdist_group("stack")

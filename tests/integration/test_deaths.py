@@ -19,9 +19,9 @@ from tests.integration.living import (
     is_serving,
     running,
     triton_of,
-    wait_for,
 )
 from tests.integration.web import call, post_json
+from tests.support.waiting import wait_for
 from tests.tiny_models import write_model
 
 SICK = '''"""Answers until a file appears; then every inference fails, as after a sticky CUDA error."""

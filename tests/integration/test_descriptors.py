@@ -14,8 +14,9 @@ import tritonclient.grpc
 
 from tests.conftest import RunningStack, start_stack, stop_stack
 from tests.integration.embedded_stack import NO_TRITON, look_up, write_models
-from tests.integration.living import gateway_of, wait_for
+from tests.integration.living import gateway_of
 from tests.integration.web import call
+from tests.support.waiting import wait_for
 
 pytestmark = [
     pytest.mark.xdist_group("embedded"),

@@ -15,9 +15,10 @@ from typer.testing import CliRunner
 from penstock.cli import models as models_command
 from tests.conftest import RunningStack
 from tests.integration.ledger import ended, inferences, page_of
-from tests.integration.living import COUNTED_WITHIN_S, wait_for
+from tests.integration.living import COUNTED_WITHIN_S
 from tests.integration.pictures import jpeg
 from tests.integration.web import Answer, call, post_json
+from tests.support.waiting import wait_for
 
 pytestmark = pytest.mark.xdist_group("stack")
 

@@ -16,8 +16,8 @@ import psutil
 import pytest
 
 from tests.conftest import RunningStack, start_stack, stop_stack
-from tests.integration.living import wait_for
 from tests.integration.web import call, post_json
+from tests.support.waiting import wait_for
 
 pytestmark = pytest.mark.xdist_group("http-attacks")
 MIB = 1 << 20

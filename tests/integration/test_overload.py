@@ -17,7 +17,8 @@ import tritonclient.grpc.aio
 from tritonclient.utils import InferenceServerException
 
 from tests.integration.ledger import Caller, Ledgers, body_of, ended, inferences, page_of
-from tests.integration.living import inflight, wait_for
+from tests.integration.living import inflight
+from tests.support.waiting import wait_for
 
 pytestmark = pytest.mark.xdist_group("ledgers")
 

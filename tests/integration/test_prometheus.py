@@ -20,10 +20,11 @@ from tests.conftest import CHECKOUT, ENGINE_PORTS, RunningStack, start_stack, st
 from tests.deploy.chart.rendering import NAMESPACE, render
 from tests.integration.ledger import page_of
 from tests.integration.live_prometheus import LivePrometheus, live_prometheus, rule_groups
-from tests.integration.living import SLOW_CONFIG, infer_slow, inflight, running, triton_of, wait_for
+from tests.integration.living import SLOW_CONFIG, infer_slow, inflight, running, triton_of
 from tests.integration.prometheus_server import RULES, scrape
 from tests.integration.replicas import BRIGHTNESS, BRIGHTNESS_CONFIG
 from tests.integration.web import call, post_json
+from tests.support.waiting import wait_for
 from tests.tiny_models import CONFIG, SLOW, write_model
 
 pytestmark = pytest.mark.xdist_group("prometheus")

@@ -8,9 +8,10 @@ import pytest
 from tritonclient.grpc import service_pb2, service_pb2_grpc
 
 from tests.conftest import RunningStack, start_stack, stop_stack
-from tests.integration.living import fails_to_start, wait_for
+from tests.integration.living import fails_to_start
 from tests.integration.replicas import BareTriton
 from tests.integration.web import call, post_json
+from tests.support.waiting import wait_for
 
 SECRET = "only-the-gateway-knows"
 ALL_BUT_HEALTH = "metadata,inference,shared-memory,model-config,model-repository,statistics,trace,logging"

@@ -12,9 +12,10 @@ from pathlib import Path
 import pytest
 
 from tests.integration.balancer import Balancer, balancer, check_interval_s
-from tests.integration.living import gateway_of, wait_for
+from tests.integration.living import gateway_of
 from tests.integration.replicas import Replica, SidecarReplica, chart_drain
 from tests.integration.steady_load import SteadyLoad
+from tests.support.waiting import wait_for
 
 SCALE = 5.0
 DRAIN = chart_drain(SCALE)

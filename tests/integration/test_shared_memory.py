@@ -13,7 +13,7 @@ import tritonclient.http as http_client
 from tritonclient.utils import InferenceServerException
 
 from tests.conftest import ENGINE_PORTS, RunningStack, start_stack, stop_stack
-from tests.integration.living import triton_of, wait_for
+from tests.integration.living import triton_of
 from tests.integration.shared_memory_clients import (
     FOUR,
     SIZE_BYTES,
@@ -26,6 +26,7 @@ from tests.integration.shared_memory_clients import (
     segment,
 )
 from tests.integration.web import call, post_json
+from tests.support.waiting import wait_for
 from tests.tiny_models import CONFIG, IDENTITY, SHIPPED_IDENTITY, SLOW, write_model
 
 pytestmark = pytest.mark.xdist_group("shared_memory")

@@ -23,9 +23,9 @@ from tests.integration.video_chaos import (
     rates,
     settings_of,
     spot_clip,
-    wait_until,
 )
 from tests.integration.video_runs import Place
+from tests.support.waiting import wait_for
 
 pytestmark = [pytest.mark.xdist_group("video-chaos"), pytest.mark.timeout(300)]
 
@@ -126,7 +126,7 @@ def test_brokers_that_stop_and_go_under_a_running_pipeline_cost_only_messages(pl
         settings = settings_of(sources, sink=sinks, analytics=LINE)
         program = stack.enter_context(program_at(place, tmp_path / "run", settings))
         program.wait_for_states(dict.fromkeys(SOURCES, "running"))
-        wait_until(lambda: not any(depths(program).values()), 30.0, lambda: depths(program))
+        wait_for(lambda: not any(depths(program).values()), 30.0, lambda: depths(program))
         before = steady_rate(program)
         redis.stop()
         mqtt.take_down()
@@ -135,17 +135,17 @@ def test_brokers_that_stop_and_go_under_a_running_pipeline_cost_only_messages(pl
         during = steady_rate(program)
         time.sleep(max(AWAY_S - (time.monotonic() - gone_at), 0.0))
         assert during >= 0.95 * before, (before, during)
-        wait_until(lambda: all(dropped(program, name) > 0 for name in BROKERS), 30.0, lambda: depths(program))
+        wait_for(lambda: all(dropped(program, name) > 0 for name in BROKERS), 30.0, lambda: depths(program))
         bring_back(redis.go_on, mqtt.bring_up, kafka.bring_up)
         after = steady_rate(program)
         assert after >= 0.95 * before, (before, after)
-        wait_until(lambda: max(depths(program).values()) < 10, 60.0, lambda: (depths(program), program.log[-12:]))
+        wait_for(lambda: max(depths(program).values()) < 10, 60.0, lambda: (depths(program), program.log[-12:]))
         assert dropped(program, "webhook") > 0
         assert program.metric("sink_errors_total", sink="webhook") > 0
         assert set(program.states().values()) == {"running"}
         for name in SOURCES:
             program.ask("POST", f"/v1/streams/{name}/pause")
-        wait_until(lambda: not any(depths(program).values()), 30.0, lambda: depths(program))
+        wait_for(lambda: not any(depths(program).values()), 30.0, lambda: depths(program))
         lost = {name: dropped(program, name) for name in BROKERS}
         program.stop()
         out = tmp_path / "out"

@@ -32,9 +32,9 @@ from tests.integration.video_chaos import (
     settings_of,
     source,
     spot_clip,
-    wait_until,
 )
 from tests.integration.video_runs import Place
+from tests.support.waiting import wait_for
 
 pytestmark = [pytest.mark.xdist_group("video-chaos"), pytest.mark.timeout(300)]
 
@@ -257,11 +257,11 @@ def test_sources_in_every_trouble_keep_to_themselves(place: Place, folder: Path,
         proxy.set(flips_a_megabyte=1500.0)
         others.tell("rate /fast 4")
         reasons: set[str] = set()
-        wait_until(lambda: _is_cut(program, reasons), 40.0, lambda: (reasons, program.reasons()))
+        wait_for(lambda: _is_cut(program, reasons), 40.0, lambda: (reasons, program.reasons()))
         others.tell("rate /fast 1")
-        wait_until(lambda: bool(program.stream("still")["is_frozen"]), 20.0, program.reasons)
+        wait_for(lambda: bool(program.stream("still")["is_frozen"]), 20.0, program.reasons)
         objects = tmp_path / "out" / "objects.jsonl"
-        wait_until(lambda: proxy.flipped >= 20 and any(_are_corrupt(objects, "flips")), 40.0, lambda: proxy.flipped)
+        wait_for(lambda: proxy.flipped >= 20 and any(_are_corrupt(objects, "flips")), 40.0, lambda: proxy.flipped)
         if not beside.keeps_its_rate(began):
             beside.expect_rate_kept()
         proxy.calm()
@@ -306,11 +306,11 @@ def _expect_one_restart(program: Program, names: Sequence[str]) -> None:
     asked = {name: program.stream(name)["frames"] for name in names}
     victim = _decoder_of(decoders)
     os.kill(victim.pid, signal.SIGSEGV)
-    wait_until(lambda: sum(_grown(before, _restarts(program), names).values()) >= 1, 20.0, program.reasons)
+    wait_for(lambda: sum(_grown(before, _restarts(program), names).values()) >= 1, 20.0, program.reasons)
     program.wait_for_states(dict.fromkeys(names, "running"), BACK_S)
     grown = _grown(before, _restarts(program), names)
     assert sorted(grown.values()) == [0, 0, 1], grown
-    wait_until(lambda: all(program.stream(name)["frames"] > asked[name] for name in names), 20.0, program.reasons)
+    wait_for(lambda: all(program.stream(name)["frames"] > asked[name] for name in names), 20.0, program.reasons)
     assert program.process.poll() is None
 
 

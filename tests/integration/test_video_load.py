@@ -16,10 +16,10 @@ from tests.integration.video_chaos import (
     rates,
     settings_of,
     spot_clip,
-    wait_until,
 )
 from tests.integration.video_cycles import come_and_go, cycling, expect_same, held_by, settled
 from tests.integration.video_runs import Place, new_place, start_stack_at
+from tests.support.waiting import wait_for
 from tests.tiny_models import write_model
 
 pytestmark = [pytest.mark.xdist_group("video-chaos"), pytest.mark.timeout(300)]
@@ -69,7 +69,7 @@ def test_engine_of_two_frames_a_second_bounds_the_latency_and_counts_the_rest(
         settings = settings_of(sources, model="slow_spot", sink=sinks)
         with program_at(place, tmp_path / "run", settings) as program:
             program.wait_for_states({"a": "running", "b": "running"})
-            wait_until(lambda: all(row["inferred"] for row in program.streams().values()), 30.0, program.streams)
+            wait_for(lambda: all(row["inferred"] for row in program.streams().values()), 30.0, program.streams)
             began, memory = counts_of(program, ("a", "b")), held_by(program).memory_bytes
             time.sleep(12.0)
             answered = rates(began, counts_of(program, ("a", "b")))

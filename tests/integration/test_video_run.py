@@ -9,7 +9,6 @@ import pytest
 from penstock.gateway.auth.api_keys import new_secret
 from tests.conftest import RunningStack, stop_stack
 from tests.integration.embedded_stack import NO_TRITON
-from tests.integration.living import wait_for
 from tests.integration.video_runs import (
     Place,
     begun,
@@ -23,6 +22,7 @@ from tests.integration.video_runs import (
     two_ports,
     write_street,
 )
+from tests.support.waiting import wait_for
 
 pytestmark = pytest.mark.xdist_group("video-own-engine")
 

@@ -9,7 +9,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Any
@@ -25,6 +25,7 @@ from tests.conftest import CHECKOUT, stop_stack
 from tests.deepstream_pipeline.clips import Picture, write_clip
 from tests.integration.video_runs import Place, new_place, start_stack_at
 from tests.integration.web import Answer, call, post_json
+from tests.support.waiting import wait_for
 
 Row = dict[str, Any]
 FPS = 10.0
@@ -151,7 +152,7 @@ class Program:
 
     def wait_for_states(self, wanted: Mapping[str, str], timeout_s: float = 40.0) -> float:
         """Seconds until each of those sources was in its state, all at one moment."""
-        return wait_until(
+        return wait_for(
             lambda: wanted.items() <= self.states().items(), timeout_s, lambda: f"{wanted}, but {self.reasons()}"
         )
 
@@ -208,16 +209,6 @@ def source(uri: str, name: str, **more: object) -> Row:
 def settings_of(sources: Sequence[Row], *, model: str = "spot", **sections: object) -> Row:
     """Of a program with these sources."""
     return {"source": list(sources), "primary-gie": {"model": model}, **sections}
-
-
-def wait_until(condition: Callable[[], bool], timeout_s: float, what: Callable[[], object]) -> float:
-    """Seconds until the condition held. what: for the error if it did not in time."""
-    began = time.monotonic()
-    while not condition():
-        if time.monotonic() - began > timeout_s:
-            raise AssertionError(f"not within {timeout_s} s: {what()}")
-        time.sleep(0.1)
-    return time.monotonic() - began
 
 
 @dataclass(frozen=True)

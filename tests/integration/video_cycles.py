@@ -12,8 +12,9 @@ import psutil
 
 from tests.deepstream_pipeline.brokers import free_port
 from tests.deepstream_pipeline.rtsp.rubbish import Rubbish, rubbish_server
-from tests.integration.video_chaos import Program, program_at, settings_of, spot_clip, wait_until
+from tests.integration.video_chaos import Program, program_at, settings_of, spot_clip
 from tests.integration.video_runs import Place
+from tests.support.waiting import wait_for
 
 MIB = 1 << 20
 API_THREADS = 3  # of its calls, which live for as long as the program
@@ -104,7 +105,7 @@ def settled(program: Program, *, looks: int = 2, timeout_s: float = 30.0) -> Hel
 
 def expect_same(program: Program, before: Held, *, most_grown_bytes: int = 16 * MIB) -> None:
     """As before, soon; of the API's pool of threads a few may be there that were not needed then."""
-    wait_until(lambda: _is_same(held_by(program), before), 20.0, lambda: (before, held_by(program)))
+    wait_for(lambda: _is_same(held_by(program), before), 20.0, lambda: (before, held_by(program)))
     grown = held_by(program).memory_bytes - before.memory_bytes
     assert grown < most_grown_bytes, f"{grown / MIB:.1f} MiB more"
 
@@ -129,11 +130,11 @@ def come_and_go(program: Program, uris: Sequence[str], cycles: int, *, at_once: 
         for name in names[::2]:
             assert program.ask("DELETE", f"/v1/streams/{name}").status == 204
         for name in names[1::2]:
-            wait_until(lambda name=name: _is_seen(program, name), 30.0, program.reasons)  # type: ignore[misc]
+            wait_for(lambda name=name: _is_seen(program, name), 30.0, program.reasons)  # type: ignore[misc]
             assert program.ask("DELETE", f"/v1/streams/{name}").status == 204
-        wait_until(lambda: not set(names) & set(program.streams()), 30.0, program.reasons)  # noqa: B023
+        wait_for(lambda: not set(names) & set(program.streams()), 30.0, program.reasons)  # noqa: B023
         if stays:
-            wait_until(lambda: program.stream(stays)["frames"] > frames, 10.0, program.reasons)  # noqa: B023
+            wait_for(lambda: program.stream(stays)["frames"] > frames, 10.0, program.reasons)  # noqa: B023
 
 
 def _is_seen(program: Program, name: str) -> bool:

@@ -29,7 +29,8 @@ from penstock.gateway.workers.slab_sharing import (
 from penstock.protocol.engine import InferenceEngine
 from penstock.protocol.errors import EngineUnavailable, InferenceError, Overloaded
 from penstock.protocol.inference import InferRequest, InferResponse, tensor_from_numpy
-from tests.local.test_core_link import FakeEngine, FakeWatch, request, until
+from tests.local.test_core_link import FakeEngine, FakeWatch, request
+from tests.support.waiting import until
 
 PART = 1 << 20
 LARGE = tensor_from_numpy("LARGE", np.arange(20_000, dtype=np.float32).reshape(1, -1))

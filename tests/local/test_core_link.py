@@ -28,6 +28,7 @@ from penstock.protocol.errors import (
     Overloaded,
 )
 from penstock.protocol.inference import Datatype, InferRequest, InferResponse, tensor_from_numpy
+from tests.support.waiting import until
 
 pytestmark = pytest.mark.usefixtures("short_path")
 CONFIG = ModelConfig("owned", "python", 8, (TensorSpec("x", Datatype.FP32, (-1,)),), (), {"batch_owner": "gateway"})
@@ -141,12 +142,6 @@ async def paired(folder: Path) -> AsyncIterator[Pair]:
 def request(model_name: str = "owned", *, deadline: float | None = None) -> InferRequest:
     x = tensor_from_numpy("x", np.arange(4, dtype=np.float32).reshape(1, 4))
     return InferRequest(model_name, (x,), "1", "id-7", ("y",), {"a": 1, "b": "c"}, deadline, (("traceparent", "00"),))
-
-
-async def until(condition: object) -> None:
-    assert callable(condition)
-    while not condition():
-        await asyncio.sleep(0.005)
 
 
 async def test_link_hands_a_request_over_and_its_answer_back_whole(tmp_path: Path) -> None:

@@ -40,7 +40,8 @@ from penstock.gateway.workers.slab_sharing import (
 )
 from penstock.protocol.inference import InferRequest, SlabAddress, tensor_from_numpy
 from tests.local.test_client_processes import LARGE, PART, Core, core_in
-from tests.local.test_core_link import request, until
+from tests.local.test_core_link import request
+from tests.support.waiting import until
 
 ASK = Infer(1, request(), "c", 0)
 VISIT = ClientHello("odd")

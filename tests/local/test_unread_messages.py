@@ -10,7 +10,8 @@ from penstock.engines.model_health import KnownModel
 from penstock.gateway.workers.connection import SOCKET_NAME, ClientHello, CoreState, ToClient, WorkerHello
 from penstock.gateway.workers.core_server import UNREAD_BYTES, CoreServer
 from tests.local.test_client_processes import core_in
-from tests.local.test_core_link import FakeEngine, FakeWatch, until
+from tests.local.test_core_link import FakeEngine, FakeWatch
+from tests.support.waiting import until
 
 REASON = "r" * 50_000
 

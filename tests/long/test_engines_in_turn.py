@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 
 from tests.conftest import RunningStack, start_stack, stop_stack
-from tests.integration.living import wait_for
 from tests.integration.replicas import BareTriton
 from tests.integration.steady_load import SteadyLoad
 from tests.integration.web import call
+from tests.support.waiting import wait_for
 
 pytestmark = pytest.mark.long
 

@@ -9,7 +9,6 @@ import subprocess
 import sys
 import time
 import urllib.request
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -18,6 +17,7 @@ from loadtest.bench.gpu.programs import PenstockUp
 from penstock.gpu.mps.control import PIPE_DIRECTORY
 from tests.conftest import CHECKOUT
 from tests.gpu.mps_programs import programs
+from tests.support.waiting import wait_for
 
 pytestmark = pytest.mark.long
 UP_S = 60.0
@@ -63,13 +63,6 @@ def metric(home: Path, name: str) -> float:
     return float(found[1]) if found else -1.0
 
 
-def until(is_so: Callable[[], bool], seconds: float = 30.0) -> None:
-    end = time.monotonic() + seconds
-    while not is_so():
-        assert time.monotonic() < end
-        time.sleep(0.1)
-
-
 def test_stack_under_mps_comes_back_from_the_daemons_death_and_leaves_nothing(
     card: Path, tmp_path: Path, triton_environment: Path
 ) -> None:
@@ -92,8 +85,8 @@ def test_stack_under_mps_comes_back_from_the_daemons_death_and_leaves_nothing(
         assert [one["directory"] for one in json.loads(status.stdout)["daemons"]] == [str(pipes)]
         old = int((pipes / "nvidia-cuda-mps-control.pid").read_text())
         os.kill(old, signal.SIGKILL)
-        until(lambda: metric(tmp_path, "ready") == 0)
-        until(lambda: metric(tmp_path, "mps_recovery_seconds") > 0)
+        wait_for(lambda: metric(tmp_path, "ready") == 0)
+        wait_for(lambda: metric(tmp_path, "mps_recovery_seconds") > 0)
         assert metric(tmp_path, "ready") == 1
         assert metric(tmp_path, "mps_restarts_total") == 1
         new = int((pipes / "nvidia-cuda-mps-control.pid").read_text())

@@ -28,12 +28,12 @@ from tests.integration.video_chaos import (
     settings_of,
     source,
     spot_clip,
-    wait_until,
 )
 from tests.integration.video_cycles import Held, come_and_go, cycling, expect_same, own_bytes, settled, shared_bytes
 from tests.integration.video_flat import Sample, expect_flat
 from tests.integration.video_runs import Place
 from tests.integration.video_troubles import MARK, Troubles, Viewers, viewers
+from tests.support.waiting import wait_for
 
 pytestmark = [pytest.mark.long, pytest.mark.timeout(3600)]
 
@@ -92,10 +92,10 @@ class Soak:
         """What is held when only those of the settings are there and run, and the broker has what it should."""
         program = self.program
         self.troubles.clear()
-        wait_until(lambda: set(program.streams()) == set(self.names), 60.0, program.streams)
+        wait_for(lambda: set(program.streams()) == set(self.names), 60.0, program.streams)
         program.wait_for_states(dict.fromkeys(self.names, "running"), 90.0)
-        wait_until(lambda: program.metric("sink_queue_results") < 100, 60.0, program.metrics)
-        wait_until(lambda: MARK not in program.metrics(), 20.0, program.metrics)
+        wait_for(lambda: program.metric("sink_queue_results") < 100, 60.0, program.metrics)
+        wait_for(lambda: MARK not in program.metrics(), 20.0, program.metrics)
         return settled(program, looks=4)
 
     def sample(self, minute: float, held: Held, rate: float, previews: int) -> Sample:
@@ -148,7 +148,7 @@ def test_minutes_of_cameras_that_come_go_and_misbehave_leave_the_program_as_it_w
         restarts = {name: row["restarts"] for name, row in program.streams().items()}
         assert redis.arrived(1)
         code = program.stop()
-        wait_until(lambda: place.shared_memory() == shared, 10.0, place.shared_memory)
+        wait_for(lambda: place.shared_memory() == shared, 10.0, place.shared_memory)
     assert code == 0, program.text[-3000:]
     assert "Traceback" not in program.text
     expect_flat(samples)

@@ -22,17 +22,8 @@ from penstock_video.infer.calls import EngineClient
 from penstock_video.infer.engine import Engine
 from penstock_video.infer.network import network_from
 from penstock_video.infer.options import EngineAddress
-from tests.deepstream_pipeline.infer.fake_core import (
-    ASTRAY,
-    SIDE,
-    Asked,
-    FakeCore,
-    classifier,
-    engine_at,
-    row,
-    submit,
-    until,
-)
+from tests.deepstream_pipeline.infer.fake_core import ASTRAY, SIDE, Asked, FakeCore, classifier, engine_at, row, submit
+from tests.support.waiting import wait_for
 
 
 @pytest.fixture
@@ -45,7 +36,7 @@ def core(tmp_path: Path) -> Iterator[FakeCore]:
 @pytest.fixture
 def engine(core: FakeCore) -> Iterator[Engine]:
     with engine_at(place(core)) as engine:
-        until(lambda: engine._life is not None and engine._life.line.slab.generation > 0)  # type: ignore[union-attr]
+        wait_for(lambda: engine._life is not None and engine._life.line.slab.generation > 0)  # type: ignore[union-attr]
         yield engine
 
 
@@ -70,8 +61,8 @@ def test_rows_are_answered_in_order_in_one_call_through_the_slab(core: FakeCore,
     assert (answer.error, answer.queue_s, answer.infer_s, answer.engine_rows) == (None, 0.25, 0.5, 3)
     assert (asked.calls, asked.threads) == (["taken", "done"], {"engine"})
     assert core.clients == ["client-1"]
-    until(lambda: leases(engine) == 0)
-    until(lambda: core.served == ["owned"])
+    wait_for(lambda: leases(engine) == 0)
+    wait_for(lambda: core.served == ["owned"])
 
 
 def test_rows_may_be_written_again_once_they_are_taken(core: FakeCore, engine: Engine) -> None:
@@ -125,7 +116,7 @@ def test_model_without_a_batch_axis_is_asked_for_each_row_at_once(core: FakeCore
     network = engine.network("lone", 20)
     core.holds = True
     asked = submit(engine, network, [row(value) for value in (0.1, 0.2, 0.3)])
-    until(lambda: len(core.asked) == 3)
+    wait_for(lambda: len(core.asked) == 3)
     assert {request.inputs[0].shape for request in core.asked} == {(1, 3, SIDE, SIDE)}
     core.holds = False
     engine.close()
@@ -199,7 +190,7 @@ def test_deadline_that_passes_at_the_engine_gives_the_request_up(core: FakeCore,
     core.holds = True
     answer = submit(engine, engine.network("owned", 20), [row(0.5)], within_s=0.2).answer()
     assert isinstance(answer.error, InferRefused)
-    until(lambda: core.cancelled == 1)
+    wait_for(lambda: core.cancelled == 1)
 
 
 def test_core_that_dies_fails_what_it_had_at_once_and_is_joined_again(core: FakeCore, engine: Engine) -> None:
@@ -207,15 +198,15 @@ def test_core_that_dies_fails_what_it_had_at_once_and_is_joined_again(core: Fake
     network = engine.network("owned", 20)
     core.holds = True
     asked = submit(engine, network, [row(0.5)], within_s=600)
-    until(lambda: len(core.asked) == 1)
+    wait_for(lambda: len(core.asked) == 1)
     core.die()
     assert type(asked.answer().error) is InferFailed
-    until(lambda: not engine.is_up)
+    wait_for(lambda: not engine.is_up)
     assert engine.reason == "it was stopped, or starts again"
     assert type(submit(engine, network, [row(0.5)], within_s=600).answer().error) is InferFailed
     core.holds = False
     core.revive()
-    until(lambda: engine.is_up)
+    wait_for(lambda: engine.is_up)
     assert submit(engine, network, [row(0.5)]).answer().error is None
 
 
@@ -231,11 +222,11 @@ def test_stack_that_was_started_again_is_joined_in_its_new_folder(
         network = engine.network("owned", 20)
         core.end()
         first.release()
-        until(lambda: not engine.is_up)
+        wait_for(lambda: not engine.is_up)
         second, _ = claim_run_directory(run_folders())
         publish_stack(second.path, *urls)
         core = FakeCore(reachable_folder(second.path))
-        until(lambda: engine.is_up)
+        wait_for(lambda: engine.is_up)
         assert submit(engine, network, [row(0.5)]).answer().error is None
         core.end()
         second.release()
@@ -245,19 +236,19 @@ def test_engine_that_falls_silent_ends_what_it_has_when_the_core_says_so(core: F
     """As it ends the fronts' own requests."""
     core.holds = True
     asked = submit(engine, engine.network("owned", 20), [row(0.5)], within_s=600)
-    until(lambda: len(core.asked) == 1)
+    wait_for(lambda: len(core.asked) == 1)
     core.cut("it does not answer")
     answer = asked.answer()
     assert type(answer.error) is InferFailed
     assert "it does not answer" in str(answer.error)
-    until(lambda: core.cancelled == 1)
+    wait_for(lambda: core.cancelled == 1)
 
 
 def test_engine_that_is_not_up_fails_rows_at_once_with_its_reason(core: FakeCore, engine: Engine) -> None:
     """They are not even copied."""
     network = engine.network("owned", 20)
     core.is_up, core.reason = False, "the engine is restarting"
-    until(lambda: not engine.is_up)
+    wait_for(lambda: not engine.is_up)
     answer = submit(engine, network, [row(0.5)], within_s=600).answer()
     assert str(answer.error) == "the engine is not ready: the engine is restarting"
     assert core.asked == []
@@ -277,7 +268,7 @@ def test_close_answers_everything_once_and_for_ever(core: FakeCore, engine: Engi
 
     presser = threading.Thread(target=press)
     presser.start()
-    until(lambda: len(core.asked) > 8)
+    wait_for(lambda: len(core.asked) > 8)
     engine.close()
     stop.set()
     presser.join()

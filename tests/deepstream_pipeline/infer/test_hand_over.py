@@ -23,7 +23,8 @@ from penstock_video.infer.options import RowMemory, RowMemoryChoice
 from penstock_video.types import DeviceRow
 from tests.deepstream_pipeline.gpu.fake_driver import FakeDriver, install
 from tests.deepstream_pipeline.infer.card_gateway import CardGateway
-from tests.deepstream_pipeline.infer.fake_core import ASTRAY, SIDE, Asked, row, until
+from tests.deepstream_pipeline.infer.fake_core import ASTRAY, SIDE, Asked, row
+from tests.support.waiting import wait_for
 
 SHAPE = (3, SIDE, SIDE)
 ON_CARD = RowMemoryChoice(RowMemory.DEVICE)
@@ -103,7 +104,7 @@ def test_rows_on_the_card_are_answered_in_order_in_one_call_without_a_byte_sent(
     assert [(bool(region), rows) for region, rows in gateway.engine.inferred] == [(True, 3)] * 2
     assert max(map(len, gateway.engine.messages)) < 300
     assert gateway.engine.asked == ["register 0"]
-    until(lambda: len(rig.line._slab) == 0)
+    wait_for(lambda: len(rig.line._slab) == 0)
 
 
 def test_trial_asks_with_the_same_row_through_either_memory(gateway: CardGateway, rig: Rig) -> None:
@@ -189,10 +190,10 @@ def test_engine_that_is_gone_fails_rows_on_the_card_at_once(gateway: CardGateway
     """As all others; afterwards they are answered."""
     rig.engine.hand_over(rig.network, RowMemory.AUTO)
     gateway.plane.unready_reason = "the engine is restarting"
-    until(lambda: not rig.engine.is_up)
+    wait_for(lambda: not rig.engine.is_up)
     assert type(rig.submit(rig.on_card([0.1]), within_s=600).answer().error) is InferFailed
     gateway.plane.unready_reason = ""
-    until(lambda: rig.engine.is_up)
+    wait_for(lambda: rig.engine.is_up)
     assert rig.submit(rig.on_card([0.1])).answer().error is None
 
 
@@ -212,7 +213,7 @@ def test_card_that_fails_is_logged_and_costs_those_rows_alone(driver: FakeDriver
     assert ["cannot be copied" in line["event"] for line in lines if line["log_level"] == "warning"] == [True]
     driver.fail("cuMemcpyDtoDAsync", None)
     assert rig.submit(rows).answer().error is None
-    until(lambda: len(rig.line._slab) == 0)
+    wait_for(lambda: len(rig.line._slab) == 0)
 
 
 def test_card_that_does_nothing_more_is_known_to_be_lost(driver: FakeDriver, rig: Rig) -> None:
@@ -277,9 +278,9 @@ def test_card_that_is_stuck_fails_rows_in_time_and_serves_again_when_it_moves(
         assert "has not copied rows" in rig.engine.reason
         assert "has not copied rows" in str(rig.submit(rows).answer().error)
         assert len(rig.line._slab) == 1
-        until(lambda: any(line["event"] == GONE for line in lines))
+        wait_for(lambda: any(line["event"] == GONE for line in lines))
         moves.set()
-        until(lambda: any(line["event"] == BACK for line in lines))
+        wait_for(lambda: any(line["event"] == BACK for line in lines))
     assert rig.engine.is_up
     assert rig.submit(rows).answer().error is None
 
@@ -299,7 +300,7 @@ def test_close_answers_rows_that_are_at_the_engine(gateway: CardGateway, rig: Ri
     rig.engine.hand_over(rig.network, RowMemory.AUTO)
     gateway.engine.mode = FakeMode.SLOW
     asked = rig.submit(rig.on_card([0.1]), within_s=600)
-    until(lambda: len(gateway.engine.inferred) == 3)
+    wait_for(lambda: len(gateway.engine.inferred) == 3)
     rig.engine.close()
     assert (asked.answer(0.1).error is not None, asked.calls) == (True, ["taken", "done"])
 

@@ -10,7 +10,8 @@ from structlog.testing import capture_logs
 from penstock_video.infer import calls as outages
 from penstock_video.infer.calls import BACK, GONE
 from penstock_video.infer.options import EngineAddress
-from tests.deepstream_pipeline.infer.fake_core import FakeCore, engine_at, until
+from tests.deepstream_pipeline.infer.fake_core import FakeCore, engine_at
+from tests.support.waiting import wait_for
 
 
 def test_engine_that_goes_and_comes_back_is_logged_twice_in_plain_words(tmp_path: Path) -> None:
@@ -19,9 +20,9 @@ def test_engine_that_goes_and_comes_back_is_logged_twice_in_plain_words(tmp_path
     place = EngineAddress(core.folder, "http://127.0.0.1:8000", "127.0.0.1:8001")
     with capture_logs() as lines, engine_at(place):
         core.die()
-        until(lambda: any(line["event"] == GONE for line in lines))
+        wait_for(lambda: any(line["event"] == GONE for line in lines))
         core.revive()
-        until(lambda: any(line["event"] == BACK for line in lines))
+        wait_for(lambda: any(line["event"] == BACK for line in lines))
     core.end()
     logged = [line for line in lines if line["log_level"] != "debug" and line.get("component") in ("video", "front")]
     assert [line["event"] for line in logged] == [GONE, BACK]

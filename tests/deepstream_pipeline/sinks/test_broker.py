@@ -15,8 +15,8 @@ from penstock_video.sinks.broker import BrokerBackoff, BrokerOptions, BrokerSink
 from penstock_video.sinks.broker_link import DeliveryOutcome, LinkDown, scrub
 from penstock_video.sinks.schemas import Schema
 from penstock_video.sinks.spool import Message
-from tests.deepstream_pipeline.brokers import until
 from tests.deepstream_pipeline.sinks.results import crossing, result
+from tests.support.waiting import wait_for
 
 
 class Scripted:
@@ -104,7 +104,7 @@ def test_sink_writing_while_its_broker_hangs_never_waits(make: Callable[..., Bro
         sink.write(result(number, has_image=False, objects=1))
     assert time.perf_counter() - began < 1.0
     link.may_go_on.set()
-    assert until(lambda: len(link.delivered) == 1_000)
+    wait_for(lambda: len(link.delivered) == 1_000)
     assert frames(link) == list(range(1_000))
 
 
@@ -116,7 +116,7 @@ def test_sink_whose_link_is_lost_sends_what_was_left_again_in_order(make: Callab
     for number in range(20):
         sink.write(result(number, has_image=False))
     link.may_go_on.set()
-    assert until(lambda: len(link.delivered) == 20)
+    wait_for(lambda: len(link.delivered) == 20)
     assert frames(link) == list(range(20))
     first, again = link.calls[0][2:], link.calls[1]
     assert again[: len(first)] == first
@@ -135,7 +135,7 @@ def test_sink_whose_link_keeps_messages_asks_it_again_without_new_ones(make: Cal
     link = Scripted(keep, lambda batch: DeliveryOutcome(delivered=list(kept)))
     sink = make(link)
     sink.write(result(0, has_image=False))
-    assert until(lambda: sink.statistics().sent == 1)
+    wait_for(lambda: sink.statistics().sent == 1)
     assert link.calls[1] == []
     assert link.opened == 1
 
@@ -149,7 +149,7 @@ def test_sink_with_a_message_that_is_refused_counts_it_and_goes_on(make: Callabl
     for number in range(15):
         sink.write(result(number, has_image=False))
     link.may_go_on.set()
-    assert until(lambda: sink.statistics().depth == 0)
+    wait_for(lambda: sink.statistics().depth == 0)
     said = sink.statistics()
     assert (said.written, said.sent, said.refused, said.is_connected) == (15, 14, 1, True)
     assert gauge.drops == 1
@@ -169,7 +169,7 @@ def test_sink_whose_spool_is_full_tells_each_loss_to_its_gauge(make: Callable[..
     assert max(depth for depth, _ in gauge.depths) == 40
     assert sink.statistics().size_bytes == gauge.depths[-1][1]
     link.open_error = ""
-    assert until(lambda: len(link.delivered) == 40)
+    wait_for(lambda: len(link.delivered) == 40)
     assert frames(link) == list(range(60, 100))
     with pytest.raises(
         SinkFailed, match=r"^60 messages for scripted, topic t were not delivered: no room in its spool"
@@ -195,17 +195,17 @@ def test_sink_whose_broker_is_away_says_so_once_and_once_when_it_is_back(make: C
     link = Scripted()
     with capture_logs() as lines:
         sink = make(link, spool_messages=5)
-        assert until(lambda: sink.statistics().is_connected)
+        wait_for(lambda: sink.statistics().is_connected)
         link.open_error, link.answers = (
             "nobody there",
             [lambda batch: DeliveryOutcome(left=batch, trouble="nobody there")],
         )
         for number in range(20):
             sink.write(result(number, has_image=False))
-        assert until(lambda: sink.statistics().errors >= 3)
+        wait_for(lambda: sink.statistics().errors >= 3)
         assert sink.statistics().reason == "nobody there"
         link.open_error = ""
-        assert until(lambda: sink.statistics().is_connected)
+        wait_for(lambda: sink.statistics().is_connected)
     told = [line["event"] for line in lines]
     assert told[0] == told[-1] == "sink connected"
     assert sorted(told[1:-1]) == ["sink drops its oldest messages", "sink waits for its broker"]
@@ -222,7 +222,7 @@ def test_sink_that_is_refused_everything_never_says_that_it_is_connected(make: C
         sink = make(link)
         for number in range(3):
             sink.write(result(number, has_image=False))
-        assert until(lambda: sink.statistics().refused == 3)
+        wait_for(lambda: sink.statistics().refused == 3)
         said = sink.statistics()
         with pytest.raises(SinkFailed, match=r"^3 messages for scripted, topic t were not delivered: answered 401$"):
             sink.close()
@@ -238,7 +238,7 @@ def test_sink_whose_first_message_is_refused_is_connected_without_a_warning(make
         sink = make(link)
         sink.write(result(0, has_image=False))
         sink.write(result(1, has_image=False))
-        assert until(lambda: sink.statistics().is_connected)
+        wait_for(lambda: sink.statistics().is_connected)
     told = [(line["event"], line["log_level"]) for line in lines]
     assert told == [("sink's messages refused", "warning"), ("sink connected", "info")]
 
@@ -254,7 +254,7 @@ def test_sink_that_is_refused_for_long_says_so_again(
         sink = make(link)
         for number in range(3):
             sink.write(result(number, has_image=False))
-        assert until(lambda: sink.statistics().refused == 3)
+        wait_for(lambda: sink.statistics().refused == 3)
     assert [line["refused"] for line in lines if line["event"] == "sink's messages refused"] == [1, 2, 3]
 
 
@@ -266,14 +266,14 @@ def test_sink_whose_connection_is_lost_tells_the_reason_that_is_known_best(
     link = Scripted()
     with capture_logs() as lines:
         sink = make(link)
-        assert until(lambda: sink.statistics().is_connected)
+        wait_for(lambda: sink.statistics().is_connected)
         link.open_error = "" if reopens else "refused"
         link.answers = [lambda batch: DeliveryOutcome(left=batch, trouble="lost")]
         sink.write(result(0, has_image=False))
-        assert until(lambda: sink.statistics().errors >= (1 if reopens else 3))
+        wait_for(lambda: sink.statistics().errors >= (1 if reopens else 3))
         link.open_error = ""
-        assert until(lambda: sink.statistics().sent == 1)
-        assert until(lambda: sink.statistics().is_connected)
+        wait_for(lambda: sink.statistics().sent == 1)
+        wait_for(lambda: sink.statistics().is_connected)
     told = [line["reason"] for line in lines if line["event"] == "sink waits for its broker"]
     assert told == ["lost" if reopens else "refused"]
     assert (lines[-1]["event"], lines[-1]["log_level"]) == ("sink connected", "warning")
@@ -289,7 +289,7 @@ def test_sink_that_lost_in_several_ways_says_each_with_its_number(monkeypatch: p
     link.may_go_on.clear()
     sink = BrokerSink(link, BrokerOptions(what=ResultKind.OBJECTS, spool_messages=5))
     sink.write(result(0, has_image=False))
-    assert until(lambda: sink._spool.has_taken)
+    wait_for(lambda: sink._spool.has_taken)
     for number in range(1, 12):
         sink.write(result(number, has_image=False))
     link.open_error = "nobody there"
@@ -307,7 +307,7 @@ def test_sink_that_is_closed_waits_as_long_as_it_was_asked_to(make: Callable[...
     sink.write(result(0, has_image=False))
     closing = threading.Thread(target=sink.close)
     closing.start()
-    assert until(sink._closing.is_set)
+    wait_for(sink._closing.is_set)
     began = time.monotonic()
     link.may_go_on.set()
     closing.join(10.0)
@@ -351,8 +351,8 @@ def test_sink_whose_link_has_a_fault_of_its_own_goes_on(make: Callable[..., Brok
     link = Scripted(broken)
     sink = make(link)
     sink.write(result(0, has_image=False))
-    assert until(lambda: "ZeroDivisionError" in sink.statistics().reason)
-    assert until(lambda: sink.statistics().sent == 1)
+    wait_for(lambda: "ZeroDivisionError" in sink.statistics().reason)
+    wait_for(lambda: sink.statistics().sent == 1)
 
 
 @pytest.mark.parametrize(
@@ -370,7 +370,7 @@ def test_sink_sends_what_it_is_asked_to(what: ResultKind, kinds: list[str], make
     sink.write(result(4, source_id="gate", has_image=False, events=(crossing(4), crossing(4, track_id=None))))
     if what == ResultKind.EVENTS:
         sink.write(result(5, source_id="gate", has_image=False))  # without one, nothing is sent
-    assert until(lambda: len(link.delivered) == len(kinds))
+    wait_for(lambda: len(link.delivered) == len(kinds))
     assert [one.kind for one in link.delivered] == kinds
     assert {one.key for one in link.delivered} == {"gate"}
     assert len({one.id for one in link.delivered}) == len(kinds)
@@ -384,7 +384,7 @@ def test_sink_whose_source_comes_again_gives_new_ids(make: Callable[..., BrokerS
     sink.write(result(0, has_image=False))
     sink.end_source("cam")
     sink.write(result(0, has_image=False))
-    assert until(lambda: len(link.delivered) == 2)
+    wait_for(lambda: len(link.delivered) == 2)
     assert link.delivered[0].id != link.delivered[1].id
 
 

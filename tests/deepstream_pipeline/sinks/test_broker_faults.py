@@ -15,16 +15,9 @@ from penstock_video.sinks.kafka import KafkaOptions, kafka_sink
 from penstock_video.sinks.mqtt import MqttOptions, mqtt_sink
 from penstock_video.sinks.redis_stream import RedisOptions, redis_sink
 from penstock_video.types import FrameResult
-from tests.deepstream_pipeline.brokers import (
-    Arrived,
-    Broker,
-    first_of_each,
-    kafka_broker,
-    mqtt_broker,
-    redis_broker,
-    until,
-)
+from tests.deepstream_pipeline.brokers import Arrived, Broker, first_of_each, kafka_broker, mqtt_broker, redis_broker
 from tests.deepstream_pipeline.sinks.results import result
+from tests.support.waiting import becomes_true, wait_for
 
 SOURCES = ("gate", "yard")
 HELD: dict[str, Any] = {"what": ResultKind.OBJECTS}
@@ -85,7 +78,7 @@ def expect_in_order(arrived: list[Arrived], kept: range) -> None:
 
 def connected(sink: BrokerSink) -> bool:
     """Waited for."""
-    return until(lambda: sink.statistics().is_connected)
+    return becomes_true(lambda: sink.statistics().is_connected)
 
 
 def test_sink_with_its_broker_there_delivers_everything_in_order(scene: Scene) -> None:
@@ -113,9 +106,9 @@ def test_sink_whose_broker_is_stopped_under_load_stays_quick_and_loses_nothing(
     began = time.perf_counter()
     longest_s = write(sink, frames(100, 1_000))
     took_s = time.perf_counter() - began
-    assert until(lambda: not sink.statistics().is_connected, 20.0)
+    wait_for(lambda: not sink.statistics().is_connected, 20.0)
     scene.broker.go_on()
-    assert until(lambda: sink.statistics().depth == 0, 20.0), sink.statistics()
+    wait_for(lambda: sink.statistics().depth == 0, 20.0, sink.statistics)
     sink.close()
     expect_in_order(scene.broker.arrived(1_100), range(1_100))
     assert took_s < 1.0
@@ -131,10 +124,10 @@ def test_sink_whose_broker_goes_and_comes_back_under_load_loses_nothing(scene: S
     scene.broker.take_down()
     write(sink, frames(2_050, 1_000))
     write(sink, frames(3_050, 100), pause_s=0.002)
-    assert until(lambda: not sink.statistics().is_connected)
+    wait_for(lambda: not sink.statistics().is_connected)
     scene.broker.bring_up()
     write(sink, frames(3_150, 200), pause_s=0.002)
-    assert until(lambda: sink.statistics().depth == 0, 20.0), sink.statistics()
+    wait_for(lambda: sink.statistics().depth == 0, 20.0, sink.statistics)
     sink.close()
     expect_in_order(scene.broker.arrived(3_350), range(3_350))
     said = sink.statistics()
@@ -145,13 +138,13 @@ def test_sink_whose_broker_is_away_for_longer_than_the_spool_holds_drops_the_old
     """What does not fit is counted exactly, and what arrives at last is the newest, in order."""
     sink = scene.make(spool_messages=100)
     write(sink, frames(0, 20))
-    assert until(lambda: sink.statistics().sent == 20)
+    wait_for(lambda: sink.statistics().sent == 20)
     scene.broker.take_down()
     write(sink, frames(20, 500))
-    assert until(lambda: not sink.statistics().is_connected)
+    wait_for(lambda: not sink.statistics().is_connected)
     assert sink.statistics().depth == 100
     scene.broker.bring_up()
-    assert until(lambda: sink.statistics().depth == 0, 20.0), sink.statistics()
+    wait_for(lambda: sink.statistics().depth == 0, 20.0, sink.statistics)
     with pytest.raises(SinkFailed, match=f"^{sink.statistics().dropped} messages for .*: no room in its spool$"):
         sink.close()
     said = sink.statistics()
@@ -171,7 +164,7 @@ def test_sink_whose_broker_is_stopped_closes_within_its_deadline_and_says_what_w
     monkeypatch.setattr("penstock_video.sinks.broker.CLOSE_S", 2.0)
     sink = scene.make()
     write(sink, frames(0, 10))
-    assert until(lambda: sink.statistics().sent == 10)
+    wait_for(lambda: sink.statistics().sent == 10)
     scene.broker.stop()
     write(sink, frames(10, 50))
     began = time.monotonic()
@@ -186,10 +179,10 @@ def test_sink_whose_broker_is_away_at_the_start_connects_when_it_comes(scene: Sc
     scene.broker.take_down()
     sink = scene.make()
     write(sink, frames(0, 50))
-    assert until(lambda: sink.statistics().errors > 0)
+    wait_for(lambda: sink.statistics().errors > 0)
     assert "not connected yet" not in sink.statistics().reason
     scene.broker.bring_up()
-    assert until(lambda: sink.statistics().depth == 0, 20.0), sink.statistics()
+    wait_for(lambda: sink.statistics().depth == 0, 20.0, sink.statistics)
     assert sink.statistics().is_connected
     sink.close()
     expect_in_order(scene.broker.arrived(50), range(50))

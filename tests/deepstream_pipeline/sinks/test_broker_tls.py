@@ -19,8 +19,9 @@ from penstock_video.sinks.broker import BrokerSink, ResultKind
 from penstock_video.sinks.mqtt import MqttOptions, mqtt_sink
 from penstock_video.sinks.redis_stream import RedisOptions, redis_sink
 from penstock_video.sinks.webhook import WebhookOptions, webhook_sink
-from tests.deepstream_pipeline.brokers import free_port, mqtt_broker, redis_broker, until
+from tests.deepstream_pipeline.brokers import free_port, mqtt_broker, redis_broker
 from tests.deepstream_pipeline.sinks.results import result
+from tests.support.waiting import wait_for
 
 Secured = Callable[[Path, Path, Path], AbstractContextManager[Callable[[], BrokerSink]]]
 
@@ -108,7 +109,7 @@ def test_sink_over_tls_delivers_only_to_whom_it_trusts(
     with secured(tmp_path, certificate, key) as make:
         sink = make()
         sink.write(result(0, has_image=False))
-        assert until(lambda: sink.statistics().errors > 0)
+        wait_for(lambda: sink.statistics().errors > 0)
         said = sink.statistics()
         assert (said.sent, said.refused, said.depth) == (0, 0, 1)
         assert "certificate" in said.reason.lower()
@@ -117,5 +118,5 @@ def test_sink_over_tls_delivers_only_to_whom_it_trusts(
         monkeypatch.setenv("SSL_CERT_FILE", str(certificate))
         sink = make()
         sink.write(result(0, has_image=False))
-        assert until(lambda: sink.statistics().sent == 1), sink.statistics()
+        wait_for(lambda: sink.statistics().sent == 1, what=sink.statistics)
         sink.close()

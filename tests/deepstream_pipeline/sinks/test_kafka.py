@@ -11,8 +11,9 @@ from penstock_video.sinks.broker import ResultKind
 from penstock_video.sinks.broker_link import LinkDown
 from penstock_video.sinks.kafka import KafkaLink, KafkaOptions, kafka_sink
 from penstock_video.sinks.spool import Message
-from tests.deepstream_pipeline.brokers import KafkaBroker, kafka_broker, until
+from tests.deepstream_pipeline.brokers import KafkaBroker, kafka_broker
 from tests.deepstream_pipeline.sinks.results import crossing, result
+from tests.support.waiting import wait_for
 
 
 @pytest.fixture(scope="module")
@@ -41,7 +42,7 @@ def test_kafka_message_larger_than_is_allowed_costs_only_itself(broker: KafkaBro
     sink = kafka_sink(KafkaOptions(broker.brokers, "small", settings, what=ResultKind.OBJECTS))
     for number in range(5):
         sink.write(result(number, has_image=False, objects=40 if number == 2 else 1))
-    assert until(lambda: sink.statistics().depth == 0)
+    wait_for(lambda: sink.statistics().depth == 0)
     with pytest.raises(SinkFailed, match=r"^1 message for kafka .* was not delivered: "):
         sink.close()
     assert (sink.statistics().sent, sink.statistics().refused) == (4, 1)
@@ -55,7 +56,7 @@ def test_kafka_queue_of_librdkafka_that_is_smaller_than_a_batch_delivers_all(bro
     sink = kafka_sink(KafkaOptions(broker.brokers, "narrow", settings, what=ResultKind.OBJECTS))
     for number in range(300):
         sink.write(result(number, has_image=False, objects=1))
-    assert until(lambda: sink.statistics().sent == 300)
+    wait_for(lambda: sink.statistics().sent == 300)
     sink.close()
     assert [json.loads(one.body)["frame_num"] for one in broker.arrived(300)] == list(range(300))
 
@@ -70,7 +71,7 @@ def test_kafka_link_that_is_closed_with_messages_underway_lets_go_of_them(broker
     assert (list(outcome.delivered), list(outcome.left)) == ([], [])
     link.close()
     broker.bring_up()
-    assert until(lambda: opens(link))
+    wait_for(lambda: opens(link))
     assert [one.id for one in link.send([Message("gate", "wanted", "objects", b"{}")]).delivered] == ["wanted"]
     link.close()
     assert [one.id for one in broker.arrived(1)] == ["wanted"]

@@ -14,8 +14,9 @@ from structlog.testing import capture_logs
 from penstock_video.errors import SinkFailed
 from penstock_video.sinks.broker import BrokerSink, ResultKind
 from penstock_video.sinks.mqtt import MqttLink, MqttOptions, mqtt_sink
-from tests.deepstream_pipeline.brokers import MqttBroker, mqtt_broker, program, until
+from tests.deepstream_pipeline.brokers import MqttBroker, mqtt_broker, program
 from tests.deepstream_pipeline.sinks.results import crossing, result
+from tests.support.waiting import wait_for
 
 SECRET = "s3cret-pass"
 
@@ -55,7 +56,7 @@ def test_mqtt_to_a_broker_with_a_limit_refuses_only_what_is_larger(tmp_path: Pat
         sink.write(result(0, has_image=False, objects=1))
         sink.write(result(1, has_image=False, objects=40))
         sink.write(result(2, has_image=False, objects=1))
-        assert until(lambda: sink.statistics().depth == 0)
+        wait_for(lambda: sink.statistics().depth == 0)
         with pytest.raises(SinkFailed, match=r"^1 message .*: larger than the broker's 3000 bytes$"):
             sink.close()
         assert sink.statistics().refused == 1
@@ -72,12 +73,12 @@ def test_mqtt_that_refuses_the_password_is_told_without_it_and_tried_again(tmp_p
         options = MqttOptions("127.0.0.1", broker.port, username="cam", password=SECRET, what=ResultKind.OBJECTS)
         sink = mqtt_sink(options)
         write(sink, 3)
-        assert until(lambda: sink.statistics().errors > 0)
+        wait_for(lambda: sink.statistics().errors > 0)
         assert "Not authorized" in sink.statistics().reason or "user name" in sink.statistics().reason
         subprocess.run([program("mosquitto_passwd"), "-b", str(keys), "cam", SECRET], check=True)
         broker.take_down()
         broker.bring_up()
-        assert until(lambda: sink.statistics().sent == 3)
+        wait_for(lambda: sink.statistics().sent == 3)
         sink.close()
     assert SECRET not in repr(lines) + repr(options) + repr(sink.statistics())
 
@@ -85,22 +86,22 @@ def test_mqtt_that_refuses_the_password_is_told_without_it_and_tried_again(tmp_p
 def test_mqtt_status_topic_says_online_and_offline(broker: MqttBroker) -> None:
     """Whoever watches the status topic sees the sink come and go."""
     sink = mqtt_sink(MqttOptions("127.0.0.1", broker.port, status_topic="penstock/status"))
-    assert until(lambda: sink.statistics().is_connected)
-    assert until(lambda: [one.body for one in broker._arrived] == [b"online"])
+    wait_for(lambda: sink.statistics().is_connected)
+    wait_for(lambda: [one.body for one in broker._arrived] == [b"online"])
     sink.close()
-    assert until(lambda: [one.body for one in broker._arrived] == [b"online", b"offline"])
+    wait_for(lambda: [one.body for one in broker._arrived] == [b"online", b"offline"])
 
 
 def test_mqtt_broker_that_goes_is_told_in_one_line(broker: MqttBroker) -> None:
     """The reason is that of the attempt to come back, not what the library makes of a closed socket."""
     with capture_logs() as lines:
         sink = mqtt_sink(MqttOptions("127.0.0.1", broker.port, what=ResultKind.OBJECTS))
-        assert until(lambda: sink.statistics().is_connected)
+        wait_for(lambda: sink.statistics().is_connected)
         broker.take_down(signal.SIGKILL)
-        assert until(lambda: sink.statistics().errors >= 3)
+        wait_for(lambda: sink.statistics().errors >= 3)
         broker.bring_up()
         write(sink, 1)
-        assert until(lambda: sink.statistics().sent == 1)
+        wait_for(lambda: sink.statistics().sent == 1)
         sink.close()
     told = [(line["event"], line["log_level"], line.get("reason", "")) for line in lines]
     assert told == [
@@ -119,7 +120,7 @@ def test_mqtt_sink_that_dies_is_told_by_its_will(broker: MqttBroker) -> None:
     connection = link._client.socket()
     assert isinstance(connection, socket.socket)
     connection.shutdown(socket.SHUT_RDWR)
-    assert until(lambda: [one.body for one in broker._arrived] == [b"online", b"offline"])
+    wait_for(lambda: [one.body for one in broker._arrived] == [b"online", b"offline"])
     link.close()
 
 
@@ -130,7 +131,7 @@ def test_mqtt_broker_that_knows_only_version_3_is_spoken_to_in_that() -> None:
         thread = threading.Thread(target=answer_as_version_3, args=(server, versions))
         thread.start()
         sink = mqtt_sink(MqttOptions("127.0.0.1", server.getsockname()[1]))
-        assert until(lambda: sink.statistics().is_connected)
+        wait_for(lambda: sink.statistics().is_connected)
         sink.close()
         thread.join(10.0)
     assert versions == [5, 4]

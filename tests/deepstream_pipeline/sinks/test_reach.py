@@ -24,8 +24,9 @@ from penstock_video.sinks.redis_stream import RedisLink, RedisOptions, redis_sin
 from penstock_video.sinks.rtsp_out import RtspOutOptions, RtspOutSink
 from penstock_video.sinks.spool import Message
 from penstock_video.sinks.webhook import WebhookLink, WebhookOptions
-from tests.deepstream_pipeline.brokers import kafka_broker, until
+from tests.deepstream_pipeline.brokers import kafka_broker
 from tests.deepstream_pipeline.sinks.results import result
+from tests.support.waiting import wait_for
 
 METADATA, NAME = "127.0.0.1", "service.example"
 MESSAGE = Message("cam", "1", "objects", b"{}")
@@ -151,7 +152,7 @@ def test_refused_address_is_the_reason_of_the_sink(service: Service, monkeypatch
     monkeypatch.setattr("penstock_video.sinks.broker.CLOSE_S", 0.2)
     sink = redis_sink(RedisOptions(f"redis://{NAME}:{service.port}/0", what=ResultKind.OBJECTS))
     sink.write(result(1, has_image=False, objects=1))
-    assert until(lambda: sink.statistics().errors > 0)
+    wait_for(lambda: sink.statistics().errors > 0)
     assert sink.statistics().reason == refusal(NAME)
     with pytest.raises(SinkFailed, match=r"1 message for redis .* was not delivered: .* --allow-outbound 127\.0\.0\.1"):
         sink.close()
@@ -173,7 +174,7 @@ def test_pushed_stream_goes_to_no_metadata_service(host: str, allowed: Allowed, 
             told.append(failure.message)
         return bool(told)
 
-    assert until(has_told, 60.0)
+    wait_for(has_told, 60.0)
     sink.close()
     if allowed:
         assert "metadata" not in told[0]

@@ -11,8 +11,9 @@ from structlog.testing import capture_logs
 from penstock_video.errors import SinkFailed
 from penstock_video.sinks.broker import BrokerSink, ResultKind
 from penstock_video.sinks.redis_stream import RedisOptions, redis_sink
-from tests.deepstream_pipeline.brokers import redis_broker, until
+from tests.deepstream_pipeline.brokers import redis_broker
 from tests.deepstream_pipeline.sinks.results import crossing, result
+from tests.support.waiting import wait_for
 
 SECRET = "pass-w0rd/with:signs"
 QUOTED = "pass-w0rd%2Fwith%3Asigns"
@@ -54,11 +55,11 @@ def test_redis_that_wants_another_password_is_told_without_it_and_tried_again(tm
         options = RedisOptions(f"redis://:{QUOTED}@127.0.0.1:{broker.port}/0", what=ResultKind.OBJECTS)
         sink = redis_sink(options)
         write(sink, 0, 5)
-        assert until(lambda: sink.statistics().errors > 0)
+        wait_for(lambda: sink.statistics().errors > 0)
         assert sink.statistics().reason == "the server refuses the user or password"
         with redis.Redis(port=broker.port, password="another") as client:
             client.config_set("requirepass", SECRET)
-        assert until(lambda: sink.statistics().sent == 5)
+        wait_for(lambda: sink.statistics().sent == 5)
         sink.close()
     for text in (repr(lines), repr(options), repr(sink.statistics()), sink._link.place):
         assert SECRET not in text
@@ -70,12 +71,12 @@ def test_redis_that_is_out_of_memory_is_waited_for(tmp_path: Path) -> None:
     with redis_broker(tmp_path, "--maxmemory", "1", "--maxmemory-policy", "noeviction") as broker:
         sink = redis_sink(RedisOptions(broker.url, what=ResultKind.OBJECTS))
         write(sink, 0, 20)
-        assert until(lambda: sink.statistics().errors > 1)
+        wait_for(lambda: sink.statistics().errors > 1)
         assert not sink.statistics().is_connected
         assert "memory" in sink.statistics().reason
         with redis.Redis(port=broker.port) as client:
             client.config_set("maxmemory", 0)
-        assert until(lambda: sink.statistics().sent == 20)
+        wait_for(lambda: sink.statistics().sent == 20)
         sink.close()
         arrived = broker.arrived(20)
     assert [json.loads(one.body)["frame_num"] for one in arrived] == list(range(20))
@@ -87,9 +88,9 @@ def test_redis_key_that_is_no_stream_is_said_and_nothing_is_lost(tmp_path: Path)
         client.set("penstock", "mine")
         sink = redis_sink(RedisOptions(broker.url, what=ResultKind.OBJECTS))
         write(sink, 0, 3)
-        assert until(lambda: "WRONGTYPE" in sink.statistics().reason)
+        wait_for(lambda: "WRONGTYPE" in sink.statistics().reason)
         client.delete("penstock")
-        assert until(lambda: sink.statistics().sent == 3)
+        wait_for(lambda: sink.statistics().sent == 3)
         sink.close()
 
 
@@ -98,11 +99,11 @@ def test_redis_that_goes_while_nothing_is_sent_is_noticed(tmp_path: Path, monkey
     monkeypatch.setattr("penstock_video.sinks.redis_stream.PING_EVERY_S", 0.1)
     with redis_broker(tmp_path) as broker:
         sink = redis_sink(RedisOptions(broker.url))
-        assert until(lambda: sink.statistics().is_connected)
+        wait_for(lambda: sink.statistics().is_connected)
         broker.take_down()
-        assert until(lambda: not sink.statistics().is_connected)
+        wait_for(lambda: not sink.statistics().is_connected)
         broker.bring_up()
-        assert until(lambda: sink.statistics().is_connected)
+        wait_for(lambda: sink.statistics().is_connected)
         sink.close()
 
 

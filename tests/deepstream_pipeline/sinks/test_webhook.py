@@ -25,8 +25,9 @@ from penstock_video.sinks.webhook import (
     retry_after_s,
     webhook_sink,
 )
-from tests.deepstream_pipeline.brokers import free_port, until
+from tests.deepstream_pipeline.brokers import free_port
 from tests.deepstream_pipeline.sinks.results import result
+from tests.support.waiting import becomes_true, wait_for
 from tests.web_server import serving
 
 SECRET = "s3cret"
@@ -155,7 +156,7 @@ def test_webhook_answered_500_for_a_while_tries_again_and_keeps_the_order(receiv
     receiver.status = {1: [500, 503, 429, 200]}
     sink = webhook_sink(options(url))
     write(sink, 3)
-    assert until(lambda: sink.statistics().sent == 3)
+    wait_for(lambda: sink.statistics().sent == 3)
     sink.close()
     assert receiver.frames() == [0, 1, 1, 1, 1, 2]
     assert len({headers["Idempotency-Key"] for headers, _ in receiver.requests}) == 3
@@ -168,10 +169,10 @@ def test_webhook_that_is_away_behind_a_proxy_is_waited_for(status: int, receiver
     receiver.status = {0: [status]}
     sink = webhook_sink(options(url, attempts=1))
     write(sink, 3)
-    assert until(lambda: sink.statistics().errors >= 2)
+    wait_for(lambda: sink.statistics().errors >= 2)
     assert (sink.statistics().reason, sink.statistics().is_connected) == (f"answered {status}", False)
     receiver.status = {}
-    assert until(lambda: sink.statistics().sent == 3)
+    wait_for(lambda: sink.statistics().sent == 3)
     sink.close()
     tries = len(receiver.requests) - 2
     assert tries >= 3
@@ -185,7 +186,7 @@ def test_webhook_that_fails_for_seconds_loses_nothing(url: str, receiver: Receiv
     write(sink, 10)
     time.sleep(2.5)
     receiver.status = {}
-    assert until(lambda: sink.statistics().sent == 10)
+    wait_for(lambda: sink.statistics().sent == 10)
     sink.close()
 
 
@@ -206,7 +207,7 @@ def test_webhook_that_refuses_everything_says_how_many_and_never_connected(recei
     with capture_logs() as lines:
         sink = webhook_sink(options(url))
         write(sink, 4)
-        assert until(lambda: sink.statistics().depth == 0)
+        wait_for(lambda: sink.statistics().depth == 0)
         close_losing(sink, 4, "answered 401")
     assert [line["event"] for line in lines] == ["sink's messages refused"]
 
@@ -218,7 +219,7 @@ def test_webhook_answered_500_for_ever_gives_up_after_its_attempts(
     receiver.status = {1: [500]}
     sink = webhook_sink(options(url, attempts=3, dead_letters=tmp_path / "dead.jsonl"))
     write(sink, 4)
-    assert until(lambda: sink.statistics().depth == 0)
+    wait_for(lambda: sink.statistics().depth == 0)
     close_losing(sink, 1, "answered 500, at attempt 3 of 3")
     assert receiver.frames() == [0, 1, 1, 1, 2, 3]
     assert letters(tmp_path / "dead.jsonl") == [("answered 500, at attempt 3 of 3", 1)]
@@ -235,7 +236,7 @@ def test_webhook_answered_4xx_or_a_redirect_is_a_dead_letter_at_once(
     receiver.status, receiver.headers = {0: [status]}, {"Location": "/elsewhere"}
     sink = webhook_sink(options(url, dead_letters=tmp_path / "dead.jsonl"))
     write(sink, 2)
-    assert until(lambda: sink.statistics().depth == 0)
+    wait_for(lambda: sink.statistics().depth == 0)
     close_losing(sink, 1, reason)
     assert receiver.frames() == [0, 1]
     assert letters(tmp_path / "dead.jsonl") == [(reason, 0)]
@@ -248,7 +249,7 @@ def test_webhook_without_an_answer_in_time_tries_again(receiver: Receiver, url: 
     began = time.perf_counter()
     write(sink, 1)
     assert time.perf_counter() - began < 0.5
-    assert until(lambda: sink.statistics().refused == 1)
+    wait_for(lambda: sink.statistics().refused == 1)
     receiver.delay_s = 0.0
     close_losing(sink, 1, "no answer in time, at attempt 2 of 2")
     assert letters(tmp_path / "dead.jsonl") == [("no answer in time, at attempt 2 of 2", 0)]
@@ -281,7 +282,7 @@ def test_webhook_whose_answer_dribbles_is_left_in_time(where: str, tmp_path: Pat
     with serving(Dribbler) as address:
         sink = webhook_sink(options(address, timeout_s=0.5, attempts=2, dead_letters=tmp_path / "dead.jsonl"))
         write(sink, 1)
-        is_left = until(lambda: sink.statistics().refused == 1)
+        is_left = becomes_true(lambda: sink.statistics().refused == 1)
         is_over.set()
         with suppress(SinkFailed):
             sink.close()
@@ -296,7 +297,7 @@ def test_webhook_nobody_listens_to_waits_and_uses_no_attempt(receiver: Receiver,
     port = free_port()
     sink = webhook_sink(options(f"http://127.0.0.1:{port}", attempts=1, dead_letters=tmp_path / "dead.jsonl"))
     write(sink, 5)
-    assert until(lambda: sink.statistics().errors >= 3)
+    wait_for(lambda: sink.statistics().errors >= 3)
     said = sink.statistics()
     assert (said.depth, said.refused, said.reason) == (5, 0, "cannot be reached")
     with pytest.raises(SinkFailed, match="5 messages"):
@@ -310,7 +311,7 @@ def test_webhook_told_to_wait_waits(receiver: Receiver, url: str) -> None:
     sink = webhook_sink(options(url))
     began = time.monotonic()
     write(sink, 1)
-    assert until(lambda: sink.statistics().sent == 1)
+    wait_for(lambda: sink.statistics().sent == 1)
     assert time.monotonic() - began >= 1.0
     sink.close()
 
@@ -323,7 +324,7 @@ def test_webhook_that_fails_for_many_messages_spends_its_budget(
     receiver.status = {number: [500] for number in range(0, 200, 2)}
     sink = webhook_sink(options(url, attempts=50, dead_letters=tmp_path / "dead.jsonl"))
     write(sink, 200)
-    assert until(lambda: sink.statistics().depth == 0, 40.0)
+    wait_for(lambda: sink.statistics().depth == 0, 40.0)
     close_losing(sink, 100, "answered 500, and the budget of second tries is spent")
     assert (sink.statistics().sent, sink.statistics().refused) == (100, 100)
     assert 200 < len(receiver.requests) <= 200 + BUDGET + 0.2 * 100 + 5
@@ -342,7 +343,7 @@ def test_webhook_shows_no_secret(receiver: Receiver, url: str, tmp_path: Path) -
     with capture_logs() as lines:
         sink = webhook_sink(told)
         write(sink, 3)
-        assert until(lambda: sink.statistics().depth == 0)
+        wait_for(lambda: sink.statistics().depth == 0)
         close_losing(sink, 2, "answered 404")
     assert lines
     assert SECRET not in repr(lines) + repr(told) + repr(sink.statistics()) + (tmp_path / "dead.jsonl").read_text()

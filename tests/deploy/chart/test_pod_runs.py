@@ -23,8 +23,8 @@ from tests.conftest import CHECKOUT, RunningStack, start_stack, stop_stack
 from tests.deploy.chart.objects import component, variables
 from tests.deploy.chart.pod_security import Spec
 from tests.deploy.chart.rendering import Values, render
-from tests.integration.living import wait_for
 from tests.integration.test_external_engines import Fakes
+from tests.support.waiting import wait_for
 
 ENTRY_POINT = CHECKOUT / "deploy" / "docker" / "serve_triton.sh"
 REPOSITORY = "/opt/penstock/model_repository"
