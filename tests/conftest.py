@@ -14,10 +14,14 @@ from typing import IO
 
 import pytest
 import structlog
+from hypothesis import settings
 
 CHECKOUT = Path(__file__).resolve().parent.parent
 TRITON_ENVIRONMENT = CHECKOUT / ".venv-triton"
 READY_TIMEOUT_S = 90.0
+settings.register_profile("quick", max_examples=40, deadline=None)
+settings.register_profile("thorough", max_examples=500, deadline=None)  # in make test-long
+settings.load_profile("quick")
 ENGINE_PORTS = ("--engine-http-port", "0", "--engine-grpc-port", "0", "--engine-metrics-port", "0")
 
 

@@ -84,8 +84,8 @@ async def test_fake_relay_is_the_backend_in_bytes() -> None:
     """A relayed inference reaches `infer` as it was asked, and an error comes back as a status."""
     fake = FakeEngine([MODEL])
 
-    answer = await fake.grpc(GrpcCall(METHOD + "ModelInfer", encode_request(REQUEST)), deadline=None)
-    unknown = await fake.grpc(GrpcCall(METHOD + "ModelMetadata", b"\x0a\x04nope"), deadline=None)
+    answer = await fake.send(GrpcCall(METHOD + "ModelInfer", encode_request(REQUEST)), deadline=None)
+    unknown = await fake.send(GrpcCall(METHOD + "ModelMetadata", b"\x0a\x04nope"), deadline=None)
 
     assert answer.code == 0
     assert decode_request(encode_request(REQUEST)).inputs[0].data == REQUEST.inputs[0].data

@@ -16,7 +16,6 @@ from xdist.scheduler import LoadScopeScheduling
 LONGEST_FIRST = (
     "load",
     "stack",
-    "video-chaos",
     "video",
     "video-own-engine",
     "client-stack",

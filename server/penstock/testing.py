@@ -4,12 +4,13 @@ import asyncio
 import time
 from collections.abc import AsyncGenerator, Callable, Iterable, Sequence
 from enum import StrEnum
+from typing import cast
 
 import numpy as np
 from tritonclient.grpc import model_config_pb2, service_pb2
 
 from penstock.engines.embedded.grpc_stream import OrderedStream
-from penstock.protocol.call import GrpcAnswer, GrpcCall, GrpcMetadata, HttpAnswer, HttpCall, HttpStream
+from penstock.protocol.call import A, Call, GrpcAnswer, GrpcCall, GrpcMetadata, HttpAnswer, HttpCall, HttpStream
 from penstock.protocol.engine import GrpcStream, ModelConfig, ModelMetadata, ModelState, TensorSpec
 from penstock.protocol.errors import (
     DeadlineExceeded,
@@ -126,17 +127,19 @@ class FakeEngine:
 
     # Relay
 
-    async def http(self, call: HttpCall, *, deadline: float | None) -> HttpAnswer:
-        """`http_answer`, whatever was asked."""
+    async def send(self, call: Call[A], *, deadline: float | None) -> A:
+        """Over HTTP `http_answer`; over gRPC what an engine with these models would answer."""
         self._require_reachable()
-        self.http_calls.append(call)
-        await self._spend_time(deadline)
-        return self.http_answer
+        if isinstance(call, HttpCall):
+            self.http_calls.append(call)
+            await self._spend_time(deadline)
+            return cast(A, self.http_answer)
+        grpc_call = cast(GrpcCall, call)
+        self.grpc_calls.append(grpc_call)
+        return cast(A, await self._grpc_answer(grpc_call, deadline))
 
-    async def grpc(self, call: GrpcCall, *, deadline: float | None) -> GrpcAnswer:
-        """What an engine with these models would answer; UNIMPLEMENTED for methods that the fake has not."""
-        self._require_reachable()
-        self.grpc_calls.append(call)
+    async def _grpc_answer(self, call: GrpcCall, deadline: float | None) -> GrpcAnswer:
+        """UNIMPLEMENTED for methods that the fake has not."""
         try:
             return GrpcAnswer(OK, await self._serve(call.method.rpartition("/")[2], call.message, deadline))
         except (EngineUnavailable, DeadlineExceeded):
@@ -150,9 +153,9 @@ class FakeEngine:
         except InferenceError as error:
             return GrpcAnswer(UNIMPLEMENTED, details=str(error))
 
-    async def http_stream(self, call: HttpCall, *, deadline: float | None) -> HttpStream:
+    async def stream(self, call: HttpCall, *, deadline: float | None) -> HttpStream:
         """`http_answer` in one piece, whatever was asked. open_streams counts those not yet read or closed."""
-        answer = await self.http(call, deadline=deadline)
+        answer = await self.send(call, deadline=deadline)
         self.open_streams += 1
         chunks = self._one_piece(answer.body)
         await anext(chunks)  # an empty one: from here on closing the generator reaches its finally
@@ -165,7 +168,7 @@ class FakeEngine:
         finally:
             self.open_streams -= 1
 
-    async def grpc_stream(self, method: str, metadata: GrpcMetadata, *, deadline: float | None) -> GrpcStream:
+    async def open_stream(self, method: str, metadata: GrpcMetadata, *, deadline: float | None) -> GrpcStream:
         """Answers in order, as ModelInfer would be answered."""
         self._require_reachable()
         self.streams.append(metadata)

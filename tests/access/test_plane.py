@@ -58,20 +58,20 @@ async def rig() -> AsyncIterator[Rig]:
 
 
 async def by_http(plane: DataPlane, caller: Identity) -> None:
-    await plane.relay_http(Verb.INFER, HEAD, HTTP, caller=caller)
+    await plane.relay(Verb.INFER, HEAD, HTTP, caller=caller)
 
 
 async def by_grpc(plane: DataPlane, caller: Identity) -> None:
-    await plane.relay_grpc(Verb.INFER, HEAD, GRPC, caller=caller)
+    await plane.relay(Verb.INFER, HEAD, GRPC, caller=caller)
 
 
 async def by_http_stream(plane: DataPlane, caller: Identity) -> None:
-    async with plane.stream_http(HEAD, HTTP, caller=caller):
+    async with plane.stream(HEAD, HTTP, caller=caller):
         await asyncio.sleep(0)
 
 
 async def on_a_stream(plane: DataPlane, caller: Identity) -> None:
-    async with plane.stream_grpc(GRPC.method, (), caller=caller):
+    async with plane.open_stream(GRPC.method, (), caller=caller):
         with plane.stream_slot(HEAD, caller, 10):
             await asyncio.sleep(0)
 
@@ -92,8 +92,8 @@ async def test_every_verb_needs_its_role(rig: Rig, verb: Verb) -> None:
     """Over both protocols; reading is not changing."""
     others = frozenset(Role) - {ROLE_OF[verb]}
     for way in (
-        rig.plane.relay_http(verb, HEAD, HTTP, caller=Identity("a", roles=others)),
-        rig.plane.relay_grpc(verb, HEAD, GRPC, caller=Identity("a", roles=others)),
+        rig.plane.relay(verb, HEAD, HTTP, caller=Identity("a", roles=others)),
+        rig.plane.relay(verb, HEAD, GRPC, caller=Identity("a", roles=others)),
     ):
         with pytest.raises(PermissionDenied, match=f"this needs the role {ROLE_OF[verb]}"):
             await way

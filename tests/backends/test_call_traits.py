@@ -38,52 +38,52 @@ def infer_call(model: str, sequence: int | str = 0) -> GrpcCall:
 )
 def test_http_call_may_be_sent_again_where_twice_is_no_more_than_once(call: HttpCall, may: bool) -> None:
     """Reads and inferences, but no step of a sequence, nor what may be one, nor a change of the engine."""
-    assert call_traits.may_repeat_http(call) is may
+    assert call_traits.may_repeat(call) is may
 
 
 def test_grpc_call_may_be_sent_again_where_twice_is_no_more_than_once() -> None:
     """The same rule over the other protocol."""
-    assert call_traits.may_repeat_grpc(infer_call("m"))
-    assert call_traits.may_repeat_grpc(GrpcCall(call_traits.SERVICE + "ModelReady", b""))
+    assert call_traits.may_repeat(infer_call("m"))
+    assert call_traits.may_repeat(GrpcCall(call_traits.SERVICE + "ModelReady", b""))
     for method in ("RepositoryModelLoad", "LogSettings", "SystemSharedMemoryRegister"):
-        assert not call_traits.may_repeat_grpc(GrpcCall(call_traits.SERVICE + method, b""))
-    assert not call_traits.may_repeat_grpc(infer_call("m", 7))
+        assert not call_traits.may_repeat(GrpcCall(call_traits.SERVICE + method, b""))
+    assert not call_traits.may_repeat(infer_call("m", 7))
 
 
 def test_what_changes_an_engine_goes_to_all_replicas() -> None:
     """Loads and settings; no inference, and no question that only reads."""
-    assert call_traits.is_for_all_replicas_http(post(b"/v2/repository/models/m/unload"))
-    assert call_traits.is_for_all_replicas_http(post(b"/v2/models/m/trace/setting"))
-    assert not call_traits.is_for_all_replicas_http(post(b"/v2/models/load/infer"))
-    assert not call_traits.is_for_all_replicas_http(HttpCall("GET", b"/v2/logging", (), b""))
-    assert call_traits.is_for_all_replicas_grpc(GrpcCall(call_traits.SERVICE + "RepositoryModelLoad", b""))
-    assert not call_traits.is_for_all_replicas_grpc(infer_call("m"))
+    assert call_traits.is_for_all_replicas(post(b"/v2/repository/models/m/unload"))
+    assert call_traits.is_for_all_replicas(post(b"/v2/models/m/trace/setting"))
+    assert not call_traits.is_for_all_replicas(post(b"/v2/models/load/infer"))
+    assert not call_traits.is_for_all_replicas(HttpCall("GET", b"/v2/logging", (), b""))
+    assert call_traits.is_for_all_replicas(GrpcCall(call_traits.SERVICE + "RepositoryModelLoad", b""))
+    assert not call_traits.is_for_all_replicas(infer_call("m"))
 
 
 @pytest.mark.parametrize("name", ["street", LONG_NAME, "größer", ""])
 def test_model_is_read_from_path_and_message(name: str) -> None:
     """However long, in whatever letters; nothing where nothing is named."""
-    assert call_traits.model_of_grpc(infer_call(name)) == name
+    assert call_traits.model_of(infer_call(name)) == name
     quoted = "".join(f"%{byte:02X}" for byte in name.encode()).encode()
-    assert call_traits.model_of_http(post(b"/v2/models/" + quoted + b"/infer")) == name
-    assert call_traits.model_of_http(post(b"/v2/repository/index")) == ""
+    assert call_traits.model_of(post(b"/v2/models/" + quoted + b"/infer")) == name
+    assert call_traits.model_of(post(b"/v2/repository/index")) == ""
 
 
 def test_model_and_sequence_of_what_cannot_be_read_are_none() -> None:
     """The engine is the one that says what is wrong with it."""
-    assert call_traits.model_of_grpc(GrpcCall(call_traits.INFER_METHOD, b"\xff\xff\xff")) == ""
-    assert call_traits.sequence_of_grpc(GrpcCall(call_traits.INFER_METHOD, b"\xff\xff\xff")) == ""
-    assert call_traits.sequence_of_http(post(b"/v2/models/m/infer", b"\xff{")) == ""
+    assert call_traits.model_of(GrpcCall(call_traits.INFER_METHOD, b"\xff\xff\xff")) == ""
+    assert call_traits.sequence_of(GrpcCall(call_traits.INFER_METHOD, b"\xff\xff\xff")) == ""
+    assert call_traits.sequence_of(post(b"/v2/models/m/infer", b"\xff{")) == ""
 
 
 def test_sequence_is_read_from_both_protocols() -> None:
     """A number or a word; 0 is none. Of a binary request the JSON before the tensors."""
-    assert [call_traits.sequence_of_grpc(infer_call("m", said)) for said in (7, "a", 0)] == ["7", "a", ""]
+    assert [call_traits.sequence_of(infer_call("m", said)) for said in (7, "a", 0)] == ["7", "a", ""]
     body = b'{"parameters":{"sequence_id":7,"sequence_start":true},"inputs":[]}'
-    assert call_traits.sequence_of_http(post(b"/v2/models/m/infer", body)) == "7"
+    assert call_traits.sequence_of(post(b"/v2/models/m/infer", body)) == "7"
     header = (b"inference-header-content-length", b"%d" % len(body))
-    assert call_traits.sequence_of_http(post(b"/v2/models/m/infer", body + b"\x00\x01", header)) == "7"
-    assert call_traits.sequence_of_http(post(b"/v2/models/m/infer", b'{"inputs":[]}')) == ""
+    assert call_traits.sequence_of(post(b"/v2/models/m/infer", body + b"\x00\x01", header)) == "7"
+    assert call_traits.sequence_of(post(b"/v2/models/m/infer", b'{"inputs":[]}')) == ""
 
 
 @pytest.mark.parametrize(
@@ -97,7 +97,7 @@ def test_sequence_is_read_from_both_protocols() -> None:
 )
 def test_http_call_names_its_model(call: HttpCall, model: str) -> None:
     """The model's name is in the path, also for a load."""
-    assert call_traits.named_by_http(call) == model
+    assert call_traits.named_by(call) == model
 
 
 @pytest.mark.parametrize(
@@ -117,10 +117,10 @@ def test_http_call_names_its_model(call: HttpCall, model: str) -> None:
 def test_grpc_call_names_its_model(method: str, message: Message, model: str) -> None:
     """Each kind of call about one model names it."""
     call = GrpcCall(call_traits.SERVICE + method, message.SerializeToString())
-    assert call_traits.named_by_grpc(call) == model
+    assert call_traits.named_by(call) == model
 
 
 @pytest.mark.parametrize("method", ["ModelInfer", "RepositoryModelLoad"])
 def test_grpc_call_that_cannot_be_read_names_no_model(method: str) -> None:
     """The engine reports what is wrong with the call."""
-    assert call_traits.named_by_grpc(GrpcCall(call_traits.SERVICE + method, b"\xff\xff")) == ""
+    assert call_traits.named_by(GrpcCall(call_traits.SERVICE + method, b"\xff\xff")) == ""

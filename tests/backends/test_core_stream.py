@@ -31,7 +31,7 @@ async def test_stream_that_the_core_refuses_while_it_is_written_to_ends_with_its
     relay = CoreRelay(tmp_path, max_connections=2)
 
     async def ask() -> tuple[int, str]:
-        stream = relay.grpc_stream(METHOD, (), ANONYMOUS)
+        stream = relay.open_stream(METHOD, (), ANONYMOUS)
         for _ in range(20):
             await stream.send(bytes(1 << 16))
         while await stream.receive() is not None:
@@ -68,13 +68,13 @@ async def test_calls_of_a_core_that_falls_silent_end_though_they_have_no_deadlin
     relay = CoreRelay(tmp_path, max_connections=1, timeouts=CallTimeouts(keepalive_s=0.3, keepalive_timeout_s=0.3))
 
     async def stream() -> GrpcAnswer:
-        passed = relay.grpc_stream(METHOD, (), ANONYMOUS)
+        passed = relay.open_stream(METHOD, (), ANONYMOUS)
         assert await passed.receive() is None
         return await passed.end()
 
     try:
         async with asyncio.timeout(60):
-            call = relay.grpc(GrpcCall(METHOD, b""), ANONYMOUS, deadline=None)
+            call = relay.send(GrpcCall(METHOD, b""), ANONYMOUS, deadline=None)
             ends = await asyncio.gather(call, stream(), return_exceptions=True)
     finally:
         await relay.aclose()

@@ -28,7 +28,7 @@ CHECKOUT = Path(__file__).resolve().parents[2]
 async def test_rest_infer_in_json_is_answered_to_the_byte(plain_engine: EmbeddedEngine) -> None:
     """Members in Triton's order, without blanks; the id only where one came."""
     relay = EmbeddedRelay(plain_engine)
-    answer = await relay.http(infer_x(request={"id": "7"}), deadline=None)
+    answer = await relay.send(infer_x(request={"id": "7"}), deadline=None)
     assert answer == HttpAnswer(
         200,
         ((b"content-type", b"application/json"),),
@@ -41,7 +41,7 @@ async def test_rest_infer_in_binary_is_answered_to_the_byte(plain_engine: Embedd
     """JSON, and the bytes behind it; the header tells where they begin."""
     tensor = {"name": "x", "shape": [1, 3], "datatype": "FP32", "parameters": {"binary_data_size": 12}}
     head = {"inputs": [tensor], "parameters": {"binary_data_output": True}}
-    answer = await EmbeddedRelay(plain_engine).http(infer_binary("plain", head, F123), deadline=None)
+    answer = await EmbeddedRelay(plain_engine).send(infer_binary("plain", head, F123), deadline=None)
     text = (
         b'{"model_name":"plain","model_version":"1","outputs":[{"name":"y","datatype":"FP32","shape":[1,3],'
         b'"parameters":{"binary_data_size":12}}]}'
@@ -56,7 +56,7 @@ async def test_rest_body_that_is_too_large_once_decompressed_is_413(plain_engine
     """A megabyte of blanks in a kilobyte."""
     relay = EmbeddedRelay(plain_engine, max_body_bytes=1 << 16)
     call = infer("plain", gzip.compress(bytes(1 << 20)), {"content-encoding": "gzip"})
-    assert (await relay.http(call, deadline=None)).status == 413
+    assert (await relay.send(call, deadline=None)).status == 413
 
 
 async def test_rest_classes_of_a_model_that_is_unloaded_meanwhile_are_an_error(
@@ -68,7 +68,7 @@ async def test_rest_classes_of_a_model_that_is_unloaded_meanwhile_are_an_error(
     tensor = {"name": "trips", "shape": [1, 1], "datatype": "INT64", "data": [300]}
     outputs = [{"name": "done", "parameters": {"classification": 1}}]
     call = infer("slow", {"inputs": [tensor], "outputs": outputs})
-    running = asyncio.create_task(EmbeddedRelay(plain_engine).http(call, deadline=None))
+    running = asyncio.create_task(EmbeddedRelay(plain_engine).send(call, deadline=None))
     await asyncio.sleep(0)
     await plain_engine.unload("slow")
     assert b'"data":["300:0"]' in (await running).body
@@ -78,12 +78,12 @@ async def test_rest_calls_without_an_engine_or_time_are_not_answered(plain_engin
     """As Relay says: the transport tells of what no engine answered."""
     relay = EmbeddedRelay(plain_engine)
     with pytest.raises(DeadlineExceeded):
-        await relay.http(infer_x(), deadline=time.monotonic() - 1)
+        await relay.send(infer_x(), deadline=time.monotonic() - 1)
     await plain_engine.aclose()
     with pytest.raises(EngineUnavailable):
-        await relay.http(infer_x(), deadline=None)
+        await relay.send(infer_x(), deadline=None)
     with pytest.raises(EngineUnavailable):
-        await relay.http(get("/v2/models/plain"), deadline=None)
+        await relay.send(get("/v2/models/plain"), deadline=None)
 
 
 async def test_rest_body_of_megabytes_of_json_leaves_the_event_loop_free(plain_engine: EmbeddedEngine) -> None:
@@ -100,7 +100,7 @@ async def test_rest_body_of_megabytes_of_json_leaves_the_event_loop_free(plain_e
     body = {"inputs": [{**X, "shape": [100_000, 3], "data": [0.12345678] * 300_000}]}
     call = infer("plain", body)
     before = turns
-    answer = await EmbeddedRelay(plain_engine).http(call, deadline=None)
+    answer = await EmbeddedRelay(plain_engine).send(call, deadline=None)
     others.cancel()
     assert b"batch-size must be <= 8" in answer.body
     assert turns - before > 20
@@ -174,9 +174,9 @@ def test_classes_are_the_largest_values_first_of_equals_first() -> None:
 
 @pytest.mark.parametrize(
     ("header", "encoding"),
-    [(b"", ""), (b"br", ""), (b"gzip", "gzip"), (b"deflate, gzip", "deflate"), (b"gzip;q=0.5,deflate", "deflate"),
-     (b"identity, gzip", ""), (b"gzip;q=x", "")],
+    [("", ""), ("br", ""), ("gzip", "gzip"), ("deflate, gzip", "deflate"), ("gzip;q=0.5,deflate", "deflate"),
+     ("identity, gzip", ""), ("gzip;q=x", "")],
 )  # fmt: skip
-def test_accept_encoding_chooses_what_weighs_most(header: bytes, encoding: str) -> None:
+def test_accept_encoding_chooses_what_weighs_most(header: str, encoding: str) -> None:
     """The first of equals, as in Triton; what cannot be read weighs nothing."""
     assert accepted_encoding(header) == encoding

@@ -25,14 +25,14 @@ async def test_embedded_engine_has_no_settings_and_says_what_to_do(
 ) -> None:
     """501 and UNIMPLEMENTED in the same sentence, to a read and to a change; neither is among its extensions."""
     relay = EmbeddedRelay(EmbeddedEngine((tmp_path,)))
-    refused = await relay.grpc(GrpcCall(SERVICE + method, b""), deadline=None)
+    refused = await relay.send(GrpcCall(SERVICE + method, b""), deadline=None)
     assert refused.code == UNIMPLEMENTED
     assert word in refused.details
     assert refused.details.endswith("; start with --engine triton")
     for verb, body in (("GET", b""), ("POST", b"{}")):
-        answer = await relay.http(HttpCall(verb, target, (), body), deadline=None)
+        answer = await relay.send(HttpCall(verb, target, (), body), deadline=None)
         assert answer.status == 501
         assert refused.details.encode() in answer.body
-    extensions = (await relay.http(HttpCall("GET", b"/v2", (), b""), deadline=None)).body
+    extensions = (await relay.send(HttpCall("GET", b"/v2", (), b""), deadline=None)).body
     assert b'"trace"' not in extensions
     assert b'"logging"' not in extensions

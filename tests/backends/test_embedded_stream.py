@@ -32,7 +32,7 @@ async def received(stream: object) -> list[service_pb2.ModelStreamInferResponse]
 
 async def test_answers_keep_the_requests_order_and_say_that_they_are_the_last(plain_engine: EmbeddedEngine) -> None:
     """A wrong one's error comes in order, in Triton's form; then the stream ends with OK."""
-    stream = await EmbeddedRelay(plain_engine).grpc_stream(STREAM_INFER, (), deadline=None)
+    stream = await EmbeddedRelay(plain_engine).open_stream(STREAM_INFER, (), deadline=None)
     async with asyncio.timeout(WAIT_S):
         for one in (message("a"), message("short", x=F123[:4]), message("b")):
             await stream.send(one)
@@ -49,7 +49,7 @@ async def test_answers_keep_the_requests_order_and_say_that_they_are_the_last(pl
 
 async def test_bytes_that_are_no_request_are_reported_in_order(plain_engine: EmbeddedEngine) -> None:
     """Without an id, which is unreadable."""
-    stream = await EmbeddedRelay(plain_engine).grpc_stream(STREAM_INFER, (), deadline=None)
+    stream = await EmbeddedRelay(plain_engine).open_stream(STREAM_INFER, (), deadline=None)
     async with asyncio.timeout(WAIT_S):
         await stream.send(b"\xff")
         await stream.half_close()
@@ -60,7 +60,7 @@ async def test_bytes_that_are_no_request_are_reported_in_order(plain_engine: Emb
 async def test_other_methods_have_no_stream(plain_engine: EmbeddedEngine) -> None:
     """NotSupported, naming it."""
     with pytest.raises(NotSupported, match="no Other that streams"):
-        await EmbeddedRelay(plain_engine).grpc_stream("/inference.GRPCInferenceService/Other", (), deadline=None)
+        await EmbeddedRelay(plain_engine).open_stream("/inference.GRPCInferenceService/Other", (), deadline=None)
 
 
 async def test_runs_side_by_side_answer_in_order_and_are_bounded() -> None:

@@ -4,8 +4,8 @@ import random
 
 import pytest
 
-from penstock.engines.call_options import RetryBudget, RetryLimits
-from penstock.engines.failures import CircuitBreaker, CircuitOptions, CircuitState, OutlierOptions, Outliers
+from penstock.engines.call_options import RetryBudget
+from penstock.engines.failures import CircuitBreaker, CircuitState, Outliers
 
 
 def test_retries_of_a_storm_are_a_tenth_of_the_calls() -> None:
@@ -21,7 +21,7 @@ def test_retries_of_a_storm_are_a_tenth_of_the_calls() -> None:
 
 def test_second_try_that_its_replica_counts_fills_no_bucket() -> None:
     """A replica counts whatever it is sent; a second sending is none of those that a tenth is allowed of."""
-    budget = RetryBudget(RetryLimits(share=0.1, floor_per_s=0.0, burst=4.0))
+    budget = RetryBudget(share=0.1, floor_per_s=0.0, burst=4.0)
     for _ in range(10_000):
         budget.calls += 1
         if budget.take_elsewhere(50.0):
@@ -32,7 +32,7 @@ def test_second_try_that_its_replica_counts_fills_no_bucket() -> None:
 
 def test_a_quiet_gateway_may_retry_and_cannot_save_up_for_a_storm() -> None:
     """The floor fills the bucket; a day without a failure fills it no further."""
-    budget = RetryBudget(RetryLimits(share=0.1, floor_per_s=1.0, burst=3.0))
+    budget = RetryBudget(share=0.1, floor_per_s=1.0, burst=3.0)
     assert [budget.take(0.0) for _ in range(4)] == [True, True, True, False]
     assert [budget.take(1.0) for _ in range(2)] == [True, False]
     budget.calls += 1_000_000
@@ -41,7 +41,7 @@ def test_a_quiet_gateway_may_retry_and_cannot_save_up_for_a_storm() -> None:
 
 def test_circuit_opens_when_late_calls_and_a_probe_agree_and_closes_by_a_probe() -> None:
     """Suspect after k failures in a row, open when the probe is not answered; one probe at a time, further apart."""
-    circuit = CircuitBreaker(CircuitOptions(failures=3, first_pause_s=0.2, max_pause_s=0.5))
+    circuit = CircuitBreaker(failures=3, max_pause_s=0.5)
     for _ in range(2):
         circuit.failed(1.0)
     assert (circuit.state, circuit.is_probe_due(1.0)) == (CircuitState.CLOSED, False)
@@ -64,7 +64,7 @@ def test_circuit_opens_when_late_calls_and_a_probe_agree_and_closes_by_a_probe()
 
 def test_circuit_of_a_slow_model_stays_closed() -> None:
     """Calls late by the hundred, probes answered: never open, and a probe a second at most."""
-    circuit, now, probes = CircuitBreaker(CircuitOptions(failures=3, calm_s=1.0)), 0.0, 0
+    circuit, now, probes = CircuitBreaker(failures=3), 0.0, 0
     while now < 10.0:
         circuit.failed(now)
         assert circuit.is_passable
@@ -77,7 +77,7 @@ def test_circuit_of_a_slow_model_stays_closed() -> None:
 
 def test_circuit_counts_failures_in_a_row_only_and_suspects_a_broken_connection_at_once() -> None:
     """An answer between them starts the count anew; no connection is more than a late call."""
-    circuit = CircuitBreaker(CircuitOptions(failures=2))
+    circuit = CircuitBreaker(failures=2)
     for _ in range(10):
         circuit.failed(0.0)
         circuit.answered()
@@ -86,8 +86,8 @@ def test_circuit_counts_failures_in_a_row_only_and_suspects_a_broken_connection_
     assert circuit.state is CircuitState.SUSPECT
 
 
-def outliers(count: int, **options: float) -> Outliers:
-    return Outliers(count, OutlierOptions(**options), uniform=lambda: 0.0)  # type: ignore[arg-type]  # failures: int
+def outliers(count: int, first_s: float = 5.0) -> Outliers:
+    return Outliers(count, first_s=first_s, uniform=lambda: 0.0)
 
 
 def ejected(group: Outliers, count: int, now: float) -> list[int]:
@@ -113,7 +113,7 @@ def test_bad_replica_is_ejected_and_comes_back_after_ever_longer_times() -> None
 
 def test_ejections_are_forgiven_by_time_in_service() -> None:
     """A replica that did well for long is ejected for the first time again."""
-    group = outliers(2, forgiven_s=60.0)
+    group = outliers(2)
     for _ in range(5):
         group.failed(0, 10.0)
     assert ejected(group, 2, 15.0) == []

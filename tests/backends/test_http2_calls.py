@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 import grpc
 import pytest
 import pytest_asyncio
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.engines.call_options import CallTimeouts
@@ -360,7 +360,6 @@ async def test_call_to_a_broken_peer_breaks_with_the_reason(says: bytes, why: st
 
 
 @given(data=st.binary(max_size=400), cuts=st.lists(st.integers(0, 400), max_size=6))
-@settings(max_examples=300, deadline=None)
 def test_reader_takes_any_bytes_in_any_pieces(data: bytes, cuts: list[int]) -> None:
     """The same frames, or the same complaint, however the bytes arrive; nothing else is raised."""
 

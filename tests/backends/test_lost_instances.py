@@ -220,7 +220,7 @@ class OverHttp:
     def __init__(self, url: str) -> None:
         self._http = TritonHttpClient(parse_engine_url(url), max_connections=1, timeouts=CallTimeouts())
 
-    async def http(self, call: HttpCall, *, deadline: float | None) -> HttpAnswer:
+    async def send(self, call: HttpCall, *, deadline: float | None) -> HttpAnswer:
         return await self._http.relay(call, deadline=deadline)
 
     async def aclose(self) -> None:

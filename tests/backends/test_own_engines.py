@@ -14,7 +14,7 @@ from penstock.engines import dedicated_engines as own_engines
 from penstock.engines.dedicated_engines import MAX_DEDICATED_ENGINES, RECORD, DedicatedEngines
 from penstock.engines.relayed_calls import INDEX_METHOD, INDEX_PATH
 from penstock.engines.triton.client import TritonEngine
-from penstock.protocol.call import GrpcCall, HttpAnswer, HttpCall
+from penstock.protocol.call import GrpcAnswer, GrpcCall, HttpAnswer, HttpCall
 from penstock.protocol.engine import GrpcStream, ModelState
 from penstock.protocol.errors import EngineUnavailable, ModelNotFound
 from penstock.protocol.inference import InferRequest
@@ -30,10 +30,10 @@ class OwnBackend(TritonEngine):
 
     is_silent = False
 
-    async def http(self, call: HttpCall, *, deadline: float | None) -> HttpAnswer:
-        if call.target == INDEX_PATH:
+    async def send(self, call: HttpCall | GrpcCall, *, deadline: float | None) -> HttpAnswer | GrpcAnswer:
+        if isinstance(call, HttpCall) and call.target == INDEX_PATH:
             return HttpAnswer(200, (), INDEX)
-        return await super().http(call, deadline=deadline)
+        return await super().send(call, deadline=deadline)
 
     async def repository_index(self) -> list[ModelState]:
         if self.is_silent:
@@ -87,8 +87,8 @@ async def bench() -> AsyncIterator[Bench]:
 async def ask_all(engines: DedicatedEngines) -> None:
     """An inference in each of the three ways."""
     await engines.infer(infer_request())
-    await engines.grpc(infer_call(), deadline=None)
-    await engines.http(HTTP_INFER, deadline=None)
+    await engines.send(infer_call(), deadline=None)
+    await engines.send(HTTP_INFER, deadline=None)
 
 
 async def test_model_without_a_record_is_restarted_in_the_main_engine() -> None:
@@ -128,7 +128,7 @@ async def test_stream_goes_to_the_engine_of_its_first_request() -> None:
     async with bench() as own:
         own.engines.assign({"double": "own"})
         await until(lambda: is_served(own))
-        stream = await own.engines.grpc_stream(
+        stream = await own.engines.open_stream(
             "/inference.GRPCInferenceService/ModelStreamInfer", (), deadline=asyncio.get_running_loop().time() + 10
         )
         receiving = asyncio.create_task(stream.receive())
@@ -143,9 +143,9 @@ async def test_stream_that_is_cancelled_while_it_is_opened_leaves_none_open(monk
     async with bench() as own:
         own.engines.assign({"double": "own"})
         await until(lambda: is_served(own))
-        stream = await own.engines.grpc_stream("/inference.GRPCInferenceService/ModelStreamInfer", (), deadline=None)
+        stream = await own.engines.open_stream("/inference.GRPCInferenceService/ModelStreamInfer", (), deadline=None)
         engine, cancelled, may_open = own.connected[0], asyncio.Event(), asyncio.Event()
-        open_stream = engine.grpc_stream
+        open_stream = engine.open_stream
 
         async def slowly(*call: Any, **options: Any) -> GrpcStream:
             await may_open.wait()
@@ -154,7 +154,7 @@ async def test_stream_that_is_cancelled_while_it_is_opened_leaves_none_open(monk
             monkeypatch.setattr(opened, "cancel", lambda: (cancelled.set(), cancel()))
             return opened
 
-        monkeypatch.setattr(engine, "grpc_stream", slowly)
+        monkeypatch.setattr(engine, "open_stream", slowly)
         sending = asyncio.create_task(stream.send(infer_call().message))
         await asyncio.sleep(0)
         stream.cancel()
@@ -171,7 +171,7 @@ async def test_index_lists_the_record_over_both_protocols() -> None:
         await until(lambda: is_served(own))
         rows = {row.name: row for row in await own.engines.repository_index()}
         assert (rows["double"].state, rows["double"].reason) == ("READY", RECORD)
-        answer = await own.engines.grpc(GrpcCall(INDEX_METHOD, b""), deadline=None)
+        answer = await own.engines.send(GrpcCall(INDEX_METHOD, b""), deadline=None)
         index = service_pb2.RepositoryIndexResponse.FromString(answer.message)
         assert [(row.state, row.reason) for row in index.models if row.name == "double"] == [("READY", RECORD)]
         assert len(index.models) == len(rows)
@@ -183,7 +183,7 @@ async def test_index_over_http_has_the_rows_that_were_asked_for(body: bytes, nam
     async with bench() as own:
         own.engines.assign({"double": "own", "broken": "own"})
         await until(lambda: own.engines.serves("broken") and is_served(own))
-        answer = await own.engines.http(HttpCall("POST", b"/v2/repository/index", (), body), deadline=None)
+        answer = await own.engines.send(HttpCall("POST", b"/v2/repository/index", (), body), deadline=None)
         rows = json.loads(answer.body)
         assert [row["name"] for row in rows] == ["other", *names]
         assert [(row["state"], row["reason"]) for row in rows if row["name"] == "double"] == [("READY", RECORD)]

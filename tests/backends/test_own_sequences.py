@@ -6,7 +6,7 @@ import msgspec
 import pytest
 from tritonclient.grpc import service_pb2
 
-from penstock.engines.relayed_calls import engine_sequence, with_engine_sequence_grpc, with_engine_sequence_http
+from penstock.engines.relayed_calls import engine_sequence, with_engine_sequence
 from penstock.protocol.call import GrpcCall, HttpCall, InferHead
 from penstock.protocol.identity import ANONYMOUS, Identity
 
@@ -33,8 +33,8 @@ async def test_http_request_keeps_all_but_the_id(encoding: bytes, has_binary: bo
     headers = (*length, (b"content-encoding", encoding)) if encoding else length
     call = HttpCall("POST", b"/v2/models/m/infer", headers, gzip.compress(body) if encoding else body)
     head = InferHead("m", sequence=5)
-    assert await with_engine_sequence_http(call, head, ANONYMOUS) is call
-    own = await with_engine_sequence_http(call, head, ALICE)
+    assert await with_engine_sequence(call, head, ANONYMOUS) is call
+    own = await with_engine_sequence(call, head, ALICE)
     size = int(dict(own.headers)[b"inference-header-content-length"]) if has_binary else len(own.body)
     assert msgspec.json.decode(own.body[:size]) == {
         "parameters": {"sequence_id": engine_sequence("key alice", 5), "sequence_end": True},
@@ -45,7 +45,7 @@ async def test_http_request_keeps_all_but_the_id(encoding: bytes, has_binary: bo
 
 
 @pytest.mark.parametrize("given", [5, 0, "five", ""])
-def test_grpc_request_keeps_all_but_the_id(given: int | str) -> None:
+async def test_grpc_request_keeps_all_but_the_id(given: int | str) -> None:
     """The engine reads the new ID, however often the message has an ID."""
     request = service_pb2.ModelInferRequest(model_name="m", raw_input_contents=[b"\1\2"])
     for field, other in (("int64_param", 42), ("string_param", "other")):
@@ -53,12 +53,10 @@ def test_grpc_request_keeps_all_but_the_id(given: int | str) -> None:
         setattr(request.parameters["sequence_id"], field, other)
     call = GrpcCall(INFER, request.SerializeToString() + request.SerializeToString())
     head = InferHead("m", sequence=given)
-    assert with_engine_sequence_grpc(call, head, ANONYMOUS) is call
+    assert await with_engine_sequence(call, head, ANONYMOUS) is call
+    calls = [await with_engine_sequence(call, head, who) for who in (ALICE, BOB)]
     ours, theirs = (
-        service_pb2.ModelInferRequest.FromString(with_engine_sequence_grpc(call, head, who).message).parameters.pop(
-            "sequence_id"
-        )
-        for who in (ALICE, BOB)
+        service_pb2.ModelInferRequest.FromString(own.message).parameters.pop("sequence_id") for own in calls
     )
     kind = "string_param" if isinstance(given, str) else "int64_param"
     assert ours.WhichOneof("parameter_choice") == kind

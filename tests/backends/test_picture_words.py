@@ -27,8 +27,12 @@ def by_gateway(parameters: dict[str, str]) -> PrepareSpec:
 
 def by_engine(parameters: dict[str, str]) -> PrepareSpec:
     """In the gateway's record."""
-    config = {"max_batch_size": 64, "input": [{"name": "image", "data_type": "TYPE_STRING", "dims": [1]}]}
-    spec = picture_spec(config, lambda key: parameters.get(key, "").strip())
+    config = {
+        "max_batch_size": 64,
+        "input": [{"name": "image", "data_type": "TYPE_STRING", "dims": [1]}],
+        "parameters": {key: {"string_value": value} for key, value in parameters.items()},
+    }
+    spec = picture_spec(config)
     assert spec is not None
     return of_the_gateway(spec)
 

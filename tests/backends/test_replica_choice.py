@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from tritonclient.grpc import service_pb2
 
-from penstock.engines.call_options import RetryBudget, RetryLimits
+from penstock.engines.call_options import RetryBudget
 from penstock.engines.relayed_calls import INFER_METHOD, SERVICE
 from penstock.engines.replicas import Replicas
 from penstock.protocol.call import GrpcCall, HttpCall
@@ -58,9 +58,9 @@ async def homes(replicas: Replicas, engines: list[FakeEngine]) -> dict[int, set[
     for sequence in range(1, 31):
         before = [len(engine.calls) + len(engine.http_calls) for engine in engines]
         await replicas.infer(InferRequest("steps", (X,), parameters={"sequence_id": sequence}))
-        assert (await replicas.grpc(step(sequence), deadline=None)).code == 0
+        assert (await replicas.send(step(sequence), deadline=None)).code == 0
         body = b'{"parameters":{"sequence_id":%d}}' % sequence
-        await replicas.http(HttpCall("POST", b"/v2/models/steps/infer", (), body), deadline=None)
+        await replicas.send(HttpCall("POST", b"/v2/models/steps/infer", (), body), deadline=None)
         after = [len(engine.calls) + len(engine.http_calls) for engine in engines]
         found[sequence] = {number for number in range(len(engines)) if after[number] > before[number]}
     return found
@@ -87,11 +87,11 @@ async def test_call_goes_where_its_model_is() -> None:
     async with over(*engines) as replicas:
         for _ in range(12):
             await replicas.infer(InferRequest("b", (X,)))
-            await replicas.http(HttpCall("POST", b"/v2/models/b/infer", (), b"{}"), deadline=None)
+            await replicas.send(HttpCall("POST", b"/v2/models/b/infer", (), b"{}"), deadline=None)
             request = service_pb2.ModelInferRequest(model_name="b")
             request.inputs.add(name="x", datatype="FP32", shape=[1, 1])
             request.raw_input_contents.append(bytes(4))
-            assert (await replicas.grpc(GrpcCall(INFER_METHOD, request.SerializeToString()), deadline=None)).code == 0
+            assert (await replicas.send(GrpcCall(INFER_METHOD, request.SerializeToString()), deadline=None)).code == 0
         assert (len(engines[0].calls), len(engines[0].http_calls), len(engines[1].calls)) == (0, 0, 24)
         assert {row.name: row.state for row in await replicas.repository_index()} == {"a": "READY", "b": "READY"}
 
@@ -100,11 +100,11 @@ async def test_what_changes_an_engine_goes_to_all() -> None:
     """A client's load reaches every replica, and the worst answer is the client's."""
     engines = [FakeEngine([model("a")]), FakeEngine([model("a")])]
     async with over(*engines) as replicas:
-        await replicas.http(HttpCall("POST", b"/v2/repository/models/a/load", (), b"{}"), deadline=None)
+        await replicas.send(HttpCall("POST", b"/v2/repository/models/a/load", (), b"{}"), deadline=None)
         assert [len(engine.http_calls) for engine in engines] == [1, 1]
         engines[1].load_failures["a"] = "no weights"
         load = service_pb2.RepositoryModelLoadRequest(model_name="a").SerializeToString()
-        answer = await replicas.grpc(GrpcCall(SERVICE + "RepositoryModelLoad", load), deadline=None)
+        answer = await replicas.send(GrpcCall(SERVICE + "RepositoryModelLoad", load), deadline=None)
         assert "no weights" in answer.details
         with pytest.raises(ModelNotReady, match="no weights"):
             await replicas.load("a")
@@ -170,14 +170,14 @@ async def test_stream_keeps_its_replica_busy_until_it_ends() -> None:
     engines = [FakeEngine([model("a")]), FakeEngine([model("a")])]
     call = HttpCall("POST", b"/v2/models/a/generate_stream", (), b"{}")
     async with over(*engines) as replicas:
-        first = await replicas.http_stream(call, deadline=None)
-        second = await replicas.grpc_stream(SERVICE + "ModelStreamInfer", (), deadline=None)
+        first = await replicas.stream(call, deadline=None)
+        second = await replicas.open_stream(SERVICE + "ModelStreamInfer", (), deadline=None)
         assert [row.in_flight for row in replicas.statistics()] == [1, 1]
         assert b"".join([chunk async for chunk in first.chunks]) == b"{}"
         second.cancel()
         second.cancel()
         assert [row.in_flight for row in replicas.statistics()] == [0, 0]
-        left = await replicas.http_stream(call, deadline=None)
+        left = await replicas.stream(call, deadline=None)
         await left.chunks.aclose()
         assert [row.in_flight for row in replicas.statistics()] == [0, 0]
         assert [engine.open_streams for engine in engines] == [0, 0]
@@ -185,7 +185,7 @@ async def test_stream_keeps_its_replica_busy_until_it_ends() -> None:
 
 async def test_second_try_at_another_replica_is_no_first_call_of_the_budget() -> None:
     """The replica's own client counts whatever it sends, and a tenth is allowed of the calls that clients made."""
-    budget = RetryBudget(RetryLimits(share=0.1, floor_per_s=0.0, burst=4.0))
+    budget = RetryBudget(share=0.1, floor_per_s=0.0, burst=4.0)
 
     class Broken(FakeEngine):
         """It counts as TritonBackend does, and never answers an inference."""

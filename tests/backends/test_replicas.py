@@ -9,7 +9,7 @@ from contextlib import AsyncExitStack
 import pytest
 
 from penstock.engines import replica
-from penstock.engines.failures import OutlierOptions, Outliers
+from penstock.engines.failures import Outliers
 from penstock.engines.replica import merged_pages
 from penstock.engines.replicas import Replicas, ReplicaState
 from penstock.protocol.errors import DeadlineExceeded, EngineFailed, EngineUnavailable, ModelNotFound, OutOfMemory
@@ -34,9 +34,9 @@ async def test_calls_are_spread_over_all_and_go_to_the_least_busy() -> None:
         for _ in range(30):
             await replicas.infer(infer_request())
         for _ in range(30):
-            await replicas.grpc(infer_call(), deadline=None)
+            await replicas.send(infer_call(), deadline=None)
         for _ in range(30):
-            await replicas.http(HTTP_INFER, deadline=None)
+            await replicas.send(HTTP_INFER, deadline=None)
         assert all(18 <= count <= 22 for count in infers(fakes)), infers(fakes)
         assert all(9 <= len(fake.http_requests) <= 11 for fake in fakes)
         before = infers(fakes)
@@ -57,8 +57,7 @@ async def _some(replicas: Replicas, count: int) -> None:
 
 async def test_one_bad_replica_of_three_is_ejected_and_comes_back_when_it_is_well() -> None:
     """Its callers see few failures; ever longer times without it, then one call at a time until it answers well."""
-    options = OutlierOptions(first_s=0.3)
-    async with group(3, outliers=Outliers(3, options, uniform=lambda: 0.0)) as (replicas, fakes):
+    async with group(3, outliers=Outliers(3, first_s=0.3, uniform=lambda: 0.0)) as (replicas, fakes):
         fakes[1].mode = Mode.ERROR
         failed = 0
         while standings(replicas) != ["up", "ejected", "up"]:
@@ -93,7 +92,7 @@ async def test_replicas_that_all_fail_are_all_asked() -> None:
         for _ in range(30):
             with pytest.raises(EngineFailed, match="boom"):
                 await replicas.infer(infer_request())
-            answer = await replicas.grpc(infer_call(), deadline=None)
+            answer = await replicas.send(infer_call(), deadline=None)
             assert answer.code == 13
         assert standings(replicas) == ["up", "up", "up"]
         assert all(18 <= count <= 22 for count in infers(fakes)), infers(fakes)
@@ -105,7 +104,7 @@ async def test_call_that_a_killed_replica_held_is_done_by_another() -> None:
         await two.kill()
         for _ in range(10):
             await two.replicas.infer(infer_request())
-            assert (await two.replicas.http(HTTP_INFER, deadline=None)).status == 200
+            assert (await two.replicas.send(HTTP_INFER, deadline=None)).status == 200
         assert await two.replicas.ready()
         assert standings(two.replicas) == ["down", "up"]
         async with FakeTriton(grpc_port=two.grpc_port).running() as back:
@@ -172,11 +171,11 @@ async def test_calls_of_a_replica_that_vanished_are_done_by_another(
 
 
 async def _http_status(replicas: Replicas) -> int:
-    return (await replicas.http(HTTP_INFER, deadline=None)).status
+    return (await replicas.send(HTTP_INFER, deadline=None)).status
 
 
 async def _grpc_code(replicas: Replicas) -> int:
-    return (await replicas.grpc(infer_call(), deadline=None)).code
+    return (await replicas.send(infer_call(), deadline=None)).code
 
 
 async def test_step_of_a_sequence_is_not_done_by_another_replica() -> None:
@@ -194,17 +193,17 @@ async def test_replica_that_ends_gives_its_models_up_without_an_error() -> None:
     """Triton unloads its models before it goes, and says 404 meanwhile: another replica has them, and is asked."""
     async with group(2) as (replicas, fakes):
         fakes[0].mode = Mode.ENDING
-        relayed = (replicas.http(HTTP_INFER, deadline=None) for _ in range(6))
+        relayed = (replicas.send(HTTP_INFER, deadline=None) for _ in range(6))
         assert [answer.status for answer in await asyncio.gather(*relayed)] == [200] * 6
         asked = len(fakes[0].http_requests)
         assert 0 < asked < 6
         for _ in range(6):
-            assert (await replicas.http(HTTP_INFER, deadline=None)).status == 200
-            assert (await replicas.grpc(infer_call(), deadline=None)).code == 0
+            assert (await replicas.send(HTTP_INFER, deadline=None)).status == 200
+            assert (await replicas.send(infer_call(), deadline=None)).code == 0
             assert (await replicas.infer(infer_request())).outputs
         assert (len(fakes[0].http_requests), infers(fakes)) == (asked, [0, 12])
         await replicas.repository_index()  # lists it still: each way it is asked again, and once
-        assert [(await replicas.grpc(infer_call(), deadline=None)).code for _ in range(4)] == [0] * 4
+        assert [(await replicas.send(infer_call(), deadline=None)).code for _ in range(4)] == [0] * 4
         assert infers(fakes)[0] == 1
         await replicas.repository_index()
         assert all([(await replicas.infer(infer_request())).outputs for _ in range(4)])
@@ -219,7 +218,7 @@ async def test_model_that_every_replica_has_given_up_is_not_found() -> None:
         for _ in range(10):
             with pytest.raises(ModelNotFound, match="has no available versions"):
                 await replicas.infer(infer_request())
-            assert (await replicas.http(HTTP_INFER, deadline=None)).status == 404
+            assert (await replicas.send(HTTP_INFER, deadline=None)).status == 404
         assert sum(infers(fakes)) == 11
 
 
@@ -231,7 +230,7 @@ async def test_retries_are_a_tenth_even_when_every_call_is_broken() -> None:
         failed = 0
         for _ in range(400):
             try:
-                await replicas.http(HTTP_INFER, deadline=None)
+                await replicas.send(HTTP_INFER, deadline=None)
             except EngineUnavailable:
                 failed += 1
         sent = sum(len(fake.http_requests) for fake in fakes)

@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from penstock.engines.call_options import CallTimeouts, RetryBudget, RetryLimits
+from penstock.engines.call_options import CallTimeouts, RetryBudget
 from penstock.engines.triton.grpc_calls import UnaryClient
 from penstock.engines.triton.http2_connection import CallBroken
 from penstock.engines.triton.http2_protocol import Frame, FrameFlag, FrameKind, FrameReader, field, frame
@@ -87,7 +87,7 @@ async def test_step_of_a_sequence_is_never_sent_twice() -> None:
 
 async def test_engine_that_breaks_every_kept_connection_is_not_asked_twice_for_ever() -> None:
     """HTTP's second sendings come out of the same budget; when it is empty the call fails, and says why."""
-    budget = RetryBudget(RetryLimits(share=0.1, floor_per_s=0.0, burst=4.0))
+    budget = RetryBudget(share=0.1, floor_per_s=0.0, burst=4.0)
     async with FakeTriton(Mode.STALE).running() as fake:
         client = TritonHttpClient(
             parse_engine_url(fake.http_url), max_connections=1, timeouts=CallTimeouts(), budget=budget

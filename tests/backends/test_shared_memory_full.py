@@ -91,9 +91,9 @@ async def test_relayed_error_about_full_shared_memory_is_a_503_without_the_key(e
     backend._http = Answering(HttpAnswer(500, (), f'{{"error":"{error}"}}'.encode()))  # type: ignore[assignment]
     backend._grpc = Answering(GrpcAnswer(13, b"", error))  # type: ignore[assignment]
     with pytest.raises(OutOfMemory) as over_http:
-        await backend.http(HttpCall("POST", b"/v2/models/m/infer", (), b""), deadline=None)
+        await backend.send(HttpCall("POST", b"/v2/models/m/infer", (), b""), deadline=None)
     with pytest.raises(OutOfMemory) as over_grpc:
-        await backend.grpc(GrpcCall("/inference.GRPCInferenceService/ModelInfer", b""), deadline=None)
+        await backend.send(GrpcCall("/inference.GRPCInferenceService/ModelInfer", b""), deadline=None)
     own = error_of(grpc.StatusCode.INTERNAL, error)
     assert isinstance(own, OutOfMemory)
     assert {over_http.value.message, over_grpc.value.message, own.message} == {SHARED_MEMORY_FULL}

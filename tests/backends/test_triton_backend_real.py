@@ -63,7 +63,7 @@ async def test_relay_real_answers_are_tritons_own(backend: TritonEngine) -> None
     body = {"inputs": [{"name": "x", "datatype": "FP32", "shape": [1, 2], "data": [1.5, 2.0]}]}
     call = HttpCall("POST", b"/v2/models/identity_fp32/infer", (), json.dumps(body).encode())
 
-    over_http = await backend.http(call, deadline=None)
+    over_http = await backend.send(call, deadline=None)
     ours = await backend.infer(request("identity_fp32", np.array([[1.5, 2.0]], np.float32)))
 
     assert json.loads(over_http.body)["outputs"][0]["data"] == [1.5, 2.0]
@@ -74,7 +74,7 @@ async def test_relay_real_grpc_message_is_tritons_own(backend: TritonEngine) -> 
     """The relayed ModelInferResponse, byte for byte, is what its tensors encode to."""
     asked = request("identity_fp32", np.array([[1.5, 2.0]], np.float32))
 
-    relayed = await backend.grpc(
+    relayed = await backend.send(
         GrpcCall("/inference.GRPCInferenceService/ModelInfer", encode_request(asked)), deadline=None
     )
 

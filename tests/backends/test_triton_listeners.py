@@ -76,11 +76,11 @@ async def test_error_about_an_unreachable_socket_names_no_path(tmp_path: Path) -
         max_connections=1,
     ) as engine:
         small, large = GrpcCall(LIVE, b""), GrpcCall(LIVE, bytes(1 << 20))
-        stream = await engine.grpc_stream("/inference.GRPCInferenceService/ModelStreamInfer", (), deadline=deadline)
+        stream = await engine.open_stream("/inference.GRPCInferenceService/ModelStreamInfer", (), deadline=deadline)
         for call in (
-            engine.http(HttpCall("GET", b"/v2", (), b""), deadline=deadline),
-            engine.grpc(small, deadline=deadline),
-            engine.grpc(large, deadline=deadline),
+            engine.send(HttpCall("GET", b"/v2", (), b""), deadline=deadline),
+            engine.send(small, deadline=deadline),
+            engine.send(large, deadline=deadline),
             stream.end(),
         ):
             with pytest.raises(EngineUnavailable, match="at its Unix socket") as error:

@@ -26,7 +26,7 @@ from penstock.protocol.call import HttpCall
 async def main():
     async with TritonEngine(http_url=sys.argv[1], grpc_address=sys.argv[2], max_connections=1) as backend:
         try:
-            answer = await backend.http(HttpCall("GET", b"/v2", (), b""), deadline=None)
+            answer = await backend.send(HttpCall("GET", b"/v2", (), b""), deadline=None)
             print(answer.status, await backend.ready())
         except EngineUnavailable as error:
             print("unavailable", await backend.ready(), error)

@@ -22,11 +22,11 @@ from penstock.gateway.batching.explanation import (
     explain_batched,
     explain_unbatched,
     explanation_header,
-    is_requested_in_headers,
-    is_requested_in_metadata,
+    wants_explanation,
 )
 from penstock.gateway.batching.options import BatchOptions
 from penstock.gateway.batching.queue import QueueStatistics
+from penstock.protocol.call import GrpcCall, HttpCall
 from penstock.protocol.errors import EngineFailed
 from penstock.protocol.inference import BatchOwner, BatchTrace, CloseReason, EngineTimeFit
 
@@ -95,12 +95,12 @@ def test_explanation_of_an_unbatched_request_names_the_owner_of_its_batches(owne
 )
 def test_explanation_is_given_to_who_asks_only(value: str, is_asked: bool) -> None:
     """The header and the metadata are read alike; others are not looked at."""
-    name = EXPLAIN_HEADER.encode()
-    assert is_requested_in_headers(((b"x-other", b"1"), (name, value.encode()))) is is_asked
-    assert is_requested_in_metadata((("x-other", "1"), (EXPLAIN_HEADER, value))) is is_asked
-    assert is_requested_in_metadata(((EXPLAIN_HEADER, value.encode()),)) is is_asked
-    assert not is_requested_in_headers(((b"x-other", b"1"),))
-    assert not is_requested_in_metadata(())
+    headers = ((b"x-other", b"1"), (EXPLAIN_HEADER.encode(), value.encode()))
+    assert wants_explanation(HttpCall("POST", b"/", headers, b"")) is is_asked
+    assert wants_explanation(GrpcCall("m", b"", (("x-other", "1"), (EXPLAIN_HEADER, value)))) is is_asked
+    assert wants_explanation(GrpcCall("m", b"", ((EXPLAIN_HEADER, value.encode()),))) is is_asked
+    assert not wants_explanation(HttpCall("POST", b"/", headers[:1], b""))
+    assert not wants_explanation(GrpcCall("m", b""))
 
 
 def dynamic_batching(text: str) -> model_config_pb2.ModelDynamicBatching:

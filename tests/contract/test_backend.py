@@ -146,7 +146,7 @@ async def test_config_and_metadata_are_the_same_of_both(
 ) -> None:
     """Completed from the file and given the same defaults, to the last field but the library that runs it."""
     question = service_pb2.ModelConfigRequest(name=model).SerializeToString()
-    answer = await triton.grpc(GrpcCall("/inference.GRPCInferenceService/ModelConfig", question), deadline=None)
+    answer = await triton.send(GrpcCall("/inference.GRPCInferenceService/ModelConfig", question), deadline=None)
     theirs = service_pb2.ModelConfigResponse.FromString(answer.message).config
     theirs.runtime = ""
     assert embedded.config_message(model) == theirs
@@ -266,7 +266,7 @@ async def test_statistics_and_metrics_count_alike(embedded: EmbeddedEngine, trit
 
 async def statistics_of(triton: TritonEngine, model: str) -> service_pb2.ModelStatistics:
     question = service_pb2.ModelStatisticsRequest(name=model).SerializeToString()
-    answer = await triton.grpc(GrpcCall("/inference.GRPCInferenceService/ModelStatistics", question), deadline=None)
+    answer = await triton.send(GrpcCall("/inference.GRPCInferenceService/ModelStatistics", question), deadline=None)
     (statistics,) = service_pb2.ModelStatisticsResponse.FromString(answer.message).model_stats
     return statistics
 

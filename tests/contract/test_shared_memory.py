@@ -52,7 +52,7 @@ def memory() -> Iterator[SharedMemory]:
 async def register(engines: Engines, memory: SharedMemory) -> None:
     message = service_pb2.SystemSharedMemoryRegisterRequest(name="r", key=f"/{memory.name}", byte_size=SIZE_BYTES)
     for relay in (engines.triton, engines.embedded):
-        answer = await relay.grpc(grpc_call("SystemSharedMemoryRegister", message), deadline=None)
+        answer = await relay.send(grpc_call("SystemSharedMemoryRegister", message), deadline=None)
         assert answer.code == 0, answer.details
 
 
@@ -63,7 +63,7 @@ async def unregister(engines: Engines) -> None:
     for relay in (engines.triton, engines.embedded):
         began = time.monotonic()
         while True:
-            answer = await relay.grpc(grpc_call("SystemSharedMemoryUnregister", message), deadline=None)
+            answer = await relay.send(grpc_call("SystemSharedMemoryUnregister", message), deadline=None)
             if answer.code == 0 and not await regions(relay):
                 break
             assert time.monotonic() - began < UNREGISTERED_S, answer.details or await regions(relay)
@@ -73,7 +73,7 @@ async def unregister(engines: Engines) -> None:
 async def regions(relay: Relay) -> list[str]:
     """Their names."""
     call = grpc_call("SystemSharedMemoryStatus", service_pb2.SystemSharedMemoryStatusRequest())
-    answer = await relay.grpc(call, deadline=None)
+    answer = await relay.send(call, deadline=None)
     assert answer.code == 0, answer.details
     return list(service_pb2.SystemSharedMemoryStatusResponse.FromString(answer.message).regions)
 
@@ -203,10 +203,10 @@ async def _both(engines: Engines, memory: SharedMemory, asked: Any) -> list[tupl
             memory.buf[:] = F123.ljust(SIZE_BYTES, b"\0")
             answer: HttpAnswer | GrpcAnswer
             if isinstance(asked, service_pb2.ModelInferRequest):
-                answer = await relay.grpc(grpc_call("ModelInfer", asked), deadline=None)
+                answer = await relay.send(grpc_call("ModelInfer", asked), deadline=None)
             else:
                 call = infer("plain", asked) if isinstance(asked, dict) else asked
-                answer = await relay.http(call, deadline=None)
+                answer = await relay.send(call, deadline=None)
             found.append((answer, bytes(memory.buf)))
     finally:
         await unregister(engines)

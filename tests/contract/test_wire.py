@@ -62,23 +62,23 @@ async def engines(triton: RunningTriton) -> AsyncIterator[Engines]:
 @pytest.mark.parametrize("case", HTTP_CASES, ids=lambda case: case.name)
 async def test_rest_call_to_either_engine_gets_the_same_answer(engines: Engines, case: HttpCase) -> None:
     """Status, headers, JSON and tensor bytes are Triton's, but for what the table says and why."""
-    theirs = comparable_http(await engines.triton.http(case.call, deadline=None))
-    ours = comparable_http(await engines.embedded.http(case.call, deadline=None))
+    theirs = comparable_http(await engines.triton.send(case.call, deadline=None))
+    ours = comparable_http(await engines.embedded.send(case.call, deadline=None))
     compare(ours, theirs, case.but, code="status")
 
 
 @pytest.mark.parametrize("case", GRPC_CASES, ids=lambda case: case.name)
 async def test_grpc_call_to_either_engine_gets_the_same_answer(engines: Engines, case: GrpcCase) -> None:
     """Code, details and message are Triton's, but for what the table says and why."""
-    theirs = comparable_grpc(case.method, await engines.triton.grpc(case.call, deadline=None))
-    ours = comparable_grpc(case.method, await engines.embedded.grpc(case.call, deadline=None))
+    theirs = comparable_grpc(case.method, await engines.triton.send(case.call, deadline=None))
+    ours = comparable_grpc(case.method, await engines.embedded.send(case.call, deadline=None))
     compare(ours, theirs, case.but, code="code")
 
 
 @pytest.mark.parametrize("case", BATCHED_HTTP_CASES, ids=lambda case: case.name)
 async def test_rest_call_through_a_batch_of_ours_gets_tritons_answer(engines: Engines, case: HttpCase) -> None:
     """Status, headers, JSON and tensor bytes are Triton's, but for what the table says and why."""
-    theirs = comparable_http(await engines.triton.http(case.call, deadline=None))
+    theirs = comparable_http(await engines.triton.send(case.call, deadline=None))
     ours = comparable_http(await engines.batched.http(case.call))
     compare(ours, theirs, BATCHED_DIFFERENCES.get(case.name), code="status")
 
@@ -86,7 +86,7 @@ async def test_rest_call_through_a_batch_of_ours_gets_tritons_answer(engines: En
 @pytest.mark.parametrize("case", wire_grpc_cases.INFERS, ids=lambda case: case.name)
 async def test_grpc_call_through_a_batch_of_ours_gets_tritons_answer(engines: Engines, case: GrpcCase) -> None:
     """Code, details and message are Triton's, but for what the table says and why."""
-    theirs = comparable_grpc(case.method, await engines.triton.grpc(case.call, deadline=None))
+    theirs = comparable_grpc(case.method, await engines.triton.send(case.call, deadline=None))
     ours = comparable_grpc(case.method, await engines.batched.grpc(case.call))
     compare(ours, theirs, BATCHED_DIFFERENCES.get(case.name), code="code")
 
@@ -97,8 +97,8 @@ async def test_rest_loads_and_unloads_change_either_engine_alike(engines: Engine
         if isinstance(step, wire_loads.Unloaded):
             await until_unloaded(engines.triton)
             continue
-        theirs = comparable_http(await engines.triton.http(step.call, deadline=None))
-        ours = comparable_http(await engines.embedded.http(step.call, deadline=None))
+        theirs = comparable_http(await engines.triton.send(step.call, deadline=None))
+        ours = comparable_http(await engines.embedded.send(step.call, deadline=None))
         compare(ours, theirs, step.but, code="status", name=step.name)
 
 
@@ -108,15 +108,15 @@ async def test_grpc_loads_and_unloads_change_either_engine_alike(engines: Engine
         if isinstance(step, wire_loads.Unloaded):
             await until_unloaded(engines.triton)
             continue
-        theirs = comparable_grpc(step.method, await engines.triton.grpc(step.call, deadline=None))
-        ours = comparable_grpc(step.method, await engines.embedded.grpc(step.call, deadline=None))
+        theirs = comparable_grpc(step.method, await engines.triton.send(step.call, deadline=None))
+        ours = comparable_grpc(step.method, await engines.embedded.send(step.call, deadline=None))
         compare(ours, theirs, step.but, code="code", name=step.name)
 
 
 async def until_unloaded(triton: Relay) -> None:
     """Triton unloads in its own time, and has no event for it."""
     async with asyncio.timeout(60):
-        while b'"unloaded"' not in (await triton.http(post("/v2/repository/index"), deadline=None)).body:
+        while b'"unloaded"' not in (await triton.send(post("/v2/repository/index"), deadline=None)).body:
             await asyncio.sleep(0.02)
 
 

@@ -79,13 +79,13 @@ class Batched:
         found = MODEL_IN_PATH.match(call.target)
         assert found is not None
         head = InferHead(found["model"].decode(), (found["version"] or b"").decode())
-        return await self.flow.http(call, RequestContext(head, "", None))
+        return await self.flow.infer(call, RequestContext(head, "", None))
 
     async def grpc(self, call: GrpcCall) -> GrpcAnswer:
         """As the gateway answers it."""
         request = service_pb2.ModelInferRequest.FromString(call.message)
         head = InferHead(request.model_name, request.model_version)
-        return await self.flow.grpc(call, RequestContext(head, "", None))
+        return await self.flow.infer(call, RequestContext(head, "", None))
 
     @staticmethod
     def _options(known: KnownModel | None) -> BatchOptions | None:

@@ -7,6 +7,7 @@ ran on a runner of GitHub's.
 import re
 import subprocess
 import sys
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +33,7 @@ _PROGRAM = r"""^\s*(?:[A-Z_]+=(?:"[^"]*"|\S+) )*([a-z][\w-]+|\.\S+)(?= )"""
 Job = dict[str, Any]
 
 
+@cache
 def document(path: Path) -> dict[str, Any]:
     """A workflow, with the key `on` as a string."""
     loaded: dict[str, Any] = YAML(typ="safe").load(path.read_text())

@@ -40,14 +40,10 @@ class Asked:
     asked_config: list[float | None] = field(default_factory=list)
     answers: asyncio.Event | None = None
 
-    async def http(self, _: HttpCall, *, deadline: float | None) -> HttpAnswer:
-        self.alone += 1
-        return HttpAnswer(200, (), b"")
-
-    async def grpc(self, call: GrpcCall, *, deadline: float | None) -> GrpcAnswer:
-        if call.method != MODEL_CONFIG:
+    async def send(self, call: HttpCall | GrpcCall, *, deadline: float | None) -> HttpAnswer | GrpcAnswer:
+        if isinstance(call, HttpCall) or call.method != MODEL_CONFIG:
             self.alone += 1
-            return GrpcAnswer(0, b"")
+            return HttpAnswer(200, (), b"") if isinstance(call, HttpCall) else GrpcAnswer(0, b"")
         self.asked_config.append(deadline)
         if self.answers is not None:
             await self.answers.wait()
@@ -79,7 +75,7 @@ async def test_request_without_inputs_goes_alone() -> None:
     """It has no rows to merge; whether it is one is the engine's to say."""
     asked = Asked()
 
-    await flow_of(asked).grpc(grpc_call(has_input=False), context())
+    await flow_of(asked).infer(grpc_call(has_input=False), context())
 
     assert (asked.alone, asked.batched) == (1, [])
 
@@ -90,7 +86,7 @@ async def test_parameter_that_no_call_of_ours_can_hold_goes_alone(number: int) -
     asked = Asked()
     body = b'{"parameters":{"a":%d},"inputs":[{"name":"x","datatype":"FP32","shape":[1,1],"data":[1]}]}' % number
 
-    await flow_of(asked).http(HttpCall("POST", b"/v2/models/owned/infer", (), body), context())
+    await flow_of(asked).infer(HttpCall("POST", b"/v2/models/owned/infer", (), body), context())
 
     assert (asked.alone, asked.batched) == (1, [])
 
@@ -101,7 +97,7 @@ async def test_versions_that_are_spelled_oddly_grow_no_table() -> None:
     flow = flow_of(asked)
 
     for version in ("1", "1", "01", "001", "+1", "1x", "\N{ARABIC-INDIC DIGIT ONE}"):
-        await flow.grpc(grpc_call(version), context(version))
+        await flow.infer(grpc_call(version), context(version))
 
     assert (len(asked.batched), asked.alone, len(asked.asked_config)) == (2, 5, 1)
 
@@ -111,7 +107,7 @@ async def test_engine_is_asked_for_the_config_no_longer_than_the_request_has() -
     asked = Asked(answers=asyncio.Event())
 
     with pytest.raises(DeadlineExceeded):
-        await flow_of(asked).grpc(grpc_call(), context(deadline=time.monotonic() + 0.01))
+        await flow_of(asked).infer(grpc_call(), context(deadline=time.monotonic() + 0.01))
 
     await asyncio.sleep(0.01)
     assert len(asked.asked_config) == 1
@@ -122,7 +118,7 @@ async def test_requests_that_come_together_after_a_reload_ask_the_engine_once() 
     """Not each of a crowd; all of them are batched."""
     asked = Asked(answers=asyncio.Event())
     flow = flow_of(asked)
-    crowd = [asyncio.create_task(flow.grpc(grpc_call(), context())) for _ in range(30)]
+    crowd = [asyncio.create_task(flow.infer(grpc_call(), context())) for _ in range(30)]
     await asyncio.sleep(0.01)
     asked.answers.set()
     await asyncio.gather(*crowd)
@@ -133,10 +129,10 @@ async def test_new_config_is_asked_for_though_the_old_one_is_still_on_its_way() 
     """A reload in between: who comes after it is not served by what was asked before."""
     asked = Asked(answers=asyncio.Event())
     flow = flow_of(asked)
-    before = asyncio.create_task(flow.grpc(grpc_call(), context()))
+    before = asyncio.create_task(flow.infer(grpc_call(), context()))
     await asyncio.sleep(0.01)
     asked.models = {"owned": KnownModel("owned", is_ready=True, config=replace(CONFIG))}
-    after = asyncio.create_task(flow.grpc(grpc_call(), context()))
+    after = asyncio.create_task(flow.infer(grpc_call(), context()))
     await asyncio.sleep(0.01)
     asked.answers.set()
     await asyncio.gather(before, after)

@@ -123,7 +123,7 @@ async def test_request_with_passed_deadline_never_reaches_the_engine(rig: Rig) -
     """A request that is late already is not run."""
     before = len(rig.backend.http_calls)
     with pytest.raises(DeadlineExceeded):
-        await rig.plane.relay_http(Verb.INFER, InferHead("plain"), CALL, deadline=time.monotonic() - 1)
+        await rig.plane.relay(Verb.INFER, InferHead("plain"), CALL, deadline=time.monotonic() - 1)
     assert len(rig.backend.http_calls) == before
 
 
@@ -132,7 +132,7 @@ async def test_request_without_deadline_gets_the_models_slo(rig: Rig) -> None:
     rig.backend.mode = FakeMode.SLOW
     started = time.monotonic()
     with pytest.raises(DeadlineExceeded):
-        await rig.plane.relay_http(Verb.INFER, InferHead("hasty"), CALL)
+        await rig.plane.relay(Verb.INFER, InferHead("hasty"), CALL)
     assert time.monotonic() - started < 1.0
 
 
@@ -141,7 +141,7 @@ async def test_model_whose_slo_is_no_number_is_not_served_and_says_so(rig: Rig) 
     why = "model 'odd': slo_p99_ms is 'fast' in config.pbtxt, and must be"
     head = InferHead("odd")
     with pytest.raises(ModelRefused, match=why):
-        await rig.plane.relay_http(Verb.INFER, head, CALL)
+        await rig.plane.relay(Verb.INFER, head, CALL)
     with pytest.raises(ModelRefused, match=why):
         await rig.ask("odd", picture(0))
     with pytest.raises(ModelRefused, match=why), rig.plane.stream_slot(head, ANONYMOUS, 1):
@@ -152,19 +152,19 @@ async def test_model_whose_slo_is_no_number_is_not_served_and_says_so(rig: Rig) 
 async def test_load_of_a_model_that_is_refused_fails_with_the_reason(rig: Rig) -> None:
     """Who loads a model learns at once that it is not served, and why."""
     with pytest.raises(InvalidRequest, match="the model is loaded but not served: model 'odd': slo_p99_ms"):
-        await rig.plane.relay_http(Verb.LOAD, InferHead("odd"), CALL)
+        await rig.plane.relay(Verb.LOAD, InferHead("odd"), CALL)
 
 
 async def test_relayed_request_is_informed_that_the_gateway_did_not_form_its_batch(rig: Rig) -> None:
     """Over REST in a header, over gRPC in the trailing metadata; other answers have neither."""
     head = InferHead("plain")
     asks = replace(CALL, headers=(*CALL.headers, (b"x-penstock-explain", b"1")))
-    assert b"x-penstock-explain" not in dict((await rig.plane.relay_http(Verb.INFER, head, CALL)).headers)
-    answer = await rig.plane.relay_http(Verb.INFER, head, asks)
+    assert b"x-penstock-explain" not in dict((await rig.plane.relay(Verb.INFER, head, CALL)).headers)
+    answer = await rig.plane.relay(Verb.INFER, head, asks)
     explanation = json.loads(dict(answer.headers)[b"x-penstock-explain"])
     assert (explanation["model"], explanation["owner"]) == ("plain", "off")
     assert "alone" in explanation["text"]
-    unasked = await rig.plane.relay_http(Verb.READ, head, asks)
+    unasked = await rig.plane.relay(Verb.READ, head, asks)
     assert b"x-penstock-explain" not in dict(unasked.headers)
 
 
@@ -205,7 +205,9 @@ async def test_encoded_images_reach_the_engine_as_a_tensor_and_count_what_it_tak
         return CALL
 
     seen: list[int] = []
-    reply = await rig.plane.relay_http_images(EncodedCall(InferHead("classes"), files, with_tensor))
+    reply = await rig.plane.relay(
+        Verb.INFER, InferHead("classes"), EncodedCall(InferHead("classes"), files, with_tensor, 3 * 8 * 8 * 4)
+    )
     assert reply.status == 200
     assert made[0].shape == (2, 3, 8, 8)
     assert seen == [sum(map(len, files)) + 2 * 3 * 8 * 8 * 4]
@@ -213,7 +215,7 @@ async def test_encoded_images_reach_the_engine_as_a_tensor_and_count_what_it_tak
     hasty = EncodedCall(InferHead("hasty-classes"), files, lambda _: CALL)
     started = time.monotonic()
     with pytest.raises(DeadlineExceeded):
-        await rig.plane.relay_http_images(hasty)
+        await rig.plane.relay(Verb.INFER, hasty.head, hasty)
     assert time.monotonic() - started < 5.0
 
 
@@ -230,7 +232,7 @@ async def test_pictures_wait_for_decoders_in_their_callers_name(rig: Rig, monkey
     camera, other = Identity("camera"), Identity(address="10.0.0.1")
     await rig.plane.infer_images(ImageRequest("boxes", "", (picture(9),), None), camera)
     encoded = EncodedCall(InferHead("classes"), (picture(9),), lambda _: CALL)
-    await rig.plane.relay_http_images(encoded, caller=other)
+    await rig.plane.relay(Verb.INFER, encoded.head, encoded, caller=other)
     assert clients == ["key camera", "address 10.0.0.1"]
 
 
@@ -250,12 +252,12 @@ async def test_cancelled_caller_gives_its_place_back(rig: Rig) -> None:
 async def test_requests_over_the_limit_are_refused_while_the_others_run(rig: Rig) -> None:
     """Four are in flight, the fifth is rejected at once, and the four are answered."""
     rig.backend.mode = FakeMode.SLOW
-    tasks = [asyncio.create_task(rig.plane.relay_http(Verb.INFER, InferHead("plain"), CALL)) for _ in range(4)]
+    tasks = [asyncio.create_task(rig.plane.relay(Verb.INFER, InferHead("plain"), CALL)) for _ in range(4)]
     async with asyncio.timeout(60):
         while rig.admission.statistics().requests < 4:
             await asyncio.sleep(0.005)
     with pytest.raises(Overloaded, match=r"4 requests in flight \(limit 4\)"):
-        await rig.plane.relay_http(Verb.INFER, InferHead("plain"), CALL)
+        await rig.plane.relay(Verb.INFER, InferHead("plain"), CALL)
     rig.backend.release.set()
     assert [reply.status for reply in await asyncio.gather(*tasks)] == [200] * 4
 
@@ -264,21 +266,21 @@ async def test_unreachable_engine_is_unavailable_and_looked_at_again(rig: Rig) -
     """The call fails as such, and the watch finds out by itself that the engine is down."""
     rig.backend.mode = FakeMode.UNAVAILABLE
     with pytest.raises(EngineUnavailable):
-        await rig.plane.relay_http(Verb.INFER, InferHead("plain"), CALL)
+        await rig.plane.relay(Verb.INFER, InferHead("plain"), CALL)
     async with asyncio.timeout(60):
         while rig.watch.is_up:
             await asyncio.sleep(0.005)
     assert not rig.plane.readiness().is_ready
     with pytest.raises(EngineUnavailable, match="the engine is not ready"):
-        await rig.plane.relay_http(Verb.READ, InferHead(""), CALL)
+        await rig.plane.relay(Verb.READ, InferHead(""), CALL)
 
 
 async def test_request_over_which_the_engine_falls_silent_is_unavailable(rig: Rig) -> None:
     """A hung engine does not hold a request without a deadline for ever; a client that left stays cancelled."""
     rig.backend.mode = FakeMode.SLOW
-    stays = asyncio.create_task(rig.plane.relay_http(Verb.INFER, InferHead("plain"), CALL))
+    stays = asyncio.create_task(rig.plane.relay(Verb.INFER, InferHead("plain"), CALL))
     sees = asyncio.create_task(rig.ask("boxes", picture(1)))
-    leaves = asyncio.create_task(rig.plane.relay_http(Verb.INFER, InferHead("plain"), CALL))
+    leaves = asyncio.create_task(rig.plane.relay(Verb.INFER, InferHead("plain"), CALL))
     async with asyncio.timeout(60):
         while rig.admission.statistics().requests < 3 or len(rig.backend.calls) < 1:
             await asyncio.sleep(0.005)
@@ -295,10 +297,10 @@ async def test_batch_of_no_rows_is_refused_where_there_is_a_batch(rig: Rig) -> N
     """A Python model in Triton 2.51 never answers it; `boxes` has no batch dimension, so 0 is allowed there."""
     rowless = InferHead("plain", rowless_input="x")
     with pytest.raises(InvalidRequest, match="input 'x': its first dimension, the batch, is 0; send at least one row"):
-        await rig.plane.relay_http(Verb.INFER, rowless, CALL)
+        await rig.plane.relay(Verb.INFER, rowless, CALL)
     with pytest.raises(InvalidRequest, match="the batch, is 0"), rig.plane.stream_slot(rowless, ANONYMOUS, 1):
         pass
-    assert (await rig.plane.relay_http(Verb.INFER, replace(rowless, model_name="boxes"), CALL)).status == 200
+    assert (await rig.plane.relay(Verb.INFER, replace(rowless, model_name="boxes"), CALL)).status == 200
 
 
 async def test_classification_of_bytes_output_is_refused_by_its_name(rig: Rig) -> None:
@@ -312,7 +314,7 @@ async def test_stopping_plane_says_not_ready_and_serves_on(rig: Rig) -> None:
     """The load balancer sees it first; later requests are still answered."""
     rig.plane.announce_stop()
     assert not rig.plane.readiness().is_ready
-    assert (await rig.plane.relay_http(Verb.INFER, InferHead("plain"), CALL)).status == 200
+    assert (await rig.plane.relay(Verb.INFER, InferHead("plain"), CALL)).status == 200
 
 
 def test_model_label_of_strangers_is_one(rig: Rig) -> None:

@@ -38,13 +38,10 @@ class Engine:
     def note_served(self, model_name: str) -> None:
         self.served.append(model_name)
 
-    async def http(self, call: HttpCall, *, deadline: float | None) -> HttpAnswer:
-        await self._answer(call.body)
-        return HttpAnswer(200, (), call.body)
-
-    async def grpc(self, call: GrpcCall, *, deadline: float | None) -> GrpcAnswer:
-        await self._answer(call.message)
-        return GrpcAnswer(0, call.message)
+    async def send(self, call: HttpCall | GrpcCall, *, deadline: float | None) -> HttpAnswer | GrpcAnswer:
+        content = call.body if isinstance(call, HttpCall) else call.message
+        await self._answer(content)
+        return HttpAnswer(200, (), content) if isinstance(call, HttpCall) else GrpcAnswer(0, content)
 
     async def _answer(self, what: bytes) -> None:
         self.asked.append(what)
@@ -73,7 +70,7 @@ def ask(
     turns: EngineSlots, who: str, what: str = "", *, head: InferHead = HEAD, until: float | None = None
 ) -> "asyncio.Task[HttpAnswer]":
     call = HttpCall("POST", b"/v2/models/slow/infer", (), (what or who).encode())
-    return asyncio.create_task(turns.http(call, head, who, until))
+    return asyncio.create_task(turns.send(call, head, who, until))
 
 
 async def settle() -> None:
@@ -311,7 +308,7 @@ async def test_grpc_calls_take_turns_with_http_ones(engine: Engine) -> None:
     turns = turns_of(engine)
     calls = [ask(turns, "eve") for _ in range(AT_ONCE)]
     await settle()
-    call = asyncio.create_task(turns.grpc(GrpcCall("/m", b"alice"), HEAD, "alice", None))
+    call = asyncio.create_task(turns.send(GrpcCall("/m", b"alice"), HEAD, "alice", None))
     await settle()
     assert engine.asked == [b"eve"] * AT_ONCE
     engine.answer_one()
@@ -352,8 +349,8 @@ async def test_place_of_a_call_that_the_engine_works_on_is_kept_when_its_caller_
             raise
         raise AssertionError
 
-    monkeypatch.setattr(rig.backend, "http", works_on)
-    task = asyncio.create_task(rig.plane.relay_http(Verb.INFER, InferHead("boxes"), CALL))
+    monkeypatch.setattr(rig.backend, "send", works_on)
+    task = asyncio.create_task(rig.plane.relay(Verb.INFER, InferHead("boxes"), CALL))
     async with asyncio.timeout(60):
         while rig.admission.statistics().requests == 0:
             await asyncio.sleep(0.005)

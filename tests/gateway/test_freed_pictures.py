@@ -10,6 +10,7 @@ import pytest
 
 from penstock.protocol.call import InferHead
 from penstock.protocol.errors import InferenceError
+from penstock.protocol.identity import Verb
 from penstock.protocol.request_checks import EncodedCall
 from penstock.vision.results import ImageRequest
 from tests.gateway.rig import CALL, Rig, picture
@@ -25,7 +26,8 @@ async def _several(rig: Rig, torn: bytes) -> None:
 
 
 async def _as_a_tensor(rig: Rig, torn: bytes) -> None:
-    await rig.plane.relay_http_images(EncodedCall(InferHead("classes"), (torn,), lambda _: CALL))
+    encoded = EncodedCall(InferHead("classes"), (torn,), lambda _: CALL)
+    await rig.plane.relay(Verb.INFER, encoded.head, encoded)
 
 
 async def _several_late(rig: Rig, torn: bytes) -> None:

@@ -17,8 +17,8 @@ async def test_unavailable_model_is_refused_with_the_reason_and_others_are_serve
     rig.watch.mark_unavailable("plain", Cause.HANG, "it answered nothing for 30 s")
     before = len(rig.backend.calls)
     calls = (
-        rig.plane.relay_http(Verb.INFER, InferHead("plain"), CALL),
-        rig.plane.relay_grpc(Verb.INFER, InferHead("plain"), GrpcCall("ModelInfer", b"")),
+        rig.plane.relay(Verb.INFER, InferHead("plain"), CALL),
+        rig.plane.relay(Verb.INFER, InferHead("plain"), GrpcCall("ModelInfer", b"")),
     )
     for call in calls:
         with pytest.raises(ModelUnavailable, match="model 'plain' is unavailable: it answered nothing for 30 s"):
@@ -42,13 +42,13 @@ async def test_answer_of_the_engine_is_evidence_of_its_model(
     monkeypatch.setattr(rig.watch, "note_served", lambda name: noted.append(f"{name} served"))
     monkeypatch.setattr(rig.watch, "note_failed", lambda name: noted.append(f"{name} failed"))
     rig.backend.http_answer = HttpAnswer(status, (), b"{}")
-    await rig.plane.relay_http(Verb.INFER, InferHead("plain"), CALL)
+    await rig.plane.relay(Verb.INFER, InferHead("plain"), CALL)
 
     async def answered(call: GrpcCall, *, deadline: float | None) -> GrpcAnswer:
         return GrpcAnswer(code)
 
-    monkeypatch.setattr(rig.backend, "grpc", answered)
-    await rig.plane.relay_grpc(Verb.INFER, InferHead("plain"), GrpcCall("ModelInfer", b""))
+    monkeypatch.setattr(rig.backend, "send", answered)
+    await rig.plane.relay(Verb.INFER, InferHead("plain"), GrpcCall("ModelInfer", b""))
     assert noted == [f"plain {evidence}"] * 2 * bool(evidence)
 
 
@@ -61,21 +61,18 @@ async def test_call_that_fails_because_the_models_process_is_replaced_is_503(
     def fail() -> None:
         rig.watch.mark_unavailable("plain", cause, "it answered nothing for 30 s")
 
-    async def http(call: HttpCall, *, deadline: float | None) -> HttpAnswer:
+    async def send(call: HttpCall | GrpcCall, *, deadline: float | None) -> HttpAnswer | GrpcAnswer:
         fail()
+        if isinstance(call, GrpcCall):
+            return GrpcAnswer(13)
         return HttpAnswer(500, (), b'{"error":"Stub process is not healthy."}')
 
-    async def grpc(call: GrpcCall, *, deadline: float | None) -> GrpcAnswer:
-        fail()
-        return GrpcAnswer(13)
-
-    monkeypatch.setattr(rig.backend, "http", http)
-    monkeypatch.setattr(rig.backend, "grpc", grpc)
+    monkeypatch.setattr(rig.backend, "send", send)
     with pytest.raises(ModelUnavailable, match="it answered nothing for 30 s"):
-        await rig.plane.relay_http(Verb.INFER, InferHead("plain"), CALL)
+        await rig.plane.relay(Verb.INFER, InferHead("plain"), CALL)
     rig.watch.note_served("plain")
     with pytest.raises(ModelUnavailable, match="it answered nothing for 30 s"):
-        await rig.plane.relay_grpc(Verb.INFER, InferHead("plain"), GrpcCall("ModelInfer", b""))
+        await rig.plane.relay(Verb.INFER, InferHead("plain"), GrpcCall("ModelInfer", b""))
 
 
 async def test_call_that_waits_long_is_reported_until_it_is_answered(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -88,12 +85,12 @@ async def test_call_that_waits_long_is_reported_until_it_is_answered(rig: Rig, m
     )
     is_let_go = asyncio.Event()
 
-    async def http(call: HttpCall, *, deadline: float | None) -> HttpAnswer:
+    async def send(call: HttpCall, *, deadline: float | None) -> HttpAnswer:
         await is_let_go.wait()
         return HttpAnswer(200, (), b"{}")
 
-    monkeypatch.setattr(rig.backend, "http", http)
-    calls = [asyncio.create_task(rig.plane.relay_http(Verb.INFER, InferHead("plain"), CALL)) for _ in range(2)]
+    monkeypatch.setattr(rig.backend, "send", send)
+    calls = [asyncio.create_task(rig.plane.relay(Verb.INFER, InferHead("plain"), CALL)) for _ in range(2)]
     assert [await reported.get() for _ in range(3)] == [("plain", True)] * 3
     is_let_go.set()
     await asyncio.gather(*calls)

@@ -81,14 +81,14 @@ class Plane:
     async def over_http(self, model: str, deadline: float | None) -> HttpAnswer:
         body = b'{"inputs":[{"name":"x","shape":[1,1],"datatype":"FP32","data":[7]}]}'
         call = HttpCall("POST", f"/v2/models/{model}/infer".encode(), (), body)
-        return await self.plane.relay_http(Verb.INFER, InferHead(model), call, deadline=deadline)
+        return await self.plane.relay(Verb.INFER, InferHead(model), call, deadline=deadline)
 
     async def over_grpc(self, model: str, deadline: float | None) -> GrpcAnswer:
         request = service_pb2.ModelInferRequest(model_name=model)
         request.inputs.add(name="x", datatype="FP32", shape=[1, 1])
         request.raw_input_contents.append(bytes(4))
         call = GrpcCall(INFER, request.SerializeToString())
-        return await self.plane.relay_grpc(Verb.INFER, InferHead(model), call, deadline=deadline)
+        return await self.plane.relay(Verb.INFER, InferHead(model), call, deadline=deadline)
 
     async def as_client_process(self, model: str, deadline: float | None) -> str:
         """The engine's own refusal is an answer, as over gRPC."""

@@ -102,41 +102,35 @@ class FakePlane:
     def model_label(self, model_name: str) -> str:
         return model_name if model_name in {config.name for config in MODELS} else "unknown"
 
-    async def relay_grpc(
+    async def relay(
         self,
         verb: Verb,
         head: InferHead,
-        call: GrpcCall,
+        call: GrpcCall | EncodedCall[GrpcAnswer],
         *,
         caller: Identity = ANONYMOUS,
         deadline: float | None = None,
     ) -> GrpcAnswer:
+        if isinstance(call, EncodedCall):
+            call = await self.with_tensor(call, deadline, caller)
         self.relayed.append((verb, head, call, deadline))
         self.callers.append(caller)
         self.entered.set()
         if self.error is not None:
             raise self.error
-        return self.answer or await self.engine.grpc(call, deadline=deadline)
+        return self.answer or await self.engine.send(call, deadline=deadline)
 
     def image_input(self, model_name: str) -> ImageInput | None:
         return self.image_inputs.get(model_name)
 
-    async def relay_grpc_images(
-        self, asked: EncodedCall[GrpcCall], *, caller: Identity = ANONYMOUS, deadline: float | None = None
-    ) -> GrpcAnswer:
-        """The images go on as one row of their sizes in bytes."""
-        sizes = np.array([[len(image) for image in asked.images]], np.float32)
-        call = asked.with_tensor(tensor_from_numpy("x", sizes))
-        return await self.relay_grpc(Verb.INFER, asked.head, call, caller=caller, deadline=deadline)
-
     @asynccontextmanager
-    async def stream_grpc(
+    async def open_stream(
         self, method: str, metadata: GrpcMetadata, *, caller: Identity = ANONYMOUS, deadline: float | None = None
     ) -> AsyncIterator[GrpcStream]:
         if self.error is not None:
             raise self.error
         stream = (
-            self.scripts.pop(0) if self.scripts else await self.engine.grpc_stream(method, metadata, deadline=deadline)
+            self.scripts.pop(0) if self.scripts else await self.engine.open_stream(method, metadata, deadline=deadline)
         )
         try:
             yield stream
@@ -171,10 +165,7 @@ class FakePlane:
         assert seconds >= 0
         self.answered.append(model_name)
 
-    def size_of(self, asked: EncodedCall[GrpcCall]) -> int:
-        return sum(len(image) for image in asked.images)
-
-    async def with_tensor(self, asked: EncodedCall[GrpcCall], deadline: float | None, caller: Identity) -> GrpcCall:
+    async def with_tensor(self, asked: EncodedCall[GrpcAnswer], deadline: float | None, caller: Identity) -> GrpcCall:
         """The images become one row of their sizes in bytes."""
         sizes = np.array([[len(image) for image in asked.images]], np.float32)
         return asked.with_tensor(tensor_from_numpy("x", sizes))

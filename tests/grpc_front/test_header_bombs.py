@@ -110,13 +110,13 @@ async def test_metadata_within_the_limit_is_delivered_and_beyond_it_refused(fron
 async def test_limit_ends_before_the_call_is_served(front: Front, monkeypatch: pytest.MonkeyPatch) -> None:
     """Otherwise later reads of metadata, also of the engine's answers, would count against the call's limit."""
     while_served: list[bool] = []
-    relay = front.plane.relay_grpc
+    relay = front.plane.relay
 
     async def noted(*args: Any, **kwargs: Any) -> GrpcAnswer:
         while_served.append(is_limited())
         return await relay(*args, **kwargs)
 
-    monkeypatch.setattr(front.plane, "relay_grpc", noted)
+    monkeypatch.setattr(front.plane, "relay", noted)
     await front.call("ModelInfer", infer_message())
     assert while_served == [False]
 

@@ -26,7 +26,7 @@ class Core:
     opened: list[ScriptedStream] = field(default_factory=list)
     on_cancel: Callable[[], None] = lambda: None
 
-    def grpc_stream(self, _: str, __: GrpcMetadata, ___: Identity) -> ScriptedStream:
+    def open_stream(self, _: str, __: GrpcMetadata, ___: Identity) -> ScriptedStream:
         stream = ScriptedStream()
         let_go, stream.cancel = stream.cancel, lambda: (let_go(), self.on_cancel())[0]  # type: ignore[method-assign]
         self.opened.append(stream)
@@ -124,7 +124,7 @@ async def test_message_that_waits_for_room_is_sent_in_spite_of_a_drain(monkeypat
     """It was read before: it is one of those that are answered. Who cancels gRPC's write ends the whole call."""
     core, client = Core(), Client(says=[infer_message()])
     full = FullStream()
-    monkeypatch.setattr(core, "grpc_stream", lambda *_: full)
+    monkeypatch.setattr(core, "open_stream", lambda *_: full)
     streams = StreamForwarder(cast(CoreRelay, core))
     serving = passed(streams, client)
     async with asyncio.timeout(WAIT_S):

@@ -24,6 +24,7 @@ def bench(name: str, *arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, cwd=CHECKOUT, capture_output=True, text=True, timeout=100, check=False)
 
 
+@pytest.mark.long
 def test_image_endpoint_bench_prints_the_rate_against_its_limit(
     stack: RunningStack, shared_dir: Path, tmp_path: Path
 ) -> None:
@@ -44,6 +45,7 @@ def test_image_endpoint_bench_prints_the_rate_against_its_limit(
     assert result["endpoint_triton_cpu_ms"]["median"] > 0
 
 
+@pytest.mark.long
 def test_relay_bench_compares_gateway_and_triton(stack: RunningStack, tmp_path: Path) -> None:
     """Both protocols, two sizes and a model of one shape, the same bytes to both ends, and what targets.toml wants."""
     report = tmp_path / "report.json"
@@ -74,6 +76,7 @@ def test_bench_of_a_model_without_vision_parameters_says_what_is_missing(stack: 
     assert "network-type" in answer.stderr
 
 
+@pytest.mark.long
 def test_sentences_bench_finds_the_same_words_alone_and_in_the_gateways_batches(
     stack: RunningStack, tmp_path: Path
 ) -> None:

@@ -92,6 +92,7 @@ def test_run_with_a_target_below_what_was_reached_passes(quick_run: tuple[Path, 
     assert str(folder / "report.html") in said
 
 
+@pytest.mark.long
 def test_run_with_a_target_above_what_was_reached_fails(stack: RunningStack, tmp_path: Path) -> None:
     """Exit code 1, and JSON that says which row failed and by how much."""
     done = load(
@@ -151,6 +152,7 @@ def test_report_is_made_again_from_the_run_alone(quick_run: tuple[Path, str], tm
     assert (tmp_path / "report.md").read_text() == (quick_run[0] / "report.md").read_text()
 
 
+@pytest.mark.long
 def test_run_beside_the_engine_measures_the_gateways_price(stack: RunningStack, tmp_path: Path) -> None:
     """Both sides in every phase of every round, and the ratio of their capacities."""
     folder = tmp_path / "out"
@@ -169,7 +171,7 @@ def test_run_beside_the_engine_measures_the_gateways_price(stack: RunningStack, 
     assert "added_p50_ms" in measured
 
 
-@pytest.mark.parametrize("stop", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("stop", [signal.SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.long)])
 def test_run_that_is_stopped_reports_what_it_had(stack: RunningStack, tmp_path: Path, stop: signal.Signals) -> None:
     """By Ctrl-C or SIGTERM: the finished phases are kept, nothing passes, and no process of it goes on."""
     folder = tmp_path / "out"
@@ -211,6 +213,7 @@ def test_comparing_a_run_with_itself_tells_no_difference(quick_run: tuple[Path, 
         assert not row["is_trusted"]
 
 
+@pytest.mark.long
 def test_knee_of_the_real_stack_is_found_and_reported(stack: RunningStack, tmp_path: Path) -> None:
     """The highest rate under a bound, confirmed by a longer trial; the trials are the report's phases."""
     folder = tmp_path / "out"
@@ -224,6 +227,7 @@ def test_knee_of_the_real_stack_is_found_and_reported(stack: RunningStack, tmp_p
     assert (folder / "report.html").stat().st_size > 1000
 
 
+@pytest.mark.long
 def test_reloads_are_timed_and_the_model_serves_again(stack: RunningStack, tmp_path: Path) -> None:
     """The shipped cold-start scenario, against a stack that can load and unload."""
     folder = tmp_path / "out"
@@ -236,6 +240,7 @@ def test_reloads_are_timed_and_the_model_serves_again(stack: RunningStack, tmp_p
     assert GatewayClient(stack.http_url).infer_image("street", picture.content, picture.media_type).results
 
 
+@pytest.mark.long
 def test_streams_are_loaded_and_judged(stack: RunningStack, tmp_path: Path) -> None:
     """Tensors over gRPC streams of the gateway's own; the server counted what was sent."""
     name = scenario(tmp_path, kind="grpc-stream", model="identity_fp32")

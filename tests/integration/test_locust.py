@@ -95,6 +95,7 @@ def started(*arguments: str) -> Iterator[subprocess.Popen[str]]:
         process.communicate()
 
 
+@pytest.mark.long
 def test_image_users_with_street_pictures_get_results(stack: RunningStack, shared_dir: Path, tmp_path: Path) -> None:
     """Four users of the image endpoint, without a failure."""
     for index, picture in enumerate(frames(shared_dir / "media" / "vtest.avi")):
@@ -108,12 +109,15 @@ def test_image_users_with_generated_pictures_get_results(stack: RunningStack) ->
 
 
 @pytest.mark.parametrize("user", ["RestUser", "GrpcUser"])
-@pytest.mark.parametrize("model", ["identity_fp32", "identity_bytes", "street"])
+@pytest.mark.parametrize(
+    "model", ["identity_bytes", *(pytest.param(model, marks=pytest.mark.long) for model in ("identity_fp32", "street"))]
+)
 def test_tensor_users_get_answers(stack: RunningStack, model: str, user: str) -> None:
     """Four users of the tensor path, without a failure, whatever the model takes."""
     ask(stack, "--model", model, user)
 
 
+@pytest.mark.long
 def test_stream_users_get_answers(stack: RunningStack) -> None:
     """Each user keeps one stream to the gateway."""
     ask(stack, "--model", "identity_fp32", "StreamUser")
@@ -137,6 +141,7 @@ def test_a_scenario_is_asked_at_its_rates_and_judged(stack: RunningStack, tmp_pa
     assert answered.total() == sum(found.values()), (answered, found)
 
 
+@pytest.mark.long
 def test_a_scenario_that_misses_its_slo_fails(stack: RunningStack, tmp_path: Path) -> None:
     """The same load under an SLO that nothing can keep."""
     (tmp_path / "small.toml").write_text(SCENARIO)
@@ -164,6 +169,7 @@ def test_two_workers_and_their_master_add_up(stack: RunningStack) -> None:
     assert answered.total() == sum(sent), answered
 
 
+@pytest.mark.long
 def test_a_worker_without_the_pictures_ends_the_run(stack: RunningStack) -> None:
     """At once and not after an hour, and the master says which machine lacks what."""
     (port,) = map(str, pick_free_ports("127.0.0.1", 1))

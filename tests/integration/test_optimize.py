@@ -17,7 +17,7 @@ from penstock.models.optimize.agreement import detection_agreement
 from penstock.protocol.inference import Detections
 from tests.conftest import CHECKOUT, RunningStack
 
-pytestmark = pytest.mark.xdist_group("stack")
+pytestmark = [pytest.mark.xdist_group("stack"), pytest.mark.long]
 
 NAME = "fastestdet-int8"
 FRAMES, STEP = 16, 45

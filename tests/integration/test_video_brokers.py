@@ -27,7 +27,7 @@ from tests.integration.video_chaos import (
 from tests.integration.video_runs import Place
 from tests.support.waiting import wait_for
 
-pytestmark = [pytest.mark.xdist_group("video-chaos"), pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.xdist_group("video-chaos"), pytest.mark.timeout(300), pytest.mark.long]
 
 SOURCES = ("gate", "yard")
 BROKERS = ("redis", "mqtt", "kafka")

@@ -36,7 +36,7 @@ from tests.integration.video_chaos import (
 from tests.integration.video_runs import Place
 from tests.support.waiting import wait_for
 
-pytestmark = [pytest.mark.xdist_group("video-chaos"), pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.xdist_group("video-chaos"), pytest.mark.timeout(300), pytest.mark.long]
 
 GOOD, CONTROL = ("good-1", "good-2"), ("control-1", "control-2")
 WINDOW_S, WINDOWS = 15.0, 3

@@ -22,7 +22,7 @@ from tests.integration.video_runs import Place, new_place, start_stack_at
 from tests.support.waiting import wait_for
 from tests.tiny_models import write_model
 
-pytestmark = [pytest.mark.xdist_group("video-chaos"), pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.xdist_group("video-chaos"), pytest.mark.timeout(300), pytest.mark.long]
 
 SLOW_S = 0.5
 NO_CANARY = 'parameters { key: "canary" value { string_value: "off" } }\n'  # which would take its half a second, too

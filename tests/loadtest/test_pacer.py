@@ -5,7 +5,7 @@ import math
 import statistics
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock_load.pacer import mean_rate, offered_rate, schedule_seconds, send_times
@@ -56,7 +56,6 @@ def integral(arrivals: Arrivals, seconds: float, until_s: float) -> float:
             return arrivals.rate * until_s
 
 
-@settings(deadline=None)  # a busy machine is no finding
 @given(steady_arrivals(), SECONDS)
 def test_send_times_of_any_shape_are_where_the_integral_of_the_rate_is_whole(
     arrivals: Arrivals, seconds: float
@@ -112,7 +111,6 @@ def test_poisson_gaps_have_the_mean_and_the_spread_of_an_exponential() -> None:
     assert statistics.variance(per_tenth) / statistics.fmean(per_tenth) == pytest.approx(1, abs=0.2)
 
 
-@settings(deadline=None)  # a busy machine is no finding
 @given(st.integers(0, 1 << 62), RATES)
 def test_poisson_arrivals_are_those_of_the_seed(seed: int, rate: float) -> None:
     """The same seed gives the same moments, another seed others; all lie within the phase."""
@@ -122,7 +120,6 @@ def test_poisson_arrivals_are_those_of_the_seed(seed: int, rate: float) -> None:
     assert all(0 < at_s < 3 for at_s in first)
 
 
-@settings(deadline=None)  # a busy machine is no finding
 @given(steady_arrivals(), st.integers(1, 9))
 def test_split_over_processes_loses_and_doubles_nothing(arrivals: Arrivals, count: int) -> None:
     """Every n-th moment for each of n processes: together they are the schedule."""

@@ -31,7 +31,7 @@ class Engine(FakeEngine):
         self.read: dict[str, Callable[[], None]] = {}
         self.were_there: list[bool] = []
 
-    async def grpc(self, call: GrpcCall, *, deadline: float | None) -> GrpcAnswer:
+    async def send(self, call: GrpcCall, *, deadline: float | None) -> GrpcAnswer:
         if call.method.endswith("Status"):
             answer = service_pb2.SystemSharedMemoryStatusResponse()
             for name in self.regions:

@@ -94,31 +94,25 @@ class FakePlane:
     def model_label(self, model_name: str) -> str:
         return model_name if model_name == KNOWN_MODEL else "unknown"
 
-    async def relay_http(
+    async def relay(
         self,
         verb: Verb,
         head: InferHead,
-        call: HttpCall,
+        call: HttpCall | EncodedCall[HttpAnswer],
         *,
         caller: Identity = ANONYMOUS,
         deadline: float | None = None,
     ) -> HttpAnswer:
+        """Encoded images become a tensor of their sizes in bytes."""
+        if isinstance(call, EncodedCall):
+            self.encoded.append(call.images)
+            call = call.with_tensor(tensor_from_numpy("x", np.array([len(image) for image in call.images], np.float32)))
         self.relayed.append((verb, head, call, deadline))
         await self._work()
         return self.answer
 
     def image_input(self, model_name: str) -> ImageInput | None:
         return self.image_inputs.get(model_name)
-
-    async def relay_http_images(
-        self, asked: EncodedCall[HttpCall], *, caller: Identity = ANONYMOUS, deadline: float | None = None
-    ) -> HttpAnswer:
-        """The images go on as a tensor of their sizes in bytes."""
-        self.encoded.append(asked.images)
-        sizes = np.array([len(image) for image in asked.images], np.float32)
-        return await self.relay_http(
-            Verb.INFER, asked.head, asked.with_tensor(tensor_from_numpy("x", sizes)), caller=caller, deadline=deadline
-        )
 
     async def infer_images(self, request: ImageRequest, caller: Identity = ANONYMOUS) -> ImageResponse:
         self.images.append(request)

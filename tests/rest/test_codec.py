@@ -6,12 +6,12 @@ import struct
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.protocol.call import InferHead, RegionUse
+from penstock.protocol.call import InferHead, RegionUse, RequestHead
 from penstock.protocol.errors import InvalidRequest
-from penstock.protocol.http_codec import HttpRequestHead, check_repository_body, read_head
+from penstock.protocol.http_codec import check_repository_body, read_head
 
 MODEL = InferHead("ident", "3")
 DEPTH = 64
@@ -31,7 +31,7 @@ def body_of(*inputs: Any, **members: Any) -> bytes:
     return json.dumps({"inputs": list(inputs)} | members).encode()
 
 
-def scan(body: bytes, header_length: int | None = None) -> HttpRequestHead:
+def scan(body: bytes, header_length: int | None = None) -> RequestHead:
     return read_head(body, header_length, MODEL, DEPTH)
 
 
@@ -53,7 +53,7 @@ def test_scan_of_a_json_request_gives_head_and_classification_outputs() -> None:
             {"name": "w"},
         ],
     )
-    assert scan(body) == HttpRequestHead(InferHead("ident", "3", "r-7", 2500), ("y",))
+    assert scan(body) == RequestHead(InferHead("ident", "3", "r-7", 2500), ("y",))
 
 
 def test_scan_of_binary_inputs_takes_sizes_that_add_up() -> None:
@@ -84,8 +84,8 @@ def test_scan_tells_of_an_input_without_rows(shape: list[int], rowless: str) -> 
 @pytest.mark.parametrize("body", [b"", b"\x00\x01\x02", b"{not json"])
 def test_scan_of_a_raw_binary_request_looks_at_nothing(body: bytes) -> None:
     """A header length of 0, or an empty body, is a raw binary request."""
-    assert scan(body, 0) == HttpRequestHead(MODEL, is_raw=True)
-    assert scan(b"") == HttpRequestHead(MODEL, is_raw=True)
+    assert scan(body, 0) == RequestHead(MODEL, is_raw=True)
+    assert scan(b"") == RequestHead(MODEL, is_raw=True)
 
 
 @pytest.mark.parametrize(
@@ -313,7 +313,6 @@ def test_repository_scan_of_dangerous_calls_refuses(body: bytes, said: str) -> N
     assert said in str(refused.value)
 
 
-@settings(max_examples=300, deadline=None)
 @given(st.binary(max_size=200), st.none() | st.integers(-5, 250))
 def test_scan_of_any_bytes_is_a_scan_or_an_invalid_request(body: bytes, header_length: int | None) -> None:
     """No bytes raise anything else."""
@@ -336,7 +335,6 @@ BODIES = st.fixed_dictionaries(
 )
 
 
-@settings(max_examples=300, deadline=None)
 @given(BODIES, st.binary(max_size=16))
 def test_scan_of_any_request_like_json_is_a_scan_or_an_invalid_request(body: dict[str, Any], tail: bytes) -> None:
     """Members of every type in every place raise nothing else."""

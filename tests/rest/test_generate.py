@@ -30,7 +30,7 @@ class StreamingPlane(FakePlane):
         self.closed = asyncio.Event()
 
     @asynccontextmanager
-    async def stream_http(
+    async def stream(
         self, head: InferHead, call: HttpCall, *, caller: Identity = ANONYMOUS, deadline: float | None = None
     ) -> AsyncIterator[HttpStream]:
         self.relayed.append((Verb.INFER, head, call, deadline))

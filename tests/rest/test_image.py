@@ -10,7 +10,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.gateway.rest import image
@@ -173,7 +173,6 @@ def test_multipart_part_of_another_media_type_is_refused_by_number() -> None:
         images_of(parts(part(JPEG), part(b"x", "text/plain")), MULTIPART, LIMITS)
 
 
-@settings(max_examples=200, deadline=None)
 @given(
     st.lists(st.sampled_from([b"--b", b"\r\n", b"--", part(b"x"), b"Content-Disposition", b": ", b"\xff", b"--b--"]))
 )

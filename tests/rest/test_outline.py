@@ -4,7 +4,7 @@ import json
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.protocol import json_outline as outline
@@ -35,7 +35,6 @@ VALUES = st.recursive(
 )
 
 
-@settings(max_examples=300, deadline=None)
 @given(VALUES, st.booleans())
 def test_outline_of_valid_json_is_what_a_parser_counts(value: Any, is_ascii: bool) -> None:
     """Whatever stands in its strings, by the way for short texts and by the way for long ones."""
@@ -56,7 +55,6 @@ def test_outline_over_many_chunks_carries_strings_and_levels(monkeypatch: Any) -
         assert outline_of(text) == whole
 
 
-@settings(max_examples=200, deadline=None)
 @given(VALUES)
 def test_plain_numbers_replace_only_what_is_no_string(value: Any) -> None:
     """NaN and infinities become zeros of the same length; strings and all else stay."""

@@ -53,7 +53,7 @@ class RecordingEngine(FakeEngine):
         self.asked: list[str] = []
         self.answer: GrpcAnswer | None = None
 
-    async def grpc(self, call: GrpcCall, *, deadline: float | None) -> GrpcAnswer:
+    async def send(self, call: GrpcCall, *, deadline: float | None) -> GrpcAnswer:
         assert deadline is not None
         await asyncio.sleep(0)
         method = call.method.rpartition("/")[2]

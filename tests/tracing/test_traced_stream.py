@@ -37,7 +37,7 @@ async def test_traced_stream_ends_with_its_span(is_read: bool, is_error: bool) -
     engine, trace = FakeEngine(), OneSpan()
     token = current_trace.set(trace)  # type: ignore[arg-type]
     try:
-        stream = await TracedRelay(engine).http_stream(CALL, deadline=None)
+        stream = await TracedRelay(engine).stream(CALL, deadline=None)
     finally:
         current_trace.reset(token)
     if is_read:

@@ -62,7 +62,7 @@ async def test_http_request_is_gateway_over_queue_and_engine(tracer: OtelTracer,
     engine.http_answer = HttpAnswer(200, (), b"{}")
     trace = begun(tracer)
     trace.arrived("street")
-    await TracedRelay(engine).http(HTTP_CALL, deadline=None)
+    await TracedRelay(engine).send(HTTP_CALL, deadline=None)
     trace.end("POST /infer", code=200, is_error=False)
     spans = by_name(collector.of_trace(TRACE_ID, 3))
     gateway, queue, call = spans["POST /infer"], spans["queue"], spans["engine"]
@@ -85,7 +85,7 @@ async def test_grpc_request_tells_the_engine_its_span_in_the_metadata(tracer: Ot
     """The same over gRPC; the status is gRPC's."""
     engine = FakeEngine(())
     trace = begun(tracer, "grpc")
-    await TracedRelay(engine).grpc(GRPC_CALL, deadline=None)
+    await TracedRelay(engine).send(GRPC_CALL, deadline=None)
     trace.end("ModelReady", code=0, is_error=False)
     spans = by_name(collector.of_trace(TRACE_ID, 2))
     metadata = dict(engine.grpc_calls[-1].metadata)
@@ -109,10 +109,10 @@ async def test_engine_that_fails_marks_its_span(tracer: OtelTracer, collector: C
     engine = FakeEngine(())
     engine.http_answer = HttpAnswer(500, (), b"{}")
     trace = begun(tracer)
-    await TracedRelay(engine).http(HTTP_CALL, deadline=None)
+    await TracedRelay(engine).send(HTTP_CALL, deadline=None)
     engine.mode = FakeMode.UNAVAILABLE
     with pytest.raises(EngineUnavailable):
-        await TracedRelay(engine).grpc(GRPC_CALL, deadline=None)
+        await TracedRelay(engine).send(GRPC_CALL, deadline=None)
     trace.end("POST /infer", code=503, is_error=True)
     assert [span.is_error for span in collector.of_trace(TRACE_ID, 3)] == [True, True, True]
 
@@ -121,7 +121,7 @@ async def test_caller_that_does_not_sample_is_obeyed(tracer: OtelTracer, collect
     """Nothing is sent, and the engine gets the same: flags 00 under the same trace."""
     engine = FakeEngine(())
     trace = begun(tracer, "grpc", (("traceparent", f"00-{TRACE_ID}-{CALLER_ID}-00"),))
-    await TracedRelay(engine).grpc(GRPC_CALL, deadline=None)
+    await TracedRelay(engine).send(GRPC_CALL, deadline=None)
     trace.end("ModelReady", code=0, is_error=False)
     received = str(dict(engine.grpc_calls[-1].metadata)["traceparent"])
     assert received.startswith(f"00-{TRACE_ID}-")
@@ -146,7 +146,7 @@ async def test_call_outside_a_traced_request_passes_untouched(tracer: OtelTracer
     """The watch's own calls belong to no trace."""
     current_trace.set(None)
     engine = FakeEngine(())
-    assert isinstance(await TracedRelay(engine).grpc(GRPC_CALL, deadline=None), GrpcAnswer)
+    assert isinstance(await TracedRelay(engine).send(GRPC_CALL, deadline=None), GrpcAnswer)
     assert engine.grpc_calls == [GRPC_CALL]
 
 

@@ -95,7 +95,7 @@ class GatewayClient:
             request = replace(request, parameters={"timeout": max(int((deadline - started) * 1e6), 1)})
         call = GrpcCall(f"{SERVICE}ModelInfer", encode_request(request, self._regions), self._metadata)
         try:
-            answer = await self._backend.grpc(call, deadline=None if deadline is None else deadline + LATE_S)
+            answer = await self._backend.send(call, deadline=None if deadline is None else deadline + LATE_S)
         except EngineUnavailable:
             self._wake.set()
             raise
@@ -130,7 +130,7 @@ class GatewayClient:
 
     async def _ask(self, method: str, message: bytes) -> bytes:
         call = GrpcCall(SERVICE + method, message, self._metadata)
-        return self._message(await self._backend.grpc(call, deadline=time.monotonic() + CALL_TIMEOUT_S))
+        return self._message(await self._backend.send(call, deadline=time.monotonic() + CALL_TIMEOUT_S))
 
     def _message(self, answer: GrpcAnswer) -> bytes:
         """Raises the error for the gateway's status; one with retry-after is a refusal."""

@@ -26,27 +26,18 @@ class CallTimeouts:
     keepalive_timeout_s: float = 5.0
 
 
-@dataclass(frozen=True, slots=True)
-class RetryLimits:
-    """share: second sendings for each call sent. floor_per_s: allowed besides, so that a quiet gateway may, too.
-
-    burst: what is saved up at most, and there at the start: one connection that ends under many calls.
-    """
-
-    share: float = 0.1
-    floor_per_s: float = 1.0
-    burst: float = 32.0
-
-
 class RetryBudget:
     """A bucket of second sendings, filled by first ones: when every call fails, the engine sees a tenth more.
 
     One for an engine, all its replicas and both protocols. now: monotonic seconds.
+
+    share: second sendings for each call sent. floor_per_s: allowed besides, so that a quiet gateway may, too.
+    burst: what is saved up at most, and there at the start: one connection that ends under many calls.
     """
 
-    def __init__(self, limits: RetryLimits | None = None) -> None:
-        self._limits = limits or RetryLimits()
-        self._saved = self._limits.burst
+    def __init__(self, *, share: float = 0.1, floor_per_s: float = 1.0, burst: float = 32.0) -> None:
+        self._share, self._floor_per_s, self._burst = share, floor_per_s, burst
+        self._saved = burst
         self._filled_at: float | None = None
         self._counted = 0
         self.calls = 0  # first attempts; the sender increments this
@@ -70,11 +61,9 @@ class RetryBudget:
         return is_taken
 
     def _fill(self, now: float) -> None:
-        limits = self._limits
         if self._filled_at is not None:
-            self._saved += (now - self._filled_at) * limits.floor_per_s
-        self._saved += (self.calls - self._counted) * limits.share
-        self._saved = min(self._saved, limits.burst)
+            self._saved += (now - self._filled_at) * self._floor_per_s
+        self._saved = min(self._saved + (self.calls - self._counted) * self._share, self._burst)
         self._filled_at, self._counted = now, self.calls
 
     def __repr__(self) -> str:

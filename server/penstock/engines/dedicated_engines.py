@@ -3,19 +3,16 @@
 import asyncio
 from collections.abc import Callable, Collection, Coroutine, Mapping
 from contextlib import suppress
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any
 
-import msgspec
-from tritonclient.grpc import service_pb2
-
-from penstock.engines.relayed_calls import INDEX_METHOD, INDEX_PATH, model_of_grpc, named_by_grpc, named_by_http
 from penstock.engines.relayed_calls import INFER_METHOD as INFER
-from penstock.engines.replica import Engine
+from penstock.engines.relayed_calls import is_index, named_by
 from penstock.logs import get_logger
-from penstock.protocol.call import GrpcAnswer, GrpcCall, GrpcMetadata, HttpAnswer, HttpCall, HttpStream
-from penstock.protocol.engine import GrpcStream, InferenceEngine, ModelConfig, ModelMetadata, ModelState, Relay
+from penstock.protocol.call import A, Call, GrpcAnswer, GrpcCall, GrpcMetadata, HttpCall, HttpStream
+from penstock.protocol.codec import codec_of
+from penstock.protocol.engine import Engine, GrpcStream, InferenceEngine, ModelConfig, ModelMetadata, ModelState, Relay
 from penstock.protocol.errors import EngineUnavailable, InferenceError
 from penstock.protocol.inference import InferRequest, InferResponse
 
@@ -28,12 +25,11 @@ RECORD = "it hung before; an engine process of its own serves it"
 SILENT = "the engine process of its own does not answer"
 STARTING = "it hung before; an engine process of its own starts for it"
 
-C = TypeVar("C", HttpCall, GrpcCall)
 _Work = Callable[[], Coroutine[None, None, None]]
 
 
 class RoutedEngine:
-    """Backend and Relay of the main engine; calls for models in `apart` go to the engine that `route` returns.
+    """The main engine, but calls for models in `apart` go to the engine that `route` returns.
 
     route: raises BackendUnavailable while that engine starts. Without such models a call costs no more than without
     this class.
@@ -54,7 +50,7 @@ class RoutedEngine:
     def _backend_of(self, model_name: str) -> InferenceEngine:
         return self._route(model_name) if model_name in self._apart() else self._backend
 
-    def _relay_of(self, named_by: Callable[[C], str], call: C) -> Relay:
+    def _relay_of(self, call: Call[A]) -> Relay:
         if not (apart := self._apart()) or (model_name := named_by(call)) not in apart:
             return self._relay
         return self._route(model_name)
@@ -90,23 +86,20 @@ class RoutedEngine:
     async def aclose(self) -> None:
         await self._backend.aclose()
 
-    def http(self, call: HttpCall, *, deadline: float | None) -> Coroutine[Any, Any, HttpAnswer]:
-        return self._relay_of(named_by_http, call).http(call, deadline=deadline)
+    def send(self, call: Call[A], *, deadline: float | None) -> Coroutine[Any, Any, A]:
+        return self._relay_of(call).send(call, deadline=deadline)
 
-    async def http_stream(self, call: HttpCall, *, deadline: float | None) -> HttpStream:
-        return await self._relay_of(named_by_http, call).http_stream(call, deadline=deadline)
+    async def stream(self, call: HttpCall, *, deadline: float | None) -> HttpStream:
+        return await self._relay_of(call).stream(call, deadline=deadline)
 
-    def grpc(self, call: GrpcCall, *, deadline: float | None) -> Coroutine[Any, Any, GrpcAnswer]:
-        return self._relay_of(named_by_grpc, call).grpc(call, deadline=deadline)
-
-    async def grpc_stream(self, method: str, metadata: GrpcMetadata, *, deadline: float | None) -> GrpcStream:
+    async def open_stream(self, method: str, metadata: GrpcMetadata, *, deadline: float | None) -> GrpcStream:
         """The model of the first request decides which engine gets the whole stream."""
         if not self._apart():
-            return await self._relay.grpc_stream(method, metadata, deadline=deadline)
+            return await self._relay.open_stream(method, metadata, deadline=deadline)
 
         async def opened(first: bytes) -> GrpcStream:
-            relay = self._relay_of(model_of_grpc, GrpcCall(INFER, first))
-            return await relay.grpc_stream(method, metadata, deadline=deadline)
+            relay = self._relay_of(GrpcCall(INFER, first))
+            return await relay.open_stream(method, metadata, deadline=deadline)
 
         return _DeferredStream(opened)
 
@@ -140,10 +133,6 @@ class _DeferredStream:
         if self._stream.done() and not self._stream.cancelled():
             self._stream.result().cancel()
         self._stream.cancel()
-
-
-class _IndexBody(msgspec.Struct):
-    ready: bool = False
 
 
 @dataclass(slots=True)
@@ -225,37 +214,19 @@ class DedicatedEngines(RoutedEngine):
         if model_name not in self._own or self.serves(model_name):
             await super().load(model_name)
 
-    def http(self, call: HttpCall, *, deadline: float | None) -> Coroutine[Any, Any, HttpAnswer]:
-        if self._own and call.target.partition(b"?")[0] == INDEX_PATH:
-            return self._http_index(call, deadline)
-        return super().http(call, deadline=deadline)
+    def send(self, call: Call[A], *, deadline: float | None) -> Coroutine[Any, Any, A]:
+        if self._own and is_index(call):
+            return self._index(call, deadline)
+        return super().send(call, deadline=deadline)
 
-    def grpc(self, call: GrpcCall, *, deadline: float | None) -> Coroutine[Any, Any, GrpcAnswer]:
-        if self._own and call.method == INDEX_METHOD:
-            return self._grpc_index(call, deadline)
-        return super().grpc(call, deadline=deadline)
-
-    async def _http_index(self, call: HttpCall, deadline: float | None) -> HttpAnswer:
-        answer = await self._relay.http(call, deadline=deadline)
-        if answer.status != 200:
+    async def _index(self, call: Call[A], deadline: float | None) -> A:
+        """The main engine's index with the rows of the dedicated engines."""
+        answer = await self._relay.send(call, deadline=deadline)
+        if not answer.succeeded:
             return answer
-        rows = [row for row in msgspec.json.decode(answer.body) if row["name"] not in self._own]
-        try:
-            ready = msgspec.json.decode(call.body, type=_IndexBody).ready
-        except msgspec.DecodeError:  # the engine accepted it, so it was a request for all rows
-            ready = False
-        rows += map(asdict, await self._own_rows(ready=ready))
-        return replace(answer, body=msgspec.json.encode(rows))
-
-    async def _grpc_index(self, call: GrpcCall, deadline: float | None) -> GrpcAnswer:
-        answer = await self._relay.grpc(call, deadline=deadline)
-        if answer.code:
-            return answer
-        index = service_pb2.RepositoryIndexResponse.FromString(answer.message)
-        rows = [row for row in index.models if row.name not in self._own]
-        ready = service_pb2.RepositoryIndexRequest.FromString(call.message).ready
-        rows += [index.ModelIndex(**asdict(row)) for row in await self._own_rows(ready=ready)]
-        return replace(answer, message=service_pb2.RepositoryIndexResponse(models=rows).SerializeToString())
+        codec = codec_of(call)
+        rows = await self._own_rows(ready=codec.wants_ready_only(call))
+        return codec.with_index_rows(answer, rows, replaced=frozenset(self._own))
 
     async def aclose(self) -> None:
         for task in self._tasks:

@@ -25,27 +25,16 @@ class CircuitState(Enum):
     HALF_OPEN = "half open"
 
 
-@dataclass(frozen=True, slots=True)
-class CircuitOptions:
-    """failures: consecutive failures that make an engine SUSPECT. calm_s, broken_calm_s: after an answered probe, time
-    in which late calls, or broken connections, do not count.
-
-    first_pause_s, max_pause_s: backoff between probes of an open circuit, doubling.
-    """
-
-    failures: int = 5
-    calm_s: float = 1.0
-    broken_calm_s: float = 0.1
-    first_pause_s: float = 0.2
-    max_pause_s: float = 5.0
+CALM_S, BROKEN_CALM_S = 1.0, 0.1  # after an answered probe, in which late calls, or broken connections, do not count
+FIRST_PAUSE_S = 0.2  # between probes of an open circuit, then doubling
 
 
 class CircuitBreaker:
-    """now: monotonic seconds."""
+    """now: monotonic seconds. failures: in a row that make an engine SUSPECT. max_pause_s: between two probes."""
 
-    def __init__(self, options: CircuitOptions | None = None) -> None:
-        self._options = options or CircuitOptions()
-        self._pause_s = self._options.first_pause_s
+    def __init__(self, *, failures: int = 5, max_pause_s: float = 5.0) -> None:
+        self._max_failures, self._max_pause_s = failures, max_pause_s
+        self._pause_s = FIRST_PAUSE_S
         self._probe_at = 0.0
         self._answered_at: float | None = None
         self.state = CircuitState.CLOSED
@@ -68,12 +57,12 @@ class CircuitBreaker:
 
     def failed(self, now: float, *, is_broken: bool = False) -> None:
         """A call was not answered. is_broken: no connection, which makes SUSPECT at once; else the call was late."""
-        calm_s = self._options.broken_calm_s if is_broken else self._options.calm_s
+        calm_s = BROKEN_CALM_S if is_broken else CALM_S
         is_calm = self._answered_at is not None and now < self._answered_at + calm_s
         if self.state is not CircuitState.CLOSED or is_calm:
             return
         self.failures += 1
-        if is_broken or self.failures >= self._options.failures:
+        if is_broken or self.failures >= self._max_failures:
             self.state = CircuitState.SUSPECT
 
     def is_probe_due(self, now: float) -> bool:
@@ -93,7 +82,7 @@ class CircuitBreaker:
             self._answered_at = now
             self.failures = 0
         self.state = CircuitState.CLOSED
-        self._pause_s = self._options.first_pause_s
+        self._pause_s = FIRST_PAUSE_S
 
     def probe_unanswered(self, now: float) -> None:
         """It did not."""
@@ -101,7 +90,7 @@ class CircuitBreaker:
             self.openings += 1
         self.state = CircuitState.OPEN
         self._probe_at = now + self._pause_s
-        self._pause_s = min(self._pause_s * 2, self._options.max_pause_s)
+        self._pause_s = min(self._pause_s * 2, self._max_pause_s)
 
     def __repr__(self) -> str:
         return f"<Circuit {self.state.value}, {self.failures} failures in a row>"
@@ -142,25 +131,14 @@ class Silence:
         return SilenceAction.NOTHING
 
 
-@dataclass(frozen=True, slots=True)
-class OutlierOptions:
-    """When a replica is ejected, and for how long.
-
-    failures: in a row; or min_calls, of which the share `rate` failed. Either way its share of failures (all of them,
-    in a row) must exceed that of the others by `margin`: what fails everywhere is no replica's fault. Calls count half
-    after half_life_s. The first ejection takes first_s, each further one twice as long, up to max_s; one is forgiven
-    for every forgiven_s in service. max_ejected: share of all replicas.
-    """
-
-    failures: int = 5
-    min_calls: float = 20.0
-    rate: float = 0.5
-    margin: float = 0.3
-    half_life_s: float = 10.0
-    first_s: float = 5.0
-    max_s: float = 300.0
-    forgiven_s: float = 60.0
-    max_ejected: float = 0.5
+# A replica is ejected after so many failures in a row, or if a share of its last calls failed. Either way its share of
+# failures (all of them, in a row) must exceed that of the others by MARGIN: what fails everywhere is not its fault.
+OUTLIER_FAILURES = 5
+MIN_CALLS, FAILING_SHARE, MARGIN = 20.0, 0.5, 0.3
+HALF_LIFE_S = 10.0  # after which a call counts half
+MAX_EJECTED_S = 300.0
+FORGIVEN_S = 60.0  # in service, for which one ejection is forgiven
+MAX_EJECTED_SHARE = 0.5  # of all replicas
 
 
 @dataclass(slots=True)
@@ -185,17 +163,16 @@ class _ReplicaRecord:
 class Outliers:
     """Over `count` replicas, known by their index. now: monotonic seconds.
 
-    Each ejection is shortened by a random part of up to a fifth. uniform: random numbers in [0, 1).
+    first_s: of the first ejection, each further one is twice as long; shortened by a random part of up to a fifth.
+    uniform: random numbers in [0, 1).
     """
 
-    def __init__(
-        self, count: int, options: OutlierOptions | None = None, *, uniform: Callable[[], float] = random.random
-    ) -> None:
-        self._options = options or OutlierOptions()
+    def __init__(self, count: int, *, first_s: float = 5.0, uniform: Callable[[], float] = random.random) -> None:
+        self._first_s = first_s
         self._uniform = uniform
         self._records = [_ReplicaRecord() for _ in range(count)]
         self.is_calm = True  # none is ejected or on trial
-        self._max_ejected = min(int(count * self._options.max_ejected), count - 1)
+        self._max_ejected = min(int(count * MAX_EJECTED_SHARE), count - 1)
 
     def is_ejected(self, index: int, now: float) -> bool:
         """Whether calls are to go elsewhere. When its time is over the replica is on trial."""
@@ -203,7 +180,7 @@ class Outliers:
         if record.is_ejected and now >= record.until:
             record.is_ejected, record.is_on_trial = False, True
             record.good = record.bad = 0.0
-            record.failures = self._options.failures - 1
+            record.failures = OUTLIER_FAILURES - 1
         return record.is_ejected
 
     def is_on_trial(self, index: int) -> bool:
@@ -242,21 +219,20 @@ class Outliers:
         return self._records[index].ejections
 
     def _stands_out(self, index: int, now: float) -> bool:
-        record, options = self._records[index], self._options
-        is_in_a_row = record.failures >= options.failures
-        is_often = record.good + record.bad >= options.min_calls and record.rate() >= options.rate
+        record = self._records[index]
+        is_in_a_row = record.failures >= OUTLIER_FAILURES
+        is_often = record.good + record.bad >= MIN_CALLS and record.rate() >= FAILING_SHARE
         if not is_in_a_row and not is_often:
             return False
         rate = 1.0 if is_in_a_row else record.rate()  # what it did well before it broke is past
         others = [self._faded(other, now) for other in range(len(self._records)) if other != index]
         bad, good = sum(other.bad for other in others), sum(other.good for other in others)
-        return rate >= (bad / (bad + good) if bad + good else 0.0) + options.margin
+        return rate >= (bad / (bad + good) if bad + good else 0.0) + MARGIN
 
     def _eject(self, record: _ReplicaRecord, now: float) -> None:
-        options = self._options
         if record.until:
-            record.level = max(0, record.level - int(max(0.0, now - record.until) / options.forgiven_s))
-        seconds = min(options.first_s * 2.0 ** min(record.level, 60), options.max_s)
+            record.level = max(0, record.level - int(max(0.0, now - record.until) / FORGIVEN_S))
+        seconds = min(self._first_s * 2.0 ** min(record.level, 60), MAX_EJECTED_S)
         record.is_ejected, record.is_on_trial, self.is_calm = True, False, False
         record.until = now + seconds * (1.0 - 0.2 * self._uniform())
         record.level += 1
@@ -266,7 +242,7 @@ class Outliers:
         record = self._records[index]
         passed_s = now - record.faded_at
         if passed_s > 0.1:  # often enough, and not a power for every call
-            keep = 0.5 ** (passed_s / self._options.half_life_s)
+            keep = 0.5 ** (passed_s / HALF_LIFE_S)
             record.good, record.bad, record.faded_at = record.good * keep, record.bad * keep, now
         return record
 

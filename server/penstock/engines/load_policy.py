@@ -20,7 +20,7 @@ from google.protobuf.message import DecodeError
 from tritonclient.grpc import model_config_pb2, service_pb2
 
 from penstock.engines.concurrency import in_thread
-from penstock.protocol.call import GrpcCall, HttpCall
+from penstock.protocol.call import A, Call, GrpcCall, HttpCall
 from penstock.protocol.errors import InvalidRequest
 from penstock.protocol.protobuf import LENGTH, WireReader
 from penstock.protocol.request_checks import check_inside_folder, quoted
@@ -258,13 +258,12 @@ class LoadPolicy:
 
     allows_code: bool = False
 
-    async def check_http(self, call: HttpCall) -> None:
+    async def check(self, call: Call[A]) -> None:
         """Raises InvalidRequest for a load that is not allowed. The engine checks all other parameters."""
-        await in_thread(len(call.body), self._check_http, call.body)
-
-    async def check_grpc(self, call: GrpcCall) -> None:
-        """As check_http."""
-        await in_thread(len(call.message), self._check_grpc, call.message)
+        if isinstance(call, HttpCall):
+            await in_thread(len(call.body), self._check_http, call.body)
+        elif isinstance(call, GrpcCall):
+            await in_thread(len(call.message), self._check_grpc, call.message)
 
     def _check_http(self, body: bytes) -> None:
         try:

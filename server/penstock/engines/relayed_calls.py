@@ -9,7 +9,6 @@ and
 import hashlib
 import json
 import re
-from dataclasses import replace
 from urllib.parse import unquote
 
 import msgspec
@@ -17,10 +16,10 @@ from google.protobuf.message import DecodeError
 from tritonclient.grpc import service_pb2
 
 from penstock.engines.concurrency import in_thread
-from penstock.protocol.call import GrpcAnswer, GrpcCall, HttpAnswer, HttpCall, InferHead
+from penstock.protocol.call import A, Call, GrpcAnswer, GrpcCall, HttpAnswer, HttpCall, InferHead
+from penstock.protocol.codec import codec_of
 from penstock.protocol.errors import EngineUnavailable
-from penstock.protocol.http_body import inflate
-from penstock.protocol.http_inference import header_length_of
+from penstock.protocol.http_inference import HEADER_LENGTH
 from penstock.protocol.identity import Identity
 
 READS = ("GET", "HEAD")
@@ -41,86 +40,82 @@ _ABOUT_ONE_MODEL = (  # whose requests begin with its name
 INDEX_METHOD, INDEX_PATH = SERVICE + "RepositoryIndex", b"/v2/repository/index"
 
 
-def may_repeat_http(call: HttpCall) -> bool:
-    """Whether doing it twice does no more than doing it once: reads, and inferences that are no sequence's.
+def may_repeat(call: Call[A]) -> bool:
+    """Whether sending it twice does no more than once: reads, and inferences that are no sequence's.
 
-    A compressed body may hold a sequence.
+    A compressed body may hold a sequence. Shared memory is registered by its name, once.
     """
-    if call.method in READS:
+    if isinstance(call, GrpcCall):
+        if call.method == INFER_METHOD:
+            return _SEQUENCE not in call.message
+        return call.method not in _CHANGING_METHODS and not call.method.endswith("Register")
+    if not isinstance(call, HttpCall) or call.method in READS:
         return True
     if not _path(call).endswith(_REPEATABLE_POSTS) or _SEQUENCE in call.body:
         return False
     return not any(name == b"content-encoding" and value != b"identity" for name, value in call.headers)
 
 
-def may_repeat_grpc(call: GrpcCall) -> bool:
-    """The same over gRPC; shared memory is registered by its name, once."""
-    if call.method == INFER_METHOD:
-        return _SEQUENCE not in call.message
-    return call.method not in _CHANGING_METHODS and not call.method.endswith("Register")
+def is_for_all_replicas(call: Call[A]) -> bool:
+    """Whether the call goes to every replica, as loads and changed settings do.
+
+    Over gRPC, a question for settings is a change of none of them.
+    """
+    if isinstance(call, GrpcCall):
+        return call.method in _CHANGING_METHODS
+    return isinstance(call, HttpCall) and call.method == "POST" and _path(call).endswith(_CHANGING_POSTS)
 
 
-def is_for_all_replicas_http(call: HttpCall) -> bool:
-    """Whether the call goes to every replica, as loads and changed settings do."""
-    return call.method == "POST" and _path(call).endswith(_CHANGING_POSTS)
+def is_index(call: Call[A]) -> bool:
+    """Whether the call reads the repository's index."""
+    if isinstance(call, HttpCall):
+        return _path(call) == INDEX_PATH
+    return isinstance(call, GrpcCall) and call.method == INDEX_METHOD
 
 
-def is_for_all_replicas_grpc(call: GrpcCall) -> bool:
-    """The same over gRPC, where a question for settings is a change of none of them."""
-    return call.method in _CHANGING_METHODS
+def model_of(call: Call[A]) -> str:
+    """The model of an inference, over HTTP of any call about one model; empty if there is none."""
+    if isinstance(call, GrpcCall):
+        return _first_field(call.message) if call.method == INFER_METHOD else ""
+    path = _path(call) if isinstance(call, HttpCall) else b""
+    return _path_segment(path, _MODELS) if path.startswith(_MODELS) else ""
 
 
-def model_of_http(call: HttpCall) -> str:
-    """The model in the call's path; empty where there is none."""
-    path = _path(call)
-    if not path.startswith(_MODELS):
+def named_by(call: Call[A]) -> str:
+    """The model that the call names, also in a load or unload; empty if it names none."""
+    if isinstance(call, GrpcCall):
+        if call.method in _LOADS:
+            return _loaded_model(call.message)
+        return _first_field(call.message) if call.method in _ABOUT_ONE_MODEL else ""
+    path = _path(call) if isinstance(call, HttpCall) else b""
+    return _path_segment(path, _REPOSITORY_MODELS) if path.startswith(_REPOSITORY_MODELS) else model_of(call)
+
+
+def sequence_of(call: Call[A]) -> str:
+    """The sequence that an inference belongs to; empty for none, or if the call cannot be read."""
+    try:
+        if isinstance(call, GrpcCall):
+            slot = service_pb2.ModelInferRequest.FromString(call.message).parameters.get("sequence_id")
+            return "" if slot is None else _sequence_text(slot.string_param or slot.int64_param or slot.uint64_param)
+        if isinstance(call, HttpCall):
+            length = call.header(HEADER_LENGTH) or ""
+            body = call.body[: int(length)] if length.isdigit() else call.body
+            return _sequence_text(msgspec.json.decode(body, type=_Sequenced).parameters.get("sequence_id"))
+    except (DecodeError, msgspec.MsgspecError, UnicodeDecodeError):
         return ""
-    return unquote(path.removeprefix(_MODELS).partition(b"/")[0].decode("latin-1"))
-
-
-def model_of_grpc(call: GrpcCall) -> str:
-    """The model that a call about one names; empty where it names none."""
-    if call.method == INFER_METHOD:
-        return _first_field(call.message)
     return ""
 
 
-def named_by_http(call: HttpCall) -> str:
-    """The model that the call names, also in a load or unload; empty if it names none."""
-    path = _path(call)
-    if not path.startswith(_REPOSITORY_MODELS):
-        return model_of_http(call)
-    return unquote(path.removeprefix(_REPOSITORY_MODELS).partition(b"/")[0].decode("latin-1"))
+def _path_segment(path: bytes, prefix: bytes) -> str:
+    return unquote(path.removeprefix(prefix).partition(b"/")[0].decode("latin-1"))
 
 
-def named_by_grpc(call: GrpcCall) -> str:
-    """The same over gRPC."""
-    if call.method in _LOADS:
-        try:
-            loaded: str = service_pb2.RepositoryModelLoadRequest.FromString(call.message).model_name
-        except DecodeError:
-            return ""
-        return loaded
-    return _first_field(call.message) if call.method in _ABOUT_ONE_MODEL else ""
-
-
-def sequence_of_http(call: HttpCall) -> str:
-    """The sequence that an inference belongs to; empty for none, or where the body cannot be read."""
-    length = next((value for name, value in call.headers if name == b"inference-header-content-length"), b"")
-    body = call.body[: int(length)] if length.isdigit() else call.body
+def _loaded_model(message: bytes) -> str:
     try:
-        return _sequence_text(msgspec.json.decode(body, type=_Sequenced).parameters.get("sequence_id"))
-    except (msgspec.MsgspecError, UnicodeDecodeError):
-        return ""
-
-
-def sequence_of_grpc(call: GrpcCall) -> str:
-    """The same over gRPC."""
-    try:
-        slot = service_pb2.ModelInferRequest.FromString(call.message).parameters.get("sequence_id")
+        name: str = service_pb2.RepositoryModelLoadRequest.FromString(message).model_name
     except DecodeError:
         return ""
-    return "" if slot is None else _sequence_text(slot.string_param or slot.int64_param or slot.uint64_param)
+    return name
 
 
 class _Sequenced(msgspec.Struct):
@@ -185,11 +180,6 @@ def to_http_answer(answer: GrpcAnswer) -> HttpAnswer:
     return HttpAnswer(_STATUSES[answer.code], _HEADERS, body.encode())
 
 
-_READ_BYTES = 1 << 31  # the gateway has already read the body, within its own limit
-_ENCODING, _LENGTH = b"content-encoding", b"inference-header-content-length"
-_OBJECT = msgspec.json.Decoder(dict[str, msgspec.Raw])
-
-
 def engine_sequence(client: str, sequence: int | str) -> int | str:
     """The ID for the engine: an integer below 2^63, or 32 characters. 0 and "" mean no sequence and are not changed."""
     if not sequence:
@@ -200,33 +190,10 @@ def engine_sequence(client: str, sequence: int | str) -> int | str:
     return int.from_bytes(digest[:8]) >> 1 or 1
 
 
-async def with_engine_sequence_http(call: HttpCall, head: InferHead, caller: Identity) -> HttpCall:
+async def with_engine_sequence(call: Call[A], head: InferHead, caller: Identity) -> Call[A]:
     """The inference with the engine's ID, if it is a step of a sequence and its client has a key."""
-    if not head.sequence or not caller.key_name:
-        return call
-    return await in_thread(len(call.body), _replace_sequence, call, engine_sequence(caller.owner, head.sequence))
-
-
-def with_engine_sequence_grpc(call: GrpcCall, head: InferHead, caller: Identity) -> GrpcCall:
-    """The same over gRPC; 0 and "" are rewritten, too. If a parameter occurs twice, protobuf uses the last one."""
     if head.sequence is None or not caller.key_name:
         return call
-    added, own = service_pb2.ModelInferRequest(), engine_sequence(caller.owner, head.sequence)
-    if isinstance(own, str):
-        added.parameters["sequence_id"].string_param = own
-    else:
-        added.parameters["sequence_id"].int64_param = own
-    return replace(call, message=call.message + added.SerializeToString())
-
-
-def _replace_sequence(call: HttpCall, own: int | str) -> HttpCall:
-    headers = dict(call.headers)
-    body = inflate(call.body, headers.get(_ENCODING, b"").decode("latin-1").lower(), _READ_BYTES)
-    length = header_length_of(headers.get(_LENGTH))
-    members = _OBJECT.decode(body[:length])
-    parameters = _OBJECT.decode(members["parameters"]) | {"sequence_id": msgspec.Raw(msgspec.json.encode(own))}
-    text = msgspec.json.encode(members | {"parameters": parameters})
-    kept = tuple((name, value) for name, value in call.headers if name not in (_ENCODING, _LENGTH))
-    if length is None:
-        return replace(call, headers=kept, body=text)
-    return replace(call, headers=(*kept, (_LENGTH, b"%d" % len(text))), body=text + body[length:])
+    return await in_thread(
+        call.size_bytes, codec_of(call).with_sequence, call, engine_sequence(caller.owner, head.sequence)
+    )

@@ -3,13 +3,13 @@
 import asyncio
 import time
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
-from typing import Protocol, TypeVar
+from typing import TypeVar
 
-from penstock.engines.failures import CircuitBreaker, CircuitOptions, CircuitState, Silence, SilenceAction
+from penstock.engines.failures import CircuitBreaker, CircuitState, Silence, SilenceAction
 from penstock.engines.probes import answers_within
 from penstock.logs import get_logger
 from penstock.protocol.call import GrpcAnswer
-from penstock.protocol.engine import GrpcStream, InferenceEngine, ModelState, Relay
+from penstock.protocol.engine import Engine, GrpcStream, ModelState
 from penstock.protocol.errors import DeadlineExceeded, EngineUnavailable, InferenceError, ModelNotReady
 
 
@@ -50,10 +50,6 @@ CUT_S = 5.0
 MAX_PAUSE_S = 1.0
 
 
-class Engine(InferenceEngine, Relay, Protocol):
-    """Both seams to one engine."""
-
-
 class Replica:
     """name: its address, for logs. index: of this replica in the group. wanted: models to keep loaded.
 
@@ -65,7 +61,7 @@ class Replica:
         self.engine = engine
         self.index = index
         self.in_flight = 0
-        self.circuit = CircuitBreaker(CircuitOptions(max_pause_s=MAX_PAUSE_S))
+        self.circuit = CircuitBreaker(max_pause_s=MAX_PAUSE_S)
         self.models: frozenset[str] = frozenset()
         self._wanted = wanted
         self._back = back

@@ -17,20 +17,11 @@ from typing import TypeVar
 
 from penstock.engines.call_options import RetryBudget
 from penstock.engines.failures import Outliers
-from penstock.engines.relayed_calls import (
-    is_for_all_replicas_grpc,
-    is_for_all_replicas_http,
-    may_repeat_grpc,
-    may_repeat_http,
-    model_of_grpc,
-    model_of_http,
-    sequence_of_grpc,
-    sequence_of_http,
-)
-from penstock.engines.replica import CountedStream, Engine, Replica, merged_pages
+from penstock.engines.relayed_calls import is_for_all_replicas, may_repeat, model_of, sequence_of
+from penstock.engines.replica import CountedStream, Replica, merged_pages
 from penstock.logs import get_logger
-from penstock.protocol.call import GrpcAnswer, GrpcCall, GrpcMetadata, HttpAnswer, HttpCall, HttpStream
-from penstock.protocol.engine import GrpcStream, ModelConfig, ModelMetadata, ModelState
+from penstock.protocol.call import A, Answer, Call, GrpcMetadata, HttpAnswer, HttpCall, HttpStream
+from penstock.protocol.engine import Engine, GrpcStream, ModelConfig, ModelMetadata, ModelState
 from penstock.protocol.errors import DeadlineExceeded, EngineFailed, EngineUnavailable, InferenceError, ModelNotFound
 from penstock.protocol.inference import InferRequest, InferResponse
 
@@ -38,10 +29,9 @@ T = TypeVar("T")
 log = get_logger("engine")
 Ask = Callable[[Engine], Awaitable[T]]
 _SICK_STATUSES = (500, 502)
-_BUSY_STATUS = 503
+_BUSY_STATUSES = (503,)
 _SICK_CODES = (2, 13)  # UNKNOWN, INTERNAL
 _BUSY_CODES = (8, 14)  # RESOURCE_EXHAUSTED, UNAVAILABLE
-_NOT_FOUND_STATUS, _NOT_FOUND_CODE = 404, 5
 # Triton's words for a model that it just unloads: while it ends, for every one of its models.
 _NO_VERSIONS = "has no available versions"
 
@@ -78,7 +68,7 @@ class _RoutedCall:
 
 
 class Replicas:
-    """Backend and Relay. Make it inside the running loop; aclose closes the engines, too.
+    """An engine of several. Make it inside the running loop; aclose closes the engines, too.
 
     engines: by address, at least one. budget: of calls that are sent again; the engines count the others in it.
     outliers: over as many. uniform: random numbers in [0, 1).
@@ -117,38 +107,25 @@ class Replicas:
 
     # Relay
 
-    async def http(self, call: HttpCall, *, deadline: float | None) -> HttpAnswer:
-        def ask(engine: Engine) -> Awaitable[HttpAnswer]:
-            return engine.http(call, deadline=deadline)
+    async def send(self, call: Call[A], *, deadline: float | None) -> A:
+        def ask(engine: Engine) -> Awaitable[A]:
+            return engine.send(call, deadline=deadline)
 
-        if is_for_all_replicas_http(call):
-            return _worst(await self._call_all(ask), lambda answer: answer.status)
-        return await self._ask(ask, self._http_question(call), _http_verdict)
+        if is_for_all_replicas(call):
+            return max(await self._call_all(ask), key=lambda answer: answer.status_code)
+        return await self._ask(ask, self._question(call), _verdict)
 
-    async def grpc(self, call: GrpcCall, *, deadline: float | None) -> GrpcAnswer:
-        def ask(engine: Engine) -> Awaitable[GrpcAnswer]:
-            return engine.grpc(call, deadline=deadline)
-
-        if is_for_all_replicas_grpc(call):
-            return _worst(await self._call_all(ask), lambda answer: answer.code)
-        model = model_of_grpc(call) if self._names_matter() else ""
-        sequence = sequence_of_grpc(call) if model in self._sequential else ""
-        question = _RoutedCall(partial(may_repeat_grpc, call), model, sequence, partial(model_of_grpc, call))
-        return await self._ask(ask, question, _grpc_verdict)
-
-    async def http_stream(self, call: HttpCall, *, deadline: float | None) -> HttpStream:
-        replica = self._pick(self._http_question(call))
-        stream = await self._attempt(
-            replica, lambda engine: engine.http_stream(call, deadline=deadline), lambda _: None
-        )
+    async def stream(self, call: HttpCall, *, deadline: float | None) -> HttpStream:
+        replica = self._pick(self._question(call))
+        stream = await self._attempt(replica, lambda engine: engine.stream(call, deadline=deadline), lambda _: None)
         chunks = replica.held(stream.chunks)
         await anext(chunks)
         return replace(stream, chunks=chunks)
 
-    async def grpc_stream(self, method: str, metadata: GrpcMetadata, *, deadline: float | None) -> GrpcStream:
+    async def open_stream(self, method: str, metadata: GrpcMetadata, *, deadline: float | None) -> GrpcStream:
         """On one replica, all of it: its requests may be a sequence's."""
         replica = self._pick(_RoutedCall(_never))
-        return CountedStream(await replica.engine.grpc_stream(method, metadata, deadline=deadline), replica)
+        return CountedStream(await replica.engine.open_stream(method, metadata, deadline=deadline), replica)
 
     # Backend
 
@@ -230,7 +207,7 @@ class Replicas:
             if second is None:
                 raise
         else:
-            second = self._other(first, question) if self._has_lost(_not_found(answer), first, question) else None
+            second = self._other(first, question) if self._has_lost(_not_found_text(answer), first, question) else None
             if second is None:
                 return answer
         return await self._attempt(second, ask, verdict)
@@ -310,10 +287,10 @@ class Replicas:
         first = self._replicas[0].models
         return bool(self._sequential) or any(replica.models != first for replica in self._replicas)
 
-    def _http_question(self, call: HttpCall) -> _RoutedCall:
-        model = model_of_http(call) if self._names_matter() else ""
-        sequence = sequence_of_http(call) if model in self._sequential else ""
-        return _RoutedCall(partial(may_repeat_http, call), model, sequence, partial(model_of_http, call))
+    def _question(self, call: Call[A]) -> _RoutedCall:
+        model = model_of(call) if self._names_matter() else ""
+        sequence = sequence_of(call) if model in self._sequential else ""
+        return _RoutedCall(partial(may_repeat, call), model, sequence, partial(model_of, call))
 
     # all of them
 
@@ -340,23 +317,14 @@ def _answers(outcomes: list[T | BaseException]) -> list[T]:
     return answers
 
 
-def _worst(answers: list[T], grade: Callable[[T], int]) -> T:
-    return max(answers, key=grade)
+def _not_found_text(answer: object) -> str:
+    return answer.not_found_text if isinstance(answer, Answer) else ""
 
 
-def _not_found(answer: object) -> str:
-    """What an answer says of a model that is not there; empty for any other answer."""
-    if isinstance(answer, HttpAnswer) and answer.status == _NOT_FOUND_STATUS:
-        return answer.body.decode("utf-8", "replace")
-    return answer.details if isinstance(answer, GrpcAnswer) and answer.code == _NOT_FOUND_CODE else ""
-
-
-def _http_verdict(answer: HttpAnswer) -> bool | None:
-    return None if answer.status == _BUSY_STATUS else answer.status not in _SICK_STATUSES
-
-
-def _grpc_verdict(answer: GrpcAnswer) -> bool | None:
-    return None if answer.code in _BUSY_CODES else answer.code not in _SICK_CODES
+def _verdict(answer: Answer) -> bool | None:
+    """Whether the answer speaks for the replica's health, against it, or says nothing of it (None: it is busy)."""
+    busy, sick = (_BUSY_STATUSES, _SICK_STATUSES) if isinstance(answer, HttpAnswer) else (_BUSY_CODES, _SICK_CODES)
+    return None if answer.status_code in busy else answer.status_code not in sick
 
 
 def _affinity(question: _RoutedCall, replica: Replica) -> bytes:

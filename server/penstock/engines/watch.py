@@ -6,7 +6,7 @@ from collections.abc import Awaitable, Callable, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 
-from penstock.engines.failures import CircuitBreaker, CircuitOptions, Silence, SilenceAction
+from penstock.engines.failures import CircuitBreaker, Silence, SilenceAction
 from penstock.engines.model_checks import CheckOptions, ModelChecks
 from penstock.engines.model_health import Cause, KnownModel
 from penstock.engines.probes import TrialResult, answers_within
@@ -18,6 +18,7 @@ log = get_logger("engine")
 NOT_LOADED, UNLOADED = "not loaded", "unloaded"  # the second is Triton's word
 LOADING = "loading models"  # the reason of an engine that answers and is not up yet
 GREETING_S = 5.0  # a model whose first canary takes longer does not delay the others
+SILENCE_CUT_S, SILENCE_RESTART_S = 5.0, 30.0  # see penstock.engines.failures.Silence
 SUSPICION_PAUSE_S = 0.02  # many calls fail together; one look answers them all
 
 
@@ -27,8 +28,8 @@ class WatchOptions:
 
     loads: whether we may load (an engine of ours, in explicit mode) or only watch what others loaded.
     loads_at_once: models; each has an interpreter to start in Triton, which is seconds of one core.
-    Intervals in seconds. silence_cut_s, silence_restart_s: see penstock.engines.failures. late_calls: in a row, until a
-    liveness probe is sent (see penstock.engines.failures). try_model: see CheckOptions.
+    Intervals in seconds. late_calls: in a row, until a liveness probe is sent (see penstock.engines.failures).
+    try_model: see CheckOptions.
     """
 
     wanted: tuple[str, ...] | None = None
@@ -38,8 +39,6 @@ class WatchOptions:
     canary_interval_s: float = 5.0
     execution_timeout_s: Callable[[ModelConfig], float] = lambda _: 30.0  # of a model by its config
     canary_failures: int = 3
-    silence_cut_s: float = 5.0
-    silence_restart_s: float = 30.0
     late_calls: int = 5
     liveness_timeout_s: float = 1.0
     loads_at_once: int = 1
@@ -90,8 +89,8 @@ class EngineWatch:
             self._show,
             self._rows_tried,
         )
-        self._silence = Silence(cut_s=options.silence_cut_s, restart_s=options.silence_restart_s)
-        self._circuit = CircuitBreaker(CircuitOptions(failures=options.late_calls))
+        self._silence = Silence(cut_s=SILENCE_CUT_S, restart_s=SILENCE_RESTART_S)
+        self._circuit = CircuitBreaker(failures=options.late_calls)
         self._liveness_task: asyncio.Task[None] | None = None
         self._cuts: list[Callable[[str], None]] = []
         self._added: set[str] = set()

@@ -1,38 +1,27 @@
 """Inference through the gateway's batcher: bytes to tensors, into a batch, back to bytes."""
 
 import time
-from collections.abc import Awaitable, Callable, Hashable, Mapping
+from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import TypeVar
 
 from tritonclient.grpc import model_config_pb2, service_pb2
 
-from penstock.engines.concurrency import CallCoalescer, in_thread, is_short
+from penstock.engines.concurrency import CallCoalescer, in_thread
 from penstock.engines.model_health import EngineView
 from penstock.engines.model_io import RequestRules, raw_tensor, rules_of
-from penstock.gateway.batching.explanation import (
-    add_explanation_grpc,
-    add_explanation_http,
-    explain_batched,
-    wants_explanation_grpc,
-    wants_explanation_http,
-)
+from penstock.gateway.batching.explanation import add_explanation, explain_batched, wants_explanation
 from penstock.gateway.engine_slots import EngineSlots
-from penstock.protocol.call import GrpcAnswer, GrpcCall, HttpAnswer, HttpCall, InferHead
+from penstock.protocol.call import A, Call, GrpcCall, InferHead
+from penstock.protocol.codec import Codec, codec_of
 from penstock.protocol.decoded_request import DecodedRequest
 from penstock.protocol.engine import ModelConfig, Relay
-from penstock.protocol.error_codes import ENGINE_ERRORS, encode_grpc_error, encode_http_error
+from penstock.protocol.error_codes import ENGINE_ERRORS
 from penstock.protocol.errors import InferenceError, OutOfMemory
-from penstock.protocol.grpc_inference import EMPTY_FINAL_RESPONSE, encode_response, parsed_request
-from penstock.protocol.grpc_inference import decode_infer_message as read_grpc
+from penstock.protocol.grpc_inference import EMPTY_FINAL_RESPONSE
 from penstock.protocol.grpc_messages import parsed
-from penstock.protocol.http_body import inflate
-from penstock.protocol.http_inference import accepted_encoding, encode_infer_response, header_length_of
-from penstock.protocol.http_inference import decode_infer_body as read_http
 from penstock.protocol.inference import Batcher, Datatype, InferRequest, InferResponse, Parameter
 
-C = TypeVar("C", HttpCall, GrpcCall)
 MAX_CHECKED_FORMS = 256  # valid forms of requests that are remembered for each model
 MODEL_CONFIG = "/inference.GRPCInferenceService/ModelConfig"
 # Consumed by the gateway, or about the answer's encoding: not passed to the engine, and compatible within a batch.
@@ -119,41 +108,22 @@ class BatchFlow:
         """Whether the request may be part of a batch, as far as its head shows."""
         return not head.regions and self.batching.owns(head.model_name)
 
-    async def http(self, call: HttpCall, context: RequestContext) -> HttpAnswer:
-        """See Relay.http. Raises InferenceError for errors that are not the engine's answer."""
-        entry = await self._batch_entry(call, context, self._read_http)
+    async def infer(self, call: Call[A], context: RequestContext) -> A:
+        """See Relay.send. Raises InferenceError for errors that are not the engine's answer."""
+        codec = codec_of(call)
+        entry = await self._batch_entry(call, codec, context)
         if entry is None:
-            return await self._turns.http(call, context.head, context.client, context.deadline)
+            return await self._turns.send(call, context.head, context.client, context.deadline)
         try:
             response = await self.batching.infer(entry.request, client=context.client, priority=entry.priority)
-            encoding = accepted_encoding(_header(call, b"accept-encoding"))
-            answer = await in_thread(_size_bytes(response), encode_infer_response, response, entry.ask, encoding)
-            if response.explanation is None or not wants_explanation_http(call):
+            answer = await in_thread(_size_bytes(response), codec.encode, response, entry.ask, call)
+            if response.explanation is None or not wants_explanation(call):
                 return answer
-            return add_explanation_http(answer, explain_batched(response.explanation))
+            return add_explanation(answer, explain_batched(response.explanation))
         except OutOfMemory:
             raise  # the gateway formed the batch, and makes the next ones smaller
         except ENGINE_ERRORS as error:
-            return encode_http_error(error)
-
-    async def grpc(self, call: GrpcCall, context: RequestContext) -> GrpcAnswer:
-        """See Relay.grpc. Raises InferenceError for errors that are not the engine's answer."""
-        entry = await self._batch_entry(call, context, self._read_grpc)
-        if entry is None:
-            return await self._turns.grpc(call, context.head, context.client, context.deadline)
-        try:
-            response = await self.batching.infer(entry.request, client=context.client, priority=entry.priority)
-            size_bytes = _size_bytes(response)
-            is_quick = is_short(size_bytes)
-            text = encode_response(response) if is_quick else await in_thread(size_bytes, encode_response, response)
-            answer = GrpcAnswer(0, text)
-            if response.explanation is None or not wants_explanation_grpc(call):
-                return answer
-            return add_explanation_grpc(answer, explain_batched(response.explanation))
-        except OutOfMemory:
-            raise
-        except ENGINE_ERRORS as error:
-            return encode_grpc_error(error)
+            return codec.encode_error(error)
 
     async def tensors(self, request: InferRequest, context: RequestContext, priority: int) -> InferResponse | None:
         """For clients with decoded tensors; None for a request that must be relayed alone.
@@ -168,15 +138,16 @@ class BatchFlow:
         served.check(request)
         return await self.batching.infer(request, client=context.client, priority=priority)
 
-    async def _batch_entry(
-        self, call: C, context: RequestContext, read: Callable[[C, _ServedModel], Awaitable[DecodedRequest]]
-    ) -> _BatchEntry | None:
+    async def _batch_entry(self, call: Call[A], codec: Codec[A], context: RequestContext) -> _BatchEntry | None:
         """The call as part of a batch; None if it must be relayed alone."""
         served = await self._find(context)
         if served is None:
             return None
         try:
-            ask = await read(call, served)
+            size_bytes = codec.parsed_bytes(call)
+            ask = await in_thread(size_bytes, codec.decode, call, served.rules.model_name, self._max_body_bytes)
+            if ask.raw is not None:
+                ask = replace(ask, inputs=(raw_tensor(ask.raw, served.message),))
             if not _is_mergeable(ask):
                 return None
             request = _request(ask, context)
@@ -185,24 +156,6 @@ class BatchFlow:
             return None
         priority = ask.parameters.get("priority", 0)
         return _BatchEntry(ask, request, priority if isinstance(priority, int) else 0)
-
-    async def _read_http(self, call: HttpCall, served: _ServedModel) -> DecodedRequest:
-        body = call.body
-        encoding = _header(call, b"content-encoding").decode("latin-1")
-        if encoding:
-            body = await in_thread(len(body), inflate, body, encoding, self._max_body_bytes)
-        length = header_length_of(_header(call, b"inference-header-content-length") or None)
-        size_bytes, name = len(body) if length is None else length, served.rules.model_name
-        is_quick = is_short(size_bytes)
-        ask = read_http(body, length, name) if is_quick else await in_thread(size_bytes, read_http, body, length, name)
-        return ask if ask.raw is None else replace(ask, inputs=(raw_tensor(ask.raw, served.message),))
-
-    async def _read_grpc(self, call: GrpcCall, _: _ServedModel) -> DecodedRequest:
-        size_bytes = len(call.message)
-        if is_short(size_bytes):
-            return read_grpc(parsed_request(service_pb2.ModelInferRequest, call.message))
-        message = await in_thread(size_bytes, parsed_request, service_pb2.ModelInferRequest, call.message)
-        return await in_thread(size_bytes, read_grpc, message)
 
     async def _find(self, context: RequestContext) -> _ServedModel | None:
         """The engine's description of the model's version; None if it has none, and answers with its own error."""
@@ -230,7 +183,7 @@ class BatchFlow:
     async def _described(self, name: str, version: str, config: ModelConfig) -> _ServedModel | None:
         question = service_pb2.ModelConfigRequest(name=name, version=version)
         call = GrpcCall(MODEL_CONFIG, question.SerializeToString())
-        answer = await self._relay.grpc(call, deadline=None)
+        answer = await self._relay.send(call, deadline=None)
         if answer.code:
             return None
         message = parsed(service_pb2.ModelConfigResponse, answer.message).config
@@ -255,14 +208,6 @@ def _request(ask: DecodedRequest, context: RequestContext) -> InferRequest:
         _for_the_engine(ask.parameters),
         context.deadline,
     )
-
-
-def _header(call: HttpCall, name: bytes) -> bytes:
-    """The first header of that name, in lower case; empty if there is none."""
-    for known, value in call.headers:
-        if known == name:
-            return value
-    return b""
 
 
 def _is_plain(version: str) -> bool:

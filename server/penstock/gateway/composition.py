@@ -209,7 +209,7 @@ async def describe_engine(settings: Settings, relay: Relay) -> str:
     place = f" at {', '.join(settings.engine_urls)}" if settings.engine_is_external else ""
     question = GrpcCall("/inference.GRPCInferenceService/ServerMetadata", b"")
     try:
-        answer = await relay.grpc(question, deadline=time.monotonic() + METADATA_TIMEOUT_S)
+        answer = await relay.send(question, deadline=time.monotonic() + METADATA_TIMEOUT_S)
         metadata = parsed(service_pb2.ServerMetadataResponse, answer.message)  # empty if it was rejected
     except InferenceError:
         return f"triton{place}"

@@ -5,19 +5,23 @@ import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import AbstractContextManager, asynccontextmanager
 from dataclasses import replace
-from functools import partial
 from typing import TypeVar
 
 from penstock.engines.load_policy import LoadPolicy
 from penstock.engines.model_health import EngineView
-from penstock.engines.relayed_calls import with_engine_sequence_grpc, with_engine_sequence_http
+from penstock.engines.relayed_calls import with_engine_sequence
 from penstock.gateway.admission import AdmissionControl
 from penstock.gateway.audit import AuditLog
 from penstock.gateway.auth.rate_limiter import RateLimiter
 from penstock.gateway.batch_flow import BatchFlow, RequestContext
 from penstock.gateway.batching.batch_report import ModelBatchReport, explain_engine, explain_queue, with_misspelt
 from penstock.gateway.batching.engine_call import fetch_engine_batches
-from penstock.gateway.batching.explanation import RequestExplanation, explain_unbatched, explained_grpc, explained_http
+from penstock.gateway.batching.explanation import (
+    RequestExplanation,
+    add_explanation,
+    explain_unbatched,
+    wants_explanation,
+)
 from penstock.gateway.batching.options import BatchOptions, DeclaredOptions, misspelt_parameters
 from penstock.gateway.batching.queue import QueueStatistics
 from penstock.gateway.engine_slots import EngineSlots
@@ -27,7 +31,7 @@ from penstock.gateway.metrics import Metrics
 from penstock.gateway.readiness import Readiness, readiness_of
 from penstock.gateway.shared_memory.regions import NoSharedMemory, SharedMemory
 from penstock.gateway.tracing import Tracer
-from penstock.protocol.call import GrpcAnswer, GrpcCall, GrpcMetadata, HttpAnswer, HttpCall, HttpStream, InferHead
+from penstock.protocol.call import A, Call, GrpcMetadata, HttpCall, HttpStream, InferHead
 from penstock.protocol.engine import GrpcStream, InferenceEngine, Relay
 from penstock.protocol.error_codes import ENGINE_ERRORS
 from penstock.protocol.errors import (
@@ -40,13 +44,11 @@ from penstock.protocol.errors import (
 )
 from penstock.protocol.identity import ANONYMOUS, Identity, Verb, require_role
 from penstock.protocol.inference import BatchOwner, Datatype, InferRequest, InferResponse
-from penstock.protocol.request_checks import BLOCKED_EXTENSIONS, C, EncodedCall, ImageInput
+from penstock.protocol.request_checks import BLOCKED_EXTENSIONS, EncodedCall, ImageInput
 from penstock.vision.results import ImageRequest, ImageResponse
 
 T = TypeVar("T")
 _SharedMemory = SharedMemory | NoSharedMemory
-# Statuses of a relayed call by whether the model succeeded; others are not the model's. Codes: OK; UNKNOWN, INTERNAL.
-_END_OF_STATUS, _END_OF_CODE = {200: True, 500: False}, {0: True, 2: False, 13: False}
 
 
 class DataPlane:
@@ -156,42 +158,32 @@ class DataPlane:
         """The model's name where it is one of the repository's, else `unknown`: clients cannot grow the metrics."""
         return self._admission.model_label(model_name)
 
-    async def relay_http(
+    async def relay(
         self,
         verb: Verb,
         head: InferHead,
-        call: HttpCall,
+        call: Call[A] | EncodedCall[A],
         *,
         caller: Identity = ANONYMOUS,
         deadline: float | None = None,
-    ) -> HttpAnswer:
-        """The engine's answer as it is, its errors too. Raises of the InferenceError tree where there is none."""
-        until = self._until(verb, head, deadline)
-        with self._admission.through(verb, head, caller, len(call.body), until) as way:
-            if verb is Verb.LOAD:
-                await self.loads.check_http(call)
-            call = await with_engine_sequence_http(call, head, caller)
-            answer = await self._timed(verb, head, self._http(verb, head, call, caller, until))
-            await self._note(verb, head.model_name, way.answered(_END_OF_STATUS.get(answer.status)))
-            return answer if verb is not Verb.INFER else explained_http(answer, call, partial(self.not_formed, head))
+    ) -> A:
+        """The engine's answer as it is, its errors too. Encoded images are decoded and prepared on the way.
 
-    async def relay_grpc(
-        self,
-        verb: Verb,
-        head: InferHead,
-        call: GrpcCall,
-        *,
-        caller: Identity = ANONYMOUS,
-        deadline: float | None = None,
-    ) -> GrpcAnswer:
-        """The engine's answer as it is, its errors too. Raises of the InferenceError tree where there is none."""
+        Raises InferenceError if there is no answer.
+        """
         until = self._until(verb, head, deadline)
-        with self._admission.through(verb, head, caller, len(call.message), until) as way:
+        with self._admission.through(verb, head, caller, call.size_bytes, until) as admitted:
+            if isinstance(call, EncodedCall):
+                call = await self.with_tensor(call, until, caller)
             if verb is Verb.LOAD:
-                await self.loads.check_grpc(call)
-            answer = await self._timed(verb, head, self._grpc(verb, head, call, caller, until))
-            await self._note(verb, head.model_name, way.answered(_END_OF_CODE.get(answer.code)))
-            return answer if verb is not Verb.INFER else explained_grpc(answer, call, partial(self.not_formed, head))
+                await self.loads.check(call)
+            elif verb is Verb.INFER:
+                call = await with_engine_sequence(call, head, caller)
+            answer = await self._timed(verb, head, self._send(verb, head, call, caller, until))
+            await self._note(verb, head.model_name, admitted.answered(answer.succeeded))
+            if verb is Verb.INFER and wants_explanation(call):
+                return add_explanation(answer, self.not_formed(head))
+            return answer
 
     def image_input(self, model_name: str) -> ImageInput | None:
         """The model's image input; None if it takes tensors only.
@@ -200,36 +192,14 @@ class DataPlane:
         """
         return self._images.input_of(model_name)
 
-    async def relay_http_images(
-        self, asked: EncodedCall[HttpCall], *, caller: Identity = ANONYMOUS, deadline: float | None = None
-    ) -> HttpAnswer:
-        """As relay_http, the images decoded and prepared on the way."""
-        until = self._until(Verb.INFER, asked.head, deadline)
-        with self._admission.through(Verb.INFER, asked.head, caller, self.size_of(asked), until):
-            call = await with_engine_sequence_http(await self.with_tensor(asked, until, caller), asked.head, caller)
-            answer = await self._timed(Verb.INFER, asked.head, self._http(Verb.INFER, asked.head, call, caller, until))
-            await self._note(Verb.INFER, asked.head.model_name, _END_OF_STATUS.get(answer.status))
-            return explained_http(answer, call, partial(self.not_formed, asked.head))
-
-    async def relay_grpc_images(
-        self, asked: EncodedCall[GrpcCall], *, caller: Identity = ANONYMOUS, deadline: float | None = None
-    ) -> GrpcAnswer:
-        """As relay_grpc, the images decoded and prepared on the way."""
-        until = self._until(Verb.INFER, asked.head, deadline)
-        with self._admission.through(Verb.INFER, asked.head, caller, self.size_of(asked), until):
-            call = await self.with_tensor(asked, until, caller)
-            answer = await self._timed(Verb.INFER, asked.head, self._grpc(Verb.INFER, asked.head, call, caller, until))
-            await self._note(Verb.INFER, asked.head.model_name, _END_OF_CODE.get(answer.code))
-            return explained_grpc(answer, call, partial(self.not_formed, asked.head))
-
-    async def with_tensor(self, asked: EncodedCall[C], deadline: float | None, caller: Identity) -> C:
+    async def with_tensor(self, asked: EncodedCall[A], deadline: float | None, caller: Identity) -> Call[A]:
         """The call as the engine gets it, for who holds a place already, as a stream does. Raises of the tree."""
         head, images, client = asked.head, asked.images, caller.client
         request = ImageRequest(head.model_name, head.model_version, images, deadline, head.request_id, client)
         return asked.with_tensor(await self._images.tensor(request, self.model_label(head.model_name)))
 
     @asynccontextmanager
-    async def stream_http(
+    async def stream(
         self, head: InferHead, call: HttpCall, *, caller: Identity = ANONYMOUS, deadline: float | None = None
     ) -> AsyncIterator[HttpStream]:
         """An inference with a streamed answer; it has an in-flight slot and its deadline until the block ends.
@@ -238,15 +208,15 @@ class DataPlane:
         """
         with self._admission.through(Verb.INFER, head, caller, len(call.body), deadline):
             started = time.monotonic()
-            async with self.turns.http_stream(call, head, caller.client, deadline) as stream:
+            async with self.turns.stream(call, head, caller.client, deadline) as stream:
                 try:
                     yield stream
                 finally:
                     self._metrics.relayed(self.model_label(head.model_name), time.monotonic() - started)
-            await self._note(Verb.INFER, head.model_name, _END_OF_STATUS.get(stream.status))
+            await self._note(Verb.INFER, head.model_name, stream.succeeded)
 
     @asynccontextmanager
-    async def stream_grpc(
+    async def open_stream(
         self, method: str, metadata: GrpcMetadata, *, caller: Identity = ANONYMOUS, deadline: float | None = None
     ) -> AsyncIterator[GrpcStream]:
         """A stream to the engine, cancelled when the block ends. It holds no place: each request on it takes one.
@@ -257,7 +227,7 @@ class DataPlane:
         self._admission.require_engine()
         try:
             with self._admission.cuttable():
-                stream = await self._relay.grpc_stream(method, metadata, deadline=deadline)
+                stream = await self._relay.open_stream(method, metadata, deadline=deadline)
                 try:
                     yield stream
                 finally:
@@ -332,12 +302,6 @@ class DataPlane:
                 return response
         return await alone.infer(request)
 
-    def size_of(self, asked: EncodedCall[C]) -> int:
-        """Bytes in flight: the images and, if its size is known, their tensor."""
-        place = self._images.input_of(asked.head.model_name)
-        rows = len(asked.images) * place.row_bytes if place is not None else 0
-        return sum(len(image) for image in asked.images) + rows
-
     async def refuse_classification_of_bytes(self, head: InferHead, output_names: tuple[str, ...]) -> None:
         """Raises InvalidRequest where one of the outputs is BYTES: asking Triton 2.51 for its classes kills it."""
         self._admission.require_engine()
@@ -356,24 +320,13 @@ class DataPlane:
         slo_s = self.batch_options(head.model_name).slo_s
         return None if slo_s is None else time.monotonic() + slo_s
 
-    def _http(
-        self, verb: Verb, head: InferHead, call: HttpCall, caller: Identity, until: float | None
-    ) -> Awaitable[HttpAnswer]:
-        """Into a batch where the gateway forms the model's, else to the engine as it came."""
-        if verb is Verb.INFER and self.batches is not None and self.batches.takes(head):
-            return self.batches.http(call, RequestContext(head, caller.owner, until))
-        if verb is Verb.INFER:
-            return self.turns.http(call, head, caller.client, until)
-        return self._relay.http(call, deadline=until)
-
-    def _grpc(
-        self, verb: Verb, head: InferHead, call: GrpcCall, caller: Identity, until: float | None
-    ) -> Awaitable[GrpcAnswer]:
-        if verb is Verb.INFER and self.batches is not None and self.batches.takes(head):
-            return self.batches.grpc(call, RequestContext(head, caller.owner, until))
-        if verb is Verb.INFER:
-            return self.turns.grpc(with_engine_sequence_grpc(call, head, caller), head, caller.client, until)
-        return self._relay.grpc(call, deadline=until)
+    def _send(self, verb: Verb, head: InferHead, call: Call[A], caller: Identity, until: float | None) -> Awaitable[A]:
+        """Into a batch if the gateway forms the model's, else to the engine as it came."""
+        if verb is not Verb.INFER:
+            return self._relay.send(call, deadline=until)
+        if self.batches is not None and self.batches.takes(head):
+            return self.batches.infer(call, RequestContext(head, caller.owner, until))
+        return self.turns.send(call, head, caller.client, until)
 
     async def _timed(self, verb: Verb, head: InferHead, answer: Awaitable[T]) -> T:
         started = time.monotonic()

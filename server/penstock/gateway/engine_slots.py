@@ -13,7 +13,7 @@ from functools import partial
 from typing import TypeVar
 
 from penstock.engines.model_health import EngineView
-from penstock.protocol.call import GrpcAnswer, GrpcCall, HttpAnswer, HttpCall, HttpStream, InferHead
+from penstock.protocol.call import A, Call, HttpCall, HttpStream, InferHead
 from penstock.protocol.cancellation import (
     MAX_ABANDONED_S,
     AbandonedCall,
@@ -152,16 +152,12 @@ class EngineSlots:
         self._json = SlotQueue(JSON_BYTES)
         self._rooms: dict[str, _ModelSlots] = {}
 
-    async def http(self, call: HttpCall, head: InferHead, client: str, until: float | None) -> HttpAnswer:
-        """See Relay.http. client: for turns."""
-        ask: Callable[[], Awaitable[HttpAnswer]] = partial(self._relay.http, call, deadline=until)
+    async def send(self, call: Call[A], head: InferHead, client: str, until: float | None) -> A:
+        """See Relay.send. client: for turns."""
+        ask: Callable[[], Awaitable[A]] = partial(self._relay.send, call, deadline=until)
         if head.json_bytes >= LARGE_JSON_BYTES:
             ask = partial(self._with_json, ask, head.json_bytes, client, until)
         return await self.ask(ask, head.model_name, client, until)
-
-    async def grpc(self, call: GrpcCall, head: InferHead, client: str, until: float | None) -> GrpcAnswer:
-        """See Relay.grpc. client: for turns."""
-        return await self.ask(partial(self._relay.grpc, call, deadline=until), head.model_name, client, until)
 
     async def ask(self, ask: Callable[[], Awaitable[T]], model_name: str, client: str, until: float | None) -> T:
         """Calls `ask` when it is the client's turn, and returns its result. May also raise DeadlineExceeded."""
@@ -190,12 +186,12 @@ class EngineSlots:
         return _StreamSlot(room)
 
     @asynccontextmanager
-    async def http_stream(
+    async def stream(
         self, call: HttpCall, head: InferHead, client: str, until: float | None
     ) -> AsyncIterator[HttpStream]:
-        """See Relay.http_stream; the stream is closed at the end of the block. client: for turns."""
+        """See Relay.stream; the stream is closed at the end of the block. client: for turns."""
         with await self.place(head.model_name, client, until):
-            stream = await self._relay.http_stream(call, deadline=until)
+            stream = await self._relay.stream(call, deadline=until)
             try:
                 yield stream
             finally:

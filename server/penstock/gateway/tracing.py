@@ -6,9 +6,9 @@ Without a collector there is no Tracer, no trace begins, and current_trace is No
 from collections.abc import AsyncGenerator, Iterable
 from contextvars import ContextVar
 from dataclasses import replace
-from typing import Protocol
+from typing import Any, Protocol, TypeVar
 
-from penstock.protocol.call import GrpcAnswer, GrpcCall, GrpcMetadata, HttpAnswer, HttpCall, HttpHeaders, HttpStream
+from penstock.protocol.call import MIN_HTTP_FAULT, A, Call, GrpcMetadata, HttpCall, HttpStream
 from penstock.protocol.engine import GrpcStream, Relay
 from penstock.protocol.inference import Timings
 
@@ -60,6 +60,7 @@ class Tracer(Protocol):
         ...
 
 
+K = TypeVar("K", bound=Call[Any])
 current_trace: ContextVar[Trace | None] = ContextVar("current_trace", default=None)
 """The trace of the request that this task works for."""
 
@@ -71,40 +72,33 @@ def trace_arrival(model: str) -> None:
         trace.arrived(model)
 
 
-_PARENT_BYTES = tuple(name.encode() for name in PARENT_HEADERS)
-_MIN_HTTP_ERROR = 500
-# gRPC's codes for what went wrong on the engine's side: UNKNOWN, DEADLINE_EXCEEDED, UNIMPLEMENTED, INTERNAL,
-# UNAVAILABLE, DATA_LOSS.
-GRPC_ERRORS = frozenset((2, 4, 12, 13, 14, 15))
-
-
 class TracedRelay:
     """A Relay over another one. The engine's traceparent is that of the call's span; other calls pass untouched."""
 
     def __init__(self, relay: Relay) -> None:
         self._relay = relay
 
-    async def http(self, call: HttpCall, *, deadline: float | None) -> HttpAnswer:
+    async def send(self, call: Call[A], *, deadline: float | None) -> A:
         trace = current_trace.get()
         if trace is None:
-            return await self._relay.http(call, deadline=deadline)
+            return await self._relay.send(call, deadline=deadline)
         span = trace.engine("engine")
         try:
-            answer = await self._relay.http(_with_http_parent(call, span.headers), deadline=deadline)
+            answer = await self._relay.send(_with_parent(call, span), deadline=deadline)
         except BaseException:
             span.end(is_error=True)
             raise
-        span.end(code=answer.status, is_error=answer.status >= _MIN_HTTP_ERROR)
+        span.end(code=answer.status_code, is_error=answer.is_fault)
         return answer
 
-    async def http_stream(self, call: HttpCall, *, deadline: float | None) -> HttpStream:
+    async def stream(self, call: HttpCall, *, deadline: float | None) -> HttpStream:
         """The span ends with the last piece."""
         trace = current_trace.get()
         if trace is None:
-            return await self._relay.http_stream(call, deadline=deadline)
+            return await self._relay.stream(call, deadline=deadline)
         span = trace.engine("engine")
         try:
-            stream = await self._relay.http_stream(_with_http_parent(call, span.headers), deadline=deadline)
+            stream = await self._relay.stream(_with_parent(call, span), deadline=deadline)
         except BaseException:
             span.end(is_error=True)
             raise
@@ -112,23 +106,9 @@ class TracedRelay:
         await anext(chunks)  # an empty one: from here on closing the generator reaches its finally
         return replace(stream, chunks=chunks)
 
-    async def grpc(self, call: GrpcCall, *, deadline: float | None) -> GrpcAnswer:
-        trace = current_trace.get()
-        if trace is None:
-            return await self._relay.grpc(call, deadline=deadline)
-        span = trace.engine("engine")
-        shown = replace(call, metadata=_with_grpc_parent(call.metadata, span.headers))
-        try:
-            answer = await self._relay.grpc(shown, deadline=deadline)
-        except BaseException:
-            span.end(is_error=True)
-            raise
-        span.end(code=answer.code, is_error=answer.code in GRPC_ERRORS)
-        return answer
-
-    async def grpc_stream(self, method: str, metadata: GrpcMetadata, *, deadline: float | None) -> GrpcStream:
+    async def open_stream(self, method: str, metadata: GrpcMetadata, *, deadline: float | None) -> GrpcStream:
         """Untouched: a stream is many requests, and its own traceparent stands for all of them."""
-        return await self._relay.grpc_stream(method, metadata, deadline=deadline)
+        return await self._relay.open_stream(method, metadata, deadline=deadline)
 
 
 async def _until_end(stream: HttpStream, span: EngineSpan) -> AsyncGenerator[bytes, None]:
@@ -137,19 +117,14 @@ async def _until_end(stream: HttpStream, span: EngineSpan) -> AsyncGenerator[byt
         yield b""
         async for chunk in stream.chunks:
             yield chunk
-        is_error = stream.status >= _MIN_HTTP_ERROR
+        is_error = stream.status >= MIN_HTTP_FAULT
     finally:
         span.end(code=stream.status, is_error=is_error)
         await stream.chunks.aclose()
 
 
-def _with_http_parent(call: HttpCall, parent: TraceHeaders) -> HttpCall:
-    headers: HttpHeaders = tuple(header for header in call.headers if header[0] not in _PARENT_BYTES)
-    return replace(call, headers=headers + tuple((name.encode(), value.encode()) for name, value in parent))
-
-
-def _with_grpc_parent(metadata: GrpcMetadata, parent: TraceHeaders) -> GrpcMetadata:
-    return tuple(pair for pair in metadata if pair[0] not in PARENT_HEADERS) + parent
+def _with_parent(call: K, span: EngineSpan) -> K:
+    return call.with_headers(span.headers, dropped=PARENT_HEADERS)
 
 
 def trace_stages(*stages: tuple[str, float]) -> None:

@@ -1,14 +1,104 @@
 """Calls that are relayed as bytes, with the parsed head of an inference, and the headers that are relayed with them."""
 
 from collections.abc import AsyncGenerator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from typing import Generic, Self, TypeVar
 
 HttpHeaders = tuple[tuple[bytes, bytes], ...]
 GrpcMetadata = tuple[tuple[str, str | bytes], ...]
 
 
+# Whether a model succeeded, by the status of its answer. gRPC: OK; UNKNOWN, INTERNAL.
+_HTTP_SUCCESS, _GRPC_SUCCESS = {200: True, 500: False}, {0: True, 2: False, 13: False}
+# UNKNOWN, DEADLINE_EXCEEDED, UNIMPLEMENTED, INTERNAL, UNAVAILABLE, DATA_LOSS.
+GRPC_FAULTS = frozenset((2, 4, 12, 13, 14, 15))
+MIN_HTTP_FAULT, _HTTP_NOT_FOUND, _GRPC_NOT_FOUND = 500, 404, 5
+
+
+class Answer:
+    """The engine's answer as bytes."""
+
+    __slots__ = ()
+
+    @property
+    def status_code(self) -> int:
+        """HTTP's status, or the number of gRPC's status code."""
+        raise NotImplementedError
+
+    @property
+    def succeeded(self) -> bool | None:
+        """Whether the model succeeded; None if the engine rejected the call, which says nothing about the model."""
+        raise NotImplementedError
+
+    @property
+    def is_fault(self) -> bool:
+        """Whether the status is an error of the server, not of the client."""
+        raise NotImplementedError
+
+    @property
+    def not_found_text(self) -> str:
+        """The engine's message if something was not found; empty for any other answer."""
+        raise NotImplementedError
+
+    def with_header(self, name: str, value: str) -> Self:
+        """The answer with one more header (gRPC: trailing metadata); unchanged if it has one, or is an error."""
+        raise NotImplementedError
+
+
+A = TypeVar("A", bound=Answer)
+
+
+class Call(Generic[A]):
+    """A request as bytes. A: the type of its answer."""
+
+    __slots__ = ()
+
+    @property
+    def size_bytes(self) -> int:
+        """Size of the body or message."""
+        raise NotImplementedError
+
+    def header(self, name: str) -> str | None:
+        """The first header (gRPC: metadata) of that name, in lower case."""
+        raise NotImplementedError
+
+    def with_headers(self, added: tuple[tuple[str, str], ...], *, dropped: tuple[str, ...]) -> Self:
+        """The call with more headers (gRPC: metadata), and without those of the dropped names."""
+        raise NotImplementedError
+
+
 @dataclass(frozen=True, slots=True)
-class HttpCall:
+class HttpAnswer(Answer):
+    """Hop-by-hop headers are gone, names in lower case; everything else is as the engine sent it."""
+
+    status: int
+    headers: HttpHeaders
+    body: bytes
+
+    @property
+    def status_code(self) -> int:
+        return self.status
+
+    @property
+    def succeeded(self) -> bool | None:
+        return _HTTP_SUCCESS.get(self.status)
+
+    @property
+    def is_fault(self) -> bool:
+        return self.status >= MIN_HTTP_FAULT
+
+    @property
+    def not_found_text(self) -> str:
+        return self.body.decode("utf-8", "replace") if self.status == _HTTP_NOT_FOUND else ""
+
+    def with_header(self, name: str, value: str) -> "HttpAnswer":
+        if self.status != 200 or any(known == name.encode() for known, _ in self.headers):
+            return self
+        return HttpAnswer(self.status, (*self.headers, (name.encode(), value.encode())), self.body)
+
+
+@dataclass(frozen=True, slots=True)
+class HttpCall(Call[HttpAnswer]):
     """target: path and query as they stood on the wire, neither decoded nor merged. Header names in lower case."""
 
     method: str
@@ -16,33 +106,75 @@ class HttpCall:
     headers: HttpHeaders
     body: bytes
 
+    @property
+    def size_bytes(self) -> int:
+        return len(self.body)
 
-@dataclass(frozen=True, slots=True)
-class HttpAnswer:
-    """Hop-by-hop headers are gone, names in lower case; everything else is as the engine sent it."""
+    def header(self, name: str) -> str | None:
+        wanted = name.encode()
+        for known, value in self.headers:
+            if known == wanted:
+                return value.decode("latin-1")
+        return None
 
-    status: int
-    headers: HttpHeaders
-    body: bytes
-
-
-@dataclass(frozen=True, slots=True)
-class GrpcCall:
-    """method: "/inference.GRPCInferenceService/ModelInfer". message: the request, serialised."""
-
-    method: str
-    message: bytes
-    metadata: GrpcMetadata = ()
+    def with_headers(self, added: tuple[tuple[str, str], ...], *, dropped: tuple[str, ...]) -> "HttpCall":
+        gone = [name.encode() for name in dropped]
+        kept = tuple([header for header in self.headers if header[0] not in gone])
+        return replace(self, headers=kept + tuple([(name.encode(), value.encode()) for name, value in added]))
 
 
 @dataclass(frozen=True, slots=True)
-class GrpcAnswer:
+class GrpcAnswer(Answer):
     """code: grpc's status number, 0 for OK, where message is the response, serialised; else details says why."""
 
     code: int
     message: bytes = b""
     details: str = ""
     trailing_metadata: GrpcMetadata = ()
+
+    @property
+    def status_code(self) -> int:
+        return self.code
+
+    @property
+    def succeeded(self) -> bool | None:
+        return _GRPC_SUCCESS.get(self.code)
+
+    @property
+    def is_fault(self) -> bool:
+        return self.code in GRPC_FAULTS
+
+    @property
+    def not_found_text(self) -> str:
+        return self.details if self.code == _GRPC_NOT_FOUND else ""
+
+    def with_header(self, name: str, value: str) -> "GrpcAnswer":
+        if self.code or any(known == name for known, _ in self.trailing_metadata):
+            return self
+        return GrpcAnswer(0, self.message, self.details, (*self.trailing_metadata, (name, value)))
+
+
+@dataclass(frozen=True, slots=True)
+class GrpcCall(Call[GrpcAnswer]):
+    """method: "/inference.GRPCInferenceService/ModelInfer". message: the request, serialised."""
+
+    method: str
+    message: bytes
+    metadata: GrpcMetadata = ()
+
+    @property
+    def size_bytes(self) -> int:
+        return len(self.message)
+
+    def header(self, name: str) -> str | None:
+        for known, value in self.metadata:
+            if known == name:
+                return value if isinstance(value, str) else value.decode("latin-1")
+        return None
+
+    def with_headers(self, added: tuple[tuple[str, str], ...], *, dropped: tuple[str, ...]) -> "GrpcCall":
+        kept = tuple([pair for pair in self.metadata if pair[0] not in dropped])
+        return replace(self, metadata=kept + added)
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +187,11 @@ class HttpStream:
     status: int
     headers: HttpHeaders
     chunks: AsyncGenerator[bytes, None]
+
+    @property
+    def succeeded(self) -> bool | None:
+        """See Answer."""
+        return _HTTP_SUCCESS.get(self.status)
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,6 +228,15 @@ class InferHead:
     rowless_input: str = ""
     sequence: int | str | None = None
     json_bytes: int = field(default=0, compare=False)
+
+
+@dataclass(frozen=True, slots=True)
+class RequestHead:
+    """classification_outputs: names of outputs that are requested as classes. is_raw: the body is one raw tensor."""
+
+    head: InferHead
+    classification_outputs: tuple[str, ...] = ()
+    is_raw: bool = False
 
 
 HOP_BY_HOP = frozenset(

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from penstock.protocol.call import GrpcAnswer, GrpcCall, GrpcMetadata, HttpAnswer, HttpCall, HttpStream
+from penstock.protocol.call import A, Call, GrpcAnswer, GrpcMetadata, HttpCall, HttpStream
 from penstock.protocol.inference import Datatype, InferRequest, InferResponse
 
 UNMERGED = "unmerged"  # parameter in the config that the gateway returns: see ModelConfig.unmerged
@@ -111,17 +111,19 @@ class Relay(Protocol):
     Raises BackendUnavailable and DeadlineExceeded; whatever the engine answers, errors too, is an answer.
     """
 
-    async def http(self, call: HttpCall, *, deadline: float | None) -> HttpAnswer: ...
+    async def send(self, call: Call[A], *, deadline: float | None) -> A: ...
 
-    async def http_stream(self, call: HttpCall, *, deadline: float | None) -> HttpStream:
+    async def stream(self, call: HttpCall, *, deadline: float | None) -> HttpStream:
         """The answer as soon as its head is there."""
         ...
 
-    async def grpc(self, call: GrpcCall, *, deadline: float | None) -> GrpcAnswer: ...
-
-    async def grpc_stream(self, method: str, metadata: GrpcMetadata, *, deadline: float | None) -> "GrpcStream":
-        """A bidirectional call, open."""
+    async def open_stream(self, method: str, metadata: GrpcMetadata, *, deadline: float | None) -> "GrpcStream":
+        """A bidirectional gRPC call, open."""
         ...
+
+
+class Engine(InferenceEngine, Relay, Protocol):
+    """An engine: inference over tensors, and relayed calls."""
 
 
 class GrpcStream(Protocol):

@@ -2,9 +2,6 @@
 
 from typing import NamedTuple
 
-import msgspec
-
-from penstock.protocol.call import GrpcAnswer, HttpAnswer
 from penstock.protocol.errors import (
     EngineFailed,
     InferenceError,
@@ -15,7 +12,6 @@ from penstock.protocol.errors import (
     RegionTaken,
     TooLarge,
 )
-from penstock.protocol.http_inference import JSON_TYPE
 
 
 class ErrorCodes(NamedTuple):
@@ -37,20 +33,6 @@ _CODES: dict[type[InferenceError], ErrorCodes] = {
 ENGINE_ERRORS = tuple(_CODES)  # all other errors are the gateway's: no slot, or the deadline passed
 
 
-def encode_http_error(error: InferenceError) -> HttpAnswer:
-    """{"error": text} with its status. error: one of ANSWERED."""
-    return encode_http_text(_codes(error).http, error.message)
-
-
-def encode_http_text(status: int, text: str) -> HttpAnswer:
-    """The form of every error over HTTP."""
-    return HttpAnswer(status, (JSON_TYPE,), msgspec.json.encode({"error": text}))
-
-
-def encode_grpc_error(error: InferenceError) -> GrpcAnswer:
-    """The status code and its details. error: one of ANSWERED."""
-    return GrpcAnswer(_codes(error).grpc, details=error.message)
-
-
-def _codes(error: InferenceError) -> ErrorCodes:
+def codes_of(error: InferenceError) -> ErrorCodes:
+    """By the nearest class in the table."""
     return next(_CODES[kind] for kind in type(error).__mro__ if kind in _CODES)

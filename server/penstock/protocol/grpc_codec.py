@@ -4,13 +4,18 @@ Tensors are not decoded.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, replace
 from functools import lru_cache
 
 from tritonclient.grpc import service_pb2
 
-from penstock.protocol.call import InferHead, RegionUse
-from penstock.protocol.errors import InvalidRequest
+from penstock.protocol.call import GrpcAnswer, GrpcCall, InferHead, RegionUse, RequestHead
+from penstock.protocol.decoded_request import DecodedRequest
+from penstock.protocol.engine import ModelState
+from penstock.protocol.error_codes import codes_of
+from penstock.protocol.errors import InferenceError, InvalidRequest
+from penstock.protocol.grpc_inference import decode_infer_message, encode_response, parsed_request
+from penstock.protocol.inference import InferResponse
 from penstock.protocol.protobuf import FIXED64, LENGTH, VARINT, WireReader, as_int64, read_varint
 from penstock.protocol.request_checks import (
     CACHED_HEADS,
@@ -33,15 +38,7 @@ Span = tuple[int, int]
 Entry = tuple[str, list[Span]]
 
 
-@dataclass(frozen=True, slots=True)
-class GrpcRequestHead:
-    """classified_outputs: names of the outputs that are asked for as classes (Triton's classification extension)."""
-
-    head: InferHead
-    classification_outputs: tuple[str, ...]
-
-
-def read_head(message: bytes) -> GrpcRequestHead:
+def read_head(message: bytes) -> RequestHead:
     """Of a serialised ModelInferRequest. Raises InvalidRequest for bytes that are none, and for shapes that overflow.
 
     Triton computes a tensor's bytes modulo 2^64: [1, 2^62] of FP32 "fits" no bytes at all and kills the model.
@@ -73,7 +70,7 @@ def _end_of_head(message: bytes) -> int | None:
     return end if position == stop else None
 
 
-def _read_head(message: bytes) -> GrpcRequestHead:
+def _read_head(message: bytes) -> RequestHead:
     reader = WireReader(message)
     texts = {1: "", 2: "", 3: ""}
     parameters: list[Entry] = []
@@ -105,11 +102,41 @@ def _read_head(message: bytes) -> GrpcRequestHead:
     sequence = _sequence(reader, given["sequence_id"]) if "sequence_id" in given else None
     name = checked_name(texts[1])
     head = InferHead(name, texts[2], texts[3], timeout_us, tuple(regions), tuple(encoded), rowless, sequence)
-    return GrpcRequestHead(head, tuple(classified))
+    return RequestHead(head, tuple(classified))
 
 
 # Who asks again and again says the same before the raw contents.
 _read_repeated_head = lru_cache(CACHED_HEADS)(_read_head)
+
+
+def parsed_bytes(call: GrpcCall) -> int:
+    """How many bytes `decode` reads: the whole message, which protobuf copies."""
+    return len(call.message)
+
+
+def decode(call: GrpcCall, _: str, __: int) -> DecodedRequest:
+    """The request with its tensors. Raises InvalidRequest, RegionNotFound, EngineFailed, in Triton's words."""
+    return decode_infer_message(parsed_request(service_pb2.ModelInferRequest, call.message))
+
+
+def encode(response: InferResponse, _: DecodedRequest, __: GrpcCall) -> GrpcAnswer:
+    """The answer, with raw tensors."""
+    return GrpcAnswer(0, encode_response(response))
+
+
+def encode_error(error: InferenceError) -> GrpcAnswer:
+    """The status code and its details."""
+    return GrpcAnswer(codes_of(error).grpc, details=error.message)
+
+
+def with_sequence(call: GrpcCall, sequence: int | str) -> GrpcCall:
+    """The inference with this sequence ID: if a parameter occurs twice, protobuf uses the last one."""
+    added = service_pb2.ModelInferRequest()
+    if isinstance(sequence, str):
+        added.parameters["sequence_id"].string_param = sequence
+    else:
+        added.parameters["sequence_id"].int64_param = sequence
+    return replace(call, message=call.message + added.SerializeToString())
 
 
 def read_model_name(message: bytes) -> str:
@@ -259,126 +286,6 @@ def _scan_output(reader: WireReader, start: int, end: int, regions: list[RegionU
     return name, is_classified
 
 
-FINAL, EMPTY_FINAL = "triton_final_response", "triton_enable_empty_final_response"
-# ModelInferRequest.parameters[EMPTY_FINAL] = true. Behind a message it wins over what stands before it there.
-EMPTY_FINAL_ON: bytes = service_pb2.ModelInferRequest(
-    parameters={EMPTY_FINAL: service_pb2.InferParameter(bool_param=True)}
-).SerializeToString()
-
-_ERROR, _RESPONSE = 1, 2
-_MODEL, _VERSION, _ID, _PARAMETERS, _OUTPUTS, _RAW = 1, 2, 3, 4, 5, 6
-_BOOL_PARAM = 1
-_REQUEST_MODEL, _REQUEST_ID = 1, 3
-
-
-@dataclass(slots=True)
-class StreamAnswer:
-    """What a serialised ModelStreamInferResponse tells.
-
-    is_final: what the engine says of it, None if it says nothing. model_name and model_version are empty in an error
-    about a request that no model has seen.
-    """
-
-    error: str = ""
-    model_name: str = ""
-    model_version: str = ""
-    request_id: str = ""
-    is_final: bool | None = None
-    has_outputs: bool = False
-
-    @property
-    def is_last(self) -> bool:
-        """Whether its request is done. Engines that do not say are taken to answer once."""
-        return self.is_final is not False
-
-    @property
-    def is_empty_final(self) -> bool:
-        """Whether it says nothing but that its request is done: of a decoupled model, after its last response."""
-        return self.is_final is True and not (self.error or self.has_outputs or self.model_version)
-
-
-def read_stream_answer(message: bytes) -> StreamAnswer:
-    """Of one answer; what cannot be read is taken as not said: engines' answers are passed on in any case."""
-    answer = StreamAnswer()
-    reader = WireReader(message)
-    try:
-        for number, wire_type, start, end in reader.fields():
-            if wire_type != LENGTH:
-                continue
-            if number == _ERROR:
-                answer.error = reader.text(start, end)
-            elif number == _RESPONSE:
-                _read_response(reader, start, end, answer)
-    except InvalidRequest:
-        return answer
-    return answer
-
-
-def _read_response(reader: WireReader, start: int, end: int, answer: StreamAnswer) -> None:
-    for number, wire_type, first, last in reader.fields(start, end):
-        if wire_type != LENGTH:
-            continue
-        if number == _MODEL:
-            answer.model_name = reader.text(first, last)
-        elif number == _VERSION:
-            answer.model_version = reader.text(first, last)
-        elif number == _ID:
-            answer.request_id = reader.text(first, last)
-        elif number == _PARAMETERS:
-            key, value = bool_entry(reader, first, last)
-            if key == FINAL:
-                answer.is_final = value
-        elif number in (_OUTPUTS, _RAW):
-            answer.has_outputs = True
-            return  # fields are written in their numbers' order
-
-
-def read_address(message: bytes) -> InferHead:
-    """Model and id of a ModelInferRequest, as far as they can be read: for the answer to one that is refused."""
-    texts = {_REQUEST_MODEL: "", _REQUEST_ID: ""}
-    reader = WireReader(message)
-    try:
-        for number, wire_type, start, end in reader.fields():
-            if number in texts and wire_type == LENGTH:
-                texts[number] = reader.text(start, end)
-    except InvalidRequest:
-        pass  # malformed messages were reported before
-    return InferHead(texts[_REQUEST_MODEL], request_id=texts[_REQUEST_ID])
-
-
-def wants_empty_final(message: bytes) -> bool:
-    """Whether the ModelInferRequest itself requests the empty final response. Raises InvalidRequest."""
-    reader = WireReader(message)
-    wanted = False
-    for number, wire_type, start, end in reader.fields():
-        if number == _PARAMETERS and wire_type == LENGTH:
-            key, value = bool_entry(reader, start, end)
-            if key == EMPTY_FINAL:
-                wanted = bool(value)
-    return wanted
-
-
-def bool_entry(reader: WireReader, start: int, end: int) -> tuple[str, bool | None]:
-    """Key and value of an entry of map<string, InferParameter>; None for a value that is no bool_param."""
-    key, value = "", None
-    for number, wire_type, first, last in reader.fields(start, end):
-        if number == 1 and wire_type == LENGTH:
-            key = reader.text(first, last)
-        elif number == 2 and wire_type == LENGTH:
-            for kind, kind_type, bits, _ in reader.fields(first, last):
-                if kind == _BOOL_PARAM and kind_type == VARINT:
-                    value = bool(bits)
-    return key, value
-
-
-def error_answer(request_id: str, text: str) -> bytes:
-    """The answer to a request that no model sees, as Triton forms it: the sentence, and the request's id."""
-    answer = service_pb2.ModelStreamInferResponse(error_message=text)
-    answer.infer_response.id = request_id
-    message: bytes = answer.SerializeToString()
-    return message
-
-
 UNAVAILABLE = "UNAVAILABLE"
 
 
@@ -396,3 +303,16 @@ def index_with_refusals(answer: bytes, asked: bytes, refusals: Mapping[str, str]
             row.state, row.reason = UNAVAILABLE, refusals[row.name]
     serialised: bytes = index.SerializeToString()
     return serialised
+
+
+def wants_ready_only(call: GrpcCall) -> bool:
+    """Whether a request for the index asks for served models only."""
+    return bool(service_pb2.RepositoryIndexRequest.FromString(call.message).ready)
+
+
+def with_index_rows(answer: GrpcAnswer, rows: list[ModelState], *, replaced: frozenset[str]) -> GrpcAnswer:
+    """The engine's index with these rows instead of those of the replaced models."""
+    index = service_pb2.RepositoryIndexResponse.FromString(answer.message)
+    models = [row for row in index.models if row.name not in replaced]
+    models += [index.ModelIndex(**asdict(row)) for row in rows]
+    return replace(answer, message=service_pb2.RepositoryIndexResponse(models=models).SerializeToString())

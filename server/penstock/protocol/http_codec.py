@@ -4,18 +4,38 @@ Tensors are not decoded. Requests that crash Triton 2.51 or that it parses ambig
 """
 
 import math
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, replace
 from functools import lru_cache
 from types import NoneType
-from typing import TypeVar
 
 import msgspec
 
-from penstock.protocol.call import HttpAnswer, InferHead, RegionUse
-from penstock.protocol.errors import InvalidRequest
-from penstock.protocol.inference import Datatype, Parameter
-from penstock.protocol.json_outline import check_outline, outline_of, with_plain_numbers
+from penstock.protocol.call import HttpAnswer, HttpCall, InferHead, RegionUse, RequestHead
+from penstock.protocol.decoded_request import DecodedRequest
+from penstock.protocol.engine import ModelState
+from penstock.protocol.error_codes import codes_of
+from penstock.protocol.errors import InferenceError, InvalidRequest
+from penstock.protocol.http_body import NOT_ENCODED, inflate
+from penstock.protocol.http_inference import (
+    HEADER_LENGTH,
+    JSON_TYPE,
+    accepted_encoding,
+    decode_infer_body,
+    encode_infer_response,
+    header_length_of,
+)
+from penstock.protocol.inference import Datatype, InferResponse, Parameter
+from penstock.protocol.json_outline import (
+    Document,
+    Members,
+    count_names,
+    decode_json,
+    objects_at,
+    parameters_at,
+    quoted,
+    read_document,
+)
 from penstock.protocol.request_checks import (
     CACHED_HEADS,
     MAX_CACHED_HEAD_BYTES,
@@ -24,92 +44,15 @@ from penstock.protocol.request_checks import (
     refuse_file_setting,
 )
 
-T = TypeVar("T")
-Members = dict[str, msgspec.Raw]
-
-_OBJECT = msgspec.json.Decoder(Members)
-_OBJECTS = msgspec.json.Decoder(list[Members])
-_PARAMETERS = msgspec.json.Decoder(dict[str, bool | int | float | str])
-_SHOWN_CHARACTERS = 80
-
-
-@dataclass(frozen=True, slots=True)
-class Document:
-    """A JSON object that is well-formed and of reasonable depth. names: all that stand in it, repeats counted."""
-
-    members: Members
-    names: int
-
-
-def read_document(text: bytes, max_depth: int) -> Document:
-    """Raises InvalidRequest where the text is no JSON object (with the byte), or an unreasonable one."""
-    outline = outline_of(text)
-    check_outline(outline, max_depth)
-    try:
-        members = _OBJECT.decode(text)
-    except msgspec.DecodeError as error:
-        if b"NaN" not in text and b"Inf" not in text:
-            raise InvalidRequest(_malformed(error)) from error
-        members = decode_json(_OBJECT, with_plain_numbers(text), "")
-    except ValueError as error:
-        raise InvalidRequest(_malformed(error)) from error
-    return Document(members, outline.members)
-
-
-def decode_json(decoder: msgspec.json.Decoder[T], text: bytes | msgspec.Raw, where: str) -> T:
-    """What the decoder makes of the text. Raises InvalidRequest that begins with where."""
-    try:
-        return decoder.decode(text)
-    except (msgspec.DecodeError, ValueError) as error:
-        raise InvalidRequest(f"{where}: {error}" if where else _malformed(error)) from error
-
-
-def objects_at(members: Members, name: str, *, limit: int) -> list[Members]:
-    """The array of objects of that name; empty where there is none. Raises InvalidRequest over the limit too."""
-    found = members.get(name)
-    entries = decode_json(_OBJECTS, found, name) if found is not None else []
-    if len(entries) > limit:
-        raise InvalidRequest(f"{len(entries)} {name} (limit {limit}); send fewer")
-    return entries
-
-
-def parameters_at(members: Members, where: str) -> dict[str, Parameter]:
-    """The member `parameters`; empty where there is none."""
-    found = members.get("parameters")
-    return decode_json(_PARAMETERS, found, f"{where}: parameters") if found is not None else {}
-
-
-def count_names(values: Iterable[msgspec.Raw]) -> int:
-    """The number of names in the objects of skipped values."""
-    texts = (bytes(value) for value in values)
-    return sum(outline_of(text).members for text in texts if b"{" in text)
-
-
-def quoted(name: str) -> str:
-    """A client's word, quoted, short enough for a message."""
-    return repr(name if len(name) <= _SHOWN_CHARACTERS else name[:_SHOWN_CHARACTERS] + "…")
-
-
-def _malformed(error: Exception) -> str:
-    text = str(error).removeprefix("JSON is malformed: ")
-    return f"malformed JSON: {text}"
-
-
 MAX_RANK = 64
 _MAX_DIGITS_OF_SHAPE = 4096
 _REPEATED = "a name stands twice in one JSON object; give each member once"
 
+_MAX_INFLATION = 1032  # of gzip
+_MAX_INFLATED_BYTES = 1 << 31  # the gateway has already read the body, within its own limit
+_OBJECT = msgspec.json.Decoder(Members)
 _STRING = msgspec.json.Decoder(str)
 _SHAPE = msgspec.json.Decoder(list[int])
-
-
-@dataclass(frozen=True, slots=True)
-class HttpRequestHead:
-    """classification_outputs: the names of the outputs that shall come as classes. is_raw: there is no JSON."""
-
-    head: InferHead
-    classification_outputs: tuple[str, ...] = ()
-    is_raw: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,7 +65,7 @@ class _TensorEntry:
     parameters: Mapping[str, Parameter]
 
 
-def read_head(body: bytes, header_length: int | None, model: InferHead, max_depth: int) -> HttpRequestHead:
+def read_head(body: bytes, header_length: int | None, model: InferHead, max_depth: int) -> RequestHead:
     """The scan of a decompressed infer body. Builds no array.
 
     header_length: bytes of JSON at the body's start, None for all of it; 0 is a raw binary request, and so is an
@@ -133,13 +76,13 @@ def read_head(body: bytes, header_length: int | None, model: InferHead, max_dept
     if header_length < 0 or header_length > len(body):
         raise InvalidRequest(f"Inference-Header-Content-Length is {header_length}, but the body has {len(body)} bytes")
     if header_length == 0:
-        return HttpRequestHead(model, is_raw=True)
+        return RequestHead(model, is_raw=True)
     text, binary_bytes = body[:header_length] if header_length < len(body) else body, len(body) - header_length
     scan = _read_repeated_head if binary_bytes and header_length <= MAX_CACHED_HEAD_BYTES else _read_head
     return scan(text, binary_bytes, model, max_depth)
 
 
-def _read_head(text: bytes, binary_bytes: int, model: InferHead, max_depth: int) -> HttpRequestHead:
+def _read_head(text: bytes, binary_bytes: int, model: InferHead, max_depth: int) -> RequestHead:
     document = read_document(text, max_depth)
     top = document.members
     if "inputs" not in top:
@@ -159,11 +102,61 @@ def _read_head(text: bytes, binary_bytes: int, model: InferHead, max_depth: int)
         _sequence(parameters),
         len(text),
     )
-    return HttpRequestHead(head, tuple(output.name for output in outputs if _wants_classes(output)))
+    return RequestHead(head, tuple(output.name for output in outputs if _wants_classes(output)))
 
 
 # What has its tensors behind the JSON says the same JSON again and again.
 _read_repeated_head = lru_cache(CACHED_HEADS)(_read_head)
+
+
+def parsed_bytes(call: HttpCall) -> int:
+    """How many bytes `decode` reads at most: the JSON, or a decompressed body. Binary tensors are not copied."""
+    if _encoding(call) not in NOT_ENCODED:
+        return len(call.body) * _MAX_INFLATION
+    length = header_length_of(call.header(HEADER_LENGTH))
+    return len(call.body) if length is None else length
+
+
+def decode(call: HttpCall, model_name: str, max_body_bytes: int) -> DecodedRequest:
+    """The request with its tensors. max_body_bytes: of a compressed body, once decompressed.
+
+    Raises InvalidRequest, RegionNotFound, in Triton's words.
+    """
+    body = inflate(call.body, _encoding(call), max_body_bytes)
+    return decode_infer_body(body, header_length_of(call.header(HEADER_LENGTH)), model_name)
+
+
+def _encoding(call: HttpCall) -> str:
+    return (call.header("content-encoding") or "").strip().lower()
+
+
+def encode(response: InferResponse, ask: DecodedRequest, call: HttpCall) -> HttpAnswer:
+    """The answer in the form that the call accepts. Raises InvalidRequest for a datatype that JSON cannot hold."""
+    return encode_infer_response(response, ask, accepted_encoding(call.header("accept-encoding") or ""))
+
+
+def encode_error(error: InferenceError) -> HttpAnswer:
+    """{"error": text} with its status."""
+    return encode_text(codes_of(error).http, error.message)
+
+
+def encode_text(status: int, text: str) -> HttpAnswer:
+    """The form of every error over HTTP."""
+    return HttpAnswer(status, (JSON_TYPE,), msgspec.json.encode({"error": text}))
+
+
+def with_sequence(call: HttpCall, sequence: int | str) -> HttpCall:
+    """The inference, decompressed, with this sequence ID; unchanged for 0 and "", which mean no sequence."""
+    if not sequence:
+        return call
+    body = inflate(call.body, _encoding(call), _MAX_INFLATED_BYTES)
+    length = header_length_of(call.header(HEADER_LENGTH))
+    members = _OBJECT.decode(body[:length])
+    parameters = _OBJECT.decode(members["parameters"]) | {"sequence_id": msgspec.Raw(msgspec.json.encode(sequence))}
+    text = msgspec.json.encode(members | {"parameters": parameters})
+    added = () if length is None else ((HEADER_LENGTH, str(len(text))),)
+    call = call.with_headers(added, dropped=("content-encoding", HEADER_LENGTH))
+    return replace(call, body=text if length is None else text + body[length:])
 
 
 def read_generate_head(body: bytes, model: InferHead, max_depth: int) -> InferHead:
@@ -384,6 +377,17 @@ def index_with_refusals(answer: HttpAnswer, asked: bytes, refusals: Mapping[str,
         rows = [row for row in rows if row.get("name") not in refusals]
     index_rows = [_index_row(row, refusals.get(row.get("name", ""), "")) for row in rows]
     return HttpAnswer(answer.status, answer.headers, msgspec.json.encode(index_rows))
+
+
+def wants_ready_only(call: HttpCall) -> bool:
+    """Whether a request for the index asks for served models only."""
+    return _wants_ready(call.body)
+
+
+def with_index_rows(answer: HttpAnswer, rows: list[ModelState], *, replaced: frozenset[str]) -> HttpAnswer:
+    """The engine's index with these rows instead of those of the replaced models."""
+    kept = [row for row in msgspec.json.decode(answer.body) if row["name"] not in replaced]
+    return replace(answer, body=msgspec.json.encode([*kept, *map(asdict, rows)]))
 
 
 def _index_row(row: dict[str, str], refusal: str) -> dict[str, str]:

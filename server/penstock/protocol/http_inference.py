@@ -20,7 +20,7 @@ from penstock.protocol.inference import Datatype, InferResponse, Parameter, Tens
 from penstock.protocol.json_tensors import tensor_data, tensor_text
 from penstock.protocol.request_checks import CACHED_HEADS, MAX_CACHED_HEAD_BYTES
 
-_LEADING_NUMBER = re.compile(rb"\s*([+-]?[0-9]+)")
+_LEADING_NUMBER = re.compile(r"\s*([+-]?[0-9]+)", re.ASCII)
 _ONE_SOURCE = (
     "Input must set only one of the following fields: 'data', 'binary_data_size' in 'parameters', "
     "'shared_memory_region' in 'parameters'. But "
@@ -58,7 +58,7 @@ class _RequestJson(msgspec.Struct):
 _DECODER = msgspec.json.Decoder(_RequestJson)
 
 
-def header_length_of(header: bytes | None) -> int | None:
+def header_length_of(header: str | None) -> int | None:
     """The JSON's bytes as Triton reads the header's value: a leading number, 0 without one; None without a header."""
     if header is None:
         return None
@@ -230,7 +230,7 @@ def _check_json_parameters(parameters: Mapping[str, Parameter]) -> None:
 
 JSON_TYPE = (b"content-type", b"application/json")
 _BINARY_TYPE = (b"content-type", b"application/octet-stream")
-_RESPONSE_HEADER_LENGTH = b"inference-header-content-length"
+HEADER_LENGTH = "inference-header-content-length"
 
 
 def encode_infer_response(response: InferResponse, ask: DecodedRequest, encoding: str) -> HttpAnswer:
@@ -255,16 +255,16 @@ def encode_infer_response(response: InferResponse, ask: DecodedRequest, encoding
     text = msgspec.json.encode(head | {"outputs": outputs})
     headers: HttpHeaders = (JSON_TYPE,)
     if binary:
-        headers = (_BINARY_TYPE, (_RESPONSE_HEADER_LENGTH, b"%d" % len(text)))
+        headers = (_BINARY_TYPE, (HEADER_LENGTH.encode(), b"%d" % len(text)))
     if encoding:
         headers = (*headers, (b"content-encoding", encoding.encode()))
     return HttpAnswer(200, headers, deflate(b"".join((text, *binary)), encoding))
 
 
-def accepted_encoding(header: bytes) -> str:
+def accepted_encoding(header: str) -> str:
     """gzip or deflate, whichever the accept-encoding weighs most, the first of equals; empty for neither."""
     best, weight = "", 0.0
-    for entry in header.decode("latin-1").split(","):
+    for entry in header.split(","):
         name, _, quality = entry.strip().partition(";q=")
         value = _weight(quality) if quality else 1.0
         if name in ("gzip", "deflate", "identity") and value > weight:

@@ -3,12 +3,16 @@ limits.
 """
 
 import re
+from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import TypeVar
 
+import msgspec
 import numpy as np
 import numpy.typing as npt
 
 from penstock.protocol.errors import InvalidRequest
+from penstock.protocol.inference import Parameter
 
 MAX_MEMBERS = 100_000
 MAX_OBJECTS = 10_000
@@ -96,3 +100,74 @@ def _without_escapes(text: bytes) -> bytes:
 
 def _masked_escapes(text: bytes) -> bytes:
     return text.replace(b"\\\\", b"__").replace(b'\\"', b"__")
+
+
+T = TypeVar("T")
+Members = dict[str, msgspec.Raw]
+
+_OBJECT = msgspec.json.Decoder(Members)
+_OBJECTS = msgspec.json.Decoder(list[Members])
+_PARAMETERS = msgspec.json.Decoder(dict[str, bool | int | float | str])
+_SHOWN_CHARACTERS = 80
+
+
+@dataclass(frozen=True, slots=True)
+class Document:
+    """A JSON object that is well-formed and of reasonable depth. names: all that stand in it, repeats counted."""
+
+    members: Members
+    names: int
+
+
+def read_document(text: bytes, max_depth: int) -> Document:
+    """Raises InvalidRequest where the text is no JSON object (with the byte), or an unreasonable one."""
+    outline = outline_of(text)
+    check_outline(outline, max_depth)
+    try:
+        members = _OBJECT.decode(text)
+    except msgspec.DecodeError as error:
+        if b"NaN" not in text and b"Inf" not in text:
+            raise InvalidRequest(_malformed(error)) from error
+        members = decode_json(_OBJECT, with_plain_numbers(text), "")
+    except ValueError as error:
+        raise InvalidRequest(_malformed(error)) from error
+    return Document(members, outline.members)
+
+
+def decode_json(decoder: msgspec.json.Decoder[T], text: bytes | msgspec.Raw, where: str) -> T:
+    """What the decoder makes of the text. Raises InvalidRequest that begins with where."""
+    try:
+        return decoder.decode(text)
+    except (msgspec.DecodeError, ValueError) as error:
+        raise InvalidRequest(f"{where}: {error}" if where else _malformed(error)) from error
+
+
+def objects_at(members: Members, name: str, *, limit: int) -> list[Members]:
+    """The array of objects of that name; empty where there is none. Raises InvalidRequest over the limit too."""
+    found = members.get(name)
+    entries = decode_json(_OBJECTS, found, name) if found is not None else []
+    if len(entries) > limit:
+        raise InvalidRequest(f"{len(entries)} {name} (limit {limit}); send fewer")
+    return entries
+
+
+def parameters_at(members: Members, where: str) -> dict[str, Parameter]:
+    """The member `parameters`; empty where there is none."""
+    found = members.get("parameters")
+    return decode_json(_PARAMETERS, found, f"{where}: parameters") if found is not None else {}
+
+
+def count_names(values: Iterable[msgspec.Raw]) -> int:
+    """The number of names in the objects of skipped values."""
+    texts = (bytes(value) for value in values)
+    return sum(outline_of(text).members for text in texts if b"{" in text)
+
+
+def quoted(name: str) -> str:
+    """A client's word, quoted, short enough for a message."""
+    return repr(name if len(name) <= _SHOWN_CHARACTERS else name[:_SHOWN_CHARACTERS] + "…")
+
+
+def _malformed(error: Exception) -> str:
+    text = str(error).removeprefix("JSON is malformed: ")
+    return f"malformed JSON: {text}"

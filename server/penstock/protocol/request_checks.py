@@ -5,10 +5,10 @@ They keep requests that crash Triton 2.51 away from it.
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Generic, TypeVar
+from typing import Generic
 from urllib.parse import unquote
 
-from penstock.protocol.call import GrpcCall, HttpCall, InferHead
+from penstock.protocol.call import A, Call, InferHead
 from penstock.protocol.errors import InvalidRequest, NotSupported
 from penstock.protocol.inference import Datatype, Tensor
 
@@ -68,9 +68,6 @@ def _shape_text(shape: Sequence[int]) -> str:
     return str(list(shape)) if len(shape) <= 8 else f"{list(shape[:8])} and {len(shape) - 8} more dimensions"
 
 
-C = TypeVar("C", HttpCall, GrpcCall)
-
-
 @dataclass(frozen=True, slots=True)
 class ImageInput:
     """The one input of a model that describes how it sees images.
@@ -85,15 +82,22 @@ class ImageInput:
 
 
 @dataclass(frozen=True, slots=True)
-class EncodedCall(Generic[C]):
+class EncodedCall(Generic[A]):
     """An inference call whose image input holds encoded images.
 
     with_tensor: the same call with the prepared tensor in their place, and nothing else changed.
+    row_bytes: of one image as a tensor, 0 if that is not known.
     """
 
     head: InferHead
     images: tuple[bytes, ...]
-    with_tensor: Callable[[Tensor], C]
+    with_tensor: Callable[[Tensor], Call[A]]
+    row_bytes: int = 0
+
+    @property
+    def size_bytes(self) -> int:
+        """Bytes in flight: the images and their tensor."""
+        return sum([len(image) for image in self.images]) + len(self.images) * self.row_bytes
 
 
 def images_in(name: str, shape: tuple[int, ...], data: memoryview) -> tuple[bytes, ...]:

@@ -48,7 +48,7 @@ class CardEngine(FakeEngine):
         self.messages: list[bytes] = []
         self.skew_bytes = 0
 
-    async def grpc(self, call: GrpcCall, *, deadline: float | None) -> GrpcAnswer:
+    async def send(self, call: GrpcCall, *, deadline: float | None) -> GrpcAnswer:
         method = call.method.rpartition("/")[2]
         if method == "CudaSharedMemoryRegister":
             wish = service_pb2.CudaSharedMemoryRegisterRequest.FromString(call.message)
@@ -63,7 +63,7 @@ class CardEngine(FakeEngine):
             return GrpcAnswer(0)
         if method == "SystemSharedMemoryStatus":
             return GrpcAnswer(0)
-        return await super().grpc(call, deadline=deadline)
+        return await super().send(call, deadline=deadline)
 
     async def _serve(self, method: str, message: bytes, deadline: float | None) -> bytes:
         if method != "ModelInfer":
@@ -109,7 +109,7 @@ class CardPlane(FakePlane):
             raise NotSupported(self.refusal)
         yield self.memory
 
-    async def relay_grpc(
+    async def relay(
         self,
         verb: Verb,
         head: InferHead,
@@ -119,7 +119,7 @@ class CardPlane(FakePlane):
         deadline: float | None = None,
     ) -> GrpcAnswer:
         with self.memory.held(head.regions, caller):
-            return await super().relay_grpc(verb, head, call, caller=caller, deadline=deadline)
+            return await super().relay(verb, head, call, caller=caller, deadline=deadline)
 
 
 class CardGateway:

@@ -3,15 +3,14 @@
 import json
 from functools import cache
 from pathlib import Path
-from typing import Any
 
-import jsonschema
+import jsonschema_rs
 from kubernetes_validate import utils
-from referencing import Registry, Resource
 
 from tests.deploy.chart.rendering import Document
 
 OWN = Path(__file__).parent / "schemas"
+DEFINITIONS = "_definitions.json"
 OLDEST = (1, 29)
 VERSIONS = tuple(dict.fromkeys(each for each in utils.all_versions() if tuple(map(int, each.split(".")[:2])) >= OLDEST))
 
@@ -29,15 +28,15 @@ def _faults(text: str, version: str) -> tuple[str, ...]:
         return (
             f"{document['kind']} of {document['apiVersion']} is unknown to Kubernetes {version}, and to {OWN.name}/",
         )
-    return tuple(f"{each.json_path}: {each.message[:300]}" for each in validator.iter_errors(document))
+    return tuple(f"{_json_path(each.instance_path)}: {each.message[:300]}" for each in validator.iter_errors(document))
 
 
 @cache
-def _validator(api_version: str, kind: str, version: str) -> jsonschema.protocols.Validator | None:
+def _validator(api_version: str, kind: str, version: str) -> jsonschema_rs.Draft202012Validator | None:
     """kubernetes_validate reads its megabytes anew at each call; this is the same, once."""
     own = OWN / f"{kind}.json"
     if own.is_file():
-        return jsonschema.Draft202012Validator(json.loads(own.read_text()))
+        return jsonschema_rs.Draft202012Validator(json.loads(own.read_text()))
     group, _, of_group = api_version.rpartition("/")
     file = f"{kind}-{group.partition('.')[0]}-{of_group}" if group else f"{kind}-{of_group}"
     folder = f"kubernetes-json-schema/v{version}-local-strict"
@@ -45,10 +44,13 @@ def _validator(api_version: str, kind: str, version: str) -> jsonschema.protocol
         schema = utils.schema_contents(f"{folder}/{file.lower()}.json", version)
     except FileNotFoundError:
         return None
-    return jsonschema.Draft202012Validator(schema, registry=_registry(folder, version))
+    return jsonschema_rs.Draft202012Validator(schema, registry=_registry(folder, version))
 
 
 @cache
-def _registry(folder: str, version: str) -> Registry[Any]:
-    definitions = Resource.from_contents(utils.schema_contents(f"{folder}/_definitions.json", version))
-    return definitions @ Registry()
+def _registry(folder: str, version: str) -> jsonschema_rs.Registry:
+    return jsonschema_rs.Registry([(DEFINITIONS, utils.schema_contents(f"{folder}/{DEFINITIONS}", version))])
+
+
+def _json_path(path: list[str | int]) -> str:
+    return "$" + "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in path)

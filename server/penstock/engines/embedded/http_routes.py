@@ -30,17 +30,10 @@ from penstock.engines.model_io import raw_tensor
 from penstock.protocol.call import HttpAnswer, HttpCall
 from penstock.protocol.decoded_request import DecodedRequest, parse_error
 from penstock.protocol.engine import ModelConfig, ModelState
-from penstock.protocol.error_codes import encode_http_text
 from penstock.protocol.errors import EngineFailed, InvalidRequest, ModelNotReady, NotSupported
 from penstock.protocol.grpc_inference import metadata_message
-from penstock.protocol.http_body import inflate
-from penstock.protocol.http_inference import (
-    JSON_TYPE,
-    accepted_encoding,
-    decode_infer_body,
-    encode_infer_response,
-    header_length_of,
-)
+from penstock.protocol.http_codec import decode, encode, encode_text, parsed_bytes
+from penstock.protocol.http_inference import JSON_TYPE
 from penstock.protocol.inference import InferResponse, Parameter, Tensor
 from penstock.protocol.json_tensors import tensor_data, tensor_text
 
@@ -250,7 +243,7 @@ class HttpRoutes:
                 continue
             texts = {name: text.decode("utf-8", "replace") for name, text in found.groupdict(b"").items()}
             return await handle(self, RoutedCall(call, deadline, **texts))
-        return encode_http_text(405, "Method Not Allowed") if is_somewhere else encode_http_text(404, "Not Found")
+        return encode_text(405, "Method Not Allowed") if is_somewhere else encode_text(404, "Not Found")
 
     async def server(self, _: RoutedCall) -> HttpAnswer:
         return _json({"name": NAME, "version": VERSION, "extensions": EXTENSIONS})
@@ -269,7 +262,7 @@ class HttpRoutes:
     async def model_ready(self, visit: RoutedCall) -> HttpAnswer:
         if await self._engine.ready(visit.model, visit.version):
             return HttpAnswer(200, (JSON_TYPE,), b"")
-        return encode_http_text(400, "Model version not ready")
+        return encode_text(400, "Model version not ready")
 
     async def config(self, visit: RoutedCall) -> HttpAnswer:
         config = self._engine.config_message(visit.model, visit.version)
@@ -281,14 +274,12 @@ class HttpRoutes:
 
     async def infer(self, visit: RoutedCall) -> HttpAnswer:
         config = self._engine.config_message(visit.model, visit.version)  # first: an unknown model matters more
-        body = await self._plain_body(visit)
-        length = header_length_of(visit.header(b"inference-header-content-length"))
-        ask = await in_thread(len(body) if length is None else length, decode_infer_body, body, length, visit.model)
+        call = visit.call
+        ask = await in_thread(parsed_bytes(call), decode, call, visit.model, self._max_body_bytes)
         if ask.raw is not None:
             ask = replace(ask, inputs=(raw_tensor(ask.raw, config),))
         response = await infer(self._engine, ask, model=visit.model, version=visit.version, deadline=visit.deadline)
-        encoding = accepted_encoding(visit.header(b"accept-encoding") or b"")
-        return await in_thread(response_bytes(response), encode_infer_response, response, ask, encoding)
+        return await in_thread(response_bytes(response), encode, response, ask, call)
 
     async def index(self, visit: RoutedCall) -> HttpAnswer:
         is_ready_only = _decoded_body(visit.call.body, _Index).ready
@@ -306,7 +297,7 @@ class HttpRoutes:
         try:
             await self._engine.load(visit.model, config)
         except ModelNotReady as error:
-            return encode_http_text(400, error.message)
+            return encode_text(400, error.message)
         return HttpAnswer(200, (JSON_TYPE,), b"")
 
     async def unload(self, visit: RoutedCall) -> HttpAnswer:
@@ -342,11 +333,6 @@ class HttpRoutes:
     async def log_settings(self, _: RoutedCall) -> HttpAnswer:
         """Raises NotSupported."""
         raise NotSupported(NO_LOG_SETTINGS)
-
-    async def _plain_body(self, visit: RoutedCall) -> bytes:
-        body = visit.call.body
-        encoding = (visit.header(b"content-encoding") or b"").decode("latin-1").strip().lower()
-        return await in_thread(len(body) if encoding else 0, inflate, body, encoding, self._max_body_bytes)
 
 
 _ROUTES: tuple[tuple[str, re.Pattern[bytes], Callable[[HttpRoutes, RoutedCall], Awaitable[HttpAnswer]]], ...] = tuple(

@@ -1,6 +1,7 @@
 """EmbeddedRelay: KServe v2 over the embedded engine, as Triton answers it, with the unary gRPC methods."""
 
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
+from typing import cast
 
 from tritonclient.grpc import service_pb2
 
@@ -20,9 +21,10 @@ from penstock.engines.embedded.inference import (
     refuse_repository,
     response_bytes,
 )
-from penstock.protocol.call import GrpcAnswer, GrpcCall, GrpcMetadata, HttpAnswer, HttpCall, HttpStream
+from penstock.protocol.call import A, Call, GrpcAnswer, GrpcCall, GrpcMetadata, HttpCall, HttpStream
+from penstock.protocol.codec import codec_of
 from penstock.protocol.engine import GrpcStream
-from penstock.protocol.error_codes import ENGINE_ERRORS, encode_grpc_error, encode_http_error
+from penstock.protocol.error_codes import ENGINE_ERRORS
 from penstock.protocol.errors import InvalidRequest, ModelNotReady, NotSupported
 from penstock.protocol.grpc_inference import (
     decode_infer_message,
@@ -181,30 +183,26 @@ class EmbeddedRelay:
         self._http = HttpRoutes(engine, max_body_bytes)
         self._grpc = GrpcMethods(engine)
 
-    async def http(self, call: HttpCall, *, deadline: float | None) -> HttpAnswer:
+    async def send(self, call: Call[A], *, deadline: float | None) -> A:
         """See Relay. Cancelling cancels the engine's work."""
         try:
-            return await self._http.answer(call, deadline)
+            if isinstance(call, HttpCall):
+                return cast(A, await self._http.answer(call, deadline))
+            grpc_call = cast(GrpcCall, call)
+            return cast(A, GrpcAnswer(0, await self._grpc.answer(grpc_call.method, grpc_call.message, deadline)))
         except ENGINE_ERRORS as error:
-            return encode_http_error(error)
+            return codec_of(call).encode_error(error)
 
-    async def http_stream(self, call: HttpCall, *, deadline: float | None) -> HttpStream:
+    async def stream(self, call: HttpCall, *, deadline: float | None) -> HttpStream:
         """See Relay: the whole answer as one piece, since no model here answers more than once."""
-        answer = await self.http(call, deadline=deadline)
+        answer = await self.send(call, deadline=deadline)
         return HttpStream(answer.status, answer.headers, _single_chunk(answer.body))
 
-    async def grpc_stream(self, method: str, metadata: GrpcMetadata, *, deadline: float | None) -> GrpcStream:
+    async def open_stream(self, method: str, metadata: GrpcMetadata, *, deadline: float | None) -> GrpcStream:
         """Answers one request each, in their order. Raises NotSupported for a method that has no stream."""
         if method != STREAM_INFER:
             raise NotSupported(f"the embedded engine has no {method.rpartition('/')[2]} that streams")
         return OrderedStream(lambda message: self._grpc.infer(message, deadline), deadline=deadline)
-
-    async def grpc(self, call: GrpcCall, *, deadline: float | None) -> GrpcAnswer:
-        """See Relay. Cancelling cancels the engine's work."""
-        try:
-            return GrpcAnswer(0, await self._grpc.answer(call.method, call.message, deadline))
-        except ENGINE_ERRORS as error:
-            return encode_grpc_error(error)
 
 
 async def _single_chunk(body: bytes) -> AsyncGenerator[bytes, None]:

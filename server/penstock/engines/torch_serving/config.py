@@ -15,7 +15,7 @@ infer-dims       3;224;224                 the network's input, with image-decod
 
 import bisect
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
 from enum import Enum
@@ -44,6 +44,7 @@ def bucket_for(rows: int, buckets: Sequence[int]) -> int:
     return buckets[bisect.bisect_left(buckets, rows)]
 
 
+Config = dict[str, Any]  # the configuration as Triton hands it over: parsed JSON
 _CHANNELS = {"RGB": 3, "BGR": 3, "GRAY": 1}
 _COLORS = {"0": "RGB", "1": "BGR", "2": "GRAY", "rgb": "RGB", "bgr": "BGR", "gray": "GRAY"}
 _FLAGS = {"0": False, "false": False, "off": False, "1": True, "true": True, "on": True}
@@ -83,33 +84,68 @@ class PictureSpec:
         return _CHANNELS[self.color]
 
 
-def picture_spec(config: dict[str, Any], text: Callable[[str], str]) -> PictureSpec | None:
-    """Settings of a model whose engine decodes pictures; None if the gateway does. text: a parameter's value, or "".
+class _Parameters:
+    """A configuration's string parameters."""
 
-    Raises LoadError naming parameter, value and what is allowed.
-    """
-    decoder = text("image-decoder").lower() or "gateway"
+    def __init__(self, config: Config) -> None:
+        self._values = config.get("parameters") or {}
+
+    def text(self, key: str) -> str:
+        """The stripped value; "" where the configuration does not name it."""
+        return str((self._values.get(key) or {}).get("string_value", "")).strip()
+
+    def one_of(self, key: str, allowed: tuple[str, ...], default: str) -> str:
+        value = self.text(key).lower() or default
+        if value not in allowed:
+            raise TorchLoadError(f"parameter {key} is '{value}': say one of {', '.join(allowed)}")
+        return value
+
+    def flag(self, key: str, *, default: bool) -> bool:
+        value = self.text(key).lower()
+        if value and value not in _FLAGS:
+            raise TorchLoadError(f"parameter {key} is '{value}': say 1 or 0")
+        return _FLAGS[value] if value else default
+
+    def numbers(self, key: str, count: int, default: float, *, may_be_0: bool = True) -> tuple[float, ...]:
+        value = self.text(key)
+        if not value:
+            return (default,) * count
+        try:
+            numbers = tuple(float(word) for word in value.split(";") if word.strip())
+        except ValueError:
+            numbers = ()
+        if len(numbers) != count or not all(math.isfinite(number) for number in numbers):
+            raise TorchLoadError(f"parameter {key} is '{value}': say {count} numbers with ';' between")
+        if not may_be_0 and 0.0 in numbers:
+            raise TorchLoadError(f"parameter {key} is '{value}': 0 leaves nothing of a picture")
+        return numbers
+
+
+def picture_spec(config: Config) -> PictureSpec | None:
+    """Settings of a model whose engine decodes pictures; None if the gateway does. Raises TorchLoadError."""
+    parameters = _Parameters(config)
+    decoder = parameters.text("image-decoder").lower() or "gateway"
     if decoder not in ("0", "gateway", "1", "engine"):
         raise TorchLoadError(f"parameter image-decoder is '{decoder}': say gateway or engine")
     if decoder in ("0", "gateway"):
         return None
     _check_wire(config)
-    color = _color(text)
-    width, height = _infer_dims(text, _CHANNELS[color])
-    fit = _fit(text)
+    color = _color(parameters)
+    width, height = _infer_dims(parameters, _CHANNELS[color])
+    fit = _fit(parameters)
     return PictureSpec(
         width=width,
         height=height,
         color=color,
         fit=fit,
-        shorter_side=_shorter_side(text, max(width, height)) if fit is PictureFit.CROP else 0,
-        scale=_factors(text, "net-scale-factor", 1)[0],
-        offsets=_numbers(text, "offsets", _CHANNELS[color], 0.0),
-        channel_factors=_factors(text, "channel-scale-factors", _CHANNELS[color]),
+        shorter_side=_shorter_side(parameters, max(width, height)) if fit is PictureFit.CROP else 0,
+        scale=parameters.numbers("net-scale-factor", 1, 1.0, may_be_0=False)[0],
+        offsets=parameters.numbers("offsets", _CHANNELS[color], 0.0),
+        channel_factors=parameters.numbers("channel-scale-factors", _CHANNELS[color], 1.0, may_be_0=False),
     )
 
 
-def _check_wire(config: dict[str, Any]) -> None:
+def _check_wire(config: Config) -> None:
     inputs = config.get("input", [])
     if len(inputs) != 1 or inputs[0].get("data_type") != "TYPE_STRING" or list(inputs[0].get("dims", [])) != [1]:
         raise TorchLoadError("parameter image-decoder: engine needs exactly one input, of TYPE_STRING and dims [ 1 ]")
@@ -117,77 +153,51 @@ def _check_wire(config: dict[str, Any]) -> None:
         raise TorchLoadError("parameter image-decoder: engine needs max_batch_size of 1 or more")
 
 
-def _color(text: Callable[[str], str]) -> str:
-    said = text("model-color-format").lower() or "rgb"
-    if said not in _COLORS:
-        raise TorchLoadError(f"parameter model-color-format is '{said}': say 0 or RGB, 1 or BGR, 2 or GRAY")
-    return _COLORS[said]
+def _color(parameters: _Parameters) -> str:
+    value = parameters.text("model-color-format").lower() or "rgb"
+    if value not in _COLORS:
+        raise TorchLoadError(f"parameter model-color-format is '{value}': say 0 or RGB, 1 or BGR, 2 or GRAY")
+    return _COLORS[value]
 
 
-def _infer_dims(text: Callable[[str], str], channels: int) -> tuple[int, int]:
+def _infer_dims(parameters: _Parameters, channels: int) -> tuple[int, int]:
     """(width, height)."""
-    said = text("infer-dims")
-    words = [word.strip() for word in said.split(";") if word.strip()]
+    value = parameters.text("infer-dims")
+    words = [word.strip() for word in value.split(";") if word.strip()]
     if len(words) != 3 or not all(word.isdigit() and int(word) > 0 for word in words) or int(words[0]) != channels:
         raise TorchLoadError(
-            f"parameter infer-dims is '{said}': say the network's channels, height and width, as {channels};224;224"
+            f"parameter infer-dims is '{value}': say the network's channels, height and width, as {channels};224;224"
         )
     return int(words[2]), int(words[1])
 
 
-def _fit(text: Callable[[str], str]) -> PictureFit:
-    if text("scaling-filter").lower() not in ("", "1", "bilinear"):
-        raise TorchLoadError(
-            f"parameter scaling-filter is '{text('scaling-filter')}': the engine resizes by bilinear alone"
-        )
-    if text("network-input-order").lower() not in ("", "0", "nchw"):
+def _fit(parameters: _Parameters) -> PictureFit:
+    scaling_filter = parameters.text("scaling-filter")
+    if scaling_filter.lower() not in ("", "1", "bilinear"):
+        raise TorchLoadError(f"parameter scaling-filter is '{scaling_filter}': the engine resizes by bilinear alone")
+    if parameters.text("network-input-order").lower() not in ("", "0", "nchw"):
         raise TorchLoadError("parameter network-input-order: a program that is sent pictures takes NCHW; leave it out")
-    keeps_aspect, is_symmetric = (_flag(text, key) for key in ("maintain-aspect-ratio", "symmetric-padding"))
-    if text("resize-shorter-side") and keeps_aspect:
-        raise TorchLoadError("parameter resize-shorter-side does not go with maintain-aspect-ratio, which pads instead")
-    if text("resize-shorter-side"):
+    keeps_aspect = parameters.flag("maintain-aspect-ratio", default=False)
+    is_symmetric = parameters.flag("symmetric-padding", default=False)
+    if parameters.text("resize-shorter-side"):
+        if keeps_aspect:
+            raise TorchLoadError(
+                "parameter resize-shorter-side does not go with maintain-aspect-ratio, which pads instead"
+            )
         return PictureFit.CROP
     if not keeps_aspect:
         return PictureFit.STRETCH
     return PictureFit.PAD_SYMMETRIC if is_symmetric else PictureFit.PAD_RIGHT_BOTTOM
 
 
-def _flag(text: Callable[[str], str], key: str) -> bool:
-    said = text(key).lower() or "0"
-    if said not in _FLAGS:
-        raise TorchLoadError(f"parameter {key} is '{said}': say 1 or 0")
-    return _FLAGS[said]
-
-
-def _shorter_side(text: Callable[[str], str], network_side: int) -> int:
-    said = text("resize-shorter-side")
+def _shorter_side(parameters: _Parameters, network_side: int) -> int:
+    value = parameters.text("resize-shorter-side")
     least, most = network_side, _MOST_ENLARGED * network_side
-    if not said.isdigit() or not least <= int(said) <= most:
-        raise TorchLoadError(f"parameter resize-shorter-side is '{said}': say a number from {least} to {most}")
-    return int(said)
+    if not value.isdigit() or not least <= int(value) <= most:
+        raise TorchLoadError(f"parameter resize-shorter-side is '{value}': say a number from {least} to {most}")
+    return int(value)
 
 
-def _factors(text: Callable[[str], str], key: str, count: int) -> tuple[float, ...]:
-    factors = _numbers(text, key, count, 1.0)
-    if 0.0 in factors:
-        raise TorchLoadError(f"parameter {key} is '{text(key)}': 0 leaves nothing of a picture")
-    return factors
-
-
-def _numbers(text: Callable[[str], str], key: str, count: int, default: float) -> tuple[float, ...]:
-    said = text(key)
-    if not said:
-        return (default,) * count
-    try:
-        numbers = tuple(float(word) for word in said.split(";") if word.strip())
-    except ValueError:
-        numbers = ()
-    if len(numbers) != count or not all(math.isfinite(number) for number in numbers):
-        raise TorchLoadError(f"parameter {key} is '{said}': say {count} numbers with ';' between")
-    return numbers
-
-
-Config = dict[str, Any]  # the configuration as Triton hands it over: parsed JSON
 _DATA_TYPES = frozenset(("BOOL", "UINT8", "INT8", "INT16", "INT32", "INT64", "FP16", "BF16", "FP32", "FP64", "STRING"))
 _FLOATS = frozenset(("FP16", "BF16", "FP32", "FP64"))
 _KNOWN = (
@@ -260,7 +270,7 @@ def engine_spec(config: Config, *, is_gpu: bool) -> EngineSpec:
     _reject_unsupported_features(config)
     _reject_misspelt_parameters(config)
     parameters = _Parameters(config)
-    pictures = picture_spec(config, parameters.text)
+    pictures = picture_spec(config)
     inputs = tuple(_tensor(entry) for entry in config.get("input", []))
     if pictures is not None:
         inputs = (TorchTensorSpec(inputs[0].name, "FP32", (pictures.channels, pictures.height, pictures.width)),)
@@ -287,56 +297,33 @@ def engine_spec(config: Config, *, is_gpu: bool) -> EngineSpec:
     )
 
 
-class _Parameters:
-    """A configuration's string parameters."""
-
-    def __init__(self, config: Config) -> None:
-        self._values = config.get("parameters") or {}
-
-    def text(self, key: str) -> str:
-        """The stripped value; "" where the configuration does not name it."""
-        return str((self._values.get(key) or {}).get("string_value", "")).strip()
-
-    def one_of(self, key: str, allowed: tuple[str, ...], default: str) -> str:
-        said = self.text(key).lower() or default
-        if said not in allowed:
-            raise TorchLoadError(f"parameter {key} is '{said}': say one of {', '.join(allowed)}")
-        return said
-
-    def flag(self, key: str, *, default: bool) -> bool:
-        said = self.text(key).lower()
-        if said and said not in _FLAGS:
-            raise TorchLoadError(f"parameter {key} is '{said}': say 1 or 0")
-        return _FLAGS[said] if said else default
-
-
 def _buckets(parameters: _Parameters, max_batch_size: int) -> tuple[int, ...]:
     """Ascending, and the last holds the largest batch."""
-    said = parameters.text("batch-buckets")
-    if not said:
+    value = parameters.text("batch-buckets")
+    if not value:
         return default_buckets(max_batch_size)
-    words = [word.strip() for word in said.split(";") if word.strip()]
+    words = [word.strip() for word in value.split(";") if word.strip()]
     if not words or not all(word.isascii() and word.isdigit() and int(word) > 0 for word in words):
         raise TorchLoadError(
-            f"parameter batch-buckets is '{said}': say whole numbers above 0 with ';' between, as 1;4;16"
+            f"parameter batch-buckets is '{value}': say whole numbers above 0 with ';' between, as 1;4;16"
         )
     largest = max(max_batch_size, 1)
     numbers = sorted({int(word) for word in words})
     if numbers[-1] > largest:
         raise TorchLoadError(
-            f"parameter batch-buckets is '{said}': {numbers[-1]} is more than max_batch_size {largest}"
+            f"parameter batch-buckets is '{value}': {numbers[-1]} is more than max_batch_size {largest}"
         )
     return tuple(numbers) if numbers[-1] == largest else (*numbers, largest)
 
 
 def _batches_in_flight(parameters: _Parameters, pictures: PictureSpec | None) -> int:
     """Pictures are decoded into the one input that all batches share."""
-    said = int(parameters.one_of("batches-in-flight", ("1", "2"), "1"))
-    if said > 1 and pictures is not None:
+    value = int(parameters.one_of("batches-in-flight", ("1", "2"), "1"))
+    if value > 1 and pictures is not None:
         raise TorchLoadError(
-            f"parameter batches-in-flight is '{said}', and image-decoder is engine: that runs 1 at a time"
+            f"parameter batches-in-flight is '{value}', and image-decoder is engine: that runs 1 at a time"
         )
-    return said
+    return value
 
 
 def _waits_blocking(parameters: _Parameters) -> bool:

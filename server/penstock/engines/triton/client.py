@@ -4,7 +4,7 @@ import time
 from collections.abc import Callable
 from dataclasses import replace
 from types import TracebackType
-from typing import Self
+from typing import Self, cast
 
 from tritonclient.grpc import model_config_pb2, service_pb2
 
@@ -14,7 +14,7 @@ from penstock.engines.failures import SHARED_MEMORY_FULL, means_shared_memory_fu
 from penstock.engines.relayed_calls import LOAD_METHOD
 from penstock.engines.triton.grpc_client import TritonGrpcClient
 from penstock.engines.triton.http_client import TritonHttpClient, parse_engine_url
-from penstock.protocol.call import GrpcAnswer, GrpcCall, GrpcMetadata, HttpAnswer, HttpCall, HttpStream
+from penstock.protocol.call import A, Answer, Call, GrpcAnswer, GrpcCall, GrpcMetadata, HttpAnswer, HttpCall, HttpStream
 from penstock.protocol.engine import GrpcStream, ModelConfig, ModelMetadata, ModelState
 from penstock.protocol.errors import (
     DeadlineExceeded,
@@ -32,7 +32,7 @@ REGION_UNKNOWN = "Unable to find shared memory region"  # Triton's words
 
 
 class TritonEngine:
-    """Backend and Relay. Make it inside the running loop; `async with`, or aclose, ends it.
+    """Make it inside the running loop; `async with`, or aclose, ends it.
 
     http_url: http://, https:// or unix://; https:// makes both ports TLS. grpc_address: host:port or unix:/path.
     metrics_url: the engine's metrics page, /metrics if the URL has no path; None without metrics.
@@ -96,24 +96,30 @@ class TritonEngine:
 
     # Relay
 
-    async def http(self, call: HttpCall, *, deadline: float | None) -> HttpAnswer:
-        answer = await self._http.relay(call, deadline=deadline)
-        if answer.status >= 400 and means_shared_memory_full(answer.body.decode("utf-8", "replace")):
+    async def send(self, call: Call[A], *, deadline: float | None) -> A:
+        answer: Answer
+        if isinstance(call, HttpCall):
+            answer = await self._send_http(call, deadline)
+            error_text = answer.body.decode("utf-8", "replace") if answer.status >= 400 else ""
+        else:
+            answer = await self._send_grpc(cast(GrpcCall, call), deadline)
+            error_text = answer.details if answer.code else ""
+        if error_text and means_shared_memory_full(error_text):
             raise OutOfMemory(SHARED_MEMORY_FULL)
-        return answer
+        return cast(A, answer)
 
-    async def grpc(self, call: GrpcCall, *, deadline: float | None) -> GrpcAnswer:
+    async def _send_http(self, call: HttpCall, deadline: float | None) -> HttpAnswer:
+        return await self._http.relay(call, deadline=deadline)
+
+    async def _send_grpc(self, call: GrpcCall, deadline: float | None) -> GrpcAnswer:
         if call.method == LOAD_METHOD:
             call = await self._load_call(call)
-        answer = await self._grpc.relay(call, deadline=deadline)
-        if answer.code and means_shared_memory_full(answer.details):
-            raise OutOfMemory(SHARED_MEMORY_FULL)
-        return answer
+        return await self._grpc.relay(call, deadline=deadline)
 
-    async def http_stream(self, call: HttpCall, *, deadline: float | None) -> HttpStream:
+    async def stream(self, call: HttpCall, *, deadline: float | None) -> HttpStream:
         return await self._http.stream(call, deadline=deadline)
 
-    async def grpc_stream(self, method: str, metadata: GrpcMetadata, *, deadline: float | None) -> GrpcStream:
+    async def open_stream(self, method: str, metadata: GrpcMetadata, *, deadline: float | None) -> GrpcStream:
         return self._grpc.open_stream(method, metadata, deadline=deadline)
 
     # Backend

@@ -9,7 +9,7 @@ from urllib.parse import urlsplit
 
 from penstock.engines.call_options import CallTimeouts, EngineHeaders, RetryBudget
 from penstock.engines.failures import redact_region_keys
-from penstock.engines.relayed_calls import READS, may_repeat_http
+from penstock.engines.relayed_calls import READS, may_repeat
 from penstock.engines.triton.http_connection import BodyStream, ConnectionBroken, HttpConnection, request_head
 from penstock.network import client_context, host_and_port
 from penstock.protocol.call import HttpAnswer, HttpCall, HttpStream
@@ -143,7 +143,7 @@ class TritonHttpClient:
             try:
                 return await exchange(connection)
             except ConnectionBroken as broken:
-                is_lost = broken.has_begun or not may_repeat_http(call)
+                is_lost = broken.has_begun or not may_repeat(call)
                 if is_lost or not self._budget.take(time.monotonic()):
                     raise EngineUnavailable(f"the connection to the engine broke: {broken}") from broken
         try:

@@ -157,7 +157,7 @@ def _read(path: str) -> bytes:
 class TritonControl(Protocol):
     """Triton's control calls: TritonBackend."""
 
-    async def http(self, call: HttpCall, *, deadline: float | None) -> HttpAnswer:
+    async def send(self, call: HttpCall, *, deadline: float | None) -> HttpAnswer:
         """Its answer. Raises InferenceError."""
 
     async def aclose(self) -> None:
@@ -294,7 +294,7 @@ class InstanceReplacer:
     async def _ask(self, method: str, path: str, body: bytes = b"") -> Any:
         """Triton's JSON. Raises InferenceError, ValueError with its reason where it refuses."""
         call = HttpCall(method, path.encode(), ((b"content-type", b"application/json"),), body)
-        answer = await self._control.http(call, deadline=time.monotonic() + CONTROL_TIMEOUT_S)
+        answer = await self._control.send(call, deadline=time.monotonic() + CONTROL_TIMEOUT_S)
         if answer.status != 200:
             raise ValueError(f"{method} {path}: {answer.status} {answer.body[:200].decode(errors='replace')}")
         return json.loads(answer.body) if answer.body else {}

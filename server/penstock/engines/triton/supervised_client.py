@@ -119,10 +119,10 @@ class SupervisedTriton(TritonEngine):
         self._disk = disk
         self._overridden: set[str] = set()
 
-    async def http(self, call: HttpCall, *, deadline: float | None) -> HttpAnswer:
+    async def _send_http(self, call: HttpCall, deadline: float | None) -> HttpAnswer:
         if (load := load_over_grpc(call)) is not None:
-            return to_http_answer(await self.grpc(load, deadline=deadline))
-        return await super().http(call, deadline=deadline)
+            return to_http_answer(await self._send_grpc(load, deadline))
+        return await super()._send_http(call, deadline)
 
     async def _load_call(self, call: GrpcCall) -> GrpcCall:
         question = service_pb2.RepositoryModelLoadRequest.FromString(call.message)

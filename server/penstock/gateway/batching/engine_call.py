@@ -259,7 +259,7 @@ STATISTICS_TIMEOUT_S = 5.0
 async def fetch_engine_batches(relay: Relay, model_name: str) -> EngineBatches:
     """The engine's statistics of the model. Raises EngineFailed, and what the relay raises."""
     target = f"/v2/models/{quote(model_name, safe='')}/stats".encode()
-    answer = await relay.http(HttpCall("GET", target, (), b""), deadline=time.monotonic() + STATISTICS_TIMEOUT_S)
+    answer = await relay.send(HttpCall("GET", target, (), b""), deadline=time.monotonic() + STATISTICS_TIMEOUT_S)
     if answer.status != 200:
         said = answer.body[:200].decode(errors="replace")
         raise EngineFailed(f"the engine's statistics of model {model_name!r}: status {answer.status}: {said}")

@@ -1,15 +1,13 @@
 """Explains a request's batch to its client: as JSON, as one sentence, and as a header of the answer."""
 
 import json
-from collections.abc import Callable, Iterable
 
 import msgspec
 
-from penstock.protocol.call import GrpcAnswer, GrpcCall, HttpAnswer, HttpCall
+from penstock.protocol.call import A, Call
 from penstock.protocol.inference import BatchOwner, BatchTrace, CloseReason, EngineTimeFit
 
 EXPLAIN_HEADER = "x-penstock-explain"
-_HEADER_BYTES = EXPLAIN_HEADER.encode()
 _TRUE_VALUES = frozenset(("1", "true", "on", "yes"))
 WHY_CLOSED = {
     CloseReason.SLOT_FREE: "the engine was free and nothing more waited",
@@ -70,22 +68,6 @@ def is_requested(value: str) -> bool:
     return value.strip().lower() in _TRUE_VALUES
 
 
-def is_requested_in_headers(headers: Iterable[tuple[bytes, bytes]]) -> bool:
-    """Whether one of the headers, names in lower case, asks for an explanation."""
-    for name, value in headers:
-        if name == _HEADER_BYTES:
-            return is_requested(value.decode("latin-1"))
-    return False
-
-
-def is_requested_in_metadata(metadata: Iterable[tuple[str, str | bytes]]) -> bool:
-    """The same of a gRPC call's metadata."""
-    for name, value in metadata:
-        if name == EXPLAIN_HEADER:
-            return is_requested(value if isinstance(value, str) else value.decode("latin-1"))
-    return False
-
-
 def explain_batched(explanation: BatchTrace) -> RequestExplanation:
     """Explains a request whose batch the gateway formed."""
     return RequestExplanation(
@@ -144,42 +126,11 @@ def _ms(seconds: float | None) -> float | None:
     return None if seconds is None else round(seconds * 1e3, 3)
 
 
-def wants_explanation_http(call: HttpCall) -> bool:
+def wants_explanation(call: Call[A]) -> bool:
     """Whether the client requested an explanation."""
-    return is_requested_in_headers(call.headers)
+    return is_requested(call.header(EXPLAIN_HEADER) or "")
 
 
-def wants_explanation_grpc(call: GrpcCall) -> bool:
-    """Whether the client requested an explanation."""
-    return bool(call.metadata) and is_requested_in_metadata(call.metadata)
-
-
-def explained_http(answer: HttpAnswer, call: HttpCall, explain: Callable[[], RequestExplanation]) -> HttpAnswer:
-    """The answer, with an explanation if the client requested one."""
-    return add_explanation_http(answer, explain()) if wants_explanation_http(call) else answer
-
-
-def explained_grpc(answer: GrpcAnswer, call: GrpcCall, explain: Callable[[], RequestExplanation]) -> GrpcAnswer:
-    """The same over gRPC."""
-    return add_explanation_grpc(answer, explain()) if wants_explanation_grpc(call) else answer
-
-
-def add_explanation_http(answer: HttpAnswer, explanation: RequestExplanation) -> HttpAnswer:
-    """The answer with the explanation as a header; unchanged if it has one, or is an error."""
-    if answer.status != 200 or any(name == _HEADER_BYTES for name, _ in answer.headers):
-        return answer
-    return HttpAnswer(
-        answer.status, (*answer.headers, (_HEADER_BYTES, explanation_header(explanation).encode())), answer.body
-    )
-
-
-def add_explanation_grpc(answer: GrpcAnswer, explanation: RequestExplanation) -> GrpcAnswer:
-    """The same in the trailing metadata."""
-    if answer.code or any(name == EXPLAIN_HEADER for name, _ in answer.trailing_metadata):
-        return answer
-    return GrpcAnswer(
-        0,
-        answer.message,
-        answer.details,
-        (*answer.trailing_metadata, (EXPLAIN_HEADER, explanation_header(explanation))),
-    )
+def add_explanation(answer: A, explanation: RequestExplanation) -> A:
+    """The answer with the explanation as a header, or trailing metadata; unchanged if it has one, or is an error."""
+    return answer.with_header(EXPLAIN_HEADER, explanation_header(explanation))

@@ -26,7 +26,7 @@ class GrpcForwarder:
 
         async def work() -> GrpcAnswer:
             call = GrpcCall(method, message, metadata_of(context))
-            return await self._core.grpc(call, caller_of(context), deadline=deadline_of(context))
+            return await self._core.send(call, caller_of(context), deadline=deadline_of(context))
 
         return await self._relay.answer(work, context)
 
@@ -62,7 +62,7 @@ class StreamForwarder:
 
     async def _passed(self, method: str, context: Context) -> CallStatus:
         deadline = deadline_of(context)
-        passing = _ForwardedStream(self._core.grpc_stream(method, metadata_of(context), caller_of(context)), context)
+        passing = _ForwardedStream(self._core.open_stream(method, metadata_of(context), caller_of(context)), context)
         self._open.add(passing)
         if self._is_draining:
             passing.drain()

@@ -91,7 +91,7 @@ def limit_read_time(
     task.add_done_callback(taken)
 
 
-def encoded_call(head: InferHead, call: GrpcCall, place: ImageInput) -> EncodedCall[GrpcCall] | None:
+def encoded_call(head: InferHead, call: GrpcCall, place: ImageInput) -> EncodedCall[GrpcAnswer] | None:
     """The call with the images that it sends in the place of that input; None if it sends none.
 
     The images stand in bytes_contents, or in raw_input_contents, each behind its length.
@@ -106,7 +106,9 @@ def encoded_call(head: InferHead, call: GrpcCall, place: ImageInput) -> EncodedC
     if len(request.inputs) != 1 or len(request.raw_input_contents) > 1:
         return None  # the engine has words for these
     images = _images(request)
-    return EncodedCall(head, images, lambda tensor: replace(call, message=_with_tensor(request, tensor)))
+    return EncodedCall(
+        head, images, lambda tensor: replace(call, message=_with_tensor(request, tensor)), place.row_bytes
+    )
 
 
 def _images(request: service_pb2.ModelInferRequest) -> tuple[bytes, ...]:
@@ -178,9 +180,7 @@ class CallRelay:
                 await self._plane.refuse_classification_of_bytes(head, scan.classification_outputs)
             call, caller = _call(method, message, context), caller_of(context)
             asked = self._with_images(head, call) if head.bytes_inputs else None
-            if asked is not None:
-                return await self._plane.relay_grpc_images(asked, caller=caller, deadline=deadline)
-            return await self._plane.relay_grpc(Verb.INFER, head, call, caller=caller, deadline=deadline)
+            return await self._plane.relay(Verb.INFER, head, asked or call, caller=caller, deadline=deadline)
 
         try:
             outcome = await self._outcome(work)
@@ -203,7 +203,7 @@ class CallRelay:
 
         async def work() -> GrpcAnswer:
             head = InferHead(model_of(message))
-            return await self._plane.relay_grpc(
+            return await self._plane.relay(
                 verb, head, _call(method, message, context), caller=caller_of(context), deadline=deadline_of(context)
             )
 
@@ -213,7 +213,7 @@ class CallRelay:
         """What the work gives, or its failure as the call's end."""
         return await _end(await self._outcome(work), context)
 
-    def _with_images(self, head: InferHead, call: GrpcCall) -> EncodedCall[GrpcCall] | None:
+    def _with_images(self, head: InferHead, call: GrpcCall) -> EncodedCall[GrpcAnswer] | None:
         place = self._plane.image_input(head.model_name)
         return encoded_call(head, call, place) if place is not None else None
 

@@ -14,9 +14,9 @@ from penstock.gateway.grpc.forwarding import GrpcForwarder, StreamForwarder
 from penstock.gateway.grpc.interceptors import caller_of
 from penstock.gateway.grpc.relay import CallRelay, Context
 from penstock.gateway.grpc.stream import StreamRelay
-from penstock.gateway.tracing import GRPC_ERRORS, PARENT_HEADERS, Tracer, current_trace
+from penstock.gateway.tracing import PARENT_HEADERS, Tracer, current_trace
 from penstock.gateway.workers.core_relay import CoreRelay
-from penstock.protocol.call import GrpcAnswer
+from penstock.protocol.call import GRPC_FAULTS, GrpcAnswer
 from penstock.protocol.engine import UNMERGED
 from penstock.protocol.errors import InvalidRequest
 from penstock.protocol.grpc_codec import (
@@ -62,7 +62,7 @@ def traced(tracer: Tracer, name: str, method: TracedMethod) -> TracedMethod:
             code = _code_of(context)
             raise
         finally:
-            trace.end(name, code=code, is_error=code in GRPC_ERRORS)
+            trace.end(name, code=code, is_error=code in GRPC_FAULTS)
 
     return serve
 

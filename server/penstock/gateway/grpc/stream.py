@@ -5,29 +5,32 @@ import time
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from functools import partial
+from typing import cast
 
 import grpc
 
-from penstock.engines.relayed_calls import with_engine_sequence_grpc
+from penstock.engines.relayed_calls import with_engine_sequence
 from penstock.gateway.dataplane import DataPlane
 from penstock.gateway.grpc.interceptors import caller_of, metadata_of
 from penstock.gateway.grpc.relay import Context, deadline_of, encoded_call, parameter_deadline
 from penstock.gateway.grpc.status_codes import CallStatus, code_of, status_of
-from penstock.gateway.grpc.stream_ledger import Rejected, Sent, StreamLedger
+from penstock.gateway.grpc.stream_ledger import (
+    EMPTY_FINAL_ON,
+    Rejected,
+    Sent,
+    StreamAnswer,
+    StreamLedger,
+    error_answer,
+    read_address,
+    read_stream_answer,
+    wants_empty_final,
+)
 from penstock.gateway.metrics import Metrics
 from penstock.logs import get_logger
 from penstock.protocol.call import GrpcCall, GrpcMetadata, InferHead
 from penstock.protocol.engine import GrpcStream
 from penstock.protocol.errors import DeadlineExceeded, EngineFailed, EngineUnavailable, InferenceError, Overloaded
-from penstock.protocol.grpc_codec import (
-    EMPTY_FINAL_ON,
-    StreamAnswer,
-    error_answer,
-    read_address,
-    read_head,
-    read_stream_answer,
-    wants_empty_final,
-)
+from penstock.protocol.grpc_codec import read_head
 
 PROTOCOL = "grpc-stream"
 ERRORS_AS_STATUS = ("triton_grpc_error", "true")  # metadata: the first error of a model ends the stream with a status
@@ -216,7 +219,7 @@ class _Session:
 
     async def _serve(self, opened: "asyncio.Future[GrpcStream]", key: _Key) -> None:
         """Open one engine stream and relay its answers until it ends."""
-        async with self._plane.stream_grpc(
+        async with self._plane.open_stream(
             self._method, self._metadata, caller=self._caller, deadline=deadline_of(self._context)
         ) as engine:
             side = self._sides[key] = _Upstream(engine)
@@ -272,9 +275,8 @@ class _Session:
         side.pending += 1
         if side.silence is not None and side.silence.when() is None:
             side.silence.reschedule(asyncio.get_running_loop().time() + self._limits.engine_timeout_s)
-        await side.engine.send(
-            with_engine_sequence_grpc(GrpcCall(self._method, message), scan.head, self._caller).message
-        )
+        call = await with_engine_sequence(GrpcCall(self._method, message), scan.head, self._caller)
+        await side.engine.send(cast(GrpcCall, call).message)
 
     async def _admitted(
         self, head: InferHead, message: bytes, until: float | None, started: float
@@ -282,7 +284,7 @@ class _Session:
         """The request with its place, and the message as the engine gets it."""
         image = self._plane.image_input(head.model_name) if head.bytes_inputs else None
         asked = encoded_call(head, GrpcCall(self._method, message), image) if image is not None else None
-        size_bytes = len(message) if asked is None else self._plane.size_of(asked)
+        size_bytes = len(message) if asked is None else asked.size_bytes
         is_decoupled = self._plane.is_decoupled(head.model_name)
         if is_decoupled is None:
             is_decoupled = await self._plane.find_decoupled(head.model_name)
@@ -290,7 +292,7 @@ class _Session:
         with ExitStack() as place:
             place.enter_context(self._plane.stream_slot(head, self._caller, size_bytes))
             if asked is not None:
-                message = (await self._plane.with_tensor(asked, until, self._caller)).message
+                message = cast(GrpcCall, await self._plane.with_tensor(asked, until, self._caller)).message
             place.enter_context(await self._plane.turns.place(head.model_name, self._caller.client, until))
             kept = place.pop_all()
         sent = Sent(head.model_name, head.request_id, started, partial(_leave, kept), is_decoupled, hides_final)

@@ -13,11 +13,9 @@ from http import HTTPStatus
 from typing import Any, Protocol, cast
 
 import httptools
-from uvicorn.protocols.http.flow_control import HIGH_WATER_LIMIT
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
 from penstock.gateway.rest.limits import ConnectionLimits, ConnectionPhase, ConnectionTimeouts, TimeoutAction
-from penstock.gateway.rest.request import RequestState
 from penstock.gateway.rest.responses import CHUNK_FRAMING, MALFORMED, ClosingResponse, malformed
 from penstock.gateway.rest.routes import CLIENT_CERTIFICATE
 from penstock.port_policy import host_fault
@@ -27,6 +25,7 @@ LINGERING_CONNECTIONS = 64
 WIRE_BYTES_A_BODY_BYTE = 16
 LEAST_CHUNK_BYTES = 32  # average of the chunks in a read: each chunk costs as much CPU as this many bytes
 ANSWER_IS_COUNTED = "penstock.answer_is_counted"  # of a scope whose app counts the answer itself
+HAS_BEGUN = "penstock.has_begun"  # of a scope: a function, whether something of the answer was sent
 _COUNT = struct.Struct("=Q")
 _ACKNOWLEDGED_AT = 120  # tcpi_bytes_acked of Linux's struct tcp_info
 _TCP_INFO: int | None = getattr(socket, "TCP_INFO", None)
@@ -75,7 +74,6 @@ class LimitedHttpProtocol(HttpToolsProtocol):
         self._turn = 0
         self._address = ""
         self._served: RequestResponseCycle | None = None
-        self._presence: RequestState | None = None  # of what is served
         self._is_in_head = False
         self._is_in_body = False
         self._head_bytes = 0  # of the head, before the bytes that are being parsed
@@ -141,8 +139,6 @@ class LimitedHttpProtocol(HttpToolsProtocol):
         if served is not None and not served.response_complete:
             served.disconnected = True
             served.message_event.set()
-            if self._presence is not None:
-                self._presence.lost()
         super().connection_lost(exc)  # it calls resume_writing no more: the bytes below are given back here
         self._release_unread()
 
@@ -212,22 +208,10 @@ class LimitedHttpProtocol(HttpToolsProtocol):
         super().on_headers_complete()
 
     def on_body(self, body: bytes) -> None:
-        """The piece is kept as it is where the app is waiting; uvicorn would copy it twice."""
         if self._body_bytes:  # not the first chunk of the read
             self._charge_chunk(len(body))
         self._body_bytes += len(body)
-        cycle = self.cycle
-        if cycle.response_complete:
-            return
-        if not cycle.body:
-            cycle.body = body  # type: ignore[assignment]  # receive() makes bytes of it and forgets it
-        else:
-            if isinstance(cycle.body, bytes):
-                cycle.body = bytearray(cycle.body)
-            cycle.body += body
-        if len(cycle.body) > HIGH_WATER_LIMIT:
-            self.flow.pause_reading()
-        cycle.message_event.set()
+        super().on_body(body)
 
     def on_message_complete(self) -> None:
         if self.parser.should_upgrade():
@@ -236,7 +220,8 @@ class LimitedHttpProtocol(HttpToolsProtocol):
         super().on_message_complete()
 
     def _start_asgi_task(self, cycle: RequestResponseCycle, app: Any) -> None:
-        self._served, self._presence = cycle, RequestState(cycle)
+        self._served = cycle
+        cast(dict[str, Any], cycle.scope)[HAS_BEGUN] = lambda: cycle.response_started
         super()._start_asgi_task(cycle, app)
 
     def on_response_complete(self) -> None:

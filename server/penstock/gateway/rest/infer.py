@@ -33,12 +33,13 @@ from penstock.gateway.rest.request import (
     with_client_errors,
 )
 from penstock.gateway.rest.routes import caller_of
-from penstock.protocol.call import HttpAnswer, HttpCall, HttpHeaders, InferHead
+from penstock.protocol.call import HttpAnswer, HttpCall, HttpHeaders, InferHead, RequestHead
 from penstock.protocol.errors import InvalidRequest, TooLarge
 from penstock.protocol.http_body import NOT_ENCODED
-from penstock.protocol.http_codec import HttpRequestHead, Members, decode_json, read_head
+from penstock.protocol.http_codec import read_head
 from penstock.protocol.identity import Identity, Verb
 from penstock.protocol.inference import Tensor
+from penstock.protocol.json_outline import Members, decode_json
 from penstock.protocol.request_checks import EncodedCall, ImageInput, check_image_shape, images_in
 
 _REPLACED_HEADERS = (b"content-encoding", b"inference-header-content-length")
@@ -58,7 +59,7 @@ _SHAPE = msgspec.json.Decoder(tuple[int, ...])
 
 def encoded_call(
     head: InferHead, call: HttpCall, plain: bytes, header_length: int | None, place: ImageInput
-) -> EncodedCall[HttpCall] | None:
+) -> EncodedCall[HttpAnswer] | None:
     """The call with the images that it sends in the place of that input; None if it sends none.
 
     plain: the body, decompressed and scanned. header_length: of its JSON, None for all of it. The images stand in the
@@ -75,7 +76,7 @@ def encoded_call(
     if len(entries) != 1:
         return None  # the engine has words for inputs that the model has not
     images = _images(entries[0], place.name, memoryview(plain)[length:])
-    return EncodedCall(head, images, lambda tensor: _with_tensor(call, top, entries[0], tensor))
+    return EncodedCall(head, images, lambda tensor: _with_tensor(call, top, entries[0], tensor), place.row_bytes)
 
 
 def is_raw_image(plain: bytes, place: ImageInput) -> bool:
@@ -83,13 +84,13 @@ def is_raw_image(plain: bytes, place: ImageInput) -> bool:
     return place.is_encoded or (len(plain) != place.row_bytes and sniff(plain) is not None)
 
 
-def _raw_call(head: InferHead, call: HttpCall, plain: bytes, place: ImageInput) -> EncodedCall[HttpCall] | None:
+def _raw_call(head: InferHead, call: HttpCall, plain: bytes, place: ImageInput) -> EncodedCall[HttpAnswer] | None:
     if not is_raw_image(plain, place):
         return None
     # A raw binary request is answered in binary.
     top: Members = {"parameters": msgspec.Raw(b'{"binary_data_output":true}'), "inputs": msgspec.Raw(b"[]")}
     entry: Members = {"name": msgspec.Raw(msgspec.json.encode(place.name))}
-    return EncodedCall(head, (plain,), lambda tensor: _with_tensor(call, top, entry, tensor))
+    return EncodedCall(head, (plain,), lambda tensor: _with_tensor(call, top, entry, tensor), place.row_bytes)
 
 
 def _images(entry: Members, name: str, binary: memoryview) -> tuple[bytes, ...]:
@@ -204,26 +205,19 @@ class InferEndpoint:
             if place is not None:
                 asked = await run_scan(len(plain), encoded_call, scan.head, call, plain, length, place)
                 if asked is not None:
-                    return self._relay_images(scan, asked, caller, deadline)
+                    return self._relay(scan, asked, caller, deadline)
         return self._relay(scan, call, caller, deadline)
 
-    async def _scan(self, request: Request, plain: bytes, length: int | None) -> HttpRequestHead:
+    async def _scan(self, request: Request, plain: bytes, length: int | None) -> RequestHead:
         size, depth = len(plain) if length is None else length, self._limits.max_json_depth
         return await run_scan(size, read_head, plain, length, model_of(request), depth)
 
     async def _relay(
-        self, scan: HttpRequestHead, call: HttpCall, caller: Identity, deadline: float | None
+        self, scan: RequestHead, call: HttpCall | EncodedCall[HttpAnswer], caller: Identity, deadline: float | None
     ) -> HttpAnswer:
         if scan.classification_outputs:
             await self._plane.refuse_classification_of_bytes(scan.head, scan.classification_outputs)
-        return await self._plane.relay_http(Verb.INFER, scan.head, call, caller=caller, deadline=deadline)
-
-    async def _relay_images(
-        self, scan: HttpRequestHead, asked: EncodedCall[HttpCall], caller: Identity, deadline: float | None
-    ) -> HttpAnswer:
-        if scan.classification_outputs:
-            await self._plane.refuse_classification_of_bytes(scan.head, scan.classification_outputs)
-        return await self._plane.relay_http_images(asked, caller=caller, deadline=deadline)
+        return await self._plane.relay(Verb.INFER, scan.head, call, caller=caller, deadline=deadline)
 
 
 def header_length_of(request: Request) -> int | None:

@@ -12,9 +12,8 @@ from typing import cast
 import uvicorn
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from penstock.gateway.rest.connection import LimitedHttpProtocol, ListenerState, UnreadAnswers
+from penstock.gateway.rest.connection import HAS_BEGUN, LimitedHttpProtocol, ListenerState, UnreadAnswers
 from penstock.gateway.rest.limits import ConnectionLimits
-from penstock.gateway.rest.request import request_state_of
 from penstock.gateway.rest.responses import error_response
 from penstock.network import family_of, host_and_port, listen_hosts
 from penstock.protocol.errors import retry_after_whole_s
@@ -198,8 +197,7 @@ class _DrainableApp:
         except asyncio.CancelledError:
             if task not in self._cut or task.uncancel() > 0:  # also cancelled by another task
                 raise
-            presence = request_state_of(scope)
-            if presence is None or not presence.has_begun:
+            if not scope[HAS_BEGUN]():
                 text = "this gateway stopped before the answer came; send to another one"
                 response = error_response(
                     text, 503, {"Retry-After": str(retry_after_whole_s(1.0)), "Connection": "close"}

@@ -10,7 +10,7 @@ import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
-from penstock.gateway.batching.explanation import RequestExplanation, explain_batched, is_requested_in_headers
+from penstock.gateway.batching.explanation import EXPLAIN_HEADER, RequestExplanation, explain_batched, is_requested
 from penstock.gateway.dataplane import DataPlane
 from penstock.gateway.rest.limits import RestLimits
 from penstock.gateway.rest.request import (
@@ -67,7 +67,7 @@ def explain_images(plane: DataPlane, request: Request, response: ImageResponse) 
 
     Empty if the client did not request them.
     """
-    if not is_requested_in_headers(request.scope["headers"]):
+    if not is_requested(request.headers.get(EXPLAIN_HEADER, "")):
         return []
     explained = [explain_batched(explanation) for explanation in response.explanations]
     return explained or [plane.not_formed(InferHead(response.model_name, response.model_version))]
@@ -129,7 +129,7 @@ class ModelEndpoints:
 
     async def _read(self, request: Request, body: bytes) -> HttpAnswer:
         call, deadline = call_of(request, body), deadline_of(request)
-        work = self._plane.relay_http(Verb.READ, model_of(request), call, caller=caller_of(request), deadline=deadline)
+        work = self._plane.relay(Verb.READ, model_of(request), call, caller=caller_of(request), deadline=deadline)
         return await run_until_disconnect(request.scope, request.receive, work)
 
     async def _change(self, verb: Verb, request: Request) -> Response:
@@ -137,7 +137,7 @@ class ModelEndpoints:
         model: InferHead = model_of(request)
         body = await self._json_body(request)
         call, deadline = call_of(request, body), deadline_of(request)
-        answer = await self._plane.relay_http(verb, model, call, caller=caller_of(request), deadline=deadline)
+        answer = await self._plane.relay(verb, model, call, caller=caller_of(request), deadline=deadline)
         return RelayedResponse(with_client_errors(answer))
 
     async def _json_body(self, request: Request) -> bytes:
@@ -190,4 +190,4 @@ class SettingsEndpoints:
 
     async def _relay(self, verb: Verb, request: Request, body: bytes) -> HttpAnswer:
         model, call, deadline = model_of(request), call_of(request, body), deadline_of(request)
-        return await self._plane.relay_http(verb, model, call, caller=caller_of(request), deadline=deadline)
+        return await self._plane.relay(verb, model, call, caller=caller_of(request), deadline=deadline)

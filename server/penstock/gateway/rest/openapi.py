@@ -228,7 +228,7 @@ class OpenApiEndpoint:
         call = HttpCall("GET", b"/v2", (), b"")
         deadline = time.monotonic() + _ENGINE_TIMEOUT_S
         try:
-            answer = await self._plane.relay_http(
+            answer = await self._plane.relay(
                 Verb.READ, InferHead(""), call, caller=caller_of(request), deadline=deadline
             )
             extensions = msgspec.json.decode(answer.body, type=ServerMetadata).extensions

@@ -9,69 +9,18 @@ import re
 import time
 from collections.abc import Callable, Coroutine
 from functools import lru_cache
-from typing import Any, ParamSpec, TypeVar, cast
+from typing import Any, ParamSpec, TypeVar
 from urllib.parse import unquote_to_bytes
 
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import Receive, Scope
-from uvicorn.protocols.http.httptools_impl import RequestResponseCycle
 
 from penstock.gateway.rest.limits import RestLimits
 from penstock.gateway.rest.responses import ClientDisconnected
 from penstock.protocol.call import CONNECTION_HEADERS, HOP_BY_HOP, HttpAnswer, HttpCall, InferHead, end_to_end
 from penstock.protocol.errors import BodyTooSlow, DeadlineExceeded, InvalidRequest, TooLarge
 from penstock.protocol.http_body import NOT_ENCODED, BodyBuffer, inflate
-
-_REQUEST_STATE = "penstock.presence"
-
-
-class RequestState:
-    """Of one request, from its first byte to the end of its answer."""
-
-    __slots__ = ("_cycle", "_leave")
-
-    def __init__(self, cycle: RequestResponseCycle) -> None:
-        """Puts itself into the request's scope."""
-        self._cycle = cycle
-        self._leave: Callable[[], None] | None = None
-        cast(Scope, cycle.scope)[_REQUEST_STATE] = self
-
-    @property
-    def is_whole(self) -> bool:
-        """Whether all of the body has come, though it may not have been received."""
-        return not self._cycle.more_body
-
-    @property
-    def has_begun(self) -> bool:
-        """Whether something of the answer was sent."""
-        return self._cycle.response_started
-
-    @property
-    def is_gone(self) -> bool:
-        """Whether the client is."""
-        return self._cycle.disconnected
-
-    def watch(self, leave: Callable[[], None]) -> None:
-        """Tell when the client goes; the connection is read on for that."""
-        self._cycle.flow.resume_reading()
-        self._leave = leave
-
-    def unwatch(self) -> None:
-        """Unregister the callback."""
-        self._leave = None
-
-    def lost(self) -> None:
-        """The connection's word: the client is gone."""
-        if self._leave is not None:
-            self._leave()
-
-
-def request_state_of(scope: Scope) -> RequestState | None:
-    """None behind a server that is not ours."""
-    found = scope.get(_REQUEST_STATE)
-    return found if isinstance(found, RequestState) else None
-
 
 _INFLATE_THREAD_FROM_BYTES = 4 << 10  # a thousand times as much may be in it
 
@@ -83,9 +32,6 @@ async def read_body(request: Request, limits: RestLimits) -> bytes:
     ClientDisconnected.
     """
     _check_content_length(request, limits.max_body_bytes)
-    presence = request_state_of(request.scope)
-    if presence is not None and presence.is_whole:
-        return await _receive(request, limits.max_body_bytes)
     try:
         async with asyncio.timeout(limits.body_timeout_s):
             return await _receive(request, limits.max_body_bytes)
@@ -187,15 +133,7 @@ async def run_until_disconnect(scope: Scope, receive: Receive, work: Coroutine[A
         is_gone = True
         task.cancel()
 
-    presence = request_state_of(scope)
-    if presence is None or not presence.is_whole:
-        unwatch: Callable[[], object] = asyncio.create_task(_watch(receive, leave)).cancel
-    elif presence.is_gone:
-        work.close()
-        raise ClientDisconnected
-    else:
-        presence.watch(leave)
-        unwatch = presence.unwatch
+    watch = asyncio.create_task(_watch(receive, leave))
     try:
         return await work
     except asyncio.CancelledError:
@@ -203,11 +141,10 @@ async def run_until_disconnect(scope: Scope, receive: Receive, work: Coroutine[A
             raise ClientDisconnected from None
         raise
     finally:
-        unwatch()
+        watch.cancel()
 
 
 async def _watch(receive: Receive, leave: Callable[[], None]) -> None:
-    """For a connection that does not tell by itself."""
     while (await receive())["type"] != "http.disconnect":
         pass
     leave()

@@ -47,7 +47,7 @@ class GenerateEndpoints:
     async def generate(self, request: Request) -> Response:
         """One answer, whole."""
         head, call = await self._read(request)
-        work = self._plane.relay_http(Verb.INFER, head, call, caller=caller_of(request), deadline=deadline_of(request))
+        work = self._plane.relay(Verb.INFER, head, call, caller=caller_of(request), deadline=deadline_of(request))
         return RelayedResponse(with_client_errors(await run_until_disconnect(request.scope, request.receive, work)))
 
     async def stream(self, request: Request) -> Response:
@@ -109,9 +109,7 @@ class _EventStream(Response):
 
     async def _relay(self, scope: Scope, receive: Receive, send: Send) -> None:
         asker = self._asker
-        async with self._plane.stream_http(
-            self._head, self._call, caller=asker.caller, deadline=asker.deadline
-        ) as stream:
+        async with self._plane.stream(self._head, self._call, caller=asker.caller, deadline=asker.deadline) as stream:
             if _is_plain_error(stream):
                 answer = HttpAnswer(stream.status, stream.headers, b"".join([piece async for piece in stream.chunks]))
                 await RelayedResponse(with_client_errors(answer))(scope, receive, send)
@@ -220,7 +218,7 @@ class _ForwardedResponse(Response):
 
     async def _relay(self, send: Send) -> None:
         asker = self._asker
-        stream = await self._core.http_stream(self._call, asker.caller, deadline=asker.until)
+        stream = await self._core.stream(self._call, asker.caller, deadline=asker.until)
         try:
             self._has_begun = True
             headers = list(end_to_end(stream.headers, HOP_BY_HOP))

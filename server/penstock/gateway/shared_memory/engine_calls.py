@@ -85,7 +85,7 @@ async def _unregister(relay: Relay, kind: RegionKind, name: str) -> None:
 
 async def _call(relay: Relay, method: str, message: bytes) -> bytes:
     """The answer's message."""
-    answer = await relay.grpc(GrpcCall(_SERVICE + method, message), deadline=time.monotonic() + ENGINE_CALL_TIMEOUT_S)
+    answer = await relay.send(GrpcCall(_SERVICE + method, message), deadline=time.monotonic() + ENGINE_CALL_TIMEOUT_S)
     if answer.code:
         raise _ERRORS.get(answer.code, EngineFailed)(answer.details or f"the engine answered code {answer.code}")
     return answer.message

@@ -3,22 +3,21 @@
 import asyncio
 import time
 from collections.abc import Callable, Iterable
-from dataclasses import replace
 from pathlib import Path
+from typing import cast
 
 from grpc import ChannelConnectivity, StatusCode, aio
 
 from penstock.engines.call_options import CallTimeouts
 from penstock.engines.triton.grpc_calls import CallStatusWaiter
 from penstock.engines.triton.http_client import TritonHttpClient, parse_engine_url
-from penstock.protocol.call import GrpcAnswer, GrpcCall, GrpcMetadata, HttpAnswer, HttpCall, HttpStream
+from penstock.protocol.call import A, Call, GrpcAnswer, GrpcCall, GrpcMetadata, HttpCall, HttpStream
 from penstock.protocol.engine import GrpcStream
 from penstock.protocol.errors import DeadlineExceeded, EngineUnavailable
 from penstock.protocol.identity import IDENTITY_HEADER, Identity, encode_identity
 
 HTTP_SOCKET, GRPC_SOCKET = "core-http.sock", "core-grpc.sock"
 CORE_GONE = "the gateway's core is restarting; retry in a second"
-_HEADER = IDENTITY_HEADER.encode()
 _RESERVED_METADATA = frozenset(("user-agent", "te", "content-type", "host", IDENTITY_HEADER))
 _OPTIONS = (
     ("grpc.max_send_message_length", -1),
@@ -41,10 +40,9 @@ def _pings(timeouts: CallTimeouts) -> tuple[tuple[str, int], ...]:
     )
 
 
-def with_caller_header(call: HttpCall, caller: Identity) -> HttpCall:
-    """The call with its caller; headers of that name from the client are removed."""
-    headers = tuple(pair for pair in call.headers if pair[0].lower() != _HEADER)
-    return replace(call, headers=(*headers, (_HEADER, encode_identity(caller).encode())))
+def with_caller(call: HttpCall, caller: Identity) -> HttpCall:
+    """The call with its caller. Headers of that name from the client are removed."""
+    return call.with_headers(((IDENTITY_HEADER, encode_identity(caller)),), dropped=(IDENTITY_HEADER,))
 
 
 def with_caller_metadata(metadata: GrpcMetadata, caller: Identity) -> GrpcMetadata:
@@ -73,33 +71,34 @@ class CoreRelay:
         await self._http.aclose()
         await self._channel.close(None)
 
-    async def http(self, call: HttpCall, caller: Identity, *, deadline: float | None) -> HttpAnswer:
-        """The core's whole answer."""
+    async def send(self, call: Call[A], caller: Identity, *, deadline: float | None) -> A:
+        """The core's whole answer. Cancelling cancels the call at the core."""
+        if isinstance(call, GrpcCall):
+            return cast(A, await self._send_grpc(call, caller, deadline))
         try:
-            return await self._http.relay(with_caller_header(call, caller), deadline=deadline)
+            return cast(A, await self._http.relay(with_caller(cast(HttpCall, call), caller), deadline=deadline))
         except EngineUnavailable as error:
             raise EngineUnavailable(CORE_GONE) from error
 
-    async def http_stream(self, call: HttpCall, caller: Identity, *, deadline: float | None) -> HttpStream:
-        """The core's answer once its head has arrived; its chunks raise like TritonHttp's."""
+    async def stream(self, call: HttpCall, caller: Identity, *, deadline: float | None) -> HttpStream:
+        """The core's answer once its head has arrived; its chunks raise like TritonHttpClient's."""
         try:
-            return await self._http.stream(with_caller_header(call, caller), deadline=deadline)
+            return await self._http.stream(with_caller(call, caller), deadline=deadline)
         except EngineUnavailable as error:
             raise EngineUnavailable(CORE_GONE) from error
 
-    async def grpc(self, call: GrpcCall, caller: Identity, *, deadline: float | None) -> GrpcAnswer:
-        """The core's answer. Cancelling cancels it at the core."""
+    def open_stream(self, method: str, metadata: GrpcMetadata, caller: Identity) -> GrpcStream:
+        """An open bidirectional call."""
+        call = self._channel.stream_stream(method, None, None)(None, None, with_caller_metadata(metadata, caller))
+        return CoreStream(call, self._judged)
+
+    async def _send_grpc(self, call: GrpcCall, caller: Identity, deadline: float | None) -> GrpcAnswer:
         timeout_s = None if deadline is None else deadline - time.monotonic()
         try:
             async with asyncio.timeout(timeout_s):
                 return await self._unary(call.method, call.message, with_caller_metadata(call.metadata, caller))
         except TimeoutError as error:
             raise DeadlineExceeded(f"no answer came within {timeout_s or 0:.3f} s; allow more time") from error
-
-    def grpc_stream(self, method: str, metadata: GrpcMetadata, caller: Identity) -> GrpcStream:
-        """An open bidirectional call."""
-        call = self._channel.stream_stream(method, None, None)(None, None, with_caller_metadata(metadata, caller))
-        return CoreStream(call, self._judged)
 
     async def _unary(self, method: str, message: bytes, metadata: GrpcMetadata) -> GrpcAnswer:
         running = self._method(method)(message, metadata=metadata)

@@ -2,9 +2,9 @@
 
 from penstock.gateway.dataplane import DataPlane
 from penstock.gateway.workers.core_relay import CoreRelay
-from penstock.protocol.call import GrpcAnswer, GrpcCall, HttpAnswer, HttpCall, InferHead
+from penstock.protocol.call import A, Call, InferHead
 from penstock.protocol.identity import ANONYMOUS, Identity, Verb
-from penstock.protocol.request_checks import ImageInput
+from penstock.protocol.request_checks import EncodedCall, ImageInput
 
 
 class WorkerDataPlane(DataPlane):
@@ -18,35 +18,20 @@ class WorkerDataPlane(DataPlane):
     core: CoreRelay
     is_engine_in_core = False
 
-    async def relay_http(
+    async def relay(
         self,
         verb: Verb,
         head: InferHead,
-        call: HttpCall,
+        call: Call[A] | EncodedCall[A],
         *,
         caller: Identity = ANONYMOUS,
         deadline: float | None = None,
-    ) -> HttpAnswer:
+    ) -> A:
         """See DataPlane."""
-        if self._is_for_core(verb, head):
+        if self._is_for_core(verb, head) and not isinstance(call, EncodedCall):
             self._admission.require_engine()
-            return await self.core.http(call, caller, deadline=deadline)
-        return await super().relay_http(verb, head, call, caller=caller, deadline=deadline)
-
-    async def relay_grpc(
-        self,
-        verb: Verb,
-        head: InferHead,
-        call: GrpcCall,
-        *,
-        caller: Identity = ANONYMOUS,
-        deadline: float | None = None,
-    ) -> GrpcAnswer:
-        """See DataPlane."""
-        if self._is_for_core(verb, head):
-            self._admission.require_engine()
-            return await self.core.grpc(call, caller, deadline=deadline)
-        return await super().relay_grpc(verb, head, call, caller=caller, deadline=deadline)
+            return await self.core.send(call, caller, deadline=deadline)
+        return await super().relay(verb, head, call, caller=caller, deadline=deadline)
 
     def image_input(self, model_name: str) -> ImageInput | None:
         """See DataPlane; the core decodes images for an engine of its own."""
