@@ -1,6 +1,7 @@
 """`penstock setup triton`: the environment of the bundled Triton."""
 
 import json
+import subprocess
 import sys
 from pathlib import Path
 
@@ -36,11 +37,12 @@ def steps_of(setup: TritonSetup) -> list[str]:
 
 
 def test_setup_makes_the_environment_once(tmp_path: Path, installed: list[str]) -> None:
-    """Triton is installed last, so that an environment that has it is complete; then nothing is left to do."""
+    """Triton is installed last, so that an environment that has it is complete; then nothing is left to do. Models' bytecode stays in it."""
     setup = TritonSetup(tmp_path / "triton")
     assert len(steps_of(setup)) == 3
     assert installed == ["triton.txt", "triton-server.txt"]
-    assert (setup.folder / "bin" / "python").exists()
+    asked = [setup.folder / "bin" / "python", "-c", "import sys; print(sys.pycache_prefix)"]
+    assert subprocess.run(asked, capture_output=True, text=True).stdout == f"{setup.folder}/pycache\n"
     assert steps_of(setup) == []
     assert steps_of(TritonSetup(setup.folder, has_gpu=True))
     assert installed[2:] == ["triton.txt", "triton-gpu.txt", "triton-server.txt"]
