@@ -37,7 +37,10 @@ def steps_of(setup: TritonSetup) -> list[str]:
 
 
 def test_setup_makes_the_environment_once(tmp_path: Path, installed: list[str]) -> None:
-    """Triton is installed last, so that an environment that has it is complete; then nothing is left to do. Models' bytecode stays in it."""
+    """Triton comes last, so an environment that has it is complete. A second setup finds nothing to do.
+
+    Python writes the bytecode of models there.
+    """
     setup = TritonSetup(tmp_path / "triton")
     assert len(steps_of(setup)) == 3
     assert installed == ["triton.txt", "triton-server.txt"]
