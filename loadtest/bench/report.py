@@ -10,6 +10,10 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from penstock_load.committed import Committed
+from penstock_load.report.document import plain_number
+from penstock_load.results import Spread
+
 VERSIONS_OF = ("grpcio", "aiohttp", "uvicorn", "uvloop", "tritonclient", "numpy", "opencv-python-headless")
 
 
@@ -51,6 +55,41 @@ def format_table(head: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
         for row in cells
     ]
     return "\n".join([lines[0], "-" * len(lines[0]), *lines[1:]])
+
+
+def markdown_table(title: str, head: Sequence[object], rows: Sequence[Sequence[object]]) -> str:
+    """A Markdown table under a heading, if there is a title; empty without rows."""
+    if not rows:
+        return ""
+    lines = [head, ["---"] * len(head), *rows]
+    body = ["| " + " | ".join(str(cell).replace("|", "\\|") for cell in line) + " |" for line in lines]
+    return "\n".join([*([f"## {title}", ""] if title else []), *body, ""])
+
+
+def spread_range(found: BenchSpread | Spread | None) -> str:
+    """ "3.3 (3.1 to 3.4)"; empty for None."""
+    if found is None:
+        return ""
+    return f"{plain_number(found.median)} ({plain_number(found.low)} to {plain_number(found.high)})"
+
+
+def verdict_rows(judged: Committed | None) -> list[tuple[str, str, str, str, str]]:
+    """Title, measured, "at least 3 / 7", state and measure of every verdict whose measure the result has."""
+    if judged is None:
+        return []
+    spreads = {measurement.measure: measurement.spread for measurement in judged.measurements}
+    return [
+        (
+            verdict.title,
+            spread_range(spreads[verdict.measure]),
+            f"{verdict.comparison.replace('_', ' ')} {plain_number(verdict.figure)}"
+            + (f" / {plain_number(verdict.goal)}" if verdict.goal else ""),
+            f"**{verdict.state}**",
+            verdict.measure,
+        )
+        for verdict in judged.verdicts
+        if verdict.measure in spreads
+    ]
 
 
 def present(results: Sequence[object], note: str, table: str, path: Path | None) -> None:

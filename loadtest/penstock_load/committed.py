@@ -9,7 +9,8 @@ import msgspec
 
 from penstock_load.measure.run_folder import RUN_FILE, RunFolderError, read_run_folder
 from penstock_load.results import Machine, Measurement, Spread, State, Verdict
-from penstock_load.targets import BENCH, SCENARIOS, UNITS, Target, scenario_targets
+from penstock_load.scenario import scenario_names
+from penstock_load.targets import BENCH, UNITS, Target, scenario_targets
 from penstock_load.verdict import Circumstances, circumstances_of, judge, way_out
 
 FOLDER = Path(__file__).resolve().parents[1] / "results"  # of a checkout
@@ -77,7 +78,7 @@ def _row(target: Target, committed: tuple[Committed, ...]) -> TargetRow:
 
 def _way(target: Target) -> str:
     """What would measure it, where no result speaks of it."""
-    own = next((name for name in target.scenarios if name in SCENARIOS), "")
+    own = next((name for name in target.scenarios if name in scenario_names()), "")
     return f"run penstock load run {own}" if own and target.measure != "knee_per_s" else way_out(target)
 
 

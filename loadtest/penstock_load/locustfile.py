@@ -24,7 +24,6 @@ import sys
 from typing import Any
 
 import gevent
-import grpc.experimental.gevent  # type: ignore[import-not-found]  # the stubs leave it out
 import locust.stats
 from locust import events
 from locust.runners import WorkerRunner
@@ -47,8 +46,6 @@ locust.stats.bucket_response_time = verdict.bucket  # locust's own way to keep m
 @events.init.add_listener  # type: ignore[untyped-decorator]
 def set_up(environment: Any, web_ui: Any, **_: Any) -> None:
     """Once, when locust has its runner; whatever the options get wrong ends it here."""
-    grpc.experimental.gevent.init_gevent()  # a waiting gRPC call gives way to the other users
-    gevent.get_hub().loop.update_now()  # its clock stood still while modules were imported: --run-time counts from here
     crew = Processes(environment)
     crew.listen()
     setup = LocustSetup(environment, crew, list(environment.user_classes))
@@ -63,6 +60,8 @@ def set_up(environment: Any, web_ui: Any, **_: Any) -> None:
     elif environment.shape_class:  # until it has ended, locust by itself would die of SIGTERM and leave its workers
         gevent.signal_handler(signal.SIGTERM, environment.shape_class.end)
     listen(environment, setup, judge)
+    setup.open_sender()
+    gevent.get_hub().loop.update_now()  # its clock stood still while modules were imported: --run-time counts from here
 
 
 def listen(environment: Any, setup: LocustSetup, judge: LocustJudge) -> None:

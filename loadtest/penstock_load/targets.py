@@ -12,14 +12,10 @@ import msgspec
 
 from penstock_load.hardware import ANY, Hardware
 from penstock_load.measure import measures
-from penstock_load.scenario import Scenario
+from penstock_load.scenario import Scenario, scenario_names
 
 SHIPPED = Path(__file__).parent / "targets.toml"
 NOTHING_MEASURES_IT = "none"
-SCENARIOS = (
-    *("image-steady", "image-burst", "tensor-small", "tensor-large", "mixed-models", "grpc-stream"),
-    *("overload", "soak", "cold-start", "video-streams"),
-)
 ELSEWHERE = ("batcher-replay", NOTHING_MEASURES_IT)  # another program's, and facts
 BENCH = "bench "  # "bench peers": `python -m loadtest.bench.peers`
 FACT = "fact"
@@ -286,8 +282,8 @@ def _complaints(row: _Row, also: Collection[str]) -> Iterator[str]:
     if row.measure not in UNITS:
         yield f"unknown measure {row.measure!r}{_near(row.measure, UNITS)}"
     for name in _several(row.scenario):
-        if name not in (*SCENARIOS, *ELSEWHERE, *also) and not name.startswith(BENCH):
-            yield f"unknown scenario {name!r}{_near(name, (*SCENARIOS, *ELSEWHERE, *also))}"
+        if name not in (*scenario_names(), *ELSEWHERE, *also) and not name.startswith(BENCH):
+            yield f"unknown scenario {name!r}{_near(name, (*scenario_names(), *ELSEWHERE, *also))}"
     if not row.scenario:
         yield 'scenario is empty; give one, several in brackets, or "none" for a fact'
     is_fact = row.measure == FACT or NOTHING_MEASURES_IT in _several(row.scenario)

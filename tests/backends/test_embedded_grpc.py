@@ -6,7 +6,6 @@ import pytest
 from tritonclient.grpc import service_pb2
 
 from penstock.engines.embedded.engine import EmbeddedEngine
-from penstock.engines.embedded.relay import EmbeddedRelay
 from penstock.protocol.call import GrpcAnswer
 from penstock.protocol.errors import DeadlineExceeded, EngineUnavailable
 from tests.contract.wire_case import F123, grpc_call, infer_request
@@ -16,7 +15,7 @@ CALL = grpc_call("ModelInfer", infer_request(id="7"))
 
 async def test_grpc_infer_answers_raw_tensors(plain_engine: EmbeddedEngine) -> None:
     """Name, version, id, and the output's bytes."""
-    answer = await EmbeddedRelay(plain_engine).send(CALL, deadline=None)
+    answer = await plain_engine.send(CALL, deadline=None)
     message = service_pb2.ModelInferResponse.FromString(answer.message)
     assert (answer.code, message.model_name, message.model_version, message.id) == (0, "plain", "1", "7")
     assert list(message.raw_output_contents) == [F123]
@@ -24,7 +23,7 @@ async def test_grpc_infer_answers_raw_tensors(plain_engine: EmbeddedEngine) -> N
 
 async def test_grpc_refusals_are_answers(plain_engine: EmbeddedEngine) -> None:
     """INVALID_ARGUMENT, NOT_FOUND, UNIMPLEMENTED, with their sentences."""
-    relay = EmbeddedRelay(plain_engine)
+    relay = plain_engine
     short = await relay.send(grpc_call("ModelInfer", infer_request(x=F123[:4])), deadline=None)
     assert (short.code, short.details.endswith("Expected 12, got 4")) == (3, True)
     unknown = await relay.send(grpc_call("ModelMetadata", service_pb2.ModelMetadataRequest(name="n")), deadline=None)
@@ -35,7 +34,7 @@ async def test_grpc_refusals_are_answers(plain_engine: EmbeddedEngine) -> None:
 
 async def test_grpc_calls_without_an_engine_or_time_are_not_answered(plain_engine: EmbeddedEngine) -> None:
     """As Relay says: the transport tells of what no engine answered."""
-    relay = EmbeddedRelay(plain_engine)
+    relay = plain_engine
     with pytest.raises(DeadlineExceeded):
         await relay.send(CALL, deadline=time.monotonic() - 1)
     await plain_engine.aclose()

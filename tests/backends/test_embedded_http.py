@@ -12,7 +12,6 @@ import pytest
 
 from penstock import VERSION
 from penstock.engines.embedded.engine import EmbeddedEngine
-from penstock.engines.embedded.relay import EmbeddedRelay
 from penstock.engines.model_io import classified
 from penstock.protocol.call import HttpAnswer
 from penstock.protocol.errors import DeadlineExceeded, EngineUnavailable, InvalidRequest
@@ -21,13 +20,14 @@ from penstock.protocol.inference import Datatype, tensor_from_numpy
 from penstock.protocol.json_tensors import tensor_data, tensor_text
 from tests.backends import onnx_models
 from tests.contract.wire_case import F123, X, get, infer, infer_binary, infer_x
+from tests.contract.wire_models import write_plain
 
 CHECKOUT = Path(__file__).resolve().parents[2]
 
 
 async def test_rest_infer_in_json_is_answered_to_the_byte(plain_engine: EmbeddedEngine) -> None:
     """Members in Triton's order, without blanks; the id only where one came."""
-    relay = EmbeddedRelay(plain_engine)
+    relay = plain_engine
     answer = await relay.send(infer_x(request={"id": "7"}), deadline=None)
     assert answer == HttpAnswer(
         200,
@@ -41,7 +41,7 @@ async def test_rest_infer_in_binary_is_answered_to_the_byte(plain_engine: Embedd
     """JSON, and the bytes behind it; the header tells where they begin."""
     tensor = {"name": "x", "shape": [1, 3], "datatype": "FP32", "parameters": {"binary_data_size": 12}}
     head = {"inputs": [tensor], "parameters": {"binary_data_output": True}}
-    answer = await EmbeddedRelay(plain_engine).send(infer_binary("plain", head, F123), deadline=None)
+    answer = await plain_engine.send(infer_binary("plain", head, F123), deadline=None)
     text = (
         b'{"model_name":"plain","model_version":"1","outputs":[{"name":"y","datatype":"FP32","shape":[1,3],'
         b'"parameters":{"binary_data_size":12}}]}'
@@ -52,11 +52,14 @@ async def test_rest_infer_in_binary_is_answered_to_the_byte(plain_engine: Embedd
     assert headers[b"content-type"] == b"application/octet-stream"
 
 
-async def test_rest_body_that_is_too_large_once_decompressed_is_413(plain_engine: EmbeddedEngine) -> None:
+async def test_rest_body_that_is_too_large_once_decompressed_is_413(tmp_path: Path) -> None:
     """A megabyte of blanks in a kilobyte."""
-    relay = EmbeddedRelay(plain_engine, max_body_bytes=1 << 16)
+    write_plain(tmp_path)
+    engine = EmbeddedEngine((tmp_path,), max_body_bytes=1 << 16)
+    await engine.load("plain")
     call = infer("plain", gzip.compress(bytes(1 << 20)), {"content-encoding": "gzip"})
-    assert (await relay.send(call, deadline=None)).status == 413
+    assert (await engine.send(call, deadline=None)).status == 413
+    await engine.aclose()
 
 
 async def test_rest_classes_of_a_model_that_is_unloaded_meanwhile_are_an_error(
@@ -68,7 +71,7 @@ async def test_rest_classes_of_a_model_that_is_unloaded_meanwhile_are_an_error(
     tensor = {"name": "trips", "shape": [1, 1], "datatype": "INT64", "data": [300]}
     outputs = [{"name": "done", "parameters": {"classification": 1}}]
     call = infer("slow", {"inputs": [tensor], "outputs": outputs})
-    running = asyncio.create_task(EmbeddedRelay(plain_engine).send(call, deadline=None))
+    running = asyncio.create_task(plain_engine.send(call, deadline=None))
     await asyncio.sleep(0)
     await plain_engine.unload("slow")
     assert b'"data":["300:0"]' in (await running).body
@@ -76,7 +79,7 @@ async def test_rest_classes_of_a_model_that_is_unloaded_meanwhile_are_an_error(
 
 async def test_rest_calls_without_an_engine_or_time_are_not_answered(plain_engine: EmbeddedEngine) -> None:
     """As Relay says: the transport tells of what no engine answered."""
-    relay = EmbeddedRelay(plain_engine)
+    relay = plain_engine
     with pytest.raises(DeadlineExceeded):
         await relay.send(infer_x(), deadline=time.monotonic() - 1)
     await plain_engine.aclose()
@@ -100,7 +103,7 @@ async def test_rest_body_of_megabytes_of_json_leaves_the_event_loop_free(plain_e
     body = {"inputs": [{**X, "shape": [100_000, 3], "data": [0.12345678] * 300_000}]}
     call = infer("plain", body)
     before = turns
-    answer = await EmbeddedRelay(plain_engine).send(call, deadline=None)
+    answer = await plain_engine.send(call, deadline=None)
     others.cancel()
     assert b"batch-size must be <= 8" in answer.body
     assert turns - before > 20

@@ -5,7 +5,6 @@ from pathlib import Path
 import pytest
 
 from penstock.engines.embedded.engine import EmbeddedEngine
-from penstock.engines.embedded.relay import EmbeddedRelay
 from penstock.protocol.call import GrpcCall, HttpCall
 
 SERVICE = "/inference.GRPCInferenceService/"
@@ -24,7 +23,7 @@ async def test_embedded_engine_has_no_settings_and_says_what_to_do(
     tmp_path: Path, target: bytes, method: str, word: str
 ) -> None:
     """501 and UNIMPLEMENTED in the same sentence, to a read and to a change; neither is among its extensions."""
-    relay = EmbeddedRelay(EmbeddedEngine((tmp_path,)))
+    relay = EmbeddedEngine((tmp_path,))
     refused = await relay.send(GrpcCall(SERVICE + method, b""), deadline=None)
     assert refused.code == UNIMPLEMENTED
     assert word in refused.details

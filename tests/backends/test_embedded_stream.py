@@ -6,9 +6,8 @@ import time
 import pytest
 from tritonclient.grpc import service_pb2
 
-from penstock.engines.embedded.engine import EmbeddedEngine
+from penstock.engines.embedded.engine import STREAM_INFER, EmbeddedEngine
 from penstock.engines.embedded.grpc_stream import MAX_WAITING, OrderedStream
-from penstock.engines.embedded.relay import STREAM_INFER, EmbeddedRelay
 from penstock.protocol.call import GrpcAnswer
 from penstock.protocol.errors import DeadlineExceeded, NotSupported
 from tests.contract.wire_case import F123, infer_request
@@ -32,7 +31,7 @@ async def received(stream: object) -> list[service_pb2.ModelStreamInferResponse]
 
 async def test_answers_keep_the_requests_order_and_say_that_they_are_the_last(plain_engine: EmbeddedEngine) -> None:
     """A wrong one's error comes in order, in Triton's form; then the stream ends with OK."""
-    stream = await EmbeddedRelay(plain_engine).open_stream(STREAM_INFER, (), deadline=None)
+    stream = await plain_engine.open_stream(STREAM_INFER, (), deadline=None)
     async with asyncio.timeout(WAIT_S):
         for one in (message("a"), message("short", x=F123[:4]), message("b")):
             await stream.send(one)
@@ -49,7 +48,7 @@ async def test_answers_keep_the_requests_order_and_say_that_they_are_the_last(pl
 
 async def test_bytes_that_are_no_request_are_reported_in_order(plain_engine: EmbeddedEngine) -> None:
     """Without an id, which is unreadable."""
-    stream = await EmbeddedRelay(plain_engine).open_stream(STREAM_INFER, (), deadline=None)
+    stream = await plain_engine.open_stream(STREAM_INFER, (), deadline=None)
     async with asyncio.timeout(WAIT_S):
         await stream.send(b"\xff")
         await stream.half_close()
@@ -60,7 +59,7 @@ async def test_bytes_that_are_no_request_are_reported_in_order(plain_engine: Emb
 async def test_other_methods_have_no_stream(plain_engine: EmbeddedEngine) -> None:
     """NotSupported, naming it."""
     with pytest.raises(NotSupported, match="no Other that streams"):
-        await EmbeddedRelay(plain_engine).open_stream("/inference.GRPCInferenceService/Other", (), deadline=None)
+        await plain_engine.open_stream("/inference.GRPCInferenceService/Other", (), deadline=None)
 
 
 async def test_runs_side_by_side_answer_in_order_and_are_bounded() -> None:

@@ -72,7 +72,6 @@ async def bench() -> AsyncIterator[Bench]:
 
         engines = DedicatedEngines(
             backend,
-            backend,
             connect=connect,
             give_up=give_up,
             start=lambda model, reason: made[0].started.append((model, reason)),

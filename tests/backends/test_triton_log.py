@@ -165,11 +165,11 @@ def test_sink_emits_with_source_and_remembers_the_last_errors() -> None:
     recorder = Recorder()
     sink = LogSink(recorder, has_gpu=True, remembered=2)
     sink.feed(b"cannot do that\n", 0.0)
-    assert sink.last_words() == "cannot do that"
+    assert sink.last_errors() == "cannot do that"
     for text in ("first", "second", "third", "third"):
         sink.feed(f'E{STAMP} main.cc:1] "{text}"\n'.encode(), 0.0)
     assert recorder.lines[1] == (logging.ERROR, "first", {"source": "main.cc:1"})
-    assert sink.last_words() == "third"
+    assert sink.last_errors() == "third"
 
 
 @pytest.mark.parametrize(
@@ -197,7 +197,7 @@ def test_sink_over_its_rate_drops_counts_and_still_remembers_errors() -> None:
     sink.feed(b"spam\n" * (MAX_ENTRIES_PER_S + 30), 10.2)
     sink.feed(f'E{STAMP} a.cc:1] "the cause"\n'.encode(), 10.9)
     assert len(recorder.lines) == MAX_ENTRIES_PER_S
-    assert sink.last_words() == "the cause"
+    assert sink.last_errors() == "the cause"
     sink.feed(b"calm\n", 11.0)
     assert [event for _, event, _ in recorder.lines[-2:]] == ["Triton writes too fast; log lines dropped", "calm"]
     assert recorder.lines[-2][2] == {"dropped": 31}
@@ -211,7 +211,7 @@ def test_sink_whose_log_cannot_be_written_keeps_reading() -> None:
 
     sink = LogSink(broken, has_gpu=True)
     sink.feed(f'E{STAMP} a.cc:1] "the cause"\n'.encode(), 0.0)
-    assert sink.last_words() == "the cause"
+    assert sink.last_errors() == "the cause"
 
 
 def test_half_a_line_is_pending_until_flushed() -> None:

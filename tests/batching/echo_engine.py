@@ -5,14 +5,14 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from penstock.protocol.engine import InferenceEngine, ModelConfig, ModelMetadata, ModelState
+from penstock.protocol.engine import Engine, ModelConfig, ModelMetadata, ModelState
 from penstock.protocol.errors import InferenceError
 from penstock.protocol.inference import InferRequest, InferResponse, tensor_from_numpy
 
 POISON = -1.0
 
 
-class EchoEngine(InferenceEngine):
+class EchoEngine(Engine):
     """calls: the rows of every call, as they came. cancelled: calls that were given up.
 
     While `gate` is clear, calls wait. refusals: raised by the next calls, one each. poison_error: raised by every call

@@ -9,7 +9,7 @@ import pytest_asyncio
 from penstock.engines.embedded.engine import EmbeddedEngine
 from penstock.engines.triton.client import TritonEngine
 from penstock.engines.triton.runtime import find_triton
-from penstock.protocol.engine import InferenceEngine
+from penstock.protocol.engine import Engine
 from penstock.protocol.errors import ModelNotReady
 from tests.backends.triton_of_onnx_models import RunningTriton, running_triton
 from tests.contract.models import write_repository
@@ -60,7 +60,7 @@ async def triton(real_triton: RunningTriton) -> AsyncIterator[TritonEngine]:
 
 
 @pytest.fixture(params=["embedded", "triton"])
-def engine(request: pytest.FixtureRequest) -> InferenceEngine:
+def engine(request: pytest.FixtureRequest) -> Engine:
     """Each engine in turn."""
-    backend: InferenceEngine = request.getfixturevalue(request.param)
+    backend: Engine = request.getfixturevalue(request.param)
     return backend

@@ -13,7 +13,7 @@ from tritonclient.grpc import service_pb2
 from penstock.engines.embedded.engine import EmbeddedEngine
 from penstock.engines.triton.client import TritonEngine
 from penstock.protocol.call import GrpcCall
-from penstock.protocol.engine import InferenceEngine, ModelState
+from penstock.protocol.engine import Engine, ModelState
 from penstock.protocol.errors import DeadlineExceeded, InvalidRequest, ModelNotFound, ModelNotReady
 from penstock.protocol.inference import Array, Datatype, InferRequest, tensor_from_numpy
 from tests.backends import onnx_models
@@ -40,12 +40,12 @@ def replace(repository: Path, model: str, content: bytes) -> None:
     beside.rename(repository / model / "1" / "model.onnx")
 
 
-async def rows_of(engine: InferenceEngine, model: str) -> list[ModelState]:
+async def rows_of(engine: Engine, model: str) -> list[ModelState]:
     """The model's rows of the index."""
     return [row for row in await engine.repository_index() if row.name == model]
 
 
-async def test_infer_every_datatype_answers_what_was_sent(engine: InferenceEngine) -> None:
+async def test_infer_every_datatype_answers_what_was_sent(engine: Engine) -> None:
     """All thirteen datatypes in a batch of three, bit for bit, each in its own type."""
     sent = {f"in_{name}": np.concatenate([sample] * 3) for name, sample in SAMPLES.items()}
     response = await engine.infer(ask("types", **sent))
@@ -56,7 +56,7 @@ async def test_infer_every_datatype_answers_what_was_sent(engine: InferenceEngin
         np.testing.assert_array_equal(arrays(response)[f"out_{name}"], sent[f"in_{name}"])
 
 
-async def test_infer_answer_carries_name_version_id_and_time(engine: InferenceEngine) -> None:
+async def test_infer_answer_carries_name_version_id_and_time(engine: Engine) -> None:
     """The highest version answers where none is asked for, and the request's id comes back."""
     request = InferRequest("versions", (tensor_from_numpy("x", ROW),), id="seven")
     response = await engine.infer(request)
@@ -65,7 +65,7 @@ async def test_infer_answer_carries_name_version_id_and_time(engine: InferenceEn
 
 
 @pytest.mark.parametrize("version", ["2", "10"])
-async def test_infer_version_runs_its_own_file(engine: InferenceEngine, version: str) -> None:
+async def test_infer_version_runs_its_own_file(engine: Engine, version: str) -> None:
     """Two versions at once; each adds its own number."""
     response = await engine.infer(ask("versions", version=version, x=ROW))
     assert response.model_version == version
@@ -73,9 +73,7 @@ async def test_infer_version_runs_its_own_file(engine: InferenceEngine, version:
 
 
 @pytest.mark.parametrize(("wanted", "answered"), [((), {"sum", "product"}), (("product", "product"), {"product"})])
-async def test_infer_outputs_are_those_asked_for(
-    engine: InferenceEngine, wanted: tuple[str, ...], answered: set[str]
-) -> None:
+async def test_infer_outputs_are_those_asked_for(engine: Engine, wanted: tuple[str, ...], answered: set[str]) -> None:
     """None named means all; one named twice comes once."""
     response = await engine.infer(ask("no_config", wanted, a=ROW, b=2 * ROW))
     assert [tensor.name for tensor in response.outputs].count("product") == 1
@@ -94,9 +92,7 @@ async def test_infer_outputs_are_those_asked_for(
         ("dynamic", (1, 0, 3)),
     ],
 )
-async def test_infer_shapes_at_the_edge_keep_their_shape(
-    engine: InferenceEngine, model: str, shape: tuple[int, ...]
-) -> None:
+async def test_infer_shapes_at_the_edge_keep_their_shape(engine: Engine, model: str, shape: tuple[int, ...]) -> None:
     """No batch dimension, scalars, reshapes, sizes that vary and a size of 0 answer in the shape asked in."""
     x = np.arange(np.prod(shape), dtype=np.float32).reshape(shape)
     answered = arrays(await engine.infer(ask(model, x=x)))["y"]
@@ -105,15 +101,13 @@ async def test_infer_shapes_at_the_edge_keep_their_shape(
 
 
 @pytest.mark.parametrize(("brought", "bias"), [({}, 5), ({"bias": np.array([7], np.float32)}, 7)])
-async def test_infer_optional_input_may_be_left_out(
-    engine: InferenceEngine, brought: dict[str, Array], bias: int
-) -> None:
+async def test_infer_optional_input_may_be_left_out(engine: Engine, brought: dict[str, Array], bias: int) -> None:
     """The file's own value stands in."""
     response = await engine.infer(ask("optional", x=ROW[0], **brought))
     assert arrays(response)["y"].tolist() == [1 + bias, 2 + bias, 3 + bias]
 
 
-async def test_infer_many_at_once_each_get_their_own(engine: InferenceEngine) -> None:
+async def test_infer_many_at_once_each_get_their_own(engine: Engine) -> None:
     """Requests of three shapes, in flight together."""
     pictures = [np.full((1, 2 + n % 3, 5), n, np.float32) for n in range(24)]
     responses = await asyncio.gather(*(engine.infer(ask("dynamic", x=picture)) for picture in pictures))
@@ -121,7 +115,7 @@ async def test_infer_many_at_once_each_get_their_own(engine: InferenceEngine) ->
         np.testing.assert_array_equal(arrays(response)["y"], picture * picture)
 
 
-async def test_infer_late_answer_is_given_up_at_the_deadline(engine: InferenceEngine) -> None:
+async def test_infer_late_answer_is_given_up_at_the_deadline(engine: Engine) -> None:
     """A run of seconds is left when its time is over, and one whose time was over before is not begun."""
     await engine.infer(ask("slow", trips=np.array([[1]])))
     began = time.monotonic()
@@ -154,7 +148,7 @@ async def test_config_and_metadata_are_the_same_of_both(
     assert await embedded.model_metadata(model) == await triton.model_metadata(model)
 
 
-async def test_metadata_of_a_version_names_only_that(engine: InferenceEngine) -> None:
+async def test_metadata_of_a_version_names_only_that(engine: Engine) -> None:
     """And the model's all that version_policy serves."""
     assert (await engine.model_metadata("versions", "2")).versions == ("2",)
     assert (await engine.model_metadata("versions")).versions == ("2", "10")
@@ -176,7 +170,7 @@ def astuple(row: ModelState) -> tuple[str, str, str, str]:
     return row.name, row.version, row.state, row.reason
 
 
-async def test_load_and_unload_are_seen_in_the_index(engine: InferenceEngine, fresh: str) -> None:
+async def test_load_and_unload_are_seen_in_the_index(engine: Engine, fresh: str) -> None:
     """Never loaded, ready, unloaded; what is unloaded is not found, and comes back by another load."""
     assert await rows_of(engine, fresh) == [ModelState(fresh, "", "", "")]
     assert not await engine.ready(fresh)
@@ -196,7 +190,7 @@ async def test_load_and_unload_are_seen_in_the_index(engine: InferenceEngine, fr
 
 
 async def test_reload_takes_the_new_file_and_keeps_the_old_where_that_is_broken(
-    engine: InferenceEngine, fresh: str, repository: Path
+    engine: Engine, fresh: str, repository: Path
 ) -> None:
     """A load of a changed model replaces it; one that fails tells why and changes nothing."""
     await engine.load(fresh)
@@ -211,9 +205,7 @@ async def test_reload_takes_the_new_file_and_keeps_the_old_where_that_is_broken(
     assert await rows_of(engine, fresh) == [ModelState(fresh, "1", "READY", "")]
 
 
-async def test_model_gone_from_disk_serves_until_it_is_unloaded(
-    engine: InferenceEngine, fresh: str, repository: Path
-) -> None:
+async def test_model_gone_from_disk_serves_until_it_is_unloaded(engine: Engine, fresh: str, repository: Path) -> None:
     """It has no row any more, cannot be loaded again, and is not found once unloaded."""
     await engine.load(fresh)
     shutil.rmtree(repository / fresh)
@@ -227,7 +219,7 @@ async def test_model_gone_from_disk_serves_until_it_is_unloaded(
             await asyncio.sleep(0.02)
 
 
-async def test_load_unknown_or_broken_says_why(engine: InferenceEngine) -> None:
+async def test_load_unknown_or_broken_says_why(engine: Engine) -> None:
     """One class, and the sentence that names tensor, file and config. Unloading what is not there is no error."""
     with pytest.raises(ModelNotReady, match="not in the engine's model repository"):
         await engine.load("nope")
@@ -236,7 +228,7 @@ async def test_load_unknown_or_broken_says_why(engine: InferenceEngine) -> None:
     await engine.unload("nope")
 
 
-async def test_ready_engine_is_ready_although_models_are_broken(engine: InferenceEngine) -> None:
+async def test_ready_engine_is_ready_although_models_are_broken(engine: Engine) -> None:
     """One bad model takes nothing from the others."""
     assert await engine.ready()
     assert await engine.ready("versions")

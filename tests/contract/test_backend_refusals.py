@@ -6,7 +6,7 @@ import struct
 import numpy as np
 import pytest
 
-from penstock.protocol.engine import InferenceEngine
+from penstock.protocol.engine import Engine
 from penstock.protocol.errors import InferenceError, InvalidRequest, ModelNotFound
 from penstock.protocol.inference import Datatype, InferRequest, Tensor, tensor_from_numpy
 from tests.backends.onnx_models import SAMPLES
@@ -141,7 +141,7 @@ REFUSALS: list[tuple[str, str, tuple[Tensor, ...], str]] = [
 
 @pytest.mark.parametrize(("model", "inputs", "text"), [row[1:] for row in REFUSALS], ids=[row[0] for row in REFUSALS])
 async def test_infer_bad_inputs_are_refused_with_tritons_sentence(
-    engine: InferenceEngine, model: str, inputs: tuple[Tensor, ...], text: str
+    engine: Engine, model: str, inputs: tuple[Tensor, ...], text: str
 ) -> None:
     """The caller's mistake has one class and one text, whichever engine looks at it."""
     with pytest.raises(InvalidRequest, match=re.escape(text)):
@@ -160,7 +160,7 @@ async def test_infer_bad_inputs_are_refused_with_tritons_sentence(
     ],
 )
 async def test_infer_unknown_names_are_refused_with_tritons_sentence(
-    engine: InferenceEngine, model: str, version: str, outputs: tuple[str, ...], kind: type[InferenceError], text: str
+    engine: Engine, model: str, version: str, outputs: tuple[str, ...], kind: type[InferenceError], text: str
 ) -> None:
     """Models, versions and outputs that are not there; metadata and config of such a model say the same."""
     with pytest.raises(kind, match=re.escape(text)):

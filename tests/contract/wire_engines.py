@@ -16,7 +16,6 @@ from google.protobuf.message import Message
 from tritonclient.grpc import service_pb2
 
 from penstock.engines.embedded.engine import EmbeddedEngine
-from penstock.engines.embedded.relay import EmbeddedRelay
 from penstock.engines.model_health import KnownModel
 from penstock.engines.triton.client import TritonEngine
 from penstock.engines.watch import EngineWatch, WatchOptions
@@ -106,7 +105,7 @@ async def both_engines(triton: RunningTriton, repository: Path) -> AsyncIterator
                 await engine.load(row.name)
                 await watch.find(row.name)
         batched = Batched(backend, watch)
-        yield Engines(backend, EmbeddedRelay(engine), batched)
+        yield Engines(backend, engine, batched)
         await batched.pool.aclose()
     finally:
         await backend.aclose()

@@ -8,7 +8,7 @@ import pytest
 from penstock.engines.model_health import EngineView
 from penstock.gateway.image_flow import ImageFlow
 from penstock.gateway.metrics import Metrics
-from penstock.protocol.engine import InferenceEngine
+from penstock.protocol.engine import Engine
 from penstock.protocol.errors import InferenceError, Overloaded, UndecodableImage
 from penstock.protocol.identity import Identity
 from penstock.protocol.inference import Batcher
@@ -70,7 +70,7 @@ def test_client_that_queues_are_fair_to_is_a_key_or_an_address(caller: Identity,
 def flow_of(batching: Batcher, pool: DecodePool) -> ImageFlow:
     watch = Mock(EngineView)
     watch.find = AsyncMock(return_value=CLASSIFIER)
-    return ImageFlow(backend=Mock(InferenceEngine), watch=watch, pool=pool, metrics=Metrics(), batching=batching)
+    return ImageFlow(backend=Mock(Engine), watch=watch, pool=pool, metrics=Metrics(), batching=batching)
 
 
 async def run(flow: ImageFlow, deadline: float | None) -> None:

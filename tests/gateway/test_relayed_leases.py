@@ -10,7 +10,7 @@ from penstock.engines.model_health import EngineView
 from penstock.gateway.image_flow import ImageFlow
 from penstock.gateway.metrics import Metrics
 from penstock.gateway.workers.slab import SharedSlab, anonymous_memory
-from penstock.protocol.engine import InferenceEngine, ModelConfig, TensorSpec
+from penstock.protocol.engine import Engine, ModelConfig, TensorSpec
 from penstock.protocol.errors import DeadlineExceeded, EngineFailed, InferenceError, UnsupportedMedia
 from penstock.protocol.inference import Batcher, Datatype, InferRequest, InferResponse, tensor_from_numpy
 from penstock.vision import image_tasks as relayed
@@ -40,7 +40,7 @@ class Rig:
         self.entered = asyncio.Event()
         self.error: InferenceError | None = None
         self.read: list[bytes] = []
-        watch, batching, backend, pool = Mock(EngineView), Mock(Batcher), Mock(InferenceEngine), Mock(DecodePool)
+        watch, batching, backend, pool = Mock(EngineView), Mock(Batcher), Mock(Engine), Mock(DecodePool)
         watch.find = AsyncMock(return_value=MODEL)
         batching.owns.return_value = is_owned
         batching.infer = backend.infer = self._infer

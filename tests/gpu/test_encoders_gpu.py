@@ -9,8 +9,6 @@ Measured at four sizes (13.0.1 and 13.3.2 on an H100 alike, and as an H200 had i
     further from the picture than libjpeg-turbo's       -0.03 to 0.00     0.08 to 0.26
     means of blocks of 16 x 16 apart from its           0.11 to 0.14      0.97 to 1.06
     the same, at most                                   2.1               4.3
-
-`python -m loadtest.bench.gpu.previews` says what each costs.
 """
 
 import ctypes
@@ -24,7 +22,7 @@ import numpy as np
 import pytest
 import simplejpeg
 
-from loadtest.bench.gpu.previews import photo
+from loadtest.bench.gpu.pictures import photos
 from penstock_video.errors import GpuUnavailable, SinkFailed
 from penstock_video.gpu.device import Device
 from penstock_video.sinks.encoder import EncoderKind, nvenc_here
@@ -73,6 +71,11 @@ def nvjpeg() -> Iterator[NvJpeg]:
         pytest.skip(error.message)
     yield encoder
     encoder.close()
+
+
+def photo(width: int, height: int) -> "np.ndarray[Any, np.dtype[np.uint8]]":
+    """A photo-like RGB picture, (height, width, 3)."""
+    return simplejpeg.decode_jpeg(photos(1, sizes={(width, height): 1.0})[0])
 
 
 def way_of(nvjpeg: NvJpeg) -> Way:

@@ -3,23 +3,56 @@
 Stated tolerance, in levels of 255 of the network's input, for photo-like JPEGs that are made smaller:
 the same pixels: none, to the last bit. Decoded by nvJPEG instead of libjpeg-turbo, as an H200 and an H100 had it alike
 (CUDA 13): 4:4:4 equal; 4:2:0 by the hardware decoder largest 1, by torchvision's call mean 0.17, 99 of 100 within 2,
-largest 10 (chroma is repeated, not interpolated). `python -m loadtest.bench.gpu.pictures` prints what they are.
+largest 10 (chroma is repeated, not interpolated).
 """
 
-from dataclasses import replace
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import cv2
 import numpy as np
 import pytest
 
-from loadtest.bench.gpu.pictures import LEVELS, Difference, difference, photos
+from loadtest.bench.gpu.pictures import photos
 from penstock.engines.torch_serving.config import PictureFit, PictureSpec
+from penstock.vision import spec as vision
+from penstock.vision.decode import decode
+from penstock.vision.preprocess import prepare
 from tests.backends.test_picture_kernel import IMAGENET, noise, on_the_cpu, stored, values_of
 from tests.vision import images
 
 pytestmark = pytest.mark.gpu
 NETWORK = replace(IMAGENET, width=224, height=224)
+LEVELS = PictureSpec(width=224, height=224, fit=PictureFit.CROP, shorter_side=256)
+_GATEWAYS = vision.PrepareSpec(width=224, height=224, fit=vision.ResizeMode.CROP, shorter_side=256)
+
+
+@dataclass(frozen=True)
+class Difference:
+    """Between two inputs, in levels of 255, over all values of all pictures."""
+
+    mean: float
+    p99: float
+    largest: float
+
+    def is_within(self, tolerance: "Difference") -> bool:
+        return self.mean <= tolerance.mean and self.p99 <= tolerance.p99 and self.largest <= tolerance.largest
+
+
+def difference(encoded: Sequence[bytes], reader: Any, spec: PictureSpec) -> Difference:
+    """The reader's input compared with the gateway's decoder and resize on the CPU. spec: LEVELS'."""
+    import torch
+
+    out = torch.empty((len(encoded), spec.channels, spec.height, spec.width), device="cuda")
+    errors = [error for error in reader.prepare(encoded, out) if error is not None]
+    if errors:
+        raise ValueError(errors[0])
+    expected = np.stack([prepare(decode(one, vision.ColorFormat.RGB), _GATEWAYS)[0] for one in encoded])
+    levels = np.abs(out.cpu().numpy() - expected)
+    return Difference(float(levels.mean()), float(np.percentile(levels, 99)), float(levels.max()))
+
+
 SAME_DECODER_TOLERANCE = Difference(mean=0.6, p99=2.0, largest=4.0)  # smooth pictures, some of them turned
 PHOTO_TOLERANCE = Difference(mean=0.3, p99=3.0, largest=16.0)
 ODD_SIZE_MEAN = 3.0  # one of thirty was 2.6 on an H200: a few pixels in 4:2:0

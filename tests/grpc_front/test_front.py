@@ -11,8 +11,9 @@ from grpc._cython import cygrpc
 from tritonclient.grpc import service_pb2
 
 from penstock.gateway.grpc.server import AddressTaken, GrpcEndpoint, GrpcLimits, serve
-from penstock.gateway.grpc.status_codes import GRPC_STATUS, status_of
+from penstock.gateway.grpc.status_codes import status_of
 from penstock.protocol.call import GrpcAnswer
+from penstock.protocol.error_codes import ERROR_CODES
 from penstock.protocol.errors import (
     AccessUnavailable,
     BodyTooSlow,
@@ -103,7 +104,7 @@ async def test_message_that_the_engine_cannot_read_is_the_callers_mistake(
 def test_table_has_every_class_of_the_tree() -> None:
     """A new error class has a row, or a parent other than the root that has one."""
     for kind in InferenceError.__subclasses__():
-        assert kind in GRPC_STATUS
+        assert kind in ERROR_CODES
 
 
 def test_status_where_waiting_helps_says_how_long() -> None:

@@ -155,7 +155,7 @@ def test_two_workers_and_their_master_add_up(stack: RunningStack) -> None:
     (port,) = map(str, pick_free_ports("127.0.0.1", 1))
     before = counted(stack)
     worker = ["--worker", "--master-port", port, "GrpcUser"]
-    load = ["-u", "4", "-r", "4", "-t", "2s", "--model", "identity_fp32"]
+    load = ["-u", "4", "-r", "4", "-t", "5s", "--model", "identity_fp32"]
     with started(*worker) as one, started(*worker) as two:
         master = ["--master", "--master-bind-host", "127.0.0.1", "--master-bind-port", port, "--expect-workers", "2"]
         answer = run(*where(stack), *master, *load, "GrpcUser")
@@ -176,4 +176,4 @@ def test_a_worker_without_the_pictures_ends_the_run(stack: RunningStack) -> None
     ports = ["--master-bind-host", "127.0.0.1", "--master-bind-port", port, "--master-port", port]
     answer = run(*where(stack), *ports, "--processes", "1", "-t", "1h", "--images", "/nowhere", "ImageUser")
     assert answer.returncode == 1
-    assert "--images: no picture" in answer.stderr
+    assert "no pictures to send" in answer.stderr

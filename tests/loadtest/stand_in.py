@@ -88,7 +88,9 @@ def _handler_of(stand_in: StandIn) -> type[BaseHTTPRequestHandler]:
 
         def do_GET(self) -> None:
             stand_in.keys.add(("model", self.headers["x-api-key"]))
-            self._answer(json.dumps({"inputs": [{"name": "x", "datatype": "FP32", "shape": [-1, 2]}]}).encode())
+            inputs = [{"name": "x", "datatype": "FP32", "shape": [-1, 2]}]
+            about = {"name": "stand-in", "extensions": ["binary_tensor_data"], "inputs": inputs, "outputs": []}
+            self._answer(json.dumps(about).encode())
 
         def _answer(self, body: bytes) -> None:
             self.send_response(stand_in.image_status)

@@ -1,7 +1,6 @@
 """The bench of sentences against a server of a few lines, and its ways to end without a figure."""
 
 import json
-import sys
 import threading
 from collections.abc import Sequence
 from pathlib import Path
@@ -9,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from loadtest.bench.gpu import sentence_program, sentences
+from loadtest.bench.gpu import sentences
 from loadtest.bench.gpu.callers import CallerLane, CallerRequest, CallersRun
 from loadtest.bench.gpu.sentences import stack_of
 from loadtest.bench.wire import BadAnswer
@@ -128,12 +127,3 @@ def test_sentences_are_asked_of_a_server_or_of_a_stack_of_their_own() -> None:
     for wrong in (["--url", "http://127.0.0.1:1", "--up", "onnx"], ["--up", "int8"]):
         with pytest.raises(SystemExit):
             sentences.parse_arguments(wrong)
-
-
-def test_sentence_program_without_pytorch_says_so(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """One line, exit code 2."""
-    monkeypatch.setitem(sys.modules, "torch", None)
-    assert sentence_program.main([]) == 2
-    assert capsys.readouterr().err.count("\n") == 1

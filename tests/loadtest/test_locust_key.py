@@ -13,7 +13,7 @@ def test_users_show_the_key_with_every_request(monkeypatch: pytest.MonkeyPatch, 
     """By --api-key or PENSTOCK_API_KEY; with what is asked before the load, too, and nowhere in what is printed."""
     monkeypatch.setenv("PENSTOCK_API_KEY", KEY if way == "variable" else "")  # empty: Compose hands it on so
     with running_stand_in() as stand_in:
-        stand_in.image_body = {"results": [], "outputs": []}
+        stand_in.image_body = {"results": [{}], "outputs": []}
         words = ["--api-key", KEY] if way == "flag" else []
         address = ["--host", stand_in.http_url, "--grpc", stand_in.grpc_address]
         answer = locust(*address, *words, "-u", "4", "-r", "4")

@@ -69,7 +69,7 @@ def test_image_users_without_a_folder_post_generated_jpegs(stand_in: StandIn) ->
 
 @pytest.mark.parametrize(
     ("status", "body", "said"),
-    [(503, {"error": "full"}, "503"), (200, {"error": "?"}, "no results")],
+    [(503, {"error": "full"}, "503"), (200, {"error": "?"}, "results for")],
     ids=["refused", "no results"],
 )
 def test_image_users_with_a_bad_answer_count_a_failure(

@@ -9,7 +9,6 @@ import pytest
 from penstock_load.hardware import ANY, Hardware
 from penstock_load.scenario import Scenario, read_scenario, scenario_names
 from penstock_load.targets import (
-    SCENARIOS,
     Comparison,
     Origin,
     Provenance,
@@ -156,7 +155,6 @@ def test_shipped_targets_of_a_card_speak_of_that_card() -> None:
 @pytest.mark.parametrize("name", scenario_names())
 def test_shipped_scenarios_each_have_something_to_answer_to(name: str) -> None:
     """Whatever is run, at least one row can be judged on any machine."""
-    assert set(SCENARIOS) == set(scenario_names())
     rows = scenario_targets(TARGETS.values(), name)
     assert any(row.comparison is not Comparison.QUOTED and row.hardware == ANY and not row.models for row in rows)
 

@@ -26,7 +26,7 @@ from penstock.gateway.workers.slab_sharing import (
     client_slab_parts,
     slab_bytes_with_client_parts,
 )
-from penstock.protocol.engine import InferenceEngine
+from penstock.protocol.engine import Engine
 from penstock.protocol.errors import EngineUnavailable, InferenceError, Overloaded
 from penstock.protocol.inference import InferRequest, InferResponse, tensor_from_numpy
 from tests.local.test_core_link import FakeEngine, FakeWatch, request
@@ -43,7 +43,7 @@ class FakePlane:
     engine: FakeEngine
 
     async def infer_tensors(
-        self, request: InferRequest, alone: InferenceEngine, *, client: str, priority: int = 0
+        self, request: InferRequest, alone: Engine, *, client: str, priority: int = 0
     ) -> InferResponse | InferenceError:
         if not self.engine.owns(request.model_name):
             return await alone.infer(request)

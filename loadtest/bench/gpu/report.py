@@ -14,7 +14,7 @@ from typing import Any
 from loadtest.bench.gpu.chart import CALLERS_FACT, THREADS
 from loadtest.bench.gpu.figures import PointRow, faults_of, group_of, limit_text, ratios_of, rows_of, runs_of
 from loadtest.bench.gpu.plots import MODES, WAYS, write_plots
-from loadtest.bench.report import BenchSpread, spread
+from loadtest.bench.report import markdown_table, spread, spread_range, verdict_rows
 from penstock_load.committed import Committed, ResultsError, read_bench
 from penstock_load.report.document import percent, plain_number
 from penstock_load.targets import read_targets
@@ -95,20 +95,8 @@ def _head(bench: Conditions) -> str:
 
 def _verdicts(bench: Conditions, judged: Committed | None) -> str:
     words = {ratio.measure: ratio.of for ratio in ratios_of(bench.runs)}
-    rows = [
-        (verdict.title, figure(measurement.spread), of_what(verdict.comparison, verdict.figure, verdict.goal),
-         f"**{verdict.state}**", words.get(verdict.measure, ""))
-        for verdict in (judged.verdicts if judged else ())
-        for measurement in (judged.measurements if judged else ())
-        if measurement.measure == verdict.measure
-    ]  # fmt: skip
-    return _table("What it was held to", ("target", "measured", "floor / goal", "verdict", "of"), rows)
-
-
-def of_what(comparison: str, floor: float, goal: float | None) -> str:
-    """ "at least 3 / 7"."""
-    words = f"{comparison.replace('_', ' ')} {plain_number(floor)}"
-    return words + (f" / {plain_number(goal)}" if goal else "")
+    rows = [(*row, words.get(measure, "")) for *row, measure in verdict_rows(judged)]
+    return markdown_table("What it was held to", ("target", "measured", "floor / goal", "verdict", "of"), rows)
 
 
 def _chart(bench: Conditions) -> str:
@@ -119,7 +107,7 @@ def _chart(bench: Conditions) -> str:
     clients = sorted({count for _, count in rows})
     rates = [(count, *(_figure(rows.get((mode, count)), "rate") for mode in modes)) for count in clients]
     names = [MODES[mode][0] for mode in modes]
-    text = _table("The chart of 2017 again: images/s, one image a request", ("clients", *names), rates)
+    text = markdown_table("The chart of 2017 again: images/s, one image a request", ("clients", *names), rates)
     busy = [
         (f"{MODES[mode][0]}, {count}", _share(row, "util"), _share(row, "sm_activity"), _share(row, "sm_occupancy"),
          _share(row, "tensor_activity"), _share(row, "memory_bandwidth_activity"), _middle(row, "machine_cores"),
@@ -127,7 +115,7 @@ def _chart(bench: Conditions) -> str:
         for mode in modes for count in clients if (row := rows.get((mode, count)))
     ]  # fmt: skip
     head = ("mode, clients", "util", "SM", "occupancy", "tensor", "memory", "cores", "p50 ms", "p99 ms", "batch")
-    text += "\n" + _table("", head, busy)
+    text += "\n" + markdown_table("", head, busy)
     limits = [
         f"* {MODES[mode][0]}, {clients[-1]} clients: {limit_text(rows[mode, clients[-1]], bench.cores)}"
         for mode in modes
@@ -162,9 +150,13 @@ def _whole(bench: Conditions) -> str:
         for count, pair in pairs
     ]
     head = ("clients", "no MPS", MODES["mps-whole"][0], "SM, no MPS", "SM, MPS")
-    text = _table("MPS alone, without a limit of threads: images/s", head, whole_rows)
+    text = markdown_table("MPS alone, without a limit of threads: images/s", head, whole_rows)
     ratios = [ratio for ratio in ratios_of(bench.runs) if ratio.measure.endswith("_over_whole_mps") and ratio.values]
-    return "\n".join([text, *(f"* {ratio.of}: {figure(spread(ratio.values))}" for ratio in ratios), ""]) if text else ""
+    return (
+        "\n".join([text, *(f"* {ratio.of}: {spread_range(spread(ratio.values))}" for ratio in ratios), ""])
+        if text
+        else ""
+    )
 
 
 def _served(bench: Conditions) -> str:
@@ -179,7 +171,7 @@ def _served(bench: Conditions) -> str:
         "A bare Triton, asked over HTTP; the tensors lie in CUDA's shared memory or in the system's, from where each "
         "is copied twice. Raw: the same program, two batches in flight, without a client.\n"
     )
-    text = _table("The program served, and the same program raw, under MPS", head, rows)
+    text = markdown_table("The program served, and the same program raw, under MPS", head, rows)
     return text and f"{text}\n{how}"
 
 
@@ -200,7 +192,7 @@ def _jpeg(bench: Conditions) -> str:
         "Through `penstock up`: JPEG in, the five best classes out. Held: the highest rate that was kept, where each "
         "was tried once more if it was missed; p50 and p99 are those at it.\n"
     )
-    text = _table("JPEG over HTTP, answered by classes", head, rows)
+    text = markdown_table("JPEG over HTTP, answered by classes", head, rows)
     return text and f"{text}\n{how}"
 
 
@@ -219,7 +211,7 @@ def _faults(bench: Conditions) -> str:
         "what their clients received",
         "note",
     )
-    return _table("When one process ends", head, rows)
+    return markdown_table("When one process ends", head, rows)
 
 
 def _who(fault: Mapping[str, Any]) -> str:
@@ -252,22 +244,8 @@ def _facts(bench: Conditions) -> str:
     return "\n".join(["## How it went", "", *lines, *failures, ""])
 
 
-def _table(title: str, head: Sequence[object], rows: Sequence[Sequence[object]]) -> str:
-    if not rows:
-        return ""
-    lines = [head, ["---"] * len(head), *rows]
-    body = ["| " + " | ".join(str(cell).replace("|", "\\|") for cell in line) + " |" for line in lines]
-    return "\n".join([*([f"## {title}", ""] if title else []), *body, ""])
-
-
-def figure(found: object) -> str:
-    """ "3.3 (3.1 to 3.4)"."""
-    one = found if isinstance(found, BenchSpread) else spread([found.median, found.low, found.high])  # type: ignore[attr-defined]
-    return f"{plain_number(one.median)} ({plain_number(one.low)} to {plain_number(one.high)})"
-
-
 def _figure(row: PointRow | None, name: str) -> str:
-    return figure(row.figures[name]) if row and name in row.figures else ""
+    return spread_range(row.figures[name]) if row and name in row.figures else ""
 
 
 def _middle(row: PointRow, name: str) -> str:

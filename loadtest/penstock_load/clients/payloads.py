@@ -114,14 +114,6 @@ def make_tensors(
     return [_make_tensor(spec, concrete_shape(spec, batch=batch, sizes=sizes), seed) for spec in specs]
 
 
-def make_grpc_request(
-    metadata: service_pb2.ModelMetadataResponse, *, batch: int = 1, sizes: Sequence[int] = (), seed: int
-) -> service_pb2.ModelInferRequest:
-    """A request with every input of the model, contents raw; sizes, batch, seed and errors as of `make_tensors`."""
-    specs = [InputSpec(tensor.name, tensor.datatype, tuple(tensor.shape)) for tensor in metadata.inputs]
-    return grpc_request_of(metadata.name, make_tensors(specs, batch=batch, sizes=sizes, seed=seed))
-
-
 def grpc_request_of(model: str, tensors: Iterable[InputTensor]) -> service_pb2.ModelInferRequest:
     """The tensors as a request, contents raw."""
     request = service_pb2.ModelInferRequest(model_name=model)

@@ -38,6 +38,8 @@ from penstock_load.driver.protocol import (
     PhaseEnd,
     PhasePlan,
     Ready,
+    Send,
+    Sent,
     ToDriver,
     read_recording,
 )
@@ -113,6 +115,12 @@ class Driver:
         await self.output.say_records(asking)
         await self.output.say(PhaseEnd(asking.count, load.seconds, load.cpu_s))
 
+    async def send(self, order: Send) -> None:
+        """One request outside a phase; says its answer."""
+        began_s = time.monotonic()
+        answer = await self.lanes[Side.TARGET][order.lane].client.send(order.number)
+        await self.output.say(Sent(order.number, answer, time.monotonic() - began_s))
+
     async def _send(
         self, asking: Asking, plan: PhasePlan, span: tuple[float, float], recording: Sequence[float]
     ) -> None:
@@ -176,14 +184,21 @@ async def _connect(begin: Begin, output: Output) -> Driver:
 async def _serve(lines: asyncio.Queue[ToDriver], output: Output) -> None:
     """Does what the lines say, one after the other; ends with the first thing that fails, having said it."""
     driver: Driver | None = None
+    sending: set[asyncio.Task[None]] = set()
     try:
         while True:
             match await lines.get():
                 case Begin() as begin:
+                    if driver:
+                        await _close(driver)
                     driver = await _connect(begin, output)
                     await output.say(Ready())
                 case Go(plan, begin_s) if driver:
                     await driver.run(plan, begin_s)
+                case Send() as order if driver:
+                    task = asyncio.create_task(driver.send(order))
+                    sending.add(task)
+                    task.add_done_callback(sending.discard)
     except (*_PLAIN_ERRORS, ExceptionGroup) as failure:
         error = _first(failure)
         if not isinstance(error, _PLAIN_ERRORS):

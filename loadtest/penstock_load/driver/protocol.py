@@ -9,7 +9,7 @@ from pathlib import Path
 import msgspec
 import numpy as np
 
-from penstock_load.clients.client import Endpoint
+from penstock_load.clients.client import Answer, Endpoint
 from penstock_load.results import GeneratorHealth, Record, Side, Status
 from penstock_load.scenario import Arrivals, RequestSpec
 
@@ -71,6 +71,21 @@ class Go(msgspec.Struct, frozen=True, tag=True):
     begin_s: float
 
 
+class Send(msgspec.Struct, frozen=True, tag=True):
+    """To a process: one request of that lane of the target, now. number: its identity in the reply, and its payload."""
+
+    number: int
+    lane: int
+
+
+class Sent(msgspec.Struct, frozen=True, tag=True):
+    """From a process: the answer to a Send."""
+
+    number: int
+    answer: Answer
+    took_s: float
+
+
 class Ready(msgspec.Struct, frozen=True, tag=True):
     """From a process: its clients are connected."""
 
@@ -99,8 +114,8 @@ class Failed(msgspec.Struct, frozen=True, tag=True):
     message: str
 
 
-ToDriver = Begin | Go
-FromDriver = Ready | Batch | PhaseEnd | Failed
+ToDriver = Begin | Go | Send
+FromDriver = Ready | Batch | PhaseEnd | Sent | Failed
 
 
 class _RecordedLine(msgspec.Struct):

@@ -1,78 +1,31 @@
 """What the users of one locust process send, what it counted, and the verdict on locust's statistics."""
 
 import itertools
+import re
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any
 
 import msgspec
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from penstock_load.clients.client import Endpoint
-from penstock_load.results import Measurement, Spread, State, Verdict
+from penstock_load.clients.client import Answer, Endpoint
+from penstock_load.results import Measurement, Spread, State, Status, Verdict
 from penstock_load.scenario import RequestSpec, Scenario
 from penstock_load.targets import with_unit
 from penstock_load.users.arrival_plan import PACE_S, Pace, Spent
 from penstock_load.verdict import exit_code
 
 
-@dataclass(frozen=True, slots=True)
-class RequestOutcome:
-    """A request as locust counts it. took_ms: None if the time is no latency (a refusal, an error)."""
-
-    request_type: str
-    name: str
-    took_ms: float | None
-    size_bytes: int
-    failure: str = ""
-
-
-class HttpAnswer(Protocol):
-    """What locust's session gives back."""
-
-    status_code: int
-    content: bytes | None
-
-
-class HttpSession(Protocol):
-    """FastHttpUser's client, as far as it is used here: no HTTP status and no broken connection raises."""
-
-    def get(self, url: str, **options: object) -> HttpAnswer:
-        """The answer; a status of 0 where none came."""
-        ...
-
-    def post(self, url: str, **options: object) -> HttpAnswer:
-        """The answer; a status of 0 where none came."""
-        ...
-
-
-@dataclass(frozen=True, slots=True)
-class UserConnection:
-    """What a user asks over. tell: has locust count a request. session: silent, its requests are not counted."""
-
-    endpoint: Endpoint
-    session: HttpSession
-    timeout_s: float
-    tell: Callable[[RequestOutcome], None]
-
-
-class RequestSender(Protocol):
-    """Sends the requests of one kind for one user, one at a time."""
-
-    def send(self, name: str) -> None:
-        """Sends the next request and tells locust under that name what became of it."""
-        ...
-
-    def close(self) -> None:
-        """Closes the connection."""
-        ...
-
-
-class RequestsError(Exception):
-    """What is to be sent cannot be made (no picture, no such model, nothing listens). One sentence."""
+def failure_of(answer: Answer) -> str:
+    """Why a request failed, else empty; # replaces every number, so that one reason is one row of the statistics."""
+    if answer.status is Status.OK:
+        return ""
+    reason = re.sub(r"\d+(\.\d+)?", "#", answer.error or answer.status)
+    return f"{answer.code}: {reason}" if answer.code else reason
 
 
 @dataclass(slots=True)
@@ -86,30 +39,28 @@ class CurrentRate:
 
 @dataclass(slots=True)
 class RunTerms:
-    """Of the run at hand; locust's environment carries it as `terms`.
+    """Of the current run; locust's environment carries it as `terms`.
 
-    askers: of each ask, made ready before the load begins. now: where a scenario is asked. trouble: why nothing can be
-    asked, else empty.
+    now: set in a scenario. trouble: why nothing can be sent, else empty.
     """
 
     endpoint: Endpoint
     asks: tuple[RequestSpec, ...]
     timeout_s: float
     now: CurrentRate | None = None
-    askers: dict[RequestSpec, Callable[[UserConnection], RequestSender]] = field(default_factory=dict)
     trouble: str = ""
     _numbers: Iterator[int] = field(default_factory=itertools.count)
 
     def name_of(self, ask: RequestSpec) -> str:
-        """How the statistics name a request that is sent now."""
+        """Row of the statistics for a request that is sent now."""
         return phase_name(ask.label, self.now.phase) if self.now else ask.label
 
     def pace(self) -> Pace:
-        """One more user's."""
+        """The pace of one more user."""
         return Pace(next(self._numbers), time.perf_counter())
 
     def wait_s(self, pace: Pace) -> float:
-        """How long that user waits now: not at all where nothing paces it."""
+        """Seconds that a user waits; 0 without a scenario."""
         if self.now is None:
             return 0.0
         return pace.wait_s(time.perf_counter(), gap_s=self.now.gap_s, is_poisson=self.now.is_poisson)
@@ -152,21 +103,23 @@ class RequestCounter:
     failures: int = 0
     began_s: float = 0.0
     cpu_s: float = 0.0
+    sender_cpu_s: float = 0.0
 
-    def begin(self) -> None:
-        """A run begins, and everything is prepared."""
+    def begin(self, sender_cpu_s: float) -> None:
+        """A run begins, and everything is prepared. sender_cpu_s: used so far by the process that sends."""
         self.requests = self.failures = 0
-        self.began_s, self.cpu_s = time.perf_counter(), time.process_time()
+        self.began_s, self.cpu_s, self.sender_cpu_s = time.perf_counter(), time.process_time(), sender_cpu_s
 
     def count(self, exception: object = None, **_: object) -> None:
         """One request: locust's event."""
         self.requests += 1
         self.failures += exception is not None
 
-    def account(self, worker: str) -> ProcessReport:
-        """What it came to."""
+    def account(self, worker: str, sender_cpu_s: float) -> ProcessReport:
+        """Its report; of this process and the one that sends, the busier counts."""
         seconds = time.perf_counter() - self.began_s
-        share = (time.process_time() - self.cpu_s) / seconds if seconds and self.began_s else 0.0
+        used_s = max(time.process_time() - self.cpu_s, sender_cpu_s - self.sender_cpu_s)
+        share = used_s / seconds if seconds and self.began_s else 0.0
         return ProcessReport(worker, self.requests, self.failures, share, seconds)
 
 

@@ -58,7 +58,7 @@ class Processes:
 
     def start_requests(self) -> None:
         """All is prepared: the account starts."""
-        self.tally.begin()
+        self.tally.begin(self._sender_cpu_s())
 
     def send_rate(self, moment: PlannedRate) -> None:
         """Has every worker know what is asked now; one that comes late knows within a second, too."""
@@ -83,7 +83,7 @@ class Processes:
         """Why the figures cannot be trusted, once all users have stopped. counted: requests by locust's statistics."""
         runner = self.environment.runner
         if not isinstance(runner, MasterRunner):
-            self.accounts["locust"] = self.tally.account("locust")
+            self.accounts["locust"] = self.tally.account("locust", self._sender_cpu_s())
         found = [account.complaint for account in self.accounts.values() if account.complaint]
         if not found and (runner.cpu_warning_emitted or runner.worker_cpu_warning_emitted):
             found.append(
@@ -94,6 +94,9 @@ class Processes:
         if sent != counted and self._is_whole:
             found.append(f"it does not add up: the workers sent {sent} requests, the statistics hold {counted}")
         return found
+
+    def _sender_cpu_s(self) -> float:
+        return self.environment.sender.cpu_s if self.environment.sender else 0.0
 
     def _set_moment(self, msg: Any, **_: Any) -> None:
         self.now.phase, self.now.gap_s, self.now.is_poisson = (
@@ -121,7 +124,7 @@ class Processes:
         runner = self.environment.runner
         runner.stop()
         runner._send_stats()  # messages keep their order: the account comes after the figures
-        account = self.tally.account(runner.client_id)
+        account = self.tally.account(runner.client_id, self._sender_cpu_s())
         logger.info("this worker sent %d requests, %d failed", account.requests, account.failures)
         runner.send_message(FINISHED, msgspec.to_builtins(account))
 

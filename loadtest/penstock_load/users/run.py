@@ -8,30 +8,23 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import gevent
 from flask import Response, jsonify, request
-from locust.contrib.fasthttp import FastHttpSession
-from locust.event import EventHook
 from locust.runners import STATE_RUNNING, STATE_SPAWNING, MasterRunner, WorkerRunner
 from rich.console import Console
 
 from penstock_load.clients.client import Endpoint
+from penstock_load.driver.protocol import DriverError
 from penstock_load.hardware import is_local, read_machine
 from penstock_load.results import State, Verdict
 from penstock_load.scenario import RequestSpec, Scenario, ScenarioError, read_scenario, with_model, with_slo
 from penstock_load.targets import UNITS, Comparison, Target, read_targets, scenario_targets, slo_targets
 from penstock_load.users.arrival_plan import ArrivalPlan, Spent
-from penstock_load.users.figures import (
-    HttpSession,
-    RequestsError,
-    RunTerms,
-    judged_entries,
-    measurements,
-    shortfall,
-    show,
-)
+from penstock_load.users.figures import RunTerms, judged_entries, measurements, shortfall, show
 from penstock_load.users.options import DEFAULT_MODEL, Options, read_options
 from penstock_load.users.processes import ArrivalShape, Processes
-from penstock_load.users.user_classes import DEFAULT_HOST, ScenarioUser, prepare
+from penstock_load.users.sender import Sender
+from penstock_load.users.user_classes import DEFAULT_HOST, ScenarioUser
 from penstock_load.verdict import Circumstances, exit_code, judge
 
 TIMEOUT_S = 30.0
@@ -50,15 +43,23 @@ class LocustSetup:
     users: list[type]
     options: Options = field(default_factory=Options)
     scenario: Scenario | None = None
+    _opening: Any = field(default_factory=lambda: gevent.Greenlet(Sender))
 
     def begin(self) -> None:
         """Once, with the command line's options. Raises ScenarioError for what cannot be run."""
         self.environment.terms = RunTerms(NO_ENDPOINT, (), TIMEOUT_S)
+        self.environment.sender = None
         options = read_options(self.environment.parsed_options)
         if not isinstance(self.environment.runner, WorkerRunner):  # which learns the options from the master
             if options.scenario and self.environment.parsed_options.user_classes:
                 raise ScenarioError(f"--scenario {options.scenario} brings its own users: leave out the users' names")
             self.choose(options)
+
+    def open_sender(self) -> None:
+        """Returns when this process can send; a run that starts meanwhile waits, too."""
+        if not isinstance(self.environment.runner, MasterRunner):
+            self._opening.start()
+            self._opening.join()
 
     def choose(self, options: Options) -> None:
         """Takes users and shape for the next run. Raises ScenarioError where the scenario cannot be run so."""
@@ -85,10 +86,12 @@ class LocustSetup:
             self.scenario = wanted_scenario(options)
             environment.terms = self._terms(options)
             if not isinstance(environment.runner, MasterRunner):
-                prepare(environment.terms, options.images, _session(environment.terms))
-        except (ScenarioError, RequestsError) as error:
+                self._connect(environment.terms, options.images)
+        except (ScenarioError, DriverError) as error:
             environment.terms = RunTerms(NO_ENDPOINT, (), TIMEOUT_S, trouble=str(error))
             self.crew.send_error(f"{socket.gethostname()}: {error}")
+        if environment.shape_class:
+            environment.shape_class.reset_time()  # to prepare is no part of the schedule
         self.crew.start_requests()
 
     def stop(self) -> None:
@@ -112,6 +115,18 @@ class LocustSetup:
         except ScenarioError as error:
             return jsonify({"success": False, "message": str(error), "host": self.environment.host})
         return None
+
+    def _connect(self, terms: RunTerms, images: str) -> None:
+        """Raises DriverError; the next run then gets a new process."""
+        self._opening.start()
+        sender: Sender = self._opening.get()
+        self.environment.sender = None
+        try:
+            sender.connect(terms.asks, terms.endpoint, images=images, timeout_s=terms.timeout_s)
+        except DriverError:
+            self._opening = gevent.Greenlet(Sender)
+            raise
+        self.environment.sender = sender
 
     def _take_users(self, options: Options) -> None:
         if options.scenario:
@@ -138,14 +153,6 @@ def wanted_scenario(options: Options) -> Scenario | None:
     if options.slo_p99_ms is not None:
         scenario = with_slo(scenario, options.slo_p99_ms)
     return scenario
-
-
-def _session(terms: RunTerms) -> HttpSession:
-    """For requests beside the load, which are not counted."""
-    session: HttpSession = FastHttpSession(
-        terms.endpoint.http_url, EventHook(), None, network_timeout=terms.timeout_s, connection_timeout=terms.timeout_s
-    )
-    return session
 
 
 logger = logging.getLogger(__name__)

@@ -12,7 +12,7 @@ from penstock.engines.relayed_calls import is_index, named_by
 from penstock.logs import get_logger
 from penstock.protocol.call import A, Call, GrpcAnswer, GrpcCall, GrpcMetadata, HttpCall, HttpStream
 from penstock.protocol.codec import codec_of
-from penstock.protocol.engine import Engine, GrpcStream, InferenceEngine, ModelConfig, ModelMetadata, ModelState, Relay
+from penstock.protocol.engine import Engine, GrpcStream, ModelConfig, ModelMetadata, ModelState
 from penstock.protocol.errors import EngineUnavailable, InferenceError
 from penstock.protocol.inference import InferRequest, InferResponse
 
@@ -35,71 +35,64 @@ class RoutedEngine:
     this class.
     """
 
-    def __init__(
-        self,
-        backend: InferenceEngine,
-        relay: Relay,
-        apart: Callable[[], Collection[str]],
-        route: Callable[[str], Engine],
-    ) -> None:
-        self._backend = backend
-        self._relay = relay
+    def __init__(self, engine: Engine, apart: Callable[[], Collection[str]], route: Callable[[str], Engine]) -> None:
+        self._engine = engine
         self._apart = apart
         self._route = route
 
-    def _backend_of(self, model_name: str) -> InferenceEngine:
-        return self._route(model_name) if model_name in self._apart() else self._backend
+    def _engine_of(self, model_name: str) -> Engine:
+        return self._route(model_name) if model_name in self._apart() else self._engine
 
-    def _relay_of(self, call: Call[A]) -> Relay:
+    def _engine_for(self, call: Call[A]) -> Engine:
         if not (apart := self._apart()) or (model_name := named_by(call)) not in apart:
-            return self._relay
+            return self._engine
         return self._route(model_name)
 
     def infer(self, request: InferRequest) -> Coroutine[Any, Any, InferResponse]:
-        return self._backend_of(request.model_name).infer(request)
+        return self._engine_of(request.model_name).infer(request)
 
     async def model_metadata(self, model_name: str, model_version: str = "") -> ModelMetadata:
-        return await self._backend_of(model_name).model_metadata(model_name, model_version)
+        return await self._engine_of(model_name).model_metadata(model_name, model_version)
 
     async def model_config(self, model_name: str, model_version: str = "") -> ModelConfig:
-        return await self._backend_of(model_name).model_config(model_name, model_version)
+        return await self._engine_of(model_name).model_config(model_name, model_version)
 
     async def ready(self, model_name: str = "", model_version: str = "") -> bool:
         try:
-            return await self._backend_of(model_name).ready(model_name, model_version)
+            return await self._engine_of(model_name).ready(model_name, model_version)
         except EngineUnavailable:
             return False
 
     async def repository_index(self) -> list[ModelState]:
-        return await self._backend.repository_index()
+        return await self._engine.repository_index()
 
     async def load(self, model_name: str) -> None:
-        await self._backend_of(model_name).load(model_name)
+        await self._engine_of(model_name).load(model_name)
 
     async def unload(self, model_name: str) -> None:
-        await self._backend_of(model_name).unload(model_name)
+        await self._engine_of(model_name).unload(model_name)
 
     async def metrics(self) -> bytes:
         """Metrics of the main engine."""
-        return await self._backend.metrics()
+        return await self._engine.metrics()
 
     async def aclose(self) -> None:
-        await self._backend.aclose()
+        await self._engine.aclose()
 
     def send(self, call: Call[A], *, deadline: float | None) -> Coroutine[Any, Any, A]:
-        return self._relay_of(call).send(call, deadline=deadline)
+        return self._engine_for(call).send(call, deadline=deadline)
 
     async def stream(self, call: HttpCall, *, deadline: float | None) -> HttpStream:
-        return await self._relay_of(call).stream(call, deadline=deadline)
+        return await self._engine_for(call).stream(call, deadline=deadline)
 
     async def open_stream(self, method: str, metadata: GrpcMetadata, *, deadline: float | None) -> GrpcStream:
         """The model of the first request decides which engine gets the whole stream."""
         if not self._apart():
-            return await self._relay.open_stream(method, metadata, deadline=deadline)
+            return await self._engine.open_stream(method, metadata, deadline=deadline)
 
         async def opened(first: bytes) -> GrpcStream:
-            relay = self._relay_of(GrpcCall(INFER, first))
-            return await relay.open_stream(method, metadata, deadline=deadline)
+            engine = self._engine_for(GrpcCall(INFER, first))
+            return await engine.open_stream(method, metadata, deadline=deadline)
 
         return _DeferredStream(opened)
 
@@ -153,14 +146,13 @@ class DedicatedEngines(RoutedEngine):
 
     def __init__(
         self,
-        backend: InferenceEngine,
-        relay: Relay,
+        engine: Engine,
         *,
         connect: Callable[[str], Engine],
         give_up: Callable[[str], Coroutine[None, None, None]],
         start: Callable[[str, str], None],
     ) -> None:
-        super().__init__(backend, relay, lambda: self._own, self._find)
+        super().__init__(engine, lambda: self._own, self._find)
         self._connect = connect
         self._give_up = give_up
         self._start = start
@@ -221,7 +213,7 @@ class DedicatedEngines(RoutedEngine):
 
     async def _index(self, call: Call[A], deadline: float | None) -> A:
         """The main engine's index with the rows of the dedicated engines."""
-        answer = await self._relay.send(call, deadline=deadline)
+        answer = await self._engine.send(call, deadline=deadline)
         if not answer.succeeded:
             return answer
         codec = codec_of(call)

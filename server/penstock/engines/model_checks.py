@@ -9,7 +9,7 @@ from functools import partial
 from penstock.engines.model_health import Cause, ModelHealth, Unavailable
 from penstock.engines.probes import TrialResult, canary_request
 from penstock.logs import get_logger
-from penstock.protocol.engine import InferenceEngine, ModelConfig
+from penstock.protocol.engine import Engine, ModelConfig
 from penstock.protocol.errors import DeadlineExceeded, EngineUnavailable, InferenceError, ModelNotFound, Overloaded
 
 log = get_logger("engine")
@@ -22,9 +22,9 @@ OWN_STALL_S = 1.0  # if the event loop itself was blocked for so long, the answe
 class CheckOptions:
     """failures: canary failures in a row that make a model unavailable. execution_timeout_s: of a model, by its config.
 
-    restart_model: restarts the processes or threads of the model; gets the reason and how often the model hung. None
-    for an engine that we did not start. restart_engine: gets the reason. try_model: tries a newly loaded model after
-    its canary; it is called again if it raises InferenceError.
+    restart_model: gets the model, the reason and how often it hung; None for an engine that we did not start.
+    restart_engine: gets the reason. try_model: tries a newly loaded model after its canary; called again if it raises
+    InferenceError.
     """
 
     interval_s: float
@@ -44,7 +44,7 @@ class ModelChecks:
 
     def __init__(
         self,
-        backend: InferenceEngine,
+        backend: Engine,
         options: CheckOptions,
         config_of: Callable[[str], ModelConfig | None],
         changed: Callable[[str], None],
@@ -73,7 +73,7 @@ class ModelChecks:
             self._untried.add(model_name)
 
     def note_generations(self, generations: Mapping[str, int]) -> None:
-        """How often each model's processes were replaced: a verdict about an earlier process does not count."""
+        """How often each model's processes were replaced. A canary of an earlier process does not count."""
         for name, generation in generations.items():
             if generation != self._generations.get(name, 0):
                 self._health.renewed(name, time.monotonic())

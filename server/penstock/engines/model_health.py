@@ -1,9 +1,9 @@
 """Whether each model can serve, from the results of its canaries and of clients' calls. Sans-IO.
 
-The canary decides. Clients' calls only change when it runs: earlier if calls fail or are late, later if they succeed.
-Otherwise one client could make a model unavailable for all others with inputs that the model cannot process. A model
-without a usable canary (it keeps state, or zeros never worked) is judged by clients' calls alone, and still gets every
-call. `EngineView` is what request handlers know of the engine and its models.
+The canary decides, so that no client can make a model unavailable with inputs that it cannot process. Clients' calls
+only change when it runs: earlier if calls fail or are late, later if they succeed. A model without a usable canary (it
+keeps state, or zeros never worked) is judged by clients' calls, and still gets every call. `EngineView` is what request
+handlers know of the engine and its models.
 """
 
 from collections.abc import Callable, Mapping
@@ -67,9 +67,8 @@ class _ModelRecord:
 
 
 class ModelHealth:
-    """The table of models that are unavailable. now: monotonic seconds.
-
-    A verdict on a canary says when the canary was sent. It counts only if the model's process is still the same.
+    """The table of unavailable models. now: monotonic seconds. sent: when the canary was sent; its result counts only
+    if the model's process is still the same.
 
     limit: canary failures in a row that make a model unavailable. interval_s: between two canaries; an idle model waits
     for its turn. changed: called with a model's name when it becomes unavailable, and when it is available again.
@@ -83,11 +82,11 @@ class ModelHealth:
         self._records: dict[str, _ModelRecord] = {}
 
     def loaded(self, model_name: str, now: float) -> None:
-        """The model was loaded, or loaded again: its history is dropped."""
+        """The model was loaded, or reloaded: its history is dropped."""
         self._records[model_name] = _ModelRecord(checked_at=now)
 
     def begun(self, model_name: str, now: float) -> None:
-        """Its canary starts now, whether it was due or not."""
+        """Its canary starts now, due or not."""
         self._records[model_name].running_since = now
 
     def renewed(self, model_name: str, now: float) -> None:
@@ -124,7 +123,7 @@ class ModelHealth:
         return record is not None and record.has_canary and not record.has_passed
 
     def mark(self, model_name: str, cause: Cause, reason: str, now: float) -> None:
-        """The model is unavailable from now on, unless it is so already for another cause."""
+        """Makes the model unavailable, unless it is so for another cause."""
         record = self._records.setdefault(model_name, _ModelRecord(checked_at=now))
         if record.unavailable is None:
             record.unavailable = Unavailable(cause, reason, now)
@@ -266,10 +265,9 @@ class ModelHealth:
 
 @dataclass(frozen=True, slots=True)
 class KnownModel:
-    """A model as last seen. config is None for a model that never loaded; reason says why it is not ready.
+    """A model as last seen. config: None if it never loaded. reason: why it is not ready, for clients.
 
-    is_refused: the gateway does not serve it, because its options are not valid.
-    unavailable: the cause for which the gateway does not serve it until it recovers. reason is shown to clients.
+    is_refused: not served, because its options are not valid. unavailable: why it is not served until it recovers.
     """
 
     name: str
@@ -323,7 +321,7 @@ class EngineView(Protocol):
     def models(self) -> Mapping[str, KnownModel]: ...
 
     def when_silent(self, cut: Callable[[str], None]) -> None:
-        """Whom to tell, with the reason, that calls in flight will not be answered any more."""
+        """Registers a function that is called, with the reason, when calls in flight will not be answered."""
         ...
 
     def suspect(self) -> None:

@@ -18,7 +18,7 @@ import numpy as np
 from penstock.engines import row_trial
 from penstock.engines.row_trial import GREY_JPEG, Answer, Arrays, InputSpec
 from penstock.logs import get_logger
-from penstock.protocol.engine import InferenceEngine, ModelConfig, TensorSpec
+from penstock.protocol.engine import Engine, ModelConfig, TensorSpec
 from penstock.protocol.errors import (
     DeadlineExceeded,
     EngineFailed,
@@ -34,10 +34,9 @@ from penstock.protocol.inference import Array, Datatype, InferRequest, Tensor, t
 STALL_TOLERANCE_S = 0.25
 
 
-async def answers_within(max_wait_s: float, engine: InferenceEngine) -> bool:
-    """Whether the engine answers its probe in that time; True, too, where this process stood still itself.
-
-    An answer that came meanwhile would be read too late, and a healthy engine be taken for hung.
+async def answers_within(max_wait_s: float, engine: Engine) -> bool:
+    """Whether the engine answers in that time; also True if this process itself stalled, since it would have read the
+    answer too late.
     """
     started = time.monotonic()
     try:
@@ -96,7 +95,7 @@ class RowChecks:
 
     def __init__(
         self,
-        backend: InferenceEngine,
+        backend: Engine,
         repositories: Sequence[Path],
         execution_timeout_s: Callable[[ModelConfig], float] = lambda _: 30.0,
     ) -> None:
@@ -234,7 +233,7 @@ class LoadTrial:
 
     def __init__(
         self,
-        backend: InferenceEngine,
+        backend: Engine,
         *,
         see: TryImage,
         try_rows: Callable[[ModelConfig], Awaitable[str | None]],

@@ -11,7 +11,7 @@ from penstock.engines.model_checks import CheckOptions, ModelChecks
 from penstock.engines.model_health import Cause, KnownModel
 from penstock.engines.probes import TrialResult, answers_within
 from penstock.logs import get_logger
-from penstock.protocol.engine import InferenceEngine, ModelConfig, ModelState
+from penstock.protocol.engine import Engine, ModelConfig, ModelState
 from penstock.protocol.errors import EngineUnavailable, InferenceError
 
 log = get_logger("engine")
@@ -57,16 +57,14 @@ class EngineWatch:
 
     def __init__(
         self,
-        backend: InferenceEngine,
+        backend: Engine,
         options: WatchOptions,
         *,
         ask_restart: Callable[[str], None] | None = None,
         restart_model: Callable[[str, str, int], None] | None = None,
         refuse: Callable[[ModelConfig], str] | None = None,
     ) -> None:
-        """refuse: why a model of that config is not served here though the engine would; empty where it is.
-
-        restart_model: restarts what executes a model that hangs or fails; see CheckOptions.
+        """refuse: why a model with that config is not served; empty if it is. restart_model: see CheckOptions.
 
         The attribute `hindrance`, which a composer may set, says why the engine cannot serve though it answers.
         """
@@ -106,12 +104,10 @@ class EngineWatch:
 
     @property
     def reason(self) -> str:
-        """Why the engine is not up; empty while it is."""
         return "" if self._seen.is_up else self._seen.reason
 
     @property
     def generation(self) -> int:
-        """How often the engine came up: what was only in its memory may be gone since it last changed."""
         return self._greetings
 
     def unavailable(self) -> dict[tuple[str, ...], float]:
@@ -127,7 +123,6 @@ class EngineWatch:
         return self._seen.models
 
     def when_silent(self, cut: Callable[[str], None]) -> None:
-        """Whom to tell besides, with the reason, that calls in flight will not be answered any more."""
         self._cuts.append(cut)
 
     def mark_down(self, reason: str) -> None:
@@ -136,14 +131,13 @@ class EngineWatch:
         self._wake.set()
 
     def suspect(self) -> None:
-        """A call could not reach the engine: look now, not at the next interval."""
+        """A call could not reach the engine: probes it now."""
         self._wake.set()
 
     def note_generations(self, generations: Mapping[str, int]) -> None:
         self._checks.note_generations(generations)
 
     def note_late(self, model_name: str = "", waited_s: float = 0.0, *, is_waiting: bool = False) -> None:
-        """A call was not answered in its time; see EngineView. Several in a row and an unanswered probe: it hangs."""
         if self._seen.is_up and self._checks.late(model_name, waited_s, is_waiting=is_waiting):
             self._wake.set()
         if is_waiting or not self._seen.is_up:  # a call that waits is evidence about its model only
@@ -155,16 +149,14 @@ class EngineWatch:
 
     @property
     def openings(self) -> int:
-        """How often the engine was taken for hung because calls and a probe went unanswered."""
+        """How often the engine was marked down because calls and a probe went unanswered."""
         return self._circuit.openings
 
     def note_served(self, model_name: str) -> None:
-        """A client's inference succeeded: a canary that waits behind many of them is no sign of sickness."""
         self._circuit.failures = 0
         self._checks.served(model_name)
 
     def note_failed(self, model_name: str) -> None:
-        """A client's inference failed in the engine, and the request was valid."""
         self._circuit.failures = 0
         if self._checks.failed(model_name):
             self._wake.set()
@@ -174,7 +166,7 @@ class EngineWatch:
         self._checks.mark(model_name, cause, reason)
 
     async def note_loaded(self, model_name: str) -> None:
-        """A client had the engine load a model: it is wanted from now on, after a restart too."""
+        """A client loaded a model: it is wanted from now on, also after a restart."""
         self._added.add(model_name)
         self._removed.discard(model_name)
         served = self._checks.serves(model_name)
@@ -183,7 +175,7 @@ class EngineWatch:
         await self._checks.try_loaded(model_name, served=served)
 
     def note_unloaded(self, model_name: str) -> None:
-        """A client had the engine unload a model: it is not wanted any more."""
+        """A client unloaded a model: it is not wanted any more."""
         self._removed.add(model_name)
         self._added.discard(model_name)
         self._checks.forget(model_name)
@@ -192,7 +184,7 @@ class EngineWatch:
             self._seen.models[model_name] = KnownModel(model_name, False, UNLOADED, known.config)
 
     def is_left_out(self, known: KnownModel) -> bool:
-        """Whether it does not serve on purpose: not named, unloaded, or never loaded by its operator."""
+        """Whether it intentionally does not serve: not wanted, unloaded, or never loaded by its operator."""
         if known.is_ready or known.name in self._removed:
             return not known.is_ready
         if self._options.wanted is not None:
@@ -283,7 +275,7 @@ class EngineWatch:
             self._ask_restart(self._seen.reason)
 
     async def _greet(self) -> None:
-        """The engine is new, or back: load what is wanted, run a canary through each model, then call it up."""
+        """The engine is new, or back: loads the wanted models, runs their canaries, then marks it up."""
         self._seen.reason = LOADING
         index = await self._backend.repository_index()
         names = self._wanted(row.name for row in index)

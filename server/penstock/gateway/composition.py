@@ -54,7 +54,7 @@ from penstock.metric_table import Readings
 from penstock.network import host_and_port, is_loopback
 from penstock.port_policy import BrowserPolicy, PortLimits
 from penstock.protocol.call import GrpcCall
-from penstock.protocol.engine import InferenceEngine, ModelConfig, Relay
+from penstock.protocol.engine import Engine, ModelConfig, Relay
 from penstock.protocol.errors import InferenceError
 from penstock.protocol.grpc_messages import parsed
 from penstock.tls import Certificates
@@ -101,8 +101,7 @@ class ConnectedEngine:
     budget: of retried calls, None without retries. replicas: None for a single engine.
     """
 
-    backend: InferenceEngine
-    relay: Relay
+    engine: Engine
     place: str
     slab: SharedSlab | None = None
     budget: RetryBudget | None = None
@@ -119,11 +118,11 @@ def compose_engine(settings: Settings, run_dir: Path) -> ConnectedEngine:
     place = ", ".join(f"{address.http_url} (gRPC {address.grpc_address})" for address in addresses)
     if len(engines) > 1:
         replicas = Replicas(engines, budget=budget)
-        return ConnectedEngine(replicas, replicas, place, budget=budget, replicas=replicas)
+        return ConnectedEngine(replicas, place, budget=budget, replicas=replicas)
     (triton,) = engines.values()
     has_slab = settings.slab_bytes and _is_on_this_host(settings)
     slab = SharedSlab(asyncio.get_running_loop().call_later) if has_slab else None
-    return ConnectedEngine(triton, triton, place, slab, budget)
+    return ConnectedEngine(triton, place, slab, budget)
 
 
 def _triton(settings: Settings, address: EngineAddress, budget: RetryBudget, run_dir: Path) -> TritonEngine:
@@ -148,13 +147,13 @@ def _triton(settings: Settings, address: EngineAddress, budget: RetryBudget, run
 
 def compose_registration(settings: Settings, engine: ConnectedEngine, watch: EngineWatch) -> SlabRegistration | None:
     """Registers the slab at the engine; None without a slab, or for an engine that needs no registration."""
-    if engine.slab is None or not isinstance(engine.backend, TritonEngine):
+    if engine.slab is None or not isinstance(engine.engine, TritonEngine):
         return None
     return SlabRegistration(
         engine.slab,
         size_bytes=slab_bytes_with_client_parts(settings.slab_bytes),
-        relay=engine.relay,
-        reader=engine.backend,
+        relay=engine.engine,
+        reader=engine.engine,
         generation=lambda: watch.generation,
     )
 
@@ -166,14 +165,15 @@ def _is_on_this_host(settings: Settings) -> bool:
 def _embedded_engine(settings: Settings) -> ConnectedEngine:
     # Here and below, so that ONNX Runtime is loaded for this engine only.
     from penstock.engines.embedded.engine import EmbeddedEngine
-    from penstock.engines.embedded.relay import EmbeddedRelay
 
     repositories = tuple(path for path in settings.repositories if path.is_dir())
-    engine = EmbeddedEngine(repositories, max_waiting=settings.max_inflight_requests)
+    engine = EmbeddedEngine(
+        repositories, max_waiting=settings.max_inflight_requests, max_body_bytes=settings.max_body_bytes
+    )
     slab = SharedSlab(asyncio.get_running_loop().call_later) if settings.slab_bytes else None
     if slab is not None:
         slab.renew(anonymous_memory(slab_bytes_with_client_parts(settings.slab_bytes)))
-    return ConnectedEngine(engine, EmbeddedRelay(engine, max_body_bytes=settings.max_body_bytes), "embedded", slab)
+    return ConnectedEngine(engine, "embedded", slab)
 
 
 def compose_memory(settings: Settings, relay: Relay, watch: EngineWatch) -> SharedMemory | NoSharedMemory:
@@ -232,7 +232,7 @@ def watch_options(settings: Settings, options: DeclaredOptions, engine: Connecte
     def timeout_s(config: ModelConfig) -> float:
         return options.of(config).execution_timeout_s
 
-    rows = RowChecks(engine.backend, () if settings.engine_is_external else settings.repositories, timeout_s)
+    rows = RowChecks(engine.engine, () if settings.engine_is_external else settings.repositories, timeout_s)
     trial = partial(try_rows, rows, wants=options.wants_trial)
     return WatchOptions(
         wanted=settings.models,
@@ -240,7 +240,7 @@ def watch_options(settings: Settings, options: DeclaredOptions, engine: Connecte
         canary_interval_s=settings.canary_interval_s,
         canary_failures=settings.canary_failures,
         execution_timeout_s=timeout_s,
-        try_model=LoadTrial(engine.backend, see=see, try_rows=trial, execution_timeout_s=timeout_s),
+        try_model=LoadTrial(engine.engine, see=see, try_rows=trial, execution_timeout_s=timeout_s),
         loads_at_once=1 if settings.engine_is_embedded else min(MAX_PARALLEL_LOADS, len(os.sched_getaffinity(0))),
     )
 

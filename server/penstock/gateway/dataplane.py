@@ -32,7 +32,7 @@ from penstock.gateway.readiness import Readiness, readiness_of
 from penstock.gateway.shared_memory.regions import NoSharedMemory, SharedMemory
 from penstock.gateway.tracing import Tracer
 from penstock.protocol.call import A, Call, GrpcMetadata, HttpCall, HttpStream, InferHead
-from penstock.protocol.engine import GrpcStream, InferenceEngine, Relay
+from penstock.protocol.engine import Engine, GrpcStream, Relay
 from penstock.protocol.error_codes import ENGINE_ERRORS
 from penstock.protocol.errors import (
     EngineFailed,
@@ -270,7 +270,7 @@ class DataPlane:
             return response
 
     async def infer_tensors(
-        self, request: InferRequest, alone: InferenceEngine, *, client: str, priority: int = 0
+        self, request: InferRequest, alone: Engine, *, client: str, priority: int = 0
     ) -> InferResponse | InferenceError:
         """Of another program of this host, which needs no key: the model's answer, or the engine's own refusal.
 
@@ -294,7 +294,7 @@ class DataPlane:
             return response
 
     async def _tensors(
-        self, request: InferRequest, alone: InferenceEngine, context: RequestContext, priority: int
+        self, request: InferRequest, alone: Engine, context: RequestContext, priority: int
     ) -> InferResponse:
         if self.batches is not None and self.batches.takes(context.head):
             response = await self.batches.tensors(request, context, priority)

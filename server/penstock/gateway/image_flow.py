@@ -16,7 +16,7 @@ from penstock.gateway.engine_slots import EngineSlots
 from penstock.gateway.metrics import Metrics
 from penstock.gateway.tracing import current_trace, trace_preparation, trace_stages
 from penstock.protocol.cancellation import CancelStage, note_cancel_stage
-from penstock.protocol.engine import InferenceEngine, ModelConfig
+from penstock.protocol.engine import Engine, ModelConfig
 from penstock.protocol.errors import DeadlineExceeded, EngineFailed, InvalidRequest, OutOfMemory, UnsupportedMedia
 from penstock.protocol.inference import (
     Array,
@@ -79,7 +79,7 @@ class ImageFlow:
     def __init__(
         self,
         *,
-        backend: InferenceEngine,
+        backend: Engine,
         watch: EngineView,
         pool: DecodePool,
         metrics: Metrics,

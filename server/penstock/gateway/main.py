@@ -90,7 +90,7 @@ class Gateway:
         self.engine, self.own = with_own_engines(settings, main, control)
         self.options = composition.declared_options(settings)
         self.watch = EngineWatch(
-            self.engine.backend,
+            self.engine.engine,
             composition.watch_options(settings, self.options, self.engine, lambda *trial: self.images.trial(*trial)),
             ask_restart=self._ask_restart,
             restart_model=model_restarter(settings, main, self.own, control, lambda: self._news.model_generations),
@@ -106,7 +106,7 @@ class Gateway:
         self.page = None if run_dir is None else CounterPage(run_dir / PAGE_NAME)
         self.admission = InFlightLimiter(limits, None if self.page is None else core_counts(self.page))
         self.batching = BatcherPool(
-            self.engine.backend, self._options_of, slab=self.engine.slab, formed=self.metrics.batch
+            self.engine.engine, self._options_of, slab=self.engine.slab, formed=self.metrics.batch
         )
         audit = AuditLog(settings.audit_log)
         self.door = composition.compose_authenticator(
@@ -116,7 +116,7 @@ class Gateway:
         self.tracer = composition.compose_tracer(settings.otlp_endpoint)
         self.images = self._compose_images()
         self.plane = DataPlane(
-            relay=TracedRelay(self.engine.relay) if self.tracer is not None else self.engine.relay,
+            relay=TracedRelay(self.engine.engine) if self.tracer is not None else self.engine.engine,
             watch=self.watch,
             images=self.images,
             admission=self.admission,
@@ -129,13 +129,13 @@ class Gateway:
         self.plane.statistics_of_queues = self.batching.statistics
         self.plane.batches = BatchFlow(
             batching=self.batching,
-            relay=self.engine.relay,
+            relay=self.engine.engine,
             watch=self.watch,
             max_rows_of=lambda config: self.options.of(config).max_batch_size,
             max_body_bytes=settings.max_body_bytes,
             turns=self.plane.turns,
         )
-        self.memory = composition.compose_memory(settings, self.engine.relay, self.watch)
+        self.memory = composition.compose_memory(settings, self.engine.engine, self.watch)
         self.plane.share(self.memory)
         self.plane.audit_to(audit)
         self.registration = composition.compose_registration(settings, main, self.watch)
@@ -144,7 +144,7 @@ class Gateway:
 
     def _compose_images(self) -> ImageFlow:
         return ImageFlow(
-            backend=self.engine.backend,
+            backend=self.engine.engine,
             watch=self.watch,
             pool=self.pool,
             metrics=self.metrics,
@@ -158,9 +158,9 @@ class Gateway:
         slab_partitions = (
             None if slab is None else SlabPartitions(slab, part_bytes, client_slab_parts(settings.slab_bytes))
         )
-        core = CoreServer(run_dir, self.watch, self.engine.backend, self.batching, slab_partitions=slab_partitions)
+        core = CoreServer(run_dir, self.watch, self.engine.engine, self.batching, slab_partitions=slab_partitions)
         core.client_calls = ClientProcessCalls(
-            self.plane, self.engine.backend, self.metrics, code_name_of, slab_partitions
+            self.plane, self.engine.engine, self.metrics, code_name_of, slab_partitions
         )
         core.queues = self.batching
         if self.own is not None:
@@ -259,7 +259,7 @@ class Gateway:
         models = sorted(name for name, known in self.watch.models.items() if known.is_ready)
         unavailable = {name: known.reason for name, known in self.watch.models.items() if self._is_missed(known)}
         if self._control is not None:
-            engine = await composition.describe_engine(self._settings, self.engine.relay)
+            engine = await composition.describe_engine(self._settings, self.engine.engine)
             self._control.send(GatewayReady(engine, models, unavailable, self.plane.readiness().reason))
 
     def _is_missed(self, known: KnownModel) -> bool:
@@ -342,7 +342,7 @@ async def _open_listeners(
     )
     door = gateway.door if settings.metrics_key_required else None
     metrics_gate = composition.compose_request_authentication(settings, door, needs_key=True)
-    engine_text = gateway.engine.backend.metrics
+    engine_text = gateway.engine.engine.metrics
     pages = create_metrics_app(gateway.metrics.text, engine_text, lambda: gateway.watch.is_up, gate=metrics_gate)
     of_grpc = composition.grpc_limits(settings, ports if run_dir is None else None)
     share, endpoint = None, GrpcEndpoint(addresses_of(settings.host, settings.grpc_port), certificates)
@@ -384,7 +384,7 @@ async def _close(tasks: list[asyncio.Task[None]], gateway: Gateway) -> None:
     await gateway.pool.aclose()
     if gateway.registration is not None and gateway.outlived_by_engine:
         await gateway.registration.aclose()
-    await gateway.engine.backend.aclose()
+    await gateway.engine.engine.aclose()
 
 
 def run_gateway(settings: Settings, control_end: socket.socket | None, place: CoreOptions) -> int:

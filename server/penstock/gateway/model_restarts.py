@@ -52,13 +52,12 @@ def with_own_engines(
         )
 
     own = DedicatedEngines(
-        main.backend,
-        main.relay,
+        main.engine,
         connect=connect,
-        give_up=getattr(main.backend, "give_up", main.backend.unload),
+        give_up=getattr(main.engine, "give_up", main.engine.unload),
         start=lambda model, reason: control.send(RestartModel(model, reason, has_own_engine=True)),
     )
-    return replace(main, backend=own, relay=own), own
+    return replace(main, engine=own), own
 
 
 def model_restarter(
@@ -76,8 +75,8 @@ def model_restarter(
     if settings.engine_is_embedded:
         from penstock.engines.embedded.engine import EmbeddedEngine  # here, since it loads ONNX Runtime
 
-        assert isinstance(main.backend, EmbeddedEngine)
-        in_place = main.backend.renew
+        assert isinstance(main.engine, EmbeddedEngine)
+        in_place = main.engine.renew
     elif control is None or settings.engine_is_external:
         return None
     else:

@@ -98,8 +98,8 @@ class Worker:
             options.run_dir, WorkerHello(options.index), max_asks=settings.max_inflight_requests, slab=self.slab
         )
         apart = core_backend(settings, options.run_dir)
-        routed = RoutedEngine(engine.backend, engine.relay, lambda: self.link.apart, lambda _: apart)
-        self.engine = replace(engine, backend=routed, relay=routed)
+        routed = RoutedEngine(engine.engine, lambda: self.link.apart, lambda _: apart)
+        self.engine = replace(engine, engine=routed)
         self.pool = DecodePool(
             workers=0 if settings.engine_is_embedded else settings.decoder_share,
             job_timeout_s=settings.decode_timeout_s,
@@ -118,10 +118,10 @@ class Worker:
     def _compose_plane(self, settings: Settings) -> WorkerDataPlane:
         options = declared_options(settings)
         plane = WorkerDataPlane(
-            relay=TracedRelay(self.engine.relay) if self.tracer is not None else self.engine.relay,
+            relay=TracedRelay(self.engine.engine) if self.tracer is not None else self.engine.engine,
             watch=self.link,
             images=ImageFlow(
-                backend=self.engine.backend,
+                backend=self.engine.engine,
                 watch=self.link,
                 pool=self.pool,
                 metrics=self.metrics,
@@ -141,7 +141,7 @@ class Worker:
         plane.turns.engines = len(settings.engine_urls) or 1
         plane.batches = BatchFlow(
             batching=self.link,
-            relay=self.engine.relay,
+            relay=self.engine.engine,
             watch=self.link,
             max_rows_of=lambda config: options.of(config).max_batch_size,
             max_body_bytes=settings.max_body_bytes,
@@ -177,12 +177,12 @@ class Worker:
             await asyncio.to_thread(self.tracer.stop, SPANS_GRACE_S)
         await self.pool.aclose()
         await self.core.aclose()
-        await self.engine.backend.aclose()
+        await self.engine.engine.aclose()
 
 
 def _borrowed_slab(settings: Settings, engine: ConnectedEngine) -> ClientSlab:
     """What the core lends; the front's own calls to a Triton name it, too."""
-    backend, call_later = engine.backend, asyncio.get_running_loop().call_later
+    backend, call_later = engine.engine, asyncio.get_running_loop().call_later
     if isinstance(backend, TritonEngine) and not settings.engine_is_embedded:
         return ClientSlab(call_later, backend)
     return ClientSlab(call_later)
@@ -193,7 +193,7 @@ def _engine_of(settings: Settings, run_dir: Path) -> ConnectedEngine:
     if not settings.engine_is_embedded:
         return compose_engine(settings.model_copy(update={"slab_bytes": 0}), run_dir)  # the core owns the slab
     core = core_backend(settings, run_dir)
-    return ConnectedEngine(core, core, "embedded in the core")
+    return ConnectedEngine(core, "embedded in the core")
 
 
 async def _serve(settings: Settings, control: ControlConnection, options: WorkerOptions) -> int:

@@ -72,14 +72,33 @@ class ModelState:
     reason: str
 
 
-class InferenceEngine(Protocol):
-    """An engine. Raises of the InferenceError tree only; BackendUnavailable where it cannot be reached.
+class Relay(Protocol):
+    """The part of an engine that takes calls as bytes: they are relayed untouched.
+
+    Raises EngineUnavailable and DeadlineExceeded; whatever the engine answers, errors too, is an answer.
+    """
+
+    async def send(self, call: Call[A], *, deadline: float | None) -> A: ...
+
+    async def stream(self, call: HttpCall, *, deadline: float | None) -> HttpStream:
+        """The answer as soon as its head is there."""
+        ...
+
+    async def open_stream(self, method: str, metadata: GrpcMetadata, *, deadline: float | None) -> "GrpcStream":
+        """A bidirectional gRPC call, open."""
+        ...
+
+
+class Engine(Relay, Protocol):
+    """Inference over tensors, relayed calls, and the description of its models.
+
+    Raises InferenceError only; EngineUnavailable if it cannot be reached.
 
     Cancelling an awaited call cancels the work where the engine can.
     """
 
     async def infer(self, request: InferRequest) -> InferResponse:
-        """Keeps request.deadline. Raises DeadlineExceeded, ModelNotFound, InvalidRequest, BackendFailed."""
+        """Keeps request.deadline. Raises DeadlineExceeded, ModelNotFound, InvalidRequest, EngineFailed."""
         ...
 
     async def model_metadata(self, model_name: str, model_version: str = "") -> ModelMetadata: ...
@@ -105,31 +124,10 @@ class InferenceEngine(Protocol):
     async def aclose(self) -> None: ...
 
 
-class Relay(Protocol):
-    """The way for bytes that the gateway does not own: passed on and back untouched.
-
-    Raises BackendUnavailable and DeadlineExceeded; whatever the engine answers, errors too, is an answer.
-    """
-
-    async def send(self, call: Call[A], *, deadline: float | None) -> A: ...
-
-    async def stream(self, call: HttpCall, *, deadline: float | None) -> HttpStream:
-        """The answer as soon as its head is there."""
-        ...
-
-    async def open_stream(self, method: str, metadata: GrpcMetadata, *, deadline: float | None) -> "GrpcStream":
-        """A bidirectional gRPC call, open."""
-        ...
-
-
-class Engine(InferenceEngine, Relay, Protocol):
-    """An engine: inference over tensors, and relayed calls."""
-
-
 class GrpcStream(Protocol):
     """One bidirectional call to the engine: serialised messages both ways. Sending and receiving go on side by side.
 
-    Raises BackendUnavailable and DeadlineExceeded where the engine said nothing; how it ended the call is an answer.
+    Raises EngineUnavailable and DeadlineExceeded where the engine said nothing; how it ended the call is an answer.
     """
 
     async def send(self, message: bytes) -> None:

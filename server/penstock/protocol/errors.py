@@ -1,6 +1,6 @@
 """The gateway's error tree, and randomised retry delays.
 
-Each class says who raises it and its HTTP status. gateway/rest and gateway/grpc map the classes by one table each.
+Each class says who raises it and its HTTP status. The table of statuses and codes is in error_codes.py.
 """
 
 import math
@@ -10,10 +10,11 @@ import random
 class InferenceError(Exception):
     """A request failed. Its text reaches the client, so it names the value and what to do, never a secret.
 
-    reason: a stable word for logs and the label `reason` of metrics.
+    reason: a stable word for logs and the label `reason` of metrics. retry_after_s: None if waiting does not help.
     """
 
     reason = "internal"
+    retry_after_s: float | None = None
 
     def __init__(self, message: str) -> None:
         super().__init__(message)
@@ -136,7 +137,6 @@ class ModelUnavailable(ModelNotReady):
     """The model is loaded but hangs or fails; other models are served. 503, with Retry-After if waiting helps."""
 
     reason = "model_unavailable"
-    retry_after_s: float | None = None
 
     def __init__(self, message: str, *, retry_after_s: float | None = 1.0) -> None:
         super().__init__(message)

@@ -16,7 +16,8 @@ from penstock.gateway.workers.core_server import CoreServer
 from penstock.gateway.workers.inference_calls import ClientProcessCalls
 from penstock.gateway.workers.slab import SharedSlab, anonymous_memory
 from penstock.gateway.workers.slab_sharing import ClientSlabParts, SlabPartitions
-from penstock.protocol.engine import InferenceEngine, ModelConfig, TensorSpec
+from penstock.protocol import engine as protocol_engine
+from penstock.protocol.engine import ModelConfig, TensorSpec
 from penstock.protocol.errors import InferenceError, ModelNotFound
 from penstock.protocol.inference import Datatype, InferRequest, InferResponse, Tensor, Timings, tensor_from_numpy
 from penstock_video.infer.calls import RowsResult
@@ -113,7 +114,7 @@ class FakeCore:
         """Of no matter here."""
 
     async def infer_tensors(
-        self, request: InferRequest, alone: InferenceEngine, *, client: str, priority: int = 0
+        self, request: InferRequest, alone: protocol_engine.Engine, *, client: str, priority: int = 0
     ) -> InferResponse | InferenceError:
         response = await self.infer(request, client=client if self.owns(request.model_name) else "")
         self.note_served(request.model_name)

@@ -12,7 +12,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from loadtest.bench.gpu.report import of_what
 from loadtest.bench.gpu.video.clips import CAMERAS, FPS
 from loadtest.bench.gpu.video.plan import PARTS, Folder
 from loadtest.bench.gpu.video.results import (
@@ -33,7 +32,7 @@ from loadtest.bench.gpu.video.results import (
     write_plot,
 )
 from loadtest.bench.gpu.video.usage import engine_text
-from loadtest.bench.report import BenchSpread, spread
+from loadtest.bench.report import BenchSpread, markdown_table, spread, spread_range, verdict_rows
 from penstock_load.committed import Committed, ResultsError, read_bench
 from penstock_load.report.document import percent, plain_number
 from penstock_load.targets import read_targets
@@ -89,14 +88,8 @@ def _seconds(bodies: Sequence[Body]) -> str:
 
 
 def _verdicts(judged: Committed | None, bodies: Sequence[Body]) -> str:
-    rows = [
-        (verdict.title, _figure(_spread(measurement.spread)), of_what(verdict.comparison, verdict.figure, verdict.goal),
-         f"**{verdict.state}**")
-        for verdict in (judged.verdicts if judged else ())
-        for measurement in (judged.measurements if judged else ())
-        if measurement.measure == verdict.measure
-    ]  # fmt: skip
-    text = _table("What it was held to", ("target", "measured", "floor / goal", "verdict"), rows)
+    rows = [row[:4] for row in verdict_rows(judged)]
+    text = markdown_table("What it was held to", ("target", "measured", "floor / goal", "verdict"), rows)
     if times := servers(bodies):
         text += f"\n**How many CPU servers is this card?** {times:.1f} of these: it holds so many times the 720p30 "
         text += "streams that the same cores hold when they decode themselves, with the same engine on the card.\n"
@@ -112,7 +105,7 @@ def _streams(bodies: Sequence[Body]) -> str:
         tries = [one for one in map(sustained_trial, found) if one]
         alone, shares = figures(found, "alone_per_s"), shares_of_alone(bodies, name)
         rows.append((
-            camera.words, camera.goal, _figure(figures(found, "held")),
+            camera.words, camera.goal, spread_range(figures(found, "held")),
             _missed_at(found),
             _span([full for full in map(decoders_limit, found) if full]),
             f"{alone.median / FPS:.0f}" if alone and alone.median else "",
@@ -120,13 +113,13 @@ def _streams(bodies: Sequence[Body]) -> str:
             *(_middle(tries, key) for key in ("rate", "p50_ms", "p99_ms", "frames_a_batch")),
         ))  # fmt: skip
     head = ("camera", "target", "held", "missed at", "no more decoders at", "NVDEC alone", "held by NVDEC alone")
-    return _table("Streams held", (*head, "frames/s", "p50 ms", "p99 ms", "frames a batch"), rows)
+    return markdown_table("Streams held", (*head, "frames/s", "p50 ms", "p99 ms", "frames a batch"), rows)
 
 
 def _missed_at(found: Sequence[Body]) -> str:
     missed = [one for one in found if one["found"]["missed"]]
     rounds = f", in {len(missed)} of {len(found)} rounds" if 0 < len(missed) < len(found) else ""
-    return f"{_figure(figures(missed, 'missed'))}{rounds}"
+    return f"{spread_range(figures(missed, 'missed'))}{rounds}"
 
 
 def _limits(bodies: Sequence[Body]) -> str:
@@ -171,7 +164,7 @@ def _sentence(tried: Sequence[Mapping[str, Any]]) -> list[str]:
 def _profile(tried: Mapping[str, Any]) -> str:
     kinds = sorted(tried["cores"], key=lambda kind: -tried["cores"][kind])
     rows = [(kind, f"{tried['cores'][kind]:.2f}", f"{tried['cpu_ms_a_frame'][kind]:.3f}") for kind in kinds]
-    text = _table("", ("who", "cores", "CPU ms a frame"), rows)
+    text = markdown_table("", ("who", "cores", "CPU ms a frame"), rows)
     busiest = "; ".join(f"{what} {cores:.2f}" for what, cores in tried["threads_by_name"][:8])
     rows_by = ", ".join(f"{n:,} by {how}" for how, n in tried["rows"].items() if n) or "unknown"
     decoders = ", ".join(f"{n} {kind}" for kind, n in tried["decode_processes"].items() if n)
@@ -196,7 +189,7 @@ def _cpu_by_part(bodies: Sequence[Body]) -> str:
                 rows.append((f"{camera.words}, {how}", _span([one["streams"] for one in tries]), *each, machine))
     head = ("camera", "streams", *PARTS_OF_CPU, "the whole machine, with the bench")
     text = "Of the highest number held in each round. The gateway's is the engine's, too, where it has no process.\n"
-    return _table("CPU ms a frame, by part", head, rows) + (f"\n{text}" if rows else "")
+    return markdown_table("CPU ms a frame, by part", head, rows) + (f"\n{text}" if rows else "")
 
 
 def _alone(bodies: Sequence[Body]) -> str:
@@ -209,15 +202,15 @@ def _alone(bodies: Sequence[Body]) -> str:
         shapes = sorted({_shape(one["found"]["best"]) for one in found})
         nvdec = figures(found, "best", "card", "nvdec") or figures(found, "best", "card", "decoder_utilisation")
         rows.append((
-            camera.words, _figure(rate), f"{rate.median / FPS:.0f}" if rate else "", ", ".join(shapes),
-            _figure(figures(found, "best", "cores")), percent(nvdec.median) if nvdec else "",
+            camera.words, spread_range(rate), f"{rate.median / FPS:.0f}" if rate else "", ", ".join(shapes),
+            spread_range(figures(found, "best", "cores")), percent(nvdec.median) if nvdec else "",
             found[-1]["conditions"]["clip"],
         ))  # fmt: skip
     head = ("camera", "frames/s", "streams of 30", "best processes × threads", "cores", "NVDEC busy", "clip")
     text = (
         "Every thread has a decoder of its own, with a CUDA stream of its own as in the product; packets lie in memory."
     )
-    return _table("NVDEC alone", head, rows) + (f"\n{text}\n" if rows else "")
+    return markdown_table("NVDEC alone", head, rows) + (f"\n{text}\n" if rows else "")
 
 
 def _shape(alone: Mapping[str, Any]) -> str:
@@ -244,7 +237,7 @@ def _hand_over(bodies: Sequence[Body]) -> str:
         for one in found
         for way, why in one["found"].get("failed", {}).items()
     ]
-    return "\n".join([_table("Frames handed over", (*head, *names), rows), *(f"{line}\n" for line in failed)])
+    return "\n".join([markdown_table("Frames handed over", (*head, *names), rows), *(f"{line}\n" for line in failed)])
 
 
 def _on_card(tries: Sequence[Mapping[str, Any]]) -> str:
@@ -263,7 +256,7 @@ def _cpu(bodies: Sequence[Body]) -> str:
                 f"{tried['cores']['machine']:.1f} of {cores}", f"{tried['cpu_ms_a_frame']['machine']:.2f}",
             ))  # fmt: skip
     head = ("round", "streams held", "a core", "p99 ms", "cores busy", "CPU ms a frame")
-    return _table("The CPU beside it: the same 720p30 streams, decoded by the cores", head, rows)
+    return markdown_table("The CPU beside it: the same 720p30 streams, decoded by the cores", head, rows)
 
 
 def _faults(bodies: Sequence[Body]) -> str:
@@ -278,7 +271,7 @@ def _faults(bodies: Sequence[Body]) -> str:
         for fault in one["found"]["faults"]
     ]  # fmt: skip
     head = ("what", "own cameras: longest silence", "median", "other cameras", "their longest gap", "frames they miss")
-    return _table("Faults", (*head, "every answer within s", "the bad camera"), rows)
+    return markdown_table("Faults", (*head, "every answer within s", "the bad camera"), rows)
 
 
 def _rubbish(stream: Mapping[str, Any]) -> str:
@@ -296,18 +289,8 @@ def _how(bodies: Sequence[Body]) -> str:
     return "\n".join([*lines, "", _NEVER_RUN, ""])
 
 
-def _spread(found: Any) -> BenchSpread:
-    return BenchSpread(found.median, found.low, found.high)
-
-
-def _figure(found: BenchSpread | None) -> str:
-    if found is None:
-        return ""
-    return f"{plain_number(found.median)} ({plain_number(found.low)} to {plain_number(found.high)})"
-
-
 def _span(values: Sequence[float]) -> str:
-    return _figure(spread(values)) if values else ""
+    return spread_range(spread(values)) if values else ""
 
 
 def _shares(found: BenchSpread) -> str:
@@ -321,14 +304,6 @@ def _middle(tries: Sequence[Mapping[str, Any]], key: str) -> str:
 def _of(tries: Sequence[Mapping[str, Any]], group: str, key: str) -> str:
     values = [float(one[group][key]) for one in tries if key in one[group]]
     return plain_number(spread(values).median) if values else ""
-
-
-def _table(title: str, head: Sequence[object], rows: Sequence[Sequence[object]]) -> str:
-    if not rows:
-        return ""
-    lines = [head, ["---"] * len(head), *rows]
-    body = ["| " + " | ".join(str(cell).replace("|", "\\|") for cell in line) + " |" for line in lines]
-    return "\n".join([*([f"## {title}", ""] if title else []), *body, ""])
 
 
 def write_report(folder: Path, into: Path) -> Iterator[Path]:

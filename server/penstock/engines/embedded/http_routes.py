@@ -14,7 +14,6 @@ from tritonclient.grpc import model_config_pb2
 from penstock import VERSION
 from penstock.engines.concurrency import in_thread
 from penstock.engines.config_pbtxt import config_from_proto
-from penstock.engines.embedded.engine import EmbeddedEngine
 from penstock.engines.embedded.inference import (
     CONFIG_PARAMETER,
     EXTENSIONS,
@@ -26,6 +25,7 @@ from penstock.engines.embedded.inference import (
     refuse_repository,
     response_bytes,
 )
+from penstock.engines.embedded.models import ModelStore
 from penstock.engines.model_io import raw_tensor
 from penstock.protocol.call import HttpAnswer, HttpCall
 from penstock.protocol.decoded_request import DecodedRequest, parse_error
@@ -226,7 +226,7 @@ class RoutedCall:
 class HttpRoutes:
     """One engine's REST side. Raises of the InferenceError tree."""
 
-    def __init__(self, engine: EmbeddedEngine, max_body_bytes: int) -> None:
+    def __init__(self, engine: ModelStore, max_body_bytes: int) -> None:
         self._engine = engine
         self._max_body_bytes = max_body_bytes
 

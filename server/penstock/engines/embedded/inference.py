@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from penstock.engines.concurrency import in_thread
-from penstock.engines.embedded.engine import EmbeddedEngine
+from penstock.engines.embedded.models import ModelStore
 from penstock.engines.embedded.shared_memory import to_shared_outputs, with_shared_inputs
 from penstock.engines.model_io import classified
 from penstock.protocol.decoded_request import DecodedRequest
@@ -29,7 +29,7 @@ CONFIG_PARAMETER, FILE_PREFIX = "config", "file:"
 
 
 async def infer(
-    engine: EmbeddedEngine, ask: DecodedRequest, *, model: str, version: str, deadline: float | None
+    engine: ModelStore, ask: DecodedRequest, *, model: str, version: str, deadline: float | None
 ) -> InferResponse:
     """The engine's answer, with classes in place of the outputs that were asked for as such."""
     ask = await with_shared_inputs(engine.regions, ask)

@@ -21,7 +21,7 @@ Stage = Callable[[str], AbstractContextManager[None]]
 
 
 def stages(environment: "os._Environ[str] | dict[str, str]" = os.environ) -> Stage:
-    """How a stage is marked here: in the profiler's timeline where that is asked for and torch can, else not at all."""
+    """Marks stages as NVTX ranges if PENSTOCK_NVTX=1 and torch can, else not at all."""
     if environment.get(VARIABLE) != "1":
         return _unmarked
     try:
@@ -56,7 +56,7 @@ Shape = tuple[int, ...]
 
 @dataclass(frozen=True)
 class RunGroup:
-    """Requests of one run. places: of the requests, in their order; rows: how many each has."""
+    """Requests of one run. places: their indices; rows: the number of rows of each."""
 
     places: tuple[int, ...]
     rows: tuple[int, ...]
@@ -67,10 +67,10 @@ class RunGroup:
 
 
 def group_requests(shapes: Sequence[tuple[Shape, ...]], most_rows: int) -> list[RunGroup]:
-    """Runs that answer all requests: those of a group agree in every dimension but the first and are most_rows at most.
+    """Groups of requests that agree in every dimension but the first, with at most most_rows rows.
 
-    shapes: of each request the shapes of its inputs, with the batch dimension. most_rows: 0 for a model without a
-    batch dimension, whose requests each run alone and count as one row.
+    shapes: of each request's inputs, with the batch dimension. most_rows: 0 for a model without a batch dimension: each
+    request runs alone and counts as one row.
     """
     if not most_rows:
         return [RunGroup((place,), (1,)) for place in range(len(shapes))]
@@ -85,26 +85,26 @@ def group_requests(shapes: Sequence[tuple[Shape, ...]], most_rows: int) -> list[
 
 
 class PendingRun(Protocol):
-    """A run that was asked for."""
+    """A started run."""
 
     def outputs(self) -> tuple[Any, ...]:
-        """The outputs in the host's memory, one row a row of input, in the wire's types; waits for them.
+        """Waits for the outputs: in host memory, one row a row of input, in the wire's types.
 
-        They are overwritten by a later run: what reads them must be done before `slots` more are begun.
+        A later run overwrites them: read them before `slots` more are started.
         """
 
 
 class Runner(Protocol):
-    """Runs one program. Not thread-safe: its thread is the one that made it."""
+    """Runs one program. Use it only in the thread that created it."""
 
     def begin(self, columns: Sequence[Sequence[Any]], rows: int) -> PendingRun:
-        """Start a run. columns: of each input the requests' tensors, in host or device memory, rows of them in all."""
+        """Starts a run. columns: the requests' tensors, by input, in host or device memory. rows: their total."""
 
     def picture_input(self, rows: int) -> Any:
-        """Where the pictures of the next run go: (rows, C, H, W), of the network's type and memory format."""
+        """The buffer for the next run's pictures: (rows, C, H, W), the network's type and memory format."""
 
     def begin_pictures(self, rows: int) -> PendingRun:
-        """Start a run on what lies in picture_input."""
+        """Starts a run on picture_input."""
 
 
 class Reader(Protocol):
@@ -116,7 +116,7 @@ class Reader(Protocol):
 
 @dataclass(frozen=True)
 class TorchRequest:
-    """One request. tensors: its inputs in the spec's order; where the engine reads pictures, these, one a row."""
+    """tensors: the inputs in the spec's order. pictures: one a row, if the engine decodes pictures."""
 
     tensors: tuple[Any, ...] = ()
     pictures: tuple[bytes, ...] = ()
@@ -134,18 +134,15 @@ class _Run:
 
 @dataclass(frozen=True)
 class StartedBatch:
-    """A batch of requests that was begun. asks: kept, for the GPU may still read their tensors.
+    """requests: referenced because the GPU may still read their tensors. answered: if they could not share a run."""
 
-    answered: those that could not run beside others, and are answered already.
-    """
-
-    asks: Sequence[TorchRequest]
+    requests: Sequence[TorchRequest]
     run: _Run | None
     answered: list[Outcome]
 
 
 class Instance:
-    """Not thread-safe: `begin` by the thread that made it, `finish` by any one at a time, in order."""
+    """`begin` in the thread that created it; `finish` in any thread, one at a time, in order."""
 
     def __init__(self, spec: EngineSpec, runner: Runner, reader: Reader | None = None) -> None:
         self._spec = spec
@@ -154,74 +151,74 @@ class Instance:
         self._merges = True
 
     def merge_nothing(self) -> None:
-        """From now on, each request runs alone, also if the model has a batch dimension."""
+        """From now on, each request runs alone."""
         self._merges = False
 
-    def answer(self, asks: Sequence[TorchRequest]) -> list[Outcome]:
-        """One outcome a request, in order. Host memory that the next call overwrites."""
-        return self._answer(asks, self._groups(asks))
+    def answer(self, requests: Sequence[TorchRequest]) -> list[Outcome]:
+        """One outcome a request, in order, in host memory that the next call overwrites."""
+        return self._answer(requests, self._groups(requests))
 
-    def begin(self, asks: Sequence[TorchRequest], wait_until_alone: Callable[[], object]) -> StartedBatch:
-        """Start a batch. Requests that cannot share a run are answered one group after another, before it returns.
+    def begin(self, requests: Sequence[TorchRequest], wait_until_alone: Callable[[], object]) -> StartedBatch:
+        """Starts a batch. Requests that cannot share a run are answered group by group before it returns.
 
-        wait_until_alone: returns when every batch before is answered; the groups' runs would overwrite its answers.
+        wait_until_alone: returns when all earlier batches are answered; the groups' runs would overwrite their answers.
         """
-        runs = self._groups(asks)
+        runs = self._groups(requests)
         if len(runs) == 1:
-            return StartedBatch(asks, self._begin(asks, runs[0]), [])
+            return StartedBatch(requests, self._begin(requests, runs[0]), [])
         wait_until_alone()
-        return StartedBatch(asks, None, self._answer(asks, runs))
+        return StartedBatch(requests, None, self._answer(requests, runs))
 
-    def finish(self, begun: StartedBatch) -> list[Outcome]:
-        """As `answer`, of the oldest batch that is not finished; memory that the next but one `begin` overwrites."""
-        if begun.run is None:
-            return begun.answered
-        answers = _finish(begun.run)
-        return [answers[place] for place in range(len(begun.asks))]
+    def finish(self, started: StartedBatch) -> list[Outcome]:
+        """As `answer`, for the oldest unfinished batch; the next but one `begin` overwrites the memory."""
+        if started.run is None:
+            return started.answered
+        answers = _finish(started.run)
+        return [answers[place] for place in range(len(started.requests))]
 
-    def _answer(self, asks: Sequence[TorchRequest], runs: Sequence[RunGroup]) -> list[Outcome]:
+    def _answer(self, requests: Sequence[TorchRequest], runs: Sequence[RunGroup]) -> list[Outcome]:
         outcomes: dict[int, Outcome] = {}
         for group in runs:
-            answers = _finish(self._begin(asks, group))
+            answers = _finish(self._begin(requests, group))
             outcomes.update(answers if len(runs) == 1 else _copied(answers))
-        return [outcomes[place] for place in range(len(asks))]
+        return [outcomes[place] for place in range(len(requests))]
 
-    def _groups(self, asks: Sequence[TorchRequest]) -> list[RunGroup]:
+    def _groups(self, requests: Sequence[TorchRequest]) -> list[RunGroup]:
         if self._reader is not None:
-            shapes: list[tuple[tuple[int, ...], ...]] = [((len(ask.pictures),),) for ask in asks]
+            shapes: list[tuple[tuple[int, ...], ...]] = [((len(request.pictures),),) for request in requests]
         else:
-            shapes = [tuple(tuple(tensor.shape) for tensor in ask.tensors) for ask in asks]
+            shapes = [tuple(tuple(tensor.shape) for tensor in request.tensors) for request in requests]
         if not self._merges and self._spec.max_batch_size:
             return [RunGroup((place,), (shape[0][0],)) for place, shape in enumerate(shapes)]
         return group_requests(shapes, self._spec.max_batch_size)
 
-    def _begin(self, asks: Sequence[TorchRequest], group: RunGroup) -> _Run:
-        members = [asks[place] for place in group.places]
+    def _begin(self, requests: Sequence[TorchRequest], group: RunGroup) -> _Run:
+        members = [requests[place] for place in group.places]
         if self._reader is None:
-            columns = [[ask.tensors[number] for ask in members] for number in range(len(self._spec.inputs))]
+            columns = [[request.tensors[number] for request in members] for number in range(len(self._spec.inputs))]
             with stage("infer"):
                 return _Run(group, self._runner.begin(columns, group.row_count), {})
-        encoded = [picture for ask in members for picture in ask.pictures]
+        encoded = [picture for request in members for picture in request.pictures]
         with stage("decode"):
-            said = self._reader.prepare(encoded, self._runner.picture_input(group.row_count))
+            errors = self._reader.prepare(encoded, self._runner.picture_input(group.row_count))
         with stage("infer"):
-            return _Run(group, self._runner.begin_pictures(group.row_count), _picture_errors(group, said))
+            return _Run(group, self._runner.begin_pictures(group.row_count), _picture_errors(group, errors))
 
 
 def _copied(answers: dict[int, Outcome]) -> dict[int, Outcome]:
-    """In memory of their own: the next run overwrites what they lie in."""
+    """Copies, because the next run overwrites the memory."""
     return {
         place: answer if isinstance(answer, TorchRequestError) else tuple(rows.clone() for rows in answer)
         for place, answer in answers.items()
     }
 
 
-def _picture_errors(group: RunGroup, said: Sequence[str | None]) -> dict[int, TorchRequestError]:
-    """Of each request with bad pictures, what is wrong with them."""
+def _picture_errors(group: RunGroup, errors: Sequence[str | None]) -> dict[int, TorchRequestError]:
+    """Errors of requests with bad pictures, by index."""
     refused: dict[int, TorchRequestError] = {}
     begin = 0
     for place, rows in zip(group.places, group.rows, strict=True):
-        wrong = {row: sentence for row, sentence in enumerate(said[begin : begin + rows]) if sentence is not None}
+        wrong = {row: sentence for row, sentence in enumerate(errors[begin : begin + rows]) if sentence is not None}
         if wrong:
             refused[place] = TorchRequestError(_error_text(wrong, rows) if rows > 1 else wrong[0])
         begin += rows
@@ -229,8 +226,8 @@ def _picture_errors(group: RunGroup, said: Sequence[str | None]) -> dict[int, To
 
 
 def _error_text(wrong: dict[int, str], rows: int) -> str:
-    """Sentences behind the rows that they are of: the gateway, whose request has the pictures of many clients, tells
-    each its own, and asks again for the others only.
+    """Errors with their rows: the gateway, whose request has pictures of many clients, gives each client its own error
+    and repeats the request for the others.
     """
     by_sentence: dict[str, list[str]] = {}
     for row, sentence in wrong.items():
@@ -264,9 +261,9 @@ Deliver = Callable[[Any, "list[Outcome] | Exception"], None]
 
 
 class Pipeline:
-    """`put` by the thread that made the instance; the rest is called by a thread of the pipeline's own.
+    """Call `put` in the thread that created the instance. The callbacks run in the pipeline's thread.
 
-    deliver: batch for batch, in order; report: what deliver raised; enter: once, before all else.
+    deliver: gets each batch, in order. report: gets what deliver raised. enter: called once, first.
     """
 
     def __init__(
@@ -287,15 +284,15 @@ class Pipeline:
         self._thread = threading.Thread(target=self._answer_all, name="answers", daemon=True)
         self._thread.start()
 
-    def put(self, asks: Sequence[TorchRequest], whose: Any) -> None:
-        """Begin a batch, and return when it is the only one that is not answered yet. Raises what begins it raises."""
-        begun = self._instance.begin(asks, self._wait_until_all_are_answered)
-        self._begun.put((begun, whose))
+    def put(self, requests: Sequence[TorchRequest], whose: Any) -> None:
+        """Starts a batch; returns when all earlier ones are answered. Raises as `Instance.begin`."""
+        started = self._instance.begin(requests, self._wait_until_all_are_answered)
+        self._begun.put((started, whose))
         self._unanswered += 1
         self._wait(MAX_IN_FLIGHT - 1)
 
     def close(self) -> None:
-        """Answer what is in flight, and end."""
+        """Answers what is in flight, and ends."""
         self._begun.put(None)
         self._thread.join(_CLOSE_TIMEOUT_S)
 
@@ -303,7 +300,7 @@ class Pipeline:
         self._wait(0)
 
     def _wait(self, most: int) -> None:
-        """Until no more than so many batches are not answered."""
+        """Waits until at most `most` batches are unanswered."""
         while self._unanswered > most:
             self._answered.get()
             self._unanswered -= 1
@@ -312,17 +309,17 @@ class Pipeline:
         self._enter()
         while (batch := self._begun.get()) is not None:
             self._answer(*batch)
-            del batch  # tensors of requests, which else stayed until the next one
+            del batch  # releases the requests' tensors
             self._answered.put(None)
 
-    def _answer(self, begun: StartedBatch, whose: Any) -> None:
+    def _answer(self, started: StartedBatch, whose: Any) -> None:
         try:
-            self._deliver(whose, self._finished(begun))
+            self._deliver(whose, self._finished(started))
         except Exception as error:  # noqa: BLE001  the thread's root: without it no batch were answered any more
             self._report(error)
 
-    def _finished(self, begun: StartedBatch) -> list[Outcome] | Exception:
+    def _finished(self, started: StartedBatch) -> list[Outcome] | Exception:
         try:
-            return self._instance.finish(begun)
+            return self._instance.finish(started)
         except Exception as error:  # noqa: BLE001  a batch's failure is its own requests' answer
-            return error  # kept in no variable here: its traceback would keep this frame, and the tensors, in a circle
+            return error  # not assigned: its traceback would hold this frame and the tensors in a cycle

@@ -102,7 +102,7 @@ def _install(python: Path, lock: Path) -> None:
         command = [*installer, "--no-deps", "--require-hashes", "-r", str(lock)]
         if subprocess.run(command, stdin=subprocess.DEVNULL, stdout=sys.stderr).returncode == 0:
             return
-        tried.append(Path(installer[0]).name)
+        tried.append("pip" if "-m" in installer else Path(installer[0]).name)
     if not tried:
         raise SetupFailed("neither uv nor pip is installed here; install uv: pip install 'penstock[triton]'")
     raise SetupFailed(

@@ -47,9 +47,9 @@ class UnaryClient:
         self._is_closed = False
 
     async def call(self, method: str, message: bytes, metadata: GrpcMetadata) -> GrpcReply:
-        """The engine's answer. A call that it did not process is retried within the budget, MAX_ATTEMPTS in all.
+        """The engine's answer. A call that it did not process is sent up to MAX_ATTEMPTS times, within the budget.
 
-        Raises CallBroken, TooManyAbandoned. Sends no deadline: a caller that has one cancels the call.
+        Raises CallBroken, TooManyAbandoned. No deadline is sent: cancel the call instead.
         """
         head = self._head(method)
         if metadata:
@@ -65,7 +65,7 @@ class UnaryClient:
         return await (await self._open()).unary(head, message)
 
     def close(self) -> None:
-        """Drop the connection; calls in flight fail, and so do later ones."""
+        """Closes the connection; calls in flight and later ones fail."""
         self._is_closed = True
         if self._connecting is not None:
             self._connecting.cancel()
@@ -73,7 +73,7 @@ class UnaryClient:
             self._connection.close()
 
     async def _open(self) -> Http2Connection:
-        """The connection. A task of its own makes it, since the caller may be cancelled meanwhile."""
+        """The connection, made in a separate task because the caller may be cancelled meanwhile."""
         if self._connection is not None and self._connection.is_open:
             return self._connection
         if self._is_closed:
@@ -166,10 +166,10 @@ class CallStatusWaiter:
         self._statuses.put_nowait((_completed_result(self._call.code()), _completed_result(self._call.details())))
 
 
-def _completed_result(word: "Coroutine[None, None, T]") -> T:
-    """The result of a coroutine that has nothing to wait for, as of a call that is done."""
+def _completed_result(finished: "Coroutine[None, None, T]") -> T:
+    """The result of a coroutine that does not wait."""
     try:
-        word.send(None)
+        finished.send(None)
     except StopIteration as stop:
         result: T = stop.value
         return result
@@ -209,10 +209,10 @@ class TritonGrpcStream:
         # Tasks of their own: grpc.aio cancels the call at once where one that reads or writes is cancelled.
         self._reading: asyncio.Task[bytes | None] | None = None
         self._writing: asyncio.Task[None] | None = None
-        self._last_word = CallStatusWaiter(call)
+        self._status = CallStatusWaiter(call)
 
     async def send(self, message: bytes) -> None:
-        """Returns when gRPC has room for more. On a call that has ended it does nothing: receive and end tell of it."""
+        """Returns when gRPC has room for more. Does nothing after the end of the call; receive and end report that."""
         self._writing = asyncio.create_task(_unless_ended(self._call.write(message)))
         await asyncio.shield(self._writing)
 
@@ -234,7 +234,7 @@ class TritonGrpcStream:
         if self._is_late:
             raise DeadlineExceeded(f"the stream's deadline passed, {self._timeout_s:.3f} s after it was opened")
         trailing = tuple((key, value) for key, value in await self._call.trailing_metadata() or ())
-        code, details = await self._last_word.status()
+        code, details = await self._status.status()
         return self._judge(code, details, trailing)
 
     def cancel(self) -> None:

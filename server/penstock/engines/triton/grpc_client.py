@@ -1,6 +1,4 @@
-"""Client of the engine's gRPC port: relays calls as bytes, and converts gRPC status codes to our errors in one
-place.
-"""
+"""Client of the engine's gRPC port: relays calls as bytes, and converts gRPC status codes to our errors."""
 
 import asyncio
 import time
@@ -44,7 +42,7 @@ _CODES = {code.value[0]: code for code in grpc.StatusCode}
 
 
 class Failure(NamedTuple):
-    """A call that did not end with OK. is_connection: the connection broke, the engine itself said nothing."""
+    """A call that did not end with OK. is_connection: the connection broke; the status is not the engine's."""
 
     code: grpc.StatusCode
     details: str
@@ -53,7 +51,7 @@ class Failure(NamedTuple):
 
 
 class TritonGrpcClient:
-    """One HTTP/2 connection to the engine, made again by itself when it breaks. Make it inside the running loop."""
+    """One HTTP/2 connection to the engine; it reconnects by itself. Make it inside the running loop."""
 
     def __init__(
         self,
@@ -81,7 +79,7 @@ class TritonGrpcClient:
         self._methods: dict[str, grpc.aio.UnaryUnaryMultiCallable[bytes, bytes]] = {}
 
     async def relay(self, call: GrpcCall, *, deadline: float | None) -> GrpcAnswer:
-        """What the engine answers, errors too. Raises BackendUnavailable, DeadlineExceeded.
+        """The engine's answer, also an error. Raises EngineUnavailable, DeadlineExceeded.
 
         Cancelling cancels the engine's work.
         """
@@ -116,7 +114,7 @@ class TritonGrpcClient:
         return time.monotonic() + max_wait_s if deadline is None else deadline
 
     async def _call(self, call: GrpcCall, until: float) -> GrpcAnswer | Failure:
-        """Raises where nothing was answered: BackendUnavailable, DeadlineExceeded."""
+        """Raises EngineUnavailable, DeadlineExceeded if there is no answer."""
         started = time.monotonic()
         if until <= started:
             raise DeadlineExceeded("the deadline passed before the request could be sent to the engine")
@@ -132,7 +130,7 @@ class TritonGrpcClient:
         return outcome
 
     async def _within(self, running: "grpc.aio.UnaryUnaryCall[bytes, bytes]", timeout_s: float) -> GrpcAnswer | Failure:
-        """The call's outcome. One that is given up goes on for GRACE_S, and is cancelled then (see http2_calls)."""
+        """The call's outcome. An abandoned call is cancelled after GRACE_S (see http2_connection)."""
         waiting = asyncio.create_task(self._outcome(running))
         try:
             async with asyncio.timeout(timeout_s):
@@ -168,7 +166,7 @@ class TritonGrpcClient:
             return self._failure(error)
 
     async def _call_plainly(self, unary: UnaryClient, call: GrpcCall, timeout_s: float) -> GrpcAnswer | Failure:
-        """The same over our own connection."""
+        """The same over `Http2Connection`."""
         metadata = self._sent(call.metadata)
         try:
             async with asyncio.timeout(timeout_s):
@@ -226,7 +224,7 @@ class TritonGrpcClient:
         return Failure(error.code(), details, _metadata(trailing), self._is_broken(error.code(), details))
 
     def _is_broken(self, code: grpc.StatusCode, details: str) -> bool:
-        """The engine speaks over a connection that is READY; where it is not, or gRPC says so itself, it broke."""
+        """Whether UNAVAILABLE is from gRPC itself: the connection is not READY, or the text is one of gRPC's."""
         return code is grpc.StatusCode.UNAVAILABLE and (
             self._channel.get_state() is not grpc.ChannelConnectivity.READY
             or any(text in details for text in _CONNECTION_TEXTS)
@@ -242,7 +240,7 @@ def _overloaded(why: str) -> Overloaded:
 
 
 def error_of(code: grpc.StatusCode, details: str) -> InferenceError:
-    """The error of ours that an engine's gRPC status stands for; its text without the engine's traceback."""
+    """Our error for an engine's gRPC status, without the engine's traceback."""
     reason = reason_line(details) or f"the engine answered {code.name} without a reason"
     if code is grpc.StatusCode.UNAVAILABLE:
         return _unavailable(reason)
@@ -260,7 +258,7 @@ def error_of(code: grpc.StatusCode, details: str) -> InferenceError:
 
 
 def _unavailable(reason: str) -> InferenceError:
-    """Three things that Triton calls UNAVAILABLE besides its own end: a full queue, a late request, a loading model."""
+    """Triton also answers UNAVAILABLE for a full queue, a late request and a loading model."""
     if "Exceeds maximum queue size" in reason:
         return Overloaded(f"the engine's queue is full: {reason}")
     if "Request timeout expired" in reason:
@@ -271,7 +269,7 @@ def _unavailable(reason: str) -> InferenceError:
 
 
 def _forwarded(metadata: GrpcMetadata) -> GrpcMetadata:
-    """Without what belongs to the caller's own connection."""
+    """Without metadata of the caller's own connection."""
     return tuple(
         (key, value) for key, value in metadata if key not in _RESERVED_METADATA and not key.startswith((":", "grpc-"))
     )
@@ -288,12 +286,11 @@ def _tls_credentials() -> grpc.ChannelCredentials:
 
 
 def _channel_options(timeouts: CallTimeouts) -> list[tuple[str, int]]:
-    """No limit on messages, a quick way back, and pings while calls are in flight.
+    """No limit on messages, fast reconnection, and pings while calls are in flight.
 
-    The ping timeout counts, not the keepalive's alone: gRPC's bandwidth probes are pings too, one is on its way at a
-    time, and by default gRPC waits a minute for it. Pings without calls are left out, and more than two without data
-    are gRPC's own to hold back: an engine with default settings takes them for an attack and ends the connection,
-    calls and all ("too_many_pings").
+    grpc.http2.ping_timeout_ms is needed too: gRPC's bandwidth probes are pings, one is in flight at a time, and by
+    default gRPC waits a minute for it. No pings without calls: an engine with default settings takes them for an attack
+    and closes the connection ("too_many_pings").
     """
     return [
         ("grpc.max_send_message_length", -1),

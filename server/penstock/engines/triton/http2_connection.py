@@ -50,15 +50,15 @@ class CallBroken(Exception):
 
 
 class CallNotProcessed(CallBroken):
-    """The peer says that it never looked at the call, which may be sent again."""
+    """The peer did not process the call, which may be sent again."""
 
 
 class TooManyAbandoned(Exception):
-    """So many calls were given up in the last GRACE_S that no more are begun. The text says how many."""
+    """MAX_GIVEN_UP calls were abandoned in the last GRACE_S. The text says how many."""
 
 
 class _OpenCall:
-    """A call that runs: what has come of its answer, and how much of its message the peer has room for."""
+    """A call in flight: the parts of its answer so far, and its flow-control window."""
 
     __slots__ = ("abandoned", "headers", "parts", "received_bytes", "reply", "send_window")
 
@@ -77,9 +77,9 @@ class _OpenCall:
 
 
 class Http2Connection(asyncio.Protocol):
-    """One connection, to be made inside the running loop; it takes calls once `greeted` returned.
+    """One connection. Make it inside the running loop; it takes calls once `greeted` returned.
 
-    `is_open` turns false when it takes no new calls; those that run may still be answered.
+    `is_open` turns false when it takes no new calls; calls in flight may still be answered.
     """
 
     def __init__(self, keepalive: Keepalive) -> None:
@@ -103,13 +103,13 @@ class Http2Connection(asyncio.Protocol):
         self._block: tuple[int, int, bytearray] | None = None
 
     async def greeted(self) -> None:
-        """Waits for the peer's settings, which say how many calls it takes at once. Raises CallBroken."""
+        """Waits for the peer's SETTINGS frame, with its limit of concurrent calls. Raises CallBroken."""
         await asyncio.shield(self._greeting)
 
     async def unary(self, head: bytes, message: bytes) -> GrpcReply:
-        """The peer's answer, whatever it is. head: the request's header block, as head_of makes it.
+        """The peer's answer, also an error. head: the request's header block (encode_head).
 
-        Raises CallBroken, TooManyGivenUp. When cancelled, it resets the call after GRACE_S, which ends the engine's
+        Raises CallBroken, TooManyAbandoned. When cancelled, it resets the call after GRACE_S, which ends the engine's
         work: Triton 2.51 crashes if a call is reset just as it begins or ends. The error then has the abandoned call
         (see penstock.protocol.cancellation).
         """
@@ -149,7 +149,7 @@ class Http2Connection(asyncio.Protocol):
     # sending
 
     def _take_back(self, stream_id: int) -> None:
-        """End a call that was given up, unless it has ended by itself."""
+        """Resets an abandoned call, unless it has ended."""
         self._given_up -= 1
         if (call := self._calls.pop(stream_id, None)) is not None:
             call.end()
@@ -157,7 +157,7 @@ class Http2Connection(asyncio.Protocol):
             self._room_came()
 
     def _send_at_once(self, transport: asyncio.Transport, stream_id: int, head: bytes, message: bytes) -> bool:
-        """Whether all of it fitted into one header frame and one data frame, and is on its way."""
+        """Sends the call in one HEADERS and one DATA frame. Returns False, and sends nothing, if it does not fit."""
         size = len(message) + PREFIX_BYTES
         if size > min(self._send_window, self._first_window, self._frame_bytes) or len(head) > self._frame_bytes:
             return False
@@ -173,7 +173,7 @@ class Http2Connection(asyncio.Protocol):
     async def _send_as_room_comes(
         self, transport: asyncio.Transport, stream_id: int, call: _OpenCall, head: bytes, message: bytes
     ) -> None:
-        """In pieces, as the peer and the socket take them; an answer that comes before the end ends it."""
+        """Sends the call in pieces, as flow control allows; stops early if the peer answers."""
         self._send_head(transport, stream_id, head)
         prefix = b"\x00" + len(message).to_bytes(4, "big")
         view, position = memoryview(message), 0
@@ -291,7 +291,7 @@ class Http2Connection(asyncio.Protocol):
             call.received_bytes = 0
 
     def _take_headers(self, arrived: Frame) -> None:
-        """A block, or a piece of one. The last block of a call holds its status."""
+        """A block, or a part of one. The last block of a call contains its status."""
         if arrived.kind == FrameKind.HEADERS:
             stream_id, flags, block = arrived.stream_id, arrived.flags, content_of(arrived)
         elif self._block is not None and self._block[0] == arrived.stream_id:
@@ -355,7 +355,7 @@ class Http2Connection(asyncio.Protocol):
         self._room_came()
 
     def _take_goodbye(self, last_id: int) -> None:
-        """The peer takes no new calls; those after the last that it saw were never begun."""
+        """The peer takes no new calls, and did not process those after last_id."""
         self.is_open = False
         for stream_id in [number for number in self._calls if number > last_id]:
             call = self._calls.pop(stream_id)
@@ -367,9 +367,7 @@ class Http2Connection(asyncio.Protocol):
         self._room_came()
 
     def _finish(self, stream_id: int, call: _OpenCall, trailers: Fields) -> None:
-        reply = decode_reply(
-            call.headers or (), call.parts, trailers
-        )  # where it cannot be read, the call is still known
+        reply = decode_reply(call.headers or (), call.parts, trailers)  # may raise: then _fail ends the call
         del self._calls[stream_id]
         call.end(is_served=reply.code == 0)
         if not call.reply.done():

@@ -19,18 +19,18 @@ MAX_PINGS = 2
 
 
 class KeepaliveAction(Enum):
-    """What a look at the connection calls for."""
+    """What to do with a connection."""
 
     NOTHING = "nothing"
-    PING = "ask whether the peer is there"
-    GIVE_UP = "take the peer for gone"
+    PING = "send a ping"
+    GIVE_UP = "close the connection"
 
 
 class Keepalive:
-    """After silence_s without a word a ping is due, and after timeout_s more without one the peer is gone.
+    """A ping is due after silence_s in which nothing was received; the peer is gone after timeout_s more.
 
-    Two pings at most until something was sent again: a gRPC server with default settings takes more for an attack.
-    Seconds, `now` of one monotonic clock.
+    At most MAX_PINGS between two calls: a gRPC server with default settings takes more for an attack.
+    now: monotonic seconds.
     """
 
     def __init__(self, silence_s: float, timeout_s: float) -> None:
@@ -42,19 +42,18 @@ class Keepalive:
         self._pings = 0
 
     def received(self, now: float) -> None:
-        """The peer sent something."""
         self._last_received_at = now
         self._asked_at = None
 
     def sent(self, now: float, *, is_first: bool) -> None:
-        """A call begins. is_first: none was in flight before it, so the silence until now does not count."""
+        """A call begins. is_first: no other is in flight, so the silence until now does not count."""
         self._pings = 0
         if is_first:
             self._last_received_at = now
             self._asked_at = None
 
     def due(self, now: float) -> KeepaliveAction:
-        """What to do now, while calls are in flight."""
+        """What to do now. Call it only while calls are in flight."""
         if self._asked_at is not None:
             return KeepaliveAction.GIVE_UP if now - self._asked_at >= self._timeout_s else KeepaliveAction.NOTHING
         if now - self._last_received_at < self._silence_s or self._pings >= MAX_PINGS:
@@ -109,11 +108,11 @@ class Http2Setting(IntEnum):
 
 
 class MalformedFrame(Exception):
-    """The peer does not speak HTTP/2 as it must: nothing more on its connection can be believed."""
+    """The peer violates HTTP/2; its connection cannot be used any more."""
 
 
 class Frame(NamedTuple):
-    """One frame. kind: a Kind, or a number of one that means nothing here."""
+    """One frame. kind: a FrameKind, or the number of one that is ignored."""
 
     kind: int
     flags: int
@@ -122,13 +121,13 @@ class Frame(NamedTuple):
 
 
 class FrameReader:
-    """Cuts what arrives into frames."""
+    """Splits received bytes into frames."""
 
     def __init__(self) -> None:
         self._rest = b""
 
     def frames(self, arrived: bytes) -> Iterator[Frame]:
-        """The frames that are complete now. Raises MalformedFrame for one that is too large."""
+        """The frames that are complete now. Raises MalformedFrame if one is too large."""
         if self._rest:
             arrived = self._rest + arrived
         position, size = 0, len(arrived)
@@ -146,7 +145,7 @@ class FrameReader:
 
 
 class HeaderDecoder:
-    """Header blocks of a peer that keeps no table. The few that come again and again are decoded once."""
+    """Decodes header blocks of a peer without a dynamic table; caches small ones."""
 
     def __init__(self) -> None:
         self._decoder = hpack.Decoder(MAX_BLOCK_BYTES)
@@ -168,7 +167,7 @@ class HeaderDecoder:
 
 
 def frame(kind: FrameKind, flags: int, stream_id: int, payload: bytes) -> bytes:
-    """One frame as it goes over the wire."""
+    """An encoded frame."""
     return b"".join((len(payload).to_bytes(3, "big"), bytes((kind, flags)), stream_id.to_bytes(4, "big"), payload))
 
 
@@ -178,7 +177,7 @@ def field(name: bytes, value: bytes) -> bytes:
 
 
 def opening() -> bytes:
-    """What a client says first: no tables, no pushes, and room for as much as may come on a stream."""
+    """A client's preface and settings: no dynamic table, no push, the largest windows."""
     settings = {
         Http2Setting.HEADER_TABLE_SIZE: 0,
         Http2Setting.ENABLE_PUSH: 0,
@@ -190,7 +189,7 @@ def opening() -> bytes:
 
 
 def window_update(stream_id: int, size_bytes: int) -> bytes:
-    """Room for so many more bytes."""
+    """A WINDOW_UPDATE frame."""
     return frame(FrameKind.WINDOW_UPDATE, 0, stream_id, size_bytes.to_bytes(4, "big"))
 
 
@@ -209,7 +208,7 @@ def number_of(payload: bytes) -> int:
 
 
 def content_of(frame: Frame) -> bytes:
-    """What a DATA or HEADERS frame carries, without padding and priority. Raises MalformedFrame."""
+    """Payload of a DATA or HEADERS frame without padding and priority. Raises MalformedFrame."""
     payload, start, end = frame.payload, 0, len(frame.payload)
     if frame.flags & FrameFlag.PADDED:
         if not payload:
@@ -223,7 +222,7 @@ def content_of(frame: Frame) -> bytes:
 
 
 def _length(size: int) -> bytes:
-    """HPACK's number with a prefix of seven bits."""
+    """An HPACK integer with a prefix of seven bits."""
     if size < 127:
         return bytes((size,))
     encoded, left = bytearray((127,)), size - 127
@@ -243,7 +242,7 @@ _NOT_METADATA = frozenset(
 
 
 class GrpcReply(NamedTuple):
-    """How the peer ended a call. code: grpc's number, 0 for OK, where message is the answer, serialised."""
+    """The end of a call. code: grpc's number. message: the serialised answer if code is 0, else empty."""
 
     code: int
     message: bytes
@@ -253,7 +252,7 @@ class GrpcReply(NamedTuple):
 
 
 def encode_head(method: bytes, authority: bytes) -> bytes:
-    """What the header blocks of all calls of a method begin with: block and metadata may be appended."""
+    """The beginning of a method's header block; `metadata_fields` may be appended."""
     fields = (
         *((b":path", method), (b":authority", authority), (b"te", b"trailers")),
         *((b"content-type", b"application/grpc"), (b"user-agent", b"penstock")),
@@ -262,7 +261,7 @@ def encode_head(method: bytes, authority: bytes) -> bytes:
 
 
 def metadata_fields(metadata: GrpcMetadata) -> bytes:
-    """Metadata as header fields; binary values, whose keys end in -bin, in base64."""
+    """Metadata as header fields; values of keys that end in -bin are base64."""
     return b"".join(field(key.encode(), _encoded(key, value)) for key, value in metadata)
 
 
@@ -272,12 +271,12 @@ def _encoded(key: str, value: str | bytes) -> bytes:
 
 
 def is_informational(fields: Fields) -> bool:
-    """Whether the head is one before the real one, as 103 is."""
+    """Whether it is the head of an informational response, such as 103."""
     return any(name == b":status" and value.startswith(b"1") for name, value in fields)
 
 
 def decode_reply(headers: Fields, parts: list[bytes], trailers: Fields) -> GrpcReply:
-    """The answer of these pieces. Without a grpc-status it was no gRPC server's. Raises MalformedFrame."""
+    """UNKNOWN if there is no grpc-status, so no gRPC server answered. Raises MalformedFrame."""
     status = _first(b"grpc-status", trailers)
     initial = _metadata(headers)
     trailing = _metadata(trailers)
@@ -298,7 +297,7 @@ def decode_reply(headers: Fields, parts: list[bytes], trailers: Fields) -> GrpcR
 
 
 def _first(name: bytes, fields: Fields) -> bytes:
-    """The first value of that name; empty where there is none."""
+    """The first value of that name; empty if there is none."""
     for known, value in fields:
         if known == name:
             return value

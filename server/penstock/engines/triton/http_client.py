@@ -21,10 +21,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class EngineOrigin:
-    """Where an HTTP server listens. base_path: empty, or what stands before every target.
-
-    socket_path: of a Unix socket that it listens on instead; empty for none.
-    """
+    """Address of an HTTP server. base_path: prefix of every target. socket_path: of a Unix socket; empty for TCP."""
 
     host: str
     port: int
@@ -54,7 +51,7 @@ def parse_engine_url(url: str) -> EngineOrigin:
 
 
 class TritonHttpClient:
-    """The Relay's HTTP half. Make it inside the running loop."""
+    """Make it inside the running loop."""
 
     def __init__(
         self,
@@ -81,10 +78,10 @@ class TritonHttpClient:
         self._is_closed = False
 
     async def relay(self, call: HttpCall, *, deadline: float | None) -> HttpAnswer:
-        """The engine's answer as it is. Raises BackendUnavailable, DeadlineExceeded, BackendFailed, InvalidRequest.
+        """The engine's answer, unchanged. Raises EngineUnavailable, DeadlineExceeded, EngineFailed, InvalidRequest.
 
-        Waits for a connection if all are in use. Cancelling drops the connection, unless the engine finishes the call
-        anyway: then the connection stays in use until that, and the error has the abandoned call (see
+        Waits for a connection if all are in use. Cancelling closes the connection, unless the engine finishes the call
+        anyway: then the connection stays in use until it does, and the error has the abandoned call (see
         penstock.protocol.cancellation).
         """
         head = self._head(call)
@@ -97,10 +94,10 @@ class TritonHttpClient:
             raise DeadlineExceeded(f"the engine did not answer within {timeout_s:.3f} s") from error
 
     async def stream(self, call: HttpCall, *, deadline: float | None) -> HttpStream:
-        """The engine's answer as soon as its head is there. Raises as `relay` does, and so do its chunks.
+        """Returns when the head of the answer is there. Raises as `relay` does, and so do its chunks.
 
-        It takes one of the connections until its chunks are read or closed; closed early, that connection is dropped,
-        and with it Triton's work. Without a deadline each chunk is waited for as long as a whole answer.
+        It occupies a connection until its chunks are read or closed. Closing early closes the connection, which ends
+        Triton's work. Without a deadline, the timeout of a whole answer limits each chunk.
         """
         head = self._head(call)
         timeout_s = self._timeout_s(call, deadline)
@@ -122,7 +119,7 @@ class TritonHttpClient:
         return request_head(self._headers.over_http(call), self._origin.authority, self._origin.base_path)
 
     def _timeout_s(self, call: HttpCall, deadline: float | None) -> float:
-        """The time that is left. Raises DeadlineExceeded where there is none."""
+        """The time left. Raises DeadlineExceeded if none is."""
         if deadline is None:
             return self._timeouts.read_s if call.method in READS else self._timeouts.call_s
         timeout_s = deadline - time.monotonic()
@@ -133,9 +130,8 @@ class TritonHttpClient:
     async def _send(self, call: HttpCall, exchange: Callable[[HttpConnection], Awaitable[T]]) -> T:
         """The exchange over an idle connection, else a new one.
 
-        A call is sent a second time in one case: the kept-alive connection turned out closed before any byte of an
-        answer came, the call is a read or an inference, and the budget allows it. An engine that closes an idle
-        connection has not begun the work; one that died under it answers the second call with a refused connection.
+        A read or an inference is sent a second time if the idle connection turned out closed before any byte of an
+        answer, and the budget allows it: an engine that closes an idle connection has not begun the work.
         """
         self._budget.calls += 1
         connection = self._take_idle()
@@ -169,7 +165,7 @@ class TritonHttpClient:
         return answer
 
     async def _begun(self, call: HttpCall, head: bytes, deadline: float | None) -> HttpStream:
-        """The answer's head and its chunks, which own the slot from then on."""
+        """The answer, whose chunks own the slot from then on."""
         used: list[HttpConnection] = []
 
         async def begin(connection: HttpConnection) -> tuple[HttpAnswer, BodyStream]:

@@ -23,7 +23,7 @@ UNACKNOWLEDGED_MS = 15_000
 
 
 def detect_dead_peers(transport: asyncio.Transport) -> None:
-    """Such a peer is noticed within 20 s, whether bytes are on their way to it or not; one on this host at once."""
+    """Sets TCP keepalive, so that a peer that vanished is noticed within 20 s, also while bytes are unacknowledged."""
     connected = transport.get_extra_info("socket")
     if connected.family == socket.AF_UNIX:
         return
@@ -43,10 +43,7 @@ LOW_BYTES = 64 << 10
 
 
 class BodyStream:
-    """Pieces in the order in which they came. The connection pauses while its reader is behind.
-
-    throttle: called with True when more than 256 KiB wait to be read, with False when 64 KiB or less are left.
-    """
+    """Pieces of a body, in order. throttle: called with True above HIGH_BYTES unread, with False at LOW_BYTES."""
 
     def __init__(self, throttle: Callable[[bool], None]) -> None:
         self._throttle = throttle
@@ -55,27 +52,27 @@ class BodyStream:
         self._is_throttled = False
         self._has_ended = False
         self._error: Exception | None = None
-        self._news = asyncio.Event()
+        self._changed = asyncio.Event()
 
     def put(self, piece: bytes) -> None:
         """The next piece."""
         self._pieces.append(piece)
         self._waiting_bytes += len(piece)
-        self._news.set()
+        self._changed.set()
         if self._waiting_bytes > HIGH_BYTES:
             self._set_throttled(True)
 
     def end(self, error: Exception | None = None) -> None:
-        """Nothing more comes. error: why, where the answer is not whole; the first end holds."""
+        """The end of the body. error: why it is incomplete. Later calls are ignored."""
         if not self._has_ended:
             self._has_ended, self._error = True, error
-            self._news.set()
+            self._changed.set()
 
     async def take(self) -> bytes:
-        """The next piece, waited for; empty at the end. Raises what `end` was given, after the pieces before it."""
+        """Waits for the next piece; empty at the end. Raises the error given to `end` after all pieces."""
         while not self._pieces and not self._has_ended:
-            self._news.clear()
-            await self._news.wait()
+            self._changed.clear()
+            await self._changed.wait()
         if not self._pieces:
             if self._error is not None:
                 raise self._error
@@ -110,9 +107,9 @@ class ConnectionBroken(Exception):
 
 
 def request_head(call: HttpCall, host: bytes, base_path: bytes = b"") -> bytes:
-    """The request line and headers, as the client sent them but for what belongs to the connection.
+    """Request line and headers as the client sent them, without headers of its connection.
 
-    Raises InvalidRequest where they could not stand on a wire, or Triton would drop the connection for their length.
+    Raises InvalidRequest if they are malformed, or so long that Triton would drop the connection.
     """
     if not _TARGET.fullmatch(call.target) or not _METHOD.fullmatch(call.method):
         raise InvalidRequest(f"malformed request line: {call.method} {call.target!r}")
@@ -129,17 +126,17 @@ def request_head(call: HttpCall, host: bytes, base_path: bytes = b"") -> bytes:
 
 
 def _check_field_lengths(target: bytes, headers: HttpHeaders) -> None:
-    words = [("path", target)]
+    fields = [("path", target)]
     for name, value in headers:
-        words += [("header's name", name), (f"header {name[:80].decode('latin-1')}", value)]
-    for what, word in words:
-        if len(word) > MAX_FIELD_BYTES:
-            text = f"the {what} has {len(word)} bytes (limit {MAX_FIELD_BYTES} of the engine's HTTP port); send less"
+        fields += [("header's name", name), (f"header {name[:80].decode('latin-1')}", value)]
+    for what, field in fields:
+        if len(field) > MAX_FIELD_BYTES:
+            text = f"the {what} has {len(field)} bytes (limit {MAX_FIELD_BYTES} of the engine's HTTP port); send less"
             raise InvalidRequest(text)
 
 
 class HttpConnection(asyncio.Protocol):
-    """One exchange at a time. `is_open` turns false as soon as the peer closes, an idle connection's too."""
+    """One exchange at a time. `is_open` turns false as soon as the peer closes the connection, also an idle one."""
 
     def __init__(self) -> None:
         self.is_open = False
@@ -159,17 +156,17 @@ class HttpConnection(asyncio.Protocol):
     async def exchange(
         self, head: bytes, body: bytes, *, is_head: bool = False, is_finished: bool = False
     ) -> HttpAnswer:
-        """The engine's answer, headers in lower case. Raises ConnectionBroken, BackendFailed.
+        """The engine's answer, header names in lower case. Raises ConnectionBroken, EngineFailed.
 
-        When cancelled, the connection is lost: the engine's answer is discarded. is_finished: whether the engine works
-        on such calls to the end; then the error has the abandoned call, and its answer closes the connection.
+        When cancelled, the connection is closed. is_finished: whether the engine works on such calls to the end; then
+        the error has the abandoned call, and the connection stays open until its answer.
         """
         self._is_head, self._has_begun, self._is_flowing, self._is_complete = is_head, False, False, False
         self._answer = asyncio.get_running_loop().create_future()
         try:
             self._send(head, body)
             return await self._answer
-        except BaseException as error:  # also if the answer is there: no one uses it
+        except BaseException as error:  # also if the answer is there: it is discarded
             if is_finished and self._has_all():
                 self._abandoned = mark_abandoned(error)
                 asyncio.get_running_loop().call_later(MAX_ABANDONED_S, self.close)
@@ -182,9 +179,9 @@ class HttpConnection(asyncio.Protocol):
                 self.close()
 
     async def begin(self, head: bytes, body: bytes) -> tuple[HttpAnswer, BodyStream]:
-        """The engine's answer as soon as its head is there, without a body, and the body as it comes.
+        """The head of the engine's answer, and its body as a stream. Both raise as `exchange` does.
 
-        Raises as `exchange` does; the inflow likewise. Call `finish` when the body is read or not wanted any more.
+        Call `finish` when the body is read or not wanted any more.
         """
         self._inflow = inflow = BodyStream(self._throttle)
         try:
@@ -194,7 +191,7 @@ class HttpConnection(asyncio.Protocol):
             raise
 
     def finish(self) -> None:
-        """The reader is done with the answer. The connection stays open only if the answer was complete."""
+        """Ends the reading of the body. The connection stays open only if the answer was complete."""
         self._inflow = None
         if self._is_complete:
             self._throttle(False)
@@ -208,7 +205,7 @@ class HttpConnection(asyncio.Protocol):
             self._transport.abort()
 
     def _has_all(self) -> bool:
-        """Whether the whole call was sent to the engine, as far as is known here, and is not answered."""
+        """Whether the whole call was written to the socket, and is not answered."""
         if self._transport is None or not self.is_open or self._is_complete:
             return False
         return not self._transport.get_write_buffer_size()
@@ -309,7 +306,7 @@ class HttpConnection(asyncio.Protocol):
         self.close()
 
     def _throttle(self, is_throttled: bool) -> None:
-        """Read on, or not: what is not read here fills the kernel's buffers, and then the engine waits."""
+        """Pauses or resumes reading: unread data fills the kernel's buffers, and then the engine waits."""
         if self._transport is None or self._transport.is_closing():
             return
         if is_throttled:

@@ -1,18 +1,14 @@
 """Replaces model instances whose process died while Triton runs on.
 
-Triton 2.51 does not restart the process of a Python-based instance: each request that the instance gets fails after a
-second ("Stub process … is not healthy") while the model's other instances work. So the model is loaded again beside
-itself, with a config that differs in an unused parameter; Triton swaps when the new instances are ready. If there is no
-room for both, Triton is restarted.
+Triton 2.51 does not restart the process of a Python-based instance: each of its requests fails after a second ("Stub
+process … is not healthy"). So the model is loaded again beside itself, with a config that differs in an unused
+parameter; Triton swaps when the new instances are ready. If there is no room for both, Triton is restarted.
 
-A process that sets no health flag for a second is given up by Triton 2.51: Triton answers its calls with that error and
-frees their shared memory, but does not kill the process. If such a process was stopped (SIGSTOP) and continues, it
-reads freed memory, and Triton takes its late answers for those of other calls and aborts (boost's lock_exception in
-TRITONBACKEND_ModelInstanceExecute). Therefore a stopped process is killed at once. A model that waits or computes
-forever is different: a thread of its process sets the flag, and Triton waits.
+A process that was stopped (SIGSTOP) is killed at once: Triton gives it up after a second and frees its shared memory;
+if it continued, Triton would take its late answers for those of other calls and abort (boost's lock_exception).
 
 Triton ends the old instances when they have answered their requests. One that died with requests never does, and its
-siblings of the same load would stay forever; after OLD_GOES_S they are killed.
+siblings of the same load would stay; after OLD_GOES_S they are killed.
 """
 
 import asyncio
@@ -42,10 +38,7 @@ _INSTANCE = re.compile(r"(.+)_\d+_\d+")
 
 
 def model_of(instance: str, models: Iterable[str]) -> str:
-    """The model of an instance, named MODEL_GROUP_NUMBER, or GROUP_NUMBER where its config names the group.
-
-    Empty where none of the models is meant.
-    """
+    """The model of an instance MODEL_GROUP_NUMBER, or GROUP_NUMBER if its config names the group; empty if unknown."""
     known = set(models)
     usual = _INSTANCE.fullmatch(instance)
     if usual is not None and usual[1] in known:
@@ -54,10 +47,9 @@ def model_of(instance: str, models: Iterable[str]) -> str:
 
 
 class InstanceMonitor:
-    """Which of Triton's model processes died since the last look. name_of: an instance's, by its living process's id.
+    """Which of Triton's model processes died since the last check. name_of: of an instance, by its live process's PID.
 
-    A process is lost when it was dead, and not taken leave of by Triton, in two looks on end: one that Triton ends is
-    for a moment, too.
+    A process is lost if two checks in a row find it dead and not reaped: one that Triton ends is so for a moment.
     """
 
     def __init__(
@@ -76,14 +68,13 @@ class InstanceMonitor:
         self._retired: set[int] = set()
 
     def retire(self, model: str, models: Iterable[str]) -> frozenset[int]:
-        """The model's processes of now: their end will be no loss. models: all that the engine knows."""
-        known = tuple(models)
-        found = frozenset(pid for pid, name in self._names.items() if name and model_of(name, known) == model)
+        """Its processes, whose end will not count as lost. models: all that the engine knows."""
+        found = self._of_model(model, models)
         self._retired |= found
         return found
 
     def end(self, engine_pid: int, retired: Collection[int]) -> tuple[int, ...]:
-        """Kill those that still live as this Triton's; which."""
+        """Kills those that are still alive as this Triton's children, and returns them."""
         children = set(self._children(engine_pid)) if retired else ()
         left = tuple(sorted(pid for pid in retired if pid in children and self._stub_state(pid) not in ("", "Z")))
         for pid in left:
@@ -97,9 +88,11 @@ class InstanceMonitor:
 
     def of_model(self, model: str, models: Iterable[str]) -> frozenset[int]:
         """The model's processes at the last check, without retired ones."""
+        return self._of_model(model, models) - self._retired
+
+    def _of_model(self, model: str, models: Iterable[str]) -> frozenset[int]:
         known = tuple(models)
-        found = frozenset(pid for pid, name in self._names.items() if name and model_of(name, known) == model)
-        return found - self._retired
+        return frozenset(pid for pid, name in self._names.items() if name and model_of(name, known) == model)
 
     def lost(self, engine_pid: int) -> tuple[str, ...]:
         """The lost instances; each is reported once. engine_pid: of the Triton that runs now."""
@@ -117,7 +110,7 @@ class InstanceMonitor:
         return self._name_of(pid) if is_alive and not _INSTANCE.fullmatch(name) else name
 
     def _children(self, pid: int) -> list[int]:
-        """A child is its maker's, which may be any thread of Triton. Not every kernel lists children by thread."""
+        """Children of all its threads. Not every kernel lists children by thread."""
         found: list[int] = []
         threads = f"{self._proc}/{pid}/task"
         try:
@@ -140,7 +133,7 @@ class InstanceMonitor:
         return fields[0] if name == _STUB and fields else ""
 
     def _stat(self, pid: int) -> tuple[str, list[str]]:
-        """The process's name, and what the kernel tells behind it: state, parent and so on."""
+        """The process's name, and the fields after it: state, parent and so on."""
         try:
             _, _, rest = _read(f"{self._proc}/{pid}/stat").partition(b"(")
         except OSError:
@@ -165,11 +158,11 @@ class TritonControl(Protocol):
 
 
 class InstanceReplacer:
-    """Run it beside one Triton. A model whose processes die on and on is loaded after growing pauses.
+    """Run it beside one Triton. A model whose processes keep dying is loaded after growing pauses.
 
-    control: of that Triton, closed when it ends. engine_pid: while that runs, else None. restart: the whole of it, for
-    this reason. has_room: whether a model's processes may exist twice for a while. renewed: called when a model has new
-    processes; `generations` counts how often.
+    control: closed when it ends. engine_pid: None while Triton does not run. restart: restarts Triton; gets the reason.
+    has_room: whether a model's processes may exist twice for a while. renewed: called when a model has new processes;
+    `generations` counts how often.
     """
 
     def __init__(
@@ -189,7 +182,7 @@ class InstanceReplacer:
         self._engine_pid = engine_pid
         self._restart = restart
         self._renewed_at = time.monotonic()
-        self._old: list[tuple[float, int, frozenset[int]]] = []  # when they are to be gone, of which Triton, whom
+        self._old: list[tuple[float, int, frozenset[int]]] = []  # (kill after, Triton's PID, processes)
         self._broken: dict[str, tuple[str, int]] = {}
         self.generations: dict[str, int] = {}
         self._moved: set[str] = set()
@@ -255,16 +248,17 @@ class InstanceReplacer:
                 self._restart(f"model {model} cannot be loaded again: {reason}")
 
     async def _replace(self, instances: tuple[str, ...], engine_pid: int) -> None:
-        """Of a Triton that was ended meanwhile nothing is left to mend."""
         try:
             rows = await self._ask("POST", "/v2/repository/index", b"{}")
-            known = {str(row["name"]) for row in rows}  # all: one that failed may be named as another's instance is
+            known = {
+                str(row["name"]) for row in rows
+            }  # also failed ones: their names can look like instances of others
             ready = {str(row["name"]) for row in rows if row.get("state") == "READY"}
             lost: dict[str, list[str]] = {}
             for instance in instances:
                 lost.setdefault(model_of(instance, known), []).append(instance)
             if nameless := lost.pop("", None):
-                log.warning("a process of some model died; its name tells not of which", instances=",".join(nameless))
+                log.warning("a process of some model died; its name does not say which", instances=",".join(nameless))
             for model in sorted(lost.keys() & ready - self._moved):
                 old = self._sight.retire(model, known)
                 await self._renew(model, lost[model])
@@ -282,11 +276,11 @@ class InstanceReplacer:
             "a model's process died; the model is loaded anew beside it", model=model, instances=",".join(instances)
         )
         self.renewals += 1
-        place = f"/v2/models/{quote(model, safe='')}"
-        config = await self._ask("GET", f"{place}/config")
+        path = f"/v2/models/{quote(model, safe='')}"
+        config = await self._ask("GET", f"{path}/config")
         config.setdefault("parameters", {})[RENEWAL_PARAMETER] = {"string_value": str(self.renewals)}
-        question = json.dumps({"parameters": {"config": json.dumps(config)}}).encode()
-        await self._ask("POST", f"/v2/repository/models/{quote(model, safe='')}/load", question)
+        body = json.dumps({"parameters": {"config": json.dumps(config)}}).encode()
+        await self._ask("POST", f"/v2/repository/models/{quote(model, safe='')}/load", body)
         log.info("all of the model's processes are new", model=model, seconds=round(time.monotonic() - began, 3))
         self.generations[model] = self.generations.get(model, 0) + 1
         self._on_renewed()

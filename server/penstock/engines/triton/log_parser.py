@@ -28,7 +28,7 @@ _LEVEL_OF = {
     "FATAL": logging.CRITICAL,
 }
 _EXPECTED_SIGNALS = {"2", "15"}
-# Said as errors and warnings at every start on a machine without a GPU, where nothing is wrong.
+# Triton logs these as errors and warnings at every start on a machine without a GPU.
 _WITHOUT_GPU = (
     "CUDA memory pool disabled",
     "CudaDriverHelper has not been initialized",
@@ -38,7 +38,7 @@ _WITHOUT_GPU = (
 )
 # Triton's HTTP library logs this for each Unix socket, because the option is one of TCP.
 _ON_UNIX_SOCKETS = "NODELAY NOT SUPPORTED"
-# The server's own notes of its start, its instances and its end; what a model says, and what becomes of it, is kept.
+# The server's own entries about its start, instances and end; not those of and about models.
 _CHATTER = re.compile(r"(?!model_lifecycle\.)\w+\.cc:\d+")
 _ANSI = re.compile(r"\x1b(?:\[[0-9;?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)?|.)?")
 _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069]")
@@ -70,7 +70,7 @@ class _Block:
 
 
 class LogAssembler:
-    """Bytes of Triton's standard output and error, in whatever pieces they come, into entries.
+    """Converts Triton's standard output and error, in pieces of any size, into entries.
 
     Five cases: a glog header with its message in JSON quotes; one with a bare message and more lines below; a start-up
     table (debug level); a Python traceback (joined into one entry); whatever models print. Sans-IO.
@@ -99,7 +99,7 @@ class LogAssembler:
         return entries
 
     def flush(self) -> list[LogEntry]:
-        """What waits for more lines, as it stands: call it when no more came for a while, and at the end."""
+        """The incomplete entry. Call it when no output came for a while, and at the end."""
         entries = self._line(self._take_line()) if self._partial else []
         return entries + self._end_block()
 
@@ -170,12 +170,12 @@ class LogAssembler:
 
 
 def _shown_level(entry: LogEntry) -> int:
-    """Its own, but debug for what the server tells of itself where nothing is wrong."""
+    """DEBUG for the server's own INFO entries, else the entry's level."""
     return logging.DEBUG if entry.level == logging.INFO and _CHATTER.fullmatch(entry.source) else entry.level
 
 
 def _unquote(message: str) -> tuple[str, str]:
-    """The text of the JSON string, and what a model printed behind it before Triton's newline came."""
+    """The text of the JSON string, and what a model printed after it before Triton's newline."""
     try:
         text, end = json.JSONDecoder().raw_decode(message)
     except ValueError:
@@ -193,10 +193,10 @@ def one_line(text: str) -> str:
 
 
 class LogSink:
-    """Hands Triton's output to our log, at most MAX_ENTRIES_PER_S of it, and remembers the last errors.
+    """Writes Triton's output to our log and remembers the last errors. now: monotonic seconds.
 
-    A model that prints in a loop must not eat the supervisor's processor: what is over the rate is counted and dropped,
-    errors too, but these are still remembered. now: monotonic seconds.
+    Entries over MAX_ENTRIES_PER_S are counted and dropped, because a model that prints in a loop must not use up the
+    supervisor's CPU; dropped errors are still remembered.
     """
 
     def __init__(self, emit: Emit, *, has_gpu: bool, remembered: int = 5) -> None:
@@ -219,8 +219,8 @@ class LogSink:
         self._take(self._assembler.flush(), now)
         self._report_dropped()
 
-    def last_words(self) -> str:
-        """The last errors, the newest last, else the last line; empty where Triton said nothing."""
+    def last_errors(self) -> str:
+        """The last errors, oldest first; the last line if there are none; empty without output."""
         distinct = list(dict.fromkeys(self._errors))
         return " | ".join(distinct) if distinct else self._last_line
 
@@ -250,6 +250,6 @@ class LogSink:
             self._write(logging.WARNING, "Triton writes too fast; log lines dropped", dropped=dropped)
 
     def _write(self, level: int, message: str, **fields: str | int) -> None:
-        """Our own log may be a closed pipe or a full disk: Triton must be read all the same."""
+        """Our own log may be a closed pipe or a full disk; Triton's output is read nevertheless."""
         with contextlib.suppress(OSError, ValueError):
             self._emit(level, message, **fields)

@@ -26,7 +26,7 @@ PRIVATE_UMASK = 0o077  # of Triton: its shared memory, created with mode 0666, c
 
 
 class TritonProcess:
-    """A started tritonserver. What it and its models write goes to our log until bury(), which must be awaited."""
+    """A started tritonserver. Its output goes to our log until clean_up(), which must be awaited."""
 
     def __init__(
         self,
@@ -48,18 +48,18 @@ class TritonProcess:
         return self._process.returncode is not None
 
     def terminate(self) -> None:
-        """Asks Triton alone: the stubs of its models must stay for the requests in flight."""
+        """SIGTERM to Triton alone: requests in flight need the stubs of its models."""
         with contextlib.suppress(ProcessLookupError):
             self._process.terminate()
 
     def _kill_group(self) -> None:
-        """What a model started without the mark by which the reaper finds it."""
+        """Kills what a model started without the variable by which the reaper finds it."""
         if not self.has_exited:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(self.pid, signal.SIGKILL)
 
     async def clean_up(self) -> Reaped:
-        """Kills what still lives, removes what is left, reads the log to its end. Takes seconds at most."""
+        """Kills its processes, removes what they left, reads the log to its end. Takes seconds at most."""
         left = await asyncio.to_thread(reap, self._engine_id, child_pid=self.pid)
         self._kill_group()
         await asyncio.wait({self.exit}, timeout=_KILL_S)
@@ -69,23 +69,23 @@ class TritonProcess:
         return replace(left, killed=tuple(pid for pid in left.killed if pid != self.pid))
 
     def exit_reason(self) -> str:
-        """How it ended, with its last words where they can tell the cause."""
+        """How it ended, with its last errors after an exit."""
         code = self._process.returncode
         if code is None:
             return f"tritonserver (process {self.pid}) does not die"
         if code < 0:
             return f"tritonserver was killed by signal {-code} ({signal.strsignal(-code)})"
-        last_words = self._sink.last_words()
-        return f"tritonserver exited with code {code}" + (f": {last_words}" if last_words else "")
+        errors = self._sink.last_errors()
+        return f"tritonserver exited with code {code}" + (f": {errors}" if errors else "")
 
 
 async def start_process(
     launch: Launch, arguments: Sequence[str], engine_id: str, emit: Emit, *, inherited: Sequence[int] = ()
 ) -> TritonProcess:
-    """Starts Triton in a session of its own, so that a terminal's Ctrl-C reaches us alone and we drain it.
+    """Starts Triton in its own session, so that Ctrl-C in a terminal reaches only us. Raises OSError.
 
-    Raises OSError where no process can be made. The pipe is ours: with asyncio's own, Process.wait() would not return
-    while a surviving stub holds it open. inherited: descriptors of this process that stay open in Triton.
+    With asyncio's own pipe, Process.wait() would not return while a surviving stub holds it open.
+    inherited: descriptors of this process that stay open in Triton.
     """
     transport, reader, write_end = await _open_pipe()
     try:
@@ -122,7 +122,7 @@ async def _open_pipe() -> tuple[asyncio.ReadTransport, asyncio.StreamReader, int
 
 
 def _launcher_environment(launch: Launch, engine_id: str) -> dict[str, str]:
-    """The launcher is our Python and must not load Triton's libraries: their path travels under another name."""
+    """The launcher's Python must not load Triton's libraries: their path is passed under another name."""
     env = dict(launch.env) | {ENGINE_ID_VARIABLE: engine_id}
     library_path = env.pop("LD_LIBRARY_PATH", None)
     if library_path is not None:
@@ -133,7 +133,7 @@ def _launcher_environment(launch: Launch, engine_id: str) -> dict[str, str]:
 
 
 async def _drain(output: asyncio.StreamReader, sink: LogSink) -> None:
-    """Reads to the end; an idle moment flushes what waits for more lines."""
+    """Reads to the end; when idle, flushes incomplete entries."""
     while True:
         try:
             async with asyncio.timeout(_LOG_IDLE_S if sink.is_pending else None):

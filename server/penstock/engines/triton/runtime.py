@@ -13,14 +13,14 @@ _SPECIAL = re.compile(r"[^\w@%+=:,./-]")  # as shlex has it, but letters of ever
 
 
 def is_special(path: Path | str) -> bool:
-    """Whether a shell reads something else than the path in it."""
+    """Whether a shell would interpret characters of the path."""
     return _SPECIAL.search(str(path)) is not None
 
 
 def plain_paths(repositories: Iterable[Path], links: Path) -> tuple[Path, ...]:
-    """The repositories in their order, each by a path that a shell leaves as it is: its own, or a link in `links`.
+    """Paths of the repositories without characters that a shell interprets: their own, or of a symbolic link.
 
-    links: a folder of ours with a plain path, made when it is needed. Raises OSError.
+    links: our folder for links, created when needed. Raises OSError.
     """
     return tuple(_plain_path(path.absolute(), links / str(number)) for number, path in enumerate(repositories))
 
@@ -50,15 +50,15 @@ _REMEDY = "use --engine embedded (ONNX models only) or --engine URL (a Triton el
 
 
 class TritonUnavailable(Exception):
-    """No Triton can run here. Its text is one sentence for the user: what is missing, what to do."""
+    """No Triton can run here. The text tells the user what is missing and what to do."""
 
 
 @dataclass(frozen=True, slots=True)
 class Launch:
-    """argv: the program and its first arguments. env: the whole environment it starts with.
+    """argv: the program and its first arguments. env: its whole environment.
 
-    python_backends: those whose models run in stub processes with shared memory, as far as we know them.
-    folder: working directory. Stubs import from it first, so no other user may be able to write to it.
+    python_backends: known backends whose models run in stub processes with shared memory.
+    folder: working directory. Stubs import from it first, so no other user may have write access.
     """
 
     argv: tuple[str, ...]
@@ -69,7 +69,7 @@ class Launch:
 
 @dataclass(frozen=True, slots=True)
 class WheelFiles:
-    """nvidia-pytriton's files in the environment that runs the models, and that Python's shared library."""
+    """Files of nvidia-pytriton in the models' environment, and that Python's shared library."""
 
     environment: Path
     site_packages: Path
@@ -87,15 +87,15 @@ class WheelFiles:
 
 @dataclass(frozen=True, slots=True)
 class TritonRuntime:
-    """A Triton that can run here. wheel: None for one from PATH, which brings its own backends."""
+    """A Triton that can run here. wheel: None for one from PATH, which has its own backends."""
 
     binary: Path
     wheel: WheelFiles | None = None
 
     def prepare(self, run_dir: Path, environ: Mapping[str, str] | None = None) -> Launch:
-        """How to start it, with the backends laid out under run_dir. environ: what it inherits, ours by default.
+        """How to start it, with the backends copied to run_dir. environ: default os.environ; PENSTOCK_* is removed.
 
-        Our own settings (PENSTOCK_*) are kept from it. Raises TritonUnavailable where run_dir cannot be written.
+        Raises TritonUnavailable if run_dir cannot be written.
         """
         inherited = os.environ if environ is None else environ
         env = _MALLOC | {name: value for name, value in inherited.items() if not name.startswith("PENSTOCK_")}
@@ -113,9 +113,9 @@ class TritonRuntime:
 
 
 def find_triton(*, environment: Path | None, search_path: str | None = None) -> TritonRuntime:
-    """`tritonserver` on the search path (None: this process's PATH), else the one of the wheel in the environment.
+    """`tritonserver` on the search path (default PATH), else that of the wheel in the models' virtual environment.
 
-    environment: the virtual environment of Triton's models. Raises TritonUnavailable.
+    Raises TritonUnavailable.
     """
     on_path = shutil.which("tritonserver", path=search_path)
     if on_path is not None:
@@ -138,7 +138,7 @@ def default_environment(prefix: Path, home: Path = Path("~/.penstock")) -> Path:
 
 
 def check_platform(machine: str, glibc: tuple[int, int] | None) -> None:
-    """Raises TritonUnavailable where the wheel's binary cannot run. glibc: None for another C library."""
+    """Raises TritonUnavailable if the wheel's binary cannot run. glibc: None for another C library."""
     if machine not in ("x86_64", "AMD64"):
         raise TritonUnavailable(
             f"the Triton of nvidia-pytriton runs on x86-64 and this machine is {machine}; {_REMEDY}"
@@ -192,10 +192,7 @@ def _check_complete(wheel: WheelFiles) -> None:
 
 
 def find_libpython(environment: Path, version: str) -> Path:
-    """`libpython3.X.so.1.0` of the environment's base interpreter, which the stub is linked to.
-
-    version: "3.11". Raises TritonUnavailable.
-    """
+    """`libpython3.X.so.1.0` of the environment's base interpreter, for the stub. Raises TritonUnavailable."""
     name = f"libpython{version}.so.1.0"
     home = _base_interpreter(environment)
     folders = [
@@ -212,7 +209,7 @@ def find_libpython(environment: Path, version: str) -> Path:
 
 
 def _base_interpreter(environment: Path) -> Path | None:
-    """The folder of the python that the virtual environment was made from."""
+    """The folder of the virtual environment's base interpreter."""
     parser = configparser.ConfigParser(interpolation=None, strict=False)
     try:
         parser.read_string("[venv]\n" + (environment / "pyvenv.cfg").read_text("utf-8"))
@@ -223,15 +220,15 @@ def _base_interpreter(environment: Path) -> Path | None:
 
 
 def _library_folders(environment: Path) -> list[Path]:
-    ask = "import sysconfig as s; print(s.get_config_var('LIBDIR') or ''); print(s.get_config_var('MULTIARCH') or '')"
-    libdir, _, multiarch = _output([str(environment / "bin" / "python"), "-I", "-S", "-c", ask]).partition("\n")
+    code = "import sysconfig as s; print(s.get_config_var('LIBDIR') or ''); print(s.get_config_var('MULTIARCH') or '')"
+    libdir, _, multiarch = _output([str(environment / "bin" / "python"), "-I", "-S", "-c", code]).partition("\n")
     if not libdir.strip():
         return []
     return [Path(libdir.strip()), Path(libdir.strip()) / multiarch.strip()]
 
 
 def _loader_folders(name: str) -> list[Path]:
-    """Where the dynamic loader's cache has that library."""
+    """The library's folder in the dynamic loader's cache."""
     for line in _output(["/sbin/ldconfig", "-p"]).splitlines():
         library, _, path = line.strip().partition(" => ")
         if library.startswith(f"{name} ") and "x86-64" in library:
@@ -240,7 +237,7 @@ def _loader_folders(name: str) -> list[Path]:
 
 
 def _output(command: list[str]) -> str:
-    """What the command prints; empty where it fails."""
+    """Output of the command; empty if it fails."""
     try:
         return subprocess.run(command, capture_output=True, text=True, timeout=_PROBE_TIMEOUT_S, check=True).stdout
     except (OSError, subprocess.SubprocessError):
@@ -248,7 +245,7 @@ def _output(command: list[str]) -> str:
 
 
 def _executable(program: Path, run_dir: Path) -> Path:
-    """The program, or an executable copy where the wheel lost its x bit: its files may be shared, or not ours."""
+    """The program, or an executable copy if it has no x bit (the wheel's files may be shared, or not ours)."""
     if os.access(program, os.X_OK):
         return program
     copy = run_dir / program.name
@@ -258,9 +255,9 @@ def _executable(program: Path, run_dir: Path) -> Path:
 
 
 def _lay_out_backends(wheel: WheelFiles, run_dir: Path) -> Path:
-    """`<run_dir>/backends/{python,onnxruntime,torch}`, made afresh.
+    """Creates `<run_dir>/backends/{python,onnxruntime,torch}` anew.
 
-    Copies: for a Python-based backend Triton refuses a link to libtriton_python.so ("escapes backend directory").
+    Copies, because Triton refuses a link to libtriton_python.so ("escapes backend directory").
     """
     backends = run_dir.resolve() / "backends"
     if backends.exists():
@@ -284,7 +281,7 @@ def _lay_out_backends(wheel: WheelFiles, run_dir: Path) -> Path:
 
 
 def _lay_out_libpython(wheel: WheelFiles, run_dir: Path) -> Path:
-    """A folder with libpython alone: the rest of a Python's lib folder (conda's libstdc++) must not reach Triton."""
+    """A folder with libpython alone: Triton must not load the rest of a Python's lib folder (conda's libstdc++)."""
     folder = run_dir / "lib"
     folder.mkdir(exist_ok=True)
     link = folder / wheel.libpython.name
@@ -294,7 +291,7 @@ def _lay_out_libpython(wheel: WheelFiles, run_dir: Path) -> Path:
 
 
 def _environment(wheel: WheelFiles, libpython_folder: Path, inherited: Mapping[str, str]) -> dict[str, str]:
-    """PYTHON* of ours would lead the models' interpreter to our packages."""
+    """Without PYTHON*, by which the models' interpreter would find our packages."""
     env = {name: value for name, value in inherited.items() if not name.startswith("PYTHON")}
     libraries = [str(wheel.libraries), str(libpython_folder), *filter(None, [env.get("LD_LIBRARY_PATH")])]
     env |= {

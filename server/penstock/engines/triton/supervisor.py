@@ -1,4 +1,4 @@
-"""Keeps one Triton running: starts it, restarts it with backoff, stops it, and removes everything it leaves."""
+"""Keeps one Triton running: starts it, restarts it with backoff, stops it, and removes what it leaves behind."""
 
 import asyncio
 import contextlib
@@ -37,25 +37,20 @@ class EngineStatus:
     pid: int | None = None
 
 
-class RestartBackoff:
-    """0.2 s before the first restart, then twice as long each time, up to 30 s; anew after 60 s of running.
+STABLE_S = 60.0
 
-    Sans-IO: every time is `now`, monotonic seconds. Each delay is shortened by a random part of up to a fifth, so that
-    what died together does not come back together. uniform: random numbers in [0, 1).
+
+class RestartBackoff:
+    """first_s before the first restart, then twice as long each time, up to cap_s; anew after STABLE_S of running.
+
+    now: monotonic seconds. Each delay is shortened by a random part of up to a fifth, so that processes that died
+    together do not start together. uniform: random numbers in [0, 1).
     """
 
     def __init__(
-        self,
-        *,
-        first_s: float = 0.2,
-        cap_s: float = 30.0,
-        stable_s: float = 60.0,
-        uniform: Callable[[], float] = random.random,
+        self, *, first_s: float = 0.2, cap_s: float = 30.0, uniform: Callable[[], float] = random.random
     ) -> None:
-        self._first_s = first_s
-        self._cap_s = cap_s
-        self._stable_s = stable_s
-        self._uniform = uniform
+        self._first_s, self._cap_s, self._uniform = first_s, cap_s, uniform
         self._restarts = 0
         self._live_since: float | None = None
 
@@ -65,7 +60,7 @@ class RestartBackoff:
 
     def next_delay_s(self, now: float) -> float:
         """The process ended: seconds to wait before its next start."""
-        if self._live_since is not None and now - self._live_since >= self._stable_s:
+        if self._live_since is not None and now - self._live_since >= STABLE_S:
             self._restarts = 0
         self._live_since = None
         delay_s = min(self._cap_s, self._first_s * 2.0 ** min(self._restarts, 60))
@@ -81,11 +76,11 @@ _PROBE_TIMEOUT_S = 1.0
 
 @dataclass(frozen=True, slots=True)
 class TritonOptions:
-    """What to run, where. engine_id: the run directory's. extra_args: appended to Triton's command line.
+    """engine_id: of the run directory. extra_args: appended to Triton's command line.
 
-    exit_timeout_s: how long Triton itself waits for requests in flight when it is asked to end.
-    restart_grace_s: how long it has for that when it is restarted. live_timeout_s: how long a start may take.
-    trace_file: where traces go once a client asks for them; without one Triton refuses that.
+    exit_timeout_s: Triton's own wait for requests in flight at its end; restart_grace_s: the same at a restart.
+    live_timeout_s: maximum duration of a start. trace_file: for traces that a client requests; Triton refuses them
+    without one.
     """
 
     engine_id: str
@@ -100,9 +95,9 @@ class TritonOptions:
 
 
 def triton_arguments(options: TritonOptions, python_backends: Sequence[str]) -> list[str]:
-    """Triton's command line after the program. It loads no model by itself: clients ask for loads.
+    """Triton's command line after the program. It loads no model by itself.
 
-    The shared-memory regions of the Python backends get names by which the reaper knows them.
+    The reaper finds the shared memory of the Python backends by its name's prefix.
     """
     prefix = region_prefix(options.engine_id)
     return [
@@ -121,7 +116,7 @@ def triton_arguments(options: TritonOptions, python_backends: Sequence[str]) -> 
 
 @dataclass(frozen=True, slots=True)
 class _ProcessRun:
-    """One run of the process, over. is_hopeless: another start cannot help."""
+    """A run of the process that has ended. is_hopeless: another start cannot help."""
 
     reason: str
     was_live: bool = False
@@ -129,10 +124,10 @@ class _ProcessRun:
 
 
 class TritonSupervisor:
-    """Run `run()` as one task, on the main thread's loop (triton_launch says why); call the rest from the same loop.
+    """Run `run()` as one task, on the main thread's loop (see `launch`); call the rest from the same loop.
 
-    on_status is called at each change of status, from that loop, and must not block. emit gets Triton's log.
-    before_start: awaited before each start; no start comes before it returns.
+    on_status: called at each change of status; must not block. emit: gets Triton's log. before_start: awaited before
+    each start.
     """
 
     def __init__(
@@ -154,7 +149,7 @@ class TritonSupervisor:
         self._status = EngineStatus(EngineState.STARTING)
         self._restarts = 0
         self._was_ever_live = False
-        self._asked = asyncio.Event()
+        self._requested = asyncio.Event()
         self._restart_reason = ""
         self._restart_grace_s = options.restart_grace_s
         self._stop_grace_s: float | None = None
@@ -169,10 +164,7 @@ class TritonSupervisor:
         return f"TritonProcess({self._status.state}, pid={self._status.pid}, restarts={self._restarts})"
 
     async def run(self) -> None:
-        """Supervises until stop() is called or Triton cannot be started: the status then says stopped or failed.
-
-        Cancelled, it kills Triton at once and clears up behind it.
-        """
+        """Supervises until stop() is called or Triton cannot be started. When cancelled, kills Triton and cleans up."""
         self._is_begun = True
         try:
             await self._supervise()
@@ -183,21 +175,21 @@ class TritonSupervisor:
             self._over.set()
 
     def restart(self, reason: str, *, is_lost: bool = False) -> bool:
-        """Ends Triton and starts it after the back-off's delay. False, and nothing done, where it does not run now.
+        """Ends Triton and starts it after the backoff. Does nothing and returns False if it is not running.
 
-        is_lost: no request in it can be saved, so it is killed at once.
+        is_lost: none of its requests can be answered, so it is killed at once.
         """
-        if self._status.state is not EngineState.RUNNING or self._asked.is_set():
+        if self._status.state is not EngineState.RUNNING or self._requested.is_set():
             return False
         self._restart_reason = reason
         self._restart_grace_s = 0.0 if is_lost else self._options.restart_grace_s
-        self._asked.set()
+        self._requested.set()
         return True
 
     async def stop(self, grace_s: float) -> None:
-        """Ends Triton for good: asks it, waits for up to grace_s, then kills. Returns when nothing of it is left."""
+        """Ends Triton for good: SIGTERM, then SIGKILL after grace_s. Returns when nothing of it is left."""
         self._stop_grace_s = grace_s
-        self._asked.set()
+        self._requested.set()
         if self._is_begun:
             await self._over.wait()
         else:
@@ -209,22 +201,22 @@ class TritonSupervisor:
             await self._until_it_may_start()
             if self._stop_grace_s is not None:
                 break
-            life = await self._live_once()
+            run = await self._live_once()
             if self._stop_grace_s is not None:
                 break
-            failed_starts = 0 if life.was_live else failed_starts + 1
-            if not self._was_ever_live and (life.is_hopeless or failed_starts >= MAX_FAILED_STARTS):
-                lead = "" if life.is_hopeless else f"{failed_starts} starts failed; the last: "
-                self._publish(EngineState.FAILED, lead + life.reason)
+            failed_starts = 0 if run.was_live else failed_starts + 1
+            if not self._was_ever_live and (run.is_hopeless or failed_starts >= MAX_FAILED_STARTS):
+                lead = "" if run.is_hopeless else f"{failed_starts} starts failed; the last: "
+                self._publish(EngineState.FAILED, lead + run.reason)
                 return
-            await self._pause(life)
+            await self._pause(run)
         self._publish(EngineState.STOPPED, "stopped")
 
     async def _until_it_may_start(self) -> None:
         """Returns early when a stop is requested."""
         if self._before_start is None:
             return
-        allowed, asked = asyncio.ensure_future(self._before_start()), asyncio.create_task(self._asked.wait())
+        allowed, asked = asyncio.ensure_future(self._before_start()), asyncio.create_task(self._requested.wait())
         try:
             await asyncio.wait({allowed, asked}, return_when=asyncio.FIRST_COMPLETED)
             if allowed.done():
@@ -233,21 +225,21 @@ class TritonSupervisor:
             allowed.cancel()
             asked.cancel()
 
-    async def _pause(self, life: _ProcessRun) -> None:
-        self._asked.clear()
+    async def _pause(self, run: _ProcessRun) -> None:
+        self._requested.clear()
         self._restart_reason = ""
         self._restart_grace_s = self._options.restart_grace_s
         delay_s = self._backoff.next_delay_s(time.monotonic())
-        self._emit(logging.WARNING, "Triton is down", reason=life.reason, next_start_s=f"{delay_s:.2f}")
-        self._publish(EngineState.RESTARTING, life.reason)
+        self._emit(logging.WARNING, "Triton is down", reason=run.reason, next_start_s=f"{delay_s:.2f}")
+        self._publish(EngineState.RESTARTING, run.reason)
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(delay_s):
-                await self._asked.wait()
+                await self._requested.wait()
         if self._stop_grace_s is None:
             self._restarts += 1
 
     async def _live_once(self) -> _ProcessRun:
-        """From one start to its end, with everything cleared up behind it."""
+        """From one start to its end and clean-up."""
         unusable = _unusable(self._options)
         if unusable:
             return _ProcessRun(unusable, is_hopeless=True)
@@ -263,13 +255,13 @@ class TritonSupervisor:
         state = EngineState.RESTARTING if self._restarts else EngineState.STARTING
         self._publish(state, self._status.reason, child.pid)
         try:
-            ended_for, was_live = await self._follow(child)
+            reason_ended, was_live = await self._follow(child)
         finally:
             self._report(await child.clean_up())
-        return _ProcessRun(ended_for or child.exit_reason(), was_live)
+        return _ProcessRun(reason_ended or child.exit_reason(), was_live)
 
     async def _follow(self, child: TritonProcess) -> tuple[str, bool]:
-        """Why it was ended (empty: it ended by itself), and whether it ever was live."""
+        """Why we ended it (empty if it ended by itself), and whether it ever was live."""
         not_live_for = await self._until_live(child)
         if not_live_for or self._is_disturbed(child):
             await self._end(child, not_live_for)
@@ -282,7 +274,7 @@ class TritonSupervisor:
         return self._restart_reason, True
 
     async def _until_live(self, child: TritonProcess) -> str:
-        """Why to give up on it; empty when it is live, has ended, or something was asked meanwhile."""
+        """Why to give up on it; empty when it is live, has ended, or a stop or restart was requested."""
         options = self._options
         until = time.monotonic() + options.live_timeout_s
         while not self._is_disturbed(child):
@@ -295,29 +287,29 @@ class TritonSupervisor:
         return ""
 
     def _is_disturbed(self, child: TritonProcess) -> bool:
-        return child.has_exited or self._asked.is_set()
+        return child.has_exited or self._requested.is_set()
 
     async def _disturbance(self, child: TritonProcess, timeout_s: float | None) -> None:
-        """Waits until the child ends or something is asked of us."""
-        asked = asyncio.create_task(self._asked.wait())
+        """Waits until the child ends, or a stop or restart is requested."""
+        asked = asyncio.create_task(self._requested.wait())
         try:
             await asyncio.wait({child.exit, asked}, timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
         finally:
             asked.cancel()
 
     async def _end(self, child: TritonProcess, reason: str) -> None:
-        """Asks it to end and gives it its time. bury() kills it where that was not enough."""
+        """Terminates it and waits for its grace; `clean_up` kills what is left."""
         if child.has_exited:
             return
         is_terminated = False
         if self._stop_grace_s is None:
             self._publish(EngineState.RESTARTING, reason)
-            self._asked.clear()
+            self._requested.clear()
             if self._restart_grace_s:
                 is_terminated = True
                 child.terminate()
                 await self._disturbance(child, self._restart_grace_s)
-        if self._stop_grace_s is not None:  # asked from the start, or meanwhile
+        if self._stop_grace_s is not None:  # requested before, or meanwhile
             if not is_terminated:
                 child.terminate()
             await asyncio.wait({child.exit}, timeout=self._stop_grace_s)
@@ -337,7 +329,7 @@ class TritonSupervisor:
 
 
 def _unusable(options: TritonOptions) -> str:
-    """Why a start would be in vain; empty where nothing is known against it."""
+    """Why a start would fail; empty if nothing is known against it."""
     for repository in options.repositories:
         if not repository.is_dir():
             return f"the model repository {repository} is not a folder; make it or name another"

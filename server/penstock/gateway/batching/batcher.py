@@ -14,7 +14,7 @@ from penstock.gateway.batching.queue import BatchQueue, Dropped, QueueStatistics
 from penstock.gateway.tracing import current_trace
 from penstock.logs import get_logger
 from penstock.protocol.cancellation import CancelStage, note_cancel_stage
-from penstock.protocol.engine import InferenceEngine
+from penstock.protocol.engine import Engine
 from penstock.protocol.errors import EngineUnavailable, InferenceError, ModelNotFound, OutOfMemory
 from penstock.protocol.inference import BatchOwner, InferRequest, InferResponse
 from penstock.protocol.shared_memory import Slab
@@ -35,7 +35,7 @@ class ModelBatcher:
         self,
         model_name: str,
         options: BatchOptions,
-        backend: InferenceEngine,
+        backend: Engine,
         *,
         slab: Slab | None = None,
         formed: OnBatchFormed | None = None,
@@ -217,7 +217,7 @@ class BatcherPool:
 
     def __init__(
         self,
-        backend: InferenceEngine,
+        backend: Engine,
         options_of: Callable[[str], BatchOptions | None],
         *,
         slab: Slab | None = None,

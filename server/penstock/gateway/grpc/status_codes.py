@@ -1,54 +1,16 @@
-"""gRPC status code of each error, and the metadata that is sent with it."""
+"""Status of a gRPC call that ends without an answer, and the metadata that is sent with it."""
 
 from typing import NamedTuple
 
 import grpc
 
 from penstock.protocol.call import GrpcAnswer, GrpcMetadata
-from penstock.protocol.errors import (
-    AccessUnavailable,
-    DeadlineExceeded,
-    EngineFailed,
-    EngineUnavailable,
-    InferenceError,
-    InvalidRequest,
-    ModelNotFound,
-    ModelNotReady,
-    ModelUnavailable,
-    NotSupported,
-    OutOfMemory,
-    Overloaded,
-    PermissionDenied,
-    QuotaExceeded,
-    RegionTaken,
-    TooLarge,
-    Unauthenticated,
-    retry_after_s,
-)
+from penstock.protocol.error_codes import codes_of, retry_after
+from penstock.protocol.errors import InferenceError
 
 RETRY_AFTER_KEY = "retry-after"
-
-GRPC_STATUS: dict[type[InferenceError], grpc.StatusCode] = {
-    InvalidRequest: grpc.StatusCode.INVALID_ARGUMENT,
-    TooLarge: grpc.StatusCode.RESOURCE_EXHAUSTED,
-    RegionTaken: grpc.StatusCode.ALREADY_EXISTS,
-    Unauthenticated: grpc.StatusCode.UNAUTHENTICATED,
-    AccessUnavailable: grpc.StatusCode.UNAVAILABLE,
-    PermissionDenied: grpc.StatusCode.PERMISSION_DENIED,
-    QuotaExceeded: grpc.StatusCode.RESOURCE_EXHAUSTED,
-    ModelNotFound: grpc.StatusCode.NOT_FOUND,
-    ModelNotReady: grpc.StatusCode.UNAVAILABLE,
-    EngineUnavailable: grpc.StatusCode.UNAVAILABLE,
-    Overloaded: grpc.StatusCode.UNAVAILABLE,
-    DeadlineExceeded: grpc.StatusCode.DEADLINE_EXCEEDED,
-    NotSupported: grpc.StatusCode.UNIMPLEMENTED,
-    EngineFailed: grpc.StatusCode.INTERNAL,
-    OutOfMemory: grpc.StatusCode.RESOURCE_EXHAUSTED,
-    InferenceError: grpc.StatusCode.INTERNAL,
-}
 # What gRPC says in the engine, as INTERNAL, of a message that is no such message.
 _UNREADABLE = "Unable to parse request"
-RETRYABLE_ERRORS = (AccessUnavailable, EngineUnavailable, ModelUnavailable, OutOfMemory, Overloaded, QuotaExceeded)
 CODE_OF_NUMBER: dict[int, grpc.StatusCode] = {code.value[0]: code for code in grpc.StatusCode}
 
 
@@ -68,15 +30,9 @@ def code_of(answer: GrpcAnswer) -> grpc.StatusCode:
 
 
 def status_of(error: InferenceError) -> CallStatus:
-    """A class without a row of its own has its parent's. `retry-after`: seconds, where waiting helps; spread but for a
-    quota, which is the caller's own.
-    """
-    code = next(GRPC_STATUS[kind] for kind in type(error).__mro__ if kind in GRPC_STATUS)
-    known = error.retry_after_s if isinstance(error, RETRYABLE_ERRORS) else None
-    if known is not None:
-        seconds = known if isinstance(error, QuotaExceeded) else retry_after_s(known)
-        return CallStatus(code, error.message, ((RETRY_AFTER_KEY, f"{seconds:g}"),))
-    return CallStatus(code, error.message)
+    """`retry-after`: in seconds, if waiting helps."""
+    code, seconds = CODE_OF_NUMBER[codes_of(error).grpc], retry_after(error)
+    return CallStatus(code, error.message, () if seconds is None else ((RETRY_AFTER_KEY, f"{seconds:g}"),))
 
 
 def code_name_of(error: InferenceError) -> str:

@@ -1,8 +1,5 @@
-"""HTTP status of each error, JSON responses, responses that close a connection, and the interface that counts
-requests.
-"""
+"""JSON responses, responses that close a connection, and the interface that counts requests."""
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from http import HTTPStatus
@@ -11,61 +8,15 @@ from typing import Protocol
 import msgspec
 from starlette.responses import Response
 
-from penstock.protocol.errors import (
-    AccessUnavailable,
-    BodyTooSlow,
-    DeadlineExceeded,
-    EngineFailed,
-    EngineUnavailable,
-    HostNotAllowed,
-    InferenceError,
-    InvalidRequest,
-    ModelNotFound,
-    ModelNotReady,
-    ModelUnavailable,
-    NotSupported,
-    OutOfMemory,
-    Overloaded,
-    PermissionDenied,
-    QuotaExceeded,
-    TooLarge,
-    Unauthenticated,
-    UnsupportedMedia,
-    retry_after_whole_s,
-)
+from penstock.protocol.error_codes import codes_of, http_retry_after
+from penstock.protocol.errors import InferenceError, retry_after_whole_s
 
-HTTP_STATUS: Mapping[type[InferenceError], int] = {
-    InvalidRequest: 400,
-    TooLarge: 413,
-    UnsupportedMedia: 415,
-    BodyTooSlow: 408,
-    HostNotAllowed: 421,
-    Unauthenticated: 401,
-    AccessUnavailable: 503,
-    PermissionDenied: 403,
-    QuotaExceeded: 429,
-    ModelNotFound: 404,
-    ModelNotReady: 503,
-    EngineUnavailable: 503,
-    Overloaded: 503,
-    DeadlineExceeded: 504,
-    NotSupported: 501,
-    EngineFailed: 500,
-    OutOfMemory: 503,
-    InferenceError: 500,
-}
-RETRYABLE_ERRORS = (AccessUnavailable, EngineUnavailable, ModelUnavailable, OutOfMemory, Overloaded, QuotaExceeded)
 CLIENT_GONE = 499
 _JSON = "application/json"
 
 
 class ClientDisconnected(Exception):
     """The client closed the connection before its answer. Raised by body and disconnect; no response is sent."""
-
-
-def status_of(error: InferenceError) -> int:
-    """By the nearest class that the table knows."""
-    return next(HTTP_STATUS[known] for known in type(error).__mro__ if known in HTTP_STATUS)
 
 
 def json_response(content: object, status: int = 200, headers: Mapping[str, str] | None = None) -> Response:
@@ -80,20 +31,11 @@ def error_response(text: str, status: int, headers: Mapping[str, str] | None = N
 
 def response_of(error: InferenceError) -> Response:
     """The error as the table says; 503 and 429 say when to come back, in whole seconds; 401 how to say who one is."""
-    status = status_of(error)
-    headers = _retry_after(error) if status in (429, 503) else None
+    status, seconds = codes_of(error).http, http_retry_after(error)
+    headers = None if seconds is None else {"Retry-After": str(seconds)}
     if status == 401:
         headers = {"WWW-Authenticate": "Bearer"}
     return error_response(error.message, status, headers)
-
-
-def _retry_after(error: InferenceError) -> dict[str, str] | None:
-    """Randomly spread, except for a client's own quota. None if waiting does not help."""
-    known = error.retry_after_s if isinstance(error, RETRYABLE_ERRORS) else 0.0
-    if known is None:
-        return None
-    is_own = isinstance(error, QuotaExceeded)
-    return {"Retry-After": str(max(1, math.ceil(known)) if is_own else retry_after_whole_s(known))}
 
 
 @dataclass(frozen=True, slots=True)

@@ -57,7 +57,7 @@ from penstock.gateway.workers.slab_sharing import (
 )
 from penstock.logs import get_logger
 from penstock.protocol.cancellation import CancelStage, when_stage_known
-from penstock.protocol.engine import InferenceEngine
+from penstock.protocol.engine import Engine
 from penstock.protocol.errors import Overloaded
 from penstock.protocol.inference import Batcher, InferResponse
 from penstock.protocol.request_checks import checked_name
@@ -104,7 +104,7 @@ class CoreServer:
         self,
         run_dir: Path,
         watch: EngineWatch,
-        backend: InferenceEngine,
+        backend: Engine,
         batching: Batcher | None,
         *,
         slab_partitions: SlabPartitions | None = None,

@@ -16,7 +16,7 @@ from penstock.gateway.workers.connection import CancelledAt, Infer, Inferred, Me
 from penstock.gateway.workers.slab_sharing import MAX_DEADLINE_S, SlabPartitions
 from penstock.logs import get_logger
 from penstock.protocol.cancellation import CancelStage
-from penstock.protocol.engine import InferenceEngine
+from penstock.protocol.engine import Engine
 from penstock.protocol.errors import InferenceError, InvalidRequest
 from penstock.protocol.inference import Datatype, InferRequest, InferResponse
 from penstock.protocol.request_checks import check_counts, check_shape, checked_name
@@ -124,7 +124,7 @@ class InferencePlane(Protocol):
     """Admits inferences; penstock.gateway.dataplane.DataPlane is one."""
 
     async def infer_tensors(
-        self, request: InferRequest, alone: InferenceEngine, *, client: str, priority: int = 0
+        self, request: InferRequest, alone: Engine, *, client: str, priority: int = 0
     ) -> InferResponse | InferenceError:
         """The model's answer, or the engine's error. Raises an InferenceError if there is neither."""
         ...
@@ -156,7 +156,7 @@ class ClientProcessCalls:
     def __init__(
         self,
         plane: InferencePlane,
-        backend: InferenceEngine,
+        backend: Engine,
         record: ClientCallRecorder,
         code_of: Callable[[InferenceError], str],
         slab_partitions: SlabPartitions | None = None,
