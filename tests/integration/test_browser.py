@@ -12,9 +12,9 @@ from urllib.parse import urlsplit
 
 import pytest
 
-from tests.conftest import RunningStack, stop_stack
 from tests.integration.embedded_stack import look_up, own_metrics, start_embedded, write_models
-from tests.integration.web import call
+from tests.support.http import call
+from tests.support.stack import RunningStack, stop_stack
 from tests.web_server import serving
 
 CHROMIUM = shutil.which("chromium")

@@ -17,9 +17,9 @@ from deploy.models.street.render import write_scenes
 from deploy.models.street.scene import SCENARIOS
 from penstock_video.sinks.schemas import Schema, objects_line
 from penstock_video.types import Detections, Frame, FrameResult, Tracks
-from tests.conftest import CHECKOUT, RunningStack
 from tests.deepstream_pipeline.clips import write_clip
 from tests.integration.pictures import frames, jpeg
+from tests.support.stack import CHECKOUT, RunningStack
 
 pytestmark = pytest.mark.xdist_group("stack")
 GUIDES = "quickstart models video batching gpu deploy metrics security"

@@ -15,10 +15,10 @@ import tritonclient.grpc
 import tritonclient.http
 
 from penstock.engines.triton.endpoints import pick_free_ports
-from tests.conftest import CHECKOUT, ENGINE_PORTS, RunningStack, start_stack, stop_stack
 from tests.integration.embedded_stack import NO_TRITON, own_metrics
 from tests.integration.living import triton_of
-from tests.integration.web import call
+from tests.support.http import call
+from tests.support.stack import CHECKOUT, ENGINE_PORTS, RunningStack, start_stack, stop_stack
 from tests.tracing.collector import Collector, Got, collecting
 
 GOLDEN = (CHECKOUT / "model_repository" / "street" / "golden.jpg").read_bytes()
