@@ -300,7 +300,7 @@ class _RawPaths:
             scope["path"] = path = scope["raw_path"].decode("latin-1")
             for route in self._hot:
                 found = route.path_regex.match(path)
-                if found and scope["method"] in route.methods:
+                if found and scope["method"] in (route.methods or ()):
                     scope.update(app=self._app, route=route, path_params=found.groupdict())
                     await self._call(route, scope, receive, send)
                     return
