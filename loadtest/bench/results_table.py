@@ -19,6 +19,7 @@ from penstock_load.verdict import spread_text
 
 BEGIN, END = "<!-- results -->", "<!-- /results -->"
 HEAD = ("scenario", "what", "measured", "target", "verdict", "on")
+VERDICT = HEAD.index("verdict")
 NOTE = (
     "Medians over interleaved rounds (lowest to highest), from the folders beside this page, which contain hardware, "
     "versions and commands. Made by `python -m loadtest.bench.results_table --write loadtest/results/README.md`."
@@ -36,13 +37,14 @@ class ReadmeError(ValueError):
 
 
 def results_table(committed: Iterable[Committed]) -> str:
-    """The table as markdown: of each scenario and machine the newest result."""
+    """The table as markdown: of each scenario and machine the newest result, missed targets first."""
     newest: dict[tuple[str, str], Committed] = {}
     for one in committed:
         newest.setdefault((one.name, one.on), one)
     lines = [line for name in HEADLINES for (of, _), one in newest.items() if of == name for line in _lines(one)]
     if not lines:
         return NOTHING + "\n"
+    lines.sort(key=lambda line: line[VERDICT] != "fail")
     return f"{markdown_table('', HEAD, lines)}\n{NOTE}\n"
 
 

@@ -276,8 +276,8 @@ def excess_connections(
     surplus = {address: max(0, len(group) - limits.allowed_from(address)) for address, group in by_address.items()}
     left = [(surplus[address] - len(group), address) for address, group in by_address.items()]
     heapq.heapify(left)
-    room = limits.max_connections - limits.max_connections // 8
-    for _ in range(-sum(count for count, _ in left) - room):
+    target = limits.max_connections - limits.max_connections // 8
+    for _ in range(-sum(count for count, _ in left) - target):
         count, address = left[0]
         surplus[address] += 1
         heapq.heapreplace(left, (count + 1, address))

@@ -17,9 +17,9 @@ LIBRARY_PATH_VARIABLE = "LD_LIBRARY_PATH"
 
 def remove_working_directory() -> None:
     """Removes empty entries: they mean the working directory, where another user may have put a library."""
-    kept = ":".join(filter(None, os.environ.get(LIBRARY_PATH_VARIABLE, "").split(":")))
-    if kept:
-        os.environ[LIBRARY_PATH_VARIABLE] = kept
+    paths = ":".join(filter(None, os.environ.get(LIBRARY_PATH_VARIABLE, "").split(":")))
+    if paths:
+        os.environ[LIBRARY_PATH_VARIABLE] = paths
     else:
         os.environ.pop(LIBRARY_PATH_VARIABLE, None)
 

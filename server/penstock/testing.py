@@ -259,6 +259,6 @@ def _config_message(config: ModelConfig) -> model_config_pb2.ModelConfig:
 
 
 def _type_number(datatype: Datatype) -> int:
-    word = "STRING" if datatype is Datatype.BYTES else datatype.value
-    number: int = model_config_pb2.DataType.Value(f"TYPE_{word}")
+    datatype_name = "STRING" if datatype is Datatype.BYTES else datatype.value
+    number: int = model_config_pb2.DataType.Value(f"TYPE_{datatype_name}")
     return number

@@ -87,15 +87,15 @@ class Certificates:
 
         A resumed session would have the client certificate that was verified with the old files.
         """
-        self._look_if_due()
+        self._reload_if_due()
         return self._loaded.context
 
     def pem(self) -> tuple[bytes, bytes, bytes | None]:
         """The certificate chain, its key and the client CA, for a new connection."""
-        self._look_if_due()
+        self._reload_if_due()
         return self._loaded.certificate, self._loaded.key, self._loaded.client_ca
 
-    def look_again(self) -> None:
+    def reload_if_changed(self) -> None:
         """Reads the files again if one of them changed. Never raises TlsFileError."""
         self._looked_at = time.monotonic()
         stamp = _stamp_of(self._files)
@@ -115,12 +115,12 @@ class Certificates:
         if self.expires_at < time.time():
             log.warning("the TLS certificate has expired; clients refuse it", file=str(self._files.certificate))
 
-    def _look_if_due(self) -> None:
+    def _reload_if_due(self) -> None:
         """Checks for changes, at most once an interval. Any thread may call it."""
         if time.monotonic() - self._looked_at < CHECK_INTERVAL_S or not self._looking.acquire(blocking=False):
             return
         try:
-            self.look_again()
+            self.reload_if_changed()
         finally:
             self._looking.release()
 

@@ -117,7 +117,7 @@ def test_tls_files_that_change_are_used_for_the_next_connection(tmp_path: Path) 
         replace_with(path, new.read_bytes())
     assert files.client_ca is not None
     replace_with(files.client_ca, theirs.pem)
-    certificates.look_again()
+    certificates.reload_if_changed()
     assert handshake(certificates, tmp_path, their_client) not in (before, b"")
     with pytest.raises(ssl.SSLError, match="CERTIFICATE_VERIFY_FAILED"):
         handshake(certificates, tmp_path, our_client)
@@ -134,7 +134,7 @@ def test_tls_session_of_a_replaced_client_ca_is_not_resumed(tmp_path: Path) -> N
     assert before.session is not None
     assert files.client_ca is not None
     replace_with(files.client_ca, Authority("theirs").pem)
-    certificates.look_again()
+    certificates.reload_if_changed()
     with pytest.raises(ssl.SSLError, match="CERTIFICATE_VERIFY_FAILED"):
         shake_hands(certificates, client, before.session)
     assert first.getpeercert(binary_form=True)  # the open connection stays
@@ -148,11 +148,11 @@ def test_tls_files_that_break_leave_the_last_good_ones_in_use(tmp_path: Path) ->
     before = handshake(certificates, tmp_path, client)
     fresh = OURS.sign(tmp_path, "fresh")
     replace_with(files.certificate, fresh[0].read_bytes())
-    certificates.look_again()
+    certificates.reload_if_changed()
     assert certificates.failed_reads == 1
     assert handshake(certificates, tmp_path, client) == before
     replace_with(files.key, fresh[1].read_bytes())
-    certificates.look_again()
+    certificates.reload_if_changed()
     assert handshake(certificates, tmp_path, client) != before
     assert certificates.failed_reads == 1
 

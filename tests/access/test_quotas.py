@@ -55,14 +55,14 @@ def test_rate_holds_over_a_long_flood() -> None:
     assert 600 <= served <= 610
 
 
-def test_look_takes_nothing() -> None:
+def test_check_rate_takes_nothing() -> None:
     """The door looks before the body is read; the request itself is counted once."""
     asked, kept = caller(rate=1), quotas()
     for _ in range(5):
-        kept.look(asked, 1.0)
+        kept.check_rate(asked, 1.0)
     kept.take(asked, 1.0)
     with pytest.raises(QuotaExceeded):
-        kept.look(asked, 1.0)
+        kept.check_rate(asked, 1.0)
 
 
 def test_rate_of_one_caller_is_not_anothers() -> None:
@@ -181,5 +181,5 @@ def test_callers_that_spent_their_rate_elsewhere_are_as_few_in_memory() -> None:
     kept = RateLimiter(max_requests=10, max_bytes=1000, board=Spent())
     for number in range(MAX_BUCKETS + 10):
         with pytest.raises(QuotaExceeded):
-            kept.look(caller(f"token:{number}", rate=1000), 1.0)
+            kept.check_rate(caller(f"token:{number}", rate=1000), 1.0)
     assert len(kept) <= MAX_BUCKETS

@@ -19,7 +19,7 @@ from penstock.engines.torch_serving.config import (
 )
 from penstock.engines.torch_serving.instance import RunGroup, group_requests
 from penstock.engines.torch_serving.staging import Mapping, PinnedRegions, shared_mappings
-from tests.conftest import CHECKOUT
+from tests.support.stack import CHECKOUT
 
 REGION = "/dev/shm/triton_python_backend_shm_region_1"
 ENCODED = {"image-decoder": "engine", "infer-dims": "3;224;160"}

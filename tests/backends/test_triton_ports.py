@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import pytest
 
 from penstock.engines.triton.endpoints import PORT_TRIES, pick_free_ports
-from tests.conftest import CHECKOUT
+from tests.support.stack import CHECKOUT
 
 PICKS_OF_THESE = """
 import random, sys

@@ -19,7 +19,7 @@ def test_newcomers_are_served_when_what_is_remembered_is_halved() -> None:
     for number in range(int(5 * MEMORY_ROWS)):
         client = f"often {number % 2}" if number % 4 else f"once {number}"
         entry = Entry(key=1, rows=1, size_bytes=1, arrived_at=float(number), client=client)
-        shares.asked(entry, None)
+        shares.entered(entry, None)
         assert number < 100 or (entry.rank == entry.arrived_at) == client.startswith("once")
 
 
@@ -43,14 +43,14 @@ def test_all_are_accepted_until_a_row_of_batches_gave_up_entries() -> None:
     assert (door.least_s, door.priority) == (pytest.approx(0.2 * REJECTION_MARGIN), 1)
 
 
-def test_door_opens_at_once_when_the_overload_is_over() -> None:
+def test_early_rejection_ends_at_once_when_the_overload_is_over() -> None:
     """The batch gave up no entry, and none was rejected early."""
     door = steady()
     door.formed(0.4, None)
     assert door.least_s == 0.0
 
 
-def test_door_that_keeps_all_of_them_away_opens_a_little_only() -> None:
+def test_early_rejection_of_every_call_is_relaxed_a_little_only() -> None:
     """Early rejection itself may be why a batch gives up none; batch after batch less is needed, until one does."""
     door = steady()
     for times in (1, 2):

@@ -229,8 +229,7 @@ def test_pull_again_says_what_it_kept_and_how_to_have_the_catalogues(penstock: C
     config = home() / "models" / "fastestdet" / "config.pbtxt"
     config.write_text(config.read_text().replace("count: 2", "count: 4"))
     assert penstock(*words).stdout.splitlines()[1] == (
-        "your config.pbtxt differs from the catalogue's and was kept; "
-        f"for the catalogue's, remove {config} and pull again"
+        f"kept your config.pbtxt, which differs from the catalogue's; to replace it, remove {config} and pull again"
     )
     assert "count: 4" in config.read_text()
 

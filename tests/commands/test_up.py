@@ -10,7 +10,7 @@ from penstock.cli import up
 from penstock.cli.up import announce
 from penstock.gateway.stack.stack import Announcement
 from penstock.gateway.stack.startup import CannotStart
-from tests.conftest import CHECKOUT
+from tests.support.stack import CHECKOUT
 
 RAISES = """
 import resource, sys

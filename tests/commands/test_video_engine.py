@@ -37,7 +37,7 @@ from penstock_video.settings.models import (
 )
 from penstock_video.types import DecoderKind, SourceConfig
 from tests.commands.conftest import StandIn
-from tests.conftest import CHECKOUT
+from tests.support.stack import CHECKOUT
 
 PEOPLE = {"name": "people", "version": "1", "state": "READY", "reason": ""}
 BROKEN = {"name": "street", "version": "1", "state": "UNAVAILABLE", "reason": "no such file"}

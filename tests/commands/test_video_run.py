@@ -28,7 +28,7 @@ from penstock_video.settings.models import VideoSettings
 from penstock_video.sources.lifecycle import TAKEN_OUT
 from penstock_video.types import SourceState, SourceStatistics
 from tests.commands.video_program import FakeProgram, no_engine
-from tests.conftest import CHECKOUT
+from tests.support.stack import CHECKOUT
 
 Run = Callable[..., Result]
 

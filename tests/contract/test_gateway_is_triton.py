@@ -10,11 +10,11 @@ from pathlib import Path
 import pytest
 
 from penstock.protocol.call import HttpCall
-from tests.conftest import ENGINE_PORTS, RunningStack, start_stack, stop_stack
 from tests.contract.gateway_cases import CASES, COUNTED, DIFFERENCES, ORDER, OUR_WORDS
 from tests.contract.raw_http import RawAnswer, ask
 from tests.contract.wire_case import HttpCase
 from tests.contract.wire_models import write_models
+from tests.support.stack import ENGINE_PORTS, RunningStack, start_stack, stop_stack
 from tests.words_model import write_bf16, write_words
 
 pytestmark = pytest.mark.xdist_group("gateway_is_triton")

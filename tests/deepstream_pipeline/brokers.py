@@ -19,6 +19,7 @@ from typing import Protocol
 import pytest
 
 from tests.deepstream_pipeline import kafka_mock
+from tests.support.ports import free_port
 from tests.support.waiting import becomes_true, wait_for
 
 START_TIMEOUT_S = 20.0
@@ -50,13 +51,6 @@ class Broker(Protocol):
 
     def arrived(self, count: int, timeout_s: float = 15.0) -> list[Arrived]:
         """What it has, as soon as there are so many different ones, or after the time."""
-
-
-def free_port() -> int:
-    """A port that is free now."""
-    with socket.socket() as one:
-        one.bind(("127.0.0.1", 0))
-        return int(one.getsockname()[1])
 
 
 def first_of_each(arrived: list[Arrived]) -> list[Arrived]:

@@ -13,8 +13,8 @@ from urllib.parse import urlsplit
 import pytest
 
 from tests.backends import onnx_models
-from tests.conftest import CHECKOUT, RunningStack
-from tests.integration.web import Answer, call, post_json
+from tests.support.http import Answer, call, post_json
+from tests.support.stack import CHECKOUT, RunningStack
 
 PAGE = CHECKOUT / "deploy" / "helm" / "penstock" / "examples" / "roll-a-model.md"
 NAME = "rolled"

@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 import yaml
 
-from tests.conftest import CHECKOUT
 from tests.deploy.metric_tables import MONITORING, known_metrics, rules
 from tests.deploy.promql import complaints, labels_of, parsed
+from tests.support.stack import CHECKOUT
 
 RULES, TESTS = MONITORING / "rules", MONITORING / "rule_tests"
 ALERTS = {rule["alert"]: rule for rule in rules() if "alert" in rule}

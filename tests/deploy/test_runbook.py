@@ -10,9 +10,9 @@ import typer
 import yaml
 
 from penstock.cli.main import build_app
-from tests.conftest import CHECKOUT
 from tests.deploy.metric_tables import MONITORING, known_metrics
 from tests.deploy.promql import complaints
+from tests.support.stack import CHECKOUT
 
 CHART = CHECKOUT / "deploy" / "helm" / "penstock"
 PAGES = sorted(MONITORING.glob("RUNBOOK*.md"))

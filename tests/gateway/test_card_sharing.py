@@ -67,9 +67,9 @@ def test_plan_with_the_pipes_of_an_external_daemon_takes_that(machine: Machine, 
     """Named in the environment it is waited for; by the setting it is his where he listens, else ours to start."""
     expected = replace(machine, environ={"CUDA_MPS_PIPE_DIRECTORY": str(tmp_path)})
     assert plan_mps(MUST, [], expected).is_foreign
-    assert plan_mps(MUST, [], expected).asked.directory == tmp_path
+    assert plan_mps(MUST, [], expected).request.directory == tmp_path
     said = plan_mps(replace(MUST, directory=tmp_path), [], expected)
-    assert (said.is_foreign, said.asked.directory) == (False, tmp_path)
+    assert (said.is_foreign, said.request.directory) == (False, tmp_path)
     with pytest.raises(MpsUnavailable, match="was started by others, who set its clients' limits"):
         plan_mps(replace(MUST, pinned_memory="4G"), [], expected)
     (tmp_path / "control").touch()
@@ -242,7 +242,7 @@ class Stack:
 @pytest.fixture
 async def stack(machine: Machine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Stack]:
     """All at work; afterwards nothing of it is left."""
-    monkeypatch.setattr("penstock.gpu.mps.supervisor.OWN_LOOK_S", 0.05)
+    monkeypatch.setattr("penstock.gpu.mps.supervisor.OWN_POLL_S", 0.05)
     runs = machine.program.rpartition("/bin/")[0]
     one = Stack()
     plan = plan_mps(MUST, [], machine)

@@ -16,7 +16,7 @@ from penstock.gateway.stack.stack import announcement
 from penstock.gateway.stack.startup import CannotStart, choose_engine, resolve_ports
 from penstock.gateway.workers.gateway_process import GatewayReady, GatewayServes
 from penstock.testing import FakeEngine, FakeMode
-from tests.conftest import CHECKOUT
+from tests.support.stack import CHECKOUT
 
 RUN_DIR = Path("/run/penstock")
 

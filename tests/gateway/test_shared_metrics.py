@@ -4,7 +4,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from tests.conftest import CHECKOUT
+from tests.support.stack import CHECKOUT
 
 COUNTS = """
 import os, sys

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 import pytest
 
 from penstock.gpu.nvml import read_cards
-from tests.conftest import TRITON_ENVIRONMENT
+from tests.support.stack import TRITON_ENVIRONMENT
 
 
 def pytest_collection_modifyitems(items: Iterable[pytest.Item]) -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from penstock.engines.triton.runtime import TritonUnavailable, default_environment, find_triton
-from tests.conftest import CHECKOUT
+from tests.support.stack import CHECKOUT
 
 pytestmark = [pytest.mark.gpu, pytest.mark.timeout(300)]
 MODES = {"none", "mps", "batching", "mps+batching"}

@@ -31,9 +31,9 @@ from penstock_video.infer.engine import Engine
 from penstock_video.infer.network import Network
 from penstock_video.infer.options import EngineAddress, RowMemory
 from penstock_video.types import ByteArray, DeviceRow
-from tests.conftest import CHECKOUT
 from tests.deepstream_pipeline.infer.fake_core import Asked
 from tests.gpu.test_mps_gpu import environment
+from tests.support.stack import CHECKOUT
 from tests.support.waiting import wait_for
 
 pytestmark = [pytest.mark.gpu, pytest.mark.timeout(300)]

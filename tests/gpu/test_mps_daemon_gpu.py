@@ -19,7 +19,7 @@ from penstock.gpu.mps.control import MpsOptions, find_program
 from penstock.gpu.mps.daemon import DaemonProcess, OwnDaemon
 from penstock.gpu.mps.status import DaemonStatus, ServerState
 from penstock.gpu.mps.supervisor import processes_using_gpu
-from tests.conftest import CHECKOUT
+from tests.support.stack import CHECKOUT
 
 pytestmark = pytest.mark.gpu
 MARK = "fedcba987654"

@@ -29,7 +29,7 @@ import pytest
 from loadtest.bench.gpu.programs import PenstockUp
 from penstock.engines.triton.runtime import TritonUnavailable, default_environment, find_triton
 from penstock.gpu.mps.control import PIPE_DIRECTORY, MpsControl
-from tests.conftest import CHECKOUT
+from tests.support.stack import CHECKOUT
 
 pytestmark = pytest.mark.gpu
 MODEL = "resnet50-torch-random"

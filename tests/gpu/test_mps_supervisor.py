@@ -60,7 +60,7 @@ class Fakes:
 
 @pytest.fixture
 def fakes(monkeypatch: pytest.MonkeyPatch) -> Fakes:
-    for name in ("OWN_LOOK_S", "RECOVERY_LOOK_S", "SHORTEST_PAUSE_S"):
+    for name in ("OWN_POLL_S", "RECOVERY_POLL_S", "SHORTEST_PAUSE_S"):
         monkeypatch.setattr(supervisor, name, 0.001)
     return Fakes()
 

@@ -9,7 +9,7 @@ import pytest
 
 from deploy.models.opennmt_weights import Size, draw
 from loadtest.bench.gpu import sentences
-from tests.conftest import TRITON_ENVIRONMENT
+from tests.support.stack import TRITON_ENVIRONMENT
 
 pytestmark = [
     pytest.mark.gpu,

@@ -15,7 +15,7 @@ from google.protobuf import json_format
 
 from loadtest.bench.gpu.programs import MpsDaemon
 from loadtest.bench.gpu.tritons import read_config
-from tests.conftest import CHECKOUT
+from tests.support.stack import CHECKOUT
 
 pytestmark = [pytest.mark.gpu, pytest.mark.timeout(300)]
 PERCENTAGES = os.environ.get("PENSTOCK_TEST_PERCENTAGES", "12 18 25 100").split()

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from penstock.engines.triton.endpoints import pick_free_ports
-from tests.conftest import CHECKOUT
+from tests.support.stack import CHECKOUT
 from tests.support.waiting import wait_for
 
 EXAMPLE = CHECKOUT / "deploy" / "haproxy" / "haproxy.cfg"

@@ -18,8 +18,8 @@ from penstock.vision.spec import ColorFormat
 from penstock_video.infer.network import Network
 from penstock_video.infer.options import EngineAddress
 from penstock_video.types import ByteArray, RowArray
-from tests.conftest import CHECKOUT, RunningStack
-from tests.integration.web import call
+from tests.support.http import call
+from tests.support.stack import CHECKOUT, RunningStack
 
 ENDS = ("inferences_answered_total", "inferences_failed_total", "inferences_cancelled_total")
 # A client that always has six calls in flight and prints when it has; the tests kill it.

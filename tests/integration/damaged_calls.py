@@ -19,8 +19,8 @@ import h2.exceptions
 import numpy as np
 from tritonclient.grpc import service_pb2
 
-from tests.conftest import RunningStack
 from tests.damage import Run, damaged
+from tests.support.stack import RunningStack
 
 SERVICE = "/inference.GRPCInferenceService/"
 IDLE_S = 0.5

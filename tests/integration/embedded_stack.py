@@ -4,8 +4,8 @@ import threading
 from pathlib import Path
 
 from tests.backends import onnx_models
-from tests.conftest import RunningStack, start_stack
-from tests.integration.web import Answer, call, post_json
+from tests.support.http import Answer, call, post_json
+from tests.support.stack import RunningStack, start_stack
 
 NO_TRITON = {"PATH": "/nonexistent", "PENSTOCK_ENGINE_ENVIRONMENT": "/nonexistent"}
 LOOKUP_CONFIG = """backend: "onnxruntime"

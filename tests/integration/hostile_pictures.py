@@ -13,9 +13,9 @@ import cv2
 import numpy as np
 import psutil
 
-from tests.conftest import RunningStack
 from tests.damage import MIB, damaged
-from tests.integration.web import call
+from tests.support.http import call
+from tests.support.stack import RunningStack
 
 FORM = "multipart/form-data; boundary=xx"
 PART = b'--xx\r\nContent-Disposition: form-data; name="a"; filename="b"\r\n\r\n'

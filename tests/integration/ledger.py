@@ -18,8 +18,8 @@ import tritonclient.grpc
 import tritonclient.grpc.aio
 from prometheus_client.parser import text_string_to_metric_families
 
-from tests.conftest import RunningStack
-from tests.integration.web import Answer, call, post_json
+from tests.support.http import Answer, call, post_json
+from tests.support.stack import RunningStack
 from tests.tiny_models import write_model
 
 FEWER = -2.0  # a value that costs its call a row of the answer

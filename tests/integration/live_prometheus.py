@@ -10,7 +10,7 @@ from urllib.parse import urlencode
 import yaml
 
 from tests.integration.prometheus_server import RULES, Prometheus, prometheus
-from tests.integration.web import call
+from tests.support.http import call
 
 UNITS_S = {"ms": 0.001, "s": 1, "m": 60, "h": 3600, "d": 86_400}
 

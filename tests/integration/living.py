@@ -10,8 +10,8 @@ from pathlib import Path
 
 import psutil
 
-from tests.conftest import CHECKOUT, RunningStack, start_stack, stop_stack
-from tests.integration.web import call, post_json
+from tests.support.http import call, post_json
+from tests.support.stack import CHECKOUT, RunningStack, start_stack, stop_stack
 from tests.tiny_models import CONFIG, GATE
 
 COUNTED_WITHIN_S = 10.0  # Triton counts a request a moment after it answered it

@@ -12,8 +12,8 @@ from penstock.engines.run_directory import ENGINE_ID_VARIABLE, reap
 from penstock.engines.triton.endpoints import TritonListeners, pick_free_ports
 from penstock.engines.triton.runtime import find_triton
 from penstock.engines.triton.supervisor import TritonOptions, triton_arguments
-from tests.conftest import CHECKOUT, RunningStack, start_stack, wait_until_ready
-from tests.integration.web import call
+from tests.support.http import call
+from tests.support.stack import CHECKOUT, RunningStack, start_stack, wait_until_ready
 from tests.support.waiting import wait_for
 from tests.tiny_models import write_model
 

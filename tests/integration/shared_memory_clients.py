@@ -12,7 +12,7 @@ import numpy.typing as npt
 import tritonclient.grpc as grpc_client
 import tritonclient.http as http_client
 
-from tests.conftest import RunningStack
+from tests.support.stack import RunningStack
 
 Floats = npt.NDArray[np.float32]
 FOUR = np.array([[1, 2, 3, 4]], np.float32)

@@ -10,9 +10,9 @@ import grpc
 import pytest
 from tritonclient.grpc import service_pb2
 
-from tests.conftest import RunningStack, start_stack, stop_stack
 from tests.integration.test_bad_input import grpc_infer, grpc_request, unharmed
-from tests.integration.web import call, post_json
+from tests.support.http import call, post_json
+from tests.support.stack import RunningStack, start_stack, stop_stack
 from tests.tiny_models import copy_identity
 
 pytestmark = pytest.mark.xdist_group("stack")

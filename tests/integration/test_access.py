@@ -21,9 +21,9 @@ from tritonclient.utils import InferenceServerException
 
 from penstock.gateway.auth.api_keys import digest_of, new_secret
 from tests.access.signers import SHARED, shared_token
-from tests.conftest import CHECKOUT, RunningStack, start_stack, stop_stack
 from tests.integration.living import ANY_PORTS, SLOW_CONFIG, fails_to_start
-from tests.integration.web import Answer, call, post_json
+from tests.support.http import Answer, call, post_json
+from tests.support.stack import CHECKOUT, RunningStack, start_stack, stop_stack
 from tests.tiny_models import CONFIG, IDENTITY, SLOW, write_model
 
 pytestmark = pytest.mark.xdist_group("access")

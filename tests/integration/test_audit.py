@@ -13,10 +13,10 @@ import tritonclient.grpc as triton
 from tritonclient.grpc import service_pb2
 
 from penstock.gateway.auth.api_keys import new_secret
-from tests.conftest import RunningStack, stop_stack
 from tests.integration.embedded_stack import start_embedded, write_models
 from tests.integration.living import ANY_PORTS, fails_to_start
-from tests.integration.web import Answer, call
+from tests.support.http import Answer, call
+from tests.support.stack import RunningStack, stop_stack
 
 pytestmark = pytest.mark.xdist_group("audit")
 SEGMENT = {"key": "no-such-segment", "byte_size": 64}

@@ -20,9 +20,9 @@ import psutil
 import pytest
 from tritonclient.grpc import service_pb2, service_pb2_grpc
 
-from tests.conftest import RunningStack
 from tests.integration.pictures import frames, jpeg
-from tests.integration.web import Answer, call, post_json
+from tests.support.http import Answer, call, post_json
+from tests.support.stack import RunningStack
 
 pytestmark = pytest.mark.xdist_group("stack")
 MIB = 1 << 20

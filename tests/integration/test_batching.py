@@ -20,10 +20,10 @@ import pytest
 import tritonclient.grpc.aio
 from tritonclient.utils import InferenceServerException
 
-from tests.conftest import RunningStack, start_stack, stop_stack
 from tests.integration.ledger import rows_tensor
 from tests.integration.living import inflight, triton_of
-from tests.integration.web import Answer, call, post_json
+from tests.support.http import Answer, call, post_json
+from tests.support.stack import RunningStack, start_stack, stop_stack
 from tests.support.waiting import until, wait_for
 from tests.tiny_models import write_model
 

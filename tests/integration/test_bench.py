@@ -11,9 +11,9 @@ import pytest
 
 from deploy.models import opennmt
 from deploy.models.opennmt_weights import Size
-from tests.conftest import CHECKOUT, RunningStack
 from tests.integration.pictures import frames, jpeg
-from tests.integration.web import post_json
+from tests.support.http import post_json
+from tests.support.stack import CHECKOUT, RunningStack
 
 pytestmark = pytest.mark.xdist_group("load")
 

@@ -18,7 +18,6 @@ from penstock_video.errors import InferFailed, InferRefused
 from penstock_video.infer.engine import Engine
 from penstock_video.infer.network import classes_of, detections_of
 from penstock_video.infer.options import EngineAddress
-from tests.conftest import RunningStack, start_stack, stop_stack
 from tests.deepstream_pipeline.infer.fake_core import engine_at, submit
 from tests.integration.client_processes import (
     client_process,
@@ -37,8 +36,9 @@ from tests.integration.embedded_stack import NO_TRITON
 from tests.integration.living import family, gate_closed, running, triton_of
 from tests.integration.pictures import Picture, frames
 from tests.integration.test_slab import BRIGHTNESS, BRIGHTNESS_CONFIG, brightness_of
-from tests.integration.web import call
 from tests.local.test_invalid_peers import framed
+from tests.support.http import call
+from tests.support.stack import RunningStack, start_stack, stop_stack
 from tests.support.waiting import wait_for
 from tests.tiny_models import write_held, write_model
 

@@ -15,8 +15,8 @@ import tritonclient.http.aio
 from tritonclient.grpc import service_pb2, service_pb2_grpc
 from tritonclient.utils import InferenceServerException
 
-from tests.conftest import RunningStack
-from tests.integration.web import call, post_json
+from tests.support.http import call, post_json
+from tests.support.stack import RunningStack
 
 pytestmark = pytest.mark.xdist_group("stack")
 HOP_BY_HOP = {"connection", "keep-alive", "transfer-encoding"}

@@ -14,10 +14,10 @@ import jwt
 import psutil
 import pytest
 
-from tests.conftest import RunningStack, stop_stack
 from tests.integration.embedded_stack import is_serving, look_up, own_metrics, start_embedded, write_models
 from tests.integration.living import family
-from tests.integration.web import call, post_json
+from tests.support.http import call, post_json
+from tests.support.stack import RunningStack, stop_stack
 from tests.support.waiting import wait_for
 
 FAKETIME = Path("/usr/lib/x86_64-linux-gnu/faketime/libfaketimeMT.so.1")

@@ -4,9 +4,9 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.conftest import RunningStack, stop_stack
 from tests.integration.embedded_stack import look_up, start_embedded, write_models
-from tests.integration.web import call
+from tests.support.http import call
+from tests.support.stack import RunningStack, stop_stack
 
 PAGE = "https://page.example"
 CONSOLE = "https://console.example:8443"

@@ -14,13 +14,13 @@ import pytest
 from penstock.metric_table import METRICS
 from penstock_video.metrics import VideoMetrics
 from penstock_video.types import AnalyticsKind, CloseReason, DropReason, SourceState
-from tests.conftest import RunningStack
 from tests.deploy.metric_tables import MONITORING, external_rows
 from tests.deploy.promql import metrics_of, substituted
 from tests.deploy.test_dashboards import shown_panels
 from tests.integration.pictures import jpeg
 from tests.integration.prometheus_server import Prometheus, prometheus, scrape
-from tests.integration.web import call, post_json
+from tests.support.http import call, post_json
+from tests.support.stack import RunningStack
 
 pytestmark = pytest.mark.xdist_group("stack")
 

@@ -8,7 +8,6 @@ from pathlib import Path
 
 import psutil
 
-from tests.conftest import start_stack, stop_stack
 from tests.integration.living import (
     SLOW_CONFIG,
     SharedMemory,
@@ -20,7 +19,8 @@ from tests.integration.living import (
     running,
     triton_of,
 )
-from tests.integration.web import call, post_json
+from tests.support.http import call, post_json
+from tests.support.stack import start_stack, stop_stack
 from tests.support.waiting import wait_for
 from tests.tiny_models import write_model
 

@@ -12,10 +12,10 @@ import numpy as np
 import pytest
 import tritonclient.grpc
 
-from tests.conftest import RunningStack, start_stack, stop_stack
 from tests.integration.embedded_stack import NO_TRITON, look_up, write_models
 from tests.integration.living import gateway_of
-from tests.integration.web import call
+from tests.support.http import call
+from tests.support.stack import RunningStack, start_stack, stop_stack
 from tests.support.waiting import wait_for
 
 pytestmark = [

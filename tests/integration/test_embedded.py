@@ -15,7 +15,6 @@ import tritonclient.http
 
 from penstock.protocol.inference import Detections
 from penstock.vision.accuracy import average_precision, read_annotations
-from tests.conftest import CHECKOUT, RunningStack, start_stack, stop_stack
 from tests.integration.embedded_stack import NO_TRITON, is_serving, look_up, start_embedded, write_models
 from tests.integration.living import family
 from tests.integration.pictures import frames
@@ -24,7 +23,8 @@ from tests.integration.test_image_endpoint import (
     assert_oriented_is_answered_as_upright,
 )
 from tests.integration.test_models import penstock, state_of
-from tests.integration.web import call
+from tests.support.http import call
+from tests.support.stack import CHECKOUT, RunningStack, start_stack, stop_stack
 from tests.tiny_models import CONFIG, IDENTITY, write_model
 
 pytestmark = pytest.mark.xdist_group("embedded")

@@ -16,10 +16,10 @@ import tritonclient.http
 from onnx import TensorProto, helper, numpy_helper
 
 from tests.backends import onnx_models
-from tests.conftest import RunningStack, stop_stack
 from tests.integration.embedded_stack import infer_slow, is_serving, look_up, own_metrics, start_embedded, write_models
 from tests.integration.living import family, gateway_of, inflight
-from tests.integration.web import Answer, call
+from tests.support.http import Answer, call
+from tests.support.stack import RunningStack, stop_stack
 from tests.support.waiting import wait_for
 
 pytestmark = pytest.mark.xdist_group("embedded")

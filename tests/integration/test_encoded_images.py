@@ -19,10 +19,10 @@ from penstock.protocol.inference import Array
 from penstock.vision.decode import decode
 from penstock.vision.preprocess import prepare
 from penstock.vision.spec import ColorFormat, PrepareSpec, ResizeMode
-from tests.conftest import CHECKOUT, RunningStack, start_stack, stop_stack
 from tests.integration.embedded_stack import NO_TRITON
 from tests.integration.pictures import fastestdet_input, frames, jpeg
-from tests.integration.web import call
+from tests.support.http import call
+from tests.support.stack import CHECKOUT, RunningStack, start_stack, stop_stack
 
 BOTH = pytest.mark.parametrize("module", [tritonclient.http, tritonclient.grpc], ids=["http", "grpc"])
 STREET = PrepareSpec(

@@ -22,9 +22,9 @@ import tritonclient.grpc
 from tritonclient.utils import InferenceServerException
 
 from tests.backends import onnx_models
-from tests.conftest import RunningStack, start_stack, stop_stack
 from tests.integration.living import COUNTED_WITHIN_S, SLOW_CONFIG, gateway_of, inflight
-from tests.integration.web import Answer, call, post_json
+from tests.support.http import Answer, call, post_json
+from tests.support.stack import RunningStack, start_stack, stop_stack
 from tests.support.waiting import wait_for
 from tests.tiny_models import SLOW, write_model
 

@@ -11,9 +11,9 @@ from pathlib import Path
 import psutil
 import pytest
 
-from tests.conftest import ENGINE_PORTS, RunningStack, start_stack, stop_stack
 from tests.integration.living import family, triton_of
-from tests.integration.web import call, post_json
+from tests.support.http import call, post_json
+from tests.support.stack import ENGINE_PORTS, RunningStack, start_stack, stop_stack
 
 OPERATOR_KEY = "operator-key-of-the-test-0123456789"
 UNPRIVILEGED_UID = 65_534

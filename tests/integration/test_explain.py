@@ -13,11 +13,11 @@ from tritonclient.grpc import service_pb2, service_pb2_grpc
 from typer.testing import CliRunner
 
 from penstock.cli import models as models_command
-from tests.conftest import RunningStack
 from tests.integration.ledger import ended, inferences, page_of
 from tests.integration.living import COUNTED_WITHIN_S
 from tests.integration.pictures import jpeg
-from tests.integration.web import Answer, call, post_json
+from tests.support.http import Answer, call, post_json
+from tests.support.stack import RunningStack
 from tests.support.waiting import wait_for
 
 pytestmark = pytest.mark.xdist_group("stack")

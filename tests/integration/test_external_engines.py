@@ -23,9 +23,9 @@ import tritonclient.grpc
 from tritonclient.utils import InferenceServerException
 
 from tests.backends.fake_triton import FakeTriton, Mode
-from tests.conftest import CHECKOUT, RunningStack, start_stack, stop_stack
 from tests.integration.living import inflight
-from tests.integration.web import Answer, call, post_json
+from tests.support.http import Answer, call, post_json
+from tests.support.stack import CHECKOUT, RunningStack, start_stack, stop_stack
 from tests.support.waiting import wait_for
 
 pytestmark = pytest.mark.xdist_group("external_engines")

@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 
-from tests.conftest import RunningStack, start_stack, stop_stack
 from tests.contract.raw_http import ask
 from tests.contract.wire_case import get, post
 from tests.integration.living import triton_of
+from tests.support.stack import RunningStack, start_stack, stop_stack
 from tests.words_model import write_words
 
 pytestmark = pytest.mark.xdist_group("generate")

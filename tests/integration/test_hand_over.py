@@ -11,11 +11,11 @@ from penstock_video.errors import InferFailed
 from penstock_video.gpu.device import Device
 from penstock_video.infer.engine import Engine
 from penstock_video.infer.options import EngineAddress, RowMemory
-from tests.conftest import RunningStack, start_stack, stop_stack
 from tests.deepstream_pipeline.gpu.fake_driver import FakeDriver, install
 from tests.deepstream_pipeline.infer.fake_core import submit
 from tests.integration.client_processes import figures, local, remote, row_of
 from tests.integration.test_slab import BRIGHTNESS, BRIGHTNESS_CONFIG
+from tests.support.stack import RunningStack, start_stack, stop_stack
 from tests.tiny_models import write_model
 
 pytestmark = pytest.mark.xdist_group("hand_over")

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.conftest import RunningStack, start_stack, stop_stack
 from tests.damage import MIB
 from tests.integration.hostile_pictures import answered, encoded, hostile, large_tensors, private_bytes
+from tests.support.stack import RunningStack, start_stack, stop_stack
 
 pytestmark = pytest.mark.timeout(300)
 MAY_GROW_BYTES = 80 * MIB  # seen: 113 without limits for malloc in Triton, 30 with them

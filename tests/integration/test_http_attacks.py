@@ -15,8 +15,8 @@ import numpy as np
 import psutil
 import pytest
 
-from tests.conftest import RunningStack, start_stack, stop_stack
-from tests.integration.web import call, post_json
+from tests.support.http import call, post_json
+from tests.support.stack import RunningStack, start_stack, stop_stack
 from tests.support.waiting import wait_for
 
 pytestmark = pytest.mark.xdist_group("http-attacks")

@@ -12,9 +12,9 @@ import pytest
 import tritonclient.grpc
 import tritonclient.http
 
-from tests.conftest import RunningStack
 from tests.integration.pictures import Picture, fastestdet_boxes, fastestdet_input, frames, iou, jpeg
-from tests.integration.web import call
+from tests.support.http import call
+from tests.support.stack import RunningStack
 from tests.vision import images
 from tests.vision.test_decode import UPRIGHT
 

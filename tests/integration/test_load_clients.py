@@ -11,7 +11,7 @@ from penstock_load.clients.connect import connect, preflight, server_identity
 from penstock_load.results import Status
 from penstock_load.scenario import Kind, RequestSpec
 from tests.backends.fake_triton import FakeTriton
-from tests.conftest import RunningStack
+from tests.support.stack import RunningStack
 
 pytestmark = pytest.mark.xdist_group("load")
 

@@ -15,7 +15,7 @@ from penstock.cli.gateway_client import GatewayClient
 from penstock_load.clients.payloads import make_pictures
 from penstock_load.measure.run_folder import read_run_folder
 from penstock_load.results import Run, Side, State, Status
-from tests.conftest import CHECKOUT, RunningStack
+from tests.support.stack import CHECKOUT, RunningStack
 
 pytestmark = pytest.mark.xdist_group("load")
 

@@ -21,10 +21,10 @@ from penstock_load.witness.loads import open_loads
 from penstock_load.witness.process_cpu import meter_of_server
 from penstock_load.witness.readers import MetricsError, fetch_statistics
 from penstock_load.witness.witness import Witnesses, open_witnesses
-from tests.conftest import RunningStack
 from tests.integration import prometheus_server
 from tests.integration.prometheus_server import scrape
-from tests.integration.web import call, post_json
+from tests.support.http import call, post_json
+from tests.support.stack import RunningStack
 
 pytestmark = pytest.mark.xdist_group("load")
 

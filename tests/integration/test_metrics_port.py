@@ -7,8 +7,8 @@ import time
 
 import pytest
 
-from tests.conftest import RunningStack
-from tests.integration.web import call, post_json
+from tests.support.http import call, post_json
+from tests.support.stack import RunningStack
 
 pytestmark = pytest.mark.xdist_group("stack")
 

@@ -15,8 +15,8 @@ import pytest
 import tritonclient.grpc
 from tritonclient.grpc import service_pb2, service_pb2_grpc
 
-from tests.conftest import RunningStack, start_stack, stop_stack
-from tests.integration.web import Answer, call, post_json
+from tests.support.http import Answer, call, post_json
+from tests.support.stack import RunningStack, start_stack, stop_stack
 from tests.support.waiting import wait_for
 from tests.tiny_models import CONFIG, IDENTITY, write_model
 

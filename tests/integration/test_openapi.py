@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.conftest import CHECKOUT, RunningStack, start_stack, stop_stack
-from tests.integration.web import call, post_json
+from tests.support.http import call, post_json
+from tests.support.stack import CHECKOUT, RunningStack, start_stack, stop_stack
 from tests.tiny_models import write_tiny_repository
 
 HOOKS = "tests.integration.api_hooks"

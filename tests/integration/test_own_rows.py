@@ -22,11 +22,11 @@ from typer.testing import CliRunner
 
 from penstock.cli import models as models_command
 from tests.backends import onnx_models
-from tests.conftest import RunningStack, stop_stack
 from tests.integration.embedded_stack import start_embedded
 from tests.integration.test_batching import multipart
 from tests.integration.video_runs import Place, lines, new_place, run, start_stack_at, two_ports
-from tests.integration.web import call, post_json
+from tests.support.http import call, post_json
+from tests.support.stack import RunningStack, stop_stack
 
 pytestmark = pytest.mark.xdist_group("own-rows")
 

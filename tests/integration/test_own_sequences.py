@@ -14,9 +14,9 @@ import tritonclient.grpc
 import tritonclient.http
 from tritonclient.utils import InferenceServerException
 
-from tests.conftest import RunningStack, start_stack, stop_stack
 from tests.contract.clients.models import CORRELATION, MODEL, SUMS
-from tests.integration.web import call
+from tests.support.http import call
+from tests.support.stack import RunningStack, start_stack, stop_stack
 from tests.tiny_models import write_model
 
 ALICE, BOB = "alice-secret-of-32-characters-aaaa", "bob-secret-of-32-characters-bbbbbb"

@@ -11,9 +11,9 @@ from tritonclient.grpc import service_pb2, service_pb2_grpc
 
 from penstock.engines.triton.supervised_client import DiskLoads
 from tests.backends import onnx_models
-from tests.conftest import RunningStack, start_stack, stop_stack
 from tests.integration.embedded_stack import LOOKUP_CONFIG, start_embedded
-from tests.integration.web import call, post_json
+from tests.support.http import call, post_json
+from tests.support.stack import RunningStack, start_stack, stop_stack
 
 LABELS = b"\xef\xbb\xbfzero\r\none\r\n"
 LABELLED = LOOKUP_CONFIG.replace('output [ { name: "value"', 'output [ { name: "value" label_filename: "labels.txt"')

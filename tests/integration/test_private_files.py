@@ -8,8 +8,8 @@ from pathlib import Path
 import psutil
 import pytest
 
-from tests.conftest import RunningStack
 from tests.integration.living import family, gateway_of
+from tests.support.stack import RunningStack
 
 pytestmark = pytest.mark.xdist_group("stack")
 

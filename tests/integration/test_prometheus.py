@@ -16,14 +16,14 @@ import pytest
 import yaml
 
 from penstock.engines.triton.endpoints import pick_free_ports
-from tests.conftest import CHECKOUT, ENGINE_PORTS, RunningStack, start_stack, stop_stack
 from tests.deploy.chart.rendering import NAMESPACE, render
 from tests.integration.ledger import page_of
 from tests.integration.live_prometheus import LivePrometheus, live_prometheus, rule_groups
 from tests.integration.living import SLOW_CONFIG, infer_slow, inflight, running, triton_of
 from tests.integration.prometheus_server import RULES, scrape
 from tests.integration.replicas import BRIGHTNESS, BRIGHTNESS_CONFIG
-from tests.integration.web import call, post_json
+from tests.support.http import call, post_json
+from tests.support.stack import CHECKOUT, ENGINE_PORTS, RunningStack, start_stack, stop_stack
 from tests.support.waiting import wait_for
 from tests.tiny_models import CONFIG, SLOW, write_model
 

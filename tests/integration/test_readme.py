@@ -1,4 +1,7 @@
-"""Each command of README.md runs, as it stands there, against the real stack (on the tests' own ports)."""
+"""Each command of README.md and of docs/ runs, as it stands there, against the real stack (on the tests' own ports).
+
+tests/docs checks the arguments of all commands, also of those that are in ELSEWHERE.
+"""
 
 import os
 import re
@@ -14,22 +17,38 @@ from deploy.models.street.render import write_scenes
 from deploy.models.street.scene import SCENARIOS
 from penstock_video.sinks.schemas import Schema, objects_line
 from penstock_video.types import Detections, Frame, FrameResult, Tracks
-from tests.conftest import CHECKOUT, RunningStack
 from tests.deepstream_pipeline.clips import write_clip
 from tests.integration.pictures import frames, jpeg
+from tests.support.stack import CHECKOUT, RunningStack
 
 pytestmark = pytest.mark.xdist_group("stack")
-PROGRAMS = ("make", "curl", ".venv/bin/")
-ELSEWHERE = ("make up", "make test", "make check", "make gpu")  # run by a person, or by what runs this; 5 GB
+GUIDES = "quickstart models video batching gpu deploy metrics security"
+PAGES = ("README.md", "CONTRIBUTING.md", *(f"docs/{name}.md" for name in GUIDES.split()))
+PENSTOCK = ".venv/bin/penstock"
+PROGRAMS = ("make", "curl", ".venv/bin/", "docker", "helm")
+# What starts like this is not run here, and why.
+ELSEWHERE = {
+    "make check": "continuous integration runs it: .ci/run",
+    "make test": "runs this",
+    "make up": "a person runs it, and .ci/run makes the same environment",
+    "make gpu": "downloads 5 GB",
+    "docker": "never run: no Docker; tests/deploy checks the files",
+    "helm": "never run: no cluster; tests/deploy/chart renders the chart",
+    f"{PENSTOCK} up": "the stack of the tests; its flags: tests/integration/test_access.py, test_tls.py, test_audit.py",
+    f"{PENSTOCK} mps": "needs a GPU: tests/gpu/test_mps_gpu.py",
+    f"{PENSTOCK} video run deepstream_pipeline": "needs cameras: tests/integration/test_video_run.py",
+}
 
 
+LONG = (f"{PENSTOCK} models optimize", f"{PENSTOCK} load run", f"{PENSTOCK} load knee")  # run by make test-long
+PASSWORDS = {"DOOR_PASSWORD": "a", "MQTT_PASSWORD": "b"}  # of the example cameras.yaml
 NO_GATEWAY = ["--url", "http://127.0.0.1:9"]
 OPTIONS: dict[str, Callable[[RunningStack, Path], list[str]]] = {
     "list": lambda stack, _: ["--url", stack.http_url],
     "explain": lambda stack, _: ["--url", stack.http_url],
     "check": lambda stack, _: ["--url", stack.http_url],
     "pull": lambda _, shared_dir: ["--from", str(shared_dir / "models"), *NO_GATEWAY],
-    "load": lambda _, __: NO_GATEWAY,
+    "load": lambda stack, _: ["--url", stack.http_url],
     "optimize": lambda _, __: NO_GATEWAY,
 }
 NO_HURRY = ["--slo-p99-ms", "8000"]  # how fast it is here, is not the question
@@ -51,16 +70,20 @@ def frame_with_a_person() -> FrameResult:
     return FrameResult(Frame("video", 0, 0.0, 0.0, 768, 576), tracks, labels=("person",))
 
 
-def commands() -> list[str]:
-    """The indented lines that start with a program, without their comments."""
-    lines = re.findall(r"^    (\S.*)$", (CHECKOUT / "README.md").read_text(), re.MULTILINE)
+def commands(page: str) -> list[str]:
+    """The indented lines of a page that start with a program, without their comments."""
+    lines = re.findall(r"^    (\S.*)$", (CHECKOUT / page).read_text(), re.MULTILINE)
+    lines = [re.sub(r"^penstock ", f"{PENSTOCK} ", line) for line in lines]
     return [re.split(r"\s{2,}#", line)[0].strip() for line in lines if line.startswith(PROGRAMS)]
+
+
+ALL_COMMANDS = list(dict.fromkeys(command for page in PAGES for command in commands(page)))
 
 
 def here(command: str, stack: RunningStack) -> list[str]:
     """The command with the tests' ports, and with the short run of what would run long."""
     command = command.replace("127.0.0.1:8000", stack.http_url.removeprefix("http://"))
-    command = command.replace("http://127.0.0.1:8000", stack.http_url)
+    command = command.replace("127.0.0.1:8002/metrics", stack.metrics_url)
     ours = (".venv/bin/", "deepstream_pipeline/")
     words = [str(CHECKOUT / word) if word.startswith(ours) else word for word in shlex.split(command)]
     if words[0].endswith("penstock") and "infer" in words[1]:
@@ -74,17 +97,25 @@ def here(command: str, stack: RunningStack) -> list[str]:
     return words
 
 
-def test_readme_names_commands() -> None:
-    """The list below is not empty by mistake."""
-    assert len(commands()) >= 10
-    for command in commands():
+def test_pages_name_commands() -> None:
+    """The commands are found, make's targets exist, and no reason for not running is left over."""
+    assert all(len(commands(page)) >= 1 for page in PAGES)
+    for command in ALL_COMMANDS:
         if command.startswith("make"):
             target = command.split()[1]
             assert re.search(rf"^{target}:", (CHECKOUT / "Makefile").read_text(), re.MULTILINE), command
+    assert all(any(command.startswith(prefix) for command in ALL_COMMANDS) for prefix in ELSEWHERE)
 
 
-@pytest.mark.parametrize("command", [command for command in commands() if not command.startswith(ELSEWHERE)])
-def test_readme_command_runs(command: str, stack: RunningStack, shared_dir: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "command",
+    [
+        pytest.param(command, marks=[pytest.mark.long] if command.startswith(LONG) else [])
+        for command in ALL_COMMANDS
+        if not command.startswith(tuple(ELSEWHERE))
+    ],
+)
+def test_command_of_a_page_runs(command: str, stack: RunningStack, shared_dir: Path, tmp_path: Path) -> None:
     """Exit code 0, and the picture that was asked for is written."""
     (tmp_path / "photo.jpg").write_bytes(jpeg(frames(shared_dir / "media" / "vtest.avi")[1]))
     write_clip(tmp_path / "video.mp4", frames=20)
@@ -92,10 +123,10 @@ def test_readme_command_runs(command: str, stack: RunningStack, shared_dir: Path
         (tmp_path / "out").mkdir()
         (tmp_path / "out" / "objects.jsonl").write_bytes(objects_line(frame_with_a_person(), Schema.FULL) + b"\n")
     words = here(command, stack)
-    environ = os.environ | {"PENSTOCK_HOME": str(tmp_path / "home"), "PYTHONPATH": str(CHECKOUT)}
+    environ = os.environ | {"PENSTOCK_HOME": str(tmp_path / "home"), "PYTHONPATH": str(CHECKOUT)} | PASSWORDS
     if words[1:2] == ["models"]:
         words += OPTIONS[words[2]](stack, shared_dir)
-    if words[2:3] == ["check"]:
+    if words[2:3] == ["check"] or (words[1:2] == ["video"] and "fastestdet" in words):
         environ["PENSTOCK_HOME"] = str(stack.home)
     if "--calibrate" in words:
         write_scenes(tmp_path / words[words.index("--calibrate") + 1], 24, 1, size=(640, 360), scenarios=SCENARIOS)

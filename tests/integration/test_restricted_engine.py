@@ -7,10 +7,10 @@ import grpc
 import pytest
 from tritonclient.grpc import service_pb2, service_pb2_grpc
 
-from tests.conftest import RunningStack, start_stack, stop_stack
 from tests.integration.living import fails_to_start
 from tests.integration.replicas import BareTriton
-from tests.integration.web import call, post_json
+from tests.support.http import call, post_json
+from tests.support.stack import RunningStack, start_stack, stop_stack
 from tests.support.waiting import wait_for
 
 SECRET = "only-the-gateway-knows"

@@ -12,7 +12,6 @@ import tritonclient.grpc as grpc_client
 import tritonclient.http as http_client
 from tritonclient.utils import InferenceServerException
 
-from tests.conftest import ENGINE_PORTS, RunningStack, start_stack, stop_stack
 from tests.integration.living import triton_of
 from tests.integration.shared_memory_clients import (
     FOUR,
@@ -25,7 +24,8 @@ from tests.integration.shared_memory_clients import (
     register_and_die,
     segment,
 )
-from tests.integration.web import call, post_json
+from tests.support.http import call, post_json
+from tests.support.stack import ENGINE_PORTS, RunningStack, start_stack, stop_stack
 from tests.support.waiting import wait_for
 from tests.tiny_models import CONFIG, IDENTITY, SHIPPED_IDENTITY, SLOW, write_model
 

@@ -19,9 +19,9 @@ from penstock.gateway.workers import slab_registration
 from penstock.gateway.workers.slab import SharedSlab
 from penstock.gateway.workers.slab_registration import SlabRegistration
 from penstock.protocol.inference import InferRequest, tensor_from_numpy
-from tests.conftest import RunningStack
 from tests.integration.living import gateway_of, running, triton_of
-from tests.integration.web import call
+from tests.support.http import call
+from tests.support.stack import RunningStack
 from tests.support.waiting import wait_for
 from tests.tiny_models import write_model
 

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.conftest import ENGINE_PORTS, RunningStack, start_stack, stop_stack
 from tests.integration.living import ANY_PORTS, SLOW_CONFIG, fails_to_start, is_serving, running, triton_of
-from tests.integration.web import call
+from tests.support.http import call
+from tests.support.stack import ENGINE_PORTS, RunningStack, start_stack, stop_stack
 from tests.support.waiting import wait_for
 from tests.tiny_models import write_model
 

@@ -13,9 +13,9 @@ import pytest
 import tritonclient.grpc
 from tritonclient.utils import InferenceServerException
 
-from tests.conftest import RunningStack, start_stack, stop_stack
 from tests.integration.living import SLOW_CONFIG, SharedMemory, family, infer_slow, inflight, is_serving, running
-from tests.integration.web import call
+from tests.support.http import call
+from tests.support.stack import RunningStack, start_stack, stop_stack
 from tests.support.waiting import wait_for
 from tests.tiny_models import write_model
 

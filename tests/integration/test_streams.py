@@ -14,11 +14,11 @@ import numpy as np
 import pytest
 from tritonclient.grpc import service_pb2
 
-from tests.conftest import ENGINE_PORTS, RunningStack, start_stack, stop_stack
 from tests.integration.embedded_stack import start_embedded, write_models
 from tests.integration.living import SLOW_CONFIG, inflight, triton_of
 from tests.integration.raw_http2 import CANCEL, RawHttp2
-from tests.integration.web import call
+from tests.support.http import call
+from tests.support.stack import ENGINE_PORTS, RunningStack, start_stack, stop_stack
 from tests.support.waiting import wait_for
 from tests.tiny_models import CONFIG, IDENTITY, SLOW, write_model
 

@@ -18,9 +18,9 @@ import tritonclient.grpc
 import tritonclient.http
 
 from tests.access.authorities import Authority
-from tests.conftest import CHECKOUT, RunningStack, stop_stack
 from tests.integration.embedded_stack import start_embedded, write_models
 from tests.integration.living import fails_to_start
+from tests.support.stack import CHECKOUT, RunningStack, stop_stack
 from tests.support.waiting import wait_for
 
 ACCESS = """[certificates]

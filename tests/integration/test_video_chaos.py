@@ -15,7 +15,6 @@ import numpy as np
 import psutil
 import pytest
 
-from tests.deepstream_pipeline.brokers import free_port
 from tests.deepstream_pipeline.chaos_proxy import chaos_proxy
 from tests.deepstream_pipeline.clips import Picture, write_clip
 from tests.deepstream_pipeline.rtsp.cameras import Camera, RtspServer, rtsp_server
@@ -34,6 +33,7 @@ from tests.integration.video_chaos import (
     spot_clip,
 )
 from tests.integration.video_runs import Place
+from tests.support.ports import free_port
 from tests.support.waiting import wait_for
 
 pytestmark = [pytest.mark.xdist_group("video-chaos"), pytest.mark.timeout(300), pytest.mark.long]

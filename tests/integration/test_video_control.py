@@ -11,7 +11,7 @@ import pytest
 from tests.deepstream_pipeline.clips import write_clip
 from tests.deepstream_pipeline.decode.web import web
 from tests.integration.video_runs import Place, Running, begun, lines
-from tests.integration.web import Answer, call, post_json
+from tests.support.http import Answer, call, post_json
 from tests.support.waiting import wait_for
 
 pytestmark = pytest.mark.xdist_group("video")

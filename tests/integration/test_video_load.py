@@ -6,7 +6,6 @@ from pathlib import Path
 
 import pytest
 
-from tests.conftest import stop_stack
 from tests.integration.video_chaos import (
     FPS,
     SPOT_CONFIG,
@@ -19,6 +18,7 @@ from tests.integration.video_chaos import (
 )
 from tests.integration.video_cycles import come_and_go, cycling, expect_same, held_by, settled
 from tests.integration.video_runs import Place, new_place, start_stack_at
+from tests.support.stack import stop_stack
 from tests.support.waiting import wait_for
 from tests.tiny_models import write_model
 

@@ -7,7 +7,6 @@ from pathlib import Path
 import pytest
 
 from penstock.gateway.auth.api_keys import new_secret
-from tests.conftest import RunningStack, stop_stack
 from tests.integration.embedded_stack import NO_TRITON
 from tests.integration.video_runs import (
     Place,
@@ -22,6 +21,7 @@ from tests.integration.video_runs import (
     two_ports,
     write_street,
 )
+from tests.support.stack import RunningStack, stop_stack
 from tests.support.waiting import wait_for
 
 pytestmark = pytest.mark.xdist_group("video-own-engine")

@@ -15,12 +15,12 @@ import pytest
 import tritonclient.grpc
 import tritonclient.http
 
-from tests.conftest import CHECKOUT, RunningStack, start_stack, stop_stack
 from tests.integration.embedded_stack import look_up, start_embedded
 from tests.integration.embedded_stack import write_models as write_embedded_models
 from tests.integration.ledger import Ledgers, inferences, is_settled, open_request, page_of, write_ledger
 from tests.integration.living import SLOW_CONFIG, family, gate_closed, infer_slow, inflight, is_serving
-from tests.integration.web import Answer, call, post_json
+from tests.support.http import Answer, call, post_json
+from tests.support.stack import CHECKOUT, RunningStack, start_stack, stop_stack
 from tests.support.waiting import wait_for
 from tests.tiny_models import CONFIG, IDENTITY, SLOW, write_held, write_model
 

@@ -5,8 +5,8 @@ from pathlib import Path
 import psutil
 import pytest
 
-from tests.conftest import start_stack, stop_stack
 from tests.integration.living import family
+from tests.support.stack import start_stack, stop_stack
 
 pytestmark = pytest.mark.xdist_group("working_directory")
 

@@ -21,10 +21,10 @@ import yaml
 from onnx import TensorProto, helper, numpy_helper
 
 from tests.backends import onnx_models
-from tests.conftest import CHECKOUT, stop_stack
 from tests.deepstream_pipeline.clips import Picture, write_clip
 from tests.integration.video_runs import Place, new_place, start_stack_at
-from tests.integration.web import Answer, call, post_json
+from tests.support.http import Answer, call, post_json
+from tests.support.stack import CHECKOUT, stop_stack
 from tests.support.waiting import wait_for
 
 Row = dict[str, Any]

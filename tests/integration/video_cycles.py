@@ -10,10 +10,10 @@ from pathlib import Path
 
 import psutil
 
-from tests.deepstream_pipeline.brokers import free_port
 from tests.deepstream_pipeline.rtsp.rubbish import Rubbish, rubbish_server
 from tests.integration.video_chaos import Program, program_at, settings_of, spot_clip
 from tests.integration.video_runs import Place
+from tests.support.ports import free_port
 from tests.support.waiting import wait_for
 
 MIB = 1 << 20

@@ -26,7 +26,7 @@ from onnx import TensorProto, helper
 from deploy.models.street.clip import Clip, make_clip
 from penstock_video.analytics.rules import Rules, section_of
 from tests.backends import onnx_models
-from tests.conftest import CHECKOUT, RunningStack, start_stack
+from tests.support.stack import CHECKOUT, RunningStack, start_stack
 
 Line = dict[str, Any]
 RUN_TIMEOUT_S = 90.0

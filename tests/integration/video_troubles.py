@@ -13,7 +13,7 @@ from tests.deepstream_pipeline.brokers import Server
 from tests.deepstream_pipeline.rtsp.cameras import RtspServer
 from tests.deepstream_pipeline.rtsp.rubbish import Rubbish, rubbish_server
 from tests.integration.video_chaos import Program
-from tests.integration.web import call
+from tests.support.http import call
 
 MAX_ADDED = 6  # sources that are added and removed, at most at one time
 MARK = "added-"  # what their names begin with

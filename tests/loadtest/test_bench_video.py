@@ -26,8 +26,8 @@ from loadtest.bench.video.figures import (
 from loadtest.bench.video.program import Memory, ProgramRun
 from loadtest.bench.video.rounds import FPS, at_rate, frames_of
 from penstock_load.measure.buckets import Buckets, jain_index, latency_in
-from tests.conftest import CHECKOUT, RunningStack
 from tests.deepstream_pipeline.clips import write_clip
+from tests.support.stack import CHECKOUT, RunningStack
 
 LATE = Buckets(((0.1, 0), (0.5, 30), (1.0, 90), (math.inf, 100)))
 

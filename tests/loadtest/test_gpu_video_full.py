@@ -34,8 +34,8 @@ from penstock_load.committed import read_bench
 from penstock_load.results import State
 from penstock_load.targets import read_targets
 from penstock_video.sources.lifecycle import WAITS_FOR_CARD
-from tests.conftest import CHECKOUT
 from tests.loadtest.gpu_video_pieces import CONDITIONS, window
+from tests.support.stack import CHECKOUT
 
 REASON = f"the GPU {DECODERS_FULL} (CUDA's error 2)"
 CAMERA = "h264-720p"

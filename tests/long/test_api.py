@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.conftest import RunningStack
 from tests.integration.test_openapi import ask_everything, assert_unharmed
 from tests.integration.test_openapi import own_stack as own_stack
+from tests.support.stack import RunningStack
 
 pytestmark = [pytest.mark.long, pytest.mark.timeout(1800)]
 EXAMPLES = 150

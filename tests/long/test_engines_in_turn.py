@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from tests.conftest import RunningStack, start_stack, stop_stack
 from tests.integration.replicas import BareTriton
 from tests.integration.steady_load import SteadyLoad
-from tests.integration.web import call
+from tests.support.http import call
+from tests.support.stack import RunningStack, start_stack, stop_stack
 from tests.support.waiting import wait_for
 
 pytestmark = pytest.mark.long

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.conftest import CHECKOUT
+from tests.support.stack import CHECKOUT
 
 pytestmark = [pytest.mark.long, pytest.mark.timeout(240)]
 MODULE = "loadtest.bench.gpu.video"

@@ -15,8 +15,8 @@ import psutil
 import pytest
 import tritonclient.grpc
 
-from tests.conftest import RunningStack, start_stack, stop_stack
-from tests.integration.web import call, post_json
+from tests.support.http import call, post_json
+from tests.support.stack import RunningStack, start_stack, stop_stack
 
 pytestmark = [pytest.mark.long, pytest.mark.xdist_group("http-size"), pytest.mark.timeout(600)]
 MIB = 1 << 20

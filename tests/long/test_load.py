@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from penstock_load.measure.run_folder import read_run_folder
-from tests.conftest import CHECKOUT, RunningStack
+from tests.support.stack import CHECKOUT, RunningStack
 
 pytestmark = [pytest.mark.long, pytest.mark.xdist_group("stack"), pytest.mark.timeout(600)]
 

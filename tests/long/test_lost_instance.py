@@ -14,7 +14,7 @@ import pytest
 
 from loadtest.bench.gpu.programs import PenstockUp
 from penstock.engines.triton.instances import OLD_GOES_S
-from tests.conftest import CHECKOUT
+from tests.support.stack import CHECKOUT
 
 pytestmark = pytest.mark.long
 INSTANCES, UP_S, HEALED_S = 3, 60.0, 15.0

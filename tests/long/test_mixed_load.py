@@ -24,11 +24,11 @@ import tritonclient.grpc
 import tritonclient.grpc.aio
 from tritonclient.utils import InferenceServerException
 
-from tests.conftest import CHECKOUT, RunningStack, start_stack
 from tests.integration.ledger import Ledgers, ended, inferences, open_request, page_of, rows_tensor, write_ledger
 from tests.integration.living import SLOW_CONFIG, SharedMemory, family, inflight
-from tests.integration.web import call, post_json
 from tests.long.crowd import Crowd, Work
+from tests.support.http import call, post_json
+from tests.support.stack import CHECKOUT, RunningStack, start_stack
 from tests.support.waiting import wait_for
 from tests.tiny_models import CONFIG, IDENTITY, SLOW, write_model
 

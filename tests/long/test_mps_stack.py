@@ -15,8 +15,8 @@ import pytest
 
 from loadtest.bench.gpu.programs import PenstockUp
 from penstock.gpu.mps.control import PIPE_DIRECTORY
-from tests.conftest import CHECKOUT
 from tests.gpu.mps_programs import programs
+from tests.support.stack import CHECKOUT
 from tests.support.waiting import wait_for
 
 pytestmark = pytest.mark.long

@@ -12,10 +12,10 @@ import psutil
 import pytest
 import tritonclient.grpc
 
-from tests.conftest import RunningStack
 from tests.integration.pictures import frames, jpeg
-from tests.integration.web import call, post_json
 from tests.long.crowd import Crowd
+from tests.support.http import call, post_json
+from tests.support.stack import RunningStack
 
 pytestmark = [pytest.mark.long, pytest.mark.xdist_group("stack"), pytest.mark.timeout(1800)]
 DURATION_S = float(os.environ.get("SOAK_S", "300"))

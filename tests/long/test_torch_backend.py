@@ -20,7 +20,7 @@ from tritonclient.utils import InferenceServerException, np_to_triton_dtype
 
 from penstock.engines.triton.runtime import find_triton
 from tests.backends.triton_of_onnx_models import RunningTriton, running_triton
-from tests.conftest import CHECKOUT, TRITON_ENVIRONMENT
+from tests.support.stack import CHECKOUT, TRITON_ENVIRONMENT
 
 pytestmark = [pytest.mark.long, pytest.mark.timeout(600)]
 NAMES = {

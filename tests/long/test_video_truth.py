@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from tests.conftest import stop_stack
 from tests.deepstream_pipeline.reference import PAVEMENT_LINE, reference
 from tests.integration.video_runs import Place, lines, new_place, put_fastestdet, start_stack_at
 from tests.integration.video_truth import expect_annotated, expect_same_counts, expect_same_tracks, run_of
+from tests.support.stack import stop_stack
 
 pytestmark = [pytest.mark.long, pytest.mark.timeout(1200)]
 FRAMES = 795

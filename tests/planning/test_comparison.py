@@ -57,7 +57,7 @@ def test_a_rate_says_how_sure_it_is() -> None:
 def test_every_contender_has_settings_and_each_makes_a_fresh_policy(contender: Contender) -> None:
     """No two settings of a grid read the same, and a policy is never used for two replays."""
     settings = settings_of(contender, CASE.problem)
-    assert len({setting.words for setting in settings}) == len(settings) >= 1
+    assert len({setting.label for setting in settings}) == len(settings) >= 1
     assert settings[0].make() is not settings[0].make()
     over_a_way = replace(CASE.problem, engine=EngineModel(V100, before_s=0.001))
     if contender is not Contender.OURS:
@@ -67,7 +67,7 @@ def test_every_contender_has_settings_and_each_makes_a_fresh_policy(contender: C
 def test_ours_has_its_defaults_and_room_for_what_the_slo_allows() -> None:
     """1,024 requests wait at most, or as many as the engine could answer inside the SLO: 15,130/s for 0.1 s 1,514."""
     short, long = (settings_of(Contender.OURS, PolicyProblem(EngineModel(H200), slo_s)) for slo_s in (0.050, 0.100))
-    assert ([one.words for one in short], [one.words for one in long]) == (["defaults"], ["max_queue_size 1514"])
+    assert ([one.label for one in short], [one.label for one in long]) == (["defaults"], ["max_queue_size 1514"])
 
 
 def test_tuning_takes_the_better_knobs() -> None:
@@ -81,7 +81,7 @@ def test_ours_beats_batch_1_and_none_beats_what_is_possible() -> None:
     """15 ms on the V100's profile, in small: between the naive way and the schedule that knows the future."""
     case = replace(CASE, effort=Effort(count=2000, seeds=(1, 2), resolution=0.05))
     ours, bounds = run_contender(case, Contender.OURS).rate.per_s, bounds_of(case)
-    (naive,) = (one for one in settings_of(Contender.BATCH_1, case.problem) if one.words == "timeout 12 ms")
+    (naive,) = (one for one in settings_of(Contender.BATCH_1, case.problem) if one.label == "timeout 12 ms")
     assert bounds.possible is not None
     assert ours <= bounds.possible.per_s * 1.06 <= bounds.capacity * 1.06
     assert measure_load(case, naive, ours / 3).within < 0.6

@@ -1,7 +1,6 @@
 """Traces: what the engine receives, what reaches a collector, and what happens without one."""
 
 import asyncio
-import socket
 import time
 from collections.abc import Iterator
 
@@ -12,6 +11,7 @@ from penstock.gateway.tracing import Trace, TracedRelay, current_trace
 from penstock.protocol.call import GrpcAnswer, GrpcCall, HttpAnswer, HttpCall
 from penstock.protocol.errors import EngineUnavailable
 from penstock.testing import FakeEngine, FakeMode
+from tests.support.ports import free_port
 from tests.tracing.collector import Collector, Got, collecting
 
 TRACE_ID, CALLER_ID = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"
@@ -43,13 +43,6 @@ def begun(tracer: OtelTracer, protocol: str = "http", parent: tuple[tuple[str, s
     trace = tracer.begin(parent, protocol)
     current_trace.set(trace)
     return trace
-
-
-def closed_port() -> int:
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        port: int = listener.getsockname()[1]
-        return port
 
 
 def by_name(spans: list[Got]) -> dict[str, Got]:
@@ -153,7 +146,7 @@ async def test_call_outside_a_traced_request_passes_untouched(tracer: OtelTracer
 def test_lost_collector_is_reported_once_and_its_spans_are_counted() -> None:
     """A closed port: every span is dropped and counted, with one log line; the stop does not wait for it."""
     received = Reports()
-    tracer = OtelTracer(f"http://127.0.0.1:{closed_port()}", received.append, interval_s=0.02)
+    tracer = OtelTracer(f"http://127.0.0.1:{free_port()}", received.append, interval_s=0.02)
     for _ in range(3):
         tracer.begin((), "http").end("x", code=200, is_error=False)
     until = time.monotonic() + 20

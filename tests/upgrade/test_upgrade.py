@@ -22,9 +22,9 @@ from penstock.vision.card import card_from_config
 from penstock_video.metrics import TABLE as VIDEO_METRICS
 from penstock_video.settings.loader import Surroundings, read_rules, read_settings
 from penstock_video.settings.sources import rules_of
-from tests.conftest import CHECKOUT
 from tests.deploy.chart.rendering import CHART, render
 from tests.deploy.chart.value_sets import merged
+from tests.support.stack import CHECKOUT
 
 pytestmark = pytest.mark.xdist_group("chart")
 

@@ -96,7 +96,7 @@ def network_from(config: ModelConfig, version: str = "") -> Network:
     if card is None:
         raise ModelUnusable(
             f"model {config.name!r} does not say how it sees images: give its config.pbtxt a `network-type` parameter "
-            "(server/CLIENTS.md, Picture parameters, lists them), or choose an image model from `penstock models list`"
+            "(docs/card-parameters.md lists them), or choose an image model from `penstock models list`"
         )
     if card.is_relayed:
         raise ModelUnusable(

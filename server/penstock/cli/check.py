@@ -118,10 +118,10 @@ def _check_context(gateway: GatewayClient, shapes: dict[str, tuple[int, ...]], *
     try:
         return CheckContext(gateway, gateway.repository_index(), shapes, is_chosen=is_chosen)
     except GatewayError as error:
-        way_out = f" ({KEY_WANTED})" if isinstance(error, GatewayAccessDenied) else ""
+        remedy = f" ({KEY_WANTED})" if isinstance(error, GatewayAccessDenied) else ""
         if is_chosen:
-            fail(f"no model was checked, since {error}{way_out}", code=1)
-        print_failure(f"models are checked in this process, since {error}{way_out}")
+            fail(f"no model was checked, since {error}{remedy}", code=1)
+        print_failure(f"models are checked in this process, since {error}{remedy}")
         return CheckContext(gateway, None, shapes)
 
 

@@ -212,14 +212,14 @@ def engine_for(files: ModelFiles, around: CheckContext, notes: list[str]) -> Abs
 
 
 async def run_check_inference(
-    way: CheckEngine, files: ModelFiles, shapes: Shapes, *, is_named: bool
+    engine: CheckEngine, files: ModelFiles, shapes: Shapes, *, is_named: bool
 ) -> CheckResponse | None:
     """The response to golden.json's inputs or to generated ones; None if only golden.json's picture can be checked.
 
     is_named: the user named this model, so one of the shapes must be of one of its inputs. Raises InferenceError, and
     ShapeUnknown or GoldenError for inputs that cannot be generated.
     """
-    metadata = await way.model_metadata(files.folder.name)
+    metadata = await engine.model_metadata(files.folder.name)
     inputs_there = {spec.name for spec in metadata.inputs}
     if is_named and shapes and not shapes.keys() & inputs_there:
         raise GoldenError(f"--shape names {', '.join(shapes)}; its inputs are {', '.join(sorted(inputs_there))}")
@@ -236,15 +236,15 @@ async def run_check_inference(
             return None
         raise
     inputs = tuple(generate_input(pattern) for pattern in patterns)
-    outputs = await infer_outputs(way, files, inputs)
+    outputs = await infer_outputs(engine, files, inputs)
     return CheckResponse(inputs, outputs, {spec.name: spec.shape for spec in metadata.outputs}, record)
 
 
-async def infer_outputs(way: CheckEngine, files: ModelFiles, inputs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+async def infer_outputs(engine: CheckEngine, files: ModelFiles, inputs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
     """The outputs of the version whose file was read."""
     deadline = time.monotonic() + CHECK_TIMEOUT_S
     request = InferRequest(files.folder.name, inputs, model_version=files.version, deadline=deadline)
-    return (await way.infer(request)).outputs
+    return (await engine.infer(request)).outputs
 
 
 def patterns_for(metadata: ModelMetadata, files: ModelFiles, shapes: Shapes) -> tuple[InputPattern, ...]:

@@ -140,11 +140,11 @@ class _Findings:
                 self.reasons.append(f"output {item.output!r} {item.problem} (by {reference})")
 
 
-async def check_model(subject: CheckTarget, around: CheckContext) -> CheckRow:
+async def check_model(subject: CheckTarget, context: CheckContext) -> CheckRow:
     """The row of one model; whatever is wrong with it stands in the row."""
     started = time.monotonic()
     findings = _Findings()
-    verdict = await _verdict(subject, around, findings)
+    verdict = await _verdict(subject, context, findings)
     return CheckRow(
         subject.model.name,
         str(subject.model.repository),
@@ -158,10 +158,10 @@ async def check_model(subject: CheckTarget, around: CheckContext) -> CheckRow:
     )
 
 
-async def _verdict(subject: CheckTarget, around: CheckContext, findings: _Findings) -> CheckVerdict:
+async def _verdict(subject: CheckTarget, context: CheckContext, findings: _Findings) -> CheckVerdict:
     """Who asks for a model by name and gets no answer has failed; who asks for all has not."""
     try:
-        await _check(subject, around, findings)
+        await _check(subject, context, findings)
     except (ModelCannotRun, GoldenError, InferenceError) as error:
         findings.reasons.append(str(error))
         is_elsewhere = isinstance(error, ShapeUnknown) and not subject.is_named
@@ -175,65 +175,65 @@ async def _verdict(subject: CheckTarget, around: CheckContext, findings: _Findin
     return CheckVerdict.DIFFERS if findings.reasons else CheckVerdict.OK
 
 
-async def _check(subject: CheckTarget, around: CheckContext, findings: _Findings) -> None:
+async def _check(subject: CheckTarget, context: CheckContext, findings: _Findings) -> None:
     if subject.model.problem:
         raise ModelCannotRun(subject.model.problem)
     files = read_model_files(subject.model)
     findings.reasons += files.misfits(subject.sha256)
     picture = files.picture()
-    async with engine_for(files, around, findings.notes) as way:
-        answered = await run_check_inference(way, files, around.shapes, is_named=subject.is_named)
-        findings.ran = way.name
+    async with engine_for(files, context, findings.notes) as engine:
+        response = await run_check_inference(engine, files, context.shapes, is_named=subject.is_named)
+        findings.ran = engine.name
         record = files.golden.picture if files.golden is not None else None
-        seen = await way.see(files.folder.name, picture) if picture is not None and record is not None else ()
+        found = await engine.see(files.folder.name, picture) if picture is not None and record is not None else ()
         if record is None and files.card is not None:  # requests to /image pass through more than the tensors do
-            await way.see(files.folder.name, CANARY_PICTURE)
+            await engine.see(files.folder.name, CANARY_PICTURE)
     if record is not None:
-        _compare_picture(record, seen, findings)
-    if answered is not None:
-        _compare_tensors(answered, files, findings)
+        _compare_picture(record, found, findings)
+    if response is not None:
+        _compare_tensors(response, files, findings)
     if not findings.compared_with:
         raise NotCheckable(f"it answers, but nothing says whether rightly: {_advice(files)}")
 
 
-def _compare_picture(record: PictureRecord, seen: tuple[SeenClass, ...], findings: _Findings) -> None:
+def _compare_picture(record: PictureRecord, found: tuple[SeenClass, ...], findings: _Findings) -> None:
     findings.compared_with.append(PICTURE_FILE)
-    if problem := compare_picture(record, seen):
+    if problem := compare_picture(record, found):
         findings.reasons.append(f"{PICTURE_FILE}: {problem}")
 
 
-def _compare_tensors(answered: CheckResponse, files: ModelFiles, findings: _Findings) -> None:
-    if answered.record is not None:
-        _compare_with_record(answered.record, answered, findings)
+def _compare_tensors(response: CheckResponse, files: ModelFiles, findings: _Findings) -> None:
+    if response.record is not None:
+        _compare_with_record(response.record, response, findings)
     if files.is_onnx:
-        _compare_with_reference(answered, files, findings)
+        _compare_with_reference(response, files, findings)
 
 
-def _compare_with_record(record: TensorRecord, answered: CheckResponse, findings: _Findings) -> None:
+def _compare_with_record(record: TensorRecord, response: CheckResponse, findings: _Findings) -> None:
     try:
         expected = [expected_of_record(output) for output in record.outputs]
     except ValueError as error:
         raise GoldenError(f"{GOLDEN}: {error}: remove it and record it anew with --record") from error
-    findings.compare(GOLDEN, compare_outputs(expected, answered.outputs))
+    findings.compare(GOLDEN, compare_outputs(expected, response.outputs))
 
 
-def _compare_with_reference(answered: CheckResponse, files: ModelFiles, findings: _Findings) -> None:
+def _compare_with_reference(response: CheckResponse, files: ModelFiles, findings: _Findings) -> None:
     """Against the file itself. What only the engine can feed to the graph is noted, not held against the model."""
     try:
-        reference = run_reference(files.file, files.config_json, answered.inputs)
+        reference = run_reference(files.file, files.config_json, response.inputs)
     except ModelNotReady as error:
         findings.reasons.append(f"the engine answers, but the file on disk is not what it has loaded: {error}")
         return
     except InferenceError as error:
         is_elsewhere = findings.ran == GatewayCheckEngine.name
-        way_out = f"; if it was replaced, `penstock models load {files.folder.name}` takes the new one"
+        remedy = f"; if it was replaced, `penstock models load {files.folder.name}` takes the new one"
         findings.notes.append(
-            f"not compared with {ONNX_RUNTIME} on the file: {error.message}{way_out if is_elsewhere else ''}"
+            f"not compared with {ONNX_RUNTIME} on the file: {error.message}{remedy if is_elsewhere else ''}"
         )
         return
-    plain = _compare_outputs(reference.plain, reference, answered)
+    plain = _compare_outputs(reference.plain, reference, response)
     if reference.is_quantised and any(item.problem for item in plain):
-        optimised = _compare_outputs(reference.optimised, reference, answered)
+        optimised = _compare_outputs(reference.optimised, reference, response)
         if not any(item.problem for item in optimised):
             first = next(f"{item.output!r} {item.problem}" for item in plain if item.problem)
             findings.notes.append(
@@ -244,16 +244,16 @@ def _compare_with_reference(answered: CheckResponse, files: ModelFiles, findings
 
 
 def _compare_outputs(
-    outputs: Sequence[Tensor], reference: Reference, answered: CheckResponse
+    outputs: Sequence[Tensor], reference: Reference, response: CheckResponse
 ) -> list[OutputComparison]:
     """The answer against one of the reference's two, by what the two may differ."""
     tolerances = map(tolerance_for, reference.plain, reference.optimised)
     expected = [
-        expected_of_tensor(answered.shaped(output), tolerance)
+        expected_of_tensor(response.shaped(output), tolerance)
         for output, tolerance in zip(outputs, tolerances, strict=True)
-        if output.name in answered.declared
+        if output.name in response.declared
     ]
-    return compare_outputs(expected, answered.outputs)
+    return compare_outputs(expected, response.outputs)
 
 
 def _advice(files: ModelFiles) -> str:
@@ -273,7 +273,7 @@ class NondeterministicOutput(GoldenError):
     """A model answers the same question in ways that differ, as 8-bit networks do."""
 
 
-async def record_golden(model: InstalledModel, around: CheckContext) -> Path:
+async def record_golden(model: InstalledModel, context: CheckContext) -> Path:
     """The golden.json that was written: of an ONNX model by plain ONNX Runtime, of others by the engine that serves
     them, asked twice; and what is seen in golden.jpg where that lies in the folder.
 
@@ -284,38 +284,38 @@ async def record_golden(model: InstalledModel, around: CheckContext) -> Path:
         raise GoldenError(f"{files.folder / GOLDEN_FILE} is there already: remove it to record it anew")
     if files.card is None and files.picture() is not None:
         raise GoldenError(f"{files.folder / PICTURE_FILE} is there, but {model.name} does not say how it sees images")
-    async with engine_for(files, around, []) as way:
-        recorders = [] if files.is_onnx else [await way.engine_name()]
-        picture = await _record_picture(way, files)
+    async with engine_for(files, context, []) as engine:
+        recorders = [] if files.is_onnx else [await engine.engine_name()]
+        picture = await _record_picture(engine, files)
         try:
-            tensors = await _record_tensors(way, files, around)
+            tensors = await _record_tensors(engine, files, context)
         except (ShapeUnknown, NondeterministicOutput) as error:
             if picture is None:
                 raise GoldenError(f"{error}{_picture_hint(files)}") from error
             tensors = None
         if picture is not None and files.is_onnx:
-            recorders.append(f"{PICTURE_FILE} by {await way.engine_name()}")
+            recorders.append(f"{PICTURE_FILE} by {await engine.engine_name()}")
     if files.is_onnx and tensors is not None:
         recorders.insert(0, RECORDED_WITH)
     return write_golden(files.folder, Golden("; ".join(recorders), files.file_name, files.sha256, tensors, picture))
 
 
-async def _record_tensors(way: CheckEngine, files: ModelFiles, around: CheckContext) -> TensorRecord:
-    metadata = await way.model_metadata(files.folder.name)
-    patterns = patterns_for(metadata, files, around.shapes)
+async def _record_tensors(engine: CheckEngine, files: ModelFiles, context: CheckContext) -> TensorRecord:
+    metadata = await engine.model_metadata(files.folder.name)
+    patterns = patterns_for(metadata, files, context.shapes)
     inputs = tuple(generate_input(pattern) for pattern in patterns)
-    once, again = await _infer_twice(way, files, inputs)
+    once, again = await _infer_twice(engine, files, inputs)
     served = {spec.name for spec in metadata.outputs}
     return TensorRecord(patterns, tuple(_record_output(one, again) for one in once if one.name in served))
 
 
 async def _infer_twice(
-    way: CheckEngine, files: ModelFiles, inputs: tuple[Tensor, ...]
+    engine: CheckEngine, files: ModelFiles, inputs: tuple[Tensor, ...]
 ) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...]]:
     if files.is_onnx:
         reference = run_reference(files.file, files.config_json, inputs)
         return reference.plain, reference.optimised
-    return await infer_outputs(way, files, inputs), await infer_outputs(way, files, inputs)
+    return await infer_outputs(engine, files, inputs), await infer_outputs(engine, files, inputs)
 
 
 def _record_output(one: Tensor, again: tuple[Tensor, ...]) -> OutputRecord:
@@ -328,12 +328,12 @@ def _record_output(one: Tensor, again: tuple[Tensor, ...]) -> OutputRecord:
     return record_of_tensor(one, tolerance_for(one, other))
 
 
-async def _record_picture(way: CheckEngine, files: ModelFiles) -> PictureRecord | None:
+async def _record_picture(engine: CheckEngine, files: ModelFiles) -> PictureRecord | None:
     picture = files.picture()
     if picture is None or files.card is None:
         return None
     return picture_record(
-        await way.see(files.folder.name, picture),
+        await engine.see(files.folder.name, picture),
         sha256=hashlib.sha256(picture).hexdigest(),
         threshold=files.card.parser_options.pre_cluster_threshold,
     )

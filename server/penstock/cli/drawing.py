@@ -61,7 +61,7 @@ class Lettering:
         (_, ascent), descent = cv2.getTextSize(TALLEST_TEXT, FONT, self.scale, self.weight)
         return width + 2 * self.margin, ascent + descent + 2 * self.margin
 
-    def place(self, picture: Picture, text: str, left: int, top: int) -> CaptionPosition:
+    def position(self, picture: Picture, text: str, left: int, top: int) -> CaptionPosition:
         """There, or where it is wholly in the picture."""
         width, height = self.size(text)
         left = max(0, min(left, picture.shape[1] - width))
@@ -84,10 +84,10 @@ def position_captions(
     for number, box in enumerate(boxes):
         others = np.delete(rectangles, number, axis=0)
         tried = (
-            (lettering, place)
+            (lettering, position)
             for lettering in _letterings(picture, box)
-            for place in _candidates(picture, box, lettering)
-            if not _hides(place, others, captions)
+            for position in _candidates(picture, box, lettering)
+            if not _hides(position, others, captions)
         )
         found = next(tried, None)
         placed.append(found)
@@ -115,20 +115,20 @@ def _candidates(picture: Picture, box: CaptionedBox, lettering: Lettering) -> li
     below = [lower + 1] if lower + 1 + height <= picture.shape[0] else []
     is_roomy = lower - upper >= ROOMY * height
     tops = [*above, upper, *below] if is_roomy else [*above, *below] or [upper]
-    return [lettering.place(picture, box.caption, left, top) for top in tops]
+    return [lettering.position(picture, box.caption, left, top) for top in tops]
 
 
-def _hides(place: CaptionPosition, others: Rectangles, captions: Sequence[CaptionPosition]) -> bool:
+def _hides(position: CaptionPosition, others: Rectangles, captions: Sequence[CaptionPosition]) -> bool:
     """Whether much of any other box, or any of a caption, lies below it."""
     taken = np.array([(one.left, one.top, one.right, one.bottom) for one in captions], np.float64).reshape(-1, 4)
     areas = np.prod(np.maximum(others[:, 2:] - others[:, :2], 1.0), axis=1)
-    return bool((_covered(place, others) > HIDDEN_SHARE * areas).any() or _covered(place, taken).any())
+    return bool((_covered(position, others) > HIDDEN_SHARE * areas).any() or _covered(position, taken).any())
 
 
-def _covered(place: CaptionPosition, rectangles: Rectangles) -> Rectangles:
+def _covered(position: CaptionPosition, rectangles: Rectangles) -> Rectangles:
     """(n,): square pixels that the place and each rectangle have in common."""
-    upper = np.maximum(rectangles[:, :2], (place.left, place.top))
-    lower = np.minimum(rectangles[:, 2:], (place.right, place.bottom))
+    upper = np.maximum(rectangles[:, :2], (position.left, position.top))
+    lower = np.minimum(rectangles[:, 2:], (position.right, position.bottom))
     return np.asarray(np.prod(np.maximum(lower - upper, 0.0), axis=1), np.float64)
 
 
@@ -168,9 +168,9 @@ def draw_lines(picture: Picture, lines: Sequence[str]) -> Picture:
     drawn, lettering = picture.copy(), lettering_of(picture)
     top = 0
     for number, line in enumerate(lines):
-        place = lettering.place(drawn, line, 0, top)
-        _draw_text(drawn, line, lettering, place, background=_color(number))
-        top = place.bottom
+        position = lettering.position(drawn, line, 0, top)
+        _draw_text(drawn, line, lettering, position, background=_color(number))
+        top = position.bottom
     return drawn
 
 
@@ -189,8 +189,12 @@ def _longest_side(picture: Picture) -> int:
     return int(max(height, width))
 
 
-def _draw_text(drawn: Picture, text: str, lettering: Lettering, place: CaptionPosition, *, background: Color) -> None:
+def _draw_text(
+    drawn: Picture, text: str, lettering: Lettering, position: CaptionPosition, *, background: Color
+) -> None:
     """Dark text on a filled background."""
-    cv2.rectangle(drawn, (place.left, place.top), (place.right - 1, place.bottom - 1), background, cv2.FILLED)
-    origin = (place.left + lettering.margin, place.bottom - lettering.margin - lettering.descent)
+    cv2.rectangle(
+        drawn, (position.left, position.top), (position.right - 1, position.bottom - 1), background, cv2.FILLED
+    )
+    origin = (position.left + lettering.margin, position.bottom - lettering.margin - lettering.descent)
     cv2.putText(drawn, text, origin, FONT, lettering.scale, INK, lettering.weight, cv2.LINE_AA)

@@ -239,7 +239,7 @@ def load_where_one_runs(name: str, gateway: GatewayClient, settings: Settings) -
 
 def load_failure(name: str, refusal: str, settings: Settings) -> str:
     """The refusal, and where the engine found no such model or could not read it, what this machine's folders tell."""
-    if not any(words in refusal for words in NOT_FOUND):
+    if not any(text in refusal for text in NOT_FOUND):
         return in_short(refusal)
     models = installed_models(settings)
     found = [model for model in models if model.name == name]

@@ -223,10 +223,10 @@ def pull(
     except CatalogueError as error:
         fail(str(error), code=1)
     typer.echo(f"{name} is in {pulled.folder} (SHA-256 verified, {entry.licence})")
-    for kept in pulled.kept:
-        path = pulled.folder / kept
+    for file_name in pulled.preserved:
+        path = pulled.folder / file_name
         typer.echo(
-            f"your {kept} differs from the catalogue's and was kept; for the catalogue's, remove {path} and pull again"
+            f"kept your {file_name}, which differs from the catalogue's; to replace it, remove {path} and pull again"
         )
     try:
         typer.echo(load_where_one_runs(name, gateway_of(url, api_key), settings))

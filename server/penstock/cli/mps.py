@@ -48,7 +48,7 @@ class MpsView:
     client_limit: int
     loads: tuple[CardLoad, ...] = ()
 
-    def held_by(self, pid: int) -> ProcessLoad | None:
+    def load_of(self, pid: int) -> ProcessLoad | None:
         """A client's GPU memory and time share, or None if NVML does not list it."""
         return next((one for card in self.loads for one in card.processes if one.pid == pid), None)
 
@@ -107,7 +107,9 @@ def status(directory: Directory = None, as_json: AsJson = False) -> None:
     if not found and not reading.cards:
         fail(NO_GPU)
     loads = _loads() if found and reading.cards else ()
-    shown = [MpsView(str(place), asyncio.run(_sample_loads(place)), _limit(reading), loads) for place in found]
+    shown = [
+        MpsView(str(directory), asyncio.run(_sample_loads(directory)), _limit(reading), loads) for directory in found
+    ]
     if as_json:
         _write(msgspec.json.encode({"daemons": [_as_object(one) for one in shown]}).decode())
     elif shown:
@@ -124,16 +126,16 @@ def stop(
     grace_s: Annotated[int, typer.Option(min=0, help="seconds for its clients to end in [10]")] = 10,
 ) -> None:
     """End the daemon and its servers; clients that still compute fail. Exit code 1 where there is none to end."""
-    place = directory or _usual_directory()
-    if not daemon_listens(place):
-        fail(f"no MPS daemon listens in {place}: there is none to end, or --directory names another", code=1)
-    if (place / "owner").exists():
-        fail(f"the MPS daemon in {place} belongs to a running `penstock up`; stop that", code=1)
+    directory = directory or _usual_directory()
+    if not daemon_listens(directory):
+        fail(f"no MPS daemon listens in {directory}: there is none to end, or --directory names another", code=1)
+    if (directory / "owner").exists():
+        fail(f"the MPS daemon in {directory} belongs to a running `penstock up`; stop that", code=1)
     try:
-        asyncio.run(stop_background(MpsControl(place), quit_s=grace_s))
+        asyncio.run(stop_background(MpsControl(directory), quit_s=grace_s))
     except MpsError as error:
         fail(str(error), code=1)
-    _write(f"the MPS daemon in {place} has ended")
+    _write(f"the MPS daemon in {directory} has ended")
 
 
 def lines_of(shown: MpsView) -> list[str]:
@@ -144,11 +146,11 @@ def lines_of(shown: MpsView) -> list[str]:
     limit = f", at most {shown.client_limit} a card" if shown.client_limit else ""
     threads = "" if status.threads is None else f", {status.threads:g} % of the threads for a client by default"
     lines = [f"{shown.directory}: up, {len(status.clients)} clients{limit}{threads}"]
-    lines += [f"  {words}" for card in shown.loads if (words := _card_text(card))]
+    lines += [f"  {text}" for card in shown.loads if (text := _card_text(card))]
     for server in status.servers:
         lines.append(f"  server {server.pid}: {server.state}")
         for pid in sorted(set(server.clients)):
-            lines.append(f"    client {pid}: {one_line(process_name(pid))}{_memory_text(shown.held_by(pid))}")
+            lines.append(f"    client {pid}: {one_line(process_name(pid))}{_memory_text(shown.load_of(pid))}")
     return lines
 
 
@@ -158,11 +160,11 @@ def _card_text(card: CardLoad) -> str:
     return f"GPU {card.index}: SM activity {card.activity.sm:.1%} by {card.source}, util {card.kernel_running:.0%}"
 
 
-def _memory_text(held: ProcessLoad | None) -> str:
-    if held is None or held.memory_bytes is None:
+def _memory_text(load: ProcessLoad | None) -> str:
+    if load is None or load.memory_bytes is None:
         return ""
-    time_share = "" if held.time_share is None else f", a kernel ran {held.time_share:.0%} of the time"
-    return f", {held.memory_bytes / (1 << 30):.2f} GiB{time_share}"
+    time_share = "" if load.time_share is None else f", a kernel ran {load.time_share:.0%} of the time"
+    return f", {load.memory_bytes / (1 << 30):.2f} GiB{time_share}"
 
 
 def _as_object(shown: MpsView) -> dict[str, object]:
@@ -183,8 +185,8 @@ def _as_object(shown: MpsView) -> dict[str, object]:
 
 def _client_object(shown: MpsView, pid: int) -> dict[str, object]:
     """memory_bytes, time_share: of the GPU, None if NVML does not report them."""
-    held = shown.held_by(pid) or ProcessLoad(pid, "")
-    shares = {"memory_bytes": held.memory_bytes, "time_share": held.time_share}
+    load = shown.load_of(pid) or ProcessLoad(pid, "")
+    shares = {"memory_bytes": load.memory_bytes, "time_share": load.time_share}
     return {"pid": pid, "name": process_name(pid), **shares}
 
 
@@ -217,8 +219,8 @@ def _usual_directory() -> Path:
 
 def _listening() -> list[Path]:
     """Where a daemon of this user's listens."""
-    places = dict.fromkeys([_usual_directory(), run_folders() / "mps", *sorted(run_folders().glob("run-*"))])
-    return [place for place in places if daemon_listens(place)]
+    directories = dict.fromkeys([_usual_directory(), run_folders() / "mps", *sorted(run_folders().glob("run-*"))])
+    return [directory for directory in directories if daemon_listens(directory)]
 
 
 def _write(text: str) -> None:

@@ -95,8 +95,8 @@ def _accuracy_lines(report: "OptimizationReport") -> list[str]:
     pictures = f"{report.calibrating} pictures calibrated, {report.held_out} judged"
     if report.judgement is None:
         return [RANDOM_WEIGHTS]
-    kept = f", {len(report.chosen.left_float)} nodes left float" if report.chosen.left_float else ""
-    return [*evaluation_lines(report.judgement), f"{pictures}; ranges by {report.chosen.ranges}{kept}"]
+    note = f", {len(report.chosen.left_float)} nodes left float" if report.chosen.left_float else ""
+    return [*evaluation_lines(report.judgement), f"{pictures}; ranges by {report.chosen.ranges}{note}"]
 
 
 def _speed_table(comparisons: "tuple[SpeedComparison, ...]") -> Table:
@@ -157,8 +157,8 @@ def optimize(
     model = _find_model(name, settings)
     pictures = _pictures(calibrate)
     with stoppable("nothing was written"), _errors_as_messages(settings.home_path):
-        twin, fill = _work(model, pictures, calibrate)
-        report = _make_model_folder(twin, fill, settings.home_path)
+        result_name, fill = _work(model, pictures, calibrate)
+        report = _make_model_folder(result_name, fill, settings.home_path)
     _print_result(report, settings, gateway_of(url, api_key), as_json=as_json)
 
 
@@ -220,15 +220,15 @@ def _work(model: InstalledModel, pictures: Sequence[Path], calibrate: Path) -> "
     return f"{model.name}-int8", lambda staged, progress: optimize(source, pictures, truth, staged, progress)
 
 
-def _make_model_folder(twin: str, fill: "Fill", home: Path) -> "OptimizationReport":
+def _make_model_folder(result_name: str, fill: "Fill", home: Path) -> "OptimizationReport":
     from penstock.models.optimize.source import Progress
 
     console = Console(stderr=True)
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     with Bar(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
         progress = _progress_on(bar, Progress)
-        waiting = f"another process makes {twin}; waiting for it"
-        with new_model_folder(home, twin, lambda: console.print(waiting, soft_wrap=True)) as staged:
+        waiting = f"another process makes {result_name}; waiting for it"
+        with new_model_folder(home, result_name, lambda: console.print(waiting, soft_wrap=True)) as staged:
             return fill(staged, progress)
 
 

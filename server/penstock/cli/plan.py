@@ -102,7 +102,7 @@ def _show_one(console: Console, race: Race) -> None:
     console.print(_table(race))
     for row in _ordered(race):
         tried = f" (best of {row.settings})" if row.settings > 1 else ""
-        console.print(f"{row.contender.value}: {row.words}{tried}", style="dim")
+        console.print(f"{row.contender.value}: {row.label}{tried}", style="dim")
     console.print()
 
 

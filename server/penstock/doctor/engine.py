@@ -33,12 +33,12 @@ class OnnxRuntimeFacts:
 
 @dataclass(frozen=True, slots=True)
 class EngineFacts:
-    """asked: auto, triton, embedded or a URL. triton: where it is and its version; "" where none can run.
+    """requested: auto, triton, embedded or a URL. triton: where it is and its version; "" where none can run.
 
     no_triton: why none can run, the finder's sentence.
     """
 
-    asked: str
+    requested: str
     triton: str
     no_triton: str
     onnxruntime: OnnxRuntimeFacts
@@ -46,7 +46,7 @@ class EngineFacts:
     @property
     def is_remote(self) -> bool:
         """Whether the engine is an external server."""
-        return self.asked.startswith(("http://", "https://"))
+        return self.requested.startswith(("http://", "https://"))
 
 
 def runs_triton(plan: StackPlan) -> bool:
@@ -92,8 +92,8 @@ def probe_onnxruntime() -> OnnxRuntimeFacts:
         return OnnxRuntimeFacts(None, failure="it is not installed")
     program = (sys.executable, "-P", "-c", _ONNXRUNTIME_SCRIPT)
     try:
-        asked = subprocess.run(program, capture_output=True, text=True, timeout=_CHILD_TIMEOUT_S, check=True)
-        release, providers = json.loads(asked.stdout)
+        completed = subprocess.run(program, capture_output=True, text=True, timeout=_CHILD_TIMEOUT_S, check=True)
+        release, providers = json.loads(completed.stdout)
     except subprocess.CalledProcessError as error:
         last = str(error.stderr).strip().splitlines()[-1:]
         return OnnxRuntimeFacts(None, failure=f"{installed}: {last[0] if last else f'ended with {error.returncode}'}")
@@ -109,20 +109,20 @@ def engine_findings(facts: EngineFacts) -> list[Finding]:
 
 def _engine(facts: EngineFacts) -> Finding:
     if facts.is_remote:
-        return Finding("engine.choice", Severity.OK, f"{facts.asked}, an external server (not contacted)")
-    if facts.asked != "embedded" and facts.triton:
-        return Finding("engine.choice", Severity.OK, f"{facts.asked} takes {facts.triton}")
-    why, _, way_out = facts.no_triton.rpartition("; ")
-    if facts.asked == "triton":
-        return Finding("engine.choice", Severity.PROBLEM, why, way_out)
+        return Finding("engine.choice", Severity.OK, f"{facts.requested}, an external server (not contacted)")
+    if facts.requested != "embedded" and facts.triton:
+        return Finding("engine.choice", Severity.OK, f"{facts.requested} takes {facts.triton}")
+    why, _, remedy = facts.no_triton.rpartition("; ")
+    if facts.requested == "triton":
+        return Finding("engine.choice", Severity.PROBLEM, why, remedy)
     embedded = f"ONNX Runtime {facts.onnxruntime.version} in the gateway's process"
     if facts.onnxruntime.version is None:
-        found = f"no engine: {why or 'embedded is asked for'}, and ONNX Runtime cannot be used"
+        found = f"no engine: {why or 'embedded was requested'}, and ONNX Runtime cannot be used"
         return Finding("engine.choice", Severity.PROBLEM, found, _REINSTALL)
-    if facts.asked == "embedded":
+    if facts.requested == "embedded":
         return Finding("engine.choice", Severity.OK, f"embedded: {embedded}")
     elsewhere = "models of other backends need a Triton elsewhere: penstock up --engine http://HOST:8000"
-    advice = "`penstock setup triton` installs Triton" if "penstock setup" in way_out else elsewhere
+    advice = "`penstock setup triton` installs Triton" if "penstock setup" in remedy else elsewhere
     return Finding("engine.choice", Severity.NOTE, f"auto takes embedded ({embedded}), because {why}", advice)
 
 
@@ -222,15 +222,15 @@ def _holders(ports: set[int]) -> dict[int, Holder]:
 def _holder(pid: int) -> Holder:
     try:
         process = psutil.Process(pid)
-        words = process.cmdline()
-        return Holder(pid, _program(words) or process.name(), any(_OURS.search(word) for word in words))
+        arguments = process.cmdline()
+        return Holder(pid, _program(arguments) or process.name(), any(_OURS.search(argument) for argument in arguments))
     except (psutil.Error, OSError):
         return Holder(pid, "a process", False)
 
 
-def _program(words: list[str]) -> str:
+def _program(arguments: list[str]) -> str:
     """What a person knows it by: `python -m http.server`, not the path of an interpreter."""
-    shown = [os.path.basename(words[0]), *words[1:3]] if words else []
+    shown = [os.path.basename(arguments[0]), *arguments[1:3]] if arguments else []
     return " ".join(shown)[:60]
 
 

@@ -121,9 +121,9 @@ def _wheel(facts: HostFacts) -> Finding:
     try:
         check_platform(facts.machine, facts.glibc)
     except TritonUnavailable as error:
-        why, _, way_out = str(error).rpartition("; ")
+        why, _, remedy = str(error).rpartition("; ")
         status = Severity.WARNING if facts.needs_triton else Severity.NOTE
-        return Finding("host.system", status, f"{found}: {why}", way_out)
+        return Finding("host.system", status, f"{found}: {why}", remedy)
     return Finding("host.system", Severity.OK, found)
 
 

@@ -36,8 +36,8 @@ class MpsFacts:
 def probe_mps() -> MpsFacts:
     """Looks at PATH, the processes, and where a daemon may listen: CUDA's folder, ours, those of running stacks."""
     usual = os.environ.get(PIPE_DIRECTORY, DEFAULT_PIPE_DIRECTORY)
-    places = [Path(usual), run_folders() / "mps", *sorted(run_folders().glob("run-*"))]
-    listening = next((place for place in places if daemon_listens(place)), None)
+    folders = [Path(usual), run_folders() / "mps", *sorted(run_folders().glob("run-*"))]
+    listening = next((folder for folder in folders if daemon_listens(folder)), None)
     return MpsFacts(
         control=find_program(),
         pipe_directory=str(listening or usual),
@@ -50,8 +50,8 @@ def probe_mps() -> MpsFacts:
 def _daemon_uids() -> tuple[int, ...]:
     found: set[int] = set()
     for process in psutil.process_iter(["cmdline", "uids"]):
-        words, uids = process.info["cmdline"], process.info["uids"]
-        if words and uids and os.path.basename(words[0]) == CONTROL:
+        arguments, uids = process.info["cmdline"], process.info["uids"]
+        if arguments and uids and os.path.basename(arguments[0]) == CONTROL:
             found.add(uids.effective)
     return tuple(sorted(found))
 
@@ -98,8 +98,8 @@ def _modes(facts: MpsFacts, cards: Sequence[GpuDevice]) -> list[Finding]:
     """Exclusive without MPS: the second process gets no card."""
     if facts.daemon_uids or facts.has_pipe:
         return []
-    held = [card.index for card in cards if card.compute_mode.startswith("EXCLUSIVE")]
-    if not held:
+    exclusive = [card.index for card in cards if card.compute_mode.startswith("EXCLUSIVE")]
+    if not exclusive:
         return []
-    found = f"card {held[0]} is in an exclusive mode and MPS does not run: one process only gets it"
-    return [Finding("mps.mode", Severity.WARNING, found, f"start MPS, or nvidia-smi -i {held[0]} -c DEFAULT")]
+    found = f"card {exclusive[0]} is in an exclusive mode and MPS does not run: one process only gets it"
+    return [Finding("mps.mode", Severity.WARNING, found, f"start MPS, or nvidia-smi -i {exclusive[0]} -c DEFAULT")]

@@ -244,10 +244,10 @@ def _carried_ids() -> set[str]:
 
 def shared_memory_findings(facts: SharedMemoryFacts) -> list[Finding]:
     """Room, and leftovers."""
-    return [_room(facts), _leftovers(facts)]
+    return [_space(facts), _leftovers(facts)]
 
 
-def _room(facts: SharedMemoryFacts) -> Finding:
+def _space(facts: SharedMemoryFacts) -> Finding:
     fatal = Severity.PROBLEM if facts.needs_it else Severity.NOTE
     if not facts.size_bytes or not facts.is_writable:
         found = "there is no /dev/shm" if not facts.size_bytes else "/dev/shm cannot be written to"
@@ -270,7 +270,7 @@ def _leftovers(facts: SharedMemoryFacts) -> Finding:
         return Finding("shm.leftovers", Severity.OK, "nothing of killed stacks")
     count, size = sum(one.regions for one in facts.leftovers), sum(one.size_bytes for one in facts.leftovers)
     found = f"{count} regions ({shown_bytes(size)}) of {len(facts.leftovers)} killed stacks"
-    kept = [f"/dev/shm/penstock_{one.engine_id}_*" for one in facts.leftovers if not one.will_be_cleared]
-    if not kept:
+    remaining = [f"/dev/shm/penstock_{one.engine_id}_*" for one in facts.leftovers if not one.will_be_cleared]
+    if not remaining:
         return Finding("shm.leftovers", Severity.NOTE, found, "the next `penstock up` clears them away")
-    return Finding("shm.leftovers", Severity.WARNING, found, f"nothing else will: rm {' '.join(kept)}")
+    return Finding("shm.leftovers", Severity.WARNING, found, f"nothing else will: rm {' '.join(remaining)}")

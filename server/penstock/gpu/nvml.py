@@ -33,7 +33,7 @@ def run_json_child(program: Sequence[str], kind: type[T], timeout_s: float) -> T
     except OSError as error:
         raise ChildProcessFailed(str(error)) from error
     try:
-        said, complaint = child.communicate(timeout=timeout_s)
+        output, complaint = child.communicate(timeout=timeout_s)
     except subprocess.TimeoutExpired:
         child.kill()
         with suppress(subprocess.TimeoutExpired):
@@ -42,7 +42,7 @@ def run_json_child(program: Sequence[str], kind: type[T], timeout_s: float) -> T
             stream.close()
         raise ChildProcessFailed(f"{timeout_s:g} s", is_late=True) from None
     try:
-        return msgspec.json.decode(said, type=kind)
+        return msgspec.json.decode(output, type=kind)
     except msgspec.DecodeError:
         last = complaint.decode(errors="replace").strip().splitlines()[-1:]
         raise ChildProcessFailed(last[0] if last else f"the process ended with {child.returncode}") from None

@@ -144,8 +144,8 @@ def is_disk_full(error: OSError) -> bool:
 def disk_sentence(error: OSError, home: Path, *, needs_bytes: int | None = None) -> str:
     """What the disk refused, and what to do. needs_bytes: of the model, where that is known."""
     if is_disk_full(error):
-        room = f"{needs_bytes / 1e6:.1f} MB" if needs_bytes is not None else "some room"
-        return f"the disk of {home} is full: free {room} or choose another with PENSTOCK_HOME"
+        space = f"{needs_bytes / 1e6:.1f} MB" if needs_bytes is not None else "some room"
+        return f"the disk of {home} is full: free {space} or choose another with PENSTOCK_HOME"
     if error.errno == errno.EXDEV:
         return f"{home} and its models/ are on two file systems, so nothing can land at once: mount {home} as a whole"
     where = os.fsdecode(error.filename) if error.filename is not None else home

@@ -31,7 +31,7 @@ class Pulled:
     """folder: the model, complete. kept: names of files that differ from the catalogue's and were left as they were."""
 
     folder: Path
-    kept: tuple[str, ...] = ()
+    preserved: tuple[str, ...] = ()
 
 
 def pull(
@@ -63,14 +63,14 @@ def _pull(
     with new_model_folder(home, entry.name, on_wait) as staged:
         for catalogued in entry.folder.iterdir():
             shutil.copyfile(catalogued, staged / catalogued.name)
-        kept = _carry_over(target, staged)
+        preserved = _carry_over(target, staged)
         model_file = staged / MODEL_FILE
         model_file.parent.mkdir(exist_ok=True)
         if _is_entry(entry, target / MODEL_FILE):
             _link(target / MODEL_FILE, model_file)
         else:
             _download(entry, find_source(entry, source), downloads_of(home), progress).replace(model_file)
-    return Pulled(target, kept)
+    return Pulled(target, preserved)
 
 
 def _carry_over(target: Path, staged: Path) -> tuple[str, ...]:

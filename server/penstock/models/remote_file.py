@@ -164,10 +164,10 @@ class _ResponseBody:
         return chunk
 
 
-def _first_byte(response: http.client.HTTPResponse, asked: int) -> int:
+def _first_byte(response: http.client.HTTPResponse, requested: int) -> int:
     """Where the answer begins: only a 206 that names the byte asked for continues."""
     content_range = response.headers.get("Content-Range", "")
-    return asked if response.status == 206 and content_range.startswith(f"bytes {asked}-") else 0
+    return requested if response.status == 206 and content_range.startswith(f"bytes {requested}-") else 0
 
 
 def _size_of(response: http.client.HTTPResponse, begin: int) -> int | None:

@@ -97,7 +97,7 @@ class ContenderResult:
     """One contender's result. settings: how many were tried; words: the best one. overload: by multiple of capacity."""
 
     contender: Contender
-    words: str
+    label: str
     settings: int
     rate: Rate
     at_rate: LoadResult
@@ -136,7 +136,7 @@ def run_contender(case: RaceCase, contender: Contender, multiples: Sequence[floa
     rate = over_seeds([_rate(case, best, (seed,)) for seed in case.effort.seeds])
     base = bounds.nexus_rate(case.problem.engine.profile, case.problem.slo_s, instances=case.problem.engine.instances)
     overload = tuple((multiple, measure_load(case, best, multiple * base)) for multiple in multiples)
-    return ContenderResult(contender, best.words, len(settings), rate, measure_load(case, best, rate.per_s), overload)
+    return ContenderResult(contender, best.label, len(settings), rate, measure_load(case, best, rate.per_s), overload)
 
 
 def tune_setting(case: RaceCase, settings: Sequence[PolicySetting]) -> PolicySetting:
@@ -296,7 +296,7 @@ def _race(race: Race) -> dict[str, object]:
 def _row(row: ContenderResult) -> dict[str, object]:
     return {
         "policy": row.contender.value,
-        "knobs": row.words,
+        "knobs": row.label,
         "settings_tried": row.settings,
         "rate": row.rate.per_s,
         "plus_minus": row.rate.plus_minus,

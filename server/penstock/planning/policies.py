@@ -212,7 +212,7 @@ class Contender(StrEnum):
 class PolicySetting:
     """One setting of a policy, its description, and a function that makes the policy."""
 
-    words: str
+    label: str
     make: Callable[[], Policy]
 
 
@@ -232,8 +232,8 @@ class PolicyProblem:
     def slots(self) -> tuple[int, ...]:
         """Calls in flight worth trying: one more than instances if the way to the engine takes time."""
         instances = self.engine.instances
-        is_way = self.engine.before_s + self.engine.after_s > 0
-        return (instances, instances + 1) if is_way else (instances,)
+        has_transfer = self.engine.before_s + self.engine.after_s > 0
+        return (instances, instances + 1) if has_transfer else (instances,)
 
     @property
     def nexus_batch(self) -> int:
@@ -249,16 +249,16 @@ def settings_of(contender: Contender, problem: PolicyProblem) -> list[PolicySett
 def _ours(problem: PolicyProblem) -> Iterator[PolicySetting]:
     """The defaults, with room for more requests if the engine can answer more inside the SLO."""
     engine = problem.engine
-    room = ceil(capacity(engine.profile, problem.slo_s, instances=engine.instances) * problem.slo_s)
+    capacity_requests = ceil(capacity(engine.profile, problem.slo_s, instances=engine.instances) * problem.slo_s)
     options = BatchOptions(
         owner=BatchOwner.GATEWAY,
         max_batch_size=problem.max_batch_size,
         instances=engine.instances,
         slo_s=problem.slo_s,
-        max_queue_size=max(room, DEFAULT_MAX_QUEUE_SIZE),
+        max_queue_size=max(capacity_requests, DEFAULT_MAX_QUEUE_SIZE),
     )
-    words = "defaults" if options.max_queue_size == DEFAULT_MAX_QUEUE_SIZE else f"max_queue_size {room}"
-    yield PolicySetting(words, partial(BatchQueue, "model", options))
+    label = "defaults" if options.max_queue_size == DEFAULT_MAX_QUEUE_SIZE else f"max_queue_size {capacity_requests}"
+    yield PolicySetting(label, partial(BatchQueue, "model", options))
 
 
 def _triton(problem: PolicyProblem) -> Iterator[PolicySetting]:
@@ -266,10 +266,10 @@ def _triton(problem: PolicyProblem) -> Iterator[PolicySetting]:
     caps = _distinct(problem, 1.0, 1.5)
     for slots, delay, timeouts, cap in itertools.product(problem.slots, DELAY_SHARES, TIMEOUT_SHARES, caps):
         for preferred in ((), (min(problem.nexus_batch, cap),)) if delay else ((),):
-            words = f"delay {delay * slo_s * 1e3:g} ms, {_timeout_text(timeouts, slo_s)}, max batch {cap}"
-            words += f", preferred {preferred[0]}" if preferred else ""
+            label = f"delay {delay * slo_s * 1e3:g} ms, {_timeout_text(timeouts, slo_s)}, max batch {cap}"
+            label += f", preferred {preferred[0]}" if preferred else ""
             yield PolicySetting(
-                words,
+                label,
                 partial(
                     TritonPolicy, cap, slots, max_wait_s=timeouts * slo_s, delay_s=delay * slo_s, preferred=preferred
                 ),
@@ -289,10 +289,10 @@ def _adaptive(problem: PolicyProblem, delays: tuple[float, ...]) -> Iterator[Pol
     steps = (1.0,) if delays[-1] else (1.0, 4.0)  # with a delay the step showed no difference
     knobs = itertools.product(problem.slots, delays, TIMEOUT_SHARES[:-1], TARGET_SHARES, steps)
     for slots, delay, timeouts, target, step in knobs:
-        words = f"call {target * slo_s * 1e3:g} ms, {_timeout_text(timeouts, slo_s)}, step {step:g}"
-        words += f", delay {delay * slo_s * 1e3:g} ms" if delay else ""
+        label = f"call {target * slo_s * 1e3:g} ms, {_timeout_text(timeouts, slo_s)}, step {step:g}"
+        label += f", delay {delay * slo_s * 1e3:g} ms" if delay else ""
         yield PolicySetting(
-            words,
+            label,
             partial(
                 AimdPolicy,
                 most,

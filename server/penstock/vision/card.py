@@ -5,7 +5,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import IntEnum
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 from penstock.protocol.engine import ModelConfig, TensorSpec
 from penstock.protocol.errors import InvalidRequest
@@ -27,41 +27,41 @@ class Parameters:
 
     def refusal(self, key: str, what: str) -> InvalidRequest:
         """The error for a key; what: the rest of the sentence."""
-        said = f" = {self.values[key]!r}" if key in self.values else ""
-        return InvalidRequest(f"model {self.model_name!r}: parameter {key!r}{said} {what}")
+        text = f" = {self.values[key]!r}" if key in self.values else ""
+        return InvalidRequest(f"model {self.model_name!r}: parameter {key!r}{text} {what}")
 
     def choice(self, key: str, kind: type[_Choice], default: _Choice) -> _Choice:
         """A member by its number or its name, in any case."""
-        said = self._said(key)
-        if said is None:
+        text = self._text(key)
+        if text is None:
             return default
         for member in kind:
-            if said.lower() in (str(member.value), member.name.lower()):
+            if text.lower() in (str(member.value), member.name.lower()):
                 return member
         allowed = ", ".join(f"{member.value} or {member.name.lower()}" for member in kind)
         raise self.refusal(key, f"is not one of: {allowed}")
 
     def one_of(self, key: str, names: tuple[str, ...], default: str) -> str:
-        said = self._said(key)
-        if said is None:
+        text = self._text(key)
+        if text is None:
             return default
-        if said not in names:
+        if text not in names:
             raise self.refusal(key, f"is not one of: {', '.join(names)}")
-        return said
+        return text
 
     def flag(self, key: str) -> bool:
         """False where absent."""
-        said = self._said(key)
-        if said is None:
+        text = self._text(key)
+        if text is None:
             return False
-        if said.lower() not in _FLAGS:
+        if text.lower() not in _FLAGS:
             raise self.refusal(key, f"is not one of: {', '.join(_FLAGS)}")
-        return _FLAGS[said.lower()]
+        return _FLAGS[text.lower()]
 
     def number(self, key: str, default: float) -> float:
         """A finite number."""
-        said = self._said(key)
-        return default if said is None else self._finite(key, said)
+        text = self._text(key)
+        return default if text is None else self._finite(key, text)
 
     def share(self, key: str, default: float) -> float:
         """A number from 0 to 1."""
@@ -72,11 +72,11 @@ class Parameters:
 
     def count(self, key: str, default: int, *, least: int = 1) -> int:
         """A whole number, `least` or more, but not 0."""
-        said = self._said(key)
-        if said is None:
+        text = self._text(key)
+        if text is None:
             return default
         try:
-            number = int(said)
+            number = int(text)
         except ValueError:
             raise self.refusal(key, "is not a whole number") from None
         if number < least or number == 0:
@@ -85,22 +85,22 @@ class Parameters:
 
     def numbers(self, key: str, *, count: int, default: float) -> tuple[float, ...]:
         """Exactly `count` numbers, separated by semicolons."""
-        said = self._said(key)
-        if said is None:
+        text = self._text(key)
+        if text is None:
             return (default,) * count
-        parts = [part for part in said.split(";") if part.strip()]
+        parts = [part for part in text.split(";") if part.strip()]
         if len(parts) != count:
             raise self.refusal(key, f"has {len(parts)} numbers; {count} are needed, separated by ';'")
         return tuple(self._finite(key, part) for part in parts)
 
-    def words(self, key: str) -> tuple[str, ...]:
+    def names(self, key: str) -> tuple[str, ...]:
         """Separated by semicolons; one at the end is allowed."""
-        said = self._said(key)
-        return () if said is None else tuple(word.strip() for word in said.removesuffix(";").split(";"))
+        text = self._text(key)
+        return () if text is None else tuple(name.strip() for name in text.removesuffix(";").split(";"))
 
-    def _said(self, key: str) -> str | None:
-        said = self.values.get(key)
-        return None if said is None else said.strip()
+    def _text(self, key: str) -> str | None:
+        text = self.values.get(key)
+        return None if text is None else text.strip()
 
     def _finite(self, key: str, text: str) -> float:
         try:
@@ -112,30 +112,61 @@ class Parameters:
         return number
 
 
-_KEYS = (
-    "network-type",
-    "image-decoder",
-    "infer-dims",
-    "model-color-format",
-    "network-input-order",
-    "net-scale-factor",
-    "offsets",
-    "channel-scale-factors",
-    "maintain-aspect-ratio",
-    "symmetric-padding",
-    "resize-shorter-side",
-    "scaling-filter",
-    "max-side",
-    "scaled-decode",
-    "parse-bbox-func-name",
-    "parse-classifier-func-name",
-    "labels",
-    "pre-cluster-threshold",
-    "nms-iou-threshold",
-    "topk",
-    "classifier-threshold",
-    "apply-softmax",
-)
+class ParameterDoc(NamedTuple):
+    """One row of docs/card-parameters.md, as Markdown."""
+
+    values: str
+    default: str
+
+
+PARAMETERS = {
+    "network-type": ParameterDoc("`0` or `detector`, `1` or `classifier`", "none: no pictures"),
+    "model-color-format": ParameterDoc("`0` or `RGB`, `1` or `BGR`, `2` or `GRAY`", "RGB"),
+    "network-input-order": ParameterDoc("`0` or `NCHW`, `1` or `NHWC`", "NCHW"),
+    "net-scale-factor": ParameterDoc(
+        "a number, not 0. The input is net-scale-factor × (pixel − offset) × channel factor, with pixels from 0 "
+        "to 255. Not with UINT8",
+        "1",
+    ),
+    "offsets": ParameterDoc(
+        "one number per channel, in the model's colour order: `123.7;116.3;103.5`. Not with UINT8", "0"
+    ),
+    "channel-scale-factors": ParameterDoc(
+        "one number per channel, not 0, for models normalised by a standard deviation (1 / std). Not with UINT8", "1"
+    ),
+    "maintain-aspect-ratio": ParameterDoc(
+        "`0` or `1`: keep the aspect ratio and pad with black at the right and the bottom", "0: stretch"
+    ),
+    "symmetric-padding": ParameterDoc("`0` or `1`: with maintain-aspect-ratio, pad on all sides", "0"),
+    "resize-shorter-side": ParameterDoc(
+        "pixels: resize the shorter side to this, then cut the network's size from the centre. From the network's "
+        "longer side to four times that; not with maintain-aspect-ratio or a variable size",
+        "none",
+    ),
+    "scaling-filter": ParameterDoc("`nearest`, `bilinear`, `area`, `cubic`", "bilinear"),
+    "max-side": ParameterDoc("pixels; only for inputs of variable size: larger pictures are made smaller", "none"),
+    "scaled-decode": ParameterDoc(
+        "`0` or `1`: decode large JPEGs at a fraction of their size: faster, slightly different results", "0"
+    ),
+    "labels": ParameterDoc("names by class number: `person;bicycle;car`", "none"),
+    "parse-bbox-func-name": ParameterDoc("detectors: an output layout, see below", "boxes"),
+    "parse-classifier-func-name": ParameterDoc("classifiers: an output layout, see below", "classification"),
+    "pre-cluster-threshold": ParameterDoc("detectors, 0 to 1: boxes with this score or less are dropped", "0.2"),
+    "nms-iou-threshold": ParameterDoc(
+        "detectors, 0 to 1: of two boxes of a class that overlap more, the one with the lower score is dropped", "0.3"
+    ),
+    "topk": ParameterDoc("results returned, the best first; `-1` for all", "detectors -1, classifiers 5"),
+    "classifier-threshold": ParameterDoc("classifiers: a number; classes with a lower score are dropped", "none"),
+    "apply-softmax": ParameterDoc("classifiers, `0` or `1`: the scores are logits", "0"),
+    "image-decoder": ParameterDoc(
+        "`0` or `gateway`, `1` or `engine`: the model decodes pictures itself, from one input TYPE_STRING, dims "
+        "`[ 1 ]`; without NHWC, max-side, scaled-decode, and filters other than bilinear",
+        "gateway",
+    ),
+    "infer-dims": ParameterDoc(
+        "`3;H;W` (`1;H;W` for GRAY): the network's size; needed with `image-decoder: engine`", "none"
+    ),
+}
 _TYPO_LIKENESS = 0.84
 _DEFAULT_CLASSES = 5
 _MOST_ENLARGED = 4  # a resize to more would cost much and leave less than a sixteenth of the picture
@@ -194,7 +225,7 @@ def card_from_config(config: ModelConfig) -> VisionCard | None:
         prepare_spec=_prepare_spec(parameters, config, is_relayed=is_relayed),
         parser_name=_parser_name(parameters, network_type),
         parser_options=_parser_options(parameters, network_type, config),
-        labels=parameters.words("labels"),
+        labels=parameters.names("labels"),
         is_relayed=is_relayed,
     )
 
@@ -205,10 +236,10 @@ def decoder_of(parameters: Parameters) -> ImageDecoder:
 
 
 def _refuse_typo(parameters: Parameters, key: str) -> None:
-    if key in _KEYS:
+    if key in PARAMETERS:
         return
     plain = key.strip().lower().replace("_", "-")
-    meant = difflib.get_close_matches(plain, _KEYS, n=1, cutoff=_TYPO_LIKENESS)
+    meant = difflib.get_close_matches(plain, PARAMETERS, n=1, cutoff=_TYPO_LIKENESS)
     if not meant:
         return
     refusal = parameters.refusal(key, f"is not a word of ours; {meant[0]!r} is")

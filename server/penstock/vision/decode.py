@@ -109,8 +109,8 @@ def broken(picture_format: PictureFormat, what: str) -> UndecodableImage:
 def _refusal(head: bytes) -> UndecodableImage | UnsupportedMedia:
     if _begins_like_ours(head):
         return UndecodableImage(f"the image ends after {len(head)} bytes, inside its first marker")
-    seen = next((name for pattern, name in _OTHERS if re.match(pattern, head, re.DOTALL)), None)
-    what = f"this is {seen}" if seen else f"the first bytes are {head[:8].hex(' ')}"
+    kind = next((name for pattern, name in _OTHERS if re.match(pattern, head, re.DOTALL)), None)
+    what = f"this is {kind}" if kind else f"the first bytes are {head[:8].hex(' ')}"
     return UnsupportedMedia(f"not an image format that we take (JPEG, PNG, WebP): {what}")
 
 

@@ -146,38 +146,38 @@ class DecodePool:
     async def aclose(self) -> None:
         """Refuses what waits, drops what runs, and leaves no process behind."""
         self._is_open = False
-        for place in self._turns.clear():
-            if not place.done():
-                place.set_exception(Overloaded("the decoders are stopped", reason="draining"))
+        for slot in self._turns.clear():
+            if not slot.done():
+                slot.set_exception(Overloaded("the decoders are stopped", reason="draining"))
         for task in self._supervisor_tasks:
             task.cancel()
         await asyncio.gather(*self._supervisor_tasks, return_exceptions=True)
         await asyncio.gather(*self._jobs, return_exceptions=True)
 
     async def _acquire(self, client: str, deadline: float | None) -> DecoderProcess:
-        place: asyncio.Future[DecoderProcess] = asyncio.get_running_loop().create_future()
-        self._turns.add(client, place, time.monotonic())
+        slot: asyncio.Future[DecoderProcess] = asyncio.get_running_loop().create_future()
+        self._turns.add(client, slot, time.monotonic())
         self._hand_over()
-        if place.done():
-            return place.result()
+        if slot.done():
+            return slot.result()
         if len(self._turns) > self._max_waiting:
-            self._turns.remove(client, place)
+            self._turns.remove(client, slot)
             raise Overloaded(f"{self._max_waiting} images wait for a decoder (limit {self._max_waiting}); retry later")
         try:
             with suppress(TimeoutError):
                 async with asyncio.timeout(None if deadline is None else deadline - time.monotonic()):
-                    return await place
+                    return await slot
         except asyncio.CancelledError:
-            self._leave(client, place)
+            self._leave(client, slot)
             raise
-        self._leave(client, place)
+        self._leave(client, slot)
         raise DeadlineExceeded("the deadline passed while the image waited for a decoder; allow more time")
 
-    def _leave(self, client: str, place: asyncio.Future[DecoderProcess]) -> None:
+    def _leave(self, client: str, slot: asyncio.Future[DecoderProcess]) -> None:
         """The client stops waiting."""
-        self._turns.remove(client, place)
-        if place.done() and not place.cancelled() and place.exception() is None:
-            self._release(place.result(), client, None)  # assigned just when the client stopped waiting
+        self._turns.remove(client, slot)
+        if slot.done() and not slot.cancelled() and slot.exception() is None:
+            self._release(slot.result(), client, None)  # assigned just when the client stopped waiting
 
     def _done(self, job: "asyncio.Task[PreparedImage]") -> None:
         self._jobs.discard(job)
@@ -201,11 +201,11 @@ class DecodePool:
         self._idle = [decoder for decoder in self._idle if not decoder.is_gone]
         now = time.monotonic()
         while self._idle and (turn := self._turns.take(now)) is not None:
-            client, place = turn
-            if place.done():  # its client is just leaving
+            client, slot = turn
+            if slot.done():  # its client is just leaving
                 self._turns.ended(client, now, None)
             else:
-                place.set_result(self._idle.pop())
+                slot.set_result(self._idle.pop())
 
     async def _run(self, decoder: DecoderProcess, job: "_QueuedImage") -> PreparedImage:
         lease = job.lease()

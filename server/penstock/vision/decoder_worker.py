@@ -104,21 +104,21 @@ class DecodeReply:
     WIRE_SIZE: ClassVar[int] = _REPLY.size
 
     def pack(self) -> bytes:
-        place = self.geometry
+        geometry = self.geometry
         return _REPLY.pack(
             self.status,
             self.is_in_slab,
             self.needs_replacement,
             *self.shape,
             self.offset,
-            place.source_width,
-            place.source_height,
-            place.network_width,
-            place.network_height,
-            place.scale_x,
-            place.scale_y,
-            place.pad_x,
-            place.pad_y,
+            geometry.source_width,
+            geometry.source_height,
+            geometry.network_width,
+            geometry.network_height,
+            geometry.scale_x,
+            geometry.scale_y,
+            geometry.pad_x,
+            geometry.pad_y,
             self.decode_s,
             self.preprocess_s,
             self.text.encode()[:_TEXT_BYTES],
@@ -126,14 +126,14 @@ class DecodeReply:
 
     @classmethod
     def unpack(cls, wire: bytes) -> "DecodeReply":
-        status, is_in_slab, needs_replacement, depth, rows, columns, offset, *place, decode_s, pre_s, text = (
+        status, is_in_slab, needs_replacement, depth, rows, columns, offset, *geometry, decode_s, pre_s, text = (
             _REPLY.unpack(wire)
         )
         return cls(
             DecodeStatus(status),
             (depth, rows, columns),
             offset,
-            Geometry(*place),
+            Geometry(*geometry),
             decode_s,
             pre_s,
             text.rstrip(b"\0").decode(errors="ignore"),

@@ -95,9 +95,9 @@ def prepare(decoded: DecodedImage, spec: PrepareSpec, allocate: Allocate = np.em
     computed in float64 and rounded once to float32. Padding is black before that. allocate(shape, dtype) gives the
     array.
     """
-    place = _compute_placement(decoded.source_width, decoded.source_height, spec)
-    pixels = _resize(decoded.pixels, place, spec.filter)
-    shape = _shape(place, spec)
+    placement = _compute_placement(decoded.source_width, decoded.source_height, spec)
+    pixels = _resize(decoded.pixels, placement, spec.filter)
+    shape = _shape(placement, spec)
     array = allocate(shape, NUMPY_OF[spec.datatype])
     _normalise(pixels, spec, array)
     return array, geometry_of(decoded.source_width, decoded.source_height, spec)
@@ -106,16 +106,16 @@ def prepare(decoded: DecodedImage, spec: PrepareSpec, allocate: Allocate = np.em
 @lru_cache(maxsize=1024)
 def geometry_of(source_width: int, source_height: int, spec: PrepareSpec) -> Geometry:
     """Where a source of that size lies in the input that `prepare` makes of it."""
-    place = _compute_placement(source_width, source_height, spec)
+    placement = _compute_placement(source_width, source_height, spec)
     return Geometry(
         source_width=source_width,
         source_height=source_height,
-        network_width=place.network_width,
-        network_height=place.network_height,
-        scale_x=place.width / source_width,
-        scale_y=place.height / source_height,
-        pad_x=place.pad_x,
-        pad_y=place.pad_y,
+        network_width=placement.network_width,
+        network_height=placement.network_height,
+        scale_x=placement.width / source_width,
+        scale_y=placement.height / source_height,
+        pad_x=placement.pad_x,
+        pad_y=placement.pad_y,
     )
 
 
@@ -174,8 +174,8 @@ def values_of(spec: PrepareSpec) -> Array:
     return _tables(spec.scale, spec.offsets, spec.channel_factors)[:channels].astype(NUMPY_OF[spec.datatype])
 
 
-def _resize(pixels: Image, place: _Placement, scaling_filter: ScalingFilter) -> Image:
-    part = _middle_part(pixels.shape[1], pixels.shape[0], place)
+def _resize(pixels: Image, placement: _Placement, scaling_filter: ScalingFilter) -> Image:
+    part = _middle_part(pixels.shape[1], pixels.shape[0], placement)
     resized = pixels[part.top : part.top + part.height, part.left : part.left + part.width]
     if resized.shape[:2] != (part.resized_height, part.resized_width):
         size = (part.resized_width, part.resized_height)
@@ -190,19 +190,29 @@ def _resize(pixels: Image, place: _Placement, scaling_filter: ScalingFilter) -> 
     return resized
 
 
-def _middle_part(width: int, height: int, place: _Placement) -> CropRegion:
+def _middle_part(width: int, height: int, placement: _Placement) -> CropRegion:
     """Of a very long picture the middle, more than a crop can see of it; any other as it is."""
     left, top, part_width, part_height = 0, 0, width, height
-    if place.width > _MOST_SIDES * place.network_width:
-        part_width = _middle_count(width, place.width, place.network_width)
-        size, left = round(part_width * place.width / width), (width - part_width) // 2
-        place = replace(place, width=size, pad_x=-((size - place.network_width) // 2))
-    elif place.height > _MOST_SIDES * place.network_height:
-        part_height = _middle_count(height, place.height, place.network_height)
-        size, top = round(part_height * place.height / height), (height - part_height) // 2
-        place = replace(place, height=size, pad_y=-((size - place.network_height) // 2))
-    network = (place.network_width, place.network_height)
-    return CropRegion(left, top, part_width, part_height, place.width, place.height, *network, place.pad_x, place.pad_y)
+    if placement.width > _MOST_SIDES * placement.network_width:
+        part_width = _middle_count(width, placement.width, placement.network_width)
+        size, left = round(part_width * placement.width / width), (width - part_width) // 2
+        placement = replace(placement, width=size, pad_x=-((size - placement.network_width) // 2))
+    elif placement.height > _MOST_SIDES * placement.network_height:
+        part_height = _middle_count(height, placement.height, placement.network_height)
+        size, top = round(part_height * placement.height / height), (height - part_height) // 2
+        placement = replace(placement, height=size, pad_y=-((size - placement.network_height) // 2))
+    network = (placement.network_width, placement.network_height)
+    return CropRegion(
+        left,
+        top,
+        part_width,
+        part_height,
+        placement.width,
+        placement.height,
+        *network,
+        placement.pad_x,
+        placement.pad_y,
+    )
 
 
 def _middle_count(length: int, resized: int, network: int) -> int:
@@ -211,8 +221,8 @@ def _middle_count(length: int, resized: int, network: int) -> int:
     return count + (length - count) % 2
 
 
-def _shape(place: _Placement, spec: PrepareSpec) -> tuple[int, int, int]:
-    channels, height, width = spec.color.channels, place.network_height, place.network_width
+def _shape(placement: _Placement, spec: PrepareSpec) -> tuple[int, int, int]:
+    channels, height, width = spec.color.channels, placement.network_height, placement.network_width
     return (channels, height, width) if spec.layout is InputOrder.NCHW else (height, width, channels)
 
 

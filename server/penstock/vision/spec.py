@@ -111,8 +111,8 @@ class PrepareSpec:
     @classmethod
     def unpack(cls, wire: bytes) -> "PrepareSpec":
         """The inverse of pack()."""
-        width, height, max_side, shorter_side, *words = _WIRE.unpack(wire)
-        color, layout, fit, filter_, datatype, has_scaled, scale, *floats = words
+        width, height, max_side, shorter_side, *fields = _WIRE.unpack(wire)
+        color, layout, fit, filter_, datatype, has_scaled, scale, *floats = fields
         return cls(
             width=width,
             height=height,

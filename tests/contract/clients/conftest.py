@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from tests.conftest import ENGINE_PORTS, RunningStack, start_stack, stop_stack
 from tests.contract.clients.asking import KINDS, Asker, Told, asking, told
 from tests.contract.clients.differences import Answer, comparable
 from tests.contract.clients.models import write_models
 from tests.contract.clients.tap import tapped
+from tests.support.stack import ENGINE_PORTS, RunningStack, start_stack, stop_stack
 
 
 @dataclass(frozen=True)

@@ -6,12 +6,12 @@ import time
 import numpy as np
 import pytest
 
-from tests.conftest import RunningStack
 from tests.contract.clients import control_calls, shared_memory_calls, stream_calls
 from tests.contract.clients.asking import asking
 from tests.contract.clients.conftest import Sides, sides_of
 from tests.contract.clients.differences import DIFFERENCES, agrees, promised
 from tests.contract.clients.infer_calls import CALLS
+from tests.support.stack import RunningStack
 
 pytestmark = pytest.mark.xdist_group("client-stack")
 IN_JSON = "every datatype in JSON"

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from tests.conftest import CHECKOUT, RunningStack
+from tests.support.stack import CHECKOUT, RunningStack
 
 pytestmark = [pytest.mark.xdist_group("client-stack"), pytest.mark.timeout(240)]
 PYTHON = CHECKOUT / ".venv-clients" / "bin" / "python"

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.conftest import CHECKOUT, RunningStack
+from tests.support.stack import CHECKOUT, RunningStack
 
 pytestmark = pytest.mark.xdist_group("client-stack")
 PROGRAM = CHECKOUT / ".venv-clients" / "bin" / "perf_analyzer"

@@ -4,12 +4,12 @@ import contextlib
 
 import pytest
 
-from tests.conftest import RunningStack
 from tests.contract.clients.asking import asking
 from tests.contract.clients.conftest import Sides, sides_of
 from tests.contract.clients.differences import agrees, promised
 from tests.contract.clients.shared_memory_calls import CALLS, SIZE, segment
 from tests.contract.clients.tap import tapped
+from tests.support.stack import RunningStack
 
 pytestmark = pytest.mark.xdist_group("client-stack")
 

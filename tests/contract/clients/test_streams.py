@@ -2,10 +2,10 @@
 
 import pytest
 
-from tests.conftest import RunningStack
 from tests.contract.clients.conftest import sides_of
 from tests.contract.clients.differences import agrees, promised
 from tests.contract.clients.stream_calls import CALLS
+from tests.support.stack import RunningStack
 
 pytestmark = pytest.mark.xdist_group("client-stack")
 

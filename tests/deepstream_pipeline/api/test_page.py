@@ -15,9 +15,9 @@ import pytest
 from penstock_video.api.page import shown_counts
 from penstock_video.api.server import ApiServer
 from penstock_video.types import SourceConfig, SourceState
-from tests.conftest import CHECKOUT
 from tests.deepstream_pipeline.api.asking import ask
 from tests.deepstream_pipeline.api.pipeline import FakePipeline
+from tests.support.stack import CHECKOUT
 
 
 class Outline(HTMLParser):

@@ -84,7 +84,7 @@ def test_api_over_tls_demands_a_client_certificate_and_takes_a_replaced_one(tmp_
                 live(refused, api.url)
         for path, fresh in zip(files, ours.sign(tmp_path, "fresh"), strict=True):
             fresh.replace(path)
-        certificates.look_again()
+        certificates.reload_if_changed()
         assert live(client, api.url)[1] not in (before, b"")
 
 

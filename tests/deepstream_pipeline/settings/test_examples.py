@@ -7,7 +7,7 @@ import pytest
 
 from penstock_video.settings.loader import Surroundings, read_rules, read_settings
 from penstock_video.settings.sources import rules_of
-from tests.conftest import CHECKOUT
+from tests.support.stack import CHECKOUT
 
 EXAMPLES = CHECKOUT / "deepstream_pipeline" / "examples"
 ENVIRON = {"DOOR_PASSWORD": "a", "MQTT_PASSWORD": "b", "KAFKA_PASSWORD": "c"}

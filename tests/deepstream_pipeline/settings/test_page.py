@@ -9,8 +9,8 @@ from penstock_video.analytics.config import rules_from
 from penstock_video.errors import RuleRefused
 from penstock_video.settings.sinks import READERS
 from penstock_video.types import AnalyticsKind
-from tests.conftest import CHECKOUT
 from tests.deepstream_pipeline.settings.reading import faults
+from tests.support.stack import CHECKOUT
 
 PAGE = (CHECKOUT / "deepstream_pipeline" / "penstock_video" / "settings" / "SETTINGS.md").read_text()
 SECTIONS = ("source", "streammux", "primary-gie", "secondary-gie", "tracker", "osd", "engine", "api", "gpu")

@@ -19,8 +19,9 @@ from penstock_video.sinks.broker import BrokerSink, ResultKind
 from penstock_video.sinks.mqtt import MqttOptions, mqtt_sink
 from penstock_video.sinks.redis_stream import RedisOptions, redis_sink
 from penstock_video.sinks.webhook import WebhookOptions, webhook_sink
-from tests.deepstream_pipeline.brokers import free_port, mqtt_broker, redis_broker
+from tests.deepstream_pipeline.brokers import mqtt_broker, redis_broker
 from tests.deepstream_pipeline.sinks.results import result
+from tests.support.ports import free_port
 from tests.support.waiting import wait_for
 
 Secured = Callable[[Path, Path, Path], AbstractContextManager[Callable[[], BrokerSink]]]

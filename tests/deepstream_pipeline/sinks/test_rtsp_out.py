@@ -2,7 +2,6 @@
 
 import os
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -22,6 +21,7 @@ from penstock_video.types import FrameResult
 from tests.deepstream_pipeline.clips import number_of, numbered_picture
 from tests.deepstream_pipeline.sinks.results import result
 from tests.deepstream_pipeline.sinks.videos import read_video
+from tests.support.ports import free_port
 
 PLAIN = OsdOptions(has_boxes=False, has_labels=False, has_trails=False, has_rules=False, has_title=False)
 SYSTEM_PYTHON = "/usr/bin/python3"
@@ -34,14 +34,6 @@ def numbered(number: int, *, source_id: str = "cam", size: tuple[int, int] = (16
     """A result whose picture tells its number."""
     told = result(number, size=size, source_id=source_id)
     return replace(told, frame=replace(told.frame, image=numbered_picture(number, *size)))
-
-
-def free_port() -> int:
-    """A port that nobody listens on now."""
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        port: int = listener.getsockname()[1]
-        return port
 
 
 @contextmanager

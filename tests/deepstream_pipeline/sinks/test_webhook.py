@@ -25,8 +25,8 @@ from penstock_video.sinks.webhook import (
     retry_after_s,
     webhook_sink,
 )
-from tests.deepstream_pipeline.brokers import free_port
 from tests.deepstream_pipeline.sinks.results import result
+from tests.support.ports import free_port
 from tests.support.waiting import becomes_true, wait_for
 from tests.web_server import serving
 

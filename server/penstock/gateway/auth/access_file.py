@@ -131,9 +131,9 @@ def read_access_file(path: Path) -> AccessRules:
     try:
         return _rules_of(path)
     except OSError as error:
-        place = error.filename or path
+        location = error.filename or path
         raise AccessFileError(
-            f"{place}: cannot be read ({error.strerror}); give a file that this user may read"
+            f"{location}: cannot be read ({error.strerror}); give a file that this user may read"
         ) from error
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise AccessFileError(f"{path}: not valid TOML: {error}") from None

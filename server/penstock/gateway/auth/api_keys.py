@@ -117,14 +117,14 @@ def read_key_list(text: str) -> tuple[str, ...]:
     Raises InvalidApiKey with the entry's number only, since any part of a malformed entry may be the secret.
     """
     hashed = []
-    for place, entry in enumerate(text.replace(",", " ").split(), start=1):
+    for number, entry in enumerate(text.replace(",", " ").split(), start=1):
         name, roles, secret = (*entry.split(":", 2), "", "")[:3]
         try:
             roles_of(check_key_name(name), roles.split("+"))
             hashed.append(f"{name}:{roles}:{check_secret(name, secret)}")
         except InvalidApiKey:
             raise InvalidApiKey(
-                f"key number {place} is not NAME:ROLE+ROLE:SECRET, with roles out of infer, read and admin and a "
+                f"key number {number} is not NAME:ROLE+ROLE:SECRET, with roles out of infer, read and admin and a "
                 f"secret of {MIN_SECRET} characters or more; `penstock keys new` makes one"
             ) from None
     return tuple(hashed)
@@ -136,10 +136,10 @@ def key_of_hashed(entry: str) -> ApiKey:
     return ApiKey(check_key_name(name), check_digest(name, digest), roles_of(name, roles.split("+")))
 
 
-def roles_of(name: str, words: Iterable[str]) -> frozenset[Role]:
+def roles_of(name: str, names: Iterable[str]) -> frozenset[Role]:
     """The roles of these names. Raises InvalidApiKey for an unknown role, and without roles."""
     try:
-        roles = frozenset(map(Role, words))
+        roles = frozenset(map(Role, names))
     except ValueError as error:
         raise InvalidApiKey(
             f"the key {name!r} has an unknown role ({error}); there are infer, read and admin"

@@ -118,7 +118,7 @@ class Authenticator:
             if or_role not in caller.roles:
                 raise self._denied(caller, role)
             caller = replace(caller, roles=caller.roles | {role})
-        self.quotas.look(caller, self.now())
+        self.quotas.check_rate(caller, self.now())
         return caller
 
     def note_refused(self, error: InferenceError, address: str, target: str, *, certificate: str = "") -> None:
@@ -134,9 +134,9 @@ class Authenticator:
         """Reloads the file whenever it changes; runs until cancelled."""
         while self._options.file is not None:
             await asyncio.sleep(CHECK_INTERVAL_S)
-            await self.look_again()
+            await self.reload_if_changed()
 
-    async def look_again(self) -> None:
+    async def reload_if_changed(self) -> None:
         """Reloads the file if it changed. If it is not valid, the old keys stay in use and one error is logged."""
         file = self._options.file
         if file is None:
@@ -200,8 +200,8 @@ class Authenticator:
 
     def _complain(self, error: AccessFileError) -> None:
         self.failed_reads += 1
-        kept = "the previous keys stay in use" if self._ring is not None else "no keys until the file is fixed"
-        log.error("access file not reloaded", error=str(error), kept=kept)
+        consequence = "the previous keys stay in use" if self._ring is not None else "no keys until the file is fixed"
+        log.error("access file not reloaded", error=str(error), kept=consequence)
 
     def _take(self, rules: AccessRules) -> None:
         """Raises AccessFileError if a key is in the file and in PENSTOCK_API_KEYS."""

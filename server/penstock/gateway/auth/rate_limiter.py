@@ -36,7 +36,7 @@ class QuotaStore(Protocol):
         """What the client has in flight in other processes."""
         ...
 
-    def note(self, name: str, held: ClientUsage) -> None:
+    def note(self, name: str, usage: ClientUsage) -> None:
         """Stores what the client has in flight in this process."""
         ...
 
@@ -62,13 +62,13 @@ class RateLimiter:
         self._max_requests = max_requests
         self._max_bytes = max_bytes
         self._full_again: dict[str, float] = {}  # by caller: when its bucket has all its tokens again; oldest use first
-        self._held: dict[str, ClientUsage] = {}
+        self._usage: dict[str, ClientUsage] = {}
 
     def __len__(self) -> int:
         """Callers whose rate is remembered."""
         return len(self._full_again)
 
-    def look(self, caller: Identity, now: float) -> None:
+    def check_rate(self, caller: Identity, now: float) -> None:
         """Raises QuotaExceeded if the client's bucket is empty; takes nothing. now: monotonic seconds."""
         quota = caller.quota
         if quota is None or not quota.rate:
@@ -87,7 +87,7 @@ class RateLimiter:
         quota = caller.quota
         if quota is None or not quota.rate:
             return
-        self.look(caller, now)
+        self.check_rate(caller, now)
         name = caller.key_name
         full_again = max(self._full_again_of(name, now), now) + quota.period_s / quota.rate
         self._remember(name, full_again)
@@ -97,9 +97,9 @@ class RateLimiter:
     def enter(self, caller: Identity, size_bytes: int) -> None:
         """Takes a slot of the client's share; pair it with one leave. Raises QuotaExceeded."""
         share = (caller.quota or _NO_QUOTA).share
-        held = self._held.get(caller.key_name) or ClientUsage()
+        usage = self._usage.get(caller.key_name) or ClientUsage()
         others = self._others(caller)
-        requests, held_bytes = held.requests + others.requests, held.size_bytes + others.size_bytes
+        requests, held_bytes = usage.requests + others.requests, usage.size_bytes + others.size_bytes
         max_requests = max(1, int(self._max_requests * share))
         max_bytes = int(self._max_bytes * share)
         if requests >= max_requests:
@@ -114,16 +114,16 @@ class RateLimiter:
                 f"(its share is {max_bytes}); retry after {SHARE_RETRY_AFTER_S} s",
                 retry_after_s=SHARE_RETRY_AFTER_S,
             )
-        held.requests += 1
-        held.size_bytes += size_bytes
-        self._keep(caller, held)
+        usage.requests += 1
+        usage.size_bytes += size_bytes
+        self._store(caller, usage)
 
     def leave(self, caller: Identity, size_bytes: int) -> None:
         """Returns the slot of an enter with the same size."""
-        held = self._held[caller.key_name]
-        held.requests -= 1
-        held.size_bytes -= size_bytes
-        self._keep(caller, held)
+        usage = self._usage[caller.key_name]
+        usage.requests -= 1
+        usage.size_bytes -= size_bytes
+        self._store(caller, usage)
 
     def receive(self, caller: Identity, size_bytes: int, *, before: int) -> None:
         """Counts bytes of a body that is still arriving; `received` subtracts them.
@@ -131,8 +131,8 @@ class RateLimiter:
         before: bytes of the same body that were counted earlier. Raises QuotaExceeded above the share, except for a
         client's only body.
         """
-        held = self._held.get(caller.key_name) or ClientUsage()
-        receiving_bytes = held.receiving_bytes + self._others(caller).receiving_bytes
+        usage = self._usage.get(caller.key_name) or ClientUsage()
+        receiving_bytes = usage.receiving_bytes + self._others(caller).receiving_bytes
         max_bytes = int(self._max_bytes * (caller.quota or _NO_QUOTA).share)
         if receiving_bytes + size_bytes > max_bytes and receiving_bytes > before:
             raise QuotaExceeded(
@@ -140,23 +140,23 @@ class RateLimiter:
                 f"(its share is {max_bytes}); retry after {SHARE_RETRY_AFTER_S} s",
                 retry_after_s=SHARE_RETRY_AFTER_S,
             )
-        held.receiving_bytes += size_bytes
-        self._keep(caller, held)
+        usage.receiving_bytes += size_bytes
+        self._store(caller, usage)
 
     def received(self, caller: Identity, size_bytes: int) -> None:
         """Subtracts bytes of a body that is complete or was dropped."""
-        held = self._held[caller.key_name]
-        held.receiving_bytes -= size_bytes
-        self._keep(caller, held)
+        usage = self._usage[caller.key_name]
+        usage.receiving_bytes -= size_bytes
+        self._store(caller, usage)
 
     def receiving_bytes(self) -> int:
         """Bytes of bodies that are arriving now, of all clients."""
-        return sum(held.receiving_bytes for held in self._held.values())
+        return sum(usage.receiving_bytes for usage in self._usage.values())
 
     def in_flight(self) -> dict[str, int]:
         """Requests in flight by key name, without zeros; "" stands for all anonymous clients."""
         if self._board is None:
-            return {name: held.requests for name, held in self._held.items() if held.requests}
+            return {name: usage.requests for name, usage in self._usage.items() if usage.requests}
         counts: Counter[str] = Counter()
         for name, requests in self._board.in_flight():
             counts[name] += requests  # two processes that claim a slot at the same moment may give a client two
@@ -165,13 +165,13 @@ class RateLimiter:
     def _others(self, caller: Identity) -> ClientUsage:
         return _NO_USAGE if self._board is None else self._board.others(caller.key_name)
 
-    def _keep(self, caller: Identity, held: ClientUsage) -> None:
-        if held.is_idle:
-            self._held.pop(caller.key_name, None)
+    def _store(self, caller: Identity, usage: ClientUsage) -> None:
+        if usage.is_idle:
+            self._usage.pop(caller.key_name, None)
         else:
-            self._held[caller.key_name] = held
+            self._usage[caller.key_name] = usage
         if self._board is not None:
-            self._board.note(caller.key_name, held)
+            self._board.note(caller.key_name, usage)
 
     def _remember(self, name: str, full_again: float) -> None:
         self._full_again.pop(name, None)
@@ -255,6 +255,6 @@ class RefusedCallCounter:
     def _forget(self, now: float) -> None:
         """Removes addresses whose calls no longer count, and the older half if there are too many."""
         left = {address: found for address, found in self._counts.items() if self._count(address, now) > 0}
-        kept = sorted(left, key=lambda address: left[address][1])[-MAX_ADDRESSES // 2 :]
-        self._counts = {address: left[address] for address in kept}
-        self._flooding &= set(kept)
+        newest = sorted(left, key=lambda address: left[address][1])[-MAX_ADDRESSES // 2 :]
+        self._counts = {address: left[address] for address in newest}
+        self._flooding &= set(newest)

@@ -247,8 +247,8 @@ class TokenVerifier:
 
     def _roles(self, claims: Mapping[str, object]) -> frozenset[Role]:
         """The roles in the claim, without unknown words; the default roles without the claim."""
-        said = claims.get(self._rules.roles_claim)
-        if said is None:
+        claim = claims.get(self._rules.roles_claim)
+        if claim is None:
             return self._rules.usual_roles
-        words = said.split() if isinstance(said, str) else said if isinstance(said, list) else []
-        return frozenset(role for role in Role if role.value in words)
+        names = claim.split() if isinstance(claim, str) else claim if isinstance(claim, list) else []
+        return frozenset(role for role in Role if role.value in names)

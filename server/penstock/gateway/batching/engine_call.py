@@ -60,7 +60,7 @@ class EngineCall:
     goes on with it, until it ends or is overdue; then it is given up. If every member left, it is given up at once.
     """
 
-    __slots__ = ("_abandon", "_asked", "_engine", "_late", "_retries", "batch", "is_overdue", "members")
+    __slots__ = ("_abandon", "_engine", "_late", "_merged", "_retries", "batch", "is_overdue", "members")
 
     def __init__(self, batch: Batch, engine: BatchEngine, abandon: Callable[["EngineCall"], None]) -> None:
         """abandon: called when no member waits any longer. Every entry of the batch is a BatchMember."""
@@ -69,7 +69,7 @@ class EngineCall:
         self._engine = engine
         self._abandon = abandon
         self._late: asyncio.TimerHandle | None = None
-        self._asked: MergedRequest | None = None
+        self._merged: MergedRequest | None = None
         self.is_overdue = False
         self._retries = RETRIES_A_DOUBLING * (len(self.members) - 1).bit_length()
         for member in self.members:
@@ -78,10 +78,10 @@ class EngineCall:
 
     async def ask(self, members: Sequence[BatchMember] | None = None) -> tuple[MergedRequest, InferResponse]:
         """The engine's answer to the members' rows. Raises the engine's error."""
-        asked = self.members if members is None else members
-        merged = merge_requests([member.request for member in asked], self._engine.slab)
-        self._asked = merged
-        span = _span_of_first(asked)
+        members_sent = self.members if members is None else members
+        merged = merge_requests([member.request for member in members_sent], self._engine.slab)
+        self._merged = merged
+        span = _span_of_first(members_sent)
         request = merged.request if span is None else replace(merged.request, metadata=span.headers)
         is_answered = False
         try:
@@ -145,7 +145,7 @@ class EngineCall:
         if self._late is not None:
             self._late.cancel()
             self._late = None
-        self._asked = None
+        self._merged = None
         for member in self.members:
             member.call = None
 
@@ -163,11 +163,11 @@ class EngineCall:
 
     def _refuse_named(self, error: InferenceError, members: Sequence[BatchMember]) -> bool:
         """Fail the members whose rows the error names. Returns whether there are any."""
-        merged = self._asked
+        merged = self._merged
         if merged is None or len(merged.row_counts) != len(members):
             return False
-        said = refused_rows(error.message, merged.rows, merged.request.model_name)
-        refused = refused_requests(said, merged.order, merged.row_counts)
+        reasons = refused_rows(error.message, merged.rows, merged.request.model_name)
+        refused = refused_requests(reasons, merged.order, merged.row_counts)
         for index, sentence in refused.items():
             self.fail(type(error)(sentence), members[index : index + 1])
         return bool(refused)
@@ -261,6 +261,6 @@ async def fetch_engine_batches(relay: Relay, model_name: str) -> EngineBatches:
     target = f"/v2/models/{quote(model_name, safe='')}/stats".encode()
     answer = await relay.send(HttpCall("GET", target, (), b""), deadline=time.monotonic() + STATISTICS_TIMEOUT_S)
     if answer.status != 200:
-        said = answer.body[:200].decode(errors="replace")
-        raise EngineFailed(f"the engine's statistics of model {model_name!r}: status {answer.status}: {said}")
+        reasons = answer.body[:200].decode(errors="replace")
+        raise EngineFailed(f"the engine's statistics of model {model_name!r}: status {answer.status}: {reasons}")
     return read_engine_batches(answer.body)

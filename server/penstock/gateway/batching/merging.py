@@ -50,8 +50,8 @@ def key_of(request: InferRequest) -> Hashable:
     parameters = request.parameters
     if not parameters:
         return request.model_name, request.model_version, request.outputs, inputs
-    said = tuple(sorted((name, type(value).__name__, value) for name, value in parameters.items()))
-    return request.model_name, request.model_version, request.outputs, inputs, said
+    text = tuple(sorted((name, type(value).__name__, value) for name, value in parameters.items()))
+    return request.model_name, request.model_version, request.outputs, inputs, text
 
 
 def merge_requests(requests: Sequence[InferRequest], slab: Slab | None = None) -> MergedRequest:
@@ -131,7 +131,7 @@ def _copied(tensors: Sequence[Tensor], lease: Lease, size_bytes: int) -> Tensor:
 
 def _side_by_side(tensors: Sequence[Tensor], slab: Slab, leases: list[Lease]) -> Tensor | None:
     """The tensors as one if each begins where the one before it ends; then all leases are held."""
-    held: list[Lease] = []
+    leases_held: list[Lease] = []
     first = tensors[0]
     if first.place is None:
         return None
@@ -143,11 +143,11 @@ def _side_by_side(tensors: Sequence[Tensor], slab: Slab, leases: list[Lease]) ->
         lease = slab.lease_of(place)
         if lease is None:
             return None
-        held.append(lease)
+        leases_held.append(lease)
         offset += tensor.data.nbytes
-    for lease in held:
+    for lease in leases_held:
         lease.hold()
-    leases += held
+    leases += leases_held
     data = first.data if len(tensors) == 1 else slab.window(first.place, offset - first.place.offset)
     return Tensor(first.name, first.datatype, _merged_shape(tensors), data, first.place)
 
@@ -304,20 +304,20 @@ def refused_rows(text: str, rows: int, model_name: str) -> dict[int, str]:
     if not found or found[0].start():
         return {}
     ends = [*[match.start() for match in found[1:]], len(text)]
-    said = {
+    refusals = {
         int(number): begin + text[match.end() : end]
         for match, end in zip(found, ends, strict=True)
         for number in match[1].split(", ")
     }
-    return said if max(said) < rows else {}
+    return refusals if max(refusals) < rows else {}
 
 
-def refused_requests(said: dict[int, str], order: Sequence[int], row_counts: Sequence[int]) -> dict[int, str]:
+def refused_requests(refusals: dict[int, str], order: Sequence[int], row_counts: Sequence[int]) -> dict[int, str]:
     """The message for each request, by its first named row. order, row_counts: see MergedRequest."""
     refused: dict[int, str] = {}
-    if not said:
+    if not refusals:
         return refused
     owners = [request for request, count in zip(order, row_counts, strict=True) for _ in range(count)]
-    for row in sorted(said):
-        refused.setdefault(owners[row], said[row])
+    for row in sorted(refusals):
+        refused.setdefault(owners[row], refusals[row])
     return refused

@@ -69,44 +69,47 @@ SLOS_OF_EXECUTION = 10.0  # a model's execution time-out is at least this multip
 
 
 def read_options(
-    config: "ModelConfig", said: OptionTexts = NO_OPTIONS, *, execution_timeout_s: float = DEFAULT_EXECUTION_TIMEOUT_S
+    config: "ModelConfig",
+    settings_texts: OptionTexts = NO_OPTIONS,
+    *,
+    execution_timeout_s: float = DEFAULT_EXECUTION_TIMEOUT_S,
 ) -> BatchOptions:
     """How the model's batches are formed: by what the operator said, else by config.pbtxt's parameters.
 
     Raises InvalidRequest, one sentence, where a value is malformed or cannot go with the rest of config.pbtxt.
     """
-    words = _OptionReader(config.name, config.parameters, said)
-    slo_ms = words.number(SLO, _is_positive, "a number of milliseconds above 0")
-    timeout_ms = words.number(EXECUTION_TIMEOUT, _is_positive, "a number of milliseconds above 0")
+    reader = _OptionReader(config.name, config.parameters, settings_texts)
+    slo_ms = reader.number(SLO, _is_positive, "a number of milliseconds above 0")
+    timeout_ms = reader.number(EXECUTION_TIMEOUT, _is_positive, "a number of milliseconds above 0")
     slo_s = None if slo_ms is None else slo_ms / 1e3
     usual_timeout_s = max(execution_timeout_s, SLOS_OF_EXECUTION * (slo_s or 0.0))
-    delay_us = words.number(MAX_QUEUE_DELAY, _is_not_negative, "a number of microseconds, 0 or more")
+    delay_us = reader.number(MAX_QUEUE_DELAY, _is_not_negative, "a number of microseconds, 0 or more")
     return BatchOptions(
-        owner=_owner(config, words),
-        max_batch_size=_max_batch_size(config, words),
+        owner=_owner(config, reader),
+        max_batch_size=_max_batch_size(config, reader),
         instances=config.instance_count,
         slo_s=slo_s,
         execution_timeout_s=usual_timeout_s if timeout_ms is None else timeout_ms / 1e3,
         max_queue_delay_s=(delay_us or 0.0) / 1e6,
-        max_queue_size=words.count(MAX_QUEUE_SIZE) or DEFAULT_MAX_QUEUE_SIZE,
-        max_queue_bytes=words.count(MAX_QUEUE_BYTES) or DEFAULT_MAX_QUEUE_BYTES,
+        max_queue_size=reader.count(MAX_QUEUE_SIZE) or DEFAULT_MAX_QUEUE_SIZE,
+        max_queue_bytes=reader.count(MAX_QUEUE_BYTES) or DEFAULT_MAX_QUEUE_BYTES,
     )
 
 
-def check_options(model_name: str, said: OptionTexts) -> None:
+def check_options(model_name: str, settings_texts: OptionTexts) -> None:
     """Raises InvalidRequest for an unknown or malformed option, without looking at the model's config.pbtxt."""
-    words = _OptionReader(model_name, NO_OPTIONS, said)
-    for name in said:
+    reader = _OptionReader(model_name, NO_OPTIONS, settings_texts)
+    for name in settings_texts:
         if name not in OPTION_NAMES:
             raise InvalidRequest(
                 f"model {model_name!r} has no batching option {name!r}; there are {', '.join(OPTION_NAMES)}"
             )
-    words.owner()
+    reader.owner()
     for name in (SLO, EXECUTION_TIMEOUT):
-        words.number(name, _is_positive, "a number of milliseconds above 0")
-    words.number(MAX_QUEUE_DELAY, _is_not_negative, "a number of microseconds, 0 or more")
+        reader.number(name, _is_positive, "a number of milliseconds above 0")
+    reader.number(MAX_QUEUE_DELAY, _is_not_negative, "a number of microseconds, 0 or more")
     for name in (MAX_BATCH_SIZE, MAX_QUEUE_SIZE, MAX_QUEUE_BYTES):
-        words.count(name)
+        reader.count(name)
 
 
 def misspelt_parameters(config: "ModelConfig") -> dict[str, str]:
@@ -122,7 +125,7 @@ class DeclaredOptions:
 
     def __init__(
         self,
-        said: Mapping[str, OptionTexts] | None = None,
+        settings_texts: Mapping[str, OptionTexts] | None = None,
         *,
         engine_batches: bool = True,
         execution_timeout_s: float = DEFAULT_EXECUTION_TIMEOUT_S,
@@ -133,7 +136,7 @@ class DeclaredOptions:
         execution_timeout_s: default for models without one. merging_backends: those of our backends that merge the
         requests that Triton passes together; None if there are no trials, and requests are merged without one.
         """
-        self._said = said if said is not None else {}
+        self._settings_texts = settings_texts if settings_texts is not None else {}
         self._engine_batches = engine_batches
         self._execution_timeout_s = execution_timeout_s
         self._merging_backends = merging_backends
@@ -144,8 +147,8 @@ class DeclaredOptions:
         known = self._read.get(config.name)
         if known is not None and known[0] is config:
             return known[1]
-        said = self._said.get(config.name, NO_OPTIONS)
-        options = read_options(config, said, execution_timeout_s=self._execution_timeout_s)
+        settings_texts = self._settings_texts.get(config.name, NO_OPTIONS)
+        options = read_options(config, settings_texts, execution_timeout_s=self._execution_timeout_s)
         if options.owner is BatchOwner.TRITON and not self._engine_batches:
             options = replace(options, owner=BatchOwner.OFF)
         if self._is_merged_by_us(config, options):
@@ -182,13 +185,13 @@ def default_owner(config: "ModelConfig") -> BatchOwner:
     return BatchOwner.TRITON if config.has_dynamic_batching or config.has_sequence_batching else BatchOwner.OFF
 
 
-def _owner(config: "ModelConfig", words: "_OptionReader") -> BatchOwner:
-    owner = words.owner()
+def _owner(config: "ModelConfig", reader: "_OptionReader") -> BatchOwner:
+    owner = reader.owner()
     if owner is None:
         return default_owner(config)
     obstacle = _obstacle(config, owner)
     if obstacle:
-        raise words.refusal(OWNER, obstacle)
+        raise reader.refusal(OWNER, obstacle)
     return owner
 
 
@@ -215,10 +218,10 @@ def _unmergeable(config: "ModelConfig") -> tuple[tuple[str, bool], ...]:
     )
 
 
-def _max_batch_size(config: "ModelConfig", words: "_OptionReader") -> int:
-    cap = words.count(MAX_BATCH_SIZE)
+def _max_batch_size(config: "ModelConfig", reader: "_OptionReader") -> int:
+    cap = reader.count(MAX_BATCH_SIZE)
     if cap is not None and cap > max(1, config.max_batch_size):
-        raise words.refusal(
+        raise reader.refusal(
             MAX_BATCH_SIZE, f"but config.pbtxt allows {config.max_batch_size}; raise that, or name less"
         )
     return cap if cap is not None else max(1, config.max_batch_size)
@@ -230,28 +233,28 @@ class _OptionReader:
 
     model_name: str
     parameters: Mapping[str, str]
-    said: OptionTexts
+    settings_texts: OptionTexts
 
     def refusal(self, name: str, what: str) -> InvalidRequest:
         """what: the rest of the sentence."""
-        place = "in the settings" if name in self.said else "in config.pbtxt"
-        return InvalidRequest(f"model {self.model_name!r}: {name} is {self._find(name)!r} {place}, {what}")
+        origin = "in the settings" if name in self.settings_texts else "in config.pbtxt"
+        return InvalidRequest(f"model {self.model_name!r}: {name} is {self._find(name)!r} {origin}, {what}")
 
     def owner(self) -> BatchOwner | None:
-        word = self._find(OWNER)
-        if word is None:
+        text = self._find(OWNER)
+        if text is None:
             return None
         try:
-            return BatchOwner(word.lower())
+            return BatchOwner(text.lower())
         except ValueError:
             raise self.refusal(OWNER, f"and must be one of {', '.join(BatchOwner)}") from None
 
     def number(self, name: str, is_allowed: Callable[[float], bool], allowed: str) -> float | None:
-        word = self._find(name)
-        if word is None:
+        text = self._find(name)
+        if text is None:
             return None
         try:
-            number = float(word)
+            number = float(text)
         except ValueError:
             number = math.nan
         if not math.isfinite(number) or not is_allowed(number):
@@ -259,16 +262,16 @@ class _OptionReader:
         return number
 
     def count(self, name: str) -> int | None:
-        word = self._find(name)
-        if word is None:
+        text = self._find(name)
+        if text is None:
             return None
-        if not (word.isascii() and word.isdecimal() and len(word) < 19) or int(word) == 0:
+        if not (text.isascii() and text.isdecimal() and len(text) < 19) or int(text) == 0:
             raise self.refusal(name, "and must be a whole number, 1 or more")
-        return int(word)
+        return int(text)
 
     def _find(self, name: str) -> str | None:
-        word = self.said.get(name, self.parameters.get(name))
-        return None if word is None else word.strip()
+        text = self.settings_texts.get(name, self.parameters.get(name))
+        return None if text is None else text.strip()
 
 
 def _is_positive(number: float) -> bool:
@@ -288,14 +291,14 @@ def read_batching_settings(given: object) -> dict[str, dict[str, str]]:
     Raises InvalidRequest, one sentence, for another form, and for unknown or malformed options.
     """
     if isinstance(given, Mapping):
-        said = {str(model): _option_texts(str(model), options) for model, options in given.items()}
+        settings_texts = {str(model): _option_texts(str(model), options) for model, options in given.items()}
     elif isinstance(given, (tuple, list)):
-        said = dict(map(_model_and_options, given))
+        settings_texts = dict(map(_model_and_options, given))
     else:
         raise InvalidRequest(f"batching is {given!r}; write a table a model, [batching.MODEL], or {BATCHING_SYNTAX}")
-    for model, options in said.items():
+    for model, options in settings_texts.items():
         check_options(model, options)
-    return said
+    return settings_texts
 
 
 def merge_batching_settings(
@@ -314,10 +317,10 @@ def _option_texts(model: str, options: object) -> dict[str, str]:
     return {str(name): str(value) for name, value in options.items()}
 
 
-def _model_and_options(word: object) -> tuple[str, dict[str, str]]:
-    model, equals, rest = str(word).partition("=")
+def _model_and_options(text: object) -> tuple[str, dict[str, str]]:
+    model, equals, rest = str(text).partition("=")
     owner, *others = rest.split(",")
     pairs = [other.partition("=") for other in others]
     if not model or not equals or not owner or not all(name and value for name, _, value in pairs):
-        raise InvalidRequest(f"batching is {word!r}; write {BATCHING_SYNTAX}")
+        raise InvalidRequest(f"batching is {text!r}; write {BATCHING_SYNTAX}")
     return model, {OWNER: owner, **{name: value for name, _, value in pairs}}

@@ -75,7 +75,7 @@ class BatchQueue:
         self.options = options
         self._waiting = WaitingEntries()
         self._schedule = Schedule(options)
-        self._door = EarlyRejection()
+        self._early_rejection = EarlyRejection()
         self._shares = ClientShares()
         self._limit = BatchSizeLimit(options.max_batch_size)
         self._entries = 0
@@ -94,7 +94,7 @@ class BatchQueue:
         """
         client = self._waiting.clients.get(entry.client)
         self._schedule.came(entry.rows, now)
-        self._shares.asked(entry, None if client is None else client.latest())
+        self._shares.entered(entry, None if client is None else client.latest())
         try:
             self._refuse_hopeless(entry, now)
             lost = self._make_room(entry)
@@ -252,7 +252,7 @@ class BatchQueue:
         for entry in choice.entries:
             self._waiting.remove(entry, Stage.BATCH)
         given_up = choice.given_up
-        self._door.formed(choice.least_s, min(one.priority for one in given_up) if given_up else None)
+        self._early_rejection.formed(choice.least_s, min(one.priority for one in given_up) if given_up else None)
         reason = choice.reason
         if choice.rows >= self.options.max_batch_size:
             reason = CloseReason.FULL
@@ -320,9 +320,9 @@ class BatchQueue:
             finish = begin + fit.delivered_s(entry.rows)
             if self._is_usual(entry):
                 finish = max(finish, begin + self._after_those_ahead_s(entry, fit))
-                if finish <= entry.deadline < begin + self._door.least_s:
-                    self._door.rejected_early()
-                    finish = begin + self._door.least_s
+                if finish <= entry.deadline < begin + self._early_rejection.least_s:
+                    self._early_rejection.rejected_early()
+                    finish = begin + self._early_rejection.least_s
             if finish > entry.deadline:
                 raise refusals.deadline_unreachable(self.model_name, entry.deadline, now, finish)
         elif now + self._schedule.least_s(entry.rows, now) > entry.deadline:
@@ -347,8 +347,8 @@ class BatchQueue:
 
     def _is_usual(self, entry: Entry) -> bool:
         """Whether the entry has no precedence over those that are given up; False if none are given up."""
-        is_crowded = self._door.least_s > 0.0 or self._shares.is_deeply_overloaded
-        return is_crowded and entry.priority >= self._door.priority and not is_favoured(entry)
+        is_crowded = self._early_rejection.least_s > 0.0 or self._shares.is_deeply_overloaded
+        return is_crowded and entry.priority >= self._early_rejection.priority and not is_favoured(entry)
 
     def _make_room(self, entry: Entry) -> list[Dropped]:
         """Entries displaced to make room. If there is not enough room, `expire` returns them next time."""

@@ -34,13 +34,13 @@ class RunningCalls:
     all. is_free: whether an instance is idle. due_at: expected end of the first call; None while an instance is idle.
     """
 
-    __slots__ = ("_at_the_door", "_calls", "_ends", "_instances", "calls", "due_at", "is_free", "rows")
+    __slots__ = ("_calls", "_ends", "_instances", "_waiting_calls_s", "calls", "due_at", "is_free", "rows")
 
     def __init__(self, instances: int) -> None:
         self._instances = instances
         self._calls: dict[int, RunningCall] = {}
         self._ends: list[float] = []  # expected ends of the running calls
-        self._at_the_door: list[float] = []  # expected seconds of the waiting calls
+        self._waiting_calls_s: list[float] = []  # expected seconds of the waiting calls
         self.calls = 0
         self.rows = 0
         self.is_free = instances > 0
@@ -73,7 +73,7 @@ class RunningCalls:
         self.rows = sum([call.batch.rows for call in calls])
         self.is_free = self.calls < self._instances
         self._ends = [call.began + call.expected_s for call in calls if call.began is not None]
-        self._at_the_door = [call.expected_s for call in calls if call.began is None]
+        self._waiting_calls_s = [call.expected_s for call in calls if call.began is None]
         self.due_at = None if self.is_free else min(self._ends)
 
     def free_at(self, now: float) -> float:
@@ -84,7 +84,7 @@ class RunningCalls:
         if self.is_free:
             return now
         ends = [end if end >= now else now + (now - end) for end in self._ends]
-        for expected_s in self._at_the_door:
+        for expected_s in self._waiting_calls_s:
             first = min(range(len(ends)), key=ends.__getitem__)
             ends[first] += expected_s
         return min(ends)
@@ -117,7 +117,7 @@ class Overlap:
     """overhead_s: seconds of a call to an idle engine beyond the engine's own work, as learned."""
 
     def __init__(self) -> None:
-        self._seen_s = 0.0
+        self._measured_s = 0.0
         self.overhead_s = 0.0
 
     def lead_s(self, call_s: float, number: int) -> float:
@@ -138,8 +138,8 @@ class Overlap:
         if lead_s < self.overhead_s or lead_s <= 0.0:
             return
         saved_s = min(max(expected_s - took_s, -lead_s), lead_s)
-        self._seen_s += (saved_s - self._seen_s) * LEAD_WEIGHT
-        self.overhead_s = max(self._seen_s, 0.0)
+        self._measured_s += (saved_s - self._measured_s) * LEAD_WEIGHT
+        self.overhead_s = max(self._measured_s, 0.0)
 
 
 def _lead_kind(number: int) -> _LeadKind:
@@ -287,7 +287,7 @@ class Schedule:
         if fit is not None and self._is_company_dear(fit, rows, due - now):
             return now
         if due_at is not None:
-            return self._at_the_door(due_at, rows=rows, max_rows=max_rows)
+            return self._just_before_free(due_at, rows=rows, max_rows=max_rows)
         if rows >= max_rows:
             return now
         until = since + self._options.max_queue_delay_s
@@ -307,9 +307,9 @@ class Schedule:
         since then every saving counts.
         """
         options = self._options
-        is_asked_to_wait = options.max_queue_delay_s > 0.0
+        has_queue_delay = options.max_queue_delay_s > 0.0
         call_s = fit.seconds(max(rows, 1))
-        if is_asked_to_wait or fit.alpha_s > SHARING_GAIN * call_s or left_s < FAR_CALLS * call_s:
+        if has_queue_delay or fit.alpha_s > SHARING_GAIN * call_s or left_s < FAR_CALLS * call_s:
             return False
         return left_s == NEVER or self.rate * call_s <= OVERLOAD_RATIO * rows * options.instances
 
@@ -319,7 +319,7 @@ class Schedule:
         is_light = self.rate * fit.seconds(1) < instances * LIGHT_LOAD
         return 0.0 if is_light else fit.seconds(rows) / instances
 
-    def _at_the_door(self, due_at: float, *, rows: int, max_rows: int) -> float:
+    def _just_before_free(self, due_at: float, *, rows: int, max_rows: int) -> float:
         """Just before the engine is due; NEVER if the clients of the running calls are about to send again."""
         fit = self._times.fit
         if fit is None or (self._running.rows + rows <= max_rows and self._returns.are_quick(fit.alpha_s)):

@@ -79,7 +79,7 @@ class ClientShares:
     """Rows that each client sent lately, and the share that was given up."""
 
     def __init__(self) -> None:
-        self._asked: dict[str, float] = {}
+        self._rows: dict[str, float] = {}
         self._total = 0.0
         self._given_up = 0.0
         self._refused_rows = 0
@@ -100,9 +100,9 @@ class ClientShares:
         """Limit of a batch's duration, so that light clients get into the next one; None for no limit."""
         return self._budget_s / 2 if self._budget_s is not None and self.is_overloaded else None
 
-    def asked(self, entry: Entry, latest: Entry | None) -> None:
+    def entered(self, entry: Entry, latest: Entry | None) -> None:
         """Set the new entry's rank. latest: last waiting entry of its client, which it must not overtake, or None."""
-        self._asked[entry.client] = self._asked.get(entry.client, 0.0) + entry.rows
+        self._rows[entry.client] = self._rows.get(entry.client, 0.0) + entry.rows
         self._total += entry.rows
         if self._total > 2 * MEMORY_ROWS:
             self._forget()
@@ -129,12 +129,12 @@ class ClientShares:
             self._budget_s = None
 
     def _is_light(self, entry: Entry) -> bool:
-        clients = len(self._asked)
-        return clients > 1 and self._asked.get(entry.client, 0.0) * clients <= self._total * LIGHT_SHARE
+        clients = len(self._rows)
+        return clients > 1 and self._rows.get(entry.client, 0.0) * clients <= self._total * LIGHT_SHARE
 
     def _forget(self) -> None:
-        self._asked = {client: rows / 2 for client, rows in self._asked.items() if rows / 2 >= LEAST_ROWS}
-        self._total = sum(self._asked.values())
+        self._rows = {client: rows / 2 for client, rows in self._rows.items() if rows / 2 >= LEAST_ROWS}
+        self._total = sum(self._rows.values())
 
 
 def is_favoured(entry: Entry) -> bool:
@@ -159,7 +159,7 @@ class EarlyRejection:
     """Rejects on arrival. least_s: required from the next batch's begin to the deadline; 0 without an overload."""
 
     def __init__(self) -> None:
-        self._seen: deque[tuple[float, int]] = deque(maxlen=OVERLOAD_BATCHES)
+        self._recent: deque[tuple[float, int]] = deque(maxlen=OVERLOAD_BATCHES)
         self._rejected_early = 0
         self.least_s = 0.0
         self.priority = 0  # entries of a higher class than this one are always accepted
@@ -174,16 +174,16 @@ class EarlyRejection:
         if priority is None:
             self._open(rejected_early)
             return
-        self._seen.append((least_s, priority))
-        if len(self._seen) == OVERLOAD_BATCHES:
-            self.least_s = min(least_s for least_s, _ in self._seen) * REJECTION_MARGIN
-            self.priority = max(priority for _, priority in self._seen)
+        self._recent.append((least_s, priority))
+        if len(self._recent) == OVERLOAD_BATCHES:
+            self.least_s = min(least_s for least_s, _ in self._recent) * REJECTION_MARGIN
+            self.priority = max(priority for _, priority in self._recent)
 
     def _open(self, rejected_early: int) -> None:
         if rejected_early:
             self.least_s *= REJECTION_DECAY
         else:
-            self._seen.clear()
+            self._recent.clear()
             self.least_s = 0.0
 
 
@@ -234,7 +234,7 @@ def _give_up(lane: Lane, terms: BatchConstraints, choice: BatchChoice) -> None:
 
     kept: favoured entries, which may limit the batch.
     """
-    kept: list[Item] = []
+    picked: list[Item] = []
     left, cap = lane.rows, terms.max_rows
     last: Item | None = None
     last_rows = 0
@@ -245,10 +245,10 @@ def _give_up(lane: Lane, terms: BatchConstraints, choice: BatchChoice) -> None:
         allowed = _rows_allowed(terms, entry.deadline)
         wanted = min(left, cap)
         if is_favoured(entry) and allowed * FAVOURED_COST >= wanted:
-            kept.append(heappop(lane.items))
+            picked.append(heappop(lane.items))
             cap = min(cap, allowed)
             continue
-        if allowed >= wanted or (last is None and not kept and _rest_can_wait(lane, terms, allowed, left)):
+        if allowed >= wanted or (last is None and not picked and _rest_can_wait(lane, terms, allowed, left)):
             break
         heappop(lane.items)
         if last is not None:
@@ -257,10 +257,10 @@ def _give_up(lane: Lane, terms: BatchConstraints, choice: BatchChoice) -> None:
         left -= entry.rows
     if last is not None:
         if last_rows >= min(left, cap):  # it would have allowed as many
-            kept.append(last)
+            picked.append(last)
         else:
             choice.given_up.append(last[3])
-    for item in kept:
+    for item in picked:
         heappush(lane.items, item)
 
 
@@ -287,13 +287,13 @@ def _rows_allowed(terms: BatchConstraints, deadline: float) -> int:
     fit = terms.fit
     if fit is None:
         return terms.max_rows
-    room_s = deadline - terms.begin - fit.guard_s - fit.alpha_s
+    left_for_rows_s = deadline - terms.begin - fit.guard_s - fit.alpha_s
     row_s = fit.beta_s + fit.deliver_s
-    if room_s < row_s:
+    if left_for_rows_s < row_s:
         return 0
     if row_s <= 0.0:
         return terms.max_rows
-    return min(int(room_s / row_s + 1e-6), terms.max_rows)
+    return min(int(left_for_rows_s / row_s + 1e-6), terms.max_rows)
 
 
 def _fill(lane: Lane, terms: BatchConstraints, choice: BatchChoice) -> None:

@@ -49,18 +49,18 @@ class DeliveryTimes:
     """Seconds a row from the engine's answer to the clients' answers, of the last batches; robust to outliers."""
 
     def __init__(self) -> None:
-        self._seen: deque[tuple[float, int]] = deque(maxlen=DELIVERY_BATCHES)
+        self._recent: deque[tuple[float, int]] = deque(maxlen=DELIVERY_BATCHES)
 
     def learn(self, rows: int, seconds: float) -> None:
         """Record that all callers of a batch had their answers this long after the engine's."""
-        self._seen.append((seconds / rows, rows))
+        self._recent.append((seconds / rows, rows))
 
     @property
     def row_s(self) -> float:
         """Median weighted by rows, since other work of the gateway distorts batches of one row; 0 at first."""
-        if len(self._seen) < MIN_DELIVERIES:
+        if len(self._recent) < MIN_DELIVERIES:
             return 0.0
-        ordered = sorted(self._seen)
+        ordered = sorted(self._recent)
         half = sum([rows for _, rows in ordered]) / 2
         until = accumulate([rows for _, rows in ordered])
         return next(row_s for (row_s, _), rows in zip(ordered, until, strict=True) if rows >= half)
@@ -80,19 +80,19 @@ FAST_IN_A_ROW = 2  # likewise; a single call is rarely too fast by accident
 class _Bin:
     """Calls of nearly one size: mean rows and seconds, and their weight."""
 
-    __slots__ = ("calls", "rows", "seconds", "seen_at")
+    __slots__ = ("calls", "last_call", "rows", "seconds")
 
     def __init__(self) -> None:
         self.rows = 0.0
         self.seconds = 0.0
         self.calls = 0
-        self.seen_at = 0
+        self.last_call = 0
 
     def learn(self, rows: float, seconds: float, at: int) -> None:
         self.calls = min(self.calls + 1, MEMORY_CALLS)
         self.rows += (rows - self.rows) / self.calls
         self.seconds += (seconds - self.seconds) / self.calls
-        self.seen_at = at
+        self.last_call = at
 
 
 class ServiceTimes:
@@ -192,7 +192,9 @@ class ServiceTimes:
         found.learn(rows, seconds, self._calls)
 
     def _draw(self) -> None:
-        weights = [bin_.calls * 0.5 ** ((self._calls - bin_.seen_at) / HALF_LIFE_CALLS) for bin_ in self._bins.values()]
+        weights = [
+            bin_.calls * 0.5 ** ((self._calls - bin_.last_call) / HALF_LIFE_CALLS) for bin_ in self._bins.values()
+        ]
         alpha_s, beta_s = line_through(
             [(weight, bin_.rows, bin_.seconds) for weight, bin_ in zip(weights, self._bins.values(), strict=True)]
         )

@@ -32,16 +32,16 @@ _ERRORS: dict[int, type[InferenceError]] = {
 ENGINE_REJECTIONS = (InvalidRequest, RegionTaken, RegionNotFound, NotSupported, EngineFailed)
 
 
-async def register(relay: Relay, wish: RegionSpec) -> None:
+async def register(relay: Relay, spec: RegionSpec) -> None:
     """Raises of the InferenceError tree, in the engine's words."""
-    if isinstance(wish, SystemRegionSpec):
+    if isinstance(spec, SystemRegionSpec):
         message = service_pb2.SystemSharedMemoryRegisterRequest(
-            name=wish.name, key=wish.key, offset=wish.offset, byte_size=wish.size_bytes
+            name=spec.name, key=spec.key, offset=spec.offset, byte_size=spec.size_bytes
         )
         await _call(relay, "SystemSharedMemoryRegister", message.SerializeToString())
         return
     message = service_pb2.CudaSharedMemoryRegisterRequest(
-        name=wish.name, raw_handle=wish.raw_handle, device_id=wish.device_id, byte_size=wish.size_bytes
+        name=spec.name, raw_handle=spec.raw_handle, device_id=spec.device_id, byte_size=spec.size_bytes
     )
     await _call(relay, "CudaSharedMemoryRegister", message.SerializeToString())
 

@@ -53,7 +53,7 @@ class NoSharedMemory:
     def __init__(self, refusal: str = SWITCHED_OFF) -> None:
         self.refusal = refusal
 
-    async def register(self, wish: RegionSpec, caller: Identity) -> None:
+    async def register(self, spec: RegionSpec, caller: Identity) -> None:
         """Raises NotSupported."""
         raise NotSupported(self.refusal)
 
@@ -161,11 +161,11 @@ class SharedMemory:
         self._stale: set[tuple[RegionKind, str]] = set()
         self._turn = asyncio.Lock()
 
-    async def register(self, wish: RegionSpec, caller: Identity) -> None:
+    async def register(self, spec: RegionSpec, caller: Identity) -> None:
         """The engine has the region. Raises of the InferenceError tree, in Triton's words where it has some."""
-        region = Region(wish, caller, self._checked(wish))
+        region = Region(spec, caller, self._checked(spec))
         try:
-            await self._make_room(wish.name, caller)
+            await self._make_room(spec.name, caller)
             async with self._turn:
                 await self._renew()
                 self._registry.claim(region, time.monotonic())
@@ -191,16 +191,16 @@ class SharedMemory:
         """
         self._require(kind)
         await self._note_gone()
-        kept: list[str] = []
+        shared: list[str] = []
         async with self._turn:
             await self._renew()
             for region in self._registry.own(kind, caller):
                 try:
                     await self._unregister(region)
                 except EngineFailed:
-                    kept.append(region.name)
-        if kept:
-            names = "".join(f"{name} ," for name in kept)
+                    shared.append(region.name)
+        if shared:
+            names = "".join(f"{name} ," for name in shared)
             raise EngineFailed(f"Failed to unregister the following {kind} shared memory regions: {names}")
 
     def status(self, kind: RegionKind, caller: Identity, name: str = "") -> list[Region]:
@@ -266,27 +266,27 @@ class SharedMemory:
         if kind is RegionKind.CUDA and not self._traits.has_cuda:
             raise NotSupported("this engine shares no GPU memory; use system shared memory, or --engine triton")
 
-    def _checked(self, wish: RegionSpec) -> Segment | None:
+    def _checked(self, spec: RegionSpec) -> Segment | None:
         """The segment, open. Raises InvalidRequest for what the engine must not be asked."""
-        self._require(kind_of(wish))
-        check_region_name(wish.name)
-        if isinstance(wish, CudaRegionSpec):
-            if len(wish.raw_handle) != HANDLE_BYTES or not 0 < wish.size_bytes <= _MAX_BYTES or wish.device_id < 0:
+        self._require(kind_of(spec))
+        check_region_name(spec.name)
+        if isinstance(spec, CudaRegionSpec):
+            if len(spec.raw_handle) != HANDLE_BYTES or not 0 < spec.size_bytes <= _MAX_BYTES or spec.device_id < 0:
                 raise InvalidRequest("failed to register shared memory region: invalid args")
             return None
-        name = segment_of(wish.key)
-        if wish.offset and not self._traits.takes_offsets:
+        name = segment_of(spec.key)
+        if spec.offset and not self._traits.takes_offsets:
             raise InvalidRequest(
-                f"shared memory region '{wish.name}' begins at offset {wish.offset}; Triton reads such a region at the "
+                f"shared memory region '{spec.name}' begins at offset {spec.offset}; Triton reads such a region at the "
                 "wrong place: register the segment from offset 0 on, and give each tensor a shared_memory_offset"
             )
         try:
             segment = self._open_segment(name)
         except OSError as error:
-            raise InvalidRequest(f"Unable to open shared memory region: '{wish.key}'") from error
-        if not _fits(wish, segment):
+            raise InvalidRequest(f"Unable to open shared memory region: '{spec.key}'") from error
+        if not _fits(spec, segment):
             segment.close()
-            raise InvalidRequest(f"failed to register shared memory region '{wish.name}': invalid args")
+            raise InvalidRequest(f"failed to register shared memory region '{spec.name}': invalid args")
         return segment
 
     async def _make_room(self, name: str, caller: Identity) -> None:
@@ -364,9 +364,9 @@ class SharedMemory:
             self._registry.disconnect(gone, time.monotonic())
 
 
-def _fits(wish: SystemRegionSpec, segment: Segment) -> bool:
+def _fits(spec: SystemRegionSpec, segment: Segment) -> bool:
     """Whether the region has bytes, and the segment all of them."""
-    return wish.offset >= 0 < wish.size_bytes and wish.offset + wish.size_bytes <= segment.size_bytes()
+    return spec.offset >= 0 < spec.size_bytes and spec.offset + spec.size_bytes <= segment.size_bytes()
 
 
 def _check_segment(region: Region) -> None:

@@ -75,10 +75,10 @@ class ModelGatewayProcess(GatewayProcess):
             **{"audit_log": None, "otlp_endpoint": ""},
         }
         part = GatewayPart(f"engine of {model}", (CORE,), died=lambda: changed(False))
-        super().__init__(settings.model_copy(update=own).model_dump_json(), run_dir.path, self._hear, part=part)
+        super().__init__(settings.model_copy(update=own).model_dump_json(), run_dir.path, self._on_message, part=part)
         self._changed = changed
 
-    def _hear(self, message: object) -> None:
+    def _on_message(self, message: object) -> None:
         if isinstance(message, GatewayReady):
             self._changed(True)
         elif isinstance(message, RestartModel | RestartEngine):

@@ -50,7 +50,7 @@ class MpsPlan:
     threads: of a card for a client, percent, 0 for no limit. wanted: the models' processes. reading: the cards.
     """
 
-    asked: MpsRequest
+    request: MpsRequest
     program: str
     is_foreign: bool
     threads: float
@@ -77,7 +77,7 @@ def this_machine() -> Machine:
     return Machine(read_cards(), find_program(), os.environ, os.geteuid())
 
 
-def plan_mps(asked: MpsRequest, wanted: Sequence[ModelClients], machine: Machine) -> MpsPlan:
+def plan_mps(request: MpsRequest, wanted: Sequence[ModelClients], machine: Machine) -> MpsPlan:
     """How MPS is had here. wanted: the models' processes. Raises MpsUnavailable."""
     machine = replace(machine, reading=visible_cards(machine.reading, machine.environ))
     if not machine.reading.cards:
@@ -91,20 +91,22 @@ def plan_mps(asked: MpsRequest, wanted: Sequence[ModelClients], machine: Machine
     if refusal:
         raise MpsUnavailable(refusal)
     pipes = machine.environ.get(PIPE_DIRECTORY, "")
-    directory = asked.directory or (Path(pipes) if pipes else None)
+    directory = request.directory or (Path(pipes) if pipes else None)
     if len({card.capability >= VOLTA for card in machine.reading.cards}) > 1:
         raise MpsUnavailable(
             "MPS serves cards from Volta on, or those before, not both; name one kind in CUDA_VISIBLE_DEVICES"
         )
-    is_foreign = directory is not None and (asked.directory is None or daemon_listens(directory))
+    is_foreign = directory is not None and (request.directory is None or daemon_listens(directory))
     if is_foreign and directory is not None:
-        _check_foreign(asked, directory, machine.uid)
+        _check_foreign(request, directory, machine.uid)
     else:
-        _check_own(asked, machine)
-    said = asked.active_thread_percentage
-    threads = default_percentage(wanted, len(machine.reading.cards)) if said == AUTO and not is_foreign else said
+        _check_own(request, machine)
+    percentage = request.active_thread_percentage
+    threads = (
+        default_percentage(wanted, len(machine.reading.cards)) if percentage == AUTO and not is_foreign else percentage
+    )
     return MpsPlan(
-        replace(asked, directory=directory),
+        replace(request, directory=directory),
         machine.program,
         is_foreign,
         0.0 if threads == AUTO else threads,
@@ -115,16 +117,16 @@ def plan_mps(asked: MpsRequest, wanted: Sequence[ModelClients], machine: Machine
 
 def visible_cards(reading: NvmlReading, environ: Mapping[str, str]) -> NvmlReading:
     """Those that CUDA is shown, in its order, where they are named by number; all where by UUID, or not at all."""
-    words = [word.strip() for word in environ.get(VISIBLE_CARDS, "").split(",") if word.strip()]
-    if not words or not all(word.isdecimal() for word in words):
+    devices = [device.strip() for device in environ.get(VISIBLE_CARDS, "").split(",") if device.strip()]
+    if not devices or not all(device.isdecimal() for device in devices):
         return reading
     by_index = {card.index: card for card in reading.cards}
-    cards = tuple(by_index[int(word)] for word in words if int(word) in by_index)
+    cards = tuple(by_index[int(device)] for device in devices if int(device) in by_index)
     return msgspec.structs.replace(reading, cards=cards)
 
 
-def _check_foreign(asked: MpsRequest, directory: Path, uid: int) -> None:
-    if asked.active_thread_percentage or asked.pinned_memory:
+def _check_foreign(request: MpsRequest, directory: Path, uid: int) -> None:
+    if request.active_thread_percentage or request.pinned_memory:
         raise MpsUnavailable(
             f"the MPS daemon in {directory} was started by others, who set its clients' limits; leave out "
             "--mps-active-thread-percentage and --mps-pinned-memory"
@@ -140,13 +142,13 @@ def _check_foreign(asked: MpsRequest, directory: Path, uid: int) -> None:
         )
 
 
-def _check_own(asked: MpsRequest, machine: Machine) -> None:
+def _check_own(request: MpsRequest, machine: Machine) -> None:
     if not server_program(machine.program):
         raise MpsUnavailable("nvidia-cuda-mps-server is not on PATH; it comes with NVIDIA's driver")
     why = unlimited(machine.reading.cards)
-    if why and (asked.active_thread_percentage or asked.pinned_memory):
+    if why and (request.active_thread_percentage or request.pinned_memory):
         raise MpsUnavailable(f"{why}; leave out --mps-active-thread-percentage and --mps-pinned-memory")
-    if why and not asked.is_must:
+    if why and not request.is_must:
         raise MpsUnavailable(f"{why} and none is kept from another's memory; --mps on takes it so")
     if why:
         log.warning("MPS without isolation", reason=f"{why} and none is kept from another's memory")
@@ -160,7 +162,7 @@ class MpsSharing:
 
     def __init__(self, plan: MpsPlan, claim: Callable[[], RunDirectory]) -> None:
         self._plan = plan
-        self.is_must = plan.asked.is_must
+        self.is_must = plan.request.is_must
         self._run_dir = None if plan.is_foreign else claim()
         self._daemon = compose_daemon(plan, self._run_dir)
         self._supervisor: MpsSupervisor | None = None
@@ -204,8 +206,8 @@ class MpsSharing:
 def compose_daemon(plan: MpsPlan, run_dir: RunDirectory | None) -> Daemon:
     """The plan's. run_dir: of a daemon of ours: what it leaves is known by its id, and cleared away."""
     if plan.is_foreign or run_dir is None:
-        return ForeignDaemon(MpsOptions(plan.asked.directory or Path()), program=plan.program)
-    options = MpsOptions(plan.asked.directory or run_dir.path, plan.threads, plan.asked.pinned_memory)
+        return ForeignDaemon(MpsOptions(plan.request.directory or Path()), program=plan.program)
+    options = MpsOptions(plan.request.directory or run_dir.path, plan.threads, plan.request.pinned_memory)
     engine_id = run_dir.engine_id
     hold = DaemonProcess(
         plan.program,
@@ -227,16 +229,16 @@ def engine_observer(
     """Looks at the engine with that id: its processes, and, where it is asked for, whether requests are served."""
     mark = f"{ENGINE_ID_VARIABLE}={engine_id}"
 
-    async def look(asks_serving: bool) -> EngineObservation:
+    async def observe(includes_serving: bool) -> EngineObservation:
         now = status()
         if now is None or now.pid is None:
             return EngineObservation()
         ours, computing = await asyncio.to_thread(_processes, mark)
         is_running = now.state is EngineState.RUNNING
-        does_serve = is_running and asks_serving and await serves()
+        does_serve = is_running and includes_serving and await serves()
         return EngineObservation(now.pid, is_running, ours, computing, does_serve)
 
-    return look
+    return observe
 
 
 def _processes(mark: str) -> tuple[frozenset[int], frozenset[int]]:

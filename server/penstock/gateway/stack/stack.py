@@ -81,14 +81,14 @@ class Stack:
 
     def __init__(self, choice: EngineChoice, *, announce: Callable[[Announcement], None]) -> None:
         self._sharing: MpsSharing | None = None
-        self._mps_news = MpsState()
+        self._mps_state = MpsState()
         self._settings = choice.settings
         self._choice = choice
         self._triton = choice.triton
         self._engine_grace_s = min(choice.settings.grace_s, ENGINE_GRACE_S)
         self._announce = announce
         self._ports: GatewayServes | None = None
-        self._stop_asked = asyncio.Event()
+        self._stop_requested = asyncio.Event()
         self._is_hurried = False
         self._failure = ""
         self._run_dir = claim_run_dir()
@@ -96,15 +96,15 @@ class Stack:
         has_workers = self._settings.worker_count > 1
         part = GatewayPart(arguments=(CORE,)) if has_workers else WHOLE_GATEWAY
         self._gateway = GatewayProcess(settings_json, self._run_dir.path, self._on_gateway_message, part=part)
-        self._fronts = self._new_fronts(settings_json) if has_workers else None
+        self._workers = self._new_workers(settings_json) if has_workers else None
         self._ready: GatewayReady | None = None
-        self._news = EngineStatusMessage(is_running=False, reason="the engine is starting", restarts=0)
+        self._status = EngineStatusMessage(is_running=False, reason="the engine is starting", restarts=0)
         self._engine: TritonSupervisor | None = None
         self._engine_task: asyncio.Task[None] | None = None
         self._renewal: InstanceReplacer | None = None
         self._renewal_task: asyncio.Task[None] | None = None
         self._embedded_restarts = 0
-        self._own = ModelProcesses(self._own_process, claim_run_dir, lambda: self._notify_gateway(self._news))
+        self._own = ModelProcesses(self._own_process, claim_run_dir, lambda: self._notify_gateway(self._status))
 
     async def run(self) -> int:
         """0 when what was accepted was answered; 1 when something was cut. Raises CannotStart."""
@@ -113,7 +113,7 @@ class Stack:
             loop.add_signal_handler(number, self._on_signal)
         try:
             await self._start_sharing()
-            if self._stop_asked.is_set():
+            if self._stop_requested.is_set():
                 return 0
             self._start_engine()
             return await self._until_stopped()
@@ -142,13 +142,13 @@ class Stack:
     async def _until_shared(self, sharing: MpsSharing) -> None:
         """Returns early if the stack is stopped. Raises MpsError."""
         engine = EngineHandle(
-            look=engine_observer(self._run_dir.engine_id, self._engine_status, self._serves),
+            observe=engine_observer(self._run_dir.engine_id, self._engine_status, self._serves),
             end=lambda reason, is_lost: self._engine is not None and self._engine.restart(reason, is_lost=is_lost),
             refuse=self._refuse,
-            tell=self._on_mps_status,
+            publish=self._on_mps_status,
         )
         starting = asyncio.create_task(sharing.start(engine))
-        stop = asyncio.create_task(self._stop_asked.wait())
+        stop = asyncio.create_task(self._stop_requested.wait())
         await asyncio.wait({starting, stop}, return_when=asyncio.FIRST_COMPLETED)
         stop.cancel()
         if starting.done():
@@ -174,30 +174,30 @@ class Stack:
 
     def _refuse(self, reason: str) -> None:
         self._failure = reason
-        self._stop_asked.set()
+        self._stop_requested.set()
 
     def _on_mps_status(self, message: MpsState) -> None:
-        self._mps_news = message
-        self._notify_gateway(self._news)
+        self._mps_state = message
+        self._notify_gateway(self._status)
 
-    def _new_fronts(self, settings_json: str) -> WorkerProcesses:
+    def _new_workers(self, settings_json: str) -> WorkerProcesses:
         settings = self._settings
         ports = settings.http_port, settings.grpc_port
         addresses = tuple((host, port) for host in listen_hosts(settings.host) for port in ports)
         try:
-            fronts = WorkerProcesses(settings_json, self._run_dir.path, addresses, settings.worker_count)
+            workers = WorkerProcesses(settings_json, self._run_dir.path, addresses, settings.worker_count)
         except AddressUnavailable as error:
             self._run_dir.release()
             raise CannotStart(f"{error}; choose another port with --http-port or --grpc-port") from error
-        fronts.on_change = self._on_fronts
-        return fronts
+        workers.on_change = self._on_workers
+        return workers
 
     async def _until_stopped(self) -> int:
         gateway_task = asyncio.create_task(self._gateway.run())
-        fronts_task = asyncio.create_task(self._fronts.run()) if self._fronts is not None else None
-        stop_task = asyncio.create_task(self._stop_asked.wait())
+        workers_task = asyncio.create_task(self._workers.run()) if self._workers is not None else None
+        stop_task = asyncio.create_task(self._stop_requested.wait())
         mps_task = self._sharing.task if self._sharing is not None else None
-        others = filter(None, [self._engine_task, fronts_task, mps_task, self._renewal_task])
+        others = filter(None, [self._engine_task, workers_task, mps_task, self._renewal_task])
         watched: set[asyncio.Task[object]] = {gateway_task, stop_task, *others}
         await asyncio.wait(watched, return_when=asyncio.FIRST_COMPLETED)
         stop_task.cancel()
@@ -206,9 +206,9 @@ class Stack:
             await asyncio.wait({self._renewal_task})
         max_wait_s = self._settings.drain_delay_s + self._settings.grace_s + STOP_MARGIN_S
         code = 0
-        if self._fronts is not None and fronts_task is not None:  # the core serves them until they have drained
-            await self._fronts.stop(max_wait_s)
-            code = await fronts_task
+        if self._workers is not None and workers_task is not None:  # the core serves them until they have drained
+            await self._workers.stop(max_wait_s)
+            code = await workers_task
         await self._gateway.stop(max_wait_s)
         code = max(code, await gateway_task, key=abs)
         await self._own.stop(0.0 if self._is_hurried else self._engine_grace_s)
@@ -270,7 +270,7 @@ class Stack:
             engine_pid=self._running_engine,
             restart=self._engine.restart,
             has_room=self._sharing.has_room_beside if self._sharing is not None else lambda _: True,
-            renewed=lambda: self._notify_gateway(self._news),
+            renewed=lambda: self._notify_gateway(self._status),
         )
         self._renewal_task = asyncio.create_task(self._renewal.run())
 
@@ -291,7 +291,7 @@ class Stack:
             self._refuse(status.reason)
 
     def _on_gateway_message(self, message: object) -> None:
-        if isinstance(message, GatewayServes) and self._fronts is not None:
+        if isinstance(message, GatewayServes) and self._workers is not None:
             self._ports = GatewayServes(self._settings.http_port, self._settings.grpc_port, message.metrics_port)
         elif isinstance(message, GatewayServes):
             self._ports = message
@@ -308,14 +308,14 @@ class Stack:
             self._ready = message
             self._announce_when_ready()
 
-    def _on_fronts(self) -> None:
+    def _on_workers(self) -> None:
         """One is ready, or has died."""
-        self._notify_gateway(self._news)
+        self._notify_gateway(self._status)
         self._announce_when_ready()
 
     def _announce_when_ready(self) -> None:
         """Once for each process that said so, when its fronts, if it has any, know it."""
-        if self._ready is None or self._ports is None or (self._fronts is not None and not self._fronts.are_ready):
+        if self._ready is None or self._ports is None or (self._workers is not None and not self._workers.are_ready):
             return
         ready, self._ready = self._ready, None
         shown = announcement(self._settings.host, self._ports, ready, has_tls=self._settings.tls_cert is not None)
@@ -327,9 +327,9 @@ class Stack:
         self._announce(replace(shown, workers=self._settings.worker_count))
 
     def _notify_gateway(self, message: EngineStatusMessage) -> None:
-        self._news = message
-        restarts = self._fronts.restarts if self._fronts is not None else 0
-        mps = self._mps_news
+        self._status = message
+        restarts = self._workers.restarts if self._workers is not None else 0
+        mps = self._mps_state
         self._gateway.tell(
             replace(
                 message,
@@ -356,14 +356,14 @@ class Stack:
             self._notify_gateway(EngineStatusMessage(is_running=True, reason="", restarts=self._embedded_restarts))
 
     def _on_signal(self) -> None:
-        if not self._stop_asked.is_set():
-            self._stop_asked.set()
+        if not self._stop_requested.is_set():
+            self._stop_requested.set()
             return
         log.error("second stop signal; ending at once, unfinished requests are cut")
         self._is_hurried = True
         self._gateway.kill()
-        if self._fronts is not None:
-            self._fronts.kill()
+        if self._workers is not None:
+            self._workers.kill()
         if self._engine_task is not None:
             self._engine_task.cancel()
 

@@ -120,10 +120,10 @@ def choose_mps(choice: EngineChoice) -> EngineChoice:
             raise MpsUnavailable(
                 "MPS shares a GPU among Triton's models, and no Triton is started here; leave --mps out"
             )
-        asked = MpsRequest(
+        request = MpsRequest(
             is_must, settings.mps_directory, settings.mps_active_thread_percentage, settings.mps_pinned_memory
         )
-        plan = plan_mps(asked, _model_clients(settings), this_machine())
+        plan = plan_mps(request, _model_clients(settings), this_machine())
     except MpsUnavailable as error:
         if is_must:
             raise CannotStart(str(error)) from error
@@ -153,19 +153,19 @@ def resolve_ports(settings: Settings) -> Settings:
     names = ["http_port", "grpc_port", "metrics_port"]
     if settings.engine_has_process:
         names += [name for name in ENGINE_PORTS if getattr(settings, name) is not None]
-    held: list[socket.socket] = []
+    listeners: list[socket.socket] = []
     ports: dict[str, int] = {}
     try:
         for name in names:
             host = "127.0.0.1" if name.startswith("engine") else settings.host
             port = getattr(settings, name) or pick_free_ports("127.0.0.1", 1)[0]
             flag = "--" + name.replace("_", "-")
-            held += [bind(host, port, flag=flag)] if name.startswith("engine") else bind_all(host, port, flag=flag)
+            listeners += [bind(host, port, flag=flag)] if name.startswith("engine") else bind_all(host, port, flag=flag)
             ports[name] = port
     except PortTaken as error:
         raise CannotStart(str(error)) from error
     finally:
-        for listener in held:
+        for listener in listeners:
             listener.close()
     return settings.model_copy(update=ports)
 

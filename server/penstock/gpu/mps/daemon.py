@@ -19,7 +19,7 @@ from penstock.gpu.mps.status import DaemonStatus
 
 STALE_FILES = ("control", "control_lock", "control_privileged", "log", "nvidia-cuda-mps-control.pid")
 FOREIGN_START_TIMEOUT_S = 30.0
-_LOOK_S = 0.05
+_POLL_S = 0.05
 _TERM_S = 2.0
 _FAULT_SIGNS = ("fault", "exception", "fatal", "error", "exit", "fail")
 _ECHO = ("cmd:", "accepting connection", "user did not send")  # what each of our own questions leaves in the log
@@ -157,7 +157,7 @@ class OwnDaemon:
                     raise
                 except MpsError:  # it begins to listen before it answers
                     pass
-            await asyncio.sleep(_LOOK_S)
+            await asyncio.sleep(_POLL_S)
         await self.control.threads()
         raise MpsError(f"{self._hold.program} does not listen within {self.options.start_s:g} s of its start")
 
@@ -196,10 +196,10 @@ class OwnDaemon:
             return
         while line := await process.stdout.readline():
             text = line.decode(errors="replace").strip()
-            words = text.lower()
-            if not text or any(echo in words for echo in _ECHO):
+            lowered = text.lower()
+            if not text or any(echo in lowered for echo in _ECHO):
                 continue
-            is_trouble = any(sign in words for sign in _FAULT_SIGNS)
+            is_trouble = any(sign in lowered for sign in _FAULT_SIGNS)
             self._emit(logging.WARNING if is_trouble else logging.DEBUG, "MPS says", line=text)
             if is_trouble:
                 self.trouble()
@@ -222,10 +222,10 @@ class ForeignDaemon:
 
     async def start(self) -> None:
         """Waits until it listens and answers: a sidecar may come later. Raises MpsError."""
-        for _ in range(max(1, round(self._wait_s / _LOOK_S))):
+        for _ in range(max(1, round(self._wait_s / _POLL_S))):
             if self.control.listens:
                 break
-            await asyncio.sleep(_LOOK_S)
+            await asyncio.sleep(_POLL_S)
         else:
             raise MpsError(
                 f"no MPS daemon listens in {self.options.directory} after {self._wait_s:g} s; start it, name its "
@@ -281,8 +281,8 @@ async def start_background(options: MpsOptions, program: str, environ: Mapping[s
     if control.listens:
         raise MpsError(f"an MPS daemon runs in {options.directory} already; penstock mps status shows it")
     prepare_directory(options.directory)
-    said = options.directory / "logs" / "start.log"  # a pipe would stay open for as long as the daemon lives
-    with said.open("wb") as output:
+    start_log = options.directory / "logs" / "start.log"  # a pipe would stay open for as long as the daemon lives
+    with start_log.open("wb") as output:
         process = await asyncio.create_subprocess_exec(
             *(program, "-d"),
             stdin=asyncio.subprocess.DEVNULL,
@@ -295,7 +295,7 @@ async def start_background(options: MpsOptions, program: str, environ: Mapping[s
     if code is None:
         raise MpsError(f"{program} -d does not return within {options.start_s:g} s: the driver hangs, see dmesg")
     if code:
-        raise MpsError(f"{program} -d failed: {said.read_text(errors='replace').strip() or code}")
+        raise MpsError(f"{program} -d failed: {start_log.read_text(errors='replace').strip() or code}")
     await _until_it_answers(control, options.start_s)
     try:
         for command in limit_commands(options, card_count):
@@ -325,16 +325,16 @@ async def stop_background(control: MpsControl, *, quit_s: int) -> None:
     while control.listens:
         if time.monotonic() >= until:
             raise MpsError(f"the MPS daemon in {control.directory} got `quit` but still listens; kill it")
-        await asyncio.sleep(_LOOK_S)
+        await asyncio.sleep(_POLL_S)
     for name in STALE_FILES:
         with contextlib.suppress(OSError):
             (control.directory / name).unlink()
 
 
 async def _until_it_answers(control: MpsControl, start_s: float) -> None:
-    for _ in range(round(start_s / _LOOK_S)):
+    for _ in range(round(start_s / _POLL_S)):
         if control.listens:
             await control.threads()
             return
-        await asyncio.sleep(_LOOK_S)
+        await asyncio.sleep(_POLL_S)
     raise MpsError(f"the MPS daemon does not listen in {control.directory} within {start_s:g} s; its logs say why")

@@ -40,15 +40,15 @@ def client_limit(capability: tuple[int, int], cuda: tuple[int, int] | None) -> i
 def too_many_clients(wanted: Iterable[ModelClients], reading: NvmlReading) -> str:
     """One sentence where a card would get more clients than MPS serves; empty where all fit."""
     models = tuple(wanted)
-    for place, card in enumerate(reading.cards):
+    for index, card in enumerate(reading.cards):
         counts: Counter[str] = Counter()
         for row in models:
-            counts[row.model] += row.count if not row.cards or place in row.cards else 0
+            counts[row.model] += row.count if not row.cards or index in row.cards else 0
         total, limit = counts.total() + TRITON_CLIENTS, client_limit(card.capability, reading.cuda)
         if total > limit:
             largest, _ = counts.most_common(1)[0]
             return (
-                f"{total} MPS clients on card {place}, {total - TRITON_CLIENTS} model instances and Triton's own, are "
+                f"{total} MPS clients on card {index}, {total - TRITON_CLIENTS} model instances and Triton's own, are "
                 f"more than the {limit} that MPS serves on a {card.name}; lower the count of {largest!r} "
                 f"({counts[largest]}) in its config.pbtxt's instance_group, or serve fewer with --models"
             )
@@ -63,12 +63,12 @@ def unlimited(cards: Sequence[GpuDevice]) -> str:
     return f"card {old.index} ({old.name}) is older than Volta, where MPS limits no client's threads or memory"
 
 
-def read_percentage(said: object) -> float | Literal["auto"]:
+def read_percentage(text: object) -> float | Literal["auto"]:
     """Of a card's threads for a client: 0 for no limit, or auto. Raises ValueError."""
-    if said == AUTO:
+    if text == AUTO:
         return AUTO
     try:
-        share = float(said)  # type: ignore[arg-type]  # whatever it is, float says
+        share = float(text)  # type: ignore[arg-type]  # whatever it is, float says
     except (TypeError, ValueError):
         share = -1.0
     if not 0.0 <= share <= 100.0:
@@ -84,7 +84,7 @@ def default_percentage(wanted: Iterable[ModelClients], card_count: int) -> float
     """
     models = tuple(wanted)
     most = max(
-        (sum(row.count for row in models if not row.cards or place in row.cards) for place in range(card_count)),
+        (sum(row.count for row in models if not row.cards or index in row.cards) for index in range(card_count)),
         default=0,
     )
     if most <= 2:

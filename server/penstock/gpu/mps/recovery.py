@@ -128,80 +128,82 @@ class RecoveryPolicy:
         """Whether clients were lost and not all is as before."""
         return self._lost_at is not None
 
-    def decide(self, now: float, seen: Observation) -> list[Action]:
+    def decide(self, now: float, observation: Observation) -> list[Action]:
         """What to do now, in this order. now: monotonic seconds."""
-        if self._ended_engine is not None and seen.engine.pid != self._ended_engine:
+        if self._ended_engine is not None and observation.engine.pid != self._ended_engine:
             self._ended_engine = None
-        if not seen.daemon.is_up:
-            return self._without_daemon(now, seen)
+        if not observation.daemon.is_up:
+            return self._without_daemon(now, observation)
         self._silent_since = None
-        faulty = [server for server in seen.daemon.servers if server.state is ServerState.FAULT]
+        faulty = [server for server in observation.daemon.servers if server.state is ServerState.FAULT]
         if faulty:
-            return self._in_fault(now, seen, faulty[0])
+            return self._in_fault(now, observation, faulty[0])
         self._faulty_since = None
-        actions = self._daemon_is_back(now, seen) if self._is_awaited else []
+        actions = self._daemon_is_back(now, observation) if self._is_awaited else []
         self.may_start = True
-        self._starts = 0 if seen.engine.serves or not self.is_recovering else self._starts
+        self._starts = 0 if observation.engine.serves or not self.is_recovering else self._starts
         if self._ended_engine is None and not actions:
-            actions = self._attachments(now, seen)
-        return actions + self._end_of_recovery(now, seen)
+            actions = self._attachments(now, observation)
+        return actions + self._end_of_recovery(now, observation)
 
-    def _without_daemon(self, now: float, seen: Observation) -> list[Action]:
+    def _without_daemon(self, now: float, observation: Observation) -> list[Action]:
         self.may_start = False
         self._silent_since = now if self._silent_since is None else self._silent_since
-        if seen.daemon.is_silent and now - self._silent_since < SILENCE_TIMEOUT_S:
+        if observation.daemon.is_silent and now - self._silent_since < SILENCE_TIMEOUT_S:
             return []
         if not self._owns_daemon:
             if self._is_awaited:
                 return []
             self._is_awaited = True
-            return [LogEvent(RecoveryEvent.DAEMON_AWAITED, {"reason": seen.daemon.reason}, is_warning=True)]
-        actions = self._end_clients(now, seen, seen.daemon.reason, is_lost=True)
+            return [LogEvent(RecoveryEvent.DAEMON_AWAITED, {"reason": observation.daemon.reason}, is_warning=True)]
+        actions = self._end_clients(now, observation, observation.daemon.reason, is_lost=True)
         if now >= self._next_start:
             pause_s = min(MAX_BACKOFF_S, MIN_BACKOFF_S * 2.0**self._starts)
             self._starts, self._next_start = self._starts + 1, now + pause_s
-            actions.append(StartDaemon(seen.daemon.reason))
+            actions.append(StartDaemon(observation.daemon.reason))
         return actions
 
-    def _daemon_is_back(self, now: float, seen: Observation) -> list[Action]:
+    def _daemon_is_back(self, now: float, observation: Observation) -> list[Action]:
         """What runs belongs to the server of the former one, if to any: two servers would take turns."""
         self._is_awaited = False
-        if seen.engine.holding <= seen.clients:
+        if observation.engine.holding <= observation.clients:
             return []
-        return self._end_clients(now, seen, "the MPS daemon is back, and its clients attach anew", is_lost=False)
+        return self._end_clients(now, observation, "the MPS daemon is back, and its clients attach anew", is_lost=False)
 
-    def _in_fault(self, now: float, seen: Observation, server: Server) -> list[Action]:
+    def _in_fault(self, now: float, observation: Observation, server: Server) -> list[Action]:
         self.may_start = False
         since = self._faulty_since = now if self._faulty_since is None else self._faulty_since
         reason = f"MPS server {server.pid} is in FAULT: a fatal fault of one client ended all on its card"
-        actions = self._end_clients(now, seen, reason, is_lost=True)
-        if self._owns_daemon and now - since >= FAULT_TIMEOUT_S and not seen.clients & seen.engine.ours:
+        actions = self._end_clients(now, observation, reason, is_lost=True)
+        if self._owns_daemon and now - since >= FAULT_TIMEOUT_S and not observation.clients & observation.engine.ours:
             self._faulty_since = None
             actions.append(StartDaemon(f"MPS server {server.pid} stays in FAULT without clients"))
         return actions
 
-    def _end_clients(self, now: float, seen: Observation, reason: str, *, is_lost: bool) -> list[Action]:
+    def _end_clients(self, now: float, observation: Observation, reason: str, *, is_lost: bool) -> list[Action]:
         """Once for each life of the engine. One that still starts has no models, and so no clients."""
-        if self._ended_engine is not None or not seen.engine.is_running:
+        if self._ended_engine is not None or not observation.engine.is_running:
             return []
-        self._ended_engine = seen.engine.pid
+        self._ended_engine = observation.engine.pid
         self._lost_at = now if self._lost_at is None else self._lost_at
         self.restarts += 1
         self.attached = self.beside = self._servers = frozenset()
         self._holding_since.clear()
         return [EndClients(reason, is_lost)]
 
-    def _attachments(self, now: float, seen: Observation) -> list[Action]:
-        engine, clients = seen.engine, seen.clients
+    def _attachments(self, now: float, observation: Observation) -> list[Action]:
+        engine, clients = observation.engine, observation.clients
         stranded = (self.attached & engine.ours) - clients
-        if stranded and not self._servers & {server.pid for server in seen.daemon.servers}:
-            return self._end_clients(now, seen, "the MPS server has ended, and its clients with it", is_lost=True)
+        if stranded and not self._servers & {server.pid for server in observation.daemon.servers}:
+            return self._end_clients(
+                now, observation, "the MPS server has ended, and its clients with it", is_lost=True
+            )
         before, self.attached = self.attached, engine.ours & clients
-        self._servers = frozenset(server.pid for server in seen.daemon.servers if server.clients)
+        self._servers = frozenset(server.pid for server in observation.daemon.servers if server.clients)
         self._was_proven |= bool(self.attached)
         self.beside = self._long_beside(now, engine, clients)
         if self.beside:
-            return self._not_attached(now, seen)
+            return self._not_attached(now, observation)
         self._has_reported_unattached = False
         if self.attached and not self._holding_since:
             self._renewals = 0
@@ -222,17 +224,17 @@ class RecoveryPolicy:
         self._holding_since = {pid: before.get(pid, now) for pid in loose}
         return frozenset(pid for pid, since in self._holding_since.items() if now - since >= ATTACH_S)
 
-    def _not_attached(self, now: float, seen: Observation) -> list[Action]:
+    def _not_attached(self, now: float, observation: Observation) -> list[Action]:
         numbers = ", ".join(map(str, sorted(self.beside)))
         reason = (
             f"process {numbers} computes beside MPS, by turns with all others; is the daemon of our user, and does it "
             "see the same cards?"
         )
         # CUDA falls back for all or for none: one beside others that are attached may only have asked for its cards.
-        is_fallback = not self.attached and self.beside != {seen.engine.pid}
+        is_fallback = not self.attached and self.beside != {observation.engine.pid}
         if self._was_proven and self._renewals < MAX_RENEWALS and is_fallback:
             self._renewals += 1
-            return self._end_clients(now, seen, reason, is_lost=False)
+            return self._end_clients(now, observation, reason, is_lost=False)
         if self._must_attach and is_fallback:
             return [Refuse(reason)]
         if self._has_reported_unattached:
@@ -252,8 +254,8 @@ class RecoveryPolicy:
             actions.append(LogEvent(RecoveryEvent.ATTACHED, {"clients": len(self.attached)}))
         return actions
 
-    def _end_of_recovery(self, now: float, seen: Observation) -> list[Action]:
-        if self._lost_at is None or self._ended_engine is not None or not seen.engine.serves:
+    def _end_of_recovery(self, now: float, observation: Observation) -> list[Action]:
+        if self._lost_at is None or self._ended_engine is not None or not observation.engine.serves:
             return []
         self.recovery_s, self._lost_at = now - self._lost_at, None
         return [

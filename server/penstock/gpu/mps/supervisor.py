@@ -66,9 +66,9 @@ def _open_files(proc: Path, pid: int) -> Iterator[str]:
 
 
 log = get_logger("mps")
-OWN_LOOK_S = 1.0
-FOREIGN_LOOK_S = 5.0  # each look leaves lines in its owner's log
-RECOVERY_LOOK_S = 0.1
+OWN_POLL_S = 1.0
+FOREIGN_POLL_S = 5.0  # each look leaves lines in its owner's log
+RECOVERY_POLL_S = 0.1
 SHORTEST_PAUSE_S = 0.02
 CALL_PAUSE_S = 1.0  # between looks that the daemon's log calls for
 
@@ -95,10 +95,10 @@ class EngineHandle:
     tell: the news, whenever they change.
     """
 
-    look: Callable[[bool], Awaitable[EngineObservation]]
+    observe: Callable[[bool], Awaitable[EngineObservation]]
     end: Callable[[str, bool], object]
     refuse: Callable[[str], None]
-    tell: Callable[[MpsState], None]
+    publish: Callable[[MpsState], None]
 
 
 class MpsSupervisor:
@@ -109,15 +109,15 @@ class MpsSupervisor:
         self._engine = engine
         self._recovery = RecoveryPolicy(owns_daemon=daemon.is_ours, must_attach=must_attach)
         self._wake = asyncio.Event()
-        self._looked = asyncio.Condition()
+        self._observed = asyncio.Condition()
         self._called_at = 0.0
-        self._looks = 0
-        self._is_looking = False
+        self._observations = 0
+        self._is_observing = False
         self._last = MpsState()
         if isinstance(daemon, OwnDaemon):
-            daemon.trouble = self._look_soon
+            daemon.trouble = self._observe_soon
 
-    def _look_soon(self) -> None:
+    def _observe_soon(self) -> None:
         """Once for many lines: what our own looks leave in the log must not make the next one."""
         now = time.monotonic()
         if now - self._called_at >= CALL_PAUSE_S:
@@ -132,8 +132,8 @@ class MpsSupervisor:
     async def run(self) -> None:
         """Until cancelled."""
         while True:
-            await self._look()
-            pause_s = RECOVERY_LOOK_S if self._recovery.is_recovering else self._pause_s
+            await self._observe()
+            pause_s = RECOVERY_POLL_S if self._recovery.is_recovering else self._pause_s
             try:
                 async with asyncio.timeout(pause_s):
                     await self._wake.wait()
@@ -144,30 +144,30 @@ class MpsSupervisor:
 
     @property
     def _pause_s(self) -> float:
-        return OWN_LOOK_S if self._daemon.is_ours else FOREIGN_LOOK_S
+        return OWN_POLL_S if self._daemon.is_ours else FOREIGN_POLL_S
 
     async def until_clients_may_start(self) -> None:
         """Returns after a look that began now and found daemon and server ready."""
-        begun = self._looks + (2 if self._is_looking else 1)
+        begun = self._observations + (2 if self._is_observing else 1)
         self._wake.set()
-        async with self._looked:
-            await self._looked.wait_for(lambda: self._looks >= begun and self._recovery.may_start)
+        async with self._observed:
+            await self._observed.wait_for(lambda: self._observations >= begun and self._recovery.may_start)
 
     async def stop(self) -> None:
         """Ends the daemon where it is ours. The engine must have been ended."""
         await self._daemon.stop()
 
-    async def _look(self) -> None:
-        self._is_looking = True
-        engine = await self._engine.look(self._recovery.is_recovering)
+    async def _observe(self) -> None:
+        self._is_observing = True
+        engine = await self._engine.observe(self._recovery.is_recovering)
         daemon = await self._daemon.status()
-        seen = Observation(daemon, engine, has_our_ids=any_exists(daemon.clients))
-        for action in self._recovery.decide(time.monotonic(), seen):
+        observation = Observation(daemon, engine, has_our_ids=any_exists(daemon.clients))
+        for action in self._recovery.decide(time.monotonic(), observation):
             await self._do(action)
-        self._publish(is_up=seen.daemon.is_up)
-        async with self._looked:
-            self._looks, self._is_looking = self._looks + 1, False
-            self._looked.notify_all()
+        self._publish(is_up=observation.daemon.is_up)
+        async with self._observed:
+            self._observations, self._is_observing = self._observations + 1, False
+            self._observed.notify_all()
 
     async def _do(self, action: Action) -> None:
         match action:
@@ -195,4 +195,4 @@ class MpsSupervisor:
         message = MpsState(is_up, len(course.attached), len(course.beside), course.restarts, course.recovery_s)
         if message != self._last:
             self._last = message
-            self._engine.tell(message)
+            self._engine.publish(message)

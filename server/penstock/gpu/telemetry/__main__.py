@@ -80,8 +80,8 @@ def _main() -> None:
     parser = argparse.ArgumentParser(prog="python -m penstock.gpu.telemetry", description=__doc__)
     parser.add_argument("--interval", type=float, default=INTERVAL_S)
     parser.add_argument("--dcgm", default="")
-    said = parser.parse_args()
-    write_lines(said.interval, said.dcgm)
+    arguments = parser.parse_args()
+    write_lines(arguments.interval, arguments.dcgm)
 
 
 if __name__ == "__main__":

@@ -49,16 +49,16 @@ class GpmMeter:
 
     def _shares(self) -> dict[int, float | None]:
         nvml = self._nvml
-        asked = nvml.c_nvmlGpmMetricsGet_t()
+        query = nvml.c_nvmlGpmMetricsGet_t()
         ids = [one for several in self._of_figure.values() for one in several]
-        asked.version, asked.numMetrics = nvml.NVML_GPM_METRICS_GET_VERSION, len(ids)
-        asked.sample1, asked.sample2 = self._older, self._newer
-        for metric, one in zip(asked.metrics, ids, strict=False):
+        query.version, query.numMetrics = nvml.NVML_GPM_METRICS_GET_VERSION, len(ids)
+        query.sample1, query.sample2 = self._older, self._newer
+        for metric, one in zip(query.metrics, ids, strict=False):
             metric.metricId = one
-        nvml.nvmlGpmMetricsGet(asked)
+        nvml.nvmlGpmMetricsGet(query)
         return {
             metric.metricId: _share(metric.value) if metric.nvmlReturn == nvml.NVML_SUCCESS else None
-            for metric in asked.metrics[: len(ids)]
+            for metric in query.metrics[: len(ids)]
         }
 
 
@@ -103,34 +103,34 @@ def gpu_processes(nvml: Any, device: Any) -> dict[int, ProcessMemory]:
     return found
 
 
-def time_shares(nvml: Any, device: Any, seen_us: int) -> tuple[dict[int, float], int]:
+def time_shares(nvml: Any, device: Any, after_us: int) -> tuple[dict[int, float], int]:
     """By process id, and the time of the newest sample: hand it in next time. Idle processes are not among them."""
     try:
-        samples = nvml.nvmlDeviceGetProcessUtilization(device, seen_us)
+        samples = nvml.nvmlDeviceGetProcessUtilization(device, after_us)
     except nvml.NVMLError:  # no sample since then, or a card or driver that takes none
-        return {}, seen_us
+        return {}, after_us
     shares: dict[int, list[float]] = {}
     for sample in samples:
-        if sample.timeStamp > seen_us and sample.smUtil <= _MOST_PERCENT:
+        if sample.timeStamp > after_us and sample.smUtil <= _MOST_PERCENT:
             shares.setdefault(sample.pid, []).append(sample.smUtil / 100)
-    newest = max((sample.timeStamp for sample in samples), default=seen_us)
-    return {pid: sum(each) / len(each) for pid, each in shares.items()}, max(newest, seen_us)
+    newest = max((sample.timeStamp for sample in samples), default=after_us)
+    return {pid: sum(each) / len(each) for pid, each in shares.items()}, max(newest, after_us)
 
 
 def process_name(pid: int, proc: Path = Path("/proc")) -> str:
     """For a metric's label: few, and the same after a restart."""
     try:
-        words = (proc / str(pid) / "cmdline").read_bytes().decode("utf-8", "replace").split("\0")
-        return command_name(words) or (proc / str(pid) / "comm").read_text("utf-8", "replace").strip() or UNKNOWN
+        arguments = (proc / str(pid) / "cmdline").read_bytes().decode("utf-8", "replace").split("\0")
+        return command_name(arguments) or (proc / str(pid) / "comm").read_text("utf-8", "replace").strip() or UNKNOWN
     except OSError:
         return UNKNOWN
 
 
-def command_name(words: Sequence[str]) -> str:
+def command_name(arguments: Sequence[str]) -> str:
     """Of a command line: the model instance of one of Triton's Python stubs, else the program; empty for none."""
-    program = words[0].rpartition("/")[2]
-    if program == _STUB and len(words) > _STUB_NAME_AT:
-        return words[_STUB_NAME_AT]
+    program = arguments[0].rpartition("/")[2]
+    if program == _STUB and len(arguments) > _STUB_NAME_AT:
+        return arguments[_STUB_NAME_AT]
     return program.partition(" ")[0]
 
 
@@ -197,7 +197,7 @@ class _Card:
         self._gpm: GpmMeter | None = None
         self._why_no_activity = self._lost = self._uuid = self._name = ""
         self._names: dict[int, str] = {}
-        self._seen_us = 0
+        self._newest_us = 0
         self._find()
         if with_gpm and self._device is not None:
             self._open_gpm()
@@ -277,10 +277,10 @@ class _Card:
         return share
 
     def _processes(self) -> tuple[ProcessLoad, ...]:
-        shares, self._seen_us = time_shares(self._nvml, self._device, self._seen_us)
+        shares, self._newest_us = time_shares(self._nvml, self._device, self._newest_us)
         found = gpu_processes(self._nvml, self._device)
         self._names = {pid: self._names.get(pid) or process_name(pid) for pid in found}  # read once a process
         return tuple(
-            ProcessLoad(pid, self._names[pid], held.memory_bytes, shares.get(pid), held.is_mps_client)
-            for pid, held in sorted(found.items())
+            ProcessLoad(pid, self._names[pid], memory.memory_bytes, shares.get(pid), memory.is_mps_client)
+            for pid, memory in sorted(found.items())
         )

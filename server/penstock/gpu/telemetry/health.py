@@ -37,10 +37,10 @@ class CardHealth:
     def observe(self, line: TelemetryMessage) -> None:
         """What was said last."""
         if line.has_nvml:
-            seen = {self._key(card) for card in line.cards}
+            present = {self._key(card) for card in line.cards}
             for card in line.cards:
                 self._observe_card(card)
-            silent = dict.fromkeys(self._known.keys() - seen, GONE)
+            silent = dict.fromkeys(self._known.keys() - present, GONE)
         else:
             silent = dict.fromkeys(self._known, line.why or "NVML does not answer any more")
         self._faults |= {key: GpuFault(reason, True) for key, reason in silent.items()}
@@ -88,18 +88,18 @@ class CardHealth:
         return ""
 
 
-def is_visible(index: int, uuid: str, said: str | None) -> bool:
+def is_visible(index: int, uuid: str, visible: str | None) -> bool:
     """Whether CUDA may use it, by CUDA_VISIBLE_DEVICES: numbers or beginnings of UUIDs, up to the first wrong one.
 
     Its numbers are taken for NVML's, as they are with cards of one kind, or with CUDA_DEVICE_ORDER=PCI_BUS_ID.
     """
-    if said is None:
+    if visible is None:
         return True
-    for word in map(str.strip, said.split(",")):
-        if word.startswith("MIG-"):
+    for entry in map(str.strip, visible.split(",")):
+        if entry.startswith("MIG-"):
             return True  # which card an instance is of, its name does not say
-        if not word.isdecimal() and not word.startswith("GPU-"):
+        if not entry.isdecimal() and not entry.startswith("GPU-"):
             return False
-        if word == str(index) or (word.startswith("GPU-") and uuid.startswith(word)):
+        if entry == str(index) or (entry.startswith("GPU-") and uuid.startswith(entry)):
             return True
     return False

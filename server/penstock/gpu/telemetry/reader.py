@@ -25,16 +25,16 @@ AUTO, OFF = "auto", "off"
 _DRIVER_FILES = tuple(map(Path, ("/dev/nvidiactl", "/dev/dxg", "/proc/driver/nvidia/version")))
 
 
-def checked_source(said: str) -> str:
+def checked_source(text: str) -> str:
     """The setting. Raises ValueError, with what it takes, for anything else."""
-    if said in (AUTO, OFF) or _is_address(said):
-        return said
+    if text in (AUTO, OFF) or _is_address(text):
+        return text
     raise ValueError("it takes auto, off, or a dcgm-exporter's http://host:9400/metrics")
 
 
-def _is_address(said: str) -> bool:
+def _is_address(text: str) -> bool:
     try:
-        parts = urlsplit(said)
+        parts = urlsplit(text)
         return parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
     except ValueError:  # a port that is none, brackets that do not match
         return False
@@ -97,10 +97,10 @@ class TelemetryReader:
     async def run(self) -> None:
         """For ever. Ends by cancellation only."""
         while True:
-            await self._hear()
+            await self._listen()
             await asyncio.sleep(self._options.restart_delay_s if self.health.cards else self._options.no_gpu_delay_s)
 
-    async def _hear(self) -> None:
+    async def _listen(self) -> None:
         """One process, from its start to its end."""
         try:
             process = await asyncio.create_subprocess_exec(
@@ -137,11 +137,11 @@ class TelemetryReader:
 
     def _take(self, line: TelemetryMessage) -> None:
         self.health.observe(line)
-        self._tell(line)
+        self._publish(line)
         if line.cards:
             self._lines.append(line)
 
-    def _tell(self, line: TelemetryMessage) -> None:
+    def _publish(self, line: TelemetryMessage) -> None:
         """The log: what cards there are, once; what became of them, when it changes."""
         for xid in line.xids:
             log.warning("the driver reports an error of a card", gpu=xid.gpu, xid=xid.number)

@@ -31,8 +31,8 @@ class Sampler:
     """
 
     def __init__(self, *, interval_s: float = INTERVAL_S, dcgm_url: str = "", program: Sequence[str] = PROGRAM) -> None:
-        said = ("--interval", str(interval_s), *(("--dcgm", dcgm_url) if dcgm_url else ()))
-        self._command = (*program, *said)
+        flags = ("--interval", str(interval_s), *(("--dcgm", dcgm_url) if dcgm_url else ()))
+        self._command = (*program, *flags)
         self._interval_s = interval_s
         self._lines: deque[TelemetryMessage] = deque(maxlen=_MAX_MESSAGES)
         self._changed = threading.Condition()

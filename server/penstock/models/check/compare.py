@@ -157,8 +157,8 @@ def is_deterministic(one: Tensor, other: Tensor) -> bool:
 
 def sample_indexes(count: int) -> npt.NDArray[np.int64]:
     """Flat indexes of at most 64 elements, first and last among them, evenly spread."""
-    kept = min(count, SAMPLE_COUNT)
-    return np.arange(kept, dtype=np.int64) * (count - 1) // max(kept - 1, 1)
+    samples = min(count, SAMPLE_COUNT)
+    return np.arange(samples, dtype=np.int64) * (count - 1) // max(samples - 1, 1)
 
 
 def _compare(expected: ExpectedOutput, tensor: Tensor) -> OutputComparison:
@@ -195,14 +195,14 @@ def _worst(expected: ExpectedOutput, flat: Array) -> ElementDifference | None:
         differences, allowed = _differences(got, wanted, expected.tolerance)
     with np.errstate(divide="ignore", invalid="ignore"):
         shares = np.where(differences == 0.0, 0.0, differences / allowed)
-    place = int(np.argmax(shares))
-    index = np.unravel_index(int(expected.indexes[place]), expected.shape) if expected.shape else ()
+    worst = int(np.argmax(shares))
+    index = np.unravel_index(int(expected.indexes[worst]), expected.shape) if expected.shape else ()
     return ElementDifference(
         tuple(int(axis) for axis in index),
-        _text(wanted[place]),
-        _text(got[place]),
-        float(differences[place]),
-        float(allowed[place]),
+        _text(wanted[worst]),
+        _text(got[worst]),
+        float(differences[worst]),
+        float(allowed[worst]),
         int(np.count_nonzero(differences > allowed)),
         differences.size,
     )
@@ -237,12 +237,12 @@ def _statistics_problem(expected: ExpectedOutput, flat: Array) -> str:
         first = int(np.argmin(np.isfinite(flat.astype(np.float64)))) if lost else 0
         where = f", the first at {[int(axis) for axis in np.unravel_index(first, expected.shape)]}" if lost else ""
         return f"{lost} of {flat.size} values are not finite{where}; expected {expected_lost}"
-    for word, here, there in (("mean", got.mean, wanted.mean), ("deviation", got.std, wanted.std)):
+    for name, here, there in (("mean", got.mean, wanted.mean), ("deviation", got.std, wanted.std)):
         if here is None or there is None:
             continue
         allowed = expected.tolerance.absolute + (expected.tolerance.relative + _STATISTICS_SLACK) * abs(there)
         if abs(here - there) > allowed + _STATISTICS_SLACK:
-            return f"its {word} is {here:.6g}, expected {there:.6g}: {allowed:.3g} is allowed"
+            return f"its {name} is {here:.6g}, expected {there:.6g}: {allowed:.3g} is allowed"
     return ""
 
 

@@ -161,8 +161,8 @@ def _as_served(source: SourceModel, result: VisionResult) -> VisionResult:
     """Without what the card drops: a box of a low score never suppresses one of a higher."""
     if not isinstance(result, Detections):
         return result
-    is_kept = result.score > source.card.parser_options.pre_cluster_threshold
-    return Detections(result.xyxy[is_kept], result.score[is_kept], result.class_id[is_kept])
+    is_confident = result.score > source.card.parser_options.pre_cluster_threshold
+    return Detections(result.xyxy[is_confident], result.score[is_confident], result.class_id[is_confident])
 
 
 def _run_batches(

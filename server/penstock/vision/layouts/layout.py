@@ -108,13 +108,13 @@ def non_maximum_suppression(xyxy: FloatArray, score: FloatArray, class_id: IntAr
     order = np.argsort(-score, kind="stable")[:MAX_CANDIDATES]
     boxes, classes = xyxy[order].astype(np.float64), class_id[order]
     areas = _areas(boxes)
-    is_kept = np.ones(len(order), np.bool_)
+    is_selected = np.ones(len(order), np.bool_)
     for best in range(len(order)):
-        if is_kept[best]:
-            rest = best + 1 + np.flatnonzero(is_kept[best + 1 :] & (classes[best + 1 :] == classes[best]))
+        if is_selected[best]:
+            rest = best + 1 + np.flatnonzero(is_selected[best + 1 :] & (classes[best + 1 :] == classes[best]))
             overlap = _overlaps(boxes[best], areas[best], boxes[rest], areas[rest])
-            is_kept[rest[overlap > iou_threshold]] = False
-    return order[is_kept].astype(np.int64)
+            is_selected[rest[overlap > iou_threshold]] = False
+    return order[is_selected].astype(np.int64)
 
 
 def _areas(boxes: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
@@ -148,8 +148,10 @@ def finish_detections(
     """
     is_candidate = score > options.pre_cluster_threshold
     xyxy, score, class_id = xyxy[is_candidate], score[is_candidate], class_id[is_candidate]
-    kept = non_maximum_suppression(xyxy, score, class_id, options.nms_iou_threshold)
-    source = to_source(xyxy[kept])
+    selected = non_maximum_suppression(xyxy, score, class_id, options.nms_iou_threshold)
+    source = to_source(xyxy[selected])
     is_inside = (source[:, 2] > source[:, 0]) & (source[:, 3] > source[:, 1])
-    source, kept = source[is_inside][: options.topk], kept[is_inside][: options.topk]
-    return Detections(source, np.clip(score[kept], 0.0, 1.0).astype(np.float32), class_id[kept].astype(np.int64))
+    source, selected = source[is_inside][: options.topk], selected[is_inside][: options.topk]
+    return Detections(
+        source, np.clip(score[selected], 0.0, 1.0).astype(np.float32), class_id[selected].astype(np.int64)
+    )

@@ -95,7 +95,7 @@ async def test_usual_share_is_half_among_many_and_all_for_a_single_key(tmp_path:
     ours, path = file_door(tmp_path, key_text("camera", CAMERA, "infer"))
     assert (await ours.admit([CAMERA], Role.INFER)).quota == Quota(share=1.0)
     rewrite(path, key_text("camera", CAMERA, "infer") + key_text("ops", OPS, "infer", more='rate = "1/second"'))
-    await ours.look_again()
+    await ours.reload_if_changed()
     assert (await ours.admit([CAMERA], Role.INFER)).quota == Quota(share=0.5)
     assert (await ours.admit([OPS], Role.INFER)).quota == Quota(1, 1.0, 0.5)
 
@@ -115,8 +115,8 @@ async def test_changed_file_counts_from_then_on(tmp_path: Path) -> None:
     ours, path = file_door(tmp_path, key_text("camera", CAMERA, "infer"))
     rewrite(path, key_text("ops", OPS, "infer"))
     with structlog.testing.capture_logs() as logged:
-        await ours.look_again()
-        await ours.look_again()
+        await ours.reload_if_changed()
+        await ours.reload_if_changed()
     assert [(line["event"], line["log_level"], line["keys"]) for line in logged] == [("access file loaded", "info", 1)]
     await ours.admit([OPS], Role.INFER)
     with pytest.raises(Unauthenticated):
@@ -133,14 +133,14 @@ async def test_broken_file_keeps_the_old_keys_and_is_logged_once(tmp_path: Path,
         rewrite(path, content)
     with structlog.testing.capture_logs() as logged:
         for _ in range(3):
-            await ours.look_again()
+            await ours.reload_if_changed()
     assert [(line["log_level"], line["event"], line["kept"]) for line in logged] == [
         ("error", "access file not reloaded", "the previous keys stay in use")
     ]
     assert ours.failed_reads == 1
     await ours.admit([CAMERA], Role.INFER)
     rewrite(path, key_text("ops", OPS, "infer"))
-    await ours.look_again()
+    await ours.reload_if_changed()
     await ours.admit([OPS], Role.INFER)
 
 
@@ -154,7 +154,7 @@ async def test_file_without_a_key_from_the_start_lets_others_in_and_then_its_fir
         await ours.admit(["stranger" * 4], Role.INFER)
     assert ours.failed_reads == 0
     rewrite(file, key_text("camera", CAMERA, "infer"))
-    await ours.look_again()
+    await ours.reload_if_changed()
     assert (await ours.admit([CAMERA], Role.INFER)).key_name == "camera"
 
 
@@ -165,7 +165,7 @@ async def test_file_broken_from_the_start_admits_no_key(tmp_path: Path) -> None:
         await ours.admit([CAMERA], Role.INFER)
     await ours.admit([], Role.READ)
     rewrite(path, key_text("camera", CAMERA, "infer"))
-    await ours.look_again()
+    await ours.reload_if_changed()
     await ours.admit([CAMERA], Role.INFER)
 
 
@@ -176,7 +176,7 @@ async def test_keys_of_the_environment_stay_whatever_the_file_says(tmp_path: Pat
     ours = door(AuthOptions(path, (ApiKey("ops", digest_of(OPS), frozenset(Role)),)))
     assert ours.key_count == 2
     rewrite(path, key_text("ops", CAMERA, "infer"))
-    await ours.look_again()
+    await ours.reload_if_changed()
     assert ours.failed_reads == 1
     for secret in (CAMERA, OPS):
         await ours.admit([secret], Role.INFER)
