@@ -8,8 +8,10 @@ from dataclasses import dataclass
 import pytest
 
 from penstock.engines.watch import EngineWatch, WatchOptions
+from penstock.gateway.admission import AdmissionControl
 from penstock.gateway.auth.rate_limiter import RateLimiter
-from penstock.gateway.dataplane import DataPlane
+from penstock.gateway.dataplane import DataPlane, PlaneParts
+from penstock.gateway.engine_slots import EngineSlots
 from penstock.gateway.image_flow import ImageFlow
 from penstock.gateway.in_flight import InFlightLimiter, InFlightLimits
 from penstock.gateway.metrics import Metrics
@@ -44,8 +46,12 @@ async def rig() -> AsyncIterator[Rig]:
         RateLimiter(max_requests=4, max_bytes=1 << 20),
         Metrics(),
     )
-    images = ImageFlow(backend=backend, watch=watch, pool=DecodePool(workers=1), metrics=metrics)
-    plane = DataPlane(relay=backend, watch=watch, images=images, admission=admission, metrics=metrics, quotas=quotas)
+    slots = EngineSlots(backend, watch)
+    images = ImageFlow(backend=backend, watch=watch, pool=DecodePool(workers=1), metrics=metrics, slots=slots)
+    control = AdmissionControl(watch=watch, admission=admission, metrics=metrics, quotas=quotas)
+    plane = DataPlane(
+        PlaneParts(relay=backend, watch=watch, images=images, admission=control, metrics=metrics, slots=slots)
+    )
     task = asyncio.create_task(watch.run())
     async with asyncio.timeout(30):
         await watch.first_ready.wait()

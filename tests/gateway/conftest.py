@@ -8,8 +8,10 @@ from dataclasses import replace
 import pytest
 
 from penstock.engines.watch import EngineWatch, WatchOptions
+from penstock.gateway.admission import AdmissionControl
 from penstock.gateway.batching.options import DeclaredOptions
-from penstock.gateway.dataplane import DataPlane
+from penstock.gateway.dataplane import DataPlane, PlaneParts
+from penstock.gateway.engine_slots import EngineSlots
 from penstock.gateway.image_flow import ImageFlow
 from penstock.gateway.in_flight import InFlightLimiter, InFlightLimits
 from penstock.gateway.metrics import Metrics
@@ -30,8 +32,12 @@ async def rig() -> AsyncIterator[Rig]:
     watch = EngineWatch(backend, options, refuse=DeclaredOptions().refusal)
     admission, metrics = InFlightLimiter(InFlightLimits(max_requests=4)), Metrics()
     pool = DecodePool(workers=1)
-    images = ImageFlow(backend=backend, watch=watch, pool=pool, metrics=metrics)
-    plane = DataPlane(relay=backend, watch=watch, images=images, admission=admission, metrics=metrics)
+    slots = EngineSlots(backend, watch)
+    images = ImageFlow(backend=backend, watch=watch, pool=pool, metrics=metrics, slots=slots)
+    control = AdmissionControl(watch=watch, admission=admission, metrics=metrics)
+    plane = DataPlane(
+        PlaneParts(relay=backend, watch=watch, images=images, admission=control, metrics=metrics, slots=slots)
+    )
     await pool.start()
     task = asyncio.create_task(watch.run())
     async with asyncio.timeout(30):

@@ -21,10 +21,12 @@ from prometheus_client.parser import text_string_to_metric_families
 from tritonclient.grpc import service_pb2
 
 from penstock.engines.watch import EngineWatch, WatchOptions
+from penstock.gateway.admission import AdmissionControl
 from penstock.gateway.batch_flow import BatchFlow
 from penstock.gateway.batching.batcher import BatcherPool
 from penstock.gateway.batching.options import BatchOptions
-from penstock.gateway.dataplane import DataPlane
+from penstock.gateway.dataplane import DataPlane, PlaneParts
+from penstock.gateway.engine_slots import EngineSlots
 from penstock.gateway.image_flow import ImageFlow
 from penstock.gateway.in_flight import InFlightLimiter, InFlightLimits
 from penstock.gateway.metrics import Metrics
@@ -113,10 +115,19 @@ async def composed() -> AsyncIterator[Plane]:
     watch, metrics = Watch(engine, WATCH), Metrics()
     admission = InFlightLimiter(InFlightLimits(max_requests=PLACES))
     pool = BatcherPool(engine, lambda name: OPTIONS if name == OWNED else None)
-    images = Mock(ImageFlow)
-    plane = DataPlane(relay=engine, watch=watch, images=images, admission=admission, metrics=metrics)
-    plane.batches = BatchFlow(
+    batches = BatchFlow(
         batching=pool, relay=engine, watch=watch, max_rows_of=lambda _: OPTIONS.max_batch_size, max_body_bytes=1 << 20
+    )
+    plane = DataPlane(
+        PlaneParts(
+            relay=engine,
+            watch=watch,
+            images=Mock(ImageFlow),
+            admission=AdmissionControl(watch=watch, admission=admission, metrics=metrics),
+            metrics=metrics,
+            slots=EngineSlots(engine, watch),
+            batches=batches,
+        )
     )
     watching = asyncio.create_task(watch.run())
     async with asyncio.timeout(30):

@@ -74,7 +74,7 @@ class FakePlane:
 
     def __init__(self, engine: FakeEngine) -> None:
         self.engine = engine
-        self.turns = EngineSlots(engine, cast(EngineView, SimpleNamespace(models={})))
+        self.slots = EngineSlots(engine, cast(EngineView, SimpleNamespace(models={})))
         self.relayed: list[tuple[Verb, InferHead, GrpcCall, float | None]] = []
         self.callers: list[Identity] = []
         self.error: Exception | None = None

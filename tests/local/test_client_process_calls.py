@@ -250,6 +250,6 @@ async def test_client_process_is_one_client_to_the_queue_and_sends_no_metadata_t
             seen.append((client, request.metadata))
             return await push(request, client=client, priority=priority)  # type: ignore[misc]
 
-        plane.plane.batches.batching.infer = infer  # type: ignore[method-assign,union-attr,assignment]
+        plane.plane._batches.batching.infer = infer  # type: ignore[method-assign,union-attr,assignment]
         await process.ask(OWNED, metadata=(("authorization", "x"),))
         assert seen == [("client-1", ())]

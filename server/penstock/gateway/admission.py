@@ -49,13 +49,20 @@ class AdmissionControl:
     """
 
     def __init__(
-        self, *, watch: EngineView, admission: InFlightLimiter, metrics: Metrics, quotas: RateLimiter | None = None
+        self,
+        *,
+        watch: EngineView,
+        admission: InFlightLimiter,
+        metrics: Metrics,
+        quotas: RateLimiter | None = None,
+        memory: SharedMemory | NoSharedMemory | None = None,
+        audit: AuditLog = NO_AUDIT,
     ) -> None:
-        """quotas: None without quotas. memory and audit are set by the composer."""
+        """quotas: None without quotas. memory: of clients and the engine. audit: gets a line for each admin action."""
         self._metrics = metrics
         self.admission = admission
-        self.memory: SharedMemory | NoSharedMemory = NoSharedMemory()
-        self.audit: AuditLog = NO_AUDIT
+        self.memory = memory or NoSharedMemory()
+        self.audit = audit
         self._watch = watch
         self._quotas = quotas
         self._waiting: set[asyncio.Task[object]] = set()

@@ -1,18 +1,15 @@
 """DataPlane: what every transport calls. Admits requests, then relays, batches or computes them."""
 
-import asyncio
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import AbstractContextManager, asynccontextmanager
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from typing import TypeVar
 
 from penstock.engines.load_policy import LoadPolicy
 from penstock.engines.model_health import EngineView
 from penstock.engines.relayed_calls import with_engine_sequence
 from penstock.gateway.admission import AdmissionControl
-from penstock.gateway.audit import AuditLog
-from penstock.gateway.auth.rate_limiter import RateLimiter
 from penstock.gateway.batch_flow import BatchFlow, RequestContext
 from penstock.gateway.batching.batch_report import ModelBatchReport, explain_engine, explain_queue, with_misspelt
 from penstock.gateway.batching.engine_call import fetch_engine_batches
@@ -26,7 +23,6 @@ from penstock.gateway.batching.options import BatchOptions, DeclaredOptions, mis
 from penstock.gateway.batching.queue import QueueStatistics
 from penstock.gateway.engine_slots import EngineSlots
 from penstock.gateway.image_flow import ImageFlow
-from penstock.gateway.in_flight import InFlightLimiter
 from penstock.gateway.metrics import Metrics
 from penstock.gateway.readiness import Readiness, readiness_of
 from penstock.gateway.shared_memory.regions import NoSharedMemory, SharedMemory
@@ -51,41 +47,52 @@ T = TypeVar("T")
 _SharedMemory = SharedMemory | NoSharedMemory
 
 
+async def _nothing_to_inform() -> None:
+    pass
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlaneParts:
+    """What a data plane is made of.
+
+    slots, images: over the same relay. batches: None if the gateway forms none. loads: which models clients may load.
+    queue_statistics: by model. is_apart: whether a model has its own engine process. spread: informs other processes
+    of a load or unload.
+    """
+
+    relay: Relay
+    watch: EngineView
+    images: ImageFlow
+    admission: AdmissionControl
+    metrics: Metrics
+    slots: EngineSlots
+    batches: BatchFlow | None = None
+    options: DeclaredOptions = field(default_factory=DeclaredOptions)
+    loads: LoadPolicy = field(default_factory=LoadPolicy)
+    required_models: tuple[str, ...] | None = None
+    queue_statistics: Callable[[], Mapping[str, QueueStatistics]] = dict
+    is_apart: Callable[[str], bool] = lambda _: False
+    spread: Callable[[], Awaitable[None]] = _nothing_to_inform
+    tracer: Tracer | None = None
+
+
 class DataPlane:
-    """Composed by penstock.gateway.main; called by the transports from the event loop's thread."""
+    """Composed by penstock.gateway.main and worker; called by the transports from the event loop's thread."""
 
-    def __init__(
-        self,
-        *,
-        relay: Relay,
-        watch: EngineView,
-        images: ImageFlow,
-        admission: InFlightLimiter,
-        metrics: Metrics,
-        quotas: RateLimiter | None = None,
-    ) -> None:
-        """quotas: None without quotas. The composer may set:
-
-        tracer, options, required_models, batches, statistics_of_queues (by model), loads (which models clients may
-        load), is_apart (whether a model has its own engine process), spread (informs processes of a load or unload).
-        """
-        self._relay, self._watch, self._images, self.admission, self._metrics = relay, watch, images, admission, metrics
-        self.turns = images.turns = EngineSlots(relay, watch)
-        self._admission = AdmissionControl(watch=watch, admission=admission, metrics=metrics, quotas=quotas)
-        self.options, self.loads = DeclaredOptions(), LoadPolicy()
-        self.required_models: tuple[str, ...] | None = None
-        self.batches: BatchFlow | None = None
-        self.statistics_of_queues: Callable[[], Mapping[str, QueueStatistics]] = dict
-        self.spread: Callable[[], Awaitable[None]] = lambda: asyncio.sleep(0)
-        self.tracer: Tracer | None = None
-        self.is_apart: Callable[[str], bool] = lambda _: False
+    def __init__(self, parts: PlaneParts) -> None:
+        self._relay, self._watch, self._images, self._metrics = parts.relay, parts.watch, parts.images, parts.metrics
+        self._admission, self.admission = parts.admission, parts.admission.admission
+        self.slots, self._batches, self._options = parts.slots, parts.batches, parts.options
+        self._loads, self._spread, self._queue_statistics = parts.loads, parts.spread, parts.queue_statistics
+        self._required_models = parts.required_models
+        self.is_apart, self.tracer = parts.is_apart, parts.tracer
         self._is_stopping = False
 
     def readiness(self) -> Readiness:
         """Whether to send requests here."""
         if self._is_stopping:
             return Readiness(False, "draining: this gateway is about to stop")
-        return readiness_of(self._watch, self.required_models)
+        return readiness_of(self._watch, self._required_models)
 
     def refusals(self) -> Mapping[str, str]:
         """Models that the engine would serve and the gateway does not, each with the reason."""
@@ -105,16 +112,16 @@ class DataPlane:
         known = self._watch.models.get(model_name)
         if known is None or known.config is None or known.is_refused:
             return BatchOptions()
-        return self.options.of(known.config)
+        return self._options.of(known.config)
 
     async def explain_model(self, model_name: str, caller: Identity = ANONYMOUS) -> ModelBatchReport:
         """How the model's batches are formed, and how that went. Raises ModelNotFound, BackendFailed."""
         require_role(Verb.READ, caller)
         self._admission.require_engine()
         config = await self._watch.find(model_name)
-        options, unread = self.options.of(config), misspelt_parameters(config)
+        options, unread = self._options.of(config), misspelt_parameters(config)
         if options.owner is BatchOwner.GATEWAY:
-            page = explain_queue(model_name, options, self.statistics_of_queues().get(model_name))
+            page = explain_queue(model_name, options, self._queue_statistics().get(model_name))
             return with_misspelt(page, unread)
         batches = await fetch_engine_batches(self._relay, model_name)
         return with_misspelt(explain_engine(model_name, options, batches), unread)
@@ -127,14 +134,6 @@ class DataPlane:
     def announce_stop(self) -> None:
         """Reports not ready from now on, and serves on."""
         self._is_stopping = True
-
-    def share(self, memory: _SharedMemory) -> None:
-        """Sets the shared memory of clients; call it once, before any request."""
-        self._admission.memory = memory
-
-    def audit_to(self, audit: AuditLog) -> None:
-        """Write admin actions to this log; called once, before any request."""
-        self._admission.audit = audit
 
     @property
     def why_no_shared_memory(self) -> str:
@@ -176,7 +175,7 @@ class DataPlane:
             if isinstance(call, EncodedCall):
                 call = await self.with_tensor(call, until, caller)
             if verb is Verb.LOAD:
-                await self.loads.check(call)
+                await self._loads.check(call)
             elif verb is Verb.INFER:
                 call = await with_engine_sequence(call, head, caller)
             answer = await self._timed(verb, head, self._send(verb, head, call, caller, until))
@@ -208,7 +207,7 @@ class DataPlane:
         """
         with self._admission.through(Verb.INFER, head, caller, len(call.body), deadline):
             started = time.monotonic()
-            async with self.turns.stream(call, head, caller.client, deadline) as stream:
+            async with self.slots.stream(call, head, caller.client, deadline) as stream:
                 try:
                     yield stream
                 finally:
@@ -296,8 +295,8 @@ class DataPlane:
     async def _tensors(
         self, request: InferRequest, alone: Engine, context: RequestContext, priority: int
     ) -> InferResponse:
-        if self.batches is not None and self.batches.takes(context.head):
-            response = await self.batches.tensors(request, context, priority)
+        if self._batches is not None and self._batches.takes(context.head):
+            response = await self._batches.tensors(request, context, priority)
             if response is not None:
                 return response
         return await alone.infer(request)
@@ -324,9 +323,9 @@ class DataPlane:
         """Into a batch if the gateway forms the model's, else to the engine as it came."""
         if verb is not Verb.INFER:
             return self._relay.send(call, deadline=until)
-        if self.batches is not None and self.batches.takes(head):
-            return self.batches.infer(call, RequestContext(head, caller.owner, until))
-        return self.turns.send(call, head, caller.client, until)
+        if self._batches is not None and self._batches.takes(head):
+            return self._batches.infer(call, RequestContext(head, caller.owner, until))
+        return self.slots.send(call, head, caller.client, until)
 
     async def _timed(self, verb: Verb, head: InferHead, answer: Awaitable[T]) -> T:
         started = time.monotonic()
@@ -343,9 +342,9 @@ class DataPlane:
             self._admission.note_failed(model_name)
         elif is_done and verb is Verb.LOAD:
             await self._watch.note_loaded(model_name)
-            await self.spread()
+            await self._spread()
             if refusal := self.refusals().get(model_name):
                 raise InvalidRequest(f"the model is loaded but not served: {refusal}")
         elif is_done and verb is Verb.UNLOAD:
             self._watch.note_unloaded(model_name)
-            await self.spread()
+            await self._spread()

@@ -76,7 +76,7 @@ class _ImageResult(NamedTuple):
 class ImageFlow:
     """The image endpoint without its transport."""
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - one argument for each part
         self,
         *,
         backend: Engine,
@@ -85,13 +85,13 @@ class ImageFlow:
         metrics: Metrics,
         batching: Batcher | None = None,
         slab: Slab | None = None,
+        slots: EngineSlots | None = None,
     ) -> None:
         """batching: for models whose batches the gateway forms; every image is one row there.
 
-        slab: memory for images that the engine can read. turns: set by the composer; see EngineSlots.
+        slab: memory for images that the engine can read. slots: limits calls at the engine; None for no limit.
         """
-        self.turns: EngineSlots | None = None
-        self._backend, self._batching, self._slab = backend, batching, slab
+        self._backend, self._batching, self._slab, self._slots = backend, batching, slab, slots
         self._watch, self._pool, self._metrics = watch, pool, metrics
         self._models: dict[str, ImageModel] = {}
         self._preparing = PreparationEstimator()
@@ -340,9 +340,9 @@ class ImageFlow:
         return responses
 
     def _in_turn(self, request: InferRequest, client: str) -> Coroutine[Any, Any, InferResponse]:
-        if self.turns is None:
+        if self._slots is None:
             return self._engine(request)
-        return self.turns.ask(partial(self._engine, request), request.model_name, client, request.deadline)
+        return self._slots.ask(partial(self._engine, request), request.model_name, client, request.deadline)
 
     async def _engine(self, request: InferRequest) -> InferResponse:
         trace = current_trace.get()

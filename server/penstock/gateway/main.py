@@ -7,28 +7,23 @@ import signal
 import socket
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import chain, repeat
 from pathlib import Path
 
 import uvloop
 
-from penstock.engines.load_policy import LoadPolicy
 from penstock.engines.model_health import KnownModel
 from penstock.engines.replicas import ReplicaState
 from penstock.engines.watch import LOADING, EngineWatch
 from penstock.gateway import composition
-from penstock.gateway.audit import AuditLog
-from penstock.gateway.batch_flow import BatchFlow
 from penstock.gateway.batching.batch_report import queue_readers
 from penstock.gateway.batching.batcher import BatcherPool, log_and_get_refusal
 from penstock.gateway.batching.options import BatchOptions
 from penstock.gateway.dataplane import DataPlane
 from penstock.gateway.grpc.server import GrpcEndpoint, GrpcServer, ProcessRole, serve
 from penstock.gateway.grpc.status_codes import code_name_of
-from penstock.gateway.image_flow import ImageFlow
-from penstock.gateway.in_flight import InFlightLimiter, InFlightLimits
 from penstock.gateway.metrics import METRIC_FILES, MetricFiles, Metrics
 from penstock.gateway.model_restarts import model_restarter, with_own_engines
 from penstock.gateway.readiness import watch_readers
@@ -37,9 +32,9 @@ from penstock.gateway.rest.limits import ConnectionLimits
 from penstock.gateway.rest.listener import HttpListener, Sockets, bind_all
 from penstock.gateway.rest.metrics_app import create_metrics_app
 from penstock.gateway.rest.routes import ForwardedIdentity
+from penstock.gateway.serving_parts import ServingParts, SharedTables
 from penstock.gateway.settings import Settings
 from penstock.gateway.shared_memory.regions import SharedMemory
-from penstock.gateway.tracing import TracedRelay
 from penstock.gateway.workers.core_relay import GRPC_SOCKET, HTTP_SOCKET
 from penstock.gateway.workers.core_server import CoreServer
 from penstock.gateway.workers.gateway_process import (
@@ -57,11 +52,8 @@ from penstock.gpu.telemetry.reader import telemetry_metrics
 from penstock.logs import get_logger
 from penstock.network import addresses_of
 from penstock.process import MemoryTrimmer
-from penstock.tls import Certificates
-from penstock.vision.decode_pool import DecodePool
 
 log = get_logger("gateway")
-SPANS_GRACE_S = 1.0
 WAIT_LOG_INTERVALS_S = (5.0, 10.0, 15.0, 30.0)  # between log lines while the engine starts; the last one repeats
 
 
@@ -88,101 +80,74 @@ class Gateway:
         self.metrics = Metrics(None if run_dir is None else MetricFiles(run_dir / METRIC_FILES, "core"))
         main = composition.compose_engine(settings, place.run_dir)
         self.engine, self.own = with_own_engines(settings, main, control)
-        self.options = composition.declared_options(settings)
+        self.page = None if run_dir is None else CounterPage(run_dir / PAGE_NAME)
+        self.parts = ServingParts(
+            settings,
+            self.metrics,
+            decoder_count=settings.decoder_count if run_dir is None else settings.decoder_share,
+            tables=SharedTables()
+            if run_dir is None or self.page is None
+            else SharedTables(core_counts(self.page), core_quota_table(run_dir)),
+        )
+        options = self.parts.options
         self.watch = EngineWatch(
             self.engine.engine,
-            composition.watch_options(settings, self.options, self.engine, lambda *trial: self.images.trial(*trial)),
+            composition.watch_options(settings, options, self.engine, lambda *trial: plane_parts.images.trial(*trial)),
             ask_restart=self._ask_restart,
             restart_model=model_restarter(settings, main, self.own, control, lambda: self._news.model_generations),
-            refuse=partial(log_and_get_refusal, self.options),
+            refuse=partial(log_and_get_refusal, options),
         )
-        self.pool = DecodePool(
-            workers=settings.decoder_count if run_dir is None else settings.decoder_share,
-            job_timeout_s=settings.decode_timeout_s,
-            max_waiting=settings.max_inflight_requests,
-            max_pixels=settings.max_pixels,
-        )
-        limits = InFlightLimits(settings.max_inflight_requests, settings.max_inflight_bytes)
-        self.page = None if run_dir is None else CounterPage(run_dir / PAGE_NAME)
-        self.admission = InFlightLimiter(limits, None if self.page is None else core_counts(self.page))
         self.batching = BatcherPool(
             self.engine.engine, self._options_of, slab=self.engine.slab, formed=self.metrics.batch
         )
-        audit = AuditLog(settings.audit_log)
-        self.door = composition.compose_authenticator(
-            settings, None if run_dir is None else core_quota_table(run_dir), audit
-        )
-        self.certificates = Certificates.of(settings.tls_cert, settings.tls_key, settings.tls_client_ca)
-        self.tracer = composition.compose_tracer(settings.otlp_endpoint)
-        self.images = self._compose_images()
-        self.plane = DataPlane(
-            relay=TracedRelay(self.engine.engine) if self.tracer is not None else self.engine.engine,
-            watch=self.watch,
-            images=self.images,
-            admission=self.admission,
-            metrics=self.metrics,
-            quotas=None if self.door is None else self.door.quotas,
-        )
-        self.plane.tracer, self.plane.options = self.tracer, self.options
-        self.plane.loads = LoadPolicy(allows_code=settings.allow_model_code)
-        self.plane.required_models, self.plane.turns.engines = settings.required_models, len(settings.engine_urls) or 1
-        self.plane.statistics_of_queues = self.batching.statistics
-        self.plane.batches = BatchFlow(
-            batching=self.batching,
-            relay=self.engine.engine,
-            watch=self.watch,
-            max_rows_of=lambda config: self.options.of(config).max_batch_size,
-            max_body_bytes=settings.max_body_bytes,
-            turns=self.plane.turns,
-        )
         self.memory = composition.compose_memory(settings, self.engine.engine, self.watch)
-        self.plane.share(self.memory)
-        self.plane.audit_to(audit)
         self.registration = composition.compose_registration(settings, main, self.watch)
-        self.core = self._compose_core(place.run_dir)
-        self._read_metrics()
-
-    def _compose_images(self) -> ImageFlow:
-        return ImageFlow(
-            backend=self.engine.engine,
-            watch=self.watch,
-            pool=self.pool,
-            metrics=self.metrics,
-            batching=self.batching,
-            slab=self.engine.slab,
+        plane_parts = self.parts.plane_parts(
+            self.engine.engine, self.watch, self.batching, self.engine.slab, self.memory
         )
-
-    def _compose_core(self, run_dir: Path) -> CoreServer:
-        slab, settings = self.engine.slab, self._settings
-        part_bytes = settings.slab_bytes // (settings.worker_count + 1)
-        slab_partitions = (
-            None if slab is None else SlabPartitions(slab, part_bytes, client_slab_parts(settings.slab_bytes))
+        slab_partitions = self._slab_partitions()
+        self.core = CoreServer(
+            place.run_dir, self.watch, self.engine.engine, self.batching, slab_partitions=slab_partitions
         )
-        core = CoreServer(run_dir, self.watch, self.engine.engine, self.batching, slab_partitions=slab_partitions)
-        core.client_calls = ClientProcessCalls(
+        self.core.queues = self.batching
+        if self.own is not None:
+            self.core.apart = self.own.names
+        self.plane = DataPlane(
+            replace(
+                plane_parts,
+                queue_statistics=self.batching.statistics,
+                is_apart=self.own.has if self.own is not None else plane_parts.is_apart,
+                spread=self.core.spread,
+            )
+        )
+        self.core.client_calls = ClientProcessCalls(
             self.plane, self.engine.engine, self.metrics, code_name_of, slab_partitions
         )
-        core.queues = self.batching
-        if self.own is not None:
-            core.apart, self.plane.is_apart = self.own.names, self.own.has
-        self.watch.when_silent(core.cut)
-        self.plane.spread = core.spread
-        return core
+        self.watch.when_silent(self.core.cut)
+        self._read_metrics()
+
+    def _slab_partitions(self) -> SlabPartitions | None:
+        slab, settings = self.engine.slab, self._settings
+        if slab is None:
+            return None
+        part_bytes = settings.slab_bytes // (settings.worker_count + 1)
+        return SlabPartitions(slab, part_bytes, client_slab_parts(settings.slab_bytes))
 
     def _read_metrics(self) -> None:
         read = self.metrics.read
-        read("inflight_requests", lambda: self.admission.statistics().requests)
-        read("inflight_bytes", lambda: self.admission.statistics().size_bytes)
-        read("receiving_bytes", lambda: self.admission.statistics().receiving_bytes)
+        read("inflight_requests", lambda: self.parts.limiter.statistics().requests)
+        read("inflight_bytes", lambda: self.parts.limiter.statistics().size_bytes)
+        read("receiving_bytes", lambda: self.parts.limiter.statistics().receiving_bytes)
         page_total = self.page.total if self.page is not None else lambda _: 0
         read(
             "queue_depth",
-            lambda: {("decode",): self.pool.statistics().waiting + page_total(CounterRow.DECODES_WAITING)},
+            lambda: {("decode",): self.parts.pool.statistics().waiting + page_total(CounterRow.DECODES_WAITING)},
         )
         for name, queued in queue_readers(self.batching.statistics).items():
             read(name, queued)
         read(
-            "decoder_restarts_total", lambda: self.pool.statistics().restarts + page_total(CounterRow.DECODER_RESTARTS)
+            "decoder_restarts_total",
+            lambda: self.parts.pool.statistics().restarts + page_total(CounterRow.DECODER_RESTARTS),
         )
         read("fronts", lambda: self.core.front_count)
         read("guests", lambda: self.core.client_process_count)  # plain-english: ok
@@ -201,15 +166,17 @@ class Gateway:
             read("shared_memory_expired_total", lambda: memory.lost())
         if (slab := self.engine.slab) is not None:
             read("slab_leased_bytes", lambda: slab.statistics().leased_bytes)
-        if (door := self.door) is not None:
+        if (door := self.parts.authenticator) is not None:
             read("access_keys", lambda: door.key_count)
             read("access_failed_reads_total", lambda: door.failed_reads)
             read("key_inflight_requests", lambda: door.in_flight())
-        if (tracer := self.tracer) is not None:
+        if (tracer := self.parts.tracer) is not None:
             read("spans_dropped_total", lambda: tracer.dropped_spans + page_total(CounterRow.SPANS_DROPPED))
         self.telemetry = composition.compose_telemetry(self._settings, self.watch)
         parents = EngineStatusMessage.readers(lambda: self._news, has_mps=self._settings.mps == "on")
-        standing = composition.constant_readers(self._settings, self.certificates) | telemetry_metrics(self.telemetry)
+        standing = composition.constant_readers(self._settings, self.parts.certificates) | telemetry_metrics(
+            self.telemetry
+        )
         for name, reader in (watch_readers(self.watch) | parents | standing).items():
             read(name, reader)
 
@@ -218,7 +185,7 @@ class Gateway:
         known = self.watch.models.get(model_name)
         if known is None or not (known.is_ready or known.unavailable) or known.config is None:
             return None
-        return self.options.of(known.config)
+        return self.parts.options.of(known.config)
 
     @property
     def outlived_by_engine(self) -> bool:
@@ -296,7 +263,7 @@ async def _serve(settings: Settings, control: ControlConnection | None, place: C
     )
     metrics_sockets = bind_all(settings.host, settings.metrics_port, flag="--metrics-port")
     gateway = Gateway(settings, control, place)
-    await gateway.pool.start()
+    await gateway.parts.pool.start()
     listeners = await _open_listeners(settings, gateway, http_address, metrics_sockets)
     listeners.rest.start()
     listeners.metrics.start()
@@ -307,7 +274,7 @@ async def _serve(settings: Settings, control: ControlConnection | None, place: C
     listeners.tell(has_workers=place.has_workers)
     tasks = [
         *(asyncio.create_task(one.run()) for one in (gateway.watch, gateway.metrics.loop_lag, MemoryTrimmer())),
-        *([asyncio.create_task(gateway.door.run())] if gateway.door is not None else ()),
+        *([asyncio.create_task(gateway.parts.authenticator.run())] if gateway.parts.authenticator is not None else ()),
         *([asyncio.create_task(gateway.memory.run())] if isinstance(gateway.memory, SharedMemory) else ()),
         *([asyncio.create_task(gateway.registration.run())] if gateway.registration is not None else ()),
         asyncio.create_task(gateway.core.run()),
@@ -327,20 +294,22 @@ async def _open_listeners(
 ) -> _Listeners:
     """Listeners for clients; for workers if http_address is a path. Only gRPC listens already."""
     run_dir = http_address.parent if isinstance(http_address, Path) else None
-    ports, certificates = composition.port_limits(settings), gateway.certificates
+    ports, certificates = composition.port_limits(settings), gateway.parts.certificates
     tls = certificates.context if certificates is not None else None
     gate = (
-        composition.compose_request_authentication(settings, gateway.door) if run_dir is None else ForwardedIdentity()
+        composition.compose_request_authentication(settings, gateway.parts.authenticator)
+        if run_dir is None
+        else ForwardedIdentity()
     )
     rest = HttpListener(
         create_app(gateway.plane, composition.rest_limits(settings), gateway.metrics, gate=gate),
         http_address,
         limits=composition.connection_limits(settings, ports) if run_dir is None else ConnectionLimits(),
-        unread=gateway.admission,
+        unread=gateway.parts.limiter,
         refused=gateway.metrics.rejected,
         tls=tls if run_dir is None else None,
     )
-    door = gateway.door if settings.metrics_key_required else None
+    door = gateway.parts.authenticator if settings.metrics_key_required else None
     metrics_gate = composition.compose_request_authentication(settings, door, needs_key=True)
     engine_text = gateway.engine.engine.metrics
     pages = create_metrics_app(gateway.metrics.text, engine_text, lambda: gateway.watch.is_up, gate=metrics_gate)
@@ -348,7 +317,9 @@ async def _open_listeners(
     share, endpoint = None, GrpcEndpoint(addresses_of(settings.host, settings.grpc_port), certificates)
     if run_dir is not None:
         share, endpoint = ProcessRole(core=None), GrpcEndpoint((f"unix:{run_dir / GRPC_SOCKET}",))
-    grpc_server = await serve(gateway.plane, of_grpc, endpoint, gateway.metrics, door=gateway.door, share=share)
+    grpc_server = await serve(
+        gateway.plane, of_grpc, endpoint, gateway.metrics, door=gateway.parts.authenticator, share=share
+    )
     for name, reader in composition.connection_readers(gateway.page, rest, grpc_server).items():
         gateway.metrics.read(name, reader)
     metrics = HttpListener(
@@ -363,7 +334,7 @@ async def _drain(settings: Settings, gateway: Gateway, rest: HttpListener, grpc_
     grace_s = min(settings.grace_s, SICK_GRACE_S) if gateway.is_sick else settings.grace_s
     delay_s = 0.0 if gateway.is_sick or gateway.page is not None else settings.drain_delay_s
     gateway.plane.announce_stop()
-    log.info("draining", inflight=gateway.admission.statistics().requests, delay_s=delay_s)
+    log.info("draining", inflight=gateway.parts.limiter.statistics().requests, delay_s=delay_s)
     await asyncio.sleep(delay_s)
     is_clean = all(await asyncio.gather(rest.stop(grace_s), grpc_server.stop(grace_s), gateway.core.drain(grace_s)))
     log.info("drained", seconds=round(time.monotonic() - started, 3), is_clean=is_clean)
@@ -376,12 +347,8 @@ async def _close(tasks: list[asyncio.Task[None]], gateway: Gateway) -> None:
     for task in tasks:
         with contextlib.suppress(asyncio.CancelledError):
             await task
-    if gateway.door is not None:
-        await gateway.door.aclose()
-    if gateway.tracer is not None:
-        await asyncio.to_thread(gateway.tracer.stop, SPANS_GRACE_S)
     await gateway.batching.aclose()
-    await gateway.pool.aclose()
+    await gateway.parts.aclose()
     if gateway.registration is not None and gateway.outlived_by_engine:
         await gateway.registration.aclose()
     await gateway.engine.engine.aclose()

@@ -17,32 +17,25 @@ import uvloop
 
 from penstock.engines.dedicated_engines import RoutedEngine
 from penstock.engines.triton.client import TritonEngine
-from penstock.gateway.audit import AuditLog
-from penstock.gateway.batch_flow import BatchFlow
 from penstock.gateway.composition import (
     ConnectedEngine,
-    compose_authenticator,
     compose_engine,
     compose_request_authentication,
-    compose_tracer,
     connection_limits,
-    declared_options,
     grpc_limits,
     port_limits,
     rest_limits,
     until_stopped,
 )
 from penstock.gateway.grpc.server import GrpcEndpoint, GrpcServer, ProcessRole, serve
-from penstock.gateway.image_flow import ImageFlow
-from penstock.gateway.in_flight import InFlightLimiter, InFlightLimits
 from penstock.gateway.metrics import METRIC_FILES, MetricFiles, Metrics
 from penstock.gateway.model_restarts import core_backend
 from penstock.gateway.rest.app import create_app
 from penstock.gateway.rest.listener import HttpListener, Sockets, bind_all
 from penstock.gateway.rest.streaming import CoreRoute
+from penstock.gateway.serving_parts import ServingParts, SharedTables
 from penstock.gateway.settings import Settings
 from penstock.gateway.shared_memory.regions import SWITCHED_OFF, NoSharedMemory
-from penstock.gateway.tracing import TracedRelay
 from penstock.gateway.workers.client import CoreClient
 from penstock.gateway.workers.connection import WorkerHello
 from penstock.gateway.workers.core_relay import CoreRelay
@@ -61,11 +54,8 @@ from penstock.logs import get_logger
 from penstock.network import addresses_of
 from penstock.port_policy import PortLimits
 from penstock.process import MemoryTrimmer
-from penstock.tls import Certificates
-from penstock.vision.decode_pool import DecodePool
 
 REPORT_INTERVAL_S = 0.25
-SPANS_GRACE_S = 1.0
 CORE_CONNECTIONS = 256  # beyond those of inferences
 # Wait for the core's first message before a worker listens without it. A core takes a few seconds to start, more on
 # busy machines. After that, clients get 503 with the reason, rather than a refused connection.
@@ -100,56 +90,22 @@ class Worker:
         apart = core_backend(settings, options.run_dir)
         routed = RoutedEngine(engine.engine, lambda: self.link.apart, lambda _: apart)
         self.engine = replace(engine, engine=routed)
-        self.pool = DecodePool(
-            workers=0 if settings.engine_is_embedded else settings.decoder_share,
-            job_timeout_s=settings.decode_timeout_s,
-            max_waiting=settings.max_inflight_requests,
-            max_pixels=settings.max_pixels,
+        quota_table = QuotaTable(options.run_dir / TABLE_NAME, options.index)
+        quota_table.clear(options.index)
+        self.parts = ServingParts(
+            settings,
+            self.metrics,
+            decoder_count=0 if settings.engine_is_embedded else settings.decoder_share,
+            tables=SharedTables(SharedCounts(self.page, options.index), quota_table),
         )
-        limits = InFlightLimits(settings.max_inflight_requests, settings.max_inflight_bytes)
-        self.admission = InFlightLimiter(limits, SharedCounts(self.page, options.index))
-        board = QuotaTable(options.run_dir / TABLE_NAME, options.index)
-        board.clear(options.index)
-        self.door = compose_authenticator(settings, board, AuditLog(settings.audit_log))
-        self.certificates = Certificates.of(settings.tls_cert, settings.tls_key, settings.tls_client_ca)
-        self.tracer = compose_tracer(settings.otlp_endpoint)
-        self.plane = self._compose_plane(settings)
-
-    def _compose_plane(self, settings: Settings) -> WorkerDataPlane:
-        options = declared_options(settings)
-        plane = WorkerDataPlane(
-            relay=TracedRelay(self.engine.engine) if self.tracer is not None else self.engine.engine,
-            watch=self.link,
-            images=ImageFlow(
-                backend=self.engine.engine,
-                watch=self.link,
-                pool=self.pool,
-                metrics=self.metrics,
-                batching=self.link,
-                slab=self.slab,
-            ),
-            admission=self.admission,
-            metrics=self.metrics,
-            quotas=self.door.quotas if self.door is not None else None,
+        # Regions are the core's: calls about them, or with tensors in them, are forwarded.
+        memory = NoSharedMemory("" if settings.allow_client_shm else SWITCHED_OFF)
+        plane_parts = self.parts.plane_parts(self.engine.engine, self.link, self.link, self.slab, memory)
+        self.plane = WorkerDataPlane(
+            replace(plane_parts, is_apart=lambda model: model in self.link.apart),
+            self.core,
+            is_engine_in_core=settings.engine_is_embedded,
         )
-        plane.core = self.core
-        plane.tracer = self.tracer
-        plane.is_engine_in_core = settings.engine_is_embedded
-        plane.is_apart = lambda model: model in self.link.apart
-        plane.options = options
-        plane.required_models = settings.required_models
-        plane.turns.engines = len(settings.engine_urls) or 1
-        plane.batches = BatchFlow(
-            batching=self.link,
-            relay=self.engine.engine,
-            watch=self.link,
-            max_rows_of=lambda config: options.of(config).max_batch_size,
-            max_body_bytes=settings.max_body_bytes,
-            turns=plane.turns,
-        )
-        # Regions are the core's: what is about them, or stands in them, goes there.
-        plane.share(NoSharedMemory("" if settings.allow_client_shm else SWITCHED_OFF))
-        return plane
 
     async def tell(self, listener: HttpListener, grpc_server: GrpcServer) -> None:
         """The core's page, and files, of what is read at a scrape, now and then, and that this loop turns; for ever."""
@@ -158,24 +114,20 @@ class Worker:
         former_spans = self.page.read(CounterRow.SPANS_DROPPED, column)
         for beat in itertools.count(1):
             write(CounterRow.BEATS, column, beat)
-            statistics = self.pool.statistics()
+            statistics = self.parts.pool.statistics()
             write(CounterRow.CONNECTIONS, column, listener.connection_count)
             write(CounterRow.GRPC_CONNECTIONS, column, grpc_server.connection_count)
             write(CounterRow.DECODES_WAITING, column, statistics.waiting)
             write(CounterRow.DECODER_RESTARTS, column, former_restarts + statistics.restarts)
-            if self.tracer is not None:
-                write(CounterRow.SPANS_DROPPED, column, former_spans + self.tracer.dropped_spans)
+            if self.parts.tracer is not None:
+                write(CounterRow.SPANS_DROPPED, column, former_spans + self.parts.tracer.dropped_spans)
             self.metrics.flush()
             await asyncio.sleep(REPORT_INTERVAL_S)
 
     async def aclose(self) -> None:
         """End what runs and close what is open."""
         self.metrics.flush()
-        if self.door is not None:
-            await self.door.aclose()
-        if self.tracer is not None:
-            await asyncio.to_thread(self.tracer.stop, SPANS_GRACE_S)
-        await self.pool.aclose()
+        await self.parts.aclose()
         await self.core.aclose()
         await self.engine.engine.aclose()
 
@@ -202,7 +154,7 @@ async def _serve(settings: Settings, control: ControlConnection, options: Worker
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop.set)
     front = Worker(settings, options)
-    await front.pool.start()
+    await front.parts.pool.start()
     tasks = [asyncio.create_task(front.link.run()), asyncio.create_task(_until_parent_is_gone(control, stop))]
     await _until_core_reports(front, stop)
     is_clean = stop.is_set() or await _serve_clients(front, control, stop, tasks)
@@ -234,17 +186,17 @@ async def _serve_clients(
     listeners = bind_all(settings.host, settings.http_port, flag="--http-port", is_shared=True)
     ports = port_limits(settings)
     rest = _rest(front, listeners, ports)
-    endpoint = GrpcEndpoint(addresses_of(settings.host, settings.grpc_port), front.certificates)
+    endpoint = GrpcEndpoint(addresses_of(settings.host, settings.grpc_port), front.parts.certificates)
     share = ProcessRole(front.core)
     limits = grpc_limits(settings, ports)
-    grpc_server = await serve(front.plane, limits, endpoint, front.metrics, door=front.door, share=share)
+    grpc_server = await serve(front.plane, limits, endpoint, front.metrics, door=front.parts.authenticator, share=share)
     rest.start()
     control.send(GatewayServes(rest.port, grpc_server.port, 0))
     gc.collect()
     gc.freeze()  # what lives now lives on: no collection searches it again, in the middle of requests
     log.info("listening", front=front.options.index, http=rest.port, grpc=grpc_server.port)
     tasks += [
-        *([asyncio.create_task(front.door.run())] if front.door is not None else ()),
+        *([asyncio.create_task(front.parts.authenticator.run())] if front.parts.authenticator is not None else ()),
         asyncio.create_task(front.tell(rest, grpc_server)),
         asyncio.create_task(MemoryTrimmer().run()),
         asyncio.create_task(_report_ready(control, front)),
@@ -256,15 +208,15 @@ async def _serve_clients(
 def _rest(front: Worker, listeners: Sockets, ports: PortLimits) -> HttpListener:
     settings = front.settings
     way = CoreRoute(front.core, has_engine=settings.engine_is_embedded)
-    gate = compose_request_authentication(settings, front.door)
+    gate = compose_request_authentication(settings, front.parts.authenticator)
     app = create_app(front.plane, rest_limits(settings), front.metrics, gate=gate, way=way)
     return HttpListener(
         app,
         listeners,
         limits=connection_limits(settings, ports),
-        unread=front.admission,
+        unread=front.parts.limiter,
         refused=front.metrics.rejected,
-        tls=front.certificates.context if front.certificates is not None else None,
+        tls=front.parts.certificates.context if front.parts.certificates is not None else None,
     )
 
 

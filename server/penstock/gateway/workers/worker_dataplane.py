@@ -1,6 +1,6 @@
 """Data plane of a worker process: what it serves itself, and what it forwards to the core unchanged."""
 
-from penstock.gateway.dataplane import DataPlane
+from penstock.gateway.dataplane import DataPlane, PlaneParts
 from penstock.gateway.workers.core_relay import CoreRelay
 from penstock.protocol.call import A, Call, InferHead
 from penstock.protocol.identity import ANONYMOUS, Identity, Verb
@@ -15,8 +15,9 @@ class WorkerDataPlane(DataPlane):
     admits and counts such requests; here they hold no slot.
     """
 
-    core: CoreRelay
-    is_engine_in_core = False
+    def __init__(self, parts: PlaneParts, core: CoreRelay, *, is_engine_in_core: bool) -> None:
+        super().__init__(parts)
+        self._core, self._is_engine_in_core = core, is_engine_in_core
 
     async def relay(
         self,
@@ -30,12 +31,12 @@ class WorkerDataPlane(DataPlane):
         """See DataPlane."""
         if self._is_for_core(verb, head) and not isinstance(call, EncodedCall):
             self._admission.require_engine()
-            return await self.core.send(call, caller, deadline=deadline)
+            return await self._core.send(call, caller, deadline=deadline)
         return await super().relay(verb, head, call, caller=caller, deadline=deadline)
 
     def image_input(self, model_name: str) -> ImageInput | None:
         """See DataPlane; the core decodes images for an engine of its own."""
-        return None if self.is_engine_in_core else super().image_input(model_name)
+        return None if self._is_engine_in_core else super().image_input(model_name)
 
     def _is_for_core(self, verb: Verb, head: InferHead) -> bool:
-        return self.is_engine_in_core or bool(head.regions) or verb is not Verb.INFER
+        return self._is_engine_in_core or bool(head.regions) or verb is not Verb.INFER
