@@ -140,12 +140,6 @@ class Graph:
             kernel_shape=[kernel] * 2, strides=[stride] * 2, pads=[pad] * 4, ceil_mode=int(is_ceil),
         )  # fmt: skip
 
-    def average_pool(self, x: Value, kernel: int, *, name: str, stride: int = 1) -> Value:
-        """Without padding."""
-        sides = [_side(side, kernel, stride, 0) for side in x.shape[1:]]
-        shape = (x.shape[0], *sides)
-        return self.node("AveragePool", [x], shape, name=name, kernel_shape=[kernel] * 2, strides=[stride] * 2)
-
     def global_average_pool(self, x: Value) -> Value:
         """(C, H, W) to (C, 1, 1)."""
         return self.node("GlobalAveragePool", [x], (x.shape[0], 1, 1), name=f"{x.name}.mean")

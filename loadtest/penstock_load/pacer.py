@@ -88,16 +88,6 @@ def offered_rate(
     return next((piece.rate_at(at_s) for piece in pieces if piece.begin_s <= at_s < piece.end_s), 0.0)
 
 
-def mean_rate(
-    arrivals: Arrivals, seconds: float, *, capacity_per_s: float | None = None, recording: Sequence[float] = ()
-) -> float:
-    """Requests a second over the whole phase. Raises ValueError as send_times does."""
-    length_s = schedule_seconds(arrivals, seconds, recording=recording)
-    if arrivals.shape is Shape.REPLAY:
-        return bisect_left(recording, length_s * arrivals.speed) / length_s
-    return sum(piece.count for piece in _pieces(arrivals, length_s, _unit(arrivals, capacity_per_s))) / length_s
-
-
 def schedule_seconds(arrivals: Arrivals, seconds: float, *, recording: Sequence[float] = ()) -> float:
     """How long the schedule lasts: as long as was said, or where that is 0, as long as the recording.
 

@@ -6,12 +6,10 @@ import json
 import pytest
 import structlog
 
-from penstock.gateway.rest.openapi import expand_optional_parts
-from penstock.gateway.rest.operations import OPERATIONS
 from penstock.protocol.call import HttpAnswer
 from penstock.protocol.identity import Role
 from tests.access.listeners import KEYS, ONCE, STRANGER, door
-from tests.rest.harness import VALID_INFER, Client, Front, Headers
+from tests.rest.harness import VALID_INFER, Client, Front, Headers, described_by
 
 INFER = "/v2/models/ident/infer"
 
@@ -85,15 +83,16 @@ async def test_request_without_a_key_is_refused_before_its_body(front: Front, fr
 async def test_every_operation_needs_the_role_that_the_description_says(front: Front) -> None:
     """With a key of that role, or of one that does as well, it passes the gate; others are refused, 403; none, 401."""
     front.plane.answer = HttpAnswer(200, (), b'{"name":"x","version":"1","extensions":[]}')
-    for operation in OPERATIONS:
-        path = expand_optional_parts(operation.path)[-1].format(model="ident", version="1", repository="r", region="r")
-        nameless = await front.ask(operation.method, path)
-        assert (nameless.status == 401) == (operation.role is not None), path
-        for role, secret in KEYS.items():
-            reply = await front.ask(operation.method, path, b"", api_key(secret))
-            is_allowed = operation.role is None or role in (operation.role, operation.or_role)
-            assert (reply.status == 403) == (not is_allowed), (operation.method, path, role)
-            assert reply.status != 401, path
+    for template, operations in described_by(front, open_to=frozenset())["paths"].items():
+        path = template.format(model="ident", version="1", repository="r", region="r")
+        for method, operation in operations.items():
+            allowed = {role for way in operation["security"] for roles in way.values() for role in roles}
+            assert bool(allowed) == (not path.startswith("/v2/health/")), path
+            assert ((await front.ask(method.upper(), path)).status == 401) == bool(allowed), path
+            for role, secret in KEYS.items():
+                reply = await front.ask(method.upper(), path, b"", api_key(secret))
+                assert (reply.status == 403) == bool(allowed and role not in allowed), (method, path, role)
+                assert reply.status != 401, path
 
 
 async def test_who_may_infer_may_ask_whether_a_model_is_ready(front: Front) -> None:

@@ -9,7 +9,8 @@ from google.protobuf import text_format
 from tritonclient.grpc.model_config_pb2 import ModelConfig
 
 from deploy.models.googlenet import STAGES, googlenet
-from deploy.models.googlenet_torch import NAME, Form, config_text, export, run
+from deploy.models.googlenet_torch import GOOGLENET, NAME, export, run
+from deploy.models.torch_folder import Form
 
 MOST_OFF = 1e-4  # of a share, on the CPU
 MOST_OFF_HALF = 0.02  # of the largest share
@@ -34,10 +35,12 @@ def test_name_that_hides_random_weights_is_refused(capsys: pytest.CaptureFixture
 
 def test_config_is_one_that_triton_reads() -> None:
     """Pixels in, shares out; instances, batching and the largest batch as they were asked for."""
-    config = text_format.Parse(config_text(Form(instances=3, batching="off", max_batch_size=16)), ModelConfig())
+    config = text_format.Parse(
+        GOOGLENET.config_text(Form(NAME, instances=3, batching="off", max_batch_size=16)), ModelConfig()
+    )
     assert (config.name, config.max_batch_size, config.instance_group[0].count) == (NAME, 16, 3)
     assert not config.HasField("dynamic_batching")
-    assert text_format.Parse(config_text(Form()), ModelConfig()).HasField("dynamic_batching")
+    assert text_format.Parse(GOOGLENET.config_text(Form(NAME)), ModelConfig()).HasField("dynamic_batching")
     assert list(config.output[0].dims) == [1000]
     assert config.parameters["apply-softmax"].string_value == "0"
 

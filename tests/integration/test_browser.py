@@ -181,3 +181,13 @@ def test_name_that_resolves_here_shows_nothing(site: Site, is_metrics: bool) -> 
     assert ("penstock_" if is_metrics else "max_batch_size") in page
     assert not any(word in refusal for word in ("penstock_requests", "max_batch_size"))
     assert call("GET", f"{site.stack.http_url}/v2/health/ready").status == 200
+
+
+def test_page_of_the_description_shows_every_operation(site: Site) -> None:
+    """Chromium displays /docs under its own policy: the script reads /openapi.json and lists what it describes."""
+    with browsing(f"{site.stack.http_url}/docs", "--dump-dom", "--virtual-time-budget=20000") as chromium:
+        shown = chromium.text()
+    paths = json.loads(call("GET", f"{site.stack.http_url}/openapi.json").body)["paths"]
+    operations = [operation["operationId"] for path in paths.values() for operation in path.values()]
+    assert operations
+    assert [name for name in operations if f'<details id="{name}">' not in shown] == []

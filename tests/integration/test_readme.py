@@ -40,6 +40,7 @@ ELSEWHERE = {
 }
 
 
+LONG = (f"{PENSTOCK} models optimize", f"{PENSTOCK} load run", f"{PENSTOCK} load knee")  # run by make test-long
 PASSWORDS = {"DOOR_PASSWORD": "a", "MQTT_PASSWORD": "b"}  # of the example cameras.yaml
 NO_GATEWAY = ["--url", "http://127.0.0.1:9"]
 OPTIONS: dict[str, Callable[[RunningStack, Path], list[str]]] = {
@@ -106,7 +107,14 @@ def test_pages_name_commands() -> None:
     assert all(any(command.startswith(prefix) for command in ALL_COMMANDS) for prefix in ELSEWHERE)
 
 
-@pytest.mark.parametrize("command", [command for command in ALL_COMMANDS if not command.startswith(tuple(ELSEWHERE))])
+@pytest.mark.parametrize(
+    "command",
+    [
+        pytest.param(command, marks=[pytest.mark.long] if command.startswith(LONG) else [])
+        for command in ALL_COMMANDS
+        if not command.startswith(tuple(ELSEWHERE))
+    ],
+)
 def test_command_of_a_page_runs(command: str, stack: RunningStack, shared_dir: Path, tmp_path: Path) -> None:
     """Exit code 0, and the picture that was asked for is written."""
     (tmp_path / "photo.jpg").write_bytes(jpeg(frames(shared_dir / "media" / "vtest.avi")[1]))

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock_load.pacer import mean_rate, offered_rate, schedule_seconds, send_times
+from penstock_load.pacer import offered_rate, schedule_seconds, send_times
 from penstock_load.scenario import Arrivals, Shape, Unit
 
 RATES = st.floats(0.1, 300)
@@ -67,7 +67,6 @@ def test_send_times_of_any_shape_are_where_the_integral_of_the_rate_is_whole(
     reached = [integral(arrivals, seconds, at_s) for at_s in times]
     assert reached == pytest.approx(list(range(len(times))), abs=1e-6)
     assert len(times) == pytest.approx(integral(arrivals, seconds, seconds), abs=1 + 1e-6)
-    assert mean_rate(arrivals, seconds) * seconds == pytest.approx(integral(arrivals, seconds, seconds))
 
 
 def test_constant_arrivals_are_evenly_spaced_from_zero() -> None:
@@ -90,7 +89,6 @@ def test_bursts_begin_with_the_phase_and_last_as_said() -> None:
         per_second[int(at_s)] += 1
     assert per_second == [10, 2, 2, 2, 10, 2, 2, 2]
     assert [offered_rate(arrivals, at_s, seconds=8) for at_s in (0, 0.99, 1, 3.9, 4, 8)] == [10, 10, 2, 2, 10, 0]
-    assert mean_rate(arrivals, 8) == 4
 
 
 def test_steps_are_equally_long() -> None:
@@ -133,7 +131,6 @@ def test_replay_sends_when_the_recording_says_at_the_asked_speed() -> None:
     assert list(send_times(arrivals, 3, seed=0, recording=recording)) == [0, 0.5, 0.5, 2]
     assert list(send_times(arrivals, 0, seed=0, recording=recording)) == [0, 0.5, 0.5, 2, 3]
     assert schedule_seconds(arrivals, 0, recording=recording) == 3.75
-    assert mean_rate(arrivals, 0, recording=recording) == pytest.approx(5 / 3.75)
     assert offered_rate(arrivals, 0.5, seconds=0, recording=recording) == 3
     assert offered_rate(arrivals, 9, seconds=0, recording=recording) == 0
     assert schedule_seconds(arrivals, 0, recording=[0]) == 0.5
@@ -145,7 +142,6 @@ def test_rates_of_capacity_are_shares_of_it() -> None:
     steps = Arrivals(shape=Shape.STEP, unit=Unit.OF_CAPACITY, rates=(0.25, 1.25))
     assert len(list(send_times(half, 2, seed=0, capacity_per_s=80))) == 80
     assert offered_rate(steps, 1.5, seconds=2, capacity_per_s=80) == 100
-    assert mean_rate(steps, 2, capacity_per_s=80) == 60
 
 
 @pytest.mark.parametrize(
@@ -165,8 +161,6 @@ def test_arrivals_that_cannot_be_had_are_refused_at_once(arrivals: Arrivals, sec
     """The sentence names the value, before anything is sent."""
     with pytest.raises(ValueError, match=words):
         send_times(arrivals, seconds, seed=0)
-    with pytest.raises(ValueError, match=words):
-        mean_rate(arrivals, seconds)
 
 
 def test_unsorted_recording_is_refused() -> None:

@@ -157,8 +157,8 @@ def test_rows_that_concern_this_run_come_first() -> None:
     unmeasured = verdict(State.NOT_MEASURED, value=None)
     untrusted = verdict(State.NOT_MEASURED, value=20.0)
     rows = (unmeasured, verdict(State.NOT_COMPARABLE), untrusted, verdict(State.PASS), verdict(State.FAIL))
-    assert [row.state for row in ordered_verdicts(changed(make_run(), verdicts=rows))][:2] == [State.FAIL, State.PASS]
-    assert ordered_verdicts(changed(make_run(), verdicts=rows))[2:] == [untrusted, rows[1], unmeasured]
+    assert [row.state for row in ordered_verdicts(rows)][:2] == [State.FAIL, State.PASS]
+    assert ordered_verdicts(rows)[2:] == [untrusted, rows[1], unmeasured]
 
 
 def test_headline_says_verdict_server_rate_and_p99() -> None:

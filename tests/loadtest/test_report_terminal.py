@@ -47,7 +47,7 @@ def drawn(thing: RenderableType, width: int) -> list[str]:
 def test_tables_fit_the_terminal(width: int) -> None:
     """No line is longer than the terminal, whatever the texts are, and none of them is obeyed by it."""
     run = hostile_run()
-    lines = [*drawn(verdict_table(run), width), *drawn(figures_table(run), width)]
+    lines = [*drawn(verdict_table(run.verdicts), width), *drawn(figures_table(run), width)]
     assert max(map(len, lines)) <= width
     assert "\x1b" not in "".join(lines)
 
@@ -55,7 +55,7 @@ def test_tables_fit_the_terminal(width: int) -> None:
 def test_verdict_table_has_failures_first_and_goals() -> None:
     """What failed is read first; a floor that was reached still says whether the goal was."""
     rows = (verdict(State.PASS, goal=10.0, meets_goal=False), verdict(State.FAIL, target_id="other"))
-    text = "\n".join(drawn(verdict_table(msgspec.structs.replace(make_run(), verdicts=rows)), 100))
+    text = "\n".join(drawn(verdict_table(rows), 100))
     assert text.index("FAIL") < text.index("PASS")
     assert "goal 10 ms, not reached" in text
     assert "20.1 ms, at most 250 ms" in text

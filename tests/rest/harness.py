@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
+from fastapi import FastAPI
 
 from penstock.gateway.auth.authenticator import Authenticator
 from penstock.gateway.batching.batch_report import ModelBatchReport, explain_queue
@@ -18,12 +19,13 @@ from penstock.gateway.readiness import Readiness
 from penstock.gateway.rest.app import create_app
 from penstock.gateway.rest.limits import RestLimits
 from penstock.gateway.rest.listener import HttpListener, bind
+from penstock.gateway.rest.openapi import describe
 from penstock.gateway.rest.routes import RequestAuthentication
 from penstock.gateway.shared_memory.regions import SWITCHED_OFF
 from penstock.gateway.tracing import Tracer
 from penstock.protocol.call import HttpAnswer, HttpCall, InferHead
 from penstock.protocol.errors import ModelRefused, ModelUnavailable
-from penstock.protocol.identity import ANONYMOUS, Identity, Verb
+from penstock.protocol.identity import ALL_ROLES, ANONYMOUS, Identity, Role, Verb
 from penstock.protocol.inference import BatchOwner, Detections, Timings, tensor_from_numpy
 from penstock.protocol.request_checks import BLOCKED_EXTENSIONS, EncodedCall, ImageInput
 from penstock.vision.results import ImageRequest, ImageResponse
@@ -177,6 +179,14 @@ class Front:
         gate = RequestAuthentication(self.door) if self.door is not None else None
         self.app = create_app(self.plane, self.limits, self.recorder, gate=gate)  # type: ignore[arg-type]
 
+    @property
+    def fastapi(self) -> FastAPI:
+        """The application inside the middleware."""
+        app: Any = self.app
+        while not isinstance(app, FastAPI):
+            app = app._app
+        return app
+
     async def ask(self, method: str, target: str, body: bytes = b"", headers: Headers = ()) -> Reply:
         """One request as an ASGI server hands it over, the body in one piece."""
         path, _, query = target.encode("latin-1").partition(b"?")
@@ -218,6 +228,16 @@ class Front:
             yield listener.port
         finally:
             await listener.stop(5.0)
+
+
+def described_by(
+    front: Front,
+    extensions: frozenset[str] | None = None,
+    blocked: frozenset[str] = frozenset(),
+    open_to: frozenset[Role] = ALL_ROLES,
+) -> dict[str, Any]:
+    """The description of its API; by default of all that can be served."""
+    return describe(front.fastapi, extensions, blocked, open_to)
 
 
 class Client:

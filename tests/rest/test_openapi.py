@@ -6,25 +6,18 @@ from pathlib import Path
 from typing import Any
 
 import jsonschema_rs
-import msgspec
 import pytest
 import schemathesis
-from starlette.requests import Request
-from starlette.responses import Response
-from starlette.routing import Match
+from fastapi.routing import APIRoute
 
-from penstock.gateway.rest import image
-from penstock.gateway.rest import schemas as images
-from penstock.gateway.rest.models import NotServedEndpoint, not_served
-from penstock.gateway.rest.openapi import document, expand_optional_parts, served
-from penstock.gateway.rest.operations import OPERATIONS
-from penstock.gateway.rest.routes import RawPathRoute, RouteSpec, role_needed
 from penstock.protocol.call import HttpAnswer
 from penstock.protocol.identity import Role
-from tests.rest.harness import JSON, VALID_INFER, Front
+from tests.access.listeners import door
+from tests.rest.harness import JSON, VALID_INFER, Front, described_by
 
 GOLDEN = Path(__file__).parent.parent / "golden" / "rest"
-CALLS = [(operation.method, path) for operation in OPERATIONS for path in expand_optional_parts(operation.path)]
+WHOLE = described_by(Front())
+CALLS = [(method.upper(), path) for path, operations in WHOLE["paths"].items() for method in operations]
 
 
 async def described(front: Front) -> dict[str, Any]:
@@ -32,19 +25,6 @@ async def described(front: Front) -> dict[str, Any]:
     front.plane.answer = HttpAnswer(200, JSON, (GOLDEN / "triton_2_51_server_metadata.json").read_bytes())
     document: dict[str, Any] = json.loads((await front.ask("GET", "/openapi.json")).body)
     return document
-
-
-def rows_of(front: Front) -> list[RouteSpec]:
-    return [route.row for route in front.app.app.router.routes if isinstance(route, RawPathRoute)]  # type: ignore[attr-defined]
-
-
-def leads_to(row: RouteSpec, method: str, path: str) -> bool:
-    scope = {"type": "http", "method": method, "raw_path": re.sub(r"\{\w+\}", "1", path).encode()}
-    return RawPathRoute(row).matches(scope)[0] is Match.FULL
-
-
-async def answer(_: Request) -> Response:
-    return Response()
 
 
 async def test_description_is_a_valid_openapi_document(front: Front) -> None:
@@ -59,19 +39,18 @@ async def test_description_is_a_valid_openapi_document(front: Front) -> None:
     assert len(set(names)) == len(names)
 
 
-def test_whole_table_of_operations_is_a_valid_openapi_document() -> None:
+def test_description_of_all_that_can_be_served_is_a_valid_openapi_document() -> None:
     """Also what is off in a gateway as it starts by default."""
-    schemathesis.openapi.from_dict(document(OPERATIONS, frozenset(Role))).validate()
+    schemathesis.openapi.from_dict(WHOLE).validate()
 
 
-async def test_description_has_every_row_that_is_served(front: Front) -> None:
-    """A row without an operation, or one whose methods are not all described, would be a secret."""
-    paths = (await described(front))["paths"]
-    for row in rows_of(front):
-        if isinstance(row.endpoint, NotServedEndpoint):
-            continue
-        for method in row.methods:
-            assert any(leads_to(row, method, path) for path in paths if method.lower() in paths[path]), row.path
+def test_description_has_every_route(front: Front) -> None:
+    """Except the page that shows it, and paths that Triton or the gateway always refuses."""
+    hidden = {f"/v2/{kind}sharedmemory/register" for kind in ("system", "cuda")} | {"/docs"}
+    hidden |= {f"/v2/repository/{{repository}}/models/{{model}}/{action}" for action in ("load", "unload")}
+    routes = (route for route in front.fastapi.routes if isinstance(route, APIRoute))
+    served = {(method, route.path_format) for route in routes for method in route.methods}
+    assert {path for _, path in served - set(CALLS)} == hidden
 
 
 @pytest.mark.parametrize(("method", "path"), CALLS)
@@ -84,28 +63,22 @@ async def test_described_call_is_served_and_another_is_not(front: Front, method:
     assert (reply.status not in (404, 405, 501)) == is_described, reply.body
 
 
-async def test_described_roles_are_those_that_are_asked_for(front: Front) -> None:
-    """What the description says about keys is what the gate wants."""
-    for operation in OPERATIONS:
-        for row in rows_of(front):
-            if leads_to(row, operation.method, expand_optional_parts(operation.path)[0]) and not isinstance(
-                row.endpoint, NotServedEndpoint
-            ):
-                assert role_needed(row, operation.method) == operation.role, operation.name
-                assert row.or_role == operation.or_role, operation.name
-
-
-def test_what_is_refused_or_beyond_the_engine_is_not_described() -> None:
-    """A refused row is no service; an extension that the engine does not have is none either."""
-    rows = [
-        RouteSpec(("GET", "POST"), "/v2/logging", answer, "Log settings."),
-        RouteSpec(("POST",), "/v2/models/{model}/infer", not_served("no"), "Off."),
-        RouteSpec(("GET",), "/v2", answer, "Metadata."),
-    ]
-    paths = [
-        [op.path for op in served(OPERATIONS, rows, known)] for known in (None, frozenset(["logging"]), frozenset())
-    ]
-    assert paths == [["/v2", "/v2/logging", "/v2/logging"], ["/v2", "/v2/logging", "/v2/logging"], ["/v2"]]
+@pytest.mark.parametrize(
+    ("extensions", "blocked", "paths"),
+    [
+        (None, frozenset(), ["/v2/logging", "/v2/systemsharedmemory/status"]),
+        (None, frozenset(["system_shared_memory"]), ["/v2/logging"]),
+        (frozenset(["logging"]), frozenset(), ["/v2/logging"]),
+        (frozenset(), frozenset(), []),
+    ],
+)
+def test_what_is_refused_or_beyond_the_engine_is_not_described(
+    front: Front, extensions: frozenset[str] | None, blocked: frozenset[str], paths: list[str]
+) -> None:
+    """An extension that is blocked here is not described, nor one that the engine does not have."""
+    described = described_by(front, extensions, blocked)["paths"]
+    assert [path for path in ("/v2/logging", "/v2/systemsharedmemory/status") if path in described] == paths
+    assert "/v2/models/{model}/infer" in described
 
 
 async def test_description_without_an_engine_tells_of_all_that_may_be_served(front: Front) -> None:
@@ -116,20 +89,21 @@ async def test_description_without_an_engine_tells_of_all_that_may_be_served(fro
     assert "/v2/models/{model}/infer" in json.loads(reply.body)["paths"]
 
 
-def test_description_says_who_must_name_itself() -> None:
-    """Health is everybody's; a role that is open has the empty alternative, another one has not."""
-    paths: Any = document(OPERATIONS, frozenset({Role.INFER}))["paths"]
+def test_description_says_who_must_name_itself(front: Front) -> None:
+    """Health needs no key. Each role that suffices is named; if one is open, a key is optional."""
+    paths = described_by(front, open_to=frozenset({Role.INFER}))["paths"]
     assert paths["/v2/health/live"]["get"]["security"] == []
     assert {} in paths["/v2/models/{model}/infer"]["post"]["security"]
-    assert {} in paths["/v2/models/{model}/ready"]["get"]["security"]
-    assert paths["/v2"]["get"]["security"] == [{"ApiKey": []}, {"Bearer": []}]
+    ready = paths["/v2/models/{model}/ready"]["get"]["security"]
+    assert ready == [{key: [role]} for key in ("ApiKey", "Bearer") for role in ("read", "infer")] + [{}]
+    assert paths["/v2"]["get"]["security"] == [{"ApiKey": ["read"]}, {"Bearer": ["read"]}]
 
 
 def test_pictures_of_a_form_are_files_to_generators_of_clients() -> None:
     """Which send a text where the schema does not say that it is binary."""
-    paths: Any = document(OPERATIONS, frozenset())["paths"]
-    form = paths["/v2/models/{model}/image"]["post"]["requestBody"]["content"]["multipart/form-data"]["schema"]
-    assert form["properties"]["image"]["items"].items() >= {("type", "string"), ("format", "binary")}
+    body = WHOLE["paths"]["/v2/models/{model}/image"]["post"]["requestBody"]["content"]
+    items = body["multipart/form-data"]["schema"]["properties"]["image"]["items"]
+    assert items.items() >= {("type", "string"), ("format", "binary")}
 
 
 async def test_described_bodies_are_those_of_the_wire(front: Front) -> None:
@@ -148,9 +122,13 @@ async def test_described_bodies_are_those_of_the_wire(front: Front) -> None:
         validate("InferenceRequest", VALID_INFER.replace(b"FP32", b"FP33"))
 
 
-def test_described_answer_of_the_image_endpoint_has_its_members() -> None:
-    """Two structs, one that is written and one that describes: the same members in the same order."""
-    members = [
-        [field.name for field in msgspec.structs.fields(kind)] for kind in (image.ImageResponseBody, images.ImageAnswer)
-    ]
-    assert members[0] == members[1]
+async def test_page_of_the_description_needs_no_other_host_and_no_key() -> None:
+    """Its policy allows its own script and style, and calls to its own origin; it names no other host."""
+    reply = await Front(door=door()).ask("GET", "/docs")
+    policy = reply.headers["content-security-policy"]
+    assert (reply.status, reply.headers["content-type"]) == (200, "text/html; charset=utf-8")
+    assert re.fullmatch(
+        r"default-src 'none'; connect-src 'self'; script-src 'sha256-[^']+'; style-src 'sha256-[^']+'; .*", policy
+    )
+    assert not re.search(rb"(?:https?:)?//\w", reply.body.replace(b"/** ", b""))
+    assert reply.body.count(b"<script") == reply.body.count(b"<style") == 1

@@ -64,7 +64,6 @@ UNKNOWN = [
     "/v2/health/odd",
     "/v2/%68ealth/live",
     "/v2/../v2",
-    "/docs",
     "/redoc",
     "/metrics",
 ]

@@ -82,11 +82,6 @@ class Brush:
         forward, left, up = -self._axes.T @ self._start
         return float(forward), float(left), float(up)
 
-    def px_per_m(self, point: Vector) -> float:
-        """The picture's scale where the point is."""
-        depth = float(self._axes[2] @ point + self._start[2])
-        return self.camera.focal_px / max(depth, NEAREST_M)
-
     def face(self, points: Floats | list[Vector], color: Bgr, *, normal: Vector | None = None) -> None:
         """A convex face, shaded by its normal; not drawn where it is turned away or behind the camera."""
         corners = np.asarray(points, np.float64)

@@ -141,7 +141,7 @@ def end_run(run: Run, folder: Path, *, as_json: bool, code: int) -> None:
     if run.phases:
         console.print(figures_table(run))
     if run.verdicts:
-        console.print(verdict_table(run))
+        console.print(verdict_table(run.verdicts))
     for complaint in run.complaints:
         console.print(f"[red]{escape(complaint)}[/red]", soft_wrap=True)
     if others := neighbours(run):

@@ -36,15 +36,6 @@ def read_pictures(folder: Path) -> list[Picture]:
     return [Picture(path.read_bytes(), MEDIA_TYPES[path.suffix.lower()]) for path in paths]
 
 
-def pictures_left_out(folder: Path) -> str:
-    """One sentence where `read_pictures` does not read all of the folder, else empty."""
-    paths = _picture_paths(folder)
-    if (count := len(_that_fit(paths))) == len(paths):
-        return ""
-    limit = f"limit {MOST_PICTURES} and {MAX_PAYLOAD_BYTES >> 20} MiB"
-    return f"only the first {count} of {len(paths)} pictures in {folder} are sent ({limit})"
-
-
 def make_pictures(count: int, *, seed: int, size: tuple[int, int] = (640, 480)) -> list[Picture]:
     """JPEGs of coarse noise with fine grain: about as hard to decode as photos of that (width, height)."""
     return [Picture(_jpeg(np.random.default_rng([seed, index]), size), "image/jpeg") for index in range(count)]

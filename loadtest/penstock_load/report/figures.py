@@ -1,6 +1,6 @@
 """Report sections: verdicts, measurements and figures of each phase."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 from penstock_load.measure.measures import MEASURES
 from penstock_load.report.document import (
@@ -37,11 +37,11 @@ def verdict_section(run: Run) -> Section | Absence:
 def verdict_rows(run: Run) -> Table:
     """The verdicts as a table, those that failed first."""
     spreads = {measurement.measure: measurement.spread for measurement in run.measurements}
-    cells = tuple(_row(verdict, spreads.get(verdict.measure)) for verdict in ordered_verdicts(run))
+    cells = tuple(_row(verdict, spreads.get(verdict.measure)) for verdict in ordered_verdicts(run.verdicts))
     return drop_columns(Table(HEAD, cells, frozenset({0, 1, 5, 6})), NOTHING)
 
 
-def ordered_verdicts(run: Run) -> list[Verdict]:
+def ordered_verdicts(verdicts: Iterable[Verdict]) -> list[Verdict]:
     """Those that failed first, then those that passed, those that would have been judged, then the others."""
     order = (State.FAIL, State.PASS, State.NOT_MEASURED, State.NOT_COMPARABLE)
 
@@ -49,7 +49,7 @@ def ordered_verdicts(run: Run) -> list[Verdict]:
         is_without = verdict.state is State.NOT_MEASURED and verdict.value is None
         return len(order) if is_without else order.index(verdict.state)
 
-    return sorted(run.verdicts, key=place)
+    return sorted(verdicts, key=place)
 
 
 def goal_text(verdict: Verdict) -> str:

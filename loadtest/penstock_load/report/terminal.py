@@ -1,7 +1,7 @@
 """What a terminal shows of a run: the table while it goes, and verdict and figures when it has ended."""
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 from rich.console import Group, RenderableType
 from rich.table import Table
@@ -10,7 +10,7 @@ from rich.text import Text
 from penstock_load.report.document import NOTHING, Tone, count, number, one_line, percent, plain_number
 from penstock_load.report.figures import TONES, goal_text, ordered_verdicts, phase_name
 from penstock_load.report.rounds import PhaseRounds, phase_rounds
-from penstock_load.results import LiveView, PhaseResult, Run, Side
+from penstock_load.results import LiveView, PhaseResult, Run, Side, Verdict
 
 BAR_CHARACTERS, SPARKS = 32, 40
 _STYLES = {Tone.PLAIN: "", Tone.GOOD: "bold green", Tone.BAD: "bold red", Tone.QUIET: "dim"}
@@ -20,13 +20,13 @@ _MAX_TEXT_WIDTH = 40
 _FIRST_SECONDS = 2  # a rate is of whole seconds, so that the first has none
 
 
-def verdict_table(run: Run) -> Table:
+def verdict_table(verdicts: Iterable[Verdict]) -> Table:
     """A row a target, those that failed first; fits 80 columns. Its sentence holds the figure and the target."""
     table = _table("Verdict")
     table.add_column("state", no_wrap=True)
     table.add_column("what", overflow="fold", max_width=_MAX_TEXT_WIDTH, ratio=2)
     table.add_column("why", overflow="fold", ratio=3)
-    for verdict in ordered_verdicts(run):
+    for verdict in ordered_verdicts(verdicts):
         what = _beneath(one_line(verdict.title), one_line(verdict.target_id))
         why = _beneath(one_line(verdict.why), goal_text(verdict))
         table.add_row(Text(verdict.state.value.upper(), style=_STYLES[TONES[verdict.state]]), what, why)

@@ -10,12 +10,11 @@ from typing import Any
 import msgspec
 from rich.console import Console
 from rich.markup import escape
-from rich.table import Table
 
 from penstock_load.clients.client import Answer, Endpoint
-from penstock_load.results import Measurement, Spread, State, Status, Verdict
+from penstock_load.report.terminal import verdict_table
+from penstock_load.results import Measurement, Spread, Status, Verdict
 from penstock_load.scenario import RequestSpec, Scenario
-from penstock_load.targets import with_unit
 from penstock_load.users.arrival_plan import PACE_S, Pace, Spent
 from penstock_load.verdict import exit_code
 
@@ -125,7 +124,6 @@ class RequestCounter:
 
 PERCENTILES = {"p50_ms": 0.5, "p90_ms": 0.9, "p95_ms": 0.95, "p99_ms": 0.99, "p999_ms": 0.999}
 LEAST_SHARE = 0.95  # of the intended requests, below which a run is no run of its scenario
-COLOURS = {State.PASS: "green", State.FAIL: "red", State.NOT_COMPARABLE: "yellow", State.NOT_MEASURED: "yellow"}
 
 
 def bucket(response_time_ms: float) -> float:
@@ -192,22 +190,10 @@ def shortfall(scenario: Scenario, spent: Mapping[str, Spent], requests: int) -> 
     )
 
 
-def table(rows: Sequence[Verdict]) -> Table:
-    """The rows for a person."""
-    shown = Table(title="Verdict")
-    for column in ("target", "verdict", "wanted", "measured", "why"):
-        shown.add_column(column, overflow="fold")
-    for row in rows:
-        measured = "" if row.value is None else with_unit(row.value, row.unit)
-        wanted = f"{row.comparison.replace('_', ' ')} {with_unit(row.figure, row.unit)}"
-        shown.add_row(row.target_id, f"[{COLOURS[row.state]}]{row.state}[/]", wanted, measured, escape(row.why))
-    return shown
-
-
 def show(rows: Sequence[Verdict], complaints: Sequence[str], console: Console) -> None:
     """Prints the table, what cannot be trusted, and the word for the whole; nothing where nothing was judged."""
     if rows:
-        console.print(table(rows))
+        console.print(verdict_table(rows))
     for complaint in complaints:
         console.print(f"[red]not to be trusted:[/] {escape(complaint)}", soft_wrap=True)
     if rows or complaints:

@@ -25,7 +25,7 @@ def routes(source: str, pattern: str) -> set[str]:
     return found
 
 
-GATEWAY_PATHS = routes("server/penstock/gateway/rest/app.py", r'RouteSpec\(\s*_GET,\s*"(/v2/health/\w+)"')
+GATEWAY_PATHS = routes("server/penstock/gateway/rest/models.py", r'operation\(health, "GET", "(/v2/health/\w+)"')
 VIDEO_PATHS = routes("deepstream_pipeline/penstock_video/api/app.py", r'router\.get\("(/[\w/]+)"')
 METRICS_PATHS = routes("server/penstock/gateway/rest/metrics_app.py", r'Route\("(/[\w/]+)"') & VIDEO_PATHS
 PATHS = {"gateway": GATEWAY_PATHS, "triton": GATEWAY_PATHS, "video": VIDEO_PATHS, "mps": set()}

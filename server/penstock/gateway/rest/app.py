@@ -4,10 +4,11 @@ import asyncio
 import logging
 import time
 import traceback
-from dataclasses import replace
 from http import HTTPStatus
+from itertools import chain
 
 from fastapi import FastAPI
+from fastapi.routing import APIRoute
 from fastapi.telemetry import TelemetryConfig
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
@@ -15,13 +16,13 @@ from starlette.responses import Response
 from starlette.routing import Match
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from penstock.gateway.auth.rate_limiter import RateLimiter
 from penstock.gateway.dataplane import DataPlane
+from penstock.gateway.rest import models, openapi, shared_memory, streaming
 from penstock.gateway.rest.connection import ANSWER_IS_COUNTED
-from penstock.gateway.rest.image import ImageEndpoint
-from penstock.gateway.rest.infer import InferEndpoint
+from penstock.gateway.rest.image import image_router
+from penstock.gateway.rest.infer import infer_router
 from penstock.gateway.rest.limits import RestLimits
-from penstock.gateway.rest.models import ExplainEndpoint, HealthEndpoints, ModelEndpoints, SettingsEndpoints
-from penstock.gateway.rest.openapi import OpenApiEndpoint
 from penstock.gateway.rest.responses import (
     CLIENT_GONE,
     ClientDisconnected,
@@ -29,13 +30,20 @@ from penstock.gateway.rest.responses import (
     error_response,
     response_of,
 )
-from penstock.gateway.rest.routes import ForwardedIdentity, RawPathRoute, RequestAuthentication, RouteSpec, with_cors
-from penstock.gateway.rest.shared_memory import shared_memory_rows
-from penstock.gateway.rest.streaming import CoreRoute, GenerateEndpoints, HttpForwarder
+from penstock.gateway.rest.routes import (
+    CALLER,
+    INFERENCE,
+    QUOTAS,
+    ForwardedIdentity,
+    HotRoute,
+    RequestAuthentication,
+    with_cors,
+)
+from penstock.gateway.rest.streaming import CoreRoute, HttpForwarder, forwarded
 from penstock.gateway.tracing import PARENT_HEADERS, Tracer, current_trace
 from penstock.logs import get_logger
 from penstock.protocol.errors import InferenceError
-from penstock.protocol.identity import ALL_ROLES, Role
+from penstock.protocol.identity import ANONYMOUS, Identity
 
 _PROTOCOL = "http"
 _HEALTH = "/v2/health/"
@@ -71,9 +79,9 @@ class TraceMiddleware:
 
 
 def _span_name(scope: Scope) -> str:
-    """The method and the row of the table, not the path: names are few."""
+    """The method and the route's template, not the path: names are few."""
     route = scope.get("route")
-    return f"{scope['method']} {route.row.path}" if isinstance(route, RawPathRoute) else f"{scope['method']} (no route)"
+    return f"{scope['method']} {route.path_format}" if isinstance(route, APIRoute) else f"{scope['method']} (no route)"
 
 
 LINGER_S = 1.0
@@ -117,7 +125,7 @@ class RootMiddleware:
             self._record.cancelled(_PROTOCOL)
             return
         route = scope.get("route")
-        if isinstance(route, RawPathRoute) and route.row.is_inference:
+        if isinstance(route, APIRoute) and INFERENCE in route.tags:
             model = self._plane.model_label(scope["path_params"]["model"])
             self._record.request_done(
                 model=model, protocol=_PROTOCOL, code=str(exchange.status), seconds=exchange.seconds
@@ -129,8 +137,9 @@ class Exchange:
 
     An answer that comes before the body was read closes the connection, but lingers for a moment and throws the
     rest of the body away: closing at once would reset it, and the client might never see the answer.
-    While more of a body is to come, what came of it counts against admission. Answers of a gateway that is about to
-    stop close their connections, so that no client sends the next request on one that is just being closed.
+    While more of a body is to come, what came of it counts against admission and the client's share. Answers of a
+    gateway that is about to stop close their connections, so that no client sends the next request on one that is just
+    being closed.
     """
 
     def __init__(self, scope: Scope, receive: Receive, send: Send, *, plane: DataPlane) -> None:
@@ -143,9 +152,10 @@ class Exchange:
         self._started = time.monotonic()
         self._has_unread_body = _announces_body(scope)
         self._receiving_bytes = 0
+        self._client_bytes = 0  # of these, counted against the client's share
 
     async def receive(self) -> Message:
-        """The next message. Raises Overloaded where too many bytes of bodies are on their way already."""
+        """The next message. Raises Overloaded or QuotaExceeded where too many bytes of bodies are being received."""
         message = await self._receive()
         if message.get("more_body", False):
             self._hold(len(message["body"]))
@@ -159,10 +169,22 @@ class Exchange:
         if self._receiving_bytes:
             self._plane.admission.received(self._receiving_bytes)
             self._receiving_bytes = 0
+        if self._client_bytes:
+            self._scope[QUOTAS].received(self._client, self._client_bytes)
+            self._client_bytes = 0
 
     def _hold(self, size_bytes: int) -> None:
         self._plane.admission.receive(size_bytes, before=self._receiving_bytes)
         self._receiving_bytes += size_bytes
+        quotas: RateLimiter | None = self._scope.get(QUOTAS)
+        if quotas is not None:
+            quotas.receive(self._client, size_bytes, before=self._client_bytes)
+            self._client_bytes += size_bytes
+
+    @property
+    def _client(self) -> Identity:
+        client: Identity = self._scope.get(CALLER, ANONYMOUS)
+        return client
 
     async def send(self, message: Message) -> None:
         if message["type"] == "http.response.start":
@@ -207,14 +229,6 @@ def _announces_body(scope: Scope) -> bool:
     return False
 
 
-__all__ = ["RequestRecorder", "RestLimits", "create_app"]
-
-
-_MODEL = "/v2/models/{model}[/versions/{version}]"
-_REPOSITORY = "/v2/repository[/{repository}]"
-_GET, _POST, _ANY = ("GET",), ("POST",), ("GET", "POST")
-
-
 def create_app(
     plane: DataPlane,
     limits: RestLimits,
@@ -225,133 +239,112 @@ def create_app(
 ) -> ASGIApp:
     """KServe v2 and the image endpoint over the plane. Errors are always {"error": "…"}.
 
-    gate: checks each request before its body is read; a core's is a FrontGate. way: of a front, which serves only
-    inference and health itself, and passes everything else on.
+    gate: checks each request before its body is read; a core's is a ForwardedIdentity. way: of a worker, which serves
+    only inference and health itself, and forwards everything else.
     """
     logging.getLogger("python_multipart").setLevel(logging.ERROR)  # it warns of each malformed body
-    rows = _route_table(plane, limits, record)
-    passed_on = HttpForwarder(way.core, limits, record) if way is not None else None
-    if way is not None and passed_on is not None:
-        rows = [row if _is_served(row, way) else replace(row, endpoint=passed_on) for row in rows]
-    described = passed_on or OpenApiEndpoint(plane, rows, gate.open_to if gate is not None else ALL_ROLES)
-    rows.append(RouteSpec(_GET, "/openapi.json", described, "What is served here."))
-    # Off, or it looks at the environment nine times a request.
-    off: TelemetryConfig = {"tracing": False, "metrics": False, "logs": False}
-    app = FastAPI(openapi_url=None, docs_url=None, redoc_url=None, redirect_slashes=False, telemetry=off)
-    has_workers = isinstance(gate, ForwardedIdentity)
-    routes = [RawPathRoute(row, gate) for row in rows]
-    app.router.routes[:0] = routes
-    app.add_middleware(RootMiddleware, plane=plane, record=record, is_counting=not has_workers)
-    if plane.tracer is not None:
-        app.add_middleware(TraceMiddleware, tracer=plane.tracer)
-    refusals = _ErrorHandlers(record)
-    app.add_exception_handler(HTTPException, _routing_error)
-    app.add_exception_handler(ClientDisconnected, _client_gone)
-    app.add_exception_handler(InferenceError, refusals.answer)
-    lane: ASGIApp = RootMiddleware(_HotPath(refusals), plane, record, is_counting=not has_workers)
-    if plane.tracer is not None:
-        lane = TraceMiddleware(lane, tracer=plane.tracer)
-    fork = _HotPathDispatcher(
-        app, lane, [route for route in routes if isinstance(route.row.endpoint, InferEndpoint | ImageEndpoint)]
+    errors = _ErrorHandlers(record)
+    app = FastAPI(
+        openapi_url=None,  # see openapi.description
+        docs_url=None,  # see openapi.docs
+        redoc_url=None,
+        redirect_slashes=False,
+        # Off, or it looks at the environment nine times a request.
+        telemetry=TelemetryConfig(tracing=False, metrics=False, logs=False),
+        exception_handlers={
+            HTTPException: errors.routing,
+            ClientDisconnected: errors.client_gone,
+            InferenceError: errors.refused,
+            Exception: errors.internal,
+        },
     )
-    return with_cors(fork, gate.cors_origins if gate is not None else ())
+    app.state.plane, app.state.limits, app.state.record, app.state.gate = plane, limits, record, gate
+    _add_routes(app, way)
+    served: ASGIApp = _RawPaths(app, errors)
+    served = RootMiddleware(served, plane, record, is_counting=not isinstance(gate, ForwardedIdentity))
+    if plane.tracer is not None:
+        served = TraceMiddleware(served, tracer=plane.tracer)
+    return with_cors(served, gate.cors_origins if gate is not None else ())
 
 
-def _route_table(plane: DataPlane, limits: RestLimits, record: RequestRecorder) -> list[RouteSpec]:
-    health, models = HealthEndpoints(plane), ModelEndpoints(plane, limits)
-    infer, image = InferEndpoint(plane, limits), ImageEndpoint(plane, limits)
-    generate, settings = GenerateEndpoints(plane, limits, record), SettingsEndpoints(plane, limits)
-    return [
-        RouteSpec(_POST, f"{_MODEL}/infer", infer, "Infer from tensors.", is_inference=True),
-        RouteSpec(
-            _POST, f"{_MODEL}/image", image, "Infer from encoded images.", is_inference=True, takes_any_type=True
-        ),
-        RouteSpec(_GET, "/v2/health/live", health.live, "Whether the process lives.", is_open=True),
-        RouteSpec(_GET, "/v2/health/ready", health.ready, "Whether to send requests here.", is_open=True),
-        RouteSpec(_GET, "/v2", models.server_metadata, "Name, version and extensions."),
-        RouteSpec(_GET, "/v2/models/stats", models.read, "Statistics of all models."),
-        RouteSpec(_GET, _MODEL, models.read, "A model's metadata."),
-        RouteSpec(_GET, f"{_MODEL}/ready", models.ready, "Whether a model is ready.", or_role=Role.INFER),
-        RouteSpec(_GET, f"{_MODEL}/config", models.config, "A model's configuration."),
-        RouteSpec(_GET, f"{_MODEL}/stats", models.read, "A model's statistics."),
-        RouteSpec(_GET, "/v2/models/{model}/explain", ExplainEndpoint(plane), "How its batches are formed."),
-        RouteSpec(_POST, f"{_REPOSITORY}/index", models.index, "The models of the repository.", role=Role.READ),
-        RouteSpec(_POST, f"{_REPOSITORY}/models/{{model}}/load", models.load, "Load or reload a model."),
-        RouteSpec(_POST, f"{_REPOSITORY}/models/{{model}}/unload", models.unload, "Unload a model."),
-        RouteSpec(_POST, f"{_MODEL}/generate", generate.generate, "Infer by the inputs' names.", is_inference=True),
-        RouteSpec(
-            _POST, f"{_MODEL}/generate_stream", generate.stream, "The same, answer by answer.", is_inference=True
-        ),
-        *shared_memory_rows(plane, limits),
-        RouteSpec(_ANY, "/v2/models/{model}/trace/setting", settings, "A model's trace settings."),
-        RouteSpec(_ANY, "/v2/trace/setting", settings, "The trace settings."),
-        RouteSpec(_ANY, "/v2/logging", settings, "The log settings."),
-    ]
+def _add_routes(app: FastAPI, way: CoreRoute | None) -> None:
+    """Adds the routers' own routes: include_router would build each a second time, at the first request."""
+    plane, limits, record = app.state.plane, app.state.limits, app.state.record
+    infer, image = infer_router(plane, limits), image_router(plane, limits)
+    served = [infer, image, models.health, openapi.pages]
+    others = [models.models, models.repository, models.settings, shared_memory.router, streaming.router, openapi.router]
+    if way is None:
+        served += others
+    else:
+        if way.has_engine:
+            served.remove(image)
+            others.append(image)
+        routes = chain.from_iterable(router.routes for router in others)
+        served.append(forwarded(routes, HttpForwarder(way.core, limits, record)))
+    app.router.routes += chain.from_iterable(router.routes for router in served)
 
 
-def _is_served(row: RouteSpec, way: CoreRoute) -> bool:
-    """Whether a front serves the row itself."""
-    kinds = (InferEndpoint,) if way.has_engine else (InferEndpoint, ImageEndpoint)
-    return row.is_open or isinstance(row.endpoint, kinds)
+class _RawPaths:
+    """The application, with paths as they were received; hot routes are called without FastAPI's layers around them.
 
+    A path is neither decoded nor merged: "a%2Fb" is one segment, and reaches the engine as it is.
+    """
 
-class _HotPathDispatcher:
-    """Inference goes by a lane of its own, past the layers that the framework lays around every call."""
-
-    def __init__(self, app: FastAPI, lane: ASGIApp, routes: list[RawPathRoute]) -> None:
-        """routes: of those that the lane takes."""
-        self.app = app
-        self._lane = lane
-        self._routes = routes
+    def __init__(self, app: FastAPI, errors: "_ErrorHandlers") -> None:
+        self._app = app
+        self._errors = errors
+        self._hot = [route for route in app.routes if isinstance(route, HotRoute)]
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        for route in self._routes:
-            match, found = route.matches(scope)
-            if match is Match.FULL:
-                scope.update(found)
-                await self._lane(scope, receive, send)
-                return
-        await self.app(scope, receive, send)
+        if scope["type"] == "http":
+            scope["path"] = scope["raw_path"].decode("latin-1")
+            for route in self._hot:
+                match, found = route.matches(scope)
+                if match is Match.FULL:
+                    scope.update(found, app=self._app)
+                    await self._call(route, scope, receive, send)
+                    return
+        await self._app(scope, receive, send)
 
-
-class _HotPath:
-    """The route that was found, and what the app's handlers would make of its errors."""
-
-    def __init__(self, refusals: "_ErrorHandlers") -> None:
-        self._refusals = refusals
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+    async def _call(self, route: HotRoute, scope: Scope, receive: Receive, send: Send) -> None:
         try:
-            await scope["route"].handle(scope, receive, send)
+            await route.app(scope, receive, send)
             return
         except InferenceError as error:
-            answer = await self._refusals.answer(Request(scope), error)
+            answer = await self._errors.refused(Request(scope), error)
         except ClientDisconnected as error:
-            answer = await _client_gone(Request(scope), error)
+            answer = await self._errors.client_gone(Request(scope), error)
         await answer(scope, receive, send)
 
 
 class _ErrorHandlers:
-    """The response to a request that the gateway refused or failed; counted, and logged at debug level."""
+    """The response to a request that the gateway refused or failed; a refusal is counted, and logged at debug level."""
 
     def __init__(self, record: RequestRecorder) -> None:
         self._record = record
 
-    async def answer(self, request: Request, error: Exception) -> Response:
+    async def refused(self, request: Request, error: Exception) -> Response:
+        """By the table of errors."""
         if not isinstance(error, InferenceError):
             raise error
         self._record.rejected(error.reason)
         log.debug("request refused", reason=error.reason, error=error.message, path=request.scope["path"])
         return response_of(error)
 
+    async def routing(self, request: Request, error: Exception) -> Response:
+        """404 and 405, in Triton's words; 405 with all methods of the path."""
+        if not isinstance(error, HTTPException):
+            raise error
+        headers = error.headers
+        if error.status_code == HTTPStatus.METHOD_NOT_ALLOWED:
+            at_path = (each for each in request.app.routes if each.matches(request.scope)[0] is not Match.NONE)
+            headers = {"Allow": ", ".join(sorted({method for each in at_path for method in each.methods}))}
+        return error_response(HTTPStatus(error.status_code).phrase, error.status_code, headers)
 
-async def _routing_error(_: Request, error: Exception) -> Response:
-    """404 and 405, in Triton's words."""
-    if not isinstance(error, HTTPException):
-        raise error
-    return error_response(HTTPStatus(error.status_code).phrase, error.status_code, error.headers)
+    async def client_gone(self, _: Request, __: Exception) -> Response:
+        """Not sent any more; its status says why."""
+        return Response(status_code=CLIENT_GONE)
 
-
-async def _client_gone(_: Request, __: Exception) -> Response:
-    """Not sent any more; its status says why."""
-    return Response(status_code=CLIENT_GONE)
+    async def internal(self, _: Request, __: Exception) -> Response:
+        """RootMiddleware logs and counts the error, which Starlette raises again."""
+        return error_response("internal error", 500)

@@ -9,18 +9,19 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 from urllib.parse import parse_qsl
 
-import msgspec
 import numpy as np
+from fastapi import APIRouter
 from python_multipart.exceptions import FormParserError
 from python_multipart.multipart import MultipartParser, parse_options_header
 from starlette.requests import Request
 from starlette.responses import Response
 
-from penstock.gateway.batching.explanation import RequestExplanation
+from penstock.gateway.batching.explanation import EXPLAIN_HEADER, RequestExplanation, explain_batched, is_requested
 from penstock.gateway.dataplane import DataPlane
+from penstock.gateway.rest import openapi
 from penstock.gateway.rest.limits import RestLimits
-from penstock.gateway.rest.models import explain_images
 from penstock.gateway.rest.request import (
+    TIMEOUT_HEADER,
     deadline_of,
     decompressed,
     first_header,
@@ -30,9 +31,12 @@ from penstock.gateway.rest.request import (
     single_header,
 )
 from penstock.gateway.rest.responses import json_response
-from penstock.gateway.rest.routes import caller_of
+from penstock.gateway.rest.routes import INFERENCE, MODEL, VERSION, HotRoute, Requires, caller_of
+from penstock.gateway.rest.schemas import ClassesResult, DetectionsResult, ImageAnswer, LabelledBox, LabelledClass
+from penstock.protocol.call import InferHead
 from penstock.protocol.errors import InvalidRequest, UnsupportedMedia
 from penstock.protocol.http_body import NOT_ENCODED
+from penstock.protocol.identity import Role
 from penstock.protocol.inference import Classes, Detections, Timings, VisionResult
 from penstock.vision.results import ImageRequest, ImageResponse
 
@@ -135,50 +139,6 @@ _SCORE_DECIMALS = 6
 _PIXEL_DECIMALS = 3
 
 
-class LabelledClass(msgspec.Struct):
-    """score: in [0, 1]."""
-
-    class_id: int
-    label: str
-    score: float
-
-
-class LabelledBox(msgspec.Struct):
-    """xyxy: corners in source pixels. score: in [0, 1]."""
-
-    xyxy: list[float]
-    class_id: int
-    label: str
-    score: float
-
-
-class ClassesResult(msgspec.Struct):
-    """Of a classifier, for one image: the likeliest first."""
-
-    classes: list[LabelledClass]
-
-
-class DetectionsResult(msgspec.Struct):
-    """Of a detector, for one image: scores fall."""
-
-    detections: list[LabelledBox]
-
-
-class ImageResponseBody(msgspec.Struct, omit_defaults=True):
-    """The body of an answer. timings_ms: milliseconds by stage. id: the request's x-request-id.
-
-    explain: of the batch of each image, where that was asked for.
-    """
-
-    model_name: str
-    model_version: str
-    results: list[ClassesResult | DetectionsResult]
-    timings_ms: dict[str, float]
-    batch_size: int
-    id: str = ""
-    explain: list[RequestExplanation] = msgspec.field(default_factory=list)
-
-
 class ImageEndpoint:
     """One image as the body, or several as multipart/form-data."""
 
@@ -187,6 +147,11 @@ class ImageEndpoint:
         self._limits = limits
 
     async def __call__(self, request: Request) -> Response:
+        """Infer from encoded images.
+
+        An encoded image as the body, or several as the parts of a form. The first bytes of an image decide its format.
+        Query parameters are refused.
+        """
         refuse_unknown_parameters(request.scope["query_string"])
         model = model_of(request)
         body = await read_body(request, self._limits)
@@ -206,6 +171,17 @@ class ImageEndpoint:
         answer = answer_of(response, request_id)
         answer.explain = explain_images(self._plane, request, response)
         return json_response(answer)
+
+
+def explain_images(plane: DataPlane, request: Request, response: ImageResponse) -> list[RequestExplanation]:
+    """Explanations for an image request: one per image that the gateway batched, else one that names the batch owner.
+
+    Empty if the client did not request them.
+    """
+    if not is_requested(request.headers.get(EXPLAIN_HEADER, "")):
+        return []
+    explained = [explain_batched(explanation) for explanation in response.explanations]
+    return explained or [plane.not_formed(InferHead(response.model_name, response.model_version))]
 
 
 def refuse_unknown_parameters(query: bytes) -> None:
@@ -230,9 +206,9 @@ def images_of(body: bytes, content_type: str, limits: RestLimits) -> tuple[bytes
     return tuple(file.content for file in files)
 
 
-def answer_of(response: ImageResponse, request_id: str = "") -> ImageResponseBody:
+def answer_of(response: ImageResponse, request_id: str = "") -> ImageAnswer:
     """The answer as DESIGN has it: numbers rounded, labels by class_id."""
-    return ImageResponseBody(
+    return ImageAnswer(
         response.model_name,
         response.model_version,
         [_labelled(result, response.labels) for result in response.results],
@@ -287,3 +263,31 @@ def _milliseconds(timings: Timings, total_s: float) -> dict[str, float]:
         "postprocess": round(timings.postprocess * 1000, 3),
         "total": round(total_s * 1000, 3),
     }
+
+
+_FILE = {"type": "string", "format": "binary", "contentMediaType": "image/*"}
+_FORM = {
+    "type": "object",
+    "properties": {"image": {"type": "array", "items": _FILE, "minItems": 1}},
+    "required": ["image"],
+}
+
+
+def image_router(plane: DataPlane, limits: RestLimits) -> APIRouter:
+    """Its routes, for the application's own router."""
+    router = APIRouter(route_class=HotRoute, tags=[INFERENCE], responses=openapi.ERRORS | openapi.RECEIVE_ERRORS)
+    media: dict[str, openapi.Json] = {each: {} for each in ("image/jpeg", "image/png", "image/webp", openapi.BINARY)}
+    answer = {"content": {openapi.JSON: {"schema": openapi.reference(ImageAnswer)}}}
+    openapi.operation(
+        router,
+        "POST",
+        f"{MODEL}/image",
+        f"{VERSION}/image",
+        name="inferImage",
+        role=Requires(Role.INFER, takes_any_type=True),
+        headers=(TIMEOUT_HEADER, openapi.REQUEST_ID, openapi.ENCODING, EXPLAIN_HEADER),
+        body=openapi.body(media | {_MULTIPART: {"schema": _FORM}}),
+        response_class=Response,
+        responses={200: answer, **openapi.errors(415)},
+    )(ImageEndpoint(plane, limits).__call__)
+    return router

@@ -12,14 +12,18 @@ from collections.abc import Coroutine
 from typing import Any
 
 import msgspec
+from fastapi import APIRouter
 from starlette.requests import Request
 from starlette.responses import Response
 
 from penstock.engines.torch_serving.picture_header import sniff
+from penstock.gateway.batching.explanation import EXPLAIN_HEADER
 from penstock.gateway.dataplane import DataPlane
 from penstock.gateway.engine_slots import SlotQueue
+from penstock.gateway.rest import openapi
 from penstock.gateway.rest.limits import RestLimits
 from penstock.gateway.rest.request import (
+    TIMEOUT_HEADER,
     RelayedResponse,
     call_of,
     deadline_of,
@@ -32,12 +36,13 @@ from penstock.gateway.rest.request import (
     single_header,
     with_client_errors,
 )
-from penstock.gateway.rest.routes import caller_of
+from penstock.gateway.rest.routes import INFERENCE, MODEL, VERSION, HotRoute, caller_of
+from penstock.gateway.rest.schemas import InferenceRequest, InferenceResponse
 from penstock.protocol.call import HttpAnswer, HttpCall, HttpHeaders, InferHead
 from penstock.protocol.errors import InvalidRequest, TooLarge
 from penstock.protocol.http_body import NOT_ENCODED
 from penstock.protocol.http_codec import read_head
-from penstock.protocol.identity import Verb
+from penstock.protocol.identity import Role, Verb
 from penstock.protocol.inference import Tensor
 from penstock.protocol.json_outline import Members, decode_json
 from penstock.protocol.request_checks import (
@@ -165,6 +170,12 @@ class InferEndpoint:
         self._inflating = SlotQueue(INFLATED_AT_ONCE)
 
     async def __call__(self, request: Request) -> Response:
+        """Infer from tensors.
+
+        JSON, or JSON and after it the tensors that have a `binary_data_size`, in the inputs' order; the header
+        Inference-Header-Content-Length then says how long the JSON is. 0 there: the whole body is the model's one
+        input. Triton's classification, sequence and parameter extensions are passed on.
+        """
         body = await read_body(request, self._limits)
         encoding = single_header(request, "content-encoding").lower()
         if encoding in NOT_ENCODED:
@@ -221,3 +232,22 @@ def header_length_of(request: Request) -> int | None:
         return None
     number = _LEADING_NUMBER.match(given)
     return int(number[1]) if number else 0
+
+
+def infer_router(plane: DataPlane, limits: RestLimits) -> APIRouter:
+    """Its routes, for the application's own router."""
+    router = APIRouter(route_class=HotRoute, tags=[INFERENCE], responses=openapi.ERRORS | openapi.RECEIVE_ERRORS)
+    length = {"description": "Bytes of JSON before the tensors.", "schema": {"type": "integer", "minimum": 0}}
+    openapi.operation(
+        router,
+        "POST",
+        f"{MODEL}/infer",
+        f"{VERSION}/infer",
+        name="infer",
+        role=Role.INFER,
+        headers=(TIMEOUT_HEADER, openapi.JSON_LENGTH, openapi.ENCODING, EXPLAIN_HEADER),
+        body=openapi.body({openapi.JSON: {"schema": openapi.reference(InferenceRequest)}, openapi.BINARY: {}}),
+        response_model=InferenceResponse,
+        responses={200: {"content": {openapi.BINARY: {}}, "headers": {openapi.JSON_LENGTH: length}}},
+    )(InferEndpoint(plane, limits).__call__)
+    return router

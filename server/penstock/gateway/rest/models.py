@@ -1,19 +1,20 @@
-"""Endpoints other than inference: health, model metadata, config, statistics, batching, repository, trace and log
-settings.
+"""Health, models, repository, trace and log settings. All but health and /explain are relayed to the engine."""
 
-They are relayed to the engine, except health and /explain.
-"""
-
+from typing import Any
 from urllib.parse import unquote
 
 import msgspec
+from fastapi import APIRouter
 from starlette.requests import Request
 from starlette.responses import Response
 
-from penstock.gateway.batching.explanation import EXPLAIN_HEADER, RequestExplanation, explain_batched, is_requested
+from penstock.gateway.batching.batch_report import ModelBatchReport
 from penstock.gateway.dataplane import DataPlane
+from penstock.gateway.rest import schemas
 from penstock.gateway.rest.limits import RestLimits
+from penstock.gateway.rest.openapi import ERRORS, JSON, RECEIVE_ERRORS, errors, json_body, operation, reference
 from penstock.gateway.rest.request import (
+    TIMEOUT_HEADER,
     RelayedResponse,
     call_of,
     deadline_of,
@@ -24,170 +25,265 @@ from penstock.gateway.rest.request import (
     with_client_errors,
 )
 from penstock.gateway.rest.responses import error_response, json_response, response_of
-from penstock.gateway.rest.routes import RouteEndpoint, caller_of
-from penstock.protocol.call import HttpAnswer, InferHead
+from penstock.gateway.rest.routes import MODEL, VERSION, Limits, Plane, Requires, caller_of
+from penstock.protocol.call import HttpAnswer
 from penstock.protocol.engine import UNMERGED
-from penstock.protocol.errors import ModelRefused, NotSupported, retry_after_whole_s
+from penstock.protocol.errors import ModelRefused, retry_after_whole_s
 from penstock.protocol.http_codec import check_repository_body, check_settings_body, index_with_refusals
-from penstock.protocol.identity import Verb
-from penstock.vision.results import ImageResponse
+from penstock.protocol.identity import Role, Verb
+
+health = APIRouter(tags=["health"])
 
 
-class HealthEndpoints:
-    """With a JSON body, which KServe's client reads and Triton's ignores."""
+@operation(health, "GET", "/v2/health/live", role=None, response_model=schemas.Live)
+async def live() -> Response:
+    """Whether the process lives.
 
-    def __init__(self, plane: DataPlane) -> None:
-        self._plane = plane
-
-    async def live(self, _: Request) -> Response:
-        return json_response({"live": True})
-
-    async def ready(self, _: Request) -> Response:
-        readiness = self._plane.readiness()
-        if readiness.is_ready:
-            return json_response({"ready": True})
-        content = {"ready": False, "reason": readiness.reason, "error": f"not ready: {readiness.reason}"}
-        return json_response(content, 503, {"Retry-After": str(retry_after_whole_s(1.0))})
-
-
-class ExplainEndpoint:
-    """Ours, beside v2's: the queue, the fit, the batches, and what Triton would need to form them."""
-
-    def __init__(self, plane: DataPlane) -> None:
-        self._plane = plane
-
-    async def __call__(self, request: Request) -> Response:
-        model_name = unquote(model_of(request).model_name)
-        work = self._plane.explain_model(model_name, caller_of(request))
-        return json_response(await run_until_disconnect(request.scope, request.receive, work))
-
-
-def explain_images(plane: DataPlane, request: Request, response: ImageResponse) -> list[RequestExplanation]:
-    """Explanations for an image request: one per image that the gateway batched, else one that names the batch owner.
-
-    Empty if the client did not request them.
+    200 while the process runs, whatever the state of the engine.
     """
-    if not is_requested(request.headers.get(EXPLAIN_HEADER, "")):
-        return []
-    explained = [explain_batched(explanation) for explanation in response.explanations]
-    return explained or [plane.not_formed(InferHead(response.model_name, response.model_version))]
+    return json_response({"live": True})
 
 
-class ServerMetadata(msgspec.Struct):
-    """GET /v2, in Triton's order."""
+@operation(health, "GET", "/v2/health/ready", role=None, response_model=schemas.Ready, responses=errors(503))
+async def ready(plane: Plane) -> Response:
+    """Whether to send requests here.
 
-    name: str
-    version: str
-    extensions: list[str]
-
-
-class ModelEndpoints:
-    """Metadata, readiness, configuration, statistics; index, load, unload."""
-
-    def __init__(self, plane: DataPlane, limits: RestLimits) -> None:
-        self._plane = plane
-        self._limits = limits
-
-    async def server_metadata(self, request: Request) -> Response:
-        """The engine's, without the extensions that are not served here."""
-        return RelayedResponse(_without_extensions(self._plane.blocked_extensions, await self._read(request, b"")))
-
-    async def read(self, request: Request) -> Response:
-        """A GET: its body, which the engine would not look at, is left unread."""
-        return RelayedResponse(await self._read(request, b""))
-
-    async def index(self, request: Request) -> Response:
-        body = await self._json_body(request)
-        answer = with_client_errors(await self._read(request, body))
-        return RelayedResponse(index_with_refusals(answer, body, self._plane.refusals()))
-
-    async def ready(self, request: Request) -> Response:
-        """The engine's answer, except for a model that the engine serves and the gateway does not."""
-        answer = await self._read(request, b"")
-        error = self._plane.why_withheld(unquote(model_of(request).model_name))
-        if error is None or answer.status != 200:
-            return RelayedResponse(answer)
-        if isinstance(error, ModelRefused):
-            return error_response(error.message, 400)  # as Triton answers for a model that failed to load
-        return response_of(error)
-
-    async def config(self, request: Request) -> Response:
-        """The engine's config, with the reason if the gateway does not merge the model's rows."""
-        answer = await self._read(request, b"")
-        unmerged = self._plane.batch_options(unquote(model_of(request).model_name)).unmerged
-        if answer.status != 200 or not unmerged:
-            return RelayedResponse(answer)
-        config = msgspec.json.decode(answer.body)
-        config.setdefault("parameters", {})[UNMERGED] = {"string_value": unmerged}
-        return RelayedResponse(HttpAnswer(answer.status, answer.headers, msgspec.json.encode(config)))
-
-    async def load(self, request: Request) -> Response:
-        return await self._change(Verb.LOAD, request)
-
-    async def unload(self, request: Request) -> Response:
-        return await self._change(Verb.UNLOAD, request)
-
-    async def _read(self, request: Request, body: bytes) -> HttpAnswer:
-        call, deadline = call_of(request, body), deadline_of(request)
-        work = self._plane.relay(Verb.READ, model_of(request), call, caller=caller_of(request), deadline=deadline)
-        return await run_until_disconnect(request.scope, request.receive, work)
-
-    async def _change(self, verb: Verb, request: Request) -> Response:
-        """Runs to its end though the client may be gone: the engine would not stop, and we must know the outcome."""
-        model: InferHead = model_of(request)
-        body = await self._json_body(request)
-        call, deadline = call_of(request, body), deadline_of(request)
-        answer = await self._plane.relay(verb, model, call, caller=caller_of(request), deadline=deadline)
-        return RelayedResponse(with_client_errors(answer))
-
-    async def _json_body(self, request: Request) -> bytes:
-        body = await read_body(request, self._limits)
-        await run_scan(len(body), check_repository_body, body, self._limits.max_json_depth)
-        return body
+    503 with the reason while the engine is not up, and from the start of this gateway's shutdown.
+    """
+    readiness = plane.readiness()
+    if readiness.is_ready:
+        return json_response({"ready": True})
+    content = {"ready": False, "reason": readiness.reason, "error": f"not ready: {readiness.reason}"}
+    return json_response(content, 503, {"Retry-After": str(retry_after_whole_s(1.0))})
 
 
-class NotServedEndpoint:
-    """The endpoint of what is not served here: raises NotSupported with the sentence. Not in the API's description."""
-
-    def __init__(self, sentence: str) -> None:
-        self.sentence = sentence
-
-    async def __call__(self, _: Request) -> Response:
-        raise NotSupported(self.sentence)
+models = APIRouter(tags=["models"], responses=ERRORS)
+_READ: dict[str, Any] = {"role": Role.READ, "headers": (TIMEOUT_HEADER,)}
 
 
-def not_served(sentence: str) -> RouteEndpoint:
-    """The endpoint that says no with the sentence."""
-    return NotServedEndpoint(sentence)
+@operation(
+    models,
+    "GET",
+    "/v2",
+    response_class=Response,
+    responses={200: {"content": {JSON: {"schema": reference(schemas.ServerMetadata)}}}},
+    **_READ,
+)
+async def server_metadata(request: Request, plane: Plane) -> Response:
+    """Name, version and extensions.
+
+    The engine's name and version, and the extensions that are served here.
+    """
+    return RelayedResponse(_without_extensions(plane.blocked_extensions, await _read(request, plane)))
+
+
+@operation(models, "GET", "/v2/models/stats", response_model=schemas.ModelStatistics, **_READ)
+async def all_statistics(request: Request, plane: Plane) -> Response:
+    """Statistics of all models.
+
+    Of every version that is or was loaded.
+    """
+    return RelayedResponse(await _read(request, plane))
+
+
+@operation(models, "GET", MODEL, VERSION, response_model=schemas.ModelMetadata, **_READ)
+async def model_metadata(request: Request, plane: Plane) -> Response:
+    """A model's metadata.
+
+    Names, datatypes and shapes of its inputs and outputs.
+    """
+    return RelayedResponse(await _read(request, plane))
+
+
+@operation(
+    models,
+    "GET",
+    f"{MODEL}/ready",
+    f"{VERSION}/ready",
+    role=Requires(Role.READ, or_role=Role.INFER),
+    headers=(TIMEOUT_HEADER,),
+    response_class=Response,
+)
+async def model_ready(request: Request, plane: Plane) -> Response:
+    """Whether a model is ready.
+
+    200 without a body, or 400. The infer role is enough.
+    """
+    answer = await _read(request, plane)
+    error = plane.why_withheld(unquote(model_of(request).model_name))
+    if error is None or answer.status != 200:
+        return RelayedResponse(answer)
+    if isinstance(error, ModelRefused):
+        return error_response(error.message, 400)  # as Triton answers for a model that failed to load
+    return response_of(error)
+
+
+@operation(models, "GET", f"{MODEL}/config", f"{VERSION}/config", response_model=schemas.ModelConfig, **_READ)
+async def model_config(request: Request, plane: Plane) -> Response:
+    """A model's configuration.
+
+    config.pbtxt, completed by the engine, with the reason if the gateway does not merge the model's requests.
+    """
+    answer = await _read(request, plane)
+    unmerged = plane.batch_options(unquote(model_of(request).model_name)).unmerged
+    if answer.status != 200 or not unmerged:
+        return RelayedResponse(answer)
+    config = msgspec.json.decode(answer.body)
+    config.setdefault("parameters", {})[UNMERGED] = {"string_value": unmerged}
+    return RelayedResponse(HttpAnswer(answer.status, answer.headers, msgspec.json.encode(config)))
+
+
+@operation(models, "GET", f"{MODEL}/stats", f"{VERSION}/stats", response_model=schemas.ModelStatistics, **_READ)
+async def model_statistics(request: Request, plane: Plane) -> Response:
+    """A model's statistics.
+
+    Of its version, or of all its versions.
+    """
+    return RelayedResponse(await _read(request, plane))
+
+
+@operation(
+    models,
+    "GET",
+    f"{MODEL}/explain",
+    role=Role.READ,
+    response_class=Response,
+    responses={200: {"content": {JSON: {"schema": reference(ModelBatchReport)}}}},
+)
+async def explain_model(request: Request, plane: Plane) -> Response:
+    """How its batches are formed.
+
+    Who forms its batches, and how; how many there were of each size, why they closed, how long the engine takes; and
+    a config.pbtxt with which Triton would form them. Of a model whose batches the gateway does not form, by the
+    engine's own statistics.
+    """
+    work = plane.explain_model(unquote(model_of(request).model_name), caller_of(request))
+    return json_response(await run_until_disconnect(request.scope, request.receive, work))
+
+
+repository = APIRouter(tags=["repository"], responses=ERRORS | RECEIVE_ERRORS)
+
+
+@operation(
+    repository,
+    "POST",
+    "/v2/repository/index",
+    "/v2/repository/{repository}/index",
+    body=json_body(schemas.IndexRequest, required=False),
+    response_model=list[schemas.IndexEntry],
+    **_READ,
+)
+async def repository_index(request: Request, plane: Plane, limits: Limits) -> Response:
+    """The models of the repository.
+
+    Every model of the repository, with the state of its versions and, where one is not ready, the reason.
+    """
+    body = await _repository_body(request, limits)
+    answer = with_client_errors(await _read(request, plane, body))
+    return RelayedResponse(index_with_refusals(answer, body, plane.refusals()))
+
+
+@operation(
+    repository,
+    "POST",
+    "/v2/repository/models/{model}/load",
+    hidden=("/v2/repository/{repository}/models/{model}/load",),  # Triton 2.51 says 501
+    role=Role.ADMIN,
+    headers=(TIMEOUT_HEADER,),
+    body=json_body(schemas.LoadRequest, required=False),
+    response_class=Response,
+)
+async def load_model(request: Request, plane: Plane, limits: Limits) -> Response:
+    """Load or reload a model.
+
+    Loads a model, or loads it anew; answers when it serves. 400 with the reason where it cannot be loaded.
+    """
+    return await _change(Verb.LOAD, request, plane, await _repository_body(request, limits))
+
+
+@operation(
+    repository,
+    "POST",
+    "/v2/repository/models/{model}/unload",
+    hidden=("/v2/repository/{repository}/models/{model}/unload",),  # Triton 2.51 says 501
+    role=Role.ADMIN,
+    headers=(TIMEOUT_HEADER,),
+    body=json_body(schemas.UnloadRequest, required=False),
+    response_class=Response,
+)
+async def unload_model(request: Request, plane: Plane, limits: Limits) -> Response:
+    """Unload a model.
+
+    Answers at once; running requests of the model end first.
+    """
+    return await _change(Verb.UNLOAD, request, plane, await _repository_body(request, limits))
+
+
+settings = APIRouter(tags=["trace and log settings"], responses=ERRORS)
+
+
+async def read_settings(request: Request, plane: Plane) -> Response:
+    """The settings that hold."""
+    return RelayedResponse(await _read(request, plane))
+
+
+async def change_settings(request: Request, plane: Plane, limits: Limits) -> Response:
+    """Changes what is given; answers with the settings that hold then. Where the engine writes its files is set where
+    it is started.
+    """
+    body = await read_body(request, limits)
+    await run_scan(len(body), check_settings_body, body, limits.max_json_depth)
+    return await _change(Verb.CONFIGURE, request, plane, body)
+
+
+for _path, _name, _summary in (
+    ("/v2/models/{model}/trace/setting", "modelTraceSetting", "A model's trace settings."),
+    ("/v2/trace/setting", "traceSetting", "The trace settings."),
+    ("/v2/logging", "logSettings", "The log settings."),
+):
+    _is_log = _name == "logSettings"
+    _common: dict[str, Any] = {
+        "summary": _summary,
+        "extension": "logging" if _is_log else "trace",
+        "response_model": schemas.LogSettings if _is_log else schemas.TraceSetting,
+    }
+    operation(settings, "GET", _path, name=_name, role=Role.READ, **_common)(read_settings)
+    operation(
+        settings,
+        "POST",
+        _path,
+        name=f"change{_name[0].upper()}{_name[1:]}",
+        role=Role.ADMIN,
+        body=json_body(schemas.LogChange if _is_log else schemas.TraceChange),
+        responses=RECEIVE_ERRORS,
+        **_common,
+    )(change_settings)
+
+
+async def _read(request: Request, plane: DataPlane, body: bytes = b"") -> HttpAnswer:
+    """The engine's answer. A GET's body, which the engine would not look at, is left unread."""
+    model, call, deadline = model_of(request), call_of(request, body), deadline_of(request)
+    work = plane.relay(Verb.READ, model, call, caller=caller_of(request), deadline=deadline)
+    return await run_until_disconnect(request.scope, request.receive, work)
+
+
+async def _change(verb: Verb, request: Request, plane: DataPlane, body: bytes) -> Response:
+    """Runs to its end though the client may be gone: the engine would not stop, and we must know the outcome."""
+    model, call, deadline = model_of(request), call_of(request, body), deadline_of(request)
+    answer = await plane.relay(verb, model, call, caller=caller_of(request), deadline=deadline)
+    return RelayedResponse(with_client_errors(answer))
+
+
+async def _repository_body(request: Request, limits: RestLimits) -> bytes:
+    body = await read_body(request, limits)
+    await run_scan(len(body), check_repository_body, body, limits.max_json_depth)
+    return body
 
 
 def _without_extensions(blocked: frozenset[str], answer: HttpAnswer) -> HttpAnswer:
     """Server metadata that does not tell of these extensions."""
     if answer.status != 200:
         return answer
-    metadata = msgspec.json.decode(answer.body, type=ServerMetadata)
+    metadata = msgspec.json.decode(answer.body, type=schemas.ServerMetadata)
     metadata.extensions = [name for name in metadata.extensions if name not in blocked]
     return HttpAnswer(answer.status, answer.headers, msgspec.json.encode(metadata))
-
-
-class SettingsEndpoints:
-    """GET and POST of …/trace/setting and /v2/logging."""
-
-    def __init__(self, plane: DataPlane, limits: RestLimits) -> None:
-        self._plane = plane
-        self._limits = limits
-
-    async def __call__(self, request: Request) -> Response:
-        """The settings, after the change where it is a POST; that runs to its end though the client may be gone."""
-        if request.method == "GET":
-            # Its body, which the engine would not look at, is left unread.
-            return RelayedResponse(
-                await run_until_disconnect(request.scope, request.receive, self._relay(Verb.READ, request, b""))
-            )
-        body = await read_body(request, self._limits)
-        await run_scan(len(body), check_settings_body, body, self._limits.max_json_depth)
-        return RelayedResponse(with_client_errors(await self._relay(Verb.CONFIGURE, request, body)))
-
-    async def _relay(self, verb: Verb, request: Request, body: bytes) -> HttpAnswer:
-        model, call, deadline = model_of(request), call_of(request, body), deadline_of(request)
-        return await self._plane.relay(verb, model, call, caller=caller_of(request), deadline=deadline)

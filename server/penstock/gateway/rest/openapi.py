@@ -1,32 +1,79 @@
-"""GET /openapi.json: the operations that this gateway serves with its engine, as an OpenAPI 3.1 document."""
+"""Declares and documents routes; GET /openapi.json and /docs describe what this gateway serves with its engine."""
 
+import asyncio
+import base64
+import copy
+import hashlib
 import inspect
+import re
 import time
-from collections.abc import Iterable, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Iterable
+from functools import lru_cache
 from http import HTTPStatus
+from pathlib import Path
+from typing import Any, Literal, TypeVar
 
 import msgspec
+from fastapi import APIRouter, Depends, FastAPI, Security
+from fastapi.openapi.utils import get_openapi
+from pydantic import BaseModel
+from pydantic.json_schema import models_json_schema
 from starlette.requests import Request
 from starlette.responses import Response
-from starlette.routing import Match
 
 from penstock import VERSION
+from penstock.gateway.batching.batch_report import ModelBatchReport
+from penstock.gateway.batching.explanation import EXPLAIN_HEADER
 from penstock.gateway.dataplane import DataPlane
-from penstock.gateway.rest.models import NotServedEndpoint, ServerMetadata
-from penstock.gateway.rest.operations import BINARY, JSON, MULTIPART, OPERATIONS, TEXT, Content, Header, Operation
+from penstock.gateway.rest import schemas
+from penstock.gateway.rest.request import TIMEOUT_HEADER
 from penstock.gateway.rest.responses import json_response
-from penstock.gateway.rest.routes import OPTIONAL_PART, PATH_PARAMETER, RawPathRoute, RouteSpec, caller_of
-from penstock.gateway.rest.schemas import Error
+from penstock.gateway.rest.routes import Plane, Requires, anonymous, caller_of
 from penstock.protocol.call import HttpCall, InferHead
 from penstock.protocol.errors import DeadlineExceeded, EngineUnavailable
 from penstock.protocol.identity import Role, Verb
 
-Json = dict[str, object]
+Json = dict[str, Any]
+Endpoint = TypeVar("Endpoint", bound=Callable[..., Any])
+JSON, BINARY = "application/json", "application/octet-stream"
+_DESCRIPTION = (
+    "KServe v2 (Open Inference Protocol) with Triton's extensions, and images as they are encoded. Paths are taken as "
+    'they stand on the wire: neither decoded nor merged nor redirected. Every error is {"error": "..."}; what the '
+    "engine answers is relayed as it is. The same is served over gRPC, on a port of its own."
+)
+_REF = "#/components/schemas/"
+_SLOT = re.compile(r"\{(\w+)(?::\w+)?\}")
+JSON_LENGTH, ENCODING, REQUEST_ID = "Inference-Header-Content-Length", "Content-Encoding", "x-request-id"
 
-_VERSION = "3.1.0"
-_REF = "#/components/schemas/{name}"
-_REFUSALS = {
+
+def _parameter(where: str, name: str, text: str, **schema: Any) -> Json:
+    return {"name": name, "in": where, "required": where == "path", "description": text, "schema": schema}
+
+
+_EXPLAIN = "1: the answer says how its batch was formed, in a header of the same name or, for images, as `explain`."
+_PARAMETERS = {
+    each["name"]: each
+    for each in (
+        _parameter(
+            "path", "model", "As the path has it: percent-encoded where it must be.", type="string", minLength=1
+        ),
+        _parameter("path", "version", "A version's number.", type="string", pattern="^[0-9]+$"),
+        _parameter("path", "repository", "Any name: there is one repository.", type="string", minLength=1),
+        _parameter("path", "region", "A region's name.", type="string", minLength=1),
+        _parameter(
+            "header",
+            TIMEOUT_HEADER,
+            "Milliseconds that the caller waits, from the body's last byte on.",
+            type="number",
+            exclusiveMinimum=0,
+        ),
+        _parameter("header", JSON_LENGTH, "Bytes of JSON at the decompressed body's start.", type="integer", minimum=0),
+        _parameter("header", ENCODING, "How the body is compressed.", enum=["identity", "gzip", "deflate"]),
+        _parameter("header", EXPLAIN_HEADER, _EXPLAIN, enum=["1"]),
+        _parameter("header", REQUEST_ID, "Comes back as `id`.", type="string"),
+    )
+}
+_ERRORS = {
     400: "Malformed, or not what the model takes.",
     401: "No API key or token, or an unknown one.",
     403: "The caller's roles do not allow this.",
@@ -40,219 +87,214 @@ _REFUSALS = {
     503: "Full, draining, or the engine is down.",
     504: "The deadline passed.",
 }
-_DESCRIPTION = (
-    "KServe v2 (Open Inference Protocol) with Triton's extensions, and images as they are encoded. Paths are taken as "
-    'they stand on the wire: neither decoded nor merged nor redirected. Every error is {"error": "..."}; what the '
-    "engine answers is relayed as it is. The same is served over gRPC, on a port of its own."
-)
-_COMMON_ERRORS = (400, 404, 500, 501, 503, 504)
-_ACCESS_ERRORS = (401, 403, 429)
-_WHOLE_NUMBER: Json = {"type": "integer", "minimum": 0}
 _RETRY_AFTER: Json = {"Retry-After": {"description": "Seconds.", "schema": {"type": "integer", "minimum": 1}}}
-_ANSWER_HEADERS: dict[int, Json] = {
+_ERROR_HEADERS: dict[int, Json] = {
     401: {"WWW-Authenticate": {"schema": {"type": "string"}}},
     429: _RETRY_AFTER,
     503: _RETRY_AFTER,
 }
-_HEADERS: dict[Header, tuple[str, Json]] = {
-    Header.TIMEOUT: (
-        "Milliseconds that the caller waits, from the body's last byte on.",
-        {"type": "number", "exclusiveMinimum": 0},
-    ),
-    Header.JSON_LENGTH: ("Bytes of JSON at the decompressed body's start.", {"type": "integer", "minimum": 0}),
-    Header.ENCODING: ("How the body is compressed.", {"enum": ["identity", "gzip", "deflate"]}),
-    Header.EXPLAIN: (
-        "1: the answer says how its batch was formed, in a header of the same name or, for images, as `explain`.",
-        {"enum": ["1"]},
-    ),
-    Header.REQUEST_ID: ("Comes back as `id`.", {"type": "string"}),
-}
-_SLOTS: dict[str, tuple[str, Json]] = {
-    "model": ("As the path has it: percent-encoded where it must be.", {"type": "string", "minLength": 1}),
-    "version": ("A version's number.", {"type": "string", "pattern": "^[0-9]+$"}),
-    "repository": ("Any name: there is one repository.", {"type": "string", "minLength": 1}),
-    "region": ("A region's name.", {"type": "string", "minLength": 1}),
-}
-_FORM: Json = {
-    "type": "object",
-    "properties": {
-        "image": {
-            "type": "array",
-            "items": {"type": "string", "format": "binary", "contentMediaType": "image/*"},
-            "minItems": 1,
-        }
-    },
-    "required": ["image"],
-}
-_SCHEMES: Json = {
-    "ApiKey": {"type": "apiKey", "in": "header", "name": "x-api-key"},
-    "Bearer": {"type": "http", "scheme": "bearer", "description": "An API key, or a token."},
-}
+_REFERENCED = (  # in bodies that FastAPI does not parse
+    schemas.Error,
+    schemas.InferenceRequest,
+    schemas.IndexRequest,
+    schemas.LoadRequest,
+    schemas.UnloadRequest,
+    schemas.SystemRegister,
+    schemas.CudaRegister,
+    schemas.TraceChange,
+    schemas.LogChange,
+)
+_STRUCTS = (  # what the gateway itself encodes
+    ModelBatchReport,
+    schemas.ServerMetadata,
+    schemas.ImageAnswer,
+    schemas.ClassesResult,
+    schemas.DetectionsResult,
+)
+_ENGINE_TIMEOUT_S = 2.0
+_EXTENSION = "x-triton-extension"  # of an operation: what the engine must have for it
 
 
-def document(operations: Iterable[Operation], open_to: frozenset[Role]) -> Json:
-    """OpenAPI 3.1. open_to: the roles of a caller that does not say who it is."""
-    schemas = _Schemas()
-    paths: dict[str, Json] = {}
-    for operation in operations:
-        for path in expand_optional_parts(operation.path):
-            described = _operation(operation, path, schemas)
-            described["security"] = _security(operation, open_to)
-            paths.setdefault(path, {})[operation.method.lower()] = described
-    refusals = {_name(status): _refusal(status, schemas) for status in _REFUSALS}
+def reference(model: type) -> Json:
+    """The schema of one of the document's components."""
+    return {"$ref": _REF + model.__name__}
+
+
+def errors(*statuses: int) -> dict[int | str, Json]:
+    """These statuses as FastAPI's `responses`: references to the document's common ones."""
     return {
-        "openapi": _VERSION,
-        "info": {"title": "Penstock", "version": VERSION, "description": _DESCRIPTION},
-        "paths": paths,
-        "components": {"schemas": schemas.components, "responses": refusals, "securitySchemes": _SCHEMES},
+        status: {"$ref": f"#/components/responses/{_response_name(status)}", "description": _ERRORS[status]}
+        for status in statuses
     }
 
 
-def expand_optional_parts(template: str) -> tuple[str, ...]:
-    """The paths that a template stands for: without its optional piece and, where it has one, with it."""
-    with_piece = OPTIONAL_PART.sub(r"\1", template)
-    without = OPTIONAL_PART.sub("", template)
-    return (without,) if without == with_piece else (without, with_piece)
-
-
-class _Schemas:
-    """JSON schemas of structs; those with a name stand in `components`."""
-
-    def __init__(self) -> None:
-        self.components: dict[str, Json] = {}
-
-    def of(self, wanted: object) -> Json:
-        """The schema of a struct or a type of structs, with references to components."""
-        schema: Json
-        (schema,), components = msgspec.json.schema_components([wanted], ref_template=_REF)
-        for component in components.values():
-            component["description"] = inspect.cleandoc(component["description"])
-        self.components |= components
-        return schema
-
-
-def _operation(operation: Operation, path: str, schemas: _Schemas) -> Json:
-    slots = PATH_PARAMETER.findall(path)
-    described: Json = {
-        "operationId": operation.name + _suffix(operation, slots),
-        "tags": [operation.tag.value],
-        "summary": operation.summary,
-        "description": operation.details,
-        "parameters": [*map(_slot, slots), *map(_header, operation.headers)],
-        "responses": _responses(operation, schemas),
-    }
-    if operation.bodies:
-        described["requestBody"] = {
-            "required": operation.needs_body,
-            "content": {content.media_type: _content(content, schemas) for content in operation.bodies},
-        }
-    return described
-
-
-def _suffix(operation: Operation, slots: list[str]) -> str:
-    """What tells the second of two spellings from the first."""
-    optional = PATH_PARAMETER.findall("".join(OPTIONAL_PART.findall(operation.path)))
-    return "".join(f"By{name.capitalize()}" for name in optional if name in slots)
-
-
-def _slot(name: str) -> Json:
-    about, schema = _SLOTS[name]
-    return {"name": name, "in": "path", "required": True, "description": about, "schema": schema}
-
-
-def _header(header: Header) -> Json:
-    about, schema = _HEADERS[header]
-    return {"name": header.value, "in": "header", "required": False, "description": about, "schema": schema}
-
-
-def _content(content: Content, schemas: _Schemas) -> Json:
-    if content.media_type == MULTIPART:
-        return {"schema": _FORM}
-    for named in content.named:
-        schemas.of(named)
-    return {"schema": schemas.of(content.schema)} if content.schema is not None else {}
-
-
-def _responses(operation: Operation, schemas: _Schemas) -> Json:
-    done: Json = {"description": "Done."}
-    if operation.answers:
-        done["content"] = {content.media_type: _content(content, schemas) for content in operation.answers}
-    if BINARY in {content.media_type for content in operation.answers}:
-        done["headers"] = {
-            Header.JSON_LENGTH.value: {"description": "Bytes of JSON before the tensors.", "schema": _WHOLE_NUMBER}
-        }
-    own = operation.refusals if operation.role is None else (*_COMMON_ERRORS, *_ACCESS_ERRORS, *operation.refusals)
-    refusals = {str(status): {"$ref": f"#/components/responses/{_name(status)}"} for status in sorted(own)}
-    return {"200": done, **refusals}
-
-
-def _refusal(status: int, schemas: _Schemas) -> Json:
-    """Triton says text/plain over some of its errors, which are JSON all the same."""
-    error = {"schema": schemas.of(Error)}
-    described: Json = {"description": _REFUSALS[status], "content": {JSON: error, TEXT: {}}}
-    if status in _ANSWER_HEADERS:
-        described["headers"] = _ANSWER_HEADERS[status]
-    return described
-
-
-def _name(status: int) -> str:
+def _response_name(status: int) -> str:
     return HTTPStatus(status).name.title().replace("_", "")
 
 
-def _security(operation: Operation, open_to: frozenset[Role]) -> list[dict[str, list[str]]]:
-    """Empty if no key is needed; has an empty alternative if a key is optional."""
-    if operation.role is None:
-        return []
-    alternatives: list[dict[str, list[str]]] = [{name: []} for name in _SCHEMES]
-    return [*alternatives, {}] if open_to & {operation.role, operation.or_role} else alternatives
+def _error_response(status: int) -> Json:
+    """Triton says text/plain over some of its errors, which are JSON all the same."""
+    content = {JSON: {"schema": reference(schemas.Error)}, "text/plain": {}}
+    return {"description": _ERRORS[status], "content": content, "headers": _ERROR_HEADERS.get(status, {})}
 
 
-_ENGINE_TIMEOUT_S = 2.0
-_EXAMPLES = {"version": "1"}
+ERRORS = errors(400, 401, 403, 404, 429, 500, 501, 503, 504)  # of every route that needs a role
+RECEIVE_ERRORS = errors(408, 413)  # of a route that reads a body
 
 
-class OpenApiEndpoint:
-    """The endpoint. rows: all of the table of routes, this one too. open_to: what may be asked without a key."""
+def body(content: Json, *, required: bool = True) -> Json:
+    """A request body as OpenAPI has it. content: by media type."""
+    return {"requestBody": {"required": required, "content": content}}
 
-    def __init__(self, plane: DataPlane, rows: Sequence[RouteSpec], open_to: frozenset[Role] = frozenset(Role)) -> None:
-        self._plane = plane
-        self._rows = rows
-        self._open_to = open_to
 
-    async def __call__(self, request: Request) -> Response:
-        """Asks the engine for its extensions; where it does not answer, all that rows serve is described."""
-        operations = served(OPERATIONS, self._rows, await self._extensions(request))
-        return json_response(document(operations, self._open_to))
+def json_body(model: type, *, required: bool = True) -> Json:
+    """The same, for a JSON body."""
+    return body({JSON: {"schema": reference(model)}}, required=required)
 
-    async def _extensions(self, request: Request) -> frozenset[str] | None:
-        call = HttpCall("GET", b"/v2", (), b"")
-        deadline = time.monotonic() + _ENGINE_TIMEOUT_S
-        try:
-            answer = await self._plane.relay(
-                Verb.READ, InferHead(""), call, caller=caller_of(request), deadline=deadline
+
+def operation(
+    router: APIRouter, method: str, *paths: str, role: Role | Requires | None, name: str = "", **options: Any
+) -> Callable[[Endpoint], Endpoint]:
+    """Declares an endpoint under one or more paths; the first line of its docstring is its summary.
+
+    name: its operationId, by default the endpoint's name. FastAPI documents parameters and bodies and does not parse
+    them: they are relayed as they are. options: add_api_route's, and for the documentation `headers`, `body` (see
+    above), `extension` (Triton's, if the engine must have it) and `hidden`, further paths that are not documented.
+    """
+    headers, hidden, extra = options.pop("headers", ()), options.pop("hidden", ()), options.pop("body", {})
+    dependencies = [_dependency(role), *options.pop("dependencies", ())]
+    if extension := options.pop("extension", ""):
+        extra = {**extra, _EXTENSION: extension}
+    first = _SLOT.findall(paths[0])
+
+    def declare(endpoint: Endpoint) -> Endpoint:
+        summary, _, details = inspect.cleandoc(endpoint.__doc__ or "").partition("\n\n")
+        documented = {"summary": summary, "description": details, "dependencies": dependencies, **options}
+        for path in (*paths, *hidden):
+            slots = _SLOT.findall(path)
+            suffix = "".join(f"By{slot.capitalize()}" for slot in slots if slot not in first)
+            router.add_api_route(
+                path,
+                endpoint,
+                methods=[method],
+                include_in_schema=path not in hidden,
+                operation_id=(name or _camel(endpoint.__name__)) + suffix,
+                openapi_extra={"parameters": [_PARAMETERS[each] for each in (*slots, *headers)], **extra},
+                **documented,
             )
-            extensions = msgspec.json.decode(answer.body, type=ServerMetadata).extensions
-            return frozenset(extensions) - self._plane.blocked_extensions
-        except (EngineUnavailable, DeadlineExceeded, msgspec.DecodeError):
-            return None
+        return endpoint
+
+    return declare
 
 
-def served(
-    operations: Iterable[Operation], rows: Iterable[RouteSpec], extensions: frozenset[str] | None
-) -> tuple[Operation, ...]:
-    """Those that a row serves and the engine can do. extensions: the engine's, None if unknown."""
-    routes = [RawPathRoute(row) for row in rows]
-    able = [op for op in operations if not op.extension or extensions is None or op.extension in extensions]
-    found = ((operation, _route_of(operation, routes)) for operation in able)
-    return tuple(
-        replace(operation, summary=row.summary)
-        for operation, row in found
-        if row is not None and not isinstance(row.endpoint, NotServedEndpoint)
-    )
+def _camel(name: str) -> str:
+    first, *others = name.split("_")
+    return first + "".join(map(str.capitalize, others))
 
 
-def _route_of(operation: Operation, routes: Sequence[RawPathRoute]) -> RouteSpec | None:
-    """The row that answers it: the first that matches, as the router has it."""
-    path = PATH_PARAMETER.sub(lambda slot: _EXAMPLES.get(slot[1], "x"), expand_optional_parts(operation.path)[-1])
-    scope = {"type": "http", "method": operation.method, "raw_path": path.encode()}
-    return next((route.row for route in routes if route.matches(scope)[0] is Match.FULL), None)
+def _dependency(role: Role | Requires | None) -> Any:
+    if role is None:
+        return Depends(anonymous)
+    requires = role if isinstance(role, Requires) else Requires(role)
+    return Security(requires, scopes=[each for each in (requires.role, requires.or_role) if each is not None])
+
+
+def describe(
+    app: FastAPI, extensions: frozenset[str] | None, blocked: frozenset[str], open_to: frozenset[Role]
+) -> Json:
+    """The OpenAPI document. extensions: the engine's, None if unknown. blocked: extensions that are not served here.
+
+    open_to: roles of a client without a key. An operation's `security` has one alternative for each way to show a key
+    and each role that suffices.
+    """
+    document = copy.deepcopy(_document(app))
+    for path, operations in list(document["paths"].items()):
+        for method, described in list(operations.items()):
+            needed = described.get(_EXTENSION)
+            if needed in blocked or (needed and extensions is not None and needed not in extensions):
+                del operations[method]
+            else:
+                described["security"] = _alternatives(described.get("security", ()), open_to)
+        if not operations:
+            del document["paths"][path]
+    components = document["components"]
+    used = _used_schemas([document["paths"], components["responses"]], components["schemas"])
+    components["schemas"] = {name: schema for name, schema in components["schemas"].items() if name in used}
+    return document
+
+
+def _alternatives(security: Iterable[Json], open_to: frozenset[Role]) -> list[Json]:
+    schemes = [(scheme, role) for each in security for scheme, roles in each.items() for role in roles]
+    optional: list[Json] = [{}] if any(role in open_to for _, role in schemes) else []
+    return [{scheme: [role]} for scheme, role in schemes] + optional
+
+
+def _used_schemas(part: object, schemas: Json) -> set[str]:
+    names = set(re.findall(f'"{_REF}(\\w+)"', msgspec.json.encode(part).decode()))
+    return names.union(*(_used_schemas(schemas[name], {**schemas, name: {}}) for name in names))
+
+
+def _document(app: FastAPI) -> Json:
+    """FastAPI's document, with the schemas of bodies that FastAPI does not parse."""
+    if app.openapi_schema is None:
+        document = get_openapi(title="Penstock", version=VERSION, description=_DESCRIPTION, routes=app.routes)
+        models: list[tuple[type[BaseModel], Literal["serialization"]]] = [
+            (model, "serialization") for model in _REFERENCED
+        ]
+        _, referenced = models_json_schema(models, ref_template=_REF + "{model}")
+        _, structs = msgspec.json.schema_components(_STRUCTS, ref_template=_REF + "{name}")
+        for struct in structs.values():
+            struct["description"] = inspect.cleandoc(struct["description"])
+        document["components"]["schemas"] |= referenced["$defs"] | structs
+        document["components"]["responses"] = {_response_name(each): _error_response(each) for each in _ERRORS}
+        app.openapi_schema = document
+    return app.openapi_schema
+
+
+router = APIRouter(tags=["description"], responses=ERRORS)
+
+
+@operation(router, "GET", "/openapi.json", role=Role.READ, response_model=Json)
+async def description(request: Request, plane: Plane) -> Response:
+    """What is served here.
+
+    What this gateway serves with the engine that is behind it.
+    """
+    gate = request.app.state.gate
+    extensions = await _engine_extensions(request, plane)
+    open_to = gate.open_to if gate is not None else frozenset(Role)
+    work = asyncio.to_thread(describe, request.app, extensions, plane.blocked_extensions, open_to)
+    return json_response(await work)
+
+
+async def _engine_extensions(request: Request, plane: DataPlane) -> frozenset[str] | None:
+    """None if the engine does not answer: then all that may be served is described."""
+    call, deadline = HttpCall("GET", b"/v2", (), b""), time.monotonic() + _ENGINE_TIMEOUT_S
+    try:
+        answer = await plane.relay(Verb.READ, InferHead(""), call, caller=caller_of(request), deadline=deadline)
+        return frozenset(msgspec.json.decode(answer.body, type=schemas.ServerMetadata).extensions)
+    except (EngineUnavailable, DeadlineExceeded, msgspec.DecodeError):
+        return None
+
+
+pages = APIRouter(include_in_schema=False)
+
+
+@operation(pages, "GET", "/docs", role=None)
+async def docs() -> Response:
+    """A page that shows /openapi.json, which the browser asks for, with the key that its user enters."""
+    page, policy = _page()
+    return Response(page, headers={"Content-Security-Policy": policy}, media_type="text/html")
+
+
+@lru_cache(1)
+def _page() -> tuple[bytes, str]:
+    """The page, and the policy that lets it run its own script and style, and call its own origin."""
+    page = Path(__file__).with_name("docs.html").read_bytes()
+
+    def own(tag: bytes) -> str:
+        text = page.partition(b"<%b>" % tag)[2].partition(b"</%b>" % tag)[0]
+        return f"'sha256-{base64.b64encode(hashlib.sha256(text).digest()).decode()}'"
+
+    policy = f"default-src 'none'; connect-src 'self'; script-src {own(b'script')}; style-src {own(b'style')}"
+    return page, f"{policy}; img-src data:; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"

@@ -1,26 +1,26 @@
-"""Routes over the path as received (not decoded, merged or redirected), with authentication before the body is read.
+"""Authentication of a request before its body is read, the routes' paths, and CORS for --cors-origin."""
 
-Also the CORS middleware for --cors-origin.
-"""
-
-import re
 from collections.abc import Awaitable, Callable, Iterator
 from dataclasses import dataclass, replace
+from typing import Annotated, Any
 
-from starlette.datastructures import URLPath
-from starlette.exceptions import HTTPException
+from fastapi import Depends, Security
+from fastapi.routing import APIRoute
+from fastapi.security import APIKeyHeader, HTTPAuthorizationCredentials, HTTPBearer
+from starlette.convertors import Convertor, register_url_convertor
 from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import Request
 from starlette.responses import Response
-from starlette.routing import BaseRoute, Match, NoMatchFound
-from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from penstock.gateway.auth.api_keys import CREDENTIAL_NAMES, credentials_of
 from penstock.gateway.auth.authenticator import CERTIFICATE_PREFIX, Authenticator
-from penstock.gateway.auth.rate_limiter import RateLimiter
+from penstock.gateway.dataplane import DataPlane
+from penstock.gateway.rest.limits import RestLimits
+from penstock.gateway.rest.responses import RequestRecorder
 from penstock.port_policy import BrowserPolicy
 from penstock.protocol.errors import InferenceError
-from penstock.protocol.identity import ALL_ROLES, ANONYMOUS, IDENTITY_HEADER, Identity, Role, decode_identity
+from penstock.protocol.identity import ALL_ROLES, IDENTITY_HEADER, Identity, Role, decode_identity
 
 _EXPOSED = ("Retry-After", "Inference-Header-Content-Length", "Content-Length")
 
@@ -42,10 +42,16 @@ def with_cors(app: ASGIApp, origins: tuple[str, ...]) -> ASGIApp:
     )
 
 
-_CALLER = "penstock.caller"
+CALLER = "penstock.caller"  # key in a scope: who is admitted
+QUOTAS = "penstock.quotas"  # key in a scope: the RateLimiter that counts the body of an admitted request
 CLIENT_CERTIFICATE = "penstock.client_certificate"  # key in a scope: the subject of the connection's client certificate
 _CREDENTIAL_NAMES = frozenset(name.encode() for name in CREDENTIAL_NAMES)
 _FORWARDED_CALLER = IDENTITY_HEADER.encode()
+_ApiKey = Annotated[str | None, Security(APIKeyHeader(name="x-api-key", scheme_name="ApiKey", auto_error=False))]
+_Bearer = Annotated[
+    HTTPAuthorizationCredentials | None,
+    Security(HTTPBearer(scheme_name="Bearer", description="An API key, or a token.", auto_error=False)),
+]
 
 
 class RequestAuthentication:
@@ -86,9 +92,10 @@ class RequestAuthentication:
         has_key = bool(scope.get(CLIENT_CERTIFICATE, ""))
         if self._door is not None:
             scope["headers"] = [pair for pair in headers if pair[0] not in _CREDENTIAL_NAMES]
+            scope[QUOTAS] = self._door.quotas
             if role is not None:
                 caller = await self._admitted(self._door, scope, _credentials(headers), (role, or_role))
-                scope[_CALLER] = replace(caller, address=_address(scope))
+                scope[CALLER] = replace(caller, address=_address(scope))
                 has_key = bool(caller.key_name)
         if self._policy is not None:
             self._policy.check(
@@ -113,10 +120,6 @@ class RequestAuthentication:
             door.note_refused(error, _address(scope), target, certificate=certificate)
             raise
 
-    def incoming(self, scope: Scope, receive: Receive) -> "Incoming | None":
-        """The body of an admitted request; None if bodies are not counted."""
-        return Incoming(self._door.quotas, scope.get(_CALLER, ANONYMOUS), receive) if self._door is not None else None
-
 
 class ForwardedIdentity:
     """Of a core: its clients are the fronts alone, which have let the callers in, and say who they are."""
@@ -131,43 +134,12 @@ class ForwardedIdentity:
         forwarded = next((value for name, value in scope["headers"] if name == _FORWARDED_CALLER), None)
         scope["headers"] = [pair for pair in scope["headers"] if pair[0] != _FORWARDED_CALLER]
         if forwarded is not None:
-            scope[_CALLER] = decode_identity(forwarded.decode())
-
-    def incoming(self, scope: Scope, receive: Receive) -> "Incoming | None":
-        """None: the front has counted the body."""
-        return None
-
-
-class Incoming:
-    """A body that is being received: until it is complete, its received bytes count against its client's share."""
-
-    def __init__(self, quotas: RateLimiter, caller: Identity, receive: Receive) -> None:
-        self._quotas = quotas
-        self._caller = caller
-        self._receive = receive
-        self._size_bytes = 0
-
-    async def receive(self) -> Message:
-        """The next message. Raises QuotaExceeded where the caller has too many bytes on their way already."""
-        message = await self._receive()
-        if message.get("more_body", False):
-            size_bytes = len(message["body"])
-            self._quotas.receive(self._caller, size_bytes, before=self._size_bytes)
-            self._size_bytes += size_bytes
-        else:
-            self.give_back()
-        return message
-
-    def give_back(self) -> None:
-        """The body is complete, or no longer needed."""
-        if self._size_bytes:
-            self._quotas.received(self._caller, self._size_bytes)
-            self._size_bytes = 0
+            scope[CALLER] = decode_identity(forwarded.decode())
 
 
 def caller_of(request: Request) -> Identity:
     """The caller of the request."""
-    caller: Identity | None = request.scope.get(_CALLER)
+    caller: Identity | None = request.scope.get(CALLER)
     if caller is not None:
         return caller
     certificate = request.scope.get(CLIENT_CERTIFICATE, "")
@@ -191,91 +163,81 @@ def _credentials(headers: list[tuple[bytes, bytes]]) -> Iterator[str]:
     )
 
 
-RouteEndpoint = Callable[[Request], Awaitable[Response]]
+class _Version(Convertor[str]):
+    """A version's number as the path has it: "01" stays "01"."""
 
-PATH_PARAMETER = re.compile(r"\{(\w+)\}")
-OPTIONAL_PART = re.compile(r"\[([^]]*)\]")
-_SEGMENT, _NUMBER = "[^/]+", "[0-9]+"
+    regex = "[0-9]+"
+
+    def convert(self, value: str) -> str:
+        return value
+
+    def to_string(self, value: str) -> str:
+        return value
 
 
-@dataclass(frozen=True, slots=True)
-class RouteSpec:
-    """One line of the table of routes.
+register_url_convertor("version", _Version())
+MODEL = "/v2/models/{model}"
+VERSION = MODEL + "/versions/{version:version}"
+INFERENCE = "inference"  # the tag of the routes whose requests are counted and timed
 
-    path: a template; {name} is one segment ({version} a number), and what stands in [] may be left out.
-    is_inference: counted and timed as an inference request.
-    is_open: no key is needed. role: the role required, if the row does not determine it itself (see role_needed).
-    or_role: an alternative. takes_any_type: whether it reads bodies other than JSON.
+
+@dataclass(frozen=True)
+class Requires:
+    """Dependency: the role that a client needs, or an alternative. takes_any_type: the endpoint reads not only JSON.
+
+    FastAPI runs dependencies before the endpoint reads the body.
     """
 
-    methods: tuple[str, ...]
-    path: str
-    endpoint: RouteEndpoint
-    summary: str
-    is_inference: bool = False
-    is_open: bool = False
-    role: Role | None = None
+    role: Role
     or_role: Role | None = None
     takes_any_type: bool = False
 
+    async def __call__(self, request: Request, _: _ApiKey = None, __: _Bearer = None) -> None:
+        await self.check(request.scope)
 
-def role_needed(row: RouteSpec, method: str) -> Role | None:
-    """Role required for the method, or None. Unlisted methods require the highest role."""
-    if row.is_open:
-        return None
-    if row.role is not None:
-        return row.role
-    if row.is_inference:
-        return Role.INFER
-    return Role.READ if method == "GET" else Role.ADMIN
+    async def check(self, scope: Scope) -> None:
+        """Raises what the gate raises."""
+        gate: RequestAuthentication | ForwardedIdentity | None = scope["app"].state.gate
+        if gate is not None:
+            await gate.admit(scope, self.role, or_role=self.or_role, takes_any_type=self.takes_any_type)
 
 
-class RawPathRoute(BaseRoute):
-    """A row as a route. Its methods are exact: GET does not imply HEAD, as with Triton.
-
-    gate: authenticates before a byte of the body is read; None allows every request.
-    """
-
-    def __init__(self, row: RouteSpec, gate: RequestAuthentication | ForwardedIdentity | None = None) -> None:
-        self.row = row
-        self._roles = {method: role_needed(row, method) for method in row.methods}
-        self._gate = gate
-        self._pattern = _pattern_of(row.path)
-
-    def matches(self, scope: Scope) -> tuple[Match, Scope]:
-        found = self._pattern.fullmatch(scope["raw_path"]) if scope["type"] == "http" else None
-        if found is None:
-            return Match.NONE, {}
-        values = {name: value.decode("latin-1") for name, value in found.groupdict(b"").items()}
-        match = Match.FULL if scope["method"] in self.row.methods else Match.PARTIAL
-        return match, {"route": self, "path_params": values}
-
-    def url_path_for(self, name: str, /, **path_params: object) -> URLPath:
-        raise NoMatchFound(name, dict(path_params))
-
-    async def handle(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["method"] not in self.row.methods:
-            raise HTTPException(405, headers={"Allow": ", ".join(self.row.methods)})
-        if self._gate is None:
-            await self._answer(scope, receive, send)
-            return
-        row, role = self.row, self._roles[scope["method"]]
-        await self._gate.admit(scope, role, or_role=row.or_role, takes_any_type=row.takes_any_type)
-        incoming = self._gate.incoming(scope, receive)
-        if incoming is None:
-            await self._answer(scope, receive, send)
-            return
-        try:
-            await self._answer(scope, incoming.receive, send)
-        finally:
-            incoming.give_back()
-
-    async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
-        response = await self.row.endpoint(Request(scope, receive))
-        await response(scope, receive, send)
+async def anonymous(request: Request) -> None:
+    """Dependency of what needs no key."""
+    if request.app.state.gate is not None:
+        await request.app.state.gate.admit(request.scope, None)
 
 
-def _pattern_of(template: str) -> re.Pattern[bytes]:
-    optional = OPTIONAL_PART.sub(r"(?:\1)?", template)
-    text = PATH_PARAMETER.sub(lambda slot: f"(?P<{slot[1]}>{_NUMBER if slot[1] == 'version' else _SEGMENT})", optional)
-    return re.compile(text.encode())
+class HotRoute(APIRoute):
+    """A plain Starlette endpoint that FastAPI documents. Of its dependencies, only Requires is run."""
+
+    def __init__(self, path: str, endpoint: Callable[[Request], Awaitable[Response]], **options: Any) -> None:
+        super().__init__(path, endpoint, **options)
+        (requires,) = (each.dependency for each in self.dependencies if isinstance(each.dependency, Requires))
+
+        async def app(scope: Scope, receive: Receive, send: Send) -> None:
+            await requires.check(scope)
+            response = await endpoint(Request(scope, receive))
+            await response(scope, receive, send)
+
+        self.app = app
+
+
+async def _plane_of(request: Request) -> DataPlane:
+    plane: DataPlane = request.app.state.plane
+    return plane
+
+
+async def _limits_of(request: Request) -> RestLimits:
+    limits: RestLimits = request.app.state.limits
+    return limits
+
+
+async def _record_of(request: Request) -> RequestRecorder:
+    record: RequestRecorder = request.app.state.record
+    return record
+
+
+Plane = Annotated[DataPlane, Depends(_plane_of)]
+Limits = Annotated[RestLimits, Depends(_limits_of)]
+Record = Annotated[RequestRecorder, Depends(_record_of)]

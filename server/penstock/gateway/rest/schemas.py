@@ -1,35 +1,48 @@
-"""JSON bodies of the HTTP API as msgspec structs, for the OpenAPI document. Tensors are never decoded into these."""
+"""JSON bodies of the HTTP API for the OpenAPI document; pydantic models, except what the gateway itself encodes.
+
+Requests and the engine's answers are relayed as they are: none of them is validated by these models.
+"""
 
 from enum import Enum
-from typing import Annotated
+from typing import Annotated, Any
 
 import msgspec
-from msgspec import UNSET, Meta, UnsetType
+from msgspec import Meta
+from pydantic import BaseModel, Field
 
 from penstock.gateway.batching.explanation import RequestExplanation
-from penstock.gateway.rest.image import ClassesResult, DetectionsResult
 from penstock.protocol.inference import Datatype, Parameter
 
+ABSENT: Any = Field(default_factory=lambda: None)  # of a member that may be left out, but must not be null
 
-class Error(msgspec.Struct):
+
+class ServerMetadata(msgspec.Struct):
+    """GET /v2, in Triton's order."""
+
+    name: str
+    version: str
+    extensions: list[str]
+
+
+class Error(BaseModel):
     """The form of every error."""
 
-    error: Annotated[str, Meta(description="What was wrong, with which value, and what to do.")]
+    error: Annotated[str, Field(description="What was wrong, with which value, and what to do.")]
 
 
-class Live(msgspec.Struct):
+class Live(BaseModel):
     """This process lives."""
 
     live: bool
 
 
-class Ready(msgspec.Struct):
+class Ready(BaseModel):
     """Requests may be sent here."""
 
     ready: bool
 
 
-class TensorMetadata(msgspec.Struct):
+class TensorMetadata(BaseModel):
     """shape: -1 where it varies."""
 
     name: str
@@ -37,17 +50,17 @@ class TensorMetadata(msgspec.Struct):
     shape: list[int]
 
 
-class ModelMetadata(msgspec.Struct):
+class ModelMetadata(BaseModel):
     """KServe v2's."""
 
     name: str
     platform: str
     inputs: list[TensorMetadata]
     outputs: list[TensorMetadata]
-    versions: list[str] | UnsetType = UNSET
+    versions: list[str] = ABSENT
 
 
-class ModelTensor(msgspec.Struct):
+class ModelTensor(BaseModel):
     """data_type: TYPE_FP32 and its like. dims: without the batch's, -1 where one varies."""
 
     name: str
@@ -55,25 +68,25 @@ class ModelTensor(msgspec.Struct):
     dims: list[int]
 
 
-class ModelConfig(msgspec.Struct):
+class ModelConfig(BaseModel):
     """Triton's ModelConfig as JSON; it has more members than these."""
 
     name: str
     max_batch_size: int
     input: list[ModelTensor]
     output: list[ModelTensor]
-    platform: str | UnsetType = UNSET
-    backend: str | UnsetType = UNSET
+    platform: str = ABSENT
+    backend: str = ABSENT
 
 
-class Duration(msgspec.Struct):
+class Duration(BaseModel):
     """How often, and how long in all."""
 
     count: int
     ns: int
 
 
-class InferStatistics(msgspec.Struct):
+class InferStatistics(BaseModel):
     """Where the time of a version's requests went."""
 
     success: Duration
@@ -84,7 +97,7 @@ class InferStatistics(msgspec.Struct):
     compute_output: Duration
 
 
-class VersionStatistics(msgspec.Struct):
+class VersionStatistics(BaseModel):
     """Since the version was loaded. last_inference: milliseconds since 1970, 0 for none."""
 
     name: str
@@ -95,7 +108,7 @@ class VersionStatistics(msgspec.Struct):
     inference_stats: InferStatistics
 
 
-class ModelStatistics(msgspec.Struct):
+class ModelStatistics(BaseModel):
     """One entry a version."""
 
     model_stats: list[VersionStatistics]
@@ -111,52 +124,52 @@ class ModelState(Enum):
     UNKNOWN = "UNKNOWN"
 
 
-class IndexEntry(msgspec.Struct):
+class IndexEntry(BaseModel):
     """A model of the repository; one that was never loaded has a name only."""
 
     name: str
-    version: str | UnsetType = UNSET
-    state: ModelState | UnsetType = UNSET
-    reason: str | UnsetType = UNSET
+    version: str = ABSENT
+    state: ModelState = ABSENT
+    reason: str = ABSENT
 
 
-class IndexRequest(msgspec.Struct):
+class IndexRequest(BaseModel):
     """ready: only models that are."""
 
-    ready: bool | UnsetType = UNSET
+    ready: bool = ABSENT
 
 
-class LoadParameters(msgspec.Struct):
+class LoadParameters(BaseModel):
     """Members `file:1/model.onnx` and their like hold files of the model in base64; they need a `config`."""
 
-    config: Annotated[str, Meta(description="A ModelConfig as JSON, instead of the repository's.")] | UnsetType = UNSET
+    config: Annotated[str, Field(description="A ModelConfig as JSON, instead of the repository's.")] = ABSENT
 
 
-class LoadRequest(msgspec.Struct):
+class LoadRequest(BaseModel):
     """An empty body loads the model as the repository has it."""
 
-    parameters: LoadParameters | UnsetType = UNSET
+    parameters: LoadParameters = ABSENT
 
 
-class UnloadParameters(msgspec.Struct):
+class UnloadParameters(BaseModel):
     """unload_dependents: whether, of an ensemble, the models it is made of go too.
 
     A boolean; Triton takes other values over REST and unloads without a word, over gRPC it refuses them.
     """
 
-    unload_dependents: bool | int | float | str | UnsetType = UNSET
+    unload_dependents: bool | int | float | str = ABSENT
 
 
-class UnloadRequest(msgspec.Struct):
+class UnloadRequest(BaseModel):
     """May be empty."""
 
-    parameters: UnloadParameters | UnsetType = UNSET
+    parameters: UnloadParameters = ABSENT
 
 
-Bytes = Annotated[int, Meta(ge=0)]
+Bytes = Annotated[int, Field(ge=0)]
 
 
-class SystemRegion(msgspec.Struct):
+class SystemRegion(BaseModel):
     """A registered region. key: of the POSIX shared memory object, offset and byte_size within it."""
 
     name: str
@@ -165,21 +178,21 @@ class SystemRegion(msgspec.Struct):
     byte_size: Bytes
 
 
-class SystemRegister(msgspec.Struct):
+class SystemRegister(BaseModel):
     """key: of a POSIX shared memory object of this host, as shm_open takes it."""
 
     key: str
     byte_size: Bytes
-    offset: Bytes | UnsetType = UNSET
+    offset: Bytes = ABSENT
 
 
-class CudaHandle(msgspec.Struct):
+class CudaHandle(BaseModel):
     """b64: a cudaIpcMemHandle_t in base64."""
 
     b64: str
 
 
-class CudaRegion(msgspec.Struct):
+class CudaRegion(BaseModel):
     """A registered region of a GPU's memory."""
 
     name: str
@@ -187,176 +200,196 @@ class CudaRegion(msgspec.Struct):
     byte_size: Bytes
 
 
-class CudaRegister(msgspec.Struct):
+class CudaRegister(BaseModel):
     """A region of a GPU's memory, by its handle."""
 
     raw_handle: CudaHandle
-    device_id: Annotated[int, Meta(ge=0)]
+    device_id: Annotated[int, Field(ge=0)]
     byte_size: Bytes
 
 
-class TraceSetting(msgspec.Struct):
+class TraceSetting(BaseModel):
     """Triton's, numbers as strings."""
 
-    trace_level: list[str] | UnsetType = UNSET
-    trace_rate: str | UnsetType = UNSET
-    trace_count: str | UnsetType = UNSET
-    log_frequency: str | UnsetType = UNSET
-    trace_file: str | UnsetType = UNSET
-    trace_mode: str | UnsetType = UNSET
+    trace_level: list[str] = ABSENT
+    trace_rate: str = ABSENT
+    trace_count: str = ABSENT
+    log_frequency: str = ABSENT
+    trace_file: str = ABSENT
+    trace_mode: str = ABSENT
 
 
-class TraceChange(msgspec.Struct):
+class TraceChange(BaseModel):
     """What is to change; null goes back to what stands above: the model's to the global one, that to the start's."""
 
-    trace_level: list[str] | UnsetType | None = UNSET
-    trace_rate: str | UnsetType | None = UNSET
-    trace_count: str | UnsetType | None = UNSET
-    log_frequency: str | UnsetType | None = UNSET
+    trace_level: list[str] | None = ABSENT
+    trace_rate: str | None = ABSENT
+    trace_count: str | None = ABSENT
+    log_frequency: str | None = ABSENT
 
 
-class LogSettings(msgspec.Struct):
+class LogSettings(BaseModel):
     """Triton's."""
 
-    log_file: str | UnsetType = UNSET
-    log_info: bool | UnsetType = UNSET
-    log_warning: bool | UnsetType = UNSET
-    log_error: bool | UnsetType = UNSET
-    log_verbose_level: Annotated[int, Meta(ge=0)] | UnsetType = UNSET
-    log_format: str | UnsetType = UNSET
+    log_file: str = ABSENT
+    log_info: bool = ABSENT
+    log_warning: bool = ABSENT
+    log_error: bool = ABSENT
+    log_verbose_level: Annotated[int, Field(ge=0)] = ABSENT
+    log_format: str = ABSENT
 
 
-class LogChange(msgspec.Struct):
+class LogChange(BaseModel):
     """What is to change; null leaves a setting as it is."""
 
-    log_info: bool | UnsetType | None = UNSET
-    log_warning: bool | UnsetType | None = UNSET
-    log_error: bool | UnsetType | None = UNSET
-    log_verbose_level: Annotated[int, Meta(ge=0)] | UnsetType | None = UNSET
-    log_format: str | UnsetType | None = UNSET
+    log_info: bool | None = ABSENT
+    log_warning: bool | None = ABSENT
+    log_error: bool | None = ABSENT
+    log_verbose_level: Annotated[int, Field(ge=0)] | None = ABSENT
+    log_format: str | None = ABSENT
 
 
-Name = Annotated[str, Meta(description="A tensor's name, as the model's metadata has it.")]
+Name = Annotated[str, Field(description="A tensor's name, as the model's metadata has it.")]
 Data = Annotated[
-    list[msgspec.Raw],
-    Meta(description="The elements in row-major order, flat or nested as the shape is. BYTES: strings."),
+    list[Any], Field(description="The elements in row-major order, flat or nested as the shape is. BYTES: strings.")
 ]
 Shape = Annotated[
-    list[Annotated[int, Meta(ge=0)]], Meta(min_length=1, max_length=64, description="Its product is 2^40 at most.")
+    list[Annotated[int, Field(ge=0)]], Field(min_length=1, max_length=64, description="Its product is 2^40 at most.")
 ]
 
 
-class InputParameters(msgspec.Struct):
+class InputParameters(BaseModel):
     """Where an input's elements are, when they are not in `data`; others are passed on."""
 
-    binary_data_size: (
-        Annotated[int, Meta(ge=0, description="Bytes of this tensor after the JSON, in the inputs' order.")] | UnsetType
-    ) = UNSET
-    shared_memory_region: str | UnsetType = UNSET
-    shared_memory_byte_size: Annotated[int, Meta(ge=0)] | UnsetType = UNSET
-    shared_memory_offset: Annotated[int, Meta(ge=0)] | UnsetType = UNSET
+    binary_data_size: Annotated[
+        int, Field(ge=0, description="Bytes of this tensor after the JSON, in the inputs' order.")
+    ] = ABSENT
+    shared_memory_region: str = ABSENT
+    shared_memory_byte_size: Bytes = ABSENT
+    shared_memory_offset: Bytes = ABSENT
 
 
-class OutputParameters(msgspec.Struct):
+class OutputParameters(BaseModel):
     """How an output shall come; others are passed on."""
 
-    binary_data: Annotated[bool, Meta(description="After the JSON instead of in it.")] | UnsetType = UNSET
-    classification: (
-        Annotated[int, Meta(ge=0, description="So many of the likeliest classes, as BYTES; 0: the tensor.")] | UnsetType
-    ) = UNSET
-    shared_memory_region: str | UnsetType = UNSET
-    shared_memory_byte_size: Annotated[int, Meta(ge=0)] | UnsetType = UNSET
-    shared_memory_offset: Annotated[int, Meta(ge=0)] | UnsetType = UNSET
+    binary_data: Annotated[bool, Field(description="After the JSON instead of in it.")] = ABSENT
+    classification: Annotated[
+        int, Field(ge=0, description="So many of the likeliest classes, as BYTES; 0: the tensor.")
+    ] = ABSENT
+    shared_memory_region: str = ABSENT
+    shared_memory_byte_size: Bytes = ABSENT
+    shared_memory_offset: Bytes = ABSENT
 
 
-class RequestInput(msgspec.Struct):
+class RequestInput(BaseModel):
     """One input: its elements in `data`, after the JSON (`binary_data_size`) or in shared memory."""
 
     name: Name
     shape: Shape
     datatype: Datatype
-    parameters: InputParameters | UnsetType = UNSET
-    data: Data | UnsetType = UNSET
+    parameters: InputParameters = ABSENT
+    data: Data = ABSENT
 
 
-class RequestOutput(msgspec.Struct):
+class RequestOutput(BaseModel):
     """One output that is wanted."""
 
     name: Name
-    parameters: OutputParameters | UnsetType = UNSET
+    parameters: OutputParameters = ABSENT
 
 
-class InferenceParameters(msgspec.Struct):
+class InferenceParameters(BaseModel):
     """Of a whole request; others are passed on to the model."""
 
-    timeout: (
-        Annotated[int, Meta(ge=0, description="Microseconds from the body's last byte on; 0 for none.")] | UnsetType
-    ) = UNSET
-    priority: Annotated[int, Meta(ge=0)] | UnsetType = UNSET
-    sequence_id: int | str | UnsetType = UNSET
-    sequence_start: bool | UnsetType = UNSET
-    sequence_end: bool | UnsetType = UNSET
-    binary_data_output: Annotated[bool, Meta(description="All outputs after the JSON.")] | UnsetType = UNSET
+    timeout: Annotated[int, Field(ge=0, description="Microseconds from the body's last byte on; 0 for none.")] = ABSENT
+    priority: Annotated[int, Field(ge=0)] = ABSENT
+    sequence_id: int | str = ABSENT
+    sequence_start: bool = ABSENT
+    sequence_end: bool = ABSENT
+    binary_data_output: Annotated[bool, Field(description="All outputs after the JSON.")] = ABSENT
 
 
-class InferenceRequest(msgspec.Struct):
+class InferenceRequest(BaseModel):
     """KServe v2's. A name stands once in each object; depth, objects and names are limited."""
 
-    inputs: Annotated[list[RequestInput], Meta(max_length=1000)]
-    id: str | UnsetType = UNSET
-    parameters: InferenceParameters | UnsetType = UNSET
-    outputs: Annotated[list[RequestOutput], Meta(max_length=1000)] | UnsetType = UNSET
+    inputs: Annotated[list[RequestInput], Field(max_length=1000)]
+    id: str = ABSENT
+    parameters: InferenceParameters = ABSENT
+    outputs: Annotated[list[RequestOutput], Field(max_length=1000)] = ABSENT
 
 
-class ResponseOutput(msgspec.Struct):
+class ResponseOutput(BaseModel):
     """One output: its elements in `data`, after the JSON, or in shared memory."""
 
     name: Name
     datatype: Datatype
     shape: list[int]
-    parameters: dict[str, Parameter] | UnsetType = UNSET
-    data: Data | UnsetType = UNSET
+    parameters: dict[str, Parameter] = ABSENT
+    data: Data = ABSENT
 
 
-class InferenceResponse(msgspec.Struct):
+class InferenceResponse(BaseModel):
     """KServe v2's."""
 
     model_name: str
     model_version: str
     outputs: list[ResponseOutput]
-    id: str | UnsetType = UNSET
-    parameters: dict[str, Parameter] | UnsetType = UNSET
+    id: str = ABSENT
+    parameters: dict[str, Parameter] = ABSENT
 
 
-class GenerateResponse(msgspec.Struct):
+class GenerateResponse(BaseModel):
     """The outputs as members beside these, each by its name: an element, or an array of them."""
 
     model_name: str
     model_version: str
 
 
-RESULTS = (ClassesResult, DetectionsResult)
-_ONE_OF_RESULTS = {"oneOf": [{"$ref": f"#/components/schemas/{result.__name__}"} for result in RESULTS]}
+class LabelledClass(msgspec.Struct):
+    """score: in [0, 1]."""
+
+    class_id: int
+    label: str
+    score: float
 
 
-class ImageAnswer(msgspec.Struct):
+class LabelledBox(msgspec.Struct):
+    """xyxy: corners in source pixels. score: in [0, 1]."""
+
+    xyxy: list[float]
+    class_id: int
+    label: str
+    score: float
+
+
+class ClassesResult(msgspec.Struct):
+    """Of a classifier, for one image: the likeliest first."""
+
+    classes: list[LabelledClass]
+
+
+class DetectionsResult(msgspec.Struct):
+    """Of a detector, for one image: scores fall."""
+
+    detections: list[LabelledBox]
+
+
+_RESULT = {"oneOf": [{"$ref": f"#/components/schemas/{each.__name__}"} for each in (ClassesResult, DetectionsResult)]}
+
+
+class ImageAnswer(msgspec.Struct, omit_defaults=True):
     """One result for each image, in their order; corners in the pixels of the image that was sent."""
 
     model_name: str
     model_version: str
-    results: list[Annotated[msgspec.Raw, Meta(extra_json_schema=_ONE_OF_RESULTS)]]
+    results: list[Annotated[Any, Meta(extra_json_schema=_RESULT)]]  # msgspec has no schema of a union of structs
     timings_ms: Annotated[
         dict[str, float],
         Meta(description="Milliseconds by stage: decode, preprocess, queue, infer, postprocess, total."),
     ]
     batch_size: Annotated[int, Meta(ge=1, description="Rows of the engine's call that this request was part of.")]
-    id: Annotated[str, Meta(description="The request's x-request-id.")] | UnsetType = UNSET
-    explain: (
-        Annotated[
-            list[RequestExplanation],
-            Meta(
-                description="Of the batch of each image, or of the call with all of them; with x-penstock-explain: 1."
-            ),
-        ]
-        | UnsetType
-    ) = UNSET
+    id: Annotated[str, Meta(description="The request's x-request-id.")] = ""
+    explain: Annotated[
+        list[RequestExplanation],
+        Meta(description="Of the batch of each image, or of the call with all of them; with x-penstock-explain: 1."),
+    ] = msgspec.field(default_factory=list)

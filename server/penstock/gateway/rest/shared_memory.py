@@ -4,21 +4,19 @@ import base64
 import binascii
 from dataclasses import replace
 from functools import partial
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import msgspec
+from fastapi import APIRouter, Depends
 from starlette.requests import Request
 from starlette.responses import Response
 
-from penstock.gateway.dataplane import DataPlane
-from penstock.gateway.rest.limits import RestLimits
-from penstock.gateway.rest.models import not_served
+from penstock.gateway.rest.openapi import ERRORS, RECEIVE_ERRORS, json_body, operation
 from penstock.gateway.rest.request import read_body
-from penstock.gateway.rest.responses import json_response
-from penstock.gateway.rest.routes import RouteSpec, caller_of
-from penstock.gateway.rest.schemas import CudaRegion, SystemRegion
-from penstock.protocol.errors import InvalidRequest
-from penstock.protocol.identity import Verb
+from penstock.gateway.rest.routes import Limits, Plane, caller_of
+from penstock.gateway.rest.schemas import CudaRegion, CudaRegister, SystemRegion, SystemRegister
+from penstock.protocol.errors import InvalidRequest, NotSupported
+from penstock.protocol.identity import Role, Verb
 from penstock.protocol.shared_memory import (
     HANDLE_BYTES,
     CudaRegionSpec,
@@ -29,7 +27,6 @@ from penstock.protocol.shared_memory import (
 )
 
 T = TypeVar("T")
-_PATHS = {RegionKind.SYSTEM: "/v2/systemsharedmemory", RegionKind.CUDA: "/v2/cudasharedmemory"}
 _MAX_BODY_BYTES = 64 << 10
 _NO_HANDLE = "'raw_handle' must be a valid base64 encoded cudaIpcMemHandle_t"
 
@@ -50,62 +47,72 @@ class _CudaRegisterBody(msgspec.Struct):
     device_id: int = 0
 
 
-def shared_memory_rows(plane: DataPlane, limits: RestLimits) -> list[RouteSpec]:
-    """The routes of both kinds; where no memory is shared, one each that says why."""
-    sentence = plane.why_no_shared_memory
-    if sentence:
-        path = "{}[/region/{{region}}]/{{action}}"
-        no = not_served(sentence)
-        return [
-            RouteSpec(("GET", "POST"), path.format(_PATHS[kind]), no, "Shared memory: not served.")
-            for kind in RegionKind
-        ]
-    return [row for kind in RegionKind for row in SharedMemoryEndpoints(plane, limits, kind).rows()]
+async def _is_on(plane: Plane) -> None:
+    if plane.why_no_shared_memory:
+        raise NotSupported(plane.why_no_shared_memory)
 
 
-class SharedMemoryEndpoints:
-    """The regions of one kind."""
+async def status(request: Request, plane: Plane) -> list[SystemRegion | CudaRegion]:
+    """The caller's shared memory regions.
 
-    def __init__(self, plane: DataPlane, limits: RestLimits, kind: RegionKind) -> None:
-        self._plane = plane
-        self._limits = replace(limits, max_body_bytes=_MAX_BODY_BYTES)
-        self._kind = kind
+    The caller's own regions.
+    """
+    caller = caller_of(request)
+    async with plane.shared_memory(Verb.READ, caller) as memory:
+        return [_region_body(region) for region in memory.status(_kind_of(request), caller, _name_of(request))]
 
-    def rows(self) -> list[RouteSpec]:
-        """Status, register, unregister."""
-        path = f"{_PATHS[self._kind]}[/region/{{region}}]"
-        return [
-            RouteSpec(("GET",), f"{path}/status", self.status, "The caller's shared memory regions."),
-            RouteSpec(("POST",), f"{path}/register", self.register, "Share memory with the engine."),
-            RouteSpec(("POST",), f"{path}/unregister", self.unregister, "Share it no more."),
-        ]
 
-    async def status(self, request: Request) -> Response:
-        """A list, as Triton's; the caller's own regions only."""
-        caller = caller_of(request)
-        async with self._plane.shared_memory(Verb.READ, caller) as memory:
-            return json_response(
-                [_region_body(region) for region in memory.status(self._kind, caller, _name_of(request))]
-            )
+async def register(request: Request, plane: Plane, limits: Limits) -> Response:
+    """Share memory with the engine.
 
-    async def register(self, request: Request) -> Response:
-        """Runs to its end though the client may be gone."""
-        name, caller = _name_of(request), caller_of(request)
-        if not name:
-            raise InvalidRequest(f"'region name' is necessary to register {self._kind} shared memory region")
-        body = await read_body(request, self._limits)
-        wish = _system_wish(name, body) if self._kind is RegionKind.SYSTEM else _cuda_wish(name, body)
-        async with self._plane.shared_memory(Verb.SHARE, caller, name) as memory:
-            await memory.register(wish, caller)
-        return _empty_response()
+    Registers a region under a name, for the inputs and outputs of the caller's requests.
+    """
+    kind, name, caller = _kind_of(request), _name_of(request), caller_of(request)
+    if not name:
+        raise InvalidRequest(f"'region name' is necessary to register {kind} shared memory region")
+    body = await read_body(request, replace(limits, max_body_bytes=_MAX_BODY_BYTES))
+    wish = _system_wish(name, body) if kind is RegionKind.SYSTEM else _cuda_wish(name, body)
+    async with plane.shared_memory(Verb.SHARE, caller, name) as memory:
+        await memory.register(wish, caller)  # to its end, though the client may be gone
+    return _empty_response()
 
-    async def unregister(self, request: Request) -> Response:
-        """One region, or where none is named all of the caller's. The body, of which Triton reads nothing, is left."""
-        name, caller = _name_of(request), caller_of(request)
-        async with self._plane.shared_memory(Verb.UNSHARE, caller, name) as memory:
-            unregister = partial(memory.unregister, name=name) if name else memory.unregister_own
-            await unregister(self._kind, caller=caller)
-        return _empty_response()
+
+async def unregister(request: Request, plane: Plane) -> Response:
+    """Share it no more.
+
+    One of the caller's regions, or all of them. Other clients' regions are not affected.
+    """
+    # The body, of which Triton reads nothing, is left unread.
+    name, caller = _name_of(request), caller_of(request)
+    async with plane.shared_memory(Verb.UNSHARE, caller, name) as memory:
+        remove = partial(memory.unregister, name=name) if name else memory.unregister_own
+        await remove(_kind_of(request), caller=caller)
+    return _empty_response()
+
+
+router = APIRouter(tags=["shared memory"], responses=ERRORS)
+
+
+def _declare(kind: RegionKind, answer: type, wish: type) -> None:
+    path = f"/v2/{kind}sharedmemory"
+    region = f"{path}/region/{{region}}"
+    common: dict[str, Any] = {"extension": f"{kind}_shared_memory", "dependencies": [Depends(_is_on)]}
+    change: dict[str, Any] = {"role": Role.ADMIN, "response_class": Response, "responses": RECEIVE_ERRORS, **common}
+    paths, name = (f"{path}/status", f"{region}/status"), f"{kind}RegionStatus"
+    operation(router, "GET", *paths, name=name, role=Role.READ, response_model=list[answer], **common)(status)  # type: ignore[valid-type]
+    name = f"{kind}RegionRegister"
+    hidden = (f"{path}/register",)  # always refused: it names no region
+    operation(router, "POST", f"{region}/register", name=name, body=json_body(wish), hidden=hidden, **change)(register)
+    paths, name = (f"{path}/unregister", f"{region}/unregister"), f"{kind}RegionUnregister"
+    operation(router, "POST", *paths, name=name, **change)(unregister)
+
+
+_declare(RegionKind.SYSTEM, SystemRegion, SystemRegister)
+_declare(RegionKind.CUDA, CudaRegion, CudaRegister)
+
+
+def _kind_of(request: Request) -> RegionKind:
+    return RegionKind(request.scope["path"].removeprefix("/v2/").partition("sharedmemory")[0])
 
 
 def _empty_response() -> Response:
@@ -119,8 +126,8 @@ def _name_of(request: Request) -> str:
 def _region_body(region: Region) -> SystemRegion | CudaRegion:
     wish = region.wish
     if isinstance(wish, SystemRegionSpec):
-        return SystemRegion(wish.name, wish.key, wish.offset, wish.size_bytes)
-    return CudaRegion(wish.name, wish.device_id, wish.size_bytes)
+        return SystemRegion(name=wish.name, key=wish.key, offset=wish.offset, byte_size=wish.size_bytes)
+    return CudaRegion(name=wish.name, device_id=wish.device_id, byte_size=wish.size_bytes)
 
 
 def _system_wish(name: str, body: bytes) -> RegionSpec:

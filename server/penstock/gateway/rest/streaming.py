@@ -4,16 +4,24 @@ A client that disconnects ends the engine's work.
 """
 
 import asyncio
+from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import Any
 
 import msgspec
+from fastapi import APIRouter
+from fastapi.routing import APIRoute
 from starlette.requests import Request
 from starlette.responses import Response
+from starlette.routing import BaseRoute
 from starlette.types import Receive, Scope, Send
 
 from penstock.gateway.dataplane import DataPlane
+from penstock.gateway.rest import openapi, schemas
 from penstock.gateway.rest.limits import RestLimits
+from penstock.gateway.rest.openapi import ERRORS, RECEIVE_ERRORS, operation
 from penstock.gateway.rest.request import (
+    TIMEOUT_HEADER,
     RelayedResponse,
     call_of,
     deadline_of,
@@ -25,44 +33,63 @@ from penstock.gateway.rest.request import (
     with_client_errors,
 )
 from penstock.gateway.rest.responses import CLIENT_GONE, ClientDisconnected, RequestRecorder
-from penstock.gateway.rest.routes import caller_of
+from penstock.gateway.rest.routes import INFERENCE, MODEL, VERSION, Limits, Plane, Record, caller_of
 from penstock.gateway.workers.core_relay import CoreRelay
 from penstock.logs import get_logger
 from penstock.protocol.call import HOP_BY_HOP, HttpAnswer, HttpCall, HttpStream, InferHead, end_to_end
 from penstock.protocol.errors import InferenceError, InvalidRequest
 from penstock.protocol.http_codec import read_generate_head
-from penstock.protocol.identity import Identity, Verb
+from penstock.protocol.identity import Identity, Role, Verb
 
 JSON = b"application/json"
 
 
-class GenerateEndpoints:
-    """A model's inputs by their names, its outputs likewise; the engine knows which is which."""
+router = APIRouter(tags=[INFERENCE], responses=ERRORS | RECEIVE_ERRORS)
+_REQUEST: dict[str, Any] = {
+    "role": Role.INFER,
+    "headers": (TIMEOUT_HEADER,),
+    "body": openapi.body({openapi.JSON: {"schema": {"type": "object"}}}),
+}
 
-    def __init__(self, plane: DataPlane, limits: RestLimits, record: RequestRecorder) -> None:
-        self._plane = plane
-        self._limits = limits
-        self._record = record
 
-    async def generate(self, request: Request) -> Response:
-        """One answer, whole."""
-        head, call = await self._read(request)
-        work = self._plane.relay(Verb.INFER, head, call, caller=caller_of(request), deadline=deadline_of(request))
-        return RelayedResponse(with_client_errors(await run_until_disconnect(request.scope, request.receive, work)))
+@operation(
+    router, "POST", f"{MODEL}/generate", f"{VERSION}/generate", response_model=schemas.GenerateResponse, **_REQUEST
+)
+async def generate(request: Request, plane: Plane, limits: Limits) -> Response:
+    """Infer by the inputs' names.
 
-    async def stream(self, request: Request) -> Response:
-        """Event by event."""
-        head, call = await self._read(request)
-        return _EventStream(
-            self._plane, self._record, head, call, _StreamClient(caller_of(request), deadline_of(request))
-        )
+    The inputs as members, each by its name; the rest and `parameters` go to the model as parameters. One answer: a
+    model that gives several needs generate_stream.
+    """
+    head, call = await _read(request, limits)
+    work = plane.relay(Verb.INFER, head, call, caller=caller_of(request), deadline=deadline_of(request))
+    return RelayedResponse(with_client_errors(await run_until_disconnect(request.scope, request.receive, work)))
 
-    async def _read(self, request: Request) -> tuple[InferHead, HttpCall]:
-        body = await read_body(request, self._limits)
-        if single_header(request, "content-encoding") not in ("", "identity"):
-            raise InvalidRequest("Unsupported content-encoding, only 'identity' is supported.")  # Triton's words
-        head = await run_scan(len(body), read_generate_head, body, model_of(request), self._limits.max_json_depth)
-        return head, call_of(request, body)
+
+@operation(
+    router,
+    "POST",
+    f"{MODEL}/generate_stream",
+    f"{VERSION}/generate_stream",
+    response_class=Response,
+    responses={200: {"content": {"text/event-stream": {}}}},
+    **_REQUEST,
+)
+async def generate_stream(request: Request, plane: Plane, limits: Limits, record: Record) -> Response:
+    """The same, answer by answer.
+
+    As generate; each answer is an event of the stream, as it comes. An error after the first is an event, too.
+    """
+    head, call = await _read(request, limits)
+    return _EventStream(plane, record, head, call, _StreamClient(caller_of(request), deadline_of(request)))
+
+
+async def _read(request: Request, limits: RestLimits) -> tuple[InferHead, HttpCall]:
+    body = await read_body(request, limits)
+    if single_header(request, "content-encoding") not in ("", "identity"):
+        raise InvalidRequest("Unsupported content-encoding, only 'identity' is supported.")  # Triton's words
+    head = await run_scan(len(body), read_generate_head, body, model_of(request), limits.max_json_depth)
+    return head, call_of(request, body)
 
 
 class _StreamClient(msgspec.Struct, frozen=True):
@@ -158,7 +185,7 @@ class CoreRoute:
 
 
 class HttpForwarder:
-    """The endpoint of such a row. What a GET's body holds is left unread, as the core would leave it."""
+    """The endpoint of what a worker does not serve itself. A GET's body is left unread, as the core would leave it."""
 
     def __init__(self, core: CoreRelay, limits: RestLimits, record: RequestRecorder) -> None:
         self._core = core
@@ -173,6 +200,22 @@ class HttpForwarder:
             _ForwardedClient(caller_of(request), _forward_deadline(request)),
             self._record,
         )
+
+
+def forwarded(routes: Iterable[BaseRoute], forwarder: HttpForwarder) -> APIRouter:
+    """These routes, with the same checks before the body, answered by the core."""
+    router = APIRouter(include_in_schema=False)
+    for route in routes:
+        if isinstance(route, APIRoute):
+            router.add_api_route(
+                route.path,
+                forwarder.__call__,
+                methods=route.methods,
+                tags=route.tags,
+                dependencies=route.dependencies,
+                name=route.name,
+            )
+    return router
 
 
 def _forward_deadline(request: Request) -> float | None:
