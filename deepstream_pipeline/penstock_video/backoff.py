@@ -70,13 +70,13 @@ class OpeningGate(Generic[Key]):
 class Outage:
     """State of retries after a failure. `lost` counts losses in total; times are monotonic seconds.
 
-    The pause doubles from first_s to longest_s with each failure; jitter in [0, 1) shortens it by up to half.
+    The pause is that of the backoff, of which failures after each other are counted.
     """
 
-    def __init__(self, *, first_s: float, longest_s: float) -> None:
+    def __init__(self, backoff: Backoff) -> None:
         self.lost = 0
-        self._first_s, self._longest_s = first_s, longest_s
-        self._pause_s = first_s
+        self._backoff = backoff
+        self._failures = 0
         self._again_at: float | None = None
         self._lost_before = 0
 
@@ -89,13 +89,13 @@ class Outage:
         """Whether an attempt is due."""
         return self._again_at is None or now >= self._again_at
 
-    def failed(self, now: float, *, jitter: float = 0.0) -> bool:
+    def failed(self, now: float, *, jitter: float = 1.0) -> bool:
         """Notes a failed attempt. Returns whether the one before succeeded."""
         is_news = self._again_at is None
         if is_news:
-            self._lost_before, self._pause_s = self.lost, self._first_s
-        self._again_at = now + self._pause_s * (1 - jitter / 2)
-        self._pause_s = min(self._pause_s * 2, self._longest_s)
+            self._lost_before, self._failures = self.lost, 0
+        self._failures += 1
+        self._again_at = now + self._backoff.delay_s(self._failures, jitter)
         return is_news
 
     def worked(self) -> int | None:

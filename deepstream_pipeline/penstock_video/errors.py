@@ -1,5 +1,7 @@
 """Error tree of the video program. An error names its source; other sources are not affected."""
 
+from collections.abc import Mapping
+
 
 class PipelineError(Exception):
     """A part of the pipeline failed. The text names the source or sink, without a URI's user or password."""
@@ -141,3 +143,46 @@ class TooManySources(PipelineError):
     """The program is at its limit of sources. Raised by the runner."""
 
     reason = "too_many_sources"
+
+
+Schema = Mapping[str, object]
+
+
+def resolved_schema(schema: Schema, definitions: Mapping[str, Schema]) -> Schema:
+    """A field's JSON schema without references, and without null as an alternative."""
+    alternatives, items, reference = schema.get("anyOf"), schema.get("items"), str(schema.get("$ref", ""))
+    if isinstance(alternatives, list):
+        schema = {**schema, **resolved_schema(alternatives[0], definitions)}
+    if reference:
+        schema = {**schema, **definitions[reference.rpartition("/")[2]]}
+    if isinstance(items, Mapping) and "$ref" in items:
+        schema = {**schema, "items": resolved_schema(items, definitions)}
+    return schema
+
+
+def needed_value(schema: Schema) -> str:
+    """The allowed values of a field, from its resolved JSON schema."""
+    words, kind = schema.get("enum"), str(schema.get("type"))
+    if isinstance(words, list):
+        return f"one of {', '.join(words)} is needed"
+    if "pattern" in schema:
+        return str(schema.get("description", f"a text of the form {schema['pattern']} is needed"))
+    numbers = {"number": "a number", "integer": "a whole number"}
+    kinds = {"boolean": "true or false is needed", "string": _text_needed(schema)}
+    return (
+        f"{numbers[kind]}{_range(schema)} is needed" if kind in numbers else kinds.get(kind, "a JSON object is needed")
+    )
+
+
+def _text_needed(schema: Schema) -> str:
+    least, most = schema.get("minLength", 0), schema.get("maxLength")
+    if most is None:
+        return "a text is needed"
+    return f"a text of {f'{least} to' if least else 'at most'} {most} characters is needed"
+
+
+def _range(schema: Schema) -> str:
+    words = {"exclusiveMinimum": " above", "minimum": " from", "maximum": " to"}
+    if "exclusiveMinimum" in schema:
+        words["maximum"] = " and at most"
+    return "".join(f"{word} {schema[key]:.10g}" for key, word in words.items() if key in schema)

@@ -1,8 +1,15 @@
 """Protocols between the parts of the video program: tracker, analytics, sink, pipeline control and previews."""
 
-from typing import Protocol
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from pydantic.config import JsonDict
 
 from penstock_video.types import Detections, Frame, FrameAnalytics, FrameResult, SourceConfig, SourceStatistics, Tracks
+
+SECRET: JsonDict = {"writeOnly": True}  # json_schema_extra of an option whose value may have ${NAME} and is never shown
+INTERNAL: JsonDict = {"readOnly": True}  # of an option that is no key of the settings file
 
 
 class Tracker(Protocol):
@@ -46,6 +53,27 @@ class Sink(Protocol):
     def close(self) -> None:
         """Flushes within its own deadline. Raises SinkFailed if that is not possible."""
         ...
+
+
+@dataclass(frozen=True, slots=True)
+class Extension:
+    """A tracker or sink of a user, which the settings name as module:Class.
+
+    new: the class, called with `options` if it has a model `Options`, else without arguments.
+    """
+
+    type: str
+    new: Callable[..., Any] = field(repr=False)
+    options: object | None = None
+
+    def create(self) -> Any:
+        """A new object of the class."""
+        return self.new() if self.options is None else self.new(self.options)
+
+    @property
+    def has_tracks(self) -> bool:
+        """Whether a tracker gives identities; its class may say `has_tracks = False`."""
+        return bool(getattr(self.new, "has_tracks", True))
 
 
 class PipelineControl(Protocol):

@@ -14,8 +14,8 @@ import structlog
 
 from penstock.engines.ort_serving.threads import available_cores
 from penstock_video.analytics.config import rules_from
+from penstock_video.analytics.evaluators import SourceAnalytics
 from penstock_video.analytics.rules import Rules
-from penstock_video.analytics.source_analytics import SourceAnalytics, new_analytics
 from penstock_video.api.options import ApiOptions, Audit, check_address
 from penstock_video.api.server import ApiServer
 from penstock_video.decode.uri import is_live
@@ -225,7 +225,7 @@ class Program:
             is_camera = is_live(source.uri)
             osd.set_source(source.source_id, name=source.camera_name, rules=rules, is_live=is_camera)
             return (
-                former.changed(rules) if isinstance(former, SourceAnalytics) else new_analytics(rules, network.labels)
+                former.changed(rules) if isinstance(former, SourceAnalytics) else SourceAnalytics(rules, network.labels)
             )
 
         parts = PipelineParts(

@@ -16,7 +16,7 @@ from prometheus_client import (
     generate_latest,
 )
 
-from penstock_video.types import AnalyticsKind, CloseReason, DecoderKind, DropReason, SourceState
+from penstock_video.types import CloseReason, DecoderKind, DropReason, SourceState
 
 SECONDS = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
 FRAMES = (1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0, 128.0)
@@ -212,10 +212,10 @@ class VideoMetrics:
         if (series := self._of(source)) is not None:
             series.restarts.inc()
 
-    def event(self, source: str, kind: AnalyticsKind) -> None:
+    def event(self, source: str, kind: str) -> None:
         """Counts an event."""
         if (series := self._of(source)) is not None:
-            series.count("events_total", AnalyticsKind(kind).value)
+            series.count("events_total", str(kind))
 
     def recording(self, source: str, result: str) -> None:
         """Counts a recording. result: ok, short or failed."""

@@ -3,23 +3,21 @@
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, replace
+from pkgutil import resolve_name
 
 from penstock_video.errors import SinkFailed
 from penstock_video.gpu.device import Device
-from penstock_video.interfaces import Sink
+from penstock_video.interfaces import Extension, Sink
 from penstock_video.metrics import VideoMetrics
 from penstock_video.runner.recorder import SmartRecorder
 from penstock_video.runner.sink_worker import SinkWorker, SinkWorkerOptions
-from penstock_video.settings.sinks import SinkOptions
-from penstock_video.sinks.broker import BrokerOptions, BrokerSink
-from penstock_video.sinks.hls import HlsOptions, HlsSink
+from penstock_video.sinks.broker import BrokerOptions
 from penstock_video.sinks.jpeg import jpeg_encoder
-from penstock_video.sinks.jsonl import JsonlOptions, JsonlSink
 from penstock_video.sinks.osd import Osd, OsdOptions
 from penstock_video.sinks.preview import PreviewBoard, PreviewOptions
 from penstock_video.sinks.recordings import RecordOptions
-from penstock_video.sinks.rtsp_out import RtspOutOptions, RtspOutSink
-from penstock_video.sinks.video_file import AnnotatedOptions, AnnotatedSink
+from penstock_video.sinks.registry import SinkInput, SinkKind, kind_of
+from penstock_video.sinks.rtsp_out import RtspOutOptions
 
 PICTURES = 16  # that wait for a sink that draws: of 1080p, 6 MB each
 RESULTS = 1024  # that wait for a sink that does not
@@ -52,7 +50,7 @@ class _Gauge:
         self._metrics.sink_errors(self._name)
 
 
-def allowing(options: Sequence[SinkOptions], allowed_outbound: tuple[str, ...]) -> tuple[SinkOptions, ...]:
+def allowing(options: Sequence[object], allowed_outbound: tuple[str, ...]) -> tuple[object, ...]:
     """The same sinks with --allow-outbound's values. Without them no sink connects to a cloud's metadata service."""
     return tuple(
         replace(one, allowed_outbound=allowed_outbound) if isinstance(one, BrokerOptions | RtspOutOptions) else one
@@ -61,7 +59,7 @@ def allowing(options: Sequence[SinkOptions], allowed_outbound: tuple[str, ...]) 
 
 
 def compose_sinks(
-    options: Sequence[SinkOptions],
+    options: Sequence[object],
     metrics: VideoMetrics,
     on_watch: Callable[[str, bool], None],
     drawing: OsdOptions,
@@ -81,13 +79,13 @@ def compose_sinks(
     names: set[str] = set()
     with ExitStack() as half_made:
         for one in options:
-            if isinstance(one, PreviewOptions | RecordOptions):
+            kind = kind_of(one)
+            if kind.takes is SinkInput.NONE:
                 continue
             name = _name(one, names)
-            sink, draws = _sink(one, osd, is_single, _Gauge(name, metrics))
+            sink = _sink(kind, one, osd, is_single, _Gauge(name, metrics))
             half_made.callback(_let_go, sink)
-            capacity, has_spool = PICTURES if draws else RESULTS, isinstance(one, BrokerOptions)
-            rows.append((sink, SinkWorkerOptions(name, capacity, draws=draws, always_draws=draws, has_spool=has_spool)))
+            rows.append((sink, _worker_options(name, kind)))
         recorder = SmartRecorder(record, metrics) if record is not None else None
         half_made.pop_all()
     return SinkSet(tuple(SinkWorker(sink, row, metrics) for sink, row in rows), osd, previews, recorder)
@@ -99,9 +97,10 @@ def _let_go(sink: Sink) -> None:
         sink.close()
 
 
-def _name(options: SinkOptions, taken: set[str]) -> str:
+def _name(options: object, taken: set[str]) -> str:
     """kafka, kafka-2, …: the sink's name in metrics and logs."""
-    kind = type(options).__name__.removesuffix("Options").lower()
+    class_name = options.type.partition(":")[2] if isinstance(options, Extension) else type(options).__name__
+    kind = class_name.removesuffix("Options").lower()
     name, number = kind, 1
     while name in taken:
         number += 1
@@ -110,32 +109,21 @@ def _name(options: SinkOptions, taken: set[str]) -> str:
     return name
 
 
-def _sink(options: SinkOptions, osd: Osd, is_single: bool, gauge: _Gauge) -> tuple[Sink, bool]:
-    """(the sink, whether it draws)."""
-    if isinstance(options, JsonlOptions):
-        return JsonlSink(options), False
-    if isinstance(options, AnnotatedOptions):
-        return AnnotatedSink(options, osd, is_single=is_single), True
-    if isinstance(options, HlsOptions):
-        return HlsSink(options, osd, is_single=is_single), True
-    if isinstance(options, RtspOutOptions):
-        return RtspOutSink(options, osd, is_single=is_single), True
-    assert isinstance(options, BrokerOptions)
-    return _broker(options, gauge), False
+def _sink(kind: SinkKind, options: object, osd: Osd, is_single: bool, gauge: _Gauge) -> Sink:
+    if isinstance(options, Extension):
+        sink: Sink = options.create()
+        return sink
+    new = resolve_name(kind.sink)
+    if kind.takes is SinkInput.PICTURES:
+        sink = new(options, osd, is_single=is_single)
+    elif kind.takes is SinkInput.SPOOL:
+        sink = new(options, gauge)
+    else:
+        sink = new(options)
+    return sink
 
 
-def _broker(options: BrokerOptions, gauge: _Gauge) -> BrokerSink:
-    """Clients of brokers are imported only where one is asked for."""
-    from penstock_video.sinks.kafka import KafkaOptions, kafka_sink
-    from penstock_video.sinks.mqtt import MqttOptions, mqtt_sink
-    from penstock_video.sinks.redis_stream import RedisOptions, redis_sink
-    from penstock_video.sinks.webhook import WebhookOptions, webhook_sink
-
-    if isinstance(options, KafkaOptions):
-        return kafka_sink(options, gauge)
-    if isinstance(options, MqttOptions):
-        return mqtt_sink(options, gauge)
-    if isinstance(options, RedisOptions):
-        return redis_sink(options, gauge)
-    assert isinstance(options, WebhookOptions)
-    return webhook_sink(options, gauge)
+def _worker_options(name: str, kind: SinkKind) -> SinkWorkerOptions:
+    draws, has_spool = kind.takes is SinkInput.PICTURES, kind.takes is SinkInput.SPOOL
+    capacity = PICTURES if draws else RESULTS
+    return SinkWorkerOptions(name, capacity, draws=draws, always_draws=draws, has_spool=has_spool)

@@ -269,11 +269,12 @@ class AnalyticsKind(StrEnum):
 class AnalyticsEvent:
     """An event of a rule.
 
-    track_id, class_id: None if the rule counts objects (overcrowding). rule: its configured name. value: the count, the
-    direction in degrees, or seconds; 1.0 for plain truth.
+    kind: an AnalyticsKind, or that of a user's rule. track_id, class_id: None if the rule counts objects
+    (overcrowding). rule: its configured name. value: the count, the direction in degrees, or seconds; 1.0 for plain
+    truth.
     """
 
-    kind: AnalyticsKind
+    kind: str
     source_id: str
     frame_num: int
     pts_s: float

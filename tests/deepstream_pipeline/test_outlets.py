@@ -9,7 +9,6 @@ import pytest
 
 from penstock_video.errors import SinkFailed
 from penstock_video.metrics import VideoMetrics
-from penstock_video.settings.sinks import SinkOptions
 from penstock_video.sink_set import SinkSet, compose_sinks
 from penstock_video.sinks.hls import HlsOptions
 from penstock_video.sinks.jsonl import JsonlOptions
@@ -18,7 +17,7 @@ from penstock_video.sinks.recordings import RecordOptions
 from penstock_video.sinks.webhook import WebhookOptions
 
 
-def composed(options: Sequence[SinkOptions]) -> SinkSet:
+def composed(options: Sequence[object]) -> SinkSet:
     """Frames of one source, without a viewer."""
     return compose_sinks(options, VideoMetrics(), lambda source_id, is_watched: None, OsdOptions(), is_single=True)
 

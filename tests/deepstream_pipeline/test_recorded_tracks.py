@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from penstock_video.analytics.evaluators import SourceAnalytics
 from penstock_video.analytics.rules import LineCrossing, Rules
-from penstock_video.analytics.source_analytics import new_analytics
 from penstock_video.track.registry import TrackerOptions, new_tracker
 from penstock_video.types import Detections, Frame, FrameAnalytics, Tracks
 from tests.deepstream_pipeline.reference import BY_EYE, PAVEMENT_LINE, RIGHTWARDS, SeenFrame, reference
@@ -40,7 +40,7 @@ def said(seen: list[SeenFrame]) -> list[Said]:
 
 
 def _said(seen: list[SeenFrame]) -> Iterator[Said]:
-    tracker, analytics = new_tracker(TrackerOptions()), new_analytics(RULES, ("person",))
+    tracker, analytics = new_tracker(TrackerOptions()), SourceAnalytics(RULES, ("person",))
     for number, one in enumerate(seen):
         frame = Frame("vtest", number, number / 10, 0.0, 768, 576)
         tracks = tracker.update(frame, Detections(one.boxes, one.score, one.class_id))

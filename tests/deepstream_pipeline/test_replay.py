@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from penstock_video.analytics.config import rules_from
+from penstock_video.analytics.evaluators import SourceAnalytics
 from penstock_video.analytics.rules import (
     NO_RULES,
     DirectionDetection,
@@ -20,7 +21,6 @@ from penstock_video.analytics.rules import (
     RoiFiltering,
     Rules,
 )
-from penstock_video.analytics.source_analytics import new_analytics
 from penstock_video.cli.replay import Replay, labels_in, labels_with, replay_lines
 from penstock_video.errors import RecordingUnreadable
 from penstock_video.sinks.schemas import objects_line
@@ -70,7 +70,7 @@ def tracks_of(feet: np.ndarray, is_seen: np.ndarray) -> Tracks:
 
 
 def live(shown: list[FrameResult], rules: Rules) -> tuple[list[AnalyticsEvent], dict[str, dict[str, int]]]:
-    analytics = {result.frame.source_id: new_analytics(rules, LABELS) for result in shown}
+    analytics = {result.frame.source_id: SourceAnalytics(rules, LABELS) for result in shown}
     said = [(one.frame.source_id, analytics[one.frame.source_id].observe(one.frame, one.tracks)) for one in shown]
     counts = {source_id: dict(one.counts) for source_id, one in said}
     return [event for _, one in said for event in one.events], counts

@@ -10,8 +10,8 @@ from deploy.models.street.clip import Clip, Line, make_clip
 from deploy.models.street.evaluate import StreetDetector
 from deploy.models.street.picture import Picture
 from deploy.models.street.stage import LABELS
+from penstock_video.analytics.evaluators import SourceAnalytics
 from penstock_video.analytics.rules import LineCrossing, Rules, Segment
-from penstock_video.analytics.source_analytics import new_analytics
 from penstock_video.track.registry import TrackerOptions, new_tracker
 from penstock_video.types import Detections, Frame
 
@@ -36,7 +36,7 @@ def counts_after(shown: Iterable[tuple[int, Picture | None]], line: Line, fps: f
     """
     cv2.setNumThreads(1)
     detector, tracker = StreetDetector(), new_tracker(TrackerOptions())
-    analytics = new_analytics(street_rules(line), LABELS)
+    analytics = SourceAnalytics(street_rules(line), LABELS)
     for number, picture in shown:
         frame = Frame("street", number, number / fps, 0.0, *SIZE)
         if picture is None:

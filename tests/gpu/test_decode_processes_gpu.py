@@ -15,8 +15,7 @@ from penstock_video.gpu.memory import CudaRing
 from penstock_video.sources.options import GpuSources, SourceNeeds, SourcesOptions
 from penstock_video.types import DecoderKind, DeviceRow, PreparedFrame, SourceConfig, SourceState
 from tests.deepstream_pipeline.clips import number_of, write_clip
-from tests.deepstream_pipeline.sources.parent import Told as EventLog  # plain-english: ok
-from tests.deepstream_pipeline.sources.parent import one, running
+from tests.deepstream_pipeline.sources.parent import EventLog, one, running
 
 pytestmark = pytest.mark.gpu
 

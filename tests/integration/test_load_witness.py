@@ -11,9 +11,9 @@ import numpy as np
 import psutil
 import pytest
 
-from penstock_load.clients.client import Client, Endpoint
+from penstock_load.clients.client import Client, Endpoint, TargetError
 from penstock_load.clients.connect import connect
-from penstock_load.clients.control import ReloadError, ReloadPlan, reload_cycles
+from penstock_load.clients.control import ReloadPlan, reload_cycles
 from penstock_load.measure.ledger import percentiles_of
 from penstock_load.results import RequestSummary, Side, Status, Witness
 from penstock_load.scenario import Kind, RequestSpec
@@ -213,7 +213,7 @@ async def test_reloads_take_a_model_away_bring_it_back_and_time_its_first_answer
         assert reload.first_answer_ms > 0
         assert reload.second_answer_ms > 0
     assert call("GET", f"{stack.http_url}/v2/models/identity_bytes/ready").status == 200
-    with pytest.raises(ReloadError, match=f"missing is not ready at {stack.http_url}"):
+    with pytest.raises(TargetError, match=f"missing is not ready at {stack.http_url}"):
         await reload_cycles(endpoint, "missing", connect=client, plan=plan)
 
 

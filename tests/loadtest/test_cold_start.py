@@ -9,8 +9,8 @@ from http.server import BaseHTTPRequestHandler
 import msgspec
 import pytest
 
-from penstock_load.clients.client import Answer, Endpoint
-from penstock_load.clients.control import ReloadError, ReloadPlan, reload_cycles
+from penstock_load.clients.client import Answer, Endpoint, TargetError
+from penstock_load.clients.control import ReloadPlan, reload_cycles
 from penstock_load.results import Reload, Side, Status
 from tests.web_server import serving
 
@@ -111,7 +111,7 @@ async def test_target_that_does_not_let_models_be_unloaded_keeps_it(status: int)
     asker = Asker(repository)
     with (
         repository.served() as endpoint,
-        pytest.raises(ReloadError, match=rf"does not unload m \({status}: no unload here\); reloads need a server"),
+        pytest.raises(TargetError, match=rf"does not unload m \({status}: no unload here\); reloads need a server"),
     ):
         await reload_cycles(endpoint, "m", connect=asker.connect, plan=ReloadPlan(cycles=1), clock=asker.clock)
     assert (repository.asked, asker.is_closed) == (["unload"], True)
@@ -125,7 +125,7 @@ async def test_model_that_cannot_be_asked_is_not_taken_away(state: str, bad_from
     """It could not be brought back, or its answers would tell nothing."""
     repository = Repository(state)
     asker = Asker(repository, bad_from)
-    with repository.served() as endpoint, pytest.raises(ReloadError, match=complaint):
+    with repository.served() as endpoint, pytest.raises(TargetError, match=complaint):
         await reload_cycles(endpoint, "m", connect=asker.connect, plan=ReloadPlan(cycles=1), clock=asker.clock)
     assert repository.asked == []
 
@@ -150,7 +150,7 @@ async def test_model_that_does_not_go_is_put_back_after_its_deadline() -> None:
     repository = Repository(unloading=1_000_000)
     asker = Asker(repository)
     plan = ReloadPlan(cycles=1, timeout_s=40)
-    with repository.served() as endpoint, pytest.raises(ReloadError, match="m is not gone within 40 s"):
+    with repository.served() as endpoint, pytest.raises(TargetError, match="m is not gone within 40 s"):
         await reload_cycles(endpoint, "m", connect=asker.connect, plan=plan, clock=asker.ticking)
     assert (repository.state, repository.asked[-1]) == ("READY", "load")
 
@@ -161,7 +161,7 @@ async def test_model_that_does_not_come_back_is_named_with_the_call_that_loads_i
     asker = Asker(repository)
     with repository.served() as endpoint:
         called = rf"m is left unloaded \(.*no load here.*\); load it with POST {endpoint.http_url}/v2/repository/"
-        with pytest.raises(ReloadError, match=called):
+        with pytest.raises(TargetError, match=called):
             await reload_cycles(endpoint, "m", connect=asker.connect, plan=ReloadPlan(cycles=1), clock=asker.clock)
     assert repository.asked == ["unload", "index", "load", "load"]
 
@@ -170,6 +170,6 @@ async def test_bad_answer_after_a_load_ends_the_reloads_with_the_model_loaded() 
     """A time to a failure is no time to an answer."""
     repository = Repository()
     asker = Asker(repository, bad_from=2)
-    with repository.served() as endpoint, pytest.raises(ReloadError, match="no answer: failed 500 boom"):
+    with repository.served() as endpoint, pytest.raises(TargetError, match="no answer: failed 500 boom"):
         await reload_cycles(endpoint, "m", connect=asker.connect, plan=ReloadPlan(cycles=3), clock=asker.clock)
     assert (repository.state, repository.asked) == ("READY", ["unload", "index", "load"])

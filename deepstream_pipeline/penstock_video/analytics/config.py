@@ -1,11 +1,16 @@
 """Reads the analytics section of a configuration into rules. Invalid shapes are rejected with the fix."""
 
 import difflib
+import json
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import TypeVar
 
+from pydantic import ValidationError
+
+from penstock_video.analytics.registry import USER_RULES, known_kinds
 from penstock_video.analytics.rules import (
     DirectionDetection,
     Dwell,
@@ -17,6 +22,7 @@ from penstock_video.analytics.rules import (
     RoiFiltering,
     Rules,
     Segment,
+    UserRule,
     section_of,
 )
 from penstock_video.errors import RuleRefused
@@ -115,7 +121,7 @@ def _area(corners: Polygon) -> float:
 
 __all__ = ["rules_from", "section_of"]
 
-R = TypeVar("R", RoiFiltering, Overcrowding, LineCrossing, DirectionDetection, Dwell)
+R = TypeVar("R", UserRule, RoiFiltering, Overcrowding, LineCrossing, DirectionDetection, Dwell)
 
 _SECTION = ("config-width", "config-height")
 _LISTS: dict[str, tuple[str, ...]] = {
@@ -135,7 +141,7 @@ def rules_from(section: object, labels: Sequence[str], *, where: str = "analytic
     RuleRefused."""
     if section is None:
         return Rules()
-    keys = _mapping(section, where, (*_SECTION, *_LISTS))
+    keys = _mapping(section, where, (*_SECTION, *known_kinds()))
     width, height = (_size(keys.get(key, 0), f"{where}.{key}") for key in _SECTION)
     if bool(width) != bool(height):
         raise refused(where, dict(zip(_SECTION, (width, height), strict=True)), "give both, or none")
@@ -148,6 +154,7 @@ def rules_from(section: object, labels: Sequence[str], *, where: str = "analytic
         line_crossing=reading.rules("line-crossing", _line),
         direction_detection=reading.rules("direction-detection", _direction),
         dwell=reading.rules("dwell", _dwell),
+        users=tuple(rule for kind in USER_RULES for rule in reading.rules(kind, partial(_user_rule, kind))),
     )
 
 
@@ -242,14 +249,15 @@ class _Reading:
         rules: list[R] = []
         for place, entry in enumerate(listed):
             at = f"{where}[{place}]"
-            if kind in _NEED_TRACKS and not self.has_tracker:
+            if not self.has_tracker and _needs_tracks(kind):
                 raise RuleRefused(
                     f"{at}: {kind} needs tracks, and the tracker's type is none; "
                     "set tracker type bytetrack, or remove the rule"
                 )
             if kind == "dwell":
                 _refuse_milliseconds(entry, at)
-            rule = read(_Entry(_mapping(entry, at, _LISTS[kind]), at, self.canvas, self.labels))
+            known = _LISTS.get(kind) or USER_RULES[kind].keys
+            rule = read(_Entry(_mapping(entry, at, known), at, self.canvas, self.labels))
             if any(rule.name == other.name for other in rules):
                 raise refused(f"{at}.name", rule.name, f"another rule of {kind} has that name; names tell them apart")
             rules.append(rule)
@@ -308,6 +316,26 @@ def _direction(entry: _Entry) -> DirectionDetection:
 def _dwell(entry: _Entry) -> Dwell:
     polygon = entry.canvas.polygon(entry.get("roi"), entry.path("roi"))
     return Dwell(entry.name, polygon, entry.duration("time-threshold-s", 0.0, "seconds"), entry.class_ids)
+
+
+def _needs_tracks(kind: str) -> bool:
+    user = USER_RULES.get(kind)
+    return kind in _NEED_TRACKS if user is None else user.needs_tracks
+
+
+def _user_rule(kind: str, entry: _Entry) -> UserRule:
+    """A rule of a user's kind. Raises RuleRefused with the first fault that its model finds."""
+    user = USER_RULES[kind]
+    name = entry.name
+    try:
+        options = user.options.validate_python(dict(entry.keys))
+    except ValidationError as error:
+        fault = error.errors(include_url=False)[0]
+        key = str(fault["loc"][0]) if fault["loc"] else ""
+        if fault["type"] == "missing":
+            raise RuleRefused(f"{entry.where}: {key} is missing") from None
+        raise refused(entry.path(key) if key else entry.where, fault["input"], fault["msg"]) from None
+    return UserRule(kind, name, json.dumps(entry.keys, sort_keys=True), partial(user.evaluator, options))
 
 
 def _refuse_milliseconds(entry: object, where: str) -> None:

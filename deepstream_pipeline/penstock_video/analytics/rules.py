@@ -1,7 +1,13 @@
 """Analytics rules as values, named as in DeepStream's nvdsanalytics, and their form in the configuration."""
 
-from dataclasses import dataclass
+import json
+from collections.abc import Callable
+from dataclasses import dataclass, field
 from enum import StrEnum
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from penstock_video.analytics.scene import RuleEvaluator
 
 Point = tuple[float, float]
 Polygon = tuple[Point, ...]
@@ -77,6 +83,16 @@ class Dwell:
 
 
 @dataclass(frozen=True, slots=True)
+class UserRule:
+    """A rule of a user's kind. entry: its keys and values as JSON. new: makes its RuleEvaluator."""
+
+    kind: str
+    name: str
+    entry: str
+    new: Callable[[], "RuleEvaluator"] = field(compare=False, repr=False)
+
+
+@dataclass(frozen=True, slots=True)
 class Rules:
     """A source's analytics section."""
 
@@ -87,6 +103,7 @@ class Rules:
     line_crossing: tuple[LineCrossing, ...] = ()
     direction_detection: tuple[DirectionDetection, ...] = ()
     dwell: tuple[Dwell, ...] = ()
+    users: tuple[UserRule, ...] = ()
 
 
 NO_RULES = Rules()
@@ -107,6 +124,8 @@ def section_of(rules: Rules) -> dict[str, object]:
         "direction-detection": [_direction(rule) for rule in rules.direction_detection],
         "dwell": [_dwell(rule) for rule in rules.dwell],
     }
+    for user in rules.users:
+        lists.setdefault(user.kind, []).append(json.loads(user.entry))
     return section | {kind: entries for kind, entries in lists.items() if entries}
 
 

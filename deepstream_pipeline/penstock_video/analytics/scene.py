@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from penstock_video.analytics.rules import LineMode, Point, Polygon
-from penstock_video.types import AnalyticsEvent, AnalyticsKind, Frame, Tracks
+from penstock_video.types import AnalyticsEvent, Frame, Tracks
 
 Array = npt.NDArray[np.float64]
 BoolArray = npt.NDArray[np.bool_]
@@ -146,7 +146,7 @@ class Scene:
         return to_x - from_x, to_y - from_y
 
     def event(
-        self, kind: AnalyticsKind, rule: str, value: float, *, track_id: int | None = None, class_id: int | None = None
+        self, kind: str, rule: str, value: float, *, track_id: int | None = None, class_id: int | None = None
     ) -> AnalyticsEvent:
         """An event of this frame."""
         frame = self.frame

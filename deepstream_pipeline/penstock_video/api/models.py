@@ -1,11 +1,12 @@
 """Request and response bodies of the control API, and readable messages for bodies that fail validation."""
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from difflib import get_close_matches
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from penstock_video.errors import needed_value, resolved_schema
 from penstock_video.source_ids import ID_FORM, ID_PATTERN
 from penstock_video.types import DecoderKind, DropPolicy, SourceConfig, SourceState
 
@@ -24,7 +25,7 @@ class NewStream(Strict):
     """A source to add. Its fields are those of types.SourceConfig."""
 
     uri: str = Field(min_length=1, max_length=MAX_URI_CHARACTERS)
-    source_id: str = Field(pattern=SOURCE_ID)
+    source_id: str = Field(pattern=SOURCE_ID, description=ID_FORM)
     camera_name: str = Field(default=_DEFAULT.camera_name, max_length=200)
     is_loop: bool = _DEFAULT.is_loop
     is_realtime: bool = _DEFAULT.is_realtime
@@ -114,7 +115,7 @@ class SensorValue(BaseModel):
 
     model_config = ConfigDict(coerce_numbers_to_str=True, hide_input_in_errors=True)
 
-    camera_id: str = Field(pattern=SOURCE_ID)
+    camera_id: str = Field(pattern=SOURCE_ID, description=ID_FORM)
     camera_name: str = Field(default="", max_length=200)
     camera_url: str = Field(default="", max_length=MAX_URI_CHARACTERS)
     change: str = ""
@@ -148,7 +149,6 @@ _SHOWN_CHARACTERS = 80
 _PARTS_OF_REQUEST = ("body", "path", "query")
 _SHOWN = ("source_id", "camera_id", "policy", "decoder")
 _OBJECT = "a JSON object is needed"
-Schema = Mapping[str, object]
 
 
 def _properties(model: type[BaseModel]) -> Iterator[tuple[str, str]]:
@@ -156,40 +156,7 @@ def _properties(model: type[BaseModel]) -> Iterator[tuple[str, str]]:
     definitions = whole.get("$defs", {})
     for part in (whole, *definitions.values()):
         for name, schema in part.get("properties", {}).items():
-            yield name, _needed(schema, definitions)
-
-
-def _needed(schema: Schema, definitions: Mapping[str, Schema]) -> str:
-    """Allowed values of the field, from its JSON schema."""
-    choices = schema.get("anyOf")
-    if isinstance(choices, list):
-        return _needed(choices[0], definitions)  # the other one is null
-    reference = schema.get("$ref")
-    if isinstance(reference, str):
-        return _needed(definitions[reference.rpartition("/")[2]], definitions)
-    words = schema.get("enum")
-    if isinstance(words, list):
-        return f"one of {', '.join(words)} is needed"
-    if schema.get("pattern") == SOURCE_ID:
-        return ID_FORM
-    kinds = {"boolean": "true or false is needed", "string": _text_needed(schema)}
-    numbers = {"number": "a number", "integer": "a whole number"}
-    kind = str(schema.get("type"))
-    return f"{numbers[kind]}{_range(schema)} is needed" if kind in numbers else kinds.get(kind, _OBJECT)
-
-
-def _text_needed(schema: Schema) -> str:
-    least, most = schema.get("minLength", 0), schema.get("maxLength")
-    if most is None:
-        return "a text is needed"
-    return f"a text of {f'{least} to' if least else 'at most'} {most} characters is needed"
-
-
-def _range(schema: Schema) -> str:
-    words = {"exclusiveMinimum": " above", "minimum": " from", "maximum": " to"}
-    if "exclusiveMinimum" in schema:
-        words["maximum"] = " and at most"
-    return "".join(f"{word} {schema[key]:.10g}" for key, word in words.items() if key in schema)
+            yield name, needed_value(resolved_schema(schema, definitions))
 
 
 _NEEDED = dict(pair for model in (NewStream, Recording, SensorChange) for pair in _properties(model))

@@ -2,9 +2,11 @@
 
 import asyncio
 import base64
+import functools
 import hashlib
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from html import escape
+from importlib.resources import files
 
 from fastapi import APIRouter
 from starlette.responses import HTMLResponse, Response, StreamingResponse
@@ -113,125 +115,6 @@ def previews_router(control: PipelineControl, previews: Previews, calls: Calls, 
     return router
 
 
-STYLE = """
-:root{color-scheme:light dark;--ground:#f4f5f7;--card:#fff;--text:#1b1f24;--faint:#5c6570;--line:#d9dde3;
---good:#17693a;--warn:#8a5300;--bad:#b3261e;--calm:#4b5563;--void:#e6e9ee}
-@media(prefers-color-scheme:dark){:root{--ground:#111418;--card:#1a1e24;--text:#e6e9ee;--faint:#9aa4b0;--line:#2d343d;
---good:#6fd39a;--warn:#f0b659;--bad:#ff8f85;--calm:#a7b0bc;--void:#0b0d10}}
-*{box-sizing:border-box}
-body{margin:0;background:var(--ground);color:var(--text);font:15px/1.45 system-ui,sans-serif}
-header,main{max-width:1500px;margin:0 auto;padding:14px 20px}
-header{display:flex;flex-wrap:wrap;gap:4px 18px;align-items:baseline}
-h1{font-size:20px;margin:0}
-header span,header a,.id,dt,.counts th{color:var(--faint)}
-#streams{display:grid;grid-template-columns:repeat(auto-fill,minmax(300px,1fr));gap:16px}
-article{background:var(--card);border:1px solid var(--line);border-radius:8px;overflow:hidden}
-.picture{display:block;aspect-ratio:16/9;background:var(--void);color:var(--faint);font-size:13px;text-align:center}
-.picture img{width:100%;height:100%;object-fit:contain;display:block}
-.picture img.absent{object-fit:none;visibility:hidden}
-.picture{position:relative}.picture span{position:absolute;inset:0;display:grid;place-content:center}
-.picture img{position:relative;z-index:1}
-.body{padding:10px 14px 14px}
-h2{font-size:16px;margin:0;display:flex;justify-content:space-between;gap:10px;align-items:baseline}
-h2 .name{overflow-wrap:anywhere}
-.id{font-size:12.5px;overflow-wrap:anywhere}
-.state{font-size:12.5px;font-weight:600;border:1px solid currentColor;border-radius:99px;padding:1px 9px;
-white-space:nowrap;color:var(--calm)}
-.running{color:var(--good)}.connecting,.reconnecting,.stalled{color:var(--warn)}.auth_failed,.failed{color:var(--bad)}
-.reason{color:var(--bad);font-size:13px;min-height:1.45em;margin:3px 0 9px;overflow-wrap:anywhere}
-dl{display:grid;grid-template-columns:auto 1fr auto 1fr;gap:2px 12px;margin:0;font-variant-numeric:tabular-nums}
-dt{font-size:13px}dd{margin:0;text-align:right}
-table{border-collapse:collapse;width:100%;margin-top:8px;font-size:13px;font-variant-numeric:tabular-nums}
-.counts th{font-weight:400;text-align:left;overflow-wrap:anywhere}
-.counts td{text-align:right}.counts td,.counts th{border-top:1px solid var(--line);padding:2px 0}
-code{font-size:13px}
-.verbs{display:flex;flex-wrap:wrap;gap:6px 8px;align-items:center;margin-top:12px}[hidden]{display:none!important}
-.verbs button{font:inherit;font-size:13px;color:inherit;background:none;border:1px solid var(--line);border-radius:6px;
-padding:3px 12px;cursor:pointer}
-.verbs button:hover,.verbs button:focus-visible{border-color:currentColor}.verbs button:disabled{opacity:.5}
-.verbs [data-verb=remove]{margin-left:auto;color:var(--bad)}
-.said{flex-basis:100%;color:var(--bad);font-size:13px;overflow-wrap:anywhere}.said:empty{display:none}
-"""
-
-# Requests name the origin: where the page's own address has a user and password in it, relative ones are refused.
-SCRIPT = """
-const ask=(path,how)=>fetch(location.origin+path,how);
-const cards=[...document.querySelectorAll('article')],seen=new Set(),byId=new Map(cards.map(c=>[c.dataset.id,c]));
-const watch=new IntersectionObserver(es=>es.forEach(e=>e.isIntersecting?seen.add(e.target):seen.delete(e.target)));
-cards.forEach(c=>watch.observe(c));
-const field=(card,name)=>card.querySelector('[data-f="'+name+'"]');
-const put=(card,name,text)=>{const e=field(card,name);if(e.textContent!==text)e.textContent=text};
-const still=state=>['paused','ended','failed'].includes(state);
-function offer(card,state){
- const verb=name=>card.querySelector('[data-verb='+name+']'),over=state==='ended'||state==='failed';
- verb('pause').hidden=over||state==='paused';verb('resume').hidden=state!=='paused';verb('remove').hidden=false;
- const image=card.querySelector('img');card.dataset.state=state;
- if(still(state))image.classList.add('absent');
- card.querySelector('.picture span').textContent=still(state)?state:'no picture';
-}
-const shownNames=counts=>{
- const names=Object.keys(counts);
- return names.filter(name=>{
-  const rule=names.find(other=>name.startsWith(other+'/'));
-  return !rule||counts[rule]!==counts[name]||names.filter(other=>other.startsWith(rule+'/')).length>1});
-};
-function show(card,s){
- offer(card,s.state);
- const state=card.querySelector('.state');state.textContent=s.state.replace('_',' ')+(s.is_frozen?' (frozen)':'');
- state.className='state '+s.state;
- put(card,'reason',s.reason);put(card,'decoder',s.decoder);
- put(card,'fps',s.fps.toFixed(1));put(card,'frames',String(s.frames));put(card,'inferred',String(s.inferred));
- put(card,'restarts',String(s.restarts));
- put(card,'latency',s.latency_s===null?'–':Math.round(s.latency_s*1000)+' ms');
- const drops=Object.entries(s.drops).filter(d=>d[1]);
- put(card,'drops',String(drops.reduce((sum,d)=>sum+d[1],0)));
- field(card,'drops').title=drops.map(d=>d[0]+' '+d[1]).join(', ');
- const rows=shownNames(s.counts).map(name=>{const r=document.createElement('tr');
-  r.append(document.createElement('th'),document.createElement('td'));
-  r.children[0].textContent=name;r.children[1].textContent=s.counts[name];return r});
- card.querySelector('.counts').replaceChildren(...rows);
-}
-async function figures(){
- if(document.hidden)return;
- const answer=await ask('/v1/streams');if(!answer.ok)throw new Error(answer.status);
- const streams=(await answer.json()).streams;
- if(streams.length!==cards.length||streams.some(s=>!byId.has(s.source_id))){location.reload();return}
- streams.forEach(s=>show(byId.get(s.source_id),s));
- document.getElementById('fps').textContent=streams.reduce((sum,s)=>sum+s.fps,0).toFixed(1);
-}
-async function figuresAgain(){
- const note=document.getElementById('note');
- try{await figures();note.textContent=''}catch(e){note.textContent='no answer; these figures are old'}
- setTimeout(figuresAgain,2000);
-}
-cards.forEach(card=>{
- const image=card.querySelector('img');let n=0;
- const again=(pause=1000)=>setTimeout(()=>{
-  if(document.hidden||!seen.has(card)||still(card.dataset.state)){again();return}
-  image.src=image.dataset.src+'?n='+(++n)},pause);
- image.addEventListener('load',()=>{image.classList.toggle('absent',still(card.dataset.state));again()});
- image.addEventListener('error',()=>{image.classList.add('absent');again(5000)});
- if(!image.src)again();else if(image.complete){if(!image.naturalWidth)image.classList.add('absent');again()}
-});
-async function press(card,button){
- const id=card.dataset.id,verb=button.dataset.verb,said=card.querySelector('.said'),remove=verb==='remove';
- if(remove&&!confirm('Remove '+id+'? It is read no more; what it wrote stays.'))return;
- button.disabled=true;said.textContent='';
- try{
-  const way='/v1/streams/'+encodeURIComponent(id);
-  const answer=await ask(remove?way:way+'/'+verb,{method:remove?'DELETE':'POST'});
-  if(!answer.ok)said.textContent=(await answer.json()).error;
-  await figures();
- }catch(e){said.textContent='no answer; try again'}
- button.disabled=false;
-}
-cards.forEach(card=>{
- offer(card,card.dataset.state);
- card.querySelectorAll('button').forEach(b=>b.addEventListener('click',()=>press(card,b)));
-});
-setTimeout(figuresAgain,2000);
-"""
-
 # Hidden without JavaScript, which they need.
 _VERBS = (
     '<div class="verbs"><button type="button" data-verb="pause" hidden>Pause</button>'
@@ -241,25 +124,32 @@ _VERBS = (
 STILL = (SourceState.PAUSED, *OVER)  # no picture comes
 
 
+@functools.cache
+def _asset(name: str) -> str:
+    """The text of page.css or page.js."""
+    return (files("penstock_video.api") / name).read_text(encoding="utf-8")
+
+
 def _hash(text: str) -> str:
     return f"'sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}'"
 
 
-POLICY = (
-    "default-src 'none'; img-src 'self' data:; connect-src 'self'; "
-    f"style-src {_hash(STYLE)}; script-src {_hash(SCRIPT)}; "
-    "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
-)
+def _policy() -> str:
+    return (
+        "default-src 'none'; img-src 'self' data:; connect-src 'self'; "
+        f"style-src {_hash(_asset('page.css'))}; script-src {_hash(_asset('page.js'))}; "
+        "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+    )
 
 
 def page_router(control: PipelineControl, calls: Calls) -> APIRouter:
     """GET /"""
-    router = APIRouter()
+    router, headers = APIRouter(), {"content-security-policy": _policy()}
 
     @router.get("/", response_class=HTMLResponse, include_in_schema=False)
     async def page() -> HTMLResponse:
         streams = [stream_of(each) for each in await calls.run(control.statistics)]
-        return HTMLResponse(render(streams), headers={"content-security-policy": POLICY})
+        return HTMLResponse(render(streams), headers=headers)
 
     return router
 
@@ -274,11 +164,12 @@ def render(streams: Sequence[Stream]) -> str:
         '<!doctype html><html lang="en"><head><meta charset="utf-8"><title>penstock video</title>'
         '<meta name="viewport" content="width=device-width,initial-scale=1">'
         '<noscript><meta http-equiv="refresh" content="5"></noscript>'
-        f'<link rel="icon" href="data:,"><style>{STYLE}</style></head><body><header><h1>penstock video</h1>'
+        f'<link rel="icon" href="data:,"><style>{_asset("page.css")}</style></head>'
+        "<body><header><h1>penstock video</h1>"
         f'<span>{len(streams)} {noun}, <b id="fps">{fps:.1f}</b> frames/s</span>'
         '<a href="/metrics">metrics</a><a href="/v1/streams">JSON</a><a href="/openapi.json">API</a>'
         f'<span id="note" role="status"></span></header><main>{nothing if not streams else ""}'
-        f'<div id="streams">{cards}</div></main><script>{SCRIPT}</script></body></html>'
+        f'<div id="streams">{cards}</div></main><script>{_asset("page.js")}</script></body></html>'
     )
 
 

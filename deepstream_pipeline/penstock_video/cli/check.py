@@ -11,6 +11,7 @@ from penstock.cli.terminal import one_line, table_console
 from penstock_video.cli.progress import refuse_settings, write_json
 from penstock_video.decode.uri import redacted
 from penstock_video.errors import PipelineError
+from penstock_video.interfaces import Extension
 from penstock_video.settings.document import InvalidSettings, without_secrets
 from penstock_video.settings.loader import read_settings
 from penstock_video.settings.models import GpuSettings, SourceSettings, VideoSettings
@@ -62,7 +63,7 @@ def plan_record(settings: VideoSettings, probed: Probed) -> dict[str, object]:
         "shard": str(settings.shard),
         "model": settings.primary.model,
         "secondary_models": [second.model for second in settings.secondaries],
-        "tracker": settings.tracker.type.value,
+        "tracker": str(settings.tracker.type),
         "sinks": [sink_name(sink) for sink in settings.sinks],
         "engine": _engine_name(settings),
         "api": _api_name(settings),
@@ -77,6 +78,8 @@ def plan_record(settings: VideoSettings, probed: Probed) -> dict[str, object]:
 
 def sink_name(sink: object) -> str:
     """A sink for people: its kind, and where it goes, without user and password."""
+    if isinstance(sink, Extension):
+        return one_line(sink.type)
     kind = type(sink).__name__.removesuffix("Options").lower()
     kind = _OUTCOME_TEXT.get(kind, kind)
     parts = [
@@ -117,8 +120,10 @@ def _facts(settings: VideoSettings) -> list[tuple[str, str]]:
     facts = [("model", primary.model + (f", one frame in {primary.interval + 1}" if primary.interval else ""))]
     facts += [("secondary", second.model) for second in settings.secondaries]
     size = "as fits the model" if mux.batch_size is None else str(mux.batch_size)
-    facts.append(("batches", f"{size}, pushed after {mux.push_timeout_s * 1e3:g} ms" if mux.push_timeout_s else size))
-    facts.append(("tracker", settings.tracker.type.value))
+    facts.append(
+        ("batches", f"{size}, pushed after {mux.push_timeout_us / 1e3:g} ms" if mux.push_timeout_us > 0 else size)
+    )
+    facts.append(("tracker", str(settings.tracker.type)))
     facts += [("sink", sink_name(sink)) for sink in settings.sinks] or [("sink", "none: give one, or --out")]
     facts += [("engine", _engine_name(settings)), ("control API", _api_name(settings) or "off")]
     if any(source.config.decoder is not DecoderKind.CPU for source in settings.sources):

@@ -11,8 +11,8 @@ import typer
 from rich.text import Text
 
 from penstock.cli.terminal import fail, one_line, print_failure, stoppable, table_console
+from penstock_video.analytics.evaluators import SourceAnalytics
 from penstock_video.analytics.rules import Rules
-from penstock_video.analytics.source_analytics import SourceAnalytics, new_analytics
 from penstock_video.cli.progress import refuse_settings, write_json
 from penstock_video.cli.summary import RulesOfSource, events_by_rule, is_same_file, rule_table, write_whole
 from penstock_video.errors import PipelineError, RecordingUnreadable, RuleRefused
@@ -75,7 +75,7 @@ class Replay:
 
     def _source(self, source_id: str) -> _ReplayedSource:
         if source_id not in self._sources:
-            self._sources[source_id] = _ReplayedSource(new_analytics(self._rules_of(source_id), ()), {})
+            self._sources[source_id] = _ReplayedSource(SourceAnalytics(self._rules_of(source_id), ()), {})
         return self._sources[source_id]
 
 

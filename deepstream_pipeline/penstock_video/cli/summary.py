@@ -13,11 +13,11 @@ from rich.table import Table
 from rich.text import Text
 
 from penstock.cli.terminal import NO_WIDTH_LIMIT, one_line
+from penstock_video.analytics.registry import known_kinds
 from penstock_video.cli.table import COLOURS, FAILED, cut_in_the_middle, dropped, drops_text, duration, record_of
 from penstock_video.sources.lifecycle import TAKEN_OUT
-from penstock_video.types import AnalyticsKind, DropReason, SourceState, SourceStatistics
+from penstock_video.types import DropReason, SourceState, SourceStatistics
 
-RULE_KINDS = {kind.value for kind in AnalyticsKind}
 UNKNOWN = "–"
 
 
@@ -76,7 +76,7 @@ def rule_table(sources: Iterable[RulesOfSource]) -> Table:
 
 def _all_rows(source: RulesOfSource) -> list[RuleRow]:
     """Rows of rules; other counts of the last picture are left out."""
-    known = {key for key in source.counts if key.partition("/")[0] in RULE_KINDS}
+    known = {key for key in source.counts if key.partition("/")[0] in known_kinds()}
     in_force = {_rule_of(key) for key in known}
     keys = sorted(known | set(source.events))
     return [

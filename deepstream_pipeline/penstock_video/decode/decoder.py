@@ -13,7 +13,16 @@ from av.error import FFmpegError, InvalidDataError
 from av.video.codeccontext import VideoCodecContext
 from av.video.stream import VideoStream
 
-from penstock_video.decode.codec import Codec, Decoded, MakeCodec, PacketRefused, SoftwareCodec, VideoPacket, seconds_of
+from penstock_video.decode.codec import (
+    Codec,
+    Decoded,
+    MakeCodec,
+    PacketRefused,
+    SoftwareCodec,
+    VideoPacket,
+    orientation_of,
+    seconds_of,
+)
 from penstock_video.decode.container import (
     DecodeOptions,
     failure_of,
@@ -22,7 +31,6 @@ from penstock_video.decode.container import (
     relay_for,
     set_threads,
 )
-from penstock_video.decode.pictures import orientation_of
 from penstock_video.decode.timeline import Damage, PtsTimeline, Verdict
 from penstock_video.decode.uri import UriKind, is_live, kind_of, redacted
 from penstock_video.errors import DecodeError, PipelineError, StreamEnded

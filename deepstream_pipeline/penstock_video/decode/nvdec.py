@@ -12,10 +12,9 @@ from av.video.reformatter import ColorRange
 from av.video.stream import VideoStream
 
 from penstock_video.decode.bitstream import Headers, headers_of, is_annex_b, is_cut_before, may_hold_fields
-from penstock_video.decode.codec import Decoded, PacketRefused, VideoPacket, seconds_of
+from penstock_video.decode.codec import Decoded, PacketRefused, VideoPacket, orientation_of, seconds_of
 from penstock_video.decode.nvcodec import NvCodec, OpenNvCodec, Surface
 from penstock_video.decode.nvdec_errors import DecodeErrors
-from penstock_video.decode.pictures import orientation_of
 from penstock_video.decode.timeline import PacketNumbers, Sent
 from penstock_video.errors import NeedsCpu
 from penstock_video.gpu.picture import DevicePicture, Orientation

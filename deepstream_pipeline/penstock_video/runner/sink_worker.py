@@ -163,7 +163,7 @@ PICTURES_BYTES = 128 << 20  # that wait for one sink: twenty of 1080p, five of 4
 class SinkWorkerOptions:
     """capacity: waiting results at most. draws: the sink uses frames' pictures; always_draws: all of them.
 
-    has_spool: the sink has its own spool, which reports its depth.
+    has_spool: the sink has its own queue and thread, and `write` never waits: it is called at once, without ours.
     """
 
     name: str
@@ -204,14 +204,19 @@ class SinkWorker:
         )
         self._counted_drops = 0
         self._tell_at = 0.0
-        self._thread = threading.Thread(target=self._run, name=f"sink-{options.name}", daemon=True)
+        run = self._close_sink if options.has_spool else self._run
+        self._is_started = self._is_ended = False
+        self._thread = threading.Thread(target=run, name=f"sink-{options.name}", daemon=True)
 
     def start(self) -> None:
-        self._thread.start()
+        self._is_started = True
+        if not self.options.has_spool:
+            self._thread.start()
 
     @property
     def is_alive(self) -> bool:
-        return self._thread.is_alive()
+        """Whether it takes results. A sink with a spool has a thread here only to close it."""
+        return self._thread.is_alive() or (self.options.has_spool and self._is_started and not self._is_ended)
 
     @property
     def lost(self) -> int:
@@ -228,17 +233,23 @@ class SinkWorker:
     def put(self, item: FrameResult | EndOfSource, *, may_wait: bool) -> None:
         """may_wait: no source is live, so `put` may wait for the sink, at most SINK_TIMEOUT_S. The end of a source
         does not wait, and is never dropped."""
+        if self.options.has_spool and not self._is_ended:
+            self._guarded(item)
+            return
         policy = DropPolicy.BLOCK if may_wait else DropPolicy.DROP_OLDEST
         self._channel.put(item, policy, is_kept=isinstance(item, EndOfSource))
 
     def end(self, *, is_hurried: bool = False) -> None:
-        """Refuses new results. Does not wait; `close` does."""
+        """Refuses new results, and begins to close a sink with a spool. Does not wait; `close` does."""
         self._channel.close(is_hurried=is_hurried)
+        if self.options.has_spool and self._is_started and not self._is_ended:
+            self._is_ended = True
+            self._thread.start()
 
     def close(self, timeout_s: float, *, is_hurried: bool = False) -> bool:
         """Returns whether everything was written and the sink closed within the time."""
         self.end(is_hurried=is_hurried)
-        if self._thread.ident is None:  # never started: what the sink opened is closed all the same
+        if not self._is_started:  # never started: what the sink opened is closed all the same
             self._close_sink()
             return True
         self._thread.join(timeout_s)

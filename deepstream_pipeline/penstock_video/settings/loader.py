@@ -13,6 +13,7 @@ from urllib.parse import parse_qsl, unquote, urlsplit
 import yaml
 
 from penstock_video.decode.uri import is_live
+from penstock_video.interfaces import Extension
 from penstock_video.settings.document import SettingsFaults, Variables, did_you_mean, read_document, shown
 from penstock_video.settings.models import (
     MODEL_FORM,
@@ -20,22 +21,17 @@ from penstock_video.settings.models import (
     ApiSettings,
     EngineChoice,
     EngineSettings,
+    GpuSettings,
+    MuxSettings,
     PrimarySettings,
+    SecondarySettings,
     SourceSettings,
     VideoSettings,
     gateway_fault,
     outbound_fault,
-    read_api,
-    read_engine,
-    read_gpu,
-    read_mux,
-    read_osd,
-    read_primary,
-    read_secondary,
-    read_tracker,
 )
 from penstock_video.settings.section import Plain, Reading, Section, plain_of
-from penstock_video.settings.sinks import SinkOptions, read_sink
+from penstock_video.settings.sinks import read_sink
 from penstock_video.settings.sources import (
     Draft,
     InvalidSourceUri,
@@ -43,10 +39,15 @@ from penstock_video.settings.sources import (
     expanded_uris,
     named_sources,
     read_sources,
+    with_user_rules,
 )
+from penstock_video.sinks.osd import OsdOptions
 from penstock_video.source_ids import Shard, shard_here, shard_of
+from penstock_video.track.registry import TrackerOptions
 from penstock_video.types import DecoderKind, SourceConfig
 
+_NO_MODEL = "-"  # until a flag names one, or the fault is raised
+CLASSES_KEY = "operate-on-class-ids"
 _FILE_SINKS = ("jsonl", "mp4", "hls", "preview")
 _FORMS = ("jsonl", "mp4", "hls", "preview", "rtsp://", "kafka://", "mqtt://", "redis://", "webhook=")
 _NUMBER = r"-?\d+(?:\.\d+)?"
@@ -93,7 +94,7 @@ def drafts_of(flags: Flags, reading: Reading) -> tuple[Draft, ...]:
     return tuple(found)
 
 
-def sinks_of(flags: Flags, reading: Reading) -> tuple[SinkOptions, ...]:
+def sinks_of(flags: Flags, reading: Reading) -> tuple[object, ...]:
     """Sinks of the command line; a folder without sinks stands for the pictures and both lists."""
     given = flags.sinks or (("mp4", "jsonl") if flags.out is not None else ())
     found = (_quick_sink(text, flags, reading) for text in given)
@@ -124,7 +125,7 @@ def with_lines(flags: Flags, section: Plain | None, reading: Reading) -> Plain |
     )
 
 
-def _quick_sink(text: str, flags: Flags, reading: Reading) -> SinkOptions | None:
+def _quick_sink(text: str, flags: Flags, reading: Reading) -> object | None:
     """A sink in short form, read as a section."""
     if text not in _FILE_SINKS and not text.startswith(_FORMS[4:]):
         reading.complaints.add("--sink", f"{shown(text)}: {did_you_mean(text.partition(':')[0], _FORMS)}")
@@ -199,7 +200,7 @@ def read_settings(
 def _read(root: Section, flags: Flags, around: Surroundings) -> VideoSettings:
     reading = root.reading
     primary = _primary(root, flags)
-    tracker = read_tracker(root.section("tracker"))
+    tracker = _tracker(root.section("tracker"))
     drafts = read_sources(root.sections("source"), has_tracker=tracker.has_tracks)
     sources = _sources(drafts_of(flags, reading) if flags.sources else drafts, flags, reading.complaints)
     sinks = _sinks(root, flags)
@@ -210,23 +211,30 @@ def _read(root: Section, flags: Flags, around: Surroundings) -> VideoSettings:
     mine = tuple(source for source in sources if shard.has(source.config.source_id))
     analytics = _analytics(root, flags)
     check_section(analytics, reading.complaints, has_tracker=tracker.has_tracks)
-    mux = read_mux(root.section("streammux"))
+    mux = root.section("streammux").read(MuxSettings) or MuxSettings()
     return VideoSettings(
         sources=mine,
         primary=primary,
         mux=mux if flags.batch_size is None else replace(mux, batch_size=flags.batch_size),
-        secondaries=tuple(read_secondary(section) for section in root.sections("secondary-gie")),
+        secondaries=_secondaries(root),
         tracker=tracker,
         analytics=analytics,
-        osd=read_osd(root.section("osd")),
+        osd=root.section("osd").read(OsdOptions) or OsdOptions(),
         sinks=sinks,
         api=api,
         engine=_engine(root, flags),
-        gpu=read_gpu(root.section("gpu")),
+        gpu=root.section("gpu").read(GpuSettings) or GpuSettings(),
         shard=shard,
         elsewhere=len(sources) - len(mine),
         out=flags.out,
     )
+
+
+def _tracker(section: Section) -> TrackerOptions | Extension:
+    name = section.text("type") if "type" in section else None
+    if name is not None and ":" in name:
+        return section.extension(name, ("update", "coast", "reset"), {}) or TrackerOptions()
+    return section.read(TrackerOptions) or TrackerOptions()
 
 
 def _primary(root: Section, flags: Flags) -> PrimarySettings:
@@ -236,12 +244,19 @@ def _primary(root: Section, flags: Flags) -> PrimarySettings:
         where = root.reading.file or "--model"
         name = f"{place}.model: is missing; name a model" if place else "is missing; name a model"
         root.reading.complaints.add(where, f"{name} of `penstock models list`, such as street")
-    primary = read_primary(section)
+    primary = section.read(PrimarySettings, defaults={"model": _NO_MODEL})
+    primary = replace(primary or PrimarySettings(_NO_MODEL), classes_at=section.place(CLASSES_KEY))
     if flags.model and not re.fullmatch(MODEL_PATTERN, flags.model):
         root.reading.complaints.add("--model", f"{shown(flags.model)}: {MODEL_FORM}")
     if flags.model:
         primary = replace(primary, model=flags.model)
     return primary if flags.interval is None else replace(primary, interval=flags.interval)
+
+
+def _secondaries(root: Section) -> tuple[SecondarySettings, ...]:
+    sections = root.sections("secondary-gie")
+    found = ((section, section.read(SecondarySettings)) for section in sections)
+    return tuple(replace(one, classes_at=section.place(CLASSES_KEY)) for section, one in found if one is not None)
 
 
 def _sources(drafts: tuple[Draft, ...], flags: Flags, complaints: SettingsFaults) -> tuple[SourceSettings, ...]:
@@ -265,7 +280,7 @@ def _complain_of_nothing(reading: Reading, *, has_given: bool) -> None:
         reading.complaints.add("--source", "is missing; give a video file, a folder, an address, or a CONFIG.yaml")
 
 
-def _sinks(root: Section, flags: Flags) -> tuple[SinkOptions, ...]:
+def _sinks(root: Section, flags: Flags) -> tuple[object, ...]:
     """Sinks of the flags, else of the file, else the defaults of --out."""
     said = [sink for section in root.sections("sink") if (sink := read_sink(section, flags.out)) is not None]
     if flags.sinks or "sink" not in root:
@@ -278,7 +293,7 @@ def _analytics(root: Section, flags: Flags) -> Plain | None:
     section = root.plain("analytics")
     if flags.rules is not None:
         section = read_rules_file(flags.rules, root.reading)
-    return with_lines(flags, section, root.reading)
+    return with_lines(flags, with_user_rules(section, root.reading.complaints), root.reading)
 
 
 def read_rules_file(path: Path, reading: Reading) -> Plain | None:
@@ -298,14 +313,19 @@ def read_rules_file(path: Path, reading: Reading) -> Plain | None:
 def read_rules(path: Path | None, lines: tuple[str, ...]) -> Plain | None:
     """The analytics section of a rules or settings file, with --line rules. Raises SettingsRefused."""
     reading = Reading(str(path or ""), Path(), SettingsFaults(), Variables({}))
-    section = with_lines(Flags(lines=lines), read_rules_file(path, reading) if path is not None else None, reading)
+    section = with_user_rules(read_rules_file(path, reading) if path is not None else None, reading.complaints)
+    section = with_lines(Flags(lines=lines), section, reading)
     check_section(section, reading.complaints)
     reading.complaints.raise_any()
     return section
 
 
 def _engine(root: Section, flags: Flags) -> EngineSettings:
-    settings = read_engine(root.section("engine"))
+    section = root.section("engine")
+    settings = section.read(EngineSettings) or EngineSettings()
+    if settings.gateway and settings.choice is not EngineChoice.AUTO:
+        text = f"{settings.choice} and a gateway exclude each other; leave one out"
+        section.complain(section["type"], section.at("type"), text)
     complaints = root.reading.complaints
     if flags.gateway and (fault := gateway_fault(flags.gateway)):
         complaints.add("--gateway", fault)
@@ -317,7 +337,7 @@ def _engine(root: Section, flags: Flags) -> EngineSettings:
 
 
 def _api(root: Section, flags: Flags) -> ApiSettings:
-    settings = read_api(root.section("api"))
+    settings = root.section("api").read(ApiSettings) or ApiSettings()
     port = settings.port if flags.api_port is None else flags.api_port
     if fault := outbound_fault(flags.allowed_outbound):
         root.reading.complaints.add("command line", fault)

@@ -1,15 +1,21 @@
-"""Typed reading of one section of the settings file. Each error is collected with its line, and reading continues."""
+"""A section of the settings file, read into its pydantic model. Every fault is collected with its position."""
 
+import functools
 import math
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from enum import StrEnum
 from pathlib import Path
-from typing import TypeVar
+from types import MappingProxyType
+from typing import Any, TypeVar
 
 import yaml
+from pydantic import BaseModel, TypeAdapter, ValidationError
+from pydantic_core import ErrorDetails
 
+from penstock.protocol.extensions import ExtensionError, load_extension
+from penstock_video.errors import needed_value, resolved_schema
+from penstock_video.interfaces import Extension
 from penstock_video.settings.document import (
     SettingsFaults,
     Variables,
@@ -23,7 +29,9 @@ from penstock_video.settings.document import (
 _TRUTH = {"true": True, "false": False, "yes": True, "no": False, "on": True, "off": False, "1": True, "0": False}
 _WHOLE, _NUMBER = re.compile(r"[-+]?\d{1,18}"), re.compile(r"[-+]?(\d+\.?\d*|\.\d+)([eE][-+]?\d+)?")
 _PLAIN_TAGS = {f"tag:yaml.org,2002:{kind}": kind for kind in ("bool", "int", "float", "null")}
-E = TypeVar("E", bound=StrEnum)
+_LIST_NEEDED = "a list of plain values is needed here, such as [a, b]"
+T = TypeVar("T")
+Schema = Mapping[str, object]
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,13 +44,25 @@ class Reading:
     variables: Variables
 
 
+class InvalidValue(ValueError):
+    """What a value must be instead. is_shown: whether the message may have the value."""
+
+    def __init__(self, text: str, *, is_shown: bool = True, node: yaml.Node | None = None) -> None:
+        super().__init__(text)
+        self.is_shown, self.node = is_shown, node
+
+
+class _NoOptions(BaseModel):
+    """Of a class without `Options`."""
+
+
 class Section:
-    """A mapping of the file. Each key is read once; `close` reports the keys that were not read."""
+    """A mapping of the file. `close` reports the keys that were not read."""
 
     def __init__(self, node: yaml.Node | None, path: str, reading: Reading) -> None:
         self.path, self.reading = path, reading
         self._node = node
-        self._asked: set[str] = set()
+        self._known: set[str] = set()
         self._values: dict[str, yaml.Node] = {}
         self._keys: dict[str, yaml.Node] = {}
         if isinstance(node, yaml.MappingNode):
@@ -81,101 +101,79 @@ class Section:
         where = position_of(self.reading.file, node) if node is not None else self.reading.file
         self.reading.complaints.add(where, f"{path}: {text}" if path else text)
 
-    def require(self, *keys: str) -> None:
-        """Reports missing keys."""
-        for key in keys if self._node is None or isinstance(self._node, yaml.MappingNode) else ():
-            if key not in self._values:
+    def read(
+        self,
+        model: type[T],
+        *,
+        beside: Sequence[str] = (),
+        defaults: Mapping[str, object | None] = MappingProxyType({}),
+    ) -> T | None:
+        """The section as its model, a dataclass or BaseModel whose aliases are the keys. Closes the section.
+
+        Faulty keys are reported and left at their defaults; None if the model needs them. beside: keys that the caller
+        reads. defaults: values of keys that are not given.
+        """
+        adapter, properties = _model(model)  # type: ignore[arg-type]  # mypy: a class is Hashable
+        self._known |= {*properties, *beside}
+        self.close()
+        values = {key: value for key, value in defaults.items() if key in properties and value is not None}
+        faulty: set[str] = set()
+        for key, node in self._values.items():
+            if key in properties and not _is_null(node):
+                try:
+                    values[key] = self._value(key, node, properties[key])
+                except InvalidValue as wrong:
+                    faulty.add(key)
+                    self._wrong(key, wrong)
+        while True:
+            try:
+                settings: T = adapter.validate_python(values)
+                return settings
+            except ValidationError as error:
+                found = {self._report(fault, properties, faulty) for fault in error.errors(include_url=False)}
+                if not found & values.keys():
+                    return None
+                faulty |= found
+                values = {key: value for key, value in values.items() if key not in found}
+
+    def text(self, key: str) -> str | None:
+        """The key's text; None, reported, if it is missing or no text."""
+        self._known.add(key)
+        node = self._values.get(key)
+        if node is None or _is_null(node):
+            if self._node is None or isinstance(self._node, yaml.MappingNode):
                 self.complain(None, self.at(key), "is missing")
+            return None
+        try:
+            return str(self._value(key, node, {"type": "string"}))
+        except InvalidValue as wrong:
+            self._wrong(key, wrong)
+            return None
 
-    def text(self, key: str, default: str = "", *, pattern: str = "", form: str = "", is_secret: bool = False) -> str:
-        """A string. pattern: what it must match; form: the pattern in words. is_secret: ${NAME} is replaced by a
-        variable's value."""
-        node = self._scalar(key)
-        if node is None:
-            return default
-        value: str = node.value
-        if is_secret:
-            return self._substituted(key, node)
-        if "${" in value:
-            self._wrong(key, node, "variables (${…}) are read in addresses, passwords and headers only")
-        elif not value.isprintable() or not value:
-            self._wrong(key, node, "a printable text of one line is needed")
-        elif pattern and not re.fullmatch(pattern, value):
-            self._wrong(key, node, form)
-        else:
-            return value
-        return default
-
-    def whole(self, key: str, default: int, low: int, high: int) -> int:
-        """A whole number from low to high."""
-        found = self._number(key, _WHOLE, "a whole number", low, high)
-        return default if found is None else int(found)
-
-    def number(self, key: str, default: float, low: float, high: float) -> float:
-        """A number from low to high."""
-        found = self._number(key, _NUMBER, "a number", low, high)
-        return default if found is None else found
-
-    def optional_number(self, key: str, low: float, high: float) -> float | None:
-        """A number from low to high; None if not given."""
-        return self._number(key, _NUMBER, "a number", low, high)
-
-    def optional_whole(self, key: str, low: int, high: int) -> int | None:
-        """A whole number from low to high; None if not given."""
-        found = self._number(key, _WHOLE, "a whole number", low, high)
-        return None if found is None else int(found)
-
-    def flag(self, key: str, default: bool = False) -> bool:
-        """true or false, or DeepStream's 1 and 0."""
-        node = self._scalar(key)
-        if node is None:
-            return default
-        found = _TRUTH.get(node.value.lower()) if node.style is None else None
-        if found is None:
-            self._wrong(key, node, "true or false is needed (or 1, 0)")
-        return bool(found)
-
-    def choice(self, key: str, kind: type[E], default: E) -> E:
-        """A value of the enumeration."""
-        word = self.word(key, tuple(item.value for item in kind), default.value)
-        return kind(word)
-
-    def word(self, key: str, words: tuple[str, ...], default: str) -> str:
-        """One of the given words."""
-        node = self._scalar(key)
-        if node is None or node.value in words:
-            return node.value if node is not None else default
-        self._wrong(key, node, choices(node.value, words))
-        return default
-
-    def ids_or_labels(self, key: str) -> tuple[int | str, ...]:
-        """A list of classes, by number or label; also DeepStream's form 0;2;5."""
-        found: list[int | str] = []
-        for node in self._items(key):
-            for word in filter(None, (part.strip() for part in node.value.split(";"))):
-                is_number = node.style is None and re.fullmatch(r"\d{1,6}", word)
-                found.append(int(word) if is_number else word)
-        return tuple(found)
-
-    def texts(self, key: str) -> tuple[str, ...]:
-        """A list of strings; a single one needs no brackets."""
-        return tuple(node.value for node in self._items(key))
-
-    def pairs(self, key: str) -> tuple[tuple[str, str], ...]:
-        """A mapping of strings. Values may have variables and are never shown."""
-        below = self.section(key)
-        pairs = tuple((name, below.text(name, is_secret=True)) for name in below._values)
-        below.close()
-        return pairs
+    def extension(self, name: str, methods: Sequence[str], defaults: Mapping[str, object]) -> Extension | None:
+        """The user's class that `type` names, with the other keys as its `Options`; None, reported, for a fault."""
+        try:
+            found = load_extension(name)
+            absent = [method for method in methods if not callable(getattr(found, method, None))]
+            if absent:
+                raise ExtensionError(f"it has no method {absent[0]}; it needs {', '.join(methods)}")
+        except ExtensionError as error:
+            self._wrong("type", InvalidValue(str(error)))
+            return None
+        before = len(self.reading.complaints)
+        options = self.read(getattr(found, "Options", _NoOptions), beside=("type",), defaults=defaults)
+        if len(self.reading.complaints) > before:
+            return None
+        return Extension(name, found, None if isinstance(options, _NoOptions) else options)
 
     def section(self, key: str) -> "Section":
         """The mapping below the key; empty if missing."""
-        self._asked.add(key)
+        self._known.add(key)
         return Section(self._values.get(key), self.at(key), self.reading)
 
     def sections(self, key: str) -> "tuple[Section, ...]":
         """The list of mappings below the key; a single one needs no list."""
-        self._asked.add(key)
+        self._known.add(key)
         node = self._values.get(key)
         if node is None or _is_null(node):
             return ()
@@ -184,7 +182,7 @@ class Section:
 
     def plain(self, key: str) -> "Plain | None":
         """The value of the key as dicts, lists, texts and numbers; None if empty."""
-        self._asked.add(key)
+        self._known.add(key)
         node = self._values.get(key)
         return None if node is None or _is_null(node) else plain_of(node, self.at(key), self.reading)
 
@@ -195,55 +193,108 @@ class Section:
 
     def close(self) -> None:
         """Reports every key that was not read."""
-        for key in self._values.keys() - self._asked:
+        for key in self._values.keys() - self._known:
             node = self._keys[key]
-            hint = "merge keys (<<) are not read" if key == "<<" else did_you_mean(key, self._asked)
+            hint = "merge keys (<<) are not read" if key == "<<" else did_you_mean(key, self._known)
             self.complain(node, self.at(shown(key)[1:-1]), f"unknown key; {hint}")
 
-    def _scalar(self, key: str) -> yaml.ScalarNode | None:
-        self._asked.add(key)
-        node = self._values.get(key)
-        if node is None or _is_null(node):
-            return None
-        if not isinstance(node, yaml.ScalarNode):
-            self.complain(node, self.at(key), "one value is needed here, not a list or section")
-            return None
-        return node
+    def _report(self, fault: ErrorDetails, properties: Mapping[str, Schema], faulty: set[str]) -> str:
+        """Reports a fault of the model; returns its key."""
+        key = str(fault["loc"][0]) if fault["loc"] else ""
+        if fault["type"] == "missing":
+            if key not in faulty and (self._node is None or isinstance(self._node, yaml.MappingNode)):
+                description = properties[key].get("description")
+                self.complain(None, self.at(key), f"is missing; {description}" if description else "is missing")
+        elif key:
+            error = fault.get("ctx", {}).get("error")
+            schema = properties[key]
+            self._wrong(key, InvalidValue(str(error or needed_value(schema)), is_shown=not _is_secret(schema)))
+        else:
+            self.complain(None, self.path, fault["msg"])
+        return key
 
-    def _items(self, key: str) -> tuple[yaml.ScalarNode, ...]:
-        self._asked.add(key)
-        node = self._values.get(key)
-        if node is None or _is_null(node):
-            return ()
+    def _wrong(self, key: str, wrong: InvalidValue) -> None:
+        node = wrong.node or self._values[key]
+        is_shown = wrong.is_shown and isinstance(node, yaml.ScalarNode)
+        self.complain(node, f"{self.at(key)} is {shown(node.value)}" if is_shown else self.at(key), str(wrong))
+
+    def _value(self, key: str, node: yaml.Node, schema: Schema) -> object:
+        """The node's value for the model. Raises InvalidValue."""
+        kind = schema.get("type")
+        if kind == "object":
+            below = Section(node, self.at(key), self.reading)
+            return {name: below._scalar_value(item, schema) for name, item in below._values.items()}
+        if kind != "array":
+            return self._scalar_value(node, schema)
         items = node.value if isinstance(node, yaml.SequenceNode) else [node]
-        wrong = [item for item in items if not isinstance(item, yaml.ScalarNode)]
-        for item in wrong:
-            self.complain(item, self.at(key), "a list of plain values is needed here, such as [a, b]")
-        return tuple(item for item in items if isinstance(item, yaml.ScalarNode)) if not wrong else ()
+        return tuple(_item(item, schema.get("items")) for item in items)
 
-    def _number(
-        self, key: str, pattern: re.Pattern[str], form: str, low: float, high: float
-    ) -> float | None:  # None: not given, or complained of
-        node = self._scalar(key)
-        if node is None:
-            return None
-        is_number = node.style is None and pattern.fullmatch(node.value)
-        value = float(node.value) if is_number else math.nan
-        if low <= value <= high:
-            return int(node.value) if pattern is _WHOLE else value
-        self._wrong(key, node, f"{form} from {low:,} to {high:,} is needed".replace(",", ""))
-        return None
+    def _scalar_value(self, node: yaml.Node, schema: Schema) -> object:
+        if not isinstance(node, yaml.ScalarNode):
+            raise InvalidValue("one value is needed here, not a list or section", is_shown=False, node=node)
+        kind, words, text = schema.get("type"), schema.get("enum"), str(node.value)
+        if isinstance(words, list):
+            if text not in words:
+                raise InvalidValue(choices(text, words), node=node)
+            return text
+        if convert := _CONVERSIONS.get(str(kind)):
+            value = convert(text) if node.style is None else None
+            if value is None:
+                also = " (or 1, 0)" if kind == "boolean" else ""
+                raise InvalidValue(needed_value(schema) + also, node=node)
+            return value
+        if _is_secret(schema):
+            return self._substituted(text)
+        if "${" in text:
+            raise InvalidValue("variables (${…}) are read in addresses, passwords and headers only")
+        if not text.isprintable() or not text:
+            raise InvalidValue("a printable text of one line is needed")
+        return self.reading.folder / text if schema.get("format") == "path" else text
 
-    def _wrong(self, key: str, node: yaml.ScalarNode, text: str) -> None:
-        self.complain(node, f"{self.at(key)} is {shown(node.value)}", text)
-
-    def _substituted(self, key: str, node: yaml.ScalarNode) -> str:
-        value, fault = self.reading.variables.substituted(node.value)
+    def _substituted(self, text: str) -> str:
+        value, fault = self.reading.variables.substituted(text)
         if not fault and not value.isprintable():
             fault = "it holds a sign that cannot be printed"
         if fault:
-            self.complain(node, self.at(key), fault)
+            raise InvalidValue(fault, is_shown=False)
         return value
+
+
+def _item(node: yaml.Node, schema: object) -> int | str:
+    """An item of a list. Variables are not read in it."""
+    if not isinstance(node, yaml.ScalarNode):
+        raise InvalidValue(_LIST_NEEDED, is_shown=False, node=node)
+    words = schema.get("enum") if isinstance(schema, Mapping) else None
+    if isinstance(words, list) and node.value not in words:
+        raise InvalidValue(choices(node.value, words), node=node)
+    is_number = isinstance(schema, Mapping) and "anyOf" in schema and node.style is None
+    return int(node.value) if is_number and re.fullmatch(r"\d{1,6}", node.value) else str(node.value)
+
+
+def _is_secret(schema: Schema) -> bool:
+    return bool(schema.get("writeOnly"))
+
+
+def _number(text: str) -> float | None:
+    value = float(text) if _NUMBER.fullmatch(text) else math.nan
+    return value if math.isfinite(value) else None
+
+
+_CONVERSIONS: Mapping[str, Callable[[str], object]] = {
+    "integer": lambda text: int(text) if _WHOLE.fullmatch(text) else None,
+    "number": _number,
+    "boolean": lambda text: _TRUTH.get(text.lower()),
+}
+
+
+@functools.cache
+def _model(model: Any) -> tuple[TypeAdapter[Any], Mapping[str, Schema]]:
+    """(what validates the model, JSON schema by key). Fields that are readOnly are set by the program."""
+    adapter: TypeAdapter[Any] = TypeAdapter(model)
+    schema = adapter.json_schema()
+    definitions = schema.get("$defs", {})
+    found = {key: resolved_schema(value, definitions) for key, value in schema.get("properties", {}).items()}
+    return adapter, {key: value for key, value in found.items() if not value.get("readOnly")}
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,16 +7,22 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
+from typing import Literal
 
+from pydantic import BaseModel, Field
+
+from penstock.protocol.extensions import ExtensionError
 from penstock_video.analytics.config import rules_from
+from penstock_video.analytics.registry import known_kinds, register_rule
 from penstock_video.analytics.rules import NO_RULES, Rules
 from penstock_video.decode.uri import FILE_SUFFIXES, UriKind, kind_of, path_of
 from penstock_video.errors import RuleRefused, SourceNotAllowed
+from penstock_video.interfaces import SECRET
 from penstock_video.settings.document import SettingsFault, SettingsFaults, shown
 from penstock_video.settings.models import SourceSettings
 from penstock_video.settings.section import Plain, Section
 from penstock_video.source_ids import ID_FORM, ID_PATTERN, id_of, is_source_id, unique_ids
-from penstock_video.types import AnalyticsKind, DecoderKind, DropPolicy, SourceConfig
+from penstock_video.types import DecoderKind, DropPolicy, SourceConfig
 
 SCHEMES = ("rtsp", "rtsps", "http", "https", "file")
 VIDEO_SUFFIXES = {*FILE_SUFFIXES, ".mjpeg", ".mjpg"}
@@ -103,7 +109,24 @@ def _close_name(path: Path) -> str:
 
 
 _UNKNOWN_KEY = re.compile(r"there is no key '([^']*)'")
-KINDS = tuple(kind.value for kind in AnalyticsKind)
+
+
+def with_user_rules(section: Plain | None, complaints: SettingsFaults) -> Plain | None:
+    """The section with lists of module:Class under the kind of that class, which is registered. Only for files of the
+    operator: it imports what the file names."""
+    if section is None or not isinstance(section.content, dict):
+        return section
+    for name in [key for key in section.content if ":" in key]:
+        at = f"{section.path}.{name}"
+        try:
+            kind = register_rule(name)
+        except ExtensionError as error:
+            complaints.add(section.place(at), f"{at}: {error}")
+            kind = ""
+        content = {kind if key == name else key: value for key, value in section.content.items() if kind or key != name}
+        where = {key.replace(at, f"{section.path}.{kind}", 1): value for key, value in section.where.items()}
+        section = replace(section, content=content, where=where)
+    return section
 
 
 def check_section(section: Plain | None, complaints: SettingsFaults, *, has_tracker: bool = True) -> None:
@@ -144,10 +167,10 @@ def _faults(section: Plain, content: object, labels: Sequence[str], *, has_track
     if not isinstance(content, Mapping):
         yield from fault_of(content)
         return
-    frame = {key: value for key, value in content.items() if key not in KINDS}
+    frame = {key: value for key, value in content.items() if key not in known_kinds()}
     found = list(fault_of(frame))
     frame = {} if found else frame
-    for kind in KINDS:
+    for kind in known_kinds():
         rules = content.get(kind)
         if not isinstance(rules, list):
             found += fault_of({kind: rules})
@@ -188,8 +211,7 @@ def _at_key(section: Plain, text: str) -> tuple[str, str]:
     return section.place(path) or "analytics", text
 
 
-DAY_S = 86_400.0
-_POLICIES = tuple(policy.value for policy in DropPolicy)
+_DEFAULT = SourceConfig("", "")
 
 
 @dataclass(frozen=True, slots=True)
@@ -232,50 +254,52 @@ def named_sources(drafts: Iterable[Draft], complaints: SettingsFaults) -> tuple[
     )
 
 
+class SourceSection(BaseModel):
+    """The keys of a source."""
+
+    uri: str = Field(json_schema_extra=SECRET)
+    source_id: str = Field(default="", alias="camera_id", pattern=f"^{ID_PATTERN}$", description=ID_FORM)
+    camera_name: str = _DEFAULT.camera_name
+    is_loop: bool = Field(default=_DEFAULT.is_loop, alias="loop")
+    is_realtime: bool = Field(default=_DEFAULT.is_realtime, alias="realtime")
+    policy: DropPolicy | None = Field(default=_DEFAULT.policy, alias="drop-policy")
+    expected_fps: float | None = Field(default=_DEFAULT.expected_fps, alias="expected-fps", ge=0.1, le=1000)
+    reconnect_interval_s: float = Field(
+        default=_DEFAULT.reconnect_interval_s, alias="rtsp-reconnect-interval", ge=0.5, le=3600
+    )
+    reconnect_attempts: int = Field(
+        default=_DEFAULT.reconnect_attempts, alias="rtsp-reconnect-attempts", ge=-1, le=1_000_000
+    )
+    open_timeout_s: float = Field(default=_DEFAULT.open_timeout_s, alias="open-timeout", ge=0.5, le=600)
+    frozen_after_s: float = Field(default=_DEFAULT.frozen_after_s, alias="frozen-after", ge=1, le=86_400)
+    transport: Literal["tcp", "udp"] = Field(default="tcp", alias="rtsp-transport")
+    record_cache_s: float = Field(default=_DEFAULT.record_cache_s, alias="smart-rec-cache", ge=0, le=600)
+    decoder: DecoderKind = _DEFAULT.decoder
+
+    def config(self, uri: str) -> SourceConfig:
+        """The source's configuration with one of its URIs."""
+        values = {name: getattr(self, name) for name in type(self).model_fields if name not in ("uri", "transport")}
+        return SourceConfig(uri, is_udp=self.transport == "udp", **values)
+
+
 def _read_source(section: Section, *, has_tracker: bool) -> tuple[Draft, ...]:
-    section.require("uri")
-    uri = section.text("uri", is_secret=True)
-    config = _config(section, uri)
-    analytics = section.plain("analytics")
+    source = section.read(SourceSection, beside=("analytics",))
+    analytics = with_user_rules(section.plain("analytics"), section.reading.complaints)
     check_section(analytics, section.reading.complaints, has_tracker=has_tracker)
-    section.close()
-    if not uri:
+    if source is None:
         return ()
+    camera_id = source.source_id
+    if camera_id and not is_source_id(camera_id):
+        text = f"{camera_id!r} is a file's name beside the sources'"
+        section.complain(section["camera_id"], section.at("camera_id"), text)
     try:
-        found = expanded_uris(uri, section.reading.folder)
+        found = expanded_uris(source.uri, section.reading.folder)
     except InvalidSourceUri as refused:
         section.complain(section["uri"], section.at("uri"), str(refused))
         return ()
-    if len(found) > 1 and config.source_id:
-        section.complain(
-            section["camera_id"], section.at("camera_id"), f"{len(found)} files cannot share one; leave it out"
-        )
+    if len(found) > 1 and camera_id:
+        text = f"{len(found)} files cannot share one; leave it out"
+        section.complain(section["camera_id"], section.at("camera_id"), text)
         return ()
     where = section.place("uri")
-    return tuple(Draft(SourceSettings(replace(config, uri=one), analytics), where) for one in found)
-
-
-def _config(section: Section, uri: str) -> SourceConfig:
-    default = SourceConfig(uri, "")
-    camera_id = section.text("camera_id", pattern=ID_PATTERN, form=ID_FORM)
-    if camera_id and not is_source_id(camera_id):
-        section.complain(
-            section["camera_id"], section.at("camera_id"), f"{camera_id!r} is a file's name beside the sources'"
-        )
-    policy = section.word("drop-policy", _POLICIES, "")
-    return SourceConfig(
-        uri=uri,
-        source_id=camera_id,
-        camera_name=section.text("camera_name"),
-        is_loop=section.flag("loop"),
-        is_realtime=section.flag("realtime"),
-        policy=DropPolicy(policy) if policy else None,
-        expected_fps=section.optional_number("expected-fps", 0.1, 1000),
-        reconnect_interval_s=section.number("rtsp-reconnect-interval", default.reconnect_interval_s, 0.5, 3600),
-        reconnect_attempts=section.whole("rtsp-reconnect-attempts", default.reconnect_attempts, -1, 1_000_000),
-        open_timeout_s=section.number("open-timeout", default.open_timeout_s, 0.5, 600),
-        frozen_after_s=section.number("frozen-after", default.frozen_after_s, 1, DAY_S),
-        is_udp=section.word("rtsp-transport", ("tcp", "udp"), "tcp") == "udp",
-        record_cache_s=section.number("smart-rec-cache", default.record_cache_s, 0, 600),
-        decoder=section.choice("decoder", DecoderKind, default.decoder),
-    )
+    return tuple(Draft(SourceSettings(source.config(one), analytics), where) for one in found)

@@ -6,11 +6,14 @@ import threading
 import time
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Protocol
+from typing import Annotated, Protocol
 
 import structlog
+from pydantic import Field
 
+from penstock_video.backoff import Backoff
 from penstock_video.errors import SinkFailed
+from penstock_video.interfaces import INTERNAL
 from penstock_video.sinks.broker_link import BrokerLink, DeliveryOutcome, LinkDown
 from penstock_video.sinks.schemas import Schema, event_lines, objects_line
 from penstock_video.sinks.spool import Message, Spool
@@ -19,7 +22,8 @@ from penstock_video.types import FrameResult
 OPEN_TIMEOUT_S = 3.0
 IDLE_S = 0.5
 CLOSE_S = 5.0
-FIRST_PAUSE_S, LONGEST_PAUSE_S, CLOSING_PAUSE_S = 0.2, 5.0, 0.1
+LONGEST_PAUSE_S, CLOSING_PAUSE_S = 5.0, 0.1
+BACKOFF = Backoff(0.2, LONGEST_PAUSE_S)
 MAX_LOGGED_REASONS = 8  # different reasons that are logged in one outage
 REFUSED_AGAIN_S = 60.0  # repeated refusals are logged again
 
@@ -40,9 +44,9 @@ class BrokerOptions:
 
     what: ResultKind = ResultKind.EVENTS
     schema: Schema = Schema.FULL
-    spool_messages: int = 10_000
-    spool_bytes: int = 64 * 2**20
-    allowed_outbound: tuple[str, ...] = ()
+    spool_messages: Annotated[int, Field(alias="spool-messages", ge=1, le=10_000_000)] = 10_000
+    spool_bytes: Annotated[int, Field(alias="spool-bytes", ge=1 << 10, le=16 << 30)] = 64 * 2**20
+    allowed_outbound: Annotated[tuple[str, ...], Field(json_schema_extra=INTERNAL)] = ()
 
 
 class SinkGauge(Protocol):
@@ -106,24 +110,6 @@ class BrokerStatistics:
         return causes[0][1] if len(causes) == 1 else ", ".join(f"{count} ({reason})" for count, reason in causes)
 
 
-class BrokerBackoff:
-    """Exponential backoff with a maximum and jitter of a half."""
-
-    def __init__(self, first_s: float = FIRST_PAUSE_S, longest_s: float = LONGEST_PAUSE_S) -> None:
-        self._first_s, self._longest_s = first_s, longest_s
-        self._failures = 0
-
-    def next_s(self) -> float:
-        """The next pause in seconds."""
-        whole = min(self._longest_s, self._first_s * 2.0 ** min(self._failures, 32))
-        self._failures += 1
-        return whole * random.uniform(0.5, 1.0)
-
-    def reset(self) -> None:
-        """Starts again with the first pause."""
-        self._failures = 0
-
-
 class BrokerSink:
     """A Sink that delivers over a link. Its thread runs until `close`."""
 
@@ -135,7 +121,7 @@ class BrokerSink:
         self._changed = threading.Condition()  # guards the spool, and what statistics() tells
         self._closing = threading.Event()
         self._over_at = float("inf")
-        self._backoff = BrokerBackoff()
+        self._attempts = 0  # failed in a row
         self._run_id, self._epoch = secrets.token_hex(4), 0
         self._is_open = self._is_connected = False
         self._reason, self._refusal, self._errors = "not connected yet", "", 0
@@ -293,13 +279,14 @@ class BrokerSink:
         """Waits before the next attempt. While closing, only pauses that the broker requested are kept, as time
         allows."""
         until = time.monotonic() + asked_s
-        if not self._closing.wait(max(asked_s, self._backoff.next_s())):
+        self._attempts += 1
+        if not self._closing.wait(max(asked_s, BACKOFF.delay_s(self._attempts, random.random()))):
             return
         now = time.monotonic()
         time.sleep(max(0.0, min(max(CLOSING_PAUSE_S, until - now), self._over_at - now)))
 
     def _connected(self) -> None:
-        self._backoff.reset()
+        self._attempts = 0
         if self._is_connected:
             return
         if self._untold:

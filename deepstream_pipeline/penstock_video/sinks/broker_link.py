@@ -4,6 +4,9 @@ import socket
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
+from urllib.parse import urlsplit
+
+from pydantic import AfterValidator
 
 from penstock.outbound import OutboundPolicy
 from penstock_video.errors import PipelineError, SinkFailed
@@ -92,3 +95,19 @@ def require_allowed_host(host: str, outbound: OutboundPolicy) -> None:
     """Checks the addresses of a name, for a library that connects by itself. Raises LinkDown."""
     if why := why_host_refused(host, outbound):
         raise LinkDown(why)
+
+
+def address_of(*schemes: str) -> AfterValidator:
+    """Validates an address of these protocols. Its error shows nothing of the address."""
+
+    def checked(url: str) -> str:
+        try:
+            parts = urlsplit(url)
+            is_address = parts.scheme in schemes and bool(parts.hostname or parts.scheme == "unix") and parts.port != 0
+        except ValueError:
+            is_address = False
+        if not is_address:
+            raise ValueError(f"an address such as {schemes[0]}://HOST[:PORT]/… is needed")
+        return url
+
+    return AfterValidator(checked)

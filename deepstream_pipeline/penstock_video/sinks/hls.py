@@ -7,16 +7,18 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Annotated
 
 import av
 import structlog
 from av.container import OutputContainer
+from pydantic import Field
 
-from penstock_video.backoff import Outage
+from penstock_video.backoff import Backoff, Outage
 from penstock_video.errors import SinkFailed
 from penstock_video.sinks.encoder import H264, EncoderKind, EncoderRefused, Quality, even, stream_encoder
 from penstock_video.sinks.encoder_choice import Encoders
-from penstock_video.sinks.jsonl import SourceFolders, made_folder
+from penstock_video.sinks.jsonl import Folder, SourceFolders, made_folder
 from penstock_video.sinks.osd import Osd
 from penstock_video.sinks.schemas import iso_time
 from penstock_video.types import ByteArray, Frame, FrameResult
@@ -112,10 +114,10 @@ class HlsOptions:
     crf: of x264, less is better; also NVENC's cq.
     """
 
-    folder: Path
-    segment_s: float = 2.0
-    list_size: int = 6
-    crf: int = 25
+    folder: Folder
+    segment_s: Annotated[float, Field(alias="segment-duration", ge=0.5, le=60)] = 2.0
+    list_size: Annotated[int, Field(alias="list-size", ge=2, le=10_000)] = 6
+    crf: Annotated[int, Field(ge=0, le=51)] = 25
     encoder: EncoderKind = EncoderKind.AUTO
 
 
@@ -186,7 +188,7 @@ class LiveStream:
         self._options = options
         self._encoders = encoders
         self._playlist = Playlist(segment_s=options.segment_s, list_size=options.list_size)
-        self._outage = Outage(first_s=RETRY_S, longest_s=RETRY_S)
+        self._outage = Outage(Backoff(RETRY_S, RETRY_S))
         self._is_clean = False
         self._number = int(time.time())  # a restart's segments have names that no viewer has seen
         self._has_gap = False

@@ -7,10 +7,12 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Annotated
 
 import structlog
+from pydantic import Field
 
-from penstock_video.backoff import Outage
+from penstock_video.backoff import Backoff, Outage
 from penstock_video.errors import SinkFailed
 from penstock_video.sinks.schemas import Schema, event_lines, objects_line
 from penstock_video.types import FrameResult
@@ -60,11 +62,14 @@ _TAIL_BYTES = 65_536
 log = structlog.get_logger(component="video")
 
 
+Folder = Annotated[Path, Field(description="give a folder, or --out for all sinks")]
+
+
 @dataclass(frozen=True, slots=True)
 class JsonlOptions:
     """folder: of both files. schema: "full" or "minimal"."""
 
-    folder: Path
+    folder: Folder
     schema: Schema = Schema.FULL
 
 
@@ -114,7 +119,7 @@ class LineFile:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self._outage = Outage(first_s=RETRY_S, longest_s=RETRY_S)
+        self._outage = Outage(Backoff(RETRY_S, RETRY_S))
         self._descriptor = -1
         try:
             self._descriptor = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o644)

@@ -7,11 +7,14 @@ from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
 from urllib.parse import urlsplit
+
+from pydantic import BeforeValidator, WithJsonSchema
 
 from penstock.outbound import OutboundPolicy
 from penstock_video.errors import SinkFailed
+from penstock_video.interfaces import SECRET
 from penstock_video.sinks.broker import BrokerOptions, BrokerSink, SinkGauge
 from penstock_video.sinks.broker_link import DeliveryOutcome, LinkDown, missing, require_allowed_host, scrub
 from penstock_video.sinks.spool import Message
@@ -50,9 +53,13 @@ SECRET_SETTINGS = ("password", "secret", "token", "jaas", "ssl.key.pem")
 class KafkaOptions(BrokerOptions):
     """brokers: "host:port,host:port". settings: librdkafka's own, by name (security.protocol, sasl.…, ssl.…)."""
 
-    brokers: str
+    brokers: Annotated[str, BeforeValidator(",".join), WithJsonSchema({"type": "array"})]
     topic: str
-    settings: tuple[tuple[str, str], ...] = field(default=(), repr=False)
+    settings: Annotated[
+        tuple[tuple[str, str], ...],
+        BeforeValidator(lambda given: tuple(given.items())),
+        WithJsonSchema({"type": "object", **SECRET}),
+    ] = field(default=(), repr=False)
 
 
 def kafka_sink(options: KafkaOptions, gauge: SinkGauge | None = None) -> BrokerSink:

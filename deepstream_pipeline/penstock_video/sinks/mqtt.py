@@ -9,10 +9,13 @@ import time
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
+
+from pydantic import AfterValidator, Field
 
 from penstock.outbound import OutboundPolicy
 from penstock_video.errors import SinkFailed
+from penstock_video.interfaces import SECRET
 from penstock_video.sinks.broker import BrokerOptions, BrokerSink, SinkGauge
 from penstock_video.sinks.broker_link import DeliveryOutcome, LinkDown, missing, require_allowed_peer, scrub
 from penstock_video.sinks.spool import Message
@@ -35,16 +38,31 @@ PLACEHOLDERS = ("{source_id}", "{kind}")
 
 @dataclass(frozen=True, slots=True)
 class MqttOptions(BrokerOptions):
-    """topic: may hold {source_id} and {kind}. status_topic: where "online" or "offline" is retained; "" for none."""
+    """port: 1883, or 8883 with TLS. topic: may hold {source_id} and {kind}. status_topic: where "online" or "offline"
+    is retained; "" for none."""
 
     host: str
-    port: int = 1883
-    topic: str = "penstock/{source_id}/{kind}"
-    username: str = field(default="", repr=False)
-    password: str = field(default="", repr=False)
-    qos: int = 1
-    is_tls: bool = False
-    status_topic: str = ""
+    port: Annotated[int, Field(ge=1, le=65_535)] = 0
+    topic: Annotated[str, AfterValidator(lambda topic: _checked_topic(topic, PLACEHOLDERS))] = (
+        "penstock/{source_id}/{kind}"
+    )
+    username: Annotated[str, Field(json_schema_extra=SECRET)] = field(default="", repr=False)
+    password: Annotated[str, Field(json_schema_extra=SECRET)] = field(default="", repr=False)
+    qos: Annotated[int, Field(ge=0, le=2)] = 1
+    is_tls: Annotated[bool, Field(alias="tls")] = False
+    status_topic: Annotated[
+        str, AfterValidator(lambda topic: _checked_topic(topic, ())), Field(alias="status-topic")
+    ] = ""
+
+    def __post_init__(self) -> None:
+        if not self.port:
+            object.__setattr__(self, "port", 8883 if self.is_tls else 1883)
+
+
+def _checked_topic(topic: str, placeholders: Sequence[str]) -> str:
+    if fault := topic_fault(topic, placeholders):
+        raise ValueError(fault)
+    return topic
 
 
 def mqtt_sink(options: MqttOptions, gauge: SinkGauge | None = None) -> BrokerSink:

@@ -4,10 +4,11 @@ import threading
 from collections import OrderedDict, deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Annotated, Protocol
 
 import cv2
 import numpy as np
+from pydantic import Field
 
 from penstock_video.sinks.canvas import (
     ALARM,
@@ -77,14 +78,14 @@ class OsdOptions:
     of the last trail_s seconds. has_rules: regions and lines with counts. has_title: the source's name and the file
     position, or the time for a camera. is_coloured_by_class: else each object has a colour."""
 
-    has_boxes: bool = True
-    has_labels: bool = True
-    has_scores: bool = True
-    has_trails: bool = True
-    has_rules: bool = True
-    has_title: bool = True
-    is_coloured_by_class: bool = False
-    trail_s: float = 3.0
+    has_boxes: Annotated[bool, Field(alias="display-bbox")] = True
+    has_labels: Annotated[bool, Field(alias="display-text")] = True
+    has_scores: Annotated[bool, Field(alias="display-score")] = True
+    has_trails: Annotated[bool, Field(alias="display-trail")] = True
+    has_rules: Annotated[bool, Field(alias="display-rules")] = True
+    has_title: Annotated[bool, Field(alias="display-title")] = True
+    is_coloured_by_class: Annotated[bool, Field(alias="color-by-class")] = False
+    trail_s: Annotated[float, Field(alias="trail-duration", ge=0, le=60)] = 3.0
 
 
 @dataclass(slots=True)
@@ -129,7 +130,7 @@ class _Memory:
             self.trails.move_to_end(track_id)
         self._forget(frame.pts_s - trail_s)
         for event in result.analytics.events:
-            self.flashes[f"{event.kind.value}/{event.rule}"] = frame.pts_s
+            self.flashes[f"{event.kind}/{event.rule}"] = frame.pts_s
 
     def _forget(self, before_s: float) -> None:
         while self.trails:

@@ -4,6 +4,9 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Annotated
+
+from pydantic import Field
 
 from penstock_video.sinks.jpeg import JpegEncoder, JpegKind, jpeg_encoder
 from penstock_video.sinks.osd import Osd
@@ -17,8 +20,8 @@ _MAX_WATCHED = 1_024
 class PreviewOptions:
     """max_fps, width: maximum rate per source, and width in pixels. jpeg: the encoder."""
 
-    max_fps: float = 5.0
-    width: int = 640
+    max_fps: Annotated[float, Field(alias="max-fps", ge=0.1, le=60)] = 5.0
+    width: Annotated[int, Field(ge=16, le=7680)] = 640
     jpeg: JpegKind = JpegKind.AUTO
 
 

@@ -5,12 +5,14 @@ from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Annotated
 
 import msgspec
 import structlog
+from pydantic import Field
 
 from penstock_video.errors import SinkFailed
-from penstock_video.sinks.jsonl import LineFile, made_folder
+from penstock_video.sinks.jsonl import Folder, LineFile, made_folder
 from penstock_video.sinks.schemas import iso_time
 from penstock_video.types import AnalyticsEvent, AnalyticsKind
 
@@ -28,14 +30,14 @@ class RecordOptions:
     start a recording; empty for all. cool_down_s: video time after a recording in which its source starts none.
     max_at_once: over all sources. quota_bytes: of all recordings; the oldest are deleted, never the newest."""
 
-    folder: Path
-    before_s: float = 5.0
-    after_s: float = 10.0
+    folder: Folder
+    before_s: Annotated[float, Field(alias="before", ge=0, le=600)] = 5.0
+    after_s: Annotated[float, Field(alias="after", ge=0.5, le=600)] = 10.0
     kinds: tuple[AnalyticsKind, ...] = ()
     sources: tuple[str, ...] = ()
-    cool_down_s: float = 10.0
-    max_at_once: int = 8
-    quota_bytes: int = 10 * 1024**3
+    cool_down_s: Annotated[float, Field(alias="cool-down", ge=0, le=86_400)] = 10.0
+    max_at_once: Annotated[int, Field(alias="max-at-once", ge=1, le=1000)] = 8
+    quota_bytes: Annotated[int, Field(alias="quota-bytes", ge=1 << 20, le=1 << 50)] = 10 * 1024**3
 
 
 @dataclass(frozen=True, slots=True)
@@ -304,7 +306,7 @@ def _with_events(running: _Running) -> FinishedRecording:
 def _line(recording: FinishedRecording) -> RecordingLine:
     path = Path(recording.path)
     events = (
-        RecordedEvent(event.kind.value, event.rule, event.frame_num, round(event.pts_s, 6), event.track_id)
+        RecordedEvent(str(event.kind), event.rule, event.frame_num, round(event.pts_s, 6), event.track_id)
         for event in recording.events
     )
     return RecordingLine(

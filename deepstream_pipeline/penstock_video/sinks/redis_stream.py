@@ -4,13 +4,16 @@ import socket
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
 from urllib.parse import unquote, urlsplit
+
+from pydantic import Field
 
 from penstock.outbound import OutboundPolicy
 from penstock_video.errors import SinkFailed
+from penstock_video.interfaces import SECRET
 from penstock_video.sinks.broker import BrokerOptions, BrokerSink, SinkGauge
-from penstock_video.sinks.broker_link import DeliveryOutcome, LinkDown, missing, require_allowed_peer, scrub
+from penstock_video.sinks.broker_link import DeliveryOutcome, LinkDown, address_of, missing, require_allowed_peer, scrub
 from penstock_video.sinks.spool import Message
 
 if TYPE_CHECKING:
@@ -27,9 +30,9 @@ SCHEMES = ("redis", "rediss", "unix")
 class RedisOptions(BrokerOptions):
     """url: redis://[user:password@]host:port/db, rediss:// for TLS, or unix://. max_length: of the stream, about."""
 
-    url: str = field(repr=False)
+    url: Annotated[str, address_of("redis", "rediss", "unix"), Field(json_schema_extra=SECRET)] = field(repr=False)
     stream: str = "penstock"
-    max_length: int = 100_000
+    max_length: Annotated[int, Field(alias="max-length", ge=1, le=1_000_000_000)] = 100_000
 
 
 def redis_sink(options: RedisOptions, gauge: SinkGauge | None = None) -> BrokerSink:

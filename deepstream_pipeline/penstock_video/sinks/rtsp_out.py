@@ -11,12 +11,16 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
+from typing import Annotated
 from urllib.parse import urlsplit
 
 import structlog
+from pydantic import Field
 
-from penstock_video.backoff import Outage
+from penstock_video.backoff import Backoff, Outage
 from penstock_video.errors import SinkFailed
+from penstock_video.interfaces import INTERNAL, SECRET
+from penstock_video.sinks.broker_link import address_of
 from penstock_video.sinks.encoder import H264, EncoderKind, EncoderRefused, Quality, even, lone_encoder
 from penstock_video.sinks.encoder_choice import Encoders
 from penstock_video.sinks.osd import Osd
@@ -39,11 +43,11 @@ class RtspOutOptions:
     penstock.outbound.OutboundPolicy.
     """
 
-    url: str = field(repr=False)
-    timeout_s: float = 5.0
-    crf: int = 25
+    url: Annotated[str, address_of("rtsp", "rtsps"), Field(json_schema_extra=SECRET)] = field(repr=False)
+    timeout_s: Annotated[float, Field(json_schema_extra=INTERNAL)] = 5.0
+    crf: Annotated[int, Field(json_schema_extra=INTERNAL)] = 25
     encoder: EncoderKind = EncoderKind.AUTO
-    allowed_outbound: tuple[str, ...] = ()
+    allowed_outbound: Annotated[tuple[str, ...], Field(json_schema_extra=INTERNAL)] = ()
 
 
 class RtspOutSink:
@@ -138,7 +142,7 @@ class _PushPath:
     def __init__(self, url: str) -> None:
         self.url = url
         self.push: _Push | None = None
-        self.outage = Outage(first_s=1.0, longest_s=30.0)
+        self.outage = Outage(Backoff(1.0, 30.0))
 
     def fail(self, error: Exception, now: float) -> None:
         """Raises SinkFailed if the failure is new."""

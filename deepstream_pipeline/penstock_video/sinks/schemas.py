@@ -179,7 +179,7 @@ def _classes(scores: tuple[ClassScore, ...]) -> tuple[ClassLine, ...]:
 
 def _full_event(result: FrameResult, event: AnalyticsEvent) -> EventLine:
     return EventLine(
-        kind=event.kind.value,
+        kind=str(event.kind),
         rule=event.rule,
         value=round(event.value, 6),
         source_id=event.source_id,
@@ -216,7 +216,7 @@ def _plain(label: str) -> str:
 
 def _minimal_event(result: FrameResult, event: AnalyticsEvent) -> _Minimal:
     ids = result.tracks.track_id.tolist()
-    said = "|".join([event.kind.value, _plain(event.rule), f"{event.value:g}"])
+    said = "|".join([str(event.kind), _plain(event.rule), f"{event.value:g}"])
     if event.track_id is None:
         return _minimal(result.frame, _minimal_objects(result), (said,))
     objects = [text for one, text in zip(ids, _minimal_objects(result), strict=True) if one == event.track_id]

@@ -7,17 +7,19 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from fractions import Fraction
 from pathlib import Path
+from typing import Annotated
 
 import av
 import structlog
 from av.container import OutputContainer
 from av.error import FFmpegError
+from pydantic import Field
 
-from penstock_video.backoff import Outage
+from penstock_video.backoff import Backoff, Outage
 from penstock_video.errors import SinkFailed
 from penstock_video.sinks.encoder import H264, SQUARE, EncoderKind, EncoderRefused, Quality, even, stream_encoder
 from penstock_video.sinks.encoder_choice import Encoders
-from penstock_video.sinks.jsonl import SourceFolders, made_folder
+from penstock_video.sinks.jsonl import Folder, SourceFolders, made_folder
 from penstock_video.sinks.osd import Osd
 from penstock_video.types import ByteArray, FrameResult
 
@@ -33,8 +35,8 @@ log = structlog.get_logger(component="video")
 class AnnotatedOptions:
     """folder: of the files, or of the sources' folders. crf: of x264, less is better; also NVENC's cq."""
 
-    folder: Path
-    crf: int = 23
+    folder: Folder
+    crf: Annotated[int, Field(ge=0, le=51)] = 23
     encoder: EncoderKind = EncoderKind.AUTO
 
 
@@ -62,7 +64,7 @@ class AnnotatedSink:
         self._began_unix_s = time.time() - 0.05  # a file system's clock may be a tick behind
         self._files: dict[str, VideoFile] = {}
         self._encoders = Encoders(options.encoder, "mp4", clock=clock)
-        self._outage = Outage(first_s=RETRY_S, longest_s=RETRY_S)
+        self._outage = Outage(Backoff(RETRY_S, RETRY_S))
 
     @property
     def lost(self) -> int:

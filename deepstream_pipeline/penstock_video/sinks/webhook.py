@@ -3,6 +3,7 @@
 import http.client
 import io
 import os
+import random
 import socket
 import time
 from collections.abc import Mapping, Sequence
@@ -11,20 +12,23 @@ from datetime import UTC
 from email.utils import parsedate_to_datetime
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
 from urllib.parse import SplitResult, unquote, urlsplit
 
 import msgspec
 import structlog
+from pydantic import BeforeValidator, Field, WithJsonSchema
 from urllib3 import HTTPConnectionPool, connection_from_url
 from urllib3.connection import HTTPConnection, HTTPSConnection
 from urllib3.response import BaseHTTPResponse
 from urllib3.util import parse_url
 
 from penstock.outbound import OutboundPolicy
+from penstock_video.backoff import Backoff
 from penstock_video.errors import SinkFailed
-from penstock_video.sinks.broker import BrokerBackoff, BrokerOptions, BrokerSink, SinkGauge
-from penstock_video.sinks.broker_link import DeliveryOutcome, LinkDown, missing, require_allowed_peer
+from penstock_video.interfaces import INTERNAL, SECRET
+from penstock_video.sinks.broker import BrokerOptions, BrokerSink, SinkGauge
+from penstock_video.sinks.broker_link import DeliveryOutcome, LinkDown, address_of, missing, require_allowed_peer
 from penstock_video.sinks.schemas import iso_time
 from penstock_video.sinks.spool import Message
 
@@ -137,7 +141,7 @@ def _connections(deadline: _Deadline, outbound: OutboundPolicy) -> tuple[type[HT
 
 AWAY = frozenset({408, 429, 502, 503, 504})
 TRY_AGAIN = frozenset({425})
-FIRST_WAIT_S, LONGEST_WAIT_S = 1.0, 16.0  # between the attempts of one message
+BACKOFF = Backoff(1.0, 16.0)  # between the attempts of one message
 LONGEST_RETRY_AFTER_S = 60.0
 DEAD_LETTER_BYTES = 64 * 2**20  # the file grows no further
 READ_BYTES = 4096  # of an answer's body; of a longer one the connection is not used again
@@ -152,12 +156,16 @@ class WebhookOptions(BrokerOptions):
     connecting to the end of its response. attempts: per message. dead_letters: a file, None to only count. batch: 1
     sends the message itself, more a list of up to so many."""
 
-    url: str = field(repr=False)
-    headers: tuple[tuple[str, str], ...] = field(default=(), repr=False)
-    timeout_s: float = 5.0
-    attempts: int = 5
-    dead_letters: Path | None = None
-    batch: int = 1
+    url: Annotated[str, address_of("http", "https"), Field(json_schema_extra=SECRET)] = field(repr=False)
+    headers: Annotated[
+        tuple[tuple[str, str], ...],
+        BeforeValidator(lambda given: tuple(given.items())),
+        WithJsonSchema({"type": "object", **SECRET}),
+    ] = field(default=(), repr=False)
+    timeout_s: Annotated[float, Field(alias="timeout", ge=0.1, le=120)] = 5.0
+    attempts: Annotated[int, Field(ge=1, le=100)] = 5
+    dead_letters: Annotated[Path | None, Field(alias="dead-letters")] = None
+    batch: Annotated[int, Field(json_schema_extra=INTERNAL)] = 1
 
 
 def webhook_sink(options: WebhookOptions, gauge: SinkGauge | None = None) -> BrokerSink:
@@ -252,7 +260,7 @@ class WebhookLink:
         self._budget = RetryBudget()
         self._dead_letters = DeadLetters(options.dead_letters)
         self._tried = ("", 0)  # the message at the head, and how often
-        self._waits = BrokerBackoff(FIRST_WAIT_S, LONGEST_WAIT_S)
+        self._failures = 0  # in a row
         self._new_connection = partial(
             TimelyPost, self._url, options.timeout_s, OutboundPolicy(options.allowed_outbound)
         )
@@ -325,7 +333,7 @@ class WebhookLink:
         head, tries = self._tried
         tries = tries + 1 if head == messages[0].id else 1
         if tries == 1:
-            self._waits.reset()
+            self._failures = 0
         self._tried = (messages[0].id, tries)
         reason = ""
         if tries >= self._options.attempts:
@@ -333,7 +341,9 @@ class WebhookLink:
         elif not self._budget.take(time.monotonic()):
             reason = f"{trouble}, and the budget of second tries is spent"
         if not reason:
-            return DeliveryOutcome(left=messages, trouble=trouble, pause_s=max(pause_s, self._waits.next_s()))
+            self._failures += 1
+            pause_s = max(pause_s, BACKOFF.delay_s(self._failures, random.random()))
+            return DeliveryOutcome(left=messages, trouble=trouble, pause_s=pause_s)
         self._dead_letters.add(messages, reason)
         return DeliveryOutcome(refused=messages, refusal=reason, trouble=trouble, pause_s=pause_s)
 

@@ -6,7 +6,7 @@ import av
 import numpy as np
 
 from penstock.vision.spec import PrepareSpec
-from penstock_video.decode.pictures import Painter, Pixels, thumbnail_of
+from penstock_video.decode.codec import Painter, Pixels, thumbnail_of
 from penstock_video.errors import DecodeError
 from penstock_video.gpu.picture import DevicePicture
 from penstock_video.preprocess.rows import prepare_row, row_bytes_of, wants_bgr

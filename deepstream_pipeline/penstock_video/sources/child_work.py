@@ -13,10 +13,9 @@ import cv2
 import msgspec
 
 from penstock.outbound import OutboundPolicy
-from penstock_video.decode.codec import MakeCodec, SoftwareCodec, VideoPacket
+from penstock_video.decode.codec import MakeCodec, PictureSimilarity, Pixels, SoftwareCodec, VideoPacket
 from penstock_video.decode.container import DecodeOptions
 from penstock_video.decode.decoder import Decoder, Picture, StreamFacts
-from penstock_video.decode.pictures import PictureSimilarity, Pixels
 from penstock_video.decode.recording import ClipRequest, FinishedClip, PacketRecorder, fits_mp4
 from penstock_video.decode.uri import redacted
 from penstock_video.errors import (

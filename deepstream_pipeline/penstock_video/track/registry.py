@@ -1,12 +1,14 @@
 """Tracker options, the tracker by its name, and the tracker that assigns no identities."""
 
-import math
 from dataclasses import dataclass, replace
 from enum import StrEnum
+from pkgutil import resolve_name
+from typing import Annotated
 
 import numpy as np
+from pydantic import Field
 
-from penstock_video.interfaces import Tracker
+from penstock_video.interfaces import Extension, Tracker
 from penstock_video.types import Detections, Frame, Tracks, no_tracks
 
 NO_IDENTITY = -1
@@ -18,6 +20,9 @@ class Untracked:
     Rules that count what is there (roi-filtering's counts, overcrowding) work; those that follow one object need an
     identity and stay silent.
     """
+
+    def __init__(self, options: object = None) -> None:
+        """Has no options."""
 
     def update(self, frame: Frame, detections: Detections) -> Tracks:
         """The detections, in their order."""
@@ -39,6 +44,12 @@ class TrackerType(StrEnum):
     NONE = "none"
 
 
+TRACKERS = {
+    TrackerType.BYTETRACK: "penstock_video.track.bytetrack:ByteTrack",
+    TrackerType.NONE: "penstock_video.track.registry:Untracked",
+}
+
+
 @dataclass(frozen=True, slots=True)
 class TrackerOptions:
     """The tracker section, in nvtracker's words where it has them.
@@ -49,21 +60,14 @@ class TrackerOptions:
     detection with where a track should be, below which they are two things. activation_threshold: minDetectorConfidence
     of a new track. high_threshold: from this score on detections are matched first; those below only keep alive what
     is known already. What the model itself leaves out (pre-cluster-threshold) never comes here.
-    Raises ValueError where a number cannot be meant.
     """
 
     type: TrackerType = TrackerType.BYTETRACK
-    probation_age: int = 3
-    max_shadow_tracking_age: int = 30
-    minimum_iou: float = 0.1
-    activation_threshold: float = 0.5
-    high_threshold: float = 0.5
-
-    def __post_init__(self) -> None:
-        for name, low, high in _BOUNDS:
-            value = getattr(self, name)
-            if not (math.isfinite(value) and low <= value <= high):
-                raise ValueError(f"{name} is {value}; it goes from {low} to {high}")
+    probation_age: Annotated[int, Field(alias="probationAge", ge=1, le=1000)] = 3
+    max_shadow_tracking_age: Annotated[int, Field(alias="maxShadowTrackingAge", ge=0, le=100_000)] = 30
+    minimum_iou: Annotated[float, Field(alias="minMatchingScore4Iou", ge=0.001, le=1)] = 0.1
+    activation_threshold: Annotated[float, Field(alias="minDetectorConfidence", ge=0, le=1)] = 0.5
+    high_threshold: Annotated[float, Field(alias="highThreshold", ge=0, le=1)] = 0.5
 
     @property
     def has_tracks(self) -> bool:
@@ -71,21 +75,9 @@ class TrackerOptions:
         return self.type is not TrackerType.NONE
 
 
-_BOUNDS = (
-    ("probation_age", 1, 1000),
-    ("max_shadow_tracking_age", 0, 100_000),
-    ("minimum_iou", 0.001, 1),
-    ("activation_threshold", 0, 1),
-    ("high_threshold", 0, 1),
-)
-
-
-def new_tracker(options: TrackerOptions) -> Tracker:
+def new_tracker(options: TrackerOptions | Extension) -> Tracker:
     """One source's tracker. Its library is imported with the first that needs it, which takes seconds."""
-    if options.type is TrackerType.NONE:
-        pass
-
-        return Untracked()
-    from penstock_video.track.bytetrack import ByteTrack
-
-    return ByteTrack(options)
+    tracker: Tracker = (
+        options.create() if isinstance(options, Extension) else resolve_name(TRACKERS[options.type])(options)
+    )
+    return tracker

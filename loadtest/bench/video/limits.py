@@ -21,7 +21,7 @@ import numpy as np
 from loadtest.bench.stages import StageRun
 from loadtest.bench.wire import BadAnswer
 from penstock.vision.spec import PrepareSpec
-from penstock_video.decode.pictures import Painter
+from penstock_video.decode.codec import Painter
 from penstock_video.infer.calls import RowsResult
 from penstock_video.infer.engine import Engine
 from penstock_video.infer.network import Network

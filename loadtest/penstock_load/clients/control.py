@@ -8,13 +8,11 @@ from types import TracebackType
 from typing import Self
 from urllib.parse import quote
 
-import aiohttp
 import msgspec
-from yarl import URL
 
 from penstock_load.clients.client import Client, Endpoint, TargetError, is_good, reason_of, short
 from penstock_load.clients.http import HttpPort
-from penstock_load.clients.payloads import IndexedModel, nothing_answers
+from penstock_load.clients.payloads import IndexedModel
 from penstock_load.results import Reload, Side, Status
 
 POLL_S = 0.02
@@ -22,10 +20,6 @@ MOVING = ("READY", "LOADING", "UNLOADING")
 
 Connect = Callable[[], Awaitable[Client]]
 Clock = Callable[[], float]
-
-
-class ReloadError(TargetError):
-    """The target does not let its models be reloaded, or the model did not come back. One sentence."""
 
 
 class ReloadPlan(msgspec.Struct, frozen=True, kw_only=True):
@@ -43,7 +37,7 @@ async def reload_cycles(
     """One Reload a cycle. load_ms: from the load call until it has returned and the model says that it is ready.
 
     connect: makes the client that asks; one is used for all cycles, so that no connection is part of an answer's time.
-    The model is loaded again whatever happens, Ctrl-C included. Raises ReloadError, and asks the model once before it
+    The model is loaded again whatever happens, Ctrl-C included. Raises TargetError, and asks the model once before it
     takes it away, so that a target which cannot be asked keeps its model.
     """
     client = await connect()
@@ -71,7 +65,7 @@ async def _answer_ms(client: Client, number: int, clock: Clock) -> float:
     began_s = clock()
     answer = await client.send(number)
     if answer.status is not Status.OK:
-        raise ReloadError(f"the model's answer was no answer: {answer.status} {answer.code} {answer.error}".rstrip())
+        raise TargetError(f"the model's answer was no answer: {answer.status} {answer.code} {answer.error}".rstrip())
     return (clock() - began_s) * 1e3
 
 
@@ -87,9 +81,9 @@ class _Repository:
         self._timeout_s = timeout_s
 
     async def require_ready(self) -> None:
-        """Raises ReloadError where the model is not served now: it could not be brought back."""
+        """Raises TargetError where the model is not served now: it could not be brought back."""
         if not await self._is_ready():
-            raise ReloadError(f"{self.model} is not ready at {self._url}; only a model that is served can be reloaded")
+            raise TargetError(f"{self.model} is not ready at {self._url}; only a model that is served can be reloaded")
 
     @asynccontextmanager
     async def unloaded(self) -> AsyncIterator[None]:
@@ -101,34 +95,34 @@ class _Repository:
         try:
             if refusal := await self._change("unload"):
                 is_taken = False
-                raise ReloadError(refusal)
+                raise TargetError(refusal)
             await self._until(self._is_gone, "gone")
             yield
         except BaseException as error:
             left = await self._put_back() if is_taken else ""
-            if left and isinstance(error, ReloadError):
-                raise ReloadError(f"{error}; {left}") from error
+            if left and isinstance(error, TargetError):
+                raise TargetError(f"{error}; {left}") from error
             if left:
                 error.add_note(left)
             raise
 
     async def load(self) -> None:
-        """Returns when the model is ready. Raises ReloadError."""
+        """Returns when the model is ready. Raises TargetError."""
         if refusal := await self._change("load"):
-            raise ReloadError(refusal)
+            raise TargetError(refusal)
         await self._until(self._is_ready, "ready")
 
     async def _put_back(self) -> str:
         """Loads it; a sentence where that fails."""
         try:
             await self.load()
-        except ReloadError as error:
-            return f"{self.model} is left unloaded ({error}); load it with POST {self._path('load')}"
+        except TargetError as error:
+            return f"{self.model} is left unloaded ({error}); load it with POST {self._url}{self._path('load')}"
         return ""
 
     async def _change(self, verb: str) -> str:
         """Empty where the server did it, else what it said."""
-        status, body = await self._ask("POST", self._path(verb))
+        status, body = await self._port.call("POST", self._path(verb))
         if is_good(status):
             return ""
         return (
@@ -140,39 +134,28 @@ class _Repository:
         until_s = self.clock() + self._timeout_s
         while not await condition():
             if self.clock() >= until_s:
-                raise ReloadError(
+                raise TargetError(
                     f"{self.model} is not {state} within {self._timeout_s:g} s, though {self._url} agreed"
                 )
             await asyncio.sleep(POLL_S)
 
     async def _is_ready(self) -> bool:
-        status, _ = await self._ask("GET", f"{self._url}/v2/models/{self._name}/ready")
+        status, _ = await self._port.call("GET", f"/v2/models/{self._name}/ready")
         return is_good(status)
 
     async def _is_gone(self) -> bool:
         """Not ready, and no version of it still on its way out, where the server has an index to say so."""
         if await self._is_ready():
             return False
-        status, body = await self._ask("POST", f"{self._url}/v2/repository/index")
+        status, body = await self._port.call("POST", "/v2/repository/index")
         try:
             index = msgspec.json.decode(body, type=list[IndexedModel]) if is_good(status) else []
         except (msgspec.DecodeError, UnicodeDecodeError):
             return True
         return not any(known.name == self.model and known.state in MOVING for known in index)
 
-    async def _ask(self, method: str, url: str) -> tuple[int, bytes]:
-        try:
-            return await self._port.call(method, URL(url, encoded=True))
-        except TimeoutError as error:
-            raise ReloadError(f"{method} {url} was not answered within {self._timeout_s:g} s") from error
-        except (aiohttp.ClientError, ValueError) as error:
-            raise ReloadError(nothing_answers(self._url, short(str(error) or type(error).__name__))) from error
-
     def _path(self, verb: str) -> str:
-        return f"{self._url}/v2/repository/models/{self._name}/{verb}"
-
-
-_JSON = {"content-type": "application/json"}
+        return f"/v2/repository/models/{self._name}/{verb}"
 
 
 class Stream(msgspec.Struct):
@@ -234,12 +217,7 @@ class VideoClient:
         return (await self._ask("GET", "/metrics")).decode(errors="replace")
 
     async def _ask(self, method: str, path: str, body: bytes = b"", accepted: tuple[int, ...] = ()) -> bytes:
-        try:
-            status, answer = await self._port.call(method, URL(self._url + path), body, _JSON if body else None)
-        except TimeoutError as error:
-            raise TargetError(f"{method} {self._url}{path} was not answered in time") from error
-        except (aiohttp.ClientError, ValueError) as error:
-            raise TargetError(nothing_answers(self._url, short(str(error) or type(error).__name__))) from error
+        status, answer = await self._port.call(method, path, body)
         if status >= 300 and status not in accepted:
             raise TargetError(
                 f"{method} {self._url}{path} was refused ({status}: {short(answer.decode(errors='replace'))})"

@@ -82,6 +82,7 @@ class HttpPort:
 
     def __init__(self, endpoint: Endpoint, timeout_s: float) -> None:
         self._timeout_s = timeout_s
+        self._url = endpoint.http_url.rstrip("/")
         self._session = aiohttp.ClientSession(
             connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=KEEP_ALIVE_S),
             timeout=aiohttp.ClientTimeout(timeout_s, sock_connect=None, ceil_threshold=float("inf")),
@@ -120,14 +121,21 @@ class HttpPort:
             return http_refusal(answer.status, body, sent_bytes, location=answer.headers.get("Location", ""))
         return judge(HttpReply(answer.status, answer.headers, body, sent_bytes))
 
-    async def call(
-        self, method: str, url: URL, body: bytes = b"", headers: Mapping[str, str] | None = None
-    ) -> tuple[int, bytes]:
-        """Status and body of a question beside the load. Raises aiohttp.ClientError and TimeoutError."""
-        async with self._session.request(
-            method, url, data=body or None, headers=headers, allow_redirects=False
-        ) as answer:
-            return answer.status, await _whole(answer)
+    async def call(self, method: str, path: str, body: bytes = b"") -> tuple[int, bytes]:
+        """Status and body of a control request, sent as JSON. Raises TargetError without an answer."""
+        headers = {"content-type": "application/json"} if body else None
+        try:
+            url = URL(self._url + path, encoded=True)
+            async with self._session.request(
+                method, url, data=body or None, headers=headers, allow_redirects=False
+            ) as answer:
+                return answer.status, await _whole(answer)
+        except TimeoutError as error:
+            raise TargetError(
+                nothing_answers(self._url, f"{method} {path} took longer than {self._timeout_s:g} s")
+            ) from error
+        except (aiohttp.ClientError, ValueError) as error:
+            raise TargetError(nothing_answers(self._url, short(str(error) or type(error).__name__))) from error
 
     async def aclose(self) -> None:
         """Closes the connections."""
@@ -181,13 +189,13 @@ class HttpTarget:
 
     async def identity(self) -> ServerIdentity:
         """Empty where there is no v2 server."""
-        status, body = await self._ask("GET", "/v2")
+        status, body = await self._port.call("GET", "/v2")
         server = _decoded(status, body, _Server)
         return ServerIdentity(server.name, server.version, server.extensions) if server else ServerIdentity()
 
     async def model(self, name: str) -> ModelSignature:
         """The model's inputs and outputs. Raises TargetError where it is not served."""
-        status, body = await self._ask("GET", f"/v2/models/{quote(name, safe='')}")
+        status, body = await self._port.call("GET", f"/v2/models/{quote(name, safe='')}")
         if model := _decoded(status, body, _Model):
             inputs = tuple(InputSpec(tensor.name, tensor.datatype, tensor.shape) for tensor in model.inputs)
             return ModelSignature(inputs, frozenset(tensor.name for tensor in model.outputs))
@@ -197,16 +205,8 @@ class HttpTarget:
 
     async def models(self) -> tuple[str, ...]:
         """The ready models' names; none if the server has no repository index."""
-        status, body = await self._ask("POST", "/v2/repository/index")
+        status, body = await self._port.call("POST", "/v2/repository/index")
         return ready_names(_decoded(status, body, list[IndexedModel]) or ())
-
-    async def _ask(self, method: str, path: str) -> tuple[int, bytes]:
-        try:
-            return await self._port.call(method, URL(self._url.rstrip("/") + path, encoded=True))
-        except TimeoutError as error:
-            raise TargetError(nothing_answers(self._url, "it took too long")) from error
-        except (aiohttp.ClientError, ValueError) as error:
-            raise TargetError(nothing_answers(self._url, short(str(error) or type(error).__name__))) from error
 
 
 def _decoded(status: int, body: bytes, kind: type[TellT]) -> TellT | None:

@@ -10,7 +10,7 @@ from typing import Any
 
 import gevent
 from flask import Response, jsonify, request
-from locust.runners import STATE_RUNNING, STATE_SPAWNING, MasterRunner, WorkerRunner
+from locust.runners import STATE_RUNNING, STATE_SPAWNING, LocalRunner, MasterRunner, WorkerRunner
 from rich.console import Console
 
 from penstock_load.clients.client import Endpoint
@@ -43,6 +43,7 @@ class LocustSetup:
     users: list[type]
     options: Options = field(default_factory=Options)
     scenario: Scenario | None = None
+    _is_prepared: bool = False
     _opening: Any = field(default_factory=lambda: gevent.Greenlet(Sender))
 
     def begin(self) -> None:
@@ -60,6 +61,9 @@ class LocustSetup:
         if not isinstance(self.environment.runner, MasterRunner):
             self._opening.start()
             self._opening.join()
+        if isinstance(self.environment.runner, LocalRunner) and self.environment.parsed_options.headless:
+            self._prepare()  # now, and not while --run-time runs
+            self._is_prepared = True
 
     def choose(self, options: Options) -> None:
         """Takes users and shape for the next run. Raises ScenarioError where the scenario cannot be run so."""
@@ -77,19 +81,14 @@ class LocustSetup:
         self._take_users(options)
 
     def start(self) -> None:
-        """A run begins: makes what this process sends; where that cannot be, the whole run ends."""
+        """A run begins; where its requests cannot be made, the whole run ends."""
         environment = self.environment
         self.crew.begin()
-        try:
-            options = self.options = read_options(environment.parsed_options)
-            self._take_users(options)
-            self.scenario = wanted_scenario(options)
-            environment.terms = self._terms(options)
-            if not isinstance(environment.runner, MasterRunner):
-                self._connect(environment.terms, options.images)
-        except (ScenarioError, DriverError) as error:
-            environment.terms = RunTerms(NO_ENDPOINT, (), TIMEOUT_S, trouble=str(error))
-            self.crew.send_error(f"{socket.gethostname()}: {error}")
+        if not self._is_prepared:
+            self._prepare()
+        self._is_prepared = False
+        if environment.terms.trouble:
+            self.crew.send_error(f"{socket.gethostname()}: {environment.terms.trouble}")
         if environment.shape_class:
             environment.shape_class.reset_time()  # to prepare is no part of the schedule
         self.crew.start_requests()
@@ -115,6 +114,19 @@ class LocustSetup:
         except ScenarioError as error:
             return jsonify({"success": False, "message": str(error), "host": self.environment.host})
         return None
+
+    def _prepare(self) -> None:
+        """Makes what this process sends; terms.trouble says why it cannot."""
+        environment = self.environment
+        try:
+            options = self.options = read_options(environment.parsed_options)
+            self._take_users(options)
+            self.scenario = wanted_scenario(options)
+            environment.terms = self._terms(options)
+            if not isinstance(environment.runner, MasterRunner):
+                self._connect(environment.terms, options.images)
+        except (ScenarioError, DriverError) as error:
+            environment.terms = RunTerms(NO_ENDPOINT, (), TIMEOUT_S, trouble=str(error))
 
     def _connect(self, terms: RunTerms, images: str) -> None:
         """Raises DriverError; the next run then gets a new process."""

@@ -4,6 +4,8 @@ from collections.abc import Sequence
 from itertools import chain, count
 from pathlib import Path
 
+from penstock.engines.torch_serving.picture_header import sniff
+
 SUFFIXES = frozenset({".jpg", ".jpeg", ".png", ".webp"})
 
 
@@ -32,11 +34,8 @@ def _pictures_of(path: Path) -> list[Path]:
 
 def content_type_of(data: bytes) -> str:
     """The media type by the first bytes; application/octet-stream, which the gateway refuses, for all others."""
-    if data.startswith(b"\xff\xd8\xff"):
-        return "image/jpeg"
-    if data.startswith(b"\x89PNG\r\n\x1a\n"):
-        return "image/png"
-    return "image/webp" if data[:4] == b"RIFF" and data[8:12] == b"WEBP" else "application/octet-stream"
+    found = sniff(data)
+    return "application/octet-stream" if found is None else f"image/{found}"
 
 
 def drawn_paths(draw: Path, pictures: Sequence[Path]) -> list[Path]:

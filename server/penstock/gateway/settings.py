@@ -37,7 +37,7 @@ PREFIX = "PENSTOCK_"
 SHIPPED_MODELS = (Path(__file__).parents[1] / "models" / "shipped").resolve()  # a link to model_repository
 OTHER_VARIABLES = {
     *("PENSTOCK_CONFIG", "PENSTOCK_ENGINE_ID"),
-    *("PENSTOCK_API_KEY", "PENSTOCK_CLIENT_CERTIFICATE"),  # used by commands
+    *("PENSTOCK_LAYOUTS", "PENSTOCK_API_KEY", "PENSTOCK_CLIENT_CERTIFICATE"),  # used by commands
     *("PENSTOCK_SHARD", "PENSTOCK_SHARDS", "PENSTOCK_VIDEO_API_KEY", "PENSTOCK_GATEWAY_URL"),  # the video program's
 }
 KEYS_VARIABLE = "PENSTOCK_API_KEYS"

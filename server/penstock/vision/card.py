@@ -9,9 +9,10 @@ from typing import NamedTuple, TypeVar
 
 from penstock.protocol.engine import ModelConfig, TensorSpec
 from penstock.protocol.errors import InvalidRequest
+from penstock.protocol.extensions import ExtensionError
 from penstock.protocol.inference import Datatype
+from penstock.vision.layouts import registry
 from penstock.vision.layouts.layout import ParserOptions
-from penstock.vision.layouts.registry import CLASSIFIER_PARSERS, DETECTOR_PARSERS
 from penstock.vision.spec import ColorFormat, InputOrder, PrepareSpec, ResizeMode, ScalingFilter, Triple
 
 _Choice = TypeVar("_Choice", bound=IntEnum)
@@ -378,9 +379,18 @@ def _shorter_side(parameters: Parameters, network_side: int) -> int:
 
 
 def _parser_name(parameters: Parameters, network_type: NetworkType) -> str:
-    if network_type is NetworkType.DETECTOR:
-        return parameters.one_of("parse-bbox-func-name", tuple(DETECTOR_PARSERS), "boxes")
-    return parameters.one_of("parse-classifier-func-name", tuple(CLASSIFIER_PARSERS), "classification")
+    """A name of the registry, whose function can be loaded."""
+    is_detector = network_type is NetworkType.DETECTOR
+    key, default = (
+        ("parse-bbox-func-name", "boxes") if is_detector else ("parse-classifier-func-name", "classification")
+    )
+    known = registry.DETECTOR_PARSERS if is_detector else registry.CLASSIFIER_PARSERS
+    name = parameters.one_of(key, (*known, *registry.user_layouts()), default)
+    try:
+        registry.detector_parser(name) if is_detector else registry.classifier_parser(name)
+    except ExtensionError as error:
+        raise parameters.refusal(key, str(error)) from None
+    return name
 
 
 def _parser_options(parameters: Parameters, network_type: NetworkType, config: ModelConfig) -> ParserOptions:

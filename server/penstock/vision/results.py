@@ -10,7 +10,7 @@ from penstock.protocol.inference import BatchTrace, Datatype, InferResponse, Tim
 from penstock.vision.card import NetworkType, VisionCard
 from penstock.vision.decoder_process import PreparedImage
 from penstock.vision.layouts.layout import Outputs
-from penstock.vision.layouts.registry import CLASSIFIER_PARSERS, DETECTOR_PARSERS
+from penstock.vision.layouts.registry import classifier_parser, detector_parser
 from penstock.vision.preprocess import Geometry
 
 CANARY_PICTURE = zlib.decompress(  # a grey JPEG of 640 x 480 pixels
@@ -111,5 +111,5 @@ def parse(card: VisionCard, response: InferResponse, row: int | None, geometry: 
     """
     outputs = Outputs(response, row)
     if card.network_type is NetworkType.DETECTOR:
-        return DETECTOR_PARSERS[card.parser_name](outputs, card.parser_options, geometry)
-    return CLASSIFIER_PARSERS[card.parser_name](outputs, card.parser_options)
+        return detector_parser(card.parser_name)(outputs, card.parser_options, geometry)
+    return classifier_parser(card.parser_name)(outputs, card.parser_options)

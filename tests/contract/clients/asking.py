@@ -15,7 +15,7 @@ from google.protobuf import json_format
 from google.protobuf.message import Message
 from tritonclient.utils import InferenceServerException
 
-Told: TypeAlias = Any
+Reply: TypeAlias = Any
 KINDS = ("http", "grpc", "http.aio", "grpc.aio")
 CLIENT_TIMEOUT_S = 30
 
@@ -57,14 +57,14 @@ class Asker:
         return self.module.InferRequestedOutput(name, class_count=class_count, **(options if self.is_http else {}))
 
     @staticmethod
-    def told(value: Any) -> Told:
+    def reply(value: Any) -> Reply:
         """A message or a dict, as plain values."""
         return plain(value)
 
-    def infer(self, model: str, inputs: list[Any], *, is_read: bool = True, **options: Any) -> Told:
+    def infer(self, model: str, inputs: list[Any], *, is_read: bool = True, **options: Any) -> Reply:
         """The answer as it stood on the wire, and every output as an array's bytes or items."""
         result = self.__getattr__("infer")(model, inputs, **options)
-        return told_by_result(result, is_read=is_read)
+        return reported_by_result(result, is_read=is_read)
 
 
 @contextmanager
@@ -89,7 +89,7 @@ def asking(kind: str, address: str) -> Iterator[Asker]:
         gc.collect(1)
 
 
-def told_by_result(result: Any, *, is_read: bool = True) -> Told:
+def reported_by_result(result: Any, *, is_read: bool = True) -> Reply:
     """An InferResult's answer: its head, and the outputs' contents by name, unless they are in shared memory."""
     response = plain(result.get_response())
     response.pop("raw_output_contents", None)
@@ -99,7 +99,7 @@ def told_by_result(result: Any, *, is_read: bool = True) -> Told:
     return response, {name: _contents(result.as_numpy(name)) for name in sorted(names)}
 
 
-def told(ask: Callable[[Asker], Told], asker: Asker) -> Told:
+def reply(ask: Callable[[Asker], Reply], asker: Asker) -> Reply:
     """What the call tells: its result as plain values, or the client's error with status, text and details."""
     try:
         return plain(ask(asker))
@@ -116,7 +116,7 @@ def plain(value: Any) -> Any:
     return [plain(item) for item in value] if isinstance(value, list | tuple) else value
 
 
-def _contents(array: np.ndarray[Any, Any] | None) -> Told:
+def _contents(array: np.ndarray[Any, Any] | None) -> Reply:
     if array is None:
         return None
     return array.dtype.str, list(array.shape), array.tolist() if array.dtype == np.object_ else array.tobytes()

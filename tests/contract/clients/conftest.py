@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.contract.clients.asking import KINDS, Asker, Told, asking, told
+from tests.contract.clients.asking import KINDS, Asker, Reply, asking, reply
 from tests.contract.clients.differences import Answer, comparable
 from tests.contract.clients.models import write_models
 from tests.contract.clients.tap import tapped
@@ -21,14 +21,14 @@ class Sides:
     gateway: str
     bare: str
 
-    def ask(self, ask: Callable[[Asker], Told]) -> tuple[Answer, Answer]:
+    def ask(self, ask: Callable[[Asker], Reply]) -> tuple[Answer, Answer]:
         """The same asked of both, each by a client of its own: the gateway's answer, then Triton's."""
         return self._ask(self.gateway, ask), self._ask(self.bare, ask)
 
-    def _ask(self, address: str, ask: Callable[[Asker], Told]) -> Answer:
+    def _ask(self, address: str, ask: Callable[[Asker], Reply]) -> Answer:
         with tapped(address) as tap:
             with asking(self.kind, tap.address) as asker:
-                answer = told(ask, asker)
+                answer = reply(ask, asker)
             return comparable(answer, tap.http_heads() if asker.is_http else tap.grpc_heads())
 
 

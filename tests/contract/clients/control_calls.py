@@ -4,11 +4,11 @@ import json
 import time
 from collections.abc import Callable
 
-from tests.contract.clients.asking import Asker, Told
+from tests.contract.clients.asking import Asker, Reply
 from tests.contract.clients.infer_calls import F6, fp32
 from tests.integration.living import COUNTED_WITHIN_S
 
-Calls = dict[str, Callable[[Asker], Told]]
+Calls = dict[str, Callable[[Asker], Reply]]
 SPARE = {
     "backend": "python",
     "max_batch_size": 2,
@@ -24,10 +24,10 @@ class TritonPythonModel:
 """
 
 
-def loaded(model: str, **options: object) -> Callable[[Asker], Told]:
+def loaded(model: str, **options: object) -> Callable[[Asker], Reply]:
     """A load; then what the model says it is and answers."""
 
-    def ask(asker: Asker) -> Told:
+    def ask(asker: Asker) -> Reply:
         asker.load_model(model, **options)
         return [
             asker.is_model_ready(model),
@@ -39,17 +39,17 @@ def loaded(model: str, **options: object) -> Callable[[Asker], Told]:
     return ask
 
 
-def unloaded(asker: Asker) -> Told:
+def unloaded(asker: Asker) -> Reply:
     """An unload, which both clients see; then the model is there again."""
     asker.load_model("spare")
     asker.unload_model("spare")
-    told = [(row["name"], row.get("state")) for row in _index(asker) if row["name"] != "spare"]
+    reply = [(row["name"], row.get("state")) for row in _index(asker) if row["name"] != "spare"]
     asker.load_model("spare")
-    return told, asker.is_model_ready("spare")
+    return reply, asker.is_model_ready("spare")
 
 
-def statistics(asker: Asker) -> Told:
-    """Of a model that nobody else asks but the canary: what three requests of two rows added at least, by name.
+def statistics(asker: Asker) -> Reply:
+    """Of a model that no one else asks but the canary: what three requests of two rows added at least, by name.
 
     Triton counts a request a moment after it answered it.
     """
@@ -67,19 +67,19 @@ def statistics(asker: Asker) -> Told:
 
 
 def _index(asker: Asker) -> list[dict[str, str]]:
-    told = asker.told(asker.get_model_repository_index())
-    return told["models"] if isinstance(told, dict) else told
+    reply = asker.reply(asker.get_model_repository_index())
+    return reply["models"] if isinstance(reply, dict) else reply
 
 
 def _counts(asker: Asker) -> dict[str, int]:
-    told = asker.told(asker.get_inference_statistics("counted"))["model_stats"][0]
-    counts = {name: int(told[name]) for name in ("inference_count", "execution_count")}
-    for name, value in told["inference_stats"].items():
+    reply = asker.reply(asker.get_inference_statistics("counted"))["model_stats"][0]
+    counts = {name: int(reply[name]) for name in ("inference_count", "execution_count")}
+    for name, value in reply["inference_stats"].items():
         counts[f"{name} count"] = int(value.get("count", 0))
     return counts
 
 
-def _ask(method: str, *arguments: object, **options: object) -> Callable[[Asker], Told]:
+def _ask(method: str, *arguments: object, **options: object) -> Callable[[Asker], Reply]:
     return lambda asker: getattr(asker, method)(*arguments, **options)
 
 
@@ -88,26 +88,26 @@ CALLS: Calls = {
     "ready": _ask("is_server_ready"),
     "model ready": _ask("is_model_ready", "identity_fp32"),
     "version ready": _ask("is_model_ready", "identity_fp32", "1"),
-    "unknown model ready": _ask("is_model_ready", "nobody"),
+    "unknown model ready": _ask("is_model_ready", "unknown"),
     "unknown version ready": _ask("is_model_ready", "identity_fp32", "9"),
     "server metadata": _ask("get_server_metadata"),
     "model metadata": _ask("get_model_metadata", "types"),
     "metadata of a version": _ask("get_model_metadata", "labelled", "1"),
-    "unknown model metadata": _ask("get_model_metadata", "nobody"),
+    "unknown model metadata": _ask("get_model_metadata", "unknown"),
     "model config": _ask("get_model_config", "sums"),
-    "unknown model config": _ask("get_model_config", "nobody"),
+    "unknown model config": _ask("get_model_config", "unknown"),
     "repository index": _ask("get_model_repository_index"),
     "statistics": statistics,
-    "statistics of an unknown model": _ask("get_inference_statistics", "nobody"),
+    "statistics of an unknown model": _ask("get_inference_statistics", "unknown"),
     "load": loaded("spare"),
     "load with a config": loaded("spare", config=json.dumps(SPARE)),
     "load with a file": loaded("spare", config=json.dumps(SPARE), files={"file:1/model.py": DOUBLES}),
     "load with a file alone": loaded("spare", files={"file:1/model.py": DOUBLES}),
     "load of a new model": loaded("brought", config=json.dumps(SPARE), files={"file:1/model.py": DOUBLES}),
-    "load of an unknown model": loaded("nobody"),
+    "load of an unknown model": loaded("unknown"),
     "load of a broken model": loaded("broken"),
     "unload": unloaded,
-    "unload of an unknown model": _ask("unload_model", "nobody"),
+    "unload of an unknown model": _ask("unload_model", "unknown"),
     "unload with dependents": lambda asker: [
         asker.load_model("spare"),
         asker.unload_model("spare", unload_dependents=True),
@@ -115,7 +115,7 @@ CALLS: Calls = {
     ],
     "trace settings": _ask("get_trace_settings"),
     "trace settings of a model": _ask("get_trace_settings", "counted"),
-    "trace settings of an unknown model": _ask("get_trace_settings", "nobody"),
+    "trace settings of an unknown model": _ask("get_trace_settings", "unknown"),
     "trace rate": lambda asker: [
         asker.update_trace_settings("counted", {"trace_rate": "500", "trace_level": ["TIMESTAMPS"]}),
         asker.update_trace_settings("counted", {"trace_rate": None, "trace_level": None}),

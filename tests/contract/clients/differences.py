@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from penstock.protocol.shared_memory import is_slab_name
-from tests.contract.clients.asking import Told
+from tests.contract.clients.asking import Reply
 
 OF_THE_CONNECTION = {"connection", "keep-alive", "transfer-encoding", "content-length"}
 JSON = {"content-type": "application/json"}
@@ -16,10 +16,10 @@ JSON = {"content-type": "application/json"}
 
 class Answer(NamedTuple):
     """What a client's user sees, and the heads of every answer on the wire: (status, headers) over HTTP, for gRPC
-    the blocks of headers, initial and trailing; None where they are not promised."""
+    the blocks of headers, initial and trailing; None if they are not promised."""
 
-    told: Told
-    heads: list[Told] | None
+    reply: Reply
+    heads: list[Reply] | None
 
 
 @dataclass(frozen=True)
@@ -33,8 +33,8 @@ class Difference:
 
 
 def is_json(answer: Answer) -> Answer:
-    """The same, told to be JSON."""
-    return Answer(answer.told, [(status, headers | JSON) for status, headers in answer.heads or ()])
+    """The same, declared as JSON."""
+    return Answer(answer.reply, [(status, headers | JSON) for status, headers in answer.heads or ()])
 
 
 def is_ready(answer: Answer) -> Answer:
@@ -45,12 +45,12 @@ def is_ready(answer: Answer) -> Answer:
 
 def says(error: str) -> Callable[[Answer], Answer]:
     """Triton's status with another text."""
-    return lambda answer: Answer(answer.told | {"error": error}, answer.heads)
+    return lambda answer: Answer(answer.reply | {"error": error}, answer.heads)
 
 
 def alone(answer: Answer) -> Answer:
     """The same to the user; what is sent to one who has gone is not compared."""
-    return Answer(answer.told, None)
+    return Answer(answer.reply, None)
 
 
 def refuses(error: str) -> Callable[[Answer], Answer]:
@@ -65,12 +65,12 @@ def refuses(error: str) -> Callable[[Answer], Answer]:
 
 def is_refused(answer: Answer) -> Answer:
     """Triton's text as the client's mistake."""
-    return refuses(answer.told["error"])(answer)
+    return refuses(answer.reply["error"])(answer)
 
 
 def without_slabs(answer: Answer) -> Answer:
     """Lists of names without those of the gateway's own memory."""
-    return Answer([[name for name in names if not is_slab_name(name)] for names in answer.told], answer.heads)
+    return Answer([[name for name in names if not is_slab_name(name)] for names in answer.reply], answer.heads)
 
 
 def opens(answer: Answer) -> Answer:
@@ -78,7 +78,7 @@ def opens(answer: Answer) -> Answer:
     (only,) = answer.heads or ({},)
     initial = {name: value for name, value in only.items() if not name.startswith("grpc-")}
     accepts = {"grpc-accept-encoding": "identity, deflate, gzip"}
-    return Answer(answer.told, [initial | accepts, {"grpc-status": only["grpc-status"]}])
+    return Answer(answer.reply, [initial | accepts, {"grpc-status": only["grpc-status"]}])
 
 
 OFFSET = (
@@ -128,7 +128,7 @@ DIFFERENCES = (
         ("a region behind its segment",), refuses(OFFSET.format("odd", 1 << 20)),
     ),
     Difference(
-        "a key that nobody made is the client's mistake; Triton says that the server failed",
+        "a key that no one made is the client's mistake; Triton says that the server failed",
         ("a region without a segment",), is_refused,
     ),
     Difference(
@@ -136,7 +136,7 @@ DIFFERENCES = (
         ("a region of nothing",), refuses("failed to register shared memory region 'odd': invalid args"),
     ),
     Difference(
-        "the memory that the gateway shares with Triton is no client's: Triton names it, once it is told of it",
+        "the memory that the gateway shares with Triton is no client's: Triton names it, after its registration",
         ("several regions",), without_slabs,
     ),
 )  # fmt: skip
@@ -151,17 +151,17 @@ def promised(kind: str, call: str, answer: Answer) -> Answer:
     for difference in DIFFERENCES:
         if call in difference.calls and kind.startswith(difference.kinds):
             answer = difference.promise(answer)
-    return Answer(answer.told, None) if call in ASK_UNTIL else answer
+    return Answer(answer.reply, None) if call in ASK_UNTIL else answer
 
 
 def agrees(through: Answer, promise: Answer) -> bool:
     """Whether the gateway's answer is the promised one."""
-    return through.told == promise.told and promise.heads in (None, through.heads)
+    return through.reply == promise.reply and promise.heads in (None, through.heads)
 
 
-def comparable(told: Told, heads: list[Told]) -> Answer:
+def comparable(reply: Reply, heads: list[Reply]) -> Answer:
     """An answer without what belongs to a connection."""
-    return Answer(told, [(head[0], _kept(head[1])) if isinstance(head, tuple) else _kept(head) for head in heads])
+    return Answer(reply, [(head[0], _kept(head[1])) if isinstance(head, tuple) else _kept(head) for head in heads])
 
 
 def _kept(headers: dict[str, str]) -> dict[str, str]:

@@ -7,10 +7,10 @@ import ml_dtypes
 import numpy as np
 from tritonclient.utils import InferenceServerException, triton_to_np_dtype
 
-from tests.contract.clients.asking import Asker, Told
+from tests.contract.clients.asking import Asker, Reply
 from tests.contract.clients.models import DATATYPES
 
-Calls = dict[str, Callable[[Asker], Told]]
+Calls = dict[str, Callable[[Asker], Reply]]
 F6 = np.arange(6, dtype=np.float32).reshape(2, 3)
 WORDS = np.array([[b"", "é".encode(), b"\x00\xff", b"x" * 300]], np.object_)
 SPECIAL = np.array([[np.nan, np.inf, -np.inf, -0.0]], np.float32)
@@ -21,13 +21,13 @@ def fp32(asker: Asker, array: np.ndarray[Any, Any] = F6, **options: Any) -> list
     return [asker.tensor(array, "FP32", **options)]
 
 
-def every_datatype(asker: Asker, **options: Any) -> Told:
+def every_datatype(asker: Asker, **options: Any) -> Reply:
     """All of them in one request: bits that are no zero, and a value at each end of the range where there is one."""
     inputs = [asker.tensor(_values(datatype), datatype, f"in_{datatype}", **options) for datatype in DATATYPES]
     return asker.infer("types", inputs)
 
 
-def in_json(asker: Asker) -> Told:
+def in_json(asker: Asker) -> Reply:
     """Every datatype that JSON can carry, both ways."""
     names = [name for name in DATATYPES if name not in ("FP16", "BF16")]
     values = {name: np.array([b"caf\xc3\xa9", b""], np.object_) if name == "BYTES" else _values(name) for name in names}
@@ -38,10 +38,10 @@ def in_json(asker: Asker) -> Told:
     return asker.infer("types", inputs, outputs=outputs)
 
 
-def sequence(model: str, sequence_id: int | str) -> Callable[[Asker], Told]:
+def sequence(model: str, sequence_id: int | str) -> Callable[[Asker], Reply]:
     """Three requests of one sequence."""
 
-    def ask(asker: Asker) -> Told:
+    def ask(asker: Asker) -> Reply:
         return [
             asker.infer(
                 model, [asker.tensor(np.array([[number]], np.int32), "INT32")],
@@ -53,10 +53,10 @@ def sequence(model: str, sequence_id: int | str) -> Callable[[Asker], Told]:
     return ask
 
 
-def compressed(way: str) -> Callable[[Asker], Told]:
+def compressed(way: str) -> Callable[[Asker], Reply]:
     """The request and, over HTTP, the answer."""
 
-    def ask(asker: Asker) -> Told:
+    def ask(asker: Asker) -> Reply:
         array = np.zeros((1, 4096), np.float32)
         if asker.is_http:
             options = {"request_compression_algorithm": way, "response_compression_algorithm": way}
@@ -67,18 +67,18 @@ def compressed(way: str) -> Callable[[Asker], Told]:
     return ask
 
 
-def compressed_refusal(asker: Asker) -> Told:
+def compressed_refusal(asker: Asker) -> Reply:
     """An error, where a compressed answer was asked for."""
     way = "response_compression_algorithm" if asker.is_http else "compression_algorithm"
     return asker.infer("identity_fp32", [asker.tensor(F6, "FP32", "wrong")], **{way: "gzip"})
 
 
-def wanted_in_json(asker: Asker) -> Told:
+def wanted_in_json(asker: Asker) -> Reply:
     """One output as JSON where it can be."""
     return asker.infer("identity_fp32", fp32(asker), outputs=[asker.output(binary_data=False)])
 
 
-def late(asker: Asker) -> Told:
+def late(asker: Asker) -> Reply:
     """A gRPC client that gives up after 0.2 s on a model that takes 0.4 s; whose text it sees is a race."""
     inputs = fp32(asker, np.array([400], np.float32))
     if asker.is_http:
@@ -91,17 +91,17 @@ def late(asker: Asker) -> Told:
 
 def _infer(
     model: str, array: np.ndarray[Any, Any] = F6, datatype: str = "FP32", **options: Any
-) -> Callable[[Asker], Told]:
+) -> Callable[[Asker], Reply]:
     return lambda asker: asker.infer(model, [asker.tensor(array, datatype)], **options)
 
 
 def _classes(
     model: str, count: int, array: np.ndarray[Any, Any] = F6, datatype: str = "FP32"
-) -> Callable[[Asker], Told]:
+) -> Callable[[Asker], Reply]:
     return lambda asker: asker.infer(model, [asker.tensor(array, datatype)], outputs=[asker.output(class_count=count)])
 
 
-def _wrong(model: str, *inputs: tuple[str, np.ndarray[Any, Any], str]) -> Callable[[Asker], Told]:
+def _wrong(model: str, *inputs: tuple[str, np.ndarray[Any, Any], str]) -> Callable[[Asker], Reply]:
     return lambda asker: asker.infer(model, [asker.tensor(array, datatype, name) for name, array, datatype in inputs])
 
 
@@ -129,7 +129,7 @@ CALLS: Calls = {
     "gzip": compressed("gzip"),
     "deflate": compressed("deflate"),
     "a refusal in gzip": compressed_refusal,
-    "an unknown model": _infer("nobody"),
+    "an unknown model": _infer("unknown"),
     "an unknown version": _infer("identity_fp32", model_version="9"),
     "a version that is no number": _infer("identity_fp32", model_version="one"),
     "a model that is not loaded": _infer("broken"),

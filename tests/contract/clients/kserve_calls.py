@@ -1,4 +1,4 @@
-"""KServe's Python client asks servers everything it can; run in its own environment, it writes what it was told.
+"""KServe's Python client asks servers everything it can; run in its own environment, it writes what it received.
 
 python kserve_calls.py HTTP_URL GRPC_ADDRESS …    a JSON list, an object a server: the call's name → result or error
 """
@@ -43,7 +43,7 @@ def requests() -> dict[str, InferRequest]:
         "json": request("identity_fp32", is_binary=False),
         "json answer": request("identity_fp32", request_outputs=as_json),
         "binary answer": request("identity_fp32", request_outputs=as_bytes),
-        "unknown model": request("nobody"),
+        "unknown model": request("unknown"),
         "unknown input": request("identity_fp32", name="wrong"),
     }
     for datatype in set(ARRAYS) - {"FP32"}:
@@ -58,7 +58,7 @@ def over_http(client: InferenceRESTClient, url: str) -> dict[str, Ask]:
         "live": lambda: client.is_server_live(url),
         "ready": lambda: client.is_server_ready(url),
         "model ready": lambda: client.is_model_ready(url, "identity_fp32"),
-        "unknown model ready": lambda: client.is_model_ready(url, "nobody"),
+        "unknown model ready": lambda: client.is_model_ready(url, "unknown"),
     }
     for name, asked in requests().items():
         calls[name] = lambda asked=asked: client.infer(url, asked, model_name=asked.model_name)
@@ -71,14 +71,14 @@ def over_grpc(client: InferenceGRPCClient) -> dict[str, Ask]:
         "live": client.is_server_live,
         "ready": client.is_server_ready,
         "model ready": lambda: client.is_model_ready("identity_fp32"),
-        "unknown model ready": lambda: client.is_model_ready("nobody"),
+        "unknown model ready": lambda: client.is_model_ready("unknown"),
     }
     for name, asked in requests().items():
         calls[name] = lambda asked=asked: client.infer(asked)
     return calls
 
 
-async def told(ask: Ask, address: str) -> Any:
+async def reply(ask: Ask, address: str) -> Any:
     """The result, or the error's text without the server's address."""
     try:
         answer = await ask()
@@ -95,9 +95,9 @@ async def told(ask: Ask, address: str) -> Any:
 async def ask_everything(url: str, address: str) -> dict[str, Any]:
     """Both clients, one call after the other."""
     over_rest = InferenceRESTClient(RESTConfig(protocol="v2"))
-    answers = {f"rest {name}": await told(ask, url) for name, ask in over_http(over_rest, url).items()}
+    answers = {f"rest {name}": await reply(ask, url) for name, ask in over_http(over_rest, url).items()}
     async with InferenceGRPCClient(address) as client:
-        answers |= {f"grpc {name}": await told(ask, address) for name, ask in over_grpc(client).items()}
+        answers |= {f"grpc {name}": await reply(ask, address) for name, ask in over_grpc(client).items()}
     return answers
 
 

@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 from tritonclient.utils import shared_memory
 
-from tests.contract.clients.asking import Asker, Told, told
+from tests.contract.clients.asking import Asker, Reply, reply
 
-Calls = dict[str, Callable[[Asker], Told]]
+Calls = dict[str, Callable[[Asker], Reply]]
 F8 = np.arange(8, dtype=np.float32).reshape(2, 4)
 SIZE = F8.nbytes
 PAGE = 4096
@@ -32,7 +32,7 @@ def segment(asker: Asker, size_bytes: int = 2 * SIZE) -> Iterator[tuple[Any, str
         shared_memory.destroy_shared_memory_region(made)
 
 
-def in_and_out(asker: Asker) -> Told:
+def in_and_out(asker: Asker) -> Reply:
     """Input and output in one region: what the answer says, and what stands in the memory."""
     with segment(asker) as (memory, key):
         asker.register_system_shared_memory("both", key, 2 * SIZE)
@@ -43,7 +43,7 @@ def in_and_out(asker: Asker) -> Told:
         return str(status).replace(key, "KEY"), answer, written
 
 
-def with_offset(asker: Asker) -> Told:
+def with_offset(asker: Asker) -> Reply:
     """A region that begins within its segment."""
     with segment(asker, 2 * PAGE) as (memory, key):
         shared_memory.set_shared_memory_region(memory, [F8 + 8], offset=PAGE)
@@ -53,8 +53,8 @@ def with_offset(asker: Asker) -> Told:
         return answer
 
 
-def several(asker: Asker) -> Told:
-    """Registered, told of, unregistered all at once: none is left. The bare Triton begins with the gateway's own."""
+def several(asker: Asker) -> Reply:
+    """Registered, listed, unregistered all at once: none is left. The bare Triton begins with the gateway's own."""
     asker.unregister_system_shared_memory()
     with segment(asker) as (_, one), segment(asker) as (_, two):
         asker.register_system_shared_memory("one", one, SIZE)
@@ -64,35 +64,35 @@ def several(asker: Asker) -> Told:
         return before, _names(asker.get_system_shared_memory_status())
 
 
-def twice(asker: Asker) -> Told:
+def twice(asker: Asker) -> Reply:
     """A name that is registered already."""
     return _refused(asker, lambda key: asker.register_system_shared_memory("name", key, SIZE))
 
 
-def no_segment(asker: Asker) -> Told:
-    """A key that nobody made."""
-    return asker.register_system_shared_memory("name", "/penstock-nobody-made-this", SIZE)
+def no_segment(asker: Asker) -> Reply:
+    """A key that no one made."""
+    return asker.register_system_shared_memory("name", "/penstock-unknown-key", SIZE)
 
 
-def too_small_for_the_output(asker: Asker) -> Told:
+def too_small_for_the_output(asker: Asker) -> Reply:
     """The output's region holds less than the output."""
     return _refused(asker, lambda _: _infer(asker, "name", "name", output_bytes=4))
 
 
-def beyond_the_region(asker: Asker) -> Told:
+def beyond_the_region(asker: Asker) -> Reply:
     """An offset behind the region's end."""
     return _refused(asker, lambda _: _infer(asker, "name", None, input_offset=SIZE))
 
 
-def other_size(asker: Asker) -> Told:
+def other_size(asker: Asker) -> Reply:
     """An input of fewer bytes than its shape."""
     return _refused(asker, lambda _: _infer(asker, "name", None, input_bytes=8))
 
 
-def _refused(asker: Asker, ask: Callable[[str], Told]) -> Told:
+def _refused(asker: Asker, ask: Callable[[str], Reply]) -> Reply:
     with segment(asker) as (_, key):
         asker.register_system_shared_memory("name", key, SIZE)
-        answer = told(lambda _: ask(key), asker)
+        answer = reply(lambda _: ask(key), asker)
         asker.unregister_system_shared_memory("name")
         return answer
 
@@ -100,7 +100,7 @@ def _refused(asker: Asker, ask: Callable[[str], Told]) -> Told:
 def _infer(
     asker: Asker, source: str, sink: str | None, *, input_offset: int = 0, input_bytes: int = SIZE,
     output_offset: int = 0, output_bytes: int = SIZE,
-) -> Told:  # fmt: skip
+) -> Reply:  # fmt: skip
     x = asker.module.InferInput("x", [2, 4], "FP32")
     x.set_shared_memory(source, input_bytes, offset=input_offset)
     y = asker.output()
@@ -126,9 +126,9 @@ CALLS: Calls = {
     "too small for the output": too_small_for_the_output,
     "beyond the region": beyond_the_region,
     "other size": other_size,
-    "an unknown region": lambda asker: _infer(asker, "nobody's", None),
-    "status of an unknown region": lambda asker: asker.get_system_shared_memory_status("nobody's"),
-    "an unknown region unregistered": lambda asker: asker.unregister_system_shared_memory("nobody's"),
+    "an unknown region": lambda asker: _infer(asker, "unknown", None),
+    "status of an unknown region": lambda asker: asker.get_system_shared_memory_status("unknown"),
+    "an unknown region unregistered": lambda asker: asker.unregister_system_shared_memory("unknown"),
     "no region of a GPU": lambda asker: asker.get_cuda_shared_memory_status(),
     "a GPU's region that is none": lambda asker: asker.register_cuda_shared_memory(
         "gpu", base64.b64encode(bytes(64)), 0, 64
@@ -136,8 +136,8 @@ CALLS: Calls = {
 }
 
 
-def _of_segment(asker: Asker, size_bytes: int, offset: int) -> Told:
+def _of_segment(asker: Asker, size_bytes: int, offset: int) -> Reply:
     with segment(asker) as (_, key):
-        answer = told(lambda _: asker.register_system_shared_memory("odd", key, size_bytes, offset), asker)
+        answer = reply(lambda _: asker.register_system_shared_memory("odd", key, size_bytes, offset), asker)
         asker.unregister_system_shared_memory("odd")
         return answer

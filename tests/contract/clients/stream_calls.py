@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from tests.contract.clients.asking import Asker, Told, plain, told_by_result
+from tests.contract.clients.asking import Asker, Reply, plain, reported_by_result
 from tests.contract.clients.infer_calls import F6
 
 WAIT_S = 60.0
@@ -14,43 +14,43 @@ Request = dict[str, Any]
 Requests = Callable[[Asker], list[Request]]
 
 
-def streamed(requests: Requests, expected: int, **options: Any) -> Callable[[Asker], Told]:
+def streamed(requests: Requests, expected: int, **options: Any) -> Callable[[Asker], Reply]:
     """What comes for these requests on one stream, in the order of its coming."""
 
-    def ask(asker: Asker) -> Told:
+    def ask(asker: Asker) -> Reply:
         asked = requests(asker)
         if asker.runner is None:
-            return _told_by_callbacks(asker, asked, expected, options)
-        return asker.runner.run(_told_by_iterator(asker, asked, expected, options))
+            return _reported_by_callbacks(asker, asked, expected, options)
+        return asker.runner.run(_reported_by_iterator(asker, asked, expected, options))
 
     return ask
 
 
-def _told_by_callbacks(asker: Asker, requests: list[Request], expected: int, options: dict[str, Any]) -> Told:
-    answers: queue.Queue[Told] = queue.Queue()
-    asker.client.start_stream(lambda result, error: answers.put(_told(result, error)), **options)
+def _reported_by_callbacks(asker: Asker, requests: list[Request], expected: int, options: dict[str, Any]) -> Reply:
+    answers: queue.Queue[Reply] = queue.Queue()
+    asker.client.start_stream(lambda result, error: answers.put(_reported(result, error)), **options)
     for request in requests:
         asker.client.async_stream_infer(**request)
-    told = [answers.get(timeout=WAIT_S) for _ in range(expected)]
+    reply = [answers.get(timeout=WAIT_S) for _ in range(expected)]
     asker.client.stop_stream()
-    return told, answers.qsize()
+    return reply, answers.qsize()
 
 
-async def _told_by_iterator(asker: Asker, requests: list[Request], expected: int, options: dict[str, Any]) -> Told:
+async def _reported_by_iterator(asker: Asker, requests: list[Request], expected: int, options: dict[str, Any]) -> Reply:
     async def outgoing() -> AsyncIterator[Request]:
         for request in requests:
             yield request
 
-    told = []
+    reply = []
     async for result, error in asker.client.stream_infer(outgoing(), stream_timeout=WAIT_S, **options):
-        told.append(_told(result, error))
-    return told[:expected], len(told) - expected
+        reply.append(_reported(result, error))
+    return reply[:expected], len(reply) - expected
 
 
-def _told(result: Any, error: Any) -> Told:
+def _reported(result: Any, error: Any) -> Reply:
     if error is not None:
         return {"status": str(error.status()), "error": error.message()}
-    return told_by_result(result), plain(result.get_response().parameters)
+    return reported_by_result(result), plain(result.get_response().parameters)
 
 
 def _numbered(model: str, count: int) -> Requests:
@@ -89,14 +89,14 @@ def _good_after_bad(asker: Asker) -> list[Request]:
     """An unknown model, a wrong input, a model that fails; and one that answers."""
     x = [asker.tensor(F6, "FP32")]
     return [
-        {"model_name": "nobody", "inputs": x, "request_id": "a"},
+        {"model_name": "unknown", "inputs": x, "request_id": "a"},
         {"model_name": "identity_fp32", "inputs": [asker.tensor(F6, "FP32", "wrong")], "request_id": "b"},
         {"model_name": "fails", "inputs": [asker.tensor(F6[0], "FP32")], "request_id": "c"},
         {"model_name": "identity_fp32", "inputs": x, "request_id": "d"},
     ]
 
 
-CALLS: dict[str, Callable[[Asker], Told]] = {
+CALLS: dict[str, Callable[[Asker], Reply]] = {
     "many on one stream": streamed(_numbered("identity_fp32", 20), 20),
     "a sequence on a stream": streamed(_sums(70, "sums"), 5),
     "a named sequence on a stream": streamed(_sums("seventy", "sums_by_word"), 5),
@@ -106,6 +106,6 @@ CALLS: dict[str, Callable[[Asker], Told]] = {
     "an error of a decoupled model": streamed(_repeats(-1), 1),
     "compression on a stream": streamed(_numbered("identity_fp32", 2), 2, compression_algorithm="gzip"),
     "errors on a stream": streamed(_good_after_bad, 4),
-    "an error that ends the stream": streamed(_numbered("nobody", 1), 1, headers={"triton_grpc_error": "true"}),
+    "an error that ends the stream": streamed(_numbered("unknown", 1), 1, headers={"triton_grpc_error": "true"}),
     "a stream without a request": streamed(lambda _: [], 0),
 }

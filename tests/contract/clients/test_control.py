@@ -10,7 +10,7 @@ pytestmark = pytest.mark.xdist_group("client-stack")
 
 
 @pytest.mark.parametrize("call", CALLS)
-def test_control_call_through_every_client_is_told_as_triton_tells_it(sides: Sides, call: str) -> None:
+def test_control_call_through_every_client_is_reported_as_triton_does(sides: Sides, call: str) -> None:
     """Health, metadata, configuration, index, statistics, loads, trace and log settings."""
     through, bare = sides.ask(CALLS[call])
     promise = promised(sides.kind, call, bare)

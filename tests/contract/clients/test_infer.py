@@ -24,13 +24,13 @@ OCCUPIED_MS, TURN_MS = 3000.0, 1.0
 
 
 @pytest.mark.parametrize("call", [call for call in CALLS if call != IN_JSON])
-def test_inference_through_every_client_is_told_as_triton_tells_it(sides: Sides, call: str) -> None:
+def test_inference_through_every_client_is_reported_as_triton_does(sides: Sides, call: str) -> None:
     """Results, errors and the heads of the answers are Triton's, but for the listed differences."""
     compare(sides, call)
 
 
 @pytest.mark.parametrize("sides", ["http", "http.aio"], indirect=True)
-def test_inference_in_json_is_told_as_triton_tells_it(sides: Sides) -> None:
+def test_inference_in_json_is_reported_as_triton_does(sides: Sides) -> None:
     """The same of tensors that stand in the JSON, which gRPC has not."""
     compare(sides, IN_JSON)
 
@@ -41,7 +41,7 @@ def compare(sides: Sides, call: str) -> None:
     promise = promised(sides.kind, call, bare)
     assert agrees(through, promise), (through, promise)
     if call in ANSWERED:
-        assert not isinstance(through.told, dict), "an error where a result was meant"
+        assert not isinstance(through.reply, dict), "an error where a result was meant"
 
 
 @pytest.mark.parametrize("kind", ["http", "grpc"])

@@ -24,15 +24,15 @@ def program() -> Path:
     return PROGRAM
 
 
-def test_kserve_client_is_told_by_the_gateway_what_triton_tells_it(client_stack: RunningStack, program: Path) -> None:
+def test_kserve_client_gets_from_the_gateway_what_triton_sends(client_stack: RunningStack, program: Path) -> None:
     """Its REST and gRPC clients: results, errors and texts; and health, which they cannot read of a bare Triton."""
     gateway = [client_stack.http_url, client_stack.grpc_address]
-    through, bare = _told(program, *gateway, client_stack.engine_http_url, client_stack.engine_grpc_address)
+    through, bare = _reported(program, *gateway, client_stack.engine_http_url, client_stack.engine_grpc_address)
     assert through == bare | WHERE_TRITON_FAILS
     assert isinstance(bare["rest live"], list), "Triton's health can be read now: the difference is none any more"
 
 
-def _told(program: Path, *servers: str) -> list[dict[str, Any]]:
+def _reported(program: Path, *servers: str) -> list[dict[str, Any]]:
     done = subprocess.run([PYTHON, program, *servers], capture_output=True, check=True, timeout=120)
     answers: list[dict[str, Any]] = json.loads(done.stdout)
     return answers

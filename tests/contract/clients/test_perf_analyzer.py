@@ -72,7 +72,7 @@ def perf_analyzer(triton_environment: Path, tmp_path_factory: pytest.TempPathFac
 
 @pytest.mark.parametrize("way", WAYS)
 def test_perf_analyzer_completes(client_stack: RunningStack, perf_analyzer: PerfAnalyzer, way: str) -> None:
-    """It measures as many requests as it was told, and finds some of them in the server's statistics, where it looks
+    """It measures as many requests as configured, and finds some of them in the server's statistics, where it looks
     when the first are already under way."""
     printed = perf_analyzer.run(_address(client_stack, WAYS[way]), *WAYS[way])
     assert _counted(printed, "Request count") >= REQUESTS

@@ -15,8 +15,8 @@ pytestmark = pytest.mark.xdist_group("client-stack")
 
 
 @pytest.mark.parametrize("call", CALLS)
-def test_shared_memory_through_every_client_is_told_as_triton_tells_it(sides: Sides, call: str) -> None:
-    """Registered, used, told of, refused and unregistered; and what stands in the memory afterwards."""
+def test_shared_memory_through_every_client_is_reported_as_triton_does(sides: Sides, call: str) -> None:
+    """Registered, used, listed, refused and unregistered; and what stands in the memory afterwards."""
     through, bare = sides.ask(CALLS[call])
     promise = promised(sides.kind, call, bare)
     assert agrees(through, promise), (through, promise)

@@ -12,7 +12,7 @@ pytestmark = pytest.mark.xdist_group("client-stack")
 
 @pytest.mark.parametrize("kind", ["grpc", "grpc.aio"])
 @pytest.mark.parametrize("call", CALLS)
-def test_stream_through_every_client_is_told_as_triton_tells_it(
+def test_stream_through_every_client_is_reported_as_triton_does(
     client_stack: RunningStack, kind: str, call: str
 ) -> None:
     """The answers in their order, errors where Triton has them, heads and the end of the call."""

@@ -4,8 +4,8 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
+from penstock_video.analytics.evaluators import SourceAnalytics
 from penstock_video.analytics.rules import Rules
-from penstock_video.analytics.source_analytics import SourceAnalytics, new_analytics
 from penstock_video.types import AnalyticsEvent, Detections, Frame, FrameAnalytics, Tracks
 
 LABELS = ("person", "car")
@@ -51,7 +51,7 @@ def observe(
     box: tuple[float, float] = BOX,
 ) -> list[FrameAnalytics]:
     """What is said of each frame; the paths have a place for each. numbers: of the frames, where some are missing."""
-    analytics = new_analytics(rules, LABELS) if isinstance(rules, Rules) else rules
+    analytics = SourceAnalytics(rules, LABELS) if isinstance(rules, Rules) else rules
     count = max((len(path) for path in paths.values()), default=0)
     said = []
     for step, number in enumerate(numbers or range(first, first + count)):

@@ -5,9 +5,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from penstock_video.analytics.evaluators import SourceAnalytics
 from penstock_video.analytics.rules import Dwell, Overcrowding, RoiFiltering, Rules
 from penstock_video.analytics.scene import Area, scaled
-from penstock_video.analytics.source_analytics import new_analytics
 from penstock_video.types import AnalyticsKind
 from tests.deepstream_pipeline.analytics.scenes import (
     LABELS,
@@ -171,7 +171,7 @@ def test_roi_object_lost_inside_leaves_once_it_is_gone() -> None:
 
 def test_roi_cut_ends_every_stay() -> None:
     """Who was inside before a cut has left with its first frame."""
-    analytics = new_analytics(YARD, LABELS)
+    analytics = SourceAnalytics(YARD, LABELS)
     analytics.observe(frame_at(0), tracks_at({1: IN}))
     said = analytics.observe(frame_at(1, segment=1), tracks_at({2: IN}))
     assert event_values([said]) == [(1, 1, 0.0), (1, 2, 1.0)]
@@ -238,7 +238,7 @@ def test_crowd_too_short_tells_nothing() -> None:
 def test_crowd_ends_at_a_cut() -> None:
     """What was before it is over; the time begins anew."""
     rules = Rules(overcrowding=(Overcrowding("Stage", SQUARE, 1, 1.0),))
-    analytics = new_analytics(rules, LABELS)
+    analytics = SourceAnalytics(rules, LABELS)
     said = [analytics.observe(frame_at(number, segment=number // 15), tracks_at({1: IN})) for number in range(30)]
     assert event_values(said) == [(10, None, 1.0), (15, None, 0.0), (25, None, 1.0)]
 

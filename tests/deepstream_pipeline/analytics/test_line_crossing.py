@@ -8,9 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock_video.analytics.evaluators import LineCrossingEvaluator
+from penstock_video.analytics.evaluators import LineCrossingEvaluator, SourceAnalytics
 from penstock_video.analytics.rules import LineCrossing, LineMode, Rules
-from penstock_video.analytics.source_analytics import new_analytics
 from tests.deepstream_pipeline.analytics.scenes import (
     LABELS,
     SLACK,
@@ -111,7 +110,7 @@ def test_line_object_without_identity_is_not_followed() -> None:
 def test_line_object_gone_leaves_no_memory() -> None:
     """What a rule remembers of an object goes with it: 500 passers-by later, only the last are known."""
     rule = LineCrossing("Gate", ACROSS)
-    analytics = new_analytics(Rules(line_crossing=(rule,)), LABELS)
+    analytics = SourceAnalytics(Rules(line_crossing=(rule,)), LABELS)
     watch = analytics._watches[0][2]
     assert isinstance(watch, LineCrossingEvaluator)
     for number in range(500):
@@ -123,7 +122,7 @@ def test_line_object_gone_leaves_no_memory() -> None:
 
 def test_line_cut_forgets_the_sides() -> None:
     """After a cut the same number, were it given again, would be another object."""
-    analytics = new_analytics(gate(), LABELS)
+    analytics = SourceAnalytics(gate(), LABELS)
     analytics.observe(frame_at(0), tracks_at({1: (400, 500)}))
     said = analytics.observe(frame_at(1, segment=1), tracks_at({1: (600, 500)}))
     assert said.counts[KEY] == 0

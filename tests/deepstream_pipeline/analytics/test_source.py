@@ -5,8 +5,8 @@ from dataclasses import replace
 import pytest
 
 from penstock_video.analytics import scene
+from penstock_video.analytics.evaluators import SourceAnalytics
 from penstock_video.analytics.rules import DirectionDetection, LineCrossing, LineMode, RoiFiltering, Rules
-from penstock_video.analytics.source_analytics import new_analytics
 from penstock_video.types import no_tracks
 from tests.deepstream_pipeline.analytics.scenes import LABELS, event_values, frame_at, observe, straight, tracks_at
 
@@ -54,13 +54,13 @@ def test_counts_of_a_frame_without_rules_are_its_objects_by_class() -> None:
     """What is there now, also where nothing is asked of it."""
     said = observe(Rules(), {1: [(10, 50)], 2: [(90, 50)], 3: [(200, 50)], 4: [(300, 50)]}, class_ids={2: 1, 3: 7})
     assert said[0].counts == {"objects/person": 2, "objects/car": 1, "objects/class 7": 1}
-    assert new_analytics(Rules(), LABELS).observe(frame_at(0), no_tracks()).counts == {}
+    assert SourceAnalytics(Rules(), LABELS).observe(frame_at(0), no_tracks()).counts == {}
 
 
 def test_rules_are_scaled_to_the_sources_size_and_at_its_change() -> None:
     """config-width and -height: a line at a quarter of the picture is there in every resolution."""
     rules = Rules(400, 100, line_crossing=(LineCrossing("Gate", ((100.0, 0.0), (100.0, 100.0))),))
-    analytics = new_analytics(rules, LABELS)
+    analytics = SourceAnalytics(rules, LABELS)
     assert len(event_values(observe(analytics, {1: [(220, 500), (280, 500)]}))) == 1
     assert len(event_values(observe(analytics, {2: [(220, 500), (280, 500)]}, first=2, size=(2000, 1000)))) == 0
     assert len(event_values(observe(analytics, {3: [(470, 500), (530, 500)]}, first=4, size=(2000, 1000)))) == 1
@@ -69,7 +69,7 @@ def test_rules_are_scaled_to_the_sources_size_and_at_its_change() -> None:
 def test_rules_changed_keep_the_counts_of_those_that_stay() -> None:
     """A rule that is the same goes on counting and knows who is where; another of its name begins at 0."""
     other = LineCrossing("Other", ((700.0, 0.0), (700.0, 1000.0)))
-    analytics = new_analytics(Rules(line_crossing=(LINE, other)), LABELS)
+    analytics = SourceAnalytics(Rules(line_crossing=(LINE, other)), LABELS)
     observe(analytics, {1: [(400, 500), (800, 500)], 2: [(400, 500), (450, 500)]})
     moved = LineCrossing("Other", ((701.0, 0.0), (701.0, 1000.0)))
     changed = analytics.changed(Rules(line_crossing=(moved, LINE)))
@@ -81,7 +81,7 @@ def test_rules_changed_keep_the_counts_of_those_that_stay() -> None:
 def test_frame_that_was_not_inferred_decides_nothing() -> None:
     """An estimate over a line crosses nothing; counts and lasting rules are those of the last look."""
     yard = RoiFiltering("Yard", ((0.0, 0.0), (600.0, 0.0), (600.0, 1000.0), (0.0, 1000.0)))
-    analytics = new_analytics(Rules(roi_filtering=(yard,), line_crossing=(LINE,)), LABELS)
+    analytics = SourceAnalytics(Rules(roi_filtering=(yard,), line_crossing=(LINE,)), LABELS)
     observe(analytics, {1: [(400, 500)], 2: [(490, 500)]})
     seen = observe(analytics, {1: [(510, 500)], 2: [(490, 500)]}, first=1)[0]
     assert seen.rules_of == (("Yard", "Gate"), ("Yard",))
@@ -93,7 +93,7 @@ def test_frame_that_was_not_inferred_decides_nothing() -> None:
 
 def test_rules_changed_in_their_picture_begin_anew() -> None:
     """The same points of another configured picture are another place."""
-    analytics = new_analytics(Rules(line_crossing=(LINE,)), LABELS)
+    analytics = SourceAnalytics(Rules(line_crossing=(LINE,)), LABELS)
     observe(analytics, {1: [(400, 500), (800, 500)]})
     said = observe(analytics.changed(Rules(2000, 2000, line_crossing=(LINE,))), {1: [(800, 500)]}, first=2)
     assert said[0].counts["line-crossing/Gate"] == 0
@@ -102,7 +102,7 @@ def test_rules_changed_in_their_picture_begin_anew() -> None:
 def test_objects_beyond_all_measure_are_forgotten_oldest_first(monkeypatch: pytest.MonkeyPatch) -> None:
     """However many identities a tracker makes in a second, what is remembered has a bound."""
     monkeypatch.setattr(scene, "MOST_OBJECTS", 50)
-    analytics = new_analytics(Rules(roi_filtering=(RoiFiltering("All", ((0, 0), (1000, 0), (1000, 1000))),)), LABELS)
+    analytics = SourceAnalytics(Rules(roi_filtering=(RoiFiltering("All", ((0, 0), (1000, 0), (1000, 1000))),)), LABELS)
     for number in range(100):
         analytics.observe(frame_at(number, fps=100), tracks_at({number * 10 + one: (900, 500) for one in range(10)}))
         assert len(analytics._presence) <= 60

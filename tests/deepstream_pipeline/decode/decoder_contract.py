@@ -1,4 +1,4 @@
-"""One decoder, every kind of clip, whoever makes the pictures: all frames, in order, at rising times, each change told.
+"""One contract for every decoder and kind of clip: all frames, in order, at rising times, each change reported.
 
 The same promises for FFmpeg, for the stand-in of NVDEC, and on a card for NVDEC itself (tests/gpu).
 """
@@ -14,10 +14,9 @@ import av
 import numpy as np
 import pytest
 
-from penstock_video.decode.codec import MakeCodec
+from penstock_video.decode.codec import MakeCodec, Painter, Pixels, upright
 from penstock_video.decode.container import DecodeOptions
 from penstock_video.decode.decoder import Decoder, Picture, StreamFacts
-from penstock_video.decode.pictures import Painter, Pixels, upright
 from penstock_video.errors import DecodeError, NeedsCpu
 from penstock_video.gpu.picture import UPRIGHT, DevicePicture
 from penstock_video.types import DecoderKind
@@ -221,10 +220,10 @@ class DecoderContract:
         assert seen.pts_s[:3] == pytest.approx([100.0, 100.04, 100.08], abs=0.002)
 
     @pytest.mark.parametrize("how", [{}, {"b_frames": 2}, {"codec": "libx265"}], ids=["h264", "h264 b", "hevc"])
-    def test_resolution_that_changes_is_told_and_loses_nothing(
+    def test_resolution_that_changes_is_reported_and_loses_nothing(
         self, kind: Kind, tmp_path: Path, how: dict[str, Any]
     ) -> None:
-        """Two clips joined in one stream: the facts are told again with the first frame that they hold for."""
+        """Two clips joined in one stream: the facts are reported again with the first frame that they hold for."""
         small = plain_clip(tmp_path / "small.ts", frames=FRAMES, **how)
         large = plain_clip(tmp_path / "large.ts", frames=FRAMES, size=(322, 190), **how)
         _, seen = seen_of(kind, joined(tmp_path / "both.ts", small, large, small))
@@ -236,7 +235,7 @@ class DecoderContract:
 
     @pytest.mark.parametrize("codec", ["libx265", "mpeg2video"])
     def test_codec_that_changes_is_followed(self, kind: Kind, tmp_path: Path, codec: str) -> None:
-        """From H.264 to another in one stream: told, and decoded from its next keyframe on, or left to the CPU."""
+        """From H.264 to another in one stream: reported, and decoded from its next keyframe on, or left to the CPU."""
         first = plain_clip(tmp_path / "first.ts", frames=FRAMES)
         second = plain_clip(tmp_path / "second.ts", frames=FRAMES, codec=codec, first=100, gop=10)
         path = joined(tmp_path / "both.ts", first, second)
@@ -299,7 +298,7 @@ class DecoderContract:
     def test_stream_that_begins_in_the_middle_begins_at_a_keyframe(
         self, kind: Kind, tmp_path: Path, how: dict[str, Any]
     ) -> None:
-        """As a camera is joined: what comes before its first keyframe is nobody's failure, and not shown."""
+        """As a camera is joined: what comes before its first keyframe is no one's failure, and not shown."""
         whole = plain_clip(tmp_path / "a.ts", frames=FRAMES, **how)
         _, seen = seen_of(kind, without(tmp_path / "middle.ts", whole, range(5)))
         assert seen.numbers == list(range(12, FRAMES))

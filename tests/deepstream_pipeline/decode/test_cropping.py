@@ -38,10 +38,10 @@ def test_edges_that_are_cut_off_before_the_picture_are_found(
 @pytest.mark.parametrize("layers", [0, 1, 6])
 def test_window_of_hevc_is_read_behind_all_layers(left: int, top: int, is_cut: bool, layers: int) -> None:
     """Bits as the standard has them: x265 writes no such window. Every other layer tells its profile and level."""
-    told = [(layer % 2, layer % 2) for layer in range(layers)]
+    reported = [(layer % 2, layer % 2) for layer in range(layers)]
     bits = f"{33 << 1:08b}{1:08b}{0:04b}{layers:03b}1{0:088b}{93:08b}"
-    bits += "".join(f"{profile}{level}" for profile, level in told) + "00" * (8 - layers if layers else 0)
-    bits += "".join("1" * 88 * profile + "1" * 8 * level for profile, level in told)
+    bits += "".join(f"{profile}{level}" for profile, level in reported) + "00" * (8 - layers if layers else 0)
+    bits += "".join("1" * 88 * profile + "1" * 8 * level for profile, level in reported)
     bits += "".join(map(golomb, (0, 1, 640, 360))) + "1" + "".join(map(golomb, (left, 5, top, 7)))
     bits += "1" + "0" * (-(len(bits) + 1) % 8)
     unit = int(bits, 2).to_bytes(len(bits) // 8, "big")

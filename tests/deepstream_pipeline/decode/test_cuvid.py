@@ -16,15 +16,15 @@ class FakeCuvid:
 
     def cuvidGetDecoderCaps(self, caps: Any) -> int:
         """Fills what it was given."""
-        told = (ctypes.c_ubyte * 88).from_address(ctypes.addressof(caps._obj))
-        assert ctypes.sizeof(caps._obj) == len(told)
-        assert (told[4], told[8]) == (1, 0)  # 4:2:0, 8 bit
-        if told[0] == 4:
-            told[24], told[25] = 1, 7
+        reported = (ctypes.c_ubyte * 88).from_address(ctypes.addressof(caps._obj))
+        assert ctypes.sizeof(caps._obj) == len(reported)
+        assert (reported[4], reported[8]) == (1, 0)  # 4:2:0, 8 bit
+        if reported[0] == 4:
+            reported[24], reported[25] = 1, 7
             for offset, number in ((28, 4096), (32, 4080), (36, 65280)):
-                ctypes.c_uint.from_address(ctypes.addressof(told) + offset).value = number
+                ctypes.c_uint.from_address(ctypes.addressof(reported) + offset).value = number
             for offset, number in ((40, 48), (42, 16)):
-                ctypes.c_ushort.from_address(ctypes.addressof(told) + offset).value = number
+                ctypes.c_ushort.from_address(ctypes.addressof(reported) + offset).value = number
         return self.code
 
 

@@ -21,7 +21,7 @@ def test_mended_frame_taints_what_builds_on_it() -> None:
 
 
 def test_mended_keyframe_taints_its_group() -> None:
-    """A keyframe that was mended helps nobody: all until the next are marked."""
+    """A keyframe that was mended helps no one: all until the next are marked."""
     assert judged(Damage(), "K!", "P", "K", "P") == [CORRUPT, CORRUPT, CLEAN, CLEAN]
 
 

@@ -11,7 +11,7 @@ from penstock_video.decode.nvdec_errors import DecodeErrors
 
 
 class Pipe:
-    """Lines are written into it; time is told by hand."""
+    """Lines are written into it; a test sets the time."""
 
     def __init__(self) -> None:
         self.read_end, self.write_end = os.pipe()
@@ -53,7 +53,7 @@ def test_two_lines_of_one_number_are_two_cameras(pipe: Pipe) -> None:
     assert [pipe.errors.take({5}) for _ in range(3)] == [{5}, {5}, set()]
 
 
-def test_line_that_nobody_takes_is_dropped_and_counted(pipe: Pipe) -> None:
+def test_line_that_no_one_takes_is_dropped_and_counted(pipe: Pipe) -> None:
     """After a second."""
     pipe.say(5)
     assert pipe.errors.take({1}) == set()

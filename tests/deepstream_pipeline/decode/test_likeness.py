@@ -6,7 +6,7 @@ import av
 import numpy as np
 import pytest
 
-from penstock_video.decode.pictures import Painter, PictureSimilarity, Plane, thumbnail_of
+from penstock_video.decode.codec import Painter, PictureSimilarity, Plane, thumbnail_of
 
 DICE = np.random.default_rng(3)
 SCENE = DICE.integers(0, 90, (480, 640), np.uint8)

@@ -1,4 +1,4 @@
-"""A lock's file lies where nobody else can have put it, or there is none."""
+"""A lock's file lies where no one else can have put it, or there is none."""
 
 import fcntl
 import os
@@ -66,7 +66,7 @@ def test_folder_in_which_others_may_write_has_no_lock(folder: Path, mode: int) -
 
 
 def test_folder_of_another_user_has_no_lock(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whoever made it first, under this user's number."""
+    """Whichever process made it first, under this user's number."""
     owner = os.getuid()
     assert is_opened()
     monkeypatch.setattr(os, "getuid", lambda: owner + 1)

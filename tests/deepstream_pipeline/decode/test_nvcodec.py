@@ -72,7 +72,7 @@ def test_card_without_room_for_a_decoder_says_so_and_nothing_of_the_stream(
     "refusal",
     [PyNvVCException(text_of(2, "CUDA_ERROR_OUT_OF_MEMORY")), RuntimeError("cuCtxCreate failed: out of memory")],
 )
-def test_card_without_room_is_told_before_the_first_packet_too(library: FakeLibrary, refusal: Exception) -> None:
+def test_card_without_room_is_reported_before_the_first_packet_too(library: FakeLibrary, refusal: Exception) -> None:
     """Where the library asks it for memory as soon as a decoder is wanted, in whatever words."""
     library.refusal = refusal
     with pytest.raises(GpuFull, match="the GPU makes no more decoders"):

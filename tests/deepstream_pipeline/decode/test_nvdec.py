@@ -118,7 +118,7 @@ def test_decoder_that_fails_again_and_again_ends_the_source(tmp_path: Path) -> N
         run.read(2)
 
 
-def test_full_card_is_told_at_once_and_counts_as_no_damage(tmp_path: Path) -> None:
+def test_full_card_is_reported_at_once_and_counts_as_no_damage(tmp_path: Path) -> None:
     """With the first packet, and whenever it is asked again; the decoder's place is free once there is one."""
     path = write_clip(tmp_path / "a.mp4", frames=12)
     run = Run(path, FakeOpener(room=0))
@@ -165,7 +165,7 @@ def test_stream_without_a_keyframe_is_the_cpus(tmp_path: Path, monkeypatch: pyte
         run.read()
 
 
-def test_stream_that_becomes_one_for_the_cpu_is_told_at_its_second_keyframe(tmp_path: Path) -> None:
+def test_stream_that_becomes_one_for_the_cpu_is_reported_at_its_second_keyframe(tmp_path: Path) -> None:
     """The first may be damage: what follows it is not shown, and the decoder stays."""
     first = write_clip(tmp_path / "first.ts", frames=12)
     laced = write_clip(tmp_path / "laced.ts", frames=24, options=INTERLACED)
@@ -213,7 +213,7 @@ def bare(packet: "av.Packet[VideoStream]", codec: str) -> "av.Packet[VideoStream
 
 
 def test_mended_picture_and_what_builds_on_it_are_marked(tmp_path: Path) -> None:
-    """As the library said it, until the next keyframe; nobody else's lines are taken."""
+    """As the library said it, until the next keyframe; no one else's lines are taken."""
     whole = write_clip(tmp_path / "a.ts", frames=36, gop=12, size=(320, 192))
     with av.open(str(whole)) as container:
         cut = [bytes(packet) for packet in container.demux(video=0)][15]

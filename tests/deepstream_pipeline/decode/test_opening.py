@@ -71,7 +71,7 @@ def test_text_that_poses_as_a_video_opens_nothing(kind: str, suffix: str, clip: 
 
 
 def test_file_that_is_no_video_is_a_decode_error(tmp_path: Path, clip: Path) -> None:
-    """Empty files, texts, an MP4 without its index or of a codec that nobody knows say so, and name the file."""
+    """Empty files, texts, an MP4 without its index or of a codec that no one knows say so, and name the file."""
     (tmp_path / "empty.mp4").touch()
     (tmp_path / "text.mp4").write_text("no video\n" * 100)
     truncated(tmp_path / "cut.mp4", write_clip(tmp_path / "whole.mp4", frames=10))
@@ -167,7 +167,7 @@ def test_playlist_may_not_name_a_file_among_its_segments(site: Web, clip: Path) 
         ("/silent", SourceUnavailable),
     ],
 )
-def test_refusals_of_a_server_are_told_apart(site: Web, path: str, expected: type[PipelineError]) -> None:
+def test_refusals_of_a_server_are_distinguished(site: Web, path: str, expected: type[PipelineError]) -> None:
     """Another password, or another time: the first is asked slowly. A silent server costs the time-out, not more."""
     began = time.monotonic()
     error = failure(site.url(path + "?token=hunter2", "anna:hunter2@"))
@@ -178,7 +178,7 @@ def test_refusals_of_a_server_are_told_apart(site: Web, path: str, expected: typ
     assert f"127.0.0.1:{site.port}" in error.message
 
 
-def test_port_that_nobody_listens_on_is_unavailable() -> None:
+def test_port_that_no_one_listens_on_is_unavailable() -> None:
     """A camera that is off refuses the connection, and its password stays secret."""
     for scheme in ("rtsp", "http"):
         error = failure(f"{scheme}://anna:hunter2@127.0.0.1:1/1")

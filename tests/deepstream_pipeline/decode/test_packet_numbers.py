@@ -14,7 +14,7 @@ def given(numbers: PacketNumbers, *packets: str) -> list[int]:
 
 
 def lost(numbers: PacketNumbers, *stamps: int) -> list[int]:
-    """How many are told lost with each picture that comes out; -1 for a picture of no packet."""
+    """How many are reported lost with each picture that comes out; -1 for a picture of no packet."""
     found = [numbers.came_out(stamp) for stamp in stamps]
     return [-1 if sent is None else sent.lost for sent in found]
 
@@ -97,7 +97,7 @@ def test_picture_comes_once() -> None:
     assert lost(numbers, stamp, stamp, stamp + 7) == [0, -1, -1]
 
 
-def test_missing_picture_is_told_with_the_next_one_shown() -> None:
+def test_missing_picture_is_reported_with_the_next_one_shown() -> None:
     """Before that one is judged."""
     numbers = PacketNumbers()
     stamps = given(numbers, "K0", "1", "2", "3", "4")
@@ -150,7 +150,7 @@ def test_too_many_are_not_awaited() -> None:
 
 
 def test_forgotten_packets_are_not_lost() -> None:
-    """After a seek nobody misses them; after a change of decoders they count."""
+    """After a seek no one misses them; after a change of decoders they count."""
     numbers = PacketNumbers()
     given(numbers, "K0", "1")
     numbers.forget()

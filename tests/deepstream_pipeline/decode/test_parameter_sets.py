@@ -37,7 +37,7 @@ def test_headers_are_read(codec: str, packet: bytes, expected: Headers) -> None:
     assert headers_of(packet, codec) == expected
 
 
-def test_two_sequences_are_both_told() -> None:
+def test_two_sequences_are_both_reported() -> None:
     """A stream may hold several, of which a change of any counts."""
     packet = START + b"\x67one" + START + b"\x67two" + START + b"\x65I"
     assert headers_of(packet, "h264").sequence == b"\x67one\x67two"

@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 from av.video.reformatter import ColorRange, Colorspace
 
+from penstock_video.decode.codec import Painter, orientation_of, upright_size
 from penstock_video.decode.container import DecodeOptions
 from penstock_video.decode.decoder import Decoder
-from penstock_video.decode.pictures import Painter, orientation_of, upright_size
 from penstock_video.gpu.picture import UPRIGHT
 from tests.deepstream_pipeline.clips import numbered_picture, with_display_matrix, write_clip
 

@@ -27,14 +27,14 @@ class Run:
 
     def __init__(self, clip: Path, cache_s: float = 1.0, **options: Any) -> None:
         self.finished: list[tuple[str, str]] = []
-        self.told: list[FinishedClip] = []
+        self.reported: list[FinishedClip] = []
         self._decoder = Decoder(str(clip), DecodeOptions())
         self.recorder = PacketRecorder(cache_s, self._note, **options)
         self.recorder.begin(self._decoder.stream, is_live=False)
 
     def _note(self, over: FinishedClip) -> None:
         self.finished.append((over.path, over.error))
-        self.told.append(over)
+        self.reported.append(over)
 
     def read(self, cuts: dict[int, tuple[Path, float, float]], loops: int = 1) -> None:
         """cuts: by packet, what is begun before it: path, before_s, after_s."""
@@ -121,7 +121,7 @@ def test_recording_without_a_cache_begins_with_the_next_keyframe(tmp_path: Path)
     assert run.recorder.cached_bytes == 0
 
 
-def test_recording_that_cannot_be_written_is_told_once(tmp_path: Path) -> None:
+def test_recording_that_cannot_be_written_is_reported_once(tmp_path: Path) -> None:
     """A folder that is not there, and one that is a file: an error, no exception, and nothing is left."""
     run = Run(write_clip(tmp_path / "a.mp4", frames=60))
     (tmp_path / "file").touch()
@@ -138,7 +138,7 @@ def test_recording_of_packets_that_mp4_cannot_hold_names_them(tmp_path: Path) ->
     run.read({30: (tmp_path / "cut.mp4", 0.5, 0.5)})
     [(_, error)] = run.finished
     assert error == "the recording cannot be written: packets of msmpeg4v2 do not fit into MP4"
-    assert run.told[0].is_unwritable
+    assert run.reported[0].is_unwritable
     assert sorted(os.listdir(tmp_path)) == ["old.avi"]
 
 
@@ -152,8 +152,8 @@ def test_full_disk_ends_the_recording_and_nothing_else(tmp_path: Path) -> None:
         run.read({10: (path, 0.1, 60.0)})
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
-    [(told, error)] = run.finished
-    assert told == str(path)
+    [(reported, error)] = run.finished
+    assert reported == str(path)
     assert error
     assert sorted(os.listdir(tmp_path)) == ["a.avi"]
 
@@ -190,17 +190,17 @@ def test_recording_tells_the_seconds_that_are_in_it(tmp_path: Path) -> None:
     clip = write_clip(tmp_path / "a.ts", frames=100, gop=5)
     run, path = Run(clip, cache_s=1.0), tmp_path / "cut.mp4"
     run.read({75: (path, 30.0, 60.0), 12: (tmp_path / "early.mp4", 0.9, 0.4), 50: (tmp_path / "whole.mp4", 0.9, 0.4)})
-    early, whole, short = sorted(run.told, key=lambda over: over.before_s + over.after_s)
+    early, whole, short = sorted(run.reported, key=lambda over: over.before_s + over.after_s)
     assert (early.error, whole.error) == ("0.4 s before its moment, not 0.9: the source was opened only then", "")
     assert "1.2 s before its moment, not 30: smart-rec-cache is 1 s; " in short.error
     assert "1.0 s after its moment, not 60: the source is over" in short.error
-    for over in run.told:
+    for over in run.reported:
         shown_s = len(numbers_of(Path(over.path))) / 25
         assert over.before_s + over.after_s == pytest.approx(shown_s, abs=0.05)
 
 
 def test_recording_is_cut_around_its_moment_not_around_what_was_read_since(tmp_path: Path) -> None:
-    """A file's packets are read before an event of theirs is told of: the cache reaches back from the frames that are
+    """A file's packets are read before an event of theirs is reported: the cache reaches back from the frames that are
     on their way, and a clip whose time is read already is whole at once."""
     run, path = Run(write_clip(tmp_path / "a.ts", frames=200, gop=10), cache_s=1.0), tmp_path / "cut.mp4"
     moment_s = None
@@ -211,13 +211,13 @@ def test_recording_is_cut_around_its_moment_not_around_what_was_read_since(tmp_p
         if number == 180:
             run.recorder.cut(ClipRequest(str(path), 1.0, 2.0, moment_s), 0.0)
             break
-    [over] = run.told
+    [over] = run.reported
     assert over.error == ""
     assert over.after_s == pytest.approx(2.0, abs=0.1)
     assert 20 <= numbers_of(path)[0] <= 25
     assert numbers_of(path)[-1] in range(98, 102)
     run.recorder.push(packet, None)
-    assert run.recorder._kept[0].dts_s > 2.0  # nobody wants it any more
+    assert run.recorder._kept[0].dts_s > 2.0  # no one wants it any more
 
 
 def test_recording_is_not_refused_where_its_packets_fit(tmp_path: Path) -> None:

@@ -24,7 +24,7 @@ def stamps(raw: list[float | None], first_pts_s: float = 0.0, interval_s: float 
         pytest.param([None, None, None], [0.0, 0.1, 0.2], id="without times"),
         pytest.param([None, 7.0, 7.1], [0.0, 0.1, 0.2], id="the first without"),
         pytest.param([0.0, None, 0.2, None], [0.0, 0.1, 0.2, 0.3], id="some without"),
-        pytest.param([0.0, 0.1, 0.1, 0.2], [0.0, 0.1, 0.101, 0.2], id="told twice"),
+        pytest.param([0.0, 0.1, 0.1, 0.2], [0.0, 0.1, 0.101, 0.2], id="reported twice"),
         pytest.param([0.0, 0.2, 0.1, 0.3], [0.0, 0.2, 0.201, 0.3], id="out of order"),
         pytest.param([0.0, 0.2, 0.0, 0.1, 0.2, 0.3], [0.0, 0.2, 0.201, 0.202, 0.31, 0.41], id="a short stream again"),
         pytest.param([0.0, 0.1, 5000.0, 5000.1], [0.0, 0.1, 5000.0, 5000.1], id="a gap of more than an hour"),
@@ -49,7 +49,7 @@ def test_first_frame_continues_where_the_source_was() -> None:
 
 
 def test_stream_that_begins_anew_goes_on() -> None:
-    """A loop adds one interval; a gap that is told is kept."""
+    """A loop adds one interval; a gap that is reported is kept."""
     timeline = PtsTimeline(0.0, 0.1)
     assert [timeline.stamp(raw) for raw in (0.0, 0.1)] == pytest.approx([0.0, 0.1])
     timeline.begin()

@@ -1,4 +1,4 @@
-"""One decoder at a time is made on a card, and nobody waits for ever."""
+"""One decoder at a time is made on a card, and no one waits for ever."""
 
 import errno
 import fcntl
@@ -18,7 +18,7 @@ from penstock_video.sources import shared_work as turns_of
 from penstock_video.sources.core_pinning import open_lock
 from penstock_video.sources.shared_work import DecoderTurns, MadeInTurn
 
-PATIENCE_S, STUCK_S = 30.0, 0.3
+DEADLINE_S, STUCK_S = 30.0, 0.3
 CARD = "0000-1b-00.0"
 FILES = [f"decoders-{CARD}.lock", f"decoders-{CARD}.1.lock", f"decoders-{CARD}.2.lock"]
 
@@ -47,16 +47,16 @@ def at_once() -> Callable[[], None]:
     return called
 
 
-def program(stuck_s: float = PATIENCE_S, max_wait_s: float = PATIENCE_S) -> DecoderTurns:
+def program(stuck_s: float = DEADLINE_S, max_wait_s: float = DEADLINE_S) -> DecoderTurns:
     """What another program has of that card, or this one."""
     return DecoderTurns(CARD, stuck_s, max_wait_s)
 
 
-def hold(told: "multiprocessing.synchronize.Event") -> None:
+def hold(reported: "multiprocessing.synchronize.Event") -> None:
     """A process that dies with its turn."""
     with program().taken(nothing):
-        told.set()
-        time.sleep(PATIENCE_S)
+        reported.set()
+        time.sleep(DEADLINE_S)
 
 
 class Holder:
@@ -91,7 +91,7 @@ def stuck() -> Iterator[Callable[[str], Holder]]:
 
 
 def turns_are_free() -> bool:
-    """Whether nobody has the first file's."""
+    """Whether no one has the first file's."""
     descriptor = open_lock(FILES[0])
     assert descriptor is not None
     try:
@@ -113,7 +113,7 @@ class Crowd:
         for thread in threads:
             thread.start()
         for thread in threads:
-            thread.join(PATIENCE_S)
+            thread.join(DEADLINE_S)
 
     def _run(self, turns: DecoderTurns) -> None:
         with turns.taken(nothing):
@@ -133,24 +133,24 @@ def test_turns_do_not_overlap() -> None:
 
 def test_cards_have_turns_of_their_own() -> None:
     """Which no other card's camera waits for."""
-    with program().taken(nothing), DecoderTurns("0000-1c-00.0", PATIENCE_S).taken(at_once()):
+    with program().taken(nothing), DecoderTurns("0000-1c-00.0", DEADLINE_S).taken(at_once()):
         pass
 
 
 def test_turn_of_a_process_that_died_is_free() -> None:
-    """Without a wait for its holder's patience; whoever waits is attended to meanwhile."""
+    """Without a wait for its holder's timeout; the parent's messages are read meanwhile."""
     context = multiprocessing.get_context("spawn")
-    told = context.Event()
-    process = context.Process(target=hold, args=(told,), daemon=True)
+    reported = context.Event()
+    process = context.Process(target=hold, args=(reported,), daemon=True)
     process.start()
-    assert told.wait(PATIENCE_S)
+    assert reported.wait(DEADLINE_S)
 
     with program().taken(process.kill):  # called while it waits
-        process.join(PATIENCE_S)
+        process.join(DEADLINE_S)
     assert process.exitcode not in (None, 0)
 
 
-def test_nobody_waits_behind_one_who_is_stuck(stuck: Callable[[str], Holder]) -> None:
+def test_no_one_waits_behind_one_who_is_stuck(stuck: Callable[[str], Holder]) -> None:
     """Who has the same turn for long is passed by; at once by those of the same process who come later."""
     stuck(FILES[0])
     turns, began = program(stuck_s=1.0), time.monotonic()
@@ -193,7 +193,7 @@ def test_one_who_was_stuck_and_goes_on_is_waited_for_again(stuck: Callable[[str]
         assert attended >= 1
 
 
-def test_patience_has_an_end_where_others_go_first(stuck: Callable[[str], Holder], folder: Path) -> None:
+def test_timeout_has_an_end_where_others_go_first(stuck: Callable[[str], Holder], folder: Path) -> None:
     """However many turns pass by; no other file's is waited for then."""
     holder, attended = stuck(FILES[0]), 0
 
@@ -209,7 +209,7 @@ def test_patience_has_an_end_where_others_go_first(stuck: Callable[[str], Holder
     assert [path.name for path in folder.iterdir()] == FILES[:1]
 
 
-def test_patience_is_one_for_every_wait(stuck: Callable[[str], Holder], folder: Path) -> None:
+def test_timeout_is_one_for_every_wait(stuck: Callable[[str], Holder], folder: Path) -> None:
     """Of two files it is over in the second one."""
     for name in FILES[:2]:
         stuck(name)
@@ -219,8 +219,8 @@ def test_patience_is_one_for_every_wait(stuck: Callable[[str], Holder], folder: 
     assert not (folder / FILES[2]).exists()
 
 
-def test_another_camera_of_the_process_is_waited_for_within_the_patience() -> None:
-    """Before any file; with its parent heard meanwhile, and without a turn at the end of the patience."""
+def test_another_camera_of_the_process_is_waited_for_within_the_timeout() -> None:
+    """Before any file; with its parent's messages read meanwhile, and without a turn at the end of the timeout."""
     turns, attended = program(max_wait_s=0.7), 0
 
     def count() -> None:
@@ -263,11 +263,11 @@ def test_one_thread_of_a_process_looks_at_the_file(
     for thread in threads:
         thread.start()
     for _ in range(24):
-        assert attended.acquire(timeout=PATIENCE_S)
+        assert attended.acquire(timeout=DEADLINE_S)
     seen = len(looked)
     gone.set()
     for thread in threads:
-        thread.join(PATIENCE_S)
+        thread.join(DEADLINE_S)
     assert seen == 1
 
 
@@ -286,7 +286,7 @@ def test_what_is_raised_meanwhile_ends_the_wait(stuck: Callable[[str], Holder]) 
         pass
 
 
-def test_nobody_waits_where_there_is_no_file(folder: Path) -> None:
+def test_no_one_waits_where_there_is_no_file(folder: Path) -> None:
     """Its folder is a file, or a link stands in its place."""
     folder.write_text("")
     with program().taken(nothing), program().taken(at_once()):
@@ -300,14 +300,14 @@ def test_nobody_waits_where_there_is_no_file(folder: Path) -> None:
 
 
 def test_full_disk_ends_no_camera(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The turn is its own all the same, though nobody can tell it from the last."""
+    """The turn is its own all the same, though no one can tell it from the last."""
     monkeypatch.setattr(turns_of, "open_lock", lambda name: os.open("/dev/full", os.O_RDWR))
     with program().taken(nothing):
         pass
 
 
 @pytest.mark.parametrize("number", [errno.ENOLCK, errno.ENOSYS, errno.EIO])
-def test_system_without_locks_makes_nobody_wait(
+def test_system_without_locks_makes_no_one_wait(
     stuck: Callable[[str], Holder], monkeypatch: pytest.MonkeyPatch, number: int
 ) -> None:
     """A file system that has none, say; nor does it end a camera."""
@@ -324,7 +324,7 @@ def test_system_without_locks_makes_nobody_wait(
 def test_turn_that_cannot_be_read_is_not_waited_for(
     stuck: Callable[[str], Holder], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Nobody could tell whether its holder is stuck."""
+    """No one could tell whether its holder is stuck."""
 
     def refuse(*given: object) -> bytes:
         raise OSError(errno.EIO, os.strerror(errno.EIO))
@@ -336,7 +336,7 @@ def test_turn_that_cannot_be_read_is_not_waited_for(
 
 
 class Codec:
-    """An NvCodec; busy: whether somebody had the turn when a packet came."""
+    """An NvCodec; busy: whether someone had the turn when a packet came."""
 
     def __init__(self) -> None:
         self.busy: list[bool] = []

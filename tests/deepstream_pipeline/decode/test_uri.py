@@ -22,7 +22,7 @@ KINDS = [
 
 
 @pytest.mark.parametrize(("uri", "kind"), KINDS)
-def test_kind_of_a_source_is_told_by_its_address(uri: str, kind: UriKind) -> None:
+def test_kind_of_a_source_is_reported_by_its_address(uri: str, kind: UriKind) -> None:
     """Each address that can be a source is of one kind, before anything is opened."""
     assert kind_of(uri) is kind
     assert is_file(uri) is (kind is UriKind.FILE)

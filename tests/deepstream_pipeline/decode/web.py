@@ -63,7 +63,7 @@ def web() -> Iterator[Web]:
             self.end_headers()
 
         def log_message(self, format: str, *args: object) -> None:
-            """Nothing is told."""
+            """Nothing is reported."""
 
     server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
     server.handle_error = lambda *_: None  # type: ignore[method-assign]  # clients may hang up

@@ -12,7 +12,7 @@ import numpy.typing as npt
 
 from penstock.protocol.inference import Datatype
 from penstock.vision.spec import ColorFormat, InputOrder, PrepareSpec, ResizeMode, ScalingFilter
-from penstock_video.decode.pictures import Painter, upright
+from penstock_video.decode.codec import Painter, upright
 from penstock_video.gpu.device import CudaStream, Device
 from penstock_video.gpu.picture import UPRIGHT, DevicePicture, Orientation
 from penstock_video.preprocess.device_rows import DevicePreparer, Made

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from penstock.vision.spec import ColorFormat, ResizeMode, ScalingFilter
-from penstock_video.decode.pictures import thumbnail_of
+from penstock_video.decode.codec import thumbnail_of
 from penstock_video.gpu.device import Device, zeros_pinned
 from penstock_video.gpu.picture import Orientation
 from penstock_video.preprocess.device_rows import DevicePreparer

@@ -37,7 +37,7 @@ class Camera:
     rate: of real time, 0.5 for a slow one. user: asked for, where there is one. first_units: so many pictures are sent
     and then nothing, -1 for no end (the first is needed to answer DESCRIBE). end_after_s: then the stream ends.
     is_shared: all clients see the same picture, and may come in the middle of a group. recording: instead of clips, an
-    H.264 MP4 that each client gets from its beginning, told how long it is, as a recorder plays what it has kept.
+    H.264 MP4 that each client gets from its beginning, with its duration, as a recorder plays it.
     """
 
     path: str
@@ -92,9 +92,9 @@ class RtspServer:
 
     def start(self) -> None:
         """Serve."""
-        told = {"port": self.port, "is_digest": self._is_digest, "mounts": self._mounts}
+        options_ = {"port": self.port, "is_digest": self._is_digest, "mounts": self._mounts}
         self._process = subprocess.Popen(
-            [PYTHON, str(PROGRAM), json.dumps(told)],
+            [PYTHON, str(PROGRAM), json.dumps(options_)],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,

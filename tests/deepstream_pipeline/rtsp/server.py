@@ -64,7 +64,7 @@ class Mount:
 
     @property
     def role(self) -> str:
-        """Of whoever knows its user and password; a GStreamer structure's name, so of letters and digits."""
+        """Of a client that knows its user and password; a GStreamer structure's name, so of letters and digits."""
         return f"user{self.path.encode().hex()}"
 
 
@@ -91,8 +91,8 @@ class Player:
         if mount.is_over or (mount.end_after_s and now - self._began >= mount.end_after_s):
             self._source.emit("end-of-stream")
             return False
-        is_told = mount.first_units < 0 or self._count < mount.first_units
-        if is_told and not mount.is_silent:
+        is_reported = mount.first_units < 0 or self._count < mount.first_units
+        if is_reported and not mount.is_silent:
             self._send(mount.units[self._count % len(mount.units)][0])
         self._due = max(self._due + 1.0 / (mount.fps * mount.rate), now - 1.0)
         self._timer = GLib.timeout_add(max(int((self._due - time.monotonic()) * 1000), 0), self._push)
@@ -118,11 +118,11 @@ def units_of(path: str) -> list[tuple[bytes, float]]:
     return units
 
 
-def mount_of(told: dict[str, Any]) -> Mount:
+def mount_of(options: dict[str, Any]) -> Mount:
     """A mount as the command line tells it."""
-    told = dict(told)
-    units = [unit for path in told.pop("clips") for unit in units_of(path)]
-    return Mount(units=units, **told)
+    options = dict(options)
+    units = [unit for path in options.pop("clips") for unit in units_of(path)]
+    return Mount(units=units, **options)
 
 
 def add(server: Any, mount: Mount) -> None:
@@ -197,18 +197,18 @@ def say(text: str) -> None:
     sys.stdout.flush()
 
 
-def main(told: dict[str, Any]) -> None:
+def main(options: dict[str, Any]) -> None:
     Gst.init(None)
     loop = GLib.MainLoop()
-    mounts = {mount.path: mount for mount in map(mount_of, told["mounts"])}
+    mounts = {mount.path: mount for mount in map(mount_of, options["mounts"])}
     server = GstRtspServer.RTSPServer()
     server.set_address("127.0.0.1")
-    server.set_service(str(told.get("port", 0)))
-    server.set_auth(keys(list(mounts.values()), told.get("is_digest", False)))
+    server.set_service(str(options.get("port", 0)))
+    server.set_auth(keys(list(mounts.values()), options.get("is_digest", False)))
     for mount in mounts.values():
         add(server, mount)
     if not server.attach(None):
-        raise SystemExit(f"port {told.get('port')} cannot be listened on")
+        raise SystemExit(f"port {options.get('port')} cannot be listened on")
 
     def read(channel: Any, _: object) -> bool:
         line = channel.readline()

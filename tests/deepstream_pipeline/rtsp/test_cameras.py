@@ -114,7 +114,7 @@ def test_killed_server_comes_back_at_its_port(folder: Path, clip: Path) -> None:
 
 
 def test_frozen_server_says_nothing_and_goes_on_when_thawed(folder: Path, clip: Path) -> None:
-    """SIGSTOP: connections are taken by the kernel and nobody answers."""
+    """SIGSTOP: connections are taken by the kernel and no one answers."""
     with rtsp_server([Camera("/a", [clip])], folder) as server:
         server.freeze()
         with pytest.raises(FFmpegError):

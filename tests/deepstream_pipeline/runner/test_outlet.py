@@ -31,6 +31,20 @@ def test_sink_is_given_everything_in_order_and_closed() -> None:
     assert (sink.ended, sink.is_closed) == (["cam"], True)
 
 
+def test_sink_with_a_spool_is_written_to_at_once_and_closed_by_a_thread() -> None:
+    """It has a queue of its own, so results do not wait in a second one; those after its end are counted as lost."""
+    sink = KeptSink()
+    outlet = SinkWorker(sink, SinkWorkerOptions("spool", 100, has_spool=True), VideoMetrics())
+    outlet.start()
+    outlet.put(result(0), may_wait=False)
+    assert [one.frame.frame_num for one in sink.results] == [0]
+    assert outlet.is_alive
+    outlet.end()
+    outlet.put(result(1), may_wait=False)
+    assert outlet.close(WAIT_S)
+    assert (len(sink.results), sink.is_closed, outlet.lost, outlet.is_alive) == (1, True, 1, False)
+
+
 class HeldSink(KeptSink):
     """Takes nothing until it is let go."""
 

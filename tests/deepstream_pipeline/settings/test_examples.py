@@ -35,4 +35,4 @@ def test_example_of_rules_is_read_without_a_fault() -> None:
 
 def test_examples_each_have_a_test() -> None:
     """None is left to rot."""
-    assert {path.name for path in EXAMPLES.iterdir()} == {*SHOWN, "rules.yaml"}
+    assert {path.name for path in EXAMPLES.iterdir()} == {*SHOWN, "rules.yaml", "extend"}

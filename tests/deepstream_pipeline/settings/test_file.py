@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 
 from penstock_video.infer.options import RowMemory
+from penstock_video.mux import MuxOptions
 from penstock_video.settings.models import (
     ApiSettings,
     EngineChoice,
@@ -116,8 +117,8 @@ gpu: {cameras-per-process: 4, pin-processes: false, hand-over: host, device: 1}
 def test_parts_with_every_key_say_each_of_them(tmp_path: Path) -> None:
     """DeepStream's units (µs, ms) become seconds; classes are numbers or labels."""
     settings = read(PARTS, tmp_path)
-    assert settings.mux == MuxSettings(8, push_timeout_s=0.04, max_same_source=1, max_latency_s=0.25)
-    assert settings.mux.options(3).batch_size == 8
+    assert settings.mux == MuxSettings(8, 40_000, max_same_source=1, max_latency_ms=250)
+    assert settings.mux.options(3) == MuxOptions(8, push_timeout_s=0.04, max_same_source=1, max_latency_s=0.25)
     assert settings.primary == PrimarySettings("people", "2", 4, (0, 2), 0.3)
     assert settings.secondaries == (
         SecondarySettings("googlenet", "", ("person", 3), 0.2, 10),

@@ -7,7 +7,7 @@ import pytest
 
 from penstock_video.analytics.config import rules_from
 from penstock_video.errors import RuleRefused
-from penstock_video.settings.sinks import READERS
+from penstock_video.sinks.registry import SINKS
 from penstock_video.types import AnalyticsKind
 from tests.deepstream_pipeline.settings.reading import faults
 from tests.support.stack import CHECKOUT
@@ -33,7 +33,7 @@ def test_page_has_every_key_of_a_section(name: str, tmp_path: Path) -> None:
     assert not missing
 
 
-@pytest.mark.parametrize("kind", READERS)
+@pytest.mark.parametrize("kind", SINKS)
 def test_page_has_every_key_of_a_sink(kind: str, tmp_path: Path) -> None:
     """In the sink's own row, or in the line about all brokers."""
     row = next(line for line in PAGE.splitlines() if line.startswith(f"| `{kind}` |"))

@@ -11,7 +11,7 @@ import pytest
 from structlog.testing import capture_logs
 
 from penstock_video.errors import SinkFailed
-from penstock_video.sinks.broker import BrokerBackoff, BrokerOptions, BrokerSink, ResultKind
+from penstock_video.sinks.broker import BrokerOptions, BrokerSink, ResultKind
 from penstock_video.sinks.broker_link import DeliveryOutcome, LinkDown, scrub
 from penstock_video.sinks.schemas import Schema
 from penstock_video.sinks.spool import Message
@@ -56,7 +56,7 @@ class Scripted:
 
 
 class Gauge:
-    """Keeps what it is told."""
+    """Keeps what is reported to it."""
 
     def __init__(self) -> None:
         self.depths: list[tuple[int, int]] = []
@@ -161,7 +161,7 @@ def test_sink_with_a_message_that_is_refused_counts_it_and_goes_on(make: Callabl
 def test_sink_whose_spool_is_full_tells_each_loss_to_its_gauge(make: Callable[..., BrokerSink]) -> None:
     """Drops are counted exactly, in the statistics and in the gauge, and the depth never passes its bounds."""
     gauge, link = Gauge(), Scripted()
-    link.open_error = "nobody there"
+    link.open_error = "no one there"
     sink = make(link, gauge, spool_messages=40)
     for number in range(100):
         sink.write(result(number, has_image=False))
@@ -180,7 +180,7 @@ def test_sink_whose_spool_is_full_tells_each_loss_to_its_gauge(make: Callable[..
 def test_sink_given_more_bytes_than_its_spool_holds_stays_within_them(make: Callable[..., BrokerSink]) -> None:
     """Bytes are a bound of their own: memory does not grow with an outage."""
     link = Scripted()
-    link.open_error = "nobody there"
+    link.open_error = "no one there"
     sink = make(link, spool_bytes=20_000)
     for number in range(300):
         sink.write(result(number, has_image=False, objects=8))
@@ -190,31 +190,31 @@ def test_sink_given_more_bytes_than_its_spool_holds_stays_within_them(make: Call
 
 
 def test_sink_whose_broker_is_away_says_so_once_and_once_when_it_is_back(make: Callable[..., BrokerSink]) -> None:
-    """One log line as it goes, one as it comes, whatever number of attempts lies between. Who is told of warnings only
-    hears both; a connection without any trouble is no warning."""
+    """One log line as it goes, one as it comes, whatever number of attempts lies between. A reader of warnings only
+    sees both; a connection without any trouble is no warning."""
     link = Scripted()
     with capture_logs() as lines:
         sink = make(link, spool_messages=5)
         wait_for(lambda: sink.statistics().is_connected)
         link.open_error, link.answers = (
-            "nobody there",
-            [lambda batch: DeliveryOutcome(left=batch, trouble="nobody there")],
+            "no one there",
+            [lambda batch: DeliveryOutcome(left=batch, trouble="no one there")],
         )
         for number in range(20):
             sink.write(result(number, has_image=False))
         wait_for(lambda: sink.statistics().errors >= 3)
-        assert sink.statistics().reason == "nobody there"
+        assert sink.statistics().reason == "no one there"
         link.open_error = ""
         wait_for(lambda: sink.statistics().is_connected)
-    told = [line["event"] for line in lines]
-    assert told[0] == told[-1] == "sink connected"
-    assert sorted(told[1:-1]) == ["sink drops its oldest messages", "sink waits for its broker"]
+    reported = [line["event"] for line in lines]
+    assert reported[0] == reported[-1] == "sink connected"
+    assert sorted(reported[1:-1]) == ["sink drops its oldest messages", "sink waits for its broker"]
     assert [line["log_level"] for line in lines] == ["info", "warning", "warning", "warning"]
     assert lines[-1]["dropped"] == sink.statistics().dropped > 0
 
 
 def test_sink_that_is_refused_everything_never_says_that_it_is_connected(make: Callable[..., BrokerSink]) -> None:
-    """An answer that takes nothing is no delivery: it is told once, not as a return, and named with its number."""
+    """A refusal is no delivery: it is reported once, not as a recovery, and named with its number."""
     refuse = partial(DeliveryOutcome, (), refusal="answered 401")
     link = Scripted(*[lambda batch: refuse(refused=batch)] * 3)
     link.max_messages, link.has_answer = 1, False
@@ -231,7 +231,7 @@ def test_sink_that_is_refused_everything_never_says_that_it_is_connected(make: C
 
 
 def test_sink_whose_first_message_is_refused_is_connected_without_a_warning(make: Callable[..., BrokerSink]) -> None:
-    """A bad message is no outage: what comes after it is no return that must be heard."""
+    """A bad message is no outage: what comes after it is no return that must be reported."""
     link = Scripted(lambda batch: DeliveryOutcome(refused=batch, refusal="too large"))
     link.max_messages, link.has_answer = 1, False
     with capture_logs() as lines:
@@ -239,8 +239,8 @@ def test_sink_whose_first_message_is_refused_is_connected_without_a_warning(make
         sink.write(result(0, has_image=False))
         sink.write(result(1, has_image=False))
         wait_for(lambda: sink.statistics().is_connected)
-    told = [(line["event"], line["log_level"]) for line in lines]
-    assert told == [("sink's messages refused", "warning"), ("sink connected", "info")]
+    reported = [(line["event"], line["log_level"]) for line in lines]
+    assert reported == [("sink's messages refused", "warning"), ("sink connected", "info")]
 
 
 def test_sink_that_is_refused_for_long_says_so_again(
@@ -274,8 +274,8 @@ def test_sink_whose_connection_is_lost_tells_the_reason_that_is_known_best(
         link.open_error = ""
         wait_for(lambda: sink.statistics().sent == 1)
         wait_for(lambda: sink.statistics().is_connected)
-    told = [line["reason"] for line in lines if line["event"] == "sink waits for its broker"]
-    assert told == ["lost" if reopens else "refused"]
+    reported = [line["reason"] for line in lines if line["event"] == "sink waits for its broker"]
+    assert reported == ["lost" if reopens else "refused"]
     assert (lines[-1]["event"], lines[-1]["log_level"]) == ("sink connected", "warning")
 
 
@@ -292,9 +292,9 @@ def test_sink_that_lost_in_several_ways_says_each_with_its_number(monkeypatch: p
     wait_for(lambda: sink._spool.has_taken)
     for number in range(1, 12):
         sink.write(result(number, has_image=False))
-    link.open_error = "nobody there"
+    link.open_error = "no one there"
     link.may_go_on.set()
-    said = r"^12 messages for .* not delivered: 4 \(nobody there\), 1 \(too large\), 7 \(no room in its spool\)$"
+    said = r"^12 messages for .* not delivered: 4 \(no one there\), 1 \(too large\), 7 \(no room in its spool\)$"
     with pytest.raises(SinkFailed, match=said):
         sink.close()
 
@@ -331,19 +331,19 @@ def test_sink_that_is_closed_delivers_what_it_has_first(make: Callable[..., Brok
 def test_sink_that_is_closed_while_its_broker_is_away_says_what_was_left() -> None:
     """After five seconds it gives up, with the number of messages and the reason."""
     link = Scripted()
-    link.open_error = "nobody there"
+    link.open_error = "no one there"
     sink = BrokerSink(link, BrokerOptions(what=ResultKind.OBJECTS))
     for number in range(7):
         sink.write(result(number, has_image=False))
     began = time.monotonic()
-    with pytest.raises(SinkFailed, match="7 messages for scripted, topic t were not delivered: nobody there"):
+    with pytest.raises(SinkFailed, match="7 messages for scripted, topic t were not delivered: no one there"):
         sink.close()
     assert 4.0 < time.monotonic() - began < 6.5
     sink.close()
 
 
 def test_sink_whose_link_has_a_fault_of_its_own_goes_on(make: Callable[..., BrokerSink]) -> None:
-    """An exception that nobody expected costs an attempt, not the thread."""
+    """An exception that no one expected costs an attempt, not the thread."""
 
     def broken(batch: Sequence[Message]) -> DeliveryOutcome:
         raise ZeroDivisionError
@@ -388,17 +388,6 @@ def test_sink_whose_source_comes_again_gives_new_ids(make: Callable[..., BrokerS
     assert link.delivered[0].id != link.delivered[1].id
 
 
-def test_backoff_grows_to_its_bound_with_jitter_and_begins_anew() -> None:
-    """Never above the bound, never below half of what it is worth, small again once it works."""
-    backoff = BrokerBackoff(0.2, 5.0)
-    pauses = [backoff.next_s() for _ in range(60)]
-    assert 0.1 <= pauses[0] <= 0.2
-    assert all(2.5 <= pause <= 5.0 for pause in pauses[6:])
-    assert len(set(pauses[6:])) > 40
-    backoff.reset()
-    assert backoff.next_s() <= 0.2
-
-
 def test_scrub_leaves_no_secret_and_one_line() -> None:
-    """A library's text is not trusted with what it was told."""
+    """A library's text may contain a secret, and is not shown."""
     assert scrub("login s3cret\nat host failed", ["s3cret", ""]) == "login *** at host failed"

@@ -175,7 +175,7 @@ def test_sink_whose_broker_is_stopped_closes_within_its_deadline_and_says_what_w
 
 
 def test_sink_whose_broker_is_away_at_the_start_connects_when_it_comes(scene: Scene) -> None:
-    """Nothing is lost, and nobody is stopped, by a broker that starts later."""
+    """Nothing is lost, and no one is stopped, by a broker that starts later."""
     scene.broker.take_down()
     sink = scene.make()
     write(sink, frames(0, 50))

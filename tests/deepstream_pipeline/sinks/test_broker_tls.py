@@ -1,4 +1,4 @@
-"""Brokers over TLS: a certificate that nobody vouches for is refused, one that is trusted is taken."""
+"""Brokers over TLS: a certificate that no one vouches for is refused, one that is trusted is taken."""
 
 import datetime
 import ssl

@@ -130,8 +130,8 @@ def nvenc(monkeypatch: pytest.MonkeyPatch) -> Nvenc:
 
 def numbered(number: int, source_id: str = "cam") -> FrameResult:
     """A result whose picture tells its number."""
-    told = result(number, size=(160, 96), source_id=source_id)
-    return replace(told, frame=replace(told.frame, image=numbered_picture(number, 160, 96)))
+    frame_result = result(number, size=(160, 96), source_id=source_id)
+    return replace(frame_result, frame=replace(frame_result.frame, image=numbered_picture(number, 160, 96)))
 
 
 def pictures_of(folder: Path) -> list[list[int]]:
@@ -175,7 +175,7 @@ def test_encoders_say_at_start_who_encodes_and_why(monkeypatch: pytest.MonkeyPat
 
 
 @pytest.mark.parametrize("name", SINKS)
-def test_sink_told_to_use_nvenc_without_one_is_refused_at_start(
+def test_sink_set_to_use_nvenc_without_one_is_refused_at_start(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The sentence has the sink, the card, FFmpeg's reason, which cards have none, and what to say instead."""
@@ -200,7 +200,7 @@ def test_sink_with_nvenc_uses_it(name: str, tmp_path: Path, nvenc: Nvenc) -> Non
 
 @pytest.mark.parametrize("name", SINKS)
 def test_sink_without_a_free_session_uses_the_cpu_with_one_warning(name: str, tmp_path: Path, nvenc: Nvenc) -> None:
-    """Consumer cards limit sessions: the streams beyond them are encoded by x264, and it is told once."""
+    """Consumer cards limit sessions: the streams beyond them are encoded by x264, and it is reported once."""
     nvenc.sessions = 1
     sink = SINKS[name](tmp_path, EncoderKind.AUTO, Clock())
     with capture_logs() as logs:
@@ -246,7 +246,7 @@ def test_rtsp_sink_whose_nvenc_breaks_off_begins_again(tmp_path: Path, nvenc: Nv
 @pytest.mark.parametrize("name", SINKS)
 @pytest.mark.parametrize("failing", ["sessions", "frames"])
 def test_sink_that_must_use_nvenc_fails_and_tries_again(name: str, failing: str, tmp_path: Path, nvenc: Nvenc) -> None:
-    """Without a session, or with one that broke off, pictures are lost, counted and told; it is tried again later."""
+    """Without a session, or with one that broke off, pictures are lost, counted and reported; it is retried later."""
     setattr(nvenc, failing, 0)
     clock = Clock()
     sink = SINKS[name](tmp_path, EncoderKind.NVENC, clock)

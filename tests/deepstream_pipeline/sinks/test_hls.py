@@ -21,8 +21,8 @@ PLAIN = OsdOptions(has_boxes=False, has_labels=False, has_trails=False, has_rule
 
 def numbered(number: int, *, size: tuple[int, int] = (160, 96), source_id: str = "cam") -> FrameResult:
     """A result whose picture tells its number."""
-    told = result(number, size=size, source_id=source_id)
-    return replace(told, frame=replace(told.frame, image=numbered_picture(number, *size)))
+    reported = result(number, size=size, source_id=source_id)
+    return replace(reported, frame=replace(reported.frame, image=numbered_picture(number, *size)))
 
 
 def sink_in(folder: Path, *, list_size: int = 3) -> HlsSink:
@@ -182,8 +182,8 @@ class Clock:
         return self.now
 
 
-def test_hls_on_a_full_disk_is_told_once_and_begins_anew(tmp_path: Path) -> None:
-    """FAULTS 59: a full disk is told once, pictures are counted, and with room again there is a playlist that plays."""
+def test_hls_on_a_full_disk_is_reported_once_and_begins_anew(tmp_path: Path) -> None:
+    """FAULTS 59: a full disk is reported once, pictures are counted, and with room again a playlist plays."""
     clock = Clock()
     with small_disk(tmp_path / "disk") as disk:
         options = HlsOptions(disk, segment_s=1.0, list_size=3)
@@ -191,15 +191,15 @@ def test_hls_on_a_full_disk_is_told_once_and_begins_anew(tmp_path: Path) -> None
         for number in range(15):
             sink.write(numbered(number))
         filler = fill(disk)
-        told = []
+        reported = []
         for number in range(15, 400):
             clock.now += 0.1
             try:
                 sink.write(numbered(number))
             except SinkFailed as failure:
-                told.append(failure.message)
-        assert len(told) == 1, told
-        assert re.search(r"disk/hls: .*; HLS is off", told[0])
+                reported.append(failure.message)
+        assert len(reported) == 1, reported
+        assert re.search(r"disk/hls: .*; HLS is off", reported[0])
         assert sink.lost > 10
         filler.unlink()
         clock.now += RETRY_S

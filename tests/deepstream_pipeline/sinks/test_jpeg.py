@@ -54,7 +54,7 @@ def test_previews_with_a_card_are_encoded_on_it(kind: JpegKind, driver: FakeDriv
     assert driver.is_all_given_back
 
 
-def test_previews_told_to_use_nvjpeg_without_a_card_are_refused() -> None:
+def test_previews_set_to_use_nvjpeg_without_a_card_are_refused() -> None:
     """At start, with what to say instead."""
     with pytest.raises(SinkFailed, match="jpeg is nvjpeg, and the program has no card open"):
         PreviewBoard(PreviewOptions(jpeg=JpegKind.NVJPEG), Osd())
@@ -77,7 +77,7 @@ def test_previews_without_the_library_are_refused_or_encoded_on_the_cpu(
 
 
 def test_previews_after_a_failure_of_the_card_are_encoded_on_the_cpu(driver: FakeDriver, library: FakeNvjpeg) -> None:
-    """No picture is lost, one warning is told, and the card is asked no more."""
+    """No picture is lost, there is one warning, and the card is asked no more."""
     encoder = GpuJpeg(NvJpeg(Device.open(), quality=jpeg.QUALITY, library=library))
     library.failing = "nvjpegEncodeImage"
     with capture_logs() as logs:

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from structlog.testing import capture_logs
 
-from penstock_video.backoff import Outage
+from penstock_video.backoff import Backoff, Outage
 from penstock_video.errors import SinkFailed
 from penstock_video.sinks.jsonl import RETRY_S, JsonlOptions, JsonlSink
 from penstock_video.sinks.schemas import Schema, read_objects_line
@@ -103,23 +103,23 @@ def test_jsonl_of_a_killed_program_has_whole_lines(tmp_path: Path) -> None:
 
 
 def test_jsonl_on_a_full_disk_tells_once_counts_and_returns(tmp_path: Path) -> None:
-    """FAULTS 59: a full disk is told once, its lines are counted; with room again it writes on, all whole."""
+    """FAULTS 59: a full disk is reported once, its lines are counted; with room again it writes on, all whole."""
     clock = Clock()
     with small_disk(tmp_path / "disk") as disk:
         sink = JsonlSink(JsonlOptions(disk), clock=clock)
         sink.write(result(0))
         filler = fill(disk)
-        told = []
+        reported = []
         number = 1
         while sink.lost < 20:
             try:
                 sink.write(result(number, events=(crossing(number),)))
             except SinkFailed as error:
-                told.append(error.message)
+                reported.append(error.message)
             number += 1
             assert number < 200
-        assert len(told) in (1, 2)  # each of the two files tells for itself
-        assert all(str(disk) in text and "No space left" in text for text in told)
+        assert len(reported) in (1, 2)  # each of the two files tells for itself
+        assert all(str(disk) in text and "No space left" in text for text in reported)
         filler.unlink()
         sink.write(result(900))
         clock.now += RETRY_S
@@ -141,7 +141,7 @@ def test_jsonl_in_a_folder_that_cannot_be_made_says_which(tmp_path: Path) -> Non
 
 
 def test_jsonl_on_a_read_only_disk_says_which(tmp_path: Path) -> None:
-    """FAULTS 60: a read-only file system is told at the start, with the path."""
+    """FAULTS 60: a read-only file system is reported at the start, with the path."""
     with small_disk(tmp_path / "disk") as disk:
         subprocess.run(["mount", "-o", "remount,ro", str(disk)], check=True, timeout=30)
         with pytest.raises(SinkFailed, match=r"disk: cannot be written to \(Read-only file system\)"):
@@ -157,9 +157,9 @@ def test_jsonl_whose_file_is_a_folder_says_so(tmp_path: Path) -> None:
     assert len(os.listdir("/proc/self/fd")) == before
 
 
-def test_outage_pauses_double_and_news_is_told_once() -> None:
+def test_outage_pauses_double_and_news_is_reported_once() -> None:
     """Tries come rarer up to a bound; only the first failure in a row is news; jitter shortens a pause."""
-    outage = Outage(first_s=1, longest_s=4)
+    outage = Outage(Backoff(1, 4))
     assert outage.worked() is None
     tries = []
     for now in range(20):
@@ -168,5 +168,5 @@ def test_outage_pauses_double_and_news_is_told_once() -> None:
         outage.lost += 1
     assert tries == [(0, True), (1, False), (3, False), (7, False), (11, False), (15, False), (19, False)]
     assert outage.worked() == 20
-    assert outage.failed(50, jitter=1.0) is True
+    assert outage.failed(50, jitter=0.0) is True
     assert outage.may_try(50.5)

@@ -62,7 +62,7 @@ def test_kafka_queue_of_librdkafka_that_is_smaller_than_a_batch_delivers_all(bro
 
 
 def test_kafka_link_that_is_closed_with_messages_underway_lets_go_of_them(broker: KafkaBroker) -> None:
-    """What is given up is neither reported as delivered later, nor sent by a producer that nobody asks any more."""
+    """What is given up is neither reported as delivered later, nor sent by a producer that no one asks any more."""
     broker.topic = "later"
     link = KafkaLink(KafkaOptions(broker.brokers, "later", what=ResultKind.OBJECTS))
     assert link.open(5.0)
@@ -89,7 +89,7 @@ def opens(link: KafkaLink) -> bool:
     "settings", [(("acks", "perhaps"),), (("no.such.setting", "1"),), (("sasl.password", "s3cret"), ("x", "s3cret"))]
 )
 def test_kafka_setting_that_cannot_be_meant_is_refused_at_the_start(settings: tuple[tuple[str, str], ...]) -> None:
-    """A mistake is told before anything runs, without the password."""
+    """A mistake is reported before anything runs, without the password."""
     with pytest.raises(SinkFailed) as refused:
         kafka_sink(KafkaOptions("localhost:1", "t", settings))
     assert "s3cret" not in str(refused.value)

@@ -18,7 +18,7 @@ def overlap(first: Pixel, second: Pixel) -> bool:
 
 
 def test_labels_of_one_place_go_above_below_and_inside_down_the_box() -> None:
-    """In that order; who finds none free is told so, and gets the first."""
+    """In that order; a caller that finds none free learns it, and gets the first."""
     places = LabelLayout(PICTURE, HEIGHT)
     taken = [taken_of(places.take(((200, 100), (240, 170)), WIDTH)) for _ in range(10)]
     left = [((200, 80), True), ((200, 170), True), ((200, 100), True), ((200, 120), True), ((200, 140), True)]
@@ -53,7 +53,7 @@ def test_label_wider_than_the_picture_begins_at_its_edge() -> None:
     assert taken_of(LabelLayout((50, 30), HEIGHT).take(((40, 25), (45, 28)), WIDTH)) == ((0, 5), True)
 
 
-def test_label_stands_where_it_hides_nobody_else() -> None:
+def test_label_stands_where_it_hides_no_one_else() -> None:
     """A head behind the box's upper edge sends it to the other edge, then below; a rim that it touches does not."""
     box = ((200, 100), (240, 170))
     behind, left, rim = ((230, 40), (270, 100)), ((160, 40), (190, 100)), ((285, 40), (330, 100))
@@ -67,7 +67,7 @@ def test_label_stands_where_it_hides_nobody_else() -> None:
 
 
 def test_label_in_a_dense_group_hides_the_least() -> None:
-    """Where every place covers somebody, the one that covers least of them is taken."""
+    """Where every place covers someone, the one that covers least of them is taken."""
     box, crowd = ((200, 100), (240, 170)), ((100, 20), (340, 168))
     for other, place in ((((240, 150), (340, 200)), (150, 170)), (((100, 168), (340, 180)), (200, 170))):
         assert taken_of(LabelLayout(PICTURE, HEIGHT).take(box, WIDTH, (crowd, other))) == (place, True)

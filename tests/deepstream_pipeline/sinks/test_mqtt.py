@@ -63,7 +63,7 @@ def test_mqtt_to_a_broker_with_a_limit_refuses_only_what_is_larger(tmp_path: Pat
         assert [json.loads(one.body)["frame_num"] for one in broker.arrived(2)] == [0, 2]
 
 
-def test_mqtt_that_refuses_the_password_is_told_without_it_and_tried_again(tmp_path: Path) -> None:
+def test_mqtt_that_refuses_the_password_is_reported_without_it_and_tried_again(tmp_path: Path) -> None:
     """The state says why; the secret is in no log line, no statistics and no repr."""
     import subprocess
 
@@ -84,7 +84,7 @@ def test_mqtt_that_refuses_the_password_is_told_without_it_and_tried_again(tmp_p
 
 
 def test_mqtt_status_topic_says_online_and_offline(broker: MqttBroker) -> None:
-    """Whoever watches the status topic sees the sink come and go."""
+    """A client of the status topic sees the sink come and go."""
     sink = mqtt_sink(MqttOptions("127.0.0.1", broker.port, status_topic="penstock/status"))
     wait_for(lambda: sink.statistics().is_connected)
     wait_for(lambda: [one.body for one in broker._arrived] == [b"online"])
@@ -92,7 +92,7 @@ def test_mqtt_status_topic_says_online_and_offline(broker: MqttBroker) -> None:
     wait_for(lambda: [one.body for one in broker._arrived] == [b"online", b"offline"])
 
 
-def test_mqtt_broker_that_goes_is_told_in_one_line(broker: MqttBroker) -> None:
+def test_mqtt_broker_that_goes_is_reported_in_one_line(broker: MqttBroker) -> None:
     """The reason is that of the attempt to come back, not what the library makes of a closed socket."""
     with capture_logs() as lines:
         sink = mqtt_sink(MqttOptions("127.0.0.1", broker.port, what=ResultKind.OBJECTS))
@@ -103,15 +103,15 @@ def test_mqtt_broker_that_goes_is_told_in_one_line(broker: MqttBroker) -> None:
         write(sink, 1)
         wait_for(lambda: sink.statistics().sent == 1)
         sink.close()
-    told = [(line["event"], line["log_level"], line.get("reason", "")) for line in lines]
-    assert told == [
+    reported = [(line["event"], line["log_level"], line.get("reason", "")) for line in lines]
+    assert reported == [
         ("sink connected", "info", ""),
         ("sink waits for its broker", "warning", "[Errno 111] Connection refused"),
         ("sink connected", "warning", ""),
     ]
 
 
-def test_mqtt_sink_that_dies_is_told_by_its_will(broker: MqttBroker) -> None:
+def test_mqtt_sink_that_dies_is_reported_by_its_will(broker: MqttBroker) -> None:
     """A program that ends without a word is said to be offline by the broker."""
     link = MqttLink(MqttOptions("127.0.0.1", broker.port, status_topic="penstock/status"))
     assert link.open(5.0)

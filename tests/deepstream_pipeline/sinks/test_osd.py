@@ -34,11 +34,11 @@ def changed(picture: ByteArray | None, original: ByteArray | None) -> int:
 
 def test_osd_leaves_the_results_picture_as_it_is() -> None:
     """The picture of the result is everybody's: it is drawn onto a copy."""
-    told = result(3)
-    assert told.frame.image is not None
-    before = told.frame.image.copy()
-    assert changed(Osd().draw(told), before) > 500
-    assert changed(told.frame.image, before) == 0
+    reported = result(3)
+    assert reported.frame.image is not None
+    before = reported.frame.image.copy()
+    assert changed(Osd().draw(reported), before) > 500
+    assert changed(reported.frame.image, before) == 0
 
 
 @pytest.mark.parametrize("part", ["has_boxes", "has_labels", "has_trails", "has_rules", "has_title"])
@@ -48,16 +48,16 @@ def test_osd_draws_each_part_where_it_is_wanted(part: str) -> None:
         osd = Osd(options)
         osd.set_source("cam", rules=RULES)
         osd.draw(result(2))
-        told = result(3)
-        assert (changed(osd.draw(told), told.frame.image) > 0) is is_drawn
+        reported = result(3)
+        assert (changed(osd.draw(reported), reported.frame.image) > 0) is is_drawn
 
 
 def test_osd_box_is_where_the_object_is() -> None:
     """The box's edge lies on the object's corners, in the colour of its identity."""
-    told = result(0, objects=1)
-    picture = Osd(replace(NOTHING, has_boxes=True)).draw(told)
+    reported = result(0, objects=1)
+    picture = Osd(replace(NOTHING, has_boxes=True)).draw(reported)
     assert picture is not None
-    left, top, right, bottom = (round(v) for v in told.tracks.detections.xyxy[0].tolist())
+    left, top, right, bottom = (round(v) for v in reported.tracks.detections.xyxy[0].tolist())
     rows, columns = np.nonzero((picture == colour_of(1)).all(axis=2))
     assert (columns.min(), columns.max(), rows.min(), rows.max()) == (left, right, top, bottom)
 
@@ -66,34 +66,34 @@ def test_osd_labels_of_a_crowd_can_all_be_read() -> None:
     """Of boxes that lie over each other each label has a place of its own: it adds as much as the first."""
     marks = []
     for count in (1, 2, 3):
-        told = result(0, size=(640, 480), objects=count)
-        detections = replace(told.tracks.detections, xyxy=np.full((count, 4), (200, 150, 260, 300), np.float32))
-        crowd = replace(told, tracks=replace(told.tracks, detections=detections))
-        marks.append(changed(Osd(replace(NOTHING, has_labels=True)).draw(crowd), told.frame.image))
+        reported = result(0, size=(640, 480), objects=count)
+        detections = replace(reported.tracks.detections, xyxy=np.full((count, 4), (200, 150, 260, 300), np.float32))
+        crowd = replace(reported, tracks=replace(reported.tracks, detections=detections))
+        marks.append(changed(Osd(replace(NOTHING, has_labels=True)).draw(crowd), reported.frame.image))
     assert marks[2] - marks[1] > 0.7 * (marks[1] - marks[0]) > 0.5 * marks[0] > 500
 
 
 def test_osd_places_of_labels_do_not_depend_on_the_order_of_the_tracks() -> None:
     """Who was there first keeps the better place, so that labels do not jump from frame to frame."""
-    told = result(0, size=(640, 480), objects=2)
-    tracks = told.tracks
+    reported = result(0, size=(640, 480), objects=2)
+    tracks = reported.tracks
     boxes = np.array([(200, 150, 260, 300), (220, 150, 280, 300)], np.float32)
     pictures = []
     for order in ([0, 1], [1, 0]):
         detections = Detections(boxes[order], tracks.detections.score[order], tracks.detections.class_id[order])
         turned = Tracks(detections, tracks.track_id[order], tracks.age_frames[order])
-        pictures.append(Osd(replace(NOTHING, has_labels=True)).draw(replace(told, tracks=turned)))
+        pictures.append(Osd(replace(NOTHING, has_labels=True)).draw(replace(reported, tracks=turned)))
     assert changed(pictures[0], pictures[1]) == 0
 
 
 def test_osd_names_of_rules_at_one_place_stand_under_each_other() -> None:
     """As of the two ways over one line: each can be read, so that the second adds as much as the first."""
     line = RULES.line_crossing[0]
-    told, marks = result(0, objects=0), []
+    reported, marks = result(0, objects=0), []
     for names in (("A",), ("A", "B"), ("A", "B", "C")):
         osd = Osd(replace(NOTHING, has_rules=True))
         osd.set_source("cam", rules=Rules(320, 240, line_crossing=tuple(replace(line, name=name) for name in names)))
-        marks.append(changed(osd.draw(told), told.frame.image))
+        marks.append(changed(osd.draw(reported), reported.frame.image))
     assert marks[2] - marks[1] > 0.8 * (marks[1] - marks[0]) > 50
 
 
@@ -115,15 +115,15 @@ def test_osd_names_of_rules_that_share_a_region_can_all_be_read(bottom: float, m
 
 def test_osd_label_of_one_does_not_hide_the_next() -> None:
     """Of two who walk behind each other the front one's label leaves the other's box as it is."""
-    told = result(0, size=(640, 480), objects=2)
+    reported = result(0, size=(640, 480), objects=2)
     behind, front = (300.0, 120.0, 350.0, 230.0), (290.0, 215.0, 350.0, 340.0)
-    detections = replace(told.tracks.detections, xyxy=np.array([behind, front], np.float32))
+    detections = replace(reported.tracks.detections, xyxy=np.array([behind, front], np.float32))
     picture = Osd(replace(NOTHING, has_labels=True)).draw(
-        replace(told, tracks=replace(told.tracks, detections=detections))
+        replace(reported, tracks=replace(reported.tracks, detections=detections))
     )
     assert picture is not None
-    assert told.frame.image is not None
-    assert changed(picture[120:230, 300:350], told.frame.image[120:230, 300:350]) == 0
+    assert reported.frame.image is not None
+    assert changed(picture[120:230, 300:350], reported.frame.image[120:230, 300:350]) == 0
 
 
 def test_osd_label_stays_where_it_stood_in_the_picture_before() -> None:
@@ -152,13 +152,13 @@ def test_osd_colours_of_near_identities_differ_clearly() -> None:
         assert np.linalg.norm(lab[apart:] - lab[:-apart], axis=1).min() > 12, apart
 
 
-def words_of(monkeypatch: pytest.MonkeyPatch, told: FrameResult, *, is_live: bool) -> list[str]:
+def words_of(monkeypatch: pytest.MonkeyPatch, reported: FrameResult, *, is_live: bool) -> list[str]:
     """What is written on the picture."""
     written: list[str] = []
     monkeypatch.setattr(Canvas, "chip", lambda self, text, *args, **options: written.append(text))
     osd = Osd(replace(NOTHING, has_title=True))
     osd.set_source("cam", name="Door", is_live=is_live)
-    osd.draw(told)
+    osd.draw(reported)
     return written
 
 
@@ -180,16 +180,16 @@ def test_osd_tells_a_files_position_and_a_cameras_time(
 
 def test_osd_counts_of_rules_are_not_covered_by_who_passes() -> None:
     """An object's label stands elsewhere, so that both can be read: together they add what each adds alone."""
-    told = result(0, size=(640, 480), objects=1)
+    reported = result(0, size=(640, 480), objects=1)
     at_the_name = np.array([[322.0, 270.0, 420.0, 400.0]], np.float32)  # the label's first place is the name's
-    detections = replace(told.tracks.detections, xyxy=at_the_name)
-    told = replace(told, tracks=replace(told.tracks, detections=detections))
+    detections = replace(reported.tracks.detections, xyxy=at_the_name)
+    reported = replace(reported, tracks=replace(reported.tracks, detections=detections))
     rules = Rules(640, 480, line_crossing=(LineCrossing("Entry", ((20, 240), (620, 240)), ((320, 80), (320, 160))),))
     marks = {}
     for parts in (("has_rules",), ("has_labels",), ("has_rules", "has_labels")):
         osd = Osd(replace(NOTHING, **dict.fromkeys(parts, True)))
         osd.set_source("cam", rules=rules)
-        marks[parts] = changed(osd.draw(told), told.frame.image)
+        marks[parts] = changed(osd.draw(reported), reported.frame.image)
     assert marks["has_rules", "has_labels"] >= 0.97 * (marks["has_rules",] + marks["has_labels",])
 
 
@@ -198,11 +198,11 @@ def test_osd_of_any_size_draws_within_the_picture(size: tuple[int, int]) -> None
     """Small, odd and huge pictures are drawn on; letters grow with them."""
     osd = Osd()
     osd.set_source("cam", name="A camera with rather a long name", rules=RULES)
-    told = result(1, size=size)
-    picture = osd.draw(told)
+    reported = result(1, size=size)
+    picture = osd.draw(reported)
     assert picture is not None
     assert picture.shape == (size[1], size[0], 3)
-    assert changed(picture, told.frame.image) > 100
+    assert changed(picture, reported.frame.image) > 100
 
 
 def test_osd_text_is_legible_from_small_to_4k() -> None:
@@ -214,12 +214,12 @@ def test_osd_text_is_legible_from_small_to_4k() -> None:
 
 def test_osd_narrower_draws_the_same_things_smaller() -> None:
     """With a limit of the width the picture is scaled first, and what is drawn fits it."""
-    told = result(0, size=(640, 480), objects=1)
-    picture = Osd(replace(NOTHING, has_boxes=True)).draw(told, max_width=320)
+    reported = result(0, size=(640, 480), objects=1)
+    picture = Osd(replace(NOTHING, has_boxes=True)).draw(reported, max_width=320)
     assert picture is not None
     assert picture.shape == (240, 320, 3)
     _, columns = np.nonzero((picture == colour_of(1)).all(axis=2))
-    left, _, right, _ = told.tracks.detections.xyxy[0].tolist()
+    left, _, right, _ = reported.tracks.detections.xyxy[0].tolist()
     assert abs(columns.min() - left / 2) <= 1
     assert abs(columns.max() - right / 2) <= 1
 
@@ -232,24 +232,24 @@ def test_osd_without_a_picture_is_none() -> None:
 @pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf, 1e30, -1e30])
 def test_osd_with_boxes_that_no_object_has_draws_the_others(value: float) -> None:
     """A box of nonsense breaks nothing."""
-    told = result(0, objects=2)
-    boxes = told.tracks.detections.xyxy.copy()
+    reported = result(0, objects=2)
+    boxes = reported.tracks.detections.xyxy.copy()
     boxes[0, 2] = value
-    detections = Detections(boxes, told.tracks.detections.score, told.tracks.detections.class_id)
+    detections = Detections(boxes, reported.tracks.detections.score, reported.tracks.detections.class_id)
     osd = Osd()
     for number in range(3):
-        frame = replace(told.frame, frame_num=number)
-        picture = osd.draw(replace(told, frame=frame, tracks=replace(told.tracks, detections=detections)))
+        frame = replace(reported.frame, frame_num=number)
+        picture = osd.draw(replace(reported, frame=frame, tracks=replace(reported.tracks, detections=detections)))
     assert picture is not None
     assert (picture == colour_of(2)).all(axis=2).any()
 
 
 def test_osd_asked_twice_draws_once() -> None:
     """A second sink gets the very picture that the first one had drawn."""
-    osd, told = Osd(), result(5)
-    first, narrow = osd.draw(told), osd.draw(told, max_width=100)
-    assert first is osd.draw(told)
-    assert narrow is osd.draw(told, max_width=100)
+    osd, reported = Osd(), result(5)
+    first, narrow = osd.draw(reported), osd.draw(reported, max_width=100)
+    assert first is osd.draw(reported)
+    assert narrow is osd.draw(reported, max_width=100)
     assert osd.draw(result(6)) is not first
 
 
@@ -280,9 +280,9 @@ def test_osd_trails_end_at_a_cut_and_are_bounded() -> None:
     behind_cut = replace(behind_cut, frame=replace(behind_cut.frame, segment=1))
     assert changed(osd.draw(behind_cut), behind_cut.frame.image) == 0
     for number in range(11, 100):
-        told = result(number, objects=20, size=(64, 48))
+        reported = result(number, objects=20, size=(64, 48))
         ids = np.arange(20, dtype=np.int64) + number * 20
-        osd.draw(replace(told, tracks=Tracks(told.tracks.detections, ids, told.tracks.age_frames)))
+        osd.draw(replace(reported, tracks=Tracks(reported.tracks.detections, ids, reported.tracks.age_frames)))
     assert len(osd._memories["cam"].trails) <= 512
 
 
@@ -312,18 +312,18 @@ def test_osd_late_end_of_a_sink_leaves_the_rules_of_a_source_that_came_again() -
     osd.set_source("cam", rules=RULES)
     osd.draw(result(0))
     osd.drop_pictures("cam")
-    told = result(1)
-    assert changed(osd.draw(told), told.frame.image) > 0
+    reported = result(1)
+    assert changed(osd.draw(reported), reported.frame.image) > 0
 
 
 def test_osd_from_many_threads_draws_whole_pictures() -> None:
     """Several sinks' threads may draw at once: each of them gets the same picture."""
     osd = Osd()
     pictures: list[ByteArray | None] = []
-    told = [result(number, size=(160, 120)) for number in range(40)]
+    reported = [result(number, size=(160, 120)) for number in range(40)]
 
     def draw_all() -> None:
-        for one in told:
+        for one in reported:
             pictures.append(osd.draw(one))
 
     threads = [threading.Thread(target=draw_all) for _ in range(4)]

@@ -1,4 +1,4 @@
-"""Previews: encoded while somebody looks, and only then."""
+"""Previews: encoded while someone looks, and only then."""
 
 import threading
 from collections.abc import Callable
@@ -26,11 +26,11 @@ class Watches:
     """Who was watched, and who no more."""
 
     def __init__(self) -> None:
-        self.told: list[tuple[str, bool]] = []
+        self.reported: list[tuple[str, bool]] = []
 
     def __call__(self, source_id: str, is_watched: bool) -> None:
         """Remember it."""
-        self.told.append((source_id, is_watched))
+        self.reported.append((source_id, is_watched))
 
 
 def board_with(clock: Clock, watches: Watches | None = None, **options: float) -> PreviewBoard:
@@ -53,13 +53,13 @@ def encoded(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     return widths
 
 
-def test_preview_that_nobody_looks_at_is_not_encoded(encoded: list[int]) -> None:
-    """Without viewers no JPEG is made, and nobody is asked for pictures."""
+def test_preview_that_no_one_looks_at_is_not_encoded(encoded: list[int]) -> None:
+    """Without viewers no JPEG is made, and no one is asked for pictures."""
     watches = Watches()
     board = board_with(Clock(), watches)
     for number in range(10):
         board.write(result(number))
-    assert (encoded, watches.told, board.is_watched("cam")) == ([], [], False)
+    assert (encoded, watches.reported, board.is_watched("cam")) == ([], [], False)
 
 
 def test_preview_of_a_watched_source_is_a_jpeg_of_limited_width(encoded: list[int]) -> None:
@@ -88,18 +88,18 @@ def test_preview_is_encoded_no_faster_than_was_asked_for(encoded: list[int]) -> 
 
 
 def test_preview_tells_who_is_watched_and_when_that_ends(encoded: list[int]) -> None:
-    """The first viewer of a source is told once, the last one's going, too; then nothing is encoded any more."""
+    """The first viewer of a source is reported once, so is the last one's end; then nothing is encoded any more."""
     clock, watches = Clock(), Watches()
     board = board_with(clock, watches)
     for _ in range(3):
         board.wait("cam", 0, 0.0)
-    assert watches.told == [("cam", True)]
+    assert watches.reported == [("cam", True)]
     clock.now += LINGER_S - 0.1
     board.write(result(0))
     assert board.is_watched("cam")
     clock.now += 0.2
     board.write(result(1, source_id="other"))
-    assert watches.told == [("cam", True), ("cam", False)]
+    assert watches.reported == [("cam", True), ("cam", False)]
     board.write(result(2))
     assert len(encoded) == 1
     assert board.wait("cam", 0, 0.0) is None  # not the stale one
@@ -134,13 +134,13 @@ def test_preview_of_a_source_that_ends_lets_viewers_go(ending: str) -> None:
 
 
 def test_preview_of_a_source_that_ends_is_watched_no_more() -> None:
-    """Whoever makes pictures for its viewers is told, or would make them for ever when its id comes again."""
+    """The maker of its pictures is informed, or would make them for ever when its id comes again."""
     watches = Watches()
     board = board_with(Clock(), watches)
     board.wait("cam", 0, 0.0)
     board.end_source("cam")
     board.end_source("cam")
-    assert watches.told == [("cam", True), ("cam", False)]
+    assert watches.reported == [("cam", True), ("cam", False)]
 
 
 def test_preview_watched_without_pictures_waits_for_them() -> None:
@@ -158,7 +158,7 @@ def test_preview_remembers_no_source_for_ever() -> None:
     clock = Clock()
     board = board_with(clock)
     for number in range(3000):
-        board.wait(f"nobody{number}", 0, 0.0)
+        board.wait(f"unknown{number}", 0, 0.0)
     assert len(board._boards) == 1024
     clock.now += LINGER_S + 1
     board.write(result(0))

@@ -165,23 +165,23 @@ def test_pushed_stream_goes_to_no_metadata_service(host: str, allowed: Allowed, 
     url = f"rtsp://user:secret@{host}:{service.port}/live"
     options = RtspOutOptions(url, allowed_outbound=allowed)
     sink = RtspOutSink(options, Osd(OsdOptions()), is_single=True, command=(sys.executable, "-c", PUSH))
-    told: list[str] = []
+    reported: list[str] = []
 
-    def has_told() -> bool:
+    def has_reported() -> bool:
         try:
-            sink.write(result(len(told)))
+            sink.write(result(len(reported)))
         except SinkFailed as failure:
-            told.append(failure.message)
-        return bool(told)
+            reported.append(failure.message)
+        return bool(reported)
 
-    wait_for(has_told, 60.0)
+    wait_for(has_reported, 60.0)
     sink.close()
     if allowed:
-        assert "metadata" not in told[0]
+        assert "metadata" not in reported[0]
         assert service.received()
     else:
         where = f"rtsp://{host}:{service.port}/live"
-        assert told == [f"{where}: {refusal(host)}; tried again with growing pauses"]
+        assert reported == [f"{where}: {refusal(host)}; tried again with growing pauses"]
         assert service.received() == b""
 
 

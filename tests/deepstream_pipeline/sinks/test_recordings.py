@@ -81,7 +81,7 @@ def test_record_that_ended_early_takes_no_more_events() -> None:
     assert chooser.observe("cam", [crossing(2)], 22.0, UNIX_S + 2) is not None
 
 
-def test_record_of_a_source_that_is_over_is_told_at_once() -> None:
+def test_record_of_a_source_that_is_over_is_reported_at_once() -> None:
     """Its recordings that are finished; others are given up after a while, or at the program's end."""
     chooser = policy()
     first = chooser.observe("cam", [crossing(1)], 20.0, UNIX_S)
@@ -97,7 +97,7 @@ def test_record_of_a_source_that_is_over_is_told_at_once() -> None:
 
 
 def test_record_events_of_the_cool_down_are_counted() -> None:
-    """They are in no recording, which is told."""
+    """They are in no recording, which is reported."""
     chooser = policy()
     assert chooser.observe("cam", [crossing(1)], 0.0, UNIX_S)
     assert chooser.observe("cam", [crossing(2)], 12.0, UNIX_S + 12) is None
@@ -232,7 +232,7 @@ def test_recording_that_is_larger_than_the_quota_stays(tmp_path: Path) -> None:
 
 
 def test_recordings_folder_that_is_read_only_says_which(tmp_path: Path) -> None:
-    """FAULTS 60: a folder that cannot be written to is told at the start."""
+    """FAULTS 60: a folder that cannot be written to is reported at the start."""
     with small_disk(tmp_path / "disk") as disk:
         os.system(f"mount -o remount,ro {disk}")
         with pytest.raises(SinkFailed, match="disk: cannot be written to"):

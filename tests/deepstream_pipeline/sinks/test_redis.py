@@ -49,7 +49,7 @@ def test_redis_stream_is_trimmed_to_about_its_length(tmp_path: Path) -> None:
             assert 300 <= client.xlen("penstock") <= 500
 
 
-def test_redis_that_wants_another_password_is_told_without_it_and_tried_again(tmp_path: Path) -> None:
+def test_redis_that_wants_another_password_is_reported_without_it_and_tried_again(tmp_path: Path) -> None:
     """The state says why; neither log, statistics nor options show the secret; when it is accepted, all arrives."""
     with redis_broker(tmp_path, "--requirepass", "another") as broker, capture_logs() as lines:
         options = RedisOptions(f"redis://:{QUOTED}@127.0.0.1:{broker.port}/0", what=ResultKind.OBJECTS)
@@ -109,7 +109,7 @@ def test_redis_that_goes_while_nothing_is_sent_is_noticed(tmp_path: Path, monkey
 
 @pytest.mark.parametrize("url", ["http://localhost", "redis://:s3cret@localhost:notaport", "localhost:6379"])
 def test_redis_url_that_is_none_is_refused_at_the_start(url: str) -> None:
-    """A mistake is told before anything runs, without the password."""
+    """A mistake is reported before anything runs, without the password."""
     with pytest.raises(SinkFailed) as refused:
         redis_sink(RedisOptions(url))
     assert "s3cret" not in str(refused.value)

@@ -26,14 +26,14 @@ from tests.support.ports import free_port
 PLAIN = OsdOptions(has_boxes=False, has_labels=False, has_trails=False, has_rules=False, has_title=False)
 SYSTEM_PYTHON = "/usr/bin/python3"
 SERVER = Path(__file__).parent / "rtsp_record_server.py"
-PATIENCE_S = 40.0  # for a machine that stands still at times
+DEADLINE_S = 40.0  # for a machine that stands still at times
 UNHURRIED_S = 3.0  # a write may take so long on such a machine; a server that hangs would make it far longer
 
 
 def numbered(number: int, *, source_id: str = "cam", size: tuple[int, int] = (160, 96)) -> FrameResult:
     """A result whose picture tells its number."""
-    told = result(number, size=size, source_id=source_id)
-    return replace(told, frame=replace(told.frame, image=numbered_picture(number, *size)))
+    reported = result(number, size=size, source_id=source_id)
+    return replace(reported, frame=replace(reported.frame, image=numbered_picture(number, *size)))
 
 
 @contextmanager
@@ -54,24 +54,24 @@ def serving(port: int, folder: Path, *account: str) -> Iterator[subprocess.Popen
 
 
 class Writer:
-    """Writes pictures as a camera would, and notes what is told and how long a write takes at most."""
+    """Writes pictures as a camera would, and notes what is reported and how long a write takes at most."""
 
     def __init__(self, sink: RtspOutSink, picture: Callable[[int], FrameResult] = numbered) -> None:
         self.sink, self.picture = sink, picture
         self.number = 0
-        self.told: list[str] = []
+        self.reported: list[str] = []
         self.longest_s = 0.0
 
     def until(self, is_enough: Callable[[], bool]) -> None:
         """Write until it is enough."""
-        deadline = time.monotonic() + PATIENCE_S
+        deadline = time.monotonic() + DEADLINE_S
         while not is_enough():
-            assert time.monotonic() < deadline, self.told
+            assert time.monotonic() < deadline, self.reported
             begun = time.monotonic()
             try:
                 self.sink.write(self.picture(self.number))
             except SinkFailed as failure:
-                self.told.append(failure.message)
+                self.reported.append(failure.message)
             self.longest_s = max(self.longest_s, time.monotonic() - begun)
             self.number += 1
             time.sleep(0.01)
@@ -103,7 +103,7 @@ def test_rtsp_out_every_frame_arrives_in_order(tmp_path: Path, port: int) -> Non
         sink.close()
         sink.close()
         read = wait_for_frames(tmp_path / "one.h264", writer.number)
-    assert (sink.lost, writer.told) == (0, [])
+    assert (sink.lost, writer.reported) == (0, [])
     assert read == list(range(writer.number))
 
 
@@ -114,7 +114,7 @@ def has_begun(path: Path) -> bool:
 
 def wait_for_frames(path: Path, count: int) -> list[int]:
     """The numbers of the pictures in a file that a server writes, when they are there."""
-    deadline = time.monotonic() + PATIENCE_S
+    deadline = time.monotonic() + DEADLINE_S
     while True:
         numbers = [number_of(picture) for picture in read_video(path).pictures] if path.exists() else []
         if len(numbers) >= count or time.monotonic() > deadline:
@@ -143,21 +143,21 @@ def size_of(number: int) -> tuple[int, int]:
     return (160, 96) if number < 20 else (320, 192)
 
 
-def test_rtsp_out_server_that_dies_is_told_once_and_found_again(tmp_path: Path, port: int) -> None:
-    """FAULTS 58: refused, then there, killed, there again: told once each time, and the stream goes on by itself."""
+def test_rtsp_out_server_that_dies_is_reported_once_and_found_again(tmp_path: Path, port: int) -> None:
+    """FAULTS 58: refused, there, killed, there again: reported once each time, and the stream goes on by itself."""
     sink = sink_to(port)
     writer = Writer(sink)
-    writer.until(lambda: bool(writer.told))
-    assert "Connection refused" in writer.told[0]
+    writer.until(lambda: bool(writer.reported))
+    assert "Connection refused" in writer.reported[0]
     with serving(port, tmp_path) as server:
         writer.until(writer.is_connected)
-        assert len(writer.told) == 1
+        assert len(writer.reported) == 1
         server.kill()
-        writer.until(lambda: len(writer.told) == 2)
+        writer.until(lambda: len(writer.reported) == 2)
     with serving(port, tmp_path):
         writer.until(writer.is_connected)
         sink.close()
-    assert len(writer.told) == 2
+    assert len(writer.reported) == 2
     assert sink.lost > 0
     assert writer.longest_s < UNHURRIED_S
 
@@ -167,35 +167,35 @@ def test_rtsp_out_server_that_hangs_blocks_nothing(tmp_path: Path, port: int) ->
     noise = np.random.default_rng(1).integers(0, 255, (480, 640, 3), np.uint8)
 
     def noisy(number: int) -> FrameResult:
-        told = result(number, size=(640, 480))
-        return replace(told, frame=replace(told.frame, image=np.roll(noise, number * 7, axis=1)))
+        reported = result(number, size=(640, 480))
+        return replace(reported, frame=replace(reported.frame, image=np.roll(noise, number * 7, axis=1)))
 
     sink = sink_to(port, timeout_s=1.0)
     writer = Writer(sink, noisy)
     with serving(port, tmp_path) as server:
         server.send_signal(signal.SIGSTOP)
-        writer.until(lambda: bool(writer.told))
-        assert "the server takes longer than 1 s" in writer.told[0]
+        writer.until(lambda: bool(writer.reported))
+        assert "the server takes longer than 1 s" in writer.reported[0]
         server.send_signal(signal.SIGCONT)
         writer.until(writer.is_connected)
         server.send_signal(signal.SIGSTOP)
-        writer.until(lambda: len(writer.told) == 2)
-        assert "the server takes longer than 1 s" in writer.told[1]
+        writer.until(lambda: len(writer.reported) == 2)
+        assert "the server takes longer than 1 s" in writer.reported[1]
         server.send_signal(signal.SIGCONT)
         writer.until(writer.is_connected)
         sink.close()
     assert writer.longest_s < UNHURRIED_S
 
 
-def test_rtsp_out_wrong_password_is_told_without_it(tmp_path: Path, port: int) -> None:
+def test_rtsp_out_wrong_password_is_reported_without_it(tmp_path: Path, port: int) -> None:
     """A server that refuses says so; neither user nor password is in the text; the right ones are let in."""
     with serving(port, tmp_path, "ann", "right"):
         writer = Writer(sink_to(port, account="ann:wrong@"))
-        writer.until(lambda: bool(writer.told))
+        writer.until(lambda: bool(writer.reported))
         writer.sink.close()
-        assert "401 Unauthorized" in writer.told[0]
-        assert "wrong" not in writer.told[0]
-        assert "ann" not in writer.told[0]
+        assert "401 Unauthorized" in writer.reported[0]
+        assert "wrong" not in writer.reported[0]
+        assert "ann" not in writer.reported[0]
         right = Writer(sink_to(port, account="ann:right@"))
         right.until(right.is_connected)
         right.sink.close()
@@ -222,8 +222,8 @@ def test_rtsp_out_process_that_reads_nothing_is_bounded_and_replaced(monkeypatch
     sink = RtspOutSink(options, Osd(PLAIN), is_single=True, clock=clock, command=DEAF)
     noise = np.random.default_rng(1).integers(0, 255, (240, 320, 3), np.uint8)
     for number in range(60):
-        told = result(number)
-        sink.write(replace(told, frame=replace(told.frame, image=np.roll(noise, number * 7, axis=1))))
+        reported = result(number)
+        sink.write(replace(reported, frame=replace(reported.frame, image=np.roll(noise, number * 7, axis=1))))
     way = sink._ways["cam"]
     assert way.push is not None
     assert len(way.push._pending) < 20_000 + 500_000
@@ -238,7 +238,7 @@ def test_rtsp_out_process_that_reads_nothing_is_bounded_and_replaced(monkeypatch
 
 
 def test_rtsp_out_close_has_a_deadline(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A server that takes no goodbye holds nobody up, however many sources push to it; no process is left."""
+    """A server that takes no goodbye holds no one up, however many sources push to it; no process is left."""
     monkeypatch.setattr(rtsp_out, "CLOSE_S", 0.5)
     sink = RtspOutSink(RtspOutOptions("rtsp://127.0.0.1:1/"), Osd(PLAIN), command=DEAF)
     for number in range(4):
@@ -263,8 +263,8 @@ def test_rtsp_out_of_a_source_that_comes_later_goes_elsewhere() -> None:
     """A program of one source pushes to the address itself; two streams never go to one."""
     sink = RtspOutSink(RtspOutOptions("rtsp://127.0.0.1:1/one"), Osd(PLAIN), is_single=True, command=DEAF)
     for source_id in ("first", "second"):
-        told = numbered(0)
-        sink.write(replace(told, frame=replace(told.frame, source_id=source_id)))
+        reported = numbered(0)
+        sink.write(replace(reported, frame=replace(reported.frame, source_id=source_id)))
     urls = [way.url for way in sink._ways.values()]
     for way in sink._ways.values():
         assert way.push is not None

@@ -48,20 +48,20 @@ def test_full_objects_line_without_objects_is_a_line() -> None:
 
 def test_full_objects_line_read_back_is_the_result() -> None:
     """What is read back is what was written, so that rules can be replayed on it."""
-    told = result(7, objects=3)
-    read = read_objects_line(objects_line(told))
-    assert np.allclose(read.tracks.detections.xyxy, told.tracks.detections.xyxy, atol=0.001)
+    frame_result = result(7, objects=3)
+    read = read_objects_line(objects_line(frame_result))
+    assert np.allclose(read.tracks.detections.xyxy, frame_result.tracks.detections.xyxy, atol=0.001)
     assert read.tracks.track_id.tolist() == [1, 2, 3]
-    assert read.tracks.age_frames.tolist() == told.tracks.age_frames.tolist()
+    assert read.tracks.age_frames.tolist() == frame_result.tracks.age_frames.tolist()
     assert [read.label(one) for one in read.tracks.detections.class_id.tolist()] == ["person", "car", "person"]
-    assert (read.attributes, read.analytics.counts) == (told.attributes, told.analytics.counts)
+    assert (read.attributes, read.analytics.counts) == (frame_result.attributes, frame_result.analytics.counts)
     assert (read.frame.frame_num, read.frame.pts_s, read.frame.width) == (7, 0.7, 320)
-    assert math.isclose(read.frame.captured_unix_s, told.frame.captured_unix_s, abs_tol=0.001)
-    assert objects_line(read) == objects_line(told)
+    assert math.isclose(read.frame.captured_unix_s, frame_result.frame.captured_unix_s, abs_tol=0.001)
+    assert objects_line(read) == objects_line(frame_result)
 
 
 def test_full_event_line_names_rule_and_object() -> None:
-    """An event's line says what came true, where, when and of whom; null where it is of nobody."""
+    """An event's line says what came true, where, when and of whom; null where it is of no one."""
     lines = event_lines(result(3, events=(crossing(3), crossing(3, track_id=None))))
     assert json.loads(lines[0]) == {
         "kind": "line-crossing",
@@ -110,5 +110,5 @@ def test_minimal_event_is_the_payload_of_its_object() -> None:
 
 def test_minimal_label_with_the_separator_keeps_the_columns() -> None:
     """A label that holds the separator does not shift the columns behind it."""
-    told = replace(result(0, objects=1), labels=("a|b",), attributes=())
-    assert json.loads(objects_line(told, Schema.MINIMAL))["objects"][0].split("|")[5:] == ["a/b"]
+    frame_result = replace(result(0, objects=1), labels=("a|b",), attributes=())
+    assert json.loads(objects_line(frame_result, Schema.MINIMAL))["objects"][0].split("|")[5:] == ["a/b"]

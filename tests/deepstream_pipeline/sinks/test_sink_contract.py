@@ -34,7 +34,7 @@ SINKS: dict[str, Made] = {
 
 
 def watched(board: PreviewBoard) -> PreviewBoard:
-    """A board at whose two sources somebody looks."""
+    """A board at whose two sources someone looks."""
     for source_id in ("a", "b"):
         board.wait(source_id, 0, 0.0)
     return board
@@ -57,7 +57,7 @@ def sink(request: pytest.FixtureRequest, tmp_path: Path, osd: Osd) -> Iterator[S
 
 
 def test_sink_takes_frames_of_two_sources_and_ends_them(sink: Sink, osd: Osd) -> None:
-    """Two sources in turn, one of which ends before the other; an end that is told twice is one end."""
+    """Two sources in turn, one of which ends before the other; an end that is reported twice is one end."""
     for number in range(12):
         for source_id in ("a", "b"):
             sink.write(result(number, source_id=source_id, events=(crossing(number, source_id=source_id),)))
@@ -97,16 +97,16 @@ def test_sink_takes_a_change_of_size(sink: Sink) -> None:
 
 def test_sink_leaves_results_as_they_are(sink: Sink) -> None:
     """What all sinks share is not written to by any of them."""
-    told = result(1, source_id="a")
-    assert told.frame.image is not None
-    told.frame.image.flags.writeable = False
-    told.tracks.detections.xyxy.flags.writeable = False
-    sink.write(told)
+    reported = result(1, source_id="a")
+    assert reported.frame.image is not None
+    reported.frame.image.flags.writeable = False
+    reported.tracks.detections.xyxy.flags.writeable = False
+    sink.write(reported)
 
 
 def test_sink_closed_twice_or_unused_is_closed(sink: Sink) -> None:
     """Closing needs no frame before it, and does nothing the second time; an unknown source's end is nothing."""
-    sink.end_source("nobody")
+    sink.end_source("unknown")
     sink.close()
     sink.close()
 
@@ -137,9 +137,9 @@ def test_sinks_share_one_drawing(tmp_path: Path, osd: Osd, monkeypatch: pytest.M
     monkeypatch.setattr(osd, "_draw_all", counted)
     sinks = [SINKS[name](tmp_path / name, osd) for name in ("annotated", "hls")]
     for number in range(5):
-        told = result(number, source_id="a")
+        reported = result(number, source_id="a")
         for sink in sinks:
-            sink.write(told)
+            sink.write(reported)
     for sink in sinks:
         sink.close()
     assert len(drawn) == 5

@@ -29,8 +29,8 @@ PLAIN = OsdOptions(has_boxes=False, has_labels=False, has_trails=False, has_rule
 
 def numbered(number: int, *, size: tuple[int, int] = (160, 96), source_id: str = "cam") -> FrameResult:
     """A result whose picture tells its number, also when it is read back."""
-    told = result(number, size=size, source_id=source_id)
-    return replace(told, frame=replace(told.frame, image=numbered_picture(number, *size)))
+    reported = result(number, size=size, source_id=source_id)
+    return replace(reported, frame=replace(reported.frame, image=numbered_picture(number, *size)))
 
 
 def sink_in(folder: Path) -> AnnotatedSink:
@@ -43,8 +43,8 @@ def test_annotated_video_has_every_frame_at_its_time(tmp_path: Path) -> None:
     sink = sink_in(tmp_path)
     times = [0.0, 0.1, 0.2, 0.25, 0.251, 0.7, 3.9, 4.0]
     for number, pts_s in enumerate(times):
-        told = numbered(number)
-        sink.write(replace(told, frame=replace(told.frame, pts_s=50.0 + pts_s)))
+        reported = numbered(number)
+        sink.write(replace(reported, frame=replace(reported.frame, pts_s=50.0 + pts_s)))
     sink.end_source("cam")
     read = read_video(tmp_path / "annotated.mp4")
     assert [number_of(picture) for picture in read.pictures] == list(range(8))
@@ -58,8 +58,8 @@ def test_annotated_video_has_the_shape_of_its_sources_pixels(tmp_path: Path, sha
     """A player shows it with the source's width; another pixel shape starts another file."""
     sink = sink_in(tmp_path)
     for number, one in enumerate((shape, shape, Fraction(3))):
-        told = numbered(number)
-        sink.write(replace(told, frame=replace(told.frame, sample_aspect_ratio=one)))
+        reported = numbered(number)
+        sink.write(replace(reported, frame=replace(reported.frame, sample_aspect_ratio=one)))
     sink.close()
     shown = []
     for name in ("annotated.mp4", "annotated-2.mp4"):
@@ -70,10 +70,10 @@ def test_annotated_video_has_the_shape_of_its_sources_pixels(tmp_path: Path, sha
 
 def test_annotated_video_shows_what_is_drawn_in_its_colours(tmp_path: Path) -> None:
     """What the OSD drew is what is seen: colours survive the way through the codec."""
-    osd, told = Osd(), result(0, size=(640, 480))
-    drawn = osd.draw(told)
+    osd, reported = Osd(), result(0, size=(640, 480))
+    drawn = osd.draw(reported)
     sink = AnnotatedSink(AnnotatedOptions(tmp_path, crf=10), osd, is_single=True)
-    sink.write(told)
+    sink.write(reported)
     sink.close()
     picture = read_video(tmp_path / "annotated.mp4").pictures[0]
     assert drawn is not None
@@ -180,7 +180,7 @@ def write_on(sink: AnnotatedSink, numbers: Iterator[int]) -> None:
 def test_annotated_video_on_a_full_disk_plays_so_far_and_returns(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """FAULTS 59: told once, nothing raised after that; the file so far plays; with room again there is another file."""
+    """FAULTS 59: reported once, nothing raised after that; the file so far plays; with room again comes another."""
     clock = Clock()
     monkeypatch.setattr(video_file, "MIN_FREE_BYTES", 300 * 1024)
     with small_disk(tmp_path / "disk") as disk:
@@ -204,13 +204,13 @@ def test_annotated_video_on_a_full_disk_plays_so_far_and_returns(
 
 
 def test_annotated_video_cut_by_a_full_disk_anywhere_plays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Wherever room ends, also while the file is finished, it is told, and the file plays up to its last fragment."""
+    """Wherever room ends, also at the end of the file, it is reported, and the file plays up to its last fragment."""
     sink = sink_in(tmp_path / "whole")
     for number in range(95):
         sink.write(numbered(number))
     sink.close()
     size_bytes = (tmp_path / "whole" / "annotated.mp4").stat().st_size
-    write, told, longest = os.write, 0, 0
+    write, reported, longest = os.write, 0, 0
     for step in range(1, 41):
         room = Room(size_bytes * step // 40, write)
         monkeypatch.setattr(os, "write", room.write)
@@ -220,14 +220,14 @@ def test_annotated_video_cut_by_a_full_disk_anywhere_plays(tmp_path: Path, monke
                 sink.write(numbered(number))
             sink.close()
         except SinkFailed:
-            told += 1
+            reported += 1
         sink.close()
         read = read_video(tmp_path / str(step) / "annotated.mp4") if step > 20 else None
         if read is not None:
             assert [number_of(picture) for picture in read.pictures] == list(range(len(read.pictures)))
             assert len(read.pictures) >= max(longest, 20)
             longest = len(read.pictures)
-    assert (told, longest) == (40, 95)  # what is written over counts here, too: there is never room for all of it
+    assert (reported, longest) == (40, 95)  # what is written over counts here, too: there is never room for all of it
 
 
 class Room:

@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 from structlog.testing import capture_logs
 
+from penstock_video.backoff import Backoff
 from penstock_video.errors import SinkFailed
 from penstock_video.sinks.broker import BrokerSink, ResultKind
 from penstock_video.sinks.spool import Message, Spool
@@ -232,7 +233,7 @@ def test_webhook_answered_500_for_ever_gives_up_after_its_attempts(
 def test_webhook_answered_4xx_or_a_redirect_is_a_dead_letter_at_once(
     status: int, reason: str, receiver: Receiver, url: str, tmp_path: Path
 ) -> None:
-    """What would be refused again is not sent again, and nobody is led to another host."""
+    """What would be refused again is not sent again, and no one is led to another host."""
     receiver.status, receiver.headers = {0: [status]}, {"Location": "/elsewhere"}
     sink = webhook_sink(options(url, dead_letters=tmp_path / "dead.jsonl"))
     write(sink, 2)
@@ -292,7 +293,7 @@ def test_webhook_whose_answer_dribbles_is_left_in_time(where: str, tmp_path: Pat
     assert letters(tmp_path / "dead.jsonl") == [(f"{trouble}, at attempt 2 of 2", 0)]
 
 
-def test_webhook_nobody_listens_to_waits_and_uses_no_attempt(receiver: Receiver, tmp_path: Path) -> None:
+def test_webhook_no_one_listens_to_waits_and_uses_no_attempt(receiver: Receiver, tmp_path: Path) -> None:
     """An address that cannot be reached is waited for, as any broker; what fits the spool is not lost."""
     port = free_port()
     sink = webhook_sink(options(f"http://127.0.0.1:{port}", attempts=1, dead_letters=tmp_path / "dead.jsonl"))
@@ -305,7 +306,7 @@ def test_webhook_nobody_listens_to_waits_and_uses_no_attempt(receiver: Receiver,
     assert not (tmp_path / "dead.jsonl").exists()
 
 
-def test_webhook_told_to_wait_waits(receiver: Receiver, url: str) -> None:
+def test_webhook_set_to_wait_waits(receiver: Receiver, url: str) -> None:
     """Retry-After is obeyed."""
     receiver.status, receiver.headers = {0: [503, 200]}, {"Retry-After": "1"}
     sink = webhook_sink(options(url))
@@ -320,7 +321,8 @@ def test_webhook_that_fails_for_many_messages_spends_its_budget(
     receiver: Receiver, url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """When many messages fail, second tries are few: the requests stay near the number of messages."""
-    monkeypatch.setattr("penstock_video.sinks.broker.BrokerBackoff.next_s", lambda _: 0.001)
+    for name in ("broker", "webhook"):
+        monkeypatch.setattr(f"penstock_video.sinks.{name}.BACKOFF", Backoff(0.001, 0.001))
     receiver.status = {number: [500] for number in range(0, 200, 2)}
     sink = webhook_sink(options(url, attempts=50, dead_letters=tmp_path / "dead.jsonl"))
     write(sink, 200)
@@ -333,7 +335,7 @@ def test_webhook_that_fails_for_many_messages_spends_its_budget(
 
 def test_webhook_shows_no_secret(receiver: Receiver, url: str, tmp_path: Path) -> None:
     """Neither logs, statistics, dead letters nor reprs hold what the address, its path or its headers keep."""
-    told = options(
+    reported = options(
         url.replace("//", f"//cam:{SECRET}@") + f"/{SECRET}?key={SECRET}",
         headers=(("X-Token", SECRET),),
         dead_letters=tmp_path / "dead.jsonl",
@@ -341,12 +343,12 @@ def test_webhook_shows_no_secret(receiver: Receiver, url: str, tmp_path: Path) -
     )
     receiver.status = {0: [500], 1: [404]}
     with capture_logs() as lines:
-        sink = webhook_sink(told)
+        sink = webhook_sink(reported)
         write(sink, 3)
         wait_for(lambda: sink.statistics().depth == 0)
         close_losing(sink, 2, "answered 404")
     assert lines
-    assert SECRET not in repr(lines) + repr(told) + repr(sink.statistics()) + (tmp_path / "dead.jsonl").read_text()
+    assert SECRET not in repr(lines) + repr(reported) + repr(sink.statistics()) + (tmp_path / "dead.jsonl").read_text()
 
 
 @pytest.mark.parametrize(
@@ -389,7 +391,7 @@ def test_dead_letters_that_are_full_or_cannot_be_written_lose_and_say_so_once(tm
      {"url": "http://host", "headers": (("X", "a\r\nY: b"),)}],
 )  # fmt: skip
 def test_webhook_option_that_cannot_be_meant_is_refused_at_the_start(wrong: dict[str, object]) -> None:
-    """A mistake is told before anything runs."""
+    """A mistake is reported before anything runs."""
     with pytest.raises(SinkFailed):
         webhook_sink(WebhookOptions(**wrong))  # type: ignore[arg-type]
 

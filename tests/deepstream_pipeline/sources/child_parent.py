@@ -29,7 +29,7 @@ from penstock_video.sources.protocol import (
 from tests.deepstream_pipeline.clips import number_of
 
 SPEC = PrepareSpec(64, 48, color=ColorFormat.BGR)
-PATIENCE_S = 30.0
+DEADLINE_S = 30.0
 FRAMES = 40
 
 
@@ -40,7 +40,7 @@ class Parent:
     socket: socket.socket
     process: "subprocess.Popen[bytes]"
     ring: Ring
-    told: list[UP] = field(default_factory=list)
+    event_log: list[UP] = field(default_factory=list)
 
     def say(self, *records: DOWN) -> None:
         """To the process."""
@@ -52,15 +52,15 @@ class Parent:
         message = self.socket.recv(70_000)
         if not message:
             return None
-        self.told.append(decode_up(message))
-        return self.told[-1]
+        self.event_log.append(decode_up(message))
+        return self.event_log[-1]
 
     def until(self, is_it: Callable[[UP], bool]) -> UP:
         """Hear until that, releasing nothing."""
         while (record := self.hear()) is not None:
             if is_it(record):
                 return record
-        raise AssertionError(f"it hung up; the last it said: {self.told[-3:]}")
+        raise AssertionError(f"it hung up; the last it said: {self.event_log[-3:]}")
 
     def frame(self) -> FrameReady:
         """The next frame."""
@@ -85,7 +85,7 @@ class Parent:
 
     def of(self, kind: type[UP]) -> list[Any]:
         """All of a kind so far."""
-        return [record for record in self.told if isinstance(record, kind)]
+        return [record for record in self.event_log if isinstance(record, kind)]
 
     def image(self, frame: FrameReady) -> np.ndarray:
         """The picture in its slot."""
@@ -100,11 +100,11 @@ class Parent:
 
 @contextmanager
 def child(uri: object, *, spec: PrepareSpec | None = SPEC, frames: int = 4, **how: Any) -> Iterator[Parent]:
-    """A real decode process, told to begin; killed at the end."""
+    """A real decode process, started by a message; killed at the end."""
     size = ring_size(frames, spec.row_bytes if spec else 0, 320 * 192 * 3)
     descriptor = new_ring(size, "test")
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    ours.settimeout(PATIENCE_S)
+    ours.settimeout(DEADLINE_S)
     command = [sys.executable, "-m", "penstock_video.sources.child", str(theirs.fileno()), str(descriptor)]
     process = subprocess.Popen(command, pass_fds=(theirs.fileno(), descriptor), stderr=subprocess.PIPE)
     theirs.close()
@@ -117,7 +117,7 @@ def child(uri: object, *, spec: PrepareSpec | None = SPEC, frames: int = 4, **ho
         yield parent
     finally:
         process.kill()
-        process.communicate(timeout=PATIENCE_S)
+        process.communicate(timeout=DEADLINE_S)
         ours.close()
         parent.ring.close()
 
@@ -125,5 +125,5 @@ def child(uri: object, *, spec: PrepareSpec | None = SPEC, frames: int = 4, **ho
 def ended(parent: Parent) -> Ended:
     """How it ended."""
     [last] = parent.of(Ended)
-    assert parent.told[-1] == last
+    assert parent.event_log[-1] == last
     return last

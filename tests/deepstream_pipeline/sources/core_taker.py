@@ -32,8 +32,8 @@ def main() -> None:
     given_on = subprocess.run(
         ["ls", "-l", "/proc/self/fd"], close_fds=False, capture_output=True, check=True, text=True
     )
-    told = {"core": core, "cores": sorted(os.sched_getaffinity(0)), "later": later[0], "given_on": given_on.stdout}
-    sys.stdout.write(json.dumps(told) + "\n")
+    event_log = {"core": core, "cores": sorted(os.sched_getaffinity(0)), "later": later[0], "given_on": given_on.stdout}
+    sys.stdout.write(json.dumps(event_log) + "\n")
     sys.stdout.flush()
     while sys.stdin.readline() == "where\n":
         _say_where()

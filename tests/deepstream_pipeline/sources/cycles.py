@@ -9,7 +9,7 @@ from pathlib import Path
 import psutil
 
 from penstock_video.sources.sources import Sources
-from tests.deepstream_pipeline.sources.parent import COMMAND, NEEDS, OPTIONS, Told, camera, clip, running
+from tests.deepstream_pipeline.sources.parent import COMMAND, NEEDS, OPTIONS, EventLog, camera, clip, running
 
 MODES = ("live", "live?frames=2&fps=200", "segv?frames=2&fps=200", "rubbish", "never_opens", "dies_early")
 
@@ -48,7 +48,7 @@ def held_now() -> Held:
     )
 
 
-def come_and_go(sources: Sources, told: Told, cycles: int, at_once: int = 10) -> None:
+def come_and_go(sources: Sources, event_log: EventLog, cycles: int, at_once: int = 10) -> None:
     """So many sources of every kind, added and removed in whatever state they are then; their events are forgotten."""
     for begin in range(0, cycles, at_once):
         names = [f"s{number}" for number in range(begin, min(begin + at_once, cycles))]
@@ -56,24 +56,24 @@ def come_and_go(sources: Sources, told: Told, cycles: int, at_once: int = 10) ->
             make = camera if number % 2 else clip
             mode = MODES[(begin + number) % len(MODES)] if number else "live"
             sources.add(make(mode, name), NEEDS)
-        told.wait_for("opened", 1, names[0])
+        event_log.wait_for("opened", 1, names[0])
         for name in names:
             sources.remove(name)
         for name in names:
-            told.wait_for("ended", 1, name)
-        told.forget(names)
+            event_log.wait_for("ended", 1, name)
+        event_log.forget(names)
 
 
 def leak_of(cycles: int, warm_up: int) -> tuple[Held, Held]:
     """What is held while one source runs all the time, after a few cycles, and after so many more."""
-    told = Told()
-    with running(told, replace(OPTIONS, max_opening=10)) as sources:
+    event_log = EventLog()
+    with running(event_log, replace(OPTIONS, max_opening=10)) as sources:
         sources.add(camera("live?fps=50", "good"), NEEDS)
-        told.wait_for("frame", 5, "good")
-        come_and_go(sources, told, warm_up)
+        event_log.wait_for("frame", 5, "good")
+        come_and_go(sources, event_log, warm_up)
         before = held_now()
-        come_and_go(sources, told, cycles)
-        told.wait_for("frame", told.count("frame", "good") + 5, "good")
+        come_and_go(sources, event_log, cycles)
+        event_log.wait_for("frame", event_log.count("frame", "good") + 5, "good")
         assert len(sources.snapshot()) == 1
-        assert sources.snapshot()[0].restarts == 0, told.of("state", "good")
+        assert sources.snapshot()[0].restarts == 0, event_log.of("state", "good")
         return before, held_now()

@@ -1,4 +1,4 @@
-"""The parent's side with the fake decode process, and a listener that writes down what it is told."""
+"""The parent's side with the fake decode process, and a listener that writes down what is reported to it."""
 
 import sys
 import threading
@@ -17,15 +17,15 @@ from penstock_video.sources.sources import Sources
 from penstock_video.types import PreparedFrame, SourceConfig, SourceState
 from tests.deepstream_pipeline.sources.fake_child import ROW_BYTES
 
-PATIENCE_S = 30.0
+DEADLINE_S = 30.0
 COMMAND = (sys.executable, str(Path(__file__).with_name("fake_child.py")))
 OPTIONS = SourcesOptions(command=COMMAND, max_pixels=640 * 480)
 NEEDS = SourceNeeds(b"", ROW_BYTES, np.uint8)
 
 
 @dataclass
-class Told:
-    """What a listener was told; frames are released at once, unless is_keeping them, of all or of one source."""
+class EventLog:
+    """Events that a listener received; frames are released at once, unless is_keeping them, of all or of one source."""
 
     is_keeping: bool = False
     keeps_only: str = ""
@@ -74,14 +74,14 @@ class Told:
     def of(self, kind: str, source_id: str = "a") -> list[object]:
         """All of a kind so far."""
         with self._changed:
-            return [what for told, source, what in self.events if (told, source) == (kind, source_id)]
+            return [what for event_log, source, what in self.events if (event_log, source) == (kind, source_id)]
 
     def count(self, kind: str, source_id: str = "a") -> int:
         """How many of a kind so far."""
         return self._counts[kind, source_id]
 
     def forget(self, source_ids: list[str]) -> None:
-        """All that was told of them, and every frame's event."""
+        """All that was given them, and every frame's event."""
         with self._changed:
             gone = {*source_ids}
             self.events[:] = [event for event in self.events if event[0] != "frame" and event[1] not in gone]
@@ -90,7 +90,7 @@ class Told:
 
     def wait(self, is_so: Callable[[], bool]) -> None:
         """Until it is so, asked after each event."""
-        until = time.monotonic() + PATIENCE_S
+        until = time.monotonic() + DEADLINE_S
         with self._changed:
             while not is_so():
                 left = until - time.monotonic()
@@ -98,7 +98,7 @@ class Told:
                 self._changed.wait(min(left, 0.1))
 
     def wait_for(self, kind: str, count: int = 1, source_id: str = "a") -> list[object]:
-        """Until it was told so many of a kind."""
+        """Waits until it received so many of a kind."""
         self.wait(lambda: self._counts[kind, source_id] >= count)
         return self.of(kind, source_id)
 
@@ -107,7 +107,7 @@ class Told:
         found: list[str] = []
 
         def is_so() -> bool:
-            states = (what for told, source, what in self.events if (told, source) == ("state", source_id))
+            states = (what for event_log, source, what in self.events if (event_log, source) == ("state", source_id))
             found[:] = [what[1] for what in states if isinstance(what, tuple) and what[0] is state]
             return bool(found)
 
@@ -126,9 +126,9 @@ def clip(mode: str, source_id: str = "a", **changes: object) -> SourceConfig:
 
 
 @contextmanager
-def running(told: Told, options: SourcesOptions = OPTIONS) -> Iterator[Sources]:
+def running(event_log: EventLog, options: SourcesOptions = OPTIONS) -> Iterator[Sources]:
     """Sources that are closed in the end, whatever happens."""
-    sources = Sources(options, told)
+    sources = Sources(options, event_log)
     sources.start()
     try:
         yield sources
@@ -138,8 +138,8 @@ def running(told: Told, options: SourcesOptions = OPTIONS) -> Iterator[Sources]:
 
 
 def one(sources: Sources, source_id: str = "a") -> SourceSnapshot:
-    """What is known of one source, once the thread has heard of it."""
-    until = time.monotonic() + PATIENCE_S
+    """What is known of one source, once the thread knows it."""
+    until = time.monotonic() + DEADLINE_S
     while time.monotonic() < until:
         for snapshot in sources.snapshot():
             if snapshot.source_id == source_id:

@@ -54,7 +54,7 @@ class StuckOnceCodec(SlowCodec):
 
 
 def frames_of(path: Path, codec: type[SlowCodec], *, is_realtime: bool) -> list[tuple[FrameReady, float]]:
-    """Of one run of the clip; each with the moment at which it was told."""
+    """Of one run of the clip; each with the moment at which it was reported."""
     start = Start(
         uri=str(path),
         spec=b"",
@@ -65,7 +65,7 @@ def frames_of(path: Path, codec: type[SlowCodec], *, is_realtime: bool) -> list[
         is_realtime=is_realtime,
     )
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    told: list[tuple[FrameReady, float]] = []
+    event_log: list[tuple[FrameReady, float]] = []
     with ours, theirs:
         ring = Ring(new_ring(SIZE, "arrival"), SIZE)
         work = Work(PolledLink(theirs, start), ring, start, Tools(codec, SlotWriter, time.thread_time))
@@ -73,12 +73,12 @@ def frames_of(path: Path, codec: type[SlowCodec], *, is_realtime: bool) -> list[
         thread.start()
         while not isinstance(record := decode_up(ours.recv(MESSAGE_BYTES)), Ended):
             if isinstance(record, FrameReady):
-                told.append((record, time.monotonic()))
+                event_log.append((record, time.monotonic()))
                 ours.send(encode(Release((record.slot,))))
         ours.shutdown(socket.SHUT_WR)
         thread.join(10)
         ring.close()
-    return told
+    return event_log
 
 
 @pytest.fixture
@@ -89,25 +89,25 @@ def clip(tmp_path: Path) -> Path:
 def test_frame_is_captured_before_it_is_decoded(clip: Path) -> None:
     """Of a file and of what is played as a camera: what the decoder takes is part of the frame's latency."""
     for is_realtime in (False, True):
-        told = frames_of(clip, SlowCodec, is_realtime=is_realtime)
-        assert len(told) == FRAMES
-        assert all(at - frame.captured_at >= SlowCodec.pause_s for frame, at in told)
+        event_log = frames_of(clip, SlowCodec, is_realtime=is_realtime)
+        assert len(event_log) == FRAMES
+        assert all(at - frame.captured_at >= SlowCodec.pause_s for frame, at in event_log)
 
 
 def test_frame_that_is_due_was_captured_then_however_late_it_is(clip: Path) -> None:
     """Played as a camera its frames are captured as evenly as they were filmed, whatever the decoder takes."""
-    told = frames_of(clip, SlowCodec, is_realtime=True)
-    first = told[0][0]
-    for frame, _ in told:
+    event_log = frames_of(clip, SlowCodec, is_realtime=True)
+    first = event_log[0][0]
+    for frame, _ in event_log:
         assert frame.captured_at - first.captured_at == pytest.approx(frame.pts_s - first.pts_s, abs=1e-6)
 
 
 def test_more_than_a_second_is_not_made_up_for(clip: Path) -> None:
     """What came in the meantime is gone, as of a camera: the rest is played from then on, at its own speed."""
-    told = frames_of(clip, StuckOnceCodec, is_realtime=True)
-    assert len(told) == FRAMES
-    gaps_s = [two.captured_at - one.captured_at for (one, _), (two, _) in itertools.pairwise(told)]
+    event_log = frames_of(clip, StuckOnceCodec, is_realtime=True)
+    assert len(event_log) == FRAMES
+    gaps_s = [two.captured_at - one.captured_at for (one, _), (two, _) in itertools.pairwise(event_log)]
     assert [index for index, gap_s in enumerate(gaps_s) if gap_s > 1.0] == [FRAMES // 2 - 1]
-    assert told[-1][0].captured_at - told[FRAMES // 2][0].captured_at == pytest.approx(
+    assert event_log[-1][0].captured_at - event_log[FRAMES // 2][0].captured_at == pytest.approx(
         (FRAMES // 2 - 1) / FPS, abs=0.01
     )

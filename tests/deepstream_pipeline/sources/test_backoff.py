@@ -27,7 +27,7 @@ def test_pauses_of_many_sources_are_spread() -> None:
 
 
 def enter_all(gate: OpeningGate[str], now: float) -> list[str]:
-    """Whoever may."""
+    """A source that may open."""
     entered = []
     while (key := gate.next(now)) is not None:
         gate.enter(key, now)
@@ -36,7 +36,7 @@ def enter_all(gate: OpeningGate[str], now: float) -> list[str]:
 
 
 def test_gate_full_lets_the_next_in_order_when_one_is_open() -> None:
-    """At most so many are inside; who waits comes in turn, when somebody leaves."""
+    """At most so many are inside; who waits comes in turn, when someone leaves."""
     gate: OpeningGate[str] = OpeningGate(2)
     for key in "abcda":
         gate.ask(key)

@@ -28,7 +28,7 @@ from penstock_video.sources.protocol import (
 )
 from tests.deepstream_pipeline.clips import joined, number_of, write_clip
 from tests.deepstream_pipeline.decode.test_recording import numbers_of
-from tests.deepstream_pipeline.sources.child_parent import FRAMES, PATIENCE_S, SPEC, Parent, child, ended
+from tests.deepstream_pipeline.sources.child_parent import DEADLINE_S, FRAMES, SPEC, Parent, child, ended
 
 
 def test_file_under_the_block_policy_loses_nothing(tmp_path: Path) -> None:
@@ -45,7 +45,7 @@ def test_file_under_the_block_policy_loses_nothing(tmp_path: Path) -> None:
                 numbers.append(record.frame_num)
                 time.sleep(0.005)
                 parent.release(record)
-        assert parent.process.wait(PATIENCE_S) == 0
+        assert parent.process.wait(DEADLINE_S) == 0
     assert numbers == list(range(FRAMES))
     assert ended(parent).reason is EndReason.EOF
     assert not parent.of(Lost)
@@ -107,7 +107,7 @@ def test_camera_sends_what_is_no_row_alone_as_far_as_the_ring_has_slots(tmp_path
 
 
 def test_interval_infers_every_nth_frame(tmp_path: Path) -> None:
-    """The frames between carry no row, and are told all the same."""
+    """The frames between carry no row, and are reported all the same."""
     with child(write_clip(tmp_path / "a.mp4", frames=12), interval=2) as parent:
         frames = parent.rest()
     assert [frame.frame_num for frame in frames if frame.row_shape] == [0, 3, 6, 9]
@@ -172,7 +172,7 @@ def test_resolution_that_changes_begins_a_segment(tmp_path: Path) -> None:
     assert [frame.frame_num for frame in frames] == list(range(2 * FRAMES))
     assert [(frame.width, frame.segment) for frame in frames] == [(160, 0)] * FRAMES + [(320, 1)] * FRAMES
     assert [(opened.width, opened.height) for opened in parent.of(Opened)] == [(160, 96), (320, 192)]
-    kinds = [type(record) for record in parent.told if not isinstance(record, Beat)]
+    kinds = [type(record) for record in parent.event_log if not isinstance(record, Beat)]
     assert kinds.index(Opened, 1) == 1 + FRAMES
 
 
@@ -234,7 +234,7 @@ def test_file_that_is_held_stands_still(tmp_path: Path) -> None:
 
 
 def test_recording_is_made_beside_decoding(tmp_path: Path) -> None:
-    """From before it was asked for until after; whole when it is told of, and no frame is missed for it."""
+    """From before it was asked for until after; whole when it is reported, and no frame is missed for it."""
     path = tmp_path / "cut.mp4"
     with child(write_clip(tmp_path / "a.mp4", frames=120), record_cache_s=2.0, frames=2) as parent:
         for _ in range(50):
@@ -252,7 +252,7 @@ def test_recording_is_made_beside_decoding(tmp_path: Path) -> None:
 
 
 def test_recording_that_fails_costs_nothing_else(tmp_path: Path) -> None:
-    """A disk that is full: told, and every frame comes all the same."""
+    """A disk that is full: reported, and every frame comes all the same."""
     clip = write_clip(tmp_path / "a.avi", frames=120, codec="mjpeg", size=(320, 192))
     with child(clip, record_cache_s=2.0) as parent:
         parent.say(Cut(str(tmp_path / "cut.mp4"), 1.0, 60.0))
@@ -274,7 +274,7 @@ def test_recording_of_a_source_that_is_taken_out_is_whole(tmp_path: Path) -> Non
         for _ in range(30):
             parent.say(Release((parent.frame().slot,)))
         parent.socket.shutdown(socket.SHUT_WR)
-        assert parent.process.wait(PATIENCE_S) == 0
+        assert parent.process.wait(DEADLINE_S) == 0
         parent.rest()
     [recorded] = parent.of(Recorded)
     assert recorded.error.endswith("after its moment, not 60: the source was stopped")

@@ -11,7 +11,7 @@ import pytest
 from penstock_video.sources.protocol import Beat, Ended, EndReason, Hold, Release, encode
 from tests.deepstream_pipeline.clips import truncated, write_clip
 from tests.deepstream_pipeline.decode.web import web
-from tests.deepstream_pipeline.sources.child_parent import FRAMES, PATIENCE_S, child, ended
+from tests.deepstream_pipeline.sources.child_parent import DEADLINE_S, FRAMES, child, ended
 
 
 @pytest.mark.parametrize("held_by", ["slots", "hold", "read"])
@@ -27,7 +27,7 @@ def test_process_ends_with_its_parent(tmp_path: Path, held_by: str) -> None:
                 parent.say(Hold(True))
             parent.until(lambda record: isinstance(record, Beat))
             parent.socket.close()
-            parent.process.wait(PATIENCE_S)
+            parent.process.wait(DEADLINE_S)
 
 
 def test_process_that_is_killed_takes_nothing_with_it(tmp_path: Path) -> None:
@@ -35,19 +35,19 @@ def test_process_that_is_killed_takes_nothing_with_it(tmp_path: Path) -> None:
     with child(write_clip(tmp_path / "a.mp4", frames=FRAMES)) as parent:
         frame = parent.frame()
         parent.process.kill()
-        parent.process.wait(PATIENCE_S)
+        parent.process.wait(DEADLINE_S)
         assert parent.row_number(frame) == 0
         with pytest.raises((AssertionError, ConnectionResetError)):
             parent.until(lambda record: isinstance(record, Ended))
 
 
 def test_interrupt_is_the_parents_to_decide(tmp_path: Path) -> None:
-    """Ctrl-C reaches every process of a terminal: this one goes on until it is told otherwise."""
+    """Ctrl-C reaches every process of a terminal: this one goes on until its parent ends it."""
     with child(write_clip(tmp_path / "a.mp4", frames=FRAMES)) as parent:
         parent.say(Release((parent.frame().slot,)))
         parent.process.send_signal(signal.SIGINT)
         assert len(parent.rest()) == FRAMES - 1
-        assert parent.process.wait(PATIENCE_S) == 0
+        assert parent.process.wait(DEADLINE_S) == 0
 
 
 def test_password_stands_in_no_argument_and_no_word() -> None:
@@ -59,7 +59,7 @@ def test_password_stands_in_no_argument_and_no_word() -> None:
         assert ended(parent).reason is EndReason.UNAVAILABLE
         stderr = parent.process.stderr.read() if parent.process.stderr else b""
     assert b"hunter2" not in line + environment + stderr
-    assert b"hunter2" not in b"".join(encode(record) for record in parent.told)
+    assert b"hunter2" not in b"".join(encode(record) for record in parent.event_log)
 
 
 @pytest.mark.parametrize(
@@ -77,12 +77,12 @@ def test_source_that_cannot_be_opened_says_why(
     """One word for the program, a sentence for people, exit 0: it is no fault of the process."""
     with child(make(tmp_path)) as parent:
         assert parent.rest() == []
-        assert parent.process.wait(PATIENCE_S) == 0
+        assert parent.process.wait(DEADLINE_S) == 0
     assert ended(parent).reason is reason
     assert len(ended(parent).text) > 10
 
 
-def test_server_that_refuses_the_password_is_told_apart() -> None:
+def test_server_that_refuses_the_password_is_distinguished() -> None:
     """401 is no ordinary failure: it is asked again slowly."""
     with web() as site, child(site.url("/status/401", "anna:hunter2@"), policy="drop-oldest") as parent:
         parent.rest()
@@ -91,9 +91,9 @@ def test_server_that_refuses_the_password_is_told_apart() -> None:
 
 
 def test_process_without_a_parent_says_what_it_is() -> None:
-    """Somebody who starts it by hand gets a sentence, and no traceback."""
+    """Someone who starts it by hand gets a sentence, and no traceback."""
     command = [sys.executable, "-m", "penstock_video.sources.child"]
-    answer = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE_S, check=False)
+    answer = subprocess.run(command, capture_output=True, text=True, timeout=DEADLINE_S, check=False)
     assert answer.returncode == 2
     assert "penstock video" in answer.stderr
 

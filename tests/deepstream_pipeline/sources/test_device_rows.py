@@ -17,8 +17,8 @@ from penstock_video.sources.process import BrokenPromise
 from penstock_video.sources.protocol import FrameReady, Ring, new_ring, ring_size
 from penstock_video.types import DeviceRow, SourceState
 from tests.deepstream_pipeline.sources.fake_child import ROW_BYTES
-from tests.deepstream_pipeline.sources.parent import NEEDS, Told, camera, one, running
-from tests.deepstream_pipeline.sources.test_seats import DEEP
+from tests.deepstream_pipeline.sources.parent import NEEDS, EventLog, camera, one, running
+from tests.deepstream_pipeline.sources.test_decode_hosts import DEEP
 
 READY = FrameReady(
     slot=1, frame_num=0, pts_s=0.0, captured_at=1.0, captured_unix_s=1.0, width=8, height=4, row_shape=(3, 2, 2),
@@ -73,7 +73,7 @@ def test_row_that_cannot_be_is_a_broken_promise(shape: tuple[int, ...], is_on_de
     assert feed.outside == set()
 
 
-def test_row_on_a_card_that_it_was_not_told_of_is_a_broken_promise() -> None:
+def test_row_on_a_card_that_it_does_not_know_is_a_broken_promise() -> None:
     """There is no address to read."""
     with pytest.raises(BrokenPromise, match="on a card"):
         feed_of(None).prepared(READY, FrameNumbers(), 1.0, max_pixels=100, is_live=True)
@@ -116,7 +116,7 @@ def test_ring_that_is_read_after_its_source_is_over_goes_with_its_last_row() -> 
     assert ring.is_closed
 
 
-def test_rows_of_a_source_lie_in_the_ring_that_its_process_was_told_of() -> None:
+def test_rows_of_a_source_lie_in_the_ring_that_its_process_was_given() -> None:
     """They come as DeviceRow; with the source their memory goes, once the last is released."""
     made: list[FakeRing] = []
 
@@ -124,34 +124,34 @@ def test_rows_of_a_source_lie_in_the_ring_that_its_process_was_told_of() -> None
         made.append(FakeRing(frames, row_bytes))
         return made[-1]
 
-    told = Told(is_keeping=True)
+    event_log = EventLog(is_keeping=True)
     gpu = replace(DEEP.gpu or GpuSources(), new_device_ring=new)
-    with running(told, replace(DEEP, gpu=gpu)) as sources:
+    with running(event_log, replace(DEEP, gpu=gpu)) as sources:
         sources.add(camera("on_device"), NEEDS)
-        told.wait_for("frame", 1)
-        [prepared] = told.frames
+        event_log.wait_for("frame", 1)
+        [prepared] = event_log.frames
         assert isinstance(prepared.row, DeviceRow)
         assert (prepared.row.shape, made[0].frames, made[0].row_bytes) == ((ROW_BYTES,), DEEP.ring_frames, ROW_BYTES)
         sources.remove("a")
-        told.wait_for("ended")
+        event_log.wait_for("ended")
         assert not made[0].is_closed
         prepared.release()
-        told.wait(lambda: made[0].is_closed)
+        event_log.wait(lambda: made[0].is_closed)
         assert len(made) == 1
 
 
 def test_card_without_room_for_rows_leaves_them_in_the_host() -> None:
-    """The camera runs all the same, and the reason is told."""
+    """The camera runs all the same, and the reason is reported."""
 
     def new(frames: int, row_bytes: int) -> FakeRing:
         raise GpuFailed("CUDA_ERROR_OUT_OF_MEMORY: could not allocate")
 
-    told = Told(is_keeping=True)
+    event_log = EventLog(is_keeping=True)
     gpu = replace(DEEP.gpu or GpuSources(), new_device_ring=new)
-    with capture_logs() as lines, running(told, replace(DEEP, gpu=gpu)) as sources:
+    with capture_logs() as lines, running(event_log, replace(DEEP, gpu=gpu)) as sources:
         sources.add(camera("live"), NEEDS)
-        told.wait_for("frame", 1)
-        assert isinstance(told.frames[0].row, np.ndarray)
+        event_log.wait_for("frame", 1)
+        assert isinstance(event_log.frames[0].row, np.ndarray)
     reasons = [line["reason"] for line in lines if line["event"] == "rows go through the host"]
     assert reasons == ["CUDA_ERROR_OUT_OF_MEMORY: could not allocate"]
 
@@ -165,15 +165,15 @@ def test_card_that_is_lost_moves_rows_to_the_host() -> None:
         made.append(FakeRing(frames, row_bytes))
         return made[-1]
 
-    told = Told(is_keeping=True)
+    event_log = EventLog(is_keeping=True)
     gpu = replace(DEEP.gpu or GpuSources(), new_device_ring=new, is_card_lost=is_lost.is_set)
-    with running(told, replace(DEEP, gpu=gpu)) as sources:
+    with running(event_log, replace(DEEP, gpu=gpu)) as sources:
         sources.add(camera("on_device"), NEEDS)
-        told.wait_for("frame", 1)
-        assert isinstance(told.frames[0].row, DeviceRow)
-        told.frames[0].release()
+        event_log.wait_for("frame", 1)
+        assert isinstance(event_log.frames[0].row, DeviceRow)
+        event_log.frames[0].release()
         is_lost.set()
-        told.wait(lambda: any(isinstance(prepared.row, np.ndarray) for prepared in told.frames))
+        event_log.wait(lambda: any(isinstance(prepared.row, np.ndarray) for prepared in event_log.frames))
         assert (one(sources).restarts, one(sources).state, len(made)) == (1, SourceState.RUNNING, 1)
 
 

@@ -21,8 +21,8 @@ import pytest
 from penstock.gateway.workers.interrupt_affinity import Interrupts
 from penstock_video.sources.core_pinning import pin_to_own_core
 from penstock_video.sources.options import SHARED_DECODER, GpuSources
-from tests.deepstream_pipeline.sources.parent import NEEDS, PATIENCE_S, Told, camera, one, running
-from tests.deepstream_pipeline.sources.test_seats import DEEP, LIVE
+from tests.deepstream_pipeline.sources.parent import DEADLINE_S, NEEDS, EventLog, camera, one, running
+from tests.deepstream_pipeline.sources.test_decode_hosts import DEEP, LIVE
 from tests.local.own_sys import OwnSys
 
 LOOK_S = 0.02
@@ -33,7 +33,7 @@ needs_two_cores = pytest.mark.skipif(len(ALL) < 2, reason="this machine has one 
 
 
 class Taker:
-    """A process that took a core, or none. told: what it says of itself."""
+    """A process that took a core, or none. reported: what it says of itself."""
 
     def __init__(self, folder: Path, cores: str) -> None:
         """folder: of temporary files, and of what stands for /sys."""
@@ -44,7 +44,7 @@ class Taker:
             env=os.environ | {"TMPDIR": str(folder)},
         )
         assert self._process.stdout is not None
-        self.told: dict[str, Any] = json.loads(self._process.stdout.readline())
+        self.event_log: dict[str, Any] = json.loads(self._process.stdout.readline())
 
     def leave(self) -> list[list[int]]:
         """Its core; the cores of each of its threads afterwards."""
@@ -65,7 +65,7 @@ class Taker:
     def kill(self) -> None:
         """It dies, and gives nothing back by itself."""
         self._process.kill()
-        self._process.communicate(timeout=PATIENCE_S)
+        self._process.communicate(timeout=DEADLINE_S)
 
 
 @pytest.fixture
@@ -83,7 +83,7 @@ def take(tmp_path: Path) -> Iterator[Callable[..., Taker]]:
 
 def wait_until(taker: Taker, cores: list[int], meanwhile: Callable[[], None]) -> None:
     """All its threads may run on these cores, and on no other. meanwhile: done again and again."""
-    until = time.monotonic() + PATIENCE_S
+    until = time.monotonic() + DEADLINE_S
     while set(map(tuple, taker.where())) != {tuple(cores)}:
         meanwhile()
         assert time.monotonic() < until, taker.where()
@@ -98,7 +98,7 @@ def locks(folder: Path) -> Path:
 @needs_two_cores
 def test_two_processes_get_two_cores_and_a_third_is_left_alone(take: Callable[..., Taker]) -> None:
     """Each is on its own and on no other; who comes when all are taken runs on all of them."""
-    first, second, third = (take(TWO).told for _ in range(3))
+    first, second, third = (take(TWO).event_log for _ in range(3))
     assert sorted([first["core"], second["core"]]) == TWO
     assert (first["cores"], second["cores"]) == ([first["core"]], [second["core"]])
     assert (third["core"], third["cores"], third["later"]) == (None, TWO, TWO)
@@ -109,9 +109,9 @@ def test_core_of_a_process_that_died_is_free_again(take: Callable[..., Taker]) -
     """For the next one, however it died."""
     first, second = take(TWO), take(TWO)
     first.kill()
-    assert take(TWO).told["core"] == first.told["core"]
+    assert take(TWO).event_log["core"] == first.event_log["core"]
     second.kill()
-    assert take(TWO).told["core"] == second.told["core"]
+    assert take(TWO).event_log["core"] == second.event_log["core"]
 
 
 @needs_two_cores
@@ -119,22 +119,22 @@ def test_core_that_is_left_is_free_and_its_process_runs_anywhere(take: Callable[
     """With every thread that it has by then, and a second time nothing more."""
     first = take(TWO)
     assert set(map(tuple, first.leave())) == {tuple(TWO)}
-    assert sorted(take(TWO).told["core"] for _ in TWO) == TWO
+    assert sorted(take(TWO).event_log["core"] for _ in TWO) == TWO
 
 
 def test_threads_that_start_later_are_on_the_core_and_programs_have_no_hold_of_it(take: Callable[..., Taker]) -> None:
     """A driver's thread, too; a program that the process starts would else keep the core after its end."""
-    told = take(TWO).told
-    assert told["later"] == [told["core"]]
-    assert ".lock" not in told["given_on"]
+    event_log = take(TWO).event_log
+    assert event_log["later"] == [event_log["core"]]
+    assert ".lock" not in event_log["given_on"]
 
 
 @needs_two_cores
 def test_core_that_a_card_interrupts_is_the_last_to_be_taken(take: Callable[..., Taker], tmp_path: Path) -> None:
     """What it had so far says where the next ones come."""
     OwnSys(tmp_path / "sys").count(TWO[0], 5000)
-    assert take(TWO).told["core"] == TWO[1]
-    assert take(TWO).told["core"] == TWO[0]
+    assert take(TWO).event_log["core"] == TWO[1]
+    assert take(TWO).event_log["core"] == TWO[0]
 
 
 @needs_two_cores
@@ -145,12 +145,12 @@ def test_process_moves_from_a_core_that_interrupts_come_to_and_another_may_have_
     card = OwnSys(tmp_path / "sys")
     card.count(TWO[0], 1)
     taker = take(TWO)
-    assert taker.told["core"] == TWO[1]
+    assert taker.event_log["core"] == TWO[1]
     wait_until(taker, TWO[:1], lambda: card.count(TWO[1], 100_000))
     other = take(TWO)
-    assert other.told["core"] == TWO[1]
+    assert other.event_log["core"] == TWO[1]
     wait_until(taker, TWO[1:], lambda: card.count(TWO[0], 100_000))
-    assert take(TWO).told["core"] == TWO[0]
+    assert take(TWO).event_log["core"] == TWO[0]
     assert set(map(tuple, other.where())) == {(TWO[1],)}
 
 
@@ -160,12 +160,12 @@ def test_lock_that_cannot_be_had_leaves_the_process_as_it_is(take: Callable[...,
     locks(tmp_path).mkdir(mode=0o700)
     for core in TWO:
         (locks(tmp_path) / f"core-{core}.lock").symlink_to(tmp_path / "elsewhere")
-    assert (take(TWO).told["core"], take(TWO).told["cores"]) == (None, TWO)
+    assert (take(TWO).event_log["core"], take(TWO).event_log["cores"]) == (None, TWO)
     for link in locks(tmp_path).iterdir():
         link.unlink()
     locks(tmp_path).rmdir()
     locks(tmp_path).write_text("")
-    assert (take(TWO).told["core"], take(TWO).told["cores"]) == (None, TWO)
+    assert (take(TWO).event_log["core"], take(TWO).event_log["cores"]) == (None, TWO)
 
 
 def test_no_folder_for_temporary_files_leaves_the_process_as_it_is(
@@ -205,7 +205,7 @@ def test_cores_are_tried_in_an_order_of_chance_and_none_is_kept_that_is_refused(
 
 
 def begin_a_camera(control: socket.socket) -> None:
-    """One that is over before it is told anything; until it is, by which time the process serves."""
+    """One that is over before it gets a message; until it is, by which time the process serves."""
     (ours, theirs), ring, (end, write_end) = socket.socketpair(), os.memfd_create("ring"), os.pipe()
     ours.close()
     socket.send_fds(control, [b"camera"], [theirs.fileno(), ring, write_end])
@@ -216,8 +216,8 @@ def begin_a_camera(control: socket.socket) -> None:
     os.close(end)
 
 
-@pytest.mark.parametrize("pinned", ["1", "0"], ids=["told", "off"])
-def test_real_process_is_on_one_core_where_it_is_told(pinned: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("pinned", ["1", "0"], ids=["reported", "off"])
+def test_real_process_is_on_one_core_if_configured(pinned: str, tmp_path: Path) -> None:
     """With every thread that its libraries started; off, it is as it was started, and has made no file."""
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     with ours, theirs:
@@ -232,19 +232,19 @@ def test_real_process_is_on_one_core_where_it_is_told(pinned: str, tmp_path: Pat
             with suppress(ProcessLookupError):  # the camera's thread, which ends
                 cores.add(tuple(sorted(os.sched_getaffinity(int(task.name)))))
         ours.shutdown(socket.SHUT_RDWR)
-        assert process.wait(PATIENCE_S) == 0
+        assert process.wait(DEADLINE_S) == 0
     assert len(cores) == 1
     assert len(next(iter(cores))) == (1 if pinned == "1" else len(ALL))
     assert locks(tmp_path).exists() is (pinned == "1")
 
 
 @pytest.mark.parametrize("is_pinned", [True, False])
-def test_process_of_several_cameras_is_told_what_was_set(is_pinned: bool) -> None:
+def test_process_of_several_cameras_is_reported_what_was_set(is_pinned: bool) -> None:
     """By its command line, behind the card's number."""
-    told, gpu = Told(), replace(DEEP.gpu or GpuSources(), has_pinned_processes=is_pinned, device=3)
-    with running(told, replace(DEEP, gpu=gpu)) as sources:
+    event_log, gpu = EventLog(), replace(DEEP.gpu or GpuSources(), has_pinned_processes=is_pinned, device=3)
+    with running(event_log, replace(DEEP, gpu=gpu)) as sources:
         sources.add(camera(LIVE), NEEDS)
-        told.wait_for("opened")
+        event_log.wait_for("opened")
         pid = one(sources, "a").pid
         assert pid is not None
         assert psutil.Process(pid).cmdline()[-3:-1] == ["3", str(int(is_pinned))]

@@ -64,7 +64,7 @@ def test_runaway_of_a_camera_that_was_slow_for_hours_is_seen() -> None:
     assert feed(pace, 275.0, 7201.0, 7204.2)
 
 
-def test_stillness_after_its_time_is_told_until_the_picture_changes() -> None:
+def test_stillness_after_its_time_is_reported_until_the_picture_changes() -> None:
     """The same digest for so long is frozen; the next other one ends it."""
     stillness = Stillness(30.0)
     seen = []

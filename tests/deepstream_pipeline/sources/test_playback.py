@@ -1,4 +1,4 @@
-"""What an RTSP server plays of a file, told with its length, by the real decode process."""
+"""What an RTSP server plays of a file, reported with its length, by the real decode process."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,7 +11,7 @@ from penstock_video.sources.sources import Sources
 from penstock_video.types import SourceConfig, SourceState
 from tests.deepstream_pipeline.clips import write_clip
 from tests.deepstream_pipeline.rtsp.cameras import Camera, RtspServer, rtsp_server
-from tests.deepstream_pipeline.sources.parent import Told, one, running
+from tests.deepstream_pipeline.sources.parent import EventLog, one, running
 
 PICTURES = SourceNeeds(b"", 0, np.uint8, 0, True)
 SECONDS = 8
@@ -27,10 +27,10 @@ def recorder(tmp_path: Path) -> Iterator[RtspServer]:
 
 def test_recording_that_is_played_out_is_over(recorder: RtspServer) -> None:
     """It is not opened again: it would begin anew."""
-    told = Told()
-    with running(told, SourcesOptions()) as sources:
+    event_log = EventLog()
+    with running(event_log, SourcesOptions()) as sources:
         sources.add(SourceConfig(recorder.url("/kept"), "a"), PICTURES)
-        told.wait_for("ended")
+        event_log.wait_for("ended")
         facts = one(sources)
     assert (facts.state, facts.restarts) == (SourceState.ENDED, 0)
     assert facts.frames >= SECONDS * 10 - 10
@@ -41,15 +41,15 @@ def test_recording_that_is_played_out_is_over(recorder: RtspServer) -> None:
 @pytest.mark.parametrize("trouble", ["killed", "frozen"])
 def test_recording_whose_server_goes_in_the_middle_is_opened_again(recorder: RtspServer, trouble: str) -> None:
     """As a camera is: an outage is no end, and the source runs when the server is back."""
-    told = Told()
-    with running(told, SourcesOptions()) as sources:
+    event_log = EventLog()
+    with running(event_log, SourcesOptions()) as sources:
         config = SourceConfig(recorder.url("/kept"), "a", reconnect_interval_s=2.0)
         sources.add(config, PICTURES)
-        told.wait_for("frame", 10)
+        event_log.wait_for("frame", 10)
         _begin(recorder, trouble)
-        told.wait(lambda: _state(sources) in (SourceState.RECONNECTING, SourceState.STALLED))
+        event_log.wait(lambda: _state(sources) in (SourceState.RECONNECTING, SourceState.STALLED))
         _end(recorder, trouble)
-        told.wait(lambda: _state(sources) is SourceState.RUNNING)
+        event_log.wait(lambda: _state(sources) is SourceState.RUNNING)
         assert one(sources).restarts >= 1
 
 

@@ -38,7 +38,7 @@ from tests.deepstream_pipeline.clips import joined, number_of, write_clip
 from tests.deepstream_pipeline.decode.fake_nvcodec import FakeOpener
 from tests.deepstream_pipeline.gpu.fake_driver import CUresult, FakeDriver
 from tests.deepstream_pipeline.gpu.kernels_on_cpu import card, compile_kernels
-from tests.deepstream_pipeline.sources.child_parent import PATIENCE_S, SPEC, Parent, child, ended
+from tests.deepstream_pipeline.sources.child_parent import DEADLINE_S, SPEC, Parent, child, ended
 
 SIZE, FRAMES, SLOTS = (320, 192), 12, 4
 
@@ -64,11 +64,11 @@ def path(tmp_path: Path) -> Path:
 def camera(
     uri: object, *, spec: PrepareSpec | None = SPEC, core: Any = None, **how: Any
 ) -> Iterator[tuple[Parent, threading.Thread]]:
-    """One in a thread of this process, told to begin; its socket is closed at the end, and its thread awaited."""
+    """One in a thread of this process, started by a message; at the end its socket is closed and its thread joined."""
     size = ring_size(SLOTS, spec.row_bytes if spec else 0, SIZE[0] * SIZE[1] * 3)
     descriptor = new_ring(size, "test")
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    ours.settimeout(PATIENCE_S)
+    ours.settimeout(DEADLINE_S)
     parent = Parent(ours, Mock(), Ring(os.dup(descriptor), size))
     started: dict[str, Any] = {
         "ring_frames": SLOTS, "slot_bytes": size.slot_bytes, "ring_bytes": size.size_bytes, "policy": "block",
@@ -89,7 +89,7 @@ def camera(
         yield parent, thread
     finally:
         ours.close()
-        thread.join(PATIENCE_S)
+        thread.join(DEADLINE_S)
         parent.ring.close()
         os.close(descriptor_of_errors)
         os.close(write_end)
@@ -125,7 +125,7 @@ def test_rows_and_pictures_lie_in_the_ring_as_the_cpu_makes_them(
     assert driver.is_all_given_back
 
 
-def test_rows_lie_on_the_card_where_its_ring_is_told(path: Path, fake: tuple[Device, FakeDriver]) -> None:
+def test_rows_lie_on_the_card_where_its_ring_is_reported(path: Path, fake: tuple[Device, FakeDriver]) -> None:
     """In the slot of the same number, opened by its handle; the picture begins the ring's slot then."""
     device, driver = fake
     rows = CudaRing(device, SLOTS, SPEC.row_bytes)
@@ -193,13 +193,13 @@ def test_card_that_fails_ends_the_process_only_where_nothing_goes_on(
         driver.fail("cuLaunchKernel", "CUDA_ERROR_LAUNCH_FAILED")
         parent.rest()
         assert "CUDA_ERROR_LAUNCH_FAILED" in ended(parent).text
-        thread.join(PATIENCE_S)
+        thread.join(DEADLINE_S)
     assert ends.called is is_broken
     assert driver.is_all_given_back
 
 
 @pytest.mark.parametrize("is_broken", [False, True])
-def test_card_that_fails_before_a_camera_begins_is_told_as_one_that_fails_later(
+def test_card_that_fails_before_a_camera_begins_is_reported_as_one_that_fails_later(
     path: Path, fake: tuple[Device, FakeDriver], monkeypatch: pytest.MonkeyPatch, is_broken: bool
 ) -> None:
     """With CUDA's word for it; a process whose context is broken does not live on for cameras that come again."""
@@ -212,7 +212,7 @@ def test_card_that_fails_before_a_camera_begins_is_told_as_one_that_fails_later(
         assert parent.rest() == []
         assert ended(parent).reason is EndReason.INTERNAL
         assert "CUDA_ERROR_LAUNCH_FAILED" in ended(parent).text
-        thread.join(PATIENCE_S)
+        thread.join(DEADLINE_S)
     assert ends.called is is_broken
 
 
@@ -243,7 +243,7 @@ def test_decoder_that_cannot_be_made_by_a_broken_card_moves_no_camera_to_the_cpu
         assert parent.rest() == []
         assert ended(parent).reason is (EndReason.INTERNAL if is_broken else EndReason.NEEDS_CPU)
         assert "NVDEC cannot decode this" in ended(parent).text
-        thread.join(PATIENCE_S)
+        thread.join(DEADLINE_S)
     assert ends.called is is_broken
     assert fake[1].is_all_given_back
 
@@ -320,7 +320,7 @@ def test_camera_of_which_no_frame_may_be_dropped_is_no_file(
     """It comes at its own speed, and its process keeps its core; a file over HTTP has every one."""
     core = Mock()
     with socket.socket() as silent:
-        silent.bind(("127.0.0.1", 0))  # nobody listens
+        silent.bind(("127.0.0.1", 0))  # no one listens
         with camera(address.format(silent.getsockname()[1]), core=core, policy="block", open_timeout_s=2.0) as (
             parent,
             _,
@@ -354,7 +354,7 @@ def test_camera_waits_for_its_turn_and_says_so(path: Path, fake: tuple[Device, F
     """Another program makes a decoder on the same card: it is open, lives, and shows nothing until that is done."""
 
     def nothing() -> None:
-        """Nobody is before us."""
+        """No one is before us."""
 
     with DecoderTurns(fake[0].bus_id).taken(nothing), camera(path) as (parent, _):
         waiting = parent.until(lambda record: isinstance(record, Beat))

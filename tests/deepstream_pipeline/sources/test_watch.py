@@ -117,7 +117,7 @@ def test_source_for_which_the_card_has_no_room_is_the_cpus_at_once(seconds: floa
     assert life.watch.restarts == 0
 
 
-def test_wait_for_a_turn_is_longer_than_a_short_patience_with_the_source() -> None:
+def test_wait_for_a_turn_is_longer_than_a_short_timeout_of_the_source() -> None:
     """The process says so each second, whatever silence of its source is allowed."""
     life = Life(LifecycleOptions(is_live=True, reconnect_interval_s=0.5))
     life.open()
@@ -336,7 +336,7 @@ def test_file_that_is_read_fast_is_no_runaway() -> None:
 
 
 def test_source_that_shows_the_same_picture_is_frozen_and_runs() -> None:
-    """Fault 49: it is told, and nothing is done; another picture ends it."""
+    """Fault 49: it is reported, and nothing is done; another picture ends it."""
     life = Life()
     life.open()
     assert life.play(29.0, digest=7) == []

@@ -40,7 +40,7 @@ def test_process_that_hangs_up_and_stays_is_killed() -> None:
 
 
 def test_process_that_breaks_a_promise_is_killed_once() -> None:
-    """It is not heard any more, and the reason is kept."""
+    """It is not read any more, and the reason is kept."""
     life = Life()
     life.run()
     assert life.watch.broke_promise("it sent rubbish") is Action.KILL

@@ -13,8 +13,8 @@ from penstock_video.sources.process import ProcessLink, ProcessSelector, WakeUp
 
 def test_end_that_is_seen_and_not_known_yet_is_asked_for_again_without_spinning() -> None:
     """A process closes its pipes before it can be reaped: until then its end is looked at ten times a second."""
-    bell = WakeUp()
-    wires: ProcessSelector[str] = ProcessSelector(bell)
+    wakeup = WakeUp()
+    wires: ProcessSelector[str] = ProcessSelector(wakeup)
     ours, theirs = socket.socketpair()
     end, write_end = os.pipe()
     line = Mock(spec=ProcessLink, socket=ours, pidfd=end, is_behind=False, has_hung_up=False)
@@ -27,15 +27,15 @@ def test_end_that_is_seen_and_not_known_yet_is_asked_for_again_without_spinning(
     wires.cut(line)
     assert wires.wait(0.0) == []
     wires.close()
-    bell.close()
+    wakeup.close()
     ours.close()
     theirs.close()
     os.close(end)
 
 
-def test_bell_that_is_rung_while_it_is_heard_wakes_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Between the two steps of who rings it nobody hears it: it would ring on, and wake its thread for ever."""
-    bell = WakeUp()
+def test_wakeup_that_is_rung_while_it_is_handled_wakes_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Between the two steps of a sender no thread reads it: it would ring on, and wake its thread for ever."""
+    wakeup = WakeUp()
     write, is_between = os.eventfd_write, threading.Event()
 
     def slow_write(descriptor: int, value: int) -> None:
@@ -43,14 +43,14 @@ def test_bell_that_is_rung_while_it_is_heard_wakes_once(monkeypatch: pytest.Monk
         hearer.join(0.2)
         write(descriptor, value)
 
-    hearer = threading.Thread(target=lambda: (is_between.wait(5.0), bell.clear()))
+    hearer = threading.Thread(target=lambda: (is_between.wait(5.0), wakeup.clear()))
     monkeypatch.setattr(os, "eventfd_write", slow_write)
     hearer.start()
-    bell.ring()
+    wakeup.ring()
     hearer.join(5.0)
-    bell.clear()
-    assert select.select([bell.descriptor], [], [], 0.0)[0] == []
+    wakeup.clear()
+    assert select.select([wakeup.descriptor], [], [], 0.0)[0] == []
     monkeypatch.setattr(os, "eventfd_write", write)
-    bell.ring()
-    assert select.select([bell.descriptor], [], [], 0.0)[0] == [bell.descriptor]
-    bell.close()
+    wakeup.ring()
+    assert select.select([wakeup.descriptor], [], [], 0.0)[0] == [wakeup.descriptor]
+    wakeup.close()

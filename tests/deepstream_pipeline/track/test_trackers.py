@@ -245,13 +245,3 @@ def test_no_tracker_passes_detections_on_without_identity() -> None:
     assert (tracks.track_id.tolist(), tracks.age_frames.tolist()) == ([-1, -1], [1, 1])
     assert len(tracker.coast(frame_at(1))) == 0
     tracker.reset()
-
-
-@pytest.mark.parametrize(
-    "wrong", [{"minimum_iou": 0}, {"probation_age": 0}, {"high_threshold": 1.5}, {"max_shadow_tracking_age": -1},
-              {"activation_threshold": float("nan")}],
-)  # fmt: skip
-def test_options_that_cannot_be_meant_are_refused(wrong: dict[str, float]) -> None:
-    """With the name, the value and the range."""
-    with pytest.raises(ValueError, match=next(iter(wrong))):
-        TrackerOptions(**wrong)  # type: ignore[arg-type]

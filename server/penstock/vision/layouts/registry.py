@@ -1,11 +1,15 @@
 """Registry of output layouts, by the names that `parse-bbox-func-name` and `parse-classifier-func-name` give.
 
 A detector layout is a function (Outputs, ParserOptions, Geometry) → Detections, a classifier layout a function
-(Outputs, ParserOptions) → Classes. To add one, write its module and add it here.
+(Outputs, ParserOptions) → Classes. To add one, write its module and add it here, or see docs/extend.md.
 """
 
+import functools
+import os
 from collections.abc import Callable, Mapping
+from typing import Any
 
+from penstock.protocol.extensions import ExtensionError, load_extension
 from penstock.protocol.inference import Classes, Detections
 from penstock.vision.layouts.boxes import parse_boxes
 from penstock.vision.layouts.center_heatmap import parse_center_heatmap
@@ -23,3 +27,27 @@ DETECTOR_PARSERS: Mapping[str, DetectorParser] = {
     "fastestdet": parse_fastestdet,
 }
 CLASSIFIER_PARSERS: Mapping[str, ClassifierParser] = {"classification": parse_classification}
+LAYOUTS_VARIABLE = "PENSTOCK_LAYOUTS"
+
+
+def user_layouts() -> tuple[str, ...]:
+    """The names `module:function` that models may use. Only the operator sets the variable: a model's parameters, which
+    the API can override in a load request, never decide what is imported."""
+    return tuple(filter(None, map(str.strip, os.environ.get(LAYOUTS_VARIABLE, "").split(","))))
+
+
+def detector_parser(name: str) -> DetectorParser:
+    """Raises ExtensionError for a user's layout that cannot be loaded."""
+    return DETECTOR_PARSERS.get(name) or _user_layout(name)
+
+
+def classifier_parser(name: str) -> ClassifierParser:
+    """Raises ExtensionError for a user's layout that cannot be loaded."""
+    return CLASSIFIER_PARSERS.get(name) or _user_layout(name)
+
+
+@functools.cache
+def _user_layout(name: str) -> Any:
+    if name not in user_layouts():
+        raise ExtensionError(f"{name} is not in {LAYOUTS_VARIABLE}")
+    return load_extension(name)

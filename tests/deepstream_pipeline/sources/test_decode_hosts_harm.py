@@ -10,14 +10,14 @@ from dataclasses import replace
 import psutil
 import pytest
 
-from penstock_video.sources import decode_host as seats
+from penstock_video.sources import decode_host as hosts
 from penstock_video.sources.options import GpuSources
 from penstock_video.sources.sources import Sources
 from penstock_video.types import Frame, PreparedFrame, SourceState
 from tests.deepstream_pipeline.sources.cycles import rings_now
-from tests.deepstream_pipeline.sources.parent import NEEDS, Told, camera
+from tests.deepstream_pipeline.sources.parent import NEEDS, EventLog, camera
+from tests.deepstream_pipeline.sources.test_decode_hosts import DEEP, LIVE, QUICK
 from tests.deepstream_pipeline.sources.test_device_rows import FakeRing
-from tests.deepstream_pipeline.sources.test_seats import DEEP, LIVE, QUICK
 
 HARM_S, STEADY = 8.0, [f"steady{number}" for number in range(6)]
 MODES = (
@@ -70,12 +70,12 @@ class Harm:
 
 
 def is_steady(sources: Sources) -> bool:
-    """Whether nobody is left but those that stay, and they run."""
+    """Whether no one is left but those that stay, and they run."""
     found = {one.source_id: one.state for one in sources.snapshot()}
     return found == dict.fromkeys(STEADY, SourceState.RUNNING)
 
 
-class Holder(Told):
+class Holder(EventLog):
     """Keeps one frame of twenty, whatever becomes of its process meanwhile, until `let_go`."""
 
     is_over = False
@@ -96,12 +96,12 @@ class Holder(Told):
 def test_random_harm_leaves_every_camera_running_and_nothing_behind(monkeypatch: pytest.MonkeyPatch) -> None:
     """Six cameras stay: each runs again afterwards, its frames in order; no descriptor, process, ring of either memory
     or thread is left at the end."""
-    monkeypatch.setattr(seats, "_ALL_LEFT_S", 0.5)
-    monkeypatch.setattr(seats, "LEAVE_MARGIN_S", 0.1)
-    before, rings, told = (rings_now(), len(os.listdir("/proc/self/fd"))), Rings(), Holder()
+    monkeypatch.setattr(hosts, "_ALL_LEFT_S", 0.5)
+    monkeypatch.setattr(hosts, "LEAVE_MARGIN_S", 0.1)
+    before, rings, event_log = (rings_now(), len(os.listdir("/proc/self/fd"))), Rings(), Holder()
     others = set(psutil.Process().children())  # of tests before
     gpu = replace(DEEP.gpu or GpuSources(), new_device_ring=rings.new)
-    sources = Sources(replace(DEEP, ring_frames=8, gpu=gpu, max_opening=4), told)
+    sources = Sources(replace(DEEP, ring_frames=8, gpu=gpu, max_opening=4), event_log)
     sources.start()
     try:
         for name in STEADY:
@@ -110,20 +110,20 @@ def test_random_harm_leaves_every_camera_running_and_nothing_behind(monkeypatch:
         until = time.monotonic() + HARM_S
         while time.monotonic() < until:
             harm.step()
-            told.let_go(kept=10)
+            event_log.let_go(kept=10)
             time.sleep(0.1)
-        told.is_over = True  # what it would keep from now on nobody gives back
+        event_log.is_over = True  # what it would keep from now on no one gives back
         for name in harm.names:
             sources.remove(name)
-        told.wait(lambda: is_steady(sources))
+        event_log.wait(lambda: is_steady(sources))
         assert sources.faults == 0
         for name in STEADY:
-            told.wait_for("frame", told.count("frame", name) + 5, name)
-            came = [frame.frame_num for frame in told.of("frame", name) if isinstance(frame, Frame)]
+            event_log.wait_for("frame", event_log.count("frame", name) + 5, name)
+            came = [frame.frame_num for frame in event_log.of("frame", name) if isinstance(frame, Frame)]
             assert came == sorted(set(came))
     finally:
-        told.let_go(kept=0)
+        event_log.let_go(kept=0)
         assert sources.close(10.0)
-    told.events.clear()
+    event_log.events.clear()
     assert (set(psutil.Process().children()) - others, rings.open) == (set(), 0)
     assert (rings_now(), len(os.listdir("/proc/self/fd"))) <= before

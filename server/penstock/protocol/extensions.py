@@ -1,0 +1,23 @@
+"""Loads classes and functions of users, named `module:Name` in a file of the operator. Never call it with a text that
+came from a client of an API."""
+
+import re
+from pkgutil import resolve_name
+from typing import Any
+
+_NAME = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*")
+
+
+class ExtensionError(ValueError):
+    """The name cannot be loaded. The text has the reason."""
+
+
+def load_extension(name: str) -> Any:
+    """The object `module:Name`. The module must be importable (installed, or in PYTHONPATH). Raises ExtensionError."""
+    if not _NAME.fullmatch(name):
+        raise ExtensionError("module:Name is needed, such as my_package.sinks:CsvSink")
+    try:
+        return resolve_name(name)
+    except Exception as error:  # an import runs any code of the user's module
+        reason = f"{type(error).__name__}: {error}"
+        raise ExtensionError(f"it cannot be loaded ({reason}); is its folder in PYTHONPATH?") from error
