@@ -31,6 +31,7 @@ LONGEST_FIRST = (
     "tests/loadtest/test_locustfile.py",
     "shared_memory",
     "tests/integration/test_start.py",
+    "tests/packaging/test_wheel.py",
     "wire",
     "access",
     "streams",

@@ -97,7 +97,7 @@ def _what_is_missing() -> str:
         return f"no NVIDIA driver is here ({_DRIVER}); penstock doctor says more"
     for module, package in _PACKAGES.items():
         if find_spec(module) is None:
-            return f"the package {package} is not here: make gpu installs it"
+            return f"the package {package} is not here: run make gpu in a checkout, else pip install 'penstock[gpu]'"
     if not _is_there(_VIDEO_LIBRARY):
         return (
             f"NVIDIA's {_VIDEO_LIBRARY} is not here: it comes with the driver, and into a container with "

@@ -135,7 +135,7 @@ def test_infer_no_gateway_says_how_to_start_it(penstock: Call, photo: Path) -> N
     answer = penstock("infer", "people", photo, photo, "--url", "http://127.0.0.1:9")
     assert answer.exit_code == 1
     assert answer.stderr == (
-        "penstock: nothing answers at http://127.0.0.1:9: start it with `make up`, or give its address with --url\n"
+        "penstock: nothing answers at http://127.0.0.1:9: start it with `penstock up`, or give its address with --url\n"
     )
 
 

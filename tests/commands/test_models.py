@@ -98,7 +98,7 @@ def test_list_without_a_gateway_leaves_the_states_open(penstock: Call) -> None:
     assert {row["state"] for row in json.loads(answer.stdout)} == {None}
     assert answer.stderr == (
         f"penstock: states are not known: nothing answers at {UNUSED_URL}: "
-        "start it with `make up`, or give its address with --url\n"
+        "start it with `penstock up`, or give its address with --url\n"
     )
 
 
@@ -311,7 +311,7 @@ def test_load_and_unload_pass_refusals_on(penstock: Call, stand_in: StandIn, ver
     answer = penstock("models", verb, "x", "--url", UNUSED_URL)
     assert (answer.exit_code, answer.stderr) == (
         1,
-        f"penstock: nothing answers at {UNUSED_URL}: start it with `make up`, or give its address with --url\n",
+        f"penstock: nothing answers at {UNUSED_URL}: start it with `penstock up`, or give its address with --url\n",
     )
 
 

@@ -20,6 +20,8 @@ from tests.deepstream_pipeline.gpu.fake_driver import install
 AUTO = (DecoderKind.AUTO,)
 DEVICE = cast(Device, SimpleNamespace(name="a card"))
 
+INSTALL = "run make gpu in a checkout, else pip install 'penstock[gpu]'"
+
 
 class StandInEngine:
     """Answers the trial with a given result."""
@@ -66,9 +68,9 @@ def test_missing_driver_is_reported_first(libraries: set[str]) -> None:
 def test_packages_that_are_missing_are_named(monkeypatch: pytest.MonkeyPatch, libraries: set[str]) -> None:
     """Before the driver is asked; with what installs them."""
     monkeypatch.setattr(card, "find_spec", lambda name: None)
-    assert open_gpu(GpuSettings(), AUTO).absence == "the package PyNvVideoCodec is not here: make gpu installs it"
+    assert open_gpu(GpuSettings(), AUTO).absence == "the package PyNvVideoCodec is not here: " + INSTALL
     monkeypatch.setattr(card, "find_spec", lambda name: None if name == "cuda" else object())
-    assert open_gpu(GpuSettings(), AUTO).absence == "the package cuda-bindings is not here: make gpu installs it"
+    assert open_gpu(GpuSettings(), AUTO).absence == "the package cuda-bindings is not here: " + INSTALL
 
 
 def test_driver_without_its_video_library_is_reported(monkeypatch: pytest.MonkeyPatch, libraries: set[str]) -> None:

@@ -3,6 +3,8 @@
 import signal
 import subprocess
 import sys
+import tomllib
+from importlib.metadata import distributions
 from pathlib import Path
 
 import pytest
@@ -32,6 +34,18 @@ def test_command_runs_wherever_the_checkout_lies(tmp_path: Path, folder: str) ->
     command = linked_command(tmp_path / folder, SAYS_ITS_ARGUMENTS)
     done = subprocess.run([command, "infer", "a b.jpg"], capture_output=True, text=True, timeout=60, check=False)
     assert (done.returncode, done.stdout) == (3, "['infer', 'a b.jpg']\n"), done.stderr
+
+
+def test_link_gives_the_environment_the_metadata_of_the_package(tmp_path: Path) -> None:
+    """Version and entry points are pyproject.toml's, and pip can uninstall what was linked, also when linked again."""
+    command = linked_command(tmp_path / "checkout", SAYS_ITS_ARGUMENTS)
+    subprocess.run([command.parent / "python", tmp_path / "checkout/requirements/link.py"], check=True, timeout=60)
+    (folder,) = (command.parent.parent / "lib").glob("python*/site-packages")
+    (linked,) = distributions(name="penstock", path=[str(folder)])
+    project = tomllib.loads((CHECKOUT / "pyproject.toml").read_text())["project"]
+    assert linked.version == project["version"]
+    assert {entry.name for entry in linked.entry_points if entry.group == "penstock.commands"} == {"video", "load"}
+    assert command in {Path(str(linked.locate_file(path))).resolve() for path in linked.files or ()}
 
 
 def test_command_interrupted_amid_its_imports_ends_without_a_traceback(tmp_path: Path) -> None:

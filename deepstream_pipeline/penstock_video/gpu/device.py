@@ -298,7 +298,10 @@ def _driver() -> Any:
     try:
         from cuda.bindings import driver
     except ImportError:
-        raise GpuUnavailable(f"the package cuda-bindings is not installed: run make gpu, or {_CPU}") from None
+        raise GpuUnavailable(
+            "the package cuda-bindings is not installed: run make gpu in a checkout, "
+            f"else pip install 'penstock[gpu]', or {_CPU}"
+        ) from None
     return driver
 
 

@@ -225,6 +225,7 @@ def thumbnail_arguments(width: int, height: int) -> tuple[int, int, int]:
     return (width, -(-height // step), step)
 
 
+_INSTALL = "run make gpu in a checkout, else pip install 'penstock[gpu]'"
 _CACHED_SOURCES = 16  # compiled sources: other versions of the program, other cards of the machine
 _MOST_BYTES = 4 << 20
 _DIGEST_BYTES = 32
@@ -330,7 +331,7 @@ def _nvrtc() -> Any:
     try:
         from cuda.bindings import nvrtc
     except ImportError:
-        raise GpuUnavailable("the package cuda-bindings is not installed: run make gpu") from None
+        raise GpuUnavailable(f"the package cuda-bindings is not installed: {_INSTALL}") from None
     _load_compiler()
     return nvrtc
 
@@ -356,7 +357,7 @@ def _version(nvrtc: Any) -> str:
         error, major, minor = nvrtc.nvrtcVersion()
     except (RuntimeError, OSError) as missing:  # cuda-bindings finds no libnvrtc
         raise GpuUnavailable(
-            "NVIDIA's run-time compiler (libnvrtc) is not here: run make gpu, or use the CPU (decoder: cpu)"
+            f"NVIDIA's run-time compiler (libnvrtc) is not here: {_INSTALL}, or use the CPU (decoder: cpu)"
         ) from missing
     if error != nvrtc.nvrtcResult.NVRTC_SUCCESS:
         raise GpuFailed(f"{error.name}: could not ask NVRTC's version")

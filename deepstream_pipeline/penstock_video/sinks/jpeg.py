@@ -129,7 +129,9 @@ def _found_library() -> Any:
             return ctypes.CDLL(path)
         except OSError:
             continue
-    raise GpuUnavailable("libnvjpeg is not here: run make gpu, or pip install nvidia-nvjpeg-cu12; or say cpu")
+    raise GpuUnavailable(
+        "libnvjpeg is not here: run make gpu in a checkout, else pip install 'penstock[gpu]'; or say cpu"
+    )
 
 
 def _candidates() -> Iterator[str]:

@@ -27,7 +27,7 @@ INDEX_TIMEOUT_S = 5.0
 TIMEOUT_HEADER = "x-request-timeout-ms"
 API_KEY_HEADER = "x-api-key"
 EMBEDDED_ENGINE = "penstock-embedded"
-_ADVICE_START = "start it with `make up`, or give its address with --url"
+_ADVICE_START = "start it with `penstock up`, or give its address with --url"
 T = TypeVar("T")
 
 

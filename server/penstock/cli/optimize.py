@@ -135,10 +135,16 @@ if TYPE_CHECKING:
     Fill = Callable[[Path, Progress], OptimizationReport]
 
 
+def _refuse_tensorrt(is_given: bool) -> None:
+    if is_given:
+        fail("--tensorrt was removed: build plans with TensorRT's own tools; for the CPU use --int8 (docs/upgrade.md)")
+
+
 def optimize(
     name: Annotated[str, typer.Argument(help="a float model of this machine, of backend onnxruntime")],
     calibrate: Annotated[Path, typer.Option(help="a folder of pictures like those to come", metavar="DIR")],
     int8: Annotated[bool, typer.Option("--int8", help="8-bit integers: weights per channel, activations")] = False,
+    tensorrt: Annotated[bool, typer.Option(hidden=True, is_eager=True, callback=_refuse_tensorrt)] = False,
     as_json: Annotated[bool, typer.Option("--json", help="one JSON object, and nothing else")] = False,
     url: Annotated[str | None, typer.Option(help="the gateway [http://127.0.0.1:8000]", show_default=False)] = None,
     api_key: ApiKey = "",

@@ -162,7 +162,10 @@ def _no_answer(facts: GraphicsFacts) -> Finding:
         )
     if outcome is NvmlOutcome.NO_BINDING and (has_card or facts.has_module):
         return Finding(
-            "gpu.driver", Severity.WARNING, "a card, but nvidia-ml-py is not installed", "remove .venv and `make up`"
+            "gpu.driver",
+            Severity.WARNING,
+            "a card, but nvidia-ml-py is not installed",
+            "pip install nvidia-ml-py (in a checkout: remove .venv and `make up`)",
         )
     return _no_driver(facts)
 
@@ -225,7 +228,10 @@ def _halves(sentence: str) -> tuple[str, str]:
 PACKAGES = ("PyNvVideoCodec", "cuda-bindings")
 # NVIDIA's table of video engines: A100 and A30, H100 and H200, B200 and B300 decode and do not encode.
 _NO_ENCODER = ((8, 0), (9, 0), (10, 0), (10, 3))
-_INSTALL = "run make gpu; in a container, build the image with --build-arg VIDEO_GPU=1"
+_INSTALL = (
+    "run make gpu in a checkout, else pip install 'penstock[gpu]'; in a container, build the image with --build-arg "
+    "VIDEO_GPU=1"
+)
 _ON_CPU = "the video program decodes on the CPU"
 
 

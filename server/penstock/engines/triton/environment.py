@@ -15,6 +15,8 @@ from penstock.engines.triton.runtime import check_platform, find_libpython, find
 
 PYTHONS = ("3.12", "3.11")  # numpy 1.26 has no wheel for later ones
 LOCKS = Path(__file__).with_name("locks")  # in a checkout a link to requirements
+# Read by the Python inside Triton, which heeds no PYTHON* variable: it writes no __pycache__ beside a model's files.
+BYTECODE_RULE = 'import sys; sys.pycache_prefix = sys.prefix + "/pycache"\n'
 READY = ".ready"  # in the environment: a digest of what it was made from
 _PROBE_TIMEOUT_S = 10.0
 
@@ -49,6 +51,7 @@ class TritonSetup:
             progress(f"environment {self.folder} (Python {version})")
             self._make(python, version)
             find_libpython(self.folder, version)
+            (self.folder / "lib" / f"python{version}" / "site-packages" / "penstock.pth").write_text(BYTECODE_RULE)
             for lock in self.locks:
                 progress(f"packages of {lock.name}")
                 _install(self.folder / "bin" / "python", lock)
@@ -99,7 +102,7 @@ def _install(python: Path, lock: Path) -> None:
         command = [*installer, "--no-deps", "--require-hashes", "-r", str(lock)]
         if subprocess.run(command, stdin=subprocess.DEVNULL, stdout=sys.stderr).returncode == 0:
             return
-        tried.append(Path(installer[0]).name)
+        tried.append("pip" if "-m" in installer else Path(installer[0]).name)
     if not tried:
         raise SetupFailed("neither uv nor pip is installed here; install uv: pip install 'penstock[triton]'")
     raise SetupFailed(

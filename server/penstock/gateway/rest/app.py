@@ -297,11 +297,11 @@ class _RawPaths:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http":
-            scope["path"] = scope["raw_path"].decode("latin-1")
+            scope["path"] = path = scope["raw_path"].decode("latin-1")
             for route in self._hot:
-                match, found = route.matches(scope)
-                if match is Match.FULL:
-                    scope.update(found, app=self._app)
+                found = route.path_regex.match(path)
+                if found and scope["method"] in (route.methods or ()):
+                    scope.update(app=self._app, route=route, path_params=found.groupdict())
                     await self._call(route, scope, receive, send)
                     return
         await self._app(scope, receive, send)

@@ -48,7 +48,7 @@ class TritonPythonModel:
             from torch_serving import device
         except ImportError as error:
             raise TorchLoadError(
-                f"PyTorch is not in the environment of Triton's models ({error}): `make gpu`"
+                f"PyTorch is not in the environment of Triton's models ({error}): `penstock setup triton --gpu`"
             ) from error
 
         self._from_dlpack, self._to_dlpack = from_dlpack, to_dlpack
