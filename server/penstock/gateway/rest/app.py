@@ -239,8 +239,8 @@ def create_app(
 ) -> ASGIApp:
     """KServe v2 and the image endpoint over the plane. Errors are always {"error": "…"}.
 
-    gate: checks each request before its body is read; a core's is a ForwardedIdentity. core_route: of a worker, which serves
-    only inference and health itself, and forwards everything else.
+    gate: checks each request before its body is read; a core's is a ForwardedIdentity. core_route: of a worker, which
+    serves only inference and health itself, and forwards everything else.
     """
     logging.getLogger("python_multipart").setLevel(logging.ERROR)  # it warns of each malformed body
     errors = _ErrorHandlers(record)
