@@ -67,7 +67,7 @@ def recorded(tmp_path_factory: pytest.TempPathFactory, triton_environment: Path)
 
 def listed(flow: str) -> set[str]:
     """The files that README names for a flow."""
-    (line,) = re.findall(rf"^{re.escape(flow)} enters \d+ files: (.*)$", README.read_text(), re.MULTILINE)
+    (line,) = re.findall(rf"^\* {re.escape(flow)} enters \d+ files: (.*)$", README.read_text(), re.MULTILINE)
     return set(re.findall(r"`([^`]+)`", line))
 
 
@@ -101,5 +101,5 @@ def test_image_request_enters_the_files_that_the_readme_names(recorded: Recorded
 @pytest.mark.parametrize("flow", ["A tensor over HTTP", "A tensor over gRPC", "A picture"])
 def test_readme_counts_the_files_that_it_names(flow: str) -> None:
     """The number in the sentence is the number of its names."""
-    (count,) = re.findall(rf"^{re.escape(flow)} enters (\d+) files: ", README.read_text(), re.MULTILINE)
+    (count,) = re.findall(rf"^\* {re.escape(flow)} enters (\d+) files: ", README.read_text(), re.MULTILINE)
     assert int(count) == len(listed(flow))
