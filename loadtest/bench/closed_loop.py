@@ -3,7 +3,7 @@
 import asyncio
 import math
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 
 from penstock_load.witness.process_cpu import CpuMeter
@@ -45,11 +45,13 @@ async def run_closed_loop(call: Call, *, concurrency: int, seconds: float) -> Re
 def make_repetition(latencies_s: list[float], elapsed_s: float) -> Repetition:
     """The repetition with these latencies."""
     ordered = sorted(latencies_s)
-    return Repetition(len(ordered) / elapsed_s, _quantile_ms(ordered, 0.5), _quantile_ms(ordered, 0.99), len(ordered))
+    p50_ms, p99_ms = quantile(ordered, 0.5) * 1000, quantile(ordered, 0.99) * 1000
+    return Repetition(len(ordered) / elapsed_s, p50_ms, p99_ms, len(ordered))
 
 
-def _quantile_ms(ordered: list[float], quantile: float) -> float:
-    return ordered[max(0, math.ceil(quantile * len(ordered)) - 1)] * 1000 if ordered else math.nan
+def quantile(ordered: Sequence[float], share: float) -> float:
+    """By nearest rank: one that was measured; NaN of nothing."""
+    return ordered[max(0, math.ceil(share * len(ordered)) - 1)] if ordered else math.nan
 
 
 @dataclass(frozen=True, slots=True)

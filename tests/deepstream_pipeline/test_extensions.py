@@ -17,9 +17,9 @@ from penstock_video.sink_set import compose_sinks
 from penstock_video.sinks.osd import OsdOptions
 from penstock_video.track.registry import new_tracker
 from penstock_video.types import FrameAnalytics, FrameResult
-from tests.conftest import CHECKOUT
 from tests.deepstream_pipeline.analytics.scenes import frame_at, observe, tracks_at
 from tests.deepstream_pipeline.settings.reading import faults, read
+from tests.support.stack import CHECKOUT
 
 EXAMPLES = CHECKOUT / "deepstream_pipeline" / "examples" / "extend"
 LEAST = "source: {uri: rtsp://cam/1}\nprimary-gie: {model: people}\n"

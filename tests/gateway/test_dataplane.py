@@ -305,9 +305,9 @@ async def test_batch_of_no_rows_is_refused_where_there_is_a_batch(rig: Rig) -> N
 
 async def test_classification_of_bytes_output_is_refused_by_its_name(rig: Rig) -> None:
     """Only the combination that kills Triton 2.51 is refused."""
-    await rig.plane.refuse_classification_of_bytes(InferHead("classes"), ("p",))
+    await rig.plane.relay(Verb.INFER, InferHead("classes", classification_outputs=("p",)), CALL)
     with pytest.raises(InvalidRequest, match="output 'y' of model 'plain' is BYTES"):
-        await rig.plane.refuse_classification_of_bytes(InferHead("plain"), ("y",))
+        await rig.plane.relay(Verb.INFER, InferHead("plain", classification_outputs=("y",)), CALL)
 
 
 async def test_stopping_plane_says_not_ready_and_serves_on(rig: Rig) -> None:

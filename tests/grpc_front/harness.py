@@ -111,6 +111,8 @@ class FakePlane:
         caller: Identity = ANONYMOUS,
         deadline: float | None = None,
     ) -> GrpcAnswer:
+        if head.classification_outputs:
+            await self.refuse_classification_of_bytes(head)
         if isinstance(call, EncodedCall):
             call = await self.with_tensor(call, deadline, caller)
         self.relayed.append((verb, head, call, deadline))
@@ -170,10 +172,10 @@ class FakePlane:
         sizes = np.array([[len(image) for image in asked.images]], np.float32)
         return asked.with_tensor(tensor_from_numpy("x", sizes))
 
-    async def refuse_classification_of_bytes(self, head: InferHead, output_names: tuple[str, ...]) -> None:
+    async def refuse_classification_of_bytes(self, head: InferHead) -> None:
         config = await self.engine.model_config(head.model_name)
         for spec in config.outputs:
-            if spec.name in output_names and spec.datatype is Datatype.BYTES:
+            if spec.name in head.classification_outputs and spec.datatype is Datatype.BYTES:
                 raise InvalidRequest(f"output {spec.name!r} is BYTES")
 
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from tritonclient.grpc import service_pb2
 
 from penstock.protocol import grpc_codec as codec
-from penstock.protocol.call import InferHead, RegionUse, RequestHead
+from penstock.protocol.call import InferHead, RegionUse
 from penstock.protocol.errors import InvalidRequest
 from penstock.protocol.grpc_codec import read_head, read_model_name, read_repository_model_name, unblocked_metadata
 from penstock.protocol.request_checks import BLOCKED_EXTENSIONS
@@ -28,7 +28,7 @@ def infer_request(model_name: str = "m", shape: tuple[int, ...] = (1, 2)) -> ser
     return request
 
 
-def outcome(scanner: Callable[[bytes], RequestHead], message: bytes) -> RequestHead | str:
+def outcome(scanner: Callable[[bytes], InferHead], message: bytes) -> InferHead | str:
     """What it says, or why it refuses."""
     try:
         return scanner(message)
@@ -36,7 +36,7 @@ def outcome(scanner: Callable[[bytes], RequestHead], message: bytes) -> RequestH
         return error.message
 
 
-def scan(request: service_pb2.ModelInferRequest) -> RequestHead:
+def scan(request: service_pb2.ModelInferRequest) -> InferHead:
     return read_head(request.SerializeToString())
 
 
@@ -71,21 +71,25 @@ def requests(draw: st.DrawFn) -> service_pb2.ModelInferRequest:
     return request
 
 
-def as_protobuf_reads(request: service_pb2.ModelInferRequest) -> RequestHead:
+def as_protobuf_reads(request: service_pb2.ModelInferRequest) -> InferHead:
     timeout = request.parameters["timeout"] if "timeout" in request.parameters else service_pb2.InferParameter()
     kind = timeout.WhichOneof("parameter_choice")
     timeout_us = getattr(timeout, kind) if kind in ("int64_param", "uint64_param") else None
     rowless = [given.name for given in request.inputs if given.shape[:1] == [0]]
-    head = InferHead(
-        request.model_name, request.model_version, request.id, timeout_us, rowless_input=rowless[-1] if rowless else ""
+    return InferHead(
+        request.model_name,
+        request.model_version,
+        request.id,
+        timeout_us,
+        rowless_input=rowless[-1] if rowless else "",
+        classification_outputs=tuple(o.name for o in request.outputs if "classification" in o.parameters),
     )
-    return RequestHead(head, tuple(o.name for o in request.outputs if "classification" in o.parameters))
 
 
 @pytest.mark.parametrize(("shape", "rowless"), [((0, 2), "x"), ((0,), "x"), ((2, 0), "")])
 def test_scan_tells_of_an_input_without_rows(shape: tuple[int, ...], rowless: str) -> None:
     """For most models the first dimension is the batch."""
-    assert scan(infer_request(shape=shape)).head.rowless_input == rowless
+    assert scan(infer_request(shape=shape)).rowless_input == rowless
 
 
 @given(st.data())
@@ -168,7 +172,7 @@ def test_scan_negative_dimension_is_refused(shape: tuple[int, ...]) -> None:
 @pytest.mark.parametrize("shape", [(), (0,), (1, 0), (2**40,), (1,) * 20])
 def test_scan_odd_but_possible_shape_passes(shape: tuple[int, ...]) -> None:
     """Scalars and empty tensors are the engine's to judge."""
-    assert scan(infer_request(shape=shape)).head.model_name == "m"
+    assert scan(infer_request(shape=shape)).model_name == "m"
 
 
 def test_scan_shared_memory_tells_every_part_that_is_used() -> None:
@@ -181,7 +185,7 @@ def test_scan_shared_memory_tells_every_part_that_is_used() -> None:
     wanted = request.outputs.add(name="y").parameters
     wanted["shared_memory_byte_size"].string_param = "8"
     wanted["shared_memory_region"].string_param = "s"
-    assert scan(request).head.regions == (RegionUse("r", 16, -1), RegionUse("s", 0, None))
+    assert scan(request).regions == (RegionUse("r", 16, -1), RegionUse("s", 0, None))
 
 
 def test_scan_shared_memory_given_twice_counts_the_last_as_protobuf_does() -> None:
@@ -194,7 +198,7 @@ def test_scan_shared_memory_given_twice_counts_the_last_as_protobuf_does() -> No
     assert merged.parameters["shared_memory_region"].string_param == "last"
     doubled = tensor + request.inputs[0].SerializeToString()
     message = b"\x0a\x01m" + b"\x2a" + bytes([len(doubled)]) + doubled
-    assert read_head(message).head.regions == (RegionUse("last"),)
+    assert read_head(message).regions == (RegionUse("last"),)
 
 
 def test_scan_unpacked_shape_is_read_too() -> None:
@@ -232,7 +236,7 @@ def test_scan_large_tensor_is_not_read() -> None:
     message = request.SerializeToString()
     started = time.thread_time()
 
-    assert read_head(message).head.model_name == "m"
+    assert read_head(message).model_name == "m"
     assert time.thread_time() - started < 0.02
 
 

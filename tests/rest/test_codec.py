@@ -3,13 +3,14 @@
 import contextlib
 import json
 import struct
+from dataclasses import replace
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.protocol.call import InferHead, RegionUse, RequestHead
+from penstock.protocol.call import InferHead, RegionUse
 from penstock.protocol.errors import InvalidRequest
 from penstock.protocol.http_codec import check_repository_body, read_head
 
@@ -31,7 +32,7 @@ def body_of(*inputs: Any, **members: Any) -> bytes:
     return json.dumps({"inputs": list(inputs)} | members).encode()
 
 
-def scan(body: bytes, header_length: int | None = None) -> RequestHead:
+def scan(body: bytes, header_length: int | None = None) -> InferHead:
     return read_head(body, header_length, MODEL, DEPTH)
 
 
@@ -53,14 +54,14 @@ def test_scan_of_a_json_request_gives_head_and_classification_outputs() -> None:
             {"name": "w"},
         ],
     )
-    assert scan(body) == RequestHead(InferHead("ident", "3", "r-7", 2500), ("y",))
+    assert scan(body) == InferHead("ident", "3", "r-7", 2500, classification_outputs=("y",))
 
 
 def test_scan_of_binary_inputs_takes_sizes_that_add_up() -> None:
     """Fixed-size and BYTES tensors behind the JSON."""
     words = struct.pack("<I", 2) + b"ab" + struct.pack("<I", 0)
     header = body_of(binary(8), binary(len(words), name="w", datatype="BYTES", shape=[2]))
-    assert scan(header + bytes(8) + words, len(header)).head.model_name == "ident"
+    assert scan(header + bytes(8) + words, len(header)).model_name == "ident"
 
 
 def test_scan_of_the_same_head_again_is_of_its_own_model_and_of_what_stands_behind_it() -> None:
@@ -68,7 +69,7 @@ def test_scan_of_the_same_head_again_is_of_its_own_model_and_of_what_stands_behi
     header = body_of(binary(8))
     whole = header + bytes(8)
     for model in (MODEL, InferHead("other"), MODEL):
-        assert read_head(whole, len(header), model, DEPTH).head == model
+        assert read_head(whole, len(header), model, DEPTH) == model
     assert "belong to no input" in refusal(whole + b"x", len(header))
     assert "bytes are left" in refusal(whole[:-1], len(header))
     with pytest.raises(InvalidRequest, match="nested 4 deep"):
@@ -78,14 +79,14 @@ def test_scan_of_the_same_head_again_is_of_its_own_model_and_of_what_stands_behi
 @pytest.mark.parametrize(("shape", "rowless"), [([0, 2], "x"), ([0], "x"), ([2, 0], "")])
 def test_scan_tells_of_an_input_without_rows(shape: list[int], rowless: str) -> None:
     """For most models the first dimension is the batch."""
-    assert scan(body_of({"name": "x", "datatype": "FP32", "shape": shape, "data": []})).head.rowless_input == rowless
+    assert scan(body_of({"name": "x", "datatype": "FP32", "shape": shape, "data": []})).rowless_input == rowless
 
 
 @pytest.mark.parametrize("body", [b"", b"\x00\x01\x02", b"{not json"])
 def test_scan_of_a_raw_binary_request_looks_at_nothing(body: bytes) -> None:
     """A header length of 0, or an empty body, is a raw binary request."""
-    assert scan(body, 0) == RequestHead(MODEL, is_raw=True)
-    assert scan(b"") == RequestHead(MODEL, is_raw=True)
+    assert scan(body, 0) == replace(MODEL, is_raw=True)
+    assert scan(b"") == replace(MODEL, is_raw=True)
 
 
 @pytest.mark.parametrize(
@@ -102,7 +103,7 @@ def test_scan_of_a_raw_binary_request_looks_at_nothing(body: bytes) -> None:
 )
 def test_scan_of_what_the_engine_takes_refuses_nothing(member: dict[str, Any]) -> None:
     """Odd but valid: NaN and infinities, nesting, unknown members, strings that look like structure."""
-    assert scan(body_of(tensor(**member), unknown={"inputs": [{"name": 1}]})).head.model_name == "ident"
+    assert scan(body_of(tensor(**member), unknown={"inputs": [{"name": 1}]})).model_name == "ident"
 
 
 def test_scan_beside_nan_keeps_names_that_hold_its_letters() -> None:
@@ -117,7 +118,7 @@ def test_scan_of_shared_memory_input_asks_for_no_bytes() -> None:
     """The bytes are elsewhere; whether the region exists is the engine's to say."""
     shared = tensor(parameters={"shared_memory_region": "r", "shared_memory_byte_size": 8})
     del shared["data"]
-    assert scan(body_of(shared)).head.model_name == "ident"
+    assert scan(body_of(shared)).model_name == "ident"
 
 
 def test_scan_of_shared_memory_tells_every_part_that_is_used() -> None:
@@ -125,10 +126,7 @@ def test_scan_of_shared_memory_tells_every_part_that_is_used() -> None:
     shared = tensor(parameters={"shared_memory_region": "r", "shared_memory_byte_size": 2**64 - 1})
     del shared["data"]
     wanted = {"name": "y", "parameters": {"shared_memory_region": "s", "shared_memory_offset": -4}}
-    assert scan(body_of(shared, outputs=[wanted])).head.regions == (
-        RegionUse("r", 0, 2**64 - 1),
-        RegionUse("s", -4, None),
-    )
+    assert scan(body_of(shared, outputs=[wanted])).regions == (RegionUse("r", 0, 2**64 - 1), RegionUse("s", -4, None))
 
 
 @pytest.mark.parametrize(
@@ -266,7 +264,7 @@ def test_scan_of_very_deep_json_is_refused_without_recursion(opening: bytes) -> 
 def test_scan_of_json_at_the_depth_limit_passes() -> None:
     """64 levels are taken, 65 are not; brackets in strings do not count."""
     nested = b"[" * 63 + b'"[[[["' + b"]" * 63
-    assert scan(b'{"inputs":[],"a":' + nested + b"}").head.model_name == "ident"
+    assert scan(b'{"inputs":[],"a":' + nested + b"}").model_name == "ident"
     assert "65 deep" in refusal(b'{"inputs":[],"a":[' + nested + b"]}")
 
 
@@ -317,7 +315,7 @@ def test_repository_scan_of_dangerous_calls_refuses(body: bytes, said: str) -> N
 def test_scan_of_any_bytes_is_a_scan_or_an_invalid_request(body: bytes, header_length: int | None) -> None:
     """No bytes raise anything else."""
     with contextlib.suppress(InvalidRequest):
-        assert scan(body, header_length).head.model_name == "ident"
+        assert scan(body, header_length).model_name == "ident"
 
 
 JSON_VALUES = st.recursive(
@@ -340,4 +338,4 @@ def test_scan_of_any_request_like_json_is_a_scan_or_an_invalid_request(body: dic
     """Members of every type in every place raise nothing else."""
     header = json.dumps(body).encode()
     with contextlib.suppress(InvalidRequest):
-        assert scan(header + tail, len(header)).head.model_name == "ident"
+        assert scan(header + tail, len(header)).model_name == "ident"

@@ -37,7 +37,7 @@ async def before_a_core_that_says(answer: bytes, run_dir: Path) -> AsyncIterator
         front.plane,  # type: ignore[arg-type]
         front.limits,
         front.recorder,
-        way=CoreRoute(core, has_engine=False),
+        core_route=CoreRoute(core, has_engine=False),
     )
     try:
         async with asyncio.timeout(30):

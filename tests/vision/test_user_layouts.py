@@ -6,7 +6,7 @@ import pytest
 from penstock.protocol.errors import InvalidRequest
 from penstock.protocol.inference import Detections
 from penstock.vision.results import parse
-from tests.conftest import CHECKOUT
+from tests.support.stack import CHECKOUT
 from tests.vision.test_card import card
 from tests.vision.test_parsers import GEOMETRY, answer, detector
 

@@ -15,6 +15,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
+from loadtest.bench.closed_loop import quantile
 from loadtest.bench.gpu.callers import OK, CallerLane, exchange, reply_text
 from loadtest.bench.gpu.generators import START_S, Schedule, ScheduleRun
 from loadtest.bench.gpu.pictures import photos
@@ -148,8 +149,3 @@ def rate_figures(run: ScheduleRun, asked: int, seconds: float, slo_ms: float) ->
         "failed": float(sum(run.failures.values()) + run.unsent),
         "generator_cores": run.cpu_s / seconds,
     }
-
-
-def quantile(ordered: Sequence[float], share: float) -> float:
-    """One that was measured; nan of nothing."""
-    return ordered[max(0, math.ceil(share * len(ordered)) - 1)] if ordered else math.nan

@@ -41,6 +41,7 @@ from penstock_load.driver.protocol import (
     Send,
     Sent,
     ToDriver,
+    first_error,
     read_recording,
 )
 from penstock_load.pacer import schedule_seconds, send_times
@@ -200,19 +201,13 @@ async def _serve(lines: asyncio.Queue[ToDriver], output: Output) -> None:
                     sending.add(task)
                     task.add_done_callback(sending.discard)
     except (*_PLAIN_ERRORS, ExceptionGroup) as failure:
-        error = _first(failure)
+        error = first_error(failure)
         if not isinstance(error, _PLAIN_ERRORS):
             raise error from None
         await output.say(Failed(str(error) or type(error).__name__))
     finally:
         if driver:
             await _close(driver)
-
-
-def _first(failure: Exception) -> Exception:
-    while isinstance(failure, ExceptionGroup):
-        failure = failure.exceptions[0]
-    return failure
 
 
 async def _close(driver: Driver) -> None:

@@ -26,6 +26,7 @@ from penstock_load.driver.protocol import (
     Ready,
     SendTally,
     allowed_lag_s,
+    first_error,
     judge,
     read_recording,
 )
@@ -140,7 +141,7 @@ class Drivers:
             drivers._is_broken = True
             await drivers.aclose()
             if isinstance(failure, ExceptionGroup):
-                raise _first(failure) from None
+                raise first_error(failure) from None
             raise
         return drivers
 
@@ -175,7 +176,7 @@ class Drivers:
         except TimeoutError:
             raise DriverError(f"phase {plan.phase!r} has not ended after {most_s:g} s") from None
         except ExceptionGroup as failure:
-            raise _first(failure) from None
+            raise first_error(failure) from None
         self._is_broken = False
         return judge(tally, [task.result() for task in tasks], seconds=plan.seconds)
 
@@ -245,9 +246,3 @@ async def _ended_within(process: asyncio.subprocess.Process, seconds: float) -> 
             await process.wait()
     except TimeoutError:
         return
-
-
-def _first(failure: BaseException) -> BaseException:
-    while isinstance(failure, BaseExceptionGroup):
-        failure = failure.exceptions[0]
-    return failure

@@ -22,6 +22,13 @@ class DriverError(Exception):
     """The load generator cannot go on (a process of it ended, is silent, or cannot reach the target). One sentence."""
 
 
+def first_error(failure: BaseException) -> BaseException:
+    """The first error inside exception groups."""
+    while isinstance(failure, BaseExceptionGroup):
+        failure = failure.exceptions[0]
+    return failure
+
+
 class DriverSetup(msgspec.Struct, frozen=True, kw_only=True):
     """What every phase of a run shares.
 

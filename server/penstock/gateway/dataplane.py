@@ -170,13 +170,15 @@ class DataPlane:
 
         Raises InferenceError if there is no answer.
         """
+        if head.classification_outputs:
+            await self.refuse_classification_of_bytes(head)
         until = self._until(verb, head, deadline)
         with self._admission.through(verb, head, caller, call.size_bytes, until) as admitted:
             if isinstance(call, EncodedCall):
                 call = await self.with_tensor(call, until, caller)
             if verb is Verb.LOAD:
                 await self._loads.check(call)
-            elif verb is Verb.INFER:
+            elif verb is Verb.INFER and head.sequence is not None:
                 call = await with_engine_sequence(call, head, caller)
             answer = await self._timed(verb, head, self._send(verb, head, call, caller, until))
             await self._note(verb, head.model_name, admitted.answered(answer.succeeded))
@@ -301,12 +303,12 @@ class DataPlane:
                 return response
         return await alone.infer(request)
 
-    async def refuse_classification_of_bytes(self, head: InferHead, output_names: tuple[str, ...]) -> None:
+    async def refuse_classification_of_bytes(self, head: InferHead) -> None:
         """Raises InvalidRequest where one of the outputs is BYTES: asking Triton 2.51 for its classes kills it."""
         self._admission.require_engine()
         config = await self._watch.find(head.model_name)
         for spec in config.outputs:
-            if spec.name in output_names and spec.datatype is Datatype.BYTES:
+            if spec.name in head.classification_outputs and spec.datatype is Datatype.BYTES:
                 raise InvalidRequest(
                     f"output {spec.name!r} of model {head.model_name!r} is BYTES; "
                     "the classification extension needs a numeric output"

@@ -217,6 +217,7 @@ class InferHead:
     rowless_input: the name of an input whose first dimension is 0; empty if there is none.
     sequence: the request's sequence ID, 0 or "" for no sequence; None if the parameter is absent.
     json_bytes: size of the JSON that the engine must parse, decompressed; 0 over gRPC.
+    classification_outputs: names of the outputs that are requested as classes. is_raw: the body is one raw tensor.
     """
 
     model_name: str
@@ -228,13 +229,6 @@ class InferHead:
     rowless_input: str = ""
     sequence: int | str | None = None
     json_bytes: int = field(default=0, compare=False)
-
-
-@dataclass(frozen=True, slots=True)
-class RequestHead:
-    """classification_outputs: names of outputs that are requested as classes. is_raw: the body is one raw tensor."""
-
-    head: InferHead
     classification_outputs: tuple[str, ...] = ()
     is_raw: bool = False
 

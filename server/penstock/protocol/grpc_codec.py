@@ -9,7 +9,7 @@ from functools import lru_cache
 
 from tritonclient.grpc import service_pb2
 
-from penstock.protocol.call import GrpcAnswer, GrpcCall, InferHead, RegionUse, RequestHead
+from penstock.protocol.call import GrpcAnswer, GrpcCall, InferHead, RegionUse
 from penstock.protocol.decoded_request import DecodedRequest
 from penstock.protocol.engine import ModelState
 from penstock.protocol.error_codes import codes_of
@@ -38,7 +38,7 @@ Span = tuple[int, int]
 Entry = tuple[str, list[Span]]
 
 
-def read_head(message: bytes) -> RequestHead:
+def read_head(message: bytes) -> InferHead:
     """Of a serialised ModelInferRequest. Raises InvalidRequest for bytes that are none, and for shapes that overflow.
 
     Triton computes a tensor's bytes modulo 2^64: [1, 2^62] of FP32 "fits" no bytes at all and kills the model.
@@ -70,7 +70,7 @@ def _end_of_head(message: bytes) -> int | None:
     return end if position == stop else None
 
 
-def _read_head(message: bytes) -> RequestHead:
+def _read_head(message: bytes) -> InferHead:
     reader = WireReader(message)
     texts = {1: "", 2: "", 3: ""}
     parameters: list[Entry] = []
@@ -101,8 +101,17 @@ def _read_head(message: bytes) -> RequestHead:
     timeout_us = _integer(reader, given.get("timeout", []))
     sequence = _sequence(reader, given["sequence_id"]) if "sequence_id" in given else None
     name = checked_name(texts[1])
-    head = InferHead(name, texts[2], texts[3], timeout_us, tuple(regions), tuple(encoded), rowless, sequence)
-    return RequestHead(head, tuple(classified))
+    return InferHead(
+        name,
+        texts[2],
+        texts[3],
+        timeout_us,
+        tuple(regions),
+        tuple(encoded),
+        rowless,
+        sequence,
+        classification_outputs=tuple(classified),
+    )
 
 
 # Who asks again and again says the same before the raw contents.

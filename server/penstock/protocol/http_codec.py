@@ -11,7 +11,7 @@ from types import NoneType
 
 import msgspec
 
-from penstock.protocol.call import HttpAnswer, HttpCall, InferHead, RegionUse, RequestHead
+from penstock.protocol.call import HttpAnswer, HttpCall, InferHead, RegionUse
 from penstock.protocol.decoded_request import DecodedRequest
 from penstock.protocol.engine import ModelState
 from penstock.protocol.error_codes import codes_of
@@ -65,7 +65,7 @@ class _TensorEntry:
     parameters: Mapping[str, Parameter]
 
 
-def read_head(body: bytes, header_length: int | None, model: InferHead, max_depth: int) -> RequestHead:
+def read_head(body: bytes, header_length: int | None, model: InferHead, max_depth: int) -> InferHead:
     """The scan of a decompressed infer body. Builds no array.
 
     header_length: bytes of JSON at the body's start, None for all of it; 0 is a raw binary request, and so is an
@@ -76,13 +76,13 @@ def read_head(body: bytes, header_length: int | None, model: InferHead, max_dept
     if header_length < 0 or header_length > len(body):
         raise InvalidRequest(f"Inference-Header-Content-Length is {header_length}, but the body has {len(body)} bytes")
     if header_length == 0:
-        return RequestHead(model, is_raw=True)
+        return replace(model, is_raw=True)
     text, binary_bytes = body[:header_length] if header_length < len(body) else body, len(body) - header_length
     scan = _read_repeated_head if binary_bytes and header_length <= MAX_CACHED_HEAD_BYTES else _read_head
     return scan(text, binary_bytes, model, max_depth)
 
 
-def _read_head(text: bytes, binary_bytes: int, model: InferHead, max_depth: int) -> RequestHead:
+def _read_head(text: bytes, binary_bytes: int, model: InferHead, max_depth: int) -> InferHead:
     document = read_document(text, max_depth)
     top = document.members
     if "inputs" not in top:
@@ -91,7 +91,7 @@ def _read_head(text: bytes, binary_bytes: int, model: InferHead, max_depth: int)
     inputs, outputs = _entries(top, "input"), _entries(top, "output")
     _refuse_repeated_names(document, parameters, [*inputs, *outputs])
     rowless = _check_inputs(inputs, binary_bytes)
-    head = InferHead(
+    return InferHead(
         model.model_name,
         model.model_version,
         _request_id(top),
@@ -101,8 +101,8 @@ def _read_head(text: bytes, binary_bytes: int, model: InferHead, max_depth: int)
         rowless,
         _sequence(parameters),
         len(text),
+        tuple(output.name for output in outputs if _wants_classes(output)),
     )
-    return RequestHead(head, tuple(output.name for output in outputs if _wants_classes(output)))
 
 
 # What has its tensors behind the JSON says the same JSON again and again.

@@ -112,6 +112,20 @@ def images_in(name: str, shape: tuple[int, ...], data: memoryview) -> tuple[byte
     return tuple(Tensor(name, Datatype.BYTES, shape, data).to_numpy().ravel().tolist())
 
 
+def check_images(name: str, shape: tuple[int, ...], images: int) -> None:
+    """Raises InvalidRequest unless the shape fits the number of encoded images."""
+    check_image_shape(name, shape)
+    if images != shape[0]:
+        raise InvalidRequest(f"input {name!r} has shape {list(shape)}, but its data holds {images} elements")
+
+
+def refuse_shared_images(name: str) -> None:
+    """Raises InvalidRequest."""
+    raise InvalidRequest(
+        f"input {name!r}: encoded images cannot stand in shared memory; send them in the request itself"
+    )
+
+
 def check_image_shape(name: str, shape: tuple[int, ...]) -> None:
     """Raises InvalidRequest for anything but [N] and [N, 1], N at least 1."""
     if len(shape) not in (1, 2) or shape[0] < 1 or shape[1:] not in ((), (1,)):

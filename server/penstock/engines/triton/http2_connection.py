@@ -351,7 +351,7 @@ class Http2Connection(asyncio.Protocol):
             call.reply.set_exception(CallNotProcessed("the engine refused the call unread"))
         else:
             details = f"Received RST_STREAM with error code {why}"
-            call.reply.set_result(GrpcReply(CODE_OF_RESET.get(why, INTERNAL), b"", details, (), ()))
+            call.reply.set_result(GrpcReply(CODE_OF_RESET.get(why, INTERNAL), b"", details, ()))
         self._room_came()
 
     def _take_goodbye(self, last_id: int) -> None:

@@ -247,7 +247,6 @@ class GrpcReply(NamedTuple):
     code: int
     message: bytes
     details: str
-    initial_metadata: GrpcMetadata
     trailing_metadata: GrpcMetadata
 
 
@@ -278,22 +277,19 @@ def is_informational(fields: Fields) -> bool:
 def decode_reply(headers: Fields, parts: list[bytes], trailers: Fields) -> GrpcReply:
     """UNKNOWN if there is no grpc-status, so no gRPC server answered. Raises MalformedFrame."""
     status = _first(b"grpc-status", trailers)
-    initial = _metadata(headers)
     trailing = _metadata(trailers)
     if not status.isdigit():
         http = _first(b":status", (*headers, *trailers)) or b"none"
-        return GrpcReply(
-            UNKNOWN, b"", f"the answer is not gRPC's (HTTP status {http.decode('latin-1')})", initial, trailing
-        )
+        return GrpcReply(UNKNOWN, b"", f"the answer is not gRPC's (HTTP status {http.decode('latin-1')})", trailing)
     if len(status) > _MAX_STATUS_DIGITS:
         raise MalformedFrame(f"a grpc-status of {len(status)} digits")
     if status != b"0":
         text = unquote_to_bytes(_first(b"grpc-message", trailers)).decode(errors="replace")
-        return GrpcReply(int(status), b"", text, initial, trailing)
+        return GrpcReply(int(status), b"", text, trailing)
     body = parts[0] if len(parts) == 1 else b"".join(parts)
     if len(body) < PREFIX_BYTES or body[0] or int.from_bytes(body[1:PREFIX_BYTES], "big") != len(body) - PREFIX_BYTES:
-        return GrpcReply(INTERNAL, b"", f"the answer is no single gRPC message ({len(body)} bytes)", initial, trailing)
-    return GrpcReply(0, body[PREFIX_BYTES:], "", initial, trailing)
+        return GrpcReply(INTERNAL, b"", f"the answer is no single gRPC message ({len(body)} bytes)", trailing)
+    return GrpcReply(0, body[PREFIX_BYTES:], "", trailing)
 
 
 def _first(name: bytes, fields: Fields) -> bytes:

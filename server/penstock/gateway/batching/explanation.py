@@ -128,7 +128,8 @@ def _ms(seconds: float | None) -> float | None:
 
 def wants_explanation(call: Call[A]) -> bool:
     """Whether the client requested an explanation."""
-    return is_requested(call.header(EXPLAIN_HEADER) or "")
+    value = call.header(EXPLAIN_HEADER)
+    return value is not None and is_requested(value)
 
 
 def add_explanation(answer: A, explanation: RequestExplanation) -> A:

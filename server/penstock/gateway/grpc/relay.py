@@ -25,7 +25,7 @@ from penstock.protocol.grpc_codec import read_head
 from penstock.protocol.grpc_messages import with_raw_inputs
 from penstock.protocol.identity import Verb
 from penstock.protocol.inference import Tensor
-from penstock.protocol.request_checks import EncodedCall, ImageInput, check_image_shape, images_in
+from penstock.protocol.request_checks import EncodedCall, ImageInput, check_images, images_in, refuse_shared_images
 
 
 class CallRecorder(Protocol):
@@ -115,15 +115,11 @@ def _images(request: service_pb2.ModelInferRequest) -> tuple[bytes, ...]:
     entry = request.inputs[0]
     shape = tuple(entry.shape)
     if "shared_memory_region" in entry.parameters:
-        raise InvalidRequest(
-            f"input {entry.name!r}: encoded images cannot stand in shared memory; send them in the request itself"
-        )
+        refuse_shared_images(entry.name)
     if request.raw_input_contents:
         return images_in(entry.name, shape, memoryview(request.raw_input_contents[0]))
-    check_image_shape(entry.name, shape)
     images = tuple(entry.contents.bytes_contents)
-    if len(images) != shape[0]:
-        raise InvalidRequest(f"input {entry.name!r} has shape {list(shape)}, but its data holds {len(images)} elements")
+    check_images(entry.name, shape, len(images))
     return images
 
 
@@ -173,11 +169,8 @@ class CallRelay:
 
         async def work() -> GrpcAnswer:
             nonlocal head, deadline
-            scan = read_head(message)
-            head = scan.head
+            head = read_head(message)
             deadline = _earlier(deadline_of(context), parameter_deadline(head, started))
-            if scan.classification_outputs:
-                await self._plane.refuse_classification_of_bytes(head, scan.classification_outputs)
             call, caller = _call(method, message, context), caller_of(context)
             asked = self._with_images(head, call) if head.bytes_inputs else None
             return await self._plane.relay(Verb.INFER, head, asked or call, caller=caller, deadline=deadline)

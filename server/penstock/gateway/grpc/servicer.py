@@ -3,7 +3,7 @@
 import asyncio
 from collections.abc import Awaitable, Callable
 from functools import partial
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import grpc
 from google.protobuf.message import DecodeError, Message
@@ -92,66 +92,55 @@ async def cuda_register(plane: DataPlane, message: bytes, caller: Identity) -> b
     )
 
 
-async def system_unregister(plane: DataPlane, message: bytes, caller: Identity) -> bytes:
-    """One region, or where none is named all of the caller's."""
-    asked = _parsed(service_pb2.SystemSharedMemoryUnregisterRequest, message)
-    return await _unregister(plane, RegionKind.SYSTEM, asked.name, caller)
+async def _unregister(
+    kind: RegionKind, request_type: type[Message], plane: DataPlane, message: bytes, caller: Identity
+) -> bytes:
+    """One region, or all of the caller's if none is named."""
+    name: str = _parsed(request_type, message).name  # type: ignore[attr-defined]
+    async with plane.shared_memory(Verb.UNSHARE, caller, name) as memory:
+        if name:
+            await memory.unregister(kind, name, caller)
+        else:
+            await memory.unregister_own(kind, caller)
+    return b""
 
 
-async def cuda_unregister(plane: DataPlane, message: bytes, caller: Identity) -> bytes:
-    """One region, or where none is named all of the caller's."""
-    asked = _parsed(service_pb2.CudaSharedMemoryUnregisterRequest, message)
-    return await _unregister(plane, RegionKind.CUDA, asked.name, caller)
-
-
-async def system_status(plane: DataPlane, message: bytes, caller: Identity) -> bytes:
-    """The caller's regions, or one of them."""
-    asked = _parsed(service_pb2.SystemSharedMemoryStatusRequest, message)
-    answer = service_pb2.SystemSharedMemoryStatusResponse()
+async def _status(
+    kind: RegionKind, types: tuple[type[Message], type[Message]], plane: DataPlane, message: bytes, caller: Identity
+) -> bytes:
+    """The caller's regions, or one of them. types: of the request and the answer."""
+    request_type, answer_type = types
+    name: str = _parsed(request_type, message).name  # type: ignore[attr-defined]
+    answer: Any = answer_type()
     async with plane.shared_memory(Verb.READ, caller) as memory:
-        for region in memory.status(RegionKind.SYSTEM, caller, asked.name):
-            region_status, wish = answer.regions[region.name], region.wish
-            region_status.name, region_status.byte_size = wish.name, wish.size_bytes
+        for region in memory.status(kind, caller, name):
+            row, wish = answer.regions[region.name], region.wish
+            row.name, row.byte_size = wish.name, wish.size_bytes
             if isinstance(wish, SystemRegionSpec):
-                region_status.key, region_status.offset = wish.key, wish.offset
+                row.key, row.offset = wish.key, wish.offset
+            else:
+                row.device_id = wish.device_id
     return _serialise(answer)
 
 
-async def cuda_status(plane: DataPlane, message: bytes, caller: Identity) -> bytes:
-    """The caller's regions, or one of them."""
-    asked = _parsed(service_pb2.CudaSharedMemoryStatusRequest, message)
-    answer = service_pb2.CudaSharedMemoryStatusResponse()
-    async with plane.shared_memory(Verb.READ, caller) as memory:
-        for region in memory.status(RegionKind.CUDA, caller, asked.name):
-            region_status, wish = answer.regions[region.name], region.wish
-            region_status.name, region_status.byte_size = wish.name, wish.size_bytes
-            if isinstance(wish, CudaRegionSpec):
-                region_status.device_id = wish.device_id
-    return _serialise(answer)
-
-
+_SYSTEM, _CUDA = RegionKind.SYSTEM, RegionKind.CUDA
 SHARED_MEMORY_METHODS: dict[str, SharedMemoryMethod] = {
-    "SystemSharedMemoryStatus": system_status,
+    "SystemSharedMemoryStatus": partial(
+        _status, _SYSTEM, (service_pb2.SystemSharedMemoryStatusRequest, service_pb2.SystemSharedMemoryStatusResponse)
+    ),
     "SystemSharedMemoryRegister": system_register,
-    "SystemSharedMemoryUnregister": system_unregister,
-    "CudaSharedMemoryStatus": cuda_status,
+    "SystemSharedMemoryUnregister": partial(_unregister, _SYSTEM, service_pb2.SystemSharedMemoryUnregisterRequest),
+    "CudaSharedMemoryStatus": partial(
+        _status, _CUDA, (service_pb2.CudaSharedMemoryStatusRequest, service_pb2.CudaSharedMemoryStatusResponse)
+    ),
     "CudaSharedMemoryRegister": cuda_register,
-    "CudaSharedMemoryUnregister": cuda_unregister,
+    "CudaSharedMemoryUnregister": partial(_unregister, _CUDA, service_pb2.CudaSharedMemoryUnregisterRequest),
 }
 
 
 async def _register(plane: DataPlane, wish: RegionSpec, caller: Identity) -> bytes:
     async with plane.shared_memory(Verb.SHARE, caller, wish.name) as memory:
         await memory.register(wish, caller)
-    return b""
-
-
-async def _unregister(plane: DataPlane, kind: RegionKind, name: str, caller: Identity) -> bytes:
-    async with plane.shared_memory(Verb.UNSHARE, caller, name) as memory:
-        if name:
-            await memory.unregister(kind, name, caller)
-        else:
-            await memory.unregister_own(kind, caller)
     return b""
 
 

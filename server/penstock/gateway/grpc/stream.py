@@ -258,24 +258,22 @@ class _Session:
     async def _take(self, message: bytes) -> None:
         started = time.monotonic()
         try:
-            scan = read_head(message)
-            until = parameter_deadline(scan.head, started)
-            if scan.classification_outputs:
-                await self._plane.refuse_classification_of_bytes(scan.head, scan.classification_outputs)
-            sent, message = await self._admitted(scan.head, message, until, started)
+            head = read_head(message)
+            until = parameter_deadline(head, started)
+            if head.classification_outputs:
+                await self._plane.refuse_classification_of_bytes(head)
+            sent, message = await self._admitted(head, message, until, started)
         except InferenceError as error:
-            head = read_address(message)
-            self._ledger.refuse(Rejected(head.model_name, head.request_id, started, error))
+            address = read_address(message)
+            self._ledger.refuse(Rejected(address.model_name, address.request_id, started, error))
             await self._tell_due()
             return
         self._ledger.send(sent)
-        side = await self._side(
-            (sent.is_decoupled, scan.head.model_name if self._plane.is_apart(scan.head.model_name) else "")
-        )
+        side = await self._side((sent.is_decoupled, head.model_name if self._plane.is_apart(head.model_name) else ""))
         side.pending += 1
         if side.silence is not None and side.silence.when() is None:
             side.silence.reschedule(asyncio.get_running_loop().time() + self._limits.engine_timeout_s)
-        call = await with_engine_sequence(GrpcCall(self._method, message), scan.head, self._caller)
+        call = await with_engine_sequence(GrpcCall(self._method, message), head, self._caller)
         await side.engine.send(cast(GrpcCall, call).message)
 
     async def _admitted(

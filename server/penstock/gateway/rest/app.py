@@ -235,12 +235,12 @@ def create_app(
     record: RequestRecorder,
     *,
     gate: RequestAuthentication | ForwardedIdentity | None = None,
-    way: CoreRoute | None = None,
+    core_route: CoreRoute | None = None,
 ) -> ASGIApp:
     """KServe v2 and the image endpoint over the plane. Errors are always {"error": "…"}.
 
-    gate: checks each request before its body is read; a core's is a ForwardedIdentity. way: of a worker, which serves
-    only inference and health itself, and forwards everything else.
+    gate: checks each request before its body is read; a core's is a ForwardedIdentity. core_route: of a worker, which
+    serves only inference and health itself, and forwards everything else.
     """
     logging.getLogger("python_multipart").setLevel(logging.ERROR)  # it warns of each malformed body
     errors = _ErrorHandlers(record)
@@ -259,7 +259,7 @@ def create_app(
         },
     )
     app.state.plane, app.state.limits, app.state.record, app.state.gate = plane, limits, record, gate
-    _add_routes(app, way)
+    _add_routes(app, core_route)
     served: ASGIApp = _RawPaths(app, errors)
     served = RootMiddleware(served, plane, record, is_counting=not isinstance(gate, ForwardedIdentity))
     if plane.tracer is not None:
@@ -267,20 +267,20 @@ def create_app(
     return with_cors(served, gate.cors_origins if gate is not None else ())
 
 
-def _add_routes(app: FastAPI, way: CoreRoute | None) -> None:
+def _add_routes(app: FastAPI, core_route: CoreRoute | None) -> None:
     """Adds the routers' own routes: include_router would build each a second time, at the first request."""
     plane, limits, record = app.state.plane, app.state.limits, app.state.record
     infer, image = infer_router(plane, limits), image_router(plane, limits)
     served = [infer, image, models.health, openapi.pages]
     others = [models.models, models.repository, models.settings, shared_memory.router, streaming.router, openapi.router]
-    if way is None:
+    if core_route is None:
         served += others
     else:
-        if way.has_engine:
+        if core_route.has_engine:
             served.remove(image)
             others.append(image)
         routes = chain.from_iterable(router.routes for router in others)
-        served.append(forwarded(routes, HttpForwarder(way.core, limits, record)))
+        served.append(forwarded(routes, HttpForwarder(core_route.core, limits, record)))
     app.router.routes += chain.from_iterable(router.routes for router in served)
 
 
@@ -297,11 +297,11 @@ class _RawPaths:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http":
-            scope["path"] = scope["raw_path"].decode("latin-1")
+            scope["path"] = path = scope["raw_path"].decode("latin-1")
             for route in self._hot:
-                match, found = route.matches(scope)
-                if match is Match.FULL:
-                    scope.update(found, app=self._app)
+                found = route.path_regex.match(path)
+                if found and scope["method"] in (route.methods or ()):
+                    scope.update(app=self._app, route=route, path_params=found.groupdict())
                     await self._call(route, scope, receive, send)
                     return
         await self._app(scope, receive, send)

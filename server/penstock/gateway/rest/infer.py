@@ -38,14 +38,21 @@ from penstock.gateway.rest.request import (
 )
 from penstock.gateway.rest.routes import INFERENCE, MODEL, VERSION, HotRoute, caller_of
 from penstock.gateway.rest.schemas import InferenceRequest, InferenceResponse
-from penstock.protocol.call import HttpAnswer, HttpCall, HttpHeaders, InferHead, RequestHead
+from penstock.protocol.call import HttpAnswer, HttpCall, HttpHeaders, InferHead
 from penstock.protocol.errors import InvalidRequest, TooLarge
 from penstock.protocol.http_body import NOT_ENCODED
 from penstock.protocol.http_codec import read_head
-from penstock.protocol.identity import Identity, Role, Verb
+from penstock.protocol.identity import Role, Verb
 from penstock.protocol.inference import Tensor
 from penstock.protocol.json_outline import Members, decode_json
-from penstock.protocol.request_checks import EncodedCall, ImageInput, check_image_shape, images_in
+from penstock.protocol.request_checks import (
+    EncodedCall,
+    ImageInput,
+    check_image_shape,
+    check_images,
+    images_in,
+    refuse_shared_images,
+)
 
 _REPLACED_HEADERS = (b"content-encoding", b"inference-header-content-length")
 _SIZE, _REGION = "binary_data_size", "shared_memory_region"
@@ -101,9 +108,7 @@ def _raw_call(head: InferHead, call: HttpCall, plain: bytes, place: ImageInput) 
 def _images(entry: Members, name: str, binary: memoryview) -> tuple[bytes, ...]:
     parameters = _parameters(entry)
     if _REGION in parameters:
-        raise InvalidRequest(
-            f"input {name!r}: encoded images cannot stand in shared memory; send them in the request itself"
-        )
+        refuse_shared_images(name)
     shape = decode_json(_SHAPE, entry["shape"], f"input {name!r}: shape")
     if _SIZE in parameters:
         return images_in(name, shape, binary)
@@ -113,8 +118,7 @@ def _images(entry: Members, name: str, binary: memoryview) -> tuple[bytes, ...]:
 
 def _from_base64(name: str, shape: tuple[int, ...], data: list[_Element | list[_Element]]) -> tuple[bytes, ...]:
     elements = [element for item in data for element in (item if isinstance(item, list) else [item])]
-    if len(elements) != shape[0]:
-        raise InvalidRequest(f"input {name!r} has shape {list(shape)}, but its data holds {len(elements)} elements")
+    check_images(name, shape, len(elements))
     texts = (element.b64 if isinstance(element, _Base64) else element for element in elements)
     return tuple(_decoded(text, f"input {name!r}: element {number}") for number, text in enumerate(texts, start=1))
 
@@ -178,7 +182,7 @@ class InferEndpoint:
             work = await self._scanned(request, body, body)
         else:
             work = self._compressed(request, body, encoding)
-        return RelayedResponse(with_client_errors(await run_until_disconnect(request.scope, request.receive, work)))
+        return RelayedResponse(with_client_errors(await run_until_disconnect(request.receive, work)))
 
     async def _compressed(self, request: Request, body: bytes, encoding: str) -> HttpAnswer:
         """The answer to a compressed call."""
@@ -208,27 +212,14 @@ class InferEndpoint:
     async def _scanned(self, request: Request, body: bytes, plain: bytes) -> Coroutine[Any, Any, HttpAnswer]:
         """The call to the plane: as it came, or with its encoded images in the hands of the plane."""
         length = header_length_of(request)
-        scan = await self._scan(request, plain, length)
-        deadline = deadline_of(request, scan.head.timeout_us)
-        call, caller = call_of(request, body), caller_of(request)
-        if scan.head.bytes_inputs or scan.is_raw:
-            place = self._plane.image_input(scan.head.model_name)
-            if place is not None:
-                asked = await run_scan(len(plain), encoded_call, scan.head, call, plain, length, place)
-                if asked is not None:
-                    return self._relay(scan, asked, caller, deadline)
-        return self._relay(scan, call, caller, deadline)
-
-    async def _scan(self, request: Request, plain: bytes, length: int | None) -> RequestHead:
-        size, depth = len(plain) if length is None else length, self._limits.max_json_depth
-        return await run_scan(size, read_head, plain, length, model_of(request), depth)
-
-    async def _relay(
-        self, scan: RequestHead, call: HttpCall | EncodedCall[HttpAnswer], caller: Identity, deadline: float | None
-    ) -> HttpAnswer:
-        if scan.classification_outputs:
-            await self._plane.refuse_classification_of_bytes(scan.head, scan.classification_outputs)
-        return await self._plane.relay(Verb.INFER, scan.head, call, caller=caller, deadline=deadline)
+        size_bytes, depth = len(plain) if length is None else length, self._limits.max_json_depth
+        head = await run_scan(size_bytes, read_head, plain, length, model_of(request), depth)
+        deadline = deadline_of(request, head.timeout_us)
+        call: HttpCall | EncodedCall[HttpAnswer] = call_of(request, body)
+        place = self._plane.image_input(head.model_name) if head.bytes_inputs or head.is_raw else None
+        if place is not None:
+            call = await run_scan(len(plain), encoded_call, head, call_of(request, body), plain, length, place) or call
+        return self._plane.relay(Verb.INFER, head, call, caller=caller_of(request), deadline=deadline)
 
 
 def header_length_of(request: Request) -> int | None:

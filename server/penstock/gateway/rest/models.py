@@ -158,7 +158,7 @@ async def explain_model(request: Request, plane: Plane) -> Response:
     engine's own statistics.
     """
     work = plane.explain_model(unquote(model_of(request).model_name), caller_of(request))
-    return json_response(await run_until_disconnect(request.scope, request.receive, work))
+    return json_response(await run_until_disconnect(request.receive, work))
 
 
 repository = APIRouter(tags=["repository"], responses=ERRORS | RECEIVE_ERRORS)
@@ -264,7 +264,7 @@ async def _read(request: Request, plane: DataPlane, body: bytes = b"") -> HttpAn
     """The engine's answer. A GET's body, which the engine would not look at, is left unread."""
     model, call, deadline = model_of(request), call_of(request, body), deadline_of(request)
     work = plane.relay(Verb.READ, model, call, caller=caller_of(request), deadline=deadline)
-    return await run_until_disconnect(request.scope, request.receive, work)
+    return await run_until_disconnect(request.receive, work)
 
 
 async def _change(verb: Verb, request: Request, plane: DataPlane, body: bytes) -> Response:

@@ -162,14 +162,13 @@ def operation(
     above), `extension` (Triton's, if the engine must have it) and `hidden`, further paths that are not documented.
     """
     headers, hidden, extra = options.pop("headers", ()), options.pop("hidden", ()), options.pop("body", {})
-    dependencies = [_dependency(role), *options.pop("dependencies", ())]
     if extension := options.pop("extension", ""):
         extra = {**extra, _EXTENSION: extension}
     first = _SLOT.findall(paths[0])
 
     def declare(endpoint: Endpoint) -> Endpoint:
         summary, _, details = inspect.cleandoc(endpoint.__doc__ or "").partition("\n\n")
-        documented = {"summary": summary, "description": details, "dependencies": dependencies, **options}
+        documented = {"summary": summary, "description": details, "dependencies": [_dependency(role)], **options}
         for path in (*paths, *hidden):
             slots = _SLOT.findall(path)
             suffix = "".join(f"By{slot.capitalize()}" for slot in slots if slot not in first)

@@ -118,7 +118,7 @@ def _header_s(text: str) -> float:
 T = TypeVar("T")
 
 
-async def run_until_disconnect(scope: Scope, receive: Receive, work: Coroutine[Any, Any, T]) -> T:
+async def run_until_disconnect(receive: Receive, work: Coroutine[Any, Any, T]) -> T:
     """What the work returns or raises; cancelled, and ClientDisconnected raised, once the client is gone.
 
     Call it when the body has been read: what receive still gives is thrown away.

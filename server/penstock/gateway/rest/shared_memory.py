@@ -4,7 +4,7 @@ import base64
 import binascii
 from dataclasses import replace
 from functools import partial
-from typing import Any, TypeVar
+from typing import Annotated, Any, TypeVar
 
 import msgspec
 from fastapi import APIRouter, Depends
@@ -48,11 +48,15 @@ class _CudaRegisterBody(msgspec.Struct):
 
 
 async def _is_on(plane: Plane) -> None:
+    """Not a dependency of the routes: a worker forwards these, and knows only their roles."""
     if plane.why_no_shared_memory:
         raise NotSupported(plane.why_no_shared_memory)
 
 
-async def status(request: Request, plane: Plane) -> list[SystemRegion | CudaRegion]:
+_On = Annotated[None, Depends(_is_on)]
+
+
+async def status(request: Request, plane: Plane, _: _On) -> list[SystemRegion | CudaRegion]:
     """The caller's shared memory regions.
 
     The caller's own regions.
@@ -62,7 +66,7 @@ async def status(request: Request, plane: Plane) -> list[SystemRegion | CudaRegi
         return [_region_body(region) for region in memory.status(_kind_of(request), caller, _name_of(request))]
 
 
-async def register(request: Request, plane: Plane, limits: Limits) -> Response:
+async def register(request: Request, plane: Plane, limits: Limits, _: _On) -> Response:
     """Share memory with the engine.
 
     Registers a region under a name, for the inputs and outputs of the caller's requests.
@@ -77,7 +81,7 @@ async def register(request: Request, plane: Plane, limits: Limits) -> Response:
     return _empty_response()
 
 
-async def unregister(request: Request, plane: Plane) -> Response:
+async def unregister(request: Request, plane: Plane, _: _On) -> Response:
     """Share it no more.
 
     One of the caller's regions, or all of them. Other clients' regions are not affected.
@@ -96,7 +100,7 @@ router = APIRouter(tags=["shared memory"], responses=ERRORS)
 def _declare(kind: RegionKind, answer: type, wish: type) -> None:
     path = f"/v2/{kind}sharedmemory"
     region = f"{path}/region/{{region}}"
-    common: dict[str, Any] = {"extension": f"{kind}_shared_memory", "dependencies": [Depends(_is_on)]}
+    common: dict[str, Any] = {"extension": f"{kind}_shared_memory"}
     change: dict[str, Any] = {"role": Role.ADMIN, "response_class": Response, "responses": RECEIVE_ERRORS, **common}
     paths, name = (f"{path}/status", f"{region}/status"), f"{kind}RegionStatus"
     operation(router, "GET", *paths, name=name, role=Role.READ, response_model=list[answer], **common)(status)  # type: ignore[valid-type]

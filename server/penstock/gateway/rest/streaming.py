@@ -36,13 +36,13 @@ from penstock.gateway.rest.responses import CLIENT_GONE, ClientDisconnected, Req
 from penstock.gateway.rest.routes import INFERENCE, MODEL, VERSION, Limits, Plane, Record, caller_of
 from penstock.gateway.workers.core_relay import CoreRelay
 from penstock.logs import get_logger
-from penstock.protocol.call import HOP_BY_HOP, HttpAnswer, HttpCall, HttpStream, InferHead, end_to_end
+from penstock.protocol.call import HOP_BY_HOP, HttpAnswer, HttpCall, HttpHeaders, HttpStream, InferHead, end_to_end
 from penstock.protocol.errors import InferenceError, InvalidRequest
 from penstock.protocol.http_codec import read_generate_head
 from penstock.protocol.identity import Identity, Role, Verb
 
 JSON = b"application/json"
-
+log = get_logger("rest")
 
 router = APIRouter(tags=[INFERENCE], responses=ERRORS | RECEIVE_ERRORS)
 _REQUEST: dict[str, Any] = {
@@ -63,7 +63,7 @@ async def generate(request: Request, plane: Plane, limits: Limits) -> Response:
     """
     head, call = await _read(request, limits)
     work = plane.relay(Verb.INFER, head, call, caller=caller_of(request), deadline=deadline_of(request))
-    return RelayedResponse(with_client_errors(await run_until_disconnect(request.scope, request.receive, work)))
+    return RelayedResponse(with_client_errors(await run_until_disconnect(request.receive, work)))
 
 
 @operation(
@@ -81,7 +81,7 @@ async def generate_stream(request: Request, plane: Plane, limits: Limits, record
     As generate; each answer is an event of the stream, as it comes. An error after the first is an event, too.
     """
     head, call = await _read(request, limits)
-    return _EventStream(plane, record, head, call, _StreamClient(caller_of(request), deadline_of(request)))
+    return _EventStream(plane, head, record, call, caller_of(request), deadline_of(request))
 
 
 async def _read(request: Request, limits: RestLimits) -> tuple[InferHead, HttpCall]:
@@ -92,34 +92,21 @@ async def _read(request: Request, limits: RestLimits) -> tuple[InferHead, HttpCa
     return head, call_of(request, body)
 
 
-class _StreamClient(msgspec.Struct, frozen=True):
-    """Who asked, and until when the answer is of use: monotonic seconds, None for no end."""
+class _StreamedResponse(Response):
+    """An answer that is sent piece by piece, each before the next is taken. A client that leaves ends the work."""
 
-    caller: Identity
-    deadline: float | None
-
-
-class _EventStream(Response):
-    """The engine's answer piece by piece, each sent before the next is taken.
-
-    Once it has begun, an error is sent as one more event, in Triton's form. A client that leaves ends the
-    engine's work.
-    """
-
-    def __init__(
-        self, plane: DataPlane, record: RequestRecorder, head: InferHead, call: HttpCall, asker: _StreamClient
-    ) -> None:
-        self._plane = plane
+    def __init__(self, record: RequestRecorder, call: HttpCall, caller: Identity, deadline: float | None) -> None:
+        """deadline: until when the answer is waited for: monotonic seconds, None for no end."""
         self._record = record
-        self._head = head
         self._call = call
-        self._asker = asker
+        self._caller = caller
+        self._deadline = deadline
         self._has_begun = False
         self.background = None
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
-            await run_until_disconnect(scope, receive, self._relay(scope, receive, send))
+            await run_until_disconnect(receive, self._relay(scope, receive, send))
         except ClientDisconnected:
             if not self._has_begun:
                 raise
@@ -128,23 +115,45 @@ class _EventStream(Response):
             if not self._has_begun:
                 raise
             self._record.rejected(error.reason)
-            await _send_error(send, error.message)
+            log.debug("answer broken off", reason=error.reason, error=error.message)
+            await self._break_off(send, error.message)
         except asyncio.CancelledError:  # the grace of a drain is over
             if self._has_begun:
-                await _send_error(send, "this gateway stopped before the answer ended; send to another one")
+                await self._break_off(send, "this gateway stopped before the answer ended; send to another one")
             raise
 
+    async def _begin(self, send: Send, status: int, headers: HttpHeaders) -> None:
+        self._has_begun = True
+        await send({"type": "http.response.start", "status": status, "headers": list(headers)})
+
     async def _relay(self, scope: Scope, receive: Receive, send: Send) -> None:
-        asker = self._asker
-        async with self._plane.stream(self._head, self._call, caller=asker.caller, deadline=asker.deadline) as stream:
+        raise NotImplementedError
+
+    async def _break_off(self, send: Send, text: str) -> None:
+        """Says why the answer ends early, where its format allows that; else it is cut with its connection."""
+
+
+class _EventStream(_StreamedResponse):
+    """The engine's answer. Once it has begun, an error is sent as one more event, in Triton's form."""
+
+    def __init__(self, plane: DataPlane, head: InferHead, *args: Any) -> None:
+        super().__init__(*args)
+        self._plane = plane
+        self._head = head
+
+    async def _relay(self, scope: Scope, receive: Receive, send: Send) -> None:
+        async with self._plane.stream(self._head, self._call, caller=self._caller, deadline=self._deadline) as stream:
             if _is_plain_error(stream):
                 answer = HttpAnswer(stream.status, stream.headers, b"".join([piece async for piece in stream.chunks]))
                 await RelayedResponse(with_client_errors(answer))(scope, receive, send)
                 return
-            self._has_begun = True
-            await send({"type": "http.response.start", "status": stream.status, "headers": _headers(stream)})
+            await self._begin(send, stream.status, end_to_end(stream.headers, HOP_BY_HOP | {b"content-length"}))
             async for piece in stream.chunks:
                 await _send_piece(send, piece)
+        await _send_end(send)
+
+    async def _break_off(self, send: Send, text: str) -> None:
+        await _send_piece(send, b"data: %s\n\n" % msgspec.json.encode({"error": text}))
         await _send_end(send)
 
 
@@ -153,18 +162,9 @@ def _is_plain_error(stream: HttpStream) -> bool:
     return stream.status >= 400 and (b"content-type", JSON) in stream.headers
 
 
-def _headers(stream: HttpStream) -> list[tuple[bytes, bytes]]:
-    return list(end_to_end(stream.headers, HOP_BY_HOP | {b"content-length"}))
-
-
 async def _send_piece(send: Send, piece: bytes) -> None:
     """Returns when the client's side has room for more."""
     await send({"type": "http.response.body", "body": piece, "more_body": True})
-
-
-async def _send_error(send: Send, text: str) -> None:
-    await _send_piece(send, b"data: %s\n\n" % msgspec.json.encode({"error": text}))
-    await _send_end(send)
 
 
 async def _send_end(send: Send) -> None:
@@ -172,8 +172,6 @@ async def _send_end(send: Send) -> None:
 
 
 FORWARD_MARGIN_S = 0.25  # beyond a deadline, which the core keeps itself, before a core that says nothing is given up
-
-log = get_logger("rest")
 
 
 @dataclass(frozen=True, slots=True)
@@ -194,12 +192,8 @@ class HttpForwarder:
 
     async def __call__(self, request: Request) -> Response:
         body = b"" if request.method == "GET" else await read_body(request, self._limits)
-        return _ForwardedResponse(
-            self._core,
-            call_of(request, body),
-            _ForwardedClient(caller_of(request), _forward_deadline(request)),
-            self._record,
-        )
+        call, deadline = call_of(request, body), _forward_deadline(request)
+        return _ForwardedResponse(self._core, self._record, call, caller_of(request), deadline)
 
 
 def forwarded(routes: Iterable[BaseRoute], forwarder: HttpForwarder) -> APIRouter:
@@ -227,47 +221,19 @@ def _forward_deadline(request: Request) -> float | None:
     return None if deadline is None else deadline + FORWARD_MARGIN_S
 
 
-@dataclass(frozen=True, slots=True)
-class _ForwardedClient:
-    """Who asked, and when the core is not waited for any more: monotonic seconds, None for no end."""
+class _ForwardedResponse(_StreamedResponse):
+    """The core's answer. deadline: when the core is not waited for any more."""
 
-    caller: Identity
-    until: float | None
-
-
-class _ForwardedResponse(Response):
-    """The core's answer, piece by piece. A client that leaves ends the call to the core."""
-
-    def __init__(self, core: CoreRelay, call: HttpCall, asker: _ForwardedClient, record: RequestRecorder) -> None:
+    def __init__(self, core: CoreRelay, *args: Any) -> None:
+        super().__init__(*args)
         self._core = core
-        self._call = call
-        self._asker = asker
-        self._record = record
-        self._has_begun = False
-        self.background = None
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+    async def _relay(self, scope: Scope, receive: Receive, send: Send) -> None:
+        stream = await self._core.stream(self._call, self._caller, deadline=self._deadline)
         try:
-            await run_until_disconnect(scope, receive, self._relay(send))
-        except ClientDisconnected:
-            if not self._has_begun:
-                raise
-            await Response(status_code=CLIENT_GONE)(scope, receive, send)  # not sent any more; it is counted
-        except InferenceError as error:
-            if not self._has_begun:
-                raise
-            self._record.rejected(error.reason)  # an answer that does not end well is cut with its connection
-            log.debug("answer broken off", reason=error.reason, error=error.message)
-
-    async def _relay(self, send: Send) -> None:
-        asker = self._asker
-        stream = await self._core.stream(self._call, asker.caller, deadline=asker.until)
-        try:
-            self._has_begun = True
-            headers = list(end_to_end(stream.headers, HOP_BY_HOP))
-            await send({"type": "http.response.start", "status": stream.status, "headers": headers})
+            await self._begin(send, stream.status, end_to_end(stream.headers, HOP_BY_HOP))
             async for piece in stream.chunks:
-                await send({"type": "http.response.body", "body": piece, "more_body": True})
-            await send({"type": "http.response.body", "body": b"", "more_body": False})
+                await _send_piece(send, piece)
+            await _send_end(send)
         finally:
             await stream.chunks.aclose()
