@@ -1,5 +1,6 @@
 """The sources' thread with real processes: what comes, in which order, and what people may ask of it."""
 
+import gc
 import os
 import threading
 import time
@@ -315,6 +316,7 @@ def test_source_that_was_added_just_before_the_end_is_reported_as_ended() -> Non
 
 def test_sources_never_started_can_be_closed() -> None:
     """A failure before the start leaves nothing."""
+    gc.collect()  # descriptors of the tests before
     before = len(os.listdir("/proc/self/fd"))
     assert Sources(OPTIONS, EventLog()).close(1.0)
     assert len(os.listdir("/proc/self/fd")) == before
