@@ -188,7 +188,7 @@ def test_pull_again_keeps_changed_and_added_files(
     (folder / "2").mkdir()
     (folder / "2" / "model.onnx").write_text("mine")
     pulled = pull(entry, source=None, home=tmp_path, progress=quiet)
-    assert pulled.kept == ("config.pbtxt", "golden.json")
+    assert pulled.preserved == ("config.pbtxt", "golden.json")
     assert len(model_server.requests) == 1, "a right model file is not fetched again"
     assert (tmp_path / MODEL).read_bytes() == CONTENT
     assert (folder / "config.pbtxt").read_text() == "edited"
@@ -205,7 +205,7 @@ def test_pull_again_after_the_edit_was_removed_brings_the_catalogues_back(
     """The way back that the command names works."""
     folder = pull(entry, source=None, home=tmp_path, progress=quiet).folder
     (folder / "config.pbtxt").unlink()
-    assert pull(entry, source=None, home=tmp_path, progress=quiet).kept == ()
+    assert pull(entry, source=None, home=tmp_path, progress=quiet).preserved == ()
     assert (folder / "config.pbtxt").read_text() == (entry.folder / "config.pbtxt").read_text()
 
 

@@ -12,7 +12,7 @@ PATHS = [
     "/", "/v2/", "//v2", "/V2", "/v2//models/plain", "/v2/models", "/v2/models/", "/v2/models/plain/",
     "/v2/models/plain/ready/", "/v2/models/plain/versions", "/v2/models/plain/versions/x",
     "/v2/models/plain/versions//ready", "/v2/models/plain/versions/1/odd", "/v2/health", "/v2/health/live/",
-    "/v2/health/odd", "/v2/%68ealth/live", "/v2/../v2", "/docs", "/redoc", "/metrics", "/v2/models/pl%61in",
+    "/v2/health/odd", "/v2/%68ealth/live", "/v2/../v2", "/redoc", "/metrics", "/v2/models/pl%61in",
     "/v2/models/plain%2Fready", "/v2/models/plain%20x", "/v2/models/a;b=c", "/v2/models/%zz/ready",
     "/v2/models/stats/ready", "/v2/models/plain/versions/1/trace/setting", "/v2/repository",
     "/v2/repository/index/", "/v2/repository/models", "/v2/repository/models/plain", "/v2/logging/",

@@ -40,7 +40,7 @@ def test_make_where_tritons_wheel_cannot_run_goes_without_it_and_says_so(
 def test_make_where_tritons_wheel_runs_builds_its_environment(tmp_path: Path, libc: str) -> None:
     """Linux on x86-64 from glibc 2.35 on, where 2.4 is old and 2.41 is new."""
     commands = would_run(tmp_path, "up", machine="Linux x86_64", libc=libc)
-    assert "requirements/triton-server.txt" in commands
+    assert "penstock setup triton --folder .venv-triton" in commands
     assert "the embedded engine serves" not in commands
 
 

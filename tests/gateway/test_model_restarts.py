@@ -20,7 +20,7 @@ async def control_messages(settings: Settings) -> AsyncIterator[list[ControlMess
     left, right = socket.socketpair()
     ours, parent = await ControlConnection.over(left), await ControlConnection.over(right)
     backend = TritonEngine(http_url="http://127.0.0.1:9", grpc_address="127.0.0.1:9", max_connections=1)
-    main = ConnectedEngine(backend, backend, "nowhere")
+    main = ConnectedEngine(backend, "nowhere")
     engine, own = with_own_engines(settings, main, ours)
     restart = model_restarter(settings, main, own, ours, lambda: {"m": 4})
     if restart is not None:
@@ -30,7 +30,7 @@ async def control_messages(settings: Settings) -> AsyncIterator[list[ControlMess
     async with asyncio.timeout(10):
         yield [message async for message in parent.receive()]
     parent.close()
-    await engine.backend.aclose()
+    await engine.engine.aclose()
 
 
 async def test_model_that_hung_gets_an_engine_of_its_own_and_one_that_fails_does_not() -> None:

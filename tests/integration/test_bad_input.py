@@ -39,8 +39,16 @@ def gateway_processes(stack: RunningStack) -> list[psutil.Process]:
     return [
         child
         for child in psutil.Process(stack.process.pid).children(recursive=True)
-        if any(word.startswith("penstock") for word in child.cmdline()[1:4])
+        if any(word.startswith("penstock") for word in _arguments(child)[1:4])
     ]
+
+
+def _arguments(process: psutil.Process) -> list[str]:
+    """Its command line; empty if it has just ended."""
+    try:
+        return process.cmdline()
+    except psutil.NoSuchProcess:
+        return []
 
 
 @contextmanager

@@ -101,7 +101,7 @@ def test_rate_is_one_for_all_processes(tmp_path: Path) -> None:
         quotas.take(asked, 100.0)
     for quotas in (one, other):
         with pytest.raises(QuotaExceeded, match=r"retry after 0\.25 s"):
-            quotas.look(asked, 100.0)
+            quotas.check_rate(asked, 100.0)
     for quotas in (other, one, other, one):
         quotas.take(asked, 101.0)
 

@@ -127,7 +127,7 @@ def decode(call: HttpCall, model_name: str, max_body_bytes: int) -> DecodedReque
 
 
 def _encoding(call: HttpCall) -> str:
-    return (call.header("content-encoding") or "").strip().lower()
+    return call.header("content-encoding") or ""
 
 
 def encode(response: InferResponse, ask: DecodedRequest, call: HttpCall) -> HttpAnswer:

@@ -274,7 +274,9 @@ class HttpRoutes:
 
     async def infer(self, visit: RoutedCall) -> HttpAnswer:
         config = self._engine.config_message(visit.model, visit.version)  # first: an unknown model matters more
-        call = visit.call
+        call, coding = visit.call, visit.call.header("content-encoding") or ""
+        if coding != coding.lower():  # content codings have no case in HTTP; Triton knows those in lower case only
+            call = call.with_headers((("content-encoding", coding.lower()),), dropped=("content-encoding",))
         ask = await in_thread(parsed_bytes(call), decode, call, visit.model, self._max_body_bytes)
         if ask.raw is not None:
             ask = replace(ask, inputs=(raw_tensor(ask.raw, config),))
