@@ -147,7 +147,6 @@ def read_folder(folder: Path, options: DeclaredOptions | None = None) -> Install
 
 
 def _owner(config: ModelConfig, options: DeclaredOptions) -> tuple[BatchOwner | None, str]:
-    """The batch owner, and the problem with the declared batching, if any."""
     try:
         return options.of(config).owner, ""
     except InvalidRequest as error:

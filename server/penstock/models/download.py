@@ -39,10 +39,10 @@ class OpenedSource:
 
 
 def find_source(entry: CatalogueEntry, given: Path | str | None) -> ModelSource:
-    """The source for a folder, a file, or a file:// or http(s):// URL; the catalogue's URL by default.
+    """The source for a folder, file, or file:// or http(s):// URL; the catalogue's URL by default.
 
-    A folder is searched for the file's name, NAME.onnx, and the paths in a model folder or repository. A URL that ends
-    in / is completed with the file's name. Raises PullFailed if nothing is found.
+    A folder is searched for the file's name and for the paths of a model repository. A URL that ends in / gets the
+    file's name. Raises PullFailed.
     """
     if given is None:
         return ModelSource(url=entry.url)
@@ -125,10 +125,7 @@ MOST_RESUMES = 4  # in one call, and only if the last attempt received bytes
 
 
 def fetch(entry: CatalogueEntry, source: ModelSource, partial: Path, progress: Progress) -> None:
-    """Completes the partial file, resuming earlier downloads and interrupted ones.
-
-    Raises WrongContent (the partial file is removed) or PullFailed (it stays, to be resumed).
-    """
+    """Completes the partial file. Raises WrongContent (the file is removed) or PullFailed (it stays for a resume)."""
     for _ in range(MOST_RESUMES):
         before = _usable_bytes(partial, entry.size_bytes)
         try:
@@ -184,7 +181,6 @@ def _fetch_from(entry: CatalogueEntry, source: ModelSource, partial: Path, offse
 
 
 def _digest_prefix(file: IO[bytes], length: int, digest: "hashlib._Hash") -> int:
-    """Hashes the first `length` bytes, positions the file after them, and returns length."""
     left = length
     while left and (chunk := file.read(min(CHUNK_BYTES, left))):
         digest.update(chunk)
@@ -194,8 +190,6 @@ def _digest_prefix(file: IO[bytes], length: int, digest: "hashlib._Hash") -> int
 
 @dataclass(slots=True)
 class _PartialFile:
-    """The partial file with its running hash and progress."""
-
     file: IO[bytes]
     digest: "hashlib._Hash"
     progress: Progress

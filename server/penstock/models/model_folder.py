@@ -38,10 +38,7 @@ def remove(path: Path) -> None:
 
 
 def replace_folder(staged: Path, target: Path) -> None:
-    """Moves the folder `staged` to target; the old target is at `staged` afterwards. Both on one file system.
-
-    A reader sees the old or the new folder, complete. Raises OSError and leaves target unchanged.
-    """
+    """Moves `staged` to target atomically; an old target moves to `staged`. One file system. Raises OSError."""
     _sync_tree(staged)
     staged.chmod(0o755)  # with mkdtemp's 0700, a Triton of another user could not read it
     if not os.path.lexists(target):
@@ -108,10 +105,9 @@ def staging_of(home: Path) -> Path:
 
 @contextmanager
 def new_model_folder(home: Path, name: str, on_wait: Callable[[], None] = lambda: None) -> Iterator[Path]:
-    """An empty folder to fill; on success it becomes the model `name` in home's repository, replacing an older one.
+    """An empty folder to fill. On success it becomes the model `name` in home's repository, else nothing changes.
 
-    If the block raises, the repository is unchanged. on_wait: called before waiting for another process that makes this
-    model. Raises OSError; see disk_sentence.
+    on_wait: called before waiting for another process that makes this model. Raises OSError; see disk_sentence.
     """
     for folder in (downloads_of(home), staging_of(home), repository_of(home)):
         folder.mkdir(parents=True, exist_ok=True)

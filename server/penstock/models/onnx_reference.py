@@ -29,10 +29,7 @@ class Reference:
 
 
 def run_reference(path: Path, config: Config, inputs: tuple[Tensor, ...]) -> Reference:
-    """Runs the model on the inputs. config: Triton's, as parsed JSON. Blocks.
-
-    Raises ModelNotReady if the file cannot be opened, InvalidRequest if it does not accept the inputs.
-    """
+    """Runs the model on the inputs. config: Triton's, as parsed JSON. Raises ModelNotReady, InvalidRequest. Blocks."""
     try:
         plain = open_for_reading(path, config)
         options = options_of(config, ThreadBudget(cores=1, instances=1))

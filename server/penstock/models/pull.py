@@ -42,11 +42,10 @@ def pull(
     progress: Progress,
     on_wait: Callable[[], None] = lambda: None,
 ) -> Pulled:
-    """Installs the model in home's repository, with its file verified. Blocks.
+    """Installs the model in home's repository, with its file verified. Raises PullFailed; then nothing changes. Blocks.
 
-    source: a folder, file, or file:// or http(s):// URL; None for the catalogue's URL. A correct file is not fetched
-    again. Changed EDITABLE files and additional files, such as further versions, stay. on_wait: called before waiting
-    for another pull of the model. Raises PullFailed and leaves the repository unchanged.
+    source: a folder, file, or file:// or http(s):// URL; None for the catalogue's. Changed EDITABLE files and
+    additional files, such as versions, stay. on_wait: called before waiting for another pull of the model.
     """
     try:
         return _pull(entry, source, home, progress, on_wait)
@@ -94,7 +93,6 @@ def _differs(path: Path, catalogued: Path) -> bool:
 
 
 def _link(path: Path, to: Path) -> None:
-    """Links the file, or copies it if the file system does not support links."""
     try:
         os.link(path, to, follow_symlinks=False)
     except OSError:
@@ -130,7 +128,6 @@ def _download(entry: CatalogueEntry, source: ModelSource, downloads: Path, progr
 
 
 def _is_entry(entry: CatalogueEntry, path: Path) -> bool:
-    """Whether the file is the catalogue's."""
     if not path.is_file() or path.stat().st_size != entry.size_bytes:
         return False
     with path.open("rb") as file:

@@ -129,10 +129,7 @@ def record_of_tensor(tensor: Tensor, tolerance: Tolerance) -> OutputRecord:
 
 
 def tolerance_for(one: Tensor, other: Tensor | None = None) -> Tolerance:
-    """Allowed difference of an output on another machine or engine. one, other: the output of two graph variants.
-
-    Integers, booleans and BYTES must be equal, unless the two variants differ.
-    """
+    """Allowed difference between engines or machines. one, other: outputs of two graph variants, if they may differ."""
     if one.datatype is Datatype.BYTES:
         return Tolerance()
     values = one.to_numpy().astype(np.float64).reshape(-1)
@@ -206,7 +203,7 @@ def _worst(expected: ExpectedOutput, flat: Array) -> ElementDifference | None:
 
 
 def _differences(got: Array, wanted: Array, tolerance: Tolerance) -> tuple[npt.NDArray[np.float64], ...]:
-    """(differences, allowed differences) by element. A difference is infinite if one of the two is not finite."""
+    """(differences, allowed differences) by element. A difference is infinite if exactly one value is not finite."""
     here, there = got.astype(np.float64), wanted.astype(np.float64)
     are_finite = np.isfinite(here) & np.isfinite(there)
     with np.errstate(invalid="ignore", over="ignore"):
@@ -286,7 +283,6 @@ def _numpy_type(datatype: Datatype) -> npt.DTypeLike:
 
 
 def _value_of(item: object) -> Value:
-    """An element as a JSON value."""
     if isinstance(item, bytes):
         return _text(item)
     if isinstance(item, float):
@@ -326,11 +322,7 @@ def classes_in(result: VisionResult) -> tuple[SeenClass, ...]:
 
 
 def compare_picture(record: PictureRecord, got: tuple[SeenClass, ...]) -> str:
-    """The first difference as a sentence; empty if there is none.
-
-    Each recorded object must be found with its class, and with box and score within the tolerance. Objects whose score
-    is within the tolerance of the threshold may be missing or new.
-    """
+    """The first mismatch as a sentence; empty if none. Objects near the score threshold may be missing or new."""
     left = list(got)
     for wanted in record.seen:
         match = _best(wanted, left)

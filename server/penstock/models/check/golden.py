@@ -1,7 +1,4 @@
-"""golden.json: recorded outputs of a model for known inputs, beside its config.pbtxt. Triton ignores the file.
-
-Inputs are generated with integer arithmetic and one scaling, so that they are equal on every machine.
-"""
+"""golden.json: recorded outputs for generated inputs, equal on every machine. Triton ignores the file."""
 
 import math
 import os
@@ -146,7 +143,6 @@ def write_golden(folder: Path, golden: Golden) -> Path:
 
 
 def _on_one_line(found: re.Match[bytes]) -> bytes:
-    """Puts a list of numbers on one line."""
     return _BREAKS.sub(b" ", found[0]).replace(b"[ ", b"[").replace(b" ]", b"]")
 
 

@@ -49,10 +49,7 @@ class ModelFiles:
         return self.file.relative_to(self.folder).as_posix()
 
     def misfits(self, catalogue_sha256: str | None) -> list[str]:
-        """Mismatches of the file's hash. catalogue_sha256: None for a model outside the catalogue.
-
-        golden.json's hash is not compared for Python models, whose source may change without changing outputs.
-        """
+        """Mismatches of the file's hash with the catalogue's (None: not catalogued) and with golden.json's."""
         problems = []
         if catalogue_sha256 is not None and self.sha256 != catalogue_sha256:
             problems.append(

@@ -80,7 +80,6 @@ def class_agreement(float_found: Sequence[Classes], int8_found: Sequence[Classes
 
 
 def _matches(one: Detections, other: Detections) -> int:
-    """Number of matched pairs, the best overlaps first."""
     overlaps = _overlaps(one.xyxy, other.xyxy)
     overlaps[one.class_id[:, np.newaxis] != other.class_id[np.newaxis]] = 0.0
     count = 0
@@ -92,7 +91,6 @@ def _matches(one: Detections, other: Detections) -> int:
 
 
 def _overlaps(one: FloatArray, other: FloatArray) -> FloatArray:
-    """(n, m) intersection over union."""
     low = np.maximum(one[:, np.newaxis, :2], other[np.newaxis, :, :2])
     high = np.minimum(one[:, np.newaxis, 2:], other[np.newaxis, :, 2:])
     shared = np.clip(high - low, 0.0, None).prod(axis=2)

@@ -130,10 +130,7 @@ def evaluate(
     truth: Mapping[str, Truth],
     progress: Progress,
 ) -> list[Evaluation]:
-    """One evaluation per session after the first, which is the float model's. truth: by file name; may be empty.
-
-    Each picture is read once. Raises OptimizeError if the truth does not fit the model.
-    """
+    """One evaluation per session after the first, the float model's. truth: by file name. Raises OptimizeError."""
     progress.step("judging", len(held_out))
     known = [truth.get(path.name) for path in held_out]
     watched = _with_threshold(source, LEAST_SCORE) if any(known) else source
@@ -189,10 +186,7 @@ def _precision(source: SourceModel, known: Sequence[Truth | None], results: Sequ
 def optimize(
     source: SourceModel, pictures: Sequence[Path], truth: Mapping[str, Truth], staged: Path, progress: Progress
 ) -> OptimizationReport:
-    """Fills the empty folder `staged` with the model NAME-int8. truth: by file name; may be empty.
-
-    Raises OptimizeError or OSError; the content of `staged` is then incomplete.
-    """
+    """Writes the model NAME-int8 to the empty folder `staged`. truth: by file name. Raises OptimizeError, OSError."""
     try:
         return _optimize(source, pictures, truth, staged, progress)
     except ORT_ERRORS as error:
@@ -253,7 +247,6 @@ def _judgement(
     truth: Mapping[str, Truth],
     progress: Progress,
 ) -> Evaluation | None:
-    """INT8 compared with float; None for random weights."""
     if source.has_random_weights:
         return None
     (judgement,) = evaluate(source, sessions, split.held_out, truth, progress)
@@ -284,7 +277,6 @@ def _comparisons(
 
 
 def _batch(samples: Sequence[Sample], batch_size: int) -> Array:
-    """batch_size pictures in one array, repeated if there are fewer."""
     if batch_size == 1:
         return samples[0].array
     rows = [samples[number % len(samples)].array for number in range(batch_size)]

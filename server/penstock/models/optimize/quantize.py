@@ -1,7 +1,4 @@
-"""Quantizes a float graph to QDQ by onnxruntime.quantization: weights per channel, activations by measured ranges.
-
-Activations are uint8 with a zero point, as ONNX Runtime's kernels require; a ReLU becomes the lower end of the range.
-"""
+"""Quantizes a float graph to QDQ: weights per channel, uint8 activations with a zero point by measured ranges."""
 
 import contextlib
 import copy
@@ -92,11 +89,7 @@ def for_onnxruntime(prepared: Path, ranges: TensorsData, left_float: Collection[
 
 
 def behind_the_last_weights(graph: onnx.GraphProto) -> tuple[frozenset[str], frozenset[str]]:
-    """(names of the nodes between the last weighted nodes and the outputs, names of those weighted nodes).
-
-    Few operations, such as sigmoids, softmaxes and the concatenation of a detector's heads, with a large effect on
-    errors.
-    """
+    """Names of the nodes after the last weighted nodes, and names of those: few nodes with a large effect on errors."""
     producers = {name: node for node in graph.node for name in node.output}
     tail: set[str] = set()
     last: set[str] = set()
@@ -147,7 +140,6 @@ def _quiet_logging() -> Iterator[None]:
 
 
 def _name_nodes(graph: onnx.GraphProto) -> None:
-    """Names unnamed nodes, because float nodes are selected by name."""
     taken = {node.name for node in graph.node}
     for number, node in enumerate(graph.node):
         if not node.name:
@@ -158,8 +150,6 @@ def _name_nodes(graph: onnx.GraphProto) -> None:
 
 
 class _SingleFeed:
-    """One feed in the calibrators' interface."""
-
     def __init__(self, feed: Feed) -> None:
         self._feed: Feed | None = feed
 

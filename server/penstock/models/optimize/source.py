@@ -97,7 +97,6 @@ def read_source(folder: Path) -> SourceModel:
 
 
 def _require_float(name: str, file: Path) -> None:
-    """Raises OptimizeError for a model that computes in 8 bits."""
     try:
         is_8_bit = is_quantised(file)
     except (DecodeError, OSError):
@@ -164,10 +163,7 @@ class Split:
 
 
 def split_pictures(paths: Sequence[Path], source: SourceModel, on_picture: Callable[[], None]) -> Split:
-    """Splits the readable pictures: every second one calibrates, up to MOST_CALIBRATING, evenly spread over the folder.
-
-    Raises OptimizeError if fewer than FEWEST_PICTURES are readable.
-    """
+    """Every second readable picture calibrates, up to MOST_CALIBRATING. Raises OptimizeError if there are too few."""
     readable: list[Path] = []
     unreadable: list[str] = []
     for path in paths:
