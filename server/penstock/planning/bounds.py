@@ -19,11 +19,7 @@ def capacity(profile: EngineProfile, slo_s: float, *, instances: int = 1) -> flo
 
 
 def even_goodput(profile: EngineProfile, slo_s: float, rate: float, *, instances: int = 1) -> float:
-    """Requests per second inside the SLO for evenly spaced arrivals (D/D) at that rate, with drops.
-
-    A call of b rows only answers requests of the last SLO - t(b) seconds before it starts, and the one at its start, so
-    b <= rate * (SLO - t(b)) + 1.
-    """
+    """Requests per second inside the SLO for evenly spaced arrivals (D/D) with drops: b <= rate * (SLO - t(b)) + 1."""
     fitting = (
         size / profile.seconds(size)
         for size in _sizes(profile, slo_s)
@@ -54,9 +50,8 @@ BLOCKS = 16  # times the largest batch: states in one array
 def fewest_lost(times: Sequence[float], profile: EngineProfile, slo_s: float, *, at_most: int) -> int | None:
     """Minimum number of requests that miss the SLO; None if it exceeds at_most.
 
-    Exact dynamic programme over the earliest end for "the first i decided, d of them lost". It suffices, because with
-    equal SLOs an optimal schedule serves batches of neighbours in the order of arrival. States with more losses and no
-    earlier end are dropped.
+    Exact dynamic programme over the earliest end for "the first i decided, d of them lost": with equal SLOs, an optimal
+    schedule serves batches of neighbours in the order of arrival.
     """
     count, arrivals = len(times), np.asarray(times)
     largest = profile.largest_within(slo_s)

@@ -35,10 +35,7 @@ class Rate:
 
 
 def highest(holds: Callable[[float], bool], *, top: float, resolution: float, floor: float = 0.0) -> float:
-    """The highest rate up to top for which holds() is true, by bisection; 0 if there is none above the floor.
-
-    A floor above 0 is tried first, so that a search that cannot beat it takes one probe.
-    """
+    """The highest rate up to top for which holds() is true, by bisection; 0 if holds() is false at a floor above 0."""
     if floor > 0.0 and not holds(floor):
         return 0.0
     low, high = floor, top

@@ -82,10 +82,7 @@ class FifoPolicy:
 
 @dataclass(slots=True)
 class TritonPolicy(FifoPolicy):
-    """Triton's dynamic batcher: max_queue_delay, preferred_batch_size, max_queue_size, default_timeout.
-
-    During the head's delay, a batch runs when it reaches a preferred size, or is full if there is none.
-    """
+    """Triton's dynamic batcher. During the head's delay, only a batch of a preferred size, or a full one, runs."""
 
     delay_s: float = 0.0
     preferred: tuple[int, ...] = ()  # ascending
@@ -337,7 +334,6 @@ _GRIDS: dict[Contender, Callable[[PolicyProblem], Iterator[PolicySetting]]] = {
 
 
 def _distinct(problem: PolicyProblem, *shares: float) -> list[int]:
-    """Batch sizes by shares of Nexus' batch, and the largest possible one."""
     most = problem.max_batch_size
     return list(dict.fromkeys([*(min(max(int(share * problem.nexus_batch), 1), most) for share in shares), most]))
 

@@ -19,7 +19,6 @@ class EngineProfile:
     _table: tuple[float, ...] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        """Raises ValueError for invalid points."""
         rows = [point[0] for point in self.points]
         times = [point[1] for point in self.points]
         if not rows or rows[0] < 1 or sorted(set(rows)) != rows:

@@ -263,13 +263,10 @@ def simulate(
     arrivals: Arrivals,
     *,
     slo_s: float,
-    warm_up: float = 0.05,
+    warm_up: float = 0.05,  # share of the arrivals that are not counted
     lost_at_most: int | None = None,
 ) -> SimulationResult:
-    """Runs a fresh policy until all requests have ended. Raises PolicyFault.
-
-    warm_up: share of the arrivals that are not counted. lost_at_most: stop after more SLO misses.
-    """
+    """Runs a fresh policy until all requests have ended, or lost_at_most missed the SLO. Raises PolicyFault."""
     return _Replay(policy, engine, arrivals, slo_s).run(warm_up, lost_at_most)
 
 
@@ -338,7 +335,6 @@ class _Replay:
         self._pump(now)
 
     def _pump(self, now: float) -> bool:
-        """Returns whether anything happened."""
         policy, before = self._policy, self._open
         self._lose_all(policy.expire(now))
         is_any = self._open != before
