@@ -23,8 +23,7 @@ class CallTimeouts:
 class RetryBudget:
     """Token bucket for retries of one engine, with all its replicas and both protocols. now: monotonic seconds.
 
-    share: retries per first attempt. floor_per_s: additional tokens per second. burst: capacity, and tokens at the
-    start; covers one connection that breaks under many calls.
+    share: retries per first attempt. floor_per_s: tokens per second besides. burst: capacity, also at the start.
     """
 
     def __init__(self, *, share: float = 0.1, floor_per_s: float = 1.0, burst: float = 32.0) -> None:

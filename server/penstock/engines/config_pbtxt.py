@@ -27,10 +27,7 @@ _KIND_GPU = model_config_pb2.ModelInstanceGroup.KIND_GPU
 
 
 def read_config(path: Path) -> ModelConfig:
-    """The model in the file; its default name is the folder's.
-
-    Raises InvalidRequest, as "path:line: problem", if the file cannot be read or parsed or is inconsistent.
-    """
+    """The model in the file; its default name is the folder's. Raises InvalidRequest as "path:line: problem"."""
     proto = model_config_pb2.ModelConfig()
     try:
         text_format.Parse(path.read_text(encoding="utf-8"), proto)
@@ -77,10 +74,7 @@ class GpuInstances:
 
 
 def gpu_instances(path: Path) -> tuple[GpuInstances, ...]:
-    """GPU instances of a model with a process per instance; empty for others, and if the file cannot be read.
-
-    Triton places groups without a kind on the GPU if there is one.
-    """
+    """GPU instances of a model with a process per instance; empty for others, and for unreadable files."""
     proto = model_config_pb2.ModelConfig()
     try:
         text_format.Parse(path.read_text(encoding="utf-8"), proto)

@@ -29,10 +29,7 @@ _Work = Callable[[], Coroutine[None, None, None]]
 
 
 class RoutedEngine:
-    """The main engine, but calls for models in `apart` go to the engine of `route`.
-
-    route: raises EngineUnavailable while that engine starts.
-    """
+    """The main engine, but calls for models in `apart` go to route(), which may raise EngineUnavailable."""
 
     def __init__(self, engine: Engine, apart: Callable[[], Collection[str]], route: Callable[[str], Engine]) -> None:
         self._engine = engine
@@ -137,19 +134,15 @@ class _DedicatedEngine:
 
 
 class DedicatedEngines(RoutedEngine):
-    """Dedicated engine processes for models that hung. Use on one event loop.
-
-    connect: connects to the process of that folder. give_up: makes the main engine unload a hanging model. start(model,
-    reason): starts or restarts a process; `assign` then gets its folder.
-    """
+    """Dedicated engine processes for models that hung. Use on one event loop."""
 
     def __init__(
         self,
         engine: Engine,
         *,
-        connect: Callable[[str], Engine],
-        give_up: Callable[[str], Coroutine[None, None, None]],
-        start: Callable[[str, str], None],
+        connect: Callable[[str], Engine],  # to the process of that run directory
+        give_up: Callable[[str], Coroutine[None, None, None]],  # unloads the model in the main engine
+        start: Callable[[str, str], None],  # (model, reason): (re)starts a process; then assign()
     ) -> None:
         super().__init__(engine, lambda: self._own, self._find)
         self._connect = connect
@@ -171,10 +164,7 @@ class DedicatedEngines(RoutedEngine):
         return model_name in self._own and self._own[model_name].engine is not None
 
     def restart(self, model_name: str, reason: str, *, hangs: int) -> bool:
-        """Restarts the model's dedicated engine; False if it has none.
-
-        A model that hung gets one, up to MAX_DEDICATED_ENGINES. hangs: how often it hung.
-        """
+        """Restarts the model's dedicated engine; False if it has none. A model with hangs gets one, up to a limit."""
         if model_name not in self._own:
             if not hangs or len(self._own) >= MAX_DEDICATED_ENGINES:
                 return False
@@ -211,7 +201,6 @@ class DedicatedEngines(RoutedEngine):
         return super().send(call, deadline=deadline)
 
     async def _index(self, call: Call[A], deadline: float | None) -> A:
-        """The main engine's index, with rows of the dedicated engines."""
         answer = await self._engine.send(call, deadline=deadline)
         if not answer.succeeded:
             return answer

@@ -66,10 +66,7 @@ def read_header(content: bytes | mmap) -> OnnxHeader:
 
 
 def _read_message(reader: WireReader, header: OnnxHeader, kind: str, span: Span, depth: int) -> None:
-    """Adds the content of the message and its nested messages to the header.
-
-    Adds repeated singular fields, too, because parsers differ in which one they use.
-    """
+    """Adds the message and its nested messages to the header, with all repetitions of singular fields."""
     if depth > MAX_DEPTH:
         raise InvalidRequest(f"it nests messages more than {MAX_DEPTH} deep")
     inner = _MESSAGES[kind]
@@ -133,9 +130,8 @@ def check_model(
 ) -> None:
     """Raises InvalidRequest, naming the field and the flag, for a model that must not be loaded.
 
-    config: from the request; None for the repository's. files: contents by path relative to the model's folder; only
-    ONNX files are read. allows_code: allow every backend and file, but no path outside of the folder. source: for the
-    message.
+    config: None for the repository's. files: contents by path relative to the model's folder. allows_code: allow every
+    backend and file, but no path outside of the folder. source: for the message.
     """
     fields = _file_fields(config) if config is not None else []
     for what, name in (*fields, *(("a file", name) for name in files)):

@@ -31,19 +31,15 @@ class CheckOptions:
 
 
 class ModelChecks:
-    """Schedules canaries and trials. Use on one event loop. config_of: the config of a loaded model, or None.
-
-    changed: called with a model's name when it becomes unavailable or available. rows_tried: called with a model's new
-    config after the trial of its rows.
-    """
+    """Schedules canaries and trials. Use on one event loop."""
 
     def __init__(
         self,
         backend: Engine,
         options: CheckOptions,
-        config_of: Callable[[str], ModelConfig | None],
-        changed: Callable[[str], None],
-        rows_tried: Callable[[ModelConfig], None],
+        config_of: Callable[[str], ModelConfig | None],  # of a loaded model, else None
+        changed: Callable[[str], None],  # called when a model becomes unavailable or available
+        rows_tried: Callable[[ModelConfig], None],  # called with the new config after a trial of rows
     ) -> None:
         self._backend = backend
         self._options = options
@@ -114,10 +110,7 @@ class ModelChecks:
         return self._health.call_failed(model_name, time.monotonic())
 
     def late(self, model_name: str, waited_s: float, *, is_waiting: bool = False) -> bool:
-        """A client's call ended after waited_s without an answer, or still waits. Returns whether a canary is due.
-
-        A waiting call only brings the canary forward, after half the execution timeout: it may be a long stream.
-        """
+        """A client's call had no answer for waited_s. Returns whether a canary is due. is_waiting: it still waits."""
         now, config = time.monotonic(), self._config_of(model_name)
         if config is None:
             return False
@@ -135,11 +128,7 @@ class ModelChecks:
         self._start(self._health.due(time.monotonic()))
 
     async def run_all(self, model_names: Sequence[str], max_wait_s: float) -> list[bool | None]:
-        """Whether the canary of each newly loaded model passed; None without canary or answer.
-
-        After the first pass, waits at most max_wait_s for the others. A model serves no client until its canary is
-        answered.
-        """
+        """Whether each new model's canary passed; None without one. After a first pass, waits only max_wait_s."""
         now = time.monotonic()
         for name in model_names:
             self._health.loaded(name, now)
@@ -164,10 +153,7 @@ class ModelChecks:
             await asyncio.wait(self._trials.values(), timeout=TRIALS_S)
 
     async def try_loaded(self, model_name: str, *, served: bool) -> None:
-        """Waits for the trial of a model that a client loaded. served: it served before, so it stays available.
-
-        A new model serves only after its first answer. The rest of the trial is limited by TRIALS_S.
-        """
+        """Waits for the trial of a model that a client loaded, at most TRIALS_S after its first answer."""
         self._start_trials()
         trial, config = self._trials.get(model_name), self._config_of(model_name)
         if trial is None or config is None:
@@ -188,7 +174,6 @@ class ModelChecks:
         self._on_change(model_name)
 
     def _start_trials(self) -> None:
-        """Starts the trials of untried models, except those that may hang."""
         for name in self._untried - set(self._trials):
             if not self._health.may_hang(name) and (config := self._config_of(name)) is not None:
                 self._untried.discard(name)
@@ -253,7 +238,6 @@ class ModelChecks:
         return True
 
     def _late(self, model_name: str, timeout_s: float, started: float, error: DeadlineExceeded) -> bool | None:
-        """The result of _probe for a canary without an answer."""
         now = time.monotonic()
         if now - started > timeout_s + OWN_STALL_S:
             self._health.over(model_name, started, now)

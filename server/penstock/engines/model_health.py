@@ -43,8 +43,6 @@ class Unavailable:
 
 @dataclass(slots=True)
 class _ModelRecord:
-    """State of one loaded model. Times in monotonic seconds."""
-
     checked_at: float  # end of the last canary
     has_canary: bool = True
     has_passed: bool = False  # since the load
@@ -64,7 +62,7 @@ class ModelHealth:
     """The table of unavailable models. now: monotonic seconds. sent: the canary's start, to ignore a replaced process.
 
     limit: consecutive canary failures that make a model unavailable. interval_s: between two canaries; idle models take
-    turns. changed: called with a model's name when it becomes unavailable or available.
+    turns. changed: called with a model's name on a change of its availability.
     """
 
     def __init__(self, *, limit: int, interval_s: float, changed: Callable[[str], None]) -> None:

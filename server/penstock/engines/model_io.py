@@ -45,10 +45,7 @@ def _item(row: Array, index: int, labels: Sequence[str]) -> bytes:
 
 
 def raw_tensor(body: memoryview, proto: model_config_pb2.ModelConfig) -> Tensor:
-    """The single input of the config with these bytes; one row if it has batching.
-
-    Raises InvalidRequest with Triton's text if the shape does not follow from the byte count.
-    """
+    """The model's single input with these bytes; one row if it batches. Raises InvalidRequest with Triton's text."""
     config = config_from_proto(proto)
     if len(config.inputs) != 1:
         raise InvalidRequest(

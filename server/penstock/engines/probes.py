@@ -1,7 +1,4 @@
-"""Probe inferences: liveness of the engine, canaries of models, and trials of newly loaded models.
-
-A model whose trial fails becomes unavailable. The trial of rows decides whether requests may share a batch.
-"""
+"""Probe inferences: liveness of the engine, canaries of models, and trials of newly loaded models."""
 
 import asyncio
 import math
@@ -82,16 +79,12 @@ _NO_EVIDENCE = (EngineUnavailable, DeadlineExceeded, ModelNotFound, Overloaded) 
 
 
 class RowChecks:
-    """Whether requests to a model may share a call: config or graph allow it, and a trial confirms it.
-
-    repositories: folders with ONNX files; empty for a remote engine. There, and for other backends, max_batch_size
-    declares that rows follow the batch.
-    """
+    """Whether requests to a model may share a call: config or graph allow it, and a trial confirms it."""
 
     def __init__(
         self,
         backend: Engine,
-        repositories: Sequence[Path],
+        repositories: Sequence[Path],  # folders with ONNX files; empty for a remote engine
         execution_timeout_s: Callable[[ModelConfig], float] = lambda _: 30.0,
     ) -> None:
         """execution_timeout_s: of a model, by its config; limits each inference of the trial."""
@@ -189,7 +182,6 @@ def _tensor(name: str, datatype: Datatype, array: Array) -> Tensor:
 
 
 async def _lost_batch_axis(path: Path) -> str:
-    """Runs penstock.engines.ort_serving.batch in a subprocess."""
     process = await asyncio.create_subprocess_exec(
         *_GRAPH_PROGRAM,
         path,
@@ -231,10 +223,7 @@ class LoadTrial:
         try_rows: Callable[[ModelConfig], Awaitable[str | None]],
         execution_timeout_s: Callable[[ModelConfig], float],
     ) -> None:
-        """see: tries a picture as `/image` does, with a timeout in seconds; returns the failure, or "".
-
-        try_rows: returns ModelConfig.unmerged, which does not affect whether the model serves.
-        """
+        """see: tries a picture as `/image` does; returns the failure, or "". try_rows: returns ModelConfig.unmerged."""
         self._backend = backend
         self._see = see
         self._try_rows = try_rows

@@ -41,10 +41,7 @@ INDEX_METHOD, INDEX_PATH = SERVICE + "RepositoryIndex", b"/v2/repository/index"
 
 
 def may_repeat(call: Call[A]) -> bool:
-    """Whether the call may be sent twice: reads, and inferences outside sequences.
-
-    Compressed bodies may have a sequence. Shared memory can be registered only once.
-    """
+    """Whether the call may be sent twice: reads, inferences outside sequences, no registration of shared memory."""
     if isinstance(call, GrpcCall):
         if call.method == INFER_METHOD:
             return _SEQUENCE not in call.message

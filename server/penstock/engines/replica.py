@@ -141,7 +141,6 @@ class Replica:
             self._unanswered()
 
     async def _probe(self) -> bool:
-        """Root of a probe's task."""
         try:
             is_answered = await self.engine.ready() and await self._is_whole()
         except Exception:  # a bug of ours: else the circuit would stay half open
@@ -158,10 +157,7 @@ class Replica:
         return True
 
     async def _is_whole(self) -> bool:
-        """Whether a recovered replica has its models; missing ones are loaded.
-
-        A model that cannot be loaded is left to the other replicas.
-        """
+        """Whether a recovered replica has its models. Loads missing ones, except those that cannot be loaded."""
         if self.circuit.is_passable:
             return True
         try:

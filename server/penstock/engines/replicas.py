@@ -1,7 +1,6 @@
 """Several engines with the same models behind the interface of one. Calls go to the least busy replica.
 
-An unanswered call that may be repeated is sent once more, to another replica: inferences run at least once. A sequence
-stays on one replica while that serves.
+An unanswered call that may be repeated is sent to another replica. A sequence stays on one replica while that serves.
 """
 
 import asyncio
@@ -65,19 +64,15 @@ class _RoutedCall:
 
 
 class Replicas:
-    """An engine of several. Create it inside the running loop; aclose() closes the engines, too.
-
-    engines: by address, at least one. budget: for retries; shared with the engines. outliers: over the same count.
-    uniform: random numbers in [0, 1).
-    """
+    """An engine of several. Create it inside the running loop; aclose() closes the engines, too."""
 
     def __init__(
         self,
-        engines: Mapping[str, Engine],
+        engines: Mapping[str, Engine],  # by address, at least one
         *,
-        budget: RetryBudget | None = None,
+        budget: RetryBudget | None = None,  # shared with the engines
         outliers: Outliers | None = None,
-        uniform: Callable[[], float] = random.random,
+        uniform: Callable[[], float] = random.random,  # in [0, 1)
     ) -> None:
         self._wanted: set[str] = set()
         self._replicas = [
@@ -190,10 +185,7 @@ class Replicas:
     # Selection
 
     async def _ask(self, ask: Ask[T], question: _RoutedCall, verdict: Callable[[T], bool | None] = lambda _: None) -> T:
-        """The answer of one replica, or of a second one if the first gave none or has unloaded the model.
-
-        verdict: True or False for the replica's health, None for no evidence.
-        """
+        """One replica's answer, or another's if it gave none or unloaded the model. verdict: as _verdict."""
         first = self._pick(question)
         try:
             answer = await self._attempt(first, ask, verdict)
@@ -230,10 +222,7 @@ class Replicas:
             log.warning("replica is left out for a while: it fails more than the others", replica=replica.name)
 
     def _has_lost(self, words: str, replica: Replica, question: _RoutedCall) -> bool:
-        """Whether the replica has unloaded the model while another still has it.
-
-        The replica then gets no calls for it until its index is read again.
-        """
+        """Whether the replica unloaded the model while another has it. It then gets no calls for it for a while."""
         if _NO_VERSIONS not in words:
             return False
         model = question.named()

@@ -1,7 +1,6 @@
 """Whether requests to a model may share a run: output rows must follow input rows.
 
-Used by the gateway, and by our Python-based backends, where it is beside Triton's model.py. Imports numpy, and nothing
-of penstock.
+Used by the gateway, and beside Triton's model.py by our Python-based backends; imports nothing of penstock.
 """
 
 import base64

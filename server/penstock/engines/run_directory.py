@@ -97,7 +97,6 @@ def _is_marked(pid: str, mark: bytes) -> bool:
 
 
 def _ends(handle: int, until: float) -> bool:
-    """Whether the process has ended (or is a zombie) by then, in monotonic seconds."""
     poller = select.poll()
     poller.register(handle, select.POLLIN)
     return bool(poller.poll(max(0.0, until - time.monotonic()) * 1000.0))
@@ -154,10 +153,7 @@ class RunDirectory:
 
 
 def claim_run_directory(base: Path) -> tuple[RunDirectory, tuple[Reaped, ...]]:
-    """A new run directory under base, after a sweep(); and what that removed.
-
-    Raises RunDirectoryRefused if others may write to base, because programs are run from it.
-    """
+    """A new run directory, and what a sweep() removed first. Raises RunDirectoryRefused if others may write to base."""
     with _locked_base(base):
         reaped = _sweep(base)
         engine_id = uuid.uuid4().hex[:12]

@@ -1,7 +1,4 @@
-"""POSIX shared-memory segments, accessed through their descriptors.
-
-A mapping would end this process with SIGBUS if the owner truncates the segment; a read only returns fewer bytes.
-"""
+"""POSIX shared memory through descriptors: with a mapping, truncation by the owner would cause SIGBUS."""
 
 import os
 import stat

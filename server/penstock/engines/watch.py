@@ -347,7 +347,6 @@ class EngineWatch:
         self._seen.models[model_name] = known
 
     def _judged(self, model_name: str, config: ModelConfig) -> KnownModel:
-        """The model as the gateway serves it."""
         refusal = self._refuse(config) if self._refuse is not None else ""
         if not refusal:
             self._checks.loaded(model_name)
@@ -374,7 +373,6 @@ class EngineWatch:
             self._seen.models[config.name] = replace(known, config=config)
 
     def _restart_sick(self, reason: str) -> None:
-        """Restarts the engine, because no model can serve."""
         self._set_down(reason)
         if self._ask_restart is not None:
             self._ask_restart(reason)

@@ -174,10 +174,7 @@ MAX_BODY_BYTES = 2**31 - 1  # Triton's limit; transports may have a lower one
 
 
 class EmbeddedEngine(ModelStore):
-    """The engine of the model repositories. Use on one event loop; long bodies are processed in threads.
-
-    max_waiting, disk_timeout_s: see ModelStore. max_body_bytes: of a body after decompression.
-    """
+    """The engine of the model repositories. Use on one event loop; long bodies are processed in threads."""
 
     def __init__(
         self,
@@ -185,7 +182,7 @@ class EmbeddedEngine(ModelStore):
         *,
         max_waiting: int = MAX_WAITING_REQUESTS,
         disk_timeout_s: float = DISK_TIMEOUT_S,
-        max_body_bytes: int = MAX_BODY_BYTES,
+        max_body_bytes: int = MAX_BODY_BYTES,  # after decompression
     ) -> None:
         super().__init__(repositories, max_waiting=max_waiting, disk_timeout_s=disk_timeout_s)
         self._http = HttpRoutes(self, max_body_bytes)

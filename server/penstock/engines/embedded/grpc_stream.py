@@ -23,11 +23,7 @@ Infer = Callable[[bytes], Awaitable[bytes]]
 
 
 class OrderedStream:
-    """A GrpcStream of concurrent unary inferences, with responses in the order of the requests.
-
-    infer: ModelInferRequest to ModelInferResponse; raises InferenceError. deadline: of the stream. At most MAX_WAITING
-    requests are in flight; `send` waits for a slot.
-    """
+    """A GrpcStream of concurrent unary inferences, with responses in order. At most MAX_WAITING are in flight."""
 
     def __init__(self, infer: Infer, *, deadline: float | None) -> None:
         self._infer = infer

@@ -41,10 +41,7 @@ Json: TypeAlias = "bool | int | float | str | Sequence[Json] | Mapping[str, Json
 
 
 def json_of_message(message: Message) -> dict[str, Json]:
-    """The message's fields as JSON in declared order, with defaults; absent optional fields are left out.
-
-    Not protobuf's own JSON, which writes 64-bit integers as strings.
-    """
+    """The message's fields as JSON in declared order. Protobuf's JSON writes 64-bit integers as strings."""
     fields: Sequence[FieldDescriptor] = message.DESCRIPTOR.fields  # type: ignore[assignment]  # upb's, of the same kind
     return {
         field.name: _field_value(field, getattr(message, field.name))

@@ -47,10 +47,7 @@ _DATATYPES = {
 
 
 def warm_up(config: model_config_pb2.ModelConfig, folder: Path, run: Run) -> None:
-    """Runs the config's warm-up samples. folder: of the input files.
-
-    Raises OrtLoadError for an invalid sample, and errors of `run`.
-    """
+    """Runs the config's warm-up samples. folder: of input files. Raises OrtLoadError, and errors of `run`."""
     rules = rules_of(config)
     for sample in config.model_warmup:
         if sample.count > MAX_RUNS:
@@ -105,10 +102,7 @@ log = get_logger("engine")
 
 @dataclass(frozen=True, slots=True)
 class OpenedModel:
-    """The opened versions of version_policy, and the failures.
-
-    state_on_disk: None if this state was already open.
-    """
+    """The opened versions of version_policy, and the failures. state_on_disk: None if this state was already open."""
 
     state_on_disk: "StateOnDisk | None"
     opened: Mapping[int, OpenedVersion]

@@ -1,7 +1,4 @@
-"""One loaded version of a model: its session, instance slots and threads.
-
-The engine does not form batches, because the gateway merges requests before it; dynamic_batching has no effect.
-"""
+"""One loaded version of a model: session, instance slots and threads. Forms no batches, as the gateway does."""
 
 import asyncio
 import time
@@ -57,10 +54,7 @@ class InstanceSlots:
         return sum(not waiter.done() for waiter in self._waiters)
 
     async def take(self, deadline: float | None) -> None:
-        """Waits for a slot; give_back() returns it. deadline: monotonic seconds.
-
-        Raises Overloaded if the queue is full, DeadlineExceeded, or the error of `close`.
-        """
+        """Waits for a slot. deadline: monotonic seconds. Raises Overloaded, DeadlineExceeded, or `close`'s error."""
         if deadline is not None and deadline <= time.monotonic():
             raise DeadlineExceeded(f"the deadline passed before model {self._model_name!r} could be asked")
         if self._free > 0:

@@ -126,18 +126,14 @@ MAX_HUNG_RUNS = 8  # abandoned threads of all models; with more, hanging models 
 
 
 class ModelStore:
-    """Inference on the repositories' models. Use on one event loop, which is never blocked.
-
-    max_waiting: queued requests per version, then Overloaded. disk_timeout_s: for reading the repositories; loaded
-    models do not depend on it.
-    """
+    """Inference on the repositories' models. Use on one event loop, which is never blocked."""
 
     def __init__(
         self,
         repositories: tuple[Path, ...],
         *,
-        max_waiting: int = MAX_WAITING_REQUESTS,
-        disk_timeout_s: float = DISK_TIMEOUT_S,
+        max_waiting: int = MAX_WAITING_REQUESTS,  # per version; then Overloaded
+        disk_timeout_s: float = DISK_TIMEOUT_S,  # one read of the repositories; loaded models do not depend on it
     ) -> None:
         self._max_waiting = max_waiting
         self.regions = SharedRegions()
@@ -194,17 +190,13 @@ class ModelStore:
         """Loads, or reloads if files or config changed; old versions serve until the new ones are ready.
 
         config_json: replaces config.pbtxt, as in Triton's load API. Cancellation does not stop the load. Raises
-        ModelNotReady; then the old versions stay.
+        ModelNotReady.
         """
         self._check_open()
         await asyncio.shield(self._start_load(model_name, config_json))
 
     def renew(self, model_name: str, reason: str) -> None:
-        """Reloads a hanging or failing model with new sessions and threads; its pending calls fail now.
-
-        ONNX Runtime cannot interrupt a node, so the threads stay until it ends; with MAX_HUNG_RUNS of them there is no
-        reload.
-        """
+        """Reloads a hanging or failing model; its pending calls fail now. At most MAX_HUNG_RUNS threads may hang."""
         model = self._models.get(model_name)
         self._hung_runs = [run for run in self._hung_runs if not run.is_over]
         if model is None or len(self._hung_runs) >= MAX_HUNG_RUNS:

@@ -1,7 +1,4 @@
-"""Model repositories on disk: folders, versions and config.pbtxt, completed and checked as in Triton.
-
-RepositoryReader reads in a thread, so that a hanging disk does not stop loaded models.
-"""
+"""Model repositories on disk: folders, versions and config.pbtxt, completed and checked as in Triton."""
 
 import asyncio
 import os
@@ -154,10 +151,7 @@ def config_of(folder: ModelFolder, config_json: str | None = None) -> model_conf
 
 
 def with_name_and_backend(folder: ModelFolder, config: model_config_pb2.ModelConfig) -> model_config_pb2.ModelConfig:
-    """The config completed with name, backend, platform, file and instances.
-
-    KIND_AUTO means the CPU here. Raises InvalidRequest for a name that differs from the folder's.
-    """
+    """The config completed with name, backend, platform, file and instances (KIND_AUTO: CPU). Raises InvalidRequest."""
     if config.name and config.name != folder.name:
         raise InvalidRequest(f"name is {config.name!r} but the folder is {folder.name!r}; Triton wants them equal")
     config.name = folder.name
@@ -184,10 +178,7 @@ def why_not_servable(config: model_config_pb2.ModelConfig) -> str:
 
 
 def completed_config(config: model_config_pb2.ModelConfig, signature: Signature) -> model_config_pb2.ModelConfig:
-    """A copy with missing tensors and batching from the ONNX file, and Triton's defaults.
-
-    Raises OrtLoadError, InvalidRequest.
-    """
+    """A copy with missing parts from the ONNX file, and Triton's defaults. Raises OrtLoadError, InvalidRequest."""
     as_dict = json_of(config)
     complete(as_dict, signature)
     full = json_format.ParseDict(as_dict, model_config_pb2.ModelConfig())

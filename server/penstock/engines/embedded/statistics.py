@@ -1,7 +1,4 @@
-"""Counters of one model version, as Triton's ModelStatistics and as Prometheus text with Triton's names.
-
-Not written by prometheus-client, which appends _total to counter names.
-"""
+"""Counters of a model version, as Triton's ModelStatistics and as Prometheus text with Triton's names."""
 
 import time
 from collections.abc import Callable, Iterable, Iterator

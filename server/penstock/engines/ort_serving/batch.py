@@ -32,7 +32,7 @@ Outcome = Arrays | OrtRequestError
 
 
 class BatchRunner:
-    """Answers lists of requests through `run`, which raises OrtRequestError. One per instance; not thread-safe.
+    """Answers lists of requests through `run`. One per instance; not thread-safe.
 
     is_splittable becomes False for good if a merged run does not return one row per input row.
     """
@@ -42,10 +42,7 @@ class BatchRunner:
         self.is_splittable = is_batching
 
     def answer(self, asks: Sequence[OrtRequest]) -> list[Outcome]:
-        """One outcome per request, in order. Requests with equal names, types and row shapes share a run.
-
-        A failing merged run is halved until the faulty request runs alone.
-        """
+        """One outcome per request, in order. Merges requests of the same shape; bisects a failing run."""
         outcomes: dict[int, Outcome] = {}
         for members in self._groups(asks):
             answers = self._answer_group([asks[i] for i in members])
@@ -109,10 +106,7 @@ _BATCH = 5  # a size that few models have as a fixed dimension
 
 
 def missing_batch_dimension(path: Path, config: Config) -> str:
-    """Why the outputs do not follow the batch dimension; empty if they do.
-
-    Opens the file with a fixed batch dimension and compares the outputs' rows. Raises OrtLoadError.
-    """
+    """Why the outputs do not follow the batch dimension, with that fixed; empty if they do. Raises OrtLoadError."""
     first_dims = {node.name: node.shape[0] if node.shape else 1 for node in open_for_reading(path, config).get_inputs()}
     for name, dim in first_dims.items():
         if not isinstance(dim, str):

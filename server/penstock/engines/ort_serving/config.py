@@ -1,7 +1,6 @@
 """The tensors of an ONNX file; completes and checks Triton's model configuration with them.
 
-The rules are those of onnxruntime_backend's AutoCompleteConfig, ValidateInputs and ValidateOutputs, so that a
-configuration also loads in NGC's backend. Does not import onnxruntime.
+The rules are those of onnxruntime_backend, so that a configuration also loads in NGC's backend.
 """
 
 from collections.abc import Iterable

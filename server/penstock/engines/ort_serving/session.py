@@ -48,10 +48,7 @@ class ProviderSelection:
 
 
 def model_path(version_dir: Path, config: Config) -> Path:
-    """The ONNX file of a version; in a folder of that name, model.onnx.
-
-    Raises OrtLoadError if it does not exist or is outside the model's folder.
-    """
+    """The ONNX file of a version; in a folder of that name, model.onnx. Raises OrtLoadError."""
     name = config.get("default_model_filename") or "model.onnx"
     if os.path.isabs(name) or os.path.normpath(os.path.join("1", name)).startswith(".."):
         raise OrtLoadError(f"default_model_filename is '{name}'; it must name a file inside the model's folder")

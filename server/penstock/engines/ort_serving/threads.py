@@ -10,10 +10,7 @@ CGROUP_ROOT = Path("/sys/fs/cgroup")
 
 @dataclass(frozen=True)
 class ThreadBudget:
-    """Threads of one model instance without a configured thread count.
-
-    is_one_session: the instances share one session and its pool, and each adds its calling thread.
-    """
+    """Threads of one model instance. is_one_session: instances share a session's pool, and add their own threads."""
 
     cores: int
     instances: int

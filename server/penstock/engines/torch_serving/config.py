@@ -153,7 +153,6 @@ def _color(parameters: _Parameters) -> str:
 
 
 def _infer_dims(parameters: _Parameters, channels: int) -> tuple[int, int]:
-    """(width, height)."""
     value = parameters.text("infer-dims")
     words = [word.strip() for word in value.split(";") if word.strip()]
     if len(words) != 3 or not all(word.isdigit() and int(word) > 0 for word in words) or int(words[0]) != channels:

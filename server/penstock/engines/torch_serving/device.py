@@ -138,10 +138,7 @@ def exit_after(seconds: float = _EXIT_DELAY_S) -> None:
 
 
 def pinned_regions() -> PinnedRegions:
-    """Page-locks memory for this process's CUDA context, which must exist.
-
-    Calls the driver directly, so that an error does not appear in PyTorch's next kernel.
-    """
+    """Page-locks memory for this process's CUDA context. Not by torch, whose next kernel would report a failure."""
     driver = ctypes.CDLL("libcuda.so.1")
     lock, unlock = driver.cuMemHostRegister_v2, driver.cuMemHostUnregister
     lock.argtypes, unlock.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_uint), (ctypes.c_void_p,)

@@ -1,8 +1,4 @@
-"""Rewrites an exported convolutional program at load.
-
-Folds batch normalisation into convolutions. On a GPU, also replaces convolution, bias, optional sum and ReLU by one
-cuDNN call. trial.py checks the result on the device.
-"""
+"""Rewrites an exported convolutional program: folds normalisation, and on a GPU fuses calls by cuDNN."""
 
 import copy
 import operator
@@ -155,7 +151,6 @@ def _pair(value: Any, default: int) -> list[int]:
 
 
 def _argument(node: Any, place: int) -> Any:
-    """A convolution's argument by position, or None."""
     names = ("input", "weight", "bias", "stride", "padding", "dilation", "groups")
     return node.args[place] if len(node.args) > place else node.kwargs.get(names[place])
 
@@ -176,7 +171,6 @@ def _new_constant(module: Any, value: Any) -> Any:
 
 
 def _result_index(user: Any) -> Any:
-    """The index of a getitem node; None for other nodes."""
     return user.args[1] if user.target is operator.getitem else None
 
 

@@ -1,7 +1,7 @@
 """One model instance: groups requests into runs, and answers each. Pipeline has two batches in flight.
 
-With PENSTOCK_NVTX=1 (`penstock up --profile`), decode, infer and output are NVTX ranges. Imports torch only then,
-because the process that completes a model's configuration must start fast.
+With PENSTOCK_NVTX=1 (`penstock up --profile`), decode, infer and output are NVTX ranges. Only then imports torch, to
+complete model configurations fast.
 """
 
 import os
@@ -67,11 +67,7 @@ class RunGroup:
 
 
 def group_requests(shapes: Sequence[tuple[Shape, ...]], most_rows: int) -> list[RunGroup]:
-    """Groups of requests with equal shapes except for the first dimension, and at most most_rows rows.
-
-    shapes: of each request's inputs, with the batch dimension. most_rows: 0 without a batch dimension: each request is
-    one group.
-    """
+    """Groups of requests with the same row shapes and at most most_rows rows. most_rows: 0 without batching."""
     if not most_rows:
         return [RunGroup((place,), (1,)) for place in range(len(shapes))]
     open_groups: dict[tuple[Shape, ...], list[list[int]]] = {}
@@ -88,10 +84,7 @@ class PendingRun(Protocol):
     """A started run."""
 
     def outputs(self) -> tuple[Any, ...]:
-        """Waits for the outputs: in host memory, with the wire's types.
-
-        Later runs overwrite them: read them before `slots` more are started.
-        """
+        """Waits for the outputs in host memory. Read them before `slots` more runs start, which overwrite them."""
 
 
 class Runner(Protocol):
@@ -159,10 +152,7 @@ class Instance:
         return self._answer(requests, self._groups(requests))
 
     def begin(self, requests: Sequence[TorchRequest], wait_until_alone: Callable[[], object]) -> StartedBatch:
-        """Starts a batch. Requests that cannot share a run are answered before it returns.
-
-        wait_until_alone: returns when all earlier batches are answered, because such runs overwrite their outputs.
-        """
+        """Starts a batch. Requests that cannot share a run are answered at once, after wait_until_alone()."""
         runs = self._groups(requests)
         if len(runs) == 1:
             return StartedBatch(requests, self._begin(requests, runs[0]), [])
@@ -206,7 +196,6 @@ class Instance:
 
 
 def _copied(answers: dict[int, Outcome]) -> dict[int, Outcome]:
-    """Copies, because the next run overwrites the memory."""
     return {
         place: answer if isinstance(answer, TorchRequestError) else tuple(rows.clone() for rows in answer)
         for place, answer in answers.items()
@@ -214,7 +203,6 @@ def _copied(answers: dict[int, Outcome]) -> dict[int, Outcome]:
 
 
 def _picture_errors(group: RunGroup, errors: Sequence[str | None]) -> dict[int, TorchRequestError]:
-    """Errors of requests with bad pictures, by index."""
     refused: dict[int, TorchRequestError] = {}
     begin = 0
     for place, rows in zip(group.places, group.rows, strict=True):
@@ -259,18 +247,15 @@ Deliver = Callable[[Any, "list[Outcome] | Exception"], None]
 
 
 class Pipeline:
-    """Call `put` in the thread that created the instance. The callbacks run in the pipeline's thread.
-
-    deliver: gets each batch, in order. report: gets errors of deliver. enter: called once, first.
-    """
+    """Call `put` in the thread that created the instance. The callbacks run in the pipeline's thread."""
 
     def __init__(
         self,
         instance: Instance,
-        deliver: Deliver,
+        deliver: Deliver,  # gets each batch, in order
         *,
-        report: Callable[[Exception], object],
-        enter: Callable[[], object] = lambda: None,
+        report: Callable[[Exception], object],  # gets errors of deliver
+        enter: Callable[[], object] = lambda: None,  # called once, first
     ) -> None:
         self._instance = instance
         self._deliver = deliver
@@ -298,7 +283,6 @@ class Pipeline:
         self._wait(0)
 
     def _wait(self, most: int) -> None:
-        """Waits until at most `most` batches are unanswered."""
         while self._unanswered > most:
             self._answered.get()
             self._unanswered -= 1

@@ -1,7 +1,7 @@
 """Decodes JPEGs on the GPU with nvJPEG: the hardware decoder of Ampere+ data centre cards, else torchvision.
 
-The hardware decoder is called through ctypes and only queued on the current stream. torchvision's decode_jpeg blocks,
-allocates per picture, and does not interpolate chroma as libjpeg-turbo does.
+The hardware decoder is only queued on the current stream. torchvision's decode_jpeg blocks, allocates per picture, and
+does not interpolate chroma as libjpeg-turbo does.
 """
 
 import ctypes
@@ -48,8 +48,8 @@ class HardwareJpegs:
     ) -> tuple[torch.Tensor, list[int]] | None:
         """Queues the decoding. Returns the memory and each picture's address: planes of RGB, or one of luma.
 
-        sizes: (width, height) from the headers. None if nvJPEG rejects the batch or reads another size. Call again only
-        when the stream has passed this point.
+        sizes: (width, height) from the headers. None if nvJPEG rejects the batch. Call again only after the stream has
+        passed here.
         """
         if not all(map(self._is_of_size, encoded, sizes)):
             return None
@@ -87,7 +87,6 @@ class HardwareJpegs:
 
 
 def _loaded_library() -> Any:
-    """The libnvjpeg that torchvision has loaded."""
     found = next((line.split()[-1] for line in _MAPS.read_text().splitlines() if "/libnvjpeg" in line), None)
     if found is None:
         raise NoHardwareDecoder("this torchvision comes without nvJPEG")
@@ -125,10 +124,7 @@ class GpuJpegs:
         return "nvjpeg" if self._hardware is None else "nvjpeg-hardware"
 
     def decode(self, encoded: Sequence[bytes], sizes: Sequence[tuple[int, int]]) -> list[Planes | None]:
-        """RGB, or luma if is_grey, of each picture; None for a rejected one. Valid once the current stream gets here.
-
-        sizes: (width, height) from the headers. Call again only when the stream has passed this point.
-        """
+        """RGB or luma of each picture, None if rejected, once the current stream gets here; call again only then."""
         answer = self._hardware.decode(encoded, sizes, self._device) if self._hardware is not None else None
         if answer is not None:
             memory, addresses = answer
@@ -153,10 +149,7 @@ class GpuJpegs:
 
 
 def decode_jpegs(encoded: Sequence[bytes], device: torch.device, *, is_grey: bool) -> list[torch.Tensor | None]:
-    """(3, height, width) uint8 RGB, or (1, height, width) if is_grey, of each picture; None for a rejected one.
-
-    Uses torchvision and blocks. nvJPEG only rejects whole batches, which are bisected. Raises torch.OutOfMemoryError.
-    """
+    """(3 or, if is_grey, 1, height, width) uint8 of each picture; None if nvJPEG rejects it. Blocks."""
     mode = ImageReadMode.GRAY if is_grey else ImageReadMode.RGB
     return _decode([torch.frombuffer(one, dtype=torch.uint8) for one in encoded], device, mode)
 

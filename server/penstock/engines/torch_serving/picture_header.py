@@ -1,7 +1,6 @@
 """Reads picture headers: format, size, orientation, and the suitable decoder. Decodes no pixels.
 
-It is here, because this is the only package of penstock in Triton's model process. The gateway uses it through
-penstock.vision.
+Also used by the gateway; it is here, because Triton's model process has no other package of penstock.
 """
 
 import re
@@ -124,8 +123,6 @@ _YCBCR_IDS = frozenset((b"\1\2\3", b"\0\1\2"))
 
 @dataclass(slots=True)
 class _JpegSegments:
-    """The content of the segments before the first scan."""
-
     frame: bytes = b""
     frame_marker: int = 0
     size: tuple[int, int] = 0, 0

@@ -1,8 +1,7 @@
 """A CUDA kernel that resizes and normalises pictures of any size into a network's input; and its parameters.
 
-Resizes as cv2.INTER_LINEAR (bit for bit when it reduces a picture), and applies EXIF orientation, crop, padding, colour
-order and normalisation. Geometry is as in penstock.vision; tests compare them. Compiled by torch's NVRTC, and as C++
-for tests without a GPU.
+Resizes as cv2.INTER_LINEAR, and applies EXIF orientation, crop, padding, colour order and normalisation, as
+penstock.vision; tests compare them. Compiled by torch's NVRTC, and as C++ for tests without a GPU.
 """
 
 import ctypes
@@ -32,18 +31,15 @@ _TURNS = {
 
 @dataclass(frozen=True)
 class ResizeGeometry:
-    """The part of an upright picture that is resized, and its position in the network's image.
+    """The part of an upright picture that is resized, and its position in the network's image."""
 
-    left, top, width, height: in source pixels. pad_x, pad_y: negative if cropped.
-    """
-
-    left: int
+    left: int  # left, top, width, height: in source pixels
     top: int
     width: int
     height: int
     resized_width: int
     resized_height: int
-    pad_x: int = 0
+    pad_x: int = 0  # negative if cropped, like pad_y
     pad_y: int = 0
 
 
@@ -214,9 +210,9 @@ class PictureKernel:
         self._check(self._cuda.cuModuleGetFunction(ctypes.byref(self._function), self._module, _NAME))
 
     def __call__(self, rows: Any, table: Any, out: Any, *, stream: int) -> None:
-        """rows (n * ROW.size,) uint8, table (channels, 256), out (n, channels, height, width); all on the device.
+        """rows (n * ROW.size,) uint8, table (channels, 256), out (n, channels, height, width) of any strides.
 
-        out may have any strides. stream: a CUDA stream's handle. Raises RuntimeError with CUDA's code.
+        All on the device. stream: a CUDA stream's handle. Raises RuntimeError with CUDA's code.
         """
         count, channels, height, width = out.shape
         arguments = (
@@ -278,7 +274,6 @@ def _nvrtc() -> Any:
 
 
 def _package_folders(major: str) -> tuple[str, ...]:
-    """pip's folders of NVIDIA's libraries; their name changed with CUDA 13."""
     from importlib.util import find_spec
 
     found = find_spec("nvidia")

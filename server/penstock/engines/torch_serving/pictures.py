@@ -1,9 +1,8 @@
-"""PictureReader: encoded pictures to a network's input, decoded by nvJPEG and preprocessed by one kernel.
+"""Encoded pictures to a network's input, decoded by nvJPEG and preprocessed by one kernel.
 
-OpenCV decodes on the CPU what nvJPEG does not support (PNG, WebP, progressive and CMYK JPEG). A picture that cannot be
-decoded fails alone. For equal pixels the result equals penstock.vision's, within 1 of 255 for enlarged pictures.
-nvJPEG's pixels differ from libjpeg-turbo's (see tests/gpu/test_pictures_gpu.py), and it accepts some corrupt JPEGs. It
-parses untrusted bytes in the model's process; `image-decoder: gateway` avoids that.
+OpenCV decodes on the CPU what nvJPEG does not support. For equal pixels the result equals penstock.vision's, within 1
+of 255 for enlarged pictures; nvJPEG's pixels differ from libjpeg-turbo's (see tests/gpu/test_pictures_gpu.py), and it
+accepts some corrupt JPEGs. It parses untrusted bytes in the model's process; `image-decoder: gateway` avoids that.
 """
 
 from collections.abc import Iterator, Sequence
@@ -67,10 +66,10 @@ class PictureReader:
         return "opencv" if self._jpegs is None else self._jpegs.name
 
     def prepare(self, encoded: Sequence[bytes], out: torch.Tensor) -> list[str | None]:
-        """Fills the first len(encoded) rows of out; the row of a rejected picture is black.
+        """Fills the first len(encoded) rows of out, black for rejected pictures. Returns an error or None for each.
 
-        out: (N or more, channels, height, width), on the device, of any floating dtype and strides. Returns an error or
-        None for each picture. Raises RuntimeError if the GPU fails.
+        out: (N or more, channels, height, width), on the device, of any floating dtype and strides. Raises
+        RuntimeError.
         """
         with torch.inference_mode():
             if self._device.type == "cpu":
@@ -100,10 +99,7 @@ class PictureReader:
         return header
 
     def _wait_for_last_read(self) -> None:
-        """Waits until the previous batch has been read, because its memory is reused.
-
-        torchvision's nvJPEG writes on its own stream, so torch's allocator does not order the accesses.
-        """
+        """Waits until the previous batch was read: its memory is reused, and torchvision writes on another stream."""
         if self._last_read is not None:
             self._last_read.synchronize()
             self._in_use = []
@@ -172,7 +168,6 @@ class PictureReader:
         return self._tables[dtype]
 
     def _on_cpu(self, encoded: bytes, out: torch.Tensor) -> str | None:
-        """All steps on the CPU, for models on KIND_CPU."""
         from .opencv_pictures import decode_with_opencv, resize_with_opencv
 
         table = self._table(out.dtype)

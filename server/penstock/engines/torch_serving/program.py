@@ -58,11 +58,7 @@ class Loaded:
 
 
 def load_program(path: Path, spec: EngineSpec, device: Any) -> Loaded:
-    """The program on the device.
-
-    Raises TorchLoadError if the file is missing, not an exported program, or does not fit the configuration; on a GPU
-    also if its results are wrong.
-    """
+    """The program on the device. Raises TorchLoadError, on a GPU also for wrong results."""
     module = _read(path, spec)
     if device.type != "cuda":
         return Loaded(
@@ -95,10 +91,7 @@ def _read(path: Path, spec: EngineSpec) -> Any:
 
 
 def _reference(module: Any, spec: EngineSpec, sms: tuple[int, int]) -> tuple[ReferenceAnswers | None, str]:
-    """Reference results for a process with limited SMs, or why there are none.
-
-    Uses few cores, because many instances load at once. sms: of this process, of the card; 0 if unknown.
-    """
+    """Reference results for a process with limited SMs, or why there are none. sms: of this process, of the card."""
     if sms[0] == sms[1]:
         return None, f"all {sms[0]} SMs"
     if not spec.checks_answers:
@@ -116,7 +109,6 @@ def _reference(module: Any, spec: EngineSpec, sms: tuple[int, int]) -> tuple[Ref
 
 
 def _compared(module: Any, spec: EngineSpec, device: Any, truth: ReferenceAnswers, sms: tuple[int, int]) -> str:
-    """Raises TorchLoadError if the results differ."""
     try:
         is_judged = compare_with_reference(module, spec, device, truth, sms)
     except TorchLoadError:
@@ -159,10 +151,7 @@ def read_program(path: Path) -> Any:
 
 
 def move_program(module: Any, dtype: Any, device: Any) -> Any:
-    """The module with all floats in dtype, on the device: weights, constants, and constants in its graph.
-
-    A program exported on the CPU in float32 names both where it creates or casts tensors.
-    """
+    """The module on the device, with all floats in dtype: weights, constants, and types and devices in its graph."""
     said = {torch.float32: dtype}
 
     def instead(word: Any) -> Any:

@@ -68,9 +68,8 @@ class FinishedRun:
 class GraphRunner:
     """Runs one CUDA graph per bucket, on one stream, in static buffers shared by all buckets.
 
-    A batch is copied to a slot's staging buffer, cast into the network's input (precision, channels last), run, and its
-    outputs are copied to the slot's page-locked memory. With two slots, copies of one batch overlap with the run of the
-    other.
+    A batch goes through a slot's staging buffer into the network's input, and its outputs to the slot's page-locked
+    memory. With two slots, copies of one batch overlap with the run of the other.
     """
 
     def __init__(
@@ -83,10 +82,7 @@ class GraphRunner:
         slots: int,
         is_lent: bool = False,
     ) -> None:
-        """Captures all buckets. Raises TorchLoadError if the program's outputs do not fit the configuration.
-
-        is_lent: device memory passed to `begin` is only valid until that returns.
-        """
+        """Captures all buckets. is_lent: device memory is only valid until `begin` returns. Raises TorchLoadError."""
         self._program = program
         self._spec = spec
         self._device = device
@@ -119,10 +115,7 @@ class GraphRunner:
         return tensor[:rows] if self._spec.max_batch_size else tensor
 
     def _fill(self, slot: "_Slot", number: int, parts: Sequence[Any], rows: int) -> None:
-        """Casts host memory once, through the staging buffer; device memory part by part.
-
-        Lent device memory also goes through the staging buffer, and is read before this returns.
-        """
+        """Casts host memory and lent device memory through the staging buffer; other device memory part by part."""
         target = self._inputs[number]
         has_device_memory = any(part.is_cuda for part in parts)
         if has_device_memory and not self._is_lent:
@@ -205,8 +198,6 @@ def check_answers(engine: EngineSpec, answers: Sequence[Any], rows: int) -> None
 
 
 class _Slot:
-    """Buffers of one batch in flight."""
-
     def __init__(self, spec: EngineSpec, outputs: Sequence[Any], device: Any) -> None:
         count = (spec.buckets[-1],) if spec.max_batch_size else ()
         self.staging = [

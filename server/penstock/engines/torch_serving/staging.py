@@ -1,7 +1,6 @@
-"""Page-locks the shared-memory regions of request tensors, once each.
+"""Page-locks the shared-memory regions of request tensors, because copies from pageable memory block.
 
-Triton's Python backend passes tensors in a growing file of /dev/shm; each growth is a new mapping, and old ones stay.
-Copies from pageable memory go through a driver buffer and block the calling thread.
+Triton's Python backend has them in a growing file of /dev/shm; each growth is a new mapping, and old ones stay.
 """
 
 import bisect
@@ -34,11 +33,7 @@ def shared_mappings(lines: Iterable[str]) -> list[Mapping]:
 
 
 class PinnedRegions:
-    """Page-locks the region of an address at its first use.
-
-    lock, unlock: (address, size) of a whole mapping; lock returns whether it succeeded. A failure is not retried:
-    copies are then slower.
-    """
+    """Page-locks an address's region at its first use. lock, unlock: (address, size); failures are not retried."""
 
     def __init__(
         self,

@@ -2,7 +2,7 @@
 
 cuDNN selects kernels by the number of SMs. With 18, 20, 22, 24, 26, 28, 36, 42 or 98 of an H200's 132 SMs (torch 2.11,
 cuDNN 9.19), kernels left parts of ResNet-50's output unwritten; 8, 10, 12, 14, 16, 32, 66 and 132 were right. So each
-batch size is run in memory filled with NaN. Only large errors are found.
+batch size is run in memory filled with NaN.
 """
 
 import math
@@ -35,10 +35,7 @@ class ReferenceAnswers:
 
 
 def reference_answers(module: Any, spec: EngineSpec) -> ReferenceAnswers:
-    """module: in FP32 on the CPU. Raises the program's errors.
-
-    A program that was exported for a single row gets one.
-    """
+    """FP32 results of some rows, or of one if the program was exported for one. module: in FP32 on the CPU."""
     if spec.max_batch_size > 1:
         with suppress(Exception):
             return _answers_in_fp32(module, drawn_rows(spec, len(_BRIGHTNESS)))
@@ -53,11 +50,7 @@ def _answers_in_fp32(module: Any, rows: list[Any]) -> ReferenceAnswers:
 def compare_with_reference(
     module: Any, spec: EngineSpec, device: Any, truth: ReferenceAnswers, sms: tuple[int, int]
 ) -> bool:
-    """Whether any float outputs could be compared. Raises TorchLoadError if they differ.
-
-    Counts and indices are not compared, because half precision may swap nearly equal scores. sms: of this process, of
-    the card.
-    """
+    """Whether any float outputs could be compared. Raises TorchLoadError if they differ. sms: see _reference."""
     is_judged = False
     try:
         for rows in reversed(spec.buckets):
@@ -89,10 +82,7 @@ def _error_text(off: float, rows: int, sms: tuple[int, int]) -> str:
 
 
 def largest_difference(expected: Any, answer: Any) -> float | None:
-    """The largest difference relative to the largest value; NaN if only the answer has one.
-
-    None if they cannot be compared: other shapes, or empty. Infinities must be equal; an expected NaN matches anything.
-    """
+    """The largest difference relative to the largest value; NaN if only the answer has one; None for other shapes."""
     if expected.shape != answer.shape or not expected.numel():
         return None
     worst, largest = 0.0, _MIN_MAGNITUDE
@@ -119,7 +109,6 @@ def _listed(answer: Any) -> list[Any]:
 
 
 def _fill_free_memory(device: Any) -> None:
-    """Fills it with bytes that are NaN in all floating types."""
     large = min(_LARGE_BYTES, torch.cuda.mem_get_info(device)[0] // 8)  # other instances may share a small card
     sizes = [large, *(size for size, many in _SMALL for _ in range(many))]
     filled = [torch.full((size,), _MOST_OF_A_BYTE, dtype=torch.uint8, device=device) for size in sizes]
@@ -137,10 +126,7 @@ def sample_of(spec: EngineSpec, device: Any, drawn: list[Any], rows: int) -> lis
 
 
 def drawn_rows(spec: EngineSpec, count: int) -> list[Any]:
-    """Different rows that any program accepts, on the CPU: FP32 in [0, 1), pixels, else zeros.
-
-    Without a batch dimension, the input itself.
-    """
+    """Different rows that any program accepts, on the CPU: FP32 in [0, 1), pixels, else zeros."""
     generator = torch.Generator(device="cpu").manual_seed(0)
     rows = []
     for one in spec.inputs:
@@ -172,11 +158,7 @@ class FusionResult:
 
 
 def fused_where_right(module: Any, spec: EngineSpec, device: Any) -> FusionResult:
-    """The module with cuDNN's fused calls if their results are right, else the module itself.
-
-    Compares all buckets, because cuDNN may select other kernels for each; allows MAX_FUSED_DIFFERENCE of the largest
-    value. Inputs with variable dimensions cannot be tried.
-    """
+    """The module with cuDNN's fused calls if all buckets' results are right, else the module itself."""
     fused = copied(module)
     if not all(one.is_fixed for one in spec.inputs) or not fuse_for_cudnn(fused):
         return FusionResult(module)
@@ -194,7 +176,6 @@ def fused_where_right(module: Any, spec: EngineSpec, device: Any) -> FusionResul
 
 
 def _fused_error(expected: Any, answer: Any) -> str:
-    """The error of one output, or empty."""
     off = largest_difference(expected, answer)
     if off is None:
         return "" if expected.shape == answer.shape else "they answer another shape"

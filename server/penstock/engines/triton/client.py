@@ -32,24 +32,19 @@ REGION_UNKNOWN = "Unable to find shared memory region"  # Triton's text
 
 
 class TritonEngine:
-    """A Triton as engine. Create it inside the running loop; `async with`, or aclose(), ends it.
-
-    http_url: http://, https:// (TLS on both ports) or unix://. grpc_address: host:port or unix:/path. metrics_url:
-    /metrics by default; None without metrics. max_connections: for HTTP; gRPC shares one. budget: for retries. headers:
-    for all calls. finishes: see TritonHttpClient. Raises InvalidRequest for an invalid address.
-    """
+    """A Triton as engine. Create it inside the running loop; `async with`, or aclose(), ends it."""
 
     def __init__(  # noqa: PLR0913 - three addresses and their clients' options
         self,
         *,
-        http_url: str,
-        grpc_address: str,
-        max_connections: int,
-        metrics_url: str | None = None,
+        http_url: str,  # http://, https:// (TLS on both ports) or unix://
+        grpc_address: str,  # host:port or unix:/path
+        max_connections: int,  # HTTP; gRPC shares one
+        metrics_url: str | None = None,  # /metrics by default; None without metrics
         timeouts: CallTimeouts | None = None,
         budget: RetryBudget | None = None,
         headers: EngineHeaders | None = None,
-        finishes: bool = True,
+        finishes: bool = True,  # see TritonHttpClient
     ) -> None:
         self._timeouts = timeouts or CallTimeouts()
         budget = budget or RetryBudget()
@@ -199,7 +194,6 @@ class TritonEngine:
             ) from error
 
     async def _load_call(self, call: GrpcCall) -> GrpcCall:
-        """A client's load request, as sent to the engine."""
         return call
 
     async def _load_question(self, model_name: str) -> "service_pb2.RepositoryModelLoadRequest":

@@ -19,11 +19,7 @@ _SOCKET_GRPC_PORT = 8001  # Triton appends its gRPC port to the socket's path, t
 
 @dataclass(frozen=True, slots=True)
 class TritonListeners:
-    """Each of Triton's three services listens on a Unix socket in `folder`, or on loopback if it has a port.
-
-    Triton has no authentication. `folder` must have mode 0700, to exclude other users; ports are open to all local
-    users.
-    """
+    """Triton listens on Unix sockets in `folder`, or on loopback ports. Only mode 0700 of `folder` protects them."""
 
     folder: Path
     http_port: int | None = None
@@ -93,11 +89,7 @@ PORT_TRIES = 64
 
 
 def pick_free_ports(host: str, count: int) -> tuple[int, ...]:
-    """Unused ports, for a program that cannot report its port.
-
-    They are below the system's ephemeral range, so that outgoing connections do not take them, and are given only once
-    while the process lives.
-    """
+    """Unused ports below the ephemeral range, each given once while this process lives."""
     candidates = random.SystemRandom().sample(range(LOWEST_PORT, _first_ephemeral_port()), PORT_TRIES)
     with contextlib.ExitStack() as held:
         picked: list[int] = []

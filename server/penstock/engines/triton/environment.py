@@ -62,7 +62,6 @@ class TritonSetup:
         return True
 
     def _interpreter(self) -> tuple[str, str]:
-        """A Python that Triton's models run in, and its version."""
         wanted = [str(self.python)] if self.python else [sys.executable, *(f"python{version}" for version in PYTHONS)]
         for python in wanted:
             if (version := _version_of(python)) in PYTHONS:

@@ -47,10 +47,7 @@ class UnaryClient:
         self._is_closed = False
 
     async def call(self, method: str, message: bytes, metadata: GrpcMetadata) -> GrpcReply:
-        """The engine's answer. A call that it did not process is sent up to MAX_ATTEMPTS times, within the budget.
-
-        No deadline is sent: cancel the call instead. Raises CallBroken, TooManyAbandoned.
-        """
+        """The engine's answer. A call that it did not process is retried. Raises CallBroken, TooManyAbandoned."""
         head = self._head(method)
         if metadata:
             head += metadata_fields(metadata)
@@ -186,8 +183,8 @@ class TritonGrpcStream:
     """A GrpcStream over grpc.aio. judge: converts the final status; it raises if the engine sent none.
 
     timeout_s: deadline, which is not sent to the engine. leaving: tasks that drain abandoned streams.
-    Triton 2.51 crashes if a stream ends at its deadline, or is cancelled while a model answers. So an abandoned stream
-    is half-closed and read to its end. It is cancelled after GRACE_S, or at once beyond MAX_LEAVING.
+    Triton 2.51 crashes if a stream is cancelled while a model answers. So an abandoned stream is half-closed and read
+    to its end. It is cancelled after GRACE_S, or at once beyond MAX_LEAVING.
     """
 
     def __init__(

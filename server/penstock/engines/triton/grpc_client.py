@@ -124,7 +124,6 @@ class TritonGrpcClient:
         return outcome
 
     async def _within(self, running: "grpc.aio.UnaryUnaryCall[bytes, bytes]", timeout_s: float) -> GrpcAnswer | Failure:
-        """The call's outcome. An abandoned call is cancelled after GRACE_S (see http2_connection)."""
         waiting = asyncio.create_task(self._outcome(running))
         try:
             async with asyncio.timeout(timeout_s):
@@ -143,7 +142,6 @@ class TritonGrpcClient:
         running: "grpc.aio.UnaryUnaryCall[bytes, bytes]",
         error: BaseException,
     ) -> None:
-        """Attaches the abandoned call to the error (see penstock.protocol.cancellation)."""
         if waiting.done():
             return
         call = mark_abandoned(error)
@@ -160,7 +158,6 @@ class TritonGrpcClient:
             return self._failure(error)
 
     async def _call_plainly(self, unary: UnaryClient, call: GrpcCall, timeout_s: float) -> GrpcAnswer | Failure:
-        """The same over `Http2Connection`."""
         metadata = self._sent(call.metadata)
         try:
             async with asyncio.timeout(timeout_s):
@@ -260,7 +257,6 @@ def _unavailable(reason: str) -> InferenceError:
 
 
 def _forwarded(metadata: GrpcMetadata) -> GrpcMetadata:
-    """Without metadata of the client's own connection."""
     return tuple(
         (key, value) for key, value in metadata if key not in _RESERVED_METADATA and not key.startswith((":", "grpc-"))
     )
@@ -279,8 +275,8 @@ def _tls_credentials() -> grpc.ChannelCredentials:
 def _channel_options(timeouts: CallTimeouts) -> list[tuple[str, int]]:
     """No limit on messages, fast reconnection, and pings while calls are in flight.
 
-    grpc.http2.ping_timeout_ms also limits gRPC's bandwidth probes, which are pings: one at a time, a minute by default.
-    Without calls there are no pings, because an engine may treat them as an attack ("too_many_pings").
+    grpc.http2.ping_timeout_ms also limits gRPC's bandwidth probes, by default to a minute. Pings without calls would
+    count as an attack ("too_many_pings").
     """
     return [
         ("grpc.max_send_message_length", -1),

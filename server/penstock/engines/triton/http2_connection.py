@@ -1,7 +1,7 @@
 """Unary gRPC calls over one HTTP/2 connection without TLS. Streams, and the gateway's gRPC port, use grpc.aio.
 
-Not grpc.aio, which needs 2.1 to 2.5 times the CPU for messages up to 150 kB (`python -m
-loadtest.bench.gateway.engine_clients --only grpc`); large messages cost less with it.
+grpc.aio needs 2.1 to 2.5 times the CPU for messages up to 150 kB, less for large ones (`python -m
+loadtest.bench.gateway.engine_clients --only grpc`).
 """
 
 import asyncio
@@ -77,10 +77,7 @@ class _OpenCall:
 
 
 class Http2Connection(asyncio.Protocol):
-    """One connection. Create it inside the running loop; use it once `greeted` has returned.
-
-    `is_open` becomes false when it takes no new calls; calls in flight may still be answered.
-    """
+    """One connection. Create it inside the running loop; use it after `greeted`. is_open: it takes new calls."""
 
     def __init__(self, keepalive: Keepalive) -> None:
         self.is_open = False
@@ -107,11 +104,10 @@ class Http2Connection(asyncio.Protocol):
         await asyncio.shield(self._greeting)
 
     async def unary(self, head: bytes, message: bytes) -> GrpcReply:
-        """The peer's answer, also an error. head: the request's header block (encode_head).
+        """The peer's answer, also an error. head: of encode_head. Raises CallBroken, TooManyAbandoned.
 
-        If cancelled, resets the call after GRACE_S, which ends the engine's work: Triton 2.51 crashes if a call is
-        reset at its start or end. The error then has the abandoned call (see penstock.protocol.cancellation). Raises
-        CallBroken, TooManyAbandoned.
+        If cancelled, resets the call after GRACE_S: Triton 2.51 crashes if a call is reset at its start or end. The
+        error then has the abandoned call (see penstock.protocol.cancellation).
         """
         if self._given_up >= MAX_GIVEN_UP:
             raise TooManyAbandoned(f"{self._given_up} abandoned calls are still in the engine (limit {MAX_GIVEN_UP})")

@@ -1,7 +1,4 @@
-"""HTTP/2 frames, header fields, keepalive, and gRPC over them, for a client of one gRPC server. No I/O.
-
-Disables the peer's dynamic header table, so that header blocks can be decoded independently.
-"""
+"""HTTP/2 frames, header fields, keepalive, and gRPC over them, for a client of one gRPC server. No I/O."""
 
 import base64
 import binascii
@@ -221,7 +218,6 @@ def content_of(frame: Frame) -> bytes:
 
 
 def _length(size: int) -> bytes:
-    """An HPACK integer with a prefix of seven bits."""
     if size < 127:
         return bytes((size,))
     encoded, left = bytearray((127,)), size - 127

@@ -63,10 +63,7 @@ class TritonHttpClient:
         headers: EngineHeaders | None = None,
         finishes: bool = False,
     ) -> None:
-        """budget: for retries, shared with the engine's other clients.
-
-        finishes: the engine completes a POST after its connection is closed, as Triton 2.51 does.
-        """
+        """finishes: the engine completes a POST after its connection is closed, as Triton 2.51 does."""
         self._headers = headers or EngineHeaders()
         self._origin = origin
         self._timeouts = timeouts
@@ -78,11 +75,10 @@ class TritonHttpClient:
         self._is_closed = False
 
     async def relay(self, call: HttpCall, *, deadline: float | None) -> HttpAnswer:
-        """The engine's unchanged answer. Waits for a free connection.
+        """The engine's unchanged answer. Raises EngineUnavailable, DeadlineExceeded, EngineFailed, InvalidRequest.
 
-        Cancellation closes the connection, unless the engine completes the call anyway. Then the connection stays in
-        use until its end, and the error has the abandoned call (see penstock.protocol.cancellation). Raises
-        EngineUnavailable, DeadlineExceeded, EngineFailed, InvalidRequest.
+        Waits for a free connection. Cancellation closes it, unless the engine completes the call anyway: then it stays
+        in use until its end, and the error has the abandoned call (see penstock.protocol.cancellation).
         """
         head = self._head(call)
         timeout_s = self._timeout_s(call, deadline)
@@ -94,10 +90,10 @@ class TritonHttpClient:
             raise DeadlineExceeded(f"the engine did not answer within {timeout_s:.3f} s") from error
 
     async def stream(self, call: HttpCall, *, deadline: float | None) -> HttpStream:
-        """Returns after the answer's header. Errors are as for `relay`, also while reading.
+        """Returns after the answer's header. Raises as `relay`, also while reading. Closing early ends Triton's work.
 
-        Occupies a connection until its chunks are read or closed. Closing early closes the connection, which ends
-        Triton's work. Without a deadline, each chunk has the timeout of a full answer.
+        Occupies a connection until its chunks are read or closed. Without a deadline, each chunk has the timeout of an
+        answer.
         """
         head = self._head(call)
         timeout_s = self._timeout_s(call, deadline)
@@ -119,7 +115,6 @@ class TritonHttpClient:
         return request_head(self._headers.over_http(call), self._origin.authority, self._origin.base_path)
 
     def _timeout_s(self, call: HttpCall, deadline: float | None) -> float:
-        """The time left. Raises DeadlineExceeded if there is none."""
         if deadline is None:
             return self._timeouts.read_s if call.method in READS else self._timeouts.call_s
         timeout_s = deadline - time.monotonic()
@@ -128,11 +123,7 @@ class TritonHttpClient:
         return timeout_s
 
     async def _send(self, call: HttpCall, exchange: Callable[[HttpConnection], Awaitable[T]]) -> T:
-        """The exchange over an idle connection, else a new one.
-
-        Retries a read or an inference within the budget, if the idle connection was closed before any byte of an
-        answer: then the engine has not begun the work.
-        """
+        """The exchange over an idle connection, else a new one. Retries once if the idle one was closed unused."""
         self._budget.calls += 1
         connection = self._take_idle()
         if connection is not None:

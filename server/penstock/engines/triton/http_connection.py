@@ -1,7 +1,7 @@
 """One keep-alive HTTP/1.1 connection to the engine. Does not modify bytes.
 
-Not aiohttp, which needs 2.6 to 3.9 times the CPU (`python -m loadtest.bench.gateway.engine_clients --only http`), and
-normalises headers.
+aiohttp needs 2.6 to 3.9 times the CPU (`python -m loadtest.bench.gateway.engine_clients --only http`), and normalises
+headers.
 """
 
 import asyncio
@@ -107,10 +107,7 @@ class ConnectionBroken(Exception):
 
 
 def request_head(call: HttpCall, host: bytes, base_path: bytes = b"") -> bytes:
-    """Request line and headers of the client, without those of its connection.
-
-    Raises InvalidRequest if they are malformed, or so long that Triton would drop the connection.
-    """
+    """The client's request line and headers, without those of its connection. Raises InvalidRequest."""
     if not _TARGET.fullmatch(call.target) or not _METHOD.fullmatch(call.method):
         raise InvalidRequest(f"malformed request line: {call.method} {call.target!r}")
     lines = [b"%s %s%s HTTP/1.1" % (call.method.encode(), base_path, call.target), b"host: " + host]
@@ -158,8 +155,8 @@ class HttpConnection(asyncio.Protocol):
     ) -> HttpAnswer:
         """The engine's answer, header names in lower case. Raises ConnectionBroken, EngineFailed.
 
-        Cancellation closes the connection. is_finished: the engine completes such calls; then the connection stays open
-        until the answer, and the error has the abandoned call.
+        Cancellation closes the connection, except for calls that the engine completes (is_finished): the error then has
+        the abandoned call.
         """
         self._is_head, self._has_begun, self._is_flowing, self._is_complete = is_head, False, False, False
         self._answer = asyncio.get_running_loop().create_future()

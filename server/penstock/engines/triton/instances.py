@@ -49,7 +49,7 @@ def model_of(instance: str, models: Iterable[str]) -> str:
 class InstanceMonitor:
     """Finds Triton's model processes that died since the last check. name_of: instance by a live process's id.
 
-    Two consecutive checks must find it dead and not reaped, because processes that Triton ends are so for a moment.
+    Two consecutive checks must find it dead, because processes that Triton ends are so for a moment.
     """
 
     def __init__(
@@ -128,7 +128,6 @@ class InstanceMonitor:
         return int(fields[1]) if len(fields) > 1 else 0
 
     def _stub_state(self, pid: int) -> str:
-        """The state's letter; empty if it is not a model's process."""
         name, fields = self._stat(pid)
         return fields[0] if name == _STUB and fields else ""
 
@@ -158,21 +157,16 @@ class TritonControl(Protocol):
 
 
 class InstanceReplacer:
-    """Replaces lost instances of one Triton. A model whose processes die repeatedly is loaded with backoff.
-
-    control: closed at the end. engine_pid: None while Triton does not run. restart(reason): restarts Triton. has_room:
-    whether a model's processes may exist twice. renewed: called when a model has new processes, counted in
-    `generations`.
-    """
+    """Replaces lost instances of one Triton. A model whose processes die repeatedly is loaded with backoff."""
 
     def __init__(
         self,
         sight: InstanceMonitor,
-        control: TritonControl,
-        engine_pid: Callable[[], int | None],
-        restart: Callable[[str], object],
-        has_room: Callable[[str], bool] = lambda _: True,
-        renewed: Callable[[], None] = lambda: None,
+        control: TritonControl,  # closed at the end
+        engine_pid: Callable[[], int | None],  # None while Triton does not run
+        restart: Callable[[str], object],  # restarts Triton; gets the reason
+        has_room: Callable[[str], bool] = lambda _: True,  # for a second set of a model's processes
+        renewed: Callable[[], None] = lambda: None,  # a model has new processes; see `generations`
     ) -> None:
         self._on_renewed = renewed
         self._has_room = has_room
@@ -189,10 +183,10 @@ class InstanceReplacer:
         self.renewals = 0
 
     def restart_model(self, model: str, reason: str, generation: int = 0, *, is_moved: bool = False) -> None:
-        """Kills the processes of a hanging or failing model, and reloads it. Call it on run()'s loop.
+        """Kills and replaces the processes of a hanging or failing model. Call it on run()'s loop.
 
-        No effect if the processes are newer than that generation. is_moved: another engine now serves the model, and
-        this one unloads it.
+        No effect if they are newer than that generation. is_moved: another engine now serves the model; this one
+        unloads it.
         """
         self._broken[model] = (reason, generation)
         if is_moved:

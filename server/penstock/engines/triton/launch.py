@@ -1,8 +1,7 @@
-"""Becomes tritonserver, which dies with the process that started it.
+"""Becomes tritonserver, which dies with the thread that started it (PR_SET_PDEATHSIG survives execve).
 
-Run as a script: `python -I -S launch.py PARENT_PID BINARY ARGUMENT...`. PR_SET_PDEATHSIG survives execve, so even `kill
--9` of the parent ends Triton. A separate program, because `preexec_fn` may deadlock in a process with threads. The
-kernel watches the parent's *thread*: start Triton from a thread that lives as long as the process.
+Run as a script: `python -I -S launch.py PARENT_PID BINARY ARGUMENT...`. Not `preexec_fn`, which may deadlock in a
+process with threads.
 """
 
 import ctypes
@@ -43,8 +42,7 @@ def main(arguments: list[str]) -> int:
 def keep_files_private() -> None:
     """Makes fchmod(2) ignore modes that give other users access, in this process and its children.
 
-    Triton 2.51 creates shared memory by Boost, which sets mode 0644 by fchmod: the umask does not apply, and a later
-    chmod is too late.
+    Triton 2.51 sets mode 0644 for shared memory by fchmod: the umask does not apply, and a later chmod is too late.
     """
     if platform.machine() != "x86_64":
         return

@@ -70,10 +70,10 @@ class _Block:
 
 
 class LogAssembler:
-    """Converts Triton's output, in pieces of any size, into entries. No I/O.
+    """Converts Triton's output into entries. Without has_gpu, messages about a missing GPU have debug level.
 
     Handles glog headers with a JSON string or with more lines below, start-up tables (debug level), Python tracebacks
-    (one entry), and models' own output. Without has_gpu, messages about a missing GPU have debug level.
+    (one entry), and models' own output.
     """
 
     def __init__(self, *, has_gpu: bool) -> None:
@@ -192,10 +192,7 @@ def one_line(text: str) -> str:
 
 
 class LogSink:
-    """Writes Triton's output to our log and remembers the last errors. now: monotonic seconds.
-
-    Drops and counts entries over MAX_ENTRIES_PER_S, so that a model that prints in a loop does not use up the CPU.
-    """
+    """Writes Triton's output to our log and remembers the last errors. Drops and counts entries over a rate."""
 
     def __init__(self, emit: Emit, *, has_gpu: bool, remembered: int = 5) -> None:
         self._emit = emit

@@ -82,10 +82,9 @@ class TritonProcess:
 async def start_process(
     launch: Launch, arguments: Sequence[str], engine_id: str, emit: Emit, *, inherited: Sequence[int] = ()
 ) -> TritonProcess:
-    """Starts Triton in its own session, so that Ctrl-C in a terminal does not reach it. Raises OSError.
+    """Starts Triton in its own session, unaffected by Ctrl-C. inherited: descriptors to pass. Raises OSError.
 
-    inherited: descriptors that stay open in Triton. Not asyncio's pipe: Process.wait() would hang while a stub has it
-    open.
+    Not with asyncio's pipe: Process.wait() would hang while a stub has it open.
     """
     transport, reader, write_end = await _open_pipe()
     try:

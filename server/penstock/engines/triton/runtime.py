@@ -18,10 +18,7 @@ def is_special(path: Path | str) -> bool:
 
 
 def plain_paths(repositories: Iterable[Path], links: Path) -> tuple[Path, ...]:
-    """Paths of the repositories without characters that a shell interprets: their own, or symbolic links.
-
-    links: our folder for links, created when needed. Raises OSError.
-    """
+    """Paths of the repositories without special characters: their own, or new links in `links`. Raises OSError."""
     return tuple(_plain_path(path.absolute(), links / str(number)) for number, path in enumerate(repositories))
 
 
@@ -89,10 +86,7 @@ class TritonRuntime:
     wheel: WheelFiles | None = None
 
     def prepare(self, run_dir: Path, environ: Mapping[str, str] | None = None) -> Launch:
-        """How to start it, with the backends copied to run_dir. Raises TritonUnavailable if run_dir is not writable.
-
-        environ: os.environ by default; PENSTOCK_* is removed.
-        """
+        """How to start it, with the backends copied to run_dir. environ: PENSTOCK_* is removed. TritonUnavailable."""
         inherited = os.environ if environ is None else environ
         env = _MALLOC | {name: value for name, value in inherited.items() if not name.startswith("PENSTOCK_")}
         if self.wheel is None:
@@ -202,7 +196,6 @@ def find_libpython(environment: Path, version: str) -> Path:
 
 
 def _base_interpreter(environment: Path) -> Path | None:
-    """The folder of the environment's base interpreter."""
     parser = configparser.ConfigParser(interpolation=None, strict=False)
     try:
         parser.read_string("[venv]\n" + (environment / "pyvenv.cfg").read_text("utf-8"))
@@ -221,7 +214,6 @@ def _library_folders(environment: Path) -> list[Path]:
 
 
 def _loader_folders(name: str) -> list[Path]:
-    """The library's folder in the dynamic loader's cache."""
     for line in _output(["/sbin/ldconfig", "-p"]).splitlines():
         library, _, path = line.strip().partition(" => ")
         if library.startswith(f"{name} ") and "x86-64" in library:
@@ -247,10 +239,7 @@ def _executable(program: Path, run_dir: Path) -> Path:
 
 
 def _lay_out_backends(wheel: WheelFiles, run_dir: Path) -> Path:
-    """Creates `<run_dir>/backends/{python,onnxruntime,torch}`.
-
-    Copies, because Triton rejects a link to libtriton_python.so ("escapes backend directory").
-    """
+    """Creates `<run_dir>/backends/{python,onnxruntime,torch}`. Copies, because Triton rejects links."""
     backends = run_dir.resolve() / "backends"
     if backends.exists():
         shutil.rmtree(backends)

@@ -34,10 +34,7 @@ class DiskLoads:
         self._label_folder = label_folder
 
     def config_for(self, model_name: str, *, is_overridden: bool) -> str:
-        """The config (JSON) for a plain load; empty if Triton reads the files correctly by itself.
-
-        is_overridden: the model was loaded with a config override before. Triton reports configs that cannot be read.
-        """
+        """The config (JSON) for a plain load; empty if not needed. is_overridden: by an earlier load."""
         folder = scan(self._repositories).get(model_name)
         if folder is None:
             return ""
@@ -90,10 +87,7 @@ def _read(path: Path) -> bytes:
 
 
 class SupervisedTriton(TritonEngine):
-    """The Triton that the stack started. HTTP loads go over gRPC, too; plain loads serve the files on disk.
-
-    Not for a remote Triton, whose two ports may have different access rules. disk: None to send every load unchanged.
-    """
+    """The Triton that the stack started. HTTP loads go over gRPC, too; plain loads serve the files on disk."""
 
     def __init__(  # noqa: PLR0913 - TritonEngine's, and the disk
         self,
@@ -104,7 +98,7 @@ class SupervisedTriton(TritonEngine):
         metrics_url: str | None = None,
         timeouts: CallTimeouts | None = None,
         budget: RetryBudget | None = None,
-        disk: DiskLoads | None = None,
+        disk: DiskLoads | None = None,  # None: send every load unchanged
     ) -> None:
         super().__init__(
             http_url=http_url,

@@ -41,11 +41,7 @@ STABLE_S = 60.0
 
 
 class RestartBackoff:
-    """Exponential backoff from first_s to cap_s, reset after STABLE_S of running. now: monotonic seconds.
-
-    Each delay is shortened randomly by up to a fifth, so that processes do not start together. uniform: random numbers
-    in [0, 1).
-    """
+    """Exponential backoff from first_s to cap_s, reset after STABLE_S of running. now: monotonic seconds."""
 
     def __init__(
         self, *, first_s: float = 0.2, cap_s: float = 30.0, uniform: Callable[[], float] = random.random
@@ -116,21 +112,17 @@ class _ProcessRun:
 
 
 class TritonSupervisor:
-    """Call `run()` as a task on the main thread's loop (see `launch`), and all other members on the same loop.
-
-    on_status: called at each change of status; must not block. emit: gets Triton's log. before_start: awaited before
-    each start.
-    """
+    """Call `run()` as a task on the main thread's loop (see `launch`), and all other members on the same loop."""
 
     def __init__(
         self,
         launch: Launch,
         options: TritonOptions,
         *,
-        emit: Emit,
-        on_status: Callable[[EngineStatus], None],
+        emit: Emit,  # gets Triton's log
+        on_status: Callable[[EngineStatus], None],  # called at each change; must not block
         backoff: RestartBackoff | None = None,
-        before_start: Callable[[], Awaitable[None]] | None = None,
+        before_start: Callable[[], Awaitable[None]] | None = None,  # awaited before each start
     ) -> None:
         self._before_start = before_start
         self._launch = launch
@@ -167,10 +159,7 @@ class TritonSupervisor:
             self._over.set()
 
     def restart(self, reason: str, *, is_lost: bool = False) -> bool:
-        """Ends Triton and starts it after the backoff. False, without effect, if it is not running.
-
-        is_lost: no request can be answered, so it is killed at once.
-        """
+        """Ends Triton and starts it after the backoff; False if it is not running. is_lost: kill it at once."""
         if self._status.state is not EngineState.RUNNING or self._requested.is_set():
             return False
         self._restart_reason = reason
@@ -231,7 +220,6 @@ class TritonSupervisor:
             self._restarts += 1
 
     async def _live_once(self) -> _ProcessRun:
-        """From one start to its end and clean-up."""
         unusable = _unusable(self._options)
         if unusable:
             return _ProcessRun(unusable, is_hopeless=True)
@@ -321,7 +309,6 @@ class TritonSupervisor:
 
 
 def _unusable(options: TritonOptions) -> str:
-    """Why a start would fail; empty if no reason is known."""
     for repository in options.repositories:
         if not repository.is_dir():
             return f"the model repository {repository} is not a folder; make it or name another"

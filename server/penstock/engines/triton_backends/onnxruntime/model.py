@@ -1,7 +1,6 @@
 """Triton's Python-based backend `onnxruntime`: serves models of NGC's C++ backend of that name, on the CPU.
 
-Runs in Triton's interpreter, one process per model instance. The Triton runtime copies ort_serving/ and row_trial.py
-beside this file.
+Runs in Triton's interpreter, one process per instance, with ort_serving/ and row_trial.py beside this file.
 """
 
 import json

@@ -1,8 +1,8 @@
 """Triton's Python-based backend `torch`: serves torch.export programs, on a GPU by CUDA graphs, or on the CPU.
 
-Runs in Triton's interpreter, one process per model instance, which on a GPU is one CUDA context and one MPS client. The
-Triton runtime copies torch_serving/ and row_trial.py beside this file. Tensors pass as DLPack, except encoded pictures.
-torch is imported in `initialize`, because Triton starts another process only for auto_complete_config.
+Runs in Triton's interpreter, one process per instance, with torch_serving/ and row_trial.py beside this file. Tensors
+pass as DLPack, except encoded pictures. torch is imported in `initialize`, because auto_complete_config has its own
+process.
 """
 
 import gc
@@ -163,10 +163,7 @@ def _why_not_merged(instance: Instance, spec: EngineSpec, config: Config, *, is_
 
 
 def refuse_numpy_2(spec: EngineSpec, version: str) -> None:
-    """Raises TorchLoadError for encoded pictures with numpy 2, which Triton 2.51's Python backend does not support.
-
-    It passes BYTES as repetitions of their first byte, and the process crashes.
-    """
+    """Raises TorchLoadError for encoded pictures with numpy 2: Triton 2.51 would pass wrong bytes and crash."""
     if spec.pictures is not None and not version.startswith("1."):
         raise TorchLoadError(
             f"image-decoder: engine needs numpy 1.26 in Triton's environment and {version} is in {sys.prefix}: "
