@@ -51,7 +51,7 @@ class AveragePrecision:
 def average_precision(
     truth: Sequence[Truth], found: Sequence[Detections], *, iou: float = 0.5, class_count: int
 ) -> AveragePrecision:
-    """COCO's 101-point AP. truth[i] and found[i] are of one image. ValueError for no truth or unknown class ids."""
+    """COCO's 101-point AP. truth[i] and found[i] belong to one image. Raises ValueError."""
     if len(truth) != len(found):
         raise ValueError(f"{len(truth)} images of truth, {len(found)} of detections; one each is needed")
     for class_id in [boxes.class_id for boxes in truth] + [boxes.class_id for boxes in found]:
@@ -69,7 +69,7 @@ def average_precision(
 
 
 def read_annotations(folder: Path) -> dict[str, Truth]:
-    """Truth by file name, images without boxes included. Raises OSError; ValueError for a file not in COCO's format."""
+    """Truth by file name, also for images without boxes. Raises OSError; raises ValueError for other formats."""
     path = folder / ANNOTATIONS
     try:
         document = msgspec.json.decode(path.read_bytes(), type=_Document)

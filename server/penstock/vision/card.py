@@ -21,7 +21,7 @@ _FLAGS = {"0": False, "1": True, "false": False, "true": True, "off": False, "on
 
 @dataclass(frozen=True, slots=True)
 class Parameters:
-    """Typed access to a model's parameters. Methods return the default for a missing key, and raise InvalidRequest."""
+    """Typed access to a model's parameters. Methods return defaults for missing keys, and raise InvalidRequest."""
 
     model_name: str
     values: Mapping[str, str]
@@ -60,6 +60,7 @@ class Parameters:
         return _FLAGS[text.lower()]
 
     def number(self, key: str, default: float) -> float:
+        """A finite number."""
         text = self._text(key)
         return default if text is None else self._finite(key, text)
 
@@ -204,7 +205,7 @@ class VisionCard:
 
 
 def card_from_config(config: ModelConfig) -> VisionCard | None:
-    """The card, or None without `network-type`. Raises InvalidRequest; NotAnImageModel if it takes only tensors."""
+    """The card, or None without `network-type`. Raises InvalidRequest, and NotAnImageModel for other inputs."""
     parameters = Parameters(config.name, config.parameters)
     for key in config.parameters:
         _refuse_typo(parameters, key)
@@ -224,7 +225,7 @@ def card_from_config(config: ModelConfig) -> VisionCard | None:
 
 
 def decoder_of(parameters: Parameters) -> ImageDecoder:
-    """Raises InvalidRequest."""
+    """The value of `image-decoder`. Raises InvalidRequest."""
     return parameters.choice("image-decoder", ImageDecoder, ImageDecoder.GATEWAY)
 
 

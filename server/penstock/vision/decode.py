@@ -78,7 +78,7 @@ def codec_label(data: Buffer) -> str:
 
 
 def read_header(data: Buffer) -> PictureHeader:
-    """Format, size and orientation from the header. UnsupportedMedia for other formats; UndecodableImage if corrupt."""
+    """Format, size and orientation from the header. Raises UnsupportedMedia, UndecodableImage."""
     if len(data) == 0:
         raise UndecodableImage("the image has no bytes; send a JPEG, PNG or WebP")
     try:
@@ -98,6 +98,7 @@ def header_within(data: Buffer, max_pixels: int) -> PictureHeader:
 
 
 def broken(picture_format: PictureFormat, what: str) -> UndecodableImage:
+    """The error for an image that cannot be decoded. what: the rest of the sentence."""
     return UndecodableImage(f"the {picture_format.upper()} image cannot be decoded: {what}")
 
 
@@ -128,7 +129,7 @@ _CHUNK_OVERHEAD_BYTES, _ZLIB_OVERHEAD_BYTES = 12, 6
 
 
 def with_stored_pixels(data: Buffer) -> bytearray:
-    """The PNG with stored (uncompressed) pixel data. data: verified by read_header. UndecodableImage if corrupt."""
+    """The PNG with stored (uncompressed) pixel data. data: verified by read_header. Raises UndecodableImage."""
     header, palette, pixels = b"", bytearray(), list[Buffer]()
     for kind, payload in png_chunks(data, is_verified=True):
         if kind == b"IHDR":
@@ -254,7 +255,7 @@ class DecodedImage:
 def decode(
     data: Buffer, color: ColorFormat, *, max_pixels: int = DEFAULT_MAX_PIXELS, at_least: tuple[int, int] | None = None
 ) -> DecodedImage:
-    """Decodes an image. at_least: minimum (width, height) for a scaled decode; None: full size."""
+    """Decodes an image. at_least: minimum (width, height) for a scaled decode, or None. Raises as header_within."""
     header = header_within(data, max_pixels)
     if header.format is PictureFormat.JPEG:
         stored = _decode_jpeg(data, color, _reduction(header, at_least), header)

@@ -1,4 +1,4 @@
-"""The parent's side of one decoder process."""
+"""One decoder process, as seen by its parent."""
 
 import asyncio
 import contextlib
@@ -135,7 +135,7 @@ class DecoderProcess:
     async def prepare(
         self, data: bytes | memoryview, spec: PrepareSpec, max_pixels: int, lease: Lease | None = None
     ) -> PreparedImage:
-        """Raises the decoder's error for the image; DecoderDied if the process ended; OSError if memory is short."""
+        """One decoded image. Raises the decoder's error, DecoderDied, or OSError if memory is short."""
         try:
             await self._write(memoryview(data))
             reply = self._understand(await self._ask(DecodeJob(len(data), max_pixels, spec), lease), spec, max_pixels)
@@ -227,6 +227,7 @@ class DecoderProcess:
         return self._memory_fd
 
     def kill(self) -> None:
+        """Ends the process at once."""
         self._process.kill()
 
     async def ended(self) -> int:

@@ -34,6 +34,7 @@ class FairQueue(Generic[T]):
         return self._count
 
     def add(self, client: str, item: T, now: float) -> None:
+        """Appends an item to the client's queue."""
         if client != self._latest:
             self._shared_until = -math.inf if self._latest is None else now + LIMITED_S
             self._latest = client

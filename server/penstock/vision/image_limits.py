@@ -34,6 +34,7 @@ def check_image_count(config: ModelConfig, spec: PrepareSpec, count: int) -> Non
 
 
 def check_tensor_size(size_bytes: int) -> None:
+    """Raises TooLarge above MAX_TENSOR_BYTES."""
     if size_bytes > MAX_TENSOR_BYTES:
         raise TooLarge(
             f"the images make a tensor of {size_bytes} bytes (limit {MAX_TENSOR_BYTES}); send fewer or smaller ones"

@@ -84,7 +84,7 @@ def reads_headers_inline(size_bytes: int) -> bool:
 async def pass_encoded(
     data: bytes, spec: PrepareSpec, max_pixels: int, slab: Slab | None, size_bytes: int, deadline: float | None
 ) -> PreparedImage:
-    """As pass_encoded_now, and DeadlineExceeded. size_bytes: of the request; large ones use a thread."""
+    """As pass_encoded_now; also raises DeadlineExceeded. size_bytes: of the request; large ones use a thread."""
     if reads_headers_inline(size_bytes):
         return pass_encoded_now(data, spec, max_pixels, slab)
     prepared = await asyncio.to_thread(_pass_encoded_before_deadline, data, spec, max_pixels, deadline)

@@ -81,6 +81,7 @@ class PrepareSpec:
         return self.width * self.height * self.color.channels * (self.datatype.size_bytes or 1)
 
     def pack(self) -> bytes:
+        """WIRE_SIZE bytes for unpack()."""
         return _WIRE.pack(
             self.width,
             self.height,
@@ -99,6 +100,7 @@ class PrepareSpec:
 
     @classmethod
     def unpack(cls, wire: bytes) -> "PrepareSpec":
+        """The inverse of pack()."""
         width, height, max_side, shorter_side, *fields = _WIRE.unpack(wire)
         color, layout, fit, filter_, datatype, has_scaled, scale, *floats = fields
         return cls(

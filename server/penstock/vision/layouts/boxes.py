@@ -8,7 +8,7 @@ from penstock.vision.preprocess import Geometry
 
 
 def parse_boxes(outputs: Outputs, options: ParserOptions, geometry: Geometry) -> Detections:
-    """Parses boxes (n, 4) xyxy in network pixels, scores (n,), class_ids (n,). Padding rows have low scores."""
+    """Parses boxes (n, 4) xyxy in network pixels, scores (n,), class_ids (n,). Raises EngineFailed."""
     xyxy = outputs.floats("boxes", rank=2)
     score = outputs.floats("scores", rank=1)
     class_id = outputs.integers("class_ids", rank=1)
