@@ -99,7 +99,7 @@ class InstalledModel:
 
 
 def scan(repositories: Iterable[Path], options: DeclaredOptions | None = None) -> list[InstalledModel]:
-    """All models by repository and name. Missing repositories are skipped; CatalogueError for an unreadable one."""
+    """All models by repository and name. Skips missing repositories. Raises CatalogueError for an unreadable one."""
     return [read_folder(folder, options) for repository in repositories for folder in _model_folders(repository)]
 
 

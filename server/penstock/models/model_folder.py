@@ -17,7 +17,7 @@ _NOT_HERE = (errno.ENOSYS, errno.EINVAL, errno.ENOTSUP)
 
 @contextmanager
 def staging_folder(parent: Path, name: str) -> Iterator[Path]:
-    """An empty folder, removed afterwards like remains of earlier calls. The caller holds the model's lock."""
+    """An empty folder, removed afterwards, as are those of earlier calls. The caller holds the model's lock."""
     parent.mkdir(parents=True, exist_ok=True)
     for remains in parent.glob(f"{name}.*"):
         remove(remains)

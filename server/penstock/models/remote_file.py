@@ -55,7 +55,7 @@ class RemoteFile:
 
 @contextmanager
 def open_url(url: str, offset: int) -> Iterator[RemoteFile]:
-    """The file from the offset on, or from 0 if the server cannot resume. Raises PullFailed; WrongContent for a 416."""
+    """The file from the offset on, or from 0 without resume. Raises PullFailed, and WrongContent for a 416."""
     request = urllib.request.Request(url, headers={"Range": f"bytes={offset}-"} if offset else {})
     try:
         response = _opener().open(request, timeout=SILENCE_TIMEOUT_S)

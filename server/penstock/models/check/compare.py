@@ -129,7 +129,7 @@ def record_of_tensor(tensor: Tensor, tolerance: Tolerance) -> OutputRecord:
 
 
 def tolerance_for(one: Tensor, other: Tensor | None = None) -> Tolerance:
-    """Allowed difference between engines or machines. one, other: outputs of two graph variants, if they may differ."""
+    """Allowed difference between engines or machines. one, other: outputs of two variants of the graph."""
     if one.datatype is Datatype.BYTES:
         return Tolerance()
     values = one.to_numpy().astype(np.float64).reshape(-1)
@@ -142,7 +142,7 @@ def tolerance_for(one: Tensor, other: Tensor | None = None) -> Tolerance:
 
 
 def is_deterministic(one: Tensor, other: Tensor) -> bool:
-    """Whether the outputs of two graph variants are close enough for a useful tolerance."""
+    """Whether the outputs of two variants of a graph are close enough for a useful tolerance."""
     if one.datatype is Datatype.BYTES:
         return True
     values = one.to_numpy().astype(np.float64).reshape(-1)

@@ -49,7 +49,7 @@ class ModelFiles:
         return self.file.relative_to(self.folder).as_posix()
 
     def misfits(self, catalogue_sha256: str | None) -> list[str]:
-        """Mismatches of the file's hash with the catalogue's (None: not catalogued) and with golden.json's."""
+        """Mismatches of the file's hash with golden.json's and the catalogue's. None: not in the catalogue."""
         problems = []
         if catalogue_sha256 is not None and self.sha256 != catalogue_sha256:
             problems.append(

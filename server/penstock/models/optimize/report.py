@@ -70,6 +70,7 @@ class OptimizationReport:
 
 
 def losses(judgement: Evaluation) -> list[str]:
+    """Accuracy losses, one sentence each."""
     if judgement.float_map is not None and judgement.int8_map is not None:
         lost = judgement.float_map - judgement.int8_map
         limit = f"more than {MOST_PRECISION_LOST:.3f}"
@@ -240,6 +241,7 @@ instructions: {instructions_text(report)}.
 
 
 def instructions_text(report: OptimizationReport) -> str:
+    """The CPU's 8-bit instruction sets as text."""
     if report.int8_instructions is None:
         return "unknown"
     return ", ".join(report.int8_instructions) or "none"
