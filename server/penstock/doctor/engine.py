@@ -42,6 +42,7 @@ class EngineFacts:
 
     @property
     def is_remote(self) -> bool:
+        """Whether the engine is an external server."""
         return self.requested.startswith(("http://", "https://"))
 
 
