@@ -22,6 +22,7 @@ class Effort:
     resolution: float = 0.005
 
     def arrivals(self, pattern: Pattern, rate: float, seed: int) -> Arrivals:
+        """Arrivals at that rate."""
         return pattern(rate, max(self.count, int(rate * self.span_s)), seed)
 
 
@@ -237,6 +238,7 @@ def pieces_of(
 
 
 def run_piece(piece: PlanPiece) -> Result:
+    """The piece's result."""
     if piece.contender is None:
         return piece.number, bounds_of(piece.case)
     return piece.number, run_contender(piece.case, piece.contender, piece.multiples)
