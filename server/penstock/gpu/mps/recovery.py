@@ -39,7 +39,7 @@ class Observation:
 
     @property
     def clients(self) -> frozenset[int]:
-        """The daemon's clients. With foreign process ids, the same number of processes that hold the card."""
+        """The daemon's clients. If it has other process ids, as many of the processes that hold the card."""
         if self.has_our_ids:
             return self.daemon.clients
         return frozenset(sorted(self.engine.holding)[: len(self.daemon.clients)])
@@ -172,7 +172,7 @@ class RecoveryPolicy:
         return actions
 
     def _end_clients(self, now: float, observation: Observation, reason: str, *, is_lost: bool) -> list[Action]:
-        """Once per life of the engine. A starting engine has no models yet, and so no clients."""
+        """Once per life of the engine. A starting engine has no models, and so no clients."""
         if self._ended_engine is not None or not observation.engine.is_running:
             return []
         self._ended_engine = observation.engine.pid

@@ -41,6 +41,7 @@ class DaemonStatus:
 
 
 def state_of(answer: str) -> ServerState:
+    """The state in the answer."""
     words = set(re.findall(r"[a-z]+", answer.lower()))
     states = (ServerState.FAULT, ServerState.INITIALIZING, ServerState.ACTIVE)
     return next((state for state in states if state.value in words), ServerState.UNKNOWN)

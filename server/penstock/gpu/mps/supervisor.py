@@ -33,12 +33,12 @@ def processes_with_mark(mark: str, proc: Path = PROC) -> frozenset[int]:
 
 
 def processes_using_gpu(pids: frozenset[int], proc: Path = PROC) -> frozenset[int]:
-    """Those with a card opened by CUDA."""
+    """Those of the processes for which CUDA has opened a card."""
     return frozenset(pid for pid in pids if any(_COMPUTES.match(target) for target in _open_files(proc, pid)))
 
 
 def any_exists(pids: frozenset[int], proc: Path = PROC) -> bool:
-    """Whether any of them exists in our namespace; true for none."""
+    """Whether any of them exists in our pid namespace; true for an empty set."""
     return not pids or any((proc / str(pid)).exists() for pid in pids)
 
 

@@ -15,14 +15,14 @@ _FIX = "see dmesg, then reset the card (nvidia-smi --gpu-reset) or restart the m
 
 @dataclass(frozen=True, slots=True)
 class GpuFault:
-    """was_silent: NVML could not read the card; it recovers when NVML can. A fault by Xid lasts until a reset."""
+    """was_silent: NVML could not read the card; this fault ends when NVML can. A fault by Xid lasts until a reset."""
 
     reason: str
     was_silent: bool
 
 
 class CardHealth:
-    """Health of all known cards. Lost: it fails, is gone, or an Xid requires a reset, which ends that state."""
+    """Health of all known cards. Lost: it fails, is gone, or an Xid requires a reset."""
 
     def __init__(self, visible: str | None = None) -> None:
         """visible: CUDA_VISIBLE_DEVICES, None if unset. Only its cards count for `reason`."""
