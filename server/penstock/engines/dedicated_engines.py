@@ -191,7 +191,7 @@ class DedicatedEngines(RoutedEngine):
         return [*rows, *await self._own_rows()] if self._own else rows
 
     async def load(self, model_name: str) -> None:
-        """A starting process loads its model by itself."""
+        """Loads the model, unless its dedicated engine is starting, which loads it by itself."""
         if model_name not in self._own or self.serves(model_name):
             await super().load(model_name)
 

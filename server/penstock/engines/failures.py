@@ -77,7 +77,7 @@ class CircuitBreaker:
             self.state = CircuitState.HALF_OPEN
 
     def probe_answered(self, now: float) -> None:
-        """The engine answered any probe."""
+        """The engine answered a probe, due or not."""
         if self.state is not CircuitState.CLOSED:
             self._answered_at = now
             self.failures = 0

@@ -128,7 +128,7 @@ class ModelChecks:
         self._start(self._health.due(time.monotonic()))
 
     async def run_all(self, model_names: Sequence[str], max_wait_s: float) -> list[bool | None]:
-        """Whether each new model's canary passed; None without one. After a first pass, waits only max_wait_s."""
+        """Whether each model's canary passed, or None. Once one has passed, waits max_wait_s at most for the rest."""
         now = time.monotonic()
         for name in model_names:
             self._health.loaded(name, now)

@@ -18,7 +18,7 @@ _UNSUPPORTED = (Datatype.BOOL, Datatype.FP16, Datatype.BF16, Datatype.BYTES)
 
 
 def classified(tensor: Tensor, *, classes: int, labels: Sequence[str], has_batch: bool) -> Tensor:
-    """BYTES tensor of the n largest classes: [rows, n], or [n] without batching. labels: by index. InvalidRequest."""
+    """BYTES tensor of the n largest classes, [rows, n] or [n]. labels: by index. Raises InvalidRequest."""
     if tensor.datatype in _UNSUPPORTED:
         raise InvalidRequest(
             f"class result not available for output '{tensor.name}' due to unsupported type '{tensor.datatype}'"

@@ -77,7 +77,7 @@ _NESTED = "parameters"
 
 
 def read_generate(body: bytes, proto: model_config_pb2.ModelConfig) -> DecodedRequest:
-    """The request in a generate body: members that are inputs become inputs, others parameters. InvalidRequest."""
+    """The request in a generate body: members that are inputs, others as parameters. Raises InvalidRequest."""
     members = _json_object(body, "failed to parse the request JSON buffer")
     config = config_from_proto(proto)
     inputs: dict[str, Tensor] = {}
@@ -307,7 +307,7 @@ class HttpRoutes:
         return await self._generated(visit, is_stream=True)
 
     async def _generated(self, visit: RoutedCall, *, is_stream: bool) -> HttpAnswer:
-        """The model's errors have the answer's form, and Triton's status 400."""
+        """Errors of the model have the response's form (JSON or event stream), with Triton's status 400."""
         config = self._engine.config_message(visit.model, visit.version)
         if (visit.header(b"content-encoding") or b"identity") != b"identity":
             raise InvalidRequest("Unsupported content-encoding, only 'identity' is supported.")

@@ -56,6 +56,7 @@ def _with_classes(
 
 
 def response_bytes(response: InferResponse) -> int:
+    """Size of all output tensors."""
     return sum(tensor.data.nbytes for tensor in response.outputs)
 
 

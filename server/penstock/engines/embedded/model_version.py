@@ -1,4 +1,4 @@
-"""One loaded version of a model: session, instance slots and threads. Forms no batches, as the gateway does."""
+"""One loaded version of a model: session, instance slots and threads. The gateway forms its batches."""
 
 import asyncio
 import time
@@ -39,7 +39,7 @@ MIN_RETRY_S, MAX_RETRY_S = 0.1, 30.0
 
 
 class InstanceSlots:
-    """count: concurrent requests. max_waiting: queued requests. Use on one event loop."""
+    """Slots for `count` concurrent requests; max_waiting more may wait. Use on one event loop."""
 
     def __init__(self, model_name: str, *, count: int, max_waiting: int) -> None:
         self._model_name = model_name

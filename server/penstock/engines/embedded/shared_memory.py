@@ -109,7 +109,7 @@ _NO_BYTES = memoryview(b"")
 
 
 async def with_shared_inputs(regions: SharedRegions, ask: DecodedRequest) -> DecodedRequest:
-    """The request with its shared inputs' bytes; checks its outputs' regions. RegionNotFound, InvalidRequest."""
+    """The request with its shared inputs' bytes; also checks outputs. Raises RegionNotFound, InvalidRequest."""
     for output in ask.outputs:
         if output.region is not None:
             regions.check(output.region)

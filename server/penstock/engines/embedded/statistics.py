@@ -39,6 +39,7 @@ class DurationCounter:
     ns: int = 0
 
     def add(self, ns: int) -> None:
+        """Counts one event."""
         self.count += 1
         self.ns += ns
 
@@ -56,6 +57,7 @@ class ComputeCounters:
     compute_output: DurationCounter = field(default_factory=DurationCounter)
 
     def add(self, times: RunTimes) -> None:
+        """Counts one execution."""
         self.compute_input.add(times.compute_input)
         self.compute_infer.add(times.compute_infer)
         self.compute_output.add(times.compute_output)

@@ -1,1 +1,1 @@
-"""Serves ONNX models from Triton's repository layout. Installed beside Triton's model.py without penstock."""
+"""Serves ONNX models from Triton's layout. Runs beside Triton's model.py, so it must not import penstock."""

@@ -106,7 +106,7 @@ _BATCH = 5  # a size that few models have as a fixed dimension
 
 
 def missing_batch_dimension(path: Path, config: Config) -> str:
-    """Why the outputs do not follow the batch dimension, with that fixed; empty if they do. Raises OrtLoadError."""
+    """Why the outputs do not follow the inputs' batch dimension; empty if they do. Raises OrtLoadError."""
     first_dims = {node.name: node.shape[0] if node.shape else 1 for node in open_for_reading(path, config).get_inputs()}
     for name, dim in first_dims.items():
         if not isinstance(dim, str):
@@ -126,6 +126,7 @@ def missing_batch_dimension(path: Path, config: Config) -> str:
 
 
 def main() -> None:
+    """Prints the reason, or nothing."""
     try:
         sentence = missing_batch_dimension(Path(sys.argv[1]), {})
     except OrtLoadError as error:

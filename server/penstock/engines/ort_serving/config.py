@@ -43,8 +43,8 @@ class OnnxTensorSpec:
 
     name: str
     onnx_type: str
-    data_type: str
-    dims: tuple[int, ...]
+    data_type: str  # empty if Triton does not support it
+    dims: tuple[int, ...]  # -1: dynamic; () for a scalar or, in ONNX Runtime, an unknown rank
 
 
 @dataclass(frozen=True)

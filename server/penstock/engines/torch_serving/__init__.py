@@ -1,1 +1,1 @@
-"""Serves exported PyTorch programs from Triton's repository layout. Installed beside Triton's model.py."""
+"""Serves torch.export programs from Triton's layout. Runs beside Triton's model.py, so it must not import penstock."""

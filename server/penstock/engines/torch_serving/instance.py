@@ -1,7 +1,7 @@
 """One model instance: groups requests into runs, and answers each. Pipeline has two batches in flight.
 
-With PENSTOCK_NVTX=1 (`penstock up --profile`), decode, infer and output are NVTX ranges. Only then imports torch, to
-complete model configurations fast.
+With PENSTOCK_NVTX=1 (`penstock up --profile`), decode, infer and output are NVTX ranges. Imports torch only then,
+because completing a model's configuration must be fast.
 """
 
 import os

@@ -124,7 +124,7 @@ class GpuJpegs:
         return "nvjpeg" if self._hardware is None else "nvjpeg-hardware"
 
     def decode(self, encoded: Sequence[bytes], sizes: Sequence[tuple[int, int]]) -> list[Planes | None]:
-        """RGB or luma of each picture, None if rejected, once the current stream gets here; call again only then."""
+        """RGB or luma of each picture, or None if rejected. Valid, and callable again, once the stream gets here."""
         answer = self._hardware.decode(encoded, sizes, self._device) if self._hardware is not None else None
         if answer is not None:
             memory, addresses = answer
@@ -149,7 +149,7 @@ class GpuJpegs:
 
 
 def decode_jpegs(encoded: Sequence[bytes], device: torch.device, *, is_grey: bool) -> list[torch.Tensor | None]:
-    """(3 or, if is_grey, 1, height, width) uint8 of each picture; None if nvJPEG rejects it. Blocks."""
+    """uint8 pixels of each picture, (3, height, width) or (1, …) if is_grey; None if nvJPEG rejects it. Blocks."""
     mode = ImageReadMode.GRAY if is_grey else ImageReadMode.RGB
     return _decode([torch.frombuffer(one, dtype=torch.uint8) for one in encoded], device, mode)
 

@@ -19,7 +19,10 @@ _SOCKET_GRPC_PORT = 8001  # Triton appends its gRPC port to the socket's path, t
 
 @dataclass(frozen=True, slots=True)
 class TritonListeners:
-    """Triton listens on Unix sockets in `folder`, or on loopback ports. Only mode 0700 of `folder` protects them."""
+    """Triton's listeners: Unix sockets in `folder`, or loopback ports, which all local users can reach.
+
+    Triton has no authentication, so `folder` must have mode 0700.
+    """
 
     folder: Path
     http_port: int | None = None

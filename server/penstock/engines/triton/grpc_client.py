@@ -91,7 +91,7 @@ class TritonGrpcClient:
     async def ask(
         self, method: str, message: bytes, *, deadline: float | None, max_wait_s: float, metadata: GrpcMetadata = ()
     ) -> bytes:
-        """The answer's message. method: of GRPCInferenceService. max_wait_s: without deadline. InferenceError."""
+        """The response message. method: of GRPCInferenceService. max_wait_s: if no deadline. Raises InferenceError."""
         outcome = await self._call(GrpcCall(SERVICE + method, message, metadata), self._until(deadline, max_wait_s))
         if isinstance(outcome, GrpcAnswer):
             return outcome.message

@@ -123,7 +123,7 @@ class TritonHttpClient:
         return timeout_s
 
     async def _send(self, call: HttpCall, exchange: Callable[[HttpConnection], Awaitable[T]]) -> T:
-        """The exchange over an idle connection, else a new one. Retries once if the idle one was closed unused."""
+        """The exchange over an idle connection, else a new one. Retries once, if no response had begun."""
         self._budget.calls += 1
         connection = self._take_idle()
         if connection is not None:

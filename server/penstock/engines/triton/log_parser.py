@@ -192,7 +192,7 @@ def one_line(text: str) -> str:
 
 
 class LogSink:
-    """Writes Triton's output to our log and remembers the last errors. Drops and counts entries over a rate."""
+    """Writes Triton's output to our log, at most MAX_ENTRIES_PER_S, and remembers the last errors."""
 
     def __init__(self, emit: Emit, *, has_gpu: bool, remembered: int = 5) -> None:
         self._emit = emit

@@ -86,7 +86,7 @@ class TritonRuntime:
     wheel: WheelFiles | None = None
 
     def prepare(self, run_dir: Path, environ: Mapping[str, str] | None = None) -> Launch:
-        """How to start it, with the backends copied to run_dir. environ: PENSTOCK_* is removed. TritonUnavailable."""
+        """How to start it; copies the backends to run_dir. environ: PENSTOCK_* is removed. Raises TritonUnavailable."""
         inherited = os.environ if environ is None else environ
         env = _MALLOC | {name: value for name, value in inherited.items() if not name.startswith("PENSTOCK_")}
         if self.wheel is None:

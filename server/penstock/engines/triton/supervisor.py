@@ -51,7 +51,7 @@ class RestartBackoff:
         self._live_since: float | None = None
 
     def live(self, now: float) -> None:
-        """The process works."""
+        """The process has started to work."""
         self._live_since = now
 
     def next_delay_s(self, now: float) -> float:
