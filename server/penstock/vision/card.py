@@ -372,7 +372,6 @@ def _shorter_side(parameters: Parameters, network_side: int) -> int:
 
 
 def _parser_name(parameters: Parameters, network_type: NetworkType) -> str:
-    """A registered layout whose function can be loaded."""
     is_detector = network_type is NetworkType.DETECTOR
     key, default = (
         ("parse-bbox-func-name", "boxes") if is_detector else ("parse-classifier-func-name", "classification")

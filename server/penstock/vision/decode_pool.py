@@ -60,7 +60,11 @@ class _QueuedImage:
 
 
 class DecodePool:
-    """`workers` decoder processes with a bounded queue, in which clients take turns."""
+    """`workers` decoder processes with a bounded queue, in which clients take turns.
+
+    job_timeout_s: for one image, also limited by its deadline; then its process is killed. max_waiting: queue length.
+    max_pixels: for one image; also bounds a process's memory.
+    """
 
     def __init__(
         self, *, workers: int, job_timeout_s: float = 5.0, max_waiting: int = 512, max_pixels: int = DEFAULT_MAX_PIXELS
