@@ -23,8 +23,6 @@ V = TypeVar("V")
 
 
 class _SharedCall(Generic[V]):
-    """A call in flight, and its number of waiters."""
-
     __slots__ = ("task", "waiters")
 
     def __init__(self, task: asyncio.Task[V]) -> None:

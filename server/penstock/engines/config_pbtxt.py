@@ -74,7 +74,7 @@ class GpuInstances:
 
 
 def gpu_instances(path: Path) -> tuple[GpuInstances, ...]:
-    """GPU instances of a model with a process per instance; empty for others, and for unreadable files."""
+    """Instances on GPUs, of a model with a process per instance; empty for others, and for unreadable files."""
     proto = model_config_pb2.ModelConfig()
     try:
         text_format.Parse(path.read_text(encoding="utf-8"), proto)

@@ -157,7 +157,6 @@ def parse_config(text: str) -> model_config_pb2.ModelConfig:
 
 
 def _file_fields(config: model_config_pb2.ModelConfig) -> list[tuple[str, str]]:
-    """All fields that name files of the model, with their path in the config."""
     fields = [("default_model_filename", config.default_model_filename)]
     fields += [(f"cc_model_filenames[{quoted(key)}]", name) for key, name in config.cc_model_filenames.items()]
     fields += [(f"output[{quoted(output.name)}].label_filename", output.label_filename) for output in config.output]
@@ -191,7 +190,6 @@ def _code_in(config: model_config_pb2.ModelConfig) -> Iterator[str]:
 
 
 def _parameters(config: model_config_pb2.ModelConfig) -> Iterator[str]:
-    """Names of the model's parameters and of its accelerators'."""
     yield from config.parameters
     accelerators = config.optimization.execution_accelerators
     for accelerator in (*accelerators.gpu_execution_accelerator, *accelerators.cpu_execution_accelerator):
@@ -199,7 +197,6 @@ def _parameters(config: model_config_pb2.ModelConfig) -> Iterator[str]:
 
 
 def _check_onnx_files(files: Mapping[str, bytes | mmap], *, allows_code: bool, source: str) -> Iterator[str]:
-    """Checks the ONNX files. Yields the names of their external data."""
     for name, content in files.items():
         if not name.endswith(ONNX_SUFFIX):
             continue

@@ -219,7 +219,6 @@ class RequestRules:
                 self._strings(f"[request id: {request.id or '<id_unknown>'}] ", tensor)
 
     def _strings(self, who: str, tensor: Tensor) -> list[memoryview]:
-        """The elements of a BYTES tensor, checked against its shape."""
         what = f"for inference input '{tensor.name}'"
         items: list[memoryview] = []
         data, position = tensor.data, 0

@@ -224,7 +224,6 @@ class EngineWatch:
         self._seen.is_up, self._seen.reason = False, reason
 
     async def _check_liveness(self) -> None:
-        """Checks whether the engine hangs, or only a model is slow."""
         try:
             is_answered = await answers_within(self._options.liveness_timeout_s, self._backend)
         finally:
@@ -292,7 +291,6 @@ class EngineWatch:
         return sorted((wanted | self._added) - self._removed)
 
     async def _load_all(self, names: Iterable[str]) -> None:
-        """Loads models, loads_at_once at a time. Raises EngineUnavailable."""
         at_once = asyncio.Semaphore(self._options.loads_at_once)
 
         async def load(name: str) -> None:
@@ -360,14 +358,12 @@ class EngineWatch:
         return known.config if known is not None and not known.is_refused else None
 
     def _show(self, model_name: str) -> None:
-        """Updates the model for clients after its availability changed."""
         known, why = self._seen.models.get(model_name), self._checks.unavailable(model_name)
         if known is not None and (known.is_ready or known.unavailable is not None):
             reason, cause = (why.reason, why.cause) if why is not None else ("", None)
             self._seen.models[model_name] = replace(known, is_ready=why is None, reason=reason, unavailable=cause)
 
     def _rows_tried(self, config: ModelConfig) -> None:
-        """Replaces the model's config, unless the model was unloaded."""
         known = self._seen.models.get(config.name)
         if known is not None:
             self._seen.models[config.name] = replace(known, config=config)

@@ -139,7 +139,6 @@ def _text(value: msgspec.Raw) -> str:
 def _add_inputs(
     members: Mapping[str, msgspec.Raw], config: ModelConfig, inputs: dict[str, Tensor], *, where: str
 ) -> None:
-    """Adds the members that are inputs; checks that the others can be parameters."""
     known = {spec.name: spec for spec in config.inputs}
     for name, value in members.items():
         text = bytes(value)

@@ -86,7 +86,6 @@ class SharedRegions:
         region.segment.write(region.offset + use.offset, content)
 
     def _find(self, use: RegionUse) -> tuple[SharedRegion, int]:
-        """The region, and the size of the part in bytes."""
         region = self._regions.get(use.name)
         if region is None:
             raise RegionNotFound(f"Unable to find shared memory region: '{use.name}'")

@@ -132,7 +132,6 @@ class PictureReader:
         return PixelLayout(width, height, header.orientation, is_planar, channels, color)
 
     def _by_opencv(self, ask: tuple[bytes, Any]) -> DevicePicture | str:
-        """Decodes on the CPU, and copies to the device."""
         from .opencv_pictures import decode_with_opencv
 
         encoded, header = ask

@@ -185,8 +185,6 @@ def _move_constant(module: Any, target: str, dtype: Any, device: Any) -> None:
 
 
 class _TupleProgram:
-    """A module whose result is always a tuple."""
-
     def __init__(self, module: Any, output_count: int) -> None:
         self.module = module
         self._output_count = output_count

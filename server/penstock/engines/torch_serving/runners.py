@@ -176,7 +176,6 @@ class GraphRunner:
         return graph
 
     def _new_outputs(self, answers: Sequence[Any], bucket: int) -> list[Any]:
-        """Static outputs in the wire's types, outside of the graphs' memory."""
         check_answers(self._spec, answers, bucket)
         return [
             torch.zeros(answer.shape, dtype=WIRE_TYPES[spec.data_type], device=self._device)
@@ -220,7 +219,6 @@ class _ReplayedRun:
 
 
 def _empty_input(spec: TorchTensorSpec, rows: int, engine: EngineSpec, device: Any) -> Any:
-    """Zeros for rows of an input, in the network's type and layout."""
     shape = (rows, *spec.dims) if engine.max_batch_size else spec.dims
     dtype = network_type(spec.data_type, engine.precision)
     is_image = engine.is_channels_last and len(shape) == 4 and dtype.is_floating_point

@@ -164,7 +164,6 @@ class CallStatusWaiter:
 
 
 def _completed_result(finished: "Coroutine[None, None, T]") -> T:
-    """The result of a coroutine that does not wait."""
     try:
         finished.send(None)
     except StopIteration as stop:

@@ -145,7 +145,6 @@ class Http2Connection(asyncio.Protocol):
     # Sending
 
     def _take_back(self, stream_id: int) -> None:
-        """Resets an abandoned call, unless it has ended."""
         self._given_up -= 1
         if (call := self._calls.pop(stream_id, None)) is not None:
             call.end()
@@ -238,7 +237,6 @@ class Http2Connection(asyncio.Protocol):
         self._look = self._loop.call_later(self._keepalive.interval_s, self._look_now)
 
     def _look_now(self) -> None:
-        """Pings the engine if calls are in flight and nothing was received."""
         due = self._keepalive.due(self._loop.time()) if self._calls else KeepaliveAction.NOTHING
         if due is KeepaliveAction.GIVE_UP:
             self._fail("the engine does not answer pings")

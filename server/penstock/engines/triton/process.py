@@ -132,7 +132,6 @@ def _launcher_environment(launch: Launch, engine_id: str) -> dict[str, str]:
 
 
 async def _drain(output: asyncio.StreamReader, sink: LogSink) -> None:
-    """Reads to the end; when idle, flushes incomplete entries."""
     while True:
         try:
             async with asyncio.timeout(_LOG_IDLE_S if sink.is_pending else None):

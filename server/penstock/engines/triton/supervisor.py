@@ -270,7 +270,6 @@ class TritonSupervisor:
         return child.has_exited or self._requested.is_set()
 
     async def _disturbance(self, child: TritonProcess, timeout_s: float | None) -> None:
-        """Waits until the child ends, or a stop or restart is requested."""
         asked = asyncio.create_task(self._requested.wait())
         try:
             await asyncio.wait({child.exit, asked}, timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
