@@ -153,7 +153,7 @@ class ModelChecks:
             await asyncio.wait(self._trials.values(), timeout=TRIALS_S)
 
     async def try_loaded(self, model_name: str, *, served: bool) -> None:
-        """Waits for the trial of a model that a client loaded, at most TRIALS_S after its first answer."""
+        """Waits for the trial of a model that a client loaded. If it did not serve before, it is STARTING meanwhile."""
         self._start_trials()
         trial, config = self._trials.get(model_name), self._config_of(model_name)
         if trial is None or config is None:

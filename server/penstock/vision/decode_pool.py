@@ -133,7 +133,7 @@ class DecodePool:
         return PoolStatistics(len(self._turns), len(self._jobs), self._restarts, len(self._quarantine))
 
     async def aclose(self) -> None:
-        """Rejects waiting images, cancels running ones and ends all processes."""
+        """Rejects waiting images and ends all processes, which fails running images."""
         self._is_open = False
         for slot in self._turns.clear():
             if not slot.done():
