@@ -135,7 +135,10 @@ class DecoderProcess:
     async def prepare(
         self, data: bytes | memoryview, spec: PrepareSpec, max_pixels: int, lease: Lease | None = None
     ) -> PreparedImage:
-        """One decoded image. Raises the decoder's error, DecoderDied, or OSError if memory is short."""
+        """One prepared image. Raises the decoder's error, DecoderDied, or OSError if memory is short.
+
+        lease: where the array is written if it fits; then the result owns it.
+        """
         try:
             await self._write(memoryview(data))
             reply = self._understand(await self._ask(DecodeJob(len(data), max_pixels, spec), lease), spec, max_pixels)

@@ -35,7 +35,7 @@ class Geometry:
     network_height: int
     scale_x: float
     scale_y: float
-    pad_x: int = 0
+    pad_x: int = 0  # negative if the source is cropped, like pad_y
     pad_y: int = 0
 
     def to_source(self, xyxy: FloatArray) -> FloatArray:
