@@ -15,7 +15,7 @@ MAX_CLIENTS = 4096  # clients remembered; the least recently seen one is removed
 class FairQueue(Generic[T]):
     """Waiting items by client. The client whose last turn is longest ago is next. At most `workers` items run.
 
-    While there are several clients, one of several workers takes no client that is new or had a slow picture lately.
+    While there are several clients, one that is new or had a slow picture lately may use all workers but one.
     """
 
     def __init__(self, workers: int) -> None:
