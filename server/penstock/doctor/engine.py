@@ -1,4 +1,4 @@
-"""The engine that `penstock up` would choose, and the ports that it would listen on."""
+"""The engine and the ports that `penstock up` would use."""
 
 import errno
 import json
@@ -18,13 +18,13 @@ from penstock.network import family_of, listen_hosts
 
 _CHILD_TIMEOUT_S = 8.0
 _REINSTALL = "pip install --force-reinstall onnxruntime (in a checkout: remove .venv and `make up`)"
-# In a process of its own: on a CPU that it was not built for, a native library ends the process that imports it.
+# In a subprocess: a native library built for another CPU kills the process that imports it.
 _ONNXRUNTIME_SCRIPT = "import json, onnxruntime as o; print(json.dumps([o.__version__, o.get_available_providers()]))"
 
 
 @dataclass(frozen=True, slots=True)
 class OnnxRuntimeFacts:
-    """version: None if it cannot be imported, with the reason in `failure`."""
+    """version: None if the import fails; the reason is in `failure`."""
 
     version: str | None
     providers: tuple[str, ...] = ()
@@ -33,14 +33,11 @@ class OnnxRuntimeFacts:
 
 @dataclass(frozen=True, slots=True)
 class EngineFacts:
-    """requested: auto, triton, embedded or a URL. triton: where it is and its version; "" where none can run.
-
-    no_triton: why none can run, the finder's sentence.
-    """
+    """requested: auto, triton, embedded or a URL."""
 
     requested: str
-    triton: str
-    no_triton: str
+    triton: str  # Triton's version and location; empty if none can run
+    no_triton: str  # why none can run
     onnxruntime: OnnxRuntimeFacts
 
     @property
@@ -50,14 +47,14 @@ class EngineFacts:
 
 
 def runs_triton(plan: StackPlan) -> bool:
-    """Whether `penstock up` would start a Triton of its own here."""
+    """Whether `penstock up` would start Triton here."""
     if plan.engine not in ("auto", "triton"):
         return False
     return plan.engine == "triton" or isinstance(_find(plan), TritonRuntime)
 
 
 def probe_engine(plan: StackPlan) -> EngineFacts:
-    """Finds Triton as `penstock up` does, and asks ONNX Runtime for its providers."""
+    """Finds Triton as `penstock up` does, and queries ONNX Runtime for its providers."""
     found = _find(plan)
     runtime = probe_onnxruntime()
     if isinstance(found, TritonRuntime):
@@ -66,7 +63,7 @@ def probe_engine(plan: StackPlan) -> EngineFacts:
 
 
 def _find(plan: StackPlan) -> TritonRuntime | str:
-    """Triton, or the sentence on why none can run."""
+    """Triton, or the reason why none can run."""
     try:
         return find_triton(environment=plan.engine_environment)
     except TritonUnavailable as error:
@@ -77,7 +74,7 @@ def _find(plan: StackPlan) -> TritonRuntime | str:
 
 def _described(runtime: TritonRuntime) -> str:
     if runtime.wheel is None:
-        release = os.environ.get("NVIDIA_TRITON_SERVER_VERSION", "")  # NVIDIA's image sets it
+        release = os.environ.get("NVIDIA_TRITON_SERVER_VERSION", "")  # set in NVIDIA's image
         return f"tritonserver{release and f' {release}'} on PATH ({runtime.binary})"
     wheels = sorted(runtime.wheel.site_packages.glob("nvidia_pytriton-*.dist-info"))
     release = wheels[0].name.removesuffix(".dist-info").partition("-")[2] if wheels else "of unknown version"
@@ -85,7 +82,7 @@ def _described(runtime: TritonRuntime) -> str:
 
 
 def probe_onnxruntime() -> OnnxRuntimeFacts:
-    """Its version and execution providers. Blocks for a few seconds at most."""
+    """ONNX Runtime's version and execution providers. Blocks for _CHILD_TIMEOUT_S at most."""
     try:
         installed = version("onnxruntime")
     except PackageNotFoundError:
@@ -103,7 +100,7 @@ def probe_onnxruntime() -> OnnxRuntimeFacts:
 
 
 def engine_findings(facts: EngineFacts) -> list[Finding]:
-    """The engine that would be taken, then ONNX Runtime."""
+    """The chosen engine, then ONNX Runtime."""
     return [_engine(facts), _onnxruntime(facts)]
 
 
@@ -138,13 +135,13 @@ def _onnxruntime(facts: EngineFacts) -> Finding:
 VIDEO = "video"
 VIDEO_PORT = 8010
 LOOPBACK = "127.0.0.1"
-# The gateway's own process is started with its run directory's settings, Triton with its region prefix.
+# The gateway process has its run directory's settings as argument, Triton its region prefix.
 _OURS = re.compile(r"/run-[0-9a-f]{12}/settings\.json$|shm-region-prefix-name=penstock_[0-9a-f]{12}_")
 
 
 @dataclass(frozen=True, slots=True)
 class Holder:
-    """Who listens. is_ours: it belongs to a stack that `penstock up` runs."""
+    """A process that listens on a port. is_ours: it belongs to a stack of `penstock up`."""
 
     pid: int
     name: str
@@ -153,20 +150,17 @@ class Holder:
 
 @dataclass(frozen=True, slots=True)
 class PortFacts:
-    """flag: `http-port`, …, or `video`. why: why it cannot be listened on, an errno's name; "" where it can.
-
-    holder: None if unknown.
-    """
+    """flag: `http-port`, …, or `video`."""
 
     flag: str
     host: str
     port: int
-    why: str = ""
-    holder: Holder | None = None
+    why: str = ""  # the errno's name if it cannot be bound
+    holder: Holder | None = None  # None if unknown
 
 
 def probe_ports(plan: StackPlan) -> tuple[PortFacts, ...]:
-    """Tries to listen on each for a moment; the engine's only where it would have a process of its own."""
+    """Binds each port briefly. The engine's ports only if the engine would be a process of its own."""
     has_engine = runs_triton(plan)
     tried = [
         _facts(flag, host, port) for flag, host, port in [*_wanted(plan, has_engine), (VIDEO, LOOPBACK, VIDEO_PORT)]
@@ -186,7 +180,6 @@ def _wanted(plan: StackPlan, has_engine: bool) -> list[tuple[str, str, int]]:
 
 
 def _facts(flag: str, host: str, port: int) -> PortFacts:
-    """Facts about the port, with the address that cannot be listened on, if any."""
     hosts = (host,) if flag.startswith("engine") else listen_hosts(host)
     tried = [PortFacts(flag, each, port, _try(each, port)) for each in hosts]
     return next((one for one in tried if one.why), tried[0])
@@ -206,7 +199,7 @@ def _try(host: str, port: int) -> str:
 
 
 def _holders(ports: set[int]) -> dict[int, Holder]:
-    """By port; those of other users are visible to root only."""
+    """Listening processes by port. Those of other users are visible only to root."""
     found: dict[int, Holder] = {}
     try:
         connections = psutil.net_connections(kind="tcp")
@@ -229,13 +222,13 @@ def _holder(pid: int) -> Holder:
 
 
 def _program(arguments: list[str]) -> str:
-    """What a person knows it by: `python -m http.server`, not the path of an interpreter."""
+    """A short command line: `python -m http.server`, without the interpreter's path."""
     shown = [os.path.basename(arguments[0]), *arguments[1:3]] if arguments else []
     return " ".join(shown)[:60]
 
 
 def port_findings(facts: tuple[PortFacts, ...]) -> list[Finding]:
-    """One line for those that are free, one for each that is not."""
+    """One finding for all free ports, and one for each taken port."""
     free = [_named(one) for one in facts if not one.why]
     ours = [one for one in facts if one.holder is not None and one.holder.is_ours]
     findings = [Finding("ports.free", Severity.OK, f"free: {' '.join(free)}")] if free else []
@@ -246,7 +239,7 @@ def port_findings(facts: tuple[PortFacts, ...]) -> list[Finding]:
 
 
 def _named(facts: PortFacts) -> str:
-    """The number, and of the one that `penstock up` does not listen on whose it is."""
+    """The port, with a remark if `penstock up` does not use it."""
     return f"{facts.port} (for penstock video)" if facts.flag == VIDEO else f"{facts.port}"
 
 
@@ -268,7 +261,7 @@ def _taken(facts: PortFacts) -> Finding:
 
 
 def _taken_from_video(name: str, where: str, facts: PortFacts) -> Finding:
-    """Never more than a note: `penstock up` serves without it."""
+    """Only a note, because `penstock up` does not need this port."""
     why = f"is taken by {_who(facts)}" if facts.why == "EADDRINUSE" else f"cannot be listened on ({facts.why})"
     advice = "`penstock up` does not need it; `penstock video run` does, or takes another with --api-port N"
     return Finding(name, Severity.NOTE, f"{where} {why}", advice)

@@ -1,4 +1,4 @@
-"""Every subject looked at, at the same time, each under its deadline."""
+"""Runs all probes in parallel, each with a deadline."""
 
 import queue
 import threading
@@ -21,12 +21,12 @@ from penstock.gpu.nvml import READ_TIMEOUT_S
 from penstock.gpu.video_engines import READ_TIMEOUT_S as ENGINES_TIMEOUT_S
 
 QUICK_S = 5.0
-CHILD_S = 10.0  # what starts programs
+CHILD_S = 10.0  # for probes that start programs
 
 
 @dataclass(frozen=True, slots=True)
 class Examiner:
-    """What is looked at together. subjects: each gets a finding, whatever happens. examine: blocks, may raise."""
+    """Subjects probed together; each gets a finding. examine: blocks, may raise."""
 
     subjects: tuple[str, ...]
     examine: Callable[[StackPlan], list[Finding]]
@@ -59,10 +59,7 @@ EXAMINERS = (
 
 
 def examine(plan: StackPlan, examiners: Sequence[Examiner] = EXAMINERS) -> list[Finding]:
-    """The findings in the examiners' order. One that fails or does not answer in time is a finding itself.
-
-    A probe that hangs keeps its daemon thread; the process can end all the same.
-    """
+    """The findings in the examiners' order. A probe that fails or times out becomes a finding; its thread may stay."""
     begun_s = time.monotonic()
     answers = [_start(examiner, plan) for examiner in examiners]
     findings: list[Finding] = []
@@ -82,7 +79,7 @@ def _start(examiner: Examiner, plan: StackPlan) -> queue.SimpleQueue[list[Findin
     def run() -> None:
         try:
             answer.put(examiner.examine(plan))
-        except Exception as error:  # noqa: BLE001 - the thread's root: what fails is a finding
+        except Exception as error:  # noqa: BLE001 - thread root: a failure becomes a finding
             found = f"could not be looked at: {type(error).__name__}: {error}"
             answer.put(_unanswered(examiner, found, "report it with the output of penstock doctor --json"))
 

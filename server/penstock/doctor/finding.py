@@ -1,4 +1,4 @@
-"""A finding: subject, severity, text and advice. Also the settings that the probes need, and the findings on them."""
+"""Findings (subject, severity, text and advice), and the settings that the probes need."""
 
 import os
 import tempfile
@@ -11,18 +11,17 @@ KIB, MIB, GIB = 1 << 10, 1 << 20, 1 << 30
 
 
 class Severity(StrEnum):
-    """NOTE: works, and could be better. WARNING: will hurt under load or on some models. PROBLEM: `penstock up` cannot
-    serve before it is mended."""
+    """Severity of a finding."""
 
     OK = "ok"
-    NOTE = "note"
-    WARNING = "warning"
-    PROBLEM = "problem"
+    NOTE = "note"  # works, and could be better
+    WARNING = "warning"  # causes problems under load or with some models
+    PROBLEM = "problem"  # `penstock up` cannot serve
 
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """id: stable, `subject.what`. found: with its value, for a person. advice: one sentence with the command, or ""."""
+    """id: stable, `subject.what`. found: text with the value. advice: one sentence with the command, or empty."""
 
     id: str
     status: Severity
@@ -31,12 +30,12 @@ class Finding:
 
     @property
     def subject(self) -> str:
-        """What was looked at: the part of the id before the dot."""
+        """The part of the id before the dot."""
         return self.id.partition(".")[0]
 
 
 def can_serve(findings: Sequence[Finding]) -> bool:
-    """Whether nothing keeps `penstock up` from serving."""
+    """Whether no finding prevents `penstock up` from serving."""
     return all(finding.status is not Severity.PROBLEM for finding in findings)
 
 
@@ -49,16 +48,13 @@ def shown_bytes(count: int) -> str:
 
 @dataclass(frozen=True, slots=True)
 class StackPlan:
-    """ports: flag → port, 0 for one that the system picks. engine: auto, triton, embedded or a URL.
-
-    engine_environment: of Triton's wheel. home: where pulled models are. temp: where the run directory will be.
-    """
+    """Settings of `penstock up` for the probes."""
 
     host: str
-    ports: dict[str, int]
-    engine: str
-    engine_environment: Path
-    home: Path
+    ports: dict[str, int]  # by flag; 0: chosen by the system
+    engine: str  # auto, triton, embedded or a URL
+    engine_environment: Path  # of Triton's wheel
+    home: Path  # folder of pulled models
     repositories: tuple[Path, ...]
     max_inflight_requests: int
     max_inflight_bytes: int
@@ -71,7 +67,7 @@ class StackPlan:
 
 
 def settings_findings(mistake: str, given: Sequence[str]) -> list[Finding]:
-    """mistake: the reader's sentence, "" where all is well. given: the variables and the file that say something."""
+    """Findings on the settings. mistake: the error text, or empty. given: the variables and files with values."""
     if mistake:
         what, separator, fix = mistake.rpartition("; ")
         found, advice = (

@@ -1,4 +1,4 @@
-"""The GPUs: driver and cards, the Triton image that fits them, and the video engines (NVDEC, NVENC, nvJPEG)."""
+"""GPUs: driver and cards, the matching Triton image, and the video engines (NVDEC, NVENC, nvJPEG)."""
 
 import os
 from collections.abc import Sequence
@@ -24,20 +24,19 @@ _NO_RUNTIME = "install nvidia-container-toolkit on the host and start it with do
 
 @dataclass(frozen=True, slots=True)
 class GraphicsFacts:
-    """pci: addresses of NVIDIA display devices. has_module: the kernel has NVIDIA's driver. hidden: the variable that
-    hides cards from CUDA, with its value. in_container: the kind, "" for none. loads: how busy the cards are."""
+    """The driver and the cards."""
 
     reading: NvmlReading
-    pci: tuple[str, ...] = ()
-    has_module: bool = False
+    pci: tuple[str, ...] = ()  # addresses of NVIDIA display devices
+    has_module: bool = False  # NVIDIA's kernel module is loaded
     in_container: str = ""
-    hidden: str = ""
+    hidden: str = ""  # `CUDA_VISIBLE_DEVICES=value` if set
     device_files: tuple[str, ...] = field(default=())
-    loads: tuple[CardLoad, ...] = ()
+    loads: tuple[CardLoad, ...] = ()  # utilization
 
 
 def probe_graphics() -> GraphicsFacts:
-    """NVML in child processes, /sys and /proc. Blocks for NVML's deadline, and a second where there are cards."""
+    """Reads NVML in child processes, /sys and /proc. Blocks for NVML's deadline, and one more second with cards."""
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
     reading = read_cards()
     return GraphicsFacts(
@@ -54,7 +53,7 @@ def probe_graphics() -> GraphicsFacts:
 def _loads() -> tuple[CardLoad, ...]:
     try:
         return sample(_SAMPLE_S)
-    except TelemetryUnavailable:  # why, the reading says
+    except TelemetryUnavailable:  # the reading has the reason
         return ()
 
 
@@ -77,7 +76,7 @@ def _read_text(path: Path) -> str:
 
 
 def graphics_findings(facts: GraphicsFacts) -> list[Finding]:
-    """The driver and each card; one finding on what is missing where there is none."""
+    """The driver and each card, or one finding on what is missing."""
     reading = facts.reading
     if reading.outcome is not NvmlOutcome.ANSWERED:
         return [_no_answer(facts)]
@@ -116,7 +115,7 @@ def _card(card: GpuDevice) -> Finding:
 
 
 def _activity(load: CardLoad) -> Finding:
-    """How busy, beside what nvidia-smi calls so."""
+    """SM activity beside nvidia-smi's utilization."""
     name = f"gpu.activity{load.index}"
     if load.lost:
         advice = "see dmesg, then reset the card (nvidia-smi --gpu-reset) or restart the machine"
@@ -171,8 +170,7 @@ def _no_answer(facts: GraphicsFacts) -> Finding:
 
 
 def _no_driver(facts: GraphicsFacts) -> Finding:
-    """Four cases: the host has the driver and this container not its files; only the files of the driver are missing;
-    a card without driver; nothing at all."""
+    """The container lacks the driver's files, the driver's libraries are missing, a card lacks a driver, or no card."""
     if facts.has_module and facts.in_container:
         found = f"the host has NVIDIA's driver, this {facts.in_container} container does not see it"
         return Finding("gpu.driver", Severity.WARNING, found, _NO_RUNTIME)
@@ -195,7 +193,7 @@ _FITS = (DriverFit.FULL, DriverFit.BY_MINOR_VERSION, DriverFit.UNKNOWN)
 
 
 def image_findings(reading: NvmlReading) -> list[Finding]:
-    """The image, whether the driver carries it, and a warning of its own for one with known vulnerabilities."""
+    """The image, whether the driver supports it, and a warning if it has known vulnerabilities."""
     if not reading.cards:
         return [Finding("image.tag", Severity.OK, "not applicable: no GPU")]
     advice = advise_all([card.capability for card in reading.cards], reading.driver)
@@ -226,7 +224,7 @@ def _halves(sentence: str) -> tuple[str, str]:
 
 
 PACKAGES = ("PyNvVideoCodec", "cuda-bindings")
-# NVIDIA's table of video engines: A100 and A30, H100 and H200, B200 and B300 decode and do not encode.
+# NVIDIA's table of video engines: A100 and A30, H100 and H200, B200 and B300 have no encoder.
 _NO_ENCODER = ((8, 0), (9, 0), (10, 0), (10, 3))
 _INSTALL = (
     "run make gpu in a checkout, else pip install 'penstock[gpu]'; in a container, build the image with --build-arg "
@@ -237,8 +235,7 @@ _ON_CPU = "the video program decodes on the CPU"
 
 @dataclass(frozen=True, slots=True)
 class VideoFacts:
-    """engines: what the driver says of the first card. missing: packages that decoding on it needs. in_container: the
-    kind, "" for none."""
+    """engines: of the first card. missing: packages for decoding on the GPU. in_container: the kind, or empty."""
 
     engines: VideoEngines
     missing: tuple[str, ...] = ()
@@ -246,12 +243,12 @@ class VideoFacts:
 
 
 def probe_video() -> VideoFacts:
-    """Asks the driver in a child process, and this Python for its packages. Blocks for the child's deadline at most."""
+    """Reads the driver in a child process, and the installed packages. Blocks for the child's deadline at most."""
     return VideoFacts(read_engines(), missing_of(PACKAGES), container_kind())
 
 
 def missing_of(packages: Sequence[str]) -> tuple[str, ...]:
-    """Those that are not installed."""
+    """The packages that are not installed."""
     return tuple(name for name in packages if not _is_installed(name))
 
 
@@ -264,12 +261,12 @@ def _is_installed(name: str) -> bool:
 
 
 def no_card_findings() -> list[Finding]:
-    """Where there is none."""
+    """Findings without a GPU."""
     return [Finding("video.nvdec", Severity.OK, f"no NVIDIA GPU: {_ON_CPU}")]
 
 
 def video_findings(facts: VideoFacts, reading: NvmlReading) -> list[Finding]:
-    """Decoding, with what keeps it from the card; then encoding and JPEG. reading: of NVML, with a card."""
+    """Decoding with its obstacles, then encoding and JPEG. reading: with at least one card."""
     return [_decoder(facts), _encoder(reading.cards), _jpeg(facts)]
 
 
@@ -301,7 +298,7 @@ def _decoder(facts: VideoFacts) -> Finding:
 
 
 def _encoder(cards: Sequence[GpuDevice]) -> Finding:
-    """By the card's kind: the video program tries it out when it starts."""
+    """By the card's compute capability; the video program tests the encoder when it starts."""
     if all(card.capability in _NO_ENCODER for card in cards):
         return Finding("video.nvenc", Severity.OK, f"{cards[0].name} has none: annotated video is encoded on the CPU")
     having = next(card for card in cards if card.capability not in _NO_ENCODER)

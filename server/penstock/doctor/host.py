@@ -16,24 +16,24 @@ from penstock.engines.triton.runtime import TritonUnavailable, check_platform, g
 
 CGROUP_MOUNT = Path("/sys/fs/cgroup")
 OWN_CGROUP = Path("/proc/self/cgroup")
-_NO_LIMIT = 1 << 62  # version 1 writes "no limit" as the largest multiple of a page
+_NO_LIMIT = 1 << 62  # cgroup v1 writes "no limit" as the largest multiple of a page
 
 
 def cgroup_version(root: Path = CGROUP_MOUNT) -> int:
-    """2 where the unified hierarchy is mounted, 1 where controllers are mounted apart, 0 for none."""
+    """2 for the unified hierarchy, 1 for separate controllers, 0 for none."""
     if (root / "cgroup.controllers").exists():
         return 2
     return 1 if (root / "memory").is_dir() or (root / "cpu").is_dir() else 0
 
 
 def memory_limit_bytes(root: Path = CGROUP_MOUNT, own: Path = OWN_CGROUP) -> int | None:
-    """The smallest limit over this process's group and its parents; None without one."""
+    """The smallest limit of this process's cgroup and its parents; None without a limit."""
     limits = [limit for folder in _folders(root, own) if (limit := _cgroup_limit(folder)) is not None]
     return min(limits, default=None)
 
 
 def _folders(root: Path, own: Path) -> list[Path]:
-    """A container sees its own group at the root; a service sees it nested."""
+    """Folders of the cgroup: at the root in a container, nested for a service."""
     found = [root, root / "memory"]
     for line in _read_cgroup_file(own).splitlines():
         _, controllers, path = line.split(":", 2)
@@ -62,7 +62,7 @@ _MARKS = {"docker": "docker", "kubepods": "kubernetes", "libpod": "podman", "con
 
 @dataclass(frozen=True, slots=True)
 class HostFacts:
-    """glibc: None for another C library. container: its kind, "" for none. cgroup_version: 2, 1, or 0 for none."""
+    """glibc: None for another C library. container: its kind, or empty. cgroup_version: 0 for none."""
 
     system: str
     kernel: str
@@ -75,7 +75,7 @@ class HostFacts:
 
 
 def probe_host(plan: StackPlan) -> HostFacts:
-    """Asks the C library, /etc/os-release and /proc."""
+    """Reads the C library's version, /etc/os-release and /proc."""
     return HostFacts(
         system=_system(),
         kernel=platform.release(),
@@ -89,7 +89,7 @@ def probe_host(plan: StackPlan) -> HostFacts:
 
 
 def container_kind() -> str:
-    """docker, kubernetes, …; "" where nothing tells of a container."""
+    """docker, kubernetes, …; empty outside a container."""
     if "KUBERNETES_SERVICE_HOST" in os.environ:
         return "kubernetes"
     if Path("/run/.containerenv").exists():
@@ -100,7 +100,7 @@ def container_kind() -> str:
         own = Path("/proc/1/cgroup").read_text("utf-8", "replace")
     except OSError:
         own = ""
-    return next((kind for mark, kind in _MARKS.items() if mark in own), os.environ.get("container", ""))  # noqa: SIM112 - systemd-nspawn's and podman's word, in lower case
+    return next((kind for mark, kind in _MARKS.items() if mark in own), os.environ.get("container", ""))  # noqa: SIM112 - podman and systemd-nspawn set it in lower case
 
 
 def _system() -> str:
@@ -111,7 +111,7 @@ def _system() -> str:
 
 
 def host_findings(facts: HostFacts) -> list[Finding]:
-    """Whether Triton's wheel runs here, the Python, the container."""
+    """Whether Triton's wheel runs here, the Python version, the container."""
     return [_wheel(facts), _python(facts), _container(facts)]
 
 
@@ -152,7 +152,7 @@ _VECTORS = {"avx512f": "AVX-512", "avx2": "AVX2", "asimd": "NEON"}
 
 @dataclass(frozen=True, slots=True)
 class ProcessorFacts:
-    """usable: cores by affinity and quota. quota: the cgroup's, in cores; None without one. flags: the kernel's."""
+    """usable: cores by affinity and quota. quota: the cgroup's, in cores, or None. flags: the kernel's."""
 
     model: str
     installed: int
@@ -165,7 +165,7 @@ class ProcessorFacts:
 def probe_processor(plan: StackPlan) -> ProcessorFacts:
     """Reads /proc/cpuinfo and the cgroup."""
     text = Path("/proc/cpuinfo").read_text("utf-8", "replace")
-    lines = dict(_pair(line) for line in reversed(text.splitlines()) if ":" in line)  # the first core's lines win
+    lines = dict(_pair(line) for line in reversed(text.splitlines()) if ":" in line)  # the first core's values win
     return ProcessorFacts(
         model=lines.get("model name") or platform.machine(),
         installed=os.cpu_count() or 1,
@@ -182,7 +182,7 @@ def _pair(line: str) -> tuple[str, str]:
 
 
 def processor_findings(facts: ProcessorFacts) -> list[Finding]:
-    """Cores, and what INT8 brings."""
+    """The usable cores, and the support for INT8."""
     return [_cores(facts), _int8(facts)]
 
 
@@ -210,15 +210,13 @@ def _int8(facts: ProcessorFacts) -> Finding:
     return Finding("cpu.int8", Severity.WARNING, "neither AVX2 nor NEON: models run slowly", advice)
 
 
-OWN_NEED_BYTES = (
-    GIB  # the stack with one small model takes 0.3 GiB on two cores; a decoder a core and models come on top
-)
+OWN_NEED_BYTES = GIB  # the stack with one small model takes 0.3 GiB on two cores; decoders and models come on top
 _SWAPPING = 0.25
 
 
 @dataclass(frozen=True, slots=True)
 class MemoryFacts:
-    """limit_bytes: the cgroup's, None without one. inflight_bytes: what requests in flight may hold, by settings."""
+    """limit_bytes: the cgroup's, or None. inflight_bytes: limit for requests in flight, from the settings."""
 
     total_bytes: int
     available_bytes: int
@@ -229,7 +227,7 @@ class MemoryFacts:
 
 
 def probe_memory(plan: StackPlan) -> MemoryFacts:
-    """Asks the kernel."""
+    """Reads the kernel's memory statistics."""
     memory, swap = psutil.virtual_memory(), psutil.swap_memory()
     return MemoryFacts(
         memory.total, memory.available, memory_limit_bytes(), swap.total, swap.used, plan.max_inflight_bytes
@@ -237,7 +235,7 @@ def probe_memory(plan: StackPlan) -> MemoryFacts:
 
 
 def memory_findings(facts: MemoryFacts) -> list[Finding]:
-    """Whether the requests that the gateway takes at once fit, and whether this machine swaps."""
+    """Whether requests in flight fit into memory, and whether this machine swaps."""
     usable = min(facts.available_bytes, facts.limit_bytes or facts.available_bytes)
     found = f"{shown_bytes(facts.available_bytes)} of {shown_bytes(facts.total_bytes)} available"
     if facts.limit_bytes is not None and facts.limit_bytes < facts.total_bytes:
@@ -263,9 +261,9 @@ def _swap(facts: MemoryFacts) -> Finding:
     return Finding("memory.swap", Severity.NOTE, found, "swapped pages break latency targets: find what fills memory")
 
 
-FILES_A_REQUEST = 2  # the caller's connection and the one to the engine
+FILES_A_REQUEST = 2  # the client's connection and the one to the engine
 FILES_APART = 256  # listeners, logs, pipes, libraries
-MIN_TASKS = 1024  # threads count; tritonserver alone has 98 on two cores
+MIN_TASKS = 1024  # threads count; tritonserver has 98 on two cores
 PINNED_BYTES = 64 * MIB
 
 Limit = tuple[int, int]
@@ -273,7 +271,7 @@ Limit = tuple[int, int]
 
 @dataclass(frozen=True, slots=True)
 class LimitFacts:
-    """(soft, hard) each, -1 for unlimited. has_gpu: memory is pinned for its copies then."""
+    """(soft, hard) limits, -1 for unlimited. has_gpu: copies then need pinned memory."""
 
     files: Limit
     tasks: Limit
@@ -284,7 +282,7 @@ class LimitFacts:
 
 
 def probe_limits(plan: StackPlan) -> LimitFacts:
-    """Asks the kernel; the stack would inherit these."""
+    """Reads this process's limits, which the stack would inherit."""
     return LimitFacts(
         files=resource.getrlimit(resource.RLIMIT_NOFILE),
         tasks=resource.getrlimit(resource.RLIMIT_NPROC),
@@ -296,7 +294,7 @@ def probe_limits(plan: StackPlan) -> LimitFacts:
 
 
 def limit_findings(facts: LimitFacts) -> list[Finding]:
-    """One finding a limit."""
+    """One finding per limit."""
     return [_files(facts), _tasks(facts), _core(facts), _locked(facts)]
 
 
@@ -304,7 +302,7 @@ def _files(facts: LimitFacts) -> Finding:
     soft, hard = facts.files
     needed = FILES_A_REQUEST * facts.max_inflight_requests + FILES_APART
     found = f"{_shown(soft)} open files (hard limit {_shown(hard)})"
-    if _allows(hard, needed):  # `penstock up` raises the soft one
+    if _allows(hard, needed):  # `penstock up` raises the soft limit
         return Finding("limits.files", Severity.OK, found)
     found += f"; {facts.max_inflight_requests} requests in flight may need {needed}"
     fewer = max(1, (hard - FILES_APART) // FILES_A_REQUEST)

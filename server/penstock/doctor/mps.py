@@ -1,4 +1,4 @@
-"""CUDA's Multi-Process Service: here, running, for whom, and how many clients it takes."""
+"""CUDA's Multi-Process Service: whether it is installed and running, for which user, and its number of clients."""
 
 import os
 from collections.abc import Sequence
@@ -21,20 +21,17 @@ DEFAULT_PIPE_DIRECTORY = "/tmp/nvidia-mps"
 
 @dataclass(frozen=True, slots=True)
 class MpsFacts:
-    """control: the program's path, "" where it is not on PATH. has_pipe: a daemon listens in the pipe directory.
+    """CUDA's MPS on this machine."""
 
-    daemon_uids: users whose control daemons run, as far as we see processes. uid: ours.
-    """
-
-    control: str
+    control: str  # the program's path; empty if it is not on PATH
     pipe_directory: str
-    has_pipe: bool
-    daemon_uids: tuple[int, ...]
-    uid: int
+    has_pipe: bool  # a daemon listens in the pipe directory
+    daemon_uids: tuple[int, ...]  # users with a visible control daemon
+    uid: int  # of this process
 
 
 def probe_mps() -> MpsFacts:
-    """Looks at PATH, the processes, and where a daemon may listen: CUDA's folder, ours, those of running stacks."""
+    """Searches PATH, the processes, and the pipe directories: CUDA's default, ours, and those of running stacks."""
     usual = os.environ.get(PIPE_DIRECTORY, DEFAULT_PIPE_DIRECTORY)
     folders = [Path(usual), run_folders() / "mps", *sorted(run_folders().glob("run-*"))]
     listening = next((folder for folder in folders if daemon_listens(folder)), None)
@@ -57,7 +54,7 @@ def _daemon_uids() -> tuple[int, ...]:
 
 
 def mps_findings(facts: MpsFacts, reading: NvmlReading) -> list[Finding]:
-    """The service, then its limits; compute mode where it is in the way."""
+    """The service and its limits, and an exclusive compute mode."""
     if not reading.cards:
         return [Finding("mps.service", Severity.OK, "not applicable: no GPU")]
     return [_service(facts), _clients(reading), *_modes(facts, reading.cards)]
@@ -95,7 +92,7 @@ def _clients(reading: NvmlReading) -> Finding:
 
 
 def _modes(facts: MpsFacts, cards: Sequence[GpuDevice]) -> list[Finding]:
-    """Exclusive without MPS: the second process gets no card."""
+    """In exclusive mode without MPS, only one process can use the card."""
     if facts.daemon_uids or facts.has_pipe:
         return []
     exclusive = [card.index for card in cards if card.compute_mode.startswith("EXCLUSIVE")]

@@ -1,4 +1,4 @@
-"""Disk space and permissions, and /dev/shm: free space and regions that killed stacks left behind."""
+"""Disk space and permissions, and /dev/shm: free space and regions of killed stacks."""
 
 import contextlib
 import fcntl
@@ -15,23 +15,20 @@ from penstock.doctor.finding import GIB, MIB, Finding, Severity, StackPlan, show
 from penstock.doctor.host import container_kind
 from penstock.engines.run_directory import ENGINE_ID_VARIABLE, SHARED_MEMORY
 
-HOME_BYTES = GIB  # a few of the catalogue's models
-TEMP_BYTES = 64 * MIB  # a run directory is 3 MiB here; downloads and pictures do not go there
+HOME_BYTES = GIB  # a few models of the catalogue
+TEMP_BYTES = 64 * MIB  # a run directory has 3 MiB; downloads and pictures are elsewhere
 
 
 @dataclass(frozen=True, slots=True)
 class FolderFacts:
-    """path: as it was asked for; where it is missing, the rest speaks of its nearest parent. is_noexec: mounted so.
-
-    is_shared: another user owns it or may write to it.
-    """
+    """A folder; if it is missing, the other fields describe its nearest existing parent."""
 
     path: Path
     exists: bool
     free_bytes: int
     is_writable: bool
-    is_noexec: bool = False
-    is_shared: bool = False
+    is_noexec: bool = False  # mounted with noexec
+    is_shared: bool = False  # another user owns it or may write to it
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +41,7 @@ class RepositoryFacts:
 
 @dataclass(frozen=True, slots=True)
 class DiskFacts:
-    """run_base: in the folder for temporary files. needs_exec: Triton's programs are to be run from it."""
+    """run_base: in the folder for temporary files. needs_exec: Triton's programs would run from there."""
 
     home: FolderFacts
     run_base: FolderFacts
@@ -53,7 +50,7 @@ class DiskFacts:
 
 
 def probe_disk(plan: StackPlan) -> DiskFacts:
-    """Writes and removes an unnamed file in each."""
+    """Tests each folder by an unnamed temporary file."""
     return DiskFacts(
         folder_facts(plan.home),
         folder_facts(plan.run_base),
@@ -63,10 +60,10 @@ def probe_disk(plan: StackPlan) -> DiskFacts:
 
 
 def folder_facts(path: Path) -> FolderFacts:
-    """What can be done there, or where it would be made."""
+    """Existence, free space and permissions of a folder."""
     there = next(
         folder for folder in (path, *path.absolute().parents) if os.path.isdir(folder)
-    )  # Path.is_dir raises where it may not look
+    )  # Path.is_dir raises if access is denied
     status = there.stat()
     return FolderFacts(
         path=path,
@@ -89,12 +86,12 @@ def _repository(path: Path, plan: StackPlan) -> RepositoryFacts:
     try:
         names = sorted(entry.name for entry in path.iterdir() if entry.is_dir() and not entry.name.startswith("."))
     except OSError:
-        return RepositoryFacts(path, () if path == plan.home / "models" else None)  # that one `penstock up` makes
+        return RepositoryFacts(path, () if path == plan.home / "models" else None)  # `penstock up` creates that one
     return RepositoryFacts(path, tuple(names))
 
 
 def disk_findings(facts: DiskFacts) -> list[Finding]:
-    """Home, the folder for temporary files, the models that are there."""
+    """The home folder, the folder for temporary files, the model repositories."""
     return [_home(facts.home), _temp(facts.run_base, facts.needs_exec), _models(facts.repositories)]
 
 
@@ -140,8 +137,8 @@ def _models(repositories: tuple[RepositoryFacts, ...]) -> Finding:
     return Finding("disk.models", Severity.OK, f"models: {', '.join(sorted(names))}")
 
 
-# The python backend of Triton 2.51 makes a region of 1 MiB an instance and grows it by as much when requests need it
-# (its own message: "requires at least 1 MB of shared memory"; seen so in /dev/shm). Older releases start with 64 MB.
+# Triton 2.51's python backend creates a region of 1 MiB per instance and grows it by as much on demand ("requires at
+# least 1 MB of shared memory"). Older releases start with 64 MB.
 INSTANCE_BYTES = MIB
 CONTAINER_DEFAULT_BYTES = 64 * MIB
 _REGION = re.compile(r"penstock_(?P<engine_id>[0-9a-f]{12})_.*")
@@ -150,7 +147,7 @@ _RUN = "run-"
 
 @dataclass(frozen=True, slots=True)
 class Leftover:
-    """Regions of an engine whose stack is gone. will_be_cleared: the next `penstock up` finds its run directory."""
+    """Regions of an engine whose stack has ended. will_be_cleared: the next `penstock up` removes them."""
 
     engine_id: str
     regions: int
@@ -160,7 +157,7 @@ class Leftover:
 
 @dataclass(frozen=True, slots=True)
 class SharedMemoryFacts:
-    """size_bytes: 0 where there is none. in_container: the kind, "" for none. needs_it: Triton is to run here."""
+    """size_bytes: 0 without /dev/shm. in_container: the kind, or empty. needs_it: Triton would run here."""
 
     size_bytes: int
     free_bytes: int
@@ -171,7 +168,7 @@ class SharedMemoryFacts:
 
 
 def probe_shared_memory(plan: StackPlan) -> SharedMemoryFacts:
-    """Looks at the file system, this user's regions in it, and who owns them."""
+    """Reads the file system, this user's regions in it, and their owners."""
     if not SHARED_MEMORY.is_dir():
         return SharedMemoryFacts(0, 0, False, container_kind(), (), runs_triton(plan))
     usage = shutil.disk_usage(SHARED_MEMORY)
@@ -186,7 +183,7 @@ def probe_shared_memory(plan: StackPlan) -> SharedMemoryFacts:
 
 
 def find_leftovers(shared_memory: Path, run_base: Path) -> tuple[Leftover, ...]:
-    """This user's regions with our prefix whose stack does not run any more."""
+    """This user's regions with our prefix whose stack has ended."""
     regions: dict[str, list[int]] = {}
     for path in shared_memory.glob("penstock_*"):
         name = _REGION.fullmatch(path.name)
@@ -217,7 +214,7 @@ def _abandoned(run_base: Path, engine_id: str, carried: set[str]) -> Iterator[bo
 
 @contextlib.contextmanager
 def _shared_lock(path: Path) -> Iterator[bool]:
-    """Whether no living process holds it; a start that wants it meanwhile waits this moment."""
+    """Whether no living process holds the lock. A starting stack may wait for this test."""
     try:
         handle = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     except OSError:
@@ -233,7 +230,6 @@ def _shared_lock(path: Path) -> Iterator[bool]:
 
 
 def _carried_ids() -> set[str]:
-    """The engine ids in the environments of the processes that we may look into."""
     mark = re.compile(rb"(?:^|\0)" + ENGINE_ID_VARIABLE.encode() + rb"=([0-9a-f]{12})(?:\0|$)")
     found: set[str] = set()
     for path in Path("/proc").glob("[0-9]*/environ"):
@@ -243,7 +239,7 @@ def _carried_ids() -> set[str]:
 
 
 def shared_memory_findings(facts: SharedMemoryFacts) -> list[Finding]:
-    """Room, and leftovers."""
+    """Free space, and leftover regions."""
     return [_space(facts), _leftovers(facts)]
 
 

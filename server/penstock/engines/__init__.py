@@ -1,3 +1,1 @@
-"""Inference engines behind one protocol: what they share (health, circuit breakers, replicas, load policy), and one
-package for each engine.
-"""
+"""Inference engines behind one protocol: shared parts (health, circuit breakers, replicas), one package per engine."""

@@ -1,4 +1,4 @@
-"""Options of calls to an engine: timeouts, the retry budget, and headers that are added to every call."""
+"""Options of engine calls: timeouts, the retry budget, and additional headers."""
 
 import re
 from dataclasses import dataclass, replace
@@ -9,30 +9,21 @@ from penstock.protocol.call import GrpcMetadata, HttpCall
 
 @dataclass(frozen=True, slots=True)
 class CallTimeouts:
-    """Seconds.
+    """Timeouts of engine calls in seconds."""
 
-    connect: one connection attempt. control: our own probes, metadata, index, unload. load: our own loads.
-    read: a relayed call that only reads. call: a relayed inference or load, or an inference of ours.
-    keepalive: silence on a gRPC connection with calls in flight before a ping asks whether the engine is there;
-    keepalive_timeout: how long the pong may take.
-    """
-
-    connect_s: float = 2.0
-    control_s: float = 5.0
-    load_s: float = 600.0
-    read_s: float = 30.0
-    call_s: float = 600.0
-    keepalive_s: float = 10.0
-    keepalive_timeout_s: float = 5.0
+    connect_s: float = 2.0  # one connection attempt
+    control_s: float = 5.0  # our probes, metadata, index, unload
+    load_s: float = 600.0  # our loads
+    read_s: float = 30.0  # relayed calls that only read
+    call_s: float = 600.0  # relayed inferences and loads, and our inferences
+    keepalive_s: float = 10.0  # silence on a gRPC connection with calls in flight, until a ping
+    keepalive_timeout_s: float = 5.0  # from ping to pong
 
 
 class RetryBudget:
-    """A bucket of second sendings, filled by first ones: when every call fails, the engine sees a tenth more.
+    """Token bucket for retries of one engine, with all its replicas and both protocols. now: monotonic seconds.
 
-    One for an engine, all its replicas and both protocols. now: monotonic seconds.
-
-    share: second sendings for each call sent. floor_per_s: allowed besides, so that a quiet gateway may, too.
-    burst: what is saved up at most, and there at the start: one connection that ends under many calls.
+    share: retries per first attempt. floor_per_s: tokens per second besides. burst: capacity, also at the start.
     """
 
     def __init__(self, *, share: float = 0.1, floor_per_s: float = 1.0, burst: float = 32.0) -> None:
@@ -40,12 +31,12 @@ class RetryBudget:
         self._saved = burst
         self._filled_at: float | None = None
         self._counted = 0
-        self.calls = 0  # first attempts; the sender increments this
+        self.calls = 0  # first attempts; incremented by the sender
         self.taken = 0
         self.refused = 0
 
     def take(self, now: float) -> bool:
-        """Whether one more call may be sent again; it is taken for sent."""
+        """Takes a token for one retry. False if there is none."""
         self._fill(now)
         if self._saved < 1.0:
             self.refused += 1
@@ -55,7 +46,7 @@ class RetryBudget:
         return True
 
     def take_elsewhere(self, now: float) -> bool:
-        """The same for a call that goes to another replica, whose client counts it as if it were a first one."""
+        """As take(), for a retry on another replica, whose client counts it as a first attempt."""
         is_taken = self.take(now)
         self.calls -= is_taken
         return is_taken
@@ -70,20 +61,17 @@ class RetryBudget:
         return f"<RetryBudget {self._saved:.1f} saved, {self.taken} taken, {self.refused} refused>"
 
 
-GRPC_PREFIX = "triton-grpc-protocol-"  # what Triton's --grpc-restricted-protocol puts before the name
+GRPC_PREFIX = "triton-grpc-protocol-"  # Triton's prefix for --grpc-restricted-protocol
 _MAX_BYTES = 16_384
 _LINE = re.compile(r"(?P<name>[A-Za-z0-9_.-]+):[ \t]*(?P<value>[!-~]([ -~]*[!-~])?)")
 
 
 class HeaderFileError(Exception):
-    """The file cannot be read, or contains no headers. The text names the file, never a value."""
+    """The file cannot be read or has no headers. The text has the path, never a value."""
 
 
 class EngineHeaders:
-    """Headers for calls to the engine: over HTTP by their names; over gRPC also with Triton's prefix.
-
-    They replace what a client sent under the same names. The repr shows no values.
-    """
+    """Headers for calls to the engine, over gRPC also with Triton's prefix. They replace the client's."""
 
     def __init__(self, headers: tuple[tuple[str, str], ...] = ()) -> None:
         named = {name.lower(): value for name, value in headers}
@@ -93,18 +81,18 @@ class EngineHeaders:
 
     @property
     def names_and_values(self) -> tuple[tuple[str, str], ...]:
-        """Every header by its own name and with Triton's prefix, names in lower case."""
+        """All headers, plain and with Triton's prefix; names in lower case."""
         return self._grpc
 
     def over_http(self, call: HttpCall) -> HttpCall:
-        """The call as it is sent to the engine."""
+        """The call with these headers."""
         if not self._http:
             return call
         others = tuple(pair for pair in call.headers if pair[0].lower().decode("latin-1") not in self._names)
         return replace(call, headers=(*others, *self._http))
 
     def over_grpc(self, metadata: GrpcMetadata) -> GrpcMetadata:
-        """The metadata as it is sent to the engine."""
+        """The metadata with these headers."""
         if not self._grpc:
             return metadata
         return (*(pair for pair in metadata if pair[0] not in self._names), *self._grpc)
@@ -114,10 +102,7 @@ class EngineHeaders:
 
 
 def read_header_file(path: Path) -> tuple[tuple[str, str], ...]:
-    """The headers in a file, one `NAME: VALUE` per line; empty lines and lines that begin with # are skipped.
-
-    Raises HeaderFileError.
-    """
+    """Reads `NAME: VALUE` lines; empty lines and lines that start with # are skipped. Raises HeaderFileError."""
     try:
         with path.open("rb") as file:
             text = file.read(_MAX_BYTES + 1).decode("ascii")

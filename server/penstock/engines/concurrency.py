@@ -12,7 +12,7 @@ _THREAD_FROM_BYTES = 1 << 17  # of JSON, about two milliseconds
 
 
 async def in_thread(size_bytes: int, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-    """work(…), in a thread where so many bytes would hold up the event loop."""
+    """work(…), in a thread if so many bytes would block the event loop."""
     if size_bytes < _THREAD_FROM_BYTES:
         return work(*args, **kwargs)
     return await asyncio.to_thread(work, *args, **kwargs)
@@ -23,8 +23,6 @@ V = TypeVar("V")
 
 
 class _SharedCall(Generic[V]):
-    """A question under way, and how many wait for its answer."""
-
     __slots__ = ("task", "waiters")
 
     def __init__(self, task: asyncio.Task[V]) -> None:
@@ -42,7 +40,7 @@ class CallCoalescer(Generic[K, V]):
         self._under_way: dict[K, _SharedCall[V]] = {}
 
     async def ask(self, key: K, question: Callable[[], Coroutine[Any, Any, V]], *, timeout_s: float | None) -> V:
-        """The answer. timeout_s: the asker's, None for none. Raises DeadlineExceeded, and what the question does."""
+        """The result. timeout_s: of this caller. Raises DeadlineExceeded, and the call's errors."""
         asked = self._under_way.get(key)
         if asked is None:
             asked = self._under_way[key] = _SharedCall(asyncio.create_task(question()))
@@ -62,9 +60,8 @@ class CallCoalescer(Generic[K, V]):
     def _ended(self, key: K, asked: "_SharedCall[V]", task: asyncio.Task[V]) -> None:
         self._forget(key, asked)
         if not task.cancelled():
-            task.exception()  # looked at, for where the last who waited left in the same moment
+            task.exception()  # marked as retrieved: the last waiter may have left
 
     def _forget(self, key: K, asked: "_SharedCall[V]") -> None:
-        """Who asks from now on asks anew."""
         if self._under_way.get(key) is asked:
             del self._under_way[key]

@@ -27,10 +27,7 @@ _KIND_GPU = model_config_pb2.ModelInstanceGroup.KIND_GPU
 
 
 def read_config(path: Path) -> ModelConfig:
-    """The model that the file describes; its name is the folder's where the file gives none.
-
-    Raises InvalidRequest, as "path:line: what is wrong", where the file cannot be read or parsed or contradicts itself.
-    """
+    """The model in the file; its default name is the folder's. Raises InvalidRequest as "path:line: problem"."""
     proto = model_config_pb2.ModelConfig()
     try:
         text_format.Parse(path.read_text(encoding="utf-8"), proto)
@@ -48,7 +45,7 @@ def read_config(path: Path) -> ModelConfig:
 
 
 def config_from_proto(proto: model_config_pb2.ModelConfig) -> ModelConfig:
-    """The model that Triton's own message describes. Raises InvalidRequest for what no Triton would serve."""
+    """The model in Triton's message. Raises InvalidRequest if no Triton would serve it."""
     if proto.max_batch_size < 0:
         raise InvalidRequest(f"max_batch_size is {proto.max_batch_size}; it must be 0 or more")
     return ModelConfig(
@@ -70,18 +67,14 @@ def config_from_proto(proto: model_config_pb2.ModelConfig) -> ModelConfig:
 
 @dataclass(frozen=True, slots=True)
 class GpuInstances:
-    """count: instances on each of the cards, by number; no card said is every card."""
+    """count: instances on each card. cards: indexes, empty for all."""
 
     count: int
     cards: tuple[int, ...] = ()
 
 
 def gpu_instances(path: Path) -> tuple[GpuInstances, ...]:
-    """Of a model whose backend runs each instance in a process of its own; none of others, and of what cannot be read.
-
-    Where a group says nothing of its kind, Triton takes the cards if it sees some: counted for the backend that then
-    computes there.
-    """
+    """Instances on GPUs, of a model with a process per instance; empty for others, and for unreadable files."""
     proto = model_config_pb2.ModelConfig()
     try:
         text_format.Parse(path.read_text(encoding="utf-8"), proto)
@@ -121,7 +114,7 @@ def _datatype(kind: str, name: str, number: int) -> Datatype:
 
 
 def _instance_count(groups: "Sequence[model_config_pb2.ModelInstanceGroup]") -> int:
-    """Instances that run at once: a group's count is one a GPU where it names GPUs, and 1 where it gives none."""
+    """Concurrent instances: a GPU group's count is per GPU, and 1 by default."""
     return sum(_group_count(group) for group in groups if not group.passive) or 1
 
 
@@ -131,7 +124,7 @@ def _group_count(group: model_config_pb2.ModelInstanceGroup) -> int:
 
 
 def _located(path: Path, error: text_format.ParseError) -> str:
-    """`path:line: text`; the text of a parse error itself begins with `line:column : `."""
+    """`path:line: text`; the error's own text starts with `line:column : `."""
     line = error.GetLine()
     if line is None:
         return f"{path}: {error}"

@@ -1,4 +1,4 @@
-"""Models that hung before: each is served by a dedicated engine process, behind the interface of the main engine."""
+"""Serves models that hung before, each in a dedicated engine process, behind the main engine's interface."""
 
 import asyncio
 from collections.abc import Callable, Collection, Coroutine, Mapping
@@ -18,7 +18,7 @@ from penstock.protocol.inference import InferRequest, InferResponse
 
 log = get_logger("engine")
 MAX_DEDICATED_ENGINES = 8
-INDEX_S = 1.0  # an own engine that does not answer does not delay the others
+INDEX_S = 1.0  # an engine that does not answer must not delay the others
 LOAD_AGAIN_S = 0.5
 MAX_SILENT_LOOKS = 30  # about a second apart; then its process is restarted
 RECORD = "it hung before; an engine process of its own serves it"
@@ -29,11 +29,7 @@ _Work = Callable[[], Coroutine[None, None, None]]
 
 
 class RoutedEngine:
-    """The main engine, but calls for models in `apart` go to the engine that `route` returns.
-
-    route: raises BackendUnavailable while that engine starts. Without such models a call costs no more than without
-    this class.
-    """
+    """The main engine, but calls for models in `apart` go to route(), which may raise EngineUnavailable."""
 
     def __init__(self, engine: Engine, apart: Callable[[], Collection[str]], route: Callable[[str], Engine]) -> None:
         self._engine = engine
@@ -73,7 +69,7 @@ class RoutedEngine:
         await self._engine_of(model_name).unload(model_name)
 
     async def metrics(self) -> bytes:
-        """Metrics of the main engine."""
+        """The main engine's metrics."""
         return await self._engine.metrics()
 
     async def aclose(self) -> None:
@@ -86,7 +82,7 @@ class RoutedEngine:
         return await self._engine_for(call).stream(call, deadline=deadline)
 
     async def open_stream(self, method: str, metadata: GrpcMetadata, *, deadline: float | None) -> GrpcStream:
-        """The model of the first request decides which engine gets the whole stream."""
+        """The first request's model selects the engine for the whole stream."""
         if not self._apart():
             return await self._engine.open_stream(method, metadata, deadline=deadline)
 
@@ -107,7 +103,7 @@ class _DeferredStream:
     async def send(self, message: bytes) -> None:
         if not self._stream.done():
             stream = await self._open(message)
-            if self._stream.cancelled():  # while it was opened
+            if self._stream.cancelled():  # cancelled while it was opened
                 stream.cancel()
             else:
                 self._stream.set_result(stream)
@@ -130,7 +126,7 @@ class _DeferredStream:
 
 @dataclass(slots=True)
 class _DedicatedEngine:
-    """folder: run directory of the process; empty while it starts. engine: set when the model is loaded there."""
+    """folder: run directory of the process; empty while it starts. engine: set once its model is loaded."""
 
     folder: str = ""
     engine: Engine | None = None
@@ -138,19 +134,15 @@ class _DedicatedEngine:
 
 
 class DedicatedEngines(RoutedEngine):
-    """The gateway's engine processes for models that hung. Its members belong to one event loop.
-
-    connect: connects to the engine process in that folder. give_up: makes the main engine unload a model that hangs.
-    start: starts or restarts the engine process of a model, for a reason; `assign` then gets its folder.
-    """
+    """Dedicated engine processes for models that hung. Use on one event loop."""
 
     def __init__(
         self,
         engine: Engine,
         *,
-        connect: Callable[[str], Engine],
-        give_up: Callable[[str], Coroutine[None, None, None]],
-        start: Callable[[str, str], None],
+        connect: Callable[[str], Engine],  # to the process of that run directory
+        give_up: Callable[[str], Coroutine[None, None, None]],  # unloads the model in the main engine
+        start: Callable[[str, str], None],  # (model, reason): (re)starts a process; then assign()
     ) -> None:
         super().__init__(engine, lambda: self._own, self._find)
         self._connect = connect
@@ -160,22 +152,19 @@ class DedicatedEngines(RoutedEngine):
         self._tasks: set[asyncio.Task[None]] = set()
 
     def names(self) -> tuple[str, ...]:
-        """Models with a record of hanging."""
+        """Models with a dedicated engine."""
         return tuple(self._own)
 
     def has(self, model_name: str) -> bool:
-        """Whether the model has a record of hanging."""
+        """Whether the model has a dedicated engine."""
         return model_name in self._own
 
     def serves(self, model_name: str) -> bool:
-        """Whether the model is loaded in an engine of its own."""
+        """Whether the model is loaded in its dedicated engine."""
         return model_name in self._own and self._own[model_name].engine is not None
 
     def restart(self, model_name: str, reason: str, *, hangs: int) -> bool:
-        """Restarts the model's engine process, for that reason. Returns False, and does nothing, if it has no record.
-
-        hangs: how often the model hung. After one hang it gets a record, if there are fewer than MAX_DEDICATED_ENGINES.
-        """
+        """Restarts the model's dedicated engine; False if it has none. A model with hangs gets one, up to a limit."""
         if model_name not in self._own:
             if not hangs or len(self._own) >= MAX_DEDICATED_ENGINES:
                 return False
@@ -184,7 +173,7 @@ class DedicatedEngines(RoutedEngine):
         return True
 
     def assign(self, folders: Mapping[str, str]) -> None:
-        """Run directories of the processes by model; empty for a process that starts."""
+        """Sets the processes' run directories by model; empty while a process starts."""
         for name, folder in folders.items():
             own = self._own.get(name) or self._add(name)
             if own.folder == folder:
@@ -197,12 +186,12 @@ class DedicatedEngines(RoutedEngine):
                 self._run(partial(self._load, name, own))
 
     async def repository_index(self) -> list[ModelState]:
-        """The main engine's index; rows of models with own engines come from these."""
+        """The main engine's index, with rows of the dedicated engines for their models."""
         rows = [row for row in await super().repository_index() if row.name not in self._own]
         return [*rows, *await self._own_rows()] if self._own else rows
 
     async def load(self, model_name: str) -> None:
-        """A starting engine process loads its model without a request."""
+        """Loads the model, unless its dedicated engine is starting, which loads it by itself."""
         if model_name not in self._own or self.serves(model_name):
             await super().load(model_name)
 
@@ -212,7 +201,6 @@ class DedicatedEngines(RoutedEngine):
         return super().send(call, deadline=deadline)
 
     async def _index(self, call: Call[A], deadline: float | None) -> A:
-        """The main engine's index with the rows of the dedicated engines."""
         answer = await self._engine.send(call, deadline=deadline)
         if not answer.succeeded:
             return answer
@@ -240,7 +228,7 @@ class DedicatedEngines(RoutedEngine):
         return own
 
     async def _load(self, model_name: str, own: _DedicatedEngine) -> None:
-        """If the model cannot be loaded, its own engine reports why, and accepts later loads of it."""
+        """Loads the model. If that fails, the dedicated engine still accepts later loads and reports the error."""
         engine, folder = self._connect(own.folder), own.folder
         try:
             while own.folder == folder:
@@ -259,7 +247,7 @@ class DedicatedEngines(RoutedEngine):
                 await engine.aclose()
 
     async def _own_rows(self, *, ready: bool = False) -> list[ModelState]:
-        """ready: only rows of versions that are served."""
+        """ready: only rows of ready versions."""
         listed = await asyncio.gather(*(self._rows_of(name, own) for name, own in self._own.items()))
         return [row for rows in listed for row in rows if row.state == "READY" or not ready]
 

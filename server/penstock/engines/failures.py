@@ -17,7 +17,7 @@ from enum import Enum
 
 
 class CircuitState(Enum):
-    """CLOSED and SUSPECT let calls pass. OPEN and HALF_OPEN refuse them at once."""
+    """CLOSED and SUSPECT let calls through. OPEN and HALF_OPEN reject them at once."""
 
     CLOSED = "closed"
     SUSPECT = "suspect"
@@ -25,12 +25,12 @@ class CircuitState(Enum):
     HALF_OPEN = "half open"
 
 
-CALM_S, BROKEN_CALM_S = 1.0, 0.1  # after an answered probe, in which late calls, or broken connections, do not count
+CALM_S, BROKEN_CALM_S = 1.0, 0.1  # after an answered probe, ignore late calls, or broken connections
 FIRST_PAUSE_S = 0.2  # between probes of an open circuit, then doubling
 
 
 class CircuitBreaker:
-    """now: monotonic seconds. failures: in a row that make an engine SUSPECT. max_pause_s: between two probes."""
+    """failures: consecutive ones until SUSPECT. max_pause_s: between two probes. now: monotonic seconds."""
 
     def __init__(self, *, failures: int = 5, max_pause_s: float = 5.0) -> None:
         self._max_failures, self._max_pause_s = failures, max_pause_s
@@ -48,7 +48,7 @@ class CircuitBreaker:
 
     @property
     def is_refuted(self) -> bool:
-        """Whether a call or another probe succeeded meanwhile, so that an unanswered probe does not count."""
+        """Whether a call or another probe has succeeded, so that an unanswered probe does not count."""
         return self.is_passable and self.failures == 0
 
     def answered(self) -> None:
@@ -56,7 +56,7 @@ class CircuitBreaker:
         self.failures = 0
 
     def failed(self, now: float, *, is_broken: bool = False) -> None:
-        """A call was not answered. is_broken: no connection, which makes SUSPECT at once; else the call was late."""
+        """A call was not answered. is_broken: connection lost, which gives SUSPECT at once; else the call was late."""
         calm_s = BROKEN_CALM_S if is_broken else CALM_S
         is_calm = self._answered_at is not None and now < self._answered_at + calm_s
         if self.state is not CircuitState.CLOSED or is_calm:
@@ -77,7 +77,7 @@ class CircuitBreaker:
             self.state = CircuitState.HALF_OPEN
 
     def probe_answered(self, now: float) -> None:
-        """The engine answered a probe, one that was due or any other."""
+        """The engine answered a probe, due or not."""
         if self.state is not CircuitState.CLOSED:
             self._answered_at = now
             self.failures = 0
@@ -85,7 +85,7 @@ class CircuitBreaker:
         self._pause_s = FIRST_PAUSE_S
 
     def probe_unanswered(self, now: float) -> None:
-        """It did not."""
+        """A probe was not answered."""
         if self.is_passable:
             self.openings += 1
         self.state = CircuitState.OPEN
@@ -97,7 +97,7 @@ class CircuitBreaker:
 
 
 class SilenceAction(Enum):
-    """What a silence calls for now."""
+    """What to do about a silent engine."""
 
     NOTHING = "nothing"
     CUT = "end the calls that wait for the engine"
@@ -105,7 +105,7 @@ class SilenceAction(Enum):
 
 
 class Silence:
-    """Calls are cut after cut_s of silence, once; a restart is due every restart_s. now: monotonic seconds."""
+    """Decides on an engine's silence: cuts calls once after cut_s, restarts every restart_s. now: monotonic seconds."""
 
     def __init__(self, *, cut_s: float, restart_s: float) -> None:
         self._cut_s = cut_s
@@ -119,7 +119,7 @@ class Silence:
         self._since = None
 
     def probe_missed(self, now: float) -> SilenceAction:
-        """A probe went unanswered."""
+        """A probe was not answered."""
         if self._since is None:
             self._since, self._restart_at, self._is_cut = now, now + self._restart_s, False
         if now >= self._restart_at:
@@ -131,19 +131,19 @@ class Silence:
         return SilenceAction.NOTHING
 
 
-# A replica is ejected after so many failures in a row, or if a share of its last calls failed. Either way its share of
-# failures (all of them, in a row) must exceed that of the others by MARGIN: what fails everywhere is not its fault.
+# A replica is ejected after so many consecutive failures, or if a share of its recent calls failed. Either share must
+# exceed that of the other replicas by MARGIN, because failures everywhere are not its fault.
 OUTLIER_FAILURES = 5
 MIN_CALLS, FAILING_SHARE, MARGIN = 20.0, 0.5, 0.3
 HALF_LIFE_S = 10.0  # after which a call counts half
 MAX_EJECTED_S = 300.0
-FORGIVEN_S = 60.0  # in service, for which one ejection is forgiven
+FORGIVEN_S = 60.0  # in service, after which one ejection is forgotten
 MAX_EJECTED_SHARE = 0.5  # of all replicas
 
 
 @dataclass(slots=True)
 class _ReplicaRecord:
-    """good, bad: calls of late, fading. trial: it is back and has not answered well yet."""
+    """good, bad: recent calls, decaying. is_on_trial: back from an ejection, without a good answer yet."""
 
     good: float = 0.0
     bad: float = 0.0
@@ -161,10 +161,10 @@ class _ReplicaRecord:
 
 
 class Outliers:
-    """Over `count` replicas, known by their index. now: monotonic seconds.
+    """Outlier ejection over `count` replicas, identified by index. now: monotonic seconds.
 
-    first_s: of the first ejection, each further one is twice as long; shortened by a random part of up to a fifth.
-    uniform: random numbers in [0, 1).
+    first_s: duration of the first ejection; doubles each time, shortened randomly by up to a fifth. uniform: random
+    numbers in [0, 1).
     """
 
     def __init__(self, count: int, *, first_s: float = 5.0, uniform: Callable[[], float] = random.random) -> None:
@@ -175,7 +175,7 @@ class Outliers:
         self._max_ejected = min(int(count * MAX_EJECTED_SHARE), count - 1)
 
     def is_ejected(self, index: int, now: float) -> bool:
-        """Whether calls are to go elsewhere. When its time is over the replica is on trial."""
+        """Whether calls must go elsewhere. After its time the replica is on trial."""
         record = self._records[index]
         if record.is_ejected and now >= record.until:
             record.is_ejected, record.is_on_trial = False, True
@@ -184,7 +184,7 @@ class Outliers:
         return record.is_ejected
 
     def is_on_trial(self, index: int) -> bool:
-        """Whether it is back from an ejection without a good answer yet: one call at a time is enough."""
+        """Whether it is back from an ejection without a good answer yet; send it one call at a time."""
         return self._records[index].is_on_trial
 
     def succeeded(self, index: int, now: float) -> None:
@@ -197,7 +197,7 @@ class Outliers:
             self.is_calm = not any(other.is_ejected or other.is_on_trial for other in self._records)
 
     def failed(self, index: int, now: float) -> bool:
-        """A call failed or was not answered. Whether that ejects the replica."""
+        """A call failed or was not answered. Returns whether that ejects the replica."""
         record = self._faded(index, now)
         record.bad += 1.0
         record.failures += 1
@@ -209,7 +209,7 @@ class Outliers:
         return True
 
     def try_again(self, index: int, now: float) -> None:
-        """It was away and is back: what it did before says little, so an ejection ends now, on trial."""
+        """Ends the ejection of a replica that was restarted; it is then on trial."""
         record = self._records[index]
         if record.is_ejected:
             record.until = min(record.until, now)
@@ -224,7 +224,7 @@ class Outliers:
         is_often = record.good + record.bad >= MIN_CALLS and record.rate() >= FAILING_SHARE
         if not is_in_a_row and not is_often:
             return False
-        rate = 1.0 if is_in_a_row else record.rate()  # what it did well before it broke is past
+        rate = 1.0 if is_in_a_row else record.rate()  # good calls before the outage do not count
         others = [self._faded(other, now) for other in range(len(self._records)) if other != index]
         bad, good = sum(other.bad for other in others), sum(other.good for other in others)
         return rate >= (bad / (bad + good) if bad + good else 0.0) + MARGIN
@@ -241,14 +241,14 @@ class Outliers:
     def _faded(self, index: int, now: float) -> _ReplicaRecord:
         record = self._records[index]
         passed_s = now - record.faded_at
-        if passed_s > 0.1:  # often enough, and not a power for every call
+        if passed_s > 0.1:  # saves a power function for each call
             keep = 0.5 ** (passed_s / HALF_LIFE_S)
             record.good, record.bad, record.faded_at = record.good * keep, record.bad * keep, now
         return record
 
 
-# In the words of: ONNX Runtime's arena and CUDA calls · torch, CUDA and TensorRT · cuBLAS and cuDNN · TensorFlow ·
-# Triton's Python backend, whose tensors pass through a pool in /dev/shm · Python, numpy and C++
+# Error texts of: ONNX Runtime's arena and CUDA calls · torch, CUDA and TensorRT · cuBLAS and cuDNN · TensorFlow ·
+# Triton's Python backend, whose tensors pass through /dev/shm · Python, numpy and C++
 _OUT_OF_MEMORY = re.compile(
     r"failed to allocate memory|cuda failure 2\b"
     r"|out[ _]of[ _]memory|cudaErrorMemoryAllocation|requested amount of gpu memory"
@@ -260,7 +260,7 @@ _OUT_OF_MEMORY = re.compile(
     re.IGNORECASE,
 )
 
-# Errors of Triton's Python backend with the key of the region, up to the end of the JSON string or line.
+# Errors of Triton's Python backend with the region's key, up to the end of the JSON string or line.
 _SHARED_MEMORY = re.compile(
     r"(?:failed to increase the shared memory pool size|unable to initialize shared memory key"
     r"|failed to create new mapped region)[^\"\n]*",
@@ -274,15 +274,15 @@ SHARED_MEMORY_FULL = (
 
 
 def means_out_of_memory(reason: str) -> bool:
-    """Whether a smaller batch may succeed where this one failed. reason: the engine's, of a failed inference."""
+    """Whether a smaller batch may succeed. reason: the engine's text of a failed inference."""
     return _OUT_OF_MEMORY.search(reason) is not None
 
 
 def means_shared_memory_full(reason: str) -> bool:
-    """Whether /dev/shm was full for Triton's Python backend. reason: the engine's text, with the key of a region."""
+    """Whether /dev/shm was full for Triton's Python backend. reason: the engine's text."""
     return _SHARED_MEMORY.search(reason) is not None
 
 
 def redact_region_keys(piece: bytes) -> bytes:
-    """A part of an engine's answer, without the keys of regions in errors about shared memory."""
+    """The piece of an answer, with region keys removed from shared-memory errors."""
     return _SHARED_MEMORY_BYTES.sub(SHARED_MEMORY_FULL.encode(), piece) if _SHARED_MEMORY_MARK in piece else piece

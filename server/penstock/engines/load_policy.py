@@ -1,8 +1,8 @@
-"""Checks load requests of both protocols: rejects models that could run the sender's code.
+"""Checks load requests of both protocols: rejects models that could run the client's code.
 
-The operator trusts the model repositories named at start. A model in a load request must be an ONNX model for ONNX
-Runtime: every other kind can contain code, or names a library, a script or a file of this machine. ONNX files are read
-without the onnx package: protobuf builds an object for every message, and 64 MB of empty nodes become gigabytes.
+Repositories named at start are trusted. A model in a load request must be ONNX for ONNX Runtime; other kinds can
+contain code, or name libraries, scripts or files of this machine. ONNX files are parsed without the onnx package:
+protobuf needs gigabytes for 64 MB of empty nodes.
 """
 
 import base64
@@ -26,7 +26,7 @@ from penstock.protocol.protobuf import LENGTH, WireReader
 from penstock.protocol.request_checks import check_inside_folder, quoted
 
 MAX_FIELDS = 1_000_000  # about a second; the largest public models have a tenth of it
-MAX_DEPTH = 40  # of graphs in graphs
+MAX_DEPTH = 40  # of nested graphs
 Span: TypeAlias = tuple[int, int]
 
 _MODEL, _GRAPH, _NODE, _FUNCTION, _TRAINING = "ModelProto", "GraphProto", "NodeProto", "FunctionProto", "TrainingInfo"
@@ -48,14 +48,11 @@ _IR_VERSION, _ANY_GRAPH = 1, 7
 
 @dataclass(slots=True)
 class OnnxHeader:
-    """operators, functions: (domain, name) of the operators that its nodes use, and of the functions that it defines.
-
-    external_names: the values of external_data entries: paths relative to the ONNX file's folder, and numbers.
-    """
+    """operators, functions: (domain, name) of used operators and of defined functions."""
 
     operators: set[tuple[str, str]] = field(default_factory=set)
     functions: set[tuple[str, str]] = field(default_factory=set)
-    external_names: set[str] = field(default_factory=set)
+    external_names: set[str] = field(default_factory=set)  # external_data: paths relative to the ONNX file, and numbers
 
 
 def read_header(content: bytes | mmap) -> OnnxHeader:
@@ -69,10 +66,7 @@ def read_header(content: bytes | mmap) -> OnnxHeader:
 
 
 def _read_message(reader: WireReader, header: OnnxHeader, kind: str, span: Span, depth: int) -> None:
-    """Adds what the message and its nested messages contain to the header.
-
-    Every repetition of a singular field is added: parsers differ in which one they use.
-    """
+    """Adds the message and its nested messages to the header, with all repetitions of singular fields."""
     if depth > MAX_DEPTH:
         raise InvalidRequest(f"it nests messages more than {MAX_DEPTH} deep")
     inner = _MESSAGES[kind]
@@ -96,7 +90,7 @@ def _read_message(reader: WireReader, header: OnnxHeader, kind: str, span: Span,
 
 
 def _values(reader: WireReader, start: int, end: int) -> Iterator[str]:
-    """Location, offset, length and checksum. None of them may look like a path outside the folder."""
+    """Location, offset, length and checksum. None may be a path outside the folder."""
     for number, wire_type, first, last in reader.fields(start, end):
         if number == _VALUE and wire_type == LENGTH:
             yield reader.text(first, last)
@@ -104,16 +98,16 @@ def _values(reader: WireReader, start: int, end: int) -> Iterator[str]:
 
 FLAG = "--allow-model-code"
 REMEDY = f"put the model into a model repository of the gateway, or start the gateway with {FLAG}"
-MAX_CONFIG_CHARACTERS = 1 << 20  # the parser is slow: about a second
+MAX_CONFIG_CHARACTERS = 1 << 20  # parsing that takes about a second
 MAX_REASON = 500  # characters of the parser's message, which may quote a whole line
 ONNX_SUFFIX = ".onnx"
 _BACKENDS, _PLATFORMS = ("", "onnxruntime"), ("", "onnxruntime_onnx")
-_RUNTIMES = ("", "model.py", "libtriton_onnxruntime.so")  # the backend's own; no client can send such files
+_RUNTIMES = ("", "model.py", "libtriton_onnxruntime.so")  # the backend's own; clients cannot send such files
 _ONNX_DOMAINS = frozenset(("", "ai.onnx", "ai.onnx.ml", "ai.onnx.preview", "ai.onnx.preview.training", "com.microsoft"))
 # Operators of com.microsoft that open a compiled engine or run Python in the engine's process.
 _CODE_OPERATORS = frozenset(("EPContext", "PythonOp", "PythonOpGrad", "TritonOp"))
-# Words in the name of a parameter whose value is a file, a folder or a library: EXECUTION_ENV_PATH,
-# TRITON_BATCH_STRATEGY_PATH, trt_engine_cache_path, session.collect_node_memory_stats_to_file and their like.
+# Parameters whose value is a file, folder or library, such as EXECUTION_ENV_PATH, TRITON_BATCH_STRATEGY_PATH,
+# trt_engine_cache_path, session.collect_node_memory_stats_to_file.
 _FILE_PARAMETER = re.compile(
     r"(?:^|[^a-z0-9])(?:dir|directory|env|file|filename|filepath|files|folder|libs?|library|libraries|module|paths?"
     r"|plugins?|prefix|script)(?![a-z0-9])"
@@ -124,7 +118,7 @@ _CODE_SUFFIXES = re.compile(
     r"|savedmodel|sh|so|tar|tgz|trt|zip)"
     r"(?:[./]|$)"
 )
-_DATA_FOLDERS = ("warmup", "initial_state")  # Triton's names, of files that a config names without the folder
+_DATA_FOLDERS = ("warmup", "initial_state")  # Triton's folders for files that a config names without the folder
 
 
 def check_model(
@@ -134,11 +128,10 @@ def check_model(
     allows_code: bool,
     source: str = "the request",
 ) -> None:
-    """Raises InvalidRequest, naming the field and the flag, for a model that the request may not load.
+    """Raises InvalidRequest, naming the field and the flag, for a model that must not be loaded.
 
-    config: from the request; None to use the repository's. files: contents by name, relative to the model's folder;
-    only ONNX files are read. allows_code: whether every backend and file is allowed; paths outside the model's folder
-    never are. source: of the model, for the message.
+    config: None for the repository's. files: contents by path relative to the model's folder. allows_code: allow every
+    backend and file, but no path outside of the folder. source: for the message.
     """
     fields = _file_fields(config) if config is not None else []
     for what, name in (*fields, *(("a file", name) for name in files)):
@@ -164,7 +157,6 @@ def parse_config(text: str) -> model_config_pb2.ModelConfig:
 
 
 def _file_fields(config: model_config_pb2.ModelConfig) -> list[tuple[str, str]]:
-    """Every field that names a file of the model, by its path in the config."""
     fields = [("default_model_filename", config.default_model_filename)]
     fields += [(f"cc_model_filenames[{quoted(key)}]", name) for key, name in config.cc_model_filenames.items()]
     fields += [(f"output[{quoted(output.name)}].label_filename", output.label_filename) for output in config.output]
@@ -182,7 +174,7 @@ def _file_fields(config: model_config_pb2.ModelConfig) -> list[tuple[str, str]]:
 
 
 def _code_in(config: model_config_pb2.ModelConfig) -> Iterator[str]:
-    """Each field that selects something other than an ONNX model, or makes the engine open a library or a file."""
+    """Fields that select something else than an ONNX model, or make the engine open a library or file."""
     names = (config.default_model_filename, *config.cc_model_filenames.values())
     found = [
         ("backend", [config.backend] if config.backend not in _BACKENDS else []),
@@ -198,7 +190,6 @@ def _code_in(config: model_config_pb2.ModelConfig) -> Iterator[str]:
 
 
 def _parameters(config: model_config_pb2.ModelConfig) -> Iterator[str]:
-    """The names of the model's parameters, and of its accelerators'."""
     yield from config.parameters
     accelerators = config.optimization.execution_accelerators
     for accelerator in (*accelerators.gpu_execution_accelerator, *accelerators.cpu_execution_accelerator):
@@ -206,7 +197,6 @@ def _parameters(config: model_config_pb2.ModelConfig) -> Iterator[str]:
 
 
 def _check_onnx_files(files: Mapping[str, bytes | mmap], *, allows_code: bool, source: str) -> Iterator[str]:
-    """Checks the ONNX files. Yields the names of their external data in the model's folder."""
     for name, content in files.items():
         if not name.endswith(ONNX_SUFFIX):
             continue
@@ -254,7 +244,7 @@ class _LoadBody(msgspec.Struct):
 
 @dataclass(frozen=True, slots=True)
 class LoadPolicy:
-    """allows_code: whether clients may load models that run code of theirs (--allow-model-code)."""
+    """allows_code: clients may load models that run code (--allow-model-code)."""
 
     allows_code: bool = False
 
@@ -297,7 +287,7 @@ class LoadPolicy:
 
 
 def _decoded(name: str, text: str) -> bytes:
-    """A file's content. Raises InvalidRequest if it is not strict base64: decoders read other input differently."""
+    """A file's content. Raises InvalidRequest if it is not strict base64, because decoders differ in the rest."""
     try:
         return base64.b64decode(text, validate=True)
     except (binascii.Error, ValueError) as error:

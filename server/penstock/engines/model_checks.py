@@ -13,42 +13,33 @@ from penstock.protocol.engine import Engine, ModelConfig
 from penstock.protocol.errors import DeadlineExceeded, EngineUnavailable, InferenceError, ModelNotFound, Overloaded
 
 log = get_logger("engine")
-TRIALS_S = 10.0  # that a start or a load waits for trials; a load first waits until the model answers or hangs
+TRIALS_S = 10.0  # maximum wait of a start or load for trials; a load first waits until the model answers or hangs
 STARTING = "it was loaded, and its first inference has no answer yet"
-OWN_STALL_S = 1.0  # if the event loop itself was blocked for so long, the answer may only have been read late
+OWN_STALL_S = 1.0  # if the event loop was blocked longer, the answer may only have been read late
 
 
 @dataclass(frozen=True, slots=True)
 class CheckOptions:
-    """failures: canary failures in a row that make a model unavailable. execution_timeout_s: of a model, by its config.
-
-    restart_model: gets the model, the reason and how often it hung; None for an engine that we did not start.
-    restart_engine: gets the reason. try_model: tries a newly loaded model after its canary; called again if it raises
-    InferenceError.
-    """
+    """Options of the model checks."""
 
     interval_s: float
-    failures: int
+    failures: int  # consecutive canary failures that make a model unavailable
     execution_timeout_s: Callable[[ModelConfig], float]
-    restart_model: Callable[[str, str, int], None] | None
-    restart_engine: Callable[[str], None]
-    try_model: Callable[[ModelConfig], Awaitable[TrialResult]] | None = None
+    restart_model: Callable[[str, str, int], None] | None  # model, reason, hangs so far; None for a remote engine
+    restart_engine: Callable[[str], None]  # the argument: the reason
+    try_model: Callable[[ModelConfig], Awaitable[TrialResult]] | None = None  # trial after the first canary
 
 
 class ModelChecks:
-    """All members belong to one event loop. config_of: the config of a loaded model, None for other models.
-
-    changed: called with a model's name when it becomes unavailable, and when it is available again.
-    rows_tried: called with a model's new config after the trial of its rows.
-    """
+    """Schedules canaries and trials. Use on one event loop."""
 
     def __init__(
         self,
         backend: Engine,
         options: CheckOptions,
-        config_of: Callable[[str], ModelConfig | None],
-        changed: Callable[[str], None],
-        rows_tried: Callable[[ModelConfig], None],
+        config_of: Callable[[str], ModelConfig | None],  # of a loaded model, else None
+        changed: Callable[[str], None],  # called when a model becomes unavailable or available
+        rows_tried: Callable[[ModelConfig], None],  # called with the new config after a trial of rows
     ) -> None:
         self._backend = backend
         self._options = options
@@ -65,7 +56,7 @@ class ModelChecks:
         self._generations: dict[str, int] = {}
 
     def loaded(self, model_name: str) -> None:
-        """The model was loaded, or loaded again."""
+        """The model was loaded or reloaded."""
         self._health.loaded(model_name, time.monotonic())
         self._since.pop(model_name, None)
         self._end_trial(model_name)
@@ -73,20 +64,20 @@ class ModelChecks:
             self._untried.add(model_name)
 
     def note_generations(self, generations: Mapping[str, int]) -> None:
-        """How often each model's processes were replaced. A canary of an earlier process does not count."""
+        """Updates how often each model's processes were replaced. A canary of an earlier process does not count."""
         for name, generation in generations.items():
             if generation != self._generations.get(name, 0):
                 self._health.renewed(name, time.monotonic())
         self._generations = dict(generations)
 
     def forget(self, model_name: str) -> None:
-        """The model is not loaded any more."""
+        """The model was unloaded."""
         self._health.forget(model_name)
         self._since.pop(model_name, None)
         self._end_trial(model_name)
 
     def reset(self) -> None:
-        """The engine is down. Nothing is known of the next one's models."""
+        """The engine is down; all state is dropped."""
         self._health.reset()
         self._since.clear()
         for canary in self._canaries:
@@ -95,19 +86,19 @@ class ModelChecks:
             self._end_trial(name)
 
     def unavailable(self, model_name: str) -> Unavailable | None:
-        """Why the model cannot serve; None while it can."""
+        """Why the model cannot serve; None if it can."""
         why = self._health.unavailable(model_name)
         if why is None and model_name in self._starting:
             return Unavailable(Cause.STARTING, STARTING, time.monotonic())
         return why
 
     def serves(self, model_name: str) -> bool:
-        """Whether the model was tried since its load, and can serve."""
+        """Whether the model has passed its trial, and can serve."""
         is_tried = model_name not in self._untried and model_name not in self._trials
         return is_tried and self._health.is_known(model_name) and self.unavailable(model_name) is None
 
     def mark(self, model_name: str, cause: Cause, reason: str) -> None:
-        """The model is unavailable from now on: with Cause.TRIAL until it is loaded again."""
+        """Makes the model unavailable; with Cause.TRIAL until the next load."""
         self._health.mark(model_name, cause, reason, time.monotonic())
 
     def served(self, model_name: str) -> None:
@@ -115,15 +106,11 @@ class ModelChecks:
         self._health.served(model_name, time.monotonic())
 
     def failed(self, model_name: str) -> bool:
-        """A client's inference failed in the engine, and the request was valid. Returns whether a canary is due."""
+        """A client's valid inference failed in the engine. Returns whether a canary is due."""
         return self._health.call_failed(model_name, time.monotonic())
 
     def late(self, model_name: str, waited_s: float, *, is_waiting: bool = False) -> bool:
-        """A client's call ended after waited_s without an answer, or still waits. Returns whether a canary is due.
-
-        A call that waits only brings the canary forward, after half the model's execution time-out: a long stream of
-        answers waits, too.
-        """
+        """A client's call had no answer for waited_s. Returns whether a canary is due. is_waiting: it still waits."""
         now, config = time.monotonic(), self._config_of(model_name)
         if config is None:
             return False
@@ -136,16 +123,12 @@ class ModelChecks:
         return self._health.call_late(model_name, waited_s, now)
 
     def run_due(self) -> None:
-        """Starts the canaries and trials that are due; returns at once."""
+        """Starts the canaries and trials that are due. Does not block."""
         self._start_trials()
         self._start(self._health.due(time.monotonic()))
 
     async def run_all(self, model_names: Sequence[str], max_wait_s: float) -> list[bool | None]:
-        """Runs a canary of each of these newly loaded models. Returns whether it passed; None without canary or answer.
-
-        Waits for all of them, but only max_wait_s once one has passed, so that a model that hangs does not delay the
-        others. A model serves no client until its canary is answered.
-        """
+        """Whether each model's canary passed, or None. Once one has passed, waits max_wait_s at most for the rest."""
         now = time.monotonic()
         for name in model_names:
             self._health.loaded(name, now)
@@ -170,10 +153,7 @@ class ModelChecks:
             await asyncio.wait(self._trials.values(), timeout=TRIALS_S)
 
     async def try_loaded(self, model_name: str, *, served: bool) -> None:
-        """Waits for the trial of a model that a client loaded. served: whether it served before.
-
-        A new model serves no client until its first inference is answered. TRIALS_S limits the rest of the trial.
-        """
+        """Waits for the trial of a model that a client loaded. If it did not serve before, it is STARTING meanwhile."""
         self._start_trials()
         trial, config = self._trials.get(model_name), self._config_of(model_name)
         if trial is None or config is None:
@@ -194,7 +174,6 @@ class ModelChecks:
         self._on_change(model_name)
 
     def _start_trials(self) -> None:
-        """Starts the trials of models not tried since their load, except those that may hang."""
         for name in self._untried - set(self._trials):
             if not self._health.may_hang(name) and (config := self._config_of(name)) is not None:
                 self._untried.discard(name)
@@ -203,7 +182,7 @@ class ModelChecks:
                 self._trials[name] = asyncio.create_task(self._try(name, config))
 
     async def _try(self, model_name: str, config: ModelConfig) -> None:
-        """Runs as a task. A model whose canary gets no answer hangs; it is tried after its restart."""
+        """A trial's task. A model without an answer hangs; it is tried again after its restart."""
         assert self._options.try_model is not None
         try:
             if self._health.needs_proof(model_name):
@@ -217,7 +196,7 @@ class ModelChecks:
                 self.mark(model_name, Cause.TRIAL, tried.failure)
             elif tried.unmerged is not None:
                 self._rows_tried(replace(config, unmerged=tried.unmerged))
-        except InferenceError:  # the engine did not answer: try at the next check
+        except InferenceError:  # the engine did not answer: retried at the next check
             self._untried.add(model_name)
         except Exception:
             log.exception("a trial failed unexpectedly", model=model_name)
@@ -250,7 +229,7 @@ class ModelChecks:
             return self._late(model_name, timeout_s, started, error)
         except InferenceError as error:
             log.warning("canary inference failed", model=model_name, reason=error.message)
-            if isinstance(error, EngineUnavailable | ModelNotFound | Overloaded):  # no fault of the model itself
+            if isinstance(error, EngineUnavailable | ModelNotFound | Overloaded):  # not the model's fault
                 self._health.over(model_name, started, time.monotonic())
             elif self._health.failed(model_name, error.message, started, time.monotonic()):
                 self._restart(model_name)
@@ -259,7 +238,6 @@ class ModelChecks:
         return True
 
     def _late(self, model_name: str, timeout_s: float, started: float, error: DeadlineExceeded) -> bool | None:
-        """The result of _probe for a canary without an answer."""
         now = time.monotonic()
         if now - started > timeout_s + OWN_STALL_S:
             self._health.over(model_name, started, now)

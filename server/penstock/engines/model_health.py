@@ -1,9 +1,8 @@
-"""Whether each model can serve, from the results of its canaries and of clients' calls. Sans-IO.
+"""Decides from canaries and clients' calls whether each model can serve. No I/O.
 
-The canary decides, so that no client can make a model unavailable with inputs that it cannot process. Clients' calls
-only change when it runs: earlier if calls fail or are late, later if they succeed. A model without a usable canary (it
-keeps state, or zeros never worked) is judged by clients' calls, and still gets every call. `EngineView` is what request
-handlers know of the engine and its models.
+The canary decides, so that clients' bad inputs cannot make a model unavailable. Clients' calls only reschedule it:
+earlier after failures or late calls, later after successes. A model without a usable canary (stateful, or zeros never
+worked) is judged by clients' calls, and still gets every call.
 """
 
 from collections.abc import Callable, Mapping
@@ -16,21 +15,21 @@ from penstock.protocol.errors import ModelRefused, ModelUnavailable
 
 TRAFFIC_FAILURES = 10
 TRAFFIC_FAILING_S = 10.0
-RETRY_S = 1.0  # between canaries of a model that fails
-MAX_RETRY_S = 30.0  # between canaries of a model that was restarted again and again
-MAX_ROTATION = 6  # canary intervals between two canaries of an idle model, at most
-RECENTLY_S = 10.0  # a model without a canary that served a call within this time works
-ENGINE_RESTART_HANGS = 2  # in a row, of the engine's only model that worked
+RETRY_S = 1.0  # between canaries of a failing model
+MAX_RETRY_S = 30.0  # between canaries of a model that was restarted repeatedly
+MAX_ROTATION = 6  # maximum canary intervals between two canaries of an idle model
+RECENTLY_S = 10.0  # a model without a canary works if it served a call within this time
+ENGINE_RESTART_HANGS = 2  # consecutive, of the only working model
 
 
 class Cause(StrEnum):
-    """Why a model is unavailable. A label of metrics, so the set is closed."""
+    """Why a model is unavailable. A metric label."""
 
     HANG = "hang"
     CANARY = "canary"
     TRAFFIC = "traffic"
-    TRIAL = "trial"  # at load; only another load ends it, not a canary
-    STARTING = "starting"  # its first inference after a load has no answer yet
+    TRIAL = "trial"  # at load; ended by another load, not by a canary
+    STARTING = "starting"  # its first inference after a load is not answered yet
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,34 +43,26 @@ class Unavailable:
 
 @dataclass(slots=True)
 class _ModelRecord:
-    """State of one loaded model. Times are monotonic seconds.
-
-    has_passed: whether the canary passed since the model was loaded. is_suspect: clients' calls fail or are late, so
-    the canary runs before its turn. checked_at: the end of the last canary. restarts: since the canary last passed.
-    renewed_at: the start of the process that executes the model now.
-    """
-
-    checked_at: float
+    checked_at: float  # end of the last canary
     has_canary: bool = True
-    has_passed: bool = False
-    is_suspect: bool = False
+    has_passed: bool = False  # since the load
+    is_suspect: bool = False  # calls fail or are late, so the canary runs early
     running_since: float | None = None
     canary_failures: int = 0
     call_failures: int = 0
     failing_since: float = 0.0
     answered_at: float = float("-inf")
     served_at: float = float("-inf")
-    restarts: int = 0
-    renewed_at: float = float("-inf")
+    restarts: int = 0  # since the canary last passed
+    renewed_at: float = float("-inf")  # start of the model's current process
     unavailable: Unavailable | None = None
 
 
 class ModelHealth:
-    """The table of unavailable models. now: monotonic seconds. sent: when the canary was sent; its result counts only
-    if the model's process is still the same.
+    """The table of unavailable models. now: monotonic seconds. sent: the canary's start, to ignore a replaced process.
 
-    limit: canary failures in a row that make a model unavailable. interval_s: between two canaries; an idle model waits
-    for its turn. changed: called with a model's name when it becomes unavailable, and when it is available again.
+    limit: consecutive canary failures that make a model unavailable. interval_s: between two canaries; idle models take
+    turns. changed: called with a model's name on a change of its availability.
     """
 
     def __init__(self, *, limit: int, interval_s: float, changed: Callable[[str], None]) -> None:
@@ -82,7 +73,7 @@ class ModelHealth:
         self._records: dict[str, _ModelRecord] = {}
 
     def loaded(self, model_name: str, now: float) -> None:
-        """The model was loaded, or reloaded: its history is dropped."""
+        """The model was loaded or reloaded: its history is dropped."""
         self._records[model_name] = _ModelRecord(checked_at=now)
 
     def begun(self, model_name: str, now: float) -> None:
@@ -90,13 +81,13 @@ class ModelHealth:
         self._records[model_name].running_since = now
 
     def renewed(self, model_name: str, now: float) -> None:
-        """A new process executes the model from now on. Results of earlier canaries do not count for it."""
+        """The model has a new process. Results of earlier canaries are ignored."""
         if (record := self._records.get(model_name)) is not None:
             record.renewed_at = record.checked_at = now
             record.running_since, record.canary_failures = None, 0
 
     def forget(self, model_name: str) -> None:
-        """The model is not loaded any more."""
+        """The model was unloaded."""
         self._records.pop(model_name, None)
 
     def reset(self) -> None:
@@ -104,7 +95,7 @@ class ModelHealth:
         self._records.clear()
 
     def unavailable(self, model_name: str) -> Unavailable | None:
-        """Why the model cannot serve; None while it can."""
+        """Why the model cannot serve; None if it can."""
         record = self._records.get(model_name)
         return record.unavailable if record is not None else None
 
@@ -118,12 +109,12 @@ class ModelHealth:
         return record is not None and (record.unavailable is not None or record.running_since is not None)
 
     def needs_proof(self, model_name: str) -> bool:
-        """Whether it has a canary, as far as is known, that has not passed since the model was loaded."""
+        """Whether it may have a canary, which has not passed since the load."""
         record = self._records.get(model_name)
         return record is not None and record.has_canary and not record.has_passed
 
     def mark(self, model_name: str, cause: Cause, reason: str, now: float) -> None:
-        """Makes the model unavailable, unless it is so for another cause."""
+        """Makes the model unavailable, unless it already is."""
         record = self._records.setdefault(model_name, _ModelRecord(checked_at=now))
         if record.unavailable is None:
             record.unavailable = Unavailable(cause, reason, now)
@@ -153,10 +144,7 @@ class ModelHealth:
             self._served(model_name, record, now)
 
     def failed(self, model_name: str, why: str, sent: float, now: float) -> bool:
-        """Its canary failed in the engine. Returns whether to restart the model.
-
-        Failures of a canary that never passed do not count.
-        """
+        """Its canary failed in the engine. Returns whether to restart the model; False if its canary never passed."""
         record = self._checked(model_name, sent, now)
         if record is None or not record.has_passed:
             return False
@@ -182,7 +170,7 @@ class ModelHealth:
             self._served(model_name, record, now)
 
     def call_failed(self, model_name: str, now: float) -> bool:
-        """A client's inference failed in the engine, and the request was valid. Returns whether a canary is due."""
+        """A client's valid inference failed in the engine. Returns whether a canary is due."""
         if (record := self._records.get(model_name)) is None:
             return False
         record.answered_at = now
@@ -212,10 +200,7 @@ class ModelHealth:
         return self._hung(model_name, record, timeout_s, now)
 
     def sick_reason(self, model_name: str) -> str:
-        """Why the whole engine must restart, now that this model is unavailable; empty while another model serves.
-
-        A model that hangs for the first time is restarted alone.
-        """
+        """Why the whole engine must restart; empty if another model serves, or the model hangs for the first time."""
         record = self._records.get(model_name)
         why = record.unavailable if record is not None else None
         if record is None or why is None or (why.cause is Cause.HANG and record.restarts < ENGINE_RESTART_HANGS):
@@ -232,7 +217,7 @@ class ModelHealth:
         return True
 
     def _checked(self, model_name: str, sent: float, now: float) -> _ModelRecord | None:
-        """Ends its canary. Returns its record; None if none ran, or if it was sent to an earlier process."""
+        """Ends its canary. Returns its record, or None if none ran or it was sent to an earlier process."""
         record = self._records.get(model_name)
         if record is None or record.running_since is None or sent < record.renewed_at:
             return None
@@ -248,7 +233,7 @@ class ModelHealth:
         return now >= max(record.checked_at, record.served_at) + rotation_s
 
     def _pause_s(self, record: _ModelRecord) -> float:
-        """Longer after each restart of the model since its canary last passed."""
+        """Grows with each restart since the canary last passed."""
         return min(self._retry_s * 2.0 ** max(record.restarts - 1, 0), MAX_RETRY_S)
 
     def _suspect(self, record: _ModelRecord, now: float) -> bool:
@@ -265,16 +250,13 @@ class ModelHealth:
 
 @dataclass(frozen=True, slots=True)
 class KnownModel:
-    """A model as last seen. config: None if it never loaded. reason: why it is not ready, for clients.
-
-    is_refused: not served, because its options are not valid. unavailable: why it is not served until it recovers.
-    """
+    """A model as last seen."""
 
     name: str
     is_ready: bool
-    reason: str = ""
-    config: ModelConfig | None = None
-    is_refused: bool = False
+    reason: str = ""  # why it is not ready, for clients
+    config: ModelConfig | None = None  # None if it was never loaded
+    is_refused: bool = False  # not served, because its options are invalid
     unavailable: Cause | None = None
 
     @property
@@ -288,19 +270,19 @@ class KnownModel:
         if self.is_refused:
             return ModelRefused(self.reason)
         if self.unavailable is not None:
-            wait_s = None if self.unavailable is Cause.TRIAL else 1.0  # only another load ends a failed trial
+            wait_s = None if self.unavailable is Cause.TRIAL else 1.0  # a failed trial ends only with another load
             return ModelUnavailable(f"model {self.name!r} is unavailable: {self.reason}", retry_after_s=wait_s)
         return None
 
     def require_served(self) -> None:
-        """Raises its error. A model that only client calls can judge still gets them."""
+        """Raises its error, unless only clients' calls can judge the model."""
         error = self.error
         if error is not None and self.unavailable is not Cause.TRAFFIC:
             raise error
 
 
 class EngineView(Protocol):
-    """The engine and its models as last seen. penstock.engines.watch.EngineWatch is one."""
+    """The last known state of the engine and its models."""
 
     @property
     def is_up(self) -> bool:
@@ -314,14 +296,14 @@ class EngineView(Protocol):
 
     @property
     def generation(self) -> int:
-        """How often it came up: what was only in its memory may be gone since this last changed."""
+        """How often it came up. A change means that its memory may be lost."""
         ...
 
     @property
     def models(self) -> Mapping[str, KnownModel]: ...
 
     def when_silent(self, cut: Callable[[str], None]) -> None:
-        """Registers a function that is called, with the reason, when calls in flight will not be answered."""
+        """Registers a function to call, with the reason, when calls in flight will not be answered."""
         ...
 
     def suspect(self) -> None:
@@ -329,11 +311,11 @@ class EngineView(Protocol):
         ...
 
     def note_late(self, model_name: str, waited_s: float, *, is_waiting: bool = False) -> None:
-        """A call ended after waited_s without an answer from the engine. is_waiting: it has not ended."""
+        """A call ended after waited_s without an answer. is_waiting: it has not ended."""
         ...
 
     def note_failed(self, model_name: str) -> None:
-        """A client's inference failed in the engine, and the request was valid."""
+        """A client's valid inference failed in the engine."""
         ...
 
     def note_served(self, model_name: str) -> None:
@@ -341,11 +323,11 @@ class EngineView(Protocol):
         ...
 
     async def note_loaded(self, model_name: str) -> None:
-        """A client had the engine load a model."""
+        """A client loaded a model."""
         ...
 
     def note_unloaded(self, model_name: str) -> None:
-        """A client had the engine unload a model."""
+        """A client unloaded a model."""
         ...
 
     async def find(self, model_name: str) -> ModelConfig:

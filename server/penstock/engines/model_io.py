@@ -1,7 +1,4 @@
-"""Inputs and outputs as a model's config describes them: validation, raw binary requests, classification extension.
-
-Requests are rejected with Triton's error texts.
-"""
+"""Validates tensors against a model's config; raw binary requests; classification. Uses Triton's error texts."""
 
 import math
 import struct
@@ -21,10 +18,7 @@ _UNSUPPORTED = (Datatype.BOOL, Datatype.FP16, Datatype.BF16, Datatype.BYTES)
 
 
 def classified(tensor: Tensor, *, classes: int, labels: Sequence[str], has_batch: bool) -> Tensor:
-    """A BYTES tensor [rows, n], or [n] without a batch dimension; n is at most the values of a row.
-
-    labels: by index; a class without one has none. Raises InvalidRequest for a datatype that has no order here.
-    """
+    """BYTES tensor of the n largest classes, [rows, n] or [n]. labels: by index. Raises InvalidRequest."""
     if tensor.datatype in _UNSUPPORTED:
         raise InvalidRequest(
             f"class result not available for output '{tensor.name}' due to unsupported type '{tensor.datatype}'"
@@ -37,8 +31,8 @@ def classified(tensor: Tensor, *, classes: int, labels: Sequence[str], has_batch
 
 
 def _largest(row: Array, count: int) -> list[int]:
-    """Indices of the largest values, falling; of equal ones the first comes first. Not a number comes last."""
-    falling = -row if np.issubdtype(row.dtype, np.floating) else ~row  # of integers, ~ turns the order without overflow
+    """Indices of the largest values, descending; ties by index, NaN last."""
+    falling = -row if np.issubdtype(row.dtype, np.floating) else ~row  # reverses integers without overflow
     order: list[int] = np.argsort(falling, kind="stable")[:count].tolist()
     return order
 
@@ -51,10 +45,7 @@ def _item(row: Array, index: int, labels: Sequence[str]) -> bytes:
 
 
 def raw_tensor(body: memoryview, proto: model_config_pb2.ModelConfig) -> Tensor:
-    """The input that the config describes, one row of it where there is a batch dimension.
-
-    Raises InvalidRequest, with Triton's message, if its shape does not follow from the byte count.
-    """
+    """The model's single input with these bytes; one row if it batches. Raises InvalidRequest with Triton's text."""
     config = config_from_proto(proto)
     if len(config.inputs) != 1:
         raise InvalidRequest(
@@ -99,7 +90,7 @@ _BATCH_NOTE = (
 
 @dataclass(frozen=True, slots=True)
 class TensorRule:
-    """An input or output of the config. dims: without the batch dimension. reshape: what the model sees instead."""
+    """An input or output of the config. dims: without the batch dimension. reshape: the model's own shape."""
 
     name: str
     datatype: Datatype
@@ -110,7 +101,7 @@ class TensorRule:
 
 @dataclass(frozen=True, slots=True)
 class RequestRules:
-    """What a request for one model must be. Raises InvalidRequest only."""
+    """Validates requests for one model. Raises InvalidRequest."""
 
     model_name: str
     max_batch_size: int
@@ -118,7 +109,7 @@ class RequestRules:
     outputs: Mapping[str, TensorRule]
 
     def check(self, request: InferRequest) -> int:
-        """The request's rows, 1 for a model without batches. The lengths inside BYTES are left to arrays_of."""
+        """The request's rows; 1 without batching. Does not check the lengths inside BYTES."""
         who = f"[request id: {request.id or '<id_unknown>'}] "
         self._check_names(who, request)
         rows = self._rows(who, request.inputs) if self.max_batch_size else 1
@@ -129,11 +120,11 @@ class RequestRules:
         return rows
 
     def wanted(self, request: InferRequest) -> tuple[str, ...]:
-        """The names of the outputs to compute: all where none is named."""
+        """The requested outputs, or all."""
         return tuple(dict.fromkeys(request.outputs)) or tuple(self.outputs)
 
     def arrays_of(self, request: InferRequest) -> dict[str, Array]:
-        """The inputs as the model takes them: views where a tensor's bytes can be read as they lie."""
+        """The model's input arrays; views of the tensors' bytes if possible."""
         who = f"[request id: {request.id or '<id_unknown>'}] "
         arrays = {}
         for tensor in request.inputs:
@@ -145,7 +136,7 @@ class RequestRules:
         return arrays
 
     def shape_of_output(self, name: str, shape: Shape) -> Shape:
-        """What the client sees of an output that the model gave in this shape."""
+        """The client's shape of an output of this shape."""
         rule = self.outputs[name]
         return shape if rule.reshape is None else self._other_shape(shape, rule.reshape, rule.dims)
 
@@ -208,7 +199,7 @@ class RequestRules:
             )
 
     def _check_size(self, who: str, tensor: Tensor) -> None:
-        """As in Triton a batch of 0 rows is one of 1 whose bytes are missing."""
+        """A batch of 0 rows counts as 1 row without bytes, as in Triton."""
         size_bytes = tensor.datatype.size_bytes
         is_empty_batch = self.max_batch_size > 0 and tensor.shape[0] == 0
         count = int(np.prod(tensor.shape[1:], dtype=object)) if is_empty_batch else tensor.element_count
@@ -222,13 +213,12 @@ class RequestRules:
         )
 
     def check_strings(self, request: InferRequest) -> None:
-        """The lengths inside BYTES, which `check` leaves out: they add up to as many elements as the shape says."""
+        """Checks that the lengths inside BYTES match the shapes."""
         for tensor in request.inputs:
             if tensor.datatype is Datatype.BYTES:
                 self._strings(f"[request id: {request.id or '<id_unknown>'}] ", tensor)
 
     def _strings(self, who: str, tensor: Tensor) -> list[memoryview]:
-        """The elements, each behind its length, as many as the shape says."""
         what = f"for inference input '{tensor.name}'"
         items: list[memoryview] = []
         data, position = tensor.data, 0
@@ -252,7 +242,6 @@ class RequestRules:
         return items
 
     def _array_of_strings(self, who: str, tensor: Tensor) -> Array:
-        """An object array of bytes."""
         items = self._strings(who, tensor)
         array = np.empty(len(items), np.object_)
         array[:] = [bytes(item) for item in items]
@@ -266,7 +255,7 @@ class RequestRules:
             raise InvalidRequest(f"{who}unexpected number of string elements {count} {what}, expecting {wanted}")
 
     def _other_shape(self, shape: Shape, own: Shape, other: Shape) -> Shape:
-        """The shape `shape`, laid out as `own`, laid out as `other`: varying sizes keep their order."""
+        """Converts a shape from layout `own` to layout `other`; variable sizes stay in order."""
         batch = shape[:1] if self.max_batch_size else ()
         varying = iter([size for size, dim in zip(shape[len(batch) :], own, strict=True) if dim == -1])
         return (*batch, *(next(varying) if dim == -1 else dim for dim in other))
@@ -293,7 +282,7 @@ def _reshape(entry: "model_config_pb2.ModelInput | model_config_pb2.ModelOutput"
 
 
 def _fits(shape: Shape, expected: Shape) -> bool:
-    """A shape beside a 0 can be so large that no array has it: no request that is meant is."""
+    """Also rejects shapes that are too large for any array, which are possible beside a 0."""
     is_sane = all(size >= 0 for size in shape) and math.prod(max(1, size) for size in shape) <= MAX_ELEMENTS
     return (
         is_sane

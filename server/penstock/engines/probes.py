@@ -1,8 +1,4 @@
-"""Probe inferences: liveness of the engine, the canary of a model, and the trials of a newly loaded model.
-
-A model whose trial fails becomes unavailable. The trial of rows decides whether requests may share a batch; `row_trial`
-evaluates it.
-"""
+"""Probe inferences: liveness of the engine, canaries of models, and trials of newly loaded models."""
 
 import asyncio
 import math
@@ -35,9 +31,7 @@ STALL_TOLERANCE_S = 0.25
 
 
 async def answers_within(max_wait_s: float, engine: Engine) -> bool:
-    """Whether the engine answers in that time; also True if this process itself stalled, since it would have read the
-    answer too late.
-    """
+    """Whether the engine answers in that time. Also True if this process stalled, and so may read answers late."""
     started = time.monotonic()
     try:
         async with asyncio.timeout(max_wait_s):
@@ -51,11 +45,9 @@ MAX_CANARY_BYTES = 16 << 20
 
 
 def canary_request(config: ModelConfig, *, deadline: float) -> InferRequest | None:
-    """One row of zeros for the model's inputs, 1 where a dimension varies; BYTES inputs get empty strings.
+    """One row of zeros, with 1 for variable dimensions; empty strings for BYTES, a grey picture for picture models.
 
-    A model that decodes pictures gets a grey one.
-    None for models that keep state or answer more than once, inputs over 16 MiB, and models
-    with the parameter `canary: off`: zeros prove nothing there.
+    None for stateful and decoupled models, inputs over MAX_CANARY_BYTES, and `canary: off`.
     """
     if config.has_sequence_batching or config.is_decoupled or config.parameters.get("canary") == "off":
         return None
@@ -81,31 +73,27 @@ def _zeros(spec: TensorSpec, batch: tuple[int, ...]) -> Tensor:
 log = get_logger("batching")
 ROW_TRIAL_ID = "penstock-row-trial"
 GRAPH_S = 60.0
-ONNX = "onnxruntime"  # the backend whose model files show whether rows follow the batch
+ONNX = "onnxruntime"  # backend whose model files show whether rows follow the batch
 _GRAPH_PROGRAM = (sys.executable, "-P", "-m", "penstock.engines.ort_serving.batch")
 _NO_EVIDENCE = (EngineUnavailable, DeadlineExceeded, ModelNotFound, Overloaded)  # no evidence about the model
 
 
 class RowChecks:
-    """Whether requests to a model may share a call: its config or its graph says so, and a trial confirms it.
-
-    repositories: folders with the ONNX files; empty for an engine given by URL. For such an engine, and for other
-    backends, max_batch_size declares that rows follow the batch.
-    """
+    """Whether requests to a model may share a call: config or graph allow it, and a trial confirms it."""
 
     def __init__(
         self,
         backend: Engine,
-        repositories: Sequence[Path],
+        repositories: Sequence[Path],  # folders with ONNX files; empty for a remote engine
         execution_timeout_s: Callable[[ModelConfig], float] = lambda _: 30.0,
     ) -> None:
-        """execution_timeout_s: the time-out of a model by its config; limits each inference of the trial."""
+        """execution_timeout_s: of a model, by its config; limits each inference of the trial."""
         self._backend = backend
         self._execution_timeout_s = execution_timeout_s
         self._repositories = repositories
 
     async def why_unmerged(self, config: ModelConfig) -> str:
-        """Empty if requests may be merged. Raises InferenceError if the engine did not answer: try again later."""
+        """Empty if requests may be merged. Raises InferenceError if the engine did not answer; try again later."""
         try:
             says = row_trial.declared(config.parameters.get(row_trial.PARAMETER, ""))
         except ValueError as error:
@@ -153,7 +141,7 @@ class RowChecks:
 
 
 async def try_rows(checks: RowChecks, config: ModelConfig, *, wants: Callable[[ModelConfig], bool]) -> str | None:
-    """Tries a model whose requests may be merged; returns ModelConfig.unmerged. Raises like RowChecks.why_unmerged."""
+    """Tests whether requests may be merged. Returns ModelConfig.unmerged. Raises as RowChecks.why_unmerged."""
     try:
         if not wants(config):
             return None
@@ -166,7 +154,7 @@ async def try_rows(checks: RowChecks, config: ModelConfig, *, wants: Callable[[M
 
 
 def noise_request(config: ModelConfig, *, deadline: float) -> InferRequest | None:
-    """A row of noise for the model's inputs; None if it has no inputs, or too large ones."""
+    """A row of noise for the model's inputs; None without inputs, or if they are too large."""
     trial = _trial_of(config, is_reduced=False)
     try:
         asked = next(trial)
@@ -194,7 +182,6 @@ def _tensor(name: str, datatype: Datatype, array: Array) -> Tensor:
 
 
 async def _lost_batch_axis(path: Path) -> str:
-    """See penstock.engines.ort_serving.batch, which runs in a process of its own."""
     process = await asyncio.create_subprocess_exec(
         *_GRAPH_PROGRAM,
         path,
@@ -219,17 +206,14 @@ TryImage: TypeAlias = Callable[[ModelConfig, float], Awaitable[str]]
 
 
 class TrialResult(NamedTuple):
-    """What a trial found. failure: why the model cannot serve; empty if it can. unmerged: see ModelConfig."""
+    """failure: why the model cannot serve, or empty. unmerged: see ModelConfig."""
 
     failure: str = ""
     unmerged: str | None = None
 
 
 class LoadTrial:
-    """Called with the config of a loaded model whose canary was answered, or that has none.
-
-    Raises InferenceError if the engine did not answer: try again later.
-    """
+    """Tries a loaded model after its canary. Raises InferenceError if the engine did not answer; try again later."""
 
     def __init__(
         self,
@@ -239,11 +223,7 @@ class LoadTrial:
         try_rows: Callable[[ModelConfig], Awaitable[str | None]],
         execution_timeout_s: Callable[[ModelConfig], float],
     ) -> None:
-        """see: sends a picture through the path of `/image` if the model takes pictures; returns why it fails, or "".
-
-        Its argument is the model's execution time-out in seconds, which limits each inference of the trial.
-        try_rows: returns ModelConfig.unmerged. This does not affect whether the model serves.
-        """
+        """see: tries a picture as `/image` does; returns the failure, or "". try_rows: returns ModelConfig.unmerged."""
         self._backend = backend
         self._see = see
         self._try_rows = try_rows
@@ -270,7 +250,7 @@ class LoadTrial:
     async def _failure(self, config: ModelConfig, request: InferRequest) -> str:
         try:
             response = await self._backend.infer(request)
-        except (InvalidRequest, OutOfMemory):  # the input is not valid for this model, or memory is short now
+        except (InvalidRequest, OutOfMemory):  # the input is invalid for this model, or memory is short
             return ""
         except EngineFailed as error:  # the client's message already names the model
             return error.message.removeprefix(f"model {config.name!r} failed: ").removeprefix(

@@ -1,9 +1,9 @@
-"""Facts about a relayed call (retryable, for all replicas, its model and sequence), and two rewrites of calls.
+"""Properties of relayed calls (idempotency, model, sequence), and two rewrites.
 
-* Model loads over HTTP are sent to Triton over gRPC: Triton 2.51 loads in the HTTP thread that received the request,
-and
-  other connections of that thread wait until the load ends. Codes and texts are the same on both ports.
-* Sequence IDs of clients with a key are replaced by a hash of key and ID, so that no client reaches another's sequence.
+* HTTP loads are sent to Triton over gRPC: Triton 2.51 loads in the HTTP thread, whose other connections would wait.
+  Codes and texts are the same.
+* Sequence IDs of clients with a key are replaced by a hash of key and ID, so that clients cannot reach each other's
+  sequences.
 """
 
 import hashlib
@@ -33,7 +33,7 @@ _CHANGING_POSTS = (b"/load", b"/unload", b"/trace/setting", b"/logging")
 _SEQUENCE = b"sequence_id"
 _MODELS, _REPOSITORY_MODELS = b"/v2/models/", b"/v2/repository/models/"
 _LOADS = (SERVICE + "RepositoryModelLoad", SERVICE + "RepositoryModelUnload")
-_ABOUT_ONE_MODEL = (  # whose requests begin with its name
+_ABOUT_ONE_MODEL = (  # requests that start with the model's name
     INFER_METHOD,
     *(SERVICE + name for name in ("ModelReady", "ModelMetadata", "ModelConfig", "ModelStatistics")),
 )
@@ -41,10 +41,7 @@ INDEX_METHOD, INDEX_PATH = SERVICE + "RepositoryIndex", b"/v2/repository/index"
 
 
 def may_repeat(call: Call[A]) -> bool:
-    """Whether sending it twice does no more than once: reads, and inferences that are no sequence's.
-
-    A compressed body may hold a sequence. Shared memory is registered by its name, once.
-    """
+    """Whether the call may be sent twice: reads, inferences outside sequences, no registration of shared memory."""
     if isinstance(call, GrpcCall):
         if call.method == INFER_METHOD:
             return _SEQUENCE not in call.message
@@ -57,10 +54,7 @@ def may_repeat(call: Call[A]) -> bool:
 
 
 def is_for_all_replicas(call: Call[A]) -> bool:
-    """Whether the call goes to every replica, as loads and changed settings do.
-
-    Over gRPC, a question for settings is a change of none of them.
-    """
+    """Whether the call goes to every replica: loads and settings. Over gRPC, reading settings is the same method."""
     if isinstance(call, GrpcCall):
         return call.method in _CHANGING_METHODS
     return isinstance(call, HttpCall) and call.method == "POST" and _path(call).endswith(_CHANGING_POSTS)
@@ -74,7 +68,7 @@ def is_index(call: Call[A]) -> bool:
 
 
 def model_of(call: Call[A]) -> str:
-    """The model of an inference, over HTTP of any call about one model; empty if there is none."""
+    """The model of an inference, over HTTP of any call about a model; else empty."""
     if isinstance(call, GrpcCall):
         return _first_field(call.message) if call.method == INFER_METHOD else ""
     path = _path(call) if isinstance(call, HttpCall) else b""
@@ -82,7 +76,7 @@ def model_of(call: Call[A]) -> str:
 
 
 def named_by(call: Call[A]) -> str:
-    """The model that the call names, also in a load or unload; empty if it names none."""
+    """The model that the call names, also in a load or unload; else empty."""
     if isinstance(call, GrpcCall):
         if call.method in _LOADS:
             return _loaded_model(call.message)
@@ -92,7 +86,7 @@ def named_by(call: Call[A]) -> str:
 
 
 def sequence_of(call: Call[A]) -> str:
-    """The sequence that an inference belongs to; empty for none, or if the call cannot be read."""
+    """The sequence of an inference; empty for none, or if the call cannot be parsed."""
     try:
         if isinstance(call, GrpcCall):
             slot = service_pb2.ModelInferRequest.FromString(call.message).parameters.get("sequence_id")
@@ -123,7 +117,7 @@ class _Sequenced(msgspec.Struct):
 
 
 def _sequence_text(sequence: object) -> str:
-    """0 and an empty string are no sequence."""
+    """0 and an empty string mean no sequence."""
     return str(sequence) if sequence and isinstance(sequence, int | str) else ""
 
 
@@ -132,7 +126,7 @@ def _path(call: HttpCall) -> bytes:
 
 
 def _first_field(message: bytes) -> str:
-    """Field 1, a string, where the message begins with it, as every writer in use has it; else by protobuf."""
+    """Field 1, a string. Fast if it comes first; otherwise parsed by protobuf."""
     if len(message) > 2 and message[0] == 0x0A and message[1] < 0x80:
         return message[2 : 2 + message[1]].decode("utf-8", "replace")
     try:
@@ -144,7 +138,7 @@ def _first_field(message: bytes) -> str:
 
 LOAD_METHOD = SERVICE + "RepositoryModelLoad"
 _TARGET = re.compile(rb"/v2/repository/models/([A-Za-z0-9._~-]+)/load")
-_PLAIN_BYTES = 1 << 16  # a refusal may quote it, and has to fit the block of headers that it comes in
+_PLAIN_BYTES = 1 << 16  # an error may quote it in a header
 _STATUSES = {0: 200, 2: 400, 3: 400, 5: 404, 6: 400, 12: 501, 13: 500, 14: 503}  # Triton's
 _HEADERS = ((b"content-type", b"application/json"),)
 
@@ -158,13 +152,13 @@ class _HttpLoadBody(msgspec.Struct, forbid_unknown_fields=True):
 
 
 def load_over_grpc(call: HttpCall) -> GrpcCall | None:
-    """The same load over gRPC; None for anything else, and for a load that only HTTP's own words describe."""
+    """The same load over gRPC; None for other calls, and for a load with more than a config."""
     found = _TARGET.fullmatch(call.target) if call.method == "POST" else None
     if found is None or len(call.body) > _PLAIN_BYTES:
         return None
     try:
         said = msgspec.json.decode(call.body, type=_HttpLoadBody) if call.body else _HttpLoadBody()
-    except (msgspec.MsgspecError, ValueError):  # ValueError: words that are no UTF-8
+    except (msgspec.MsgspecError, ValueError):  # ValueError: invalid UTF-8
         return None
     question = service_pb2.RepositoryModelLoadRequest(model_name=found[1].decode())
     if said.parameters is not None:
@@ -173,7 +167,7 @@ def load_over_grpc(call: HttpCall) -> GrpcCall | None:
 
 
 def to_http_answer(answer: GrpcAnswer) -> HttpAnswer:
-    """The answer as Triton's HTTP port gives it. Raises BackendUnavailable for a call that ended without one."""
+    """The answer as Triton's HTTP port gives it. Raises EngineUnavailable if the call ended without one."""
     if answer.code not in _STATUSES:
         raise EngineUnavailable(f"the engine ended a model's load without an answer: {answer.details}")
     body = json.dumps({"error": answer.details}, ensure_ascii=False, separators=(",", ":")) if answer.code else ""
@@ -181,7 +175,7 @@ def to_http_answer(answer: GrpcAnswer) -> HttpAnswer:
 
 
 def engine_sequence(client: str, sequence: int | str) -> int | str:
-    """The ID for the engine: an integer below 2^63, or 32 characters. 0 and "" mean no sequence and are not changed."""
+    """The engine's ID: an integer below 2^63, or 32 characters. 0 and "" mean no sequence and stay."""
     if not sequence:
         return sequence
     digest = hashlib.blake2b(repr((client, sequence)).encode(errors="backslashreplace"), digest_size=16).digest()
@@ -191,7 +185,7 @@ def engine_sequence(client: str, sequence: int | str) -> int | str:
 
 
 async def with_engine_sequence(call: Call[A], head: InferHead, caller: Identity) -> Call[A]:
-    """The inference with the engine's ID, if it is a step of a sequence and its client has a key."""
+    """The inference with the engine's sequence ID, if it has one and the client has a key."""
     if head.sequence is None or not caller.key_name:
         return call
     return await in_thread(

@@ -1,4 +1,4 @@
-"""One of several engines that serve the same models: its load, liveness and models; and the merged metrics of all."""
+"""One of several engines with the same models: its load, liveness and models; and merged metrics."""
 
 import asyncio
 import time
@@ -14,10 +14,7 @@ from penstock.protocol.errors import DeadlineExceeded, EngineUnavailable, Infere
 
 
 def merged_pages(pages: Mapping[str, bytes]) -> bytes:
-    """Every sample with the label `replica`, each family's samples together under its one HELP and TYPE.
-
-    pages: Prometheus' text format 0.0.4 by replica.
-    """
+    """Merges Prometheus pages (text format 0.0.4, by replica) and adds the label `replica`."""
     families: dict[str, dict[str, list[str]]] = {}
     for replica, page in pages.items():
         name = ""
@@ -51,10 +48,7 @@ MAX_PAUSE_S = 1.0
 
 
 class Replica:
-    """name: its address, for logs. index: of this replica in the group. wanted: models to keep loaded.
-
-    back: called when it recovers.
-    """
+    """One replica. name: address, for logs. wanted: models to load on recovery. back: called on recovery."""
 
     def __init__(self, name: str, engine: Engine, *, index: int, wanted: set[str], back: Callable[[], None]) -> None:
         self.name = name
@@ -72,7 +66,7 @@ class Replica:
         self._liveness_task: asyncio.Task[None] | None = None
 
     async def call(self, ask: Callable[[Engine], Awaitable[T]]) -> T:
-        """What the engine answers. Raises what it raises, and BackendUnavailable when it falls silent meanwhile."""
+        """The engine's result. Raises its errors, and EngineUnavailable if it becomes silent meanwhile."""
         task = asyncio.current_task()
         if task is None:
             raise RuntimeError("an engine is called by tasks")
@@ -98,7 +92,7 @@ class Replica:
         return answer
 
     async def held(self, chunks: AsyncGenerator[bytes, None]) -> AsyncGenerator[bytes, None]:
-        """The chunks, the engine being busy until they are read or closed. The first is empty: read it at once."""
+        """The chunks; the replica counts as busy until they are read or closed. Read the first, empty one at once."""
         self.in_flight += 1
         try:
             yield b""
@@ -109,13 +103,13 @@ class Replica:
             await chunks.aclose()
 
     async def index_rows(self) -> list[ModelState]:
-        """The engine's models as it lists them; those that are ready are known from then on. Raises as it does."""
+        """The engine's index; updates the known ready models. Raises as the engine."""
         rows = await self.call(lambda engine: engine.repository_index())
         self.models = frozenset(row.name for row in rows if row.state == "READY")
         return rows
 
     def probe(self) -> "asyncio.Task[bool] | None":
-        """The running probe; None if an open circuit is not due for one yet."""
+        """The running probe; None if an open circuit is not due for one."""
         if self._probing is None:
             if not self.circuit.is_passable and not self.circuit.is_probe_due(time.monotonic()):
                 return None
@@ -125,7 +119,7 @@ class Replica:
         return self._probing
 
     def close(self) -> None:
-        """Ask no more."""
+        """Stops probing."""
         for task in (self._probing, self._liveness_task):
             if task is not None:
                 task.cancel()
@@ -147,10 +141,9 @@ class Replica:
             self._unanswered()
 
     async def _probe(self) -> bool:
-        """The root of a probe's task."""
         try:
             is_answered = await self.engine.ready() and await self._is_whole()
-        except Exception:  # a bug of ours: a circuit that is half open would stay so, and the replica out
+        except Exception:  # a bug of ours: else the circuit would stay half open
             log.exception("a probe failed unexpectedly", replica=self.name)
             is_answered = False
         if not is_answered:
@@ -164,10 +157,7 @@ class Replica:
         return True
 
     async def _is_whole(self) -> bool:
-        """Whether one that was away has its models again; what was loaded for it while it lived is loaded anew.
-
-        A model that it cannot load any more is asked of the others.
-        """
+        """Whether a recovered replica has its models. Loads missing ones, except those that cannot be loaded."""
         if self.circuit.is_passable:
             return True
         try:
@@ -206,7 +196,7 @@ class Replica:
 
 
 class CountedStream:
-    """A GrpcStream whose engine is busy until it has ended or is cancelled."""
+    """A GrpcStream that counts as in flight until it ends or is cancelled."""
 
     def __init__(self, stream: GrpcStream, replica: Replica) -> None:
         self._stream = stream

@@ -1,7 +1,6 @@
-"""Several engines that serve the same models, behind the interface of one. The least busy replica gets the call.
+"""Several engines with the same models behind the interface of one. Calls go to the least busy replica.
 
-A call without an answer is sent once more to another replica if it may be repeated: inferences run at least once. A
-sequence stays with one replica while that replica serves.
+An unanswered call that may be repeated is sent to another replica. A sequence stays on one replica while that serves.
 """
 
 import asyncio
@@ -32,12 +31,12 @@ _SICK_STATUSES = (500, 502)
 _BUSY_STATUSES = (503,)
 _SICK_CODES = (2, 13)  # UNKNOWN, INTERNAL
 _BUSY_CODES = (8, 14)  # RESOURCE_EXHAUSTED, UNAVAILABLE
-# Triton's words for a model that it just unloads: while it ends, for every one of its models.
+# Triton's text for a model that is being unloaded; while Triton exits, for all models.
 _NO_VERSIONS = "has no available versions"
 
 
 class ReplicaState(StrEnum):
-    """Whether a replica gets calls. ejected: it does worse than the others. down: it does not answer."""
+    """Whether a replica gets calls. EJECTED: it fails more than the others. DOWN: it does not answer."""
 
     UP = "up"
     EJECTED = "ejected"
@@ -46,7 +45,7 @@ class ReplicaState(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class ReplicaStatistics:
-    """One replica now. ejections: so far."""
+    """State of one replica. ejections: since the start."""
 
     name: str
     standing: ReplicaState
@@ -56,31 +55,24 @@ class ReplicaStatistics:
 
 @dataclass(frozen=True, slots=True)
 class _RoutedCall:
-    """model, sequence: empty where they do not matter. may_repeat: asked only once a replica did not answer.
+    """A call for routing. model, sequence: empty if irrelevant."""
 
-    named: the model in any case, asked only once a replica has it no more.
-    """
-
-    may_repeat: Callable[[], bool]
+    may_repeat: Callable[[], bool]  # evaluated only if a replica did not answer
     model: str = ""
     sequence: str = ""
-    named: Callable[[], str] = str
+    named: Callable[[], str] = str  # the model; evaluated only if a replica has lost it
 
 
 class Replicas:
-    """An engine of several. Make it inside the running loop; aclose closes the engines, too.
-
-    engines: by address, at least one. budget: of calls that are sent again; the engines count the others in it.
-    outliers: over as many. uniform: random numbers in [0, 1).
-    """
+    """An engine of several. Create it inside the running loop; aclose() closes the engines, too."""
 
     def __init__(
         self,
-        engines: Mapping[str, Engine],
+        engines: Mapping[str, Engine],  # by address, at least one
         *,
-        budget: RetryBudget | None = None,
+        budget: RetryBudget | None = None,  # shared with the engines
         outliers: Outliers | None = None,
-        uniform: Callable[[], float] = random.random,
+        uniform: Callable[[], float] = random.random,  # in [0, 1)
     ) -> None:
         self._wanted: set[str] = set()
         self._replicas = [
@@ -93,7 +85,7 @@ class Replicas:
         self._uniform = uniform
 
     def statistics(self) -> list[ReplicaStatistics]:
-        """Every replica now, in the order in which they were given."""
+        """All replicas, in the given order."""
         now = time.monotonic()
         return [
             ReplicaStatistics(
@@ -123,7 +115,7 @@ class Replicas:
         return replace(stream, chunks=chunks)
 
     async def open_stream(self, method: str, metadata: GrpcMetadata, *, deadline: float | None) -> GrpcStream:
-        """On one replica, all of it: its requests may be a sequence's."""
+        """The whole stream on one replica, because it may be a sequence."""
         replica = self._pick(_RoutedCall(_never))
         return CountedStream(await replica.engine.open_stream(method, metadata, deadline=deadline), replica)
 
@@ -139,14 +131,14 @@ class Replicas:
         return await self._ask(lambda engine: engine.model_metadata(model_name, model_version), question)
 
     async def model_config(self, model_name: str, model_version: str = "") -> ModelConfig:
-        """One replica's, with the instances of all."""
+        """One replica's config, with the instances of all."""
         question = _RoutedCall(_always, model_name)
         config = await self._ask(lambda engine: engine.model_config(model_name, model_version), question)
         (self._sequential.add if config.has_sequence_batching else self._sequential.discard)(model_name)
         return replace(config, instance_count=config.instance_count * len(self._replicas))
 
     async def ready(self, model_name: str = "", model_version: str = "") -> bool:
-        """Whether one at least is. Every replica is asked; the slow ones are not waited for."""
+        """Whether at least one replica is ready. Does not wait for slow ones."""
         if model_name:
             question = _RoutedCall(_always, model_name)
             try:
@@ -161,7 +153,7 @@ class Replicas:
         return False
 
     async def repository_index(self) -> list[ModelState]:
-        """Of all replicas that answer: a version that is ready in one of them is ready."""
+        """The index of all answering replicas. A version is ready if it is in one of them."""
         rows: dict[tuple[str, str], ModelState] = {}
         for listed in await self._each(self._passable(), lambda replica: replica.index_rows()):
             for row in listed:
@@ -172,7 +164,7 @@ class Replicas:
         return [row for (name, version), row in rows.items() if version or row.state or name not in ready]
 
     async def load(self, model_name: str) -> None:
-        """Into all that answer; one that comes back later loads it, too."""
+        """Loads into all answering replicas; recovering ones load it, too."""
         await self._call_all(lambda engine: engine.load(model_name))
         self._wanted.add(model_name)
 
@@ -181,7 +173,7 @@ class Replicas:
         await self._call_all(lambda engine: engine.unload(model_name))
 
     async def metrics(self) -> bytes:
-        """All replicas' pages as one, every sample with the label `replica`."""
+        """All replicas' pages merged, with the label `replica`."""
         pages = await asyncio.gather(*(replica.engine.metrics() for replica in self._replicas))
         return merged_pages({replica.name: page for replica, page in zip(self._replicas, pages, strict=True) if page})
 
@@ -190,13 +182,10 @@ class Replicas:
             replica.close()
         await asyncio.gather(*(replica.engine.aclose() for replica in self._replicas))
 
-    # who is asked
+    # Selection
 
     async def _ask(self, ask: Ask[T], question: _RoutedCall, verdict: Callable[[T], bool | None] = lambda _: None) -> T:
-        """The answer of one replica, or of a second one where the first gave none or has just given the model up.
-
-        verdict: whether an answer speaks for the replica's health, against it (False), or says nothing of it (None).
-        """
+        """One replica's answer, or another's if it gave none or unloaded the model. verdict: as _verdict."""
         first = self._pick(question)
         try:
             answer = await self._attempt(first, ask, verdict)
@@ -233,10 +222,7 @@ class Replicas:
             log.warning("replica is left out for a while: it fails more than the others", replica=replica.name)
 
     def _has_lost(self, words: str, replica: Replica, question: _RoutedCall) -> bool:
-        """Whether the replica says that it has the model no more, and another still has it: that one is to be asked.
-
-        The replica gets no more calls for it where others have it, until it is looked at again.
-        """
+        """Whether the replica unloaded the model while another has it. It then gets no calls for it for a while."""
         if _NO_VERSIONS not in words:
             return False
         model = question.named()
@@ -249,11 +235,11 @@ class Replicas:
         return self._pick(question, besides=first) if self._budget.take_elsewhere(time.monotonic()) else None
 
     def _pick(self, question: _RoutedCall, besides: Replica | None = None) -> Replica:
-        """The least busy of those that do well, any of several. Raises BackendUnavailable where none answers at all."""
+        """The least busy healthy replica, or any of equals. Raises EngineUnavailable if none answers."""
         able: list[Replica] = []
         for replica in self._replicas:
             if not replica.circuit.is_passable:
-                replica.probe()  # in this process, calls may be the only ones to notice
+                replica.probe()  # calls may be the only trigger in this process
             elif replica is not besides:
                 able.append(replica)
         if not able:
@@ -283,7 +269,7 @@ class Replicas:
         return ReplicaState.EJECTED if self._outliers.is_ejected(replica.index, now) else ReplicaState.UP
 
     def _names_matter(self) -> bool:
-        """Whether it makes a difference which model a call is for: not while all replicas have the same ones."""
+        """Whether a call's model matters: not while all replicas have the same ones."""
         first = self._replicas[0].models
         return bool(self._sequential) or any(replica.models != first for replica in self._replicas)
 
@@ -292,15 +278,15 @@ class Replicas:
         sequence = sequence_of(call) if model in self._sequential else ""
         return _RoutedCall(partial(may_repeat, call), model, sequence, partial(model_of, call))
 
-    # all of them
+    # Broadcast
 
     async def _call_all(self, ask: Ask[T]) -> list[T]:
-        """What each replica that answers says. Raises the first error of any."""
+        """The answers of all passable replicas. Raises the first error."""
         outcomes = await asyncio.gather(*(replica.call(ask) for replica in self._passable()), return_exceptions=True)
         return _answers(outcomes)
 
     async def _each(self, replicas: Iterable[Replica], ask: Callable[[Replica], Awaitable[T]]) -> list[T]:
-        """What those say that answer. Raises the first error where none does."""
+        """The answers of those that succeed. Raises the first error if none does."""
         outcomes = await asyncio.gather(*(ask(replica) for replica in replicas), return_exceptions=True)
         answered = [outcome for outcome in outcomes if not isinstance(outcome, InferenceError)]
         return _answers(answered or outcomes)
@@ -322,13 +308,13 @@ def _not_found_text(answer: object) -> str:
 
 
 def _verdict(answer: Answer) -> bool | None:
-    """Whether the answer speaks for the replica's health, against it, or says nothing of it (None: it is busy)."""
+    """True or False for the replica's health; None if it is busy."""
     busy, sick = (_BUSY_STATUSES, _SICK_STATUSES) if isinstance(answer, HttpAnswer) else (_BUSY_CODES, _SICK_CODES)
     return None if answer.status_code in busy else answer.status_code not in sick
 
 
 def _affinity(question: _RoutedCall, replica: Replica) -> bytes:
-    """Rendezvous hashing: a sequence moves only when its replica goes."""
+    """Rendezvous hashing: a sequence moves only when its replica goes down."""
     return blake2b(f"{question.model}\0{question.sequence}\0{replica.name}".encode(), digest_size=8).digest()
 
 

@@ -1,7 +1,6 @@
-"""Whether requests to a model may share a run: the rows of its answers must follow the rows of its inputs.
+"""Whether requests to a model may share a run: output rows must follow input rows.
 
-Used in both places that merge requests: the gateway imports `penstock.engines.row_trial`; our Python-based backends, in
-Triton's interpreter, import `row_trial`, which is beside their model.py. It needs numpy and nothing of ours.
+Used by the gateway, and beside Triton's model.py by our Python-based backends; imports nothing of penstock.
 """
 
 import base64
@@ -20,19 +19,19 @@ SEQUENCES = "sequence and decoupled models are not tried"
 FULL_PRECISION, REDUCED_PRECISION = 1e-3, 2e-2  # allowed difference, relative to the row's largest absolute value
 MAX_NUMBERS = 16_000_000  # values in a row of one input
 _FLAGS = {"1": True, "true": True, "on": True, "0": False, "false": False, "off": False}
-_SIDES = (32, 1, 224)  # sizes for variable dimensions: the first one that the model accepts is used
-_DARK = 0.1  # scale of the second row, so that the model's results for it differ
+_SIDES = (32, 1, 224)  # sizes for variable dimensions; the first that the model accepts is used
+_DARK = 0.1  # scale of the second row, so that its results differ
 _EIGHT_BITS = (b"QuantizeLinear", b"QuantizeLSTM", b"ConvInteger", b"MatMulInteger", b"QLinear", b"QGemm")
 _REDUCED = ("FP16", "BF16")
 _IMAGE_RANK = 3
-_ZERO = 1e-6  # if all values of a row are smaller, the difference is compared with this value
+_ZERO = 1e-6  # if all values of a row are smaller, differences are relative to this
 GREY_JPEG = base64.b64decode(  # 16 x 16 pixels in colour, baseline, 4:2:0
     "/9j/4AAQSkZJRgABAQAAAQABAAD/2wBDAKBueIx4ZKCMgoy0qqC+8P//8Nzc8P//////////////////////////////////////////////////"
     "////////2wBDAaq0tPDS8P//////////////////////////////////////////////////////////////////////////////wAARCAAQABAD"
     "ASIAAhEBAxEB/8QAFAABAAAAAAAAAAAAAAAAAAAAAP/EABQQAQAAAAAAAAAAAAAAAAAAAAD/xAAUAQEAAAAAAAAAAAAAAAAAAAAA/8QAFBEBAAAA"
     "AAAAAAAAAAAAAAAAAP/aAAwDAQACEQMRAD8AAA//2Q=="
 )
-_HALF_WHITE_JPEG = base64.b64decode(  # the same, its left half nearly white
+_HALF_WHITE_JPEG = base64.b64decode(  # the same, with the left half nearly white
     "/9j/4AAQSkZJRgABAQAAAQABAAD/2wBDACgcHiMeGSgjISMtKygwPGRBPDc3PHtYXUlkkYCZlo+AjIqgtObDoKrarYqMyP/L2u71////m8H////6"
     "/+b9//j/2wBDASstLTw1PHZBQXb4pYyl+Pj4+Pj4+Pj4+Pj4+Pj4+Pj4+Pj4+Pj4+Pj4+Pj4+Pj4+Pj4+Pj4+Pj4+Pj4+Pj4+Pj/wAARCAAQABAD"
     "ASIAAhEBAxEB/8QAFQABAQAAAAAAAAAAAAAAAAAABgX/xAAbEAABBAMAAAAAAAAAAAAAAAAAAQECAxITUf/EABQBAQAAAAAAAAAAAAAAAAAAAAD/"
@@ -55,7 +54,7 @@ class InputSpec:
 
 
 def declared(said: str) -> bool | None:
-    """The parameter's value, None if it is not set. Raises ValueError for other values than 0 and 1."""
+    """The parameter's value; None if not set. Raises ValueError for other values than 0 and 1."""
     word = said.strip().lower()
     if word and word not in _FLAGS:
         raise ValueError(f"parameter {PARAMETER} is '{said}': say 1 or 0")
@@ -63,13 +62,13 @@ def declared(said: str) -> bool | None:
 
 
 def tolerance_of(data_types: Sequence[str], *, is_reduced: bool = False) -> float:
-    """data_types: of all inputs and outputs. is_reduced: whether the model is known to compute in 16 or 8 bits."""
+    """Allowed difference. data_types: of all tensors. is_reduced: the model computes in 16 or 8 bits."""
     is_reduced = is_reduced or any(one in _REDUCED for one in data_types)
     return REDUCED_PRECISION if is_reduced else FULL_PRECISION
 
 
 def computes_in_8_bits(path: Path) -> bool:
-    """Whether an ONNX file uses an operator that computes in 8 bits."""
+    """Whether the ONNX file has an operator that computes in 8 bits."""
     if not path.stat().st_size:
         return False
     with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
@@ -77,10 +76,9 @@ def computes_in_8_bits(path: Path) -> bool:
 
 
 def row_trial(inputs: Sequence[InputSpec], tolerance: float, *, takes_pictures: bool = False) -> Trial:
-    """Two different rows alone, then both in one batch. Yields inputs to run; send it the outputs, or the error.
+    """Runs two different rows alone and in one batch. Yields inputs; send it the outputs or the error.
 
-    Returns why requests may not be merged; empty if the batch gives the same results as the rows alone.
-    takes_pictures: whether BYTES are encoded pictures.
+    Returns why requests may not be merged, or empty. takes_pictures: BYTES are encoded pictures.
     """
     why = "it has no inputs"
     varies = any(dim < 0 for spec in inputs for dim in spec.dims)
@@ -116,7 +114,7 @@ def run_trial(trial: Trial, run: Run) -> str:
 
 
 def difference(alone: Sequence[Arrays], batch: Arrays, tolerance: float) -> str:
-    """How the batch's rows differ from the results for each row alone; empty if they do not."""
+    """How the batch's rows differ from those of single runs; empty if they do not."""
     for name, rows in batch.items():
         for number, answer in enumerate(alone):
             single = answer[name]
@@ -150,13 +148,13 @@ def _shape(spec: InputSpec, side: int) -> tuple[int, ...]:
 
 
 def _two_rows(inputs: Sequence[InputSpec], side: int, takes_pictures: bool) -> tuple[Arrays, Arrays]:
-    random = np.random.default_rng(20261127)  # always the same
+    random = np.random.default_rng(20261127)  # reproducible
     pairs = {spec.name: _pair(spec, _shape(spec, side), random, takes_pictures) for spec in inputs}
     return {name: pair[0] for name, pair in pairs.items()}, {name: pair[1] for name, pair in pairs.items()}
 
 
 def _pair(spec: InputSpec, shape: tuple[int, ...], random: Any, takes_pictures: bool) -> tuple[Any, Any]:
-    """Floats between 0 and 1, or pixels; otherwise zeros and ones, because the values may be counts or indices."""
+    """Floats in [0, 1), or pixels; otherwise 0 and 1, because the values may be counts or indices."""
     if spec.data_type == "BYTES":
         words = (GREY_JPEG, _HALF_WHITE_JPEG) if takes_pictures else (b"0", b"1")
         return tuple(np.full(shape, word, object) for word in words)  # type: ignore[return-value]

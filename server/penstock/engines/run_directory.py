@@ -1,8 +1,8 @@
-"""Run directories of engines, and the removal of what a killed engine leaves: processes and shared memory.
+"""Run directories of engines, and removal of a killed engine's processes and shared memory.
 
-Every process of an engine has its ID in the environment (ENGINE_ID_VARIABLE). The shared-memory regions of its models
-have it in their names (`region_prefix`); regions with Triton's own names are found through the processes that map them.
-A run directory has the ID in its name and is locked while its owner lives, so the next start finds orphaned engines.
+Every process of an engine has its ID in ENGINE_ID_VARIABLE, and its models' shared-memory regions have it in their
+names (`region_prefix`). Regions with Triton's own names are found by the processes that map them. A run directory is
+locked while its owner lives, so that the next start finds orphaned engines.
 """
 
 import contextlib
@@ -22,19 +22,19 @@ ENGINE_ID_VARIABLE = "PENSTOCK_ENGINE_ID"
 SHARED_MEMORY = Path("/dev/shm")
 _RUN_NAME = re.compile(r"run-(?P<engine_id>[0-9a-f]{12})")
 _LOCK_NAME = "owner"
-# What Triton calls the regions of a Python-based backend's stubs; a client's own region never looks like this.
+# Triton's names for regions of Python-based backends; clients' regions have other names.
 _STUB_REGION = re.compile(
     rb"/dev/shm/(triton_\w+_backend_shm_region_[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12})"
 )
 
 
 class RunDirectoryRefused(Exception):
-    """The folder for run directories cannot be made or is not ours alone. Its text is for the user."""
+    """The folder for run directories cannot be made, or others may write to it. Its text is for the user."""
 
 
 @dataclass(frozen=True, slots=True)
 class Reaped:
-    """What was found of one engine. survivors: processes that did not end in time."""
+    """Remains of one engine. survivors: processes that did not end in time."""
 
     killed: tuple[int, ...] = ()
     regions: tuple[str, ...] = ()
@@ -42,14 +42,14 @@ class Reaped:
 
 
 def region_prefix(engine_id: str) -> str:
-    """What the names of the engine's shared-memory regions begin with."""
+    """Name prefix of the engine's shared-memory regions."""
     return f"penstock_{engine_id}_"
 
 
 def reap(engine_id: str, *, child_pid: int | None = None, timeout_s: float = 2.0) -> Reaped:
-    """Kills every process that carries this id and removes its shared-memory regions. Blocks for timeout_s at most.
+    """Kills all processes with this id and removes their shared-memory regions. Blocks for at most timeout_s.
 
-    Regions stay while a survivor may still map them. child_pid: one of them whose exit code the caller waits for.
+    Survivors' regions stay. child_pid: a process whose exit code the caller awaits.
     """
     until = time.monotonic() + timeout_s
     killed: dict[int, None] = {}
@@ -65,7 +65,7 @@ def reap(engine_id: str, *, child_pid: int | None = None, timeout_s: float = 2.0
             survivors = [pid for pid, handle in found.items() if not _ends(handle, until)]
         for pid in found.keys() - {child_pid}:
             with contextlib.suppress(ChildProcessError):
-                os.waitpid(pid, os.WNOHANG)  # orphans become ours where we are process 1
+                os.waitpid(pid, os.WNOHANG)  # orphans are our children if we are process 1
         if not found or survivors:
             break
     regions = () if survivors else _remove_regions(engine_id, mapped)
@@ -73,7 +73,7 @@ def reap(engine_id: str, *, child_pid: int | None = None, timeout_s: float = 2.0
 
 
 def _open_marked(engine_id: str) -> Iterator[tuple[int, int]]:
-    """Process id and pidfd. The pidfd is opened before the mark is read, so that a reused id cannot be mistaken."""
+    """Process ids and pidfds. The pidfd is opened first, so that a reused process id is not mistaken."""
     mark = f"{ENGINE_ID_VARIABLE}={engine_id}".encode()
     for name in os.listdir("/proc"):
         if not name.isdigit() or int(name) == os.getpid():
@@ -97,7 +97,6 @@ def _is_marked(pid: str, mark: bytes) -> bool:
 
 
 def _ends(handle: int, until: float) -> bool:
-    """Whether the process has ended (or is a zombie) by then, monotonic seconds."""
     poller = select.poll()
     poller.register(handle, select.POLLIN)
     return bool(poller.poll(max(0.0, until - time.monotonic()) * 1000.0))
@@ -112,7 +111,7 @@ def _closing(fd: int) -> Iterator[int]:
 
 
 def _mapped_regions(pid: int, handle: int) -> set[str]:
-    """The stub regions that the process maps; empty if it ended meanwhile: its PID may be reused by then."""
+    """The stub regions that the process maps; empty if it has ended, because its id may be reused."""
     try:
         maps = Path("/proc", str(pid), "maps").read_bytes()
     except OSError:
@@ -131,7 +130,7 @@ def _remove_regions(engine_id: str, mapped: set[str]) -> tuple[str, ...]:
 
 
 class RunDirectory:
-    """A folder for one owner's engine: `path`, with `engine_id` in its name, removed by `release()`."""
+    """A folder for one engine, with `engine_id` in its name; removed by `release()`."""
 
     def __init__(self, path: Path, engine_id: str, lock: int) -> None:
         self.path = path
@@ -139,7 +138,7 @@ class RunDirectory:
         self._lock = lock
 
     def release(self) -> None:
-        """Removes the folder; the engine must have been stopped. Harmless when called again."""
+        """Removes the folder. The engine must have been stopped. May be called again."""
         if self._lock < 0:
             return
         shutil.rmtree(self.path, ignore_errors=True)
@@ -154,10 +153,7 @@ class RunDirectory:
 
 
 def claim_run_directory(base: Path) -> tuple[RunDirectory, tuple[Reaped, ...]]:
-    """A fresh run directory under base, and what had to be cleared away first: what killed owners left (`sweep`).
-
-    Raises RunDirectoryRefused where base is not a folder that this user alone may write to: programs are run from it.
-    """
+    """A new run directory, and what a sweep() removed first. Raises RunDirectoryRefused if others may write to base."""
     with _locked_base(base):
         reaped = _sweep(base)
         engine_id = uuid.uuid4().hex[:12]
@@ -171,13 +167,13 @@ def claim_run_directory(base: Path) -> tuple[RunDirectory, tuple[Reaped, ...]]:
 
 
 def sweep(base: Path) -> tuple[Reaped, ...]:
-    """Clears away what killed owners left under base: processes, shared memory, run directories; a record for each."""
+    """Removes what killed owners left under base: processes, shared memory, run directories. One record each."""
     with _locked_base(base):
         return _sweep(base)
 
 
 def is_owned(path: Path) -> bool:
-    """Whether the owner of that run directory lives. Ask it of one that is whole: for a moment it is locked."""
+    """Whether the run directory's owner lives. Locks it briefly, so do not use it during creation."""
     try:
         lock = os.open(path / _LOCK_NAME, os.O_RDONLY | os.O_CLOEXEC)
     except OSError:
@@ -206,7 +202,7 @@ def _sweep(base: Path) -> tuple[Reaped, ...]:
 
 
 def _lock(path: Path) -> int | None:
-    """The locked open file; None if a living process has the lock. The kernel releases it when that process dies."""
+    """The locked file, or None if a living process has the lock. The kernel releases it when that process dies."""
     try:
         lock = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     except OSError:
@@ -233,7 +229,7 @@ def make_private(base: Path) -> None:
 
 @contextlib.contextmanager
 def _locked_base(base: Path) -> Iterator[None]:
-    """Keeps two starts from seeing each other's half-made run directories."""
+    """Prevents two starts from seeing each other's incomplete run directories."""
     try:
         make_private(base)
         guard = os.open(base / ".lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)

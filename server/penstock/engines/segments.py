@@ -1,28 +1,25 @@
-"""POSIX shared-memory segments, read and written through their descriptors.
-
-A mapping would end this process with SIGBUS if the segment's owner truncates it; a read only returns fewer bytes.
-"""
+"""POSIX shared memory through descriptors: with a mapping, truncation by the owner would cause SIGBUS."""
 
 import os
 import stat
 from pathlib import Path
 
 SHARED_MEMORY = Path("/dev/shm")
-MIN_FREE_BYTES = 1 << 20  # initial size of a region of Triton's Python backend, and the step by which it grows
+MIN_FREE_BYTES = 1 << 20  # initial size and growth step of a region of Triton's Python backend
 
 
 class OpenedSegment:
-    """One segment, held open. Close it."""
+    """One open segment. Close it after use."""
 
     def __init__(self, descriptor: int) -> None:
         self._descriptor = descriptor
 
     def size_bytes(self) -> int:
-        """As large as it is now."""
+        """Its current size."""
         return os.fstat(self._descriptor).st_size
 
     def read(self, offset: int, size_bytes: int) -> bytearray:
-        """The bytes from offset on; fewer where the segment ends before."""
+        """The bytes from offset on; fewer if the segment is shorter."""
         found = bytearray(size_bytes)
         view = memoryview(found)
         count = 0
@@ -36,7 +33,7 @@ class OpenedSegment:
         return found
 
     def write(self, offset: int, content: memoryview) -> None:
-        """All of it, where the segment is long enough. Raises OSError."""
+        """Writes all bytes. Raises OSError if the segment is too short."""
         written = 0
         while written < content.nbytes:
             written += os.pwrite(self._descriptor, content[written:], offset + written)
@@ -46,7 +43,7 @@ class OpenedSegment:
 
 
 def open_segment(name: str) -> OpenedSegment:
-    """The segment of that name, a file in /dev/shm. Raises OSError, for a link and for anything but a file, too."""
+    """Opens a file in /dev/shm. Raises OSError, also for links and special files."""
     flags = os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
     descriptor = os.open(SHARED_MEMORY / name, flags)
     if not stat.S_ISREG(os.fstat(descriptor).st_mode):
@@ -56,7 +53,7 @@ def open_segment(name: str) -> OpenedSegment:
 
 
 def shared_memory_shortage(folder: Path = SHARED_MEMORY) -> str:
-    """Why /dev/shm is too full for Triton's Python backend; empty if it has room."""
+    """Why /dev/shm is too full for Triton's Python backend; empty if it is not."""
     try:
         room = os.statvfs(folder)
     except OSError:  # no /dev/shm: Triton reports it

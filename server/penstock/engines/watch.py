@@ -1,4 +1,4 @@
-"""State of the engine and its models: probes the engine, loads the wanted models, runs canaries, reports readiness."""
+"""State of the engine and its models: probes the engine, loads models, runs canaries, reports readiness."""
 
 import asyncio
 import time
@@ -15,34 +15,28 @@ from penstock.protocol.engine import Engine, ModelConfig, ModelState
 from penstock.protocol.errors import EngineUnavailable, InferenceError
 
 log = get_logger("engine")
-NOT_LOADED, UNLOADED = "not loaded", "unloaded"  # the second is Triton's word
-LOADING = "loading models"  # the reason of an engine that answers and is not up yet
-GREETING_S = 5.0  # a model whose first canary takes longer does not delay the others
+NOT_LOADED, UNLOADED = "not loaded", "unloaded"  # the second is Triton's text
+LOADING = "loading models"  # reason of an engine that answers and is not up yet
+GREETING_S = 5.0  # a model with a slower first canary does not delay the others
 SILENCE_CUT_S, SILENCE_RESTART_S = 5.0, 30.0  # see penstock.engines.failures.Silence
-SUSPICION_PAUSE_S = 0.02  # many calls fail together; one look answers them all
+SUSPICION_PAUSE_S = 0.02  # many calls fail together; one check is enough
 
 
 @dataclass(frozen=True, slots=True)
 class WatchOptions:
-    """wanted: names to load at start; None for every model in the repository.
+    """Options of the watch. Intervals in seconds."""
 
-    loads: whether we may load (an engine of ours, in explicit mode) or only watch what others loaded.
-    loads_at_once: models; each has an interpreter to start in Triton, which is seconds of one core.
-    Intervals in seconds. late_calls: in a row, until a liveness probe is sent (see penstock.engines.failures).
-    try_model: see CheckOptions.
-    """
-
-    wanted: tuple[str, ...] | None = None
-    loads: bool = True
+    wanted: tuple[str, ...] | None = None  # models to load at start; None for all in the repository
+    loads: bool = True  # may load models (our engine in explicit mode); else only watches
     probe_interval_s: float = 1.0
     down_interval_s: float = 0.2
     canary_interval_s: float = 5.0
     execution_timeout_s: Callable[[ModelConfig], float] = lambda _: 30.0  # of a model by its config
     canary_failures: int = 3
-    late_calls: int = 5
+    late_calls: int = 5  # consecutive, until a liveness probe (see penstock.engines.failures)
     liveness_timeout_s: float = 1.0
-    loads_at_once: int = 1
-    try_model: Callable[[ModelConfig], Awaitable[TrialResult]] | None = None
+    loads_at_once: int = 1  # each starts an interpreter in Triton, which takes seconds of a core
+    try_model: Callable[[ModelConfig], Awaitable[TrialResult]] | None = None  # see CheckOptions
 
 
 @dataclass(slots=True)
@@ -53,7 +47,7 @@ class _EngineSnapshot:
 
 
 class EngineWatch:
-    """Run `run()` as one task; every other member may be called from the same event loop at any time."""
+    """Run `run()` as one task; use all other members on the same event loop."""
 
     def __init__(
         self,
@@ -64,9 +58,9 @@ class EngineWatch:
         restart_model: Callable[[str, str, int], None] | None = None,
         refuse: Callable[[ModelConfig], str] | None = None,
     ) -> None:
-        """refuse: why a model with that config is not served; empty if it is. restart_model: see CheckOptions.
+        """refuse: why a model with that config is not served, or empty. restart_model: see CheckOptions.
 
-        The attribute `hindrance`, which a composer may set, says why the engine cannot serve though it answers.
+        The attribute `hindrance`, which a composer may set, returns why the engine cannot serve though it answers.
         """
         self._backend = backend
         self._options = options
@@ -126,7 +120,7 @@ class EngineWatch:
         self._cuts.append(cut)
 
     def mark_down(self, reason: str) -> None:
-        """The engine was seen to die: mark it down at once and check again soon."""
+        """The engine has died: marks it down at once and checks again soon."""
         self._set_down(reason)
         self._wake.set()
 
@@ -140,7 +134,7 @@ class EngineWatch:
     def note_late(self, model_name: str = "", waited_s: float = 0.0, *, is_waiting: bool = False) -> None:
         if self._seen.is_up and self._checks.late(model_name, waited_s, is_waiting=is_waiting):
             self._wake.set()
-        if is_waiting or not self._seen.is_up:  # a call that waits is evidence about its model only
+        if is_waiting or not self._seen.is_up:  # a waiting call is evidence about its model only
             return
         now = time.monotonic()
         self._circuit.failed(now)
@@ -162,7 +156,7 @@ class EngineWatch:
             self._wake.set()
 
     def mark_unavailable(self, model_name: str, cause: Cause, reason: str) -> None:
-        """The model serves no calls from now on; with Cause.TRIAL until it is reloaded. reason: for clients."""
+        """Makes the model unavailable; with Cause.TRIAL until it is reloaded. reason: for clients."""
         self._checks.mark(model_name, cause, reason)
 
     async def note_loaded(self, model_name: str) -> None:
@@ -192,10 +186,7 @@ class EngineWatch:
         return known.reason in (NOT_LOADED, UNLOADED)
 
     async def find(self, model_name: str) -> ModelConfig:
-        """The config of a ready model; a new model's is requested from the engine.
-
-        Raises ModelNotFound, ModelRefused, ModelUnavailable.
-        """
+        """The config of a ready model. Raises ModelNotFound, ModelRefused, ModelUnavailable."""
         known = self._seen.models.get(model_name)
         if known is None or known.config is None or not (known.is_ready or known.is_withheld):
             known = self._judged(model_name, await self._backend.model_config(model_name))
@@ -205,7 +196,7 @@ class EngineWatch:
         return known.config
 
     async def run(self) -> None:
-        """Probe for ever. Ends by cancellation only."""
+        """Probes until cancelled."""
         try:
             await self._run()
         finally:
@@ -233,7 +224,6 @@ class EngineWatch:
         self._seen.is_up, self._seen.reason = False, reason
 
     async def _check_liveness(self) -> None:
-        """Whether the engine hangs, or only a model is slow."""
         try:
             is_answered = await answers_within(self._options.liveness_timeout_s, self._backend)
         finally:
@@ -249,7 +239,7 @@ class EngineWatch:
 
     @property
     def has_model_on_gpu(self) -> bool:
-        """Whether a model that serves, or did, runs on one."""
+        """Whether a model that serves, or did, runs on a GPU."""
         return any(known.config is not None and known.config.is_on_gpu for known in self._seen.models.values())
 
     async def _look(self) -> None:
@@ -275,7 +265,7 @@ class EngineWatch:
             self._ask_restart(self._seen.reason)
 
     async def _greet(self) -> None:
-        """The engine is new, or back: loads the wanted models, runs their canaries, then marks it up."""
+        """The engine is new or back: loads the wanted models, runs their canaries, then marks it up."""
         self._seen.reason = LOADING
         index = await self._backend.repository_index()
         names = self._wanted(row.name for row in index)
@@ -301,7 +291,6 @@ class EngineWatch:
         return sorted((wanted | self._added) - self._removed)
 
     async def _load_all(self, names: Iterable[str]) -> None:
-        """loads_at_once at a time. Raises BackendUnavailable."""
         at_once = asyncio.Semaphore(self._options.loads_at_once)
 
         async def load(name: str) -> None:
@@ -356,7 +345,6 @@ class EngineWatch:
         self._seen.models[model_name] = known
 
     def _judged(self, model_name: str, config: ModelConfig) -> KnownModel:
-        """A model that the engine would serve, as the gateway takes it."""
         refusal = self._refuse(config) if self._refuse is not None else ""
         if not refusal:
             self._checks.loaded(model_name)
@@ -370,20 +358,17 @@ class EngineWatch:
         return known.config if known is not None and not known.is_refused else None
 
     def _show(self, model_name: str) -> None:
-        """Updates the model as clients see it, after its availability changed."""
         known, why = self._seen.models.get(model_name), self._checks.unavailable(model_name)
         if known is not None and (known.is_ready or known.unavailable is not None):
             reason, cause = (why.reason, why.cause) if why is not None else ("", None)
             self._seen.models[model_name] = replace(known, is_ready=why is None, reason=reason, unavailable=cause)
 
     def _rows_tried(self, config: ModelConfig) -> None:
-        """Replaces the model's config, unless the model was unloaded."""
         known = self._seen.models.get(config.name)
         if known is not None:
             self._seen.models[config.name] = replace(known, config=config)
 
     def _restart_sick(self, reason: str) -> None:
-        """Restarts the engine, because no model can serve."""
         self._set_down(reason)
         if self._ask_restart is not None:
             self._ask_restart(reason)

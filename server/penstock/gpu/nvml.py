@@ -1,7 +1,4 @@
-"""The GPUs of this machine as NVML reports them, read in a child process: a call into a broken driver may never return.
-
-`python -m penstock.gpu.nvml` prints one JSON object; `read_cards` runs that with a timeout.
-"""
+"""This machine's GPUs by NVML. Runs in a child process, because a call into a broken driver may hang."""
 
 import subprocess
 import sys
@@ -12,13 +9,13 @@ from typing import TypeVar
 
 import msgspec
 
-_REAP_S = 1.0  # a killed process that is stuck in the driver is not waited for; it is reaped when another is started
+_REAP_S = 1.0  # a killed process that hangs in the driver is not awaited; it is reaped at the next start
 
 T = TypeVar("T")
 
 
 class ChildProcessFailed(Exception):
-    """The process gave none; the text says why. is_late: it gave none in time."""
+    """The process gave no result; the text has the reason. is_late: it timed out."""
 
     def __init__(self, detail: str, *, is_late: bool = False) -> None:
         super().__init__(detail)
@@ -26,7 +23,7 @@ class ChildProcessFailed(Exception):
 
 
 def run_json_child(program: Sequence[str], kind: type[T], timeout_s: float) -> T:
-    """The one JSON object that the program prints. Blocks for timeout_s, and a second, at most. Raises NoAnswer."""
+    """The JSON object that the program prints. Blocks for at most timeout_s + 1 s. Raises ChildProcessFailed."""
     pipe = subprocess.PIPE
     try:
         child = subprocess.Popen(program, stdin=subprocess.DEVNULL, stdout=pipe, stderr=pipe)
@@ -48,12 +45,12 @@ def run_json_child(program: Sequence[str], kind: type[T], timeout_s: float) -> T
         raise ChildProcessFailed(last[0] if last else f"the process ended with {child.returncode}") from None
 
 
-READ_TIMEOUT_S = 10.0  # the first call after boot initialises every card; seconds without the persistence daemon
+READ_TIMEOUT_S = 10.0  # NVML's first call after boot takes seconds without the persistence daemon
 _PROGRAM = (sys.executable, "-P", "-m", "penstock.gpu.nvml")
 
 
 class NvmlOutcome(StrEnum):
-    """How far NVML came."""
+    """Result of the NVML query."""
 
     ANSWERED = "answered"
     NO_BINDING = "nvidia-ml-py is not installed"
@@ -66,24 +63,20 @@ class NvmlOutcome(StrEnum):
 
 
 class GpuDevice(msgspec.Struct, frozen=True):
-    """One GPU. used_bytes: with what the driver reserves. compute_mode: NVML's name without its prefix, "DEFAULT".
-
-    mig: None if the card does not support it.
-    processes: process ids with a compute context, as far as NVML shows them here.
-    """
+    """One GPU."""
 
     index: int
     name: str
     capability: tuple[int, int]
     memory_bytes: int
-    used_bytes: int
-    compute_mode: str = "DEFAULT"
-    mig: bool | None = None
-    processes: tuple[int, ...] = ()
+    used_bytes: int  # includes the driver's reserve
+    compute_mode: str = "DEFAULT"  # NVML's name without its prefix
+    mig: bool | None = None  # None if the card does not support it
+    processes: tuple[int, ...] = ()  # visible process ids with a compute context
 
 
 class NvmlReading(msgspec.Struct, frozen=True):
-    """cuda: the newest version that the driver carries by itself, (13, 0); None if it is unknown."""
+    """cuda: the newest CUDA version of the driver itself, such as (13, 0); None if unknown."""
 
     outcome: NvmlOutcome
     detail: str = ""
@@ -93,7 +86,7 @@ class NvmlReading(msgspec.Struct, frozen=True):
 
 
 def read_cards(timeout_s: float = READ_TIMEOUT_S) -> NvmlReading:
-    """Blocks for timeout_s, and a second, at most; whatever goes wrong is in the outcome."""
+    """Reads all GPUs. Blocks for at most timeout_s + 1 s. Failures are in the outcome."""
     try:
         return run_json_child(_PROGRAM, NvmlReading, timeout_s)
     except ChildProcessFailed as error:
@@ -101,7 +94,7 @@ def read_cards(timeout_s: float = READ_TIMEOUT_S) -> NvmlReading:
 
 
 def query_nvml() -> NvmlReading:
-    """Asks in this process; may block for ever."""
+    """Reads NVML in this process; may hang."""
     try:
         import pynvml as nvml
     except ImportError:

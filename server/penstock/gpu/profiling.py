@@ -1,7 +1,6 @@
 """Starts the engine under an NVIDIA profiler: `penstock up --profile`.
 
-Options of Nsight Systems 2024+ and Nsight Compute 2024+, from their user guides; neither was run by this project. The
-NVTX ranges that both show are those of torch_serving/instance.py.
+Options of Nsight Systems and Nsight Compute 2024+ from their user guides; not run by this project.
 """
 
 import shutil
@@ -16,13 +15,13 @@ _SYSTEMS = (
     *("nsys", "profile", "--trace=cuda,nvtx", "--sample=none", "--cpuctxsw=none"),
     *("--trace-fork-before-exec=true", "--kill=sigterm", "--wait=all", "--force-overwrite=true"),
 )
-# Each kernel is run several times over: of a server, a few hundred are enough, once it is warm.
+# ncu replays each kernel several times, so it profiles only a few hundred of a warm server.
 _COMPUTE = ("ncu", "--target-processes", "all", "--nvtx", "--launch-skip", "1000", "--launch-count", "200", "-f")
 _GET = "install NVIDIA Nsight {name}, or use --profile nvtx and a profiler of your own"
 
 
 class ProfilerMode(StrEnum):
-    """The setting. AUTO: Nsight Systems where it is on PATH, else ranges alone."""
+    """AUTO: Nsight Systems if it is on PATH, else NVTX ranges alone."""
 
     OFF = "off"
     AUTO = "auto"
@@ -32,23 +31,22 @@ class ProfilerMode(StrEnum):
 
 
 class ProfilerMissing(Exception):
-    """The profiler that is asked for is not on PATH. The message says what to do."""
+    """The requested profiler is not on PATH. The message has the fix."""
 
 
 @dataclass(frozen=True, slots=True)
 class Profiling:
-    """prefix: stands before the engine's command line, empty for no profiler. environment: what the engine gets
-    besides. report: where the profiler writes, one file for each start of the engine; None without a profiler."""
+    """How to start the engine under a profiler."""
 
-    prefix: tuple[str, ...]
-    environment: dict[str, str]
-    report: Path | None
+    prefix: tuple[str, ...]  # before the engine's command line; empty without a profiler
+    environment: dict[str, str]  # additional variables
+    report: Path | None  # one file per start of the engine; None without a profiler
 
 
 def plan_profiling(
     profile: ProfilerMode, folder: Path, name: str, *, which: Callable[[str], str | None] = shutil.which
 ) -> Profiling | None:
-    """How the engine is started; None for not at all profiled. name: of the reports. Raises ProfilerMissing."""
+    """How to start the engine, or None without profiling. name: of the reports. Raises ProfilerMissing."""
     if profile is ProfilerMode.OFF:
         return None
     environment = {NVTX_VARIABLE: "1"}
@@ -61,5 +59,5 @@ def plan_profiling(
     if program is None:
         product = "Systems" if profile is ProfilerMode.NSYS else "Compute"
         raise ProfilerMissing(f"{command[0]} is not on PATH; {_GET.format(name=product)}")
-    report = folder / f"{name}-%p"  # both put the process's id for %p
+    report = folder / f"{name}-%p"  # both replace %p by the process id
     return Profiling((program, *command[1:], "-o", str(report)), environment, report)

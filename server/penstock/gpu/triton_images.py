@@ -1,16 +1,9 @@
-"""Which of NVIDIA's Triton images fits a GPU, and whether this driver carries it.
+"""The Triton image that fits a GPU, and whether the driver supports it. Not tested with these images.
 
-Sources, read in November 2026:
-
-* compute capability and driver: Triton's release notes rel-24-04, rel-24-10, rel-25-01, rel-26-06 and rel-26-10 under
-  docs.nvidia.com/deeplearning/triton-inference-server/release-notes; those of 2026 name a CUDA version and no driver;
-* CUDA and the driver an image is built with: docs/introduction/compatibility.md of triton-inference-server/server;
-* the oldest driver of a CUDA major version: docs.nvidia.com/deploy/cuda-compatibility, minor version compatibility;
-* R580 is the last driver for Pascal and Volta: NVIDIA's Unix driver deprecation schedule;
-* TensorRT 10.5 removed Volta: its release notes; TensorRT 10, in the images from 24.05 on, no longer takes Pascal;
-* vulnerabilities: NVIDIA's security bulletin 5875 (2026) says "r26.07 or later".
-
-None of these images was run by this project's tests.
+Sources, read in November 2026: Triton's release notes rel-24-04 to rel-26-10 and docs/introduction/compatibility.md
+(compute capability, driver, CUDA); docs.nvidia.com/deploy/cuda-compatibility (oldest driver of a CUDA major version);
+NVIDIA's Unix driver deprecation schedule (R580 is the last for Pascal and Volta); release notes of TensorRT 10 and 10.5
+(no Pascal, no Volta); NVIDIA's security bulletin 5875 (r26.07 or later).
 """
 
 from collections.abc import Sequence
@@ -29,12 +22,10 @@ Capability = tuple[int, int]
 
 
 class DriverFit(StrEnum):
-    """Whether an NVIDIA driver carries an image. BY_MINOR_VERSION: an older driver of the same CUDA major version,
-    which cannot compile PTX of the newer toolkit. BY_PACKAGE: by the compatibility package in the image, on
-    data-centre cards only."""
+    """Whether an NVIDIA driver supports an image."""
 
     FULL = "full"
-    BY_MINOR_VERSION = "by CUDA's minor version compatibility"
+    BY_MINOR_VERSION = "by CUDA's minor version compatibility"  # same CUDA major version; cannot compile newer PTX
     BY_PACKAGE = "by the image's CUDA compatibility package, on data-centre cards only"
     TOO_OLD = "too old"
     TOO_NEW = "too new for the card"
@@ -43,21 +34,18 @@ class DriverFit(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class _Release:
-    """full_driver: the branch that its CUDA asks for. oldest_driver: the first of the same CUDA major version.
-
-    package_drivers: (branch, first minor) that its release notes allow on data-centre cards below that.
-    """
+    """A Triton release. full_driver: branch of its CUDA version. oldest_driver: first of its CUDA major version."""
 
     name: str
     cuda: str
     full_driver: int
     oldest_driver: int
-    package_drivers: tuple[tuple[int, int], ...] = ()
+    package_drivers: tuple[tuple[int, int], ...] = ()  # older (branch, first minor) on data-centre cards
 
 
 @dataclass(frozen=True, slots=True)
 class _ImageRow:
-    """Cards of compute capability `first` up to, and without, `end`. newest: the last release that takes them."""
+    """Cards of compute capability from `first` to below `end`, and the last release that supports them."""
 
     first: Capability
     end: Capability
@@ -90,10 +78,7 @@ _TABLE = (
 
 @dataclass(frozen=True, slots=True)
 class ImageAdvice:
-    """image: a tag to pull; None if no image supports the card. or_later: later releases do as well.
-
-    cuda: of that image. driver_needed: for a person, empty where there is no image. warnings: one sentence each.
-    """
+    """image: a tag to pull; None if no image supports the card. or_later: later releases do, too."""
 
     image: str | None
     or_later: bool
@@ -101,12 +86,12 @@ class ImageAdvice:
     reason: str
     cuda: str
     driver_fit: DriverFit
-    driver_needed: str
+    driver_needed: str  # text; empty without an image
     warnings: tuple[str, ...] = ()
 
 
 def advise(capability: Capability, driver: str | None) -> ImageAdvice:
-    """The image for a card of this compute capability. driver: its version, "580.95.05"; None if unknown."""
+    """The image for a compute capability. driver: its version, such as "580.95.05"; None if unknown."""
     row = next((row for row in _TABLE if row.first <= capability < row.end), None)
     if row is None:
         reason = "no Triton image takes a card below compute capability 6.0; it can serve on the CPU"
@@ -124,7 +109,7 @@ def advise(capability: Capability, driver: str | None) -> ImageAdvice:
 
 
 def advise_all(capabilities: Sequence[Capability], driver: str | None) -> ImageAdvice:
-    """The image for every card of a machine: the oldest decides. Raises ValueError without a card."""
+    """The image for all cards of a machine, by the oldest. Raises ValueError without a card."""
     oldest, newest = min(capabilities), max(capabilities)
     advice = advise(oldest, driver)
     if oldest >= TURING or newest < BLACKWELL or advice.image is None:
@@ -156,7 +141,7 @@ def _driver_needed(row: _ImageRow) -> str:
 
 
 def _branch(driver: str | None) -> tuple[int | None, int]:
-    """ "580.95.05" → 580, 95; None, 0 where it is not such a version."""
+    """(580, 95) for "580.95.05"; (None, 0) for other formats."""
     parts = (driver or "").split(".")
     if not parts[0].isdecimal():
         return None, 0

@@ -1,7 +1,6 @@
-"""What a GPU's video engines decode, read in a child process: a call into a broken driver may never return.
+"""Video codecs that a GPU decodes. Runs in a child process, because a call into a broken driver may hang.
 
-`python -m penstock.gpu.video_engines` prints one JSON object; `read_engines` runs that with a timeout. Uses ctypes
-(cuvidGetDecoderCaps of libnvcuvid), so it needs no package.
+Uses ctypes (cuvidGetDecoderCaps of libnvcuvid), so it needs no package.
 """
 
 import ctypes
@@ -19,12 +18,12 @@ from penstock.gpu.nvml import ChildProcessFailed, run_json_child
 READ_TIMEOUT_S = 10.0  # the first context after boot takes seconds
 _PROGRAM = (sys.executable, "-P", "-m", "penstock.gpu.video_engines")
 _CUDA, _CUVID = "libcuda.so.1", "libnvcuvid.so.1"
-_CODECS = {"H.264": 4, "HEVC": 8}  # cudaVideoCodec: those that the video program takes to it
+_CODECS = {"H.264": 4, "HEVC": 8}  # cudaVideoCodec; the codecs that the video program decodes on the GPU
 _CHROMA_420 = 1
 
 
 class EngineOutcome(StrEnum):
-    """How far the asking came."""
+    """Result of the query."""
 
     ANSWERED = "answered"
     NO_CUDA = f"{_CUDA} is not here"
@@ -34,7 +33,7 @@ class EngineOutcome(StrEnum):
 
 
 class Codec(msgspec.Struct, frozen=True):
-    """A codec in 8 bit, 4:2:0. engines: that decode it, 0 where none does. width, height: of the largest picture."""
+    """A codec with 8 bits and 4:2:0. engines: number of decoders, 0 for none. width, height: maximum in pixels."""
 
     name: str
     engines: int
@@ -43,18 +42,17 @@ class Codec(msgspec.Struct, frozen=True):
 
 
 class VideoEngines(msgspec.Struct, frozen=True):
-    """Of the first card that CUDA shows. has_nvjpeg, has_nvrtc: the library is here that makes
-    JPEGs on the card, and the one that compiles its kernels."""
+    """Video engines of the first CUDA device."""
 
     outcome: EngineOutcome
     detail: str = ""
     codecs: tuple[Codec, ...] = ()
-    has_nvjpeg: bool = False
-    has_nvrtc: bool = False
+    has_nvjpeg: bool = False  # encodes JPEGs on the GPU
+    has_nvrtc: bool = False  # compiles the GPU kernels
 
 
 def read_engines(timeout_s: float = READ_TIMEOUT_S) -> VideoEngines:
-    """Blocks for timeout_s, and a second, at most; whatever goes wrong is in the outcome."""
+    """Reads the engines. Blocks for at most timeout_s + 1 s. Failures are in the outcome."""
     try:
         return run_json_child(_PROGRAM, VideoEngines, timeout_s)
     except ChildProcessFailed as error:
@@ -85,18 +83,18 @@ class _Caps(ctypes.Structure):
 
 
 class _CallFailed(Exception):
-    """A call of the driver; the text names it and CUDA's number."""
+    """A driver call failed. The text has the function and CUDA's error code."""
 
 
 def query_engines() -> VideoEngines:
-    """Asks in this process; may block for ever."""
+    """Queries in this process; may hang."""
     return msgspec.structs.replace(
         query_driver(), has_nvjpeg=_has_library("libnvjpeg"), has_nvrtc=_has_library("libnvrtc")
     )
 
 
 def query_driver(cuda: Any = None, cuvid: Any = None) -> VideoEngines:
-    """Asks in this process; may block for ever. cuda, cuvid: the two libraries, looked for by default."""
+    """Queries in this process; may hang. cuda, cuvid: loaded libraries, for tests."""
     try:
         cuda = ctypes.CDLL(_CUDA) if cuda is None else cuda
     except OSError:
@@ -114,7 +112,7 @@ def query_driver(cuda: Any = None, cuvid: Any = None) -> VideoEngines:
 
 
 def _make_current(cuda: Any) -> None:
-    """The primary context of the first card, in this thread; it ends with the process."""
+    """Makes the first card's primary context current in this thread. It ends with the process."""
     device, context = ctypes.c_int(), ctypes.c_void_p()
     for name, arguments in (
         ("cuInit", (0,)),
@@ -144,7 +142,7 @@ def _has_library(library: str) -> bool:
 
 
 def _candidates(library: str) -> Iterator[str]:
-    """Where the linker looks, where pip puts it, and CUDA's toolkits."""
+    """Paths of the linker, of pip's packages and of CUDA's toolkits."""
     package = find_spec("nvidia")
     roots = [Path(root) for root in (package.submodule_search_locations or () if package else ())]
     for version in (13, 12):

@@ -1,1 +1,1 @@
-"""Models on disk: the public catalogue, downloads, golden checks and INT8 optimization."""
+"""Model folders: the public catalogue, downloads, golden checks and INT8 optimization."""

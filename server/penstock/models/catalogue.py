@@ -1,4 +1,4 @@
-"""The catalogue of public models, and the models that are installed in repositories of this machine."""
+"""The catalogue of public models, and the models installed in this machine's repositories."""
 
 import difflib
 import os
@@ -18,7 +18,7 @@ from penstock.protocol.request_checks import is_version
 
 
 class CatalogueError(Exception):
-    """The root; the commands print its text and end with an exit code that is not 0."""
+    """Root of this package's errors. Commands print its text and exit with a non-zero code."""
 
 
 class UnknownCatalogueModel(CatalogueError):
@@ -26,15 +26,15 @@ class UnknownCatalogueModel(CatalogueError):
 
 
 class PullFailed(CatalogueError):
-    """A model could not be fetched, verified or put in its place; the repository is as it was."""
+    """A model could not be fetched, verified or installed; the repository is unchanged."""
 
 
 class DownloadInterrupted(PullFailed):
-    """The other side broke off or fell silent in the middle of the file: what came is kept, and can be continued."""
+    """The download broke off or timed out; the partial file stays and can be resumed."""
 
 
 class WrongContent(PullFailed):
-    """What came is not the file that the catalogue describes: another size or another SHA-256."""
+    """The file's size or SHA-256 differs from the catalogue's."""
 
 
 HERE = Path(__file__).resolve().parent
@@ -44,10 +44,7 @@ FOLDERS = HERE / "folders"
 
 @dataclass(frozen=True, slots=True)
 class CatalogueEntry:
-    """A model that can be pulled.
-
-    url: of the model file. size_bytes, sha256: of that file. licence: an SPDX name.
-    """
+    """A model that can be pulled. url, size_bytes and sha256 are of the model file; licence is an SPDX identifier."""
 
     name: str
     about: str
@@ -58,7 +55,7 @@ class CatalogueEntry:
 
     @property
     def file_name(self) -> str:
-        """The last part of the URL, which is a downloaded file's name."""
+        """File name of the download: the last part of the URL."""
         return PurePosixPath(urlsplit(self.url).path).name
 
     @property
@@ -68,13 +65,13 @@ class CatalogueEntry:
 
 
 def read_catalogue(path: Path = CATALOGUE_FILE) -> Mapping[str, CatalogueEntry]:
-    """Every entry by its name, in the file's order."""
+    """Entries by name, in the file's order."""
     table = tomllib.loads(path.read_text(encoding="utf-8"))
     return {name: CatalogueEntry(name=name, **row) for name, row in table.items()}
 
 
 def find_entry(name: str, catalogue: Mapping[str, CatalogueEntry]) -> CatalogueEntry:
-    """The entry of that name. Raises UnknownCatalogueModel with the names that are close, or all of them."""
+    """The entry of that name. Raises UnknownCatalogueModel with similar names, or all."""
     entry = catalogue.get(name)
     if entry is not None:
         return entry
@@ -89,29 +86,20 @@ WEIGHTS_PARAMETER, RANDOM_WEIGHTS = "weights", "random"
 
 @dataclass(frozen=True, slots=True)
 class InstalledModel:
-    """A folder of a model repository.
-
-    owner: who forms its batches, or None if unknown. problem: why the folder or its config.pbtxt cannot be read or is
-    invalid, else empty. sizes_bytes: of a version's files, by version. licence: from the table of MODEL.md, else empty.
-    has_random_weights: config.pbtxt has `weights` = `random`: for speed measurements only.
-    """
+    """A model folder of a repository."""
 
     name: str
     repository: Path
     versions: tuple[str, ...]
-    owner: BatchOwner | None
-    problem: str
-    has_random_weights: bool = False
-    sizes_bytes: Mapping[str, int] = field(default_factory=dict)
-    licence: str = ""
+    owner: BatchOwner | None  # what forms the batches; None if unknown
+    problem: str  # why the folder or config.pbtxt is invalid or cannot be read; else empty
+    has_random_weights: bool = False  # parameter `weights` is `random`: for speed measurements only
+    sizes_bytes: Mapping[str, int] = field(default_factory=dict)  # of the model's files, by version
+    licence: str = ""  # from MODEL.md's table; empty if unknown
 
 
 def scan(repositories: Iterable[Path], options: DeclaredOptions | None = None) -> list[InstalledModel]:
-    """Every model folder, by repository and name; repositories that do not exist are skipped.
-
-    options: the operator's batching options; None to use only the configs.
-    Raises CatalogueError for a repository that this user may not read.
-    """
+    """All models by repository and name. Skips missing repositories. Raises CatalogueError for an unreadable one."""
     return [read_folder(folder, options) for repository in repositories for folder in _model_folders(repository)]
 
 
@@ -124,14 +112,14 @@ def _model_folders(repository: Path) -> list[Path]:
 
 
 def read_folder(folder: Path, options: DeclaredOptions | None = None) -> InstalledModel:
-    """What a model's folder tells: its versions, and of config.pbtxt what this machine decides by."""
+    """A model folder's versions, and the relevant parts of its config.pbtxt."""
     path = folder / "config.pbtxt"
     owner: BatchOwner | None = BatchOwner.OFF
     problem, has_random_weights = "", False
     try:
         versions = sorted((item.name for item in folder.iterdir() if is_version(item.name) and item.is_dir()), key=int)
         sizes_bytes = {version: _size_bytes(folder / version) for version in versions}
-        has_config = path.exists()  # else Triton completes the configuration by itself, without batching
+        has_config = path.exists()  # else Triton completes the configuration, without batching
     except OSError as error:
         problem = f"{folder} cannot be read ({error.strerror}): let this user read it"
         return InstalledModel(folder.name, folder.parent, (), None, problem)
@@ -159,7 +147,6 @@ def read_folder(folder: Path, options: DeclaredOptions | None = None) -> Install
 
 
 def _owner(config: ModelConfig, options: DeclaredOptions) -> tuple[BatchOwner | None, str]:
-    """Who forms the batches, and what cannot be of what is declared."""
     try:
         return options.of(config).owner, ""
     except InvalidRequest as error:
@@ -167,7 +154,7 @@ def _owner(config: ModelConfig, options: DeclaredOptions) -> tuple[BatchOwner | 
 
 
 def _size_bytes(folder: Path) -> int:
-    """Of all files below, links followed to a file; what Python compiles beside a model is none of its."""
+    """Total size of all files below. Follows links to files; ignores __pycache__."""
     size_bytes = 0
     for top, folders, names in os.walk(folder):
         folders[:] = [name for name in folders if name != "__pycache__"]
@@ -176,9 +163,9 @@ def _size_bytes(folder: Path) -> int:
 
 
 def _licence(card: Path) -> str:
-    """The licence's name without what is said of it: `Apache-2.0` of `| licence | Apache-2.0, OpenCV's |`."""
+    """The bare licence name: `Apache-2.0` for `| licence | Apache-2.0, OpenCV's |`."""
     try:
         found = _LICENCE_ROW.search(card.read_text(encoding="utf-8", errors="replace"))
-    except OSError:  # there is none, or it may not be read: it is a description, and no condition
+    except OSError:  # missing or unreadable; it is optional
         return ""
     return found[1].strip() if found else ""

@@ -1,4 +1,4 @@
-"""Downloads a model file from a folder, file or address: streamed, resumed, with its size and SHA-256 verified."""
+"""Downloads a model file from a folder, file or URL: streamed, resumable, with its size and SHA-256 verified."""
 
 import hashlib
 import os
@@ -18,7 +18,7 @@ _OF_PATHS = "/%:@!$&'()*+,;=~[]"  # not quoted in a URL's path; % because the pa
 
 @dataclass(frozen=True, slots=True)
 class ModelSource:
-    """A file of this machine (path) or of another (url): one of the two is set."""
+    """A local file (path) or a remote one (url); exactly one is set."""
 
     path: Path | None = None
     url: str = ""
@@ -29,24 +29,20 @@ class ModelSource:
 
 @dataclass(frozen=True, slots=True)
 class OpenedSource:
-    """read(count): at most count bytes, from offset on; empty at the end. Raises PullFailed.
-
-    offset: 0 if the server cannot resume. size_bytes: of the whole file, None if unknown. is_web_page: the content type
-    is HTML. is_pointer: the file is a Git LFS pointer.
-    """
+    """An opened source. read(count) returns at most count bytes, empty at the end, and raises PullFailed."""
 
     read: Callable[[int], bytes]
-    offset: int
-    size_bytes: int | None
-    is_web_page: bool = False
-    is_pointer: bool = False
+    offset: int  # of the first byte; 0 if the server cannot resume
+    size_bytes: int | None  # of the whole file; None if unknown
+    is_web_page: bool = False  # the content type is HTML
+    is_pointer: bool = False  # the file is a Git LFS pointer
 
 
 def find_source(entry: CatalogueEntry, given: Path | str | None) -> ModelSource:
-    """The source that a person means by a folder, a file, a file:// or http(s):// address, or nothing.
+    """The source for a folder, file, or file:// or http(s):// URL; the catalogue's URL by default.
 
-    In a folder the file is looked for under its own name, as NAME.onnx, and as what a model folder or a repository has.
-    An address that ends in / is a folder's: the file's own name is appended. Raises PullFailed where there is none.
+    A folder is searched for the file's name and for the paths of a model repository. A URL that ends in / gets the
+    file's name. Raises PullFailed.
     """
     if given is None:
         return ModelSource(url=entry.url)
@@ -96,7 +92,7 @@ def _local_source(entry: CatalogueEntry, path: Path) -> ModelSource:
 
 @contextmanager
 def open_source(source: ModelSource, offset: int) -> Iterator[OpenedSource]:
-    """The bytes from offset on, where the source can; from the start where it cannot. Raises PullFailed."""
+    """Opens the source at the offset, or at 0 if it cannot resume. Raises PullFailed."""
     if source.path is None:
         with open_url(source.url, offset) as answer:
             yield OpenedSource(answer.read, answer.begin, answer.size_bytes, is_web_page=answer.is_web_page)
@@ -123,16 +119,13 @@ def _unreadable(path: Path, error: OSError) -> PullFailed:
     return PullFailed(f"{path} cannot be read ({error.strerror}): check its permissions and its disk")
 
 
-Progress = Callable[[int], None]  # bytes that are there so far
+Progress = Callable[[int], None]  # called with the bytes available so far
 CHUNK_BYTES = 1 << 18
-MOST_RESUMES = 4  # in one call, and only after a break before which something came
+MOST_RESUMES = 4  # in one call, and only if the last attempt received bytes
 
 
 def fetch(entry: CatalogueEntry, source: ModelSource, partial: Path, progress: Progress) -> None:
-    """Makes partial the entry's file; what an earlier call left there is continued, and so is what broke off now.
-
-    Raises WrongContent (partial is gone: it is of no use) and PullFailed (partial stays, to be continued).
-    """
+    """Completes the partial file. Raises WrongContent (the file is removed) or PullFailed (it stays for a resume)."""
     for _ in range(MOST_RESUMES):
         before = _usable_bytes(partial, entry.size_bytes)
         try:
@@ -144,7 +137,7 @@ def fetch(entry: CatalogueEntry, source: ModelSource, partial: Path, progress: P
 
 
 def _fetch_once(entry: CatalogueEntry, source: ModelSource, partial: Path, progress: Progress) -> None:
-    """One connection; two where what an earlier call left turns out to be of another file."""
+    """One connection, or two if the partial file turns out to belong to another file."""
     offset = _usable_bytes(partial, entry.size_bytes)
     try:
         _fetch_from(entry, source, partial, offset, progress)
@@ -164,7 +157,7 @@ def _fetch_from_start(entry: CatalogueEntry, source: ModelSource, partial: Path,
 
 
 def _usable_bytes(partial: Path, size_bytes: int) -> int:
-    """How many bytes an earlier call left; 0 where there are more than the file has."""
+    """Size of the partial file; 0 if it is larger than the entry."""
     try:
         there = partial.stat().st_size
     except FileNotFoundError:
@@ -188,7 +181,6 @@ def _fetch_from(entry: CatalogueEntry, source: ModelSource, partial: Path, offse
 
 
 def _digest_prefix(file: IO[bytes], length: int, digest: "hashlib._Hash") -> int:
-    """Hashes the first length bytes that are already there, and stands behind them; length."""
     left = length
     while left and (chunk := file.read(min(CHUNK_BYTES, left))):
         digest.update(chunk)
@@ -198,8 +190,6 @@ def _digest_prefix(file: IO[bytes], length: int, digest: "hashlib._Hash") -> int
 
 @dataclass(slots=True)
 class _PartialFile:
-    """Where the bytes go: file, hash and progress together."""
-
     file: IO[bytes]
     digest: "hashlib._Hash"
     progress: Progress
@@ -213,7 +203,7 @@ class _PartialFile:
 
 
 def _require_size(entry: CatalogueEntry, source: ModelSource, opened: OpenedSource) -> None:
-    """Before a byte is written. A web page costs nothing that came before: the file may well be there another time."""
+    """Checks the size before writing. A web page leaves the partial file: the real file may return later."""
     if opened.size_bytes == entry.size_bytes:
         return
     if opened.is_web_page:

@@ -1,4 +1,4 @@
-"""Writes a model folder into the repository atomically: staged beside it, complete or absent, one process at a time."""
+"""Writes a model folder into the repository atomically: staged beside it, one process at a time."""
 
 import ctypes
 import errno
@@ -17,10 +17,7 @@ _NOT_HERE = (errno.ENOSYS, errno.EINVAL, errno.ENOTSUP)
 
 @contextmanager
 def staging_folder(parent: Path, name: str) -> Iterator[Path]:
-    """An empty folder that is gone afterwards, whatever is in it then; earlier calls' remains of that name go too.
-
-    The caller holds the model's lock.
-    """
+    """An empty folder, removed afterwards, as are those of earlier calls. The caller holds the model's lock."""
     parent.mkdir(parents=True, exist_ok=True)
     for remains in parent.glob(f"{name}.*"):
         remove(remains)
@@ -32,7 +29,7 @@ def staging_folder(parent: Path, name: str) -> Iterator[Path]:
 
 
 def remove(path: Path) -> None:
-    """Takes away a folder and all in it, a file, or a link; what cannot go stays, in silence."""
+    """Removes a folder, file or link; ignores errors."""
     if path.is_dir() and not path.is_symlink():
         shutil.rmtree(path, ignore_errors=True)
     else:
@@ -41,10 +38,7 @@ def remove(path: Path) -> None:
 
 
 def replace_folder(staged: Path, target: Path) -> None:
-    """Moves the folder staged to target; what stood there is at staged afterwards. Both on one file system.
-
-    A reader of target sees the old folder or the new one, complete. Raises OSError, and then target is as it was.
-    """
+    """Moves `staged` to target atomically; an old target moves to `staged`. One file system. Raises OSError."""
     _sync_tree(staged)
     staged.chmod(0o755)  # with mkdtemp's 0700, a Triton of another user could not read it
     if not os.path.lexists(target):
@@ -55,7 +49,7 @@ def replace_folder(staged: Path, target: Path) -> None:
 
 
 def _exchange(one: Path, other: Path) -> bool:
-    """Swaps the two names in one step. False where this system cannot."""
+    """Swaps the two names atomically. False if the system does not support it."""
     renameat2 = getattr(ctypes.CDLL(None, use_errno=True), "renameat2", None)
     if renameat2 is None:
         return False
@@ -95,27 +89,25 @@ _FULL = (errno.ENOSPC, errno.EDQUOT)
 
 
 def repository_of(home: Path) -> Path:
-    """The model repository that pulls fill; nothing but finished models ever sits in it."""
+    """The model repository of pulled models; contains only complete models."""
     return home / "models"
 
 
 def downloads_of(home: Path) -> Path:
-    """Where what is fetched waits, and the locks are."""
+    """Folder of downloads and locks."""
     return home / "downloads"
 
 
 def staging_of(home: Path) -> Path:
-    """Where folders are filled before they land."""
+    """Folder for models in preparation."""
     return home / "staging"
 
 
 @contextmanager
 def new_model_folder(home: Path, name: str, on_wait: Callable[[], None] = lambda: None) -> Iterator[Path]:
-    """An empty folder for the caller to fill. A block that ends well makes it the model `name` in home's repository.
+    """An empty folder to fill. On success it becomes the model `name` in home's repository, else nothing changes.
 
-    An older folder of that name is replaced; readers see the old one or the new one. A block that raises leaves the
-    repository as it was. on_wait: called before another process that makes or pulls this model is waited for. Raises
-    OSError, of which disk_sentence makes a sentence.
+    on_wait: called before waiting for another process that makes this model. Raises OSError; see disk_sentence.
     """
     for folder in (downloads_of(home), staging_of(home), repository_of(home)):
         folder.mkdir(parents=True, exist_ok=True)
@@ -126,7 +118,7 @@ def new_model_folder(home: Path, name: str, on_wait: Callable[[], None] = lambda
 
 @contextmanager
 def _locked(path: Path, on_wait: Callable[[], None]) -> Iterator[None]:
-    """The model's lock, ours alone among processes; the system frees it when we die."""
+    """The model's lock between processes; the system releases it if this process dies."""
     with path.open("a") as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -137,12 +129,12 @@ def _locked(path: Path, on_wait: Callable[[], None]) -> Iterator[None]:
 
 
 def is_disk_full(error: OSError) -> bool:
-    """Whether the file system, or the user's share of it, is full."""
+    """Whether the file system is full, or the user's quota exceeded."""
     return error.errno in _FULL
 
 
 def disk_sentence(error: OSError, home: Path, *, needs_bytes: int | None = None) -> str:
-    """What the disk refused, and what to do. needs_bytes: of the model, where that is known."""
+    """The error text for the user, with advice. needs_bytes: size of the model, if known."""
     if is_disk_full(error):
         space = f"{needs_bytes / 1e6:.1f} MB" if needs_bytes is not None else "some room"
         return f"the disk of {home} is full: free {space} or choose another with PENSTOCK_HOME"

@@ -1,7 +1,4 @@
-"""Reference outputs of an ONNX file: plain ONNX Runtime on the CPU, without graph optimisation, one thread.
-
-An engine's outputs are compared with these: same file and same library, without the engine's optimisations.
-"""
+"""Reference outputs of an ONNX file: ONNX Runtime on the CPU, without graph optimisation, one thread."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,21 +21,15 @@ RECORDED_WITH = f"ONNX Runtime {ort.__version__}, CPU, graph optimisations off"
 
 @dataclass(frozen=True, slots=True)
 class Reference:
-    """All outputs, by the graph as it stands in the file, and by the graph as ONNX Runtime optimises it.
-
-    is_quantised: whether it computes in 8 bits; the two may then differ by whole steps, and by what follows from them.
-    """
+    """Outputs of the graph as in the file, and as optimised by ONNX Runtime."""
 
     plain: tuple[Tensor, ...]
     optimised: tuple[Tensor, ...]
-    is_quantised: bool
+    is_quantised: bool  # computes in 8 bits: the two outputs may differ by whole steps
 
 
 def run_reference(path: Path, config: Config, inputs: tuple[Tensor, ...]) -> Reference:
-    """Both answers to the inputs. config: Triton's, as parsed JSON. Blocks.
-
-    Raises ModelNotReady where the file cannot be opened, InvalidRequest where it does not take these inputs.
-    """
+    """Runs the model on the inputs. config: Triton's, as parsed JSON. Raises ModelNotReady, InvalidRequest. Blocks."""
     try:
         plain = open_for_reading(path, config)
         options = options_of(config, ThreadBudget(cores=1, instances=1))
@@ -50,7 +41,7 @@ def run_reference(path: Path, config: Config, inputs: tuple[Tensor, ...]) -> Ref
 
 
 def is_quantised(path: Path) -> bool:
-    """Whether the ONNX file computes in 8 bits, in whole or in part."""
+    """Whether any operator of the ONNX file computes in 8 bits."""
     graph = onnx.load(path, load_external_data=False).graph
     return any(node.op_type in _EIGHT_BITS or node.op_type.startswith("QLinear") for node in graph.node)
 
@@ -67,7 +58,7 @@ def _run(session: ort.InferenceSession, inputs: tuple[Tensor, ...]) -> tuple[Ten
 
 
 def _array(tensor: Tensor, rank: int | None) -> Array:
-    """As ONNX Runtime's Python takes it: BYTES as text, and a scalar without a dimension."""
+    """As ONNX Runtime's Python API takes it: BYTES as str, scalars without a dimension."""
     array = tensor.to_numpy()
     if tensor.datatype is Datatype.BYTES:
         texts = np.empty(array.size, np.object_)

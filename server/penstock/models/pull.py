@@ -1,4 +1,4 @@
-"""`pull`: a model of the catalogue into the repository under PENSTOCK_HOME, verified and at once."""
+"""`pull`: installs a catalogue model in the repository under PENSTOCK_HOME, verified and atomically."""
 
 import hashlib
 import os
@@ -22,13 +22,13 @@ from penstock.models.model_folder import (
 )
 
 MODEL_FILE = Path("1") / "model.onnx"
-EDITABLE = ("config.pbtxt", "labels.txt", "golden.json", "golden.jpg")  # what people change or record in a folder
+EDITABLE = ("config.pbtxt", "labels.txt", "golden.json", "golden.jpg")  # files that users change or record
 STALE_AFTER_S = 7 * 24 * 3600.0
 
 
 @dataclass(frozen=True, slots=True)
 class Pulled:
-    """folder: the model, complete. kept: names of files that differ from the catalogue's and were left as they were."""
+    """The complete model folder. preserved: names of files that differ from the catalogue's and stayed unchanged."""
 
     folder: Path
     preserved: tuple[str, ...] = ()
@@ -42,11 +42,10 @@ def pull(
     progress: Progress,
     on_wait: Callable[[], None] = lambda: None,
 ) -> Pulled:
-    """The model in home's repository, complete, its file verified.
+    """Installs the model in home's repository, with its file verified. Raises PullFailed; then nothing changes. Blocks.
 
-    source: a folder, a file, a file:// or http(s):// URL; None for the catalogue's URL. A correct file is not fetched
-    again. Changed EDITABLE files and files outside the catalogue, such as further versions, stay. on_wait: called
-    before waiting for another pull of the model. Blocks. Raises PullFailed; then the repository is unchanged.
+    source: a folder, file, or file:// or http(s):// URL; None for the catalogue's. Changed EDITABLE files and
+    additional files, such as versions, stay. on_wait: called before waiting for another pull of the model.
     """
     try:
         return _pull(entry, source, home, progress, on_wait)
@@ -74,7 +73,7 @@ def _pull(
 
 
 def _carry_over(target: Path, staged: Path) -> tuple[str, ...]:
-    """Copies files that were changed or that the catalogue does not have; returns the names of changed ones."""
+    """Copies changed and additional files; returns the names of changed ones."""
     if not target.is_dir() or target.is_symlink():
         return ()
     changed = [name for name in EDITABLE if _differs(target / name, staged / name)]
@@ -94,7 +93,6 @@ def _differs(path: Path, catalogued: Path) -> bool:
 
 
 def _link(path: Path, to: Path) -> None:
-    """One file under two names, until the old folder goes; a copy where the file system has no links."""
     try:
         os.link(path, to, follow_symlinks=False)
     except OSError:
@@ -102,20 +100,20 @@ def _link(path: Path, to: Path) -> None:
 
 
 def _sweep(folder: Path, *patterns: str) -> None:
-    """Removes what pulls left that were never repeated: what is in use has been touched within the week."""
+    """Removes leftovers of failed pulls, older than a week."""
     oldest = time.time() - STALE_AFTER_S
     for pattern in patterns:
         for path in folder.glob(pattern):
-            with suppress(FileNotFoundError):  # another pull sweeps too
+            with suppress(FileNotFoundError):  # another pull may remove it
                 if path.lstat().st_mtime < oldest:
                     remove(path)
 
 
 def _download(entry: CatalogueEntry, source: ModelSource, downloads: Path, progress: Progress) -> Path:
-    """The verified file, outside the repository; named by its hash, so that what is resumed is the same file."""
+    """The verified file. Its name has the hash, so that only the same file is resumed."""
     partial = downloads / f"{entry.sha256}.partial"
     if source.path is not None:
-        partial = downloads / f"{entry.sha256}.copy"  # a local copy is quick: nothing to resume
+        partial = downloads / f"{entry.sha256}.copy"  # a local copy is fast: no resume
         partial.unlink(missing_ok=True)
     try:
         fetch(entry, source, partial, progress)
@@ -130,7 +128,6 @@ def _download(entry: CatalogueEntry, source: ModelSource, downloads: Path, progr
 
 
 def _is_entry(entry: CatalogueEntry, path: Path) -> bool:
-    """Whether the file is there and is the catalogue's."""
     if not path.is_file() or path.stat().st_size != entry.size_bytes:
         return False
     with path.open("rb") as file:

@@ -1,6 +1,4 @@
-"""A file behind an http(s):// address, readable from a byte offset: timeouts, minimum rate, and clear error
-messages.
-"""
+"""A file at an http(s):// URL, from a byte offset, with timeouts and a minimum rate."""
 
 import http
 import http.client
@@ -21,7 +19,7 @@ from penstock.models.catalogue import DownloadInterrupted, PullFailed, WrongCont
 
 @dataclass(slots=True)
 class RateMonitor:
-    """Judges windows of at least window_s seconds each, by what came in them."""
+    """Measures the rate in windows of at least window_s seconds."""
 
     least_bytes_per_s: float
     window_s: float
@@ -29,7 +27,7 @@ class RateMonitor:
     came_bytes: int = 0
 
     def is_too_slow(self, now_s: float, size_bytes: int) -> bool:
-        """Notes size_bytes that came at now_s; True where a window ends in which too few did."""
+        """Counts size_bytes received at now_s. True if a window ended below the minimum rate."""
         self.came_bytes += size_bytes
         elapsed_s = now_s - self.begin_s
         if elapsed_s < self.window_s:
@@ -39,29 +37,25 @@ class RateMonitor:
         return is_too_slow
 
 
-SILENCE_TIMEOUT_S = 30.0  # to connect, for the head of the answer, and without a byte of the body
-MIN_BYTES_PER_S, PACE_WINDOW_S = 1000, 60.0  # slower is given up: a file of 100 MB ends within a day, somehow
-_MOST_DIGITS = 18  # of a Content-Length that a file can have
+SILENCE_TIMEOUT_S = 30.0  # to connect, for the response's header, and between bytes of the body
+MIN_BYTES_PER_S, PACE_WINDOW_S = 1000, 60.0  # slower downloads are aborted; a file of 100 MB takes a day at this rate
+_MOST_DIGITS = 18  # of a valid Content-Length
 ADVICE_OTHER_SOURCE = "or fetch the file by other means and name it, or its folder, with --from"
 
 
 @dataclass(frozen=True, slots=True)
 class RemoteFile:
-    """read(count): at most count bytes of the body, empty at its end. Raises PullFailed.
-
-    begin: offset of the body's first byte, 0 if the server cannot resume. size_bytes: of the whole file, None if
-    unknown. is_web_page: the content type is HTML.
-    """
+    """A response. read(count) returns at most count bytes of the body, empty at its end, and raises PullFailed."""
 
     read: Callable[[int], bytes]
-    begin: int
-    size_bytes: int | None
-    is_web_page: bool
+    begin: int  # offset of the body's first byte; 0 if the server cannot resume
+    size_bytes: int | None  # of the whole file; None if unknown
+    is_web_page: bool  # the content type is HTML
 
 
 @contextmanager
 def open_url(url: str, offset: int) -> Iterator[RemoteFile]:
-    """The file at the address from offset on, where the server can. Raises PullFailed, WrongContent for a 416."""
+    """The file from the offset on, or from 0 without resume. Raises PullFailed, and WrongContent for a 416."""
     request = urllib.request.Request(url, headers={"Range": f"bytes={offset}-"} if offset else {})
     try:
         response = _opener().open(request, timeout=SILENCE_TIMEOUT_S)
@@ -77,12 +71,12 @@ def open_url(url: str, offset: int) -> Iterator[RemoteFile]:
 
 
 def _opener() -> urllib.request.OpenerDirector:
-    """urllib's, with its redirects and the proxies of the environment, and heads that may not take for ever."""
+    """urllib's opener, with the environment's proxies and a time limit on response headers."""
     return urllib.request.build_opener(_Http, _Https, _Redirects)
 
 
 class _Response(http.client.HTTPResponse):
-    """An answer whose head is there within the limit. urllib counts from byte to byte: a dribbled head has no end."""
+    """Limits the total time of the response's header, because urllib's timeout is per read."""
 
     def __init__(self, sock: socket.socket, debuglevel: int = 0, method: str | None = None, url: str | None = None):
         super().__init__(sock, debuglevel, method, url)
@@ -101,7 +95,7 @@ class _Response(http.client.HTTPResponse):
             raise
         finally:
             alarm.cancel()
-        if self._is_late:  # a head that ends in the middle of a line passes for a whole one
+        if self._is_late:  # a header cut in the middle of a line looks complete
             raise TimeoutError
 
     def _give_up(self) -> None:
@@ -129,7 +123,7 @@ class _Https(urllib.request.HTTPSHandler):
 
 
 class _Redirects(urllib.request.HTTPRedirectHandler):
-    """Closes a redirect's body; urllib would read it to its end, however long it is."""
+    """Closes a redirect's body, which urllib would read to its end."""
 
     def http_error_302(
         self, req: urllib.request.Request, fp: IO[bytes], code: int, msg: str, headers: http.client.HTTPMessage
@@ -141,7 +135,7 @@ class _Redirects(urllib.request.HTTPRedirectHandler):
 
 
 class _ResponseBody:
-    """The body of an answer, its errors made ours."""
+    """The body of a response. Converts errors to PullFailed."""
 
     def __init__(self, url: str, response: http.client.HTTPResponse) -> None:
         self._url = url
@@ -165,7 +159,7 @@ class _ResponseBody:
 
 
 def _first_byte(response: http.client.HTTPResponse, requested: int) -> int:
-    """Where the answer begins: only a 206 that names the byte asked for continues."""
+    """Offset of the response's first byte: `requested` only for a 206 with that Content-Range, else 0."""
     content_range = response.headers.get("Content-Range", "")
     return requested if response.status == 206 and content_range.startswith(f"bytes {requested}-") else 0
 

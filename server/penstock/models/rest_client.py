@@ -67,10 +67,10 @@ _ERROR_BODY = msgspec.json.Decoder(_ErrorBody)
 
 
 class RestClient:
-    """A server by its http:// address. Make it inside the running loop. Raises of the InferenceError tree only."""
+    """Client of one server. Create it inside the running loop. Raises only InferenceError and its subclasses."""
 
     def __init__(self, url: str, *, timeouts: CallTimeouts | None = None, headers: HttpHeaders = ()) -> None:
-        """headers: go with every call, names in lower case."""
+        """headers: sent with every call; names in lower case."""
         self._headers = headers
         self._http = TritonHttpClient(parse_engine_url(url), max_connections=1, timeouts=timeouts or CallTimeouts())
 
@@ -78,19 +78,19 @@ class RestClient:
         await self._http.aclose()
 
     async def server_name(self) -> str:
-        """The server's own name and version."""
+        """The server's name and version."""
         found = _decoded(_SERVER_METADATA, (await self._ask(HttpCall("GET", b"/v2", (), b""))).body)
         return f"{found.name} {found.version}"
 
     async def model_metadata(self, model_name: str) -> ModelMetadata:
-        """Shapes with the batch dimension, -1 where they vary."""
+        """Shapes include the batch dimension; -1 for variable dimensions."""
         answer = await self._ask(HttpCall("GET", _target(model_name, ""), (), b""))
         found = _decoded(_METADATA, answer.body)
         inputs, outputs = (tuple(spec.noun() for spec in specs) for specs in (found.inputs, found.outputs))
         return ModelMetadata(found.name, found.versions, found.platform, inputs, outputs)
 
     async def infer(self, request: InferRequest) -> InferResponse:
-        """Keeps request.deadline. All outputs are asked for."""
+        """Requests all outputs. Respects request.deadline."""
         return decode_answer(await self._ask(encode_request(request), deadline=request.deadline))
 
     async def _ask(self, call: HttpCall, *, deadline: float | None = None) -> HttpAnswer:
@@ -106,7 +106,7 @@ class RestClient:
 
 
 def encode_request(request: InferRequest) -> HttpCall:
-    """The call: JSON that describes the inputs, then their bytes; the answer is asked for in the same form."""
+    """The HTTP call: JSON that describes the inputs, then their bytes. Requests binary outputs."""
     inputs = [
         {
             "name": tensor.name,
@@ -123,7 +123,7 @@ def encode_request(request: InferRequest) -> HttpCall:
 
 
 def decode_answer(answer: HttpAnswer) -> InferResponse:
-    """Raises EngineFailed where the bytes are fewer or more than the JSON before them says."""
+    """Raises EngineFailed if the binary data does not match the JSON header."""
     length = dict(answer.headers).get(_HEADER_LENGTH, b"")
     head_bytes = int(length) if length.isdigit() else len(answer.body)
     found = _decoded(_INFERENCE_BODY, answer.body[:head_bytes])

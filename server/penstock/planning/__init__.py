@@ -1,1 +1,1 @@
-"""Offline comparison of batching policies: the gateway's own queue and others under a manual clock."""
+"""Offline comparison of batching policies: the gateway's queue and others under a manual clock."""

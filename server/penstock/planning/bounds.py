@@ -1,4 +1,4 @@
-"""Upper bounds on the rate that any policy can answer inside an SLO: closed forms, and an exact offline optimum."""
+"""Upper bounds on any policy's rate inside an SLO: closed forms, and an exact offline optimum."""
 
 from collections.abc import Sequence
 
@@ -8,22 +8,18 @@ from penstock.planning.profile import EngineProfile
 
 
 def nexus_rate(profile: EngineProfile, slo_s: float, *, instances: int = 1) -> float:
-    """Requests a second with 2 t(b) <= SLO: a request that just missed a batch still makes the next one."""
+    """Requests per second with 2 t(b) <= SLO: a request that just missed a batch is answered by the next one."""
     size = profile.largest_within(slo_s / 2)
     return instances * size / profile.seconds(size) if size else 0.0
 
 
 def capacity(profile: EngineProfile, slo_s: float, *, instances: int = 1) -> float:
-    """Requests a second with t(b) <= SLO, as if each batch arrived whole when it starts: no policy exceeds it."""
+    """Requests per second with t(b) <= SLO, as if batches arrived complete. No policy exceeds it."""
     return instances * max((size / profile.seconds(size) for size in _sizes(profile, slo_s)), default=0.0)
 
 
 def even_goodput(profile: EngineProfile, slo_s: float, rate: float, *, instances: int = 1) -> float:
-    """Requests a second inside the SLO when they come evenly (D/D) at that rate, and may be dropped.
-
-    A call of b rows answers only what came in the last SLO - t(b) seconds before it starts; with 1 more for the one
-    that comes at its start, b may not exceed rate * (SLO - t(b)) + 1.
-    """
+    """Requests per second inside the SLO for evenly spaced arrivals (D/D) with drops: b <= rate * (SLO - t(b)) + 1."""
     fitting = (
         size / profile.seconds(size)
         for size in _sizes(profile, slo_s)
@@ -33,7 +29,7 @@ def even_goodput(profile: EngineProfile, slo_s: float, rate: float, *, instances
 
 
 def even_rate(profile: EngineProfile, slo_s: float, *, instances: int = 1) -> float:
-    """The highest rate of evenly spaced requests that all are answered inside the SLO."""
+    """The highest rate of evenly spaced requests that are all answered inside the SLO."""
     low, high = 0.0, capacity(profile, slo_s, instances=instances)
     while high - low > 1e-6 * high:
         middle = (low + high) / 2
@@ -48,16 +44,14 @@ def _sizes(profile: EngineProfile, slo_s: float) -> range:
     return range(1, profile.largest_within(slo_s) + 1)
 
 
-BLOCKS = 16  # times the largest batch: states kept in one piece of memory
+BLOCKS = 16  # times the largest batch: states in one array
 
 
 def fewest_lost(times: Sequence[float], profile: EngineProfile, slo_s: float, *, at_most: int) -> int | None:
-    """How many of the requests must miss the SLO at least; None if that is more than at_most.
+    """Minimum number of requests that miss the SLO; None if it exceeds at_most.
 
-    Exact: with equal SLOs some best schedule serves in the order of arrival, in batches of neighbours. (A request that
-    is left out between two of a batch can take the place of the batch's first one: it came later, so its deadline is
-    later too.) So the earliest end for "the first i are decided, d of them lost" tells everything, and a state that
-    lost more without ending earlier than another can be forgotten.
+    Exact dynamic programme over the earliest end for "the first i decided, d of them lost": with equal SLOs, an optimal
+    schedule serves batches of neighbours in the order of arrival.
     """
     count, arrivals = len(times), np.asarray(times)
     largest = profile.largest_within(slo_s)
@@ -84,6 +78,6 @@ def fewest_lost(times: Sequence[float], profile: EngineProfile, slo_s: float, *,
 
 
 def _worth_keeping(ends: "np.ndarray[tuple[int], np.dtype[np.float64]]", deadline: float) -> slice:
-    """From the first number of lost ones that leaves time, to the last that ends before all smaller ones."""
+    """The loss counts that can still be optimal: they end before the deadline, and before all lower counts."""
     open_at = np.flatnonzero(ends < deadline)
     return slice(int(open_at[0]), int(np.argmin(ends)) + 1) if len(open_at) else slice(0)

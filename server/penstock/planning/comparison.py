@@ -1,4 +1,4 @@
-"""Compares policies with tuned settings on the same engine and arrivals: highest rate, overload, bounds."""
+"""Compares tuned policies on the same engine and arrivals: highest rate, overload, bounds."""
 
 import statistics
 from collections.abc import Callable, Iterable, Sequence
@@ -14,7 +14,7 @@ STUDENT_95 = (12.71, 4.30, 3.18, 2.78, 2.57, 2.45, 2.36, 2.31, 2.26)  # two-side
 
 @dataclass(frozen=True, slots=True)
 class Effort:
-    """Effort of a search. count, span_s: least arrivals and seconds of a probe. resolution: share of a rate."""
+    """Effort of a search. count, span_s: minimum arrivals and seconds of a probe. resolution: relative to the rate."""
 
     count: int = 20_000
     span_s: float = 0.0
@@ -28,7 +28,7 @@ class Effort:
 
 @dataclass(frozen=True, slots=True)
 class Rate:
-    """Requests a second, the mean over seeds; plus_minus: half of its 95 % confidence interval, by Student's t."""
+    """Requests per second, mean over seeds. plus_minus: half of the 95 % confidence interval by Student's t."""
 
     per_s: float
     plus_minus: float
@@ -36,10 +36,7 @@ class Rate:
 
 
 def highest(holds: Callable[[float], bool], *, top: float, resolution: float, floor: float = 0.0) -> float:
-    """The highest rate up to top at which it holds, by bisection; 0 if it does not hold above the floor.
-
-    floor: if above 0, tried first, so that a search that cannot beat it takes one probe.
-    """
+    """The highest rate up to top for which holds() is true, by bisection; 0 if holds() is false at a floor above 0."""
     if floor > 0.0 and not holds(floor):
         return 0.0
     low, high = floor, top
@@ -53,7 +50,7 @@ def highest(holds: Callable[[float], bool], *, top: float, resolution: float, fl
 
 
 def over_seeds(rates: Sequence[float]) -> Rate:
-    """The mean over seeds, and its confidence interval, infinite for one seed."""
+    """Mean over seeds with its confidence interval, which is infinite for one seed."""
     degrees = len(rates) - 1
     if not degrees:
         return Rate(rates[0], float("inf"), tuple(rates))
@@ -62,14 +59,14 @@ def over_seeds(rates: Sequence[float]) -> Rate:
     return Rate(statistics.fmean(rates), factor * spread, tuple(rates))
 
 
-TUNING_SEEDS = (101, 102, 103)  # others than those that decide
+TUNING_SEEDS = (101, 102, 103)  # different from the seeds of the final measurement
 POSSIBLE_SEEDS = 3  # it varies less than the policies' results, and is expensive
-TUNING_SHARE = 0.4  # of the arrivals that decide
+TUNING_SHARE = 0.4  # of the arrivals of the final measurement
 
 
 @dataclass(frozen=True, slots=True)
 class RaceCase:
-    """One race: the engine and SLO, the arrivals' pattern by name, the share that must be inside the SLO."""
+    """One race: engine and SLO, the arrivals' pattern by name, and the share that must be inside the SLO."""
 
     problem: PolicyProblem
     pattern: str
@@ -79,7 +76,7 @@ class RaceCase:
 
 @dataclass(frozen=True, slots=True)
 class LoadResult:
-    """A policy's result at a rate. Rates in requests a second, shares of the offered requests."""
+    """A policy's result at one rate, in requests per second; other values are shares of the offered requests."""
 
     offered_per_s: float
     goodput_per_s: float
@@ -94,7 +91,7 @@ class LoadResult:
 
 @dataclass(frozen=True, slots=True)
 class ContenderResult:
-    """One contender's result. settings: how many were tried; words: the best one. overload: by multiple of capacity."""
+    """One contender's result. settings: number tried. label: the best one. overload: by multiple of capacity."""
 
     contender: Contender
     label: str
@@ -106,19 +103,16 @@ class ContenderResult:
 
 @dataclass(frozen=True, slots=True)
 class RateBounds:
-    """Requests a second. nexus: 2 t(b) <= SLO; even: evenly spaced arrivals; capacity: t(b) <= SLO.
-
-    possible: the rate at which a scheduler that knows all arrivals answers the share; None for several instances.
-    """
+    """Requests per second. nexus: 2 t(b) <= SLO; even: evenly spaced arrivals; capacity: t(b) <= SLO."""
 
     nexus: float
     even: float
     capacity: float
-    possible: Rate | None
+    possible: Rate | None  # of a scheduler that knows all arrivals; None for several instances
 
 
 def bounds_of(case: RaceCase) -> RateBounds:
-    """Bounds for every contender."""
+    """Bounds for all contenders."""
     engine, slo_s = case.problem.engine, case.problem.slo_s
     profile, instances = engine.profile, engine.instances
     return RateBounds(
@@ -140,7 +134,7 @@ def run_contender(case: RaceCase, contender: Contender, multiples: Sequence[floa
 
 
 def tune_setting(case: RaceCase, settings: Sequence[PolicySetting]) -> PolicySetting:
-    """The setting with the highest rate over seeds of its own; one that cannot beat the best so far costs one look."""
+    """The setting with the highest rate over TUNING_SEEDS. One that cannot beat the best so far costs one probe."""
     effort, part = case.effort, TUNING_SHARE
     effort = replace(effort, count=int(effort.count * part), span_s=effort.span_s * part)
     case, best, best_rate = replace(case, effort=effort), settings[0], 0.0
@@ -152,7 +146,7 @@ def tune_setting(case: RaceCase, settings: Sequence[PolicySetting]) -> PolicySet
 
 
 def measure_load(case: RaceCase, setting: PolicySetting, rate: float) -> LoadResult:
-    """Result at that rate, over all seeds together."""
+    """Result at that rate over all seeds."""
     outcomes = [
         _replay(case, setting, case.effort.arrivals(PATTERNS[case.pattern], rate, s)) for s in case.effort.seeds
     ]
@@ -208,15 +202,12 @@ def _replay(
 
 @dataclass(frozen=True, slots=True)
 class PlanPiece:
-    """A part of a plan that one process can do alone: a contender's row of a case, or the case's bounds (None).
+    """Work for one process: a contender's row of a case, or the case's bounds (contender is None)."""
 
-    number: the case's place in the plan. multiples: of Nexus' bound, for overload.
-    """
-
-    number: int
+    number: int  # index of the case
     case: RaceCase
     contender: Contender | None
-    multiples: tuple[float, ...] = ()
+    multiples: tuple[float, ...] = ()  # of Nexus' bound, for overload
 
 
 Result = tuple[int, ContenderResult | RateBounds]  # the case's number, and its result
@@ -224,7 +215,7 @@ Result = tuple[int, ContenderResult | RateBounds]  # the case's number, and its 
 
 @dataclass(frozen=True, slots=True)
 class Race:
-    """A case's outcome; rows in the order in which the contenders were named."""
+    """A case's result; rows in the contenders' order."""
 
     case: RaceCase
     bounds: RateBounds
@@ -232,14 +223,14 @@ class Race:
 
     @property
     def ours(self) -> ContenderResult | None:
-        """Our row, if it was requested."""
+        """The row of our policy, if it was requested."""
         return next((row for row in self.rows if row.contender is Contender.OURS), None)
 
 
 def pieces_of(
     cases: Sequence[RaceCase], contenders: Sequence[Contender], multiples: Sequence[float]
 ) -> list[PlanPiece]:
-    """All parts, the longest first."""
+    """All pieces, the longest first."""
     dear = sorted(contenders, key=lambda one: one not in (Contender.CLIPPER, Contender.TRITON, Contender.AIMD))
     return [
         PlanPiece(number, case, who, tuple(multiples)) for who in (*dear, None) for number, case in enumerate(cases)
@@ -247,14 +238,14 @@ def pieces_of(
 
 
 def run_piece(piece: PlanPiece) -> Result:
-    """The part's result."""
+    """The piece's result."""
     if piece.contender is None:
         return piece.number, bounds_of(piece.case)
     return piece.number, run_contender(piece.case, piece.contender, piece.multiples)
 
 
 def gather_races(cases: Sequence[RaceCase], contenders: Sequence[Contender], results: Iterable[Result]) -> list[Race]:
-    """The races, from all their parts in any order."""
+    """The races, from all their results in any order."""
     rows: dict[tuple[int, Contender], ContenderResult] = {}
     bounds: dict[int, RateBounds] = {}
     for number, found in results:
@@ -268,7 +259,7 @@ def gather_races(cases: Sequence[RaceCase], contenders: Sequence[Contender], res
 
 
 def races_as_json(races: Sequence[Race]) -> dict[str, object]:
-    """{"races": [{profile, slo_ms, arrivals, …, bounds, rows}]}: times in milliseconds, rates in requests a second."""
+    """{"races": [{profile, slo_ms, arrivals, …, bounds, rows}]}: milliseconds, and requests per second."""
     return {"races": [_race(race) for race in races]}
 
 

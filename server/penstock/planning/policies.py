@@ -1,4 +1,4 @@
-"""The batching policies that are compared (ours, Triton, Clipper, Nexus, …), and the settings tried for each."""
+"""The compared batching policies (ours, Triton, Clipper, Nexus, …), and the settings tried for each."""
 
 import itertools
 from collections import deque
@@ -21,35 +21,31 @@ Seconds = Callable[[int], float]
 
 @dataclass(slots=True)
 class FifoPolicy:
-    """First come, first served, in batches as large as allowed. Base of all other policies.
-
-    slots: calls in flight at most. max_queue_size: that may wait. max_wait_s: after so long in the queue a request is
-    given up, as by Triton's queue policy.
-    """
+    """First come, first served, in batches as large as allowed. Base of the other policies."""
 
     max_batch_size: int
-    slots: int = 1
+    slots: int = 1  # maximum calls in flight
     max_queue_size: float = inf
-    max_wait_s: float = inf
+    max_wait_s: float = inf  # maximum queue time, then the request is dropped
     waiting: deque[Entry] = field(default_factory=deque)
     in_flight: int = 0
     formed: int = 0
 
     def push(self, entry: Entry, now: float) -> Sequence[PolicyDrop]:
-        """Raises Overloaded where too many wait."""
+        """Raises Overloaded if the queue is full."""
         if len(self.waiting) >= self.max_queue_size:
             raise Overloaded(f"{len(self.waiting)} requests wait (limit {self.max_queue_size}); try again later")
         self.waiting.append(entry)
         return ()
 
     def pop(self, now: float) -> Batch | None:
-        """The next batch by wait() and size()."""
+        """The next batch by release_at() and size()."""
         if not self.waiting or self.in_flight >= self.slots or self.release_at() > now:
             return None
         return self.form(self.size(now), now)
 
     def release_at(self) -> float:
-        """Earliest time for the head, given what waits."""
+        """Earliest time of the next batch."""
         return -inf
 
     def size(self, now: float) -> int:
@@ -73,11 +69,11 @@ class FifoPolicy:
         return lost
 
     def done(self, batch: Batch, now: float) -> None:
-        """A slot is free."""
+        """Frees a slot."""
         self.in_flight -= 1
 
     def next_wakeup(self, now: float) -> float | None:
-        """When the head may go, if nothing else blocks it."""
+        """When the head may go, if only its delay blocks it."""
         if not self.waiting or self.in_flight >= self.slots:
             return None
         at = self.release_at()
@@ -86,22 +82,18 @@ class FifoPolicy:
 
 @dataclass(slots=True)
 class TritonPolicy(FifoPolicy):
-    """Triton's dynamic batcher: max_queue_delay, preferred_batch_size, max_queue_size, default_timeout.
-
-    preferred: sizes, growing. While the head waited for less than the delay, a batch goes when one of them is reached
-    (without any: when it is full); after that whatever waits goes.
-    """
+    """Triton's dynamic batcher. During the head's delay, only a batch of a preferred size, or a full one, runs."""
 
     delay_s: float = 0.0
-    preferred: tuple[int, ...] = ()
+    preferred: tuple[int, ...] = ()  # ascending
 
     def release_at(self) -> float:
-        """Now for a preferred or full batch, else at the end of the head's delay."""
+        """Now for a preferred or full batch, else the end of the head's delay."""
         enough = self.preferred[0] if self.preferred else self.max_batch_size
         return -inf if len(self.waiting) >= enough else self.waiting[0].arrived_at + self.delay_s
 
     def size(self, now: float) -> int:
-        """The largest preferred size before the delay has passed, all afterwards."""
+        """The largest preferred size before the delay has passed, then all."""
         most = min(len(self.waiting), self.max_batch_size)
         if now >= self.waiting[0].arrived_at + self.delay_s:
             return most
@@ -110,12 +102,9 @@ class TritonPolicy(FifoPolicy):
 
 @dataclass(slots=True)
 class AimdPolicy(FifoPolicy):
-    """Clipper's adaptive batch size: it grows by a step while calls are quicker than the target, else shrinks.
+    """Clipper's adaptive batch size: grows by a step while calls are faster than target_s, else shrinks."""
 
-    target_s: what a call may take. delay_s: how long the head waits for the batch to fill, Clipper's delayed batching.
-    """
-
-    target_s: float = inf
+    target_s: float = inf  # for one call
     step: float = 1.0
     back_off: float = 0.9
     delay_s: float = 0.0
@@ -123,7 +112,7 @@ class AimdPolicy(FifoPolicy):
     free_at: float = 0.0
 
     def release_at(self) -> float:
-        """Now for a batch of the current limit, else at the end of the head's delay."""
+        """Now for a batch of the current limit, else the end of the head's delay."""
         if not self.delay_s or len(self.waiting) >= int(self.limit):
             return -inf
         return self.waiting[0].arrived_at + self.delay_s
@@ -133,7 +122,7 @@ class AimdPolicy(FifoPolicy):
         return min(len(self.waiting), int(self.limit))
 
     def done(self, batch: Batch, now: float) -> None:
-        """Adapts the limit to the call's time, without its wait for the call before."""
+        """Adapts the limit to the call's time, without its wait for the previous call."""
         self.in_flight -= 1
         took_s = now - max(batch.formed_at, self.free_at)
         self.free_at = now
@@ -145,16 +134,13 @@ class AimdPolicy(FifoPolicy):
 
 @dataclass(slots=True)
 class NexusPolicy(FifoPolicy):
-    """Nexus' early drop: it knows the profile, and drops heads that would force a batch below its window.
-
-    seconds: the profile. window: the batch that it wants.
-    """
+    """Nexus' early drop: with the known profile, drops heads that would force a batch below its window."""
 
     seconds: Seconds = field(kw_only=True)
     window: int = 1
 
     def expire(self, now: float) -> Sequence[PolicyDrop]:
-        """Heads whose deadline does not allow a call of a whole window, when a call may start."""
+        """Heads whose deadline does not allow a call of a full window now."""
         if self.in_flight >= self.slots:
             return ()
         lost: list[PolicyDrop] = []
@@ -167,7 +153,7 @@ class NexusPolicy(FifoPolicy):
         return lost
 
     def size(self, now: float) -> int:
-        """The window, or more where the head's deadline has room."""
+        """The window, or more if the head's deadline allows it."""
         most, head = min(len(self.waiting), self.max_batch_size), self.waiting[0]
         size = min(most, self.window)
         while size < most and head.deadline is not None and now + self.seconds(size + 1) <= head.deadline:
@@ -177,12 +163,12 @@ class NexusPolicy(FifoPolicy):
 
 @dataclass(slots=True)
 class DeferredPolicy(NexusPolicy):
-    """Symphony's deferred batching on one queue: a batch goes as late as one more row would make its head late."""
+    """Symphony's deferred batching on one queue: a batch starts when one more row would make its head late."""
 
     margin_s: float = 0.0
 
     def release_at(self) -> float:
-        """The head's deadline less the call of one row more; at once for a full batch."""
+        """The head's deadline minus the call of one more row; now for a full batch."""
         deadline = self.waiting[0].deadline
         rows = len(self.waiting)
         if deadline is None or rows >= self.max_batch_size:
@@ -191,13 +177,13 @@ class DeferredPolicy(NexusPolicy):
 
 
 DELAY_SHARES = (0.0, 0.1, 0.25, 0.4)  # shares of the SLO
-TIMEOUT_SHARES = (0.6, 0.5, 0.7, 0.8, 1.0, 0.4, 0.3, inf)  # likely ones first: others then cost one look
+TIMEOUT_SHARES = (0.6, 0.5, 0.7, 0.8, 1.0, 0.4, 0.3, inf)  # likely ones first, so that the others cost one probe
 TARGET_SHARES = (0.5, 0.6, 0.7, 0.4)
-WINDOW_SHARES = (1.2, 1.1, 1.0, 1.3, 1.45, 0.85, 1.6, 0.7, 2.0)  # of the batch that Nexus' bound allows
+WINDOW_SHARES = (1.2, 1.1, 1.0, 1.3, 1.45, 0.85, 1.6, 0.7, 2.0)  # of the batch of Nexus' bound
 
 
 class Contender(StrEnum):
-    """A way to form batches."""
+    """A batching policy in the comparison."""
 
     OURS = "penstock"
     TRITON = "triton"
@@ -210,7 +196,7 @@ class Contender(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class PolicySetting:
-    """One setting of a policy, its description, and a function that makes the policy."""
+    """One setting of a policy, with a description and a factory."""
 
     label: str
     make: Callable[[], Policy]
@@ -225,12 +211,12 @@ class PolicyProblem:
 
     @property
     def max_batch_size(self) -> int:
-        """Rows of one call at most."""
+        """Maximum rows of one call."""
         return self.engine.profile.max_batch_size
 
     @property
     def slots(self) -> tuple[int, ...]:
-        """Calls in flight worth trying: one more than instances if the way to the engine takes time."""
+        """Calls in flight to try: instances, and one more if the transfer to the engine takes time."""
         instances = self.engine.instances
         has_transfer = self.engine.before_s + self.engine.after_s > 0
         return (instances, instances + 1) if has_transfer else (instances,)
@@ -242,12 +228,12 @@ class PolicyProblem:
 
 
 def settings_of(contender: Contender, problem: PolicyProblem) -> list[PolicySetting]:
-    """All settings to try; for ours only the defaults."""
+    """All settings to try; for our policy only the defaults."""
     return list(_GRIDS[contender](problem))
 
 
 def _ours(problem: PolicyProblem) -> Iterator[PolicySetting]:
-    """The defaults, with room for more requests if the engine can answer more inside the SLO."""
+    """The defaults, with a larger queue if the engine can answer more inside the SLO."""
     engine = problem.engine
     capacity_requests = ceil(capacity(engine.profile, problem.slo_s, instances=engine.instances) * problem.slo_s)
     options = BatchOptions(
@@ -286,7 +272,7 @@ def _clipper(problem: PolicyProblem) -> Iterator[PolicySetting]:
 
 def _adaptive(problem: PolicyProblem, delays: tuple[float, ...]) -> Iterator[PolicySetting]:
     slo_s, most = problem.slo_s, problem.max_batch_size
-    steps = (1.0,) if delays[-1] else (1.0, 4.0)  # with a delay the step showed no difference
+    steps = (1.0,) if delays[-1] else (1.0, 4.0)  # with a delay the step made no difference
     knobs = itertools.product(problem.slots, delays, TIMEOUT_SHARES[:-1], TARGET_SHARES, steps)
     for slots, delay, timeouts, target, step in knobs:
         label = f"call {target * slo_s * 1e3:g} ms, {_timeout_text(timeouts, slo_s)}, step {step:g}"
@@ -348,7 +334,6 @@ _GRIDS: dict[Contender, Callable[[PolicyProblem], Iterator[PolicySetting]]] = {
 
 
 def _distinct(problem: PolicyProblem, *shares: float) -> list[int]:
-    """Batch sizes by shares of Nexus' batch, and the largest possible one."""
     most = problem.max_batch_size
     return list(dict.fromkeys([*(min(max(int(share * problem.nexus_batch), 1), most) for share in shares), most]))
 

@@ -1,4 +1,4 @@
-"""Service times of an engine by batch size: built in, or measured and read from a TOML or JSON file."""
+"""Service times of an engine by batch size: built in, or from a TOML or JSON file."""
 
 import json
 import tomllib
@@ -11,10 +11,7 @@ import msgspec
 
 @dataclass(frozen=True, slots=True)
 class EngineProfile:
-    """An engine's service times: straight lines between measured points of (rows, seconds), rows growing.
-
-    Before the first point and after the last one the nearest line goes on. max_batch_size: rows of one call at most.
-    """
+    """Service times, interpolated linearly between points of (rows, seconds) and extrapolated beyond. Rows ascend."""
 
     name: str
     points: tuple[tuple[int, float], ...]
@@ -22,7 +19,6 @@ class EngineProfile:
     _table: tuple[float, ...] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        """Raises ValueError for points that no engine has."""
         rows = [point[0] for point in self.points]
         times = [point[1] for point in self.points]
         if not rows or rows[0] < 1 or sorted(set(rows)) != rows:
@@ -35,11 +31,11 @@ class EngineProfile:
         object.__setattr__(self, "_table", table)
 
     def seconds(self, rows: int) -> float:
-        """What a call of 1 to max_batch_size rows takes."""
+        """Duration of a call of 1 to max_batch_size rows."""
         return self._table[rows]
 
     def largest_within(self, seconds: float) -> int:
-        """The most rows that one call answers in that time; 0 where not even one does."""
+        """Maximum rows of one call within that time, or 0."""
         fitting = (size for size in range(self.max_batch_size, 0, -1) if self._table[size] <= seconds)
         return next(fitting, 0)
 
@@ -64,11 +60,11 @@ BUILT_IN_PROFILES = {profile.name: profile for profile in (V100, H200)}
 
 
 class ProfileError(ValueError):
-    """A profile cannot be used; says which, why and what to do."""
+    """A profile cannot be used. The text has the file, the reason and the fix."""
 
 
 class _Written(msgspec.Struct, forbid_unknown_fields=True):
-    """What the file says: either points of [rows, milliseconds], or alpha_ms and beta_ms."""
+    """The file's content: either points of [rows, milliseconds], or alpha_ms and beta_ms."""
 
     name: str = ""
     max_batch_size: int = 0
@@ -78,7 +74,7 @@ class _Written(msgspec.Struct, forbid_unknown_fields=True):
 
 
 def find_profile(name: str) -> EngineProfile:
-    """One of those that are built in, or that of a file. Raises ProfileError."""
+    """A built-in profile, or that of a file. Raises ProfileError."""
     built_in = BUILT_IN_PROFILES.get(name.lower())
     if built_in is not None:
         return built_in
@@ -90,7 +86,7 @@ def find_profile(name: str) -> EngineProfile:
 
 
 def read_profile(path: Path) -> EngineProfile:
-    """The file's profile, its name the file's where it says none. Raises ProfileError."""
+    """The file's profile; its default name is the file's. Raises ProfileError."""
     try:
         text = path.read_text(encoding="utf-8")
         plain = json.loads(text) if path.suffix == ".json" else tomllib.loads(text)

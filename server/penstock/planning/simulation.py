@@ -17,14 +17,14 @@ from penstock.protocol.errors import DeadlineExceeded, InferenceError, Overloade
 FRAMES_PER_S = 30.0
 JITTER_S = 0.002  # of a camera's frame, standard deviation
 BURST, QUIET = 2.0, 0.5  # times the mean rate
-BURST_S, QUIET_S = 0.05, 0.10  # mean lengths; BURST and QUIET weighed with them give 1
-PARETO_SHAPE = 1.5  # of on and off times: finite mean, no finite variance
+BURST_S, QUIET_S = 0.05, 0.10  # mean durations; with them the weighted mean of BURST and QUIET is 1
+PARETO_SHAPE = 1.5  # of on and off times: finite mean, infinite variance
 SOURCES = 8
 
 
 @dataclass(frozen=True, slots=True)
 class Arrivals:
-    """Requests in the order of their times, seconds from 0 on. clients: whose each is, one for all where empty."""
+    """Requests by time, in seconds from 0. clients: one per request; empty for a single client."""
 
     times: tuple[float, ...]
     clients: tuple[str, ...] = ()
@@ -33,17 +33,17 @@ class Arrivals:
         return len(self.times)
 
 
-Pattern = Callable[[float, int, int], Arrivals]  # (requests a second, count, seed)
+Pattern = Callable[[float, int, int], Arrivals]  # (requests per second, count, seed)
 
 
 def poisson(rate: float, count: int, seed: int) -> Arrivals:
-    """Independent callers: exponential gaps."""
+    """Independent clients: exponential gaps."""
     gaps = np.random.default_rng(seed).exponential(1.0, count)
     return Arrivals(tuple((np.cumsum(gaps) / rate).tolist()))
 
 
 def bursty(rate: float, count: int, seed: int) -> Arrivals:
-    """Poisson whose rate jumps between half and twice the mean, for 100 and 50 ms in the mean (an MMPP)."""
+    """Poisson arrivals whose rate switches between half and twice the mean, for 100 and 50 ms on average (MMPP)."""
     random = np.random.default_rng(seed)
     times: list[np.ndarray[tuple[int], np.dtype[np.float64]]] = []
     now, made, is_burst = 0.0, 0, False
@@ -56,10 +56,10 @@ def bursty(rate: float, count: int, seed: int) -> Arrivals:
 
 
 def on_off(rate: float, count: int, seed: int) -> Arrivals:
-    """Eight callers that send evenly while they are on; on and off times are Pareto's: bursts come in all sizes."""
+    """SOURCES clients that send evenly while they are on. On and off times are Pareto distributed."""
     random = np.random.default_rng(seed)
     span_s = count / rate
-    gap_s = SOURCES / (2 * rate)  # a caller is on half of the time
+    gap_s = SOURCES / (2 * rate)  # a client is on half of the time
     mean_s = 40 * gap_s
     times, owners = [], []
     for source in range(SOURCES):
@@ -70,7 +70,7 @@ def on_off(rate: float, count: int, seed: int) -> Arrivals:
 
 
 def periodic(rate: float, count: int, seed: int) -> Arrivals:
-    """Cameras at 30 frames a second, each with its own phase and a jitter of 2 ms; rate / 30 of them, rounded."""
+    """Cameras at 30 frames per second, each with its own phase and a jitter of 2 ms; rate / 30 of them, rounded."""
     random = np.random.default_rng(seed)
     streams = max(1, round(rate / FRAMES_PER_S))
     frames = -(-count // streams)
@@ -119,20 +119,20 @@ class DroppedEntry(Protocol):
 
     @property
     def error(self) -> InferenceError:
-        """Overloaded if it was refused, DeadlineExceeded if its deadline passed."""
+        """Overloaded if it was rejected, DeadlineExceeded if its deadline passed."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class PolicyDrop:
-    """An entry that a policy gives up."""
+    """An entry that a policy drops."""
 
     entry: Entry
     error: InferenceError
 
 
 class Policy(Protocol):
-    """One model's queue. Every method takes now, monotonic seconds."""
+    """One model's queue. now: monotonic seconds."""
 
     def push(self, entry: Entry, now: float) -> Sequence[DroppedEntry]:
         """Add the entry, or raise an InferenceError for it. Returns displaced entries."""
@@ -143,7 +143,7 @@ class Policy(Protocol):
         ...
 
     def expire(self, now: float) -> Sequence[DroppedEntry]:
-        """Waiting entries that are given up now."""
+        """Waiting entries to drop now."""
         ...
 
     def done(self, batch: Batch, now: float) -> None:
@@ -157,7 +157,7 @@ class Policy(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Slowdown:
-    """From that second on everything takes `times` as long, until until_s."""
+    """From from_s until until_s everything takes `times` as long."""
 
     from_s: float
     times: float
@@ -166,20 +166,14 @@ class Slowdown:
 
 @dataclass(frozen=True, slots=True)
 class EngineModel:
-    """The simulated engine.
-
-    instances: calls that run at once; a further one waits at the engine, as in Triton. before_s: from the batch's
-    forming until the engine has it; after_s: from the engine's end until the gateway knows. Both overlap with other
-    calls. noise: standard deviation of the logarithm of a call's time; one call in outlier_every takes 100 times as
-    long (0: none).
-    """
+    """The simulated engine."""
 
     profile: EngineProfile
-    instances: int = 1
-    before_s: float = 0.0
-    after_s: float = 0.0
-    noise: float = 0.0
-    outlier_every: int = 0
+    instances: int = 1  # concurrent calls; more wait at the engine, as in Triton
+    before_s: float = 0.0  # transfer to the engine; overlaps with other calls
+    after_s: float = 0.0  # transfer back; overlaps with other calls
+    noise: float = 0.0  # standard deviation of the logarithm of a call's time
+    outlier_every: int = 0  # one call in so many takes OUTLIER_TIMES as long; 0: none
     slowdowns: tuple[Slowdown, ...] = ()
     seed: int = 0
 
@@ -188,7 +182,7 @@ OUTLIER_TIMES = 100.0
 
 
 class SimulatedEngine:
-    """The calls of one run. busy_s: sum of all instances' working time."""
+    """The calls of one run. busy_s: sum over all instances."""
 
     def __init__(self, model: EngineModel) -> None:
         self.busy_s = 0.0
@@ -199,7 +193,7 @@ class SimulatedEngine:
         self._is_plain = not (model.noise or model.outlier_every or model.slowdowns)
 
     def start(self, rows: int, now: float) -> float:
-        """When the gateway has the answer of a call that it sends now."""
+        """When the gateway has the response of a call that it sends now."""
         begin = max(now + self._model.before_s, self._free_at[0])
         took_s = self._seconds(rows)
         if not self._is_plain:
@@ -219,46 +213,41 @@ class SimulatedEngine:
         return factor
 
 
-IDLE_WAKEUPS = 1000  # wake-ups without an effect mean that the policy loops
+IDLE_WAKEUPS = 1000  # so many wake-ups without an effect mean that the policy loops
 KEY = "model"
 ROW_BYTES = 1
 
 
 class PolicyFault(RuntimeError):
-    """The policy broke its contract: it lost an entry, or wakes for ever."""
+    """The policy broke its contract: it lost an entry, or wakes up endlessly."""
 
 
 @dataclass(slots=True)
 class SimulationResult:
-    """What became of the requests that came after the warm-up. Times in seconds.
-
-    within_slo + late + refused + expired = offered. refused: on arrival or displaced (503); expired: in the queue
-    (504); late: answered after its deadline. by_client: (offered, within_slo) of each. batch_rows: calls by size,
-    warm-up included, as are busy_s and ended_at. is_cut_short: stopped early, for it lost more than allowed.
-    """
+    """Results of the requests after the warm-up, in seconds. within_slo + late + refused + expired = offered."""
 
     offered: int = 0
     within_slo: int = 0
-    late: int = 0
-    refused: int = 0
-    expired: int = 0
+    late: int = 0  # answered after its deadline
+    refused: int = 0  # on arrival, or displaced (503)
+    expired: int = 0  # in the queue (504)
     measured_from_s: float = 0.0
-    ended_at: float = 0.0
+    ended_at: float = 0.0  # includes the warm-up
     last_arrival_s: float = 0.0
-    busy_s: float = 0.0
+    busy_s: float = 0.0  # includes the warm-up
     latencies_s: list[float] = field(default_factory=list)
-    batch_rows: Counter[int] = field(default_factory=Counter)
-    by_client: dict[str, list[int]] = field(default_factory=dict)
-    is_cut_short: bool = False
+    batch_rows: Counter[int] = field(default_factory=Counter)  # calls by size; includes the warm-up
+    by_client: dict[str, list[int]] = field(default_factory=dict)  # [offered, within_slo]
+    is_cut_short: bool = False  # stopped early, because it lost more than allowed
 
     @property
     def share(self) -> float:
-        """Share answered inside the SLO, of all offered."""
+        """Share of offered requests that were answered inside the SLO."""
         return self.within_slo / self.offered if self.offered else 1.0
 
     @property
     def goodput(self) -> float:
-        """Requests a second that were answered inside the SLO."""
+        """Requests per second that were answered inside the SLO."""
         return self.within_slo / max(self.last_arrival_s - self.measured_from_s, 1e-9)
 
     @property
@@ -274,14 +263,10 @@ def simulate(
     arrivals: Arrivals,
     *,
     slo_s: float,
-    warm_up: float = 0.05,
+    warm_up: float = 0.05,  # share of the arrivals that are not counted
     lost_at_most: int | None = None,
 ) -> SimulationResult:
-    """Run a fresh policy until all requests have an end.
-
-    warm_up: share of the arrivals that are not counted. lost_at_most: stop once more than that many missed the SLO.
-    Raises PolicyFault.
-    """
+    """Runs a fresh policy until all requests have ended, or lost_at_most missed the SLO. Raises PolicyFault."""
     return _Replay(policy, engine, arrivals, slo_s).run(warm_up, lost_at_most)
 
 
@@ -316,7 +301,7 @@ class _Replay:
         return outcome
 
     def _until(self, at: float) -> None:
-        """Everything before that time: ends of calls first, then the policy's wake-ups."""
+        """Processes all events before that time: ends of calls first, then the policy's wake-ups."""
         idle = 0
         while True:
             end = self._running[0][0] if self._running else inf
@@ -350,7 +335,6 @@ class _Replay:
         self._pump(now)
 
     def _pump(self, now: float) -> bool:
-        """Returns whether anything happened."""
         policy, before = self._policy, self._open
         self._lose_all(policy.expire(now))
         is_any = self._open != before

@@ -1,1 +1,1 @@
-"""Pictures to tensors and model outputs to results."""
+"""Image decoding and preprocessing, and parsing of model outputs into results."""

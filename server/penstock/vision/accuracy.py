@@ -1,7 +1,4 @@
-"""How well a detector's boxes fit the truth: average precision as COCO's own evaluation computes it (pycocotools).
-
-Truth lies beside its images in COCO's format, `annotations.json`; a class id is the place of a category's id among all.
-"""
+"""A detector's average precision by pycocotools. Class id: the index of a category's id among the sorted ids."""
 
 import contextlib
 import io
@@ -20,22 +17,17 @@ from penstock.protocol.inference import Detections, FloatArray, IntArray
 
 ANNOTATIONS = "annotations.json"
 
-_MOST_DETECTIONS = 1000  # an image and class; COCO's own 100 is too few for a crowd
+_MOST_DETECTIONS = 1000  # per image and class; COCO's own 100 is too few for a crowd
 _WHOLE_RANGE = [0.0, 1e10]
 
 
 @dataclass(frozen=True, slots=True)
 class Truth:
-    """What one image shows.
+    """Ground truth of one image."""
 
-    xyxy: (n, 4) float32, corners in source pixels. class_id: (n,) int64.
-    is_ignored: (n,) bool, COCO's iscrowd: neither missing such a box nor finding something of its class in it counts.
-    None: no box is ignored.
-    """
-
-    xyxy: FloatArray
-    class_id: IntArray
-    is_ignored: npt.NDArray[np.bool_] | None = None
+    xyxy: FloatArray  # (n, 4), corners in source pixels
+    class_id: IntArray  # (n,) int64
+    is_ignored: npt.NDArray[np.bool_] | None = None  # (n,) COCO's iscrowd: misses and matches do not count
 
     def __post_init__(self) -> None:
         count = len(self.class_id)
@@ -44,13 +36,13 @@ class Truth:
 
     @property
     def ignored(self) -> npt.NDArray[np.bool_]:
-        """(n,) bool, also where is_ignored is None."""
+        """(n,) bool; all False if is_ignored is None."""
         return np.zeros(len(self.class_id), np.bool_) if self.is_ignored is None else self.is_ignored
 
 
 @dataclass(frozen=True, slots=True)
 class AveragePrecision:
-    """In [0, 1]. by_class: None for a class of which the truth holds no box; mean: over the others."""
+    """In [0, 1]. by_class: None for classes without a ground-truth box. mean: over the other classes."""
 
     mean: float
     by_class: tuple[float | None, ...]
@@ -59,10 +51,7 @@ class AveragePrecision:
 def average_precision(
     truth: Sequence[Truth], found: Sequence[Detections], *, iou: float = 0.5, class_count: int
 ) -> AveragePrecision:
-    """COCO's 101-point average precision at one IoU; truth[i] and found[i] are of the same image.
-
-    Raises ValueError where the lengths differ, a class id is not under class_count, or there is nothing to find.
-    """
+    """COCO's 101-point AP. truth[i] and found[i] belong to one image. Raises ValueError."""
     if len(truth) != len(found):
         raise ValueError(f"{len(truth)} images of truth, {len(found)} of detections; one each is needed")
     for class_id in [boxes.class_id for boxes in truth] + [boxes.class_id for boxes in found]:
@@ -80,10 +69,7 @@ def average_precision(
 
 
 def read_annotations(folder: Path) -> dict[str, Truth]:
-    """Truth by file name, in the file's order, images without a box included.
-
-    Raises OSError where folder/annotations.json cannot be read, ValueError where it is not COCO's.
-    """
+    """Truth by file name, also for images without boxes. Raises OSError; raises ValueError for other formats."""
     path = folder / ANNOTATIONS
     try:
         document = msgspec.json.decode(path.read_bytes(), type=_Document)
@@ -101,7 +87,7 @@ def read_annotations(folder: Path) -> dict[str, Truth]:
 def write_annotations(
     folder: Path, truth: Mapping[str, Truth], *, labels: Sequence[str], sizes: Mapping[str, tuple[int, int]]
 ) -> None:
-    """folder/annotations.json, which read_annotations reads. sizes: (width, height) by file name."""
+    """Writes folder/annotations.json for read_annotations. sizes: (width, height) by file name."""
     images = [_Image(number, name, *sizes[name]) for number, name in enumerate(truth, 1)]
     rows = [row for image_id, boxes in enumerate(truth.values(), 1) for row in _annotations(image_id, boxes)]
     annotations = [
@@ -141,11 +127,11 @@ class _Document(msgspec.Struct):
 
 
 class _Row(TypedDict):
-    """A box as pycocotools wants it; category_id is the class id."""
+    """A box as pycocotools takes it; category_id is the class id."""
 
     image_id: int
     category_id: int
-    bbox: list[float]  # left, top, width, height; pycocotools takes a list only
+    bbox: list[float]  # left, top, width, height; pycocotools takes only a list
     area: float
     iscrowd: int
     score: NotRequired[float]
@@ -184,7 +170,7 @@ def _row(image_id: int, xyxy: FloatArray, class_id: int, *, is_crowd: bool = Fal
 
 
 def _index(image_count: int, rows: Sequence[_Row]) -> COCO:
-    """pycocotools' index. Its ids count from 1: it takes an id of 0 for "no match"."""
+    """Ids start at 1, because pycocotools takes an id of 0 for "no match"."""
     index = COCO()
     index.dataset = {
         "images": [{"id": number} for number in range(1, image_count + 1)],
@@ -206,10 +192,10 @@ def _evaluate(wanted: COCO, given: COCO, iou: float, class_count: int) -> tuple[
         evaluation.params.areaRng, evaluation.params.areaRngLbl = [_WHOLE_RANGE], ["all"]
         evaluation.evaluate()
         evaluation.accumulate()
-    precision = evaluation.eval["precision"][0, :, :, 0, 0]  # (recalls, classes); -1 where there is no truth
+    precision = evaluation.eval["precision"][0, :, :, 0, 0]  # (recalls, classes); -1 without ground truth
     return tuple(None if column.min() < 0 else float(column.mean()) for column in precision.T)
 
 
 def _silence() -> contextlib.redirect_stdout[io.StringIO]:
-    """pycocotools prints its progress."""
+    """Suppresses pycocotools' progress output."""
     return contextlib.redirect_stdout(io.StringIO())

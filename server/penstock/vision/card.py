@@ -1,4 +1,4 @@
-"""A model's string parameters as values, each refused with key, value and what is allowed."""
+"""Reads a model's parameters of config.pbtxt. An error names the key, its value and the allowed values."""
 
 import difflib
 import math
@@ -21,18 +21,18 @@ _FLAGS = {"0": False, "1": True, "false": False, "true": True, "off": False, "on
 
 @dataclass(frozen=True, slots=True)
 class Parameters:
-    """Every reader gives the default where the key is absent; InvalidRequest where the value is not allowed."""
+    """Typed access to a model's parameters. Methods return defaults for missing keys, and raise InvalidRequest."""
 
     model_name: str
     values: Mapping[str, str]
 
     def refusal(self, key: str, what: str) -> InvalidRequest:
-        """The error for a key; what: the rest of the sentence."""
+        """The error for a key. what: the rest of the sentence."""
         text = f" = {self.values[key]!r}" if key in self.values else ""
         return InvalidRequest(f"model {self.model_name!r}: parameter {key!r}{text} {what}")
 
     def choice(self, key: str, kind: type[_Choice], default: _Choice) -> _Choice:
-        """A member by its number or its name, in any case."""
+        """An enum member by its number or its name, in any case."""
         text = self._text(key)
         if text is None:
             return default
@@ -51,7 +51,7 @@ class Parameters:
         return text
 
     def flag(self, key: str) -> bool:
-        """False where absent."""
+        """False if absent."""
         text = self._text(key)
         if text is None:
             return False
@@ -72,7 +72,7 @@ class Parameters:
         return number
 
     def count(self, key: str, default: int, *, least: int = 1) -> int:
-        """A whole number, `least` or more, but not 0."""
+        """An integer of at least `least`, but not 0."""
         text = self._text(key)
         if text is None:
             return default
@@ -95,7 +95,7 @@ class Parameters:
         return tuple(self._finite(key, part) for part in parts)
 
     def names(self, key: str) -> tuple[str, ...]:
-        """Separated by semicolons; one at the end is allowed."""
+        """Names separated by semicolons; a trailing semicolon is allowed."""
         text = self._text(key)
         return () if text is None else tuple(name.strip() for name in text.removesuffix(";").split(";"))
 
@@ -170,49 +170,42 @@ PARAMETERS = {
 }
 _TYPO_LIKENESS = 0.84
 _DEFAULT_CLASSES = 5
-_MOST_ENLARGED = 4  # a resize to more would cost much and leave less than a sixteenth of the picture
+_MOST_ENLARGED = 4  # a larger resize is costly and leaves less than a sixteenth of the picture
 
 
 class ImageDecoder(IntEnum):
-    """Who makes pixels of encoded pictures."""
+    """What decodes the model's pictures."""
 
     GATEWAY = 0
     ENGINE = 1
 
 
 class NetworkType(IntEnum):
-    """nvinfer's network-type, as far as the gateway knows it."""
+    """The supported values of nvinfer's network-type."""
 
     DETECTOR = 0
     CLASSIFIER = 1
 
 
 class NotAnImageModel(InvalidRequest):
-    """The model's input cannot hold pictures, or `network-type` is missing. The model is served by its tensors. 400."""
+    """The model's input cannot be a picture, or `network-type` is missing: it takes only tensors. 400."""
 
 
 @dataclass(frozen=True, slots=True)
 class VisionCard:
-    """An image model's facts. labels: by class id, may be empty. parser_name: a row of vision/parsers/__init__.py.
-
-    is_relayed: its engine decodes; prepare_spec tells then what the engine makes of a picture.
-    """
+    """Configuration of an image model."""
 
     network_type: NetworkType
     input_name: str
     prepare_spec: PrepareSpec
-    parser_name: str
+    parser_name: str  # see vision/layouts/registry.py
     parser_options: ParserOptions
-    labels: tuple[str, ...]
-    is_relayed: bool = False
+    labels: tuple[str, ...]  # by class id; may be empty
+    is_relayed: bool = False  # the engine decodes; prepare_spec is then the engine's preprocessing
 
 
 def card_from_config(config: ModelConfig) -> VisionCard | None:
-    """The card, or None for a model that does not say how it sees images.
-
-    Raises InvalidRequest naming model, key, value and what is allowed; for a misspelled key, the one that was meant.
-    Raises NotAnImageModel if the model's input cannot hold pictures, or if a key is misspelled without a network-type.
-    """
+    """The card, or None without `network-type`. Raises InvalidRequest, and NotAnImageModel for other inputs."""
     parameters = Parameters(config.name, config.parameters)
     for key in config.parameters:
         _refuse_typo(parameters, key)
@@ -232,7 +225,7 @@ def card_from_config(config: ModelConfig) -> VisionCard | None:
 
 
 def decoder_of(parameters: Parameters) -> ImageDecoder:
-    """Who decodes the model's pictures, as far as it takes any. Raises InvalidRequest."""
+    """The value of `image-decoder`. Raises InvalidRequest."""
     return parameters.choice("image-decoder", ImageDecoder, ImageDecoder.GATEWAY)
 
 
@@ -304,7 +297,7 @@ def _prepare_spec(parameters: Parameters, config: ModelConfig, *, is_relayed: bo
 
 
 def _made_by_engine(parameters: Parameters, name: str) -> TensorSpec:
-    """What an instance that decodes makes of a picture. Raises InvalidRequest for what none does."""
+    """The network's input after the engine's preprocessing. Raises InvalidRequest if the engine does not support it."""
     beyond = {
         "network-input-order": parameters.choice("network-input-order", InputOrder, InputOrder.NCHW) is InputOrder.NHWC,
         "scaling-filter": _filter(parameters) is not ScalingFilter.BILINEAR,
@@ -326,7 +319,7 @@ def _filter(parameters: Parameters) -> ScalingFilter:
 
 
 def _network_size(parameters: Parameters, spec: TensorSpec, color: ColorFormat, layout: InputOrder) -> tuple[int, int]:
-    """(width, height), (0, 0) where both vary. A leading 1 of models without a batch dimension is no part of it."""
+    """(width, height); (0, 0) if both vary. Ignores a leading dimension of 1 in models without batching."""
     shape = spec.shape[1:] if len(spec.shape) == 4 and spec.shape[0] in (1, -1) else spec.shape
     if len(shape) == 3:
         channels, height, width = shape if layout is InputOrder.NCHW else (shape[2], shape[0], shape[1])
@@ -379,7 +372,6 @@ def _shorter_side(parameters: Parameters, network_side: int) -> int:
 
 
 def _parser_name(parameters: Parameters, network_type: NetworkType) -> str:
-    """A name of the registry, whose function can be loaded."""
     is_detector = network_type is NetworkType.DETECTOR
     key, default = (
         ("parse-bbox-func-name", "boxes") if is_detector else ("parse-classifier-func-name", "classification")

@@ -1,7 +1,7 @@
 """Decodes JPEG, PNG and WebP pictures into pixel arrays.
 
-Reads the header first: format, size and EXIF orientation. Unsupported, broken and oversized pictures are rejected with
-415, 400 and 413. PNG data is inflated here up to the size that the header states, because libpng has no such limit.
+Reads the header first. Unsupported formats are rejected with 415, corrupt pictures with 400, oversized ones with 413.
+PNG data is inflated here, up to the size in the header, because libpng has no such limit.
 """
 
 import math
@@ -44,7 +44,7 @@ __all__ = [
     "sniff",
 ]
 
-# What else turns up where an image is expected, by its first bytes, to be named in the refusal.
+# Unsupported formats by their first bytes, to name them in the error.
 _OTHERS: tuple[tuple[bytes, str], ...] = (
     (rb"GIF8[79]a", "a GIF"),
     (rb"BM.{4}\0\0\0\0", "a BMP"),
@@ -72,17 +72,13 @@ _OTHERS: tuple[tuple[bytes, str], ...] = (
 
 
 def codec_label(data: Buffer) -> str:
-    """jpeg, png, webp or unknown, by the first bytes: a bounded label."""
+    """The codec as a bounded metric label: jpeg, png, webp or unknown, from the first bytes."""
     picture_format = sniff(data)
     return picture_format.value if picture_format is not None else "unknown"
 
 
 def read_header(data: Buffer) -> PictureHeader:
-    """Format, size and orientation, without decoding a pixel.
-
-    Raises UnsupportedMedia for another format, naming it if possible, and UndecodableImage for a truncated or broken
-    header.
-    """
+    """Format, size and orientation from the header. Raises UnsupportedMedia, UndecodableImage."""
     if len(data) == 0:
         raise UndecodableImage("the image has no bytes; send a JPEG, PNG or WebP")
     try:
@@ -94,7 +90,7 @@ def read_header(data: Buffer) -> PictureHeader:
 
 
 def header_within(data: Buffer, max_pixels: int) -> PictureHeader:
-    """As read_header. Raises TooLarge, too, for more pixels than that."""
+    """As read_header; also raises TooLarge for more than max_pixels."""
     header = read_header(data)
     if (pixels := header.width * header.height) > max_pixels:
         raise TooLarge(f"the image has {header.width} x {header.height} = {pixels} pixels (limit {max_pixels})")
@@ -102,7 +98,7 @@ def header_within(data: Buffer, max_pixels: int) -> PictureHeader:
 
 
 def broken(picture_format: PictureFormat, what: str) -> UndecodableImage:
-    """The one sentence for an image that cannot be decoded."""
+    """The error for an image that cannot be decoded. what: the rest of the sentence."""
     return UndecodableImage(f"the {picture_format.upper()} image cannot be decoded: {what}")
 
 
@@ -115,7 +111,7 @@ def _refusal(head: bytes) -> UndecodableImage | UnsupportedMedia:
 
 
 def _begins_like_ours(head: bytes) -> bool:
-    """Of a head that sniff() does not know: whether it is the stump of one that it would."""
+    """Whether these few bytes are a truncated signature of a supported format."""
     if b"\xff\xd8\xff".startswith(head) or PNG_SIGNATURE.startswith(head):
         return True
     return len(head) < 12 and b"RIFF".startswith(head[:4]) and b"WEBP".startswith(head[8:])
@@ -133,11 +129,7 @@ _CHUNK_OVERHEAD_BYTES, _ZLIB_OVERHEAD_BYTES = 12, 6
 
 
 def with_stored_pixels(data: Buffer) -> bytearray:
-    """The same picture with only the header, palette and stored pixel data; of an animation, its still image.
-
-    data: a PNG whose chunks read_header has verified. Raises UndecodableImage for pixel data that is damaged, too
-    short or too long.
-    """
+    """The PNG with stored (uncompressed) pixel data. data: verified by read_header. Raises UndecodableImage."""
     header, palette, pixels = b"", bytearray(), list[Buffer]()
     for kind, payload in png_chunks(data, is_verified=True):
         if kind == b"IHDR":
@@ -167,7 +159,7 @@ def _chunk(kind: bytes, payload: Buffer) -> bytes:
 
 
 def _pixel_bytes(header: bytes) -> int:
-    """Size of the pixel data of a picture with this IHDR, filter bytes included."""
+    """Size of the pixel data in bytes, filter bytes included."""
     if len(header) != _HEADER.size:
         raise broken(PictureFormat.PNG, f"its header has {len(header)} bytes, not {_HEADER.size}")
     values: tuple[int, ...] = _HEADER.unpack(header)
@@ -183,7 +175,7 @@ def _pixel_bytes(header: bytes) -> int:
 
 
 def _inflated(pixels: Sequence[Buffer], size_bytes: int) -> Iterator[bytes]:
-    """Pieces of size_bytes in total. Does not verify the zlib checksum, because the chunks' checksums were verified."""
+    """Pieces of size_bytes in total. Skips zlib's checksum, because the chunks' checksums were verified."""
     head = b"".join(bytes(payload[:2]) for payload in pixels)[:2]
     if len(head) < 2 or head[0] & 15 != 8 or head[1] & 32 or int.from_bytes(head, "big") % 31:
         raise broken(PictureFormat.PNG, "its pixel data is truncated or corrupt")
@@ -226,7 +218,7 @@ Image = npt.NDArray[np.uint8]
 
 
 def upright(image: Image, orientation: int) -> Image:
-    """The image as a person sees it: (H, W[, C]) turned and mirrored as EXIF's orientation asks, C-contiguous."""
+    """The image with EXIF's orientation applied: (H, W[, C]), C-contiguous."""
     turn = _ORIENTATIONS.get(orientation)
     return image if turn is None else turn(image)
 
@@ -236,7 +228,7 @@ def _transverse(image: Image) -> Image:
     return turned
 
 
-# EXIF 2.32, tag 274: where row 0 and column 0 of what is stored belong.
+# EXIF 2.32, tag 274.
 _ORIENTATIONS: dict[int, Callable[[Image], Image]] = {
     2: lambda image: cv2.flip(image, 1),
     3: lambda image: cv2.flip(image, -1),
@@ -253,23 +245,17 @@ DEFAULT_MAX_PIXELS = 40_000_000
 
 @dataclass(frozen=True, slots=True)
 class DecodedImage:
-    """pixels: (H, W, 3) uint8 in the asked colour order, (H, W) for GRAY; C-contiguous, upright.
+    """A decoded image; the source's size exceeds that of pixels after a scaled decode."""
 
-    source_width, source_height: of the whole image, upright; larger than pixels after a scaled decode.
-    """
-
-    pixels: Image
-    source_width: int
+    pixels: Image  # (H, W, 3) in the requested colour order or (H, W) for GRAY, C-contiguous, upright
+    source_width: int  # of the full upright image
     source_height: int
 
 
 def decode(
     data: Buffer, color: ColorFormat, *, max_pixels: int = DEFAULT_MAX_PIXELS, at_least: tuple[int, int] | None = None
 ) -> DecodedImage:
-    """The pixels of an encoded image. at_least: (width, height) that a scaled decode must keep, None for full size.
-
-    Raises UnsupportedMedia, TooLarge and UndecodableImage, each saying what is wrong.
-    """
+    """Decodes an image. at_least: minimum (width, height) for a scaled decode, or None. Raises as header_within."""
     header = header_within(data, max_pixels)
     if header.format is PictureFormat.JPEG:
         stored = _decode_jpeg(data, color, _reduction(header, at_least), header)
@@ -279,7 +265,7 @@ def decode(
 
 
 def _reduction(header: PictureHeader, at_least: tuple[int, int] | None) -> int:
-    """8, 4, 2 or 1: powers of two are what libjpeg-turbo has fast code for."""
+    """Denominator of the scaled decode. libjpeg-turbo has fast code for powers of two."""
     if at_least is None:
         return 1
     width, height = (at_least[1], at_least[0]) if header.is_sideways else at_least
@@ -303,7 +289,7 @@ def _decode_jpeg(data: Buffer, color: ColorFormat, reduction: int, header: Pictu
 
 
 def _without(ranges: Sequence[tuple[int, int]], data: Buffer) -> Buffer:
-    """The data without those ranges. libjpeg-turbo would skip them with a warning, which counts as damage."""
+    """The data without those ranges: simplejpeg treats libjpeg-turbo's warning about stray bytes as an error."""
     if not ranges:
         return data
     begins, ends = [0, *(end for _, end in ranges)], [*(begin for begin, _ in ranges), len(data)]

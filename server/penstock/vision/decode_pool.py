@@ -1,20 +1,13 @@
-"""Decoding off the event loop, in child processes that a bad image may kill without anyone else noticing.
+"""Decodes images in child processes, off the event loop.
 
-A crash, or more CPU time than allowed, fails only the image that caused it. The process is replaced (about 0.15 s), and
-the image is remembered and refused at once if it is sent again. An image that is late is not remembered, because the
-host may have been slow; its process is replaced, too. Clients take turns.
+A crash, or too much CPU time, fails only its image, which is then quarantined. An image that times out is not, because
+the host may be slow. The process is replaced in either case (about 0.15 s). Clients take turns.
 
-No file in /dev/shm has a name: the bytes are passed in anonymous memory files, one per process. The array is copied out
-once, so that no process waits for a slow consumer; or it is written into the slab, where the engine reads it, without a
-copy.
+Encoded bytes go through an anonymous memory file per process. The array is copied out, or written to a shared-memory
+slab that the engine reads.
 
-Errors must not refer to tasks or futures that refer to them, nor have a TimeoutError as their context, which refers to
-its task. Otherwise images of up to 60 MB would stay in such a reference cycle until the garbage collector runs.
-
-Measured on two cores of an AMD EPYC that other work shared, Python 3.11, uvloop, a 640 x 480 JPEG of 91 kB to
-(3, 352, 352) float32, medians of 250 interleaved images, five runs: in this process 1.78-2.00 ms, through the pool
-2.10-2.44 ms. The way there and back is 0.35-0.44 ms of that (0.27 at best), 0.26 ms of CPU in this process, 0.09 of
-them for copying the array. Two processes, four callers: 495-888 images/s, where one loop in this process made 513-600.
+Errors must not refer to tasks or futures that refer back to them, nor have a TimeoutError as context: such a cycle
+retains images of up to 60 MB until the garbage collector runs.
 """
 
 import asyncio
@@ -33,10 +26,10 @@ from penstock.vision.spec import PrepareSpec
 
 __all__ = ["DecodePool", "PoolStatistics", "PreparedImage"]
 
-_SHORTEST_RUN_S = 0.25  # a process is not killed sooner, because starting another takes as long
+_SHORTEST_RUN_S = 0.25  # minimum time before a process is killed, because a restart takes as long
 _CPU_SHARE = 0.9  # share of an image's time limit: with so much CPU time, the host did not cause the delay
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.1, 5.0
-# Signals that the image caused. Not SIGKILL, which may come from the OOM killer or an operator.
+# Signals that the image caused. SIGKILL is excluded: it may come from the OOM killer or an operator.
 _CRASHES = {signal.SIGSEGV, signal.SIGBUS, signal.SIGABRT, signal.SIGILL, signal.SIGFPE}
 
 log = get_logger("decode")
@@ -44,7 +37,7 @@ log = get_logger("decode")
 
 @dataclass(frozen=True, slots=True)
 class PoolStatistics:
-    """waiting: images for which no process was free. restarts: processes replaced since start()."""
+    """waiting: images without a free process. restarts: processes replaced since start()."""
 
     waiting: int
     busy: int
@@ -54,8 +47,6 @@ class PoolStatistics:
 
 @dataclass(frozen=True, slots=True)
 class _QueuedImage:
-    """See DecodePool.prepare."""
-
     data: bytes | memoryview
     spec: PrepareSpec
     slab: Slab | None
@@ -63,7 +54,7 @@ class _QueuedImage:
     deadline: float | None
 
     def lease(self) -> Lease | None:
-        """Space in the slab for the array, if it is large enough and there is space."""
+        """Space in the slab for the array, or None if the array is small or the slab is full."""
         row_bytes = self.spec.row_bytes
         return self.slab.lease(row_bytes) if self.slab is not None and row_bytes >= SLAB_FROM_BYTES else None
 
@@ -71,9 +62,8 @@ class _QueuedImage:
 class DecodePool:
     """`workers` decoder processes with a bounded queue, in which clients take turns.
 
-    job_timeout_s: a process that takes longer for one image is killed, also at the image's deadline. max_waiting:
-    images that may wait for a process.
-    max_pixels: an image's limit; it also bounds the memory that a process may take.
+    job_timeout_s: for one image, also limited by its deadline; then its process is killed. max_waiting: queue length.
+    max_pixels: for one image; also bounds a process's memory.
     """
 
     def __init__(
@@ -84,7 +74,7 @@ class DecodePool:
         self._cpu_limit_s = _CPU_SHARE * job_timeout_s
         self._max_waiting = max_waiting
         self.max_pixels = max_pixels
-        # Progressive coefficients, the pixels, a turned copy and one float32 array, with room to spare.
+        # Progressive coefficients, the pixels, a rotated copy and one float32 array, with a margin.
         self._memory_limit_bytes = (512 << 20) + 24 * max_pixels
         self._idle: list[DecoderProcess] = []
         self._turns = FairQueue[asyncio.Future[DecoderProcess]](workers)
@@ -95,7 +85,7 @@ class DecodePool:
         self._is_open = False
 
     async def start(self) -> None:
-        """Returns when every process is ready. Raises OSError or RuntimeError where they do not come up."""
+        """Starts all processes and waits until they are ready. Raises OSError or RuntimeError on failure."""
         starting = [asyncio.create_task(self._start_decoder()) for _ in range(self._worker_count)]
         results = await asyncio.gather(*starting, return_exceptions=True)
         decoders = [result for result in results if isinstance(result, DecoderProcess)]
@@ -116,13 +106,12 @@ class DecodePool:
         client: str = "",
         deadline: float | None = None,
     ) -> PreparedImage:
-        """Decodes and preprocesses one image. A cancelled caller gives up its place; a started image is finished for
-        nothing, until its deadline at most.
+        """Decodes and preprocesses one image.
 
-        slab: where the array may lie, without having been copied; what came with a lease is the caller's to release.
-        client: for turns. deadline: monotonic seconds.
-        Raises UnsupportedMedia, TooLarge, UndecodableImage; DeadlineExceeded; Overloaded if the queue is full, memory
-        is short or the pool is closed; EngineUnavailable if the process was killed by something else.
+        slab: where the array may be written without a copy; the caller releases its lease. client: for fair queueing.
+        deadline: monotonic seconds. If the caller is cancelled, a started image is finished and discarded.
+        Raises UnsupportedMedia, TooLarge, UndecodableImage, DeadlineExceeded; Overloaded if the queue is full, memory
+        is short or the pool is closed; EngineUnavailable if something else killed the process.
         """
         if not self._is_open:
             raise Overloaded("the decoders are stopped", reason="draining")
@@ -138,13 +127,13 @@ class DecodePool:
             job.add_done_callback(_let_go)
             raise
         finally:
-            del job  # see above: its error's traceback refers to this frame
+            del job  # avoids a reference cycle: its error's traceback refers to this frame
 
     def statistics(self) -> PoolStatistics:
         return PoolStatistics(len(self._turns), len(self._jobs), self._restarts, len(self._quarantine))
 
     async def aclose(self) -> None:
-        """Refuses what waits, drops what runs, and leaves no process behind."""
+        """Rejects waiting images and ends all processes, which fails running images."""
         self._is_open = False
         for slot in self._turns.clear():
             if not slot.done():
@@ -174,7 +163,6 @@ class DecodePool:
         raise DeadlineExceeded("the deadline passed while the image waited for a decoder; allow more time")
 
     def _leave(self, client: str, slot: asyncio.Future[DecoderProcess]) -> None:
-        """The client stops waiting."""
         self._turns.remove(client, slot)
         if slot.done() and not slot.cancelled() and slot.exception() is None:
             self._release(slot.result(), client, None)  # assigned just when the client stopped waiting
@@ -182,10 +170,10 @@ class DecodePool:
     def _done(self, job: "asyncio.Task[PreparedImage]") -> None:
         self._jobs.discard(job)
         if not job.cancelled():
-            job.exception()  # the caller may have left; asyncio logs errors that were never retrieved
+            job.exception()  # the caller may be gone; asyncio logs errors that were never retrieved
 
     def _release(self, decoder: DecoderProcess, client: str, took_s: float | None) -> None:
-        """took_s: how long the client used the decoder; None if it did not use it."""
+        """took_s: how long the client used the decoder, or None if it did not use it."""
         self._turns.ended(client, time.monotonic(), took_s)
         self._add_idle(decoder)
 
@@ -197,12 +185,11 @@ class DecodePool:
         self._hand_over()
 
     def _hand_over(self) -> None:
-        """Assigns idle decoders to the next clients."""
         self._idle = [decoder for decoder in self._idle if not decoder.is_gone]
         now = time.monotonic()
         while self._idle and (turn := self._turns.take(now)) is not None:
             client, slot = turn
-            if slot.done():  # its client is just leaving
+            if slot.done():  # its client is leaving
                 self._turns.ended(client, now, None)
             else:
                 slot.set_result(self._idle.pop())
@@ -229,7 +216,7 @@ class DecodePool:
             if type(error) is InferenceError:
                 log.error("decoder failed", error=error.message, size_bytes=len(job.data))
             raise
-        finally:  # what a decoder may still write to is leased: it has answered, or it has ended
+        finally:  # the lease is released only when the decoder can no longer write to it
             if lease is not None and (prepared is None or prepared.lease is None):
                 lease.release()
             self._release(decoder, job.client, time.monotonic() - started)
@@ -248,7 +235,7 @@ class DecodePool:
         return UndecodableImage(what)
 
     async def _keep(self, decoder: DecoderProcess) -> None:
-        """Supervises one decoder of the pool and replaces it when it ends."""
+        """Replaces a decoder whenever it ends."""
         try:
             while True:
                 status = await decoder.ended()
@@ -278,7 +265,6 @@ class DecodePool:
 
 
 def _longest(job_timeout_s: float, deadline: float | None, now: float) -> float:
-    """The time limit of an image that starts now, in seconds."""
     return job_timeout_s if deadline is None else min(job_timeout_s, max(deadline - now, _SHORTEST_RUN_S))
 
 

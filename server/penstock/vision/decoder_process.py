@@ -1,4 +1,4 @@
-"""One decoder process, seen from its parent."""
+"""One decoder process, as seen by its parent."""
 
 import asyncio
 import contextlib
@@ -19,42 +19,39 @@ from penstock.vision.decoder_worker import READY, DecodeJob, DecodeReply, Decode
 from penstock.vision.preprocess import NUMPY_OF, Geometry
 from penstock.vision.spec import PrepareSpec
 
-_CHUNK_BYTES = 4 << 20  # a large image is copied in steps, so that the event loop breathes
-_MAX_IDLE_BYTES = 8 << 20  # a memory file larger than this is emptied after its image
+_CHUNK_BYTES = 4 << 20  # large images are copied in steps, to not block the event loop
+_MAX_IDLE_BYTES = 8 << 20  # a larger memory file is truncated after its image
 _START_TIMEOUT_S = 20.0
-# One thread: the processes are the parallelism. malloc keeps what an ordinary image needs: giving it back to the kernel
-# each time costs 435 page faults an image (640 x 480: 2.70 → 1.83 ms); what is larger than 16 MiB is given back.
+# One thread each: parallelism comes from the processes. malloc retains blocks up to 16 MiB: returning them to the
+# kernel after each image costs 435 page faults (640 x 480: 2.70 instead of 1.83 ms).
 _ENVIRONMENT = {
-    "PYTHONSAFEPATH": "1",  # nothing is imported from the working directory, where another user may write
+    "PYTHONSAFEPATH": "1",  # no imports from the working directory, where another user may write
     "OMP_NUM_THREADS": "1",
     "OPENBLAS_NUM_THREADS": "1",
     "MALLOC_MMAP_THRESHOLD_": str(16 << 20),
     "MALLOC_TRIM_THRESHOLD_": str(64 << 20),
 }
-# What Python needs to find itself and its libraries, and nothing that a stolen process could tell: no tokens.
+# What Python needs to find its libraries; no secrets, which a compromised decoder could read.
 _INHERITED = {"PATH", "HOME", "LANG", "LC_ALL", "LD_LIBRARY_PATH", "PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV", "TMPDIR"}
 
 
 @dataclass(frozen=True, slots=True)
 class PreparedImage:
-    """One image as a network's input: array without batch axis. Times in seconds.
-
-    lease: what the array lies in, the caller's to release; without one the array is the caller's own.
-    """
+    """One image as a network's input, without batch axis. Times in seconds."""
 
     array: Array
     geometry: Geometry
     decode_s: float
     preprocess_s: float
-    lease: Lease | None = None
+    lease: Lease | None = None  # shared memory of the array, to be released by the caller
 
 
 class DecoderDied(Exception):
-    """The process ended, or spoke nonsense and was ended, before it answered."""
+    """The process ended, or was killed for an invalid reply, before it answered."""
 
 
 class _ReplyReader(asyncio.Protocol):
-    """The socket: one answer awaited at a time, and word when the process is gone."""
+    """The socket's protocol: one reply at a time; `gone` completes when the process closes its end."""
 
     def __init__(self) -> None:
         self.gone: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -63,7 +60,7 @@ class _ReplyReader(asyncio.Protocol):
         self._size_bytes = 0
 
     def expect(self, size_bytes: int) -> asyncio.Future[bytes]:
-        """The next size_bytes that come; DecoderDied where they do not."""
+        """The next size_bytes received. Fails with DecoderDied if the process ends first."""
         self._answer = asyncio.get_running_loop().create_future()
         self._size_bytes = size_bytes
         if self.gone.done():
@@ -86,7 +83,7 @@ class _ReplyReader(asyncio.Protocol):
 
 
 class DecoderProcess:
-    """A running decoder process. start() gives one that is ready; prepare() one image at a time."""
+    """A running decoder process, which prepares one image at a time."""
 
     def __init__(
         self,
@@ -102,16 +99,11 @@ class DecoderProcess:
         self._channel = channel
         self._memory_fd = memory_fd
         self._slab_region = ""
-        self.needs_replacement = False  # whether it reported that it uses too much memory
+        self.needs_replacement = False  # it reported that it uses too much memory
 
     @classmethod
     async def start(cls, memory_limit_bytes: int, cpu_limit_s: float) -> Self:
-        """cpu_limit_s: CPU time of one image; SIGPROF ends a process that uses more.
-
-        Raises OSError if no process can be created, DecoderDied or TimeoutError if it does not start.
-
-        To be called on the thread that lives as long as the program: the process dies with the thread that began it.
-        """
+        """A ready process; it dies with the thread that calls this. Raises OSError, DecoderDied or TimeoutError."""
         ours, theirs = socket.socketpair()
         with theirs:
             transport, line = await asyncio.get_running_loop().create_unix_connection(_ReplyReader, sock=ours)
@@ -137,15 +129,15 @@ class DecoderProcess:
 
     @property
     def is_gone(self) -> bool:
-        """Whether it has ended, as far as is known."""
+        """Whether the process is known to have ended."""
         return self._line.gone.done()
 
     async def prepare(
         self, data: bytes | memoryview, spec: PrepareSpec, max_pixels: int, lease: Lease | None = None
     ) -> PreparedImage:
-        """Raises what the decoder refused the image with, DecoderDied where it ended over it.
+        """One prepared image. Raises the decoder's error, DecoderDied, or OSError if memory is short.
 
-        OSError where there is no memory for the bytes. lease: where the array goes if it fits; it is the answer's then.
+        lease: where the array is written if it fits; then the result owns it.
         """
         try:
             await self._write(memoryview(data))
@@ -162,13 +154,13 @@ class DecoderProcess:
         return PreparedImage(array, reply.geometry, reply.decode_s, reply.preprocess_s)
 
     def _ask(self, job: DecodeJob, lease: Lease | None) -> asyncio.Future[bytes]:
-        """The answer. prepare() must not store it in a variable: see penstock.vision.decode_pool."""
+        """The reply. prepare() must not store it in a variable: see penstock.vision.decode_pool."""
         answer = self._line.expect(DecodeReply.WIRE_SIZE)
         self._send(job, lease)
         return answer
 
     def _send(self, job: DecodeJob, lease: Lease | None) -> None:
-        """With the slab's descriptor where it is another slab than the last one."""
+        """Sends the slab's descriptor, too, if the slab has changed."""
         if lease is None:
             self._transport.write(job.pack())
             return
@@ -178,8 +170,8 @@ class DecoderProcess:
             self._transport.write(wire)
             return
         try:
-            socket.send_fds(self._channel, [wire], [lease.descriptor])  # the transport has nothing under way
-        except OSError:  # it ended, or reads no more
+            socket.send_fds(self._channel, [wire], [lease.descriptor])  # the transport has nothing buffered
+        except OSError:  # it ended, or no longer reads
             self.kill()
             raise DecoderDied from None
         self._slab_region = place.region
@@ -193,7 +185,7 @@ class DecoderProcess:
         return np.frombuffer(lease.view[:size_bytes], dtype).reshape(reply.shape)
 
     def _understand(self, wire: bytes, spec: PrepareSpec, max_pixels: int) -> DecodeReply:
-        """What came may come from a process that an image has taken over: an impossible reply ends it."""
+        """The reply. An image may have compromised the process, so an impossible reply kills it."""
         try:
             reply = DecodeReply.unpack(wire)
         except ValueError:
@@ -212,7 +204,7 @@ class DecoderProcess:
                 await asyncio.sleep(0)
 
     async def _read(self, reply: DecodeReply, spec: PrepareSpec) -> Array:
-        """A copy: the next image may come at once, and an array may wait long for its batch."""
+        """A copy, because the process reuses its memory file for the next image."""
         array = np.empty(reply.shape, NUMPY_OF[spec.datatype])
         view = array.reshape(-1).view(np.uint8).data
         position = 0
@@ -232,23 +224,23 @@ class DecoderProcess:
             os.ftruncate(self._memory_fd, 0)
 
     def _usable_fd(self) -> int:
-        """The memory file's, which aclose() may have closed while a large image was between two steps."""
+        """Raises DecoderDied if aclose() has closed the memory file in between."""
         if self.is_gone:
             raise DecoderDied
         return self._memory_fd
 
     def kill(self) -> None:
-        """End it now, whatever it does."""
+        """Ends the process at once."""
         self._process.kill()
 
     async def ended(self) -> int:
-        """Waits for its end; the exit status, negative for a signal's number."""
+        """Waits for its end. Returns the exit status; a negative signal number if killed."""
         await asyncio.shield(self._line.gone)
-        self.kill()  # its end of the line is closed: whatever is left of it is of no use
+        self.kill()  # its end of the socket is closed, so it is of no more use
         return await asyncio.to_thread(self._process.wait)
 
     async def aclose(self) -> None:
-        """Leaves no process and no memory behind. May be called again."""
+        """Ends the process and frees its memory. May be called again."""
         self.kill()
         self._line.connection_lost(None)
         self._transport.close()
@@ -268,7 +260,7 @@ def _closed_on_error(fd: int) -> Iterator[None]:
 
 
 def _spawn(socket_fd: int, memory_fd: int, memory_limit_bytes: int, cpu_limit_s: float) -> subprocess.Popen[bytes]:
-    """Not asyncio's subprocess: it may lose the exit status of a process that is killed while it dies."""
+    """Does not use asyncio's subprocess, which may lose the exit status of a process that is killed while it dies."""
     inherited = {name: value for name, value in os.environ.items() if name in _INHERITED}
     arguments = [str(number) for number in (socket_fd, memory_fd, os.getpid(), memory_limit_bytes, cpu_limit_s)]
     return subprocess.Popen(

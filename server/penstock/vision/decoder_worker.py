@@ -1,8 +1,8 @@
-"""A decoder process, and the records that it exchanges with the decode pool.
+"""A decoder process and its messages with the decode pool.
 
-Started by the pool only: `python -m penstock.vision.decoder_worker SOCKET_FD MEMORY_FD PARENT_PID MEMORY_LIMIT_BYTES
-CPU_LIMIT_S`. Job and reply are fixed-size records over a socket; bytes and pixels are in a memory file. The process
-decodes untrusted pictures in C code, so it holds no secrets, has limits on memory and CPU, and dies with its parent.
+Only the pool starts it: `python -m penstock.vision.decoder_worker SOCKET_FD MEMORY_FD PARENT_PID MEMORY_LIMIT_BYTES
+CPU_LIMIT_S`. Fixed-size messages go over a socket, bytes and pixels through a memory file. It decodes untrusted
+pictures in C code, so it has no secrets, limited memory and CPU time, and dies with its parent.
 """
 
 import contextlib
@@ -39,7 +39,7 @@ _TEXT_BYTES = 400
 
 
 class DecodeStatus(IntEnum):
-    """How a job ended, and as which error the caller sees it."""
+    """Outcome of a job; each maps to the error that the client gets."""
 
     OK = 0
     UNDECODABLE = 1
@@ -58,10 +58,7 @@ _ERRORS: dict[DecodeStatus, type[InferenceError]] = {
 
 @dataclass(frozen=True, slots=True)
 class DecodeJob:
-    """Decode and prepare the first size_bytes of the memory file.
-
-    slab_bytes: the room in the slab, from slab_offset on; 0 for none.
-    """
+    """Decode and prepare the first size_bytes of the memory file. slab_bytes: space at slab_offset, or 0."""
 
     size_bytes: int
     max_pixels: int
@@ -85,11 +82,7 @@ _NO_GEOMETRY = Geometry(0, 0, 0, 0, 0.0, 0.0)
 
 @dataclass(frozen=True, slots=True)
 class DecodeReply:
-    """The array's shape and place in the memory file, or why there is none. Times in seconds.
-
-    is_in_slab: it is in the job's room in the slab, not in the memory file. is_worn: the process uses too much memory
-    and must be replaced.
-    """
+    """The array's shape and offset in the memory file, or the error. Times in seconds."""
 
     status: DecodeStatus
     shape: tuple[int, int, int] = (0, 0, 0)
@@ -98,8 +91,8 @@ class DecodeReply:
     decode_s: float = 0.0
     preprocess_s: float = 0.0
     text: str = ""
-    is_in_slab: bool = False
-    needs_replacement: bool = False
+    is_in_slab: bool = False  # the array is in the slab, not in the memory file
+    needs_replacement: bool = False  # the process uses too much memory
 
     WIRE_SIZE: ClassVar[int] = _REPLY.size
 
@@ -142,12 +135,12 @@ class DecodeReply:
         )
 
     def error(self) -> InferenceError:
-        """The error to raise for a job that failed."""
+        """The error to raise for a failed job."""
         return _ERRORS[self.status](self.text)
 
 
 def error_reply(error: InferenceError) -> DecodeReply:
-    """The refusal that error() turns back into the same class with the same text."""
+    """A reply whose error() has the same class and text."""
     status = next((status for status, kind in _ERRORS.items() if type(error) is kind), DecodeStatus.BROKEN_WORKER)
     return DecodeReply(status, text=error.message)
 
@@ -155,18 +148,18 @@ def error_reply(error: InferenceError) -> DecodeReply:
 _PR_SET_PDEATHSIG = 1
 _ALIGNMENT = 4096
 LARGE_PIXELS = 1_000_000
-MAX_GROWTH_BYTES = 64 << 20  # growth compared with a new process
+MAX_GROWTH_BYTES = 64 << 20  # compared with a new process
 
 
 class _MemoryFile:
-    """The memory file as this side sees it: mapped, and mapped anew when its size has changed."""
+    """A mapping of the memory file, renewed when the file's size has changed."""
 
     def __init__(self, fd: int) -> None:
         self._fd = fd
         self._map: mmap.mmap | None = None
 
     def view(self) -> memoryview:
-        """All of it, writable. Older views stay valid: they are other mappings of the same pages."""
+        """The file's content, writable. Older views stay valid: they map the same pages."""
         size_bytes = os.fstat(self._fd).st_size
         if size_bytes == 0:
             return memoryview(b"")
@@ -175,7 +168,7 @@ class _MemoryFile:
         return memoryview(self._map)
 
     def array(self, offset: int, shape: tuple[int, ...], dtype: npt.DTypeLike) -> Array:
-        """An array that lies in the file at the offset; the file grows as it must."""
+        """An array in the file at the offset; the file grows as needed."""
         count = int(np.prod(shape, dtype=np.int64))
         end = offset + count * np.dtype(dtype).itemsize
         if os.fstat(self._fd).st_size < end:
@@ -184,13 +177,13 @@ class _MemoryFile:
 
 
 class _Slab:
-    """The slab as this side sees it, which is all of it; the descriptor is not kept."""
+    """A mapping of the pool's slab."""
 
     def __init__(self) -> None:
         self._view = memoryview(b"")
 
     def map(self, fd: int) -> None:
-        """Another slab from now on. Closes the descriptor."""
+        """Replaces the mapping. Closes the descriptor."""
         try:
             self._view = memoryview(mmap.mmap(fd, os.fstat(fd).st_size))
         finally:
@@ -206,8 +199,6 @@ class _Slab:
 
 @dataclass(frozen=True, slots=True)
 class _Memory:
-    """Where images come from, and where arrays go."""
-
     file: _MemoryFile
     slab: _Slab
 
@@ -239,12 +230,12 @@ def _run_safely(job: DecodeJob, memory: _Memory) -> DecodeReply:
         return error_reply(error)
     except MemoryError:
         return DecodeReply(DecodeStatus.TOO_LARGE, text="decoding the image needs more memory than a decoder may take")
-    except Exception as error:  # noqa: BLE001  the process's root: the pool logs it, the next job may be fine
+    except Exception as error:  # noqa: BLE001  process root: the pool logs it, the next job may succeed
         return DecodeReply(DecodeStatus.BROKEN_WORKER, text=f"the decoder failed: {type(error).__name__}: {error}")
 
 
 class MemoryGrowth:
-    """How much memory the process retains between jobs."""
+    """Growth of the process's memory between jobs."""
 
     def __init__(self, measure: Callable[[], int] = private_bytes, trim: Callable[[], None] = trim_memory) -> None:
         self._measure = measure
@@ -263,7 +254,7 @@ class MemoryGrowth:
 
 
 def _serve(channel: socket.socket, memory: _Memory, cpu_limit_s: float) -> None:
-    """cpu_limit_s: CPU time of one job; SIGPROF ends the process if it uses more."""
+    """Runs jobs until the parent closes the socket. cpu_limit_s: CPU time of one job; SIGPROF ends it then."""
     channel.sendall(READY)
     wear = MemoryGrowth()
     while True:
@@ -279,25 +270,25 @@ def _serve(channel: socket.socket, memory: _Memory, cpu_limit_s: float) -> None:
 
 
 def _confine(parent_pid: int, memory_limit_bytes: int) -> None:
-    """Die with the parent, leave signals of the terminal to it, and be the first that the OOM killer looks at."""
+    """Dies with the parent, ignores the terminal's signals, limits memory and raises its OOM score."""
     ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != parent_pid:
-        sys.exit(1)  # the parent died before it could be watched
+        sys.exit(1)  # the parent died before prctl
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     resource.setrlimit(resource.RLIMIT_DATA, (memory_limit_bytes, memory_limit_bytes))
-    with contextlib.suppress(OSError):  # not everywhere writable; then the kernel's own choice stands
+    with contextlib.suppress(OSError):  # not writable everywhere; then the kernel's default applies
         Path("/proc/self/oom_score_adj").write_text("500")
 
 
 def main(arguments: list[str]) -> None:
-    """Serve jobs until the parent closes its end."""
+    """Serves jobs until the parent closes its end."""
     socket_fd, memory_fd, parent_pid, memory_limit_bytes = (int(argument) for argument in arguments[:4])
     _confine(parent_pid, memory_limit_bytes)
     cv2.setNumThreads(1)
     with socket.socket(fileno=socket_fd) as channel, contextlib.suppress(ConnectionError):
-        os.dup2(os.open(os.devnull, os.O_WRONLY), 2)  # libpng and OpenCV complain there about every broken image
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 2)  # libpng and OpenCV write about every corrupt image
         _serve(channel, _Memory(_MemoryFile(memory_fd), _Slab()), float(arguments[4]))
 
 

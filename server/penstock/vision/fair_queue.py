@@ -1,4 +1,4 @@
-"""Decisions of the decode pool: a queue that is fair between clients, and a quarantine of crashing images. Sans-IO."""
+"""Decisions of the decode pool, without I/O: a queue that is fair between clients, and a quarantine of images."""
 
 import hashlib
 import math
@@ -8,15 +8,14 @@ from typing import Generic, TypeVar
 T = TypeVar("T")
 
 SLOW_S = 1.0  # a picture that took longer limits its client
-LIMITED_S = 60.0  # how long the limit lasts after that picture, and after another client's last picture
-MAX_CLIENTS = 4096  # clients remembered; the least recently seen one is forgotten first
+LIMITED_S = 60.0  # duration of that limit; also how long clients count as concurrent
+MAX_CLIENTS = 4096  # clients remembered; the least recently seen one is removed first
 
 
 class FairQueue(Generic[T]):
-    """Waiting items by client. The next turn goes to the client whose last turn is longest ago. At most `workers` run.
+    """Waiting items by client. The client whose last turn is longest ago is next. At most `workers` items run.
 
-    While there are several clients, one worker stays free of clients that had a slow picture lately, or none yet, so
-    that any other client can be served at once. With one worker there is no such reserve.
+    While there are several clients, one that is new or had a slow picture lately may use all workers but one.
     """
 
     def __init__(self, workers: int) -> None:
@@ -32,7 +31,6 @@ class FairQueue(Generic[T]):
         self._shared_until = -math.inf
 
     def __len__(self) -> int:
-        """Number of waiting items."""
         return self._count
 
     def add(self, client: str, item: T, now: float) -> None:
@@ -45,7 +43,7 @@ class FairQueue(Generic[T]):
         self._count += 1
 
     def remove(self, client: str, item: T) -> None:
-        """Removes a waiting item; does nothing if it was taken."""
+        """Removes a waiting item; no effect if it was taken."""
         line = self._waiting.get(client)
         if line is None or item not in line:
             return
@@ -54,7 +52,7 @@ class FairQueue(Generic[T]):
         self._tidy(client)
 
     def take(self, now: float) -> tuple[str, T] | None:
-        """The next item and its client; it runs until ended(). None if none waits, or only items of limited clients."""
+        """The next client and item, which runs until ended(). None if no item waits or may run."""
         clients = [client for client in self._waiting if self._may_run(client, now)]
         if not clients:
             return None
@@ -68,7 +66,7 @@ class FairQueue(Generic[T]):
         return client, item
 
     def ended(self, client: str, now: float, took_s: float | None) -> None:
-        """One of the client's items has ended. took_s: None if it never began."""
+        """Marks one of the client's items as ended. took_s: None if it never began."""
         self._running[client] -= 1
         self._tidy(client)
         if took_s is None:
@@ -89,7 +87,6 @@ class FairQueue(Generic[T]):
         return items
 
     def _tidy(self, client: str) -> None:
-        """Forgets a client that neither waits nor runs."""
         if not self._waiting.get(client):
             self._waiting.pop(client, None)
         if not self._running[client]:
@@ -107,10 +104,7 @@ _Key = tuple[int, bytes]
 
 
 class Quarantine:
-    """Bounded set of crashing images, by content; the oldest is removed first.
-
-    An image is hashed only if an entry has the same size; other images cost one look-up.
-    """
+    """Bounded set of crashing images by content hash. An image is hashed only if an entry has the same size."""
 
     def __init__(self, *, max_entries: int = 1024, retention_s: float = 600.0) -> None:
         self._max_entries = max_entries

@@ -1,7 +1,4 @@
-"""Limits of one image request, and the predicted time to prepare its images. Sans-IO.
-
-Limits: images in memory at once, images per tensor, bytes per tensor.
-"""
+"""Limits of one image request, and the predicted time to prepare its images. Without I/O."""
 
 from collections import Counter
 
@@ -10,24 +7,24 @@ from penstock.protocol.errors import InvalidRequest, TooLarge
 from penstock.vision.spec import PrepareSpec
 
 MAX_IMAGE_BYTES_IN_MEMORY = 64 << 20
-MAX_VARIABLE_SIZE_IMAGES = 4  # images at once of a model that takes them at their own size
-MAX_TENSOR_BYTES = 256 << 20  # of the tensor that one request's encoded images become
+MAX_VARIABLE_SIZE_IMAGES = 4  # in memory at once, for models with a variable input size
+MAX_TENSOR_BYTES = 256 << 20  # of the tensor of one request's encoded images
 
 
 def max_images_in_memory(spec: PrepareSpec) -> int:
-    """How many images of one request are in memory at once, prepared for this network."""
+    """Maximum images of one request in memory at once, prepared for this network."""
     row_bytes = spec.row_bytes
     return max(1, MAX_IMAGE_BYTES_IN_MEMORY // row_bytes) if row_bytes else MAX_VARIABLE_SIZE_IMAGES
 
 
 def max_rows(config: ModelConfig) -> int | None:
-    """Images in one input: by max_batch_size; without it as many as a variable first dimension takes, else one."""
+    """Maximum images in one input: max_batch_size, or the first dimension without it. None for no limit."""
     shape = config.inputs[0].shape
     return config.max_batch_size or (None if len(shape) == 4 and shape[0] == -1 else 1)
 
 
 def check_image_count(config: ModelConfig, spec: PrepareSpec, count: int) -> None:
-    """What can be said before an image is decoded. Raises InvalidRequest, TooLarge."""
+    """Checks count and size before decoding. Raises InvalidRequest, TooLarge."""
     most = max_rows(config)
     if most is not None and count > most:
         raise InvalidRequest(
@@ -37,18 +34,18 @@ def check_image_count(config: ModelConfig, spec: PrepareSpec, count: int) -> Non
 
 
 def check_tensor_size(size_bytes: int) -> None:
-    """Raises TooLarge for a tensor of so many bytes."""
+    """Raises TooLarge above MAX_TENSOR_BYTES."""
     if size_bytes > MAX_TENSOR_BYTES:
         raise TooLarge(
             f"the images make a tensor of {size_bytes} bytes (limit {MAX_TENSOR_BYTES}); send fewer or smaller ones"
         )
 
 
-SMOOTHING_WEIGHT = 0.1  # of one image in the usual time
+SMOOTHING_WEIGHT = 0.1  # of one image in the average
 
 
 class PreparationEstimator:
-    """Images of the models whose batches the gateway forms; their queues do not know of them yet."""
+    """Tracks images in preparation, by model and client, before they reach the gateway's queues."""
 
     def __init__(self) -> None:
         self._images: Counter[str] = Counter()
@@ -57,30 +54,24 @@ class PreparationEstimator:
         self._usual_s: dict[tuple[str, str], float] = {}
 
     def rows_with(self, model_name: str, client: str, images: int) -> int:
-        """Maximum number of rows that are ready once so many new images of the client are.
-
-        Decoders take turns between clients, so a client that sends thousands does not delay others by all of them.
-        """
+        """Maximum rows that are ready once these images are. Decoders take turns, so only part of the others counts."""
         own = self._clients[model_name, client]
         clients = self._clients_of[model_name] + (not own)
         return min(self._images[model_name] + images, (own + images) * clients)
 
     def takes_s(self, model_name: str, client: str) -> float:
-        """Usual time in seconds for one of the client's pictures, with the wait for a decoder.
-
-        0 if none is in progress, because the value may then be outdated.
-        """
+        """Average seconds for one of the client's pictures, with the wait for a decoder; 0 if none is in progress."""
         return self._usual_s.get((model_name, client), 0.0)
 
     def began(self, model_name: str, client: str) -> None:
-        """One more is on its way."""
+        """Counts one more image in preparation."""
         self._images[model_name] += 1
         if not self._clients[model_name, client]:
             self._clients_of[model_name] += 1
         self._clients[model_name, client] += 1
 
     def ended(self, model_name: str, client: str, seconds: float) -> None:
-        """It took so long, whatever became of it."""
+        """Counts one image less, whether it succeeded or failed."""
         self._images[model_name] -= 1
         key = model_name, client
         self._clients[key] -= 1

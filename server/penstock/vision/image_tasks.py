@@ -1,4 +1,4 @@
-"""Concurrent work on the images of one request, and encoded images that the engine decodes itself."""
+"""Concurrent work on the images of one request, and encoded images that the engine decodes."""
 
 import asyncio
 import struct
@@ -24,10 +24,8 @@ T = TypeVar("T")
 async def gather_or_cancel(jobs: Sequence[Coroutine[Any, Any, T]]) -> list[T]:
     """Runs all jobs concurrently; the first error cancels the others and is raised unchanged.
 
-    Does not use a TaskGroup: its errors and tasks refer to each other, so images would stay in memory until the garbage
-    collector runs.
-
-    Where the caller leaves, what the first of them noted of where it was stands on the CancelledError here, too.
+    A TaskGroup would retain the images until the garbage collector runs, because its errors and tasks form a cycle. If
+    the caller is cancelled, the CancelledError carries the first recorded stage of a job.
     """
     if len(jobs) == 1:
         return [await jobs[0]]
@@ -46,7 +44,7 @@ async def gather_or_cancel(jobs: Sequence[Coroutine[Any, Any, T]]) -> list[T]:
     await _cancel_all(tasks)
     try:
         raise failure
-    finally:  # its traceback refers to this frame and the images, so the frame must not refer to the error
+    finally:  # avoids a reference cycle: its traceback refers to this frame and the images
         del failure, tasks
 
 
@@ -56,7 +54,6 @@ def _first_failure(tasks: Sequence[asyncio.Task[T]]) -> BaseException | None:
 
 
 async def _cancel_all(tasks: Sequence[asyncio.Task[T]]) -> None:
-    """Cancels running tasks and waits for them."""
     for task in tasks:
         task.cancel()
     await asyncio.wait(tasks)
@@ -75,25 +72,19 @@ async def _record_cancellation(job: Coroutine[Any, Any, T], left: list[CancelSta
         raise
 
 
-MAX_INLINE_BYTES = (
-    1 << 20
-)  # a PNG's checksums, a progressive JPEG's scans: a millisecond of the event loop, ten at worst
+MAX_INLINE_BYTES = 1 << 20  # PNG checksums, progressive JPEG scans: 1 ms of the event loop, 10 ms at worst
 _LENGTH = struct.Struct("<I")
 
 
 def reads_headers_inline(size_bytes: int) -> bool:
-    """Whether the headers of a request's pictures, of this total size, are read on the event loop."""
+    """Whether headers of pictures of this total size are read on the event loop."""
     return size_bytes <= MAX_INLINE_BYTES
 
 
 async def pass_encoded(
     data: bytes, spec: PrepareSpec, max_pixels: int, slab: Slab | None, size_bytes: int, deadline: float | None
 ) -> PreparedImage:
-    """The picture as `relay` returns it. Raises what `relay` raises, and DeadlineExceeded.
-
-    size_bytes: of all pictures of the request. Headers of large requests are read in a thread; a picture that is still
-    waiting for the thread at its deadline is not read.
-    """
+    """As pass_encoded_now; also raises DeadlineExceeded. size_bytes: of the request; large ones use a thread."""
     if reads_headers_inline(size_bytes):
         return pass_encoded_now(data, spec, max_pixels, slab)
     prepared = await asyncio.to_thread(_pass_encoded_before_deadline, data, spec, max_pixels, deadline)
@@ -109,10 +100,10 @@ def _pass_encoded_before_deadline(
 
 
 def pass_encoded_now(data: bytes, spec: PrepareSpec, max_pixels: int, slab: Slab | None) -> PreparedImage:
-    """The picture, not decoded: an array of one element, its bytes, and where it will lie in the network's input.
+    """The encoded picture as an array of one element, with its geometry in the network's input.
 
-    spec: what the engine makes of it. The lease, where there is room in the slab, holds it behind its length.
-    Raises UnsupportedMedia, TooLarge and UndecodableImage for what its header tells.
+    spec: the engine's preprocessing. The lease, if the slab has space, holds the picture after its length.
+    Raises UnsupportedMedia, TooLarge and UndecodableImage, from the header.
     """
     started = time.perf_counter()
     width, height = header_within(data, max_pixels).upright_size
@@ -123,7 +114,7 @@ def pass_encoded_now(data: bytes, spec: PrepareSpec, max_pixels: int, slab: Slab
 
 
 def input_tensor(name: str, array: Array, lease: Lease | None) -> Tensor:
-    """The array as the model's input, where it lies. lease: of the one image that it holds then."""
+    """The array as the model's input, without a copy. lease: the shared memory of its one image, or None."""
     if lease is None:
         return tensor_from_numpy(name, array)
     if array.dtype == np.object_:

@@ -1,4 +1,4 @@
-"""Pixels to a network's input, and the way back for boxes. Pure."""
+"""Converts pixels to a network's input, and boxes back to source pixels."""
 
 import math
 from collections.abc import Callable
@@ -27,10 +27,7 @@ _INTERPOLATION = {
 
 @dataclass(frozen=True, slots=True)
 class Geometry:
-    """Where the source lies in the network's image: network = source * scale + pad, in pixels, per axis.
-
-    pad is negative where the source reaches over the network's edge.
-    """
+    """Position of the source in the network's image: network = source * scale + pad, in pixels."""
 
     source_width: int
     source_height: int
@@ -38,33 +35,30 @@ class Geometry:
     network_height: int
     scale_x: float
     scale_y: float
-    pad_x: int = 0
+    pad_x: int = 0  # negative if the source is cropped, like pad_y
     pad_y: int = 0
 
     def to_source(self, xyxy: FloatArray) -> FloatArray:
-        """Boxes (n, 4) in network pixels, as boxes in source pixels, clipped to the source."""
+        """Boxes (n, 4) in network pixels to source pixels, clipped to the source."""
         shift = np.array([self.pad_x, self.pad_y] * 2, np.float64)
         scale = np.array([self.scale_x, self.scale_y] * 2, np.float64)
         limit = np.array([self.source_width, self.source_height] * 2, np.float64)
         return np.clip((xyxy - shift) / scale, 0.0, limit).astype(np.float32)
 
     def normalised_to_source(self, xyxy: FloatArray) -> FloatArray:
-        """Boxes (n, 4) in fractions of the network's width and height, as boxes in source pixels, clipped."""
+        """Boxes (n, 4) in fractions of the network's image to source pixels, clipped to the source."""
         return self.to_source(xyxy * np.array([self.network_width, self.network_height] * 2, np.float64))
 
 
-# Of a picture longer than this many of the network's sides only the middle is resized before a crop: one row of 40,000
-# pixels would become 256 rows of 10 million.
+# Before a crop, only the middle of a very long picture is resized: one row of 40,000 pixels would become 256 rows of 10
+# million.
 _MOST_SIDES = 8
 
 
 class CropRegion(NamedTuple):
-    """What of a source is resized, to which size, and where that lies in the network's image: for other resizers.
+    """The part of a source that is resized, and its position in the network's image. pad is negative if cropped."""
 
-    left, top, width, height: of it, in source pixels. pad_x, pad_y: negative where the network's edge cuts it.
-    """
-
-    left: int
+    left: int  # left, top, width, height: in source pixels
     top: int
     width: int
     height: int
@@ -78,7 +72,7 @@ class CropRegion(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class _Placement:
-    """The resized source's size, and where it lies in the network's image; pad is negative where it is cropped."""
+    """Size of the resized source, and its position in the network's image; pad is negative if it is cropped."""
 
     width: int
     height: int
@@ -89,11 +83,10 @@ class _Placement:
 
 
 def prepare(decoded: DecodedImage, spec: PrepareSpec, allocate: Allocate = np.empty) -> tuple[Array, Geometry]:
-    """(the network's input without batch axis, where the source lies in it). decoded must be in spec's colour order.
+    """The network's input without batch axis, and its geometry. decoded must be in spec's colour order.
 
-    The array is (C, H, W) or (H, W, C) as spec.layout says, of spec.datatype: scale * (pixel - offset) * factor,
-    computed in float64 and rounded once to float32. Padding is black before that. allocate(shape, dtype) gives the
-    array.
+    The array is (C, H, W) or (H, W, C) by spec.layout, of spec.datatype: scale * (pixel - offset) * factor, computed in
+    float64 and rounded once to float32. Padding is black before that.
     """
     placement = _compute_placement(decoded.source_width, decoded.source_height, spec)
     pixels = _resize(decoded.pixels, placement, spec.filter)
@@ -105,7 +98,7 @@ def prepare(decoded: DecodedImage, spec: PrepareSpec, allocate: Allocate = np.em
 
 @lru_cache(maxsize=1024)
 def geometry_of(source_width: int, source_height: int, spec: PrepareSpec) -> Geometry:
-    """Where a source of that size lies in the input that `prepare` makes of it."""
+    """Geometry of a source of that size in `prepare`'s output."""
     placement = _compute_placement(source_width, source_height, spec)
     return Geometry(
         source_width=source_width,
@@ -120,10 +113,7 @@ def geometry_of(source_width: int, source_height: int, spec: PrepareSpec) -> Geo
 
 
 def least_decoded_size(spec: PrepareSpec) -> tuple[int, int] | None:
-    """Minimum (width, height) in pixels for a scaled decode, or None to decode at full size.
-
-    Twice the network's size: less changes the boxes four times as much and saves little time.
-    """
+    """Minimum (width, height) in pixels for a scaled decode: twice the network's, for accuracy. None: full size."""
     if not spec.has_scaled_decode:
         return None
     if spec.fit is ResizeMode.CROP:
@@ -159,15 +149,12 @@ def _scaled(side: int, scale: float) -> int:
 
 
 def part_of(source_width: int, source_height: int, spec: PrepareSpec) -> CropRegion:
-    """What `prepare` resizes of a source of that size: all of it, or the middle of a very long one.
-
-    All that lies outside of it in the network's image is black.
-    """
+    """The part of a source of that size that `prepare` resizes. The rest of the network's image is black."""
     return _middle_part(source_width, source_height, _compute_placement(source_width, source_height, spec))
 
 
 def values_of(spec: PrepareSpec) -> Array:
-    """(channels, 256) of spec.datatype: what `prepare` makes of each pixel value, in the network's colour order."""
+    """Lookup table (channels, 256) of spec.datatype: `prepare`'s value for each pixel value."""
     channels = spec.color.channels
     if spec.datatype is Datatype.UINT8:
         return np.tile(np.arange(256, dtype=np.uint8), (channels, 1))
@@ -191,7 +178,7 @@ def _resize(pixels: Image, placement: _Placement, scaling_filter: ScalingFilter)
 
 
 def _middle_part(width: int, height: int, placement: _Placement) -> CropRegion:
-    """Of a very long picture the middle, more than a crop can see of it; any other as it is."""
+    """The middle of a very long picture, more than a crop can show; otherwise the whole picture."""
     left, top, part_width, part_height = 0, 0, width, height
     if placement.width > _MOST_SIDES * placement.network_width:
         part_width = _middle_count(width, placement.width, placement.network_width)
@@ -216,7 +203,7 @@ def _middle_part(width: int, height: int, placement: _Placement) -> CropRegion:
 
 
 def _middle_count(length: int, resized: int, network: int) -> int:
-    """How many of length pixels become _MOST_SIDES of the network's; odd where length is, so that the middle stays."""
+    """Pixels of `length` that become _MOST_SIDES network sides; has length's parity, so that the centre stays."""
     count = math.ceil(length * _MOST_SIDES * network / resized)
     return count + (length - count) % 2
 
@@ -227,7 +214,7 @@ def _shape(placement: _Placement, spec: PrepareSpec) -> tuple[int, int, int]:
 
 
 def _normalise(pixels: Image, spec: PrepareSpec, out: Array) -> None:
-    """pixels (H, W, 3) or (H, W), into out. One table look-up a value: faster than arithmetic, and exact."""
+    """Writes pixels (H, W, 3) or (H, W) to out. One table lookup per value: faster than arithmetic, and exact."""
     if spec.datatype is Datatype.UINT8:
         planar = pixels if pixels.ndim == 3 else pixels[..., np.newaxis]
         np.copyto(out, planar.transpose(2, 0, 1) if spec.layout is InputOrder.NCHW else planar)
@@ -256,7 +243,7 @@ def _look_up(pixels: Image, spec: PrepareSpec, out: Array) -> None:
 def _tables(
     scale: float, offsets: tuple[float, float, float], factors: tuple[float, float, float]
 ) -> npt.NDArray[np.float32]:
-    """(3, 256): what each channel's pixel values become."""
+    """(3, 256): the value for each channel and pixel value."""
     values = np.arange(256, dtype=np.float64)
     rows = [scale * (values - offset) * factor for offset, factor in zip(offsets, factors, strict=True)]
     return np.stack(rows).astype(np.float32)

@@ -1,4 +1,4 @@
-"""Requests and responses of the image endpoint, their stage timings, and the parsing of model outputs into results."""
+"""Requests and responses of the image endpoint, stage timings, and parsing of model outputs."""
 
 import base64
 import zlib
@@ -24,45 +24,39 @@ CANARY_PICTURE = zlib.decompress(  # a grey JPEG of 640 x 480 pixels
 
 @dataclass(frozen=True, slots=True)
 class ImageRequest:
-    """Encoded images for one model. deadline: monotonic seconds, None for the model's own.
-
-    client: whom the queue of a model that the gateway owns is fair to.
-    """
+    """Encoded images for one model."""
 
     model_name: str
     model_version: str
     images: tuple[bytes, ...]
-    deadline: float | None
+    deadline: float | None  # monotonic seconds; None for the model's default
     id: str = ""
-    client: str = ""
+    client: str = ""  # for fair queueing
 
 
 @dataclass(frozen=True, slots=True)
 class ImageResponse:
-    """One result an image, in the order asked. labels: by class_id; may be shorter than the ids that occur.
-
-    explanations: one an image, where the gateway formed the batches.
-    """
+    """One result per image, in the request's order."""
 
     model_name: str
     model_version: str
     results: tuple[VisionResult, ...]
-    labels: tuple[str, ...]
+    labels: tuple[str, ...]  # by class_id; may be incomplete
     timings: Timings
     total_s: float
-    explanations: tuple[BatchTrace, ...] = ()
+    explanations: tuple[BatchTrace, ...] = ()  # one per image, if the gateway formed the batches
 
 
 @dataclass(frozen=True, slots=True)
 class ImageModel:
-    """A model that says how it sees images."""
+    """A model and its image configuration."""
 
     config: ModelConfig
     card: VisionCard
 
 
 def may_take_images(config: ModelConfig) -> bool:
-    """What is quickly said, so that requests of BYTES to other models lose no time."""
+    """Quick check, so that BYTES requests to other models lose no time."""
     if "network-type" not in config.parameters:
         return False
     has_bytes_input = any(spec.datatype is Datatype.BYTES for spec in config.inputs)
@@ -70,7 +64,7 @@ def may_take_images(config: ModelConfig) -> bool:
 
 
 def preparation_timings(prepared: Sequence[PreparedImage], passed_s: float) -> Timings:
-    """Of images prepared side by side: what took longest, and what of the time was waiting."""
+    """Timings of images prepared concurrently: the longest of each stage; the rest of passed_s is queue time."""
     at_work_s = max(item.decode_s + item.preprocess_s for item in prepared)
     return Timings(
         decode=max(item.decode_s for item in prepared),
@@ -80,7 +74,7 @@ def preparation_timings(prepared: Sequence[PreparedImage], passed_s: float) -> T
 
 
 def concurrent_timings(timings: Sequence[Timings], passed_s: float) -> Timings:
-    """Of images that went together: of each stage what took longest; what is left of the time was waiting."""
+    """Timings of images processed concurrently: the longest of each stage; the rest of passed_s is queue time."""
     if len(timings) == 1:
         (one,) = timings
         queue = passed_s - one.decode - one.preprocess - one.infer - one.postprocess
@@ -92,7 +86,7 @@ def concurrent_timings(timings: Sequence[Timings], passed_s: float) -> Timings:
 
 
 def sequential_timings(timings: Sequence[Timings]) -> Timings:
-    """One after the other; the largest batch counts."""
+    """Sums of all stages; the largest batch size."""
     return Timings(
         decode=sum(item.decode for item in timings),
         preprocess=sum(item.preprocess for item in timings),
@@ -104,11 +98,7 @@ def sequential_timings(timings: Sequence[Timings]) -> Timings:
 
 
 def parse(card: VisionCard, response: InferResponse, row: int | None, geometry: Geometry) -> VisionResult:
-    """The result of one image. row: its index in the batch, or None if the response has no batch dimension.
-
-    Raises EngineFailed, naming model, version and output, if an output is missing, has another type or shape than its
-    parser expects, or holds NaN or infinity.
-    """
+    """The result of one image. row: its index in the batch; None without a batch dimension. Raises EngineFailed."""
     outputs = Outputs(response, row)
     if card.network_type is NetworkType.DETECTOR:
         return detector_parser(card.parser_name)(outputs, card.parser_options, geometry)

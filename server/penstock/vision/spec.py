@@ -1,4 +1,4 @@
-"""What a decoder process must know to turn encoded bytes into a network's input: one small struct on the wire."""
+"""Preprocessing parameters for a decoder process, as a fixed-size struct."""
 
 import struct
 from dataclasses import dataclass
@@ -29,21 +29,17 @@ class InputOrder(IntEnum):
 
 
 class ResizeMode(IntEnum):
-    """How a source becomes the network's size.
-
-    KEEP: its own size, unless a side is over max_side. CROP: its shorter side becomes shorter_side, and the network's
-    size is cut from the middle.
-    """
+    """How a source is fitted to the network's size."""
 
     STRETCH = 0
     PAD_RIGHT_BOTTOM = 1
     PAD_SYMMETRIC = 2
-    KEEP = 3
-    CROP = 4
+    KEEP = 3  # its own size, reduced to max_side
+    CROP = 4  # resize the shorter side to shorter_side, then crop the centre
 
 
 class ScalingFilter(IntEnum):
-    """bilinear is cv2.INTER_LINEAR: no antialiasing."""
+    """BILINEAR is cv2.INTER_LINEAR: no antialiasing."""
 
     NEAREST = 0
     BILINEAR = 1
@@ -57,41 +53,35 @@ _DATATYPES = (Datatype.FP32, Datatype.FP16, Datatype.UINT8)
 
 @dataclass(frozen=True, slots=True)
 class PrepareSpec:
-    """How a network wants to see an image: value = scale * (pixel - offset) * channel_factor.
+    """Preprocessing of an image: value = scale * (pixel - offset) * channel_factor."""
 
-    width, height: of the network, 0 with KEEP. max_side: with KEEP, the longest side allowed, 0 for any.
-    shorter_side: with CROP, what the source's shorter side becomes before the cut: the network's size or more.
-    offsets, channel_factors: in the network's own colour order; the first alone counts for GRAY.
-    datatype: FP32, FP16 or UINT8. has_scaled_decode: JPEGs may be decoded at a fraction of their size.
-    """
-
-    width: int
+    width: int  # of the network; 0 with KEEP
     height: int
     color: ColorFormat = ColorFormat.RGB
     layout: InputOrder = InputOrder.NCHW
     fit: ResizeMode = ResizeMode.STRETCH
     filter: ScalingFilter = ScalingFilter.BILINEAR
-    datatype: Datatype = Datatype.FP32
+    datatype: Datatype = Datatype.FP32  # FP32, FP16 or UINT8
     scale: float = 1.0
-    offsets: Triple = (0.0, 0.0, 0.0)
+    offsets: Triple = (0.0, 0.0, 0.0)  # in the network's colour order; GRAY uses the first
     channel_factors: Triple = (1.0, 1.0, 1.0)
-    max_side: int = 0
-    has_scaled_decode: bool = False
-    shorter_side: int = 0
+    max_side: int = 0  # with KEEP: longest side in pixels, 0 for no limit
+    has_scaled_decode: bool = False  # JPEGs may be decoded at a fraction of their size
+    shorter_side: int = 0  # with CROP: in pixels, before the crop
 
     WIRE_SIZE = _WIRE.size
 
     def __hash__(self) -> int:
-        """Of what tells networks apart; each picture's geometry is looked up by it."""
+        """Hashes only a few fields, because the hash is computed for each picture."""
         return hash((self.width, self.height, self.shorter_side))
 
     @property
     def row_bytes(self) -> int:
-        """Of one image as this network's input; 0 where images keep their own size."""
+        """Size of one image as network input; 0 for a variable size."""
         return self.width * self.height * self.color.channels * (self.datatype.size_bytes or 1)
 
     def pack(self) -> bytes:
-        """WIRE_SIZE bytes that unpack() understands."""
+        """WIRE_SIZE bytes for unpack()."""
         return _WIRE.pack(
             self.width,
             self.height,

@@ -40,13 +40,13 @@ Answer = Callable[["GrpcMethods", bytes, float | None], Awaitable[bytes]]
 
 
 class GrpcMethods:
-    """One engine's gRPC side: a serialised message in, one out. Raises of the InferenceError tree."""
+    """The engine's gRPC methods on serialised messages. Raises InferenceError."""
 
     def __init__(self, engine: ModelStore) -> None:
         self._engine = engine
 
     async def answer(self, method: str, message: bytes, deadline: float | None) -> bytes:
-        """method: the path. Raises NotSupported for those that this engine has not."""
+        """method: the gRPC path. Raises NotSupported for unknown ones."""
         handle = _METHODS.get(method)
         if handle is None:
             name = method.rpartition("/")[2]
@@ -170,15 +170,11 @@ _METHODS: Mapping[str, Answer] = {
 
 
 STREAM_INFER = "/inference.GRPCInferenceService/ModelStreamInfer"
-MAX_BODY_BYTES = 2**31 - 1  # Triton's own; what is less is the transport's to say
+MAX_BODY_BYTES = 2**31 - 1  # Triton's limit; transports may have a lower one
 
 
 class EmbeddedEngine(ModelStore):
-    """The engine over the model repositories. Call it from its event loop; long bodies go to threads.
-
-    Raises Overloaded, too. max_waiting, disk_timeout_s: see ModelStore. max_body_bytes: of a compressed body, once
-    decompressed.
-    """
+    """The engine of the model repositories. Use on one event loop; long bodies are processed in threads."""
 
     def __init__(
         self,
@@ -186,14 +182,14 @@ class EmbeddedEngine(ModelStore):
         *,
         max_waiting: int = MAX_WAITING_REQUESTS,
         disk_timeout_s: float = DISK_TIMEOUT_S,
-        max_body_bytes: int = MAX_BODY_BYTES,
+        max_body_bytes: int = MAX_BODY_BYTES,  # after decompression
     ) -> None:
         super().__init__(repositories, max_waiting=max_waiting, disk_timeout_s=disk_timeout_s)
         self._http = HttpRoutes(self, max_body_bytes)
         self._grpc = GrpcMethods(self)
 
     async def send(self, call: Call[A], *, deadline: float | None) -> A:
-        """See Engine. Cancelling cancels the engine's work."""
+        """See Engine. Cancellation also cancels the inference."""
         try:
             if isinstance(call, HttpCall):
                 return cast(A, await self._http.answer(call, deadline))
@@ -203,12 +199,12 @@ class EmbeddedEngine(ModelStore):
             return codec_of(call).encode_error(error)
 
     async def stream(self, call: HttpCall, *, deadline: float | None) -> HttpStream:
-        """See Engine: the whole answer as one piece, since no model here answers more than once."""
+        """See Engine. The whole answer in one piece, because models here answer only once."""
         answer = await self.send(call, deadline=deadline)
         return HttpStream(answer.status, answer.headers, _single_chunk(answer.body))
 
     async def open_stream(self, method: str, metadata: GrpcMetadata, *, deadline: float | None) -> GrpcStream:
-        """Answers one request each, in their order. Raises NotSupported for a method that has no stream."""
+        """One response per request, in order. Raises NotSupported for methods without a stream."""
         if method != STREAM_INFER:
             raise NotSupported(f"the embedded engine has no {method.rpartition('/')[2]} that streams")
         return OrderedStream(lambda message: self._grpc.infer(message, deadline), deadline=deadline)

@@ -13,7 +13,7 @@ from penstock.protocol.grpc_inference import serialised
 from penstock.protocol.grpc_messages import varint
 
 MAX_WAITING = 64
-# infer_response.parameters["triton_final_response"] = true: as Triton says of a model that answers once
+# infer_response.parameters["triton_final_response"] = true, as Triton sets it for models that answer once
 _FINAL = serialised(
     service_pb2.ModelInferResponse(parameters={"triton_final_response": service_pb2.InferParameter(bool_param=True)})
 )
@@ -23,11 +23,7 @@ Infer = Callable[[bytes], Awaitable[bytes]]
 
 
 class OrderedStream:
-    """A GrpcStream over unary inferences, which run side by side while their answers keep the requests' order.
-
-    infer: a ModelInferRequest to its ModelInferResponse; raises of the InferenceError tree. deadline: of the whole
-    stream. At most MAX_WAITING requests run or wait to be fetched; `send` waits for room.
-    """
+    """A GrpcStream of concurrent unary inferences, with responses in order. At most MAX_WAITING are in flight."""
 
     def __init__(self, infer: Infer, *, deadline: float | None) -> None:
         self._infer = infer
@@ -85,7 +81,7 @@ class OrderedStream:
 
 
 def streamed(response: bytes) -> bytes:
-    """The ModelStreamInferResponse around a ModelInferResponse, which says that it is its request's last."""
+    """Wraps a ModelInferResponse into a ModelStreamInferResponse marked as final."""
     return b"".join((_RESPONSE_TAG, varint(len(response) + len(_FINAL)), response, _FINAL))
 
 

@@ -1,4 +1,4 @@
-"""Triton's REST paths answered by the embedded engine, including the generate extension."""
+"""Triton's REST paths in the embedded engine, including the generate extension."""
 
 import json
 import re
@@ -41,10 +41,7 @@ Json: TypeAlias = "bool | int | float | str | Sequence[Json] | Mapping[str, Json
 
 
 def json_of_message(message: Message) -> dict[str, Json]:
-    """The message's fields in their declared order, defaults too; what can be absent, and is, is left out.
-
-    Protobuf's own JSON writes 64-bit numbers as strings, which no client of Triton expects.
-    """
+    """The message's fields as JSON in declared order. Protobuf's JSON writes 64-bit integers as strings."""
     fields: Sequence[FieldDescriptor] = message.DESCRIPTOR.fields  # type: ignore[assignment]  # upb's, of the same kind
     return {
         field.name: _field_value(field, getattr(message, field.name))
@@ -80,10 +77,7 @@ _NESTED = "parameters"
 
 
 def read_generate(body: bytes, proto: model_config_pb2.ModelConfig) -> DecodedRequest:
-    """What the body asks of the model with this config: members that are inputs, all others parameters.
-
-    Raises InvalidRequest, in Triton's words.
-    """
+    """The request in a generate body: members that are inputs, others as parameters. Raises InvalidRequest."""
     members = _json_object(body, "failed to parse the request JSON buffer")
     config = config_from_proto(proto)
     inputs: dict[str, Tensor] = {}
@@ -100,7 +94,7 @@ def read_generate(body: bytes, proto: model_config_pb2.ModelConfig) -> DecodedRe
 
 
 def generate_response(response: InferResponse) -> bytes:
-    """The outputs as JSON, names sorted; one element stands without brackets. Raises InvalidRequest for FP16."""
+    """The outputs as JSON, sorted by name; single elements without brackets. Raises InvalidRequest for FP16."""
     members: dict[str, msgspec.Raw | str] = {tensor.name: _json_value(tensor) for tensor in response.outputs}
     members |= {"model_name": response.model_name, "model_version": response.model_version}
     if response.id:
@@ -109,7 +103,7 @@ def generate_response(response: InferResponse) -> bytes:
 
 
 def as_answer(text: bytes, *, status: int, is_stream: bool) -> HttpAnswer:
-    """The JSON text, or the one event of a stream that holds it."""
+    """The JSON text, or a stream with it as single event."""
     if is_stream:
         return HttpAnswer(status, (EVENTS_TYPE,), b"data: %s\n\n" % text)
     return HttpAnswer(status, (JSON_TYPE,), text)
@@ -125,7 +119,7 @@ def _json_object(text: bytes, wrong: str) -> dict[str, msgspec.Raw]:
 
 
 def _json_object_with_nan(text: bytes, wrong: str) -> dict[str, msgspec.Raw]:
-    """NaN and infinities, which Triton takes and the quick parser does not."""
+    """Accepts NaN and infinities as Triton does; the fast parser rejects them."""
     try:
         members: object = json.loads(text)
     except (ValueError, RecursionError) as error:
@@ -145,7 +139,6 @@ def _text(value: msgspec.Raw) -> str:
 def _add_inputs(
     members: Mapping[str, msgspec.Raw], config: ModelConfig, inputs: dict[str, Tensor], *, where: str
 ) -> None:
-    """Adds the members that are inputs; checks that the others could be parameters."""
     known = {spec.name: spec for spec in config.inputs}
     for name, value in members.items():
         text = bytes(value)
@@ -168,7 +161,7 @@ def _add_inputs(
 
 
 def _element_count(array: bytes) -> int:
-    """How many members it has, nested ones counted once."""
+    """Number of elements; nested lists count as one."""
     try:
         return len(_ELEMENTS.decode(array))
     except (msgspec.DecodeError, ValueError):
@@ -210,7 +203,7 @@ class _Load(msgspec.Struct):
 
 @dataclass(frozen=True, slots=True)
 class RoutedCall:
-    """A call with what its path says. model and version: empty where the path has none."""
+    """A call with the values from its path; empty if absent."""
 
     call: HttpCall
     deadline: float | None
@@ -224,14 +217,14 @@ class RoutedCall:
 
 
 class HttpRoutes:
-    """One engine's REST side. Raises of the InferenceError tree."""
+    """The engine's REST routes. Raises InferenceError."""
 
     def __init__(self, engine: ModelStore, max_body_bytes: int) -> None:
         self._engine = engine
         self._max_body_bytes = max_body_bytes
 
     async def answer(self, call: HttpCall, deadline: float | None) -> HttpAnswer:
-        """404 and 405, as Triton has them, for what no route takes."""
+        """Dispatches by path; 404 and 405 as Triton."""
         path = call.target.partition(b"?")[0]
         is_somewhere = False
         for method, pattern, handle in _ROUTES:
@@ -311,11 +304,11 @@ class HttpRoutes:
         return await self._generated(visit, is_stream=False)
 
     async def generate_stream(self, visit: RoutedCall) -> HttpAnswer:
-        """The whole stream: one event, since no model here answers more than once."""
+        """A stream of one event, because models here answer only once."""
         return await self._generated(visit, is_stream=True)
 
     async def _generated(self, visit: RoutedCall, *, is_stream: bool) -> HttpAnswer:
-        """What the model says against the request comes in the form of an answer, and as Triton's 400."""
+        """Errors of the model have the response's form (JSON or event stream), with Triton's status 400."""
         config = self._engine.config_message(visit.model, visit.version)
         if (visit.header(b"content-encoding") or b"identity") != b"identity":
             raise InvalidRequest("Unsupported content-encoding, only 'identity' is supported.")
@@ -367,7 +360,7 @@ def _json(content: object) -> HttpAnswer:
 
 
 def _decoded_body(body: bytes, kind: type[T]) -> T:
-    """The body as that kind; its defaults where there is no body. Raises InvalidRequest."""
+    """The body as that type; defaults for an empty body. Raises InvalidRequest."""
     try:
         return msgspec.json.decode(body or b"{}", type=kind)
     except (msgspec.DecodeError, ValueError, RecursionError) as error:
@@ -375,6 +368,6 @@ def _decoded_body(body: bytes, kind: type[T]) -> T:
 
 
 def _row(row: ModelState) -> dict[str, str]:
-    """As Triton writes it: without empty members, except the name."""
+    """As Triton: without empty members, except the name."""
     members = {"name": row.name, "version": row.version, "state": row.state, "reason": row.reason}
     return {key: value for key, value in members.items() if value or key == "name"}

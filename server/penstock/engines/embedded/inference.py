@@ -1,4 +1,4 @@
-"""One inference through the embedded engine, shared by REST and gRPC; server metadata and its extensions."""
+"""One inference in the embedded engine, for REST and gRPC, and the server metadata."""
 
 from collections.abc import Mapping
 from dataclasses import replace
@@ -31,13 +31,13 @@ CONFIG_PARAMETER, FILE_PREFIX = "config", "file:"
 async def infer(
     engine: ModelStore, ask: DecodedRequest, *, model: str, version: str, deadline: float | None
 ) -> InferResponse:
-    """The engine's answer, with classes in place of the outputs that were asked for as such."""
+    """The engine's response, with classification of the requested outputs."""
     ask = await with_shared_inputs(engine.regions, ask)
     wanted = tuple(output.name for output in ask.outputs)
     request = InferRequest(model, ask.inputs, version, ask.id, wanted, deadline=deadline)
     if not any(output.classes for output in ask.outputs):
         return await to_shared_outputs(engine.regions, await engine.infer(request), ask)
-    has_batch = engine.config_message(model, version).max_batch_size > 0  # now: it may be unloaded during the run
+    has_batch = engine.config_message(model, version).max_batch_size > 0  # it may be unloaded during the run
     labels = {output.name: engine.labels(model, version, output.name) for output in ask.outputs}
     response = await to_shared_outputs(engine.regions, await engine.infer(request), ask)
     return await in_thread(response_bytes(response), _with_classes, response, ask, labels, has_batch=has_batch)
@@ -56,12 +56,12 @@ def _with_classes(
 
 
 def response_bytes(response: InferResponse) -> int:
-    """Of all its tensors."""
+    """Size of all output tensors."""
     return sum(tensor.data.nbytes for tensor in response.outputs)
 
 
 def refuse_load_parameter(name: str) -> None:
-    """Raises NotSupported for a file that a load brings along, InvalidRequest for what no load has."""
+    """Raises NotSupported for a file in a load request, InvalidRequest for other unknown parameters."""
     if name.startswith(FILE_PREFIX):
         raise NotSupported(
             f"the embedded engine loads models from its repository only, not {name!r} that came with the load; "
@@ -72,6 +72,6 @@ def refuse_load_parameter(name: str) -> None:
 
 
 def refuse_repository(name: str) -> None:
-    """Raises NotSupported where a repository is named, as Triton does."""
+    """Raises NotSupported for a repository name, as Triton does."""
     if name:
         raise NotSupported("'repository_name' specification is not supported")

@@ -1,4 +1,4 @@
-"""Opens the versions of a model from disk and warms them up. Blocking: call it in a loader thread."""
+"""Opens a model's versions from disk and warms them up. Blocks: call it in a loader thread."""
 
 import math
 from collections.abc import Callable, Mapping
@@ -37,7 +37,7 @@ from penstock.protocol.errors import InvalidRequest, ModelNotReady
 from penstock.protocol.inference import Array, Datatype, InferRequest, Tensor
 
 Run = Callable[[Mapping[str, Array]], object]
-MAX_RUNS = 1000  # of one sample: while it runs, it holds one of the few threads that load
+MAX_RUNS = 1000  # of one sample, because it occupies one of the few loader threads
 MAX_SAMPLE_BYTES = 1 << 30
 _SEED = 0
 _DATATYPES = {
@@ -47,10 +47,7 @@ _DATATYPES = {
 
 
 def warm_up(config: model_config_pb2.ModelConfig, folder: Path, run: Run) -> None:
-    """Run each of the config's samples as often as it says. folder: where the input files lie.
-
-    Raises LoadError for a sample that is no request to this model, and whatever `run` raises.
-    """
+    """Runs the config's warm-up samples. folder: of input files. Raises OrtLoadError, and errors of `run`."""
     rules = rules_of(config)
     for sample in config.model_warmup:
         if sample.count > MAX_RUNS:
@@ -68,7 +65,7 @@ def warm_up(config: model_config_pb2.ModelConfig, folder: Path, run: Run) -> Non
 
 
 def _sample_tensor(name: str, entry: "model_config_pb2.ModelWarmup.Input", folder: Path, rows: int | None) -> Tensor:
-    """A sample's data is that of one row: it is repeated for each."""
+    """A sample contains one row, which is repeated for the batch."""
     datatype = _DATATYPES.get(entry.data_type)
     if datatype is None or any(dim < 0 for dim in entry.dims):
         raise InvalidRequest(f"input {name!r} has no data_type, or dims that vary: say both")
@@ -105,10 +102,7 @@ log = get_logger("engine")
 
 @dataclass(frozen=True, slots=True)
 class OpenedModel:
-    """What became of the versions that version_policy wants: opened, or why not.
-
-    state_on_disk: None if the same state was already open and nothing was done.
-    """
+    """The opened versions of version_policy, and the failures. state_on_disk: None if this state was already open."""
 
     state_on_disk: "StateOnDisk | None"
     opened: Mapping[int, OpenedVersion]
@@ -117,17 +111,14 @@ class OpenedModel:
 
 @dataclass(frozen=True, slots=True)
 class StateOnDisk:
-    """What a load was made from: the files, and the config that came with it."""
+    """Source of a load: the files, and the config in the load request."""
 
     files: Fingerprint
     config_json: str | None
 
 
 def open_model(folder: ModelFolder, config_json: str | None, *, loaded: StateOnDisk | None) -> OpenedModel:
-    """Every version that the config wants. loaded: the state that serves now, which is not opened again.
-
-    Raises ModelNotReady with the reason where nothing can be tried.
-    """
+    """Opens all configured versions, unless `loaded` is the same state. Raises ModelNotReady."""
     if folder.conflict:
         raise _not_ready(folder, folder.conflict)
     state = StateOnDisk(fingerprint(folder), config_json)
@@ -150,7 +141,7 @@ def open_model(folder: ModelFolder, config_json: str | None, *, loaded: StateOnD
             opened[version] = _open_version(folder, version, config)
         except (OrtLoadError, InvalidRequest) as error:
             failures[version] = str(error)
-        except Exception as error:  # the root of the loader's thread: one version's failure is its own
+        except Exception as error:  # loader thread's root: fails only this version
             log.exception("a model cannot be opened", model=folder.name, version=version)
             failures[version] = f"{type(error).__name__} in the engine, see the gateway's log"
     return OpenedModel(state, opened, failures)
@@ -187,7 +178,7 @@ def _open_version(folder: ModelFolder, version: int, config: model_config_pb2.Mo
 
 
 def _labels(config: model_config_pb2.ModelConfig, folder: Path) -> dict[str, tuple[str, ...]]:
-    """By output; LoadError where a label file cannot be read, as in Triton."""
+    """Labels by output. Raises OrtLoadError if a label file cannot be read, as Triton does."""
     labels = {}
     for output in config.output:
         if output.label_filename:

@@ -1,8 +1,4 @@
-"""One version of a model in memory: its session, its instance slots and its threads.
-
-The engine does not form batches: a run gets the rows of one request. The config's dynamic_batching has no effect here,
-because the gateway merges requests before the engine.
-"""
+"""One loaded version of a model: session, instance slots and threads. The gateway forms its batches."""
 
 import asyncio
 import time
@@ -43,7 +39,7 @@ MIN_RETRY_S, MAX_RETRY_S = 0.1, 30.0
 
 
 class InstanceSlots:
-    """Of one event loop. count: requests that run at once. max_waiting: further ones that may wait."""
+    """Slots for `count` concurrent requests; max_waiting more may wait. Use on one event loop."""
 
     def __init__(self, model_name: str, *, count: int, max_waiting: int) -> None:
         self._model_name = model_name
@@ -58,10 +54,7 @@ class InstanceSlots:
         return sum(not waiter.done() for waiter in self._waiters)
 
     async def take(self, deadline: float | None) -> None:
-        """Wait for a place; give_back returns it. deadline: monotonic seconds.
-
-        Raises Overloaded where too many wait already, DeadlineExceeded, and what `close` was given.
-        """
+        """Waits for a slot. deadline: monotonic seconds. Raises Overloaded, DeadlineExceeded, or `close`'s error."""
         if deadline is not None and deadline <= time.monotonic():
             raise DeadlineExceeded(f"the deadline passed before model {self._model_name!r} could be asked")
         if self._free > 0:
@@ -73,12 +66,12 @@ class InstanceSlots:
         await self._wait(deadline)
 
     def give_back(self, held_s: float) -> None:
-        """The next one in line, or the pool, gets the place that was held so long."""
+        """Passes the slot to the next waiter, or frees it. held_s: for the estimate in Overloaded."""
         self._mean_run_s = held_s if self._mean_run_s == 0 else 0.8 * self._mean_run_s + 0.2 * held_s
         self._hand_on()
 
     def close(self, error: InferenceError) -> None:
-        """All who wait get the error."""
+        """Fails all waiters with the error."""
         while self._waiters:
             waiter = self._waiters.popleft()
             if not waiter.done():
@@ -102,7 +95,7 @@ class InstanceSlots:
             raise
 
     def _leave(self, waiter: "asyncio.Future[None]") -> None:
-        """Out of the line; a place that came at the same moment goes on."""
+        """Removes the waiter; passes on a slot that it got at the same moment."""
         if waiter in self._waiters:
             self._waiters.remove(waiter)
         elif not waiter.cancelled() and waiter.exception() is None:
@@ -131,7 +124,7 @@ log = get_logger("engine")
 
 @dataclass(frozen=True, slots=True)
 class OpenedVersion:
-    """What a load made of one version. config: completed. labels: by output name."""
+    """An opened version. config: completed. labels: by output name."""
 
     model_name: str
     version: int
@@ -149,10 +142,7 @@ class _Ran:
 
 
 class LoadedVersion:
-    """Serves one version until it is retired. Every member belongs to the event loop's thread.
-
-    max_waiting: requests that may wait for an instance.
-    """
+    """Serves one version until it is retired. Use on the event loop. max_waiting: requests in the queue."""
 
     def __init__(self, opened: OpenedVersion, *, max_waiting: int) -> None:
         self.version = opened.version
@@ -176,7 +166,7 @@ class LoadedVersion:
         return self._places.waiting
 
     async def infer(self, request: InferRequest) -> InferResponse:
-        """See Backend.infer. Cancelling, or the deadline, ends the run at its next node and then frees its place."""
+        """See Engine.infer. Cancellation or the deadline ends the run at its next node, and then frees its slot."""
         arrived = time.monotonic_ns()
         self._callers += 1
         try:
@@ -194,12 +184,12 @@ class LoadedVersion:
             self._release_if_idle()
 
     def retire(self) -> None:
-        """No new requests come; those that are here finish, then the session is freed and `drained` is set."""
+        """Accepts no more requests. After the last one, frees the session and sets `drained`."""
         self._is_retired = True
         self._release_if_idle()
 
     def stop(self, error: EngineUnavailable) -> None:
-        """Retires at once. Runs end at their next node; waiting and running requests get the error."""
+        """Retires at once: runs end at their next node, and all requests get the error."""
         self._closed = error
         self._places.close(error)
         for run in self._runs:
@@ -207,7 +197,7 @@ class LoadedVersion:
         self.retire()
 
     def abandon(self, error: EngineUnavailable) -> list["Run"]:
-        """Like `stop`, but does not wait for runs that hang: their clients get the error now. Returns those runs."""
+        """As `stop`, but clients of hanging runs get the error now. Returns those runs."""
         self.stop(error)
         runs = list(self._runs)
         for run in runs:
@@ -216,11 +206,11 @@ class LoadedVersion:
         return runs
 
     async def _finish(self, run: "Run", arrived_ns: int) -> _Ran:
-        """The run's outcome, or an end of the wait; the place is given back when the thread is done, not before."""
+        """The run's result. The slot is given back when the thread ends, not when the wait does."""
         started = time.monotonic()
         try:
             future = asyncio.get_running_loop().run_in_executor(self._threads, run.execute, arrived_ns)
-        except RuntimeError as error:  # no thread can be started; the run stays queued for one that can
+        except RuntimeError as error:  # no thread can be started; the run stays queued for a later one
             run.stop()
             self._places.give_back(0.0)
             raise EngineUnavailable(f"model {self._name!r} cannot run: {error}") from error
@@ -260,7 +250,7 @@ class LoadedVersion:
         self._threads.shutdown(wait=False)
 
     def _free(self) -> None:
-        """In a thread of its own: freeing a large session takes a while."""
+        """Runs in a thread, because freeing a large session takes long."""
         del self._ort_model
 
     def _response(self, request: InferRequest, rows: int, ran: _Ran) -> InferResponse:
@@ -270,7 +260,7 @@ class LoadedVersion:
 
 
 class Run:
-    """One request in a thread of the version's."""
+    """One request in a thread of the version."""
 
     def __init__(self, ort_model: OrtModel, rules: RequestRules, request: InferRequest) -> None:
         self.request = request
@@ -281,11 +271,11 @@ class Run:
         self.is_over = False
 
     def stop(self) -> None:
-        """Ends the run at its next node; its error is discarded. Thread-safe."""
+        """Ends the run at its next node and discards its error. Thread-safe."""
         self._options.terminate = True
 
     def execute(self, arrived_ns: int) -> _Ran:
-        """The root of the thread: raises InferenceError only."""
+        """Thread root: raises only InferenceError."""
         try:
             return self._execute(arrived_ns)
         except OrtRequestError as error:
@@ -324,7 +314,7 @@ def _kind_of(error: OrtRequestError) -> type[InferenceError]:
 
 
 def _failure_reason(error: BaseException) -> FailureReason:
-    """REJECTED: never run. CANCELED: the caller left. BACKEND: the run failed."""
+    """REJECTED: never run. CANCELED: the client left. BACKEND: the run failed."""
     if isinstance(error, Overloaded):
         return FailureReason.REJECTED
     if isinstance(error, asyncio.CancelledError | DeadlineExceeded):

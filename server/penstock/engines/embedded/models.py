@@ -1,4 +1,4 @@
-"""The models that the embedded engine runs in this process, and the versions of each that it serves."""
+"""The embedded engine's models with their versions."""
 
 import asyncio
 import re
@@ -28,7 +28,7 @@ _VERSION_LIMIT = 2**63
 
 @dataclass(slots=True)
 class ServedModel:
-    """lock: for loads and unloads. state_on_disk: what the serving versions were made from."""
+    """lock: for loads and unloads. state_on_disk: source of the serving versions."""
 
     name: str
     lock: asyncio.Lock = field(default_factory=asyncio.Lock)
@@ -39,7 +39,7 @@ class ServedModel:
     reasons: dict[int, str] = field(default_factory=dict)
 
     def install(self, model: OpenedModel, *, max_waiting: int) -> None:
-        """All or nothing, as in Triton: where a version failed, those that serve go on and no new one begins."""
+        """Serves the opened versions. If one failed, the old versions stay, as in Triton."""
         if model.failures:
             if not self.serving:
                 self.reasons = dict.fromkeys(model.opened, UNLOADED) | dict(model.failures)
@@ -53,13 +53,13 @@ class ServedModel:
         self._retire(old)
 
     def remove(self) -> None:
-        """No new requests; those that are here finish."""
+        """Accepts no more requests; running ones finish."""
         old, self.serving, self.state_on_disk = self.serving, {}, None
         self.reasons |= dict.fromkeys(old, UNLOADED)
         self._retire(old)
 
     def stop(self, error: EngineUnavailable) -> list[LoadedVersion]:
-        """Ends every version at once; the ones to wait for."""
+        """Ends all versions at once; returns those to wait for."""
         versions = [*self.serving.values(), *self.leaving]
         self.serving = {}
         for version in versions:
@@ -67,7 +67,7 @@ class ServedModel:
         return versions
 
     def find(self, version: str) -> LoadedVersion:
-        """The version of that number, the highest where it is empty. Raises InvalidRequest, ModelNotFound."""
+        """The version, or the highest for an empty string. Raises InvalidRequest, ModelNotFound."""
         if not self.serving:
             raise ModelNotFound(f"Request for unknown model: '{self.name}' has no available versions")
         number = version_number(version)
@@ -101,10 +101,7 @@ class ServedModel:
 
 
 def version_number(version: str) -> int | None:
-    """None for the engine's choice, else the number that the text begins with, as C++ reads it.
-
-    Raises InvalidRequest in Triton's words.
-    """
+    """None for an empty text, else its leading number, as C++ parses it. Raises InvalidRequest with Triton's text."""
     if not version:
         return None
     wanted = "version should be an integral value > 0"
@@ -123,24 +120,20 @@ T = TypeVar("T")
 log = get_logger("engine")
 LOADER_THREADS = 2
 DISK_TIMEOUT_S = 5.0
-CLOSE_TIMEOUT_S = 2.0  # well within what the gateway's parent allows its end
+CLOSE_TIMEOUT_S = 2.0  # below the time that the gateway's parent process allows
 MAX_WAITING_REQUESTS = 512
-MAX_HUNG_RUNS = 8  # abandoned threads of all models; if there are more, models that hang are not reloaded
+MAX_HUNG_RUNS = 8  # abandoned threads of all models; with more, hanging models are not reloaded
 
 
 class ModelStore:
-    """Inference over the models of the repositories. All members belong to one event loop; nothing here blocks it.
-
-    max_waiting: requests of one version that may wait for an instance; further ones are Overloaded.
-    disk_timeout_s: for one read of the repositories. Loaded models are served even if the disk does not respond.
-    """
+    """Inference on the repositories' models. Use on one event loop, which is never blocked."""
 
     def __init__(
         self,
         repositories: tuple[Path, ...],
         *,
-        max_waiting: int = MAX_WAITING_REQUESTS,
-        disk_timeout_s: float = DISK_TIMEOUT_S,
+        max_waiting: int = MAX_WAITING_REQUESTS,  # per version; then Overloaded
+        disk_timeout_s: float = DISK_TIMEOUT_S,  # one read of the repositories; loaded models do not depend on it
     ) -> None:
         self._max_waiting = max_waiting
         self.regions = SharedRegions()
@@ -152,7 +145,7 @@ class ModelStore:
         self._is_closed = False
 
     async def infer(self, request: InferRequest) -> InferResponse:
-        """See Engine. A run that was cancelled keeps its instance until its current node is done."""
+        """See Engine. A cancelled run occupies its instance until its current node ends."""
         return await self._find(request.model_name, request.model_version).infer(request)
 
     async def model_metadata(self, model_name: str, model_version: str = "") -> ModelMetadata:
@@ -181,7 +174,7 @@ class ModelStore:
         return True
 
     async def repository_index(self) -> list[ModelState]:
-        """A row per version; one without a version, and without a state, for a model that was never loaded."""
+        """One row per version; one without version and state for a model that was never loaded."""
         self._check_open()
         disk = await self._disk.read_or_remember()
         rows: list[ModelState] = []
@@ -194,20 +187,16 @@ class ModelStore:
         return rows
 
     async def load(self, model_name: str, config_json: str | None = None) -> None:
-        """Load, or reload where files or config changed: the old versions serve until all new ones are ready.
+        """Loads, or reloads if files or config changed; old versions serve until the new ones are ready.
 
-        config_json: a config instead of config.pbtxt, as in Triton's load API. Cancelling the caller does not cancel
-        the load. Raises ModelNotReady with the reason; the old versions then keep serving.
+        config_json: replaces config.pbtxt, as in Triton's load API. Cancellation does not stop the load. Raises
+        ModelNotReady.
         """
         self._check_open()
         await asyncio.shield(self._start_load(model_name, config_json))
 
     def renew(self, model_name: str, reason: str) -> None:
-        """Reload a model that hangs or fails, with new sessions and threads. Its pending calls fail now.
-
-        ONNX Runtime cannot interrupt a node: the thread continues until the node finishes. With MAX_HUNG_RUNS such
-        threads the model is not reloaded.
-        """
+        """Reloads a hanging or failing model; its pending calls fail now. At most MAX_HUNG_RUNS threads may hang."""
         model = self._models.get(model_name)
         self._hung_runs = [run for run in self._hung_runs if not run.is_over]
         if model is None or len(self._hung_runs) >= MAX_HUNG_RUNS:
@@ -217,7 +206,7 @@ class ModelStore:
         self._start_load(model_name, None)
 
     async def give_up(self, model_name: str) -> None:
-        """Unload a model that hangs. Its clients get an error now; a hanging run continues until its node finishes."""
+        """Unloads a hanging model. Its clients get an error now; runs end with their current node."""
         if (model := self._models.get(model_name)) is not None:
             self._abandon(model, EngineUnavailable(f"model {model_name!r} is restarted: it hung"))
             model.remove()
@@ -227,7 +216,7 @@ class ModelStore:
         model.state_on_disk = None
 
     async def unload(self, model_name: str) -> None:
-        """Requests that run or wait are answered. A name that is not loaded is no error, as in Triton."""
+        """Unloads after all requests are answered. Unknown names are no error, as in Triton."""
         self._check_open()
         model = self._models.get(model_name)
         if model is None:
@@ -245,7 +234,7 @@ class ModelStore:
         )
 
     async def aclose(self) -> None:
-        """Fails running and waiting requests. Returns within CLOSE_TIMEOUT_S even if a run hangs."""
+        """Fails all requests. Returns within CLOSE_TIMEOUT_S even if a run hangs."""
         self._is_closed = True
         self.regions.unregister()
         error = self._closed_error()
@@ -262,16 +251,16 @@ class ModelStore:
             runs = sum(not version.drained.is_set() for version in leaving)
             log.warning("the engine is closed while it works", runs=runs, loads=len(self._loads))
 
-    # What the wire asks besides
+    # Further protocol methods
 
     def config_message(self, model_name: str, version: str = "") -> model_config_pb2.ModelConfig:
-        """The config that the version is served by, complete. Raises ModelNotFound, InvalidRequest."""
+        """The version's complete config. Raises ModelNotFound, InvalidRequest."""
         message = model_config_pb2.ModelConfig()
         message.CopyFrom(self._find(model_name, version).config)
         return message
 
     def statistics(self, model_name: str = "", version: str = "") -> "list[service_pb2.ModelStatistics]":
-        """Of one version, of all versions of a model, of everything. Raises InvalidRequest in Triton's words."""
+        """Statistics of one version, of a model, or of all models. Raises InvalidRequest with Triton's text."""
         number = version_number(version)
         models = self._sorted_models() if not model_name else [self._models.get(model_name, ServedModel(model_name))]
         rows = [
@@ -287,7 +276,7 @@ class ModelStore:
         return rows
 
     def labels(self, model_name: str, version: str, output_name: str) -> tuple[str, ...]:
-        """The lines of the output's label file; empty where it has none. Raises ModelNotFound, InvalidRequest."""
+        """The lines of the output's label file; empty without one. Raises ModelNotFound, InvalidRequest."""
         return self._find(model_name, version).labels.get(output_name, ())
 
     def _find(self, model_name: str, version: str) -> LoadedVersion:
@@ -301,7 +290,7 @@ class ModelStore:
         return [self._models[name] for name in sorted(self._models)]
 
     async def _in_loader(self, work: Callable[[], T]) -> T:
-        """Raises BackendUnavailable where the engine is closed before, or while, that is done."""
+        """Runs work in a loader thread. Raises EngineUnavailable if the engine is or gets closed."""
         self._check_open()
         try:
             done = await asyncio.get_running_loop().run_in_executor(self._loaders, work)

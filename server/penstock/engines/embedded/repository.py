@@ -1,7 +1,4 @@
-"""Model repositories on disk: folders, versions and config.pbtxt, completed and checked as Triton does.
-
-RepositoryReader reads in a thread, so that a disk that hangs does not stop the models that are loaded.
-"""
+"""Model repositories on disk: folders, versions and config.pbtxt, completed and checked as in Triton."""
 
 import asyncio
 import os
@@ -23,14 +20,14 @@ from penstock.protocol.errors import EngineUnavailable, InvalidRequest
 from penstock.protocol.request_checks import is_version
 
 CONFIG_FILE = "config.pbtxt"
-MAX_CONFIG_BYTES = 1 << 20  # the parser is slow: about a second
-MAX_REASON = 500  # characters of a parser's words, which may quote a whole line
+MAX_CONFIG_BYTES = 1 << 20  # parsing that takes about a second
+MAX_REASON = 500  # characters of the parser's text, which may quote a whole line
 Fingerprint = tuple[tuple[str, int, int, int], ...]
 
 
 @dataclass(frozen=True, slots=True)
 class ModelFolder:
-    """A model's folder. versions: the numbered sub-folders, rising. twin: another repository's folder of that name."""
+    """A model's folder. versions: ascending. twin: a folder of the same name in another repository."""
 
     name: str
     path: Path
@@ -39,7 +36,7 @@ class ModelFolder:
 
     @property
     def is_empty(self) -> bool:
-        """Neither a version nor a config: Triton takes it for no model at all."""
+        """Without versions and config: Triton ignores it."""
         return not self.versions and not (self.path / CONFIG_FILE).is_file()
 
     @property
@@ -51,10 +48,7 @@ class ModelFolder:
 
 
 def scan(repositories: Iterable[Path]) -> dict[str, ModelFolder]:
-    """The models on disk by name, sorted. Hidden folders are left out: downloads on their way live there.
-
-    A repository that cannot be read holds nothing.
-    """
+    """The models on disk by name, sorted. Skips hidden folders (downloads), and repositories that cannot be read."""
     found: dict[str, ModelFolder] = {}
     for repository in repositories:
         for path in _folders(repository):
@@ -66,7 +60,7 @@ def scan(repositories: Iterable[Path]) -> dict[str, ModelFolder]:
 
 
 def read_config(folder: ModelFolder) -> model_config_pb2.ModelConfig:
-    """config.pbtxt as it stands; an empty config where there is none. Raises InvalidRequest as "path:line: why"."""
+    """The parsed config.pbtxt, empty if there is none. Raises InvalidRequest as "path:line: problem"."""
     path = folder.path / CONFIG_FILE
     proto = model_config_pb2.ModelConfig()
     try:
@@ -84,7 +78,7 @@ def read_config(folder: ModelFolder) -> model_config_pb2.ModelConfig:
 
 
 def _check_file(path: Path) -> None:
-    """What is no file would be waited for, and a long one read for as long as it is. Raises OSError, InvalidRequest."""
+    """Rejects special files, which may block, and large files. Raises OSError, InvalidRequest."""
     seen = path.stat()
     if not stat.S_ISREG(seen.st_mode):
         raise InvalidRequest(f"{path}: it is no file")
@@ -93,7 +87,7 @@ def _check_file(path: Path) -> None:
 
 
 def chosen_versions(folder: ModelFolder, config: model_config_pb2.ModelConfig) -> tuple[int, ...]:
-    """What version_policy serves of the versions on disk: by default the highest one."""
+    """The versions that version_policy serves; by default the highest one."""
     policy = config.version_policy
     if policy.HasField("all"):
         return folder.versions
@@ -103,7 +97,7 @@ def chosen_versions(folder: ModelFolder, config: model_config_pb2.ModelConfig) -
 
 
 def fingerprint(folder: ModelFolder) -> Fingerprint:
-    """Changes whenever a file of the model does: path, time, size and inode of each. A version may be a link."""
+    """Path, time, size and inode of the model's files, to detect changes. A version may be a link."""
     files = set()
     for top in (folder.path, *(folder.path / str(version) for version in folder.versions)):
         for parent, _, names in os.walk(top):
@@ -111,7 +105,7 @@ def fingerprint(folder: ModelFolder) -> Fingerprint:
                 path = Path(parent, name)
                 try:
                     seen = path.stat()
-                except OSError:  # gone meanwhile, or a dangling link
+                except OSError:  # removed meanwhile, or a dangling link
                     continue
                 files.add((str(path), seen.st_mtime_ns, seen.st_size, seen.st_ino))
     return tuple(sorted(files))
@@ -148,7 +142,7 @@ _BACKEND_OF_FILE = {
 
 
 def config_of(folder: ModelFolder, config_json: str | None = None) -> model_config_pb2.ModelConfig:
-    """The folder's config, or the one given, as `named` fills it in. Raises InvalidRequest where it is broken."""
+    """The folder's config, or the given one, with name and backend completed. Raises InvalidRequest."""
     if config_json is None:
         return with_name_and_backend(folder, read_config(folder))
     config = parse_config(config_json)
@@ -157,10 +151,7 @@ def config_of(folder: ModelFolder, config_json: str | None = None) -> model_conf
 
 
 def with_name_and_backend(folder: ModelFolder, config: model_config_pb2.ModelConfig) -> model_config_pb2.ModelConfig:
-    """The config with its name, backend, platform, file and instances, as far as it and the files tell them.
-
-    An instance of KIND_AUTO is on the CPU here. Raises InvalidRequest for a name that is not the folder's.
-    """
+    """The config completed with name, backend, platform, file and instances (KIND_AUTO: CPU). Raises InvalidRequest."""
     if config.name and config.name != folder.name:
         raise InvalidRequest(f"name is {config.name!r} but the folder is {folder.name!r}; Triton wants them equal")
     config.name = folder.name
@@ -173,7 +164,7 @@ def with_name_and_backend(folder: ModelFolder, config: model_config_pb2.ModelCon
 
 
 def why_not_servable(config: model_config_pb2.ModelConfig) -> str:
-    """Why this engine cannot serve the model, with the way out; empty where it can. config: of config_of."""
+    """Why this engine cannot serve the model, with advice; empty if it can. config: of config_of."""
     limit = f"the embedded engine runs ONNX models only; model {config.name!r}"
     if config.platform == "ensemble" or config.HasField("ensemble_scheduling"):
         return f"{limit} is an ensemble: {ELSEWHERE}"
@@ -187,20 +178,17 @@ def why_not_servable(config: model_config_pb2.ModelConfig) -> str:
 
 
 def completed_config(config: model_config_pb2.ModelConfig, signature: Signature) -> model_config_pb2.ModelConfig:
-    """A copy with tensors and batching from the ONNX file where the config names none, and Triton's defaults.
-
-    Raises LoadError of ort_serving, InvalidRequest.
-    """
+    """A copy with missing parts from the ONNX file, and Triton's defaults. Raises OrtLoadError, InvalidRequest."""
     as_dict = json_of(config)
     complete(as_dict, signature)
     full = json_format.ParseDict(as_dict, model_config_pb2.ModelConfig())
     _set_defaults(full)
-    config_from_proto(full)  # refuses what no Triton would serve
+    config_from_proto(full)  # rejects what no Triton would serve
     return full
 
 
 def json_of(config: model_config_pb2.ModelConfig) -> Config:
-    """The config as ort_serving reads it: Triton's JSON, whole numbers as numbers."""
+    """The config as Triton's JSON, with integers as numbers."""
     as_dict: dict[str, Any] = json_format.MessageToDict(
         config, preserving_proto_field_name=True, always_print_fields_with_no_presence=True
     )
@@ -248,13 +236,13 @@ def _set_instances(config: model_config_pb2.ModelConfig) -> None:
 
 
 class ConfigChecks:
-    """Why models on disk cannot be served by this engine. Of one thread; a config that did not change is not read."""
+    """Why models on disk cannot be served. Caches unchanged configs. Use on one thread."""
 
     def __init__(self) -> None:
         self._known: dict[Path, tuple[object, str]] = {}
 
     def of(self, folder: ModelFolder) -> str:
-        """One sentence; empty where nothing is known against the model."""
+        """One sentence, or empty if no problem is known."""
         try:
             stat = (folder.path / CONFIG_FILE).stat()
             seen: object = (stat.st_mtime_ns, stat.st_size, stat.st_ino, folder)
@@ -280,14 +268,14 @@ log = get_logger("engine")
 
 @dataclass(frozen=True, slots=True)
 class RepositorySnapshot:
-    """The models' folders by name, and why some of them cannot be served."""
+    """The models' folders by name, and the problems of those that cannot be served."""
 
     folders: Mapping[str, ModelFolder]
     problems: Mapping[str, str]
 
 
 class RepositoryReader:
-    """Belongs to one event loop. max_wait_s: for one read of the disk; no other read starts while one is late."""
+    """Reads repositories from one event loop. max_wait_s: for one read; no other starts while one is late."""
 
     def __init__(self, repositories: tuple[Path, ...], *, max_wait_s: float) -> None:
         self._repositories = repositories
@@ -298,7 +286,7 @@ class RepositoryReader:
         self._last: RepositorySnapshot | None = None
 
     async def read(self) -> RepositorySnapshot:
-        """What is there now. Raises BackendUnavailable where the disk does not answer, or the reader is closed."""
+        """The current state. Raises EngineUnavailable if the disk does not answer, or the reader is closed."""
         if self._stuck is not None and not self._stuck.done():
             raise self._silent()
         look = asyncio.get_running_loop().run_in_executor(self._thread, self._look)
@@ -312,7 +300,7 @@ class RepositoryReader:
         return self._last
 
     async def read_or_remember(self) -> RepositorySnapshot:
-        """What is there now, else what was there when the disk last answered. Raises as `read` where it never did."""
+        """The current state, or the last known one if the disk does not answer. Raises as `read` without one."""
         was_stuck = self._stuck is not None and not self._stuck.done()
         try:
             return await self.read()
@@ -324,7 +312,7 @@ class RepositoryReader:
             return self._last
 
     def close(self) -> None:
-        """Ends what has not begun; a look that hangs is left to itself."""
+        """Cancels pending reads; does not wait for a hanging one."""
         self._thread.shutdown(wait=False, cancel_futures=True)
 
     def _look(self) -> RepositorySnapshot:

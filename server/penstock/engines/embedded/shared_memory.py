@@ -23,17 +23,14 @@ class SharedRegion:
 
 
 class SharedRegions:
-    """The engine's regions by name. Errors are in Triton's words.
-
-    The caller of `unregister` must make sure that no request uses the region.
-    """
+    """The registered regions by name, with Triton's error texts. Unregister a region only when no request uses it."""
 
     def __init__(self, open_named: Callable[[str], OpenedSegment] = open_segment) -> None:
         self._open_named = open_named
         self._regions: dict[str, SharedRegion] = {}
 
     def register(self, name: str, key: str, *, offset: int, size_bytes: int) -> None:
-        """Raises RegionTaken, InvalidRequest, and BackendFailed where there is no such segment."""
+        """Raises RegionTaken, InvalidRequest; EngineFailed if the segment does not exist."""
         if name in self._regions:
             raise RegionTaken(f"shared memory region '{name}' already in manager")
         segment_name = key.lstrip("/")
@@ -49,14 +46,14 @@ class SharedRegions:
         self._regions[name] = SharedRegion(name, key, offset, size_bytes, segment)
 
     def unregister(self, name: str = "") -> None:
-        """The region of that name, if there is one; without a name all of them."""
+        """Removes the region if it exists, or all without a name."""
         for known in [name] if name else list(self._regions):
             region = self._regions.pop(known, None)
             if region is not None:
                 region.segment.close()
 
     def listed(self, name: str = "") -> list[SharedRegion]:
-        """All, by name, or the one. Raises RegionNotFound."""
+        """The region of that name, or all by name. Raises RegionNotFound."""
         if not name:
             return [self._regions[known] for known in sorted(self._regions)]
         if name not in self._regions:
@@ -64,11 +61,11 @@ class SharedRegions:
         return [self._regions[name]]
 
     def check(self, use: RegionUse) -> None:
-        """Raises RegionNotFound, and InvalidRequest for a part that is not within the region."""
+        """Raises RegionNotFound; InvalidRequest for a part outside of the region."""
         self._find(use)
 
     def read(self, use: RegionUse) -> memoryview:
-        """A copy of that part. Raises what check does, and InvalidRequest where the segment was cut meanwhile."""
+        """A copy of that part. Raises as check(), and InvalidRequest if the segment was truncated."""
         region, size_bytes = self._find(use)
         found = region.segment.read(region.offset + use.offset, size_bytes)
         if len(found) < size_bytes:
@@ -76,7 +73,7 @@ class SharedRegions:
         return memoryview(found)
 
     def write(self, use: RegionUse, content: memoryview, *, output_name: str) -> None:
-        """Raises what check does, and BackendFailed where the part is too small or the segment was cut."""
+        """Raises as check(), and EngineFailed if the part is too small or the segment was truncated."""
         region, size_bytes = self._find(use)
         if content.nbytes > size_bytes:
             raise EngineFailed(
@@ -89,7 +86,6 @@ class SharedRegions:
         region.segment.write(region.offset + use.offset, content)
 
     def _find(self, use: RegionUse) -> tuple[SharedRegion, int]:
-        """The region, and how many bytes of it are meant."""
         region = self._regions.get(use.name)
         if region is None:
             raise RegionNotFound(f"Unable to find shared memory region: '{use.name}'")
@@ -112,10 +108,7 @@ _NO_BYTES = memoryview(b"")
 
 
 async def with_shared_inputs(regions: SharedRegions, ask: DecodedRequest) -> DecodedRequest:
-    """The ask with the bytes of its shared inputs in place; its outputs' regions can take something.
-
-    Raises RegionNotFound, InvalidRequest.
-    """
+    """The request with its shared inputs' bytes; also checks outputs. Raises RegionNotFound, InvalidRequest."""
     for output in ask.outputs:
         if output.region is not None:
             regions.check(output.region)
@@ -126,7 +119,7 @@ async def with_shared_inputs(regions: SharedRegions, ask: DecodedRequest) -> Dec
 
 
 async def to_shared_outputs(regions: SharedRegions, response: InferResponse, ask: DecodedRequest) -> InferResponse:
-    """The response without the bytes of the outputs that were written to regions."""
+    """The response without the outputs that were written to regions."""
     if all(output.region is None for output in ask.outputs):
         return response
     size_bytes = sum(tensor.data.nbytes for tensor in response.outputs)

@@ -1,7 +1,4 @@
-"""Counters of one model version, as Triton's ModelStatistics message and as Prometheus text with Triton's names.
-
-The text is written here because prometheus-client appends _total to every counter, and Triton's names lack it.
-"""
+"""Counters of a model version, as Triton's ModelStatistics and as Prometheus text with Triton's names."""
 
 import time
 from collections.abc import Callable, Iterable, Iterator
@@ -12,7 +9,7 @@ from tritonclient.grpc import service_pb2
 
 
 class FailureReason(StrEnum):
-    """Triton's words for why a request that was taken in failed."""
+    """Triton's reasons for failed requests."""
 
     REJECTED = "REJECTED"
     CANCELED = "CANCELED"
@@ -22,7 +19,7 @@ class FailureReason(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class RunTimes:
-    """Nanoseconds of one request: waiting, inputs made ready, the run, outputs made ready."""
+    """Nanoseconds of one request: queue, input preparation, run, output preparation."""
 
     queue: int
     compute_input: int
@@ -36,13 +33,13 @@ class RunTimes:
 
 @dataclass(slots=True)
 class DurationCounter:
-    """How often, and how long altogether."""
+    """A number of events and their total duration."""
 
     count: int = 0
     ns: int = 0
 
     def add(self, ns: int) -> None:
-        """One more."""
+        """Counts one event."""
         self.count += 1
         self.ns += ns
 
@@ -53,14 +50,14 @@ class DurationCounter:
 
 @dataclass(slots=True)
 class ComputeCounters:
-    """The three parts of an execution."""
+    """Durations of the three parts of an execution."""
 
     compute_input: DurationCounter = field(default_factory=DurationCounter)
     compute_infer: DurationCounter = field(default_factory=DurationCounter)
     compute_output: DurationCounter = field(default_factory=DurationCounter)
 
     def add(self, times: RunTimes) -> None:
-        """One more execution."""
+        """Counts one execution."""
         self.compute_input.add(times.compute_input)
         self.compute_infer.add(times.compute_infer)
         self.compute_output.add(times.compute_output)
@@ -68,7 +65,7 @@ class ComputeCounters:
 
 @dataclass(slots=True)
 class VersionCounters:
-    """Counted from the load on. inference_count counts rows, execution_count runs of the session."""
+    """Counters since the load. inference_count: rows. execution_count: session runs."""
 
     inference_count: int = 0
     execution_count: int = 0
@@ -81,7 +78,7 @@ class VersionCounters:
     failures: dict[FailureReason, int] = field(default_factory=lambda: dict.fromkeys(FailureReason, 0))
 
     def succeeded(self, rows: int, times: RunTimes) -> None:
-        """A request of that many rows was answered."""
+        """Counts a request of that many rows."""
         self.inference_count += rows
         self.execution_count += 1
         self.last_inference_ms = time.time_ns() // 1_000_000
@@ -91,12 +88,12 @@ class VersionCounters:
         self.batches.setdefault(rows, ComputeCounters()).add(times)
 
     def failed(self, reason: FailureReason, ns: int) -> None:
-        """A request that had been taken in was not answered, after so long."""
+        """Counts an accepted request that failed after ns nanoseconds."""
         self.fail.add(ns)
         self.failures[reason] += 1
 
     def message(self, model_name: str, version: str) -> service_pb2.ModelStatistics:
-        """As the wire has it."""
+        """The counters as protobuf message."""
         nothing = service_pb2.StatisticDuration()
         return service_pb2.ModelStatistics(
             name=model_name,
@@ -131,7 +128,7 @@ PREFIX = "nv_inference_"
 
 @dataclass(frozen=True, slots=True)
 class VersionMetrics:
-    """One version's figures. pending: requests that wait for an instance now."""
+    """One version's counters. pending: requests that wait for an instance."""
 
     model_name: str
     version: str

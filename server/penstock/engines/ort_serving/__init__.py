@@ -1,4 +1,1 @@
-"""Serves ONNX models from Triton's repository layout.
-
-Copied beside Triton's model.py as `ort_serving`: its modules import each other relatively, nothing else of ours.
-"""
+"""Serves ONNX models from Triton's layout. Runs beside Triton's model.py, so it must not import penstock."""

@@ -1,7 +1,7 @@
-"""Merges same-shaped requests into one run; a request that fails does so alone. Whether a graph allows merging.
+"""Merges requests of the same shape into one run, and checks whether a graph allows that.
 
-`python -m penstock.engines.ort_serving.batch model.onnx` prints why the outputs of a graph lack the batch dimension, or
-nothing. The gateway runs it as a process, so that it need not open untrusted files itself.
+`python -m penstock.engines.ort_serving.batch model.onnx` prints why the outputs lack a batch dimension, or nothing. The
+gateway runs it as a process, because model files are untrusted.
 """
 
 import sys
@@ -22,7 +22,7 @@ Run = Callable[[Sequence[str], Mapping[str, Any]], Sequence[Any]]  # (output nam
 
 @dataclass(frozen=True)
 class OrtRequest:
-    """One request: its inputs by name, and the names of the outputs that it wants."""
+    """One request: inputs by name, and the names of the requested outputs."""
 
     inputs: Arrays
     outputs: tuple[str, ...]
@@ -32,10 +32,9 @@ Outcome = Arrays | OrtRequestError
 
 
 class BatchRunner:
-    """Answers lists of requests through `run`, which raises RequestError. Not thread-safe: one per model instance.
+    """Answers lists of requests through `run`. One per instance; not thread-safe.
 
-    `is_splittable` turns False for good when a merged run did not answer one row per row of input: from then on every
-    request runs alone.
+    is_splittable becomes False for good if a merged run does not return one row per input row.
     """
 
     def __init__(self, run: Run, *, is_batching: bool) -> None:
@@ -43,8 +42,7 @@ class BatchRunner:
         self.is_splittable = is_batching
 
     def answer(self, asks: Sequence[OrtRequest]) -> list[Outcome]:
-        """One outcome per request, in order. What agrees in names, types and all dimensions but the first is
-        concatenated; a merged run that fails is halved until the culprit stands alone."""
+        """One outcome per request, in order. Merges requests of the same shape; bisects a failing run."""
         outcomes: dict[int, Outcome] = {}
         for members in self._groups(asks):
             answers = self._answer_group([asks[i] for i in members])
@@ -75,7 +73,7 @@ class BatchRunner:
             return error
 
     def _answer_merged(self, asks: Sequence[OrtRequest]) -> list[Outcome] | None:
-        """None: the run failed, or its answer has other rows than the question."""
+        """None if the run failed or returned a different number of rows."""
         names = tuple(dict.fromkeys(name for ask in asks for name in ask.outputs))
         inputs = {name: np.concatenate([ask.inputs[name] for ask in asks]) for name in asks[0].inputs}
         try:
@@ -94,7 +92,7 @@ class BatchRunner:
 
 
 def _merge_key(index: int, ask: OrtRequest) -> object:
-    """Equal for requests that may share a run; one of its own for a request whose inputs disagree in their rows."""
+    """Equal for requests that may share a run; unique for a request with inconsistent rows."""
     if len({array.shape[:1] for array in ask.inputs.values()}) != 1:
         return index
     return tuple(sorted((name, array.dtype.str, array.shape[1:]) for name, array in ask.inputs.items()))
@@ -108,11 +106,7 @@ _BATCH = 5  # a size that few models have as a fixed dimension
 
 
 def missing_batch_dimension(path: Path, config: Config) -> str:
-    """Why the graph does not show that rows follow the batch; empty if it does.
-
-    The file is opened with the batch dimension fixed to one size: each output must then have as many rows. Raises
-    LoadError if it cannot be opened.
-    """
+    """Why the outputs do not follow the inputs' batch dimension; empty if they do. Raises OrtLoadError."""
     first_dims = {node.name: node.shape[0] if node.shape else 1 for node in open_for_reading(path, config).get_inputs()}
     for name, dim in first_dims.items():
         if not isinstance(dim, str):
@@ -132,7 +126,7 @@ def missing_batch_dimension(path: Path, config: Config) -> str:
 
 
 def main() -> None:
-    """Prints a sentence, or nothing."""
+    """Prints the reason, or nothing."""
     try:
         sentence = missing_batch_dimension(Path(sys.argv[1]), {})
     except OrtLoadError as error:

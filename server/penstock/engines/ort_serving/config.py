@@ -1,7 +1,6 @@
-"""The tensors of an ONNX file, and Triton's model configuration completed from them and checked against them.
+"""The tensors of an ONNX file; completes and checks Triton's model configuration with them.
 
-The rules are those of onnxruntime_backend's AutoCompleteConfig, ValidateInputs and ValidateOutputs: a configuration
-that loads here also loads in NGC's backend. Only the error messages are ours. Does not import onnxruntime.
+The rules are those of onnxruntime_backend, so that a configuration also loads in NGC's backend.
 """
 
 from collections.abc import Iterable
@@ -10,11 +9,11 @@ from typing import Any
 
 
 class OrtLoadError(Exception):
-    """The model cannot be served: raised while loading, the load fails with this sentence."""
+    """The model cannot be loaded; the text is the reason in Triton's response."""
 
 
 class OrtRequestError(Exception):
-    """One request fails, its batch-mates do not."""
+    """One request fails; others of the same batch do not."""
 
     def __init__(self, message: str, *, is_client_error: bool) -> None:
         super().__init__(message)
@@ -35,23 +34,22 @@ TRITON_TYPES = {
     "tensor(float)": "TYPE_FP32",
     "tensor(double)": "TYPE_FP64",
     "tensor(string)": "TYPE_STRING",
-}  # the same thirteen as NGC's backend: bfloat16, float8, int4 and complex have no way through it either
+}  # as in NGC's backend: no bfloat16, float8, int4 or complex
 
 
 @dataclass(frozen=True)
 class OnnxTensorSpec:
-    """One input or output of the ONNX file. `dims` has -1 for a dynamic or symbolic dimension and is () for a scalar
-    (and, as ONNX Runtime reports it, for a tensor of unknown rank). `data_type` is "" where Triton cannot carry it."""
+    """One input or output of the ONNX file."""
 
     name: str
     onnx_type: str
-    data_type: str
-    dims: tuple[int, ...]
+    data_type: str  # empty if Triton does not support it
+    dims: tuple[int, ...]  # -1: dynamic; () for a scalar or, in ONNX Runtime, an unknown rank
 
 
 @dataclass(frozen=True)
 class Signature:
-    """`overridable` are initializers that a request may replace: Triton's optional inputs."""
+    """overridable: initializers that a request may replace; Triton's optional inputs."""
 
     inputs: tuple[OnnxTensorSpec, ...]
     outputs: tuple[OnnxTensorSpec, ...]
@@ -64,7 +62,7 @@ class Signature:
 
 
 def read_signature(session: Any) -> Signature:
-    """The tensors of an open session, in the file's order; LoadError for sequences, maps and optionals."""
+    """The tensors of an open session, in the file's order. Raises OrtLoadError for sequences, maps and optionals."""
     return Signature(
         inputs=_specs(session.get_inputs()),
         outputs=_specs(session.get_outputs()),
@@ -85,17 +83,17 @@ def _spec(name: str, onnx_type: str, shape: Iterable[int | str | None]) -> OnnxT
 
 DEFAULT_MAX_BATCH_SIZE = 4  # Triton's --backend-config default-max-batch-size does not reach a Python-based backend
 
-Config = dict[str, Any]  # the configuration as Triton hands it over: parsed JSON
+Config = dict[str, Any]  # Triton's configuration as parsed JSON
 Dims = tuple[int, ...]
 
 
 def needs_completion(config: Config) -> bool:
-    """As there, all or nothing: a configuration with inputs and outputs is left alone."""
+    """As in onnxruntime_backend: a configuration with inputs and outputs is not changed."""
     return not config.get("input") or not config.get("output")
 
 
 def complete(config: Config, signature: Signature) -> None:
-    """Fill in max_batch_size, dynamic_batching and whichever of the inputs and outputs is missing, in place."""
+    """Adds max_batch_size, dynamic_batching, and missing inputs or outputs, in place."""
     if not needs_completion(config):
         return
     _complete_batching(config, signature)
@@ -120,7 +118,7 @@ def _complete_batching(config: Config, signature: Signature) -> None:
 
 
 def _entry(spec: OnnxTensorSpec, max_batch_size: int) -> Config:
-    """A scalar has dims [1]; with a batch dimension before it, a reshape takes the 1 away again."""
+    """A scalar has dims [1]; with a batch dimension, a reshape removes it."""
     _reject_unsupported_type(spec)
     dims = spec.dims[1:] if max_batch_size > 0 else spec.dims
     entry: Config = {"name": spec.name, "data_type": spec.data_type, "dims": list(dims) or [1]}
@@ -130,7 +128,7 @@ def _entry(spec: OnnxTensorSpec, max_batch_size: int) -> Config:
 
 
 def validate(config: Config, signature: Signature) -> None:
-    """LoadError names the tensor, what the ONNX file has and what the configuration says."""
+    """Checks the configuration against the file. Raises OrtLoadError."""
     _reject_native_only_features(config)
     inputs = {spec.name: spec for spec in (*signature.inputs, *signature.overridable)}
     outputs = {spec.name: spec for spec in signature.outputs}
@@ -155,7 +153,7 @@ def _reject_native_only_features(config: Config) -> None:
 
 
 def _check_input_names(config: Config, signature: Signature) -> None:
-    """What the file requires and what the configuration requires must be the same names."""
+    """The required inputs of file and configuration must have the same names."""
     given = {entry["name"] for entry in config.get("input", [])} | set(_control_names(config))
     missing = [spec for spec in signature.inputs if spec.name not in given]
     if missing:
@@ -201,7 +199,7 @@ def _reject_unsupported_type(spec: OnnxTensorSpec) -> None:
 
 
 def _model_dims(entry: Config) -> Dims:
-    """The dims that the model sees: those of the reshape where there is one."""
+    """The model's own dims: those of the reshape, if any."""
     shape = entry["reshape"]["shape"] if entry.get("reshape") else entry.get("dims", [])
     return tuple(int(dim) for dim in shape)
 
@@ -223,7 +221,7 @@ def _check_dims(role: str, spec: OnnxTensorSpec, dims: Dims, max_batch_size: int
 
 
 def _dims_match(model: Dims, configured: Dims, *, is_exact: bool) -> bool:
-    """A dynamic dimension of an input may be configured fixed; an output's may not."""
+    """A dynamic dimension may be configured as fixed for inputs, not for outputs."""
     if len(model) != len(configured):
         return False
     return all(a == b or (a == -1 and not is_exact) for a, b in zip(model, configured, strict=True))

@@ -1,4 +1,4 @@
-"""An ONNX Runtime session as the model's configuration asks for it, and one run through it."""
+"""An ONNX Runtime session with the options of the model's configuration, and runs through it."""
 
 import os
 import re
@@ -30,28 +30,25 @@ ORT_ERRORS = (
     TypeError,
     MemoryError,
 )
-MAX_NUMBER = 1024  # of threads: what ONNX Runtime prepares grows with the square, 100,000 take minutes and gigabytes
-SEVERITY_ERROR, SEVERITY_FATAL = 3, 4  # a failed run is answered, not logged as well
+MAX_NUMBER = 1024  # of threads: ONNX Runtime's memory grows with the square; 100,000 take minutes and gigabytes
+SEVERITY_ERROR, SEVERITY_FATAL = 3, 4  # a failed run is reported in the response, so it is not logged, too
 GRAPH_LEVELS = {
     -1: ort.GraphOptimizationLevel.ORT_ENABLE_BASIC,
     1: ort.GraphOptimizationLevel.ORT_ENABLE_EXTENDED,
     2: ort.GraphOptimizationLevel.ORT_DISABLE_ALL,
-}  # Triton's optimization.graph.level; 0 and every other number mean all
+}  # Triton's optimization.graph.level; all other numbers mean all
 
 
 @dataclass(frozen=True)
 class ProviderSelection:
-    """Where an instance runs: `providers` as InferenceSession takes them, and what to warn about."""
+    """Execution providers in InferenceSession's form, and warnings."""
 
     providers: list[Any]
     warnings: list[str]
 
 
 def model_path(version_dir: Path, config: Config) -> Path:
-    """The ONNX file of a version. A folder of that name contains model.onnx.
-
-    Raises LoadError if it does not exist, and for a name that points outside the model's folder.
-    """
+    """The ONNX file of a version; in a folder of that name, model.onnx. Raises OrtLoadError."""
     name = config.get("default_model_filename") or "model.onnx"
     if os.path.isabs(name) or os.path.normpath(os.path.join("1", name)).startswith(".."):
         raise OrtLoadError(f"default_model_filename is '{name}'; it must name a file inside the model's folder")
@@ -63,12 +60,12 @@ def model_path(version_dir: Path, config: Config) -> Path:
 
 
 def open_for_reading(path: Path, config: Config) -> ort.InferenceSession:
-    """A session that only its tensors are asked of: nothing optimized, one thread."""
+    """A session for reading its tensors: not optimized, one thread."""
     return open_session(path, new_options(config), ["CPUExecutionProvider"])
 
 
 def new_options(config: Config) -> ort.SessionOptions:
-    """No optimization, one thread, the custom operators of the configuration."""
+    """No optimization, one thread, the configuration's custom operators."""
     options = ort.SessionOptions()
     _register_operators(options, config)
     options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
@@ -78,7 +75,7 @@ def new_options(config: Config) -> ort.SessionOptions:
 
 
 def open_session(path: Path, options: ort.SessionOptions, providers: list[Any]) -> ort.InferenceSession:
-    """The session of one instance; LoadError for a file that ONNX Runtime cannot read."""
+    """The session of one instance. Raises OrtLoadError if ONNX Runtime cannot open the file."""
     try:
         return ort.InferenceSession(str(path), sess_options=options, providers=providers)
     except ORT_ERRORS as error:
@@ -86,7 +83,7 @@ def open_session(path: Path, options: ort.SessionOptions, providers: list[Any]) 
 
 
 def session_options(config: Config, budget: ThreadBudget) -> ort.SessionOptions:
-    """The configuration's parameters under NGC's names; thread counts of 0 or none given are the budget's."""
+    """Session options from the parameters, named as in NGC's backend; default threads from the budget."""
     options = ort.SessionOptions()
     options.log_severity_level = SEVERITY_ERROR
     options.graph_optimization_level = _graph_level(config)
@@ -117,7 +114,7 @@ def _session_entries(config: Config) -> dict[str, str]:
 
 
 def describe(config: Config, options: ort.SessionOptions, budget: ThreadBudget) -> str:
-    """What the instance was given, for the log."""
+    """The instance's options, for the log."""
     entries = " ".join(f"{key}={value}" for key, value in {**budget.spinning, **_session_entries(config)}.items())
     return (
         f"intra_op_threads={options.intra_op_num_threads} cores={budget.cores} instances={budget.instances} "
@@ -126,7 +123,7 @@ def describe(config: Config, options: ort.SessionOptions, budget: ThreadBudget) 
 
 
 def parameter(config: Config, key: str) -> str:
-    """The string value of a parameter; "" where the configuration does not name it."""
+    """A parameter's string value; empty if missing."""
     return str(config.get("parameters", {}).get(key, {}).get("string_value", ""))
 
 
@@ -157,7 +154,7 @@ def _flag(config: Config, key: str, *, default: bool) -> bool:
 
 
 def select_providers(config: Config, *, kind: str, device_id: int, available: Sequence[str]) -> ProviderSelection:
-    """Providers for an instance of `kind` ("CPU", "GPU" …) from those that this onnxruntime was built with."""
+    """Providers for an instance of `kind` ("CPU", "GPU" …) among the available ones."""
     accelerators = config.get("optimization", {}).get("execution_accelerators") or {}
     warnings = []
     for accelerator in accelerators.get("cpu_execution_accelerator", []):
@@ -172,7 +169,7 @@ def select_providers(config: Config, *, kind: str, device_id: int, available: Se
 
 
 def _cuda(accelerators: Config, device_id: int) -> tuple[str, dict[str, str]]:
-    """Options of the `cuda` accelerator pass through under ONNX Runtime's own names; tensorrt is left to NGC's."""
+    """Options of the `cuda` accelerator, as ONNX Runtime names them. tensorrt is not supported."""
     options = {"device_id": str(device_id)}
     for accelerator in accelerators.get("gpu_execution_accelerator", []):
         if accelerator["name"] == "cuda":
@@ -181,7 +178,7 @@ def _cuda(accelerators: Config, device_id: int) -> tuple[str, dict[str, str]]:
 
 
 class OrtModel:
-    """One open session, run by name. As thread-safe as the session: several threads may run it at once."""
+    """One open session. Thread-safe like the session."""
 
     def __init__(self, session: ort.InferenceSession, signature: Signature, config: Config) -> None:
         self._session = session
@@ -196,11 +193,11 @@ class OrtModel:
         }
 
     def run_options(self) -> ort.RunOptions:
-        """Options as the configuration wants them; `terminate` on those of one run ends it at its next node."""
+        """Options of a run by the configuration. Setting `terminate` ends the run at its next node."""
         return _run_options(self._config)
 
     def run(self, names: Sequence[str], inputs: Mapping[str, Any], options: ort.RunOptions | None = None) -> list[Any]:
-        """The outputs `names`, in that order; RequestError with ONNX Runtime's reason."""
+        """The outputs `names`, in that order. Raises OrtRequestError with ONNX Runtime's reason."""
         try:
             arrays = self._session.run(list(names), self._to_ort(inputs), options or self._run_options)
         except ORT_ERRORS as error:
@@ -218,7 +215,7 @@ class OrtModel:
         return feed
 
     def _from_ort(self, name: str, array: Any) -> Any:
-        """A scalar gets the shape from the configuration, as in NGC's backend; the engine applies a reshape."""
+        """Gives a scalar the configuration's shape, as NGC's backend does; the engine applies a reshape."""
         return array.reshape(self._output_dims[name]) if array.ndim == 0 else array
 
 
@@ -232,7 +229,7 @@ def _run_options(config: Config) -> ort.RunOptions:
 
 
 def _decoded(name: str, array: Any) -> Any:
-    """ONNX Runtime's Python takes str: of bytes it would take the repr."""
+    """As str: ONNX Runtime's Python API would use the repr of bytes."""
     try:
         texts = [item.decode() if isinstance(item, bytes) else item for item in array.ravel()]
     except UnicodeDecodeError:
@@ -243,7 +240,7 @@ def _decoded(name: str, array: Any) -> Any:
 
 
 def ort_error_text(error: BaseException) -> str:
-    """ONNX Runtime's reason on one line, without its prefix and the places in its sources."""
+    """ONNX Runtime's reason on one line, without prefix and source locations."""
     text = re.sub(r"^\[ONNXRuntimeError\] : \d+ : \w+ : ", "", str(error))
     node = r"Non-zero status code returned while running (\S+) node\. Name:'([^']*)' Status Message: "
     text = re.sub(node, lambda found: f"{found[1]} node '{found[2]}': ", text)

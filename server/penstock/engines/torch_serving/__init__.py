@@ -1,4 +1,1 @@
-"""Serves exported PyTorch programs from Triton's repository layout: batches, precision, CUDA graphs, pictures.
-
-Copied beside Triton's model.py as `torch_serving`: its modules import each other relatively, nothing else of ours.
-"""
+"""Serves torch.export programs from Triton's layout. Runs beside Triton's model.py, so it must not import penstock."""

@@ -23,38 +23,36 @@ from typing import Any
 
 
 class TorchLoadError(Exception):
-    """The model cannot be served: raised while loading, the load fails with this sentence."""
+    """The model cannot be loaded; the text is the reason in Triton's response."""
 
 
 class TorchRequestError(Exception):
-    """One request fails, its batch-mates do not. The caller's fault: 400 to a client."""
+    """An invalid request (400); others of the same batch do not fail."""
 
 
 def default_buckets(max_batch_size: int) -> tuple[int, ...]:
-    """Powers of two up to max_batch_size, and it. max_batch_size: 0 for a model without a batch dimension."""
+    """Powers of two below max_batch_size, and max_batch_size itself; (1,) without a batch dimension."""
     largest = max(max_batch_size, 1)
     powers = [1 << power for power in range(largest.bit_length()) if 1 << power < largest]
     return (*powers, largest)
 
 
 def bucket_for(rows: int, buckets: Sequence[int]) -> int:
-    """The smallest bucket that holds that many rows, 1 or more. buckets: ascending. ValueError above the last."""
+    """The smallest bucket for that many rows. buckets: ascending. Raises ValueError above the last."""
     if rows > buckets[-1]:
         raise ValueError(f"{rows} rows are more than the largest bucket, {buckets[-1]}")
     return buckets[bisect.bisect_left(buckets, rows)]
 
 
-Config = dict[str, Any]  # the configuration as Triton hands it over: parsed JSON
+Config = dict[str, Any]  # Triton's configuration as parsed JSON
 _CHANNELS = {"RGB": 3, "BGR": 3, "GRAY": 1}
 _COLORS = {"0": "RGB", "1": "BGR", "2": "GRAY", "rgb": "RGB", "bgr": "BGR", "gray": "GRAY"}
 _FLAGS = {"0": False, "false": False, "off": False, "1": True, "true": True, "on": True}
-_MOST_ENLARGED = 4  # as the gateway: a resize to more would cost much and leave less than a sixteenth of the picture
+_MOST_ENLARGED = 4  # as in the gateway: a larger resize is costly and leaves less than a sixteenth of the picture
 
 
 class PictureFit(Enum):
-    """How a source becomes the network's size: as server/penstock/vision/spec.py's Fit, without KEEP (the size is
-    fixed).
-    """
+    """How a source is fitted to the network's size, as ResizeMode of server/penstock/vision/spec.py, without KEEP."""
 
     STRETCH = "stretch"
     PAD_RIGHT_BOTTOM = "pad"
@@ -64,19 +62,15 @@ class PictureFit(Enum):
 
 @dataclass(frozen=True)
 class PictureSpec:
-    """value = scale * (pixel - offset) * channel_factor, in the network's own colour order; padding is black before it.
-
-    color: "RGB", "BGR" or "GRAY". shorter_side: with Fit.CROP, what the source's shorter side becomes before the cut,
-    else 0. offsets, channel_factors: one a channel. Resized by cv2.INTER_LINEAR (bilinear without antialiasing).
-    """
+    """value = scale * (pixel - offset) * channel_factor; padding is black before that. Bilinear, no antialiasing."""
 
     width: int
     height: int
-    color: str = "RGB"
+    color: str = "RGB"  # RGB, BGR or GRAY
     fit: PictureFit = PictureFit.STRETCH
-    shorter_side: int = 0
+    shorter_side: int = 0  # with CROP: in pixels, before the crop
     scale: float = 1.0
-    offsets: tuple[float, ...] = (0.0, 0.0, 0.0)
+    offsets: tuple[float, ...] = (0.0, 0.0, 0.0)  # one per channel, in the network's colour order
     channel_factors: tuple[float, ...] = (1.0, 1.0, 1.0)
 
     @property
@@ -85,13 +79,11 @@ class PictureSpec:
 
 
 class _Parameters:
-    """A configuration's string parameters."""
-
     def __init__(self, config: Config) -> None:
         self._values = config.get("parameters") or {}
 
     def text(self, key: str) -> str:
-        """The stripped value; "" where the configuration does not name it."""
+        """The stripped value; empty if missing."""
         return str((self._values.get(key) or {}).get("string_value", "")).strip()
 
     def one_of(self, key: str, allowed: tuple[str, ...], default: str) -> str:
@@ -122,7 +114,7 @@ class _Parameters:
 
 
 def picture_spec(config: Config) -> PictureSpec | None:
-    """Settings of a model whose engine decodes pictures; None if the gateway does. Raises TorchLoadError."""
+    """Settings of a model that decodes pictures in the engine, else None. Raises TorchLoadError."""
     parameters = _Parameters(config)
     decoder = parameters.text("image-decoder").lower() or "gateway"
     if decoder not in ("0", "gateway", "1", "engine"):
@@ -161,7 +153,6 @@ def _color(parameters: _Parameters) -> str:
 
 
 def _infer_dims(parameters: _Parameters, channels: int) -> tuple[int, int]:
-    """(width, height)."""
     value = parameters.text("infer-dims")
     words = [word.strip() for word in value.split(";") if word.strip()]
     if len(words) != 3 or not all(word.isdigit() and int(word) > 0 for word in words) or int(words[0]) != channels:
@@ -212,13 +203,13 @@ _KNOWN = (
     "image-decoder",
     "infer-dims",
 )
-_MIN_SIMILARITY = 0.75  # of two names' letters: a slip, not another word
+_MIN_SIMILARITY = 0.75  # of two names' letters, for a typing error
 IMAGE_RANK = 3
 MODEL_FILE = "model.pt2"
 
 
 class Precision(Enum):
-    """What the program's floats are while it runs."""
+    """Type of the program's floats while it runs."""
 
     FP16 = "fp16"
     BF16 = "bf16"
@@ -227,7 +218,7 @@ class Precision(Enum):
 
 @dataclass(frozen=True)
 class TorchTensorSpec:
-    """An input or output of the configuration. data_type: "FP32"; dims: without the batch dimension, -1 is free."""
+    """An input or output of the configuration. data_type: "FP32"; dims: without batch dimension, -1 variable."""
 
     name: str
     data_type: str
@@ -240,16 +231,12 @@ class TorchTensorSpec:
 
 @dataclass(frozen=True)
 class EngineSpec:
-    """How one instance serves.
-
-    inputs: what the program takes, in its order; where pictures is not None, one of floats (C, H, W), and the wire
-    carries encoded pictures under the same name instead. max_batch_size: 0 without a batch dimension.
-    """
+    """How one instance serves."""
 
     model: str
-    inputs: tuple[TorchTensorSpec, ...]
+    inputs: tuple[TorchTensorSpec, ...]  # in the program's order; with pictures, one float input (C, H, W)
     outputs: tuple[TorchTensorSpec, ...]
-    max_batch_size: int
+    max_batch_size: int  # 0 without a batch dimension
     precision: Precision
     is_channels_last: bool
     has_cuda_graphs: bool
@@ -258,15 +245,12 @@ class EngineSpec:
     waits_blocking: bool = False
     batches_in_flight: int = 1
     checks_answers: bool = True
-    pictures: PictureSpec | None = None
+    pictures: PictureSpec | None = None  # requests have encoded pictures
     file_name: str = MODEL_FILE
 
 
 def engine_spec(config: Config, *, is_gpu: bool) -> EngineSpec:
-    """The record of a configuration.
-
-    Raises LoadError naming parameter, value and what is allowed.
-    """
+    """The spec of a configuration. Raises TorchLoadError."""
     _reject_unsupported_features(config)
     _reject_misspelt_parameters(config)
     parameters = _Parameters(config)
@@ -298,7 +282,7 @@ def engine_spec(config: Config, *, is_gpu: bool) -> EngineSpec:
 
 
 def _buckets(parameters: _Parameters, max_batch_size: int) -> tuple[int, ...]:
-    """Ascending, and the last holds the largest batch."""
+    """Ascending; the last one has the largest batch."""
     value = parameters.text("batch-buckets")
     if not value:
         return default_buckets(max_batch_size)
@@ -317,7 +301,7 @@ def _buckets(parameters: _Parameters, max_batch_size: int) -> tuple[int, ...]:
 
 
 def _batches_in_flight(parameters: _Parameters, pictures: PictureSpec | None) -> int:
-    """Pictures are decoded into the one input that all batches share."""
+    """At most 1 with pictures, which are decoded into the one input of all batches."""
     value = int(parameters.one_of("batches-in-flight", ("1", "2"), "1"))
     if value > 1 and pictures is not None:
         raise TorchLoadError(
@@ -327,13 +311,12 @@ def _batches_in_flight(parameters: _Parameters, pictures: PictureSpec | None) ->
 
 
 def _waits_blocking(parameters: _Parameters) -> bool:
-    """Spinning answers some microseconds sooner, and takes a core an instance while the GPU works: of 16 instances that
-    shared 16 cores it left the rest of the machine none."""
+    """Spinning saves microseconds, but uses one core per instance while the GPU works."""
     return parameters.one_of("event-wait", ("block", "spin"), "block") == "block"
 
 
 def instance_count(config: Config) -> int:
-    """Of all of the model's instance groups, on all their GPUs."""
+    """Instances of all groups on all their GPUs."""
     groups = config.get("instance_group") or []
     return max(1, sum(int(group.get("count", 1)) * max(1, len(group.get("gpus") or [])) for group in groups))
 
@@ -373,7 +356,7 @@ def _reject_unsupported_features(config: Config) -> None:
 
 
 def _reject_misspelt_parameters(config: Config) -> None:
-    """Parameters of others' stand there too, so that only what is nearly one of ours is a mistake."""
+    """Other programs' parameters are allowed, so only names similar to ours are errors."""
     for key in config.get("parameters") or {}:
         meant = get_close_matches(key.lower().replace("_", "-"), _KNOWN, 1, _MIN_SIMILARITY)
         if meant and key not in _KNOWN:

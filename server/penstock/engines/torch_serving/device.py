@@ -20,7 +20,7 @@ from .staging import PinnedRegions
 
 
 def array_runner(instance: Instance, spec: EngineSpec) -> Callable[[dict[str, Any]], dict[str, Any] | str]:
-    """A function from inputs by name to outputs by name, or to the reason why the run failed."""
+    """A function from inputs by name to outputs by name, or to the reason of a failure."""
 
     def run(inputs: dict[str, Any]) -> dict[str, Any] | str:
         try:
@@ -45,15 +45,15 @@ def _array(rows: Any) -> Any:
     return (rows.float() if rows.dtype is torch.bfloat16 else rows.clone()).numpy()
 
 
-_EXIT_DELAY_S = 0.5  # for the answers of the batch that met the fault to reach Triton
+_EXIT_DELAY_S = 0.5  # lets the faulty batch's responses reach Triton
 _BROKEN_CONTEXT_EXIT = 70
-# A cuBLAS handle's workspace on Hopper is 32 MiB by default: of 47 processes, 1.5 GiB for nothing.
+# A cuBLAS workspace on Hopper is 32 MiB by default: 1.5 GiB for 47 processes.
 _SMALL_WORKSPACE = ":4096:2:16:8"
 
 
 @dataclass(frozen=True)
 class InstanceDevice:
-    """What Triton says of an instance."""
+    """Triton's placement of an instance."""
 
     is_gpu: bool
     device_id: int
@@ -62,25 +62,21 @@ class InstanceDevice:
 
 @dataclass(frozen=True)
 class OpenedInstance:
-    """An instance, what its user should know of it, if anything, and what stands in the log.
-
-    enter_thread: by every further thread that touches the instance, first. CUDA's device is a thread's own: else it
-    were the machine's first, with a context there for nothing, and `is_broken` would look at that one.
-    """
+    """An instance, a remark for the user, and its log line."""
 
     instance: Instance
     note: str
     facts: str
-    enter_thread: Callable[[], object]
+    enter_thread: Callable[[], object]  # call it first in every other thread that uses the instance: sets CUDA's device
 
 
 def open_instance(folder: Path, spec: EngineSpec, placement: InstanceDevice) -> OpenedInstance:
-    """The instance of the program in a version's folder. Raises LoadError."""
+    """The instance of the program in a version's folder. Raises TorchLoadError."""
     device = _device(placement)
     loaded = load_program(folder / spec.file_name, spec, device)
     runner: Runner
     if spec.has_cuda_graphs:
-        slots = spec.batches_in_flight  # with two, execute returns before the run is over
+        slots = spec.batches_in_flight  # with two, execute returns before the run has ended
         runner = GraphRunner(loaded.program, spec, device, pinned=pinned_regions(), slots=slots, is_lent=slots > 1)
     else:
         runner = EagerRunner(loaded.program, spec, device)
@@ -104,7 +100,7 @@ def _device(placement: InstanceDevice) -> Any:
 def _reader(spec: EngineSpec, device: Any) -> Reader | None:
     if spec.pictures is None:
         return None
-    from .pictures import PictureReader  # torchvision's: a second of import that only these models need
+    from .pictures import PictureReader  # imports torchvision, a second that only these models need
 
     reader: Reader = PictureReader(spec.pictures, device)
     return reader
@@ -126,7 +122,7 @@ def available_cores() -> int:
 
 
 def is_broken(error: BaseException) -> bool:
-    """Whether the CUDA context is lost for good: then even waiting for the device fails."""
+    """Whether the CUDA context is lost, so that even synchronizing fails."""
     if not isinstance(error, RuntimeError) or not torch.cuda.is_initialized():
         return False
     try:
@@ -137,15 +133,12 @@ def is_broken(error: BaseException) -> bool:
 
 
 def exit_after(seconds: float = _EXIT_DELAY_S) -> None:
-    """Ends the process, without unwinding through a driver that answers nothing any more."""
+    """Ends the process without unwinding, because the driver may not answer."""
     threading.Timer(seconds, os._exit, (_BROKEN_CONTEXT_EXIT,)).start()
 
 
 def pinned_regions() -> PinnedRegions:
-    """Page-locked by the driver for this process's CUDA context, which must be there.
-
-    By the driver itself: what it refuses leaves no error behind for PyTorch to find at its next kernel.
-    """
+    """Page-locks memory for this process's CUDA context. Not by torch, whose next kernel would report a failure."""
     driver = ctypes.CDLL("libcuda.so.1")
     lock, unlock = driver.cuMemHostRegister_v2, driver.cuMemHostUnregister
     lock.argtypes, unlock.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_uint), (ctypes.c_void_p,)

@@ -1,4 +1,4 @@
-"""The torch.dtype of a tensor on the wire and in the network."""
+"""The torch.dtype of tensors in requests and in the network."""
 
 from typing import Any
 
@@ -22,9 +22,6 @@ WIRE_TYPES = {
 
 
 def network_type(wire_type: str, precision: Precision) -> Any:
-    """The torch.dtype in which the program takes an input that travels as wire_type: floats in its precision.
-
-    UINT8 stays what it is: the program that was exported for it casts by itself.
-    """
+    """The program's dtype for an input of that wire type: floats have its precision; UINT8 stays."""
     dtype = WIRE_TYPES[wire_type]
     return FLOATS[precision] if dtype.is_floating_point else dtype

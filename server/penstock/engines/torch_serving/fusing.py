@@ -1,8 +1,4 @@
-"""Graph rewrites of an exported convolutional program at load.
-
-Folds batch normalisation into the convolution before it, and on a GPU replaces convolution, bias, optional sum and ReLU
-by one cuDNN call. trial.py checks on the device that the result is correct.
-"""
+"""Rewrites an exported convolutional program: folds normalisation, and on a GPU fuses calls by cuDNN."""
 
 import copy
 import operator
@@ -16,14 +12,14 @@ _CONVOLUTIONS = (_aten.conv2d.default, _aten.convolution.default)
 _RELUS = (_aten.relu.default, _aten.relu_.default)
 _ADDS = (_aten.add.Tensor, _aten.add_.Tensor)
 _NORMALISATIONS = {
-    # operator → where it has (weight, bias, mean, variance, eps), and whether it is of inference
+    # operator → index of (weight, bias, mean, variance, eps), and of its training flag
     _aten.batch_norm.default: ((1, 2, 3, 4, 7), 5),
     _aten._native_batch_norm_legit_no_training.default: ((1, 2, 3, 4, 6), None),
 }
 
 
 def fold_normalisation(module: Any) -> int:
-    """Batch normalisations that a convolution alone feeds, into its weights; how many. Computed in float64."""
+    """Folds batch normalisation into the convolution before it, in float64. Returns the number of folds."""
     count = 0
     for node in list(module.graph.nodes):
         if _is_foldable(module, node):
@@ -78,14 +74,14 @@ def _fold(module: Any, convolution: Any, node: Any) -> None:
 
 
 def copied(module: Any) -> Any:
-    """A copy of the graph over the same weights."""
+    """A copy of the graph with the same weights."""
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # torch copies classes of its own that it has deprecated
+        warnings.simplefilter("ignore")  # torch copies its own deprecated classes
         return torch.fx.GraphModule(module, copy.deepcopy(module.graph))
 
 
 def fuse_for_cudnn(module: Any) -> int:
-    """Convolution + bias + ReLU and convolution + bias + sum + ReLU into a call each; how many."""
+    """Replaces convolution + bias [+ sum] + ReLU by one call each. Returns the number of replacements."""
     count = 0
     for node in list(module.graph.nodes):
         if node.op == "call_function" and node.target in _RELUS:
@@ -115,7 +111,7 @@ def _fuse_relu(module: Any, relu: Any) -> bool:
 
 
 def _is_exclusive_sum(node: Any) -> bool:
-    """A sum of two tensors that one node reads, and that changes nothing which others read."""
+    """A sum of two tensors with one user, which modifies no tensor with other users."""
     if node.op != "call_function" or node.target not in _ADDS or len(node.users) != 1 or node.kwargs:
         return False
     if not all(isinstance(one, torch.fx.Node) for one in node.args[:2]):
@@ -134,7 +130,7 @@ def _is_fusible(node: Any) -> bool:
 
 
 def _replace(module: Any, relu: Any, convolution: Any, other: Any) -> None:
-    """The convolution moves to where its ReLU was: by then the other branch is there."""
+    """Inserts the call at the ReLU's position, where the other operand of the sum is available."""
     image, weight, bias = convolution.args[:3]
     stride, padding, dilation = (_pair(_argument(convolution, place), only) for place, only in ((3, 1), (4, 0), (5, 1)))
     geometry = (stride, padding, dilation, _argument(convolution, 6) or 1)
@@ -155,7 +151,6 @@ def _pair(value: Any, default: int) -> list[int]:
 
 
 def _argument(node: Any, place: int) -> Any:
-    """A convolution's argument by position; None if it is not given."""
     names = ("input", "weight", "bias", "stride", "padding", "dilation", "groups")
     return node.args[place] if len(node.args) > place else node.kwargs.get(names[place])
 
@@ -176,7 +171,6 @@ def _new_constant(module: Any, value: Any) -> Any:
 
 
 def _result_index(user: Any) -> Any:
-    """The index of a getitem node; None for other nodes."""
     return user.args[1] if user.target is operator.getitem else None
 
 

@@ -1,7 +1,7 @@
-"""One model instance: groups requests into runs, and answers each. Pipeline keeps two batches in flight.
+"""One model instance: groups requests into runs, and answers each. Pipeline has two batches in flight.
 
-With PENSTOCK_NVTX=1 (`penstock up --profile`) decode, infer and output are NVTX ranges in a profiler's timeline.
-Imports torch only then: the process that completes a model's configuration must start fast.
+With PENSTOCK_NVTX=1 (`penstock up --profile`), decode, infer and output are NVTX ranges. Imports torch only then,
+because completing a model's configuration must be fast.
 """
 
 import os
@@ -21,7 +21,7 @@ Stage = Callable[[str], AbstractContextManager[None]]
 
 
 def stages(environment: "os._Environ[str] | dict[str, str]" = os.environ) -> Stage:
-    """Marks stages as NVTX ranges if PENSTOCK_NVTX=1 and torch can, else not at all."""
+    """Marks stages as NVTX ranges if PENSTOCK_NVTX=1 and torch supports it."""
     if environment.get(VARIABLE) != "1":
         return _unmarked
     try:
@@ -67,11 +67,7 @@ class RunGroup:
 
 
 def group_requests(shapes: Sequence[tuple[Shape, ...]], most_rows: int) -> list[RunGroup]:
-    """Groups of requests that agree in every dimension but the first, with at most most_rows rows.
-
-    shapes: of each request's inputs, with the batch dimension. most_rows: 0 for a model without a batch dimension: each
-    request runs alone and counts as one row.
-    """
+    """Groups of requests with the same row shapes and at most most_rows rows. most_rows: 0 without batching."""
     if not most_rows:
         return [RunGroup((place,), (1,)) for place in range(len(shapes))]
     open_groups: dict[tuple[Shape, ...], list[list[int]]] = {}
@@ -88,35 +84,32 @@ class PendingRun(Protocol):
     """A started run."""
 
     def outputs(self) -> tuple[Any, ...]:
-        """Waits for the outputs: in host memory, one row a row of input, in the wire's types.
-
-        A later run overwrites them: read them before `slots` more are started.
-        """
+        """Waits for the outputs in host memory. Read them before `slots` more runs start, which overwrite them."""
 
 
 class Runner(Protocol):
     """Runs one program. Use it only in the thread that created it."""
 
     def begin(self, columns: Sequence[Sequence[Any]], rows: int) -> PendingRun:
-        """Starts a run. columns: the requests' tensors, by input, in host or device memory. rows: their total."""
+        """Starts a run. columns: the requests' tensors by input, in host or device memory. rows: in total."""
 
     def picture_input(self, rows: int) -> Any:
-        """The buffer for the next run's pictures: (rows, C, H, W), the network's type and memory format."""
+        """The input of the next run's pictures: (rows, C, H, W), in the network's type and memory format."""
 
     def begin_pictures(self, rows: int) -> PendingRun:
         """Starts a run on picture_input."""
 
 
 class Reader(Protocol):
-    """Encoded pictures to a network's input: pictures.PictureReader."""
+    """Converts encoded pictures to a network's input; see pictures.PictureReader."""
 
     def prepare(self, encoded: list[bytes], out: Any) -> list[str | None]:
-        """Fills out, (len(encoded), C, H, W). Returns an error, or None, for each picture."""
+        """Fills out, (len(encoded), C, H, W). Returns an error or None for each picture."""
 
 
 @dataclass(frozen=True)
 class TorchRequest:
-    """tensors: the inputs in the spec's order. pictures: one a row, if the engine decodes pictures."""
+    """tensors: the inputs in the spec's order. pictures: one per row, if the engine decodes pictures."""
 
     tensors: tuple[Any, ...] = ()
     pictures: tuple[bytes, ...] = ()
@@ -134,15 +127,15 @@ class _Run:
 
 @dataclass(frozen=True)
 class StartedBatch:
-    """requests: referenced because the GPU may still read their tensors. answered: if they could not share a run."""
+    """A batch in flight. answered: the outcomes if the requests could not share a run."""
 
-    requests: Sequence[TorchRequest]
+    requests: Sequence[TorchRequest]  # referenced, because the GPU may still read their tensors
     run: _Run | None
     answered: list[Outcome]
 
 
 class Instance:
-    """`begin` in the thread that created it; `finish` in any thread, one at a time, in order."""
+    """Call `begin` in the thread that created it; `finish` in any thread, one at a time, in order."""
 
     def __init__(self, spec: EngineSpec, runner: Runner, reader: Reader | None = None) -> None:
         self._spec = spec
@@ -155,14 +148,11 @@ class Instance:
         self._merges = False
 
     def answer(self, requests: Sequence[TorchRequest]) -> list[Outcome]:
-        """One outcome a request, in order, in host memory that the next call overwrites."""
+        """One outcome per request, in order, in host memory that the next call overwrites."""
         return self._answer(requests, self._groups(requests))
 
     def begin(self, requests: Sequence[TorchRequest], wait_until_alone: Callable[[], object]) -> StartedBatch:
-        """Starts a batch. Requests that cannot share a run are answered group by group before it returns.
-
-        wait_until_alone: returns when all earlier batches are answered; the groups' runs would overwrite their answers.
-        """
+        """Starts a batch. Requests that cannot share a run are answered at once, after wait_until_alone()."""
         runs = self._groups(requests)
         if len(runs) == 1:
             return StartedBatch(requests, self._begin(requests, runs[0]), [])
@@ -170,7 +160,7 @@ class Instance:
         return StartedBatch(requests, None, self._answer(requests, runs))
 
     def finish(self, started: StartedBatch) -> list[Outcome]:
-        """As `answer`, for the oldest unfinished batch; the next but one `begin` overwrites the memory."""
+        """As `answer`, for the oldest unfinished batch. The second next `begin` overwrites the memory."""
         if started.run is None:
             return started.answered
         answers = _finish(started.run)
@@ -206,7 +196,6 @@ class Instance:
 
 
 def _copied(answers: dict[int, Outcome]) -> dict[int, Outcome]:
-    """Copies, because the next run overwrites the memory."""
     return {
         place: answer if isinstance(answer, TorchRequestError) else tuple(rows.clone() for rows in answer)
         for place, answer in answers.items()
@@ -214,7 +203,6 @@ def _copied(answers: dict[int, Outcome]) -> dict[int, Outcome]:
 
 
 def _picture_errors(group: RunGroup, errors: Sequence[str | None]) -> dict[int, TorchRequestError]:
-    """Errors of requests with bad pictures, by index."""
     refused: dict[int, TorchRequestError] = {}
     begin = 0
     for place, rows in zip(group.places, group.rows, strict=True):
@@ -226,9 +214,7 @@ def _picture_errors(group: RunGroup, errors: Sequence[str | None]) -> dict[int, 
 
 
 def _error_text(wrong: dict[int, str], rows: int) -> str:
-    """Errors with their rows: the gateway, whose request has pictures of many clients, gives each client its own error
-    and repeats the request for the others.
-    """
+    """Errors with their rows: the gateway gives each client its own error and repeats the request for the others."""
     by_sentence: dict[str, list[str]] = {}
     for row, sentence in wrong.items():
         by_sentence.setdefault(sentence, []).append(str(row))
@@ -254,33 +240,30 @@ def _finish(run: _Run) -> dict[int, Outcome]:
 
 
 MAX_IN_FLIGHT = 2
-_CLOSE_TIMEOUT_S = 10.0  # for what is in flight when the model is unloaded
+_CLOSE_TIMEOUT_S = 10.0  # for batches in flight when the model is unloaded
 
-# (what `put` was given for the batch, one outcome a request in order, or what went wrong with all of them)
+# (the argument of `put`, one outcome per request in order, or the error of all)
 Deliver = Callable[[Any, "list[Outcome] | Exception"], None]
 
 
 class Pipeline:
-    """Call `put` in the thread that created the instance. The callbacks run in the pipeline's thread.
-
-    deliver: gets each batch, in order. report: gets what deliver raised. enter: called once, first.
-    """
+    """Call `put` in the thread that created the instance. The callbacks run in the pipeline's thread."""
 
     def __init__(
         self,
         instance: Instance,
-        deliver: Deliver,
+        deliver: Deliver,  # gets each batch, in order
         *,
-        report: Callable[[Exception], object],
-        enter: Callable[[], object] = lambda: None,
+        report: Callable[[Exception], object],  # gets errors of deliver
+        enter: Callable[[], object] = lambda: None,  # called once, first
     ) -> None:
         self._instance = instance
         self._deliver = deliver
         self._report = report
         self._enter = enter
-        self._begun: SimpleQueue[tuple[StartedBatch, Any] | None] = SimpleQueue()  # None: that was all
-        self._answered: SimpleQueue[None] = SimpleQueue()  # one item for each batch
-        self._unanswered = 0  # as counted by the thread that puts
+        self._begun: SimpleQueue[tuple[StartedBatch, Any] | None] = SimpleQueue()  # None: end
+        self._answered: SimpleQueue[None] = SimpleQueue()  # one item per batch
+        self._unanswered = 0  # as counted by the thread that calls put
         self._thread = threading.Thread(target=self._answer_all, name="answers", daemon=True)
         self._thread.start()
 
@@ -292,7 +275,7 @@ class Pipeline:
         self._wait(MAX_IN_FLIGHT - 1)
 
     def close(self) -> None:
-        """Answers what is in flight, and ends."""
+        """Answers batches in flight, then ends the thread."""
         self._begun.put(None)
         self._thread.join(_CLOSE_TIMEOUT_S)
 
@@ -300,7 +283,6 @@ class Pipeline:
         self._wait(0)
 
     def _wait(self, most: int) -> None:
-        """Waits until at most `most` batches are unanswered."""
         while self._unanswered > most:
             self._answered.get()
             self._unanswered -= 1
@@ -315,11 +297,11 @@ class Pipeline:
     def _answer(self, started: StartedBatch, whose: Any) -> None:
         try:
             self._deliver(whose, self._finished(started))
-        except Exception as error:  # noqa: BLE001  the thread's root: without it no batch were answered any more
+        except Exception as error:  # noqa: BLE001  thread root, so that later batches are answered
             self._report(error)
 
     def _finished(self, started: StartedBatch) -> list[Outcome] | Exception:
         try:
             return self._instance.finish(started)
-        except Exception as error:  # noqa: BLE001  a batch's failure is its own requests' answer
-            return error  # not assigned: its traceback would hold this frame and the tensors in a cycle
+        except Exception as error:  # noqa: BLE001  it becomes the batch's outcome
+            return error  # not assigned: the traceback would form a cycle with this frame and its tensors

@@ -1,7 +1,7 @@
 """Decodes JPEGs on the GPU with nvJPEG: the hardware decoder of Ampere+ data centre cards, else torchvision.
 
-The hardware decoder is called through ctypes: a batch is queued on the current stream and nothing waits for it.
-torchvision's decode_jpeg blocks, allocates per picture and repeats chroma where libjpeg-turbo interpolates it.
+The hardware decoder is only queued on the current stream. torchvision's decode_jpeg blocks, allocates per picture, and
+does not interpolate chroma as libjpeg-turbo does.
 """
 
 import ctypes
@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
-import torchvision.io  # noqa: F401  brings libnvjpeg into the process
+import torchvision.io  # noqa: F401  loads libnvjpeg
 from torchvision.io import ImageReadMode, decode_jpeg, encode_jpeg
 
 _HARDWARE, _INTERPOLATED_CHROMA = 3, 32  # NVJPEG_BACKEND_HARDWARE, NVJPEG_FLAGS_UPSAMPLING_WITH_INTERPOLATION
@@ -24,14 +24,14 @@ _MAPS = Path("/proc/self/maps")
 
 
 class NoHardwareDecoder(Exception):
-    """There is none here, or nvJPEG is too old. Its text says what nvJPEG answered."""
+    """The card has none, or nvJPEG is too old. The text has nvJPEG's error."""
 
 
 class HardwareJpegs:
     """nvJPEG's handle and state. One thread at a time."""
 
     def __init__(self, *, is_grey: bool, library: Any = None) -> None:
-        """On the current CUDA device. library: libnvjpeg, found in the process by default. Raises NoHardwareDecoder."""
+        """On the current CUDA device. library: libnvjpeg, by default the loaded one. Raises NoHardwareDecoder."""
         self._nvjpeg = _loaded_library() if library is None else library
         self._planes, self._format = (1, _LUMA) if is_grey else (3, _RGB)
         self._handle, self._state = ctypes.c_void_p(), ctypes.c_void_p()
@@ -46,10 +46,10 @@ class HardwareJpegs:
     def decode(
         self, encoded: Sequence[bytes], sizes: Sequence[tuple[int, int]], device: torch.device
     ) -> tuple[torch.Tensor, list[int]] | None:
-        """(the memory of all, each one's address in it): planes of RGB or one of luma, when the stream has come there.
+        """Queues the decoding. Returns the memory and each picture's address: planes of RGB, or one of luma.
 
-        sizes: (width, height) of each, from its header. None if nvJPEG refuses the batch, without naming the picture,
-        or reads another size. Must not be called again before then.
+        sizes: (width, height) from the headers. None if nvJPEG rejects the batch. Call again only after the stream has
+        passed here.
         """
         if not all(map(self._is_of_size, encoded, sizes)):
             return None
@@ -71,7 +71,7 @@ class HardwareJpegs:
         return None if code else (memory, addresses)
 
     def _is_of_size(self, encoded: bytes, size: tuple[int, int]) -> bool:
-        """Whether nvJPEG means to write as many pixels as there will be room for."""
+        """Whether nvJPEG reads the same size, so that it writes within the memory."""
         count, sampling = ctypes.c_int(), ctypes.c_int()
         widths, heights = self._widths, self._heights
         given = (encoded, ctypes.c_size_t(len(encoded)), ctypes.byref(count), ctypes.byref(sampling), widths, heights)
@@ -87,7 +87,6 @@ class HardwareJpegs:
 
 
 def _loaded_library() -> Any:
-    """The libnvjpeg that torchvision has loaded, wherever it came from."""
     found = next((line.split()[-1] for line in _MAPS.read_text().splitlines() if "/libnvjpeg" in line), None)
     if found is None:
         raise NoHardwareDecoder("this torchvision comes without nvJPEG")
@@ -95,40 +94,37 @@ def _loaded_library() -> Any:
 
 
 _SAMPLE_SIDE = 64
-_MAX_DIFFERENCE = 12  # levels of 255 between two ways of decoding one smooth JPEG
+_MAX_DIFFERENCE = 12  # levels of 255 between two decoders for one smooth JPEG
 
-with warnings.catch_warnings():  # torch warns once a process that it might write into bytes; nvJPEG reads only
+with warnings.catch_warnings():  # torch warns once per process about a read-only buffer; nvJPEG only reads it
     warnings.simplefilter("ignore")
     torch.frombuffer(b"\0", dtype=torch.uint8)
 
 
 class Planes(NamedTuple):
-    """Pixels on the GPU, (channels, height, width) uint8 without gaps: their address, and what owns the memory."""
+    """Pixels on the GPU, (channels, height, width) uint8, contiguous."""
 
     address: int
     width: int
     height: int
-    memory: torch.Tensor
+    memory: torch.Tensor  # owns the pixels
 
 
 class GpuJpegs:
     """Decodes batches of JPEGs. One thread at a time."""
 
     def __init__(self, device: torch.device, *, is_grey: bool, is_hardware_wanted: bool = True) -> None:
-        """On the current device. The hardware decoder is first tried against the CPU's, and left where they differ."""
+        """On the current device. The hardware decoder is compared with the CPU's, and not used if they differ."""
         self._device, self._is_grey = device, is_grey
         self._hardware = self._tried_hardware() if is_hardware_wanted else None
 
     @property
     def name(self) -> str:
-        """For a log."""
+        """The decoder's name for logs."""
         return "nvjpeg" if self._hardware is None else "nvjpeg-hardware"
 
     def decode(self, encoded: Sequence[bytes], sizes: Sequence[tuple[int, int]]) -> list[Planes | None]:
-        """RGB of each, luma alone where is_grey, when the current stream has come there; None for a refused one.
-
-        sizes: (width, height) of each as its header says. Must not be called again before the stream has come there.
-        """
+        """RGB or luma of each picture, or None if rejected. Valid, and callable again, once the stream gets here."""
         answer = self._hardware.decode(encoded, sizes, self._device) if self._hardware is not None else None
         if answer is not None:
             memory, addresses = answer
@@ -153,11 +149,7 @@ class GpuJpegs:
 
 
 def decode_jpegs(encoded: Sequence[bytes], device: torch.device, *, is_grey: bool) -> list[torch.Tensor | None]:
-    """(3, height, width) uint8 RGB of each, (1, height, width) where is_grey; None for one that nvJPEG refuses.
-
-    By torchvision, and blocks until the pixels are there. nvJPEG says only that a batch failed: the one to blame is
-    found by halves. Raises torch.OutOfMemoryError.
-    """
+    """uint8 pixels of each picture, (3, height, width) or (1, …) if is_grey; None if nvJPEG rejects it. Blocks."""
     mode = ImageReadMode.GRAY if is_grey else ImageReadMode.RGB
     return _decode([torch.frombuffer(one, dtype=torch.uint8) for one in encoded], device, mode)
 

@@ -1,4 +1,4 @@
-"""Decodes and resizes pictures with OpenCV on the CPU, as penstock.vision does. Imported lazily: it loads cv2."""
+"""Decodes and resizes pictures with OpenCV on the CPU, as penstock.vision does. Imported lazily, because of cv2."""
 
 from collections.abc import Callable
 
@@ -24,7 +24,7 @@ _TURNS: dict[int, Callable[[Pixels], Pixels]] = {
 
 
 def decode_with_opencv(encoded: bytes, header: PictureHeader, *, is_grey: bool) -> Pixels:
-    """(height, width, 3) BGR or (height, width), as stored: not turned. Raises Refused."""
+    """(height, width, 3) BGR or (height, width), without applying the orientation. Raises PictureRejected."""
     flags = cv2.IMREAD_COLOR | cv2.IMREAD_IGNORE_ORIENTATION
     if is_grey and header.format is PictureFormat.JPEG:
         flags = cv2.IMREAD_GRAYSCALE | cv2.IMREAD_IGNORE_ORIENTATION  # its own luma
@@ -43,7 +43,7 @@ def decode_with_opencv(encoded: bytes, header: PictureHeader, *, is_grey: bool) 
 
 
 def resize_with_opencv(pixels: Pixels, orientation: int, spec: PictureSpec) -> Pixels:
-    """(channels, height, width) uint8 of the network, in its colour order, black where the picture is not."""
+    """(channels, height, width) uint8 for the network, in its colour order, with black padding."""
     turn = _TURNS.get(orientation)
     upright = pixels if turn is None else turn(pixels)
     part = resize_geometry(upright.shape[1], upright.shape[0], spec)

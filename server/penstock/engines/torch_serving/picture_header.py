@@ -1,7 +1,6 @@
-"""The header of an encoded picture: format, size, orientation, and which decoder can decode it. Decodes no pixels.
+"""Reads picture headers: format, size, orientation, and the suitable decoder. Decodes no pixels.
 
-The only parser of picture headers. The gateway uses it through penstock.vision; Triton's model process has only this
-package of ours, so it is here.
+Also used by the gateway; it is here, because Triton's model process has no other package of penstock.
 """
 
 import re
@@ -15,8 +14,8 @@ from itertools import islice
 Buffer = bytes | memoryview
 
 MAX_PARTS = 1 << 14  # segments or chunks, and bytes between JPEG segments: a megabyte of empty chunks took 80 ms
-MAX_JPEG_SCANS = 100  # encoders write 10 to 20; each costs a millisecond a megapixel, and a few bytes
-MIN_JPEG_SCANS, MAX_SCANNED_PIXELS = 20, 1 << 30  # scans allowed at any size; limit of all scans together
+MAX_JPEG_SCANS = 100  # encoders write 10 to 20; each costs a millisecond per megapixel
+MIN_JPEG_SCANS, MAX_SCANNED_PIXELS = 20, 1 << 30  # scans allowed at any size; limit for the pixels of all scans
 PNG_SIGNATURE = b"\x89PNG\r\n\x1a\n"
 
 
@@ -29,7 +28,7 @@ class PictureFormat(StrEnum):
 
 
 class PictureRejected(Exception):
-    """The picture cannot be decoded. The text completes a sentence whose subject is the picture."""
+    """The picture cannot be decoded. The text completes a sentence about the picture."""
 
     def __init__(self, what: str, picture_format: PictureFormat | None = None) -> None:
         """picture_format: by the first bytes; None for an unsupported format."""
@@ -39,20 +38,15 @@ class PictureRejected(Exception):
 
 @dataclass(frozen=True, slots=True)
 class PictureHeader:
-    """width, height: as stored, before the orientation (EXIF's 1 to 8) is applied.
-
-    is_for_gpu: a baseline JPEG of 8 bits, grey or YCbCr, in a usual sampling, which nvJPEG's hardware decodes.
-    pixels_at: offset of a JPEG's first scan. stray: (begin, end) of bytes before it that belong to no segment; decoders
-    skip them.
-    """
+    """Header of a picture. width, height: as stored, before the orientation is applied."""
 
     format: PictureFormat
     width: int
     height: int
-    orientation: int = 1
-    is_for_gpu: bool = False
-    pixels_at: int = 0
-    stray: tuple[tuple[int, int], ...] = ()
+    orientation: int = 1  # EXIF's, 1 to 8
+    is_for_gpu: bool = False  # 8-bit baseline JPEG that nvJPEG's hardware decodes
+    pixels_at: int = 0  # offset of a JPEG's first scan
+    stray: tuple[tuple[int, int], ...] = ()  # (begin, end) of bytes outside of JPEG segments
 
     @property
     def is_sideways(self) -> bool:
@@ -78,7 +72,7 @@ def sniff(data: Buffer) -> PictureFormat | None:
 
 
 def read_header(data: Buffer) -> PictureHeader:
-    """Raises Refused for another format, a broken or truncated header, and more parts than the limits allow."""
+    """Raises PictureRejected for other formats, corrupt or truncated headers, and too many parts."""
     picture_format = sniff(data)
     if picture_format is None:
         raise PictureRejected(f"is not a JPEG, PNG or WebP: its first bytes are {bytes(data[:8]).hex(' ') or 'none'}")
@@ -89,7 +83,7 @@ def read_header(data: Buffer) -> PictureHeader:
 
 
 def orientation_of_tiff(tiff: bytes) -> int:
-    """EXIF's orientation, 1 to 8, of a TIFF block; 1 if it is absent, broken or out of range."""
+    """EXIF's orientation, 1 to 8, in a TIFF block; 1 if it is absent or invalid."""
     order = {b"II*\0": "<", b"MM\0*": ">"}.get(tiff[:4])
     if order is None:
         return 1
@@ -129,8 +123,6 @@ _YCBCR_IDS = frozenset((b"\1\2\3", b"\0\1\2"))
 
 @dataclass(slots=True)
 class _JpegSegments:
-    """The content of the segments before the first scan."""
-
     frame: bytes = b""
     frame_marker: int = 0
     size: tuple[int, int] = 0, 0
@@ -179,7 +171,7 @@ def _read_jpeg(data: Buffer) -> PictureHeader:
 
 
 def _jpeg_segments(data: Buffer, stray: list[tuple[int, int]]) -> Iterator[tuple[int, int, int]]:
-    """(marker, begin, end of its payload) of the segments in _TELLING, up to the first scan. Appends to stray."""
+    """(marker, begin, end of its payload) of segments in _CONTENT_MARKERS up to the first scan. Appends to stray."""
     position, parts = 2, 0
     while True:
         begin = position
@@ -213,7 +205,7 @@ def _next_marker(data: Buffer, position: int) -> int:
 
 
 def _jpeg_size(marker: int, frame: bytes) -> tuple[int, int]:
-    """(width, height). Raises Refused for an unsupported coding."""
+    """(width, height). Raises PictureRejected for an unsupported coding."""
     precision, height, width, components = struct.unpack_from(">BHHB", frame)
     if marker not in _DECODABLE:
         raise _rejected_jpeg(f"has a coding (marker 0x{marker:x}) that is neither baseline nor progressive")
@@ -227,7 +219,7 @@ def _jpeg_size(marker: int, frame: bytes) -> tuple[int, int]:
 
 
 def _limit_scans(data: Buffer, found: _JpegSegments, components: int, begin: int) -> None:
-    """components: of the first scan. If it has all components of a baseline JPEG, it is the only scan."""
+    """components: of the first scan. With all components of a baseline JPEG, it is the only scan."""
     if found.frame_marker != _PROGRESSIVE and components == found.frame[5]:
         return
     width, height = found.size
@@ -259,10 +251,7 @@ def _read_png(data: Buffer) -> PictureHeader:
 
 
 def png_chunks(data: Buffer, *, is_verified: bool = False) -> Iterator[tuple[bytes, Buffer]]:
-    """(kind, payload) of each chunk before IEND. Raises Refused, also if IEND is missing or a checksum is wrong.
-
-    is_verified: the checksums were verified before.
-    """
+    """(kind, payload) of each chunk before IEND. is_verified: skip the checksums. Raises PictureRejected."""
     position, parts = len(PNG_SIGNATURE), 0
     while True:
         parts = _with_part_limit(parts + 1, PictureFormat.PNG)
@@ -288,7 +277,7 @@ def png_chunks(data: Buffer, *, is_verified: bool = False) -> Iterator[tuple[byt
 
 
 def _read_webp(data: Buffer) -> PictureHeader:
-    """The size is the larger of the canvas and the bitstream: a decoder may allocate either."""
+    """The size is the larger of canvas and bitstream, because a decoder may allocate either."""
     (riff_size,) = struct.unpack_from("<I", data, 4)
     if riff_size + 8 > len(data):
         raise PictureRejected(f"is truncated: it has {len(data)} of {riff_size + 8} bytes", PictureFormat.WEBP)

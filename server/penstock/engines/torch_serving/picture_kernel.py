@@ -1,8 +1,7 @@
-"""One CUDA kernel that turns pictures of different sizes into a network's input, and the row of geometry that it reads.
+"""A CUDA kernel that resizes and normalises pictures of any size into a network's input; and its parameters.
 
-The kernel resizes as cv2.INTER_LINEAR does (bit for bit when it reduces a picture), applies EXIF orientation, crop,
-padding and colour order, and looks up the normalised value. The geometry follows penstock.vision's preprocessing; tests
-compare the two. NVRTC, which torch brings, compiles the source; it also compiles as C++, for tests without a GPU.
+Resizes as cv2.INTER_LINEAR, and applies EXIF orientation, crop, padding, colour order and normalisation, as
+penstock.vision; tests compare them. Compiled by torch's NVRTC, and as C++ for tests without a GPU.
 """
 
 import ctypes
@@ -13,11 +12,11 @@ from typing import Any, NamedTuple
 
 from .config import PictureFit, PictureSpec, TorchLoadError
 
-ROW = struct.Struct("<Qqqq6i2d")  # kernels.py's struct Picture
-NO_PICTURE = ROW.pack(0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0.0, 0.0)  # black all over
+ROW = struct.Struct("<Qqqq6i2d")  # struct Picture of the kernel
+NO_PICTURE = ROW.pack(0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0.0, 0.0)  # all black
 _ADDRESS = struct.Struct("<Q")
-_MAX_SIDES = 8  # of a picture longer than this many of the network's sides only the middle is resized before a crop
-# EXIF's orientation: (do rows and columns change places, are stored rows walked backwards, stored columns).
+_MAX_SIDES = 8  # before a crop, only the middle of a picture longer than this is resized
+# By EXIF's orientation: (swap rows and columns, reverse stored rows, reverse stored columns).
 _TURNS = {
     1: (False, False, False),
     2: (False, False, True),
@@ -32,39 +31,32 @@ _TURNS = {
 
 @dataclass(frozen=True)
 class ResizeGeometry:
-    """The part of an upright picture that is resized, to what, and where that lies in the network's image.
+    """The part of an upright picture that is resized, and its position in the network's image."""
 
-    left, top, width, height: of the part, in source pixels. pad_x, pad_y: negative where the network's edge cuts it.
-    """
-
-    left: int
+    left: int  # left, top, width, height: in source pixels
     top: int
     width: int
     height: int
     resized_width: int
     resized_height: int
-    pad_x: int = 0
+    pad_x: int = 0  # negative if cropped, like pad_y
     pad_y: int = 0
 
 
 class PixelLayout(NamedTuple):
-    """How a decoder left a picture in memory: uint8, `width` by `height` before its orientation is applied.
-
-    is_planar: (channels, height, width), as nvJPEG; else (height, width, channels), as OpenCV. Without gaps.
-    channels: 1 or 3. color: their order, "RGB" or "BGR" ("GRAY" of one).
-    """
+    """Layout of decoded uint8 pixels, before the orientation is applied."""
 
     width: int
     height: int
     orientation: int
-    is_planar: bool
-    channels: int
-    color: str
+    is_planar: bool  # (channels, height, width), as nvJPEG; else (height, width, channels), as OpenCV; contiguous
+    channels: int  # 1 or 3
+    color: str  # RGB, BGR or GRAY
 
 
 @dataclass(frozen=True)
 class KernelRow:
-    """One picture's row of the kernel's table but for its address in memory."""
+    """One picture's kernel parameters, without its address."""
 
     offset: int
     rest: bytes
@@ -75,7 +67,7 @@ class KernelRow:
 
 
 def kernel_row(stored: PixelLayout, spec: PictureSpec) -> KernelRow:
-    """How the kernel reads a picture so that it comes out upright, in the network's colour order, where it belongs."""
+    """The kernel's parameters to read the picture upright, in the network's colour order, at its position."""
     swaps, rows_backwards, columns_backwards = _TURNS[stored.orientation]
     column_step = 1 if stored.is_planar else stored.channels
     row_step = stored.width * column_step
@@ -109,7 +101,7 @@ def kernel_row(stored: PixelLayout, spec: PictureSpec) -> KernelRow:
 
 
 def resize_geometry(width: int, height: int, spec: PictureSpec) -> ResizeGeometry:
-    """Of an upright picture of that size."""
+    """Geometry of an upright picture of that size."""
     if spec.fit is PictureFit.STRETCH:
         return ResizeGeometry(0, 0, width, height, spec.width, spec.height)
     if spec.fit is PictureFit.CROP:
@@ -130,7 +122,7 @@ def _scaled(side: int, scale: float) -> int:
 
 
 def _middle(whole: ResizeGeometry, spec: PictureSpec) -> ResizeGeometry:
-    """Of a very long picture the middle, more than a crop can see of it; any other as it is."""
+    """The middle of a very long picture, more than a crop can show; otherwise the whole picture."""
     if whole.resized_width > _MAX_SIDES * spec.width:
         count = _middle_count(whole.width, whole.resized_width, spec.width)
         size, left = round(count * whole.resized_width / whole.width), (whole.width - count) // 2
@@ -143,7 +135,7 @@ def _middle(whole: ResizeGeometry, spec: PictureSpec) -> ResizeGeometry:
 
 
 def _middle_count(length: int, resized: int, network: int) -> int:
-    """How many of length pixels become _MOST_SIDES of the network's; odd where length is, so that the middle stays."""
+    """Pixels of `length` that become _MAX_SIDES network sides; has length's parity, so that the centre stays."""
     count = math.ceil(length * _MAX_SIDES * network / resized)
     return count + (length - count) % 2
 
@@ -203,13 +195,13 @@ _ELEMENT_TYPES = {1: b"unsigned char", 2: b"unsigned short", 4: b"unsigned int"}
 
 
 class PictureKernel:
-    """The kernel for outputs of one element size, loaded into the current device. Launches are asynchronous."""
+    """The kernel for one element size, loaded on the current device. Launches are asynchronous."""
 
     def __init__(self, device: Any, element_bytes: int) -> None:
-        """Raises LoadError where NVRTC is absent or refuses the device."""
+        """Raises TorchLoadError if NVRTC is missing or fails."""
         import torch
 
-        torch.zeros(1, device=device)  # so that the device's primary context is this thread's
+        torch.zeros(1, device=device)  # makes the device's primary context current in this thread
         major, minor = torch.cuda.get_device_capability(device)
         image = compile_cubin(major, minor, element_bytes)
         self._cuda = ctypes.CDLL("libcuda.so.1")
@@ -218,9 +210,9 @@ class PictureKernel:
         self._check(self._cuda.cuModuleGetFunction(ctypes.byref(self._function), self._module, _NAME))
 
     def __call__(self, rows: Any, table: Any, out: Any, *, stream: int) -> None:
-        """rows (n * ROW.size,) uint8, table (channels, 256) and out (n, channels, height, width), all on the device.
+        """rows (n * ROW.size,) uint8, table (channels, 256), out (n, channels, height, width) of any strides.
 
-        out may have any strides. stream: a CUDA stream's handle. Raises RuntimeError with CUDA's code.
+        All on the device. stream: a CUDA stream's handle. Raises RuntimeError with CUDA's code.
         """
         count, channels, height, width = out.shape
         arguments = (
@@ -241,10 +233,10 @@ class PictureKernel:
 
 
 def compile_cubin(major: int, minor: int, element_bytes: int) -> bytes:
-    """The kernel for that compute capability, by NVRTC; needs no GPU. Raises LoadError with the compiler's words."""
+    """Compiles the kernel by NVRTC, without a GPU. Raises TorchLoadError with the compiler's output."""
     nvrtc = _nvrtc()
     source = b"#define WORD " + _ELEMENT_TYPES[element_bytes] + b"\n" + SOURCE.encode()
-    # Without --fmad=false the places would be rounded otherwise than on the CPU.
+    # With fused multiply-add, source positions would be rounded differently than on the CPU.
     options = (ctypes.c_char_p * 2)(f"--gpu-architecture=sm_{major}{minor}".encode(), b"--fmad=false")
     program = ctypes.c_void_p()
     if nvrtc.nvrtcCreateProgram(ctypes.byref(program), source, _NAME + b".cu", 0, None, None):
@@ -268,7 +260,7 @@ def _nvrtc_bytes(size_of: Any, copy: Any, program: ctypes.c_void_p) -> bytes:
 
 
 def _nvrtc() -> Any:
-    """The library that came with torch, where the dynamic linker or torch's own packages have it."""
+    """torch's NVRTC, found by the dynamic linker or in torch's packages."""
     import torch
 
     major = (torch.version.cuda or "").partition(".")[0]
@@ -282,7 +274,6 @@ def _nvrtc() -> Any:
 
 
 def _package_folders(major: str) -> tuple[str, ...]:
-    """Where pip puts NVIDIA's libraries; the name of the folder changed with CUDA 13."""
     from importlib.util import find_spec
 
     found = find_spec("nvidia")

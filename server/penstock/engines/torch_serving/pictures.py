@@ -1,9 +1,8 @@
-"""PictureReader: encoded pictures to a network's input, decoded by nvJPEG and prepared by one kernel.
+"""Encoded pictures to a network's input, decoded by nvJPEG and preprocessed by one kernel.
 
-OpenCV decodes on the CPU what nvJPEG rejects or does not support (PNG, WebP, progressive and CMYK JPEG). A picture that
-cannot be decoded fails alone. For equal pixels the result equals penstock.vision's, within 1 of 255 when a picture is
-enlarged. nvJPEG's pixels differ from libjpeg-turbo's (tests/gpu/test_pictures_gpu.py measures by how much), it accepts
-some damaged JPEGs, and it parses untrusted bytes in the model's process: `image-decoder: gateway` isolates that.
+OpenCV decodes on the CPU what nvJPEG does not support. For equal pixels the result equals penstock.vision's, within 1
+of 255 for enlarged pictures; nvJPEG's pixels differ from libjpeg-turbo's (see tests/gpu/test_pictures_gpu.py), and it
+accepts some corrupt JPEGs. It parses untrusted bytes in the model's process; `image-decoder: gateway` avoids that.
 """
 
 from collections.abc import Iterator, Sequence
@@ -25,7 +24,7 @@ _KNOWN_SIZES = 4096
 
 
 class DevicePicture(NamedTuple):
-    """uint8 pixels on the device: their address there, how they lie, and what owns the memory."""
+    """uint8 pixels on the device: their address, layout, and owner."""
 
     address: int
     stored: PixelLayout
@@ -33,14 +32,13 @@ class DevicePicture(NamedTuple):
 
 
 class PictureReader:
-    """Fills a network's input from encoded pictures. One a model instance; calls do not overlap.
+    """Fills a network's input from encoded pictures. One per model instance; calls must not overlap.
 
-    On a GPU the last of the work is queued on the current stream, and prepare() returns before it has run: who reads
-    `out` does so on that stream.
+    On a GPU, prepare() returns before the work on the current stream has run, so read `out` on that stream.
     """
 
     def __init__(self, spec: PictureSpec, device: torch.device, *, max_pixels: int = MAX_PIXELS) -> None:
-        """device: "cuda:N" or "cpu". Compiles the kernel and starts nvJPEG: a second. Raises LoadError."""
+        """device: "cuda:N" or "cpu". Compiles the kernel and starts nvJPEG (a second). Raises TorchLoadError."""
         self._spec, self._device, self._max_pixels = spec, torch.device(device), max_pixels
         self._tables: dict[torch.dtype, torch.Tensor] = {}
         self._kernels: dict[int, PictureKernel] = {}
@@ -54,7 +52,7 @@ class PictureReader:
             self._warm_up()
 
     def _warm_up(self) -> None:
-        """The first request should not wait for what is made once."""
+        """Prepares everything that is made once, before the first request."""
         with torch.cuda.device(self._device):
             self._jpegs = GpuJpegs(self._device, is_grey=self._spec.channels == 1)
         shape = (1, self._spec.channels, self._spec.height, self._spec.width)
@@ -64,14 +62,14 @@ class PictureReader:
 
     @property
     def decoder(self) -> str:
-        """What decodes most JPEGs, for a log."""
+        """The decoder of most JPEGs, for logs."""
         return "opencv" if self._jpegs is None else self._jpegs.name
 
     def prepare(self, encoded: Sequence[bytes], out: torch.Tensor) -> list[str | None]:
-        """The first len(encoded) rows of out become the pictures' input; the row of one that is refused, black.
+        """Fills the first len(encoded) rows of out, black for rejected pictures. Returns an error or None for each.
 
-        out: (N or more, channels, height, width) of the spec, on the device, of any floating dtype and strides. Returns
-        for each picture None, or in a sentence why it cannot be decoded. Raises RuntimeError where the GPU fails.
+        out: (N or more, channels, height, width), on the device, of any floating dtype and strides. Raises
+        RuntimeError.
         """
         with torch.inference_mode():
             if self._device.type == "cpu":
@@ -101,10 +99,7 @@ class PictureReader:
         return header
 
     def _wait_for_last_read(self) -> None:
-        """Until the batch before is in the network's input: its table, bytes and pixels are memory that is used again.
-
-        By torchvision nvJPEG writes on a stream of its own, so that torch's allocator does not keep the two apart.
-        """
+        """Waits until the previous batch was read: its memory is reused, and torchvision writes on another stream."""
         if self._last_read is not None:
             self._last_read.synchronize()
             self._in_use = []
@@ -122,7 +117,7 @@ class PictureReader:
         return found
 
     def _by_gpu(self, asks: Sequence[tuple[bytes, Any]]) -> list[DevicePicture | None]:
-        """None for those that nvJPEG refuses."""
+        """None for pictures that nvJPEG rejects."""
         if not asks or self._jpegs is None:
             return [None] * len(asks)
         planes = self._jpegs.decode([picture for picture, _ in asks], [(one.width, one.height) for _, one in asks])
@@ -137,7 +132,6 @@ class PictureReader:
         return PixelLayout(width, height, header.orientation, is_planar, channels, color)
 
     def _by_opencv(self, ask: tuple[bytes, Any]) -> DevicePicture | str:
-        """On the CPU, and then brought to the device."""
         from .opencv_pictures import decode_with_opencv
 
         encoded, header = ask
@@ -173,7 +167,6 @@ class PictureReader:
         return self._tables[dtype]
 
     def _on_cpu(self, encoded: bytes, out: torch.Tensor) -> str | None:
-        """The whole of it without a GPU, for models on KIND_CPU."""
         from .opencv_pictures import decode_with_opencv, resize_with_opencv
 
         table = self._table(out.dtype)
@@ -192,13 +185,13 @@ class PictureReader:
 
 
 class _KernelRows:
-    """The kernel's table of pictures: written in pinned memory, copied to the device on the current stream."""
+    """The kernel's parameters: in pinned memory, copied to the device on the current stream."""
 
     def __init__(self, device: torch.device) -> None:
         self._device, self._capacity = device, 0
 
     def on_device(self, rows: Sequence[bytes]) -> torch.Tensor:
-        """Valid until the next call, which must not come before the copy is done."""
+        """Valid until the next call, which must wait until the copy has ended."""
         if len(rows) > self._capacity:
             self._capacity = max(len(rows), 64)
             self._pinned = torch.empty(self._capacity * ROW.size, dtype=torch.uint8, pin_memory=True)
@@ -210,14 +203,14 @@ class _KernelRows:
 
 
 def value_table(spec: PictureSpec) -> torch.Tensor:
-    """(channels, 256) float32: what a pixel's value becomes, computed in float64 and rounded once."""
+    """(channels, 256) float32: normalised value by pixel value, computed in float64 and rounded once."""
     values = torch.arange(256, dtype=torch.float64)
     pairs = zip(spec.offsets, spec.channel_factors, strict=True)
     return torch.stack([spec.scale * (values - offset) * factor for offset, factor in pairs]).float()
 
 
 def pieces(sizes: Sequence[int], limit: int) -> Iterator[tuple[int, int]]:
-    """(begin, end) of consecutive runs whose sizes add up to at most the limit, or that are one alone."""
+    """(begin, end) of consecutive groups with a total size of at most the limit, or one element."""
     begin = total = 0
     for i, size in enumerate(sizes):
         if i > begin and total + size > limit:

@@ -19,7 +19,7 @@ _DEFAULT_CORES_PER_SM = 128
 
 
 def own_and_all(device: Any) -> tuple[int, int]:
-    """(those of this process, those of the card); 0 for the second where NVML does not tell, as of a slice by MIG."""
+    """SMs of (this process, the card); 0 for the card if NVML does not report them, as with MIG."""
     properties = torch.cuda.get_device_properties(device)
     cores = _core_count(f"GPU-{properties.uuid}")
     per_sm = _CORES_PER_SM.get((properties.major, properties.minor), _DEFAULT_CORES_PER_SM)
@@ -27,7 +27,7 @@ def own_and_all(device: Any) -> tuple[int, int]:
 
 
 def _core_count(uuid: str) -> int:
-    """Of the whole card, by NVML; 0 where it does not tell."""
+    """CUDA cores of the whole card by NVML; 0 if unknown."""
     try:
         nvml = ctypes.CDLL("libnvidia-ml.so.1")
         card, count = ctypes.c_void_p(), ctypes.c_uint()
@@ -49,23 +49,16 @@ Program = Callable[[Sequence[Any]], tuple[Any, ...]]
 
 @dataclass(frozen=True)
 class Loaded:
-    """A program, how it was fused ("off", "fold" or "cudnn"), and what its user should know of that, if anything.
-
-    trial: how many SMs it has and whether its answers were held to the CPU's; empty on a CPU.
-    """
+    """A loaded program. fused: "off", "fold" or "cudnn". note: a remark for the user, or empty."""
 
     program: Program
     fused: str
     note: str = ""
-    trial: str = ""
+    trial: str = ""  # its SMs, and whether its results were compared with the CPU's; empty on a CPU
 
 
 def load_program(path: Path, spec: EngineSpec, device: Any) -> Loaded:
-    """The program, ready to run on the device.
-
-    Raises LoadError for a file that is not there, not an exported program, or does not fit the configuration, and on a
-    GPU for one that does not answer right there.
-    """
+    """The program on the device. Raises TorchLoadError, on a GPU also for wrong results."""
     module = _read(path, spec)
     if device.type != "cuda":
         return Loaded(
@@ -84,7 +77,7 @@ def load_program(path: Path, spec: EngineSpec, device: Any) -> Loaded:
 
 
 def prepared_module(path: Path, spec: EngineSpec, device: Any) -> Any:
-    """The file's program on the device: normalisation folded, its floats in the spec's precision, its layout."""
+    """The file's program on the device, with folded normalisation and the spec's precision and layout."""
     return _prepared(_read(path, spec), spec, device)
 
 
@@ -98,10 +91,7 @@ def _read(path: Path, spec: EngineSpec) -> Any:
 
 
 def _reference(module: Any, spec: EngineSpec, sms: tuple[int, int]) -> tuple[ReferenceAnswers | None, str]:
-    """What a limited process's answers are held to, or why nothing. On few cores: many instances load at once.
-
-    sms: those of this process, those of the card; 0 if unknown.
-    """
+    """Reference results for a process with limited SMs, or why there are none. sms: of this process, of the card."""
     if sms[0] == sms[1]:
         return None, f"all {sms[0]} SMs"
     if not spec.checks_answers:
@@ -112,19 +102,18 @@ def _reference(module: Any, spec: EngineSpec, sms: tuple[int, int]) -> tuple[Ref
     torch.set_num_threads(min(threads, _TRIAL_THREADS))
     try:
         return reference_answers(move_program(module, torch.float32, torch.device("cpu")), spec), ""
-    except Exception as error:  # noqa: BLE001  whatever the CPU cannot do of a program that is made for a GPU
+    except Exception as error:  # noqa: BLE001  the CPU may not support a program made for a GPU
         return None, _not_compared(sms, f"the CPU does not run it: {_first_line(error)}")
     finally:
         torch.set_num_threads(threads)
 
 
 def _compared(module: Any, spec: EngineSpec, device: Any, truth: ReferenceAnswers, sms: tuple[int, int]) -> str:
-    """Raises LoadError where the answers differ."""
     try:
         is_judged = compare_with_reference(module, spec, device, truth, sms)
     except TorchLoadError:
         raise
-    except Exception as error:  # noqa: BLE001  it is served as it would be without a trial
+    except Exception as error:  # noqa: BLE001  served without a trial
         return _not_compared(sms, _first_line(error))
     return f"{_sm_share(sms)}, answers as on the CPU" if is_judged else _not_compared(sms, "no floats")
 
@@ -143,29 +132,26 @@ def _prepared(module: Any, spec: EngineSpec, device: Any) -> Any:
 
 
 def check_inputs(exported: Any, spec: EngineSpec, path: Path) -> None:
-    """LoadError where the configuration names another number of inputs than the program takes."""
+    """Raises TorchLoadError if the configuration has another number of inputs than the program."""
     count = len(exported.graph_signature.user_inputs)
     if count != len(spec.inputs):
         raise TorchLoadError(f"{path.name} takes {count} inputs and config.pbtxt names {len(spec.inputs)}")
 
 
 def read_program(path: Path) -> Any:
-    """The torch.export.ExportedProgram in a file. Raises LoadError."""
+    """The torch.export.ExportedProgram in a file. Raises TorchLoadError."""
     if not path.is_file():
         raise TorchLoadError(f"there is no {path.name} in {path.parent}: export one by torch.export.save")
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # about weights in read-only memory: they are never written
+            warnings.simplefilter("ignore")  # about weights in read-only memory, which are never written
             return torch.export.load(path)
-    except Exception as error:  # noqa: BLE001  zip, pickle and schema errors of every kind
+    except Exception as error:  # noqa: BLE001  zip, pickle and schema errors of all kinds
         raise TorchLoadError(f"{path} is not a program of torch.export.save: {_first_line(error)}") from None
 
 
 def move_program(module: Any, dtype: Any, device: Any) -> Any:
-    """The module on a device and with its floats in a type: its weights, its constants, and what its graph spells out.
-
-    A program that was exported on the CPU in float32 says both where it makes tensors and where it casts.
-    """
+    """The module on the device, with all floats in dtype: weights, constants, and types and devices in its graph."""
     said = {torch.float32: dtype}
 
     def instead(word: Any) -> Any:
@@ -190,7 +176,7 @@ def move_program(module: Any, dtype: Any, device: Any) -> Any:
 
 
 def _move_constant(module: Any, target: str, dtype: Any, device: Any) -> None:
-    """A tensor that is no parameter and no buffer: module.to leaves it where it is."""
+    """Moves a tensor that is neither parameter nor buffer, which module.to does not move."""
     *path, name = target.split(".")
     owner = module.get_submodule(".".join(path))
     value = owner.__dict__.get(name)
@@ -199,8 +185,6 @@ def _move_constant(module: Any, target: str, dtype: Any, device: Any) -> None:
 
 
 class _TupleProgram:
-    """A module that answers in a tuple, whatever it returns."""
-
     def __init__(self, module: Any, output_count: int) -> None:
         self.module = module
         self._output_count = output_count

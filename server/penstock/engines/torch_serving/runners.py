@@ -12,11 +12,11 @@ from .instance import PendingRun
 from .program import Program
 from .staging import PinnedRegions
 
-_WARM_UP_RUNS = 2  # before a capture: cuDNN and cuBLAS choose, load and allocate what they may not during one
+_WARM_UP_RUNS = 2  # before a capture: cuDNN and cuBLAS select, load and allocate
 
 
 class EagerRunner:
-    """Operator by operator, on exactly the rows that there are: on the CPU, and for inputs of free dimensions."""
+    """Runs operator by operator on the actual rows: on the CPU, and for inputs with variable dimensions."""
 
     def __init__(self, program: Program, spec: EngineSpec, device: Any) -> None:
         self._program = program
@@ -57,7 +57,7 @@ class EagerRunner:
 
 @dataclass(frozen=True)
 class FinishedRun:
-    """A run that is over."""
+    """A completed run."""
 
     answers: tuple[Any, ...]
 
@@ -66,11 +66,10 @@ class FinishedRun:
 
 
 class GraphRunner:
-    """By one CUDA graph a bucket, on one stream, in static buffers that all buckets share.
+    """Runs one CUDA graph per bucket, on one stream, in static buffers shared by all buckets.
 
-    A batch's bytes travel as they are into a slot's staging buffer; one kernel casts them into the network's input
-    (precision, channels last); the bucket's graph runs; its outputs, in the wire's types, come back into the slot's
-    page-locked memory. With two slots, one batch's copies overlap with the run of the one before.
+    A batch goes through a slot's staging buffer into the network's input, and its outputs to the slot's page-locked
+    memory. With two slots, copies of one batch overlap with the run of the other.
     """
 
     def __init__(
@@ -83,10 +82,7 @@ class GraphRunner:
         slots: int,
         is_lent: bool = False,
     ) -> None:
-        """Captures every bucket. Raises LoadError for a program that does not answer as configured.
-
-        is_lent: device memory that `begin` is given is its owner's again when that returns.
-        """
+        """Captures all buckets. is_lent: device memory is only valid until `begin` returns. Raises TorchLoadError."""
         self._program = program
         self._spec = spec
         self._device = device
@@ -119,10 +115,7 @@ class GraphRunner:
         return tensor[:rows] if self._spec.max_batch_size else tensor
 
     def _fill(self, slot: "_Slot", number: int, parts: Sequence[Any], rows: int) -> None:
-        """Host memory by way of the staging buffer, with one cast for all; device memory by a cast each.
-
-        Lent device memory goes by the staging buffer, too, and is read before this returns.
-        """
+        """Casts host memory and lent device memory through the staging buffer; other device memory part by part."""
         target = self._inputs[number]
         has_device_memory = any(part.is_cuda for part in parts)
         if has_device_memory and not self._is_lent:
@@ -151,7 +144,7 @@ class GraphRunner:
             begin += count
 
     def _replay(self, rows: int) -> PendingRun:
-        """The slot is used up only when all is on its way: what failed before leaves the other's answers alone."""
+        """Advances to the next slot only at the end, so that a failure leaves the other slot's outputs unchanged."""
         slot = self._slots[self._next]
         self._graphs[bucket_for(rows, self._spec.buckets)].replay()
         for output, host in zip(self._outputs, slot.host, strict=True):
@@ -161,7 +154,7 @@ class GraphRunner:
         return _ReplayedRun(slot.done, tuple(self._rows(host, rows) for host in slot.host))
 
     def _capture_all(self) -> dict[int, Any]:
-        """The largest first: the smaller ones then find room in its memory."""
+        """The largest first, because the smaller ones reuse its memory."""
         pool = torch.cuda.graph_pool_handle()
         graphs = {bucket: self._capture(bucket, pool) for bucket in reversed(self._spec.buckets)}
         torch.cuda.synchronize(self._device)
@@ -183,7 +176,6 @@ class GraphRunner:
         return graph
 
     def _new_outputs(self, answers: Sequence[Any], bucket: int) -> list[Any]:
-        """Static outputs in the wire's types, outside the graphs' memory."""
         check_answers(self._spec, answers, bucket)
         return [
             torch.zeros(answer.shape, dtype=WIRE_TYPES[spec.data_type], device=self._device)
@@ -192,7 +184,7 @@ class GraphRunner:
 
 
 def check_answers(engine: EngineSpec, answers: Sequence[Any], rows: int) -> None:
-    """LoadError for a program that does not answer what config.pbtxt says of its outputs."""
+    """Raises TorchLoadError if the outputs do not fit config.pbtxt."""
     for spec, answer in zip(engine.outputs, answers, strict=True):
         batch = (rows,) if engine.max_batch_size else ()
         shape = tuple(answer.shape)
@@ -205,8 +197,6 @@ def check_answers(engine: EngineSpec, answers: Sequence[Any], rows: int) -> None
 
 
 class _Slot:
-    """What one batch in flight needs for itself."""
-
     def __init__(self, spec: EngineSpec, outputs: Sequence[Any], device: Any) -> None:
         count = (spec.buckets[-1],) if spec.max_batch_size else ()
         self.staging = [
@@ -229,7 +219,6 @@ class _ReplayedRun:
 
 
 def _empty_input(spec: TorchTensorSpec, rows: int, engine: EngineSpec, device: Any) -> Any:
-    """Zeros for rows of an input, as the network takes them."""
     shape = (rows, *spec.dims) if engine.max_batch_size else spec.dims
     dtype = network_type(spec.data_type, engine.precision)
     is_image = engine.is_channels_last and len(shape) == 4 and dtype.is_floating_point

@@ -1,7 +1,6 @@
-"""Page-locks the shared-memory regions that request tensors are in, once each.
+"""Page-locks the shared-memory regions of request tensors, because copies from pageable memory block.
 
-Triton's Python backend passes tensors in a file of /dev/shm that grows; each growth is a new mapping and the old one
-stays. Copies from pageable memory go through a driver buffer and block the calling thread.
+Triton's Python backend has them in a growing file of /dev/shm; each growth is a new mapping, and old ones stay.
 """
 
 import bisect
@@ -15,7 +14,7 @@ _OWN_MAPPINGS = Path("/proc/self/maps")
 
 @dataclass(frozen=True, order=True)
 class Mapping:
-    """A mapped file: its first address, the one after its last, its path."""
+    """A mapped file. Its end is exclusive."""
 
     begin: int
     end: int
@@ -34,11 +33,7 @@ def shared_mappings(lines: Iterable[str]) -> list[Mapping]:
 
 
 class PinnedRegions:
-    """Page-locks the region of an address when it is met first.
-
-    lock, unlock: (address, size) of a whole mapping; lock says whether the driver took it. A region that it refused is
-    not asked for again: copies from it are slower, and right.
-    """
+    """Page-locks an address's region at its first use. lock, unlock: (address, size); failures are not retried."""
 
     def __init__(
         self,
@@ -53,7 +48,7 @@ class PinnedRegions:
         self._locked: set[Mapping] = set()
 
     def pin(self, address: int) -> bool:
-        """Whether the memory at the address is page-locked now; False where it lies in no shared region."""
+        """Whether the address is in page-locked memory now; False outside of shared memory."""
         place = bisect.bisect_right(self._known, address, key=lambda mapping: mapping.begin) - 1
         if place < 0 or address >= self._known[place].end:
             return self._lock_region(address)
@@ -70,7 +65,7 @@ class PinnedRegions:
         return mapping in self._locked
 
     def _forget(self, new: Mapping) -> None:
-        """What lies where the new one lies, and the smaller mappings of its file: the same pages twice."""
+        """Removes mappings that overlap with the new one, and smaller mappings of its file: the same pages."""
         for old in list(self._known):
             if old.path == new.path or (old.begin < new.end and new.begin < old.end):
                 self._known.remove(old)

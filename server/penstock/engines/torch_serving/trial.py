@@ -1,10 +1,8 @@
-"""Checks a program's answers on this GPU at load: against the CPU where MPS limits the SMs, and with cuDNN's fused
-calls.
+"""Checks results on this GPU at load: against the CPU if MPS limits the SMs, and of cuDNN's fused calls.
 
-cuDNN picks a kernel by how many SMs the process may use. Limited by MPS to 18, 20, 22, 24, 26, 28, 36, 42 or 98 of an
-H200's 132 (torch 2.11, cuDNN 9.19), ResNet-50 answered one image by up to 14 times its largest number wrong: kernels
-left part of their output unwritten. With 8, 10, 12, 14, 16, 32, 66 and 132 it was right. So each batch size is tried,
-in memory filled with NaN. Only gross errors are found.
+cuDNN selects kernels by the number of SMs. With 18, 20, 22, 24, 26, 28, 36, 42 or 98 of an H200's 132 SMs (torch 2.11,
+cuDNN 9.19), kernels left parts of ResNet-50's output unwritten; 8, 10, 12, 14, 16, 32, 66 and 132 were right. So each
+batch size is run in memory filled with NaN.
 """
 
 import math
@@ -18,29 +16,26 @@ from .config import IMAGE_RANK, EngineSpec, TorchLoadError
 from .dtypes import network_type
 from .fusing import copied, fuse_for_cudnn
 
-MAX_DIFFERENCE = 0.03  # of the largest number: FP16 was seen to be off by a thousandth of it, BF16 by five
-_BRIGHTNESS = (1.0, 0.5, 0.1)  # of unlike rows, again and again in a larger batch; no power of two holds them evenly
-_MIN_MAGNITUDE = 1e-3  # smaller numbers are indistinguishable from 0 in half precision
+MAX_DIFFERENCE = 0.03  # of the largest value: FP16 differs by 0.001, BF16 by 0.005
+_BRIGHTNESS = (1.0, 0.5, 0.1)  # of different rows, repeated in larger batches; not periodic in powers of two
+_MIN_MAGNITUDE = 1e-3  # smaller values are indistinguishable from 0 in half precision
 _MOST_OF_A_BYTE = 255
-_ROWS_AT_ONCE = 8  # that are compared: a batch of maps is a gigabyte
-_LARGE_BYTES = 256 << 20  # more than the activations that a kernel might read before anybody wrote them
-# Small tensors come from memory of their own, and of one image all are small: (bytes, how many).
+_ROWS_AT_ONCE = 8  # for comparisons: a batch of feature maps has a gigabyte
+_LARGE_BYTES = 256 << 20  # more than the activations that a kernel may read uninitialised
+# Small tensors have their own memory pool: (bytes, how many).
 _SMALL = ((512 << 10, 64), (64 << 10, 128), (4 << 10, 128))
 
 
 @dataclass(frozen=True)
 class ReferenceAnswers:
-    """What a program answers in FP32 on the CPU. rows: its inputs, some unlike rows; one without a batch dimension."""
+    """FP32 results on the CPU. rows: the inputs, different rows; one without a batch dimension."""
 
     rows: list[Any]
     answers: list[Any]
 
 
 def reference_answers(module: Any, spec: EngineSpec) -> ReferenceAnswers:
-    """module: in FP32 on the CPU. Raises what the program raises there.
-
-    A program that was exported for one row alone is asked for one.
-    """
+    """FP32 results of some rows, or of one if the program was exported for one. module: in FP32 on the CPU."""
     if spec.max_batch_size > 1:
         with suppress(Exception):
             return _answers_in_fp32(module, drawn_rows(spec, len(_BRIGHTNESS)))
@@ -55,11 +50,7 @@ def _answers_in_fp32(module: Any, rows: list[Any]) -> ReferenceAnswers:
 def compare_with_reference(
     module: Any, spec: EngineSpec, device: Any, truth: ReferenceAnswers, sms: tuple[int, int]
 ) -> bool:
-    """Whether there was something to judge by: floats of the shape that the CPU gives. LoadError where they differ.
-
-    Counts and indices are not judged: of two scores that are nearly equal half precision may well take the other.
-    sms: those of this process, those of the card.
-    """
+    """Whether any float outputs could be compared. Raises TorchLoadError if they differ. sms: see _reference."""
     is_judged = False
     try:
         for rows in reversed(spec.buckets):
@@ -71,7 +62,7 @@ def compare_with_reference(
                     else None
                 )
                 is_judged |= off is not None
-                if off is not None and not off <= MAX_DIFFERENCE:  # true of NaN
+                if off is not None and not off <= MAX_DIFFERENCE:  # also true of NaN
                     raise TorchLoadError(_error_text(off, rows, sms))
     finally:
         torch.cuda.empty_cache()
@@ -91,11 +82,7 @@ def _error_text(off: float, rows: int, sms: tuple[int, int]) -> str:
 
 
 def largest_difference(expected: Any, answer: Any) -> float | None:
-    """The largest difference as a share of the largest number; NaN where there is one in the answer alone.
-
-    None if they cannot be compared: other shapes, or empty. An infinity must equal its counterpart; an expected NaN
-    matches anything.
-    """
+    """The largest difference relative to the largest value; NaN if only the answer has one; None for other shapes."""
     if expected.shape != answer.shape or not expected.numel():
         return None
     worst, largest = 0.0, _MIN_MAGNITUDE
@@ -111,7 +98,7 @@ def largest_difference(expected: Any, answer: Any) -> float | None:
 
 
 def answers_of(module: Any, sample: list[Any]) -> list[Any]:
-    """On the device. NaN in free memory reveals kernels that read or return uninitialised memory."""
+    """Runs the sample. NaN in free memory reveals kernels that read or return uninitialised memory."""
     with torch.inference_mode():
         _fill_free_memory(sample[0].device)
         return _listed(module(*sample))
@@ -122,15 +109,14 @@ def _listed(answer: Any) -> list[Any]:
 
 
 def _fill_free_memory(device: Any) -> None:
-    """With bytes that are NaN in every type of floats."""
-    large = min(_LARGE_BYTES, torch.cuda.mem_get_info(device)[0] // 8)  # a small card has other instances, too
+    large = min(_LARGE_BYTES, torch.cuda.mem_get_info(device)[0] // 8)  # other instances may share a small card
     sizes = [large, *(size for size, many in _SMALL for _ in range(many))]
     filled = [torch.full((size,), _MOST_OF_A_BYTE, dtype=torch.uint8, device=device) for size in sizes]
     del filled
 
 
 def sample_of(spec: EngineSpec, device: Any, drawn: list[Any], rows: int) -> list[Any]:
-    """So many rows for the network, of its types and layout, from those that were drawn."""
+    """That many rows for the network, in its types and layout, from the drawn ones."""
     sample = []
     for one, values in zip(spec.inputs, drawn, strict=True):
         placed = _repeated(values, rows, spec).to(device, network_type(one.data_type, spec.precision))
@@ -140,10 +126,7 @@ def sample_of(spec: EngineSpec, device: Any, drawn: list[Any], rows: int) -> lis
 
 
 def drawn_rows(spec: EngineSpec, count: int) -> list[Any]:
-    """Unlike rows that any program takes, on the CPU: FP32 between 0 and 1, pixels, else zeros.
-
-    Without a batch dimension the input itself.
-    """
+    """Different rows that any program accepts, on the CPU: FP32 in [0, 1), pixels, else zeros."""
     generator = torch.Generator(device="cpu").manual_seed(0)
     rows = []
     for one in spec.inputs:
@@ -162,12 +145,12 @@ def _repeated(values: Any, rows: int, spec: EngineSpec) -> Any:
     return values[torch.arange(rows) % len(values)] if spec.max_batch_size and values.dim() else values
 
 
-MAX_FUSED_DIFFERENCE = 0.02  # FP16 has 11 bits, and a residual network adds up dozens of roundings
+MAX_FUSED_DIFFERENCE = 0.02  # FP16 has 11 bits, and a residual network accumulates dozens of roundings
 
 
 @dataclass(frozen=True)
 class FusionResult:
-    """The module to run, whether cuDNN's fused calls are in it, and why they are not where they were tried."""
+    """The module to run, whether it has cuDNN's fused calls, and why not if they were tried."""
 
     module: Any
     is_fused: bool = False
@@ -175,12 +158,7 @@ class FusionResult:
 
 
 def fused_where_right(module: Any, spec: EngineSpec, device: Any) -> FusionResult:
-    """Of a module on a GPU: with cuDNN's fused calls where there is something to fuse and they answer right, else as
-    it is.
-
-    Right: in no bucket, for each of which cuDNN may pick another kernel, a number is further off than MOST_DIFFERENCE
-    of the largest. With inputs of free dimensions there is nothing to try it on, and the module stays as it is.
-    """
+    """The module with cuDNN's fused calls if all buckets' results are right, else the module itself."""
     fused = copied(module)
     if not all(one.is_fixed for one in spec.inputs) or not fuse_for_cudnn(fused):
         return FusionResult(module)
@@ -190,7 +168,7 @@ def fused_where_right(module: Any, spec: EngineSpec, device: Any) -> FusionResul
             for expected, answer in zip(answers_of(module, sample), answers_of(fused, sample), strict=True):
                 if why := _fused_error(expected, answer):
                     return _not_fused(module, why)
-    except Exception as error:  # noqa: BLE001  cuDNN has no engine for it on this card: the plain calls are there
+    except Exception as error:  # noqa: BLE001  cuDNN has no engine for it on this card
         return _not_fused(module, (str(error) or repr(error)).splitlines()[0])
     finally:
         torch.cuda.empty_cache()
@@ -198,7 +176,6 @@ def fused_where_right(module: Any, spec: EngineSpec, device: Any) -> FusionResul
 
 
 def _fused_error(expected: Any, answer: Any) -> str:
-    """Of one output; empty where it is right."""
     off = largest_difference(expected, answer)
     if off is None:
         return "" if expected.shape == answer.shape else "they answer another shape"

@@ -1,1 +1,1 @@
-"""Triton Inference Server: the clients of its HTTP and gRPC ports, and the supervisor of its process."""
+"""Triton Inference Server: clients of its HTTP and gRPC ports, and the supervisor of its process."""

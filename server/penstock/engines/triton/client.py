@@ -28,30 +28,23 @@ from penstock.protocol.grpc_messages import decode_index, decode_metadata, decod
 from penstock.protocol.inference import InferRequest, InferResponse
 
 METRICS_CONNECTIONS = 2
-REGION_UNKNOWN = "Unable to find shared memory region"  # Triton's words
+REGION_UNKNOWN = "Unable to find shared memory region"  # Triton's text
 
 
 class TritonEngine:
-    """Make it inside the running loop; `async with`, or aclose, ends it.
+    """A Triton as engine. Create it inside the running loop; `async with`, or aclose(), ends it."""
 
-    http_url: http://, https:// or unix://; https:// makes both ports TLS. grpc_address: host:port or unix:/path.
-    metrics_url: the engine's metrics page, /metrics if the URL has no path; None without metrics.
-    max_connections: HTTP connections at most; gRPC shares one. budget: of calls sent again, its own unless given.
-    headers: sent with every call, also for the metrics page. finishes: see TritonHttp.
-    Raises InvalidRequest for an address that is none.
-    """
-
-    def __init__(  # noqa: PLR0913 - the three addresses and what their clients share
+    def __init__(  # noqa: PLR0913 - three addresses and their clients' options
         self,
         *,
-        http_url: str,
-        grpc_address: str,
-        max_connections: int,
-        metrics_url: str | None = None,
+        http_url: str,  # http://, https:// (TLS on both ports) or unix://
+        grpc_address: str,  # host:port or unix:/path
+        max_connections: int,  # HTTP; gRPC shares one
+        metrics_url: str | None = None,  # /metrics by default; None without metrics
         timeouts: CallTimeouts | None = None,
         budget: RetryBudget | None = None,
         headers: EngineHeaders | None = None,
-        finishes: bool = True,
+        finishes: bool = True,  # see TritonHttpClient
     ) -> None:
         self._timeouts = timeouts or CallTimeouts()
         budget = budget or RetryBudget()
@@ -88,7 +81,7 @@ class TritonEngine:
         await self.aclose()
 
     async def aclose(self) -> None:
-        """Close all connections; calls in flight fail."""
+        """Closes all connections; calls in flight fail."""
         await self._grpc.aclose()
         await self._http.aclose()
         if self._metrics is not None:
@@ -122,7 +115,7 @@ class TritonEngine:
     async def open_stream(self, method: str, metadata: GrpcMetadata, *, deadline: float | None) -> GrpcStream:
         return self._grpc.open_stream(method, metadata, deadline=deadline)
 
-    # Backend
+    # Engine
 
     async def infer(self, request: InferRequest) -> InferResponse:
         started = time.monotonic()
@@ -134,7 +127,7 @@ class TritonEngine:
         return decode_response(answer, request, time.monotonic() - started)
 
     async def _infer(self, request: InferRequest) -> bytes:
-        """Sent once more, with every byte, where the engine turns out not to know a region: it has done nothing yet."""
+        """Sent again, with all bytes, if the engine does not know a region, because then it has not run."""
         regions = self._regions
         try:
             return await self._ask_infer(request, encode_request(request, regions))
@@ -157,11 +150,11 @@ class TritonEngine:
         )
 
     def use_region(self, name: str, lost: Callable[[], None]) -> None:
-        """Inputs that lie in it are named and not sent, until it is dropped. lost: the engine knows it no more."""
+        """Inputs in this region are sent by reference until it is dropped. lost: called if the engine has lost it."""
         self._regions[name] = lost
 
     def drop_region(self, name: str) -> None:
-        """Its inputs are sent again."""
+        """Sends inputs in the region by value again."""
         self._regions.pop(name, None)
 
     async def model_metadata(self, model_name: str, model_version: str = "") -> ModelMetadata:
@@ -175,7 +168,7 @@ class TritonEngine:
         return config_from_proto(config)
 
     async def ready(self, model_name: str = "", model_version: str = "") -> bool:
-        """For the engine as a whole this is ServerLive: Triton's ServerReady is false while any one model is broken."""
+        """Without a model, this is ServerLive: Triton's ServerReady is false while any model is broken."""
         try:
             if not model_name:
                 answer = await self._ask("ServerLive", b"")
@@ -201,7 +194,6 @@ class TritonEngine:
             ) from error
 
     async def _load_call(self, call: GrpcCall) -> GrpcCall:
-        """A client's load request as it is sent to the engine."""
         return call
 
     async def _load_question(self, model_name: str) -> "service_pb2.RepositoryModelLoadRequest":
@@ -221,7 +213,7 @@ class TritonEngine:
         return answer.body if answer.status == 200 else b""
 
     async def _ask(self, method: str, message: bytes, *, max_wait_s: float | None = None) -> bytes:
-        """A control call, which never waits longer than the engine deserves: late is as good as down."""
+        """A control call. A late answer counts as EngineUnavailable."""
         try:
             return await self._grpc.ask(
                 method, message, deadline=None, max_wait_s=max_wait_s or self._timeouts.control_s
@@ -231,7 +223,7 @@ class TritonEngine:
 
 
 def _load_reason(text: str, model_name: str) -> str:
-    """Triton's reason without what the sentence before it says already."""
+    """Triton's reason, without parts that our message has already."""
     if "failed to poll from model repository" in text:
         return (
             "it is not in the engine's model repository, or its config.pbtxt is not valid (the engine's log says which)"

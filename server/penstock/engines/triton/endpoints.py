@@ -1,4 +1,4 @@
-"""Addresses that our Triton listens on: its arguments, free ports, and whether it answers there."""
+"""Addresses of our Triton: its arguments, free ports, and whether it answers there."""
 
 import asyncio
 import contextlib
@@ -19,10 +19,9 @@ _SOCKET_GRPC_PORT = 8001  # Triton appends its gRPC port to the socket's path, t
 
 @dataclass(frozen=True, slots=True)
 class TritonListeners:
-    """Each of Triton's three services listens on a Unix socket in `folder`, or on loopback if it has a port.
+    """Triton's listeners: Unix sockets in `folder`, or loopback ports, which all local users can reach.
 
-    Triton checks no API key. `folder` must have mode 0700, so that other users cannot connect to the sockets; every
-    local user can connect to a port.
+    Triton has no authentication, so `folder` must have mode 0700.
     """
 
     folder: Path
@@ -66,7 +65,7 @@ class TritonListeners:
         return self.folder / f"{GRPC_SOCKET}:{_SOCKET_GRPC_PORT}"
 
     def remove_sockets(self) -> None:
-        """Remove the socket files of a Triton that has ended: the next one cannot bind while they exist."""
+        """Removes the sockets of a Triton that has ended; the next one cannot bind while they exist."""
         for path in (self.folder / HTTP_SOCKET, self._grpc_socket, self.folder / METRICS_SOCKET):
             path.unlink(missing_ok=True)
 
@@ -93,11 +92,7 @@ PORT_TRIES = 64
 
 
 def pick_free_ports(host: str, count: int) -> tuple[int, ...]:
-    """Ports that are unused right now, for a program that cannot report the port that it got.
-
-    They lie below the range that the system hands to outgoing connections, so that none of those takes one before
-    the program does, and none is given twice, by this process or another of ours, while the process lives that got it.
-    """
+    """Unused ports below the ephemeral range, each given once while this process lives."""
     candidates = random.SystemRandom().sample(range(LOWEST_PORT, _first_ephemeral_port()), PORT_TRIES)
     with contextlib.ExitStack() as held:
         picked: list[int] = []
@@ -115,7 +110,7 @@ def pick_free_ports(host: str, count: int) -> tuple[int, ...]:
 
 
 def _claim(port: int) -> None:
-    """Raises OSError where another process of ours has claimed it. The claim, a name without a file, ends with us."""
+    """Raises OSError if another process of ours has the port. The claim, an abstract socket, ends with this process."""
     if sys.platform != "linux":
         return
     with contextlib.closing(socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)) as claim:
@@ -132,7 +127,7 @@ def _first_ephemeral_port() -> int:
 
 
 def port_in_use(host: str, ports: Mapping[str, int]) -> str:
-    """One line on the first of these ports (what for → port) that cannot be listened on; empty where all can."""
+    """The first of these ports (purpose → port) that cannot be bound, as one line; empty if all can."""
     for purpose, port in ports.items():
         try:
             _try_to_bind(host, port)
@@ -150,10 +145,7 @@ def _try_to_bind(host: str, port: int) -> None:
 
 
 async def answers_live(url: str, timeout_s: float, *, question: str = "live") -> bool:
-    """Whether `GET /v2/health/<question>` at that http:// or unix:// address returns 200 within timeout_s.
-
-    question: live or ready.
-    """
+    """Whether `GET /v2/health/<question>` at that http:// or unix:// address returns 200. question: live or ready."""
     host = parse_engine_url(url).authority.decode()
     request = f"GET /v2/health/{question} HTTP/1.1\r\nHost: {host}\r\nConnection: close\r\n\r\n"
     with contextlib.suppress(OSError, TimeoutError):

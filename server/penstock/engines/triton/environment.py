@@ -1,4 +1,4 @@
-"""Makes the environment of the bundled Triton: Triton's wheel, and numpy 1.26 with what its models import."""
+"""Creates the environment of the bundled Triton: Triton's wheel, numpy 1.26, and packages of its models."""
 
 import hashlib
 import os
@@ -14,15 +14,15 @@ from pathlib import Path
 from penstock.engines.triton.runtime import check_platform, find_libpython, find_triton, glibc_version
 
 PYTHONS = ("3.12", "3.11")  # numpy 1.26 has no wheel for later ones
-LOCKS = Path(__file__).with_name("locks")  # in a checkout a link to requirements
-# Read by the Python inside Triton, which heeds no PYTHON* variable: it writes no __pycache__ beside a model's files.
+LOCKS = Path(__file__).with_name("locks")  # in a checkout, a link to requirements
+# For the Python inside Triton, which ignores PYTHON* variables: no __pycache__ beside a model's files.
 BYTECODE_RULE = 'import sys; sys.pycache_prefix = sys.prefix + "/pycache"\n'
-READY = ".ready"  # in the environment: a digest of what it was made from
+READY = ".ready"  # in the environment: a digest of its sources
 _PROBE_TIMEOUT_S = 10.0
 
 
 class SetupFailed(Exception):
-    """The environment could not be made. Its text is one sentence for the user."""
+    """The environment could not be created. Its text is one sentence for the user."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,12 +35,12 @@ class TritonSetup:
 
     @property
     def locks(self) -> tuple[Path, ...]:
-        """Triton comes last: an environment that has it is complete."""
+        """Triton comes last, so an environment that has it is complete."""
         names = ("triton", *(("triton-gpu",) if self.has_gpu else ()), "triton-server")
         return tuple(LOCKS / f"{name}.txt" for name in names)
 
     def run(self, progress: Callable[[str], None]) -> bool:
-        """Makes or updates the environment; False if it is up to date. Raises SetupFailed, TritonUnavailable."""
+        """Creates or updates the environment; False if it is up to date. Raises SetupFailed, TritonUnavailable."""
         check_platform(os.uname().machine, glibc_version())
         python, version = self._interpreter()
         try:
@@ -62,7 +62,6 @@ class TritonSetup:
         return True
 
     def _interpreter(self) -> tuple[str, str]:
-        """A Python that Triton's models run in, and its version."""
         wanted = [str(self.python)] if self.python else [sys.executable, *(f"python{version}" for version in PYTHONS)]
         for python in wanted:
             if (version := _version_of(python)) in PYTHONS:
@@ -96,7 +95,7 @@ def _version_of(python: str) -> str:
 
 
 def _install(python: Path, lock: Path) -> None:
-    """Installs what the lock lists. uv is quick; pip also knows an index that is configured for pip alone."""
+    """Installs the lock's packages. Tries uv, which is faster, then pip, which may have its own index."""
     tried = []
     for installer in _installers(python):
         command = [*installer, "--no-deps", "--require-hashes", "-r", str(lock)]

@@ -34,10 +34,10 @@ def is_socket_address(address: str) -> bool:
 
 
 class UnaryClient:
-    """Make it inside the running loop. address: "host:port" or "unix:/path"."""
+    """Create it inside the running loop. address: "host:port" or "unix:/path"."""
 
     def __init__(self, address: str, timeouts: CallTimeouts, *, budget: RetryBudget | None = None) -> None:
-        """budget: of calls that are sent again, shared with the engine's other clients."""
+        """budget: for retries, shared with the engine's other clients."""
         self._address = address
         self._timeouts = timeouts
         self._budget = budget or RetryBudget()
@@ -47,10 +47,7 @@ class UnaryClient:
         self._is_closed = False
 
     async def call(self, method: str, message: bytes, metadata: GrpcMetadata) -> GrpcReply:
-        """The engine's answer. A call that it did not process is sent up to MAX_ATTEMPTS times, within the budget.
-
-        Raises CallBroken, TooManyAbandoned. No deadline is sent: cancel the call instead.
-        """
+        """The engine's answer. A call that it did not process is retried. Raises CallBroken, TooManyAbandoned."""
         head = self._head(method)
         if metadata:
             head += metadata_fields(metadata)
@@ -129,7 +126,7 @@ class UnaryClient:
         if head is None:
             authority = "localhost" if is_socket_address(self._address) else self._address
             head = encode_head(method.encode(), authority.encode())
-            if len(self._heads) < 64:  # methods are a dozen; a client may make up more
+            if len(self._heads) < 64:  # there are a dozen methods; a client may invent more
                 self._heads[method] = head
         return head
 
@@ -143,12 +140,12 @@ _LOCAL_WRITE_ERROR = "Internal error from Core"
 
 
 class CallStatusWaiter:
-    """Records every status that the call gets. Create it together with the call."""
+    """Records each status of the call. Create it together with the call."""
 
     def __init__(self, call: StreamCall) -> None:
         self._call = call
         self._statuses: asyncio.Queue[tuple[grpc.StatusCode, str]] = asyncio.Queue()
-        call.add_done_callback(self._record)  # each time that the call's status is set
+        call.add_done_callback(self._record)  # called each time that the call's status is set
 
     async def status(self) -> tuple[grpc.StatusCode, str]:
         """Waits for code and details. Raises EngineUnavailable if none comes within STATUS_TIMEOUT_S."""
@@ -167,7 +164,6 @@ class CallStatusWaiter:
 
 
 def _completed_result(finished: "Coroutine[None, None, T]") -> T:
-    """The result of a coroutine that does not wait."""
     try:
         finished.send(None)
     except StopIteration as stop:
@@ -185,11 +181,9 @@ _ERROR_FIELD = b"\x0a"  # error_message of a ModelStreamInferResponse; an answer
 class TritonGrpcStream:
     """A GrpcStream over grpc.aio. judge: converts the final status; it raises if the engine sent none.
 
-    timeout_s: until its deadline, which is not sent to the engine. leaving: tasks that drain abandoned streams.
-
-    Triton 2.51 crashes if a stream ends at its deadline, or is cancelled just as a model answers. An abandoned stream
-    is therefore half-closed and read to its end. It is cancelled after GRACE_S, or at once while MAX_LEAVING others are
-    being drained.
+    timeout_s: deadline, which is not sent to the engine. leaving: tasks that drain abandoned streams.
+    Triton 2.51 crashes if a stream is cancelled while a model answers. So an abandoned stream is half-closed and read
+    to its end. It is cancelled after GRACE_S, or at once beyond MAX_LEAVING.
     """
 
     def __init__(
@@ -206,13 +200,13 @@ class TritonGrpcStream:
         self._until = None if timeout_s is None else asyncio.get_running_loop().time() + timeout_s
         self._is_late = False
         self._is_left = False
-        # Tasks of their own: grpc.aio cancels the call at once where one that reads or writes is cancelled.
+        # Separate tasks, because grpc.aio cancels the call if a reading or writing task is cancelled.
         self._reading: asyncio.Task[bytes | None] | None = None
         self._writing: asyncio.Task[None] | None = None
         self._status = CallStatusWaiter(call)
 
     async def send(self, message: bytes) -> None:
-        """Returns when gRPC has room for more. Does nothing after the end of the call; receive and end report that."""
+        """Returns when gRPC has space for more. No effect after the end of the call, which receive and end report."""
         self._writing = asyncio.create_task(_unless_ended(self._call.write(message)))
         await asyncio.shield(self._writing)
 
@@ -230,7 +224,7 @@ class TritonGrpcStream:
             return None
 
     async def end(self) -> GrpcAnswer:
-        """Raises BackendUnavailable and DeadlineExceeded."""
+        """Raises EngineUnavailable and DeadlineExceeded."""
         if self._is_late:
             raise DeadlineExceeded(f"the stream's deadline passed, {self._timeout_s:.3f} s after it was opened")
         trailing = tuple((key, value) for key, value in await self._call.trailing_metadata() or ())
@@ -285,7 +279,7 @@ async def _unless_ended(writing: "Coroutine[None, None, None]") -> None:
 
 
 def _redacted(message: bytes) -> bytes:
-    """A response of ModelStreamInfer; an error about shared memory without the key of a region."""
+    """A ModelStreamInferResponse, without region keys in errors about shared memory."""
     if not message.startswith(_ERROR_FIELD):
         return message
     error = service_pb2.ModelStreamInferResponse.FromString(message)

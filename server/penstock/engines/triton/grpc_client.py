@@ -35,7 +35,7 @@ MAX_HTTP2_MESSAGE_BYTES = 256 << 10  # larger messages cost less CPU over grpc.a
 
 _LONG_METHODS = (SERVICE + "ModelInfer", SERVICE + "RepositoryModelLoad")
 _RESERVED_METADATA = frozenset(("user-agent", "te", "content-type", "host"))
-# On a stream it makes Triton 2.51 end the call under a decoupled model that still answers, which ends Triton (SIGSEGV).
+# On a stream it makes Triton 2.51 end the call while a decoupled model still answers, and crash (SIGSEGV).
 _FATAL_ON_STREAMS = frozenset(("triton_grpc_error",))
 _CONNECTION_TEXTS = ("failed to connect", "Stream removed", "Socket closed", "Connection reset", "Cancelling all calls")
 _CODES = {code.value[0]: code for code in grpc.StatusCode}
@@ -51,7 +51,7 @@ class Failure(NamedTuple):
 
 
 class TritonGrpcClient:
-    """One HTTP/2 connection to the engine; it reconnects by itself. Make it inside the running loop."""
+    """Client with one HTTP/2 connection, which reconnects. Create it inside the running loop."""
 
     def __init__(
         self,
@@ -79,10 +79,7 @@ class TritonGrpcClient:
         self._methods: dict[str, grpc.aio.UnaryUnaryMultiCallable[bytes, bytes]] = {}
 
     async def relay(self, call: GrpcCall, *, deadline: float | None) -> GrpcAnswer:
-        """The engine's answer, also an error. Raises EngineUnavailable, DeadlineExceeded.
-
-        Cancelling cancels the engine's work.
-        """
+        """The engine's answer, also an error. Cancellation is passed on. Raises EngineUnavailable, DeadlineExceeded."""
         is_long = call.method in _LONG_METHODS
         max_wait_s = self._timeouts.call_s if is_long else self._timeouts.read_s
         outcome = await self._call(call, self._until(deadline, max_wait_s))
@@ -94,17 +91,14 @@ class TritonGrpcClient:
     async def ask(
         self, method: str, message: bytes, *, deadline: float | None, max_wait_s: float, metadata: GrpcMetadata = ()
     ) -> bytes:
-        """The answer's message. method: a name of GRPCInferenceService. Raises of the InferenceError tree.
-
-        max_wait_s: the time limit if there is no deadline.
-        """
+        """The response message. method: of GRPCInferenceService. max_wait_s: if no deadline. Raises InferenceError."""
         outcome = await self._call(GrpcCall(SERVICE + method, message, metadata), self._until(deadline, max_wait_s))
         if isinstance(outcome, GrpcAnswer):
             return outcome.message
         raise error_of(outcome.code, outcome.details)
 
     async def aclose(self) -> None:
-        """Close the connections; calls in flight fail."""
+        """Closes the connections; calls in flight fail."""
         if self._unary is not None:
             self._unary.close()
         await self._channel.close(None)
@@ -114,7 +108,7 @@ class TritonGrpcClient:
         return time.monotonic() + max_wait_s if deadline is None else deadline
 
     async def _call(self, call: GrpcCall, until: float) -> GrpcAnswer | Failure:
-        """Raises EngineUnavailable, DeadlineExceeded if there is no answer."""
+        """Raises EngineUnavailable or DeadlineExceeded if there is no answer."""
         started = time.monotonic()
         if until <= started:
             raise DeadlineExceeded("the deadline passed before the request could be sent to the engine")
@@ -130,7 +124,6 @@ class TritonGrpcClient:
         return outcome
 
     async def _within(self, running: "grpc.aio.UnaryUnaryCall[bytes, bytes]", timeout_s: float) -> GrpcAnswer | Failure:
-        """The call's outcome. An abandoned call is cancelled after GRACE_S (see http2_connection)."""
         waiting = asyncio.create_task(self._outcome(running))
         try:
             async with asyncio.timeout(timeout_s):
@@ -149,7 +142,6 @@ class TritonGrpcClient:
         running: "grpc.aio.UnaryUnaryCall[bytes, bytes]",
         error: BaseException,
     ) -> None:
-        """Attaches the abandoned call to the error (see penstock.protocol.cancellation)."""
         if waiting.done():
             return
         call = mark_abandoned(error)
@@ -166,7 +158,6 @@ class TritonGrpcClient:
             return self._failure(error)
 
     async def _call_plainly(self, unary: UnaryClient, call: GrpcCall, timeout_s: float) -> GrpcAnswer | Failure:
-        """The same over `Http2Connection`."""
         metadata = self._sent(call.metadata)
         try:
             async with asyncio.timeout(timeout_s):
@@ -192,10 +183,7 @@ class TritonGrpcClient:
         return self._headers.over_grpc(_forwarded(metadata) if metadata else ())
 
     def open_stream(self, method: str, metadata: GrpcMetadata, *, deadline: float | None) -> TritonGrpcStream:
-        """A bidirectional call. Raises DeadlineExceeded.
-
-        It is sent without the metadata `triton_grpc_error`.
-        """
+        """A bidirectional call, without the metadata `triton_grpc_error`. Raises DeadlineExceeded."""
         timeout_s = None if deadline is None else deadline - time.monotonic()
         if timeout_s is not None and timeout_s <= 0:
             raise DeadlineExceeded("the deadline passed before the stream could be opened to the engine")
@@ -269,7 +257,6 @@ def _unavailable(reason: str) -> InferenceError:
 
 
 def _forwarded(metadata: GrpcMetadata) -> GrpcMetadata:
-    """Without metadata of the caller's own connection."""
     return tuple(
         (key, value) for key, value in metadata if key not in _RESERVED_METADATA and not key.startswith((":", "grpc-"))
     )
@@ -280,7 +267,7 @@ def _metadata(metadata: Iterable[tuple[str, str | bytes]] | None) -> GrpcMetadat
 
 
 def _tls_credentials() -> grpc.ChannelCredentials:
-    """Like client_context, which gRPC cannot use. Raises InvalidRequest."""
+    """Like client_context, for gRPC. Raises InvalidRequest."""
     certificate = client_certificate()
     return grpc.ssl_channel_credentials(trusted_roots(), certificate, certificate)
 
@@ -288,9 +275,8 @@ def _tls_credentials() -> grpc.ChannelCredentials:
 def _channel_options(timeouts: CallTimeouts) -> list[tuple[str, int]]:
     """No limit on messages, fast reconnection, and pings while calls are in flight.
 
-    grpc.http2.ping_timeout_ms is needed too: gRPC's bandwidth probes are pings, one is in flight at a time, and by
-    default gRPC waits a minute for it. No pings without calls: an engine with default settings takes them for an attack
-    and closes the connection ("too_many_pings").
+    grpc.http2.ping_timeout_ms also limits gRPC's bandwidth probes, by default to a minute. Pings without calls would
+    count as an attack ("too_many_pings").
     """
     return [
         ("grpc.max_send_message_length", -1),

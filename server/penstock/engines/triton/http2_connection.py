@@ -1,7 +1,7 @@
-"""Unary gRPC calls over one HTTP/2 connection without TLS. Streams, and the gateway's own gRPC port, use grpc.aio.
+"""Unary gRPC calls over one HTTP/2 connection without TLS. Streams, and the gateway's gRPC port, use grpc.aio.
 
-Written by hand because grpc.aio needs 2.1 to 2.5 times the CPU for messages up to 150 kB (two cores of an AMD EPYC:
-`python -m loadtest.bench.gateway.engine_clients --only grpc`). Large messages cost less with grpc.aio.
+grpc.aio needs 2.1 to 2.5 times the CPU for messages up to 150 kB, less for large ones (`python -m
+loadtest.bench.gateway.engine_clients --only grpc`).
 """
 
 import asyncio
@@ -40,25 +40,25 @@ CODE_OF_RESET = {8: 1, 11: 8, 12: 7}  # CANCEL, ENHANCE_YOUR_CALM, INADEQUATE_SE
 GRACE_S = 0.25
 MAX_GIVEN_UP = 1024
 _REFUSED_STREAM, _CANCEL = 7, 8
-_FRAME_BYTES = 16_384  # of the peer's frames, until its settings say otherwise
+_FRAME_BYTES = 16_384  # of the peer's frames, until its settings change it
 _LAST_STREAM = 2**31 - 3
 _WINDOW_UPDATE_BYTES = MAX_WINDOW // 2
 
 
 class CallBroken(Exception):
-    """The connection ended before the answer did. The text says why."""
+    """The connection ended before the answer. The text has the reason."""
 
 
 class CallNotProcessed(CallBroken):
-    """The peer did not process the call, which may be sent again."""
+    """The peer did not process the call, so it may be sent again."""
 
 
 class TooManyAbandoned(Exception):
-    """MAX_GIVEN_UP calls were abandoned in the last GRACE_S. The text says how many."""
+    """MAX_GIVEN_UP calls were abandoned in the last GRACE_S. The text has the number."""
 
 
 class _OpenCall:
-    """A call in flight: the parts of its answer so far, and its flow-control window."""
+    """A call in flight: the received parts of its answer, and its flow-control window."""
 
     __slots__ = ("abandoned", "headers", "parts", "received_bytes", "reply", "send_window")
 
@@ -71,16 +71,13 @@ class _OpenCall:
         self.abandoned: AbandonedCall | None = None
 
     def end(self, *, is_served: bool = False) -> None:
-        """The connection no longer tracks this call."""
+        """Ends the tracking of this call."""
         if self.abandoned is not None:
             self.abandoned.end(is_served=is_served)
 
 
 class Http2Connection(asyncio.Protocol):
-    """One connection. Make it inside the running loop; it takes calls once `greeted` returned.
-
-    `is_open` turns false when it takes no new calls; calls in flight may still be answered.
-    """
+    """One connection. Create it inside the running loop; use it after `greeted`. is_open: it takes new calls."""
 
     def __init__(self, keepalive: Keepalive) -> None:
         self.is_open = False
@@ -103,15 +100,14 @@ class Http2Connection(asyncio.Protocol):
         self._block: tuple[int, int, bytearray] | None = None
 
     async def greeted(self) -> None:
-        """Waits for the peer's SETTINGS frame, with its limit of concurrent calls. Raises CallBroken."""
+        """Waits for the peer's SETTINGS frame, which limits concurrent calls. Raises CallBroken."""
         await asyncio.shield(self._greeting)
 
     async def unary(self, head: bytes, message: bytes) -> GrpcReply:
-        """The peer's answer, also an error. head: the request's header block (encode_head).
+        """The peer's answer, also an error. head: of encode_head. Raises CallBroken, TooManyAbandoned.
 
-        Raises CallBroken, TooManyAbandoned. When cancelled, it resets the call after GRACE_S, which ends the engine's
-        work: Triton 2.51 crashes if a call is reset just as it begins or ends. The error then has the abandoned call
-        (see penstock.protocol.cancellation).
+        If cancelled, resets the call after GRACE_S: Triton 2.51 crashes if a call is reset at its start or end. The
+        error then has the abandoned call (see penstock.protocol.cancellation).
         """
         if self._given_up >= MAX_GIVEN_UP:
             raise TooManyAbandoned(f"{self._given_up} abandoned calls are still in the engine (limit {MAX_GIVEN_UP})")
@@ -139,17 +135,16 @@ class Http2Connection(asyncio.Protocol):
             self._room_came()
 
     def close(self) -> None:
-        """Drop the connection; its calls fail."""
+        """Closes the connection; its calls fail."""
         self.is_open = False
         if self._look is not None:
             self._look.cancel()
         if self._transport is not None:
             self._transport.abort()
 
-    # sending
+    # Sending
 
     def _take_back(self, stream_id: int) -> None:
-        """Resets an abandoned call, unless it has ended."""
         self._given_up -= 1
         if (call := self._calls.pop(stream_id, None)) is not None:
             call.end()
@@ -215,7 +210,7 @@ class Http2Connection(asyncio.Protocol):
     # asyncio's callbacks
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self._transport = cast(asyncio.Transport, transport)  # uvloop's is one by its methods only
+        self._transport = cast(asyncio.Transport, transport)  # uvloop's transport only has the same methods
         detect_dead_peers(self._transport)
         self._transport.write(opening())
         self._look_later()
@@ -242,7 +237,6 @@ class Http2Connection(asyncio.Protocol):
         self._look = self._loop.call_later(self._keepalive.interval_s, self._look_now)
 
     def _look_now(self) -> None:
-        """Pings the engine if calls are in flight and nothing was received."""
         due = self._keepalive.due(self._loop.time()) if self._calls else KeepaliveAction.NOTHING
         if due is KeepaliveAction.GIVE_UP:
             self._fail("the engine does not answer pings")
@@ -251,7 +245,7 @@ class Http2Connection(asyncio.Protocol):
             self._write(frame(FrameKind.PING, 0, 0, bytes(8)))
         self._look_later()
 
-    # receiving
+    # Receiving
 
     def _take(self, arrived: Frame) -> None:
         kind = arrived.kind

@@ -1,7 +1,4 @@
-"""HTTP/2 frames, header fields, keepalive, and gRPC's mapping onto them, as a client of one gRPC server needs. Sans-IO.
-
-The peer is asked to use no dynamic header table, so a header block means the same whenever it is decoded.
-"""
+"""HTTP/2 frames, header fields, keepalive, and gRPC over them, for a client of one gRPC server. No I/O."""
 
 import base64
 import binascii
@@ -27,10 +24,9 @@ class KeepaliveAction(Enum):
 
 
 class Keepalive:
-    """A ping is due after silence_s in which nothing was received; the peer is gone after timeout_s more.
+    """A ping is due after silence_s without received data; the peer is dead after timeout_s more.
 
-    At most MAX_PINGS between two calls: a gRPC server with default settings takes more for an attack.
-    now: monotonic seconds.
+    At most MAX_PINGS between two calls, because a gRPC server may treat more as an attack. now: monotonic seconds.
     """
 
     def __init__(self, silence_s: float, timeout_s: float) -> None:
@@ -46,7 +42,7 @@ class Keepalive:
         self._asked_at = None
 
     def sent(self, now: float, *, is_first: bool) -> None:
-        """A call begins. is_first: no other is in flight, so the silence until now does not count."""
+        """A call begins. is_first: no other is in flight, so earlier silence does not count."""
         self._pings = 0
         if is_first:
             self._last_received_at = now
@@ -64,10 +60,10 @@ class Keepalive:
 
 
 PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
-MAX_FRAME_BYTES = 64 << 10  # what we take; the peer's own limit is in its settings
+MAX_FRAME_BYTES = 64 << 10  # our limit; the peer's is in its settings
 MAX_BLOCK_BYTES = 256 << 10
 MAX_WINDOW = 2**31 - 1
-FIRST_WINDOW = 65_535  # of every connection and stream, until it is changed
+FIRST_WINDOW = 65_535  # initial, of every connection and stream
 _HEAD_BYTES = 9
 _CACHED_BLOCKS, _CACHED_BLOCK_BYTES = 256, 512
 
@@ -88,7 +84,7 @@ class FrameKind(IntEnum):
 
 
 class FrameFlag(IntEnum):
-    """Flags of frames; ACK is of SETTINGS and PING."""
+    """Flags of frames; ACK is for SETTINGS and PING."""
 
     ACK = 0x1
     END_STREAM = 0x1
@@ -108,11 +104,11 @@ class Http2Setting(IntEnum):
 
 
 class MalformedFrame(Exception):
-    """The peer violates HTTP/2; its connection cannot be used any more."""
+    """The peer violates HTTP/2; its connection is unusable."""
 
 
 class Frame(NamedTuple):
-    """One frame. kind: a FrameKind, or the number of one that is ignored."""
+    """One frame. kind: a FrameKind, or another number, which is ignored."""
 
     kind: int
     flags: int
@@ -201,7 +197,7 @@ def settings_of(payload: bytes) -> Iterator[tuple[int, int]]:
 
 
 def number_of(payload: bytes) -> int:
-    """The 31-bit number that the payload begins with. Raises MalformedFrame."""
+    """The 31-bit number at the payload's start. Raises MalformedFrame."""
     if len(payload) < 4:
         raise MalformedFrame(f"a number of {len(payload)} bytes")
     return int.from_bytes(payload[:4], "big") & MAX_WINDOW
@@ -222,7 +218,6 @@ def content_of(frame: Frame) -> bytes:
 
 
 def _length(size: int) -> bytes:
-    """An HPACK integer with a prefix of seven bits."""
     if size < 127:
         return bytes((size,))
     encoded, left = bytearray((127,)), size - 127
@@ -242,7 +237,7 @@ _NOT_METADATA = frozenset(
 
 
 class GrpcReply(NamedTuple):
-    """The end of a call. code: grpc's number. message: the serialised answer if code is 0, else empty."""
+    """The end of a call. code: gRPC's number. message: the serialised answer if code is 0, else empty."""
 
     code: int
     message: bytes
@@ -251,7 +246,7 @@ class GrpcReply(NamedTuple):
 
 
 def encode_head(method: bytes, authority: bytes) -> bytes:
-    """The beginning of a method's header block; `metadata_fields` may be appended."""
+    """The start of a method's header block; `metadata_fields` may be appended."""
     fields = (
         *((b":path", method), (b":authority", authority), (b"te", b"trailers")),
         *((b"content-type", b"application/grpc"), (b"user-agent", b"penstock")),
@@ -270,12 +265,12 @@ def _encoded(key: str, value: str | bytes) -> bytes:
 
 
 def is_informational(fields: Fields) -> bool:
-    """Whether it is the head of an informational response, such as 103."""
+    """Whether it is the header of an informational response, such as 103."""
     return any(name == b":status" and value.startswith(b"1") for name, value in fields)
 
 
 def decode_reply(headers: Fields, parts: list[bytes], trailers: Fields) -> GrpcReply:
-    """UNKNOWN if there is no grpc-status, so no gRPC server answered. Raises MalformedFrame."""
+    """UNKNOWN without a grpc-status: no gRPC server answered. Raises MalformedFrame."""
     status = _first(b"grpc-status", trailers)
     trailing = _metadata(trailers)
     if not status.isdigit():
@@ -293,7 +288,6 @@ def decode_reply(headers: Fields, parts: list[bytes], trailers: Fields) -> GrpcR
 
 
 def _first(name: bytes, fields: Fields) -> bytes:
-    """The first value of that name; empty if there is none."""
     for known, value in fields:
         if known == name:
             return value

@@ -35,12 +35,12 @@ class EngineOrigin:
 
     @property
     def place(self) -> str:
-        """The address for messages to clients, without the path of a socket."""
+        """The address for messages to clients, without a socket's path."""
         return "its Unix socket" if self.socket_path else self.authority.decode()
 
 
 def parse_engine_url(url: str) -> EngineOrigin:
-    """The origin in an http:// or https:// address, or in unix:///path. Raises InvalidRequest for anything else."""
+    """The origin in an http://, https:// or unix:///path URL. Raises InvalidRequest."""
     parts = urlsplit(url)
     if parts.scheme == "unix" and not parts.netloc and parts.path:
         return EngineOrigin("localhost", 80, is_tls=False, base_path=b"", socket_path=parts.path)
@@ -51,7 +51,7 @@ def parse_engine_url(url: str) -> EngineOrigin:
 
 
 class TritonHttpClient:
-    """Make it inside the running loop."""
+    """Client with a pool of connections. Create it inside the running loop."""
 
     def __init__(
         self,
@@ -63,10 +63,7 @@ class TritonHttpClient:
         headers: EngineHeaders | None = None,
         finishes: bool = False,
     ) -> None:
-        """budget: of retried calls, shared with the engine's other clients.
-
-        finishes: whether the engine works on a POST to the end after its connection is closed, as Triton 2.51 does.
-        """
+        """finishes: the engine completes a POST after its connection is closed, as Triton 2.51 does."""
         self._headers = headers or EngineHeaders()
         self._origin = origin
         self._timeouts = timeouts
@@ -78,11 +75,10 @@ class TritonHttpClient:
         self._is_closed = False
 
     async def relay(self, call: HttpCall, *, deadline: float | None) -> HttpAnswer:
-        """The engine's answer, unchanged. Raises EngineUnavailable, DeadlineExceeded, EngineFailed, InvalidRequest.
+        """The engine's unchanged answer. Raises EngineUnavailable, DeadlineExceeded, EngineFailed, InvalidRequest.
 
-        Waits for a connection if all are in use. Cancelling closes the connection, unless the engine finishes the call
-        anyway: then the connection stays in use until it does, and the error has the abandoned call (see
-        penstock.protocol.cancellation).
+        Waits for a free connection. Cancellation closes it, unless the engine completes the call anyway: then it stays
+        in use until its end, and the error has the abandoned call (see penstock.protocol.cancellation).
         """
         head = self._head(call)
         timeout_s = self._timeout_s(call, deadline)
@@ -94,10 +90,10 @@ class TritonHttpClient:
             raise DeadlineExceeded(f"the engine did not answer within {timeout_s:.3f} s") from error
 
     async def stream(self, call: HttpCall, *, deadline: float | None) -> HttpStream:
-        """Returns when the head of the answer is there. Raises as `relay` does, and so do its chunks.
+        """Returns after the answer's header. Raises as `relay`, also while reading. Closing early ends Triton's work.
 
-        It occupies a connection until its chunks are read or closed. Closing early closes the connection, which ends
-        Triton's work. Without a deadline, the timeout of a whole answer limits each chunk.
+        Occupies a connection until its chunks are read or closed. Without a deadline, each chunk has the timeout of an
+        answer.
         """
         head = self._head(call)
         timeout_s = self._timeout_s(call, deadline)
@@ -110,7 +106,7 @@ class TritonHttpClient:
         return chunks
 
     async def aclose(self) -> None:
-        """Close the idle connections; those in use close as their exchanges end."""
+        """Closes the idle connections; others close when their exchanges end."""
         self._is_closed = True
         while self._idle:
             self._idle.pop().close()
@@ -119,7 +115,6 @@ class TritonHttpClient:
         return request_head(self._headers.over_http(call), self._origin.authority, self._origin.base_path)
 
     def _timeout_s(self, call: HttpCall, deadline: float | None) -> float:
-        """The time left. Raises DeadlineExceeded if none is."""
         if deadline is None:
             return self._timeouts.read_s if call.method in READS else self._timeouts.call_s
         timeout_s = deadline - time.monotonic()
@@ -128,11 +123,7 @@ class TritonHttpClient:
         return timeout_s
 
     async def _send(self, call: HttpCall, exchange: Callable[[HttpConnection], Awaitable[T]]) -> T:
-        """The exchange over an idle connection, else a new one.
-
-        A read or an inference is sent a second time if the idle connection turned out closed before any byte of an
-        answer, and the budget allows it: an engine that closes an idle connection has not begun the work.
-        """
+        """The exchange over an idle connection, else a new one. Retries once, if no response had begun."""
         self._budget.calls += 1
         connection = self._take_idle()
         if connection is not None:
@@ -165,7 +156,7 @@ class TritonHttpClient:
         return answer
 
     async def _begun(self, call: HttpCall, head: bytes, deadline: float | None) -> HttpStream:
-        """The answer, whose chunks own the slot from then on."""
+        """The answer. Its chunks then own the slot."""
         used: list[HttpConnection] = []
 
         async def begin(connection: HttpConnection) -> tuple[HttpAnswer, BodyStream]:
@@ -178,7 +169,7 @@ class TritonHttpClient:
             self._slots.release()
             raise
         chunks = self._chunks(used[0], inflow, deadline)
-        await anext(chunks)  # an empty one: from here on closing the generator reaches its finally
+        await anext(chunks)  # the empty first chunk: now closing the generator runs its finally
         return HttpStream(answer.status, answer.headers, chunks)
 
     async def _chunks(

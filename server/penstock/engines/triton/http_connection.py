@@ -1,7 +1,7 @@
-"""One keep-alive HTTP/1.1 connection to the engine. Bytes pass unchanged.
+"""One keep-alive HTTP/1.1 connection to the engine. Does not modify bytes.
 
-Written by hand because aiohttp needs 2.6 to 3.9 times the CPU (two cores of an AMD EPYC:
-`python -m loadtest.bench.gateway.engine_clients --only http`), and normalises headers that the relay must not change.
+aiohttp needs 2.6 to 3.9 times the CPU (`python -m loadtest.bench.gateway.engine_clients --only http`), and normalises
+headers.
 """
 
 import asyncio
@@ -23,7 +23,7 @@ UNACKNOWLEDGED_MS = 15_000
 
 
 def detect_dead_peers(transport: asyncio.Transport) -> None:
-    """Sets TCP keepalive, so that a peer that vanished is noticed within 20 s, also while bytes are unacknowledged."""
+    """Sets TCP keepalive: a vanished peer is noticed within 20 s, also with unacknowledged bytes."""
     connected = transport.get_extra_info("socket")
     if connected.family == socket.AF_UNIX:
         return
@@ -55,7 +55,7 @@ class BodyStream:
         self._changed = asyncio.Event()
 
     def put(self, piece: bytes) -> None:
-        """The next piece."""
+        """Appends a piece."""
         self._pieces.append(piece)
         self._waiting_bytes += len(piece)
         self._changed.set()
@@ -63,13 +63,13 @@ class BodyStream:
             self._set_throttled(True)
 
     def end(self, error: Exception | None = None) -> None:
-        """The end of the body. error: why it is incomplete. Later calls are ignored."""
+        """Ends the body. error: why it is incomplete. Later calls are ignored."""
         if not self._has_ended:
             self._has_ended, self._error = True, error
             self._changed.set()
 
     async def take(self) -> bytes:
-        """Waits for the next piece; empty at the end. Raises the error given to `end` after all pieces."""
+        """Waits for the next piece; empty at the end. After all pieces, raises the error given to `end`."""
         while not self._pieces and not self._has_ended:
             self._changed.clear()
             await self._changed.wait()
@@ -90,7 +90,7 @@ class BodyStream:
 
 
 JOIN_LIMIT_BYTES = 64 << 10
-MAX_FIELD_BYTES = 8_189  # of a target, a header's name or its value: what Triton 2.51 still reads
+MAX_FIELD_BYTES = 8_189  # maximum for a target, a header's name or its value in Triton 2.51
 
 _BODILESS = ("GET", "HEAD", "DELETE", "OPTIONS")
 _TARGET = re.compile(rb"/[^\x00-\x20\x7f]*")
@@ -99,7 +99,7 @@ _METHOD = re.compile(r"[A-Z]+")
 
 
 class ConnectionBroken(Exception):
-    """The connection ended before the answer did. has_begun: whether any byte of the answer had come."""
+    """The connection ended before the answer. has_begun: a byte of the answer was received."""
 
     def __init__(self, why: str, *, has_begun: bool) -> None:
         super().__init__(why)
@@ -107,10 +107,7 @@ class ConnectionBroken(Exception):
 
 
 def request_head(call: HttpCall, host: bytes, base_path: bytes = b"") -> bytes:
-    """Request line and headers as the client sent them, without headers of its connection.
-
-    Raises InvalidRequest if they are malformed, or so long that Triton would drop the connection.
-    """
+    """The client's request line and headers, without those of its connection. Raises InvalidRequest."""
     if not _TARGET.fullmatch(call.target) or not _METHOD.fullmatch(call.method):
         raise InvalidRequest(f"malformed request line: {call.method} {call.target!r}")
     lines = [b"%s %s%s HTTP/1.1" % (call.method.encode(), base_path, call.target), b"host: " + host]
@@ -136,7 +133,7 @@ def _check_field_lengths(target: bytes, headers: HttpHeaders) -> None:
 
 
 class HttpConnection(asyncio.Protocol):
-    """One exchange at a time. `is_open` turns false as soon as the peer closes the connection, also an idle one."""
+    """One exchange at a time. `is_open` becomes false when the peer closes the connection, even if idle."""
 
     def __init__(self) -> None:
         self.is_open = False
@@ -158,8 +155,8 @@ class HttpConnection(asyncio.Protocol):
     ) -> HttpAnswer:
         """The engine's answer, header names in lower case. Raises ConnectionBroken, EngineFailed.
 
-        When cancelled, the connection is closed. is_finished: whether the engine works on such calls to the end; then
-        the error has the abandoned call, and the connection stays open until its answer.
+        Cancellation closes the connection, except for calls that the engine completes (is_finished): the error then has
+        the abandoned call.
         """
         self._is_head, self._has_begun, self._is_flowing, self._is_complete = is_head, False, False, False
         self._answer = asyncio.get_running_loop().create_future()
@@ -179,10 +176,7 @@ class HttpConnection(asyncio.Protocol):
                 self.close()
 
     async def begin(self, head: bytes, body: bytes) -> tuple[HttpAnswer, BodyStream]:
-        """The head of the engine's answer, and its body as a stream. Both raise as `exchange` does.
-
-        Call `finish` when the body is read or not wanted any more.
-        """
+        """The answer's header, and its body as a stream. Call `finish` afterwards. Both raise as `exchange`."""
         self._inflow = inflow = BodyStream(self._throttle)
         try:
             return await self.exchange(head, body), inflow
@@ -191,7 +185,7 @@ class HttpConnection(asyncio.Protocol):
             raise
 
     def finish(self) -> None:
-        """Ends the reading of the body. The connection stays open only if the answer was complete."""
+        """Ends reading. The connection stays open only if the answer was complete."""
         self._inflow = None
         if self._is_complete:
             self._throttle(False)
@@ -199,13 +193,13 @@ class HttpConnection(asyncio.Protocol):
             self.close()
 
     def close(self) -> None:
-        """Drop the connection at once."""
+        """Closes the connection at once."""
         self.is_open = False
         if self._transport is not None:
             self._transport.abort()
 
     def _has_all(self) -> bool:
-        """Whether the whole call was written to the socket, and is not answered."""
+        """Whether the call was written completely, and is not answered."""
         if self._transport is None or not self.is_open or self._is_complete:
             return False
         return not self._transport.get_write_buffer_size()
@@ -222,7 +216,7 @@ class HttpConnection(asyncio.Protocol):
     # asyncio's callbacks
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self._transport = cast(asyncio.Transport, transport)  # uvloop's is one by its methods only
+        self._transport = cast(asyncio.Transport, transport)  # uvloop's transport only has the same methods
         self.is_open = True
         detect_dead_peers(self._transport)
 
@@ -261,7 +255,7 @@ class HttpConnection(asyncio.Protocol):
     def on_headers_complete(self) -> None:
         status = self._parser.get_status_code()
         if self._is_head and status >= 200:
-            self._finish()  # its length is that of a body which never comes, and the parser would wait for it
+            self._finish()  # a HEAD's length is that of a body which is not sent
             self.close()
             return
         lengths = (b"content-length", b"transfer-encoding")

@@ -1,14 +1,14 @@
-"""Replaces model instances whose process died while Triton runs on.
+"""Replaces model instances whose process died, while Triton runs.
 
-Triton 2.51 does not restart the process of a Python-based instance: each of its requests fails after a second ("Stub
-process … is not healthy"). So the model is loaded again beside itself, with a config that differs in an unused
-parameter; Triton swaps when the new instances are ready. If there is no room for both, Triton is restarted.
+Triton 2.51 does not restart the process of a Python-based instance: its requests fail ("Stub process … is not
+healthy"). So the model is loaded again with a config that differs in an unused parameter; Triton swaps when the new
+instances are ready. Without space for both, Triton is restarted.
 
-A process that was stopped (SIGSTOP) is killed at once: Triton gives it up after a second and frees its shared memory;
-if it continued, Triton would take its late answers for those of other calls and abort (boost's lock_exception).
+A stopped process (SIGSTOP) is killed: Triton gives it up after a second and frees its shared memory; late answers would
+abort Triton (boost's lock_exception).
 
-Triton ends the old instances when they have answered their requests. One that died with requests never does, and its
-siblings of the same load would stay; after OLD_GOES_S they are killed.
+Triton ends old instances when their requests are answered. If one died with requests, its siblings would stay; they are
+killed after OLD_GOES_S.
 """
 
 import asyncio
@@ -30,15 +30,15 @@ from penstock.protocol.errors import InferenceError
 
 log = get_logger("engine")
 LOOK_S = 0.5
-OLD_GOES_S = 30.0  # for what the old instances have in hand; Triton itself takes some 8 s
-CONTROL_TIMEOUT_S = 600.0  # a load; calls on a connection whose Triton thread is busy with a load wait as long
+OLD_GOES_S = 30.0  # for requests of the old instances; Triton needs some 8 s
+CONTROL_TIMEOUT_S = 600.0  # for loads; other calls of the same Triton thread wait as long
 RENEWAL_PARAMETER = "penstock-renewal"
-_STUB = "triton_python_b"  # as the kernel shortens triton_python_backend_stub
+_STUB = "triton_python_b"  # triton_python_backend_stub, truncated by the kernel
 _INSTANCE = re.compile(r"(.+)_\d+_\d+")
 
 
 def model_of(instance: str, models: Iterable[str]) -> str:
-    """The model of an instance MODEL_GROUP_NUMBER, or GROUP_NUMBER if its config names the group; empty if unknown."""
+    """The model of an instance MODEL_GROUP_NUMBER, or GROUP_NUMBER for a named group; empty if unknown."""
     known = set(models)
     usual = _INSTANCE.fullmatch(instance)
     if usual is not None and usual[1] in known:
@@ -47,9 +47,9 @@ def model_of(instance: str, models: Iterable[str]) -> str:
 
 
 class InstanceMonitor:
-    """Which of Triton's model processes died since the last check. name_of: of an instance, by its live process's PID.
+    """Finds Triton's model processes that died since the last check. name_of: instance by a live process's id.
 
-    A process is lost if two checks in a row find it dead and not reaped: one that Triton ends is so for a moment.
+    Two consecutive checks must find it dead, because processes that Triton ends are so for a moment.
     """
 
     def __init__(
@@ -59,7 +59,7 @@ class InstanceMonitor:
         kill: Callable[[int], None] = lambda pid: os.kill(pid, signal.SIGKILL),
     ) -> None:
         self._name_of = name_of
-        self._proc = str(proc)  # paths are joined as text: with Path a check takes three times as long
+        self._proc = str(proc)  # str, because Path takes three times as long
         self._kill = kill
         self._names: dict[int, str] = {}
         self._stopped: tuple[int, ...] = ()
@@ -68,13 +68,13 @@ class InstanceMonitor:
         self._retired: set[int] = set()
 
     def retire(self, model: str, models: Iterable[str]) -> frozenset[int]:
-        """Its processes, whose end will not count as lost. models: all that the engine knows."""
+        """The model's processes; their end will not count as lost. models: all models of the engine."""
         found = self._of_model(model, models)
         self._retired |= found
         return found
 
     def end(self, engine_pid: int, retired: Collection[int]) -> tuple[int, ...]:
-        """Kills those that are still alive as this Triton's children, and returns them."""
+        """Kills those that are still children of this Triton; returns them."""
         children = set(self._children(engine_pid)) if retired else ()
         left = tuple(sorted(pid for pid in retired if pid in children and self._stub_state(pid) not in ("", "Z")))
         for pid in left:
@@ -83,7 +83,7 @@ class InstanceMonitor:
         return left
 
     def end_stopped(self, engine_pid: int) -> tuple[int, ...]:
-        """Kills this Triton's model processes that `lost` last found stopped by a signal; returns their PIDs."""
+        """Kills the processes that `lost` last found stopped by a signal; returns their ids."""
         return self.end(engine_pid, self._stopped)
 
     def of_model(self, model: str, models: Iterable[str]) -> frozenset[int]:
@@ -95,7 +95,7 @@ class InstanceMonitor:
         return frozenset(pid for pid, name in self._names.items() if name and model_of(name, known) == model)
 
     def lost(self, engine_pid: int) -> tuple[str, ...]:
-        """The lost instances; each is reported once. engine_pid: of the Triton that runs now."""
+        """The lost instances, once each. engine_pid: of the running Triton."""
         states = {pid: state for pid in self._children(engine_pid) if (state := self._stub_state(pid))}
         self._stopped = tuple(pid for pid, state in states.items() if state == "T")
         dead = {pid for pid, state in states.items() if state == "Z"}
@@ -110,7 +110,7 @@ class InstanceMonitor:
         return self._name_of(pid) if is_alive and not _INSTANCE.fullmatch(name) else name
 
     def _children(self, pid: int) -> list[int]:
-        """Children of all its threads. Not every kernel lists children by thread."""
+        """Children of all its threads. Some kernels do not list children by thread."""
         found: list[int] = []
         threads = f"{self._proc}/{pid}/task"
         try:
@@ -128,7 +128,6 @@ class InstanceMonitor:
         return int(fields[1]) if len(fields) > 1 else 0
 
     def _stub_state(self, pid: int) -> str:
-        """Its letter; empty for a process that is no model's."""
         name, fields = self._stat(pid)
         return fields[0] if name == _STUB and fields else ""
 
@@ -148,31 +147,26 @@ def _read(path: str) -> bytes:
 
 
 class TritonControl(Protocol):
-    """Triton's control calls: TritonBackend."""
+    """Triton's control calls; see TritonEngine."""
 
     async def send(self, call: HttpCall, *, deadline: float | None) -> HttpAnswer:
-        """Its answer. Raises InferenceError."""
+        """The answer. Raises InferenceError."""
 
     async def aclose(self) -> None:
-        """Closes its connections."""
+        """Closes the connections."""
 
 
 class InstanceReplacer:
-    """Run it beside one Triton. A model whose processes keep dying is loaded after growing pauses.
-
-    control: closed when it ends. engine_pid: None while Triton does not run. restart: restarts Triton; gets the reason.
-    has_room: whether a model's processes may exist twice for a while. renewed: called when a model has new processes;
-    `generations` counts how often.
-    """
+    """Replaces lost instances of one Triton. A model whose processes die repeatedly is loaded with backoff."""
 
     def __init__(
         self,
         sight: InstanceMonitor,
-        control: TritonControl,
-        engine_pid: Callable[[], int | None],
-        restart: Callable[[str], object],
-        has_room: Callable[[str], bool] = lambda _: True,
-        renewed: Callable[[], None] = lambda: None,
+        control: TritonControl,  # closed at the end
+        engine_pid: Callable[[], int | None],  # None while Triton does not run
+        restart: Callable[[str], object],  # restarts Triton; gets the reason
+        has_room: Callable[[str], bool] = lambda _: True,  # for a second set of a model's processes
+        renewed: Callable[[], None] = lambda: None,  # a model has new processes; see `generations`
     ) -> None:
         self._on_renewed = renewed
         self._has_room = has_room
@@ -189,17 +183,17 @@ class InstanceReplacer:
         self.renewals = 0
 
     def restart_model(self, model: str, reason: str, generation: int = 0, *, is_moved: bool = False) -> None:
-        """Kills the processes of a model that hangs or fails, and reloads it. Call it from the loop that runs this.
+        """Kills and replaces the processes of a hanging or failing model. Call it on run()'s loop.
 
-        Does nothing if the model's processes are newer than that generation. is_moved: another engine serves the model
-        from now on, and this one was asked to unload it.
+        No effect if they are newer than that generation. is_moved: another engine now serves the model; this one
+        unloads it.
         """
         self._broken[model] = (reason, generation)
         if is_moved:
             self._moved.add(model)
 
     async def run(self) -> None:
-        """Until cancelled."""
+        """Runs until cancelled."""
         try:
             await self._run()
         finally:
@@ -234,7 +228,7 @@ class InstanceReplacer:
                 log.warning("old processes of a model did not end; they are killed", pids=pids)
 
     async def _restart_broken(self, model: str, reason: str, engine_pid: int) -> None:
-        """Kills the model's processes, which are then replaced as lost ones. A model without any is reloaded."""
+        """Kills the model's processes, which are then replaced as lost. A model without processes is reloaded."""
         try:
             rows = await self._ask("POST", "/v2/repository/index", b"{}")
             known = {str(row["name"]) for row in rows}
@@ -286,7 +280,7 @@ class InstanceReplacer:
         self._on_renewed()
 
     async def _ask(self, method: str, path: str, body: bytes = b"") -> Any:
-        """Triton's JSON. Raises InferenceError, ValueError with its reason where it refuses."""
+        """Triton's JSON. Raises InferenceError; ValueError with Triton's reason."""
         call = HttpCall(method, path.encode(), ((b"content-type", b"application/json"),), body)
         answer = await self._control.send(call, deadline=time.monotonic() + CONTROL_TIMEOUT_S)
         if answer.status != 200:

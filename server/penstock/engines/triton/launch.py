@@ -1,10 +1,7 @@
-"""Becomes tritonserver, bound to die with the process that started it.
+"""Becomes tritonserver, which dies with the thread that started it (PR_SET_PDEATHSIG survives execve).
 
-Run as a script, `python -I -S triton_launch.py PARENT_PID BINARY ARGUMENT...`. The bond (PR_SET_PDEATHSIG) outlives
-execve, so even `kill -9` of the parent takes Triton along. It is a program of its own because the alternative,
-`preexec_fn`, runs Python between fork and exec, which may deadlock in a process that has threads.
-
-The kernel ties the bond to the parent's *thread*: start Triton from a thread that lives as long as the process.
+Run as a script: `python -I -S launch.py PARENT_PID BINARY ARGUMENT...`. Not `preexec_fn`, which may deadlock in a
+process with threads.
 """
 
 import ctypes
@@ -25,7 +22,7 @@ LIBRARY_PATH_VARIABLE = "PENSTOCK_ENGINE_LD_LIBRARY_PATH"
 
 
 def main(arguments: list[str]) -> int:
-    """Does not return where all goes well; 127 where the binary cannot be executed, 125 where the parent is gone."""
+    """Does not return on success; 127 if the binary cannot be executed, 125 if the parent has ended."""
     parent_pid, binary, *rest = arguments
     if ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0) != 0:
         return _refuse(126, f"prctl(PR_SET_PDEATHSIG): {os.strerror(ctypes.get_errno())}")
@@ -43,10 +40,9 @@ def main(arguments: list[str]) -> int:
 
 
 def keep_files_private() -> None:
-    """Makes fchmod(2) ignore modes that would give other users access, in this process and its children.
+    """Makes fchmod(2) ignore modes that give other users access, in this process and its children.
 
-    Triton 2.51 creates the shared memory for tensors with Boost, which sets mode 0644 by fchmod after the file was
-    created: the umask does not prevent this, and a chmod afterwards is too late.
+    Triton 2.51 sets mode 0644 for shared memory by fchmod: the umask does not apply, and a later chmod is too late.
     """
     if platform.machine() != "x86_64":
         return

@@ -28,7 +28,7 @@ _LEVEL_OF = {
     "FATAL": logging.CRITICAL,
 }
 _EXPECTED_SIGNALS = {"2", "15"}
-# Triton logs these as errors and warnings at every start on a machine without a GPU.
+# Triton logs these as errors and warnings on every machine without a GPU.
 _WITHOUT_GPU = (
     "CUDA memory pool disabled",
     "CudaDriverHelper has not been initialized",
@@ -36,9 +36,9 @@ _WITHOUT_GPU = (
     "Error: Failed to initialize NVML",
     "Unable to allocate pinned system memory",
 )
-# Triton's HTTP library logs this for each Unix socket, because the option is one of TCP.
+# Triton's HTTP library logs this for each Unix socket, because the option is for TCP.
 _ON_UNIX_SOCKETS = "NODELAY NOT SUPPORTED"
-# The server's own entries about its start, instances and end; not those of and about models.
+# The server's own messages about its start, instances and end; not those about models.
 _CHATTER = re.compile(r"(?!model_lifecycle\.)\w+\.cc:\d+")
 _ANSI = re.compile(r"\x1b(?:\[[0-9;?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)?|.)?")
 _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069]")
@@ -52,7 +52,7 @@ class Emit(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class LogEntry:
-    """level: logging's number. source: "file.cc:12", empty where Triton names none. message: one line, printable."""
+    """level: logging's number. source: "file.cc:12", or empty. message: one printable line."""
 
     level: int
     source: str
@@ -61,7 +61,7 @@ class LogEntry:
 
 @dataclass(slots=True)
 class _Block:
-    """Lines that belong together: a traceback, or the text under an unquoted header."""
+    """Lines of one entry: a traceback, or the text below a header without quotes."""
 
     level: int
     source: str
@@ -70,11 +70,10 @@ class _Block:
 
 
 class LogAssembler:
-    """Converts Triton's standard output and error, in pieces of any size, into entries.
+    """Converts Triton's output into entries. Without has_gpu, messages about a missing GPU have debug level.
 
-    Five cases: a glog header with its message in JSON quotes; one with a bare message and more lines below; a start-up
-    table (debug level); a Python traceback (joined into one entry); whatever models print. Sans-IO.
-    has_gpu: without one, complaints about its absence are at debug level.
+    Handles glog headers with a JSON string or with more lines below, start-up tables (debug level), Python tracebacks
+    (one entry), and models' own output.
     """
 
     def __init__(self, *, has_gpu: bool) -> None:
@@ -85,7 +84,7 @@ class LogAssembler:
 
     @property
     def is_pending(self) -> bool:
-        """Whether flush() would give an entry."""
+        """Whether flush() would return an entry."""
         return bool(self._partial) or self._block is not None
 
     def feed(self, chunk: bytes) -> list[LogEntry]:
@@ -175,16 +174,16 @@ def _shown_level(entry: LogEntry) -> int:
 
 
 def _unquote(message: str) -> tuple[str, str]:
-    """The text of the JSON string, and what a model printed after it before Triton's newline."""
+    """The text of the JSON string, and a model's output between it and Triton's newline."""
     try:
         text, end = json.JSONDecoder().raw_decode(message)
     except ValueError:
-        return message.strip('"'), ""  # cut off at MAX_LINE_BYTES
+        return message.strip('"'), ""  # truncated at MAX_LINE_BYTES
     return str(text), message[end:]
 
 
 def one_line(text: str) -> str:
-    """The text as one printable line of bounded length: lines joined by " | ", colours dropped, controls as \\xNN."""
+    """The text as one bounded line: lines joined by " | ", without colours, control characters escaped."""
     lines = (line.strip() for line in _ANSI.sub("", text).splitlines())
     joined = _CONTROL.sub(lambda found: ascii(found[0])[1:-1], " | ".join(line for line in lines if line))
     if len(joined) <= MAX_MESSAGE_CHARS:
@@ -193,11 +192,7 @@ def one_line(text: str) -> str:
 
 
 class LogSink:
-    """Writes Triton's output to our log and remembers the last errors. now: monotonic seconds.
-
-    Entries over MAX_ENTRIES_PER_S are counted and dropped, because a model that prints in a loop must not use up the
-    supervisor's CPU; dropped errors are still remembered.
-    """
+    """Writes Triton's output to our log, at most MAX_ENTRIES_PER_S, and remembers the last errors."""
 
     def __init__(self, emit: Emit, *, has_gpu: bool, remembered: int = 5) -> None:
         self._emit = emit
@@ -250,6 +245,6 @@ class LogSink:
             self._write(logging.WARNING, "Triton writes too fast; log lines dropped", dropped=dropped)
 
     def _write(self, level: int, message: str, **fields: str | int) -> None:
-        """Our own log may be a closed pipe or a full disk; Triton's output is read nevertheless."""
+        """Ignores failures of our own log, such as a closed pipe, to continue reading Triton's output."""
         with contextlib.suppress(OSError, ValueError):
             self._emit(level, message, **fields)

@@ -1,4 +1,4 @@
-"""One tritonserver process, from its start to the removal of everything it leaves."""
+"""One tritonserver process, from its start to the removal of its remains."""
 
 import asyncio
 import contextlib
@@ -48,18 +48,18 @@ class TritonProcess:
         return self._process.returncode is not None
 
     def terminate(self) -> None:
-        """SIGTERM to Triton alone: requests in flight need the stubs of its models."""
+        """Sends SIGTERM to Triton alone, because requests in flight need its models' stubs."""
         with contextlib.suppress(ProcessLookupError):
             self._process.terminate()
 
     def _kill_group(self) -> None:
-        """Kills what a model started without the variable by which the reaper finds it."""
+        """Kills processes that a model started without the variable for reap()."""
         if not self.has_exited:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(self.pid, signal.SIGKILL)
 
     async def clean_up(self) -> Reaped:
-        """Kills its processes, removes what they left, reads the log to its end. Takes seconds at most."""
+        """Kills its processes, removes their remains, and reads the log to its end. Takes a few seconds at most."""
         left = await asyncio.to_thread(reap, self._engine_id, child_pid=self.pid)
         self._kill_group()
         await asyncio.wait({self.exit}, timeout=_KILL_S)
@@ -82,10 +82,9 @@ class TritonProcess:
 async def start_process(
     launch: Launch, arguments: Sequence[str], engine_id: str, emit: Emit, *, inherited: Sequence[int] = ()
 ) -> TritonProcess:
-    """Starts Triton in its own session, so that Ctrl-C in a terminal reaches only us. Raises OSError.
+    """Starts Triton in its own session, unaffected by Ctrl-C. inherited: descriptors to pass. Raises OSError.
 
-    With asyncio's own pipe, Process.wait() would not return while a surviving stub holds it open.
-    inherited: descriptors of this process that stay open in Triton.
+    Not with asyncio's pipe: Process.wait() would hang while a stub has it open.
     """
     transport, reader, write_end = await _open_pipe()
     try:
@@ -112,7 +111,7 @@ async def start_process(
 
 async def _open_pipe() -> tuple[asyncio.ReadTransport, asyncio.StreamReader, int]:
     read_end, write_end = os.pipe()
-    with contextlib.suppress(OSError):  # over the user's limit of pipe memory: the default size serves too
+    with contextlib.suppress(OSError):  # over the user's limit of pipe memory: the default size is enough, too
         fcntl.fcntl(read_end, fcntl.F_SETPIPE_SZ, _PIPE_BYTES)
     reader = asyncio.StreamReader()
     transport, _ = await asyncio.get_running_loop().connect_read_pipe(
@@ -122,7 +121,7 @@ async def _open_pipe() -> tuple[asyncio.ReadTransport, asyncio.StreamReader, int
 
 
 def _launcher_environment(launch: Launch, engine_id: str) -> dict[str, str]:
-    """The launcher's Python must not load Triton's libraries: their path is passed under another name."""
+    """The launcher's Python must not load Triton's libraries, so their path has another name."""
     env = dict(launch.env) | {ENGINE_ID_VARIABLE: engine_id}
     library_path = env.pop("LD_LIBRARY_PATH", None)
     if library_path is not None:
@@ -133,7 +132,6 @@ def _launcher_environment(launch: Launch, engine_id: str) -> dict[str, str]:
 
 
 async def _drain(output: asyncio.StreamReader, sink: LogSink) -> None:
-    """Reads to the end; when idle, flushes incomplete entries."""
     while True:
         try:
             async with asyncio.timeout(_LOG_IDLE_S if sink.is_pending else None):

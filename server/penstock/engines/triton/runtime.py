@@ -1,4 +1,4 @@
-"""Finds a Triton on this machine, and prepares what it needs to run: backends, libraries, environment, paths."""
+"""Finds a Triton on this machine, and prepares its backends, libraries, environment and paths."""
 
 import configparser
 import os
@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-_SPECIAL = re.compile(r"[^\w@%+=:,./-]")  # as shlex has it, but letters of every language are plain
+_SPECIAL = re.compile(r"[^\w@%+=:,./-]")  # as in shlex, but letters of all languages are plain
 
 
 def is_special(path: Path | str) -> bool:
@@ -18,10 +18,7 @@ def is_special(path: Path | str) -> bool:
 
 
 def plain_paths(repositories: Iterable[Path], links: Path) -> tuple[Path, ...]:
-    """Paths of the repositories without characters that a shell interprets: their own, or of a symbolic link.
-
-    links: our folder for links, created when needed. Raises OSError.
-    """
+    """Paths of the repositories without special characters: their own, or new links in `links`. Raises OSError."""
     return tuple(_plain_path(path.absolute(), links / str(number)) for number, path in enumerate(repositories))
 
 
@@ -39,32 +36,28 @@ _BESIDE_OUR_MODEL_PY = {"onnxruntime": "ort_serving", "torch": "torch_serving"}
 _BESIDE_EACH = "row_trial.py"
 _STUB = "triton_python_backend_stub"
 _PROBE_TIMEOUT_S = 10.0
-# One thread an instance and library: instances are what a model scales by, and each would else take every core.
+# One thread per instance and library; each would otherwise use all cores.
 _ONE_THREAD = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "NUMEXPR_NUM_THREADS")
-# By default malloc's limits grow with the largest freed block, up to 32 and 64 MiB, for every heap (eight per core).
-# After 100 hostile pictures and 100 tensors of 10 and 15 MiB, Triton's memory had grown by 83 MiB; with these, by 25.
-# The cost: tensors of 8 to 32 MiB take more CPU time, one of 16 MB about a third more.
+# malloc's default limits grow up to 32 and 64 MiB for every heap. After 100 hostile pictures and 100 tensors of 10 and
+# 15 MiB, Triton's memory had grown by 83 MiB; with these limits by 25. Tensors of 8 to 32 MiB take more CPU time, up to
+# a third.
 _MALLOC = {"MALLOC_MMAP_THRESHOLD_": str(8 << 20), "MALLOC_TRIM_THRESHOLD_": str(32 << 20)}
 _INSTALL = "`penstock setup triton` installs it"
 _REMEDY = "use --engine embedded (ONNX models only) or --engine URL (a Triton elsewhere)"
 
 
 class TritonUnavailable(Exception):
-    """No Triton can run here. The text tells the user what is missing and what to do."""
+    """No Triton can run here. The text has the reason and the fix for the user."""
 
 
 @dataclass(frozen=True, slots=True)
 class Launch:
-    """argv: the program and its first arguments. env: its whole environment.
-
-    python_backends: known backends whose models run in stub processes with shared memory.
-    folder: working directory. Stubs import from it first, so no other user may have write access.
-    """
+    """How to start Triton. argv: the program and its first arguments. env: its full environment."""
 
     argv: tuple[str, ...]
     env: Mapping[str, str]
-    python_backends: tuple[str, ...] = ("python",)
-    folder: Path = Path("/")
+    python_backends: tuple[str, ...] = ("python",)  # their models run in stub processes with shared memory
+    folder: Path = Path("/")  # working directory; stubs import from it, so others must not write to it
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,16 +80,13 @@ class WheelFiles:
 
 @dataclass(frozen=True, slots=True)
 class TritonRuntime:
-    """A Triton that can run here. wheel: None for one from PATH, which has its own backends."""
+    """A Triton that can run here. wheel: None for one on PATH, which has its own backends."""
 
     binary: Path
     wheel: WheelFiles | None = None
 
     def prepare(self, run_dir: Path, environ: Mapping[str, str] | None = None) -> Launch:
-        """How to start it, with the backends copied to run_dir. environ: default os.environ; PENSTOCK_* is removed.
-
-        Raises TritonUnavailable if run_dir cannot be written.
-        """
+        """How to start it; copies the backends to run_dir. environ: PENSTOCK_* is removed. Raises TritonUnavailable."""
         inherited = os.environ if environ is None else environ
         env = _MALLOC | {name: value for name, value in inherited.items() if not name.startswith("PENSTOCK_")}
         if self.wheel is None:
@@ -113,10 +103,7 @@ class TritonRuntime:
 
 
 def find_triton(*, environment: Path | None, search_path: str | None = None) -> TritonRuntime:
-    """`tritonserver` on the search path (default PATH), else that of the wheel in the models' virtual environment.
-
-    Raises TritonUnavailable.
-    """
+    """`tritonserver` on the search path (default PATH), else the wheel's in environment. Raises TritonUnavailable."""
     on_path = shutil.which("tritonserver", path=search_path)
     if on_path is not None:
         return TritonRuntime(Path(on_path).absolute())
@@ -132,7 +119,7 @@ def find_triton(*, environment: Path | None, search_path: str | None = None) -> 
 
 
 def default_environment(prefix: Path, home: Path = Path("~/.penstock")) -> Path:
-    """The environment of Triton's models beside ours (`.venv` → `.venv-triton`), else `penstock setup triton`'s."""
+    """The models' environment beside ours (`.venv` → `.venv-triton`), else that of `penstock setup triton`."""
     beside = prefix.with_name(f"{prefix.name}-triton")
     return beside if beside.is_dir() else home.expanduser() / "triton"
 
@@ -209,7 +196,6 @@ def find_libpython(environment: Path, version: str) -> Path:
 
 
 def _base_interpreter(environment: Path) -> Path | None:
-    """The folder of the virtual environment's base interpreter."""
     parser = configparser.ConfigParser(interpolation=None, strict=False)
     try:
         parser.read_string("[venv]\n" + (environment / "pyvenv.cfg").read_text("utf-8"))
@@ -228,7 +214,6 @@ def _library_folders(environment: Path) -> list[Path]:
 
 
 def _loader_folders(name: str) -> list[Path]:
-    """The library's folder in the dynamic loader's cache."""
     for line in _output(["/sbin/ldconfig", "-p"]).splitlines():
         library, _, path = line.strip().partition(" => ")
         if library.startswith(f"{name} ") and "x86-64" in library:
@@ -237,7 +222,6 @@ def _loader_folders(name: str) -> list[Path]:
 
 
 def _output(command: list[str]) -> str:
-    """Output of the command; empty if it fails."""
     try:
         return subprocess.run(command, capture_output=True, text=True, timeout=_PROBE_TIMEOUT_S, check=True).stdout
     except (OSError, subprocess.SubprocessError):
@@ -245,7 +229,7 @@ def _output(command: list[str]) -> str:
 
 
 def _executable(program: Path, run_dir: Path) -> Path:
-    """The program, or an executable copy if it has no x bit (the wheel's files may be shared, or not ours)."""
+    """The program, or an executable copy if it has no x bit; the wheel's files may belong to others."""
     if os.access(program, os.X_OK):
         return program
     copy = run_dir / program.name
@@ -255,10 +239,7 @@ def _executable(program: Path, run_dir: Path) -> Path:
 
 
 def _lay_out_backends(wheel: WheelFiles, run_dir: Path) -> Path:
-    """Creates `<run_dir>/backends/{python,onnxruntime,torch}` anew.
-
-    Copies, because Triton refuses a link to libtriton_python.so ("escapes backend directory").
-    """
+    """Creates `<run_dir>/backends/{python,onnxruntime,torch}`. Copies, because Triton rejects links."""
     backends = run_dir.resolve() / "backends"
     if backends.exists():
         shutil.rmtree(backends)
@@ -281,7 +262,7 @@ def _lay_out_backends(wheel: WheelFiles, run_dir: Path) -> Path:
 
 
 def _lay_out_libpython(wheel: WheelFiles, run_dir: Path) -> Path:
-    """A folder with libpython alone: Triton must not load the rest of a Python's lib folder (conda's libstdc++)."""
+    """A folder with libpython only, because Triton must not load other libraries of that Python (conda's libstdc++)."""
     folder = run_dir / "lib"
     folder.mkdir(exist_ok=True)
     link = folder / wheel.libpython.name
@@ -291,14 +272,14 @@ def _lay_out_libpython(wheel: WheelFiles, run_dir: Path) -> Path:
 
 
 def _environment(wheel: WheelFiles, libpython_folder: Path, inherited: Mapping[str, str]) -> dict[str, str]:
-    """Without PYTHON*, by which the models' interpreter would find our packages."""
+    """Without PYTHON* variables, by which the models' interpreter would find our packages."""
     env = {name: value for name, value in inherited.items() if not name.startswith("PYTHON")}
     libraries = [str(wheel.libraries), str(libpython_folder), *filter(None, [env.get("LD_LIBRARY_PATH")])]
     env |= {
         "LD_LIBRARY_PATH": ":".join(libraries),
         "PATH": f"{wheel.environment / 'bin'}:{env.get('PATH', os.defpath)}",
         "VIRTUAL_ENV": str(wheel.environment),
-        "PYTHONDONTWRITEBYTECODE": "1",  # for what models start; the stub itself writes its __pycache__ all the same
+        "PYTHONDONTWRITEBYTECODE": "1",  # for the models' child processes; the stub itself ignores it
         "PYTHONUNBUFFERED": "1",
     }
     return env | {name: env.get(name, "1") for name in _ONE_THREAD}

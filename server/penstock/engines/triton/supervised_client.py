@@ -1,8 +1,8 @@
-"""The Triton that the stack started, as an engine: model loads are corrected.
+"""The Triton that the stack started, as an engine. Corrects plain model loads by sending the config from disk.
 
-A plain load carries the config from disk where Triton 2.51 would serve something other than the files on disk:
+Triton 2.51 would otherwise serve something else:
 * after a load with a config override, a plain load keeps that override;
-* Triton reads a folder `2.bak` as version 2, and then finds no model file for it;
+* a folder `2.bak` is read as version 2, without a model file;
 * a label file's byte order mark and carriage returns become part of the labels.
 """
 
@@ -27,18 +27,14 @@ _BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 
 
 class DiskLoads:
-    """The models in our repositories. label_folder: where cleaned label files are written."""
+    """The models in our repositories. label_folder: for cleaned label files."""
 
     def __init__(self, repositories: Sequence[Path], label_folder: Path) -> None:
         self._repositories = repositories
         self._label_folder = label_folder
 
     def config_for(self, model_name: str, *, is_overridden: bool) -> str:
-        """The config (JSON) that a plain load must carry; empty if Triton reads the files correctly by itself.
-
-        is_overridden: whether the model was loaded with a config override before. Triton reports configs that cannot
-        be read.
-        """
+        """The config (JSON) for a plain load; empty if not needed. is_overridden: by an earlier load."""
         folder = scan(self._repositories).get(model_name)
         if folder is None:
             return ""
@@ -74,7 +70,7 @@ class DiskLoads:
 
 
 def _has_lookalike(path: Path) -> bool:
-    """Whether the name of a folder that is not a version begins with digits: Triton would read it as a version."""
+    """Whether a folder that is not a version starts with digits: Triton would read it as a version."""
     return any(
         not is_version(entry.name) and entry.name[:1].isdecimal() and entry.is_dir() for entry in os.scandir(path)
     )
@@ -91,13 +87,9 @@ def _read(path: Path) -> bytes:
 
 
 class SupervisedTriton(TritonEngine):
-    """The Triton that the stack started. Loads over HTTP and gRPC take the same path.
+    """The Triton that the stack started. HTTP loads go over gRPC, too; plain loads serve the files on disk."""
 
-    That is not possible for a Triton given by URL, whose two ports may have different access rules. A plain load serves
-    the files on disk. disk: our repositories; None to pass every load to Triton unchanged.
-    """
-
-    def __init__(  # noqa: PLR0913 - TritonBackend's, and the disk
+    def __init__(  # noqa: PLR0913 - TritonEngine's, and the disk
         self,
         *,
         http_url: str,
@@ -106,7 +98,7 @@ class SupervisedTriton(TritonEngine):
         metrics_url: str | None = None,
         timeouts: CallTimeouts | None = None,
         budget: RetryBudget | None = None,
-        disk: DiskLoads | None = None,
+        disk: DiskLoads | None = None,  # None: send every load unchanged
     ) -> None:
         super().__init__(
             http_url=http_url,

@@ -1,4 +1,4 @@
-"""Keeps one Triton running: starts it, restarts it with backoff, stops it, and removes what it leaves behind."""
+"""Supervises one Triton: starts it, restarts it with backoff, stops it, and removes its remains."""
 
 import asyncio
 import contextlib
@@ -18,7 +18,7 @@ from penstock.engines.triton.runtime import Launch
 
 
 class EngineState(StrEnum):
-    """starting: for the first time. restarting: down, or coming back. failed and stopped are final."""
+    """STARTING: for the first time. RESTARTING: down, or coming back. FAILED and STOPPED are final."""
 
     STARTING = "starting"
     RUNNING = "running"
@@ -29,7 +29,7 @@ class EngineState(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class EngineStatus:
-    """reason: one line on why it is in that state. restarts: starts after the first. pid: None while there is none."""
+    """reason: of the state, one line. restarts: starts after the first. pid: None if it does not run."""
 
     state: EngineState
     reason: str = ""
@@ -41,11 +41,7 @@ STABLE_S = 60.0
 
 
 class RestartBackoff:
-    """first_s before the first restart, then twice as long each time, up to cap_s; anew after STABLE_S of running.
-
-    now: monotonic seconds. Each delay is shortened by a random part of up to a fifth, so that processes that died
-    together do not start together. uniform: random numbers in [0, 1).
-    """
+    """Exponential backoff from first_s to cap_s, reset after STABLE_S of running. now: monotonic seconds."""
 
     def __init__(
         self, *, first_s: float = 0.2, cap_s: float = 30.0, uniform: Callable[[], float] = random.random
@@ -55,11 +51,11 @@ class RestartBackoff:
         self._live_since: float | None = None
 
     def live(self, now: float) -> None:
-        """The process began to work."""
+        """The process has started to work."""
         self._live_since = now
 
     def next_delay_s(self, now: float) -> float:
-        """The process ended: seconds to wait before its next start."""
+        """The process has ended: seconds to wait before its next start."""
         if self._live_since is not None and now - self._live_since >= STABLE_S:
             self._restarts = 0
         self._live_since = None
@@ -70,41 +66,33 @@ class RestartBackoff:
 
 MAX_FAILED_STARTS = 5
 _PROBE_INTERVAL_S = 0.05
-_SLOW_START_S = 120  # for dozens of PyTorch processes that share the cores; Triton's own limit is 30 s
+_SLOW_START_S = 120  # for dozens of PyTorch processes on shared cores; Triton's own limit is 30 s
 _PROBE_TIMEOUT_S = 1.0
 
 
 @dataclass(frozen=True, slots=True)
 class TritonOptions:
-    """engine_id: of the run directory. extra_args: appended to Triton's command line.
+    """Options of a supervised Triton."""
 
-    exit_timeout_s: Triton's own wait for requests in flight at its end; restart_grace_s: the same at a restart.
-    live_timeout_s: maximum duration of a start. trace_file: for traces that a client requests; Triton refuses them
-    without one.
-    """
-
-    engine_id: str
+    engine_id: str  # of the run directory
     repositories: tuple[Path, ...]
     listeners: TritonListeners
-    extra_args: tuple[str, ...] = ()
+    extra_args: tuple[str, ...] = ()  # appended to the command line
     http_threads: int = 8
-    exit_timeout_s: int = 30
-    restart_grace_s: float = 3.0
-    live_timeout_s: float = 60.0
-    trace_file: Path | None = None
+    exit_timeout_s: int = 30  # Triton's wait for requests in flight at its end
+    restart_grace_s: float = 3.0  # the same at a restart
+    live_timeout_s: float = 60.0  # maximum duration of a start
+    trace_file: Path | None = None  # needed for traces that clients request
 
 
 def triton_arguments(options: TritonOptions, python_backends: Sequence[str]) -> list[str]:
-    """Triton's command line after the program. It loads no model by itself.
-
-    The reaper finds the shared memory of the Python backends by its name's prefix.
-    """
+    """Triton's arguments. It loads no model by itself; regions have the prefix for reap()."""
     prefix = region_prefix(options.engine_id)
     return [
         *(part for path in options.repositories for part in ("--model-repository", str(path))),
         *("--model-control-mode", "explicit"),
         *options.listeners.arguments,
-        *("--grpc-http2-max-ping-strikes", "0"),  # the gateway's keep-alive pings are no attack
+        *("--grpc-http2-max-ping-strikes", "0"),  # allows the gateway's frequent keepalive pings
         *("--http-thread-count", str(options.http_threads)),
         *("--exit-timeout-secs", str(options.exit_timeout_s)),
         *(f"--backend-config={name},shm-region-prefix-name={prefix}" for name in python_backends),
@@ -116,7 +104,7 @@ def triton_arguments(options: TritonOptions, python_backends: Sequence[str]) -> 
 
 @dataclass(frozen=True, slots=True)
 class _ProcessRun:
-    """A run of the process that has ended. is_hopeless: another start cannot help."""
+    """A run of the process that has ended. is_hopeless: a restart cannot help."""
 
     reason: str
     was_live: bool = False
@@ -124,21 +112,17 @@ class _ProcessRun:
 
 
 class TritonSupervisor:
-    """Run `run()` as one task, on the main thread's loop (see `launch`); call the rest from the same loop.
-
-    on_status: called at each change of status; must not block. emit: gets Triton's log. before_start: awaited before
-    each start.
-    """
+    """Call `run()` as a task on the main thread's loop (see `launch`), and all other members on the same loop."""
 
     def __init__(
         self,
         launch: Launch,
         options: TritonOptions,
         *,
-        emit: Emit,
-        on_status: Callable[[EngineStatus], None],
+        emit: Emit,  # gets Triton's log
+        on_status: Callable[[EngineStatus], None],  # called at each change; must not block
         backoff: RestartBackoff | None = None,
-        before_start: Callable[[], Awaitable[None]] | None = None,
+        before_start: Callable[[], Awaitable[None]] | None = None,  # awaited before each start
     ) -> None:
         self._before_start = before_start
         self._launch = launch
@@ -175,10 +159,7 @@ class TritonSupervisor:
             self._over.set()
 
     def restart(self, reason: str, *, is_lost: bool = False) -> bool:
-        """Ends Triton and starts it after the backoff. Does nothing and returns False if it is not running.
-
-        is_lost: none of its requests can be answered, so it is killed at once.
-        """
+        """Ends Triton and starts it after the backoff; False if it is not running. is_lost: kill it at once."""
         if self._status.state is not EngineState.RUNNING or self._requested.is_set():
             return False
         self._restart_reason = reason
@@ -187,7 +168,7 @@ class TritonSupervisor:
         return True
 
     async def stop(self, grace_s: float) -> None:
-        """Ends Triton for good: SIGTERM, then SIGKILL after grace_s. Returns when nothing of it is left."""
+        """Ends Triton for good: SIGTERM, then SIGKILL after grace_s. Returns after the clean-up."""
         self._stop_grace_s = grace_s
         self._requested.set()
         if self._is_begun:
@@ -239,7 +220,6 @@ class TritonSupervisor:
             self._restarts += 1
 
     async def _live_once(self) -> _ProcessRun:
-        """From one start to its end and clean-up."""
         unusable = _unusable(self._options)
         if unusable:
             return _ProcessRun(unusable, is_hopeless=True)
@@ -261,7 +241,7 @@ class TritonSupervisor:
         return _ProcessRun(reason_ended or child.exit_reason(), was_live)
 
     async def _follow(self, child: TritonProcess) -> tuple[str, bool]:
-        """Why we ended it (empty if it ended by itself), and whether it ever was live."""
+        """Why we ended it (empty if it ended by itself), and whether it was ever live."""
         not_live_for = await self._until_live(child)
         if not_live_for or self._is_disturbed(child):
             await self._end(child, not_live_for)
@@ -274,7 +254,7 @@ class TritonSupervisor:
         return self._restart_reason, True
 
     async def _until_live(self, child: TritonProcess) -> str:
-        """Why to give up on it; empty when it is live, has ended, or a stop or restart was requested."""
+        """Why to give up; empty if it is live or has ended, or a stop or restart was requested."""
         options = self._options
         until = time.monotonic() + options.live_timeout_s
         while not self._is_disturbed(child):
@@ -290,7 +270,6 @@ class TritonSupervisor:
         return child.has_exited or self._requested.is_set()
 
     async def _disturbance(self, child: TritonProcess, timeout_s: float | None) -> None:
-        """Waits until the child ends, or a stop or restart is requested."""
         asked = asyncio.create_task(self._requested.wait())
         try:
             await asyncio.wait({child.exit, asked}, timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
@@ -298,7 +277,7 @@ class TritonSupervisor:
             asked.cancel()
 
     async def _end(self, child: TritonProcess, reason: str) -> None:
-        """Terminates it and waits for its grace; `clean_up` kills what is left."""
+        """Terminates it and waits for its grace period; `clean_up` kills the rest."""
         if child.has_exited:
             return
         is_terminated = False
@@ -329,7 +308,6 @@ class TritonSupervisor:
 
 
 def _unusable(options: TritonOptions) -> str:
-    """Why a start would fail; empty if nothing is known against it."""
     for repository in options.repositories:
         if not repository.is_dir():
             return f"the model repository {repository} is not a folder; make it or name another"
@@ -337,7 +315,7 @@ def _unusable(options: TritonOptions) -> str:
 
 
 async def _is_live(listeners: TritonListeners) -> bool:
-    """Whether Triton listens on all three. Its metrics service starts last."""
+    """Whether all three services listen. Triton's metrics service starts last."""
     return await answers_live(listeners.http_url, _PROBE_TIMEOUT_S) and await accepts(
         listeners.metrics_url, _PROBE_TIMEOUT_S
     )

@@ -1,7 +1,4 @@
-"""Queries an MPS control daemon through NVIDIA's nvidia-cuda-mps-control, and detects whether one listens.
-
-Also the options that a daemon is started with, the environment of its clients, and the errors of this package.
-"""
+"""Queries an MPS control daemon through NVIDIA's nvidia-cuda-mps-control. Also MPS options and errors."""
 
 import asyncio
 import contextlib
@@ -18,38 +15,34 @@ from penstock.gpu.mps.status import DaemonStatus, Server, pids_of, state_of
 
 
 class MpsError(Exception):
-    """MPS does not do what is asked of it. Its text is one sentence for the user: what is wrong, what to do."""
+    """An MPS operation failed. The text is one sentence for the user: the problem and the fix."""
 
 
 class MpsRefused(MpsError):
-    """The control program answered, and said no."""
+    """The control program returned an error."""
 
 
 class MpsBusy(MpsError):
-    """The daemon answers others, and none of our questions within the time: nothing is known of it."""
+    """The daemon was busy with other programs for the whole timeout; its state is unknown."""
 
 
 class MpsOtherProtocol(MpsError):
-    """The daemon answers, and not as we know it: asking again is in vain."""
+    """The daemon speaks another protocol version; a retry cannot help."""
 
 
 class MpsUnavailable(MpsError):
-    """MPS cannot be had here: no GPU, no control program, or a setting that this card cannot keep."""
+    """MPS cannot run here: no GPU, no control program, or a setting that this card does not support."""
 
 
-PIPE_DIRECTORY = "CUDA_MPS_PIPE_DIRECTORY"  # NVIDIA's variable, by which the daemon and its clients find each other
-PRESENCE_TTL_S = 30.0  # each look writes two lines into the daemon's log
+PIPE_DIRECTORY = "CUDA_MPS_PIPE_DIRECTORY"  # NVIDIA's variable, by which daemon and clients find each other
+PRESENCE_TTL_S = 30.0  # each check writes two lines to the daemon's log
 
 
 def daemon_listens(pipe_directory: Path) -> bool:
-    """Whether a process accepts connections on the daemon's control socket. Does not block.
-
-    A dead daemon leaves its files behind, and connecting is refused. One that is stopped, as by SIGSTOP, listens until
-    its queue of connections is full.
-    """
+    """Whether a process accepts connections on the daemon's control socket; even a stopped one may. Does not block."""
     try:
         with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as probe:
-            probe.setblocking(False)  # a Unix socket connects at once, or is refused, or would wait for a full queue
+            probe.setblocking(False)  # a Unix socket connects at once, fails, or would wait for a full backlog
             probe.connect(str(pipe_directory / "control"))
     except OSError:
         return False
@@ -57,7 +50,7 @@ def daemon_listens(pipe_directory: Path) -> bool:
 
 
 class DaemonPresence:
-    """What was seen of the daemon, at most 30 s ago: a scrape may ask as often as it likes."""
+    """Whether a daemon listens, checked at most every PRESENCE_TTL_S, so that scrapes may be frequent."""
 
     def __init__(self, pipe_directory: Path, *, clock: Callable[[], float] = time.monotonic) -> None:
         self._pipe_directory = pipe_directory
@@ -66,7 +59,7 @@ class DaemonPresence:
         self._is_up = False
 
     def is_up(self) -> bool:
-        """Whether it listened when it was last looked for."""
+        """Whether it listened at the last check."""
         now = self._clock()
         if self._looked_at is None or now - self._looked_at >= PRESENCE_TTL_S:
             self._looked_at, self._is_up = now, daemon_listens(self._pipe_directory)
@@ -75,44 +68,35 @@ class DaemonPresence:
 
 LOG_DIRECTORY = "CUDA_MPS_LOG_DIRECTORY"
 LIMIT_VARIABLES = ("CUDA_MPS_ACTIVE_THREAD_PERCENTAGE", "CUDA_MPS_PINNED_DEVICE_MEM_LIMIT")
-PROTOCOL_VARIABLE = "CUDA_MPS_PROTOCOL_VERSION"  # of drivers that know a third one, with other commands, on request
+PROTOCOL_VARIABLE = "CUDA_MPS_PROTOCOL_VERSION"  # selects the protocol in drivers that support a third one
 OUR_PROTOCOL = "2"
 VISIBLE_CARDS = "CUDA_VISIBLE_DEVICES"
-MAX_DIRECTORY_BYTES = 88  # bytes; a Unix socket's path has 107, and the longest one in there is /control_privileged
+MAX_DIRECTORY_BYTES = 88  # a Unix socket's path is limited to 107, and the longest name in there is /control_privileged
 
 
 @dataclass(frozen=True, slots=True)
 class MpsOptions:
-    """directory: for the daemon's pipes and its log.
-
-    active_thread_percentage: of a card's threads for a client, 1 to 100; 0 for no limit. pinned_memory: of a card's
-    memory for a client, "4G", or by card "0=4G,1=2G"; empty for no limit. quit_s: time that clients have to end when
-    the daemon quits.
-    """
+    """Options of an MPS daemon. directory: for its pipes and log."""
 
     directory: Path
-    active_thread_percentage: float = 0
-    pinned_memory: str = ""
+    active_thread_percentage: float = 0  # of a card's threads per client, 1 to 100; 0 for no limit
+    pinned_memory: str = ""  # memory per client, "4G", or by card "0=4G,1=2G"; empty for no limit
     start_s: float = 20.0
-    quit_s: int = 5
+    quit_s: int = 5  # for clients to exit when the daemon quits
 
     def env_vars(self) -> dict[str, str]:
-        """What a process needs in its environment, before its first word with CUDA, to become a client."""
+        """The variables that a process needs before its first CUDA call to become a client."""
         return {PIPE_DIRECTORY: str(self.directory), LOG_DIRECTORY: str(self.directory / "logs")}
 
     def client_environ(self, inherited: Mapping[str, str]) -> dict[str, str]:
-        """A client's whole environment. inherited: that of the daemon.
-
-        Cards that the daemon is shown by their numbers have new ones for its clients, from 0 on: who filters once more
-        loses some.
-        """
+        """A client's environment, without numbers in CUDA_VISIBLE_DEVICES: the daemon has renumbered the cards."""
         environ = {**inherited, **self.env_vars()}
         if environ.get(VISIBLE_CARDS, "").replace(",", "").replace(" ", "").isdecimal():
             del environ[VISIBLE_CARDS]
         return environ
 
     def daemon_environ(self, inherited: Mapping[str, str] = os.environ) -> dict[str, str]:
-        """The daemon's whole environment, without limits: those are sent as commands, which report wrong values."""
+        """The daemon's full environment, without limits: those are set by commands, which report errors."""
         environ = {**inherited, **self.env_vars(), PROTOCOL_VARIABLE: OUR_PROTOCOL}
         for variable in LIMIT_VARIABLES:
             environ.pop(variable, None)
@@ -121,16 +105,13 @@ class MpsOptions:
 
 PROGRAM = "nvidia-cuda-mps-control"
 ANSWER_TIMEOUT_S = 5.0
-BUSY_RETRY_S = 0.01, 0.05  # a question takes 2 ms
-_BUSY = "Cannot send command"  # the program's words while the daemon answers another one
+BUSY_RETRY_S = 0.01, 0.05  # a command takes 2 ms
+_BUSY = "Cannot send command"  # the program's text while the daemon serves another one
 _THREADS = "get_default_active_thread_percentage"
 
 
 class MpsControl:
-    """The daemon of one pipe directory. Every question leaves two lines in its log.
-
-    program: NVIDIA's, a path or a name on PATH. environ: what it starts with, ours by default.
-    """
+    """Client of the daemon in one pipe directory. Each command leaves two lines in the daemon's log."""
 
     def __init__(
         self,
@@ -148,15 +129,11 @@ class MpsControl:
 
     @property
     def listens(self) -> bool:
-        """Whether a process accepts connections on its socket. Does not block; a daemon that hangs accepts, too."""
+        """Whether its socket accepts connections; a hanging daemon does, too. Does not block."""
         return daemon_listens(self.directory)
 
     async def ask(self, command: str) -> str:
-        """The daemon's answer. Raises MpsError where there is none within the time, MpsRefused where it says no.
-
-        It answers one program at a time and turns others away: that is no answer, and it is asked again. Raises MpsBusy
-        where it never has time.
-        """
+        """The daemon's answer. Raises MpsRefused for an error, MpsBusy if it serves others, MpsError for a timeout."""
         clock = asyncio.get_running_loop().time
         until = clock() + self._answer_s
         while True:
@@ -173,7 +150,6 @@ class MpsControl:
             await asyncio.sleep(random.uniform(*BUSY_RETRY_S))
 
     async def _once(self, command: str) -> tuple[int, str]:
-        """The program's exit code and what it prints."""
         process = await self._started()
         try:
             async with asyncio.timeout(self._answer_s):
@@ -206,10 +182,7 @@ class MpsControl:
             ) from error
 
     async def threads(self) -> float:
-        """A client's default share of a card's threads, percent. Raises MpsError, MpsOtherProtocol.
-
-        It is the daemon's sign of life, and tells which protocol it speaks.
-        """
+        """A client's default percentage of a card's threads; also a health check. Raises MpsError, MpsOtherProtocol."""
         answer = await self.ask(_THREADS)
         try:
             return float(answer.split()[-1]) if answer else float("nan")
@@ -220,7 +193,7 @@ class MpsControl:
             ) from None
 
     async def status(self, *, with_threads: bool = False) -> DaemonStatus:
-        """What it says of itself, its servers and their clients. One that does not answer is down, with the reason."""
+        """Status of the daemon, its servers and their clients. If it does not answer: not up, with the reason."""
         if not self.listens:
             return DaemonStatus(is_up=False, reason=f"no MPS daemon listens in {self.directory}")
         try:
@@ -232,7 +205,7 @@ class MpsControl:
             return DaemonStatus(is_up=False, reason=str(error), is_silent=True)
 
     async def _server_pids(self) -> tuple[int, ...]:
-        """A daemon that refuses the list, and answers else, has no server."""
+        """Empty if the daemon refuses the list but answers other commands."""
         try:
             return pids_of(await self.ask("get_server_list"))
         except MpsRefused:
@@ -240,7 +213,7 @@ class MpsControl:
             return ()
 
     async def _server(self, pid: int) -> Server:
-        """One that ends between the questions has no clients."""
+        """A server that ends during the queries has no clients."""
         state, clients = "", ""
         try:
             state = await self.ask(f"get_server_status {pid}")
@@ -253,5 +226,5 @@ class MpsControl:
 
 
 def find_program(search_path: str | None = None) -> str:
-    """The control program's path; empty where it is not on the search path (None: this process's PATH)."""
+    """The control program's path, or empty. search_path: PATH by default."""
     return shutil.which(PROGRAM, path=search_path) or ""

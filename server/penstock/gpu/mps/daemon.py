@@ -1,7 +1,4 @@
-"""MPS control daemons: OwnDaemon is a child process, ForeignDaemon belongs to someone else.
-
-`start_background` and `stop_background` serve the command line, whose daemon outlives it.
-"""
+"""MPS control daemons: OwnDaemon is a child process, ForeignDaemon is managed by others."""
 
 import asyncio
 import contextlib
@@ -22,48 +19,43 @@ FOREIGN_START_TIMEOUT_S = 30.0
 _POLL_S = 0.05
 _TERM_S = 2.0
 _FAULT_SIGNS = ("fault", "exception", "fatal", "error", "exit", "fail")
-_ECHO = ("cmd:", "accepting connection", "user did not send")  # what each of our own questions leaves in the log
+_ECHO = ("cmd:", "accepting connection", "user did not send")  # log lines of our own commands
 
 Emit = Callable[..., None]
 
 
 class Daemon(Protocol):
-    """What the supervisor needs of a daemon. is_ours: it is started, restarted and stopped here."""
+    """A daemon for the supervisor. is_ours: it is started, restarted and stopped here."""
 
     is_ours: bool
     options: MpsOptions
 
     async def start(self) -> None:
-        """Returns when clients may start. Raises MpsError."""
+        """Starts it, or waits until clients may start. Raises MpsError."""
 
     async def stop(self) -> None:
-        """Ends it, with its servers, where it is ours."""
+        """Ends it with its servers, if it is ours."""
 
     async def status(self) -> DaemonStatus:
-        """Looks now."""
+        """The current status."""
 
     def env_vars(self) -> dict[str, str]:
-        """What a client needs in its environment."""
+        """The variables that a client needs."""
 
 
 @dataclass(frozen=True, slots=True)
 class DaemonProcess:
-    """How the daemon's process is held. program: NVIDIA's. bond: what it is started through, so that it dies with us.
-
-    environ: what it starts with, which carries the mark by which clear finds what it leaves: called from a thread, with
-    the id of the child that is waited for here, after its end and before each start. card_count: those that a limit
-    without a card is for.
-    """
+    """How the daemon's process is started."""
 
     program: str
-    bond: tuple[str, ...] = ()
-    environ: Mapping[str, str] | None = None
-    clear: Callable[[int | None], object] = lambda _: None
-    card_count: int = 1
+    bond: tuple[str, ...] = ()  # wrapper command that ends it when this process ends
+    environ: Mapping[str, str] | None = None  # has the mark by which `clear` finds leftovers
+    clear: Callable[[int | None], object] = lambda _: None  # in a thread, before start and after end
+    card_count: int = 1  # cards of a limit that names none
 
 
 class OwnDaemon:
-    """A daemon in the foreground, as a child. trouble: called at each line of its log that may tell of a fault."""
+    """A daemon as child process, in the foreground. trouble: called for each line of its log that may be a fault."""
 
     is_ours = True
 
@@ -80,18 +72,15 @@ class OwnDaemon:
 
     @property
     def pid(self) -> int | None:
-        """None while there is none."""
+        """None if it does not run."""
         return self._process.pid if self._process is not None and self._process.returncode is None else None
 
     def env_vars(self) -> dict[str, str]:
-        """What a client needs in its environment."""
+        """The variables that a client needs."""
         return self.options.env_vars()
 
     async def start(self) -> None:
-        """Clears away what a former one left, starts it, waits until it answers, and tells it the limits.
-
-        Raises MpsError; nothing of it runs then.
-        """
+        """Removes leftovers, starts it, waits until it answers, sets the limits. Raises MpsError; then nothing runs."""
         if self.control.listens:
             raise MpsError(f"an MPS daemon runs in {self.options.directory} already; end it, or name another folder")
         try:
@@ -106,7 +95,7 @@ class OwnDaemon:
         self._emit(logging.INFO, "MPS is ready", directory=str(self.options.directory), pid=self.pid or 0)
 
     async def stop(self) -> None:
-        """Asks it to quit, which gives clients their time, then ends it and its servers. Harmless when it is gone."""
+        """Sends quit, which gives clients quit_s, then ends it and its servers. No effect if it has ended."""
         if self.pid is not None:
             with contextlib.suppress(MpsError):
                 await MpsControl(
@@ -118,14 +107,14 @@ class OwnDaemon:
         await self._terminate()
 
     async def status(self) -> DaemonStatus:
-        """One whose process has ended is down, whatever its files say."""
+        """Not up if its process has ended, even if its files remain."""
         if self.pid is None:
             how = f" with code {self._process.returncode}" if self._process is not None else ""
             return DaemonStatus(is_up=False, reason=f"the MPS daemon has ended{how}")
         return await self.control.status()
 
     async def assert_healthy(self) -> None:
-        """Raises MpsError where it does not run or answer."""
+        """Raises MpsError if it does not run or answer."""
         if self.pid is None:
             raise MpsError("the MPS daemon has ended")
         await self.control.threads()
@@ -155,7 +144,7 @@ class OwnDaemon:
                     return
                 except MpsOtherProtocol:
                     raise
-                except MpsError:  # it begins to listen before it answers
+                except MpsError:  # it listens before it answers
                     pass
             await asyncio.sleep(_POLL_S)
         await self.control.threads()
@@ -179,7 +168,7 @@ class OwnDaemon:
                     process.kill()
         await asyncio.to_thread(self._hold.clear, process.pid if process is not None else None)
         if process is not None:
-            with contextlib.suppress(TimeoutError):  # not even that ends one that hangs in the driver
+            with contextlib.suppress(TimeoutError):  # a process that hangs in the driver survives even SIGKILL
                 async with asyncio.timeout(_TERM_S):
                     await process.wait()
         if self._reading is not None:
@@ -191,7 +180,7 @@ class OwnDaemon:
                 (self.options.directory / name).unlink()
 
     async def _read(self, process: asyncio.subprocess.Process) -> None:
-        """Copies its log into ours; reports lines about faults, and its end, at once."""
+        """Copies its log into ours; reports faults and its end at once."""
         if process.stdout is None:
             return
         while line := await process.stdout.readline():
@@ -207,7 +196,7 @@ class OwnDaemon:
 
 
 class ForeignDaemon:
-    """A daemon of others, such as a sidecar or a service of the node. It is watched, never started or stopped."""
+    """A daemon that others manage, such as a sidecar or a service of the node. Only monitored."""
 
     is_ours = False
 
@@ -217,11 +206,11 @@ class ForeignDaemon:
         self._wait_s = wait_s
 
     def env_vars(self) -> dict[str, str]:
-        """What a client needs in its environment."""
+        """The variables that a client needs."""
         return self.options.env_vars()
 
     async def start(self) -> None:
-        """Waits until it listens and answers: a sidecar may come later. Raises MpsError."""
+        """Waits until it answers, because a sidecar may start later. Raises MpsError."""
         for _ in range(max(1, round(self._wait_s / _POLL_S))):
             if self.control.listens:
                 break
@@ -234,15 +223,15 @@ class ForeignDaemon:
         await self.control.threads()
 
     async def stop(self) -> None:
-        """It is not ours to stop."""
+        """No effect: it is managed by others."""
 
     async def status(self) -> DaemonStatus:
-        """Looks now."""
+        """The current status."""
         return await self.control.status()
 
 
 def prepare_directory(directory: Path) -> None:
-    """The folder, without what a daemon that was killed left there. Raises MpsError."""
+    """Creates the folder and removes files of a killed daemon. Raises MpsError."""
     if len(str(directory).encode()) > MAX_DIRECTORY_BYTES:
         raise MpsError(f"{directory} is too long a path for MPS's sockets; name a shorter one")
     try:
@@ -257,7 +246,7 @@ def prepare_directory(directory: Path) -> None:
 
 
 def limit_commands(options: MpsOptions, card_count: int) -> Sequence[str]:
-    """Commands that set the clients' limits in a fresh daemon; they apply to servers that start afterwards."""
+    """Commands that set the clients' limits in a new daemon; they apply to servers started afterwards."""
     commands = []
     if options.active_thread_percentage:
         commands.append(f"set_default_active_thread_percentage {options.active_thread_percentage:g}")
@@ -267,7 +256,7 @@ def limit_commands(options: MpsOptions, card_count: int) -> Sequence[str]:
 
 
 def server_program(program: str) -> str:
-    """The server's program beside the daemon's, or on PATH; empty where it is not: no client could be served."""
+    """The server's program beside the daemon's, or on PATH; empty if missing, and then no client can be served."""
     beside = Path(program).with_name("nvidia-cuda-mps-server")
     return str(beside) if beside.is_file() else shutil.which("nvidia-cuda-mps-server") or ""
 
@@ -276,12 +265,12 @@ _STOP_TIMEOUT_S = 5.0
 
 
 async def start_background(options: MpsOptions, program: str, environ: Mapping[str, str], card_count: int) -> None:
-    """Starts it, waits until it answers and tells it the limits. Raises MpsError; nothing of it runs then."""
+    """Starts it, waits until it answers and sets the limits. Raises MpsError and leaves nothing running."""
     control = MpsControl(options.directory, program=program, environ=environ)
     if control.listens:
         raise MpsError(f"an MPS daemon runs in {options.directory} already; penstock mps status shows it")
     prepare_directory(options.directory)
-    start_log = options.directory / "logs" / "start.log"  # a pipe would stay open for as long as the daemon lives
+    start_log = options.directory / "logs" / "start.log"  # a pipe would stay open as long as the daemon lives
     with start_log.open("wb") as output:
         process = await asyncio.create_subprocess_exec(
             *(program, "-d"),
@@ -306,7 +295,7 @@ async def start_background(options: MpsOptions, program: str, environ: Mapping[s
 
 
 async def _exit_code(process: asyncio.subprocess.Process, max_wait_s: float) -> int | None:
-    """Its exit code; None if it had to be killed. A process that hangs in the driver may survive that."""
+    """Its exit code, or None if it had to be killed. A process that hangs in the driver may survive."""
     with contextlib.suppress(TimeoutError):
         async with asyncio.timeout(max_wait_s):
             return await process.wait()
@@ -318,7 +307,7 @@ async def _exit_code(process: asyncio.subprocess.Process, max_wait_s: float) -> 
 
 
 async def stop_background(control: MpsControl, *, quit_s: int) -> None:
-    """Asks it to quit, with that much time for its clients. Returns when it has gone. Raises MpsError."""
+    """Sends quit and waits until it has ended. quit_s: for its clients. Raises MpsError."""
     patient = MpsControl(control.directory, program=control.program, answer_s=quit_s + _STOP_TIMEOUT_S)
     await patient.ask(f"quit -t {quit_s}")
     until = time.monotonic() + _STOP_TIMEOUT_S

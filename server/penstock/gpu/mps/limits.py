@@ -1,8 +1,7 @@
-"""How many clients a card takes under MPS, what each may have, and what a set of models would ask for.
+"""Limits of MPS clients.
 
-Client limits: docs.nvidia.com/deploy/mps, "Client-Server Connection Limits": 16 contexts a device before Volta, 48 on
-Volta and later, 60 with a driver of CUDA 13.1 and later. Limits of a client's threads and memory, and address spaces of
-their own, exist from Volta on.
+docs.nvidia.com/deploy/mps, "Client-Server Connection Limits": 16 contexts per device before Volta, 48 from Volta on, 60
+with a driver of CUDA 13.1 or later. Clients have limits and own address spaces from Volta on.
 """
 
 import re
@@ -16,14 +15,14 @@ from penstock.gpu.nvml import GpuDevice, NvmlReading
 VOLTA = (7, 0)
 AUTO: Final = "auto"
 _SHARES = (50.0, 25.0, 12.0)  # percent
-_TOTAL_SHARE = 200.0  # percent, that all clients' shares come to
-TRITON_CLIENTS = 1  # Triton itself may hold a context besides those of its models' processes
+_TOTAL_SHARE = 200.0  # percent, sum over all clients
+TRITON_CLIENTS = 1  # Triton's own process may have a context, besides its models' processes
 _MEMORY = re.compile(r"([0-9]+=)?[1-9][0-9]*[MG]?")
 
 
 @dataclass(frozen=True, slots=True)
 class ModelClients:
-    """How many processes of a model compute on a card each. cards: their numbers; empty for every card."""
+    """The number of a model's processes on each card. cards: indexes; empty for all."""
 
     model: str
     count: int
@@ -31,14 +30,14 @@ class ModelClients:
 
 
 def client_limit(capability: tuple[int, int], cuda: tuple[int, int] | None) -> int:
-    """The CUDA contexts that MPS serves on one card. cuda: the driver's."""
+    """Maximum CUDA contexts of MPS on one card. cuda: the driver's version."""
     if capability < VOLTA:
         return 16
     return 60 if cuda is not None and cuda >= (13, 1) else 48
 
 
 def too_many_clients(wanted: Iterable[ModelClients], reading: NvmlReading) -> str:
-    """One sentence where a card would get more clients than MPS serves; empty where all fit."""
+    """The problem if a card would get too many clients; else empty."""
     models = tuple(wanted)
     for index, card in enumerate(reading.cards):
         counts: Counter[str] = Counter()
@@ -56,7 +55,7 @@ def too_many_clients(wanted: Iterable[ModelClients], reading: NvmlReading) -> st
 
 
 def unlimited(cards: Sequence[GpuDevice]) -> str:
-    """Why clients cannot be limited on these cards; empty where they can be."""
+    """Why clients cannot be limited on these cards; empty if they can."""
     old = next((card for card in cards if card.capability < VOLTA), None)
     if old is None:
         return ""
@@ -64,11 +63,11 @@ def unlimited(cards: Sequence[GpuDevice]) -> str:
 
 
 def read_percentage(text: object) -> float | Literal["auto"]:
-    """Of a card's threads for a client: 0 for no limit, or auto. Raises ValueError."""
+    """Percentage of a card's threads per client, 0 for no limit, or auto. Raises ValueError."""
     if text == AUTO:
         return AUTO
     try:
-        share = float(text)  # type: ignore[arg-type]  # whatever it is, float says
+        share = float(text)  # type: ignore[arg-type]  # float rejects other types
     except (TypeError, ValueError):
         share = -1.0
     if not 0.0 <= share <= 100.0:
@@ -77,10 +76,10 @@ def read_percentage(text: object) -> float | Literal["auto"]:
 
 
 def default_percentage(wanted: Iterable[ModelClients], card_count: int) -> float:
-    """NVIDIA's rule for n equal clients, 100 / (n / 2) percent of the threads, of the card that has most; 0 for none.
+    """NVIDIA's rule for n clients of the fullest card: 100 / (n / 2) percent of its threads; 0 for no limit.
 
-    Fewer threads each let small batches run beside one another rather than one after the other. Down to 50, 25 or 12
-    percent, and never less: with other numbers of an H200's SMs cuDNN was met to answer wrong (torch_serving/trial.py).
+    Only 50, 25 or 12 percent: with other numbers of an H200's SMs, cuDNN returned wrong results
+    (torch_serving/trial.py).
     """
     models = tuple(wanted)
     most = max(
@@ -93,7 +92,7 @@ def default_percentage(wanted: Iterable[ModelClients], card_count: int) -> float
 
 
 def memory_limit_error(text: str) -> str:
-    """What is wrong with a limit of pinned memory, "4G" or by card "0=4G,1=2G"; empty for a right one or none."""
+    """The mistake in a pinned-memory limit, "4G" or by card "0=4G,1=2G"; empty if it is valid or empty."""
     for limit in filter(None, text.split(",")):
         if not _MEMORY.fullmatch(limit.strip()):
             return f"has {limit.strip()!r}; it takes 4G or 4096M, or by card 0=4G,1=2G"
@@ -101,7 +100,7 @@ def memory_limit_error(text: str) -> str:
 
 
 def memory_by_card(text: str, card_count: int) -> Mapping[int, str]:
-    """The limit of each card that has one. text: without mistakes."""
+    """The limit by card. text: valid."""
     limits: dict[int, str] = {}
     for limit in (part.strip() for part in text.split(",") if part.strip()):
         card, named, size = limit.rpartition("=")

@@ -1,8 +1,8 @@
-"""Recovery of MPS when its daemon, its server or a client fails. Decisions only, no clock.
+"""Decides how to recover MPS when its daemon, its server or a client fails. No I/O, no clock.
 
 A fatal fault of one client ends all clients of that GPU, and the server accepts no new client (CUDA error 807) until
-every old one has exited. Without a daemon new processes share the GPU by time slicing, silently. So clients start only
-while `may_start`, and are ended together: clients, server, daemon; they start in the reverse order.
+all have exited. Without a daemon, new processes silently share the GPU by time slicing. So clients start only while
+`may_start`, and all are restarted together.
 """
 
 from collections.abc import Mapping
@@ -11,41 +11,35 @@ from enum import StrEnum
 
 from penstock.gpu.mps.status import DaemonStatus, Server, ServerState
 
-ATTACH_S = 20.0  # without any new client; dozens of processes that start together take a minute
-FAULT_TIMEOUT_S = 10.0  # for a server whose clients have gone to come out of its fault by itself
-MIN_BACKOFF_S, MAX_BACKOFF_S = 0.2, 10.0  # between starts of a daemon that does not stay
-SILENCE_TIMEOUT_S = 15.0  # of a daemon that takes connections and does not answer: the machine may be overloaded
-MAX_RENEWALS = 3  # of clients that will not attach, in a row
+ATTACH_S = 20.0  # without a new client; dozens of processes that start together take a minute
+FAULT_TIMEOUT_S = 10.0  # for a server without clients to leave the fault state
+MIN_BACKOFF_S, MAX_BACKOFF_S = 0.2, 10.0  # between starts of a daemon that keeps ending
+SILENCE_TIMEOUT_S = 15.0  # of a daemon that accepts connections without answering: the machine may be overloaded
+MAX_RENEWALS = 3  # of clients that do not attach, in a row
 
 
 @dataclass(frozen=True, slots=True)
 class EngineObservation:
-    """The engine's processes. pid: its own, None while there is none. ours: all of them, by pid.
+    """The engine's processes."""
 
-    holding: those that have opened the card to compute. serves: whether requests are served, as its users see it.
-    """
-
-    pid: int | None = None
+    pid: int | None = None  # its main process
     is_running: bool = False
-    ours: frozenset[int] = frozenset()
-    holding: frozenset[int] = frozenset()
-    serves: bool = False
+    ours: frozenset[int] = frozenset()  # all its processes
+    holding: frozenset[int] = frozenset()  # those with a compute context on the card
+    serves: bool = False  # requests succeed
 
 
 @dataclass(frozen=True, slots=True)
 class Observation:
-    """One look at both.
-
-    has_our_ids: whether the daemon names its clients by the process ids that we know; in a container it may not.
-    """
+    """One observation of daemon and engine."""
 
     daemon: DaemonStatus
     engine: EngineObservation = EngineObservation()
-    has_our_ids: bool = True
+    has_our_ids: bool = True  # the daemon's client ids are in our pid namespace
 
     @property
     def clients(self) -> frozenset[int]:
-        """The daemon's clients by our ids; under other ids as many of those that hold the card are taken for them."""
+        """The daemon's clients. If it has other process ids, as many of the processes that hold the card."""
         if self.has_our_ids:
             return self.daemon.clients
         return frozenset(sorted(self.engine.holding)[: len(self.daemon.clients)])
@@ -53,25 +47,22 @@ class Observation:
 
 @dataclass(frozen=True, slots=True)
 class EndClients:
-    """The engine and all its processes are to be ended; it starts again when clients may.
-
-    is_lost: nothing that they compute can be saved, so they get no time for it.
-    """
+    """End the engine and all its processes; it starts again when clients may."""
 
     reason: str
-    is_lost: bool
+    is_lost: bool  # their results are lost, so they get no grace period
 
 
 @dataclass(frozen=True, slots=True)
 class StartDaemon:
-    """What is left of the daemon is to be ended, and a new one started."""
+    """End the daemon's remains and start a new one."""
 
     reason: str
 
 
 @dataclass(frozen=True, slots=True)
 class Refuse:
-    """The stack is to end with this sentence."""
+    """End the stack with this reason."""
 
     reason: str
 
@@ -88,7 +79,7 @@ class RecoveryEvent(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class LogEvent:
-    """For the log."""
+    """An event for the log."""
 
     event: RecoveryEvent
     fields: Mapping[str, float | str] = field(default_factory=dict)
@@ -99,22 +90,22 @@ Action = EndClients | StartDaemon | Refuse | LogEvent
 
 
 class RecoveryPolicy:
-    """The course of one MPS. owns_daemon: it may be started anew here. must_attach: computing beside it is refused."""
+    """State of one MPS. owns_daemon: it may be restarted here. must_attach: computing without MPS is refused."""
 
     def __init__(self, *, owns_daemon: bool, must_attach: bool) -> None:
         self._owns_daemon = owns_daemon
         self._must_attach = must_attach
         self.may_start = False
         self.restarts = 0  # of all clients, because of MPS
-        self.recovery_s = 0.0  # the last one's; 0 before the first
+        self.recovery_s = 0.0  # duration of the last one; 0 before the first
         self.attached: frozenset[int] = frozenset()
         self.beside: frozenset[int] = frozenset()
-        self._ended_engine: int | None = None  # it is being ended: what it still does tells nothing
+        self._ended_engine: int | None = None  # it is being ended, so its state is ignored
         self._lost_at: float | None = None
         self._faulty_since: float | None = None
         self._silent_since: float | None = None
         self._holding_since: dict[int, float] = {}
-        self._servers: frozenset[int] = frozenset()  # those that had clients of ours
+        self._servers: frozenset[int] = frozenset()  # those with clients of ours
         self._was_proven = False
         self._is_awaited = False
         self._most_attached = 0
@@ -125,11 +116,11 @@ class RecoveryPolicy:
 
     @property
     def is_recovering(self) -> bool:
-        """Whether clients were lost and not all is as before."""
+        """Whether clients were lost and the engine has not recovered."""
         return self._lost_at is not None
 
     def decide(self, now: float, observation: Observation) -> list[Action]:
-        """What to do now, in this order. now: monotonic seconds."""
+        """The actions to take now, in this order. now: monotonic seconds."""
         if self._ended_engine is not None and observation.engine.pid != self._ended_engine:
             self._ended_engine = None
         if not observation.daemon.is_up:
@@ -164,7 +155,7 @@ class RecoveryPolicy:
         return actions
 
     def _daemon_is_back(self, now: float, observation: Observation) -> list[Action]:
-        """What runs belongs to the server of the former one, if to any: two servers would take turns."""
+        """Running clients belong to the old daemon's server, and two servers would share the card by time slicing."""
         self._is_awaited = False
         if observation.engine.holding <= observation.clients:
             return []
@@ -181,7 +172,7 @@ class RecoveryPolicy:
         return actions
 
     def _end_clients(self, now: float, observation: Observation, reason: str, *, is_lost: bool) -> list[Action]:
-        """Once for each life of the engine. One that still starts has no models, and so no clients."""
+        """Once per life of the engine. A starting engine has no models, and so no clients."""
         if self._ended_engine is not None or not observation.engine.is_running:
             return []
         self._ended_engine = observation.engine.pid
@@ -210,11 +201,7 @@ class RecoveryPolicy:
         return self._attachment_events(before)
 
     def _long_beside(self, now: float, engine: EngineObservation, clients: frozenset[int]) -> frozenset[int]:
-        """Those that hold a card for a while and are no clients.
-
-        Triton's own process may have asked CUDA for its cards only: where its models' are attached it tells nothing,
-        and alone it is worth a line.
-        """
+        """Processes with a card but without MPS for ATTACH_S. The main process counts only if no other is attached."""
         loose = engine.holding - clients
         if self.attached:
             loose -= {engine.pid}
@@ -230,7 +217,7 @@ class RecoveryPolicy:
             f"process {numbers} computes beside MPS, by turns with all others; is the daemon of our user, and does it "
             "see the same cards?"
         )
-        # CUDA falls back for all or for none: one beside others that are attached may only have asked for its cards.
+        # CUDA falls back for all processes or for none: one unattached process may only have queried its cards.
         is_fallback = not self.attached and self.beside != {observation.engine.pid}
         if self._was_proven and self._renewals < MAX_RENEWALS and is_fallback:
             self._renewals += 1

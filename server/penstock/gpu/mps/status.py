@@ -1,4 +1,4 @@
-"""The servers and clients of an MPS control daemon, parsed from its answers."""
+"""Parses the answers of an MPS control daemon: servers and clients."""
 
 import re
 from collections.abc import Iterable
@@ -7,11 +7,7 @@ from enum import StrEnum
 
 
 class ServerState(StrEnum):
-    """As `get_server_status` names it. unknown: drivers before 470 do not say.
-
-    fault: a client's fatal fault has ended every client on that card; the server takes no new one (CUDA's error 807)
-    until all of them have gone, then starts over: initializing, active.
-    """
+    """State from `get_server_status`; UNKNOWN with drivers before 470. FAULT rejects clients until all have exited."""
 
     INITIALIZING = "initializing"
     ACTIVE = "active"
@@ -21,7 +17,7 @@ class ServerState(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Server:
-    """One nvidia-cuda-mps-server. clients: process ids, as this process sees them; one twice has two contexts."""
+    """One nvidia-cuda-mps-server. clients: process ids in our namespace; a pid appears once per context."""
 
     pid: int
     state: ServerState = ServerState.ACTIVE
@@ -30,32 +26,29 @@ class Server:
 
 @dataclass(frozen=True, slots=True)
 class DaemonStatus:
-    """is_up: the control daemon answers. reason: why not. threads: the default percentage of a client.
-
-    is_silent: it takes connections and does not answer.
-    """
+    """Status of the control daemon. reason: why it is not up."""
 
     is_up: bool
     reason: str = ""
-    is_silent: bool = False
+    is_silent: bool = False  # accepts connections without answering
     servers: tuple[Server, ...] = ()
-    threads: float | None = None
+    threads: float | None = None  # default percentage of a client
 
     @property
     def clients(self) -> frozenset[int]:
-        """The processes that are clients of any of its servers."""
+        """Process ids of all servers' clients."""
         return frozenset(pid for server in self.servers for pid in server.clients)
 
 
 def state_of(answer: str) -> ServerState:
-    """The state that the answer names."""
+    """The state in the answer."""
     words = set(re.findall(r"[a-z]+", answer.lower()))
     states = (ServerState.FAULT, ServerState.INITIALIZING, ServerState.ACTIVE)
     return next((state for state in states if state.value in words), ServerState.UNKNOWN)
 
 
 def pids_of(answer: str) -> tuple[int, ...]:
-    """The process ids of an answer that has one a line."""
+    """The process ids of an answer with one per line."""
     return tuple(int(line) for line in _stripped(answer.splitlines()) if line.isdecimal())
 
 

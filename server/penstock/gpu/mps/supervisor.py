@@ -1,4 +1,4 @@
-"""Runs MPS beside one engine: starts the daemon, watches both, and carries out what RecoveryPolicy decides."""
+"""Runs MPS beside one engine: starts the daemon, monitors both, and executes the decisions of RecoveryPolicy."""
 
 import asyncio
 import os
@@ -23,22 +23,22 @@ from penstock.gpu.mps.recovery import (
 from penstock.logs import get_logger
 
 PROC = Path("/proc")
-_COMPUTES = re.compile(r"/dev/nvidia-uvm(?:\Z| \(deleted\))")  # NVML opens the cards' own files; only CUDA this one
+_COMPUTES = re.compile(r"/dev/nvidia-uvm(?:\Z| \(deleted\))")  # opened only by CUDA; NVML opens the cards' files
 
 
 def processes_with_mark(mark: str, proc: Path = PROC) -> frozenset[int]:
-    """The processes that carry it in their environment, `NAME=value`; those that we may not read are not ours."""
+    """Processes with this `NAME=value` in their environment, as far as it is readable."""
     wanted = mark.encode()
     return frozenset(pid for pid in _pids(proc) if wanted in _environ(proc, pid).split(b"\0"))
 
 
 def processes_using_gpu(pids: frozenset[int], proc: Path = PROC) -> frozenset[int]:
-    """Those that CUDA has opened a card for."""
+    """Those of the processes for which CUDA has opened a card."""
     return frozenset(pid for pid in pids if any(_COMPUTES.match(target) for target in _open_files(proc, pid)))
 
 
 def any_exists(pids: frozenset[int], proc: Path = PROC) -> bool:
-    """Whether any of them is a process here; true where none is asked for."""
+    """Whether any of them exists in our pid namespace; true for an empty set."""
     return not pids or any((proc / str(pid)).exists() for pid in pids)
 
 
@@ -67,42 +67,35 @@ def _open_files(proc: Path, pid: int) -> Iterator[str]:
 
 log = get_logger("mps")
 OWN_POLL_S = 1.0
-FOREIGN_POLL_S = 5.0  # each look leaves lines in its owner's log
+FOREIGN_POLL_S = 5.0  # each check leaves lines in its owner's log
 RECOVERY_POLL_S = 0.1
 SHORTEST_PAUSE_S = 0.02
-CALL_PAUSE_S = 1.0  # between looks that the daemon's log calls for
+CALL_PAUSE_S = 1.0  # minimum between checks triggered by the daemon's log
 
 
 @dataclass(frozen=True, slots=True)
 class MpsState:
-    """What the metrics show. recovery_s: the last one's, 0 before the first. clients: the engine's that are attached.
-
-    beside: its processes that compute without MPS.
-    """
+    """State for the metrics. clients: attached processes of the engine. beside: those that compute without MPS."""
 
     is_up: bool = False
     clients: int = 0
     beside: int = 0
     restarts: int = 0
-    recovery_s: float = 0.0
+    recovery_s: float = 0.0  # of the last one; 0 before the first
 
 
 @dataclass(frozen=True, slots=True)
 class EngineHandle:
-    """What is done with the engine. look: at it, now; asked whether requests are served only while that counts.
+    """Operations on the engine."""
 
-    end: it and all its processes, to be started again when clients may. refuse: the stack ends, for this reason.
-    tell: the news, whenever they change.
-    """
-
-    observe: Callable[[bool], Awaitable[EngineObservation]]
-    end: Callable[[str, bool], object]
-    refuse: Callable[[str], None]
-    publish: Callable[[MpsState], None]
+    observe: Callable[[bool], Awaitable[EngineObservation]]  # the argument: whether `serves` is needed
+    end: Callable[[str, bool], object]  # end all its processes; they start again when clients may
+    refuse: Callable[[str], None]  # end the stack
+    publish: Callable[[MpsState], None]  # called on each change
 
 
 class MpsSupervisor:
-    """`start` it, then `run` it as a task beside the engine, which awaits `until_clients_may_start`; `stop` it last."""
+    """Call `start`, `run` it as a task, and `stop` it last. The engine awaits `until_clients_may_start`."""
 
     def __init__(self, daemon: Daemon, engine: EngineHandle, *, must_attach: bool) -> None:
         self._daemon = daemon
@@ -118,19 +111,19 @@ class MpsSupervisor:
             daemon.trouble = self._observe_soon
 
     def _observe_soon(self) -> None:
-        """Once for many lines: what our own looks leave in the log must not make the next one."""
+        """Rate-limited, because our own checks leave lines in the log that triggers the next check."""
         now = time.monotonic()
         if now - self._called_at >= CALL_PAUSE_S:
             self._called_at = now
             self._wake.set()
 
     async def start(self) -> None:
-        """Returns when the daemon takes clients. Raises MpsError."""
+        """Returns when the daemon accepts clients. Raises MpsError."""
         await self._daemon.start()
         self._recovery.may_start = True
 
     async def run(self) -> None:
-        """Until cancelled."""
+        """Runs until cancelled."""
         while True:
             await self._observe()
             pause_s = RECOVERY_POLL_S if self._recovery.is_recovering else self._pause_s
@@ -147,14 +140,14 @@ class MpsSupervisor:
         return OWN_POLL_S if self._daemon.is_ours else FOREIGN_POLL_S
 
     async def until_clients_may_start(self) -> None:
-        """Returns after a look that began now and found daemon and server ready."""
+        """Returns after a new check that found daemon and server ready."""
         begun = self._observations + (2 if self._is_observing else 1)
         self._wake.set()
         async with self._observed:
             await self._observed.wait_for(lambda: self._observations >= begun and self._recovery.may_start)
 
     async def stop(self) -> None:
-        """Ends the daemon where it is ours. The engine must have been ended."""
+        """Ends the daemon if it is ours. The engine must have ended."""
         await self._daemon.stop()
 
     async def _observe(self) -> None:

@@ -1,7 +1,7 @@
-"""GPU load and health: SM activity besides `util`, the source of each figure, and which GPU is lost.
+"""GPU load and health: SM activity, utilization, their sources, and lost GPUs.
 
-A child process (`python -m penstock.gpu.telemetry`) reads NVML, since a call into a broken driver may never return, and
-writes JSON lines. `sample` and `Sampler` read them for a bench, `TelemetryReader` for the gateway.
+A child process (`python -m penstock.gpu.telemetry`) reads NVML, because a call into a broken driver may hang, and
+writes JSON lines. `sample` and `Sampler` read them for benchmarks, `TelemetryReader` for the gateway.
 """
 
 from penstock.gpu.telemetry.messages import Activity, ActivitySource, CardLoad, ProcessLoad, TelemetryMessage, Xid

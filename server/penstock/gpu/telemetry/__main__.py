@@ -19,7 +19,7 @@ INTERVAL_S = 1.0
 
 
 class TelemetrySource:
-    """NVML, a dcgm-exporter or both. why: what keeps NVML from answering, empty where it does."""
+    """NVML, a dcgm-exporter or both. why: NVML's error, or empty."""
 
     def __init__(self, dcgm_url: str) -> None:
         self._dcgm_url = dcgm_url
@@ -27,7 +27,7 @@ class TelemetrySource:
         self._cards, self.why = _open_cards(with_gpm=not dcgm_url)
 
     def read(self) -> TelemetryMessage:
-        """Of the time since the last call, or since it was made."""
+        """Values since the last call, or since construction."""
         line = self._of_nvml()
         if not self._dcgm_url:
             return line
@@ -59,7 +59,7 @@ def _open_cards(*, with_gpm: bool) -> tuple[Cards | None, str]:
 
 
 def write_lines(interval_s: float, dcgm_url: str) -> None:
-    """Until standard input closes, nothing can be read any more, or a card is lost."""
+    """Writes until standard input closes, nothing can be read, or a card is lost."""
     asker = TelemetrySource(dcgm_url)
     if asker.why and not dcgm_url:
         _write(asker.read())

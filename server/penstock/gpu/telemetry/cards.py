@@ -1,8 +1,7 @@
-"""What NVML reports of every GPU: utilisation, memory, processes, errors, and GPM activity on Hopper and later.
+"""Reads all GPUs by NVML.
 
-A GPM sample is a copy of the hardware counters; figures cover the time between two samples. dcgm-exporter reads the
-same counters: where one runs, read it instead. NVML gives host process ids: in a container a process name may be
-unknown.
+GPM activity (Hopper and later) covers the time between two samples of hardware counters. Where dcgm-exporter reads the
+same counters, use it instead. Process ids are the host's, so names may be unknown in a container.
 """
 
 import math
@@ -14,11 +13,11 @@ from typing import Any
 
 from penstock.gpu.telemetry.messages import Activity, ActivitySource, CardLoad, ProcessLoad, TelemetryMessage, Xid
 
-_UNITS = 8  # NVML numbers as many video and JPEG decoders; a card answers for those that it has
+_UNITS = 8  # maximum number of decoders that are queried; cards answer for those that they have
 
 
 class GpmMeter:
-    """Of one card. Raises pynvml.NVMLError where the card is not supported, or its counters may not be read."""
+    """GPM activity of one card. Raises pynvml.NVMLError if the card or the user's permissions do not allow it."""
 
     def __init__(self, device: Any) -> None:
         import pynvml as nvml
@@ -41,7 +40,7 @@ class GpmMeter:
         }
 
     def read(self) -> Activity:
-        """Since the last call, or since it was made."""
+        """Activity since the last call, or since construction."""
         self._nvml.nvmlGpmSampleGet(self._device, self._newer)
         shares = self._shares()
         self._older, self._newer = self._newer, self._older
@@ -63,20 +62,19 @@ class GpmMeter:
 
 
 def _share(percent: float) -> float | None:
-    """None for what is not a number: a counter that the card has not."""
+    """From 0 to 1; None if the card lacks the counter (NaN)."""
     return min(1.0, max(0.0, percent / 100)) if math.isfinite(percent) else None
 
 
 def _mean(shares: list[float | None]) -> float | None:
-    """Over the units that answered."""
     known = [share for share in shares if share is not None]
     return sum(known) / len(known) if known else None
 
 
 UNKNOWN = "unknown"
 _STUB = "triton_python_backend_stub"
-_STUB_NAME_AT = 8  # of its arguments, see StubLauncher::Launch in triton-inference-server/python_backend
-_MOST_PERCENT = 100  # NVML answers with rubbish beyond it where a process has just ended
+_STUB_NAME_AT = 8  # index in its arguments, see StubLauncher::Launch in triton-inference-server/python_backend
+_MOST_PERCENT = 100  # NVML returns invalid values for processes that have just ended
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +86,7 @@ class ProcessMemory:
 
 
 def gpu_processes(nvml: Any, device: Any) -> dict[int, ProcessMemory]:
-    """By process id: those with a compute context of their own, and the clients of MPS."""
+    """Processes with a compute context, and clients of MPS, by process id."""
     found: dict[int, ProcessMemory] = {}
     for ask, is_mps_client in (
         (nvml.nvmlDeviceGetComputeRunningProcesses, False),
@@ -96,7 +94,7 @@ def gpu_processes(nvml: Any, device: Any) -> dict[int, ProcessMemory]:
     ):
         try:
             processes = ask(device)
-        except nvml.NVMLError:  # older drivers know no MPS clients; a container may see no process
+        except nvml.NVMLError:  # older drivers have no MPS clients; a container may not see processes
             continue
         for process in processes:
             found[process.pid] = ProcessMemory(process.usedGpuMemory, is_mps_client)
@@ -104,10 +102,10 @@ def gpu_processes(nvml: Any, device: Any) -> dict[int, ProcessMemory]:
 
 
 def time_shares(nvml: Any, device: Any, after_us: int) -> tuple[dict[int, float], int]:
-    """By process id, and the time of the newest sample: hand it in next time. Idle processes are not among them."""
+    """GPU time shares by process id, without idle processes; and the newest sample's time for the next call."""
     try:
         samples = nvml.nvmlDeviceGetProcessUtilization(device, after_us)
-    except nvml.NVMLError:  # no sample since then, or a card or driver that takes none
+    except nvml.NVMLError:  # no new sample, or not supported
         return {}, after_us
     shares: dict[int, list[float]] = {}
     for sample in samples:
@@ -118,7 +116,7 @@ def time_shares(nvml: Any, device: Any, after_us: int) -> tuple[dict[int, float]
 
 
 def process_name(pid: int, proc: Path = Path("/proc")) -> str:
-    """For a metric's label: few, and the same after a restart."""
+    """The process's name as metric label: bounded, and stable over restarts."""
     try:
         arguments = (proc / str(pid) / "cmdline").read_bytes().decode("utf-8", "replace").split("\0")
         return command_name(arguments) or (proc / str(pid) / "comm").read_text("utf-8", "replace").strip() or UNKNOWN
@@ -127,7 +125,7 @@ def process_name(pid: int, proc: Path = Path("/proc")) -> str:
 
 
 def command_name(arguments: Sequence[str]) -> str:
-    """Of a command line: the model instance of one of Triton's Python stubs, else the program; empty for none."""
+    """The model instance of Triton's Python stub, else the program's name; empty for none."""
     program = arguments[0].rpartition("/")[2]
     if program == _STUB and len(arguments) > _STUB_NAME_AT:
         return arguments[_STUB_NAME_AT]
@@ -136,14 +134,11 @@ def command_name(arguments: Sequence[str]) -> str:
 
 NOT_SUPPORTED = "this card has no GPM (Hopper and later have); a dcgm-exporter tells SM activity from Volta on"
 NOT_PERMITTED = "this user may not read the card's counters (RmProfilingAdminOnly of the driver); a dcgm-exporter may"
-_MOST_EVENTS = 100  # a line: a card that floods the driver's log says no more with the next hundred
+_MOST_EVENTS = 100  # per line: limits a card that floods the driver's log
 
 
 class Cards:
-    """Every card that the driver shows, held open. with_gpm: whether its activity is read here.
-
-    Raises pynvml.NVMLError where NVML cannot be initialised.
-    """
+    """All cards of the driver, opened. with_gpm: whether to read activity. Raises pynvml.NVMLError."""
 
     def __init__(self, *, with_gpm: bool = True) -> None:
         import pynvml as nvml
@@ -158,7 +153,7 @@ class Cards:
         return len(self._cards)
 
     def read(self) -> TelemetryMessage:
-        """Of the time since the last call, or since it was made. A card that fails is a lost one in the line."""
+        """Values since the last call, or since construction. A card that fails is reported as lost."""
         now = time.monotonic()
         seconds, self._read_at_s = now - self._read_at_s, now
         return TelemetryMessage(now, seconds, tuple(card.read() for card in self._cards), self._xids(), has_nvml=True)
@@ -180,13 +175,13 @@ class Cards:
             try:
                 event = nvml.nvmlEventSetWait_v2(self._events, 0)
                 found.append(Xid(nvml.nvmlDeviceGetIndex(event.device), event.eventData))
-            except nvml.NVMLError:  # no more of them; or the card is lost, which its own reading says
+            except nvml.NVMLError:  # no more events; or the card is lost, which its own reading reports
                 break
         return tuple(found)
 
 
 class _Card:
-    """One of them, found by its index; whatever becomes of it is in what `read` returns."""
+    """One card by its index. `read` reports failures."""
 
     def __init__(self, index: int, *, with_gpm: bool) -> None:
         import pynvml as nvml
@@ -224,7 +219,7 @@ class _Card:
             self._why_no_activity = known.get(error.value, str(error))
 
     def watch(self, events: Any) -> None:
-        """Have the driver's errors of this card put there; a card or a user that may not has none."""
+        """Subscribes to the card's driver errors, if card and user allow it."""
         nvml = self._nvml
         try:
             if self._device is not None:
@@ -233,7 +228,7 @@ class _Card:
             return
 
     def read(self) -> CardLoad:
-        """Since the last call. A lost card stays one: NVML must be initialised again to find it."""
+        """Values since the last call. A lost card stays lost until NVML is initialised again."""
         nvml = self._nvml
         if self._device is None:
             return self._silent()
@@ -242,13 +237,12 @@ class _Card:
         except nvml.NVMLError as error:
             if error.value in (nvml.NVML_ERROR_GPU_IS_LOST, nvml.NVML_ERROR_RESET_REQUIRED):
                 self._device, self._lost = None, str(error)
-            else:  # such as "Unknown Error": lost if it is not to be found any more
+            else:  # such as "Unknown Error": lost if it cannot be found again
                 self._find()
                 return self._silent(str(error))
         return self._silent()
 
     def _silent(self, why: str = "") -> CardLoad:
-        """why: of this once."""
         why = self._why_no_activity or why
         return CardLoad(self._index, self._uuid, self._name, why_no_activity=why, lost=self._lost)
 
@@ -272,14 +266,14 @@ class _Card:
     def _utilization(self) -> float | None:
         try:
             share: float = self._nvml.nvmlDeviceGetUtilizationRates(self._device).gpu / 100
-        except self._nvml.NVMLError_NotSupported:  # a card that is cut up by MIG
+        except self._nvml.NVMLError_NotSupported:  # a card with MIG
             return None
         return share
 
     def _processes(self) -> tuple[ProcessLoad, ...]:
         shares, self._newest_us = time_shares(self._nvml, self._device, self._newest_us)
         found = gpu_processes(self._nvml, self._device)
-        self._names = {pid: self._names.get(pid) or process_name(pid) for pid in found}  # read once a process
+        self._names = {pid: self._names.get(pid) or process_name(pid) for pid in found}  # read once per process
         return tuple(
             ProcessLoad(pid, self._names[pid], memory.memory_bytes, shares.get(pid), memory.is_mps_client)
             for pid, memory in sorted(found.items())

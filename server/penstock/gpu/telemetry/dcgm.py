@@ -1,4 +1,4 @@
-"""GPU activity from a dcgm-exporter's text page, with the counters of deploy/monitoring/dcgm-counters.csv."""
+"""GPU activity from a dcgm-exporter, with the counters of deploy/monitoring/dcgm-counters.csv."""
 
 import urllib.request
 from collections.abc import Mapping
@@ -26,11 +26,11 @@ Figures = dict[str, float]
 
 
 class DcgmUnavailable(Exception):
-    """The exporter's page cannot be had. The message says why."""
+    """The exporter's page could not be read. The message has the reason."""
 
 
 def read_dcgm(url: str) -> tuple[CardLoad, ...]:
-    """The exporter's cards. Blocks for 2 s at most for each wait on the network. Raises DcgmUnread."""
+    """The exporter's cards. Each network operation blocks for at most TIMEOUT_S. Raises DcgmUnavailable."""
     try:
         with urllib.request.urlopen(url, timeout=TIMEOUT_S) as page:
             text = page.read(_MAX_BYTES).decode("utf-8", "replace")
@@ -40,7 +40,7 @@ def read_dcgm(url: str) -> tuple[CardLoad, ...]:
 
 
 def cards_of(text: str) -> tuple[CardLoad, ...]:
-    """Of the exporter's page. A card that MIG cuts up has its whole's figures only. Raises ValueError."""
+    """Parses the exporter's page. Cards with MIG only have totals. Raises ValueError."""
     figures: dict[int, Figures] = {}
     names: dict[int, tuple[str, str]] = {}
     for family in text_string_to_metric_families(text):
@@ -71,7 +71,7 @@ def _card(index: int, uuid: str, name: str, figures: Mapping[str, float]) -> Car
 
 
 def with_dcgm_activity(of_nvml: tuple[CardLoad, ...], of_dcgm: tuple[CardLoad, ...]) -> tuple[CardLoad, ...]:
-    """NVML's cards with the exporter's activity, found by UUID; the exporter's own where NVML sees none."""
+    """NVML's cards with the exporter's activity, matched by UUID; the exporter's own cards if NVML has none."""
     if not of_nvml:
         return of_dcgm
     by_uuid = {card.uuid: card for card in of_dcgm}

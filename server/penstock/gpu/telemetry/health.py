@@ -1,4 +1,4 @@
-"""Which GPUs are lost, decided from telemetry messages. No clock, no process."""
+"""Decides from telemetry messages which GPUs are lost. No I/O, no clock."""
 
 from collections import Counter
 from collections.abc import Mapping
@@ -6,8 +6,8 @@ from dataclasses import dataclass
 
 from penstock.gpu.telemetry.messages import CardLoad, TelemetryMessage
 
-# After these NVIDIA's Xid catalog wants the card reset or the machine restarted: stopped, halted, memory that cannot be
-# remapped, off the bus, an uncontained memory error, the GSP that does not answer, an unrecovered memory error.
+# NVIDIA's Xid catalog requires a reset or restart: stopped, halted, memory that cannot be remapped, off the bus,
+# uncontained memory error, unresponsive GSP, unrecovered memory error.
 NEEDS_RESET = frozenset({46, 62, 64, 79, 95, 119, 120, 140})
 GONE = "the driver does not show it any more"
 _FIX = "see dmesg, then reset the card (nvidia-smi --gpu-reset) or restart the machine"
@@ -15,27 +15,24 @@ _FIX = "see dmesg, then reset the card (nvidia-smi --gpu-reset) or restart the m
 
 @dataclass(frozen=True, slots=True)
 class GpuFault:
-    """was_silent: NVML could not ask the card, so that it is well again once it answers; an Xid is believed longer."""
+    """was_silent: NVML could not read the card; this fault ends when NVML can. A fault by Xid lasts until a reset."""
 
     reason: str
     was_silent: bool
 
 
 class CardHealth:
-    """A card is known once NVML has answered for it. Lost: it fails, is gone, or an Xid says that it must be reset.
-
-    After such an Xid it is well again only when it was away and came back, as a reset does.
-    """
+    """Health of all known cards. Lost: it fails, is gone, or an Xid requires a reset."""
 
     def __init__(self, visible: str | None = None) -> None:
-        """visible: CUDA_VISIBLE_DEVICES; only its cards count for `reason`. None if unset."""
+        """visible: CUDA_VISIBLE_DEVICES, None if unset. Only its cards count for `reason`."""
         self._visible = visible
         self._known: dict[str, int] = {}
         self._faults: dict[str, GpuFault] = {}
         self._xids: Counter[tuple[int, int]] = Counter()
 
     def observe(self, line: TelemetryMessage) -> None:
-        """What was said last."""
+        """Updates from the newest message."""
         if line.has_nvml:
             present = {self._key(card) for card in line.cards}
             for card in line.cards:
@@ -60,14 +57,14 @@ class CardHealth:
             del self._faults[key]
 
     def _key(self, card: CardLoad) -> str:
-        """Its UUID; of a card that does not even say that, the one that had its index."""
+        """Its UUID, or the UUID last seen at its index."""
         if card.uuid:
             return card.uuid
         return next((uuid for uuid, index in self._known.items() if index == card.index), str(card.index))
 
     @property
     def cards(self) -> Mapping[int, str]:
-        """Every card that was ever seen, by its index: why it is lost, empty while it is well."""
+        """All known cards by index: the reason why it is lost, or empty."""
         return {
             index: trouble.reason if (trouble := self._faults.get(key)) is not None else ""
             for key, index in self._known.items()
@@ -75,12 +72,12 @@ class CardHealth:
 
     @property
     def xids(self) -> Mapping[tuple[int, int], int]:
-        """Count by card and Xid."""
+        """Count by (card, Xid)."""
         return dict(self._xids)
 
     @property
     def reason(self) -> str:
-        """Why models on the GPU cannot be served, one sentence; empty while all that CUDA may use are well."""
+        """Why models cannot be served on the GPU; empty if all cards visible to CUDA are healthy."""
         for key, trouble in self._faults.items():
             index = self._known.get(key)
             if index is not None and is_visible(index, key, self._visible):
@@ -89,15 +86,12 @@ class CardHealth:
 
 
 def is_visible(index: int, uuid: str, visible: str | None) -> bool:
-    """Whether CUDA may use it, by CUDA_VISIBLE_DEVICES: numbers or beginnings of UUIDs, up to the first wrong one.
-
-    Its numbers are taken for NVML's, as they are with cards of one kind, or with CUDA_DEVICE_ORDER=PCI_BUS_ID.
-    """
+    """Whether CUDA may use the card, by CUDA_VISIBLE_DEVICES: NVML indexes or UUID prefixes, up to an invalid one."""
     if visible is None:
         return True
     for entry in map(str.strip, visible.split(",")):
         if entry.startswith("MIG-"):
-            return True  # which card an instance is of, its name does not say
+            return True  # a MIG instance's name does not identify its card
         if not entry.isdecimal() and not entry.startswith("GPU-"):
             return False
         if entry == str(index) or (entry.startswith("GPU-") and uuid.startswith(entry)):

@@ -1,4 +1,4 @@
-"""The message that the telemetry process writes each interval, one JSON object per line. Shares are from 0 to 1."""
+"""The telemetry process's message, one JSON object per line. Shares are from 0 to 1."""
 
 from enum import StrEnum
 
@@ -6,76 +6,63 @@ import msgspec
 
 
 class ActivitySource(StrEnum):
-    """Who measured a card's activity. GPM: NVML, on Hopper and later. DCGM: a dcgm-exporter, on Volta and later."""
+    """Source of a card's activity. GPM: NVML, from Hopper on. DCGM: dcgm-exporter, from Volta on."""
 
     GPM = "gpm"
     DCGM = "dcgm"
 
 
 class Activity(msgspec.Struct, frozen=True, omit_defaults=True):
-    """Means over the line's interval; None if the card or the source has no such figure.
+    """Means over the message's interval; None if the card or the source does not have the figure."""
 
-    sm: SMs with at least one warp assigned, over all SMs. sm_occupancy: resident warps by those that would fit. tensor:
-    tensor pipes that work. memory_bandwidth: of what the device's memory can carry. nvdec, nvjpg: mean over the card's
-    video decoders and JPEG decoders. graphics_engine: time in which anything ran at all: `util` over this interval.
-    """
-
-    sm: float | None = None
-    sm_occupancy: float | None = None
-    tensor: float | None = None
-    memory_bandwidth: float | None = None
-    nvdec: float | None = None
-    nvjpg: float | None = None
-    graphics_engine: float | None = None
+    sm: float | None = None  # SMs with at least one warp assigned
+    sm_occupancy: float | None = None  # resident warps, of the maximum
+    tensor: float | None = None  # active tensor pipes
+    memory_bandwidth: float | None = None  # of the device memory's maximum
+    nvdec: float | None = None  # mean over the video decoders
+    nvjpg: float | None = None  # mean over the JPEG decoders
+    graphics_engine: float | None = None  # time in which anything ran: utilization over this interval
 
 
 class ProcessLoad(msgspec.Struct, frozen=True, omit_defaults=True):
-    """One process with a context on the card. name: a Triton instance's, else the program's, never an id.
-
-    time_share: of the time of NVML's last sample in which a kernel of this process ran, however few SMs it took.
-    """
+    """One process with a context on the card."""
 
     pid: int
-    name: str
+    name: str  # of the Triton model instance or the program; never an id
     memory_bytes: int | None = None
-    time_share: float | None = None
+    time_share: float | None = None  # time in which its kernels ran, in NVML's last sample
     is_mps_client: bool = False
 
 
 class CardLoad(msgspec.Struct, frozen=True, omit_defaults=True):
-    """One GPU. kernel_running: nvidia-smi's `util`: time in which any kernel ran, over NVML's own 1/6 s to 1 s.
-
-    source: of `activity`; None if it is not measured, with the reason in why_no_activity. lost: why NVML no longer
-    reaches the card; empty while it does.
-    """
+    """One GPU."""
 
     index: int
     uuid: str = ""
     name: str = ""
-    kernel_running: float | None = None
-    source: ActivitySource | None = None
+    kernel_running: float | None = None  # nvidia-smi's utilization: time with any kernel, over 1/6 s to 1 s
+    source: ActivitySource | None = None  # of `activity`; None if not measured
     activity: Activity = Activity()
     why_no_activity: str = ""
     memory_used_bytes: int | None = None
     memory_bytes: int | None = None
     processes: tuple[ProcessLoad, ...] = ()
-    lost: str = ""
+    lost: str = ""  # why NVML cannot reach the card
 
 
 class Xid(msgspec.Struct, frozen=True):
-    """An error that the driver reported of a card. number: see docs.nvidia.com/deploy/xid-errors."""
+    """A driver error of a card. number: see docs.nvidia.com/deploy/xid-errors."""
 
     gpu: int
     number: int
 
 
 class TelemetryMessage(msgspec.Struct, frozen=True, omit_defaults=True):
-    """at_s: time.monotonic() when it was read, the same clock in every process of the machine. seconds: the interval
-    before it. has_nvml: NVML answered, and these are all of its cards. why: nothing can be read, for this reason."""
+    """One reading of all cards."""
 
-    at_s: float
-    seconds: float = 0.0
+    at_s: float  # time.monotonic(), which is the same in all processes of a machine
+    seconds: float = 0.0  # length of the interval
     cards: tuple[CardLoad, ...] = ()
     xids: tuple[Xid, ...] = ()
-    has_nvml: bool = False
-    why: str = ""
+    has_nvml: bool = False  # NVML answered, and `cards` is complete
+    why: str = ""  # why nothing can be read

@@ -1,7 +1,4 @@
-"""TelemetryReader: runs the telemetry process for the gateway, restarts it, and keeps its last messages.
-
-Also the setting `gpu_metrics`, which names the source, and the Prometheus values of each GPU.
-"""
+"""Runs the telemetry process for the gateway, restarts it, and stores its last messages."""
 
 import asyncio
 import contextlib
@@ -26,7 +23,7 @@ _DRIVER_FILES = tuple(map(Path, ("/dev/nvidiactl", "/dev/dxg", "/proc/driver/nvi
 
 
 def checked_source(text: str) -> str:
-    """The setting. Raises ValueError, with what it takes, for anything else."""
+    """The value of `gpu_metrics`. Raises ValueError with the allowed values."""
     if text in (AUTO, OFF) or _is_address(text):
         return text
     raise ValueError("it takes auto, off, or a dcgm-exporter's http://host:9400/metrics")
@@ -36,7 +33,7 @@ def _is_address(text: str) -> bool:
     try:
         parts = urlsplit(text)
         return parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
-    except ValueError:  # a port that is none, brackets that do not match
+    except ValueError:  # an invalid port, or unmatched brackets
         return False
 
 
@@ -51,23 +48,19 @@ MAX_LINE_BYTES = 1 << 20
 
 @dataclass(frozen=True, slots=True)
 class TelemetryOptions:
-    """dcgm_url: of a dcgm-exporter to be read instead of GPM, empty for none. Figures are means over window_s.
+    """Options of the telemetry process."""
 
-    silent_s: without a word, the process hangs in the driver and is replaced. again_s: before the next one is started
-    where cards were seen, absent_s where none were.
-    """
-
-    dcgm_url: str = ""
+    dcgm_url: str = ""  # of a dcgm-exporter to read instead of GPM
     interval_s: float = 1.0
-    window_s: float = 10.0
-    silent_s: float = 15.0
+    window_s: float = 10.0  # for means
+    silent_s: float = 15.0  # without a message, the process is replaced: it hangs in the driver
     first_s: float = FIRST_LINE_S
-    restart_delay_s: float = 5.0
-    no_gpu_delay_s: float = 60.0
+    restart_delay_s: float = 5.0  # if cards are known
+    no_gpu_delay_s: float = 60.0  # if none are
 
 
 class TelemetryReader:
-    """Run `run()` as one task; every other member may be called from the same event loop at any time."""
+    """Run `run()` as one task; use all other members on the same event loop."""
 
     def __init__(
         self,
@@ -87,7 +80,7 @@ class TelemetryReader:
         self.health = health
 
     def loads(self) -> tuple[CardLoad, ...]:
-        """Each card's means over the last ten seconds; empty without measurements in them."""
+        """Each card's means over window_s; empty without measurements."""
         now = self._clock()
         try:
             return mean_loads(tuple(self._lines), now - self._options.window_s, now)
@@ -95,13 +88,12 @@ class TelemetryReader:
             return ()
 
     async def run(self) -> None:
-        """For ever. Ends by cancellation only."""
+        """Runs until cancelled."""
         while True:
             await self._listen()
             await asyncio.sleep(self._options.restart_delay_s if self.health.cards else self._options.no_gpu_delay_s)
 
     async def _listen(self) -> None:
-        """One process, from its start to its end."""
         try:
             process = await asyncio.create_subprocess_exec(
                 *self._command,
@@ -117,7 +109,7 @@ class TelemetryReader:
             await self._follow(process)
         finally:
             await _end(process)
-        await process.wait()  # one that hangs in the kernel: another beside it would hang there, too
+        await process.wait()  # if it hangs in the kernel, another process would hang, too
 
     async def _follow(self, process: asyncio.subprocess.Process) -> None:
         assert process.stdout is not None
@@ -142,7 +134,7 @@ class TelemetryReader:
             self._lines.append(line)
 
     def _publish(self, line: TelemetryMessage) -> None:
-        """The log: what cards there are, once; what became of them, when it changes."""
+        """Logs the cards once, and changes of their state."""
         for xid in line.xids:
             log.warning("the driver reports an error of a card", gpu=xid.gpu, xid=xid.number)
         for index, reason in self.health.cards.items():
@@ -162,7 +154,7 @@ class TelemetryReader:
 
 
 async def _end(process: asyncio.subprocess.Process) -> None:
-    """Its input closed, then by force; not even that ends one that hangs in the kernel: it is not waited for long."""
+    """Closes its input, then kills it. Does not wait long, because a process may hang in the kernel."""
     if process.stdin is not None:
         process.stdin.close()
     for is_forced in (False, True):
@@ -188,7 +180,7 @@ _ACTIVITIES = {
 
 
 def telemetry_metrics(telemetry: TelemetryReader | None) -> dict[str, Callable[[], Readings]]:
-    """By metric name; empty without telemetry. An unmeasured value has no series, not a 0."""
+    """Functions by metric name; empty without telemetry. Unmeasured values have no series."""
     if telemetry is None:
         return {}
     readers: dict[str, Callable[[], Readings]] = {
@@ -212,7 +204,6 @@ def _activity(cards: tuple[CardLoad, ...], figure: str) -> Readings:
 
 
 def _by_process(cards: tuple[CardLoad, ...], figure: str) -> Readings:
-    """Of several processes of one name, their sum."""
     sums: dict[tuple[str, ...], float] = {}
     for card in cards:
         for process in card.processes:

@@ -1,4 +1,4 @@
-"""Mean GPU load while something runs, for a bench or a script. Blocking, with a reader thread."""
+"""Mean GPU load during a benchmark or script. Blocking, with a reader thread."""
 
 import subprocess
 import sys
@@ -25,10 +25,7 @@ class TelemetryUnavailable(Exception):
 
 
 class Sampler:
-    """A context. Entered, it holds the process that asks NVML; its lines are kept, a day's at a quarter of a second.
-
-    On entering raises NoTelemetry where nothing can be read, after 30 s at most.
-    """
+    """Context manager: runs the telemetry process and stores its messages. Entering raises TelemetryUnavailable."""
 
     def __init__(self, *, interval_s: float = INTERVAL_S, dcgm_url: str = "", program: Sequence[str] = PROGRAM) -> None:
         flags = ("--interval", str(interval_s), *(("--dcgm", dcgm_url) if dcgm_url else ()))
@@ -58,15 +55,14 @@ class Sampler:
 
     @property
     def lines(self) -> tuple[TelemetryMessage, ...]:
-        """What was said so far, oldest first."""
+        """The messages so far, oldest first."""
         with self._changed:
             return tuple(self._lines)
 
     def mean(self, begin_s: float, end_s: float) -> tuple[CardLoad, ...]:
-        """Each card's means between two times of time.monotonic(); waits for the line that covers the end.
+        """Each card's means between two times of time.monotonic(). Waits for the message that covers the end.
 
-        Lines that lie partly inside count with that part. Memory and processes are those of the last line, a process'
-        time the mean of the lines that have it. Raises NoTelemetry where no line covers that time.
+        Partly covered messages are weighted. Memory and processes are the last message's. Raises TelemetryUnavailable.
         """
         self._wait_for_line_after(end_s, FIRST_LINE_S)
         return mean_loads(self.lines, begin_s, end_s)
@@ -100,7 +96,7 @@ class Sampler:
         try:
             process.wait(STOP_S)
         except subprocess.TimeoutExpired:
-            process.kill()  # one that hangs in the driver may not even end by that: it is left behind
+            process.kill()  # a process that hangs in the driver may survive; it is left behind
         reading.join(STOP_S)
         if not reading.is_alive():
             process.stdout.close()
@@ -108,7 +104,7 @@ class Sampler:
 
 
 def sample(seconds: float, *, dcgm_url: str = "") -> tuple[CardLoad, ...]:
-    """Each card's load over the next so many seconds. Raises NoTelemetry where there is no card to read."""
+    """Each card's load over the next `seconds`. Blocks. Raises TelemetryUnavailable."""
     with Sampler(interval_s=min(INTERVAL_S, seconds), dcgm_url=dcgm_url) as sampler:
         begin_s = time.monotonic()
         time.sleep(seconds)
@@ -116,7 +112,7 @@ def sample(seconds: float, *, dcgm_url: str = "") -> tuple[CardLoad, ...]:
 
 
 def mean_loads(lines: Sequence[TelemetryMessage], begin_s: float, end_s: float) -> tuple[CardLoad, ...]:
-    """See Sampler.mean. Raises NoTelemetry."""
+    """See Sampler.mean. Raises TelemetryUnavailable."""
     weighed = [(_seconds_inside(line, begin_s, end_s), line) for line in lines]
     inside = [(seconds, line) for seconds, line in weighed if seconds > 0]
     if not inside:
@@ -140,7 +136,7 @@ def _mean_load(last: CardLoad, inside: Sequence[tuple[float, TelemetryMessage]])
 
 
 def _mean_process(last: ProcessLoad, of_card: Sequence[tuple[float, CardLoad]]) -> ProcessLoad:
-    """NVML reports a process' time only now and then: not every line has it."""
+    """Averages only messages that have the process's time."""
     shares = [(seconds, one.time_share) for seconds, card in of_card for one in card.processes if one.pid == last.pid]
     return msgspec.structs.replace(last, time_share=_weighted_mean(shares))
 

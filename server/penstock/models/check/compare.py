@@ -1,4 +1,4 @@
-"""Compares outputs and picture results of a model with the expected ones. Pure."""
+"""Compares a model's outputs and picture results with the expected ones, without I/O."""
 
 import math
 from collections.abc import Sequence
@@ -12,20 +12,20 @@ from penstock.protocol.errors import InvalidRequest
 from penstock.protocol.inference import FLOATS, Array, Datatype, Detections, Tensor, VisionResult
 
 SAMPLE_COUNT = 64
-# Of an output's root mean square, and of each number. This is for FP32 arithmetic in whatever order: FastestDet with
-# its graph optimised and not differs by 5e-5 on made inputs, by 4e-4 on a picture. A GPU's TF32 is not meant: rounded
-# so, one number of FastestDet's boxes moves by a quarter (NVIDIA_TF32_OVERRIDE=0 in Triton's environment prevents it).
+# Relative to an output's root mean square, and to each number. Covers FP32 arithmetic in any order: FastestDet with and
+# without graph optimisation differs by 5e-5 on generated inputs, by 4e-4 on a picture. Does not cover a GPU's TF32,
+# which moves one number of FastestDet's boxes by a quarter (set NVIDIA_TF32_OVERRIDE=0 in Triton's environment).
 SHARE, SHARE_OF_HALVES = 1e-3, 2e-2
-# How far two ways through one graph are apart on one machine stands for how far machines are: INT8 kernels differ by
-# whole steps. Never more than a tenth of the root mean square, so that a way that is wrong does not excuse all others.
+# The difference between two variants of a graph on one machine estimates the difference between machines: INT8 kernels
+# differ by whole steps. At most a tenth of the root mean square, so that a wrong variant does not hide all errors.
 SPREAD_MARGIN, MAX_SHARE = 8.0, 0.1
 _HALVES = (Datatype.FP16, Datatype.BF16)
-_STATISTICS_SLACK = 1e-9  # the same numbers summed by another numpy
+_STATISTICS_SLACK = 1e-9  # the same numbers summed by another numpy version
 
 
 @dataclass(frozen=True, slots=True)
 class OutputStatistics:
-    """Of an output's finite elements; mean, std: None for BYTES."""
+    """Statistics of an output's finite elements; mean, std: None for BYTES."""
 
     finite_count: int
     mean: float | None
@@ -34,7 +34,7 @@ class OutputStatistics:
 
 @dataclass(frozen=True, slots=True)
 class ExpectedOutput:
-    """An output as it should be. indexes: (k,) flat; values: (k,) in the datatype's own numpy type."""
+    """An expected output. indexes: (k,) flat; values: (k,) in the datatype's numpy type."""
 
     name: str
     datatype: Datatype
@@ -47,22 +47,19 @@ class ExpectedOutput:
 
 @dataclass(frozen=True, slots=True)
 class ElementDifference:
-    """One element that came, and what it should be.
-
-    allowed: how far apart the two may be. over_count, count: how many elements are further apart, of how many.
-    """
+    """The worst element of an output. over_count of `count` elements exceed their allowed difference."""
 
     index: tuple[int, ...]
     expected: str
     got: str
     difference: float
-    allowed: float
+    allowed: float  # maximum allowed difference
     over_count: int
     count: int
 
     @property
     def share(self) -> float:
-        """Of what is allowed: over 1 is too much."""
+        """Difference relative to the allowed one; over 1 is too much."""
         if self.difference == 0.0:
             return 0.0
         return self.difference / self.allowed if self.allowed else math.inf
@@ -70,7 +67,7 @@ class ElementDifference:
 
 @dataclass(frozen=True, slots=True)
 class OutputComparison:
-    """An output compared with the expected one. problem: empty if it is equal. worst: None if nothing was compared."""
+    """Result for one output. problem: empty if it is equal. worst: None if nothing was compared."""
 
     output: str
     problem: str = ""
@@ -90,7 +87,7 @@ def compare_outputs(expected: Sequence[ExpectedOutput], got: Sequence[Tensor]) -
 
 
 def expected_of_record(record: OutputRecord) -> ExpectedOutput:
-    """What golden.json says of an output. Raises ValueError where its sample does not fit its shape and datatype."""
+    """The expectation from golden.json. Raises ValueError if the sample does not fit the shape and datatype."""
     indexes = sample_indexes(math.prod(record.shape))
     if len(indexes) != len(record.sample):
         raise ValueError(
@@ -108,14 +105,14 @@ def expected_of_record(record: OutputRecord) -> ExpectedOutput:
 
 
 def expected_of_tensor(tensor: Tensor, tolerance: Tolerance) -> ExpectedOutput:
-    """The whole of a reference's answer."""
+    """The expectation from a reference's full output."""
     values = tensor.to_numpy().reshape(-1)
     indexes = np.arange(values.size, dtype=np.int64)
     return ExpectedOutput(tensor.name, tensor.datatype, tensor.shape, indexes, values, tolerance, _statistics(values))
 
 
 def record_of_tensor(tensor: Tensor, tolerance: Tolerance) -> OutputRecord:
-    """What golden.json keeps of an output."""
+    """The record of an output for golden.json."""
     values = tensor.to_numpy().reshape(-1)
     statistics = _statistics(values)
     sample = values[sample_indexes(values.size)]
@@ -132,10 +129,7 @@ def record_of_tensor(tensor: Tensor, tolerance: Tolerance) -> OutputRecord:
 
 
 def tolerance_for(one: Tensor, other: Tensor | None = None) -> Tolerance:
-    """What an output may differ by on another machine or engine. one, other: the same output, by two ways.
-
-    Whole numbers, truth values and BYTES must be equal, unless the two ways differ.
-    """
+    """Allowed difference between engines or machines. one, other: outputs of two variants of the graph."""
     if one.datatype is Datatype.BYTES:
         return Tolerance()
     values = one.to_numpy().astype(np.float64).reshape(-1)
@@ -148,7 +142,7 @@ def tolerance_for(one: Tensor, other: Tensor | None = None) -> Tolerance:
 
 
 def is_deterministic(one: Tensor, other: Tensor) -> bool:
-    """Whether two ways to one output are near enough that a tolerance can tell right from wrong."""
+    """Whether the outputs of two variants of a graph are close enough for a useful tolerance."""
     if one.datatype is Datatype.BYTES:
         return True
     values = one.to_numpy().astype(np.float64).reshape(-1)
@@ -156,7 +150,7 @@ def is_deterministic(one: Tensor, other: Tensor) -> bool:
 
 
 def sample_indexes(count: int) -> npt.NDArray[np.int64]:
-    """Flat indexes of at most 64 elements, first and last among them, evenly spread."""
+    """Flat indexes of at most SAMPLE_COUNT elements, evenly spread, including the first and last."""
     samples = min(count, SAMPLE_COUNT)
     return np.arange(samples, dtype=np.int64) * (count - 1) // max(samples - 1, 1)
 
@@ -209,13 +203,13 @@ def _worst(expected: ExpectedOutput, flat: Array) -> ElementDifference | None:
 
 
 def _differences(got: Array, wanted: Array, tolerance: Tolerance) -> tuple[npt.NDArray[np.float64], ...]:
-    """(how far apart, how far they may be), by element. Infinite where one of the two is no number."""
+    """(differences, allowed differences) by element. A difference is infinite if exactly one value is not finite."""
     here, there = got.astype(np.float64), wanted.astype(np.float64)
     are_finite = np.isfinite(here) & np.isfinite(there)
     with np.errstate(invalid="ignore", over="ignore"):
         differences = np.where(are_finite, np.abs(here - there), np.inf)
         allowed = np.where(are_finite, tolerance.absolute + tolerance.relative * np.abs(there), 0.0)
-    if got.dtype.kind in "iu":  # beyond 2^53 two that differ are one in float64
+    if got.dtype.kind in "iu":  # integers beyond 2^53 may be equal in float64
         differences = np.where(got != wanted, np.maximum(differences, 1.0), 0.0)
     differences[~np.isfinite(here) & ~np.isfinite(there)] = 0.0
     return differences, allowed
@@ -230,7 +224,7 @@ def _sentence(expected: ExpectedOutput, worst: ElementDifference) -> str:
 
 
 def _statistics_problem(expected: ExpectedOutput, flat: Array) -> str:
-    """What the sample does not show: elements that are no number, and a mean or deviation that is another's."""
+    """Checks what the sample cannot show: the number of non-finite elements, mean and standard deviation."""
     got, wanted = _statistics(flat), expected.statistics
     if got.finite_count != wanted.finite_count:
         lost, expected_lost = flat.size - got.finite_count, flat.size - wanted.finite_count
@@ -270,7 +264,7 @@ def _spread(values: npt.NDArray[np.float64], other: Tensor | None) -> float:
 
 
 def _array_of(sample: Sequence[Value], datatype: Datatype) -> Array:
-    """The sample in the type that to_numpy gives. Raises ValueError for what is no such number."""
+    """The sample in to_numpy's type. Raises ValueError for an element of another type."""
     if datatype is Datatype.BYTES:
         texts = np.empty(len(sample), np.object_)
         texts[:] = [str(item) for item in sample]
@@ -289,11 +283,10 @@ def _numpy_type(datatype: Datatype) -> npt.DTypeLike:
 
 
 def _value_of(item: object) -> Value:
-    """An element as JSON holds it."""
     if isinstance(item, bytes):
         return _text(item)
     if isinstance(item, float):
-        return float(f"{item:.9g}") if math.isfinite(item) else None  # 9 digits are all that FP32 has
+        return float(f"{item:.9g}") if math.isfinite(item) else None  # FP32 has 9 significant digits
     if isinstance(item, bool | int):
         return item
     raise TypeError(f"{item!r} is no element of a tensor")
@@ -305,21 +298,21 @@ def _text(item: object) -> str:
     return f"{item:.9g}" if isinstance(item, float | np.floating) else str(item)
 
 
-# Pixels are the same everywhere, one decoder and one resize; what is left is an engine's arithmetic. FastestDet's
-# scores move by 0.0003 when every factor is rounded to TF32, by 0.027 when red and blue are exchanged.
+# Decoding and resizing give the same pixels everywhere; only the engine's arithmetic differs. FastestDet's scores
+# change by 0.0003 with factors rounded to TF32, by 0.027 with red and blue exchanged.
 SCORE_SLACK, LEAST_IOU = 0.01, 0.9
 
 
 def picture_record(seen: tuple[SeenClass, ...], *, sha256: str, threshold: float) -> PictureRecord:
-    """What golden.json keeps of a picture. threshold: the score under which a detector answers nothing."""
+    """The record of a picture for golden.json. threshold: the detector's minimum score."""
     if all(item.xyxy is not None for item in seen):
         return PictureRecord(sha256, seen, PictureTolerance(SCORE_SLACK, LEAST_IOU, threshold))
-    last = seen[-1].score if len(seen) > 1 else 0.0  # of the likeliest classes, the last may change its place
+    last = seen[-1].score if len(seen) > 1 else 0.0  # the last of the top classes may be another one
     return PictureRecord(sha256, seen, PictureTolerance(SCORE_SLACK, LEAST_IOU, last))
 
 
 def classes_in(result: VisionResult) -> tuple[SeenClass, ...]:
-    """The result, one row an object or class, strongest first; boxes to a tenth of a pixel."""
+    """One row per object or class, by descending score; boxes rounded to 0.1 pixels."""
     boxes = np.round(result.xyxy.astype(np.float64), 1).tolist() if isinstance(result, Detections) else None
     scores = np.round(result.score.astype(np.float64), 4).tolist()
     return tuple(
@@ -329,11 +322,7 @@ def classes_in(result: VisionResult) -> tuple[SeenClass, ...]:
 
 
 def compare_picture(record: PictureRecord, got: tuple[SeenClass, ...]) -> str:
-    """What differs, in a sentence; empty where nothing does.
-
-    Each one that was seen must be seen again: of the same class, its box as near and its score as close as the
-    tolerance says. What is as near to the threshold as a score may differ may be there or not.
-    """
+    """The first mismatch as a sentence; empty if none. Objects near the score threshold may be missing or new."""
     left = list(got)
     for wanted in record.seen:
         match = _best(wanted, left)
@@ -354,7 +343,7 @@ def _best(wanted: SeenClass, among: list[SeenClass]) -> SeenClass | None:
 
 
 def _overlap(one: SeenClass, other: SeenClass) -> float:
-    """Intersection over union; 1 for two classes of the whole picture, 0 where only one has a box."""
+    """Intersection over union; 1 if neither has a box, 0 if only one has."""
     if one.xyxy is None or other.xyxy is None:
         return 1.0 if one.xyxy is other.xyxy else 0.0
     width, height = (min(one.xyxy[i + 2], other.xyxy[i + 2]) - max(one.xyxy[i], other.xyxy[i]) for i in (0, 1))

@@ -1,7 +1,4 @@
-"""golden.json: outputs of a model for known inputs, recorded beside its config.pbtxt. Triton ignores the file.
-
-The inputs are generated with integer arithmetic and one scaling, so that they are equal on every machine.
-"""
+"""golden.json: recorded outputs for generated inputs, equal on every machine. Triton ignores the file."""
 
 import math
 import os
@@ -28,35 +25,29 @@ Value = bool | int | float | str | None  # None: not finite
 
 
 class GoldenError(CatalogueError):
-    """A golden.json cannot be read, made or written, or no input can be made for the model. One sentence."""
+    """A golden.json cannot be read, made or written, or the model's inputs cannot be generated."""
 
 
 class Tolerance(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A number is right when |got - expected| <= absolute + relative * |expected|."""
+    """A number matches if |got - expected| <= absolute + relative * |expected|."""
 
     absolute: float = 0.0
     relative: float = 0.0
 
 
 class InputPattern(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """An input that is made, not stored: numbers in [low, high), by the pattern, the input's name and its shape.
-
-    shape: with the batch dimension where the model has one.
-    """
+    """A generated input: numbers in [low, high), derived from the input's name and shape."""
 
     name: str
     datatype: Datatype
     shape: tuple[int, ...]
     low: float
     high: float
-    pattern: Literal["splitmix32"] = "splitmix32"
+    pattern: Literal["splitmix32"] = "splitmix32"  # the generator
 
 
 class OutputRecord(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """An output as it was: its elements at sample_indexes, and mean and deviation of all finite ones.
-
-    mean, std: None for BYTES. sample: BYTES as text.
-    """
+    """A recorded output. finite_count, mean, std: of all finite elements; mean and std are None for BYTES."""
 
     name: str
     datatype: Datatype
@@ -65,18 +56,18 @@ class OutputRecord(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     finite_count: int
     mean: float | None
     std: float | None
-    sample: tuple[Value, ...]
+    sample: tuple[Value, ...]  # elements at sample_indexes; BYTES as text
 
 
 class TensorRecord(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """One inference of made inputs."""
+    """Generated inputs and the recorded outputs."""
 
     inputs: tuple[InputPattern, ...]
     outputs: tuple[OutputRecord, ...]
 
 
 class SeenClass(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A class of the picture, or of one box in it. xyxy: pixels of the picture; None for the whole of it."""
+    """A class of the picture, or of one box in it. xyxy: in pixels; None for the whole picture."""
 
     class_id: int
     score: float
@@ -84,10 +75,7 @@ class SeenClass(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class PictureTolerance(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """score: largest difference. iou: least overlap of two boxes that are the same.
-
-    threshold: the score under which the model answers nothing; what lies within `score` of it may come or go.
-    """
+    """Maximum difference of scores, minimum IoU of boxes, and the detector's minimum score."""
 
     score: float
     iou: float
@@ -95,7 +83,7 @@ class PictureTolerance(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class PictureRecord(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What was seen in golden.jpg. sha256: the picture's."""
+    """Recorded results for golden.jpg. sha256: of the picture."""
 
     sha256: str
     seen: tuple[SeenClass, ...]
@@ -114,7 +102,7 @@ class Golden(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defau
 
 _GOLDEN = msgspec.json.Decoder(Golden)
 _LISTS = re.compile(rb"\[[^][{}]*\]")
-_BREAKS = re.compile(rb"\n *")  # never inside a string: there a line break is \\n
+_BREAKS = re.compile(rb"\n *")  # never inside a string, where a line break is \\n
 
 
 def read_golden(folder: Path) -> Golden | None:
@@ -134,7 +122,7 @@ def read_golden(folder: Path) -> Golden | None:
 
 
 def write_golden(folder: Path, golden: Golden) -> Path:
-    """golden.json, at once or not at all. Raises GoldenError where one is there already: nothing is overwritten."""
+    """Writes golden.json atomically. Raises GoldenError if it exists."""
     path = folder / GOLDEN_FILE
     text = _LISTS.sub(_on_one_line, msgspec.json.format(msgspec.json.encode(golden), indent=2))
     try:
@@ -144,7 +132,7 @@ def write_golden(folder: Path, golden: Golden) -> Path:
             with os.fdopen(descriptor, "wb") as file:
                 file.write(text + b"\n")
             staged.chmod(0o644)
-            os.link(staged, path)  # unlike a rename, this refuses a name that is taken
+            os.link(staged, path)  # unlike a rename, fails if the name exists
         finally:
             staged.unlink()
     except FileExistsError as error:
@@ -155,38 +143,35 @@ def write_golden(folder: Path, golden: Golden) -> Path:
 
 
 def _on_one_line(found: re.Match[bytes]) -> bytes:
-    """A list of numbers is looked at as one thing, not as 64 lines."""
     return _BREAKS.sub(b" ", found[0]).replace(b"[ ", b"[").replace(b" ]", b"]")
 
 
 _GOLDEN_RATIO = 0x9E3779B9
-_ROUNDS = ((16, 0x21F0AAAD), (15, 0x735A2D97))  # splitmix32's
+_ROUNDS = ((16, 0x21F0AAAD), (15, 0x735A2D97))  # of splitmix32
 _RANGES = {Datatype.UINT8: (0.0, 256.0), Datatype.INT8: (-128.0, 128.0), Datatype.BYTES: (0.0, 2.0**32)}
 
-MOST_ELEMENTS = 1 << 26  # 64 pictures of a megapixel; while they are made they take 2 GB
-Shapes = Mapping[str, tuple[int, ...]]  # given by a person, by input
+MOST_ELEMENTS = 1 << 26  # 64 pictures of a megapixel; generating them takes 2 GB
+Shapes = Mapping[str, tuple[int, ...]]  # user's shapes by input
 
 
 class ShapeUnknown(GoldenError):
-    """An input has variable dimensions without a given shape, or takes data that cannot be generated."""
+    """An input has variable dimensions without a given shape, or cannot be generated."""
 
 
 def pattern_for(spec: TensorSpec, shapes: Shapes, value_range: tuple[float, float] | None = None) -> InputPattern:
-    """The pattern of an input as a model's metadata declares it, batch dimension included, where there is one.
+    """The pattern of an input in a model's metadata, batch dimension included.
 
-    A dimension that varies is the given shape's, or 1 where it is the first of several. value_range: [low, high),
-    None for what fits the datatype: floats 0 to 1, bytes all of theirs, wider integers (indexes, masks) 0 and 1.
-    Raises ShapeUnknown naming the input where its shape is not known, GoldenError where the given one does not fit.
+    A variable dimension comes from `shapes`; a variable first dimension defaults to 1. value_range: [low, high); None
+    for the datatype's default: floats in [0, 1), 8-bit integers over their full range, wider integers (indexes, masks)
+    0 or 1.
+    Raises ShapeUnknown for an unknown shape, GoldenError for one that does not fit.
     """
     low, high = value_range or _RANGES.get(spec.datatype) or ((0.0, 1.0) if _is_float(spec.datatype) else (0.0, 2.0))
     return InputPattern(spec.name, spec.datatype, _shape(spec, shapes), low, high)
 
 
 def generate_input(pattern: InputPattern) -> Tensor:
-    """The tensor that the pattern describes; the same bytes everywhere. BYTES: numbers in decimal.
-
-    Raises GoldenError for a shape that no input is made in.
-    """
+    """The tensor of the pattern, with equal bytes on every machine; BYTES are decimal numbers. Raises GoldenError."""
     count = math.prod(pattern.shape)
     if min(pattern.shape, default=1) < 0 or count > MOST_ELEMENTS:
         raise GoldenError(
@@ -205,7 +190,7 @@ def generate_input(pattern: InputPattern) -> Tensor:
 
 
 def pixel_range(spec: PrepareSpec) -> tuple[float, float] | None:
-    """What an image model's input ranges over, from the darkest pixel to the brightest; None for bytes as they are."""
+    """(minimum, maximum) of an image model's input; None for UINT8."""
     if spec.datatype is Datatype.UINT8:
         return None
     ends = [
@@ -217,7 +202,7 @@ def pixel_range(spec: PrepareSpec) -> tuple[float, float] | None:
 
 
 def _splitmix32(count: int, seed: int) -> npt.NDArray[np.uint64]:
-    """(count,) numbers below 2^32: a Weyl sequence, each term mixed so that neighbours have nothing in common."""
+    """(count,) numbers below 2^32: a Weyl sequence through a mixing function."""
     mask = np.uint64(0xFFFFFFFF)
     numbers = (np.arange(1, count + 1, dtype=np.uint64) * np.uint64(_GOLDEN_RATIO) + np.uint64(seed)) & mask
     for shift, factor in _ROUNDS:

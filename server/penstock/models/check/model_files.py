@@ -1,4 +1,4 @@
-"""A model's folder as the check reads it: config, vision card, the served version's file and its hash, golden.json."""
+"""A model's folder for the check: config, vision card, the served version's file with its hash, and golden.json."""
 
 import hashlib
 from dataclasses import dataclass
@@ -27,21 +27,16 @@ _FILE_OF_BACKEND = {BACKEND: "model.onnx", "python": "model.py"}
 
 @dataclass(frozen=True, slots=True)
 class ModelFiles:
-    """What lies in a model's folder, read and found whole.
-
-    version: the highest that its policy serves. file: that version's model file, a folder for some backends.
-    sha256: the file's; empty for a folder. config_json: as ort_serving reads it.
-    why_not_servable: why the embedded engine cannot serve it; empty if it can.
-    """
+    """A complete model folder."""
 
     folder: Path
     config: ModelConfig
-    config_json: Config
-    why_not_servable: str
+    config_json: Config  # in ort_serving's form
+    why_not_servable: str  # why the embedded engine cannot serve it; else empty
     card: VisionCard | None
-    version: str
-    file: Path
-    sha256: str
+    version: str  # the highest version that the version policy serves
+    file: Path  # of that version; a folder for some backends
+    sha256: str  # of the file; empty for a folder
     golden: Golden | None
 
     @property
@@ -50,14 +45,11 @@ class ModelFiles:
 
     @property
     def file_name(self) -> str:
-        """Relative to the folder, as golden.json has it."""
+        """Relative to the folder, as in golden.json."""
         return self.file.relative_to(self.folder).as_posix()
 
     def misfits(self, catalogue_sha256: str | None) -> list[str]:
-        """Mismatches of the file's hash. catalogue_sha256: None for a model outside the catalogue.
-
-        golden.json's hash is not compared for Python models, whose source may change without changing outputs.
-        """
+        """Mismatches of the file's hash with golden.json's and the catalogue's. None: not in the catalogue."""
         problems = []
         if catalogue_sha256 is not None and self.sha256 != catalogue_sha256:
             problems.append(
@@ -73,7 +65,7 @@ class ModelFiles:
         return problems
 
     def picture(self) -> bytes | None:
-        """golden.jpg, or None. Raises GoldenError if it is not the picture of golden.json."""
+        """golden.jpg, or None. Raises GoldenError if it is not golden.json's picture."""
         path = self.folder / PICTURE_FILE
         record = self.golden.picture if self.golden is not None else None
         try:
@@ -92,7 +84,7 @@ class ModelFiles:
 
 
 def read_model_files(model: InstalledModel) -> ModelFiles:
-    """Raises GoldenError with the first thing that is missing or cannot be read. Hashes the file: about a s a GB."""
+    """The model's files, hashed (about 1 s per GB). Raises GoldenError if something is missing or unreadable."""
     try:
         return _read_model_files(model)
     except OSError as error:

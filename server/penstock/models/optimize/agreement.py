@@ -1,4 +1,4 @@
-"""How far two models agree on pictures, with the gateway's own output parsers."""
+"""Agreement of two models on pictures, by the gateway's own output parsers."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -41,14 +41,14 @@ class DetectionAgreement:
 
     @property
     def share(self) -> float:
-        """F1 of the two: 1 where they see the same boxes, and where neither sees any."""
+        """F1 score; 1 if neither finds a box."""
         boxes = self.float_boxes + self.int8_boxes
         return 2 * self.found_again / boxes if boxes else 1.0
 
 
 @dataclass(frozen=True, slots=True)
 class ClassAgreement:
-    """Pictures for which two classifiers name the same likeliest class."""
+    """Pictures with the same top class from two classifiers."""
 
     pictures: int
     same_top1: int
@@ -62,7 +62,7 @@ Agreement = DetectionAgreement | ClassAgreement
 
 
 def detection_agreement(float_found: Sequence[Detections], int8_found: Sequence[Detections]) -> DetectionAgreement:
-    """A box is found again where one of the same class overlaps it with IoU >= 0.5; each box answers for one."""
+    """Matches boxes one to one, of the same class and with IoU >= 0.5."""
     pairs = list(zip(float_found, int8_found, strict=True))
     return DetectionAgreement(
         pictures=len(pairs),
@@ -73,14 +73,13 @@ def detection_agreement(float_found: Sequence[Detections], int8_found: Sequence[
 
 
 def class_agreement(float_found: Sequence[Classes], int8_found: Sequence[Classes]) -> ClassAgreement:
-    """By the first class of each; two models that name none agree."""
+    """Compares the first class of each; two empty results agree."""
     pairs = list(zip(float_found, int8_found, strict=True))
     same = sum(one.class_id[:1].tolist() == other.class_id[:1].tolist() for one, other in pairs)
     return ClassAgreement(len(pairs), same)
 
 
 def _matches(one: Detections, other: Detections) -> int:
-    """Pairs of boxes, the best overlaps first."""
     overlaps = _overlaps(one.xyxy, other.xyxy)
     overlaps[one.class_id[:, np.newaxis] != other.class_id[np.newaxis]] = 0.0
     count = 0
@@ -92,7 +91,6 @@ def _matches(one: Detections, other: Detections) -> int:
 
 
 def _overlaps(one: FloatArray, other: FloatArray) -> FloatArray:
-    """(n, m) intersection over union."""
     low = np.maximum(one[:, np.newaxis, :2], other[np.newaxis, :, :2])
     high = np.minimum(one[:, np.newaxis, 2:], other[np.newaxis, :, 2:])
     shared = np.clip(high - low, 0.0, None).prod(axis=2)
@@ -103,14 +101,14 @@ def _overlaps(one: FloatArray, other: FloatArray) -> FloatArray:
 
 
 class Session(Protocol):
-    """Whatever computes a network: ONNX Runtime's session, or an engine that behaves like one."""
+    """An ONNX Runtime session, or an engine with the same interface."""
 
     def run(self, names: Sequence[str] | None, feed: Mapping[str, Array], /) -> Sequence[Any]:
-        """The outputs of these names, arrays in that order; all of them for None."""
+        """The named outputs in that order, or all outputs for None."""
 
 
 def run_samples(session: Session, source: SourceModel, samples: Iterable[Sample]) -> list[VisionResult]:
-    """One result a sample, in order. Raises OptimizeError where an answer is none that the card's parser reads."""
+    """One result per sample, in order. Raises OptimizeError if the card's parser rejects an output."""
     names = [output.name for output in source.config.outputs]
     results: list[VisionResult] = []
     for sample in samples:
@@ -125,7 +123,7 @@ def run_samples(session: Session, source: SourceModel, samples: Iterable[Sample]
 
 
 def measure_agreement(float_found: Sequence[VisionResult], int8_found: Sequence[VisionResult]) -> Agreement:
-    """Of two lists that one card's parser made."""
+    """Agreement of two lists of results from one card's parser."""
     one, other = detections_of(float_found), detections_of(int8_found)
     if len(one) == len(float_found) and len(other) == len(int8_found):
         return detection_agreement(one, other)
@@ -136,5 +134,5 @@ def measure_agreement(float_found: Sequence[VisionResult], int8_found: Sequence[
 
 
 def detections_of(found: Sequence[VisionResult]) -> list[Detections]:
-    """The boxes, where the results are a detector's."""
+    """The boxes of a detector's results."""
     return [result for result in found if isinstance(result, Detections)]

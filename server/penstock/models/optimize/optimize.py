@@ -1,6 +1,4 @@
-"""Optimizes a float model: choose ranges and float nodes by measurement, evaluate, time, write the folder and the
-report.
-"""
+"""Optimizes a float model: chooses a quantisation recipe, evaluates and times it, writes model folder and report."""
 
 import hashlib
 import tempfile
@@ -39,12 +37,12 @@ from penstock.models.optimize.source import (
 from penstock.protocol.inference import Array, Detections, VisionResult
 from penstock.vision.accuracy import Truth, average_precision
 
-WORTH_LEAVING_FLOAT = 0.01  # of agreement: what is left float costs speed
+WORTH_LEAVING_FLOAT = 0.01  # minimum gain in agreement, because float nodes cost speed
 
 
 @dataclass(frozen=True, slots=True)
 class QuantizedModel:
-    """The chosen recipe, the quantized model, and all trials; no trials on random weights."""
+    """The chosen recipe, the quantized model and all trials; no trials for random weights."""
 
     chosen: Trial
     trials: tuple[Trial, ...]
@@ -54,7 +52,7 @@ class QuantizedModel:
 def quantize(
     source: SourceModel, float_session: ort.InferenceSession, samples: Sequence[Sample], progress: Progress
 ) -> QuantizedModel:
-    """The samples calibrate, and they alone are looked at to choose. Raises OptimizeError."""
+    """Calibrates on the samples and chooses the recipe with the best agreement on them. Raises OptimizeError."""
     with tempfile.TemporaryDirectory(prefix="penstock-optimize.") as folder:
         prepared = Path(folder) / "prepared.onnx"
         prepare_graph(source.path, prepared)
@@ -71,7 +69,7 @@ def quantize(
 
 
 def choose(trials: Sequence[Trial]) -> Trial:
-    """The best of those that leave nothing float, unless leaving something gains WORTH_LEAVING_FLOAT."""
+    """The best trial without float nodes, unless float nodes gain more than WORTH_LEAVING_FLOAT."""
 
     def worth(trial: Trial) -> float:
         return (trial.agreement or 0.0) - (WORTH_LEAVING_FLOAT if trial.left_float else 0.0)
@@ -85,7 +83,7 @@ def _measured(prepared: Path, feeds: Sequence[Feed], ranges: Ranges, progress: P
 
 
 class _TrialRunner:
-    """Every kind of ranges with nothing left float; the best of them with the tail, then the last weights float."""
+    """Tries all kinds of ranges without float nodes; then the best with the tail, and the last weights, left float."""
 
     def __init__(
         self,
@@ -122,7 +120,7 @@ class _TrialRunner:
 
 
 IOU = 0.5
-LEAST_SCORE = 0.05  # for COCO's curve to be whole, boxes count that the card would drop
+LEAST_SCORE = 0.05  # for COCO's full curve, includes boxes that the card would drop
 
 
 def evaluate(
@@ -132,10 +130,7 @@ def evaluate(
     truth: Mapping[str, Truth],
     progress: Progress,
 ) -> list[Evaluation]:
-    """One judgement a session after the first, which is the float model's. truth: by file name; may be empty.
-
-    Each picture is read once and goes through every session. Raises OptimizeError where the truth is not the model's.
-    """
+    """One evaluation per session after the first, the float model's. truth: by file name. Raises OptimizeError."""
     progress.step("judging", len(held_out))
     known = [truth.get(path.name) for path in held_out]
     watched = _with_threshold(source, LEAST_SCORE) if any(known) else source
@@ -158,7 +153,7 @@ def _with_threshold(source: SourceModel, score: float) -> SourceModel:
 
 
 def _as_served(source: SourceModel, result: VisionResult) -> VisionResult:
-    """Without what the card drops: a box of a low score never suppresses one of a higher."""
+    """Applies the card's threshold. Dropped boxes never suppress boxes of a higher score."""
     if not isinstance(result, Detections):
         return result
     is_confident = result.score > source.card.parser_options.pre_cluster_threshold
@@ -173,7 +168,7 @@ def _run_batches(
 
 
 def _precision(source: SourceModel, known: Sequence[Truth | None], results: Sequence[VisionResult]) -> float | None:
-    """mAP at IoU 0.5 over the pictures whose truth is known; None without any, and for classifiers."""
+    """mAP at IoU 0.5 over the pictures with ground truth; None without any, and for classifiers."""
     boxes = detections_of(results)
     pairs = [(truth, box) for truth, box in zip(known, boxes, strict=True) if truth is not None] if boxes else []
     if not pairs:
@@ -191,10 +186,7 @@ def _precision(source: SourceModel, known: Sequence[Truth | None], results: Sequ
 def optimize(
     source: SourceModel, pictures: Sequence[Path], truth: Mapping[str, Truth], staged: Path, progress: Progress
 ) -> OptimizationReport:
-    """Fills the empty folder `staged` with the model NAME-int8. truth: by file name; empty where there is none.
-
-    Raises OptimizeError, and OSError where the disk refuses; what is in staged then is of no use.
-    """
+    """Writes the model NAME-int8 to the empty folder `staged`. truth: by file name. Raises OptimizeError, OSError."""
     try:
         return _optimize(source, pictures, truth, staged, progress)
     except ORT_ERRORS as error:
@@ -255,7 +247,6 @@ def _judgement(
     truth: Mapping[str, Truth],
     progress: Progress,
 ) -> Evaluation | None:
-    """INT8 against float; None on random weights."""
     if source.has_random_weights:
         return None
     (judgement,) = evaluate(source, sessions, split.held_out, truth, progress)
@@ -286,7 +277,6 @@ def _comparisons(
 
 
 def _batch(samples: Sequence[Sample], batch_size: int) -> Array:
-    """As many pictures as that in one array; the same ones again where there are fewer."""
     if batch_size == 1:
         return samples[0].array
     rows = [samples[number % len(samples)].array for number in range(batch_size)]

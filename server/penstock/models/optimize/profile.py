@@ -1,6 +1,4 @@
-"""Profiles a model on this CPU: 8-bit instructions, interleaved speed measurements, operators after ONNX Runtime's
-fusion.
-"""
+"""Profiles a model on this CPU: 8-bit instructions, interleaved speed measurements, fused operators."""
 
 import statistics
 import tempfile
@@ -20,7 +18,7 @@ _KNOWN = {"avx512_vnni": "AVX512-VNNI", "avx_vnni": "AVX-VNNI", "amx_int8": "AMX
 
 
 def int8_instructions(cpuinfo: Path = CPUINFO) -> tuple[str, ...] | None:
-    """Their names, or None if the system does not report CPU flags."""
+    """The CPU's 8-bit instruction sets, or None if the system does not report CPU flags."""
     try:
         lines = cpuinfo.read_text(encoding="utf-8", errors="replace").splitlines()
     except OSError:
@@ -49,7 +47,7 @@ Clock = Callable[[], float]  # seconds, monotonic
 
 @dataclass(frozen=True, slots=True)
 class SpeedComparison:
-    """Milliseconds of one run, the median of each round; round i of both is of the same seconds."""
+    """Median milliseconds per run in each round; rounds of both models are interleaved."""
 
     batch_size: int
     float_ms: tuple[float, ...]
@@ -57,19 +55,19 @@ class SpeedComparison:
 
     @property
     def ratios(self) -> tuple[float, ...]:
-        """How many times as fast INT8 was, by round."""
+        """Speed of INT8 relative to float, by round."""
         return tuple(one / other for one, other in zip(self.float_ms, self.int8_ms, strict=True))
 
     @property
     def ratio(self) -> float:
-        """The median of the rounds."""
+        """Median over the rounds."""
         return statistics.median(self.ratios)
 
 
 def compare_speed(
     batch_size: int, float_run: Run, int8_run: Run, *, rounds: int = ROUNDS, clock: Clock = time.perf_counter
 ) -> SpeedComparison:
-    """After a warm-up, rounds in which every run of the one has a run of the other as its neighbour."""
+    """Times both after a warm-up; their runs alternate."""
     for run in (float_run, int8_run):
         for _ in range(WARM_UP_RUNS):
             run()
@@ -78,7 +76,7 @@ def compare_speed(
 
 
 def _round(runs: tuple[Run, Run], clock: Clock) -> tuple[float, float]:
-    """The median milliseconds of each, of as many runs as ROUND_S holds; who is first changes from pair to pair."""
+    """Median milliseconds of each over ROUND_S; the order changes from pair to pair."""
     taken_s: tuple[list[float], list[float]] = ([], [])
     started = clock()
     while len(taken_s[0]) < FEWEST_RUNS or clock() - started < ROUND_S:
@@ -91,7 +89,7 @@ def _round(runs: tuple[Run, Run], clock: Clock) -> tuple[float, float]:
 
 
 def median_round(run: Run, clock: Clock = time.perf_counter) -> float:
-    """The median milliseconds of as many runs of one thing as ROUND_S holds, after a warm-up."""
+    """Median milliseconds over ROUND_S, after a warm-up."""
     for _ in range(WARM_UP_RUNS):
         run()
     taken_s: list[float] = []
@@ -109,22 +107,19 @@ LEVELS = {
     "all": ort.GraphOptimizationLevel.ORT_ENABLE_ALL,
 }
 FILE = "file"
-_BLOCKED = "com.microsoft.nchwc"  # the domain of operators on ONNX Runtime's blocked layout
+_BLOCKED = "com.microsoft.nchwc"  # domain of operators in ONNX Runtime's blocked layout
 _CONVOLUTIONS = ("Conv", "FusedConv", "QLinearConv", "NhwcFusedConv")
-_SUM_INPUT = 3  # of a convolution that adds a shortcut: data, weight, bias, sum
+_SUM_INPUT = 3  # input of a fused addition: data, weight, bias, sum
 
 
 @dataclass(frozen=True, slots=True)
 class Operators:
-    """Nodes of a graph by operator. level: `file`, or ONNX Runtime's level that made it.
+    """Nodes of a graph by operator."""
 
-    has_relu, has_sum: convolutions that hold a ReLU, and those that add a shortcut as well.
-    """
-
-    level: str
+    level: str  # `file`, or ONNX Runtime's optimisation level
     counts: dict[str, int]
-    has_relu: int
-    has_sum: int
+    has_relu: int  # convolutions with a fused ReLU
+    has_sum: int  # of those, with a fused addition
 
     @property
     def total(self) -> int:
@@ -133,7 +128,7 @@ class Operators:
 
 @dataclass(frozen=True, slots=True)
 class Chain:
-    """A chain of nodes of the float file, each read by the next alone, and the one node that does its work now."""
+    """A chain of nodes of the float file, and the fused node that replaces it."""
 
     before: tuple[str, ...]
     float_after: str
@@ -142,7 +137,7 @@ class Chain:
 
 @dataclass(frozen=True, slots=True)
 class Fusion:
-    """float_levels, int8_levels: the file's operators, then each level's. engine_level: what the engine uses."""
+    """Operators of the file and of each optimisation level. engine_level: the engine's."""
 
     engine_level: str
     float_levels: tuple[Operators, ...]
@@ -151,7 +146,7 @@ class Fusion:
 
 
 def read_fusion(source: SourceModel, int8_file: Path) -> Fusion:
-    """Both files through a session of every level, with the engine's own options otherwise."""
+    """Optimises both files at every level, with the engine's other options."""
     level = engine_options(source).graph_optimization_level
     engine_level = next((name for name, known in LEVELS.items() if known == level), "none")
     float_graph = onnx.load(source.path, load_external_data=False).graph
@@ -177,7 +172,7 @@ def _optimized_graph(source: SourceModel, file: Path, level: str) -> onnx.GraphP
         written = Path(folder) / "optimised.onnx"
         options.optimized_model_filepath = str(written)
         open_model(file, options)
-        return onnx.load(written, load_external_data=False).graph  # the source's weights may be in a file beside it
+        return onnx.load(written, load_external_data=False).graph  # the source's weights may be in another file
 
 
 def _operators(level: str, graph: onnx.GraphProto) -> Operators:
@@ -192,12 +187,12 @@ def _operators(level: str, graph: onnx.GraphProto) -> Operators:
 
 
 def label(node: onnx.NodeProto) -> str:
-    """The operator, and its layout where that is ONNX Runtime's own."""
+    """The operator, with its layout if it is ONNX Runtime's own."""
     return f"{node.op_type} (NCHWc)" if node.domain == _BLOCKED else str(node.op_type)
 
 
 def _inside(node: onnx.NodeProto) -> tuple[str, ...]:
-    """What a convolution does besides: a fused Add, a fused activation."""
+    """Operators fused into a convolution: Add, activation."""
     activation = next((item.s.decode() for item in node.attribute if item.name == "activation"), "")
     may_add = node.op_type == "FusedConv" or node.domain == _BLOCKED
     has_sum = may_add and len(node.input) > _SUM_INPUT and bool(node.input[_SUM_INPUT])
@@ -205,7 +200,7 @@ def _inside(node: onnx.NodeProto) -> tuple[str, ...]:
 
 
 def _example(before: onnx.GraphProto, float_after: onnx.GraphProto, int8_after: onnx.GraphProto) -> Chain | None:
-    """The first convolution with the nodes after it, or None if it is not found in all graphs."""
+    """The first convolution with the nodes after it, or None if not found in all graphs."""
     first = next((node for node in before.node if node.op_type == "Conv"), None)
     if first is None:
         return None
@@ -218,7 +213,7 @@ def _example(before: onnx.GraphProto, float_after: onnx.GraphProto, int8_after: 
 
 
 def _followed(graph: onnx.GraphProto, node: onnx.NodeProto) -> list[onnx.NodeProto]:
-    """The node, and the BatchNormalization and ReLU that are its only reader."""
+    """The node, and the BatchNormalization and ReLU that are its only readers."""
     chain = [node]
     while True:
         readers = [reader for reader in graph.node if chain[-1].output[0] in reader.input]
@@ -228,7 +223,7 @@ def _followed(graph: onnx.GraphProto, node: onnx.NodeProto) -> list[onnx.NodePro
 
 
 def _node_of(names: Sequence[str], graph: onnx.GraphProto) -> onnx.NodeProto | None:
-    """The convolution that carries the longest of the names: fusions keep parts of the names of what they ate."""
+    """The convolution with the longest of these names, because fusions preserve parts of the names."""
     convolutions = [node for node in graph.node if node.op_type in _CONVOLUTIONS]
     best = max(convolutions, key=lambda node: _longest(names, (node.name, *node.input, *node.output)), default=None)
     if best is None or not _longest(names, (best.name, *best.input, *best.output)):

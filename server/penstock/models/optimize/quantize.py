@@ -1,8 +1,4 @@
-"""A float graph to QDQ graphs, by onnxruntime.quantization: weights per channel, activations by measured ranges.
-
-Activations are uint8 with a zero point: ONNX Runtime's kernels want that form, and a ReLU vanishes into the lower end
-of the range (ONNX Runtime 1.31, ResNet-50, a CPU with AVX512-VNNI, batch 1: 3.2 times as fast as float).
-"""
+"""Quantizes a float graph to QDQ: weights per channel, uint8 activations with a zero point by measured ranges."""
 
 import contextlib
 import copy
@@ -27,8 +23,8 @@ from penstock.engines.ort_serving.session import ORT_ERRORS, ort_error_text
 from penstock.models.optimize.source import OptimizeError
 from penstock.protocol.inference import Array
 
-LOWEST_OPSET, OPSET = 13, 17  # a scale a channel came with 13; 17 is what the oldest engine that we name still reads
-QUANTIZABLE_OPS = tuple(sorted({*QLinearOpsRegistry, *QDQRegistry}))  # the quantiser's default
+LOWEST_OPSET, OPSET = 13, 17  # per-channel scales need 13; 17 is the newest for the oldest supported engine
+QUANTIZABLE_OPS = tuple(sorted({*QLinearOpsRegistry, *QDQRegistry}))  # the quantizer's default
 WEIGHTED_OPS = ("Conv", "ConvTranspose", "Gemm", "MatMul")
 PERCENTILE = 99.99
 
@@ -36,7 +32,7 @@ Feed = dict[str, Array]  # a session's input by name
 
 
 class Ranges(StrEnum):
-    """How a tensor's range is chosen from what calibration saw of it."""
+    """How a tensor's range is derived from its calibration values."""
 
     MINMAX = "minmax"
     PERCENTILE = "percentile"
@@ -51,10 +47,7 @@ _METHODS = {
 
 
 def prepare_graph(model_file: Path, target: Path) -> None:
-    """Writes target: the graph at opset 13 or later, constants and normalisations folded, every node named.
-
-    Raises OptimizeError where it cannot be read or raised to an opset that has scales.
-    """
+    """Writes target: the graph at opset 13 or later, with folded constants and named nodes. Raises OptimizeError."""
     try:
         model = onnx.load(model_file)
         opset = next(item.version for item in model.opset_import if item.domain in ("", "ai.onnx"))
@@ -73,7 +66,7 @@ def prepare_graph(model_file: Path, target: Path) -> None:
 def measure_ranges(
     prepared: Path, feeds: Iterable[Feed], ranges: Ranges, on_picture: Callable[[], None]
 ) -> TensorsData:
-    """The range of every tensor of the file that may be quantised, over the feeds, of which one is looked at a time."""
+    """Ranges of all quantizable tensors over the feeds, which are processed one at a time."""
     method, options = _METHODS[ranges]
     with tempfile.TemporaryDirectory(prefix="penstock-optimize.") as folder, contextlib.redirect_stdout(io.StringIO()):
         calibrator = create_calibrator(
@@ -91,15 +84,12 @@ def measure_ranges(
 
 
 def for_onnxruntime(prepared: Path, ranges: TensorsData, left_float: Collection[str]) -> onnx.ModelProto:
-    """uint8 activations. left_float: names of nodes that are not quantised."""
+    """Quantized model with uint8 activations. left_float: names of nodes that are not quantized."""
     return _quantize(prepared, ranges, left_float)
 
 
 def behind_the_last_weights(graph: onnx.GraphProto) -> tuple[frozenset[str], frozenset[str]]:
-    """(names of the nodes on the way from the last weighted nodes to the outputs, names of those weighted nodes).
-
-    Sigmoids, softmaxes and the concatenation of a detector's heads: few operations, which spread an error wide.
-    """
+    """Names of the nodes after the last weighted nodes, and names of those: few nodes with a large effect on errors."""
     producers = {name: node for node in graph.node for name in node.output}
     tail: set[str] = set()
     last: set[str] = set()
@@ -123,7 +113,7 @@ def _quantize(prepared: Path, ranges: TensorsData, left_float: Collection[str]) 
         reduce_range=False,
         weight_qType=QuantType.QInt8,
         activation_qType=QuantType.QUInt8,
-        tensors_range=copy.deepcopy(ranges),  # it is changed by what follows
+        tensors_range=copy.deepcopy(ranges),  # modified by the quantizer
         nodes_to_quantize=[],
         nodes_to_exclude=sorted(left_float),
         op_types_to_quantize=list(QUANTIZABLE_OPS),
@@ -139,7 +129,7 @@ def _quantize(prepared: Path, ranges: TensorsData, left_float: Collection[str]) 
 
 @contextlib.contextmanager
 def _quiet_logging() -> Iterator[None]:
-    """It tells the root logger of every bias whose scale it corrects, which is no news to a person."""
+    """Silences warnings to the root logger about each corrected bias scale."""
     root = logging.getLogger()
     level = root.level
     root.setLevel(logging.ERROR)
@@ -150,7 +140,6 @@ def _quiet_logging() -> Iterator[None]:
 
 
 def _name_nodes(graph: onnx.GraphProto) -> None:
-    """What is left float is said by name, and not every exporter gives one."""
     taken = {node.name for node in graph.node}
     for number, node in enumerate(graph.node):
         if not node.name:
@@ -161,12 +150,10 @@ def _name_nodes(graph: onnx.GraphProto) -> None:
 
 
 class _SingleFeed:
-    """One feed, as the calibrators read it."""
-
     def __init__(self, feed: Feed) -> None:
         self._feed: Feed | None = feed
 
     def get_next(self) -> Feed | None:
-        """The feed at the first call."""
+        """The feed at the first call, then None."""
         feed, self._feed = self._feed, None
         return feed

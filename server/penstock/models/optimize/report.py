@@ -1,4 +1,4 @@
-"""The report of an optimization, as values, as JSON and as the MODEL.md of the new model folder."""
+"""The report of an optimization: values, JSON, and MODEL.md of the new model folder."""
 
 import re
 import shutil
@@ -20,20 +20,17 @@ RANDOM_WEIGHTS = "random weights: accuracy means nothing, not judged"
 
 @dataclass(frozen=True, slots=True)
 class Evaluation:
-    """INT8 against float on the held-out pictures.
-
-    float_map, int8_map: mAP@0.5 over those of them whose truth is known, `with_truth` in number; None without any.
-    """
+    """INT8 compared with float on the held-out pictures."""
 
     agreement: Agreement
-    with_truth: int = 0
-    float_map: float | None = None
+    with_truth: int = 0  # number of pictures with ground truth
+    float_map: float | None = None  # mAP@0.5; None without ground truth
     int8_map: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Trial:
-    """A quantisation variant. agreement: with float on the calibration pictures; None if not measured."""
+    """A quantization variant. agreement: with float on the calibration pictures; None if not measured."""
 
     ranges: Ranges
     left_float: tuple[str, ...]
@@ -85,7 +82,7 @@ def losses(judgement: Evaluation) -> list[str]:
 
 
 def as_json(report: OptimizationReport) -> dict[str, object]:
-    """Everything, derived figures too, in plain values."""
+    """All values as plain JSON types, with derived figures."""
     plain = asdict(report)
     plain["warnings"] = list(report.warnings)
     plain["judgement"] = evaluation_json(report.judgement)
@@ -101,7 +98,7 @@ def as_json(report: OptimizationReport) -> dict[str, object]:
 
 
 def evaluation_json(judgement: Evaluation | None) -> dict[str, object] | None:
-    """With what the agreement is of, its share, and of boxes how many are lost and new."""
+    """As JSON, with derived figures of the agreement."""
     if judgement is None:
         return None
     found = judgement.agreement
@@ -118,7 +115,7 @@ OPTIMIZED_FROM = "optimized-from"
 
 
 def write_folder(source: SourceModel, report: OptimizationReport, staged: Path) -> None:
-    """config.pbtxt, labels and MODEL.md beside the files that are there already. Raises OSError."""
+    """Writes config.pbtxt, labels and MODEL.md beside the existing files. Raises OSError."""
     (staged / "config.pbtxt").write_text(config_text(source, report.name), encoding="utf-8")
     for labels in source.folder.glob("labels*.txt"):
         shutil.copyfile(labels, staged / labels.name)
@@ -126,7 +123,7 @@ def write_folder(source: SourceModel, report: OptimizationReport, staged: Path) 
 
 
 def config_text(source: SourceModel, name: str) -> str:
-    """The float model's text, edited, if it parses to the wanted config; else the config as protobuf text."""
+    """The float model's config.pbtxt, edited; or the config as protobuf text if the edit does not give it."""
     wanted = _config(source, name)
     text = (source.folder / "config.pbtxt").read_text(encoding="utf-8")
     text = re.sub(r'(?m)^name\s*:\s*"[^"]*"', f'name: "{name}"', text)
@@ -161,7 +158,7 @@ def _parameter(source: SourceModel) -> dict[str, str]:
 
 
 def facts(source: SourceModel, report: OptimizationReport) -> str:
-    """MODEL.md."""
+    """The text of MODEL.md."""
     title = f"# {report.name}" + (": RANDOM WEIGHTS, answers mean nothing" if source.has_random_weights else "")
     return f"""\
 {title}
@@ -186,7 +183,7 @@ def facts(source: SourceModel, report: OptimizationReport) -> str:
 
 
 def licence(folder: Path) -> str:
-    """What the float model's page says, with a colon before it."""
+    """The licence row of the float model's MODEL.md, after a colon; else empty."""
     try:
         page = (folder / "MODEL.md").read_text(encoding="utf-8")
     except OSError:
@@ -211,7 +208,7 @@ def _accuracy(report: OptimizationReport) -> str:
 
 
 def evaluation_lines(judgement: Evaluation) -> list[str]:
-    """The accuracy as sentences; mAP first where the truth is known."""
+    """The accuracy as sentences; mAP first if known."""
     found = judgement.agreement
     lines = []
     if judgement.float_map is not None and judgement.int8_map is not None:
@@ -244,7 +241,7 @@ instructions: {instructions_text(report)}.
 
 
 def instructions_text(report: OptimizationReport) -> str:
-    """The CPU's instructions for 8-bit products, in words."""
+    """The CPU's 8-bit instruction sets as text."""
     if report.int8_instructions is None:
         return "unknown"
     return ", ".join(report.int8_instructions) or "none"

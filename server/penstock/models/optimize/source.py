@@ -1,4 +1,4 @@
-"""The float model, its sessions as the engine opens them, and the pictures that calibrate and evaluate."""
+"""The float model, its sessions with the engine's options, and the pictures for calibration and evaluation."""
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -31,22 +31,22 @@ class OptimizeError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """step(what, count): a step with so many parts begins. advance(): one of its parts is done."""
+    """step(what, count): a step of `count` parts begins. advance(): one part is done."""
 
     step: Callable[[str, int], None]
     advance: Callable[[], None]
 
 
-WEIGHTS, RANDOM = "weights", "random"  # the parameter of config.pbtxt that marks weights that mean nothing
+WEIGHTS, RANDOM = "weights", "random"  # parameter in config.pbtxt: weights without meaning
 PRECISION = "precision"
-CPU_INSTANCES = 2  # Triton's default for ONNX models on the CPU, where the config names no instances
+CPU_INSTANCES = 2  # Triton's default for ONNX models on the CPU
 _LARGER_BATCH = 8
 _KINDS = model_config_pb2.ModelInstanceGroup
 
 
 @dataclass(frozen=True, slots=True)
 class SourceModel:
-    """A vision model that ONNX Runtime serves. path: the ONNX file of its newest version; proto: config.pbtxt, all."""
+    """A vision model in ONNX format. path: of the newest version. proto: all of config.pbtxt."""
 
     name: str
     folder: Path
@@ -61,13 +61,13 @@ class SourceModel:
 
     @property
     def batch_sizes(self) -> tuple[int, ...]:
-        """What speed is measured at: 1, and a larger batch where the model takes one of a fixed size."""
+        """Batch sizes for speed measurements: 1, and a larger one if the model's input size is fixed."""
         larger = min(_LARGER_BATCH, self.config.max_batch_size)
         return (1, larger) if larger > 1 and self.card.prepare_spec.width else (1,)
 
 
 def read_source(folder: Path) -> SourceModel:
-    """The model of a folder. Raises OptimizeError where it is none that can be optimised here, and says why."""
+    """The model of a folder. Raises OptimizeError if it cannot be optimised here."""
     path = folder / "config.pbtxt"
     try:
         config = read_config(path)
@@ -97,17 +97,16 @@ def read_source(folder: Path) -> SourceModel:
 
 
 def _require_float(name: str, file: Path) -> None:
-    """Whatever config.pbtxt says of it."""
     try:
         is_8_bit = is_quantised(file)
     except (DecodeError, OSError):
-        return  # opening it says what is wrong with it
+        return  # opening it reports the problem
     if is_8_bit:
         raise OptimizeError(f"model {name!r} computes in 8 bits already: start from the float32 original")
 
 
 def engine_config(proto: model_config_pb2.ModelConfig) -> dict[str, Any]:
-    """The config as the engine's session code reads it: Triton's JSON, with Triton's instances where it names none."""
+    """The config as Triton's JSON, with Triton's default instances."""
     full = model_config_pb2.ModelConfig()
     full.CopyFrom(proto)
     if not full.instance_group:
@@ -117,7 +116,7 @@ def engine_config(proto: model_config_pb2.ModelConfig) -> dict[str, Any]:
 
 
 def engine_options(source: SourceModel) -> ort.SessionOptions:
-    """Threads, spinning and graph level as an instance of the model has them on this machine's CPU."""
+    """The session options of one engine instance on this machine's CPU."""
     config = engine_config(source.proto)
     try:
         return session_options(config, thread_budget(config))
@@ -146,7 +145,7 @@ MOST_CALIBRATING = 64  # ranges change little after some dozens; their arrays st
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """A picture. array: what one engine call gets, batch axis and all where the model has one."""
+    """A picture. array: the input of one engine call, with batch axis if the model has one."""
 
     path: Path
     array: Array
@@ -156,7 +155,7 @@ class Sample:
 
 @dataclass(frozen=True, slots=True)
 class Split:
-    """Which pictures calibrate and which are held out to judge. unreadable: left out, a sentence each."""
+    """Pictures for calibration and for evaluation. unreadable: one sentence each."""
 
     calibrating: tuple[Path, ...]
     held_out: tuple[Path, ...]
@@ -164,11 +163,7 @@ class Split:
 
 
 def split_pictures(paths: Sequence[Path], source: SourceModel, on_picture: Callable[[], None]) -> Split:
-    """Every picture is tried once; of the readable ones every second calibrates, up to MOST_CALIBRATING.
-
-    Those that calibrate lie evenly over the folder, since names that follow each other are often alike. Raises
-    OptimizeError where fewer than FEWEST_PICTURES can be read.
-    """
+    """Every second readable picture calibrates, up to MOST_CALIBRATING. Raises OptimizeError if there are too few."""
     readable: list[Path] = []
     unreadable: list[str] = []
     for path in paths:
@@ -193,7 +188,7 @@ def split_pictures(paths: Sequence[Path], source: SourceModel, on_picture: Calla
 
 
 def read_sample(path: Path, source: SourceModel) -> Sample:
-    """One picture through the gateway's own decoding and preprocessing. Raises OSError and InferenceError."""
+    """One picture, decoded and preprocessed as by the gateway. Raises OSError and InferenceError."""
     spec = source.card.prepare_spec
     decoded = decode(path.read_bytes(), spec.color, at_least=least_decoded_size(spec))
     array, geometry = prepare(decoded, spec)
@@ -203,5 +198,5 @@ def read_sample(path: Path, source: SourceModel) -> Sample:
 
 
 def read_samples(paths: Sequence[Path], source: SourceModel) -> Iterator[Sample]:
-    """One after the other: what is held out may be more than memory holds."""
+    """Samples one by one, because all may not fit into memory."""
     return (read_sample(path, source) for path in paths)

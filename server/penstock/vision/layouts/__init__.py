@@ -1,1 +1,1 @@
-"""Output layouts: one module for each way in which models encode their results."""
+"""Output layouts: one module for each encoding of model outputs."""

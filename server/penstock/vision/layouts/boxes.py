@@ -1,4 +1,4 @@
-"""A detector that answers boxes itself: outputs `boxes`, `scores`, `class_ids`."""
+"""Detectors that output boxes directly: `boxes`, `scores`, `class_ids`."""
 
 import numpy as np
 
@@ -8,10 +8,7 @@ from penstock.vision.preprocess import Geometry
 
 
 def parse_boxes(outputs: Outputs, options: ParserOptions, geometry: Geometry) -> Detections:
-    """boxes (n, 4) xyxy in network pixels, scores (n,), class_ids (n,) an image.
-
-    Rows that only fill up a batch have a score of 0, or any at or under pre-cluster-threshold. Raises EngineFailed.
-    """
+    """Parses boxes (n, 4) xyxy in network pixels, scores (n,), class_ids (n,). Raises EngineFailed."""
     xyxy = outputs.floats("boxes", rank=2)
     score = outputs.floats("scores", rank=1)
     class_id = outputs.integers("class_ids", rank=1)

@@ -1,7 +1,7 @@
-"""A heat map of objects' middles, and the distances to their edges: two outputs over one grid of cells.
+"""Detectors with a heatmap of object centres and the distances to the box's edges, over one grid.
 
-`heatmap` holds a logit a class and cell; `distances` the logarithms of the ways, in cells, from the cell's middle to
-the box's left, top, right and bottom edge. A box comes from each cell whose score none of its eight neighbours exceeds.
+`heatmap` has a logit per class and cell. `distances` has the logarithms of the distances, in cells, from the cell's
+centre to the left, top, right and bottom edge. Each local maximum of 3 x 3 cells gives a box.
 """
 
 import numpy as np
@@ -13,12 +13,12 @@ from penstock.vision.preprocess import Geometry
 
 HEATMAP, DISTANCES = "heatmap", "distances"
 
-_LOGARITHMS = (-20.0, 20.0)  # exp() of what lies beyond would say no more about a picture
+_LOGARITHMS = (-20.0, 20.0)  # clipped: exp() beyond it has no meaning for a picture
 _LEAST_LOGIT = -60.0
 
 
 def parse_center_heatmap(outputs: Outputs, options: ParserOptions, geometry: Geometry) -> Detections:
-    """heatmap (classes, rows, columns) and distances (4, rows, columns) an image. Raises EngineFailed."""
+    """Parses one image's heatmap (classes, rows, columns) and distances (4, rows, columns). Raises EngineFailed."""
     heat = outputs.floats(HEATMAP, rank=3)
     distances = outputs.floats(DISTANCES, rank=3)
     _, rows, columns = heat.shape
@@ -34,7 +34,7 @@ def parse_center_heatmap(outputs: Outputs, options: ParserOptions, geometry: Geo
 
 
 def _is_peak(heat: FloatArray) -> npt.NDArray[np.bool_]:
-    """Where no neighbour of the same class is higher."""
+    """Whether no neighbour of the same class is higher."""
     _, rows, columns = heat.shape
     padded = np.pad(heat, ((0, 0), (1, 1), (1, 1)), constant_values=-np.inf)
     tallest = np.maximum.reduce([padded[:, :rows], padded[:, 1 : rows + 1], padded[:, 2:]])
@@ -44,7 +44,7 @@ def _is_peak(heat: FloatArray) -> npt.NDArray[np.bool_]:
 
 
 def _boxes(distances: FloatArray, row: IntArray, column: IntArray, size: tuple[int, int]) -> FloatArray:
-    """distances (4, n) as the network says them; (n, 4) xyxy in fractions of the network's image."""
+    """distances: (4, n) logarithms. Returns (n, 4) xyxy in fractions of the network's image."""
     reach = np.exp(np.clip(distances.astype(np.float64), *_LOGARITHMS))
     middle = np.stack([column + 0.5, row + 0.5])
     xyxy = np.concatenate([middle - reach[:2], middle + reach[2:]]).T

@@ -1,4 +1,4 @@
-"""Classifiers: one score a class."""
+"""Classifiers: one score per class."""
 
 import numpy as np
 
@@ -7,7 +7,7 @@ from penstock.vision.layouts.layout import Outputs, ParserOptions
 
 
 def parse_classification(outputs: Outputs, options: ParserOptions) -> Classes:
-    """The topk best classes of the model's first output, (classes,) an image; equal scores by class. EngineFailed."""
+    """The topk best classes of the first output, (classes,) per image; ties by class id. Raises EngineFailed."""
     score = outputs.floats(options.output_names[0], rank=1)
     if options.has_softmax:
         score = _softmax(score)
@@ -20,11 +20,7 @@ def parse_classification(outputs: Outputs, options: ParserOptions) -> Classes:
 
 
 def _best(score: FloatArray, topk: int | None) -> IntArray:
-    """The classes in the order of their scores, equal ones by class; topk of them where it is not None.
-
-    To sort a thousand takes 40 us; only what is as good as the topk-th is sorted. Arrays' methods: numpy's functions
-    of the same names take as long again to come to them.
-    """
+    """The topk (None: all) class ids by descending score, ties by class id. Partitioning is faster than a full sort."""
     if topk is None or topk >= len(score):
         return (-score).argsort(kind="stable")
     parted, least = score.copy(), len(score) - topk

@@ -1,8 +1,7 @@
-"""FastestDet: one feature map, one box a cell.
+"""FastestDet: one feature map, one box per cell.
 
-Source: github.com/dog-qiuqiu/FastestDet at 50473cd1. The network ends in its own sigmoid (objectness) and softmax
-(classes); score = objectness^0.6 * class^0.4, centre = (cell + tanh(offset)) / cells, size = sigmoid, all in fractions
-of the image.
+Source: github.com/dog-qiuqiu/FastestDet at 50473cd1. The network applies sigmoid (objectness) and softmax (classes).
+score = objectness^0.6 * class^0.4, centre = (cell + tanh(offset)) / cells, size = sigmoid, in fractions of the image.
 """
 
 import numpy as np
@@ -16,7 +15,7 @@ _FIRST_CLASS = 5  # channel 0 is objectness, 1 to 4 the box
 
 
 def parse_fastestdet(outputs: Outputs, options: ParserOptions, geometry: Geometry) -> Detections:
-    """The model's first output, (5 + classes, rows, columns) an image. Raises EngineFailed."""
+    """Parses one image's first output, (5 + classes, rows, columns). Raises EngineFailed."""
     name = options.output_names[0]
     grid = outputs.floats(name, rank=3)
     channels, rows, columns = grid.shape
@@ -32,13 +31,13 @@ def parse_fastestdet(outputs: Outputs, options: ParserOptions, geometry: Geometr
 
 
 def _boxes(box: FloatArray, row: IntArray, column: IntArray, size: tuple[int, int]) -> FloatArray:
-    """box (4, n): offset x, offset y, width, height as the network says them; (n, 4) xyxy in fractions."""
+    """box: (4, n) raw offset x, offset y, width, height. Returns (n, 4) xyxy in fractions of the image."""
     offset, side = np.tanh(box[:2].astype(np.float64)), _sigmoid(box[2:].astype(np.float64))
     centre = (np.stack([column, row]) + offset) / np.array([[size[1]], [size[0]]])
     return np.concatenate([centre - side / 2, centre + side / 2]).T.astype(np.float32)
 
 
 def _sigmoid(values: FloatArray) -> FloatArray:
-    """By tanh, which does not overflow."""
+    """Uses tanh, which does not overflow."""
     halves: FloatArray = 0.5 * (1.0 + np.tanh(0.5 * values))
     return halves

@@ -1,4 +1,4 @@
-"""What output layouts share: options, validated outputs, non-maximum suppression and the last steps of detectors."""
+"""Common parts of output layouts: options, validated outputs, non-maximum suppression, final steps of detectors."""
 
 import math
 from collections.abc import Callable
@@ -13,19 +13,14 @@ from penstock.protocol.inference import Array, Datatype, Detections, FloatArray,
 
 @dataclass(frozen=True, slots=True)
 class ParserOptions:
-    """Thresholds in nvinfer's words; a detector reads its three, a classifier its two.
+    """Post-processing options, named as in nvinfer."""
 
-    output_names: the model's outputs, in config.pbtxt's order. pre_cluster_threshold: boxes at or under this score go
-    before the suppression. topk: results kept, the best first; None for all. classifier_threshold: classes under this
-    score go. has_softmax: the scores are logits.
-    """
-
-    output_names: tuple[str, ...]
-    pre_cluster_threshold: float = 0.2
+    output_names: tuple[str, ...]  # in config.pbtxt's order
+    pre_cluster_threshold: float = 0.2  # boxes with at most this score are dropped before the suppression
     nms_iou_threshold: float = 0.3
-    topk: int | None = None
-    classifier_threshold: float = -math.inf
-    has_softmax: bool = False
+    topk: int | None = None  # maximum results; None for all
+    classifier_threshold: float = -math.inf  # classes below it are dropped
+    has_softmax: bool = False  # the scores are logits
 
 
 _FLOAT_TYPES = {Datatype.FP16, Datatype.FP32, Datatype.FP64, Datatype.BF16}
@@ -34,20 +29,17 @@ _INTEGER_TYPES = {datatype for datatype in Datatype if "INT" in datatype}
 
 @dataclass(frozen=True, slots=True)
 class Outputs:
-    """The outputs of one image. row: its index in the batch, or None if the response has no batch dimension.
-
-    Every accessor raises EngineFailed, naming model, version and output, where the answer breaks the promise.
-    """
+    """The outputs of one image. Methods raise EngineFailed if an output is not as expected."""
 
     response: InferResponse
-    row: int | None
+    row: int | None  # index in the batch; None without a batch dimension
 
     def floats(self, name: str, rank: int) -> FloatArray:
         """One image's part of a float output: `rank` dimensions, float32, finite."""
         tensor = self._tensor(name, _FLOAT_TYPES)
         array = self._part(tensor, rank)
         if array.dtype != np.float32:
-            with np.errstate(over="ignore"):  # a float64 past float32's range becomes inf, which is refused below
+            with np.errstate(over="ignore"):  # a float64 beyond float32's range becomes inf, which is rejected below
                 array = array.astype(np.float32)
         if not np.isfinite(array).all():
             raise self.broken(name, f"has {int(np.count_nonzero(~np.isfinite(array)))} values that are NaN or infinite")
@@ -58,11 +50,11 @@ class Outputs:
         return self._part(self._tensor(name, _INTEGER_TYPES), rank).astype(np.int64, copy=False)
 
     def refuse(self, name: str, array: Array, wanted: str) -> EngineFailed:
-        """The error for one image's part that has the wrong shape."""
+        """The error for a part of the wrong shape."""
         return self.broken(name, f"has shape {list(array.shape)} for one image; {wanted} was expected")
 
     def broken(self, name: str, what: str) -> EngineFailed:
-        """The error for an output that breaks the promise; what: how, as the rest of a sentence."""
+        """The error for an unexpected output. what: the rest of the sentence."""
         version = self.response.model_version or "?"
         return EngineFailed(f"model {self.response.model_name!r} version {version}: output {name!r} {what}")
 
@@ -81,7 +73,7 @@ class Outputs:
         return tensor
 
     def _part(self, tensor: Tensor, rank: int) -> Array:
-        """Four cases: no batch axis / one of rows / the only row / trailing ones, as (N, classes, 1, 1)."""
+        """Without a batch axis, one of rows, the only row, or with trailing dimensions of 1: (N, classes, 1, 1)."""
         array = tensor.to_numpy()
         has_batch_axis = self.row is not None or array.shape[:1] == (1,)
         while array.ndim > rank + has_batch_axis and array.shape[-1] == 1:
@@ -101,10 +93,7 @@ MAX_CANDIDATES = 1024
 
 
 def non_maximum_suppression(xyxy: FloatArray, score: FloatArray, class_id: IntArray, iou_threshold: float) -> IntArray:
-    """Indices of the boxes to keep, by falling score: greedy, of two boxes of a class over the threshold the better.
-
-    xyxy (n, 4) in any unit, score (n,), class_id (n,). Of more than 1,024 boxes the best 1,024 take part.
-    """
+    """Indices of the selected boxes by descending score: greedy, per class, among the best MAX_CANDIDATES."""
     order = np.argsort(-score, kind="stable")[:MAX_CANDIDATES]
     boxes, classes = xyxy[order].astype(np.float64), class_id[order]
     areas = _areas(boxes)
@@ -126,7 +115,7 @@ def _areas(boxes: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
 def _overlaps(
     box: npt.NDArray[np.float64], area: float, others: npt.NDArray[np.float64], areas: npt.NDArray[np.float64]
 ) -> npt.NDArray[np.float64]:
-    """Intersection over union; 0 where both boxes are empty."""
+    """Intersection over union; 0 if both boxes are empty."""
     low, high = np.maximum(box[:2], others[:, :2]), np.minimum(box[2:], others[:, 2:])
     sides = np.clip(high - low, 0.0, None)
     shared = sides[:, 0] * sides[:, 1]
@@ -142,10 +131,7 @@ def finish_detections(
     options: ParserOptions,
     to_source: Callable[[FloatArray], FloatArray],
 ) -> Detections:
-    """xyxy (n, 4) in any unit that to_source takes, score (n,), class_id (n,), in any order.
-
-    Suppression sees the boxes before they are clipped to the source; those that lie outside of it are dropped after.
-    """
+    """Detections after threshold, suppression and topk, in source pixels; suppression precedes clipping."""
     is_candidate = score > options.pre_cluster_threshold
     xyxy, score, class_id = xyxy[is_candidate], score[is_candidate], class_id[is_candidate]
     selected = non_maximum_suppression(xyxy, score, class_id, options.nms_iou_threshold)

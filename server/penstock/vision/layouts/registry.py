@@ -1,8 +1,4 @@
-"""Registry of output layouts, by the names that `parse-bbox-func-name` and `parse-classifier-func-name` give.
-
-A detector layout is a function (Outputs, ParserOptions, Geometry) → Detections, a classifier layout a function
-(Outputs, ParserOptions) → Classes. To add one, write its module and add it here, or see docs/extend.md.
-"""
+"""Output layouts by their name in a model's parameters. docs/extend.md explains how to add one."""
 
 import functools
 import os
@@ -31,18 +27,17 @@ LAYOUTS_VARIABLE = "PENSTOCK_LAYOUTS"
 
 
 def user_layouts() -> tuple[str, ...]:
-    """The names `module:function` that models may use. Only the operator sets the variable: a model's parameters, which
-    the API can override in a load request, never decide what is imported."""
+    """The allowed `module:function` names. From the environment, as clients can override a model's parameters."""
     return tuple(filter(None, map(str.strip, os.environ.get(LAYOUTS_VARIABLE, "").split(","))))
 
 
 def detector_parser(name: str) -> DetectorParser:
-    """Raises ExtensionError for a user's layout that cannot be loaded."""
+    """Raises ExtensionError if a user's layout cannot be loaded."""
     return DETECTOR_PARSERS.get(name) or _user_layout(name)
 
 
 def classifier_parser(name: str) -> ClassifierParser:
-    """Raises ExtensionError for a user's layout that cannot be loaded."""
+    """Raises ExtensionError if a user's layout cannot be loaded."""
     return CLASSIFIER_PARSERS.get(name) or _user_layout(name)
 
 

@@ -1,7 +1,6 @@
-"""Triton's Python-based backend `onnxruntime`: serves models written for NGC's C++ backend of that name, on the CPU.
+"""Triton's Python-based backend `onnxruntime`: serves models of NGC's C++ backend of that name, on the CPU.
 
-Runs in Triton's interpreter, one process per model instance. Triton puts this folder on sys.path; the Triton runtime
-copies ort_serving/ and row_trial.py beside this file.
+Runs in Triton's interpreter, one process per instance, with ort_serving/ and row_trial.py beside this file.
 """
 
 import json
@@ -38,8 +37,8 @@ from ort_serving.session import (
 )
 from ort_serving.threads import thread_budget
 
-MIN_RUN_TO_CHECK_CANCELLATION_S = 0.005  # asking costs a round trip to Triton of 0.04 to 0.2 ms a request
-RUN_TIME_DECAY = 0.9  # a run: those that queued behind a slow one are asked, too
+MIN_RUN_TO_CHECK_CANCELLATION_S = 0.005  # the check is a round trip to Triton of 0.04 to 0.2 ms per request
+RUN_TIME_DECAY = 0.9  # per run: also covers requests that waited for a slow run
 
 
 class TritonPythonModel:
@@ -47,7 +46,7 @@ class TritonPythonModel:
 
     @staticmethod
     def auto_complete_config(auto_complete_model_config: Any) -> Any:
-        """Triton's ModelConfig, completed from the ONNX file where it names no inputs or no outputs."""
+        """Triton's ModelConfig, completed from the ONNX file if it has no inputs or no outputs."""
         config = auto_complete_model_config.as_dict()
         try:
             refuse_numpy_2(np.__version__)
@@ -59,7 +58,7 @@ class TritonPythonModel:
         return auto_complete_model_config
 
     def initialize(self, args: dict[str, str]) -> None:
-        """Open the session; raises with one sentence where the model cannot be served as configured."""
+        """Opens the session. Raises with one sentence if the model cannot be served as configured."""
         self._name = args["model_name"]
         self._recent_run_s = 0.0
         try:
@@ -86,7 +85,7 @@ class TritonPythonModel:
         return BatchRunner(model.run, is_batching=self._may_merge(model, path, config))
 
     def _may_merge(self, model: OrtModel, path: Path, config: Config) -> bool:
-        """Whether requests that Triton passes together may share a run. Logs why not."""
+        """Whether requests of one execute() may share a run. Logs why not."""
         if config["max_batch_size"] < 2 or "dynamic_batching" not in config:
             return False  # Triton passes them one by one
         if why := _why_not_merged(model, path, config):
@@ -97,7 +96,7 @@ class TritonPythonModel:
         """One response per request, in order."""
         try:
             return self._respond(requests)
-        except Exception as error:  # noqa: BLE001  the root: Triton would send the client a traceback
+        except Exception as error:  # noqa: BLE001  root: Triton would send the client a traceback
             pb_utils.Logger.log_error(f"model '{self._name}': {error!r}")
             sentence = f"model '{self._name}': {type(error).__name__} in the onnxruntime backend, see the server's log"
             return [_error_response(sentence, pb_utils.TritonError.INTERNAL) for _ in requests]
@@ -111,7 +110,7 @@ class TritonPythonModel:
         return [self._response(answers.get(i)) for i in range(len(requests))]
 
     def _uncancelled(self, requests: Sequence[Any]) -> list[int]:
-        """The places of the requests to run: cancelled ones are left out where a run costs more than asking."""
+        """Indices of the requests to run. Checks for cancellation only if a run costs more than the checks."""
         if self._recent_run_s < MIN_RUN_TO_CHECK_CANCELLATION_S * len(requests):
             return list(range(len(requests)))
         return [i for i, request in enumerate(requests) if not request.is_cancelled()]
@@ -126,7 +125,7 @@ class TritonPythonModel:
 
 
 def refuse_numpy_2(version: str) -> None:
-    """LoadError for a numpy with which Triton 2.51's Python backend answers outputs of 0 bytes and no error."""
+    """Raises OrtLoadError for a numpy with which Triton 2.51's Python backend returns empty outputs silently."""
     if not version.startswith("1."):
         raise OrtLoadError(
             f"Triton's Python backend returns empty outputs with numpy {version}: "
@@ -135,7 +134,7 @@ def refuse_numpy_2(version: str) -> None:
 
 
 def _why_not_merged(model: OrtModel, path: Path, config: Config) -> str:
-    """Why not, by the configuration, a trial and the graph; empty if rows follow the batch."""
+    """Why not, by configuration, trial and graph; empty if rows follow the batch."""
     try:
         says = row_trial.declared(parameter(config, row_trial.PARAMETER))
     except ValueError as error:

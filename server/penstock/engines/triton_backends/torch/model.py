@@ -1,8 +1,8 @@
 """Triton's Python-based backend `torch`: serves torch.export programs, on a GPU by CUDA graphs, or on the CPU.
 
-Runs in Triton's interpreter, one process per model instance: on a GPU one CUDA context and one MPS client. The Triton
-runtime copies torch_serving/ and row_trial.py beside this file. Tensors pass as DLPack, except encoded pictures. Triton
-also starts a process that only calls auto_complete_config, so torch is imported in `initialize`.
+Runs in Triton's interpreter, one process per instance, with torch_serving/ and row_trial.py beside this file. Tensors
+pass as DLPack, except encoded pictures. torch is imported in `initialize`, because auto_complete_config has its own
+process.
 """
 
 import gc
@@ -25,7 +25,7 @@ class TritonPythonModel:
 
     @staticmethod
     def auto_complete_config(auto_complete_model_config: Any) -> Any:
-        """Triton's ModelConfig, checked; this backend completes nothing: a program does not tell its tensors' names."""
+        """Triton's ModelConfig, checked but not completed, because a program does not name its tensors."""
         config = auto_complete_model_config.as_dict()
         try:
             refuse_numpy_2(engine_spec(config, is_gpu=False), np.__version__)
@@ -34,7 +34,7 @@ class TritonPythonModel:
         return auto_complete_model_config
 
     def initialize(self, args: dict[str, str]) -> None:
-        """Load, place and capture the program; raises with one sentence where it cannot be served as configured."""
+        """Loads and captures the program. Raises with one sentence if it cannot be served as configured."""
         self._name = args["model_name"]
         try:
             with _garbage_collected_once():
@@ -79,34 +79,34 @@ class TritonPythonModel:
             return self._put(self._pipeline, requests)
         try:
             return self._responses(self._instance.answer([self._ask(request) for request in requests]))
-        except Exception as error:  # noqa: BLE001  the root: Triton would send the client a traceback
+        except Exception as error:  # noqa: BLE001  root: Triton would send the client a traceback
             return self._failed(error, len(requests))
 
     def _put(self, pipeline: Pipeline, requests: Sequence[Any]) -> list[Any] | None:
         senders = [request.get_response_sender() for request in requests]
         try:
             pipeline.put([self._ask(request) for request in requests], senders)
-        except Exception as error:  # noqa: BLE001  the root, as in execute: none of these has begun
+        except Exception as error:  # noqa: BLE001  root, as in execute: none of these has begun
             return self._failed(error, len(requests))
         return None
 
     def _deliver(self, senders: Sequence[Any], outcomes: list[Outcome] | Exception) -> None:
-        """By the pipeline's thread: the answers of one batch, each sent though another's cannot be."""
+        """Sends the responses of one batch, in the pipeline's thread. A failure to send one does not affect others."""
         try:
             if isinstance(outcomes, Exception):
                 responses = self._failed(outcomes, len(senders))
             else:
                 responses = self._responses(outcomes)
-        except Exception as error:  # noqa: BLE001  the root: who is not answered here waits for ever
+        except Exception as error:  # noqa: BLE001  root: an unanswered client would wait forever
             responses = self._failed(error, len(senders))
         for sender, response in zip(senders, responses, strict=True):
             try:
                 sender.send(response, flags=pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL)
-            except Exception as error:  # noqa: BLE001  this one's root
+            except Exception as error:  # noqa: BLE001  root of this one
                 self._log(error)
 
     def finalize(self) -> None:
-        """What is in flight is answered before the instance goes."""
+        """Answers batches in flight, then ends the instance."""
         if getattr(self, "_pipeline", None) is not None:
             self._pipeline.close()
 
@@ -129,7 +129,7 @@ class TritonPythonModel:
         return pb_utils.InferenceResponse(tensors)
 
     def _failed(self, error: Exception, count: int) -> list[Any]:
-        """Answers for all of a batch. With a lost CUDA context the process ends: who supervises Triton replaces it."""
+        """Error responses for a batch. If the CUDA context is lost, the process ends and is replaced."""
         sentence = f"model '{self._name}': {type(error).__name__} in the torch backend, see the server's log"
         self._log(error)
         if self._is_broken(error):
@@ -142,7 +142,7 @@ class TritonPythonModel:
 
 
 def _why_not_merged(instance: Instance, spec: EngineSpec, config: Config, *, is_gpu: bool) -> str:
-    """Why not, by the configuration and a trial; empty if requests may share a run, or always come one by one."""
+    """Why not, by configuration and trial; empty if requests may share a run, or always come one by one."""
     if spec.max_batch_size < 2 or "dynamic_batching" not in config:
         return ""
     try:
@@ -163,10 +163,7 @@ def _why_not_merged(instance: Instance, spec: EngineSpec, config: Config, *, is_
 
 
 def refuse_numpy_2(spec: EngineSpec, version: str) -> None:
-    """LoadError for encoded pictures with a numpy for which the Python backend of Triton 2.51 was not built.
-
-    It then hands BYTES over as so many times their first byte, and the process dies of it.
-    """
+    """Raises TorchLoadError for encoded pictures with numpy 2: Triton 2.51 would pass wrong bytes and crash."""
     if spec.pictures is not None and not version.startswith("1."):
         raise TorchLoadError(
             f"image-decoder: engine needs numpy 1.26 in Triton's environment and {version} is in {sys.prefix}: "
@@ -176,8 +173,7 @@ def refuse_numpy_2(spec: EngineSpec, version: str) -> None:
 
 @contextmanager
 def _garbage_collected_once() -> Iterator[None]:
-    """What is made here mostly stays (PyTorch's modules, the program): going through it again and again takes a tenth
-    of a start's CPU time, and later 0.2 s amid serving."""
+    """Disables the garbage collector while loading: most objects stay. Saves CPU at start and 0.2 s pauses later."""
     gc.disable()
     try:
         yield
