@@ -1,7 +1,6 @@
-"""Requests that wait in a queue, ordered by priority, deadline and client. Sans-IO.
+"""Waiting requests, ordered by priority, deadline and client.
 
-A removed entry is only marked. The heaps drop marked entries when these reach the top, when there are too many of
-them, or when the queue is empty.
+Removed entries are marked, and dropped later. Sans-IO.
 """
 
 from collections import deque
@@ -14,7 +13,7 @@ from penstock.protocol.inference import CloseReason, EngineTimeFit
 
 
 class Stage(Enum):
-    """Where an entry is. GONE: not in the queue (not pushed, answered, dropped or cancelled)."""
+    """State of an entry. GONE: not in the queue (not pushed, answered, dropped or cancelled)."""
 
     QUEUE = "queue"
     BATCH = "batch"
@@ -23,11 +22,10 @@ class Stage(Enum):
 
 @dataclass(slots=True, eq=False)
 class Entry:
-    """One request in the queue, compared by identity.
+    """One request in the queue, compared by identity. Times in monotonic seconds.
 
-    key: requests with equal keys may share a batch; None for one that must go alone. rows: along axis 0. deadline:
-    monotonic seconds, or None. priority: 0 is served first. client: for fairness. The queue sets ahead (requests
-    that waited on arrival), stage, rank (order inside its priority, monotonic seconds) and number (order of arrival).
+    key: entries with equal keys may share a batch; None: must run alone. priority: 0 is served first. Set by the queue:
+    ahead (requests queued on arrival), stage, rank (order within the priority) and number.
     """
 
     key: Hashable
@@ -45,10 +43,7 @@ class Entry:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Batch:
-    """Entries of one engine call, in order.
-
-    busy: the model's other calls that ran when it was formed. expected_s: by the fit, or None.
-    """
+    """Entries of one engine call, in row order. busy: other calls of the model in flight. expected_s: by the fit."""
 
     number: int
     entries: tuple[Entry, ...]
@@ -60,13 +55,13 @@ class Batch:
     expected_s: float | None = None
 
 
-SLACK = 64  # marked entries that may stay in a heap beyond the number of waiting ones
+SLACK = 64  # marked entries that a heap may hold beyond the waiting ones
 
 Item = tuple[int, float, int, Entry]
 
 
 class Lane:
-    """Entries of one key, which may share a batch, by (priority, rank, number)."""
+    """Entries with one key, ordered by (priority, rank, number). They may share a batch."""
 
     __slots__ = ("entries", "items", "listed", "rows")
 
@@ -77,7 +72,7 @@ class Lane:
         self.listed: Entry | None = None  # the lane's entry in the heap of heads
 
     def head(self) -> Item | None:
-        """The first waiting one."""
+        """The first waiting entry."""
         items = self.items
         while items and items[0][3].stage is not Stage.QUEUE:
             heappop(items)
@@ -95,7 +90,7 @@ class ClientEntries:
         self.rows = 0
 
     def latest(self) -> Entry | None:
-        """Its last waiting one."""
+        """Its last waiting entry."""
         line = self.line
         while line and line[-1].stage is not Stage.QUEUE:
             line.pop()
@@ -103,7 +98,7 @@ class ClientEntries:
 
 
 class WaitingEntries:
-    """All waiting entries. Adding, removing and reading the first take microseconds, however many wait."""
+    """All waiting entries. Adding, removing and `first` take microseconds at any size."""
 
     def __init__(self) -> None:
         self.entries = 0
@@ -119,7 +114,7 @@ class WaitingEntries:
         return self.entries
 
     def __iter__(self) -> Iterator[Entry]:
-        """All of them, unordered."""
+        """All waiting entries, unordered."""
         return (item[3] for lane in self._lanes.values() for item in lane.items if item[3].stage is Stage.QUEUE)
 
     def add(self, entry: Entry) -> None:
