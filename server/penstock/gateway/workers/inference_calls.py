@@ -1,7 +1,7 @@
 """Inferences that workers and client processes send to the core.
 
-Those of workers wait in the core's queues without a task each: thousands arrive a second. Those of client processes
-are admitted and counted like gRPC requests.
+Those of workers wait in the core's queues without a task each, since thousands arrive per second. Those of client
+processes are admitted and counted like gRPC requests.
 """
 
 import asyncio
@@ -25,12 +25,12 @@ log = get_logger("core")
 
 
 class QueuedRequest(Protocol):
-    """A request that waits for its batch, or is in one. answer: set once; cancelled if the request was."""
+    """A request in the queue or a batch. answer: set once; cancelled with the request."""
 
     answer: "asyncio.Future[InferResponse]"
 
     def leave(self) -> CancelStage:
-        """Cancel it. Returns the stage in which it was."""
+        """Cancels it. Returns the stage in which it was."""
         ...
 
 
@@ -38,7 +38,7 @@ class CoreQueues(Protocol):
     """Forms batches; penstock.gateway.batching.batcher.BatcherPool is one."""
 
     def enter(self, request: InferRequest, *, client: str, priority: int = 0) -> QueuedRequest | None:
-        """The request in its queue; None if this process has no queue for its model. Raises InferenceError."""
+        """Queues the request; None if this process has no queue for its model. Raises InferenceError."""
         ...
 
 
@@ -49,10 +49,10 @@ def enqueue_call(
     ask: Infer,
     kept: "dict[int, QueuedCall]",
 ) -> bool:
-    """Put the inference into its queue; its answer, or the error at once, goes to the connection.
+    """Queues the inference; its answer or error is sent over the connection.
 
-    False if there is no queue for it; then nothing is sent. slab_partitions: with the memory of its tensors. kept:
-    calls by their number until they end.
+    Returns False, and sends nothing, if there is no queue for it. slab_partitions: memory of its tensors. kept:
+    unfinished calls by number.
     """
     with ReportFailures(line, ask.number):
         request = ask.request if slab_partitions is None else slab_partitions.in_full(ask.request, line)
@@ -64,7 +64,7 @@ def enqueue_call(
 
 
 class ReportFailures:
-    """Context manager that sends an error of a front's request to the front. The connection stays open.
+    """Context manager that sends an exception as the answer to this request.
 
     Unexpected errors are logged, and sent without details. A class, since `contextmanager` costs five times as much.
     """
@@ -76,7 +76,7 @@ class ReportFailures:
         self._number = number
 
     def __enter__(self) -> None:
-        """No value."""
+        """Does nothing."""
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
@@ -91,7 +91,7 @@ class ReportFailures:
 
 
 class QueuedCall:
-    """One inference of a front, answered over its connection; `cancel` works like a task's."""
+    """One queued inference of a worker. `cancel` works like a task's."""
 
     __slots__ = ("_kept", "_line", "_number", "_waiting")
 
@@ -102,7 +102,7 @@ class QueuedCall:
         waiting.answer.add_done_callback(self._send_answer)
 
     def cancel(self) -> None:
-        """Cancel it, and send the front its stage."""
+        """Cancels it, and sends the worker its stage."""
         if self._kept.pop(self._number, None) is not None:
             self._line.send(CancelledAt(self._number, self._waiting.leave()))
 
@@ -126,7 +126,7 @@ class InferencePlane(Protocol):
     async def infer_tensors(
         self, request: InferRequest, alone: Engine, *, client: str, priority: int = 0
     ) -> InferResponse | InferenceError:
-        """The model's answer, or the engine's error. Raises an InferenceError if there is neither."""
+        """The model's answer, or the engine's error. Raises InferenceError if there is neither."""
         ...
 
     def model_label(self, model_name: str) -> str:
@@ -138,15 +138,15 @@ class ClientCallRecorder(Protocol):
     """Counts inferences; penstock.gateway.metrics.Metrics is one."""
 
     def request_done(self, *, model: str, protocol: str, code: str, seconds: float) -> None:
-        """An inference was answered."""
+        """Counts an answered inference."""
         ...
 
     def rejected(self, reason: str) -> None:
-        """The gateway refused or failed an inference itself. reason: of the error's class."""
+        """Counts an inference that the gateway rejected or failed. reason: of the error's class."""
         ...
 
     def cancelled(self, protocol: str) -> None:
-        """The client left before the answer."""
+        """Counts an inference whose client left before the answer."""
         ...
 
 
@@ -161,7 +161,7 @@ class ClientProcessCalls:
         code_of: Callable[[InferenceError], str],
         slab_partitions: SlabPartitions | None = None,
     ) -> None:
-        """backend: runs what is not batched. code_of: gRPC's name of an error. slab_partitions: of the slab, if any."""
+        """backend: runs requests that are not batched. code_of: gRPC's name of an error."""
         self._plane = plane
         self._backend = backend
         self._record = record
@@ -169,10 +169,9 @@ class ClientProcessCalls:
         self._slab_partitions = slab_partitions
 
     async def infer(self, ask: Infer, *, peer: Hashable, client: str) -> InferResponse:
-        """The answer; always counted. Raises of the InferenceError tree.
+        """The answer; always counted. Raises InferenceError.
 
-        peer: in whose part of the slab its tensors may lie. client: for the queue's fairness, always the client
-        process, whatever client it names itself.
+        peer: whose part of the slab its tensors use. client: for fairness in the queue, the client process.
         """
         started = time.monotonic()
         name, deadline = ask.request.model_name, ask.request.deadline
@@ -198,7 +197,7 @@ class ClientProcessCalls:
         return answer
 
     def refused(self, ask: Infer, error: InferenceError) -> None:
-        """Count one that was refused before `infer`."""
+        """Counts an inference that was rejected before `infer`."""
         self._reject(ask.request.model_name, error, time.monotonic())
 
     def _taken(self, request: InferRequest, peer: Hashable, now: float) -> InferRequest:
@@ -228,7 +227,7 @@ class ClientProcessCalls:
 
 
 def _check_request(request: InferRequest) -> None:
-    """Raises InvalidRequest for what no other transport accepts: the engine could crash or take very long."""
+    """Raises InvalidRequest for requests that other transports reject, too: they could crash or block the engine."""
     checked_name(request.model_name)
     check_counts(len(request.inputs), request.outputs)
     for tensor in request.inputs:

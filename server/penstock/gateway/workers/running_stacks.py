@@ -1,7 +1,6 @@
 """Running stacks of this user on this host, for programs that want to use one.
 
-A ready stack writes its addresses to a small file in its run directory, which is removed with the directory. Also makes
-Unix sockets reachable in folders whose path is too long.
+A ready stack writes its addresses to a file in its run directory.
 """
 
 import os
@@ -19,13 +18,13 @@ from penstock.network import is_loopback
 
 MAX_PATH_BYTES = 107  # of a Unix socket on Linux
 ROOM_BYTES = 24  # for a socket's own name
-_UNQUOTED = re.compile(r"[A-Za-z0-9/._~-]+")  # a gRPC target is a URI, in which other characters would be quoted
+_UNQUOTED = re.compile(r"[A-Za-z0-9/._~-]+")  # a gRPC target is a URI, which quotes other characters
 
 
 def reachable_folder(folder: Path) -> Path:
-    """The folder, or another path to it, valid while this process lives, if a socket's path there cannot be used.
+    """The folder, or another path to it if a Unix socket's path there is too long or has quoted characters.
 
-    That is if it is too long, or has characters that a URI quotes.
+    The other path is valid while this process lives.
     """
     if _UNQUOTED.fullmatch(str(folder)) and len(os.fsencode(folder)) + ROOM_BYTES <= MAX_PATH_BYTES:
         return folder
@@ -37,8 +36,6 @@ _MAX_STACK_FILE_BYTES = 4096
 
 
 class _StackFile(msgspec.Struct):
-    """Contents of the file."""
-
     http_url: str
     grpc_address: str
     process_id: int
@@ -48,8 +45,7 @@ class _StackFile(msgspec.Struct):
 
 @dataclass(frozen=True, slots=True)
 class RunningStack:
-    """A stack that was ready and whose owner lives. run_dir: has the core's socket. process_id: of its first process.
-    mps_directory: of the MPS daemon whose client its engine is; empty where it is none's."""
+    """A ready stack whose owner runs. run_dir: has the core's socket. mps_directory: "" without MPS."""
 
     run_dir: Path
     http_url: str
@@ -64,7 +60,7 @@ def run_folders() -> Path:
 
 
 def publish_stack(run_dir: Path, http_url: str, grpc_address: str, mps_directory: str = "") -> None:
-    """Write the file for `running_stacks`; again is harmless. Only by the run directory's owner. Raises OSError."""
+    """Writes the file for `running_stacks`. Only for the run directory's owner; may be repeated. Raises OSError."""
     encoded = msgspec.json.encode(_StackFile(http_url, grpc_address, os.getpid(), PROTOCOL, mps_directory))
     new = run_dir / f"{_STACK_FILE_NAME}.new"
     new.touch(mode=0o600)
@@ -73,10 +69,9 @@ def publish_stack(run_dir: Path, http_url: str, grpc_address: str, mps_directory
 
 
 def running_stacks(base: Path | None = None) -> tuple[RunningStack, ...]:
-    """Running stacks, the newest first. base: folder of the run directories, this user's unless given.
+    """Running stacks, the newest first. base: folder of the run directories.
 
-    Ignores what a killed stack left, folders that others may write, and stacks of another protocol version, which can
-    be used by their ports only.
+    Ignores killed stacks, folders writable by others, and stacks of another protocol version.
     """
     folder = base or run_folders()
     if not _is_ours_alone(folder):
@@ -86,7 +81,7 @@ def running_stacks(base: Path | None = None) -> tuple[RunningStack, ...]:
 
 
 def stack_at(http_url: str, base: Path | None = None) -> RunningStack | None:
-    """The user's stack that listens at that address on this host, or None."""
+    """The user's stack that listens at this address of this host, or None."""
     asked = urlsplit(http_url)
     if not is_loopback(asked.hostname or ""):
         return None
