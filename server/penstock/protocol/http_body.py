@@ -1,20 +1,19 @@
-"""HTTP bodies without I/O: compression, and bodies that arrive in pieces."""
+"""HTTP bodies without I/O: compression, and bodies that arrive in chunks."""
 
 import io
 import zlib
 
 from penstock.protocol.errors import InvalidRequest, NotSupported, TooLarge
 
-_GZIP_OR_ZLIB = 47  # zlib's wbits: either header, distinguished by its first bytes, as in Triton
+_GZIP_OR_ZLIB = 47  # zlib's wbits: gzip or zlib header, detected by the first bytes, as in Triton
 _GZIP = 31
 NOT_ENCODED = ("", "identity")
 
 
 def inflate(body: bytes, encoding: str, limit_bytes: int) -> bytes:
-    """The body by its content-encoding; the body itself where there is none.
+    """The body, decompressed by its content-encoding: gzip, deflate (zlib format) or none.
 
-    Raises TooLarge at the limit of decompressed bytes, InvalidRequest for broken data, NotSupported for an
-    encoding that is neither gzip nor deflate (zlib's form).
+    Raises TooLarge at the limit, InvalidRequest for corrupt data, NotSupported for another encoding.
     """
     if encoding in NOT_ENCODED:
         return body
@@ -35,14 +34,14 @@ def inflate(body: bytes, encoding: str, limit_bytes: int) -> bytes:
 
 
 def deflate(body: bytes, encoding: str) -> bytes:
-    """The body compressed by that content-encoding, gzip or deflate; the body itself for any other."""
+    """The body compressed with gzip or deflate; unchanged for any other encoding."""
     if encoding == "gzip":
         return zlib.compress(body, wbits=_GZIP)
     return zlib.compress(body) if encoding == "deflate" else body
 
 
 class BodyBuffer:
-    """The pieces so far. One piece alone is kept as it is, more grow in one place; `take` gives that place away."""
+    """Collects a body's chunks. A single chunk is not copied."""
 
     __slots__ = ("_buffer", "_first", "size_bytes")
 
@@ -52,7 +51,7 @@ class BodyBuffer:
         self._buffer: io.BytesIO | None = None
 
     def add(self, piece: bytes) -> None:
-        """One more piece at the end."""
+        """Appends a chunk."""
         self.size_bytes += len(piece)
         if self._buffer is not None:
             self._buffer.write(piece)
@@ -65,7 +64,7 @@ class BodyBuffer:
             self._first = piece
 
     def take(self) -> bytes:
-        """All of it, once; the gathering is empty then.
+        """The whole body, once; the buffer is then empty.
 
         BytesIO returns its content without a copy if there is no other reference to it.
         """

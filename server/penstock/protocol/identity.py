@@ -1,6 +1,6 @@
 """The identity of a client: key, address, roles and quota; which role each verb requires.
 
-Also its text form in a header between processes of the gateway. That header is removed from clients' requests.
+Also its text form in a header between processes of the gateway, which is removed from clients' requests.
 """
 
 import json
@@ -11,9 +11,9 @@ from penstock.protocol.errors import PermissionDenied
 
 
 class Role(StrEnum):
-    """What a caller may do.
+    """Role of a client. infer: run models. read: read state.
 
-    infer: run models. read: look. admin: load, unload, register shared memory, change trace and log settings.
+    admin: load and unload models, register shared memory, change trace and log settings.
     """
 
     INFER = "infer"
@@ -26,10 +26,9 @@ ALL_ROLES = frozenset(Role)
 
 @dataclass(frozen=True, slots=True)
 class Quota:
-    """How much one caller may ask for.
+    """Quota of a client. rate: requests in each period_s, in any distribution; 0 for no limit.
 
-    rate: requests in each period_s, all at once or spread out; 0 for as many as it likes.
-    share: of the requests and bytes that may be in flight together, in (0, 1].
+    share: of the requests and bytes in flight, in (0, 1].
     """
 
     rate: int = 0
@@ -41,11 +40,8 @@ class Quota:
 class Identity:
     """The client that sent a request.
 
-    key_name: of its API key ("camera") or the subject of its token ("token:alice"), empty for a caller without one;
-    never the secret itself.
-    connection: gRPC's word for its connection ("ipv4:127.0.0.1:53210"), empty over HTTP.
-    address: its host as seen from here, empty where it is not known.
-    roles: what it may do. quota: how much of it, None for as much as there is.
+    key_name: name of its API key ("camera") or subject of its token ("token:alice"); "" if anonymous. connection:
+    gRPC's peer ("ipv4:127.0.0.1:53210"), "" over HTTP. address: its host, "" if unknown. quota: None for no limit.
     """
 
     key_name: str = ""
@@ -56,14 +52,14 @@ class Identity:
 
     @property
     def owner(self) -> str:
-        """Who owns what this caller registers: its key, else its gRPC connection, else its address."""
+        """Owner of what this client registers: its key, else its gRPC connection, else its address."""
         if self.key_name:
             return f"key {self.key_name}"
         return f"connection {self.connection}" if self.connection else f"address {self.address}"
 
     @property
     def client(self) -> str:
-        """The client for fair queueing: its key, or else its address, however many connections it has."""
+        """The client for fair queueing: its key, or else its address."""
         return f"address {self.address}" if self.address and not self.key_name else self.owner
 
 
@@ -71,7 +67,7 @@ ANONYMOUS = Identity()
 
 
 class Verb(StrEnum):
-    """What a relayed call does, as far as the gateway cares.
+    """Kind of a relayed call.
 
     configure: changes trace or log settings. share, unshare: registers or unregisters shared memory.
     """
@@ -97,7 +93,7 @@ ROLE_OF: dict[Verb, Role] = {
 
 
 def require_role(verb: Verb, caller: Identity) -> None:
-    """Raises PermissionDenied, which says which role is missing."""
+    """Raises PermissionDenied with the missing role."""
     if ROLE_OF[verb] not in caller.roles:
         raise PermissionDenied(f"this needs the role {ROLE_OF[verb]}; use an API key that has it")
 
@@ -106,12 +102,12 @@ IDENTITY_HEADER = "x-penstock-caller"
 
 
 def encode_identity(caller: Identity) -> str:
-    """The caller as ASCII text on one line."""
+    """The identity as ASCII text on one line."""
     return json.dumps(asdict(caller) | {"roles": sorted(caller.roles)}, separators=(",", ":"))
 
 
 def decode_identity(text: str) -> Identity:
-    """The client in a text of `encode_identity`. Raises ValueError for any other text."""
+    """The identity in a text of `encode_identity`. Raises ValueError for any other text."""
     try:
         fields = json.loads(text)
         quota = fields.pop("quota")
