@@ -41,11 +41,8 @@ class Segment:
 
 
 class Playlist:
-    """The newest segments.
-
-    The target duration is fixed when the first segment is added. A segment that was removed from the list stays on disk
-    for its own duration plus that of the longest list that contained it (RFC 8216, 6.2.2).
-    """
+    """The newest segments. The target duration is fixed by the first segment. A removed segment stays on disk for its
+    own duration plus that of the longest list that contained it (RFC 8216, 6.2.2)."""
 
     def __init__(self, *, segment_s: float, list_size: int) -> None:
         self._segment_s = segment_s
@@ -109,10 +106,8 @@ log = structlog.get_logger(component="video")
 
 @dataclass(frozen=True, slots=True)
 class HlsOptions:
-    """folder: of the playlists' folders. segment_s: duration of a segment; list_size: segments of a playlist.
-
-    crf: of x264, less is better; also NVENC's cq.
-    """
+    """folder: of the playlists' folders. segment_s: duration of a segment; list_size: segments of a playlist. crf: of
+    x264, less is better; also NVENC's cq."""
 
     folder: Folder
     segment_s: Annotated[float, Field(alias="segment-duration", ge=0.5, le=60)] = 2.0
@@ -190,7 +185,7 @@ class LiveStream:
         self._playlist = Playlist(segment_s=options.segment_s, list_size=options.list_size)
         self._outage = Outage(Backoff(RETRY_S, RETRY_S))
         self._is_clean = False
-        self._number = int(time.time())  # a restart's segments have names that no viewer has seen
+        self._number = int(time.time())  # segments after a restart get new names
         self._has_gap = False
         self._coder: _Coder | None = None
 
