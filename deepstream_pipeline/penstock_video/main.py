@@ -175,7 +175,7 @@ class Program:
         return self._pipeline
 
     def prepare(self) -> None:
-        """Loads the models and checks the settings against them. Touches no file. Raises SettingsRefused with positions
+        """Loads the models and checks the settings against them. Touches no file. Raises InvalidSettings with positions
         for unknown classes; ModelUnusable for a model."""
         try:
             self._models = self._prepared()

@@ -20,6 +20,8 @@ RowArray = npt.NDArray[np.uint8] | npt.NDArray[np.float32] | npt.NDArray[np.floa
 
 
 class SourceState(StrEnum):
+    """State of a source."""
+
     CONNECTING = "connecting"
     RUNNING = "running"
     STALLED = "stalled"

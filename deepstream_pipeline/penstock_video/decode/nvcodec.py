@@ -94,6 +94,8 @@ class NvCodec(Protocol):
 
 
 class OpenNvCodec(Protocol):
+    """Opens decoders."""
+
     def __call__(self, codec: str, stream: int, size: tuple[int, int]) -> NvCodec:
         """codec: h264 or hevc, 8 bit, 4:2:0. stream: the CUDA stream of its copies. size: (width, height). Raises
         NeedsCpu if unsupported, GpuFull if there is no room now."""

@@ -28,6 +28,8 @@ _SCHEMES = "a path, file:, rtsp:, rtsps:, http:, https: or /dev/videoN"
 
 
 class UriKind(StrEnum):
+    """Kind of a source."""
+
     FILE = "file"
     RTSP = "rtsp"
     HTTP = "http"

@@ -58,6 +58,7 @@ RegionSpec = SystemRegionSpec | CudaRegionSpec
 
 
 def kind_of(wish: RegionSpec) -> RegionKind:
+    """The kind of the region."""
     return RegionKind.SYSTEM if isinstance(wish, SystemRegionSpec) else RegionKind.CUDA
 
 
