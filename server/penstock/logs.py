@@ -23,10 +23,7 @@ _MILLISECONDS = len("2026-11-21T03:41:13.010")
 
 
 def configure_logs(log_format: LogFormat, level: str = "info", stream: TextIO | None = None) -> None:
-    """Sends every log line of this process, including libraries', to the stream (default: standard error).
-
-    Values are quoted and control characters escaped, so that a client's text cannot forge a line.
-    """
+    """Sends all log lines of this process to the stream (default: standard error), escaped against forged lines."""
     renderer: Any = structlog.processors.JSONRenderer() if log_format is LogFormat.JSON else _render_text
     target = stream if stream is not None else sys.stderr
     threshold = getattr(logging, level.upper())

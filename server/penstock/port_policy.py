@@ -217,10 +217,7 @@ Network = IPv4Network | IPv6Network
 
 @dataclass(frozen=True, slots=True)
 class PortLimits:
-    """Limits of connections to this process's port, in total and per client address.
-
-    trusted_proxies: networks that forward many clients; only max_connections applies to them.
-    """
+    """Limits of connections to this process's port. trusted_proxies: only max_connections applies to them."""
 
     max_connections: int = 16_384
     max_per_address: int = 4_096

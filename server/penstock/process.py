@@ -1,7 +1,4 @@
-"""Process set-up and memory: the library search path, and returning freed memory to the system.
-
-malloc itself returns only memory at the end of its heaps.
-"""
+"""The library search path, and returning freed memory, of which malloc returns only the end of its heaps."""
 
 import asyncio
 import ctypes
@@ -44,10 +41,7 @@ def trim_memory() -> None:
 
 
 class MemoryTrimmer:
-    """Calls `trim` while memory is GROWTH_BYTES above its minimum.
-
-    It repeats, because more may be freed later. Calls that return little become rare until memory has grown again.
-    """
+    """Calls `trim` while memory is GROWTH_BYTES above its minimum; less often if that returns little."""
 
     def __init__(self, measure: Callable[[], int] = private_bytes, trim: Callable[[], None] = trim_memory) -> None:
         self._measure, self._trim = measure, trim

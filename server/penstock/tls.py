@@ -80,9 +80,9 @@ class Certificates:
         return self._loaded.expires_at
 
     def context(self) -> ssl.SSLContext:
-        """The context for a new connection. After a change of the files it is a new one without TLS sessions.
+        """The context for a new connection.
 
-        A resumed session would have the client certificate that was verified with the old files.
+        After a change of the files it has no TLS sessions with old certificates.
         """
         self._reload_if_due()
         return self._loaded.context

@@ -1,7 +1,4 @@
-"""The gateway process: `python -m penstock.gateway SETTINGS_FILE CONTROL_FD [core | front-N]`, started by the stack.
-
-The third argument selects the core or a worker; without it, one process is the whole gateway.
-"""
+"""`python -m penstock.gateway SETTINGS_FILE CONTROL_FD [core | front-N]`: the gateway, or its core or a worker."""
 
 import os
 import socket

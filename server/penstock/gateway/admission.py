@@ -365,10 +365,7 @@ class _InferenceCall(_OtherWay):
 
 
 def check_model_name(model_name: str) -> None:
-    """Raises InvalidRequest for a name that is unsafe in a shell command of Triton's Python backend.
-
-    model_name: as on the wire, possibly percent-encoded.
-    """
+    """Raises InvalidRequest for a name (as on the wire) that is unsafe in a shell of Triton's Python backend."""
     if is_special(model_name) or is_special(unquote(model_name)):
         raise InvalidRequest(
             f"a model named {unquote(model_name)!r} cannot be loaded; use no spaces and none of a shell's signs"

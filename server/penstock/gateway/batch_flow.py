@@ -119,10 +119,7 @@ class BatchFlow:
             return codec.encode_error(error)
 
     async def tensors(self, request: InferRequest, context: RequestContext, priority: int) -> InferResponse | None:
-        """Batched inference on decoded tensors; None if the request must be relayed alone.
-
-        The deadline is the context's. Raises InferenceError; InvalidRequest if the model does not accept it.
-        """
+        """Batched inference on tensors; None if it must be relayed alone. Raises InferenceError."""
         served = await self._find(context)
         if served is None or not request.inputs or not _are_mergeable(request.parameters):
             return None

@@ -177,7 +177,7 @@ def _embedded_engine(settings: Settings) -> ConnectedEngine:
 
 
 def compose_memory(settings: Settings, relay: Relay, watch: EngineWatch) -> SharedMemory | NoSharedMemory:
-    """Shared memory of clients and the engine; a NoSharedMemory with the reason if it is off or not possible.
+    """Shared memory of clients and the engine, or a NoSharedMemory with the reason.
 
     While the shared memory of the stack's Triton is nearly full, the watch reports the engine as down.
     """
@@ -263,10 +263,7 @@ def compose_authenticator(
 def compose_request_authentication(
     settings: Settings, door: Authenticator | None, *, needs_key: bool = False
 ) -> RequestAuthentication:
-    """Checks requests of an HTTP port: API keys, and origin and host of browsers.
-
-    needs_key: see Authenticator.admit.
-    """
+    """Checks API keys, and origin and host of browsers. needs_key: see Authenticator.admit."""
     return RequestAuthentication(
         door, BrowserPolicy(settings.host, settings.allowed_host, settings.cors_origin), needs_key=needs_key
     )
@@ -335,10 +332,7 @@ def connection_readers(
 def compose_telemetry(
     settings: Settings, watch: EngineWatch, environment: Mapping[str, str] = os.environ
 ) -> TelemetryReader | None:
-    """Reads GPU telemetry; the engine counts as down while a model on a GPU has lost it.
-
-    None if it is off, without a driver, or for an engine on another host.
-    """
+    """GPU telemetry, or None. The engine counts as down while a model on a GPU has lost it."""
     said = settings.gpu_metrics
     dcgm_url = "" if said in (AUTO, OFF) else said
     is_here = _is_on_this_host(settings)

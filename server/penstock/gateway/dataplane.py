@@ -196,10 +196,7 @@ class DataPlane:
     async def stream(
         self, head: InferHead, call: HttpCall, *, caller: Identity = ANONYMOUS, deadline: float | None = None
     ) -> AsyncIterator[HttpStream]:
-        """An inference with a streamed response, in an in-flight slot until the block ends.
-
-        The block may raise the chunks' errors. A model's SLO does not limit the response's duration.
-        """
+        """An inference with a streamed response, in an in-flight slot until the block ends, without the model's SLO."""
         with self._admission.through(Verb.INFER, head, caller, len(call.body), deadline):
             started = time.monotonic()
             async with self.slots.stream(call, head, caller.client, deadline) as stream:
@@ -213,10 +210,7 @@ class DataPlane:
     async def open_stream(
         self, method: str, metadata: GrpcMetadata, *, caller: Identity = ANONYMOUS, deadline: float | None = None
     ) -> AsyncIterator[GrpcStream]:
-        """A stream to the engine, cancelled when the block ends. Each request on it takes its own slot.
-
-        The block may raise the stream's errors.
-        """
+        """A stream to the engine, cancelled when the block ends. Each request on it takes its own slot."""
         require_role(Verb.INFER, caller)
         self._admission.require_engine()
         try:
@@ -266,10 +260,7 @@ class DataPlane:
     async def infer_tensors(
         self, request: InferRequest, alone: Engine, *, client: str, priority: int = 0
     ) -> InferResponse | InferenceError:
-        """Response for a client process of this host, which needs no key, or the engine's error.
-
-        alone: engine for unbatched requests. client: for fair queueing. Raises InferenceError if there is neither.
-        """
+        """Response for a client process of this host, or the engine's error. alone: engine for unbatched requests."""
         head = InferHead(request.model_name, request.model_version, request.id)
         until = self._until(Verb.INFER, head, request.deadline)
         size_bytes = sum([tensor.data.nbytes for tensor in request.inputs])

@@ -49,10 +49,7 @@ class SlotQueue:
         return self.held < self.limit and not self._turns
 
     async def enter(self, client: str, size: int, until: float | None, what: str) -> None:
-        """Waits for room, in turn with other clients.
-
-        Raises DeadlineExceeded. what: awaited object, for the message.
-        """
+        """Waits for room, in turn with other clients. Raises DeadlineExceeded. what: for the message."""
         if self.is_open():
             self.held += size
             return

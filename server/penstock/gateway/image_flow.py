@@ -87,10 +87,7 @@ class ImageFlow:
         slab: Slab | None = None,
         slots: EngineSlots | None = None,
     ) -> None:
-        """batching: every image is one row there. slab: memory for images that the engine can read.
-
-        slots: limits calls at the engine; None for no limit.
-        """
+        """batching: every image is one row. slab: memory that the engine reads. slots: None for no limit."""
         self._backend, self._batching, self._slab, self._slots = backend, batching, slab, slots
         self._watch, self._pool, self._metrics = watch, pool, metrics
         self._models: dict[str, ImageModel] = {}
@@ -108,10 +105,7 @@ class ImageFlow:
         return model
 
     def input_of(self, model_name: str) -> ImageInput | None:
-        """The model's image input; None if it is unknown, not ready, or takes tensors only.
-
-        Raises InvalidRequest for invalid image parameters.
-        """
+        """The model's image input, or None. Raises InvalidRequest for invalid image parameters."""
         known = self._watch.models.get(model_name)
         if known is None or not known.is_ready or known.config is None or not may_take_images(known.config):
             return None
@@ -143,9 +137,9 @@ class ImageFlow:
         return tensor_from_numpy(model.card.input_name, _stack_rows([item.array for item in prepared], model.config))
 
     async def run(self, request: ImageRequest, model: ImageModel, label: str) -> ImageResponse:
-        """Results of all images. Raises InferenceError. label: for metrics.
+        """Results of all images, processed in waves of at most WAVE_BYTES.
 
-        Images are processed in waves, so that a request's arrays never take more than WAVE_BYTES at once.
+        Raises InferenceError. label: for metrics.
         """
         started = time.monotonic()
         size, batching = max_images_in_memory(model.card.prepare_spec), self._batching

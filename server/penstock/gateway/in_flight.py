@@ -82,10 +82,7 @@ class InFlightLimiter:
         self._counts.add(-1, -size_bytes)
 
     def receive(self, size_bytes: int, *, before: int) -> None:
-        """Counts received bytes of an incomplete body, until `received`. before: those counted earlier.
-
-        Raises Overloaded above the limit, except for the only body.
-        """
+        """Counts received bytes of an incomplete body. before: counted earlier. Raises Overloaded above the limit."""
         receiving_bytes = self._counts.total_receiving_bytes()
         if receiving_bytes + size_bytes > self._limits.max_bytes and receiving_bytes > before:
             raise Overloaded(

@@ -41,10 +41,7 @@ METRIC_FILES = "metrics"  # the usual folder of shared files, in a run directory
 
 @dataclass(frozen=True, slots=True)
 class MetricFiles:
-    """Files in which several processes of a gateway count together.
-
-    process: names its files; its replacement continues the counts.
-    """
+    """Files in which several processes count together. process: names its files; its replacement continues."""
 
     folder: Path
     process: str
@@ -54,10 +51,7 @@ class Metrics:
     """The gateway's metrics registry."""
 
     def __init__(self, shared: MetricFiles | None = None) -> None:
-        """shared: of one process among several; `text` then covers all, except for values read at the scrape.
-
-        prometheus_client has one kind of value per process, so this cannot be undone.
-        """
+        """shared: `text` then covers several processes. prometheus_client cannot undo this in a process."""
         # Disables the extra series beside each counter, with its creation time.
         disable_created_metrics()  # type: ignore[no-untyped-call]  # the library has no annotation there
         if shared is not None:
@@ -158,10 +152,7 @@ class Metrics:
         self._counters["inferences_answered_total"].inc(answered)
 
     def _settle(self, shared: MetricFiles) -> None:
-        """Balances the counts of a killed process of this name: its unfinished inferences failed.
-
-        Those that ended and are not counted as accepted, are added.
-        """
+        """Counts a killed predecessor's unfinished inferences as failed."""
         accepted, ended = _inferences_of(shared)
         if accepted > ended:
             self._counters["inferences_failed_total"].labels(KILLED).inc(accepted - ended)

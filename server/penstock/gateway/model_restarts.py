@@ -67,10 +67,7 @@ def model_restarter(
     control: ControlConnection | None,
     generations: Callable[[], Mapping[str, int]],
 ) -> Callable[[str, str, int], None] | None:
-    """Function to restart a model, by name, reason and number of hangs; None for a Triton given by URL.
-
-    generations: by model, as in EngineStatusMessage.
-    """
+    """Function to restart a model, by name, reason and number of hangs; None for a Triton given by URL."""
     in_place: Callable[[str, str], None]
     if settings.engine_is_embedded:
         from penstock.engines.embedded.engine import EmbeddedEngine  # here because it loads ONNX Runtime

@@ -1,7 +1,4 @@
-"""Traces with OpenTelemetry's SDK, exported by OTLP over HTTP. Imported only if a collector is configured.
-
-Ended spans wait in a bounded queue for a thread; ending a span never blocks.
-"""
+"""Traces with OpenTelemetry's SDK, exported by a thread over OTLP/HTTP. Imported only with a collector."""
 
 import logging
 import threading
@@ -28,10 +25,7 @@ EXPORT_INTERVAL_S = 1.0
 
 
 class SpanExportQueue(SpanProcessor):
-    """Sends batches in order, one at a time. Drops and counts spans if the queue is full or the collector gone.
-
-    tell: called from the thread with the reason when the collector is lost, and with "" when it is back.
-    """
+    """Exports spans in batches, and drops them if the queue is full. tell: called with why it fails, and "" after."""
 
     def __init__(
         self, exporter: SpanExporter, tell: Callable[[str], None], *, interval_s: float = EXPORT_INTERVAL_S
@@ -107,10 +101,7 @@ _CODE_ATTRIBUTES = {"http": "http.response.status_code", "grpc": "rpc.grpc.statu
 
 
 class OtelTracer:
-    """A Tracer. OTEL_TRACES_SAMPLER decides which traces are sampled; by default those that the client samples.
-
-    Also reads OTEL_SERVICE_NAME, OTEL_RESOURCE_ATTRIBUTES and OTEL_EXPORTER_OTLP_HEADERS.
-    """
+    """A Tracer. Reads OTEL_TRACES_SAMPLER, OTEL_SERVICE_NAME, OTEL_RESOURCE_ATTRIBUTES, OTEL_EXPORTER_OTLP_HEADERS."""
 
     def __init__(self, endpoint: str, tell: Callable[[str], None], *, interval_s: float = EXPORT_INTERVAL_S) -> None:
         """tell: called from a thread with the reason when the collector is lost, and with "" when it is back."""

@@ -271,10 +271,7 @@ class Settings(BaseSettings):
 
     @property
     def worker_count(self) -> int:
-        """Processes that serve requests; by default one for every four cores from eight on.
-
-        A single one is the whole gateway; several are workers with a core.
-        """
+        """Processes that serve requests: one (the whole gateway), or from eight cores on a worker per four cores."""
         return self.workers or default_workers(len(os.sched_getaffinity(0)))
 
     @property

@@ -1,7 +1,4 @@
-"""Traces of requests: the interface that transports and stages use, and a Relay with a span for each engine call.
-
-Without a collector there is no Tracer, no trace begins, and current_trace is None.
-"""
+"""Traces of requests, and a Relay with a span for each engine call. Without a collector current_trace is None."""
 
 from collections.abc import AsyncGenerator, Iterable
 from contextvars import ContextVar

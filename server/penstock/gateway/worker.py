@@ -1,7 +1,4 @@
-"""A worker: one of several processes that parse HTTP and gRPC, decode images and encode responses.
-
-It forwards other calls to the core process, which has the queues, limits and the engine (gateway/main.py).
-"""
+"""A worker, one of several processes that serve clients. It forwards other calls to the core (gateway/main.py)."""
 
 import asyncio
 import contextlib
@@ -166,7 +163,7 @@ async def _serve(settings: Settings, control: ControlConnection, options: Worker
 
 
 async def _until_core_reports(front: Worker, stop: asyncio.Event) -> None:
-    """Returns when the core has reported the engine's state, on a stop, or after CORE_TIMEOUT_S.
+    """Returns when the core has reported the engine's state, or after CORE_TIMEOUT_S.
 
     A worker that listened earlier would answer 503 while other workers on the same port are ready.
     """

@@ -193,11 +193,7 @@ class HttpStream:
 
 @dataclass(frozen=True, slots=True)
 class RegionUse:
-    """A request's tensor in shared memory.
-
-    offset, size_bytes: as in the request, unchecked and possibly negative. size_bytes is None if the request has no
-    number, which the engine reports.
-    """
+    """A request's tensor in shared memory. offset, size_bytes: as sent, possibly negative; None for no number."""
 
     name: str
     offset: int = 0

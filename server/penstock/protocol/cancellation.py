@@ -8,10 +8,7 @@ _ABANDONED_ATTRIBUTE = "abandoned_call"
 
 
 class AbandonedCall:
-    """A call that the engine may still run. It ends once: when answered, or cancelled at the engine.
-
-    is_served: whether it ended with a successful response.
-    """
+    """A call that the engine may still run. It ends once. is_served: with a successful response."""
 
     __slots__ = ("_hearers", "is_served")
 

@@ -12,10 +12,7 @@ RESERVED_PREFIX = "triton_"
 
 @dataclass(frozen=True, slots=True)
 class RequestedOutput:
-    """A requested output. classes: number of classes (classification extension), 0 for the tensor.
-
-    is_binary: as raw bytes. region: shared memory for the output, instead of the response.
-    """
+    """A requested output. classes: 0 for the tensor. is_binary: as raw bytes. region: shared memory for it."""
 
     name: str
     classes: int = 0

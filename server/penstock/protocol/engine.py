@@ -71,10 +71,7 @@ class ModelState:
 
 
 class Relay(Protocol):
-    """The part of an engine that takes calls as bytes.
-
-    Raises EngineUnavailable and DeadlineExceeded. Every response of the engine is returned, including errors.
-    """
+    """The part of an engine that relays calls. Returns its errors; raises EngineUnavailable, DeadlineExceeded."""
 
     async def send(self, call: Call[A], *, deadline: float | None) -> A: ...
 
@@ -88,11 +85,7 @@ class Relay(Protocol):
 
 
 class Engine(Relay, Protocol):
-    """Inference over tensors, relayed calls, and the description of its models.
-
-    Raises InferenceError only; EngineUnavailable if it is unreachable. Cancelling an awaited call cancels the work if
-    the engine can.
-    """
+    """An engine. Raises InferenceError only. Cancelling an awaited call cancels the work if the engine can."""
 
     async def infer(self, request: InferRequest) -> InferResponse:
         """Result by request.deadline. Raises DeadlineExceeded, ModelNotFound, InvalidRequest, EngineFailed."""
@@ -122,9 +115,9 @@ class Engine(Relay, Protocol):
 
 
 class GrpcStream(Protocol):
-    """A bidirectional call to the engine, with serialised messages. Sends and receives concurrently.
+    """A bidirectional call to the engine.
 
-    Raises EngineUnavailable and DeadlineExceeded if the engine did not answer; see `end` for its status.
+    Sends and receives concurrently. Raises EngineUnavailable, DeadlineExceeded.
     """
 
     async def send(self, message: bytes) -> None:

@@ -1,7 +1,4 @@
-"""The gateway's error tree, and randomised retry delays.
-
-Each class names its raisers and HTTP status; error_codes.py has the table.
-"""
+"""The gateway's error tree, with raisers and HTTP status (table in error_codes.py), and retry delays."""
 
 import math
 import random
@@ -151,10 +148,7 @@ class EngineUnavailable(InferenceError):
 
 
 class Overloaded(InferenceError):
-    """A limit of requests or bytes is reached, or the gateway drains. By admission. 503 with Retry-After.
-
-    reason: `full`, `draining` or another of admission's reasons.
-    """
+    """A limit is reached, or the gateway drains. By admission. 503 with Retry-After. reason: such as `full`."""
 
     def __init__(self, message: str, *, reason: str = "full", retry_after_s: float = 1.0) -> None:
         super().__init__(message)

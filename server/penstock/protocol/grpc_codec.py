@@ -45,10 +45,7 @@ def read_head(message: bytes) -> InferHead:
 
 
 def _end_of_head(message: bytes) -> int | None:
-    """Where raw contents begin, if they follow a head that is short enough to cache; None otherwise.
-
-    Also None for malformed messages, which `_read_head` reports.
-    """
+    """Where raw contents begin, if they follow a head that is short enough to cache; None otherwise."""
     position, stop, end, contents = 0, len(message), None, 0
     while position + 1 < stop and contents <= MAX_SKIPPED_CONTENTS:
         tag, size = message[position], message[position + 1]
@@ -164,10 +161,7 @@ def changes_settings(message: bytes) -> bool:
 
 
 def read_settings_model_name(message: bytes) -> str:
-    """The model's name in a TraceSetting or LogSettings request, or "".
-
-    Raises InvalidRequest, and NotSupported for a setting of the engine's output file.
-    """
+    """The model's name in a TraceSetting or LogSettings request, or "". Raises InvalidRequest, NotSupported."""
     reader = WireReader(message)
     name = ""
     for number, wire_type, start, end in reader.fields():

@@ -78,10 +78,7 @@ def decode_request(message: bytes, deadline: float | None = None) -> InferReques
 
 
 def decode_infer_message(request: service_pb2.ModelInferRequest) -> DecodedRequest:
-    """The decoded request. Raw contents beyond the last input are dropped, as in Triton.
-
-    Raises InvalidRequest, RegionNotFound, with Triton's messages.
-    """
+    """The decoded request. Extra raw contents are dropped. Raises InvalidRequest, RegionNotFound, as Triton."""
     parameters = _checked_parameters(request) if request.parameters else {}
     contents = request.raw_input_contents
     raw, is_raw = iter(contents), len(contents) > 0

@@ -11,10 +11,7 @@ NOT_ENCODED = ("", "identity")
 
 
 def inflate(body: bytes, encoding: str, limit_bytes: int) -> bytes:
-    """The body, decompressed by its content-encoding: gzip, deflate (zlib format) or none.
-
-    Raises TooLarge at the limit, InvalidRequest for corrupt data, NotSupported for another encoding.
-    """
+    """The body, decompressed from gzip or deflate (zlib). Raises TooLarge, InvalidRequest, NotSupported."""
     if encoding in NOT_ENCODED:
         return body
     if encoding not in ("gzip", "deflate"):
@@ -64,10 +61,7 @@ class BodyBuffer:
             self._first = piece
 
     def take(self) -> bytes:
-        """The whole body, once; the buffer is then empty.
-
-        BytesIO returns its content without a copy if there is no other reference to it.
-        """
+        """The whole body, once, without a copy; the buffer is then empty."""
         whole = self._first if self._buffer is None else self._buffer.getvalue()
         self._first, self._buffer, self.size_bytes = b"", None, 0
         return whole

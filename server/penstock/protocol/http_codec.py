@@ -1,7 +1,4 @@
-"""Reads model, id, deadline, shared-memory regions and sizes of a v2 HTTP request, without decoding tensors.
-
-Requests that crash Triton 2.51 or that it parses ambiguously are rejected with 400.
-"""
+"""Reads a v2 HTTP request without decoding tensors. Rejects with 400 what crashes Triton 2.51 or is ambiguous."""
 
 import math
 from collections.abc import Mapping
@@ -118,10 +115,7 @@ def parsed_bytes(call: HttpCall) -> int:
 
 
 def decode(call: HttpCall, model_name: str, max_body_bytes: int) -> DecodedRequest:
-    """The request with its tensors. max_body_bytes: limit of a decompressed body.
-
-    Raises InvalidRequest, RegionNotFound, with Triton's messages.
-    """
+    """The request with its tensors. max_body_bytes: after decompression. Raises InvalidRequest, RegionNotFound."""
     body = inflate(call.body, _encoding(call), max_body_bytes)
     return decode_infer_body(body, header_length_of(call.header(HEADER_LENGTH)), model_name)
 
@@ -131,10 +125,7 @@ def _encoding(call: HttpCall) -> str:
 
 
 def encode(response: InferResponse, ask: DecodedRequest, call: HttpCall) -> HttpAnswer:
-    """The response in the form that the call accepts.
-
-    Raises InvalidRequest for a datatype that JSON cannot represent.
-    """
+    """The response as the call accepts it. Raises InvalidRequest for a datatype that JSON cannot represent."""
     return encode_infer_response(response, ask, accepted_encoding(call.header("accept-encoding") or ""))
 
 
@@ -175,11 +166,7 @@ def read_generate_head(body: bytes, model: InferHead, max_depth: int) -> InferHe
 
 
 def check_settings_body(body: bytes, max_depth: int) -> None:
-    """Checks the JSON of a change of trace or log settings.
-
-    Raises InvalidRequest like `read_generate_head`, and NotSupported for a file: older Tritons would write wherever a
-    client asks.
-    """
+    """Checks a change of trace or log settings. Raises InvalidRequest, and NotSupported for a file."""
     document = read_document(body, max_depth)
     _refuse_repeats(document)
     for name in document.members:

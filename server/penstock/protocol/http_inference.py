@@ -1,7 +1,4 @@
-"""Decodes the body of POST …/infer and encodes its response: JSON followed by binary tensors.
-
-A raw binary request is a body with the bytes of one tensor only.
-"""
+"""Decodes POST …/infer: JSON followed by binary tensors, or one raw tensor only. Encodes its response."""
 
 import json
 import re

@@ -1,7 +1,4 @@
-"""The identity of a client: key, address, roles and quota; which role each verb requires.
-
-Also its text form in a header between processes of the gateway, which is removed from clients' requests.
-"""
+"""The identity of a client: key, address, roles and quota; which role each verb requires."""
 
 import json
 from dataclasses import asdict, dataclass
@@ -26,10 +23,7 @@ ALL_ROLES = frozenset(Role)
 
 @dataclass(frozen=True, slots=True)
 class Quota:
-    """Quota of a client. rate: requests in each period_s, in any distribution; 0 for no limit.
-
-    share: of the requests and bytes in flight, in (0, 1].
-    """
+    """rate: requests in each period_s, 0 for no limit. share: of requests and bytes in flight, in (0, 1]."""
 
     rate: int = 0
     period_s: float = 1.0
@@ -67,10 +61,7 @@ ANONYMOUS = Identity()
 
 
 class Verb(StrEnum):
-    """Kind of a relayed call.
-
-    configure: changes trace or log settings. share, unshare: registers or unregisters shared memory.
-    """
+    """Kind of a relayed call. configure: changes trace or log settings. share, unshare: of shared memory."""
 
     INFER = "infer"
     READ = "read"

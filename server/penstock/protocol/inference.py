@@ -71,10 +71,7 @@ FLOATS = (Datatype.FP16, Datatype.FP32, Datatype.FP64, Datatype.BF16)
 
 @dataclass(frozen=True, slots=True)
 class SlabAddress:
-    """Address of a tensor in memory shared with an engine on this host.
-
-    region: its name at the engine. generation: of that memory; an engine that started later does not have it.
-    """
+    """Address of a tensor in memory shared with an engine. generation: changes at each engine start."""
 
     region: str
     generation: int
@@ -105,9 +102,9 @@ class Tensor:
         return math.prod(self.shape) * (self.datatype.size_bytes or 0)
 
     def to_numpy(self) -> Array:
-        """A view of this tensor's shape; BYTES: an object array of bytes; BF16: widened to float32.
+        """A view with this shape; BYTES: an object array; BF16: widened to float32.
 
-        Raises InvalidRequest if the byte count does not match the shape.
+        Raises InvalidRequest for a wrong size.
         """
         if self.datatype is Datatype.BYTES:
             return _array_of_bytes(self)
@@ -235,10 +232,7 @@ class Batcher(Protocol):
         ...
 
     def refuse_hopeless(self, model_name: str, *, rows: int, deadline: float | None) -> None:
-        """Raises Overloaded if the deadline is known to be unreachable, before work such as decoding.
-
-        rows: of this request and of earlier ones in preparation.
-        """
+        """Raises Overloaded if the deadline is known to be unreachable. rows: with earlier ones in preparation."""
         ...
 
     async def infer(self, request: "InferRequest", *, client: str, priority: int = 0) -> "InferResponse":
@@ -268,10 +262,7 @@ class Timings:
 
 @dataclass(frozen=True, slots=True)
 class InferRequest:
-    """One inference. model_version: "" for the engine's choice. outputs: empty for all.
-
-    deadline: monotonic seconds, None for none. metadata: for engines over gRPC, such as traceparent.
-    """
+    """One inference. model_version, outputs: empty for the default. deadline: monotonic seconds. metadata: for gRPC."""
 
     model_name: str
     inputs: tuple[Tensor, ...]

@@ -27,10 +27,7 @@ _PIECE_BYTES, _PIECE_ELEMENTS = 1 << 20, 1 << 16
 
 
 def tensor_data(text: bytes, datatype: Datatype, *, name: str, element_count: int) -> memoryview:
-    """The tensor's bytes. text: a well-formed JSON array.
-
-    Integers are truncated to the datatype's width, as in Triton. Raises InvalidRequest with Triton's message.
-    """
+    """The bytes of a well-formed JSON array; integers are truncated, as in Triton. Raises InvalidRequest."""
     if datatype in BINARY_ONLY:
         raise InvalidRequest(
             f"receiving {datatype} data via JSON is not supported. Please use the binary data format for input {name}"

@@ -15,10 +15,7 @@ WireField = tuple[int, int, int, int]
 
 
 class WireReader:
-    """Reads a serialised message and its nested messages.
-
-    Reads at most max_fields fields, including nested ones: many small fields would block the event loop.
-    """
+    """Reads at most max_fields fields of a message and its nested ones: many would block the event loop."""
 
     def __init__(self, message: bytes | mmap, *, max_fields: int = MAX_FIELDS) -> None:
         self._message = message

@@ -1,7 +1,4 @@
-"""Checks that HTTP and gRPC share: counts, shapes, names, file names, encoded images.
-
-They reject requests that crash Triton 2.51.
-"""
+"""Checks that HTTP and gRPC share. They reject requests that crash Triton 2.51."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -24,10 +21,7 @@ _FILE_SETTINGS = {"trace_file": "trace", "log_file": "log"}
 
 
 def refuse_file_setting(name: str) -> None:
-    """Raises NotSupported for a trace or log setting of the engine's output file.
-
-    Triton 2.51 rejects it with this message; older ones write wherever a client asks.
-    """
+    """Raises NotSupported for a setting of the engine's output file, which Triton before 2.51 lets clients change."""
     if name in _FILE_SETTINGS:
         raise NotSupported(f"{_FILE_SETTINGS[name]} file location can not be updated through network protocol")
 
@@ -70,10 +64,7 @@ def _shape_text(shape: Sequence[int]) -> str:
 
 @dataclass(frozen=True, slots=True)
 class ImageInput:
-    """The image input of a model. row_bytes: of one image as a tensor, 0 if images have different sizes.
-
-    is_encoded: it accepts encoded images only, since the engine decodes.
-    """
+    """The image input of a model. row_bytes: of one image, 0 if sizes differ. is_encoded: the engine decodes."""
 
     name: str
     row_bytes: int
@@ -82,11 +73,7 @@ class ImageInput:
 
 @dataclass(frozen=True, slots=True)
 class EncodedCall(Generic[A]):
-    """An inference call whose image input has encoded images.
-
-    with_tensor: returns the call with this tensor instead of the images. row_bytes: of one image as a tensor, 0 if
-    unknown.
-    """
+    """An inference with encoded images. with_tensor: the call with this tensor instead. row_bytes: 0 if unknown."""
 
     head: InferHead
     images: tuple[bytes, ...]
@@ -137,10 +124,7 @@ MAX_VERSION = (1 << 63) - 1  # Triton's version numbers are 64-bit integers; a l
 
 
 def check_inside_folder(what: str, name: str) -> None:
-    """Raises InvalidRequest for a path that leaves its base folder. what: the field's name, for the message.
-
-    Rejects absolute names, "..", backslashes, control characters and their percent-encoded forms.
-    """
+    """Raises InvalidRequest for a path that leaves its base folder, also percent-encoded. what: for the message."""
     if any(not _is_inside(form) for form in (name, unquote(name))):
         raise InvalidRequest(f"{what} is {quoted(name)}; it must name a file inside the model's folder")
     if any(len(part.encode(errors="replace")) > MAX_NAME_BYTES for part in name.split("/")):

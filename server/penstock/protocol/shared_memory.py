@@ -101,9 +101,9 @@ def check_region_name(name: str) -> None:
 
 
 def segment_of(key: str) -> str:
-    """File name in /dev/shm of the key, without a leading slash.
+    """File name in /dev/shm of the key.
 
-    Raises InvalidRequest for a path, and for segments of the engine and the gateway, which clients must not write.
+    Raises InvalidRequest for a path, and for the engine's and gateway's segments.
     """
     name = key.lstrip("/")
     _check_name(name, "a shared memory key")

@@ -108,10 +108,7 @@ def check_secret(name: str, secret: str) -> str:
 
 
 def read_key_list(text: str) -> tuple[str, ...]:
-    """NAME:ROLE+ROLE:DIGEST of each NAME:ROLE+ROLE:SECRET entry, separated by spaces or commas.
-
-    Raises InvalidApiKey with the entry's number only, since any part of it may be the secret.
-    """
+    """NAME:ROLE+ROLE:DIGEST of each NAME:ROLE+ROLE:SECRET entry. Raises InvalidApiKey without parts of the entry."""
     hashed = []
     for number, entry in enumerate(text.replace(",", " ").split(), start=1):
         name, roles, secret = (*entry.split(":", 2), "", "")[:3]

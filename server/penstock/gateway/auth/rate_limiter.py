@@ -126,9 +126,9 @@ class RateLimiter:
         self._store(caller, usage)
 
     def receive(self, caller: Identity, size_bytes: int, *, before: int) -> None:
-        """Counts received bytes of an incomplete body, until `received`. before: those counted earlier.
+        """Counts received bytes of an incomplete body.
 
-        Raises QuotaExceeded above the share, unless it is the client's only body.
+        before: counted earlier. Raises QuotaExceeded above the share.
         """
         usage = self._usage.get(caller.key_name) or ClientUsage()
         receiving_bytes = usage.receiving_bytes + self._others(caller).receiving_bytes

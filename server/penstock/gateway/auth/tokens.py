@@ -67,10 +67,7 @@ async def fetch_json(url: str, outbound: OutboundPolicy) -> bytes:
 
 
 class JwksKeys:
-    """The key set at a URL, fetched when a token needs it, at most once per FETCH_RETRY_S.
-
-    A token with a known key does not wait for a fetch.
-    """
+    """The key set at a URL, fetched when an unknown or old key is needed, at most once per FETCH_RETRY_S."""
 
     def __init__(self, url: str, *, fetch: Fetch, clock: Callable[[], float] = time.monotonic) -> None:
         self.url = url
@@ -85,7 +82,7 @@ class JwksKeys:
     async def key_for(self, key_id: str | None) -> jwt.PyJWK:
         """The key with this ID; without an ID, the only key.
 
-        Raises Unauthenticated if the issuer has no such key, AccessUnavailable if the keys cannot be fetched.
+        Raises Unauthenticated, or AccessUnavailable if not fetched.
         """
         key = self._known(key_id)
         if key is None or self._age_s() > FRESH_S:

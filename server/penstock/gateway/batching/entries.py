@@ -1,7 +1,4 @@
-"""Waiting requests, ordered by priority, deadline and client.
-
-Removed entries are marked, and dropped later. Sans-IO.
-"""
+"""Waiting requests, ordered by priority, deadline and client. Removed entries are dropped later. Sans-IO."""
 
 from collections import deque
 from collections.abc import Hashable, Iterator

@@ -15,10 +15,7 @@ from penstock.protocol.shared_memory import SLAB_FROM_BYTES, Lease, Slab
 
 @dataclass(frozen=True, slots=True, eq=False)
 class MergedRequest:
-    """One engine call.
-
-    order: indices of its requests in row order. row_counts: in that order. leases: of its inputs.
-    """
+    """One engine call. order: indices of its requests in row order. row_counts: rows of each. leases: of its inputs."""
 
     request: InferRequest
     order: Sequence[int]
@@ -165,10 +162,9 @@ class MergedRows:
 
 
 def merge_rows(arrays: Sequence[Array], *, declared_shape: tuple[int, ...], max_batch_size: int) -> list[MergedRows]:
-    """As few engine calls as possible for arrays without a batch axis.
+    """Engine calls for arrays without a batch axis; one per array, with leading ones, if max_batch_size is 0.
 
-    declared_shape: of the input without batch axis, -1 for variable. max_batch_size 0: one call per array, with leading
-    ones added to match the declared shape.
+    declared_shape: of the input without batch axis, -1 for variable.
     """
     if max_batch_size == 0:
         return [

@@ -122,9 +122,9 @@ class DeclaredOptions:
         execution_timeout_s: float = DEFAULT_EXECUTION_TIMEOUT_S,
         merging_backends: Collection[str] | None = None,
     ) -> None:
-        """engine_batches: whether the engine uses dynamic_batching. execution_timeout_s: the default.
+        """engine_batches: the engine uses dynamic_batching.
 
-        merging_backends: our backends that merge requests; None to merge without a trial.
+        merging_backends: our merging backends; None for no trial.
         """
         self._settings_texts = settings_texts if settings_texts is not None else {}
         self._engine_batches = engine_batches

@@ -318,11 +318,7 @@ class BatchQueue:
             raise refusals.deadline_unreachable(self.model_name, entry.deadline, now, finish)
 
     def _after_those_ahead_s(self, entry: Entry, fit: EngineTimeFit) -> float:
-        """Least seconds until the waiting entries and this one are delivered, in the largest batches.
-
-        0 unless the entry has the last deadline under deep overload: otherwise entries ahead of it may be dropped
-        instead.
-        """
+        """Least seconds until the entry is delivered, if it is the last one in a deep overload; otherwise 0."""
         if not self._shares.is_deeply_overloaded or entry.deadline is None or entry.deadline < self._last_deadline:
             return 0.0
         return self._engine_s(fit, self._waiting.rows + entry.rows)

@@ -265,7 +265,7 @@ class Schedule:
         return self._running.second_free_at(now)
 
     def send_at(self, now: float, *, rows: int, since: float, max_rows: int, due: float) -> float:
-        """When a batch may be sent: up to now means at once, NEVER after a call has ended.
+        """When a batch may be sent: now or earlier for at once, NEVER for after a call.
 
         due: earliest deadline or NEVER.
         """
@@ -291,10 +291,7 @@ class Schedule:
         return min(until, latest)
 
     def _is_company_dear(self, fit: EngineTimeFit, rows: int, left_s: float) -> bool:
-        """Whether sharing saves so little that an idle instance should not wait for more rows.
-
-        False near deadlines, and under overload with deadlines, where every saving counts.
-        """
+        """Whether an idle instance should not wait for rows: sharing saves little, and no deadline is near."""
         options = self._options
         has_queue_delay = options.max_queue_delay_s > 0.0
         call_s = fit.seconds(max(rows, 1))

@@ -107,10 +107,7 @@ def create_aio_server(
     options: Sequence[tuple[str, int]],
     drop_policy: DropPolicy | None = None,
 ) -> grpc.aio.Server:
-    """A server that does not listen yet. handlers: from grpc.method_handlers_generic_handler.
-
-    methods: "/package.Service/Method" of all that the handlers serve; other names are not served.
-    """
+    """A server that does not listen yet. methods: "/package.Service/Method" of all that the handlers serve."""
     server = grpc.aio.server(interceptors=interceptors, options=options)
     core = _AioServer(asyncio.get_running_loop(), list(handlers), tuple(interceptors), tuple(options), drop_policy)
     core.add_registered_method_handlers(dict.fromkeys(methods))

@@ -172,9 +172,9 @@ _MILLISECONDS = struct.Struct("=I")
 
 
 class ConnectionGuard:
-    """Enforces the gRPC port's limits. closed: called with a stable reason for each connection that is shut down.
+    """Enforces the gRPC port's limits.
 
-    floods: addresses and clients whose connections are closed, too.
+    closed: called with the reason of each shutdown. floods: clients to disconnect.
     """
 
     def __init__(
@@ -223,10 +223,7 @@ class ConnectionGuard:
             log.warning("closed gRPC connections beyond the limit", closed=closed)
 
     def end_floods(self, addresses: Collection[str], clients: Collection[PeerAddress]) -> None:
-        """Refuses new connections from these addresses, and closes the connections of these clients.
-
-        Also closes connections from these addresses with much unread data, whose calls do not arrive.
-        """
+        """Refuses connections from these addresses, and closes those of these clients, or with much unread data."""
         connections = self._connections()
         self._block(addresses)
         for one in connections:

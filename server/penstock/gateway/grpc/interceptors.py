@@ -53,10 +53,7 @@ _certificate_subject: ContextVar[str] = ContextVar("certified", default="")  # s
 
 
 class AuthenticationInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]  # generic in the stubs only
-    """Authenticates calls by the metadata `authorization: Bearer …` and `x-api-key: …`, before their message is read.
-
-    floods: counts calls without a valid key; None on a Unix socket, which cannot be flooded from outside.
-    """
+    """Authenticates calls by `authorization: Bearer …` and `x-api-key: …`, before their message is read."""
 
     def __init__(self, door: Authenticator, record: Metrics, floods: FloodGuard | None = None) -> None:
         self._door = door
@@ -94,9 +91,9 @@ class AuthenticationInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[typ
 
 
 class CertificateInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]  # generic in the stubs only
-    """For a port that requires client certificates: a call is admitted by its key or token, else by its certificate.
+    """Admits calls by key or token, else by client certificate. door: None if every client has all roles.
 
-    Only the handler's context has the certificate, so the check runs there. door: None if every client has all roles.
+    Only the handler's context has the certificate, so the check runs there.
     """
 
     def __init__(self, door: Authenticator | None, record: Metrics) -> None:

@@ -1,7 +1,4 @@
-"""Relays a unary gRPC call through the data plane: bytes in, bytes out, every failure a status.
-
-Also replaces encoded images by their tensor, and ends calls whose client does not read the response.
-"""
+"""Relays a unary gRPC call through the data plane: bytes in, bytes out, every failure a status."""
 
 import asyncio
 import time
@@ -92,11 +89,7 @@ def limit_read_time(
 
 
 def encoded_call(head: InferHead, call: GrpcCall, place: ImageInput) -> EncodedCall[GrpcAnswer] | None:
-    """The call with its encoded images for this input; None if it has none.
-
-    They are in bytes_contents, or in raw_input_contents, each after its length. Raises InvalidRequest for invalid
-    images.
-    """
+    """The call with its encoded images for this input, or None. Raises InvalidRequest for invalid images."""
     if head.bytes_inputs != (place.name,):
         return None
     try:

@@ -179,10 +179,7 @@ class GrpcServer:
         return self._guard.count if self._guard is not None else 0
 
     async def stop(self, grace_s: float) -> bool:
-        """Stops accepting calls and waits for running ones. Returns whether all ended; the others get UNAVAILABLE.
-
-        A stream takes no further requests, and ends when its requests are answered.
-        """
+        """Drains calls and streams. Returns whether all ended; the others get UNAVAILABLE."""
         self._health.end_watches()
         self._streams.drain()
         stopping = asyncio.create_task(self._server.stop(grace_s + ABORT_MARGIN_S))
@@ -224,10 +221,7 @@ async def serve(
     door: Authenticator | None = None,
     share: ProcessRole | None = None,
 ) -> GrpcServer:
-    """Listens and serves. Raises AddressTaken.
-
-    door: authenticates clients; None allows every call. share: None if this process is the whole gateway.
-    """
+    """Listens and serves. door: None allows every call. share: None for a single process. Raises AddressTaken."""
     logging.getLogger("grpc._cython.cygrpc").addFilter(is_worth_logging)
     core = share.core if share is not None else None
     is_core = share is not None and core is None

@@ -1,7 +1,4 @@
-"""Requests in flight on one stream: matches responses to requests, and decides when a rejection is due. Sans-IO.
-
-Also reads the stream's responses, and writes the gateway's own.
-"""
+"""Requests in flight on one stream: matches responses, and decides when a rejection is due. Sans-IO."""
 
 from collections import deque
 from collections.abc import Callable
@@ -27,10 +24,7 @@ _REQUEST_MODEL, _REQUEST_ID = 1, 3
 
 @dataclass(slots=True)
 class StreamAnswer:
-    """Content of a serialised ModelStreamInferResponse. is_final: None if the engine does not set it.
-
-    model_name and model_version are empty in an error of a request that reached no model.
-    """
+    """Content of a ModelStreamInferResponse. is_final: None if the engine does not set it."""
 
     error: str = ""
     model_name: str = ""

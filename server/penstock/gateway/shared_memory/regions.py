@@ -130,10 +130,7 @@ class EngineTraits:
 
 
 class SharedMemory:
-    """Regions of one engine. Call it from the event loop; `run` must run beside it.
-
-    generation: a number that changes whenever the engine restarts, which loses its regions.
-    """
+    """Regions of one engine. For the event loop; `run` must run beside it. generation: changes at each engine start."""
 
     refusal = ""
 
@@ -181,10 +178,7 @@ class SharedMemory:
                     await self._unregister(region)
 
     async def unregister_own(self, kind: RegionKind, caller: Identity) -> None:
-        """Unregisters the client's own regions of this kind.
-
-        Raises EngineFailed with Triton's message if requests use some; the others are unregistered.
-        """
+        """Unregisters the client's own regions of this kind. Raises EngineFailed if requests use some of them."""
         self._require(kind)
         await self._note_gone()
         shared: list[str] = []
@@ -209,8 +203,7 @@ class SharedMemory:
     def held(self, uses: Collection[RegionUse], caller: Identity) -> Iterator[None]:
         """Protects the regions while a request uses them.
 
-        Raises RegionNotFound, or InvalidRequest beyond the end of a region or its segment, which would crash the
-        engine.
+        Raises RegionNotFound, or InvalidRequest beyond their ends.
         """
         self._check_generation()
         regions = {use.name: self._registry.find(use, caller) for use in uses}

@@ -32,9 +32,9 @@ class RegistryLimits:
 
 @dataclass(slots=True)
 class _RegionEntry:
-    """uses: running requests. busy_until: until then an abandoned request may still access it.
+    """busy_until: an abandoned request may access it.
 
-    is_orphan: its owner's connection is closed. is_leaving: no new request may use it.
+    is_orphan: its owner disconnected. is_leaving: no new requests.
     """
 
     region: Region
@@ -49,10 +49,7 @@ class _RegionEntry:
 
 
 class RegionRegistry:
-    """The regions of one engine, in one namespace.
-
-    A region in use is never returned for removal, because the embedded engine does not check that.
-    """
+    """The regions of one engine, in one namespace. Regions in use are never returned for removal."""
 
     def __init__(self, limits: RegistryLimits) -> None:
         self._limits = limits
@@ -186,10 +183,7 @@ class RegionRegistry:
 
 
 def may_use(caller: Identity, owner: Identity) -> bool:
-    """Whether the client has the owner's key, or both are anonymous and at the same address.
-
-    Connection and protocol do not matter, since clients open several. Loopback is one address.
-    """
+    """Whether the client has the owner's key, or both are anonymous and at the same address (loopback is one)."""
     if caller.key_name or owner.key_name:
         return caller.key_name == owner.key_name
     return _host_of(caller.address) == _host_of(owner.address)

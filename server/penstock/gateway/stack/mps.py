@@ -45,10 +45,7 @@ class MpsRequest:
 
 @dataclass(frozen=True, slots=True)
 class MpsPlan:
-    """How MPS is started. is_foreign: the daemon is external. wanted: processes of the models.
-
-    threads: active thread percentage of a client, 0 for no limit. reading: the GPUs.
-    """
+    """How MPS is started. is_foreign: external daemon. threads: active thread percentage, 0 for no limit."""
 
     request: MpsRequest
     program: str

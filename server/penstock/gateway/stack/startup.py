@@ -78,9 +78,9 @@ def _access_rules(file: Path) -> AccessRules:
 
 
 def choose_engine(settings: Settings) -> EngineChoice:
-    """Chooses the engine for every process of the stack.
+    """The engine for every process of the stack.
 
-    Raises CannotStart if Triton is requested but not installed, or if the engine's header file is invalid.
+    Raises CannotStart if it is not installed or its headers are invalid.
     """
     if settings.engine_header_file is not None:
         try:
@@ -141,7 +141,7 @@ def _model_clients(settings: Settings) -> list[ModelClients]:
 
 
 def resolve_ports(settings: Settings) -> Settings:
-    """The settings with port numbers that are free now. Raises CannotStart if one is in use.
+    """The settings with free port numbers. Raises CannotStart if one is in use.
 
     Triton checks no keys, so its ports stay closed if the gateway restricts clients.
     """
@@ -195,11 +195,7 @@ def choose_profiling(choice: EngineChoice, name: str) -> Profiling | None:
 
 
 def check_repositories(settings: Settings) -> tuple[Path, ...]:
-    """Readable model repositories.
-
-    Raises CannotStart if one is missing, a model is in two, or a name is invalid for Triton: a repository must run on
-    every engine.
-    """
+    """Readable model repositories. Raises CannotStart if one is missing, or a model is duplicate or misnamed."""
     home = settings.home_path / "models"
     try:
         home.mkdir(parents=True, exist_ok=True)

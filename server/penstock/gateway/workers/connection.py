@@ -1,7 +1,4 @@
-"""Messages between the core and its workers and client processes, and the connection that carries them.
-
-Length-prefixed MessagePack over a Unix socket. Deadlines are monotonic seconds, valid in every process of the host.
-"""
+"""Messages between the core and its workers and client processes: length-prefixed MessagePack over a Unix socket."""
 
 import asyncio
 from collections.abc import Callable
@@ -91,10 +88,7 @@ class SyncDone(Message, frozen=True):
 
 
 class CoreState(Message, frozen=True):
-    """Core → worker: state of the engine, at every change and each second.
-
-    owned: models that the gateway batches. apart: models with their own engine process, which only the core calls.
-    """
+    """Core → worker: state of the engine. owned: batched by the gateway. apart: called by the core only."""
 
     is_up: bool
     reason: str

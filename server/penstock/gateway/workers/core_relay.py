@@ -54,10 +54,7 @@ def with_caller_metadata(metadata: GrpcMetadata, caller: Identity) -> GrpcMetada
 
 
 class CoreRelay:
-    """Relays calls to the core, and returns its answers, including errors. Create it inside the running loop.
-
-    Raises EngineUnavailable without a core or if it is silent, and DeadlineExceeded.
-    """
+    """Relays calls to the core. Create it in the running loop. Raises EngineUnavailable, DeadlineExceeded."""
 
     def __init__(self, run_dir: Path, *, max_connections: int, timeouts: CallTimeouts | None = None) -> None:
         timeouts = timeouts or CallTimeouts()

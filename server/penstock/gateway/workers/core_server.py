@@ -77,9 +77,9 @@ class _ProtocolViolation(Exception):
 
 @dataclass(slots=True)
 class _Peer:
-    """A connected peer. index: 0 for a client process. tasks, asks: its running calls, by its own numbers.
+    """A connected peer.
 
-    name: for the log, and a client process's name in the queue. known: the last `Sync` that it confirmed.
+    index: 0 for a client process. tasks, asks: calls by its numbers. known: last confirmed `Sync`.
     """
 
     index: int
@@ -109,7 +109,6 @@ class CoreServer:
         *,
         slab_partitions: SlabPartitions | None = None,
     ) -> None:
-        """slab_partitions: each worker and client process gets a part of the slab."""
         self._path = run_dir / SOCKET_NAME
         self._watch = watch
         self._backend = backend
@@ -353,7 +352,6 @@ class CoreServer:
             when_stage_known(cancelled, otherwise, lambda where: line.send(CancelledAt(ask.number, where)))
 
     def _lost(self, line: MessageConnection[ToCore]) -> None:
-        """Cancels the calls of a peer that is gone."""
         self._unidentified.pop(line, None)
         front = self._fronts.pop(line, None)
         if front is not None and front.is_client_process:

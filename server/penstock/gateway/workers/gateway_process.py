@@ -74,10 +74,7 @@ class GatewayServes:
 
 @dataclass(frozen=True, slots=True)
 class GatewayReady:
-    """Gateway → parent: models that serve requests, and the unavailable ones with the reason.
-
-    engine: name and version, for display. not_ready: why health checks fail nevertheless; empty if they pass.
-    """
+    """Gateway → parent: models that serve, and unavailable ones with the reason. not_ready: why health checks fail."""
 
     engine: str
     models: list[str]
@@ -101,10 +98,7 @@ class RestartEngine:
 
 @dataclass(frozen=True, slots=True)
 class RestartModel:
-    """Gateway → parent: restart this model, which hangs or fails; the engine itself works.
-
-    generation: of the processes to restart; see EngineStatusMessage.
-    """
+    """Gateway → parent: restart this model. generation: of the processes to restart; see EngineStatusMessage."""
 
     model: str
     reason: str

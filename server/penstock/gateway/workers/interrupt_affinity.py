@@ -99,10 +99,7 @@ log = get_logger("cores")
 
 
 class AffinityController:
-    """Moves the threads of a process and its descendants off crowded cores, and back. kept: the cores in use.
-
-    Threads with an affinity of their own keep it.
-    """
+    """Moves threads of a process and its descendants off crowded cores, unless they set their own affinity."""
 
     def __init__(self, pid: int, interrupts: Interrupts, now: float) -> None:
         self._pid, self._interrupts = pid, interrupts

@@ -1,7 +1,4 @@
-"""Running stacks of this user on this host, for programs that want to use one.
-
-A ready stack writes its addresses to a file in its run directory.
-"""
+"""Running stacks of this user on this host. A ready stack writes its addresses to a file in its run directory."""
 
 import os
 import re
@@ -22,10 +19,7 @@ _UNQUOTED = re.compile(r"[A-Za-z0-9/._~-]+")  # a gRPC target is a URI, which qu
 
 
 def reachable_folder(folder: Path) -> Path:
-    """The folder, or another path to it if a Unix socket's path there is too long or has quoted characters.
-
-    The other path is valid while this process lives.
-    """
+    """The folder, or while this process lives another path to it if a Unix socket's path there is invalid."""
     if _UNQUOTED.fullmatch(str(folder)) and len(os.fsencode(folder)) + ROOM_BYTES <= MAX_PATH_BYTES:
         return folder
     return Path(f"/proc/self/fd/{os.open(folder, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)}")
@@ -69,10 +63,7 @@ def publish_stack(run_dir: Path, http_url: str, grpc_address: str, mps_directory
 
 
 def running_stacks(base: Path | None = None) -> tuple[RunningStack, ...]:
-    """Running stacks, the newest first. base: folder of the run directories.
-
-    Ignores killed stacks, folders writable by others, and stacks of another protocol version.
-    """
+    """Running stacks of this protocol version, the newest first. base: folder of the run directories."""
     folder = base or run_folders()
     if not _is_ours_alone(folder):
         return ()

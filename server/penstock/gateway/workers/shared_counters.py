@@ -1,7 +1,4 @@
-"""Counters that a gateway's processes share in mapped memory: limits, client quotas, heartbeats.
-
-Lock-free: each number has one writer and is written atomically. Sums may be one request old.
-"""
+"""Lock-free counters that a gateway's processes share in mapped memory. Each number has one writer."""
 
 import mmap
 import os
@@ -268,8 +265,7 @@ class _LastBeat:
 class Heartbeats:
     """Finds processes that hang. Call `look` each HEARTBEAT_LOOK_S. Sans-IO: `now` is monotonic seconds.
 
-    A late look adds no more silence than a punctual one, so that no process counts as silent after the machine was
-    suspended.
+    A late look adds no more silence than a punctual one, for example after the machine was suspended.
     """
 
     def __init__(self) -> None:

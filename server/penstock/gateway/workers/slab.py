@@ -1,7 +1,4 @@
-"""Shared memory that the engine reads without a copy: the file and its leases.
-
-The file has a name only while an engine opens it, so nothing stays in /dev/shm after a kill.
-"""
+"""Shared memory that the engine reads without a copy. It has a file name only while an engine opens it."""
 
 import contextlib
 import errno
@@ -88,10 +85,7 @@ def _sized_memory(name: str, descriptor: int, size_bytes: int) -> SlabMemory:
 
 @contextlib.contextmanager
 def named_memory(size_bytes: int, folder: Path = SHARED_MEMORY) -> Iterator[SlabMemory]:
-    """A locked file in /dev/shm, removed after the block. Raises OSError.
-
-    Also removes unlocked files of this kind, which killed processes left.
-    """
+    """A locked file in /dev/shm, removed after the block. Also removes files of killed processes. Raises OSError."""
     _remove_stale_files(folder)
     name, descriptor = _named_file(folder)
     try:
@@ -218,10 +212,7 @@ class SlabLease:
 
 
 class SharedSlab:
-    """See penstock.protocol.shared_memory.Slab. It has no room until `renew`.
-
-    call_later: the event loop's. New memory is a new generation; earlier leases stay valid.
-    """
+    """See penstock.protocol.shared_memory.Slab. It has no room until `renew`; earlier leases then stay valid."""
 
     def __init__(self, call_later: Callable[[float, Callable[[], None]], object]) -> None:
         self._call_later = call_later

@@ -1,7 +1,4 @@
-"""Parts of the core's slab for workers and client processes, which pass tensors by offset.
-
-Also the limits on client processes: other programs of this host and user whose inferences the core runs.
-"""
+"""Parts of the core's slab for workers and client processes, and limits of client processes."""
 
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass, replace
@@ -98,10 +95,7 @@ class SlabPartitions:
             part.lease.release_later()
 
     def in_full(self, request: InferRequest, peer: Hashable) -> InferRequest:
-        """The request with the bytes of tensors that were passed by address.
-
-        Raises EngineUnavailable for an address of an earlier slab, InvalidRequest for one outside the peer's part.
-        """
+        """The request with the bytes of tensors passed by address. Raises EngineUnavailable, InvalidRequest."""
         if not [tensor for tensor in request.inputs if tensor.place is not None]:
             return request
         part = self._parts.get(peer)

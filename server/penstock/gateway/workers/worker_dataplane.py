@@ -8,10 +8,7 @@ from penstock.protocol.request_checks import EncodedCall, ImageInput
 
 
 class WorkerDataPlane(DataPlane):
-    """Forwards to the core: the repository, clients' shared memory, and an embedded engine (is_engine_in_core).
-
-    The core admits and counts such requests; here they use no slot.
-    """
+    """Forwards to the core: the repository, clients' shared memory, and an embedded engine (is_engine_in_core)."""
 
     def __init__(self, parts: PlaneParts, core: CoreRelay, *, is_engine_in_core: bool) -> None:
         super().__init__(parts)

@@ -31,10 +31,7 @@ class AddressUnavailable(OSError):
 
 
 class WorkerProcesses:
-    """`count` workers. Their addresses are reserved from the start, so that they stay ours during a replacement.
-
-    on_change: called when a worker is ready, and when one has died.
-    """
+    """`count` workers, whose addresses stay reserved. on_change: called when a worker is ready or died."""
 
     def __init__(self, settings_json: str, run_dir: Path, addresses: tuple[Address, ...], count: int) -> None:
         """Raises AddressUnavailable."""
