@@ -65,8 +65,7 @@ class OpeningGate(Generic[Key]):
 
 
 class Outage:
-    """State of retries after a failure, with the backoff's pauses. `lost` counts losses in total; times are monotonic
-    seconds."""
+    """State of retries after a failure. `lost` counts losses in total; times are monotonic seconds."""
 
     def __init__(self, backoff: Backoff) -> None:
         self.lost = 0

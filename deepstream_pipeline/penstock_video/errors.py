@@ -80,8 +80,7 @@ class GpuFailed(PipelineError):
 
 
 class GpuFull(GpuFailed):
-    """The GPU has no memory or decoders left. Raised by gpu and decode. The CPU decodes if allowed, else it is
-    retried."""
+    """The GPU has no memory or decoders left. Raised by gpu and decode; the CPU decodes, or it is retried."""
 
     reason = "gpu_full"
 

@@ -54,8 +54,7 @@ class Sink(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Extension:
-    """A user's tracker or sink, module:Class in the settings. new: the class, called with `options` if it has a model
-    `Options`."""
+    """A user's tracker or sink, module:Class in the settings. options: of its model `Options`, if any."""
 
     type: str
     new: Callable[..., Any] = field(repr=False)
@@ -72,8 +71,7 @@ class Extension:
 
 
 class PipelineControl(Protocol):
-    """Control of a running pipeline, for the API and the command. Thread-safe; no call waits for a camera. Raises
-    UnknownSource, SourceExists, RuleRefused, TooManySources."""
+    """Control of a running pipeline. Thread-safe; no call waits for a camera. Raises errors of errors.py."""
 
     def add(self, source: SourceConfig) -> None: ...
 
@@ -84,8 +82,7 @@ class PipelineControl(Protocol):
     def resume(self, source_id: str) -> None: ...
 
     def record(self, source_id: str, *, before_s: float, after_s: float) -> str:
-        """Starts a recording from before_s ago to after_s from now; returns its file path. Raises NotSetUp,
-        SourceNotOpen if the source has nothing to record, and SourceNotRecordable."""
+        """Starts a recording; returns its file path. Raises NotSetUp, SourceNotOpen, SourceNotRecordable."""
         ...
 
     def statistics(self) -> tuple[SourceStatistics, ...]:

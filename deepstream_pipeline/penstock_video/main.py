@@ -54,8 +54,8 @@ class GpuSetup:
     absence: str = ""
 
     def sources(self, settings: GpuSettings, engine: Engine, network: Network) -> tuple[GpuSources | None, str]:
-        """How the GPU decodes sources, or None and why not. Tries how rows get to the engine; raises InferFailed if the
-        settings require a way that is not available."""
+        """How the GPU decodes sources, or None and why not. Raises InferFailed if a required hand-over is
+        impossible."""
         if self.device is None:
             return None, self.absence
         why = device_rows.why_not(network.prepare_spec)
@@ -175,8 +175,7 @@ class Program:
         return self._pipeline
 
     def prepare(self) -> None:
-        """Loads the models and checks the settings against them. Touches no file. Raises InvalidSettings with positions
-        for unknown classes; ModelUnusable for a model."""
+        """Loads the models and checks the settings. Touches no file. Raises InvalidSettings, ModelUnusable."""
         try:
             self._models = self._prepared()
         except BaseException:
@@ -278,8 +277,7 @@ class Program:
         )
 
     def wait(self, timeout_s: float) -> bool:
-        """Returns whether every source is over; never without sources if the API may add one. Raises PipelineError if
-        the program cannot continue."""
+        """Whether every source is over; False if the API may add the first. Raises PipelineError on a fatal error."""
         return self._pipeline is None or self._pipeline.wait(timeout_s)
 
     def stop(self, grace_s: float) -> None:

@@ -281,8 +281,7 @@ class InFlightLimit:
         return max(ANSWERED * self._max_latency_s - took_s, FRESH * self._max_latency_s)
 
     def of_batch(self, at_engine: int) -> int:
-        """Size limit of the next batch, 0 for none now; under a reduced limit half of it, so that one batch waits while
-        one is processed. at_engine: frames in flight."""
+        """Size limit of the next batch, 0 for none now; half of a reduced limit. at_engine: frames in flight."""
         at_most = self.frames if self.frames >= self._most else (self.frames + 1) // 2
         return max(min(self.frames - at_engine, at_most), 0)
 

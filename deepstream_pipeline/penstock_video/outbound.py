@@ -6,8 +6,7 @@ from penstock.outbound import OutboundPolicy
 
 
 def why_host_refused(host: str, outbound: OutboundPolicy) -> str:
-    """Why an address of this host may not be connected to; empty if all may, or if it cannot be resolved. Does not
-    notice a DNS answer that changes before the library's own lookup."""
+    """Why an address of this host may not be connected to, as of this DNS lookup; empty if it may, or is unknown."""
     try:
         found = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
     except (OSError, UnicodeError):

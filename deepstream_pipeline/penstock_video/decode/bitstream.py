@@ -176,8 +176,7 @@ def headers_of(packet: bytes, codec: str) -> Headers:
 
 
 def _units(packet: bytes, is_hevc: bool) -> Iterator[tuple[int, int, int]]:
-    """(begin, end, type) of each NAL unit up to a slice, which is assumed to last until the end; ends at invalid
-    data."""
+    """(begin, end, type) of each NAL unit, up to and with the first slice; ends at invalid data."""
     begin = packet.find(_START) + len(_START)
     for _ in range(_MOST_UNITS):
         if begin < len(_START) or begin >= len(packet) or packet[begin] & 0x80:  # forbidden_zero_bit

@@ -76,8 +76,7 @@ def orientation_of(frame: av.VideoFrame) -> Orientation:
 
 
 def _display_matrix(frame: av.VideoFrame) -> bytes | None:
-    """The display matrix in the frame's side data. Avoids frame.side_data, whose reference cycle would hold the frame's
-    memory until garbage collection."""
+    """The frame's display matrix, without frame.side_data, whose reference cycle would hold the frame's memory."""
     try:
         found = SideDataContainer(frame)  # type: ignore[call-arg]  # its stub lacks the constructor
     except ValueError:  # PyAV fails for side data types that are newer than its FFmpeg
@@ -129,8 +128,7 @@ class PictureSimilarity:
         self._before = None
 
     def look(self, thumbnail: Plane) -> tuple[int, bool]:
-        """Digest of the next picture's thumbnail (18, 64), and whether it begins another scene. digest: 64 bits, equal
-        for equal consecutive pictures, despite a grey level of noise."""
+        """Digest (64 bits) of the thumbnail (18, 64), equal for equal consecutive pictures, and whether it is a cut."""
         thumbnail = thumbnail.copy()  # it may be overwritten by the next call
         is_cut = self._is_cut(thumbnail)
         self._before = thumbnail
@@ -168,8 +166,7 @@ VideoPacket: TypeAlias = "av.Packet[VideoStream]"
 
 
 class PacketRefused(DecodeError):
-    """A packet yields no picture: it is damaged, or of another codec. By a Codec; the stream continues. is_fatal:
-    damage alone does not explain it; if it happens again, the codec is unusable."""
+    """A packet yields no picture. Raised by a Codec; the stream continues. is_fatal: not by damage alone."""
 
     reason = "packet_refused"
 
@@ -205,8 +202,7 @@ class Codec(Protocol):
         """CPU or NVDEC."""
 
     def decode(self, packet: "VideoPacket | None") -> list[Decoded]:
-        """Pictures that this packet completed, in display order; with None, all that are left. Raises PacketRefused;
-        NeedsCpu if the GPU does not support the stream; GpuFull."""
+        """Pictures completed by this packet, or all that are left. Raises PacketRefused, NeedsCpu, GpuFull."""
 
     def reset(self) -> None:
         """Drops pending data: the next packet is from another position of the stream."""

@@ -109,8 +109,8 @@ class DecodeOptions:
 
 
 def relay_for(uri: str, options: DecodeOptions) -> "Relay | None":
-    """The relay for the source's connections; None if FFmpeg connects by itself, to sources that the operator named,
-    whose host is checked here. Raises SourceNotAllowed, SourceUnavailable."""
+    """The relay for the source's connections; None if FFmpeg may connect. Raises SourceNotAllowed,
+    SourceUnavailable."""
     kind, outbound = kind_of(uri), options.outbound
     if kind in {UriKind.FILE, UriKind.DEVICE}:
         return None
@@ -128,8 +128,7 @@ def relay_for(uri: str, options: DecodeOptions) -> "Relay | None":
 
 
 def open_container(uri: str, options: DecodeOptions, relay: "Relay | None" = None) -> InputContainer:
-    """The opened source, read through the relay (from relay_for). Raises SourceNotAllowed, SourceRefused,
-    SourceUnavailable, DecodeError."""
+    """The opened source. Raises SourceNotAllowed, SourceRefused, SourceUnavailable, DecodeError."""
     kind = kind_of(uri)
     name, format_name = relay.uri if relay is not None else uri, None
     if kind is UriKind.FILE:
@@ -163,8 +162,7 @@ def pictures_of(container: InputContainer, uri: str) -> VideoStream:
 
 
 def set_threads(context: VideoCodecContext, threads: int, *, is_live: bool) -> None:
-    """Sets decoder threads: several only if their latency (a frame each) does not matter; at most half of the cores,
-    since the engine needs the others."""
+    """Sets decoder threads: several only if their latency (a frame each) does not matter."""
     own_choice = 1 if is_live else min(max(len(os.sched_getaffinity(0)) // 2, 1), MOST_FILE_THREADS)
     context.thread_count = threads or own_choice
     context.thread_type = "SLICE" if is_live else "AUTO"

@@ -82,8 +82,7 @@ class Decoder:
     def __init__(
         self, uri: str, options: DecodeOptions, first_pts_s: float = 0.0, codecs: MakeCodec = SoftwareCodec
     ) -> None:
-        """Opens the source. codecs: makes the decoder. Raises SourceNotAllowed, SourceRefused, SourceUnavailable,
-        DecodeError, and NeedsCpu if `codecs` does."""
+        """Raises SourceNotAllowed, SourceRefused, SourceUnavailable, DecodeError, and what `codecs` raises."""
         self._uri, self._options, self._codecs = uri, options, codecs
         self._kind = kind_of(uri)
         self._damage = Damage()
@@ -111,8 +110,7 @@ class Decoder:
         return self._stream
 
     def packets(self) -> Iterator[VideoPacket]:
-        """Packets until the stream's end; the last are empty. May be called again after an error. Raises
-        SourceUnavailable on timeout, DecodeError if nothing more can be read."""
+        """Packets until the end; the last are empty. Resumable after errors. Raises SourceUnavailable, DecodeError."""
         while True:
             try:
                 yield from self._container.demux(self._stream)
@@ -128,24 +126,21 @@ class Decoder:
             return
 
     def arrival_s(self, packet: VideoPacket) -> float | None:
-        """When a camera would send the packet, in strictly increasing seconds, across rewinds; None for an empty one.
-        Call it once per packet, in order."""
+        """When a camera would send the packet (increasing seconds), or None if empty. Call it once per packet."""
         if not packet.size:
             return None
         ticks = packet.pts if packet.dts is None else packet.dts
         return self._arrivals.stamp(seconds_of(ticks, packet.time_base))
 
     def decode(self, packet: VideoPacket) -> list[Picture]:
-        """Pictures that this packet completed, often none or one. Raises DecodeError if there will never be one;
-        NeedsCpu if the GPU does not support the stream; GpuFull."""
+        """Pictures that this packet completed, often none or one. Raises DecodeError, NeedsCpu, GpuFull."""
         self._let_retired_go()
         if packet.is_corrupt:  # its frame, if any, is marked, too
             self._damage.bad_packets += 1
         return self._decode(packet)
 
     def rewind(self) -> None:
-        """Seeks to the beginning, or reopens if that is unsafe. The next picture is_new. Raises as the constructor
-        does."""
+        """Seeks to the beginning, or reopens. The next picture is_new. Raises as the constructor does."""
         try:
             if not self._container.format.name.startswith(_SEEKABLE):
                 raise StreamEnded("it cannot seek")

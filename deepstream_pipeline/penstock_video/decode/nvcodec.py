@@ -68,8 +68,7 @@ _MACROBLOCK = 16  # side in pixels; decoders count their limit in macroblocks
 
 
 class Surface(NamedTuple):
-    """A cropped picture (NV12) in display order. stamp: the lowest in the decoder. luma, chroma: addresses; pitch:
-    bytes per line."""
+    """A cropped NV12 picture in display order. luma, chroma: addresses; pitch: bytes per line."""
 
     stamp: int
     luma: int
@@ -83,8 +82,7 @@ class NvCodec(Protocol):
     """One decoder. Its surfaces are valid until the next call."""
 
     def decode(self, data: bytes, stamp: int) -> list[Surface]:
-        """data: a packet, Annex B. stamp: its display order. Raises PacketRefused, fatal, if the decoder fails;
-        NeedsCpu if the GPU does not support the stream; GpuFull, at the first packet, if the GPU is full."""
+        """data: Annex B. stamp: display order. Raises PacketRefused (fatal), NeedsCpu, GpuFull at the first packet."""
 
     def flush(self) -> list[Surface]:
         """The remaining pictures; decoding may continue at a keyframe."""
@@ -97,8 +95,7 @@ class OpenNvCodec(Protocol):
     """Opens decoders."""
 
     def __call__(self, codec: str, stream: int, size: tuple[int, int]) -> NvCodec:
-        """codec: h264 or hevc, 8 bit, 4:2:0. stream: the CUDA stream of its copies. size: (width, height). Raises
-        NeedsCpu if unsupported, GpuFull if there is no room now."""
+        """codec: h264 or hevc, 8 bit, 4:2:0. stream: CUDA stream. size: (width, height). Raises NeedsCpu, GpuFull."""
 
 
 class NvdecOpener:

@@ -27,8 +27,7 @@ _PLAIN = ("yuv420p", "yuvj420p")
 
 @dataclass(frozen=True, slots=True)
 class NvdecCodecs:
-    """Makes NvdecCodecs (a MakeCodec). stream: the CUDA stream in whose order pictures are complete. errors: the
-    library's messages about concealed pictures; None to mark none."""
+    """Makes NvdecCodec objects (a MakeCodec). stream: CUDA stream of the pictures. errors: None to mark no damage."""
 
     open: OpenNvCodec
     stream: int = 0
@@ -127,8 +126,7 @@ class NvdecCodec:
         self._let_retired_go()
 
     def _is_before_joined(self, packet: VideoPacket, headers: Headers, raw_s: float | None) -> bool:
-        """Whether it precedes the keyframe at which the decoder began, and depends on earlier data. FFmpeg drops it,
-        too."""
+        """Whether it precedes the first keyframe and depends on earlier data; FFmpeg drops it, too."""
         if not self._is_joining or self._awaits_key:
             return False
         if packet.is_keyframe:
@@ -146,8 +144,7 @@ class NvdecCodec:
         return []
 
     def _begin(self, packet: VideoPacket, headers: Headers) -> list[Decoded]:
-        """Starts a decoder at this packet; returns pictures left in the one before. Raises GpuFull; NeedsCpu;
-        PacketRefused for the first refusal within a stream, since it may be damaged."""
+        """Starts a decoder at this packet; returns pictures left before. Raises GpuFull, NeedsCpu, PacketRefused."""
         sequence = headers.sequence or self._held.sequence
         try:
             look = self._looked_at(packet)

@@ -64,8 +64,7 @@ class DecodeErrors:
 
 
 def watch_stdout() -> DecodeErrors:
-    """Redirects the process's standard output to the result, once. Other output is lost, and so are lines that do not
-    fit into the pipe, which does not block."""
+    """Redirects standard output to the result, once. Lines that do not fit into the pipe are lost."""
     read_end, write_end = os.pipe()
     os.set_blocking(read_end, False)
     os.set_blocking(write_end, False)

@@ -54,8 +54,7 @@ class FinishedClip:
 
 @dataclass(frozen=True, slots=True)
 class ClipRequest:
-    """A clip to record, from before_s before its moment to after_s after it. moment_s: see `PacketRecorder.moment_of`;
-    None for the newest packet's."""
+    """A clip to record around its moment. moment_s: see `PacketRecorder.moment_of`; None for the newest packet's."""
 
     path: str
     before_s: float

@@ -45,8 +45,7 @@ class PtsTimeline:
         self._last_raw = None
 
     def stamp(self, raw_s: float | None, now: float | None = None) -> float:
-        """Source time of a frame with this stream time, or None; strictly increasing. now: monotonic seconds of a live
-        source's frame; None for a file."""
+        """Source time, strictly increasing. now: monotonic seconds of a live source's frame; None for a file."""
         passed_s = math.inf if now is None or self._last_now is None else max(now - self._last_now, 0.0)
         self._last_now = now
         if self._last is not None and self._last_raw is not None:
@@ -102,8 +101,7 @@ class Verdict(Enum):
 
 
 class Damage:
-    """Tracks damage. After a lost packet, frames are dropped until the next keyframe. A frame that the decoder repaired
-    is shown and marked, as are later ones until the next keyframe."""
+    """Tracks damage: frames are dropped after a lost packet, and marked after a repaired frame, until a keyframe."""
 
     def __init__(self) -> None:
         self.bad_packets = 0

@@ -54,8 +54,7 @@ def is_file(uri: str) -> bool:
 
 
 def is_live(uri: str) -> bool:
-    """Whether frames arrive in real time and are lost if not taken. For http: all addresses without a file extension;
-    Opened.is_live is exact."""
+    """Whether frames are lost if not taken. For http: no file extension; Opened.is_live is exact."""
     kind = kind_of(uri)
     if kind is UriKind.HTTP:
         return not urlsplit(uri).path.lower().endswith(FILE_SUFFIXES)

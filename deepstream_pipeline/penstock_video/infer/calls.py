@@ -72,8 +72,8 @@ class EngineClient(Protocol):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class RowResult:
-    """One row's outputs. place: its index in the response's batch, None if the whole response is this row's. error: why
-    there is no response."""
+    """One row's outputs. place: index in the response's batch, None for the whole response. error: why there is
+    none."""
 
     response: InferResponse | None
     place: int | None = None
@@ -127,8 +127,7 @@ class InputLease(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """One engine call. members: indices of the rows, in order. shape: of its input, with the batch axis if there is
-    one."""
+    """One engine call. members: row indices, in order. shape: with the batch axis if there is one."""
 
     members: tuple[int, ...]
     shape: tuple[int, ...]
@@ -147,8 +146,7 @@ class Loaded:
 
 
 def calls_of(network: Network, rows: Sequence[Row], most_bytes: int, most_card_bytes: int = 0) -> list[Call]:
-    """Groups rows into calls of equal shape and memory. most_bytes, most_card_bytes: limit of a call, by memory; a
-    single row may be larger."""
+    """Groups rows into calls of equal shape and memory, each up to most_bytes (most_card_bytes) or a single row."""
     calls: list[Call] = []
     for is_on_card, most in ((False, most_bytes), (True, most_card_bytes)):
         indices = [index for index, row in enumerate(rows) if isinstance(row, DeviceRow) is is_on_card]
@@ -317,8 +315,7 @@ class Watchable(Protocol):
 
 
 async def log_outages(line: Watchable, engine: str) -> None:
-    """Polls and logs outages until cancelled; start it after the first response. Outages between two polls are not
-    logged. engine: its title for the log."""
+    """Polls and logs outages until cancelled; start it after the first response. engine: its title for the log."""
     while True:
         await _until(line, is_up=False)
         gone_at = time.monotonic()

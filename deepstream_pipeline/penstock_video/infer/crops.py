@@ -61,8 +61,7 @@ class SecondaryPlan:
         self._segment: int | None = None
 
     def due(self, frame: Frame, tracks: Tracks) -> list[int]:
-        """Indices of tracks to classify in this frame, the largest first: new ones, grown ones, and those whose
-        interval is over, unless an answer is pending."""
+        """Indices of tracks to classify, the largest first: new, grown or due ones without a pending answer."""
         if frame.segment != self._segment:  # trackers reuse no identity: this only frees memory
             self._segment = frame.segment
             self._known = {key: known for key, known in self._known.items() if known.is_asked}
@@ -73,8 +72,7 @@ class SecondaryPlan:
         return found[:MAX_CROPS]
 
     def cut(self, network: Network, image: ByteArray, frame: Frame, tracks: Tracks) -> list[Crop]:
-        """Crops of due tracks, which count as classified from now on; call `take` for each. image: (H, W, 3) uint8 RGB,
-        only read here."""
+        """Crops of due tracks, which then count as classified; call `take` for each. image: (H, W, 3) uint8 RGB."""
         crops: list[Crop] = []
         for index in self.due(frame, tracks):
             box = tracks.detections.xyxy[index]
@@ -134,8 +132,7 @@ class SecondaryPlan:
 
 
 def crop_row(image: ByteArray, xyxy: Sequence[float] | np.ndarray, spec: PrepareSpec) -> RowArray | None:
-    """The network's input for this part of the picture; None if it lies outside. image: (H, W, 3) uint8 RGB. xyxy: in
-    its pixels, extended to whole pixels."""
+    """The network's input for this part of the image, (H, W, 3) uint8 RGB; None if it lies outside."""
     height, width = image.shape[:2]
     left, top = max(int(np.floor(xyxy[0])), 0), max(int(np.floor(xyxy[1])), 0)
     right, bottom = min(int(np.ceil(xyxy[2])), width), min(int(np.ceil(xyxy[3])), height)

@@ -127,8 +127,7 @@ class Engine:
             ) from error
 
     def network(self, name: str, timeout_s: float, version: str = "") -> Network:
-        """The model; waits while it loads. Raises ModelUnusable if it does not exist or is no image model, InferFailed
-        on timeout."""
+        """The model; waits while it loads. Raises ModelUnusable, and InferFailed on timeout."""
         life = self._life
         if life is None:
             raise InferFailed(f"the engine {self.reason}")
@@ -143,8 +142,8 @@ class Engine:
         return network
 
     def hand_over(self, network: Network, wish: RowMemory) -> RowMemoryChoice:
-        """The memory for the network's rows; rows on the GPU are refused before this allows them. Takes seconds; not on
-        its own thread. Raises InferFailed, with the reason, if DEVICE is required and impossible."""
+        """Memory for the network's rows, by a trial of seconds. Raises InferFailed if DEVICE is required and
+        impossible."""
         if wish is RowMemory.HOST:
             return RowMemoryChoice(RowMemory.HOST, "the settings say host")
         reason = self._why_not_on_card(network)

@@ -28,8 +28,7 @@ Result = TypeVar("Result")
 
 
 class Copier(Executor):
-    """An executor with one thread, in order of submission. Program exit does not wait for it, since a stuck GPU would
-    block."""
+    """An executor with one thread, which program exit does not wait for, since a stuck GPU would block it."""
 
     def __init__(self, name: str) -> None:
         self._calls: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
@@ -77,8 +76,7 @@ class GpuMemoryClient:
     engine lost it: by a restart, or after an hour without use."""
 
     def __init__(self, place: EngineAddress, device: Device, size_bytes: int) -> None:
-        """size_bytes: of the memory. Raises GpuFailed if the GPU has too little, InvalidRequest for an invalid
-        address."""
+        """size_bytes: of the memory. Raises GpuFailed if the GPU has too little, InvalidRequest for the address."""
         self._device = device
         self._slab = DeviceSlab(device, size_bytes, asyncio.get_running_loop().call_later)
         self._remote = GatewayClient(place, regions=(self._slab.name,))
@@ -126,8 +124,7 @@ class GpuMemoryClient:
         return await self._remote.infer(request)
 
     async def gather(self, rows: Sequence[DeviceRow]) -> DeviceLease:
-        """Copies the rows into shared memory; they may be overwritten afterwards. Raises InferRefused if there is no
-        room, InferFailed if the GPU fails."""
+        """Copies the rows into shared memory. Raises InferRefused if there is no room, InferFailed if the GPU fails."""
         lease = self._lease(sum(row.nbytes for row in rows))
         copying = asyncio.get_running_loop().run_in_executor(self._copier, self._gather, rows, lease)
         await self._copied(copying, lease)

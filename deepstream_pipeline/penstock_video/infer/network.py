@@ -157,8 +157,7 @@ class ParsedRow(Protocol):
 
 
 def detections_of(network: ParsedNetwork, answer: ParsedRow, index: int, width: int, height: int) -> Detections:
-    """A detector's objects in the row's frame, a source of width x height pixels; highest score first. Raises
-    InferFailed if the row was not answered, or the outputs are invalid."""
+    """A detector's objects in a frame of width x height pixels; highest score first. Raises InferFailed."""
     seen = _parsed(network, answer, index, geometry_of(width, height, network.card.prepare_spec))
     if isinstance(seen, Classes):
         raise InferFailed(f"model {network.name!r} says what a whole picture is, and not where things are in it")

@@ -10,10 +10,8 @@ class EngineAddress:
     """Address of the engine.
 
     run_dir: of a stack on this host (penstock.gateway.workers.running_stacks), used by its socket and slab; None for a
-    gateway used by its ports. http_url: https:
-
-    makes both ports TLS. grpc_address: host:port. api_key: sent to a gateway's ports. is_own: started for this run, and
-    ends with it. mps_directory: of the engine's MPS daemon; "" without MPS, or if unknown.
+    gateway used by its ports. http_url: with https both ports use TLS. api_key: sent to a gateway's ports. is_own:
+    started for this run, and ends with it. mps_directory: of the engine's MPS daemon; "" without MPS, or if unknown.
     """
 
     run_dir: Path | None
@@ -38,8 +36,7 @@ class EngineAddress:
 
 
 class RowMemory(StrEnum):
-    """device: in GPU memory that the engine reads directly. host: in host memory. auto: device if a trial succeeds,
-    else host."""
+    """Where rows are: in GPU memory that the engine reads, or in host memory. auto: device if a trial succeeds."""
 
     AUTO = "auto"
     DEVICE = "device"

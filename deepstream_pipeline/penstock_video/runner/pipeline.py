@@ -116,8 +116,7 @@ class Pipeline:
         self._sources.start()
 
     def wait(self, timeout_s: float) -> bool:
-        """Whether every source ended within the time. Never without sources, since one may be added. Raises
-        PipelineError if a thread died."""
+        """Whether every source ended within the time; False without sources. Raises PipelineError if a thread died."""
         if not (self._sources.is_running and self._results.is_running):
             raise PipelineError("a thread of the pipeline failed, and nothing comes any more; the log says why")
         return self._wait(lambda: bool(self._ways) and self._is_over(), timeout_s)
@@ -153,8 +152,7 @@ class Pipeline:
         log.info("source added", source=source.source_id, uri=redacted(source.uri))
 
     def take_in(self, source: SourceConfig, section: object = None) -> None:
-        """Adds an initial source. section: its own analytics. Raises SourceNotAllowed for its ID, SourceExists,
-        TooManySources, RuleRefused."""
+        """Adds an initial source. Raises SourceNotAllowed for its ID, SourceExists, TooManySources, RuleRefused."""
         require_source_id(source.source_id)
         with self._asking:
             self._refuse(source.source_id)

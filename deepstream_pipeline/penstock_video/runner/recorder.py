@@ -173,8 +173,7 @@ class SmartRecorder:
 
 
 def _open_source(source_id: str, sources: Sources) -> SourceSnapshot:
-    """The open source. Packets are cached in the decode process: there are none before it opens, and no new ones while
-    paused."""
+    """The open source, since the decode process caches packets only while it is open and not paused."""
     source = next((one for one in sources.snapshot() if one.source_id == source_id), None)
     if source is None or not source.is_open or source.state is SourceState.PAUSED:
         state, why = (source.state, source.reason) if source is not None else (SourceState.CONNECTING, "")

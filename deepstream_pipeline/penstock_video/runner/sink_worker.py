@@ -215,14 +215,12 @@ class SinkWorker:
 
     @property
     def sentence(self) -> str:
-        """Why the sink failed, and how many results are missing. For a sink with a spool: those that did not reach
-        it."""
+        """Why the sink failed, and how many results are missing; for a spool, those that did not reach it."""
         is_counted = self.lost > 0 or not self.options.has_spool
         return f"{self.options.name} failed: {self.failure}" + (f" ({self.lost} results lost)" if is_counted else "")
 
     def put(self, item: FrameResult | EndOfSource, *, may_wait: bool) -> None:
-        """Queues a result. may_wait: `put` may wait for the sink, at most SINK_TIMEOUT_S, since no source is live. The
-        end of a source does not wait, and is never dropped."""
+        """Queues a result, waiting at most SINK_TIMEOUT_S if may_wait. The end of a source is never dropped."""
         if self.options.has_spool and not self._is_ended:
             self._guarded(item)
             return

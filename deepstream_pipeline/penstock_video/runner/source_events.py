@@ -76,8 +76,7 @@ log = structlog.get_logger(component="video")
 
 @dataclass(frozen=True, slots=True)
 class SourceEventsParts:
-    """way_of: a source's pipeline, None if unknown. note_last: called with a source's last state, before the dispatcher
-    gets its end."""
+    """way_of: a source's pipeline, or None. note_last: called with a source's last state, before its end."""
 
     dispatcher: Dispatcher
     metrics: VideoMetrics
@@ -175,8 +174,7 @@ def statistics_of(way: StreamPipeline) -> SourceStatistics:
 
 
 class Removed:
-    """Last statistics of sources removed at run time. Beyond `most` the oldest are merged, so that sums stay
-    correct."""
+    """Last statistics of sources removed at run time. Beyond `most` the oldest are merged, which keeps the sums."""
 
     OTHERS = "(others)"
 

@@ -295,8 +295,7 @@ def _analytics(root: Section, flags: Flags) -> Plain | None:
 
 
 def read_rules_file(path: Path, reading: Reading) -> Plain | None:
-    """The analytics section in a file, alone or under `analytics:`; not those of single sources. Raises
-    InvalidSettings."""
+    """The analytics section in a file, alone or under `analytics:`. Raises InvalidSettings."""
     below = replace(reading, file=str(path), folder=path.parent)
     node = read_document(path)
     root = Section(node, "", below)

@@ -36,8 +36,7 @@ class InvalidSourceUri(Exception):
 
 
 def expanded_uris(uri: str, folder: Path) -> tuple[str, ...]:
-    """The URI itself, or the sorted video files of a folder or pattern. folder: base of relative paths. Raises
-    InvalidSourceUri."""
+    """The URI, or the sorted video files of a folder or pattern. Raises InvalidSourceUri."""
     scheme = _SCHEME.match(uri)
     if scheme and (scheme[2] or scheme[1].lower() in SCHEMES):
         return (_address(uri, scheme[1].lower()),)

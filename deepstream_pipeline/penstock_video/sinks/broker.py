@@ -149,8 +149,7 @@ class BrokerSink:
         self._epoch += 1
 
     def close(self) -> None:
-        """Delivers the spool for at most CLOSE_S. Raises SinkFailed with the number and the reason if any message was
-        lost."""
+        """Delivers the spool for at most CLOSE_S. Raises SinkFailed if any message was lost, with number and reason."""
         with self._changed:
             if self._closing.is_set():
                 return

@@ -75,8 +75,7 @@ def missing(library: str, extra: str) -> SinkFailed:
 
 
 def require_allowed_peer(connected: socket.socket, host: str, outbound: OutboundPolicy) -> None:
-    """Checks the connected address, independent of DNS. Call it before sending data. Closes the socket and raises
-    LinkDown for an address that is not allowed; OSError if the peer has disconnected."""
+    """Closes the socket and raises LinkDown if its peer is not allowed; OSError if that has disconnected."""
     why = outbound.why_refused(host, connected.getpeername()[0])
     if why:
         connected.close()

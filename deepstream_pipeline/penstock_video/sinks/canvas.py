@@ -142,8 +142,7 @@ _LITTLE = 0.1  # of a label: covering the edge of another box by this hides no o
 
 
 class LabelPosition(NamedTuple):
-    """at: the upper left corner of a label. side: None inside its box, and without room beside it. is_free: it covers
-    no other label."""
+    """at: upper left corner. side: None inside the box or without room beside it. is_free: covers no other label."""
 
     at: Pixel
     side: Side | None

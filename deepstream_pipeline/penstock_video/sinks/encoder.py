@@ -1,7 +1,4 @@
-"""H.264 encoding by libx264 or NVENC, and the probe for NVENC.
-
-`python -m penstock_video.sinks.encoder` runs the probe in its own process, because a faulty driver may hang.
-"""
+"""H.264 encoding by libx264 or NVENC, and the probe for NVENC, a program since a faulty driver may hang."""
 
 import functools
 import re
@@ -144,8 +141,7 @@ def stream_encoder(
     codec: H264,
     sample_aspect_ratio: Fraction = SQUARE,
 ) -> Encoder:
-    """Encoder of a container's only stream, with even sides. Raises EncoderRefused, with the container then
-    unusable."""
+    """Encoder of a container's only stream. Raises EncoderRefused, with the container then unusable."""
     stream: VideoStream = container.add_stream(codec.value, options=quality.options(codec))
     set_up(stream.codec_context, size, sample_aspect_ratio)
     return Encoder(codec, stream, Pictures(size, key_every_s=quality.key_every_s))

@@ -15,8 +15,8 @@ log = structlog.get_logger(component="video")
 
 
 class Encoders:
-    """The encoders of one sink. Raises SinkFailed at once if NVENC is required and unavailable. lost: pictures dropped
-    because a required NVENC did not open."""
+    """The encoders of one sink. Raises SinkFailed at once if NVENC is required and unavailable. lost: dropped
+    pictures."""
 
     def __init__(self, kind: EncoderKind, sink: str, *, clock: Callable[[], float]) -> None:
         """sink: its name in the log. Probes NVENC, once per program, unless the CPU is configured."""
@@ -39,8 +39,7 @@ class Encoders:
         return H264.NVENC if self._has_nvenc else H264.X264
 
     def open(self, make: Callable[[H264], T]) -> T:
-        """The result of `make` with NVENC; with x264 if NVENC is not used or raises EncoderRefused. Raises SinkFailed
-        if NVENC is required; it is then retried after RETRY_S."""
+        """`make` with NVENC, else with x264. Raises SinkFailed if a required NVENC fails, until RETRY_S later."""
         if not self._has_nvenc:
             return make(H264.X264)
         if self._failure and self._clock() < self._again_at:

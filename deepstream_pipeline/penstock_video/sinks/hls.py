@@ -26,8 +26,7 @@ from penstock_video.types import ByteArray, Frame, FrameResult
 
 @dataclass(frozen=True, slots=True)
 class Segment:
-    """number: increases by one. has_gap: times or sizes differ from the segment before. time: of its first picture, ISO
-    8601."""
+    """number: increases by one. has_gap: times or sizes differ from the one before. time: of its first picture."""
 
     number: int
     duration_s: float
@@ -106,8 +105,7 @@ log = structlog.get_logger(component="video")
 
 @dataclass(frozen=True, slots=True)
 class HlsOptions:
-    """folder: of the playlists' folders. segment_s: duration of a segment; list_size: segments of a playlist. crf: of
-    x264, less is better; also NVENC's cq."""
+    """folder: of the playlists' folders. list_size: segments of a playlist. crf: of x264; also NVENC's cq."""
 
     folder: Folder
     segment_s: Annotated[float, Field(alias="segment-duration", ge=0.5, le=60)] = 2.0

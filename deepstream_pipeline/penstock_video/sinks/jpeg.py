@@ -39,8 +39,7 @@ class NvJpeg:
     """An encoder with its stream and memory, which grows to the largest picture. One thread at a time."""
 
     def __init__(self, device: Device, *, quality: int, library: Any = None) -> None:
-        """quality: 1 to 100, as in libjpeg. library: libnvjpeg; None to search for it. Raises GpuUnavailable if it is
-        missing, GpuFailed if it does not start."""
+        """quality: 1 to 100. library: libnvjpeg; None to search for it. Raises GpuUnavailable, GpuFailed."""
         self._library = _found_library() if library is None else library
         self._device = device
         self._handle, self._state, self._parameters = ctypes.c_void_p(), ctypes.c_void_p(), ctypes.c_void_p()
@@ -133,8 +132,7 @@ def _found_library() -> Any:
 
 
 def _candidates() -> Iterator[str]:
-    """Paths of pip's libraries (the folder changed with CUDA 13), which fit more drivers than the newest; then the
-    linker's paths and CUDA toolkits."""
+    """Paths of pip's libraries, which fit more drivers, then the linker's paths and CUDA toolkits."""
     package = find_spec("nvidia")
     for root in list(package.submodule_search_locations or ()) if package else []:
         yield f"{root}/cu13/lib/{_NAME}.13"
@@ -170,8 +168,7 @@ class JpegEncoder(Protocol):
 
 
 def jpeg_encoder(kind: JpegKind, device: Device | None) -> JpegEncoder:
-    """The encoder. device: the open GPU, or None. Raises SinkFailed if nvJPEG is required and unavailable; otherwise
-    logs why."""
+    """The encoder. device: the open GPU, or None. Raises SinkFailed if nvJPEG is required and unavailable."""
     if kind is JpegKind.CPU or (kind is JpegKind.AUTO and device is None):
         return SoftwareJpeg()
     if device is None:

@@ -35,8 +35,7 @@ def made_folder(folder: Path) -> Path:
 
 
 class SourceFolders:
-    """One source's files are in the folder itself, those of several in folders named after them. is_single: the program
-    started with one source; later ones get their own folders."""
+    """Output folder of each source: its own, or the folder itself for the only source at start (is_single)."""
 
     def __init__(self, folder: Path, *, is_single: bool) -> None:
         self.folder = folder

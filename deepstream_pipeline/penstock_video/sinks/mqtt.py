@@ -38,8 +38,7 @@ PLACEHOLDERS = ("{source_id}", "{kind}")
 
 @dataclass(frozen=True, slots=True)
 class MqttOptions(BrokerOptions):
-    """port: 1883, or 8883 with TLS. topic: may have {source_id} and {kind}. status_topic: for a retained "online" or
-    "offline"; "" for none."""
+    """port: 1883, or 8883 with TLS. topic: may have {source_id} and {kind}. status_topic: "" for none."""
 
     host: str
     port: Annotated[int, Field(ge=1, le=65_535)] = 0

@@ -175,8 +175,7 @@ class Osd:
         self._rules.pop(source_id, None)
 
     def draw(self, result: FrameResult, *, max_width: int = 0) -> ByteArray | None:
-        """The picture (H, W, 3) RGB with everything drawn, not wider than max_width (0: any); None without a picture.
-        Shared with other sinks: do not write to it."""
+        """The picture (H, W, 3) RGB with everything drawn, or None; shared and read-only. max_width: 0 for any."""
         image = result.frame.image
         if image is None:
             return None

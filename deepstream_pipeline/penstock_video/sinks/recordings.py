@@ -66,8 +66,7 @@ class FinishedRecording:
 
 @dataclass(slots=True)
 class _Running:
-    """until: in its source's video time. given_up_at: monotonic, once its time or its source is over. over: ended, but
-    not all its frames were observed yet."""
+    """until: in its source's video time. given_up_at: monotonic. over: set while frames are still to be observed."""
 
     request: RecordRequest
     unix_s: float
@@ -129,8 +128,7 @@ class RecordPolicy:
         return []
 
     def passed(self, source_id: str, now: float, at: float) -> list[FinishedRecording]:
-        """Finished recordings whose frames were all observed, and recordings that were abandoned because their decode
-        process died. at: monotonic seconds."""
+        """Recordings whose frames were all observed, and those of dead decode processes. at: monotonic seconds."""
         over = {path for path, one in self._running.items() if at > one.given_up_at}
         for path, one in self._running.items():
             if one.request.source_id == source_id and now >= one.until:
@@ -251,8 +249,7 @@ class RecordingsFolder:
         self._index = LineFile(self._folder / "recordings.jsonl")
 
     def add(self, recording: FinishedRecording, now: float, *, running: Iterable[str] = ()) -> None:
-        """Adds it to the index, and deletes the oldest recordings over the quota, except itself and running ones.
-        Raises SinkFailed, once, if the index is not writable."""
+        """Adds it to the index, and deletes the oldest over the quota. Raises SinkFailed, once, if not writable."""
         self.keep_quota({*running, recording.path})
         failure = self._index.append([msgspec.json.encode(_line(recording))], now)
         if failure is not None:

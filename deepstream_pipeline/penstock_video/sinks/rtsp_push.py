@@ -64,8 +64,7 @@ def packed(message: Begin | Coded) -> bytes:
 def push(source: BinaryIO, tell: Callable[[str], None], alarm: Callable[[float], object]) -> None:
     """Pushes until the source ends. alarm(seconds) is called before each wait for the server, alarm(0) after it.
 
-    Raises FFmpegError, OSError, and LinkDown for an address that is not allowed. FFmpeg resolves the name again when it
-    connects; a changed answer is not noticed.
+    Raises FFmpegError, OSError, and LinkDown for an address that is not allowed.
     """
     first = _read(source)
     if first is None:

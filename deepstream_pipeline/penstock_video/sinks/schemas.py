@@ -101,8 +101,7 @@ def event_lines(result: FrameResult, schema: Schema = Schema.FULL) -> list[bytes
 
 
 def read_objects_line(line: bytes) -> FrameResult:
-    """The result of a "full" line, rounded, without events and without a picture. Raises ValueError for another
-    line."""
+    """The rounded result of a "full" line, without events and picture. Raises ValueError for another line."""
     read = _decode(line)
     captured = datetime.fromisoformat(read.time).timestamp()
     frame = Frame(

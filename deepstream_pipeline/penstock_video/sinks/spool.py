@@ -19,8 +19,7 @@ class Message:
 
 @dataclass(frozen=True, slots=True)
 class SpoolStatistics:
-    """depth, size_bytes: of waiting and taken messages. The others are totals: put = sent + dropped + refused +
-    depth."""
+    """depth, size_bytes: of waiting and taken messages. Totals: put = sent + dropped + refused + depth."""
 
     depth: int
     size_bytes: int

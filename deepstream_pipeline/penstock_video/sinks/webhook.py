@@ -51,8 +51,7 @@ class TimelyPost:
         self._pool.ConnectionCls = with_tls if self._pool.scheme == "https" else plain
 
     def post(self, body: bytes, headers: Mapping[str, str]) -> BaseHTTPResponse:
-        """The response, whose body is not read yet. Does not follow redirects. Raises urllib3's errors, OSError, and
-        LinkDown for an address that is not allowed."""
+        """The response, with an unread body; no redirects. Raises urllib3's errors, OSError, and LinkDown."""
         self._deadline.begin(self._timeout_s)
         return self._pool.urlopen(
             "POST",

@@ -1,10 +1,8 @@
 """A source's decode process: `python -m penstock_video.sources.child FD_SOCKET FD_RING`.
 
-The first message of its socket says what to open, so that no argument or variable contains a password. It writes
-decoded frames into the ring, and ends when its socket is closed. It may be killed at any time; only a recording's
-playable .part file remains.
-
-Start it in a thread that lives as long as its children: Linux kills them when that thread ends (PR_SET_PDEATHSIG).
+The first message of its socket says what to open, so that no argument or variable contains a password. It may be killed
+at any time; only a recording's playable .part file remains. Start it in a thread that lives as long as its children:
+Linux kills them when that thread ends (PR_SET_PDEATHSIG).
 """
 
 import ctypes

@@ -54,8 +54,7 @@ class ParentLink(ABC):
 
     @abstractmethod
     def end(self) -> None:
-        """Ends the link. Unread messages are read first, since closing would otherwise reset the socket and lose sent
-        ones."""
+        """Ends the link. Reads unread messages first, since closing would otherwise reset the socket."""
 
     @property
     def wants_images(self) -> bool:
@@ -78,8 +77,7 @@ class ParentLink(ABC):
             return cuts
 
     def take_slot(self, most: int, most_rows: int | None = None) -> int | None:
-        """A free slot of the ring; None if there is none, or the parent has `most` already. most_rows: for a slot with
-        only a row, the limit of such slots."""
+        """A free slot, or None if there is none or the parent has `most`. most_rows: limit of slots with only a row."""
         with self._changed:
             if not self._may_take(most, most_rows):
                 self._look()
@@ -205,8 +203,7 @@ class ThreadedLink(ParentLink):
 
 
 class PolledLink(ParentLink):
-    """The link of a camera in a shared process, used by its decoding thread only. Messages wait while the thread waits
-    for its stream, at most the read timeout."""
+    """The link of a camera in a shared process, read by its decoding thread while it does not wait for its stream."""
 
     def begin(self, beat: Callable[[], Beat]) -> None:
         self._beat, self._is_waiting = beat, False

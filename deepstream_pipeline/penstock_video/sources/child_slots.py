@@ -18,8 +18,7 @@ _LEAST_SLOTS = 2  # one is written while the parent reads another
 
 
 class Written(NamedTuple):
-    """row_shape: of the network's input, empty without a row. thumbnail: for PictureSimilarity, valid until the next
-    write."""
+    """row_shape: of the network's input, empty without a row. thumbnail: valid until the next write."""
 
     row_shape: tuple[int, ...]
     thumbnail: Pixels

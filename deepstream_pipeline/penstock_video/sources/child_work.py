@@ -268,8 +268,7 @@ class Work:
             self._errands()
 
     def _arrival(self, decoder: Decoder, packet: VideoPacket) -> float:
-        """Arrival time of the packet. A file in real time waits until the packet is due, and counts as punctual; delays
-        over a second are not caught up."""
+        """Arrival time of the packet; in a file played in real time its due time, for which this waits."""
         at_s = decoder.arrival_s(packet) if self._start.is_realtime else None
         if at_s is None:
             return time.monotonic()

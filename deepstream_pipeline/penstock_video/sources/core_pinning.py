@@ -18,8 +18,7 @@ _FILE_FLAGS = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
 def open_lock(name: str) -> int | None:
-    """Descriptor of the lock file, created if missing, not locked yet; the caller closes it. None if its folder is a
-    link, another user's, or writable by others."""
+    """Descriptor of the lock file, owned by the caller; None if others may write to its folder."""
     try:
         path = Path(tempfile.gettempdir()) / f"penstock-{os.getuid()}"
         with suppress(FileExistsError):
@@ -63,8 +62,7 @@ class OwnCore:
                 self._go(self._cores)
 
     def move(self, busy: Collection[int]) -> None:
-        """Moves the process to a free core that is not busy; without one, it may run on all cores but these. Does
-        nothing after `leave`."""
+        """Moves the process to a free core that is not busy, or off the busy cores. Does nothing after `leave`."""
         with self._lock:
             if self._is_left:
                 return
@@ -102,8 +100,7 @@ class OwnCore:
 
 
 def pin_to_own_core(interrupts: Interrupts) -> OwnCore | None:
-    """The core on which this thread and its later children stay; None if each core is taken or pinning is unavailable.
-    Call it once, before other threads start: existing ones are not moved."""
+    """The core on which this thread and its later children stay, or None. Call it once, before other threads start."""
     cores = sorted(os.sched_getaffinity(0))
     interrupted = mostly_interrupted(interrupts.by_core())
     taken = _take_one_of([core for core in cores if core not in interrupted]) or _take_one_of(

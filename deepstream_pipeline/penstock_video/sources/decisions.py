@@ -23,8 +23,7 @@ class Pace:
         self._owed = 0.0  # expected frames that did not arrive yet
 
     def count(self, now: float, frames: int, limit_fps: float | None) -> bool:
-        """Counts frames. Returns whether each of the last RUNAWAY_S seconds had more than limit_fps + MARGIN_FPS.
-        Seconds with late frames do not count."""
+        """Counts frames. Returns whether each of the last RUNAWAY_S seconds had too many, without late frames."""
         if self._begun_at is None:
             self._begun_at = now
         if self._buckets and now - self._buckets[-1][0] < _BUCKET_S:
@@ -53,8 +52,7 @@ class Pace:
         return self._seconds_too_many >= RUNAWAY_S
 
     def _settle(self, seconds: int, limit_fps: float) -> bool:
-        """Updates the number of late frames after a second; returns whether it had too many. seconds: since its
-        begin."""
+        """Updates the number of late frames after a second; returns whether it had too many."""
         owed = self._owed + seconds * limit_fps - self._in_second
         self._owed = min(max(owed, 0.0), CATCH_UP_S * limit_fps)
         return owed < 0.0 and self._in_second > limit_fps + MARGIN_FPS
@@ -65,8 +63,7 @@ class Pace:
 
 
 class Stillness:
-    """Detects a source that shows the same picture for too long; only reported, since a lobby at night may be still.
-    at: a live source's clock, or a file's pts."""
+    """Detects a source that shows the same picture for too long. at: a live source's clock, or a file's pts."""
 
     def __init__(self, frozen_after_s: float) -> None:
         self._frozen_after_s = frozen_after_s
@@ -95,8 +92,7 @@ class FrameNumbers:
         self._is_first = True
 
     def begin(self, now: float, *, is_live: bool) -> tuple[int, float, int]:
-        """Begins a process: its first frame number, pts and segment. A live source's pts includes the time in
-        between."""
+        """First frame number, pts and segment of a process. A live source's pts includes the time in between."""
         self._is_first, self._shift_s = True, 0.0
         if self.pts_s is None:
             return 0, 0.0, 0
@@ -132,8 +128,7 @@ ALONE = "alone"
 
 
 class DecoderChoice:
-    """Chooses the decoder of one source. wish: from its configuration. absence: why no GPU decodes, None if one does.
-    refusal: why the wish cannot be met, empty if it can."""
+    """Chooses the decoder of one source. absence: why no GPU decodes. refusal: why the wish cannot be met, or ""."""
 
     def __init__(self, wish: DecoderKind, absence: str | None) -> None:
         is_refused = wish is DecoderKind.NVDEC and absence is not None

@@ -19,8 +19,8 @@ _REAP_S = 0.5
 
 
 class DecodeHost:
-    """A process for several cameras, running once constructed. Raises OSError if it cannot be started. members: cameras
-    that are not closed yet. is_open: whether it takes another camera."""
+    """A running process for several cameras. Raises OSError if it cannot be started. members: cameras, not closed
+    yet."""
 
     def __init__(self, command: tuple[str, ...], places: int, company: str) -> None:
         self.places = places

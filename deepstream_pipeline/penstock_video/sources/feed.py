@@ -33,8 +33,7 @@ class _Slot:
 
 
 class Feed:
-    """Frames of one process. give_back: called with a slot, from any thread. device_ring: for rows in GPU memory, None
-    if they are in the ring. outside: slots in use."""
+    """Frames of one process. give_back: called with a slot, from any thread. outside: slots in use."""
 
     def __init__(
         self,

@@ -24,8 +24,8 @@ _BY_CPU = (EndReason.NEEDS_CPU, EndReason.NO_CARD)
 
 
 class Action(Enum):
-    """What the caller must do. start: start a process, then call `started`. stop: ask it to end. kill: kill it. hold,
-    go_on: send Hold."""
+    """What the caller must do. START: start a process, then call `started`. STOP: ask it to end. HOLD, GO_ON: send
+    Hold."""
 
     NONE = "none"
     START = "start"
@@ -37,8 +37,7 @@ class Action(Enum):
 
 @dataclass(frozen=True, slots=True)
 class LifecycleOptions:
-    """is_live, is_local: by the address, corrected once open. may_use_cpu: if NVDEC refuses the stream. Others: from
-    SourceConfig."""
+    """is_live, is_local: by the address, corrected once open. Others: from SourceConfig."""
 
     is_live: bool
     is_local: bool = False
@@ -298,8 +297,7 @@ class SourceLifecycle:
         return Action.KILL
 
     def _by_reason(self, now: float, reason: EndReason, text: str) -> None:
-        """Four cases: over for good; a wrong password, retried slowly; another decoder, which is no failure; others,
-        retried."""
+        """Four cases: over for good; a wrong password, retried slowly; another decoder; others, retried."""
         is_gone = reason is EndReason.UNAVAILABLE and self._options.is_local
         is_unreadable = reason is EndReason.DECODE and not self.is_live
         is_repeatable = self.is_live or self._options.is_loop or not self.frames

@@ -17,8 +17,7 @@ SHARED_DECODER = (sys.executable, "-P", "-m", "penstock_video.sources.shared_chi
 
 
 class DeviceRing(Protocol):
-    """GPU memory for the rows of one run of a source, in slots of equal size. handle: CUDA IPC handle for the decode
-    process."""
+    """GPU memory for the rows of one run, in slots of equal size. handle: CUDA IPC handle for the decode process."""
 
     @property
     def handle(self) -> bytes: ...
@@ -88,8 +87,8 @@ class SourceNeeds:
 
 
 class SourceListener(Protocol):
-    """Receives events on the thread that all sources share, so it must not block. Each source gets its events in order,
-    then on_ended once."""
+    """Receives events on the sources' thread, so it must not block. A source gets its events in order, then
+    on_ended."""
 
     def on_frame(self, prepared: PreparedFrame) -> None:
         """A frame. The receiver calls its `release`, from any thread."""

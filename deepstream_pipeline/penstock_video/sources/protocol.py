@@ -94,8 +94,8 @@ class Hold(DecodeMessage, frozen=True):
 
 
 class Cut(DecodeMessage, frozen=True):
-    """Parent → child: record packets from before_s before the frame until after_s after it. frame_num: negative for the
-    newest packet."""
+    """Child: record packets from before_s before the frame until after_s after it. frame_num: negative for the
+    newest."""
 
     path: str
     before_s: float
@@ -222,8 +222,7 @@ def image_offset(row_bytes: int) -> int:
 
 
 def new_ring(size: RingSize, name: str) -> int:
-    """Descriptor of new sealed memory, since a child that shrank it would cause SIGBUS here. Close-on-exec. Raises
-    OSError."""
+    """Descriptor of new memory, sealed since shrinking would cause SIGBUS here. Close-on-exec. Raises OSError."""
     descriptor = os.memfd_create(f"penstock-ring-{name}"[:200], os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
     try:
         os.ftruncate(descriptor, size.size_bytes)
@@ -235,8 +234,7 @@ def new_ring(size: RingSize, name: str) -> int:
 
 
 class Ring:
-    """One process's view of the memory. Owns the descriptor, also if it raises OSError. Arrays stay valid after
-    `close`."""
+    """One process's view of the memory. Owns the descriptor, also if it raises OSError. Arrays outlive `close`."""
 
     def __init__(self, descriptor: int, size: RingSize) -> None:
         self.size = size

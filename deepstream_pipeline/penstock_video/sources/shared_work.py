@@ -44,8 +44,7 @@ class DecoderTurns:
 
     @contextmanager
     def taken(self, meanwhile: Callable[[], None]) -> Iterator[None]:
-        """Waits for a turn and holds it in the context. meanwhile: called several times a second; its exception ends
-        the wait."""
+        """Holds a turn in the context. meanwhile: called several times a second; its exception ends the wait."""
         wait = _Wait(self._max_wait_s, meanwhile)
         with ExitStack() as held:
             if self._is_foremost(wait):

@@ -197,8 +197,7 @@ class Sources:
         self._open_next()
 
     def _rest(self) -> None:
-        """Sleeps briefly if the last wake-up was a moment ago. With 80 cameras of 30 frames/s this halves the time per
-        frame here, and saves wake-ups in their processes."""
+        """Sleeps briefly after a recent wake-up, to batch frames; with 80 cameras this halves the time per frame."""
         rest_s = self._woken_at + _REST_S - time.monotonic()
         if rest_s > 0.0:
             time.sleep(rest_s)
