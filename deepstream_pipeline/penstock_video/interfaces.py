@@ -61,7 +61,6 @@ class Extension:
     options: object | None = None
 
     def create(self) -> Any:
-        """A new object of the class."""
         return self.new() if self.options is None else self.new(self.options)
 
     @property

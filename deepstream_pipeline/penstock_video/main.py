@@ -169,7 +169,6 @@ class Program:
 
     @property
     def control(self) -> PipelineControl:
-        """The control interface that the API uses."""
         if self._pipeline is None:
             raise PipelineError("the video program has not started yet")
         return self._pipeline
@@ -265,7 +264,6 @@ class Program:
         return self._pipeline.statistics() if self._pipeline is not None else ()
 
     def removed(self) -> tuple[SourceStatistics, ...]:
-        """Last statistics of removed sources."""
         return self._pipeline.removed() if self._pipeline is not None else ()
 
     def sink_failures(self) -> tuple[str, ...]:

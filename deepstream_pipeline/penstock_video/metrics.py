@@ -187,7 +187,6 @@ class VideoMetrics:
             )
 
     def decoded(self, source: str, n: int = 1) -> None:
-        """Counts decoded frames."""
         if (series := self._of(source)) is not None:
             series.frames.inc(n)
 
@@ -197,17 +196,14 @@ class VideoMetrics:
             series.inferred.inc(n)
 
     def dropped(self, source: str, reason: DropReason, n: int = 1) -> None:
-        """Counts dropped frames."""
         if n and (series := self._of(source)) is not None:
             series.count("dropped_total", DropReason(reason).value, n)
 
     def restarted(self, source: str) -> None:
-        """Counts a restart."""
         if (series := self._of(source)) is not None:
             series.restarts.inc()
 
     def event(self, source: str, kind: str) -> None:
-        """Counts an event."""
         if (series := self._of(source)) is not None:
             series.count("events_total", str(kind))
 
@@ -272,7 +268,6 @@ class VideoMetrics:
             series.glass_to_event.observe(seconds)
 
     def forget(self, source: str) -> None:
-        """Removes a source's series."""
         with self._lock:
             self._gone[source] = None
             if len(self._gone) > _REMEMBERED:
@@ -286,7 +281,6 @@ class VideoMetrics:
         self._mux_wait.observe(seconds)
 
     def batch(self, size: int, reason: CloseReason) -> None:
-        """Observes a batch size."""
         self._batch_frames.observe(size)
         counter = self._batches.get(reason)
         if counter is None:
@@ -311,7 +305,6 @@ class VideoMetrics:
         self._of_sink(sink).dropped.inc(n)
 
     def sink_errors(self, sink: str, n: int = 1) -> None:
-        """Counts a failure of the sink."""
         self._of_sink(sink).errors.inc(n)
 
     def page(self) -> bytes:

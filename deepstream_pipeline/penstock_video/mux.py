@@ -271,7 +271,6 @@ class InFlightLimit:
 
     @property
     def frames(self) -> int:
-        """The current limit of frames."""
         return int(self._frames)
 
     @property

@@ -219,7 +219,6 @@ class SoftwareCodec:
     """FFmpeg's decoder, with the threads of its context."""
 
     def __init__(self, stream: VideoStream, context: VideoCodecContext) -> None:
-        """Supports every stream that FFmpeg knows."""
         self._context, self._time_base = context, stream.time_base
 
     @property
@@ -227,7 +226,6 @@ class SoftwareCodec:
         return DecoderKind.CPU
 
     def decode(self, packet: "VideoPacket | None") -> list[Decoded]:
-        """See Codec."""
         try:
             return [_decoded(frame, self._time_base) for frame in self._context.decode(packet)]
         except EOFError:
@@ -238,7 +236,6 @@ class SoftwareCodec:
             raise PacketRefused(_reason(error), is_fatal=True) from None
 
     def reset(self) -> None:
-        """See Codec."""
         self._context.flush_buffers()
 
     def close(self) -> None:

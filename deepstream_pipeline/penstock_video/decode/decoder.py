@@ -155,7 +155,6 @@ class Decoder:
         self._is_new, self._failed = True, 0
 
     def close(self) -> None:
-        """Closes the source."""
         self._let_retired_go()
         self._codec.close()
         self._let_container_go()

@@ -281,7 +281,6 @@ def _filter_of(name: str, stream: VideoStream) -> BitStreamFilterContext:
 
 
 def _look_of(frame: av.VideoFrame) -> _Look:
-    """Raises NeedsCpu."""
     layout = frame.format.name
     if layout not in _PLAIN:
         raise NeedsCpu(f"NVDEC is used for pictures of 8 bit and 4:2:0, and these are {layout}")

@@ -56,7 +56,6 @@ class Relay:
         return {"http_proxy": f"http://127.0.0.1:{self.port}"} if self._kind is UriKind.HTTP else {}
 
     def close(self) -> None:
-        """Closes its connections."""
         with suppress(RuntimeError):  # it has ended already
             self._loop.call_soon_threadsafe(self._over.set)
         self._thread.join(self._timeout_s)

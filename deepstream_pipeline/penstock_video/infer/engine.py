@@ -293,7 +293,6 @@ class Engine:
         task.add_done_callback(life.tasks.discard)
 
     async def _serve(self, life: _Loop, job: _Job, loaded: Sequence[Loaded], to_gather: Sequence[Call]) -> None:
-        """Root of a job's task."""
         try:
             if to_gather:
                 loaded = (*loaded, *await self._gathered(life, job, loaded, to_gather))

@@ -37,7 +37,6 @@ class Copier(Executor):
     def submit(
         self, fn: Callable[Arguments, Result], /, *args: Arguments.args, **kwargs: Arguments.kwargs
     ) -> "Future[Result]":
-        """See Executor."""
         future: Future[Result] = Future()
 
         def call() -> None:

@@ -82,7 +82,6 @@ class StreamPipeline:
         self.last_at = captured_at
 
     def note_events(self, result: FrameResult) -> None:
-        """Counts the events of a delivered frame."""
         for event in result.analytics.events:
             label = None if event.class_id is None else result.label(event.class_id)
             self.events.update(event_keys(event.kind, event.rule, label))
@@ -148,7 +147,6 @@ class Dispatcher:
         self._changed = threading.Condition()
 
     def add(self, way: StreamPipeline) -> None:
-        """Registers a source."""
         with self._changed:
             self._ways[way.source_id] = way
             self._cameras += way.policy is not DropPolicy.BLOCK

@@ -107,7 +107,6 @@ class Pipeline:
     # life
 
     def start(self) -> None:
-        """Starts the threads."""
         if self._parts.recorder is not None:
             self._parts.recorder.start()
         for outlet in self._parts.outlets:

@@ -47,7 +47,6 @@ class SourceGauges:
         self._metrics.prepare_s(source_id, max(prepare_s, 0.0) / frames, frames)
 
     def refresh(self, snapshots: Iterable[SourceSnapshot], processes: Sequence[ProcessSnapshot]) -> None:
-        """Sets gauges from current statistics."""
         for decoder in DECODERS:
             self._metrics.decode_processes(decoder, sum(process.decoder == decoder for process in processes))
         for snapshot in snapshots:
@@ -59,7 +58,6 @@ class SourceGauges:
                 self._metrics.restarted(snapshot.source_id)
 
     def forget(self, source_id: str) -> None:
-        """Forgets a removed source."""
         with self._lock:
             self._last_counts.pop(source_id, None)
 

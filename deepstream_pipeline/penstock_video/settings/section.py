@@ -186,7 +186,6 @@ class Section:
 
     @property
     def given(self) -> tuple[str, ...]:
-        """The keys that are present."""
         return tuple(self._values)
 
     def close(self) -> None:

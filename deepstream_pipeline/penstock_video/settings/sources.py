@@ -220,7 +220,6 @@ class Draft:
 
     @property
     def configured_id(self) -> str:
-        """The configured ID; empty if not given."""
         return self.settings.config.source_id
 
 

@@ -69,7 +69,6 @@ class Canvas:
         cv2.rectangle(self.picture, first, second, colour, self.line_px)
 
     def polyline(self, points: Points, colour: Colour, *, width_px: int = 0, is_closed: bool = False) -> None:
-        """Lines from point to point."""
         array = np.asarray(points, np.int32).reshape(-1, 1, 2)
         cv2.polylines(self.picture, [array], is_closed, colour, width_px or self.line_px, cv2.LINE_AA)
 
@@ -81,7 +80,6 @@ class Canvas:
             cv2.arrowedLine(self.picture, tail, head, colour, self.line_px, cv2.LINE_AA, 0, tip)
 
     def tint(self, polygon: list[Pixel], colour: Colour, strength: float) -> None:
-        """Tints the inside of a polygon."""
         array = np.array(polygon, np.int32)
         left, top = np.maximum(array.min(axis=0), 0).tolist()
         right, bottom = np.minimum(array.max(axis=0) + 1, (self.width, self.height)).tolist()

@@ -35,7 +35,6 @@ class Segment:
 
     @property
     def name(self) -> str:
-        """Its file's name."""
         return f"segment-{self.number}.ts"
 
 
@@ -151,7 +150,6 @@ class HlsSink:
         stream.write(picture, result.frame, self._clock())
 
     def end_source(self, source_id: str) -> None:
-        """Ends the source's playlist."""
         self._osd.drop_pictures(source_id)
         stream = self._streams.pop(source_id, None)
         if stream is None:

@@ -93,7 +93,6 @@ class RedisLink:
             self._ask(self._connect())
 
     def close(self) -> None:
-        """Closes the socket."""
         if self._client is not None:
             self._client.close()
             self._client = None

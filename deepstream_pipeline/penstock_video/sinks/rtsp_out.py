@@ -221,7 +221,6 @@ class _Push:
         self._input.close()
 
     def wait(self, until: float) -> None:
-        """Waits until the process has ended."""
         with suppress(subprocess.TimeoutExpired):
             self._process.wait(max(0.0, until - time.monotonic()))
         self.kill()

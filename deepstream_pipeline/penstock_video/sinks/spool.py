@@ -49,7 +49,6 @@ class Spool:
 
     @property
     def size_bytes(self) -> int:
-        """Size of all bodies in it."""
         return self._size_bytes
 
     @property

@@ -182,7 +182,6 @@ class VideoFile:
         return (size, sample_aspect_ratio) == self._shape and self._frames < FRAMES_A_FILE
 
     def write(self, picture: ByteArray, pts_s: float) -> None:
-        """Encodes and adds a picture."""
         self._container.mux(self._encoder.encode(picture, pts_s))
         self._frames += 1
 
@@ -221,15 +220,12 @@ class _Output:
         return len(block)
 
     def seek(self, position: int, whence: int = os.SEEK_SET) -> int:
-        """The new position."""
         return os.lseek(self._descriptor, position, whence)
 
     def tell(self) -> int:
-        """The position."""
         return os.lseek(self._descriptor, 0, os.SEEK_CUR)
 
     def read(self, count: int) -> bytes:
-        """Reads existing data."""
         return os.read(self._descriptor, count)
 
     def close(self) -> None:

@@ -64,7 +64,6 @@ class TimelyPost:
         )
 
     def close(self) -> None:
-        """Closes the connection."""
         self._pool.close()
 
 
@@ -178,7 +177,6 @@ class RetryBudget:
         self._filled_at: float | None = None
 
     def delivered(self, count: int) -> None:
-        """Adds delivered messages."""
         self._saved = min(BUDGET, self._saved + count * BUDGET_PER_MESSAGE)
 
     def take(self, now: float) -> bool:
@@ -268,7 +266,6 @@ class WebhookLink:
         return False
 
     def send(self, messages: Sequence[Message]) -> DeliveryOutcome:
-        """Sends one POST."""
         if not messages:
             return DeliveryOutcome()
         outcome = self._sent(messages)
@@ -302,7 +299,6 @@ class WebhookLink:
         """Does nothing."""
 
     def close(self) -> None:
-        """Closes the connection."""
         if self._connection is not None:
             self._connection.close()
             self._connection = None

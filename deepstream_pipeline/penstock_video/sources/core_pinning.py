@@ -119,7 +119,6 @@ def _take_one_of(cores: Collection[int]) -> tuple[int, int] | None:
 
 
 def _tasks() -> list[int]:
-    """Thread IDs of the process."""
     return [int(name) for name in os.listdir("/proc/self/task")]
 
 

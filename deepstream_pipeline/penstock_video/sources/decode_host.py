@@ -69,7 +69,6 @@ class DecodeHost:
         return how + (f", with {others} other camera{'s' * (others > 1)}" if others > 0 else "")
 
     def kill(self, fault: str) -> None:
-        """Kills it with all its cameras."""
         self._fault = self._fault or fault
         self._running.kill()
 
@@ -207,7 +206,6 @@ class DecodeHosts:
         return tuple(ProcessSnapshot(host.pid, "nvdec", len(host.members)) for host in self._hosts)
 
     def kill(self) -> None:
-        """Kills every process at once."""
         for host in self._hosts:
             host.kill("the program ends")
 

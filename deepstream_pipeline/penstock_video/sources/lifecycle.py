@@ -144,7 +144,6 @@ class SourceLifecycle:
         return self._kill(f"no frame for {options.reconnect_interval_s:g} s")
 
     def started(self, now: float) -> None:
-        """Records that the process was started."""
         self._forget_process()
         self.restarts += int(self._is_restart)
         self._phase, self._due = _Phase.OPENING, now + self._options.open_timeout_s + START_MARGIN_S

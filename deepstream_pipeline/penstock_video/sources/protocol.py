@@ -94,8 +94,7 @@ class Hold(DecodeMessage, frozen=True):
 
 
 class Cut(DecodeMessage, frozen=True):
-    """Child: record packets from before_s before the frame until after_s after it. frame_num: negative for the
-    newest."""
+    """Parent → child: record from before_s before the frame to after_s after it. frame_num: < 0 for the newest."""
 
     path: str
     before_s: float

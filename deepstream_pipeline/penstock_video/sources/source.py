@@ -130,7 +130,6 @@ class Source:
         self._do(self.watch.remove(now))
 
     def kill(self) -> None:
-        """Kills its process at once."""
         if self.process is not None:
             self.process.kill()
 

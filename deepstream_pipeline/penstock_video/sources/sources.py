@@ -56,7 +56,6 @@ class Sources:
     # from any thread
 
     def start(self) -> None:
-        """Starts the thread."""
         self._turned_at = time.monotonic()
         self._thread.start()
 
@@ -120,7 +119,6 @@ class Sources:
         return None if source is None else source.snapshot()
 
     def processes(self) -> tuple[ProcessSnapshot, ...]:
-        """The running decode processes."""
         shared = self._hosts.processes()
         of_many = {process.pid for process in shared}
         pids = [process.pid for source in list(self._sources.values()) if (process := source.process) is not None]

@@ -127,7 +127,6 @@ class DataPlane:
 
     @property
     def is_stopping(self) -> bool:
-        """Whether this gateway is stopping."""
         return self._is_stopping
 
     def announce_stop(self) -> None:

@@ -102,7 +102,6 @@ class Metrics:
         done[1].observe(seconds)
 
     def stages(self, model: str, timings: Timings) -> None:
-        """Records the stages of an image request."""
         series = self._stages.get(model)
         if series is None:
             series = tuple(self._histograms[f"{stage}_seconds"].labels(model) for stage in STAGES)
@@ -123,7 +122,6 @@ class Metrics:
         infer_seconds.observe(seconds)
 
     def batch(self, model: str, rows: int) -> None:
-        """Counts an engine call that the gateway formed."""
         self._histograms["batch_size"].labels(model).observe(rows)
 
     def rejected(self, reason: str) -> None:
@@ -160,7 +158,6 @@ class Metrics:
             self._counters["inferences_accepted_total"].inc(ended - accepted)
 
     def inference_failed(self, reason: str) -> None:
-        """Counts a failed inference. reason: of the error's class."""
         self._counters["inferences_failed_total"].labels(reason).inc()
 
     def inference_cancelled(self, stage: str) -> None:
@@ -205,7 +202,6 @@ class LoopLag:
         return max(self._before, self._current)
 
     def add(self, delay_s: float) -> None:
-        """Records a timer's delay."""
         if self._looks == self.LOOKS_A_WINDOW:
             self._before, self._current, self._looks = self._current, 0.0, 0
         self._current = max(self._current, delay_s)

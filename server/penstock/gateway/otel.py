@@ -48,7 +48,6 @@ class SpanExportQueue(SpanProcessor):
         return self._full + self._refused
 
     def on_end(self, span: ReadableSpan) -> None:
-        """Queues or drops an ended span."""
         if span.context is None or not span.context.trace_flags.sampled:
             return
         if self._is_stopping or len(self._spans) >= MAX_SPANS:
@@ -115,7 +114,6 @@ class OtelTracer:
 
     @property
     def dropped_spans(self) -> int:
-        """Spans that were not delivered."""
         return self._outbox.dropped
 
     def begin(self, headers: Iterable[tuple[str, str]], protocol: str) -> Trace:

@@ -108,7 +108,6 @@ class ServingParts:
         )
 
     async def aclose(self) -> None:
-        """Stops what runs."""
         if self.authenticator is not None:
             await self.authenticator.aclose()
         if self.tracer is not None:

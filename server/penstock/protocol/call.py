@@ -55,7 +55,6 @@ class Call(Generic[A]):
 
     @property
     def size_bytes(self) -> int:
-        """Size of the body or message."""
         raise NotImplementedError
 
     def header(self, name: str) -> str | None:
@@ -187,7 +186,6 @@ class HttpStream:
 
     @property
     def succeeded(self) -> bool | None:
-        """See Answer."""
         return _HTTP_SUCCESS.get(self.status)
 
 

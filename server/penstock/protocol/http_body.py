@@ -48,7 +48,6 @@ class BodyBuffer:
         self._buffer: io.BytesIO | None = None
 
     def add(self, piece: bytes) -> None:
-        """Appends a chunk."""
         self.size_bytes += len(piece)
         if self._buffer is not None:
             self._buffer.write(piece)

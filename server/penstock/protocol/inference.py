@@ -287,7 +287,6 @@ class InferResponse:
     explanation: BatchTrace | None = None
 
     def output(self, name: str) -> Tensor | None:
-        """The output of this name, or None."""
         return next((tensor for tensor in self.outputs if tensor.name == name), None)
 
 

@@ -77,7 +77,6 @@ class ApiKeyRing:
         return len(self._by_digest)
 
     def find(self, secret: str) -> ApiKey | None:
-        """The key with this secret."""
         digest = digest_of(secret)
         key = self._by_digest.get(digest)
         return key if key is not None and hmac.compare_digest(key.digest, digest) else None

@@ -81,7 +81,6 @@ class Authenticator:
 
     @property
     def key_count(self) -> int:
-        """Number of API keys."""
         return len(self._ring) if self._ring is not None else 0
 
     def in_flight(self) -> dict[tuple[str, ...], float]:

@@ -238,7 +238,6 @@ class RefusedCallCounter:
         return frozenset(address for address in list(self._flooding) if self.is_flooding(address, now))
 
     def is_flooding(self, address: str, now: float) -> bool:
-        """Whether the address is flooding."""
         if address not in self._flooding:
             return False
         if self._count(address, now) > BURST_CALLS:

@@ -74,7 +74,7 @@ class ModelBatcher:
         return member
 
     async def infer(self, request: InferRequest, *, client: str, priority: int) -> InferResponse:
-        """See Batching.infer."""
+        """See Batcher.infer."""
         member = self.enter(request, client=client, priority=priority)
         try:
             response = await member.answer
@@ -86,11 +86,10 @@ class ModelBatcher:
         return response
 
     def refuse_hopeless(self, rows: int, deadline: float) -> None:
-        """See Batching.refuse_hopeless."""
+        """See Batcher.refuse_hopeless."""
         self._queue.refuse_hopeless(rows, deadline, time.monotonic())
 
     def statistics(self) -> QueueStatistics:
-        """A snapshot of the queue."""
         return self._queue.statistics()
 
     @property
@@ -232,18 +231,17 @@ class BatcherPool:
         self._ended: dict[str, QueueStatistics] = {}  # sums over batchers that have ended
 
     def owns(self, model_name: str) -> bool:
-        """Whether the gateway forms the model's batches."""
         options = self._options_of(model_name)
         return options is not None and options.owner is BatchOwner.GATEWAY
 
     def refuse_hopeless(self, model_name: str, *, rows: int, deadline: float | None) -> None:
-        """See Batching.refuse_hopeless."""
+        """See Batcher.refuse_hopeless."""
         batcher = self._batchers.get(model_name)
         if batcher is not None and deadline is not None:
             batcher.refuse_hopeless(rows, deadline)
 
     async def infer(self, request: InferRequest, *, client: str, priority: int = 0) -> InferResponse:
-        """See Batching.infer. The request was validated for its model."""
+        """See Batcher.infer. The request was validated for its model."""
         name = request.model_name
         batcher = self._batcher(name, self._options_of(name))
         return await batcher.infer(request, client=client, priority=priority)

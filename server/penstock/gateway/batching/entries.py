@@ -115,7 +115,6 @@ class WaitingEntries:
         return (item[3] for lane in self._lanes.values() for item in lane.items if item[3].stage is Stage.QUEUE)
 
     def add(self, entry: Entry) -> None:
-        """Add an entry whose rank and number are set."""
         entry.stage = Stage.QUEUE
         key = entry if entry.key is None else entry.key
         lane = self._lanes.get(key)
@@ -142,7 +141,6 @@ class WaitingEntries:
         self.size_bytes += entry.size_bytes
 
     def remove(self, entry: Entry, to: Stage) -> None:
-        """Remove a waiting entry."""
         entry.stage = to
         self.entries -= 1
         self.rows -= entry.rows
@@ -181,14 +179,12 @@ class WaitingEntries:
         return None
 
     def earliest(self) -> Entry | None:
-        """The entry with the earliest deadline."""
         deadlines = self._deadlines
         while deadlines and deadlines[0][2].stage is not Stage.QUEUE:
             heappop(deadlines)
         return deadlines[0][2] if deadlines else None
 
     def heaviest(self) -> ClientEntries | None:
-        """The client with the most waiting rows."""
         return max(self.clients.values(), key=_rows_of, default=None)
 
     def _list(self, lane: Lane) -> None:

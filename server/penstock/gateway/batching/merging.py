@@ -24,7 +24,6 @@ class MergedRequest:
 
     @property
     def rows(self) -> int:
-        """Rows of the call."""
         return sum(self.row_counts)
 
     def release(self, *, is_answered: bool) -> None:

@@ -170,7 +170,6 @@ class BatchQueue:
         self._schedule.delivered(batch, seconds)
 
     def failed(self, batch: Batch, now: float, *, out_of_memory: bool = False) -> None:
-        """Records that the engine call failed."""
         self.released(batch, now)
         if out_of_memory:
             self._limit.out_of_memory(batch.rows)

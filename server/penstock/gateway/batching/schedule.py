@@ -44,7 +44,6 @@ class RunningCalls:
         self.due_at: float | None = None
 
     def start(self, batch: Batch, now: float, expected_s: float) -> None:
-        """Records that the batch was sent."""
         self._calls[batch.number] = RunningCall(batch, expected_s, now if self.is_free else None)
         self._count()
 
@@ -166,7 +165,6 @@ class ReturningClients:
         self._rows, self._wanted, self._came, self._from = rows, rows * RETURNED_SHARE, 0, now
 
     def came(self, rows: int, now: float) -> None:
-        """Records arrived rows."""
         if self._came < self._wanted:
             self._came += rows
             if self._came >= self._wanted:
@@ -221,7 +219,6 @@ class Schedule:
 
     @property
     def in_flight(self) -> int:
-        """Calls at the engine."""
         return self._running.calls
 
     @property
@@ -320,12 +317,10 @@ class Schedule:
         return self._freed_at < until <= now
 
     def came(self, rows: int, now: float) -> None:
-        """Records arrived rows."""
         self._came += rows
         self._returns.came(rows, now)
 
     def sent(self, batch: Batch, now: float) -> None:
-        """Records that the batch was sent."""
         self._sent += 1
         since_s = now - self._sent_at
         if since_s > 0.0:

@@ -115,11 +115,9 @@ class ClientShares:
             self._batches_since = 0
 
     def refused(self, rows: int) -> None:
-        """Records dropped rows."""
         self._refused_rows += rows
 
     def formed(self, rows: int) -> None:
-        """Records a formed batch."""
         lost = self._refused_rows / (self._refused_rows + rows)
         self._given_up += (lost - self._given_up) * OVERLOAD_WEIGHT
         self._refused_rows = 0

@@ -61,7 +61,6 @@ class MetadataLimit(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]  # ge
         continuation: "Callable[[grpc.HandlerCallDetails], Awaitable[grpc.RpcMethodHandler[object, object]]]",
         handler_call_details: grpc.HandlerCallDetails,
     ) -> "grpc.RpcMethodHandler[object, object]":
-        """The method's handler."""
         self.end()
         return await continuation(handler_call_details)
 

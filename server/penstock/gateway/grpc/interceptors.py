@@ -133,7 +133,6 @@ class ForwardedIdentityInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[
     async def intercept_service(
         self, continuation: Callable[[Details], Awaitable[Handler]], handler_call_details: Details
     ) -> Handler:
-        """The method's handler."""
         for name, value in handler_call_details.invocation_metadata or ():
             if name == IDENTITY_HEADER and isinstance(value, str):
                 _forwarded_caller.set(decode_identity(value))

@@ -47,7 +47,6 @@ class Health:
         self._stopping = asyncio.Event()
 
     def handlers(self) -> "grpc.GenericRpcHandler[health_pb2.HealthCheckRequest, health_pb2.HealthCheckResponse]":
-        """Check and Watch."""
         parse = health_pb2.HealthCheckRequest.FromString
         serialise = _Serving.SerializeToString
         return grpc.method_handlers_generic_handler(
@@ -175,7 +174,6 @@ class GrpcServer:
 
     @property
     def connection_count(self) -> int:
-        """Open connections of clients."""
         return self._guard.count if self._guard is not None else 0
 
     async def stop(self, grace_s: float) -> bool:

@@ -222,7 +222,6 @@ def _handlers(
 
 
 async def _server_live(_: bytes, __: Context) -> bytes:
-    """Always live."""
     return _serialised(service_pb2.ServerLiveResponse(live=True))
 
 

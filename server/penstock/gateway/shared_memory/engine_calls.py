@@ -84,7 +84,6 @@ async def _unregister(relay: Relay, kind: RegionKind, name: str) -> None:
 
 
 async def _call(relay: Relay, method: str, message: bytes) -> bytes:
-    """The response message."""
     answer = await relay.send(GrpcCall(_SERVICE + method, message), deadline=time.monotonic() + ENGINE_CALL_TIMEOUT_S)
     if answer.code:
         raise _ERRORS.get(answer.code, EngineFailed)(answer.details or f"the engine answered code {answer.code}")

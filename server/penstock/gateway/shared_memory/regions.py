@@ -51,19 +51,15 @@ class NoSharedMemory:
         self.refusal = refusal
 
     async def register(self, spec: RegionSpec, caller: Identity) -> None:
-        """Raises NotSupported."""
         raise NotSupported(self.refusal)
 
     async def unregister(self, kind: RegionKind, name: str, caller: Identity) -> None:
-        """Raises NotSupported."""
         raise NotSupported(self.refusal)
 
     async def unregister_own(self, kind: RegionKind, caller: Identity) -> None:
-        """Raises NotSupported."""
         raise NotSupported(self.refusal)
 
     def status(self, kind: RegionKind, caller: Identity, name: str = "") -> list[Region]:
-        """Raises NotSupported."""
         raise NotSupported(self.refusal)
 
     @contextmanager
@@ -231,18 +227,15 @@ class SharedMemory:
                 log.debug("regions stay for now", reason=error.message)
 
     def close(self) -> None:
-        """Closes every segment."""
         for region in self._registry.forget_all():
             _close(region)
 
     # what metrics read
 
     def count(self) -> int:
-        """Number of regions."""
         return len(self._registry)
 
     def size_bytes(self) -> int:
-        """Bytes of all regions."""
         return self._registry.size_bytes()
 
     def lost(self) -> dict[tuple[str, ...], float]:

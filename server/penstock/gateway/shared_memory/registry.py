@@ -154,11 +154,9 @@ class RegionRegistry:
                 entry.expires_at = min(entry.expires_at, now + ORPHAN_S)
 
     def size_bytes(self) -> int:
-        """Bytes of all regions."""
         return sum(entry.region.wish.size_bytes for entry in self._entries.values())
 
     def is_used(self, region: Region, now: float) -> bool:
-        """Whether a request uses it."""
         return region in self and not self._entries[region.name].is_idle(now)
 
     def is_orphan(self, region: Region) -> bool:

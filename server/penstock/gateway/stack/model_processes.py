@@ -61,7 +61,6 @@ class ModelTritonProcess(TritonSupervisor):
         )
 
     def end_hang(self, reason: str) -> None:
-        """See EngineProcess."""
         self.restart(reason, is_lost=True)
 
 
@@ -85,7 +84,6 @@ class ModelGatewayProcess(GatewayProcess):
             self.end_hang(message.reason)
 
     def end_hang(self, reason: str) -> None:
-        """See EngineProcess."""
         log.error("killed the engine process of a model", reason=reason)
         self.cut_off()
 
@@ -123,7 +121,6 @@ class ModelProcesses:
         }
 
     def restart(self, model: str, reason: str) -> None:
-        """Starts a process for the model, or restarts it."""
         own = self._own.get(model)
         if own is not None and own.process is not None and own.is_running:
             own.process.end_hang(reason)

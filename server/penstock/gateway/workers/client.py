@@ -65,7 +65,7 @@ class _PendingReply(Protocol):
 
 
 class CoreClient:
-    """EngineView and Batching over the core. Run `run()` as one task; call the rest from the same event loop.
+    """EngineView and Batcher over the core. Run `run()` as one task; call the rest from the same event loop.
 
     greeting: identifies this peer. max_asks: inferences waiting for the core. slab: for large tensors; the core grants
     its memory. Without a core, every call raises EngineUnavailable.
@@ -175,7 +175,7 @@ class CoreClient:
         """Does nothing: the core knows the queue, and rejects the request on arrival."""
 
     async def infer(self, request: InferRequest, *, client: str, priority: int = 0) -> InferResponse:
-        """See Batching.infer."""
+        """See Batcher.infer."""
         line = self._require_line()
         if len(self._asks) >= self._max_asks:
             raise Overloaded(f"{len(self._asks)} requests wait for the gateway's core; retry after 0.2 s")

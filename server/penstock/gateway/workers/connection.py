@@ -36,7 +36,7 @@ class ClientHello(Message, frozen=True):
 
 
 class Infer(Message, frozen=True):
-    """Worker → core: an inference. client, priority: see Batching.infer. An input with a place has no data."""
+    """Worker → core: an inference. client, priority: see Batcher.infer. An input with a place has no data."""
 
     number: int
     request: InferRequest

@@ -85,7 +85,6 @@ class CoreRelay:
             raise EngineUnavailable(CORE_GONE) from error
 
     def open_stream(self, method: str, metadata: GrpcMetadata, caller: Identity) -> GrpcStream:
-        """An open bidirectional call."""
         call = self._channel.stream_stream(method, None, None)(None, None, with_caller_metadata(metadata, caller))
         return CoreStream(call, self._judged)
 

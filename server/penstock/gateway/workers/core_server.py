@@ -129,12 +129,10 @@ class CoreServer:
 
     @property
     def front_count(self) -> int:
-        """Number of connected workers."""
         return sum(1 for front in self._fronts.values() if not front.is_client_process)
 
     @property
     def client_process_count(self) -> int:
-        """Number of connected client processes."""
         return len(self._fronts) - self.front_count
 
     def cut(self, reason: str) -> None:
@@ -366,7 +364,6 @@ class CoreServer:
         self._has_spread.set()
 
     async def _infer(self, line: MessageConnection[ToCore], front: _Peer, ask: Infer) -> None:
-        """Root of an inference's task."""
         client_calls = self.client_calls
         with ReportFailures(line, ask.number):
             if front.is_client_process and client_calls is not None:
@@ -387,6 +384,5 @@ class CoreServer:
         return self._batching is not None and self._batching.owns(model_name)
 
     async def _find(self, line: MessageConnection[ToCore], find: FindModel) -> None:
-        """Root of a FindModel's task."""
         with ReportFailures(line, find.number):
             line.send(ModelFound(find.number, await self._watch.find(checked_name(find.model_name))))

@@ -305,7 +305,6 @@ class GatewayProcess:
             _kill_with_children(process)
 
     def kill(self) -> None:
-        """Kills it and its children at once."""
         self._stopping.set()
         if self._process is not None:
             _kill_with_children(self._process)

@@ -134,9 +134,7 @@ class InferencePlane(Protocol):
 class ClientCallRecorder(Protocol):
     """Counts inferences; penstock.gateway.metrics.Metrics is one."""
 
-    def request_done(self, *, model: str, protocol: str, code: str, seconds: float) -> None:
-        """Counts an answered inference."""
-        ...
+    def request_done(self, *, model: str, protocol: str, code: str, seconds: float) -> None: ...
 
     def rejected(self, reason: str) -> None:
         """Counts an inference that the gateway rejected or failed. reason: of the error's class."""

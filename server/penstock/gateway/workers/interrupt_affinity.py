@@ -28,7 +28,6 @@ class Interrupts:
     """The kernel's interrupt counts of NVIDIA GPUs; empty without a GPU or on another system."""
 
     def __init__(self, sys_folder: Path = Path("/sys")) -> None:
-        """sys_folder: where sysfs is mounted."""
         self._sys = sys_folder
 
     @property
@@ -131,7 +130,6 @@ class AffinityController:
                 break
 
     def _move(self) -> int:
-        """Returns how many threads it moved."""
         moved = 0
         for task in _tasks_below(self._pid):
             with suppress(OSError):  # the thread has ended, or is another user's
@@ -170,7 +168,6 @@ def avoid_interrupted_cores() -> Iterator[None]:
 
 
 def _tasks_below(pid: int) -> list[int]:
-    """Thread IDs of the process and of its descendants."""
     found: list[int] = []
     with suppress(psutil.Error):
         process = psutil.Process(pid)

@@ -61,7 +61,6 @@ class CounterPage:
         self._numbers[row * MAX_PROCESSES + column] = number
 
     def total(self, row: CounterRow) -> int:
-        """Sum over all processes."""
         start = row * MAX_PROCESSES
         return sum(self._numbers[start : start + MAX_PROCESSES])
 
@@ -85,7 +84,6 @@ class SharedCounts(InFlightCounts):
         self._column = column
 
     def add(self, requests: int, size_bytes: int) -> None:
-        """Adds to this process's counts."""
         super().add(requests, size_bytes)
         self._page.write(CounterRow.REQUESTS, self._column, self.requests)
         self._page.write(CounterRow.SIZE_BYTES, self._column, self.size_bytes)
@@ -96,7 +94,6 @@ class SharedCounts(InFlightCounts):
         self._page.write(CounterRow.RECEIVING_BYTES, self._column, self.receiving_bytes)
 
     def totals(self) -> tuple[int, int]:
-        """Requests and bytes in flight in all processes."""
         return self._page.total(CounterRow.REQUESTS), self._page.total(CounterRow.SIZE_BYTES)
 
     def total_receiving_bytes(self) -> int:

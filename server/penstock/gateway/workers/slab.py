@@ -199,11 +199,9 @@ class SlabLease:
             generation.extents.give_back(self._offset)
 
     def covers(self, offset: int) -> bool:
-        """Whether this byte belongs to the lease."""
         return self._offset <= offset < self._offset + self._size_bytes
 
     def holds(self, offset: int, size_bytes: int) -> bool:
-        """Whether all these bytes belong to the lease."""
         end = self._offset + self._size_bytes
         return self._offset <= offset < end and 0 <= size_bytes <= end - offset
 
@@ -282,7 +280,6 @@ class SharedSlab:
         return current.memory.view[place.offset : place.offset + size_bytes]
 
     def statistics(self) -> SlabStatistics:
-        """For metrics."""
         current = self._current
         if current is None:
             return SlabStatistics(0, 0, 0)

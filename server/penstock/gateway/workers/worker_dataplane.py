@@ -23,7 +23,6 @@ class WorkerDataPlane(DataPlane):
         caller: Identity = ANONYMOUS,
         deadline: float | None = None,
     ) -> A:
-        """See DataPlane."""
         if self._is_for_core(verb, head) and not isinstance(call, EncodedCall):
             self._admission.require_engine()
             return await self._core.send(call, caller, deadline=deadline)

@@ -50,7 +50,6 @@ class WorkerProcesses:
 
     @property
     def restarts(self) -> int:
-        """Restarts of all workers."""
         return sum(front.restarts for front in self._fronts.values())
 
     async def run(self) -> int:
@@ -75,7 +74,6 @@ class WorkerProcesses:
         await asyncio.gather(*(front.stop(max_wait_s) for front in self._fronts.values()))
 
     def kill(self) -> None:
-        """Kills all and their children at once."""
         self._is_stopping = True
         for front in self._fronts.values():
             front.kill()
