@@ -54,8 +54,7 @@ class GpuSetup:
     absence: str = ""
 
     def sources(self, settings: GpuSettings, engine: Engine, network: Network) -> tuple[GpuSources | None, str]:
-        """How the GPU decodes sources, or None and why not. Raises InferFailed if a required hand-over is
-        impossible."""
+        """How the GPU decodes sources, or None and why not. Raises InferFailed for a required hand-over."""
         if self.device is None:
             return None, self.absence
         why = device_rows.why_not(network.prepare_spec)

@@ -80,10 +80,7 @@ class Certificates:
         return self._loaded.expires_at
 
     def context(self) -> ssl.SSLContext:
-        """The context for a new connection.
-
-        After a change of the files it has no TLS sessions with old certificates.
-        """
+        """The context for a new connection; a new one after a change of the files, without old TLS sessions."""
         self._reload_if_due()
         return self._loaded.context
 

@@ -109,8 +109,7 @@ class DecodeOptions:
 
 
 def relay_for(uri: str, options: DecodeOptions) -> "Relay | None":
-    """The relay for the source's connections; None if FFmpeg may connect. Raises SourceNotAllowed,
-    SourceUnavailable."""
+    """The relay for the source; None if FFmpeg may connect. Raises SourceNotAllowed, SourceUnavailable."""
     kind, outbound = kind_of(uri), options.outbound
     if kind in {UriKind.FILE, UriKind.DEVICE}:
         return None

@@ -24,8 +24,7 @@ _PLAY = re.compile(rb"^PLAY\s", re.MULTILINE)
 
 
 class Relay:
-    """Relay for one source, until close(). FFmpeg connects to `port` of 127.0.0.1. fault: the last connection's
-    error."""
+    """Relay for one source, until close(). FFmpeg connects to `port` of 127.0.0.1. fault: the last error."""
 
     def __init__(self, uri: str, outbound: OutboundPolicy, timeout_s: float) -> None:
         """uri: of HTTP or RTSP. timeout_s: for the DNS lookup and connecting. Raises SourceUnavailable."""

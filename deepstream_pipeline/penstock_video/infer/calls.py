@@ -72,8 +72,7 @@ class EngineClient(Protocol):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class RowResult:
-    """One row's outputs. place: index in the response's batch, None for the whole response. error: why there is
-    none."""
+    """One row's outputs. place: index in the response, None for all of it. error: why there is none."""
 
     response: InferResponse | None
     place: int | None = None

@@ -142,8 +142,7 @@ class Engine:
         return network
 
     def hand_over(self, network: Network, wish: RowMemory) -> RowMemoryChoice:
-        """Memory for the network's rows, by a trial of seconds. Raises InferFailed if DEVICE is required and
-        impossible."""
+        """Memory for the network's rows, by a trial of seconds. Raises InferFailed if DEVICE is required."""
         if wish is RowMemory.HOST:
             return RowMemoryChoice(RowMemory.HOST, "the settings say host")
         reason = self._why_not_on_card(network)

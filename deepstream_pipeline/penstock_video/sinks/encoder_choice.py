@@ -15,8 +15,7 @@ log = structlog.get_logger(component="video")
 
 
 class Encoders:
-    """The encoders of one sink. Raises SinkFailed at once if NVENC is required and unavailable. lost: dropped
-    pictures."""
+    """The encoders of one sink. Raises SinkFailed if NVENC is required and unavailable. lost: dropped pictures."""
 
     def __init__(self, kind: EncoderKind, sink: str, *, clock: Callable[[], float]) -> None:
         """sink: its name in the log. Probes NVENC, once per program, unless the CPU is configured."""

@@ -19,8 +19,7 @@ _REAP_S = 0.5
 
 
 class DecodeHost:
-    """A running process for several cameras. Raises OSError if it cannot be started. members: cameras, not closed
-    yet."""
+    """A running process for several cameras. Raises OSError if it cannot be started. members: not closed yet."""
 
     def __init__(self, command: tuple[str, ...], places: int, company: str) -> None:
         self.places = places

@@ -24,8 +24,7 @@ _BY_CPU = (EndReason.NEEDS_CPU, EndReason.NO_CARD)
 
 
 class Action(Enum):
-    """What the caller must do. START: start a process, then call `started`. STOP: ask it to end. HOLD, GO_ON: send
-    Hold."""
+    """What the caller must do: START a process, then call `started`; ask it to STOP; KILL it; send Hold."""
 
     NONE = "none"
     START = "start"

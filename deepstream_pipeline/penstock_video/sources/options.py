@@ -87,8 +87,7 @@ class SourceNeeds:
 
 
 class SourceListener(Protocol):
-    """Receives events on the sources' thread, so it must not block. A source gets its events in order, then
-    on_ended."""
+    """Receives events on the sources' thread: it must not block. A source's on_ended is its last event."""
 
     def on_frame(self, prepared: PreparedFrame) -> None:
         """A frame. The receiver calls its `release`, from any thread."""

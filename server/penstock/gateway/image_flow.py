@@ -137,10 +137,7 @@ class ImageFlow:
         return tensor_from_numpy(model.card.input_name, _stack_rows([item.array for item in prepared], model.config))
 
     async def run(self, request: ImageRequest, model: ImageModel, label: str) -> ImageResponse:
-        """Results of all images, processed in waves of at most WAVE_BYTES.
-
-        Raises InferenceError. label: for metrics.
-        """
+        """Results of all images, in waves of at most WAVE_BYTES. Raises InferenceError. label: for metrics."""
         started = time.monotonic()
         size, batching = max_images_in_memory(model.card.prepare_spec), self._batching
         owner = batching if batching is not None and batching.owns(request.model_name) else None

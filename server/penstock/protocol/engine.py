@@ -115,10 +115,7 @@ class Engine(Relay, Protocol):
 
 
 class GrpcStream(Protocol):
-    """A bidirectional call to the engine.
-
-    Sends and receives concurrently. Raises EngineUnavailable, DeadlineExceeded.
-    """
+    """A bidirectional call to the engine, concurrent both ways. Raises EngineUnavailable, DeadlineExceeded."""
 
     async def send(self, message: bytes) -> None:
         """Returns when the engine's side has room for more."""

@@ -102,10 +102,7 @@ class Tensor:
         return math.prod(self.shape) * (self.datatype.size_bytes or 0)
 
     def to_numpy(self) -> Array:
-        """A view with this shape; BYTES: an object array; BF16: widened to float32.
-
-        Raises InvalidRequest for a wrong size.
-        """
+        """A view with this shape; BYTES: an object array; BF16: widened to float32. Raises InvalidRequest."""
         if self.datatype is Datatype.BYTES:
             return _array_of_bytes(self)
         size_bytes = self.datatype.size_bytes or 0

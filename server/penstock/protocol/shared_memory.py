@@ -101,10 +101,7 @@ def check_region_name(name: str) -> None:
 
 
 def segment_of(key: str) -> str:
-    """File name in /dev/shm of the key.
-
-    Raises InvalidRequest for a path, and for the engine's and gateway's segments.
-    """
+    """File name in /dev/shm of the key. Raises InvalidRequest for a path, and for the engine's own segments."""
     name = key.lstrip("/")
     _check_name(name, "a shared memory key")
     if _RESERVED.match(name):

@@ -126,10 +126,7 @@ class RateLimiter:
         self._store(caller, usage)
 
     def receive(self, caller: Identity, size_bytes: int, *, before: int) -> None:
-        """Counts received bytes of an incomplete body.
-
-        before: counted earlier. Raises QuotaExceeded above the share.
-        """
+        """Counts received bytes of an incomplete body. before: counted earlier. Raises QuotaExceeded."""
         usage = self._usage.get(caller.key_name) or ClientUsage()
         receiving_bytes = usage.receiving_bytes + self._others(caller).receiving_bytes
         max_bytes = int(self._max_bytes * (caller.quota or _NO_QUOTA).share)

@@ -80,10 +80,7 @@ class JwksKeys:
         self._fetching: asyncio.Task[None] | None = None
 
     async def key_for(self, key_id: str | None) -> jwt.PyJWK:
-        """The key with this ID; without an ID, the only key.
-
-        Raises Unauthenticated, or AccessUnavailable if not fetched.
-        """
+        """The key with this ID; without an ID, the only key. Raises Unauthenticated or AccessUnavailable."""
         key = self._known(key_id)
         if key is None or self._age_s() > FRESH_S:
             self._begin_fetch()

@@ -33,7 +33,7 @@ OVERDUE_TIMES = 10.0  # or that many times the expected time
 class BatchMember(Entry):
     """A request in the queue or a batch.
 
-    answer: cancelled if the client left. leads: its trace gets the call's spans.
+    answer: cancelled if the client left. leads: its trace has the call's spans.
     """
 
     request: InferRequest

@@ -161,10 +161,7 @@ class MergedRows:
 
 
 def merge_rows(arrays: Sequence[Array], *, declared_shape: tuple[int, ...], max_batch_size: int) -> list[MergedRows]:
-    """Engine calls for arrays without a batch axis; one per array, with leading ones, if max_batch_size is 0.
-
-    declared_shape: of the input without batch axis, -1 for variable.
-    """
+    """Engine calls for arrays without a batch axis: one per array if max_batch_size is 0, else merged by shape."""
     if max_batch_size == 0:
         return [
             MergedRows(array.reshape(shape_as_declared(array.shape, declared_shape)), (i,), False)

@@ -122,10 +122,7 @@ class DeclaredOptions:
         execution_timeout_s: float = DEFAULT_EXECUTION_TIMEOUT_S,
         merging_backends: Collection[str] | None = None,
     ) -> None:
-        """engine_batches: the engine uses dynamic_batching.
-
-        merging_backends: our merging backends; None for no trial.
-        """
+        """engine_batches: the engine uses dynamic_batching. merging_backends: ours that merge; None for no trial."""
         self._settings_texts = settings_texts if settings_texts is not None else {}
         self._engine_batches = engine_batches
         self._execution_timeout_s = execution_timeout_s

@@ -262,10 +262,7 @@ class Schedule:
         return self._running.second_free_at(now)
 
     def send_at(self, now: float, *, rows: int, since: float, max_rows: int, due: float) -> float:
-        """When a batch may be sent: now or earlier for at once, NEVER for after a call.
-
-        due: earliest deadline or NEVER.
-        """
+        """When a batch may be sent: up to `now` for at once, NEVER for after a call. due: a deadline or NEVER."""
         running = self._running
         if running.calls >= self._slots:
             return NEVER

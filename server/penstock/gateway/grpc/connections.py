@@ -172,10 +172,7 @@ _MILLISECONDS = struct.Struct("=I")
 
 
 class ConnectionGuard:
-    """Enforces the gRPC port's limits.
-
-    closed: called with the reason of each shutdown. floods: clients to disconnect.
-    """
+    """Enforces the gRPC port's limits. closed: called with a shutdown's reason. floods: clients to disconnect."""
 
     def __init__(
         self, port: int, limits: PortLimits, closed: Callable[[str], None], floods: FloodGuard | None = None

@@ -115,10 +115,7 @@ log = get_logger("shared_memory")
 
 @dataclass(frozen=True, slots=True)
 class EngineTraits:
-    """is_ours: no other program registers regions there. takes_offsets: a region may begin inside its segment.
-
-    Triton 2.51 adds such an offset twice, and overruns its memory.
-    """
+    """is_ours: used by no other program. takes_offsets: Triton 2.51 adds an offset twice, and overruns its memory."""
 
     is_ours: bool
     takes_offsets: bool
@@ -197,10 +194,7 @@ class SharedMemory:
 
     @contextmanager
     def held(self, uses: Collection[RegionUse], caller: Identity) -> Iterator[None]:
-        """Protects the regions while a request uses them.
-
-        Raises RegionNotFound, or InvalidRequest beyond their ends.
-        """
+        """Protects the regions while a request uses them. Raises RegionNotFound, InvalidRequest beyond the end."""
         self._check_generation()
         regions = {use.name: self._registry.find(use, caller) for use in uses}
         for region in regions.values():

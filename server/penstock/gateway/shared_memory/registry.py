@@ -32,10 +32,7 @@ class RegistryLimits:
 
 @dataclass(slots=True)
 class _RegionEntry:
-    """busy_until: an abandoned request may access it.
-
-    is_orphan: its owner disconnected. is_leaving: no new requests.
-    """
+    """busy_until: an abandoned request may access it. is_orphan: its owner left. is_leaving: no new requests."""
 
     region: Region
     expires_at: float

@@ -78,10 +78,7 @@ def _access_rules(file: Path) -> AccessRules:
 
 
 def choose_engine(settings: Settings) -> EngineChoice:
-    """The engine for every process of the stack.
-
-    Raises CannotStart if it is not installed or its headers are invalid.
-    """
+    """The engine for every process of the stack. Raises CannotStart if it is missing or its headers are invalid."""
     if settings.engine_header_file is not None:
         try:
             read_header_file(settings.engine_header_file)

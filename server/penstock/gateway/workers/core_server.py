@@ -77,10 +77,7 @@ class _ProtocolViolation(Exception):
 
 @dataclass(slots=True)
 class _Peer:
-    """A connected peer.
-
-    index: 0 for a client process. tasks, asks: calls by its numbers. known: last confirmed `Sync`.
-    """
+    """A connected peer. index: 0 for a client process. tasks, asks: by its numbers. known: last confirmed `Sync`."""
 
     index: int
     name: str

@@ -164,10 +164,7 @@ class ClientProcessCalls:
         self._slab_partitions = slab_partitions
 
     async def infer(self, ask: Infer, *, peer: Hashable, client: str) -> InferResponse:
-        """The answer; always counted.
-
-        Raises InferenceError. peer: owner of the slab part. client: for fair queueing.
-        """
+        """The answer; always counted. Raises InferenceError. peer: owner of the part. client: for fairness."""
         started = time.monotonic()
         name, deadline = ask.request.model_name, ask.request.deadline
         try:
