@@ -30,11 +30,7 @@ Answer = Callable[[InferRequest], Sequence[Tensor]]
 
 
 class FakeMode(StrEnum):
-    """How the fake engine behaves.
-
-    SLOW: an inference waits for `release`, its deadline or its cancellation. ERROR: every inference fails. GARBAGE:
-    outputs of wrong name, datatype and shape. NAN: every output float is NaN. UNAVAILABLE: it is unreachable.
-    """
+    """SLOW: waits for `release`. ERROR: inferences fail. GARBAGE: wrong outputs. NAN: floats are NaN."""
 
     NORMAL = "normal"
     SLOW = "slow"

@@ -46,10 +46,9 @@ class _Loaded:
 
 
 class Certificates:
-    """Reloads the files when they change. New connections get the new certificate; open connections stay.
+    """Reloads changed files for new connections, checked at most once a second.
 
-    A new connection checks for changes, at most once a second. If the new files are unusable, the old ones stay in use,
-    failed_reads is incremented, and the reason is logged.
+    If the new files are unusable, the old ones stay in use, failed_reads is incremented, and the reason is logged.
     """
 
     def __init__(self, files: TlsFiles) -> None:

@@ -41,8 +41,7 @@ _RESTART_CAUSES = (Cause.HANG, Cause.CANARY)  # causes for which a model's proce
 class AdmissionControl:
     """Admits requests, one context manager each, and tracks which of them wait for the engine.
 
-    The context managers raise PermissionDenied, QuotaExceeded, Overloaded, EngineUnavailable or DeadlineExceeded on
-    entry, and EngineUnavailable if the engine stops answering during the request.
+    They raise PermissionDenied, QuotaExceeded, Overloaded, EngineUnavailable or DeadlineExceeded on entry.
     """
 
     def __init__(

@@ -22,11 +22,7 @@ class AuditLogError(Exception):
 
 
 class AuditLog:
-    """Appends lines to a file that several processes may share. Thread-safe.
-
-    If the file was renamed or deleted, the next line creates it again (mode 0600), so that it can be rotated. A line
-    that cannot be written is logged instead.
-    """
+    """Appends lines to a file that processes may share and that may be rotated. Thread-safe. Errors are logged."""
 
     def __init__(self, path: Path | None) -> None:
         """path: None writes nothing. Raises AuditLogError."""

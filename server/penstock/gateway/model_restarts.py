@@ -31,8 +31,7 @@ def with_own_engines(
 ) -> tuple[ConnectedEngine, DedicatedEngines | None]:
     """The engine for the gateway, and its part with dedicated engines for models that hung.
 
-    That part is None with a Triton given by URL, with MPS, which limits its clients, and if clients share memory with
-    the engine.
+    That part is None with a Triton given by URL, with MPS, and with clients' shared memory.
     """
     if control is None or settings.engine_is_external or settings.mps == "on" or settings.allow_client_shm:
         return main, None

@@ -19,11 +19,7 @@ class Readiness:
 
 
 def readiness_of(engine: EngineView, required_models: tuple[str, ...] | None) -> Readiness:
-    """The gateway's readiness, from the state of the engine and its models.
-
-    required_models: must all serve; ALL_MODELS for every loaded model. None: one serving model is enough, so that a
-    model that hangs does not make the others unavailable.
-    """
+    """The gateway's readiness. required_models: must all serve; ALL_MODELS for every loaded one; None for any one."""
     if not engine.is_up:
         return Readiness(False, engine.reason)
     if required_models is None and any(known.is_ready for known in engine.models.values()):

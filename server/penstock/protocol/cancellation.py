@@ -63,11 +63,7 @@ _STAGE_ATTRIBUTE = "left_at"
 
 
 class CancelStage(StrEnum):
-    """Where a request was cancelled.
-
-    DECODE: its images were being prepared. QUEUE: it was in no batch yet. BATCH: its batch ran, or runs on for the
-    other members. ENGINE: it ran alone. STREAM: it was on a stream.
-    """
+    """Where a request was cancelled. BATCH: it ran, or runs on for other members. ENGINE: it ran alone."""
 
     DECODE = "decode"
     QUEUE = "queue"

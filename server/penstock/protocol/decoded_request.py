@@ -24,8 +24,7 @@ class RequestedOutput:
 class DecodedRequest:
     """A decoded request. outputs: empty for all. is_binary: default form of outputs (REST).
 
-    shared: shared memory of the inputs by name; their tensors are empty. raw: body of a raw binary request, whose only
-    input the model's config describes; inputs is then empty.
+    shared: shared memory of the inputs by name; their tensors are empty. raw: body of a raw binary request.
     """
 
     id: str

@@ -5,10 +5,7 @@ import random
 
 
 class InferenceError(Exception):
-    """A request failed. The message reaches the client, so it has the value and the fix, never a secret.
-
-    reason: for logs and the metrics' label `reason`. retry_after_s: None if waiting does not help.
-    """
+    """A request failed. The message reaches the client: value and fix, no secret. reason: for logs and metrics."""
 
     reason = "internal"
     retry_after_s: float | None = None

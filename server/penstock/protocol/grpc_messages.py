@@ -18,11 +18,7 @@ _INT64_MAX, _UINT64_MAX = 2**63 - 1, 2**64 - 1
 
 
 def encode_request(request: InferRequest, regions: Container[str] = ()) -> bytes:
-    """The serialised ModelInferRequest. Each tensor's bytes are copied once.
-
-    regions: those that the engine reads; tensors there are sent by address, without bytes. Raises InvalidRequest for a
-    parameter that protobuf cannot represent.
-    """
+    """The serialised ModelInferRequest. regions: tensors there are sent by address. Raises InvalidRequest."""
     message = service_pb2.ModelInferRequest(
         model_name=request.model_name, model_version=request.model_version, id=request.id
     )
@@ -56,10 +52,10 @@ def _set_region(slot: "service_pb2.ModelInferRequest.InferInputTensor", place: S
 
 
 def decode_response(message: bytes, request: InferRequest, infer_s: float) -> InferResponse:
-    """The response, with tensors as views of the message's bytes.
+    """The response, with tensors as views of the message.
 
-    Raises EngineFailed if outputs are missing or their bytes do not match their shapes: a Python backend with the wrong
-    numpy sends well-formed responses without bytes.
+    Raises EngineFailed for missing bytes: a Python backend with the wrong numpy sends well-formed responses without
+    any.
     """
     who = f"model {request.model_name!r}"
     answer = parsed(service_pb2.ModelInferResponse, message, who)

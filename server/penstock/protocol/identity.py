@@ -8,10 +8,7 @@ from penstock.protocol.errors import PermissionDenied
 
 
 class Role(StrEnum):
-    """Role of a client. infer: run models. read: read state.
-
-    admin: load and unload models, register shared memory, change trace and log settings.
-    """
+    """Role of a client. admin: load and unload models, register shared memory, change trace and log settings."""
 
     INFER = "infer"
     READ = "read"

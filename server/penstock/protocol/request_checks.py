@@ -87,11 +87,7 @@ class EncodedCall(Generic[A]):
 
 
 def images_in(name: str, shape: tuple[int, ...], data: memoryview) -> tuple[bytes, ...]:
-    """The images in a BYTES tensor, each after its length; a single image may have no length.
-
-    Its first four bytes, read as a length, would be a gigabyte or more. Raises InvalidRequest if lengths, shape and
-    bytes do not match.
-    """
+    """The images in a BYTES tensor, each after its length; a single one may have no length. Raises InvalidRequest."""
     check_image_shape(name, shape)
     if shape[0] == 1 and int.from_bytes(data[:4], "little") > max(data.nbytes, 1 << 30):
         return (bytes(data),)

@@ -38,11 +38,7 @@ class EmptyAccessFile(AccessFileError):
 
 @dataclass(frozen=True, slots=True)
 class TokenRules:
-    """Which JSON web tokens are accepted.
-
-    verifying_key: a shared secret, or a public key as PEM; empty with jwks_url. roles_claim: a list, or space-separated
-    text; tokens without it get usual_roles. quota: of each subject.
-    """
+    """Which JSON web tokens are accepted. verifying_key: secret or PEM. usual_roles: of tokens without roles_claim."""
 
     audience: str
     issuer: str | None

@@ -103,8 +103,8 @@ class Authenticator:
     ) -> Identity:
         """The client with these keys or tokens, else with this certificate subject, else anonymous.
 
-        needs_key: anonymous roles do not count. or_role: a client with it gets `role`, too, for this request. Raises
-        Unauthenticated, PermissionDenied, QuotaExceeded, or AccessUnavailable if the key cannot be checked now.
+        needs_key: anonymous roles do not count. or_role: also admits, as `role`. Raises Unauthenticated,
+        PermissionDenied, QuotaExceeded, AccessUnavailable.
         """
         presented = set(credentials)
         if len(presented) > 1:

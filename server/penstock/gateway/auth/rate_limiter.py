@@ -204,10 +204,7 @@ MAX_ADDRESSES = 4096
 
 
 class RefusedCallCounter:
-    """Counts refused calls by client address, and detects floods. `now` is in monotonic seconds.
-
-    An address floods after more than BURST_CALLS at once or CALLS_PER_S over time, until FLOOD_HOLD_S after it stopped.
-    """
+    """Counts refused calls by client address (`now`: monotonic), and detects more than BURST_CALLS or CALLS_PER_S."""
 
     def __init__(self) -> None:
         self._counts: dict[str, tuple[float, float]] = {}  # count, and when it was updated

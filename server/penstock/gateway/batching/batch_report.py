@@ -87,8 +87,7 @@ class Proposal:
 def propose_config(fit: EngineTimeFit | None, options: BatchOptions) -> Proposal:
     """Triton's dynamic_batching for the model, or a comment if it takes one row per call.
 
-    Preferred size: the largest b with 2·t(b) + guard within the SLO, because a request may arrive just after a batch of
-    b rows began. Queue delay: at most a call's fixed cost, which is all that another row saves, and within the SLO.
+    Preferred size: the largest b with 2·t(b) + guard within the SLO, as a request may just miss a batch of b rows.
     """
     if options.max_batch_size == 1:
         return Proposal("# Nothing to propose: the model takes one row a call (max_batch_size).\n", None, 0.0)
@@ -183,8 +182,7 @@ class BatchesOfRows(msgspec.Struct, frozen=True):
 class ModelBatchReport(msgspec.Struct, frozen=True):
     """Response of GET /v2/models/{model}/explain.
 
-    queue, closed_by, dropped: null or empty unless the gateway forms the batches. batches, fit: of the gateway,
-    otherwise from Triton's statistics. unmerged: why requests are not merged; empty if they may be.
+    queue, closed_by, dropped: only if the gateway forms the batches. batches, fit: otherwise Triton's.
     """
 
     model: str

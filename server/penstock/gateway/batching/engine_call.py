@@ -117,8 +117,7 @@ class EngineCall:
     async def settle(self, error: InferenceError) -> bool:
         """Ends a failed call. Returns whether any member was answered after all.
 
-        Requests whose rows the error names fail, and the others are retried together. Otherwise the call is retried in
-        halves, so that an invalid request fails alone. The number of retries is limited.
+        Fails the requests whose rows the error names, else retries in halves, so that an invalid request fails alone.
         """
         return await self._settle(error, self.members)
 

@@ -1,7 +1,6 @@
 """Decides when to send the next batch, from running calls and the arrival rate. Sans-IO.
 
-A batch is sent slightly before the engine is free. Closed-loop clients that return quickly are waited for, at most half
-of a call's fixed cost.
+Batches are sent slightly before the engine is free. Clients that return quickly are waited for.
 """
 
 from collections.abc import Sequence
@@ -25,11 +24,7 @@ class RunningCall:
 
 
 class RunningCalls:
-    """Calls in the order sent; the first ones run, one per instance.
-
-    is_free: whether an instance is idle. due_at: expected end of the first call; None while an instance is idle.
-    Updated by `start` and `finish`, because they are read more often.
-    """
+    """Calls in the order sent; the first ones run, one per instance. due_at: expected end, None while one is idle."""
 
     __slots__ = ("_calls", "_ends", "_instances", "_waiting_calls_s", "calls", "due_at", "is_free", "rows")
 

@@ -1,7 +1,6 @@
 """Overload policy of a queue: which entries form the next batch, and which are dropped. Sans-IO.
 
-A batch takes entries in order, as many rows as the earliest deadline allows. An entry whose deadline forces a small
-batch is dropped (as Nexus does). During overload, clients below half of an equal share are served first.
+As in Nexus, an entry whose deadline forces a small batch is dropped. Clients below half of an equal share are first.
 """
 
 from collections import deque

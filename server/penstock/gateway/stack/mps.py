@@ -152,10 +152,7 @@ def _check_own(request: MpsRequest, machine: Machine) -> None:
 
 
 class MpsSharing:
-    """MPS beside one engine. `start` it before the engine, and `aclose` it last.
-
-    claim: creates the daemon's own run directory, because the engine's is cleared whenever the engine dies.
-    """
+    """MPS beside one engine: `start` it before the engine, `aclose` it last. claim: creates a run directory."""
 
     def __init__(self, plan: MpsPlan, claim: Callable[[], RunDirectory]) -> None:
         self._plan = plan

@@ -67,8 +67,7 @@ class _PendingReply(Protocol):
 class CoreClient:
     """EngineView and Batcher over the core. Run `run()` as one task; call the rest from the same event loop.
 
-    greeting: identifies this peer. max_asks: inferences waiting for the core. slab: for large tensors; the core grants
-    its memory. Without a core, every call raises EngineUnavailable.
+    greeting: identifies this peer. max_asks: inferences waiting for the core. slab: for large tensors.
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""Messages between the core and its workers and client processes: length-prefixed MessagePack over a Unix socket."""
+"""Messages between the core and its workers and client processes: length-prefixed MessagePack over Unix sockets."""
 
 import asyncio
 from collections.abc import Callable

@@ -91,10 +91,9 @@ class _Peer:
 
 
 class CoreServer:
-    """Run `run()` as one task. Batches the gateway's models; sends other requests to the backend unbatched.
+    """Batches the gateway's models; sends other requests to the backend unbatched. Run `run()` as one task.
 
-    Set before `run`: client_calls, or client processes are rejected; queues, if batching is in this process; apart, if
-    models have their own engine processes.
+    Set before `run`: client_calls, to admit client processes; queues, if batching is in this process; apart.
     """
 
     def __init__(

@@ -1,8 +1,4 @@
-"""A gateway process as its parent sees it: start, restart, drain, kill, and the control connection.
-
-The connection carries one JSON object per line over a socketpair: the engine's status to the gateway, and its ports,
-readiness and restart requests to the parent.
-"""
+"""A gateway process as its parent sees it, and the control connection: one JSON object per line over a socketpair."""
 
 import asyncio
 import contextlib

@@ -1,8 +1,4 @@
-"""Inferences that workers and client processes send to the core.
-
-Those of workers wait in the core's queues without a task each, since thousands arrive per second. Those of client
-processes are admitted and counted like gRPC requests.
-"""
+"""Inferences of workers, which need no task each in the core, and of client processes, admitted like gRPC requests."""
 
 import asyncio
 import math
@@ -49,11 +45,7 @@ def enqueue_call(
     ask: Infer,
     kept: "dict[int, QueuedCall]",
 ) -> bool:
-    """Queues the inference; its answer or error is sent over the connection.
-
-    Returns False, and sends nothing, if there is no queue for it. slab_partitions: memory of its tensors. kept:
-    unfinished calls by number.
-    """
+    """Queues the inference, and sends its answer or error. False without a queue for it. kept: unfinished calls."""
     with ReportFailures(line, ask.number):
         request = ask.request if slab_partitions is None else slab_partitions.in_full(ask.request, line)
         waiting = queues.enter(request, client=ask.client, priority=ask.priority)

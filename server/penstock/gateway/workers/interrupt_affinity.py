@@ -1,7 +1,6 @@
 """Moves a program and its children off the CPU cores that handle a GPU's interrupts.
 
-A GPU sends more than two interrupts per decoded frame, all to one core. That core looks idle to the scheduler between
-them, so sleeping threads are woken there, where a frame costs about four times the CPU time (measured on an H200 host).
+All interrupts go to one core, which looks idle to the scheduler, but where a frame costs about four times the CPU time.
 """
 
 import os

@@ -260,10 +260,7 @@ class _LastBeat:
 
 
 class Heartbeats:
-    """Finds processes that hang. Call `look` each HEARTBEAT_LOOK_S. Sans-IO: `now` is monotonic seconds.
-
-    A late look adds no more silence than a punctual one, for example after the machine was suspended.
-    """
+    """Finds processes that hang. Call `look` each HEARTBEAT_LOOK_S. Suspended time does not count. Sans-IO."""
 
     def __init__(self) -> None:
         self._seen: dict[int, _LastBeat] = {}

@@ -33,8 +33,7 @@ class SlabPart:
 class SlabMemory:
     """size_bytes of a mapped file. Access only `reserve`d bytes: others in a full /dev/shm raise SIGBUS.
 
-    name: unique, of the file while it has one and of the engine's region. descriptor: owned by this object. begin:
-    bytes before it belong to another process.
+    name: unique. descriptor: owned by this object. begin: bytes before it belong to another process.
     """
 
     def __init__(self, name: str, descriptor: int, size_bytes: int, begin: int = 0) -> None:

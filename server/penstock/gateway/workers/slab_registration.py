@@ -31,11 +31,7 @@ class RegionReader(Protocol):
 
 
 class SlabRegistration:
-    """Run `run()` as one task. If the engine cannot open the file, the slab has no memory and all bytes are sent.
-
-    The file has a name only while the engine opens it, so a killed process leaves nothing. generation: changes when the
-    engine comes up; 0 before its first start.
-    """
+    """Run `run()` as one task. If the engine cannot open the file, all bytes are sent. generation: of the engine."""
 
     def __init__(
         self, slab: SharedSlab, *, size_bytes: int, relay: Relay, reader: RegionReader, generation: Callable[[], int]
