@@ -10,24 +10,21 @@ Key = TypeVar("Key", bound=Hashable)
 
 @dataclass(frozen=True, slots=True)
 class Backoff:
-    """Doubles after each failure in a row, from first_s to cap_s. chance: the share that jitter decides."""
+    """Doubles after each consecutive failure, from first_s to cap_s. chance: the share that jitter decides."""
 
     first_s: float = 1.0
     cap_s: float = 30.0
     chance: float = 0.5
 
     def delay_s(self, failures: int, jitter: float) -> float:
-        """The pause after so many failures in a row, at least one. jitter: in [0, 1)."""
+        """The pause after this number of consecutive failures, at least one. jitter: in [0, 1)."""
         longest = min(self.cap_s, self.first_s * 2.0 ** min(failures - 1, 30))
         return longest * (1.0 - self.chance + self.chance * jitter)
 
 
 class OpeningGate(Generic[Key]):
-    """Limits how many sources are opened at the same time: starting and probing needs a core.
-
-    A source leaves when it is open or its process is over, and after hold_s at the latest, since one that still waits
-    for its camera needs no CPU.
-    """
+    """Limits how many sources are opened at the same time: starting and probing needs a core. A source leaves when it
+    is open or its process ended, and after hold_s, since waiting for a camera needs no CPU."""
 
     def __init__(self, places: int, hold_s: float = 3.0) -> None:
         self._places = places
@@ -68,10 +65,7 @@ class OpeningGate(Generic[Key]):
 
 
 class Outage:
-    """State of retries after a failure. `lost` counts losses in total; times are monotonic seconds.
-
-    The pause is that of the backoff, of which failures after each other are counted.
-    """
+    """State of retries after a failure. `lost` counts losses in total; times are monotonic seconds."""
 
     def __init__(self, backoff: Backoff) -> None:
         self.lost = 0
@@ -99,7 +93,7 @@ class Outage:
         return is_news
 
     def worked(self) -> int | None:
-        """An attempt worked. Returns how much was lost since the first failure, None if there was none."""
+        """Notes a successful attempt. Returns the losses since the first failure, None if there was none."""
         if self._again_at is None:
             return None
         self._again_at = None

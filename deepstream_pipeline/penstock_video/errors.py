@@ -26,7 +26,7 @@ class SourceRefused(SourceUnavailable):
 
 
 class SourceNotAllowed(PipelineError):
-    """The URI has an unsupported protocol, format or file, or the id is invalid. It is not retried."""
+    """The URI has an unsupported protocol, format or file, or the ID is invalid. It is not retried."""
 
     reason = "not_allowed"
 
@@ -38,10 +38,7 @@ class DecodeError(PipelineError):
 
 
 class NeedsCpu(PipelineError):
-    """A stream that the GPU cannot decode: its codec, colours, size or lines. Raised by decode; the text says which.
-
-    The source is decoded on the CPU.
-    """
+    """The GPU cannot decode the stream's codec, format, size or fields. Raised by decode; the CPU decodes instead."""
 
     reason = "needs_cpu"
 
@@ -71,7 +68,7 @@ class ModelUnusable(PipelineError):
 
 
 class GpuUnavailable(PipelineError):
-    """The package, the driver or the card is missing. Raised by gpu; the text says which."""
+    """The package, the driver or the GPU is missing. Raised by gpu; the text says which."""
 
     reason = "no_gpu"
 
@@ -83,10 +80,7 @@ class GpuFailed(PipelineError):
 
 
 class GpuFull(GpuFailed):
-    """The card has no more memory or decoders. Raised by gpu and decode; neither the stream nor the card is at fault.
-
-    The source is decoded on the CPU if allowed, else retried.
-    """
+    """The GPU has no memory or decoders left. Raised by gpu and decode; the CPU decodes, or it is retried."""
 
     reason = "gpu_full"
 
@@ -128,13 +122,13 @@ class SourceNotRecordable(PipelineError):
 
 
 class UnknownSource(PipelineError):
-    """There is no source with that id. Raised by the runner."""
+    """There is no source with this ID. Raised by the runner."""
 
     reason = "unknown_source"
 
 
 class SourceExists(PipelineError):
-    """There is already a source with that id. Raised by the runner."""
+    """There is already a source with this ID. Raised by the runner."""
 
     reason = "source_exists"
 

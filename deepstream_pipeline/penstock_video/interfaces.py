@@ -37,10 +37,7 @@ class Analytics(Protocol):
 
 
 class Sink(Protocol):
-    """Destination of results. Called by its own thread behind a bounded channel: a slow sink delays no other.
-
-    It may block within its own timeouts; meanwhile results wait in the channel, or are dropped there.
-    """
+    """Destination of results. Its own thread calls it behind a bounded channel, so it may block within its timeouts."""
 
     def write(self, result: FrameResult) -> None:
         """Raises SinkFailed if the result cannot be written; the next call may succeed."""
@@ -57,30 +54,23 @@ class Sink(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Extension:
-    """A tracker or sink of a user, which the settings name as module:Class.
-
-    new: the class, called with `options` if it has a model `Options`, else without arguments.
-    """
+    """A user's tracker or sink, module:Class in the settings. options: of its model `Options`, if any."""
 
     type: str
     new: Callable[..., Any] = field(repr=False)
     options: object | None = None
 
     def create(self) -> Any:
-        """A new object of the class."""
         return self.new() if self.options is None else self.new(self.options)
 
     @property
     def has_tracks(self) -> bool:
-        """Whether a tracker gives identities; its class may say `has_tracks = False`."""
+        """Whether a tracker gives identities, unless its class has `has_tracks = False`."""
         return bool(getattr(self.new, "has_tracks", True))
 
 
 class PipelineControl(Protocol):
-    """Control of a running pipeline, for the API and the command. Thread-safe; no call waits for a camera.
-
-    Raises UnknownSource, SourceExists, RuleRefused, TooManySources, of errors.py.
-    """
+    """Control of a running pipeline. Thread-safe; no call waits for a camera. Raises errors of errors.py."""
 
     def add(self, source: SourceConfig) -> None: ...
 
@@ -91,10 +81,7 @@ class PipelineControl(Protocol):
     def resume(self, source_id: str) -> None: ...
 
     def record(self, source_id: str, *, before_s: float, after_s: float) -> str:
-        """Starts a recording from before_s ago to after_s from now; returns the path of its file.
-
-        Raises NotSetUp, SourceNotOpen if the source has nothing to record, and SourceNotRecordable.
-        """
+        """Starts a recording; returns its file path. Raises NotSetUp, SourceNotOpen, SourceNotRecordable."""
         ...
 
     def statistics(self) -> tuple[SourceStatistics, ...]:
@@ -118,5 +105,5 @@ class Previews(Protocol):
     """The newest annotated picture of each source, encoded only while it is watched."""
 
     def wait(self, source_id: str, after: int, timeout_s: float) -> tuple[int, bytes] | None:
-        """(number, JPEG) of a picture newer than that number; None on timeout."""
+        """(number, JPEG) of a picture newer than `after`; None on timeout."""
         ...

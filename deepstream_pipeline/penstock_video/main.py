@@ -1,4 +1,4 @@
-"""Composer of the video program: opens the GPU, builds the parts from the settings and runs one pipeline."""
+"""The video program: opens the GPU, builds the parts from the settings and runs one pipeline."""
 
 import ctypes
 import math
@@ -41,23 +41,20 @@ from penstock_video.track.registry import new_tracker
 from penstock_video.types import DecoderKind, SourceConfig, SourceStatistics
 
 log = structlog.get_logger(component="video")
-LEAST_CORES = 4  # on fewer, the engine and the rest of this program want each of them: no decode process has its own
+LEAST_CORES = 4  # on fewer, the engine and this program need all of them: decode processes are not pinned
 _DRIVER, _VIDEO_LIBRARY = "libcuda.so.1", "libnvcuvid.so.1"
 _PACKAGES = {"PyNvVideoCodec": "PyNvVideoCodec", "cuda": "cuda-bindings"}
 
 
 @dataclass(frozen=True, slots=True)
 class GpuSetup:
-    """device: None if sources are decoded on the CPU. absence: why there is no card; empty if there is one."""
+    """device: None if the CPU decodes. absence: why there is no GPU; empty if there is one."""
 
     device: Device | None
     absence: str = ""
 
     def sources(self, settings: GpuSettings, engine: Engine, network: Network) -> tuple[GpuSources | None, str]:
-        """(how sources are decoded by the card, None if they are not; why not).
-
-        Tries how rows get to the engine. Raises InferFailed if the settings require a way that is not available.
-        """
+        """How the GPU decodes sources, or None and why not. Raises InferFailed for a required hand-over."""
         if self.device is None:
             return None, self.absence
         why = device_rows.why_not(network.prepare_spec)
@@ -77,7 +74,7 @@ class GpuSetup:
 
 
 def open_gpu(settings: GpuSettings, wishes: Iterable[DecoderKind]) -> GpuSetup:
-    """wishes: of all possible sources. The card is opened if one of them may use it."""
+    """Opens the GPU if one of the wishes, of all possible sources, may use it."""
     if all(wish is DecoderKind.CPU for wish in wishes):
         return GpuSetup(None, "every source of this run was to be decoded by the cpu, and no card was opened")
     absence = _what_is_missing()
@@ -92,7 +89,7 @@ def open_gpu(settings: GpuSettings, wishes: Iterable[DecoderKind]) -> GpuSetup:
 
 
 def _what_is_missing() -> str:
-    """What decoding on a card needs and this machine lacks; checked without the driver."""
+    """What GPU decoding needs and this machine lacks; checked without the driver."""
     if not _is_there(_DRIVER):
         return f"no NVIDIA driver is here ({_DRIVER}); penstock doctor says more"
     for module, package in _PACKAGES.items():
@@ -115,7 +112,7 @@ def _is_there(library: str) -> bool:
 
 
 class _Ring(CudaRing):
-    """A source's rows; closed silently if the card is lost, since its memory is gone then."""
+    """A source's rows; closed silently if the GPU is lost, since its memory is gone then."""
 
     def close(self) -> None:
         try:
@@ -127,9 +124,9 @@ class _Ring(CudaRing):
 ENGINE_TIMEOUT_S = 60.0
 MODEL_TIMEOUT_S = 60.0
 FITTING_BATCH = 4  # default batch size, if the model and the sources allow it
-SPARE_SLOTS = 3  # of a ring, beyond what the engine may hold: one that is written, two that wait
+SPARE_SLOTS = 3  # of a ring, beyond the engine's: one being written, two waiting
 LEAST_SLOTS = 6
-OPENING_ON_A_CARD = 32  # sources at one moment: a process begins once for several
+OPENING_ON_A_CARD = 32  # sources at the same time, since several share a process
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,21 +163,17 @@ class Program:
 
     @property
     def api_url(self) -> str:
-        """Of the control API; empty where there is none."""
+        """URL of the control API; "" if it is off."""
         return self._api.url if self._api is not None else ""
 
     @property
     def control(self) -> PipelineControl:
-        """The control interface that the API uses."""
         if self._pipeline is None:
             raise PipelineError("the video program has not started yet")
         return self._pipeline
 
     def prepare(self) -> None:
-        """Loads the models and checks the settings against them. Touches no file.
-
-        Raises SettingsRefused with positions for unknown classes; ModelUnusable for a model.
-        """
+        """Loads the models and checks the settings. Touches no file. Raises InvalidSettings, ModelUnusable."""
         try:
             self._models = self._prepared()
         except BaseException:
@@ -270,11 +263,10 @@ class Program:
         return self._pipeline.statistics() if self._pipeline is not None else ()
 
     def removed(self) -> tuple[SourceStatistics, ...]:
-        """Last statistics of removed sources."""
         return self._pipeline.removed() if self._pipeline is not None else ()
 
     def sink_failures(self) -> tuple[str, ...]:
-        """A sentence for each sink that failed: why, and how many results are missing."""
+        """For each failed sink: why, and how many results are missing."""
         outlets = self._outlets.outlets if self._outlets is not None else ()
         failed = (outlet for outlet in outlets if outlet.failure)
         return tuple(one.sentence for one in failed) + (
@@ -282,10 +274,7 @@ class Program:
         )
 
     def wait(self, timeout_s: float) -> bool:
-        """Returns whether every source is over; never while there is none and the API may add one.
-
-        Raises PipelineError if the program cannot continue.
-        """
+        """Whether every source is over; False if the API may add the first. Raises PipelineError on a fatal error."""
         return self._pipeline is None or self._pipeline.wait(timeout_s)
 
     def stop(self, grace_s: float) -> None:

@@ -22,7 +22,7 @@ SECONDS = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0,
 FRAMES = (1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0, 128.0)
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 DECODERS = (DecoderKind.CPU.value, DecoderKind.NVDEC.value)
-_REMEMBERED = 4096  # ids of sources that went, so that what comes late of them begins no series anew
+_REMEMBERED = 4096  # IDs of removed sources, so that their late events begin no new series
 
 
 class Kind(Enum):
@@ -46,7 +46,7 @@ class Declaration:
 
 
 _C, _G, _H = Kind.COUNTER, Kind.GAUGE, Kind.HISTOGRAM
-# Sum and count, and no buckets: a decode process tells sums of a second, and every bucket is a line of each source.
+# Sum and count without buckets: decode processes send sums of a second, and every bucket is a series per source.
 _S = Kind.SUMMARY
 TABLE = (
     Declaration("frames_total", _C, "Frames decoded.", ("source",)),
@@ -106,7 +106,6 @@ class _Source:
         counter.inc(n)
 
     def remove(self) -> None:
-        """Removes its series."""
         self._is_removed = True
         for name, labels in self._labels:
             self._metrics[name].remove(*labels)
@@ -138,8 +137,6 @@ class _Source:
 
 
 class _Sink:
-    """The series of one sink."""
-
     def __init__(self, sink: str, gauges: dict[str, Gauge], counters: dict[str, Counter]) -> None:
         self.depth: Gauge = gauges["sink_queue_results"].labels(sink)
         self.depth_bytes: Gauge = gauges["sink_queue_bytes"].labels(sink)
@@ -148,14 +145,11 @@ class _Sink:
 
 
 class VideoMetrics:
-    """The video program's registry, thread-safe. Not a singleton: main makes one and passes it on.
-
-    A source's series begin with its first event and end with `forget`. Later events are not counted, until a source of
-    that id is added again and is connecting.
-    """
+    """The video program's metrics registry. Thread-safe. A source's series begin with its first event and end with
+    `forget`. Later events are not counted, until a source with this ID is connecting again."""
 
     def __init__(self) -> None:
-        # The library's own series beside each counter says when it began, which is not needed.
+        # Disables the extra series beside each counter, with its creation time.
         disable_created_metrics()  # type: ignore[no-untyped-call]  # the library has no annotation there
         self._registry = CollectorRegistry()
         self._lock = threading.Lock()
@@ -165,7 +159,7 @@ class VideoMetrics:
         self._summaries: dict[str, Summary] = {}
         for row in TABLE:
             self._declare(row)
-        ProcessCollector(registry=self._registry)  # of this process: decode processes are not in it
+        ProcessCollector(registry=self._registry)  # of this process, without decode processes
         self._all: dict[str, _Metric] = {**self._counters, **self._gauges, **self._histograms, **self._summaries}
         self._mux_wait = self._histograms["mux_wait_seconds"]
         self._batch_frames = self._histograms["batch_frames"]
@@ -193,7 +187,6 @@ class VideoMetrics:
             )
 
     def decoded(self, source: str, n: int = 1) -> None:
-        """Counts decoded frames."""
         if (series := self._of(source)) is not None:
             series.frames.inc(n)
 
@@ -203,17 +196,14 @@ class VideoMetrics:
             series.inferred.inc(n)
 
     def dropped(self, source: str, reason: DropReason, n: int = 1) -> None:
-        """Counts dropped frames."""
         if n and (series := self._of(source)) is not None:
             series.count("dropped_total", DropReason(reason).value, n)
 
     def restarted(self, source: str) -> None:
-        """Counts a restart."""
         if (series := self._of(source)) is not None:
             series.restarts.inc()
 
     def event(self, source: str, kind: str) -> None:
-        """Counts an event."""
         if (series := self._of(source)) is not None:
             series.count("events_total", str(kind))
 
@@ -248,11 +238,11 @@ class VideoMetrics:
                 gauge.set(each == decoder)
 
     def decode_processes(self, decoder: str, n: int) -> None:
-        """Sets the number of decode processes with that decoder."""
+        """Sets the number of decode processes with this decoder."""
         self._gauges["decode_processes"].labels(decoder).set(n)
 
     def rows(self, n: int, *, on_device: bool) -> None:
-        """Counts rows sent to the engine, by memory: card or host."""
+        """Counts rows sent to the engine, by memory: GPU or host."""
         self._rows[on_device].inc(n)
 
     def fps(self, source: str, fps: float) -> None:
@@ -278,7 +268,6 @@ class VideoMetrics:
             series.glass_to_event.observe(seconds)
 
     def forget(self, source: str) -> None:
-        """Removes a source's series."""
         with self._lock:
             self._gone[source] = None
             if len(self._gone) > _REMEMBERED:
@@ -292,7 +281,6 @@ class VideoMetrics:
         self._mux_wait.observe(seconds)
 
     def batch(self, size: int, reason: CloseReason) -> None:
-        """Observes a batch size."""
         self._batch_frames.observe(size)
         counter = self._batches.get(reason)
         if counter is None:
@@ -317,7 +305,6 @@ class VideoMetrics:
         self._of_sink(sink).dropped.inc(n)
 
     def sink_errors(self, sink: str, n: int = 1) -> None:
-        """Counts a failure of the sink."""
         self._of_sink(sink).errors.inc(n)
 
     def page(self) -> bytes:

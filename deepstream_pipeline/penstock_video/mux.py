@@ -1,7 +1,4 @@
-"""Order and batching of frames: the stream mux, the per-source order of results and the limit of frames in flight.
-
-No I/O and no clock: `now` is monotonic seconds.
-"""
+"""The stream mux, the per-source order of results and the limit of frames in flight. Sans-IO: `now` is monotonic."""
 
 from collections import OrderedDict, deque
 from dataclasses import dataclass
@@ -15,13 +12,10 @@ _NEVER = float("inf")
 
 @dataclass(frozen=True, slots=True)
 class MuxOptions:
-    """batch_size: frames at most (batch-size).
-
-    push_timeout_s: how long a batch waits to be full (batched-push-timeout); 0: until the engine has room.
-    max_same_source: frames of one source in a batch at most (max-same-source-frames); 0: any. max_latency_s: older
-    frames of a source that drops are discarded; from the packet's arrival. max_pending: waiting frames of such a source
-    at most.
-    """
+    """batch_size: maximum frames (batch-size). push_timeout_s: how long a batch waits to be full
+    (batched-push-timeout); 0: until the engine has room. max_same_source: maximum frames of one source in a batch
+    (max-same-source-frames); 0: any. max_latency_s: older frames of a source that drops are discarded, from the
+    packet's arrival. max_pending: maximum waiting frames of such a source."""
 
     batch_size: int
     push_timeout_s: float = 0.0
@@ -40,7 +34,7 @@ class Drop:
 
 @dataclass(slots=True)
 class _Waiting:
-    """since: when it came, or the frame that it replaced, so that replacement does not prolong a batch's wait."""
+    """since: when it, or the frame that it replaced, came, so that replacement does not prolong a batch's wait."""
 
     prepared: PreparedFrame
     since: float
@@ -64,7 +58,6 @@ class _Lane:
         return captured_at + options.max_latency_s, DropReason.TOO_OLD
 
     def lose(self, reason: DropReason) -> Drop:
-        """Drops the oldest frame."""
         lost = self.frames.popleft()
         if self.frames:
             self.frames[0].since = lost.since
@@ -72,20 +65,17 @@ class _Lane:
 
 
 class StreamMux:
-    """Frames in by `push`, batches out by `pop`. Every frame comes out once: in a batch or in a Drop.
-
-    refresh_s: how long the oldest of max_pending frames may wait before it is dropped for newer ones. A decode process
-    prepares no frame while so many wait.
-    """
+    """Frames in by `push`, batches out by `pop`. Every frame comes out once: in a batch or in a Drop. refresh_s: how
+    long the oldest of max_pending frames may wait before it is dropped for newer ones."""
 
     def __init__(self, options: MuxOptions) -> None:
         self.options = options
         self._refresh_s = options.max_latency_s
-        self._lanes: OrderedDict[str, _Lane] = OrderedDict()  # the one that was served longest ago is first
+        self._lanes: OrderedDict[str, _Lane] = OrderedDict()  # the least recently served is first
         self._waiting = 0
-        # So that most calls look at none of a hundred lanes:
-        self._due_at = _NEVER  # no lane's deadline is before it
-        self._first_at: float | None = None  # since when the oldest frame waits; None: to be looked for
+        # Cached, so that most calls look at none of a hundred lanes:
+        self._due_at = _NEVER  # lower bound of the lanes' deadlines
+        self._first_at: float | None = None  # since when the oldest frame waits; None: unknown
 
     def __len__(self) -> int:
         return self._waiting
@@ -101,7 +91,7 @@ class StreamMux:
 
     @refresh_s.setter
     def refresh_s(self, seconds: float) -> None:
-        self._due_at -= max(self._refresh_s - seconds, 0.0)  # by so much a deadline comes sooner, at most
+        self._due_at -= max(self._refresh_s - seconds, 0.0)  # a deadline is sooner by at most this
         self._refresh_s = seconds
 
     def add(self, source_id: str, policy: DropPolicy) -> None:
@@ -149,7 +139,7 @@ class StreamMux:
         return lost
 
     def pop(self, now: float, most: int | None = None) -> FrameBatch | None:
-        """The batch that is due, for an engine that has room; None if none is due yet. most: a smaller batch size."""
+        """The batch that is due, for an engine with room; None if none is due yet. most: a smaller batch size."""
         oldest_at = self._oldest_at()
         if oldest_at is None:
             return None
@@ -170,7 +160,7 @@ class StreamMux:
     def _lose(self, lane: _Lane, reason: DropReason) -> Drop:
         self._waiting -= 1
         lost = lane.lose(reason)
-        if not lane.frames:  # else the next has its place
+        if not lane.frames:  # otherwise the next frame takes over its wait
             self._first_at = None
         return lost
 
@@ -190,7 +180,7 @@ class StreamMux:
         return CloseReason.TIMEOUT if now >= oldest_at + self.options.push_timeout_s else None
 
     def _is_full(self, size: int) -> bool:
-        """Whether so many waiting frames may share a batch."""
+        """Whether this many waiting frames may share a batch."""
         most = self.options.max_same_source
         return not most or sum(min(len(lane.frames), most) for lane in self._lanes.values()) >= size
 
@@ -210,7 +200,7 @@ class StreamMux:
 
 
 T = TypeVar("T")
-END = 1 << 62  # behind every frame number
+END = 1 << 62  # greater than every frame number
 
 
 class ResultSequencer(Generic[T]):
@@ -258,15 +248,15 @@ class ResultSequencer(Generic[T]):
         return ready
 
 
-LATE, SOON = 0.5, 0.25  # of the latency that is allowed; between them nothing changes
+LATE, SOON = 0.5, 0.25  # of the allowed latency; between them the limit stays
 GROWTH = 1.25
-ANSWERED = 0.75  # of the latency that is allowed: by then a frame is to be answered
-FRESH = 0.05  # of it: so long any frame may wait
-FORGET = 0.9  # of how long an answer took, with each that came sooner
+ANSWERED = 0.75  # of the allowed latency: a frame should be answered by then
+FRESH = 0.05  # of the allowed latency: any frame may wait this long
+FORGET = 0.9  # of the stored duration, with each faster answer
 
 
 class InFlightLimit:
-    """Limit of frames at the engine. most: if it is quick. max_latency_s: of a frame, from its packet's arrival."""
+    """Limit of frames at the engine. most: if it is fast. max_latency_s: of a frame, from its packet's arrival."""
 
     def __init__(self, most: int, max_latency_s: float) -> None:
         self._most = most
@@ -275,13 +265,12 @@ class InFlightLimit:
         self._took_s: float | None = None
 
     def begin(self) -> None:
-        """A droppable frame comes: an unknown engine is tried with one frame."""
+        """Begins with droppable frames: an unknown engine is tried with one frame."""
         if self._took_s is None:
             self._frames, self._took_s = 1.0, self._max_latency_s / 2
 
     @property
     def frames(self) -> int:
-        """The current limit of frames."""
         return int(self._frames)
 
     @property
@@ -291,10 +280,7 @@ class InFlightLimit:
         return max(ANSWERED * self._max_latency_s - took_s, FRESH * self._max_latency_s)
 
     def of_batch(self, at_engine: int) -> int:
-        """Size limit of the next batch, 0 for none now. at_engine: frames in flight.
-
-        Under a reduced limit a batch has at most half of it, so that one waits while one is processed.
-        """
+        """Size limit of the next batch, 0 for none now; half of a reduced limit. at_engine: frames in flight."""
         at_most = self.frames if self.frames >= self._most else (self.frames + 1) // 2
         return max(min(self.frames - at_engine, at_most), 0)
 

@@ -6,10 +6,7 @@ from penstock.outbound import OutboundPolicy
 
 
 def why_host_refused(host: str, outbound: OutboundPolicy) -> str:
-    """Why an address of that host may not be connected to; empty if all may, or if the name cannot be resolved.
-
-    A DNS answer that changes between this lookup and the library's own is not noticed.
-    """
+    """Why an address of this host may not be connected to, as of this DNS lookup; empty if it may, or is unknown."""
     try:
         found = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
     except (OSError, UnicodeError):

@@ -19,8 +19,8 @@ from penstock_video.sinks.recordings import RecordOptions
 from penstock_video.sinks.registry import SinkInput, SinkKind, kind_of
 from penstock_video.sinks.rtsp_out import RtspOutOptions
 
-PICTURES = 16  # that wait for a sink that draws: of 1080p, 6 MB each
-RESULTS = 1024  # that wait for a sink that does not
+PICTURES = 16  # waiting for a sink that draws: of 1080p, 6 MB each
+RESULTS = 1024  # waiting for a sink that does not draw
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +51,7 @@ class _Gauge:
 
 
 def allowing(options: Sequence[object], allowed_outbound: tuple[str, ...]) -> tuple[object, ...]:
-    """The same sinks with --allow-outbound's values. Without them no sink connects to a cloud's metadata service."""
+    """The sinks with --allow-outbound's values. Without them no sink connects to a cloud's metadata service."""
     return tuple(
         replace(one, allowed_outbound=allowed_outbound) if isinstance(one, BrokerOptions | RtspOutOptions) else one
         for one in options
@@ -67,9 +67,9 @@ def compose_sinks(
     is_single: bool,
     device: Device | None = None,
 ) -> SinkSet:
-    """on_watch: called with a source and whether its preview is watched. is_single: the only source's files need
-    no folder of their own. device: the card that the program has open, for previews. Raises SinkFailed for a folder
-    that cannot be written to; then no sink is left open."""
+    """The sinks. on_watch: called with a source and whether its preview is watched. is_single: the only source's files
+    need no folder of their own. device: the open GPU, for previews. Raises SinkFailed for a folder that is not
+    writable; then no sink is left open."""
     osd = Osd(drawing)
     preview_options = next((one for one in options if isinstance(one, PreviewOptions)), PreviewOptions())
     jpeg = jpeg_encoder(preview_options.jpeg, device)
@@ -92,13 +92,13 @@ def compose_sinks(
 
 
 def _let_go(sink: Sink) -> None:
-    """Close one that got nothing: what it says of that is not why the program does not start."""
+    """Closes an unused sink; errors do not matter."""
     with suppress(SinkFailed):
         sink.close()
 
 
 def _name(options: object, taken: set[str]) -> str:
-    """kafka, kafka-2, …: the sink's name in metrics and logs."""
+    """The sink's name in metrics and logs: kafka, kafka-2, …"""
     class_name = options.type.partition(":")[2] if isinstance(options, Extension) else type(options).__name__
     kind = class_name.removesuffix("Options").lower()
     name, number = kind, 1

@@ -9,10 +9,10 @@ from urllib.parse import unquote, urlsplit
 
 from penstock_video.errors import SourceNotAllowed
 
-ID_PATTERN = r"[A-Za-z0-9_-][A-Za-z0-9._-]{0,63}"  # begins with no dot: it names a folder
+ID_PATTERN = r"[A-Za-z0-9_-][A-Za-z0-9._-]{0,63}"  # begins with no dot, because it names a folder
 ID_FORM = "1 to 64 of A-Z a-z 0-9 . _ - are needed, the first no dot"
 _LONGEST = 64
-_RESERVED = {"objects.jsonl", "events.jsonl", "annotated.mp4", "hls", "recordings", "spool"}  # stand beside its folder
+_RESERVED = {"objects.jsonl", "events.jsonl", "annotated.mp4", "hls", "recordings", "spool"}  # names beside its folder
 
 
 def is_source_id(text: str) -> bool:
@@ -21,14 +21,13 @@ def is_source_id(text: str) -> bool:
 
 
 def require_source_id(text: str) -> None:
-    """Raises SourceNotAllowed for an invalid id, such as the name of a file beside its folder."""
+    """Raises SourceNotAllowed for an invalid ID, such as the name of a file beside its folder."""
     if not is_source_id(text):
         raise SourceNotAllowed(f"{text!r} cannot be a source's id: {ID_FORM}, and no file's name beside it")
 
 
 def id_of(uri: str) -> str:
-    """An id from a file name, a host and the last path segment, or a device. Never contains a user, password or
-    query."""
+    """An ID from a file name, a host and the last path segment, or a device, without user, password or query."""
     if "://" not in uri:
         return _safe(PurePosixPath(uri).stem)
     try:
@@ -42,7 +41,7 @@ def id_of(uri: str) -> str:
 
 
 def unique_ids(wanted: Iterable[str]) -> tuple[str, ...]:
-    """In the same order; the second `cam` is `cam-2`."""
+    """Unique IDs in the same order; the second `cam` is `cam-2`."""
     taken: dict[str, None] = {}
     for name in wanted:
         candidate, number = name, 1
@@ -84,7 +83,7 @@ ALONE = Shard()
 
 
 def owner(source_id: str, count: int) -> int:
-    """The replica with the highest weight for this source: another replica takes 1/(n+1) of each, no other source
+    """The replica with the highest weight for this source. Another replica takes 1/(n+1) of each; no other source
     moves."""
     return max(range(count), key=lambda ordinal: _weight(source_id, ordinal))
 
@@ -98,10 +97,8 @@ def shard_of(text: str) -> Shard:
 
 
 def shard_here(environ: Mapping[str, str], hostname: str) -> Shard:
-    """This replica's shard: PENSTOCK_SHARD=i/n, or a StatefulSet's NAME-i with PENSTOCK_SHARDS=n.
-
-    The only one if neither is set. Raises ValueError with the variable and the allowed form.
-    """
+    """This replica's shard: PENSTOCK_SHARD=i/n, or a StatefulSet's NAME-i with PENSTOCK_SHARDS=n; otherwise the only
+    one. Raises ValueError with the variable and the allowed form."""
     if text := environ.get(SHARD_VARIABLE, ""):
         if "/" not in text and COUNT_VARIABLE in environ:
             text = f"{text}/{environ[COUNT_VARIABLE]}"

@@ -58,7 +58,7 @@ class DropPolicy(StrEnum):
 
 
 class DecoderKind(StrEnum):
-    """A source's decoder. cpu: FFmpeg. nvdec: a card's video engine. auto: nvdec if possible, else cpu."""
+    """A source's decoder. cpu: FFmpeg. nvdec: the GPU. auto: nvdec if possible, else cpu."""
 
     AUTO = "auto"
     CPU = "cpu"
@@ -73,7 +73,7 @@ class SourceConfig:
     source_id: DeepStream's camera_id, unique. camera_name: for display. is_loop: a file restarts at its end.
     is_realtime: a file plays at its own speed and drops late frames, like a camera. policy: None for block (files) or
     drop-oldest (live). expected_fps: None for the stream's own; 10 above it is a runaway. reconnect_interval_s: without
-    a frame for this time the source is reopened (rtsp-reconnect-interval). reconnect_attempts: in a row, -1 for no
+    a frame for this time the source is reopened (rtsp-reconnect-interval). reconnect_attempts: consecutive, -1 for no
     limit. frozen_after_s: the same picture for this time is logged. is_udp: RTSP over UDP, else TCP. record_cache_s:
     seconds cached for recordings that begin before their event. is_from_api: added by an API client, so its addresses
     are checked.
@@ -101,12 +101,11 @@ class Frame:
     """One picture of one source.
 
     frame_num: counts decoded frames from 0, across reconnections; a lost frame leaves a gap. pts_s: presentation time
-    in seconds, strictly increasing per source, across loops and reconnections. captured_at: monotonic seconds of its
-    packet's arrival, or of its due time for a file played in real time. captured_unix_s: the same as wall clock. width,
-    height: of the source, in pixels. image: (H, W, 3) uint8 RGB at source size; None if it is not drawn or cropped.
-    segment: increases at each discontinuity (reopened, looped, another resolution, a cut); track identities do not
-    cross it. is_corrupt: decoded from damaged packets. digest: equal for equal pictures. sample_aspect_ratio: of a
-    pixel, width by height.
+    in seconds, strictly increasing per source. captured_at: monotonic seconds of its packet's arrival, or of its due
+    time for a file in real time. captured_unix_s: the same as wall clock. width, height: of the source, in pixels.
+    image: (H, W, 3) uint8 RGB at source size; None if it is not drawn or cropped. segment: increases at each
+    discontinuity (reopened, looped, another resolution, a cut); track identities do not cross it. is_corrupt: decoded
+    from damaged packets. digest: equal for equal pictures. sample_aspect_ratio: of a pixel, width by height.
     """
 
     source_id: str
@@ -151,11 +150,9 @@ class DeviceRow:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class PreparedFrame:
-    """A frame and its network input. Both lie in the source's ring until `release` is called, once.
-
-    row: the input without a batch axis, C order; None if this frame is not inferred (interval). Do not read row or
-    frame.image after `release`; copy an image that is needed longer.
-    """
+    """A frame and its network input, both in the source's ring until `release` is called, once. row: the input without
+    a batch axis, C order; None if this frame is not inferred (interval). Copy an image that is needed after
+    `release`."""
 
     frame: Frame
     row: RowArray | DeviceRow | None
@@ -163,10 +160,8 @@ class PreparedFrame:
 
 
 class CloseReason(StrEnum):
-    """Why the mux closed a batch.
-
-    full: batch-size frames. timeout: batched-push-timeout since the first frame. slot_free: the engine was idle.
-    """
+    """Why the mux closed a batch. full: batch-size frames. timeout: batched-push-timeout since the first frame.
+    slot_free: the engine was idle."""
 
     FULL = "full"
     TIMEOUT = "timeout"
@@ -175,10 +170,8 @@ class CloseReason(StrEnum):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class FrameBatch:
-    """Frames of one or several sources for one call of the network; each has a row.
-
-    oldest_at: when the first frame came to the mux, monotonic seconds.
-    """
+    """Frames with rows for one call of the network. oldest_at: when the first frame came to the mux, monotonic
+    seconds."""
 
     frames: tuple[PreparedFrame, ...]
     reason: CloseReason
@@ -194,10 +187,8 @@ class FrameBatch:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Detections:
-    """Detections of one frame.
-
-    xyxy: (n, 4) float32, corners in source pixels. score: (n,) float32 in [0, 1]. class_id: (n,) int64.
-    """
+    """Detections of one frame. xyxy: (n, 4) float32, corners in source pixels. score: (n,) float32 in [0, 1]. class_id:
+    (n,) int64."""
 
     xyxy: FloatArray
     score: FloatArray
@@ -230,11 +221,9 @@ class ClassScore:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Tracks:
-    """Detections of one frame with their track identities.
-
-    track_id: (n,) int64, unique per source while the program runs. age_frames: (n,) int64, frames since the track
-    began, 1 for a new one. is_estimate: the frame was not inferred.
-    """
+    """Detections of one frame with their track identities. track_id: (n,) int64, unique per source while the program
+    runs. age_frames: (n,) int64, frames since the track began, 1 for a new one. is_estimate: the frame was not
+    inferred."""
 
     detections: Detections
     track_id: IntArray
@@ -267,12 +256,9 @@ class AnalyticsKind(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class AnalyticsEvent:
-    """An event of a rule.
-
-    kind: an AnalyticsKind, or that of a user's rule. track_id, class_id: None if the rule counts objects
-    (overcrowding). rule: its configured name. value: the count, the direction in degrees, or seconds; 1.0 for plain
-    truth.
-    """
+    """An event of a rule. kind: an AnalyticsKind, or that of a user's rule. track_id, class_id: None if the rule counts
+    objects (overcrowding). rule: its configured name. value: the count, the direction in degrees, or seconds; otherwise
+    1.0."""
 
     kind: str
     source_id: str
@@ -294,8 +280,8 @@ def event_keys(kind: str, rule: str, label: str | None) -> tuple[str, ...]:
 class FrameAnalytics:
     """Results of the rules for one frame.
 
-    events: in the order of the rules. counts: by "KIND/RULE" (line-crossing/Entry, per class line-crossing/Entry/person
-    if labels are known), the total so far or the current number. rules_of: for each track, the names of the rules that
+    events: in the order of the rules. counts: total so far or current number, by "KIND/RULE" (line-crossing/Entry, and
+    per class line-crossing/Entry/person if labels are known). rules_of: for each track, the names of the rules that
     hold now; as long as the tracks, or empty.
     """
 
@@ -320,9 +306,9 @@ class FrameTimes:
 class FrameResult:
     """Everything known of one frame; sinks get it in the order of frame_num per source.
 
-    frame: its image belongs to the result and may be kept. labels: by class_id, may be shorter. classes: of the whole
-    picture, if the primary model is a classifier. attributes: for each track, from secondary models; as long as the
-    tracks, or empty. is_inferred: else the tracks are the tracker's estimate.
+    frame: its image belongs to the result. labels: by class_id, may be shorter. classes: of the whole picture, if the
+    primary model is a classifier. attributes: for each track, from secondary models; as long as the tracks, or empty.
+    is_inferred: else the tracks are the tracker's estimate.
     """
 
     frame: Frame
@@ -344,7 +330,7 @@ class SourceStatistics:
     """Current statistics of a source. uri: without user and password.
 
     reason: why it is not running, else empty. fps: decoded over the last seconds. frames: decoded so far. frames_total:
-    of a file, None if unknown. inferred: frames that the network answered. drops: by DropReason. latency_s: typical,
+    of a file, None if unknown. inferred: frames that the network answered. drops: by DropReason. latency_s: median from
     packet to sinks, over the last seconds; None before the first frame. position_s, duration_s: in a file. active_s:
     from first to last frame. decoder: cpu or nvdec, empty until it is open. counts: FrameAnalytics.counts of the last
     frame. events: totals by event_keys.

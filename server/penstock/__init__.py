@@ -2,8 +2,8 @@
 
 import os
 
-VERSION = "0.1.0"  # as pyproject.toml has it
+VERSION = "0.1.0"  # as in pyproject.toml
 
-# ONNX Runtime's wheels report each process and session to their maker, and write ~/.cache/Microsoft for it. It reads
-# this when it is imported, and Triton and our other children inherit it; who wants the reports sets it to 0.
+# ONNX Runtime's wheels report each process and session to their maker, and write ~/.cache/Microsoft. It reads this
+# variable at import, and Triton and our other children inherit it. Set it to 0 to send the reports.
 os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")

@@ -1,4 +1,4 @@
-"""One logger for the whole program: lines for people (or JSON) on standard error."""
+"""The program's logger: lines for people, or JSON, on standard error."""
 
 import logging
 import re
@@ -12,7 +12,7 @@ import structlog
 
 
 class LogFormat(StrEnum):
-    """text: `time level component: event key=value …`, for people and grep. json: one object a line for collectors."""
+    """text: `time level component: event key=value …`, for people and grep. json: one object per line."""
 
     TEXT = "text"
     JSON = "json"
@@ -23,10 +23,7 @@ _MILLISECONDS = len("2026-11-21T03:41:13.010")
 
 
 def configure_logs(log_format: LogFormat, level: str = "info", stream: TextIO | None = None) -> None:
-    """Send every log line of this process, the libraries' too, to the stream (standard error by default).
-
-    Values are quoted and control characters escaped, so that a client's text cannot forge a line.
-    """
+    """Sends all log lines of this process to the stream (default: standard error), escaped against forged lines."""
     renderer: Any = structlog.processors.JSONRenderer() if log_format is LogFormat.JSON else _render_text
     target = stream if stream is not None else sys.stderr
     threshold = getattr(logging, level.upper())
@@ -47,13 +44,12 @@ def configure_logs(log_format: LogFormat, level: str = "info", stream: TextIO | 
 
 
 def get_logger(component: str) -> structlog.typing.FilteringBoundLogger:
-    """The logger of a part of the program."""
+    """The logger of a component."""
     logger: structlog.typing.FilteringBoundLogger = structlog.get_logger(component=component)
     return logger
 
 
 def _render_text(_: object, __: str, entry: MutableMapping[str, Any]) -> str:
-    """The entry as one line, whatever is in it."""
     time, level = str(entry.pop("timestamp")).rstrip("Z")[:_MILLISECONDS] + "Z", str(entry.pop("level"))
     head = f"{time} {level:<7} {entry.pop('component', 'penstock')}: {_printable(str(entry.pop('event')))}"
     return " ".join([head, *(f"{key}={_shown(str(value))}" for key, value in entry.items())])
@@ -64,7 +60,7 @@ def _printable(text: str) -> str:
 
 
 def _shown(value: str) -> str:
-    """The value, in quotes where it would not be one word."""
+    """The value, quoted unless it is a single word."""
     return value if _BARE.fullmatch(value) else repr(value)
 
 
@@ -84,7 +80,7 @@ class _Lossy:
 
 
 class _ToStructlog(logging.Handler):
-    """Libraries' records, as our lines."""
+    """Forwards libraries' records to our logger."""
 
     def emit(self, record: logging.LogRecord) -> None:
         logger = get_logger(record.name)

@@ -1,4 +1,4 @@
-"""Host and port notation, the addresses that a server listens on, and TLS of our own clients (from the environment)."""
+"""Host and port notation, addresses to listen on, and the TLS settings of our own clients."""
 
 import os
 import socket
@@ -15,7 +15,7 @@ def host_and_port(host: str, port: int) -> str:
 
 
 def is_loopback(host: str) -> bool:
-    """Whether only this machine reaches what listens there; a name other than localhost may stand for anything."""
+    """Whether only this machine can connect to this address; False for names other than localhost."""
     try:
         return ip_address(host.strip("[]")).is_loopback
     except ValueError:
@@ -25,7 +25,7 @@ def is_loopback(host: str) -> bool:
 def listen_hosts(host: str) -> tuple[str, ...]:
     """Addresses that a server with this host listens on: for 127.0.0.1 also ::1, if the machine has it.
 
-    Most clients that connect to localhost try ::1 first: another user who listened there would receive their keys.
+    Most clients of localhost try ::1 first, where another user's server would receive their keys.
     """
     return (host, "::1") if host in ("127.0.0.1", "localhost") and _has_ipv6_loopback() else (host,)
 

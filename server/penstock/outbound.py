@@ -1,8 +1,8 @@
-"""Which addresses the programs may connect to. Pure: DNS lookups and connections are made elsewhere.
+"""Which addresses the programs may connect to. Pure: no DNS lookups or connections.
 
-Addresses in the operator's settings are used as given. Addresses from an API client must be public, or allowed by the
-operator; redirects and DNS answers are checked, too. Addresses of a cloud's metadata service, which returns the
-machine's credentials, must be allowed in both cases.
+The operator's addresses are used as given. An API client's addresses must be public, or allowed by the operator;
+redirects and DNS answers are checked, too. A cloud's metadata service, which returns the machine's credentials, must be
+allowed in both cases.
 """
 
 import re
@@ -22,10 +22,10 @@ _NAME = re.compile(r"(?!-)[A-Za-z0-9_-]{1,63}(?:\.[A-Za-z0-9_-]{1,63})*")
 
 @dataclass(frozen=True, slots=True)
 class OutboundPolicy:
-    """Decides which addresses may be connected to.
+    """Decides which addresses may be connected to. Raises ValueError for an invalid value.
 
-    allowed: the values of --allow-outbound: addresses, networks (10.1.0.0/16) and host names. is_from_api: whether a
-    client of an API named the host, not the operator. Raises ValueError for an invalid value.
+    allowed: values of --allow-outbound: addresses, networks (10.1.0.0/16) and host names. is_from_api: whether a client
+    of an API named the host, not the operator.
     """
 
     allowed: tuple[str, ...] = ()
@@ -39,10 +39,10 @@ class OutboundPolicy:
         object.__setattr__(self, "_names", names)
 
     def why_refused(self, host: str, address: str) -> str:
-        """Why that address of that host may not be connected to; empty if it may.
+        """Why this address of the host may not be connected to; "" if it may.
 
-        host: as given, a name or an address. address: what it resolves to. An allowed name may resolve to any address
-        except a metadata service's. Raises ValueError for an invalid address.
+        host: a name or an address. address: what it resolves to. An allowed name may resolve to any address except a
+        metadata service's. Raises ValueError for an invalid address.
         """
         found = _plain(address)
         if any(found in network for network in self._networks):

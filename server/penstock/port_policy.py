@@ -1,7 +1,7 @@
 """What a port accepts: requests that browsers send for pages of other sites, and the number of connections. Sans-IO.
 
-Browsers add `Origin`, `Sec-Fetch-Site`, `Referer` and `Host`; a page cannot forge them. Programs such as curl send none
-of the first three, so the browser rules do not concern them.
+Browsers add `Origin`, `Sec-Fetch-Site`, `Referer` and `Host`, which a page cannot forge. Programs such as curl send
+only `Host`, so the browser rules do not concern them.
 """
 
 import heapq
@@ -31,10 +31,7 @@ _SHOWN_CHARACTERS = 100
 
 
 class HostAndPort(NamedTuple):
-    """Host and port of a URL. name: in lower case, without a trailing dot. address: of a literal IP address, else None.
-
-    port: None if the URL names no port.
-    """
+    """Host and port of a URL. name: in lower case, without a trailing dot. address: of a literal IP address."""
 
     name: str
     address: IpAddress | None
@@ -42,7 +39,7 @@ class HostAndPort(NamedTuple):
 
 
 class WebOrigin(NamedTuple):
-    """A page's origin. If the page's URL has no port, port is the scheme's default."""
+    """A page's origin. Without a port in the URL, port is the scheme's default."""
 
     scheme: str
     authority: HostAndPort
@@ -104,10 +101,10 @@ def host_fault(target: bytes, http_version: str, headers: Headers) -> str:
 
 
 class BrowserPolicy:
-    """Decides which requests that a browser may have sent are served. One for every HTTP port.
+    """Decides which requests that a browser may have sent are served.
 
     bound_host: the address or name that the server listens on. allowed_hosts: its further names and addresses;
-    `*.example.com` for all subdomains, `*` for any name. cors_origins: origins of web pages that may call the server.
+    `*.example.com` for all subdomains, `*` for any name. cors_origins: origins of web pages that may call it.
     """
 
     def __init__(
@@ -129,10 +126,10 @@ class BrowserPolicy:
     def check(
         self, method: str, headers: Headers, *, local_address: str, is_trusted: bool, takes_any_type: bool = False
     ) -> None:
-        """Raises HostNotAllowed, OriginNotAllowed and UnsupportedMedia for a request that is not served.
+        """Raises HostNotAllowed, OriginNotAllowed or UnsupportedMedia for a request that is not served.
 
-        headers: names in lower case. local_address: the connection's, on this machine. is_trusted: the request has a
-        valid key, or only asks for health. takes_any_type: for an endpoint that does not read its body as JSON.
+        headers: names in lower case. local_address: of the connection. is_trusted: the request has a valid key, or is a
+        health check. takes_any_type: the endpoint does not read its body as JSON.
         """
         found = {name: value for name, value in headers if name in _READ}
         host = found.pop(b"host", None)
@@ -220,17 +217,14 @@ Network = IPv4Network | IPv6Network
 
 @dataclass(frozen=True, slots=True)
 class PortLimits:
-    """max_connections: to the port of this process. max_per_address: of these, from one client address.
-
-    trusted_proxies: networks whose addresses forward many clients; only max_connections applies to them.
-    """
+    """Limits of connections to this process's port. trusted_proxies: only max_connections applies to them."""
 
     max_connections: int = 16_384
     max_per_address: int = 4_096
     trusted_proxies: tuple[Network, ...] = ()
 
     def allowed_from(self, address: str) -> int:
-        """How many connections the address may have open. An empty address (a Unix socket) has no limit of its own."""
+        """Maximum open connections of the address. An empty one (a Unix socket) has no limit of its own."""
         if not address or self.is_proxy(address):
             return self.max_connections
         return min(self.max_per_address, self.max_connections)
@@ -267,8 +261,8 @@ def excess_connections(
 ) -> list[OpenConnection]:
     """The connections to close so that the limits hold. idle_s: seconds since a connection last had data.
 
-    Each address loses its longest idle connections first. While the port is nearly full, the address with the most
-    connections loses the next one: an eighth of max_connections stays free for new clients.
+    Each address loses its longest idle connections first. An eighth of max_connections stays free for new clients: the
+    address with the most connections loses them.
     """
     by_address: dict[str, list[OpenConnection]] = {}
     for one in connections:

@@ -1,8 +1,4 @@
-"""Hygiene of our own processes: the library search path, and freed memory that malloc does not return by itself.
-
-malloc returns only memory at the end of its heaps: after 404 hostile pictures of up to 30 MB the gateway had 200 MB of
-unused memory.
-"""
+"""The library search path, and returning freed memory, of which malloc returns only the end of its heaps."""
 
 import asyncio
 import ctypes
@@ -16,7 +12,7 @@ LIBRARY_PATH_VARIABLE = "LD_LIBRARY_PATH"
 
 
 def remove_working_directory() -> None:
-    """Removes empty entries: they mean the working directory, where another user may have put a library."""
+    """Removes the working directory from the library path, where another user may have put a library."""
     paths = ":".join(filter(None, os.environ.get(LIBRARY_PATH_VARIABLE, "").split(":")))
     if paths:
         os.environ[LIBRARY_PATH_VARIABLE] = paths
@@ -37,7 +33,7 @@ def private_bytes() -> int:
 
 
 def trim_memory() -> None:
-    """Runs the garbage collector, then returns every free page of every heap to the system (glibc only)."""
+    """Collects garbage, then returns every free page of every heap to the system (glibc only)."""
     gc.collect()
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
     if trim is not None:
@@ -45,10 +41,7 @@ def trim_memory() -> None:
 
 
 class MemoryTrimmer:
-    """Calls `trim` while memory is GROWTH_BYTES above its minimum. It repeats this, because more may be freed later.
-
-    Calls that return little become rare until memory has grown again.
-    """
+    """Calls `trim` while memory is GROWTH_BYTES above its minimum; less often if that returns little."""
 
     def __init__(self, measure: Callable[[], int] = private_bytes, trim: Callable[[], None] = trim_memory) -> None:
         self._measure, self._trim = measure, trim

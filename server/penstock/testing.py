@@ -1,4 +1,4 @@
-"""A fake engine for tests: same interfaces as a real one, no process, no port."""
+"""A fake engine for tests, with the interfaces of a real one, without a process or port."""
 
 import asyncio
 import time
@@ -30,12 +30,7 @@ Answer = Callable[[InferRequest], Sequence[Tensor]]
 
 
 class FakeMode(StrEnum):
-    """How the fake engine behaves.
-
-    SLOW: an inference waits for `release`, its deadline or its cancellation. ERROR: every inference fails.
-    GARBAGE: outputs of another name, datatype and shape than declared. NAN: every float of an output is NaN.
-    UNAVAILABLE: nothing answers.
-    """
+    """SLOW: waits for `release`. ERROR: inferences fail. GARBAGE: wrong outputs. NAN: floats are NaN."""
 
     NORMAL = "normal"
     SLOW = "slow"
@@ -46,12 +41,11 @@ class FakeMode(StrEnum):
 
 
 class FakeEngine:
-    """Backend and Relay over models that are nothing but their configs.
+    """Engine and Relay over model configs.
 
-    answer: computes the outputs of an inference; without one they are zeros of the declared shapes (1 where a
-    dimension varies, the first input's rows where the model has a batch dimension).
-    mode and http_answer may be changed at any time. calls, grpc_calls, http_calls, streams (their metadata): what
-    came, in order.
+    answer: computes the outputs; by default zeros of the declared shapes, variable dimensions 1, batch dimension as the
+    first input's. mode and http_answer may be changed at any time. calls, grpc_calls, http_calls, streams (their
+    metadata): received, in order.
     """
 
     def __init__(
@@ -128,7 +122,7 @@ class FakeEngine:
     # Relay
 
     async def send(self, call: Call[A], *, deadline: float | None) -> A:
-        """Over HTTP `http_answer`; over gRPC what an engine with these models would answer."""
+        """Over HTTP `http_answer`; over gRPC the response of an engine with these models."""
         self._require_reachable()
         if isinstance(call, HttpCall):
             self.http_calls.append(call)
@@ -139,7 +133,7 @@ class FakeEngine:
         return cast(A, await self._grpc_answer(grpc_call, deadline))
 
     async def _grpc_answer(self, call: GrpcCall, deadline: float | None) -> GrpcAnswer:
-        """UNIMPLEMENTED for methods that the fake has not."""
+        """UNIMPLEMENTED for methods that the fake does not have."""
         try:
             return GrpcAnswer(OK, await self._serve(call.method.rpartition("/")[2], call.message, deadline))
         except (EngineUnavailable, DeadlineExceeded):
@@ -154,11 +148,11 @@ class FakeEngine:
             return GrpcAnswer(UNIMPLEMENTED, details=str(error))
 
     async def stream(self, call: HttpCall, *, deadline: float | None) -> HttpStream:
-        """`http_answer` in one piece, whatever was asked. open_streams counts those not yet read or closed."""
+        """`http_answer` in one chunk. open_streams counts those not yet read or closed."""
         answer = await self.send(call, deadline=deadline)
         self.open_streams += 1
         chunks = self._one_piece(answer.body)
-        await anext(chunks)  # an empty one: from here on closing the generator reaches its finally
+        await anext(chunks)  # an empty chunk: from here on, closing the generator reaches its finally
         return HttpStream(answer.status, answer.headers, chunks)
 
     async def _one_piece(self, body: bytes) -> AsyncGenerator[bytes, None]:
@@ -169,7 +163,7 @@ class FakeEngine:
             self.open_streams -= 1
 
     async def open_stream(self, method: str, metadata: GrpcMetadata, *, deadline: float | None) -> GrpcStream:
-        """Answers in order, as ModelInfer would be answered."""
+        """Responses in order, like ModelInfer's."""
         self._require_reachable()
         self.streams.append(metadata)
         return OrderedStream(lambda message: self._serve("ModelInfer", message, deadline), deadline=deadline)

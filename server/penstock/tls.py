@@ -1,7 +1,4 @@
-"""TLS of our servers: certificate files that are reloaded when they change, and an acceptor that limits handshakes.
-
-Also the subject of a client certificate.
-"""
+"""TLS of our servers: certificate files that are reloaded when they change, and an acceptor that limits handshakes."""
 
 import asyncio
 import socket
@@ -25,7 +22,7 @@ _Stamp = tuple[tuple[int, int, int], ...]
 
 
 class TlsFileError(Exception):
-    """A certificate, key or CA file cannot be used. One sentence: the file, what is wrong with it, and what to do."""
+    """A certificate, key or CA file cannot be used."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,10 +46,9 @@ class _Loaded:
 
 
 class Certificates:
-    """Reloads the files when they change. New connections get the new certificate; open connections stay.
+    """Reloads changed files for new connections, checked at most once a second.
 
-    A new connection checks for changes, at most once a second. If the new files cannot be used, the old ones stay in
-    use, failed_reads is incremented, and the log says why.
+    If the new files are unusable, the old ones stay in use, failed_reads is incremented, and the reason is logged.
     """
 
     def __init__(self, files: TlsFiles) -> None:
@@ -83,10 +79,7 @@ class Certificates:
         return self._loaded.expires_at
 
     def context(self) -> ssl.SSLContext:
-        """The context for a new connection. After a change of the files it is a new one without TLS sessions.
-
-        A resumed session would have the client certificate that was verified with the old files.
-        """
+        """The context for a new connection; a new one after a change of the files, without old TLS sessions."""
         self._reload_if_due()
         return self._loaded.context
 
@@ -116,7 +109,7 @@ class Certificates:
             log.warning("the TLS certificate has expired; clients refuse it", file=str(self._files.certificate))
 
     def _reload_if_due(self) -> None:
-        """Checks for changes, at most once an interval. Any thread may call it."""
+        """Checks for changes, at most once per interval. Thread-safe."""
         if time.monotonic() - self._looked_at < CHECK_INTERVAL_S or not self._looking.acquire(blocking=False):
             return
         try:
@@ -128,7 +121,7 @@ class Certificates:
 @lru_cache(CACHED_SUBJECTS)
 def subject_of(certificate: bytes) -> str:
     """The subject of a verified client certificate (DER or PEM) by RFC 4514: "CN=camera-7,O=acme"."""
-    from cryptography import x509  # here, since it takes 30 ms to import and most gateways have no TLS
+    from cryptography import x509  # here because it takes 30 ms to import and most gateways have no TLS
 
     is_pem = certificate.lstrip().startswith(b"-----")
     read = x509.load_pem_x509_certificate if is_pem else x509.load_der_x509_certificate
@@ -210,8 +203,8 @@ CurrentTls = Callable[[], ssl.SSLContext]
 class TlsAcceptor:
     """Replaces asyncio.Server, which creates a protocol only after the handshake.
 
-    With asyncio.Server nothing would limit connections of clients that never complete their handshakes. Here an
-    address with too many handshakes cannot begin another one, and beyond the total limit the oldest is dropped.
+    That would not limit clients that never complete their handshakes. Here an address with too many handshakes cannot
+    begin another one, and beyond the total limit the oldest is dropped.
     """
 
     def __init__(

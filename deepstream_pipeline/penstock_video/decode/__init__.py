@@ -1,3 +1,1 @@
-"""Decoding of one source: opening its URI, packets, H.264 and HEVC headers, pictures by FFmpeg or NVDEC, recording
-without re-encoding.
-"""
+"""Decodes one source: URI, packets, H.264 and HEVC headers, pictures by FFmpeg or NVDEC, recording of packets."""

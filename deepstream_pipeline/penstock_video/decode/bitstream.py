@@ -5,12 +5,12 @@ from typing import NamedTuple
 
 _HAS_CHROMA = (100, 110, 122, 244, 44, 83, 86, 118, 128, 138, 139, 134, 135)  # profiles
 _MOST_BYTES = 512
-_MOST_ZEROS = 32  # of a number's length; the standard has no longer one
+_MOST_ZEROS = 32  # leading zeros of a number; the standard allows no more
 _MOST_OFFSETS = 255
 
 
 class Bits:
-    """Of a unit without its emulation prevention. Raises IndexError behind its end."""
+    """Reads a NAL unit without emulation prevention bytes. Raises IndexError beyond its end."""
 
     def __init__(self, unit: bytes) -> None:
         content = unit[:_MOST_BYTES].replace(b"\x00\x00\x03", b"\x00\x00")
@@ -18,12 +18,10 @@ class Bits:
         self._place = 0
 
     def flag(self) -> bool:
-        """One bit."""
         self._place += 1
         return self._bits[self._place - 1] == "1"
 
     def skip(self, count: int) -> None:
-        """So many bits."""
         self._place += count
 
     def number(self) -> int:
@@ -44,7 +42,7 @@ class Bits:
 
 
 def may_hold_fields(unit: bytes) -> bool:
-    """unit: an H.264 sequence parameter set, its header byte first. What cannot be read is said to hold none."""
+    """Whether an H.264 sequence parameter set (with header byte) allows fields; False if it cannot be parsed."""
     try:
         return _may_hold_fields(Bits(unit), unit[1])
     except IndexError:
@@ -57,7 +55,7 @@ def _may_hold_fields(bits: Bits, profile: int) -> bool:
 
 
 def skip_to_frames(bits: Bits, profile: int) -> None:
-    """To frame_mbs_only_flag. Raises IndexError."""
+    """Skips to frame_mbs_only_flag. Raises IndexError."""
     bits.skip(32)  # header, profile, constraints, level
     bits.number()  # its id
     if profile in _HAS_CHROMA:
@@ -103,7 +101,7 @@ _MOST_LAYERS = 8
 
 
 def is_cut_before(unit: bytes, codec: str) -> bool:
-    """unit: a sequence parameter set of h264 or hevc, its header first. What cannot be read is said to be whole."""
+    """Whether an h264 or hevc sequence parameter set (with header) crops left or top; False if it cannot be parsed."""
     try:
         bits = Bits(unit)
         if codec == "hevc":
@@ -121,7 +119,7 @@ def is_cut_before(unit: bytes, codec: str) -> bool:
 
 
 def _skip_to_window(bits: Bits) -> None:
-    """To HEVC's conformance_window_flag (ITU-T H.265, 7.3.2.2.1)."""
+    """Skips to HEVC's conformance_window_flag (ITU-T H.265, 7.3.2.2.1)."""
     bits.skip(16 + 4)  # header, the video parameter set's id
     layers = sum(bits.flag() << place for place in (2, 1, 0))  # below the highest
     bits.skip(1 + _PROFILE + _LEVEL)
@@ -135,7 +133,7 @@ def _skip_to_window(bits: Bits) -> None:
     _ = bits.number(), bits.number()  # width, height
 
 
-_MOST_UNITS = 64  # before the first slice; a packet with more of them is none
+_MOST_UNITS = 64  # before the first slice; a packet with more is invalid
 _START = b"\x00\x00\x01"
 _H264_SPS, _H264_PPS = 7, 8
 _HEVC_SPS, _HEVC_SETS = 33, (32, 33, 34)
@@ -145,10 +143,9 @@ _HEVC_SLICES = (*range(10), *_HEVC_KEYS)
 
 
 class Headers(NamedTuple):
-    """sequence: its sequence parameter sets, which tell the size, one behind another; empty without. sets: all of its
-    parameter sets as a packet would hold them, with start codes. has_picture: a slice of a picture follows; may_be_key:
-    one at which a stream can begin; is_skipped: HEVC's RASL, which is none in a stream that began with the keyframe
-    before it."""
+    """sequence: sequence parameter sets, concatenated. sets: all parameter sets, with start codes. has_picture: a slice
+    follows. may_be_key: a stream can begin at it. is_skipped: an HEVC RASL picture, undecodable in a stream that began
+    with the keyframe before it."""
 
     sequence: bytes = b""
     sets: bytes = b""
@@ -158,12 +155,12 @@ class Headers(NamedTuple):
 
 
 def is_annex_b(extradata: bytes | None) -> bool:
-    """Whether packets of a stream with that extradata have start codes; else they tell their units' lengths."""
+    """Whether packets of a stream with this extradata have start codes, rather than lengths."""
     return not extradata or extradata[0] != 1
 
 
 def headers_of(packet: bytes, codec: str) -> Headers:
-    """Of a packet of that codec, h264 or hevc. Bytes of anything else have no picture, mostly."""
+    """Headers of an h264 or hevc packet. Other data mostly yields no picture."""
     is_hevc = codec == "hevc"
     sequence, sets = b"", b""
     for begin, end, kind in _units(packet, is_hevc):
@@ -179,10 +176,10 @@ def headers_of(packet: bytes, codec: str) -> Headers:
 
 
 def _units(packet: bytes, is_hevc: bool) -> Iterator[tuple[int, int, int]]:
-    """(begin, end, type) of each until a slice, which is taken to last until the end; nothing of what is broken."""
+    """(begin, end, type) of each NAL unit, up to and with the first slice; ends at invalid data."""
     begin = packet.find(_START) + len(_START)
     for _ in range(_MOST_UNITS):
-        if begin < len(_START) or begin >= len(packet) or packet[begin] & 0x80:  # the bit that is forbidden
+        if begin < len(_START) or begin >= len(packet) or packet[begin] & 0x80:  # forbidden_zero_bit
             return
         kind = _hevc_kind(packet[begin : begin + 2]) if is_hevc else packet[begin] & 0x1F
         if _is_slice(kind, is_hevc):
@@ -196,7 +193,7 @@ def _units(packet: bytes, is_hevc: bool) -> Iterator[tuple[int, int, int]]:
 
 
 def _hevc_kind(header: bytes) -> int:
-    """-1 of another layer, or of no header."""
+    """NAL unit type; -1 for another layer, or without a header."""
     is_base = len(header) == 2 and not header[0] & 1 and 1 <= header[1] <= 7
     return header[0] >> 1 if is_base else -1
 

@@ -47,7 +47,7 @@ class Painter:
         """(H, W), as stored: not rotated, in the stream's range; for comparisons within a source."""
         layout = frame.format
         is_plain = layout.name.startswith(_LUMA_FIRST) and layout.components[0].bits == 8
-        if is_plain and frame.planes[0].line_size > 0:  # negative where a picture is stored upside down
+        if is_plain and frame.planes[0].line_size > 0:  # negative for a picture that is stored upside down
             return _plane(frame, 1)[:, :, 0]
         return _plane(self._greys.reformat(frame, format="gray", threads=1), 1)[:, :, 0]
 
@@ -62,10 +62,7 @@ def upright_size(frame: av.VideoFrame) -> tuple[int, int]:
 
 
 def orientation_of(frame: av.VideoFrame) -> Orientation:
-    """The orientation by the frame's display matrix: rotations by quarter turns, and mirroring.
-
-    Frames with another matrix, or without one, stay as stored.
-    """
+    """Orientation by the frame's display matrix: quarter turns and mirroring; UPRIGHT for other matrices or none."""
     matrix = _display_matrix(frame)
     if matrix is None:
         return UPRIGHT
@@ -79,11 +76,7 @@ def orientation_of(frame: av.VideoFrame) -> Orientation:
 
 
 def _display_matrix(frame: av.VideoFrame) -> bytes | None:
-    """The display matrix in the frame's side data.
-
-    frame.side_data would store the container in the frame: a reference cycle, so the frame's memory would not be freed
-    until the garbage collector runs.
-    """
+    """The frame's display matrix, without frame.side_data, whose reference cycle would hold the frame's memory."""
     try:
         found = SideDataContainer(frame)  # type: ignore[call-arg]  # its stub lacks the constructor
     except ValueError:  # PyAV fails for side data types that are newer than its FFmpeg
@@ -114,20 +107,20 @@ Plane = npt.NDArray[np.uint8]
 
 DEFAULT_CUT = 0.5
 _SIZE = (64, 18)
-_LINES = 36  # of a picture that are looked at, two for each of the thumbnail's
+_LINES = 36  # sampled lines of a picture, two for each of the thumbnail's
 _BINS = 16
 _LEAST_CHANGE = 24  # grey levels, on average: two dark pictures of one scene may differ in every bin
-_NOISE = 1  # grey levels: what a codec changes of a picture that stands still
+_NOISE = 1  # grey levels by which a codec changes a still picture
 
 
 class PictureSimilarity:
-    """Compares the pictures of one source, in their order."""
+    """Compares the pictures of one source, in order."""
 
     def __init__(self, cut: float = DEFAULT_CUT) -> None:
-        """cut: the share of a picture (0..1) that must change its brightness for a cut; 0 for no cuts."""
+        """cut: share of a picture (0..1) whose brightness must change for a cut; 0 for no cuts."""
         self._cut = cut
         self._before: Plane | None = None
-        self._shown: Plane | None = None  # of which the digest is
+        self._shown: Plane | None = None  # the picture of the digest
         self._digest = 0
 
     def begin(self) -> None:
@@ -135,11 +128,8 @@ class PictureSimilarity:
         self._before = None
 
     def look(self, thumbnail: Plane) -> tuple[int, bool]:
-        """(digest, whether it begins another scene) of the thumbnail (18, 64) of the next picture.
-
-        digest: 64 bits, equal for equal pictures in a row, also where their codec adds a grey level of noise.
-        """
-        thumbnail = thumbnail.copy()  # it may be another picture's by the next call
+        """Digest (64 bits) of the thumbnail (18, 64), equal for equal consecutive pictures, and whether it is a cut."""
+        thumbnail = thumbnail.copy()  # it may be overwritten by the next call
         is_cut = self._is_cut(thumbnail)
         self._before = thumbnail
         if self._shown is None or _largest_difference(thumbnail, self._shown) > _NOISE:
@@ -156,7 +146,7 @@ class PictureSimilarity:
 
 
 def thumbnail_of(luma: Plane) -> Plane:
-    """(18, 64): means of the brightness (H, W) of a picture, of some of its lines."""
+    """(18, 64): means of the brightness (H, W) of some of the picture's lines."""
     lines = luma[:: max(luma.shape[0] // _LINES, 1)]
     small: Plane = cv2.resize(lines, _SIZE, interpolation=cv2.INTER_AREA)
     return small
@@ -167,7 +157,7 @@ def _largest_difference(first: Plane, second: Plane) -> int:
 
 
 def _histogram_difference(first: Plane, second: Plane) -> float:
-    """0 for the same brightnesses, 1 for none in common."""
+    """Difference of the brightness histograms: 0 if equal, 1 if disjoint."""
     bins = [np.bincount(picture.ravel() // (256 // _BINS), minlength=_BINS) for picture in (first, second)]
     return float(np.abs(bins[0] - bins[1]).sum()) / 2 / first.size
 
@@ -176,10 +166,7 @@ VideoPacket: TypeAlias = "av.Packet[VideoStream]"
 
 
 class PacketRefused(DecodeError):
-    """No picture comes of a packet: it is damaged, or of another codec. By a Codec; the stream goes on.
-
-    is_fatal: of damage alone it would not happen; when it happens again, the codec is no use any more.
-    """
+    """A packet yields no picture. Raised by a Codec; the stream continues. is_fatal: not by damage alone."""
 
     reason = "packet_refused"
 
@@ -189,11 +176,9 @@ class PacketRefused(DecodeError):
 
 
 class Decoded(NamedTuple):
-    """One picture, borrowed until its codec is given the next packet. width, height: upright.
-
-    raw_s: the stream's own seconds. is_key: it builds on no other. is_corrupt: its decoder had to mend it, or its
-    packet was damaged on its way. lost: so many packets before it, not reported yet, gave no picture.
-    """
+    """One picture, valid until its codec's next packet. width, height: upright. raw_s: the stream's seconds. is_key: a
+    keyframe. is_corrupt: repaired by the decoder, or from a damaged packet. lost: packets before it without a picture,
+    not reported yet."""
 
     frame: av.VideoFrame | DevicePicture
     raw_s: float | None
@@ -205,49 +190,42 @@ class Decoded(NamedTuple):
 
 
 def seconds_of(ticks: int | None, time_base: Fraction | None) -> float | None:
-    """float(ticks * time_base), to the bit, without the fraction in between; None if either is unknown."""
+    """float(ticks * time_base), bit-exact but without creating a Fraction; None if either is unknown."""
     return None if ticks is None or not time_base else ticks * time_base.numerator / time_base.denominator
 
 
 class Codec(Protocol):
-    """One stream's, used by one thread."""
+    """Decoder of one stream, used by one thread."""
 
     @property
     def kind(self) -> DecoderKind:
-        """Who decodes: CPU or NVDEC."""
+        """CPU or NVDEC."""
 
     def decode(self, packet: "VideoPacket | None") -> list[Decoded]:
-        """What came out with this packet, in the order of showing; with None, all that is left.
-
-        Raises PacketRefused; NeedsCpu where the stream is none for a GPU; GpuFull where that has no room for it.
-        """
+        """Pictures completed by this packet, or all that are left. Raises PacketRefused, NeedsCpu, GpuFull."""
 
     def reset(self) -> None:
-        """Forget what was given: the next packet is of another place of the stream."""
+        """Drops pending data: the next packet is from another position of the stream."""
 
     def close(self) -> None:
-        """Let go of what it holds; pictures that came of it are over."""
+        """Frees its memory; its pictures become invalid."""
 
 
-# Of a stream, and of FFmpeg's context for it, which is not opened yet and knows the codec, its extradata and its side
-# data. Raises NeedsCpu.
+# Made of a stream, and FFmpeg's unopened context with its codec, extradata and side data. Raises NeedsCpu.
 MakeCodec: TypeAlias = Callable[[VideoStream, VideoCodecContext], Codec]
 
 
 class SoftwareCodec:
-    """A Codec: FFmpeg's own, in the threads that its context was given."""
+    """FFmpeg's decoder, with the threads of its context."""
 
     def __init__(self, stream: VideoStream, context: VideoCodecContext) -> None:
-        """Every stream that FFmpeg knows is taken."""
         self._context, self._time_base = context, stream.time_base
 
     @property
     def kind(self) -> DecoderKind:
-        """CPU."""
         return DecoderKind.CPU
 
     def decode(self, packet: "VideoPacket | None") -> list[Decoded]:
-        """What came out with this packet, or is left. Raises PacketRefused."""
         try:
             return [_decoded(frame, self._time_base) for frame in self._context.decode(packet)]
         except EOFError:
@@ -258,11 +236,10 @@ class SoftwareCodec:
             raise PacketRefused(_reason(error), is_fatal=True) from None
 
     def reset(self) -> None:
-        """Forget what was given."""
         self._context.flush_buffers()
 
     def close(self) -> None:
-        """FFmpeg's memory goes with its context."""
+        """Does nothing: FFmpeg frees its memory with its context."""
 
 
 def _decoded(frame: av.VideoFrame, time_base: Fraction | None) -> Decoded:

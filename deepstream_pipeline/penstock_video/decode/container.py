@@ -42,13 +42,13 @@ if TYPE_CHECKING:
 _REFUSED = (HTTPUnauthorizedError, HTTPForbiddenError)
 _NOT_READ = (ProtocolNotFoundError, DemuxerNotFoundError, av.error.IsADirectoryError, av.error.PermissionError)
 _NOT_THERE = (HTTPNotFoundError, av.error.FileNotFoundError)
-# FFmpeg's immediate exit: its interrupt callback said that the time is over.
+# FFmpeg's message when its interrupt callback reports the timeout.
 _EXIT = "Immediate exit requested"
 _SEEKS = "; where its server takes no Range, an MP4 has to begin with its index (ffmpeg's -movflags +faststart)"
 
 
 def failure_of(error: FFmpegError, uri: str, kind: UriKind, *, is_opening: bool) -> PipelineError:
-    """Our error for FFmpeg's; the text names the source without user and password, and the fix if there is one."""
+    """Our error for FFmpeg's; the text has the source without user and password, and the fix if there is one."""
     shown, reason = redacted(uri), error.strerror or type(error).__name__
     if isinstance(error, _REFUSED):
         return SourceRefused(f"{shown} refuses its user and password ({reason})")
@@ -62,7 +62,7 @@ def failure_of(error: FFmpegError, uri: str, kind: UriKind, *, is_opening: bool)
         return SourceNotAllowed(f"{shown} is of a codec that is not read")
     if isinstance(error, _NOT_READ):
         return SourceNotAllowed(f"{shown} may not be read, or is of a protocol or format that is not read ({reason})")
-    # What is not on the allow-lists is an invalid argument to FFmpeg; so is some nonsense that a camera says.
+    # FFmpeg reports what is not on the allow-lists as an invalid argument, but also invalid data of a camera.
     if isinstance(error, ArgumentError) and is_opening and kind in {UriKind.FILE, UriKind.HTTP}:
         return SourceNotAllowed(f"{shown} is of a format that is not read, or leads to a protocol that is not")
     if isinstance(error, InvalidDataError) and is_opening and kind is UriKind.RTSP:  # also of one that went silent
@@ -77,7 +77,7 @@ _FORMATS = (
     "mov,mp4,matroska,webm,avi,mpegts,mpeg,mpegvideo,m4v,mjpeg,mpjpeg,flv,live_flv,h264,hevc,av1,obu,ivf,asf,ogg,mxf,"
     "dhav,nut"
 )
-_HLS_FORMATS = ",hls,aac,mp3,ac3,eac3,webvtt"  # a playlist's own, and of the sound that lies beside its pictures
+_HLS_FORMATS = ",hls,aac,mp3,ac3,eac3,webvtt"  # a playlist's formats, and those of separate audio
 _PROTOCOLS = {
     UriKind.FILE: "file",
     UriKind.RTSP: "rtsp,rtsps,rtp,srtp,udp,tcp,tls",
@@ -90,15 +90,15 @@ _FORMATS_OF = {
     UriKind.HTTP: _FORMATS + _HLS_FORMATS,
     UriKind.DEVICE: "video4linux2,v4l2",
 }
-_PROBED_S = 1.0  # of a live stream, at most, to know its rate: what comes meanwhile is late before it is decoded
+_PROBED_S = 1.0  # of a live stream at most, to find its rate: packets received meanwhile are late
 MOST_FILE_THREADS = 4
 
 
 @dataclass(frozen=True, slots=True)
 class DecodeOptions:
     """open_timeout_s, read_timeout_s: without a byte for this time the source is unavailable. is_udp: RTSP over UDP.
-    threads: of the decoder, 0 for one for live sources, several for files. max_pixels: larger pictures are refused, 0
-    for no limit. outbound: allowed network addresses."""
+    threads: of the decoder, 0 for the default: one for live sources, several for files. max_pixels: larger pictures are
+    refused, 0 for no limit. outbound: allowed network addresses."""
 
     open_timeout_s: float = 10.0
     read_timeout_s: float = 10.0
@@ -109,11 +109,7 @@ class DecodeOptions:
 
 
 def relay_for(uri: str, options: DecodeOptions) -> "Relay | None":
-    """The relay for the source's connections; None if FFmpeg connects by itself.
-
-    FFmpeg does so for sources that the operator named; their host is checked here first. Raises SourceNotAllowed,
-    SourceUnavailable.
-    """
+    """The relay for the source; None if FFmpeg may connect. Raises SourceNotAllowed, SourceUnavailable."""
     kind, outbound = kind_of(uri), options.outbound
     if kind in {UriKind.FILE, UriKind.DEVICE}:
         return None
@@ -131,10 +127,7 @@ def relay_for(uri: str, options: DecodeOptions) -> "Relay | None":
 
 
 def open_container(uri: str, options: DecodeOptions, relay: "Relay | None" = None) -> InputContainer:
-    """The opened source. relay: from relay_for; the source is read through it.
-
-    Raises SourceNotAllowed, SourceRefused, SourceUnavailable, DecodeError.
-    """
+    """The opened source. Raises SourceNotAllowed, SourceRefused, SourceUnavailable, DecodeError."""
     kind = kind_of(uri)
     name, format_name = relay.uri if relay is not None else uri, None
     if kind is UriKind.FILE:
@@ -155,21 +148,20 @@ def open_container(uri: str, options: DecodeOptions, relay: "Relay | None" = Non
         if relay is not None and relay.fault is not None:
             raise relay.fault from None
         raise failure_of(error, uri, kind, is_opening=True) from None
-    except (OSError, ValueError, UnicodeError) as error:  # PyAV's own, and of builtins that FFmpeg's are not
+    except (OSError, ValueError, UnicodeError) as error:  # PyAV's, and builtins that FFmpeg's errors are not
         raise DecodeError(f"{redacted(uri)} cannot be opened ({type(error).__name__})") from None
 
 
 def pictures_of(container: InputContainer, uri: str) -> VideoStream:
     """The video stream. Raises DecodeError if there is none."""
     best = container.streams.best("video")
-    if not isinstance(best, VideoStream) or best.codec_context is None:  # no context: of no codec that FFmpeg knows
+    if not isinstance(best, VideoStream) or best.codec_context is None:  # no context: a codec unknown to FFmpeg
         raise DecodeError(f"{redacted(uri)} has no stream of pictures that can be decoded")
     return best
 
 
 def set_threads(context: VideoCodecContext, threads: int, *, is_live: bool) -> None:
-    """Sets decoder threads: several only if their latency (a frame each) does not matter. Half of the cores, since the
-    engine needs the others and each thread adds a few percent of CPU per frame."""
+    """Sets decoder threads: several only if their latency (a frame each) does not matter."""
     own_choice = 1 if is_live else min(max(len(os.sched_getaffinity(0)) // 2, 1), MOST_FILE_THREADS)
     context.thread_count = threads or own_choice
     context.thread_type = "SLICE" if is_live else "AUTO"

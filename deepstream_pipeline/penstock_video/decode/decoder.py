@@ -37,12 +37,12 @@ from penstock_video.errors import DecodeError, PipelineError, StreamEnded
 from penstock_video.gpu.picture import DevicePicture
 from penstock_video.types import DecoderKind
 
-# Where seeking is by an index; elsewhere it guesses places by times, which a joined stream tells twice.
+# Formats that seek by an index; others guess positions from times, which repeat in a joined stream.
 _SEEKABLE = ("mov", "matroska", "avi")
-MOST_BAD_PACKETS = 200  # in a row, without a frame: it is no stream of pictures any more
-_BAD_THAT_LOOK = 3  # in a row, at most, whether the stream has another codec now
-_NEARLY_S = 2.0  # before the end that a stream gave: its sound may be longer than its pictures
-_FFMPEGS_LOG = threading.Lock()  # its level is the process's
+MOST_BAD_PACKETS = 200  # consecutive, without a frame: the stream has no pictures any more
+_BAD_THAT_LOOK = 3  # consecutive packets that check whether the stream has another codec now
+_NEARLY_S = 2.0  # before the stated end of a stream, whose audio may be longer
+_FFMPEGS_LOG = threading.Lock()  # its level is process-wide
 _VIDEO_OF = r"Stream #0:{index}\D.*?Video: (\w+)"
 
 
@@ -64,11 +64,9 @@ class StreamFacts:
 
 
 class Picture(NamedTuple):
-    """One decoded frame, borrowed until the next packet. pts_s: strictly increasing. time_s: the stream's seconds.
-
-    is_dropped: it depends on lost packets; do not show it. is_new: its facts (size, codec, rate) differ from the
-    picture before, or the stream was restarted.
-    """
+    """One decoded frame, valid until the next packet. pts_s: strictly increasing. time_s: the stream's seconds.
+    is_dropped: it depends on lost packets; do not show it. is_new: size, codec or rate differ from the picture before,
+    or the stream was restarted."""
 
     frame: av.VideoFrame | DevicePicture
     pts_s: float
@@ -79,20 +77,17 @@ class Picture(NamedTuple):
 
 
 class Decoder:
-    """An opened source. `packets` reads packets, and `decode` makes pictures of each, so that both can be kept."""
+    """An opened source. `packets` reads packets, and `decode` makes pictures of each."""
 
     def __init__(
         self, uri: str, options: DecodeOptions, first_pts_s: float = 0.0, codecs: MakeCodec = SoftwareCodec
     ) -> None:
-        """Opens the source. codecs: makes the decoder.
-
-        Raises SourceNotAllowed, SourceRefused, SourceUnavailable, DecodeError, and NeedsCpu if `codecs` does.
-        """
+        """Raises SourceNotAllowed, SourceRefused, SourceUnavailable, DecodeError, and what `codecs` raises."""
         self._uri, self._options, self._codecs = uri, options, codecs
         self._kind = kind_of(uri)
         self._damage = Damage()
-        self._failed = 0  # packets in a row
-        self._retired: Codec | None = None  # whose last pictures may still be looked at
+        self._failed = 0  # consecutive packets
+        self._retired: Codec | None = None  # its last pictures may still be in use
         self._open()
         interval_s = 1.0 / self.facts.fps if self.facts.fps else 0.04
         self._timeline, self._arrivals = PtsTimeline(first_pts_s, interval_s), PtsTimeline(first_pts_s, interval_s)
@@ -115,17 +110,14 @@ class Decoder:
         return self._stream
 
     def packets(self) -> Iterator[VideoPacket]:
-        """Packets until the stream's end; the last are empty. May be called again after an error.
-
-        Raises SourceUnavailable on timeout, DecodeError if nothing more can be read.
-        """
+        """Packets until the end; the last are empty. Resumable after errors. Raises SourceUnavailable, DecodeError."""
         while True:
             try:
                 yield from self._container.demux(self._stream)
-            except InvalidDataError:  # a damaged container: the next packet may be whole
+            except InvalidDataError:  # a damaged container: the next packet may be valid
                 self._count_failure()
                 continue
-            except IndexError:  # PyAV's, at the end, where streams came up meanwhile; this one's last packet was before
+            except IndexError:  # PyAV's, at the end, if streams were added meanwhile; this one's last packet was before
                 return
             except FFmpegError as error:
                 if self._relay is not None and self._relay.fault is not None:
@@ -134,28 +126,21 @@ class Decoder:
             return
 
     def arrival_s(self, packet: VideoPacket) -> float | None:
-        """When a camera would send the packet, in strictly increasing seconds, across rewinds; None for an empty one.
-        Call it once for each, in order."""
+        """When a camera would send the packet (increasing seconds), or None if empty. Call it once per packet."""
         if not packet.size:
             return None
         ticks = packet.pts if packet.dts is None else packet.dts
         return self._arrivals.stamp(seconds_of(ticks, packet.time_base))
 
     def decode(self, packet: VideoPacket) -> list[Picture]:
-        """Pictures that came out with this packet, often none or one.
-
-        Raises DecodeError if there will never be one; NeedsCpu if a GPU cannot decode the stream; GpuFull.
-        """
+        """Pictures that this packet completed, often none or one. Raises DecodeError, NeedsCpu, GpuFull."""
         self._let_retired_go()
-        if packet.is_corrupt:  # its frame, where one comes of it, is marked, too
+        if packet.is_corrupt:  # its frame, if any, is marked, too
             self._damage.bad_packets += 1
         return self._decode(packet)
 
     def rewind(self) -> None:
-        """Seeks to the beginning, without reopening if that is safe. The next picture is_new.
-
-        Raises as the constructor does.
-        """
+        """Seeks to the beginning, or reopens. The next picture is_new. Raises as the constructor does."""
         try:
             if not self._container.format.name.startswith(_SEEKABLE):
                 raise StreamEnded("it cannot seek")
@@ -170,7 +155,6 @@ class Decoder:
         self._is_new, self._failed = True, 0
 
     def close(self) -> None:
-        """Closes the source."""
         self._let_retired_go()
         self._codec.close()
         self._let_container_go()
@@ -188,7 +172,7 @@ class Decoder:
             self._context: VideoCodecContext = self._stream.codec_context
             has_end = self._kind is not UriKind.RTSP and bool(self._container.duration)
             self._is_live = is_live(self._uri) and not has_end
-            self._span_s: tuple[float, float] | None = None  # of its pictures, as they are timed
+            self._span_s: tuple[float, float] | None = None  # times of its pictures
             set_threads(self._context, self._options.threads, is_live=self._is_live)
             self._codec = self._codecs(self._stream, self._context)
         except PipelineError:
@@ -303,7 +287,7 @@ class Decoder:
         self.facts = replace(self.facts, codec=context.name, decoder=self._codec.kind)
         self._damage.begin()
         self._is_new = True
-        if not before:  # its decoder's place may be the only one that a full card has for the other
+        if not before:  # a full GPU may need its decoder's memory for the next
             self._let_retired_go()
         return before
 
@@ -314,7 +298,7 @@ class Decoder:
             return []
 
     def _codec_now(self) -> str:
-        """The codec that FFmpeg prints: PyAV keeps the one of the start."""
+        """The codec that FFmpeg prints, since PyAV keeps the first one."""
         with _FFMPEGS_LOG:
             level = av.logging.get_level()
             av.logging.set_level(av.logging.INFO)

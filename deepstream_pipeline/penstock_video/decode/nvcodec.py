@@ -64,14 +64,11 @@ _FULL = (
     "the GPU makes no more decoders (CUDA's error 2): it is out of memory, or of the driver's channels, as an H200 is "
     "after 288 decoders; give it fewer cameras, or with decoder: auto the CPU takes the rest"
 )
-_MACROBLOCK = 16  # its side, in which a decoder counts how much it can take
+_MACROBLOCK = 16  # side in pixels; decoders count their limit in macroblocks
 
 
 class Surface(NamedTuple):
-    """A cropped picture (NV12) in display order. stamp: the lowest of the pictures that the decoder held.
-
-    luma, chroma: addresses; pitch: bytes per line.
-    """
+    """A cropped NV12 picture in display order. luma, chroma: addresses; pitch: bytes per line."""
 
     stamp: int
     luma: int
@@ -85,8 +82,7 @@ class NvCodec(Protocol):
     """One decoder. Its surfaces are valid until the next call."""
 
     def decode(self, data: bytes, stamp: int) -> list[Surface]:
-        """data: a packet, Annex B. stamp: its display order. Raises PacketRefused, fatal, if the decoder fails;
-        NeedsCpu if the card does not support the stream; GpuFull, at the first packet, if the card is full."""
+        """data: Annex B. stamp: display order. Raises PacketRefused (fatal), NeedsCpu, GpuFull at the first packet."""
 
     def flush(self) -> list[Surface]:
         """The remaining pictures; decoding may continue at a keyframe."""
@@ -99,18 +95,14 @@ class OpenNvCodec(Protocol):
     """Opens decoders."""
 
     def __call__(self, codec: str, stream: int, size: tuple[int, int]) -> NvCodec:
-        """codec: h264 or hevc, 8 bit, 4:2:0. stream: the CUDA stream of its copies. size: (width, height).
-
-        Raises NeedsCpu if it is not supported, GpuFull if there is no room now.
-        """
+        """codec: h264 or hevc, 8 bit, 4:2:0. stream: CUDA stream. size: (width, height). Raises NeedsCpu, GpuFull."""
 
 
 class NvdecOpener:
-    """Opens decoders of one card. Thread-safe."""
+    """Opens decoders of one GPU. Thread-safe."""
 
     def __init__(self, gpu: int = 0, limits_of: Callable[[str], dict[str, int]] = limits_of) -> None:
-        """gpu: the card's number. limits_of: called with h264 or hevc. Raises NeedsCpu without the library or
-        a driver."""
+        """gpu: its index. limits_of: called with h264 or hevc. Raises NeedsCpu without the library or a driver."""
         try:
             import PyNvVideoCodec
         except (ImportError, OSError, RuntimeError) as error:
@@ -120,7 +112,7 @@ class NvdecOpener:
         self._gpu, self._limits_of = gpu, limits_of
 
     def __call__(self, codec: str, stream: int, size: tuple[int, int]) -> NvCodec:
-        """A decoder on the card of the thread's context. Raises NeedsCpu, GpuFull."""
+        """A decoder on the GPU of the thread's context. Raises NeedsCpu, GpuFull."""
         refusal = refusal_of(codec, size, self._limits_of(codec))
         if refusal:
             raise NeedsCpu(refusal)
@@ -143,7 +135,7 @@ class NvdecOpener:
 
 
 def refusal_of(codec: str, size: tuple[int, int], limits: dict[str, int]) -> str:
-    """Why a card with those limits (limits_of) cannot decode that size; empty if it can."""
+    """Why a GPU with these limits cannot decode this size; empty if it can."""
     width, height = size
     if not limits.get("num_decoder_engines", 1):
         return "the card has no video engine"
@@ -166,7 +158,7 @@ class _Nvdec:
         self._packet.decode_flag = library.VideoPacketFlag.ENDOFPICTURE
         self._end = library.PacketData()
         self._layout: tuple[tuple[int, ...], int, int] = ((), 0, 0)  # (shape, pitch, from luma to chroma)
-        self._frames: list[Any] = []  # borrowed
+        self._frames: list[Any] = []  # borrowed from the decoder
 
     def decode(self, data: bytes, stamp: int) -> list[Surface]:
         packet = self._packet
@@ -182,10 +174,10 @@ class _Nvdec:
     def _given(self, packet: Any) -> list[Surface]:
         try:
             self._frames = self._decoder.Decode(packet)
-        except self._library.PyNvVCExceptionUnsupported as error:  # no kind of PyNvVCException
+        except self._library.PyNvVCExceptionUnsupported as error:  # not a PyNvVCException
             raise NeedsCpu(f"NVDEC does not take this stream ({_error_text(error)})") from None
         except (self._library.PyNvVCException, RuntimeError) as error:
-            if not self._layout[0] and _is_full(error):  # nothing came of it yet: it could not be made
+            if not self._layout[0] and _is_full(error):  # no picture yet: the decoder could not be created
                 raise GpuFull(_FULL) from None
             raise PacketRefused(f"NVDEC: {_error_text(error)}", is_fatal=True) from None
         return [self._surface(frame) for frame in self._frames]
@@ -206,12 +198,12 @@ def _address_of(data: bytes) -> int:
 
 
 def _is_full(error: BaseException) -> bool:
-    """Whether it is CUDA_ERROR_OUT_OF_MEMORY, 2, in one of the library's texts."""
+    """Whether the library's text reports CUDA_ERROR_OUT_OF_MEMORY, 2."""
     return _IS_FULL.search(str(error)) is not None
 
 
 def _error_text(error: BaseException) -> str:
-    """The library writes "HandleVideoSequence : ", the code, "Error Type : " and the words, and where it stands."""
+    """The reason in the library's text, which also has a function, a code and a location."""
     lines = [line.strip() for line in str(error).strip().splitlines()] or [type(error).__name__]
     words = next((line for line in lines if line.startswith(_ERROR_TYPE)), lines[0])
     return words.removeprefix(_ERROR_TYPE).strip()[:200]

@@ -20,17 +20,14 @@ from penstock_video.errors import NeedsCpu
 from penstock_video.gpu.picture import DevicePicture, Orientation
 from penstock_video.types import DecoderKind
 
-MOST_UNKEYED = 3000  # packets: a stream that refreshes bit by bit never sends a keyframe
+MOST_UNKEYED = 3000  # packets: a stream with gradual refresh never sends a keyframe
 _CODECS = ("h264", "hevc")
 _PLAIN = ("yuv420p", "yuvj420p")
 
 
 @dataclass(frozen=True, slots=True)
 class NvdecCodecs:
-    """Makes NvdecCodecs (a MakeCodec). stream: the CUDA stream in whose order their pictures are complete.
-
-    errors: the library's messages about pictures that it mended; None to mark none.
-    """
+    """Makes NvdecCodec objects (a MakeCodec). stream: CUDA stream of the pictures. errors: None to mark no damage."""
 
     open: OpenNvCodec
     stream: int = 0
@@ -62,29 +59,28 @@ class NvdecCodec:
             raise NeedsCpu(f"NVDEC decodes {' and '.join(_CODECS)} here, and this is {name}")
         self._name, self._stream, self._context, self._codecs = name, stream, context, codecs
         context.thread_count = 1
-        context.flags |= Flags.output_corrupt  # a damaged keyframe tells its size, too
+        context.flags |= Flags.output_corrupt  # a damaged keyframe has its size, too
         extradata = context.extradata
         has_lengths = not is_annex_b(extradata)
         self._filter = _filter_of(name, stream) if has_lengths else None
         self._held = Headers() if has_lengths or not extradata else headers_of(extradata, name)  # the newest sets
-        self._sequence = b""  # of the pictures that its decoder is for
+        self._sequence = b""  # of its decoder's pictures
         self._look: _Look | None = None
         self._nvdec: NvCodec | None = None
-        self._retired: NvCodec | None = None  # whose last pictures may still be looked at
+        self._retired: NvCodec | None = None  # its last pictures may still be in use
         self._numbers = PacketNumbers()
         self._is_flushed = True  # nothing is left in its decoder
         self._awaits_key, self._unkeyed = True, 0
-        self._is_joining = False  # until the keyframe after the one that it began with
+        self._is_joining = False  # until the keyframe after the first one
         self._joined_s: float | None = None
         self._has_bad_keyframe = False  # whether NVDEC refused the last keyframe
 
     @property
     def kind(self) -> DecoderKind:
-        """NVDEC."""
         return DecoderKind.NVDEC
 
     def decode(self, packet: "VideoPacket | None") -> list[Decoded]:
-        """Decoded pictures, with those that were left. Raises PacketRefused, NeedsCpu, GpuFull."""
+        """Pictures that this packet completed, and earlier ones. Raises PacketRefused, NeedsCpu, GpuFull."""
         self._let_retired_go()
         if packet is None:
             return self._drained()
@@ -124,16 +120,13 @@ class NvdecCodec:
         self._awaits_key, self._unkeyed = True, 0
 
     def close(self) -> None:
-        """Frees the card's memory."""
+        """Frees GPU memory."""
         self._let_retired_go()
         self._retire()
         self._let_retired_go()
 
     def _is_before_joined(self, packet: VideoPacket, headers: Headers, raw_s: float | None) -> bool:
-        """Whether it precedes the keyframe at which the decoder began, and depends on data before it.
-
-        FFmpeg drops it, too.
-        """
+        """Whether it precedes the first keyframe and depends on earlier data; FFmpeg drops it, too."""
         if not self._is_joining or self._awaits_key:
             return False
         if packet.is_keyframe:
@@ -151,10 +144,7 @@ class NvdecCodec:
         return []
 
     def _begin(self, packet: VideoPacket, headers: Headers) -> list[Decoded]:
-        """Starts a decoder at this packet; returns pictures left in the one before.
-
-        Raises GpuFull; NeedsCpu; PacketRefused for the first refusal within a stream, since it may be damaged.
-        """
+        """Starts a decoder at this packet; returns pictures left before. Raises GpuFull, NeedsCpu, PacketRefused."""
         sequence = headers.sequence or self._held.sequence
         try:
             look = self._looked_at(packet)
@@ -170,11 +160,11 @@ class NvdecCodec:
             raise PacketRefused(refusal.message) from None
         try:
             before = self._drained()
-        except PacketRefused:  # what was left is lost with its decoder
+        except PacketRefused:  # the rest is lost with its decoder
             self._numbers.lose_all()
             before = []
         self._retire()
-        if not before:  # its place may be the only one that a full card has for the other
+        if not before:  # a full GPU may need its memory for the next
             self._let_retired_go()
         self._nvdec, self._look, self._sequence = nvdec, look, sequence
         self._numbers, self._awaits_key = self._numbers.anew(), True
@@ -211,7 +201,7 @@ class NvdecCodec:
             surfaces = nvdec.decode(data, stamp)
         except PacketRefused:
             self._numbers.lose_all()
-            self._numbers.report_lost()  # this one
+            self._numbers.report_lost()  # this packet
             self._retire()
             raise
         decoded = self._decoded(surfaces)
@@ -262,7 +252,7 @@ class NvdecCodec:
         content = bytes(packet)
         if self._filter is None:
             return content
-        copy = av.Packet(content)  # the filter keeps what it is given
+        copy = av.Packet(content)  # the filter keeps its input
         if packet.has_sidedata("new_extradata"):
             packet.get_sidedata("new_extradata").to_packet(copy)
         try:
@@ -291,7 +281,6 @@ def _filter_of(name: str, stream: VideoStream) -> BitStreamFilterContext:
 
 
 def _look_of(frame: av.VideoFrame) -> _Look:
-    """Raises NeedsCpu."""
     layout = frame.format.name
     if layout not in _PLAIN:
         raise NeedsCpu(f"NVDEC is used for pictures of 8 bit and 4:2:0, and these are {layout}")

@@ -11,17 +11,17 @@ from collections import deque
 from collections.abc import Callable, Collection
 
 _LINE = re.compile(rb"Decode Error occurred for picture (\d+)")
-_MOST_LINES = 1024  # that wait for who takes them
-_MOST_BYTES = 65536  # read at once: all that a pipe holds
+_MOST_LINES = 1024  # waiting to be taken
+_MOST_BYTES = 65536  # read at once: the capacity of a pipe
 _MAX_AGE_S = 1.0
 _UNBUFFERED = 2  # stdio's _IONBF
 
 
 class DecodeErrors:
-    """The lines that were written to a pipe. Every thread may use it."""
+    """Reads the lines from a pipe. Thread-safe."""
 
     def __init__(self, descriptor: int, clock: Callable[[], float] = time.monotonic) -> None:
-        """descriptor: the end that is read, which does not block."""
+        """descriptor: the read end, non-blocking."""
         self._descriptor, self._clock = descriptor, clock
         self._poller = select.poll()
         self._poller.register(descriptor, select.POLLIN)
@@ -31,7 +31,7 @@ class DecodeErrors:
         self.unclaimed = 0  # lines that were not taken
 
     def take(self, numbers: Collection[int]) -> set[int]:
-        """Those of the numbers that lines name; each line is taken once."""
+        """Those of the numbers that lines report; each line is taken once."""
         with self._lock:
             self._read()
             if not self._lines:
@@ -40,7 +40,7 @@ class DecodeErrors:
             kept: deque[tuple[int, float]] = deque(maxlen=_MOST_LINES)
             oldest_s = self._clock() - _MAX_AGE_S
             for number, reported_s in self._lines:
-                if number in numbers and number not in taken:  # the second is another camera's
+                if number in numbers and number not in taken:  # a second line is another camera's
                     taken.add(number)
                 elif reported_s >= oldest_s:
                     kept.append((number, reported_s))
@@ -50,7 +50,7 @@ class DecodeErrors:
             return taken
 
     def _read(self) -> None:
-        if not self._poller.poll(0):  # as mostly, and an exception costs more
+        if not self._poller.poll(0):  # usually empty, and an exception costs more
             return
         read = os.read(self._descriptor, _MOST_BYTES)
         *lines, rest = (self._rest + read).split(b"\n")
@@ -64,10 +64,7 @@ class DecodeErrors:
 
 
 def watch_stdout() -> DecodeErrors:
-    """From now on the process's standard output goes to the result, and is lost if it is not taken.
-
-    For a process that writes nothing else; once. Neither end blocks: a line written into a full pipe is lost.
-    """
+    """Redirects standard output to the result, once. Lines that do not fit into the pipe are lost."""
     read_end, write_end = os.pipe()
     os.set_blocking(read_end, False)
     os.set_blocking(write_end, False)

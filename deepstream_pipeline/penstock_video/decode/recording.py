@@ -1,4 +1,4 @@
-"""Recording of a source without encoding: its packets of the last seconds and those to come, as MP4."""
+"""Records a source without re-encoding: its packets of the last seconds and later ones, as MP4."""
 
 import math
 import os
@@ -17,14 +17,14 @@ from av.video.stream import VideoStream
 from penstock_video.decode.codec import VideoPacket, seconds_of
 
 MOST_CACHED_BYTES = 64 * 2**20
-MOST_RECORDINGS = 8  # at once
+MOST_RECORDINGS = 8  # at the same time
 _MOST_LIVE_STEP_S = 10.0  # between two packets of a live stream; a larger step is a clock jump and counts as one frame
 _REACH_S, _REACH_FRAMES = 10.0, 16  # maximum distance of a decoded picture's time from the newest packet
 _ONE_FRAME_S = 0.04
 _TIME_BASE = Fraction(1, 90_000)
-_SILENCE_TIMEOUT_S = 10.0  # a source that went silent: so long after its end a recording is finished without more
-_LATE_S = 2.0  # beyond the cache: an event comes a little after its frame
-_NEARLY_S = 0.2  # less is missing of no recording
+_SILENCE_TIMEOUT_S = 10.0  # after a silent source's clip should have ended, it is finished without more packets
+_LATE_S = 2.0  # beyond the cache, since an event follows its frame
+_NEARLY_S = 0.2  # a clip that lacks less is complete
 _CHANGED = "the pictures changed their size or codec"
 
 
@@ -41,9 +41,9 @@ class _CachedPacket:
 
 @dataclass(frozen=True, slots=True)
 class FinishedClip:
-    """A finished clip. error: empty, or why it is missing or short. before_s, after_s: what the file has around its
-    moment; before_s is negative if it begins later, both are 0 without a file. is_unwritable: its packets or its folder
-    could not be written."""
+    """A finished clip. error: empty, or why it is missing or short. before_s, after_s: recorded around its moment;
+    before_s is negative if it begins later, both are 0 without a file. is_unwritable: packets or folder could not be
+    written."""
 
     path: str
     error: str = ""
@@ -54,8 +54,7 @@ class FinishedClip:
 
 @dataclass(frozen=True, slots=True)
 class ClipRequest:
-    """A clip to make, from before_s before its moment to after_s after it. moment_s: on the recorder's clock, see
-    `Recorder.moment_of`; None for the newest packet's."""
+    """A clip to record around its moment. moment_s: see `PacketRecorder.moment_of`; None for the newest packet's."""
 
     path: str
     before_s: float
@@ -64,7 +63,7 @@ class ClipRequest:
 
 
 def fits_mp4(stream: VideoStream) -> bool:
-    """Whether packets of that stream fit into MP4 unchanged."""
+    """Whether packets of this stream fit into MP4 unchanged."""
     with av.open(BytesIO(), "w", format="mp4") as container:
         try:
             container.add_stream_from_template(stream)
@@ -79,7 +78,7 @@ class PacketRecorder:
     def __init__(
         self, cache_s: float, finished: Callable[[FinishedClip], None], *, most_bytes: int = MOST_CACHED_BYTES
     ) -> None:
-        """cache_s: seconds of packets to keep; 0 for none. finished is called once for each clip."""
+        """cache_s: seconds of packets to cache; 0 for none. finished is called once for each clip."""
         self._cache_s, self._most_bytes, self._finished = cache_s, most_bytes, finished
         self._kept: deque[_CachedPacket] = deque()
         self._cached_bytes = 0
@@ -88,7 +87,7 @@ class PacketRecorder:
         self._shift_s = 0.0
         self._last_s: float | None = None
         self._step_s, self._most_step_s = _ONE_FRAME_S, math.inf
-        self._lacks = ""  # why the cache does not reach back further
+        self._lacks = ""  # why the cache has no earlier packets
 
     @property
     def cached_bytes(self) -> int:
@@ -105,7 +104,7 @@ class PacketRecorder:
         self._stream = stream
 
     def push(self, packet: VideoPacket, since_s: float | None = None) -> None:
-        """Adds the next packet. since_s: the earliest moment that a clip may ask for; None for this packet's."""
+        """Adds the next packet. since_s: the earliest moment that a clip may request; None for this packet's."""
         if not packet.size:
             return
         dts_s = self._next_s(seconds_of(packet.dts, packet.time_base))
@@ -119,7 +118,7 @@ class PacketRecorder:
         self._end([clip for clip in self._clips if not clip.take(kept)])
 
     def moment_of(self, pts_s: float | None) -> float:
-        """The time of a decoded picture on the packets' clock; never goes back far."""
+        """Time of a decoded picture on the packets' clock; never goes back far."""
         last_s = self._last_s or 0.0
         moment_s = last_s if pts_s is None else pts_s + self._shift_s
         reach_s = max(_REACH_S, _REACH_FRAMES * self._step_s)
@@ -130,7 +129,7 @@ class PacketRecorder:
         self._end([clip for clip in self._clips if now >= clip.until], "no packets came any more")
 
     def cut(self, asked: ClipRequest, now: float) -> None:
-        """Starts a clip at that time (monotonic seconds). `finished` gets errors."""
+        """Starts a clip at `now` (monotonic seconds). `finished` gets errors."""
         if self._stream is None or len(self._clips) >= MOST_RECORDINGS:
             why = "not open yet" if self._stream is None else f"{MOST_RECORDINGS} are made already"
             self._finished(FinishedClip(asked.path, why))
@@ -203,7 +202,7 @@ class _Clip:
         self._asked, self._lacks = asked, lacks
         self._moment_s = asked.moment_s or 0.0
         self._first_s: float | None = None
-        self._span_s = (0.0, 0.0)  # of what is shown
+        self._span_s = (0.0, 0.0)  # of the shown pictures
         self._is_complete = False
         self._stream: VideoStream | None = None
         self._error = ""

@@ -1,4 +1,4 @@
-"""Local relay that checks every connection of a source named by an API client, between FFmpeg and the network."""
+"""Local relay between FFmpeg and the network that checks every connection of a source named by an API client."""
 
 import asyncio
 import re
@@ -14,20 +14,17 @@ from penstock_video.errors import PipelineError, SourceNotAllowed, SourceUnavail
 
 _CHUNK_BYTES = 64 * 1024
 _MOST_HEAD_BYTES = 64 * 1024
-_MOST_ANSWER_BYTES = 1024 * 1024  # of RTSP answers before a stream plays: a few hundred bytes and the description
+_MOST_ANSWER_BYTES = 1024 * 1024  # of RTSP responses before a stream plays: a few hundred bytes and the description
 _PORTS = {"http": 80, "https": 443, "rtsp": 554, "rtsps": 322}
 _TURNS = 5
 _HOP_BY_HOP = (b"connection:", b"proxy-", b"keep-alive:")
-# As FFmpeg parses a status: a word that begins so, then a number as atoi() parses it.
+# As FFmpeg parses a status line: a word that begins so, then a number as in atoi().
 _REDIRECTION = re.compile(rb"RTSP/\S*\s+\+?0*3\d\d")
 _PLAY = re.compile(rb"^PLAY\s", re.MULTILINE)
 
 
 class Relay:
-    """Relay for one source. FFmpeg connects to `port` of 127.0.0.1. fault: why the last connection failed or ended.
-
-    Used by the thread that reads the source; its own thread runs until close().
-    """
+    """Relay for one source, until close(). FFmpeg connects to `port` of 127.0.0.1. fault: the last error."""
 
     def __init__(self, uri: str, outbound: OutboundPolicy, timeout_s: float) -> None:
         """uri: of HTTP or RTSP. timeout_s: for the DNS lookup and connecting. Raises SourceUnavailable."""
@@ -58,7 +55,6 @@ class Relay:
         return {"http_proxy": f"http://127.0.0.1:{self.port}"} if self._kind is UriKind.HTTP else {}
 
     def close(self) -> None:
-        """Closes its connections."""
         with suppress(RuntimeError):  # it has ended already
             self._loop.call_soon_threadsafe(self._over.set)
         self._thread.join(self._timeout_s)
@@ -78,7 +74,7 @@ class Relay:
                 self._is_listening.set()
                 await self._over.wait()
                 server.close()
-                await _settle()  # connections accepted just now have tasks then
+                await _settle()  # just accepted connections have tasks then
                 connections = asyncio.all_tasks() - {asyncio.current_task()}
                 for task in connections:
                     task.cancel()
@@ -93,7 +89,7 @@ class Relay:
             self.fault = error
             if self._kind is UriKind.HTTP:
                 writer.write(b"HTTP/1.1 502 Bad Gateway\r\nContent-Length: 0\r\nConnection: close\r\n\r\n")
-        except (OSError, EOFError, ValueError, asyncio.LimitOverrunError):  # a side disconnected, or did not speak HTTP
+        except (OSError, EOFError, ValueError, asyncio.LimitOverrunError):  # a side disconnected, or did not send HTTP
             pass
         finally:
             writer.close()

@@ -1,7 +1,4 @@
-"""Presentation times made strictly increasing, damaged pictures dropped, and pictures matched to their packets.
-
-No I/O and no clock.
-"""
+"""Makes presentation times strictly increasing, drops damaged pictures, and matches pictures to packets. Sans-IO."""
 
 import math
 from collections.abc import Iterator
@@ -9,18 +6,18 @@ from enum import Enum, auto
 from typing import NamedTuple
 
 WRAP_S = 2**33 / 90_000  # MPEG's clock has 33 bits of 90 kHz
-MOST_STEP_S = 30.0  # largest step of a live source beyond the elapsed time; a larger one is a clock jump
+MOST_STEP_S = 30.0  # maximum step of a live source beyond the elapsed time; a larger one is a clock jump
 _LEAST_STEP_S = 0.001
-_SHAKEN_S = 1.0  # backward: so little is a late or repeated frame, more is a jump,
-_MOST_SHAKEN = 2  # and so are more such frames in a row
+_SHAKEN_S = 1.0  # backward: up to this is a late or repeated frame, more is a jump,
+_MOST_SHAKEN = 2  # and so are more such consecutive frames
 
 
 class PtsTimeline:
     """Converts stream times to source times, in seconds. While stream times increase, their differences are preserved.
 
     A file's step may have any length (time-lapse). A live step longer than the elapsed time is a clock jump and counts
-    as one interval. A frame without a time adds one interval. A repeated or slightly late time adds a millisecond,
-    without a shift of later times. A jump backward counts as one interval. A wraparound of a 33-bit clock is corrected.
+    as one interval, as do a jump backward and a frame without a time. A repeated or slightly late time adds a
+    millisecond. Wraparounds of a 33-bit clock are corrected.
     """
 
     def __init__(self, first_pts_s: float = 0.0, interval_s: float = 0.04) -> None:
@@ -48,10 +45,7 @@ class PtsTimeline:
         self._last_raw = None
 
     def stamp(self, raw_s: float | None, now: float | None = None) -> float:
-        """The source time of a frame with this stream time, or None. Strictly increasing.
-
-        now: monotonic seconds at which a live source's frame arrived; None for a file.
-        """
+        """Source time, strictly increasing. now: monotonic seconds of a live source's frame; None for a file."""
         passed_s = math.inf if now is None or self._last_now is None else max(now - self._last_now, 0.0)
         self._last_now = now
         if self._last is not None and self._last_raw is not None:
@@ -95,7 +89,7 @@ def _sane_interval(interval_s: float) -> float:
     return min(max(interval_s, _LEAST_STEP_S), 1.0) if interval_s == interval_s else 0.04
 
 
-MOST_DROPPED = 300  # frames: a stream that refreshes bit by bit never sends a keyframe
+MOST_DROPPED = 300  # frames: a stream with gradual refresh never sends a keyframe
 
 
 class Verdict(Enum):
@@ -107,10 +101,7 @@ class Verdict(Enum):
 
 
 class Damage:
-    """Tracks damage. After a lost packet, frames are dropped until the next keyframe, since they depend on it.
-
-    A frame that the decoder repaired is shown and marked, as are later ones until the next keyframe.
-    """
+    """Tracks damage: frames are dropped after a lost packet, and marked after a repaired frame, until a keyframe."""
 
     def __init__(self) -> None:
         self.bad_packets = 0
@@ -141,16 +132,16 @@ class Damage:
         return Verdict.CORRUPT if self._is_tainted else Verdict.CLEAN
 
 
-MOST_LATE = 16  # pictures that were given up, and may come all the same
-MOST_AWAITED = 32  # packets whose pictures did not come out yet
+MOST_LATE = 16  # pictures counted as lost that may still come
+MOST_AWAITED = 32  # packets whose pictures did not come yet
 _PER_SECOND = 1_000_000
-_MOST_S = 1e11  # a stamp is a number of 64 bits; what a stream says beyond that is no time
+_MOST_S = 1e11  # timestamps have 64 bits; larger times of a stream are invalid
 
 
 class Sent(NamedTuple):
     """A decoded packet. raw_s: the stream's seconds. is_leading: shown before the keyframe that precedes it in coding
-    order. lost: unreported packets before this one that gave no picture. number: decoding order. names: what the
-    decoder may call the picture."""
+    order. lost: unreported packets before it without a picture. number: decoding order. names: numbers that the decoder
+    may report for it."""
 
     raw_s: float | None
     is_key: bool
@@ -165,13 +156,13 @@ class PacketNumbers:
     """A decoder's packets, by timestamp."""
 
     def __init__(self, lost: int = 0) -> None:
-        """lost: packets that gave no picture, to be reported with the first."""
+        """lost: packets without a picture, to be reported with the first."""
         self._next = 0
         self._awaited: dict[int, Sent] = {}
         self._late: dict[int, Sent] = {}
-        self._offset = 0  # from the stream's time to the stamp
+        self._offset = 0  # from the stream's time to the timestamp
         self._highest = self._shown = -1
-        self._key: int | None = None  # the stamp of the last keyframe
+        self._key: int | None = None  # timestamp of the last keyframe
         self._untold = lost
         self._missing = 0  # of this decoder's packets
 
@@ -190,7 +181,7 @@ class PacketNumbers:
         return stamp
 
     def came_out(self, stamp: int) -> Sent | None:
-        """The packet of the picture with that stamp; None if it came already, or of no packet."""
+        """The packet of the picture with this timestamp; None for a repeated or unknown one."""
         self._shown = max(self._shown, stamp)
         sent = self._awaited.pop(stamp, None)
         if sent is None:
@@ -217,7 +208,7 @@ class PacketNumbers:
             self._lose(stamp)
 
     def report_lost(self) -> None:
-        """One of the lost was reported otherwise."""
+        """Subtracts a lost packet that was reported otherwise."""
         self._untold = max(self._untold - 1, 0)
 
     def forget(self) -> None:

@@ -1,4 +1,4 @@
-"""URIs of sources: their kind, whether they are live, and how they are shown without secrets. Nothing is opened."""
+"""URIs of sources: their kind, whether they are live, and how they are shown without secrets. Opens nothing."""
 
 import re
 from enum import StrEnum
@@ -9,7 +9,7 @@ from penstock_video.types import DropPolicy, SourceConfig
 
 MAX_URI_CHARACTERS = 4096
 
-# Files over HTTP, which end; whatever else HTTP gives (MJPEG, HLS, a camera's own address) is taken for a camera.
+# Files over HTTP, which end; other HTTP (MJPEG, HLS, a camera's address) counts as a camera.
 FILE_SUFFIXES = (
     *(".mp4", ".m4v", ".mov", ".3gp", ".mkv", ".webm", ".avi", ".ts", ".m2ts", ".mts", ".mpg", ".mpeg", ".flv"),
     *(".h264", ".264", ".h265", ".265", ".hevc", ".ivf", ".obu", ".asf", ".wmv", ".ogv", ".ogg", ".mxf", ".dav"),
@@ -54,10 +54,7 @@ def is_file(uri: str) -> bool:
 
 
 def is_live(uri: str) -> bool:
-    """Whether frames arrive in real time and are lost if not taken.
-
-    For http: all addresses without a file extension. The opened stream (Opened.is_live) knows better.
-    """
+    """Whether frames are lost if not taken. For http: no file extension; Opened.is_live is exact."""
     kind = kind_of(uri)
     if kind is UriKind.HTTP:
         return not urlsplit(uri).path.lower().endswith(FILE_SUFFIXES)
@@ -78,10 +75,8 @@ def path_of(uri: str) -> str:
 
 
 def redacted(uri: str) -> str:
-    """The URI without user, password and possible tokens; when in question, text is hidden.
-
-    A password may contain any character: unless the host is clearly one, everything before the last @ is hidden.
-    """
+    """The URI without user, password and possible tokens. A password may contain any character: unless the host is
+    clearly one, everything before the last @ is hidden."""
     found = _ADDRESS.fullmatch(uri)
     before, at, after = found[2].rpartition("@") if found else ("", "", "")
     if found and ("#" in before or not _PLAIN_HOST.match(found[2])):
@@ -90,7 +85,7 @@ def redacted(uri: str) -> str:
 
 
 def _scheme_of(uri: str) -> str:
-    """Lower case; empty for a path."""
+    """In lower case; "" for a path."""
     found = _SCHEME.match(uri)
     return found[1].lower() if found else ""
 
@@ -108,7 +103,7 @@ def _refuse_address(uri: str) -> None:
     try:
         parts = urlsplit(uri)
         host, _ = parts.hostname, parts.port
-    except ValueError:  # its text holds a part of the address
+    except ValueError:  # its text has a part of the address
         hint = f"; {_ESCAPES}" if "@" in uri else ""
         raise SourceNotAllowed(f"{redacted(uri)} is no address: its host or port cannot be parsed{hint}") from None
     if "@" in parts.fragment:

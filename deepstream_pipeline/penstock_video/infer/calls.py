@@ -32,11 +32,11 @@ from penstock_video.types import DeviceRow, RowArray
 
 
 class EngineClient(Protocol):
-    """Made and called inside the engine's event loop. Raises of the InferenceError tree only."""
+    """Connection to an engine, created and called inside its event loop. Raises InferenceError only."""
 
     @property
     def is_up(self) -> bool:
-        """Whether the engine answers, as of the last look."""
+        """Whether the engine answered the last check."""
         ...
 
     @property
@@ -72,10 +72,7 @@ class EngineClient(Protocol):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class RowResult:
-    """One row's outputs: its index in the response's batch, None if the whole response is this row's.
-
-    error: why there is no response.
-    """
+    """One row's outputs. place: index in the response, None for all of it. error: why there is none."""
 
     response: InferResponse | None
     place: int | None = None
@@ -84,11 +81,9 @@ class RowResult:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class RowsResult:
-    """Results of submitted rows, in order. error: of the first failed row; the other rows are still present.
-
-    infer_s: the longest call; queue_s: the longest queueing time. engine_rows: size of the largest batch that held some
-    of the rows, including other clients' rows.
-    """
+    """Results of submitted rows, in order. error: of the first failed row; the others still have results. infer_s: of
+    the longest call; queue_s: the longest queueing time. engine_rows: size of the largest batch with some of the rows,
+    including other clients' rows."""
 
     error: InferFailed | None = None
     rows: tuple[RowResult, ...] = ()
@@ -106,17 +101,17 @@ class RowsResult:
         raise self.error or InferFailed(f"row {index} was never submitted")
 
     def error_of(self, index: int) -> InferFailed | None:
-        """Why that row was not answered; None if it was."""
+        """Why this row was not answered; None if it was."""
         return self.rows[index].error if index < len(self.rows) else self.error
 
 
 def failed(error: InferFailed, count: int) -> RowsResult:
-    """A result of n rows that all failed."""
+    """A result of `count` rows that all failed."""
     return RowsResult(error, (RowResult(None, None, error),) * count)
 
 
 Row = RowArray | DeviceRow
-LEFT_OUT = memoryview(b"")  # of a tensor that lies on the card
+LEFT_OUT = memoryview(b"")  # of a tensor in GPU memory
 
 
 class InputLease(Protocol):
@@ -131,10 +126,7 @@ class InputLease(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """members: indices of the rows, in the call's order. shape: of its input, with the batch axis if there is one.
-
-    is_on_card: whether its rows lie on the card.
-    """
+    """One engine call. members: row indices, in order. shape: with the batch axis if there is one."""
 
     members: tuple[int, ...]
     shape: tuple[int, ...]
@@ -144,7 +136,7 @@ class Call:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Loaded:
-    """A call whose rows are in memory that the engine reads. line: the connection for it. lease: of shared memory."""
+    """A call whose rows are in memory that the engine reads. line: its connection. lease: of shared memory."""
 
     call: Call
     request: InferRequest
@@ -153,8 +145,7 @@ class Loaded:
 
 
 def calls_of(network: Network, rows: Sequence[Row], most_bytes: int, most_card_bytes: int = 0) -> list[Call]:
-    """Groups rows into calls. most_bytes, most_card_bytes: of one call, by memory; a single row may be larger. Rows of
-    different shapes or memories never share a call."""
+    """Groups rows into calls of equal shape and memory, each up to most_bytes (most_card_bytes) or a single row."""
     calls: list[Call] = []
     for is_on_card, most in ((False, most_bytes), (True, most_card_bytes)):
         indices = [index for index, row in enumerate(rows) if isinstance(row, DeviceRow) is is_on_card]
@@ -193,7 +184,7 @@ def load(network: Network, rows: Sequence[Row], call: Call, line: EngineClient, 
 def gathered(
     network: Network, call: Call, line: EngineClient, place: SlabAddress, lease: InputLease, deadline: float
 ) -> Loaded:
-    """The call whose rows were gathered there on the card."""
+    """The call whose rows were gathered there on the GPU."""
     tensor = Tensor(network.input_name, datatype_of(network), call.shape, LEFT_OUT, place)
     return Loaded(call, _request(network, tensor, deadline), line, lease)
 
@@ -219,10 +210,10 @@ def _copy(rows: Sequence[RowArray], array: "np.ndarray[tuple[int, ...], np.dtype
         np.copyto(array[index], row)
 
 
-LATE_S = 1.0  # beyond a deadline, which the line keeps itself
+LATE_S = 1.0  # after a deadline, which the line enforces
 RETRY_S = 0.2
 _REFUSED = (Overloaded, QuotaExceeded, DeadlineExceeded)
-_PASSING = (EngineUnavailable, ModelNotReady, *_REFUSED)  # of a model that may be there in a moment
+_PASSING = (EngineUnavailable, ModelNotReady, *_REFUSED)  # of a model that may soon be ready
 
 
 async def infer_all(loaded: Sequence[Loaded]) -> RowsResult:
@@ -235,7 +226,7 @@ async def infer_all(loaded: Sequence[Loaded]) -> RowsResult:
 
 
 async def _infer(loaded: Loaded) -> tuple[InferResponse | InferFailed, float]:
-    """Returns (the response or error, seconds it took)."""
+    """The response or error, and the seconds it took."""
     started, is_answered = time.monotonic(), False
     deadline = loaded.request.deadline
     try:
@@ -323,10 +314,7 @@ class Watchable(Protocol):
 
 
 async def log_outages(line: Watchable, engine: str) -> None:
-    """Polls until it is cancelled; started after the first answer. engine: its title for the log.
-
-    An outage that is over by the next poll is not logged.
-    """
+    """Polls and logs outages until cancelled; start it after the first response. engine: its title for the log."""
     while True:
         await _until(line, is_up=False)
         gone_at = time.monotonic()

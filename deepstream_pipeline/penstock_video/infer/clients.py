@@ -27,9 +27,9 @@ from penstock.protocol.shared_memory import Slab
 from penstock_video.infer.options import EngineAddress
 
 CONNECTIONS = 64
-LOOK_UP_S, LOOK_DOWN_S = 1.0, 0.2  # between two looks whether it is ready
-CALL_TIMEOUT_S = 3.0  # for an answer to what is no inference
-LATE_S = 0.25  # beyond the deadline, which the gateway keeps itself
+LOOK_UP_S, LOOK_DOWN_S = 1.0, 0.2  # between two readiness checks
+CALL_TIMEOUT_S = 3.0  # for responses other than inferences
+LATE_S = 0.25  # after the deadline, which the gateway enforces
 API_KEY = "x-api-key"
 RETRY_AFTER = "retry-after"
 _CODES = {code.value[0]: code for code in grpc.StatusCode}
@@ -37,7 +37,7 @@ _REFUSED = (grpc.StatusCode.UNAUTHENTICATED, grpc.StatusCode.PERMISSION_DENIED)
 
 
 class GatewayClient:
-    """See Line. Make it inside the running loop."""
+    """See EngineClient. Create it inside the running loop."""
 
     def __init__(self, place: EngineAddress, *, regions: Collection[str] = ()) -> None:
         """regions: names of memory shared by `share`. Raises InvalidRequest for an invalid address."""
@@ -84,7 +84,7 @@ class GatewayClient:
         return replace(config, unmerged=config.parameters.get(UNMERGED, ""))
 
     async def infer(self, request: InferRequest) -> InferResponse:
-        """See Line. Sends the deadline; the gateway rejects requests that cannot meet it."""
+        """See EngineClient. Sends the deadline; the gateway rejects requests that cannot meet it."""
         if not self._is_up:
             raise EngineUnavailable(self._reason)
         started = time.monotonic()
@@ -102,7 +102,7 @@ class GatewayClient:
         return decode_response(self._message(answer), request, time.monotonic() - started)
 
     async def share(self, name: str, handle: bytes, device_index: int, size_bytes: int) -> None:
-        """Registers the card's memory at the engine by its CUDA IPC handle, under that name."""
+        """Registers GPU memory at the engine by its CUDA IPC handle, under this name."""
         message = service_pb2.CudaSharedMemoryRegisterRequest(
             name=name, raw_handle=handle, device_id=device_index, byte_size=size_bytes
         )
@@ -149,11 +149,11 @@ class GatewayClient:
 CLIENT_NAME = "video"
 LOOK_S = 0.25
 UP_LOOK_S = 0.02
-_REASONS = {CORE_GONE: "it was stopped, or starts again", CORE_SILENT: "it does not answer"}  # people start stacks
+_REASONS = {CORE_GONE: "it was stopped, or starts again", CORE_SILENT: "it does not answer"}  # operators start stacks
 
 
 class LocalStackClient:
-    """See Line. A stack that was started again at the same port is joined in its new run directory."""
+    """See EngineClient. Reconnects to a stack that was restarted at the same port, in its new run directory."""
 
     def __init__(self, run_dir: Path, http_url: str) -> None:
         self._run_dir = run_dir
@@ -214,7 +214,7 @@ class LocalStackClient:
             self._cut_for.pop(task, None)
 
     async def aclose(self) -> None:
-        """The link ends with run."""
+        """Does nothing: the link ends with run."""
 
     def _new_link(self) -> CoreClient:
         link = CoreClient(
@@ -224,7 +224,7 @@ class LocalStackClient:
         return link
 
     async def _until_moved(self) -> Path:
-        """The run directory of the stack that replaced the joined one."""
+        """The run directory of the stack that replaced this one."""
         while True:
             await asyncio.sleep(LOOK_S)
             if not self.is_up and (moved := await asyncio.to_thread(_moved, self._run_dir, self._http_url)) is not None:
@@ -237,7 +237,7 @@ class LocalStackClient:
 
 
 def _moved(run_dir: Path, http_url: str) -> Path | None:
-    """The new run directory of the stack at that address; None if it did not move."""
+    """The new run directory of the stack at this address; None if it did not move."""
     if run_dir.is_dir():
         return None
     stack = stack_at(http_url)

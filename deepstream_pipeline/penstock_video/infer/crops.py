@@ -1,4 +1,4 @@
-"""Secondary models: which tracked objects are classified, their crops as rows, and their classes. No I/O, no clock."""
+"""Secondary models: which tracked objects are classified, their crops as rows, and their classes. Sans-IO."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -12,21 +12,18 @@ from penstock.vision.spec import ColorFormat, PrepareSpec
 from penstock_video.infer.network import Network
 from penstock_video.types import ByteArray, ClassScore, Frame, RowArray, Tracks
 
-GROWN = 1.5  # an object whose side grew so much since it was looked at is looked at again: more is to be seen of it
-FORGET_AFTER_FRAMES = 300  # frames without it, of a track that may still come back
-AGAIN_AFTER_FRAMES = 10  # where the model did not answer
-MAX_KNOWN = 4096  # tracks of one source whose classes are remembered
+GROWN = 1.5  # an object whose side grew by this factor is classified again, since more of it is visible
+FORGET_AFTER_FRAMES = 300  # frames without the object, after which its track is forgotten
+AGAIN_AFTER_FRAMES = 10  # if the model did not answer
+MAX_KNOWN = 4096  # tracks of one source with stored classes
 MAX_CROPS = 256  # of one frame; the largest come first
 
 
 @dataclass(frozen=True, slots=True)
 class SecondaryOptions:
-    """class_ids: classes of objects to classify, empty for all (operate-on-class-ids). min_width, min_height: minimum
-    size in source pixels (input-object-min-width, -height).
-
-    reinfer_interval: frames until an object is classified again; 0 for once, unless it grows
-    (secondary-reinfer-interval).
-    """
+    """class_ids: classes of objects to classify, empty for all (operate-on-class-ids). min_width, min_height: in source
+    pixels (input-object-min-width, -height). reinfer_interval: frames until an object is classified again; 0 for once,
+    unless it grows (secondary-reinfer-interval)."""
 
     class_ids: frozenset[int] = frozenset()
     min_width: int = 0
@@ -44,10 +41,8 @@ class Crop:
 
 @dataclass(slots=True)
 class _Known:
-    """State of a track. seen_at, looked_at, due_at: frame numbers; due_at: None for never again by itself.
-
-    side: its larger side at the last classification. is_asked: not answered yet.
-    """
+    """State of a track. seen_at, looked_at, due_at: frame numbers; due_at: None for never. side: its larger side at the
+    last classification. is_asked: an answer is pending."""
 
     looked_at: int
     seen_at: int
@@ -66,11 +61,8 @@ class SecondaryPlan:
         self._segment: int | None = None
 
     def due(self, frame: Frame, tracks: Tracks) -> list[int]:
-        """Indices of tracks to classify in this frame, the largest first.
-
-        These are new ones, ones that grew much, and ones whose interval is over, except with a pending answer.
-        """
-        if frame.segment != self._segment:  # a tracker gives no identity twice: this only frees what is over
+        """Indices of tracks to classify, the largest first: new, grown or due ones without a pending answer."""
+        if frame.segment != self._segment:  # trackers reuse no identity: this only frees memory
             self._segment = frame.segment
             self._known = {key: known for key, known in self._known.items() if known.is_asked}
         self._forget(frame.frame_num)
@@ -80,10 +72,7 @@ class SecondaryPlan:
         return found[:MAX_CROPS]
 
     def cut(self, network: Network, image: ByteArray, frame: Frame, tracks: Tracks) -> list[Crop]:
-        """Crops of due tracks, which count as classified from now on. image: (H, W, 3) uint8 RGB, read only here.
-
-        Call `take` for each of them.
-        """
+        """Crops of due tracks, which then count as classified; call `take` for each. image: (H, W, 3) uint8 RGB."""
         crops: list[Crop] = []
         for index in self.due(frame, tracks):
             box = tracks.detections.xyxy[index]
@@ -99,7 +88,7 @@ class SecondaryPlan:
         return crops
 
     def take(self, crop: Crop, classes: tuple[ClassScore, ...]) -> None:
-        """Stores the model's answer; empty if it failed: the former one stays, and the object is retried soon."""
+        """Stores the model's answer. Empty if it failed: then the former one stays, and the object is soon retried."""
         known = self._known.get(crop.track_id)
         if known is None:
             return
@@ -143,10 +132,7 @@ class SecondaryPlan:
 
 
 def crop_row(image: ByteArray, xyxy: Sequence[float] | np.ndarray, spec: PrepareSpec) -> RowArray | None:
-    """The network's input for that part of the picture; None if it lies outside the picture.
-
-    image: (H, W, 3) uint8 RGB. xyxy: in its pixels; whole pixels that the box touches are taken.
-    """
+    """The network's input for this part of the image, (H, W, 3) uint8 RGB; None if it lies outside."""
     height, width = image.shape[:2]
     left, top = max(int(np.floor(xyxy[0])), 0), max(int(np.floor(xyxy[1])), 0)
     right, bottom = min(int(np.ceil(xyxy[2])), width), min(int(np.ceil(xyxy[3])), height)

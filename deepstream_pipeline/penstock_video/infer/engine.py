@@ -33,10 +33,10 @@ from penstock_video.infer.network import Network
 from penstock_video.infer.options import EngineAddress, RowMemory, RowMemoryChoice
 from penstock_video.types import DeviceRow
 
-MAX_SUBMITTED = 64  # at once: who submits has bounds of its own, well below
-MOST_BYTES = 32 << 20  # of one call; the gateway's limit of a message is twice that
+MAX_SUBMITTED = 64  # at once; callers have lower limits
+MOST_BYTES = 32 << 20  # of one call; the gateway's message limit is twice that
 NO_CARD = "rows lie on the card, and none of its memory is shared with the engine"
-THREAD_S = 5.0  # what the thread gets to begin and to end
+THREAD_S = 5.0  # for the thread to begin and to end
 
 log = structlog.get_logger(component="video")
 
@@ -56,7 +56,7 @@ class _Job:
 
 @dataclass(slots=True)
 class _Loop:
-    """State of the running thread. card: of rows on the card, once it was tried. jobs: submitted, not answered."""
+    """State of the running thread. card: for rows on the GPU, after a trial. jobs: submitted, not answered."""
 
     loop: asyncio.AbstractEventLoop
     line: EngineClient
@@ -72,15 +72,13 @@ def client_for(place: EngineAddress) -> EngineClient:
 
 
 class Engine:
-    """Call `start`, then `submit` from any thread, `network` from any but its own, and `close`.
-
-    While the engine is away, pending and new submissions fail at once; see `is_up`. Later ones are answered again.
-    """
+    """Call `start`, then `submit` from any thread, `network` from any but its own, and `close`. While the engine is
+    away, pending and new submissions fail at once; see `is_up`."""
 
     def __init__(
         self, place: EngineAddress, *, device: Device | None = None, max_submitted: int = MAX_SUBMITTED
     ) -> None:
-        """device: the card whose memory may be shared with the engine (`hand_over`); it must outlive this."""
+        """device: the GPU whose memory may be shared with the engine (`hand_over`); it must outlive this."""
         self._place = place
         self._device = device
         self._max_submitted = max_submitted
@@ -92,7 +90,7 @@ class Engine:
 
     @property
     def is_up(self) -> bool:
-        """Whether the engine answers, as of the last look."""
+        """Whether the engine answered the last check."""
         life = self._life
         return life is not None and life.line.is_up and (life.card is None or life.card.is_up)
 
@@ -106,7 +104,7 @@ class Engine:
 
     @property
     def is_card_lost(self) -> bool:
-        """Whether rows on the card cannot be handed over any more in this program."""
+        """Whether rows in GPU memory can no longer be used in this program."""
         life = self._life
         return life is not None and life.card is not None and life.card.is_lost
 
@@ -129,10 +127,7 @@ class Engine:
             ) from error
 
     def network(self, name: str, timeout_s: float, version: str = "") -> Network:
-        """The model, waited for while it loads.
-
-        Raises ModelUnusable if it does not exist or is no image model, InferFailed on timeout.
-        """
+        """The model; waits while it loads. Raises ModelUnusable, and InferFailed on timeout."""
         life = self._life
         if life is None:
             raise InferFailed(f"the engine {self.reason}")
@@ -147,10 +142,7 @@ class Engine:
         return network
 
     def hand_over(self, network: Network, wish: RowMemory) -> RowMemoryChoice:
-        """The memory for the network's rows; rows on the card are refused before this allows them.
-
-        Takes seconds; not on its own thread. Raises InferFailed, with the reason, if DEVICE is required and impossible.
-        """
+        """Memory for the network's rows, by a trial of seconds. Raises InferFailed if DEVICE is required."""
         if wish is RowMemory.HOST:
             return RowMemoryChoice(RowMemory.HOST, "the settings say host")
         reason = self._why_not_on_card(network)
@@ -170,11 +162,9 @@ class Engine:
         taken: Callable[[], None],
         done: Callable[[RowsResult], None],
     ) -> None:
-        """Submits rows without batch axis, of one shape or, if the network keeps sizes, of several. Never waits.
-
-        deadline: monotonic seconds. taken: called once, when the rows were read. done: called once, after it. Both run
-        on the engine's thread, or on the caller's once that has ended; they must not block.
-        """
+        """Submits rows without batch axis, of equal shape unless the network keeps sizes. Never waits. deadline:
+        monotonic seconds. taken: called once, when the rows were read. done: called once, after it. Both run on the
+        engine's thread, or the caller's once that has ended, and must not block."""
         job = _Job(network, rows, deadline, taken, done)
         with self._lock:
             life = self._life
@@ -198,7 +188,7 @@ class Engine:
                 log.error("the engine's thread does not end", seconds=timeout_s)
 
     def _why_not_on_card(self, network: Network) -> str:
-        """Why the trial forbids rows on the card."""
+        """Why rows cannot be on the GPU, by a trial."""
         life, device = self._life, self._device
         if life is None:
             return f"the engine {self.reason}"
@@ -236,14 +226,14 @@ class Engine:
         try:
             await asyncio.wait((running, stopped), return_when=asyncio.FIRST_COMPLETED)
             if running.done():
-                running.result()  # it runs for ever, but for a bug of ours, which the thread's root tells
+                running.result()  # it ends only by a bug, which is raised here
         finally:
             with self._lock:
                 self._life = None
             await self._end(life, (running, stopped))
 
     async def _try_card(self, life: _Loop, device: Device, network: Network) -> str:
-        """See try_card. Keeps the line on success."""
+        """See try_gpu. Keeps the client on success."""
         if life.card is not None:
             return await try_gpu(life.line, life.card, network)
         try:
@@ -265,7 +255,7 @@ class Engine:
         return reason
 
     async def _first_answer(self, life: _Loop) -> None:
-        """From here on outages are logged."""
+        """Logs outages from the first response on."""
         await life.line.until_up()
         life.tasks.add(asyncio.create_task(log_outages(self, self._place.title)))
 
@@ -302,7 +292,6 @@ class Engine:
         task.add_done_callback(life.tasks.discard)
 
     async def _serve(self, life: _Loop, job: _Job, loaded: Sequence[Loaded], to_gather: Sequence[Call]) -> None:
-        """The root of a job's task."""
         try:
             if to_gather:
                 loaded = (*loaded, *await self._gathered(life, job, loaded, to_gather))
@@ -311,7 +300,7 @@ class Engine:
             answer = failed(error, len(job.rows))
         except asyncio.CancelledError:
             answer = failed(InferFailed("the engine was closed"), len(job.rows))
-        except Exception as unexpected:  # a bug of ours
+        except Exception as unexpected:  # an internal error
             log.exception("rows could not be inferred")
             answer = failed(failure_of(unexpected), len(job.rows))
         self._finish(life, job, answer)
@@ -340,7 +329,7 @@ class Engine:
 
 
 def _refusal(job: _Job, life: _Loop) -> InferFailed | None:
-    """Why the job is not worth starting."""
+    """Why the job need not be started."""
     if not life.line.is_up:
         return InferFailed(f"the engine is not ready: {life.line.reason}")
     if any(isinstance(row, DeviceRow) for row in job.rows):
@@ -363,5 +352,5 @@ def _take(job: _Job) -> None:
 def _call(callback: Callable[..., None], *results: RowsResult) -> None:
     try:
         callback(*results)
-    except Exception:  # another's code, on our thread
+    except Exception:  # foreign code on our thread
         log.exception("the callback of an answer failed unexpectedly")

@@ -28,8 +28,7 @@ Result = TypeVar("Result")
 
 
 class Copier(Executor):
-    """An executor with one thread, in order of submission. Program exit does not wait for it, since a stuck card would
-    block it."""
+    """An executor with one thread, which program exit does not wait for, since a stuck GPU would block it."""
 
     def __init__(self, name: str) -> None:
         self._calls: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
@@ -38,7 +37,6 @@ class Copier(Executor):
     def submit(
         self, fn: Callable[Arguments, Result], /, *args: Arguments.args, **kwargs: Arguments.kwargs
     ) -> "Future[Result]":
-        """See Executor."""
         future: Future[Result] = Future()
 
         def call() -> None:
@@ -55,7 +53,7 @@ class Copier(Executor):
         return future
 
     def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
-        """The thread ends after its queue; it is not waited for."""
+        """Ends the thread after its queue; does not wait for it."""
         self._calls.put(None)
 
     def _run(self, *_: Any) -> None:
@@ -63,25 +61,21 @@ class Copier(Executor):
             call()
 
 
-GATHER_S = 5.0  # copies of microseconds; a card that takes so long is stuck
-CALLS = 8  # at least have room at once
-_GONE_S = LINGER_S + 1.0  # what the region's end may take: a call that was given up keeps it so long
+GATHER_S = 5.0  # copies take microseconds; a GPU that takes this long is stuck
+CALLS = 8  # minimum number of concurrent calls with room
+_GONE_S = LINGER_S + 1.0  # for unregistration: an abandoned call delays it
 _PAUSE_S = 0.1
-_TAKEN, _IN_USE = "already in manager", "currently in use"  # Triton's words, and the gateway's
+_TAKEN, _IN_USE = "already in manager", "currently in use"  # Triton's messages, and the gateway's
 
 log = structlog.get_logger(component="video")
 
 
 class GpuMemoryClient:
-    """See Line. Make it inside the running loop.
-
-    Registers the memory at the engine with the first call, and again if the engine does not know it: it was started
-    again, or dropped it after an hour without use.
-    """
+    """See EngineClient. Create it inside the running loop. Registers the memory at the first call, and again if the
+    engine lost it: by a restart, or after an hour without use."""
 
     def __init__(self, place: EngineAddress, device: Device, size_bytes: int) -> None:
-        """size_bytes: of the memory. Raises GpuFailed if the card has too little, InvalidRequest for an invalid
-        address."""
+        """size_bytes: of the memory. Raises GpuFailed if the GPU has too little, InvalidRequest for the address."""
         self._device = device
         self._slab = DeviceSlab(device, size_bytes, asyncio.get_running_loop().call_later)
         self._remote = GatewayClient(place, regions=(self._slab.name,))
@@ -89,7 +83,7 @@ class GpuMemoryClient:
         self._turn = asyncio.Lock()
         self._registrations = 0
         self._is_stuck = self._is_failing = False
-        self.is_lost = False  # the card does nothing more for this process
+        self.is_lost = False  # the GPU is unusable for this process
 
     @property
     def is_up(self) -> bool:
@@ -105,7 +99,7 @@ class GpuMemoryClient:
 
     @property
     def most_bytes(self) -> int:
-        """The most bytes of one call."""
+        """Maximum bytes of one call."""
         return self._slab.size_bytes // CALLS
 
     async def run(self) -> None:
@@ -129,17 +123,14 @@ class GpuMemoryClient:
         return await self._remote.infer(request)
 
     async def gather(self, rows: Sequence[DeviceRow]) -> DeviceLease:
-        """Copies the rows together into shared memory; they may be overwritten afterwards.
-
-        Raises InferRefused if there is no room, InferFailed if the card fails.
-        """
+        """Copies the rows into shared memory. Raises InferRefused if there is no room, InferFailed if the GPU fails."""
         lease = self._lease(sum(row.nbytes for row in rows))
         copying = asyncio.get_running_loop().run_in_executor(self._copier, self._gather, rows, lease)
         await self._copied(copying, lease)
         return lease
 
     async def put(self, row: RowArray) -> tuple[DeviceRow, DeviceLease]:
-        """A host row copied to the card, and its lease. Raises as `gather` does."""
+        """A host row copied to the GPU, and its lease. Raises as `gather` does."""
         lease = self._lease(row.nbytes)
         copying = asyncio.get_running_loop().run_in_executor(self._copier, self._slab.write, row, lease)
         await self._copied(copying, lease)
@@ -154,12 +145,12 @@ class GpuMemoryClient:
         if self._registrations:
             await self._unregister()
         await self._remote.aclose()
-        if not self._is_stuck:  # else it goes with the process
+        if not self._is_stuck:  # else it is freed with the process
             await self._close_slab()
         self._copier.shutdown()
 
     async def _close_slab(self) -> None:
-        """Closes the slab within a timeout, whatever the card does."""
+        """Closes the slab within a timeout, even if the GPU is stuck."""
         closing = asyncio.get_running_loop().run_in_executor(self._copier, self._slab.close)
         try:
             async with asyncio.timeout(GATHER_S):
@@ -201,7 +192,7 @@ class GpuMemoryClient:
         self._is_failing = False
 
     def _note_failure(self, error: GpuFailed) -> None:
-        """Logs the first failure: a lost context fails every copy from then on."""
+        """Logs the first failure: a lost context fails every later copy."""
         if not self._is_failing:
             meanwhile = (
                 "rows go through the host from now on" if self.is_lost else "their frames are lost while it lasts"
@@ -210,7 +201,7 @@ class GpuMemoryClient:
         self._is_failing = True
 
     def _give_up(self, copying: "asyncio.Future[None]", lease: DeviceLease) -> None:
-        """A copy whose caller left is over."""
+        """Ends a copy that its caller abandoned."""
         if not copying.cancelled():
             copying.exception()
         self._is_stuck = False
@@ -231,7 +222,7 @@ class GpuMemoryClient:
         try:
             await self._remote.share(slab.name, slab.handle, slab.device_index, slab.size_bytes)
         except (InvalidRequest, EngineFailed) as error:
-            if _TAKEN in error.message:  # by an earlier call of ours whose answer was lost
+            if _TAKEN in error.message:  # by an earlier call of ours whose response was lost
                 return
             raise type(error)(
                 f"the engine cannot open memory of GPU {slab.device_index} ({error.message}): it must run on "
@@ -239,7 +230,7 @@ class GpuMemoryClient:
             ) from error
 
     async def _unregister(self) -> None:
-        """Unregisters within a timeout; the rest goes with the connection."""
+        """Unregisters within a timeout; otherwise the connection's end does."""
         try:
             async with asyncio.timeout(_GONE_S):
                 while True:
@@ -262,7 +253,7 @@ class GpuMemoryClient:
 async def gather_all(
     network: Network, rows: Sequence[Row], calls: Sequence[Call], card: GpuMemoryClient, deadline: float
 ) -> list[Loaded]:
-    """Calls for the rows on the card, all or none. The rows may be overwritten afterwards. Raises InferFailed."""
+    """Calls for the rows on the GPU, all or none. The rows may be overwritten afterwards. Raises InferFailed."""
     loaded: list[Loaded] = []
     try:
         for call in calls:

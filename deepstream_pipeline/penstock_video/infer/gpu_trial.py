@@ -17,16 +17,16 @@ from penstock_video.infer.network import Network
 from penstock_video.infer.options import EngineAddress
 from penstock_video.types import DeviceRow, RowArray
 
-FIRST_S = 10.0  # for the answer through the host: an engine's first may warm it up
-TRIAL_S = 2.0  # for all else
-TOLERANCE = 0.01  # of an output's largest number: others' rows may share the one batch, and not the other
-ROOM_CALLS = 16  # of the largest: few are at the engine, but those that were given up keep their room for a while
-LEAST_BYTES, MOST_BYTES = 64 << 20, 1 << 30  # of the memory that is shared
-_ROW_SIDE = 256  # of a picture for a network that takes any size
+FIRST_S = 10.0  # for the response through host memory: an engine's first may include a warm-up
+TRIAL_S = 2.0  # for everything else
+TOLERANCE = 0.01  # of an output's maximum: batches may differ by other clients' rows
+ROOM_CALLS = 16  # of the largest: few run at once, but abandoned ones use their room for a while
+LEAST_BYTES, MOST_BYTES = 64 << 20, 1 << 30  # of the shared memory
+_ROW_SIDE = 256  # of an image for a network that takes any size
 
 
 def why_not(place: EngineAddress, network: Network) -> str:
-    """Why rows cannot be on the card, without a trial; empty if a trial is useful."""
+    """Why rows cannot be on the GPU, without a trial; empty if a trial is useful."""
     host = place.grpc_address.rpartition(":")[0]
     if place.run_dir is None and not is_loopback(host):
         return f"the gateway at {place.grpc_address} is on another host, and a card's memory is shared within one"
@@ -39,13 +39,13 @@ def why_not(place: EngineAddress, network: Network) -> str:
 
 
 def memory_for(network: Network) -> int:
-    """Bytes of the card's memory to share for its rows."""
+    """Bytes of GPU memory to share for its rows."""
     call_bytes = network.row_bytes * max(network.max_batch_size, 1)
     return min(max(ROOM_CALLS * call_bytes, LEAST_BYTES), MOST_BYTES)
 
 
 async def try_gpu(host: EngineClient, card: GpuMemoryClient, network: Network) -> str:
-    """Why rows on the card do not work; empty if they do. Bounded by FIRST_S and TRIAL_S."""
+    """Why rows on the GPU do not work; empty if they do. Bounded by FIRST_S and TRIAL_S."""
     row = row_of_noise(network)
     (call,) = calls_of(network, [row], row.nbytes)
     try:

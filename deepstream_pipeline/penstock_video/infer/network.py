@@ -22,13 +22,10 @@ from penstock_video.types import ClassScore, Detections, DeviceRow
 class Network:
     """An image model of the engine.
 
-    version: empty for the engine's choice. spec: PrepareSpec.pack(), for who prepares its rows. row_bytes: of one row;
-    where pictures keep their own size (`keeps_size`), the most that one may have. row_dtype: of a row's elements.
-    max_batch_size: rows of one call, 0 without a batch axis. unmerged: why it is 1 although the model's config has
-    more; otherwise empty. labels: by class id, may be shorter.
-    input_name, input_shape: without the batch axis, -1 where it varies. card: its facts, for the parser.
-    class_ids: of the objects that are wanted; empty for all. is_batched_by_gateway: else the engine forms its batches,
-    or there are no batches.
+    version: empty for the engine's choice. spec: PrepareSpec.pack(). row_bytes: of one row, the maximum if the network
+    keeps sizes. row_dtype: of its elements. max_batch_size: rows of one call, 0 without a batch axis. unmerged: why it
+    is 1 although the config has more; otherwise empty. labels: by class id, may be shorter. input_shape: without the
+    batch axis, -1 for variable. card: for the parser. class_ids: of wanted objects; empty for all.
     """
 
     name: str
@@ -55,11 +52,11 @@ class Network:
 
     @property
     def keeps_size(self) -> bool:
-        """Whether rows may be of unlike shapes."""
+        """Whether rows may have different shapes."""
         return self.prepare_spec.fit is ResizeMode.KEEP
 
     def with_threshold(self, threshold: float | None) -> "Network":
-        """The same with another pre-cluster-threshold, or classifier-threshold; None for the model's own."""
+        """The network with another pre-cluster-threshold, or classifier-threshold; None for the model's own."""
         if threshold is None:
             return self
         options = self.card.parser_options
@@ -70,11 +67,11 @@ class Network:
         return replace(self, card=replace(self.card, parser_options=options))
 
     def of_classes(self, class_ids: frozenset[int]) -> "Network":
-        """The same, whose objects of other classes are not wanted (operate-on-class-ids); empty for all."""
+        """The network restricted to objects of these classes (operate-on-class-ids); empty for all."""
         return replace(self, class_ids=class_ids)
 
     def refusal_of(self, row: "np.ndarray[Any, Any] | DeviceRow") -> str:
-        """Why this is no row of the network; empty where it is one."""
+        """Why this is no row of the network; empty if it is one."""
         spec = self.prepare_spec
         channels = spec.color.channels
         if row.dtype != self.row_dtype or row.ndim != 3:
@@ -87,7 +84,7 @@ class Network:
 
 
 def network_from(config: ModelConfig, version: str = "") -> Network:
-    """Raises ModelUnusable for a model that does not say how it sees images, or says it wrongly."""
+    """The network of a config. Raises ModelUnusable if it has no valid image parameters."""
     try:
         card = card_from_config(config)
         options = read_options(config)
@@ -110,7 +107,7 @@ def network_from(config: ModelConfig, version: str = "") -> Network:
         spec=spec.pack(),
         row_bytes=_row_bytes(spec),
         row_dtype=np.dtype(NUMPY_OF[spec.datatype]),
-        max_batch_size=min(config.merged_rows, options.max_batch_size),  # which may be the gateway's limit
+        max_batch_size=min(config.merged_rows, options.max_batch_size),  # may be the gateway's limit
         labels=card.labels,
         input_name=card.input_name,
         input_shape=config.inputs[0].shape,
@@ -134,15 +131,12 @@ def _row_bytes(spec: PrepareSpec) -> int:
 
 
 def datatype_of(network: Network) -> Datatype:
-    """KServe v2's name of the rows' elements."""
+    """KServe v2's name of the rows' element type."""
     return network.prepare_spec.datatype
 
 
 class ParsedNetwork(Protocol):
-    """What is to be known of a network: infer.network.Network.
-
-    class_ids: of the objects that are wanted; empty for all.
-    """
+    """The part of Network that parsing needs. class_ids: of wanted objects; empty for all."""
 
     @property
     def name(self) -> str: ...
@@ -155,18 +149,15 @@ class ParsedNetwork(Protocol):
 
 
 class ParsedRow(Protocol):
-    """Rows and their outputs: infer.answer.Answer."""
+    """The part of RowsResult that parsing needs."""
 
     def row(self, index: int) -> tuple[InferResponse, int | None]:
-        """The response with that row's outputs, and its index there, None if the whole response is the row's."""
+        """The response with this row's outputs, and its index there, None if the whole response is the row's."""
         ...
 
 
 def detections_of(network: ParsedNetwork, answer: ParsedRow, index: int, width: int, height: int) -> Detections:
-    """What a detector saw in the row's frame, a source of width x height pixels; the likeliest first.
-
-    Raises InferFailed where the row was not answered, or its answer is none: it names the model and the output.
-    """
+    """A detector's objects in a frame of width x height pixels; highest score first. Raises InferFailed."""
     seen = _parsed(network, answer, index, geometry_of(width, height, network.card.prepare_spec))
     if isinstance(seen, Classes):
         raise InferFailed(f"model {network.name!r} says what a whole picture is, and not where things are in it")
@@ -179,7 +170,7 @@ def detections_of(network: ParsedNetwork, answer: ParsedRow, index: int, width: 
 
 
 def classes_of(network: ParsedNetwork, answer: ParsedRow, index: int) -> tuple[ClassScore, ...]:
-    """What a classifier says of the row's picture, the likeliest class first. Raises InferFailed as above."""
+    """A classifier's classes of the row's picture; highest score first. Raises InferFailed as above."""
     seen = _parsed(network, answer, index, _NOWHERE)
     if not isinstance(seen, Classes):
         raise InferFailed(f"model {network.name!r} finds objects, and does not say what a whole picture is")
@@ -206,4 +197,4 @@ def _label(labels: tuple[str, ...], class_id: int) -> str:
     return labels[class_id] if 0 <= class_id < len(labels) else f"class {class_id}"
 
 
-_NOWHERE = Geometry(1, 1, 1, 1, 1.0, 1.0)  # a classifier's answer has no place
+_NOWHERE = Geometry(1, 1, 1, 1, 1.0, 1.0)  # a classifier's output has no coordinates

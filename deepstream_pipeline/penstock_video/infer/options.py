@@ -7,12 +7,11 @@ from pathlib import Path
 
 @dataclass(frozen=True, slots=True)
 class EngineAddress:
-    """run_dir: of a stack of this user on this host (penstock.gateway.workers.running_stacks), which is joined over
-    its socket and its slab; None for a gateway that is reached by its ports alone.
+    """Address of the engine.
 
-    http_url: https:// makes both ports TLS. grpc_address: host:port. api_key: sent to a gateway reached by its ports.
-    is_own: it was started for this run, and ends with it. mps_directory: of the MPS daemon whose client its engine is;
-    empty where it is none's, or not known.
+    run_dir: of a stack on this host (penstock.gateway.workers.running_stacks), used by its socket and slab; None for a
+    gateway used by its ports. http_url: with https both ports use TLS. api_key: sent to a gateway's ports. is_own:
+    started for this run, and ends with it. mps_directory: of the engine's MPS daemon; "" without MPS, or if unknown.
     """
 
     run_dir: Path | None
@@ -37,10 +36,7 @@ class EngineAddress:
 
 
 class RowMemory(StrEnum):
-    """device: in GPU memory that the engine reads directly. host: in host memory.
-
-    auto: device if a trial succeeds, else host.
-    """
+    """Where rows are: in GPU memory that the engine reads, or in host memory. auto: device if a trial succeeds."""
 
     AUTO = "auto"
     DEVICE = "device"
@@ -49,7 +45,7 @@ class RowMemory(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class RowMemoryChoice:
-    """kind: DEVICE or HOST. reason: why not on the card, one sentence; empty for DEVICE."""
+    """kind: DEVICE or HOST. reason: why not on the GPU; empty for DEVICE."""
 
     kind: RowMemory
     reason: str = ""

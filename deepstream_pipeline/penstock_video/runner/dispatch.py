@@ -32,11 +32,8 @@ LATENCY_WINDOW_S = 10.0
 
 @dataclass(frozen=True, slots=True, eq=False)
 class FrameOutcome:
-    """The result of one frame at the engine or, without a frame, the end of its source.
-
-    answer: None if the frame was not inferred. index: its row in the answer. mux_s: from its packet's arrival to its
-    batch.
-    """
+    """The result of one frame at the engine or, without a frame, the end of its source. answer: None if the frame was
+    not inferred. index: its row in the answer. mux_s: from its packet's arrival to its batch."""
 
     way: "StreamPipeline"
     prepared: PreparedFrame | None
@@ -48,8 +45,8 @@ class FrameOutcome:
 @dataclass(eq=False)
 class StreamPipeline:
     """State of one source. order, drops, inferred: under the dispatcher's lock. tracker, analytics, last, latencies,
-    events: of the results thread. first_at, last_at: of the sources' thread. next_analytics: set by others, taken over
-    by the results thread. is_over: under the pipeline's lock."""
+    events: of the results thread, which also applies next_analytics. first_at, last_at: of the sources' thread.
+    is_over: under the pipeline's lock."""
 
     config: SourceConfig
     policy: DropPolicy
@@ -80,12 +77,11 @@ class StreamPipeline:
         return 0.0 if self.first_at is None else max(self.last_at - self.first_at, 0.0)
 
     def note_frame(self, captured_at: float) -> None:
-        """Counts a frame captured at that time."""
+        """Counts a frame captured at this time."""
         self.first_at = captured_at if self.first_at is None else self.first_at
         self.last_at = captured_at
 
     def note_events(self, result: FrameResult) -> None:
-        """Counts the events of a delivered frame."""
         for event in result.analytics.events:
             label = None if event.class_id is None else result.label(event.class_id)
             self.events.update(event_keys(event.kind, event.rule, label))
@@ -95,19 +91,19 @@ class StreamPipeline:
         self.latencies.append((now, seconds))
 
     def typical_latency_s(self) -> float | None:
-        """The median of the last seconds; None if there was no frame."""
+        """Median latency over LATENCY_WINDOW_S; None without frames."""
         since = time.monotonic() - LATENCY_WINDOW_S
         recent = sorted(seconds for at, seconds in tuple(self.latencies) if at >= since)
         return recent[len(recent) // 2] if recent else None
 
 
 RETRY_AFTER_S = (0.1, 0.2, 0.5, 1.0, 2.0)
-LONG_S = 60.0  # what may be waited for a frame that must not be lost
+LONG_S = 60.0  # maximum wait for a frame that must not be lost
 
 
 @dataclass(frozen=True, slots=True)
 class DispatchOptions:
-    """max_batches: in the engine at once. max_outcomes: waiting for the results thread; more block the engine."""
+    """max_batches: concurrent engine calls. max_outcomes: waiting for the results thread; more block the engine."""
 
     max_batches: int = 3
     max_outcomes: int = 64
@@ -115,7 +111,7 @@ class DispatchOptions:
 
 @dataclass(slots=True)
 class _Sent:
-    """A batch at the engine, or about to be sent again. tries: attempts. since: when it was formed."""
+    """A batch at the engine, or about to be retried. tries: attempts. since: when it was formed."""
 
     batch: FrameBatch
     ways: tuple[StreamPipeline, ...]
@@ -130,7 +126,7 @@ class _Sent:
 
 
 class Dispatcher:
-    """network: None if nothing is inferred."""
+    """Sends frames to the engine in batches. network: None for no inference."""
 
     def __init__(
         self, engine: Engine, network: Network | None, mux: MuxOptions, options: DispatchOptions, metrics: VideoMetrics
@@ -143,7 +139,7 @@ class Dispatcher:
         self._allowance = InFlightLimit(options.max_batches * mux.batch_size, mux.max_latency_s)
         self._mux.refresh_s = self._allowance.max_wait_s
         self._ways: dict[str, StreamPipeline] = {}
-        self._cameras = 0  # of them, whose frames may be too late
+        self._cameras = 0  # sources whose frames may be dropped
         self._sent = self._frames_sent = 0
         self._is_woken = False
         self._again: deque[tuple[float, _Sent]] = deque()
@@ -151,7 +147,6 @@ class Dispatcher:
         self._changed = threading.Condition()
 
     def add(self, way: StreamPipeline) -> None:
-        """Registers a source."""
         with self._changed:
             self._ways[way.source_id] = way
             self._cameras += way.policy is not DropPolicy.BLOCK
@@ -199,7 +194,7 @@ class Dispatcher:
         self._metrics.dropped(way.source_id, reason, count)
 
     def take(self, timeout_s: float) -> FrameOutcome | None:
-        """The next outcome, for the one consuming thread; None on timeout. Also pushes due batches."""
+        """The next outcome, for the one consuming thread; None on timeout. Also sends due batches."""
         until = time.monotonic() + timeout_s
         while True:
             with self._changed:
@@ -219,7 +214,7 @@ class Dispatcher:
         return outcome
 
     def wake(self) -> None:
-        """Makes `take` return soon, possibly with nothing, since its thread has other work."""
+        """Makes `take` return soon, possibly with None, since its thread has other work."""
         with self._changed:
             self._is_woken = True
             self._changed.notify_all()
@@ -236,7 +231,7 @@ class Dispatcher:
             self._submit(self._network, sent)
 
     def _tell_of_waiting(self) -> None:
-        """Wakes the thread that takes outcomes: it also pushes due batches, and may sleep."""
+        """Wakes the thread that takes outcomes: it also sends due batches, and may sleep."""
         with self._changed:
             if len(self._mux):
                 self._changed.notify_all()
@@ -257,7 +252,7 @@ class Dispatcher:
         return due
 
     def _room(self) -> int:
-        """Frames that the next batch may have. Files alone are not limited."""
+        """Maximum frames of the next batch. Only cameras are limited."""
         if not self._has_room():
             return 0
         return self._allowance.of_batch(self._frames_sent) if self._cameras else self._mux.options.batch_size
@@ -286,7 +281,7 @@ class Dispatcher:
         )
 
     def _deadline(self, sent: _Sent) -> float:
-        """The deadline of a request: short if its frames may be dropped, long for files."""
+        """Deadline of a request: short if its frames may be dropped, long for files."""
         oldest = min(
             (
                 prepared.frame.captured_at
@@ -368,8 +363,7 @@ def _must_not_be_lost(way: StreamPipeline) -> bool:
 
 
 def _release_rows(sent: _Sent) -> Callable[[], None]:
-    """Frees a camera's slot as soon as the row was read, if its picture is not used. A file's row may have to be sent
-    again."""
+    """Frees a camera's slot once the row was read, if its picture is not used. A file's row may be sent again."""
     bare = [
         prepared
         for prepared, way in zip(sent.batch.frames, sent.ways, strict=True)

@@ -32,7 +32,7 @@ log = structlog.get_logger(component="video")
 
 @dataclass(frozen=True, slots=True)
 class PipelineOptions:
-    """interval: frames between two inferred frames. sources.max_sources: more are refused."""
+    """interval: frames between two inferred frames. sources.max_sources: limit of the number of sources."""
 
     mux: MuxOptions
     dispatch: DispatchOptions
@@ -42,9 +42,8 @@ class PipelineOptions:
 
 @dataclass(frozen=True, slots=True)
 class PipelineParts:
-    """network: None if nothing is inferred. section: the rules of sources without their own. new_analytics: from a
-    source and a section; keeps former counts and draws the new rules; raises RuleRefused. forget_drawing: of a removed
-    source."""
+    """network: None for no inference. section: the rules of sources without their own. new_analytics: keeps counts of
+    the given former analytics, and draws the new rules; raises RuleRefused. forget_drawing: of a removed source."""
 
     engine: Engine
     network: Network | None
@@ -67,7 +66,7 @@ class Pipeline:
         self._ways: dict[str, StreamPipeline] = {}
         self._watched: set[str] = set()
         self._removed = Removed()
-        self._asking = threading.Lock()  # before the other: adds, removals and other rules come one at a time
+        self._asking = threading.Lock()  # taken before the other: serialises adds, removals and rule changes
         self._lock = threading.Lock()
         self._changed = threading.Condition(self._lock)
         self._dispatcher = Dispatcher(parts.engine, parts.network, options.mux, options.dispatch, parts.metrics)
@@ -108,7 +107,6 @@ class Pipeline:
     # life
 
     def start(self) -> None:
-        """Starts the threads."""
         if self._parts.recorder is not None:
             self._parts.recorder.start()
         for outlet in self._parts.outlets:
@@ -117,10 +115,7 @@ class Pipeline:
         self._sources.start()
 
     def wait(self, timeout_s: float) -> bool:
-        """Whether every source is over, within the time; never without sources, since one may be added.
-
-        Raises PipelineError if that cannot happen, since a thread died.
-        """
+        """Whether every source ended within the time; False without sources. Raises PipelineError if a thread died."""
         if not (self._sources.is_running and self._results.is_running):
             raise PipelineError("a thread of the pipeline failed, and nothing comes any more; the log says why")
         return self._wait(lambda: bool(self._ways) and self._is_over(), timeout_s)
@@ -130,11 +125,11 @@ class Pipeline:
             return self._changed.wait_for(is_so, max(timeout_s, 0.0))
 
     def stop(self, grace_s: float, *, is_hurried: bool = False) -> bool:
-        """Ends the sources and writes what they delivered. Returns whether all was written within the time."""
+        """Ends the sources and writes what they delivered. Returns whether all was written in time."""
         until = time.monotonic() + grace_s
         with self._asking:
             self._is_stopping = True
-        self.statistics()  # how sources were before they were ended
+        self.statistics()  # the sources' state before they were ended
         for way in self._present():
             way.is_leaving = is_hurried or way.policy is not DropPolicy.BLOCK
         is_clean = self._sources.close(min(grace_s, 5.0))
@@ -151,22 +146,19 @@ class Pipeline:
     # PipelineControl
 
     def add(self, source: SourceConfig, section: object = None) -> None:
-        """Adds and logs a source while running. Else as `take_in`."""
+        """Adds and logs a source at run time. Otherwise as `take_in`."""
         self.take_in(source, section)
         log.info("source added", source=source.source_id, uri=redacted(source.uri))
 
     def take_in(self, source: SourceConfig, section: object = None) -> None:
-        """Adds an initial source. section: its own analytics.
-
-        Raises SourceNotAllowed for its id, SourceExists, TooManySources, RuleRefused.
-        """
+        """Adds an initial source. Raises SourceNotAllowed for its ID, SourceExists, TooManySources, RuleRefused."""
         require_source_id(source.source_id)
         with self._asking:
             self._refuse(source.source_id)
             self._take(source, self._parts.section if section is None else section)
 
     def _refuse(self, source_id: str) -> None:
-        """A source that ended by itself stays until it is removed, or its id is added again."""
+        """Raises if the ID is in use. A source that ended by itself stays until its ID is removed or added again."""
         most = self._options.sources.max_sources
         with self._lock:
             former = self._ways.get(source_id)
@@ -209,7 +201,7 @@ class Pipeline:
                 was_over = way.is_over
                 if was_over:
                     self._forget(way)
-        if was_over:  # of another its process' end tells
+        if was_over:  # otherwise logged when its process ends
             log.info("source", source=source_id, state="removed")
 
     def pause(self, source_id: str) -> None:
@@ -266,7 +258,7 @@ class Pipeline:
             (self._watched.add if is_watched else self._watched.discard)(source_id)
             is_known = source_id in self._ways
         if is_known and not self._always_wants_images:
-            with suppress(UnknownSource):  # it is being taken out
+            with suppress(UnknownSource):  # it is being removed
                 self._sources.want_images(source_id, is_watched)
 
     # inside
@@ -315,7 +307,7 @@ class Pipeline:
             self._parts.recorder.observe(result, self._sources)
 
     def _note_last(self, source_id: str) -> None:
-        """Stores the last statistics. For a source that the program ended: its state before, with all its frames."""
+        """Stores the last statistics. If the program ended the source: its state before, with all its frames."""
         with self._lock:
             way = self._ways.get(source_id)
         last = self._sources.snapshot_of(source_id)
@@ -336,7 +328,7 @@ class Pipeline:
             self._changed.notify_all()
 
     def _forget(self, way: StreamPipeline) -> None:
-        """Holds the lock, so that adding the id again comes before or after all of it."""
+        """Call it with the lock, so that adding the ID again comes before or after all of it."""
         if self._ways.get(way.source_id) is way:
             del self._ways[way.source_id]
             self._removed.keep(statistics_of(way))

@@ -24,15 +24,15 @@ from penstock_video.types import DropPolicy, FrameResult, SourceState
 log = structlog.get_logger(component="video")
 LOOK_S = 0.5
 LOG_EVERY_S = 60.0
-LEAST_CACHE_S = 2.0  # an event comes a little after its frame, which its recording must contain
-MOST_WAITING = 256  # recordings whose line in the index is not written yet
+LEAST_CACHE_S = 2.0  # an event follows its frame, which its recording must contain
+MOST_WAITING = 256  # recordings without a line in the index yet
 _ADVICE = {SourceState.PAUSED: "resume it first"} | dict.fromkeys(
     (SourceState.ENDED, SourceState.FAILED), "remove it and add it again first"
 )
 
 
 class SmartRecorder:
-    """Thread-safe; its own thread does disk writes. Raises SinkFailed at once if the folder is not writable."""
+    """Starts and ends recordings; writes to disk in its own thread. Thread-safe. Raises SinkFailed if unwritable."""
 
     def __init__(self, options: RecordOptions, metrics: VideoMetrics) -> None:
         self._options, self._metrics = options, metrics
@@ -40,7 +40,7 @@ class SmartRecorder:
         self._folder = RecordingsFolder(options)
         self._lock = threading.Lock()
         self._unrecorded: Counter[str] = Counter()  # not logged yet, by reason
-        self._failed: Counter[str] = Counter()  # by what the log says of it
+        self._failed: Counter[str] = Counter()  # by log message
         self._unwritable, self._index_fails = Counter[str](), ""
         self._tell_at = self._tell_failed_at = 0.0
         self._over: Channel[FinishedRecording] = Channel(MOST_WAITING, DropPolicy.DROP_OLDEST)
@@ -51,18 +51,18 @@ class SmartRecorder:
         self._thread.start()
 
     def cache_s(self, source_id: str) -> float:
-        """Seconds of the source to cache for recordings that begin before their event."""
+        """Seconds of packets to cache for recordings that begin before their event; 0 if the source is not recorded."""
         sources = self._options.sources
         return max(self._options.before_s, LEAST_CACHE_S) if not sources or source_id in sources else 0.0
 
     def failures(self) -> tuple[str, ...]:
-        """A sentence for each reason of failed recordings, and for the index."""
+        """A message for each reason of failed recordings, and for the index."""
         with self._lock:
             reasons = [f"record failed: {reason} ({n} recordings lost)" for reason, n in self._unwritable.items()]
         return (*reasons, *([f"record failed: {self._index_fails}"] if self._index_fails else []))
 
     def observe(self, result: FrameResult, sources: Sources) -> None:
-        """Starts recordings for the result's events, and finishes those whose time is over. Called for every result."""
+        """Starts recordings for the result's events, and finishes those that are due. Call it for every result."""
         frame, at = result.frame, time.monotonic()
         unix_s = frame.captured_unix_s or time.time()
         with self._lock:
@@ -76,10 +76,7 @@ class SmartRecorder:
         self._name(over)
 
     def ask(self, source_id: str, sources: Sources, *, before_s: float, after_s: float) -> str:
-        """Starts a recording on request; returns the path of its file.
-
-        Raises SourceNotOpen, SourceNotRecordable.
-        """
+        """Starts a recording on request; returns its file path. Raises SourceNotOpen, SourceNotRecordable."""
         source = _open_source(source_id, sources)
         with self._lock:
             request = self._policy.asked(source_id, before_s, after_s, source.pts_s, time.time())
@@ -87,7 +84,7 @@ class SmartRecorder:
         return request.path
 
     def ended(self, source_id: str, recorded: Recorded) -> None:
-        """A recording is over."""
+        """Records that a recording ended."""
         with self._lock:
             over = self._policy.finished(recorded.path, recorded.before_s, recorded.after_s, recorded.error)
             if recorded.is_unwritable:
@@ -98,7 +95,7 @@ class SmartRecorder:
         self._name(over)
 
     def forget(self, source_id: str) -> None:
-        """The source is over."""
+        """Ends the source's recordings."""
         with self._lock:
             over = self._policy.forget(source_id, time.monotonic())
         self._name(over)
@@ -134,7 +131,7 @@ class SmartRecorder:
         cut = Cut(request.path, request.before_s, request.after_s, frame_num)
         try:
             sources.record(request.source_id, cut)
-        except PipelineError as error:  # taken out in this moment
+        except PipelineError as error:  # removed at this moment
             self.ended(request.source_id, Recorded(request.path, error.message))
 
     def _name(self, over: list[FinishedRecording]) -> None:
@@ -161,7 +158,7 @@ class SmartRecorder:
                 continue
             try:
                 self._add(recording)
-            except Exception:  # the thread's root: the next one is named all the same
+            except Exception:  # the thread's root: continue with the next one
                 log.exception("a recording could not be named in the index", path=recording.path)
         self._folder.close()
 
@@ -176,8 +173,7 @@ class SmartRecorder:
 
 
 def _open_source(source_id: str, sources: Sources) -> SourceSnapshot:
-    """Packets are cached in the decode process: there are none while the source is not open, and no new ones while it
-    is paused."""
+    """The open source, since the decode process caches packets only while it is open and not paused."""
     source = next((one for one in sources.snapshot() if one.source_id == source_id), None)
     if source is None or not source.is_open or source.state is SourceState.PAUSED:
         state, why = (source.state, source.reason) if source is not None else (SourceState.CONNECTING, "")

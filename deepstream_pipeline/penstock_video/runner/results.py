@@ -27,13 +27,13 @@ from penstock_video.types import (
 
 log = structlog.get_logger(component="video")
 LOOK_S = 0.2
-STALE_S = 60.0  # longer than one result may wait for a sink: the thread hangs
+STALE_S = 60.0  # longer than a result may wait for a sink, so the thread hangs
 
 
 @dataclass(frozen=True, slots=True)
 class ResultsParts:
-    """network: None if nothing is inferred. is_live: whether some source is live and drops
-    frames. is_drawn: whether a sink draws that source's pictures. on_result: called with each result, like a sink."""
+    """network: None for no inference. is_live: whether some source is live and drops frames. is_drawn: whether a sink
+    draws that source's pictures. on_result: called with each result, like a sink."""
 
     dispatcher: Dispatcher
     network: Network | None
@@ -82,7 +82,7 @@ class Results:
             self._turned_at = time.monotonic()
             try:
                 self._turn()
-            except Exception:  # the thread's root: without it nothing would come any more
+            except Exception:  # the thread's root: continue with the next result
                 log.exception("the results' thread failed unexpectedly")
                 self._stop.wait(LOOK_S)
 
@@ -99,7 +99,7 @@ class Results:
                 self._end(outcome.way)
             else:
                 self._work(outcome, outcome.prepared.frame)
-        except Exception:  # a bug that one frame finds costs that frame
+        except Exception:  # a bug costs only the frame that triggers it
             log.exception("a frame failed unexpectedly", source=outcome.way.source_id)
             self._parts.dispatcher.count_drop(outcome.way, DropReason.INFER_FAILED)
         finally:
@@ -135,7 +135,7 @@ class Results:
         return frame.image.copy()
 
     def _seen(self, outcome: FrameOutcome, frame: Frame) -> tuple[Detections | None, tuple[ClassScore, ...]]:
-        """(detections, None if not inferred or failed; the classes of the whole picture)."""
+        """Detections (None if not inferred or failed), and classes of the whole picture."""
         network, answer = self._parts.network, outcome.answer
         if network is None or answer is None or answer.error_of(outcome.index) is not None:
             return None, ()

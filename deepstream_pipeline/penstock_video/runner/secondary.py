@@ -20,9 +20,9 @@ from penstock_video.runner.dispatch import StreamPipeline
 from penstock_video.types import ByteArray, ClassScore, FrameResult
 
 log = structlog.get_logger(component="video")
-MAX_WAITING_FRAMES = 64  # frames that wait for their crops, or behind such; of more the oldest goes on without
-MAX_WAITING = 256  # crops for one model; nothing is cut while there are more
-MAX_BATCHES = 2  # of crops at the engine, for each model
+MAX_WAITING_FRAMES = 64  # frames that wait for their crops, or behind such; beyond, the oldest is delivered without
+MAX_WAITING = 256  # crops for one model; beyond, no crops are made
+MAX_BATCHES = 2  # of crops at the engine, per model
 ANSWER_TIMEOUT_S = 5.0  # for a batch of crops
 
 
@@ -46,8 +46,6 @@ class _WaitingFrame:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _PendingCrop:
-    """One crop of a waiting frame."""
-
     held: _WaitingFrame
     plan: SecondaryPlan
     crop: Crop
@@ -64,17 +62,13 @@ class _ModelQueue:
 
 @dataclass(eq=False)
 class _Plans:
-    """State of one source."""
-
     plans: tuple[SecondaryPlan, ...]
     order: ResultSequencer[_WaitingFrame] = field(default_factory=ResultSequencer)
 
 
 class Secondaries:
-    """deliver: called with each complete frame, in its source's order; ended: called after a source's last.
-
-    wake: makes `pump` run soon.
-    """
+    """Runs secondary models. deliver: called with each complete frame, in its source's order. ended: called after a
+    source's last. wake: makes `pump` run soon."""
 
     def __init__(
         self, engine: Engine, models: tuple[SecondaryModel, ...], metrics: VideoMetrics, wake: Callable[[], None]
@@ -87,15 +81,13 @@ class Secondaries:
         self._lanes = [_ModelQueue(model) for model in models]
         self._plans: dict[StreamPipeline, _Plans] = {}
         self._held = 0
-        self._pending: dict[_WaitingFrame, None] = {}  # the oldest first
+        self._pending: dict[_WaitingFrame, None] = {}  # oldest first
         self._answers: deque[tuple[_ModelQueue, list[_PendingCrop], RowsResult]] = deque()
         self._lock = threading.Lock()
 
     def look(self, way: StreamPipeline, result: FrameResult, image: ByteArray | None) -> None:
-        """Cuts the frame's due crops; delivers the frame when all are answered.
-
-        image: (H, W, 3) uint8 RGB, only read here; None if the frame has no picture.
-        """
+        """Cuts the frame's due crops; delivers the frame when all are answered. image: (H, W, 3) uint8 RGB, only read
+        here; None without a picture."""
         plans = self._plans_of(way)
         held = _WaitingFrame(way, result, result.frame.frame_num)
         if image is not None:

@@ -16,12 +16,12 @@ from penstock_video.metrics import VideoMetrics
 from penstock_video.types import DropPolicy, FrameResult
 
 T = TypeVar("T")
-MAX_REQUIRED_ITEMS = 4096  # items that may not be lost, of a taker that does not come
+MAX_REQUIRED_ITEMS = 4096  # items that must not be lost, while nothing takes them
 
 
 @dataclass(frozen=True, slots=True)
 class ChannelStatistics:
-    """depth: items inside; size_bytes: of them. dropped: lost so far, since it was full or closed."""
+    """depth, size_bytes: of queued items. dropped: lost so far, because the channel was full or closed."""
 
     depth: int
     dropped: int
@@ -36,12 +36,9 @@ class _Queued(Generic[T]):
 
 
 class Channel(Generic[T]):
-    """A thread-safe FIFO queue.
-
-    policy: what `put` does when the queue is full: block waits until there is room or the channel is closed.
-    max_wait_s: how long block waits for the consumer; after that the oldest item is dropped. capacity_bytes: at most,
-    by size_of; a single item may be larger.
-    """
+    """A thread-safe bounded FIFO queue. policy: for a full queue; block waits for room, at most max_wait_s since the
+    consumer's last `take`, then drops the oldest item. capacity_bytes: limit by size_of; a single item may be
+    larger."""
 
     def __init__(
         self,
@@ -64,11 +61,8 @@ class Channel(Generic[T]):
         self._changed = threading.Condition()
 
     def put(self, item: T, policy: DropPolicy | None = None, *, is_kept: bool = False) -> bool:
-        """Returns whether the item was queued. With drop-oldest it always is, while the channel is open.
-
-        policy: for this item, instead of the channel's. is_kept: small and never dropped: queued at once, beyond the
-        capacity (MOST_KEPT of such items at most).
-        """
+        """Returns whether the item was queued; always with drop-oldest and an open channel. policy: for this item.
+        is_kept: never dropped, and queued beyond the capacity (up to MAX_REQUIRED_ITEMS)."""
         policy = policy or self._policy
         held = _Queued(item, self._size_of(item), is_kept)
         with self._changed:
@@ -112,12 +106,11 @@ class Channel(Generic[T]):
 
     @property
     def is_over(self) -> bool:
-        """Closed and empty."""
+        """Whether it is closed and empty."""
         with self._changed:
             return self._is_closed and not self._items
 
     def statistics(self) -> ChannelStatistics:
-        """Current statistics."""
         with self._changed:
             return ChannelStatistics(len(self._items), self._dropped, self._size_bytes)
 
@@ -154,17 +147,15 @@ class Channel(Generic[T]):
 
 log = structlog.get_logger(component="video")
 LOOK_S = 0.5
-SINK_TIMEOUT_S = 30.0  # with a sink that takes nothing, where nothing should be lost
+SINK_TIMEOUT_S = 30.0  # for a sink that takes nothing, if nothing should be lost
 LOG_EVERY_S = 60.0
-PICTURES_BYTES = 128 << 20  # that wait for one sink: twenty of 1080p, five of 4K
+PICTURES_BYTES = 128 << 20  # limit of pictures waiting for one sink: twenty of 1080p, five of 4K
 
 
 @dataclass(frozen=True, slots=True)
 class SinkWorkerOptions:
-    """capacity: waiting results at most. draws: the sink uses frames' pictures; always_draws: all of them.
-
-    has_spool: the sink has its own queue and thread, and `write` never waits: it is called at once, without ours.
-    """
+    """capacity: maximum waiting results. draws: the sink uses pictures; always_draws: of all frames. has_spool: the
+    sink has its own queue and thread, and is called directly, because its `write` never waits."""
 
     name: str
     capacity: int
@@ -173,8 +164,7 @@ class SinkWorkerOptions:
     has_spool: bool = False
 
     def shows(self, result: FrameResult) -> bool:
-        """Whether the sink uses the frame. Previews skip frames without a picture: waking them would cost 0.5 ms
-        each."""
+        """Whether the sink uses the frame. Previews skip frames without a picture, since a wake-up costs 0.5 ms."""
         return not self.draws or self.always_draws or result.frame.image is not None
 
 
@@ -225,14 +215,12 @@ class SinkWorker:
 
     @property
     def sentence(self) -> str:
-        """Why the sink failed, and how many results are missing. A sink with a spool reports its own messages; then
-        only results that did not reach it are counted."""
+        """Why the sink failed, and how many results are missing; for a spool, those that did not reach it."""
         is_counted = self.lost > 0 or not self.options.has_spool
         return f"{self.options.name} failed: {self.failure}" + (f" ({self.lost} results lost)" if is_counted else "")
 
     def put(self, item: FrameResult | EndOfSource, *, may_wait: bool) -> None:
-        """may_wait: no source is live, so `put` may wait for the sink, at most SINK_TIMEOUT_S. The end of a source
-        does not wait, and is never dropped."""
+        """Queues a result, waiting at most SINK_TIMEOUT_S if may_wait. The end of a source is never dropped."""
         if self.options.has_spool and not self._is_ended:
             self._guarded(item)
             return
@@ -249,7 +237,7 @@ class SinkWorker:
     def close(self, timeout_s: float, *, is_hurried: bool = False) -> bool:
         """Returns whether everything was written and the sink closed within the time."""
         self.end(is_hurried=is_hurried)
-        if not self._is_started:  # never started: what the sink opened is closed all the same
+        if not self._is_started:  # not started: close what the sink opened
             self._close_sink()
             return True
         self._thread.join(timeout_s)
@@ -280,7 +268,7 @@ class SinkWorker:
                 self._sink.write(item)
         except SinkFailed as error:
             self._fail(error.message)
-        except Exception:  # the root of the sink's thread: a bug of one sink costs the others nothing
+        except Exception:  # the root of the sink's thread: one sink's bug must not affect the others
             log.exception("a sink failed unexpectedly", sink=self.options.name)
             self._fail("internal error; the log says which")
 
@@ -297,7 +285,7 @@ class SinkWorker:
         statistics = self._channel.statistics()
         if not self.options.has_spool:
             self._metrics.sink_depth(self.options.name, statistics.depth, statistics.size_bytes)
-        lost = statistics.dropped + getattr(self._sink, "lost", 0)  # of a full disk, say: files' sinks count it
+        lost = statistics.dropped + getattr(self._sink, "lost", 0)  # such as by a full disk, which sinks of files count
         if lost > self._counted_drops:
             self._metrics.sink_dropped(self.options.name, lost - self._counted_drops)
             self._counted_drops = lost

@@ -19,8 +19,6 @@ from penstock_video.types import DropReason, PreparedFrame, SourceState, SourceS
 
 @dataclass(slots=True)
 class _LastCounts:
-    """Totals of one source so far."""
-
     decoded: int = 0
     decode_s: float = 0.0
     prepare_s: float = 0.0
@@ -28,15 +26,15 @@ class _LastCounts:
 
 
 class SourceGauges:
-    """Thread-safe. The sources' thread calls beat, a reader of the metrics calls refresh."""
+    """Gauges of the sources. Thread-safe: the sources' thread calls beat, a reader of the metrics calls refresh."""
 
     def __init__(self, metrics: VideoMetrics) -> None:
         self._metrics = metrics
         self._last_counts: dict[str, _LastCounts] = {}
-        self._lock = threading.Lock()  # nothing is added twice
+        self._lock = threading.Lock()  # prevents double counting
 
     def beat(self, source_id: str, beat: Beat) -> None:
-        """Each frame of the last second counts with that second's mean."""
+        """Counts each frame of the last second with that second's mean."""
         with self._lock:
             counts = self._last_counts.setdefault(source_id, _LastCounts())
             frames = beat.decoded - counts.decoded
@@ -49,7 +47,6 @@ class SourceGauges:
         self._metrics.prepare_s(source_id, max(prepare_s, 0.0) / frames, frames)
 
     def refresh(self, snapshots: Iterable[SourceSnapshot], processes: Sequence[ProcessSnapshot]) -> None:
-        """Sets gauges from current statistics."""
         for decoder in DECODERS:
             self._metrics.decode_processes(decoder, sum(process.decoder == decoder for process in processes))
         for snapshot in snapshots:
@@ -61,7 +58,6 @@ class SourceGauges:
                 self._metrics.restarted(snapshot.source_id)
 
     def forget(self, source_id: str) -> None:
-        """Forgets a removed source."""
         with self._lock:
             self._last_counts.pop(source_id, None)
 
@@ -78,8 +74,7 @@ log = structlog.get_logger(component="video")
 
 @dataclass(frozen=True, slots=True)
 class SourceEventsParts:
-    """way_of: a source's pipeline, None if unknown. note_last: called with a source's last state, before the
-    dispatcher gets its end."""
+    """way_of: a source's pipeline, or None. note_last: called with a source's last state, before its end."""
 
     dispatcher: Dispatcher
     metrics: VideoMetrics
@@ -112,15 +107,15 @@ class SourceEvents:
         self._parts.metrics.state(source_id, state)
         if state is SourceState.CONNECTING and reason in ("", WAITS_FOR_CARD):
             return
-        if state is SourceState.PAUSED:  # by a person: whether it was in trouble before holds on
+        if state is SourceState.PAUSED:  # by a user: earlier trouble still counts
             log.info("source", source=source_id, state=state.value)
             return
-        if reason == TAKEN_OUT:  # by a person, too; as the summary calls it
+        if reason == TAKEN_OUT:  # by a user, too; named as in the summary
             self._troubled.discard(source_id)
             log.info("source", source=source_id, state="stopped" if self._parts.is_stopping() else "removed")
             return
         is_trouble = state not in (SourceState.RUNNING, SourceState.ENDED)
-        tell = log.warning if is_trouble or source_id in self._troubled else log.info  # its end as its beginning
+        tell = log.warning if is_trouble or source_id in self._troubled else log.info  # its end as its begin
         (self._troubled.add if is_trouble else self._troubled.discard)(source_id)
         tell("source", source=source_id, state=state.value, **({"reason": reason} if reason else {}))
 
@@ -177,8 +172,7 @@ def statistics_of(way: StreamPipeline) -> SourceStatistics:
 
 
 class Removed:
-    """Last statistics of sources that were removed while the program ran. Beyond `most` the oldest are merged, so that
-    sums stay true."""
+    """Last statistics of sources removed at run time. Beyond `most` the oldest are merged, which keeps the sums."""
 
     OTHERS = "(others)"
 
@@ -192,7 +186,7 @@ class Removed:
             self._kept.appendleft(_joined(self._kept.popleft(), self._kept.popleft()))
 
     def all(self) -> tuple[SourceStatistics, ...]:
-        """In the order of their removal."""
+        """In order of removal."""
         return tuple(self._kept)
 
 

@@ -47,11 +47,10 @@ class SettingsFaults:
         return len(self._found)
 
     def add(self, where: str, text: str) -> None:
-        """Adds a fault."""
         self._found.append(SettingsFault(where, text))
 
     def raise_any(self) -> None:
-        """Raises SettingsRefused if there are faults."""
+        """Raises InvalidSettings if there are faults."""
         if self._found:
             raise InvalidSettings(sorted(self._found, key=_in_the_file))
 
@@ -120,10 +119,8 @@ class Variables:
     environ: Mapping[str, str]
 
     def substituted(self, text: str) -> tuple[str, str]:
-        """The text with its variables replaced, and errors, which never show a value.
-
-        In an address a value before the @ is percent-encoded, so that a password may have any character.
-        """
+        """The text with its variables replaced, and errors, which never show a value. In an address a value before the
+        @ is percent-encoded, so that a password may have any character."""
         names = _VARIABLE.findall(text)
         for name in names:
             if not _NAME.fullmatch(name):
@@ -147,18 +144,18 @@ if TYPE_CHECKING:
 MAX_FILE_BYTES = 1 << 20
 _VIDEO_HINT = " (a video is given as --source)"
 MAX_DEPTH = 16
-MAX_NODES = 100_000  # with every alias written out: 200 cameras with rules of their own have a tenth
+MAX_NODES = 100_000  # with aliases expanded: 200 cameras with their own rules have a tenth
 _OPENING = (yaml.MappingStartEvent, yaml.SequenceStartEvent)
 _CLOSING = (yaml.MappingEndEvent, yaml.SequenceEndEvent)
 
 
 def read_document(path: Path) -> yaml.Node | None:
-    """The file's one document; None if it is empty. Raises SettingsRefused."""
+    """The file's only document; None if it is empty. Raises InvalidSettings."""
     return parse_document(_read(path), str(path))
 
 
 def parse_document(text: str, name: str) -> yaml.Node | None:
-    """The text's only document. name: of the file, for errors. Raises SettingsRefused."""
+    """The text's only document. name: of the file, for errors. Raises InvalidSettings."""
     try:
         _check_events(text, name)
         root = yaml.compose(text, Loader=yaml.SafeLoader)

@@ -1,6 +1,4 @@
-"""Reads a YAML file and command-line flags into VideoSettings, or reports every error at once. A flag overrides the
-file.
-"""
+"""Reads a YAML file and command-line flags, which override it, into VideoSettings, or reports every error at once."""
 
 import os
 import re
@@ -95,7 +93,7 @@ def drafts_of(flags: Flags, reading: Reading) -> tuple[Draft, ...]:
 
 
 def sinks_of(flags: Flags, reading: Reading) -> tuple[object, ...]:
-    """Sinks of the command line; a folder without sinks stands for the pictures and both lists."""
+    """Sinks of the command line; a folder without sinks means mp4 and jsonl."""
     given = flags.sinks or (("mp4", "jsonl") if flags.out is not None else ())
     found = (_quick_sink(text, flags, reading) for text in given)
     return tuple(sink for sink in found if sink is not None)
@@ -146,7 +144,7 @@ def _fields(text: str) -> dict[str, str]:
         return {"type": text}
     if text.startswith("webhook="):
         return {"type": "webhook", "url": text.removeprefix("webhook=")}
-    parts = urlsplit(text, allow_fragments=False)  # a # is a topic's, or a mistake; nothing is lost
+    parts = urlsplit(text, allow_fragments=False)  # keeps a # in the topic
     more = dict(parse_qsl(parts.query))
     if parts.scheme == "rtsp":
         return {"type": "rtsp", "url": text}
@@ -178,14 +176,14 @@ class Surroundings:
 
 
 def here() -> Surroundings:
-    """Those of this process."""
+    """Environment of this process."""
     return Surroundings(os.environ, socket.gethostname())
 
 
 def read_settings(
     path: Path | None, flags: Flags = NO_FLAGS, *, surroundings: Surroundings | None = None
 ) -> VideoSettings:
-    """Settings of the file and the flags. path: None for flags alone. Raises SettingsRefused with every fault."""
+    """Settings of the file and the flags. path: None for flags alone. Raises InvalidSettings with every fault."""
     around = surroundings or here()
     complaints = SettingsFaults()
     variables = Variables(around.environ)
@@ -297,8 +295,7 @@ def _analytics(root: Section, flags: Flags) -> Plain | None:
 
 
 def read_rules_file(path: Path, reading: Reading) -> Plain | None:
-    """The analytics section that a file is, or has under `analytics:`; not those of single sources. Raises
-    SettingsRefused."""
+    """The analytics section in a file, alone or under `analytics:`. Raises InvalidSettings."""
     below = replace(reading, file=str(path), folder=path.parent)
     node = read_document(path)
     root = Section(node, "", below)
@@ -311,7 +308,7 @@ def read_rules_file(path: Path, reading: Reading) -> Plain | None:
 
 
 def read_rules(path: Path | None, lines: tuple[str, ...]) -> Plain | None:
-    """The analytics section of a rules or settings file, with --line rules. Raises SettingsRefused."""
+    """The analytics section of a rules or settings file, with --line rules. Raises InvalidSettings."""
     reading = Reading(str(path or ""), Path(), SettingsFaults(), Variables({}))
     section = with_user_rules(read_rules_file(path, reading) if path is not None else None, reading.complaints)
     section = with_lines(Flags(lines=lines), section, reading)

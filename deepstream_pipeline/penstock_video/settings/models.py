@@ -88,7 +88,7 @@ class EngineChoice(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class SourceSettings:
-    """A source. analytics: its own section instead of the one for all, or None."""
+    """A source. analytics: its own section instead of the common one, or None."""
 
     config: SourceConfig
     analytics: Plain | None = None
@@ -96,8 +96,7 @@ class SourceSettings:
 
 @dataclass(frozen=True, slots=True)
 class MuxSettings:
-    """The stream mux, in DeepStream's units. batch_size: None for a default from the model and the number of sources.
-    push_timeout_us: 0 and -1 for at once."""
+    """The stream mux, in DeepStream's units. batch_size: None for a default. push_timeout_us: 0 and -1 for at once."""
 
     batch_size: Annotated[int | None, Field(alias="batch-size", ge=1, le=MAX_BATCH)] = None
     push_timeout_us: Annotated[int, Field(alias="batched-push-timeout", ge=-1, le=60_000_000)] = 0
@@ -116,12 +115,9 @@ class MuxSettings:
 
 @dataclass(frozen=True, slots=True)
 class PrimarySettings:
-    """The model for every picture.
-
-    version: empty for the newest. interval: frames between two inferred frames. operate_on_class_ids: classes to use,
-    by number or label; empty for all. classes_at: its position, FILE:LINE:COLUMN. threshold: detections below it are
-    dropped, None for the model's own.
-    """
+    """The model for every picture. version: empty for the newest. interval: frames between two inferred frames.
+    operate_on_class_ids: classes to use, by number or label; empty for all. classes_at: its FILE:LINE:COLUMN.
+    threshold: detections below it are dropped, None for the model's own."""
 
     model: ModelName
     version: Version = ""
@@ -133,12 +129,9 @@ class PrimarySettings:
 
 @dataclass(frozen=True, slots=True)
 class SecondarySettings:
-    """A classifier of crops.
-
-    operate_on_class_ids, classes_at: as in PrimarySettings. threshold: classes below it are dropped. reinfer_interval:
-    frames until an object is classified again, 0 for once only. min_width, min_height: smaller objects are not
-    classified, in pixels.
-    """
+    """A classifier of crops. operate_on_class_ids, classes_at: as in PrimarySettings. threshold: classes below it are
+    dropped. reinfer_interval: frames until an object is classified again, 0 for once only. min_width, min_height: of
+    classified objects, in pixels."""
 
     model: ModelName
     version: Version = ""
@@ -153,7 +146,7 @@ class SecondarySettings:
 @dataclass(frozen=True, slots=True)
 class ApiSettings:
     """The control API. port: 0 for a free one. allowed_hosts, cors_origins: see BrowserPolicy. allowed_outbound: see
-    penstock.outbound.OutboundPolicy; its metadata addresses also apply to the other settings."""
+    OutboundPolicy; its metadata addresses also apply to the other settings."""
 
     host: Annotated[str, Field(pattern=r"^[A-Za-z0-9.:_-]+$", description="an address to listen on is needed")] = (
         "127.0.0.1"
@@ -167,11 +160,8 @@ class ApiSettings:
 
 @dataclass(frozen=True, slots=True)
 class EngineSettings:
-    """The inference engine.
-
-    gateway: http:// address of a remote gateway, empty for this host's. grpc: its gRPC HOST:PORT, empty for the next
-    port. api_key_variable: the environment variable with the gateway's key.
-    """
+    """The inference engine. gateway: URL of a remote gateway, empty for this host's. grpc: its gRPC HOST:PORT, empty
+    for the next port. api_key_variable: environment variable with the gateway's key."""
 
     choice: Annotated[EngineChoice, Field(alias="type")] = EngineChoice.AUTO
     gateway: Annotated[str, AfterValidator(_checked_gateway), Field(json_schema_extra=SECRET)] = ""
@@ -193,11 +183,8 @@ class EngineSettings:
 
 @dataclass(frozen=True, slots=True)
 class GpuSettings:
-    """Settings of sources that a card decodes.
-
-    cameras_per_process: they fail together. has_pinned_processes: each process has its own core, if one is free.
-    hand_over: memory of rows for the engine. device: the card's CUDA number.
-    """
+    """Settings of sources that a GPU decodes. cameras_per_process: they fail together. has_pinned_processes: each
+    process has its own core, if one is free. hand_over: memory of rows for the engine. device: CUDA index."""
 
     cameras_per_process: Annotated[int, Field(alias="cameras-per-process", ge=1, le=64)] = 16
     has_pinned_processes: Annotated[bool, Field(alias="pin-processes")] = True
@@ -207,11 +194,8 @@ class GpuSettings:
 
 @dataclass(frozen=True, slots=True)
 class VideoSettings:
-    """All settings of `penstock video run`.
-
-    sources: of this replica. elsewhere: number of sources of other replicas. analytics: for sources without their own
-    section. osd: what is drawn. out: the output folder.
-    """
+    """All settings of `penstock video run`. sources: of this replica. elsewhere: number of sources of other replicas.
+    analytics: for sources without their own section. osd: what is drawn. out: the output folder."""
 
     sources: tuple[SourceSettings, ...]
     primary: PrimarySettings

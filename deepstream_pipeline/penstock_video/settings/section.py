@@ -53,7 +53,7 @@ class InvalidValue(ValueError):
 
 
 class _NoOptions(BaseModel):
-    """Of a class without `Options`."""
+    """Options of a class without `Options`."""
 
 
 class Section:
@@ -108,11 +108,9 @@ class Section:
         beside: Sequence[str] = (),
         defaults: Mapping[str, object | None] = MappingProxyType({}),
     ) -> T | None:
-        """The section as its model, a dataclass or BaseModel whose aliases are the keys. Closes the section.
-
-        Faulty keys are reported and left at their defaults; None if the model needs them. beside: keys that the caller
-        reads. defaults: values of keys that are not given.
-        """
+        """The section as its model, a dataclass or BaseModel whose aliases are the keys. Closes the section. Faulty
+        keys are reported and get their defaults; None if the model needs them. beside: keys that the caller reads.
+        defaults: values of missing keys."""
         adapter, properties = _model(model)  # type: ignore[arg-type]  # mypy: a class is Hashable
         self._known |= {*properties, *beside}
         self.close()
@@ -188,7 +186,6 @@ class Section:
 
     @property
     def given(self) -> tuple[str, ...]:
-        """The keys that are present."""
         return tuple(self._values)
 
     def close(self) -> None:
@@ -261,7 +258,7 @@ class Section:
 
 
 def _item(node: yaml.Node, schema: object) -> int | str:
-    """An item of a list. Variables are not read in it."""
+    """An item of a list. Variables are not substituted in it."""
     if not isinstance(node, yaml.ScalarNode):
         raise InvalidValue(_LIST_NEEDED, is_shown=False, node=node)
     words = schema.get("enum") if isinstance(schema, Mapping) else None
@@ -289,7 +286,7 @@ _CONVERSIONS: Mapping[str, Callable[[str], object]] = {
 
 @functools.cache
 def _model(model: Any) -> tuple[TypeAdapter[Any], Mapping[str, Schema]]:
-    """(what validates the model, JSON schema by key). Fields that are readOnly are set by the program."""
+    """The model's validator, and JSON schemas by key. readOnly fields are set by the program."""
     adapter: TypeAdapter[Any] = TypeAdapter(model)
     schema = adapter.json_schema()
     definitions = schema.get("$defs", {})

@@ -9,7 +9,7 @@ from penstock_video.sinks.registry import SINKS
 
 
 def read_sink(section: Section, out: Path | None) -> object | None:
-    """A sink's options; None if it has a fault. out: the folder of those that name none."""
+    """A sink's options; None if it has a fault. out: default folder."""
     before = len(section.reading.complaints)
     name = section.text("type")
     if name is None:

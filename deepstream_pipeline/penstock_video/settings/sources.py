@@ -36,16 +36,13 @@ class InvalidSourceUri(Exception):
 
 
 def expanded_uris(uri: str, folder: Path) -> tuple[str, ...]:
-    """The URIs: itself, or the sorted video files of a folder or pattern.
-
-    folder: base of relative paths. Raises InvalidSourceUri.
-    """
+    """The URI, or the sorted video files of a folder or pattern. Raises InvalidSourceUri."""
     scheme = _SCHEME.match(uri)
     if scheme and (scheme[2] or scheme[1].lower() in SCHEMES):
         return (_address(uri, scheme[1].lower()),)
     try:
         return _files(uri, folder)
-    except (OSError, ValueError, RuntimeError) as error:  # a name too long, a NUL, an unknown ~user
+    except (OSError, ValueError, RuntimeError) as error:  # too long a name, a NUL, an unknown ~user
         reason = getattr(error, "strerror", None) or "no path"
         raise InvalidSourceUri(f"{shown(uri)} cannot be looked up ({reason}); {_ALLOWED}") from None
 
@@ -112,8 +109,8 @@ _UNKNOWN_KEY = re.compile(r"there is no key '([^']*)'")
 
 
 def with_user_rules(section: Plain | None, complaints: SettingsFaults) -> Plain | None:
-    """The section with lists of module:Class under the kind of that class, which is registered. Only for files of the
-    operator: it imports what the file names."""
+    """The section with module:Class lists under that class's kind, which is registered. Only for the operator's files:
+    it imports what the file names."""
     if section is None or not isinstance(section.content, dict):
         return section
     for name in [key for key in section.content if ":" in key]:
@@ -138,7 +135,7 @@ def check_section(section: Plain | None, complaints: SettingsFaults, *, has_trac
 
 
 def check_classes(sections: Iterable[Plain], labels: Sequence[str]) -> None:
-    """Raises SettingsRefused with every rule whose classes the model lacks. labels: of the model."""
+    """Raises InvalidSettings with every rule whose classes the model lacks. labels: of the model."""
     complaints = SettingsFaults()
     for section in sections:
         for fault in _faults(section, section.content, labels):
@@ -223,7 +220,6 @@ class Draft:
 
     @property
     def configured_id(self) -> str:
-        """The configured id; empty if not given."""
         return self.settings.config.source_id
 
 
@@ -233,7 +229,7 @@ def read_sources(sections: Iterable[Section], *, has_tracker: bool = True) -> tu
 
 
 def named_sources(drafts: Iterable[Draft], complaints: SettingsFaults) -> tuple[SourceSettings, ...]:
-    """Gives each a unique id; reports duplicates that were configured."""
+    """Gives each a unique ID; reports duplicates that were configured."""
     drafts = tuple(drafts)
     said: dict[str, str] = {}
     for draft in drafts:

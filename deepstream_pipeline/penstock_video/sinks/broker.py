@@ -69,22 +69,20 @@ class Unwatched:
     """A SinkGauge that drops everything."""
 
     def depth(self, n: int, size_bytes: int) -> None:
-        """Nothing."""
+        """Does nothing."""
 
     def dropped(self, n: int) -> None:
-        """Nothing."""
+        """Does nothing."""
 
     def failed(self) -> None:
-        """Nothing."""
+        """Does nothing."""
 
 
 @dataclass(frozen=True, slots=True)
 class BrokerStatistics:
-    """depth, size_bytes: in the spool now. Totals: written = sent + dropped + refused + depth.
-
-    dropped: lost for lack of room. refused: the broker will never take them (a webhook's dead letters). refusal: the
-    last reason. errors: failed attempts. is_connected: as of the last attempt or message; reason: why not.
-    """
+    """depth, size_bytes: in the spool now. Totals: written = sent + dropped + refused + depth. dropped: lost for lack
+    of room. refused: rejected by the broker for good (a webhook's dead letters); refusal: the last reason. errors:
+    failed attempts. is_connected: as of the last attempt or message; reason: why not."""
 
     depth: int
     size_bytes: int
@@ -103,7 +101,7 @@ class BrokerStatistics:
         return self.depth + self.refused + self.dropped
 
     def why_lost(self) -> str:
-        """The reason, or the reasons with a number each."""
+        """The reason, or the reasons with their numbers."""
         left = self.reason or "no time was left"
         reasons = ((self.depth, left), (self.refused, self.refusal), (self.dropped, "no room in its spool"))
         causes = [(count, reason) for count, reason in reasons if count]
@@ -118,15 +116,15 @@ class BrokerSink:
         self._options = options
         self._gauge: SinkGauge = gauge or Unwatched()
         self._spool = Spool(options.spool_messages, options.spool_bytes)
-        self._changed = threading.Condition()  # guards the spool, and what statistics() tells
+        self._changed = threading.Condition()  # guards the spool, and the values of statistics()
         self._closing = threading.Event()
         self._over_at = float("inf")
-        self._attempts = 0  # failed in a row
+        self._attempts = 0  # consecutive failures
         self._run_id, self._epoch = secrets.token_hex(4), 0
         self._is_open = self._is_connected = False
         self._reason, self._refusal, self._errors = "not connected yet", "", 0
         self._logged_reasons: set[str] = set()
-        self._untold = ""  # why the connection was lost: the next attempt mostly knows better
+        self._untold = ""  # why the connection was lost: the next attempt's reason is usually better
         self._logged_refusal = ("", float("-inf"))  # and when
         self._dropped_before = 0
         self._thread = threading.Thread(target=self._run, name=f"sink {link.name}", daemon=True)
@@ -147,19 +145,18 @@ class BrokerSink:
         self._tell_depth()
 
     def end_source(self, source_id: str) -> None:
-        """A source that starts again under the same name, with frames counted anew, gets new message ids."""
+        """Begins new message IDs, for a source that restarts under the same name with frames counted from 0."""
         self._epoch += 1
 
     def close(self) -> None:
-        """Delivers the spool for at most 5 s. Raises SinkFailed with the number and the reason if any message was
-        lost."""
+        """Delivers the spool for at most CLOSE_S. Raises SinkFailed if any message was lost, with number and reason."""
         with self._changed:
             if self._closing.is_set():
                 return
             self._over_at = time.monotonic() + CLOSE_S
             self._closing.set()
             self._changed.notify_all()
-        self._thread.join(CLOSE_S + 0.5)  # a thread that hangs in its library beyond that ends by its own time-outs
+        self._thread.join(CLOSE_S + 0.5)  # a thread that hangs longer in its library ends by its own time-outs
         said = self.statistics()
         if said.lost:
             count = f"{said.lost} message{'s' * (said.lost != 1)}"
@@ -216,7 +213,7 @@ class BrokerSink:
         if not self._is_open:
             has_answered = self._link.open(max(0.1, min(OPEN_TIMEOUT_S, self._over_at - time.monotonic())))
             self._is_open = True
-            if has_answered and not self._spool.has_waiting:  # else the first delivery shows it
+            if has_answered and not self._spool.has_waiting:  # otherwise the first delivery shows it
                 self._connected()
         messages, has_taken = self._next()
         if not has_taken:
@@ -276,8 +273,7 @@ class BrokerSink:
         self._pause(pause_s)
 
     def _pause(self, asked_s: float) -> None:
-        """Waits before the next attempt. While closing, only pauses that the broker requested are kept, as time
-        allows."""
+        """Waits before the next attempt. While closing, only waits as the broker requested, as time allows."""
         until = time.monotonic() + asked_s
         self._attempts += 1
         if not self._closing.wait(max(asked_s, BACKOFF.delay_s(self._attempts, random.random()))):

@@ -15,18 +15,16 @@ from penstock_video.sinks.spool import Message
 
 
 class LinkDown(PipelineError):
-    """The broker cannot be reached, refuses, or went silent. Raised by links; the sender retries."""
+    """The broker is unreachable, refuses, or went silent. Raised by links; the sender retries."""
 
     reason = "link_down"
 
 
 @dataclass(frozen=True, slots=True)
 class DeliveryOutcome:
-    """Results of messages that a link got, in this or an earlier call.
-
-    delivered: acknowledged. refused: never accepted; refusal says why. left: not delivered, or unknown, in order.
-    trouble: why the link stopped; a link that has no messages is closed and opened again. pause_s: minimum pause.
-    """
+    """Results of messages that a link got, in this or an earlier call. delivered: acknowledged. refused: never
+    accepted; refusal says why. left: not delivered, or unknown, in order. trouble: why the link stopped; a link without
+    messages is then reopened. pause_s: minimum pause."""
 
     delivered: Sequence[Message] = ()
     refused: Sequence[Message] = ()
@@ -37,10 +35,8 @@ class DeliveryOutcome:
 
 
 class BrokerLink(Protocol):
-    """A connection to a broker, used by the sender's thread only. It converts its library's errors.
-
-    name: the short kind. place: the address for display, without secrets. max_messages, max_bytes: of one `send`.
-    """
+    """A connection to a broker, used by the sender's thread only. Converts its library's errors. name: the short kind.
+    place: the address for display, without secrets. max_messages, max_bytes: of one `send`."""
 
     name: str
     place: str
@@ -52,10 +48,8 @@ class BrokerLink(Protocol):
         ...
 
     def send(self, messages: Sequence[Message]) -> DeliveryOutcome:
-        """Sends messages in order, after pending ones, and waits about a second for answers.
-
-        Messages in no outcome stay with the link; poll it with `send(())`. Raises none of its library's errors.
-        """
+        """Sends messages in order, after pending ones, and waits about a second for answers. Messages in no outcome
+        stay with the link; poll it with `send(())`. Raises none of its library's errors."""
         ...
 
     def idle(self) -> None:
@@ -81,10 +75,7 @@ def missing(library: str, extra: str) -> SinkFailed:
 
 
 def require_allowed_peer(connected: socket.socket, host: str, outbound: OutboundPolicy) -> None:
-    """Checks the address that the socket is connected to, whatever DNS says later. Call it before sending data.
-
-    Closes the socket and raises LinkDown for an address that is not allowed; OSError if the peer has disconnected.
-    """
+    """Closes the socket and raises LinkDown if its peer is not allowed; OSError if that has disconnected."""
     why = outbound.why_refused(host, connected.getpeername()[0])
     if why:
         connected.close()

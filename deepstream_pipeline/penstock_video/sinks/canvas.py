@@ -22,13 +22,13 @@ WHITE: Colour = (255, 255, 255)
 INK: Colour = (22, 24, 28)
 ALARM: Colour = (235, 64, 52)
 _TONES = ((0.75, 0.98), (0.35, 1.0), (0.9, 0.6))  # saturation, value: strong, pale, dark; in turn
-_COLOURS, _HUE_STEP = 33, 10 / 33  # eleven hues of each: after a golden ratio hues come back near 8, 13 and 21 later
+_COLOURS, _HUE_STEP = 33, 10 / 33  # eleven hues of each, since hues by the golden ratio return near 8, 13 and 21
 _MIN_TEXT_PX = 11
-_WEIGHT = 600  # of the letters: semibold
+_WEIGHT = 600  # of the font: semibold
 
 
 def colour_of(number: int) -> Colour:
-    """The same colour for the same number; any 33 numbers in a row have clearly different ones."""
+    """The same colour for the same number; any 33 consecutive numbers have clearly different ones."""
     return _colour(number % _COLOURS)
 
 
@@ -69,19 +69,17 @@ class Canvas:
         cv2.rectangle(self.picture, first, second, colour, self.line_px)
 
     def polyline(self, points: Points, colour: Colour, *, width_px: int = 0, is_closed: bool = False) -> None:
-        """Lines from point to point."""
         array = np.asarray(points, np.int32).reshape(-1, 1, 2)
         cv2.polylines(self.picture, [array], is_closed, colour, width_px or self.line_px, cv2.LINE_AA)
 
     def arrow(self, tail: Pixel, head: Pixel, colour: Colour) -> None:
-        """An arrow; its head keeps its size."""
+        """An arrow with a head of constant size."""
         length = math.dist(tail, head)
         if length >= 1:
             tip = min(0.5, self.text_px * 0.7 / length)
             cv2.arrowedLine(self.picture, tail, head, colour, self.line_px, cv2.LINE_AA, 0, tip)
 
     def tint(self, polygon: list[Pixel], colour: Colour, strength: float) -> None:
-        """Tints the inside of a polygon."""
         array = np.array(polygon, np.int32)
         left, top = np.maximum(array.min(axis=0), 0).tolist()
         right, bottom = np.minimum(array.max(axis=0) + 1, (self.width, self.height)).tolist()
@@ -98,7 +96,7 @@ class Canvas:
         return width + self._pad * 2, round(self.text_px * 1.2) + self._pad
 
     def chip(self, text: str, at: Pixel, colour: Colour, *, strength: float = 1.0) -> None:
-        """Text on a background of that colour; `at` is its upper left corner, moved into the picture."""
+        """Text on a background of this colour; `at` is its upper left corner, moved into the picture."""
         width, height = self.text_size(text)
         left = max(0, min(at[0], self.width - width))
         top = max(0, min(at[1], self.height - height))
@@ -135,15 +133,14 @@ def _is_light(colour: Colour) -> bool:
 
 Box = tuple[Pixel, Pixel]  # upper left and lower right corner
 Side = tuple[str, str]  # of a box: above or below it, from its left or its right edge
-_MOST_INNER = 6  # places further down inside a box that are looked at
-_MOST_NEAR = 16  # other boxes that a label is kept off
-_MOST_TRIED = 64  # boxes to the right of one that are looked at for them
-_LITTLE = 0.1  # of a label: over the edge of another box it hides no object
+_MOST_INNER = 6  # tried positions further down inside a box
+_MOST_NEAR = 16  # other boxes that a label should not cover
+_MOST_TRIED = 64  # boxes to the right of one that are checked for that
+_LITTLE = 0.1  # of a label: covering the edge of another box by this hides no object
 
 
 class LabelPosition(NamedTuple):
-    """at: the upper left corner of a label. side: None inside its box, and if there is no room beside it. is_free:
-    whether it covers no other label."""
+    """at: upper left corner. side: None inside the box or without room beside it. is_free: covers no other label."""
 
     at: Pixel
     side: Side | None
@@ -151,20 +148,20 @@ class LabelPosition(NamedTuple):
 
 
 class LabelLayout:
-    """Label positions in a picture, for labels of that height; earlier requests get better ones."""
+    """Positions of labels of equal height in a picture; earlier requests get better ones."""
 
     def __init__(self, picture: tuple[int, int], height: int) -> None:
         self._picture = picture
         self.height = max(height, 1)
-        # (left, top, right) of labels by band, each as high as a label: one lies in its band and the two beside it.
+        # (left, top, right) of labels by band of a label's height: a label overlaps its band and the two beside it.
         self._taken: defaultdict[int, list[tuple[int, int, int]]] = defaultdict(list)
 
     def take(self, box: Box, width: int, others: Sequence[Box] = (), *, former: Side | None = None) -> LabelPosition:
-        """A position for a label of that width at the box. former: its position in the last picture, kept if possible.
+        """A position for a label at the box. former: its side in the last picture, kept if possible.
 
-        Tried in order: above the box, below it, inside at its top, further down inside; from its left edge, then to its
-        right one. The first that covers no other box wins, else the one that covers least. If labels take all, the
-        first, to be drawn below the others.
+        Tried in order: above the box, below it, inside at its top, further down inside; at its left edge, then its
+        right. The first that covers no other box is used, else the one that covers least. Without free space it is the
+        first, drawn below other labels.
         """
         best, least = None, float("inf")
         little = _LITTLE * width * self.height
@@ -183,7 +180,7 @@ class LabelLayout:
         return best
 
     def keep_free(self, place: Pixel, width: int) -> None:
-        """Reserves an area of that width and a label's height."""
+        """Reserves an area of this width and a label's height."""
         (left, top), band = place, place[1] // self.height
         for near in (band - 1, band, band + 1):
             self._taken[near].append((left, top, left + width))
@@ -197,7 +194,7 @@ class LabelLayout:
         return True
 
     def _covered(self, place: Pixel, width: int, others: Sequence[Box], enough: float) -> int:
-        """Pixels of other boxes under a label there; counting stops when there are too many."""
+        """Pixels of other boxes under a label there; stops counting above `enough`."""
         (left, top), covered = place, 0
         right, bottom = left + width, top + self.height
         for (its_left, its_top), (its_right, its_bottom) in others:

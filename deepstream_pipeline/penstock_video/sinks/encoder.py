@@ -1,7 +1,4 @@
-"""H.264 encoding by libx264 or NVENC, and the probe for NVENC.
-
-`python -m penstock_video.sinks.encoder` runs the probe in its own process, because a faulty driver may never answer.
-"""
+"""H.264 encoding by libx264 or NVENC, and the probe for NVENC, a program since a faulty driver may hang."""
 
 import functools
 import re
@@ -37,11 +34,11 @@ TIME_BASE = Fraction(1, 90_000)
 KEY_EVERY_S = 2.0
 SQUARE = Fraction(1)  # width and height of a pixel are equal
 _TICKS_PER_S = 90_000
-_GOP_FRAMES = 600  # at most, where there is no picture for long
+_GOP_FRAMES = 600  # maximum, if frames are far apart
 
 
 class EncoderKind(StrEnum):
-    """The encoder of a video sink. auto: NVENC if the card has it and it opens, else the CPU."""
+    """The encoder of a video sink. auto: NVENC if the GPU has it and it opens, else the CPU."""
 
     AUTO = "auto"
     CPU = "cpu"
@@ -68,7 +65,7 @@ class Quality:
     key_every_s: float = KEY_EVERY_S
 
     def options(self, codec: H264 = H264.X264) -> dict[str, str]:
-        """No B-frames: a file begins at 0 and packets are in picture order."""
+        """FFmpeg options, without B-frames: a file begins at 0 and packets are in picture order."""
         options = {"bf": "0", "g": str(_GOP_FRAMES), "forced-idr": "1"}
         return options | (self._nvenc() if codec is H264.NVENC else self._x264())
 
@@ -92,7 +89,7 @@ def set_up(context: VideoCodecContext, size: tuple[int, int], sample_aspect_rati
     context.sample_aspect_ratio = sample_aspect_ratio
     context.pix_fmt = "yuv420p"
     context.time_base = TIME_BASE
-    context.framerate = Fraction(30)  # a hint for its rate control: the times of the frames are what counts
+    context.framerate = Fraction(30)  # a hint for rate control; frames have their own times
     context.thread_count = 1
     context.colorspace = _BT601
     context.color_range = _LIMITED
@@ -114,7 +111,7 @@ class Encoder:
             raise
 
     def encode(self, picture: ByteArray, pts_s: float) -> Packets:
-        """Packets that are done with this picture, timed. Raises EncoderRefused if NVENC fails."""
+        """Packets that this picture completed, timed. Raises EncoderRefused if NVENC fails."""
         frame = self.pictures.frame(picture, pts_s)
         try:
             return self.pictures.timed(self._coder.encode(frame))
@@ -144,8 +141,7 @@ def stream_encoder(
     codec: H264,
     sample_aspect_ratio: Fraction = SQUARE,
 ) -> Encoder:
-    """The encoder of a container's only stream, with even sides. Raises EncoderRefused: the container is unusable
-    then."""
+    """Encoder of a container's only stream. Raises EncoderRefused, with the container then unusable."""
     stream: VideoStream = container.add_stream(codec.value, options=quality.options(codec))
     set_up(stream.codec_context, size, sample_aspect_ratio)
     return Encoder(codec, stream, Pictures(size, key_every_s=quality.key_every_s))
@@ -177,7 +173,7 @@ class Pictures:
         return self._step_ticks / _TICKS_PER_S
 
     def frame(self, picture: ByteArray, pts_s: float) -> VideoFrame:
-        """The frame of an RGB picture of any size, at that time of its source."""
+        """The frame of an RGB picture of any size, at this time of its source."""
         if self._first_s is None:
             self._first_s = pts_s
         pts = max(round((pts_s - self._first_s) * _TICKS_PER_S), self._last_pts + 1)
@@ -198,7 +194,7 @@ class Pictures:
 
 
 def fitted(picture: ByteArray, size: tuple[int, int]) -> ByteArray:
-    """The picture in that size: odd sides are padded with the edge, other shapes scaled, with black bars."""
+    """The picture in this size: odd sides are padded with the edge, other shapes scaled, with black bars."""
     height, width = picture.shape[:2]
     if (width, height) == size:
         return np.ascontiguousarray(picture)
@@ -214,16 +210,16 @@ def fitted(picture: ByteArray, size: tuple[int, int]) -> ByteArray:
     return canvas
 
 
-_BT601 = 5  # AVCOL_SPC_BT470BG: what cv2.COLOR_RGB2YUV_I420 makes
+_BT601 = 5  # AVCOL_SPC_BT470BG, from cv2.COLOR_RGB2YUV_I420
 _LIMITED = 1  # AVCOL_RANGE_MPEG
 
 
-ASK_S = 20.0  # the first call after boot initialises every card; seconds without the persistence daemon
-SIZE = (320, 240)  # not smaller than any NVENC takes
+ASK_S = 20.0  # the first call after boot initialises every GPU: seconds without the persistence daemon
+SIZE = (320, 240)  # not smaller than NVENC's minimum
 _PROGRAM = (sys.executable, "-P", "-m", "penstock_video.sinks.encoder")
 _DEVICES = (Path("/dev/nvidiactl"), Path("/dev/dxg"))  # of the driver; of Windows' WSL
 _CARD = re.compile(r"GPU #\d+ - < (.+?) >")
-_KEYS = (True, False, True, False)  # which of the pictures that are tried is asked to be a key frame
+_KEYS = (True, False, True, False)  # which of the tried pictures are requested as keyframes
 _REAP_S = 1.0
 
 
@@ -243,8 +239,7 @@ def nvenc_here() -> NvencAnswer:
 def ask_nvenc(
     timeout_s: float = ASK_S, *, command: tuple[str, ...] = _PROGRAM, devices: Iterable[Path] = _DEVICES
 ) -> NvencAnswer:
-    """Probes NVENC, for timeout_s and a second at most; failures are in the answer. Without a driver device in /dev
-    there is no probe."""
+    """Probes NVENC, for timeout_s and a second at most; failures are in the answer. Needs a driver device in /dev."""
     if not any(device.exists() for device in devices):
         return NvencAnswer(why_not="no NVIDIA card is here")
     try:
@@ -252,7 +247,7 @@ def ask_nvenc(
             command,
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,  # FFmpeg's log of what failed
+            stderr=subprocess.DEVNULL,  # FFmpeg's log of failures
             start_new_session=True,
         )
     except OSError as error:
@@ -262,7 +257,7 @@ def ask_nvenc(
         return msgspec.json.decode(said, type=NvencAnswer)
     except subprocess.TimeoutExpired:
         asked.kill()
-        with suppress(subprocess.TimeoutExpired):  # a process inside a sick driver may not even die
+        with suppress(subprocess.TimeoutExpired):  # a process inside a faulty driver may not even die
             asked.communicate(timeout=_REAP_S)
         return NvencAnswer(why_not=f"the driver took longer than {timeout_s:g} s")
     except msgspec.DecodeError:
@@ -280,7 +275,7 @@ def try_nvenc() -> NvencAnswer:
             why_not = str(refused)
     names = list(dict.fromkeys(name for _, _, text in lines for name in _CARD.findall(text)))
     if not why_not:
-        return NvencAnswer(card=names[-1] if names else "")  # it takes the first that has an NVENC
+        return NvencAnswer(card=names[-1] if names else "")  # it uses the first one with NVENC
     return NvencAnswer(card=", ".join(names), why_not=_reason(lines) or why_not)
 
 
@@ -297,7 +292,7 @@ def _faults_of(encoder: Encoder) -> str:
 
 
 def _reason(lines: Iterable[tuple[int, str, str]]) -> str:
-    """The errors that FFmpeg logged, without the last, which says only that there is no other card."""
+    """The errors that FFmpeg logged, without the last, which says only that there is no other GPU."""
     errors = [text.strip() for level, _, text in lines if level <= av.logging.ERROR]
     return "; ".join(dict.fromkeys(errors))
 

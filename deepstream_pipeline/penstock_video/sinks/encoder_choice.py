@@ -15,13 +15,10 @@ log = structlog.get_logger(component="video")
 
 
 class Encoders:
-    """The encoders of one sink. Raises SinkFailed at once if NVENC is required and unavailable.
-
-    `lost` counts the pictures of a sink that must use NVENC for which no encoder opened.
-    """
+    """The encoders of one sink. Raises SinkFailed if NVENC is required and unavailable. lost: dropped pictures."""
 
     def __init__(self, kind: EncoderKind, sink: str, *, clock: Callable[[], float]) -> None:
-        """sink: its name in the log. Asks the card, once a program, unless the CPU is wanted."""
+        """sink: its name in the log. Probes NVENC, once per program, unless the CPU is configured."""
         self.lost = 0
         self._sink = sink
         self._is_must = kind is EncoderKind.NVENC
@@ -37,14 +34,11 @@ class Encoders:
 
     @property
     def codec(self) -> H264:
-        """What the next stream is tried with."""
+        """The codec for the next stream."""
         return H264.NVENC if self._has_nvenc else H264.X264
 
     def open(self, make: Callable[[H264], T]) -> T:
-        """What `make` makes of NVENC, or of x264 where NVENC is not to be or it raises EncoderRefused.
-
-        Raises SinkFailed where it must be NVENC; then it is tried again after RETRY_S.
-        """
+        """`make` with NVENC, else with x264. Raises SinkFailed if a required NVENC fails, until RETRY_S later."""
         if not self._has_nvenc:
             return make(H264.X264)
         if self._failure and self._clock() < self._again_at:
@@ -58,7 +52,7 @@ class Encoders:
         return made
 
     def broke(self, refused: EncoderRefused) -> None:
-        """NVENC broke off in a stream: this sink uses it no more. Raises SinkFailed where it must be NVENC."""
+        """Ends the use of NVENC after it failed in a stream. Raises SinkFailed if NVENC is required."""
         self._refuse(f"NVENC broke off ({refused})")
         self._has_nvenc = False
 

@@ -26,8 +26,7 @@ from penstock_video.types import ByteArray, Frame, FrameResult
 
 @dataclass(frozen=True, slots=True)
 class Segment:
-    """number: increases by one. has_gap: times or sizes differ from the segment before. time: of its first picture, ISO
-    8601."""
+    """number: increases by one. has_gap: times or sizes differ from the one before. time: of its first picture."""
 
     number: int
     duration_s: float
@@ -36,16 +35,12 @@ class Segment:
 
     @property
     def name(self) -> str:
-        """Its file's name."""
         return f"segment-{self.number}.ts"
 
 
 class Playlist:
-    """The newest segments.
-
-    The target duration is fixed when the first segment is added. A segment that was removed from the list stays on disk
-    for its own duration plus that of the longest list that contained it (RFC 8216, 6.2.2).
-    """
+    """The newest segments. The target duration is fixed by the first segment. A removed segment stays on disk for its
+    own duration plus that of the longest list that contained it (RFC 8216, 6.2.2)."""
 
     def __init__(self, *, segment_s: float, list_size: int) -> None:
         self._segment_s = segment_s
@@ -109,10 +104,7 @@ log = structlog.get_logger(component="video")
 
 @dataclass(frozen=True, slots=True)
 class HlsOptions:
-    """folder: of the playlists' folders. segment_s: duration of a segment; list_size: segments of a playlist.
-
-    crf: of x264, less is better; also NVENC's cq.
-    """
+    """folder: of the playlists' folders. list_size: segments of a playlist. crf: of x264; also NVENC's cq."""
 
     folder: Folder
     segment_s: Annotated[float, Field(alias="segment-duration", ge=0.5, le=60)] = 2.0
@@ -158,7 +150,6 @@ class HlsSink:
         stream.write(picture, result.frame, self._clock())
 
     def end_source(self, source_id: str) -> None:
-        """Ends the source's playlist."""
         self._osd.drop_pictures(source_id)
         stream = self._streams.pop(source_id, None)
         if stream is None:
@@ -190,7 +181,7 @@ class LiveStream:
         self._playlist = Playlist(segment_s=options.segment_s, list_size=options.list_size)
         self._outage = Outage(Backoff(RETRY_S, RETRY_S))
         self._is_clean = False
-        self._number = int(time.time())  # a restart's segments have names that no viewer has seen
+        self._number = int(time.time())  # segments after a restart get new names
         self._has_gap = False
         self._coder: _Coder | None = None
 

@@ -39,10 +39,7 @@ class NvJpeg:
     """An encoder with its stream and memory, which grows to the largest picture. One thread at a time."""
 
     def __init__(self, device: Device, *, quality: int, library: Any = None) -> None:
-        """quality: 1 to 100, as in libjpeg. library: libnvjpeg; None to search for it.
-
-        Raises GpuUnavailable if it is missing, GpuFailed if it does not start.
-        """
+        """quality: 1 to 100. library: libnvjpeg; None to search for it. Raises GpuUnavailable, GpuFailed."""
         self._library = _found_library() if library is None else library
         self._device = device
         self._handle, self._state, self._parameters = ctypes.c_void_p(), ctypes.c_void_p(), ctypes.c_void_p()
@@ -60,10 +57,10 @@ class NvJpeg:
             self._call("nvjpegEncoderParamsSetSamplingFactors", self._parameters, _CHROMA_420, stream)
             self._stream.synchronize()
             self._held = half_made.pop_all()
-        self._memory = ExitStack()  # the block and the staging, of one size
+        self._memory = ExitStack()  # device block and staging, of equal size
 
     def encode(self, picture: npt.NDArray[np.uint8]) -> bytes:
-        """The JPEG, 4:2:0, of an RGB picture (H, W, 3); waits for the card. Raises GpuFailed."""
+        """The JPEG, 4:2:0, of an RGB picture (H, W, 3); waits for the GPU. Raises GpuFailed."""
         height, width = picture.shape[:2]
         self._device.bind()
         if picture.nbytes > self._room_bytes:
@@ -135,8 +132,7 @@ def _found_library() -> Any:
 
 
 def _candidates() -> Iterator[str]:
-    """Paths of pip's libraries (the folder changed with CUDA 13), since those fit more drivers than the newest; then
-    the linker's paths and CUDA toolkits."""
+    """Paths of pip's libraries, which fit more drivers, then the linker's paths and CUDA toolkits."""
     package = find_spec("nvidia")
     for root in list(package.submodule_search_locations or ()) if package else []:
         yield f"{root}/cu13/lib/{_NAME}.13"
@@ -154,7 +150,7 @@ log = structlog.get_logger(component="video")
 
 
 class JpegKind(StrEnum):
-    """JPEG encoder of previews. auto: nvJPEG if the program has a card open, else the CPU."""
+    """JPEG encoder of previews. auto: nvJPEG if the program has a GPU open, else the CPU."""
 
     AUTO = "auto"
     CPU = "cpu"
@@ -172,8 +168,7 @@ class JpegEncoder(Protocol):
 
 
 def jpeg_encoder(kind: JpegKind, device: Device | None) -> JpegEncoder:
-    """device: the open card, None if there is none. Raises SinkFailed if nvJPEG is required and
-    unavailable; if it is not required, the reason is logged."""
+    """The encoder. device: the open GPU, or None. Raises SinkFailed if nvJPEG is required and unavailable."""
     if kind is JpegKind.CPU or (kind is JpegKind.AUTO and device is None):
         return SoftwareJpeg()
     if device is None:
@@ -213,7 +208,7 @@ class GpuJpeg:
         self._software = SoftwareJpeg()
 
     def encode(self, picture: ByteArray) -> bytes:
-        """Waits for the card."""
+        """Waits for the GPU."""
         if self._nvjpeg is not None:
             try:
                 return self._nvjpeg.encode(picture)
@@ -223,7 +218,7 @@ class GpuJpeg:
         return self._software.encode(picture)
 
     def close(self) -> None:
-        """Frees the card's memory, as far as the card answers."""
+        """Frees GPU memory, as far as the GPU answers."""
         nvjpeg, self._nvjpeg = self._nvjpeg, None
         if nvjpeg is None:
             return

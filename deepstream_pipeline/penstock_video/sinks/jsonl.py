@@ -35,10 +35,7 @@ def made_folder(folder: Path) -> Path:
 
 
 class SourceFolders:
-    """One source's files are in the folder itself, those of several each in a folder named after its source.
-
-    is_single: the program started with one source; later ones get their own folders.
-    """
+    """Output folder of each source: its own, or the folder itself for the only source at start (is_single)."""
 
     def __init__(self, folder: Path, *, is_single: bool) -> None:
         self.folder = folder
@@ -46,7 +43,7 @@ class SourceFolders:
         self._single = ""
 
     def of(self, source_id: str) -> Path:
-        """That source's folder, which may not exist yet. Raises SinkFailed if the id is no folder name."""
+        """The source's folder, which may not exist yet. Raises SinkFailed if the ID is no folder name."""
         if not _SOURCE_ID.fullmatch(source_id):
             raise SinkFailed(
                 f"source id {source_id!r} cannot be a folder's name: letters, digits, . _ - and no dots alone"
@@ -74,10 +71,8 @@ class JsonlOptions:
 
 
 class JsonlSink:
-    """Appends to both files. Raises SinkFailed at once if the folder is not writable.
-
-    On a full disk, write raises SinkFailed once, then counts lost lines in `lost` and retries every RETRY_S.
-    """
+    """Appends to both files. Raises SinkFailed at once if the folder is not writable. On a full disk, write raises
+    SinkFailed once, then counts lost lines in `lost` and retries every RETRY_S."""
 
     def __init__(self, options: JsonlOptions, *, clock: Callable[[], float] = time.monotonic) -> None:
         self._schema = Schema(options.schema)
@@ -96,7 +91,7 @@ class JsonlSink:
         return self._objects.lost + self._events.lost
 
     def write(self, result: FrameResult) -> None:
-        """Writes the frame's lines. A full objects.jsonl omits events, which have their own file."""
+        """Writes the frame's lines. Failures of one file do not affect the other."""
         now = self._clock()
         failures = [
             self._events.append(event_lines(result, self._schema), now),

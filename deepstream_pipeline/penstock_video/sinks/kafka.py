@@ -1,6 +1,4 @@
-"""Kafka sink: an idempotent producer with acks=all. The key is the source's ID, so a source's messages keep their
-order.
-"""
+"""Kafka sink: an idempotent producer with acks=all. The key is the source's ID, which keeps its messages in order."""
 
 import time
 from collections import deque
@@ -24,8 +22,8 @@ if TYPE_CHECKING:
     from confluent_kafka import Message as Delivered
 
 
-ROUND_S = 1.0  # what one send waits for answers
-SILENT_AFTER_S = 5.0  # without any answer the broker is said to be away
+ROUND_S = 1.0  # wait for acknowledgements in one send
+SILENT_AFTER_S = 5.0  # without an acknowledgement the broker counts as away
 POLL_S = 0.1
 LET_GO_S = 0.5
 BATCH_MESSAGES = 1_000
@@ -33,14 +31,14 @@ Setting = str | int | bool
 SETTINGS: dict[str, Setting] = {
     "acks": "all",
     "enable.idempotence": True,
-    "message.timeout.ms": 0,  # it is never given up inside: that would let the next one overtake it
+    "message.timeout.ms": 0,  # no internal expiry, which would let the next message overtake
     "queue.buffering.max.messages": BATCH_MESSAGES,
     "queue.buffering.max.kbytes": 65_536,
     "linger.ms": 5,
     "reconnect.backoff.ms": 100,
     "reconnect.backoff.max.ms": 5_000,
     "socket.timeout.ms": 10_000,
-    "log_level": 2,  # it writes to stderr; what matters comes by callbacks
+    "log_level": 2,  # it writes to stderr; important events come by callbacks
 }
 BROKERS = ("bootstrap.servers", "metadata.broker.list")  # two names of one setting
 NO_BROKERS = dict.fromkeys(BROKERS, "")  # with this, librdkafka opens no connection
@@ -63,12 +61,12 @@ class KafkaOptions(BrokerOptions):
 
 
 def kafka_sink(options: KafkaOptions, gauge: SinkGauge | None = None) -> BrokerSink:
-    """A sink that produces to a Kafka topic. Raises SinkFailed where the library is absent or refuses a setting."""
+    """A sink that produces to a Kafka topic. Raises SinkFailed if the library is missing or rejects a setting."""
     return BrokerSink(KafkaLink(options), options, gauge)
 
 
 class KafkaLink:
-    """A Link (of link.py) to one Kafka cluster."""
+    """A BrokerLink to one Kafka cluster."""
 
     name = "kafka"
     max_messages = BATCH_MESSAGES
@@ -90,8 +88,8 @@ class KafkaLink:
         self._options, self._outbound = options, OutboundPolicy(options.allowed_outbound)
         self._secrets = [value for name, value in options.settings if any(word in name for word in SECRET_SETTINGS)]
         self.place = f"kafka {options.brokers}, topic {options.topic}"
-        self._unsent: deque[Message] = deque()  # taken, but librdkafka's queue had no room yet
-        self._sent: dict[int, Message] = {}  # librdkafka has it, no answer yet; by identity, in order
+        self._unsent: deque[Message] = deque()  # accepted, but librdkafka's queue had no room yet
+        self._sent: dict[int, Message] = {}  # in librdkafka, unacknowledged; by identity, in order
         self._delivered: list[Message] = []
         self._refused: list[Message] = []
         self._refusal = self._failure = self._trouble = self._last_error = ""
@@ -106,7 +104,7 @@ class KafkaLink:
         self._new_producer(NO_BROKERS)  # an invalid setting is an error at start
 
     def open(self, timeout_s: float) -> bool:
-        """Asks for the topic's metadata."""
+        """Requests the topic's metadata."""
         producer = self._live()
         try:
             cluster = producer.list_topics(self._options.topic, timeout=timeout_s)
@@ -119,7 +117,7 @@ class KafkaLink:
         return True
 
     def send(self, messages: Sequence[Message]) -> DeliveryOutcome:
-        """Hands them to librdkafka and waits for its reports; what is without one afterwards stays underway."""
+        """Passes them to librdkafka and waits for its reports; those without one stay with the link."""
         if messages:
             self._answered_at = time.monotonic()
         self._unsent.extend(messages)
@@ -143,7 +141,7 @@ class KafkaLink:
             raise LinkDown(self._trouble)
 
     def close(self) -> None:
-        """Lets go of what is underway, and of the producer."""
+        """Drops pending messages and the producer."""
         self._give_up()
         self._delivered, self._refused, self._failure, self._trouble = [], [], "", ""
 
@@ -186,7 +184,7 @@ class KafkaLink:
 
     def _on_delivery(self, one: Message, error: "KafkaError | None", _: "Delivered | None") -> None:
         if id(one) not in self._sent:
-            return  # given up, and the spool's again
+            return  # abandoned, and back in the spool
         self._answered_at, self._trouble = time.monotonic(), ""
         if error is None:
             self._delivered.append(self._sent.pop(id(one)))
@@ -202,17 +200,17 @@ class KafkaLink:
         elif error.code() == self._kafka.KafkaError._ALL_BROKERS_DOWN:
             self._trouble = self._last_error or self._said(error)
         else:
-            self._last_error = self._said(error)  # of one broker of several, maybe
+            self._last_error = self._said(error)  # perhaps of one broker of several
 
     def _give_up(self) -> list[Message]:
-        """Everything without a report, in order; a new producer, since the old one may still send what it has."""
+        """Everything without a report, in order. Needs a new producer, as the old one may send some."""
         left = [*self._sent.values(), *self._unsent]
         self._sent.clear()
         self._unsent.clear()
         old, self._producer = self._producer, None
         if old is not None:
             old.purge()
-            old.flush(LET_GO_S)  # only a message that was reported is freed by the library
+            old.flush(LET_GO_S)  # the library frees only messages that were reported
         return left
 
     def _waits_for(self) -> str:
@@ -242,7 +240,7 @@ def _token_hosts(settings: Mapping[str, Setting]) -> list[str]:
 
 
 def _host(place: str) -> str:
-    """The host; empty if it is not valid: librdkafka then reports the error."""
+    """The host; empty if invalid, which librdkafka then reports."""
     try:
         return urlsplit(f"//{place}").hostname or ""
     except ValueError:

@@ -26,20 +26,19 @@ if TYPE_CHECKING:
     from paho.mqtt.reasoncodes import ReasonCode
 
 
-ROUND_S = 1.0  # what one send waits for acknowledgements
-SILENT_AFTER_S = 10.0  # without any of them the connection is given up
+ROUND_S = 1.0  # wait for acknowledgements in one send
+SILENT_AFTER_S = 10.0  # without an acknowledgement the connection is closed
 POLL_S = 0.1
 KEEPALIVE_S = 15
-HEADER_BYTES = 512  # of a packet, at most: topic, id and what MQTT adds
-INFLIGHT = 50  # unacknowledged messages at once
+HEADER_BYTES = 512  # maximum of a packet: topic, ID and MQTT's header
+INFLIGHT = 50  # maximum unacknowledged messages
 OFFLINE, ONLINE = b"offline", b"online"
 PLACEHOLDERS = ("{source_id}", "{kind}")
 
 
 @dataclass(frozen=True, slots=True)
 class MqttOptions(BrokerOptions):
-    """port: 1883, or 8883 with TLS. topic: may hold {source_id} and {kind}. status_topic: where "online" or "offline"
-    is retained; "" for none."""
+    """port: 1883, or 8883 with TLS. topic: may have {source_id} and {kind}. status_topic: "" for none."""
 
     host: str
     port: Annotated[int, Field(ge=1, le=65_535)] = 0
@@ -66,12 +65,12 @@ def _checked_topic(topic: str, placeholders: Sequence[str]) -> str:
 
 
 def mqtt_sink(options: MqttOptions, gauge: SinkGauge | None = None) -> BrokerSink:
-    """A sink that publishes to an MQTT broker. Raises SinkFailed where the library is absent or an option is wrong."""
+    """A sink that publishes to an MQTT broker. Raises SinkFailed if the library is missing or an option is invalid."""
     return BrokerSink(MqttLink(options), options, gauge)
 
 
 def topic_fault(topic: str, placeholders: Sequence[str] = PLACEHOLDERS) -> str:
-    """Why nothing can be published under it; empty where that can be. placeholders: those that are filled in."""
+    """Why the topic cannot be published to; empty if it can. placeholders: the allowed ones."""
     if set(topic) & set("+#\0"):
         return "a topic to publish to has no wildcard (+ or #)"
     rest = topic
@@ -85,7 +84,7 @@ def topic_fault(topic: str, placeholders: Sequence[str] = PLACEHOLDERS) -> str:
 
 
 class MqttLink:
-    """A Link (of link.py) to one MQTT broker."""
+    """A BrokerLink to one MQTT broker."""
 
     name = "mqtt"
     max_messages = 200
@@ -109,16 +108,16 @@ class MqttLink:
         self._client_id = f"penstock-{secrets.token_hex(6)}"
         self._client: Client | None = None
         self._unsent: deque[Message] = deque()
-        self._unacknowledged: dict[int, Message] = {}  # by packet id, in the order of sending
+        self._unacknowledged: dict[int, Message] = {}  # by packet ID, in the order of sending
         self._delivered: list[Message] = []
         self._is_connected = False
         self._trouble = ""
-        self._largest_bytes = 0  # that the broker takes; 0 where it does not say
+        self._largest_bytes = 0  # the broker's maximum packet size; 0 if not given
         self._window = INFLIGHT
         self._answered_at = 0.0
 
     def open(self, timeout_s: float) -> bool:
-        """Connects and waits for the broker's word."""
+        """Connects and waits for the broker's CONNACK."""
         until = time.monotonic() + timeout_s
         client = self._client = self._new_client(timeout_s)
         try:
@@ -140,7 +139,7 @@ class MqttLink:
             self._answered_at = time.monotonic()
         for one in messages:
             if 0 < self._largest_bytes < len(one.body) + HEADER_BYTES:
-                refused.append(one)  # the broker would hang up
+                refused.append(one)  # the broker would disconnect
             else:
                 self._unsent.append(one)
         until = time.monotonic() + ROUND_S
@@ -158,13 +157,13 @@ class MqttLink:
         return outcome
 
     def idle(self) -> None:
-        """Reads, and sends the pings that keep the connection."""
+        """Reads, and sends keep-alive pings."""
         self._serve(0.0)
         if self._trouble:
             raise LinkDown(self._trouble)
 
     def close(self) -> None:
-        """Disconnects. The broker publishes no last will then, so this does."""
+        """Publishes the offline status, since the broker then publishes no last will, and disconnects."""
         client, self._client = self._client, None
         if client is None:
             return
@@ -191,7 +190,7 @@ class MqttLink:
             reconnect_on_failure=False,
         )
         client.connect_timeout = timeout_s
-        client.max_inflight_messages_set(0)  # the window is ours: the broker says how wide when it is connected
+        client.max_inflight_messages_set(0)  # we limit it: the broker's limit is known once connected
         if options.username:
             client.username_pw_set(options.username, options.password or None)
         if options.is_tls:
@@ -214,12 +213,12 @@ class MqttLink:
         topic = self._options.topic.replace("{source_id}", one.key).replace("{kind}", one.kind)
         published = self._client.publish(topic, one.body, self._options.qos, properties=properties)
         if self._options.qos == 0 and not published.rc and published.is_published():
-            self._delivered.append(one)  # it is written, and more is not promised
+            self._delivered.append(one)  # written; QoS 0 promises no more
         else:
             self._unacknowledged[published.mid] = one
 
     def _serve(self, timeout_s: float) -> None:
-        """Lets paho read, write and ping. poll, not paho's own select: that one knows no descriptor above 1023."""
+        """Lets paho read, write and ping. Uses poll, since paho's select supports no descriptor above 1023."""
         client = self._client
         connection = client.socket() if client is not None else None
         if client is None or connection is None:
@@ -268,7 +267,7 @@ class MqttLink:
 
 
 def _checked(options: MqttOptions) -> "type[Client]":
-    """paho's client, which checks addresses. paho's own on_socket_open is called only after the TLS handshake."""
+    """paho's client with a check of addresses, since its on_socket_open is called only after the TLS handshake."""
     from paho.mqtt.client import Client
 
     outbound = OutboundPolicy(options.allowed_outbound)

@@ -25,14 +25,14 @@ from penstock_video.sinks.canvas import (
 from penstock_video.sinks.schemas import iso_time
 from penstock_video.types import ByteArray, Frame, FrameResult
 
-FLASH_S = 1.0  # a rule that came true is shown so long
+FLASH_S = 1.0  # a rule that fired is highlighted for this long
 _TRAIL_POINTS = 64
 _MAX_TRAILS = 512
-_NARROW_PX = 400  # below it a label has no score
+_NARROW_PX = 400  # in narrower pictures, labels have no score
 _REGION_KINDS = (("roi-filtering", 3), ("overcrowding", 7), ("dwell", 12))
 
 Point = tuple[float, float]
-Sides = Mapping[int, Side | None]  # of each identity's box, where its label stands
+Sides = Mapping[int, Side | None]  # of each track's box: where its label is
 
 
 class NamedRegion(Protocol):
@@ -114,7 +114,7 @@ class _Memory:
         self.drawn: dict[int, ByteArray] = {}  # of the newest frame, by width
 
     def observe(self, result: FrameResult, trail_s: float) -> None:
-        """Takes the frame in, if it is newer than those before."""
+        """Adds the frame, if it is newer than the last."""
         frame = result.frame
         if frame.frame_num <= self.frame_num:
             return
@@ -156,7 +156,7 @@ class Osd:
     def set_source(
         self, source_id: str, *, name: str = "", rules: RuleShapes | None = None, is_live: bool = False
     ) -> None:
-        """A source's name and rules, and whether it is live (only then the time of day is drawn)."""
+        """Sets a source's name and rules, and whether it is live (only then the time of day is drawn)."""
         self._titles[source_id] = _Title(name or source_id, is_live=is_live)
         if rules is None:
             self._rules.pop(source_id, None)
@@ -164,7 +164,7 @@ class Osd:
             self._rules[source_id] = rules
 
     def drop_pictures(self, source_id: str) -> None:
-        """Drops trails and pictures of a source that is over. Each sink calls it after its last frame."""
+        """Drops trails and pictures of a source that ended. Each sink calls it after its last frame."""
         with self._lock:
             self._memories.pop(source_id, None)
 
@@ -175,10 +175,7 @@ class Osd:
         self._rules.pop(source_id, None)
 
     def draw(self, result: FrameResult, *, max_width: int = 0) -> ByteArray | None:
-        """The picture (H, W, 3) RGB with everything drawn, not wider than max_width (0: as it is); None without one.
-
-        It is shared with other sinks: do not write to it.
-        """
+        """The picture (H, W, 3) RGB with everything drawn, or None; shared and read-only. max_width: 0 for any."""
         image = result.frame.image
         if image is None:
             return None

@@ -12,7 +12,7 @@ from penstock_video.sinks.jpeg import JpegEncoder, JpegKind, jpeg_encoder
 from penstock_video.sinks.osd import Osd
 from penstock_video.types import FrameResult
 
-LINGER_S = 3.0  # a viewer counts as looking so long after its last question
+LINGER_S = 3.0  # a viewer counts as connected for this long after its last request
 _MAX_WATCHED = 1_024
 
 
@@ -30,13 +30,11 @@ def _ignore(source_id: str, is_watched: bool) -> None:
 
 
 class PreviewBoard:
-    """A Sink that pictures are written to, and the Previews that viewers ask.
+    """A Sink and the Previews of the API. Sources without viewers cost nothing.
 
-    on_watch(source_id, is_watched) is called when the first viewer comes to a source, and when the last one, or the
-    source, has gone: from a viewer's thread or the sink's, one at a time; it must neither block nor ask the board. A
-    source without viewers costs nothing.
-
-    jpeg: closed with the board; by default what the options make of no card. Raises SinkFailed where that cannot be.
+    on_watch(source_id, is_watched): called when a source's first viewer comes, and when the last one or the source has
+    gone; by any thread, one call at a time; must neither block nor call the board. jpeg: closed with the board; by
+    default from the options, for the CPU. Raises SinkFailed if it is unavailable.
     """
 
     def __init__(
@@ -59,16 +57,14 @@ class PreviewBoard:
         self._is_closed = False
 
     def is_watched(self, source_id: str) -> bool:
-        """Whether the source has a viewer, or had one a moment ago."""
+        """Whether the source has a viewer, or had one recently."""
         with self._changed:
             board = self._boards.get(source_id)
             return board is not None and board.is_watched(self._clock())
 
     def wait(self, source_id: str, after: int, timeout_s: float) -> tuple[int, bytes] | None:
-        """(number, JPEG) of a picture newer than `after`, at once if there is one; None on timeout.
-
-        Numbers rise over all sources. Returns None at once if too many sources are watched, or the board is closed.
-        """
+        """(number, JPEG) of a picture newer than `after`, at once if there is one; None on timeout. Numbers increase
+        over all sources. Returns None at once if too many sources are watched, or the board is closed."""
         deadline = self._clock() + timeout_s
         with self._changed:
             board = self._watched_board(source_id)

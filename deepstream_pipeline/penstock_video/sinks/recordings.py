@@ -16,10 +16,10 @@ from penstock_video.sinks.jsonl import Folder, LineFile, made_folder
 from penstock_video.sinks.schemas import iso_time
 from penstock_video.types import AnalyticsEvent, AnalyticsKind
 
-MAX_EVENTS = 1_000  # that a recording's line in the index names
-LATE_S = 60.0  # a recording without an end so long after its time or its source's end is given up
-_OVERLAP_S = 1.0  # of a recording that goes on with the one before it
-_NEARLY_S = 0.5  # a recording that ends so much earlier than asked is no rest for its source
+MAX_EVENTS = 1_000  # listed in a recording's line of the index
+LATE_S = 60.0  # a recording without an end is abandoned this long after its time or its source's end
+_OVERLAP_S = 1.0  # of a recording that continues the one before
+_NEARLY_S = 0.5  # a recording that ends earlier by more than this starts no cool-down
 
 log = structlog.get_logger(component="video")
 
@@ -52,8 +52,8 @@ class RecordRequest:
 
 @dataclass(frozen=True, slots=True)
 class FinishedRecording:
-    """A finished recording. unix_s: its moment as wall clock. before_s, after_s: what the file has around it, both 0
-    without a file. events: that it shows; none for a manual one. error: empty, or why it is missing or short."""
+    """A finished recording. unix_s: its moment as wall clock. before_s, after_s: recorded around it, both 0 without a
+    file. events: that it shows; none for a manual one. error: empty, or why it is missing or short."""
 
     source_id: str
     path: str
@@ -66,8 +66,7 @@ class FinishedRecording:
 
 @dataclass(slots=True)
 class _Running:
-    """until: in its source's video time. given_up_at: monotonic, once its time or its source is over. over: set, but
-    not all frames of its time were observed yet."""
+    """until: in its source's video time. given_up_at: monotonic. over: set while frames are still to be observed."""
 
     request: RecordRequest
     unix_s: float
@@ -80,16 +79,15 @@ class _Running:
 
 
 class RecordPolicy:
-    """Decides which events start a recording. `now` is the frame's pts in seconds; unix_s the same moment as wall
-    clock. unrecorded: events without a recording since it was last emptied, by (source, reason): cool_down or
-    max_at_once."""
+    """Decides which events start a recording. `now` is the frame's pts in seconds; unix_s the same as wall clock.
+    unrecorded: events without a recording since it was last emptied, by (source, reason): cool_down or max_at_once."""
 
     def __init__(self, options: RecordOptions) -> None:
         self.unrecorded: Counter[tuple[str, str]] = Counter()
         self._options = options
         self._folder = str(options.folder.absolute())
         self._running: dict[str, _Running] = {}  # by path
-        self._automatic: dict[str, _Running] = {}  # the newest of each source, also a while after its end
+        self._automatic: dict[str, _Running] = {}  # the newest of each source, for a while also after its end
 
     def observe(
         self, source_id: str, events: Iterable[AnalyticsEvent], now: float, unix_s: float
@@ -115,23 +113,22 @@ class RecordPolicy:
         return self._started(source_id, (before_s, after_s), now, unix_s, is_automatic=False).request
 
     def finished(self, path: str, before_s: float, after_s: float, error: str) -> list[FinishedRecording]:
-        """The recording is over, and has so many seconds. Returns it if it is complete: if a file is
-        read ahead, events of its time are still to come, and `passed` returns it."""
+        """Ends a recording with its recorded seconds. Returns it if it is complete. Otherwise events of its time are
+        still to come (a file is read ahead), and `passed` returns it."""
         running = self._running.get(path)
         if running is None or running.over is not None:
             return []
         running.over = _over(running, before_s, after_s, error)
         if not running.is_automatic:
             return self._with_events_of([path])
-        if after_s < running.request.after_s - _NEARLY_S:  # an event that comes now is not in it
+        if after_s < running.request.after_s - _NEARLY_S:  # a new event is not in it
             if self._automatic.get(running.request.source_id) is running:
                 del self._automatic[running.request.source_id]
             return self._with_events_of([path])
         return []
 
     def passed(self, source_id: str, now: float, at: float) -> list[FinishedRecording]:
-        """Finished recordings whose frames were all observed, and recordings that were given up because their decode
-        process died. at: monotonic seconds."""
+        """Recordings whose frames were all observed, and those of dead decode processes. at: monotonic seconds."""
         over = {path for path, one in self._running.items() if at > one.given_up_at}
         for path, one in self._running.items():
             if one.request.source_id == source_id and now >= one.until:
@@ -140,7 +137,7 @@ class RecordPolicy:
         return self._with_events_of(sorted(over))
 
     def forget(self, source_id: str, at: float) -> list[FinishedRecording]:
-        """The source is over: returns its finished recordings. `finished` returns the others, or they are given up."""
+        """Ends the source: returns its finished recordings. `finished` or `passed` returns the others."""
         self._automatic.pop(source_id, None)
         mine = {path: one for path, one in self._running.items() if one.request.source_id == source_id}
         for one in mine.values():
@@ -148,7 +145,7 @@ class RecordPolicy:
         return self._with_events_of([path for path, one in mine.items() if one.over is not None])
 
     def give_up(self) -> list[FinishedRecording]:
-        """Returns all recordings that are left."""
+        """Returns all remaining recordings."""
         return self._with_events_of(list(self._running))
 
     def running_paths(self) -> set[str]:
@@ -252,10 +249,7 @@ class RecordingsFolder:
         self._index = LineFile(self._folder / "recordings.jsonl")
 
     def add(self, recording: FinishedRecording, now: float, *, running: Iterable[str] = ()) -> None:
-        """Adds it to the index, and deletes the oldest recordings over the quota, except itself and running ones.
-
-        Raises SinkFailed, once, if the index is not writable.
-        """
+        """Adds it to the index, and deletes the oldest over the quota. Raises SinkFailed, once, if not writable."""
         self.keep_quota({*running, recording.path})
         failure = self._index.append([msgspec.json.encode(_line(recording))], now)
         if failure is not None:

@@ -28,7 +28,7 @@ SCHEMES = ("redis", "rediss", "unix")
 
 @dataclass(frozen=True, slots=True)
 class RedisOptions(BrokerOptions):
-    """url: redis://[user:password@]host:port/db, rediss:// for TLS, or unix://. max_length: of the stream, about."""
+    """url: redis://[user:password@]host:port/db, rediss:// for TLS, or unix://. max_length: approximate."""
 
     url: Annotated[str, address_of("redis", "rediss", "unix"), Field(json_schema_extra=SECRET)] = field(repr=False)
     stream: str = "penstock"
@@ -36,12 +36,12 @@ class RedisOptions(BrokerOptions):
 
 
 def redis_sink(options: RedisOptions, gauge: SinkGauge | None = None) -> BrokerSink:
-    """A sink that adds to a Redis stream. Raises SinkFailed where the library is absent or the URL is none."""
+    """A sink that adds to a Redis stream. Raises SinkFailed if the library is missing or the URL is invalid."""
     return BrokerSink(RedisLink(options), options, gauge)
 
 
 class RedisLink:
-    """A Link (of link.py) to one Redis server."""
+    """A BrokerLink to one Redis server."""
 
     name = "redis"
     max_messages = 500
@@ -65,7 +65,7 @@ class RedisLink:
         self._connect()  # an invalid URL fails at the start
 
     def open(self, timeout_s: float) -> bool:
-        """Connects and asks with PING."""
+        """Connects and sends PING."""
         self._ask(self._connect())
         return True
 
@@ -88,12 +88,11 @@ class RedisLink:
         return DeliveryOutcome(delivered=messages)
 
     def idle(self) -> None:
-        """A PING now and then, so that a broker that went away is known before the next message."""
+        """Sends PING at intervals, so that a lost broker is detected before the next message."""
         if time.monotonic() - self._asked_at > PING_EVERY_S:
             self._ask(self._connect())
 
     def close(self) -> None:
-        """Closes the socket."""
         if self._client is not None:
             self._client.close()
             self._client = None

@@ -1,4 +1,4 @@
-"""The sinks by the name that the settings give them. Modules are named as text: only configured sinks are imported."""
+"""The sinks by their names in the settings. Modules are named as text: only configured sinks are imported."""
 
 from dataclasses import dataclass
 from enum import Enum, auto
@@ -9,8 +9,7 @@ _SINKS = "penstock_video.sinks."
 
 
 class SinkInput(Enum):
-    """RESULTS: results alone. PICTURES: also the pictures to draw on. SPOOL: results, for a broker's own spool.
-    NONE: no queue of results (previews, recordings)."""
+    """What a sink gets: results, also pictures, results for its own spool, or nothing (previews, recordings)."""
 
     RESULTS = auto()
     PICTURES = auto()

@@ -28,7 +28,7 @@ from penstock_video.sinks.rtsp_push import CONNECTED, Begin, Coded, packed
 from penstock_video.types import ByteArray, FrameResult
 
 COMMAND = (sys.executable, "-P", "-m", "penstock_video.sinks.rtsp_push")
-CLOSE_S = 5.0  # for saying goodbye to the server
+CLOSE_S = 5.0  # for the TEARDOWN at the server
 _MAX_PENDING_BYTES = 4 * 1024 * 1024
 _PIPE_BYTES = 1024 * 1024
 
@@ -38,10 +38,8 @@ log = structlog.get_logger(component="video")
 @dataclass(frozen=True, slots=True)
 class RtspOutOptions:
     """url: rtsp:// or rtsps://, may contain a user and password; with several sources each goes to url/SOURCE_ID.
-
     timeout_s: for the server's answer, or for it to take a packet. crf: of x264; also NVENC's cq. allowed_outbound: of
-    penstock.outbound.OutboundPolicy.
-    """
+    OutboundPolicy."""
 
     url: Annotated[str, address_of("rtsp", "rtsps"), Field(json_schema_extra=SECRET)] = field(repr=False)
     timeout_s: Annotated[float, Field(json_schema_extra=INTERNAL)] = 5.0
@@ -53,9 +51,9 @@ class RtspOutOptions:
 class RtspOutSink:
     """Pushes each source's stream; waits for the server only at a stream's end, CLOSE_S at most.
 
-    A server that refuses, hangs or goes raises SinkFailed once, and is tried again with pauses that grow from 1 to
-    30 s. `lost` counts the pictures that were not sent. Another resolution is scaled into the first, with bars. Where
-    NVENC breaks off, x264 begins the stream again. Raises SinkFailed at once where NVENC is wanted and there is none.
+    If a server refuses, hangs or disconnects, write raises SinkFailed once and retries with pauses from 1 to 30 s.
+    `lost` counts the pictures that were not sent. Another resolution is scaled into the first, with bars. If NVENC
+    fails, x264 restarts the stream. Raises SinkFailed at once if NVENC is required and unavailable.
     """
 
     def __init__(
@@ -195,7 +193,7 @@ class _Push:
         self._input, self._output = self._process.stdin, self._process.stdout
         os.set_blocking(self._input.fileno(), False)
         os.set_blocking(self._output.fileno(), False)
-        with suppress(OSError):  # less room is as good
+        with suppress(OSError):  # a smaller buffer also works
             fcntl.fcntl(self._input.fileno(), fcntl.F_SETPIPE_SZ, _PIPE_BYTES)
 
     def write(self, picture: ByteArray, pts_s: float, now: float) -> bool:
@@ -223,7 +221,6 @@ class _Push:
         self._input.close()
 
     def wait(self, until: float) -> None:
-        """Waits until the process has ended."""
         with suppress(subprocess.TimeoutExpired):
             self._process.wait(max(0.0, until - time.monotonic()))
         self.kill()

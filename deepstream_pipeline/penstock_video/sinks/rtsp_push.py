@@ -1,8 +1,8 @@
 """The process that pushes one H.264 stream to an RTSP server: python -m penstock_video.sinks.rtsp_push
 
-FFmpeg connects and says goodbye with Python's lock held, so that a server that hangs would stop the whole program; this
-process it may stop. It reads Begin and then Coded from its standard input, each with its length before it, says
-"connected" or why it ends on its standard output, and is ended by SIGALRM where the server takes longer than allowed.
+FFmpeg connects and disconnects with the GIL held, so that a server that hangs would block the whole program; here it
+blocks only this process. It reads Begin and then Coded, length-prefixed, from standard input, and writes "connected" or
+why it ends to standard output. SIGALRM ends it if the server takes too long.
 """
 
 import signal
@@ -29,7 +29,7 @@ TIME_BASE = Fraction(1, 90_000)
 
 
 class Begin(msgspec.Struct, frozen=True, array_like=True):
-    """Where to, and what. url: with user and password, which is why it is not in the command line."""
+    """The stream to push. url: with user and password, which is why it is not in the command line."""
 
     url: str
     width: int
@@ -42,7 +42,7 @@ class Begin(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Coded(msgspec.Struct, frozen=True, array_like=True):
-    """One packet, with its parameter sets where it is a key frame. Times in 1/90000 s."""
+    """One packet, with its parameter sets if it is a keyframe. Times in 1/90000 s."""
 
     pts: int
     duration: int
@@ -62,10 +62,9 @@ def packed(message: Begin | Coded) -> bytes:
 
 
 def push(source: BinaryIO, tell: Callable[[str], None], alarm: Callable[[float], object]) -> None:
-    """Push until the source ends. alarm(seconds) is called before each wait for the server, alarm(0) after it.
+    """Pushes until the source ends. alarm(seconds) is called before each wait for the server, alarm(0) after it.
 
-    Raises FFmpegError, OSError, and LinkDown for an address that is not allowed. FFmpeg resolves the name again when it
-    connects; a changed answer is not noticed.
+    Raises FFmpegError, OSError, and LinkDown for an address that is not allowed.
     """
     first = _read(source)
     if first is None:
@@ -110,7 +109,7 @@ def _tell(text: str) -> None:
 
 
 def main() -> int:
-    """Exit status 1 where the server refuses, hangs up or speaks something else."""
+    """Exit status 1 if the server refuses, disconnects or sends something else."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent process ends it
     av.logging.set_level(av.logging.PANIC)
     try:

@@ -9,7 +9,7 @@ import numpy as np
 
 from penstock_video.types import AnalyticsEvent, ClassScore, Detections, Frame, FrameAnalytics, FrameResult, Tracks
 
-MINIMAL_VERSION = "4.0"  # of DeepStream's schema, in every payload that its nvmsgconv makes
+MINIMAL_VERSION = "4.0"  # of DeepStream's schema, in every payload of its nvmsgconv
 
 
 class Schema(StrEnum):
@@ -20,7 +20,7 @@ class Schema(StrEnum):
 
 
 class ClassLine(msgspec.Struct, frozen=True):
-    """One class that a model says of a picture, or of an object. score: as the model's parser gives it."""
+    """One class of a picture or object. score: from the model's parser."""
 
     model: str
     class_id: int
@@ -101,10 +101,7 @@ def event_lines(result: FrameResult, schema: Schema = Schema.FULL) -> list[bytes
 
 
 def read_objects_line(line: bytes) -> FrameResult:
-    """The result of a "full" line, as the sink got it, but rounded, without events and without a picture.
-
-    Raises ValueError (msgspec's) if it is no such line.
-    """
+    """The rounded result of a "full" line, without events and picture. Raises ValueError for another line."""
     read = _decode(line)
     captured = datetime.fromisoformat(read.time).timestamp()
     frame = Frame(
@@ -130,7 +127,7 @@ def read_objects_line(line: bytes) -> FrameResult:
 
 
 def iso_time(unix_s: float) -> str:
-    """That moment as people and DeepStream write it: 2026-11-22T04:59:59.828Z."""
+    """ISO 8601 as DeepStream writes it: 2026-11-22T04:59:59.828Z."""
     return datetime.fromtimestamp(unix_s, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
 
 
@@ -198,7 +195,7 @@ def _minimal(frame: Frame, objects: list[str], custom: tuple[str, ...] = ()) -> 
 
 
 def _minimal_objects(result: FrameResult) -> list[str]:
-    """As nvmsgconv prints them: numbers with six significant digits, classifiers and the confidence behind "#"."""
+    """As nvmsgconv prints them: numbers with six significant digits, classifiers and the confidence after "#"."""
     boxes, attributes = result.tracks.detections.xyxy.tolist(), result.attributes
     class_ids, scores = result.tracks.detections.class_id.tolist(), result.tracks.detections.score.tolist()
     lines = []

@@ -8,11 +8,8 @@ from itertools import islice
 
 @dataclass(frozen=True, slots=True)
 class Message:
-    """A message for a broker.
-
-    key: the source's id; messages of one key stay in order. id: unique, the same when the message is sent again. kind:
-    "events" or "objects". body: one line of JSON without a newline.
-    """
+    """A message for a broker. key: the source's ID; messages of one key stay in order. id: unique, the same when the
+    message is resent. kind: "events" or "objects". body: one line of JSON without a newline."""
 
     key: str
     id: str
@@ -22,10 +19,7 @@ class Message:
 
 @dataclass(frozen=True, slots=True)
 class SpoolStatistics:
-    """depth, size_bytes: of waiting and taken messages. The others are totals.
-
-    put = sent + dropped + refused + depth.
-    """
+    """depth, size_bytes: of waiting and taken messages. Totals: put = sent + dropped + refused + depth."""
 
     depth: int
     size_bytes: int
@@ -36,11 +30,9 @@ class SpoolStatistics:
 
 
 class Spool:
-    """A bounded queue of messages for one broker. Not thread-safe: the caller locks.
-
-    Full, it drops its oldest waiting message for the new one, and counts it; what is taken is not dropped, since it may
-    be at the broker already. A message that alone is larger than the bound is dropped itself.
-    """
+    """A bounded queue of messages for one broker. Not thread-safe: the caller locks. When full, it drops and counts the
+    oldest waiting message. Taken messages, which may be at the broker, are not dropped. A message that alone exceeds
+    the bound is dropped itself."""
 
     def __init__(self, max_messages: int, max_bytes: int) -> None:
         if max_messages < 1 or max_bytes < 1:
@@ -48,7 +40,7 @@ class Spool:
         self._max_messages = max_messages
         self._max_bytes = max_bytes
         self._waiting: deque[Message] = deque()
-        self._taken: dict[int, Message] = {}  # by identity: what is settled is the very message that was taken
+        self._taken: dict[int, Message] = {}  # by identity: settling needs the same object
         self._size_bytes = 0
         self._put = self._sent = self._dropped = self._refused = 0
 
@@ -57,7 +49,6 @@ class Spool:
 
     @property
     def size_bytes(self) -> int:
-        """Size of all bodies in it."""
         return self._size_bytes
 
     @property
@@ -100,12 +91,12 @@ class Spool:
         return taken
 
     def done(self, messages: Collection[Message]) -> None:
-        """The broker has these."""
+        """Removes delivered messages."""
         self._settle(messages)
         self._sent += len(messages)
 
     def refuse(self, messages: Collection[Message]) -> None:
-        """Drops and counts messages that the broker will never take."""
+        """Drops and counts messages that the broker rejects for good."""
         self._settle(messages)
         self._refused += len(messages)
 
@@ -120,7 +111,6 @@ class Spool:
         self.put_back(tuple(self._taken.values()))
 
     def statistics(self) -> SpoolStatistics:
-        """Current statistics."""
         return SpoolStatistics(len(self), self._size_bytes, self._put, self._sent, self._dropped, self._refused)
 
     def _has_room(self, size_bytes: int) -> bool:

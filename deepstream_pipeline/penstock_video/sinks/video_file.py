@@ -24,8 +24,8 @@ from penstock_video.sinks.osd import Osd
 from penstock_video.types import ByteArray, FrameResult
 
 RETRY_S = 10.0
-FRAMES_A_FILE = 200_000  # the index of a file in progress takes about 100 bytes of memory a frame
-MIN_FREE_BYTES = 64 * 1024 * 1024  # of the disk, before another file is begun on one that was full
+FRAMES_A_FILE = 200_000  # the index of an open file takes about 100 bytes of memory per frame
+MIN_FREE_BYTES = 64 * 1024 * 1024  # of a disk that was full, before another file is begun
 _MOVFLAGS = "hybrid_fragmented+frag_keyframe+default_base_moof"
 
 log = structlog.get_logger(component="video")
@@ -41,12 +41,11 @@ class AnnotatedOptions:
 
 
 class AnnotatedSink:
-    """A video file for each source. Raises SinkFailed at once where the folder cannot be written to, or where NVENC is
-    wanted and there is none.
+    """A video file for each source.
 
-    When a disk is full, write raises SinkFailed once; what was written plays, and another file is begun when there is
-    room again. Where NVENC breaks off, x264 begins another. `lost` counts the pictures that are in none. Frames without
-    a picture are passed over.
+    Raises SinkFailed at once if the folder is not writable, or NVENC is required and unavailable. On a full disk, write
+    raises SinkFailed once; the file so far is playable, and another is begun when there is room again. If NVENC fails,
+    x264 begins another. `lost` counts the pictures in no file. Frames without a picture are skipped.
     """
 
     def __init__(
@@ -183,12 +182,11 @@ class VideoFile:
         return (size, sample_aspect_ratio) == self._shape and self._frames < FRAMES_A_FILE
 
     def write(self, picture: ByteArray, pts_s: float) -> None:
-        """Encodes and adds a picture."""
         self._container.mux(self._encoder.encode(picture, pts_s))
         self._frames += 1
 
     def close(self) -> None:
-        """Writes what waits in the encoder, and makes the file a plain MP4."""
+        """Flushes the encoder, and makes the file a plain MP4."""
         self._container.mux(self._encoder.flush())
         self._container.close()
         self._file.close()
@@ -222,15 +220,12 @@ class _Output:
         return len(block)
 
     def seek(self, position: int, whence: int = os.SEEK_SET) -> int:
-        """The new position."""
         return os.lseek(self._descriptor, position, whence)
 
     def tell(self) -> int:
-        """The position."""
         return os.lseek(self._descriptor, 0, os.SEEK_CUR)
 
     def read(self, count: int) -> bytes:
-        """What is there already."""
         return os.read(self._descriptor, count)
 
     def close(self) -> None:

@@ -36,11 +36,11 @@ if TYPE_CHECKING:
     from _typeshed import WriteableBuffer
 
 
-AT_ONCE_S = 0.001  # 0 would mean not to wait at all, which is another kind of error
+AT_ONCE_S = 0.001  # 0 would mean non-blocking, with another kind of error
 
 
 class TimelyPost:
-    """A kept connection to one address. Not thread-safe. timeout_s: from connecting to the end of the read response,
+    """A persistent connection to one address. Not thread-safe. timeout_s: from connecting to the end of the response,
     without the DNS lookup; each address of a host may take that long. outbound: allowed addresses."""
 
     def __init__(self, url: str, timeout_s: float, outbound: OutboundPolicy) -> None:
@@ -51,10 +51,7 @@ class TimelyPost:
         self._pool.ConnectionCls = with_tls if self._pool.scheme == "https" else plain
 
     def post(self, body: bytes, headers: Mapping[str, str]) -> BaseHTTPResponse:
-        """The response, whose body is not read yet. Does not follow redirects.
-
-        Raises urllib3's errors, OSError, and LinkDown for an address that is not allowed.
-        """
+        """The response, with an unread body; no redirects. Raises urllib3's errors, OSError, and LinkDown."""
         self._deadline.begin(self._timeout_s)
         return self._pool.urlopen(
             "POST",
@@ -67,7 +64,6 @@ class TimelyPost:
         )
 
     def close(self) -> None:
-        """Closes the connection."""
         self._pool.close()
 
 
@@ -86,7 +82,7 @@ class _Deadline:
 
     @property
     def left_s(self) -> float:
-        """For a socket's timeout."""
+        """Timeout for the socket."""
         return max(self._until - time.monotonic(), AT_ONCE_S)
 
 
@@ -143,8 +139,8 @@ AWAY = frozenset({408, 429, 502, 503, 504})
 TRY_AGAIN = frozenset({425})
 BACKOFF = Backoff(1.0, 16.0)  # between the attempts of one message
 LONGEST_RETRY_AFTER_S = 60.0
-DEAD_LETTER_BYTES = 64 * 2**20  # the file grows no further
-READ_BYTES = 4096  # of an answer's body; of a longer one the connection is not used again
+DEAD_LETTER_BYTES = 64 * 2**20  # maximum size of the file
+READ_BYTES = 4096  # of a response's body; after a longer one the connection is not reused
 BUDGET, BUDGET_PER_S, BUDGET_PER_MESSAGE = 20.0, 0.1, 0.2
 
 log = structlog.get_logger(component="video")
@@ -154,7 +150,7 @@ log = structlog.get_logger(component="video")
 class WebhookOptions(BrokerOptions):
     """url: http or https, may contain user and password. headers: of each request. timeout_s: of one POST, from
     connecting to the end of its response. attempts: per message. dead_letters: a file, None to only count. batch: 1
-    sends the message itself, more a list of up to so many."""
+    sends the message itself, more a list of up to that number."""
 
     url: Annotated[str, address_of("http", "https"), Field(json_schema_extra=SECRET)] = field(repr=False)
     headers: Annotated[
@@ -181,7 +177,6 @@ class RetryBudget:
         self._filled_at: float | None = None
 
     def delivered(self, count: int) -> None:
-        """Adds delivered messages."""
         self._saved = min(BUDGET, self._saved + count * BUDGET_PER_MESSAGE)
 
     def take(self, now: float) -> bool:
@@ -259,19 +254,18 @@ class WebhookLink:
             raise SinkFailed(f"{self.place}: a header's name or value has a line break")
         self._budget = RetryBudget()
         self._dead_letters = DeadLetters(options.dead_letters)
-        self._tried = ("", 0)  # the message at the head, and how often
-        self._failures = 0  # in a row
+        self._tried = ("", 0)  # the message at the head, and its attempts
+        self._failures = 0  # consecutive
         self._new_connection = partial(
             TimelyPost, self._url, options.timeout_s, OutboundPolicy(options.allowed_outbound)
         )
         self._connection: TimelyPost | None = None
 
     def open(self, timeout_s: float) -> bool:
-        """Nothing is asked of an address but to take messages."""
+        """Does nothing: a URL can only be tested by a message."""
         return False
 
     def send(self, messages: Sequence[Message]) -> DeliveryOutcome:
-        """One POST."""
         if not messages:
             return DeliveryOutcome()
         outcome = self._sent(messages)
@@ -302,10 +296,9 @@ class WebhookLink:
         return DeliveryOutcome(refused=messages, refusal=reason)
 
     def idle(self) -> None:
-        """Nothing."""
+        """Does nothing."""
 
     def close(self) -> None:
-        """Closes the connection."""
         if self._connection is not None:
             self._connection.close()
             self._connection = None

@@ -26,8 +26,8 @@ from penstock_video.sources.protocol import (
 )
 
 _BEAT_S = 1.0
-_LAST_S = 5.0  # from the socket's end until the process ends, whatever its decoding thread does
-_MOST_CUTS = 16  # waiting
+_LAST_S = 5.0  # from the socket's end to the process's, even if its decoding thread hangs
+_MOST_CUTS = 16  # queued requests for recordings
 
 
 class ParentGone(Exception):
@@ -39,7 +39,7 @@ class ParentLink(ABC):
 
     def __init__(self, link: socket.socket, start: Start) -> None:
         self._socket = link
-        self._changed = threading.Condition()  # its lock may be taken twice by one thread
+        self._changed = threading.Condition()  # with a re-entrant lock
         self._slots = start.ring_frames
         self._free = list(range(start.ring_frames))
         self._rows: set[int] = set()
@@ -54,8 +54,7 @@ class ParentLink(ABC):
 
     @abstractmethod
     def end(self) -> None:
-        """Ends the link. Unread messages are read first: else closing would reset the socket, and the parent would lose
-        unread messages."""
+        """Ends the link. Reads unread messages first, since closing would otherwise reset the socket."""
 
     @property
     def wants_images(self) -> bool:
@@ -78,8 +77,7 @@ class ParentLink(ABC):
             return cuts
 
     def take_slot(self, most: int, most_rows: int | None = None) -> int | None:
-        """A free slot of the ring; None if there is none, or the parent has `most` already. most_rows: it is for
-        a row, and there are so many of those at most."""
+        """A free slot, or None if there is none or the parent has `most`. most_rows: limit of slots with only a row."""
         with self._changed:
             if not self._may_take(most, most_rows):
                 self._look()
@@ -112,7 +110,7 @@ class ParentLink(ABC):
             return len(self._free) == self._slots
 
     def wait_while_paused(self, timeout_s: float) -> bool:
-        """Whether it is still held after the timeout. Raises ParentGone."""
+        """Whether it is still paused after the timeout. Raises ParentGone."""
         with self._changed:
             if self._is_held and not self._cuts:
                 self._wait_until(lambda: not self._is_held or bool(self._cuts), timeout_s)
@@ -135,7 +133,7 @@ class ParentLink(ABC):
         """Waits, with the lock, for the condition, the parent's end or the timeout."""
 
     def _hear(self, flags: int = 0) -> bool:
-        """Reads one message; returns whether the parent is there. Raises BlockingIOError."""
+        """Reads one message; returns whether the parent is connected. Raises BlockingIOError."""
         try:
             message = self._socket.recv(MESSAGE_BYTES + 1, flags)
             record = decode_down(message) if message else None
@@ -151,7 +149,7 @@ class ParentLink(ABC):
         return True
 
     def _tell_beat(self, beat: Beat) -> None:
-        with suppress(OSError):  # a parent that takes nothing needs no beats
+        with suppress(OSError):  # a parent that does not read needs no beats
             self._socket.send(encode(beat), socket.MSG_DONTWAIT)
 
     def _apply(self, record: DOWN) -> None:
@@ -167,8 +165,7 @@ class ParentLink(ABC):
 
 
 class ThreadedLink(ParentLink):
-    """The link of a process with one camera. When the parent closes its end, the process ends, at the latest after a
-    timeout."""
+    """The link of a process with one camera. The process ends within a timeout after the parent closes its end."""
 
     def begin(self, beat: Callable[[], Beat]) -> None:
         self._is_over = threading.Event()
@@ -206,8 +203,7 @@ class ThreadedLink(ParentLink):
 
 
 class PolledLink(ParentLink):
-    """The link of a camera in a shared process. Only the decoding thread uses it. While that waits for its stream, no
-    message is read; the stream's read timeout bounds this."""
+    """The link of a camera in a shared process, read by its decoding thread while it does not wait for its stream."""
 
     def begin(self, beat: Callable[[], Beat]) -> None:
         self._beat, self._is_waiting = beat, False
@@ -221,7 +217,7 @@ class PolledLink(ParentLink):
         self._look()
 
     def attend(self) -> None:
-        """Reads and sends messages while the thread waits for its turn at the card. Raises ParentGone."""
+        """Reads and sends messages while the thread waits for its turn at the GPU. Raises ParentGone."""
         self._is_waiting = True
         try:
             self._look()

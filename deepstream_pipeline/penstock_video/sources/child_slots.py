@@ -14,37 +14,36 @@ from penstock_video.sources.protocol import Ring, RingSize, Start, image_offset
 
 Frame: TypeAlias = av.VideoFrame | DevicePicture
 
-_LEAST_SLOTS = 2  # one is written while the parent looks at another
+_LEAST_SLOTS = 2  # one is written while the parent reads another
 
 
 class Written(NamedTuple):
-    """row_shape: of the network's row, empty without one. thumbnail: for who compares pictures (decode.likeness), and
-    borrowed until the next is written."""
+    """row_shape: of the network's input, empty without a row. thumbnail: valid until the next write."""
 
     row_shape: tuple[int, ...]
     thumbnail: Pixels
 
 
 class Slots(Protocol):
-    """Who makes ready what was decoded. Of one thread. is_on_device: the rows lie on the card, not in the ring."""
+    """Writes decoded frames into slots. For one thread. is_on_device: rows are in GPU memory, not in the ring."""
 
     is_on_device: bool
 
     def most(self, width: int, height: int, has_image: bool) -> int:
-        """How many slots may be in use at once for pictures of that size. Raises DecodeError where none is enough."""
+        """Maximum slots in use for pictures of this size. Raises DecodeError if even one does not fit."""
         ...
 
     def write(self, slot: int, frame: Frame, *, has_row: bool, has_image: bool) -> Written:
-        """Into a free slot, what is asked for of it; complete when it returns."""
+        """Writes row and picture, as requested, into a free slot; complete on return."""
         ...
 
     def close(self) -> None:
-        """Nothing is written any more."""
+        """Frees resources; call it after the last write."""
         ...
 
 
 class SlotWriter:
-    """Converts frames in host memory straight into slots."""
+    """Converts frames in host memory directly into slots."""
 
     is_on_device = False
 
@@ -55,13 +54,13 @@ class SlotWriter:
         self._ring_bytes = start.ring_bytes
 
     def most(self, width: int, height: int, has_image: bool) -> int:
-        """How many slots may be in use at once for pictures of that size. Raises DecodeError where none is enough."""
+        """See Slots."""
         row_bytes = row_bytes_of(width, height, self._spec) if self._spec else 0
         needed = max(image_offset(row_bytes) + width * height * 3 * has_image, 1)
         return most_slots(self._ring.size, self._ring_bytes, needed, f"a picture of {width}x{height}")
 
     def write(self, slot: int, frame: Frame, *, has_row: bool, has_image: bool) -> Written:
-        """Into a free slot, what is asked for of it."""
+        """See Slots."""
         host = _on_host(frame)
         thumbnail = thumbnail_of(self._painter.luma(host))
         spec = self._spec if has_row else None
@@ -75,7 +74,7 @@ class SlotWriter:
         return Written(shape, thumbnail)
 
     def close(self) -> None:
-        """Nothing: the ring is its owner's."""
+        """Does nothing: the ring belongs to its owner."""
 
     def _write_row(self, slot: int, pixels: Pixels, spec: PrepareSpec, is_bgr: bool) -> tuple[int, tuple[int, ...]]:
         row = prepare_row(pixels, spec, lambda shape, dtype: self._ring.array(slot, 0, shape, dtype), is_bgr=is_bgr)
@@ -83,7 +82,7 @@ class SlotWriter:
 
 
 def most_slots(size: RingSize, ring_bytes: int, needed: int, what: str) -> int:
-    """How many slots may be in use at once, where each takes so many bytes. Raises DecodeError where none is enough."""
+    """Maximum slots in use, at `needed` bytes each. Raises DecodeError if even one does not fit."""
     if needed > size.slot_bytes:
         raise DecodeError(f"{what} needs {needed} bytes, and has room for {size.slot_bytes}")
     return max(min(size.frames, ring_bytes // needed), _LEAST_SLOTS)

@@ -49,7 +49,7 @@ from penstock_video.sources.protocol import (
 )
 from penstock_video.types import DropPolicy, DropReason
 
-_MAX_MOMENTS = 1024  # the last frames; a result is never so late
+_MAX_MOMENTS = 1024  # the last frames; no result is later
 
 
 class Moments:
@@ -60,33 +60,33 @@ class Moments:
         self._slots: dict[int, float] = {}
 
     def note(self, frame_num: int, slot: int, moment_s: float) -> None:
-        """Notes that the frame is in that slot."""
+        """Notes that the frame is in this slot."""
         self._frames.append((frame_num, moment_s))
         self._slots[slot] = moment_s
 
     def of(self, frame_num: int) -> float | None:
-        """The time of that frame, or of the nearest that is known; None if there is none, or the number is negative."""
+        """Time of this frame, or of the nearest known one; None if there is none, or the number is negative."""
         if frame_num < 0 or not self._frames:
             return None
         return min(self._frames, key=lambda frame: abs(frame[0] - frame_num))[1]
 
     def oldest(self, outside: Collection[int]) -> float | None:
-        """The oldest time of the frames in those slots and of the last result; None before the first."""
+        """The oldest time of the frames in these slots and of the last one; None before the first."""
         if not self._frames:
             return None
         return min([self._slots[slot] for slot in outside if slot in self._slots], default=self._frames[-1][1])
 
 
-_ERRAND_S = 0.2  # how often the parent's wishes are looked at while nothing is decoded
-_LATE_S = 1.0  # of a file that is played at its own speed: it goes on from where it is
-_LOST_S = 0.2  # how late the parent hears of lost frames, at most, while more are lost
+_ERRAND_S = 0.2  # interval of checks for the parent's messages while nothing is decoded
+_LATE_S = 1.0  # a file in real time that is later than this does not catch up
+_LOST_S = 0.2  # maximum delay of reports of lost frames
 
 _REASONS: tuple[tuple[type[PipelineError], EndReason], ...] = (
     (SourceRefused, EndReason.AUTH_FAILED),
     (SourceUnavailable, EndReason.UNAVAILABLE),
     (SourceNotAllowed, EndReason.NOT_ALLOWED),
     (NeedsCpu, EndReason.NEEDS_CPU),
-    (GpuUnavailable, EndReason.NEEDS_CPU),  # for its rows, which nothing compiles here: so it stays
+    (GpuUnavailable, EndReason.NEEDS_CPU),  # of its rows, which this process cannot compile: final
     (GpuFull, EndReason.NO_CARD),
     (DecodeError, EndReason.DECODE),
     (StreamEnded, EndReason.EOF),
@@ -119,7 +119,7 @@ def serve(link: socket.socket, ring_descriptor: int) -> int:
 
 
 def read_start(link: socket.socket) -> Start | None:
-    """The first message; None if it is no Start message."""
+    """The first message; None if it is not Start."""
     message = link.recv(MESSAGE_BYTES + 1)
     try:
         start = decode_down(message) if message else None
@@ -138,7 +138,7 @@ class Work:
         self._slots: Slots | None = None
         self._policy = DropPolicy(start.policy)
         self._recorder, self._moments = PacketRecorder(start.record_cache_s, self._tell_recorded), Moments()
-        self._is_cached = start.record_cache_s > 0  # packets, for clips that may be asked for
+        self._is_cached = start.record_cache_s > 0  # packets, for requested clips
         self._likeness = PictureSimilarity(start.cut)
         self._decoder: Decoder | None = None
         self._sent_facts: StreamFacts | None = None
@@ -149,7 +149,7 @@ class Work:
         self._lost_at = 0.0
         self._plays_from: float | None = None
         self._is_pacing = False
-        self._arrived_at = 0.0  # the packet that is decoded now
+        self._arrived_at = 0.0  # the current packet
         self._began_s = tools.cpu_s()
         self._prepare_s = 0.0
 
@@ -178,7 +178,7 @@ class Work:
         if self._decoder is not None:
             self._decoder.close()
         if self._slots is not None:
-            with suppress(GpuFailed):  # its driver, where it is broken, gives nothing back
+            with suppress(GpuFailed):  # a broken driver cannot free anything
                 self._slots.close()
         self._link.end()
         return 1 if ended is not None and ended.reason is EndReason.INTERNAL else 0
@@ -189,7 +189,7 @@ class Work:
             open_timeout_s=start.open_timeout_s,
             read_timeout_s=start.read_timeout_s,
             is_udp=start.is_udp,
-            threads=start.threads or int(start.is_realtime),  # as a camera: no frame is held back for others
+            threads=start.threads or int(start.is_realtime),  # as a camera: no frame is delayed by others
             max_pixels=start.max_pixels,
             outbound=OutboundPolicy(start.allowed_outbound, start.is_from_api),
         )
@@ -261,15 +261,14 @@ class Work:
         )
 
     def _await_events(self) -> None:
-        """Keeps a file's last packets for recordings, until the parent has handled the events."""
+        """Waits until the parent has handled a file's last events, which may need its last packets for recordings."""
         is_waiting = self._policy is DropPolicy.BLOCK and self._is_cached
         while is_waiting:
             is_waiting = not self._link.wait_for_all_slots(_ERRAND_S)
             self._errands()
 
     def _arrival(self, decoder: Decoder, packet: VideoPacket) -> float:
-        """When the packet came. A file played in real time waits until the packet is due, and counts as punctual;
-        delays over a second are not caught up."""
+        """Arrival time of the packet; in a file played in real time its due time, for which this waits."""
         at_s = decoder.arrival_s(packet) if self._start.is_realtime else None
         if at_s is None:
             return time.monotonic()
@@ -278,27 +277,23 @@ class Work:
         while (late_s := time.monotonic() - self._plays_from - at_s) < 0:
             self._is_pacing = True
             time.sleep(min(-late_s, _ERRAND_S))
-            if -late_s > _ERRAND_S:  # else with the next packet
+            if -late_s > _ERRAND_S:  # otherwise with the next packet
                 self._errands()
         self._is_pacing = False
-        if late_s > _LATE_S:  # the machine had no time, or it was held
+        if late_s > _LATE_S:  # the machine was busy, or the file paused
             self._plays_from += late_s
         return self._plays_from + at_s
 
     def _look(self, decoder: Decoder, picture: Picture, thumbnail: Pixels) -> int:
-        """The picture's digest. A cut begins a new segment in a file, not in a camera's stream, where it is a change of
-        light."""
+        """The picture's digest. A cut begins a new segment in a file; in a camera's stream it is a change of light."""
         digest, is_cut = self._likeness.look(thumbnail)
         if is_cut and not decoder.facts.is_live and not picture.is_corrupt:
             self._segment += 1
         return digest
 
     def _slot(self, slots: Slots, facts: StreamFacts, *, has_row: bool) -> int | None:
-        """A slot to write into; None if there is none and the policy is not to wait.
-
-        The parent keeps a slot with only a row until the engine has read it. A camera's frames beyond its queue limit
-        are dropped here, before they are prepared.
-        """
+        """A slot to write into; None if there is none and the policy is not to wait. A camera's rows beyond MAX_PENDING
+        are dropped here, before they are prepared, since the parent owns slots until the engine has read them."""
         has_image = self._link.wants_images
         most = slots.most(facts.width, facts.height, has_image)
         if self._policy is not DropPolicy.BLOCK:
@@ -310,12 +305,12 @@ class Work:
             self._errands()
 
     def _errands(self) -> None:
-        """Starts requested recordings, and waits while held. Raises ParentGone."""
+        """Starts requested recordings, and waits while paused. Raises ParentGone."""
         while True:
             for cut in self._link.cuts():
                 moment_s = self._moments.of(cut.frame_num)
                 self._recorder.cut(ClipRequest(cut.path, cut.before_s, cut.after_s, moment_s), time.monotonic())
-            if self._policy is not DropPolicy.BLOCK:  # what waits for the engine, or is held, is not silent
+            if self._policy is not DropPolicy.BLOCK:  # waiting for the engine, or a pause, is no silence
                 self._recorder.look(time.monotonic())
             if not self._link.wait_while_paused(_ERRAND_S):
                 return
@@ -369,6 +364,6 @@ def _reason_of(error: PipelineError) -> EndReason:
 
 
 def _where(error: Exception) -> str:
-    """The exception's type and location: its text may contain a password."""
+    """The exception's type and location, since its text may contain a password."""
     last = traceback.extract_tb(error.__traceback__)[-1]
     return f"{type(error).__name__} in {Path(last.filename).name}:{last.lineno}"

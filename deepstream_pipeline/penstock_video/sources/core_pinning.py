@@ -1,4 +1,4 @@
-"""A CPU core for a decode process, by lock files that all decode processes of this user share."""
+"""Reserves a CPU core for a decode process, by lock files that all decode processes of this user share."""
 
 import fcntl
 import os
@@ -18,10 +18,7 @@ _FILE_FLAGS = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
 def open_lock(name: str) -> int | None:
-    """The descriptor of the file of that name, created if missing, not locked yet; the caller closes it.
-
-    None if its folder is a link, another user's, or writable by others.
-    """
+    """Descriptor of the lock file, owned by the caller; None if others may write to its folder."""
     try:
         path = Path(tempfile.gettempdir()) / f"penstock-{os.getuid()}"
         with suppress(FileExistsError):
@@ -43,31 +40,29 @@ def _is_ours_alone(folder: int) -> bool:
     return status.st_uid == os.getuid() and not status.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
 
 
-LOOK_S = 2.0  # at the interrupts
+LOOK_S = 2.0  # interval of checks of the interrupts
 _LOOKS = 8
 
 
 class OwnCore:
-    """The process's. number: as the system counts cores. Every thread may use it."""
+    """The process's own core. number: as in the system. Thread-safe."""
 
     def __init__(self, number: int, descriptor: int, cores: Collection[int]) -> None:
-        """descriptor: of the file with its lock. cores: that the process may use else."""
+        """descriptor: of its locked file. cores: those that the process could use before."""
         self.number = number
         self._descriptor, self._cores = descriptor, set(cores)
         self._lock = threading.Lock()
         self._is_left = False
 
     def leave(self) -> None:
-        """Every thread of the process may run on all cores again, and another process have this one. A second call does
-        nothing."""
+        """Lets the process use all cores again, and frees this one for others. May be called again."""
         with self._lock:
             if not self._is_left:
                 self._is_left = True
                 self._go(self._cores)
 
     def move(self, busy: Collection[int]) -> None:
-        """To a core that is none of the busy ones; where none is free, the process leaves its core and may run on all
-        but those. One that has left it stays as it is."""
+        """Moves the process to a free core that is not busy, or off the busy cores. Does nothing after `leave`."""
         with self._lock:
             if self._is_left:
                 return
@@ -80,7 +75,7 @@ class OwnCore:
                 self.number, self._descriptor = taken
 
     def keep_off(self, interrupts: Interrupts) -> None:
-        """From now on it moves away from a core that the cards' interrupts keep busy. Called once."""
+        """Starts moving away from cores that GPU interrupts make busy. Call it once."""
         threading.Thread(target=self._watch, args=(interrupts,), name="own core", daemon=True).start()
 
     def _watch(self, interrupts: Interrupts) -> None:
@@ -88,16 +83,16 @@ class OwnCore:
         while not self._is_left:
             time.sleep(LOOK_S)
             busy = watch.busy(time.monotonic(), interrupts.by_core())
-            if self.number in busy & before:  # one look may see what a start alone makes
+            if self.number in busy & before:  # a single check may be a peak
                 self.move(busy)
             before = busy
 
     def _go(self, cores: Collection[int]) -> None:
-        """All threads, and another process may have the core."""
-        for _ in range(_LOOKS):  # a thread that is started meanwhile is where the one was that started it
+        """Moves all threads, and frees the core for other processes."""
+        for _ in range(_LOOKS):  # a thread started meanwhile inherits its parent's affinity
             pinned = [task for task in _tasks() if _may_run_on(task) == {self.number}]
             for task in pinned:
-                with suppress(OSError):  # it is over
+                with suppress(OSError):  # it has ended
                     os.sched_setaffinity(task, cores)
             if not pinned:
                 break
@@ -105,11 +100,7 @@ class OwnCore:
 
 
 def pin_to_own_core(interrupts: Interrupts) -> OwnCore | None:
-    """The core on which this thread, and what it starts from now on, stays.
-
-    None, and all is as it was, where each core has its process, or the system has no lock or no pinning for us. Called
-    once, before any other thread: those that there are keep their cores.
-    """
+    """The core on which this thread and its later children stay, or None. Call it once, before other threads start."""
     cores = sorted(os.sched_getaffinity(0))
     interrupted = mostly_interrupted(interrupts.by_core())
     taken = _take_one_of([core for core in cores if core not in interrupted]) or _take_one_of(
@@ -119,7 +110,7 @@ def pin_to_own_core(interrupts: Interrupts) -> OwnCore | None:
 
 
 def _take_one_of(cores: Collection[int]) -> tuple[int, int] | None:
-    """The number of one that is this thread's now, chosen by chance, and the descriptor of its lock."""
+    """The number of a random free core, now this thread's, and the descriptor of its lock."""
     for core in random.sample(list(cores), len(cores)):
         descriptor = _taken(core)
         if descriptor is not None:
@@ -128,19 +119,18 @@ def _take_one_of(cores: Collection[int]) -> tuple[int, int] | None:
 
 
 def _tasks() -> list[int]:
-    """The process's threads, as the system numbers them."""
     return [int(name) for name in os.listdir("/proc/self/task")]
 
 
 def _may_run_on(task: int) -> set[int]:
     try:
         return os.sched_getaffinity(task)
-    except ProcessLookupError:  # it is over
+    except ProcessLookupError:  # it has ended
         return set()
 
 
 def _taken(core: int) -> int | None:
-    """The descriptor of its lock, which lasts as long as that is open; None if it is not this process's."""
+    """Descriptor of the core's lock, which ends when it is closed; None if another process has it."""
     descriptor = open_lock(f"core-{core}.lock")
     if descriptor is None:
         return None

@@ -8,9 +8,9 @@ from penstock_video.types import DecoderKind
 
 WINDOW_S = 3.0
 _BUCKET_S = 0.5
-MARGIN_FPS = 10.0  # so much more than expected is still believed
-RUNAWAY_S = 3  # whole seconds in a row
-CATCH_UP_S = 10.0  # what came too late by so much may come faster: it waited for a machine that had no time for it
+MARGIN_FPS = 10.0  # tolerated above the expected rate
+RUNAWAY_S = 3  # consecutive whole seconds
+CATCH_UP_S = 10.0  # frames late by up to this may arrive faster: the machine was busy
 
 
 class Pace:
@@ -20,13 +20,10 @@ class Pace:
         self._begun_at: float | None = None
         self._buckets: deque[tuple[float, int]] = deque()
         self._second, self._in_second, self._seconds_too_many = 0, 0, 0
-        self._owed = 0.0  # frames that were expected, and did not come yet
+        self._owed = 0.0  # expected frames that did not arrive yet
 
     def count(self, now: float, frames: int, limit_fps: float | None) -> bool:
-        """Counts frames. Returns whether each of the last whole seconds had more than limit_fps + MARGIN_FPS.
-
-        Seconds with late frames do not count.
-        """
+        """Counts frames. Returns whether each of the last RUNAWAY_S seconds had too many, without late frames."""
         if self._begun_at is None:
             self._begun_at = now
         if self._buckets and now - self._buckets[-1][0] < _BUCKET_S:
@@ -55,8 +52,7 @@ class Pace:
         return self._seconds_too_many >= RUNAWAY_S
 
     def _settle(self, seconds: int, limit_fps: float) -> bool:
-        """Updates the debt of late frames after a second; returns whether that had too many. seconds: since it
-        began."""
+        """Updates the number of late frames after a second; returns whether it had too many."""
         owed = self._owed + seconds * limit_fps - self._in_second
         self._owed = min(max(owed, 0.0), CATCH_UP_S * limit_fps)
         return owed < 0.0 and self._in_second > limit_fps + MARGIN_FPS
@@ -67,10 +63,7 @@ class Pace:
 
 
 class Stillness:
-    """Detects a source that shows the same picture for too long. Only reported: a lobby at night may be still.
-
-    at: a live source's clock, or a file's pts.
-    """
+    """Detects a source that shows the same picture for too long. at: a live source's clock, or a file's pts."""
 
     def __init__(self, frozen_after_s: float) -> None:
         self._frozen_after_s = frozen_after_s
@@ -85,7 +78,7 @@ class Stillness:
             self.is_frozen = True
 
 
-_STEP_S = 0.001  # between the last frame of one process and the first of the next, at least
+_STEP_S = 0.001  # minimum between the last frame of one process and the first of the next
 
 
 class FrameNumbers:
@@ -99,8 +92,7 @@ class FrameNumbers:
         self._is_first = True
 
     def begin(self, now: float, *, is_live: bool) -> tuple[int, float, int]:
-        """Starts a process: returns its first frame number, pts and segment. A live source's time has passed
-        meanwhile."""
+        """First frame number, pts and segment of a process. A live source's pts includes the time in between."""
         self._is_first, self._shift_s = True, 0.0
         if self.pts_s is None:
             return 0, 0.0, 0
@@ -112,7 +104,7 @@ class FrameNumbers:
         )
 
     def place(self, ready: FrameReady, *, is_live: bool) -> float:
-        """The frame's pts across runs. Raises ValueError unless number, time and segment increase."""
+        """The frame's pts across processes. Raises ValueError unless number, time and segment increase."""
         if not math.isfinite(ready.pts_s) or not math.isfinite(ready.captured_at):
             raise ValueError("a time that is no number")
         if ready.frame_num < self.frame_num or ready.segment < self.segment:
@@ -128,18 +120,15 @@ class FrameNumbers:
         return pts_s
 
 
-CPU_FOR_S = 3600.0  # from then on a stream that is opened anew is shown to the card again
-CARD_GONE_FOR_S = 60.0  # the same, where the card and not the stream was the reason
+CPU_FOR_S = 3600.0  # after this, a newly opened stream tries the GPU again
+CARD_GONE_FOR_S = 60.0  # the same, if the GPU and not the stream was the reason
 LOSSES, LOSSES_WITHIN_S = 2, 60.0
 ALONE_FOR_S = 600.0
 ALONE = "alone"
 
 
 class DecoderChoice:
-    """The decoder of one source. wish: from its configuration. absence: why no card decodes, None if one does.
-
-    refusal: why the wish cannot be met, empty if it can.
-    """
+    """Chooses the decoder of one source. absence: why no GPU decodes. refusal: why the wish cannot be met, or ""."""
 
     def __init__(self, wish: DecoderKind, absence: str | None) -> None:
         is_refused = wish is DecoderKind.NVDEC and absence is not None
@@ -148,10 +137,10 @@ class DecoderChoice:
         self._is_cpu_only = wish is DecoderKind.CPU or absence is not None
         self._cpu_until = self._alone_until = -1.0
         self._losses: deque[float] = deque(maxlen=LOSSES)
-        self._lost = ""  # the process, last
+        self._lost = ""  # the process that was lost last
 
     def kind(self, now: float) -> DecoderKind:
-        """The decoder of a new run: cpu or nvdec."""
+        """The decoder of a new process: cpu or nvdec."""
         is_cpus = self._is_cpu_only or (self.may_use_cpu and now < self._cpu_until)
         return DecoderKind.CPU if is_cpus else DecoderKind.NVDEC
 
@@ -162,20 +151,20 @@ class DecoderChoice:
         return self._lost if self._losses and now - self._losses[-1] < LOSSES_WITHIN_S else ""
 
     def needs_cpu(self, now: float) -> None:
-        """The card's video engine cannot decode the stream."""
+        """Records that NVDEC cannot decode the stream."""
         self._cpu_until = now + CPU_FOR_S
 
     def has_no_card(self, now: float) -> None:
-        """The card is unavailable or full."""
+        """Records that the GPU is unavailable or full."""
         self._cpu_until = max(self._cpu_until, now + CARD_GONE_FOR_S)
 
     def lost_process(self, now: float, name: str) -> None:
-        """A process of several cameras died; this source may be the cause."""
+        """Records that a shared process died; this source may be the cause."""
         self._lost = name
         self._losses.append(now)
         if len(self._losses) == LOSSES and now - self._losses[0] <= LOSSES_WITHIN_S:
             self._alone_until = now + ALONE_FOR_S
 
     def broke_promise(self, now: float) -> None:
-        """Its own run is known to have ended the process."""
+        """Records that this source ended the process."""
         self._alone_until = now + ALONE_FOR_S

@@ -10,19 +10,16 @@ from penstock_video.sources.options import ProcessSnapshot, SourcesOptions
 from penstock_video.sources.process import ChildProcess, DecodeProcess, ProcessLink
 from penstock_video.sources.protocol import Start
 
-CAMERA = b"camera"  # the message that brings a camera's descriptors: its socket, its ring, and its end-pipe to write to
-LEAVE_MARGIN_S = 3.0  # of a camera's thread, after the longest that it may wait for its stream
-_ALL_LEFT_S = 4.0  # of a process of whose cameras none is wanted any more: its end harms no camera
-_IDLE_S = 5.0  # cameras that are opened anew find the process that they had
-_END_S = 5.0  # of a process without cameras that was asked to end
+CAMERA = b"camera"  # the message with a camera's descriptors: its socket, its ring, and the pipe for its end
+LEAVE_MARGIN_S = 3.0  # for a camera's thread, beyond its longest wait for its stream
+_ALL_LEFT_S = 4.0  # for a process all of whose cameras are stopped: its end harms no camera
+_IDLE_S = 5.0  # so that reopened cameras find their process
+_END_S = 5.0  # for a process without cameras to end
 _REAP_S = 0.5
 
 
 class DecodeHost:
-    """A process for several cameras, running once constructed. Raises OSError if it cannot be started.
-
-    members: cameras that are not closed yet. is_open: whether it takes another camera.
-    """
+    """A running process for several cameras. Raises OSError if it cannot be started. members: not closed yet."""
 
     def __init__(self, command: tuple[str, ...], places: int, company: str) -> None:
         self.places = places
@@ -38,7 +35,7 @@ class DecodeHost:
         finally:
             theirs.close()
         self.control.setblocking(False)
-        self._fault = ""  # for which we killed it
+        self._fault = ""  # why we killed it
         self._asked_at: float | None = None
         self._exit: tuple[str, int] | None = None
         self.is_killed_as_untrusted = False
@@ -53,12 +50,12 @@ class DecodeHost:
 
     @property
     def company(self) -> str:
-        """Which cameras may be in it. After a loss a process that lives on counts as any other."""
+        """Which cameras it may have. A process that survived a loss for long accepts any."""
         is_past = self._company != ALONE and time.monotonic() - self._began_at >= LOSSES_WITHIN_S
         return "" if is_past else self._company
 
     def has_room(self, places: int, company: str) -> bool:
-        """Whether it takes such a camera."""
+        """Whether it has room for such a camera."""
         return self.places == places and len(self.members) < places and self.company == company and self.is_open
 
     def exit_text(self) -> str | None:
@@ -71,7 +68,6 @@ class DecodeHost:
         return how + (f", with {others} other camera{'s' * (others > 1)}" if others > 0 else "")
 
     def kill(self, fault: str) -> None:
-        """Kills it with all its cameras."""
         self._fault = self._fault or fault
         self._running.kill()
 
@@ -87,7 +83,7 @@ class DecodeHost:
             self.control.shutdown(socket.SHUT_RDWR)
 
     def look(self, now: float) -> bool:
-        """Kills a hanging process, and ends an idle one. Returns whether anything of it is left."""
+        """Kills a hanging process, and ends an idle one. Returns whether to continue watching it."""
         if self.exit_text() is not None:
             return bool(self.members)
         left_s = [member.left_for_s(now) for member in self.members]
@@ -109,8 +105,7 @@ class DecodeHost:
 
 
 class SharedDecodeProcess(ProcessLink):
-    """A camera in a shared process, running once constructed. Raises OSError if the process does not take it, without
-    leaving anything."""
+    """A camera in a shared process, running once constructed. Raises OSError, without leaving anything."""
 
     def __init__(self, host: DecodeHost, start: Start, name: str) -> None:
         super().__init__(start, name)
@@ -138,7 +133,7 @@ class SharedDecodeProcess(ProcessLink):
         return 0.0 if self._left_at is None or self.exit_text() is not None else now - self._left_at
 
     def is_overdue(self, now: float) -> bool:
-        """Whether it was stopped longer ago than allowed."""
+        """Whether it is stopping for longer than allowed."""
         return self.left_for_s(now) >= self._leave_s
 
     def kill(self) -> None:
@@ -165,7 +160,7 @@ class SharedDecodeProcess(ProcessLink):
         self._host.idle_since = time.monotonic()
 
     def _seen_end(self) -> str | None:
-        """Reads the thread's exit byte; without one the process died, and is waited for."""
+        """How the thread ended, by its exit byte; without one the process died, and is waited for."""
         try:
             status = os.read(self.pidfd, 1)
         except BlockingIOError:
@@ -178,8 +173,7 @@ class SharedDecodeProcess(ProcessLink):
 
 
 class DecodeHosts:
-    """Starts decode processes: one per source on the CPU, shared ones on a card. Not thread-safe, except
-    `processes`."""
+    """Starts decode processes: one per source on the CPU, shared ones on a GPU. Not thread-safe, except `processes`."""
 
     def __init__(self, options: SourcesOptions) -> None:
         self.options = options
@@ -193,7 +187,7 @@ class DecodeHosts:
         places = 1 if company == ALONE else gpu.cameras_per_process
         for host in self._hosts:
             if host.has_room(places, company):
-                with suppress(BrokenPipeError):  # it died a moment ago
+                with suppress(BrokenPipeError):  # it died at this moment
                     return SharedDecodeProcess(host, start, name)
         host = DecodeHost((*gpu.command, str(gpu.device), str(int(gpu.has_pinned_processes))), places, company)
         self._hosts.append(host)
@@ -211,7 +205,6 @@ class DecodeHosts:
         return tuple(ProcessSnapshot(host.pid, "nvdec", len(host.members)) for host in self._hosts)
 
     def kill(self) -> None:
-        """Kills every process at once."""
         for host in self._hosts:
             host.kill("the program ends")
 

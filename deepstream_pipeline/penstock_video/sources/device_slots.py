@@ -14,10 +14,10 @@ from penstock_video.sources.protocol import ALIGNMENT, Ring, Start, image_offset
 
 
 class DeviceSlotWriter:
-    """Makes slots of pictures in the card's memory, one camera's. Of one thread, which the device is bound to."""
+    """Writes one camera's slots from pictures in GPU memory. For one thread, which the device is bound to."""
 
     def __init__(self, device: Device, ring: Ring, start: Start) -> None:
-        """Raises NeedsCpu where the card cannot make the network's rows, GpuUnavailable, GpuFailed."""
+        """Raises NeedsCpu if the GPU cannot make the network's rows, GpuUnavailable, GpuFailed."""
         self._spec = PrepareSpec.unpack(start.spec) if start.spec else None
         reason = why_not(self._spec) if self._spec else ""
         if reason:
@@ -35,7 +35,7 @@ class DeviceSlotWriter:
         self.is_on_device = self._rows is not None
 
     def most(self, width: int, height: int, has_image: bool) -> int:
-        """How many slots may be in use at once for pictures of that size. Raises DecodeError where none is enough."""
+        """See Slots."""
         what, row_bytes = f"a picture of {width}x{height}", self._row_bytes(width, height)
         if row_bytes > self._start.row_bytes:
             raise DecodeError(f"{what} makes a row of {row_bytes} bytes, and has room for {self._start.row_bytes}")
@@ -43,7 +43,7 @@ class DeviceSlotWriter:
         return most_slots(self._ring.size, self._start.ring_bytes, max(needed, 1), what)
 
     def write(self, slot: int, frame: Frame, *, has_row: bool, has_image: bool) -> Written:
-        """Into a free slot, what is asked for of it; complete when it returns. Raises GpuFailed."""
+        """See Slots. Raises GpuFailed."""
         if not isinstance(frame, DevicePicture):
             raise DecodeError("a picture in the host's memory is not made ready by a card")
         width, height = frame.upright_size
@@ -55,7 +55,7 @@ class DeviceSlotWriter:
         return Written(made.row_shape if has_row else (), made.thumbnail)
 
     def close(self) -> None:
-        """Nothing is written any more."""
+        """Frees resources; call it after the last write."""
         for pinned in self._pinned.values():
             pinned.close()
         self._pinned.clear()
@@ -67,7 +67,7 @@ class DeviceSlotWriter:
         return row_bytes_of(width, height, self._spec) if self._spec else 0
 
     def _row_target(self, slot: int, width: int, height: int) -> tuple[RowTarget, int]:
-        """Where the row goes, and how many bytes of the ring's slot it takes."""
+        """Address of the row, and its bytes in the ring's slot."""
         if self._rows is not None:
             return self._rows.address(slot), 0
         size_bytes = self._row_bytes(width, height)
@@ -77,7 +77,7 @@ class DeviceSlotWriter:
         return self._ring.array(slot, 0, (size_bytes,), np.uint8), size_bytes
 
     def _pin(self, slot: int, size_bytes: int) -> None:
-        """The pages of a slot that have its row: once, for rows keep their size."""
+        """Pins the slot's pages for its row, once, since rows keep their size."""
         former = self._pinned.pop(slot, None)
         if former is not None:
             former.close()

@@ -13,12 +13,12 @@ from penstock_video.sources.process import BrokenPromise
 from penstock_video.sources.protocol import Beat, FrameReady, Lost, Ring, image_offset
 from penstock_video.types import ByteArray, DeviceRow, DropReason, Frame, PreparedFrame, RowArray
 
-_LONGEST_SIDE = 2**31 - 1  # of a sample aspect ratio: FFmpeg stores 32-bit integers
+_LONGEST_SIDE = 2**31 - 1  # of a sample aspect ratio, which FFmpeg stores as 32-bit integers
 _CLOCKS_S = 1.0  # processes of one machine share the clock
 
 
 class _Slot:
-    """Hands a slot back once. Thread-safe."""
+    """Returns a slot once. Thread-safe."""
 
     def __init__(self, number: int, give_back: Callable[[int], None]) -> None:
         self._number = [number]
@@ -33,11 +33,7 @@ class _Slot:
 
 
 class Feed:
-    """Frames of one process; the timeline is its source's. give_back: called with a slot, from any thread. device_ring:
-    for rows in a card's memory, None if they lie in the ring.
-
-    outside: the slots that are being read.
-    """
+    """Frames of one process. give_back: called with a slot, from any thread. outside: slots in use."""
 
     def __init__(
         self,
@@ -49,7 +45,7 @@ class Feed:
     ) -> None:
         self.outside: set[int] = set()
         self.device_ring = device_ring
-        self._rows: dict[int, RowArray | DeviceRow] = {}  # of each slot the last: they keep their shape
+        self._rows: dict[int, RowArray | DeviceRow] = {}  # the last one of each slot, since shapes rarely change
         self._row_dtype = np.dtype(needs.row_dtype)
         self._source_id = source_id
         self._ring = ring
@@ -122,26 +118,26 @@ class Feed:
 
 
 class RowRings:
-    """Device rings of one source. new: GpuSources.new_device_ring with its slots and row size."""
+    """Device rings of one source. new: creates one."""
 
     def __init__(self, new: Callable[[], DeviceRing]) -> None:
         self._new = new
         self._spare: DeviceRing | None = None
-        self._read: dict[object, Feed] = {}  # of runs that are over
+        self._read: dict[object, Feed] = {}  # of ended runs
         self._is_over = False
 
     def take(self) -> DeviceRing:
-        """A ring for a new run. Raises what `new` does."""
+        """A ring for a new run. Raises what `new` raises."""
         ring, self._spare = self._spare, None
         return ring if ring is not None else self._new()
 
     def leave(self, run: object, feed: Feed) -> None:
-        """The run is over: its ring is no longer written, but its last rows may still be read."""
+        """Ends a run: its ring is no longer written, but its last rows may still be read."""
         self._read[run] = feed
         self.released(run, [])
 
     def released(self, run: object, slots: list[int]) -> None:
-        """Slots of an ended run were given back."""
+        """Frees slots of an ended run."""
         feed = self._read.get(run)
         if feed is None:
             return
@@ -152,7 +148,7 @@ class RowRings:
                 self.put_back(feed.device_ring)
 
     def close(self) -> None:
-        """No run starts after this. Rings in use go with their last row."""
+        """Ends the source. Rings in use are closed after their last row."""
         self._is_over = True
         if self._spare is not None:
             self._spare.close()
@@ -166,7 +162,7 @@ class RowRings:
             self._spare = ring
 
 
-MAX_TALK = 1_000  # messages in one second that are no frames, which have their slots; a dozen are usual
+MAX_TALK = 1_000  # messages per second without a frame; a dozen are usual
 _MAX_LOST = 1_000_000
 _NONE = Beat(0, 0, 0.0, 0.0)
 
@@ -180,7 +176,7 @@ class SourceCounts:
         self._second, self._in_second = 0, 0
 
     def begin(self) -> None:
-        """Another process starts counting at 0."""
+        """Begins a new process, which counts from 0."""
         self._before = self.beat
 
     def talk(self, now: float) -> None:

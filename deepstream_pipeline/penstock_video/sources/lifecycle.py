@@ -9,14 +9,14 @@ from penstock_video.sources.decisions import MARGIN_FPS, Pace, Stillness
 from penstock_video.sources.protocol import EndReason
 from penstock_video.types import SourceState
 
-START_MARGIN_S = 5.0  # for the process to begin, before it asks the source
-GRACE_S = 2.0  # for a process that was asked to end, or said its last
-WELL_S = 10.0  # a source that gave frames for so long fails for the first time again
+START_MARGIN_S = 5.0  # for the process to start, before it connects to the source
+GRACE_S = 2.0  # for a process to end, after we asked or it reported its end
+WELL_S = 10.0  # after frames for this long, the number of failures restarts at 0
 AUTH_RETRY_S = 60.0
-TAKEN_OUT = "taken out"  # the reason of one that was removed
-WAITING_BEATS_S = 3.0  # of one that waits for its turn: it says so each second
+TAKEN_OUT = "taken out"  # the reason of a removed source
+WAITING_BEATS_S = 3.0  # of a source that waits for its turn, which is reported each second
 WAITS_FOR_CARD = "waits for its turn at the card, which makes one decoder at a time"
-FILE_ATTEMPTS = 2  # of a file that gave nothing yet: what kills its decoder once kills it again
+FILE_ATTEMPTS = 2  # for a file without frames yet: what kills its decoder once will kill it again
 
 
 _FOR_GOOD = (EndReason.NOT_ALLOWED, EndReason.NEEDS_CPU)
@@ -24,8 +24,7 @@ _BY_CPU = (EndReason.NEEDS_CPU, EndReason.NO_CARD)
 
 
 class Action(Enum):
-    """What the caller must do. start: start a process, then call `started`. stop: ask it to end. kill: kill it. hold,
-    go_on: send Hold."""
+    """What the caller must do: START a process, then call `started`; ask it to STOP; KILL it; send Hold."""
 
     NONE = "none"
     START = "start"
@@ -37,8 +36,7 @@ class Action(Enum):
 
 @dataclass(frozen=True, slots=True)
 class LifecycleOptions:
-    """is_live, is_local: from the address, corrected once it is open. may_use_cpu: if a card's video engine refuses it.
-    The others: from SourceConfig."""
+    """is_live, is_local: by the address, corrected once open. Others: from SourceConfig."""
 
     is_live: bool
     is_local: bool = False
@@ -86,7 +84,7 @@ class SourceLifecycle:
     def _forget_process(self) -> None:
         self._end: tuple[EndReason, str] | None = None
         self._fault = ""  # why we ended it
-        self._is_pause_requested = False  # to end, by pause
+        self._is_pause_requested = False  # asked to end, by pause
         self._running_since: float | None = None
         self._beats = 0
         self._limit_fps = self._options.expected_fps
@@ -125,7 +123,7 @@ class SourceLifecycle:
         return None if is_held else self._due
 
     def tick(self, now: float, *, is_ours: bool = False) -> Action:
-        """The action that is due. is_ours: the process waits for the parent, so its silence is no fault."""
+        """The due action. is_ours: the process waits for the parent, so its silence is no fault."""
         self.fps = self._pace.fps(now)
         wakeup = self.next_wakeup()
         if wakeup is None or now < wakeup:
@@ -145,7 +143,6 @@ class SourceLifecycle:
         return self._kill(f"no frame for {options.reconnect_interval_s:g} s")
 
     def started(self, now: float) -> None:
-        """The process was started."""
         self._forget_process()
         self.restarts += int(self._is_restart)
         self._phase, self._due = _Phase.OPENING, now + self._options.open_timeout_s + START_MARGIN_S
@@ -155,7 +152,7 @@ class SourceLifecycle:
             self.reason = ""
 
     def opened(self, now: float, fps: float, *, is_live: bool) -> None:
-        """The process opened the source, or the stream changed. fps: of the stream, 0 if unknown."""
+        """Records that the process opened the source, or the stream changed. fps: of the stream, 0 if unknown."""
         self.is_live = is_live
         self._limit_fps = self._options.expected_fps or fps or None
         if self._phase is _Phase.OPENING:
@@ -163,7 +160,7 @@ class SourceLifecycle:
             self._due = now + self._options.reconnect_interval_s
 
     def frame(self, now: float, digest: int, pts_s: float) -> Action:
-        """A frame was received."""
+        """Counts a received frame."""
         self.frames += 1
         self._stillness.see(now if self.is_live else pts_s, digest)
         if self._running_since is None:
@@ -173,11 +170,11 @@ class SourceLifecycle:
         return self._count(now, 1)
 
     def lost(self, now: float, count: int) -> Action:
-        """Decoded frames were lost."""
+        """Counts decoded frames that were lost."""
         return self._count(now, count)
 
     def beat(self, now: float, decoded: int, *, is_waiting: bool = False, is_pacing: bool = False) -> None:
-        """The process is alive. decoded: since its start. is_waiting, is_pacing: see Beat."""
+        """Records that the process is alive. decoded: since its start. is_waiting, is_pacing: see Beat."""
         if is_waiting and self._phase is _Phase.OPEN and self.state is SourceState.CONNECTING:
             self.reason = WAITS_FOR_CARD
         elif self.reason == WAITS_FOR_CARD:
@@ -189,24 +186,24 @@ class SourceLifecycle:
             self._due = now + max(self._options.reconnect_interval_s, WAITING_BEATS_S)
 
     def released(self, now: float) -> None:
-        """The parent freed what the process may have waited for, so the time before was no silence of the source."""
+        """Restarts the silence timer: the process may have waited for the parent."""
         self._progress(now)
 
     def end_reported(self, now: float, reason: EndReason, text: str) -> None:
-        """The process sent why it ends; it gets a moment to do so."""
+        """Records why the process ends; it gets GRACE_S to do so."""
         self._end = (reason, text)
         self._await_exit(now)
 
     def hung_up(self, now: float) -> None:
-        """The process closed its socket; it gets a moment to end."""
+        """Records that the process closed its socket; it gets GRACE_S to end."""
         self._await_exit(now)
 
     def broke_promise(self, text: str) -> Action:
-        """The process sent an invalid message, or does not read."""
+        """Kills a process that sent an invalid message, or does not read."""
         return self._kill(text)
 
     def process_ended(self, now: float, text: str) -> None:
-        """The process ended. text: how, as "was ended by SIGSEGV"."""
+        """Records how the process ended, such as "was ended by SIGSEGV"."""
         was_requested, end, fault = self._is_pause_requested and not self._fault, self._end, self._fault
         running_s = 0.0 if self._running_since is None else now - self._running_since
         if running_s >= WELL_S:
@@ -226,7 +223,7 @@ class SourceLifecycle:
         self._finish(SourceState.FAILED, reason)
 
     def pause(self, now: float) -> Action:
-        """Ends a live source's process; holds a file where it is."""
+        """Ends a live source's process; pauses a file where it is."""
         if self._is_paused or self._is_removed or self.is_over:
             return Action.NONE
         self._is_paused = True
@@ -298,8 +295,7 @@ class SourceLifecycle:
         return Action.KILL
 
     def _by_reason(self, now: float, reason: EndReason, text: str) -> None:
-        """Four cases: over for good; a wrong password, retried slowly; another decoder needed, which is no failure;
-        anything else, retried."""
+        """Four cases: over for good; a wrong password, retried slowly; another decoder; others, retried."""
         is_gone = reason is EndReason.UNAVAILABLE and self._options.is_local
         is_unreadable = reason is EndReason.DECODE and not self.is_live
         is_repeatable = self.is_live or self._options.is_loop or not self.frames
@@ -316,7 +312,7 @@ class SourceLifecycle:
             self._retry(now, text or reason.value, reason)
 
     def _retry(self, now: float, text: str, reason: EndReason | None = None) -> None:
-        """reason: from its process. A file whose process needed the card has not shown its content yet."""
+        """reason: from its process. A file whose process needed the GPU has not shown its content yet."""
         is_auth = reason is EndReason.AUTH_FAILED
         self._failures, self._is_restart = self._failures + 1, True
         if not self.is_live and self.frames and not self._options.is_loop:

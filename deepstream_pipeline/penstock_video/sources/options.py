@@ -17,10 +17,7 @@ SHARED_DECODER = (sys.executable, "-P", "-m", "penstock_video.sources.shared_chi
 
 
 class DeviceRing(Protocol):
-    """GPU memory for the rows of one run of a source: consecutive slots of one size.
-
-    handle: CUDA IPC handle for the decode process.
-    """
+    """GPU memory for the rows of one run, in slots of equal size. handle: CUDA IPC handle for the decode process."""
 
     @property
     def handle(self) -> bytes: ...
@@ -40,13 +37,12 @@ def _never() -> bool:
 
 @dataclass(frozen=True, slots=True)
 class GpuSources:
-    """How the card decodes sources.
+    """How the GPU decodes sources.
 
-    cameras_per_process: at most; they restart together if their process dies. device: the card's number.
-    new_device_ring: makes a ring of slots and bytes per slot, None if rows go through the host; if it raises GpuFailed,
-    that run's rows do. is_card_lost: whether rows on the card are no longer handed over. has_pinned_processes: each
-    takes a core of its own, if one is free. command: of a shared process; the card's number, 1 or 0 for a core of its
-    own, and the socket's number are appended.
+    cameras_per_process: maximum; they restart together. device: GPU index. new_device_ring: creates a ring of slots and
+    bytes per slot; rows use host memory if it is None or raises GpuFailed. is_card_lost: whether rows in GPU memory are
+    no longer usable. has_pinned_processes: each process reserves a core, if one is free. command: of a shared process,
+    before device, 1 or 0 for pinning, and the socket's descriptor.
     """
 
     cameras_per_process: int = 16
@@ -59,12 +55,11 @@ class GpuSources:
 
 @dataclass(frozen=True, slots=True)
 class SourcesOptions:
-    """Limits of all sources together.
+    """Limits of all sources.
 
-    ring_frames, ring_bytes: of waiting decoded frames per source; both apply. max_pixels: larger frames are refused.
-    max_opening: sources that are opened at the same time. decoder_threads: per source, 0 for the decoder's default.
-    command: of a decode process; the numbers of its socket and its ring are appended. gpu: None if no card decodes;
-    gpu_absence says why.
+    ring_frames, ring_bytes: waiting decoded frames per source; both apply. max_pixels: larger frames are refused.
+    max_opening: sources opened at the same time. decoder_threads: per source, 0 for the default. command: of a decode
+    process, before the descriptors of its socket and ring. gpu: None if no GPU decodes; gpu_absence says why.
     """
 
     max_sources: int = 200
@@ -81,11 +76,8 @@ class SourcesOptions:
 
 @dataclass(frozen=True, slots=True)
 class SourceNeeds:
-    """How a source's frames are prepared.
-
-    spec: PrepareSpec.pack() of the network, empty for none. row_bytes, row_dtype: of its input. interval: frames
-    between two inferred frames. wants_images: full pictures are sent too.
-    """
+    """How a source's frames are prepared. spec: PrepareSpec.pack() of the network, empty for none. row_bytes,
+    row_dtype: of its input. interval: frames between two inferred frames. wants_images: full pictures are sent too."""
 
     spec: bytes = b""
     row_bytes: int = 0
@@ -95,10 +87,7 @@ class SourceNeeds:
 
 
 class SourceListener(Protocol):
-    """Receives events. Called on the thread that all sources share: it must not block.
-
-    Each source gets any events in order, then on_ended once, and nothing after it.
-    """
+    """Receives events on the sources' thread: it must not block. A source's on_ended is its last event."""
 
     def on_frame(self, prepared: PreparedFrame) -> None:
         """A frame. The receiver calls its `release`, from any thread."""
@@ -125,7 +114,7 @@ class SourceListener(Protocol):
         ...
 
     def on_recorded(self, source_id: str, recorded: Recorded) -> None:
-        """A recording is over."""
+        """A recording ended."""
         ...
 
 
@@ -140,11 +129,10 @@ class ProcessSnapshot:
 
 @dataclass(frozen=True, slots=True)
 class SourceSnapshot:
-    """fps: decoded over the last seconds. frames: decoded, over all processes. drops: by types.DropReason, before
-    frames reached the parent. pts_s: of the last frame. opened: None before the first time. decode_s, prepare_s: CPU
-    seconds. start_s: from the last process's start to its first message. waiting_frames: received and not released.
-    pid: of its process, or None. is_open: its process has it open, so that it can be recorded now; earlier packets are
-    gone with the former process."""
+    """State of a source. fps: decoded over the last seconds. frames: decoded by all processes. drops: by
+    types.DropReason, before frames reached the parent. pts_s: of the last frame. opened: None before the first time.
+    decode_s, prepare_s: CPU seconds. start_s: from the last process's start to its first message. waiting_frames:
+    received and not released. pid: of its process, or None. is_open: whether it can be recorded now."""
 
     config: SourceConfig
     state: SourceState

@@ -29,7 +29,7 @@ from penstock_video.sources.protocol import (
 )
 
 MAX_WAITING = 64  # messages for a process that does not read
-_AT_ONCE = 64  # messages taken of one process before the others have their turn
+_AT_ONCE = 64  # messages read from one process before the others' turn
 
 
 class BrokenPromise(Exception):
@@ -39,15 +39,15 @@ class BrokenPromise(Exception):
 class ProcessLink(ABC):
     """One run of one source, in its own or a shared process. Not thread-safe.
 
-    ring: its frames, alive while arrays of it are. pidfd: readable once the run is over, -1 if unsupported. is_lost: it
-    ended with a shared process, and not by its own known fault.
+    ring: its frames, mapped as long as arrays of it exist. pidfd: readable once the run is over, -1 if unsupported.
+    is_lost: it ended with a shared process, and not by its own known fault.
     """
 
     pidfd = -1
     is_lost = False
 
     def __init__(self, start: Start, name: str) -> None:
-        """`_theirs`, the other end of the socket, and `_ring_fd` are for the process; `_hand_over` closes them."""
+        """`_theirs`, the other end of the socket, and `_ring_fd` are for the process; `_handed_over` closes them."""
         if len(encode(start)) > MESSAGE_BYTES:
             raise OSError(errno.EMSGSIZE, "the address, or what the network wants, is too long for one message")
         size = RingSize(start.ring_frames, start.slot_bytes)
@@ -70,7 +70,7 @@ class ProcessLink(ABC):
     @property
     @abstractmethod
     def pid(self) -> int:
-        """The id of its process."""
+        """The ID of its process."""
 
     @abstractmethod
     def kill(self) -> None:
@@ -82,14 +82,14 @@ class ProcessLink(ABC):
 
     @abstractmethod
     def exit_text(self) -> str | None:
-        """How it ended, as "was ended by SIGSEGV"; None while it runs."""
+        """How it ended, such as "was ended by SIGSEGV"; None while it runs."""
 
     @abstractmethod
     def is_reaped(self, timeout_s: float) -> bool:
         """Whether it ended within the time; then only this end is left."""
 
     def close(self) -> None:
-        """Closes its descriptors, once. The ring's memory goes with its last array."""
+        """Closes its descriptors, once. The ring is unmapped with its last array."""
         self.socket.close()
         if self.pidfd >= 0:
             os.close(self.pidfd)
@@ -117,7 +117,7 @@ class ProcessLink(ABC):
             return
         try:
             self._send_waiting()
-        except (BrokenPipeError, ConnectionResetError):  # that it is gone we hear elsewhere
+        except (BrokenPipeError, ConnectionResetError):  # its end is detected elsewhere
             self._waiting.clear()
             self._released = []
 
@@ -137,7 +137,7 @@ class ProcessLink(ABC):
                 message = self.socket.recv(MESSAGE_BYTES + 1)
             except BlockingIOError:
                 return
-            except ConnectionResetError:  # said once, where it left what we sent unread: what it sent is still there
+            except ConnectionResetError:  # raised once, if it left our messages unread; its own can still be read
                 continue
             if not message:
                 self.has_hung_up = True
@@ -169,9 +169,8 @@ _STDERR_TAIL_BYTES = 65_536
 class ChildProcess:
     """A running process. Raises OSError if it cannot be started, without leaving anything.
 
-    descriptors: inherited; their numbers become its last arguments. Its standard error goes to a pipe that is not read
-    while it runs and that drops what does not fit. It has its own session: the parent handles Ctrl-C and ends its
-    children in order.
+    descriptors: inherited, and appended to its arguments. Standard error goes to a pipe that is read after its end and
+    drops what does not fit. It has its own session: the parent handles Ctrl-C.
     """
 
     def __init__(self, command: tuple[str, ...], descriptors: tuple[int, ...]) -> None:
@@ -199,7 +198,7 @@ class ChildProcess:
                 os.killpg(self.pid, signal.SIGKILL)
 
     def exit_text(self) -> str | None:
-        """How it ended, as "was ended by SIGSEGV", reaped; None while it runs. The first call adds its last output."""
+        """How it ended, such as "was ended by SIGSEGV", with its last output once; None while it runs."""
         status = self._process.poll()
         if status is None:
             return None
@@ -262,7 +261,7 @@ class DecodeProcess(ProcessLink):
 
 
 def _pidfd(pid: int) -> int:
-    """A descriptor that is readable once the process is over; -1 where the system has none."""
+    """A descriptor that is readable once the process has ended; -1 if unsupported."""
     try:
         return os.pidfd_open(pid)
     except OSError:
@@ -277,7 +276,7 @@ def _signal_name(number: int) -> str:
 
 
 Owner = TypeVar("Owner")
-_POLL_S = 0.1  # for the end of a process, where the system has no descriptor for it
+_POLL_S = 0.1  # for the end of a process, if the system has no pidfd
 
 
 class WakeUp:
@@ -300,7 +299,7 @@ class WakeUp:
         """Call it before reading the queued data."""
         if not self._is_set:
             return
-        with self._lock:  # not between another's two steps: what it writes then would wake its hearer for ever
+        with self._lock:  # not between another thread's two steps, whose write would then wake the reader for ever
             with suppress(BlockingIOError):
                 os.eventfd_read(self.descriptor)
             self._is_set = False
@@ -358,7 +357,7 @@ class ProcessSelector(Generic[Owner]):
             self._selector.unregister(process.pidfd)
 
     def wait(self, timeout_s: float) -> list[tuple[Owner, ProcessLink, bool]]:
-        """(owner, process, whether its socket has something; else its end). Empty if only the wake-up was set."""
+        """(owner, process, whether its socket is ready; otherwise it ended). Empty if only the wake-up was set."""
         timeout_s = min(timeout_s, _POLL_S) if self._without_pidfd else timeout_s
         events = [key.data for key, _ in self._selector.select(timeout_s) if key.data is not None]
         events += [(owner, process, False) for process, owner in self._without_pidfd.items()]

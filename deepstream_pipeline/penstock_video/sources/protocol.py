@@ -11,13 +11,12 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-MESSAGE_BYTES = 65_536  # the most that one message may have
+MESSAGE_BYTES = 65_536  # limit of one message
 
 
 class EndReason(StrEnum):
-    """Why a decode process ends. eof: end of file, or a camera hung up. played_out: a server's stream reached its end.
-    needs_cpu: the card's video engine cannot decode the stream. no_card: the card is unavailable or full, whatever the
-    stream."""
+    """Why a decode process ends. eof: end of file, or the camera hung up. played_out: a server's stream reached its
+    end. needs_cpu: NVDEC cannot decode the stream. no_card: the GPU is unavailable or full."""
 
     EOF = "eof"
     PLAYED_OUT = "played_out"
@@ -37,12 +36,12 @@ class DecodeMessage(msgspec.Struct, frozen=True, array_like=True, tag=True):
 class Start(DecodeMessage, frozen=True, kw_only=True):
     """Parent → child, first and once.
 
-    spec: PrepareSpec.pack() of the network, empty for none. ring_frames, slot_bytes: size of the ring. ring_bytes: how
-    much of it may be in use. interval: frames between two inferred frames. policy: of types.DropPolicy. wants_images:
-    full frames are sent too. first_*: where counting continues. threads: of the decoder, 0 for its default. max_pixels:
+    spec: PrepareSpec.pack() of the network, empty for none. ring_frames, slot_bytes: size of the ring. ring_bytes:
+    limit of its use. interval: frames between two inferred frames. policy: of types.DropPolicy. wants_images: full
+    frames are sent too. first_*: where counting continues. threads: of the decoder, 0 for its default. max_pixels:
     larger frames are refused. cut: share of the picture (0..1) whose brightness must change at once to begin a segment,
-    0 for never. decoder: cpu or nvdec. device_ring: CUDA IPC handle of a ring with as many slots of row_bytes each;
-    empty if rows go into the shared ring. allowed_outbound, is_from_api: of penstock.outbound.OutboundPolicy.
+    0 for never. decoder: cpu or nvdec. device_ring: CUDA IPC handle of a ring with as many slots of row_bytes; empty if
+    rows are in the shared ring. allowed_outbound, is_from_api: of penstock.outbound.OutboundPolicy.
     """
 
     uri: str
@@ -72,7 +71,7 @@ class Start(DecodeMessage, frozen=True, kw_only=True):
     is_from_api: bool = False
 
     def __repr__(self) -> str:
-        """Without the address, which may hold a password."""
+        """Omits the address, which may have a password."""
         return f"Start({self.policy}, {self.ring_frames} slots of {self.slot_bytes} bytes)"
 
 
@@ -83,7 +82,7 @@ class Release(DecodeMessage, frozen=True):
 
 
 class Want(DecodeMessage, frozen=True):
-    """Parent → child: send full frames from now on, or do not."""
+    """Parent → child: whether to send full frames from now on."""
 
     images: bool
 
@@ -95,8 +94,7 @@ class Hold(DecodeMessage, frozen=True):
 
 
 class Cut(DecodeMessage, frozen=True):
-    """Parent → child: record the packets from before_s before that frame until after_s after it. frame_num: negative
-    for the newest packet."""
+    """Parent → child: record from before_s before the frame to after_s after it. frame_num: < 0 for the newest."""
 
     path: str
     before_s: float
@@ -105,11 +103,8 @@ class Cut(DecodeMessage, frozen=True):
 
 
 class Opened(DecodeMessage, frozen=True, kw_only=True):
-    """Child → parent: the source is open. Sent again after a change of resolution, rate or codec.
-
-    fps: of the stream, 0 if unknown. frames_total, duration_s: of a file, if known. is_recordable: its packets fit into
-    MP4. decoder: cpu or nvdec.
-    """
+    """Child → parent: the source is open, or its resolution, rate or codec changed. fps: of the stream, 0 if unknown.
+    frames_total, duration_s: of a file, if known. is_recordable: its packets fit into MP4. decoder: cpu or nvdec."""
 
     width: int
     height: int
@@ -123,11 +118,11 @@ class Opened(DecodeMessage, frozen=True, kw_only=True):
 
 
 class FrameReady(DecodeMessage, frozen=True, kw_only=True):
-    """Child → parent: a frame lies in a slot of the ring. The parent owns the slot until it sends Release.
+    """Child → parent: a frame is in a slot of the ring. The parent owns the slot until it sends Release.
 
-    row_shape: of the network's input, at the slot's start; empty if the frame is not inferred. has_image: the
-    source-size picture follows the row at ring.image_offset(row bytes), 0 bytes of row if that is on the device.
-    is_on_device: the row lies in that slot of the device ring. sample_aspect: of a pixel, width and height.
+    row_shape: of the network's input, at the slot's start; empty if not inferred. has_image: the source-size picture
+    follows at ring.image_offset(bytes of the row in the ring). is_on_device: the row is in this slot of the device
+    ring. sample_aspect: width and height of a pixel.
     """
 
     slot: int
@@ -154,9 +149,8 @@ class Lost(DecodeMessage, frozen=True):
 
 
 class Beat(DecodeMessage, frozen=True):
-    """Child → parent, once a second. Sums since the start: decoded frames, bad packets, CPU seconds of decoding and of
-    preparing. is_waiting: for its turn at the card. is_pacing: for the next frame of a file played in real time.
-    Neither counts as silence of the source."""
+    """Child → parent, once a second: sums since the start; times in CPU seconds. is_waiting: for its turn at the GPU.
+    is_pacing: for the next frame of a file played in real time. Neither counts as silence."""
 
     decoded: int
     bad_packets: int
@@ -167,8 +161,8 @@ class Beat(DecodeMessage, frozen=True):
 
 
 class Recorded(DecodeMessage, frozen=True):
-    """Child → parent: a recording is over. error: empty, or why it is missing or short. before_s, after_s: what the
-    file has around its moment, both 0 without one. is_unwritable: it could not be written."""
+    """Child → parent: a recording ended. error: empty, or why it is missing or short. before_s, after_s: recorded
+    around its moment, 0 without a file. is_unwritable: it could not be written."""
 
     path: str
     error: str
@@ -178,7 +172,7 @@ class Recorded(DecodeMessage, frozen=True):
 
     @property
     def result(self) -> str:
-        """ok, short, or failed where there is no file."""
+        """ok, short, or failed without a file."""
         if not self.error:
             return "ok"
         return "short" if self.before_s or self.after_s else "failed"
@@ -222,13 +216,12 @@ def ring_size(frames: int, row_bytes: int, image_bytes: int) -> RingSize:
 
 
 def image_offset(row_bytes: int) -> int:
-    """Offset of the picture in a slot, after a row of that size."""
+    """Offset of the picture in a slot, after a row of this size."""
     return -(-row_bytes // _IMAGE_ALIGNMENT) * _IMAGE_ALIGNMENT
 
 
 def new_ring(size: RingSize, name: str) -> int:
-    """The descriptor of new sealed memory: a child that shrank it would end its parent by SIGBUS. Close-on-exec. Raises
-    OSError."""
+    """Descriptor of new memory, sealed since shrinking would cause SIGBUS here. Close-on-exec. Raises OSError."""
     descriptor = os.memfd_create(f"penstock-ring-{name}"[:200], os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
     try:
         os.ftruncate(descriptor, size.size_bytes)
@@ -240,8 +233,7 @@ def new_ring(size: RingSize, name: str) -> int:
 
 
 class Ring:
-    """One process's view of the memory. Owns the descriptor, also if it raises OSError. Arrays stay valid after
-    `close`."""
+    """One process's view of the memory. Owns the descriptor, also if it raises OSError. Arrays outlive `close`."""
 
     def __init__(self, descriptor: int, size: RingSize) -> None:
         self.size = size
@@ -262,7 +254,7 @@ class Ring:
         return view
 
     def close(self) -> None:
-        """Close the descriptor; the mapping goes with the last array."""
+        """Closes the descriptor; the mapping is freed with the last array."""
         if self._descriptor >= 0:
             os.close(self._descriptor)
             self._descriptor = -1

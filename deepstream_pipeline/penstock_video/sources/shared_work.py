@@ -26,27 +26,25 @@ from penstock_video.sources.core_pinning import OwnCore, open_lock
 from penstock_video.sources.device_slots import DeviceSlotWriter
 from penstock_video.sources.protocol import Ended, EndReason, Ring, RingSize, Start, encode
 
-STUCK_S = 3.0  # with one turn
-TURN_TIMEOUT_S = 60.0  # a thousand decoders
+STUCK_S = 3.0  # for one turn
+TURN_TIMEOUT_S = 60.0  # time for a thousand decoders
 _LOOK_S, _ATTEND_S = 0.02, 0.2
 _TOKEN_BYTES = 8
 
 
 class DecoderTurns:
-    """Turns at one card. One object per process, for all threads."""
+    """Turns to create decoders on one GPU, by lock files. One object per process, for all threads."""
 
     def __init__(self, card: str, stuck_s: float = STUCK_S, max_wait_s: float = TURN_TIMEOUT_S) -> None:
-        """card: its `Device.bus_id`, a part of the lock files' names; if they cannot be opened,
-        processes do not wait for each other."""
+        """card: its `Device.bus_id`, for the lock files' names. Without files, processes do not wait for each other."""
         self._names = [f"decoders-{card}{number}.lock" for number in ("", ".1", ".2")]
         self._stuck_s, self._max_wait_s = stuck_s, max_wait_s
-        self._foremost = threading.Lock()  # of this process, who looks at the files
-        self._passed: dict[str, bytes] = {}  # a file's turn behind which one of us has waited for long
+        self._foremost = threading.Lock()  # held by the thread of this process that checks the files
+        self._passed: dict[str, bytes] = {}  # token of each file's turn that proved stuck
 
     @contextmanager
     def taken(self, meanwhile: Callable[[], None]) -> Iterator[None]:
-        """Waits for a turn and holds it in the context. meanwhile: called several times a second; its exception ends
-        the wait."""
+        """Holds a turn in the context. meanwhile: called several times a second; its exception ends the wait."""
         wait = _Wait(self._max_wait_s, meanwhile)
         with ExitStack() as held:
             if self._is_foremost(wait):
@@ -55,7 +53,7 @@ class DecoderTurns:
             yield
 
     def _is_foremost(self, wait: "_Wait") -> bool:
-        """False on timeout."""
+        """Whether this thread may check the files. False on timeout."""
         while not self._foremost.acquire(timeout=_ATTEND_S):
             wait.attend()
             if wait.is_over:
@@ -117,8 +115,8 @@ def _is_ours(descriptor: int) -> bool:
         return False
     except OSError:
         return True
-    with suppress(OSError):  # a full disk: it is ours all the same
-        os.pwrite(descriptor, os.urandom(_TOKEN_BYTES), 0)  # another turn
+    with suppress(OSError):  # also ours if the disk is full
+        os.pwrite(descriptor, os.urandom(_TOKEN_BYTES), 0)  # marks a new turn
     return True
 
 
@@ -131,7 +129,7 @@ def _turn_of(descriptor: int) -> bytes | None:
 
 
 class MadeInTurn:
-    """An NvCodec whose first packet waits for a turn, since that packet creates it on the card."""
+    """An NvCodec whose first packet, which creates it on the GPU, waits for a turn."""
 
     def __init__(self, codec: NvCodec, turns: DecoderTurns, meanwhile: Callable[[], None]) -> None:
         self._codec, self._turns, self._meanwhile = codec, turns, meanwhile
@@ -155,16 +153,16 @@ class MadeInTurn:
         self._codec.close()
 
 
-RunCamera = Callable[[socket.socket, int], int]  # called with its socket and its ring's descriptor, which it takes over
+RunCamera = Callable[[socket.socket, int], int]  # called with socket and ring descriptor, which it owns then
 _DESCRIPTORS = 3
 _MESSAGE_BYTES = 64
-_LAST_S = 10.0  # for the cameras that are left when the control socket ends
+_LAST_S = 10.0  # for the remaining cameras when the control socket ends
 
 
 def serve(control: socket.socket, run: RunCamera) -> int:
     """Runs cameras until the control socket is closed and every camera ended or timed out. Returns the exit status."""
     cv2.setNumThreads(1)
-    gc.freeze()  # what lives as long as the process is not looked through with each camera's end
+    gc.freeze()  # long-lived objects need no collection at each camera's end
     cameras: list[Camera] = []
     while (descriptors := _next_camera(control)) is not None:
         cameras = [camera for camera in cameras if camera.is_alive()]
@@ -182,7 +180,7 @@ def serve(control: socket.socket, run: RunCamera) -> int:
 
 
 class Camera(threading.Thread):
-    """One run of one source. In every case its end is sent, its descriptors are closed and its memory is freed."""
+    """One run of one source. Always sends its end, closes its descriptors and frees its memory."""
 
     def __init__(self, run: RunCamera, socket_fd: int, ring_fd: int, end_fd: int) -> None:
         super().__init__(name="camera", daemon=True)
@@ -190,7 +188,7 @@ class Camera(threading.Thread):
         self._descriptors = socket_fd, ring_fd, end_fd
 
     def begin(self) -> bool:
-        """Starts the thread; returns whether it runs. If the system has no thread left, this camera ends."""
+        """Starts the thread; returns whether it runs. If the system cannot start it, this camera ends."""
         try:
             self.start()
         except RuntimeError as error:
@@ -212,7 +210,7 @@ class Camera(threading.Thread):
             last = traceback.extract_tb(error.__traceback__)[-1]
             sys.stderr.write(f"a camera ended by {type(error).__name__} in {last.filename}:{last.lineno}\n")
         finally:
-            gc.collect()  # its ring and its packets hang on what knows each other: megabytes, for who knows how long
+            gc.collect()  # frees the ring and packets, which are in reference cycles, at once
             self._tell_end(status)
 
     def _tell_end(self, status: int) -> None:
@@ -233,7 +231,7 @@ def _next_camera(control: socket.socket) -> list[int] | None:
 
 @dataclass(frozen=True, slots=True)
 class _OpenGpu:
-    """State of the card that all cameras of the process share."""
+    """State of the GPU that all cameras of the process share."""
 
     device: Device
     opener: OpenNvCodec
@@ -241,7 +239,7 @@ class _OpenGpu:
 
 
 class SharedGpu:
-    """The process's card, opened with the first camera. If that fails, each camera ends with the reason."""
+    """The process's GPU, opened with the first camera. If that fails, each camera ends with the reason."""
 
     def __init__(self, index: int, errors: DecodeErrors, core: OwnCore | None = None) -> None:
         """errors: the decoder library's messages on standard output. core: of the process."""
@@ -299,7 +297,7 @@ class SharedGpu:
 
 
 def _in_turn(card: _OpenGpu, link: PolledLink) -> OpenNvCodec:
-    """Opens decoders in turns. A lost card is no fault of the stream: it needs a new process, not a CPU."""
+    """Opens decoders in turns. A lost GPU is no fault of the stream, which then needs a new process, not the CPU."""
 
     def open_codec(codec: str, stream: int, size: tuple[int, int]) -> NvCodec:
         try:
@@ -313,10 +311,10 @@ def _in_turn(card: _OpenGpu, link: PolledLink) -> OpenNvCodec:
 
 
 def _is_at_full_speed(start: Start) -> bool:
-    """Whether it is read at full speed: not live, and not played in real time."""
+    """Whether it is read at full speed: not live, and not in real time."""
     try:
         return not (start.is_realtime or is_live(start.uri))
-    except SourceNotAllowed:  # which is reported when it is opened
+    except SourceNotAllowed:  # reported when it is opened
         return False
 
 
@@ -327,7 +325,7 @@ def _end(link: socket.socket, reason: EndReason, text: str) -> int:
 
 
 def _end_where_broken(device: Device, fault: GpuFailed) -> None:
-    """A failure of one camera may be its own (no memory), or a broken context: then the process must restart."""
+    """Ends the process if the GPU context is broken, rather than one camera's call (such as no memory)."""
     if device.is_lost():
         sys.stderr.write(f"the card does nothing more for this process: {fault.message}\n")
         sys.stderr.flush()

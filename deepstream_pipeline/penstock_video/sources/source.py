@@ -37,16 +37,14 @@ from penstock_video.types import DecoderKind, DropPolicy, DropReason, SourceConf
 log = structlog.get_logger(component="video")
 
 GiveBack = Callable[["Source", ProcessLink, int], None]
-_LAST_READS = 64  # of a process that is over: more than its socket can hold
-_READ_MARGIN_S = 2.0  # the watch says first that a source is silent
+_LAST_READS = 64  # from an ended process: more than its socket can hold
+_READ_MARGIN_S = 2.0  # so that the lifecycle reports silence first
 
 
 class Source:
-    """give_back: called from any thread with a slot that is no longer read, and its process.
-
-    is_unwanted: its removal was requested. is_leaving: that is being done. deferred: requests for its id
-    after it. process: the one that runs, is ending, or was killed and is not reaped yet.
-    """
+    """One source. give_back: called from any thread with a slot that is no longer read, and its process. is_unwanted:
+    its removal was requested; is_leaving: has begun. deferred: requests for its ID after that. process: the one that
+    runs, is ending, or is not reaped yet."""
 
     def __init__(
         self,
@@ -132,7 +130,6 @@ class Source:
         self._do(self.watch.remove(now))
 
     def kill(self) -> None:
-        """Kills its process at once."""
         if self.process is not None:
             self.process.kill()
 
@@ -154,7 +151,7 @@ class Source:
         self._send(cut)
 
     def released(self, process: ProcessLink, slots: list[int], now: float) -> None:
-        """Frees slots of one of its processes. Those of a former one are gone with it, except memory of a card."""
+        """Frees slots of one of its processes. A former one's slots are gone with it, except GPU memory."""
         self._rings.released(process, slots)
         if process is self.process and self._feed is not None:
             self._feed.outside.difference_update(slots)
@@ -184,7 +181,7 @@ class Source:
         return self.watch.is_receiving
 
     def process_ended(self, now: float, how: str) -> None:
-        """The process was reaped and closed. how: its exit text."""
+        """Records that the process was reaped and closed. how: its exit text."""
         process, feed, self.process, self._feed = self.process, self._feed, None, None
         if process is not None and process.is_lost:
             self._choice.lost_process(now, f"after {process.pid}")
@@ -324,7 +321,7 @@ class Source:
             raise
 
     def _device_ring(self) -> DeviceRing | None:
-        """For the rows of a new run; None if they go through the host's memory."""
+        """For the rows of a new run; None if they use host memory."""
         gpu = self._options.gpu
         if self._decoder is not DecoderKind.NVDEC or gpu is None or gpu.new_device_ring is None:
             return None

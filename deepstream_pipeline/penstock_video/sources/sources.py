@@ -20,26 +20,23 @@ __all__ = ["SourceListener", "SourceNeeds", "SourceSnapshot", "Sources", "Source
 
 log = structlog.get_logger(component="video")
 
-_IDLE_S = 1.0  # between two looks at every source, at most
-_TICK_S = 0.02  # and at least
-_REST_S = 0.002  # between two turns, in which frames of many cameras come together
-_HURRY_S = 0.1  # between two, once it is closed
-_STALE_S = 10.0  # a loop that took longer hangs in a callback
-_KILL_S = 0.5  # before the end of a close's time
+_IDLE_S = 1.0  # maximum interval of checks of every source
+_TICK_S = 0.02  # minimum of the same
+_REST_S = 0.002  # between two iterations, to batch frames of many cameras
+_HURRY_S = 0.1  # between two checks, once it is closed
+_STALE_S = 10.0  # a longer iteration hangs in a callback
+_KILL_S = 0.5  # before the end of close's timeout
 _MAX_PATH = 4096
 
 Command = Callable[[float], None]
 
 
 class Sources:
-    """Call `start`, then the others from any thread, and `close` once. Only `close` waits for cameras.
-
-    A removed source reports its end, and is gone. A source that ended by itself keeps its state until it is removed, or
-    its id is added again.
-    """
+    """Call `start`, then the others from any thread, and `close` once. Only `close` waits for cameras. A source that
+    ended by itself keeps its state until it is removed, or its ID is added again."""
 
     def __init__(self, options: SourcesOptions, listener: SourceListener) -> None:
-        self.faults = 0  # of our own or the listener's, each at the cost of one process
+        self.faults = 0  # our own or the listener's errors, each of which ended one process
         self._options = options
         self._listener = listener
         self._sources: dict[str, Source] = {}
@@ -59,7 +56,6 @@ class Sources:
     # from any thread
 
     def start(self) -> None:
-        """Starts the thread."""
         self._turned_at = time.monotonic()
         self._thread.start()
 
@@ -90,17 +86,17 @@ class Sources:
             self._post(lambda now: self._add(config, needs, now))
 
     def remove(self, source_id: str) -> None:
-        """Removes a source; its id is free at once. Raises UnknownSource."""
+        """Removes a source; its ID is free at once. Raises UnknownSource."""
         with self._lock:
             self._known(source_id)
             self._forget(source_id)
 
     def pause(self, source_id: str) -> None:
-        """Disconnects a live source; holds a file where it is. Raises UnknownSource."""
+        """Disconnects a live source; pauses a file where it is. Raises UnknownSource."""
         self._ask(source_id, Source.pause)
 
     def resume(self, source_id: str) -> None:
-        """Resumes a source: a file where it was held. Raises UnknownSource."""
+        """Resumes a source: a file where it was paused. Raises UnknownSource."""
         self._ask(source_id, Source.resume)
 
     def want_images(self, source_id: str, is_wanted: bool) -> None:
@@ -108,7 +104,7 @@ class Sources:
         self._ask(source_id, lambda source, now: source.want_images(is_wanted))
 
     def record(self, source_id: str, cut: Cut) -> None:
-        """The result goes to on_recorded in every case. Raises UnknownSource, ValueError for too long a path."""
+        """Starts a recording, reported by on_recorded. Raises UnknownSource, ValueError for too long a path."""
         if len(cut.path) > _MAX_PATH:
             raise ValueError(f"a path of {len(cut.path)} characters (at most {_MAX_PATH})")
         self._ask(source_id, lambda source, now: source.record(cut))
@@ -123,7 +119,6 @@ class Sources:
         return None if source is None else source.snapshot()
 
     def processes(self) -> tuple[ProcessSnapshot, ...]:
-        """The running decode processes."""
         shared = self._hosts.processes()
         of_many = {process.pid for process in shared}
         pids = [process.pid for source in list(self._sources.values()) if (process := source.process) is not None]
@@ -186,22 +181,21 @@ class Sources:
         events = self._wires.wait(max(0.0, min(*wakeups, now + timeout_s) - now))
         self._woken_at = time.monotonic()
         for source, process, is_socket in events:
-            if process is source.process:  # it may have been reaped a moment ago
+            if process is source.process:  # it may have been reaped just before
                 call = self._read if is_socket else self._reap
                 self._attend(source, call)
         self._wake_up.clear()
         returned = [self._returned.popleft() for _ in range(len(self._returned))]
         while self._commands:
             self._commands.popleft()(time.monotonic())
-        self._take_back(returned)  # behind what was asked before: a file's process ends with its last slot
+        self._take_back(returned)  # after earlier requests: a file's process ends with its last slot
         now = time.monotonic()
         if now >= self._tick_at:
             self._tick(now)
         self._open_next()
 
     def _rest(self) -> None:
-        """Sleeps briefly if the last wake-up was a moment ago. With 80 cameras of 30 frames/s this halves the time per
-        frame here, and saves time in their processes, whose every message would wake this thread."""
+        """Sleeps briefly after a recent wake-up, to batch frames; with 80 cameras this halves the time per frame."""
         rest_s = self._woken_at + _REST_S - time.monotonic()
         if rest_s > 0.0:
             time.sleep(rest_s)
@@ -220,7 +214,7 @@ class Sources:
         return is_empty or now >= self._end_at
 
     def _close_all(self) -> None:
-        """Kills and reaps the sources that are left, after the timeout or an internal error, and reports their end."""
+        """Kills and reaps the remaining sources, after the timeout or an internal error, and reports their end."""
         if self._sources:
             self._hosts.kill()
         for source in self._sources.values():
@@ -310,7 +304,7 @@ class Sources:
             self._attend(source, self._open)
 
     def _open(self, source: Source, now: float) -> None:
-        if not source.tick(now):  # it was paused or removed while it stood in the queue
+        if not source.tick(now):  # it was paused or removed while it was queued
             return
         self._gate.enter(source, now)
         source.start(now)

@@ -1,7 +1,4 @@
-"""The gateway process: `python -m penstock.gateway SETTINGS_FILE CONTROL_FD [core | front-N]`, started by the stack.
-
-The third argument selects the part of a gateway of several processes; without it, one process is the whole gateway.
-"""
+"""`python -m penstock.gateway SETTINGS_FILE CONTROL_FD [core | front-N]`: the gateway, or its core or a worker."""
 
 import os
 import socket
@@ -19,13 +16,13 @@ from penstock.gateway.workers.running_stacks import reachable_folder
 from penstock.logs import configure_logs, get_logger
 from penstock.process import remove_working_directory
 
-EXIT_CANNOT_START = 78  # sysexits' EX_CONFIG: the parent does not try again
+EXIT_CANNOT_START = 78  # EX_CONFIG of sysexits.h: the parent does not retry
 
 
 def main() -> int:
-    """The gateway's exit code."""
+    """Exit code of the gateway."""
     remove_working_directory()
-    os.umask(0o077)  # files that it or its children write may contain clients' data
+    os.umask(0o077)  # files of this process and its children may contain clients' data
     settings = Settings.model_validate_json(Path(sys.argv[1]).read_text())
     configure_logs(settings.log_format, settings.log_level)
     control_end = socket.socket(fileno=int(sys.argv[2]))
@@ -45,7 +42,7 @@ def main() -> int:
 
 
 def exit_now(code: int) -> NoReturn:
-    """Without waiting for threads: everything is closed, and one inside an engine's node may take for ever."""
+    """Exits without waiting for threads, because one inside an engine call may never end."""
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(code)

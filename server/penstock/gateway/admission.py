@@ -1,7 +1,4 @@
-"""Admission control: checks before a request runs; releases and counts when it ends.
-
-Order: role, quota, engine up, model served, deadline, in-flight slot, shared memory.
-"""
+"""Admission control: role, quota, engine up, model served, deadline, in-flight slot, shared memory."""
 
 import asyncio
 import time
@@ -36,7 +33,7 @@ from penstock.protocol.identity import Identity, Verb, require_role
 UNKNOWN_MODEL = "unknown"
 DEADLINE_SLACK_S = 0.02
 LONG_WAIT_S = 1.0  # if a client disconnects sooner, that is no evidence about the model
-CHECK_INTERVAL_S = 1.0  # between two looks for calls that wait long
+CHECK_INTERVAL_S = 1.0  # between checks for calls that wait long
 _NO_REGIONS = nullcontext()
 _RESTART_CAUSES = (Cause.HANG, Cause.CANARY)  # causes for which a model's process is restarted
 
@@ -44,8 +41,7 @@ _RESTART_CAUSES = (Cause.HANG, Cause.CANARY)  # causes for which a model's proce
 class AdmissionControl:
     """Admits requests, one context manager each, and tracks which of them wait for the engine.
 
-    The context managers raise InferenceError: PermissionDenied, QuotaExceeded, Overloaded, EngineUnavailable or
-    DeadlineExceeded on entry, and EngineUnavailable if the engine stops answering during the request.
+    They raise PermissionDenied, QuotaExceeded, Overloaded, EngineUnavailable or DeadlineExceeded on entry.
     """
 
     def __init__(
@@ -58,7 +54,7 @@ class AdmissionControl:
         memory: SharedMemory | NoSharedMemory | None = None,
         audit: AuditLog = NO_AUDIT,
     ) -> None:
-        """quotas: None without quotas. memory: of clients and the engine. audit: gets a line for each admin action."""
+        """quotas: None for no quotas. memory: of clients and the engine. audit: gets a line for each admin action."""
         self._metrics = metrics
         self.admission = admission
         self.memory = memory or NoSharedMemory()
@@ -80,7 +76,7 @@ class AdmissionControl:
 
     @contextmanager
     def stream_slot(self, head: InferHead, caller: Identity, size_bytes: int) -> Iterator[None]:
-        """The in-flight slot of one request on a stream, from its message to its last answer."""
+        """Takes the in-flight slot of one request on a stream, from its message to its last response."""
         if self._quotas is not None:
             self._quotas.take(caller, time.monotonic())
         self.require_engine()
@@ -101,7 +97,7 @@ class AdmissionControl:
             self._leave(caller, size_bytes)
 
     def cuttable(self) -> AbstractContextManager[None]:
-        """Work that is cancelled with EngineUnavailable if the engine stops answering."""
+        """Context that is cancelled with EngineUnavailable if the engine stops answering."""
         return _EngineWait(self)
 
     def require_engine(self) -> None:
@@ -110,7 +106,7 @@ class AdmissionControl:
             raise EngineUnavailable(f"the engine is not ready: {self._watch.reason}")
 
     def require_served(self, head: InferHead) -> None:
-        """Raises ModelRefused or ModelUnavailable for a model that the engine serves and the gateway does not.
+        """Raises ModelRefused or ModelUnavailable for a model that the gateway does not serve.
 
         Raises InvalidRequest for a batch of no rows: Triton 2.51's Python backend never answers it, and can then not
         unload the model.
@@ -151,7 +147,7 @@ class AdmissionControl:
         self._metrics.inference_accepted()
 
     def _count_end(self, error: BaseException, where: CancelStage, until: float | None) -> None:
-        """Counts an admitted request without an answer. where: stage of a cancellation, unless the error has one."""
+        """Counts an admitted request without a response. where: stage of a cancellation, unless the error has one."""
         if isinstance(error, InferenceError):
             self._metrics.inference_failed(error.reason)
         elif not isinstance(error, asyncio.CancelledError):
@@ -171,7 +167,7 @@ class AdmissionControl:
             self._watch.note_failed(model_name)
 
     def note_failed(self, model_name: str) -> None:
-        """The engine failed a client's inference. Raises ModelUnavailable if the model's process is being replaced."""
+        """Reports a failed inference. Raises ModelUnavailable if the model's process is being replaced."""
         self._watch.note_failed(model_name)
         if (why := self._unavailable(model_name)) is not None:
             raise why
@@ -206,7 +202,7 @@ class AdmissionControl:
             self._quotas.leave(caller, size_bytes)
 
     def _held(self, head: InferHead, caller: Identity) -> AbstractContextManager[None]:
-        """Keeps the request's shared-memory regions registered until the engine has answered."""
+        """Protects the request's shared-memory regions until the engine has answered."""
         return self.memory.held(head.regions, caller) if head.regions else _NO_REGIONS
 
     def _wait(self) -> "asyncio.Task[object]":
@@ -231,7 +227,7 @@ class AdmissionControl:
             task.cancel()
 
 
-# Classes, not generators: every inference passes here, and a generator takes twice as long.
+# Classes, not generators, which take twice as long: every inference uses them.
 class _EngineWait:
     """See AdmissionControl.cuttable."""
 
@@ -275,7 +271,7 @@ class _OtherWay:
             self._control._watch.suspect()
 
     def answered(self, is_done: bool | None) -> bool | None:
-        """Notes the engine's answer and returns is_done: False if the engine failed, None if it refused the call."""
+        """Notes the engine's response and returns is_done: False if the engine failed, None if it refused the call."""
         return is_done
 
 
@@ -368,10 +364,7 @@ class _InferenceCall(_OtherWay):
 
 
 def check_model_name(model_name: str) -> None:
-    """Raises InvalidRequest for a model name that Triton's Python backend must not put into a shell command.
-
-    model_name: as on the wire, where a path may have it percent-encoded.
-    """
+    """Raises InvalidRequest for a name (as on the wire) that is unsafe in a shell of Triton's Python backend."""
     if is_special(model_name) or is_special(unquote(model_name)):
         raise InvalidRequest(
             f"a model named {unquote(model_name)!r} cannot be loaded; use no spaces and none of a shell's signs"

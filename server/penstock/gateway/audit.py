@@ -1,4 +1,4 @@
-"""The audit log: one JSON line for every admin action and every refused authentication; never a secret."""
+"""The audit log: one JSON line per admin action and refused authentication; never a secret."""
 
 import json
 import logging
@@ -18,15 +18,11 @@ log = get_logger("audit")
 
 
 class AuditLogError(Exception):
-    """The audit log's file cannot be opened. One sentence: the file, why, and what to do."""
+    """The audit log's file cannot be opened."""
 
 
 class AuditLog:
-    """Appends lines to a file that several processes may share: each line is a single write.
-
-    When the file was renamed or deleted, the next line creates it again (mode 0600), so that it can be rotated. A line
-    that cannot be written is logged instead. Safe in any thread.
-    """
+    """Appends lines to a file that processes may share and that may be rotated. Thread-safe. Errors are logged."""
 
     def __init__(self, path: Path | None) -> None:
         """path: None writes nothing. Raises AuditLogError."""
@@ -47,7 +43,6 @@ class AuditLog:
             log.error("cannot write to the audit log; the line is logged here instead", error=str(error), line=line)
 
     def close(self) -> None:
-        """Close the file."""
         if self._file is not None:
             self._file.close()
 

@@ -22,9 +22,9 @@ from penstock.protocol.grpc_inference import EMPTY_FINAL_RESPONSE
 from penstock.protocol.grpc_messages import parsed
 from penstock.protocol.inference import Batcher, Datatype, InferRequest, InferResponse, Parameter
 
-MAX_CHECKED_FORMS = 256  # valid forms of requests that are remembered for each model
+MAX_CHECKED_FORMS = 256  # shapes of valid requests cached per model
 MODEL_CONFIG = "/inference.GRPCInferenceService/ModelConfig"
-# Consumed by the gateway, or about the answer's encoding: not passed to the engine, and compatible within a batch.
+# Consumed by the gateway, or about the response's encoding: not sent to the engine, and compatible within a batch.
 _CONSUMED = frozenset(("timeout", "priority", "binary_data_output", EMPTY_FINAL_RESPONSE))
 _MIN_INT64, _MAX_INT64 = -(2**63), 2**63 - 1  # range that gRPC can carry
 _SEQUENCE_PARAMETERS = ("sequence_id", "sequence_start", "sequence_end")
@@ -41,10 +41,7 @@ class RequestContext:
 
 @dataclass(frozen=True, slots=True)
 class _ServedModel:
-    """A version of a model, as described by the engine. known: the config that it was read for.
-
-    good: forms of valid requests.
-    """
+    """A model version as the engine describes it. known: the config it was read for. good: forms of valid requests."""
 
     known: ModelConfig
     message: model_config_pb2.ModelConfig
@@ -74,11 +71,10 @@ class _BatchEntry:
 
 
 class BatchFlow:
-    """Inferences over tensors of models whose batches the gateway forms.
+    """Inferences of models whose batches the gateway forms.
 
-    Requests that the gateway cannot answer like the engine are relayed alone: shared memory, sequences, classes, no
-    inputs, parameters that gRPC cannot carry, or a version that the engine does not describe or that is spelled
-    unusually. Invalid requests are relayed, too, so that the engine rejects them with its own message.
+    Requests that cannot be batched are relayed alone: shared memory, sequences, classes, no inputs, parameters that
+    gRPC cannot carry, or unknown versions. So are invalid requests, for the engine's own error message.
     """
 
     def __init__(
@@ -91,10 +87,7 @@ class BatchFlow:
         max_body_bytes: int,
         turns: EngineSlots | None = None,
     ) -> None:
-        """max_rows_of: maximum rows in one request of a model. turns: for requests that are relayed alone.
-
-        max_body_bytes: limit of a decompressed body.
-        """
+        """max_rows_of: maximum rows in one request of a model. turns: for requests that are relayed alone."""
         self.batching = batching
         self._relay = relay
         self._turns = turns or EngineSlots(relay, watch)
@@ -105,11 +98,11 @@ class BatchFlow:
         self._asks: CallCoalescer[tuple[str, str, int], _ServedModel | None] = CallCoalescer()
 
     def takes(self, head: InferHead) -> bool:
-        """Whether the request may be part of a batch, as far as its head shows."""
+        """Whether the request may be batched, as far as its head shows."""
         return not head.regions and self.batching.owns(head.model_name)
 
     async def infer(self, call: Call[A], context: RequestContext) -> A:
-        """See Relay.send. Raises InferenceError for errors that are not the engine's answer."""
+        """See Relay.send. Raises InferenceError for errors that are not the engine's response."""
         codec = codec_of(call)
         entry = await self._batch_entry(call, codec, context)
         if entry is None:
@@ -126,10 +119,7 @@ class BatchFlow:
             return codec.encode_error(error)
 
     async def tensors(self, request: InferRequest, context: RequestContext, priority: int) -> InferResponse | None:
-        """For clients with decoded tensors; None for a request that must be relayed alone.
-
-        The deadline is the context's. Raises InferenceError; InvalidRequest if the model does not accept it.
-        """
+        """Batched inference on tensors; None if it must be relayed alone. Raises InferenceError."""
         served = await self._find(context)
         if served is None or not request.inputs or not _are_mergeable(request.parameters):
             return None
@@ -158,7 +148,7 @@ class BatchFlow:
         return _BatchEntry(ask, request, priority if isinstance(priority, int) else 0)
 
     async def _find(self, context: RequestContext) -> _ServedModel | None:
-        """The engine's description of the model's version; None if it has none, and answers with its own error."""
+        """The model version as the engine describes it; None if the engine rejects it."""
         head = context.head
         known = self._watch.models.get(head.model_name)
         if known is None or known.config is None:
@@ -174,7 +164,7 @@ class BatchFlow:
         return served
 
     async def _ask(self, name: str, version: str, config: ModelConfig) -> _ServedModel | None:
-        """Reads the description and stores it. Without a deadline: it is cancelled when no client waits for it."""
+        """Reads and stores the description. It has no deadline, but is cancelled when no client waits for it."""
         served = await self._described(name, version, config)
         if served is not None:
             self._served[name, version] = served
@@ -211,7 +201,7 @@ def _request(ask: DecodedRequest, context: RequestContext) -> InferRequest:
 
 
 def _is_plain(version: str) -> bool:
-    """Whether the version has its only spelling; the engine accepts 01 and 1x for 1, too."""
+    """Whether the version is in canonical form; the engine accepts 01 and 1x for 1, too."""
     return not version or (version.isascii() and version.isdigit() and (version[0] != "0" or version == "0"))
 
 

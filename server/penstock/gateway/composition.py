@@ -67,12 +67,12 @@ log = get_logger("gateway")
 
 MERGING_BACKENDS = ("onnxruntime", "torch")  # ours: they merge the requests that Triton's dynamic batcher groups
 METADATA_TIMEOUT_S, METRICS_PORT_CONNECTIONS = 2.0, 64
-MAX_PARALLEL_LOADS = 8  # models; Triton loads each in a thread of its own
+MAX_PARALLEL_LOADS = 8  # models; Triton loads each in its own thread
 
 
 @dataclass(frozen=True, slots=True)
 class EngineAddress:
-    """Where the engine listens. metrics_url: None if it is not known."""
+    """Addresses of one engine. metrics_url: None if unknown."""
 
     http_url: str
     grpc_address: str
@@ -98,7 +98,7 @@ def _address(url: str, grpc_address: str) -> EngineAddress:
 class ConnectedEngine:
     """A connected engine. place: its address, for the log. slab: shared memory that it reads tensors from.
 
-    budget: of retried calls, None without retries. replicas: None for a single engine.
+    budget: of retried calls, None for no retries. replicas: None for a single engine.
     """
 
     engine: Engine
@@ -163,7 +163,7 @@ def _is_on_this_host(settings: Settings) -> bool:
 
 
 def _embedded_engine(settings: Settings) -> ConnectedEngine:
-    # Here and below, so that ONNX Runtime is loaded for this engine only.
+    # Imported here, so that ONNX Runtime is loaded for this engine only.
     from penstock.engines.embedded.engine import EmbeddedEngine
 
     repositories = tuple(path for path in settings.repositories if path.is_dir())
@@ -177,7 +177,7 @@ def _embedded_engine(settings: Settings) -> ConnectedEngine:
 
 
 def compose_memory(settings: Settings, relay: Relay, watch: EngineWatch) -> SharedMemory | NoSharedMemory:
-    """Shared memory of clients and the engine; a NoSharedMemory with the reason if it is off or not possible.
+    """Shared memory of clients and the engine, or a NoSharedMemory with the reason.
 
     While the shared memory of the stack's Triton is nearly full, the watch reports the engine as down.
     """
@@ -201,7 +201,7 @@ def compose_memory(settings: Settings, relay: Relay, watch: EngineWatch) -> Shar
 
 
 async def describe_engine(settings: Settings, relay: Relay) -> str:
-    """The engine's name and version, for a person."""
+    """The engine's name and version, for display."""
     if settings.engine_is_embedded:
         import onnxruntime
 
@@ -217,7 +217,7 @@ async def describe_engine(settings: Settings, relay: Relay) -> str:
 
 
 def declared_options(settings: Settings) -> DeclaredOptions:
-    """Batching options of every model, from its config and the operator's settings."""
+    """Batching options of every model, from its config and the settings."""
     return DeclaredOptions(
         settings.batching,
         engine_batches=not settings.engine_is_embedded,
@@ -248,7 +248,7 @@ def watch_options(settings: Settings, options: DeclaredOptions, engine: Connecte
 def compose_authenticator(
     settings: Settings, board: QuotaStore | None = None, audit: AuditLog = NO_AUDIT
 ) -> Authenticator | None:
-    """Checks keys and roles; None if every client may do everything. board: a quota table that processes share."""
+    """Checks keys and roles; None if every client has all roles. board: quotas shared by processes."""
     if not settings.restricts_access:
         return None
     keys, allowed = tuple(map(key_of_hashed, settings.api_keys)), settings.allow_outbound
@@ -263,7 +263,7 @@ def compose_authenticator(
 def compose_request_authentication(
     settings: Settings, door: Authenticator | None, *, needs_key: bool = False
 ) -> RequestAuthentication:
-    """Checks requests of an HTTP port: keys, if there is a door, and requests of browsers. needs_key: see Gate."""
+    """Checks API keys, and origin and host of browsers. needs_key: see Authenticator.admit."""
     return RequestAuthentication(
         door, BrowserPolicy(settings.host, settings.allowed_host, settings.cors_origin), needs_key=needs_key
     )
@@ -275,11 +275,10 @@ def rest_limits(settings: Settings) -> RestLimits:
 
 
 def port_limits(settings: Settings, *, open_files: int | None = None) -> PortLimits:
-    """Connection limits of the REST port and the gRPC port. open_files: instead of this process's limit; -1 for none.
+    """Connection limits of the REST port and the gRPC port. open_files: overrides RLIMIT_NOFILE; -1 for none.
 
-    Each port has at most a quarter of the open files; half of them remain for the engine, pictures and metrics. One
-    address has at most half of a port. Each of several worker processes has an equal part, because the system spreads
-    connections evenly among them.
+    Each port gets at most a quarter of the open files; the rest is for the engine, images and metrics. One address gets
+    at most half of a port. Worker processes share equally, as the system spreads connections evenly.
     """
     if open_files is None:
         open_files = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
@@ -305,7 +304,7 @@ def connection_limits(settings: Settings, ports: PortLimits) -> ConnectionLimits
 
 
 def metrics_limits() -> ConnectionLimits:
-    """Connection limits of the metrics port: few, so that it never uses up the descriptors of the others."""
+    """Connection limits of the metrics port: few, so that it never uses up the other ports' descriptors."""
     return ConnectionLimits(max_connections=METRICS_PORT_CONNECTIONS, max_per_address=METRICS_PORT_CONNECTIONS // 2)
 
 
@@ -333,10 +332,7 @@ def connection_readers(
 def compose_telemetry(
     settings: Settings, watch: EngineWatch, environment: Mapping[str, str] = os.environ
 ) -> TelemetryReader | None:
-    """Reads GPU telemetry; marks the engine as down while a model on a GPU has lost it.
-
-    None if it is off, without a driver, and if the engine is on another host.
-    """
+    """GPU telemetry, or None. The engine counts as down while a model on a GPU has lost it."""
     said = settings.gpu_metrics
     dcgm_url = "" if said in (AUTO, OFF) else said
     is_here = _is_on_this_host(settings)
@@ -354,7 +350,7 @@ def compose_telemetry(
 def constant_readers(
     settings: Settings, certificates: Certificates | None = None, environment: Mapping[str, str] = os.environ
 ) -> dict[str, Callable[[], float | Readings]]:
-    """Readers by metric: build, limits, expiry of the certificate, and the MPS daemon's health if there is one."""
+    """Readers by metric: build, limits, expiry of the certificate, and health of the MPS daemon if there is one."""
     readers: dict[str, Callable[[], float | Readings]] = {
         "build_info": lambda: {(VERSION,): 1.0},
         "max_inflight_requests": lambda: settings.max_inflight_requests,
@@ -370,7 +366,7 @@ def constant_readers(
 
 
 def compose_tracer(endpoint: str) -> "OtelTracer | None":
-    """Exports traces to the collector at that address; None if it is empty."""
+    """Exports traces to the collector at this address; None if it is empty."""
     if not endpoint:
         return None
     from penstock.gateway.otel import OtelTracer  # here, since it is an extra
@@ -387,7 +383,7 @@ def _log_collector(why_lost: str) -> None:
 
 
 async def until_stopped(stop: asyncio.Event, tasks: list[asyncio.Task[None]]) -> None:
-    """Returns when stopped. Raises if a task fails, since tasks run until cancelled."""
+    """Returns when stopped. Raises if a task fails; tasks run until cancelled."""
     stopped = asyncio.create_task(stop.wait())
     pending: set[asyncio.Task[object]] = {stopped, *tasks}
     while not stopped.done():

@@ -53,11 +53,10 @@ async def _nothing_to_inform() -> None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlaneParts:
-    """What a data plane is made of.
+    """Parts of a data plane. slots, images: over the same relay. batches: None if the gateway forms none.
 
-    slots, images: over the same relay. batches: None if the gateway forms none. loads: which models clients may load.
-    queue_statistics: by model. is_apart: whether a model has its own engine process. spread: informs other processes
-    of a load or unload.
+    loads: which models clients may load. is_apart: whether a model has its own engine process. spread: informs other
+    processes of a load or unload.
     """
 
     relay: Relay
@@ -77,7 +76,7 @@ class PlaneParts:
 
 
 class DataPlane:
-    """Composed by penstock.gateway.main and worker; called by the transports from the event loop's thread."""
+    """Serves requests of all transports, which call it in the event loop's thread."""
 
     def __init__(self, parts: PlaneParts) -> None:
         self._relay, self._watch, self._images, self._metrics = parts.relay, parts.watch, parts.images, parts.metrics
@@ -89,7 +88,7 @@ class DataPlane:
         self._is_stopping = False
 
     def readiness(self) -> Readiness:
-        """Whether to send requests here."""
+        """Whether this gateway is ready for requests."""
         if self._is_stopping:
             return Readiness(False, "draining: this gateway is about to stop")
         return readiness_of(self._watch, self._required_models)
@@ -108,14 +107,14 @@ class DataPlane:
         return explain_unbatched(head.model_name, self.batch_options(head.model_name).owner)
 
     def batch_options(self, model_name: str) -> BatchOptions:
-        """The model's options; the defaults of a model without batching if it is not known here."""
+        """The model's options; the defaults without batching for an unknown model."""
         known = self._watch.models.get(model_name)
         if known is None or known.config is None or known.is_refused:
             return BatchOptions()
         return self._options.of(known.config)
 
     async def explain_model(self, model_name: str, caller: Identity = ANONYMOUS) -> ModelBatchReport:
-        """How the model's batches are formed, and how that went. Raises ModelNotFound, BackendFailed."""
+        """The model's batch report. Raises ModelNotFound, EngineFailed."""
         require_role(Verb.READ, caller)
         self._admission.require_engine()
         config = await self._watch.find(model_name)
@@ -128,11 +127,10 @@ class DataPlane:
 
     @property
     def is_stopping(self) -> bool:
-        """Whether this gateway is stopping."""
         return self._is_stopping
 
     def announce_stop(self) -> None:
-        """Reports not ready from now on, and serves on."""
+        """Reports not ready from now on, and continues to serve."""
         self._is_stopping = True
 
     @property
@@ -142,19 +140,19 @@ class DataPlane:
 
     @property
     def blocked_extensions(self) -> frozenset[str]:
-        """Those of the engine's that are not served here."""
+        """Extensions of the engine that are not served here."""
         return BLOCKED_EXTENSIONS if self._admission.memory.refusal else frozenset()
 
     @asynccontextmanager
     async def shared_memory(self, verb: Verb, caller: Identity, region: str = "") -> AsyncIterator[_SharedMemory]:
-        """The engine's regions, for one call about that region or all. Raises NotSupported without shared memory."""
+        """Admits one call about this region, or about all. Raises NotSupported without shared memory."""
         if self._admission.memory.refusal:
             raise NotSupported(self._admission.memory.refusal)
         with self._admission.through(verb, InferHead(region), caller, 0, None):
             yield self._admission.memory
 
     def model_label(self, model_name: str) -> str:
-        """The model's name where it is one of the repository's, else `unknown`: clients cannot grow the metrics."""
+        """The model's name if it is in the repository, else `unknown`, so that clients cannot add metric series."""
         return self._admission.model_label(model_name)
 
     async def relay(
@@ -166,10 +164,7 @@ class DataPlane:
         caller: Identity = ANONYMOUS,
         deadline: float | None = None,
     ) -> A:
-        """The engine's answer as it is, its errors too. Encoded images are decoded and prepared on the way.
-
-        Raises InferenceError if there is no answer.
-        """
+        """The engine's response, including errors. Encoded images become tensors first. Raises InferenceError."""
         if head.classification_outputs:
             await self.refuse_classification_of_bytes(head)
         until = self._until(verb, head, deadline)
@@ -187,14 +182,11 @@ class DataPlane:
             return answer
 
     def image_input(self, model_name: str) -> ImageInput | None:
-        """The model's image input; None if it takes tensors only.
-
-        Raises InvalidRequest if its image parameters are not valid.
-        """
+        """The model's image input, or None if it takes tensors only. Raises InvalidRequest for invalid parameters."""
         return self._images.input_of(model_name)
 
     async def with_tensor(self, asked: EncodedCall[A], deadline: float | None, caller: Identity) -> Call[A]:
-        """The call as the engine gets it, for who holds a place already, as a stream does. Raises of the tree."""
+        """The call with its images as a tensor, for callers that have a slot already. Raises InferenceError."""
         head, images, client = asked.head, asked.images, caller.client
         request = ImageRequest(head.model_name, head.model_version, images, deadline, head.request_id, client)
         return asked.with_tensor(await self._images.tensor(request, self.model_label(head.model_name)))
@@ -203,10 +195,7 @@ class DataPlane:
     async def stream(
         self, head: InferHead, call: HttpCall, *, caller: Identity = ANONYMOUS, deadline: float | None = None
     ) -> AsyncIterator[HttpStream]:
-        """An inference with a streamed answer; it has an in-flight slot and its deadline until the block ends.
-
-        The block may raise what the chunks raise. A model's SLO does not limit how long the answer may take.
-        """
+        """An inference with a streamed response, in an in-flight slot until the block ends, without the model's SLO."""
         with self._admission.through(Verb.INFER, head, caller, len(call.body), deadline):
             started = time.monotonic()
             async with self.slots.stream(call, head, caller.client, deadline) as stream:
@@ -220,10 +209,7 @@ class DataPlane:
     async def open_stream(
         self, method: str, metadata: GrpcMetadata, *, caller: Identity = ANONYMOUS, deadline: float | None = None
     ) -> AsyncIterator[GrpcStream]:
-        """A stream to the engine, cancelled when the block ends. It holds no place: each request on it takes one.
-
-        The block may raise as the stream does.
-        """
+        """A stream to the engine, cancelled when the block ends. Each request on it takes its own slot."""
         require_role(Verb.INFER, caller)
         self._admission.require_engine()
         try:
@@ -238,28 +224,28 @@ class DataPlane:
             raise
 
     def stream_slot(self, head: InferHead, caller: Identity, size_bytes: int) -> AbstractContextManager[None]:
-        """The in-flight slot of one request on a stream, from its message to its last answer."""
+        """The in-flight slot of one request on a stream, from its message to its last response."""
         return self._admission.stream_slot(head, caller, size_bytes)
 
     def stream_answered(self, model_name: str, seconds: float) -> None:
-        """A model answered a request on a stream for the last time."""
+        """Counts a request on a stream that got its last response."""
         self._metrics.relayed(self.model_label(model_name), seconds)
         self._watch.note_served(model_name)
 
     def is_decoupled(self, model_name: str) -> bool | None:
-        """Whether a request may have any number of answers; None if the model's config is unknown."""
+        """Whether a request may have any number of responses; None if the model's config is unknown."""
         known = self._watch.models.get(model_name)
         return None if known is None or known.config is None else known.config.is_decoupled
 
     async def find_decoupled(self, model_name: str) -> bool:
-        """The same, read from the engine; False for an unknown model."""
+        """The same, with the config from the engine; False for an unknown model."""
         try:
             return (await self._watch.find(model_name)).is_decoupled
         except InferenceError:
             return False
 
     async def infer_images(self, request: ImageRequest, caller: Identity = ANONYMOUS) -> ImageResponse:
-        """Labelled results in source pixels. Raises of the InferenceError tree."""
+        """Labelled results in source pixels. Raises InferenceError."""
         head = InferHead(request.model_name, request.model_version, request.id)
         size_bytes = sum(len(image) for image in request.images)
         until = self._until(Verb.INFER, head, request.deadline)
@@ -273,10 +259,7 @@ class DataPlane:
     async def infer_tensors(
         self, request: InferRequest, alone: Engine, *, client: str, priority: int = 0
     ) -> InferResponse | InferenceError:
-        """Of another program of this host, which needs no key: the model's answer, or the engine's own refusal.
-
-        alone: asked for what is in no batch. client: whom the queue is fair to. Raises of the tree where there is none.
-        """
+        """Response for a client process of this host, or the engine's error. alone: engine for unbatched requests."""
         head = InferHead(request.model_name, request.model_version, request.id)
         until = self._until(Verb.INFER, head, request.deadline)
         size_bytes = sum([tensor.data.nbytes for tensor in request.inputs])
@@ -304,7 +287,7 @@ class DataPlane:
         return await alone.infer(request)
 
     async def refuse_classification_of_bytes(self, head: InferHead) -> None:
-        """Raises InvalidRequest where one of the outputs is BYTES: asking Triton 2.51 for its classes kills it."""
+        """Raises InvalidRequest if an output is BYTES: Triton 2.51 crashes when asked for its classes."""
         self._admission.require_engine()
         config = await self._watch.find(head.model_name)
         for spec in config.outputs:
@@ -315,14 +298,14 @@ class DataPlane:
                 )
 
     def _until(self, verb: Verb, head: InferHead, deadline: float | None) -> float | None:
-        """The request's own deadline, else of an inference its model's SLO from now on, else none."""
+        """The request's deadline; otherwise the model's SLO from now for an inference, or None."""
         if deadline is not None or verb is not Verb.INFER:
             return deadline
         slo_s = self.batch_options(head.model_name).slo_s
         return None if slo_s is None else time.monotonic() + slo_s
 
     def _send(self, verb: Verb, head: InferHead, call: Call[A], caller: Identity, until: float | None) -> Awaitable[A]:
-        """Into a batch if the gateway forms the model's, else to the engine as it came."""
+        """Batches the call if the gateway forms the model's batches, otherwise relays it."""
         if verb is not Verb.INFER:
             return self._relay.send(call, deadline=until)
         if self._batches is not None and self._batches.takes(head):

@@ -1,7 +1,7 @@
 """Limits how many relayed inferences are at the engine at a time, and schedules clients in turn.
 
-Triton executes calls in the order of arrival, also those whose clients disconnected. A client that sends hundreds of
-long calls would therefore delay all other clients' calls, and the canary.
+Triton executes calls in order of arrival, including abandoned ones, so one client's hundreds of long calls would delay
+all others and the canary.
 """
 
 import asyncio
@@ -28,7 +28,7 @@ from penstock.vision.fair_queue import FairQueue
 
 T = TypeVar("T")
 
-FAST_CALL_S = 0.5  # a slower answer means that too many calls are at the engine
+FAST_CALL_S = 0.5  # a slower response means that too many calls are at the engine
 MAX_SLOTS = 64  # calls of one model, unless its instances take more
 INITIAL_SLOTS = 4
 CANCELLED_CALL_S = 2.0  # minimum time that a cancelled call counts as being at the engine
@@ -37,7 +37,7 @@ JSON_BYTES = 8 << 20  # of all large JSON bodies; Triton parses and writes 1 MiB
 
 
 class SlotQueue:
-    """Limits what is at the engine. The last call that enters may be larger than the room left."""
+    """Limits the total size at the engine. The last call may exceed the remaining room."""
 
     def __init__(self, limit: int) -> None:
         self.limit = limit
@@ -49,7 +49,7 @@ class SlotQueue:
         return self.held < self.limit and not self._turns
 
     async def enter(self, client: str, size: int, until: float | None, what: str) -> None:
-        """Waits for room, in turn with other clients. Raises DeadlineExceeded. what: it waits for, for the message."""
+        """Waits for room, in turn with other clients. Raises DeadlineExceeded. what: for the message."""
         if self.is_open():
             self.held += size
             return
@@ -74,12 +74,12 @@ class SlotQueue:
             raise
 
     def leave(self, size: int) -> None:
-        """Returns room, and lets waiting calls in."""
+        """Releases room, and admits waiting calls."""
         self.held -= size
         self.let_in()
 
     def let_in(self) -> None:
-        """Lets calls in, in turn between clients, while there is room."""
+        """Admits waiting calls, in turn between clients, while there is room."""
         while self.held < self.limit and (turn := self._turns.take(0.0)) is not None:
             client, (size, let_in) = turn
             self._turns.ended(client, 0.0, None)
@@ -89,7 +89,7 @@ class SlotQueue:
 
 
 class _ModelSlots(SlotQueue):
-    """Room for calls of one model: more while answers are quick, otherwise only enough for its instances."""
+    """Slots of one model: more while responses are fast, otherwise only enough for its instances."""
 
     def __init__(self) -> None:
         super().__init__(INITIAL_SLOTS)
@@ -98,14 +98,14 @@ class _ModelSlots(SlotQueue):
         self._least = INITIAL_SLOTS
 
     def learn(self, config: ModelConfig, engines: int) -> None:
-        """The model is now served with this config."""
+        """Sets the model's current config."""
         self.config = config
         calls = config.max_batch_size if config.has_dynamic_batching else 1
         self._least = MAX_SLOTS if config.is_ensemble else 2 * engines * config.instance_count * max(calls, 1)
         self.limit = max(self.limit, self._least)
 
     def answered(self, took_s: float) -> None:
-        """The engine answered a call."""
+        """Adjusts the limit after the engine answered a call."""
         self.took_s = took_s
         if took_s > FAST_CALL_S:
             self.limit = max(self.limit - 1, self._least)
@@ -114,7 +114,7 @@ class _ModelSlots(SlotQueue):
         self.leave(1)
 
     def left(self) -> None:
-        """A call was cancelled. Triton 2.51 may still work on it, but drops it from a dynamic batcher's queue."""
+        """Releases a cancelled call: Triton 2.51 drops it from a dynamic batcher's queue, but otherwise may run it."""
         if self.config is not None and self.config.has_dynamic_batching:
             self.leave(1)
         else:
@@ -124,7 +124,7 @@ class _ModelSlots(SlotQueue):
 
 
 class _StreamSlot:
-    """Room for one call on a stream, which ends with its answer."""
+    """Slot of one call on a stream, until it is answered."""
 
     __slots__ = ("_began", "_room")
 
@@ -178,7 +178,7 @@ class EngineSlots:
         return answer
 
     async def place(self, model_name: str, client: str, until: float | None) -> AbstractContextManager[None]:
-        """Waits for the client's turn. Returns room for a call over a stream, until it is answered or abandoned."""
+        """Waits for the client's turn. Returns the slot of a call over a stream, until it is answered or abandoned."""
         room = self._room_of(model_name)
         if room is None:
             return nullcontext()
@@ -208,7 +208,7 @@ class EngineSlots:
         return answer
 
     def _left(self, error: BaseException, room: _ModelSlots, model_name: str) -> None:
-        """The call ended without an answer. An abandoned call takes room until the engine has finished it."""
+        """Releases a call without a response. An abandoned call uses its slot until the engine has finished it."""
         call = abandoned_call_of(error)
         if call is None:
             room.leave(1)

@@ -87,10 +87,7 @@ class ImageFlow:
         slab: Slab | None = None,
         slots: EngineSlots | None = None,
     ) -> None:
-        """batching: for models whose batches the gateway forms; every image is one row there.
-
-        slab: memory for images that the engine can read. slots: limits calls at the engine; None for no limit.
-        """
+        """batching: every image is one row. slab: memory that the engine reads. slots: None for no limit."""
         self._backend, self._batching, self._slab, self._slots = backend, batching, slab, slots
         self._watch, self._pool, self._metrics = watch, pool, metrics
         self._models: dict[str, ImageModel] = {}
@@ -108,10 +105,7 @@ class ImageFlow:
         return model
 
     def input_of(self, model_name: str) -> ImageInput | None:
-        """The model's image input; None if it is unknown, not ready, or takes tensors only.
-
-        Raises InvalidRequest if its image parameters are not valid.
-        """
+        """The model's image input, or None. Raises InvalidRequest for invalid image parameters."""
         known = self._watch.models.get(model_name)
         if known is None or not known.is_ready or known.config is None or not may_take_images(known.config):
             return None
@@ -133,7 +127,7 @@ class ImageFlow:
             which = range(first, min(first + size, len(request.images)))
             try:
                 prepared += await self._prepare(request, which, model)
-            except UnsupportedMedia as error:  # 415 is about a body, and this body is v2's
+            except UnsupportedMedia as error:  # 415 is about a body, and this body is the v2 protocol's
                 raise InvalidRequest(error.message) from error
             timings.append(preparation_timings(prepared[first:], time.monotonic() - started))
             trace_preparation(timings[-1])
@@ -143,10 +137,7 @@ class ImageFlow:
         return tensor_from_numpy(model.card.input_name, _stack_rows([item.array for item in prepared], model.config))
 
     async def run(self, request: ImageRequest, model: ImageModel, label: str) -> ImageResponse:
-        """Raises InferenceError. label: for metrics.
-
-        Images are processed in waves, so that a request's arrays never take more than WAVE_BYTES at once.
-        """
+        """Results of all images, in waves of at most WAVE_BYTES. Raises InferenceError. label: for metrics."""
         started = time.monotonic()
         size, batching = max_images_in_memory(model.card.prepare_spec), self._batching
         owner = batching if batching is not None and batching.owns(request.model_name) else None
@@ -172,10 +163,10 @@ class ImageFlow:
         )
 
     async def trial(self, config: ModelConfig, timeout_s: float) -> str:
-        """Why a picture fails with the model, or which of its picture parameters is not valid; else empty.
+        """Why an image fails with the model, or which image parameter is invalid; otherwise "".
 
         timeout_s: for decode and inference together. Not counted in metrics. Raises InferenceError if the decoders or
-        the engine could not be reached.
+        the engine are unreachable.
         """
         try:
             model = self._described(config)
@@ -195,14 +186,14 @@ class ImageFlow:
         try:
             response = await self._backend.infer(InferRequest(config.name, (tensor,), deadline=deadline))
             parse(model.card, response, 0 if call.has_batch_axis else None, prepared.geometry)
-        except (InvalidRequest, OutOfMemory):  # the model does not accept this picture, or memory is short now
+        except (InvalidRequest, OutOfMemory):  # the model does not accept this image, or memory is short now
             return ""
         except EngineFailed as error:
             return f"a picture through /image: {error.message}"
         return ""
 
     def _described(self, config: ModelConfig) -> ImageModel | None:
-        """The model with its card, read once a config; None if it has none."""
+        """The model with its card, read once per config; None if it has none."""
         known = self._models.get(config.name)
         if known is not None and known.config is config:
             return known
@@ -224,7 +215,7 @@ class ImageFlow:
             max_batch_size=model.config.merged_rows,
         )
         infer_started = time.monotonic()
-        lease = prepared[0].lease  # of the one image that there is then
+        lease = prepared[0].lease  # of the only image
         name = model.card.input_name
         tensors = [input_tensor(name, call.array, lease) for call in calls]
         for call in calls:
@@ -254,7 +245,7 @@ class ImageFlow:
         )
 
     def _refuse_hopeless(self, request: ImageRequest, batching: Batcher) -> None:
-        """Raises Overloaded if the images could not be answered in time."""
+        """Raises Overloaded if the images cannot be answered in time."""
         if request.deadline is not None:
             name, preparing = request.model_name, self._preparing
             rows = preparing.rows_with(name, request.client, len(request.images))
@@ -326,7 +317,7 @@ class ImageFlow:
     async def _infer(
         self, request: ImageRequest, tensors: Sequence[Tensor], lease: Lease | None
     ) -> list[InferResponse]:
-        """One engine call a tensor. lease: slab memory of the only image; released here."""
+        """One engine call per tensor. lease: slab memory of the only image; released here."""
         base = InferRequest(request.model_name, (), request.model_version, request.id, deadline=request.deadline)
         calls = [self._in_turn(replace(base, inputs=(tensor,)), request.client) for tensor in tensors]
         try:
@@ -393,5 +384,5 @@ def _parse(
 
 
 def seconds_left(deadline: float | None) -> float | None:
-    """Seconds until a monotonic deadline, never negative; None for none."""
+    """Seconds until a monotonic deadline, at least 0; None for none."""
     return None if deadline is None else max(deadline - time.monotonic(), 0.0)

@@ -1,4 +1,4 @@
-"""Limits of requests and bytes in flight, of bodies that are arriving, and of responses not yet read. Sans-IO."""
+"""Limits of requests and bytes in flight, of incomplete bodies, and of unread responses. Sans-IO."""
 
 from dataclasses import dataclass
 
@@ -9,11 +9,7 @@ FULL_RETRY_AFTER_S = 0.2
 
 @dataclass(frozen=True, slots=True)
 class InFlightLimits:
-    """Limits of what is in flight at once.
-
-    max_bytes: of requests in flight and unread answers; separately also of bodies that are still arriving, so that slow
-    senders do not block others.
-    """
+    """Limits of one gateway. max_bytes: of requests and unread responses, and separately of incomplete bodies."""
 
     max_requests: int = 1024
     max_bytes: int = 1 << 30
@@ -21,7 +17,7 @@ class InFlightLimits:
 
 @dataclass(frozen=True, slots=True)
 class InFlightStatistics:
-    """What is in flight now. size_bytes: of requests and unread answers."""
+    """Current counts. size_bytes: of requests and unread responses."""
 
     requests: int
     size_bytes: int
@@ -29,7 +25,7 @@ class InFlightStatistics:
 
 
 class InFlightCounts:
-    """Counts of this process. For counts shared by several, see penstock.gateway.workers.shared_counters."""
+    """Counts of this process. For counts of several, see penstock.gateway.workers.shared_counters."""
 
     __slots__ = ("receiving_bytes", "requests", "size_bytes")
 
@@ -44,7 +40,7 @@ class InFlightCounts:
         self.size_bytes += size_bytes
 
     def receive(self, size_bytes: int) -> None:
-        """Adds bytes of arriving bodies; negative values subtract."""
+        """Adds bytes of incomplete bodies; negative values subtract."""
         self.receiving_bytes += size_bytes
 
     def totals(self) -> tuple[int, int]:
@@ -52,7 +48,7 @@ class InFlightCounts:
         return self.requests, self.size_bytes
 
     def total_receiving_bytes(self) -> int:
-        """Bytes of arriving bodies to compare with the limit."""
+        """Bytes of incomplete bodies to compare with the limit."""
         return self.receiving_bytes
 
 
@@ -65,7 +61,7 @@ class InFlightLimiter:
         self._counts = counts or InFlightCounts()
 
     def enter(self, size_bytes: int) -> None:
-        """Takes a slot; pair it with one leave. Raises Overloaded if there is none."""
+        """Takes a slot until `leave`. Raises Overloaded if there is none."""
         requests, held_bytes = self._counts.totals()
         if requests >= self._limits.max_requests:
             raise Overloaded(
@@ -82,15 +78,11 @@ class InFlightLimiter:
         self._counts.add(1, size_bytes)
 
     def leave(self, size_bytes: int) -> None:
-        """Returns the slot of an enter with the same size."""
+        """Releases the slot of an `enter` with the same size."""
         self._counts.add(-1, -size_bytes)
 
     def receive(self, size_bytes: int, *, before: int) -> None:
-        """Counts bytes of a body that is still arriving; `received` subtracts them.
-
-        before: bytes of the same body that were counted earlier. Raises Overloaded above the limit, except for the only
-        body.
-        """
+        """Counts received bytes of an incomplete body. before: counted earlier. Raises Overloaded above the limit."""
         receiving_bytes = self._counts.total_receiving_bytes()
         if receiving_bytes + size_bytes > self._limits.max_bytes and receiving_bytes > before:
             raise Overloaded(
@@ -101,19 +93,19 @@ class InFlightLimiter:
         self._counts.receive(size_bytes)
 
     def received(self, size_bytes: int) -> None:
-        """Subtracts bytes of a body that is complete or was dropped."""
+        """Subtracts the bytes of a body that is complete or was dropped."""
         self._counts.receive(-size_bytes)
 
     def hold(self, size_bytes: int) -> None:
-        """Counts bytes of an unread answer; new requests are rejected while this exceeds the limit."""
+        """Counts the bytes of an unread response; new requests are rejected while this exceeds the limit."""
         self._counts.add(0, size_bytes)
 
     def release(self, size_bytes: int) -> None:
-        """Subtracts bytes of an answer that was read or dropped."""
+        """Subtracts the bytes of a response that was read or dropped."""
         self._counts.add(0, -size_bytes)
 
     def statistics(self) -> InFlightStatistics:
-        """What is in flight now, in all processes that share the counts."""
+        """Current counts, of all processes that share them."""
         requests, size_bytes = self._counts.totals()
         return InFlightStatistics(requests, size_bytes, self._counts.total_receiving_bytes())
 

@@ -1,4 +1,4 @@
-"""Composer of the gateway: creates and connects all parts, serves, drains. Settings stop here."""
+"""The gateway: creates and connects all parts, serves, drains."""
 
 import asyncio
 import contextlib
@@ -59,14 +59,13 @@ WAIT_LOG_INTERVALS_S = (5.0, 10.0, 15.0, 30.0)  # between log lines while the en
 
 @dataclass(frozen=True, slots=True)
 class CoreOptions:
-    """run_dir: the stack's, with the sockets of the core. has_workers: worker processes serve the clients."""
+    """run_dir: the stack's, with the core's sockets. has_workers: worker processes serve the clients."""
 
     run_dir: Path
     has_workers: bool
 
     @property
     def workers_dir(self) -> Path | None:
-        """The run directory if there are worker processes, else None."""
         return self.run_dir if self.has_workers else None
 
 
@@ -189,7 +188,7 @@ class Gateway:
 
     @property
     def outlived_by_engine(self) -> bool:
-        """Whether the engine is external and runs on when this gateway ends."""
+        """Whether the engine is external and continues when this gateway ends."""
         return self._settings.engine_is_external
 
     def _ask_restart(self, reason: str) -> None:
@@ -198,7 +197,7 @@ class Gateway:
             self._control.send(RestartEngine(reason))
 
     async def listen_to_parent(self, stop: Callable[[], None]) -> None:
-        """Takes the engine's state from the parent process; stops when the parent is gone."""
+        """Receives the engine's state from the parent process; stops when the parent is gone."""
         if self._control is None:
             return
         async for message in self._control.receive():
@@ -221,7 +220,7 @@ class Gateway:
                 async with asyncio.timeout(pause_s):
                     await self.watch.first_ready.wait()
                 break
-            if self.watch.reason != LOADING:  # the engine's own log tells of that
+            if self.watch.reason != LOADING:  # otherwise the engine's own log shows its progress
                 log.warning("waiting for the engine", engine=self.engine.place, reason=self.watch.reason)
         models = sorted(name for name, known in self.watch.models.items() if known.is_ready)
         unavailable = {name: known.reason for name, known in self.watch.models.items() if self._is_missed(known)}
@@ -230,7 +229,7 @@ class Gateway:
             self._control.send(GatewayReady(engine, models, unavailable, self.plane.readiness().reason))
 
     def _is_missed(self, known: KnownModel) -> bool:
-        """Whether it should serve and does not. Models left out by --models or by an external Triton do not count."""
+        """Whether it should serve and does not. Models excluded by --models or an external Triton do not count."""
         if known.is_refused or known.is_ready:
             return known.is_refused
         models = self._settings.models
@@ -239,14 +238,14 @@ class Gateway:
 
 @dataclass(frozen=True, slots=True)
 class _Listeners:
-    """What a gateway listens on. metrics: the page of both its and the engine's."""
+    """Listeners of a gateway. metrics: for its metrics and the engine's."""
 
     rest: HttpListener
     grpc: GrpcServer
     metrics: HttpListener
 
     def tell(self, *, has_workers: bool) -> None:
-        """The log. Fronts come over Unix sockets, which have no port."""
+        """Logs the ports. Workers connect over Unix sockets, which have no port."""
         if has_workers:
             log.info("the fronts' core listens", metrics=self.metrics.port)
         else:
@@ -270,7 +269,7 @@ async def _serve(settings: Settings, control: ControlConnection | None, place: C
     if control is not None:
         control.send(GatewayServes(listeners.rest.port, listeners.grpc.port, listeners.metrics.port))
     gc.collect()
-    gc.freeze()  # objects that live now are not searched by later collections
+    gc.freeze()  # later collections skip the objects that exist now
     listeners.tell(has_workers=place.has_workers)
     tasks = [
         *(asyncio.create_task(one.run()) for one in (gateway.watch, gateway.metrics.loop_lag, MemoryTrimmer())),

@@ -22,7 +22,8 @@ from prometheus_client.multiprocess import MultiProcessCollector
 from penstock.metric_table import METRICS, MetricKind, Readings
 from penstock.protocol.inference import Timings
 
-# By the library, of the process that has the page: the gateway, or the core where there are fronts. Video has them too.
+# From prometheus_client, of the process with the metrics port: the gateway, or the core. The video program has them
+# too.
 PROCESS_METRICS = (
     "process_virtual_memory_bytes",
     "process_resident_memory_bytes",
@@ -34,30 +35,24 @@ PROCESS_METRICS = (
 STAGES = ("decode", "preprocess", "queue", "infer", "postprocess")
 
 
-KILLED = "killed"  # why an inference failed whose process was
+KILLED = "killed"  # reason of inferences whose process was killed
 METRIC_FILES = "metrics"  # the usual folder of shared files, in a run directory
 
 
 @dataclass(frozen=True, slots=True)
 class MetricFiles:
-    """Where several processes of one gateway count together, each in files of its own.
-
-    process: whose files; one that replaces another under the same name counts on from where that one was.
-    """
+    """Files in which several processes count together. process: names its files; its replacement continues."""
 
     folder: Path
     process: str
 
 
 class Metrics:
-    """The gateway's registry. Not a singleton: the composer makes one and hands it on."""
+    """The gateway's metrics registry."""
 
     def __init__(self, shared: MetricFiles | None = None) -> None:
-        """shared: of one process among several; its text is of all of them, but for what is read at the scrape.
-
-        The library knows one kind of value a process: a process that has said `shared` once says it always.
-        """
-        # The library's extra series beside each counter, with its creation time, are not needed.
+        """shared: `text` then covers several processes. prometheus_client cannot undo this in a process."""
+        # Disables the extra series beside each counter, with its creation time.
         disable_created_metrics()  # type: ignore[no-untyped-call]  # the library has no annotation there
         if shared is not None:
             _use_shared_files(shared)
@@ -65,7 +60,7 @@ class Metrics:
         self._counters: dict[str, Counter] = {}
         self._histograms: dict[str, Histogram] = {}
         self._readers: dict[str, Callable[[], Readings]] = {}
-        # What each request meets: the library takes longer to find a series by its labels than to count in it.
+        # Series of frequent labels, because a look-up in the library takes longer than counting.
         self._done: dict[tuple[str, str, str], tuple[Counter, Histogram]] = {}
         self._infer_seconds: dict[str, Histogram] = {}
         self._stages: dict[str, tuple[Histogram, ...]] = {}
@@ -85,10 +80,10 @@ class Metrics:
         self.loop_lag = LoopLag()
         self.read("loop_lag_seconds", lambda: self.loop_lag.seconds)
         self._registry.register(_ReadMetrics(self._readers))
-        ProcessCollector(registry=self._registry)  # read from /proc when asked, not counted in the shared files
+        ProcessCollector(registry=self._registry)  # read from /proc at the scrape, not counted in the shared files
 
     def read(self, name: str, reader: Callable[[], float | Readings]) -> None:
-        """Ask the reader at each scrape: one number, or numbers by label values, as the table declares."""
+        """Calls the reader at each scrape for one number, or numbers by label values, as the table declares."""
 
         def readings() -> Readings:
             value = reader()
@@ -97,7 +92,7 @@ class Metrics:
         self._readers[name] = readings
 
     def request_done(self, *, model: str, protocol: str, code: str, seconds: float) -> None:
-        """An inference request was answered. model: a bounded label, never a client's own word."""
+        """Counts an answered inference. model: a bounded label, never a client's own text."""
         done = self._done.get((model, protocol, code))
         if done is None:
             counter = self._counters["requests_total"].labels(model, protocol, code)
@@ -107,7 +102,6 @@ class Metrics:
         done[1].observe(seconds)
 
     def stages(self, model: str, timings: Timings) -> None:
-        """The stages of an image request."""
         series = self._stages.get(model)
         if series is None:
             series = tuple(self._histograms[f"{stage}_seconds"].labels(model) for stage in STAGES)
@@ -116,39 +110,37 @@ class Metrics:
             seconds.observe(getattr(timings, stage))
 
     def prepared(self, model: str, timings: Timings) -> None:
-        """The stages of encoded images that go on to the engine as a tensor."""
+        """Records the preparation of encoded images that become a tensor."""
         for stage in ("decode", "preprocess", "queue"):
             self._histograms[f"{stage}_seconds"].labels(model).observe(getattr(timings, stage))
 
     def relayed(self, model: str, seconds: float) -> None:
-        """The engine answered a request that passed through as bytes."""
+        """Records the engine time of a relayed request."""
         infer_seconds = self._infer_seconds.get(model)
         if infer_seconds is None:
             infer_seconds = self._infer_seconds[model] = self._histograms["infer_seconds"].labels(model)
         infer_seconds.observe(seconds)
 
     def batch(self, model: str, rows: int) -> None:
-        """The gateway formed an engine call of so many rows."""
         self._histograms["batch_size"].labels(model).observe(rows)
 
     def rejected(self, reason: str) -> None:
-        """The gateway refused or failed a request itself. reason: an error class's stable word."""
+        """Counts a request that the gateway rejected or failed. reason: of the error's class."""
         self._counters["rejected_total"].labels(reason).inc()
 
     def decode_error(self, codec: str, reason: str) -> None:
-        """An image was not taken. codec: jpeg, png, webp or unknown."""
+        """Counts a rejected image. codec: jpeg, png, webp or unknown."""
         self._counters["decode_errors_total"].labels(codec, reason).inc()
 
     def cancelled(self, protocol: str) -> None:
-        """A client went away before its answer."""
+        """Counts a client that left before its response."""
         self._counters["cancelled_total"].labels(protocol).inc()
 
     def inference_accepted(self) -> None:
-        """An inference got its place: exactly one of answered, failed and cancelled follows."""
+        """Counts an inference in a slot. Exactly one of answered, failed and cancelled follows."""
         self._accepted += 1
 
     def inference_answered(self) -> None:
-        """It came to an answer."""
         self._answered += 1
 
     def flush(self) -> None:
@@ -158,10 +150,7 @@ class Metrics:
         self._counters["inferences_answered_total"].inc(answered)
 
     def _settle(self, shared: MetricFiles) -> None:
-        """A process of this name was killed: what it had accepted, and not ended, failed with it.
-
-        What it had ended, and not yet written down as accepted, it had accepted.
-        """
+        """Counts a killed predecessor's unfinished inferences as failed."""
         accepted, ended = _inferences_of(shared)
         if accepted > ended:
             self._counters["inferences_failed_total"].labels(KILLED).inc(accepted - ended)
@@ -169,21 +158,20 @@ class Metrics:
             self._counters["inferences_accepted_total"].inc(ended - accepted)
 
     def inference_failed(self, reason: str) -> None:
-        """The gateway failed it. reason: an error class's stable word."""
         self._counters["inferences_failed_total"].labels(reason).inc()
 
     def inference_cancelled(self, stage: str) -> None:
-        """Its caller left."""
+        """Counts an inference whose client left."""
         self._counters["inferences_cancelled_total"].labels(stage).inc()
 
     def text(self) -> bytes:
-        """All of it in Prometheus' text format 0.0.4."""
+        """All metrics in Prometheus' text format 0.0.4."""
         self.flush()
         return generate_latest(self._registry)
 
 
 def _inferences_of(shared: MetricFiles) -> tuple[float, float]:
-    """Those that this process, or one before it, accepted; and those that it ended, one way or the other."""
+    """Inferences that this process, or one before it, accepted and ended."""
     counts = dict.fromkeys(("accepted", "answered", "failed", "cancelled"), 0.0)
     files = [str(path) for path in shared.folder.glob(f"counter_{shared.process}.db")]
     for metric in MultiProcessCollector.merge(files):  # type: ignore[no-untyped-call]  # as above
@@ -211,11 +199,9 @@ class LoopLag:
 
     @property
     def seconds(self) -> float:
-        """The largest delay of this window and the one before it."""
         return max(self._before, self._current)
 
     def add(self, delay_s: float) -> None:
-        """One timer ran so many seconds late."""
         if self._looks == self.LOOKS_A_WINDOW:
             self._before, self._current, self._looks = self._current, 0.0, 0
         self._current = max(self._current, delay_s)

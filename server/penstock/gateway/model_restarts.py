@@ -17,7 +17,7 @@ from penstock.gateway.workers.running_stacks import reachable_folder
 
 
 def core_backend(settings: Settings, run_dir: Path) -> TritonEngine:
-    """A backend for the core in that run directory, which has the same API as an engine."""
+    """A client of the core in this run directory, which has the same API as an engine."""
     return TritonEngine(
         http_url=f"unix://{run_dir / HTTP_SOCKET}",
         grpc_address=f"unix:{run_dir / GRPC_SOCKET}",
@@ -29,10 +29,9 @@ def core_backend(settings: Settings, run_dir: Path) -> TritonEngine:
 def with_own_engines(
     settings: Settings, main: ConnectedEngine, control: ControlConnection | None
 ) -> tuple[ConnectedEngine, DedicatedEngines | None]:
-    """The engine as the gateway uses it, and its part that serves models with a record of hanging.
+    """The engine for the gateway, and its part with dedicated engines for models that hung.
 
-    The part is None if models are restarted only in their engine: with a Triton given by URL, with MPS, which limits
-    its clients, and if clients share memory with the engine.
+    That part is None with a Triton given by URL, with MPS, and with clients' shared memory.
     """
     if control is None or settings.engine_is_external or settings.mps == "on" or settings.allow_client_shm:
         return main, None
@@ -67,13 +66,10 @@ def model_restarter(
     control: ControlConnection | None,
     generations: Callable[[], Mapping[str, int]],
 ) -> Callable[[str, str, int], None] | None:
-    """A function that restarts a model; its arguments are the model, the reason and how often the model hung.
-
-    None for a Triton given by URL. generations: see EngineNews, as this gateway knows them.
-    """
+    """Function to restart a model, by name, reason and number of hangs; None for a Triton given by URL."""
     in_place: Callable[[str, str], None]
     if settings.engine_is_embedded:
-        from penstock.engines.embedded.engine import EmbeddedEngine  # here, since it loads ONNX Runtime
+        from penstock.engines.embedded.engine import EmbeddedEngine  # here because it loads ONNX Runtime
 
         assert isinstance(main.engine, EmbeddedEngine)
         in_place = main.engine.renew

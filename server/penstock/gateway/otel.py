@@ -1,7 +1,4 @@
-"""Traces with OpenTelemetry's SDK, exported by OTLP over HTTP. Imported only if a collector is configured.
-
-Ended spans wait in a bounded queue for a thread; ending a span never blocks.
-"""
+"""Traces with OpenTelemetry's SDK, exported by a thread over OTLP/HTTP. Imported only with a collector."""
 
 import logging
 import threading
@@ -23,15 +20,12 @@ from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapProp
 from penstock.gateway.tracing import PARENT_HEADERS, EngineSpan, Trace, TraceHeaders
 
 MAX_SPANS = 2048
-BATCH_SPANS = 128  # small: while a batch is encoded, the event loop shares the interpreter with it
+BATCH_SPANS = 128  # small, because the event loop shares the GIL with the encoding of a batch
 EXPORT_INTERVAL_S = 1.0
 
 
 class SpanExportQueue(SpanProcessor):
-    """Sends batches in order, one at a time. What finds the queue full, or the collector away, is dropped and counted.
-
-    tell: called from the thread with a sentence when the collector is lost (with why) and when it is back (with "").
-    """
+    """Exports spans in batches, and drops them if the queue is full. tell: called with why it fails, and "" after."""
 
     def __init__(
         self, exporter: SpanExporter, tell: Callable[[str], None], *, interval_s: float = EXPORT_INTERVAL_S
@@ -50,11 +44,10 @@ class SpanExportQueue(SpanProcessor):
 
     @property
     def dropped(self) -> int:
-        """Spans that no collector got."""
+        """Spans that were not delivered."""
         return self._full + self._refused
 
     def on_end(self, span: ReadableSpan) -> None:
-        """Take it along, or drop it."""
         if span.context is None or not span.context.trace_flags.sampled:
             return
         if self._is_stopping or len(self._spans) >= MAX_SPANS:
@@ -65,7 +58,7 @@ class SpanExportQueue(SpanProcessor):
             self._is_due.set()
 
     def stop(self, grace_s: float) -> None:
-        """Send what waits, for so long at most."""
+        """Sends queued spans, within grace_s."""
         self._is_stopping = True
         self._is_due.set()
         self._thread.join(grace_s)
@@ -76,7 +69,7 @@ class SpanExportQueue(SpanProcessor):
             self._is_due.wait(self._interval_s)
             self._is_due.clear()
             self._send_all()
-        self._send_all()  # what came between the last look and the stop
+        self._send_all()  # spans that arrived between the last round and the stop
 
     def _send_all(self) -> None:
         while self._spans:
@@ -107,14 +100,11 @@ _CODE_ATTRIBUTES = {"http": "http.response.status_code", "grpc": "rpc.grpc.statu
 
 
 class OtelTracer:
-    """A Tracer. Which traces are kept is OTEL_TRACES_SAMPLER's word, by default every one that its caller keeps too.
-
-    OTEL_SERVICE_NAME, OTEL_RESOURCE_ATTRIBUTES and OTEL_EXPORTER_OTLP_HEADERS hold as well.
-    """
+    """A Tracer. Reads OTEL_TRACES_SAMPLER, OTEL_SERVICE_NAME, OTEL_RESOURCE_ATTRIBUTES, OTEL_EXPORTER_OTLP_HEADERS."""
 
     def __init__(self, endpoint: str, tell: Callable[[str], None], *, interval_s: float = EXPORT_INTERVAL_S) -> None:
-        """tell: called from a thread, with why, when the collector is lost, and with "" when it is back."""
-        logging.getLogger("opentelemetry.exporter").addFilter(lambda _: False)  # `tell` says it once, not each time
+        """tell: called from a thread with the reason when the collector is lost, and with "" when it is back."""
+        logging.getLogger("opentelemetry.exporter").addFilter(lambda _: False)  # `tell` reports it once instead
         exporter = OTLPSpanExporter(traces_url(endpoint), timeout=EXPORT_TIMEOUT_S)
         self._outbox = SpanExportQueue(exporter, tell, interval_s=interval_s)
         named = Resource({"service.name": "penstock"}).merge(OTELResourceDetector().detect())
@@ -124,7 +114,6 @@ class OtelTracer:
 
     @property
     def dropped_spans(self) -> int:
-        """Spans that no collector got, since the start."""
         return self._outbox.dropped
 
     def begin(self, headers: Iterable[tuple[str, str]], protocol: str) -> Trace:
@@ -134,12 +123,12 @@ class OtelTracer:
         return _OtelTrace(self._tracer, span, _CODE_ATTRIBUTES[protocol])
 
     def stop(self, grace_s: float) -> None:
-        """Send what waits, for so long at most. Blocks: call it from a thread."""
+        """Sends queued spans, within grace_s. Blocks: call it from a thread."""
         self._outbox.stop(grace_s)
 
 
 def traces_url(endpoint: str) -> str:
-    """Where traces go: a collector's address alone gets OTLP's own path."""
+    """The collector's URL; without a path, OTLP's default path is added."""
     parts = urlsplit(endpoint)
     return endpoint if parts.path not in ("", "/") else urlunsplit(parts._replace(path=_TRACES_PATH))
 

@@ -19,11 +19,7 @@ class Readiness:
 
 
 def readiness_of(engine: EngineView, required_models: tuple[str, ...] | None) -> Readiness:
-    """The gateway's readiness, from the state of the engine and its models.
-
-    required_models: models that must all serve; ALL for every loaded model. None: one model that serves is enough, so
-    that a model that hangs or fails does not make the gateway unavailable for the others.
-    """
+    """The gateway's readiness. required_models: must all serve; ALL_MODELS for every loaded one; None for any one."""
     if not engine.is_up:
         return Readiness(False, engine.reason)
     if required_models is None and any(known.is_ready for known in engine.models.values()):

@@ -1,4 +1,4 @@
-"""What each process that serves clients has, the gateway or a worker: decoders, limits, keys, the data plane."""
+"""Parts of every process that serves clients, gateway or worker: decoders, limits, keys, the data plane."""
 
 import asyncio
 from dataclasses import dataclass
@@ -35,7 +35,7 @@ SPANS_GRACE_S = 1.0
 
 @dataclass(frozen=True, slots=True)
 class SharedTables:
-    """Counters that processes share. counts: in flight. quotas: by client. None in a single process."""
+    """Counters that processes share; None in a single process. counts: in flight. quotas: by client."""
 
     counts: InFlightCounts | None = None
     quotas: QuotaStore | None = None
@@ -108,7 +108,6 @@ class ServingParts:
         )
 
     async def aclose(self) -> None:
-        """Stops what runs."""
         if self.authenticator is not None:
             await self.authenticator.aclose()
         if self.tracer is not None:

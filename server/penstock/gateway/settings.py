@@ -48,7 +48,7 @@ LISTS = (
     *("anonymous", "trusted_proxy", "allowed_host", "cors_origin", "allow_outbound"),
 )
 BATCHING = "batching"
-_SEPARATORS = {"model_repository": os.pathsep, BATCHING: ";"}  # of a list in a variable; a comma else
+_SEPARATORS = {"model_repository": os.pathsep, BATCHING: ";"}  # separators of lists in variables; otherwise a comma
 
 _FIXES = {
     "int_parsing": "it should be a whole number",
@@ -60,7 +60,7 @@ _FIXES = {
 
 
 class SettingsError(Exception):
-    """A setting is unknown, malformed or impossible. The message says which, where, and what to do."""
+    """A setting is unknown, malformed or impossible. The message has its name, origin and the fix."""
 
 
 class Settings(BaseSettings):
@@ -73,9 +73,9 @@ class Settings(BaseSettings):
     grpc_port: int = Field(8001, ge=0, le=65535)
     metrics_port: int = Field(8002, ge=0, le=65535)
 
-    allowed_host: tuple[str, ...] = ()  # besides localhost and host: names in Host headers of clients without a key
+    allowed_host: tuple[str, ...] = ()  # names in Host headers of clients without a key, besides localhost and host
     cors_origin: tuple[str, ...] = ()  # of web pages that may call the server, such as https://console.example
-    # addresses of a cloud's metadata service that keys of tokens may be fetched from
+    # addresses of a cloud's metadata service from which token keys may be fetched
     allow_outbound: Annotated[tuple[str, ...], AfterValidator(lambda given: OutboundPolicy(given).allowed)] = ()
 
     engine: str = "auto"
@@ -89,9 +89,9 @@ class Settings(BaseSettings):
     mps: Literal["off", "on", "auto"] = "off"  # CUDA's Multi-Process Service, for the Triton that is started here
     mps_directory: Path | None = None
     mps_active_thread_percentage: Annotated[float | Literal["auto"], BeforeValidator(read_percentage)] = 0
-    mps_pinned_memory: str = ""  # of a card's memory for a client: 4G, or by card 0=4G,1=2G
+    mps_pinned_memory: str = ""  # GPU memory of a client: 4G, or by GPU 0=4G,1=2G
 
-    gpu_metrics: Annotated[str, AfterValidator(checked_source)] = "auto"  # NVML; off; or a dcgm-exporter's address
+    gpu_metrics: Annotated[str, AfterValidator(checked_source)] = "auto"  # NVML; off; or a dcgm-exporter's URL
     profile: ProfilerMode = ProfilerMode.OFF  # of the Triton that is started here
 
     access_file: Path | None = None
@@ -205,7 +205,7 @@ class Settings(BaseSettings):
 
     @property
     def engine_is_external(self) -> bool:
-        """Whether the engine is run by others."""
+        """Whether the engine is given by URL."""
         return self.engine.startswith(("http://", "https://"))
 
     @property
@@ -215,7 +215,7 @@ class Settings(BaseSettings):
 
     @property
     def engine_grpcs(self) -> tuple[str, ...]:
-        """Their gRPC addresses, in the same order, where they are said."""
+        """Their gRPC addresses, in the same order, if given."""
         return listed(self.engine_grpc)
 
     @property
@@ -225,22 +225,22 @@ class Settings(BaseSettings):
 
     @property
     def engine_is_embedded(self) -> bool:
-        """Whether the engine lives in the gateway's process."""
+        """Whether the engine runs in the gateway's process."""
         return self.engine == "embedded"
 
     @property
     def engine_has_process(self) -> bool:
-        """Whether the engine is, or with `auto` may be, a process of ours with ports of its own."""
+        """Whether the engine is, or with `auto` may be, our own process with its own ports."""
         return not self.engine_is_external and not self.engine_is_embedded
 
     @property
     def has_keys(self) -> bool:
-        """Whether there are API keys or tokens that tell callers apart."""
+        """Whether clients have API keys or tokens."""
         return self.access_file is not None or bool(self.api_keys)
 
     @property
     def anonymous_roles(self) -> frozenset[Role]:
-        """What a caller without a key may do: as said, else nothing where there are keys, and everything where not."""
+        """Roles of a client without a key: as set, otherwise none if there are keys, and all if not."""
         if self.anonymous is not None:
             return frozenset(self.anonymous)
         return frozenset() if self.has_keys else ALL_ROLES
@@ -252,7 +252,7 @@ class Settings(BaseSettings):
 
     @property
     def is_exposed(self) -> bool:
-        """Whether other machines may reach it while nothing was said of who may do what."""
+        """Whether other machines may connect and access was not configured."""
         return not is_loopback(self.host) and not self.has_keys and self.anonymous is None
 
     @property
@@ -266,15 +266,12 @@ class Settings(BaseSettings):
 
     @property
     def decoder_count(self) -> int:
-        """Decoder processes: one a core, unless said otherwise."""
+        """Decoder processes; by default one per core."""
         return self.decoders or len(os.sched_getaffinity(0))
 
     @property
     def worker_count(self) -> int:
-        """Processes that serve requests: as said, else one below eight cores and one for each four from there on.
-
-        With one there is no front; with more there is a core besides.
-        """
+        """Processes that serve requests: one (the whole gateway), or from eight cores on a worker per four cores."""
         return self.workers or default_workers(len(os.sched_getaffinity(0)))
 
     @property
@@ -291,7 +288,7 @@ class Settings(BaseSettings):
         dotenv_settings: PydanticBaseSettingsSource,
         file_secret_settings: PydanticBaseSettingsSource,
     ) -> tuple[PydanticBaseSettingsSource, ...]:
-        return (init_settings,)  # read_settings merges the sources itself, to name the line of a mistake
+        return (init_settings,)  # read_settings merges the sources itself, to report the line of a mistake
 
 
 def default_workers(core_count: int) -> int:

@@ -24,10 +24,7 @@ def networks(proxies: tuple[str, ...]) -> tuple[Network, ...]:
 
 
 def require_addresses(urls: tuple[str, ...], grpcs: tuple[str, ...], header_file: Path | None) -> None:
-    """Raises ValueError for an engine's address that is malformed or given twice, and for unpaired gRPC addresses.
-
-    Also raises it for a header file without an engine's address.
-    """
+    """Raises ValueError for invalid or duplicate engine URLs, and unpaired gRPC addresses or header files."""
     if header_file is not None and not urls:
         raise ValueError("engine_header_file needs an engine given by URL; leave it out")
     for url in urls:
@@ -92,10 +89,7 @@ def require_tls_pair(certificate: Path | None, key: Path | None, client_ca: Path
 
 
 def require_loaded(required_models: tuple[str, ...] | None, models: tuple[str, ...] | None) -> None:
-    """Raises ValueError if a required model is not among the models to load. models: None for all.
-
-    `*` requires every loaded model, so it cannot be combined with names.
-    """
+    """Raises ValueError if a required model is not loaded, or `*` is combined with names. models: None for all."""
     named = set(required_models or ())
     if "*" in named and len(named) > 1:
         raise ValueError("required_models has * and names; * alone requires every loaded model")

@@ -1,7 +1,4 @@
-"""Traces of requests: the interface that transports and stages use, and a Relay that adds a span to each engine call.
-
-Without a collector there is no Tracer, no trace begins, and current_trace is None.
-"""
+"""Traces of requests, and a Relay with a span for each engine call. Without a collector current_trace is None."""
 
 from collections.abc import AsyncGenerator, Iterable
 from contextvars import ContextVar
@@ -25,38 +22,35 @@ class EngineSpan(Protocol):
     def headers(self) -> TraceHeaders: ...
 
     def end(self, *, code: int | None = None, is_error: bool = False) -> None:
-        """Ends the span. code: HTTP's or gRPC's status, None if the engine did not answer."""
+        """Ends the span. code: the HTTP or gRPC status, None if the engine did not answer."""
         ...
 
 
 class Trace(Protocol):
-    """One request, from its head to its answer. To be used from the event loop's thread."""
+    """One request, from its head to its response. Use it in the event loop's thread."""
 
     def arrived(self, model: str) -> None:
-        """The request for that model was read and let in: until its first stage, or the engine's call, it waits."""
+        """The request for this model was admitted. It waits until its first stage or engine call."""
         ...
 
     def stages(self, stages: Iterable[tuple[str, float]]) -> None:
-        """(name, seconds) of what was just done, end to end, the last of which ends now."""
+        """Adds finished consecutive stages as (name, seconds), of which the last ends now."""
         ...
 
     def engine(self, name: str) -> EngineSpan:
-        """The engine is asked now; what was waited before that becomes the span `queue`."""
+        """Begins an engine call; the wait before it becomes the span `queue`."""
         ...
 
     def end(self, name: str, *, code: int, is_error: bool) -> None:
-        """The request was answered. name: of the operation, from a bounded set; code: HTTP's or gRPC's status."""
+        """The request was answered. name: of the operation, bounded. code: the HTTP or gRPC status."""
         ...
 
 
 class Tracer(Protocol):
-    """Begins traces and sends what ended to the collector."""
+    """Begins traces and sends ended ones to the collector."""
 
     def begin(self, headers: Iterable[tuple[str, str]], protocol: str) -> Trace:
-        """A request arrived. headers: its traceparent and tracestate where it has them; protocol: http or grpc.
-
-        A trace that is not ended is never sent.
-        """
+        """Begins the trace of a request. It is sent when it ends. headers: may have traceparent and tracestate."""
         ...
 
 
@@ -66,14 +60,14 @@ current_trace: ContextVar[Trace | None] = ContextVar("current_trace", default=No
 
 
 def trace_arrival(model: str) -> None:
-    """The request of this task, for that model, has been let in. model: its label, from a bounded set."""
+    """Records that the current request was admitted. model: its bounded label."""
     trace = current_trace.get()
     if trace is not None:
         trace.arrived(model)
 
 
 class TracedRelay:
-    """A Relay over another one. The engine's traceparent is that of the call's span; other calls pass untouched."""
+    """A Relay over another one, with a span for each inference, whose traceparent is sent to the engine."""
 
     def __init__(self, relay: Relay) -> None:
         self._relay = relay
@@ -92,7 +86,7 @@ class TracedRelay:
         return answer
 
     async def stream(self, call: HttpCall, *, deadline: float | None) -> HttpStream:
-        """The span ends with the last piece."""
+        """The span ends with the last chunk."""
         trace = current_trace.get()
         if trace is None:
             return await self._relay.stream(call, deadline=deadline)
@@ -103,11 +97,11 @@ class TracedRelay:
             span.end(is_error=True)
             raise
         chunks = _until_end(stream, span)
-        await anext(chunks)  # an empty one: from here on closing the generator reaches its finally
+        await anext(chunks)  # an empty chunk: from here on, closing the generator reaches its finally
         return replace(stream, chunks=chunks)
 
     async def open_stream(self, method: str, metadata: GrpcMetadata, *, deadline: float | None) -> GrpcStream:
-        """Untouched: a stream is many requests, and its own traceparent stands for all of them."""
+        """Unchanged: a stream has many requests, and one traceparent for all."""
         return await self._relay.open_stream(method, metadata, deadline=deadline)
 
 
@@ -128,12 +122,12 @@ def _with_parent(call: K, span: EngineSpan) -> K:
 
 
 def trace_stages(*stages: tuple[str, float]) -> None:
-    """Add stages, (name, seconds), to the current request's trace, if there is one."""
+    """Adds stages, (name, seconds), to the current request's trace, if there is one."""
     trace = current_trace.get()
     if trace is not None:
         trace.stages(stages)
 
 
 def trace_preparation(timings: Timings) -> None:
-    """Add the stages queue, decode and preprocess to the current request's trace."""
+    """Adds the stages queue, decode and preprocess to the current request's trace."""
     trace_stages(("queue", timings.queue), ("decode", timings.decode), ("preprocess", timings.preprocess))

@@ -1,7 +1,4 @@
-"""Composer of a worker: one of several processes that parse HTTP and gRPC, decode images and encode responses.
-
-It forwards what it does not serve to the core process, which has the queues, limits and the engine (gateway/main.py).
-"""
+"""A worker, one of several processes that serve clients. It forwards other calls to the core (gateway/main.py)."""
 
 import asyncio
 import contextlib
@@ -56,9 +53,9 @@ from penstock.port_policy import PortLimits
 from penstock.process import MemoryTrimmer
 
 REPORT_INTERVAL_S = 0.25
-CORE_CONNECTIONS = 256  # beyond those of inferences
-# Wait for the core's first message before a worker listens without it. A core takes a few seconds to start, more on
-# busy machines. After that, clients get 503 with the reason, rather than a refused connection.
+CORE_CONNECTIONS = 256  # besides those of inferences
+# Time for the core's first message before a worker listens without it. A core starts in seconds, later on busy
+# machines. Then clients get 503 with the reason, rather than a refused connection.
 CORE_TIMEOUT_S = 10.0
 
 log = get_logger("front")
@@ -66,14 +63,14 @@ log = get_logger("front")
 
 @dataclass(frozen=True, slots=True)
 class WorkerOptions:
-    """Which front this is. index: 1 for the first. run_dir: where the core listens."""
+    """index: 1 for the first worker. run_dir: where the core listens."""
 
     index: int
     run_dir: Path
 
 
 class Worker:
-    """A front's parts, wired. Make it inside the running loop."""
+    """A worker's parts. Create it inside the running loop."""
 
     def __init__(self, settings: Settings, options: WorkerOptions) -> None:
         self.settings = settings
@@ -98,7 +95,7 @@ class Worker:
             decoder_count=0 if settings.engine_is_embedded else settings.decoder_share,
             tables=SharedTables(SharedCounts(self.page, options.index), quota_table),
         )
-        # Regions are the core's: calls about them, or with tensors in them, are forwarded.
+        # The core has the regions: calls about them, or with tensors in them, are forwarded.
         memory = NoSharedMemory("" if settings.allow_client_shm else SWITCHED_OFF)
         plane_parts = self.parts.plane_parts(self.engine.engine, self.link, self.link, self.slab, memory)
         self.plane = WorkerDataPlane(
@@ -108,7 +105,7 @@ class Worker:
         )
 
     async def tell(self, listener: HttpListener, grpc_server: GrpcServer) -> None:
-        """The core's page, and files, of what is read at a scrape, now and then, and that this loop turns; for ever."""
+        """Writes heartbeats and metrics to the shared counters until cancelled."""
         column, write = self.options.index, self.page.write
         former_restarts = self.page.read(CounterRow.DECODER_RESTARTS, column)
         former_spans = self.page.read(CounterRow.SPANS_DROPPED, column)
@@ -125,7 +122,7 @@ class Worker:
             await asyncio.sleep(REPORT_INTERVAL_S)
 
     async def aclose(self) -> None:
-        """End what runs and close what is open."""
+        """Stops all tasks and closes all connections."""
         self.metrics.flush()
         await self.parts.aclose()
         await self.core.aclose()
@@ -133,7 +130,7 @@ class Worker:
 
 
 def _borrowed_slab(settings: Settings, engine: ConnectedEngine) -> ClientSlab:
-    """What the core lends; the front's own calls to a Triton name it, too."""
+    """The worker's part of the core's slab, which its own calls to a Triton name, too."""
     backend, call_later = engine.engine, asyncio.get_running_loop().call_later
     if isinstance(backend, TritonEngine) and not settings.engine_is_embedded:
         return ClientSlab(call_later, backend)
@@ -141,7 +138,7 @@ def _borrowed_slab(settings: Settings, engine: ConnectedEngine) -> ClientSlab:
 
 
 def _engine_of(settings: Settings, run_dir: Path) -> ConnectedEngine:
-    """The engine, or, where it lives in the core's process, the core, which speaks as an engine does."""
+    """The engine; if it is in the core's process, the core, which has an engine's API."""
     if not settings.engine_is_embedded:
         return compose_engine(settings.model_copy(update={"slab_bytes": 0}), run_dir)  # the core owns the slab
     core = core_backend(settings, run_dir)
@@ -166,7 +163,7 @@ async def _serve(settings: Settings, control: ControlConnection, options: Worker
 
 
 async def _until_core_reports(front: Worker, stop: asyncio.Event) -> None:
-    """Returns when the core has reported the engine's state, on a stop, or after CORE_TIMEOUT_S.
+    """Returns when the core has reported the engine's state, or after CORE_TIMEOUT_S.
 
     A worker that listened earlier would answer 503 while other workers on the same port are ready.
     """
@@ -193,7 +190,7 @@ async def _serve_clients(
     rest.start()
     control.send(GatewayServes(rest.port, grpc_server.port, 0))
     gc.collect()
-    gc.freeze()  # what lives now lives on: no collection searches it again, in the middle of requests
+    gc.freeze()  # objects that exist now are long-lived: collections skip them
     log.info("listening", front=front.options.index, http=rest.port, grpc=grpc_server.port)
     tasks += [
         *([asyncio.create_task(front.parts.authenticator.run())] if front.parts.authenticator is not None else ()),
@@ -228,13 +225,13 @@ async def _until_parent_is_gone(control: ControlConnection, stop: asyncio.Event)
 
 
 async def _report_ready(control: ControlConnection, front: Worker) -> None:
-    """Once, when the core has said that the engine is up."""
+    """Reports once, when the core has reported that the engine is up."""
     await front.link.first_up.wait()
     control.send(WorkerReady(front.options.index))
 
 
 async def _drain(front: Worker, rest: HttpListener, grpc_server: GrpcServer) -> bool:
-    """Not ready at once; serve on for the delay; then take nothing new and let what runs end within the grace."""
+    """Reports not ready, serves on for the delay, then lets requests end within the grace."""
     started, settings = time.monotonic(), front.settings
     front.plane.announce_stop()
     log.info("draining", front=front.options.index, delay_s=settings.drain_delay_s)

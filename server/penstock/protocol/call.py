@@ -1,4 +1,4 @@
-"""Calls that are relayed as bytes, with the parsed head of an inference, and the headers that are relayed with them."""
+"""Calls relayed as bytes, the parsed head of an inference, and the headers that are relayed."""
 
 from collections.abc import AsyncGenerator
 from dataclasses import dataclass, field, replace
@@ -8,7 +8,7 @@ HttpHeaders = tuple[tuple[bytes, bytes], ...]
 GrpcMetadata = tuple[tuple[str, str | bytes], ...]
 
 
-# Whether a model succeeded, by the status of its answer. gRPC: OK; UNKNOWN, INTERNAL.
+# Whether a model succeeded, by the response's status. gRPC: OK; UNKNOWN, INTERNAL.
 _HTTP_SUCCESS, _GRPC_SUCCESS = {200: True, 500: False}, {0: True, 2: False, 13: False}
 # UNKNOWN, DEADLINE_EXCEEDED, UNIMPLEMENTED, INTERNAL, UNAVAILABLE, DATA_LOSS.
 GRPC_FAULTS = frozenset((2, 4, 12, 13, 14, 15))
@@ -16,13 +16,13 @@ MIN_HTTP_FAULT, _HTTP_NOT_FOUND, _GRPC_NOT_FOUND = 500, 404, 5
 
 
 class Answer:
-    """The engine's answer as bytes."""
+    """The engine's response as bytes."""
 
     __slots__ = ()
 
     @property
     def status_code(self) -> int:
-        """HTTP's status, or the number of gRPC's status code."""
+        """The HTTP status, or the number of the gRPC status code."""
         raise NotImplementedError
 
     @property
@@ -37,11 +37,11 @@ class Answer:
 
     @property
     def not_found_text(self) -> str:
-        """The engine's message if something was not found; empty for any other answer."""
+        """The engine's message if something was not found; empty otherwise."""
         raise NotImplementedError
 
     def with_header(self, name: str, value: str) -> Self:
-        """The answer with one more header (gRPC: trailing metadata); unchanged if it has one, or is an error."""
+        """The response with one more header (gRPC: trailing metadata); unchanged if it has one, or is an error."""
         raise NotImplementedError
 
 
@@ -49,27 +49,26 @@ A = TypeVar("A", bound=Answer)
 
 
 class Call(Generic[A]):
-    """A request as bytes. A: the type of its answer."""
+    """A request as bytes. A: the type of its response."""
 
     __slots__ = ()
 
     @property
     def size_bytes(self) -> int:
-        """Size of the body or message."""
         raise NotImplementedError
 
     def header(self, name: str) -> str | None:
-        """The first header (gRPC: metadata) of that name, in lower case."""
+        """The first header (gRPC: metadata) of this lower-case name."""
         raise NotImplementedError
 
     def with_headers(self, added: tuple[tuple[str, str], ...], *, dropped: tuple[str, ...]) -> Self:
-        """The call with more headers (gRPC: metadata), and without those of the dropped names."""
+        """The call with more headers (gRPC: metadata), and without the dropped ones."""
         raise NotImplementedError
 
 
 @dataclass(frozen=True, slots=True)
 class HttpAnswer(Answer):
-    """Hop-by-hop headers are gone, names in lower case; everything else is as the engine sent it."""
+    """Has lower-case header names and no hop-by-hop headers; otherwise as the engine sent it."""
 
     status: int
     headers: HttpHeaders
@@ -99,7 +98,7 @@ class HttpAnswer(Answer):
 
 @dataclass(frozen=True, slots=True)
 class HttpCall(Call[HttpAnswer]):
-    """target: path and query as they stood on the wire, neither decoded nor merged. Header names in lower case."""
+    """target: path and query as on the wire, not decoded. Header names are lower case."""
 
     method: str
     target: bytes
@@ -125,7 +124,7 @@ class HttpCall(Call[HttpAnswer]):
 
 @dataclass(frozen=True, slots=True)
 class GrpcAnswer(Answer):
-    """code: grpc's status number, 0 for OK, where message is the response, serialised; else details says why."""
+    """code: the gRPC status number, 0 for OK. message: serialised response if OK; details: why not."""
 
     code: int
     message: bytes = b""
@@ -156,7 +155,7 @@ class GrpcAnswer(Answer):
 
 @dataclass(frozen=True, slots=True)
 class GrpcCall(Call[GrpcAnswer]):
-    """method: "/inference.GRPCInferenceService/ModelInfer". message: the request, serialised."""
+    """method: such as "/inference.GRPCInferenceService/ModelInfer". message: the serialised request."""
 
     method: str
     message: bytes
@@ -179,10 +178,7 @@ class GrpcCall(Call[GrpcAnswer]):
 
 @dataclass(frozen=True, slots=True)
 class HttpStream:
-    """An answer that comes in pieces. Its headers are as an HttpAnswer's.
-
-    chunks: the body's bytes as they arrive, once; aclose() it where it is not read to its end.
-    """
+    """A streamed response, with headers like HttpAnswer. chunks: the body, once; aclose() it if not read to its end."""
 
     status: int
     headers: HttpHeaders
@@ -190,17 +186,12 @@ class HttpStream:
 
     @property
     def succeeded(self) -> bool | None:
-        """See Answer."""
         return _HTTP_SUCCESS.get(self.status)
 
 
 @dataclass(frozen=True, slots=True)
 class RegionUse:
-    """A tensor of a request that stands in shared memory.
-
-    offset, size_bytes: of the tensor within the region, as the request says; they may be any number, negative too.
-    size_bytes is None if the request gives no number, for which the engine has its own error.
-    """
+    """A request's tensor in shared memory. offset, size_bytes: as sent, possibly negative; None for no number."""
 
     name: str
     offset: int = 0
@@ -209,15 +200,12 @@ class RegionUse:
 
 @dataclass(frozen=True, slots=True)
 class InferHead:
-    """What a shallow scan of a v2 inference request tells.
+    """Content of a v2 inference request, from a shallow scan.
 
-    timeout_us: the v2 parameter `timeout`, None if absent.
-    regions: which parts of shared memory its inputs and outputs stand in.
-    bytes_inputs: names of the inputs that are sent as BYTES, which for an image model may be encoded images.
-    rowless_input: the name of an input whose first dimension is 0; empty if there is none.
-    sequence: the request's sequence ID, 0 or "" for no sequence; None if the parameter is absent.
-    json_bytes: size of the JSON that the engine must parse, decompressed; 0 over gRPC.
-    classification_outputs: names of the outputs that are requested as classes. is_raw: the body is one raw tensor.
+    timeout_us: the v2 parameter `timeout`. regions: shared memory of inputs and outputs. bytes_inputs: names of BYTES
+    inputs, which may be encoded images. rowless_input: name of an input whose first dimension is 0, or "". sequence:
+    the sequence ID, 0 or "" for no sequence, None if absent. json_bytes: decompressed JSON that the engine must parse.
+    classification_outputs: names of outputs requested as classes. is_raw: the body is one raw tensor.
     """
 
     model_name: str
@@ -246,7 +234,7 @@ HOP_BY_HOP = frozenset(
         b"upgrade",
     )
 )
-# Of a request that is sent on whole: the next connection says these for itself.
+# Not relayed with a request: the next connection sets its own.
 CONNECTION_HEADERS = HOP_BY_HOP | {b"host", b"content-length", b"expect"}
 
 

@@ -1,7 +1,4 @@
-"""Facts attached to the exception that ends a call.
-
-The engine may still work on the call (AbandonedCall), and a client that disconnected was at some stage (CancelStage).
-"""
+"""Facts attached to the exception that ends a call: work abandoned at the engine, and the stage of a cancellation."""
 
 from collections.abc import Callable
 from enum import StrEnum
@@ -11,10 +8,7 @@ _ABANDONED_ATTRIBUTE = "abandoned_call"
 
 
 class AbandonedCall:
-    """An abandoned call. It ends once: with the engine's answer, or when it is cancelled at the engine.
-
-    is_served: whether it ended with a successful answer.
-    """
+    """A call that the engine may still run. It ends once. is_served: with a successful response."""
 
     __slots__ = ("_hearers", "is_served")
 
@@ -23,7 +17,7 @@ class AbandonedCall:
         self._hearers: list[Callable[[], None]] | None = []
 
     def end(self, *, is_served: bool = False) -> None:
-        """The engine no longer works on it, or its state is unknown. Only the first call of this method counts."""
+        """Records that the engine finished it, or its state is unknown. Later calls of this method do nothing."""
         hearers, self._hearers = self._hearers, None
         if hearers is None:
             return
@@ -47,7 +41,7 @@ def mark_abandoned(error: BaseException) -> AbandonedCall:
 
 
 def abandoned_call_of(error: BaseException | None) -> AbandonedCall | None:
-    """The call attached to the error or one of its causes; None if the engine does not work on it."""
+    """The call attached to the error or one of its causes, or None."""
     while error is not None:
         call: AbandonedCall | None = vars(error).get(_ABANDONED_ATTRIBUTE)
         if call is not None:
@@ -69,9 +63,7 @@ _STAGE_ATTRIBUTE = "left_at"
 
 
 class CancelStage(StrEnum):
-    """DECODE: its images were being prepared. QUEUE: it waited for a batch, and is in none. BATCH: its batch ran, or
-    runs on for its mates. ENGINE: the engine had it alone. STREAM: it was on a stream.
-    """
+    """Where a request was cancelled. BATCH: it ran, or runs on for other members. ENGINE: it ran alone."""
 
     DECODE = "decode"
     QUEUE = "queue"
@@ -88,7 +80,7 @@ class PendingStage:
         self._hear: Callable[[CancelStage], None] = lambda _: None
 
     def tell(self, where: CancelStage) -> None:
-        """The first word counts."""
+        """Sets the stage; only the first call counts."""
         if self._where is None:
             self._where = where
             self._hear(where)
@@ -102,18 +94,18 @@ class PendingStage:
 
 
 def note_cancel_stage(cancelled: BaseException, where: CancelStage | PendingStage) -> None:
-    """Note it on the CancelledError; the first room to know is believed."""
+    """Attaches the stage to the CancelledError, unless it has one."""
     vars(cancelled).setdefault(_STAGE_ATTRIBUTE, where)
 
 
 def cancel_stage_of(cancelled: BaseException) -> CancelStage | PendingStage | None:
-    """The stage noted on the error, or None."""
+    """The stage attached to the error, or None."""
     where: CancelStage | PendingStage | None = vars(cancelled).get(_STAGE_ATTRIBUTE)
     return where
 
 
 def when_stage_known(cancelled: BaseException, otherwise: CancelStage, hear: Callable[[CancelStage], None]) -> None:
-    """Calls `hear` once with the stage, now or later. otherwise: the stage if none was noted."""
+    """Calls `hear` once with the stage, now or later. otherwise: the stage if none was attached."""
     where = cancel_stage_of(cancelled) or otherwise
     if isinstance(where, PendingStage):
         where.when_resolved(hear)

@@ -1,4 +1,4 @@
-"""The interface of a codec: the same functions of the modules http_codec and grpc_codec."""
+"""The interface of a codec, which the modules http_codec and grpc_codec implement."""
 
 from typing import Protocol, cast
 
@@ -11,7 +11,7 @@ from penstock.protocol.inference import InferResponse
 
 
 class Codec(Protocol[A]):
-    """Decodes a relayed inference to tensors, and encodes its answer. See the modules' functions."""
+    """Decodes a relayed inference to tensors, and encodes its response. See the modules' functions."""
 
     def parsed_bytes(self, call: Call[A], /) -> int: ...
 

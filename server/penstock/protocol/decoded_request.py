@@ -1,7 +1,4 @@
-"""A decoded inference request, the same for HTTP and gRPC: inputs, requested outputs, shared-memory references.
-
-Error texts are Triton's.
-"""
+"""A decoded inference request, the same for HTTP and gRPC. Error messages are Triton's."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -15,10 +12,7 @@ RESERVED_PREFIX = "triton_"
 
 @dataclass(frozen=True, slots=True)
 class RequestedOutput:
-    """A wanted output. classes: of the classification extension, 0 for the tensor itself. is_binary: as raw bytes.
-
-    region: where it goes instead of into the answer.
-    """
+    """A requested output. classes: 0 for the tensor. is_binary: as raw bytes. region: shared memory for it."""
 
     name: str
     classes: int = 0
@@ -28,11 +22,9 @@ class RequestedOutput:
 
 @dataclass(frozen=True, slots=True)
 class DecodedRequest:
-    """outputs: empty for all of the model's. is_binary: the form of outputs that are not requested by name (REST).
+    """A decoded request. outputs: empty for all. is_binary: default form of outputs (REST).
 
-    shared: where the inputs of these names stand; they have no bytes until those are brought.
-    raw: the body of a raw binary request, whose one input the model's config describes; inputs is empty then.
-    parameters: of the request.
+    shared: shared memory of the inputs by name; their tensors are empty. raw: body of a raw binary request.
     """
 
     id: str
@@ -44,12 +36,12 @@ class DecodedRequest:
     parameters: Mapping[str, Parameter] = field(default_factory=dict)
 
     def output(self, name: str) -> RequestedOutput:
-        """What is asked of that output."""
+        """How this output is requested."""
         return next((ask for ask in self.outputs if ask.name == name), RequestedOutput(name, is_binary=self.is_binary))
 
 
 def parse_error(name: str, reason: str) -> InvalidRequest:
-    """The error for a member of the wrong kind, in Triton's words."""
+    """The error for a member of the wrong type, with Triton's message."""
     return InvalidRequest(f"Unable to parse '{name}': {reason}")
 
 
@@ -57,7 +49,7 @@ REGION, OFFSET, SIZE = "shared_memory_region", "shared_memory_offset", "shared_m
 
 
 def http_region(parameters: Mapping[str, Parameter]) -> RegionUse | None:
-    """What a tensor's JSON parameters say of it. Raises InvalidRequest, in Triton's words."""
+    """The shared memory in a tensor's JSON parameters. Raises InvalidRequest with Triton's message."""
     name = parameters.get(REGION)
     if name is None:
         return None
@@ -67,7 +59,7 @@ def http_region(parameters: Mapping[str, Parameter]) -> RegionUse | None:
 
 
 def grpc_region(tensor_name: str, parameters: Mapping[str, Parameter]) -> RegionUse | None:
-    """What a tensor's parameters in a ModelInferRequest say of it. Raises InvalidRequest, in Triton's words."""
+    """The shared memory in a tensor's gRPC parameters. Raises InvalidRequest with Triton's message."""
     if REGION in parameters and SIZE not in parameters:
         raise InvalidRequest(f"'{SIZE}' must be specified along with '{REGION}' parameter for tensor '{tensor_name}'")
     if REGION not in parameters:

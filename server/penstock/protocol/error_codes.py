@@ -1,4 +1,4 @@
-"""HTTP status, gRPC status code and retry delay of each error: the one table for all transports and engines."""
+"""HTTP status, gRPC status code and retry delay of each error, for all transports and engines."""
 
 import math
 from typing import NamedTuple
@@ -35,7 +35,7 @@ ERROR_CODES: dict[type[InferenceError], ErrorCodes] = {
     errors.OutOfMemory: ErrorCodes(503, 8),
     errors.InferenceError: ErrorCodes(500, 13),
 }
-# Errors that an engine answers. All others are the gateway's: no slot, or the deadline passed.
+# Errors that an engine returns. All others are the gateway's: no slot, or the deadline passed.
 ENGINE_ERRORS = (
     errors.InvalidRequest,
     errors.ModelNotFound,
@@ -47,7 +47,7 @@ _HTTP_WITH_RETRY_AFTER = (429, 503)
 
 
 def codes_of(error: InferenceError) -> ErrorCodes:
-    """By the nearest class in the table."""
+    """Codes of the nearest class in the table."""
     return next(ERROR_CODES[kind] for kind in type(error).__mro__ if kind in ERROR_CODES)
 
 

@@ -1,17 +1,11 @@
-"""The gateway's error tree, and randomised retry delays.
-
-Each class says who raises it and its HTTP status. The table of statuses and codes is in error_codes.py.
-"""
+"""The gateway's error tree, with raisers and HTTP status (table in error_codes.py), and retry delays."""
 
 import math
 import random
 
 
 class InferenceError(Exception):
-    """A request failed. Its text reaches the client, so it names the value and what to do, never a secret.
-
-    reason: a stable word for logs and the label `reason` of metrics. retry_after_s: None if waiting does not help.
-    """
+    """A request failed. The message reaches the client: value and fix, no secret. reason: for logs and metrics."""
 
     reason = "internal"
     retry_after_s: float | None = None
@@ -40,32 +34,32 @@ class TooLarge(InvalidRequest):
 
 
 class UnsupportedMedia(InvalidRequest):
-    """Not an image format that we take. By rest and vision. 415 / INVALID_ARGUMENT."""
+    """Not a supported image format. By rest and vision. 415 / INVALID_ARGUMENT."""
 
     reason = "unsupported_media"
 
 
 class HostNotAllowed(InvalidRequest):
-    """A client without a key uses a Host name that is not the server's. By core.browser_policy. 421."""
+    """A client without a key uses a Host name that is not the server's. By port_policy. 421."""
 
     reason = "host_not_allowed"
 
 
 class BodyTooSlow(InvalidRequest):
-    """The body did not arrive in its time. By rest. 408."""
+    """The body did not arrive in time. By rest. 408."""
 
     reason = "body_too_slow"
 
 
 class Unauthenticated(InferenceError):
-    """No API key or token, or an unknown one. By access. 401 / UNAUTHENTICATED."""
+    """No API key or token, or an unknown one. By auth. 401 / UNAUTHENTICATED."""
 
     reason = "unauthenticated"
     client = ""
 
 
 class AccessUnavailable(InferenceError):
-    """The key or token cannot be verified now. By access. 503 with Retry-After."""
+    """The key or token cannot be verified now. By auth. 503 with Retry-After."""
 
     reason = "access_unavailable"
 
@@ -75,7 +69,7 @@ class AccessUnavailable(InferenceError):
 
 
 class PermissionDenied(InferenceError):
-    """The client's roles do not allow this. By access. 403 / PERMISSION_DENIED. client: its name, if it has one."""
+    """The client's roles do not allow this. By auth. 403 / PERMISSION_DENIED. client: its name, if it has one."""
 
     reason = "permission_denied"
 
@@ -85,13 +79,13 @@ class PermissionDenied(InferenceError):
 
 
 class OriginNotAllowed(PermissionDenied):
-    """A page of another origin made a browser send the request. By core.browser_policy. 403."""
+    """A page of another origin made a browser send the request. By port_policy. 403."""
 
     reason = "origin_not_allowed"
 
 
 class QuotaExceeded(InferenceError):
-    """The caller's own rate or share is used up. By access. 429 / RESOURCE_EXHAUSTED, with Retry-After."""
+    """The client's rate or share is used up. By auth. 429 / RESOURCE_EXHAUSTED, with Retry-After."""
 
     reason = "quota"
 
@@ -101,22 +95,19 @@ class QuotaExceeded(InferenceError):
 
 
 class ModelNotFound(InferenceError):
-    """No such model or version. By dataplane and backends; never retried, never held against the engine. 404."""
+    """No such model or version. By dataplane and backends; not retried, and no sign of a failing engine. 404."""
 
     reason = "model_not_found"
 
 
 class ModelRefused(ModelNotFound):
-    """The model's options are not valid, so it is not served. Retrying does not help. By admission. 404.
-
-    Triton answers the same for a model that failed to load.
-    """
+    """The model's options are invalid, so it is not served; retrying does not help. By admission. 404, like Triton."""
 
     reason = "model_refused"
 
 
 class RegionNotFound(ModelNotFound):
-    """No such shared-memory region, or none that this caller may use. By shared_memory and backends. 404."""
+    """No such shared-memory region, or none that this client may use. By shared_memory and backends. 404."""
 
     reason = "region_not_found"
 
@@ -154,10 +145,7 @@ class EngineUnavailable(InferenceError):
 
 
 class Overloaded(InferenceError):
-    """A limit of requests or bytes is reached, or the gateway drains. By admission. 503 with Retry-After.
-
-    reason: `full` or `draining` or another of admission's words.
-    """
+    """A limit is reached, or the gateway drains. By admission. 503 with Retry-After. reason: such as `full`."""
 
     def __init__(self, message: str, *, reason: str = "full", retry_after_s: float = 1.0) -> None:
         super().__init__(message)
@@ -166,7 +154,7 @@ class Overloaded(InferenceError):
 
 
 class DeadlineExceeded(InferenceError):
-    """The request's deadline passed, wherever it was by then. By dataplane and backends. 504."""
+    """The request's deadline passed, at any stage. By dataplane and backends. 504."""
 
     reason = "deadline"
 
@@ -178,13 +166,13 @@ class NotSupported(InferenceError):
 
 
 class EngineFailed(InferenceError):
-    """The engine answered an error, or broke the model's contract. By backends and vision. 500."""
+    """The engine returned an error, or output that does not match the model. By backends and vision. 500."""
 
     reason = "engine_failed"
 
 
 class OutOfMemory(EngineFailed):
-    """The engine had too little memory for the call; fewer rows may do. By backends. 503 / RESOURCE_EXHAUSTED."""
+    """The engine had too little memory for the call; fewer rows may fit. By backends. 503 / RESOURCE_EXHAUSTED."""
 
     reason = "engine_out_of_memory"
 
@@ -197,12 +185,12 @@ MAX_SPREAD_S = 5.0
 
 
 def retry_after_s(known_s: float) -> float:
-    """Somewhere from the known wait to twice it, though at most MAX_SPREAD_S later; milliseconds are enough."""
+    """A random delay from known_s to twice that, at most MAX_SPREAD_S later, rounded to milliseconds."""
     return round(known_s + random.uniform(0.0, min(known_s, MAX_SPREAD_S)), 3)
 
 
 def retry_after_whole_s(known_s: float) -> int:
-    """The same in whole seconds, of which HTTP's Retry-After is: at least 1."""
+    """The same in whole seconds, at least 1, as for HTTP's Retry-After."""
     least = max(1, math.ceil(known_s))
     return random.randint(least, least + min(least, int(MAX_SPREAD_S)))
 
@@ -212,6 +200,6 @@ _TRACEBACK_MARK = "\n\nAt:\n"
 
 
 def reason_line(text: str) -> str:
-    """An engine's reason on one line, without the Python traceback behind it, at most 500 characters."""
+    """An engine's reason on one line, without the Python traceback, at most MAX_REASON_LENGTH characters."""
     line = " ".join(text.partition(_TRACEBACK_MARK)[0].split()).rstrip("; ")
     return line if len(line) <= MAX_REASON_LENGTH else f"{line[:MAX_REASON_LENGTH]}…"

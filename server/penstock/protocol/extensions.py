@@ -1,5 +1,4 @@
-"""Loads classes and functions of users, named `module:Name` in a file of the operator. Never call it with a text that
-came from a client of an API."""
+"""Loads users' classes and functions named `module:Name` in an operator's file. Never pass it a client's text."""
 
 import re
 from pkgutil import resolve_name
@@ -9,11 +8,11 @@ _NAME = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*")
 
 
 class ExtensionError(ValueError):
-    """The name cannot be loaded. The text has the reason."""
+    """The name cannot be loaded. The message has the reason."""
 
 
 def load_extension(name: str) -> Any:
-    """The object `module:Name`. The module must be importable (installed, or in PYTHONPATH). Raises ExtensionError."""
+    """The object `module:Name`. The module must be installed or in PYTHONPATH. Raises ExtensionError."""
     if not _NAME.fullmatch(name):
         raise ExtensionError("module:Name is needed, such as my_package.sinks:CsvSink")
     try:

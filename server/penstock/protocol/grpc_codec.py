@@ -1,7 +1,4 @@
-"""Reads what the gateway must know of a serialised gRPC request or stream response, and writes the few it sends itself.
-
-Tensors are not decoded.
-"""
+"""Reads the gateway's part of a serialised gRPC request without decoding tensors, and encodes its own responses."""
 
 from collections.abc import Mapping
 from dataclasses import asdict, replace
@@ -39,19 +36,16 @@ Entry = tuple[str, list[Span]]
 
 
 def read_head(message: bytes) -> InferHead:
-    """Of a serialised ModelInferRequest. Raises InvalidRequest for bytes that are none, and for shapes that overflow.
+    """Head of a serialised ModelInferRequest. Raises InvalidRequest if malformed, or if a shape overflows.
 
-    Triton computes a tensor's bytes modulo 2^64: [1, 2^62] of FP32 "fits" no bytes at all and kills the model.
+    Triton computes a tensor's bytes modulo 2^64: [1, 2^62] of FP32 "fits" no bytes at all and crashes the model.
     """
     end = _end_of_head(message)
     return _read_head(message) if end is None else _read_repeated_head(message[:end])
 
 
 def _end_of_head(message: bytes) -> int | None:
-    """Where the raw contents begin, where these are all that follows a head that is short enough to be kept.
-
-    None for any other message, a bad one too: `_scan` has the words for it.
-    """
+    """Where raw contents begin, if they follow a head that is short enough to cache; None otherwise."""
     position, stop, end, contents = 0, len(message), None, 0
     while position + 1 < stop and contents <= MAX_SKIPPED_CONTENTS:
         tag, size = message[position], message[position + 1]
@@ -97,7 +91,7 @@ def _read_head(message: bytes) -> InferHead:
             if is_classified:
                 classified.append(name)
     check_counts(input_count, outputs)
-    given = dict(parameters)  # if a key occurs twice, the last one counts
+    given = dict(parameters)  # the last of duplicate keys counts
     timeout_us = _integer(reader, given.get("timeout", []))
     sequence = _sequence(reader, given["sequence_id"]) if "sequence_id" in given else None
     name = checked_name(texts[1])
@@ -114,22 +108,22 @@ def _read_head(message: bytes) -> InferHead:
     )
 
 
-# Who asks again and again says the same before the raw contents.
+# Repeated requests have equal bytes before the raw contents.
 _read_repeated_head = lru_cache(CACHED_HEADS)(_read_head)
 
 
 def parsed_bytes(call: GrpcCall) -> int:
-    """How many bytes `decode` reads: the whole message, which protobuf copies."""
+    """Bytes that `decode` reads: the whole message, which protobuf copies."""
     return len(call.message)
 
 
 def decode(call: GrpcCall, _: str, __: int) -> DecodedRequest:
-    """The request with its tensors. Raises InvalidRequest, RegionNotFound, EngineFailed, in Triton's words."""
+    """The request with its tensors. Raises InvalidRequest, RegionNotFound, EngineFailed, with Triton's messages."""
     return decode_infer_message(parsed_request(service_pb2.ModelInferRequest, call.message))
 
 
 def encode(response: InferResponse, _: DecodedRequest, __: GrpcCall) -> GrpcAnswer:
-    """The answer, with raw tensors."""
+    """The response, with raw tensors."""
     return GrpcAnswer(0, encode_response(response))
 
 
@@ -139,7 +133,7 @@ def encode_error(error: InferenceError) -> GrpcAnswer:
 
 
 def with_sequence(call: GrpcCall, sequence: int | str) -> GrpcCall:
-    """The inference with this sequence ID: if a parameter occurs twice, protobuf uses the last one."""
+    """The inference with this sequence ID: protobuf uses the last of duplicate parameters."""
     added = service_pb2.ModelInferRequest()
     if isinstance(sequence, str):
         added.parameters["sequence_id"].string_param = sequence
@@ -149,7 +143,7 @@ def with_sequence(call: GrpcCall, sequence: int | str) -> GrpcCall:
 
 
 def read_model_name(message: bytes) -> str:
-    """Of a request whose field 1 names the model: ready, metadata, config, statistics. Raises InvalidRequest."""
+    """The model's name in field 1: ready, metadata, config, statistics. Raises InvalidRequest."""
     return _scan_repository_fields(message, name_field=1)
 
 
@@ -159,7 +153,7 @@ def read_repository_model_name(message: bytes) -> str:
 
 
 def changes_settings(message: bytes) -> bool:
-    """Whether a TraceSetting or LogSettings request holds any setting; else it only asks for them."""
+    """Whether a TraceSetting or LogSettings request changes settings, or only reads them."""
     try:
         return any(number == 1 for number, *_ in WireReader(message).fields())
     except InvalidRequest:
@@ -167,10 +161,7 @@ def changes_settings(message: bytes) -> bool:
 
 
 def read_settings_model_name(message: bytes) -> str:
-    """The model's name in a TraceSetting or LogSettings request, which names none.
-
-    Raises InvalidRequest, and NotSupported for a setting that says where the engine writes.
-    """
+    """The model's name in a TraceSetting or LogSettings request, or "". Raises InvalidRequest, NotSupported."""
     reader = WireReader(message)
     name = ""
     for number, wire_type, start, end in reader.fields():
@@ -184,7 +175,7 @@ def read_settings_model_name(message: bytes) -> str:
 
 
 def unblocked_metadata(answer: bytes, blocked: frozenset[str]) -> bytes:
-    """The engine's ServerMetadataResponse without the extensions that stop at this gateway."""
+    """The engine's ServerMetadataResponse without the blocked extensions."""
     metadata = service_pb2.ServerMetadataResponse.FromString(answer)
     extensions = [name for name in metadata.extensions if name not in blocked]
     del metadata.extensions[:]
@@ -194,7 +185,7 @@ def unblocked_metadata(answer: bytes, blocked: frozenset[str]) -> bytes:
 
 
 def _scan_repository_fields(message: bytes, *, name_field: int) -> str:
-    """The string field of that number: the last of them where it stands more than once, as protobuf has it."""
+    """The string field of this number; the last one, if repeated, as in protobuf."""
     reader = WireReader(message)
     name = ""
     for number, wire_type, start, end in reader.fields():
@@ -204,7 +195,7 @@ def _scan_repository_fields(message: bytes, *, name_field: int) -> str:
 
 
 def _entry(reader: WireReader, start: int, end: int) -> tuple[str, list[Span]]:
-    """Key and value of a map<string, message> entry; the value may stand in several pieces, which add up."""
+    """Key and value of a map<string, message> entry; the value may be in several parts, which are merged."""
     key = ""
     value: list[Span] = []
     for number, wire_type, first, last in reader.fields(start, end):
@@ -216,7 +207,7 @@ def _entry(reader: WireReader, start: int, end: int) -> tuple[str, list[Span]]:
 
 
 def _integer(reader: WireReader, value: list[Span]) -> int | None:
-    """An InferParameter's integer; None if it holds another kind, which the engine reports."""
+    """An InferParameter's integer; None if it has another type, which the engine reports."""
     held: int | None = None
     for start, end in value:
         for number, wire_type, bits, _ in reader.fields(start, end):
@@ -226,7 +217,7 @@ def _integer(reader: WireReader, value: list[Span]) -> int | None:
 
 
 def _text(reader: WireReader, value: list[Span]) -> str | None:
-    """An InferParameter's string; None if it holds another kind."""
+    """An InferParameter's string; None if it has another type."""
     held: str | None = None
     for start, end in value:
         for number, wire_type, first, last in reader.fields(start, end):
@@ -236,7 +227,7 @@ def _text(reader: WireReader, value: list[Span]) -> str | None:
 
 
 def _sequence(reader: WireReader, value: list[Span]) -> int | str:
-    """The ID. Raises InvalidRequest for other types, which programs may read differently."""
+    """The sequence ID. Raises InvalidRequest for other types, which programs may read differently."""
     number, text = _integer(reader, value), _text(reader, value)
     if number is not None:
         return number
@@ -246,7 +237,7 @@ def _sequence(reader: WireReader, value: list[Span]) -> int | str:
 
 
 def _note_region(reader: WireReader, entries: list[Entry], regions: list[RegionUse]) -> None:
-    """entries: the tensor's parameters about shared memory, if any; of two with one key the last counts."""
+    """entries: the tensor's parameters about shared memory; the last of duplicate keys counts."""
     values = dict(entries)
     name = _text(reader, values[_REGION_KEY]) if _REGION_KEY in values else None
     if name is not None:
@@ -256,7 +247,7 @@ def _note_region(reader: WireReader, entries: list[Entry], regions: list[RegionU
 
 
 def _scan_input(reader: WireReader, start: int, end: int, regions: list[RegionUse]) -> tuple[str, bool, bool]:
-    """Its name, whether its type is BYTES, and whether it has rows. Raises InvalidRequest if its shape overflows."""
+    """Name, whether the datatype is BYTES, and whether it has rows. Raises InvalidRequest if its shape overflows."""
     name, datatype = "", ""
     shape: list[int] = []
     shared: list[Entry] = []
@@ -299,7 +290,7 @@ UNAVAILABLE = "UNAVAILABLE"
 
 
 def index_with_refusals(answer: bytes, asked: bytes, refusals: Mapping[str, str]) -> bytes:
-    """A serialised RepositoryIndexResponse, the refused models as unavailable with the reason. asked: the request."""
+    """A serialised RepositoryIndexResponse with refused models as UNAVAILABLE and the reason. asked: the request."""
     if not refusals:
         return answer
     index = service_pb2.RepositoryIndexResponse.FromString(answer)

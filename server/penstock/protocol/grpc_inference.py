@@ -1,6 +1,4 @@
-"""Messages of GRPCInferenceService as a server needs them: decodes requests, encodes responses, metadata and the
-index.
-"""
+"""GRPCInferenceService for servers: decodes requests, encodes responses, metadata and the repository index."""
 
 import struct
 from collections.abc import Mapping
@@ -31,7 +29,7 @@ _CONTENTS = {
     "fp32_contents": (Datatype.FP32,),
     "fp64_contents": (Datatype.FP64,),
     "bytes_contents": (Datatype.BYTES,),
-}  # the first of each is the name that Triton calls the field by
+}  # the first of each is Triton's name of the field
 _FIELD_DTYPES: dict[str, type[np.generic]] = {
     "bool_contents": np.bool_,
     "int_contents": np.int32,
@@ -46,7 +44,7 @@ _NARROW_DTYPES: dict[Datatype, type[np.generic]] = {
     Datatype.INT16: np.int16,
     Datatype.UINT8: np.uint8,
     Datatype.UINT16: np.uint16,
-}  # numbers that come in a wider field, and are cut to their width
+}  # sent in a wider field, and truncated to their width
 _KINDS: dict[str, tuple[tuple[type, ...], str]] = {
     "sequence_id": ((int, str), "int64_param or string_param"),
     "sequence_start": ((bool,), "bool_param"),
@@ -57,7 +55,7 @@ _KINDS: dict[str, tuple[tuple[type, ...], str]] = {
 
 
 def parsed_request(kind: type[M], message: bytes) -> M:
-    """The message of that kind. Raises BackendFailed, which Triton's INTERNAL is, where the bytes are none."""
+    """The parsed message. Raises EngineFailed, Triton's INTERNAL, for invalid bytes."""
     try:
         return kind.FromString(message)
     except DecodeError as error:
@@ -65,7 +63,7 @@ def parsed_request(kind: type[M], message: bytes) -> M:
 
 
 def decode_request(message: bytes, deadline: float | None = None) -> InferRequest:
-    """The request in a serialised ModelInferRequest, its tensors raw or typed. Raises what `read_infer` does."""
+    """The request in a serialised ModelInferRequest. Raises what `decode_infer_message` raises, and EngineFailed."""
     request = parsed_request(service_pb2.ModelInferRequest, message)
     ask = decode_infer_message(request)
     return InferRequest(
@@ -80,10 +78,7 @@ def decode_request(message: bytes, deadline: float | None = None) -> InferReques
 
 
 def decode_infer_message(request: service_pb2.ModelInferRequest) -> DecodedRequest:
-    """The decoded request. Raw contents beyond the last input are dropped, as in Triton.
-
-    Raises InvalidRequest, RegionNotFound, in Triton's words.
-    """
+    """The decoded request. Extra raw contents are dropped. Raises InvalidRequest, RegionNotFound, as Triton."""
     parameters = _checked_parameters(request) if request.parameters else {}
     contents = request.raw_input_contents
     raw, is_raw = iter(contents), len(contents) > 0
@@ -102,7 +97,7 @@ def decode_infer_message(request: service_pb2.ModelInferRequest) -> DecodedReque
 
 
 def encode_response(response: InferResponse) -> bytes:
-    """The serialised ModelInferResponse, its tensors raw; its bytes are copied once, into it."""
+    """The serialised ModelInferResponse with raw tensors, whose bytes are copied once."""
     message = service_pb2.ModelInferResponse(
         model_name=response.model_name, model_version=response.model_version, id=response.id
     )
@@ -145,7 +140,7 @@ def serialised(message: Message) -> bytes:
 def _tensor(
     model_name: str, tensor: service_pb2.ModelInferRequest.InferInputTensor, raw: bytes | None, *, is_raw: bool
 ) -> Tensor:
-    """is_raw: whether the request brings raw contents at all; then no tensor may be typed."""
+    """is_raw: whether the request has raw contents; then no tensor may be typed."""
     filled = [field.name for field, _ in tensor.contents.ListFields()] if tensor.HasField("contents") else []
     if is_raw and filled:
         raise InvalidRequest(
@@ -212,7 +207,7 @@ def _checked_parameters(request: service_pb2.ModelInferRequest) -> dict[str, Par
 
 
 def _check_parameters(parameters: Mapping[str, Parameter]) -> None:
-    """Their names and kinds. None of them changes what the models that this engine serves would answer."""
+    """Checks names and types. No parameter changes the results of this engine's models."""
     for name, value in parameters.items():
         if name in _KINDS:
             _check_kind(name, value)

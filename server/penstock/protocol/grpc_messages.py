@@ -1,6 +1,4 @@
-"""Messages of GRPCInferenceService as a client needs them: encodes requests, decodes responses, metadata and
-parameters.
-"""
+"""GRPCInferenceService for clients: encodes requests, decodes responses, metadata and parameters."""
 
 from collections.abc import Container, Mapping, MutableMapping, Sequence
 from typing import TypeVar
@@ -20,11 +18,7 @@ _INT64_MAX, _UINT64_MAX = 2**63 - 1, 2**64 - 1
 
 
 def encode_request(request: InferRequest, regions: Container[str] = ()) -> bytes:
-    """The serialised ModelInferRequest. Each tensor's bytes are copied once, into it.
-
-    regions: what the engine reads itself; a tensor that lies there is named by its place, its bytes are left out.
-    Raises InvalidRequest for a parameter that protobuf has no room for.
-    """
+    """The serialised ModelInferRequest. regions: tensors there are sent by address. Raises InvalidRequest."""
     message = service_pb2.ModelInferRequest(
         model_name=request.model_name, model_version=request.model_version, id=request.id
     )
@@ -43,7 +37,7 @@ def encode_request(request: InferRequest, regions: Container[str] = ()) -> bytes
 
 
 def with_raw_inputs(message: service_pb2.ModelInferRequest, tensors: Sequence[Tensor]) -> bytes:
-    """The message, which has no raw_input_contents, serialised with those of the tensors: copied once, into it."""
+    """The message serialised with the tensors as raw_input_contents, of which it has none. Copies once."""
     parts: list[bytes | memoryview] = [message.SerializeToString()]
     for tensor in tensors:
         parts += (_RAW_INPUT_TAG, varint(tensor.data.nbytes), tensor.data)
@@ -58,10 +52,10 @@ def _set_region(slot: "service_pb2.ModelInferRequest.InferInputTensor", place: S
 
 
 def decode_response(message: bytes, request: InferRequest, infer_s: float) -> InferResponse:
-    """The answer, its tensors being views of the message's bytes.
+    """The response, with tensors as views of the message.
 
-    Raises BackendFailed where it does not hold what was asked, or where a tensor's bytes do not fit its shape: an
-    engine whose Python has the wrong numpy sends well-formed answers without a byte in them.
+    Raises EngineFailed for missing bytes: a Python backend with the wrong numpy sends well-formed responses without
+    any.
     """
     who = f"model {request.model_name!r}"
     answer = parsed(service_pb2.ModelInferResponse, message, who)
@@ -86,7 +80,7 @@ def decode_response(message: bytes, request: InferRequest, infer_s: float) -> In
 
 
 def decode_metadata(message: bytes) -> ModelMetadata:
-    """Raises BackendFailed for a datatype that KServe v2 has no name for."""
+    """Raises EngineFailed for a datatype that is not in KServe v2."""
     answer = parsed(service_pb2.ModelMetadataResponse, message)
     return ModelMetadata(
         name=answer.name,
@@ -104,7 +98,7 @@ def decode_index(message: bytes) -> list[ModelState]:
 
 
 def parsed(kind: type[M], message: bytes, who: str = "the engine") -> M:
-    """The message of that kind. Raises BackendFailed where the bytes are none."""
+    """The parsed message. Raises EngineFailed for invalid bytes."""
     try:
         return kind.FromString(message)
     except DecodeError as error:
@@ -151,7 +145,7 @@ def _response_datatype(what: str, word: str) -> Datatype:
 
 
 def set_parameters(slots: MutableMapping[str, service_pb2.InferParameter], parameters: Mapping[str, Parameter]) -> None:
-    """Plain values into protobuf's parameters. Raises InvalidRequest for one that it has no room for."""
+    """Sets protobuf parameters. Raises InvalidRequest for a value that protobuf cannot represent."""
     for key, value in parameters.items():
         _set_parameter(slots[key], key, value)
 
@@ -178,12 +172,12 @@ def _parameter(slot: service_pb2.InferParameter) -> Parameter:
 
 
 def parameters_of(slots: Mapping[str, service_pb2.InferParameter]) -> dict[str, Parameter]:
-    """Protobuf's parameters as plain values; one that holds nothing is an empty string."""
+    """Protobuf's parameters as plain values; an empty one is ""."""
     return {key: _parameter(slot) for key, slot in slots.items()}
 
 
 def varint(number: int) -> bytes:
-    """The number as protobuf writes lengths: seven bits a byte, the lowest first."""
+    """The number as a protobuf varint: seven bits per byte, the lowest first."""
     encoded = bytearray()
     while number > 0x7F:
         encoded.append(number & 0x7F | 0x80)

@@ -1,21 +1,17 @@
-"""HTTP bodies without I/O: compression, and bodies that arrive in pieces."""
+"""HTTP bodies without I/O: compression, and bodies that arrive in chunks."""
 
 import io
 import zlib
 
 from penstock.protocol.errors import InvalidRequest, NotSupported, TooLarge
 
-_GZIP_OR_ZLIB = 47  # zlib's wbits: either header, distinguished by its first bytes, as in Triton
+_GZIP_OR_ZLIB = 47  # zlib's wbits: gzip or zlib header, detected by the first bytes, as in Triton
 _GZIP = 31
 NOT_ENCODED = ("", "identity")
 
 
 def inflate(body: bytes, encoding: str, limit_bytes: int) -> bytes:
-    """The body by its content-encoding; the body itself where there is none.
-
-    Raises TooLarge at the limit of decompressed bytes, InvalidRequest for broken data, NotSupported for an
-    encoding that is neither gzip nor deflate (zlib's form).
-    """
+    """The body, decompressed from gzip or deflate (zlib). Raises TooLarge, InvalidRequest, NotSupported."""
     if encoding in NOT_ENCODED:
         return body
     if encoding not in ("gzip", "deflate"):
@@ -35,14 +31,14 @@ def inflate(body: bytes, encoding: str, limit_bytes: int) -> bytes:
 
 
 def deflate(body: bytes, encoding: str) -> bytes:
-    """The body compressed by that content-encoding, gzip or deflate; the body itself for any other."""
+    """The body compressed with gzip or deflate; unchanged for any other encoding."""
     if encoding == "gzip":
         return zlib.compress(body, wbits=_GZIP)
     return zlib.compress(body) if encoding == "deflate" else body
 
 
 class BodyBuffer:
-    """The pieces so far. One piece alone is kept as it is, more grow in one place; `take` gives that place away."""
+    """Collects a body's chunks. A single chunk is not copied."""
 
     __slots__ = ("_buffer", "_first", "size_bytes")
 
@@ -52,7 +48,6 @@ class BodyBuffer:
         self._buffer: io.BytesIO | None = None
 
     def add(self, piece: bytes) -> None:
-        """One more piece at the end."""
         self.size_bytes += len(piece)
         if self._buffer is not None:
             self._buffer.write(piece)
@@ -65,10 +60,7 @@ class BodyBuffer:
             self._first = piece
 
     def take(self) -> bytes:
-        """All of it, once; the gathering is empty then.
-
-        BytesIO returns its content without a copy if there is no other reference to it.
-        """
+        """The whole body, once, without a copy; the buffer is then empty."""
         whole = self._first if self._buffer is None else self._buffer.getvalue()
         self._first, self._buffer, self.size_bytes = b"", None, 0
         return whole

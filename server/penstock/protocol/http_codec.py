@@ -1,7 +1,4 @@
-"""Reads what the gateway must know of a v2 HTTP request: model, id, deadline, shared-memory regions, sizes.
-
-Tensors are not decoded. Requests that crash Triton 2.51 or that it parses ambiguously are rejected with 400.
-"""
+"""Reads a v2 HTTP request without decoding tensors. Rejects with 400 what crashes Triton 2.51 or is ambiguous."""
 
 import math
 from collections.abc import Mapping
@@ -57,7 +54,7 @@ _SHAPE = msgspec.json.Decoder(list[int])
 
 @dataclass(frozen=True, slots=True)
 class _TensorEntry:
-    """One of inputs[] or outputs[]. where: how messages call it."""
+    """An item of inputs[] or outputs[]. where: its name in messages."""
 
     where: str
     name: str
@@ -66,10 +63,10 @@ class _TensorEntry:
 
 
 def read_head(body: bytes, header_length: int | None, model: InferHead, max_depth: int) -> InferHead:
-    """The scan of a decompressed infer body. Builds no array.
+    """The head of a decompressed infer body. Builds no array.
 
-    header_length: bytes of JSON at the body's start, None for all of it; 0 is a raw binary request, and so is an
-    empty body. model: name and version, from the path. Raises InvalidRequest for what the engine must not see.
+    header_length: bytes of JSON at the body's start, None for all. 0, or an empty body, is a raw binary request. model:
+    name and version, from the path. Raises InvalidRequest for requests that the engine must not get.
     """
     if header_length is None:
         header_length = len(body)
@@ -105,12 +102,12 @@ def _read_head(text: bytes, binary_bytes: int, model: InferHead, max_depth: int)
     )
 
 
-# What has its tensors behind the JSON says the same JSON again and again.
+# Requests with binary tensors repeat the same JSON.
 _read_repeated_head = lru_cache(CACHED_HEADS)(_read_head)
 
 
 def parsed_bytes(call: HttpCall) -> int:
-    """How many bytes `decode` reads at most: the JSON, or a decompressed body. Binary tensors are not copied."""
+    """Maximum bytes that `decode` reads: the JSON, or a decompressed body. Binary tensors are not copied."""
     if _encoding(call) not in NOT_ENCODED:
         return len(call.body) * _MAX_INFLATION
     length = header_length_of(call.header(HEADER_LENGTH))
@@ -118,10 +115,7 @@ def parsed_bytes(call: HttpCall) -> int:
 
 
 def decode(call: HttpCall, model_name: str, max_body_bytes: int) -> DecodedRequest:
-    """The request with its tensors. max_body_bytes: of a compressed body, once decompressed.
-
-    Raises InvalidRequest, RegionNotFound, in Triton's words.
-    """
+    """The request with its tensors. max_body_bytes: after decompression. Raises InvalidRequest, RegionNotFound."""
     body = inflate(call.body, _encoding(call), max_body_bytes)
     return decode_infer_body(body, header_length_of(call.header(HEADER_LENGTH)), model_name)
 
@@ -131,7 +125,7 @@ def _encoding(call: HttpCall) -> str:
 
 
 def encode(response: InferResponse, ask: DecodedRequest, call: HttpCall) -> HttpAnswer:
-    """The answer in the form that the call accepts. Raises InvalidRequest for a datatype that JSON cannot hold."""
+    """The response as the call accepts it. Raises InvalidRequest for a datatype that JSON cannot represent."""
     return encode_infer_response(response, ask, accepted_encoding(call.header("accept-encoding") or ""))
 
 
@@ -160,10 +154,10 @@ def with_sequence(call: HttpCall, sequence: int | str) -> HttpCall:
 
 
 def read_generate_head(body: bytes, model: InferHead, max_depth: int) -> InferHead:
-    """The scan of a generate call: the model's inputs and parameters by name, and `id`.
+    """The head of a generate call: the model's inputs and parameters by name, and `id`.
 
-    A parameter `timeout` is the model's own there, as with Triton. Raises InvalidRequest for what is no JSON object,
-    for one too deep (100,000 arrays in each other end Triton 2.51), and for names that stand twice.
+    `timeout` is a model parameter there, as in Triton. Raises InvalidRequest for invalid or too deep JSON (100,000
+    nested arrays crash Triton 2.51), and for duplicate names.
     """
     document = read_document(body, max_depth)
     _refuse_repeats(document)
@@ -172,11 +166,7 @@ def read_generate_head(body: bytes, model: InferHead, max_depth: int) -> InferHe
 
 
 def check_settings_body(body: bytes, max_depth: int) -> None:
-    """Checks the JSON of a change of trace or log settings.
-
-    Raises InvalidRequest as `scan_generate` does, and NotSupported for a file: Triton 2.51 refuses it in these words,
-    older ones would write wherever a client says.
-    """
+    """Checks a change of trace or log settings. Raises InvalidRequest, and NotSupported for a file."""
     document = read_document(body, max_depth)
     _refuse_repeats(document)
     for name in document.members:
@@ -193,7 +183,7 @@ def check_repository_body(body: bytes, max_depth: int) -> None:
 
 
 def _entries(top: Members, kind: str) -> list[_TensorEntry]:
-    """inputs[] or outputs[]. Raises InvalidRequest where two have the same name."""
+    """inputs[] or outputs[]. Raises InvalidRequest for duplicate names."""
     entries = [
         _entry(members, f"{kind}s[{index}]", kind)
         for index, members in enumerate(objects_at(top, f"{kind}s", limit=MAX_TENSORS))
@@ -222,7 +212,7 @@ def _required(members: Members, name: str, where: str) -> msgspec.Raw:
 def _refuse_repeated_names(
     document: Document, parameters: Mapping[str, Parameter], entries: list[_TensorEntry]
 ) -> None:
-    """The engine takes the first of two members of one name, others the last: so there may be one only."""
+    """Rejects duplicate member names: the engine reads the first, other parsers the last."""
     read = len(document.members) + len(parameters)
     opened = {"parameters", "inputs", "outputs"} if entries else {"parameters"}
     unread = [value for name, value in document.members.items() if name not in opened]
@@ -234,10 +224,7 @@ def _refuse_repeated_names(
 
 
 def _check_inputs(inputs: list[_TensorEntry], binary_bytes: int) -> str:
-    """Checks shapes, sizes against the body, and binary sizes against what follows the JSON.
-
-    Returns the name of an input whose first dimension is 0; empty if there is none.
-    """
+    """Checks shapes, and sizes against the JSON and the binary data. Returns the name of a rowless input, or ""."""
     left, rowless = binary_bytes, ""
     for entry in inputs:
         datatype, (rows, elements) = _datatype(entry), _counts(entry)
@@ -257,7 +244,7 @@ def _check_inputs(inputs: list[_TensorEntry], binary_bytes: int) -> str:
 
 
 def _check_binary(entry: _TensorEntry, size: Parameter, left: int, datatype: Datatype, elements: int) -> int:
-    """The bytes that are this input's."""
+    """The number of bytes of this input."""
     if isinstance(size, bool) or not isinstance(size, int) or size < 0:
         raise InvalidRequest(f"{entry.where}: binary_data_size is {size!r}; it must be a number of bytes")
     if size > left:
@@ -272,7 +259,7 @@ def _check_binary(entry: _TensorEntry, size: Parameter, left: int, datatype: Dat
 
 
 def _check_json(entry: _TensorEntry, elements: int) -> None:
-    """Elements of a JSON array are parted by commas, however nested: more than that it cannot hold."""
+    """Checks the elements against the commas: an array cannot have more, however nested."""
     found = entry.members.get("data")
     if found is None:
         raise InvalidRequest(f"{entry.where} has neither `data` nor a binary_data_size")
@@ -286,7 +273,7 @@ def _regions(entries: list[_TensorEntry]) -> tuple[RegionUse, ...]:
 
 
 def _region(parameters: Mapping[str, Parameter]) -> RegionUse:
-    """Raises InvalidRequest for a member of the wrong kind."""
+    """Raises InvalidRequest for a member of the wrong type."""
     name, size = parameters["shared_memory_region"], parameters.get("shared_memory_byte_size")
     offset = parameters.get("shared_memory_offset", 0)
     if not isinstance(name, str):
@@ -363,13 +350,13 @@ UNAVAILABLE = "UNAVAILABLE"
 
 
 class IndexRequestBody(msgspec.Struct):
-    """The body of a question for the index. ready: only models that are served."""
+    """Body of a repository index request. ready: only served models."""
 
     ready: bool = False
 
 
 def index_with_refusals(answer: HttpAnswer, asked: bytes, refusals: Mapping[str, str]) -> HttpAnswer:
-    """The engine's index, the refused models as unavailable with the reason. asked: the question's body."""
+    """The engine's index with refused models as UNAVAILABLE and the reason. asked: the request's body."""
     if not refusals or answer.status != 200:
         return answer
     rows = msgspec.json.decode(answer.body, type=list[dict[str, str]])
@@ -397,5 +384,5 @@ def _index_row(row: dict[str, str], refusal: str) -> dict[str, str]:
 def _wants_ready(asked: bytes) -> bool:
     try:
         return msgspec.json.decode(asked, type=IndexRequestBody).ready
-    except msgspec.DecodeError:  # the engine took it, so it asked for all
+    except msgspec.DecodeError:  # the engine accepted it, so it asked for all
         return False

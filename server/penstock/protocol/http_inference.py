@@ -1,7 +1,4 @@
-"""Decodes the body of POST …/infer and encodes its response: JSON, and binary tensors behind it.
-
-A raw binary request is a body with the bytes of one tensor only.
-"""
+"""Decodes POST …/infer: JSON followed by binary tensors, or one raw tensor only. Encodes its response."""
 
 import json
 import re
@@ -59,7 +56,7 @@ _DECODER = msgspec.json.Decoder(_RequestJson)
 
 
 def header_length_of(header: str | None) -> int | None:
-    """The JSON's bytes as Triton reads the header's value: a leading number, 0 without one; None without a header."""
+    """Length of the JSON as Triton reads the header: a leading number, 0 without one; None without a header."""
     if header is None:
         return None
     number = _LEADING_NUMBER.match(header)
@@ -67,10 +64,10 @@ def header_length_of(header: str | None) -> int | None:
 
 
 def decode_infer_body(body: bytes, header_length: int | None, model_name: str) -> DecodedRequest:
-    """What the body asks for; tensors are views of it where they are binary. Builds arrays of JSON numbers.
+    """The decoded request; binary tensors are views of the body. Builds arrays of JSON numbers.
 
-    body: as it was before compression. header_length: of the JSON, None for all of it. A length of 0, or an empty
-    body, makes it a raw binary request. Raises InvalidRequest, RegionNotFound.
+    body: decompressed. header_length: of the JSON, None for all. 0, or an empty body, is a raw binary request. Raises
+    InvalidRequest, RegionNotFound.
     """
     length = len(body) if header_length is None else header_length
     if not 0 <= length <= len(body):
@@ -85,13 +82,13 @@ def decode_infer_body(body: bytes, header_length: int | None, model_name: str) -
 
 @dataclass(frozen=True, slots=True)
 class _Head:
-    """What a request's JSON says. sizes_bytes: of each input that stands behind it, None for the others."""
+    """A request's JSON. sizes_bytes: of each input after the JSON, None for the others."""
 
     ask: DecodedRequest
     sizes_bytes: tuple[int | None, ...]
 
     def with_binary(self, binary: memoryview) -> DecodedRequest:
-        """Binary tensors take their bytes one behind the other."""
+        """The request with its binary tensors, which follow each other."""
         if not binary:
             return self.ask
         ask, start, inputs = self.ask, 0, []
@@ -107,7 +104,7 @@ class _Head:
 
 
 def _read(text: bytes, binary_bytes: int, model_name: str) -> _Head:
-    """binary_bytes: what stands behind the text."""
+    """binary_bytes: size of the data after the JSON."""
     request = _parsed(text)
     _check_json_parameters(request.parameters)
     inputs, sizes_bytes = _inputs(request.inputs, binary_bytes, model_name)
@@ -120,7 +117,7 @@ def _read(text: bytes, binary_bytes: int, model_name: str) -> _Head:
     return _Head(ask, sizes_bytes)
 
 
-# What has its tensors behind the JSON says the same JSON again and again.
+# Requests with binary tensors repeat the same JSON.
 _read_known = lru_cache(CACHED_HEADS)(_read)
 
 
@@ -138,7 +135,7 @@ def _parsed(text: bytes) -> _RequestJson:
 
 
 def _parsed_with_odd_numbers(text: bytes) -> _RequestJson:
-    """NaN and infinities, which Triton takes and the quick parser does not."""
+    """Parses NaN and infinities, which Triton accepts and the fast parser does not."""
     try:
         document: Any = json.loads(text)
         for tensor in document.get("inputs", []) if isinstance(document, dict) else []:
@@ -152,7 +149,7 @@ def _parsed_with_odd_numbers(text: bytes) -> _RequestJson:
 def _inputs(
     entries: list[_InputJson], binary_bytes: int, model_name: str
 ) -> tuple[tuple[Tensor, ...], tuple[int | None, ...]]:
-    """The tensors, and the bytes of each behind the JSON."""
+    """The tensors, and the binary size of each."""
     tensors, sizes = [], []
     for entry in entries:
         tensor, size = _input(entry, binary_bytes, model_name)
@@ -165,7 +162,7 @@ def _inputs(
 
 
 def _input(entry: _InputJson, binary_bytes: int, model_name: str) -> tuple[Tensor, int | None]:
-    """The tensor, without its bytes where they stand behind the JSON, and how many they are."""
+    """The tensor, without its bytes if they are binary, and their number."""
     text, size = bytes(entry.data), entry.parameters.get("binary_data_size")
     _check_source(entry, has_data=bool(text))
     if entry.shape and min(entry.shape) < 0:
@@ -187,7 +184,7 @@ def _input(entry: _InputJson, binary_bytes: int, model_name: str) -> tuple[Tenso
 
 
 def _check_source(entry: _InputJson, *, has_data: bool) -> None:
-    """One of the three places where a tensor can be."""
+    """Checks that the tensor is in exactly one of three places."""
     found = ["'data'"] if has_data else []
     found += [f"'{name}'" for name in ("binary_data_size", "shared_memory_region") if name in entry.parameters]
     if len(found) != 1:
@@ -216,7 +213,7 @@ def _requested_output(entry: _OutputJson) -> RequestedOutput:
 
 
 def _check_json_parameters(parameters: Mapping[str, Parameter]) -> None:
-    """Their names and kinds. None of them changes what the models that this engine serves would answer."""
+    """Checks names and types. No parameter changes the results of this engine's models."""
     for name, value in parameters.items():
         kind, word = _KINDS.get(name, (object, ""))
         is_wrong = not isinstance(value, kind) or (kind is not bool and word and isinstance(value, bool))
@@ -234,7 +231,7 @@ HEADER_LENGTH = "inference-header-content-length"
 
 
 def encode_infer_response(response: InferResponse, ask: DecodedRequest, encoding: str) -> HttpAnswer:
-    """encoding: as `accepted_encoding` chose it. Raises InvalidRequest for a datatype that must come as binary."""
+    """encoding: from `accepted_encoding`. Raises InvalidRequest for a datatype that needs the binary form."""
     head: dict[str, object] = {"id": response.id} if response.id else {}
     head |= {"model_name": response.model_name, "model_version": response.model_version}
     if response.parameters:
@@ -244,10 +241,10 @@ def encode_infer_response(response: InferResponse, ask: DecodedRequest, encoding
         entry: dict[str, object] = {"name": tensor.name, "datatype": tensor.datatype.value, "shape": tensor.shape}
         wanted = ask.output(tensor.name)
         if wanted.region is not None:
-            pass  # it is where it was wanted
+            pass  # it was written there
         elif wanted.is_binary:
             entry["parameters"] = {"binary_data_size": tensor.data.nbytes}
-            if tensor.data.nbytes:  # nothing behind the JSON makes it plain JSON, as in Triton
+            if tensor.data.nbytes:  # without binary data the type is plain JSON, as in Triton
                 binary.append(tensor.data)
         else:
             entry["data"] = msgspec.Raw(tensor_text(tensor))
@@ -262,7 +259,7 @@ def encode_infer_response(response: InferResponse, ask: DecodedRequest, encoding
 
 
 def accepted_encoding(header: str) -> str:
-    """gzip or deflate, whichever the accept-encoding weighs most, the first of equals; empty for neither."""
+    """gzip or deflate, by the highest weight in accept-encoding, or else the first; "" for neither."""
     best, weight = "", 0.0
     for entry in header.split(","):
         name, _, quality = entry.strip().partition(";q=")

@@ -1,7 +1,4 @@
-"""The identity of a client: key, address, roles and quota; which role each verb requires.
-
-Also its text form in a header between processes of the gateway. That header is removed from clients' requests.
-"""
+"""The identity of a client: key, address, roles and quota; which role each verb requires."""
 
 import json
 from dataclasses import asdict, dataclass
@@ -11,10 +8,7 @@ from penstock.protocol.errors import PermissionDenied
 
 
 class Role(StrEnum):
-    """What a caller may do.
-
-    infer: run models. read: look. admin: load, unload, register shared memory, change trace and log settings.
-    """
+    """Role of a client. admin: load and unload models, register shared memory, change trace and log settings."""
 
     INFER = "infer"
     READ = "read"
@@ -26,11 +20,7 @@ ALL_ROLES = frozenset(Role)
 
 @dataclass(frozen=True, slots=True)
 class Quota:
-    """How much one caller may ask for.
-
-    rate: requests in each period_s, all at once or spread out; 0 for as many as it likes.
-    share: of the requests and bytes that may be in flight together, in (0, 1].
-    """
+    """rate: requests in each period_s, 0 for no limit. share: of requests and bytes in flight, in (0, 1]."""
 
     rate: int = 0
     period_s: float = 1.0
@@ -41,11 +31,8 @@ class Quota:
 class Identity:
     """The client that sent a request.
 
-    key_name: of its API key ("camera") or the subject of its token ("token:alice"), empty for a caller without one;
-    never the secret itself.
-    connection: gRPC's word for its connection ("ipv4:127.0.0.1:53210"), empty over HTTP.
-    address: its host as seen from here, empty where it is not known.
-    roles: what it may do. quota: how much of it, None for as much as there is.
+    key_name: name of its API key ("camera") or subject of its token ("token:alice"); "" if anonymous. connection:
+    gRPC's peer ("ipv4:127.0.0.1:53210"), "" over HTTP. address: its host, "" if unknown. quota: None for no limit.
     """
 
     key_name: str = ""
@@ -56,14 +43,14 @@ class Identity:
 
     @property
     def owner(self) -> str:
-        """Who owns what this caller registers: its key, else its gRPC connection, else its address."""
+        """Owner of what this client registers: its key, else its gRPC connection, else its address."""
         if self.key_name:
             return f"key {self.key_name}"
         return f"connection {self.connection}" if self.connection else f"address {self.address}"
 
     @property
     def client(self) -> str:
-        """The client for fair queueing: its key, or else its address, however many connections it has."""
+        """The client for fair queueing: its key, or else its address."""
         return f"address {self.address}" if self.address and not self.key_name else self.owner
 
 
@@ -71,10 +58,7 @@ ANONYMOUS = Identity()
 
 
 class Verb(StrEnum):
-    """What a relayed call does, as far as the gateway cares.
-
-    configure: changes trace or log settings. share, unshare: registers or unregisters shared memory.
-    """
+    """Kind of a relayed call. configure: changes trace or log settings. share, unshare: of shared memory."""
 
     INFER = "infer"
     READ = "read"
@@ -97,7 +81,7 @@ ROLE_OF: dict[Verb, Role] = {
 
 
 def require_role(verb: Verb, caller: Identity) -> None:
-    """Raises PermissionDenied, which says which role is missing."""
+    """Raises PermissionDenied with the missing role."""
     if ROLE_OF[verb] not in caller.roles:
         raise PermissionDenied(f"this needs the role {ROLE_OF[verb]}; use an API key that has it")
 
@@ -106,12 +90,12 @@ IDENTITY_HEADER = "x-penstock-caller"
 
 
 def encode_identity(caller: Identity) -> str:
-    """The caller as ASCII text on one line."""
+    """The identity as ASCII text on one line."""
     return json.dumps(asdict(caller) | {"roles": sorted(caller.roles)}, separators=(",", ":"))
 
 
 def decode_identity(text: str) -> Identity:
-    """The client in a text of `encode_identity`. Raises ValueError for any other text."""
+    """The identity in a text of `encode_identity`. Raises ValueError for any other text."""
     try:
         fields = json.loads(text)
         quota = fields.pop("quota")

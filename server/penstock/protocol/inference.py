@@ -1,4 +1,4 @@
-"""Tensor, InferRequest, InferResponse; the trace and the interface of a batcher; detections and classes as arrays."""
+"""Tensor, InferRequest, InferResponse; the trace and the interface of a batcher; detections and classes."""
 
 import math
 import struct
@@ -16,7 +16,7 @@ Array = npt.NDArray[Any]
 
 
 class Datatype(StrEnum):
-    """KServe v2's names of element types."""
+    """Element types of KServe v2."""
 
     BOOL = "BOOL"
     UINT8 = "UINT8"
@@ -35,12 +35,12 @@ class Datatype(StrEnum):
 
     @property
     def size_bytes(self) -> int | None:
-        """Bytes an element; None for BYTES, whose elements carry their own length."""
+        """Bytes per element; None for BYTES."""
         return _SIZE_BYTES[self]
 
     @property
     def dtype(self) -> "np.dtype[Any] | None":
-        """numpy's type of the elements; None for BYTES and BF16, which numpy has no type for."""
+        """numpy's type of the elements; None for BYTES and BF16."""
         return _DTYPE_OF.get(self)
 
 
@@ -71,10 +71,7 @@ FLOATS = (Datatype.FP16, Datatype.FP32, Datatype.FP64, Datatype.BF16)
 
 @dataclass(frozen=True, slots=True)
 class SlabAddress:
-    """Where a tensor's bytes lie in memory that is shared with an engine on this host.
-
-    region: the name that the engine knows it by. generation: of that memory: an engine that started later knows it not.
-    """
+    """Address of a tensor in memory shared with an engine. generation: changes at each engine start."""
 
     region: str
     generation: int
@@ -83,11 +80,10 @@ class SlabAddress:
 
 @dataclass(frozen=True, slots=True)
 class Tensor:
-    """One named tensor: C order, little-endian; BYTES elements each behind a 4-byte little-endian length.
+    """A named tensor: C order, little-endian; each BYTES element follows its 4-byte little-endian length.
 
-    The data is borrowed: it lives as long as the buffer behind the memoryview. place: where the same bytes can be read
-    by the engine without being sent; data is there in any case, but on the line between a front and its core, and of
-    what lies in a card's memory.
+    data: borrowed from the buffer of the memoryview. place: where the engine can read the same bytes. With a place,
+    data may be empty between a worker and its core, and for GPU memory.
     """
 
     name: str
@@ -102,14 +98,11 @@ class Tensor:
 
     @property
     def declared_bytes(self) -> int:
-        """What its datatype and shape come to; 0 for BYTES, whose elements hold their own sizes."""
+        """Bytes by datatype and shape; 0 for BYTES, whose elements have their own lengths."""
         return math.prod(self.shape) * (self.datatype.size_bytes or 0)
 
     def to_numpy(self) -> Array:
-        """A view (BYTES: an object array of bytes; BF16: widened to float32), of this tensor's shape.
-
-        Raises InvalidRequest where the byte count does not fit the shape.
-        """
+        """A view with this shape; BYTES: an object array; BF16: widened to float32. Raises InvalidRequest."""
         if self.datatype is Datatype.BYTES:
             return _array_of_bytes(self)
         size_bytes = self.datatype.size_bytes or 0
@@ -125,7 +118,7 @@ class Tensor:
 
 
 def tensor_from_numpy(name: str, array: Array) -> Tensor:
-    """The tensor that views the array (a copy where it is not C-contiguous). Object arrays of bytes become BYTES."""
+    """A tensor that views the array, or a copy if it is not C-contiguous. Object arrays of bytes become BYTES."""
     if array.dtype == np.object_:
         return tensor_from_bytes(name, [bytes(item) for item in array.ravel()], array.shape)
     datatype = _OF_NUMPY.get(array.dtype)
@@ -163,7 +156,7 @@ def _array_of_bytes(tensor: Tensor) -> Array:
 
 
 class BatchOwner(StrEnum):
-    """Who forms a model's batches: one owner, since two batchers in series add two delays."""
+    """What forms a model's batches: one owner, since two batchers in series add two delays."""
 
     GATEWAY = "gateway"
     TRITON = "triton"
@@ -182,10 +175,10 @@ class CloseReason(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class EngineTimeFit:
-    """The line through what the engine's calls took: t(b) = alpha_s + beta_s * b seconds for b rows.
+    """Fitted engine time: t(b) = alpha_s + beta_s * b seconds for b rows.
 
-    guard_s: what a call may take longer than that, by the spread of those seen. samples: calls behind it. deliver_s:
-    what each row takes from the engine's answer until its caller has it.
+    guard_s: margin for the spread. samples: fitted calls. deliver_s: per row, from the engine's response to the
+    client's.
     """
 
     alpha_s: float
@@ -195,23 +188,21 @@ class EngineTimeFit:
     deliver_s: float = 0.0
 
     def seconds(self, rows: int) -> float:
-        """What a call of so many rows takes, without the guard."""
+        """Seconds of a call of this size, without the guard."""
         return self.alpha_s + self.beta_s * rows
 
     def delivered_s(self, rows: int) -> float:
-        """The same until the callers have their answers; the engine has gone on meanwhile."""
+        """The same, until the clients have their responses."""
         return self.alpha_s + (self.beta_s + self.deliver_s) * rows
 
 
 @dataclass(frozen=True, slots=True)
 class BatchTrace:
-    """What became of one request in the gateway's batcher. Times in seconds.
+    """Trace of one request in the gateway's batcher. Times in seconds.
 
-    arrived_unix_s: when it came to the queue, on the wall clock. queued_s: until its batch was formed. expected_s: what
-    the fit said that the engine's call would take, None without a fit; engine_s: what it took. requests, rows: of the
-    whole batch. ahead: requests that waited in the queue when it came. slots: engine calls that may run at once;
-    busy: how many did when the batch was formed, this one not among them. slack_s: from the batch's expected end to
-    the request's deadline, None if either is unknown.
+    queued_s: until its batch was formed. expected_s: engine time by the fit, None without a fit; engine_s: measured.
+    requests, rows: of the whole batch. ahead: requests queued on arrival. slots: concurrent engine calls; busy: others
+    in flight when the batch was formed. slack_s: from the batch's expected end to the deadline, None if unknown.
     """
 
     model_name: str
@@ -231,26 +222,22 @@ class BatchTrace:
 
 
 class Batcher(Protocol):
-    """Forms the batches of the models that the gateway owns. Raises of the InferenceError tree only."""
+    """Forms the batches of the models that the gateway owns. Raises InferenceError only."""
 
     def owns(self, model_name: str) -> bool:
-        """Whether requests for that model are to come here."""
+        """Whether the gateway forms this model's batches."""
         ...
 
     def refuse_hopeless(self, model_name: str, *, rows: int, deadline: float | None) -> None:
-        """For who has work to do before there is a request, such as decoding: it would be for nothing.
-
-        rows: of the request, and of those that are being made ready before it. Raises Overloaded where all that is
-        ahead of them takes the engine until after the deadline, as far as it is known here.
-        """
+        """Raises Overloaded if the deadline is known to be unreachable. rows: with earlier ones in preparation."""
         ...
 
     async def infer(self, request: "InferRequest", *, client: str, priority: int = 0) -> "InferResponse":
-        """The request's own rows of its batch's answer, explained.
+        """The request's rows of its batch's response, with its trace.
 
-        client: whom the queue is fair to. priority: as v2 has it, 1 the highest, 0 for the model's default. Cancelling
-        gives the place up at once, wherever the request is. Raises Overloaded where the deadline cannot be met or the
-        queue is full, DeadlineExceeded where it passed, and what the engine raised for the batch.
+        client: for fair queueing. priority: as in the v2 protocol, 1 the highest, 0 for the model's default. Cancelling
+        removes the request at once. Raises Overloaded if the deadline is unreachable or the queue full,
+        DeadlineExceeded if it passed, and the engine's error.
         """
         ...
 
@@ -260,10 +247,7 @@ Parameter = bool | int | float | str
 
 @dataclass(frozen=True, slots=True)
 class Timings:
-    """Where a request's time went, in seconds; a stage that did not happen is 0.
-
-    batch_size: rows of the engine call that carried the request, as far as the gateway formed it.
-    """
+    """Durations of a request's stages in seconds; 0 for none. batch_size: rows of its engine call, if known."""
 
     decode: float = 0.0
     preprocess: float = 0.0
@@ -275,11 +259,7 @@ class Timings:
 
 @dataclass(frozen=True, slots=True)
 class InferRequest:
-    """One inference.
-
-    model_version: empty for the engine's choice. outputs: names wanted, empty for all.
-    deadline: monotonic seconds, None for none. metadata: sent to an engine that speaks gRPC, such as traceparent.
-    """
+    """One inference. model_version, outputs: empty for the default. deadline: monotonic seconds. metadata: for gRPC."""
 
     model_name: str
     inputs: tuple[Tensor, ...]
@@ -293,10 +273,7 @@ class InferRequest:
 
 @dataclass(frozen=True, slots=True)
 class InferResponse:
-    """The answer to one inference, in the engine's order of outputs.
-
-    explanation: of the batch that it was part of, where the gateway formed it.
-    """
+    """Response of one inference, outputs in the engine's order. explanation: if the gateway formed its batch."""
 
     model_name: str
     model_version: str
@@ -307,7 +284,6 @@ class InferResponse:
     explanation: BatchTrace | None = None
 
     def output(self, name: str) -> Tensor | None:
-        """The output of that name, or None."""
         return next((tensor for tensor in self.outputs if tensor.name == name), None)
 
 
@@ -317,10 +293,10 @@ IntArray = npt.NDArray[np.int64]
 
 @dataclass(frozen=True, slots=True)
 class Detections:
-    """Boxes of one image.
+    """Boxes of one image, by falling score.
 
-    xyxy: (n, 4) float32, corners in source pixels (of the image as a person sees it: EXIF applied).
-    score: (n,) float32 in [0, 1], falling. class_id: (n,) int64.
+    xyxy: (n, 4) float32, corners in source pixels after EXIF rotation. score: (n,) float32 in [0, 1]. class_id: (n,)
+    int64.
     """
 
     xyxy: FloatArray
@@ -330,7 +306,7 @@ class Detections:
 
 @dataclass(frozen=True, slots=True)
 class Classes:
-    """The likeliest classes of one image: score (n,) float32, falling; class_id (n,) int64."""
+    """The most likely classes of one image: score (n,) float32, falling; class_id (n,) int64."""
 
     score: FloatArray
     class_id: IntArray

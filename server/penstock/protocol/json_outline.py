@@ -1,6 +1,4 @@
-"""Measures nesting depth, objects and member names of a JSON text without parsing it, and refuses texts over the
-limits.
-"""
+"""Measures depth, objects and names of a JSON text without parsing it, and rejects texts over the limits."""
 
 import re
 from collections.abc import Iterable
@@ -30,7 +28,7 @@ _STEPS[[ord("]"), ord("}")]] = -1
 
 @dataclass(frozen=True, slots=True)
 class Outline:
-    """depth: of nested arrays and objects. members: names in all objects, counted as often as they stand there."""
+    """depth: of nested arrays and objects. members: names in all objects, including duplicates."""
 
     depth: int
     objects: int
@@ -38,18 +36,18 @@ class Outline:
 
 
 def outline_of(text: bytes) -> Outline:
-    """The outline of a JSON text; of anything else, some outline. Extra memory: the text's structural bytes."""
+    """The outline of a JSON text; undefined for other texts. Extra memory: the text's structural bytes."""
     kept = _without_escapes(text).translate(None, _NOT_STRUCTURE)
     return _of_short(kept) if len(kept) <= _SHORT_BYTES else _of_long(kept)
 
 
 def _of_short(kept: bytes) -> Outline:
-    """A few calls on bytes, a third of the time that arrays take for so little."""
+    """For short texts, with a few bytes operations: a third of the time of arrays."""
     bare = _STRINGS.sub(b"", kept)
     brackets, depth = bare.translate(_AS_ARRAYS, b":"), 0
     while b"[]" in brackets:
         brackets, depth = brackets.replace(b"[]", b""), depth + 1
-    # What is left has no partner: a level each, at most.
+    # Unmatched brackets count as one level each.
     return Outline(depth + len(brackets), bare.count(b"{"), bare.count(b":"))
 
 
@@ -69,7 +67,7 @@ def _of_long(kept: bytes) -> Outline:
 
 
 def check_outline(outline: Outline, max_depth: int) -> None:
-    """Raises InvalidRequest for a text that would cost much to read: deep, or of very many objects or names."""
+    """Raises InvalidRequest for a text that is expensive to parse: deep, or with too many objects or names."""
     if outline.depth > max_depth:
         raise InvalidRequest(f"JSON is nested {outline.depth} deep (limit {max_depth}); flatten it")
     if outline.objects > MAX_OBJECTS:
@@ -79,7 +77,7 @@ def check_outline(outline: Outline, max_depth: int) -> None:
 
 
 def with_plain_numbers(text: bytes) -> bytes:
-    """The text, of the same length, with NaN, Inf and Infinity as zeros: Triton takes them, JSON does not."""
+    """The text with NaN, Inf and Infinity as zeros of equal length: Triton accepts them, JSON does not."""
     source = np.frombuffer(text, np.uint8)
     inside = _inside_strings(np.frombuffer(_masked_escapes(text), np.uint8) == _QUOTE)
     outside = np.where(inside, np.uint8(0), source).tobytes()
@@ -88,7 +86,7 @@ def with_plain_numbers(text: bytes) -> bytes:
 
 
 def _inside_strings(quotes: npt.NDArray[np.bool_]) -> npt.NDArray[np.bool_]:
-    """True from each opening quote up to, not with, its closing one."""
+    """True from each opening quote to before its closing one."""
     return np.bitwise_xor.accumulate(quotes)
 
 
@@ -113,14 +111,14 @@ _SHOWN_CHARACTERS = 80
 
 @dataclass(frozen=True, slots=True)
 class Document:
-    """A JSON object that is well-formed and of reasonable depth. names: all that stand in it, repeats counted."""
+    """A well-formed JSON object within the limits. names: number of names in it, including duplicates."""
 
     members: Members
     names: int
 
 
 def read_document(text: bytes, max_depth: int) -> Document:
-    """Raises InvalidRequest where the text is no JSON object (with the byte), or an unreasonable one."""
+    """Raises InvalidRequest if the text is no JSON object (with the byte), or exceeds a limit."""
     outline = outline_of(text)
     check_outline(outline, max_depth)
     try:
@@ -135,7 +133,7 @@ def read_document(text: bytes, max_depth: int) -> Document:
 
 
 def decode_json(decoder: msgspec.json.Decoder[T], text: bytes | msgspec.Raw, where: str) -> T:
-    """What the decoder makes of the text. Raises InvalidRequest that begins with where."""
+    """The decoded text. Raises InvalidRequest that begins with `where`."""
     try:
         return decoder.decode(text)
     except (msgspec.DecodeError, ValueError) as error:
@@ -143,7 +141,7 @@ def decode_json(decoder: msgspec.json.Decoder[T], text: bytes | msgspec.Raw, whe
 
 
 def objects_at(members: Members, name: str, *, limit: int) -> list[Members]:
-    """The array of objects of that name; empty where there is none. Raises InvalidRequest over the limit too."""
+    """The array of objects of this name; empty if absent. Raises InvalidRequest also over the limit."""
     found = members.get(name)
     entries = decode_json(_OBJECTS, found, name) if found is not None else []
     if len(entries) > limit:
@@ -152,19 +150,19 @@ def objects_at(members: Members, name: str, *, limit: int) -> list[Members]:
 
 
 def parameters_at(members: Members, where: str) -> dict[str, Parameter]:
-    """The member `parameters`; empty where there is none."""
+    """The member `parameters`; empty if absent."""
     found = members.get("parameters")
     return decode_json(_PARAMETERS, found, f"{where}: parameters") if found is not None else {}
 
 
 def count_names(values: Iterable[msgspec.Raw]) -> int:
-    """The number of names in the objects of skipped values."""
+    """Number of names in the objects of skipped values."""
     texts = (bytes(value) for value in values)
     return sum(outline_of(text).members for text in texts if b"{" in text)
 
 
 def quoted(name: str) -> str:
-    """A client's word, quoted, short enough for a message."""
+    """A client's text, quoted and shortened for a message."""
     return repr(name if len(name) <= _SHOWN_CHARACTERS else name[:_SHOWN_CHARACTERS] + "…")
 
 

@@ -22,15 +22,12 @@ _OF_INTEGERS = msgspec.json.Decoder(list[int])
 _OF_BOOLEANS = msgspec.json.Decoder(list[bool])
 _OF_STRINGS = msgspec.json.Decoder(list[str])
 _OF_ANYTHING = msgspec.json.Decoder()
-# A piece is read or written in one go, some milliseconds in which no other thread runs.
+# Size of a chunk that is read or written at once: some milliseconds in which no other thread runs.
 _PIECE_BYTES, _PIECE_ELEMENTS = 1 << 20, 1 << 16
 
 
 def tensor_data(text: bytes, datatype: Datatype, *, name: str, element_count: int) -> memoryview:
-    """The tensor's bytes. text: the JSON array, known to be well-formed.
-
-    Integers are cut to the datatype's width, as there. Raises InvalidRequest, in Triton's words.
-    """
+    """The bytes of a well-formed JSON array; integers are truncated, as in Triton. Raises InvalidRequest."""
     if datatype in BINARY_ONLY:
         raise InvalidRequest(
             f"receiving {datatype} data via JSON is not supported. Please use the binary data format for input {name}"
@@ -46,7 +43,7 @@ def tensor_data(text: bytes, datatype: Datatype, *, name: str, element_count: in
 
 
 def tensor_text(tensor: Tensor) -> bytes:
-    """The tensor as a flat JSON array. Raises InvalidRequest for the datatypes that JSON does not carry."""
+    """The tensor as a flat JSON array. Raises InvalidRequest for datatypes that JSON cannot represent."""
     if tensor.datatype in BINARY_ONLY:
         raise InvalidRequest(
             f"sending {tensor.datatype} data via JSON is not supported. "
@@ -58,7 +55,6 @@ def tensor_text(tensor: Tensor) -> bytes:
 
 
 def _text(array: Array) -> bytes:
-    """Of elements one behind the other."""
     if array.dtype == np.object_:
         texts = [item.decode("utf-8", "surrogateescape") for item in array]
         return json.dumps(texts, ensure_ascii=False, separators=(",", ":")).encode("utf-8", "surrogateescape")
@@ -72,14 +68,14 @@ def _array(text: bytes, datatype: Datatype) -> Array:
     if datatype is Datatype.BOOL:
         return _joined(text, lambda piece: np.array(_OF_BOOLEANS.decode(piece), np.bool_))
     if datatype in FLOATS:
-        with np.errstate(over="ignore"):  # what FP32 cannot hold is an infinity, as in C++
+        with np.errstate(over="ignore"):  # values beyond FP32 become infinity, as in C++
             return _joined(text, _floats).astype(datatype.dtype)
     wide = np.uint64 if datatype in _UNSIGNED else np.int64
     return _joined(text, lambda piece: np.array(_OF_INTEGERS.decode(piece), wide)).astype(datatype.dtype)
 
 
 def _joined(text: bytes, read: Callable[[bytes], Array]) -> Array:
-    """Raises InvalidRequest where `read` cannot make an array of a piece."""
+    """Raises InvalidRequest if `read` fails on a chunk."""
     try:
         arrays = [read(b"[" + piece + b"]") for piece in _pieces(_flat(text))]
     except (msgspec.DecodeError, OverflowError) as error:
@@ -100,7 +96,7 @@ def _pieces(flat: bytes) -> Iterator[bytes]:
 
 
 def _floats(piece: bytes) -> Array:
-    """NaN, Infinity and -Infinity are numbers to Triton; the quick reader knows none of them."""
+    """Also accepts NaN, Infinity and -Infinity, as Triton does; the fast parser does not."""
     try:
         return np.array(_OF_FLOATS.decode(piece), np.float64)
     except msgspec.DecodeError:
@@ -116,7 +112,7 @@ def _floats(piece: bytes) -> Array:
 
 
 def _strings(text: bytes) -> bytes:
-    """Raises InvalidRequest for what is no text: Triton passes it on, and ONNX Runtime takes UTF-8 only."""
+    """Raises InvalidRequest for invalid UTF-8: Triton passes it on, and ONNX Runtime rejects it."""
     try:
         words = _tokens(text)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
@@ -132,7 +128,7 @@ def _tokens(text: bytes) -> list[str]:
 
 
 def _leaves(found: object) -> list[str]:
-    """The strings of an array however nested."""
+    """The strings of an array, however nested."""
     if isinstance(found, list):
         return [leaf for item in found for leaf in _leaves(item)]
     if not isinstance(found, str):
@@ -141,7 +137,7 @@ def _leaves(found: object) -> list[str]:
 
 
 def _flat(text: bytes) -> bytes:
-    """The elements of an array of anything but strings, parted by commas."""
+    """The comma-separated elements of an array without strings."""
     flat = text.translate(None, _NESTING)
     return _EMPTY_ARRAYS.sub(b",", flat).strip(b",")
 

@@ -15,21 +15,14 @@ WireField = tuple[int, int, int, int]
 
 
 class WireReader:
-    """Reads a serialised message and the messages nested in it.
-
-    It reads at most max_fields fields, nested ones included: otherwise a message of many small fields would block the
-    event loop for many seconds.
-    """
+    """Reads at most max_fields fields of a message and its nested ones: many would block the event loop."""
 
     def __init__(self, message: bytes | mmap, *, max_fields: int = MAX_FIELDS) -> None:
         self._message = message
         self._max_fields = self._fields_left = max_fields
 
     def fields(self, start: int = 0, end: int | None = None) -> Iterator[WireField]:
-        """The fields of the message in [start, end), in their order.
-
-        Raises InvalidRequest where the bytes are no message. Groups, which proto3 does not have, are none either.
-        """
+        """The fields of the message in [start, end), in order. Raises InvalidRequest if malformed, also for groups."""
         message = self._message
         position, stop = start, len(message) if end is None else end
         while position < stop:
@@ -49,7 +42,7 @@ class WireReader:
             position += size
 
     def text(self, start: int, end: int) -> str:
-        """A string field. Raises InvalidRequest where it is not UTF-8."""
+        """A string field. Raises InvalidRequest if it is not UTF-8."""
         try:
             return self._message[start:end].decode()
         except UnicodeDecodeError:
@@ -64,7 +57,7 @@ class WireReader:
             yield as_int64(value)
 
     def _size(self, wire_type: int, position: int, end: int) -> tuple[int, int]:
-        """How many bytes the field has, and where they begin."""
+        """Size and start of the field's bytes."""
         if wire_type == LENGTH:
             return read_varint(self._message, position, end)
         if wire_type == FIXED64:
@@ -82,7 +75,7 @@ class WireReader:
 
 
 def read_varint(message: bytes | mmap, position: int, end: int) -> tuple[int, int]:
-    """An unsigned 64-bit number and the position behind it. Raises InvalidRequest."""
+    """An unsigned 64-bit number and the position after it. Raises InvalidRequest."""
     value = shift = 0
     while position < end and shift < 70:
         byte = message[position]
@@ -100,5 +93,5 @@ def as_int64(value: int) -> int:
 
 
 def malformed(position: int) -> InvalidRequest:
-    """The error for bytes that are no message of the expected kind."""
+    """The error for bytes that are not a message of the expected type."""
     return InvalidRequest(f"not a valid protobuf message of this kind (at byte {position})")

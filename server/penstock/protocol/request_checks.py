@@ -1,7 +1,4 @@
-"""Checks of requests that are the same over HTTP and gRPC: counts, shapes, names, file names, encoded images.
-
-They keep requests that crash Triton 2.51 away from it.
-"""
+"""Checks that HTTP and gRPC share. They reject requests that crash Triton 2.51."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -12,28 +9,25 @@ from penstock.protocol.call import A, Call, InferHead
 from penstock.protocol.errors import InvalidRequest, NotSupported
 from penstock.protocol.inference import Datatype, Tensor
 
-# Where no memory is shared: refused with 501 / UNIMPLEMENTED, and not advertised.
+# Without shared memory: rejected with 501 / UNIMPLEMENTED, and not advertised.
 BLOCKED_EXTENSIONS = frozenset(("system_shared_memory", "cuda_shared_memory"))
-# Triton 2.51 multiplies a shape without looking for overflow; FP32 [1, 2^62] without a byte ends the model's process.
+# Triton 2.51 multiplies a shape without an overflow check; FP32 [1, 2^62] without bytes crashes the model's process.
 MAX_ELEMENTS = 1 << 40
-# Of inputs, and of outputs, in one request.
+# of inputs, and of outputs, in one request
 MAX_TENSORS = 1000
-# A head says the same from request to request: what was made of so many, of so many bytes at most, is remembered.
+# Number and size of cached heads: clients repeat them.
 CACHED_HEADS, MAX_CACHED_HEAD_BYTES = 512, 1 << 10
 _FILE_SETTINGS = {"trace_file": "trace", "log_file": "log"}
 
 
 def refuse_file_setting(name: str) -> None:
-    """Raises NotSupported for a trace or log setting that says where the engine writes.
-
-    In the words of Triton 2.51, which refuses it too; older ones write wherever a client says.
-    """
+    """Raises NotSupported for a setting of the engine's output file, which Triton before 2.51 lets clients change."""
     if name in _FILE_SETTINGS:
         raise NotSupported(f"{_FILE_SETTINGS[name]} file location can not be updated through network protocol")
 
 
 def check_counts(input_count: int, outputs: Sequence[str]) -> None:
-    """Raises InvalidRequest for more inputs or outputs than a request may have, and for an output named twice."""
+    """Raises InvalidRequest for too many inputs or outputs, and for a duplicate output."""
     if input_count < 2 and len(outputs) < 2:
         return
     for count, kind in ((input_count, "inputs"), (len(outputs), "outputs")):
@@ -52,7 +46,7 @@ def checked_name(name: str) -> str:
 
 
 def check_shape(name: str, shape: Sequence[int]) -> None:
-    """Raises InvalidRequest for an input that no request can hold. A dimension of 0 makes the others no better."""
+    """Raises InvalidRequest for an impossible shape. A dimension of 0 does not make the others valid."""
     elements = 1
     for size in shape:
         if size < 0:
@@ -70,11 +64,7 @@ def _shape_text(shape: Sequence[int]) -> str:
 
 @dataclass(frozen=True, slots=True)
 class ImageInput:
-    """The one input of a model that describes how it sees images.
-
-    row_bytes: of one image as a tensor, 0 where images keep their own size. is_encoded: it takes nothing else, since
-    the engine decodes.
-    """
+    """The image input of a model. row_bytes: of one image, 0 if sizes differ. is_encoded: the engine decodes."""
 
     name: str
     row_bytes: int
@@ -83,11 +73,7 @@ class ImageInput:
 
 @dataclass(frozen=True, slots=True)
 class EncodedCall(Generic[A]):
-    """An inference call whose image input holds encoded images.
-
-    with_tensor: the same call with the prepared tensor in their place, and nothing else changed.
-    row_bytes: of one image as a tensor, 0 if that is not known.
-    """
+    """An inference with encoded images. with_tensor: the call with this tensor instead. row_bytes: 0 if unknown."""
 
     head: InferHead
     images: tuple[bytes, ...]
@@ -101,11 +87,7 @@ class EncodedCall(Generic[A]):
 
 
 def images_in(name: str, shape: tuple[int, ...], data: memoryview) -> tuple[bytes, ...]:
-    """The elements of a BYTES tensor of images, each behind its length; one image may also stand there bare.
-
-    A bare image cannot be mistaken: its first four bytes, read as a length, would be a gigabyte or more.
-    Raises InvalidRequest where lengths, shape and bytes do not fit each other.
-    """
+    """The images in a BYTES tensor, each after its length; a single one may have no length. Raises InvalidRequest."""
     check_image_shape(name, shape)
     if shape[0] == 1 and int.from_bytes(data[:4], "little") > max(data.nbytes, 1 << 30):
         return (bytes(data),)
@@ -113,7 +95,7 @@ def images_in(name: str, shape: tuple[int, ...], data: memoryview) -> tuple[byte
 
 
 def check_images(name: str, shape: tuple[int, ...], images: int) -> None:
-    """Raises InvalidRequest unless the shape fits the number of encoded images."""
+    """Raises InvalidRequest unless the shape matches the number of encoded images."""
     check_image_shape(name, shape)
     if images != shape[0]:
         raise InvalidRequest(f"input {name!r} has shape {list(shape)}, but its data holds {images} elements")
@@ -132,17 +114,13 @@ def check_image_shape(name: str, shape: tuple[int, ...]) -> None:
         raise InvalidRequest(f"input {name!r} has shape {list(shape)[:8]}; encoded images come as [N] or [N, 1]")
 
 
-MAX_NAME_BYTES = 255  # of one path component; a longer one in a model load crashes Triton 2.51
+MAX_NAME_BYTES = 255  # of a path component; a longer one in a model load crashes Triton 2.51
 MAX_QUOTED = 80
 MAX_VERSION = (1 << 63) - 1  # Triton's version numbers are 64-bit integers; a larger one crashes Triton 2.51
 
 
 def check_inside_folder(what: str, name: str) -> None:
-    """Raises InvalidRequest for a path outside the folder that it is relative to.
-
-    what: the field that contains the name, for the message. Refuses absolute names, "..", backslashes, control
-    characters and their percent-encoded forms, even if no engine decodes them today.
-    """
+    """Raises InvalidRequest for a path that leaves its base folder, also percent-encoded. what: for the message."""
     if any(not _is_inside(form) for form in (name, unquote(name))):
         raise InvalidRequest(f"{what} is {quoted(name)}; it must name a file inside the model's folder")
     if any(len(part.encode(errors="replace")) > MAX_NAME_BYTES for part in name.split("/")):

@@ -21,10 +21,10 @@ class RegionKind(StrEnum):
 
 
 class Segment(Protocol):
-    """A POSIX shared-memory segment, held open: it is the same one though its name may be gone or another's."""
+    """An open POSIX shared-memory segment, independent of its name."""
 
     def size_bytes(self) -> int:
-        """As large as it is now: its owner may cut it at any time."""
+        """The current size: its owner may truncate it at any time."""
         ...
 
     def close(self) -> None: ...
@@ -36,7 +36,7 @@ OpenSegment = Callable[[str], Segment]
 
 @dataclass(frozen=True, slots=True)
 class SystemRegionSpec:
-    """What a client wants to register: size_bytes of the segment `key`, from offset on."""
+    """Region to register: size_bytes of the segment `key`, from offset on."""
 
     name: str
     key: str
@@ -46,7 +46,7 @@ class SystemRegionSpec:
 
 @dataclass(frozen=True, slots=True)
 class CudaRegionSpec:
-    """What a client wants to register: GPU memory that it exported, by its cudaIpcMemHandle_t."""
+    """Region to register: GPU memory that the client exported, by its cudaIpcMemHandle_t."""
 
     name: str
     raw_handle: bytes
@@ -58,13 +58,13 @@ RegionSpec = SystemRegionSpec | CudaRegionSpec
 
 
 def kind_of(wish: RegionSpec) -> RegionKind:
-    """By its class."""
+    """The kind of the region."""
     return RegionKind.SYSTEM if isinstance(wish, SystemRegionSpec) else RegionKind.CUDA
 
 
 @dataclass(frozen=True, slots=True)
 class Region:
-    """A registered region. owner: who registered it."""
+    """A registered region. owner: the client that registered it."""
 
     wish: RegionSpec
     owner: Identity
@@ -81,31 +81,27 @@ class Region:
 
 MAX_NAME_BYTES = 255
 _QUOTED_CHARACTERS = 80
-# Of the engine's models (backends/reaper.region_prefix, Triton's own names for its stubs' regions), of semaphores.
+# Names of the engine's models' regions (engines/triton, Triton's own), and of semaphores.
 _RESERVED = re.compile(r"penstock_|triton_\w+_backend_|sem\.")
 
-# What a gateway's own memory is called (local/slab_memory), as a segment and as a region.
+# The gateway's own slab, as a segment and as a region (gateway/workers/slab.py).
 _SLAB = re.compile(r"penstock_[0-9a-f]{12}_slab")
 
 
 def is_slab_name(name: str) -> bool:
-    """Whether a region of that name is a gateway's own memory."""
+    """Whether a region of this name is a gateway's own slab."""
     return _SLAB.fullmatch(name) is not None
 
 
 def check_region_name(name: str) -> None:
-    """Raises InvalidRequest for a name that is empty, long, no plain text, looks like a path, or is the gateway's."""
+    """Raises InvalidRequest for a name that is empty, too long, not plain text, path-like, or a gateway's slab."""
     _check_name(name, "a shared memory region's name")
     if is_slab_name(name):
         raise InvalidRequest(f"a shared memory region's name is {_quoted(name)}, which is the gateway's; take another")
 
 
 def segment_of(key: str) -> str:
-    """The file's name in /dev/shm that the key stands for: without the slash that it may begin with.
-
-    Raises InvalidRequest for a key that leads elsewhere, and for the segments of the engine and of the gateway: who
-    writes to those owns the engine.
-    """
+    """File name in /dev/shm of the key. Raises InvalidRequest for a path, and for the engine's own segments."""
     name = key.lstrip("/")
     _check_name(name, "a shared memory key")
     if _RESERVED.match(name):
@@ -128,7 +124,7 @@ def _quoted(name: str) -> str:
     return repr(name if len(name) <= _QUOTED_CHARACTERS else name[:_QUOTED_CHARACTERS] + "…")
 
 
-SLAB_FROM_BYTES = 32 << 10  # a tensor below this is sent: naming its place costs more than the copies
+SLAB_FROM_BYTES = 32 << 10  # smaller tensors are sent, which is cheaper than an address
 
 
 class Lease(Protocol):
@@ -136,7 +132,7 @@ class Lease(Protocol):
 
     @property
     def place(self) -> SlabAddress:
-        """Where an engine that knows the slab finds them."""
+        """Their address for an engine that uses the slab."""
         ...
 
     @property
@@ -146,7 +142,7 @@ class Lease(Protocol):
 
     @property
     def descriptor(self) -> int:
-        """Of the file that they lie in, at place.offset: for a child process that is to map it."""
+        """Descriptor of the file with the bytes at place.offset, for a child process to map."""
         ...
 
     def hold(self) -> None:
@@ -154,25 +150,25 @@ class Lease(Protocol):
         ...
 
     def release(self) -> None:
-        """Give a hold back. After the last one the bytes are another's."""
+        """Removes a reference. After the last one, the bytes may be leased again."""
         ...
 
     def release_later(self) -> None:
-        """The same a moment later: for a call that was given up, whose engine may read the bytes still."""
+        """The same after a delay: the engine of an abandoned call may still read the bytes."""
         ...
 
 
 class Slab(Protocol):
-    """A bounded piece of memory that is handed out in leases. Nothing here waits."""
+    """A bounded memory that is handed out in leases. Never blocks."""
 
     def lease(self, size_bytes: int) -> Lease | None:
-        """A lease of so many bytes with one reference; None if there is no room."""
+        """A lease of this size with one reference; None if there is no room."""
         ...
 
     def lease_of(self, place: SlabAddress) -> Lease | None:
-        """The lease at that address; None if it is gone, or the address is of an earlier generation."""
+        """The lease at this address; None if it is gone, or the address is of an earlier generation."""
         ...
 
     def window(self, place: SlabAddress, size_bytes: int) -> memoryview:
-        """The bytes at that address, over any number of leases; adds a reference to each."""
+        """The bytes at this address, over any number of leases. Raises ValueError for an earlier generation."""
         ...

@@ -1,4 +1,4 @@
-"""The access file (TOML): API keys, tokens and certificates with their roles and quotas."""
+"""Reads the access file (TOML): API keys, token rules and certificates with their roles and quotas."""
 
 import tomllib
 from collections.abc import Mapping
@@ -25,25 +25,20 @@ PUBLIC_KEY_ALGORITHMS = frozenset(
     ("RS256", "RS384", "RS512", "PS256", "PS384", "PS512", "ES256", "ES384", "ES512", "EdDSA")
 )
 DEFAULT_ALGORITHMS = ("RS256", "ES256")
-_MIN_JWT_SECRET_BYTES = 32  # bytes: as many as HS256 has
+_MIN_JWT_SECRET_BYTES = 32  # HS256 has a hash of 32 bytes
 
 
 class AccessFileError(Exception):
-    """The access file cannot be read or used. One sentence: where, what, and what to do; never a secret."""
+    """The access file cannot be read or used. The message never contains a secret."""
 
 
 class EmptyAccessFile(AccessFileError):
-    """The access file is valid and has no keys, tokens or certificates."""
+    """The access file is valid and grants nothing."""
 
 
 @dataclass(frozen=True, slots=True)
 class TokenRules:
-    """Which JSON web tokens are accepted.
-
-    verifying_key: a shared secret, or a public key as PEM; empty with jwks_url.
-    roles_claim: the claim with the roles (a list, or a space-separated text); without it, usual_roles apply.
-    quota: of each subject; None for the default.
-    """
+    """Which JSON web tokens are accepted. verifying_key: secret or PEM. usual_roles: of tokens without roles_claim."""
 
     audience: str
     issuer: str | None
@@ -66,19 +61,19 @@ class Grant:
 
 @dataclass(frozen=True, slots=True)
 class CertificateRules:
-    """subjects: grants by the certificate's subject in RFC 4514 notation. others: grant of all other certificates."""
+    """Grants by certificate subject (RFC 4514), and the grant of all other certificates."""
 
     subjects: Mapping[str, Grant]
     others: Grant
 
     def grant_of(self, subject: str) -> Grant:
-        """The grant of a verified certificate with this subject."""
+        """The grant of a verified certificate."""
         return self.subjects.get(subject, self.others)
 
 
 @dataclass(frozen=True, slots=True)
 class AccessRules:
-    """The content of an access file. certificates: None if it has no such section."""
+    """Content of an access file."""
 
     keys: tuple[ApiKey, ...] = ()
     tokens: TokenRules | None = None
@@ -146,7 +141,7 @@ def read_access_file(path: Path) -> AccessRules:
 def _rules_of(path: Path) -> AccessRules:
     file = msgspec.convert(tomllib.loads(path.read_text()), _File)
     keys = tuple(_api_key(name, key) for name, key in file.keys.items())
-    ApiKeyRing(keys)  # refuses a secret that is there twice
+    ApiKeyRing(keys)  # rejects duplicate secrets
     tokens = _token_rules(file.tokens, path.parent) if file.tokens is not None else None
     certificates = _certificate_rules(file.certificates) if file.certificates is not None else None
     if not keys and tokens is None and certificates is None:
@@ -178,7 +173,7 @@ def _api_key(name: str, key: _Key) -> ApiKey:
 
 
 def _quota(subject: str, rate: str, share: float | None) -> Quota | None:
-    """None for the default quota. With a rate alone, the share is 0, which stands for the default."""
+    """None for the default quota. With a rate alone, the share is 0, which means the default."""
     if not rate and share is None:
         return None
     if share is not None and not 0 < share <= 1:
@@ -189,7 +184,7 @@ def _quota(subject: str, rate: str, share: float | None) -> Quota | None:
 
 def _rate(subject: str, text: str) -> tuple[int, float]:
     """Requests and period in seconds, from a text such as "100/second" or "10 per 5 minutes"."""
-    # Imported here because it is slow. Its counting is not used, because it is based on the wall clock.
+    # Imported here because it is slow. Its counter is not used, because it reads the wall clock.
     from limits import parse
 
     try:
@@ -228,7 +223,7 @@ def _token_rules(tokens: _Tokens, folder: Path) -> TokenRules:
 
 
 def _verifying_key(tokens: _Tokens, folder: Path) -> bytes:
-    """The key's bytes. Its file may be named relative to the access file."""
+    """The key's bytes. A relative path starts at the access file's folder."""
     if tokens.jwks_url:
         return b""
     content = (folder / (tokens.secret_file or tokens.public_key_file)).read_bytes()

@@ -1,4 +1,4 @@
-"""API keys: the headers that carry them, how one is created, stored as a hash, and found. Sans-IO."""
+"""API keys: request headers, creation, hashing and look-up. Sans-IO."""
 
 import hashlib
 import hmac
@@ -16,7 +16,7 @@ _BEARER = "bearer"
 
 
 def credentials_of(headers: Iterable[tuple[str, str]]) -> Iterator[str]:
-    """Every key or token among the headers, names in lower case. Raises Unauthenticated for another scheme."""
+    """Every key or token in the headers, which have lower-case names. Raises Unauthenticated for another scheme."""
     for name, value in headers:
         if name == API_KEY:
             yield value.strip()
@@ -27,19 +27,19 @@ def credentials_of(headers: Iterable[tuple[str, str]]) -> Iterator[str]:
             yield credential.strip()
 
 
-MIN_SECRET = 20  # characters; a made one has 46
+MIN_SECRET = 20  # characters; `new_secret` makes 46
 _PREFIX = "pk-"
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._@-]{0,63}")
 _DIGEST = re.compile(r"[0-9a-f]{64}")
 
 
 class InvalidApiKey(ValueError):
-    """A key is not valid. The message never contains the secret."""
+    """Invalid key. The message never contains the secret."""
 
 
 @dataclass(frozen=True, slots=True)
 class ApiKey:
-    """A stored key. digest: SHA-256 of the secret, 64 hexadecimal digits. quota: None for the default."""
+    """A stored key. digest: SHA-256 of the secret in hexadecimal. quota: None for the default."""
 
     name: str
     digest: str
@@ -48,21 +48,17 @@ class ApiKey:
 
 
 def new_secret() -> str:
-    """A secret of 256 random bits, safe in a header, a URL and a shell."""
+    """A random secret of 256 bits, safe in headers, URLs and shells."""
     return _PREFIX + secrets.token_urlsafe(32)
 
 
 def digest_of(secret: str) -> str:
-    """SHA-256 of the secret. One round suffices, because secrets are long and random."""
+    """SHA-256 of the secret. One round suffices for long random secrets."""
     return hashlib.sha256(secret.encode("utf-8", "surrogateescape")).hexdigest()
 
 
 class ApiKeyRing:
-    """The known keys, found by their secret.
-
-    Keys are looked up by SHA-256 and compared in constant time. Response times reveal nothing about a key, because a
-    client cannot choose a secret by its hash.
-    """
+    """API keys, looked up by SHA-256, so that response times reveal nothing about a secret."""
 
     def __init__(self, keys: Iterable[ApiKey]) -> None:
         """Raises InvalidApiKey if two keys share a name or a secret."""
@@ -81,14 +77,13 @@ class ApiKeyRing:
         return len(self._by_digest)
 
     def find(self, secret: str) -> ApiKey | None:
-        """The key with this secret."""
         digest = digest_of(secret)
         key = self._by_digest.get(digest)
         return key if key is not None and hmac.compare_digest(key.digest, digest) else None
 
 
 def check_key_name(name: str) -> str:
-    """The name. Raises InvalidApiKey for one that is ambiguous in logs or metrics."""
+    """The name. Raises InvalidApiKey if it is ambiguous in logs or metrics."""
     if _NAME.fullmatch(name) is None:
         raise InvalidApiKey(f"a key is named {name[:80]!r}; use 1 to 64 letters, digits, and . _ @ - after the first")
     return name
@@ -102,7 +97,7 @@ def check_digest(name: str, digest: str) -> str:
 
 
 def check_secret(name: str, secret: str) -> str:
-    """The secret's digest. Raises InvalidApiKey for one that is easy to guess or not valid in a header."""
+    """The secret's digest. Raises InvalidApiKey if it is easy to guess or invalid in a header."""
     if len(secret) < MIN_SECRET or not secret.isascii() or not secret.isprintable() or " " in secret:
         raise InvalidApiKey(
             f"the secret of the key {name!r} is too weak: it needs {MIN_SECRET} printable ASCII characters without "
@@ -112,10 +107,7 @@ def check_secret(name: str, secret: str) -> str:
 
 
 def read_key_list(text: str) -> tuple[str, ...]:
-    """NAME:ROLE+ROLE:SECRET entries, separated by spaces or commas, as NAME:ROLE+ROLE:DIGEST.
-
-    Raises InvalidApiKey with the entry's number only, since any part of a malformed entry may be the secret.
-    """
+    """NAME:ROLE+ROLE:DIGEST of each NAME:ROLE+ROLE:SECRET entry. Raises InvalidApiKey without parts of the entry."""
     hashed = []
     for number, entry in enumerate(text.replace(",", " ").split(), start=1):
         name, roles, secret = (*entry.split(":", 2), "", "")[:3]
@@ -137,7 +129,7 @@ def key_of_hashed(entry: str) -> ApiKey:
 
 
 def roles_of(name: str, names: Iterable[str]) -> frozenset[Role]:
-    """The roles of these names. Raises InvalidApiKey for an unknown role, and without roles."""
+    """The roles with these names. Raises InvalidApiKey for an unknown role, and without roles."""
     try:
         roles = frozenset(map(Role, names))
     except ValueError as error:

@@ -1,4 +1,4 @@
-"""Finds the client that sends a request by API key, token or client certificate, and checks its role."""
+"""Authenticates clients by API key, token or certificate, and checks their roles."""
 
 import asyncio
 import time
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 
 CHECK_INTERVAL_S = 1.0
-CERTIFICATE_PREFIX = "certificate:"  # before a certificate's subject; no API key's name has a colon
+CERTIFICATE_PREFIX = "certificate:"  # of certificate subjects; API key names have no colon
 DEFAULT_SHARE = 0.5
 _SEND_KEY_HINT = "send `Authorization: Bearer …` or `x-api-key: …`"
 
@@ -39,7 +39,7 @@ FileSignature = tuple[int, int, int]
 
 @dataclass(frozen=True, slots=True)
 class AuthOptions:
-    """API keys, and roles of anonymous clients. allowed_outbound: see OutboundPolicy; for the key set of tokens."""
+    """API keys, and roles of anonymous clients. allowed_outbound: see OutboundPolicy; for the tokens' key set."""
 
     file: Path | None = None
     keys: tuple[ApiKey, ...] = ()
@@ -81,11 +81,10 @@ class Authenticator:
 
     @property
     def key_count(self) -> int:
-        """Number of API keys."""
         return len(self._ring) if self._ring is not None else 0
 
     def in_flight(self) -> dict[tuple[str, ...], float]:
-        """Requests in flight by the key's name; tokens, certificates and anonymous clients count as one each."""
+        """Requests in flight by key name; tokens, certificates and anonymous clients count as one each."""
         counts: dict[tuple[str, ...], float] = {}
         for name, count in self.quotas.in_flight().items():
             kind, colon, _ = name.partition(":")
@@ -102,12 +101,10 @@ class Authenticator:
         certificate: str = "",
         needs_key: bool = False,
     ) -> Identity:
-        """The client that presents these keys or tokens, else this certificate, else an anonymous one.
+        """The client with these keys or tokens, else with this certificate subject, else anonymous.
 
-        certificate: the subject of its verified client certificate, "" for none.
-        needs_key: whether the roles of anonymous clients do not count.
-        or_role: an alternative role; a client with it gets `role`, too, for this request.
-        Raises Unauthenticated, PermissionDenied, QuotaExceeded; AccessUnavailable if the key cannot be checked now.
+        needs_key: anonymous roles do not count. or_role: also admits, as `role`. Raises Unauthenticated,
+        PermissionDenied, QuotaExceeded, AccessUnavailable.
         """
         presented = set(credentials)
         if len(presented) > 1:
@@ -122,22 +119,19 @@ class Authenticator:
         return caller
 
     def note_refused(self, error: InferenceError, address: str, target: str, *, certificate: str = "") -> None:
-        """Writes a refused authentication to the audit log; ignores other errors.
-
-        target: the method and path. certificate: as in `admit`.
-        """
+        """Writes a refused authentication to the audit log; ignores other errors. target: method and path."""
         if isinstance(error, Unauthenticated | PermissionDenied):
             client = error.client or (CERTIFICATE_PREFIX + certificate if certificate else "")
             self._audit.record(client, address, "access", target, error.reason)
 
     async def run(self) -> None:
-        """Reloads the file whenever it changes; runs until cancelled."""
+        """Reloads the file whenever it changes, until cancelled."""
         while self._options.file is not None:
             await asyncio.sleep(CHECK_INTERVAL_S)
             await self.reload_if_changed()
 
     async def reload_if_changed(self) -> None:
-        """Reloads the file if it changed. If it is not valid, the old keys stay in use and one error is logged."""
+        """Reloads the file if it changed. If it is invalid, the old keys stay in use and one error is logged."""
         file = self._options.file
         if file is None:
             return
@@ -180,7 +174,7 @@ class Authenticator:
         return Unauthenticated(f"this needs an API key with the role {role}; {_SEND_KEY_HINT}")
 
     def _without_key(self, certificate: str, anonymous: frozenset[Role]) -> Identity:
-        """An anonymous client, or that of a client certificate, which also has the roles of anonymous clients."""
+        """An anonymous client, or that of the certificate, which also has the anonymous roles."""
         if not certificate:
             return Identity(roles=anonymous, quota=self._usual)
         grant = self._certificates.grant_of(certificate) if self._certificates is not None else Grant()

@@ -1,4 +1,4 @@
-"""Quotas: requests a period, share of requests in flight, and calls without a valid key, each per client. Sans-IO."""
+"""Quotas of each client: request rate, share of requests in flight, and calls without a valid key. Sans-IO."""
 
 from collections import Counter
 from collections.abc import Iterable
@@ -9,13 +9,13 @@ from penstock.protocol.errors import QuotaExceeded
 from penstock.protocol.identity import Identity, Quota
 
 SHARE_RETRY_AFTER_S = 0.2
-MAX_BUCKETS = 10_000  # clients whose rate is remembered; beyond it, the least recently active one is dropped
+MAX_BUCKETS = 10_000  # clients whose rate is stored; the least recently active is dropped first
 _NO_QUOTA = Quota()
 
 
 @dataclass(slots=True)
 class ClientUsage:
-    """What one client has in flight."""
+    """A client's requests and bytes in flight."""
 
     requests: int = 0
     size_bytes: int = 0
@@ -30,14 +30,14 @@ _NO_USAGE = ClientUsage()
 
 
 class QuotaStore(Protocol):
-    """Quota counts that several processes share. Clients are identified by key name."""
+    """Quota counts shared by several processes, by key name."""
 
     def others(self, name: str) -> ClientUsage:
-        """What the client has in flight in other processes."""
+        """The client's usage in other processes."""
         ...
 
     def note(self, name: str, usage: ClientUsage) -> None:
-        """Stores what the client has in flight in this process."""
+        """Stores the client's usage in this process."""
         ...
 
     def full_again(self, name: str) -> float:
@@ -49,23 +49,23 @@ class QuotaStore(Protocol):
         ...
 
     def in_flight(self) -> Iterable[tuple[str, int]]:
-        """Clients with requests in flight in any process, and how many."""
+        """Clients with requests in flight in any process, with their number."""
         ...
 
 
 class RateLimiter:
-    """Limits each client's rate and share. Clients are identified by key name; all anonymous ones count as one."""
+    """Limits each client's rate and share. Clients are identified by key name; anonymous ones count as one."""
 
     def __init__(self, *, max_requests: int, max_bytes: int, board: QuotaStore | None = None) -> None:
         """max_requests, max_bytes: limits of all clients together. board: shared with other processes."""
         self._board = board
         self._max_requests = max_requests
         self._max_bytes = max_bytes
-        self._full_again: dict[str, float] = {}  # by caller: when its bucket has all its tokens again; oldest use first
+        self._full_again: dict[str, float] = {}  # by client: when its bucket is full again; oldest use first
         self._usage: dict[str, ClientUsage] = {}
 
     def __len__(self) -> int:
-        """Callers whose rate is remembered."""
+        """Clients whose rate is stored."""
         return len(self._full_again)
 
     def check_rate(self, caller: Identity, now: float) -> None:
@@ -75,7 +75,7 @@ class RateLimiter:
             return
         wait_s = self._wait_s(caller.key_name, quota, now)
         if wait_s > 0:
-            self._remember(caller.key_name, self._full_again.get(caller.key_name, now))  # it has asked, so it stays
+            self._remember(caller.key_name, self._full_again.get(caller.key_name, now))  # keep active clients
             raise QuotaExceeded(
                 f"{_subject(caller)} has sent its {quota.rate} requests per {quota.period_s:g} s; "
                 f"retry after {wait_s:.2g} s",
@@ -95,7 +95,7 @@ class RateLimiter:
             self._board.set_full_again(name, full_again)
 
     def enter(self, caller: Identity, size_bytes: int) -> None:
-        """Takes a slot of the client's share; pair it with one leave. Raises QuotaExceeded."""
+        """Takes a slot of the client's share, until `leave`. Raises QuotaExceeded."""
         share = (caller.quota or _NO_QUOTA).share
         usage = self._usage.get(caller.key_name) or ClientUsage()
         others = self._others(caller)
@@ -119,18 +119,14 @@ class RateLimiter:
         self._store(caller, usage)
 
     def leave(self, caller: Identity, size_bytes: int) -> None:
-        """Returns the slot of an enter with the same size."""
+        """Releases the slot of an `enter` with the same size."""
         usage = self._usage[caller.key_name]
         usage.requests -= 1
         usage.size_bytes -= size_bytes
         self._store(caller, usage)
 
     def receive(self, caller: Identity, size_bytes: int, *, before: int) -> None:
-        """Counts bytes of a body that is still arriving; `received` subtracts them.
-
-        before: bytes of the same body that were counted earlier. Raises QuotaExceeded above the share, except for a
-        client's only body.
-        """
+        """Counts received bytes of an incomplete body. before: counted earlier. Raises QuotaExceeded."""
         usage = self._usage.get(caller.key_name) or ClientUsage()
         receiving_bytes = usage.receiving_bytes + self._others(caller).receiving_bytes
         max_bytes = int(self._max_bytes * (caller.quota or _NO_QUOTA).share)
@@ -144,22 +140,22 @@ class RateLimiter:
         self._store(caller, usage)
 
     def received(self, caller: Identity, size_bytes: int) -> None:
-        """Subtracts bytes of a body that is complete or was dropped."""
+        """Subtracts the bytes of a body that is complete or was dropped."""
         usage = self._usage[caller.key_name]
         usage.receiving_bytes -= size_bytes
         self._store(caller, usage)
 
     def receiving_bytes(self) -> int:
-        """Bytes of bodies that are arriving now, of all clients."""
+        """Bytes of incomplete bodies of all clients."""
         return sum(usage.receiving_bytes for usage in self._usage.values())
 
     def in_flight(self) -> dict[str, int]:
-        """Requests in flight by key name, without zeros; "" stands for all anonymous clients."""
+        """Requests in flight by key name, without zeros; "" stands for anonymous clients."""
         if self._board is None:
             return {name: usage.requests for name, usage in self._usage.items() if usage.requests}
         counts: Counter[str] = Counter()
         for name, requests in self._board.in_flight():
-            counts[name] += requests  # two processes that claim a slot at the same moment may give a client two
+            counts[name] += requests  # a race of two processes may give a client two slots
         return dict(counts)
 
     def _others(self, caller: Identity) -> ClientUsage:
@@ -187,11 +183,11 @@ class RateLimiter:
         """Seconds until the bucket has a token; 0 if it has one."""
         one_s = quota.period_s / quota.rate
         wait_s = self._full_again_of(name, now) - now - (quota.period_s - one_s)
-        return wait_s if wait_s > one_s * 1e-6 else 0.0  # sums of floats
+        return wait_s if wait_s > one_s * 1e-6 else 0.0  # rounding error of float sums
 
 
 def with_default_share(quota: Quota | None, usual: Quota) -> Quota:
-    """The quota, with the default's share if it has none (0)."""
+    """The quota, with the default's share if its own is 0."""
     if quota is None:
         return usual
     return quota if quota.share else replace(quota, share=usual.share)
@@ -203,24 +199,20 @@ def _subject(caller: Identity) -> str:
 
 CALLS_PER_S = 100.0
 BURST_CALLS = 200.0
-FLOOD_HOLD_S = 10.0  # time that a flood lasts after its last refused call
+FLOOD_HOLD_S = 10.0  # seconds from the last refused call to the end of a flood
 MAX_ADDRESSES = 4096
 
 
 class RefusedCallCounter:
-    """Counts refused calls by client address. `now` is in monotonic seconds.
-
-    If more than BURST_CALLS of an address are refused at once, or CALLS_PER_S over time, it is flooding until HOLD_S
-    after it stopped.
-    """
+    """Counts refused calls by client address (`now`: monotonic), and detects more than BURST_CALLS or CALLS_PER_S."""
 
     def __init__(self) -> None:
-        self._counts: dict[str, tuple[float, float]] = {}  # number of counted calls, and when they were counted
+        self._counts: dict[str, tuple[float, float]] = {}  # count, and when it was updated
         self._flooding: set[str] = set()
 
     @property
     def has_floods(self) -> bool:
-        """Whether an address may be flooding. A cheap check to make before `flooding`."""
+        """Whether an address may be flooding. A cheap check before `flooding`."""
         return bool(self._flooding)
 
     def note(self, address: str, now: float) -> bool:
@@ -240,7 +232,6 @@ class RefusedCallCounter:
         return frozenset(address for address in list(self._flooding) if self.is_flooding(address, now))
 
     def is_flooding(self, address: str, now: float) -> bool:
-        """Whether the address is flooding."""
         if address not in self._flooding:
             return False
         if self._count(address, now) > BURST_CALLS:
@@ -253,7 +244,7 @@ class RefusedCallCounter:
         return max(0.0, count - (now - at) * CALLS_PER_S)
 
     def _forget(self, now: float) -> None:
-        """Removes addresses whose calls no longer count, and the older half if there are too many."""
+        """Removes expired addresses, and the older half if there are too many."""
         left = {address: found for address, found in self._counts.items() if self._count(address, now) > 0}
         newest = sorted(left, key=lambda address: left[address][1])[-MAX_ADDRESSES // 2 :]
         self._counts = {address: left[address] for address in newest}

@@ -17,16 +17,16 @@ from penstock.outbound import OutboundPolicy
 from penstock.protocol.errors import AccessUnavailable, Unauthenticated
 from penstock.protocol.identity import Identity, Role
 
-FRESH_S = 300.0  # older keys are fetched again, and still used meanwhile
+FRESH_S = 300.0  # older keys are refreshed while they are used
 USABLE_S = 3600.0  # older keys are not used
 FETCH_RETRY_S = 10.0  # minimum time between two fetches
 FETCH_TIMEOUT_S = 3.0
 MAX_BYTES = 1 << 20
 MIN_RSA_BITS = 2048  # RFC 7518, 3.3
 
-# Members of a JSON Web Key that are strings (RFC 7517, 7518 and 8037) and that PyJWT reads.
+# String members of a JSON Web Key that PyJWT reads (RFC 7517, 7518 and 8037).
 _STRINGS = frozenset(("kty", "use", "alg", "kid", "crv", "x", "y", "n", "e", "d", "p", "q", "dp", "dq", "qi", "k"))
-# What PyJWT and cryptography raise for a key of an unknown kind or with wrong content.
+# Errors of PyJWT and cryptography for an unsupported or invalid key.
 _UNUSABLE = (jwt.PyJWTError, ValueError, UnsupportedAlgorithm)
 
 log = get_logger("access")
@@ -34,11 +34,8 @@ Fetch = Callable[[str], Awaitable[bytes]]
 
 
 async def fetch_json(url: str, outbound: OutboundPolicy) -> bytes:
-    """The document at the URL. Does not follow redirects.
-
-    outbound: checks each IP address of the host before a connection to it. Raises OSError, also on a time-out.
-    """
-    import aiohttp  # here, since most gateways fetch no keys
+    """The document at the URL, without redirects. outbound: checks each IP address of the host. Raises OSError."""
+    import aiohttp  # here because most gateways fetch no keys
 
     refused: list[str] = []
 
@@ -70,11 +67,7 @@ async def fetch_json(url: str, outbound: OutboundPolicy) -> bytes:
 
 
 class JwksKeys:
-    """The key set at one URL.
-
-    It is fetched when a token needs it: one fetch at a time, with FETCH_RETRY_S between them. A token with a known
-    key does not wait for a fetch.
-    """
+    """The key set at a URL, fetched when an unknown or old key is needed, at most once per FETCH_RETRY_S."""
 
     def __init__(self, url: str, *, fetch: Fetch, clock: Callable[[], float] = time.monotonic) -> None:
         self.url = url
@@ -87,10 +80,7 @@ class JwksKeys:
         self._fetching: asyncio.Task[None] | None = None
 
     async def key_for(self, key_id: str | None) -> jwt.PyJWK:
-        """The key with this ID; without an ID, the only key.
-
-        Raises Unauthenticated if the issuer has no such key, AccessUnavailable if the keys cannot be fetched.
-        """
+        """The key with this ID; without an ID, the only key. Raises Unauthenticated or AccessUnavailable."""
         key = self._known(key_id)
         if key is None or self._age_s() > FRESH_S:
             self._begin_fetch()
@@ -145,12 +135,12 @@ class JwksKeys:
             self._fetching = None
 
     def _usable_s(self) -> int:
-        """Seconds that the present keys stay usable."""
+        """Seconds for which the cached keys remain usable."""
         return max(0, int(USABLE_S - self._age_s())) if self._keys else 0
 
 
 def keys_of(document: bytes) -> dict[str | None, jwt.PyJWK]:
-    """Keys of a JSON Web Key Set by key ID. Keys that cannot be used are skipped and logged. Raises ValueError."""
+    """Keys of a JSON Web Key Set by key ID. Unusable keys are skipped and logged. Raises ValueError."""
     listed = json.loads(document)
     items = listed.get("keys") if isinstance(listed, dict) else None
     if not isinstance(items, list):
@@ -172,13 +162,13 @@ def keys_of(document: bytes) -> dict[str | None, jwt.PyJWK]:
 
 
 def _key_of(item: object) -> jwt.PyJWK:
-    """Raises one of _UNUSABLE, also for members that are not strings: PyJWT expects the types of RFC 7517."""
+    """Raises one of _UNUSABLE, also for members that are not strings, which PyJWT does not check."""
     if not isinstance(item, dict):
         raise ValueError("it is not a JSON object")
     for name in _STRINGS & item.keys():
         if item[name] is not None and not isinstance(item[name], str):
             raise ValueError(f"{name} is not a string")
-    if item.get("alg") == "none":  # PyJWT accepts it, and reads no key
+    if item.get("alg") == "none":  # PyJWT accepts it and reads no key
         raise ValueError("its alg is none, which has no signature")
     if item.get("kty") == "oct" or "d" in item:
         raise ValueError("it is not a public key")
@@ -188,7 +178,7 @@ def _key_of(item: object) -> jwt.PyJWK:
     return key
 
 
-SUBJECT_PREFIX = "token:"  # no API key's name has a colon
+SUBJECT_PREFIX = "token:"  # API key names have no colon
 _MAX_SUBJECT = 200
 _MAX_TOKEN = 16 << 10
 
@@ -218,7 +208,7 @@ class TokenVerifier:
             claims = await self._claims(token)
         except jwt.PyJWTError as error:
             why = next(_REASONS[kind] for kind in type(error).__mro__ if kind in _REASONS)
-            raise Unauthenticated(why) from None  # its text may repeat a piece of the token
+            raise Unauthenticated(why) from None  # PyJWT's text may repeat a part of the token
         subject = claims["sub"]
         if not isinstance(subject, str) or not 0 < len(subject) <= _MAX_SUBJECT or not subject.isprintable():
             raise Unauthenticated(f"the token's subject is not a text of 1 to {_MAX_SUBJECT} printable characters")
@@ -246,7 +236,7 @@ class TokenVerifier:
         return claims
 
     def _roles(self, claims: Mapping[str, object]) -> frozenset[Role]:
-        """The roles in the claim, without unknown words; the default roles without the claim."""
+        """The roles in the claim, without unknown ones; the default roles without the claim."""
         claim = claims.get(self._rules.roles_claim)
         if claim is None:
             return self._rules.usual_roles

@@ -1,7 +1,4 @@
-"""Report on a model's batches: GET /v2/models/{model}/explain, and the queues' metrics. Sans-IO.
-
-Includes the engine's own batch statistics, and a proposed config.pbtxt for batches formed by Triton.
-"""
+"""Batch report of a model (GET /v2/models/{model}/explain), a proposed config.pbtxt, and queue metrics. Sans-IO."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -19,7 +16,7 @@ from penstock.protocol.inference import BatchOwner, CloseReason, EngineTimeFit
 
 @dataclass(frozen=True, slots=True)
 class EngineBatches:
-    """calls_by_rows: engine calls by their rows. fit: through their mean times, None if only one size was seen."""
+    """Engine calls by batch size. fit: line through their mean times; None with fewer than two sizes."""
 
     calls_by_rows: dict[int, int] = field(default_factory=dict)
     fit: EngineTimeFit | None = None
@@ -55,7 +52,7 @@ class _ModelStatistics(msgspec.Struct):
 
 
 def read_engine_batches(statistics: bytes) -> EngineBatches:
-    """Of all versions of a model. statistics: the body of GET /v2/models/{model}/stats. Raises EngineFailed."""
+    """Batches of all versions of a model, from the body of GET /v2/models/{model}/stats. Raises EngineFailed."""
     try:
         parsed = msgspec.json.decode(statistics, type=_ModelStatistics)
     except msgspec.DecodeError as error:
@@ -68,7 +65,6 @@ def read_engine_batches(statistics: bytes) -> EngineBatches:
 
 
 def _fit_of_sizes(batches: Sequence[_BatchStatistics]) -> EngineTimeFit | None:
-    """Weighted least squares over sizes; the guard is the largest excess over the line."""
     if len({batch.batch_size for batch in batches}) < 2:
         return None
     alpha_s, beta_s = line_through([(batch.calls, batch.batch_size, batch.mean_s) for batch in batches])
@@ -81,7 +77,7 @@ COLUMNS = 80  # of a comment's line
 
 @dataclass(frozen=True, slots=True)
 class Proposal:
-    """A fragment of config.pbtxt. preferred_rows: None if no size is known to be better. Times in seconds."""
+    """A fragment of config.pbtxt. preferred_rows: None if no size is known to be better."""
 
     text: str
     preferred_rows: int | None
@@ -89,12 +85,9 @@ class Proposal:
 
 
 def propose_config(fit: EngineTimeFit | None, options: BatchOptions) -> Proposal:
-    """Triton's dynamic batching for the model.
+    """Triton's dynamic_batching for the model, or a comment if it takes one row per call.
 
-    The preferred batch is the largest b with 2·t(b) + guard within the SLO, since a request may arrive just after a
-    batch of b rows has begun; without an SLO the largest allowed. The delay is at most a call's fixed cost, which is
-    all that one more row can save, and at most what the SLO leaves. Requests that wait longer than the SLO allows are
-    rejected. A model of one row a call has nothing to merge: a comment.
+    Preferred size: the largest b with 2·t(b) + guard within the SLO, as a request may just miss a batch of b rows.
     """
     if options.max_batch_size == 1:
         return Proposal("# Nothing to propose: the model takes one row a call (max_batch_size).\n", None, 0.0)
@@ -157,7 +150,7 @@ def _text(reasons: list[str], options: BatchOptions, choice: _ProposedBatching) 
 
 
 class OptionsReport(msgspec.Struct, frozen=True):
-    """What was declared, in the words of config.pbtxt. instances: engine calls that run at once."""
+    """Declared options, named as in config.pbtxt. instances: concurrent engine calls."""
 
     max_batch_size: int
     instances: int
@@ -168,10 +161,7 @@ class OptionsReport(msgspec.Struct, frozen=True):
 
 
 class QueueReport(msgspec.Struct, frozen=True):
-    """What waits now, and until when a request of one row that came now would wait (null where that is not known).
-
-    max_rows: of a batch, now; less than max_batch_size while the engine is short of memory or not known yet.
-    """
+    """State of the queue. wait_ms: estimate for a new one-row request. max_rows: lower while engine memory is short."""
 
     depth: int
     rows: int
@@ -183,20 +173,16 @@ class QueueReport(msgspec.Struct, frozen=True):
 
 
 class BatchesOfRows(msgspec.Struct, frozen=True):
-    """How many batches there were of so many rows."""
+    """Number of batches of one size."""
 
     rows: int
     batches: int
 
 
 class ModelBatchReport(msgspec.Struct, frozen=True):
-    """The answer to GET /v2/models/{model}/explain.
+    """Response of GET /v2/models/{model}/explain.
 
-    queue, closed_by, dropped: of a model whose batches the gateway forms; null and empty else. batches, fit: of the
-    gateway's batches, else of the engine's own statistics. proposed_config: for batches formed by Triton; empty if
-    requests may not share a call.
-    misspelt: parameters of the config that are not read, by the option that was probably meant.
-    unmerged: why each request, picture and frame has a call of its own; empty if they may share one.
+    queue, closed_by, dropped: only if the gateway forms the batches. batches, fit: otherwise Triton's.
     """
 
     model: str
@@ -213,7 +199,7 @@ class ModelBatchReport(msgspec.Struct, frozen=True):
 
 
 def explain_queue(model_name: str, options: BatchOptions, statistics: QueueStatistics | None) -> ModelBatchReport:
-    """Of a model whose batches the gateway forms; statistics: None before its first request."""
+    """Report of a model whose batches the gateway forms. statistics: None before its first request."""
     if statistics is None:
         return _report(model_name, options, None, {})
     page = _report(model_name, options, statistics.fit, statistics.batches_by_rows)
@@ -226,12 +212,12 @@ def explain_queue(model_name: str, options: BatchOptions, statistics: QueueStati
 
 
 def explain_engine(model_name: str, options: BatchOptions, batches: EngineBatches) -> ModelBatchReport:
-    """Report of a model whose batches the engine forms, or that has none."""
+    """Report of a model whose batches the engine forms, or that has no batching."""
     return _report(model_name, options, batches.fit, batches.calls_by_rows)
 
 
 def with_misspelt(page: ModelBatchReport, misspelt: dict[str, str]) -> ModelBatchReport:
-    """The report with these parameters."""
+    """The report with these misspelt parameters."""
     return msgspec.structs.replace(page, misspelt=misspelt) if misspelt else page
 
 
@@ -280,7 +266,7 @@ ReadStatistics = Callable[[], Mapping[str, QueueStatistics]]
 
 
 def queue_readers(statistics: ReadStatistics) -> dict[str, Callable[[], Readings]]:
-    """Functions that read the values at a scrape, by metric."""
+    """Functions that read each metric's values at a scrape."""
     return {
         "batch_queue_requests": lambda: {(model,): queue.depth for model, queue in statistics().items()},
         "batch_queue_bytes": lambda: {(model,): queue.size_bytes for model, queue in statistics().items()},

@@ -1,4 +1,4 @@
-"""Runs the queue of each model under asyncio: requests in, engine calls out, one future a request."""
+"""Runs each model's queue under asyncio: requests in, engine calls out, one future per request."""
 
 import asyncio
 import time
@@ -29,7 +29,7 @@ _MIDDLE = PRIORITY_LEVELS // 2
 
 
 class ModelBatcher:
-    """One model's queue and its engine calls. All members belong to one event loop."""
+    """One model's queue and engine calls. Belongs to one event loop."""
 
     def __init__(
         self,
@@ -53,7 +53,7 @@ class ModelBatcher:
         self._wakeup_at: float | None = None
 
     def enter(self, request: InferRequest, *, client: str, priority: int) -> BatchMember:
-        """The request in the queue; cancel it by `leave`. Raises of the InferenceError tree."""
+        """Queues the request; cancel it with `leave`. Raises InferenceError."""
         now = time.monotonic()
         member = BatchMember(
             key=None if self.options.unmerged else key_of(request),
@@ -68,13 +68,13 @@ class ModelBatcher:
             trace=current_trace.get(),
         )
         _fail_dropped(self._queue.push(member, now))
-        if not self._is_pumping:  # once a turn of the loop: requests that arrive together may share a batch
+        if not self._is_pumping:  # at the end of this loop iteration: requests that arrive together may share a batch
             self._is_pumping = True
             self._loop.call_soon(self._pump)
         return member
 
     async def infer(self, request: InferRequest, *, client: str, priority: int) -> InferResponse:
-        """See Batching.infer."""
+        """See Batcher.infer."""
         member = self.enter(request, client=client, priority=priority)
         try:
             response = await member.answer
@@ -86,11 +86,10 @@ class ModelBatcher:
         return response
 
     def refuse_hopeless(self, rows: int, deadline: float) -> None:
-        """See Batching.refuse_hopeless."""
+        """See Batcher.refuse_hopeless."""
         self._queue.refuse_hopeless(rows, deadline, time.monotonic())
 
     def statistics(self) -> QueueStatistics:
-        """The queue's current statistics."""
         return self._queue.statistics()
 
     @property
@@ -99,7 +98,7 @@ class ModelBatcher:
         return not self._tasks and self._queue.statistics().depth == 0
 
     async def aclose(self, error: InferenceError) -> None:
-        """Fail everything that waits or runs with this error."""
+        """Fails everything that waits or runs with this error."""
         _fail_dropped(self._queue.close(time.monotonic()))
         if self._timer is not None:
             self._timer.cancel()
@@ -110,9 +109,9 @@ class ModelBatcher:
         await asyncio.gather(*tasks.values(), return_exceptions=True)
 
     def leave(self, member: BatchMember) -> CancelStage:
-        """Cancel the member and free its row. Returns the stage in which it was."""
+        """Cancels the member and frees its row. Returns the stage in which it was."""
         member.answer.cancel()
-        if not member.answer.cancelled():  # it was answered in the same moment
+        if not member.answer.cancelled():  # it was answered at the same moment
             member.answer.exception()
             return CancelStage.BATCH
         stage = self._queue.cancel(member, time.monotonic())
@@ -121,7 +120,6 @@ class ModelBatcher:
         return CancelStage.QUEUE if stage is Stage.QUEUE else CancelStage.BATCH
 
     def _pump(self) -> None:
-        """Start every batch that is due, and set the timer for the next one."""
         self._is_pumping = False
         now = time.monotonic()
         _fail_dropped(self._queue.expire(now))
@@ -152,7 +150,7 @@ class ModelBatcher:
             task.cancel()
 
     async def _run(self, call: EngineCall) -> bool:
-        """The root of a batch's task. Returns whether the queue was pumped after the call."""
+        """Root of a batch's task. Returns whether the queue was pumped after the call."""
         try:
             return await self._serve(call)
         except Exception:
@@ -162,11 +160,11 @@ class ModelBatcher:
             return False
 
     def _ended(self, call: EngineCall, task: "asyncio.Task[bool]") -> None:
-        """A done callback, since a task that is cancelled before its first step runs none of its code."""
+        """Done callback, because a task cancelled before its first step runs none of its code."""
         call.close()
         del self._tasks[call]
         if task.cancelled() and call.is_overdue:
-            self._queue.done(call.batch, time.monotonic())  # it takes at least this long: worth learning
+            self._queue.done(call.batch, time.monotonic())  # at least this long, which improves the fit
         elif task.cancelled():
             self._queue.released(call.batch, time.monotonic())
         elif task.result():
@@ -174,7 +172,7 @@ class ModelBatcher:
         self._pump()
 
     async def _serve(self, call: EngineCall) -> bool:
-        """Returns whether the engine answered, and has its next batch."""
+        """Returns whether the engine answered. Pumps the queue before the responses are delivered."""
         try:
             merged, response = await call.ask()
         except InferenceError as error:
@@ -187,18 +185,18 @@ class ModelBatcher:
         self._is_worth_halving = True
         answered_at = time.monotonic()
         self._queue.done(call.batch, answered_at)
-        self._pump()  # the engine has its next batch before this one's answers are delivered
+        self._pump()  # the engine gets its next batch before this one's responses are delivered
         call.deliver(merged, response)
         self._loop.call_soon(self._delivered, call, answered_at)  # after the members' tasks
         return True
 
     def _delivered(self, call: EngineCall, answered_at: float) -> None:
-        """Runs when every member's task has encoded its answer and handed it to its socket."""
+        """Runs after every member's task has encoded its response and written it to its socket."""
         self._queue.delivered(call.batch, time.monotonic() - answered_at)
 
 
 class Ticket:
-    """A request in a queue, for callers without a task. answer: see BatchMember.answer."""
+    """A queued request, for callers without a task. answer: see BatchMember.answer."""
 
     __slots__ = ("_batcher", "_member", "answer")
 
@@ -208,12 +206,12 @@ class Ticket:
         self.answer = member.answer
 
     def leave(self) -> CancelStage:
-        """Cancel the request. Returns the stage in which it was."""
+        """Cancels the request. Returns the stage in which it was."""
         return self._batcher.leave(self._member)
 
 
 class BatcherPool:
-    """Batching over an engine: one queue a model that the gateway owns, made on first use."""
+    """Queues of all models that the gateway batches, created on first use."""
 
     def __init__(
         self,
@@ -223,10 +221,7 @@ class BatcherPool:
         slab: Slab | None = None,
         formed: OnBatchFormed | None = None,
     ) -> None:
-        """options_of: the model's options, None for an unknown model. slab: memory that the engine reads.
-
-        formed: called with the model and the rows of every batch.
-        """
+        """options_of: a model's options, None if unknown. formed: called with model and rows of every batch."""
         self._backend = backend
         self._formed = formed
         self._options_of = options_of
@@ -236,27 +231,23 @@ class BatcherPool:
         self._ended: dict[str, QueueStatistics] = {}  # sums over batchers that have ended
 
     def owns(self, model_name: str) -> bool:
-        """Whether the gateway forms the model's batches."""
         options = self._options_of(model_name)
         return options is not None and options.owner is BatchOwner.GATEWAY
 
     def refuse_hopeless(self, model_name: str, *, rows: int, deadline: float | None) -> None:
-        """See Batching.refuse_hopeless."""
+        """See Batcher.refuse_hopeless."""
         batcher = self._batchers.get(model_name)
         if batcher is not None and deadline is not None:
             batcher.refuse_hopeless(rows, deadline)
 
     async def infer(self, request: InferRequest, *, client: str, priority: int = 0) -> InferResponse:
-        """See Batching.infer. The request was validated for its model: names, datatypes, shapes, rows."""
+        """See Batcher.infer. The request was validated for its model."""
         name = request.model_name
         batcher = self._batcher(name, self._options_of(name))
         return await batcher.infer(request, client=client, priority=priority)
 
     def enter(self, request: InferRequest, *, client: str, priority: int = 0) -> Ticket | None:
-        """Like infer, without waiting; None for a model that the gateway does not own.
-
-        Raises the InferenceError that is known at once.
-        """
+        """Like infer, without waiting; None if the gateway does not batch the model. Raises InferenceError."""
         options = self._options_of(request.model_name)
         if options is None or options.owner is not BatchOwner.GATEWAY:
             return None
@@ -264,7 +255,7 @@ class BatcherPool:
         return Ticket(batcher, batcher.enter(request, client=client, priority=priority))
 
     def statistics(self) -> Mapping[str, QueueStatistics]:
-        """By model name, for every model that had a request; includes its earlier batchers."""
+        """Statistics by model with requests, including earlier batchers."""
         found = {name: batcher.statistics() for name, batcher in self._batchers.items()}
         for batcher in self._retired:
             found[batcher.model_name] = found[batcher.model_name].with_former(batcher.statistics())
@@ -273,13 +264,13 @@ class BatcherPool:
         return found
 
     async def aclose(self) -> None:
-        """Fail every request that waits or runs; after a drain there are none."""
+        """Fails every request that waits or runs; after a drain there are none."""
         error = EngineUnavailable("this gateway stopped before the answer came; send to another one")
         for batcher in (*self._batchers.values(), *self._retired):
             await batcher.aclose(error)
 
     def _batcher(self, model_name: str, options: BatchOptions | None) -> ModelBatcher:
-        """The model's batcher with its current options; an earlier one finishes, and gets no more requests."""
+        """The model's batcher with its current options. An earlier one finishes, without new requests."""
         known = self._batchers.get(model_name)
         if known is not None and (options is known.options or options == known.options):
             return known
@@ -301,12 +292,11 @@ class BatcherPool:
 
 
 def _priority_level(priority: int) -> int:
-    """0 is served first. In the v2 protocol priorities begin at 1, and 0 means the middle."""
+    """Level from 0 (served first). Protocol priorities begin at 1; 0 means the middle."""
     return min(priority, PRIORITY_LEVELS) - 1 if priority > 0 else _MIDDLE
 
 
 def _fail_dropped(dropped: "Iterable[Dropped]") -> None:
-    """Fail the members that the queue gave up."""
     for drop in dropped:
         if isinstance(drop.entry, BatchMember) and not drop.entry.answer.done():
             drop.entry.answer.set_exception(drop.error)
@@ -316,7 +306,7 @@ _options_log = get_logger("batching")
 
 
 def log_and_get_refusal(options: DeclaredOptions, config: "ModelConfig") -> str:
-    """Why the model cannot be served as declared, or an empty string. Logs misspelt options; call it once a load."""
+    """Why the model cannot be served as declared, or "". Logs misspelt options: call once per load."""
     for name, meant in misspelt_parameters(config).items():
         _options_log.warning("parameter is not read", model=config.name, parameter=name, did_you_mean=meant)
     return options.refusal(config)

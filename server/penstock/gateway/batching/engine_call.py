@@ -1,4 +1,4 @@
-"""One batch at the engine: the rows of its members in one call, and a result or an error for each member."""
+"""One batch at the engine: one call with its members' rows, and a result or an error for each member."""
 
 import asyncio
 import copy
@@ -24,17 +24,16 @@ from penstock.protocol.inference import BatchTrace, InferRequest, InferResponse,
 from penstock.protocol.shared_memory import Slab
 
 RETRIES_A_DOUBLING = 4
-# A call is waited for beyond the last deadline: how late the engine is matters for the fit.
+# The call continues after the last deadline, because its duration improves the fit.
 OVERDUE_S = 1.0
 OVERDUE_TIMES = 10.0  # or that many times the expected time
 
 
 @dataclass(slots=True, eq=False, kw_only=True)
 class BatchMember(Entry):
-    """A request in the queue or in a batch. answer: set once; cancelled if its client left.
+    """A request in the queue or a batch.
 
-    leads: the engine call's spans are in its trace; the other members get a span with the call's duration
-    afterwards.
+    answer: cancelled if the client left. leads: its trace has the call's spans.
     """
 
     request: InferRequest
@@ -46,7 +45,7 @@ class BatchMember(Entry):
 
 @dataclass(frozen=True, slots=True)
 class BatchEngine:
-    """The engine of a model's batches. slots: calls that may run at once. slab: memory that the engine reads."""
+    """The engine of a model's batches. slots: concurrent calls. slab: memory shared with the engine."""
 
     backend: Engine
     slots: int
@@ -54,10 +53,10 @@ class BatchEngine:
 
 
 class EngineCall:
-    """A batch at the engine. `ask` it, then `deliver` the answer, or `settle` the error.
+    """A batch at the engine: `ask`, then `deliver` the response or `settle` the error.
 
-    A member whose deadline passes fails alone. If all deadlines have passed, the call keeps its slot, since the engine
-    goes on with it, until it ends or is overdue; then it is given up. If every member left, it is given up at once.
+    A member fails alone when its deadline passes. After the last deadline the call holds its slot until it ends or is
+    overdue, because the engine still runs it. If all members leave, the call is abandoned at once.
     """
 
     __slots__ = ("_abandon", "_engine", "_late", "_merged", "_retries", "batch", "is_overdue", "members")
@@ -77,7 +76,7 @@ class EngineCall:
         self._watch_deadlines(batch.formed_at)
 
     async def ask(self, members: Sequence[BatchMember] | None = None) -> tuple[MergedRequest, InferResponse]:
-        """The engine's answer to the members' rows. Raises the engine's error."""
+        """The engine's response for the members' rows. Raises the engine's error."""
         members_sent = self.members if members is None else members
         merged = merge_requests([member.request for member in members_sent], self._engine.slab)
         self._merged = merged
@@ -96,7 +95,7 @@ class EngineCall:
     def deliver(
         self, merged: MergedRequest, response: InferResponse, members: Sequence[BatchMember] | None = None
     ) -> None:
-        """Give each member its rows; or all an error, if the answer has another number of rows."""
+        """Gives each member its rows, or an error to all if the number of rows is wrong."""
         answered = self.members if members is None else members
         try:
             parts = [response.outputs] if len(answered) == 1 else split_outputs(response, merged)
@@ -116,32 +115,27 @@ class EngineCall:
             member.answer.set_result(answer)
 
     async def settle(self, error: InferenceError) -> bool:
-        """End a failed call. Returns whether any member was answered after all.
+        """Ends a failed call. Returns whether any member was answered after all.
 
-        If the engine rejects a merged call, it is repeated in halves, so that an invalid request fails alone. If the
-        error names rows, their requests fail with their part of it, and the others are repeated together. The number
-        of repetitions is limited; members left then fail with the error of their part.
+        Fails the requests whose rows the error names, else retries in halves, so that an invalid request fails alone.
         """
         return await self._settle(error, self.members)
 
     def fail(self, error: InferenceError, members: Sequence[BatchMember] | None = None) -> None:
-        """Fail every member that still waits, each with a copy of the error."""
+        """Fails every waiting member, each with a copy of the error."""
         for member in self.members if members is None else members:
             if not member.answer.done():
                 member.answer.set_exception(copy.copy(error))
 
     def left(self) -> None:
-        """A member was cancelled."""
+        """Call when a member was cancelled."""
         if all(member.answer.cancelled() for member in self.members):
             self._abandon(self)
         elif all(member.answer.done() for member in self.members):
             self._watch_deadlines(time.monotonic())
 
     def close(self) -> None:
-        """Stop watching deadlines, and drop the references between the call and its members.
-
-        Such a cycle would keep all tensors until the garbage collector runs.
-        """
+        """Cancels the timer and breaks reference cycles, which would hold the tensors until garbage collection."""
         if self._late is not None:
             self._late.cancel()
             self._late = None
@@ -162,7 +156,7 @@ class EngineCall:
         return named or any(answered)
 
     def _refuse_named(self, error: InferenceError, members: Sequence[BatchMember]) -> bool:
-        """Fail the members whose rows the error names. Returns whether there are any."""
+        """Fails the members whose rows the error names. Returns whether there are any."""
         merged = self._merged
         if merged is None or len(merged.row_counts) != len(members):
             return False
@@ -185,7 +179,7 @@ class EngineCall:
         return True
 
     def _watch_deadlines(self, now: float) -> None:
-        """Set a timer for the next deadline, or after the last one for when the call is overdue."""
+        """Sets a timer for the next deadline; after the last one, for when the call is overdue."""
         if self._late is not None:
             self._late.cancel()
         waiting = [
@@ -257,7 +251,7 @@ STATISTICS_TIMEOUT_S = 5.0
 
 
 async def fetch_engine_batches(relay: Relay, model_name: str) -> EngineBatches:
-    """The engine's statistics of the model. Raises EngineFailed, and what the relay raises."""
+    """Triton's batch statistics of the model. Raises EngineFailed, and the relay's errors."""
     target = f"/v2/models/{quote(model_name, safe='')}/stats".encode()
     answer = await relay.send(HttpCall("GET", target, (), b""), deadline=time.monotonic() + STATISTICS_TIMEOUT_S)
     if answer.status != 200:

@@ -1,8 +1,4 @@
-"""Requests that wait in a queue, ordered by priority, deadline and client. Sans-IO.
-
-A removed entry is only marked. The heaps drop marked entries when these reach the top, when there are too many of
-them, or when the queue is empty.
-"""
+"""Waiting requests, ordered by priority, deadline and client. Removed entries are dropped later. Sans-IO."""
 
 from collections import deque
 from collections.abc import Hashable, Iterator
@@ -14,7 +10,7 @@ from penstock.protocol.inference import CloseReason, EngineTimeFit
 
 
 class Stage(Enum):
-    """Where an entry is. GONE: not in the queue (not pushed, answered, dropped or cancelled)."""
+    """State of an entry. GONE: not in the queue (not pushed, answered, dropped or cancelled)."""
 
     QUEUE = "queue"
     BATCH = "batch"
@@ -23,11 +19,10 @@ class Stage(Enum):
 
 @dataclass(slots=True, eq=False)
 class Entry:
-    """One request in the queue, compared by identity.
+    """One request in the queue, compared by identity. Times in monotonic seconds.
 
-    key: requests with equal keys may share a batch; None for one that must go alone. rows: along axis 0. deadline:
-    monotonic seconds, or None. priority: 0 is served first. client: for fairness. The queue sets ahead (requests
-    that waited on arrival), stage, rank (order inside its priority, monotonic seconds) and number (order of arrival).
+    key: entries with equal keys may share a batch; None: must run alone. priority: 0 is served first. Set by the queue:
+    ahead (requests queued on arrival), stage, rank (order within the priority) and number.
     """
 
     key: Hashable
@@ -45,10 +40,7 @@ class Entry:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Batch:
-    """Entries of one engine call, in order.
-
-    busy: the model's other calls that ran when it was formed. expected_s: by the fit, or None.
-    """
+    """Entries of one engine call, in row order. busy: other calls of the model in flight. expected_s: by the fit."""
 
     number: int
     entries: tuple[Entry, ...]
@@ -60,13 +52,13 @@ class Batch:
     expected_s: float | None = None
 
 
-SLACK = 64  # marked entries that may stay in a heap beyond the number of waiting ones
+SLACK = 64  # marked entries that a heap may hold beyond the waiting ones
 
 Item = tuple[int, float, int, Entry]
 
 
 class Lane:
-    """Entries of one key, which may share a batch, by (priority, rank, number)."""
+    """Entries with one key, ordered by (priority, rank, number). They may share a batch."""
 
     __slots__ = ("entries", "items", "listed", "rows")
 
@@ -77,7 +69,7 @@ class Lane:
         self.listed: Entry | None = None  # the lane's entry in the heap of heads
 
     def head(self) -> Item | None:
-        """The first waiting one."""
+        """The first waiting entry."""
         items = self.items
         while items and items[0][3].stage is not Stage.QUEUE:
             heappop(items)
@@ -95,7 +87,7 @@ class ClientEntries:
         self.rows = 0
 
     def latest(self) -> Entry | None:
-        """Its last waiting one."""
+        """Its last waiting entry."""
         line = self.line
         while line and line[-1].stage is not Stage.QUEUE:
             line.pop()
@@ -103,7 +95,7 @@ class ClientEntries:
 
 
 class WaitingEntries:
-    """All waiting entries. Adding, removing and reading the first take microseconds, however many wait."""
+    """All waiting entries. Adding, removing and `first` take microseconds at any size."""
 
     def __init__(self) -> None:
         self.entries = 0
@@ -119,11 +111,10 @@ class WaitingEntries:
         return self.entries
 
     def __iter__(self) -> Iterator[Entry]:
-        """All of them, unordered."""
+        """All waiting entries, unordered."""
         return (item[3] for lane in self._lanes.values() for item in lane.items if item[3].stage is Stage.QUEUE)
 
     def add(self, entry: Entry) -> None:
-        """Add an entry whose rank and number are set."""
         entry.stage = Stage.QUEUE
         key = entry if entry.key is None else entry.key
         lane = self._lanes.get(key)
@@ -150,7 +141,6 @@ class WaitingEntries:
         self.size_bytes += entry.size_bytes
 
     def remove(self, entry: Entry, to: Stage) -> None:
-        """Remove a waiting entry."""
         entry.stage = to
         self.entries -= 1
         self.rows -= entry.rows
@@ -189,14 +179,12 @@ class WaitingEntries:
         return None
 
     def earliest(self) -> Entry | None:
-        """The entry with the earliest deadline."""
         deadlines = self._deadlines
         while deadlines and deadlines[0][2].stage is not Stage.QUEUE:
             heappop(deadlines)
         return deadlines[0][2] if deadlines else None
 
     def heaviest(self) -> ClientEntries | None:
-        """The client with the most waiting rows."""
         return max(self.clients.values(), key=_rows_of, default=None)
 
     def _list(self, lane: Lane) -> None:

@@ -1,4 +1,4 @@
-"""Explains a request's batch to its client: as JSON, as one sentence, and as a header of the answer."""
+"""Explains a request's batch to its client, as JSON and as text."""
 
 import json
 
@@ -24,10 +24,7 @@ _WHY_UNBATCHED = {
 
 
 class FitReport(msgspec.Struct, frozen=True):
-    """The line through the engine's calls: alpha_ms + beta_ms_per_row · rows, and guard_ms for its spread.
-
-    deliver_us_per_row: what each row takes from the engine's answer until its caller has it; deadlines count it.
-    """
+    """Engine time: alpha_ms + beta_ms_per_row · rows, spread guard_ms. deliver_us_per_row: from response to client."""
 
     alpha_ms: float
     beta_ms_per_row: float
@@ -37,12 +34,10 @@ class FitReport(msgspec.Struct, frozen=True):
 
 
 class RequestExplanation(msgspec.Struct, frozen=True, omit_defaults=True):
-    """What became of one request. owner: who forms the model's batches. text: the same for a person.
+    """Explanation of one request's batch. owner: what forms the model's batches. text: for people.
 
-    Where the gateway did not form the batch, that is all. Else: arrived_unix_s on the wall clock; queue_ms until the
-    batch was formed; engine_ms what the call took, expected_ms by the fit; batch: its number, with how many requests
-    and rows; closed_by: see CloseReason; ahead: requests that waited when it came; busy of slots: calls that ran when
-    the batch was formed; slack_ms: what the expected end left until the deadline.
+    Optional fields are set if the gateway formed the batch. expected_ms: by the fit. slack_ms: from the expected end to
+    the deadline. ahead: requests queued on arrival. busy of slots: calls in flight when it was formed.
     """
 
     model: str
@@ -64,7 +59,7 @@ class RequestExplanation(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 def is_requested(value: str) -> bool:
-    """Whether the header's or the metadata's value asks for an explanation."""
+    """Whether this header or metadata value requests an explanation."""
     return value.strip().lower() in _TRUE_VALUES
 
 
@@ -91,17 +86,17 @@ def explain_batched(explanation: BatchTrace) -> RequestExplanation:
 
 
 def explain_unbatched(model_name: str, owner: BatchOwner) -> RequestExplanation:
-    """Explains a request that was relayed. owner: of its model's batches."""
+    """Explains a relayed request. owner: what forms the model's batches."""
     return RequestExplanation(model_name, owner, _WHY_UNBATCHED[owner].replace("{model}", model_name))
 
 
 def explanation_header(explanation: RequestExplanation) -> str:
-    """As printable ASCII, for headers and metadata."""
+    """The explanation as ASCII JSON, for a header or metadata."""
     return json.dumps(msgspec.to_builtins(explanation), separators=(",", ":"))
 
 
 def fit_report(fit: EngineTimeFit | None) -> FitReport | None:
-    """In milliseconds, for JSON; None without a fit."""
+    """The fit in milliseconds, or None."""
     if fit is None:
         return None
     alpha_ms, beta_ms, guard_ms = (round(seconds * 1e3, 4) for seconds in (fit.alpha_s, fit.beta_s, fit.guard_s))
@@ -133,5 +128,5 @@ def wants_explanation(call: Call[A]) -> bool:
 
 
 def add_explanation(answer: A, explanation: RequestExplanation) -> A:
-    """The answer with the explanation as a header, or trailing metadata; unchanged if it has one, or is an error."""
+    """The response with the explanation as a header or trailing metadata; unchanged if it has one, or is an error."""
     return answer.with_header(EXPLAIN_HEADER, explanation_header(explanation))

@@ -1,4 +1,4 @@
-"""Merges rows of several requests into one engine call, and splits the answer or the error again. Sans-IO."""
+"""Merges requests into one engine call, and splits its response or error by request. Sans-IO."""
 
 import re
 import struct
@@ -15,10 +15,7 @@ from penstock.protocol.shared_memory import SLAB_FROM_BYTES, Lease, Slab
 
 @dataclass(frozen=True, slots=True, eq=False)
 class MergedRequest:
-    """One engine call. order: request indices in row order; row_counts: rows of each, in that order.
-
-    leases: of the memory with the call's inputs, until `release`.
-    """
+    """One engine call. order: indices of its requests in row order. row_counts: rows of each. leases: of its inputs."""
 
     request: InferRequest
     order: Sequence[int]
@@ -27,11 +24,10 @@ class MergedRequest:
 
     @property
     def rows(self) -> int:
-        """All rows of the call."""
         return sum(self.row_counts)
 
     def release(self, *, is_answered: bool) -> None:
-        """Call it once, after the call. After a call that was given up the engine may still read its inputs."""
+        """Releases the leases, once. If the call was abandoned, they are released later: the engine may still read."""
         for lease in self.leases:
             if is_answered:
                 lease.release()
@@ -40,12 +36,12 @@ class MergedRequest:
 
 
 def rows_of(request: InferRequest) -> int:
-    """Rows along axis 0 of the first input. The request was validated."""
+    """Rows along axis 0 of the first input of a validated request."""
     return request.inputs[0].shape[0]
 
 
 def key_of(request: InferRequest) -> Hashable:
-    """Equal for requests that may share a call: model, version, inputs but for their rows, outputs, parameters."""
+    """Key of the requests that may share a call: equal model, version, row shapes, outputs and parameters."""
     inputs = tuple([(tensor.name, tensor.datatype, tensor.shape[1:]) for tensor in request.inputs])
     parameters = request.parameters
     if not parameters:
@@ -55,11 +51,10 @@ def key_of(request: InferRequest) -> Hashable:
 
 
 def merge_requests(requests: Sequence[InferRequest], slab: Slab | None = None) -> MergedRequest:
-    """One call for requests of equal keys. Everything but the rows is the first request's; it has no id or deadline.
+    """Merges requests with equal keys into one call without id and deadline.
 
-    slab: memory that the engine reads. Inputs side by side in it stay there, in the order of their addresses; other
-    large inputs are copied into it if there is room. Of BYTES only encoded pictures that the gateway itself put there:
-    Triton reads lengths from the memory, which a client could change meanwhile.
+    slab: memory shared with the engine. Adjacent inputs are used in place, other large inputs are copied if there is
+    room, except BYTES: Triton reads their lengths there, which a client could change meanwhile.
     """
     if len(requests) == 1 and slab is None and requests[0].deadline is None:
         return MergedRequest(requests[0], (0,), (rows_of(requests[0]),))
@@ -75,7 +70,6 @@ def merge_requests(requests: Sequence[InferRequest], slab: Slab | None = None) -
 
 
 def _order(requests: Sequence[InferRequest]) -> list[int] | None:
-    """Order by the first input's address; None to keep the given order."""
     offsets: list[tuple[int, int]] = []
     for index, request in enumerate(requests):
         place = request.inputs[0].place
@@ -130,7 +124,7 @@ def _copied(tensors: Sequence[Tensor], lease: Lease, size_bytes: int) -> Tensor:
 
 
 def _side_by_side(tensors: Sequence[Tensor], slab: Slab, leases: list[Lease]) -> Tensor | None:
-    """The tensors as one if each begins where the one before it ends; then all leases are held."""
+    """One tensor over adjacent tensors, with their leases held; None if they are not adjacent."""
     leases_held: list[Lease] = []
     first = tensors[0]
     if first.place is None:
@@ -159,10 +153,7 @@ def _merged_shape(tensors: Sequence[Tensor]) -> tuple[int, ...]:
 
 @dataclass(frozen=True, slots=True)
 class MergedRows:
-    """One engine call's worth of rows. array: what the engine gets; members: indices of the arrays, in row order.
-
-    has_batch_axis: whether row i of the answer belongs to members[i]; else the whole answer belongs to members[0].
-    """
+    """One engine call. members: indices in row order; without has_batch_axis, the output belongs to members[0]."""
 
     array: Array
     members: tuple[int, ...]
@@ -170,11 +161,7 @@ class MergedRows:
 
 
 def merge_rows(arrays: Sequence[Array], *, declared_shape: tuple[int, ...], max_batch_size: int) -> list[MergedRows]:
-    """Engine calls for arrays without a batch axis: as few as max_batch_size and different shapes allow.
-
-    declared_shape: the model's input without batch axis, -1 for variable. max_batch_size 0: the model has no batch
-    axis, so each array has its own call, with leading ones added to match the declared shape.
-    """
+    """Engine calls for arrays without a batch axis: one per array if max_batch_size is 0, else merged by shape."""
     if max_batch_size == 0:
         return [
             MergedRows(array.reshape(shape_as_declared(array.shape, declared_shape)), (i,), False)
@@ -188,14 +175,14 @@ def merge_rows(arrays: Sequence[Array], *, declared_shape: tuple[int, ...], max_
 
 
 class Shaped(Protocol):
-    """What `group_by_shape` groups by: an array, or anything else with a shape."""
+    """An object with a shape, such as an array."""
 
     @property
     def shape(self) -> tuple[int, ...]: ...
 
 
 def group_by_shape(arrays: Sequence[Shaped], max_rows: int) -> list[tuple[int, ...]]:
-    """Indices of the arrays of each call: of one shape, at most max_rows."""
+    """Indices of the arrays of each call: equal shapes, at most max_rows."""
     by_shape: dict[tuple[int, ...], list[int]] = {}
     for index, array in enumerate(arrays):
         by_shape.setdefault(array.shape, []).append(index)
@@ -214,11 +201,7 @@ _LENGTH = struct.Struct("<I")
 
 
 def split_outputs(response: InferResponse, merged: MergedRequest) -> list[tuple[Tensor, ...]]:
-    """Each request's rows of every output, in the order of the requests of merge_requests.
-
-    Views of the answer's bytes. Raises EngineFailed if an output has another number of rows, or BYTES whose lengths
-    do not add up.
-    """
+    """Each request's rows of every output, as views. Raises EngineFailed for wrong rows or BYTES lengths."""
     counts = merged.row_counts
     if len(counts) == 1:
         for tensor in response.outputs:
@@ -265,7 +248,7 @@ def _ends(counts: Sequence[int], row_bytes: int) -> list[int]:
 
 
 def _ends_of_bytes(tensor: Tensor, counts: Sequence[int], response: InferResponse) -> list[int]:
-    """Where each request's elements end, by their length prefixes."""
+    """End offset of each request's elements, by their length prefixes."""
     data, size_bytes = tensor.data, tensor.data.nbytes
     elements_a_row = tensor.element_count // tensor.shape[0] if tensor.shape[0] else 0
     unpack = _LENGTH.unpack_from
@@ -293,10 +276,7 @@ _NAMED_ROWS = re.compile(r"(?:^|; )rows? ([0-9]{1,6}(?:, [0-9]{1,6})*) of ([0-9]
 
 
 def refused_rows(text: str, rows: int, model_name: str) -> dict[int, str]:
-    """The message for each row that the error text names; empty if it names none.
-
-    Only the model's name may stand before the first row's name; that text belongs to all of them.
-    """
+    """Error messages by row, from an error text that names rows; empty if it names none."""
     begin = f"model '{model_name}': "
     begin = begin if text.startswith(begin) else ""
     text = text[len(begin) :]
@@ -313,7 +293,7 @@ def refused_rows(text: str, rows: int, model_name: str) -> dict[int, str]:
 
 
 def refused_requests(refusals: dict[int, str], order: Sequence[int], row_counts: Sequence[int]) -> dict[int, str]:
-    """The message for each request, by its first named row. order, row_counts: see MergedRequest."""
+    """Error message of each request: that of its first rejected row. order, row_counts: as in MergedRequest."""
     refused: dict[int, str] = {}
     if not refusals:
         return refused

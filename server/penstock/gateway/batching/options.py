@@ -1,7 +1,4 @@
-"""Batching options of a model, read from config.pbtxt's parameters and from the operator's settings.
-
-The settings win over config.pbtxt. Imports no numpy: command lines and settings read this module.
-"""
+"""Batching options of a model, from the settings, else from config.pbtxt's parameters. Must not import numpy."""
 
 import math
 from collections.abc import Callable, Collection, Mapping
@@ -19,19 +16,16 @@ if TYPE_CHECKING:
 DEFAULT_EXECUTION_TIMEOUT_S = 30.0
 DEFAULT_MAX_QUEUE_SIZE = 1024
 DEFAULT_MAX_QUEUE_BYTES = 512 << 20
-PRIORITY_LEVELS = 3  # 1 the highest; a request that names none has the middle one
+PRIORITY_LEVELS = 3  # 1 is the highest; requests without one have the middle one
 
 
 @dataclass(frozen=True, slots=True)
 class BatchOptions:
-    """What the queue of a model needs to know. Times in seconds.
+    """Options of a model's queue.
 
-    max_batch_size: rows of one engine call, at least 1. instances: engine calls that the engine runs at once; one more
-    may wait there. slo_s: the deadline of a request that brings none, from the end of its body on; None for none.
-    max_queue_delay_s: how long rows may be waited for while a slot is free, never into a deadline; 0 for not at all.
-    max_queue_size: requests that may wait. max_queue_bytes: of their tensors.
-    execution_timeout_s: a model that has a call and answers nothing for this time hangs.
-    unmerged: why each request, picture and frame has a call of its own; empty if they may share one.
+    instances: concurrent engine calls; one more may wait at the engine. slo_s: deadline of requests without one.
+    max_queue_delay_s: wait for more rows while a slot is free, never past a deadline. execution_timeout_s: the model
+    hangs if it answers no call for this long. unmerged: why requests are not merged; empty if they may be.
     """
 
     owner: BatchOwner = BatchOwner.OFF
@@ -46,7 +40,7 @@ class BatchOptions:
 
     @property
     def slots(self) -> int:
-        """Engine calls in flight at most: one an instance, and one that waits at the engine's door."""
+        """Maximum engine calls in flight: one per instance, and one that waits at the engine."""
         return self.instances + 1
 
 
@@ -60,12 +54,12 @@ MAX_QUEUE_BYTES = "max_queue_bytes"
 NETWORK_TYPE = "network-type"  # parameter of a model that takes pictures
 ROWS_FOLLOW_BATCH = "rows_follow_batch"  # parameter in config.pbtxt only; read by penstock.engines.row_trial
 OPTION_NAMES = (OWNER, SLO, EXECUTION_TIMEOUT, MAX_BATCH_SIZE, MAX_QUEUE_DELAY, MAX_QUEUE_SIZE, MAX_QUEUE_BYTES)
-SPELLING_CUTOFF = 0.88  # share of letters: 0.86 would take another's min_batch_size for ours
+SPELLING_CUTOFF = 0.88  # similarity; at 0.86 another option's min_batch_size would match
 
-OptionTexts = Mapping[str, str]  # option's name -> what was said of it, as in config.pbtxt's parameters
+OptionTexts = Mapping[str, str]  # option's name -> its text, as in config.pbtxt's parameters
 NO_OPTIONS: OptionTexts = {}
 UNTRIED = "the trial with a batch of two rows has not ended yet"
-SLOS_OF_EXECUTION = 10.0  # a model's execution time-out is at least this multiple of its slo_p99_ms
+SLOS_OF_EXECUTION = 10.0  # the default execution time-out is at least this multiple of slo_p99_ms
 
 
 def read_options(
@@ -74,10 +68,7 @@ def read_options(
     *,
     execution_timeout_s: float = DEFAULT_EXECUTION_TIMEOUT_S,
 ) -> BatchOptions:
-    """How the model's batches are formed: by what the operator said, else by config.pbtxt's parameters.
-
-    Raises InvalidRequest, one sentence, where a value is malformed or cannot go with the rest of config.pbtxt.
-    """
+    """The model's options. Raises InvalidRequest for a value that is malformed or conflicts with config.pbtxt."""
     reader = _OptionReader(config.name, config.parameters, settings_texts)
     slo_ms = reader.number(SLO, _is_positive, "a number of milliseconds above 0")
     timeout_ms = reader.number(EXECUTION_TIMEOUT, _is_positive, "a number of milliseconds above 0")
@@ -97,7 +88,7 @@ def read_options(
 
 
 def check_options(model_name: str, settings_texts: OptionTexts) -> None:
-    """Raises InvalidRequest for an unknown or malformed option, without looking at the model's config.pbtxt."""
+    """Raises InvalidRequest for an unknown or malformed option, without reading config.pbtxt."""
     reader = _OptionReader(model_name, NO_OPTIONS, settings_texts)
     for name in settings_texts:
         if name not in OPTION_NAMES:
@@ -113,7 +104,7 @@ def check_options(model_name: str, settings_texts: OptionTexts) -> None:
 
 
 def misspelt_parameters(config: "ModelConfig") -> dict[str, str]:
-    """Unknown parameters of the config that look like an option, with the option that was probably meant."""
+    """Unknown parameters that look like an option, with the option probably meant."""
     known = (*OPTION_NAMES, ROWS_FOLLOW_BATCH)
     others = [name for name in config.parameters if name not in known]
     close = {name: get_close_matches(name.lower(), known, n=1, cutoff=SPELLING_CUTOFF) for name in others}
@@ -121,7 +112,7 @@ def misspelt_parameters(config: "ModelConfig") -> dict[str, str]:
 
 
 class DeclaredOptions:
-    """The options of every model, computed once per config: `of` costs two look-ups."""
+    """Options of all models, computed once per config."""
 
     def __init__(
         self,
@@ -131,11 +122,7 @@ class DeclaredOptions:
         execution_timeout_s: float = DEFAULT_EXECUTION_TIMEOUT_S,
         merging_backends: Collection[str] | None = None,
     ) -> None:
-        """said: the operator's options by model. engine_batches: whether the engine uses a config's dynamic batcher.
-
-        execution_timeout_s: default for models without one. merging_backends: those of our backends that merge the
-        requests that Triton passes together; None if there are no trials, and requests are merged without one.
-        """
+        """engine_batches: the engine uses dynamic_batching. merging_backends: ours that merge; None for no trial."""
         self._settings_texts = settings_texts if settings_texts is not None else {}
         self._engine_batches = engine_batches
         self._execution_timeout_s = execution_timeout_s
@@ -157,7 +144,7 @@ class DeclaredOptions:
         return options
 
     def wants_trial(self, config: "ModelConfig") -> bool:
-        """Whether its rows are merged if its trial passes. Raises InvalidRequest like read_options."""
+        """Whether its rows are merged only if a trial passes. Raises InvalidRequest like read_options."""
         return self._is_merged_by_us(config, self.of(config))
 
     def _is_merged_by_us(self, config: "ModelConfig", options: BatchOptions) -> bool:
@@ -181,7 +168,7 @@ class DeclaredOptions:
 
 
 def default_owner(config: "ModelConfig") -> BatchOwner:
-    """Owner of a model without batching parameters: Triton if its config has a batcher, else none."""
+    """Owner for a model without batching parameters: Triton if its config has a batcher, else OFF."""
     return BatchOwner.TRITON if config.has_dynamic_batching or config.has_sequence_batching else BatchOwner.OFF
 
 
@@ -196,7 +183,6 @@ def _owner(config: "ModelConfig", reader: "_OptionReader") -> BatchOwner:
 
 
 def _obstacle(config: "ModelConfig", owner: BatchOwner) -> str:
-    """Why the model cannot have that owner; empty if it can."""
     has_batcher = config.has_dynamic_batching or config.has_sequence_batching
     if owner is BatchOwner.TRITON:
         return "" if has_batcher else "but config.pbtxt has no dynamic_batching; add it, or name another owner"
@@ -229,14 +215,14 @@ def _max_batch_size(config: "ModelConfig", reader: "_OptionReader") -> int:
 
 @dataclass(frozen=True, slots=True)
 class _OptionReader:
-    """Reads options as text; the operator's win over config.pbtxt."""
+    """Reads option texts; the settings win over config.pbtxt."""
 
     model_name: str
     parameters: Mapping[str, str]
     settings_texts: OptionTexts
 
     def refusal(self, name: str, what: str) -> InvalidRequest:
-        """what: the rest of the sentence."""
+        """what: the rest of the message."""
         origin = "in the settings" if name in self.settings_texts else "in config.pbtxt"
         return InvalidRequest(f"model {self.model_name!r}: {name} is {self._find(name)!r} {origin}, {what}")
 
@@ -286,10 +272,7 @@ BATCHING_SYNTAX = "MODEL=OWNER[,NAME=VALUE…], such as street=gateway,slo_p99_m
 
 
 def read_batching_settings(given: object) -> dict[str, dict[str, str]]:
-    """Options by model, as text. given: {model: {name: value}}, or texts MODEL=OWNER,NAME=VALUE.
-
-    Raises InvalidRequest, one sentence, for another form, and for unknown or malformed options.
-    """
+    """Options by model, as text. given: {model: {name: value}}, or texts (BATCHING_SYNTAX). Raises InvalidRequest."""
     if isinstance(given, Mapping):
         settings_texts = {str(model): _option_texts(str(model), options) for model, options in given.items()}
     elif isinstance(given, (tuple, list)):
@@ -304,7 +287,7 @@ def read_batching_settings(given: object) -> dict[str, dict[str, str]]:
 def merge_batching_settings(
     below: Mapping[str, OptionTexts], above: Mapping[str, OptionTexts]
 ) -> dict[str, dict[str, str]]:
-    """The union; for the same option of the same model, `above` wins."""
+    """The union; `above` wins."""
     return {model: {**below.get(model, {}), **above.get(model, {})} for model in (*below, *above)}
 
 

@@ -27,7 +27,7 @@ TICK_S = 1e-6  # added to wake-ups, so that they are not early
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Dropped:
-    """An entry that the queue gave up, and the error for its client: Overloaded or DeadlineExceeded."""
+    """An entry that the queue dropped, and its error: Overloaded or DeadlineExceeded."""
 
     entry: Entry
     error: InferenceError
@@ -35,11 +35,10 @@ class Dropped:
 
 @dataclass(frozen=True, slots=True)
 class QueueStatistics:
-    """A queue's current state, and its counts since it was made.
+    """State of a queue, and counts since its creation.
 
-    depth, rows, size_bytes: waiting. in_flight: engine calls. max_rows: of a batch, now. batches_by_rows, closed_by:
-    batches formed. dropped: by the error's reason. wait_s: until a request of one row that came now would be
-    answered, running calls not counted, None if unknown.
+    depth, rows, size_bytes: waiting. in_flight: engine calls. max_rows: current batch limit. wait_s: estimate for a new
+    one-row request, not counting running calls.
     """
 
     depth: int
@@ -54,7 +53,7 @@ class QueueStatistics:
     dropped: dict[str, int] = field(default_factory=dict)
 
     def with_former(self, former: "QueueStatistics") -> "QueueStatistics":
-        """Adds the counts of an earlier queue of the model. max_rows, fit and wait_s are the current queue's."""
+        """The statistics with the counts of an earlier queue of the model added."""
         return replace(
             self,
             depth=self.depth + former.depth,
@@ -68,7 +67,7 @@ class QueueStatistics:
 
 
 class BatchQueue:
-    """The requests of one model until they are in a batch, and its batches until the engine has answered them."""
+    """Queue of one model: its waiting requests, and its batches until the engine has answered them."""
 
     def __init__(self, model_name: str, options: BatchOptions) -> None:
         self.model_name = model_name
@@ -87,11 +86,7 @@ class BatchQueue:
         self._dropped: Counter[str] = Counter()
 
     def push(self, entry: Entry, now: float) -> list[Dropped]:
-        """Add the entry. Returns entries that were displaced for it.
-
-        Raises DeadlineExceeded if its deadline has passed, Overloaded if the queue is full or the deadline cannot
-        be met.
-        """
+        """Adds the entry. Returns entries displaced for it. Raises DeadlineExceeded or Overloaded."""
         client = self._waiting.clients.get(entry.client)
         self._schedule.came(entry.rows, now)
         self._shares.entered(entry, None if client is None else client.latest())
@@ -111,10 +106,7 @@ class BatchQueue:
         return lost
 
     def refuse_hopeless(self, rows: int, deadline: float, now: float) -> None:
-        """Raises Overloaded if the engine needs until after the deadline for all waiting rows and these.
-
-        For a check before rows are made. Assumes that no waiting entry is given up.
-        """
+        """Raises Overloaded if the waiting rows and these cannot be done by the deadline. For use before rows exist."""
         fit = self._schedule.trusted_fit(now)
         if fit is None:
             return
@@ -125,12 +117,12 @@ class BatchQueue:
             raise error
 
     def pop(self, now: float) -> Batch | None:
-        """A batch to run now, or None. Call it until it returns None."""
+        """A batch to run now, or None. Call until it returns None."""
         due = self.due(now)
         return due if isinstance(due, Batch) else None
 
     def due(self, now: float) -> Batch | float:
-        """A batch to run now, or when there may be one if nothing else happens, or NEVER."""
+        """A batch to run now, or when one may be due; NEVER if that depends on other events."""
         if not self._waiting.entries or self._schedule.is_full:
             return NEVER
         send_at = self._send_at(now)
@@ -138,7 +130,7 @@ class BatchQueue:
         return send_at if lane is None else self._form(lane, now)
 
     def expire(self, now: float) -> list[Dropped]:
-        """Entries that are given up now: the deadline has passed, or cannot be met any more."""
+        """Drops and returns the entries whose deadline has passed or cannot be met any more."""
         lost, self._lost = self._lost, []
         entry = self._waiting.earliest()
         if entry is None:
@@ -160,39 +152,35 @@ class BatchQueue:
         return lost
 
     def cancel(self, entry: Entry, now: float) -> Stage:
-        """Where the entry was. QUEUE: it is removed; BATCH: it runs, and its batch is unchanged."""
+        """Removes the entry if it is waiting. Returns its stage; in BATCH the batch runs unchanged."""
         stage = entry.stage
         if stage is Stage.QUEUE:
             self._waiting.remove(entry, Stage.GONE)
         return stage
 
     def done(self, batch: Batch, now: float) -> None:
-        """The engine answered the batch."""
+        """Records that the engine answered the batch."""
         took_s = self._schedule.answered(batch, now)
         self._leave(batch)
         if took_s is not None:
             self._limit.answered(batch.rows, took_s, self._budget_s(batch))
 
     def delivered(self, batch: Batch, seconds: float) -> None:
-        """All members have the engine's answers, that long after it gave them. Optional."""
+        """Records how long after the engine's response all members had theirs. Optional."""
         self._schedule.delivered(batch, seconds)
 
     def failed(self, batch: Batch, now: float, *, out_of_memory: bool = False) -> None:
-        """The engine did not answer the batch."""
         self.released(batch, now)
         if out_of_memory:
             self._limit.out_of_memory(batch.rows)
 
     def released(self, batch: Batch, now: float) -> None:
-        """The batch's call was given up: no client waits for it any longer."""
+        """Records that the call was abandoned: no client waits for it any longer."""
         self._schedule.lost(batch, now)
         self._leave(batch)
 
     def next_wakeup(self, now: float, send_at: float | None = None) -> float | None:
-        """When pop or expire may have something if nothing else happens, or None.
-
-        send_at: as returned by `due`; None to compute it.
-        """
+        """When pop or expire next has work if nothing else happens, or None. send_at: the result of `due`, if known."""
         if self._lost:
             return now
         if not self._waiting.entries:
@@ -205,7 +193,7 @@ class BatchQueue:
         return None if wakeup_at == NEVER else wakeup_at
 
     def close(self, now: float) -> list[Dropped]:
-        """Give up all waiting entries: the gateway stops."""
+        """Drops all waiting entries, because the gateway stops."""
         lost, self._lost = self._lost, []
         for entry in sorted(self._waiting, key=lambda one: one.number):
             error = refusals.gateway_draining(self.model_name)
@@ -213,7 +201,7 @@ class BatchQueue:
         return lost
 
     def statistics(self) -> QueueStatistics:
-        """Copies: not for every request."""
+        """A snapshot. It copies the counts, so do not take one per request."""
         waiting, fit = self._waiting, self._schedule.fit
         return QueueStatistics(
             depth=waiting.entries,
@@ -229,7 +217,7 @@ class BatchQueue:
         )
 
     def _wait_s(self, fit: EngineTimeFit) -> float:
-        """Time for the waiting rows in full batches, and one more row."""
+        """Engine time of the waiting rows and one more, in full batches."""
         max_rows = self._limit.by_memory
         full, rest = divmod(self._waiting.rows, max_rows)
         return (full * fit.seconds(max_rows)) / self.options.instances + fit.delivered_s(rest + 1)
@@ -282,7 +270,6 @@ class BatchQueue:
         return batch
 
     def _send_at(self, now: float) -> float:
-        """Earliest time for a batch."""
         lane = self._waiting.first()
         head = None if lane is None else lane.head()
         if lane is None or head is None:
@@ -293,7 +280,7 @@ class BatchQueue:
         return self._schedule.send_at(now, rows=lane.rows, since=head[3].arrived_at, max_rows=max_rows, due=due)
 
     def _rows_now(self, lane: Lane, fit: EngineTimeFit | None) -> int:
-        """Limit of the next batch, so that requests that arrive while it runs can be served in time."""
+        """Row limit of the next batch, so that requests arriving while it runs can be served in time."""
         max_rows = self._limit.by_memory
         if fit is None:
             head = lane.head()
@@ -330,28 +317,24 @@ class BatchQueue:
             raise refusals.deadline_unreachable(self.model_name, entry.deadline, now, finish)
 
     def _after_those_ahead_s(self, entry: Entry, fit: EngineTimeFit) -> float:
-        """Least engine time for the waiting entries and this one, in the largest batches, until it is delivered.
-
-        All waiting entries are ahead of the one with the last deadline. 0 for others, and if few are given up: then
-        entries ahead may yet be given up instead.
-        """
+        """Least seconds until the entry is delivered, if it is the last one in a deep overload; otherwise 0."""
         if not self._shares.is_deeply_overloaded or entry.deadline is None or entry.deadline < self._last_deadline:
             return 0.0
         return self._engine_s(fit, self._waiting.rows + entry.rows)
 
     def _engine_s(self, fit: EngineTimeFit, rows: int) -> float:
-        """Seconds that so many rows take in the largest batches, until the last answer is delivered."""
+        """Seconds for these rows in the largest batches, including delivery."""
         most = self._limit.by_memory
         engine_s = (fit.alpha_s * math.ceil(rows / most) + fit.beta_s * rows) / self.options.instances
         return engine_s + fit.deliver_s * min(rows, most)
 
     def _is_usual(self, entry: Entry) -> bool:
-        """Whether the entry has no precedence over those that are given up; False if none are given up."""
+        """Whether entries are being dropped and this one has no precedence over them."""
         is_crowded = self._early_rejection.least_s > 0.0 or self._shares.is_deeply_overloaded
         return is_crowded and entry.priority >= self._early_rejection.priority and not is_favoured(entry)
 
     def _make_room(self, entry: Entry) -> list[Dropped]:
-        """Entries displaced to make room. If there is not enough room, `expire` returns them next time."""
+        """Displaces entries to make room. If there is not enough, `expire` returns them next time."""
         waiting, options = self._waiting, self.options
         lost: list[Dropped] = []
         try:
@@ -367,7 +350,7 @@ class BatchQueue:
         return lost
 
     def _displace(self, entry: Entry, full: Overloaded) -> Dropped:
-        """Displace the latest entry of the client with the most, if the newcomer's client would have fewer."""
+        """Displaces the latest entry of the client with the most rows, if the new entry's client would have fewer."""
         heaviest = self._waiting.heaviest()
         own = self._waiting.clients.get(entry.client)
         latest = heaviest.latest() if heaviest is not None else None
@@ -386,7 +369,7 @@ class BatchQueue:
             entry.stage = Stage.GONE
 
     def _budget_s(self, batch: Batch) -> float | None:
-        """Half of the shortest time that a member had; the other half is for waiting."""
+        """Half of the shortest time to a member's deadline; the other half is for waiting."""
         given = [entry.deadline - entry.arrived_at for entry in batch.entries if entry.deadline is not None]
         return min(given) / 2 if given else self.options.slo_s
 

@@ -1,7 +1,6 @@
-"""When the next batch is sent, from the running calls, their expected ends and the rate of arrivals. Sans-IO.
+"""Decides when to send the next batch, from running calls and the arrival rate. Sans-IO.
 
-A batch is sent slightly before the engine is free, so that the engine never waits for it. Closed-loop clients that
-return quickly after an answer are waited for, at most half of the fixed cost of a call.
+Batches are sent slightly before the engine is free. Clients that return quickly are waited for.
 """
 
 from collections.abc import Sequence
@@ -16,10 +15,7 @@ from penstock.protocol.inference import EngineTimeFit
 
 @dataclass(slots=True)
 class RunningCall:
-    """One call. began: when an instance was free for it, None while it waits for one.
-
-    expected_s: from then on. lead_s: how long before that it was sent.
-    """
+    """One call. began: when an instance was free for it, or None. expected_s: from then on. lead_s: sent that early."""
 
     batch: Batch
     expected_s: float
@@ -28,11 +24,7 @@ class RunningCall:
 
 
 class RunningCalls:
-    """Calls in the order in which they were sent; as many as there are instances run, the rest wait.
-
-    The attributes are kept up to date by `start` and `finish`, since they are read far more often. calls, rows: of
-    all. is_free: whether an instance is idle. due_at: expected end of the first call; None while an instance is idle.
-    """
+    """Calls in the order sent; the first ones run, one per instance. due_at: expected end, None while one is idle."""
 
     __slots__ = ("_calls", "_ends", "_instances", "_waiting_calls_s", "calls", "due_at", "is_free", "rows")
 
@@ -47,12 +39,11 @@ class RunningCalls:
         self.due_at: float | None = None
 
     def start(self, batch: Batch, now: float, expected_s: float) -> None:
-        """The batch is sent."""
         self._calls[batch.number] = RunningCall(batch, expected_s, now if self.is_free else None)
         self._count()
 
     def finish(self, batch: Batch, now: float) -> RunningCall | None:
-        """The call ended, and the next waiting one begins. None for a batch that did not run."""
+        """Ends the call and begins the next waiting one. None if the batch did not run."""
         call = self._calls.pop(batch.number, None)
         has_run = call is not None and call.began is not None
         if has_run:
@@ -77,10 +68,7 @@ class RunningCalls:
         self.due_at = None if self.is_free else min(self._ends)
 
     def free_at(self, now: float) -> float:
-        """When an instance takes one more call: now, or the expected end of a running one.
-
-        A late call is expected to take as long again as it is late already.
-        """
+        """When an instance can take one more call. A late call is expected to be late by as much again."""
         if self.is_free:
             return now
         ends = [end if end >= now else now + (now - end) for end in self._ends]
@@ -90,7 +78,7 @@ class RunningCalls:
         return min(ends)
 
     def second_free_at(self, now: float) -> float:
-        """When a second instance takes a call; NEVER with a single instance."""
+        """When a second instance is free; NEVER with a single instance."""
         free = self._instances - self.calls
         if free >= 2:
             return now
@@ -100,11 +88,11 @@ class RunningCalls:
 
 
 PROBE_PERIOD = 16
-LEAD_MARGIN = 1.25  # of the overhead: how long before the engine is due a batch is sent
+LEAD_MARGIN = 1.25  # of the overhead: how early a batch is sent
 TOO_EARLY = 2.0
 TOO_EARLY_SHARE = 0.05  # of a call of no rows
 LEAD_WEIGHT = 0.3
-MIN_OVERHEAD_SHARE = 0.02  # of a call of no rows; less is noise, and larger batches are better
+MIN_OVERHEAD_SHARE = 0.02  # of a call of no rows; less is noise
 
 
 class _LeadKind(Enum):
@@ -114,14 +102,14 @@ class _LeadKind(Enum):
 
 
 class Overlap:
-    """overhead_s: seconds of a call to an idle engine beyond the engine's own work, as learned."""
+    """Learns overhead_s: seconds of a call to an idle engine beyond the engine's own work."""
 
     def __init__(self) -> None:
         self._measured_s = 0.0
         self.overhead_s = 0.0
 
     def lead_s(self, call_s: float, number: int) -> float:
-        """How early the batch of that number is sent. call_s: of a call of no rows."""
+        """How early to send the batch of this number. call_s: of a call of no rows."""
         turn = _lead_kind(number)
         if turn is _LeadKind.WHOLE:
             return 0.0
@@ -134,7 +122,7 @@ class Overlap:
         return took_s + min(self.overhead_s, lead_s)
 
     def learn(self, expected_s: float, took_s: float, lead_s: float) -> None:
-        """A call that was sent lead_s early took took_s from when the engine was free; expected_s without lead."""
+        """Records a call sent lead_s early. took_s: from when the engine was free. expected_s: without lead."""
         if lead_s < self.overhead_s or lead_s <= 0.0:
             return
         saved_s = min(max(expected_s - took_s, -lead_s), lead_s)
@@ -149,14 +137,14 @@ def _lead_kind(number: int) -> _LeadKind:
     return _LeadKind.EARLY if turn == PROBE_PERIOD // 2 else _LeadKind.USUAL
 
 
-RETURNED_SHARE = 0.95  # of the answered rows are back: the wait ends
+RETURNED_SHARE = 0.95  # of the answered rows have returned: stop waiting
 RETURN_WEIGHT = 0.2  # of one batch in the usual return time
 RETURN_MARGIN = 1.25  # of the usual return time: how long to wait
 MAX_RETURN_WAIT = 0.5  # of a call of no rows
 
 
 class ReturningClients:
-    """Learns how soon closed-loop clients send again after an answer."""
+    """Learns how soon closed-loop clients send again after a response."""
 
     def __init__(self) -> None:
         self._usual_s = float("inf")
@@ -166,24 +154,23 @@ class ReturningClients:
         self._wanted = 0.0
 
     def answered(self, rows: int, now: float) -> None:
-        """A batch was answered: its clients may send again."""
+        """Records that a batch was answered: its clients may send again."""
         if self._came < self._wanted:
             self._learn((now - self._from) * 2)
         self._rows, self._wanted, self._came, self._from = rows, rows * RETURNED_SHARE, 0, now
 
     def came(self, rows: int, now: float) -> None:
-        """Rows arrived."""
         if self._came < self._wanted:
             self._came += rows
             if self._came >= self._wanted:
                 self._learn(now - self._from)
 
     def are_quick(self, call_s: float) -> bool:
-        """Whether waiting for them costs less than it saves. call_s: of a call of no rows."""
+        """Whether waiting for returning clients costs less than it saves. call_s: of a call of no rows."""
         return self._usual_s * RETURN_MARGIN <= call_s * MAX_RETURN_WAIT
 
     def until(self, waiting: int, *, max_rows: int) -> float:
-        """When the last answered clients should be back; now if most are, or not all have room."""
+        """When the last answered clients should return; 0 if most did, or not all would fit."""
         if self._came >= self._wanted or waiting + self._rows - self._came > max_rows:
             return 0.0
         return self._from + self._usual_s * RETURN_MARGIN
@@ -197,18 +184,18 @@ class ReturningClients:
 TRUST_S = 0.25  # idle time after which the fit may be outdated
 RATE_WEIGHT = 0.2  # of the time since the last batch, in the arrival rate
 USUAL_RATE_WEIGHT = 0.03  # of the same in the usual rate
-LIGHT_LOAD = 0.7  # of the capacity at one row a call: below, no row waits for another
-EVEN_AT_MOST = 0.95  # of the capacity at any batch size: above, there is no even share
-EVEN_MARGIN = 1.15  # times an even share: arrivals are uneven
-EVEN_MORE = 2  # rows in addition
-SHARING_GAIN = 0.15  # of a call's time that shared rows must save; else waiting costs more
+LIGHT_LOAD = 0.7  # of the capacity at one row per call; below it, no row waits for another
+EVEN_AT_MOST = 0.95  # of the capacity at any batch size; above it, there is no even share
+EVEN_MARGIN = 1.15  # times an even share, because arrivals are uneven
+EVEN_MORE = 2  # additional rows
+SHARING_GAIN = 0.15  # of a call's time that shared rows must save to be worth waiting for
 OVERLOAD_RATIO = 1.1  # of the capacity
-FAR_CALLS = 4.0  # a deadline that many calls away lets a batch wait at the engine
+FAR_CALLS = 4.0  # calls of time left before a deadline, so that a batch may wait at the engine
 NEVER = float("inf")
 
 
 class Schedule:
-    """The running calls, their expected times, and when the next one may be sent."""
+    """Running calls, their expected times, and when the next one may be sent."""
 
     def __init__(self, options: BatchOptions) -> None:
         self._options = options
@@ -227,42 +214,37 @@ class Schedule:
 
     @property
     def in_flight(self) -> int:
-        """Calls at the engine."""
         return self._running.calls
 
     @property
     def is_full(self) -> bool:
-        """Whether no call may be sent before one has ended."""
+        """Whether a call must end before the next one may be sent."""
         return self._running.calls >= self._slots
 
     @property
     def fit(self) -> EngineTimeFit | None:
-        """As learned, even if it may be outdated."""
+        """The learned fit, even if it may be outdated."""
         return self._times.fit
 
     def trusted_fit(self, now: float) -> EngineTimeFit | None:
-        """The fit; None if nothing runs and the last call is long ago, since the engine may have changed."""
+        """The fit, or None if the engine may have changed because it was idle."""
         times = self._times
         if times.may_be_outdated or (not self._running.calls and now - self._ended_at >= TRUST_S):
             return None
         return times.fit
 
     def least_s(self, rows: int, now: float) -> float:
-        """Least seconds of a call of so many rows without a fit; 0 if unknown."""
+        """Least seconds of a call of this size without a fit; 0 if unknown."""
         is_old = not self._running.calls and now - self._ended_at >= TRUST_S
         return 0.0 if is_old else self._times.least_s(rows)
 
     def begin(self, now: float) -> float:
-        """When a call that is sent as early as possible would begin on an idle engine."""
+        """When a call sent as early as possible would begin."""
         running = self._running
         return now if running.is_free else max(running.free_at(now) - self._overlap.overhead_s, now)
 
     def even_rows(self, fit: EngineTimeFit, max_rows: int, waiting: int) -> int:
-        """Rows of a batch if all instances share the load evenly, and some more; max_rows for a single instance.
-
-        waiting: rows. If many wait, each instance's part of them, whatever the usual load: else a long queue stays
-        long, since small batches cost the gateway more than they save the engine.
-        """
+        """Batch size that shares the load (or `waiting` rows) evenly among instances; max_rows for one instance."""
         instances = self._options.instances
         share = self._usual_rate / instances
         if instances == 1 or share * fit.beta_s >= EVEN_AT_MOST:
@@ -271,14 +253,11 @@ class Schedule:
         return min(max(even, -(-waiting // instances)), max_rows)
 
     def next_begin(self, now: float) -> float:
-        """When another instance takes a call, beside the one that is sent now."""
+        """When another instance is free, besides the one that takes the batch sent now."""
         return self._running.second_free_at(now)
 
     def send_at(self, now: float, *, rows: int, since: float, max_rows: int, due: float) -> float:
-        """When a batch may be sent: now or earlier for at once, NEVER for not before a call has ended.
-
-        rows: waiting, the first one since `since`. due: the earliest deadline among them, or NEVER.
-        """
+        """When a batch may be sent: up to `now` for at once, NEVER for after a call. due: a deadline or NEVER."""
         running = self._running
         if running.calls >= self._slots:
             return NEVER
@@ -301,11 +280,7 @@ class Schedule:
         return min(until, latest)
 
     def _is_company_dear(self, fit: EngineTimeFit, rows: int, left_s: float) -> bool:
-        """Whether shared rows save so little that an idle instance should not wait for more rows.
-
-        False if deadlines are near, since then an idle moment is worth it, and under an overload with deadlines,
-        since then every saving counts.
-        """
+        """Whether an idle instance should not wait for rows: sharing saves little, and no deadline is near."""
         options = self._options
         has_queue_delay = options.max_queue_delay_s > 0.0
         call_s = fit.seconds(max(rows, 1))
@@ -314,7 +289,6 @@ class Schedule:
         return left_s == NEVER or self.rate * call_s <= OVERLOAD_RATIO * rows * options.instances
 
     def _spacing_s(self, fit: EngineTimeFit, rows: int) -> float:
-        """Time between batches of that size if several instances share the load evenly."""
         instances = self._options.instances
         is_light = self.rate * fit.seconds(1) < instances * LIGHT_LOAD
         return 0.0 if is_light else fit.seconds(rows) / instances
@@ -328,19 +302,17 @@ class Schedule:
         return due_at - lead_s if lead_s > 0.0 else NEVER
 
     def has_delayed(self, chosen: Sequence[Entry], now: float) -> bool:
-        """Whether the entries waited for the whole delay while an engine instance was idle."""
+        """Whether the entries waited for the whole delay while an instance was idle."""
         if not chosen or not self._options.max_queue_delay_s or self._running.calls:
             return False
         until = chosen[0].arrived_at + self._options.max_queue_delay_s
         return self._freed_at < until <= now
 
     def came(self, rows: int, now: float) -> None:
-        """Rows arrived."""
         self._came += rows
         self._returns.came(rows, now)
 
     def sent(self, batch: Batch, now: float) -> None:
-        """The batch was sent to the engine."""
         self._sent += 1
         since_s = now - self._sent_at
         if since_s > 0.0:
@@ -368,10 +340,10 @@ class Schedule:
         return took_s
 
     def delivered(self, batch: Batch, seconds: float) -> None:
-        """All members have their answers, that long after the engine's."""
+        """Records how long after the engine's response all members had theirs."""
         self._times.delivered(batch.rows, seconds)
 
     def lost(self, batch: Batch, now: float) -> None:
-        """The call ended without an answer; nothing is learned from it."""
+        """Records that the call ended without a response. Nothing is learned from it."""
         self._running.finish(batch, now)
         self._freed_at = now

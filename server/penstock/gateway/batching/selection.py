@@ -1,8 +1,6 @@
-"""Overload policy of a queue: which entries form the next batch, and which are rejected. Sans-IO.
+"""Overload policy of a queue: which entries form the next batch, and which are dropped. Sans-IO.
 
-Batches: in order of service, as many rows as the earliest deadline allows. An entry whose deadline forces a small
-batch is dropped (as Nexus does). Clients: one that sends less than half of an equal share is served first while
-requests are dropped. Arrivals: under steady overload, requests with too little time are rejected at once.
+As in Nexus, an entry whose deadline forces a small batch is dropped. Clients below half of an equal share are first.
 """
 
 from collections import deque
@@ -25,7 +23,7 @@ def deadline_passed(model_name: str, entry: Entry, now: float) -> DeadlineExceed
 
 
 def deadline_unreachable(model_name: str, deadline: float | None, now: float, finish: float) -> Overloaded:
-    """The deadline cannot be met. finish: earliest time of an answer."""
+    """The deadline cannot be met. finish: earliest time of a response, monotonic seconds."""
     left_s = (deadline or now) - now
     return Overloaded(
         f"{model_name} would answer in {(finish - now) * 1e3:.1f} ms at the soonest and {left_s * 1e3:.1f} ms are "
@@ -35,7 +33,7 @@ def deadline_unreachable(model_name: str, deadline: float | None, now: float, fi
 
 
 def queue_full(model_name: str, options: BatchOptions, waiting: int) -> Overloaded:
-    """The queue is full by requests, and no other client has more in it than this one."""
+    """The queue has too many requests, and no other client has more in it."""
     return Overloaded(
         f"{waiting} requests (limit {options.max_queue_size}) wait for {model_name}; send again later",
         reason="queue_full",
@@ -43,7 +41,7 @@ def queue_full(model_name: str, options: BatchOptions, waiting: int) -> Overload
 
 
 def queue_bytes_full(model_name: str, options: BatchOptions, waiting_bytes: int) -> Overloaded:
-    """The queue is full by bytes, and no other client has more rows in it than this one."""
+    """The queue has too many bytes, and no other client has more rows in it."""
     return Overloaded(
         f"{waiting_bytes} bytes (limit {options.max_queue_bytes}) wait for {model_name}; send again later",
         reason="queue_bytes",
@@ -51,7 +49,7 @@ def queue_bytes_full(model_name: str, options: BatchOptions, waiting_bytes: int)
 
 
 def client_share_exceeded(model_name: str, rows: int) -> Overloaded:
-    """Its client has the most rows in a full queue, and another client needs the room."""
+    """The client has the most rows in a full queue, and another client needs the room."""
     return Overloaded(
         f"{model_name}'s queue is full and this caller has the most in it ({rows} rows); send less", reason="share"
     )
@@ -64,19 +62,19 @@ def gateway_draining(model_name: str) -> Overloaded:
 
 LIGHT_SHARE = 0.5  # of an equal share
 MEMORY_ROWS = 1024.0  # rows after which earlier ones count half
-LEAST_ROWS = 1.0  # clients with fewer are forgotten
-OVERLOAD = 0.02  # share of the rows that is given up
+LEAST_ROWS = 1.0  # clients with fewer are removed
+OVERLOAD = 0.02  # share of the rows that is dropped
 DEEP_OVERLOAD = 0.1
 OVERLOAD_WEIGHT = 0.2  # of one batch in that share
-LIGHT_CLIENT_BATCHES = 32  # without a light client's request; then batches may be long again
-DEFAULT_DEADLINE_S = 1.0  # a request without a deadline is served as if it had this one
+LIGHT_CLIENT_BATCHES = 32  # without a light client's request, after which batches may be long again
+DEFAULT_DEADLINE_S = 1.0  # assumed for requests without a deadline
 FAR_DEADLINE_WEIGHT = (
     1 / 32
 )  # weight of a deadline's time beyond that: 30 s away ranks one second after a request without a deadline
 
 
 class ClientShares:
-    """Rows that each client sent lately, and the share that was given up."""
+    """Rows that each client sent recently, and the share of rows that was dropped."""
 
     def __init__(self) -> None:
         self._rows: dict[str, float] = {}
@@ -88,20 +86,20 @@ class ClientShares:
 
     @property
     def is_overloaded(self) -> bool:
-        """Whether requests are given up at present."""
+        """Whether requests are being dropped."""
         return self._given_up > OVERLOAD
 
     @property
     def is_deeply_overloaded(self) -> bool:
-        """Whether so many are given up that new requests are refused on arrival."""
+        """Whether so many are dropped that new requests are rejected on arrival."""
         return self._given_up > DEEP_OVERLOAD
 
     def longest_s(self) -> float | None:
-        """Limit of a batch's duration, so that light clients get into the next one; None for no limit."""
+        """Maximum duration of a batch, so that light clients get into the next one; None for no limit."""
         return self._budget_s / 2 if self._budget_s is not None and self.is_overloaded else None
 
     def entered(self, entry: Entry, latest: Entry | None) -> None:
-        """Set the new entry's rank. latest: last waiting entry of its client, which it must not overtake, or None."""
+        """Sets the new entry's rank. latest: its client's last waiting entry, which it must not overtake, or None."""
         self._rows[entry.client] = self._rows.get(entry.client, 0.0) + entry.rows
         self._total += entry.rows
         if self._total > 2 * MEMORY_ROWS:
@@ -116,11 +114,9 @@ class ClientShares:
             self._batches_since = 0
 
     def refused(self, rows: int) -> None:
-        """Rows were given up."""
         self._refused_rows += rows
 
     def formed(self, rows: int) -> None:
-        """A batch was formed."""
         lost = self._refused_rows / (self._refused_rows + rows)
         self._given_up += (lost - self._given_up) * OVERLOAD_WEIGHT
         self._refused_rows = 0
@@ -143,33 +139,33 @@ def is_favoured(entry: Entry) -> bool:
 
 
 def _usual_rank(entry: Entry) -> float:
-    """The deadline, or DEFAULT_DEADLINE_S after arrival without one; time beyond that counts little."""
+    """The deadline (DEFAULT_DEADLINE_S after arrival if none). Time beyond the default counts little."""
     patient = entry.arrived_at + DEFAULT_DEADLINE_S
     if entry.deadline is None:
         return patient
     return entry.deadline if entry.deadline <= patient else patient + (entry.deadline - patient) * FAR_DEADLINE_WEIGHT
 
 
-OVERLOAD_BATCHES = 8  # consecutive batches that gave up an entry are an overload
+OVERLOAD_BATCHES = 8  # consecutive batches that dropped an entry are an overload
 REJECTION_MARGIN = 0.95  # of the least time left of those batches: requests with less are rejected
-REJECTION_DECAY = 0.9  # of the required time, per batch that gave up none
+REJECTION_DECAY = 0.9  # of the required time, per batch that dropped none
 
 
 class EarlyRejection:
-    """Rejects on arrival. least_s: required from the next batch's begin to the deadline; 0 without an overload."""
+    """Rejects on arrival. least_s: required time from the next batch's begin to the deadline; 0 without overload."""
 
     def __init__(self) -> None:
         self._recent: deque[tuple[float, int]] = deque(maxlen=OVERLOAD_BATCHES)
         self._rejected_early = 0
         self.least_s = 0.0
-        self.priority = 0  # entries of a higher class than this one are always accepted
+        self.priority = 0  # entries of a higher priority than this are always accepted
 
     def rejected_early(self) -> None:
-        """A request was refused only because its time left was less than least_s."""
+        """Records a request that was rejected only because of least_s."""
         self._rejected_early += 1
 
     def formed(self, least_s: float, priority: int | None) -> None:
-        """A batch was formed. least_s: of its members; priority: of the first entry that it gave up, or None."""
+        """Records a batch. least_s: of its members. priority: of the first entry that it dropped, or None."""
         rejected_early, self._rejected_early = self._rejected_early, 0
         if priority is None:
             self._open(rejected_early)
@@ -187,17 +183,13 @@ class EarlyRejection:
             self.least_s = 0.0
 
 
-SKIPPED = 8  # entries of lower priority whose deadline is too near for the batch; they stay in the queue
-FAVOURED_COST = 3  # a favoured entry is given up if it makes the batch more than so many times smaller
+SKIPPED = 8  # entries of lower priority whose deadline is too near for this batch; they stay in the queue
+FAVOURED_COST = 3  # a favoured entry is dropped if it makes the batch smaller by more than this factor
 
 
 @dataclass(frozen=True, slots=True)
 class BatchConstraints:
-    """Limits of a batch that is formed now.
-
-    begin: when an instance takes it, monotonic seconds. fit: None while call times are unknown. rate: arriving rows
-    a second. next_begin: when another instance takes a call.
-    """
+    """Limits of a batch formed now. begin, next_begin: when an instance, and another one, takes a call (monotonic)."""
 
     begin: float
     fit: EngineTimeFit | None
@@ -208,10 +200,7 @@ class BatchConstraints:
 
 @dataclass(slots=True)
 class BatchChoice:
-    """entries: of the batch, in order. given_up: entries with too near deadlines. reason: why it took no more.
-
-    least_s: shortest time of a member from the batch's begin to its deadline.
-    """
+    """Entries of the batch in order, and entries to drop (given_up). reason: why it took no more."""
 
     entries: list[Entry] = field(default_factory=list)
     given_up: list[Entry] = field(default_factory=list)
@@ -221,7 +210,7 @@ class BatchChoice:
 
 
 def choose_batch(lane: Lane, terms: BatchConstraints) -> BatchChoice:
-    """Take the batch's entries, and those it gives up, off the lane. Their stage is not set yet."""
+    """Takes the batch's entries, and those to drop, off the lane. Their stage is not set yet."""
     choice = BatchChoice()
     if terms.fit is not None:
         _give_up(lane, terms, choice)
@@ -230,10 +219,7 @@ def choose_batch(lane: Lane, terms: BatchConstraints) -> BatchChoice:
 
 
 def _give_up(lane: Lane, terms: BatchConstraints, choice: BatchChoice) -> None:
-    """Give up entries at the head until the first one leaves time for all others, or for a full batch.
-
-    kept: favoured entries, which may limit the batch.
-    """
+    """Drops entries at the head until the first one leaves time for all others, or for a full batch."""
     picked: list[Item] = []
     left, cap = lane.rows, terms.max_rows
     last: Item | None = None
@@ -265,7 +251,7 @@ def _give_up(lane: Lane, terms: BatchConstraints, choice: BatchChoice) -> None:
 
 
 def _rest_can_wait(lane: Lane, terms: BatchConstraints, allowed: int, left: int) -> bool:
-    """Whether the entries beside the head, and those that arrive meanwhile, can be served together after it."""
+    """Whether the other entries, and those that arrive meanwhile, can be served together after the head."""
     fit = terms.fit
     if fit is None or not 0 < allowed < left:
         return False
@@ -283,7 +269,7 @@ def _rest_can_wait(lane: Lane, terms: BatchConstraints, allowed: int, left: int)
 
 
 def _rows_allowed(terms: BatchConstraints, deadline: float) -> int:
-    """Rows of the largest batch whose answers are delivered before the deadline."""
+    """Rows of the largest batch whose responses are delivered before the deadline."""
     fit = terms.fit
     if fit is None:
         return terms.max_rows

@@ -1,4 +1,4 @@
-"""Learns how long engine calls take, t(b) = alpha + beta * b, and how large a batch may be. Sans-IO."""
+"""Learns engine times, t(b) = alpha + beta * b, and the batch size limit. Sans-IO."""
 
 from collections import deque
 from collections.abc import Sequence
@@ -10,10 +10,7 @@ DECREASE = 0.9
 
 
 class BatchSizeLimit:
-    """Additive increase, multiplicative decrease: doubles at first, shrinks when a call takes too long for its SLO.
-
-    An engine out of memory halves it; then it grows by one row for each full batch.
-    """
+    """Batch size limit: doubles, then additive increase, multiplicative decrease. Out of memory halves it."""
 
     def __init__(self, max_rows: int) -> None:
         self.by_memory = max_rows
@@ -23,11 +20,11 @@ class BatchSizeLimit:
 
     @property
     def rows(self) -> int:
-        """Limit of a batch with a deadline while there is no fit. by_memory: of any batch."""
+        """Limit for batches with a deadline while there is no fit. `by_memory` limits every batch."""
         return min(self._by_time, self.by_memory)
 
     def answered(self, rows: int, seconds: float, budget_s: float | None) -> None:
-        """A call was answered. budget_s: the time it should take at most."""
+        """Records a call. budget_s: the time it should take at most."""
         if rows >= self.by_memory:
             self.by_memory = min(rows + 1, self._max_rows)
         if budget_s is not None and seconds > budget_s:
@@ -37,7 +34,7 @@ class BatchSizeLimit:
             self._by_time = min(rows * 2 if self._is_doubling else rows + 1, self._max_rows)
 
     def out_of_memory(self, rows: int) -> None:
-        """A call of so many rows did not fit into the engine's memory."""
+        """Records that a call of this size exceeded the engine's memory."""
         self.by_memory = max(min(rows, self.by_memory) // 2, 1)
 
 
@@ -46,18 +43,18 @@ MIN_DELIVERIES = 4  # batches before there is an average
 
 
 class DeliveryTimes:
-    """Seconds a row from the engine's answer to the clients' answers, of the last batches; robust to outliers."""
+    """Seconds per row from the engine's response to the clients', over the last batches; robust to outliers."""
 
     def __init__(self) -> None:
         self._recent: deque[tuple[float, int]] = deque(maxlen=DELIVERY_BATCHES)
 
     def learn(self, rows: int, seconds: float) -> None:
-        """Record that all callers of a batch had their answers this long after the engine's."""
+        """Records how long after the engine's response all clients of a batch had theirs."""
         self._recent.append((seconds / rows, rows))
 
     @property
     def row_s(self) -> float:
-        """Median weighted by rows, since other work of the gateway distorts batches of one row; 0 at first."""
+        """Median weighted by rows, because other work distorts batches of one row; 0 before MIN_DELIVERIES."""
         if len(self._recent) < MIN_DELIVERIES:
             return 0.0
         ordered = sorted(self._recent)
@@ -73,12 +70,12 @@ GUARD_QUANTILE = 0.95
 MEMORY_CALLS = 16  # of one bin: how fast it follows
 HALF_LIFE_CALLS = 256.0  # of a bin without new calls
 STRANGE_TIMES = 2.0  # times longer or shorter than the fit is an outlier
-SLOW_IN_A_ROW = 3  # outliers mean that the engine has changed
-FAST_IN_A_ROW = 2  # likewise; a single call is rarely too fast by accident
+SLOW_IN_A_ROW = 3  # consecutive outliers mean that the engine has changed
+FAST_IN_A_ROW = 2  # fewer, because a single call is rarely too fast by accident
 
 
 class _Bin:
-    """Calls of nearly one size: mean rows and seconds, and their weight."""
+    """Calls of similar size: mean rows and seconds, and their weight."""
 
     __slots__ = ("calls", "last_call", "rows", "seconds")
 
@@ -96,7 +93,7 @@ class _Bin:
 
 
 class ServiceTimes:
-    """Learns from calls by size. A single outlier is ignored; three in a row mean that the engine has changed."""
+    """Fits engine time to batch size. Ignores single outliers; several in a row mean that the engine has changed."""
 
     def __init__(self) -> None:
         self.fit: EngineTimeFit | None = None
@@ -117,7 +114,7 @@ class ServiceTimes:
         return sorted(seconds for _, seconds in self._early)[len(self._early) // 2] if self._early else 0.0
 
     def least_s(self, rows: int) -> float:
-        """Least seconds of a call of so many rows without a fit; 0 after too few calls."""
+        """Least seconds of a call of this size while there is no fit; 0 if unknown."""
         last = self._early[-CALLS_FOR_A_FIT:]
         if self.fit is not None or len(last) < CALLS_FOR_A_FIT or rows < min(size for size, _ in last):
             return 0.0
@@ -125,11 +122,11 @@ class ServiceTimes:
 
     @property
     def may_be_outdated(self) -> bool:
-        """Whether the last call was far quicker than the fit: the engine may have changed."""
+        """Whether the last call was far faster than the fit, so the engine may have changed."""
         return self._is_fast and bool(self._strange)
 
     def learn(self, rows: int, seconds: float) -> None:
-        """A call of so many rows took that long in the engine."""
+        """Records the engine time of a call."""
         self._calls += 1
         fit = self.fit
         if fit is None:
@@ -146,7 +143,7 @@ class ServiceTimes:
             self._draw()
 
     def delivered(self, rows: int, seconds: float) -> None:
-        """All clients of the call had their answers that long after the engine's."""
+        """Records how long after the engine's response all clients had theirs."""
         self._deliveries.learn(rows, seconds)
 
     def _begin(self, rows: int, seconds: float) -> None:
@@ -209,7 +206,7 @@ class ServiceTimes:
 
 
 def line_through(points: Sequence[tuple[float, float, float]]) -> tuple[float, float]:
-    """alpha_s and beta_s, neither below 0, by weighted least squares. points: (weight, rows, seconds)."""
+    """alpha_s and beta_s, both at least 0, by weighted least squares. points: (weight, rows, seconds)."""
     total = sum(weight for weight, _, _ in points)
     mean_rows = sum(weight * rows for weight, rows, _ in points) / total
     mean_s = sum(weight * seconds for weight, _, seconds in points) / total
@@ -220,7 +217,7 @@ def line_through(points: Sequence[tuple[float, float, float]]) -> tuple[float, f
 
 
 def _bin_of(rows: int) -> int:
-    """Sizes of one bin are within an eighth of each other; small sizes have bins of their own."""
+    """Bin of this size. Sizes in a bin differ by at most an eighth; sizes up to 8 have their own bins."""
     if rows <= 8:
         return rows
     exponent = rows.bit_length() - 4

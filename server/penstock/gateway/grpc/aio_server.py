@@ -1,8 +1,8 @@
 """A grpc.aio server with registered methods: a malformed method name from the network cannot stop it.
 
-grpcio 1.85 decodes the name of every call in the one loop that accepts calls; a name that is not UTF-8 ends that loop,
-and with it the server. So the served methods are registered with gRPC's core, which compares bytes, and each has an
-accept loop of its own here. Calls of other names are answered UNIMPLEMENTED without decoding their name.
+grpcio 1.85 decodes every call's method name in its only accept loop, which a name that is not UTF-8 ends. So the served
+methods are registered with gRPC's core, which compares bytes, and have their own accept loops here. Other calls get
+UNIMPLEMENTED.
 """
 
 import asyncio
@@ -15,23 +15,22 @@ from grpc._cython import cygrpc  # type: ignore[attr-defined]
 from penstock.protocol.call import GrpcMetadata
 
 HOT_METHOD = b"/ModelInfer"
-# Calls of it that gRPC's core may hand over together: it gives one for each time that it is asked. With one taker the
-# calls of 32 clients came one or two a turn of the loop and batches had 3 rows; with 16 they have 11, and cost less.
+# Concurrent requests for calls to gRPC's core, which returns one call each. With one task, the calls of 32 clients
+# arrived one or two per loop iteration and formed batches of 3 rows; with 16 batches have 11 rows, at less cost.
 ACCEPT_TASKS = 16
-MAX_METADATA_BYTES = 64 << 10  # like REST's heads; gRPC's default refuses at random from 8 KiB on, and always from 16
+MAX_METADATA_BYTES = 64 << 10  # as for REST's heads; gRPC by default refuses at random above 8 KiB, and always above 16
 _ENTRY_BYTES = 32  # overhead that HTTP/2 adds to the size of each name and value
 ABANDONED = "given up"
 """Cancel a call's work with this message, and the call ends, not its work alone."""
 
 
 class MetadataLimit(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]  # generic in the stubs only
-    """Stops reading a call's metadata beyond MAX_METADATA_BYTES, and ends the call.
+    """Limits the metadata read for a call to MAX_METADATA_BYTES, and ends a larger call.
 
-    gRPC's core refuses such a call with RESOURCE_EXHAUSTED, but delivers it nevertheless. With HPACK's table a client
-    can refer to a header of 4 kB by one byte: a call of 4 kB became 16 MB of Python strings and took 20 ms.
-
-    It replaces gRPC's type of a metadata entry from `begin` to `end`, while nothing else runs. `end` is called by the
-    first code that gRPC calls after reading the metadata: the first interceptor, or else the first generic handler.
+    gRPC's core refuses such a call with RESOURCE_EXHAUSTED, but delivers it nevertheless. By HPACK's table one byte can
+    refer to a header of 4 kB: a call of 4 kB became 16 MB of Python strings and took 20 ms. Replaces gRPC's type of a
+    metadata entry from `begin` to `end`, while nothing else runs. The first code after reading the metadata calls
+    `end`: the first interceptor, or else the first generic handler.
     """
 
     def __init__(self) -> None:
@@ -39,16 +38,16 @@ class MetadataLimit(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]  # ge
         self._entry = cygrpc._Metadatum
 
     def begin(self) -> None:
-        """Called before a call's metadata is read."""
+        """Begins before a call's metadata is read."""
         self._left_bytes = MAX_METADATA_BYTES
         cygrpc._Metadatum = self._read
 
     def end(self) -> None:
-        """The limit does not apply to metadata that is read from now on."""
+        """Ends the limit, after the metadata was read."""
         cygrpc._Metadatum = self._entry
 
     def service(self, handler_call_details: grpc.HandlerCallDetails) -> None:
-        """As a generic handler: it has no methods of its own."""
+        """Ends the limit, as a generic handler without methods."""
         self.end()
 
     def _read(self, name: str, value: str | bytes) -> object:
@@ -62,7 +61,6 @@ class MetadataLimit(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]  # ge
         continuation: "Callable[[grpc.HandlerCallDetails], Awaitable[grpc.RpcMethodHandler[object, object]]]",
         handler_call_details: grpc.HandlerCallDetails,
     ) -> "grpc.RpcMethodHandler[object, object]":
-        """The method's handler."""
         self.end()
         return await continuation(handler_call_details)
 
@@ -108,10 +106,7 @@ def create_aio_server(
     options: Sequence[tuple[str, int]],
     drop_policy: DropPolicy | None = None,
 ) -> grpc.aio.Server:
-    """Not yet listening. handlers: of services, as grpc.method_handlers_generic_handler makes them.
-
-    methods: "/package.Service/Method" of all that the handlers serve; other names are not served.
-    """
+    """A server that does not listen yet. methods: "/package.Service/Method" of all that the handlers serve."""
     server = grpc.aio.server(interceptors=interceptors, options=options)
     core = _AioServer(asyncio.get_running_loop(), list(handlers), tuple(interceptors), tuple(options), drop_policy)
     core.add_registered_method_handlers(dict.fromkeys(methods))
@@ -120,7 +115,7 @@ def create_aio_server(
 
 
 class _AioServer(cygrpc.AioServer):  # type: ignore[misc]
-    """The server under grpc.aio's. Its own loop sleeps: what it waits for never comes before the end."""
+    """The server under grpc.aio's, whose own accept loop gets no calls."""
 
     def __init__(
         self,
@@ -147,7 +142,7 @@ class _AioServer(cygrpc.AioServer):  # type: ignore[misc]
         await asyncio.gather(*[self._take_calls(method) for _ in range(takers)])
 
     async def _take_calls(self, method: bytes | None) -> None:
-        """Ends by an error of gRPC's when the server stops."""
+        """Accepts calls until the server stops, which raises gRPC's error."""
         name = method.decode() if method is not None else ""
         resolver, interceptors = self._known if method is not None else self._unknown
         loop, policy = self._running_loop, self._drop_policy
@@ -160,11 +155,11 @@ class _AioServer(cygrpc.AioServer):  # type: ignore[misc]
             call.task = task = loop.create_task(cygrpc._schedule_rpc_coro(call.served(), state, loop, name))
             self._calls.add(task)
             task.add_done_callback(self._calls.discard)
-            del state, call, task  # what is over must be free now, not with the next call
+            del state, call, task  # frees a finished call now, not with the next one
 
 
 class _RunningCall:
-    """One call. task: waits for its client to leave, and keeps the call open until then, or until it is cancelled."""
+    """One call. task: waits for the client to leave or for its cancellation, and keeps the call open meanwhile."""
 
     __slots__ = ("_work", "task")
 
@@ -173,7 +168,7 @@ class _RunningCall:
         self.task: asyncio.Task[None] | None = None
 
     async def served(self) -> None:
-        """A call that is given up is over, though its client is still there: gRPC ends it then."""
+        """Serves the call; if its work is abandoned, the call ends although its client is connected."""
         try:
             _metadata_limit.begin()
             await self._work
@@ -183,4 +178,4 @@ class _RunningCall:
             raise
         finally:
             _metadata_limit.end()  # for metadata that could not be read
-            self.task = None  # or the two keep each other, and the call stays open until they are collected
+            self.task = None  # breaks the reference cycle, which would keep the call open until garbage collection

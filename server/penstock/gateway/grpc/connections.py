@@ -1,8 +1,8 @@
 """Limits of the gRPC port: connections in total and per address, and floods of calls without a valid key.
 
-gRPC's core accepts connections itself and limits only their total. Therefore the guard scans this process's descriptors
-at intervals and shuts down connections over the limits; flooding addresses are refused by a socket filter in the
-kernel. It needs Linux (/proc, TCP_INFO, SO_ATTACH_FILTER); on other systems only the total limit applies.
+gRPC's core accepts connections itself and limits only their total. So the guard scans this process's descriptors at
+intervals and shuts down excess connections; a socket filter in the kernel refuses flooding addresses. This needs Linux
+(/proc, TCP_INFO, SO_ATTACH_FILTER); elsewhere only the total limit applies.
 """
 
 import asyncio
@@ -68,7 +68,7 @@ def filter_program(blocked: Iterable[IPv4Address | IPv6Address]) -> list[Instruc
 
 
 def host_of(peer: str) -> str:
-    """The host in a peer's name, such as "ipv4:127.0.0.1:53210" or "ipv6:%5B::1%5D:53210"; empty for a Unix socket."""
+    """The host in a peer's name ("ipv4:127.0.0.1:53210" or "ipv6:%5B::1%5D:53210"); "" for a Unix socket."""
     scheme, _, rest = peer.partition(":")
     if scheme not in ("ipv4", "ipv6"):
         return ""
@@ -84,16 +84,16 @@ def client_of(peer: str) -> PeerAddress | None:
 CLOSE_INTERVAL_S = 0.05
 LOOK_INTERVAL_S = 0.25
 MAX_SHARE_OF_TIME = 0.05  # maximum share of the event loop's time for closing connections
-CALLS_OF_PROXY = 100  # calls in a row without a key before a trusted proxy's connection is closed
+CALLS_OF_PROXY = 100  # consecutive calls without a key before a trusted proxy's connection is closed
 
 log = get_logger("grpc")
 
 
 class FloodGuard:
-    """Floods as the gate and the server's loop see them.
+    """Detects floods of calls without a valid key, and drops their calls.
 
-    A trusted proxy may connect again, and its connections that also carry calls with a key stay open.
-    needs_key: whether a method is refused without a key. dropped: called for each call that is cancelled.
+    A trusted proxy may reconnect, and its connections that also carry calls with a key stay open. needs_key: whether a
+    method is refused without a key. dropped: called for each cancelled call.
     """
 
     def __init__(self, limits: PortLimits, needs_key: Callable[[str], bool], dropped: Callable[[], None]) -> None:
@@ -112,7 +112,7 @@ class FloodGuard:
         return self._refused.has_floods
 
     def note(self, peer: str) -> None:
-        """A call of this peer was refused for lack of a valid key."""
+        """Counts a call of this peer that was refused for lack of a valid key."""
         client = client_of(peer)
         if client is None:
             return
@@ -146,10 +146,7 @@ class FloodGuard:
         self._has_work.set()
 
     async def run(self, enforce: Callable[[Collection[str], Collection[PeerAddress]], None]) -> None:
-        """Acts on noted floods until cancelled.
-
-        enforce: called with addresses that flood (without proxies), and with clients whose connections to close.
-        """
+        """Acts on noted floods until cancelled. enforce: called with flooding addresses and clients to disconnect."""
         flooding: frozenset[str] = frozenset()
         while True:
             with suppress(TimeoutError):
@@ -175,10 +172,7 @@ _MILLISECONDS = struct.Struct("=I")
 
 
 class ConnectionGuard:
-    """Enforces the gRPC port's limits. closed: called with a stable reason for each connection that is shut down.
-
-    floods: addresses and clients whose connections are closed, too.
-    """
+    """Enforces the gRPC port's limits. closed: called with a shutdown's reason. floods: clients to disconnect."""
 
     def __init__(
         self, port: int, limits: PortLimits, closed: Callable[[str], None], floods: FloodGuard | None = None
@@ -226,10 +220,7 @@ class ConnectionGuard:
             log.warning("closed gRPC connections beyond the limit", closed=closed)
 
     def end_floods(self, addresses: Collection[str], clients: Collection[PeerAddress]) -> None:
-        """Refuses new connections from these addresses, and closes the connections of these clients.
-
-        Also closes connections from these addresses with much unread data: most of their calls never get here.
-        """
+        """Refuses connections from these addresses, and closes those of these clients, or with much unread data."""
         connections = self._connections()
         self._block(addresses)
         for one in connections:
@@ -290,7 +281,7 @@ class ConnectionGuard:
 
 
 def count_open_files() -> int:
-    """Descriptors of this process; 0 if unknown."""
+    """Number of this process's descriptors; 0 if unknown."""
     with suppress(OSError):
         return _DESCRIPTORS.stat().st_size or len(os.listdir(_DESCRIPTORS))
     return 0

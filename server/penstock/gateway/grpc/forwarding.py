@@ -15,14 +15,14 @@ from penstock.protocol.errors import DeadlineExceeded, EngineUnavailable, Infere
 
 
 class GrpcForwarder:
-    """Unary calls. relay: ends those that run when a drain's grace is over."""
+    """Unary calls. relay: ends running calls when a drain's grace is over."""
 
     def __init__(self, core: CoreRelay, relay: CallRelay) -> None:
         self._core = core
         self._relay = relay
 
     async def call(self, method: str, message: bytes, context: Context) -> bytes:
-        """The core's answer, or its failure as the call's end."""
+        """The core's response; an error ends the call."""
 
         async def work() -> GrpcAnswer:
             call = GrpcCall(method, message, metadata_of(context))
@@ -32,7 +32,7 @@ class GrpcForwarder:
 
 
 class StreamForwarder:
-    """Bidirectional streams, message by message. Those that are open end by `drain`, in order, or by `cut`, at once."""
+    """Bidirectional streams, message by message. Open ones end by `drain`, in order, or by `cut`, at once."""
 
     def __init__(self, core: CoreRelay) -> None:
         self._core = core
@@ -40,7 +40,7 @@ class StreamForwarder:
         self._is_draining = False
 
     async def serve(self, method: str, _: object, context: Context) -> None:
-        """One stream, from its first message to its status."""
+        """Serves one stream, from its first message to its status."""
         try:
             code, details, trailing = await self._passed(method, context)
         except InferenceError as error:
@@ -50,13 +50,13 @@ class StreamForwarder:
         context.set_trailing_metadata(trailing)
 
     def drain(self) -> None:
-        """Take no further requests; a stream ends when those that it has are answered."""
+        """Stops accepting requests; a stream ends when its requests are answered."""
         self._is_draining = True
         for passing in self._open:
             passing.drain()
 
     def cut(self) -> None:
-        """End every stream now, as UNAVAILABLE."""
+        """Ends every stream now, as UNAVAILABLE."""
         for passing in self._open:
             passing.cut()
 
@@ -73,7 +73,7 @@ class StreamForwarder:
 
 
 class _ForwardedStream:
-    """One stream of a client's over one of the core's."""
+    """A client's stream over a stream to the core."""
 
     def __init__(self, stream: GrpcStream, context: Context) -> None:
         self._stream = stream
@@ -84,7 +84,7 @@ class _ForwardedStream:
         self._is_over = False
 
     async def run(self, deadline: float | None) -> CallStatus:
-        """Until the core ends it; how. Raises DeadlineExceeded, and BackendUnavailable where it was cut."""
+        """The status with which the core ends it. Raises DeadlineExceeded, and EngineUnavailable after `cut`."""
         up = asyncio.create_task(self._pump_up())
         try:
             async with asyncio.timeout(None if deadline is None else deadline - time.monotonic()):
@@ -101,24 +101,24 @@ class _ForwardedStream:
             self._stream.cancel()
 
     def drain(self) -> None:
-        """Read no further requests; the core answers those that it has, and ends the stream then. Say it once."""
+        """Stops reading requests; the core answers those it has, and then ends the stream. Call it once."""
         self._is_draining = True
         if self._reading is not None:
             self._reading.reschedule(asyncio.get_running_loop().time())
 
     def cut(self) -> None:
-        """End now; one that ends already keeps its own end."""
+        """Ends now, unless it is ending already."""
         if not self._is_over:
             self._whole.reschedule(asyncio.get_running_loop().time())
 
     async def _pump_up(self) -> None:
-        """What the client sends, until it says that it is done, or a drain takes no more."""
+        """Sends the client's messages until it half-closes, or a drain begins."""
         while (message := await self._next_message()) is not None:
-            await self._stream.send(message)  # not in the scope that a drain ends: who cancels a write ends the call
+            await self._stream.send(message)  # outside the scope that a drain ends: a cancelled write ends the call
         await self._stream.half_close()
 
     async def _next_message(self) -> bytes | None:
-        """None when there will be no more."""
+        """The next message; None after the last one."""
         if self._is_draining:
             return None
         try:
@@ -131,7 +131,7 @@ class _ForwardedStream:
         return message if isinstance(message, bytes) else None
 
     async def _pump_down(self) -> CallStatus:
-        await self._context.send_initial_metadata(())  # at once, as Triton: clients may wait for it
+        await self._context.send_initial_metadata(())  # at once, as in Triton: clients may wait for it
         while (message := await self._stream.receive()) is not None:
             await self._context.write(message)
         answer = await self._stream.end()

@@ -1,4 +1,4 @@
-"""Interceptors that authenticate gRPC calls before their message is read, and the caller of the current call."""
+"""Interceptors that authenticate gRPC calls before their message is read, and the client of the current call."""
 
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextvars import ContextVar
@@ -30,7 +30,7 @@ _OPEN = frozenset(
         "/grpc.health.v1.Health/Watch",
     )
 )
-# Trace and log settings are read and changed by the same method: the data plane looks at what is asked.
+# One method reads and changes trace and log settings: the data plane checks which of the two it is.
 _ROLE = {f"{_INFERENCE}{name}": Role.INFER for name in ("ModelInfer", "ModelStreamInfer")} | {
     f"{_INFERENCE}{name}": Role.READ
     for name in (
@@ -38,7 +38,7 @@ _ROLE = {f"{_INFERENCE}{name}": Role.INFER for name in ("ModelInfer", "ModelStre
         *("SystemSharedMemoryStatus", "CudaSharedMemoryStatus", "TraceSetting", "LogSettings"),
     )
 }
-_OR_ROLE = {f"{_INFERENCE}ModelReady": Role.INFER}  # what does as well
+_OR_ROLE = {f"{_INFERENCE}ModelReady": Role.INFER}  # role that is also sufficient
 _READ_SERVICES = ("/grpc.reflection.",)
 
 log = get_logger("grpc")
@@ -46,17 +46,14 @@ log = get_logger("grpc")
 Details = grpc.HandlerCallDetails
 Handler: TypeAlias = "grpc.RpcMethodHandler[object, object]"  # generic in the stubs only
 Context: TypeAlias = "grpc.aio.ServicerContext[object, object]"
-# What the gate found out, for the handler: both run in the task of the one call.
+# Results of the interceptor for the handler: both run in the call's task.
 _authenticated_caller: ContextVar[Identity | None] = ContextVar("admitted", default=None)
 _forwarded_caller: ContextVar[Identity | None] = ContextVar("forwarded_caller", default=None)
 _certificate_subject: ContextVar[str] = ContextVar("certified", default="")  # subject of the client's certificate
 
 
 class AuthenticationInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]  # generic in the stubs only
-    """Lets calls in by the metadata `authorization: Bearer …` and `x-api-key: …`, before their message is read.
-
-    floods: counts calls without a valid key; None on a Unix socket, which cannot be flooded from outside.
-    """
+    """Authenticates calls by `authorization: Bearer …` and `x-api-key: …`, before their message is read."""
 
     def __init__(self, door: Authenticator, record: Metrics, floods: FloodGuard | None = None) -> None:
         self._door = door
@@ -66,7 +63,7 @@ class AuthenticationInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[typ
     async def intercept_service(
         self, continuation: Callable[[Details], Awaitable[Handler]], handler_call_details: Details
     ) -> Handler:
-        """The method's own handler, or one that refuses."""
+        """The method's handler, or one that refuses."""
         role = role_needed(handler_call_details.method)
         try:
             if role is not None:
@@ -94,10 +91,9 @@ class AuthenticationInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[typ
 
 
 class CertificateInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]  # generic in the stubs only
-    """For a port that requires client certificates: a call is admitted by its key or token, or else by its certificate.
+    """Admits calls by key or token, else by client certificate. door: None if every client has all roles.
 
-    Only the handler's context has the certificate, so the check runs there; the connection itself was verified before.
-    door: None if every client may do everything.
+    Only the handler's context has the certificate, so the check runs there.
     """
 
     def __init__(self, door: Authenticator | None, record: Metrics) -> None:
@@ -132,12 +128,11 @@ class CertificateInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[type-a
 
 
 class ForwardedIdentityInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]  # generic in the stubs only
-    """Of a core: its clients are the fronts alone, which have let the callers in, and say who they are."""
+    """For a core, whose only clients are the workers, which have authenticated the forwarded client."""
 
     async def intercept_service(
         self, continuation: Callable[[Details], Awaitable[Handler]], handler_call_details: Details
     ) -> Handler:
-        """The method's own handler."""
         for name, value in handler_call_details.invocation_metadata or ():
             if name == IDENTITY_HEADER and isinstance(value, str):
                 _forwarded_caller.set(decode_identity(value))
@@ -145,7 +140,7 @@ class ForwardedIdentityInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[
 
 
 def role_needed(method: str) -> Role | None:
-    """What a caller must have for "/service/Method"; None for nothing. An unknown one needs the highest role."""
+    """Role required for "/service/Method", or None. Unlisted methods require the highest role."""
     if method in _OPEN:
         return None
     if method.startswith(_READ_SERVICES):
@@ -154,13 +149,13 @@ def role_needed(method: str) -> Role | None:
 
 
 def needs_key(method: str, open_to: frozenset[Role]) -> bool:
-    """Whether "/service/Method" refuses clients without a key. open_to: the roles of clients without a key."""
+    """Whether "/service/Method" refuses clients without a key. open_to: the roles of anonymous clients."""
     role = role_needed(method)
     return role is not None and role not in open_to and _OR_ROLE.get(method) not in open_to
 
 
 def caller_of(context: "grpc.aio.ServicerContext[bytes, bytes]") -> Identity:
-    """The caller of the current call."""
+    """The client of the current call."""
     forwarded = _forwarded_caller.get()
     if forwarded is not None:
         return forwarded
@@ -178,7 +173,7 @@ def _anonymous(peer: str, certificate: str) -> Identity:
 
 
 def metadata_of(context: "grpc.aio.ServicerContext[bytes, bytes]") -> GrpcMetadata:
-    """The call's metadata as it goes on to the engine: where keys are asked for, without them."""
+    """The call's metadata for the engine, without API keys if they are required."""
     metadata = context.invocation_metadata() or ()
     if _forwarded_caller.get() is not None:
         return tuple((key, value) for key, value in metadata if key != IDENTITY_HEADER)

@@ -1,7 +1,4 @@
-"""Relays one unary gRPC call through the data plane: bytes in, bytes out, every failure a status.
-
-Also replaces encoded images by their tensor, and ends calls whose client does not read the response.
-"""
+"""Relays a unary gRPC call through the data plane: bytes in, bytes out, every failure a status."""
 
 import asyncio
 import time
@@ -32,33 +29,33 @@ class CallRecorder(Protocol):
     """Counts calls; penstock.gateway.metrics.Metrics is one."""
 
     def request_done(self, *, model: str, protocol: str, code: str, seconds: float) -> None:
-        """An inference was answered. model: a bounded label."""
+        """Counts an answered inference. model: a bounded label."""
         ...
 
     def rejected(self, reason: str) -> None:
-        """The gateway refused or failed a call itself. reason: an error class's stable word."""
+        """Counts a call that the gateway rejected or failed. reason: of the error's class."""
         ...
 
     def cancelled(self, protocol: str) -> None:
-        """A client went away before its answer."""
+        """Counts a client that left before its response."""
         ...
 
 
 class RefusalsOnly:
-    """Of a core: its fronts have counted what it is asked."""
+    """The counts of a core, whose workers count everything else."""
 
     def __init__(self, record: CallRecorder) -> None:
         self._record = record
 
     def request_done(self, *, model: str, protocol: str, code: str, seconds: float) -> None:
-        """Counted elsewhere."""
+        """Does nothing: the worker counts it."""
 
     def rejected(self, reason: str) -> None:
-        """What the core refused, no front counts."""
+        """Counts the core's own rejections."""
         self._record.rejected(reason)
 
     def cancelled(self, protocol: str) -> None:
-        """Counted elsewhere."""
+        """Does nothing: the worker counts it."""
 
 
 WATCHED_FROM_BYTES = 16 << 10
@@ -68,10 +65,10 @@ LEAST_BYTES_PER_S = 256 << 10
 def limit_read_time(
     admission: InFlightLimiter, size_bytes: int, max_wait_s: float, given_up: Callable[[], None]
 ) -> None:
-    """To be called by the task that serves the call, right before it ends with the answer.
+    """Ends the call as CANCELLED, and calls given_up, if its client does not read the response in time.
 
-    size_bytes: of the answer and its request, in flight until the reader has the answer. timeout_s: how long that may
-    take, and a second more for each LEAST_BYTES_PER_S; then the call ends as CANCELLED, and given_up is called.
+    Call it in the call's task right before the response. size_bytes: of response and request, in flight until it is
+    read. max_wait_s: and a second more for each LEAST_BYTES_PER_S.
     """
     task = asyncio.current_task()
     if task is None:
@@ -92,11 +89,7 @@ def limit_read_time(
 
 
 def encoded_call(head: InferHead, call: GrpcCall, place: ImageInput) -> EncodedCall[GrpcAnswer] | None:
-    """The call with the images that it sends in the place of that input; None if it sends none.
-
-    The images stand in bytes_contents, or in raw_input_contents, each behind its length.
-    Raises InvalidRequest for an input that says that it is such, and is none.
-    """
+    """The call with its encoded images for this input, or None. Raises InvalidRequest for invalid images."""
     if head.bytes_inputs != (place.name,):
         return None
     try:
@@ -104,7 +97,7 @@ def encoded_call(head: InferHead, call: GrpcCall, place: ImageInput) -> EncodedC
     except DecodeError as error:
         raise InvalidRequest("the request is not a ModelInferRequest") from error
     if len(request.inputs) != 1 or len(request.raw_input_contents) > 1:
-        return None  # the engine has words for these
+        return None  # the engine reports these
     images = _images(request)
     return EncodedCall(
         head, images, lambda tensor: replace(call, message=_with_tensor(request, tensor)), place.row_bytes
@@ -124,7 +117,7 @@ def _images(request: service_pb2.ModelInferRequest) -> tuple[bytes, ...]:
 
 
 def _with_tensor(request: service_pb2.ModelInferRequest, tensor: Tensor) -> bytes:
-    """All fields as they came, but for what is said of the tensor itself."""
+    """The request with this tensor instead of its images; all other fields are unchanged."""
     entry = request.inputs[0]
     entry.datatype = tensor.datatype.value
     entry.shape[:] = tensor.shape
@@ -145,17 +138,17 @@ Work = Callable[[], Awaitable[GrpcAnswer]]
 
 @dataclass(slots=True)
 class CallOutcome:
-    """How a call ended, as its caller sees it."""
+    """How a call ended for its client."""
 
     status: CallStatus
     message: bytes = b""
 
 
 class CallRelay:
-    """Passes calls to the data plane. Every call that it began is cut by `cut`, which the end of a drain calls."""
+    """Relays calls to the data plane. `cut` ends all running calls, at the end of a drain."""
 
     def __init__(self, plane: DataPlane, record: CallRecorder, *, reader_timeout_s: float) -> None:
-        """reader_timeout_s: how long a client may leave an answer untaken, and more for a large one."""
+        """reader_timeout_s: time for a client to read a response, and more for a large one."""
         self._plane = plane
         self._record = record
         self._reader_timeout_s = reader_timeout_s
@@ -163,7 +156,7 @@ class CallRelay:
         self._cut: set[asyncio.Task[object]] = set()
 
     async def infer(self, method: str, message: bytes, context: Context) -> bytes:
-        """The engine's ModelInferResponse; counted, whatever becomes of it."""
+        """The engine's ModelInferResponse; always counted."""
         started = time.monotonic()
         head, deadline = InferHead(""), None
 
@@ -180,7 +173,7 @@ class CallRelay:
         except asyncio.CancelledError:
             if deadline is None or time.monotonic() < deadline - DEADLINE_SLACK_S:
                 self._record.cancelled(PROTOCOL)
-            else:  # the client gave up at its own deadline, a moment before our answer
+            else:  # the client gave up at its own deadline, just before our response
                 self._count(head, grpc.StatusCode.DEADLINE_EXCEEDED, started)
             raise
         self._count(head, outcome.status.code, started)
@@ -192,7 +185,7 @@ class CallRelay:
     async def pass_on(
         self, verb: Verb, method: str, message: bytes, model_of: Callable[[bytes], str], context: Context
     ) -> bytes:
-        """The engine's answer to a call that is no inference. model_of: reads the model's name off the message."""
+        """The engine's response to a call other than an inference. model_of: reads the name from the message."""
 
         async def work() -> GrpcAnswer:
             head = InferHead(model_of(message))
@@ -203,7 +196,7 @@ class CallRelay:
         return await self.answer(work, context)
 
     async def answer(self, work: Work, context: Context) -> bytes:
-        """What the work gives, or its failure as the call's end."""
+        """The result of the work; an error ends the call."""
         return await _end(await self._outcome(work), context)
 
     def _with_images(self, head: InferHead, call: GrpcCall) -> EncodedCall[GrpcAnswer] | None:
@@ -211,7 +204,7 @@ class CallRelay:
         return encoded_call(head, call, place) if place is not None else None
 
     def cut(self) -> None:
-        """End every running call now, as UNAVAILABLE."""
+        """Ends every running call now, as UNAVAILABLE."""
         for task in self._running - self._cut:
             self._cut.add(task)
             task.cancel()
@@ -241,7 +234,7 @@ class CallRelay:
             return CallOutcome(self._refusal(error))
         except InferenceError as error:
             return CallOutcome(self._refusal(error))
-        except Exception:  # a bug of ours: the task's root, where it is logged and the client learns no more
+        except Exception:  # the task's root: a bug is logged, and the client gets no details
             log.exception("a gRPC call failed unexpectedly")
             return CallOutcome(CallStatus(grpc.StatusCode.INTERNAL, "internal error"))
         finally:
@@ -256,7 +249,7 @@ class CallRelay:
 
 
 async def _end(outcome: CallOutcome, context: Context) -> bytes:
-    """The answer's message, or the end of the call with its status."""
+    """The response message, or the end of the call with its status."""
     code, details, trailing = outcome.status
     if code is not grpc.StatusCode.OK:
         await context.abort(code, details, trailing)
@@ -280,7 +273,7 @@ def deadline_of(context: Context) -> float | None:
 
 
 def parameter_deadline(head: InferHead, started: float) -> float | None:
-    """The v2 parameter `timeout`, microseconds from the request's arrival; 0 stands for none."""
+    """Deadline by the v2 parameter `timeout`, microseconds from the request's arrival; 0 means none."""
     if not head.timeout_us:
         return None
     if head.timeout_us < 0:

@@ -40,14 +40,13 @@ _Serving = health_pb2.HealthCheckResponse
 
 
 class Health:
-    """Says of the gateway as a whole ("") and of the inference service what the data plane's readiness says."""
+    """grpc.health.v1 for the gateway ("") and the inference service, by the data plane's readiness."""
 
     def __init__(self, plane: DataPlane) -> None:
         self._plane = plane
         self._stopping = asyncio.Event()
 
     def handlers(self) -> "grpc.GenericRpcHandler[health_pb2.HealthCheckRequest, health_pb2.HealthCheckResponse]":
-        """Check and Watch."""
         parse = health_pb2.HealthCheckRequest.FromString
         serialise = _Serving.SerializeToString
         return grpc.method_handlers_generic_handler(
@@ -59,7 +58,7 @@ class Health:
         )
 
     def end_watches(self) -> None:
-        """Tell every watcher that this server stops, and let it go: a drain must not wait for it."""
+        """Informs every watcher that this server stops, and ends its call, so that a drain does not wait for it."""
         self._stopping.set()
 
     def _status(self, service: str) -> int:
@@ -83,7 +82,7 @@ class Health:
         request: health_pb2.HealthCheckRequest,
         _: "grpc.aio.ServicerContext[health_pb2.HealthCheckRequest, health_pb2.HealthCheckResponse]",
     ) -> "AsyncIterator[health_pb2.HealthCheckResponse]":
-        """The status now, and again whenever it has changed, looked at twice a second."""
+        """The status now, and whenever it has changed, checked twice a second."""
         reported: int | None = None
         while True:
             is_last = self._stopping.is_set()
@@ -133,17 +132,16 @@ METHODS = tuple(
 
 
 class AddressTaken(OSError):
-    """An address cannot be listened on. The message names it, and the flag that chooses another."""
+    """An address cannot be listened on. The message names it, and the flag to change it."""
 
 
 @dataclass(frozen=True, slots=True)
 class GrpcLimits:
-    """max_message_bytes: of a request, as it arrives and decompressed; at most INT32_MAX, Triton's own limit.
+    """max_message_bytes: of a request, compressed and decompressed; at most INT32_MAX, Triton's limit.
 
-    max_calls: at once on one client's connection, streams among them; further ones wait in the client.
-    connections: limits of the port; None for a Unix socket, whose clients are processes of ours.
-    max_connection_age_s: of a client's connection, give or take a tenth; older ones take no new calls, so that their
-    clients connect anew, perhaps to another replica. 0 for any age.
+    max_calls: concurrent calls on a connection, including streams; further ones wait in the client. connections: None
+    for a Unix socket, whose clients are our processes. max_connection_age_s: older connections (±10 %) take no new
+    calls, so that clients reconnect, perhaps to another replica; 0 for any age.
     """
 
     max_message_bytes: int = 64 << 20
@@ -154,7 +152,7 @@ class GrpcLimits:
 
 
 class GrpcServer:
-    """A front that serves. `port` is the one that it listens on."""
+    """A listening server."""
 
     def __init__(
         self,
@@ -176,14 +174,10 @@ class GrpcServer:
 
     @property
     def connection_count(self) -> int:
-        """Open connections of clients."""
         return self._guard.count if self._guard is not None else 0
 
     async def stop(self, grace_s: float) -> bool:
-        """Take no new calls, let the running ones end. Whether all did; those that did not get UNAVAILABLE.
-
-        A stream takes no further requests, and ends when those that it has are answered.
-        """
+        """Drains calls and streams. Returns whether all ended; the others get UNAVAILABLE."""
         self._health.end_watches()
         self._streams.drain()
         stopping = asyncio.create_task(self._server.stop(grace_s + ABORT_MARGIN_S))
@@ -199,10 +193,10 @@ class GrpcServer:
 
 @dataclass(frozen=True, slots=True)
 class ProcessRole:
-    """Of a gateway of several processes, which part this one is.
+    """The part of a gateway of several processes that this one is.
 
-    core: of a front, where what it does not serve itself goes; its port is one that all fronts listen on. None of a
-    core, which believes its fronts who asks.
+    core: of a worker, whose port all workers share; it forwards calls there. None for the core, which trusts its
+    workers' client identities.
     """
 
     core: CoreRelay | None
@@ -210,10 +204,7 @@ class ProcessRole:
 
 @dataclass(frozen=True, slots=True)
 class GrpcEndpoint:
-    """Where the server listens: addresses "host:port" with the same port (0: the system picks it), or "unix:/path".
-
-    certificates: for TLS; None without TLS.
-    """
+    """Where the server listens: addresses "host:port" with one port (0: the system picks it), or "unix:/path"."""
 
     addresses: tuple[str, ...]
     certificates: Certificates | None = None
@@ -228,10 +219,7 @@ async def serve(
     door: Authenticator | None = None,
     share: ProcessRole | None = None,
 ) -> GrpcServer:
-    """Listens and serves. Raises AddressTaken.
-
-    door: authenticates callers; None allows every call. share: None if this process is the whole gateway.
-    """
+    """Listens and serves. door: None allows every call. share: None for a single process. Raises AddressTaken."""
     logging.getLogger("grpc._cython.cygrpc").addFilter(is_worth_logging)
     core = share.core if share is not None else None
     is_core = share is not None and core is None
@@ -320,19 +308,16 @@ def _credentials_of(certificates: Certificates) -> grpc.ServerCredentials:
 
 
 def is_worth_logging(record: logging.LogRecord) -> bool:
-    """Not an answer whose client had left at that moment or takes nothing, nor metadata that is no UTF-8: gRPC tells of
-    them with tracebacks.
-    """
+    """False for errors of clients that left, do not read or send invalid metadata: gRPC logs tracebacks for them."""
     error = record.exc_info[0] if record.exc_info else None
     return error is None or error.__name__ not in ("ExecuteBatchError", "UnicodeDecodeError", "CancelledError")
 
 
 def _options(limits: GrpcLimits, *, is_shared: bool) -> list[tuple[str, int]]:
-    """A taken port is an error, but to another front; clients may ping every 5 s, also without calls; answers have no
-    limit.
+    """gRPC's channel options.
 
-    A connection that is too old gets GOAWAY and ends with its last call, however long that takes: gRPC's own
-    grace is without end, and a stream is cut by nothing but its client or the end of this process.
+    A used port is an error, unless workers share it. Clients may ping every 5 s, also without calls. Responses have no
+    limit. A connection that is too old gets GOAWAY and ends with its last call.
     """
     aged = [("grpc.max_connection_age_ms", math.ceil(limits.max_connection_age_s * 1000))]
     counted = limits.connections

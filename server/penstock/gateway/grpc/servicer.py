@@ -38,7 +38,7 @@ TracedMethod = Callable[[bytes, "grpc.aio.ServicerContext[bytes, bytes]"], Await
 
 
 def traced(tracer: Tracer, name: str, method: TracedMethod) -> TracedMethod:
-    """The method with a trace around each call, under the caller's traceparent. Probes stay as they are."""
+    """The method with a trace around each call, under the client's traceparent. Probes are not traced."""
     if name in _PROBES:
         return method
 
@@ -49,7 +49,7 @@ def traced(tracer: Tracer, name: str, method: TracedMethod) -> TracedMethod:
             if key in PARENT_HEADERS and isinstance(value, str)
         ]
         trace = tracer.begin(parents, _PROTOCOL)
-        current_trace.set(trace)  # of this call's own task
+        current_trace.set(trace)  # of this call's task
         code = _UNKNOWN
         try:
             answer = await method(message, context)
@@ -68,7 +68,7 @@ def traced(tracer: Tracer, name: str, method: TracedMethod) -> TracedMethod:
 
 
 def _code_of(context: "grpc.aio.ServicerContext[bytes, bytes]") -> int:
-    """The number that the call was aborted with; gRPC keeps it as the number or as its name for it."""
+    """The number of the call's status; gRPC stores the number or the enum."""
     code = context.code()
     number: int = code.value[0] if isinstance(code, grpc.StatusCode) else code
     return number
@@ -79,13 +79,13 @@ SharedMemoryMethod = Callable[[DataPlane, bytes, Identity], Awaitable[bytes]]
 
 
 async def system_register(plane: DataPlane, message: bytes, caller: Identity) -> bytes:
-    """Of a SystemSharedMemoryRegisterRequest. Raises of the InferenceError tree, as do all of these."""
+    """Handles a SystemSharedMemoryRegisterRequest. Raises InferenceError, as do all of these."""
     asked = _parsed(service_pb2.SystemSharedMemoryRegisterRequest, message)
     return await _register(plane, SystemRegionSpec(asked.name, asked.key, asked.offset, asked.byte_size), caller)
 
 
 async def cuda_register(plane: DataPlane, message: bytes, caller: Identity) -> bytes:
-    """Of a CudaSharedMemoryRegisterRequest."""
+    """Handles a CudaSharedMemoryRegisterRequest."""
     asked = _parsed(service_pb2.CudaSharedMemoryRegisterRequest, message)
     return await _register(
         plane, CudaRegionSpec(asked.name, asked.raw_handle, asked.device_id, asked.byte_size), caller
@@ -95,7 +95,7 @@ async def cuda_register(plane: DataPlane, message: bytes, caller: Identity) -> b
 async def _unregister(
     kind: RegionKind, request_type: type[Message], plane: DataPlane, message: bytes, caller: Identity
 ) -> bytes:
-    """One region, or all of the caller's if none is named."""
+    """Unregisters one region, or all of the client's if none is named."""
     name: str = _parsed(request_type, message).name  # type: ignore[attr-defined]
     async with plane.shared_memory(Verb.UNSHARE, caller, name) as memory:
         if name:
@@ -108,7 +108,7 @@ async def _unregister(
 async def _status(
     kind: RegionKind, types: tuple[type[Message], type[Message]], plane: DataPlane, message: bytes, caller: Identity
 ) -> bytes:
-    """The caller's regions, or one of them. types: of the request and the answer."""
+    """The client's regions, or one of them. types: of the request and the response."""
     request_type, answer_type = types
     name: str = _parsed(request_type, message).name  # type: ignore[attr-defined]
     answer: Any = answer_type()
@@ -173,7 +173,7 @@ _SETTINGS = ("TraceSetting", "LogSettings")
 def worker_handlers(
     plane: DataPlane, relay: CallRelay, streams: StreamForwarder, core: CoreRelay
 ) -> "grpc.GenericRpcHandler[bytes, bytes]":
-    """The service's methods as a front has them: inference and health served here, everything else passed on."""
+    """The service's methods in a worker: inference and health are served here, everything else is forwarded."""
     names = ["ServerMetadata", "RepositoryIndex", *_READS, *_CHANGES, *_SETTINGS, *SHARED_MEMORY_METHODS]
     passed_on = GrpcForwarder(core, relay)
     methods: dict[str, Method] = {name: partial(passed_on.call, f"/{INFERENCE_SERVICE}/{name}") for name in names}
@@ -222,7 +222,6 @@ def _handlers(
 
 
 async def _server_live(_: bytes, __: Context) -> bytes:
-    """Live as long as it answers."""
     return _serialised(service_pb2.ServerLiveResponse(live=True))
 
 
@@ -263,7 +262,7 @@ async def _relayed(
 
 
 async def _settings(relay: CallRelay, name: str, message: bytes, context: Context) -> bytes:
-    """One method reads and changes them: which of the two it is, the message says."""
+    """One method reads and changes settings; the message shows which."""
     verb = Verb.CONFIGURE if changes_settings(message) else Verb.READ
     return await _relayed(relay, verb, name, read_settings_model_name, message, context)
 

@@ -1,4 +1,4 @@
-"""Status of a gRPC call that ends without an answer, and the metadata that is sent with it."""
+"""Status of a gRPC call that ends without a response, and its trailing metadata."""
 
 from typing import NamedTuple
 
@@ -9,13 +9,13 @@ from penstock.protocol.error_codes import codes_of, retry_after
 from penstock.protocol.errors import InferenceError
 
 RETRY_AFTER_KEY = "retry-after"
-# What gRPC says in the engine, as INTERNAL, of a message that is no such message.
+# gRPC's message in the engine, as INTERNAL, for a malformed request.
 _UNREADABLE = "Unable to parse request"
 CODE_OF_NUMBER: dict[int, grpc.StatusCode] = {code.value[0]: code for code in grpc.StatusCode}
 
 
 class CallStatus(NamedTuple):
-    """How a call ends that did not go well."""
+    """Status of a failed call."""
 
     code: grpc.StatusCode
     details: str
@@ -23,14 +23,14 @@ class CallStatus(NamedTuple):
 
 
 def code_of(answer: GrpcAnswer) -> grpc.StatusCode:
-    """The engine's own code, but INVALID_ARGUMENT for a message that it could not read."""
+    """The engine's code, but INVALID_ARGUMENT for a malformed request."""
     code = CODE_OF_NUMBER.get(answer.code, grpc.StatusCode.UNKNOWN)
     is_callers_mistake = code is grpc.StatusCode.INTERNAL and answer.details == _UNREADABLE
     return grpc.StatusCode.INVALID_ARGUMENT if is_callers_mistake else code
 
 
 def status_of(error: InferenceError) -> CallStatus:
-    """`retry-after`: in seconds, if waiting helps."""
+    """The error's status, with `retry-after` in seconds if waiting helps."""
     code, seconds = CODE_OF_NUMBER[codes_of(error).grpc], retry_after(error)
     return CallStatus(code, error.message, () if seconds is None else ((RETRY_AFTER_KEY, f"{seconds:g}"),))
 

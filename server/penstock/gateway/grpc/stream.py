@@ -40,10 +40,10 @@ log = get_logger("grpc")
 
 @dataclass(frozen=True, slots=True)
 class StreamLimits:
-    """window: requests of one stream that are not answered; further ones wait in the client.
+    """window: unanswered requests of one stream; further ones wait in the client.
 
-    max_streams: open at once, of all clients. reader_timeout_s: for a client to read an answer.
-    engine_timeout_s: for the engine's next answer on a stream that has requests in flight.
+    max_streams: open at once, of all clients. reader_timeout_s: for a client to read a response. engine_timeout_s: for
+    the engine's next response on a stream with requests in flight.
     """
 
     window: int = 256
@@ -53,7 +53,7 @@ class StreamLimits:
 
 
 class StreamRelay:
-    """Serves streams. Those that are open end by `drain`, in order, or by `cut`, at once."""
+    """Serves streams. Open ones end by `drain`, in order, or by `cut`, at once."""
 
     def __init__(self, plane: DataPlane, record: Metrics, limits: StreamLimits | None = None) -> None:
         self._plane = plane
@@ -63,7 +63,7 @@ class StreamRelay:
         self._is_draining = False
 
     async def serve(self, method: str, _: object, context: Context) -> None:
-        """One stream, from its first message to its status."""
+        """Serves one stream, from its first message to its status."""
         session = _Session(self._plane, self._record, self._limits, method, context)
         if len(self._open) >= self._limits.max_streams:
             code, details, trailing = session.refusal_of(self._full())
@@ -80,13 +80,13 @@ class StreamRelay:
         context.set_trailing_metadata(trailing)
 
     def drain(self) -> None:
-        """Take no further requests; a stream ends when those that it has are answered."""
+        """Stops accepting requests; a stream ends when its requests are answered."""
         self._is_draining = True
         for session in self._open:
             session.drain()
 
     def cut(self) -> None:
-        """End every stream now, as UNAVAILABLE."""
+        """Ends every stream now, as UNAVAILABLE."""
         for session in self._open:
             session.cut()
 
@@ -96,19 +96,19 @@ class StreamRelay:
 
 
 class _StreamEnd(Exception):
-    """The stream is to end with this status."""
+    """Ends the stream with this status."""
 
     def __init__(self, status: CallStatus) -> None:
         super().__init__(status.details)
         self.status = status
 
 
-_Key = tuple[bool, str]  # whether it is for decoupled models; the model's name if it has an engine process of its own
+_Key = tuple[bool, str]  # whether it is for decoupled models; the model's name if it has its own engine process
 
 
 @dataclass(slots=True)
 class _Upstream:
-    """One of the engine's streams. pending: requests on it that are not answered. silence: how long it may last."""
+    """One of the engine's streams. pending: unanswered requests on it. silence: time-out of the next response."""
 
     engine: GrpcStream
     pending: int = 0
@@ -122,11 +122,10 @@ _FAILURES: dict[grpc.StatusCode, type[InferenceError]] = {
 
 
 class _Session:
-    """One stream of a client's over two of the engine's, one for models that answer once and one for decoupled ones.
+    """A client's stream over two of the engine's: one for decoupled models, one for the others.
 
-    A model with an engine process of its own has separate streams.
-
-    Triton 2.51 takes both on one stream, and dies of it (SIGABRT) or never answers again when both answer at a time.
+    A model with its own engine process has separate streams. Triton 2.51 accepts both kinds on one stream, but crashes
+    (SIGABRT) or hangs when both answer at a time.
     """
 
     def __init__(self, plane: DataPlane, record: Metrics, limits: StreamLimits, method: str, context: Context) -> None:
@@ -151,7 +150,7 @@ class _Session:
         self._is_cut_short = False
 
     async def run(self) -> CallStatus:
-        """Until one side ends it; how."""
+        """Runs until one side ends it; returns the status."""
         status = CallStatus(grpc.StatusCode.CANCELLED, "")
         try:
             status = await self._outcome()
@@ -164,13 +163,12 @@ class _Session:
         return status
 
     def drain(self) -> None:
-        """Read no further requests. Call it once."""
+        """Stops reading requests. Call it once."""
         self._is_draining = True
         if self._reading is not None:
             self._reading.reschedule(asyncio.get_running_loop().time())
 
     def cut(self) -> None:
-        """End now."""
         self._whole.reschedule(asyncio.get_running_loop().time())
 
     def refusal_of(self, error: InferenceError) -> CallStatus:
@@ -191,16 +189,16 @@ class _Session:
             return self.refusal_of(error)
         except _StreamEnd as end:
             return end.status
-        except Exception:  # a bug of ours: the task's root, where it is logged and the client learns no more
+        except Exception:  # the task's root: a bug is logged, and the client gets no details
             log.exception("a gRPC stream failed unexpectedly")
             return CallStatus(grpc.StatusCode.INTERNAL, "internal error")
         return CallStatus(grpc.StatusCode.OK, "", self._trailing)
 
     async def _relayed(self) -> None:
-        """Relay in both directions until the engine has answered all requests, or one direction fails."""
+        """Relays in both directions until the engine has answered all requests, or one direction fails."""
         try:
             async with self._tasks:
-                await self._context.send_initial_metadata(())  # at once, as Triton: clients may wait for it
+                await self._context.send_initial_metadata(())  # at once, as in Triton: clients may wait for it
                 await self._pump_up()
         except BaseExceptionGroup as group:
             raise _first(group) from None
@@ -208,7 +206,7 @@ class _Session:
             raise EngineUnavailable("this gateway stops and takes no more requests; open the stream to another one")
 
     async def _side(self, key: _Key) -> _Upstream:
-        """The engine's stream for such models. Opened by the first request, so streams without requests cost little."""
+        """The engine's stream for such models, opened by the first request, so that unused streams cost little."""
         side = self._sides.get(key)
         if side is None:
             opened: asyncio.Future[GrpcStream] = asyncio.get_running_loop().create_future()
@@ -218,12 +216,12 @@ class _Session:
         return side
 
     async def _serve(self, opened: "asyncio.Future[GrpcStream]", key: _Key) -> None:
-        """Open one engine stream and relay its answers until it ends."""
+        """Opens one engine stream and relays its responses until it ends."""
         async with self._plane.open_stream(
             self._method, self._metadata, caller=self._caller, deadline=deadline_of(self._context)
         ) as engine:
             side = self._sides[key] = _Upstream(engine)
-            if not opened.done():  # else its waiter was cancelled, as this is about to be
+            if not opened.done():  # otherwise its waiter was cancelled, as this soon will be
                 opened.set_result(engine)
             await self._pump_down(side)
             answer = await engine.end()
@@ -279,7 +277,7 @@ class _Session:
     async def _admitted(
         self, head: InferHead, message: bytes, until: float | None, started: float
     ) -> tuple[Sent, bytes]:
-        """The request with its place, and the message as the engine gets it."""
+        """The request with its slot, and the message for the engine."""
         image = self._plane.image_input(head.model_name) if head.bytes_inputs else None
         asked = encoded_call(head, GrpcCall(self._method, message), image) if image is not None else None
         size_bytes = len(message) if asked is None else asked.size_bytes
@@ -324,7 +322,7 @@ class _Session:
         return request is not None and request.hides_empty_final
 
     def _settle(self, answer: StreamAnswer, side: _Upstream) -> None:
-        """Count the answer, and give its request's place back where it was the last."""
+        """Counts the response, and releases the request's slot after the last one."""
         request = self._ledger.answered(answer)
         if request is None or not answer.is_last:
             return
@@ -332,12 +330,12 @@ class _Session:
         request.leave(None)
         if not request.has_failed:
             self._plane.stream_answered(request.model_name, time.monotonic() - request.started)
-        # Of a request's error on a stream the engine tells the sentence only.
+        # The engine sends only the message of a request's error on a stream.
         code = grpc.StatusCode.UNKNOWN if request.has_failed else grpc.StatusCode.OK
         self._count(request.model_name, code, request.started)
 
     async def _tell_due(self) -> None:
-        """Write the rejections that are due, and admit the next request."""
+        """Writes the rejections that are due, and admits the next request."""
         for refused in self._ledger.due():
             status = self.refusal_of(refused.error)
             self._count(refused.model_name, status.code, refused.started)
@@ -363,7 +361,7 @@ class _Session:
             self._plane.admission.release(len(message))
 
     def _abandon(self, code: grpc.StatusCode) -> None:
-        """Release the slots of unanswered requests."""
+        """Releases the slots of unanswered requests."""
         shown = grpc.StatusCode.UNKNOWN if code is grpc.StatusCode.OK else code
         for request in self._ledger.abandon():
             request.leave(_end_of(code))
@@ -376,7 +374,7 @@ class _Session:
 
 
 def _leave(place: ExitStack, end: BaseException | None) -> None:
-    """Release a slot. end: raised inside it if the engine may still work on the request, else None."""
+    """Releases a slot. end: raised inside it if the engine may still work on the request, else None."""
     if end is None:
         place.close()
         return

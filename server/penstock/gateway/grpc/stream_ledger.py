@@ -1,7 +1,4 @@
-"""Requests in flight on one stream: matches responses to requests, and says when a rejection is due. Sans-IO.
-
-Reads the stream's responses, and writes those that the gateway sends itself.
-"""
+"""Requests in flight on one stream: matches responses, and decides when a rejection is due. Sans-IO."""
 
 from collections import deque
 from collections.abc import Callable
@@ -14,7 +11,7 @@ from penstock.protocol.errors import InferenceError, InvalidRequest
 from penstock.protocol.protobuf import LENGTH, VARINT, WireReader
 
 FINAL, EMPTY_FINAL = "triton_final_response", "triton_enable_empty_final_response"
-# ModelInferRequest.parameters[EMPTY_FINAL] = true. Behind a message it wins over what stands before it there.
+# ModelInferRequest.parameters[EMPTY_FINAL] = true. Appended to a message, it overrides an earlier value.
 EMPTY_FINAL_ON: bytes = service_pb2.ModelInferRequest(
     parameters={EMPTY_FINAL: service_pb2.InferParameter(bool_param=True)}
 ).SerializeToString()
@@ -27,11 +24,7 @@ _REQUEST_MODEL, _REQUEST_ID = 1, 3
 
 @dataclass(slots=True)
 class StreamAnswer:
-    """What a serialised ModelStreamInferResponse tells.
-
-    is_final: what the engine says of it, None if it says nothing. model_name and model_version are empty in an error
-    about a request that no model has seen.
-    """
+    """Content of a ModelStreamInferResponse. is_final: None if the engine does not set it."""
 
     error: str = ""
     model_name: str = ""
@@ -42,17 +35,17 @@ class StreamAnswer:
 
     @property
     def is_last(self) -> bool:
-        """Whether its request is done. Engines that do not say are taken to answer once."""
+        """Whether its request is done. Engines that do not set is_final answer once."""
         return self.is_final is not False
 
     @property
     def is_empty_final(self) -> bool:
-        """Whether it says nothing but that its request is done: of a decoupled model, after its last response."""
+        """Whether it only ends its request: a decoupled model's message after its last response."""
         return self.is_final is True and not (self.error or self.has_outputs or self.model_version)
 
 
 def read_stream_answer(message: bytes) -> StreamAnswer:
-    """Of one answer; what cannot be read is taken as not said: engines' answers are passed on in any case."""
+    """Reads a response. Unreadable parts are left at their defaults, since responses are relayed in any case."""
     answer = StreamAnswer()
     reader = WireReader(message)
     try:
@@ -84,11 +77,11 @@ def _read_response(reader: WireReader, start: int, end: int, answer: StreamAnswe
                 answer.is_final = value
         elif number in (_OUTPUTS, _RAW):
             answer.has_outputs = True
-            return  # fields are written in their numbers' order
+            return  # fields are written in order of their numbers
 
 
 def read_address(message: bytes) -> InferHead:
-    """Model and id of a ModelInferRequest, as far as they can be read: for the answer to one that is refused."""
+    """Model and ID of a ModelInferRequest, as far as they are readable, for its rejection."""
     texts = {_REQUEST_MODEL: "", _REQUEST_ID: ""}
     reader = WireReader(message)
     try:
@@ -126,7 +119,7 @@ def bool_entry(reader: WireReader, start: int, end: int) -> tuple[str, bool | No
 
 
 def error_answer(request_id: str, text: str) -> bytes:
-    """The answer to a request that no model sees, as Triton forms it: the sentence, and the request's id."""
+    """The response to a rejected request, as Triton forms it: the message, and the request's ID."""
     answer = service_pb2.ModelStreamInferResponse(error_message=text)
     answer.infer_response.id = request_id
     message: bytes = answer.SerializeToString()
@@ -135,11 +128,10 @@ def error_answer(request_id: str, text: str) -> bytes:
 
 @dataclass(slots=True, eq=False)
 class Sent:
-    """A request that the engine has.
+    """A request that was sent to the engine. leave: releases its slot; gets the error if it is unanswered, else None.
 
-    leave: releases its slot; gets the error if the engine has not answered, else None.
-    is_decoupled: its answers come whenever they come; others' come in the requests' order.
-    hides_empty_final: the gateway requested the empty final response, the client did not.
+    is_decoupled: its responses come in any order; others' come in the requests' order. hides_empty_final: the gateway
+    requested the empty final response, the client did not.
     """
 
     model_name: str
@@ -154,7 +146,7 @@ class Sent:
 
 @dataclass(frozen=True, slots=True)
 class Rejected:
-    """A request that the engine never sees."""
+    """A request that is not sent to the engine."""
 
     model_name: str
     request_id: str
@@ -164,10 +156,10 @@ class Rejected:
 
 @dataclass(slots=True)
 class StreamLedger:
-    """The requests of one stream that are not answered, at most `window` of them.
+    """The unanswered requests of one stream, at most `window`.
 
-    Answers are matched by id, equal ids in the order of their requests. A refusal keeps its place in that order: it is
-    due when what came before it is answered, decoupled requests apart, as Triton itself does it.
+    Responses are matched by ID, equal IDs in the order of their requests. A rejection keeps its position in that order:
+    as in Triton, it is due when all earlier requests, except decoupled ones, are answered.
     """
 
     window: int
@@ -180,23 +172,23 @@ class StreamLedger:
 
     @property
     def has_room(self) -> bool:
-        """Whether one more may come."""
+        """Whether another request may be added."""
         return self._count < self.window
 
     def send(self, request: Sent) -> None:
-        """The engine is about to get it."""
+        """Adds a request that is sent to the engine."""
         self._count += 1
         self._by_id.setdefault(request.request_id, deque()).append(request)
         if not request.is_decoupled:
             self._in_order.append(request)
 
     def refuse(self, request: Rejected) -> None:
-        """The engine will not get it; `due` says when to tell."""
+        """Adds a rejected request, which `due` returns in its turn."""
         self._count += 1
         self._in_order.append(request)
 
     def answered(self, answer: StreamAnswer) -> Sent | None:
-        """The request of this answer, or None. The last answer removes the request from the ledger."""
+        """The request of this response, or None. The last response removes the request from the ledger."""
         request = self.find(answer)
         if request is None:
             return None
@@ -208,7 +200,7 @@ class StreamLedger:
         return request
 
     def due(self) -> list[Rejected]:
-        """The refusals whose turn it is; they leave the ledger."""
+        """Removes and returns the rejections that are due."""
         found: list[Rejected] = []
         while self._in_order:
             first = self._in_order[0]
@@ -221,7 +213,7 @@ class StreamLedger:
         return found
 
     def abandon(self) -> list[Sent]:
-        """Everything that the engine will not answer any more, in no order; the ledger is empty then."""
+        """Removes and returns, in any order, all requests that will not be answered."""
         left = [request for requests in self._by_id.values() for request in requests]
         self._by_id.clear()
         self._in_order.clear()
@@ -229,7 +221,7 @@ class StreamLedger:
         return left
 
     def find(self, answer: StreamAnswer) -> Sent | None:
-        """Whose answer it is, while its request is not done."""
+        """The unfinished request of this response."""
         requests = self._by_id.get(answer.request_id)
         if not requests:
             return None

@@ -1,1 +1,1 @@
-"""Shared-memory regions of clients: registered at the engine, checked for each request, unregistered when unused."""
+"""Shared-memory regions of clients: registered at the engine, checked per request, unregistered when unused."""

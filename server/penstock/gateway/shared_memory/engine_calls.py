@@ -1,4 +1,4 @@
-"""Registers and unregisters regions at the engine, by GRPCInferenceService's calls, for clients of either protocol."""
+"""Registers and unregisters regions at the engine over gRPC, for clients of either protocol."""
 
 import time
 from collections.abc import Callable
@@ -28,12 +28,12 @@ _ERRORS: dict[int, type[InferenceError]] = {
     12: NotSupported,
     14: EngineUnavailable,
 }
-# The engine understood, and did not do it.
+# The engine understood the call and rejected it.
 ENGINE_REJECTIONS = (InvalidRequest, RegionTaken, RegionNotFound, NotSupported, EngineFailed)
 
 
 async def register(relay: Relay, spec: RegionSpec) -> None:
-    """Raises of the InferenceError tree, in the engine's words."""
+    """Raises InferenceError with the engine's message."""
     if isinstance(spec, SystemRegionSpec):
         message = service_pb2.SystemSharedMemoryRegisterRequest(
             name=spec.name, key=spec.key, offset=spec.offset, byte_size=spec.size_bytes
@@ -47,14 +47,14 @@ async def register(relay: Relay, spec: RegionSpec) -> None:
 
 
 async def unregister(relay: Relay, kind: RegionKind, name: str) -> None:
-    """No error where the engine does not know the name."""
+    """Succeeds also if the engine does not know the name."""
     if not name:
         raise ValueError("an empty name would mean every client's regions")
     await _unregister(relay, kind, name)
 
 
 async def system_regions(relay: Relay) -> list[str]:
-    """The names of the regions of this machine's memory that the engine knows."""
+    """Names of the system shared memory regions at the engine."""
     question = service_pb2.SystemSharedMemoryStatusRequest()
     answer = await _call(relay, "SystemSharedMemoryStatus", question.SerializeToString())
     try:
@@ -84,7 +84,6 @@ async def _unregister(relay: Relay, kind: RegionKind, name: str) -> None:
 
 
 async def _call(relay: Relay, method: str, message: bytes) -> bytes:
-    """The answer's message."""
     answer = await relay.send(GrpcCall(_SERVICE + method, message), deadline=time.monotonic() + ENGINE_CALL_TIMEOUT_S)
     if answer.code:
         raise _ERRORS.get(answer.code, EngineFailed)(answer.details or f"the engine answered code {answer.code}")

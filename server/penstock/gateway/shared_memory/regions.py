@@ -1,7 +1,4 @@
-"""Regions that clients share with the engine: registered there, checked, and unregistered when no longer needed.
-
-NoSharedMemory replaces SharedMemory where it is off: every call is rejected with the reason.
-"""
+"""Regions that clients share with the engine: registered, checked, and unregistered when no longer needed."""
 
 import asyncio
 import struct
@@ -48,30 +45,26 @@ REMOTE_ENGINE = (
 
 
 class NoSharedMemory:
-    """Stands where SharedMemory would. Its methods raise NotSupported."""
+    """Replaces SharedMemory where it is off: every call raises NotSupported with the reason."""
 
     def __init__(self, refusal: str = SWITCHED_OFF) -> None:
         self.refusal = refusal
 
     async def register(self, spec: RegionSpec, caller: Identity) -> None:
-        """Raises NotSupported."""
         raise NotSupported(self.refusal)
 
     async def unregister(self, kind: RegionKind, name: str, caller: Identity) -> None:
-        """Raises NotSupported."""
         raise NotSupported(self.refusal)
 
     async def unregister_own(self, kind: RegionKind, caller: Identity) -> None:
-        """Raises NotSupported."""
         raise NotSupported(self.refusal)
 
     def status(self, kind: RegionKind, caller: Identity, name: str = "") -> list[Region]:
-        """Raises NotSupported."""
         raise NotSupported(self.refusal)
 
     @contextmanager
     def held(self, uses: Collection[RegionUse], caller: Identity) -> Iterator[None]:
-        """Raises NotSupported."""
+        """Raises NotSupported if regions are used."""
         if self.refusal:
             raise NotSupported(self.refusal)
         yield
@@ -82,7 +75,7 @@ _ESTABLISHED = "01"
 
 
 def closed_connections(connections: Collection[str], tables: Collection[Path] = TCP_TABLES) -> set[str]:
-    """Those of the connections, in gRPC's words ("ipv4:127.0.0.1:53210"), that are not established. Reads files."""
+    """The connections, such as "ipv4:127.0.0.1:53210", that are not established. Reads files."""
     try:
         text = b"\n".join(table.read_bytes() for table in tables if table.exists())
     except OSError:
@@ -93,7 +86,7 @@ def closed_connections(connections: Collection[str], tables: Collection[Path] = 
 
 
 def _rows_of(connection: str) -> tuple[bytes, ...]:
-    """What a table has of it while it is established: the peer's address and the state. Empty for what is no TCP."""
+    """How /proc/net/tcp lists an established connection: peer address and state. Empty if it is not TCP."""
     scheme, _, rest = connection.partition(":")
     host, _, port = unquote(rest).rpartition(":")
     if scheme not in ("ipv4", "ipv6") or not port.isdigit():
@@ -104,12 +97,12 @@ def _rows_of(connection: str) -> tuple[bytes, ...]:
         return ()
     forms = [address.packed]
     if isinstance(address, IPv4Address):
-        forms.append(bytes(10) + b"\xff\xff" + address.packed)  # a listener on [::] has it so
+        forms.append(bytes(10) + b"\xff\xff" + address.packed)  # how a listener on [::] lists it
     return tuple(f" {_hexadecimal(form)}:{int(port):04X} {_ESTABLISHED} ".encode() for form in forms)
 
 
 def _hexadecimal(packed: bytes) -> str:
-    """Each four bytes as the machine's own number, as the kernel prints them."""
+    """As the kernel prints it: each four bytes in host byte order."""
     return "".join(f"{word:08X}" for (word,) in struct.iter_unpack("=I", packed))
 
 
@@ -122,11 +115,7 @@ log = get_logger("shared_memory")
 
 @dataclass(frozen=True, slots=True)
 class EngineTraits:
-    """What must be known of the engine.
-
-    is_ours: no other program registers regions there. takes_offsets: a region may begin inside its segment; Triton 2.51
-    adds such an offset twice, and so reads and writes memory of its own. has_cuda: it takes regions of a GPU's memory.
-    """
+    """is_ours: used by no other program. takes_offsets: Triton 2.51 adds an offset twice, and overruns its memory."""
 
     is_ours: bool
     takes_offsets: bool
@@ -134,10 +123,7 @@ class EngineTraits:
 
 
 class SharedMemory:
-    """One engine's regions. Call it from the event loop; `run` must run beside it.
-
-    generation: a number that changes whenever the engine comes up again, which has no regions then.
-    """
+    """Regions of one engine. For the event loop; `run` must run beside it. generation: changes at each engine start."""
 
     refusal = ""
 
@@ -162,7 +148,7 @@ class SharedMemory:
         self._turn = asyncio.Lock()
 
     async def register(self, spec: RegionSpec, caller: Identity) -> None:
-        """The engine has the region. Raises of the InferenceError tree, in Triton's words where it has some."""
+        """Registers the region at the engine. Raises InferenceError, with Triton's message where it has one."""
         region = Region(spec, caller, self._checked(spec))
         try:
             await self._make_room(spec.name, caller)
@@ -176,7 +162,7 @@ class SharedMemory:
             raise
 
     async def unregister(self, kind: RegionKind, name: str, caller: Identity) -> None:
-        """What the caller may use by that name, else nothing. Raises BackendFailed where a request uses it."""
+        """Unregisters a region that the client may use, if it exists. Raises EngineFailed while a request uses it."""
         self._require(kind)
         async with self._turn:
             await self._renew()
@@ -185,10 +171,7 @@ class SharedMemory:
                     await self._unregister(region)
 
     async def unregister_own(self, kind: RegionKind, caller: Identity) -> None:
-        """Everything of that kind which the caller registered, and nothing else.
-
-        Raises BackendFailed, in Triton's words, where requests use some of it; the rest is unregistered.
-        """
+        """Unregisters the client's own regions of this kind. Raises EngineFailed if requests use some of them."""
         self._require(kind)
         await self._note_gone()
         shared: list[str] = []
@@ -204,18 +187,14 @@ class SharedMemory:
             raise EngineFailed(f"Failed to unregister the following {kind} shared memory regions: {names}")
 
     def status(self, kind: RegionKind, caller: Identity, name: str = "") -> list[Region]:
-        """What the caller may use, or one of it. Raises RegionNotFound in Triton's words."""
+        """Regions that the client may use, or the named one. Raises RegionNotFound with Triton's message."""
         self._require(kind)
         self._check_generation()
         return self._registry.status(kind, caller, name)
 
     @contextmanager
     def held(self, uses: Collection[RegionUse], caller: Identity) -> Iterator[None]:
-        """The regions stay while a request uses them.
-
-        Raises RegionNotFound, and InvalidRequest for what lies beyond a region's end or its segment's: either would end
-        the engine.
-        """
+        """Protects the regions while a request uses them. Raises RegionNotFound, InvalidRequest beyond the end."""
         self._check_generation()
         regions = {use.name: self._registry.find(use, caller) for use in uses}
         for region in regions.values():
@@ -229,7 +208,7 @@ class SharedMemory:
             self._registry.leave(regions.values(), time.monotonic(), is_answered=is_answered)
 
     async def run(self) -> None:
-        """Take back what is due, for ever. Ends by cancellation only."""
+        """Unregisters expired regions until cancelled."""
         while True:
             await asyncio.sleep(SWEEP_S)
             self._check_generation()
@@ -242,22 +221,19 @@ class SharedMemory:
                 log.debug("regions stay for now", reason=error.message)
 
     def close(self) -> None:
-        """Let go of every segment."""
         for region in self._registry.forget_all():
             _close(region)
 
     # what metrics read
 
     def count(self) -> int:
-        """Regions now."""
         return len(self._registry)
 
     def size_bytes(self) -> int:
-        """Of all regions together."""
         return self._registry.size_bytes()
 
     def lost(self) -> dict[tuple[str, ...], float]:
-        """Number of regions removed without a request of the client, by reason."""
+        """Regions removed without a request of the client, by reason."""
         return {(reason,): count for reason, count in self._registry.lost.items()}
 
     # inside
@@ -267,7 +243,7 @@ class SharedMemory:
             raise NotSupported("this engine shares no GPU memory; use system shared memory, or --engine triton")
 
     def _checked(self, spec: RegionSpec) -> Segment | None:
-        """The segment, open. Raises InvalidRequest for what the engine must not be asked."""
+        """The open segment. Raises InvalidRequest for regions that the engine must not register."""
         self._require(kind_of(spec))
         check_region_name(spec.name)
         if isinstance(spec, CudaRegionSpec):
@@ -290,7 +266,7 @@ class SharedMemory:
         return segment
 
     async def _make_room(self, name: str, caller: Identity) -> None:
-        """Take back what has that name and is not needed, waiting for requests that still use it."""
+        """Unregisters an unneeded region of this name, after the requests that still use it."""
         self._check_generation()
         await self._note_gone()
         for region in [*self._registry.own(RegionKind.SYSTEM, caller), *self._registry.own(RegionKind.CUDA, caller)]:
@@ -303,7 +279,7 @@ class SharedMemory:
                 await asyncio.sleep(_DRAIN_STEP_S)
 
     async def _register(self, region: Region) -> None:
-        """Where it is not known what became of it, it is taken back."""
+        """If the result is unknown, the region is unregistered again."""
         try:
             await engine_calls.register(self._relay, region.wish)
         except InferenceError as error:
@@ -317,7 +293,7 @@ class SharedMemory:
             raise
 
     async def _unregister(self, region: Region) -> None:
-        """Raises BackendFailed in Triton's words where a request uses it."""
+        """Raises EngineFailed with Triton's message while a request uses it."""
         if self._registry.is_used(region, time.monotonic()):
             raise EngineFailed(f"Cannot unregister shared memory region '{region.name}', it is currently in use.")
         await engine_calls.unregister(self._relay, region.kind, region.name)
@@ -331,13 +307,13 @@ class SharedMemory:
             await self._take_back()
 
     async def _take_back(self) -> None:
-        """What is due, but for what the engine itself still uses."""
+        """Unregisters expired regions that the engine does not use."""
         for region in self._registry.due(time.monotonic()):
             with suppress(EngineFailed):
                 await self._unregister(region)
 
     def _check_generation(self) -> None:
-        """Forget the regions of an engine that is gone."""
+        """Forgets all regions if the engine was restarted."""
         if self._known_generation == self._generation():
             return
         for region in self._registry.forget_all():
@@ -345,7 +321,7 @@ class SharedMemory:
             _close(region)
 
     async def _renew(self) -> None:
-        """Once for each coming of the engine: what it may still have of former times goes."""
+        """Once per engine start: unregisters regions that remained from earlier."""
         generation = self._generation()
         if self._known_generation == generation:
             return
@@ -365,12 +341,12 @@ class SharedMemory:
 
 
 def _fits(spec: SystemRegionSpec, segment: Segment) -> bool:
-    """Whether the region has bytes, and the segment all of them."""
+    """Whether the region is not empty and lies inside the segment."""
     return spec.offset >= 0 < spec.size_bytes and spec.offset + spec.size_bytes <= segment.size_bytes()
 
 
 def _check_segment(region: Region) -> None:
-    """Raises InvalidRequest where the segment was cut since it was registered: the engine would die of it."""
+    """Raises InvalidRequest if the segment was truncated since registration, which would crash the engine."""
     if (
         region.segment is not None
         and isinstance(region.wish, SystemRegionSpec)

@@ -23,7 +23,7 @@ class RegionLoss(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class RegistryLimits:
-    """lease_s: lifetime of an unused region. The others limit the regions of one owner, and of all."""
+    """lease_s: lifetime of an unused region. max_regions_of_one: limit per owner."""
 
     lease_s: float = 3600.0
     max_regions: int = 4096
@@ -32,10 +32,7 @@ class RegistryLimits:
 
 @dataclass(slots=True)
 class _RegionEntry:
-    """uses: requests that run over it. busy_until: till then a request that was given up may still touch it.
-
-    is_orphan: its owner's connection is closed. is_leaving: no new request may use it.
-    """
+    """busy_until: an abandoned request may access it. is_orphan: its owner left. is_leaving: no new requests."""
 
     region: Region
     expires_at: float
@@ -49,10 +46,7 @@ class _RegionEntry:
 
 
 class RegionRegistry:
-    """The regions of one engine, which have one space of names.
-
-    A region that is in use is never handed out for removal. Triton refuses that itself; the embedded engine does not.
-    """
+    """The regions of one engine, in one namespace. Regions in use are never returned for removal."""
 
     def __init__(self, limits: RegistryLimits) -> None:
         self._limits = limits
@@ -60,7 +54,7 @@ class RegionRegistry:
         self.lost = dict.fromkeys(RegionLoss, 0)
 
     def claim(self, region: Region, now: float) -> None:
-        """Take the name. Raises RegionTaken in Triton's words, QuotaExceeded, Overloaded."""
+        """Adds the region. Raises RegionTaken with Triton's message, QuotaExceeded, Overloaded."""
         if region.name in self._entries:
             raise RegionTaken(f"shared memory region '{region.name}' already in manager")
         owned = sum(entry.region.owner.owner == region.owner.owner for entry in self._entries.values())
@@ -73,7 +67,7 @@ class RegionRegistry:
         self._entries[region.name] = _RegionEntry(region, now + self._limits.lease_s)
 
     def find(self, use: RegionUse, caller: Identity) -> Region:
-        """The region that a request names. Raises RegionNotFound, InvalidRequest beyond its ends, in Triton's words."""
+        """The region that a request names. Raises RegionNotFound, or InvalidRequest beyond its end, as Triton does."""
         entry = self._entries.get(use.name)
         if entry is None or entry.is_leaving or not may_use(caller, entry.region.owner):
             raise RegionNotFound(f"Unable to find shared memory region: '{use.name}'")
@@ -85,14 +79,14 @@ class RegionRegistry:
         return entry.region
 
     def enter(self, names: Collection[str], now: float) -> None:
-        """A request begins to use them, which renews their leases. They were found a moment ago."""
+        """Begins a request that uses these regions, and renews their leases."""
         for name in names:
             entry = self._entries[name]
             entry.uses += 1
             entry.expires_at = now + self._limits.lease_s
 
     def leave(self, regions: Collection[Region], now: float, *, is_answered: bool) -> None:
-        """The request is over. A request that the engine did not answer may still run there."""
+        """Ends a request. If it was not answered, the engine may still access the regions."""
         for region in regions:
             entry = self._entries.get(region.name)
             if entry is None or entry.region is not region:  # the engine was restarted meanwhile
@@ -102,7 +96,7 @@ class RegionRegistry:
                 entry.busy_until = now + LINGER_S
 
     def status(self, kind: RegionKind, caller: Identity, name: str = "") -> list[Region]:
-        """What the caller may use, by name; of one where it is named. Raises RegionNotFound, in Triton's words."""
+        """Regions that the client may use, by name, or the named one. Raises RegionNotFound with Triton's message."""
         found = self._which(kind, lambda entry: not entry.is_leaving and may_use(caller, entry.region.owner))
         if not name:
             return sorted(found, key=lambda region: region.name)
@@ -112,16 +106,16 @@ class RegionRegistry:
         return named
 
     def own(self, kind: RegionKind, caller: Identity) -> list[Region]:
-        """What an unregister-all of this caller's means: what it registered, and what a gone connection of it left."""
+        """Regions that unregister-all removes: the client's own, and those of its closed connections."""
         return self._which(kind, lambda entry: _is_own(caller, entry))
 
     def retire(self, region: Region) -> None:
         """Stops new requests from using it; `due` returns it when it is idle."""
-        if region in self:  # the engine may have been restarted meanwhile
+        if region in self:  # the engine may have restarted meanwhile
             self._entries[region.name].is_leaving = True
 
     def due(self, now: float) -> list[Region]:
-        """What is to be removed from the engine now, and then forgotten: retired, or its lease is over."""
+        """Idle regions to unregister now and then forget: retired, or with an expired lease."""
         for entry in self._entries.values():
             if not entry.is_leaving and now >= entry.expires_at and entry.is_idle(now):
                 entry.is_leaving = True
@@ -129,19 +123,19 @@ class RegionRegistry:
         return [entry.region for entry in self._entries.values() if entry.is_leaving and entry.is_idle(now)]
 
     def forget(self, region: Region) -> None:
-        """The engine has it no more."""
+        """Removes the region after it was unregistered."""
         entry = self._entries.get(region.name)
         if entry is not None and entry.region is region:
             del self._entries[region.name]
 
     def forget_all(self) -> list[Region]:
-        """The engine is another one; what was registered."""
+        """Removes and returns all regions, because the engine restarted."""
         regions = [entry.region for entry in self._entries.values()]
         self._entries.clear()
         return regions
 
     def connections(self) -> set[str]:
-        """On whose life regions depend."""
+        """Connections that own regions."""
         return {
             entry.region.owner.connection
             for entry in self._entries.values()
@@ -149,7 +143,7 @@ class RegionRegistry:
         }
 
     def disconnect(self, gone: Collection[str], now: float) -> None:
-        """Connections are gone: in ORPHAN_S what they registered goes, too, unless a client of that address uses it."""
+        """Marks regions of closed connections: they expire in ORPHAN_S unless a client of that address uses them."""
         for entry in self._entries.values():
             owner = entry.region.owner
             if owner.connection in gone and not owner.key_name and not entry.is_orphan:
@@ -157,19 +151,17 @@ class RegionRegistry:
                 entry.expires_at = min(entry.expires_at, now + ORPHAN_S)
 
     def size_bytes(self) -> int:
-        """Of all regions together."""
         return sum(entry.region.wish.size_bytes for entry in self._entries.values())
 
     def is_used(self, region: Region, now: float) -> bool:
-        """Whether a request runs over it."""
         return region in self and not self._entries[region.name].is_idle(now)
 
     def is_orphan(self, region: Region) -> bool:
-        """Whether its owner's connection is gone."""
+        """Whether its owner's connection is closed."""
         return self._entries[region.name].is_orphan
 
     def is_leaving(self, name: str) -> bool:
-        """Whether a region of that name was retired, and waits to be removed."""
+        """Whether a region of that name was retired and waits for removal."""
         entry = self._entries.get(name)
         return entry is not None and entry.is_leaving
 
@@ -186,11 +178,7 @@ class RegionRegistry:
 
 
 def may_use(caller: Identity, owner: Identity) -> bool:
-    """Whether the region of one may be used by the other.
-
-    With a key: who has the same key. Without: who comes from the same address without a key, over whatever connection
-    or protocol, since clients open several. All of loopback is one address.
-    """
+    """Whether the client has the owner's key, or both are anonymous and at the same address (loopback is one)."""
     if caller.key_name or owner.key_name:
         return caller.key_name == owner.key_name
     return _host_of(caller.address) == _host_of(owner.address)

@@ -1,4 +1,4 @@
-"""Engine processes of models with a record of hanging: one for each model, restarted when the model hangs again."""
+"""Engine processes of models that hung: one per model, restarted when it hangs again."""
 
 import asyncio
 from collections.abc import Callable, Coroutine
@@ -25,12 +25,12 @@ from penstock.gateway.workers.running_stacks import reachable_folder
 from penstock.logs import get_logger
 
 log = get_logger("stack")
-RESTART_DELAY_S = 30.0  # pause after several starts that failed
+RESTART_DELAY_S = 30.0  # pause after several failed starts
 Changed = Callable[[bool], None]
 
 
 class EngineProcess(Protocol):
-    """Runs one engine until it is stopped, or cannot be started."""
+    """Runs one engine until it is stopped or cannot be started."""
 
     def run(self) -> Coroutine[None, None, object]: ...
 
@@ -61,7 +61,6 @@ class ModelTritonProcess(TritonSupervisor):
         )
 
     def end_hang(self, reason: str) -> None:
-        """See EngineProcess."""
         self.restart(reason, is_lost=True)
 
 
@@ -85,7 +84,6 @@ class ModelGatewayProcess(GatewayProcess):
             self.end_hang(message.reason)
 
     def end_hang(self, reason: str) -> None:
-        """See EngineProcess."""
         log.error("killed the engine process of a model", reason=reason)
         self.cut_off()
 
@@ -100,7 +98,7 @@ class _ModelProcess:
 
 
 class ModelProcesses:
-    """make: creates a model's process in that run directory. changed: called when `folders` has changed."""
+    """make: creates a model's process in a run directory. changed: called when `folders` has changed."""
 
     def __init__(
         self,
@@ -117,13 +115,12 @@ class ModelProcesses:
 
     @property
     def folders(self) -> dict[str, str]:
-        """Run directories of the processes by model; empty while a process starts."""
+        """Run directories of the processes by model; "" while a process starts."""
         return {
             name: str(own.run_dir.path) if own.run_dir and own.is_running else "" for name, own in self._own.items()
         }
 
     def restart(self, model: str, reason: str) -> None:
-        """Starts a process for the model, or restarts its process."""
         own = self._own.get(model)
         if own is not None and own.process is not None and own.is_running:
             own.process.end_hang(reason)
@@ -145,7 +142,6 @@ class ModelProcesses:
                 own.run_dir.release()
 
     async def _run(self, model: str, own: _ModelProcess) -> None:
-        """Runs as a task."""
         while not self._is_stopping:
             try:
                 own.run_dir = own.run_dir or self._claim()

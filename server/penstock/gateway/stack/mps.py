@@ -1,4 +1,4 @@
-"""A GPU shared under MPS: planned before anything starts, then a daemon beside Triton."""
+"""NVIDIA MPS: planned before anything starts, then a control daemon beside Triton."""
 
 import asyncio
 import os
@@ -35,7 +35,7 @@ log = get_logger("mps")
 
 @dataclass(frozen=True, slots=True)
 class MpsRequest:
-    """What the settings say. is_must: it is refused to start where MPS cannot be had. directory: None for our own."""
+    """MPS settings. is_must: fail at start if MPS is unavailable. directory: None for our own daemon."""
 
     is_must: bool
     directory: Path | None = None
@@ -45,10 +45,7 @@ class MpsRequest:
 
 @dataclass(frozen=True, slots=True)
 class MpsPlan:
-    """asked: with the directory of an external daemon, or of ours if it was given.
-
-    threads: of a card for a client, percent, 0 for no limit. wanted: the models' processes. reading: the cards.
-    """
+    """How MPS is started. is_foreign: external daemon. threads: active thread percentage, 0 for no limit."""
 
     request: MpsRequest
     program: str
@@ -58,13 +55,13 @@ class MpsPlan:
     reading: NvmlReading
 
     def has_room_beside(self, model: str) -> bool:
-        """Whether the model fits on its cards twice, for a while."""
+        """Whether its GPUs have room for the model a second time."""
         return not too_many_clients([*self.wanted, *(row for row in self.wanted if row.model == model)], self.reading)
 
 
 @dataclass(frozen=True, slots=True)
 class Machine:
-    """What a plan depends on. program: NVIDIA's control program, empty where there is none on PATH."""
+    """What a plan depends on. program: path of NVIDIA's control program, "" if it is not on PATH."""
 
     reading: NvmlReading
     program: str
@@ -73,12 +70,12 @@ class Machine:
 
 
 def this_machine() -> Machine:
-    """Asks NVML, for its deadline at most."""
+    """This machine's GPUs and environment. Waits for NVML until its time-out."""
     return Machine(read_cards(), find_program(), os.environ, os.geteuid())
 
 
 def plan_mps(request: MpsRequest, wanted: Sequence[ModelClients], machine: Machine) -> MpsPlan:
-    """How MPS is had here. wanted: the models' processes. Raises MpsUnavailable."""
+    """How to start MPS here. wanted: processes of the models. Raises MpsUnavailable."""
     machine = replace(machine, reading=visible_cards(machine.reading, machine.environ))
     if not machine.reading.cards:
         raise MpsUnavailable("MPS shares a GPU and this machine has none; leave --mps out, or see penstock doctor")
@@ -116,7 +113,7 @@ def plan_mps(request: MpsRequest, wanted: Sequence[ModelClients], machine: Machi
 
 
 def visible_cards(reading: NvmlReading, environ: Mapping[str, str]) -> NvmlReading:
-    """Those that CUDA is shown, in its order, where they are named by number; all where by UUID, or not at all."""
+    """The GPUs in CUDA_VISIBLE_DEVICES, in its order, if it lists numbers; otherwise all."""
     devices = [device.strip() for device in environ.get(VISIBLE_CARDS, "").split(",") if device.strip()]
     if not devices or not all(device.isdecimal() for device in devices):
         return reading
@@ -155,10 +152,7 @@ def _check_own(request: MpsRequest, machine: Machine) -> None:
 
 
 class MpsSharing:
-    """MPS beside one engine. `start` it before the engine, whose starts wait for it; `aclose` it last.
-
-    claim: for a run directory, which a daemon of ours has of its own: the engine's is cleared with each of its deaths.
-    """
+    """MPS beside one engine: `start` it before the engine, `aclose` it last. claim: creates a run directory."""
 
     def __init__(self, plan: MpsPlan, claim: Callable[[], RunDirectory]) -> None:
         self._plan = plan
@@ -170,7 +164,7 @@ class MpsSharing:
 
     @property
     def directory(self) -> Path:
-        """Of the daemon's pipes."""
+        """The daemon's pipe directory."""
         return self._daemon.options.directory
 
     async def start(self, engine: EngineHandle) -> None:
@@ -181,20 +175,20 @@ class MpsSharing:
         self._supervisor, self.task = supervisor, asyncio.create_task(supervisor.run())
 
     async def until_clients_may_start(self) -> None:
-        """For the engine, before each of its starts."""
+        """Returns when the engine may start."""
         if self._supervisor is not None:
             await self._supervisor.until_clients_may_start()
 
     def has_room_beside(self, model: str) -> bool:
-        """Whether the model's processes may be there twice, for a while."""
+        """Whether its GPUs have room for the model a second time."""
         return self._plan.has_room_beside(model)
 
     def shared(self, launch: Launch) -> Launch:
-        """The launch of an engine that becomes a client, and so do all processes that it starts."""
+        """The launch with the environment of an MPS client, which child processes inherit."""
         return replace(launch, env=self._daemon.options.client_environ(launch.env))
 
     async def aclose(self) -> None:
-        """Ends the daemon where it is ours, and all it left. Harmless when called again."""
+        """Stops our daemon and its clients. May be called again."""
         if self.task is not None:
             self.task.cancel()
             await asyncio.wait({self.task})
@@ -204,7 +198,7 @@ class MpsSharing:
 
 
 def compose_daemon(plan: MpsPlan, run_dir: RunDirectory | None) -> Daemon:
-    """The plan's. run_dir: of a daemon of ours: what it leaves is known by its id, and cleared away."""
+    """The plan's daemon. run_dir: of our own daemon; its leftovers are found by the run's ID."""
     if plan.is_foreign or run_dir is None:
         return ForeignDaemon(MpsOptions(plan.request.directory or Path()), program=plan.program)
     options = MpsOptions(plan.request.directory or run_dir.path, plan.threads, plan.request.pinned_memory)
@@ -226,7 +220,7 @@ def _without_penstock_variables(environ: Mapping[str, str]) -> dict[str, str]:
 def engine_observer(
     engine_id: str, status: Callable[[], EngineStatus | None], serves: Callable[[], Awaitable[bool]]
 ) -> Callable[[bool], Awaitable[EngineObservation]]:
-    """Looks at the engine with that id: its processes, and, where it is asked for, whether requests are served."""
+    """Function that observes this engine's processes and, on request, whether it serves requests."""
     mark = f"{ENGINE_ID_VARIABLE}={engine_id}"
 
     async def observe(includes_serving: bool) -> EngineObservation:

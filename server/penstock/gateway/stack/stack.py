@@ -1,4 +1,4 @@
-"""Composer of the stack: the small parent process that starts and supervises the gateway and Triton."""
+"""The parent process, which starts and supervises the gateway and Triton."""
 
 import asyncio
 import contextlib
@@ -51,15 +51,15 @@ from penstock.network import host_and_port, listen_hosts
 
 log = get_logger("stack")
 engine_log = get_logger("triton")
-RENEWAL_SILENCE_S = 60.0  # of a Triton that loads a dead model anew on a busy machine, before it is given up
-ENGINE_GRACE_S = 5.0  # once the gateway has drained, only a model that still loads keeps the engine
-STOP_MARGIN_S = 5.0  # beyond the gateway's own grace, before it is killed
+RENEWAL_SILENCE_S = 60.0  # from a Triton that reloads models on a busy machine, before it is abandoned
+ENGINE_GRACE_S = 5.0  # after the gateway has drained, only a loading model delays the engine's stop
+STOP_MARGIN_S = 5.0  # beyond the gateway's own grace period, before it is killed
 READY_PROBE_S = 0.5
 
 
 @dataclass(frozen=True, slots=True)
 class Announcement:
-    """Printed at start. engine: its name and version. workers: number of processes. not_ready: see GatewayReady."""
+    """Printed at start. engine: name and version. workers: number of processes. not_ready: see GatewayReady."""
 
     engine: str
     http_url: str
@@ -72,12 +72,12 @@ class Announcement:
 
 
 def log_engine(level: int, event: str, /, **fields: str | int) -> None:
-    """One line of Triton's log, as one of ours."""
+    """Logs one line of Triton's log as ours."""
     engine_log.log(level, event, **fields)
 
 
 class Stack:
-    """Run it once: `run` returns the exit code when everything has ended."""
+    """Starts and supervises everything. Call `run` once."""
 
     def __init__(self, choice: EngineChoice, *, announce: Callable[[Announcement], None]) -> None:
         self._sharing: MpsSharing | None = None
@@ -107,7 +107,7 @@ class Stack:
         self._own = ModelProcesses(self._own_process, claim_run_dir, lambda: self._notify_gateway(self._status))
 
     async def run(self) -> int:
-        """0 when what was accepted was answered; 1 when something was cut. Raises CannotStart."""
+        """Exit code: 0 if every accepted request was answered, otherwise 1. Raises CannotStart."""
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self._on_signal)
@@ -166,7 +166,7 @@ class Stack:
         return self._engine.status if self._engine is not None else None
 
     async def _serves(self) -> bool:
-        """As a user sees it."""
+        """Whether a client's readiness request succeeds."""
         if self._ports is None:
             return False
         url = f"http://{host_and_port(_connectable_host(self._settings.host), self._ports.http_port)}"
@@ -219,7 +219,7 @@ class Stack:
                 await self._engine_task
         for task in filter(None, [mps_task, self._renewal_task]):
             if task.done() and not task.cancelled():
-                task.result()  # it should run until it is cancelled
+                task.result()  # it runs until cancelled, so this raises its error
         if self._failure:
             raise CannotStart(self._failure)
         log.info("stopped")
@@ -309,12 +309,11 @@ class Stack:
             self._announce_when_ready()
 
     def _on_workers(self) -> None:
-        """One is ready, or has died."""
         self._notify_gateway(self._status)
         self._announce_when_ready()
 
     def _announce_when_ready(self) -> None:
-        """Once for each process that said so, when its fronts, if it has any, know it."""
+        """Announces once for each `ready` message, when all workers are ready."""
         if self._ready is None or self._ports is None or (self._workers is not None and not self._workers.are_ready):
             return
         ready, self._ready = self._ready, None
@@ -369,7 +368,7 @@ class Stack:
 
 
 def announcement(host: str, ports: GatewayServes, message: GatewayReady, *, has_tls: bool = False) -> Announcement:
-    """The URLs as a user of this machine types them."""
+    """The announcement, with URLs that a client on this machine can use."""
     shown, scheme = _connectable_host(host), "https" if has_tls else "http"
     return Announcement(
         message.engine,

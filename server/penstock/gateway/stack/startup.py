@@ -1,4 +1,4 @@
-"""Decisions and checks before anything starts: access, engine, ports, MPS, profiling, repositories, run directory."""
+"""Checks and decisions before anything starts: access, engine, ports, MPS, profiling, repositories, run directory."""
 
 import socket
 import sys
@@ -39,10 +39,7 @@ class CannotStart(Exception):
 
 @dataclass(frozen=True, slots=True)
 class EngineChoice:
-    """settings: engine and MPS are decided, never `auto`. triton: the one to start, or None.
-
-    mps: how it shares its card, None without MPS.
-    """
+    """Settings with a decided engine and MPS, never `auto`. triton: to start, or None. mps: None without MPS."""
 
     settings: Settings
     triton: TritonRuntime | None = None
@@ -72,7 +69,7 @@ def check_access(settings: Settings) -> None:
 
 
 def _access_rules(file: Path) -> AccessRules:
-    """The file's; none of a file that waits for its first key, which counts once it is in. Raises AccessFileError."""
+    """The file's rules; empty rules for a file without keys, which may be added later. Raises AccessFileError."""
     try:
         return read_access_file(file)
     except EmptyAccessFile as error:
@@ -81,10 +78,7 @@ def _access_rules(file: Path) -> AccessRules:
 
 
 def choose_engine(settings: Settings) -> EngineChoice:
-    """Chooses the engine, once for every process of the stack.
-
-    Raises CannotStart if Triton is requested but not installed, or if the engine's header file is not valid.
-    """
+    """The engine for every process of the stack. Raises CannotStart if it is missing or its headers are invalid."""
     if settings.engine_header_file is not None:
         try:
             read_header_file(settings.engine_header_file)
@@ -104,7 +98,7 @@ def choose_engine(settings: Settings) -> EngineChoice:
 
 
 def choose_mps(choice: EngineChoice) -> EngineChoice:
-    """With the plan for MPS where it is wanted; `auto` does without where it cannot be had. Raises CannotStart."""
+    """The choice with an MPS plan if wanted; `auto` continues without MPS if unavailable. Raises CannotStart."""
     settings = choice.settings
     if settings.mps == "off":
         if settings.mps_active_thread_percentage or settings.mps_pinned_memory:
@@ -133,7 +127,7 @@ def choose_mps(choice: EngineChoice) -> EngineChoice:
 
 
 def _model_clients(settings: Settings) -> list[ModelClients]:
-    """What the models that will be loaded ask of a card; a config that cannot be read asks for nothing."""
+    """GPU processes of the models to load. Unreadable configs count as none."""
     return [
         ModelClients(config.parent.name, row.count, row.cards)
         for repository in settings.repositories
@@ -144,7 +138,7 @@ def _model_clients(settings: Settings) -> list[ModelClients]:
 
 
 def resolve_ports(settings: Settings) -> Settings:
-    """The settings with port numbers that are free now. Raises CannotStart if one is in use.
+    """The settings with free port numbers. Raises CannotStart if one is in use.
 
     Triton checks no keys, so its ports stay closed if the gateway restricts clients.
     """
@@ -182,7 +176,7 @@ def _without_engine_ports(settings: Settings) -> Settings:
 
 
 def choose_profiling(choice: EngineChoice, name: str) -> Profiling | None:
-    """How Triton is started under a profiler, None for without one. name: of its reports. Raises CannotStart."""
+    """How Triton runs under a profiler; None for no profiler. name: of its reports. Raises CannotStart."""
     settings = choice.settings
     if settings.profile is not ProfilerMode.OFF and choice.triton is None:
         raise CannotStart("profile is of a Triton that is started here; leave it out, or use --engine triton")
@@ -198,11 +192,7 @@ def choose_profiling(choice: EngineChoice, name: str) -> Profiling | None:
 
 
 def check_repositories(settings: Settings) -> tuple[Path, ...]:
-    """The model repositories that can be read.
-
-    Raises CannotStart where one is missing, where a model stands in two, or has a name that Triton cannot start: the
-    same repository is to run on every engine.
-    """
+    """Readable model repositories. Raises CannotStart if one is missing, or a model is duplicate or misnamed."""
     home = settings.home_path / "models"
     try:
         home.mkdir(parents=True, exist_ok=True)
@@ -241,7 +231,7 @@ def check_repositories(settings: Settings) -> tuple[Path, ...]:
 
 
 def claim_run_dir() -> RunDirectory:
-    """A private folder for this run; what a killed former stack left is cleared away. Raises CannotStart."""
+    """A private directory for this run, after removing leftovers of killed stacks. Raises CannotStart."""
     base = run_folders()
     try:
         run_dir, swept = claim_run_directory(base)

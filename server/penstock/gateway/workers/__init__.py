@@ -1,1 +1,1 @@
-"""Processes of one gateway: the core, its worker processes and client processes, and the memory that they share."""
+"""Processes of one gateway: the core, its worker and client processes, and the memory that they share."""

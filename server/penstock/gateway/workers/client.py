@@ -1,7 +1,4 @@
-"""Client of the core's batcher, for worker processes and for other programs of this host.
-
-Gives the engine's state as the core sees it, and inferences whose batches the core forms.
-"""
+"""Client of the core's batcher, for worker processes and other programs of this host."""
 
 import asyncio
 import itertools
@@ -52,10 +49,10 @@ from penstock.protocol.shared_memory import Lease
 CORE_SILENT = "the gateway's core does not answer; retry in a second"
 SILENCE_S = 5.0
 FIND_TIMEOUT_S = 5.0
-LATE_S = 0.25  # beyond a deadline, which the core enforces itself, until the front gives up
+LATE_S = 0.25  # time after a deadline, which the core enforces, until the client gives up
 _SWEEP_S = 0.1
 _RECONNECT_S = 0.05
-_RETRY_REJECTED_S = 1.0  # until a client process that was rejected connects again
+_RETRY_REJECTED_S = 1.0  # until a rejected client process connects again
 _NO_MODELS: Mapping[str, KnownModel] = MappingProxyType({})
 
 log = get_logger("front")
@@ -68,11 +65,9 @@ class _PendingReply(Protocol):
 
 
 class CoreClient:
-    """EngineView and Batching over the core. Run `run()` as one task; call the rest from the same event loop.
+    """EngineView and Batcher over the core. Run `run()` as one task; call the rest from the same event loop.
 
-    greeting: identifies this peer. max_asks: inferences that may wait for the core at once. slab: large tensors are
-    put into it instead of being sent; the core grants its memory.
-    Without a core the engine is not up, and everything that waits for it fails as EngineUnavailable.
+    greeting: identifies this peer. max_asks: inferences waiting for the core. slab: for large tensors.
     """
 
     def __init__(
@@ -104,7 +99,7 @@ class CoreClient:
         self._last_received_at = 0.0
         self._gone = asyncio.Event()
         self._loop = asyncio.get_running_loop()
-        self.first_state = asyncio.Event()  # the core has sent the engine's state
+        self.first_state = asyncio.Event()  # set when the core has sent the engine's state
         self.first_up = asyncio.Event()
 
     # EngineView
@@ -131,19 +126,19 @@ class CoreClient:
         self._cut = cut
 
     def suspect(self) -> None:
-        """A call could not reach the engine: sent to the core."""
+        """Reports to the core that a call could not reach the engine."""
         self._send(EngineSuspected())
 
     def note_late(self, model_name: str, waited_s: float, *, is_waiting: bool = False) -> None:
-        """A call ended without an answer, or waits long: sent to the core."""
+        """Reports to the core that a call ended without a response, or waits long."""
         self._send(CallLate(model_name, waited_s, is_waiting))
 
     def note_failed(self, model_name: str) -> None:
-        """A client's inference failed in the engine: sent to the core."""
+        """Reports to the core that a client's inference failed in the engine."""
         self._send(CallFailed(model_name))
 
     def note_served(self, model_name: str) -> None:
-        """Sent to the core with the next sweep, not each time."""
+        """Reports to the core that the model served a request, with the next sweep."""
         self._served.add(model_name)
 
     async def note_loaded(self, model_name: str) -> None:
@@ -153,7 +148,7 @@ class CoreClient:
         """Does nothing: the core unloads models itself."""
 
     async def find(self, model_name: str) -> ModelConfig:
-        """The config of a ready model; requested from the core if unknown. Raises the core's error."""
+        """The config of a ready model, fetched from the core if unknown. Raises the core's error."""
         known = self._models.get(model_name)
         if known is not None and known.is_ready and known.config is not None:
             return known.config
@@ -172,14 +167,14 @@ class CoreClient:
     # Batching
 
     def owns(self, model_name: str) -> bool:
-        """Whether the core forms that model's batches."""
+        """Whether the core forms this model's batches."""
         return model_name in self._owned
 
     def refuse_hopeless(self, model_name: str, *, rows: int, deadline: float | None) -> None:
-        """Does nothing: only the core knows the queue, and rejects the request on arrival."""
+        """Does nothing: the core knows the queue, and rejects the request on arrival."""
 
     async def infer(self, request: InferRequest, *, client: str, priority: int = 0) -> InferResponse:
-        """See Batching.infer."""
+        """See Batcher.infer."""
         line = self._require_line()
         if len(self._asks) >= self._max_asks:
             raise Overloaded(f"{len(self._asks)} requests wait for the gateway's core; retry after 0.2 s")
@@ -209,20 +204,20 @@ class CoreClient:
     def _leave(
         self, number: int, model_name: str, future: "asyncio.Future[InferResponse]", cancelled: asyncio.CancelledError
     ) -> None:
-        """The caller is gone at once; the stage of the cancellation is resolved later."""
+        """Ends the cancelled call at once; the stage of the cancellation is resolved later."""
         otherwise = CancelStage.BATCH if self.owns(model_name) else CancelStage.ENGINE
         if future.cancelled() and self._line is not None and self._line.is_open:
             note_cancel_stage(cancelled, self._departures.wait(number, otherwise, time.monotonic()))
             self._line.send(CancelInfer(number))
             return
-        if not future.cancelled():  # it was answered in the same moment
+        if not future.cancelled():  # it was answered at the same moment
             future.exception()
         note_cancel_stage(cancelled, otherwise)
 
     # the line
 
     async def run(self) -> None:
-        """Connects again and again until cancelled."""
+        """Connects and reconnects until cancelled."""
         try:
             while True:
                 await self._connect()
@@ -253,7 +248,7 @@ class CoreClient:
         return MessageConnection(self._decoder, self._hear, lambda _: self._gone.set())
 
     async def _until_gone(self) -> None:
-        """Until the connection ends, or the core is silent for too long."""
+        """Returns when the connection ends, or the core is silent for too long."""
         while not self._gone.is_set():
             try:
                 async with asyncio.timeout(_SWEEP_S):
@@ -270,7 +265,7 @@ class CoreClient:
             tell("the core is silent", seconds=round(now - self._last_received_at, 1))
             self._lose(CORE_SILENT)
             if self._line is not None:
-                self._line.close()  # then a core that was stopped cancels our calls, and grants a new part
+                self._line.close()  # a core that was stopped then cancels our calls and grants a new part
             return
         self._departures.expire(now)
         for number, (future, until) in list(self._asks.items()):
@@ -279,7 +274,7 @@ class CoreClient:
                 future.set_exception(DeadlineExceeded("the deadline passed while the gateway's core had the request"))
 
     def _lose(self, reason: str) -> None:
-        """The core is gone: everything that waits for it fails."""
+        """Fails everything that waits for the core, because it is gone."""
         if self._is_up:
             tell = self._log.warning if self._is_front else self._log.debug
             tell("no core", reason=reason)

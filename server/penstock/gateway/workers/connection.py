@@ -1,8 +1,4 @@
-"""Messages between the core and its workers and client processes, and the connection that carries them.
-
-Messages are MessagePack over a Unix socket, each with its length before it. Deadlines are monotonic seconds, which the
-processes of one machine share.
-"""
+"""Messages between the core and its workers and client processes: length-prefixed MessagePack over Unix sockets."""
 
 import asyncio
 from collections.abc import Callable
@@ -20,27 +16,27 @@ from penstock.protocol.engine import ModelConfig
 from penstock.protocol.errors import InferenceError
 from penstock.protocol.inference import InferRequest, InferResponse
 
-PROTOCOL = 3  # increment it when records change: clients are other programs, which may be older or newer
+PROTOCOL = 3  # increment it when messages change: client processes may have another version
 
 
 class Message(msgspec.Struct, frozen=True, array_like=True, tag=True):
-    """A message below. number: the sender's own number of a request, repeated in its answer."""
+    """Base of the messages. number: the sender's number of a request, repeated in the answer."""
 
 
 class WorkerHello(Message, frozen=True):
-    """Front → core, first: which of the fronts this is."""
+    """Worker → core, first message: the worker's number."""
 
     index: int
 
 
 class ClientHello(Message, frozen=True):
-    """Client process → core, first, instead of WorkerHello. name: which program it is, for the log."""
+    """Client process → core, first message: the program's name, for the log."""
 
     name: str
 
 
 class Infer(Message, frozen=True):
-    """Front → core: an inference. client, priority: see Batching.infer. An input with a place has no data."""
+    """Worker → core: an inference. client, priority: see Batcher.infer. An input with a place has no data."""
 
     number: int
     request: InferRequest
@@ -49,30 +45,30 @@ class Infer(Message, frozen=True):
 
 
 class CancelInfer(Message, frozen=True):
-    """Front → core: that answer is no longer needed."""
+    """Worker → core: the answer is no longer needed."""
 
     number: int
 
 
 class FindModel(Message, frozen=True):
-    """Front → core: request the model's config."""
+    """Worker → core: request the model's config."""
 
     number: int
     model_name: str
 
 
 class ModelsServed(Message, frozen=True):
-    """Front → core: inferences of these models succeeded."""
+    """Worker → core: inferences of these models succeeded."""
 
     model_names: tuple[str, ...]
 
 
 class EngineSuspected(Message, frozen=True):
-    """Front → core: a call could not reach the engine."""
+    """Worker → core: a call could not reach the engine."""
 
 
 class CallLate(Message, frozen=True):
-    """Front → core: a call ended after waited_s without an answer from the engine. is_waiting: it has not ended."""
+    """Worker → core: a call ended after waited_s without a response. is_waiting: it has not ended."""
 
     model_name: str
     waited_s: float
@@ -80,22 +76,19 @@ class CallLate(Message, frozen=True):
 
 
 class CallFailed(Message, frozen=True):
-    """Front → core: a valid inference failed in the engine."""
+    """Worker → core: a valid inference failed in the engine."""
 
     model_name: str
 
 
 class SyncDone(Message, frozen=True):
-    """Front → core: everything sent before that `Sync` was processed."""
+    """Worker → core: everything sent before that `Sync` was processed."""
 
     number: int
 
 
 class CoreState(Message, frozen=True):
-    """Core → front: the engine as the core sees it, at every change and each second. owned: by the gateway.
-
-    apart: models with an engine process of their own, which only the core calls.
-    """
+    """Core → worker: state of the engine. owned: batched by the gateway. apart: called by the core only."""
 
     is_up: bool
     reason: str
@@ -106,52 +99,52 @@ class CoreState(Message, frozen=True):
 
 
 class Sync(Message, frozen=True):
-    """Core → front: answer with SyncDone, after everything that was sent before is processed."""
+    """Core → worker: reply with SyncDone after processing everything sent before."""
 
     number: int
 
 
 class CallsCut(Message, frozen=True):
-    """Core → front: calls in the engine will not be answered any more."""
+    """Core → worker: calls in the engine will not be answered any more."""
 
     reason: str
 
 
 class SlabPartGranted(Message, frozen=True):
-    """Core → front: use this part of the slab from now on, instead of an earlier one."""
+    """Core → worker: use this part of the slab from now on, instead of an earlier one."""
 
     lent: SlabPart
 
 
 class ClientRejected(Message, frozen=True):
-    """Core → client process, last: why it is not served."""
+    """Core → client process, last message: why it is not served."""
 
     reason: str
 
 
 class Inferred(Message, frozen=True):
-    """Core → front: answer to an Infer."""
+    """Core → worker: answer to an Infer."""
 
     number: int
     response: InferResponse
 
 
 class ModelFound(Message, frozen=True):
-    """Core → front: answer to a FindModel."""
+    """Core → worker: answer to a FindModel."""
 
     number: int
     config: ModelConfig
 
 
 class CancelledAt(Message, frozen=True):
-    """Core → front: an Infer was cancelled at this stage."""
+    """Core → worker: an Infer was cancelled at this stage."""
 
     number: int
     where: CancelStage
 
 
 class RequestFailed(Message, frozen=True):
-    """Core → front: of an Infer or a FindModel. kind: the error's class. retry_after_s: None if it has none."""
+    """Core → worker: error of an Infer or FindModel. kind: the error's class. retry_after_s: None if it has none."""
 
     number: int
     kind: str
@@ -178,13 +171,13 @@ ToClient = (
 
 
 def failed_message(number: int, error: InferenceError) -> RequestFailed:
-    """The error as a record."""
+    """The error as a message."""
     retry_after_s: float | None = getattr(error, "retry_after_s", None)
     return RequestFailed(number, type(error).__name__, error.message, error.reason, retry_after_s)
 
 
 def error_from(record: RequestFailed) -> InferenceError:
-    """The error, of its own class; of an unknown class, an InferenceError."""
+    """The error in its own class; an InferenceError if the class is unknown."""
     kind = _kind_of(record.kind)
     error = kind.__new__(kind)
     InferenceError.__init__(error, record.message)
@@ -197,7 +190,7 @@ def error_from(record: RequestFailed) -> InferenceError:
 
 @cache
 def _kind_of(name: str) -> type[InferenceError]:
-    """The class of that name in the InferenceError tree. Cached: there are about a dozen."""
+    """The InferenceError class of this name."""
     todo = [InferenceError]
     while todo:
         kind = todo.pop()
@@ -208,7 +201,7 @@ def _kind_of(name: str) -> type[InferenceError]:
 
 
 SOCKET_NAME = "core-batch.sock"
-CLOSE_GRACE_S = 1.0  # for the peer to read what was sent last
+CLOSE_GRACE_S = 1.0  # for the peer to read the last messages
 _LENGTH_BYTES = 4
 UNLIMITED_BYTES = 1 << 32
 _ENCODER = msgspec.msgpack.Encoder()
@@ -220,10 +213,8 @@ In = TypeVar("In", bound=Message)
 class MessageConnection(asyncio.Protocol, Generic[In]):
     """on_message: called with each message, in order, and this end. on_lost: called once, when the connection ends.
 
-    Tensors of a received message are views into its bytes. max_record_bytes: a larger message closes the connection
-    before it is received.
-
-    All messages of one turn of the loop are written together, which saves system calls.
+    Tensors are views into the received bytes. A message above max_record_bytes closes the connection. Messages of one
+    loop iteration are written together, to save system calls.
     """
 
     def __init__(
@@ -237,7 +228,7 @@ class MessageConnection(asyncio.Protocol, Generic[In]):
         self._on_lost = on_lost
         self._transport: asyncio.Transport | None = None
         self._received = bytearray()
-        self._gathered: list[bytes] = []  # written at the end of this turn
+        self._gathered: list[bytes] = []  # written at the end of this loop iteration
         self._gathered_bytes = 0
         self._is_ended = False
         self.max_record_bytes = UNLIMITED_BYTES
@@ -249,13 +240,13 @@ class MessageConnection(asyncio.Protocol, Generic[In]):
 
     @property
     def unsent_bytes(self) -> int:
-        """Bytes that the peer has not taken yet; 0 if it is gone."""
+        """Bytes that the peer has not received yet; 0 if it is gone."""
         if self._transport is None:
             return 0
         return self._transport.get_write_buffer_size() + self._gathered_bytes
 
     def send(self, record: Message) -> None:
-        """Never blocks; messages to a peer that is gone are dropped."""
+        """Never blocks. Drops the message if the peer is gone."""
         if self._transport is None or self._transport.is_closing():
             return
         encoded = _ENCODER.encode(record)
@@ -265,12 +256,12 @@ class MessageConnection(asyncio.Protocol, Generic[In]):
         self._gathered_bytes += _LENGTH_BYTES + len(encoded)
 
     def close(self) -> None:
-        """Abort the connection, and drop what was sent in this turn."""
+        """Aborts the connection, and drops messages of this loop iteration."""
         if self._transport is not None:
             self._transport.abort()
 
     def end(self) -> None:
-        """Read no more, and close the connection when everything sent is read, or a moment later."""
+        """Stops reading, and closes the connection when everything sent is read, or after CLOSE_GRACE_S."""
         self._is_ended = True
         if self._transport is not None:
             self._write_gathered()
@@ -302,7 +293,7 @@ class MessageConnection(asyncio.Protocol, Generic[In]):
             received += memoryview(data)[position:]
 
     def _take_all(self, received: bytes | bytearray) -> int:
-        """Process all whole messages. Returns where the first incomplete one begins."""
+        """Processes all whole messages. Returns where the first incomplete one begins."""
         position, size = 0, len(received)
         while size - position >= _LENGTH_BYTES and not self._is_ended:
             begin = position + _LENGTH_BYTES
@@ -340,7 +331,7 @@ CANCELLATION_TIMEOUT_S = 1.0
 
 @dataclass(frozen=True, slots=True)
 class _PendingCancellation:
-    """otherwise: the stage without an answer of the core. until: monotonic seconds."""
+    """otherwise: the stage if the core does not answer until then (monotonic seconds)."""
 
     later: PendingStage
     otherwise: CancelStage
@@ -348,7 +339,7 @@ class _PendingCancellation:
 
 
 class PendingCancellations:
-    """Sans-IO: `now` is monotonic seconds. Each is resolved once: by the core, or without it by `expire` or `lose`."""
+    """Cancellations that the core has not confirmed. Each is resolved once. Sans-IO: `now` in monotonic seconds."""
 
     def __init__(self) -> None:
         self._waiting: dict[int, _PendingCancellation] = {}
@@ -357,23 +348,23 @@ class PendingCancellations:
         return len(self._waiting)
 
     def wait(self, number: int, otherwise: CancelStage, now: float) -> PendingStage:
-        """A cancellation was sent to the core."""
+        """Adds a cancellation that was sent to the core."""
         later = PendingStage()
         self._waiting[number] = _PendingCancellation(later, otherwise, now + CANCELLATION_TIMEOUT_S)
         return later
 
     def tell(self, number: int, where: CancelStage | None = None) -> None:
-        """The core's answer. where: None if the inference ended before the cancellation arrived."""
+        """Resolves it by the core's answer. where: None if the inference ended before the cancellation arrived."""
         departure = self._waiting.pop(number, None)
         if departure is not None:
             departure.later.tell(where or departure.otherwise)
 
     def expire(self, now: float) -> None:
-        """Resolve those that the core did not answer in time."""
+        """Resolves those that the core did not answer in time."""
         for number in [number for number, departure in self._waiting.items() if now >= departure.until]:
             self.tell(number)
 
     def lose(self) -> None:
-        """The core is gone: resolve all."""
+        """Resolves all, because the core is gone."""
         for number in list(self._waiting):
             self.tell(number)

@@ -1,4 +1,4 @@
-"""A worker process's relay to the core process: HTTP and gRPC calls as bytes over Unix sockets, with their caller."""
+"""A worker's relay to the core: HTTP and gRPC calls as bytes over Unix sockets, with the client's identity."""
 
 import asyncio
 import time
@@ -31,7 +31,7 @@ _OPTIONS = (
 
 
 def _pings(timeouts: CallTimeouts) -> tuple[tuple[str, int], ...]:
-    """A stopped core answers no pings: then its calls end, even those without a deadline."""
+    """Pings end the calls of a stopped core, even those without a deadline."""
     return (
         ("grpc.keepalive_time_ms", int(timeouts.keepalive_s * 1000)),
         ("grpc.keepalive_timeout_ms", int(timeouts.keepalive_timeout_s * 1000)),
@@ -41,12 +41,12 @@ def _pings(timeouts: CallTimeouts) -> tuple[tuple[str, int], ...]:
 
 
 def with_caller(call: HttpCall, caller: Identity) -> HttpCall:
-    """The call with its caller. Headers of that name from the client are removed."""
+    """The call with the client's identity. Headers of that name from the client are removed."""
     return call.with_headers(((IDENTITY_HEADER, encode_identity(caller)),), dropped=(IDENTITY_HEADER,))
 
 
 def with_caller_metadata(metadata: GrpcMetadata, caller: Identity) -> GrpcMetadata:
-    """The metadata with the caller, without what belongs to the client's own connection."""
+    """The metadata with the client's identity, without entries of the client's own connection."""
     kept = tuple(
         (key, value) for key, value in metadata if key not in _RESERVED_METADATA and not key.startswith((":", "grpc-"))
     )
@@ -54,10 +54,7 @@ def with_caller_metadata(metadata: GrpcMetadata, caller: Identity) -> GrpcMetada
 
 
 class CoreRelay:
-    """Relays calls; every answer of the core counts, errors too. Make it inside the running loop.
-
-    Raises EngineUnavailable at once without a core, soon if it is silent, and DeadlineExceeded.
-    """
+    """Relays calls to the core. Create it in the running loop. Raises EngineUnavailable, DeadlineExceeded."""
 
     def __init__(self, run_dir: Path, *, max_connections: int, timeouts: CallTimeouts | None = None) -> None:
         timeouts = timeouts or CallTimeouts()
@@ -67,12 +64,12 @@ class CoreRelay:
         self._methods: dict[str, aio.UnaryUnaryMultiCallable[bytes, bytes]] = {}
 
     async def aclose(self) -> None:
-        """Close the connections; calls in flight fail."""
+        """Closes the connections; calls in flight fail."""
         await self._http.aclose()
         await self._channel.close(None)
 
     async def send(self, call: Call[A], caller: Identity, *, deadline: float | None) -> A:
-        """The core's whole answer. Cancelling cancels the call at the core."""
+        """The core's whole answer. Cancelling also cancels the call at the core."""
         if isinstance(call, GrpcCall):
             return cast(A, await self._send_grpc(call, caller, deadline))
         try:
@@ -81,14 +78,13 @@ class CoreRelay:
             raise EngineUnavailable(CORE_GONE) from error
 
     async def stream(self, call: HttpCall, caller: Identity, *, deadline: float | None) -> HttpStream:
-        """The core's answer once its head has arrived; its chunks raise like TritonHttpClient's."""
+        """The core's answer once its head has arrived. Its chunks raise like TritonHttpClient's."""
         try:
             return await self._http.stream(with_caller(call, caller), deadline=deadline)
         except EngineUnavailable as error:
             raise EngineUnavailable(CORE_GONE) from error
 
     def open_stream(self, method: str, metadata: GrpcMetadata, caller: Identity) -> GrpcStream:
-        """An open bidirectional call."""
         call = self._channel.stream_stream(method, None, None)(None, None, with_caller_metadata(metadata, caller))
         return CoreStream(call, self._judged)
 
@@ -116,7 +112,7 @@ class CoreRelay:
         return method
 
     def _judged(self, code: StatusCode, details: str, trailing: GrpcMetadata) -> GrpcAnswer:
-        """The core's status while the connection stands; else gRPC's own error is raised."""
+        """The core's status while connected; otherwise raises gRPC's error."""
         if code is StatusCode.UNAVAILABLE and self._channel.get_state() is not ChannelConnectivity.READY:
             raise EngineUnavailable(CORE_GONE)
         return GrpcAnswer(code.value[0], details=details, trailing_metadata=trailing)
@@ -140,7 +136,6 @@ class CoreStream:
             return
 
     async def half_close(self) -> None:
-        """No more will be sent."""
         try:
             await self._call.done_writing()
         except (aio.AioRpcError, asyncio.InvalidStateError):
@@ -161,7 +156,6 @@ class CoreStream:
         return self._judge(code, details or "", trailing)
 
     def cancel(self) -> None:
-        """Cancel the call at once."""
         self._call.cancel()
 
 

@@ -63,24 +63,21 @@ from penstock.protocol.inference import Batcher, InferResponse
 from penstock.protocol.request_checks import checked_name
 
 LOOK_S = 0.05
-SPREAD_S = 0.5  # time for fronts to confirm a change of the models
-UNREAD_BYTES = 1 << 20  # a peer with more unread bytes gets changes of the state only, no repetitions
-_REQUESTS = (Infer, FindModel, CancelInfer)  # the usual messages; a union type would be made on each check
-STATE_EVERY_LOOKS = 20  # an unchanged state is repeated, as a sign of life
+SPREAD_S = 0.5  # time for workers to confirm a change of the models
+UNREAD_BYTES = 1 << 20  # a peer with more unread bytes gets state changes only, no repetitions
+_REQUESTS = (Infer, FindModel, CancelInfer)  # the usual messages, as a constant tuple for speed
+STATE_EVERY_LOOKS = 20  # an unchanged state is repeated as a heartbeat
 
 log = get_logger("core")
 
 
 class _ProtocolViolation(Exception):
-    """A peer's message is not allowed at that point. Its text: why the connection is closed."""
+    """A message violates the protocol. The text is the reason for closing the connection."""
 
 
 @dataclass(slots=True)
 class _Peer:
-    """A connected peer. index: 0 for a client process. name: for the log and, of a client process, for the queue.
-
-    tasks, asks: its running calls, by its own numbers. known: the last `Sync` that it has confirmed.
-    """
+    """A connected peer. index: 0 for a client process. tasks, asks: by its numbers. known: last confirmed `Sync`."""
 
     index: int
     name: str
@@ -94,10 +91,9 @@ class _Peer:
 
 
 class CoreServer:
-    """Run `run()` as one task. Models that the gateway owns are batched; other requests are sent to the backend alone.
+    """Batches the gateway's models; sends other requests to the backend unbatched. Run `run()` as one task.
 
-    Set before `run`: client_calls, without which client processes are rejected. queues, if the batching is in this
-    process: fronts' inferences wait in them without a task each. apart, if models have engine processes of their own.
+    Set before `run`: client_calls, to admit client processes; queues, if batching is in this process; apart.
     """
 
     def __init__(
@@ -109,7 +105,6 @@ class CoreServer:
         *,
         slab_partitions: SlabPartitions | None = None,
     ) -> None:
-        """slab_partitions: of the slab, if there is one; each front and client process gets a part of it."""
         self._path = run_dir / SOCKET_NAME
         self._watch = watch
         self._backend = backend
@@ -130,21 +125,19 @@ class CoreServer:
 
     @property
     def front_count(self) -> int:
-        """Fronts that are connected."""
         return sum(1 for front in self._fronts.values() if not front.is_client_process)
 
     @property
     def client_process_count(self) -> int:
-        """Client processes that are connected."""
         return len(self._fronts) - self.front_count
 
     def cut(self, reason: str) -> None:
-        """Tell all peers that their calls in the engine will not be answered any more."""
+        """Informs all peers that their calls in the engine will not be answered any more."""
         for line in self._fronts:
             line.send(CallsCut(reason))
 
     async def drain(self, grace_s: float) -> bool:
-        """Accept no more from client processes. Returns whether all their calls ended, and were read, in time."""
+        """Stops accepting from client processes. Returns whether their calls ended, and were read, in time."""
         self._is_draining = True
         clients = {line: front for line, front in self._fronts.items() if front.is_client_process}
         tasks = [task for client in clients.values() for task in client.tasks.values()]
@@ -156,10 +149,7 @@ class CoreServer:
         return not running
 
     async def spread(self) -> None:
-        """Returns when every front knows the current models, so that the client that changed them sees no older ones.
-
-        Client processes get the models, too, and are not waited for.
-        """
+        """Returns when every worker has the current models, so that their next client sees them."""
         self._tell(is_due=False)
         self._spreads += 1
         number = self._spreads
@@ -175,7 +165,7 @@ class CoreServer:
             log.warning("front did not confirm a change of the models in time", seconds=SPREAD_S)
 
     async def run(self) -> None:
-        """Listens, and sends the state, until cancelled; then closes all connections."""
+        """Listens and sends the state until cancelled; then closes all connections."""
         self._path.unlink(missing_ok=True)
         server = await asyncio.get_running_loop().create_unix_server(self._new_line, str(self._path))
         looks = 0
@@ -200,7 +190,7 @@ class CoreServer:
         return line
 
     def _drop_unidentified(self, now: float) -> None:
-        """Close connections without a hello message: each holds a descriptor."""
+        """Closes connections without a hello message: each holds a descriptor."""
         for line in [line for line, since in self._unidentified.items() if now - since > GREETING_S]:
             self._refuse(line, f"no hello message within {GREETING_S:g} s")
 
@@ -220,7 +210,7 @@ class CoreServer:
                     line.send(state)
 
     def _grant_slab_parts(self) -> None:
-        """To new peers, and to all after a renewal of the slab."""
+        """Grants parts to new peers, and to all after a renewal of the slab."""
         if self._slab_partitions is None:
             return
         for line, front in self._fronts.items():
@@ -247,7 +237,7 @@ class CoreServer:
         elif isinstance(record, SyncDone):
             front.known = min(record.number, self._spreads)
             self._has_spread.set()
-        elif not front.is_client_process:  # for client processes ClientProcessCalls reports this
+        elif not front.is_client_process:  # ClientProcessCalls reports this for client processes
             self._note(record)
 
     def _note(self, record: ModelsServed | CallFailed | EngineSuspected | CallLate) -> None:
@@ -281,7 +271,7 @@ class CoreServer:
         line.send(self._state())
 
     def _turn_away(self, line: MessageConnection[ToCore], name: str) -> None:
-        """It connects again each second: logged once, until a client process leaves."""
+        """Logs once until a client process leaves, because it reconnects each second."""
         tell = log.debug if self._is_full_logged else log.warning
         tell("client process rejected", program=name, connected=self.client_process_count)
         self._is_full_logged = True
@@ -291,13 +281,13 @@ class CoreServer:
         self._end(line, reason if self.client_calls else "the gateway serves no other programs of this host")
 
     def _refuse(self, line: MessageConnection[ToCore], reason: str) -> None:
-        """The peer does not follow the protocol."""
+        """Closes the connection of a peer that violates the protocol."""
         front = self._fronts.get(line)
         log.warning("peer broke the protocol; closing the connection", who=front.name if front else "", reason=reason)
         self._end(line, reason)
 
     def _end(self, line: MessageConnection[ToCore], reason: str) -> None:
-        """Send the reason, and read no more."""
+        """Sends the reason, and stops reading."""
         self._lost(line)
         line.send(ClientRejected(reason))
         line.end()
@@ -348,7 +338,7 @@ class CoreServer:
             self._send_cancelled_at(line, question, task)
 
     def _send_cancelled_at(self, line: MessageConnection[ToCore], ask: Infer, task: "asyncio.Task[None]") -> None:
-        """Of a cancelled request. A batched one without a noted stage had not been queued yet."""
+        """For a cancelled request. A batched one without a noted stage had not been queued yet."""
         otherwise = CancelStage.QUEUE if self._owns(ask.request.model_name) else CancelStage.ENGINE
         try:
             task.result()
@@ -356,7 +346,6 @@ class CoreServer:
             when_stage_known(cancelled, otherwise, lambda where: line.send(CancelledAt(ask.number, where)))
 
     def _lost(self, line: MessageConnection[ToCore]) -> None:
-        """The peer is gone: its calls are cancelled."""
         self._unidentified.pop(line, None)
         front = self._fronts.pop(line, None)
         if front is not None and front.is_client_process:
@@ -371,7 +360,6 @@ class CoreServer:
         self._has_spread.set()
 
     async def _infer(self, line: MessageConnection[ToCore], front: _Peer, ask: Infer) -> None:
-        """The root of an inference's task."""
         client_calls = self.client_calls
         with ReportFailures(line, ask.number):
             if front.is_client_process and client_calls is not None:
@@ -392,6 +380,5 @@ class CoreServer:
         return self._batching is not None and self._batching.owns(model_name)
 
     async def _find(self, line: MessageConnection[ToCore], find: FindModel) -> None:
-        """The root of a FindModel's task."""
         with ReportFailures(line, find.number):
             line.send(ModelFound(find.number, await self._watch.find(checked_name(find.model_name))))

@@ -1,8 +1,4 @@
-"""A gateway process as its parent sees it: start, restart, drain, kill, and the control connection.
-
-The control connection carries one JSON object a line over a socketpair. Down: the engine's status. Up: the gateway's
-ports and readiness, and requests to restart an engine or a model.
-"""
+"""A gateway process as its parent sees it, and the control connection: one JSON object per line over a socketpair."""
 
 import asyncio
 import contextlib
@@ -20,18 +16,17 @@ from typing import Any
 from penstock.engines.triton.supervisor import RestartBackoff
 from penstock.logs import get_logger
 
-SICK_GRACE_S = 5.0  # for running requests when a gateway ends because the engine in its process is sick
-MAX_LINE_BYTES = 4 << 20  # GatewayReady names every model that cannot be served, with its reason
+SICK_GRACE_S = 5.0  # for running requests when a gateway ends because its embedded engine is unhealthy
+MAX_LINE_BYTES = 4 << 20  # GatewayReady lists every model that cannot be served, with its reason
 
 
 @dataclass(frozen=True, slots=True)
 class EngineStatusMessage:
-    """Parent → gateway. is_running: whether the engine's process answered its parent's probe.
+    """Parent → gateway. is_running: whether the engine's process answered the probe.
 
-    mps_…: of the MPS daemon beside it: its client processes, processes that compute without it, restarts of all
-    because of it, and how long the last one took until requests were served again.
-    own_engines: run directory of the dedicated engine process by model that hung before; empty while it starts.
-    model_generations: how often a model's processes were replaced while the engine ran.
+    mps_…: client processes, GPU processes without MPS, restarts because of MPS, and the last recovery time.
+    own_engines: run directory of each model's dedicated engine process; "" while it starts. model_generations: how
+    often a model's processes were replaced.
     """
 
     is_running: bool
@@ -48,7 +43,7 @@ class EngineStatusMessage:
 
     @staticmethod
     def readers(message: "Callable[[], EngineStatusMessage]", *, has_mps: bool) -> dict[str, Callable[[], float]]:
-        """Values of the metrics on the parent's processes, and on the MPS daemon if there is one, by metric."""
+        """Functions that read the metrics on the parent's processes, and on the MPS daemon if there is one."""
         found: dict[str, Callable[[], float]] = {
             "engine_restarts_total": lambda: message().restarts,
             "front_restarts_total": lambda: message().front_restarts,
@@ -75,10 +70,7 @@ class GatewayServes:
 
 @dataclass(frozen=True, slots=True)
 class GatewayReady:
-    """Gateway → parent: these models serve requests; unavailable: the others, each with the reason.
-
-    engine: its name and version, for display. not_ready: why health checks fail nevertheless; empty if they pass.
-    """
+    """Gateway → parent: models that serve, and unavailable ones with the reason. not_ready: why health checks fail."""
 
     engine: str
     models: list[str]
@@ -88,24 +80,21 @@ class GatewayReady:
 
 @dataclass(frozen=True, slots=True)
 class WorkerReady:
-    """Front → parent: the core has reported that the engine is up."""
+    """Worker → parent: the core has reported that the engine is up."""
 
     index: int
 
 
 @dataclass(frozen=True, slots=True)
 class RestartEngine:
-    """Gateway → parent: the engine lives but cannot work."""
+    """Gateway → parent: the engine runs but cannot work."""
 
     reason: str
 
 
 @dataclass(frozen=True, slots=True)
 class RestartModel:
-    """Gateway → parent: restart this model, which hangs or fails; the engine itself works.
-
-    generation: of the processes to restart; see EngineStatusMessage.
-    """
+    """Gateway → parent: restart this model. generation: of the processes to restart; see EngineStatusMessage."""
 
     model: str
     reason: str
@@ -121,7 +110,7 @@ _KINDS: dict[str, type[Any]] = {
 
 
 class ControlConnection:
-    """One end. Reading ends when the other end closes."""
+    """One end of the connection. Reading ends when the other end closes."""
 
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self._reader = reader
@@ -129,12 +118,11 @@ class ControlConnection:
 
     @classmethod
     async def over(cls, end: socket.socket) -> "ControlConnection":
-        """Takes over the socket."""
         end.setblocking(False)
         return cls(*await asyncio.open_unix_connection(sock=end, limit=MAX_LINE_BYTES))
 
     def send(self, message: ControlMessage) -> None:
-        """Never blocks; a closed line drops it."""
+        """Never blocks. Drops the message if the connection is closed."""
         if not self._writer.is_closing():
             self._writer.write(json.dumps({"kind": type(message).__name__, **asdict(message)}).encode() + b"\n")
 
@@ -155,7 +143,7 @@ EXIT_CANNOT_START = 78
 GATEWAY_ENVIRONMENT = {
     "GRPC_ENABLE_FORK_SUPPORT": "0",  # decoders are started by exec; grpc's fork handlers only print warnings
     "PYTHONSAFEPATH": "1",  # also for its children: nothing is imported from the working directory
-    "GRPC_VERBOSITY": "NONE",  # its lines would break our log's format; errors are raised as exceptions
+    "GRPC_VERBOSITY": "NONE",  # its lines would break our log format; errors are raised as exceptions
 }
 MAX_FAILED_STARTS = 3  # of a gateway that has never served
 CORE, FRONT = "core", "front-"  # names of the gateway's parts, in its arguments
@@ -164,10 +152,7 @@ GATEWAY_PROGRAM = (sys.executable, "-m", "penstock.gateway")
 
 @dataclass(frozen=True, slots=True)
 class GatewayPart:
-    """Which process of the gateway it is. name: for the log. arguments: besides the settings.
-
-    died: called when it has ended, and before it is started again.
-    """
+    """A process of the gateway. name: for the log. died: called when it has ended, before it is restarted."""
 
     name: str = "gateway"
     arguments: tuple[str, ...] = ()
@@ -211,7 +196,7 @@ class GatewayProcess:
         self._settings_file.write_text(settings_json)
 
     def tell(self, message: EngineStatusMessage) -> None:
-        """The engine's state, for this and every later gateway process."""
+        """Sends the engine's state to this and every later gateway process."""
         self._last_status = message
         if self._line is not None:
             self._line.send(replace(message, gateway_restarts=self.restarts))
@@ -224,7 +209,7 @@ class GatewayProcess:
             code, was_requested = await self._run_once()
             self._part.died()
             if self._stopping.is_set():
-                # Killed by the signal before it could handle it: it had accepted no request.
+                # Killed before it could handle the signal: it had accepted no request.
                 return 0 if code == -signal.SIGTERM else code
             if code == EXIT_CANNOT_START:
                 return code
@@ -286,7 +271,7 @@ class GatewayProcess:
             self._on_message(message)
 
     def renew(self, max_wait_s: float) -> bool:
-        """Restart it gracefully. Returns whether that has begun: False if it is ending already."""
+        """Restarts it gracefully. Returns False if it is ending already."""
         process = self._process
         if self._renewal is not None or process is None or process.returncode is not None:
             return False
@@ -294,12 +279,12 @@ class GatewayProcess:
         return True
 
     def cut_off(self) -> None:
-        """Kill a hanging process at once, with its children; it is then started again."""
+        """Kills a hanging process and its children at once; it is then restarted."""
         if self._process is not None:
             _kill_with_children(self._process)
 
     async def stop(self, max_wait_s: float) -> None:
-        """SIGTERM, and SIGKILL after max_wait_s. `run` then returns."""
+        """Sends SIGTERM, and SIGKILL after max_wait_s. `run` then returns."""
         self._stopping.set()
         if self._process is not None:
             await self._end(self._process, max_wait_s)
@@ -316,7 +301,6 @@ class GatewayProcess:
             _kill_with_children(process)
 
     def kill(self) -> None:
-        """At once, with its children."""
         self._stopping.set()
         if self._process is not None:
             _kill_with_children(self._process)

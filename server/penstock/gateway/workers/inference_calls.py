@@ -1,8 +1,4 @@
-"""Inferences that workers and client processes send to the core.
-
-Those of workers wait in the core's queues without a task each: thousands arrive a second. Those of client processes
-are admitted and counted like gRPC requests.
-"""
+"""Inferences of workers, which need no task each in the core, and of client processes, admitted like gRPC requests."""
 
 import asyncio
 import math
@@ -25,12 +21,12 @@ log = get_logger("core")
 
 
 class QueuedRequest(Protocol):
-    """A request that waits for its batch, or is in one. answer: set once; cancelled if the request was."""
+    """A request in the queue or a batch. answer: set once; cancelled with the request."""
 
     answer: "asyncio.Future[InferResponse]"
 
     def leave(self) -> CancelStage:
-        """Cancel it. Returns the stage in which it was."""
+        """Cancels it. Returns the stage in which it was."""
         ...
 
 
@@ -38,7 +34,7 @@ class CoreQueues(Protocol):
     """Forms batches; penstock.gateway.batching.batcher.BatcherPool is one."""
 
     def enter(self, request: InferRequest, *, client: str, priority: int = 0) -> QueuedRequest | None:
-        """The request in its queue; None if this process has no queue for its model. Raises InferenceError."""
+        """Queues the request; None if this process has no queue for its model. Raises InferenceError."""
         ...
 
 
@@ -49,11 +45,7 @@ def enqueue_call(
     ask: Infer,
     kept: "dict[int, QueuedCall]",
 ) -> bool:
-    """Put the inference into its queue; its answer, or the error at once, goes to the connection.
-
-    False if there is no queue for it; then nothing is sent. slab_partitions: with the memory of its tensors. kept:
-    calls by their number until they end.
-    """
+    """Queues the inference, and sends its answer or error. False without a queue for it. kept: unfinished calls."""
     with ReportFailures(line, ask.number):
         request = ask.request if slab_partitions is None else slab_partitions.in_full(ask.request, line)
         waiting = queues.enter(request, client=ask.client, priority=ask.priority)
@@ -64,10 +56,7 @@ def enqueue_call(
 
 
 class ReportFailures:
-    """Context manager that sends an error of a front's request to the front. The connection stays open.
-
-    Unexpected errors are logged, and sent without details. A class, since `contextmanager` costs five times as much.
-    """
+    """Context manager that sends an exception as the answer. Not `contextmanager`, which costs five times as much."""
 
     __slots__ = ("_line", "_number")
 
@@ -76,7 +65,7 @@ class ReportFailures:
         self._number = number
 
     def __enter__(self) -> None:
-        """No value."""
+        """Does nothing."""
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
@@ -91,7 +80,7 @@ class ReportFailures:
 
 
 class QueuedCall:
-    """One inference of a front, answered over its connection; `cancel` works like a task's."""
+    """One queued inference of a worker. `cancel` works like a task's."""
 
     __slots__ = ("_kept", "_line", "_number", "_waiting")
 
@@ -102,7 +91,7 @@ class QueuedCall:
         waiting.answer.add_done_callback(self._send_answer)
 
     def cancel(self) -> None:
-        """Cancel it, and send the front its stage."""
+        """Cancels it, and sends the worker its stage."""
         if self._kept.pop(self._number, None) is not None:
             self._line.send(CancelledAt(self._number, self._waiting.leave()))
 
@@ -126,7 +115,7 @@ class InferencePlane(Protocol):
     async def infer_tensors(
         self, request: InferRequest, alone: Engine, *, client: str, priority: int = 0
     ) -> InferResponse | InferenceError:
-        """The model's answer, or the engine's error. Raises an InferenceError if there is neither."""
+        """The model's answer, or the engine's error. Raises InferenceError if there is neither."""
         ...
 
     def model_label(self, model_name: str) -> str:
@@ -137,16 +126,14 @@ class InferencePlane(Protocol):
 class ClientCallRecorder(Protocol):
     """Counts inferences; penstock.gateway.metrics.Metrics is one."""
 
-    def request_done(self, *, model: str, protocol: str, code: str, seconds: float) -> None:
-        """An inference was answered."""
-        ...
+    def request_done(self, *, model: str, protocol: str, code: str, seconds: float) -> None: ...
 
     def rejected(self, reason: str) -> None:
-        """The gateway refused or failed an inference itself. reason: of the error's class."""
+        """Counts an inference that the gateway rejected or failed. reason: of the error's class."""
         ...
 
     def cancelled(self, protocol: str) -> None:
-        """The client left before the answer."""
+        """Counts an inference whose client left before the answer."""
         ...
 
 
@@ -161,7 +148,7 @@ class ClientProcessCalls:
         code_of: Callable[[InferenceError], str],
         slab_partitions: SlabPartitions | None = None,
     ) -> None:
-        """backend: runs what is not batched. code_of: gRPC's name of an error. slab_partitions: of the slab, if any."""
+        """backend: runs requests that are not batched. code_of: gRPC's name of an error."""
         self._plane = plane
         self._backend = backend
         self._record = record
@@ -169,11 +156,7 @@ class ClientProcessCalls:
         self._slab_partitions = slab_partitions
 
     async def infer(self, ask: Infer, *, peer: Hashable, client: str) -> InferResponse:
-        """The answer; always counted. Raises of the InferenceError tree.
-
-        peer: in whose part of the slab its tensors may lie. client: for the queue's fairness, always the client
-        process, whatever client it names itself.
-        """
+        """The answer; always counted. Raises InferenceError. peer: owner of the part. client: for fairness."""
         started = time.monotonic()
         name, deadline = ask.request.model_name, ask.request.deadline
         try:
@@ -198,7 +181,7 @@ class ClientProcessCalls:
         return answer
 
     def refused(self, ask: Infer, error: InferenceError) -> None:
-        """Count one that was refused before `infer`."""
+        """Counts an inference that was rejected before `infer`."""
         self._reject(ask.request.model_name, error, time.monotonic())
 
     def _taken(self, request: InferRequest, peer: Hashable, now: float) -> InferRequest:
@@ -228,7 +211,7 @@ class ClientProcessCalls:
 
 
 def _check_request(request: InferRequest) -> None:
-    """Raises InvalidRequest for what no other transport accepts: the engine could crash or take very long."""
+    """Raises InvalidRequest for requests that other transports reject, too: they could crash or block the engine."""
     checked_name(request.model_name)
     check_counts(len(request.inputs), request.outputs)
     for tensor in request.inputs:

@@ -1,8 +1,6 @@
-"""Keeps a program and its children off the CPU cores that a GPU's interrupts keep busy.
+"""Moves a program and its children off the CPU cores that handle a GPU's interrupts.
 
-A GPU sends more than two interrupts a decoded frame, all to one core. That core looks idle to the scheduler between
-them, so sleeping threads are woken there. Measured on an H200 host (16 vCPUs), 9,200 interrupts/s: a frame costs
-1,411 us of CPU on that core, 295 to 374 us on the others.
+All interrupts go to one core, which looks idle to the scheduler, but where a frame costs about four times the CPU time.
 """
 
 import os
@@ -18,9 +16,9 @@ from penstock.logs import get_logger
 
 BUSY_PER_S = 1000.0  # about five percent of a core's time
 MANY_PER_S = 4000.0  # about twenty percent
-CALM_PER_S, CALM_S = 100.0, 60.0  # fewer interrupts arrive while the core is full
+CALM_PER_S, CALM_S = 100.0, 60.0  # fewer interrupts arrive while the core is busy
 MOST_OF_ALL = 0.1  # share of all interrupts since boot, used while no rate is known
-WRAP = 2**32  # the kernel's counters wrap there: after five days of 9,200/s
+WRAP = 2**32  # the kernel's counters wrap there, after five days of 9,200/s
 
 _CARDS = "bus/pci/drivers/nvidia"
 
@@ -29,7 +27,6 @@ class Interrupts:
     """The kernel's interrupt counts of NVIDIA GPUs; empty without a GPU or on another system."""
 
     def __init__(self, sys_folder: Path = Path("/sys")) -> None:
-        """sys_folder: where sysfs is mounted."""
         self._sys = sys_folder
 
     @property
@@ -40,7 +37,7 @@ class Interrupts:
         return False
 
     def by_core(self) -> dict[int, int]:
-        """Interrupts of all cards so far by core; empty if the system does not show them."""
+        """Interrupts of all GPUs since boot by core; empty if the system does not show them."""
         found: dict[int, int] = {}
         for line in self._lines():
             with suppress(OSError, ValueError):  # the interrupt line is gone
@@ -59,12 +56,12 @@ class InterruptWatch:
     """Interrupt rates of the cores. Sans-IO: `now` is monotonic seconds."""
 
     def __init__(self, now: float, counts: Mapping[int, int]) -> None:
-        """counts: by core, so far."""
+        """counts: by core, since boot."""
         self._seen_at, self._counts = now, counts
         self._crowded: dict[int, float] = {}  # cores, and when they were last not calm
 
     def rates(self, now: float, counts: Mapping[int, int]) -> dict[int, float]:
-        """Interrupts a second of each core since the last call; empty if no time passed."""
+        """Interrupts per second of each core since the last call; empty if no time passed."""
         seconds = now - self._seen_at
         if seconds <= 0:
             return {}
@@ -73,11 +70,11 @@ class InterruptWatch:
         return rates
 
     def busy(self, now: float, counts: Mapping[int, int]) -> frozenset[int]:
-        """Cores that were interrupted too often since the last call to be one process's own."""
+        """Cores with too many interrupts since the last call to be reserved for one process."""
         return frozenset(core for core, rate in self.rates(now, counts).items() if rate > BUSY_PER_S)
 
     def crowded(self, now: float, counts: Mapping[int, int]) -> frozenset[int]:
-        """Cores that no program should run on, from a high rate until they were calm for CALM_S."""
+        """Cores to avoid, from a high rate until they were calm for CALM_S."""
         for core, rate in self.rates(now, counts).items():
             if rate > MANY_PER_S or (core in self._crowded and rate > CALM_PER_S):
                 self._crowded[core] = now
@@ -86,13 +83,13 @@ class InterruptWatch:
 
 
 def mostly_interrupted(counts: Mapping[int, int]) -> frozenset[int]:
-    """Cores with a large share of all interrupts so far, which will probably get the next ones."""
+    """Cores with a large share of all interrupts since boot, which will probably get the next ones."""
     least = max(MOST_OF_ALL * sum(counts.values()), 1)
     return frozenset(core for core, count in counts.items() if count >= least)
 
 
 LOOK_S = 2.0
-LEAST_CORES = 8  # below, a core is worth more than what interrupts take of it; all but one stay usable
+LEAST_CORES = 8  # with fewer cores, a core is worth more than its interrupts cost; all but one stay usable
 SETTLE_LOOKS = 5  # looks between two checks of all threads, which take 0.1 s for 3,000
 _PASSES = 8
 
@@ -100,13 +97,12 @@ log = get_logger("cores")
 
 
 class AffinityController:
-    """Moves the threads of a process and its descendants off crowded cores, and back again.
-    Threads with an affinity of their own keep it. kept: the cores in use."""
+    """Moves threads of a process and its descendants off crowded cores, unless they set their own affinity."""
 
     def __init__(self, pid: int, interrupts: Interrupts, now: float) -> None:
         self._pid, self._interrupts = pid, interrupts
         self._all = self.kept = frozenset(os.sched_getaffinity(pid))
-        self._given = {self._all}  # affinities of threads that have not chosen one
+        self._given = {self._all}  # affinities of threads that have not set their own
         self._looks = 0
         self._watch = InterruptWatch(now, interrupts.by_core())
 
@@ -116,7 +112,7 @@ class AffinityController:
         self._keep(wanted if len(wanted) >= LEAST_CORES - 1 else self._all)
 
     def give_back(self) -> None:
-        """Allow all cores to all threads."""
+        """Allows all cores to all threads."""
         self._keep(self._all)
 
     def _keep(self, cores: frozenset[int]) -> None:
@@ -126,14 +122,13 @@ class AffinityController:
         if is_new:
             left = ", ".join(map(str, sorted(self._all - cores)))
             log.info("avoiding cores that GPU interrupts keep busy", cores=left or "none")
-        elif len(self._given) == 1 or self._looks % SETTLE_LOOKS:  # now and then: threads that reset their affinity
+        elif len(self._given) == 1 or self._looks % SETTLE_LOOKS:  # periodically, for threads that reset their affinity
             return
         for _ in range(_PASSES):  # a thread that is started meanwhile inherits its parent's affinity
             if not self._move():
                 break
 
     def _move(self) -> int:
-        """Returns how many threads it moved."""
         moved = 0
         for task in _tasks_below(self._pid):
             with suppress(OSError):  # the thread has ended, or is another user's
@@ -146,8 +141,7 @@ class AffinityController:
 
 @contextmanager
 def avoid_interrupted_cores() -> Iterator[None]:
-    """Runs an AffinityController for this process and its descendants. Does nothing without NVIDIA's driver, or on a
-    machine with few cores."""
+    """Runs an AffinityController for this process and its descendants, if there is a GPU and enough cores."""
     interrupts = Interrupts()
     if not interrupts.has_cards:
         yield
@@ -173,7 +167,6 @@ def avoid_interrupted_cores() -> Iterator[None]:
 
 
 def _tasks_below(pid: int) -> list[int]:
-    """Thread ids of the process and of its descendants."""
     found: list[int] = []
     with suppress(psutil.Error):
         process = psutil.Process(pid)

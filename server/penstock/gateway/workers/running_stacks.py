@@ -1,8 +1,4 @@
-"""Running stacks of this user on this host, for programs that want to use one.
-
-A ready stack writes its addresses to a small file in its run directory, which is removed with the directory. Also makes
-Unix sockets reachable in folders whose path is too long.
-"""
+"""Running stacks of this user on this host. A ready stack writes its addresses to a file in its run directory."""
 
 import os
 import re
@@ -19,14 +15,11 @@ from penstock.network import is_loopback
 
 MAX_PATH_BYTES = 107  # of a Unix socket on Linux
 ROOM_BYTES = 24  # for a socket's own name
-_UNQUOTED = re.compile(r"[A-Za-z0-9/._~-]+")  # a gRPC target is a URI, in which other characters would be quoted
+_UNQUOTED = re.compile(r"[A-Za-z0-9/._~-]+")  # a gRPC target is a URI, which quotes other characters
 
 
 def reachable_folder(folder: Path) -> Path:
-    """The folder, or another path to it, valid while this process lives, if a socket's path there cannot be used.
-
-    That is if it is too long, or has characters that a URI quotes.
-    """
+    """The folder, or while this process lives another path to it if a Unix socket's path there is invalid."""
     if _UNQUOTED.fullmatch(str(folder)) and len(os.fsencode(folder)) + ROOM_BYTES <= MAX_PATH_BYTES:
         return folder
     return Path(f"/proc/self/fd/{os.open(folder, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)}")
@@ -37,8 +30,6 @@ _MAX_STACK_FILE_BYTES = 4096
 
 
 class _StackFile(msgspec.Struct):
-    """Contents of the file."""
-
     http_url: str
     grpc_address: str
     process_id: int
@@ -48,8 +39,7 @@ class _StackFile(msgspec.Struct):
 
 @dataclass(frozen=True, slots=True)
 class RunningStack:
-    """A stack that was ready and whose owner lives. run_dir: has the core's socket. process_id: of its first process.
-    mps_directory: of the MPS daemon whose client its engine is; empty where it is none's."""
+    """A ready stack whose owner runs. run_dir: has the core's socket. mps_directory: "" without MPS."""
 
     run_dir: Path
     http_url: str
@@ -64,7 +54,7 @@ def run_folders() -> Path:
 
 
 def publish_stack(run_dir: Path, http_url: str, grpc_address: str, mps_directory: str = "") -> None:
-    """Write the file for `running_stacks`; again is harmless. Only by the run directory's owner. Raises OSError."""
+    """Writes the file for `running_stacks`. Only for the run directory's owner; may be repeated. Raises OSError."""
     encoded = msgspec.json.encode(_StackFile(http_url, grpc_address, os.getpid(), PROTOCOL, mps_directory))
     new = run_dir / f"{_STACK_FILE_NAME}.new"
     new.touch(mode=0o600)
@@ -73,11 +63,7 @@ def publish_stack(run_dir: Path, http_url: str, grpc_address: str, mps_directory
 
 
 def running_stacks(base: Path | None = None) -> tuple[RunningStack, ...]:
-    """Running stacks, the newest first. base: folder of the run directories, this user's unless given.
-
-    Ignores what a killed stack left, folders that others may write, and stacks of another protocol version, which can
-    be used by their ports only.
-    """
+    """Running stacks of this protocol version, the newest first. base: folder of the run directories."""
     folder = base or run_folders()
     if not _is_ours_alone(folder):
         return ()
@@ -86,7 +72,7 @@ def running_stacks(base: Path | None = None) -> tuple[RunningStack, ...]:
 
 
 def stack_at(http_url: str, base: Path | None = None) -> RunningStack | None:
-    """The user's stack that listens at that address on this host, or None."""
+    """The user's stack that listens at this address of this host, or None."""
     asked = urlsplit(http_url)
     if not is_loopback(asked.hostname or ""):
         return None

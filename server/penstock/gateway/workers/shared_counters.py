@@ -1,7 +1,4 @@
-"""Counters that the processes of one gateway share in mapped memory: limits, quotas of clients, heartbeats.
-
-No lock is needed: each number has one writer, and is read and written at once. Sums may be one request old.
-"""
+"""Lock-free counters that a gateway's processes share in mapped memory. Each number has one writer."""
 
 import mmap
 import os
@@ -18,15 +15,12 @@ from penstock.gateway.in_flight import InFlightCounts
 
 PAGE_NAME = "limits"
 CORE = 0  # its column
-MAX_PROCESSES = 65  # the core, and as many fronts as the settings allow
+MAX_PROCESSES = 65  # the core, and the most workers that the settings allow
 _NUMBER_BYTES = 8
 
 
 class CounterRow(IntEnum):
-    """Rows of the page. LASTING ones survive a process's replacement; the others are of the running process.
-
-    BEATS: of a front's event loop, four a second; 0 until the first.
-    """
+    """Rows of the page. LASTING_ROWS survive a process's replacement. BEATS: four per second, 0 before the first."""
 
     REQUESTS = 0
     SIZE_BYTES = 1
@@ -52,7 +46,7 @@ def _map_file(path: Path, size_bytes: int) -> mmap.mmap:
 
 
 class CounterPage:
-    """Rows of numbers with a column for each process: 0 for the core, else the front's number."""
+    """Rows of numbers with a column for each process: 0 for the core, otherwise the worker's number."""
 
     def __init__(self, path: Path) -> None:
         """Creates a missing file. Raises OSError."""
@@ -60,32 +54,29 @@ class CounterPage:
         self._numbers = memoryview(self._map).cast("q")
 
     def read(self, row: CounterRow, column: int) -> int:
-        """One number."""
         return self._numbers[row * MAX_PROCESSES + column]
 
     def write(self, row: CounterRow, column: int, number: int) -> None:
-        """Only by the column's own process, or if there is none."""
+        """Call it only in the column's own process, or if there is none."""
         self._numbers[row * MAX_PROCESSES + column] = number
 
     def total(self, row: CounterRow) -> int:
-        """Sum over all processes."""
         start = row * MAX_PROCESSES
         return sum(self._numbers[start : start + MAX_PROCESSES])
 
     def clear(self, column: int) -> None:
-        """The column's process is gone, with all it had in flight."""
+        """Clears the column after its process ended."""
         for row in CounterRow:
             if row not in LASTING_ROWS:
                 self.write(row, column, 0)
 
     def close(self) -> None:
-        """Unmap it."""
         self._numbers.release()
         self._map.close()
 
 
 class SharedCounts(InFlightCounts):
-    """One process's counts of what is in flight, and the sums over all processes."""
+    """One process's counts of requests in flight, and the sums over all processes."""
 
     def __init__(self, page: CounterPage, column: int) -> None:
         super().__init__()
@@ -93,22 +84,20 @@ class SharedCounts(InFlightCounts):
         self._column = column
 
     def add(self, requests: int, size_bytes: int) -> None:
-        """Adds to this process's counts."""
         super().add(requests, size_bytes)
         self._page.write(CounterRow.REQUESTS, self._column, self.requests)
         self._page.write(CounterRow.SIZE_BYTES, self._column, self.size_bytes)
 
     def receive(self, size_bytes: int) -> None:
-        """Adds to this process's bodies that are being received."""
+        """Adds to this process's bytes of incomplete bodies."""
         super().receive(size_bytes)
         self._page.write(CounterRow.RECEIVING_BYTES, self._column, self.receiving_bytes)
 
     def totals(self) -> tuple[int, int]:
-        """Requests and bytes in flight in all processes."""
         return self._page.total(CounterRow.REQUESTS), self._page.total(CounterRow.SIZE_BYTES)
 
     def total_receiving_bytes(self) -> int:
-        """Of all processes."""
+        """Bytes of incomplete bodies in all processes."""
         return self._page.total(CounterRow.RECEIVING_BYTES)
 
 
@@ -138,7 +127,7 @@ _SLOT_BYTES = _SLOT_NUMBERS * 8
 
 
 class QuotaTable:
-    """The table as one process sees it. column: as of CounterPage."""
+    """Client quotas as seen by one process. column: as in CounterPage."""
 
     def __init__(self, path: Path, column: int, *, clock: Callable[[], float] = time.monotonic) -> None:
         """Creates a missing file. Raises OSError."""
@@ -149,7 +138,7 @@ class QuotaTable:
         self._used: dict[str, int] = {}  # slots where this process has requests in flight
 
     def others(self, name: str) -> ClientUsage:
-        """What the client has in flight in other processes."""
+        """The client's usage in other processes."""
         slot = self._used.get(name)
         if slot is None:
             slot = self._find(name)
@@ -158,7 +147,7 @@ class QuotaTable:
         return ClientUsage(*(self._sum(slot, row) - self._own(slot, row) for row in _QuotaRow))
 
     def note(self, name: str, held: ClientUsage) -> None:
-        """Store what the client has in flight in this process."""
+        """Stores the client's usage in this process."""
         slot = self._used.get(name)
         if slot is None:
             slot = self._claim(name, self._clock())
@@ -171,18 +160,18 @@ class QuotaTable:
             del self._used[name]
 
     def full_again(self, name: str) -> float:
-        """When the client's bucket is full again; 0 if no token was taken."""
+        """When the client's bucket is full again (monotonic seconds); 0 if no token was taken."""
         slot = self._find(name)
         return 0.0 if slot is None else float(_HEAD.unpack_from(self._map, slot * _SLOT_BYTES)[1])
 
     def set_full_again(self, name: str, at: float) -> None:
-        """A token was taken. at: monotonic seconds."""
+        """Stores when the client's bucket is full again (monotonic seconds)."""
         slot = self._claim(name, self._clock())
         if slot is not None:
             _HEAD.pack_into(self._map, slot * _SLOT_BYTES, _hash_of(name), at)
 
     def in_flight(self) -> Iterator[tuple[str, int]]:
-        """Names of clients with requests in flight in any process, and their number. See _shown_name."""
+        """Names of clients with requests in flight in any process, as in _shown_name, and their number."""
         for slot in range(SLOTS):
             requests = self._sum(slot, _QuotaRow.REQUESTS)
             if requests:
@@ -190,7 +179,7 @@ class QuotaTable:
                 yield name[:size].decode(), requests
 
     def clear(self, column: int) -> None:
-        """The column's process is gone, with all it had in flight."""
+        """Clears the column after its process ended."""
         for slot in range(SLOTS):
             if self._numbers[slot * _SLOT_NUMBERS]:
                 for row in _QuotaRow:
@@ -201,7 +190,7 @@ class QuotaTable:
         return next((slot for slot in _probed(wanted) if self._hash_in(slot) == wanted), None)
 
     def _claim(self, name: str, now: float) -> int | None:
-        """The client's slot, or an unused or idle one that is made the client's."""
+        """The client's slot; otherwise an unused or idle one, which becomes the client's."""
         wanted = _hash_of(name)
         free: int | None = None
         for slot in _probed(wanted):
@@ -240,7 +229,7 @@ def _hash_of(name: str) -> int:
 
 
 def _shown_name(name: str) -> bytes:
-    """The name as stored in the table. A long one is truncated and gets its hash as a suffix, to stay distinct."""
+    """The name as stored. A long one is truncated and gets its hash as a suffix, to stay distinct."""
     encoded = name.encode()
     if len(encoded) <= _NAME_BYTES:
         return encoded
@@ -266,28 +255,19 @@ _MOST_OF_A_LOOK_S = 2 * HEARTBEAT_LOOK_S
 
 @dataclass(slots=True)
 class _LastBeat:
-    """A beat, and the time since."""
-
     beat: int
     silent_s: float = 0.0
 
 
 class Heartbeats:
-    """Finds processes that hang. Sans-IO: `now` is monotonic seconds. Call `look` each LOOK_S.
-
-    Silence is counted in the looker's own running time: a late look adds no more than a punctual one, so that no
-    process counts as silent after the machine was suspended, or the looker stopped.
-    """
+    """Finds processes that hang. Call `look` each HEARTBEAT_LOOK_S. Suspended time does not count. Sans-IO."""
 
     def __init__(self) -> None:
         self._seen: dict[int, _LastBeat] = {}
         self._looked_at: float | None = None
 
     def look(self, beats: Mapping[int, int], now: float) -> dict[int, float]:
-        """Processes that hang, and their seconds of silence; each is reported once per silence period.
-
-        beats: by the front's index; 0 if it has not begun.
-        """
+        """Newly hanging processes and their seconds of silence. beats: by worker number; 0 if it has not begun."""
         passed_s = 0.0 if self._looked_at is None else min(now - self._looked_at, _MOST_OF_A_LOOK_S)
         self._looked_at = now
         hanging: dict[int, float] = {}

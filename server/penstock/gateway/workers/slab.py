@@ -1,7 +1,4 @@
-"""Shared memory that the engine reads without a copy: the file and the leases of it.
-
-The file has a name only while an engine opens it, so nothing stays in /dev/shm after a kill.
-"""
+"""Shared memory that the engine reads without a copy. It has a file name only while an engine opens it."""
 
 import contextlib
 import errno
@@ -18,12 +15,12 @@ from penstock.protocol.inference import SlabAddress
 
 SHARED_MEMORY = Path("/dev/shm")
 TRIES = 8  # another starting process may remove the file before it is locked
-STEP_BYTES = 4 << 20  # pages are reserved in steps; one takes about a millisecond
+STEP_BYTES = 4 << 20  # pages are reserved in steps of about a millisecond
 
 
 @dataclass(frozen=True, slots=True)
 class SlabPart:
-    """A part of one process's slab that another one uses. descriptor: of the lending process."""
+    """A part of one process's slab that another one uses. descriptor: in the owner's process."""
 
     process_id: int
     descriptor: int
@@ -34,10 +31,9 @@ class SlabPart:
 
 
 class SlabMemory:
-    """size_bytes of a mapped file. Only `reserve`d bytes may be touched: others in a full /dev/shm raise SIGBUS.
+    """size_bytes of a mapped file. Access only `reserve`d bytes: others in a full /dev/shm raise SIGBUS.
 
-    name: of the file in /dev/shm while it has one, and of the engine's region; unique. descriptor: owned by this
-    object. begin: bytes before it belong to another process.
+    name: unique. descriptor: owned by this object. begin: bytes before it belong to another process.
     """
 
     def __init__(self, name: str, descriptor: int, size_bytes: int, begin: int = 0) -> None:
@@ -49,11 +45,11 @@ class SlabMemory:
         self.view = memoryview(mmap.mmap(descriptor, size_bytes))
 
     def __del__(self) -> None:
-        """Closes the file after the last lease. The mapping lasts as long as views of it."""
+        """Closes the file after the last lease. The mapping lasts as long as its views."""
         os.close(self.descriptor)
 
     def reserve(self, end: int) -> bool:
-        """Whether the bytes up to there may be touched. Leaves half of /dev/shm for the engine's models."""
+        """Whether the bytes up to `end` may be accessed. Leaves half of /dev/shm for the engine's models."""
         if end <= self.reserved_bytes:
             return True
         wanted = min(-(-end // STEP_BYTES) * STEP_BYTES, self.size_bytes)
@@ -88,10 +84,7 @@ def _sized_memory(name: str, descriptor: int, size_bytes: int) -> SlabMemory:
 
 @contextlib.contextmanager
 def named_memory(size_bytes: int, folder: Path = SHARED_MEMORY) -> Iterator[SlabMemory]:
-    """A file in /dev/shm, removed after the block. Raises OSError.
-
-    It is locked meanwhile. Unlocked files of that name form were left by killed processes, and are removed.
-    """
+    """A locked file in /dev/shm, removed after the block. Also removes files of killed processes. Raises OSError."""
     _remove_stale_files(folder)
     name, descriptor = _named_file(folder)
     try:
@@ -101,7 +94,7 @@ def named_memory(size_bytes: int, folder: Path = SHARED_MEMORY) -> Iterator[Slab
 
 
 def _named_file(folder: Path) -> tuple[str, int]:
-    """A new file, locked. Retried if another process removed it before it was locked."""
+    """A new file, locked. Retries if another process removed it before it was locked."""
     for _ in range(TRIES):
         name, has_name = _new_name(), False
         path = folder / name
@@ -146,8 +139,6 @@ class SlabStatistics:
 
 
 class _Generation:
-    """One memory and its allocations."""
-
     def __init__(self, memory: SlabMemory, number: int) -> None:
         self.memory = memory
         self.number = number
@@ -207,11 +198,9 @@ class SlabLease:
             generation.extents.give_back(self._offset)
 
     def covers(self, offset: int) -> bool:
-        """Whether that byte belongs to this lease."""
         return self._offset <= offset < self._offset + self._size_bytes
 
     def holds(self, offset: int, size_bytes: int) -> bool:
-        """Whether all these bytes belong to this lease."""
         end = self._offset + self._size_bytes
         return self._offset <= offset < end and 0 <= size_bytes <= end - offset
 
@@ -220,10 +209,7 @@ class SlabLease:
 
 
 class SharedSlab:
-    """See penstock.protocol.shared_memory.Slab. It has no room until `renew`.
-
-    call_later: the event loop's. New memory is a new generation; leases of the one before keep theirs.
-    """
+    """See penstock.protocol.shared_memory.Slab. It has no room until `renew`; earlier leases then stay valid."""
 
     def __init__(self, call_later: Callable[[float, Callable[[], None]], object]) -> None:
         self._call_later = call_later
@@ -231,24 +217,24 @@ class SharedSlab:
         self._number = 0
 
     def renew(self, memory: SlabMemory, number: int = 0) -> None:
-        """Lease from this memory from now on. number: its generation if another process granted it, 0 for the next."""
+        """Leases from this memory from now on. number: its generation if another process granted it, 0 for the next."""
         self._number = number or self._number + 1
         self._current = _Generation(memory, self._number)
 
     def renounce(self) -> None:
-        """Have no room from now on; existing leases stay valid."""
+        """Leases nothing from now on; existing leases stay valid."""
         self._current = None
 
     @property
     def generation(self) -> int:
-        """Of the current memory; 0 for none."""
+        """Generation of the current memory; 0 for none."""
         return self._number if self._current is not None else 0
 
     def grant_part(self, size_bytes: int) -> tuple[SlabPart, SlabLease] | None:
-        """A part for another process to lease from, and the hold on it; None if there is no room.
+        """A part for another process, and the lease of it; None if there is no room.
 
-        The other process holds its leases until their reader has answered, and LINGER_S longer after a cancelled
-        call. Reading an address in it here holds the whole part.
+        The other process holds its leases until their reader has answered, and LINGER_S longer after a cancelled call.
+        `lease_of` an address in the part holds all of it.
         """
         current = self._current
         offset = current.extents.take_last(size_bytes) if current is not None else None
@@ -293,7 +279,6 @@ class SharedSlab:
         return current.memory.view[place.offset : place.offset + size_bytes]
 
     def statistics(self) -> SlabStatistics:
-        """For metrics."""
         current = self._current
         if current is None:
             return SlabStatistics(0, 0, 0)

@@ -2,7 +2,7 @@
 
 from bisect import bisect_left, bisect_right
 
-ALIGNMENT = 64  # a cache line; rows of image networks are multiples of it, so consecutive ones are adjacent
+ALIGNMENT = 64  # a cache line; image rows are multiples of it, so consecutive ones are adjacent
 MIN_CYCLE_BYTES = 16 << 20
 CYCLE_PER_TAKEN = 4
 
@@ -10,8 +10,8 @@ CYCLE_PER_TAKEN = 4
 class Extents:
     """Next fit: consecutive allocations are adjacent if there is room.
 
-    The cursor returns to the front when all is free, and after a few times the allocated size: so a small load uses
-    few pages, which stay in the CPU's caches.
+    The cursor returns to the front when all is free, and after a few times the allocated size, so that a small load
+    uses few pages, which stay in the CPU's caches.
     """
 
     def __init__(self, end: int, begin: int = 0) -> None:
@@ -29,7 +29,7 @@ class Extents:
         return len(self._taken)
 
     def take(self, size_bytes: int) -> int | None:
-        """Offset of a new allocation of that size; None if no free piece is that large."""
+        """Offset of a new allocation; None if no free piece is large enough."""
         size = _aligned(size_bytes)
         turn = max(MIN_CYCLE_BYTES, CYCLE_PER_TAKEN * self.taken_bytes)
         if not self._taken or self._cursor - self._front >= turn:
@@ -42,7 +42,7 @@ class Extents:
         return begin
 
     def take_last(self, size_bytes: int) -> int | None:
-        """The same, as far back as possible, and permanent: not counted in taken_bytes."""
+        """Offset of a permanent allocation, as far back as possible; not counted in taken_bytes."""
         size = _aligned(size_bytes)
         for index in reversed(range(len(self._begins))):
             begin = (self._ends[index] - size) // ALIGNMENT * ALIGNMENT
@@ -53,7 +53,7 @@ class Extents:
         return None
 
     def give_back(self, offset: int) -> None:
-        """Free the allocation at that offset. Raises KeyError if there is none."""
+        """Frees the allocation at this offset. Raises KeyError if there is none."""
         size = self._lasting.pop(offset, 0)
         if not size:
             size = self._taken.pop(offset)
@@ -63,7 +63,7 @@ class Extents:
             self._free(offset, end)
 
     def cut_off(self, end: int) -> None:
-        """Allocate nothing from there on any more; existing allocations stay."""
+        """Allocates nothing from `end` on; existing allocations stay."""
         self._end = end
         index = bisect_left(self._begins, end)
         del self._begins[index:], self._ends[index:]
@@ -71,7 +71,7 @@ class Extents:
             self._ends[-1] = end
 
     def _fit(self, size: int) -> int | None:
-        """From the cursor on, then from the front on."""
+        """Searches from the cursor, then from the front."""
         count = len(self._begins)
         first = bisect_right(self._ends, self._cursor)
         for index in range(first, count):
@@ -87,7 +87,7 @@ class Extents:
         return None
 
     def _cut(self, index: int, begin: int, end: int) -> None:
-        """Remove [begin, end) from the free piece of that index."""
+        """Removes [begin, end) from this free piece."""
         free_begin, free_end = self._begins[index], self._ends[index]
         if begin == free_begin and end == free_end:
             del self._begins[index], self._ends[index]
@@ -100,7 +100,7 @@ class Extents:
                 self._ends.insert(index + 1, free_end)
 
     def _free(self, begin: int, end: int) -> None:
-        """Add a free piece, joined with its neighbours."""
+        """Adds a free piece, joined with its neighbours."""
         index = bisect_left(self._begins, begin)
         if index < len(self._begins) and self._begins[index] == end:
             end = self._ends[index]

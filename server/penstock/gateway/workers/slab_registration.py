@@ -22,20 +22,16 @@ class RegionReader(Protocol):
     """An engine that reads inputs from a registered region."""
 
     def use_region(self, name: str, lost: Callable[[], None]) -> None:
-        """Send only addresses of inputs in the region from now on. lost: called if the engine loses the region."""
+        """Sends inputs in this region by address from now on. lost: called if the engine loses the region."""
         ...
 
     def drop_region(self, name: str) -> None:
-        """Send their bytes again."""
+        """Sends their bytes again."""
         ...
 
 
 class SlabRegistration:
-    """Run `run()` as one task. If the engine cannot open the file, the slab has no memory and all bytes are sent.
-
-    The file has a name only while the engine opens it, so a killed process leaves nothing; each engine start gets a
-    new file. generation: changes when the engine comes up; 0 before its first start.
-    """
+    """Run `run()` as one task. If the engine cannot open the file, all bytes are sent. generation: of the engine."""
 
     def __init__(
         self, slab: SharedSlab, *, size_bytes: int, relay: Relay, reader: RegionReader, generation: Callable[[], int]
@@ -68,14 +64,14 @@ class SlabRegistration:
             self._forget()
 
     async def aclose(self) -> None:
-        """Call it after run has ended: unregisters the region at the engine."""
+        """Unregisters the region at the engine, after run has ended."""
         region, self._region = self._region, ""
         if region:
             with contextlib.suppress(InferenceError):
                 await engine_calls.unregister(self._relay, RegionKind.SYSTEM, region)
 
     async def _register(self) -> bool:
-        """Returns whether this engine is done with: registered, or refused."""
+        """Returns whether this engine needs no further try: registered, or rejected."""
         self._forget()
         try:
             with named_memory(self._size_bytes) as memory:
@@ -109,14 +105,14 @@ class SlabRegistration:
             self._sign_of_life = None
 
     async def _clear_away(self) -> None:
-        """Unregister the regions of gateways that are gone, this one's earlier ones included."""
+        """Unregisters the regions of ended gateways, and this one's earlier ones."""
         for name in await engine_calls.system_regions(self._relay):
             if is_slab_name(name) and not _is_alive(name):
                 await engine_calls.unregister(self._relay, RegionKind.SYSTEM, name)
 
 
 def _liveness_socket(name: str) -> socket.socket:
-    """A socket without a file: the kernel removes its name with the process."""
+    """An abstract socket, whose name the kernel removes with the process."""
     sign = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC)
     sign.bind(f"\0{name}")
     return sign

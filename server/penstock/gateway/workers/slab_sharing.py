@@ -1,8 +1,4 @@
-"""Parts of the core's slab for workers and client processes, and tensors that pass between them by offset.
-
-Also holds the limits on client processes: other programs of this host and user whose inferences the core runs. They
-are bounded, and admitted and counted like gRPC clients.
-"""
+"""Parts of the core's slab for workers and client processes, and limits of client processes."""
 
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass, replace
@@ -15,13 +11,13 @@ from penstock.protocol.inference import Datatype, InferRequest, SlabAddress, Ten
 from penstock.protocol.shared_memory import SLAB_FROM_BYTES, Lease, Slab
 
 MAX_CLIENT_PROCESSES = 8
-MAX_CLIENT_CALLS = 256  # inferences of one client process that the core has at once
+MAX_CLIENT_CALLS = 256  # inferences in flight of one client process
 MAX_DEADLINE_S = 24 * 3600.0  # a later one counts as none, as over gRPC
 MAX_NAME = 64  # characters of a client process's name
 GREETING_BYTES = 4096  # limit of the first message, which identifies the peer
-GREETING_S = 5.0  # time for it
+GREETING_S = 5.0  # time until it arrives
 MAX_CLIENT_MESSAGE_BYTES = 128 << 20  # without a part of the slab: a 4K picture in floats has 95 MiB
-CLIENT_UNREAD_BYTES = 64 << 20  # of answers that a client process has not read: beyond, its requests are refused
+CLIENT_UNREAD_BYTES = 64 << 20  # unread answers of a client process; beyond, its requests are rejected
 CLIENT_STALLED_BYTES = CLIENT_UNREAD_BYTES + (4 << 20)  # beyond, the connection is closed
 CLIENT_SLAB_PARTS = 2  # of the slab; later client processes send every byte until one is free
 _PART_DIVISOR = 4  # of the gateway's own slab: 64 MiB of its 256
@@ -29,14 +25,14 @@ _PART_DIVISOR = 4  # of the gateway's own slab: 64 MiB of its 256
 
 @dataclass(frozen=True, slots=True)
 class ClientSlabParts:
-    """Parts of the slab for client processes: how many, and their size."""
+    """Number and size of the slab's parts for client processes."""
 
     part_bytes: int
     parts: int = CLIENT_SLAB_PARTS
 
 
 def client_slab_parts(slab_bytes: int) -> ClientSlabParts:
-    """Parts for a gateway whose own slab has that size."""
+    """Parts for a gateway whose own slab has this size."""
     return ClientSlabParts(slab_bytes // _PART_DIVISOR)
 
 
@@ -59,7 +55,7 @@ class _GrantedPart:
 
 
 class SlabPartitions:
-    """The core's side. part_bytes: of each front's part. client_parts: for client processes, None for no parts."""
+    """The core's side. part_bytes: of each worker. client_parts: for client processes, None for no parts."""
 
     def __init__(self, slab: SharedSlab, part_bytes: int, client_parts: ClientSlabParts | None = None) -> None:
         self._slab = slab
@@ -84,7 +80,7 @@ class SlabPartitions:
         return lent
 
     def _grant_to_client(self, generation: int) -> tuple[SlabPart, SlabLease] | None:
-        """One more part, or None at the limit: a part of a process that is gone counts while it is read."""
+        """A new part, or None at the limit. A part of an ended process counts while it is read."""
         self._client_parts = [
             part for part in self._client_parts if part.generation == generation and part.lease.is_held
         ]
@@ -93,20 +89,17 @@ class SlabPartitions:
         return self._slab.grant_part(self._client_limits.part_bytes)
 
     def gone(self, peer: Hashable) -> None:
-        """The peer is gone; its part is freed when the engine has read what is in it."""
+        """Frees the part of an ended peer when the engine has read it."""
         part = self._parts.pop(peer, None)
         if part is not None:
             part.lease.release_later()
 
     def in_full(self, request: InferRequest, peer: Hashable) -> InferRequest:
-        """The request with the bytes of tensors that were passed by their address.
-
-        Raises EngineUnavailable for an address of an earlier slab, InvalidRequest for one outside the peer's part.
-        """
+        """The request with the bytes of tensors passed by address. Raises EngineUnavailable, InvalidRequest."""
         if not [tensor for tensor in request.inputs if tensor.place is not None]:
             return request
         part = self._parts.get(peer)
-        return InferRequest(  # on the hot path: `replace` costs more than twice as much
+        return InferRequest(  # on the hot path, where `replace` costs more than twice as much
             request.model_name,
             tuple([self._found(tensor, part) for tensor in request.inputs]),
             request.model_version,
@@ -134,7 +127,7 @@ class SlabPartitions:
         return Tensor(tensor.name, tensor.datatype, tensor.shape, self._slab.window(place, size_bytes), place)
 
     def _size_bytes(self, tensor: Tensor, place: SlabAddress) -> int:
-        """Of BYTES a single element may lie there, an encoded picture, with its length before it."""
+        """BYTES may have a single element there, an encoded picture, after its length."""
         element_bytes = tensor.datatype.size_bytes
         if element_bytes is not None:
             return tensor.element_count * element_bytes
@@ -144,7 +137,7 @@ class SlabPartitions:
 
 
 class ClientSlab(SharedSlab):
-    """A peer's side: room in its part of the core's slab. reader: its own way to the engine, if any."""
+    """A peer's side: room in its part of the core's slab. reader: its own connection to the engine, if any."""
 
     def __init__(
         self, call_later: Callable[[float, Callable[[], None]], object], reader: RegionReader | None = None
@@ -154,7 +147,7 @@ class ClientSlab(SharedSlab):
         self._region = ""
 
     def borrow(self, lent: SlabPart) -> None:
-        """Lease from this part from now on."""
+        """Leases from this part from now on."""
         self.forget()
         try:
             memory = map_slab_part(lent)
@@ -167,7 +160,7 @@ class ClientSlab(SharedSlab):
             self._reader.use_region(lent.region, _ignore_lost_region)
 
     def forget(self) -> None:
-        """The core or the engine is gone: have no room."""
+        """Leases nothing from now on, because the core or the engine is gone."""
         self.renounce()
         if self._reader is not None and self._region:
             self._reader.drop_region(self._region)
@@ -175,7 +168,7 @@ class ClientSlab(SharedSlab):
 
 
 def _ignore_lost_region() -> None:
-    """The core registers a new region, and grants a part of it."""
+    """Nothing to do: the core registers a new region, and grants a part of it."""
 
 
 def move_to_slab(request: InferRequest, slab: Slab) -> tuple[InferRequest, list[Lease]]:

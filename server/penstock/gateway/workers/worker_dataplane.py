@@ -8,12 +8,7 @@ from penstock.protocol.request_checks import EncodedCall, ImageInput
 
 
 class WorkerDataPlane(DataPlane):
-    """Forwards to the core what only the core can do.
-
-    That is the repository, the engine, and requests with tensors in clients' shared memory, since the core registers
-    those regions. An engine inside the core's process is used only through the core (is_engine_in_core). The core
-    admits and counts such requests; here they hold no slot.
-    """
+    """Forwards to the core: the repository, clients' shared memory, and an embedded engine (is_engine_in_core)."""
 
     def __init__(self, parts: PlaneParts, core: CoreRelay, *, is_engine_in_core: bool) -> None:
         super().__init__(parts)
@@ -28,14 +23,13 @@ class WorkerDataPlane(DataPlane):
         caller: Identity = ANONYMOUS,
         deadline: float | None = None,
     ) -> A:
-        """See DataPlane."""
         if self._is_for_core(verb, head) and not isinstance(call, EncodedCall):
             self._admission.require_engine()
             return await self._core.send(call, caller, deadline=deadline)
         return await super().relay(verb, head, call, caller=caller, deadline=deadline)
 
     def image_input(self, model_name: str) -> ImageInput | None:
-        """See DataPlane; the core decodes images for an engine of its own."""
+        """See DataPlane; the core decodes images for an embedded engine."""
         return None if self._is_engine_in_core else super().image_input(model_name)
 
     def _is_for_core(self, verb: Verb, head: InferHead) -> bool:

@@ -27,14 +27,11 @@ log = get_logger("stack")
 
 
 class AddressUnavailable(OSError):
-    """An address cannot be reserved for the fronts. The message names it."""
+    """An address cannot be reserved for the workers. The message names it."""
 
 
 class WorkerProcesses:
-    """`count` fronts. Their addresses are reserved from the start, so that they stay ours while a front is replaced.
-
-    on_change: called when a front is ready, and when one has died.
-    """
+    """`count` workers, whose addresses stay reserved. on_change: called when a worker is ready or died."""
 
     def __init__(self, settings_json: str, run_dir: Path, addresses: tuple[Address, ...], count: int) -> None:
         """Raises AddressUnavailable."""
@@ -48,12 +45,11 @@ class WorkerProcesses:
 
     @property
     def are_ready(self) -> bool:
-        """Whether every front has been ready once."""
+        """Whether every worker has been ready once."""
         return len(self._ready) == len(self._fronts)
 
     @property
     def restarts(self) -> int:
-        """Of all fronts together."""
         return sum(front.restarts for front in self._fronts.values())
 
     async def run(self) -> int:
@@ -73,18 +69,17 @@ class WorkerProcesses:
                 held.close()
 
     async def stop(self, max_wait_s: float) -> None:
-        """Drain all, and kill those that take longer. `run` then returns."""
+        """Drains all, and kills those that take longer. `run` then returns."""
         self._is_stopping = True
         await asyncio.gather(*(front.stop(max_wait_s) for front in self._fronts.values()))
 
     def kill(self) -> None:
-        """At once, with their children."""
         self._is_stopping = True
         for front in self._fronts.values():
             front.kill()
 
     async def _watch(self) -> NoReturn:
-        """Kill those that hang, for ever; each is then replaced."""
+        """Kills workers that hang, for ever; each is then replaced."""
         heartbeats = Heartbeats()
         while True:
             await asyncio.sleep(HEARTBEAT_LOOK_S)
@@ -104,7 +99,7 @@ class WorkerProcesses:
             self.on_change()
 
     def _died(self, index: int) -> None:
-        """Clear its counts of requests in flight."""
+        """Clears its counts of requests in flight."""
         self._page.clear(index)
         self._quotas.clear(index)
         self.on_change()
