@@ -20,9 +20,11 @@ import psutil
 import pytest
 from tritonclient.grpc import service_pb2, service_pb2_grpc
 
+from tests.integration.embedded_stack import own_metrics
 from tests.integration.pictures import frames, jpeg
 from tests.support.http import Answer, call, post_json
 from tests.support.stack import RunningStack
+from tests.support.waiting import wait_for
 
 pytestmark = pytest.mark.xdist_group("stack")
 MIB = 1 << 20
@@ -59,8 +61,8 @@ def unharmed(stack: RunningStack, *, may_grow_bytes: int = 48 * MIB) -> Iterator
     assert call("GET", f"{stack.http_url}/v2/health/live").status == 200
     assert call("GET", f"{stack.http_url}/v2/health/ready").status == 200
     assert post_json(stack.http_url + INFER, {"inputs": [ONE]}).status == 200
-    text = call("GET", f"{stack.metrics_url}/penstock").body.decode()
-    assert "\npenstock_inflight_requests 0.0" in text
+    wait_for(lambda: "\npenstock_inflight_requests 0.0" in own_metrics(stack), what="nothing in flight")
+    text = own_metrics(stack)
     assert "penstock_engine_restarts_total 0.0" in text
     for process in gateway_processes(stack):
         if process.pid in before:
