@@ -14,8 +14,8 @@ import structlog
 
 from penstock.engines.ort_serving.threads import available_cores
 from penstock_video.analytics.config import rules_from
-from penstock_video.analytics.evaluators import SourceAnalytics
 from penstock_video.analytics.rules import Rules
+from penstock_video.analytics.source_analytics import SourceAnalytics
 from penstock_video.api.options import ApiOptions, Audit, check_address
 from penstock_video.api.server import ApiServer
 from penstock_video.decode.uri import is_live

@@ -8,7 +8,7 @@ import pytest
 from penstock.protocol.extensions import ExtensionError, load_extension
 from penstock_video.analytics import registry
 from penstock_video.analytics.config import rules_from, section_of
-from penstock_video.analytics.evaluators import SourceAnalytics
+from penstock_video.analytics.source_analytics import SourceAnalytics
 from penstock_video.errors import RuleRefused
 from penstock_video.metrics import VideoMetrics
 from penstock_video.settings.loader import read_rules

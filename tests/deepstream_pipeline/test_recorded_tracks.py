@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from penstock_video.analytics.evaluators import SourceAnalytics
 from penstock_video.analytics.rules import LineCrossing, Rules
+from penstock_video.analytics.source_analytics import SourceAnalytics
 from penstock_video.track.registry import TrackerOptions, new_tracker
 from penstock_video.types import Detections, Frame, FrameAnalytics, Tracks
 from tests.deepstream_pipeline.reference import BY_EYE, PAVEMENT_LINE, RIGHTWARDS, SeenFrame, reference

@@ -11,7 +11,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from penstock_video.analytics.config import rules_from
-from penstock_video.analytics.evaluators import SourceAnalytics
 from penstock_video.analytics.rules import (
     NO_RULES,
     DirectionDetection,
@@ -21,6 +20,7 @@ from penstock_video.analytics.rules import (
     RoiFiltering,
     Rules,
 )
+from penstock_video.analytics.source_analytics import SourceAnalytics
 from penstock_video.cli.replay import Replay, labels_in, labels_with, replay_lines
 from penstock_video.errors import RecordingUnreadable
 from penstock_video.sinks.schemas import objects_line

@@ -10,8 +10,8 @@ from deploy.models.street.clip import Clip, Line, make_clip
 from deploy.models.street.evaluate import StreetDetector
 from deploy.models.street.picture import Picture
 from deploy.models.street.stage import LABELS
-from penstock_video.analytics.evaluators import SourceAnalytics
 from penstock_video.analytics.rules import LineCrossing, Rules, Segment
+from penstock_video.analytics.source_analytics import SourceAnalytics
 from penstock_video.track.registry import TrackerOptions, new_tracker
 from penstock_video.types import Detections, Frame
 

@@ -11,8 +11,8 @@ import typer
 from rich.text import Text
 
 from penstock.cli.terminal import fail, one_line, print_failure, stoppable, table_console
-from penstock_video.analytics.evaluators import SourceAnalytics
 from penstock_video.analytics.rules import Rules
+from penstock_video.analytics.source_analytics import SourceAnalytics
 from penstock_video.cli.progress import refuse_settings, write_json
 from penstock_video.cli.summary import RulesOfSource, events_by_rule, is_same_file, rule_table, write_whole
 from penstock_video.errors import PipelineError, RecordingUnreadable, RuleRefused

@@ -1,5 +1,6 @@
 """Calls relayed as bytes, the parsed head of an inference, and the headers that are relayed."""
 
+from abc import ABC, abstractmethod
 from collections.abc import AsyncGenerator
 from dataclasses import dataclass, field, replace
 from typing import Generic, Self, TypeVar
@@ -15,55 +16,56 @@ GRPC_FAULTS = frozenset((2, 4, 12, 13, 14, 15))
 MIN_HTTP_FAULT, _HTTP_NOT_FOUND, _GRPC_NOT_FOUND = 500, 404, 5
 
 
-class Answer:
+class Answer(ABC):
     """The engine's response as bytes."""
 
     __slots__ = ()
 
     @property
+    @abstractmethod
     def status_code(self) -> int:
         """The HTTP status, or the number of the gRPC status code."""
-        raise NotImplementedError
 
     @property
+    @abstractmethod
     def succeeded(self) -> bool | None:
         """Whether the model succeeded; None if the engine rejected the call, which says nothing about the model."""
-        raise NotImplementedError
 
     @property
+    @abstractmethod
     def is_fault(self) -> bool:
         """Whether the status is an error of the server, not of the client."""
-        raise NotImplementedError
 
     @property
+    @abstractmethod
     def not_found_text(self) -> str:
         """The engine's message if something was not found; empty otherwise."""
-        raise NotImplementedError
 
+    @abstractmethod
     def with_header(self, name: str, value: str) -> Self:
         """The response with one more header (gRPC: trailing metadata); unchanged if it has one, or is an error."""
-        raise NotImplementedError
 
 
 A = TypeVar("A", bound=Answer)
 
 
-class Call(Generic[A]):
+class Call(ABC, Generic[A]):
     """A request as bytes. A: the type of its response."""
 
     __slots__ = ()
 
     @property
+    @abstractmethod
     def size_bytes(self) -> int:
-        raise NotImplementedError
+        """Size of the body or message."""
 
+    @abstractmethod
     def header(self, name: str) -> str | None:
         """The first header (gRPC: metadata) of this lower-case name."""
-        raise NotImplementedError
 
+    @abstractmethod
     def with_headers(self, added: tuple[tuple[str, str], ...], *, dropped: tuple[str, ...]) -> Self:
         """The call with more headers (gRPC: metadata), and without the dropped ones."""
-        raise NotImplementedError
 
 
 @dataclass(frozen=True, slots=True)

@@ -30,4 +30,4 @@ class Codec(Protocol[A]):
 
 def codec_of(call: Call[A]) -> Codec[A]:
     """The codec of the call's protocol."""
-    return cast(Codec[A], http_codec if isinstance(call, HttpCall) else grpc_codec)
+    return cast(Codec[A], http_codec if type(call) is HttpCall else grpc_codec)

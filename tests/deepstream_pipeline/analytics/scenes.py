@@ -4,8 +4,8 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from penstock_video.analytics.evaluators import SourceAnalytics
 from penstock_video.analytics.rules import Rules
+from penstock_video.analytics.source_analytics import SourceAnalytics
 from penstock_video.types import AnalyticsEvent, Detections, Frame, FrameAnalytics, Tracks
 
 LABELS = ("person", "car")

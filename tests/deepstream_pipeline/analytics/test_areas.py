@@ -5,9 +5,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock_video.analytics.evaluators import SourceAnalytics
 from penstock_video.analytics.rules import Dwell, Overcrowding, RoiFiltering, Rules
 from penstock_video.analytics.scene import Area, scaled
+from penstock_video.analytics.source_analytics import SourceAnalytics
 from penstock_video.types import AnalyticsKind
 from tests.deepstream_pipeline.analytics.scenes import (
     LABELS,

@@ -5,8 +5,8 @@ from dataclasses import replace
 import pytest
 
 from penstock_video.analytics import scene
-from penstock_video.analytics.evaluators import SourceAnalytics
 from penstock_video.analytics.rules import DirectionDetection, LineCrossing, LineMode, RoiFiltering, Rules
+from penstock_video.analytics.source_analytics import SourceAnalytics
 from penstock_video.types import no_tracks
 from tests.deepstream_pipeline.analytics.scenes import LABELS, event_values, frame_at, observe, straight, tracks_at
 

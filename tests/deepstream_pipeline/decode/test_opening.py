@@ -71,7 +71,7 @@ def test_text_that_poses_as_a_video_opens_nothing(kind: str, suffix: str, clip: 
 
 
 def test_file_that_is_no_video_is_a_decode_error(tmp_path: Path, clip: Path) -> None:
-    """Empty files, texts, an MP4 without its index or of a codec that no one knows say so, and name the file."""
+    """The error names the fault and the file: empty, a text, an MP4 without its index or of an unknown codec."""
     (tmp_path / "empty.mp4").touch()
     (tmp_path / "text.mp4").write_text("no video\n" * 100)
     truncated(tmp_path / "cut.mp4", write_clip(tmp_path / "whole.mp4", frames=10))

@@ -4,6 +4,7 @@ A client that disconnects ends the engine's work.
 """
 
 import asyncio
+from abc import ABC, abstractmethod
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
@@ -92,7 +93,7 @@ async def _read(request: Request, limits: RestLimits) -> tuple[InferHead, HttpCa
     return head, call_of(request, body)
 
 
-class _StreamedResponse(Response):
+class _StreamedResponse(Response, ABC):
     """An answer that is sent piece by piece, each before the next is taken. A client that leaves ends the work."""
 
     def __init__(self, record: RequestRecorder, call: HttpCall, caller: Identity, deadline: float | None) -> None:
@@ -126,8 +127,9 @@ class _StreamedResponse(Response):
         self._has_begun = True
         await send({"type": "http.response.start", "status": status, "headers": list(headers)})
 
+    @abstractmethod
     async def _relay(self, scope: Scope, receive: Receive, send: Send) -> None:
-        raise NotImplementedError
+        """Sends the answer piece by piece."""
 
     async def _break_off(self, send: Send, text: str) -> None:
         """Says why the answer ends early, where its format allows that; else it is cut with its connection."""

@@ -1,0 +1,108 @@
+"""The analytics of one source: runs the evaluators of its rules."""
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+
+from penstock_video.analytics.evaluators import (
+    DirectionEvaluator,
+    DwellEvaluator,
+    LineCrossingEvaluator,
+    OvercrowdingEvaluator,
+    RoiEvaluator,
+)
+from penstock_video.analytics.rules import (
+    DirectionDetection,
+    Dwell,
+    LineCrossing,
+    Overcrowding,
+    RoiFiltering,
+    Rules,
+    UserRule,
+)
+from penstock_video.analytics.scene import Presence, RuleEvaluator
+from penstock_video.types import AnalyticsEvent, AnalyticsKind, Frame, FrameAnalytics, Tracks
+
+Rule = RoiFiltering | Overcrowding | LineCrossing | DirectionDetection | Dwell | UserRule
+
+
+class SourceAnalytics:
+    """The rules of one source; see interfaces.Analytics. Not thread-safe. labels: by class_id, for the counts' names.
+
+    Events are in the order of the kinds in Rules, and of a kind's rules. counts: "KIND/RULE" for every rule
+    (line-crossing: so far; others: now), "KIND/RULE/LABEL" for each class that is not 0, and "objects/LABEL".
+    A frame that was not inferred changes nothing: it has the counts of the last inferred frame, and for each track the
+    rules that held then.
+    """
+
+    def __init__(self, rules: Rules, labels: Sequence[str], *, presence: Presence | None = None) -> None:
+        self._rules, self.labels = rules, tuple(labels)
+        self._presence = presence or Presence()
+        self._watches: list[tuple[Rule, str, RuleEvaluator]] = [
+            (rule, f"{kind}/{rule.name}", watch) for kind, rule, watch in _evaluators(rules)
+        ]
+        self._size = (0, 0)
+        self._counts: dict[str, int] = {}
+        self._names: dict[int, tuple[str, ...]] = {}
+
+    def observe(self, frame: Frame, tracks: Tracks) -> FrameAnalytics:
+        """What came true with this frame, and what is counted so far."""
+        if tracks.is_estimate:
+            return self._as_before(tracks)
+        if (frame.width, frame.height) != self._size:
+            self._fit(frame)
+        scene = self._presence.see(frame, tracks)
+        counts: dict[str, int] = {}
+        self._count_classes(counts, "objects", Counter(scene.everybody.class_ids))
+        events: list[AnalyticsEvent] = []
+        names: list[tuple[str, ...]] = [()] * len(tracks) if self._watches else []
+        lasting = list(names)
+        for rule, key, watch in self._watches:
+            said = watch.observe(scene)
+            events += said.events
+            counts[key] = said.total
+            self._count_classes(counts, key, said.by_class)
+            for row in said.rows:
+                names[row] += (rule.name,)
+                if not isinstance(rule, LineCrossing):  # a crossing is of its one frame
+                    lasting[row] += (rule.name,)
+        self._counts = counts
+        self._names = dict(zip(scene.everybody.track_ids, lasting, strict=False))
+        return FrameAnalytics(tuple(events), dict(counts), tuple(names))
+
+    def changed(self, rules: Rules) -> "SourceAnalytics":
+        """Other rules from the next frame on, in place of this one. A rule that stays as it is goes on counting."""
+        changed = SourceAnalytics(rules, self.labels, presence=self._presence)
+        if (rules.config_width, rules.config_height) == (self._rules.config_width, self._rules.config_height):
+            known = {rule: watch for rule, _, watch in self._watches}
+            changed._watches = [(rule, key, known.get(rule, watch)) for rule, key, watch in changed._watches]
+        return changed
+
+    def _as_before(self, tracks: Tracks) -> FrameAnalytics:
+        names = (self._names.get(track_id, ()) for track_id in tracks.track_id.tolist())
+        return FrameAnalytics((), dict(self._counts), tuple(names) if self._watches else ())
+
+    def _fit(self, frame: Frame) -> None:
+        self._size = (frame.width, frame.height)
+        configured = (self._rules.config_width or frame.width, self._rules.config_height or frame.height)
+        for _, _, watch in self._watches:
+            watch.fit((frame.width / configured[0], frame.height / configured[1]))
+
+    def _count_classes(self, counts: dict[str, int], key: str, by_class: Counter[int]) -> None:
+        for class_id, count in by_class.items():
+            is_named = 0 <= class_id < len(self.labels)
+            counts[f"{key}/{self.labels[class_id] if is_named else f'class {class_id}'}"] = count
+
+
+def _evaluators(rules: Rules) -> Iterator[tuple[str, Rule, RuleEvaluator]]:
+    for roi in rules.roi_filtering:
+        yield AnalyticsKind.ROI_FILTERING, roi, RoiEvaluator(roi)
+    for crowd in rules.overcrowding:
+        yield AnalyticsKind.OVERCROWDING, crowd, OvercrowdingEvaluator(crowd)
+    for line in rules.line_crossing:
+        yield AnalyticsKind.LINE_CROSSING, line, LineCrossingEvaluator(line)
+    for direction in rules.direction_detection:
+        yield AnalyticsKind.DIRECTION_DETECTION, direction, DirectionEvaluator(direction)
+    for dwell in rules.dwell:
+        yield AnalyticsKind.DWELL, dwell, DwellEvaluator(dwell)
+    for user in rules.users:
+        yield user.kind, user, user.new()
