@@ -48,7 +48,7 @@ def triton_environment() -> Path:
 @pytest.fixture(scope="session")
 def stack(tmp_path_factory: pytest.TempPathFactory, triton_environment: Path) -> Iterator[RunningStack]:
     """The real stack with the shipped models, fastestdet where the real inputs are, and the tests' tiny models."""
-    from tests.tiny_models import write_tiny_repository
+    from tests.support.tiny_models import write_tiny_repository
 
     home = tmp_path_factory.mktemp("home")
     write_tiny_repository(home / "models")

@@ -11,8 +11,8 @@ from penstock.engines.triton.client import TritonEngine
 from penstock.engines.triton.runtime import find_triton
 from penstock.protocol.engine import Engine
 from penstock.protocol.errors import ModelNotReady
-from tests.backends.triton_of_onnx_models import RunningTriton, running_triton
 from tests.contract.models import write_repository
+from tests.engines.triton_of_onnx_models import RunningTriton, running_triton
 
 
 @pytest.fixture(scope="session")

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from penstock.protocol.inference import Array, InferRequest, InferResponse, tensor_from_numpy
-from tests.backends import onnx_models
+from tests.engines import onnx_models
 
 CONFIG = """backend: "onnxruntime"
 max_batch_size: {max_batch_size}

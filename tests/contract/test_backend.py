@@ -16,9 +16,9 @@ from penstock.protocol.call import GrpcCall
 from penstock.protocol.engine import Engine, ModelState
 from penstock.protocol.errors import DeadlineExceeded, InvalidRequest, ModelNotFound, ModelNotReady
 from penstock.protocol.inference import Array, Datatype, InferRequest, tensor_from_numpy
-from tests.backends import onnx_models
-from tests.backends.onnx_models import SAMPLES
 from tests.contract.models import arrays, ask, x_and_y
+from tests.engines import onnx_models
+from tests.engines.onnx_models import SAMPLES
 from tests.integration.living import COUNTED_WITHIN_S
 
 pytestmark = [pytest.mark.xdist_group("contract"), pytest.mark.asyncio(loop_scope="module")]

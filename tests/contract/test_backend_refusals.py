@@ -9,7 +9,7 @@ import pytest
 from penstock.protocol.engine import Engine
 from penstock.protocol.errors import InferenceError, InvalidRequest, ModelNotFound
 from penstock.protocol.inference import Datatype, InferRequest, Tensor, tensor_from_numpy
-from tests.backends.onnx_models import SAMPLES
+from tests.engines.onnx_models import SAMPLES
 
 pytestmark = [pytest.mark.xdist_group("contract"), pytest.mark.asyncio(loop_scope="module")]
 

@@ -15,7 +15,7 @@ from tests.contract.raw_http import RawAnswer, ask
 from tests.contract.wire_case import HttpCase
 from tests.contract.wire_models import write_models
 from tests.support.stack import ENGINE_PORTS, RunningStack, start_stack, stop_stack
-from tests.words_model import write_bf16, write_words
+from tests.support.words_model import write_bf16, write_words
 
 pytestmark = pytest.mark.xdist_group("gateway_is_triton")
 

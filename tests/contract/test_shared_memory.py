@@ -17,10 +17,10 @@ from tritonclient.grpc import service_pb2
 from penstock.engines.triton.runtime import find_triton
 from penstock.protocol.call import GrpcAnswer, HttpAnswer
 from penstock.protocol.engine import Relay
-from tests.backends.triton_of_onnx_models import running_triton
 from tests.contract.wire_case import F123, Json, grpc_call, infer, infer_binary, infer_request, set_parameter
 from tests.contract.wire_engines import Engines, both_engines, comparable_grpc, comparable_http
 from tests.contract.wire_models import write_models
+from tests.engines.triton_of_onnx_models import running_triton
 
 pytestmark = [pytest.mark.xdist_group("wire_memory"), pytest.mark.asyncio(loop_scope="module")]
 SIZE_BYTES, WHERE = 4096, 64

@@ -9,7 +9,6 @@ import pytest_asyncio
 
 from penstock.engines.triton.runtime import find_triton
 from penstock.protocol.engine import Relay
-from tests.backends.triton_of_onnx_models import RunningTriton, running_triton
 from tests.contract import wire_generate_cases, wire_grpc_cases, wire_http_binary_cases, wire_http_cases, wire_loads
 from tests.contract.wire_case import Difference, GrpcCase, HttpCase, post
 from tests.contract.wire_engines import (
@@ -22,6 +21,7 @@ from tests.contract.wire_engines import (
     without,
 )
 from tests.contract.wire_models import write_models
+from tests.engines.triton_of_onnx_models import RunningTriton, running_triton
 
 pytestmark = [pytest.mark.xdist_group("wire"), pytest.mark.asyncio(loop_scope="module")]
 

@@ -17,9 +17,9 @@ import tritonclient.http
 import tritonclient.http.aio
 from tritonclient.utils import InferenceServerException
 
-from tests.backends import onnx_models
 from tests.contract.wire_case import F123, INFER, X, infer_request
 from tests.contract.wire_models import write_models
+from tests.engines import onnx_models
 from tests.integration.living import COUNTED_WITHIN_S
 from tests.support.http import call
 from tests.support.stack import RunningStack, start_stack, stop_stack, wait_until_ready

@@ -26,7 +26,7 @@ from penstock.protocol.call import GrpcAnswer, GrpcCall, HttpAnswer, HttpCall, I
 from penstock.protocol.engine import Relay
 from penstock.protocol.errors import ModelNotReady
 from penstock.protocol.inference import BatchOwner
-from tests.backends.triton_of_onnx_models import RunningTriton
+from tests.engines.triton_of_onnx_models import RunningTriton
 
 Json: TypeAlias = dict[str, Any]
 HEADERS_THAT_MATTER = (b"content-type", b"inference-header-content-length", b"content-encoding")

@@ -4,7 +4,7 @@ from pathlib import Path
 
 from onnx import TensorProto
 
-from tests.backends import onnx_models
+from tests.engines import onnx_models
 
 CONFIG = """backend: "onnxruntime"
 max_batch_size: {max_batch_size}

@@ -12,7 +12,7 @@ from urllib.parse import urlsplit
 
 import pytest
 
-from tests.backends import onnx_models
+from tests.engines import onnx_models
 from tests.support.http import Answer, call, post_json
 from tests.support.stack import CHECKOUT, RunningStack
 

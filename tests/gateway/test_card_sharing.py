@@ -31,8 +31,8 @@ from penstock.gpu.mps.control import MpsUnavailable
 from penstock.gpu.mps.limits import ModelClients
 from penstock.gpu.mps.supervisor import EngineHandle, MpsState, processes_with_mark
 from penstock.gpu.nvml import GpuDevice, NvmlOutcome, NvmlReading
-from tests.backends.supervision import Watcher, claimed_options, quick
-from tests.backends.test_triton_process import FAKE, program
+from tests.engines.supervision import Watcher, claimed_options, quick
+from tests.engines.test_triton_process import FAKE, program
 from tests.gpu.mps_programs import programs
 
 H200 = NvmlReading(NvmlOutcome.ANSWERED, cuda=(13, 0), cards=(GpuDevice(0, "H200", (9, 0), 1 << 37, 0),))

@@ -17,9 +17,9 @@ import pytest
 from penstock.gateway.settings import Settings
 from penstock.gateway.workers.connection import SOCKET_NAME, CoreState, MessageConnection, ToCore, WorkerHello
 from penstock.gateway.workers.gateway_process import GatewayPart, GatewayProcess, GatewayServes, WorkerReady
-from tests.local.test_core_link import short_path
 from tests.support.http import Answer, call
 from tests.support.waiting import until
+from tests.workers.test_core_link import short_path
 
 __all__ = ["short_path"]
 pytestmark = pytest.mark.usefixtures("short_path")

@@ -19,7 +19,7 @@ from penstock.engines.torch_serving.config import PictureFit, PictureSpec
 from penstock.vision import spec as vision
 from penstock.vision.decode import decode
 from penstock.vision.preprocess import prepare
-from tests.backends.test_picture_kernel import IMAGENET, noise, on_the_cpu, stored, values_of
+from tests.engines.test_picture_kernel import IMAGENET, noise, on_the_cpu, stored, values_of
 from tests.vision import images
 
 pytestmark = pytest.mark.gpu

@@ -21,8 +21,8 @@ from loadtest.bench.gpu.stretch import CudaRegions, SystemRegions, noise_of
 from loadtest.bench.gpu.tritons import Face, TensorFace
 from penstock.engines.torch_serving.config import EngineSpec, engine_spec
 from penstock.engines.triton.runtime import TritonUnavailable, find_triton
-from tests.backends.test_torch_settings import config
-from tests.backends.triton_of_onnx_models import RunningTriton, running_triton
+from tests.engines.test_torch_settings import config
+from tests.engines.triton_of_onnx_models import RunningTriton, running_triton
 
 pytestmark = [pytest.mark.gpu, pytest.mark.timeout(300)]
 TOLERANCES = {"fp16": 0.02, "bf16": 0.04, "fp32": 0.01}
@@ -44,7 +44,7 @@ def torch() -> Any:
 
 @pytest.fixture(scope="module")
 def programs(torch: Any) -> Any:
-    from tests.backends import torch_programs
+    from tests.engines import torch_programs
 
     return torch_programs
 

@@ -9,7 +9,7 @@ from tests.integration.ledger import Ledgers, parameter, write_ledger
 from tests.integration.living import SLOW_CONFIG
 from tests.integration.video_runs import Place, new_place, put_fastestdet, put_small_models, start_stack_at
 from tests.support.stack import start_stack, stop_stack
-from tests.tiny_models import CONFIG, IDENTITY, SLOW, write_model
+from tests.support.tiny_models import CONFIG, IDENTITY, SLOW, write_model
 
 
 @pytest.fixture

@@ -19,7 +19,7 @@ import h2.exceptions
 import numpy as np
 from tritonclient.grpc import service_pb2
 
-from tests.damage import Run, damaged
+from tests.support.damage import Run, damaged
 from tests.support.stack import RunningStack
 
 SERVICE = "/inference.GRPCInferenceService/"

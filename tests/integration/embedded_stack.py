@@ -3,7 +3,7 @@
 import threading
 from pathlib import Path
 
-from tests.backends import onnx_models
+from tests.engines import onnx_models
 from tests.support.http import Answer, call, post_json
 from tests.support.stack import RunningStack, start_stack
 

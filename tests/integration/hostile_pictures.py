@@ -13,7 +13,7 @@ import cv2
 import numpy as np
 import psutil
 
-from tests.damage import MIB, damaged
+from tests.support.damage import MIB, damaged
 from tests.support.http import call
 from tests.support.stack import RunningStack
 

@@ -20,7 +20,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from tests.support.http import Answer, call, post_json
 from tests.support.stack import RunningStack
-from tests.tiny_models import write_model
+from tests.support.tiny_models import write_model
 
 FEWER = -2.0  # a value that costs its call a row of the answer
 LEDGER = '''"""Sleeps for its rows, writes each call down, and answers the rows' values."""

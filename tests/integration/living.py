@@ -12,7 +12,7 @@ import psutil
 
 from tests.support.http import call, post_json
 from tests.support.stack import CHECKOUT, RunningStack, start_stack, stop_stack
-from tests.tiny_models import CONFIG, GATE
+from tests.support.tiny_models import CONFIG, GATE
 
 COUNTED_WITHIN_S = 10.0  # Triton counts a request a moment after it answered it
 SLOW_CONFIG = CONFIG.format(max_batch_size=0, data_type="TYPE_FP32", count=2)

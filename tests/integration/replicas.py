@@ -14,8 +14,8 @@ from penstock.engines.triton.runtime import find_triton
 from penstock.engines.triton.supervisor import TritonOptions, triton_arguments
 from tests.support.http import call
 from tests.support.stack import CHECKOUT, RunningStack, start_stack, wait_until_ready
+from tests.support.tiny_models import write_model
 from tests.support.waiting import wait_for
-from tests.tiny_models import write_model
 
 EXIT_TIMEOUT_S = 5  # which Triton takes whole while its clients are connected
 VALUES = CHECKOUT / "deploy" / "helm" / "penstock" / "values.yaml"

@@ -13,7 +13,7 @@ from tritonclient.grpc import service_pb2
 from tests.integration.test_bad_input import grpc_infer, grpc_request, unharmed
 from tests.support.http import call, post_json
 from tests.support.stack import RunningStack, start_stack, stop_stack
-from tests.tiny_models import copy_identity
+from tests.support.tiny_models import copy_identity
 
 pytestmark = pytest.mark.xdist_group("stack")
 INFER = "/v2/models/identity_fp32/infer"

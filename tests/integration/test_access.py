@@ -20,11 +20,11 @@ import tritonclient.http
 from tritonclient.utils import InferenceServerException
 
 from penstock.gateway.auth.api_keys import digest_of, new_secret
-from tests.access.signers import SHARED, shared_token
+from tests.auth.signers import SHARED, shared_token
 from tests.integration.living import ANY_PORTS, SLOW_CONFIG, fails_to_start
 from tests.support.http import Answer, call, post_json
 from tests.support.stack import CHECKOUT, RunningStack, start_stack, stop_stack
-from tests.tiny_models import CONFIG, IDENTITY, SLOW, write_model
+from tests.support.tiny_models import CONFIG, IDENTITY, SLOW, write_model
 
 pytestmark = pytest.mark.xdist_group("access")
 INPUT = {"inputs": [{"name": "x", "datatype": "FP32", "shape": [1, 1], "data": [7]}]}

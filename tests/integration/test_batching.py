@@ -24,8 +24,8 @@ from tests.integration.ledger import rows_tensor
 from tests.integration.living import inflight, triton_of
 from tests.support.http import Answer, call, post_json
 from tests.support.stack import RunningStack, start_stack, stop_stack
+from tests.support.tiny_models import write_model
 from tests.support.waiting import until, wait_for
-from tests.tiny_models import write_model
 
 pytestmark = pytest.mark.xdist_group("batching")
 

@@ -15,7 +15,7 @@ import pytest
 from tests.integration.embedded_stack import look_up, own_metrics, start_embedded, write_models
 from tests.support.http import call
 from tests.support.stack import RunningStack, stop_stack
-from tests.web_server import serving
+from tests.support.web_server import serving
 
 CHROMIUM = shutil.which("chromium")
 WAIT_S = 90

@@ -10,7 +10,7 @@ from penstock_video.api.options import ApiOptions
 from tests.deepstream_pipeline.api.pipeline import FakePipeline
 from tests.deepstream_pipeline.api.pipeline import serving as serving_api
 from tests.integration.test_browser import CHROMIUM, WAIT_S, browsing
-from tests.web_server import serving
+from tests.support.web_server import serving
 
 PAGE = """<!doctype html><title>page</title><iframe name="answer"></iframe><script>
 const add = "API/v1/streams", deepstream = "API/api/v1/stream/add";

@@ -36,11 +36,11 @@ from tests.integration.embedded_stack import NO_TRITON
 from tests.integration.living import family, gate_closed, running, triton_of
 from tests.integration.pictures import Picture, frames
 from tests.integration.test_slab import BRIGHTNESS, BRIGHTNESS_CONFIG, brightness_of
-from tests.local.test_invalid_peers import framed
 from tests.support.http import call
 from tests.support.stack import RunningStack, start_stack, stop_stack
+from tests.support.tiny_models import write_held, write_model
 from tests.support.waiting import wait_for
-from tests.tiny_models import write_held, write_model
+from tests.workers.test_invalid_peers import framed
 
 pytestmark = pytest.mark.xdist_group("stack")
 CLIENT_PROCESSES = "guests"  # plain-english: ok (name of the metric)

@@ -2,9 +2,9 @@
 
 import pytest
 
-from tests.damage import Run
 from tests.integration.damaged_calls import damage_frames, damage_http, damage_messages
 from tests.integration.test_bad_input import unharmed
+from tests.support.damage import Run
 from tests.support.stack import RunningStack
 
 pytestmark = pytest.mark.xdist_group("stack")

@@ -21,8 +21,8 @@ from tests.integration.living import (
 )
 from tests.support.http import call, post_json
 from tests.support.stack import start_stack, stop_stack
+from tests.support.tiny_models import write_model
 from tests.support.waiting import wait_for
-from tests.tiny_models import write_model
 
 SICK = '''"""Answers until a file appears; then every inference fails, as after a sticky CUDA error."""
 import http.client

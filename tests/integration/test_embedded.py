@@ -25,7 +25,7 @@ from tests.integration.test_image_endpoint import (
 from tests.integration.test_models import penstock, state_of
 from tests.support.http import call
 from tests.support.stack import CHECKOUT, RunningStack, start_stack, stop_stack
-from tests.tiny_models import CONFIG, IDENTITY, write_model
+from tests.support.tiny_models import CONFIG, IDENTITY, write_model
 
 pytestmark = pytest.mark.xdist_group("embedded")
 

@@ -15,7 +15,7 @@ import tritonclient.grpc
 import tritonclient.http
 from onnx import TensorProto, helper, numpy_helper
 
-from tests.backends import onnx_models
+from tests.engines import onnx_models
 from tests.integration.embedded_stack import infer_slow, is_serving, look_up, own_metrics, start_embedded, write_models
 from tests.integration.living import family, gateway_of, inflight
 from tests.support.http import Answer, call

@@ -21,12 +21,12 @@ import pytest
 import tritonclient.grpc
 from tritonclient.utils import InferenceServerException
 
-from tests.backends import onnx_models
+from tests.engines import onnx_models
 from tests.integration.living import COUNTED_WITHIN_S, SLOW_CONFIG, gateway_of, inflight
 from tests.support.http import Answer, call, post_json
 from tests.support.stack import RunningStack, start_stack, stop_stack
+from tests.support.tiny_models import SLOW, write_model
 from tests.support.waiting import wait_for
-from tests.tiny_models import SLOW, write_model
 
 pytestmark = pytest.mark.xdist_group("engine_faults")
 

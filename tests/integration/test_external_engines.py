@@ -22,7 +22,7 @@ import pytest
 import tritonclient.grpc
 from tritonclient.utils import InferenceServerException
 
-from tests.backends.fake_triton import FakeTriton, Mode
+from tests.engines.fake_triton import FakeTriton, Mode
 from tests.integration.living import inflight
 from tests.support.http import Answer, call, post_json
 from tests.support.stack import CHECKOUT, RunningStack, start_stack, stop_stack
@@ -204,7 +204,7 @@ def test_bad_replica_is_left_out_and_its_callers_see_few_failures(stack: Running
 
 @contextmanager
 def child_triton() -> Iterator[tuple[subprocess.Popen[str], dict[str, int]]]:
-    argv = [sys.executable, "-m", "tests.backends.fake_triton", "normal"]
+    argv = [sys.executable, "-m", "tests.engines.fake_triton", "normal"]
     process = subprocess.Popen(argv, stdout=subprocess.PIPE, text=True, cwd=CHECKOUT)
     assert process.stdout is not None
     try:

@@ -14,7 +14,7 @@ from tests.contract.raw_http import ask
 from tests.contract.wire_case import get, post
 from tests.integration.living import triton_of
 from tests.support.stack import RunningStack, start_stack, stop_stack
-from tests.words_model import write_words
+from tests.support.words_model import write_words
 
 pytestmark = pytest.mark.xdist_group("generate")
 

@@ -16,7 +16,7 @@ from tests.deepstream_pipeline.infer.fake_core import submit
 from tests.integration.client_processes import figures, local, remote, row_of
 from tests.integration.test_slab import BRIGHTNESS, BRIGHTNESS_CONFIG
 from tests.support.stack import RunningStack, start_stack, stop_stack
-from tests.tiny_models import write_model
+from tests.support.tiny_models import write_model
 
 pytestmark = pytest.mark.xdist_group("hand_over")
 PLAIN_CONFIG = "".join(line for line in BRIGHTNESS_CONFIG.splitlines(keepends=True) if "batch_owner" not in line)

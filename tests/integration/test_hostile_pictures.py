@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.damage import MIB
 from tests.integration.hostile_pictures import answered, encoded, hostile, large_tensors, private_bytes
+from tests.support.damage import MIB
 from tests.support.stack import RunningStack, start_stack, stop_stack
 
 pytestmark = pytest.mark.timeout(300)

@@ -10,7 +10,7 @@ from penstock_load.clients.client import Answer, Client, Endpoint, TargetError
 from penstock_load.clients.connect import connect, preflight, server_identity
 from penstock_load.results import Status
 from penstock_load.scenario import Kind, RequestSpec
-from tests.backends.fake_triton import FakeTriton
+from tests.engines.fake_triton import FakeTriton
 from tests.support.stack import RunningStack
 
 pytestmark = pytest.mark.xdist_group("load")

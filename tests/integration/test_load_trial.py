@@ -16,13 +16,13 @@ from typer.testing import CliRunner
 
 from penstock.cli import models as models_command
 from penstock.engines.dedicated_engines import SILENT, STARTING
-from tests.backends import onnx_models
+from tests.engines import onnx_models
 from tests.integration.embedded_stack import start_embedded
 from tests.integration.pictures import jpeg
 from tests.integration.test_model_check import check
 from tests.support.http import Answer, call, post_json
 from tests.support.stack import RunningStack, start_stack, stop_stack
-from tests.tiny_models import CONFIG, IDENTITY, write_model
+from tests.support.tiny_models import CONFIG, IDENTITY, write_model
 
 pytestmark = pytest.mark.xdist_group("load-trial")
 

@@ -17,8 +17,8 @@ from tritonclient.grpc import service_pb2, service_pb2_grpc
 
 from tests.support.http import Answer, call, post_json
 from tests.support.stack import RunningStack, start_stack, stop_stack
+from tests.support.tiny_models import CONFIG, IDENTITY, write_model
 from tests.support.waiting import wait_for
-from tests.tiny_models import CONFIG, IDENTITY, write_model
 
 pytestmark = pytest.mark.xdist_group("model_faults")
 

@@ -14,7 +14,7 @@ import tritonclient.http as triton
 
 from penstock.cli.gateway_client import GatewayClient
 from penstock.models.catalogue import CatalogueEntry, read_catalogue
-from tests.catalogue.stand_in import write_stand_in
+from tests.models.stand_in import write_stand_in
 from tests.support.stack import CHECKOUT, RunningStack
 
 pytestmark = pytest.mark.xdist_group("stack")

@@ -12,7 +12,7 @@ import pytest
 
 from tests.support.http import call, post_json
 from tests.support.stack import CHECKOUT, RunningStack, start_stack, stop_stack
-from tests.tiny_models import write_tiny_repository
+from tests.support.tiny_models import write_tiny_repository
 
 HOOKS = "tests.integration.api_hooks"
 CHECKS = (

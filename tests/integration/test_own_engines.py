@@ -12,14 +12,14 @@ import pytest
 import tritonclient.grpc
 
 from penstock.engines.dedicated_engines import RECORD
-from tests.backends import onnx_models
+from tests.engines import onnx_models
 from tests.integration.embedded_stack import LOOKUP_CONFIG, NO_TRITON
 from tests.integration.living import family, gateway_of, triton_of
 from tests.integration.test_models import penstock
 from tests.support.http import Answer, call, post_json
 from tests.support.stack import RunningStack, start_stack, stop_stack
+from tests.support.tiny_models import CONFIG, IDENTITY, write_model
 from tests.support.waiting import wait_for
-from tests.tiny_models import CONFIG, IDENTITY, write_model
 
 pytestmark = pytest.mark.xdist_group("own_engines")
 

@@ -21,7 +21,7 @@ from onnx import TensorProto, helper
 from typer.testing import CliRunner
 
 from penstock.cli import models as models_command
-from tests.backends import onnx_models
+from tests.engines import onnx_models
 from tests.integration.embedded_stack import start_embedded
 from tests.integration.test_batching import multipart
 from tests.integration.video_runs import Place, lines, new_place, run, start_stack_at, two_ports

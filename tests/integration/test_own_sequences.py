@@ -17,7 +17,7 @@ from tritonclient.utils import InferenceServerException
 from tests.contract.clients.models import CORRELATION, MODEL, SUMS
 from tests.support.http import call
 from tests.support.stack import RunningStack, start_stack, stop_stack
-from tests.tiny_models import write_model
+from tests.support.tiny_models import write_model
 
 ALICE, BOB = "alice-secret-of-32-characters-aaaa", "bob-secret-of-32-characters-bbbbbb"
 CONFIG = f"""backend: "python"

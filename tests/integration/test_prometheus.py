@@ -24,8 +24,8 @@ from tests.integration.prometheus_server import RULES, scrape
 from tests.integration.replicas import BRIGHTNESS, BRIGHTNESS_CONFIG
 from tests.support.http import call, post_json
 from tests.support.stack import CHECKOUT, ENGINE_PORTS, RunningStack, start_stack, stop_stack
+from tests.support.tiny_models import CONFIG, SLOW, write_model
 from tests.support.waiting import wait_for
-from tests.tiny_models import CONFIG, SLOW, write_model
 
 pytestmark = pytest.mark.xdist_group("prometheus")
 

@@ -35,7 +35,7 @@ ELSEWHERE = {
     "docker": "never run: no Docker; tests/deploy checks the files",
     "helm": "never run: no cluster; tests/deploy/chart renders the chart",
     f"{PENSTOCK} up": "the stack of the tests; its flags: tests/integration/test_access.py, test_tls.py, test_audit.py",
-    f"{PENSTOCK} setup": "downloads 410 MB; what it does: tests/backends/test_triton_environment.py",
+    f"{PENSTOCK} setup": "downloads 410 MB; what it does: tests/engines/test_triton_environment.py",
     f"{PENSTOCK} mps": "needs a GPU: tests/gpu/test_mps_gpu.py",
     f"{PENSTOCK} video run deepstream_pipeline": "needs cameras: tests/integration/test_video_run.py",
 }

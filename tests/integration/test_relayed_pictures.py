@@ -15,8 +15,8 @@ import tritonclient.grpc
 import tritonclient.http
 from tritonclient.utils import InferenceServerException
 
-from tests.relayed_models import write_finder
 from tests.support.http import Answer, call
+from tests.support.relayed_models import write_finder
 from tests.support.stack import CHECKOUT, RunningStack, start_stack, stop_stack
 from tests.support.waiting import wait_for
 from tests.vision.images import Image, jpeg, png, png_header, webp

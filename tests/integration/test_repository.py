@@ -17,13 +17,13 @@ import pytest
 from tritonclient.grpc import service_pb2, service_pb2_grpc
 
 from penstock.protocol.call import HttpCall
-from tests.backends import onnx_models
 from tests.contract.raw_http import RawAnswer, ask
 from tests.contract.wire_case import get, infer_x, post
 from tests.contract.wire_loads import CONFIG
 from tests.contract.wire_models import write_models
+from tests.engines import onnx_models
 from tests.support.stack import ENGINE_PORTS, RunningStack, start_stack, stop_stack
-from tests.tiny_models import IDENTITY
+from tests.support.tiny_models import IDENTITY
 
 pytestmark = pytest.mark.xdist_group("repository")
 

@@ -26,8 +26,8 @@ from tests.integration.shared_memory_clients import (
 )
 from tests.support.http import call, post_json
 from tests.support.stack import ENGINE_PORTS, RunningStack, start_stack, stop_stack
+from tests.support.tiny_models import CONFIG, IDENTITY, SHIPPED_IDENTITY, SLOW, write_model
 from tests.support.waiting import wait_for
-from tests.tiny_models import CONFIG, IDENTITY, SHIPPED_IDENTITY, SLOW, write_model
 
 pytestmark = pytest.mark.xdist_group("shared_memory")
 SYSTEM = "/v2/systemsharedmemory"

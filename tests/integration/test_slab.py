@@ -22,8 +22,8 @@ from penstock.protocol.inference import InferRequest, tensor_from_numpy
 from tests.integration.living import gateway_of, running, triton_of
 from tests.support.http import call
 from tests.support.stack import RunningStack
+from tests.support.tiny_models import write_model
 from tests.support.waiting import wait_for
-from tests.tiny_models import write_model
 
 pytestmark = pytest.mark.xdist_group("slab")
 

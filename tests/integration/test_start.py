@@ -10,8 +10,8 @@ import pytest
 from tests.integration.living import ANY_PORTS, SLOW_CONFIG, fails_to_start, is_serving, running, triton_of
 from tests.support.http import call
 from tests.support.stack import ENGINE_PORTS, RunningStack, start_stack, stop_stack
+from tests.support.tiny_models import write_model
 from tests.support.waiting import wait_for
-from tests.tiny_models import write_model
 
 
 @pytest.mark.parametrize("flag", ["--http-port", "--grpc-port", "--metrics-port"])

@@ -16,8 +16,8 @@ from tritonclient.utils import InferenceServerException
 from tests.integration.living import SLOW_CONFIG, SharedMemory, family, infer_slow, inflight, is_serving, running
 from tests.support.http import call
 from tests.support.stack import RunningStack, start_stack, stop_stack
+from tests.support.tiny_models import write_model
 from tests.support.waiting import wait_for
-from tests.tiny_models import write_model
 
 
 def _sleeping(ms: float) -> tritonclient.grpc.InferInput:

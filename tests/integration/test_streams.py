@@ -19,8 +19,8 @@ from tests.integration.living import SLOW_CONFIG, inflight, triton_of
 from tests.integration.raw_http2 import CANCEL, RawHttp2
 from tests.support.http import call
 from tests.support.stack import ENGINE_PORTS, RunningStack, start_stack, stop_stack
+from tests.support.tiny_models import CONFIG, IDENTITY, SLOW, write_model
 from tests.support.waiting import wait_for
-from tests.tiny_models import CONFIG, IDENTITY, SLOW, write_model
 
 pytestmark = pytest.mark.xdist_group("streams")
 

@@ -17,7 +17,7 @@ import pytest
 import tritonclient.grpc
 import tritonclient.http
 
-from tests.access.authorities import Authority
+from tests.auth.authorities import Authority
 from tests.integration.embedded_stack import start_embedded, write_models
 from tests.integration.living import fails_to_start
 from tests.support.stack import CHECKOUT, RunningStack, stop_stack

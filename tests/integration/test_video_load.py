@@ -19,8 +19,8 @@ from tests.integration.video_chaos import (
 from tests.integration.video_cycles import come_and_go, cycling, expect_same, held_by, settled
 from tests.integration.video_runs import Place, new_place, start_stack_at
 from tests.support.stack import stop_stack
+from tests.support.tiny_models import write_model
 from tests.support.waiting import wait_for
-from tests.tiny_models import write_model
 
 pytestmark = [pytest.mark.xdist_group("video-chaos"), pytest.mark.timeout(300), pytest.mark.long]
 

@@ -8,7 +8,7 @@ import pytest
 
 from tests.deepstream_pipeline.clips import write_clip
 from tests.integration.video_runs import Place, run
-from tests.web_server import serving
+from tests.support.web_server import serving
 
 pytestmark = pytest.mark.xdist_group("video")
 

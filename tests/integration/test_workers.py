@@ -21,8 +21,8 @@ from tests.integration.ledger import Ledgers, inferences, is_settled, open_reque
 from tests.integration.living import SLOW_CONFIG, family, gate_closed, infer_slow, inflight, is_serving
 from tests.support.http import Answer, call, post_json
 from tests.support.stack import CHECKOUT, RunningStack, start_stack, stop_stack
+from tests.support.tiny_models import CONFIG, IDENTITY, SLOW, write_held, write_model
 from tests.support.waiting import wait_for
-from tests.tiny_models import CONFIG, IDENTITY, SLOW, write_held, write_model
 
 pytestmark = pytest.mark.xdist_group("workers")
 

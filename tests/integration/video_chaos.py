@@ -20,8 +20,8 @@ import psutil
 import yaml
 from onnx import TensorProto, helper, numpy_helper
 
-from tests.backends import onnx_models
 from tests.deepstream_pipeline.clips import Picture, write_clip
+from tests.engines import onnx_models
 from tests.integration.video_runs import Place, new_place, start_stack_at
 from tests.support.http import Answer, call, post_json
 from tests.support.stack import CHECKOUT, stop_stack

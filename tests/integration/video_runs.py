@@ -25,7 +25,7 @@ from onnx import TensorProto, helper
 
 from deploy.models.street.clip import Clip, make_clip
 from penstock_video.analytics.rules import Rules, section_of
-from tests.backends import onnx_models
+from tests.engines import onnx_models
 from tests.support.stack import CHECKOUT, RunningStack, start_stack
 
 Line = dict[str, Any]

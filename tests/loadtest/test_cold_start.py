@@ -12,7 +12,7 @@ import pytest
 from penstock_load.clients.client import Answer, Endpoint, TargetError
 from penstock_load.clients.control import ReloadPlan, reload_cycles
 from penstock_load.results import Reload, Side, Status
-from tests.web_server import serving
+from tests.support.web_server import serving
 
 
 @dataclass

@@ -17,7 +17,7 @@ from penstock_load.witness.counters import Counted, disagreements
 from penstock_load.witness.counters import Histogram as Seen
 from penstock_load.witness.readers import MAX_PAGE_BYTES, MetricsError
 from penstock_load.witness.witness import open_witnesses
-from tests.web_server import serving
+from tests.support.web_server import serving
 
 ASKS = (RequestSpec(kind=Kind.IMAGE, model="m"), RequestSpec(kind=Kind.GRPC, model="m"))
 BUCKETS = (0.005, 0.010, 0.025, float("inf"))

@@ -21,8 +21,8 @@ from penstock.protocol.errors import InvalidRequest
 from penstock.protocol.shared_memory import check_region_name, segment_of
 from penstock.vision.decode import decode
 from penstock.vision.spec import ColorFormat
-from tests.damage import MIB, Run, damaged, damaged_json
 from tests.long import fuzz_rules as rules
+from tests.support.damage import MIB, Run, damaged, damaged_json
 
 pytestmark = [pytest.mark.long, pytest.mark.timeout(1800)]
 SLOW_CASE_S = 1.0

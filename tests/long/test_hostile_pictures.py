@@ -5,10 +5,10 @@ from collections import Counter
 
 import pytest
 
-from tests.damage import MIB
 from tests.integration.hostile_pictures import answered, hostile, private_bytes
 from tests.integration.test_hostile_pictures import ALLOWED, MAY_GROW_BYTES, assert_given_back
 from tests.integration.test_hostile_pictures import own_stack as own_stack
+from tests.support.damage import MIB
 from tests.support.stack import RunningStack
 
 pytestmark = [pytest.mark.long, pytest.mark.timeout(1800)]

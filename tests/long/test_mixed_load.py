@@ -29,8 +29,8 @@ from tests.integration.living import SLOW_CONFIG, SharedMemory, family, inflight
 from tests.long.crowd import Crowd, Work
 from tests.support.http import call, post_json
 from tests.support.stack import CHECKOUT, RunningStack, start_stack
+from tests.support.tiny_models import CONFIG, IDENTITY, SLOW, write_model
 from tests.support.waiting import wait_for
-from tests.tiny_models import CONFIG, IDENTITY, SLOW, write_model
 
 pytestmark = [pytest.mark.long, pytest.mark.timeout(1800)]
 

@@ -21,7 +21,7 @@ from penstock.planning.bounds import nexus_rate
 from penstock.planning.profile import linear_profile
 from penstock.planning.simulation import PATTERNS
 from tests.support.stack import RunningStack, start_stack, stop_stack
-from tests.tiny_models import CONFIG, write_model
+from tests.support.tiny_models import CONFIG, write_model
 
 pytestmark = [pytest.mark.long, pytest.mark.timeout(600)]
 

@@ -19,7 +19,7 @@ import tritonclient.grpc as grpc_client
 from tritonclient.utils import InferenceServerException, np_to_triton_dtype
 
 from penstock.engines.triton.runtime import find_triton
-from tests.backends.triton_of_onnx_models import RunningTriton, running_triton
+from tests.engines.triton_of_onnx_models import RunningTriton, running_triton
 from tests.support.stack import CHECKOUT, TRITON_ENVIRONMENT
 
 pytestmark = [pytest.mark.long, pytest.mark.timeout(600)]
@@ -46,7 +46,7 @@ def environment() -> Path:
 def root(environment: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Programs exported by that environment's PyTorch, and what it answers."""
     folder: Path = tmp_path_factory.mktemp("torch")
-    command = [environment / "bin" / "python", "-m", "tests.backends.torch_programs", folder]
+    command = [environment / "bin" / "python", "-m", "tests.engines.torch_programs", folder]
     subprocess.run(command, cwd=CHECKOUT, env=os.environ | {"PYTHONPATH": ""}, check=True, timeout=200)
     return folder
 

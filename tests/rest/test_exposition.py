@@ -9,7 +9,7 @@ from starlette.types import ASGIApp, Message
 from penstock.gateway.rest.metrics_app import create_metrics_app
 from penstock.gateway.rest.routes import RequestAuthentication
 from penstock.protocol.identity import Role
-from tests.access.listeners import KEYS, STRANGER, door
+from tests.auth.listeners import KEYS, STRANGER, door
 from tests.rest.harness import Headers
 
 

@@ -17,7 +17,7 @@ from starlette.types import Receive, Scope, Send
 from penstock.gateway.rest.limits import ConnectionLimits
 from penstock.gateway.rest.listener import HttpListener, PortTaken, bind
 from penstock.tls import Certificates, TlsFiles
-from tests.access.authorities import Authority
+from tests.auth.authorities import Authority
 
 GET = b"GET / HTTP/1.1\r\nhost: x\r\n\r\n"
 HALF = b"POST / HTTP/1.1\r\nhost: x\r\ncontent-length: 9\r\n\r\nhalf"

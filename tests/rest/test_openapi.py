@@ -12,7 +12,7 @@ from fastapi.routing import APIRoute
 
 from penstock.protocol.call import HttpAnswer
 from penstock.protocol.identity import Role
-from tests.access.listeners import door
+from tests.auth.listeners import door
 from tests.rest.harness import JSON, VALID_INFER, Front, described_by
 
 GOLDEN = Path(__file__).parent.parent / "golden" / "rest"

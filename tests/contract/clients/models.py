@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from tests.tiny_models import copy_identity, write_model
+from tests.support.tiny_models import copy_identity, write_model
 
 DATATYPES = (
     "BOOL", "UINT8", "UINT16", "UINT32", "UINT64", "INT8", "INT16", "INT32", "INT64", "FP16", "BF16", "FP32",

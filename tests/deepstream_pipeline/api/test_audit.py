@@ -12,7 +12,7 @@ import pytest
 from penstock.gateway.audit import AuditLog
 from penstock.tls import Certificates, TlsFiles, subject_of
 from penstock_video.api.options import ApiOptions, Audit
-from tests.access.authorities import Authority
+from tests.auth.authorities import Authority
 from tests.deepstream_pipeline.api.asking import ask
 from tests.deepstream_pipeline.api.pipeline import FakePipeline, serving
 

@@ -15,7 +15,7 @@ from penstock.tls import Certificates, TlsFiles
 from penstock_video.api.options import ApiOptions, ApiRefused, check_address
 from penstock_video.api.server import ApiServer
 from penstock_video.metrics import VideoMetrics
-from tests.access.authorities import Authority
+from tests.auth.authorities import Authority
 from tests.deepstream_pipeline.api.asking import ask, connect, read_all, send_on
 from tests.deepstream_pipeline.api.pipeline import FakePipeline, serving
 

@@ -24,7 +24,7 @@ from penstock.protocol.inference import Datatype, InferRequest, Tensor
 from penstock.testing import FakeEngine
 from penstock_video.infer.options import EngineAddress
 from tests.deepstream_pipeline.infer.fake_core import CLASSIFIER, CONFIGS, FakeCore, classifier
-from tests.grpc_front.harness import FakePlane, FakeRecorder
+from tests.grpc.harness import FakePlane, FakeRecorder
 
 BATCHED = replace(classifier("batched", 4), parameters=CLASSIFIER | {"batch_owner": "gateway"})
 

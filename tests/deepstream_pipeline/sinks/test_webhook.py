@@ -29,7 +29,7 @@ from penstock_video.sinks.webhook import (
 from tests.deepstream_pipeline.sinks.results import result
 from tests.support.ports import free_port
 from tests.support.waiting import becomes_true, wait_for
-from tests.web_server import serving
+from tests.support.web_server import serving
 
 SECRET = "s3cret"
 

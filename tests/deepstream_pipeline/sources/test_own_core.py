@@ -23,7 +23,7 @@ from penstock_video.sources.core_pinning import pin_to_own_core
 from penstock_video.sources.options import SHARED_DECODER, GpuSources
 from tests.deepstream_pipeline.sources.parent import DEADLINE_S, NEEDS, EventLog, camera, one, running
 from tests.deepstream_pipeline.sources.test_decode_hosts import DEEP, LIVE
-from tests.local.own_sys import OwnSys
+from tests.workers.own_sys import OwnSys
 
 LOOK_S = 0.02
 ALL = sorted(os.sched_getaffinity(0))

@@ -18,10 +18,10 @@ import pytest
 
 from penstock.engines.triton.endpoints import pick_free_ports
 from penstock.engines.triton.runtime import find_triton
-from tests.backends.fake_triton import Mode
 from tests.deploy.chart.objects import component, variables
 from tests.deploy.chart.pod_security import Spec
 from tests.deploy.chart.rendering import Values, render
+from tests.engines.fake_triton import Mode
 from tests.integration.test_external_engines import Fakes
 from tests.support.stack import CHECKOUT, RunningStack, start_stack, stop_stack
 from tests.support.waiting import wait_for

@@ -1,0 +1,232 @@
+"""Drawing: the boxes are where they belong, the captions can be read, the files land where they were asked."""
+
+from pathlib import Path
+
+import cv2
+import numpy as np
+import pytest
+
+from penstock.cli.drawing import INK, PALETTE, CaptionedBox, Picture, draw_boxes, draw_lines, position_captions
+from tests.cli.conftest import Call, StandIn, jpeg
+
+
+def grey(width: int = 640, height: int = 480) -> Picture:
+    """An even picture."""
+    return np.full((height, width, 3), 128, np.uint8)
+
+
+def changed(picture: Picture, drawn: Picture) -> tuple[int, int, int, int]:
+    """x1 y1 x2 y2 of what is not as it was."""
+    rows, columns = np.nonzero(np.any(picture != drawn, axis=2))
+    return int(columns.min()), int(rows.min()), int(columns.max()), int(rows.max())
+
+
+def test_draw_boxes_puts_the_line_on_the_box(tmp_path: Path) -> None:
+    """The edges are the class's colour, the inside and the rest are untouched, the picture given is too."""
+    picture = grey()
+    drawn = draw_boxes(picture, [CaptionedBox((100.0, 200.0, 300.0, 400.0), "person 0.91", 1)])
+    for x, y in ((100, 300), (300, 300), (200, 200), (200, 400)):
+        assert tuple(drawn[y, x]) == PALETTE[1]
+    assert tuple(drawn[300, 200]) == (128, 128, 128)
+    assert np.all(picture == 128)
+
+
+def test_draw_boxes_person_and_sports_ball_differ_in_colour() -> None:
+    """Classes whose numbers are a multiple of the palette's length apart do not look alike."""
+    drawn = [draw_boxes(grey(), [CaptionedBox((9.0, 99.0, 50.0, 200.0), "", number)])[150, 9] for number in (0, 8, 32)]
+    assert len({tuple(color) for color in drawn}) == 3
+
+
+@pytest.mark.parametrize(
+    ("width", "height", "xyxy"),
+    [
+        (640, 480, (100.0, 200.0, 300.0, 400.0)),
+        (640, 480, (0.0, 0.0, 50.0, 50.0)),
+        (640, 480, (600.0, 2.0, 640.0, 480.0)),
+        (640, 480, (-20.0, 470.0, 700.0, 500.0)),
+        (4000, 3000, (3900.0, 2900.0, 4000.0, 3000.0)),
+        (40, 30, (1.0, 1.0, 39.0, 29.0)),
+    ],
+    ids=["inside", "corner", "right edge", "outside", "large", "tiny"],
+)
+def test_draw_boxes_caption_is_legible_wherever_the_box_is(
+    width: int, height: int, xyxy: tuple[float, float, float, float]
+) -> None:
+    """The caption stays in the picture, dark on its own filled background."""
+    picture = grey(width, height)
+    drawn = draw_boxes(picture, [CaptionedBox(xyxy, "person 0.91", 0)])
+    is_ink = np.all(np.abs(drawn.astype(int) - INK) < 60, axis=2)
+    is_background = np.all(drawn == PALETTE[0], axis=2)
+    assert is_ink.sum() > 20
+    rows, columns = np.nonzero(is_ink)
+    around = is_background[rows.min() : rows.max() + 1, columns.min() : columns.max() + 1]
+    assert around.mean() > 0.3
+
+
+def test_position_captions_in_a_crowd_hide_no_box() -> None:
+    """Of people shoulder to shoulder none lies under a caption; the strongest keep theirs, in small letters."""
+    crowd = [(40.0 + 14 * n, 100.0 + 20 * row, 52.0 + 14 * n, 132.0 + 20 * row) for row in (0, 2) for n in range(20)]
+    boxes = [CaptionedBox(xyxy, "person 0.91", 0) for xyxy in crowd]
+    placed = position_captions(grey(), boxes)
+    places = [one[1] for one in placed if one is not None]
+    assert 4 < len(places) < 40
+    for left, top, right, bottom in crowd:
+        for place in places:
+            width = min(right, place.right) - max(left, place.left)
+            height = min(bottom, place.bottom) - max(top, place.top)
+            assert max(0.0, width) * max(0.0, height) <= 0.1 * 12 * 32
+    (alone,) = position_captions(grey(), [CaptionedBox((100.0, 100.0, 400.0, 400.0), "person 0.91", 0)])
+    assert placed[0] is not None
+    assert alone is not None
+    assert placed[0][0].scale < alone[0].scale
+
+
+def test_place_captions_person_before_a_car_has_one() -> None:
+    """Large boxes behind small ones take no caption away."""
+    boxes = [((200.0, 200.0, 240.0, 300.0), "person 0.9"), ((100.0, 100.0, 600.0, 400.0), "car 0.8")]
+    placed = position_captions(grey(), [CaptionedBox(xyxy, caption, 0) for xyxy, caption in boxes])
+    assert None not in placed
+
+
+def test_draw_boxes_scale_with_the_picture() -> None:
+    """Lines and text of a picture five times as large are about five times as large."""
+    sizes = []
+    for factor in (1, 5):
+        picture = grey(800 * factor, 600 * factor)
+        drawn = draw_boxes(
+            picture, [CaptionedBox((400.0 * factor, 300.0 * factor, 500.0 * factor, 400.0 * factor), "x", 0)]
+        )
+        _, top, _, _ = changed(picture, drawn)
+        sizes.append(300 * factor - top)
+    assert 3 < sizes[1] / sizes[0] < 7
+
+
+def test_draw_lines_stands_in_the_upper_left_corner() -> None:
+    """The lines of a classifier lie under each other, each on a colour of its own."""
+    picture = grey()
+    drawn = draw_lines(picture, ["cat 0.71", "dog 0.20"])
+    left, top, right, bottom = changed(picture, drawn)
+    assert (left, top) == (0, 0)
+    assert right < 200
+    assert bottom < 100
+    assert {tuple(drawn[2, 1]), tuple(drawn[bottom - 1, 1])} == {PALETTE[0], PALETTE[1]}
+
+
+def infer_and_draw(penstock: Call, stand_in: StandIn, draw: Path, *pictures: Path) -> str:
+    """Runs the command; its exit code and standard error."""
+    answer = penstock("infer", "people", *pictures, "--draw", draw, "--url", stand_in.url)
+    return f"{answer.exit_code} {answer.stderr}"
+
+
+@pytest.fixture
+def photos(tmp_path: Path) -> list[Path]:
+    """Two pictures of one name in two folders, and a third."""
+    files = [tmp_path / name for name in ("a/photo.jpg", "b/photo.jpg", "b/photo-2.jpg")]
+    for file in files:
+        file.parent.mkdir(exist_ok=True)
+        file.write_bytes(jpeg())
+    return files
+
+
+def test_draw_one_picture_writes_the_file_that_was_named(
+    penstock: Call, stand_in: StandIn, photos: list[Path], tmp_path: Path
+) -> None:
+    """The drawing has the picture's size and the boxes, in the format of its name."""
+    out = tmp_path / "out.png"
+    assert infer_and_draw(penstock, stand_in, out, photos[0]) == "0 "
+    drawn = cv2.imread(str(out))
+    assert drawn is not None
+    assert drawn.shape == (100, 100, 3)
+    assert tuple(drawn[60, 10]) == PALETTE[0]
+    assert out.read_bytes().startswith(b"\x89PNG")
+
+
+def test_draw_several_pictures_numbers_the_files(
+    penstock: Call, stand_in: StandIn, photos: list[Path], tmp_path: Path
+) -> None:
+    """Named as one file, several drawings get numbers, and the command says which."""
+    words = ("infer", "people", *photos[:2], "--draw", tmp_path / "out.jpg", "--url", stand_in.url)
+    drawn = [f"drawn: {tmp_path / name}" for name in ("out-1.jpg", "out-2.jpg")]
+    answer = penstock(*words)
+    assert (answer.exit_code, answer.stderr) == (0, "")
+    assert [line for line in answer.stdout.splitlines() if line.startswith("drawn")] == drawn
+    answer = penstock(*words, "--json")
+    assert (answer.stdout.count("\n"), answer.stderr.splitlines()) == (2, drawn)
+    assert sorted(path.name for path in tmp_path.glob("out*")) == ["out-1.jpg", "out-2.jpg"]
+
+
+def test_draw_into_a_folder_keeps_the_names_apart(
+    penstock: Call, stand_in: StandIn, photos: list[Path], tmp_path: Path
+) -> None:
+    """Pictures of one name do not overwrite each other, nor one that has such a name; an unknown suffix gets .jpg."""
+    photos.append(tmp_path / "scan.tmp")
+    photos[-1].write_bytes(jpeg())
+    assert infer_and_draw(penstock, stand_in, tmp_path / "out", *photos) == "0 "
+    drawn = sorted(path.name for path in (tmp_path / "out").iterdir())
+    assert drawn == ["photo-2-2.jpg", "photo-2.jpg", "photo.jpg", "scan.tmp.jpg"]
+
+
+def test_draw_over_the_picture_itself_is_refused(penstock: Call, stand_in: StandIn, photos: list[Path]) -> None:
+    """A picture is never overwritten by its drawing, and nothing is asked of the gateway before that is clear."""
+    before = photos[0].read_bytes()
+    said = infer_and_draw(penstock, stand_in, photos[0].parent, photos[0])
+    assert said.startswith("2 penstock: --draw: ")
+    assert "is one of the pictures themselves" in said
+    assert photos[0].read_bytes() == before
+    assert stand_in.asked == []
+
+
+@pytest.mark.parametrize("name", ["out.xyz", "out.gif"])
+def test_draw_into_an_unknown_format_is_refused(
+    penstock: Call, stand_in: StandIn, photos: list[Path], tmp_path: Path, name: str
+) -> None:
+    """A file name without a supported suffix is rejected before any request is sent."""
+    said = infer_and_draw(penstock, stand_in, tmp_path / name, photos[0])
+    assert said == f"2 penstock: --draw: {name!r} is no picture's name: end it with .jpg, .png or .webp\n"
+    assert stand_in.asked == []
+
+
+@pytest.mark.parametrize("name", ["absent/out.jpg", "absent/out", "file/out.jpg", "file"])
+def test_draw_where_no_folder_is_names_it(
+    penstock: Call, stand_in: StandIn, photos: list[Path], tmp_path: Path, name: str
+) -> None:
+    """A misspelt path is no wish for a tree of folders; nothing is made and nothing asked."""
+    (tmp_path / "file").write_text("")
+    said = infer_and_draw(penstock, stand_in, tmp_path / name, photos[0])
+    assert said.startswith(
+        f"2 penstock: --draw: {'' if name == 'file' else 'there is no folder '}{tmp_path / name.split('/')[0]}"
+    )
+    assert not (tmp_path / "absent").exists()
+    assert stand_in.asked == []
+
+
+def test_draw_that_cannot_be_written_is_one_sentence(
+    penstock: Call, stand_in: StandIn, photos: list[Path], tmp_path: Path
+) -> None:
+    """It fails that picture after its result was printed, and is not called drawn."""
+    (tmp_path / "out.jpg").mkdir()
+    (tmp_path / "out.jpg" / "photo.jpg").mkdir()
+    said = infer_and_draw(penstock, stand_in, tmp_path / "out.jpg", photos[0])
+    assert said.startswith("1 penstock: ")
+    assert "cannot be written" in said
+    assert said.count("\n") == 1
+
+
+def with_orientation(data: bytes, orientation: int) -> bytes:
+    """The JPEG with an EXIF block that says how it is to be turned."""
+    entry = b"\x01\x12\x00\x03\x00\x00\x00\x01" + orientation.to_bytes(2, "big") + b"\x00\x00"
+    tiff = b"MM\x00\x2a\x00\x00\x00\x08\x00\x01" + entry + b"\x00\x00\x00\x00"
+    block = b"Exif\x00\x00" + tiff
+    return data[:2] + b"\xff\xe1" + (len(block) + 2).to_bytes(2, "big") + block + data[2:]
+
+
+def test_draw_turned_picture_is_drawn_upright(penstock: Call, stand_in: StandIn, tmp_path: Path) -> None:
+    """EXIF's orientation is applied first: boxes are in the pixels of the picture as a person sees it."""
+    photo = tmp_path / "turned.jpg"
+    photo.write_bytes(with_orientation(jpeg(width=200, height=100), 6))
+    out = tmp_path / "out.png"
+    assert infer_and_draw(penstock, stand_in, out, photo) == "0 "
+    drawn = cv2.imread(str(out))
+    assert drawn is not None
+    assert drawn.shape == (200, 100, 3)
+    assert tuple(drawn[60, 10]) == PALETTE[0]

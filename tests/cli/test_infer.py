@@ -1,0 +1,245 @@
+"""`penstock infer`: what is asked of the gateway, what is printed, and how failures end."""
+
+import json
+import socket
+import threading
+from pathlib import Path
+
+import pytest
+
+from tests.cli.conftest import DOG, PERSON, TIMINGS, Call, StandIn, jpeg
+
+
+@pytest.fixture
+def photo(tmp_path: Path) -> Path:
+    """A picture file."""
+    file = tmp_path / "photo.jpg"
+    file.write_bytes(jpeg())
+    return file
+
+
+def cells(line: str) -> list[str]:
+    """The cells of a table's line."""
+    return [cell.strip() for cell in line.strip("│┃ \n").replace("┃", "│").split("│")]
+
+
+def test_infer_detector_prints_a_table_of_boxes_and_the_timings(penstock: Call, stand_in: StandIn, photo: Path) -> None:
+    """Label, score and corners a box, then where the time went."""
+    answer = penstock("infer", "people", photo, "--url", stand_in.url)
+    assert (answer.exit_code, answer.stderr) == (0, "")
+    lines = answer.stdout.splitlines()
+    assert f"{photo} · people 1" in lines[0]
+    assert cells(lines[2]) == ["label", "score", "x1", "y1", "x2", "y2"]
+    assert cells(lines[4]) == ["person", "0.912", "10.2", "20.5", "40.0", "90.0"]
+    assert cells(lines[5]) == ["dog", "0.410", "50.0", "60.0", "80.0", "95.0"]
+    assert lines[-1] == "decode 1.5 + preprocess 0.2 + queue 0.0 + infer 12.0 + postprocess 0.1 = 14.0 ms"
+
+
+def test_infer_classifier_prints_labels_and_scores(penstock: Call, stand_in: StandIn, photo: Path) -> None:
+    """A class without a label is named by its number."""
+    stand_in.result = {"classes": [{"class_id": 3, "label": "[cat]", "score": 0.75}, {"class_id": 9, "score": 0.2}]}
+    lines = penstock("infer", "pets", photo, "--url", stand_in.url).stdout.splitlines()
+    assert cells(lines[2]) == ["label", "score"]
+    assert [cells(line) for line in lines[4:6]] == [["[cat]", "0.750"], ["class 9", "0.200"]]
+
+
+def test_infer_nothing_found_says_so(penstock: Call, stand_in: StandIn, photo: Path) -> None:
+    """An empty result is no failure."""
+    stand_in.result = {"detections": []}
+    answer = penstock("infer", "people", photo, "--url", stand_in.url)
+    assert answer.exit_code == 0
+    assert answer.stdout.splitlines()[1] == "nothing found"
+
+
+def test_infer_sends_the_bytes_with_their_type_and_deadline(penstock: Call, stand_in: StandIn, tmp_path: Path) -> None:
+    """The file is sent unchanged, with its type from its first bytes and the deadline in a header."""
+    for name, suffix in (("a.png", ".jpg"), ("b.jpg", ".png"), ("c", ".webp")):
+        (tmp_path / name).write_bytes(jpeg(suffix=suffix))
+    (tmp_path / "d.jpg").write_bytes(b"GIF89a")
+    files = [tmp_path / name for name in ("a.png", "b.jpg", "c", "d.jpg")]
+    answer = penstock("infer", "a b/c", *files, "--url", f"{stand_in.url}/behind/", "--timeout-ms", "250")
+    assert answer.exit_code == 0, answer.stderr
+    assert {asked.path for asked in stand_in.asked} == {"/behind/v2/models/a%20b%2Fc/image"}
+    types = [asked.headers["content-type"] for asked in stand_in.asked]
+    assert types == ["image/jpeg", "image/png", "image/webp", "application/octet-stream"]
+    assert [asked.body for asked in stand_in.asked] == [file.read_bytes() for file in files]
+    assert {asked.headers["x-request-timeout-ms"] for asked in stand_in.asked} == {"250"}
+
+
+def test_infer_json_prints_one_line_a_picture_and_nothing_else(
+    penstock: Call, stand_in: StandIn, photo: Path, tmp_path: Path
+) -> None:
+    """Standard output is JSON lines only: answers with the gateway's members, failures with `error`."""
+    absent = tmp_path / "absent.jpg"
+    answer = penstock("infer", "people", absent, photo, photo, "--json", "--url", stand_in.url)
+    lines = [json.loads(line) for line in answer.stdout.splitlines()]
+    assert answer.exit_code == 1
+    assert lines[0] == {"file": str(absent), "error": f"there is no file or folder {absent}: check the name"}
+    expected = {"results": [{"detections": [PERSON, DOG]}], "timings_ms": TIMINGS, "batch_size": 1}
+    assert lines[1] == lines[2] == {"file": str(photo), "model_name": "people", "model_version": "1", **expected}
+
+
+def test_infer_threshold_leaves_weaker_results_out(penstock: Call, stand_in: StandIn, photo: Path) -> None:
+    """Scores below it are left out of boxes and classes alike; its own value stays."""
+    answer = penstock("infer", "people", photo, "--json", "--threshold", "0.5", "--url", stand_in.url)
+    assert json.loads(answer.stdout)["results"] == [{"detections": [PERSON]}]
+    stand_in.result = {
+        "classes": [{"class_id": 1, "label": "a", "score": 0.5}, {"class_id": 2, "label": "b", "score": 0.49}]
+    }
+    answer = penstock("infer", "pets", photo, "--json", "--threshold", "0.5", "--url", stand_in.url)
+    assert json.loads(answer.stdout)["results"] == [{"classes": [{"class_id": 1, "label": "a", "score": 0.5}]}]
+
+
+def test_infer_folder_means_its_pictures(penstock: Call, stand_in: StandIn, tmp_path: Path) -> None:
+    """The pictures of a folder by name, other files and sub-folders left alone."""
+    folder = tmp_path / "pictures"
+    (folder / "below.jpg").mkdir(parents=True)
+    for name in ("b.JPG", "a.png", "c.webp", "notes.txt"):
+        (folder / name).write_bytes(jpeg())
+    answer = penstock("infer", "people", folder, "--json", "--url", stand_in.url)
+    names = [Path(json.loads(line)["file"]).name for line in answer.stdout.splitlines()]
+    assert names == ["a.png", "b.JPG", "c.webp"]
+
+
+def test_infer_folder_without_pictures_is_a_failure(penstock: Call, stand_in: StandIn, tmp_path: Path) -> None:
+    """The message for a folder without pictures lists the supported suffixes."""
+    answer = penstock("infer", "people", tmp_path, "--url", stand_in.url)
+    assert answer.exit_code == 1
+    assert answer.stderr == f"penstock: the folder {tmp_path} holds no pictures (.jpeg, .jpg, .png, .webp)\n"
+
+
+def test_infer_goes_on_after_a_failure_and_ends_with_one(
+    penstock: Call, stand_in: StandIn, photo: Path, tmp_path: Path
+) -> None:
+    """The gateway's own words are passed on with the file's name; the other pictures are answered."""
+    bad = tmp_path / "bad.jpg"
+    bad.write_bytes(b"\xff\xd8\xff broken")
+    stand_in.refuses_body = lambda body: b"broken" in body
+    answer = penstock("infer", "people", bad, photo, "--url", stand_in.url)
+    assert answer.exit_code == 1
+    assert answer.stderr == f"penstock: {bad}: the JPEG is truncated\n"
+    assert "person" in answer.stdout
+
+
+def test_infer_full_gateway_tells_when_to_come_back(penstock: Call, stand_in: StandIn, photo: Path) -> None:
+    """Retry-After is part of the sentence."""
+    refusal = (503, json.dumps({"error": "512 requests in flight (limit 512)"}), {"Retry-After": "2"})
+    stand_in.refusals["/image"] = refusal
+    answer = penstock("infer", "people", photo, "--url", stand_in.url)
+    assert (answer.exit_code, answer.stdout) == (1, "")
+    assert answer.stderr == f"penstock: {photo}: 512 requests in flight (limit 512) (retry after 2 s)\n"
+
+
+def test_infer_no_gateway_says_how_to_start_it(penstock: Call, photo: Path) -> None:
+    """Where nothing listens the command ends at once, with the way out."""
+    answer = penstock("infer", "people", photo, photo, "--url", "http://127.0.0.1:9")
+    assert answer.exit_code == 1
+    assert answer.stderr == (
+        "penstock: nothing answers at http://127.0.0.1:9: start it with `penstock up`, or give its address with --url\n"
+    )
+
+
+def test_infer_without_url_asks_the_port_of_the_settings(
+    penstock: Call, photo: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The variable that moves the gateway's port moves the commands with it."""
+    monkeypatch.setenv("PENSTOCK_HTTP_PORT", "9")
+    assert "nothing answers at http://127.0.0.1:9:" in penstock("infer", "people", photo).stderr
+
+
+@pytest.mark.parametrize(
+    ("status", "text", "why"),
+    [
+        (200, "<html>", "is no gateway"),
+        (404, "<html>", "is no gateway (HTTP 404 Not Found)"),
+        (200, json.dumps({"results": "?"}), "is no gateway"),
+        (
+            200,
+            json.dumps({"model_name": "a", "model_version": "1", "results": [], "timings_ms": {}}),
+            "without a result",
+        ),
+    ],
+)
+def test_infer_something_else_answers_is_one_sentence(
+    penstock: Call, stand_in: StandIn, photo: Path, status: int, text: str, why: str
+) -> None:
+    """Another program on that port is not taken for a gateway."""
+    stand_in.refusals["/image"] = (status, text, {})
+    answer = penstock("infer", "people", photo, "--url", stand_in.url)
+    assert answer.exit_code == 1
+    assert why in answer.stderr
+    assert answer.stderr.count("\n") == 1
+
+
+def test_infer_unknown_model_says_where_names_are(penstock: Call, stand_in: StandIn, photo: Path) -> None:
+    """The engine's words, and the command that lists what there is."""
+    stand_in.refusals["/image"] = (404, json.dumps({"error": "Request for unknown model: 'x' is not found"}), {})
+    answer = penstock("infer", "x", photo, "--url", stand_in.url)
+    assert answer.stderr == (
+        f"penstock: {photo}: Request for unknown model: 'x' is not found; `penstock models list` shows what there is\n"
+    )
+
+
+def test_infer_model_that_is_not_served_says_why(penstock: Call, stand_in: StandIn, photo: Path) -> None:
+    """The engine knows it and refuses it: the reason of the repository index stands in the sentence."""
+    refusal = "Request for unknown model: 'people' has no available versions"
+    stand_in.refusals["/image"] = (404, json.dumps({"error": refusal}), {})
+    stand_in.index = [{"name": "people", "state": "UNAVAILABLE", "reason": "this engine runs ONNX models only"}]
+    answer = penstock("infer", "people", photo, "--url", stand_in.url)
+    assert answer.stderr == f"penstock: {photo}: {refusal}: this engine runs ONNX models only\n"
+
+
+def test_infer_model_that_the_gateway_refuses_says_why_once(penstock: Call, stand_in: StandIn, photo: Path) -> None:
+    """If the refusal equals the reason in the index, the sentence is printed once."""
+    why = "model 'people': slo_p99_ms is 'fast' in config.pbtxt, and must be a number"
+    stand_in.refusals["/image"] = (404, json.dumps({"error": why}), {})
+    stand_in.index = [{"name": "people", "state": "UNAVAILABLE", "reason": why}]
+    answer = penstock("infer", "people", photo, "--url", stand_in.url)
+    assert answer.stderr == f"penstock: {photo}: {why}\n"
+
+
+def test_infer_error_with_control_characters_reaches_no_terminal(
+    penstock: Call, stand_in: StandIn, photo: Path
+) -> None:
+    """What answers may be anything: its bytes are shown, not obeyed."""
+    stand_in.refusals["/image"] = (400, json.dumps({"error": "\x1b[2Jgone\x00\nand more"}), {})
+    answer = penstock("infer", "x", photo, "--url", stand_in.url)
+    assert answer.stderr == f"penstock: {photo}: \\x1b[2Jgone\\x00 and more\n"
+
+
+def test_infer_at_a_port_that_speaks_no_http_says_so(penstock: Call, photo: Path) -> None:
+    """The gRPC port, mistaken for the REST port."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        thread = threading.Thread(target=_speak_http2, args=(listener,))
+        thread.start()
+        url = f"http://127.0.0.1:{listener.getsockname()[1]}"
+        answer = penstock("infer", "people", photo, "--url", url)
+        thread.join()
+    assert answer.exit_code == 1
+    assert answer.stderr == f"penstock: {photo}: what answers at {url} does not speak HTTP: check the address\n"
+
+
+def _speak_http2(listener: socket.socket) -> None:
+    caller, _ = listener.accept()
+    with caller:
+        caller.recv(1 << 16)
+        caller.sendall(b"\x00\x00\x18\x04\x00\x00\x00\x00\x00\r\n")
+        while caller.recv(1 << 16):  # reads on to the end: a reset would come before the answer is read
+            pass
+
+
+@pytest.mark.parametrize("url", ["localhost:8000", "ftp://x", "http://", "http://a:b"])
+def test_infer_malformed_url_is_refused(penstock: Call, photo: Path, url: str) -> None:
+    """The message for an invalid address has an example."""
+    answer = penstock("infer", "people", photo, "--url", url)
+    assert answer.exit_code == 1
+    assert "is no gateway's address: give one such as http://127.0.0.1:8000" in answer.stderr
+
+
+def test_infer_unreadable_file_is_one_sentence(penstock: Call, stand_in: StandIn, tmp_path: Path) -> None:
+    """The message for a file without read permission says so."""
+    photo = tmp_path / "photo.jpg"
+    photo.symlink_to("/proc/self/mem")
+    answer = penstock("infer", "people", photo, "--url", stand_in.url)
+    assert answer.exit_code == 1
+    assert answer.stderr == f"penstock: {photo} cannot be read (Input/output error): check its permissions\n"

@@ -1,0 +1,138 @@
+"""`penstock models optimize`: refusals in one sentence, the tables at 80 columns, one JSON object."""
+
+import json
+import os
+from pathlib import Path
+
+import pytest
+import typer
+from typer.testing import CliRunner, Result
+
+from penstock.cli.optimize import optimize
+from penstock.models.optimize import profile as timing
+from tests.cli.conftest import StandIn
+from tests.models.optimize.conftest import RANDOM, write_model, write_pictures
+
+UNUSED_URL = "http://127.0.0.1:9"
+
+
+@pytest.fixture
+def home(monkeypatch: pytest.MonkeyPatch) -> Path:
+    """PENSTOCK_HOME with the small classifier, rounds too short to be a measurement."""
+    monkeypatch.setattr(timing, "ROUND_S", 0.001)
+    monkeypatch.setenv("COLUMNS", "80")
+    folder = Path(os.environ["PENSTOCK_HOME"])
+    write_model(folder / "models", "small")
+    return folder
+
+
+@pytest.fixture
+def pictures(tmp_path: Path) -> Path:
+    """A folder of sixteen."""
+    write_pictures(tmp_path / "pictures", 16)
+    return tmp_path / "pictures"
+
+
+def run(*words: object, url: str = UNUSED_URL) -> Result:
+    """`penstock models optimize WORDS…`."""
+    app = typer.Typer(pretty_exceptions_enable=False)
+    app.command()(optimize)
+    return CliRunner().invoke(app, [*map(str, words), "--url", url])
+
+
+def test_optimize_writes_the_model_and_shows_fusion_accuracy_and_speed(home: Path, pictures: Path) -> None:
+    """Every part is there, no line of a table is wider than 80, and what was made is said with its place."""
+    done = run("small", "--int8", "--calibrate", pictures)
+    assert done.exit_code == 0, done.output
+    assert (home / "models" / "small-int8" / "1" / "model.onnx").is_file()
+    assert f"small-int8 is in {home / 'models' / 'small-int8'}" in done.stdout
+    for words in (
+        "Conv stem + BatchNormalization stem.norm + Relu stem.norm.relu",
+        "with Relu inside",
+        "QLinearConv",
+        "the same first class in",
+        "times as fast",
+        f"no gateway runs at {UNUSED_URL}: small-int8 will be loaded at the next `penstock up`",
+    ):
+        assert words in done.stdout
+    assert max(len(line) for line in done.stdout.splitlines() if line[:1] in "│┃┏┡└") <= 80
+    assert done.stderr == ""
+
+
+def test_optimize_json_is_one_object(home: Path, pictures: Path) -> None:
+    """And nothing else: figures, fusions, where it is and what the gateway did with it."""
+    report = json.loads(run("small", "--int8", "--calibrate", pictures, "--json").stdout)
+    assert (report["name"], report["optimized_from"], report["calibrating"]) == ("small-int8", "small", 8)
+    assert report["folder"] == str(home / "models" / "small-int8")
+    assert report["judgement"]["agreement"]["kind"] == "classes"
+    assert [item["batch_size"] for item in report["comparisons"]] == [1, 8]
+    assert {level["level"] for level in report["fusion"]["int8_levels"]} == {"file", "basic", "extended", "all"}
+
+
+def test_optimize_loads_the_result_into_the_running_gateway(home: Path, pictures: Path, stand_in: StandIn) -> None:
+    """As a pull does."""
+    done = run("small", "--int8", "--calibrate", pictures, url=stand_in.url)
+    assert f"small-int8 is loaded at {stand_in.url}" in done.stdout
+    assert [asked.path for asked in stand_in.asked] == ["/v2/repository/models/small-int8/load"]
+
+
+def test_optimize_whose_result_the_gateway_refuses_fails(home: Path, pictures: Path, stand_in: StandIn) -> None:
+    """As a pull does: what was made stays, the reason is the last line, and JSON stays JSON."""
+    stand_in.refusals["/load"] = (400, json.dumps({"error": "not now"}), {})
+    done = run("small", "--int8", "--calibrate", pictures, "--json", url=stand_in.url)
+    sentence = f"small-int8 is in place, but the gateway at {stand_in.url} did not load it: not now"
+    assert (done.exit_code, done.stderr) == (1, f"penstock: {sentence}\n")
+    assert json.loads(done.stdout)["gateway"] == sentence
+
+
+def test_optimize_of_random_weights_says_that_accuracy_is_not_judged(home: Path, pictures: Path) -> None:
+    """In the place where accuracy would stand."""
+    write_model(home / "models", "noise", more=RANDOM)
+    done = run("noise", "--int8", "--calibrate", pictures)
+    assert "random weights: accuracy means nothing, not judged" in done.stdout
+
+
+def test_optimize_again_replaces_the_model(home: Path, pictures: Path) -> None:
+    """The older folder is gone, nothing else is left behind."""
+    for _ in range(2):
+        assert run("small", "--int8", "--calibrate", pictures).exit_code == 0
+    assert sorted(path.name for path in (home / "models").iterdir()) == ["small", "small-int8"]
+    assert list((home / "staging").iterdir()) == []
+
+
+def test_optimize_of_nothing_named_says_what_to_add(home: Path, pictures: Path) -> None:
+    """What is made is said, not guessed."""
+    done = run("small", "--calibrate", pictures)
+    assert (done.exit_code, done.stderr) == (2, "penstock: name what to make of the model: --int8\n")
+
+
+def test_optimize_refuses_in_one_sentence(home: Path, pictures: Path, tmp_path: Path) -> None:
+    """An unknown model, no folder, no pictures, too few, annotations that are none: nothing is written."""
+    (tmp_path / "empty").mkdir()
+    write_pictures(tmp_path / "few", 3)
+    write_pictures(tmp_path / "wrong", 16)
+    (tmp_path / "wrong" / "annotations.json").write_text("{}")
+    config = write_model(home / "models", "other") / "config.pbtxt"
+    config.write_text(config.read_text().replace("3, 32, 32", "3, 40, 40"))
+    for name, folder, sentence in (
+        ("smal", pictures, "there is no model 'smal' on this machine: did you mean small?"),
+        ("small", tmp_path / "nowhere", "there is no file or folder "),
+        ("small", tmp_path / "few" / "000.jpg", "--calibrate wants a folder of pictures; "),
+        ("small", tmp_path / "empty", "holds no pictures"),
+        ("small", tmp_path / "few", "3 readable pictures are too few"),
+        ("small", tmp_path / "wrong", "annotations.json is not in COCO's format"),
+        ("other", pictures, "model 'other' does not run as its config.pbtxt says (Got invalid dimensions for input"),
+    ):
+        done = run(name, "--int8", "--calibrate", folder)
+        assert done.exit_code != 0
+        assert sentence in done.stderr
+        assert done.stderr.count("\n") == 1
+    assert not (home / "models" / "small-int8").exists()
+
+
+def test_optimize_whose_home_cannot_be_written_says_so(home: Path, pictures: Path) -> None:
+    """The place and the way out."""
+    (home / "downloads").write_text("in the way")
+    done = run("small", "--int8", "--calibrate", pictures)
+    assert done.exit_code == 1
+    assert f"{home / 'downloads'} cannot be written (File exists): make {home} writable or choose" in done.stderr
