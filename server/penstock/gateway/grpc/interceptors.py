@@ -11,9 +11,8 @@ import grpc
 from penstock.gateway.auth.api_keys import CREDENTIAL_NAMES, credentials_of
 from penstock.gateway.auth.authenticator import CERTIFICATE_PREFIX, Authenticator
 from penstock.gateway.grpc.connections import FloodGuard, host_of
-from penstock.gateway.grpc.status_codes import status_of
-from penstock.gateway.metrics import Metrics
-from penstock.logs import get_logger
+from penstock.gateway.grpc.status_codes import CallStatus, refusal_of
+from penstock.gateway.metrics import RequestRecorder
 from penstock.protocol.call import GrpcMetadata
 from penstock.protocol.errors import InferenceError, PermissionDenied, Unauthenticated
 from penstock.protocol.identity import IDENTITY_HEADER, Identity, Role, decode_identity
@@ -41,8 +40,6 @@ _ROLE = {f"{_INFERENCE}{name}": Role.INFER for name in ("ModelInfer", "ModelStre
 _OR_ROLE = {f"{_INFERENCE}ModelReady": Role.INFER}  # role that is also sufficient
 _READ_SERVICES = ("/grpc.reflection.",)
 
-log = get_logger("grpc")
-
 Details = grpc.HandlerCallDetails
 Handler: TypeAlias = "grpc.RpcMethodHandler[object, object]"  # generic in the stubs only
 Context: TypeAlias = "grpc.aio.ServicerContext[object, object]"
@@ -55,7 +52,7 @@ _certificate_subject: ContextVar[str] = ContextVar("certified", default="")  # s
 class AuthenticationInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]  # generic in the stubs only
     """Authenticates calls by `authorization: Bearer …` and `x-api-key: …`, before their message is read."""
 
-    def __init__(self, door: Authenticator, record: Metrics, floods: FloodGuard | None = None) -> None:
+    def __init__(self, door: Authenticator, record: RequestRecorder, floods: FloodGuard | None = None) -> None:
         self._door = door
         self._record = record
         self._floods = floods
@@ -71,21 +68,18 @@ class AuthenticationInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[typ
                 or_role = _OR_ROLE.get(handler_call_details.method)
                 _authenticated_caller.set(await self._door.admit(credentials, role, or_role=or_role))
         except InferenceError as error:
-            self._record.rejected(error.reason)
-            log.debug("request refused", reason=error.reason, error=error.message)
-            return self._refusing(error, handler_call_details.method)
+            return self._refusing(error, refusal_of(self._record, error), handler_call_details.method)
         return await continuation(handler_call_details)
 
-    def _refusing(self, error: InferenceError, method: str) -> Handler:
+    def _refusing(self, error: InferenceError, status: CallStatus, method: str) -> Handler:
         """Refuses the call without reading its message: a stream's handler runs before a message is read."""
-        code, details, trailing = status_of(error)
 
         async def refuse(_: object, context: Context) -> None:
             peer = context.peer()
             if self._floods is not None and isinstance(error, Unauthenticated | PermissionDenied) and not error.client:
                 self._floods.note(peer)
             self._door.note_refused(error, host_of(peer), method)
-            await context.abort(code, details, trailing)
+            await context.abort(*status)
 
         return grpc.stream_stream_rpc_method_handler(refuse)
 
@@ -96,7 +90,7 @@ class CertificateInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[type-a
     Only the handler's context has the certificate, so the check runs there.
     """
 
-    def __init__(self, door: Authenticator | None, record: Metrics) -> None:
+    def __init__(self, door: Authenticator | None, record: RequestRecorder) -> None:
         self._door = door
         self._record = record
 
@@ -118,11 +112,9 @@ class CertificateInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[type-a
                     await self._door.admit(credentials, role, or_role=or_role, certificate=certificate)
                 )
             except InferenceError as error:
-                self._record.rejected(error.reason)
-                log.debug("request refused", reason=error.reason, error=error.message)
                 method, address = handler_call_details.method, host_of(context.peer())
                 self._door.note_refused(error, address, method, certificate=certificate)
-                await context.abort(*status_of(error))
+                await context.abort(*refusal_of(self._record, error))
 
         return _entering(await continuation(handler_call_details), enter)
 

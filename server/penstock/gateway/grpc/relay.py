@@ -4,7 +4,6 @@ import asyncio
 import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, replace
-from typing import Protocol
 
 import grpc
 from google.protobuf.message import DecodeError
@@ -13,8 +12,9 @@ from tritonclient.grpc import service_pb2
 from penstock.gateway.dataplane import DataPlane
 from penstock.gateway.grpc.aio_server import ABANDONED
 from penstock.gateway.grpc.interceptors import caller_of, metadata_of
-from penstock.gateway.grpc.status_codes import CallStatus, code_of, status_of
+from penstock.gateway.grpc.status_codes import CallStatus, code_of, refusal_of
 from penstock.gateway.in_flight import InFlightLimiter
+from penstock.gateway.metrics import RequestRecorder
 from penstock.logs import get_logger
 from penstock.protocol.call import GrpcAnswer, GrpcCall, InferHead
 from penstock.protocol.errors import DeadlineExceeded, EngineUnavailable, InferenceError, InvalidRequest
@@ -23,40 +23,6 @@ from penstock.protocol.grpc_messages import with_raw_inputs
 from penstock.protocol.identity import Verb
 from penstock.protocol.inference import Tensor
 from penstock.protocol.request_checks import EncodedCall, ImageInput, check_images, images_in, refuse_shared_images
-
-
-class CallRecorder(Protocol):
-    """Counts calls; penstock.gateway.metrics.Metrics is one."""
-
-    def request_done(self, *, model: str, protocol: str, code: str, seconds: float) -> None:
-        """Counts an answered inference. model: a bounded label."""
-        ...
-
-    def rejected(self, reason: str) -> None:
-        """Counts a call that the gateway rejected or failed. reason: of the error's class."""
-        ...
-
-    def cancelled(self, protocol: str) -> None:
-        """Counts a client that left before its response."""
-        ...
-
-
-class RefusalsOnly:
-    """The counts of a core, whose workers count everything else."""
-
-    def __init__(self, record: CallRecorder) -> None:
-        self._record = record
-
-    def request_done(self, *, model: str, protocol: str, code: str, seconds: float) -> None:
-        """Does nothing: the worker counts it."""
-
-    def rejected(self, reason: str) -> None:
-        """Counts the core's own rejections."""
-        self._record.rejected(reason)
-
-    def cancelled(self, protocol: str) -> None:
-        """Does nothing: the worker counts it."""
-
 
 WATCHED_FROM_BYTES = 16 << 10
 LEAST_BYTES_PER_S = 256 << 10
@@ -147,8 +113,14 @@ class CallOutcome:
 class CallRelay:
     """Relays calls to the data plane. `cut` ends all running calls, at the end of a drain."""
 
-    def __init__(self, plane: DataPlane, record: CallRecorder, *, reader_timeout_s: float) -> None:
-        """reader_timeout_s: time for a client to read a response, and more for a large one."""
+    def __init__(
+        self, plane: DataPlane, record: RequestRecorder, *, reader_timeout_s: float, is_counting: bool = True
+    ) -> None:
+        """reader_timeout_s: time for a client to read a response, and more for a large one.
+
+        is_counting: whether it counts inferences. In a core it is False: the workers count them.
+        """
+        self._is_counting = is_counting
         self._plane = plane
         self._record = record
         self._reader_timeout_s = reader_timeout_s
@@ -172,7 +144,8 @@ class CallRelay:
             outcome = await self._outcome(work)
         except asyncio.CancelledError:
             if deadline is None or time.monotonic() < deadline - DEADLINE_SLACK_S:
-                self._record.cancelled(PROTOCOL)
+                if self._is_counting:
+                    self._record.cancelled(PROTOCOL)
             else:  # the client gave up at its own deadline, just before our response
                 self._count(head, grpc.StatusCode.DEADLINE_EXCEEDED, started)
             raise
@@ -213,6 +186,8 @@ class CallRelay:
         self._record.rejected("slow_reader")
 
     def _count(self, head: InferHead, code: grpc.StatusCode, started: float) -> None:
+        if not self._is_counting:
+            return
         self._record.request_done(
             model=self._plane.model_label(head.model_name),
             protocol=PROTOCOL,
@@ -231,9 +206,9 @@ class CallRelay:
             if task not in self._cut or task.uncancel() > 0:  # also cancelled by another task
                 raise
             error = EngineUnavailable("this gateway stopped before the answer came; send to another one")
-            return CallOutcome(self._refusal(error))
+            return CallOutcome(refusal_of(self._record, error))
         except InferenceError as error:
-            return CallOutcome(self._refusal(error))
+            return CallOutcome(refusal_of(self._record, error))
         except Exception:  # the task's root: a bug is logged, and the client gets no details
             log.exception("a gRPC call failed unexpectedly")
             return CallOutcome(CallStatus(grpc.StatusCode.INTERNAL, "internal error"))
@@ -241,11 +216,6 @@ class CallRelay:
             self._running.discard(task)
             self._cut.discard(task)
         return CallOutcome(CallStatus(code_of(answer), answer.details, answer.trailing_metadata), answer.message)
-
-    def _refusal(self, error: InferenceError) -> CallStatus:
-        self._record.rejected(error.reason)
-        log.debug("request refused", reason=error.reason, error=error.message)
-        return status_of(error)
 
 
 async def _end(outcome: CallOutcome, context: Context) -> bytes:

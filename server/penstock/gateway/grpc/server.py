@@ -23,11 +23,11 @@ from penstock.gateway.grpc.interceptors import (
     ForwardedIdentityInterceptor,
     needs_key,
 )
-from penstock.gateway.grpc.relay import CallRelay, RefusalsOnly
+from penstock.gateway.grpc.relay import CallRelay
 from penstock.gateway.grpc.servicer import INFERENCE_SERVICE as INFERENCE
 from penstock.gateway.grpc.servicer import inference_handlers, worker_handlers
 from penstock.gateway.grpc.stream import StreamLimits, StreamRelay
-from penstock.gateway.metrics import Metrics
+from penstock.gateway.metrics import RequestRecorder
 from penstock.gateway.workers.core_relay import CoreRelay
 from penstock.port_policy import PortLimits
 from penstock.protocol.errors import Unauthenticated
@@ -214,7 +214,7 @@ async def serve(
     plane: DataPlane,
     limits: GrpcLimits,
     endpoint: GrpcEndpoint,
-    record: Metrics,
+    record: RequestRecorder,
     *,
     door: Authenticator | None = None,
     share: ProcessRole | None = None,
@@ -223,9 +223,7 @@ async def serve(
     logging.getLogger("grpc._cython.cygrpc").addFilter(is_worth_logging)
     core = share.core if share is not None else None
     is_core = share is not None and core is None
-    relay = CallRelay(
-        plane, RefusalsOnly(record) if is_core else record, reader_timeout_s=limits.streams.reader_timeout_s
-    )
+    relay = CallRelay(plane, record, reader_timeout_s=limits.streams.reader_timeout_s, is_counting=not is_core)
     health = Health(plane)
     streams: StreamRelay | StreamForwarder
     if core is not None:
@@ -261,7 +259,9 @@ def _listen(server: grpc.aio.Server, address: str, certificates: Certificates | 
         ) from error
 
 
-def _flood_guard(door: Authenticator | None, connections: PortLimits | None, record: Metrics) -> FloodGuard | None:
+def _flood_guard(
+    door: Authenticator | None, connections: PortLimits | None, record: RequestRecorder
+) -> FloodGuard | None:
     """None if no client needs a key, or if all clients are processes of this gateway."""
     if door is None or connections is None:
         return None
@@ -273,7 +273,7 @@ def _flood_guard(door: Authenticator | None, connections: PortLimits | None, rec
 def _interceptors(
     door: Authenticator | None,
     share: ProcessRole | None,
-    record: Metrics,
+    record: RequestRecorder,
     certificates: Certificates | None,
     floods: FloodGuard | None,
 ) -> "tuple[grpc.aio.ServerInterceptor[object, object], ...]":

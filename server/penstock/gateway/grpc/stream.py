@@ -13,7 +13,7 @@ from penstock.engines.relayed_calls import with_engine_sequence
 from penstock.gateway.dataplane import DataPlane
 from penstock.gateway.grpc.interceptors import caller_of, metadata_of
 from penstock.gateway.grpc.relay import Context, deadline_of, encoded_call, parameter_deadline
-from penstock.gateway.grpc.status_codes import CallStatus, code_of, status_of
+from penstock.gateway.grpc.status_codes import CallStatus, code_of, refusal_of
 from penstock.gateway.grpc.stream_ledger import (
     EMPTY_FINAL_ON,
     Rejected,
@@ -25,7 +25,7 @@ from penstock.gateway.grpc.stream_ledger import (
     read_stream_answer,
     wants_empty_final,
 )
-from penstock.gateway.metrics import Metrics
+from penstock.gateway.metrics import RequestRecorder
 from penstock.logs import get_logger
 from penstock.protocol.call import GrpcCall, GrpcMetadata, InferHead
 from penstock.protocol.engine import GrpcStream
@@ -55,7 +55,7 @@ class StreamLimits:
 class StreamRelay:
     """Serves streams. Open ones end by `drain`, in order, or by `cut`, at once."""
 
-    def __init__(self, plane: DataPlane, record: Metrics, limits: StreamLimits | None = None) -> None:
+    def __init__(self, plane: DataPlane, record: RequestRecorder, limits: StreamLimits | None = None) -> None:
         self._plane = plane
         self._record = record
         self._limits = limits or StreamLimits()
@@ -66,7 +66,7 @@ class StreamRelay:
         """Serves one stream, from its first message to its status."""
         session = _Session(self._plane, self._record, self._limits, method, context)
         if len(self._open) >= self._limits.max_streams:
-            code, details, trailing = session.refusal_of(self._full())
+            code, details, trailing = refusal_of(self._record, self._full())
         else:
             self._open.add(session)
             if self._is_draining:
@@ -128,7 +128,9 @@ class _Session:
     (SIGABRT) or hangs when both answer at a time.
     """
 
-    def __init__(self, plane: DataPlane, record: Metrics, limits: StreamLimits, method: str, context: Context) -> None:
+    def __init__(
+        self, plane: DataPlane, record: RequestRecorder, limits: StreamLimits, method: str, context: Context
+    ) -> None:
         self._plane = plane
         self._record = record
         self._limits = limits
@@ -171,22 +173,16 @@ class _Session:
     def cut(self) -> None:
         self._whole.reschedule(asyncio.get_running_loop().time())
 
-    def refusal_of(self, error: InferenceError) -> CallStatus:
-        """The status of a refused request, which is counted and logged."""
-        self._record.rejected(error.reason)
-        log.debug("request refused", reason=error.reason, error=error.message)
-        return status_of(error)
-
     async def _outcome(self) -> CallStatus:
         try:
             async with self._whole:
                 await self._relayed()
         except TimeoutError:
-            return self.refusal_of(
-                EngineUnavailable("this gateway stopped before all answers came; send to another one")
+            return refusal_of(
+                self._record, EngineUnavailable("this gateway stopped before all answers came; send to another one")
             )
         except InferenceError as error:
-            return self.refusal_of(error)
+            return refusal_of(self._record, error)
         except _StreamEnd as end:
             return end.status
         except Exception:  # the task's root: a bug is logged, and the client gets no details
@@ -336,12 +332,12 @@ class _Session:
 
     async def _tell_due(self) -> None:
         """Writes the rejections that are due, and admits the next request."""
-        for refused in self._ledger.due():
-            status = self.refusal_of(refused.error)
-            self._count(refused.model_name, status.code, refused.started)
+        for rejected in self._ledger.due():
+            status = refusal_of(self._record, rejected.error)
+            self._count(rejected.model_name, status.code, rejected.started)
             if self._has_errors_as_status:
                 raise _StreamEnd(status)
-            await self._write(error_answer(refused.request_id, refused.error.message))
+            await self._write(error_answer(rejected.request_id, rejected.error.message))
         if self._ledger.has_room:
             self._room.set()
 

@@ -18,18 +18,13 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from penstock.gateway.auth.rate_limiter import RateLimiter
 from penstock.gateway.dataplane import DataPlane
+from penstock.gateway.metrics import RequestRecorder, note_refused
 from penstock.gateway.rest import models, openapi, shared_memory, streaming
 from penstock.gateway.rest.connection import ANSWER_IS_COUNTED
 from penstock.gateway.rest.image import image_router
 from penstock.gateway.rest.infer import infer_router
 from penstock.gateway.rest.limits import RestLimits
-from penstock.gateway.rest.responses import (
-    CLIENT_GONE,
-    ClientDisconnected,
-    RequestRecorder,
-    error_response,
-    response_of,
-)
+from penstock.gateway.rest.responses import CLIENT_GONE, ClientDisconnected, error_response, response_of
 from penstock.gateway.rest.routes import (
     CALLER,
     INFERENCE,
@@ -327,8 +322,7 @@ class _ErrorHandlers:
         """By the table of errors."""
         if not isinstance(error, InferenceError):
             raise error
-        self._record.rejected(error.reason)
-        log.debug("request refused", reason=error.reason, error=error.message, path=request.scope["path"])
+        note_refused(self._record, log, error, path=request.scope["path"])
         return response_of(error)
 
     async def routing(self, request: Request, error: Exception) -> Response:

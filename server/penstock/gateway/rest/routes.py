@@ -16,8 +16,8 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from penstock.gateway.auth.api_keys import CREDENTIAL_NAMES, credentials_of
 from penstock.gateway.auth.authenticator import CERTIFICATE_PREFIX, Authenticator
 from penstock.gateway.dataplane import DataPlane
+from penstock.gateway.metrics import RequestRecorder
 from penstock.gateway.rest.limits import RestLimits
-from penstock.gateway.rest.responses import RequestRecorder
 from penstock.port_policy import BrowserPolicy
 from penstock.protocol.errors import InferenceError
 from penstock.protocol.identity import ALL_ROLES, IDENTITY_HEADER, Identity, Role, decode_identity

@@ -18,6 +18,7 @@ from starlette.routing import BaseRoute
 from starlette.types import Receive, Scope, Send
 
 from penstock.gateway.dataplane import DataPlane
+from penstock.gateway.metrics import RequestRecorder, note_refused
 from penstock.gateway.rest import openapi, schemas
 from penstock.gateway.rest.limits import RestLimits
 from penstock.gateway.rest.openapi import ERRORS, RECEIVE_ERRORS, operation
@@ -33,7 +34,7 @@ from penstock.gateway.rest.request import (
     single_header,
     with_client_errors,
 )
-from penstock.gateway.rest.responses import CLIENT_GONE, ClientDisconnected, RequestRecorder
+from penstock.gateway.rest.responses import CLIENT_GONE, ClientDisconnected
 from penstock.gateway.rest.routes import INFERENCE, MODEL, VERSION, Limits, Plane, Record, caller_of
 from penstock.gateway.workers.core_relay import CoreRelay
 from penstock.logs import get_logger
@@ -115,8 +116,7 @@ class _StreamedResponse(Response, ABC):
         except InferenceError as error:
             if not self._has_begun:
                 raise
-            self._record.rejected(error.reason)
-            log.debug("answer broken off", reason=error.reason, error=error.message)
+            note_refused(self._record, log, error, "answer broken off")
             await self._break_off(send, error.message)
         except asyncio.CancelledError:  # the grace of a drain is over
             if self._has_begun:

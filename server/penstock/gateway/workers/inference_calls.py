@@ -8,6 +8,7 @@ from dataclasses import replace
 from types import TracebackType
 from typing import Protocol
 
+from penstock.gateway.metrics import RequestRecorder, note_refused
 from penstock.gateway.workers.connection import CancelledAt, Infer, Inferred, MessageConnection, ToCore, failed_message
 from penstock.gateway.workers.slab_sharing import MAX_DEADLINE_S, SlabPartitions
 from penstock.logs import get_logger
@@ -123,20 +124,6 @@ class InferencePlane(Protocol):
         ...
 
 
-class ClientCallRecorder(Protocol):
-    """Counts inferences; penstock.gateway.metrics.Metrics is one."""
-
-    def request_done(self, *, model: str, protocol: str, code: str, seconds: float) -> None: ...
-
-    def rejected(self, reason: str) -> None:
-        """Counts an inference that the gateway rejected or failed. reason: of the error's class."""
-        ...
-
-    def cancelled(self, protocol: str) -> None:
-        """Counts an inference whose client left before the answer."""
-        ...
-
-
 class ClientProcessCalls:
     """Runs the inferences of all client processes of a core."""
 
@@ -144,7 +131,7 @@ class ClientProcessCalls:
         self,
         plane: InferencePlane,
         backend: Engine,
-        record: ClientCallRecorder,
+        record: RequestRecorder,
         code_of: Callable[[InferenceError], str],
         slab_partitions: SlabPartitions | None = None,
     ) -> None:
@@ -197,8 +184,7 @@ class ClientProcessCalls:
         return request if self._slab_partitions is None else self._slab_partitions.in_full(request, peer)
 
     def _reject(self, model_name: str, error: InferenceError, started: float) -> None:
-        self._record.rejected(error.reason)
-        log.debug("request of a client process refused", reason=error.reason, error=error.message)
+        note_refused(self._record, log, error, "request of a client process refused")
         self._count(model_name, self._code_of(error), started)
 
     def _count(self, model_name: str, code: str, started: float) -> None:
