@@ -285,7 +285,7 @@ async def test_request_over_which_the_engine_falls_silent_is_unavailable(rig: Ri
         while rig.admission.statistics().requests < 3 or len(rig.backend.calls) < 1:
             await asyncio.sleep(0.005)
         leaves.cancel()
-        rig.plane._admission._cut("the engine does not answer")
+        rig.plane._admission._running.cut("fell silent over this request: the engine does not answer")
         for task in (stays, sees):
             with pytest.raises(EngineUnavailable, match="fell silent over this request: the engine does not answer"):
                 await task

@@ -9,6 +9,7 @@ import grpc
 from google.protobuf.message import DecodeError
 from tritonclient.grpc import service_pb2
 
+from penstock.engines.running_calls import RunningCalls
 from penstock.gateway.dataplane import DataPlane
 from penstock.gateway.grpc.aio_server import ABANDONED
 from penstock.gateway.grpc.interceptors import caller_of, metadata_of
@@ -17,7 +18,7 @@ from penstock.gateway.in_flight import InFlightLimiter
 from penstock.gateway.metrics import RequestRecorder
 from penstock.logs import get_logger
 from penstock.protocol.call import GrpcAnswer, GrpcCall, InferHead
-from penstock.protocol.errors import DeadlineExceeded, EngineUnavailable, InferenceError, InvalidRequest
+from penstock.protocol.errors import DeadlineExceeded, InferenceError, InvalidRequest
 from penstock.protocol.grpc_codec import read_head
 from penstock.protocol.grpc_messages import with_raw_inputs
 from penstock.protocol.identity import Verb
@@ -124,8 +125,7 @@ class CallRelay:
         self._plane = plane
         self._record = record
         self._reader_timeout_s = reader_timeout_s
-        self._running: set[asyncio.Task[object]] = set()
-        self._cut: set[asyncio.Task[object]] = set()
+        self._running = RunningCalls()
 
     async def infer(self, method: str, message: bytes, context: Context) -> bytes:
         """The engine's ModelInferResponse; always counted."""
@@ -178,9 +178,7 @@ class CallRelay:
 
     def cut(self) -> None:
         """Ends every running call now, as UNAVAILABLE."""
-        for task in self._running - self._cut:
-            self._cut.add(task)
-            task.cancel()
+        self._running.cut("this gateway stopped before the answer came; send to another one")
 
     def _count_slow_reader(self) -> None:
         self._record.rejected("slow_reader")
@@ -196,25 +194,14 @@ class CallRelay:
         )
 
     async def _outcome(self, work: Work) -> CallOutcome:
-        task = asyncio.current_task()
-        if task is None:
-            raise RuntimeError("calls are served by tasks")
-        self._running.add(task)
         try:
-            answer = await work()
-        except asyncio.CancelledError:
-            if task not in self._cut or task.uncancel() > 0:  # also cancelled by another task
-                raise
-            error = EngineUnavailable("this gateway stopped before the answer came; send to another one")
-            return CallOutcome(refusal_of(self._record, error))
+            with self._running:
+                answer = await work()
         except InferenceError as error:
             return CallOutcome(refusal_of(self._record, error))
         except Exception:  # the task's root: a bug is logged, and the client gets no details
             log.exception("a gRPC call failed unexpectedly")
             return CallOutcome(CallStatus(grpc.StatusCode.INTERNAL, "internal error"))
-        finally:
-            self._running.discard(task)
-            self._cut.discard(task)
         return CallOutcome(CallStatus(code_of(answer), answer.details, answer.trailing_metadata), answer.message)
 
 
