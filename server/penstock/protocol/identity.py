@@ -69,15 +69,7 @@ class Verb(StrEnum):
     UNSHARE = "unshare"
 
 
-ROLE_OF: dict[Verb, Role] = {
-    Verb.INFER: Role.INFER,
-    Verb.READ: Role.READ,
-    Verb.LOAD: Role.ADMIN,
-    Verb.UNLOAD: Role.ADMIN,
-    Verb.CONFIGURE: Role.ADMIN,
-    Verb.SHARE: Role.ADMIN,
-    Verb.UNSHARE: Role.ADMIN,
-}
+ROLE_OF = dict.fromkeys(Verb, Role.ADMIN) | {Verb.INFER: Role.INFER, Verb.READ: Role.READ}
 
 
 def require_role(verb: Verb, caller: Identity) -> None:

@@ -17,12 +17,7 @@ from penstock.gateway.dataplane import DataPlane
 from penstock.gateway.grpc.aio_server import MAX_METADATA_BYTES, create_aio_server
 from penstock.gateway.grpc.connections import ConnectionGuard, FloodGuard
 from penstock.gateway.grpc.forwarding import StreamForwarder
-from penstock.gateway.grpc.interceptors import (
-    AuthenticationInterceptor,
-    CertificateInterceptor,
-    ForwardedIdentityInterceptor,
-    needs_key,
-)
+from penstock.gateway.grpc.interceptors import AuthenticationInterceptor, ForwardedIdentityInterceptor, needs_key
 from penstock.gateway.grpc.relay import CallRelay
 from penstock.gateway.grpc.servicer import INFERENCE_SERVICE as INFERENCE
 from penstock.gateway.grpc.servicer import inference_handlers, worker_handlers
@@ -280,7 +275,7 @@ def _interceptors(
     if share is not None and share.core is None:
         return (ForwardedIdentityInterceptor(),)
     if certificates is not None and certificates.wants_client_certificates:
-        return (CertificateInterceptor(door, record),)
+        return (AuthenticationInterceptor(door, record, takes_certificates=True),)
     return () if door is None else (AuthenticationInterceptor(door, record, floods),)
 
 

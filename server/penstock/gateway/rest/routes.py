@@ -94,8 +94,7 @@ class RequestAuthentication:
             scope["headers"] = [pair for pair in headers if pair[0] not in _CREDENTIAL_NAMES]
             scope[QUOTAS] = self._door.quotas
             if role is not None:
-                caller = await self._admitted(self._door, scope, _credentials(headers), (role, or_role))
-                scope[CALLER] = replace(caller, address=_address(scope))
+                scope[CALLER] = caller = await self._admitted(self._door, scope, _credentials(headers), (role, or_role))
                 has_key = bool(caller.key_name)
         if self._policy is not None:
             self._policy.check(
@@ -110,14 +109,14 @@ class RequestAuthentication:
         self, door: Authenticator, scope: Scope, credentials: Iterator[str], roles: tuple[Role, Role | None]
     ) -> Identity:
         """The client. roles: the role needed, and an alternative. Raises what the door raises."""
-        (role, or_role), certificate = roles, scope.get(CLIENT_CERTIFICATE, "")
+        (role, or_role), certificate, address = roles, scope.get(CLIENT_CERTIFICATE, ""), _address(scope)
         try:
-            return await door.admit(
+            caller = await door.admit(
                 credentials, role, or_role=or_role, certificate=certificate, needs_key=self._needs_key
             )
+            return replace(caller, address=address)
         except InferenceError as error:
-            target = f"{scope['method']} {scope['path']}"
-            door.note_refused(error, _address(scope), target, certificate=certificate)
+            door.note_refused(error, address, f"{scope['method']} {scope['path']}", certificate=certificate)
             raise
 
 
