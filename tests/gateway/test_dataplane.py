@@ -146,7 +146,7 @@ async def test_model_whose_slo_is_no_number_is_not_served_and_says_so(rig: Rig) 
         await rig.ask("odd", picture(0))
     with pytest.raises(ModelRefused, match=why), rig.plane.stream_slot(head, ANONYMOUS, 1):
         pytest.fail("a refused model got a place")
-    assert why in rig.plane.refusals()["odd"]
+    assert why in rig.watch.models["odd"].reason
 
 
 async def test_load_of_a_model_that_is_refused_fails_with_the_reason(rig: Rig) -> None:

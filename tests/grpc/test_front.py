@@ -346,7 +346,7 @@ async def test_load_and_unload_are_distinguished(front: Front) -> None:
     assert [(verb, head.model_name) for verb, head, _, _ in front.plane.relayed] == [
         (Verb.UNLOAD, "texts"),
         (Verb.LOAD, "texts"),
-        (Verb.READ, ""),
+        (Verb.INDEX, ""),
     ]
     assert front.recorder.done == []
 

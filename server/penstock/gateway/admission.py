@@ -29,7 +29,7 @@ from penstock.protocol.errors import (
     OutOfMemory,
     Overloaded,
 )
-from penstock.protocol.identity import Identity, Verb, require_role
+from penstock.protocol.identity import ROLE_OF, Identity, Role, Verb, require_role
 
 UNKNOWN_MODEL = "unknown"
 DEADLINE_SLACK_S = 0.02
@@ -71,7 +71,7 @@ class AdmissionControl:
         self, verb: Verb, head: InferHead, caller: Identity, size_bytes: int, until: float | None
     ) -> "_OtherWay":
         """Admits one call to the engine. size_bytes: counted as in flight. until: deadline, monotonic seconds."""
-        way = _InferenceCall if verb is Verb.INFER else _OtherWay if verb is Verb.READ else _AdminCall
+        way = _InferenceCall if verb is Verb.INFER else _OtherWay if ROLE_OF[verb] is Role.READ else _AdminCall
         return way(self, verb, head, caller, (size_bytes, until))
 
     @contextmanager

@@ -17,11 +17,9 @@ from penstock.gateway.grpc.stream import StreamRelay
 from penstock.gateway.tracing import PARENT_HEADERS, Tracer, current_trace
 from penstock.gateway.workers.core_relay import CoreRelay
 from penstock.protocol.call import GRPC_FAULTS, GrpcAnswer
-from penstock.protocol.engine import UNMERGED
 from penstock.protocol.errors import InvalidRequest
 from penstock.protocol.grpc_codec import (
     changes_settings,
-    index_with_refusals,
     read_model_name,
     read_repository_model_name,
     read_settings_model_name,
@@ -161,10 +159,10 @@ INFERENCE_SERVICE = "inference.GRPCInferenceService"
 Method = Callable[[bytes, Context], Awaitable[bytes]]
 
 _READS = {
-    "ModelReady": read_model_name,
-    "ModelMetadata": read_model_name,
-    "ModelConfig": read_model_name,
-    "ModelStatistics": read_model_name,
+    "ModelReady": Verb.READY,
+    "ModelMetadata": Verb.READ,
+    "ModelConfig": Verb.CONFIG,
+    "ModelStatistics": Verb.READ,
 }
 _CHANGES = {"RepositoryModelLoad": Verb.LOAD, "RepositoryModelUnload": Verb.UNLOAD}
 _SETTINGS = ("TraceSetting", "LogSettings")
@@ -193,12 +191,10 @@ def inference_handlers(
         "ServerLive": _server_live,
         "ServerReady": partial(_server_ready, plane),
         "ServerMetadata": partial(_server_metadata, plane, relay),
-        "RepositoryIndex": partial(_repository_index, plane, relay),
+        "RepositoryIndex": partial(_relayed, relay, Verb.INDEX, "RepositoryIndex", _no_model),
         "ModelInfer": partial(relay.infer, f"/{INFERENCE_SERVICE}/ModelInfer"),
     }
-    methods |= {name: partial(_relayed, relay, Verb.READ, name, model_of) for name, model_of in _READS.items()}
-    methods["ModelReady"] = partial(_model_ready, plane, relay)
-    methods["ModelConfig"] = partial(_model_config, plane, relay)
+    methods |= {name: partial(_relayed, relay, verb, name, read_model_name) for name, verb in _READS.items()}
     methods |= {
         name: partial(_relayed, relay, verb, name, read_repository_model_name) for name, verb in _CHANGES.items()
     }
@@ -234,27 +230,6 @@ async def _server_metadata(plane: DataPlane, relay: CallRelay, message: bytes, c
     return unblocked_metadata(answer, plane.blocked_extensions)
 
 
-async def _repository_index(plane: DataPlane, relay: CallRelay, message: bytes, context: Context) -> bytes:
-    answer = await _relayed(relay, Verb.READ, "RepositoryIndex", _no_model, message, context)
-    return index_with_refusals(answer, message, plane.refusals())
-
-
-async def _model_ready(plane: DataPlane, relay: CallRelay, message: bytes, context: Context) -> bytes:
-    answer = await _relayed(relay, Verb.READ, "ModelReady", read_model_name, message, context)
-    is_refused = read_model_name(message) in plane.refusals()
-    return _serialised(service_pb2.ModelReadyResponse(ready=False)) if is_refused else answer
-
-
-async def _model_config(plane: DataPlane, relay: CallRelay, message: bytes, context: Context) -> bytes:
-    answer = await _relayed(relay, Verb.READ, "ModelConfig", read_model_name, message, context)
-    unmerged = plane.batch_options(read_model_name(message)).unmerged
-    if not unmerged:
-        return answer
-    response = service_pb2.ModelConfigResponse.FromString(answer)
-    response.config.parameters[UNMERGED].string_value = unmerged
-    return _serialised(response)
-
-
 async def _relayed(
     relay: CallRelay, verb: Verb, name: str, model_of: Callable[[bytes], str], message: bytes, context: Context
 ) -> bytes:
@@ -280,9 +255,6 @@ def _no_model(_: bytes) -> str:
     return ""
 
 
-def _serialised(
-    message: "service_pb2.ServerLiveResponse | service_pb2.ServerReadyResponse | service_pb2.ModelReadyResponse"
-    " | service_pb2.ModelConfigResponse",
-) -> bytes:
+def _serialised(message: "service_pb2.ServerLiveResponse | service_pb2.ServerReadyResponse") -> bytes:
     serialised: bytes = message.SerializeToString()
     return serialised

@@ -1,5 +1,6 @@
 """Health, models, repository, trace and log settings. All but health and /explain are relayed to the engine."""
 
+from dataclasses import replace
 from typing import Any
 from urllib.parse import unquote
 
@@ -24,12 +25,11 @@ from penstock.gateway.rest.request import (
     run_until_disconnect,
     with_client_errors,
 )
-from penstock.gateway.rest.responses import error_response, json_response, response_of
+from penstock.gateway.rest.responses import json_response
 from penstock.gateway.rest.routes import MODEL, VERSION, Limits, Plane, Requires, caller_of
 from penstock.protocol.call import HttpAnswer
-from penstock.protocol.engine import UNMERGED
-from penstock.protocol.errors import ModelRefused, retry_after_whole_s
-from penstock.protocol.http_codec import check_repository_body, check_settings_body, index_with_refusals
+from penstock.protocol.errors import retry_after_whole_s
+from penstock.protocol.http_codec import check_repository_body, check_settings_body
 from penstock.protocol.identity import Role, Verb
 
 health = APIRouter(tags=["health"])
@@ -109,13 +109,7 @@ async def model_ready(request: Request, plane: Plane) -> Response:
 
     200 without a body, or 400. The infer role is enough.
     """
-    answer = await _read(request, plane)
-    error = plane.why_withheld(unquote(model_of(request).model_name))
-    if error is None or answer.status != 200:
-        return RelayedResponse(answer)
-    if isinstance(error, ModelRefused):
-        return error_response(error.message, 400)  # as Triton answers for a model that failed to load
-    return response_of(error)
+    return RelayedResponse(await _read(request, plane, Verb.READY))
 
 
 @operation(models, "GET", f"{MODEL}/config", f"{VERSION}/config", response_model=schemas.ModelConfig, **_READ)
@@ -124,13 +118,7 @@ async def model_config(request: Request, plane: Plane) -> Response:
 
     config.pbtxt, completed by the engine, with the reason if the gateway does not merge the model's requests.
     """
-    answer = await _read(request, plane)
-    unmerged = plane.batch_options(unquote(model_of(request).model_name)).unmerged
-    if answer.status != 200 or not unmerged:
-        return RelayedResponse(answer)
-    config = msgspec.json.decode(answer.body)
-    config.setdefault("parameters", {})[UNMERGED] = {"string_value": unmerged}
-    return RelayedResponse(HttpAnswer(answer.status, answer.headers, msgspec.json.encode(config)))
+    return RelayedResponse(await _read(request, plane, Verb.CONFIG))
 
 
 @operation(models, "GET", f"{MODEL}/stats", f"{VERSION}/stats", response_model=schemas.ModelStatistics, **_READ)
@@ -179,8 +167,7 @@ async def repository_index(request: Request, plane: Plane, limits: Limits) -> Re
     Every model of the repository, with the state of its versions and, where one is not ready, the reason.
     """
     body = await _repository_body(request, limits)
-    answer = with_client_errors(await _read(request, plane, body))
-    return RelayedResponse(index_with_refusals(answer, body, plane.refusals()))
+    return RelayedResponse(with_client_errors(await _read(request, plane, Verb.INDEX, body)))
 
 
 @operation(
@@ -260,10 +247,11 @@ for _path, _name, _summary in (
     )(change_settings)
 
 
-async def _read(request: Request, plane: DataPlane, body: bytes = b"") -> HttpAnswer:
+async def _read(request: Request, plane: DataPlane, verb: Verb = Verb.READ, body: bytes = b"") -> HttpAnswer:
     """The engine's answer. A GET's body, which the engine would not look at, is left unread."""
     model, call, deadline = model_of(request), call_of(request, body), deadline_of(request)
-    work = plane.relay(Verb.READ, model, call, caller=caller_of(request), deadline=deadline)
+    model = replace(model, model_name=unquote(model.model_name))
+    work = plane.relay(verb, model, call, caller=caller_of(request), deadline=deadline)
     return await run_until_disconnect(request.receive, work)
 
 
