@@ -15,7 +15,7 @@ from penstock.gateway.workers import client as core_link
 from penstock.gateway.workers import core_server
 from penstock.gateway.workers.client import CoreClient
 from penstock.gateway.workers.connection import ClientHello, WorkerHello
-from penstock.gateway.workers.core_server import CoreServer
+from penstock.gateway.workers.core_server import CoreParts, CoreServer
 from penstock.gateway.workers.inference_calls import ClientProcessCalls
 from penstock.gateway.workers.slab import SharedSlab, anonymous_memory
 from penstock.gateway.workers.slab_sharing import (
@@ -88,9 +88,9 @@ async def core_in(folder: Path) -> AsyncIterator[Core]:
     slab.renew(anonymous_memory(8 * PART))
     slab_partitions = SlabPartitions(slab, 2 * PART, ClientSlabParts(PART, 2))
     watch, metrics = FakeWatch(), Metrics()
-    server = CoreServer(folder, watch, engine, engine, slab_partitions=slab_partitions)  # type: ignore[arg-type]
     plane = FakePlane(engine)
-    server.client_calls = ClientProcessCalls(plane, engine, metrics, lambda error: error.reason, slab_partitions)
+    calls = ClientProcessCalls(plane, engine, metrics, lambda error: error.reason, slab_partitions)
+    server = CoreServer(folder, CoreParts(watch, engine, engine, slab_partitions, calls))  # type: ignore[arg-type]
     core = Core(folder, server, engine, slab, [asyncio.create_task(server.run())], metrics, watch)
     try:
         async with asyncio.timeout(60):

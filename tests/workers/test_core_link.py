@@ -14,7 +14,7 @@ from penstock.engines.model_health import KnownModel
 from penstock.gateway.workers import client as core_link
 from penstock.gateway.workers.client import CoreClient
 from penstock.gateway.workers.connection import WorkerHello
-from penstock.gateway.workers.core_server import CoreServer
+from penstock.gateway.workers.core_server import CoreParts, CoreServer
 from penstock.gateway.workers.slab_sharing import ClientSlab
 from penstock.protocol.cancellation import CancelStage, note_cancel_stage, when_stage_known
 from penstock.protocol.engine import ModelConfig, TensorSpec
@@ -124,7 +124,7 @@ def short_path(tmp_path: Path) -> Path:
 @asynccontextmanager
 async def paired(folder: Path) -> AsyncIterator[Pair]:
     watch, engine = FakeWatch(), FakeEngine()
-    server = CoreServer(folder, watch, engine, engine)  # type: ignore[arg-type]
+    server = CoreServer(folder, CoreParts(watch, engine, engine))  # type: ignore[arg-type]
     core = asyncio.create_task(server.run())
     link = CoreClient(folder, WorkerHello(1), max_asks=4)
     running = asyncio.create_task(link.run())
@@ -285,7 +285,7 @@ async def test_core_that_dies_fails_what_waits_and_serves_again_when_it_is_back(
         with pytest.raises(EngineUnavailable):
             await pair.link.infer(request(), client="c")
         pair.engine.holds = False
-        core = asyncio.create_task(CoreServer(tmp_path, pair.watch, pair.engine, pair.engine).run())  # type: ignore[arg-type]
+        core = asyncio.create_task(CoreServer(tmp_path, CoreParts(pair.watch, pair.engine, pair.engine)).run())  # type: ignore[arg-type]
         await until(lambda: pair.link.is_up)
         assert (await pair.link.infer(request(), client="c")).id == "id-7"
         core.cancel()

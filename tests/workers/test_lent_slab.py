@@ -13,7 +13,7 @@ import pytest
 
 from penstock.gateway.workers.client import CoreClient
 from penstock.gateway.workers.connection import WorkerHello
-from penstock.gateway.workers.core_server import CoreServer
+from penstock.gateway.workers.core_server import CoreParts, CoreServer
 from penstock.gateway.workers.slab import SharedSlab, SlabPart, anonymous_memory, map_slab_part
 from penstock.gateway.workers.slab_sharing import ClientSlab, SlabPartitions, move_to_slab
 from penstock.protocol.errors import EngineUnavailable, InvalidRequest
@@ -182,7 +182,7 @@ async def test_large_tensor_of_a_front_reaches_the_core_through_the_slab(tmp_pat
     loop, engine = asyncio.get_running_loop(), FakeEngine()
     slab = SharedSlab(loop.call_later)
     slab.renew(anonymous_memory(SIZE))
-    server = CoreServer(tmp_path, FakeWatch(), engine, engine, slab_partitions=SlabPartitions(slab, PART))  # type: ignore[arg-type]
+    server = CoreServer(tmp_path, CoreParts(FakeWatch(), engine, engine, SlabPartitions(slab, PART)))  # type: ignore[arg-type]
     front = ClientSlab(loop.call_later)
     link = CoreClient(tmp_path, WorkerHello(1), max_asks=4, slab=front)
     tasks = [asyncio.create_task(server.run()), asyncio.create_task(link.run())]

@@ -8,7 +8,7 @@ import msgspec
 
 from penstock.engines.model_health import KnownModel
 from penstock.gateway.workers.connection import SOCKET_NAME, ClientHello, CoreState, ToClient, WorkerHello
-from penstock.gateway.workers.core_server import UNREAD_BYTES, CoreServer
+from penstock.gateway.workers.core_server import UNREAD_BYTES, CoreParts, CoreServer
 from tests.support.waiting import until
 from tests.workers.test_client_processes import core_in
 from tests.workers.test_core_link import FakeEngine, FakeWatch
@@ -35,7 +35,7 @@ def last_state(received: bytes) -> CoreState:
 async def test_front_that_reads_nothing_is_not_sent_the_same_again_and_again(tmp_path: Path) -> None:
     """What it has not read stays bounded, however long it hangs; changes are sent, and read when it goes on."""
     watch, engine = FakeWatch(models={"m": KnownModel("m", False, REASON)}), FakeEngine()
-    server = CoreServer(tmp_path, watch, engine, engine)  # type: ignore[arg-type]
+    server = CoreServer(tmp_path, CoreParts(watch, engine, engine))  # type: ignore[arg-type]
     core = asyncio.create_task(server.run())
     front = socket.socket(socket.AF_UNIX)
     try:

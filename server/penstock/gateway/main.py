@@ -36,7 +36,7 @@ from penstock.gateway.serving_parts import ServingParts, SharedTables
 from penstock.gateway.settings import Settings
 from penstock.gateway.shared_memory.regions import SharedMemory
 from penstock.gateway.workers.core_relay import GRPC_SOCKET, HTTP_SOCKET
-from penstock.gateway.workers.core_server import CoreServer
+from penstock.gateway.workers.core_server import CoreParts, CoreServer
 from penstock.gateway.workers.gateway_process import (
     SICK_GRACE_S,
     ControlConnection,
@@ -105,22 +105,20 @@ class Gateway:
             self.engine.engine, self.watch, self.batching, self.engine.slab, self.memory
         )
         slab_partitions = self._slab_partitions()
-        self.core = CoreServer(
-            place.run_dir, self.watch, self.engine.engine, self.batching, slab_partitions=slab_partitions
-        )
-        self.core.queues = self.batching
-        if self.own is not None:
-            self.core.apart = self.own.names
         self.plane = DataPlane(
             replace(
                 plane_parts,
                 queue_statistics=self.batching.statistics,
                 is_apart=self.own.has if self.own is not None else plane_parts.is_apart,
-                spread=self.core.spread,
+                spread=lambda: self.core.spread(),
             )
         )
-        self.core.client_calls = ClientProcessCalls(
-            self.plane, self.engine.engine, self.metrics, code_name_of, slab_partitions
+        calls = ClientProcessCalls(self.plane, self.engine.engine, self.metrics, code_name_of, slab_partitions)
+        apart = self.own.names if self.own is not None else tuple
+        batching = self.batching
+        self.core = CoreServer(
+            place.run_dir,
+            CoreParts(self.watch, self.engine.engine, batching, slab_partitions, calls, queues=batching, apart=apart),
         )
         self.watch.when_silent(self.core.cut)
         self._read_metrics()

@@ -12,7 +12,7 @@ import numpy as np
 
 from penstock.engines.model_health import KnownModel
 from penstock.gateway.metrics import Metrics
-from penstock.gateway.workers.core_server import CoreServer
+from penstock.gateway.workers.core_server import CoreParts, CoreServer
 from penstock.gateway.workers.inference_calls import ClientProcessCalls
 from penstock.gateway.workers.slab import SharedSlab, anonymous_memory
 from penstock.gateway.workers.slab_sharing import ClientSlabParts, SlabPartitions
@@ -162,9 +162,8 @@ class FakeCore:
         self.slab = SharedSlab(self._loop.call_later)
         self.slab.renew(anonymous_memory(4 * PART))
         slab_partitions = SlabPartitions(self.slab, PART, ClientSlabParts(PART))
-        self.server = CoreServer(self.folder, self, self, self, slab_partitions=slab_partitions)  # type: ignore[arg-type]
         calls = ClientProcessCalls(self, self, Metrics(), lambda error: error.reason, slab_partitions)  # type: ignore[arg-type]
-        self.server.client_calls = calls
+        self.server = CoreServer(self.folder, CoreParts(self, self, self, slab_partitions, calls))  # type: ignore[arg-type]
         self._task = self._loop.create_task(self.server.run())
 
     async def _close(self) -> None:

@@ -90,30 +90,32 @@ class _Peer:
         return not self.index
 
 
-class CoreServer:
-    """Batches the gateway's models; sends other requests to the backend unbatched. Run `run()` as one task.
+@dataclass(frozen=True, slots=True)
+class CoreParts:
+    """slab_partitions: of the slab, if there is one; each worker and client process gets a part of it.
 
-    Set before `run`: client_calls, to admit client processes; queues, if batching is in this process; apart.
+    client_calls: without them, client processes are rejected. queues: if the batching is in this process; the workers'
+    inferences wait in them without a task each. apart: models that have engine processes of their own.
     """
 
-    def __init__(
-        self,
-        run_dir: Path,
-        watch: EngineWatch,
-        backend: Engine,
-        batching: Batcher | None,
-        *,
-        slab_partitions: SlabPartitions | None = None,
-    ) -> None:
+    watch: EngineWatch
+    backend: Engine
+    batching: Batcher | None
+    slab_partitions: SlabPartitions | None = None
+    client_calls: ClientProcessCalls | None = None
+    queues: CoreQueues | None = None
+    apart: Callable[[], tuple[str, ...]] = tuple
+
+
+class CoreServer:
+    """Batches the gateway's models; sends other requests to the engine unbatched. Run `run()` as one task."""
+
+    def __init__(self, run_dir: Path, parts: CoreParts) -> None:
         self._path = run_dir / SOCKET_NAME
-        self._watch = watch
-        self._backend = backend
-        self._batching = batching
-        self._slab_partitions = slab_partitions
+        self._watch, self._backend, self._batching = parts.watch, parts.backend, parts.batching
+        self._slab_partitions, self._queues = parts.slab_partitions, parts.queues
+        self._client_calls, self._apart = parts.client_calls, parts.apart
         self._decoder: msgspec.msgpack.Decoder[ToCore] = msgspec.msgpack.Decoder(ToCore)
-        self.client_calls: ClientProcessCalls | None = None
-        self.queues: CoreQueues | None = None
-        self.apart: Callable[[], tuple[str, ...]] = tuple
         self._fronts: dict[MessageConnection[ToCore], _Peer] = {}
         self._unidentified: dict[MessageConnection[ToCore], float] = {}  # and when they connected
         self._client_numbers = itertools.count(1)
@@ -198,7 +200,7 @@ class CoreServer:
         watch = self._watch
         models = tuple(watch.models.values())
         owned = tuple(known.name for known in models if self._owns(known.name))
-        return CoreState(watch.is_up, watch.reason, watch.generation, models, owned, self.apart())
+        return CoreState(watch.is_up, watch.reason, watch.generation, models, owned, self._apart())
 
     def _tell(self, *, is_due: bool) -> None:
         state = self._state()
@@ -259,7 +261,7 @@ class CoreServer:
             front = _Peer(greeting.index, f"front {greeting.index}")
             line.max_record_bytes = UNLIMITED_BYTES
             log.debug("front connected", front=greeting.index)
-        elif self.client_calls is None or self.client_process_count >= MAX_CLIENT_PROCESSES:
+        elif self._client_calls is None or self.client_process_count >= MAX_CLIENT_PROCESSES:
             self._turn_away(line, greeting.name[:MAX_NAME])
             return
         else:
@@ -278,7 +280,7 @@ class CoreServer:
         reason = (
             f"the gateway serves {MAX_CLIENT_PROCESSES} other programs of this host already; end one, or use its ports"
         )
-        self._end(line, reason if self.client_calls else "the gateway serves no other programs of this host")
+        self._end(line, reason if self._client_calls else "the gateway serves no other programs of this host")
 
     def _refuse(self, line: MessageConnection[ToCore], reason: str) -> None:
         """Closes the connection of a peer that violates the protocol."""
@@ -304,14 +306,14 @@ class CoreServer:
             raise _ProtocolViolation(f"two running requests have the number {number}")
         if front.is_client_process:
             if (refusal := self._beyond(line, front)) is not None:
-                if self.client_calls is not None and isinstance(question, Infer):
-                    self.client_calls.refused(question, refusal)
+                if self._client_calls is not None and isinstance(question, Infer):
+                    self._client_calls.refused(question, refusal)
                 line.send(failed_message(number, refusal))
                 return
         elif (
             isinstance(question, Infer)
-            and self.queues is not None
-            and enqueue_call(self.queues, self._slab_partitions, line, question, front.asks)
+            and self._queues is not None
+            and enqueue_call(self._queues, self._slab_partitions, line, question, front.asks)
         ):
             return
         work = self._infer(line, front, question) if isinstance(question, Infer) else self._find(line, question)
@@ -360,7 +362,8 @@ class CoreServer:
         self._has_spread.set()
 
     async def _infer(self, line: MessageConnection[ToCore], front: _Peer, ask: Infer) -> None:
-        client_calls = self.client_calls
+        """The root of an inference's task."""
+        client_calls = self._client_calls
         with ReportFailures(line, ask.number):
             if front.is_client_process and client_calls is not None:
                 response = await client_calls.infer(ask, peer=line, client=front.name)
