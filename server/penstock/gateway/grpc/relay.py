@@ -2,6 +2,7 @@
 
 import asyncio
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, replace
 
@@ -13,7 +14,7 @@ from penstock.engines.running_calls import RunningCalls
 from penstock.gateway.dataplane import DataPlane
 from penstock.gateway.grpc.aio_server import ABANDONED
 from penstock.gateway.grpc.interceptors import caller_of, metadata_of
-from penstock.gateway.grpc.status_codes import CallStatus, code_of, refusal_of
+from penstock.gateway.grpc.status_codes import CallStatus, code_of, refusal_of, status_of
 from penstock.gateway.in_flight import InFlightLimiter
 from penstock.gateway.metrics import RequestRecorder
 from penstock.logs import get_logger
@@ -242,3 +243,87 @@ def _earlier(one: float | None, other: float | None) -> float | None:
     if one is None or other is None:
         return other if one is None else one
     return min(one, other)
+
+
+class ClientStream(ABC):
+    """A client's stream."""
+
+    def __init__(self, context: Context) -> None:
+        self._context = context
+        self._whole = asyncio.timeout(None)
+        self._reading: asyncio.Timeout | None = None
+        self._is_draining = False
+        self._is_cut_short = False
+        self._is_over = False
+
+    @abstractmethod
+    async def run(self) -> CallStatus:
+        """Serves the stream until one side ends it. Returns the status with which it ends."""
+
+    def drain(self) -> None:
+        """Stops reading requests; the stream ends when those that it has are answered. Call it once."""
+        self._is_draining = True
+        if self._reading is not None:
+            self._reading.reschedule(asyncio.get_running_loop().time())
+
+    def cut(self) -> None:
+        """Ends the stream now, unless it is ending already."""
+        if not self._is_over:
+            self._whole.reschedule(asyncio.get_running_loop().time())
+
+    async def _next_message(self, wait_for_room: Callable[[], Awaitable[None]] | None = None) -> bytes | None:
+        """The next message, or None: the client half-closed the stream, or the gateway drains."""
+        try:
+            async with asyncio.timeout(0 if self._is_draining else None) as self._reading:
+                if wait_for_room is not None:
+                    await wait_for_room()
+                message: object = await self._context.read()
+        except TimeoutError:
+            self._is_cut_short = True
+            return None
+        finally:
+            self._reading = None
+        return message if isinstance(message, bytes) else None
+
+
+class StreamServer(ABC):
+    """Serves streams. Open ones end by `drain`, in order, or by `cut`, at once."""
+
+    def __init__(self) -> None:
+        self._open: set[ClientStream] = set()
+        self._is_draining = False
+
+    async def serve(self, method: str, _: object, context: Context) -> None:
+        """Serves one stream, from its first message to its status."""
+        try:
+            stream = self._opened(method, context)
+            self._open.add(stream)
+            try:
+                if self._is_draining:
+                    stream.drain()
+                code, details, trailing = await stream.run()
+            finally:
+                self._open.discard(stream)
+        except InferenceError as error:
+            code, details, trailing = self._refusal(error)
+        if code is not grpc.StatusCode.OK:
+            await context.abort(code, details, trailing)
+        context.set_trailing_metadata(trailing)
+
+    @abstractmethod
+    def _opened(self, method: str, context: Context) -> ClientStream:
+        """A new stream. Raises InferenceError."""
+
+    def _refusal(self, error: InferenceError) -> CallStatus:
+        return status_of(error)
+
+    def drain(self) -> None:
+        """Stops accepting requests; a stream ends when its requests are answered."""
+        self._is_draining = True
+        for stream in self._open:
+            stream.drain()
+
+    def cut(self) -> None:
+        """Ends every stream now, as UNAVAILABLE."""
+        for stream in self._open:
+            stream.cut()

@@ -4,9 +4,10 @@ A client that disconnects ends the engine's work.
 """
 
 import asyncio
-from abc import ABC, abstractmethod
-from collections.abc import Iterable
+from collections.abc import AsyncIterator, Callable, Iterable
+from contextlib import AbstractAsyncContextManager, aclosing, asynccontextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import msgspec
@@ -17,7 +18,6 @@ from starlette.responses import Response
 from starlette.routing import BaseRoute
 from starlette.types import Receive, Scope, Send
 
-from penstock.gateway.dataplane import DataPlane
 from penstock.gateway.metrics import RequestRecorder, note_refused
 from penstock.gateway.rest import openapi, schemas
 from penstock.gateway.rest.limits import RestLimits
@@ -38,7 +38,7 @@ from penstock.gateway.rest.responses import CLIENT_GONE, ClientDisconnected
 from penstock.gateway.rest.routes import INFERENCE, MODEL, VERSION, Limits, Plane, Record, caller_of
 from penstock.gateway.workers.core_relay import CoreRelay
 from penstock.logs import get_logger
-from penstock.protocol.call import HOP_BY_HOP, HttpAnswer, HttpCall, HttpHeaders, HttpStream, InferHead, end_to_end
+from penstock.protocol.call import HOP_BY_HOP, HttpAnswer, HttpCall, HttpStream, InferHead, end_to_end
 from penstock.protocol.errors import InferenceError, InvalidRequest
 from penstock.protocol.http_codec import read_generate_head
 from penstock.protocol.identity import Identity, Role, Verb
@@ -83,7 +83,8 @@ async def generate_stream(request: Request, plane: Plane, limits: Limits, record
     As generate; each answer is an event of the stream, as it comes. An error after the first is an event, too.
     """
     head, call = await _read(request, limits)
-    return _EventStream(plane, head, record, call, caller_of(request), deadline_of(request))
+    opened = partial(plane.stream, head, call, caller=caller_of(request), deadline=deadline_of(request))
+    return _StreamedResponse(record, opened, has_events=True)
 
 
 async def _read(request: Request, limits: RestLimits) -> tuple[InferHead, HttpCall]:
@@ -94,15 +95,20 @@ async def _read(request: Request, limits: RestLimits) -> tuple[InferHead, HttpCa
     return head, call_of(request, body)
 
 
+Open = Callable[[], AbstractAsyncContextManager[HttpStream]]
+
+
 class _StreamedResponse(Response, ABC):
     """An answer that is sent piece by piece, each before the next is taken. A client that leaves ends the work."""
 
-    def __init__(self, record: RequestRecorder, call: HttpCall, caller: Identity, deadline: float | None) -> None:
-        """deadline: until when the answer is waited for: monotonic seconds, None for no end."""
+    def __init__(self, record: RequestRecorder, open_stream: Open, *, has_events: bool) -> None:
+        """has_events: the answer is a model's; once it has begun, an error is one more event, in Triton's form.
+
+        Any other answer is cut with its connection.
+        """
         self._record = record
-        self._call = call
-        self._caller = caller
-        self._deadline = deadline
+        self._open = open_stream
+        self._has_events = has_events
         self._has_begun = False
         self.background = None
 
@@ -123,40 +129,24 @@ class _StreamedResponse(Response, ABC):
                 await self._break_off(send, "this gateway stopped before the answer ended; send to another one")
             raise
 
-    async def _begin(self, send: Send, status: int, headers: HttpHeaders) -> None:
-        self._has_begun = True
-        await send({"type": "http.response.start", "status": status, "headers": list(headers)})
-
-    @abstractmethod
     async def _relay(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Sends the answer piece by piece."""
-
-    async def _break_off(self, send: Send, text: str) -> None:
-        """Says why the answer ends early, where its format allows that; else it is cut with its connection."""
-
-
-class _EventStream(_StreamedResponse):
-    """The engine's answer. Once it has begun, an error is sent as one more event, in Triton's form."""
-
-    def __init__(self, plane: DataPlane, head: InferHead, *args: Any) -> None:
-        super().__init__(*args)
-        self._plane = plane
-        self._head = head
-
-    async def _relay(self, scope: Scope, receive: Receive, send: Send) -> None:
-        async with self._plane.stream(self._head, self._call, caller=self._caller, deadline=self._deadline) as stream:
-            if _is_plain_error(stream):
+        async with self._open() as stream:
+            if self._has_events and _is_plain_error(stream):
                 answer = HttpAnswer(stream.status, stream.headers, b"".join([piece async for piece in stream.chunks]))
                 await RelayedResponse(with_client_errors(answer))(scope, receive, send)
                 return
-            await self._begin(send, stream.status, end_to_end(stream.headers, HOP_BY_HOP | {b"content-length"}))
+            self._has_begun = True
+            dropped = HOP_BY_HOP | {b"content-length"} if self._has_events else HOP_BY_HOP
+            headers = list(end_to_end(stream.headers, dropped))
+            await send({"type": "http.response.start", "status": stream.status, "headers": headers})
             async for piece in stream.chunks:
                 await _send_piece(send, piece)
         await _send_end(send)
 
     async def _break_off(self, send: Send, text: str) -> None:
-        await _send_piece(send, b"data: %s\n\n" % msgspec.json.encode({"error": text}))
-        await _send_end(send)
+        if self._has_events:
+            await _send_piece(send, b"data: %s\n\n" % msgspec.json.encode({"error": text}))
+            await _send_end(send)
 
 
 def _is_plain_error(stream: HttpStream) -> bool:
@@ -195,7 +185,8 @@ class HttpForwarder:
     async def __call__(self, request: Request) -> Response:
         body = b"" if request.method == "GET" else await read_body(request, self._limits)
         call, deadline = call_of(request, body), _forward_deadline(request)
-        return _ForwardedResponse(self._core, self._record, call, caller_of(request), deadline)
+        opened = partial(_forwarded_stream, self._core, call, caller_of(request), deadline)
+        return _StreamedResponse(self._record, opened, has_events=False)
 
 
 def forwarded(routes: Iterable[BaseRoute], forwarder: HttpForwarder) -> APIRouter:
@@ -223,19 +214,10 @@ def _forward_deadline(request: Request) -> float | None:
     return None if deadline is None else deadline + FORWARD_MARGIN_S
 
 
-class _ForwardedResponse(_StreamedResponse):
-    """The core's answer. deadline: when the core is not waited for any more."""
-
-    def __init__(self, core: CoreRelay, *args: Any) -> None:
-        super().__init__(*args)
-        self._core = core
-
-    async def _relay(self, scope: Scope, receive: Receive, send: Send) -> None:
-        stream = await self._core.stream(self._call, self._caller, deadline=self._deadline)
-        try:
-            await self._begin(send, stream.status, end_to_end(stream.headers, HOP_BY_HOP))
-            async for piece in stream.chunks:
-                await _send_piece(send, piece)
-            await _send_end(send)
-        finally:
-            await stream.chunks.aclose()
+@asynccontextmanager
+async def _forwarded_stream(
+    core: CoreRelay, call: HttpCall, caller: Identity, deadline: float | None
+) -> AsyncIterator[HttpStream]:
+    stream = await core.stream(call, caller, deadline=deadline)
+    async with aclosing(stream.chunks):
+        yield stream
