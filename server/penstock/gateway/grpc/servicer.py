@@ -96,10 +96,7 @@ async def _unregister(
     """Unregisters one region, or all of the client's if none is named."""
     name: str = _parsed(request_type, message).name  # type: ignore[attr-defined]
     async with plane.shared_memory(Verb.UNSHARE, caller, name) as memory:
-        if name:
-            await memory.unregister(kind, name, caller)
-        else:
-            await memory.unregister_own(kind, caller)
+        await memory.unregister(kind, name, caller)
     return b""
 
 

@@ -98,7 +98,7 @@ async def _read(request: Request, limits: RestLimits) -> tuple[InferHead, HttpCa
 Open = Callable[[], AbstractAsyncContextManager[HttpStream]]
 
 
-class _StreamedResponse(Response, ABC):
+class _StreamedResponse(Response):
     """An answer that is sent piece by piece, each before the next is taken. A client that leaves ends the work."""
 
     def __init__(self, record: RequestRecorder, open_stream: Open, *, has_events: bool) -> None:
