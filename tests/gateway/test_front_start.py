@@ -107,7 +107,7 @@ async def begun(run_dir: Path, *, max_wait_s: float) -> AsyncIterator[Front]:
         settings = Settings(
             engine="embedded", workers=2, http_port=http_port, grpc_port=grpc_port, drain_delay_s=HOUR_S
         )
-        part = GatewayPart("front 1", ("front-1",))
+        part = GatewayPart("worker 1", ("front-1",))
         process = GatewayProcess(settings.model_dump_json(), run_dir, message.append, program=program, part=part)
         running = asyncio.create_task(process.run())
         try:

@@ -129,7 +129,7 @@ async def busy_core_in(folder: Path) -> AsyncIterator[Core]:
         ([WorkerHello(2), VISIT], "second hello message"),
         ([WorkerHello(0)], "no front 0"),
         ([WorkerHello(-1)], "no front -1"),
-        ([WorkerHello(1 << 40)], "no front 1099511627776"),
+        ([WorkerHello(1 << 40)], "no worker 1099511627776"),
         ([VISIT, ASK, ASK], "two running requests have the number 1"),
         ([VISIT, ASK, FindModel(1, "new")], "two running requests have the number 1"),
         ([VISIT, ASK, CancelInfer(1), ASK], "two running requests have the number 1"),

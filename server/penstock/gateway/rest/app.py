@@ -88,7 +88,7 @@ log = get_logger("rest")
 class RootMiddleware:
     """Turns an unexpected error into one log line and a 500, and records inference requests.
 
-    is_counting: whether it does the latter; not of a core, whose fronts do.
+    is_counting: whether it does the latter. In a core it is False: the workers count.
     """
 
     def __init__(self, app: ASGIApp, plane: DataPlane, record: RequestRecorder, *, is_counting: bool = True) -> None:

@@ -35,7 +35,7 @@ from penstock.gateway.rest.request import (
     with_client_errors,
 )
 from penstock.gateway.rest.responses import CLIENT_GONE, ClientDisconnected
-from penstock.gateway.rest.routes import INFERENCE, MODEL, VERSION, Limits, Plane, Record, caller_of
+from penstock.gateway.rest.routes import INFERENCE, MODEL, VERSION, HotRoute, caller_of
 from penstock.gateway.workers.core_relay import CoreRelay
 from penstock.logs import get_logger
 from penstock.protocol.call import HOP_BY_HOP, HttpAnswer, HttpCall, HttpStream, InferHead, end_to_end
@@ -46,7 +46,7 @@ from penstock.protocol.identity import Identity, Role, Verb
 JSON = b"application/json"
 log = get_logger("rest")
 
-router = APIRouter(tags=[INFERENCE], responses=ERRORS | RECEIVE_ERRORS)
+router = APIRouter(route_class=HotRoute, tags=[INFERENCE], responses=ERRORS | RECEIVE_ERRORS)
 _REQUEST: dict[str, Any] = {
     "role": Role.INFER,
     "headers": (TIMEOUT_HEADER,),
@@ -57,14 +57,16 @@ _REQUEST: dict[str, Any] = {
 @operation(
     router, "POST", f"{MODEL}/generate", f"{VERSION}/generate", response_model=schemas.GenerateResponse, **_REQUEST
 )
-async def generate(request: Request, plane: Plane, limits: Limits) -> Response:
+async def generate(request: Request) -> Response:
     """Infer by the inputs' names.
 
     The inputs as members, each by its name; the rest and `parameters` go to the model as parameters. One answer: a
     model that gives several needs generate_stream.
     """
-    head, call = await _read(request, limits)
-    work = plane.relay(Verb.INFER, head, call, caller=caller_of(request), deadline=deadline_of(request))
+    head, call = await _read(request)
+    work = request.app.state.plane.relay(
+        Verb.INFER, head, call, caller=caller_of(request), deadline=deadline_of(request)
+    )
     return RelayedResponse(with_client_errors(await run_until_disconnect(request.receive, work)))
 
 
@@ -77,17 +79,20 @@ async def generate(request: Request, plane: Plane, limits: Limits) -> Response:
     responses={200: {"content": {"text/event-stream": {}}}},
     **_REQUEST,
 )
-async def generate_stream(request: Request, plane: Plane, limits: Limits, record: Record) -> Response:
+async def generate_stream(request: Request) -> Response:
     """The same, answer by answer.
 
     As generate; each answer is an event of the stream, as it comes. An error after the first is an event, too.
     """
-    head, call = await _read(request, limits)
-    opened = partial(plane.stream, head, call, caller=caller_of(request), deadline=deadline_of(request))
-    return _StreamedResponse(record, opened, has_events=True)
+    head, call = await _read(request)
+    opened = partial(
+        request.app.state.plane.stream, head, call, caller=caller_of(request), deadline=deadline_of(request)
+    )
+    return _StreamedResponse(request.app.state.record, opened, has_events=True)
 
 
-async def _read(request: Request, limits: RestLimits) -> tuple[InferHead, HttpCall]:
+async def _read(request: Request) -> tuple[InferHead, HttpCall]:
+    limits: RestLimits = request.app.state.limits
     body = await read_body(request, limits)
     if single_header(request, "content-encoding") not in ("", "identity"):
         raise InvalidRequest("Unsupported content-encoding, only 'identity' is supported.")  # Triton's words
@@ -168,7 +173,7 @@ FORWARD_MARGIN_S = 0.25  # beyond a deadline, which the core keeps itself, befor
 
 @dataclass(frozen=True, slots=True)
 class CoreRoute:
-    """Of a front. has_engine: whether the engine lives in the core's process, so that pictures are decoded there."""
+    """A worker's route to the core. has_engine: whether the engine lives in the core's process, so that pictures are decoded there."""
 
     core: CoreRelay
     has_engine: bool
@@ -191,7 +196,7 @@ class HttpForwarder:
 
 def forwarded(routes: Iterable[BaseRoute], forwarder: HttpForwarder) -> APIRouter:
     """These routes, with the same checks before the body, answered by the core."""
-    router = APIRouter(include_in_schema=False)
+    router = APIRouter(route_class=HotRoute, include_in_schema=False)
     for route in routes:
         if isinstance(route, APIRoute):
             router.add_api_route(

@@ -74,7 +74,7 @@ class ReportFailures:
         if error is None or not isinstance(error, Exception):
             return False
         if not isinstance(error, InferenceError):
-            log.error("a front's request failed unexpectedly", exc_info=error)
+            log.error("a worker's request failed unexpectedly", exc_info=error)
             error = InferenceError("internal error")
         self._line.send(failed_message(self._number, error))
         return True

@@ -86,11 +86,11 @@ class WorkerProcesses:
             beats = {index: self._page.read(CounterRow.BEATS, index) for index in self._fronts}
             hanging = heartbeats.look(beats, time.monotonic())
             for index, silent_s in () if self._is_stopping else hanging.items():
-                log.error(f"front {index} hangs; killing it", silent_s=round(silent_s, 1))
+                log.error(f"worker {index} hangs; killing it", silent_s=round(silent_s, 1))
                 self._fronts[index].cut_off()
 
     def _new(self, settings_json: str, run_dir: Path, index: int) -> GatewayProcess:
-        part = GatewayPart(f"front {index}", (f"{FRONT}{index}",), partial(self._died, index))
+        part = GatewayPart(f"worker {index}", (f"{FRONT}{index}",), partial(self._died, index))
         return GatewayProcess(settings_json, run_dir, self._hear, part=part)
 
     def _hear(self, message: object) -> None:
