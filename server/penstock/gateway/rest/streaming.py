@@ -173,7 +173,7 @@ FORWARD_MARGIN_S = 0.25  # beyond a deadline, which the core keeps itself, befor
 
 @dataclass(frozen=True, slots=True)
 class CoreRoute:
-    """A worker's route to the core. has_engine: whether the engine lives in the core's process, so that pictures are decoded there."""
+    """A worker's route to the core. has_engine: the engine is in the core's process, so images are decoded there."""
 
     core: CoreRelay
     has_engine: bool

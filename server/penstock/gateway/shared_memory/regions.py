@@ -159,7 +159,7 @@ class SharedMemory:
             raise
 
     async def unregister(self, kind: RegionKind, name: str, caller: Identity) -> None:
-        """Unregisters the region of this name, if the client may use it; without a name, all regions that it registered.
+        """Unregisters the region of this name, if the client may use it; without a name, all that it registered.
 
         Raises EngineFailed, with Triton's text, if requests use some of them; the others are unregistered.
         """
