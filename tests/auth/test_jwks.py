@@ -284,15 +284,6 @@ async def test_address_that_answers_something_else_is_reported(
         await fetch_json(url, OutboundPolicy())
 
 
-async def test_address_is_asked_over_a_real_socket(signers: tuple[Signer, Signer]) -> None:
-    """The document is returned unchanged; a closed port is an OSError."""
-    body = json.dumps({"keys": [signers[0].jwk]}).encode()
-    with serving(answering(200, body)) as url:
-        assert await fetch_json(url, OutboundPolicy()) == body
-    with pytest.raises(OSError, match="it cannot be fetched"):
-        await fetch_json(url, OutboundPolicy())
-
-
 def loopback_is_metadata(monkeypatch: pytest.MonkeyPatch) -> None:
     """127.0.0.1 acts as the metadata service; issuer.example resolves to it."""
     look_up = socket.getaddrinfo
