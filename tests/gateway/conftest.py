@@ -16,8 +16,7 @@ from penstock.gateway.image_flow import ImageFlow
 from penstock.gateway.in_flight import InFlightLimiter, InFlightLimits
 from penstock.gateway.metrics import Metrics
 from penstock.testing import FakeEngine
-from penstock.vision.decode_pool import DecodePool
-from tests.gateway.rig import CLASSIFIER, DETECTOR, NMS_INSIDE, TENSORS_ONLY, Rig, answer
+from tests.gateway.rig import CLASSIFIER, DETECTOR, NMS_INSIDE, TENSORS_ONLY, LazyPool, Rig, answer
 
 
 @pytest.fixture
@@ -31,14 +30,13 @@ async def rig() -> AsyncIterator[Rig]:
     options = WatchOptions(probe_interval_s=60, down_interval_s=0.01, canary_interval_s=60)
     watch = EngineWatch(backend, options, refuse=DeclaredOptions().refusal)
     admission, metrics = InFlightLimiter(InFlightLimits(max_requests=4)), Metrics()
-    pool = DecodePool(workers=1)
+    pool = LazyPool()
     slots = EngineSlots(backend, watch)
     images = ImageFlow(backend=backend, watch=watch, pool=pool, metrics=metrics, slots=slots)
     control = AdmissionControl(watch=watch, admission=admission, metrics=metrics)
     plane = DataPlane(
         PlaneParts(relay=backend, watch=watch, images=images, admission=control, metrics=metrics, slots=slots)
     )
-    await pool.start()
     task = asyncio.create_task(watch.run())
     async with asyncio.timeout(30):
         await watch.first_ready.wait()

@@ -1,6 +1,8 @@
 """A data plane over a fake engine, with models for pictures and tensors, and everything that tests inspect."""
 
+import asyncio
 from dataclasses import dataclass
+from typing import Any
 
 import cv2
 import numpy as np
@@ -14,8 +16,11 @@ from penstock.protocol.call import HttpCall
 from penstock.protocol.engine import ModelConfig, TensorSpec
 from penstock.protocol.inference import Datatype, InferRequest, Tensor, tensor_from_numpy
 from penstock.testing import FakeEngine
-from penstock.vision.decode_pool import DecodePool
+from penstock.vision.decode import DEFAULT_MAX_PIXELS, decode
+from penstock.vision.decode_pool import DecodePool, PreparedImage
+from penstock.vision.preprocess import least_decoded_size, prepare
 from penstock.vision.results import ImageRequest
+from penstock.vision.spec import PrepareSpec
 
 DETECTOR = ModelConfig(
     name="boxes",
@@ -85,6 +90,31 @@ def picture(level: int, width: int = 20, height: int = 10) -> bytes:
     is_written, encoded = cv2.imencode(".png", np.full((height, width, 3), level, np.uint8))
     assert is_written
     return encoded.tobytes()
+
+
+class LazyPool(DecodePool):
+    """Starts its decoder process with the first image: most tests decode none."""
+
+    def __init__(self) -> None:
+        super().__init__(workers=1)
+        self._starting = asyncio.Lock()
+
+    async def prepare(self, *image: Any, **options: Any) -> PreparedImage:
+        async with self._starting:
+            if not self._is_open:
+                await self.start()
+        return await super().prepare(*image, **options)
+
+
+class InlinePool:
+    """Decodes in this process, without a decoder process's start."""
+
+    max_pixels = DEFAULT_MAX_PIXELS
+
+    async def prepare(self, data: bytes, spec: PrepareSpec, *_: object, **__: object) -> PreparedImage:
+        await asyncio.sleep(0)
+        decoded = decode(data, spec.color, at_least=least_decoded_size(spec))
+        return PreparedImage(*prepare(decoded, spec), 0.001, 0.001)
 
 
 @dataclass
