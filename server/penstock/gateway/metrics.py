@@ -6,7 +6,6 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
 
 import structlog
 from prometheus_client import (
@@ -40,34 +39,6 @@ STAGES = ("decode", "preprocess", "queue", "infer", "postprocess")
 
 KILLED = "killed"  # reason of inferences whose process was killed
 METRIC_FILES = "metrics"  # the usual folder of shared files, in a run directory
-
-
-class RequestRecorder(Protocol):
-    """Counts requests; Metrics is one."""
-
-    def request_done(self, *, model: str, protocol: str, code: str, seconds: float) -> None:
-        """Counts an answered inference. model: a bounded label, never a client's own text."""
-        ...
-
-    def rejected(self, reason: str) -> None:
-        """Counts a request that the gateway rejected or failed. reason: of the error's class."""
-        ...
-
-    def cancelled(self, protocol: str) -> None:
-        """Counts a client that left before its response."""
-        ...
-
-
-def note_refused(
-    record: RequestRecorder,
-    log: structlog.typing.FilteringBoundLogger,
-    error: InferenceError,
-    event: str = "request refused",
-    **where: str,
-) -> None:
-    """Counts and logs a request that the gateway refused or failed. where: further fields of the line."""
-    record.rejected(error.reason)
-    log.debug(event, reason=error.reason, error=error.message, **where)
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,6 +94,7 @@ class Metrics:
         self._readers[name] = readings
 
     def request_done(self, *, model: str, protocol: str, code: str, seconds: float) -> None:
+        """Counts an answered inference. model: a bounded label, never a client's own text."""
         done = self._done.get((model, protocol, code))
         if done is None:
             counter = self._counters["requests_total"].labels(model, protocol, code)
@@ -155,6 +127,7 @@ class Metrics:
         self._histograms["batch_size"].labels(model).observe(rows)
 
     def rejected(self, reason: str) -> None:
+        """Counts a request that the gateway rejected or failed. reason: of the error's class."""
         self._counters["rejected_total"].labels(reason).inc()
 
     def decode_error(self, codec: str, reason: str) -> None:
@@ -162,6 +135,7 @@ class Metrics:
         self._counters["decode_errors_total"].labels(codec, reason).inc()
 
     def cancelled(self, protocol: str) -> None:
+        """Counts a client that left before its response."""
         self._counters["cancelled_total"].labels(protocol).inc()
 
     def inference_accepted(self) -> None:
@@ -262,3 +236,15 @@ class _ReadMetrics:
             for labels, value in reader().items():
                 family.add_metric(list(labels), value)
             yield family
+
+
+def note_refused(
+    record: Metrics,
+    log: structlog.typing.FilteringBoundLogger,
+    error: InferenceError,
+    event: str = "request refused",
+    **where: str,
+) -> None:
+    """Counts and logs a request that the gateway refused or failed. where: further fields of the line."""
+    record.rejected(error.reason)
+    log.debug(event, reason=error.reason, error=error.message, **where)

@@ -12,7 +12,7 @@ from penstock.gateway.auth.api_keys import CREDENTIAL_NAMES, credentials_of
 from penstock.gateway.auth.authenticator import CERTIFICATE_PREFIX, Authenticator
 from penstock.gateway.grpc.connections import FloodGuard, host_of
 from penstock.gateway.grpc.status_codes import refusal_of
-from penstock.gateway.metrics import RequestRecorder
+from penstock.gateway.metrics import Metrics
 from penstock.protocol.call import GrpcMetadata
 from penstock.protocol.errors import InferenceError, PermissionDenied, Unauthenticated
 from penstock.protocol.identity import IDENTITY_HEADER, Identity, Role, decode_identity
@@ -62,7 +62,7 @@ class AuthenticationInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[typ
     def __init__(
         self,
         door: Authenticator | None,
-        record: RequestRecorder,
+        record: Metrics,
         floods: FloodGuard | None = None,
         *,
         takes_certificates: bool = False,

@@ -16,7 +16,7 @@ from penstock.gateway.grpc.aio_server import ABANDONED
 from penstock.gateway.grpc.interceptors import caller_of, metadata_of
 from penstock.gateway.grpc.status_codes import CallStatus, code_of, refusal_of, status_of
 from penstock.gateway.in_flight import InFlightLimiter
-from penstock.gateway.metrics import RequestRecorder
+from penstock.gateway.metrics import Metrics
 from penstock.logs import get_logger
 from penstock.protocol.call import GrpcAnswer, GrpcCall, InferHead
 from penstock.protocol.errors import DeadlineExceeded, InferenceError, InvalidRequest
@@ -115,9 +115,7 @@ class CallOutcome:
 class CallRelay:
     """Relays calls to the data plane. `cut` ends all running calls, at the end of a drain."""
 
-    def __init__(
-        self, plane: DataPlane, record: RequestRecorder, *, reader_timeout_s: float, is_counting: bool = True
-    ) -> None:
+    def __init__(self, plane: DataPlane, record: Metrics, *, reader_timeout_s: float, is_counting: bool = True) -> None:
         """reader_timeout_s: time for a client to read a response, and more for a large one.
 
         is_counting: whether it counts inferences. In a core it is False: the workers count them.

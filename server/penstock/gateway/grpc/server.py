@@ -22,7 +22,7 @@ from penstock.gateway.grpc.relay import CallRelay
 from penstock.gateway.grpc.servicer import INFERENCE_SERVICE as INFERENCE
 from penstock.gateway.grpc.servicer import inference_handlers, worker_handlers
 from penstock.gateway.grpc.stream import StreamLimits, StreamRelay
-from penstock.gateway.metrics import RequestRecorder
+from penstock.gateway.metrics import Metrics
 from penstock.gateway.workers.core_relay import CoreRelay
 from penstock.port_policy import PortLimits
 from penstock.protocol.errors import Unauthenticated
@@ -209,7 +209,7 @@ async def serve(
     plane: DataPlane,
     limits: GrpcLimits,
     endpoint: GrpcEndpoint,
-    record: RequestRecorder,
+    record: Metrics,
     *,
     door: Authenticator | None = None,
     share: ProcessRole | None = None,
@@ -254,9 +254,7 @@ def _listen(server: grpc.aio.Server, address: str, certificates: Certificates | 
         ) from error
 
 
-def _flood_guard(
-    door: Authenticator | None, connections: PortLimits | None, record: RequestRecorder
-) -> FloodGuard | None:
+def _flood_guard(door: Authenticator | None, connections: PortLimits | None, record: Metrics) -> FloodGuard | None:
     """None if no client needs a key, or if all clients are processes of this gateway."""
     if door is None or connections is None:
         return None
@@ -268,7 +266,7 @@ def _flood_guard(
 def _interceptors(
     door: Authenticator | None,
     share: ProcessRole | None,
-    record: RequestRecorder,
+    record: Metrics,
     certificates: Certificates | None,
     floods: FloodGuard | None,
 ) -> "tuple[grpc.aio.ServerInterceptor[object, object], ...]":

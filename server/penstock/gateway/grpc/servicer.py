@@ -25,6 +25,7 @@ from penstock.protocol.grpc_codec import (
     read_settings_model_name,
     unblocked_metadata,
 )
+from penstock.protocol.grpc_inference import serialised
 from penstock.protocol.identity import Identity, Verb
 from penstock.protocol.shared_memory import CudaRegionSpec, RegionKind, RegionSpec, SystemRegionSpec
 
@@ -115,7 +116,7 @@ async def _status(
                 row.key, row.offset = wish.key, wish.offset
             else:
                 row.device_id = wish.device_id
-    return _serialise(answer)
+    return serialised(answer)
 
 
 _SYSTEM, _CUDA = RegionKind.SYSTEM, RegionKind.CUDA
@@ -144,11 +145,6 @@ def _parsed(kind: type[M], message: bytes) -> M:
         return kind.FromString(message)
     except DecodeError as error:
         raise InvalidRequest("the request is not a protobuf message of this method") from error
-
-
-def _serialise(message: Message) -> bytes:
-    serialised: bytes = message.SerializeToString()
-    return serialised
 
 
 INFERENCE_SERVICE = "inference.GRPCInferenceService"
@@ -215,11 +211,11 @@ def _handlers(
 
 
 async def _server_live(_: bytes, __: Context) -> bytes:
-    return _serialised(service_pb2.ServerLiveResponse(live=True))
+    return serialised(service_pb2.ServerLiveResponse(live=True))
 
 
 async def _server_ready(plane: DataPlane, _: bytes, __: Context) -> bytes:
-    return _serialised(service_pb2.ServerReadyResponse(ready=plane.readiness().is_ready))
+    return serialised(service_pb2.ServerReadyResponse(ready=plane.readiness().is_ready))
 
 
 async def _server_metadata(plane: DataPlane, relay: CallRelay, message: bytes, context: Context) -> bytes:
@@ -250,8 +246,3 @@ async def _shared_memory_call(
 
 def _no_model(_: bytes) -> str:
     return ""
-
-
-def _serialised(message: "service_pb2.ServerLiveResponse | service_pb2.ServerReadyResponse") -> bytes:
-    serialised: bytes = message.SerializeToString()
-    return serialised

@@ -4,7 +4,7 @@ from typing import NamedTuple
 
 import grpc
 
-from penstock.gateway.metrics import RequestRecorder, note_refused
+from penstock.gateway.metrics import Metrics, note_refused
 from penstock.logs import get_logger
 from penstock.protocol.call import GrpcAnswer, GrpcMetadata
 from penstock.protocol.error_codes import codes_of, retry_after
@@ -38,7 +38,7 @@ def status_of(error: InferenceError) -> CallStatus:
     return CallStatus(code, error.message, () if seconds is None else ((RETRY_AFTER_KEY, f"{seconds:g}"),))
 
 
-def refusal_of(record: RequestRecorder, error: InferenceError) -> CallStatus:
+def refusal_of(record: Metrics, error: InferenceError) -> CallStatus:
     """The status of a refused call, which is counted and logged."""
     note_refused(record, log, error)
     return status_of(error)

@@ -32,7 +32,7 @@ from penstock.gateway.grpc.stream_ledger import (
     read_stream_answer,
     wants_empty_final,
 )
-from penstock.gateway.metrics import RequestRecorder
+from penstock.gateway.metrics import Metrics
 from penstock.logs import get_logger
 from penstock.protocol.call import GrpcCall, GrpcMetadata, InferHead
 from penstock.protocol.engine import GrpcStream
@@ -62,7 +62,7 @@ class StreamLimits:
 class StreamRelay(StreamServer):
     """Relays streams to the engine, up to a limit of open ones."""
 
-    def __init__(self, plane: DataPlane, record: RequestRecorder, limits: StreamLimits | None = None) -> None:
+    def __init__(self, plane: DataPlane, record: Metrics, limits: StreamLimits | None = None) -> None:
         super().__init__()
         self._plane = plane
         self._record = record
@@ -111,9 +111,7 @@ class _Session(ClientStream):
     (SIGABRT) or hangs when both answer at a time.
     """
 
-    def __init__(
-        self, plane: DataPlane, record: RequestRecorder, limits: StreamLimits, method: str, context: Context
-    ) -> None:
+    def __init__(self, plane: DataPlane, record: Metrics, limits: StreamLimits, method: str, context: Context) -> None:
         self._plane = plane
         self._record = record
         self._limits = limits

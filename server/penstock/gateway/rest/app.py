@@ -18,7 +18,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from penstock.gateway.auth.rate_limiter import RateLimiter
 from penstock.gateway.dataplane import DataPlane
-from penstock.gateway.metrics import RequestRecorder, note_refused
+from penstock.gateway.metrics import Metrics, note_refused
 from penstock.gateway.rest import models, openapi, shared_memory, streaming
 from penstock.gateway.rest.connection import ANSWER_IS_COUNTED
 from penstock.gateway.rest.image import image_router
@@ -91,7 +91,7 @@ class RootMiddleware:
     is_counting: whether it does the latter. In a core it is False: the workers count.
     """
 
-    def __init__(self, app: ASGIApp, plane: DataPlane, record: RequestRecorder, *, is_counting: bool = True) -> None:
+    def __init__(self, app: ASGIApp, plane: DataPlane, record: Metrics, *, is_counting: bool = True) -> None:
         self._is_counting = is_counting
         self._app = app
         self._plane = plane
@@ -227,7 +227,7 @@ def _announces_body(scope: Scope) -> bool:
 def create_app(
     plane: DataPlane,
     limits: RestLimits,
-    record: RequestRecorder,
+    record: Metrics,
     *,
     gate: RequestAuthentication | ForwardedIdentity | None = None,
     core_route: CoreRoute | None = None,
@@ -315,7 +315,7 @@ class _RawPaths:
 class _ErrorHandlers:
     """The response to a request that the gateway refused or failed; a refusal is counted, and logged at debug level."""
 
-    def __init__(self, record: RequestRecorder) -> None:
+    def __init__(self, record: Metrics) -> None:
         self._record = record
 
     async def refused(self, request: Request, error: Exception) -> Response:

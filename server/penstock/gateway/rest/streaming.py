@@ -18,7 +18,7 @@ from starlette.responses import Response
 from starlette.routing import BaseRoute
 from starlette.types import Receive, Scope, Send
 
-from penstock.gateway.metrics import RequestRecorder, note_refused
+from penstock.gateway.metrics import Metrics, note_refused
 from penstock.gateway.rest import openapi, schemas
 from penstock.gateway.rest.limits import RestLimits
 from penstock.gateway.rest.openapi import ERRORS, RECEIVE_ERRORS, operation
@@ -106,7 +106,7 @@ Open = Callable[[], AbstractAsyncContextManager[HttpStream]]
 class _StreamedResponse(Response):
     """An answer that is sent piece by piece, each before the next is taken. A client that leaves ends the work."""
 
-    def __init__(self, record: RequestRecorder, open_stream: Open, *, has_events: bool) -> None:
+    def __init__(self, record: Metrics, open_stream: Open, *, has_events: bool) -> None:
         """has_events: the answer is a model's; once it has begun, an error is one more event, in Triton's form.
 
         Any other answer is cut with its connection.
@@ -182,7 +182,7 @@ class CoreRoute:
 class HttpForwarder:
     """The endpoint of what a worker does not serve itself. A GET's body is left unread, as the core would leave it."""
 
-    def __init__(self, core: CoreRelay, limits: RestLimits, record: RequestRecorder) -> None:
+    def __init__(self, core: CoreRelay, limits: RestLimits, record: Metrics) -> None:
         self._core = core
         self._limits = limits
         self._record = record

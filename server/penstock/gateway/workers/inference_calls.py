@@ -8,7 +8,7 @@ from dataclasses import replace
 from types import TracebackType
 from typing import Protocol
 
-from penstock.gateway.metrics import RequestRecorder, note_refused
+from penstock.gateway.metrics import Metrics, note_refused
 from penstock.gateway.workers.connection import CancelledAt, Infer, Inferred, MessageConnection, ToCore, failed_message
 from penstock.gateway.workers.slab_sharing import MAX_DEADLINE_S, SlabPartitions
 from penstock.logs import get_logger
@@ -131,7 +131,7 @@ class ClientProcessCalls:
         self,
         plane: InferencePlane,
         backend: Engine,
-        record: RequestRecorder,
+        record: Metrics,
         code_of: Callable[[InferenceError], str],
         slab_partitions: SlabPartitions | None = None,
     ) -> None:
