@@ -116,6 +116,8 @@ class InlinePool:
         decoded = decode(data, spec.color, at_least=least_decoded_size(spec))
         return PreparedImage(*prepare(decoded, spec), 0.001, 0.001)
 
+    async def aclose(self) -> None: ...
+
 
 @dataclass
 class Rig:
@@ -127,7 +129,7 @@ class Rig:
     watch: EngineWatch
     metrics: Metrics
     images: ImageFlow
-    pool: DecodePool
+    pool: LazyPool | InlinePool
 
     async def ask(self, model: str, *images: bytes, deadline: float | None = None) -> object:
         return await self.plane.infer_images(ImageRequest(model, "", images, deadline))

@@ -24,10 +24,14 @@ from penstock.protocol.identity import ANONYMOUS, Identity, Verb
 from penstock.protocol.inference import BatchOwner, Classes, Detections, Tensor
 from penstock.protocol.request_checks import EncodedCall
 from penstock.testing import FakeMode
-from penstock.vision.decode_pool import DecodePool
 from penstock.vision.decoder_process import PreparedImage
 from penstock.vision.results import ImageRequest
-from tests.gateway.rig import CALL, Rig, picture
+from tests.gateway.rig import CALL, InlinePool, Rig, picture
+
+
+@pytest.fixture
+def pool() -> InlinePool:
+    return InlinePool()
 
 
 async def test_image_of_detector_answers_boxes_in_source_pixels(rig: Rig) -> None:
@@ -222,13 +226,13 @@ async def test_encoded_images_reach_the_engine_as_a_tensor_and_count_what_it_tak
 async def test_pictures_wait_for_decoders_in_their_callers_name(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
     """This holds for image bodies and image tensors, so no client's pictures delay another's."""
     clients: list[object] = []
-    decode = DecodePool.prepare
+    decode = rig.pool.prepare
 
     async def noted(*arguments: Any, **words: Any) -> PreparedImage:
         clients.append(words["client"])
         return await decode(*arguments, **words)
 
-    monkeypatch.setattr(DecodePool, "prepare", noted)
+    monkeypatch.setattr(rig.pool, "prepare", noted)
     camera, other = Identity("camera"), Identity(address="10.0.0.1")
     await rig.plane.infer_images(ImageRequest("boxes", "", (picture(9),), None), camera)
     encoded = EncodedCall(InferHead("classes"), (picture(9),), lambda _: CALL)
