@@ -102,7 +102,9 @@ def choose_engine(settings: Settings) -> EngineChoice:
             raise CannotStart(str(error)) from error
         log.info(f"engine: embedded, since {error}")
         return EngineChoice(settings.model_copy(update={"engine": "embedded"}))
-    return EngineChoice(settings.model_copy(update={"engine": "triton"}), triton)
+    return EngineChoice(
+        settings.model_copy(update={"engine": "triton"}), replace(triton, max_pixels=settings.max_pixels)
+    )
 
 
 def choose_mps(choice: EngineChoice) -> EngineChoice:
