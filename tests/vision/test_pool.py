@@ -26,7 +26,7 @@ from penstock.protocol.inference import Datatype
 from penstock.vision.decode import decode
 from penstock.vision.decode_pool import DecodePool, PoolStatistics
 from penstock.vision.decoder_process import DecoderProcess, PreparedImage
-from penstock.vision.decoder_worker import DecodeReply, DecodeStatus, error_reply
+from penstock.vision.decoder_worker import DecodeReply, error_reply, from_wire, to_wire
 from penstock.vision.preprocess import prepare
 from penstock.vision.spec import InputOrder, PrepareSpec, ResizeMode
 from tests.vision import images
@@ -115,10 +115,10 @@ async def test_pool_refuses_with_the_error_and_sentence_of_the_decoder(
 @pytest.mark.parametrize("error", [UndecodableImage("a"), TooLarge("b"), UnsupportedMedia("c"), InferenceError("d")])
 def test_reply_carries_an_error_over_the_wire(error: InferenceError) -> None:
     """Class and text come back; a sentence too long for the record is cut, not refused."""
-    back = DecodeReply.unpack(error_reply(error).pack()).error()
+    back = from_wire(to_wire(error_reply(error)), DecodeReply).error()
     assert type(back) is type(error)
     assert str(back) == str(error)
-    assert len(str(DecodeReply.unpack(DecodeReply(DecodeStatus.TOO_LARGE, text="ü" * 999).pack()).error())) == 200
+    assert len(str(from_wire(to_wire(error_reply(TooLarge("ü" * 999))), DecodeReply).error())) == 400
 
 
 async def test_pool_of_a_decoder_that_fails_inside_answers_and_lives_on() -> None:
