@@ -151,6 +151,7 @@ def test_decoder_is_worn_by_what_it_keeps_after_giving_back(
     assert len(trims) == (reply.geometry.source_width != 640)
 
 
+@pytest.mark.long
 async def test_decoders_keep_a_bounded_amount_after_the_largest_pictures() -> None:
     """After valid and truncated pictures of each format, it uses at most WORN_BYTES more than a new process."""
     pixels = np.full((5000, 7900, 3), 77, np.uint8)
