@@ -121,7 +121,7 @@ class Follower:
     """The library's ByteTrack as it is, one for each class, at a frame a step."""
 
     def __init__(self) -> None:
-        self._trackers: dict[int, "ByteTrackTracker"] = {}
+        self._trackers: dict[int, ByteTrackTracker] = {}
         self._numbers: dict[tuple[int, int], int] = {}
 
     def follow(

@@ -14,7 +14,8 @@ OWN = Path(__file__).parent / "schemas"
 DEFINITIONS = "_definitions.json"
 OLDEST = (1, 29)
 SPEC = find_spec("kubernetes_validate")  # its schemas alone: what it imports takes 2 s of CPU
-assert SPEC is not None and SPEC.origin
+assert SPEC is not None
+assert SPEC.origin
 SCHEMAS = Path(SPEC.origin).parent / "kubernetes-json-schema"
 _THERE = sorted(Version(path.name[1:].partition("-")[0]) for path in SCHEMAS.glob("v*-local-strict"))
 VERSIONS = tuple(str(version) for version in _THERE if version.release[:2] >= OLDEST)
