@@ -15,9 +15,8 @@ import pytest
 
 from penstock.engines.run_directory import ENGINE_ID_VARIABLE, reap
 from penstock.engines.triton import launch as triton_launch
-from penstock.gpu.mps.control import MpsOptions, find_program
+from penstock.gpu.mps.control import DaemonStatus, MpsOptions, ServerState, find_program
 from penstock.gpu.mps.daemon import DaemonProcess, OwnDaemon
-from penstock.gpu.mps.status import DaemonStatus, ServerState
 from penstock.gpu.mps.supervisor import processes_using_gpu
 from tests.support.stack import CHECKOUT
 
@@ -81,7 +80,7 @@ class Mps:
         self.clients: list[Client] = []
 
     def client(self, size_bytes: int = GIB) -> Client:
-        one = Client(self.daemon.env_vars(), size_bytes)
+        one = Client(self.daemon.options.env_vars(), size_bytes)
         self.clients.append(one)
         return one
 
@@ -182,7 +181,7 @@ async def test_fault_of_one_client_is_reported_and_others_start_when_all_have_go
     """FAULTS 68, as the daemon reports it: which state, what the others get, when a new client is taken."""
     mps = await start()
     other = mps.client()
-    said = stray(mps.daemon.env_vars())
+    said = stray(mps.daemon.options.env_vars())
     seen = await mps.until(lambda status: any(s.state is ServerState.FAULT for s in status.servers), 3.0)
     got = other.write()
     new = mps.client()

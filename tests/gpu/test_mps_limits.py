@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from penstock.gpu.mps.control import ServerState, pids_of, state_of
 from penstock.gpu.mps.limits import (
     ModelClients,
     client_limit,
@@ -15,7 +16,6 @@ from penstock.gpu.mps.limits import (
     too_many_clients,
     unlimited,
 )
-from penstock.gpu.mps.status import ServerState, pids_of, state_of
 from penstock.gpu.mps.supervisor import any_exists, processes_using_gpu, processes_with_mark
 from penstock.gpu.nvml import GpuDevice, NvmlOutcome, NvmlReading
 

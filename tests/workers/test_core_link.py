@@ -6,6 +6,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -66,8 +67,15 @@ class FakeWatch:
 
 
 @dataclass
+class FakeMember:
+    """A request that entered the FakeEngine's queue."""
+
+    answer: "asyncio.Task[InferResponse]"
+
+
+@dataclass
 class FakeEngine:
-    """Batching and Backend: answers what it is given. holds: until `release`, or until it is cancelled, and
+    """BatcherPool and Backend: answers what it is given. holds: until `release`, or until it is cancelled, and
     then it was at `where`."""
 
     error: InferenceError | None = None
@@ -81,6 +89,19 @@ class FakeEngine:
 
     def owns(self, model_name: str) -> bool:
         return model_name == "owned"
+
+    def enter(self, request: InferRequest, **how: Any) -> "tuple[FakeEngine, FakeMember] | None":
+        """As BatcherPool.enter."""
+        return (
+            (self, FakeMember(asyncio.create_task(self.infer(request, **how))))
+            if self.owns(request.model_name)
+            else None
+        )
+
+    def leave(self, member: FakeMember) -> CancelStage:
+        """As ModelBatcher.leave."""
+        member.answer.cancel()
+        return self.where or CancelStage.QUEUE
 
     async def infer(self, request: InferRequest, *, client: str = "", priority: int = 0) -> InferResponse:
         self.alone += not client

@@ -106,11 +106,13 @@ class Gateway:
         )
         slab_partitions = self._slab_partitions()
         self.core = CoreServer(
-            place.run_dir, self.watch, self.engine.engine, self.batching, slab_partitions=slab_partitions
+            place.run_dir,
+            self.watch,
+            self.engine.engine,
+            self.batching,
+            slab_partitions=slab_partitions,
+            apart=self.own.names if self.own is not None else tuple,
         )
-        self.core.queues = self.batching
-        if self.own is not None:
-            self.core.apart = self.own.names
         self.plane = DataPlane(
             replace(
                 plane_parts,

@@ -155,7 +155,7 @@ class MpsSharing:
     """MPS beside one engine: `start` it before the engine, `aclose` it last. claim: creates a run directory."""
 
     def __init__(self, plan: MpsPlan, claim: Callable[[], RunDirectory]) -> None:
-        self._plan = plan
+        self.plan = plan
         self.is_must = plan.request.is_must
         self._run_dir = None if plan.is_foreign else claim()
         self._daemon = compose_daemon(plan, self._run_dir)
@@ -169,7 +169,7 @@ class MpsSharing:
 
     async def start(self, engine: EngineHandle) -> None:
         """Returns when clients may start. Raises MpsError."""
-        must_attach = self.is_must and bool(self._plan.wanted)
+        must_attach = self.is_must and bool(self.plan.wanted)
         supervisor = MpsSupervisor(self._daemon, engine, must_attach=must_attach)
         await supervisor.start()
         self._supervisor, self.task = supervisor, asyncio.create_task(supervisor.run())
@@ -178,10 +178,6 @@ class MpsSharing:
         """Returns when the engine may start."""
         if self._supervisor is not None:
             await self._supervisor.until_clients_may_start()
-
-    def has_room_beside(self, model: str) -> bool:
-        """Whether its GPUs have room for the model a second time."""
-        return self._plan.has_room_beside(model)
 
     def shared(self, launch: Launch) -> Launch:
         """The launch with the environment of an MPS client, which child processes inherit."""

@@ -269,7 +269,7 @@ class Stack:
             ),
             engine_pid=self._running_engine,
             restart=self._engine.restart,
-            has_room=self._sharing.has_room_beside if self._sharing is not None else lambda _: True,
+            has_room=self._sharing.plan.has_room_beside if self._sharing is not None else lambda _: True,
             renewed=lambda: self._notify_gateway(self._status),
         )
         self._renewal_task = asyncio.create_task(self._renewal.run())
