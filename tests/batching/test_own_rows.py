@@ -135,7 +135,7 @@ def through_the_backend(model: Model, why: str, crowd: list[Any]) -> int:
 
 @pytest.mark.parametrize("block", BLOCKS)
 async def test_every_client_gets_its_own_answer_of_any_model(block: int) -> None:
-    """Models whose rows follow the batch are merged, others never, in 10,000 random cases."""
+    """Models whose rows follow the batch are merged, others never, in a thousand random cases a block."""
     random = np.random.default_rng([20261127, block])
     shared = {True: 0, False: 0}
     for _ in range(CASES):

@@ -275,7 +275,8 @@ class CoreClient:
         if self._slab is not None:
             self._slab.forget()
         self._departures.lose()
-        for future in (*(future for future, _ in self._asks.values()), *self._finds.values()):
+        waiting: list[asyncio.Future[Any]] = [*(future for future, _ in self._asks.values()), *self._finds.values()]
+        for future in waiting:
             if not future.done():
                 future.set_exception(EngineUnavailable(reason))
 
