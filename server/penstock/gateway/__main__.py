@@ -8,12 +8,12 @@ from typing import NoReturn
 
 from penstock.gateway.grpc.server import AddressTaken
 from penstock.gateway.main import CoreOptions, run_gateway
-from penstock.gateway.rest.listener import PortTaken
 from penstock.gateway.settings import Settings
 from penstock.gateway.worker import WorkerOptions, run_worker
 from penstock.gateway.workers.gateway_process import CORE, FRONT
 from penstock.gateway.workers.running_stacks import reachable_folder
 from penstock.logs import configure_logs, get_logger
+from penstock.network import PortTaken
 from penstock.process import remove_working_directory
 
 EXIT_CANNOT_START = 78  # EX_CONFIG of sysexits.h: the parent does not retry

@@ -19,7 +19,6 @@ from penstock.engines.triton.runtime import (
 from penstock.gateway.audit import AuditLog, AuditLogError
 from penstock.gateway.auth.access_file import AccessFileError, AccessRules, EmptyAccessFile, read_access_file
 from penstock.gateway.auth.api_keys import ApiKeyRing, InvalidApiKey, key_of_hashed
-from penstock.gateway.rest.listener import PortTaken, bind, bind_all
 from penstock.gateway.settings import Settings
 from penstock.gateway.stack.mps import MpsPlan, MpsRequest, plan_mps, this_machine
 from penstock.gateway.workers.running_stacks import run_folders
@@ -27,6 +26,7 @@ from penstock.gpu.mps.control import MpsUnavailable
 from penstock.gpu.mps.limits import ModelClients
 from penstock.gpu.profiling import ProfilerMissing, ProfilerMode, Profiling, plan_profiling
 from penstock.logs import get_logger
+from penstock.network import PortTaken, bind, bind_all
 from penstock.tls import Certificates, TlsFileError
 
 log = get_logger("stack")
