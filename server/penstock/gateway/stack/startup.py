@@ -27,6 +27,7 @@ from penstock.gpu.mps.limits import ModelClients
 from penstock.gpu.profiling import ProfilerMissing, ProfilerMode, Profiling, plan_profiling
 from penstock.logs import get_logger
 from penstock.network import PortTaken, bind, bind_all
+from penstock.protocol.extensions import ExtensionError
 from penstock.tls import Certificates, TlsFileError
 
 log = get_logger("stack")
@@ -84,6 +85,13 @@ def choose_engine(settings: Settings) -> EngineChoice:
             read_header_file(settings.engine_header_file)
         except HeaderFileError as error:
             raise CannotStart(f"--engine-header-file: {error}") from error
+    if settings.engine_class:
+        from penstock.engines.embedded.user_engine import load_engine_class  # here because it loads user's code
+
+        try:
+            load_engine_class(settings.engine_class)
+        except ExtensionError as error:
+            raise CannotStart(f"--engine {settings.engine_class}: {error}") from error
     if settings.engine_is_external or settings.engine_is_embedded:
         return EngineChoice(settings)
     environment = settings.engine_environment or default_environment(Path(sys.prefix), settings.home_path)
@@ -94,7 +102,9 @@ def choose_engine(settings: Settings) -> EngineChoice:
             raise CannotStart(str(error)) from error
         log.info(f"engine: embedded, since {error}")
         return EngineChoice(settings.model_copy(update={"engine": "embedded"}))
-    return EngineChoice(settings.model_copy(update={"engine": "triton"}), triton)
+    return EngineChoice(
+        settings.model_copy(update={"engine": "triton"}), replace(triton, max_pixels=settings.max_pixels)
+    )
 
 
 def choose_mps(choice: EngineChoice) -> EngineChoice:
