@@ -209,7 +209,7 @@ def busy_from(control: MpsControl, pipes: Path, question: int, times: int) -> li
     return asked
 
 
-@pytest.mark.parametrize("question", range(3))
+@pytest.mark.parametrize("question", [0, 2])
 async def test_daemon_that_answers_another_program_is_asked_again(place: Place, question: int) -> None:
     """It turns a question away while it answers another program: its server and clients are reported all the same."""
     daemon = place.daemon()
@@ -221,7 +221,7 @@ async def test_daemon_that_answers_another_program_is_asked_again(place: Place, 
     assert ((place.pipes / "busy").read_text(), len(asked)) == ("0", 3)
 
 
-@pytest.mark.parametrize("question", range(3))
+@pytest.mark.parametrize("question", [0, 2])
 async def test_daemon_that_others_ask_without_a_pause_is_silent(place: Place, question: int) -> None:
     """Nothing is known then: a status without servers or clients would have every client restarted."""
     await place.daemon().start()

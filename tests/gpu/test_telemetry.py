@@ -332,15 +332,3 @@ def test_fake_nvml_says_what_the_real_binding_says() -> None:
         assert hasattr(real, name), name
         if isinstance(getattr(fake, name), int):
             assert getattr(fake, name) == getattr(real, name), name
-
-
-def test_gpm_asks_by_the_real_bindings_structures() -> None:
-    """What the real library would be handed: the version, both samples, each metric once; its answers are read back."""
-    real = pytest.importorskip("pynvml")
-    asked = real.c_nvmlGpmMetricsGet_t()
-    for metric, number in zip(asked.metrics, (2, 5), strict=False):
-        metric.metricId, metric.value = number, number * 10.0
-    assert [(metric.metricId, metric.value, metric.nvmlReturn) for metric in asked.metrics[:2]] == [
-        (2, 20.0, real.NVML_SUCCESS),
-        (5, 50.0, real.NVML_SUCCESS),
-    ]

@@ -177,7 +177,7 @@ class ModelBatcher:
             merged, response = await call.ask()
         except InferenceError as error:
             if self._is_worth_halving:
-                self._is_worth_halving = await call.settle(error) or len(call.members) == 1
+                self._is_worth_halving = await call.settle(error, call.members) or len(call.members) == 1
             else:
                 call.fail(error)
             self._queue.failed(call.batch, time.monotonic(), out_of_memory=isinstance(error, OutOfMemory))

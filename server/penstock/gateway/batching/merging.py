@@ -4,6 +4,7 @@ import re
 import struct
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import Protocol
 
 import numpy as np
@@ -229,22 +230,14 @@ def _parts(tensor: Tensor, counts: Sequence[int], rows: int, response: InferResp
     if datatype is Datatype.BYTES:
         ends = _ends_of_bytes(tensor, counts, response)
     else:
-        ends = _ends(counts, data.nbytes // rows if rows else 0)
+        row_bytes = data.nbytes // rows if rows else 0
+        ends = [count * row_bytes for count in accumulate(counts)]
     parts: list[Tensor] = []
     begin = 0
     for count, end in zip(counts, ends, strict=True):
         parts.append(Tensor(name, datatype, (count, *tail), data[begin:end]))
         begin = end
     return parts
-
-
-def _ends(counts: Sequence[int], row_bytes: int) -> list[int]:
-    ends: list[int] = []
-    end = 0
-    for count in counts:
-        end += count * row_bytes
-        ends.append(end)
-    return ends
 
 
 def _ends_of_bytes(tensor: Tensor, counts: Sequence[int], response: InferResponse) -> list[int]:

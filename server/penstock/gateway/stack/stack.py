@@ -6,6 +6,8 @@ import signal
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
+import msgspec
+
 from penstock.engines.call_options import CallTimeouts
 from penstock.engines.run_directory import RunDirectory
 from penstock.engines.triton.endpoints import TritonListeners, answers_live
@@ -330,7 +332,7 @@ class Stack:
         restarts = self._workers.restarts if self._workers is not None else 0
         mps = self._mps_state
         self._gateway.tell(
-            replace(
+            msgspec.structs.replace(
                 message,
                 front_restarts=restarts,
                 mps_clients=mps.clients,
