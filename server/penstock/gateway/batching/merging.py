@@ -67,7 +67,18 @@ def merge_requests(requests: Sequence[InferRequest], slab: Slab | None = None) -
         for number in range(len(requests[0].inputs))
     )
     row_counts = [request.inputs[0].shape[0] for request in ordered]
-    return MergedRequest(_one_request(requests, inputs), order or range(len(requests)), row_counts, leases)
+    first = requests[0]
+    merged = InferRequest(
+        first.model_name,
+        inputs,
+        first.model_version,
+        first.id if len(requests) == 1 else "",
+        first.outputs,
+        first.parameters,
+        None,
+        first.metadata,
+    )
+    return MergedRequest(merged, order or range(len(requests)), row_counts, leases)
 
 
 def _order(requests: Sequence[InferRequest]) -> list[int] | None:
@@ -78,20 +89,6 @@ def _order(requests: Sequence[InferRequest]) -> list[int] | None:
             return None
         offsets.append((place.offset, index))
     return [index for _, index in sorted(offsets)]
-
-
-def _one_request(requests: Sequence[InferRequest], inputs: tuple[Tensor, ...]) -> InferRequest:
-    first = requests[0]
-    return InferRequest(
-        first.model_name,
-        inputs,
-        first.model_version,
-        first.id if len(requests) == 1 else "",
-        first.outputs,
-        first.parameters,
-        None,
-        first.metadata,
-    )
 
 
 def _one_tensor(tensors: Sequence[Tensor], slab: Slab | None, leases: list[Lease]) -> Tensor:

@@ -199,18 +199,15 @@ def compose_daemon(plan: MpsPlan, run_dir: RunDirectory | None) -> Daemon:
         return ForeignDaemon(MpsOptions(plan.request.directory or Path()), program=plan.program)
     options = MpsOptions(plan.request.directory or run_dir.path, plan.threads, plan.request.pinned_memory)
     engine_id = run_dir.engine_id
+    others = {name: value for name, value in os.environ.items() if not name.startswith("PENSTOCK_")}
     hold = DaemonProcess(
         plan.program,
         bond=(sys.executable, "-I", "-S", triton_launch.__file__, str(os.getpid())),
-        environ={**_without_penstock_variables(os.environ), ENGINE_ID_VARIABLE: engine_id},
+        environ={**others, ENGINE_ID_VARIABLE: engine_id},
         clear=lambda child_pid: reap(engine_id, child_pid=child_pid),
         card_count=len(plan.reading.cards),
     )
     return OwnDaemon(options, hold, emit=log.log)
-
-
-def _without_penstock_variables(environ: Mapping[str, str]) -> dict[str, str]:
-    return {name: value for name, value in environ.items() if not name.startswith("PENSTOCK_")}
 
 
 def engine_observer(

@@ -12,7 +12,7 @@ from penstock.engines.call_options import CallTimeouts
 from penstock.engines.run_directory import RunDirectory
 from penstock.engines.triton.endpoints import TritonListeners, answers_live
 from penstock.engines.triton.instances import InstanceMonitor, InstanceReplacer
-from penstock.engines.triton.runtime import Launch, TritonUnavailable, plain_paths
+from penstock.engines.triton.runtime import TritonUnavailable, plain_paths
 from penstock.engines.triton.supervised_client import DiskLoads, SupervisedTriton
 from penstock.engines.triton.supervisor import EngineState, EngineStatus, TritonOptions, TritonSupervisor
 from penstock.gateway.stack.model_processes import (
@@ -46,7 +46,7 @@ from penstock.gateway.workers.running_stacks import publish_stack, reachable_fol
 from penstock.gateway.workers.worker_processes import AddressUnavailable, WorkerProcesses
 from penstock.gpu.mps.control import MpsError
 from penstock.gpu.mps.supervisor import EngineHandle, MpsState
-from penstock.gpu.profiling import REPORT_GRACE_S, Profiling
+from penstock.gpu.profiling import REPORT_GRACE_S
 from penstock.gpu.telemetry.cards import process_name
 from penstock.logs import get_logger
 from penstock.network import host_and_port, listen_hosts
@@ -241,7 +241,11 @@ class Stack:
         if self._sharing is not None:
             launch, gate = self._sharing.shared(launch), self._sharing.until_clients_may_start
         if profiling is not None:
-            launch = self._profiled(launch, profiling)
+            if profiling.report is not None:
+                self._engine_grace_s = REPORT_GRACE_S
+            log.info("the engine is profiled", report=str(profiling.report or "none: NVTX ranges alone"))
+            environment = {**launch.env, **profiling.environment}
+            launch = replace(launch, argv=(*profiling.prefix, *launch.argv), env=environment)
         listeners = TritonListeners(reachable_folder(self._run_dir.path), *self._settings.engine_ports)
         options = TritonOptions(
             engine_id=self._run_dir.engine_id,
@@ -279,12 +283,6 @@ class Stack:
     def _running_engine(self) -> int | None:
         status = self._engine_status()
         return status.pid if status is not None and status.state is EngineState.RUNNING else None
-
-    def _profiled(self, launch: Launch, profiling: Profiling) -> Launch:
-        if profiling.report is not None:
-            self._engine_grace_s = REPORT_GRACE_S
-        log.info("the engine is profiled", report=str(profiling.report or "none: NVTX ranges alone"))
-        return replace(launch, argv=(*profiling.prefix, *launch.argv), env={**launch.env, **profiling.environment})
 
     def _on_engine_status(self, status: EngineStatus) -> None:
         is_running = status.state is EngineState.RUNNING

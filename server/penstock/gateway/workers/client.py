@@ -180,7 +180,10 @@ class CoreClient:
         is_answered = False
         try:
             asked, leases = (request, leases) if self._slab is None else move_to_slab(request, self._slab)
-            _send_infer(line, Infer(number, asked, client, priority))
+            try:
+                line.send(Infer(number, asked, client, priority))
+            except (OverflowError, ValueError) as error:
+                raise InvalidRequest(f"the request cannot be handed to the gateway's core: {error}") from error
             response = await future
             is_answered = True
         except asyncio.CancelledError as cancelled:
@@ -336,11 +339,3 @@ class CoreClient:
         """The earlier object if the model is unchanged, since values are cached by its config."""
         former = self._models.get(known.name)
         return former if former == known else known
-
-
-def _send_infer(line: MessageConnection[ToClient], ask: Infer) -> None:
-    """Raises InvalidRequest if the message cannot be encoded."""
-    try:
-        line.send(ask)
-    except (OverflowError, ValueError) as error:
-        raise InvalidRequest(f"the request cannot be handed to the gateway's core: {error}") from error

@@ -170,7 +170,9 @@ class CoreServer:
             while True:
                 await asyncio.sleep(LOOK_S)
                 looks += 1
-                self._drop_unidentified(time.monotonic())
+                since = time.monotonic() - GREETING_S  # a connection without a hello message holds a descriptor
+                for line in [line for line, connected_at in self._unidentified.items() if connected_at < since]:
+                    self._refuse(line, f"no hello message within {GREETING_S:g} s")
                 if self._fronts:
                     self._tell(is_due=looks % STATE_EVERY_LOOKS == 0)
                     self._grant_slab_parts()
@@ -185,11 +187,6 @@ class CoreServer:
         line.max_record_bytes = GREETING_BYTES
         self._unidentified[line] = time.monotonic()
         return line
-
-    def _drop_unidentified(self, now: float) -> None:
-        """Closes connections without a hello message: each holds a descriptor."""
-        for line in [line for line, since in self._unidentified.items() if now - since > GREETING_S]:
-            self._refuse(line, f"no hello message within {GREETING_S:g} s")
 
     def _state(self) -> CoreState:
         watch = self._watch
