@@ -18,7 +18,6 @@ from penstock.planning.simulation import (
     EngineModel,
     PolicyFault,
     SimulationResult,
-    bursty,
     periodic,
     poisson,
     simulate,
@@ -65,13 +64,6 @@ def test_a_camera_sends_30_frames_a_second_with_jitter() -> None:
     gaps = [after - before for before, after in pairwise(own)]
     assert statistics.fmean(gaps) == pytest.approx(1 / FRAMES_PER_S, rel=0.01)
     assert statistics.stdev(gaps) == pytest.approx(2**0.5 * JITTER_S, rel=0.4)
-
-
-def test_one_seed_at_two_rates_is_the_same_pattern_at_two_speeds() -> None:
-    """A search for a rate meets the same bunches, so that it is not led by luck."""
-    slow, quick = poisson(100.0, 50, 1).times, poisson(200.0, 50, 1).times
-    assert [at / 2 for at in slow] == pytest.approx(list(quick))
-    assert bursty(100.0, 50, 1).times != bursty(100.0, 50, 2).times
 
 
 PLAIN = linear_profile("plain", alpha_s=1.0, beta_s=0.5, max_batch_size=4)

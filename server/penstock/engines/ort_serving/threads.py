@@ -52,7 +52,7 @@ def cgroup_quota(root: Path, own_cgroup: Path) -> float | None:
 
 
 def cgroup_folders(root: Path, own_cgroup: Path, controller: str) -> list[Path]:
-    """Folders of the cgroup and its parents: at the root in a container, nested for a service; v2 has one line `0::/a`."""
+    """Folders of the cgroup and its parents: at the root in a container, nested for a service."""
     found = [root, root / controller]
     for line in _read(own_cgroup).splitlines():
         _, controllers, path = line.split(":", 2)
