@@ -3,14 +3,12 @@
 python -m pytest -p no:randomly -s tests/gpu/test_mps_daemon_gpu.py        a quarter of a minute; -s shows what was said
 """
 
-import asyncio
 import os
 import subprocess
 import sys
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 
-import psutil
 import pytest
 
 from penstock.engines.run_directory import ENGINE_ID_VARIABLE, reap
@@ -105,20 +103,6 @@ def stray(environ: dict[str, str]) -> str:
     return " ".join(done.stdout.split())
 
 
-def living_servers() -> list[int]:
-    """The MPS servers of this machine, by process id."""
-    return [
-        process.pid for process in psutil.process_iter() if "nvidia-cuda-mps-server" in " ".join(_words(process)[:1])
-    ]
-
-
-def _words(process: psutil.Process) -> list[str]:
-    try:
-        return process.cmdline()
-    except psutil.Error:
-        return []
-
-
 @pytest.fixture
 async def start(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Start]:
     """Starts a daemon with these options; nothing of it is left."""
@@ -196,29 +180,3 @@ async def test_fault_of_one_client_is_reported_and_others_start_when_all_have_go
     sys.stdout.write(f"well after {well:.2f} s without clients; a new client: {again.began}\n")
     assert well >= 0
     assert again.began.split()[1] == "0"
-
-
-async def test_client_that_is_killed_leaves_its_neighbour_alone(start: Start) -> None:
-    """FAULTS 69: the server's list loses one, the other writes on."""
-    mps = await start()
-    one, other = mps.client(), mps.client()
-    one.process.kill()
-    gone = await mps.until(lambda status: status.clients == {other.process.pid})
-    sys.stdout.write(f"\noff the list after {gone:.2f} s\n")
-    assert gone >= 0
-    assert other.write() == "0"
-
-
-async def test_clients_of_a_daemon_that_is_killed(start: Start) -> None:
-    """FAULTS 67: their end is reported; a new daemon takes new ones."""
-    mps = await start()
-    one = mps.client()
-    pid = mps.daemon.pid
-    assert pid is not None
-    os.kill(pid, 9)
-    await asyncio.sleep(0.5)
-    servers = living_servers()
-    sys.stdout.write(f"\nthe daemon killed: its client's write: CUDA {one.write()}; servers that live: {servers}\n")
-    await mps.daemon.stop()
-    await mps.daemon.start()
-    assert mps.client().began.split()[1] == "0"
