@@ -2,7 +2,7 @@
 
 import json
 import tracemalloc
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 
 import numpy as np
@@ -21,7 +21,7 @@ from penstock_video.analytics.rules import (
     Rules,
 )
 from penstock_video.analytics.source_analytics import SourceAnalytics
-from penstock_video.cli.replay import Replay, labels_in, labels_with, replay_lines
+from penstock_video.cli.replay import Replay, labels_in, labels_with
 from penstock_video.errors import RecordingUnreadable
 from penstock_video.sinks.schemas import objects_line
 from penstock_video.types import AnalyticsEvent, Detections, Frame, FrameResult, Tracks
@@ -132,6 +132,10 @@ def test_replay_of_a_long_recording_stays_flat() -> None:
 
     most_bytes(20)
     assert most_bytes(600) < most_bytes(50) + 500_000
+
+
+def replay_lines(lines: Iterable[bytes | str], rules_of: Callable[[str], Rules]) -> Iterator[AnalyticsEvent]:
+    return Replay(rules_of).events(lines)
 
 
 def good(number: int) -> bytes:

@@ -27,7 +27,7 @@ from urllib3.util import parse_url
 from penstock.outbound import OutboundPolicy
 from penstock_video.backoff import Backoff
 from penstock_video.errors import SinkFailed
-from penstock_video.interfaces import INTERNAL, SECRET
+from penstock_video.interfaces import SECRET
 from penstock_video.sinks.broker import BrokerOptions, BrokerSink, SinkGauge
 from penstock_video.sinks.broker_link import DeliveryOutcome, LinkDown, address_of, require_allowed_peer
 from penstock_video.sinks.schemas import iso_time
@@ -150,8 +150,7 @@ log = structlog.get_logger(component="video")
 @dataclass(frozen=True, slots=True)
 class WebhookOptions(BrokerOptions):
     """url: http or https, may contain user and password. headers: of each request. timeout_s: of one POST, from
-    connecting to the end of its response. attempts: per message. dead_letters: a file, None to only count. batch: 1
-    sends the message itself, more a list of up to that number."""
+    connecting to the end of its response. attempts: per message. dead_letters: a file, None to only count."""
 
     url: Annotated[str, address_of("http", "https"), Field(json_schema_extra=SECRET)] = field(repr=False)
     headers: Annotated[
@@ -162,7 +161,6 @@ class WebhookOptions(BrokerOptions):
     timeout_s: Annotated[float, Field(alias="timeout", ge=0.1, le=120)] = 5.0
     attempts: Annotated[int, Field(ge=1, le=100)] = 5
     dead_letters: Annotated[Path | None, Field(alias="dead-letters")] = None
-    batch: Annotated[int, Field(json_schema_extra=INTERNAL)] = 1
 
 
 def webhook_sink(options: WebhookOptions, gauge: SinkGauge | None = None) -> BrokerSink:
@@ -228,10 +226,10 @@ class WebhookLink:
     """A BrokerLink to one URL."""
 
     name = "webhook"
+    max_messages, max_bytes = 1, 4 * 2**20
 
     def __init__(self, options: WebhookOptions) -> None:
         self._options = options
-        self.max_messages, self.max_bytes = options.batch, 4 * 2**20
         parts = urlsplit(options.url)
         self.place = f"webhook {parts.scheme}://{parts.netloc.rpartition('@')[2]}"  # a path is often a secret, too
         self._url = parts._replace(netloc=parts.netloc.rpartition("@")[2]).geturl()
@@ -255,11 +253,7 @@ class WebhookLink:
         return False
 
     def send(self, messages: Sequence[Message]) -> DeliveryOutcome:
-        outcome = self._sent(messages)
-        self.max_messages = len(messages) if outcome.left else self._options.batch
-        return outcome
-
-    def _sent(self, messages: Sequence[Message]) -> DeliveryOutcome:
+        """Posts the one message."""
         errors = urllib3.exceptions
         try:
             answer = self._post(messages)
@@ -292,10 +286,7 @@ class WebhookLink:
 
     def _post(self, messages: Sequence[Message]) -> "BaseHTTPResponse":
         connection = self._connection = self._connection or self._new_connection()
-        body, key = messages[0].body, messages[0].id
-        if self._options.batch > 1:
-            body, key = b"[" + b",".join(one.body for one in messages) + b"]", f"{key}+{len(messages)}"
-        return connection.post(body, {**self._headers, "Idempotency-Key": key})
+        return connection.post(messages[0].body, {**self._headers, "Idempotency-Key": messages[0].id})
 
     def _drain(self, answer: "BaseHTTPResponse") -> None:
         """Reads a short response to reuse its connection; closes any other."""

@@ -261,12 +261,13 @@ def test_one_source_too_many_is_refused() -> None:
 def test_file_of_this_machine_is_added_only_where_that_is_allowed(uri: str) -> None:
     """A remote client cannot make the API read files."""
     pipeline = FakePipeline()
-    with serving(pipeline, ApiOptions(port=0, allow_files=False)) as api:
+    headers = {"x-api-key": "a-key-that-is-long", "content-type": "application/json"}
+    with serving(pipeline, ApiOptions("0.0.0.0", 0, headers["x-api-key"])) as api:
         for path, body in (
             ("/v1/streams", {"uri": uri, "source_id": "a"}),
             ("/api/v1/stream/add", {"value": {"camera_id": "a", "camera_url": uri, "change": "camera_add"}}),
         ):
-            answer = ask(api.url, "POST", path, body)
+            answer = ask(api.url, "POST", path, body, headers)
             assert answer.status == 403
             assert "files and devices" in answer.error
     assert pipeline.sources == {}

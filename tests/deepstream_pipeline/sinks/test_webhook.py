@@ -15,16 +15,8 @@ from structlog.testing import capture_logs
 from penstock_video.backoff import Backoff
 from penstock_video.errors import SinkFailed
 from penstock_video.sinks.broker import BrokerSink, ResultKind
-from penstock_video.sinks.spool import Message, Spool
-from penstock_video.sinks.webhook import (
-    BUDGET,
-    DeadLetters,
-    RetryBudget,
-    WebhookLink,
-    WebhookOptions,
-    retry_after_s,
-    webhook_sink,
-)
+from penstock_video.sinks.spool import Message
+from penstock_video.sinks.webhook import BUDGET, DeadLetters, RetryBudget, WebhookOptions, retry_after_s, webhook_sink
 from tests.deepstream_pipeline.sinks.results import result
 from tests.support.ports import free_port
 from tests.support.waiting import becomes_true, wait_for
@@ -46,7 +38,7 @@ class Receiver:
     def answer(self, body: bytes) -> int:
         """Of this request."""
         said = json.loads(body)
-        number = said["frame_num"] if isinstance(said, dict) else said[0]["frame_num"]
+        number = said["frame_num"]
         waiting = self.status.get(number, [])
         return waiting.pop(0) if len(waiting) > 1 else next(iter(waiting), 200)
 
@@ -125,30 +117,6 @@ def test_webhook_posts_each_message_with_its_id_and_the_users_headers(receiver: 
     assert headers["Idempotency-Key"].startswith("cam:0:objects:0:")
     assert headers["Authorization"] == "Basic " + base64.b64encode(b"cam:s3cret").decode()
     assert sink.statistics().sent == 20
-
-
-def test_webhook_with_a_batch_posts_lists(receiver: Receiver, url: str) -> None:
-    """A list of what waits, up to the batch's size; each message once, in order."""
-    receiver.delay_s = 0.05
-    sink = webhook_sink(options(url, batch=8))
-    write(sink, 30)
-    sink.close()
-    lists = [json.loads(body) for _, body in receiver.requests]
-    assert [line["frame_num"] for one in lists for line in one] == list(range(30))
-    assert (len(lists) < 30, max(map(len, lists))) == (True, 8)
-
-
-def test_webhook_sends_a_list_that_failed_again_as_it_was(receiver: Receiver, url: str) -> None:
-    """The retry has the same messages and Idempotency-Key; messages that came meanwhile are in the next list."""
-    link, spool = WebhookLink(options(url, batch=8)), Spool(100, 1 << 20)
-    receiver.status = {0: [500, 503, 200]}
-    for number in range(12):
-        spool.put(Message("cam", f"m{number}", "objects", b'{"frame_num":%d}' % number))
-        if number % 3 == 2:
-            spool.put_back(link.send(spool.take(link.max_messages, link.max_bytes)).left)
-    link.close()
-    assert [headers["Idempotency-Key"] for headers, _ in receiver.requests] == ["m0+3", "m0+3", "m0+3", "m3+8"]
-    assert len({body for _, body in receiver.requests[:3]}) == 1
 
 
 def test_webhook_answered_500_for_a_while_tries_again_and_keeps_the_order(receiver: Receiver, url: str) -> None:
