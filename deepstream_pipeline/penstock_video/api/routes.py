@@ -20,8 +20,8 @@ from penstock_video.api.models import (
 )
 from penstock_video.api.options import ApiOptions
 from penstock_video.decode.uri import UriKind, kind_of, redacted
-from penstock_video.interfaces import PipelineControl
-from penstock_video.types import SourceConfig, SourceState, SourceStatistics
+from penstock_video.interfaces import PipelineControl, SourceStatistics
+from penstock_video.types import SourceConfig, SourceState
 
 _IS = {SourceState.ENDED: "has ended", SourceState.FAILED: "has failed"}
 OVER = tuple(_IS)

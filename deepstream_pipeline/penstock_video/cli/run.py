@@ -28,10 +28,10 @@ from penstock_video.cli.summary import (
 from penstock_video.cli.table import FAILED
 from penstock_video.errors import ModelUnusable, PipelineError, RuleRefused, TooManySources
 from penstock_video.infer.options import EngineAddress
+from penstock_video.interfaces import SourceStatistics
 from penstock_video.settings.document import InvalidSettings, SettingsFault
 from penstock_video.settings.loader import is_endless
 from penstock_video.settings.models import ApiSettings, VideoSettings
-from penstock_video.types import SourceStatistics
 
 if TYPE_CHECKING:
     from penstock_video.main import Program

@@ -144,16 +144,15 @@ class LineFile:
         """Writes the lines, each whole or not at all. Returns a new failure."""
         if not lines:
             return None
-        if self._descriptor < 0 or not self._outage.may_try(now):
+        if self._descriptor < 0 or (self._outage.is_open and not self._outage.may_try(now)):
             self._outage.lost += len(lines)
             return None
         try:
             self._write(b"\n".join(lines) + b"\n")
         except OSError as error:
             return self._failed(len(lines), error, now)
-        lost = self._outage.worked()
-        if lost is not None:
-            log.warning("file is written again", path=str(self.path), lost_lines=lost)
+        if self._outage.is_open:
+            log.warning("file is written again", path=str(self.path), lost_lines=self._outage.worked())
         return None
 
     def close(self) -> None:

@@ -9,9 +9,10 @@ from dataclasses import replace
 from penstock_video.api.options import ApiOptions
 from penstock_video.api.server import ApiServer
 from penstock_video.errors import NotSetUp, RuleRefused, SourceExists, TooManySources, UnknownSource
+from penstock_video.interfaces import SourceStatistics
 from penstock_video.metrics import VideoMetrics
 from penstock_video.source_ids import require_source_id
-from penstock_video.types import SourceConfig, SourceState, SourceStatistics
+from penstock_video.types import SourceConfig, SourceState
 
 JPEG = b"\xff\xd8\xff\xe0 not really a picture \xff\xd9"
 
