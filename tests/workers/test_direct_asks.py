@@ -13,7 +13,7 @@ from penstock.gateway.batching.batcher import BatcherPool
 from penstock.gateway.batching.options import BatchOptions
 from penstock.gateway.workers.client import CoreClient
 from penstock.gateway.workers.connection import WorkerHello
-from penstock.gateway.workers.core_server import CoreParts, CoreServer
+from penstock.gateway.workers.core_server import CoreServer
 from penstock.protocol.cancellation import CancelStage, when_stage_known
 from penstock.protocol.errors import DeadlineExceeded, EngineFailed, InferenceError
 from penstock.protocol.inference import BatchOwner
@@ -59,7 +59,7 @@ async def rig(tmp_path: Path) -> AsyncIterator[Rig]:
 async def rig_in(folder: Path) -> AsyncIterator[Rig]:
     engine = FakeEngine()
     queues = BatcherPool(engine, lambda name: OPTIONS if name == "owned" else None)  # type: ignore[arg-type]
-    server = CoreServer(folder, CoreParts(FakeWatch(), engine, queues, queues=queues))  # type: ignore[arg-type]
+    server = CoreServer(folder, FakeWatch(), engine, queues)  # type: ignore[arg-type]
     link = CoreClient(folder, WorkerHello(1), max_asks=64)
     tasks = [asyncio.create_task(server.run()), asyncio.create_task(link.run())]
     try:

@@ -7,15 +7,15 @@ import os
 import socket
 import subprocess
 import sys
-from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Self
 
+import msgspec
 import numpy as np
 
 from penstock.protocol.inference import Array
 from penstock.protocol.shared_memory import Lease
-from penstock.vision.decoder_worker import READY, DecodeJob, DecodeReply, DecodeStatus
+from penstock.vision.decoder_worker import READY, WIRE_BYTES, DecodeJob, DecodeReply, DecodeStatus, from_wire, to_wire
 from penstock.vision.preprocess import NUMPY_OF, Geometry
 from penstock.vision.spec import PrepareSpec
 
@@ -107,13 +107,12 @@ class DecoderProcess:
         ours, theirs = socket.socketpair()
         with theirs:
             transport, line = await asyncio.get_running_loop().create_unix_connection(_ReplyReader, sock=ours)
-            try:
+            with contextlib.ExitStack() as on_error:
+                on_error.callback(transport.close)
                 memory_fd = os.memfd_create("penstock-decoder", os.MFD_CLOEXEC)
-                with _closed_on_error(memory_fd):
-                    process = _spawn(theirs.fileno(), memory_fd, memory_limit_bytes, cpu_limit_s)
-            except OSError:
-                transport.close()
-                raise
+                on_error.callback(os.close, memory_fd)
+                process = _spawn(theirs.fileno(), memory_fd, memory_limit_bytes, cpu_limit_s)
+                on_error.pop_all()
         decoder = cls(process, line, transport, ours, memory_fd)
         try:
             async with asyncio.timeout(_START_TIMEOUT_S):
@@ -155,17 +154,17 @@ class DecoderProcess:
 
     def _ask(self, job: DecodeJob, lease: Lease | None) -> asyncio.Future[bytes]:
         """The reply. prepare() must not store it in a variable: see penstock.vision.decode_pool."""
-        answer = self._line.expect(DecodeReply.WIRE_SIZE)
+        answer = self._line.expect(WIRE_BYTES)
         self._send(job, lease)
         return answer
 
     def _send(self, job: DecodeJob, lease: Lease | None) -> None:
         """Sends the slab's descriptor, too, if the slab has changed."""
         if lease is None:
-            self._transport.write(job.pack())
+            self._transport.write(to_wire(job))
             return
         place = lease.place
-        wire = replace(job, slab_offset=place.offset, slab_bytes=lease.view.nbytes).pack()
+        wire = to_wire(replace(job, slab_offset=place.offset, slab_bytes=lease.view.nbytes))
         if place.region == self._slab_region:
             self._transport.write(wire)
             return
@@ -187,8 +186,8 @@ class DecoderProcess:
     def _understand(self, wire: bytes, spec: PrepareSpec, max_pixels: int) -> DecodeReply:
         """The reply. An image may have compromised the process, so an impossible reply kills it."""
         try:
-            reply = DecodeReply.unpack(wire)
-        except ValueError:
+            reply = from_wire(wire, DecodeReply)
+        except msgspec.DecodeError:
             self.kill()
             raise DecoderDied from None
         if math.prod(reply.shape) > 3 * max(max_pixels, spec.width * spec.height):
@@ -248,15 +247,6 @@ class DecoderProcess:
             os.close(self._memory_fd)
             self._memory_fd = -1
         await asyncio.to_thread(self._process.wait)
-
-
-@contextlib.contextmanager
-def _closed_on_error(fd: int) -> Iterator[None]:
-    try:
-        yield
-    except OSError:
-        os.close(fd)
-        raise
 
 
 def _spawn(socket_fd: int, memory_fd: int, memory_limit_bytes: int, cpu_limit_s: float) -> subprocess.Popen[bytes]:

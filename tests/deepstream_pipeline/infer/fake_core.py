@@ -12,10 +12,10 @@ import numpy as np
 
 from penstock.engines.model_health import KnownModel
 from penstock.gateway.metrics import Metrics
-from penstock.gateway.workers.core_server import CoreParts, CoreServer
+from penstock.gateway.workers.core_server import CoreServer
 from penstock.gateway.workers.inference_calls import ClientProcessCalls
 from penstock.gateway.workers.slab import SharedSlab, anonymous_memory
-from penstock.gateway.workers.slab_sharing import ClientSlabParts, SlabPartitions
+from penstock.gateway.workers.slab_sharing import SlabPartitions
 from penstock.protocol import engine as protocol_engine
 from penstock.protocol.engine import ModelConfig, TensorSpec
 from penstock.protocol.errors import InferenceError, ModelNotFound
@@ -161,9 +161,10 @@ class FakeCore:
     async def _open(self) -> None:
         self.slab = SharedSlab(self._loop.call_later)
         self.slab.renew(anonymous_memory(4 * PART))
-        slab_partitions = SlabPartitions(self.slab, PART, ClientSlabParts(PART))
+        slab_partitions = SlabPartitions(self.slab, PART, PART)
+        self.server = CoreServer(self.folder, self, self, self, slab_partitions=slab_partitions)  # type: ignore[arg-type]
         calls = ClientProcessCalls(self, self, Metrics(), lambda error: error.reason, slab_partitions)  # type: ignore[arg-type]
-        self.server = CoreServer(self.folder, CoreParts(self, self, self, slab_partitions, calls))  # type: ignore[arg-type]
+        self.server.client_calls = calls
         self._task = self._loop.create_task(self.server.run())
 
     async def _close(self) -> None:

@@ -1,11 +1,15 @@
 """Counters of a model version, as Triton's ModelStatistics and as Prometheus text with Triton's names."""
 
+import asyncio
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from enum import StrEnum
+from operator import attrgetter
 
 from tritonclient.grpc import service_pb2
+
+from penstock.protocol.errors import DeadlineExceeded, EngineFailed, InvalidRequest, Overloaded
 
 
 class FailureReason(StrEnum):
@@ -87,10 +91,10 @@ class VersionCounters:
         self.compute.add(times)
         self.batches.setdefault(rows, ComputeCounters()).add(times)
 
-    def failed(self, reason: FailureReason, ns: int) -> None:
+    def failed(self, error: BaseException, ns: int) -> None:
         """Counts an accepted request that failed after ns nanoseconds."""
         self.fail.add(ns)
-        self.failures[reason] += 1
+        self.failures[_failure_reason(error)] += 1
 
     def message(self, model_name: str, version: str) -> service_pb2.ModelStatistics:
         """The counters as protobuf message."""
@@ -123,6 +127,15 @@ class VersionCounters:
         )
 
 
+def _failure_reason(error: BaseException) -> FailureReason:
+    """REJECTED: never run. CANCELED: the client left. BACKEND: the run failed."""
+    if isinstance(error, Overloaded):
+        return FailureReason.REJECTED
+    if isinstance(error, asyncio.CancelledError | DeadlineExceeded):
+        return FailureReason.CANCELED
+    return FailureReason.BACKEND if isinstance(error, EngineFailed | InvalidRequest) else FailureReason.OTHER
+
+
 PREFIX = "nv_inference_"
 
 
@@ -140,56 +153,30 @@ class VersionMetrics:
         return f'model="{_escaped(self.model_name)}",version="{self.version}"'
 
 
-# name after nv_inference_, type, help, value of one version
-_METRIC_FAMILIES: tuple[tuple[str, str, str, Callable[[VersionMetrics], int]], ...] = (
-    (
-        "request_success",
-        "counter",
-        "Number of successful inference requests, all batch sizes",
-        lambda row: row.statistics.success.count,
-    ),
-    (
-        "count",
-        "counter",
-        "Number of inferences performed (rows of the requests)",
-        lambda row: row.statistics.inference_count,
-    ),
-    ("exec_count", "counter", "Number of model executions performed", lambda row: row.statistics.execution_count),
-    (
-        "request_duration_us",
-        "counter",
-        "Cumulative inference request duration in microseconds",
-        lambda row: row.statistics.success.ns // 1000,
-    ),
-    (
-        "queue_duration_us",
-        "counter",
-        "Cumulative inference queuing duration in microseconds",
-        lambda row: row.statistics.queue.ns // 1000,
-    ),
+# Name after nv_inference_, help, attribute of VersionCounters, and what it is divided by.
+_COUNTERS = (
+    ("request_success", "Number of successful inference requests, all batch sizes", "success.count", 1),
+    ("count", "Number of inferences performed (rows of the requests)", "inference_count", 1),
+    ("exec_count", "Number of model executions performed", "execution_count", 1),
+    ("request_duration_us", "Cumulative inference request duration in microseconds", "success.ns", 1000),
+    ("queue_duration_us", "Cumulative inference queuing duration in microseconds", "queue.ns", 1000),
     (
         "compute_input_duration_us",
-        "counter",
         "Cumulative compute input duration in microseconds",
-        lambda row: row.statistics.compute.compute_input.ns // 1000,
+        "compute.compute_input.ns",
+        1000,
     ),
     (
         "compute_infer_duration_us",
-        "counter",
-        "Cumulative compute inference duration in microseconds",
-        lambda row: row.statistics.compute.compute_infer.ns // 1000,
+        "Cumulative compute infer duration in microseconds",
+        "compute.compute_infer.ns",
+        1000,
     ),
     (
         "compute_output_duration_us",
-        "counter",
         "Cumulative inference compute output duration in microseconds",
-        lambda row: row.statistics.compute.compute_output.ns // 1000,
-    ),
-    (
-        "pending_request_count",
-        "gauge",
-        "Instantaneous number of pending requests awaiting execution per-model.",
-        lambda row: row.pending,
+        "compute.compute_output.ns",
+        1000,
     ),
 )
 
@@ -201,9 +188,13 @@ def metrics_page(rows: Iterable[VersionMetrics]) -> bytes:
 
 
 def _metric_lines(rows: list[VersionMetrics]) -> Iterator[str]:
-    for name, kind, text, value in _METRIC_FAMILIES:
-        yield from _metric_head(name, kind, text)
-        yield from (f"{PREFIX}{name}{{{row.labels}}} {value(row)}" for row in rows)
+    for name, text, attribute, divisor in _COUNTERS:
+        yield from _metric_head(name, "counter", text)
+        value = attrgetter(attribute)
+        yield from (f"{PREFIX}{name}{{{row.labels}}} {value(row.statistics) // divisor}" for row in rows)
+    pending = "Instantaneous number of pending requests awaiting execution per-model."
+    yield from _metric_head("pending_request_count", "gauge", pending)
+    yield from (f"{PREFIX}pending_request_count{{{row.labels}}} {row.pending}" for row in rows)
     yield from _metric_head("request_failure", "counter", "Number of failed inference requests, all batch sizes")
     for row in rows:
         for reason, count in row.statistics.failures.items():
