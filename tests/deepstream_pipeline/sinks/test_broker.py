@@ -11,7 +11,7 @@ import pytest
 from structlog.testing import capture_logs
 
 from penstock_video.errors import SinkFailed
-from penstock_video.sinks.broker import BrokerOptions, BrokerSink, ResultKind
+from penstock_video.sinks.broker import BrokerOptions, BrokerSink, ResultKind, SinkGauge
 from penstock_video.sinks.broker_link import DeliveryOutcome, LinkDown, scrub
 from penstock_video.sinks.schemas import Schema
 from penstock_video.sinks.spool import Message
@@ -55,7 +55,7 @@ class Scripted:
         self.closed += 1
 
 
-class Gauge:
+class Gauge(SinkGauge):
     """Keeps what is reported to it."""
 
     def __init__(self) -> None:
