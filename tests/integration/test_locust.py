@@ -103,15 +103,15 @@ def test_image_users_with_street_pictures_get_results(stack: RunningStack, share
     ask(stack, "--model", "fastestdet", "--images", str(tmp_path), "ImageUser")
 
 
+@pytest.mark.long
 def test_image_users_with_generated_pictures_get_results(stack: RunningStack) -> None:
     """The shipped model and no picture of one's own are enough for a first load test."""
     ask(stack, "ImageUser")
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("user", ["RestUser", "GrpcUser"])
-@pytest.mark.parametrize(
-    "model", ["identity_bytes", *(pytest.param(model, marks=pytest.mark.long) for model in ("identity_fp32", "street"))]
-)
+@pytest.mark.parametrize("model", ["identity_bytes", "identity_fp32", "street"])
 def test_tensor_users_get_answers(stack: RunningStack, model: str, user: str) -> None:
     """Four users of the tensor path, without a failure, whatever the model takes."""
     ask(stack, "--model", model, user)
