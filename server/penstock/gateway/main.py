@@ -29,7 +29,7 @@ from penstock.gateway.model_restarts import model_restarter, with_own_engines
 from penstock.gateway.readiness import watch_readers
 from penstock.gateway.rest.app import create_app
 from penstock.gateway.rest.limits import ConnectionLimits
-from penstock.gateway.rest.listener import HttpListener, Sockets, bind_all
+from penstock.gateway.rest.listener import HttpListener
 from penstock.gateway.rest.metrics_app import create_metrics_app
 from penstock.gateway.rest.routes import ForwardedIdentity
 from penstock.gateway.serving_parts import ServingParts, SharedTables
@@ -47,10 +47,10 @@ from penstock.gateway.workers.gateway_process import (
 )
 from penstock.gateway.workers.inference_calls import ClientProcessCalls
 from penstock.gateway.workers.shared_counters import PAGE_NAME, CounterPage, CounterRow, core_counts, core_quota_table
-from penstock.gateway.workers.slab_sharing import SlabPartitions, client_slab_parts
+from penstock.gateway.workers.slab_sharing import SlabPartitions, client_slab_part_bytes
 from penstock.gpu.telemetry.reader import telemetry_metrics
 from penstock.logs import get_logger
-from penstock.network import addresses_of
+from penstock.network import Sockets, addresses_of, bind_all
 from penstock.process import MemoryTrimmer
 
 log = get_logger("gateway")
@@ -106,11 +106,13 @@ class Gateway:
         )
         slab_partitions = self._slab_partitions()
         self.core = CoreServer(
-            place.run_dir, self.watch, self.engine.engine, self.batching, slab_partitions=slab_partitions
+            place.run_dir,
+            self.watch,
+            self.engine.engine,
+            self.batching,
+            slab_partitions=slab_partitions,
+            apart=self.own.names if self.own is not None else tuple,
         )
-        self.core.queues = self.batching
-        if self.own is not None:
-            self.core.apart = self.own.names
         self.plane = DataPlane(
             replace(
                 plane_parts,
@@ -130,7 +132,7 @@ class Gateway:
         if slab is None:
             return None
         part_bytes = settings.slab_bytes // (settings.worker_count + 1)
-        return SlabPartitions(slab, part_bytes, client_slab_parts(settings.slab_bytes))
+        return SlabPartitions(slab, part_bytes, client_slab_part_bytes(settings.slab_bytes))
 
     def _read_metrics(self) -> None:
         read = self.metrics.read

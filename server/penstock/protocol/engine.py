@@ -1,6 +1,6 @@
 """The interface of an engine: inference over tensors, relayed calls, and the description of its models."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -59,6 +59,13 @@ class ModelConfig:
         """Maximum number of images or frames in one execution; 0 without batch dimension."""
         return self.max_batch_size if self.unmerged == "" else min(self.max_batch_size, 1)
 
+    def metadata(self, versions: tuple[str, ...], platform: str) -> ModelMetadata:
+        """The model's metadata: the tensors with the batch dimension."""
+        batch = (-1,) if self.max_batch_size else ()
+        inputs = tuple(TensorSpec(spec.name, spec.datatype, (*batch, *spec.shape)) for spec in self.inputs)
+        outputs = tuple(TensorSpec(spec.name, spec.datatype, (*batch, *spec.shape)) for spec in self.outputs)
+        return ModelMetadata(self.name, versions, platform, inputs, outputs)
+
 
 @dataclass(frozen=True, slots=True)
 class ModelState:
@@ -109,6 +116,20 @@ class Engine(Relay, Protocol):
 
     async def metrics(self) -> bytes:
         """The engine's metrics in Prometheus' text format; empty if it has none."""
+        ...
+
+    async def aclose(self) -> None: ...
+
+
+class UserEngine(Protocol):
+    """The part of an engine that a user writes, see docs/extend.md. Its class is called without arguments."""
+
+    def models(self) -> Sequence[ModelConfig]:
+        """The models. Called once, at start."""
+        ...
+
+    async def infer(self, request: InferRequest) -> InferResponse:
+        """As Engine.infer, on the gateway's event loop: long work belongs in a thread."""
         ...
 
     async def aclose(self) -> None: ...

@@ -16,8 +16,8 @@ import numpy as np
 import numpy.typing as npt
 import simplejpeg
 
+from penstock.engines.torch_serving.picture_header import MAX_PIXELS as MAX_PIXELS
 from penstock.engines.torch_serving.picture_header import (
-    MAX_PARTS,
     PNG_SIGNATURE,
     Buffer,
     PictureFormat,
@@ -29,20 +29,6 @@ from penstock.engines.torch_serving.picture_header import (
 from penstock.engines.torch_serving.picture_header import read_header as _read_header
 from penstock.protocol.errors import TooLarge, UndecodableImage, UnsupportedMedia
 from penstock.vision.spec import ColorFormat
-
-__all__ = [
-    "MAX_PARTS",
-    "PNG_SIGNATURE",
-    "Buffer",
-    "PictureFormat",
-    "PictureHeader",
-    "broken",
-    "codec_label",
-    "header_within",
-    "png_chunks",
-    "read_header",
-    "sniff",
-]
 
 # Unsupported formats by their first bytes, to name them in the error.
 _OTHERS: tuple[tuple[bytes, str], ...] = (
@@ -240,9 +226,6 @@ _ORIENTATIONS: dict[int, Callable[[Image], Image]] = {
 }
 
 
-DEFAULT_MAX_PIXELS = 40_000_000
-
-
 @dataclass(frozen=True, slots=True)
 class DecodedImage:
     """A decoded image; the source's size exceeds that of pixels after a scaled decode."""
@@ -253,7 +236,7 @@ class DecodedImage:
 
 
 def decode(
-    data: Buffer, color: ColorFormat, *, max_pixels: int = DEFAULT_MAX_PIXELS, at_least: tuple[int, int] | None = None
+    data: Buffer, color: ColorFormat, *, max_pixels: int = MAX_PIXELS, at_least: tuple[int, int] | None = None
 ) -> DecodedImage:
     """Decodes an image. at_least: minimum (width, height) for a scaled decode, or None. Raises as header_within."""
     header = header_within(data, max_pixels)
