@@ -31,12 +31,12 @@ model = "street"
 kind = "rest"
 model = "identity_fp32"
 sizes = [16]
-share = 2
+share = 3
 [[request]]
 kind = "grpc"
 model = "identity_fp32"
 sizes = [16]
-share = 2
+share = 3
 [[phase]]
 name = "warm-up"
 seconds = 1
@@ -44,7 +44,7 @@ arrivals = { shape = "constant", rate = 5 }
 [[phase]]
 name = "steady"
 seconds = 3
-arrivals = { shape = "poisson", rate = 20 }
+arrivals = { shape = "poisson", rate = 8 }
 is_judged = true
 """
 
@@ -124,19 +124,16 @@ def test_stream_users_get_answers(stack: RunningStack) -> None:
 
 
 def test_a_scenario_is_asked_at_its_rates_and_judged(stack: RunningStack, tmp_path: Path) -> None:
-    """Up to about 65 requests, a row a kind and phase; its SLO is the verdict, and the server counted as many."""
+    """About 29 requests, a row a kind and phase; its SLO is the verdict, and the server counted as many."""
     (tmp_path / "small.toml").write_text(SCENARIO)
     before = counted(stack)
     answer = run(*where(stack), "--scenario", str(tmp_path / "small.toml"))
     assert answer.returncode == 0, answer.stderr
     assert answer.stderr.split()[-1] == "PASS"
     found = rows(answer.stdout)
-    assert {name for name in found if name.endswith("steady")} == {
-        "image street · steady",
-        "rest identity_fp32 · steady",
-        "grpc identity_fp32 · steady",
-    }
-    assert 10 <= sum(found.values()) <= 100  # 65 on average; a busy machine is late, and sends fewer
+    kinds = ("image street", "rest identity_fp32", "grpc identity_fp32")
+    assert {name for name in found if name.endswith("steady")} <= {f"{kind} · steady" for kind in kinds}
+    assert 8 <= sum(found.values()) <= 60  # 29 on average; a busy machine starts late, and sends fewer
     answered = counted(stack) - before
     assert answered.total() == sum(found.values()), (answered, found)
 
