@@ -200,10 +200,10 @@ def measure_video(stacks: dict[str, Stack], options: argparse.Namespace, clip: P
             stack = stacks[side]
             with socket.create_server(("127.0.0.1", 0)) as free:
                 port = free.getsockname()[1]
-            flags = ("--loop", "--engine", "auto")
-            with VideoProgram(
-                [stack.program], stack.meter, DETECTOR, [clip], port, *flags, environ=stack.environ
-            ) as program:  # fmt: skip
+            video = VideoProgram(
+                [stack.program], stack.meter, DETECTOR, [clip], port, "--loop", environ=stack.environ
+            )  # fmt: skip
+            with video as program:
                 found = program.measure(options.seconds)
             pairs[side].append({RATE: found.rate, CPU_MS: found.cpu_ms})
         _tick()

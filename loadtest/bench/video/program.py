@@ -16,7 +16,7 @@ from loadtest.bench.child import Child
 from penstock_load.measure.buckets import Buckets, latency_in
 from penstock_load.witness.process_cpu import CpuMeter
 
-START_S, STOP_S, ASK_S, LOOK_S = 60.0, 20.0, 5.0, 0.1
+START_S, STOP_S, ASK_S, LOOK_S = 120.0, 20.0, 5.0, 0.1
 WARM_FRAMES = 16  # of each source, before anything is measured
 _DECODING = "penstock_video_decode_seconds_sum"
 
