@@ -134,6 +134,7 @@ def test_cpu_meter_of_a_closed_port_says_so() -> None:
         meter_of_port(port)
 
 
+@pytest.mark.long
 def test_stages_alone_have_a_rate_and_a_cost() -> None:
     """Decode and resize run on every core, and cost CPU time that fits their rate."""
     pictures = [picture.content for picture in make_pictures(2, seed=1, size=(160, 120))]
