@@ -293,7 +293,7 @@ def _explained(gateway: GatewayClient, index: Sequence[IndexRow]) -> dict[str, M
 def _is_batching(gateway: GatewayClient) -> bool:
     """Whether the engine that runs forms batches where a model asks for that: the embedded one does not."""
     try:
-        return gateway.engine_name() != EMBEDDED_ENGINE
+        return gateway.engine().name != EMBEDDED_ENGINE
     except GatewayError as error:
         typer.echo(f"penstock: who forms batches is as under Triton: the engine's name is not known: {error}", err=True)
         return True

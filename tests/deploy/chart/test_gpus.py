@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 import yaml
 
-from tests.deploy.chart.objects import Pods, component, pods_of, selects, variables
+from tests.deploy.chart.objects import Pods, component, pods_of, variables
 from tests.deploy.chart.pod_security import Spec
 from tests.deploy.chart.rendering import CHART, NAMESPACE, Document, render
 from tests.deploy.chart.value_sets import NAMES, SETS, merged, rendered
@@ -46,12 +46,6 @@ def test_only_triton_requests_one_card_or_share(name: str) -> None:
     assert all(extended(each) == {} for each in others if "limits" in each["resources"])
     tolerated = {each["key"] for each in pods.spec["tolerations"]}
     assert "nvidia.com/gpu" in tolerated
-
-
-@pytest.mark.parametrize("name", [name for name in NAMES if name not in ON_GPUS])
-def test_release_without_cards_says_nothing_of_gpus(name: str) -> None:
-    """On CPUs nothing asks for, selects or tolerates what belongs to cards."""
-    assert "nvidia" not in str([each for each in rendered(name).objects if each["kind"] != "ConfigMap"])
 
 
 def test_video_shard_gets_a_card_with_its_video_engines() -> None:
@@ -194,14 +188,3 @@ def test_upgrade_changes_nothing_that_may_not_change(name: str) -> None:
         return {(each["kind"], each["metadata"]["name"]): immutable(each) for each in render(values).objects}
 
     assert fixed(merged(SETS[name], other)) == fixed(SETS[name])
-
-
-@pytest.mark.parametrize("name", NAMES)
-def test_spread_and_placement_reach_the_pods_that_they_are_said_for(name: str) -> None:
-    """Gateways of a card's own node are spread like the others; a spread's selector is its own pods'."""
-    for pods in pods_of(rendered(name)):
-        spreads = pods.spec.get("topologySpreadConstraints") or []
-        assert len(spreads) == len({each["topologyKey"] for each in spreads})
-        assert all(selects(each["labelSelector"], pods.labels) for each in spreads)
-        if pods.component == "gateway":
-            assert bool(spreads) is (SETS[name].get("gateway", {}).get("topologySpread", "on") != "")

@@ -14,10 +14,10 @@ from tests.deploy.chart.value_sets import SETS, merged, rendered
 pytestmark = pytest.mark.xdist_group("chart")
 
 # YAML 1.1 parses most of these as a number, a boolean, null or a date if they are not quoted.
-WORDS = ("true", "false", "null", "yes", "no", "on", "off", "y", "n")
-NUMBERS = ("2026", "0", "007", "1e3", "12e45", "0x1f", "0b11", "0o17", "1.5", "1.e3", "2026-11-27", "190.20.30")
-LONG = ("a" * 53, "1" * 53, "a." * 26 + "a", "a" * 39 + "--" + "b" * 12, "1" * 39 + ".penstock")
-ODD = (*WORDS, *NUMBERS, *LONG, "my.release", "deadbeef", "penstock.eu", "1-penstock", "2026.penstock")
+WORDS = ("true", "null", "no", "y")
+NUMBERS = ("2026", "007", "1e3", "0x1f", "1.5", "2026-11-27", "190.20.30")
+LONG = ("1" * 53, "a." * 26 + "a", "a" * 39 + "--" + "b" * 12, "1" * 39 + ".penstock")
+ODD = (*WORDS, *NUMBERS, *LONG, "my.release")
 ORDINARY = {
     RELEASE: RELEASE,
     "vision": "vision-penstock",
