@@ -1,5 +1,6 @@
 """Fixtures for all tests: the real inputs beside the checkout, and one running stack for the integration tests."""
 
+import gc
 import logging
 import os
 import subprocess
@@ -16,6 +17,13 @@ from tests.support.stack import CHECKOUT, ENGINE_PORTS, TRITON_ENVIRONMENT, Runn
 settings.register_profile("quick", max_examples=40, deadline=None)
 settings.register_profile("thorough", max_examples=500, deadline=None)  # in make test-long
 settings.load_profile("quick")
+gc.disable()  # while tests are collected: their objects are all kept
+
+
+def pytest_collection_finish() -> None:
+    """The collector does not look through fourteen thousand tests again and again."""
+    gc.freeze()
+    gc.enable()
 
 
 @pytest.fixture(autouse=True)

@@ -8,10 +8,9 @@ import pytest
 from penstock import network as loopback
 from penstock.doctor import engine as ports
 from penstock.engines.triton.endpoints import pick_free_ports
-from penstock.gateway.rest.listener import PortTaken, bind_all
 from penstock.gateway.settings import Settings
 from penstock.gateway.stack.startup import CannotStart, resolve_ports
-from penstock.network import addresses_of, listen_hosts
+from penstock.network import PortTaken, addresses_of, bind_all, listen_hosts
 from penstock_video.api.options import ApiOptions, ApiRefused, listeners_of
 
 needs_ipv6 = pytest.mark.skipif(len(listen_hosts("127.0.0.1")) < 2, reason="no IPv6 here")

@@ -1,5 +1,6 @@
-"""Host and port notation, addresses to listen on, and the TLS settings of our own clients."""
+"""Host and port notation, bound sockets, and the TLS settings of our own clients."""
 
+import errno
 import os
 import socket
 import ssl
@@ -7,6 +8,10 @@ from ipaddress import ip_address
 from pathlib import Path
 
 from penstock.protocol.errors import InvalidRequest
+
+Sockets = tuple[socket.socket, ...]
+
+BACKLOG = 2048
 
 
 def host_and_port(host: str, port: int) -> str:
@@ -47,6 +52,55 @@ def _has_ipv6_loopback() -> bool:
     except OSError:
         return False
     return True
+
+
+class PortTaken(Exception):
+    """An address cannot be listened on. The message names it, and the flag that chooses another."""
+
+
+def bind(host: str, port: int, *, flag: str, is_shared: bool = False) -> socket.socket:
+    """A listening TCP socket; port 0 lets the system pick. Raises PortTaken.
+
+    is_shared: other processes of this user may listen there, too, if they say the same; the system deals connections
+    out between them.
+    """
+    listener = socket.socket(family_of(host), socket.SOCK_STREAM)
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    if is_shared:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+    try:
+        listener.bind((host, port))
+        listener.listen(BACKLOG)
+    except OSError as error:
+        listener.close()
+        raise PortTaken(
+            f"cannot listen on {host_and_port(host, port)} ({error.strerror}); {_fix(error, flag)}"
+        ) from error
+    return listener
+
+
+def bind_all(host: str, port: int, *, flag: str, is_shared: bool = False) -> Sockets:
+    """A socket for each address of `listen_hosts`, all with one port. See `bind`."""
+    listeners: list[socket.socket] = []
+    try:
+        for each in listen_hosts(host):
+            same = port or (listeners[0].getsockname()[1] if listeners else 0)
+            listeners.append(bind(each, same, flag=flag, is_shared=is_shared))
+    except PortTaken as error:
+        for listener in listeners:
+            listener.close()
+        if not listeners:
+            raise
+        raise PortTaken(f"{error}. Clients of localhost try ::1 first") from error
+    return tuple(listeners)
+
+
+def _fix(error: OSError, flag: str) -> str:
+    if error.errno == errno.EADDRINUSE:
+        return f"stop what holds it, or choose another port with {flag}"
+    if error.errno == errno.EACCES:
+        return f"choose a port over 1023 with {flag}"
+    return "give an address of this machine with --host"
 
 
 CERTIFICATE_VARIABLE, CA_VARIABLE = "PENSTOCK_CLIENT_CERTIFICATE", "SSL_CERT_FILE"

@@ -7,8 +7,9 @@ from enum import StrEnum
 from typing import cast
 
 import numpy as np
-from tritonclient.grpc import model_config_pb2, service_pb2
+from tritonclient.grpc import service_pb2
 
+from penstock.engines.config_pbtxt import config_message
 from penstock.engines.embedded.grpc_stream import OrderedStream
 from penstock.protocol.call import A, Call, GrpcAnswer, GrpcCall, GrpcMetadata, HttpAnswer, HttpCall, HttpStream
 from penstock.protocol.engine import GrpcStream, ModelConfig, ModelMetadata, ModelState, TensorSpec
@@ -191,7 +192,7 @@ class FakeEngine:
         if method == "ModelMetadata":
             return metadata_message(await self.model_metadata(model_name))
         if method == "ModelConfig":
-            return service_pb2.ModelConfigResponse(config=_config_message(self._find(model_name)))
+            return service_pb2.ModelConfigResponse(config=config_message(self._find(model_name)))
         raise InferenceError(f"the fake engine has no {method}")
 
     # behaviour
@@ -237,22 +238,3 @@ def _not_a_number(tensor: Tensor) -> Tensor:
         return tensor
     filled = np.full_like(tensor.to_numpy(), np.nan)
     return Tensor(tensor.name, tensor.datatype, tensor.shape, filled.reshape(-1).view(np.uint8).data)
-
-
-def _config_message(config: ModelConfig) -> model_config_pb2.ModelConfig:
-    message = model_config_pb2.ModelConfig(
-        name=config.name, backend=config.backend, max_batch_size=config.max_batch_size
-    )
-    for spec in config.inputs:
-        message.input.add(name=spec.name, data_type=_type_number(spec.datatype), dims=spec.shape)
-    for spec in config.outputs:
-        message.output.add(name=spec.name, data_type=_type_number(spec.datatype), dims=spec.shape)
-    for key, value in config.parameters.items():
-        message.parameters[key].string_value = value
-    return message
-
-
-def _type_number(datatype: Datatype) -> int:
-    datatype_name = "STRING" if datatype is Datatype.BYTES else datatype.value
-    number: int = model_config_pb2.DataType.Value(f"TYPE_{datatype_name}")
-    return number

@@ -8,14 +8,16 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import av
 import cv2
 import numpy as np
 import numpy.typing as npt
 import onnxruntime
-import supervision
-from trackers import ByteTrackTracker
+
+if TYPE_CHECKING:
+    from trackers import ByteTrackTracker
 
 Array = npt.NDArray[np.float64]
 Segment = tuple[tuple[float, float], tuple[float, float]]
@@ -126,6 +128,9 @@ class Follower:
         self, boxes: npt.NDArray[np.float32], score: npt.NDArray[np.float32], class_id: npt.NDArray[np.int64]
     ) -> tuple[tuple[int, int, tuple[float, ...]], ...]:
         """(track_id, class_id, xyxy) of those with an identity."""
+        import supervision  # 2 s of CPU, which only the tests of tracks need
+        from trackers import ByteTrackTracker
+
         for one in set(class_id.tolist()) - set(self._trackers):
             self._trackers[one] = ByteTrackTracker(
                 lost_track_buffer=SHADOW, frame_rate=30.0, track_activation_threshold=HIGH,

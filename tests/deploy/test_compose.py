@@ -27,6 +27,7 @@ MPS_CLIENTS = {"triton", "triton-2"}
 Service = dict[str, Any]
 
 
+@cache
 def document(name: str) -> dict[str, Any]:
     """The file, as written."""
     read: dict[str, Any] = YAML(typ="safe").load((CHECKOUT / name).read_text())

@@ -323,7 +323,7 @@ async def test_model_is_not_loaded_anew_beside_too_many_threads_that_hang(
         release.wait(30)
         return run(self, *args)
 
-    monkeypatch.setattr("penstock.engines.embedded.models.MAX_HUNG_RUNS", 0)
+    monkeypatch.setattr("penstock.engines.embedded.engine.MAX_HUNG_RUNS", 0)
     monkeypatch.setattr(OrtModel, "run", stuck)
     await load_slow(engine, repository)
     call = slow(engine, 1)

@@ -6,8 +6,9 @@ import time
 import pytest
 from tritonclient.grpc import service_pb2
 
-from penstock.engines.embedded.engine import STREAM_INFER, EmbeddedEngine
+from penstock.engines.embedded.engine import EmbeddedEngine
 from penstock.engines.embedded.grpc_stream import MAX_WAITING, OrderedStream
+from penstock.engines.embedded.relay import STREAM_INFER
 from penstock.protocol.call import GrpcAnswer
 from penstock.protocol.errors import DeadlineExceeded, NotSupported
 from tests.contract.wire_case import F123, infer_request

@@ -64,10 +64,11 @@ def test_prepare_one_of_three_is_no_picture_the_others_are_served() -> None:
     assert not torch.equal(out[2], black)
 
 
-def test_prepare_more_pixels_than_allowed_is_refused_before_decoding() -> None:
-    """The header's size is enough to say no."""
+def test_prepare_more_pixels_than_allowed_is_refused_before_decoding(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The header's size is enough to say no; the limit is the gateway's, by the environment of Triton."""
+    monkeypatch.setenv("PENSTOCK_MAX_PIXELS", "1000")
     out = torch.empty((1, 3, 48, 56))
-    reader = PictureReader(IMAGENET, torch.device("cpu"), max_pixels=1000)
+    reader = PictureReader(IMAGENET, torch.device("cpu"))
     assert reader.prepare([ENCODED["jpeg"]], out) == ["the picture has 301 x 217 = 65317 pixels (limit 1000)"]
 
 

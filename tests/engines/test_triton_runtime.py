@@ -3,6 +3,7 @@
 import os
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -65,7 +66,7 @@ def test_find_with_tritonserver_on_the_path_takes_it_as_it_is(tmp_path: Path, en
     launch = runtime.prepare(tmp_path / "run", {"PATH": "/bin", "PYTHONPATH": "/x", "PENSTOCK_TOKEN": "secret"})
     assert launch.argv == (str(binary),)
     kept = {name: value for name, value in launch.env.items() if not name.startswith("MALLOC_")}
-    assert kept == {"PATH": "/bin", "PYTHONPATH": "/x"}
+    assert kept == {"PATH": "/bin", "PYTHONPATH": "/x", "PENSTOCK_MAX_PIXELS": "40000000"}
     assert launch.python_backends == ("python",)
 
 
@@ -133,7 +134,9 @@ def test_prepare_environment_leads_to_the_models_python_alone(tmp_path: Path, en
         "OMP_NUM_THREADS": "4",
         "LANG": "C.UTF-8",
     }
-    env = find_triton(environment=environment, search_path="").prepare(run_dir, inherited).env
+    runtime = replace(find_triton(environment=environment, search_path=""), max_pixels=1000)
+    env = runtime.prepare(run_dir, inherited).env
+    assert {name: env[name] for name in env if name.startswith("PENSTOCK")} == {"PENSTOCK_MAX_PIXELS": "1000"}
     libraries = environment / f"lib/python{VERSION}/site-packages/nvidia_pytriton.libs"
     assert env["LD_LIBRARY_PATH"] == f"{libraries}:{run_dir / 'lib'}:/cuda"
     assert [path.name for path in (run_dir / "lib").iterdir()] == [LIBPYTHON]

@@ -40,7 +40,7 @@ def test_settings_precedence_is_flag_then_variable_then_file(tmp_path: Path) -> 
         ({"PENSTOCK_GRACE_S": "x"}, "PENSTOCK_GRACE_S is 'x': it should be a number"),
         ({"PENSTOCK_LOG_LEVEL": "loud"}, "it should be 'debug', 'info', 'warning' or 'error'"),
         ({"PENSTOCK_HTTP_PORT": "70000"}, "less than or equal to 65535"),
-        ({"PENSTOCK_ENGINE": "tritno"}, "engine is 'tritno'; it takes auto, triton, embedded, or the http:// address"),
+        ({"PENSTOCK_ENGINE": "tritno"}, "engine is 'tritno'; it takes auto, triton, embedded, the http:// address"),
         ({"PENSTOCK_ENGINE": "http://"}, "engine is 'http://'; a Triton's address looks like http://host:8000"),
         ({"PENSTOCK_ENGINE": "http://h:1,triton"}, "engine is 'triton'; a Triton's address looks like"),
         ({"PENSTOCK_ENGINE": "http://h:1, http://h:1"}, "engine names 'http://h:1' twice; give each replica once"),

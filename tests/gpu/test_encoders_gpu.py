@@ -1,4 +1,4 @@
-"""On a real card: previews by nvJPEG against libjpeg-turbo's, and NVENC where the card has one.
+"""On a real card: previews by nvJPEG against libjpeg-turbo's.
 
 Stated tolerance of a preview, in levels of 255 of a photo-like picture, by the nvJPEG that encodes it: CUDA 13's rounds
 luma and chroma, CUDA 12's (what `make gpu` installs) drops their fractions, half a level of each: its previews are
@@ -14,8 +14,7 @@ Measured at four sizes (13.0.1 and 13.3.2 on an H100 alike, and as an H200 had i
 import ctypes
 from collections.abc import Iterator
 from contextlib import closing
-from dataclasses import dataclass, replace
-from pathlib import Path
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -23,20 +22,12 @@ import pytest
 import simplejpeg
 
 from loadtest.bench.gpu.pictures import photos
-from penstock_video.errors import GpuUnavailable, SinkFailed
+from penstock_video.errors import GpuUnavailable
 from penstock_video.gpu.device import Device
-from penstock_video.sinks.encoder import EncoderKind, nvenc_here
-from penstock_video.sinks.hls import HlsOptions, HlsSink
 from penstock_video.sinks.jpeg import QUALITY, NvJpeg, SoftwareJpeg
-from penstock_video.sinks.osd import Osd, OsdOptions
-from penstock_video.sinks.video_file import AnnotatedOptions, AnnotatedSink
-from penstock_video.types import FrameResult
-from tests.deepstream_pipeline.clips import number_of, numbered_picture
-from tests.deepstream_pipeline.sinks.results import result
-from tests.deepstream_pipeline.sinks.videos import read_video
+from penstock_video.sinks.osd import OsdOptions
 
 pytestmark = pytest.mark.gpu
-FRAMES = 45
 PLAIN = OsdOptions(has_boxes=False, has_labels=False, has_trails=False, has_rules=False, has_title=False)
 EXACT_LUMA = 0.299, 0.587, 0.114
 
@@ -135,43 +126,3 @@ def test_nvjpeg_takes_pictures_of_changing_sizes(nvjpeg: NvJpeg) -> None:
         assert simplejpeg.decode_jpeg(nvjpeg.encode(photo(width, height))).shape == (height, width, 3)
     part = photo(640, 360)[::2, ::2]
     assert np.abs(simplejpeg.decode_jpeg(nvjpeg.encode(part)).astype(int) - part).mean() < 12
-
-
-def numbered(number: int) -> FrameResult:
-    """A result whose picture tells its number."""
-    numbered = result(number, size=(320, 240))
-    return replace(numbered, frame=replace(numbered.frame, image=numbered_picture(number, 320, 240)))
-
-
-def test_missing_nvenc_is_reported_with_the_card(tmp_path: Path) -> None:
-    """auto encodes on the CPU; nvenc is refused at start, with the card's name."""
-    answer = nvenc_here()
-    if not answer.why_not:
-        pytest.skip(f"{answer.card} has NVENC")
-    assert answer.card
-    with pytest.raises(SinkFailed, match=f"does not open on {answer.card}: "):
-        AnnotatedSink(AnnotatedOptions(tmp_path, encoder=EncoderKind.NVENC), Osd(PLAIN), is_single=True)
-    sink = AnnotatedSink(AnnotatedOptions(tmp_path), Osd(PLAIN), is_single=True)
-    sink.write(numbered(0))
-    sink.close()
-    assert read_video(tmp_path / "annotated.mp4").frames == 1
-
-
-def test_nvenc_writes_what_x264_writes(tmp_path: Path) -> None:
-    """Every picture at its time, in a file and in a playlist cut at its key frames. On a card that has NVENC."""
-    answer = nvenc_here()
-    if answer.why_not:
-        pytest.skip(f"no NVENC on {answer.card or 'this machine'}: {answer.why_not}")
-    file = AnnotatedSink(AnnotatedOptions(tmp_path, encoder=EncoderKind.NVENC), Osd(PLAIN), is_single=True)
-    options = HlsOptions(tmp_path, segment_s=1.0, list_size=10, encoder=EncoderKind.NVENC)
-    live = HlsSink(options, Osd(PLAIN), is_single=True)
-    for number in range(FRAMES):
-        file.write(numbered(number))
-        live.write(numbered(number))
-    file.close()
-    live.close()
-    for path in (tmp_path / "annotated.mp4", tmp_path / "hls" / "index.m3u8"):
-        read = read_video(path)
-        assert [number_of(picture) for picture in read.pictures] == list(range(FRAMES))
-        assert np.diff(read.times) == pytest.approx([0.1] * (FRAMES - 1), abs=0.001)
-    assert (tmp_path / "hls" / "index.m3u8").read_text().count("segment-") == 5

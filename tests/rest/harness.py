@@ -18,11 +18,12 @@ from penstock.gateway.in_flight import InFlightLimiter, InFlightLimits
 from penstock.gateway.readiness import Readiness
 from penstock.gateway.rest.app import create_app
 from penstock.gateway.rest.limits import RestLimits
-from penstock.gateway.rest.listener import HttpListener, bind
+from penstock.gateway.rest.listener import HttpListener
 from penstock.gateway.rest.openapi import describe
 from penstock.gateway.rest.routes import RequestAuthentication
 from penstock.gateway.shared_memory.regions import SWITCHED_OFF
 from penstock.gateway.tracing import Tracer
+from penstock.network import bind
 from penstock.protocol.call import HttpAnswer, HttpCall, InferHead
 from penstock.protocol.errors import ModelRefused, ModelUnavailable
 from penstock.protocol.identity import ALL_ROLES, ANONYMOUS, Identity, Role, Verb

@@ -7,7 +7,8 @@ from contextlib import asynccontextmanager
 
 import pytest
 
-from penstock.gateway.rest.listener import HttpListener, bind
+from penstock.gateway.rest.listener import HttpListener
+from penstock.network import bind
 from penstock.protocol.call import HttpAnswer, HttpCall, HttpHeaders, HttpStream, InferHead
 from penstock.protocol.errors import EngineUnavailable
 from penstock.protocol.identity import ANONYMOUS, Identity, Verb

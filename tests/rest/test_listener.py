@@ -15,7 +15,8 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from penstock.gateway.rest.limits import ConnectionLimits
-from penstock.gateway.rest.listener import HttpListener, PortTaken, bind
+from penstock.gateway.rest.listener import HttpListener
+from penstock.network import PortTaken, bind
 from penstock.tls import Certificates, TlsFiles
 from tests.auth.authorities import Authority
 

@@ -16,7 +16,8 @@ from starlette.types import Receive, Scope, Send
 
 from penstock.gateway.in_flight import InFlightLimiter, InFlightLimits
 from penstock.gateway.rest.limits import ConnectionLimits
-from penstock.gateway.rest.listener import HttpListener, bind
+from penstock.gateway.rest.listener import HttpListener
+from penstock.network import bind
 from tests.rest.harness import Client
 
 TIGHT = ConnectionLimits(

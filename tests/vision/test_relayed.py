@@ -10,7 +10,7 @@ from penstock.gateway.workers.slab import SharedSlab, anonymous_memory
 from penstock.protocol.errors import DeadlineExceeded, TooLarge, UndecodableImage, UnsupportedMedia
 from penstock.protocol.inference import Datatype
 from penstock.vision import image_tasks as room
-from penstock.vision.decode import DEFAULT_MAX_PIXELS, decode
+from penstock.vision.decode import MAX_PIXELS, decode
 from penstock.vision.decoder_process import PreparedImage
 from penstock.vision.image_tasks import input_tensor, pass_encoded, pass_encoded_now
 from penstock.vision.preprocess import prepare
@@ -30,7 +30,7 @@ def slab_of(size_bytes: int) -> SharedSlab:
 
 
 def relay_now(data: bytes, slab: SharedSlab | None = None) -> PreparedImage:
-    return pass_encoded_now(data, SPEC, DEFAULT_MAX_PIXELS, slab)
+    return pass_encoded_now(data, SPEC, MAX_PIXELS, slab)
 
 
 @pytest.mark.parametrize(
@@ -75,7 +75,7 @@ async def test_long_picture_is_looked_at_in_a_thread(monkeypatch: pytest.MonkeyP
     slab, threads = slab_of(1 << 20), []
     monkeypatch.setattr(room, "MAX_INLINE_BYTES", 10)
     monkeypatch.setattr(room.asyncio, "to_thread", _noted(room.asyncio.to_thread, threads))
-    prepared = await pass_encoded(JPEG, SPEC, DEFAULT_MAX_PIXELS, slab, len(JPEG), None)
+    prepared = await pass_encoded(JPEG, SPEC, MAX_PIXELS, slab, len(JPEG), None)
     assert len(threads) == 1
     assert prepared.lease is not None
     assert prepared.lease.view[4:] == JPEG
@@ -95,7 +95,7 @@ async def test_long_picture_whose_deadline_passes_before_its_turn_is_not_looked_
     """A thread that gets it too late does not read it."""
     monkeypatch.setattr(room, "header_within", Mock(side_effect=AssertionError("its header was read")))
     with pytest.raises(DeadlineExceeded, match="before the image's header was read"):
-        await pass_encoded(JPEG, SPEC, DEFAULT_MAX_PIXELS, None, room.MAX_INLINE_BYTES + 1, time.monotonic())
+        await pass_encoded(JPEG, SPEC, MAX_PIXELS, None, room.MAX_INLINE_BYTES + 1, time.monotonic())
 
 
 def _noted(to_thread: object, threads: list[object]) -> object:

@@ -1,10 +1,14 @@
-"""Analytics rules as values, named as in DeepStream's nvdsanalytics, and their form in the configuration."""
+"""Analytics rules as values, named as in DeepStream's nvdsanalytics, and how each key of the configuration is read."""
 
+import difflib
 import json
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated, Any
+
+from pydantic import BeforeValidator, Field, PlainSerializer, TypeAdapter, ValidationInfo
 
 if TYPE_CHECKING:
     from penstock_video.analytics.scene import RuleEvaluator
@@ -12,6 +16,27 @@ if TYPE_CHECKING:
 Point = tuple[float, float]
 Polygon = tuple[Point, ...]
 Segment = tuple[Point, Point]
+
+_LEAST_AREA = 1.0  # square pixels
+_LEAST_LENGTH = 1.0  # pixels
+_MOST_NAME = 64
+
+
+class Unfit(ValueError):
+    """A value of the configuration is invalid. fix: what to write instead. at: path of the value below its key."""
+
+    def __init__(self, value: object, fix: str, at: str = "") -> None:
+        super().__init__(fix)
+        self.value, self.fix, self.at = value, fix, at
+
+
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """What the values refer to: the size of the picture, 0 × 0 for the source's own, and the labels by class_id."""
+
+    width: float = 0.0
+    height: float = 0.0
+    labels: tuple[str, ...] = ()
 
 
 class LineMode(StrEnum):
@@ -26,25 +51,193 @@ class LineMode(StrEnum):
     STRICT = "strict"
 
 
+def finite(value: object, at: str = "") -> float:
+    """A finite number."""
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise Unfit(value, "this takes a number", at)
+    try:
+        number = float(value)
+    except OverflowError:
+        number = math.inf
+    if not math.isfinite(number):
+        raise Unfit(value, "this takes a finite number", at)
+    return number
+
+
+def split_numbers(text: str) -> list[float]:
+    """Of "1;2;3" or "1;2;3;", as nvdsanalytics writes lists."""
+    try:
+        numbers = [float(part) for part in text.strip().removesuffix(";").split(";")]
+    except ValueError:
+        raise Unfit(text, 'this takes numbers with ";" between them') from None
+    return [finite(one) for one in numbers]
+
+
+def nearest(value: object, known: Iterable[str]) -> str:
+    """The closest known word, as the end of a sentence; empty if none is close."""
+    near = difflib.get_close_matches(str(value).lower().replace("_", "-"), list(known), n=1)
+    return f"; did you mean {str(near[0])!r}?" if near else ""
+
+
+def _points(value: object, reading: Reading, *, may_leave: bool = False) -> tuple[Point, ...]:
+    """Points from [[x, y], ...] or "x;y;x;y;...". may_leave: they may lie outside the picture."""
+    if isinstance(value, str):
+        numbers = split_numbers(value)
+        if len(numbers) % 2:
+            raise Unfit(value, f"{len(numbers)} numbers are no pairs of x and y")
+        value = list(zip(numbers[::2], numbers[1::2], strict=True))
+    if not isinstance(value, list | tuple):
+        raise Unfit(value, 'points are written [[x, y], ...], or "x;y;x;y;..." as nvdsanalytics does')
+    points = []
+    for place, pair in enumerate(value):
+        at = f"[{place}]"
+        if not isinstance(pair, list | tuple) or len(pair) != 2:
+            raise Unfit(pair, "a point is [x, y]", at)
+        x, y = (finite(one, at) for one in pair)
+        is_inside = 0 <= x <= (reading.width or math.inf) and 0 <= y <= (reading.height or math.inf)
+        if not may_leave and not is_inside:
+            size = (
+                f"{reading.width:g} x {reading.height:g} picture"
+                if reading.width
+                else "picture, whose corner is [0, 0]"
+            )
+            raise Unfit(list(pair), f"that is outside the {size}; see config-width and config-height", at)
+        points.append((x, y))
+    return tuple(points)
+
+
+def _polygon(value: object, info: ValidationInfo[Reading]) -> Polygon:
+    corners = _points(value, info.context)
+    if len(corners) < 3:
+        raise Unfit(value, "a polygon has three corners or more, [[x, y], [x, y], [x, y]]")
+    if _area(corners) < _LEAST_AREA:
+        raise Unfit(value, "its corners lie on one line or in one place; it has no area")
+    return corners
+
+
+def _area(corners: Polygon) -> float:
+    """The area of the smallest rotated box around the corners: 0 if all lie on one line."""
+    (left, top), farthest = corners[0], max(corners, key=lambda corner: math.dist(corners[0], corner))
+    length = math.dist(corners[0], farthest)
+    if not length:
+        return 0.0
+    across = (farthest[0] - left) / length, (farthest[1] - top) / length
+    offsets = [across[0] * (y - top) - across[1] * (x - left) for x, y in corners]
+    return length * (max(offsets) - min(offsets))
+
+
+def _segment(value: object, info: ValidationInfo[Reading], *, may_leave: bool = False) -> Segment:
+    points = _points(value, info.context, may_leave=may_leave)
+    if len(points) != 2:
+        raise Unfit(value, "this takes two points, [[x, y], [x, y]]")
+    if math.dist(*points) < _LEAST_LENGTH:
+        raise Unfit(value, "its two points are the same; put them apart")
+    return points[0], points[1]
+
+
+def _arrow(value: object, info: ValidationInfo[Reading]) -> Segment:
+    return _segment(value, info, may_leave=True)
+
+
+def _name(value: object) -> str:
+    if not isinstance(value, str):
+        raise Unfit(value, "a name is text; put it in quotes")
+    if not value.strip() or len(value) > _MOST_NAME or not value.isprintable() or "/" in value:
+        raise Unfit(value, f'a name has 1 to {_MOST_NAME} printable characters, and no "/"')
+    return value
+
+
+def _class_ids(value: object, info: ValidationInfo[Reading]) -> tuple[int, ...]:
+    if isinstance(value, str) and ";" in value:
+        listed: Sequence[object] = [int(one) for one in split_numbers(value)]
+    else:
+        listed = value if isinstance(value, list | tuple) else [value]
+    class_ids = sorted({_class_id(one, info.context.labels) for one in listed})
+    return () if -1 in class_ids else tuple(class_ids)
+
+
+def _class_id(value: object, labels: tuple[str, ...]) -> int:
+    if isinstance(value, str):
+        if value in labels:
+            return labels.index(value)
+        if not labels:
+            raise Unfit(value, "the model's labels are not known here; give the class's number")
+        raise Unfit(value, f"the model has no such class{nearest(value, labels)}")
+    if isinstance(value, bool) or not isinstance(value, int) or value < -1:
+        raise Unfit(value, "a class is its number or its label, -1 stands for all")
+    if labels and value >= len(labels):
+        raise Unfit(value, f"the model has classes 0 to {len(labels) - 1}")
+    return value
+
+
+def _mode(value: object) -> LineMode:
+    if value not in tuple(LineMode):
+        raise Unfit(value, f"modes are loose, balanced, strict{nearest(value, LineMode)}")
+    return LineMode(str(value))
+
+
+def _is_true(value: object) -> bool:
+    if value not in (True, False):  # and so 0 and 1
+        raise Unfit(value, "this takes true or false")
+    return bool(value)
+
+
+def _count(value: object) -> int:
+    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+        raise Unfit(value, "this takes a whole number, 1 or more")
+    return value
+
+
+def _seconds(value: object, unit: str, in_a_second: int) -> float:
+    number = finite(value)
+    if number < 0:
+        raise Unfit(number, f"this takes {unit}, 0 or more")
+    return number / in_a_second
+
+
+def _plain(value: float) -> float:
+    """A whole number without its .0, as people write it."""
+    return int(value) if value == int(value) else value
+
+
+_AS_PAIRS = PlainSerializer(lambda points: [[_plain(x), _plain(y)] for x, y in points])
+_Name = Annotated[str, BeforeValidator(_name)]
+_Region = Annotated[Polygon, BeforeValidator(_polygon), _AS_PAIRS, Field(alias="roi")]
+_Direction = Annotated[Segment, BeforeValidator(_arrow), _AS_PAIRS]
+_Mode = Annotated[LineMode, BeforeValidator(_mode)]
+_Flag = BeforeValidator(_is_true)
+_ClassIds = Annotated[tuple[int, ...], BeforeValidator(_class_ids), Field(alias="class-id")]
+_Milliseconds = Annotated[
+    float,
+    BeforeValidator(lambda value: _seconds(value, "milliseconds", 1000)),
+    PlainSerializer(lambda seconds: _plain(round(seconds * 1000, 6))),
+]
+_Seconds = Annotated[
+    float,
+    BeforeValidator(lambda value: _seconds(value, "seconds", 1)),
+    PlainSerializer(lambda seconds: _plain(round(seconds, 6))),
+]
+
+
 @dataclass(frozen=True, slots=True)
 class RoiFiltering:
     """Objects whose foot is inside the polygon (is_inverse: outside)."""
 
-    name: str
-    polygon: Polygon
-    is_inverse: bool = False
-    class_ids: tuple[int, ...] = ()
+    name: _Name
+    polygon: _Region
+    is_inverse: Annotated[bool, _Flag, Field(alias="inverse-roi")] = False
+    class_ids: _ClassIds = ()
 
 
 @dataclass(frozen=True, slots=True)
 class Overcrowding:
     """object_threshold objects or more in the polygon, for time_threshold_s. Breaks of under 0.5 s do not end it."""
 
-    name: str
-    polygon: Polygon
-    object_threshold: int
-    time_threshold_s: float = 2.0
-    class_ids: tuple[int, ...] = ()
+    name: _Name
+    polygon: _Region
+    object_threshold: Annotated[int, BeforeValidator(_count), Field(alias="object-threshold")]
+    time_threshold_s: Annotated[_Milliseconds, Field(alias="time-threshold")] = 2.0
+    class_ids: _ClassIds = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,32 +247,32 @@ class LineCrossing:
     is_extended: it has no ends.
     """
 
-    name: str
-    line: Segment
-    direction: Segment | None = None
-    mode: LineMode = LineMode.LOOSE
-    is_extended: bool = False
-    class_ids: tuple[int, ...] = ()
+    name: _Name
+    line: Annotated[Segment, BeforeValidator(_segment), _AS_PAIRS]
+    direction: _Direction | None = None
+    mode: _Mode = LineMode.LOOSE
+    is_extended: Annotated[bool, _Flag, Field(alias="extended")] = False
+    class_ids: _ClassIds = ()
 
 
 @dataclass(frozen=True, slots=True)
 class DirectionDetection:
     """Objects that move the way that direction points."""
 
-    name: str
-    direction: Segment
-    mode: LineMode = LineMode.BALANCED
-    class_ids: tuple[int, ...] = ()
+    name: _Name
+    direction: _Direction
+    mode: _Mode = LineMode.BALANCED
+    class_ids: _ClassIds = ()
 
 
 @dataclass(frozen=True, slots=True)
 class Dwell:
     """How long objects stay in the polygon: an event when it exceeds after_s, one when they leave. Ours."""
 
-    name: str
-    polygon: Polygon
-    after_s: float = 0.0
-    class_ids: tuple[int, ...] = ()
+    name: _Name
+    polygon: _Region
+    after_s: Annotated[_Seconds, Field(alias="time-threshold-s")] = 0.0
+    class_ids: _ClassIds = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,9 +300,13 @@ class Rules:
 
 
 NO_RULES = Rules()
-
-
-Entry = dict[str, object]
+MODELS: dict[str, TypeAdapter[Any]] = {  # by kind
+    "roi-filtering": TypeAdapter(RoiFiltering),
+    "overcrowding": TypeAdapter(Overcrowding),
+    "line-crossing": TypeAdapter(LineCrossing),
+    "direction-detection": TypeAdapter(DirectionDetection),
+    "dwell": TypeAdapter(Dwell),
+}
 
 
 def section_of(rules: Rules) -> dict[str, object]:
@@ -117,55 +314,18 @@ def section_of(rules: Rules) -> dict[str, object]:
     section: dict[str, object] = {}
     if rules.config_width and rules.config_height:
         section |= {"config-width": rules.config_width, "config-height": rules.config_height}
-    lists: dict[str, list[Entry]] = {
-        "roi-filtering": [_roi(rule) for rule in rules.roi_filtering],
-        "overcrowding": [_overcrowding(rule) for rule in rules.overcrowding],
-        "line-crossing": [_line(rule) for rule in rules.line_crossing],
-        "direction-detection": [_direction(rule) for rule in rules.direction_detection],
-        "dwell": [_dwell(rule) for rule in rules.dwell],
-    }
+    lists: dict[str, list[dict[str, object]]] = {}
+    for kind, model in MODELS.items():
+        lists[kind] = [_entry(model, rule) for rule in getattr(rules, kind.replace("-", "_"))]
     for user in rules.users:
         lists.setdefault(user.kind, []).append(json.loads(user.entry))
     return section | {kind: entries for kind, entries in lists.items() if entries}
 
 
-def _roi(rule: RoiFiltering) -> Entry:
-    entry: Entry = {"name": rule.name, "roi": _points(rule.polygon)}
-    if rule.is_inverse:
-        entry["inverse-roi"] = True
-    return entry | _classes(rule.class_ids)
-
-
-def _overcrowding(rule: Overcrowding) -> Entry:
-    entry: Entry = {"name": rule.name, "roi": _points(rule.polygon), "object-threshold": rule.object_threshold}
-    return entry | {"time-threshold": _plain(round(rule.time_threshold_s * 1000, 6))} | _classes(rule.class_ids)
-
-
-def _line(rule: LineCrossing) -> Entry:
-    entry: Entry = {"name": rule.name, "line": _points(rule.line)}
-    if rule.direction is not None:
-        entry["direction"] = _points(rule.direction)
-    return entry | {"mode": str(rule.mode), "extended": rule.is_extended} | _classes(rule.class_ids)
-
-
-def _direction(rule: DirectionDetection) -> Entry:
-    entry: Entry = {"name": rule.name, "direction": _points(rule.direction), "mode": str(rule.mode)}
-    return entry | _classes(rule.class_ids)
-
-
-def _dwell(rule: Dwell) -> Entry:
-    entry: Entry = {"name": rule.name, "roi": _points(rule.polygon)}
-    return entry | {"time-threshold-s": _plain(round(rule.after_s, 6))} | _classes(rule.class_ids)
-
-
-def _classes(class_ids: tuple[int, ...]) -> Entry:
-    return {"class-id": list(class_ids)} if class_ids else {}
-
-
-def _points(points: tuple[Point, ...]) -> list[list[float]]:
-    return [[_plain(x), _plain(y)] for x, y in points]
-
-
-def _plain(value: float) -> float:
-    """A whole number without its .0, as people write it."""
-    return int(value) if value == int(value) else value
+def _entry(model: TypeAdapter[Any], rule: object) -> dict[str, object]:
+    entry: dict[str, object] = model.dump_python(rule, mode="json", by_alias=True, exclude_none=True)
+    if not entry["class-id"]:
+        del entry["class-id"]
+    if entry.get("inverse-roi") is False:
+        del entry["inverse-roi"]
+    return entry

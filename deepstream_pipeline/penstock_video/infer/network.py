@@ -10,7 +10,7 @@ from penstock.protocol.engine import ModelConfig
 from penstock.protocol.errors import EngineFailed, InferenceError, InvalidRequest
 from penstock.protocol.inference import BatchOwner, Classes, Datatype, InferResponse, VisionResult
 from penstock.vision.card import NetworkType, VisionCard, card_from_config
-from penstock.vision.decode import DEFAULT_MAX_PIXELS
+from penstock.vision.decode import MAX_PIXELS
 from penstock.vision.preprocess import NUMPY_OF, Geometry, geometry_of
 from penstock.vision.results import parse
 from penstock.vision.spec import InputOrder, PrepareSpec, ResizeMode
@@ -126,7 +126,7 @@ def _unmerged(config: ModelConfig) -> str:
 def _row_bytes(spec: PrepareSpec) -> int:
     if spec.fit is not ResizeMode.KEEP:
         return spec.row_bytes
-    pixels = spec.max_side**2 if spec.max_side else DEFAULT_MAX_PIXELS
+    pixels = spec.max_side**2 if spec.max_side else MAX_PIXELS
     return pixels * spec.color.channels * (spec.datatype.size_bytes or 1)
 
 

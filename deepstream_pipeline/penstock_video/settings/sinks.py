@@ -19,5 +19,8 @@ def read_sink(section: Section, out: Path | None) -> object | None:
     if name not in SINKS:
         section.complain(section["type"], f"{section.at('type')} is {name!r}", choices(name, SINKS))
         return None
-    options: object = section.read(resolve_name(SINKS[name].options), beside=("type",), defaults={"folder": out})
+    if "encoder" in section:
+        section.complain(section["encoder"], section.at("encoder"), "remove this key: x264 encodes videos on the CPU")
+    beside = ("type", "encoder") if "encoder" in section else ("type",)
+    options: object = section.read(resolve_name(SINKS[name].options), beside=beside, defaults={"folder": out})
     return options if len(section.reading.complaints) == before else None

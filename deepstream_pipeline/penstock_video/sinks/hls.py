@@ -16,8 +16,7 @@ from pydantic import Field
 
 from penstock_video.backoff import Backoff, Outage
 from penstock_video.errors import SinkFailed
-from penstock_video.sinks.encoder import H264, EncoderKind, EncoderRefused, Quality, even, stream_encoder
-from penstock_video.sinks.encoder_choice import Encoders
+from penstock_video.sinks.encoder import encoder_options, even, stream_encoder
 from penstock_video.sinks.jsonl import Folder, SourceFolders, made_folder
 from penstock_video.sinks.osd import Osd
 from penstock_video.sinks.schemas import iso_time
@@ -104,21 +103,19 @@ log = structlog.get_logger(component="video")
 
 @dataclass(frozen=True, slots=True)
 class HlsOptions:
-    """folder: of the playlists' folders. list_size: segments of a playlist. crf: of x264; also NVENC's cq."""
+    """folder: of the playlists' folders. list_size: segments of a playlist. crf: of x264."""
 
     folder: Folder
     segment_s: Annotated[float, Field(alias="segment-duration", ge=0.5, le=60)] = 2.0
     list_size: Annotated[int, Field(alias="list-size", ge=2, le=10_000)] = 6
     crf: Annotated[int, Field(ge=0, le=51)] = 25
-    encoder: EncoderKind = EncoderKind.AUTO
 
 
 class HlsSink:
     """A playlist in folder/hls for one source, in folder/SOURCE_ID/hls for each of several.
 
-    Raises SinkFailed at once if the folder is not writable, or if NVENC is required and unavailable. On a full disk,
-    write raises SinkFailed once, counts lost segments in `lost` and retries after RETRY_S. If NVENC fails, x264
-    continues after a discontinuity. Frames without a picture are skipped.
+    Raises SinkFailed at once if the folder is not writable. On a full disk, write raises SinkFailed once, counts lost
+    segments in `lost` and retries after RETRY_S. Frames without a picture are skipped.
     """
 
     def __init__(
@@ -129,13 +126,12 @@ class HlsSink:
         self._clock = clock
         self._folders = SourceFolders(made_folder(options.folder), is_single=is_single)
         self._streams: dict[str, LiveStream] = {}
-        self._encoders = Encoders(options.encoder, "hls", clock=clock)
         self._lost_of_ended = 0
 
     @property
     def lost(self) -> int:
-        """Segments in no playlist, and pictures dropped because NVENC is required and unavailable."""
-        return self._lost_of_ended + self._encoders.lost + sum(stream.lost for stream in self._streams.values())
+        """Segments in no playlist."""
+        return self._lost_of_ended + sum(stream.lost for stream in self._streams.values())
 
     def write(self, result: FrameResult) -> None:
         """Adds the frame's picture to its source's stream."""
@@ -145,7 +141,7 @@ class HlsSink:
         source_id = result.frame.source_id
         stream = self._streams.get(source_id)
         if stream is None:
-            stream = LiveStream(self._folders.of(source_id) / "hls", self._options, self._encoders)
+            stream = LiveStream(self._folders.of(source_id) / "hls", self._options)
             self._streams[source_id] = stream
         stream.write(picture, result.frame, self._clock())
 
@@ -174,10 +170,9 @@ class HlsSink:
 class LiveStream:
     """One source's stream. Deletes an earlier one in the folder. Raises SinkFailed on a new failure."""
 
-    def __init__(self, folder: Path, options: HlsOptions, encoders: Encoders) -> None:
+    def __init__(self, folder: Path, options: HlsOptions) -> None:
         self.folder = folder
         self._options = options
-        self._encoders = encoders
         self._playlist = Playlist(segment_s=options.segment_s, list_size=options.list_size)
         self._outage = Outage(Backoff(RETRY_S, RETRY_S))
         self._is_clean = False
@@ -200,13 +195,8 @@ class LiveStream:
             if not (is_next and self._playlist.has_room(coder.duration_s(frame))):
                 self._end_coder(now)
                 self._has_gap = True
-        try:
-            segment = self._coder_for(frame).write(picture, frame)
-        except EncoderRefused as refused:
-            self._end_coder(now)
-            self._has_gap = True
-            self._encoders.broke(refused)
-            segment = self._coder_for(frame).write(picture, frame)
+        self._coder = self._coder or _Coder(frame, self._options)
+        segment = self._coder.write(picture, frame)
         if segment is not None:
             self._store(segment, now)
 
@@ -214,11 +204,6 @@ class LiveStream:
         """Writes the last segment and the end of the playlist."""
         self._end_coder(now)
         self._keep(now, lambda: self._put(INDEX, self._playlist.text(is_over=True).encode()))
-
-    def _coder_for(self, frame: Frame) -> "_Coder":
-        if self._coder is None:
-            self._coder = self._encoders.open(lambda codec: _Coder(frame, self._options, codec))
-        return self._coder
 
     def _end_coder(self, now: float) -> None:
         coder, self._coder = self._coder, None
@@ -281,20 +266,19 @@ class _Made:
 
 
 class _Coder:
-    """Encodes pictures of one size to whole segments. Raises EncoderRefused."""
+    """Encodes pictures of one size to whole segments."""
 
-    def __init__(self, frame: Frame, options: HlsOptions, codec: H264) -> None:
+    def __init__(self, frame: Frame, options: HlsOptions) -> None:
         self._shape = (frame.width, frame.height, frame.sample_aspect_ratio)
         self._block = _Block()
-        quality = Quality(options.crf, is_live=True, key_every_s=options.segment_s)
         self._container: OutputContainer = av.open(self._block, "w", format="mpegts", container_options=_MUXER)
-        try:
-            self._encoder = stream_encoder(
-                self._container, even(frame.width, frame.height), quality, codec, frame.sample_aspect_ratio
-            )
-        except EncoderRefused:
-            self._container.close()
-            raise
+        self._encoder = stream_encoder(
+            self._container,
+            even(frame.width, frame.height),
+            encoder_options(options.crf, is_live=True),
+            key_every_s=options.segment_s,
+            sample_aspect_ratio=frame.sample_aspect_ratio,
+        )
         self._first, self.last = frame, frame
 
     def takes(self, frame: Frame, segment_s: float) -> bool:
@@ -322,7 +306,7 @@ class _Coder:
         """Returns the last segment; empty if nothing was encoded."""
         self._container.mux(self._encoder.flush())
         self._container.close()
-        duration_s = self.last.pts_s - self._first.pts_s + self._encoder.pictures.step_s
+        duration_s = self.last.pts_s - self._first.pts_s + self._encoder.step_s
         return _Made(self._block.take(), duration_s, iso_time(self._first.captured_unix_s))
 
 

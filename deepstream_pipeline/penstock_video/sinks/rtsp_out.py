@@ -21,8 +21,7 @@ from penstock_video.backoff import Backoff, Outage
 from penstock_video.errors import SinkFailed
 from penstock_video.interfaces import INTERNAL, SECRET
 from penstock_video.sinks.broker_link import address_of
-from penstock_video.sinks.encoder import H264, EncoderKind, EncoderRefused, Quality, even, lone_encoder
-from penstock_video.sinks.encoder_choice import Encoders
+from penstock_video.sinks.encoder import encoder_options, even, lone_encoder
 from penstock_video.sinks.osd import Osd
 from penstock_video.sinks.rtsp_push import CONNECTED, Begin, Coded, packed
 from penstock_video.types import ByteArray, FrameResult
@@ -31,6 +30,7 @@ COMMAND = (sys.executable, "-P", "-m", "penstock_video.sinks.rtsp_push")
 CLOSE_S = 5.0  # for the TEARDOWN at the server
 _MAX_PENDING_BYTES = 4 * 1024 * 1024
 _PIPE_BYTES = 1024 * 1024
+_CRF = 25  # of x264
 
 log = structlog.get_logger(component="video")
 
@@ -38,13 +38,10 @@ log = structlog.get_logger(component="video")
 @dataclass(frozen=True, slots=True)
 class RtspOutOptions:
     """url: rtsp:// or rtsps://, may contain a user and password; with several sources each goes to url/SOURCE_ID.
-    timeout_s: for the server's answer, or for it to take a packet. crf: of x264; also NVENC's cq. allowed_outbound: of
-    OutboundPolicy."""
+    timeout_s: for the server's answer, or for it to take a packet. allowed_outbound: of OutboundPolicy."""
 
     url: Annotated[str, address_of("rtsp", "rtsps"), Field(json_schema_extra=SECRET)] = field(repr=False)
     timeout_s: Annotated[float, Field(json_schema_extra=INTERNAL)] = 5.0
-    crf: Annotated[int, Field(json_schema_extra=INTERNAL)] = 25
-    encoder: EncoderKind = EncoderKind.AUTO
     allowed_outbound: Annotated[tuple[str, ...], Field(json_schema_extra=INTERNAL)] = ()
 
 
@@ -52,8 +49,7 @@ class RtspOutSink:
     """Pushes each source's stream; waits for the server only at a stream's end, CLOSE_S at most.
 
     If a server refuses, hangs or disconnects, write raises SinkFailed once and retries with pauses from 1 to 30 s.
-    `lost` counts the pictures that were not sent. Another resolution is scaled into the first, with bars. If NVENC
-    fails, x264 restarts the stream. Raises SinkFailed at once if NVENC is required and unavailable.
+    `lost` counts the pictures that were not sent. Another resolution is scaled into the first, with bars.
     """
 
     def __init__(
@@ -71,13 +67,12 @@ class RtspOutSink:
         self._clock = clock
         self._command = command
         self._ways: dict[str, _PushPath] = {}
-        self._encoders = Encoders(options.encoder, "rtsp", clock=clock)
         self._lost_of_ended = 0
 
     @property
     def lost(self) -> int:
         """Pictures that were not sent."""
-        return self._lost_of_ended + self._encoders.lost + sum(way.outage.lost for way in self._ways.values())
+        return self._lost_of_ended + sum(way.outage.lost for way in self._ways.values())
 
     def write(self, result: FrameResult) -> None:
         """Encodes the frame's picture and sends it to its source's process."""
@@ -90,17 +85,13 @@ class RtspOutSink:
             way = self._ways[source_id] = _PushPath(self._url(source_id))
         try:
             if way.push is None and way.outage.may_try(now):
-                way.push = self._new_push(way.url, even(result.frame.width, result.frame.height))
+                way.push = _Push(self._command, way.url, even(result.frame.width, result.frame.height), self._options)
             if way.push is None or not way.push.write(picture, result.frame.pts_s, now):
                 way.outage.lost += 1
             if way.push is not None and way.push.is_connected:
                 way.tell_that_it_works()
         except (OSError, _PushFailed) as error:
             way.fail(error, now)
-        except EncoderRefused as refused:
-            way.drop()
-            self._encoders.broke(refused)
-            way.outage.lost += 1
 
     def end_source(self, source_id: str) -> None:
         """Ends the stream at the server."""
@@ -120,9 +111,6 @@ class RtspOutSink:
                 way.push.end_input(until)
         for way in ways:
             way.close(until)
-
-    def _new_push(self, url: str, size: tuple[int, int]) -> "_Push":
-        return self._encoders.open(lambda codec: _Push(self._command, url, size, self._options, codec))
 
     def _url(self, source_id: str) -> str:
         if self._has_room_for_one:
@@ -144,16 +132,12 @@ class _PushPath:
 
     def fail(self, error: Exception, now: float) -> None:
         """Raises SinkFailed if the failure is new."""
-        self.drop()
-        self.outage.lost += 1
-        if self.outage.failed(now, jitter=random.random()):
-            raise SinkFailed(f"{shown(self.url)}: {error}; tried again with growing pauses") from error
-
-    def drop(self) -> None:
-        """Ends its process."""
         if self.push is not None:
             self.push.kill()
             self.push = None
+        self.outage.lost += 1
+        if self.outage.failed(now, jitter=random.random()):
+            raise SinkFailed(f"{shown(self.url)}: {error}; tried again with growing pauses") from error
 
     def tell_that_it_works(self) -> None:
         lost = self.outage.worked()
@@ -168,14 +152,12 @@ class _PushPath:
 
 
 class _Push:
-    """A push process with its encoder. Raises OSError if it cannot be started, EncoderRefused before that."""
+    """A push process with its encoder. Raises OSError if it cannot be started."""
 
-    def __init__(
-        self, command: tuple[str, ...], url: str, size: tuple[int, int], options: RtspOutOptions, codec: H264
-    ) -> None:
+    def __init__(self, command: tuple[str, ...], url: str, size: tuple[int, int], options: RtspOutOptions) -> None:
         self.is_connected = False
         self._timeout_s = options.timeout_s
-        self._encoder = lone_encoder(size, Quality(options.crf, is_live=True), codec)
+        self._encoder = lone_encoder(size, encoder_options(_CRF, is_live=True))
         self._pending = bytearray(packed(Begin(url, *size, options.timeout_s, options.allowed_outbound)))
         self._moved_at: float | None = None
         self._skips_to_key = False
@@ -197,7 +179,7 @@ class _Push:
             fcntl.fcntl(self._input.fileno(), fcntl.F_SETPIPE_SZ, _PIPE_BYTES)
 
     def write(self, picture: ByteArray, pts_s: float, now: float) -> bool:
-        """Returns whether the picture was sent. Raises _PushFailed, EncoderRefused."""
+        """Returns whether the picture was sent. Raises _PushFailed."""
         is_taken = True
         for packet in self._encoder.encode(picture, pts_s):
             is_key = packet.is_keyframe

@@ -17,8 +17,7 @@ from pydantic import Field
 
 from penstock_video.backoff import Backoff, Outage
 from penstock_video.errors import SinkFailed
-from penstock_video.sinks.encoder import H264, SQUARE, EncoderKind, EncoderRefused, Quality, even, stream_encoder
-from penstock_video.sinks.encoder_choice import Encoders
+from penstock_video.sinks.encoder import SQUARE, encoder_options, even, stream_encoder
 from penstock_video.sinks.jsonl import Folder, SourceFolders, made_folder
 from penstock_video.sinks.osd import Osd
 from penstock_video.types import ByteArray, FrameResult
@@ -33,19 +32,18 @@ log = structlog.get_logger(component="video")
 
 @dataclass(frozen=True, slots=True)
 class AnnotatedOptions:
-    """folder: of the files, or of the sources' folders. crf: of x264, less is better; also NVENC's cq."""
+    """folder: of the files, or of the sources' folders. crf: of x264, less is better."""
 
     folder: Folder
     crf: Annotated[int, Field(ge=0, le=51)] = 23
-    encoder: EncoderKind = EncoderKind.AUTO
 
 
 class AnnotatedSink:
     """A video file for each source.
 
-    Raises SinkFailed at once if the folder is not writable, or NVENC is required and unavailable. On a full disk, write
-    raises SinkFailed once; the file so far is playable, and another is begun when there is room again. If NVENC fails,
-    x264 begins another. `lost` counts the pictures in no file. Frames without a picture are skipped.
+    Raises SinkFailed at once if the folder is not writable. On a full disk, write raises SinkFailed once; the file so
+    far is playable, and another is begun when there is room again. `lost` counts the pictures in no file. Frames
+    without a picture are skipped.
     """
 
     def __init__(
@@ -58,17 +56,16 @@ class AnnotatedSink:
     ) -> None:
         self._osd = osd
         self._clock = clock
-        self._quality = Quality(crf=options.crf)
+        self._crf = options.crf
         self._folders = SourceFolders(made_folder(options.folder), is_single=is_single)
         self._began_unix_s = time.time() - 0.05  # a file system's clock may be a tick behind
         self._files: dict[str, VideoFile] = {}
-        self._encoders = Encoders(options.encoder, "mp4", clock=clock)
         self._outage = Outage(Backoff(RETRY_S, RETRY_S))
 
     @property
     def lost(self) -> int:
         """Pictures in no file."""
-        return self._outage.lost + self._encoders.lost
+        return self._outage.lost
 
     def write(self, result: FrameResult) -> None:
         """Adds the frame's picture to its source's file."""
@@ -80,7 +77,7 @@ class AnnotatedSink:
             if not self._may_write(now):
                 self._outage.lost += 1
                 return
-            self._put(result, picture)
+            self._file_for(result).write(picture, result.frame.pts_s)
         except (OSError, FFmpegError) as error:
             self._failed(result.frame.source_id, error, now)
             return
@@ -109,14 +106,6 @@ class AnnotatedSink:
             return True
         return self._outage.may_try(now) and _free_bytes(self._folders.folder) >= MIN_FREE_BYTES
 
-    def _put(self, result: FrameResult, picture: ByteArray) -> None:
-        try:
-            self._file_for(result).write(picture, result.frame.pts_s)
-        except EncoderRefused as refused:
-            self._files.pop(result.frame.source_id).discard()
-            self._encoders.broke(refused)
-            self._file_for(result).write(picture, result.frame.pts_s)
-
     def _file_for(self, result: FrameResult) -> "VideoFile":
         frame, source_id = result.frame, result.frame.source_id
         size = (frame.width, frame.height)
@@ -126,8 +115,7 @@ class AnnotatedSink:
         self._finish(source_id)
         folder = self._folders.of(source_id)
         folder.mkdir(parents=True, exist_ok=True)
-        path = _free_path(folder, self._began_unix_s)
-        file = self._encoders.open(lambda codec: VideoFile(path, size, self._quality, codec, frame.sample_aspect_ratio))
+        file = VideoFile(_free_path(folder, self._began_unix_s), size, self._crf, frame.sample_aspect_ratio)
         self._files[source_id] = file
         return file
 
@@ -152,16 +140,9 @@ class AnnotatedSink:
 
 
 class VideoFile:
-    """An open MP4. Raises OSError, FFmpegError and EncoderRefused; then only call `abandon`."""
+    """An open MP4. Raises OSError and FFmpegError; then only call `abandon`."""
 
-    def __init__(
-        self,
-        path: Path,
-        size: tuple[int, int],
-        quality: Quality,
-        codec: H264 = H264.X264,
-        sample_aspect_ratio: Fraction = SQUARE,
-    ) -> None:
+    def __init__(self, path: Path, size: tuple[int, int], crf: int, sample_aspect_ratio: Fraction = SQUARE) -> None:
         self.path = path
         self._shape = (size, sample_aspect_ratio)
         self._frames = 0
@@ -169,10 +150,9 @@ class VideoFile:
         try:
             container = av.open(self._file, "w", format="mp4", container_options={"movflags": _MOVFLAGS})
             self._container: OutputContainer = container
-            self._encoder = stream_encoder(container, even(*size), quality, codec, sample_aspect_ratio)
-        except EncoderRefused:
-            self.discard()
-            raise
+            self._encoder = stream_encoder(
+                container, even(*size), encoder_options(crf), sample_aspect_ratio=sample_aspect_ratio
+            )
         except (OSError, FFmpegError):
             self._file.close()
             raise
@@ -190,12 +170,6 @@ class VideoFile:
         self._container.mux(self._encoder.flush())
         self._container.close()
         self._file.close()
-
-    def discard(self) -> None:
-        """Abandons the file; deletes one without a frame."""
-        self.abandon()
-        if not self._frames:
-            self.path.unlink(missing_ok=True)
 
     def abandon(self) -> None:
         """Leaves whole fragments, which are playable, on the disk."""

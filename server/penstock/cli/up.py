@@ -31,7 +31,10 @@ OPEN_FILES = 65_536  # a request in flight holds one or two; the usual soft limi
 MIN_OPEN_FILES = 512  # libraries, pipes and the engine's connections take about 200
 
 Engines = Annotated[
-    str | None, typer.Option(help="auto, triton, embedded, or a Triton's http:// address, several with commas [auto]")
+    str | None,
+    typer.Option(
+        help="auto, triton, embedded, a Triton's http:// address (several with commas), or module:Class [auto]"
+    ),
 ]
 EngineHeaders = Annotated[
     Path | None,
@@ -211,7 +214,7 @@ def up(
     """Start the engine and the gateway and stay in the foreground; Ctrl-C drains and stops both.
 
     The engine is Triton where it can run, else ONNX Runtime embedded in the gateway, which serves ONNX models only;
-    --engine triton, embedded or a URL says which.
+    --engine triton, embedded, a URL or module:Class of your own says which.
     """
     flags: dict[str, Any] = {name: value for name, value in locals().items() if name != "config"}
     try:

@@ -15,6 +15,7 @@ import psutil
 from penstock.doctor.finding import Finding, Severity, StackPlan
 from penstock.engines.triton.runtime import TritonRuntime, TritonUnavailable, find_triton
 from penstock.network import family_of, listen_hosts
+from penstock.protocol.extensions import is_extension_name
 
 _CHILD_TIMEOUT_S = 8.0
 _REINSTALL = "pip install --force-reinstall onnxruntime (in a checkout: remove .venv and `make up`)"
@@ -107,6 +108,8 @@ def engine_findings(facts: EngineFacts) -> list[Finding]:
 def _engine(facts: EngineFacts) -> Finding:
     if facts.is_remote:
         return Finding("engine.choice", Severity.OK, f"{facts.requested}, an external server (not contacted)")
+    if is_extension_name(facts.requested):
+        return Finding("engine.choice", Severity.OK, f"{facts.requested}, an engine of your own (not loaded)")
     if facts.requested != "embedded" and facts.triton:
         return Finding("engine.choice", Severity.OK, f"{facts.requested} takes {facts.triton}")
     why, _, remedy = facts.no_triton.rpartition("; ")

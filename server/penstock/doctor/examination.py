@@ -36,7 +36,7 @@ class Examiner:
 def _examine_graphics(plan: StackPlan) -> list[Finding]:
     facts = graphics.probe_graphics()
     reading = facts.reading
-    on_video = video.video_findings(video.probe_video(), reading) if reading.cards else video.no_card_findings()
+    on_video = video.video_findings(video.probe_video()) if reading.cards else video.no_card_findings()
     of_card = [
         *graphics.graphics_findings(facts),
         *image.image_findings(reading),

@@ -1,4 +1,4 @@
-"""GPUs: driver and cards, the matching Triton image, and the video engines (NVDEC, NVENC, nvJPEG)."""
+"""GPUs: driver and cards, the matching Triton image, and the video engines (NVDEC, nvJPEG)."""
 
 import os
 from collections.abc import Sequence
@@ -225,7 +225,6 @@ def _halves(sentence: str) -> tuple[str, str]:
 
 PACKAGES = ("PyNvVideoCodec", "cuda-bindings")
 # NVIDIA's table of video engines: A100 and A30, H100 and H200, B200 and B300 have no encoder.
-_NO_ENCODER = ((8, 0), (9, 0), (10, 0), (10, 3))
 _INSTALL = (
     "run make gpu in a checkout, else pip install 'penstock[gpu]'; in a container, build the image with --build-arg "
     "VIDEO_GPU=1"
@@ -265,9 +264,9 @@ def no_card_findings() -> list[Finding]:
     return [Finding("video.nvdec", Severity.OK, f"no NVIDIA GPU: {_ON_CPU}")]
 
 
-def video_findings(facts: VideoFacts, reading: NvmlReading) -> list[Finding]:
-    """Decoding with its obstacles, then encoding and JPEG. reading: with at least one card."""
-    return [_decoder(facts), _encoder(reading.cards), _jpeg(facts)]
+def video_findings(facts: VideoFacts) -> list[Finding]:
+    """Decoding with its obstacles, then JPEG."""
+    return [_decoder(facts), _jpeg(facts)]
 
 
 def _decoder(facts: VideoFacts) -> Finding:
@@ -295,14 +294,6 @@ def _decoder(facts: VideoFacts) -> Finding:
         found = f"{found}; {' and '.join(missing)} {verb} not installed: {_ON_CPU}"
         return Finding(name, Severity.NOTE, found, _INSTALL)
     return Finding(name, Severity.OK, found)
-
-
-def _encoder(cards: Sequence[GpuDevice]) -> Finding:
-    """By the card's compute capability; the video program tests the encoder when it starts."""
-    if all(card.capability in _NO_ENCODER for card in cards):
-        return Finding("video.nvenc", Severity.OK, f"{cards[0].name} has none: annotated video is encoded on the CPU")
-    having = next(card for card in cards if card.capability not in _NO_ENCODER)
-    return Finding("video.nvenc", Severity.OK, f"{having.name} is of a kind that has it; the video program tries it")
 
 
 def _jpeg(facts: VideoFacts) -> Finding:

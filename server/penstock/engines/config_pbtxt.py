@@ -65,6 +65,27 @@ def config_from_proto(proto: model_config_pb2.ModelConfig) -> ModelConfig:
     )
 
 
+def config_message(config: ModelConfig) -> model_config_pb2.ModelConfig:
+    """Triton's message of the model: name, backend, batches, tensors, instances and parameters."""
+    message = model_config_pb2.ModelConfig(
+        name=config.name, backend=config.backend, max_batch_size=config.max_batch_size
+    )
+    message.instance_group.add(count=config.instance_count, kind=model_config_pb2.ModelInstanceGroup.KIND_CPU)
+    for spec in config.inputs:
+        message.input.add(name=spec.name, data_type=_type_number(spec.datatype), dims=spec.shape)
+    for spec in config.outputs:
+        message.output.add(name=spec.name, data_type=_type_number(spec.datatype), dims=spec.shape)
+    for key, value in config.parameters.items():
+        message.parameters[key].string_value = value
+    return message
+
+
+def _type_number(datatype: Datatype) -> int:
+    datatype_name = "STRING" if datatype is Datatype.BYTES else datatype.value
+    number: int = model_config_pb2.DataType.Value(f"TYPE_{datatype_name}")
+    return number
+
+
 @dataclass(frozen=True, slots=True)
 class GpuInstances:
     """count: instances on each card. cards: indexes, empty for all."""

@@ -8,13 +8,14 @@ from typing import NoReturn
 
 from penstock.gateway.grpc.server import AddressTaken
 from penstock.gateway.main import CoreOptions, run_gateway
-from penstock.gateway.rest.listener import PortTaken
 from penstock.gateway.settings import Settings
 from penstock.gateway.worker import WorkerOptions, run_worker
 from penstock.gateway.workers.gateway_process import CORE, FRONT
 from penstock.gateway.workers.running_stacks import reachable_folder
 from penstock.logs import configure_logs, get_logger
+from penstock.network import PortTaken
 from penstock.process import remove_working_directory
+from penstock.protocol.extensions import ExtensionError
 
 EXIT_CANNOT_START = 78  # EX_CONFIG of sysexits.h: the parent does not retry
 
@@ -33,7 +34,7 @@ def main() -> int:
         if part.startswith(FRONT):
             return run_worker(settings, control_end, WorkerOptions(int(part.removeprefix(FRONT)), run_dir))
         return run_gateway(settings, control_end, CoreOptions(run_dir, has_workers=part == CORE))
-    except (PortTaken, AddressTaken) as error:
+    except (PortTaken, AddressTaken, ExtensionError) as error:
         get_logger("gateway").error("cannot start", reason=str(error))
         return EXIT_CANNOT_START
     except Exception:  # noqa: BLE001 - the process's root: the parent starts another one

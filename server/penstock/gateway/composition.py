@@ -56,6 +56,7 @@ from penstock.port_policy import BrowserPolicy, PortLimits
 from penstock.protocol.call import GrpcCall
 from penstock.protocol.engine import Engine, ModelConfig, Relay
 from penstock.protocol.errors import InferenceError
+from penstock.protocol.extensions import ExtensionError
 from penstock.protocol.grpc_messages import parsed
 from penstock.tls import Certificates
 
@@ -163,17 +164,29 @@ def _is_on_this_host(settings: Settings) -> bool:
 
 
 def _embedded_engine(settings: Settings) -> ConnectedEngine:
-    # Imported here, so that ONNX Runtime is loaded for this engine only.
-    from penstock.engines.embedded.engine import EmbeddedEngine
-
-    repositories = tuple(path for path in settings.repositories if path.is_dir())
-    engine = EmbeddedEngine(
-        repositories, max_waiting=settings.max_inflight_requests, max_body_bytes=settings.max_body_bytes
-    )
+    engine = _user_engine(settings) if settings.engine_class else _onnx_engine(settings)
     slab = SharedSlab(asyncio.get_running_loop().call_later) if settings.slab_bytes else None
     if slab is not None:
         slab.renew(anonymous_memory(slab_bytes_with_client_parts(settings.slab_bytes)))
-    return ConnectedEngine(engine, "embedded", slab)
+    return ConnectedEngine(engine, settings.engine, slab)
+
+
+def _onnx_engine(settings: Settings) -> Engine:
+    from penstock.engines.embedded.engine import EmbeddedEngine  # here because it loads ONNX Runtime
+
+    repositories = tuple(path for path in settings.repositories if path.is_dir())
+    return EmbeddedEngine(
+        repositories, max_waiting=settings.max_inflight_requests, max_body_bytes=settings.max_body_bytes
+    )
+
+
+def _user_engine(settings: Settings) -> Engine:
+    from penstock.engines.embedded.user_engine import CustomEngine
+
+    try:
+        return CustomEngine(settings.engine_class, max_body_bytes=settings.max_body_bytes)
+    except ExtensionError as error:
+        raise ExtensionError(f"engine {settings.engine_class}: {error}") from error
 
 
 def compose_memory(settings: Settings, relay: Relay, watch: EngineWatch) -> SharedMemory | NoSharedMemory:
@@ -202,6 +215,8 @@ def compose_memory(settings: Settings, relay: Relay, watch: EngineWatch) -> Shar
 
 async def describe_engine(settings: Settings, relay: Relay) -> str:
     """The engine's name and version, for display."""
+    if settings.engine_class:
+        return f"{settings.engine_class} in the gateway's process"
     if settings.engine_is_embedded:
         import onnxruntime
 
@@ -232,7 +247,7 @@ def watch_options(settings: Settings, options: DeclaredOptions, engine: Connecte
     def timeout_s(config: ModelConfig) -> float:
         return options.of(config).execution_timeout_s
 
-    rows = RowChecks(engine.engine, () if settings.engine_is_external else settings.repositories, timeout_s)
+    rows = RowChecks(engine.engine, settings.repositories if settings.engine_has_files else (), timeout_s)
     trial = partial(try_rows, rows, wants=options.wants_trial)
     return WatchOptions(
         wanted=settings.models,

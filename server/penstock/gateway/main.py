@@ -29,7 +29,7 @@ from penstock.gateway.model_restarts import model_restarter, with_own_engines
 from penstock.gateway.readiness import watch_readers
 from penstock.gateway.rest.app import create_app
 from penstock.gateway.rest.limits import ConnectionLimits
-from penstock.gateway.rest.listener import HttpListener, Sockets, bind_all
+from penstock.gateway.rest.listener import HttpListener
 from penstock.gateway.rest.metrics_app import create_metrics_app
 from penstock.gateway.rest.routes import ForwardedIdentity
 from penstock.gateway.serving_parts import ServingParts, SharedTables
@@ -50,7 +50,7 @@ from penstock.gateway.workers.shared_counters import PAGE_NAME, CounterPage, Cou
 from penstock.gateway.workers.slab_sharing import SlabPartitions, client_slab_parts
 from penstock.gpu.telemetry.reader import telemetry_metrics
 from penstock.logs import get_logger
-from penstock.network import addresses_of
+from penstock.network import Sockets, addresses_of, bind_all
 from penstock.process import MemoryTrimmer
 
 log = get_logger("gateway")

@@ -31,9 +31,9 @@ def with_own_engines(
 ) -> tuple[ConnectedEngine, DedicatedEngines | None]:
     """The engine for the gateway, and its part with dedicated engines for models that hung.
 
-    That part is None with a Triton given by URL, with MPS, and with clients' shared memory.
+    That part is None with a Triton given by URL, with a user's engine, with MPS, and with clients' shared memory.
     """
-    if control is None or settings.engine_is_external or settings.mps == "on" or settings.allow_client_shm:
+    if control is None or not settings.engine_has_files or settings.mps == "on" or settings.allow_client_shm:
         return main, None
 
     cached_path = cache(reachable_folder)
@@ -66,8 +66,10 @@ def model_restarter(
     control: ControlConnection | None,
     generations: Callable[[], Mapping[str, int]],
 ) -> Callable[[str, str, int], None] | None:
-    """Function to restart a model, by name, reason and number of hangs; None for a Triton given by URL."""
+    """Function to restart a model, by name, reason, number of hangs; None for a user's engine or a Triton by URL."""
     in_place: Callable[[str, str], None]
+    if settings.engine_class:
+        return None
     if settings.engine_is_embedded:
         from penstock.engines.embedded.engine import EmbeddedEngine  # here because it loads ONNX Runtime
 

@@ -31,6 +31,7 @@ from penstock.network import is_loopback
 from penstock.outbound import OutboundPolicy
 from penstock.port_policy import checked_host, checked_origin
 from penstock.protocol.errors import InvalidRequest
+from penstock.protocol.extensions import is_extension_name
 from penstock.protocol.identity import ALL_ROLES, Role
 
 PREFIX = "PENSTOCK_"
@@ -169,9 +170,10 @@ class Settings(BaseSettings):
 
     @model_validator(mode="after")
     def _check_pairs(self) -> "Settings":
-        if self.engine not in ("auto", "triton", "embedded") and not self.engine_is_external:
+        if self.engine not in ("auto", "triton", "embedded") and not (self.engine_is_external or self.engine_class):
             raise ValueError(
-                f"engine is {self.engine!r}; it takes auto, triton, embedded, or the http:// address of a Triton"
+                f"engine is {self.engine!r}; it takes auto, triton, embedded, the http:// address of a Triton, or "
+                "module:Class of your own"
             )
         require_addresses(self.engine_urls, self.engine_grpcs, self.engine_header_file)
         ports = [p for p in (self.http_port, self.grpc_port, self.metrics_port) if p]
@@ -225,13 +227,23 @@ class Settings(BaseSettings):
 
     @property
     def engine_is_embedded(self) -> bool:
-        """Whether the engine runs in the gateway's process."""
-        return self.engine == "embedded"
+        """Whether the engine runs in the gateway's process: ONNX Runtime, or a user's."""
+        return self.engine == "embedded" or bool(self.engine_class)
+
+    @property
+    def engine_class(self) -> str:
+        """`module:Class` of a user's engine; empty for ours."""
+        return self.engine if is_extension_name(self.engine) else ""
 
     @property
     def engine_has_process(self) -> bool:
         """Whether the engine is, or with `auto` may be, our own process with its own ports."""
         return not self.engine_is_external and not self.engine_is_embedded
+
+    @property
+    def engine_has_files(self) -> bool:
+        """Whether its models are those of the model repositories."""
+        return not self.engine_is_external and not self.engine_class
 
     @property
     def has_keys(self) -> bool:

@@ -28,7 +28,7 @@ from penstock.gateway.grpc.server import GrpcEndpoint, GrpcServer, ProcessRole, 
 from penstock.gateway.metrics import METRIC_FILES, MetricFiles, Metrics
 from penstock.gateway.model_restarts import core_backend
 from penstock.gateway.rest.app import create_app
-from penstock.gateway.rest.listener import HttpListener, Sockets, bind_all
+from penstock.gateway.rest.listener import HttpListener
 from penstock.gateway.rest.streaming import CoreRoute
 from penstock.gateway.serving_parts import ServingParts, SharedTables
 from penstock.gateway.settings import Settings
@@ -48,7 +48,7 @@ from penstock.gateway.workers.shared_counters import (
 from penstock.gateway.workers.slab_sharing import ClientSlab
 from penstock.gateway.workers.worker_dataplane import WorkerDataPlane
 from penstock.logs import get_logger
-from penstock.network import addresses_of
+from penstock.network import Sockets, addresses_of, bind_all
 from penstock.port_policy import PortLimits
 from penstock.process import MemoryTrimmer
 

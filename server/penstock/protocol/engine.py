@@ -1,6 +1,6 @@
 """The interface of an engine: inference over tensors, relayed calls, and the description of its models."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -109,6 +109,20 @@ class Engine(Relay, Protocol):
 
     async def metrics(self) -> bytes:
         """The engine's metrics in Prometheus' text format; empty if it has none."""
+        ...
+
+    async def aclose(self) -> None: ...
+
+
+class UserEngine(Protocol):
+    """The part of an engine that a user writes, see docs/extend.md. Its class is called without arguments."""
+
+    def models(self) -> Sequence[ModelConfig]:
+        """The models. Called once, at start."""
+        ...
+
+    async def infer(self, request: InferRequest) -> InferResponse:
+        """As Engine.infer, on the gateway's event loop: long work belongs in a thread."""
         ...
 
     async def aclose(self) -> None: ...

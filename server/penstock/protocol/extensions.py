@@ -11,9 +11,14 @@ class ExtensionError(ValueError):
     """The name cannot be loaded. The message has the reason."""
 
 
+def is_extension_name(name: str) -> bool:
+    """Whether it has the form module:Name."""
+    return _NAME.fullmatch(name) is not None
+
+
 def load_extension(name: str) -> Any:
     """The object `module:Name`. The module must be installed or in PYTHONPATH. Raises ExtensionError."""
-    if not _NAME.fullmatch(name):
+    if not is_extension_name(name):
         raise ExtensionError("module:Name is needed, such as my_package.sinks:CsvSink")
     try:
         return resolve_name(name)

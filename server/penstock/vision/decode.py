@@ -18,6 +18,7 @@ import simplejpeg
 
 from penstock.engines.torch_serving.picture_header import (
     MAX_PARTS,
+    MAX_PIXELS,
     PNG_SIGNATURE,
     Buffer,
     PictureFormat,
@@ -32,6 +33,7 @@ from penstock.vision.spec import ColorFormat
 
 __all__ = [
     "MAX_PARTS",
+    "MAX_PIXELS",
     "PNG_SIGNATURE",
     "Buffer",
     "PictureFormat",
@@ -240,9 +242,6 @@ _ORIENTATIONS: dict[int, Callable[[Image], Image]] = {
 }
 
 
-DEFAULT_MAX_PIXELS = 40_000_000
-
-
 @dataclass(frozen=True, slots=True)
 class DecodedImage:
     """A decoded image; the source's size exceeds that of pixels after a scaled decode."""
@@ -253,7 +252,7 @@ class DecodedImage:
 
 
 def decode(
-    data: Buffer, color: ColorFormat, *, max_pixels: int = DEFAULT_MAX_PIXELS, at_least: tuple[int, int] | None = None
+    data: Buffer, color: ColorFormat, *, max_pixels: int = MAX_PIXELS, at_least: tuple[int, int] | None = None
 ) -> DecodedImage:
     """Decodes an image. at_least: minimum (width, height) for a scaled decode, or None. Raises as header_within."""
     header = header_within(data, max_pixels)

@@ -16,10 +16,10 @@ import time
 from contextlib import suppress
 from dataclasses import dataclass
 
+from penstock.engines.torch_serving.picture_header import MAX_PIXELS
 from penstock.logs import get_logger
 from penstock.protocol.errors import DeadlineExceeded, EngineUnavailable, InferenceError, Overloaded, UndecodableImage
 from penstock.protocol.shared_memory import SLAB_FROM_BYTES, Lease, Slab
-from penstock.vision.decode import DEFAULT_MAX_PIXELS
 from penstock.vision.decoder_process import DecoderDied, DecoderProcess, PreparedImage
 from penstock.vision.fair_queue import FairQueue, Quarantine
 from penstock.vision.spec import PrepareSpec
@@ -67,7 +67,7 @@ class DecodePool:
     """
 
     def __init__(
-        self, *, workers: int, job_timeout_s: float = 5.0, max_waiting: int = 512, max_pixels: int = DEFAULT_MAX_PIXELS
+        self, *, workers: int, job_timeout_s: float = 5.0, max_waiting: int = 512, max_pixels: int = MAX_PIXELS
     ) -> None:
         self._worker_count = workers
         self._job_timeout_s = job_timeout_s

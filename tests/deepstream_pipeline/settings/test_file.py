@@ -15,7 +15,6 @@ from penstock_video.settings.models import (
     PrimarySettings,
     SecondarySettings,
 )
-from penstock_video.sinks.encoder import EncoderKind
 from penstock_video.sinks.hls import HlsOptions
 from penstock_video.sinks.jpeg import JpegKind
 from penstock_video.sinks.jsonl import JsonlOptions
@@ -140,19 +139,19 @@ def test_parts_with_every_key_say_each_of_them(tmp_path: Path) -> None:
 
 PICTURES = """
 sink:
-  - {type: mp4, folder: a, encoder: nvenc}
-  - {type: hls, folder: b, encoder: cpu}
+  - {type: mp4, folder: a}
+  - {type: hls, folder: b, crf: 30}
   - {type: rtsp, url: "rtsp://server/live"}
   - {type: preview, jpeg: nvjpeg}
 """
 
 
-def test_sinks_of_pictures_say_who_encodes(tmp_path: Path) -> None:
-    """A card's encoder, the CPU's, or auto where nothing is said."""
+def test_sinks_of_pictures_have_their_options(tmp_path: Path) -> None:
+    """Given ones, and defaults."""
     mp4, hls, rtsp, preview = read(LEAST + PICTURES, tmp_path).sinks
-    assert mp4 == AnnotatedOptions(tmp_path / "a", encoder=EncoderKind.NVENC)
-    assert hls == HlsOptions(tmp_path / "b", encoder=EncoderKind.CPU)
-    assert rtsp == RtspOutOptions("rtsp://server/live", encoder=EncoderKind.AUTO)
+    assert mp4 == AnnotatedOptions(tmp_path / "a")
+    assert hls == HlsOptions(tmp_path / "b", crf=30)
+    assert rtsp == RtspOutOptions("rtsp://server/live")
     assert preview == PreviewOptions(jpeg=JpegKind.NVJPEG)
 
 

@@ -2,17 +2,23 @@
 
 import json
 from functools import cache
+from importlib.util import find_spec
 from pathlib import Path
 
 import jsonschema_rs
-from kubernetes_validate import utils
+from packaging.version import Version
 
 from tests.deploy.chart.rendering import Document
 
 OWN = Path(__file__).parent / "schemas"
 DEFINITIONS = "_definitions.json"
 OLDEST = (1, 29)
-VERSIONS = tuple(dict.fromkeys(each for each in utils.all_versions() if tuple(map(int, each.split(".")[:2])) >= OLDEST))
+SPEC = find_spec("kubernetes_validate")  # its schemas alone: what it imports takes 2 s of CPU
+assert SPEC is not None
+assert SPEC.origin
+SCHEMAS = Path(SPEC.origin).parent / "kubernetes-json-schema"
+_THERE = sorted(Version(path.name[1:].partition("-")[0]) for path in SCHEMAS.glob("v*-local-strict"))
+VERSIONS = tuple(str(version) for version in _THERE if version.release[:2] >= OLDEST)
 
 
 def faults(document: Document, version: str) -> tuple[str, ...]:
@@ -39,17 +45,16 @@ def _validator(api_version: str, kind: str, version: str) -> jsonschema_rs.Draft
         return jsonschema_rs.Draft202012Validator(json.loads(own.read_text()))
     group, _, of_group = api_version.rpartition("/")
     file = f"{kind}-{group.partition('.')[0]}-{of_group}" if group else f"{kind}-{of_group}"
-    folder = f"kubernetes-json-schema/v{version}-local-strict"
-    try:
-        schema = utils.schema_contents(f"{folder}/{file.lower()}.json", version)
-    except FileNotFoundError:
+    folder = SCHEMAS / f"v{version}-local-strict"
+    schema = folder / f"{file.lower()}.json"
+    if not schema.is_file():
         return None
-    return jsonschema_rs.Draft202012Validator(schema, registry=_registry(folder, version))
+    return jsonschema_rs.Draft202012Validator(json.loads(schema.read_text()), registry=_registry(folder))
 
 
 @cache
-def _registry(folder: str, version: str) -> jsonschema_rs.Registry:
-    return jsonschema_rs.Registry([(DEFINITIONS, utils.schema_contents(f"{folder}/{DEFINITIONS}", version))])
+def _registry(folder: Path) -> jsonschema_rs.Registry:
+    return jsonschema_rs.Registry([(DEFINITIONS, json.loads((folder / DEFINITIONS).read_text()))])
 
 
 def _json_path(path: list[str | int]) -> str:

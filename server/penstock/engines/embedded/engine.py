@@ -1,214 +1,328 @@
-"""EmbeddedEngine: runs ONNX models in this process, and answers KServe v2 calls as Triton does."""
+"""EmbeddedEngine: runs the ONNX models of the repositories in this process."""
 
-from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
+import asyncio
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import cast
+from typing import TypeVar
 
-from tritonclient.grpc import service_pb2
+from tritonclient.grpc import model_config_pb2, service_pb2
 
-from penstock import VERSION
-from penstock.engines.concurrency import in_thread
-from penstock.engines.embedded.grpc_stream import OrderedStream
-from penstock.engines.embedded.http_routes import HttpRoutes
-from penstock.engines.embedded.inference import (
-    CONFIG_PARAMETER,
-    EXTENSIONS,
-    NAME,
-    NO_LOG_SETTINGS,
-    NO_TRACE_SETTINGS,
-    infer,
-    refuse_load_parameter,
-    refuse_repository,
-    response_bytes,
-)
-from penstock.engines.embedded.models import DISK_TIMEOUT_S, MAX_WAITING_REQUESTS, ModelStore, version_number
-from penstock.protocol.call import A, Call, GrpcAnswer, GrpcCall, GrpcMetadata, HttpCall, HttpStream
-from penstock.protocol.codec import codec_of
-from penstock.protocol.engine import GrpcStream
-from penstock.protocol.error_codes import ENGINE_ERRORS
-from penstock.protocol.errors import InvalidRequest, ModelNotReady, NotSupported
-from penstock.protocol.grpc_inference import (
-    decode_infer_message,
-    encode_response,
-    index_message,
-    metadata_message,
-    parsed_request,
-    serialised,
-)
+from penstock.engines.config_pbtxt import config_from_proto
+from penstock.engines.embedded import statistics as metrics
+from penstock.engines.embedded.inference import version_number
+from penstock.engines.embedded.loading import OpenedModel, StateOnDisk, open_model
+from penstock.engines.embedded.model_version import LoadedVersion, Run
+from penstock.engines.embedded.relay import MAX_BODY_BYTES, InProcessRelay
+from penstock.engines.embedded.repository import ModelFolder, RepositoryReader
+from penstock.engines.embedded.shared_memory import SharedRegions
+from penstock.logs import get_logger
+from penstock.protocol.engine import ModelConfig, ModelMetadata, ModelState, TensorSpec
+from penstock.protocol.errors import EngineUnavailable, InvalidRequest, ModelNotFound, ModelNotReady
+from penstock.protocol.inference import InferRequest, InferResponse
 
-Answer = Callable[["GrpcMethods", bytes, float | None], Awaitable[bytes]]
+UNLOADED = "unloaded"
 
 
-class GrpcMethods:
-    """The engine's gRPC methods on serialised messages. Raises InferenceError."""
+@dataclass(slots=True)
+class ServedModel:
+    """lock: for loads and unloads. state_on_disk: source of the serving versions."""
 
-    def __init__(self, engine: ModelStore) -> None:
-        self._engine = engine
+    name: str
+    lock: asyncio.Lock = field(default_factory=asyncio.Lock)
+    is_loading: bool = False
+    state_on_disk: StateOnDisk | None = None
+    serving: dict[int, LoadedVersion] = field(default_factory=dict)
+    leaving: list[LoadedVersion] = field(default_factory=list)
+    reasons: dict[int, str] = field(default_factory=dict)
 
-    async def answer(self, method: str, message: bytes, deadline: float | None) -> bytes:
-        """method: the gRPC path. Raises NotSupported for unknown ones."""
-        handle = _METHODS.get(method)
-        if handle is None:
-            name = method.rpartition("/")[2]
-            raise NotSupported(_UNSUPPORTED.get(name, f"the embedded engine has no {name}"))
-        return await handle(self, message, deadline)
+    def install(self, model: OpenedModel, *, max_waiting: int) -> None:
+        """Serves the opened versions. If one failed, the old versions stay, as in Triton."""
+        if model.failures:
+            if not self.serving:
+                self.reasons = dict.fromkeys(model.opened, UNLOADED) | dict(model.failures)
+            return
+        old = self.serving
+        self.serving = {
+            version: LoadedVersion(opened, max_waiting=max_waiting) for version, opened in model.opened.items()
+        }
+        self.reasons = {version: UNLOADED for version in old if version not in self.serving}
+        self.state_on_disk = model.state_on_disk
+        self._retire(old)
 
-    async def infer(self, message: bytes, deadline: float | None) -> bytes:
-        request = await in_thread(len(message), parsed_request, service_pb2.ModelInferRequest, message)
-        model, version = request.model_name, request.model_version
-        self._engine.labels(model, version, "")  # first, so that an unknown model is reported before a bad message
-        ask = await in_thread(len(message), decode_infer_message, request)
-        response = await infer(self._engine, ask, model=model, version=version, deadline=deadline)
-        return await in_thread(response_bytes(response), encode_response, response)
+    def remove(self) -> None:
+        """Accepts no more requests; running ones finish."""
+        old, self.serving, self.state_on_disk = self.serving, {}, None
+        self.reasons |= dict.fromkeys(old, UNLOADED)
+        self._retire(old)
 
-    async def live(self, _: bytes, __: float | None) -> bytes:
-        return serialised(service_pb2.ServerLiveResponse(live=True))
+    def stop(self, error: EngineUnavailable) -> list[LoadedVersion]:
+        """Ends all versions at once; returns those to wait for."""
+        versions = [*self.serving.values(), *self.leaving]
+        self.serving = {}
+        for version in versions:
+            version.stop(error)
+        return versions
 
-    async def ready(self, _: bytes, __: float | None) -> bytes:
-        return serialised(service_pb2.ServerReadyResponse(ready=await self._engine.ready()))
+    def find(self, version: str) -> LoadedVersion:
+        """The version, or the highest for an empty string. Raises InvalidRequest, ModelNotFound."""
+        if not self.serving:
+            raise ModelNotFound(f"Request for unknown model: '{self.name}' has no available versions")
+        number = version_number(version)
+        if number is None:
+            return self.serving[max(self.serving)]
+        if number not in self.serving:
+            raise ModelNotFound(f"Request for unknown model: '{self.name}' version {number} is not found")
+        return self.serving[number]
 
-    async def server(self, _: bytes, __: float | None) -> bytes:
-        return serialised(service_pb2.ServerMetadataResponse(name=NAME, version=VERSION, extensions=EXTENSIONS))
+    def rows(self) -> list[ModelState]:
+        """Its rows of the repository index; empty if it was never loaded."""
+        self._forget_drained()
+        states = {number: ("UNAVAILABLE", reason) for number, reason in self.reasons.items()}
+        states |= {version.version: ("UNLOADING", "") for version in self.leaving}
+        states |= dict.fromkeys(self.serving, ("READY", ""))
+        rows = [ModelState(self.name, str(number), *states[number]) for number in sorted(states)]
+        if self.is_loading and not self.serving:
+            return [ModelState(self.name, row.version, "LOADING", "") for row in rows] or [
+                ModelState(self.name, "", "LOADING", "")
+            ]
+        return rows
 
-    async def model_ready(self, message: bytes, _: float | None) -> bytes:
-        request = parsed_request(service_pb2.ModelReadyRequest, message)
-        version_number(request.version)
-        is_ready = bool(request.name) and await self._engine.ready(request.name, request.version)
-        return serialised(service_pb2.ModelReadyResponse(ready=is_ready))
+    def _retire(self, versions: dict[int, LoadedVersion]) -> None:
+        self.leaving += versions.values()
+        for version in versions.values():
+            version.retire()
+        self._forget_drained()
 
-    async def metadata(self, message: bytes, _: float | None) -> bytes:
-        request = parsed_request(service_pb2.ModelMetadataRequest, message)
-        return serialised(metadata_message(await self._engine.model_metadata(request.name, request.version)))
-
-    async def config(self, message: bytes, _: float | None) -> bytes:
-        request = parsed_request(service_pb2.ModelConfigRequest, message)
-        config = self._engine.config_message(request.name, request.version)
-        return serialised(service_pb2.ModelConfigResponse(config=config))
-
-    async def statistics(self, message: bytes, _: float | None) -> bytes:
-        request = parsed_request(service_pb2.ModelStatisticsRequest, message)
-        found = self._engine.statistics(request.name, request.version)
-        return serialised(service_pb2.ModelStatisticsResponse(model_stats=found))
-
-    async def index(self, message: bytes, _: float | None) -> bytes:
-        request = parsed_request(service_pb2.RepositoryIndexRequest, message)
-        refuse_repository(request.repository_name)
-        rows = await self._engine.repository_index()
-        return serialised(index_message([row for row in rows if row.state == "READY" or not request.ready]))
-
-    async def load(self, message: bytes, _: float | None) -> bytes:
-        request = parsed_request(service_pb2.RepositoryModelLoadRequest, message)
-        refuse_repository(request.repository_name)
-        for name in request.parameters:
-            refuse_load_parameter(name)
-        try:
-            await self._engine.load(request.model_name, _config(request.parameters))
-        except ModelNotReady as error:
-            raise InvalidRequest(error.message) from error
-        return b""
-
-    async def register(self, message: bytes, _: float | None) -> bytes:
-        request = parsed_request(service_pb2.SystemSharedMemoryRegisterRequest, message)
-        offset, size_bytes = request.offset, request.byte_size
-        self._engine.regions.register(request.name, request.key, offset=offset, size_bytes=size_bytes)
-        return b""
-
-    async def unregister(self, message: bytes, _: float | None) -> bytes:
-        request = parsed_request(service_pb2.SystemSharedMemoryUnregisterRequest, message)
-        self._engine.regions.unregister(request.name)
-        return b""
-
-    async def regions(self, message: bytes, _: float | None) -> bytes:
-        request = parsed_request(service_pb2.SystemSharedMemoryStatusRequest, message)
-        answer = service_pb2.SystemSharedMemoryStatusResponse()
-        for region in self._engine.regions.listed(request.name):
-            row = answer.regions[region.name]
-            row.name, row.key, row.offset, row.byte_size = region.name, region.key, region.offset, region.size_bytes
-        return serialised(answer)
-
-    async def unload(self, message: bytes, _: float | None) -> bytes:
-        request = parsed_request(service_pb2.RepositoryModelUnloadRequest, message)
-        refuse_repository(request.repository_name)
-        dependents = request.parameters.get("unload_dependents")
-        if dependents is not None and dependents.WhichOneof("parameter_choice") != "bool_param":
-            raise InvalidRequest("invalid value type for 'unload_dependents' parameter, expected bool_param.")
-        await self._engine.unload(request.model_name)
-        return b""
+    def _forget_drained(self) -> None:
+        self.leaving = [version for version in self.leaving if not version.drained.is_set()]
 
 
-_UNSUPPORTED = {"TraceSetting": NO_TRACE_SETTINGS, "LogSettings": NO_LOG_SETTINGS}
+T = TypeVar("T")
+log = get_logger("engine")
+LOADER_THREADS = 2
+DISK_TIMEOUT_S = 5.0
+CLOSE_TIMEOUT_S = 2.0  # below the time that the gateway's parent process allows
+MAX_WAITING_REQUESTS = 512
+MAX_HUNG_RUNS = 8  # abandoned threads of all models; with more, hanging models are not reloaded
 
 
-def _config(parameters: "Mapping[str, service_pb2.ModelRepositoryParameter]") -> str | None:
-    if CONFIG_PARAMETER not in parameters:
-        return None
-    if parameters[CONFIG_PARAMETER].WhichOneof("parameter_choice") != "string_param":
-        raise InvalidRequest("invalid value type for load parameter 'config', expected string_param.")
-    text: str = parameters[CONFIG_PARAMETER].string_param
-    return text
-
-
-_METHODS: Mapping[str, Answer] = {
-    f"/inference.GRPCInferenceService/{name}": handle
-    for name, handle in {
-        "ModelInfer": GrpcMethods.infer,
-        "ServerLive": GrpcMethods.live,
-        "ServerReady": GrpcMethods.ready,
-        "ServerMetadata": GrpcMethods.server,
-        "ModelReady": GrpcMethods.model_ready,
-        "ModelMetadata": GrpcMethods.metadata,
-        "ModelConfig": GrpcMethods.config,
-        "ModelStatistics": GrpcMethods.statistics,
-        "RepositoryIndex": GrpcMethods.index,
-        "RepositoryModelLoad": GrpcMethods.load,
-        "RepositoryModelUnload": GrpcMethods.unload,
-        "SystemSharedMemoryRegister": GrpcMethods.register,
-        "SystemSharedMemoryUnregister": GrpcMethods.unregister,
-        "SystemSharedMemoryStatus": GrpcMethods.regions,
-    }.items()
-}
-
-
-STREAM_INFER = "/inference.GRPCInferenceService/ModelStreamInfer"
-MAX_BODY_BYTES = 2**31 - 1  # Triton's limit; transports may have a lower one
-
-
-class EmbeddedEngine(ModelStore):
-    """The engine of the model repositories. Use on one event loop; long bodies are processed in threads."""
+class EmbeddedEngine(InProcessRelay):
+    """Inference on the repositories' models. Use on one event loop, which is never blocked."""
 
     def __init__(
         self,
         repositories: tuple[Path, ...],
         *,
-        max_waiting: int = MAX_WAITING_REQUESTS,
-        disk_timeout_s: float = DISK_TIMEOUT_S,
-        max_body_bytes: int = MAX_BODY_BYTES,  # after decompression
+        max_waiting: int = MAX_WAITING_REQUESTS,  # per version; then Overloaded
+        disk_timeout_s: float = DISK_TIMEOUT_S,  # one read of the repositories; loaded models do not depend on it
+        max_body_bytes: int = MAX_BODY_BYTES,
     ) -> None:
-        super().__init__(repositories, max_waiting=max_waiting, disk_timeout_s=disk_timeout_s)
-        self._http = HttpRoutes(self, max_body_bytes)
-        self._grpc = GrpcMethods(self)
+        super().__init__(self, max_body_bytes)
+        self._max_waiting = max_waiting
+        self.regions = SharedRegions()
+        self._models: dict[str, ServedModel] = {}
+        self._disk = RepositoryReader(repositories, max_wait_s=disk_timeout_s)
+        self._loaders = ThreadPoolExecutor(LOADER_THREADS, thread_name_prefix="loader")
+        self._loads: set[asyncio.Task[None]] = set()
+        self._hung_runs: list[Run] = []
+        self._is_closed = False
 
-    async def send(self, call: Call[A], *, deadline: float | None) -> A:
-        """See Engine. Cancellation also cancels the inference."""
+    async def infer(self, request: InferRequest) -> InferResponse:
+        """See Engine. A cancelled run occupies its instance until its current node ends."""
+        return await self._find(request.model_name, request.model_version).infer(request)
+
+    async def model_metadata(self, model_name: str, model_version: str = "") -> ModelMetadata:
+        version = self._find(model_name, model_version)
+        config = config_from_proto(version.config)
+        batch = (-1,) if config.max_batch_size else ()
+        numbers = [version.version] if model_version else sorted(self._models[model_name].serving)
+        return ModelMetadata(
+            model_name,
+            tuple(map(str, numbers)),
+            version.config.platform,
+            tuple(TensorSpec(spec.name, spec.datatype, (*batch, *spec.shape)) for spec in config.inputs),
+            tuple(TensorSpec(spec.name, spec.datatype, (*batch, *spec.shape)) for spec in config.outputs),
+        )
+
+    async def model_config(self, model_name: str, model_version: str = "") -> ModelConfig:
+        return config_from_proto(self._find(model_name, model_version).config)
+
+    async def ready(self, model_name: str = "", model_version: str = "") -> bool:
+        if not model_name:
+            return not self._is_closed
         try:
-            if isinstance(call, HttpCall):
-                return cast(A, await self._http.answer(call, deadline))
-            grpc_call = cast(GrpcCall, call)
-            return cast(A, GrpcAnswer(0, await self._grpc.answer(grpc_call.method, grpc_call.message, deadline)))
-        except ENGINE_ERRORS as error:
-            return codec_of(call).encode_error(error)
+            self._find(model_name, model_version)
+        except (EngineUnavailable, InvalidRequest, ModelNotFound):
+            return False
+        return True
 
-    async def stream(self, call: HttpCall, *, deadline: float | None) -> HttpStream:
-        """See Engine. The whole answer in one piece, because models here answer only once."""
-        answer = await self.send(call, deadline=deadline)
-        return HttpStream(answer.status, answer.headers, _single_chunk(answer.body))
+    async def repository_index(self) -> list[ModelState]:
+        """One row per version; one without version and state for a model that was never loaded."""
+        self._check_open()
+        disk = await self._disk.read_or_remember()
+        rows: list[ModelState] = []
+        for name in disk.folders:
+            model = self._models.get(name)
+            own = model.rows() if model is not None else []
+            if not own and name in disk.problems:
+                own = [ModelState(name, "", "UNAVAILABLE", disk.problems[name])]
+            rows += own or [ModelState(name, "", "", "")]
+        return rows
 
-    async def open_stream(self, method: str, metadata: GrpcMetadata, *, deadline: float | None) -> GrpcStream:
-        """One response per request, in order. Raises NotSupported for methods without a stream."""
-        if method != STREAM_INFER:
-            raise NotSupported(f"the embedded engine has no {method.rpartition('/')[2]} that streams")
-        return OrderedStream(lambda message: self._grpc.infer(message, deadline), deadline=deadline)
+    async def load(self, model_name: str, config_json: str | None = None) -> None:
+        """Loads, or reloads if files or config changed; old versions serve until the new ones are ready.
 
+        config_json: replaces config.pbtxt, as in Triton's load API. Cancellation does not stop the load. Raises
+        ModelNotReady.
+        """
+        self._check_open()
+        await asyncio.shield(self._start_load(model_name, config_json))
 
-async def _single_chunk(body: bytes) -> AsyncGenerator[bytes, None]:
-    yield body
+    def renew(self, model_name: str, reason: str) -> None:
+        """Reloads a hanging or failing model; its pending calls fail now. At most MAX_HUNG_RUNS threads may hang."""
+        model = self._models.get(model_name)
+        self._hung_runs = [run for run in self._hung_runs if not run.is_over]
+        if model is None or len(self._hung_runs) >= MAX_HUNG_RUNS:
+            log.error("model is not restarted: too many threads hang", model=model_name, hung_runs=len(self._hung_runs))
+            return
+        self._abandon(model, EngineUnavailable(f"model {model_name!r} is restarted: {reason}"))
+        self._start_load(model_name, None)
+
+    async def give_up(self, model_name: str) -> None:
+        """Unloads a hanging model. Its clients get an error now; runs end with their current node."""
+        if (model := self._models.get(model_name)) is not None:
+            self._abandon(model, EngineUnavailable(f"model {model_name!r} is restarted: it hung"))
+            model.remove()
+
+    def _abandon(self, model: ServedModel, error: EngineUnavailable) -> None:
+        self._hung_runs += [run for version in model.serving.values() for run in version.abandon(error)]
+        model.state_on_disk = None
+
+    async def unload(self, model_name: str) -> None:
+        """Unloads after all requests are answered. Unknown names are no error, as in Triton."""
+        self._check_open()
+        model = self._models.get(model_name)
+        if model is None:
+            return
+        async with model.lock:
+            if model.serving:
+                log.info("model unloaded", model=model_name)
+            model.remove()
+
+    async def metrics(self) -> bytes:
+        return metrics.metrics_page(
+            metrics.VersionMetrics(model.name, str(number), version.statistics, version.pending)
+            for model in self._sorted_models()
+            for number, version in sorted(model.serving.items())
+        )
+
+    async def aclose(self) -> None:
+        """Fails all requests. Returns within CLOSE_TIMEOUT_S even if a run hangs."""
+        self._is_closed = True
+        self.regions.unregister()
+        error = self._closed_error()
+        leaving = [version for model in self._models.values() for version in model.stop(error)]
+        self._loaders.shutdown(wait=False, cancel_futures=True)
+        self._disk.close()
+        try:
+            async with asyncio.timeout(CLOSE_TIMEOUT_S):
+                for version in leaving:
+                    await version.drained.wait()
+                if self._loads:
+                    await asyncio.wait(self._loads)
+        except TimeoutError:
+            runs = sum(not version.drained.is_set() for version in leaving)
+            log.warning("the engine is closed while it works", runs=runs, loads=len(self._loads))
+
+    # Further protocol methods
+
+    def config_message(self, model_name: str, version: str = "") -> model_config_pb2.ModelConfig:
+        """The version's complete config. Raises ModelNotFound, InvalidRequest."""
+        message = model_config_pb2.ModelConfig()
+        message.CopyFrom(self._find(model_name, version).config)
+        return message
+
+    def statistics(self, model_name: str = "", version: str = "") -> "list[service_pb2.ModelStatistics]":
+        """Statistics of one version, of a model, or of all models. Raises InvalidRequest with Triton's text."""
+        number = version_number(version)
+        models = self._sorted_models() if not model_name else [self._models.get(model_name, ServedModel(model_name))]
+        rows = [
+            loaded.statistics.message(model.name, str(loaded.version))
+            for model in models
+            for loaded in sorted(model.serving.values(), key=lambda one: one.version)
+            if number in (None, loaded.version)
+        ]
+        if model_name and not models[0].serving:
+            raise InvalidRequest(f"requested model '{model_name}' is not available")
+        if model_name and not rows:
+            raise InvalidRequest(f"requested model version is not available for model '{model_name}'")
+        return rows
+
+    def labels(self, model_name: str, version: str, output_name: str) -> tuple[str, ...]:
+        """The lines of the output's label file; empty without one. Raises ModelNotFound, InvalidRequest."""
+        return self._find(model_name, version).labels.get(output_name, ())
+
+    def _find(self, model_name: str, version: str) -> LoadedVersion:
+        self._check_open()
+        model = self._models.get(model_name)
+        if model is None:
+            raise ModelNotFound(f"Request for unknown model: '{model_name}' is not found")
+        return model.find(version)
+
+    def _sorted_models(self) -> list[ServedModel]:
+        return [self._models[name] for name in sorted(self._models)]
+
+    async def _in_loader(self, work: Callable[[], T]) -> T:
+        """Runs work in a loader thread. Raises EngineUnavailable if the engine is or gets closed."""
+        self._check_open()
+        try:
+            done = await asyncio.get_running_loop().run_in_executor(self._loaders, work)
+        except asyncio.CancelledError:
+            self._check_open()
+            raise
+        self._check_open()
+        return done
+
+    def _start_load(self, model_name: str, config_json: str | None) -> "asyncio.Task[None]":
+        task = asyncio.create_task(self._load(model_name, config_json))
+        self._loads.add(task)
+        task.add_done_callback(self._loaded)
+        return task
+
+    async def _load(self, model_name: str, config_json: str | None) -> None:
+        self._check_open()
+        folder = (await self._disk.read()).folders.get(model_name)
+        if folder is None or folder.is_empty:
+            raise ModelNotReady(f"model {model_name!r} cannot be loaded: it is not in the engine's model repository")
+        model = self._models.setdefault(model_name, ServedModel(model_name))
+        async with model.lock:
+            model.is_loading = True
+            try:
+                await self._open(model, folder, config_json)
+            finally:
+                model.is_loading = False
+
+    async def _open(self, model: ServedModel, folder: ModelFolder, config_json: str | None) -> None:
+        opened = await self._in_loader(lambda: open_model(folder, config_json, loaded=model.state_on_disk))
+        if opened.state_on_disk is None:
+            return
+        model.install(opened, max_waiting=self._max_waiting)
+        if opened.failures:
+            reasons = "; ".join(f"version {number}: {reason}" for number, reason in opened.failures.items())
+            raise ModelNotReady(f"model {model.name!r} cannot be loaded: {reasons}")
+        log.info("model loaded", model=model.name, versions=",".join(map(str, sorted(model.serving))))
+
+    def _loaded(self, task: "asyncio.Task[None]") -> None:
+        self._loads.discard(task)
+        if not task.cancelled():
+            task.exception()  # marked as retrieved: the caller may have been cancelled
+
+    def _check_open(self) -> None:
+        if self._is_closed:
+            raise self._closed_error()
+
+    @staticmethod
+    def _closed_error() -> EngineUnavailable:
+        return EngineUnavailable("the embedded engine is closed")

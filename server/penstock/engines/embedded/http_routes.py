@@ -20,12 +20,12 @@ from penstock.engines.embedded.inference import (
     NAME,
     NO_LOG_SETTINGS,
     NO_TRACE_SETTINGS,
+    ServedModels,
     infer,
     refuse_load_parameter,
     refuse_repository,
     response_bytes,
 )
-from penstock.engines.embedded.models import ModelStore
 from penstock.engines.model_io import raw_tensor
 from penstock.protocol.call import HttpAnswer, HttpCall
 from penstock.protocol.decoded_request import DecodedRequest, parse_error
@@ -219,7 +219,7 @@ class RoutedCall:
 class HttpRoutes:
     """The engine's REST routes. Raises InferenceError."""
 
-    def __init__(self, engine: ModelStore, max_body_bytes: int) -> None:
+    def __init__(self, engine: ServedModels, max_body_bytes: int) -> None:
         self._engine = engine
         self._max_body_bytes = max_body_bytes
 

@@ -1,13 +1,17 @@
 """One inference in the embedded engine, for REST and gRPC, and the server metadata."""
 
+import re
 from collections.abc import Mapping
 from dataclasses import replace
+from typing import Protocol
+
+from tritonclient.grpc import model_config_pb2, service_pb2
 
 from penstock.engines.concurrency import in_thread
-from penstock.engines.embedded.models import ModelStore
-from penstock.engines.embedded.shared_memory import to_shared_outputs, with_shared_inputs
+from penstock.engines.embedded.shared_memory import SharedRegions, to_shared_outputs, with_shared_inputs
 from penstock.engines.model_io import classified
 from penstock.protocol.decoded_request import DecodedRequest
+from penstock.protocol.engine import ModelMetadata, ModelState
 from penstock.protocol.errors import InvalidRequest, NotSupported
 from penstock.protocol.inference import InferRequest, InferResponse
 
@@ -28,8 +32,52 @@ NO_LOG_SETTINGS = "the embedded engine logs with the gateway, whose --log-level 
 CONFIG_PARAMETER, FILE_PREFIX = "config", "file:"
 
 
+_LEADING_NUMBER = re.compile(r"\s*[+-]?[0-9]{1,40}", re.ASCII)
+_VERSION_LIMIT = 2**63
+
+
+class ServedModels(Protocol):
+    """The models of an engine in this process. version: empty for the highest. Raises ModelNotFound, InvalidRequest."""
+
+    regions: SharedRegions
+
+    async def infer(self, request: InferRequest) -> InferResponse: ...
+
+    async def ready(self, model_name: str = "", model_version: str = "") -> bool: ...
+
+    async def model_metadata(self, model_name: str, model_version: str = "") -> ModelMetadata: ...
+
+    async def repository_index(self) -> list[ModelState]: ...
+
+    async def load(self, model_name: str, config_json: str | None = None) -> None: ...
+
+    async def unload(self, model_name: str) -> None: ...
+
+    def config_message(self, model_name: str, version: str = "") -> model_config_pb2.ModelConfig: ...
+
+    def statistics(self, model_name: str = "", version: str = "") -> list[service_pb2.ModelStatistics]: ...
+
+    def labels(self, model_name: str, version: str, output_name: str) -> tuple[str, ...]: ...
+
+
+def version_number(version: str) -> int | None:
+    """None for an empty text, else its leading number, as C++ parses it. Raises InvalidRequest with Triton's text."""
+    if not version:
+        return None
+    wanted = "version should be an integral value > 0"
+    leading = _LEADING_NUMBER.match(version)
+    number = int(leading[0]) if leading is not None else _VERSION_LIMIT
+    if abs(number) >= _VERSION_LIMIT:
+        raise InvalidRequest(
+            f"failed to get model version from specified version string '{version}' (details: stol), {wanted}"
+        )
+    if number < 0:
+        raise InvalidRequest(f"invalid model version specified '{version}' , {wanted}")
+    return number
+
+
 async def infer(
-    engine: ModelStore, ask: DecodedRequest, *, model: str, version: str, deadline: float | None
+    engine: ServedModels, ask: DecodedRequest, *, model: str, version: str, deadline: float | None
 ) -> InferResponse:
     """The engine's response, with classification of the requested outputs."""
     ask = await with_shared_inputs(engine.regions, ask)

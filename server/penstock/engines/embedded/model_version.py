@@ -10,7 +10,7 @@ from functools import partial
 
 from tritonclient.grpc import model_config_pb2
 
-from penstock.engines.embedded.statistics import FailureReason, RunTimes, VersionCounters
+from penstock.engines.embedded.statistics import RunTimes, VersionCounters
 from penstock.engines.failures import means_out_of_memory
 from penstock.engines.model_io import RequestRules
 from penstock.engines.ort_serving.config import OrtRequestError
@@ -175,7 +175,7 @@ class LoadedVersion:
                 await self._places.take(request.deadline)
                 ran = await self._finish(Run(self._ort_model, self.rules, request), arrived)
             except (InferenceError, asyncio.CancelledError) as error:
-                self.statistics.failed(_failure_reason(error), time.monotonic_ns() - arrived)
+                self.statistics.failed(error, time.monotonic_ns() - arrived)
                 raise
             self.statistics.succeeded(rows, ran.times)
             return self._response(request, rows, ran)
@@ -311,12 +311,3 @@ def _kind_of(error: OrtRequestError) -> type[InferenceError]:
     if error.is_client_error:
         return InvalidRequest
     return OutOfMemory if means_out_of_memory(str(error)) else EngineFailed
-
-
-def _failure_reason(error: BaseException) -> FailureReason:
-    """REJECTED: never run. CANCELED: the client left. BACKEND: the run failed."""
-    if isinstance(error, Overloaded):
-        return FailureReason.REJECTED
-    if isinstance(error, asyncio.CancelledError | DeadlineExceeded):
-        return FailureReason.CANCELED
-    return FailureReason.BACKEND if isinstance(error, EngineFailed | InvalidRequest) else FailureReason.OTHER

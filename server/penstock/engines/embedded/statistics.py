@@ -1,11 +1,14 @@
 """Counters of a model version, as Triton's ModelStatistics and as Prometheus text with Triton's names."""
 
+import asyncio
 import time
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from enum import StrEnum
 
 from tritonclient.grpc import service_pb2
+
+from penstock.protocol.errors import DeadlineExceeded, EngineFailed, InvalidRequest, Overloaded
 
 
 class FailureReason(StrEnum):
@@ -87,10 +90,10 @@ class VersionCounters:
         self.compute.add(times)
         self.batches.setdefault(rows, ComputeCounters()).add(times)
 
-    def failed(self, reason: FailureReason, ns: int) -> None:
+    def failed(self, error: BaseException, ns: int) -> None:
         """Counts an accepted request that failed after ns nanoseconds."""
         self.fail.add(ns)
-        self.failures[reason] += 1
+        self.failures[_failure_reason(error)] += 1
 
     def message(self, model_name: str, version: str) -> service_pb2.ModelStatistics:
         """The counters as protobuf message."""
@@ -121,6 +124,15 @@ class VersionCounters:
                 for rows, batch in sorted(self.batches.items())
             ],
         )
+
+
+def _failure_reason(error: BaseException) -> FailureReason:
+    """REJECTED: never run. CANCELED: the client left. BACKEND: the run failed."""
+    if isinstance(error, Overloaded):
+        return FailureReason.REJECTED
+    if isinstance(error, asyncio.CancelledError | DeadlineExceeded):
+        return FailureReason.CANCELED
+    return FailureReason.BACKEND if isinstance(error, EngineFailed | InvalidRequest) else FailureReason.OTHER
 
 
 PREFIX = "nv_inference_"

@@ -13,6 +13,8 @@ from itertools import islice
 
 Buffer = bytes | memoryview
 
+MAX_PIXELS = 40_000_000  # default of the setting max_pixels
+MAX_PIXELS_VARIABLE = "PENSTOCK_MAX_PIXELS"  # by which the model process gets it
 MAX_PARTS = 1 << 14  # segments or chunks, and bytes between JPEG segments: a megabyte of empty chunks took 80 ms
 MAX_JPEG_SCANS = 100  # encoders write 10 to 20; each costs a millisecond per megapixel
 MIN_JPEG_SCANS, MAX_SCANNED_PIXELS = 20, 1 << 30  # scans allowed at any size; limit for the pixels of all scans

@@ -5,6 +5,7 @@ of 255 for enlarged pictures; nvJPEG's pixels differ from libjpeg-turbo's (see t
 accepts some corrupt JPEGs. It parses untrusted bytes in the model's process; `image-decoder: gateway` avoids that.
 """
 
+import os
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import lru_cache
@@ -14,10 +15,9 @@ import torch
 
 from .config import PictureSpec
 from .nvjpeg import GpuJpegs
-from .picture_header import PictureFormat, PictureHeader, PictureRejected, read_header
+from .picture_header import MAX_PIXELS, MAX_PIXELS_VARIABLE, PictureFormat, PictureHeader, PictureRejected, read_header
 from .picture_kernel import NO_PICTURE, ROW, PictureKernel, PixelLayout, kernel_row
 
-MAX_PIXELS = 40_000_000
 MAX_DECODED_BYTES = 1 << 28  # of pixels on the GPU at a time: 64 pictures of 1.4 megapixels
 _CPU_DECODERS = 4
 _KNOWN_SIZES = 4096
@@ -37,9 +37,10 @@ class PictureReader:
     On a GPU, prepare() returns before the work on the current stream has run, so read `out` on that stream.
     """
 
-    def __init__(self, spec: PictureSpec, device: torch.device, *, max_pixels: int = MAX_PIXELS) -> None:
+    def __init__(self, spec: PictureSpec, device: torch.device) -> None:
         """device: "cuda:N" or "cpu". Compiles the kernel and starts nvJPEG (a second). Raises TorchLoadError."""
-        self._spec, self._device, self._max_pixels = spec, torch.device(device), max_pixels
+        self._spec, self._device = spec, torch.device(device)
+        self._max_pixels = int(os.environ.get(MAX_PIXELS_VARIABLE, MAX_PIXELS))
         self._tables: dict[torch.dtype, torch.Tensor] = {}
         self._kernels: dict[int, PictureKernel] = {}
         self._walk = lru_cache(_KNOWN_SIZES)(lambda stored: kernel_row(stored, spec))

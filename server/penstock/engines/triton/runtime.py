@@ -9,6 +9,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from penstock.engines.torch_serving.picture_header import MAX_PIXELS, MAX_PIXELS_VARIABLE
+
 _SPECIAL = re.compile(r"[^\w@%+=:,./-]")  # as in shlex, but letters of all languages are plain
 
 
@@ -80,15 +82,20 @@ class WheelFiles:
 
 @dataclass(frozen=True, slots=True)
 class TritonRuntime:
-    """A Triton that can run here. wheel: None for one on PATH, which has its own backends."""
+    """A Triton that can run here. wheel: None for one on PATH, which has its own backends.
+
+    max_pixels: of a picture that a model decodes (`image-decoder: engine`).
+    """
 
     binary: Path
     wheel: WheelFiles | None = None
+    max_pixels: int = MAX_PIXELS
 
     def prepare(self, run_dir: Path, environ: Mapping[str, str] | None = None) -> Launch:
         """How to start it; copies the backends to run_dir. environ: PENSTOCK_* is removed. Raises TritonUnavailable."""
         inherited = os.environ if environ is None else environ
         env = _MALLOC | {name: value for name, value in inherited.items() if not name.startswith("PENSTOCK_")}
+        env[MAX_PIXELS_VARIABLE] = str(self.max_pixels)
         if self.wheel is None:
             return Launch((str(self.binary),), env, folder=run_dir)
         try:

@@ -1,8 +1,7 @@
-"""Binds sockets and serves an ASGI application on them with uvicorn, without its signal handling."""
+"""Serves an ASGI application on bound sockets with uvicorn, without its signal handling."""
 
 import asyncio
 import contextlib
-import errno
 import socket
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -15,65 +14,13 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from penstock.gateway.rest.connection import HAS_BEGUN, LimitedHttpProtocol, ListenerState, UnreadAnswers
 from penstock.gateway.rest.limits import ConnectionLimits
 from penstock.gateway.rest.responses import error_response
-from penstock.network import family_of, host_and_port, listen_hosts
+from penstock.network import Sockets
 from penstock.protocol.errors import retry_after_whole_s
 from penstock.tls import CurrentTls, TlsAcceptor
 
-Sockets = tuple[socket.socket, ...]
-
-BACKLOG = 2048
 CUT_GRACE_S = 1.0  # for the last answers to leave
 SWEEP_INTERVAL_S = 1.0
 SWEPT_AT_ONCE = 500  # connections; requests get a turn in between
-
-
-class PortTaken(Exception):
-    """An address cannot be listened on. The message names it, and the flag that chooses another."""
-
-
-def bind(host: str, port: int, *, flag: str, is_shared: bool = False) -> socket.socket:
-    """A listening TCP socket; port 0 lets the system pick. Raises PortTaken.
-
-    is_shared: other processes of this user may listen there, too, if they say the same; the system deals connections
-    out between them.
-    """
-    listener = socket.socket(family_of(host), socket.SOCK_STREAM)
-    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    if is_shared:
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
-    try:
-        listener.bind((host, port))
-        listener.listen(BACKLOG)
-    except OSError as error:
-        listener.close()
-        raise PortTaken(
-            f"cannot listen on {host_and_port(host, port)} ({error.strerror}); {_fix(error, flag)}"
-        ) from error
-    return listener
-
-
-def bind_all(host: str, port: int, *, flag: str, is_shared: bool = False) -> Sockets:
-    """A socket for each address of `listen_hosts`, all with one port. See `bind`."""
-    listeners: list[socket.socket] = []
-    try:
-        for each in listen_hosts(host):
-            same = port or (listeners[0].getsockname()[1] if listeners else 0)
-            listeners.append(bind(each, same, flag=flag, is_shared=is_shared))
-    except PortTaken as error:
-        for listener in listeners:
-            listener.close()
-        if not listeners:
-            raise
-        raise PortTaken(f"{error}. Clients of localhost try ::1 first") from error
-    return tuple(listeners)
-
-
-def _fix(error: OSError, flag: str) -> str:
-    if error.errno == errno.EADDRINUSE:
-        return f"stop what holds it, or choose another port with {flag}"
-    if error.errno == errno.EACCES:
-        return f"choose a port over 1023 with {flag}"
-    return "give an address of this machine with --host"
 
 
 class UncountedBytes:

@@ -226,7 +226,7 @@ class Stack:
         return 1 if self._is_hurried else code
 
     def _start_engine(self) -> None:
-        repositories = () if self._settings.engine_is_external else check_repositories(self._settings)
+        repositories = check_repositories(self._settings) if self._settings.engine_has_files else ()
         profiling = choose_profiling(self._choice, self._run_dir.engine_id)
         if self._triton is None:
             self._notify_gateway(EngineStatusMessage(is_running=True, reason="", restarts=0))

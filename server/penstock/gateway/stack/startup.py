@@ -19,7 +19,6 @@ from penstock.engines.triton.runtime import (
 from penstock.gateway.audit import AuditLog, AuditLogError
 from penstock.gateway.auth.access_file import AccessFileError, AccessRules, EmptyAccessFile, read_access_file
 from penstock.gateway.auth.api_keys import ApiKeyRing, InvalidApiKey, key_of_hashed
-from penstock.gateway.rest.listener import PortTaken, bind, bind_all
 from penstock.gateway.settings import Settings
 from penstock.gateway.stack.mps import MpsPlan, MpsRequest, plan_mps, this_machine
 from penstock.gateway.workers.running_stacks import run_folders
@@ -27,6 +26,8 @@ from penstock.gpu.mps.control import MpsUnavailable
 from penstock.gpu.mps.limits import ModelClients
 from penstock.gpu.profiling import ProfilerMissing, ProfilerMode, Profiling, plan_profiling
 from penstock.logs import get_logger
+from penstock.network import PortTaken, bind, bind_all
+from penstock.protocol.extensions import ExtensionError
 from penstock.tls import Certificates, TlsFileError
 
 log = get_logger("stack")
@@ -84,6 +85,13 @@ def choose_engine(settings: Settings) -> EngineChoice:
             read_header_file(settings.engine_header_file)
         except HeaderFileError as error:
             raise CannotStart(f"--engine-header-file: {error}") from error
+    if settings.engine_class:
+        from penstock.engines.embedded.user_engine import load_engine_class  # here because it loads user's code
+
+        try:
+            load_engine_class(settings.engine_class)
+        except ExtensionError as error:
+            raise CannotStart(f"--engine {settings.engine_class}: {error}") from error
     if settings.engine_is_external or settings.engine_is_embedded:
         return EngineChoice(settings)
     environment = settings.engine_environment or default_environment(Path(sys.prefix), settings.home_path)
@@ -94,7 +102,9 @@ def choose_engine(settings: Settings) -> EngineChoice:
             raise CannotStart(str(error)) from error
         log.info(f"engine: embedded, since {error}")
         return EngineChoice(settings.model_copy(update={"engine": "embedded"}))
-    return EngineChoice(settings.model_copy(update={"engine": "triton"}), triton)
+    return EngineChoice(
+        settings.model_copy(update={"engine": "triton"}), replace(triton, max_pixels=settings.max_pixels)
+    )
 
 
 def choose_mps(choice: EngineChoice) -> EngineChoice:

@@ -1,0 +1,192 @@
+"""Engines of users, named `module:Class`: completes a UserEngine to an Engine that answers KServe v2 calls."""
+
+import asyncio
+import time
+from dataclasses import dataclass, field, replace
+
+from tritonclient.grpc import model_config_pb2, service_pb2
+
+from penstock.engines.config_pbtxt import config_from_proto, config_message
+from penstock.engines.embedded.inference import version_number
+from penstock.engines.embedded.relay import MAX_BODY_BYTES, InProcessRelay
+from penstock.engines.embedded.shared_memory import SharedRegions
+from penstock.engines.embedded.statistics import RunTimes, VersionCounters, VersionMetrics, metrics_page
+from penstock.engines.model_io import RequestRules, rules_of
+from penstock.logs import get_logger
+from penstock.protocol.engine import ModelConfig, ModelMetadata, ModelState, TensorSpec, UserEngine
+from penstock.protocol.errors import (
+    DeadlineExceeded,
+    EngineFailed,
+    EngineUnavailable,
+    InferenceError,
+    InvalidRequest,
+    ModelNotFound,
+    ModelNotReady,
+    NotSupported,
+)
+from penstock.protocol.extensions import ExtensionError, load_extension
+from penstock.protocol.inference import InferRequest, InferResponse, Tensor
+
+METHODS = ("models", "infer", "aclose")
+VERSION = "1"  # of each model
+log = get_logger("engine")
+
+
+def load_engine_class(name: str) -> type[UserEngine]:
+    """The class `module:Class`. Raises ExtensionError if it cannot be loaded, or lacks a method of UserEngine."""
+    found = load_extension(name)
+    missing = [method for method in METHODS if not callable(getattr(found, method, None))]
+    if not isinstance(found, type) or missing:
+        lack = f"it has no method {missing[0]}" if missing else "it is no class"
+        raise ExtensionError(f"{lack}; an engine is a class with the methods {', '.join(METHODS)}")
+    return found
+
+
+@dataclass(slots=True)
+class _Model:
+    config: model_config_pb2.ModelConfig
+    rules: RequestRules
+    is_loaded: bool = False
+    statistics: VersionCounters = field(default_factory=VersionCounters)
+
+
+class CustomEngine(InProcessRelay):
+    """The engine of the class `module:Class`. Use on one event loop. Each model has version 1."""
+
+    def __init__(self, name: str, *, max_body_bytes: int = MAX_BODY_BYTES) -> None:
+        """Creates the user's object and reads its models. Raises ExtensionError."""
+        super().__init__(self, max_body_bytes)
+        self.regions = SharedRegions()
+        self._is_closed = False
+        engine_class = load_engine_class(name)
+        try:
+            self._engine = engine_class()
+            self._models = {config.name: _model_of(config) for config in self._engine.models()}
+        except ExtensionError:
+            raise
+        except Exception as error:  # any code of the user
+            log.exception("an engine of a user cannot start", engine=name)
+            raise ExtensionError(f"it cannot start ({type(error).__name__}: {error})") from error
+
+    async def infer(self, request: InferRequest) -> InferResponse:
+        """See Engine. Cancellation and the deadline cancel the user's coroutine."""
+        model = self._find(request.model_name, request.model_version)
+        rows = model.rules.check(request)
+        started = time.monotonic_ns()
+        try:
+            outputs = await self._outputs(model, request)
+        except (InferenceError, asyncio.CancelledError) as error:
+            model.statistics.failed(error, time.monotonic_ns() - started)
+            raise
+        model.statistics.succeeded(rows, RunTimes(0, 0, time.monotonic_ns() - started, 0))
+        return InferResponse(request.model_name, VERSION, outputs, request.id)
+
+    async def _outputs(self, model: _Model, request: InferRequest) -> tuple[Tensor, ...]:
+        who = f"model {request.model_name!r}"
+        try:
+            async with asyncio.timeout(
+                None if request.deadline is None else request.deadline - time.monotonic()
+            ) as end:
+                response = await self._engine.infer(request)
+            given = {tensor.name: tensor for tensor in response.outputs}
+        except (InferenceError, asyncio.CancelledError):
+            raise
+        except Exception as error:  # any code of the user
+            if end.expired():
+                raise DeadlineExceeded(f"{who} did not answer in time") from error
+            log.exception("an inference failed in the engine", model=request.model_name)
+            raise EngineFailed(f"{who}: {type(error).__name__} in the engine, see the gateway's log") from error
+        for name in model.rules.wanted(request):
+            rule, tensor = model.rules.outputs[name], given.get(name)
+            if tensor is None or tensor.datatype is not rule.datatype:
+                found = "no output" if tensor is None else f"{tensor.datatype} as output"
+                raise EngineFailed(f"{who}: its engine gave {found} {name!r}; its config has {rule.datatype}")
+        # Copied: an output may be a view of an input, whose memory is reused after the inference.
+        return tuple(
+            replace(given[name], data=memoryview(bytes(given[name].data))) for name in model.rules.wanted(request)
+        )
+
+    async def model_metadata(self, model_name: str, model_version: str = "") -> ModelMetadata:
+        config = await self.model_config(model_name, model_version)
+        batch = (-1,) if config.max_batch_size else ()
+        inputs = tuple(TensorSpec(spec.name, spec.datatype, (*batch, *spec.shape)) for spec in config.inputs)
+        outputs = tuple(TensorSpec(spec.name, spec.datatype, (*batch, *spec.shape)) for spec in config.outputs)
+        return ModelMetadata(model_name, (VERSION,), config.backend, inputs, outputs)
+
+    async def model_config(self, model_name: str, model_version: str = "") -> ModelConfig:
+        return config_from_proto(self._find(model_name, model_version).config)
+
+    async def ready(self, model_name: str = "", model_version: str = "") -> bool:
+        try:
+            self._find(model_name, model_version) if model_name else self._check_open()
+        except (EngineUnavailable, InvalidRequest, ModelNotFound):
+            return False
+        return True
+
+    async def repository_index(self) -> list[ModelState]:
+        self._check_open()
+        return [
+            ModelState(name, VERSION if model.is_loaded else "", "READY" if model.is_loaded else "", "")
+            for name, model in sorted(self._models.items())
+        ]
+
+    async def load(self, model_name: str, config_json: str | None = None) -> None:
+        self._check_open()
+        if config_json is not None:
+            raise NotSupported("an engine of a user has the configs of its models; load without 'config'")
+        if model_name not in self._models:
+            raise ModelNotReady(f"model {model_name!r} cannot be loaded: the engine has no such model")
+        self._models[model_name].is_loaded = True
+
+    async def unload(self, model_name: str) -> None:
+        self._check_open()
+        if (model := self._models.get(model_name)) is not None:
+            model.is_loaded = False
+
+    async def metrics(self) -> bytes:
+        return metrics_page(
+            VersionMetrics(name, VERSION, model.statistics, 0)
+            for name, model in sorted(self._models.items())
+            if model.is_loaded
+        )
+
+    async def aclose(self) -> None:
+        self._is_closed = True
+        self.regions.unregister()
+        await self._engine.aclose()
+
+    def config_message(self, model_name: str, version: str = "") -> model_config_pb2.ModelConfig:
+        return self._find(model_name, version).config
+
+    def statistics(self, model_name: str = "", version: str = "") -> list[service_pb2.ModelStatistics]:
+        names = [model_name] if model_name else [name for name in sorted(self._models) if self._models[name].is_loaded]
+        try:
+            return [self._find(name, version).statistics.message(name, VERSION) for name in names]
+        except ModelNotFound as error:
+            raise InvalidRequest(error.message) from error
+
+    def labels(self, model_name: str, version: str, _: str) -> tuple[str, ...]:
+        self._find(model_name, version)
+        return ()
+
+    def _find(self, model_name: str, version: str) -> _Model:
+        self._check_open()
+        model = self._models.get(model_name)
+        if model is None or not model.is_loaded:
+            raise ModelNotFound(f"Request for unknown model: '{model_name}' is not found")
+        if version_number(version) not in (None, int(VERSION)):
+            raise ModelNotFound(f"Request for unknown model: '{model_name}' version {version} is not found")
+        return model
+
+    def _check_open(self) -> None:
+        if self._is_closed:
+            raise EngineUnavailable("the engine is closed")
+
+
+def _model_of(config: ModelConfig) -> _Model:
+    """Raises ExtensionError for what an engine of a user cannot have."""
+    flags = ("is_on_gpu", "is_decoupled", "has_sequence_batching", "has_dynamic_batching", "is_ensemble")
+    if wrong := [flag for flag in flags if getattr(config, flag)]:
+        raise ExtensionError(f"its model {config.name!r} has {wrong[0]}, which an engine of a user cannot have")
+    message = config_message(config)
+    return _Model(message, rules_of(message))
