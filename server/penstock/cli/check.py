@@ -31,7 +31,8 @@ from penstock.protocol.errors import InferenceError
 
 if TYPE_CHECKING:  # they import ONNX Runtime, which `penstock models list` need not
     from penstock.cli.check_request import CheckContext
-    from penstock.cli.check_result import CheckRow, CheckTarget, OutputRow
+    from penstock.cli.check_result import CheckRow, CheckTarget
+    from penstock.models.check.compare import OutputRow
 
 COLORS = {"ok": "green", "differs": "red", "cannot run": "red", "not judged": "yellow"}
 KEY_WANTED = "a check wants a key with the roles infer and read"
@@ -179,7 +180,7 @@ def _table(rows: "list[CheckRow]") -> Table:
     return table
 
 
-def _share(outputs: "tuple[OutputRow, ...]") -> str:
+def _share(outputs: "list[OutputRow]") -> str:
     """Of what the worst number of all outputs may differ, how much it does."""
     shares = [row.share for row in outputs if row.difference is not None]
     if not shares:
