@@ -88,19 +88,6 @@ def test_place_captions_person_before_a_car_has_one() -> None:
     assert None not in placed
 
 
-def test_draw_boxes_scale_with_the_picture() -> None:
-    """Lines and text of a picture five times as large are about five times as large."""
-    sizes = []
-    for factor in (1, 5):
-        picture = grey(800 * factor, 600 * factor)
-        drawn = draw_boxes(
-            picture, [CaptionedBox((400.0 * factor, 300.0 * factor, 500.0 * factor, 400.0 * factor), "x", 0)]
-        )
-        _, top, _, _ = changed(picture, drawn)
-        sizes.append(300 * factor - top)
-    assert 3 < sizes[1] / sizes[0] < 7
-
-
 def test_draw_lines_stands_in_the_upper_left_corner() -> None:
     """The lines of a classifier lie under each other, each on a colour of its own."""
     picture = grey()

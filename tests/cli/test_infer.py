@@ -101,13 +101,6 @@ def test_infer_folder_means_its_pictures(penstock: Call, stand_in: StandIn, tmp_
     assert names == ["a.png", "b.JPG", "c.webp"]
 
 
-def test_infer_folder_without_pictures_is_a_failure(penstock: Call, stand_in: StandIn, tmp_path: Path) -> None:
-    """The message for a folder without pictures lists the supported suffixes."""
-    answer = penstock("infer", "people", tmp_path, "--url", stand_in.url)
-    assert answer.exit_code == 1
-    assert answer.stderr == f"penstock: the folder {tmp_path} holds no pictures (.jpeg, .jpg, .png, .webp)\n"
-
-
 def test_infer_goes_on_after_a_failure_and_ends_with_one(
     penstock: Call, stand_in: StandIn, photo: Path, tmp_path: Path
 ) -> None:
@@ -137,14 +130,6 @@ def test_infer_no_gateway_says_how_to_start_it(penstock: Call, photo: Path) -> N
     assert answer.stderr == (
         "penstock: nothing answers at http://127.0.0.1:9: start it with `penstock up`, or give its address with --url\n"
     )
-
-
-def test_infer_without_url_asks_the_port_of_the_settings(
-    penstock: Call, photo: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The variable that moves the gateway's port moves the commands with it."""
-    monkeypatch.setenv("PENSTOCK_HTTP_PORT", "9")
-    assert "nothing answers at http://127.0.0.1:9:" in penstock("infer", "people", photo).stderr
 
 
 @pytest.mark.parametrize(

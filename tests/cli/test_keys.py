@@ -97,15 +97,6 @@ def test_file_of_the_containers_user_stays_that_users_where_root_adds_a_key(tmp_
     assert (stat.st_uid, stat.st_gid, stat.st_mode & 0o777) == (10001, 10001, 0o600)
 
 
-def test_first_key_goes_into_a_file_that_has_none(tmp_path: Path) -> None:
-    """As a gateway may have been started with."""
-    file = tmp_path / "access.toml"
-    file.write_text("# ours\n")
-    assert keys("first", "--file", str(file))[0] == 0
-    assert file.read_text().startswith("# ours\n")
-    assert [key.name for key in read_access_file(file).keys] == ["first"]
-
-
 def test_owner_that_cannot_be_kept_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The key is made all the same; whose the file is now, and what a gateway of another user needs, stands below."""
 

@@ -2,7 +2,6 @@
 
 import os
 import subprocess
-import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -46,30 +45,6 @@ def test_land_on_a_folder_hands_the_old_one_back(way: str, tmp_path: Path) -> No
     assert (target / "file").read_text() == "new"
     assert (staged / "file").read_text() == "old"
     assert sorted(os.listdir(tmp_path)) == ["staged", "target"]
-
-
-def test_replace_folder_never_shows_a_gap_to_a_reader(tmp_path: Path) -> None:
-    """A reader that opens the file again and again, during a hundred replacements, always finds it."""
-    target = folder_with(tmp_path / "target", "0")
-    is_over = threading.Event()
-    failures: list[OSError] = []
-
-    def read() -> None:
-        while not is_over.is_set():
-            try:
-                (target / "file").read_text()
-            except OSError as error:
-                failures.append(error)
-
-    reader = threading.Thread(target=read)
-    reader.start()
-    for number in range(100):
-        with staging_folder(tmp_path / "staging", "x") as staged:
-            (staged / "file").write_text(str(number))
-            replace_folder(staged, target)
-    is_over.set()
-    reader.join()
-    assert failures == []
 
 
 def test_land_that_fails_half_way_puts_the_old_folder_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
