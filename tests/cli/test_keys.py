@@ -198,3 +198,12 @@ def test_load_test_shows_the_key_unless_a_header_says_who_asks() -> None:
     assert identified(("a: b",), "") == ("a: b",)
     endpoint = endpoint_or_fail("http://h:1", flag="--target", headers=identified((), "k"))
     assert endpoint.headers == (("x-api-key", "k"),)
+
+
+def test_first_key_goes_into_a_file_that_has_none(tmp_path: Path) -> None:
+    """As a gateway may have been started with."""
+    file = tmp_path / "access.toml"
+    file.write_text("# ours\n")
+    assert keys("first", "--file", str(file))[0] == 0
+    assert file.read_text().startswith("# ours\n")
+    assert [key.name for key in read_access_file(file).keys] == ["first"]

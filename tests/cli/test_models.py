@@ -343,3 +343,16 @@ def test_models_with_an_unknown_setting_is_refused(penstock: Call, monkeypatch: 
     answer = penstock("models", "list", "--url", UNUSED_URL)
     assert answer.exit_code == 2
     assert "did you mean PENSTOCK_HOME?" in answer.stderr
+
+
+def test_list_in_a_pipe_keeps_each_model_in_its_line(
+    penstock: Call, stand_in: StandIn, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """However long a name and a path: grep finds them."""
+    monkeypatch.setenv("COLUMNS", "40")
+    name = "a-model-of-our-own-whose-name-is-long"
+    write_model(name, "")
+    lines = penstock("models", "list", "--url", stand_in.url).stdout.splitlines()
+    assert [line.split() for line in lines if name in line] == [
+        [name, "home", "1", "not", "loaded", "off", "0.0", "kB", "-"]
+    ]

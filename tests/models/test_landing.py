@@ -2,6 +2,7 @@
 
 import os
 import subprocess
+import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -143,3 +144,27 @@ def test_pull_onto_a_full_disk_gives_the_room_back(
     (small_disk / "filler").write_bytes(bytes(os.statvfs(small_disk).f_bavail * os.statvfs(small_disk).f_bsize))
     with pytest.raises(PullFailed, match=r"the disk of .* is full: free 0\.7 MB"):  # not even the labels fit
         pull(entry, source=None, home=small_disk, progress=quiet)
+
+
+def test_replace_folder_never_shows_a_gap_to_a_reader(tmp_path: Path) -> None:
+    """A reader that opens the file again and again, during twenty replacements, always finds it."""
+    target = folder_with(tmp_path / "target", "0")
+    is_over = threading.Event()
+    failures: list[OSError] = []
+
+    def read() -> None:
+        while not is_over.is_set():
+            try:
+                (target / "file").read_text()
+            except OSError as error:
+                failures.append(error)
+
+    reader = threading.Thread(target=read)
+    reader.start()
+    for number in range(20):
+        with staging_folder(tmp_path / "staging", "x") as staged:
+            (staged / "file").write_text(str(number))
+            replace_folder(staged, target)
+    is_over.set()
+    reader.join()
+    assert failures == []

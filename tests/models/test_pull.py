@@ -314,3 +314,11 @@ def test_pull_killed_in_mid_download_leaves_the_repository_clean(model_server: M
     pull(entry_of(model_server.url), source=None, home=tmp_path, progress=quiet)
     assert model_server.requests == ["", f"bytes={there}-" if there else ""]
     assert left_in_repository(tmp_path) == ["fastestdet"]
+
+
+def test_pull_over_a_damaged_model_replaces_it(entry: CatalogueEntry, tmp_path: Path) -> None:
+    """A model file that is not the catalogue's is fetched again."""
+    pull(entry, source=None, home=tmp_path, progress=quiet)
+    (tmp_path / MODEL).write_bytes(b"x" * len(CONTENT))
+    pull(entry, source=None, home=tmp_path, progress=quiet)
+    assert (tmp_path / MODEL).read_bytes() == CONTENT
