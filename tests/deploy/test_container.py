@@ -78,24 +78,6 @@ def test_dockerfile_copies_only_what_is_there() -> None:
         assert context_holds(source), source
 
 
-LEFT_OUT = [
-    ".venv",
-    ".git",
-    "tests",
-    "out",
-    "compose.yaml",
-    ".venv-triton/bin/python",
-    "deploy/helm",
-    "deploy/models/x.py",
-]
-
-
-@pytest.mark.parametrize("path", LEFT_OUT)
-def test_build_context_leaves_out_what_no_image_needs(path: str) -> None:
-    """Environments, history and tests are not sent to the builder."""
-    assert not context_holds(path)
-
-
 def test_dockerfile_installs_nothing_without_hashes() -> None:
     """Every Python package comes from a lock, by hash."""
     for name, stage in stages().items():
@@ -142,26 +124,6 @@ def test_images_expose_the_ports_of_their_programs() -> None:
     for target, ports in {"stack": gateway, "gateway": gateway, "triton": gateway, "video": "8010"}.items():
         assert inherited(target, "EXPOSE") == [ports], target
     assert ApiOptions().port == 8010
-
-
-def test_stack_is_the_last_stage() -> None:
-    """`docker build` without a target makes the image of the README's first line."""
-    assert list(stages())[-1] == "stack"
-
-
-def test_slim_images_hold_no_triton() -> None:
-    """Its environment is copied into the stack alone."""
-    holders = [name for name in PROGRAMS if ".venv-triton" in " ".join(inherited(name, "COPY"))]
-    assert holders == ["stack"]
-    assert "triton-server" not in " ".join(stages()["build-gateway"]["RUN"])
-
-
-def test_video_image_decodes_on_a_card_where_it_is_asked_to() -> None:
-    """By a build argument that is empty by default; the driver's video part is asked for either way."""
-    stage = stages()["build-video"]
-    assert stage["ARG"] == ["VIDEO_GPU"]
-    assert "${VIDEO_GPU:+-r requirements/video-gpu.txt}" in " ".join(stage["RUN"])
-    assert "NVIDIA_DRIVER_CAPABILITIES=compute,utility,video" in " ".join(stages()["video"]["ENV"])
 
 
 def test_bases_are_arguments_with_the_newest_image_that_doctor_advises() -> None:

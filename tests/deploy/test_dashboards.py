@@ -139,20 +139,6 @@ def test_variables_are_declared_used_and_filled(name: str) -> None:
             assert complaints(f"count by ({found[2]}) ({found[1]})", known_metrics()) == []
 
 
-def test_gpu_dashboard_shows_util_beside_sm_activity() -> None:
-    """One panel has both, and beside it stands why `util` misleads."""
-    panels = list(shown_panels(loaded("gpu")))
-    both = [
-        panel
-        for panel in panels
-        if {"SM_ACTIVE", "GPU_UTIL"}
-        <= {m for t in panel.get("targets", ()) for m in re.findall("SM_ACTIVE|GPU_UTIL", t["expr"])}
-    ]
-    text = next(panel for panel in panels if panel["type"] == "text")
-    assert [panel["gridPos"]["y"] for panel in both] == [text["gridPos"]["y"]]
-    assert "at least one" in text["options"]["content"]
-
-
 def test_runbook_of_every_alert_is_in_a_dashboard() -> None:
     """Dashboards to which alerts link explain what they mean; no link within Grafana is broken."""
     texts = [

@@ -76,20 +76,6 @@ def test_actions_are_pinned_by_commit_with_their_version(path: Path) -> None:
     assert unpinned(text) == []
 
 
-@pytest.mark.parametrize(
-    "use",
-    [
-        "actions/checkout@v6",
-        "actions/checkout@main # v6.0.2",
-        f"actions/checkout@{'a' * 40}",
-        f"a/b@{'a' * 39} # v1.2.3",
-    ],
-)
-def test_action_without_commit_or_version_is_found(use: str) -> None:
-    """A tag, a branch, a short commit or a commit without its version is not taken for a pin."""
-    assert unpinned(f"    steps:\n      - uses: {use}\n") == [use]
-
-
 def test_action_is_of_one_commit_everywhere() -> None:
     """Two workflows that use an action use the same version of it."""
     pins = {use for path in WORKFLOWS for use in re.findall(r"uses: ([^.\s].*)", path.read_text())}
