@@ -11,9 +11,8 @@ import onnxruntime as ort
 import pytest
 
 from deploy.models import googlenet, resnet50
-from deploy.models.graph import Graph, multiply_accumulates
+from deploy.models.graph import multiply_accumulates
 from deploy.models.graph_folder import RandomModel, main
-from deploy.models.graph_weights import RandomWeights
 from penstock.engines.config_pbtxt import read_config
 from penstock.vision.card import card_from_config
 
@@ -92,15 +91,3 @@ def test_random_model_written_is_a_complete_folder(tmp_path: Path, capsys: pytes
     assert hashlib.sha256((folder / "1" / "model.onnx").read_bytes()).hexdigest() in facts
     assert sorted(item.name for item in folder.iterdir()) == ["1", "MODEL.md", "config.pbtxt", "labels.txt"]
     assert list((tmp_path / "staging").iterdir()) == []
-
-
-def test_graph_whose_weight_does_not_fit_is_refused() -> None:
-    """The mistake is named where it is made, not by a runtime later; groups are read from the weight."""
-    graph, weights = Graph("small"), RandomWeights(0)
-    image = graph.input("image", (6, 8, 8))
-    depthwise = graph.conv(image, weights.conv(6, 6, 3, group=6), name="depthwise", pad=1)
-    assert depthwise.shape == (6, 8, 8)
-    with pytest.raises(ValueError, match="wrong: a weight of"):
-        graph.conv(image, weights.conv(8, 4, 3), name="wrong")
-    with pytest.raises(ValueError, match="a node depthwise already"):
-        graph.node("Relu", [image], image.shape, name="depthwise")

@@ -359,6 +359,7 @@ def _error_of(
 DEFAULT_HTTP_PORT = 8000
 API_KEY_VARIABLE = "PENSTOCK_API_KEY"
 
+Url = Annotated[str | None, typer.Option(help="the gateway [http://127.0.0.1:8000]", show_default=False)]
 ApiKey = Annotated[
     str, typer.Option("--api-key", envvar=API_KEY_VARIABLE, show_default=False, help="of a gateway that asks for one")
 ]

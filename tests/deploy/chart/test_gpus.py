@@ -90,29 +90,6 @@ def test_mig_instances_are_shared_by_their_own_name() -> None:
     assert config["sharing"]["timeSlicing"]["resources"] == [{"name": "nvidia.com/mig-1g.10gb", "replicas": 2}]
 
 
-@pytest.mark.parametrize(
-    ("name", "values", "said"),
-    [
-        ("mig", {}, ["migStrategy=mixed", "grep mig-1g.10gb", "nvidia-smi mig"]),
-        ("mps-plugin", {}, ["in namespace ml", "gpu.sharing.devicePlugin.namespace", "nvidia.com/mps.capable=true"]),
-        (
-            "time-slicing",
-            {},
-            ["nvidia.com/device-plugin.config=penstock-shared", "clusterpolicies.nvidia.com/cluster-policy"],
-        ),
-        (
-            "mps-plugin",
-            {"gpu": {"sharing": {"devicePlugin": {"namespace": "nv"}}}},
-            ["in namespace nv", "--namespace nv"],
-        ),
-    ],
-)
-def test_notes_say_what_cards_want_of_the_cluster(name: str, values: dict[str, Any], said: list[str]) -> None:
-    """Instances, strategy, the plugin's namespace and the nodes' labels: without any of them pods wait for ever."""
-    notes = render(merged(SETS[name], values)).notes
-    assert [each for each in said if each not in notes] == [], notes
-
-
 def daemon_of(name: str) -> Pods:
     """The MPS DaemonSet's pods."""
     return component(rendered(name), "mps")

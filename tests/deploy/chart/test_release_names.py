@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from tests.deploy.chart.objects import pods_of, selects
-from tests.deploy.chart.rendering import CHART, RELEASE, Rendered, render
-from tests.deploy.chart.value_sets import SETS, merged, rendered
+from tests.deploy.chart.rendering import RELEASE, Rendered, render
+from tests.deploy.chart.value_sets import SETS, merged
 
 pytestmark = pytest.mark.xdist_group("chart")
 
@@ -54,13 +54,6 @@ def texts(node: object, path: str = "") -> Iterator[tuple[str, object]]:
             elif is_name and not isinstance(value, Mapping | list):
                 yield where, value
             yield from texts(value, where)
-
-
-def test_sets_of_this_page_render_every_template() -> None:
-    """Together the sets render every template of the chart."""
-    files = {str(path.relative_to(CHART / "templates")) for path in (CHART / "templates").rglob("*.yaml")}
-    seen = {file for name in SET_NAMES for file, text in rendered(name).texts.items() if text.strip()}
-    assert files - seen <= {"validate.yaml"}
 
 
 @pytest.mark.parametrize("release", ODD)

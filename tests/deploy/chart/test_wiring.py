@@ -81,16 +81,6 @@ def test_services_lead_to_pods_that_listen(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_stateful_sets_name_a_headless_service_of_their_own(name: str) -> None:
-    """So that each replica has a name of its own, also while it is not ready yet."""
-    services = {each["metadata"]["name"]: each for each in rendered(name).of_kind("Service")}
-    for each in rendered(name).of_kind("StatefulSet"):
-        service = services[each["spec"]["serviceName"]]
-        assert service["spec"]["clusterIP"] == "None"
-        assert selects({"matchLabels": service["spec"]["selector"]}, each["spec"]["template"]["metadata"]["labels"])
-
-
-@pytest.mark.parametrize("name", NAMES)
 def test_disruption_budgets_and_spreads_select_pods(name: str) -> None:
     """A budget or a spread over nodes that selects nothing would promise nothing."""
     for budget in rendered(name).of_kind("PodDisruptionBudget"):
@@ -99,18 +89,6 @@ def test_disruption_budgets_and_spreads_select_pods(name: str) -> None:
     for pods in pods_of(rendered(name)):
         for spread in pods.spec.get("topologySpreadConstraints") or []:
             assert selects(spread["labelSelector"], pods.labels)
-
-
-def test_budgets_are_there_for_every_component_with_replicas() -> None:
-    """A drained node takes one replica of a kind at a time."""
-    result = rendered("everything")
-    covered = {
-        pods.component
-        for pods in pods_of(result)
-        for budget in result.of_kind("PodDisruptionBudget")
-        if selects(budget["spec"]["selector"], pods.labels)
-    }
-    assert covered == {"gateway", "triton", "video"}
 
 
 def target_of(each: Document) -> dict[str, Any]:
