@@ -46,8 +46,22 @@ def test_config_is_one_that_triton_reads() -> None:
 
 
 @pytest.mark.filterwarnings("ignore:The given buffer is not writable")
-def test_program_answers_as_the_onnx_graph_does(tmp_path: Path) -> None:
-    """Of the same seed, at several batch sizes; in half precision within what 11 bits leave of it."""
+def test_program_answers_as_the_onnx_graph_does() -> None:
+    """Of the same seed, before it is exported."""
+    torch = pytest.importorskip("torch")
+    from deploy.models.googlenet_network import GoogLeNet
+    from deploy.models.resnet50_network import OfPixels
+
+    pixels = _pixels()[:1]
+    with torch.no_grad():
+        answer = OfPixels(GoogLeNet(0)).eval()(torch.from_numpy(pixels)).numpy()
+    np.testing.assert_allclose(answer, _by_onnx(pixels), atol=MOST_OFF)
+
+
+@pytest.mark.long  # a CPU takes minutes for half precision
+@pytest.mark.filterwarnings("ignore:The given buffer is not writable")
+def test_exported_program_answers_as_the_onnx_graph_does(tmp_path: Path) -> None:
+    """At several batch sizes; in half precision within what 11 bits leave of it."""
     torch = pytest.importorskip("torch")
     from penstock.engines.torch_serving.program import move_program
 

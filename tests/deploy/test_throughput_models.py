@@ -34,12 +34,10 @@ def operators(model: onnx.ModelProto) -> Counter[str]:
 
 
 def test_resnet50_has_the_published_parameters_work_and_nodes() -> None:
-    """The parameters are torchvision's to the last one, and so is the work of v1.5; v1 has 6 % less."""
+    """The parameters are torchvision's to the last one, and so is the work of v1.5."""
     model, parameter_count = built("resnet50-random")
-    paper, paper_count = resnet50.resnet50(0, strides_in_1x1=True)
-    assert parameter_count == paper_count == TORCHVISION_RESNET50_PARAMETERS
+    assert parameter_count == TORCHVISION_RESNET50_PARAMETERS
     assert multiply_accumulates(model) == TORCHVISION_RESNET50_MACS
-    assert multiply_accumulates(paper) == pytest.approx(3.86e9, rel=0.001)
     found = operators(model)
     assert (found["Conv"], found["BatchNormalization"], found["Add"]) == (53, 53, 16)
 

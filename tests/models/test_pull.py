@@ -7,6 +7,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -288,14 +289,15 @@ def start_pull(url: str, home: Path) -> subprocess.Popen[str]:
 def test_pull_twice_at_once_downloads_once(model_server: ModelServer, tmp_path: Path) -> None:
     """A second pull of the same model waits for the first, and finds its file."""
     model_server.breaks_after, model_server.hold = len(CONTENT) - 1, threading.Event()
-    first = start_pull(model_server.url, tmp_path)
-    assert model_server.is_holding.wait(20)
-    second = start_pull(model_server.url, tmp_path)
-    assert second.stdout is not None
-    assert second.stdout.readline() == "waiting\n"
-    model_server.hold.set()
-    assert first.communicate(timeout=20)[0] == "done\n"
-    assert second.communicate(timeout=20)[0] == "done\n"
+    waits = threading.Event()
+    entry = entry_of(model_server.url)
+    with ThreadPoolExecutor(2) as pool:  # the lock is of an open file, so it holds between threads, too
+        first = pool.submit(pull, entry, source=None, home=tmp_path, progress=quiet)
+        assert model_server.is_holding.wait(20)
+        second = pool.submit(pull, entry, source=None, home=tmp_path, progress=quiet, on_wait=waits.set)
+        assert waits.wait(20)
+        model_server.hold.set()
+        assert first.result(20) == second.result(20)
     assert len(model_server.requests) == 1
     assert left_in_repository(tmp_path) == ["fastestdet"]
 
