@@ -39,8 +39,8 @@ def plan(*arguments: str) -> subprocess.CompletedProcess[str]:
 
 def race() -> Race:
     """One from a real run."""
-    at_rate = LoadResult(2300.0, 2290.0, 0.99, 0.0, 0.01, 0.0, 7.0, 0.0045, 0.0068)
-    over = LoadResult(4341.0, 3300.0, 0.76, 0.01, 0.23, 0.0, 13.0, 0.005, 0.007)
+    at_rate = LoadResult(2300.0, 2290.0, 0.99, 0.0, 0.01, 0.0, 7.0, 4.5, 6.8)
+    over = LoadResult(4341.0, 3300.0, 0.76, 0.01, 0.23, 0.0, 13.0, 5.0, 7.0)
     rows = (
         ContenderResult(Contender.TRITON, KNOBS, 280, Rate(2193.0, 62.0, (2193.0,)), at_rate, ((1.5, over),)),
         ContenderResult(Contender.OURS, "defaults", 1, Rate(2310.0, 40.0, (2310.0,)), at_rate, ((1.5, over),)),
