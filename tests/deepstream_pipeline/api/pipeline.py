@@ -21,6 +21,12 @@ class FakePipeline:
     """PipelineControl and Previews in one. before: called first by each of its calls, with the call's name."""
 
     def __init__(self, limit: int = 200) -> None:
+        self._limit = limit
+        self._lock = threading.Lock()
+        self.reset()
+
+    def reset(self) -> None:
+        """As it was made."""
         self.sources: dict[str, SourceStatistics] = {}
         self.configs: dict[str, SourceConfig] = {}
         self.sections: dict[str, object] = {}
@@ -33,8 +39,6 @@ class FakePipeline:
         self.picture_interval_s = 0.02
         self.waits = 0
         self.max_wait_s = 60.0  # for a picture; less where it is known at once that none will come
-        self._limit = limit
-        self._lock = threading.Lock()
 
     def add(self, source: SourceConfig) -> None:
         self.before("add")
