@@ -15,7 +15,7 @@ import tritonclient.http
 
 from penstock.protocol.inference import Detections
 from penstock.vision.accuracy import average_precision, read_annotations
-from tests.integration.embedded_stack import NO_TRITON, is_serving, look_up, start_embedded, write_models
+from tests.integration.embedded_stack import NO_TRITON, look_up, start_embedded, write_models
 from tests.integration.living import family
 from tests.integration.pictures import frames
 from tests.integration.test_image_endpoint import (
@@ -42,7 +42,7 @@ def embedded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningStack]
         pull = ["-m", "penstock.cli.main", "models", "pull", "fastestdet", "--from", str(source)]
         environ = dict(os.environ, PENSTOCK_HOME=str(folder / "home"))
         subprocess.run([sys.executable, *pull, "--url", "http://127.0.0.1:9"], check=True, env=environ, cwd=CHECKOUT)
-    stack = start_embedded(folder)
+    stack = start_embedded(folder, engine="auto")
     yield stack
     assert stop_stack(stack) == 0, "".join(stack.log[-30:])
 
@@ -103,7 +103,12 @@ def find(stack: RunningStack, picture: Path) -> Detections:
 
 
 def test_embedded_stack_says_which_engine_serves_and_what_it_cannot(embedded: RunningStack) -> None:
-    """The last lines name the engine, and a model of another backend with the reason; there is no engine process."""
+    """The last lines name the engine, and a model of another backend with the reason; there is no engine process.
+
+    One line of the log tells what was missing for a Triton.
+    """
+    (said,) = embedded.logged("info .* engine: embedded, since ")
+    assert "no tritonserver on PATH and none of nvidia-pytriton in /nonexistent" in said
     assert f"engine: embedded (ONNX Runtime {onnxruntime.__version__} on the CPU)\n" in embedded.output
     (refused,) = [line for line in embedded.output if line.startswith("cannot serve ")]
     assert refused.startswith("cannot serve script: ")
@@ -140,18 +145,6 @@ def test_embedded_metrics_hold_ours_and_the_engines(embedded: RunningStack) -> N
     assert 'penstock_model_ready{model="script"} 0.0' in text
     assert 'nv_inference_request_success{model="lookup",version="1"}' in text
     assert "penstock_" not in call("GET", f"{embedded.metrics_url}/engine").body.decode()
-
-
-def test_auto_without_a_triton_serves_embedded_and_says_why(tmp_path: Path) -> None:
-    """One line tells what was missing, and the same models are served."""
-    write_models(tmp_path / "models")
-    stack = start_embedded(tmp_path, engine="auto")
-    try:
-        assert is_serving(stack)
-        (said,) = stack.logged("info .* engine: embedded, since ")
-        assert "no tritonserver on PATH and none of nvidia-pytriton in /nonexistent" in said
-    finally:
-        assert stop_stack(stack) == 0
 
 
 def test_gateway_of_a_triton_does_not_load_onnx_runtime() -> None:

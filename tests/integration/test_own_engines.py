@@ -158,7 +158,10 @@ def stack_over(engine: str, folder: Path, request: pytest.FixtureRequest) -> Ite
 def test_model_that_hangs_again_is_ended_with_its_own_process_and_its_neighbour_notices_nothing(
     engine: str, tmp_path: Path, request: pytest.FixtureRequest
 ) -> None:
-    """There is no error and no gap, the main engine continues, and the index has the record over both protocols."""
+    """There is no error and no gap, the main engine continues, and the index has the record over both protocols.
+
+    The next gateway uses the running engine process of the model, and does not load it elsewhere.
+    """
     with stack_over(engine, tmp_path, request) as hanging:
         stack = hanging.stack
         wait_for(lambda: hanging.ask(False).status == 200, 60, "the model serves")
@@ -182,14 +185,6 @@ def test_model_that_hangs_again_is_ended_with_its_own_process_and_its_neighbour_
         assert client.is_model_ready("bad")
         client.close()
         assert f"bad: {RECORD}" in penstock(stack, "models", "list")
-
-
-@pytest.mark.parametrize("engine", ["triton", "embedded"])
-def test_record_outlives_the_gateway(engine: str, tmp_path: Path, request: pytest.FixtureRequest) -> None:
-    """The next gateway uses the running engine process of the model that hung, and does not load it elsewhere."""
-    with stack_over(engine, tmp_path, request) as hanging:
-        wait_for(lambda: hanging.ask(False).status == 200, 60, "the model serves")
-        hanging.hang()
         own = hanging.own_process()
         hanging.gateway.kill()
         hanging.gateway.wait(10)
