@@ -131,26 +131,20 @@ def busy_core(stack: RunningStack, hogs: int) -> Iterator[None]:
             one.wait()
 
 
-def metric(stack: RunningStack, name: str) -> float:
-    return next(float(line.split()[-1]) for line in own_metrics(stack).splitlines() if line.startswith(f"{name} "))
-
-
-def test_stack_without_cpu_is_live_restarts_nothing_and_shows_its_lag(models: Path) -> None:
-    """With sixteen busy processes on its only core, the stack answers slowly, restarts nothing, and shows the lag."""
+@pytest.mark.long
+def test_stack_without_cpu_is_live_and_restarts_nothing(models: Path) -> None:
+    """With sixteen busy processes on its only core, the stack answers slowly, and restarts nothing."""
     stack = start_embedded(models, "--workers", "2", PENSTOCK_CANARY_INTERVAL_S="0.5")
     try:
         wait_for(lambda: is_serving(stack), 30, "it serves")
         before = {process.pid for process in family(stack)}
         began = time.monotonic()
-        lags_s = []
         with busy_core(stack, 16):
             while time.monotonic() - began < 12:  # longer than a worker may be silent
                 assert call("GET", f"{stack.http_url}/v2/health/live").status == 200
                 assert look_up(stack).status == 200
-                lags_s.append(metric(stack, "penstock_loop_lag_seconds"))
         assert {process.pid for process in family(stack)} == before, "no process was replaced"
         assert call("GET", f"{stack.http_url}/v2/health/ready").status == 200
-        assert max(lags_s) > 0.005
         assert not stack.logged("hang|restart|not ready")
     finally:
         assert stop_stack(stack) == 0

@@ -39,7 +39,7 @@ def embedded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningStack]
     write_model(folder / "models", "script", IDENTITY, fp32)
     source = CHECKOUT.parent / "shared" / "models"
     if source.is_dir():
-        pull = ["-m", "penstock.cli.main", "models", "pull", "fastestdet", "--from", str(source)]
+        pull = ["-m", "penstock.cli.main", "pull", "fastestdet", "--from", str(source)]
         environ = dict(os.environ, PENSTOCK_HOME=str(folder / "home"))
         subprocess.run([sys.executable, *pull, "--url", "http://127.0.0.1:9"], check=True, env=environ, cwd=CHECKOUT)
     stack = start_embedded(folder, engine="auto")
@@ -120,7 +120,7 @@ def test_embedded_stack_says_which_engine_serves_and_what_it_cannot(embedded: Ru
 
 def test_embedded_lists_a_model_of_another_backend_with_its_reason(embedded: RunningStack) -> None:
     """Who asks what is served also sees what is not, and why."""
-    rows = json.loads(penstock(embedded, "models", "list", "--json"))
+    rows = json.loads(penstock(embedded, "list", "--json"))
     (script,) = [row for row in rows if row["name"] == "script"]
     assert script["state"] != "READY"
     assert "python" in script["reason"]
@@ -129,10 +129,10 @@ def test_embedded_lists_a_model_of_another_backend_with_its_reason(embedded: Run
 
 def test_embedded_loads_and_unloads_by_the_command_line(embedded: RunningStack) -> None:
     """`penstock models load` and `unload` do what they do with Triton."""
-    penstock(embedded, "models", "unload", "lookup")
+    penstock(embedded, "unload", "lookup")
     assert state_of(embedded, "lookup") != "READY"
     assert look_up(embedded).status in (400, 404)
-    penstock(embedded, "models", "load", "lookup")
+    penstock(embedded, "load", "lookup")
     assert state_of(embedded, "lookup") == "READY"
     assert look_up(embedded).status == 200
 

@@ -184,7 +184,7 @@ def test_model_that_hangs_again_is_ended_with_its_own_process_and_its_neighbour_
         assert (rows["bad"].state, rows["bad"].reason, rows["fine"].reason) == ("READY", RECORD, "")
         assert client.is_model_ready("bad")
         client.close()
-        assert f"bad: {RECORD}" in penstock(stack, "models", "list")
+        assert f"bad: {RECORD}" in penstock(stack, "list")
         own = hanging.own_process()
         hanging.gateway.kill()
         hanging.gateway.wait(10)
