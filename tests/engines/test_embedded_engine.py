@@ -91,8 +91,8 @@ async def test_reload_that_fails_leaves_the_old_version_serving(engine: Embedded
 
 
 async def test_event_loop_goes_on_during_loads_and_runs(engine: EmbeddedEngine, repository: Path) -> None:
-    """Opening 64 MB and a run of half a second do not hold the loop: it turns and turns meanwhile."""
-    onnx_models.save(onnx_models.wide(16_000_000), repository, "wide")
+    """Opening 32 MB and a run of half a second do not hold the loop: it turns and turns meanwhile."""
+    onnx_models.save(onnx_models.wide(8_000_000), repository, "wide")
     await load_slow(engine, repository)
     turns = 0
 
@@ -108,8 +108,8 @@ async def test_event_loop_goes_on_during_loads_and_runs(engine: EmbeddedEngine, 
     with pytest.raises(DeadlineExceeded):
         await slow(engine, ENDLESS, deadline=time.monotonic() + 0.5)
     turning.cancel()
-    assert during_load > 10
-    assert turns > 50
+    assert during_load > 3
+    assert turns > 20
 
 
 @pytest.mark.parametrize("how", ["cancelled", "late"])

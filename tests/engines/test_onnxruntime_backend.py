@@ -286,6 +286,7 @@ def test_load_two_instances_share_the_cores(triton: RunningTriton) -> None:
     assert all(int(threads) == max(1, int(cores) // 2) for threads, cores in lines)
 
 
+@pytest.mark.long
 def test_load_with_numpy_2_is_refused(launch: Launch, tmp_path: Path) -> None:
     """An interpreter with numpy 2 would answer empty outputs without an error: no model loads there, and says why."""
     onnx_models.save(onnx_models.identity(), tmp_path / "models", "any")

@@ -16,6 +16,7 @@ from penstock.engines.ort_serving.config import (
     Signature,
     complete,
     read_signature,
+    refuse_numpy_2,
     validate,
 )
 from penstock.engines.ort_serving.session import (
@@ -275,6 +276,13 @@ def test_model_path_is_the_configured_file_or_a_folder_of_its_name(tmp_path: Pat
         model_path(tmp_path, wanted)
     (tmp_path / filename / "model.onnx").write_bytes(b"")
     assert model_path(tmp_path, wanted) == tmp_path / filename / "model.onnx"
+
+
+def test_numpy_2_is_refused_with_the_fix() -> None:
+    """Triton's Python backend would answer empty outputs without an error."""
+    refuse_numpy_2("1.26.4")
+    with pytest.raises(OrtLoadError, match=r"empty outputs with numpy 2\.1\.0: install numpy 1\.26\.4 into"):
+        refuse_numpy_2("2.1.0")
 
 
 def test_run_with_arena_shrinkage_still_answers(tmp_path: Path) -> None:

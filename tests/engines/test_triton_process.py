@@ -318,9 +318,9 @@ async def test_missing_repository_fails_at_once(fake: Launch, options: TritonOpt
 async def test_flood_of_output_neither_blocks_it_nor_fills_our_log(
     tmp_path: Path, options: TritonOptions, watcher: Watcher
 ) -> None:
-    """2 MiB in one go are read to the end; the log gets its ration."""
+    """1 MiB in one go are read to the end; the log gets its ration."""
     loud = program(
-        tmp_path, "#!/bin/sh\nyes 'a model that prints in a loop' | head -c 2097152\nprintf '\\nthe end\\n'\nexit 3\n"
+        tmp_path, "#!/bin/sh\nyes 'a model that prints in a loop' | head -c 1048576\nprintf '\\nthe end\\n'\nexit 3\n"
     )
     process = TritonSupervisor(loud, options, emit=watcher.emit, on_status=watcher.on_status, backoff=quick())
     async with asyncio.timeout(WAIT_S):

@@ -5,6 +5,7 @@ import os
 import signal
 from collections.abc import AsyncIterator, Awaitable
 from contextlib import asynccontextmanager, suppress
+from pathlib import Path
 
 import numpy as np
 import psutil
@@ -37,6 +38,11 @@ def workers() -> list[psutil.Process]:
     """The decoder processes of this process."""
     children = psutil.Process().children()
     return [child for child in children if "penstock.vision.decoder_worker" in child.cmdline()]
+
+
+def peak_memory_kb(process: psutil.Process) -> int:
+    status = Path(f"/proc/{process.pid}/status").read_text()
+    return int(status.split("VmHWM:")[1].split()[0])
 
 
 def stop_workers() -> None:

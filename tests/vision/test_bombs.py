@@ -7,9 +7,7 @@ import zlib
 from collections.abc import Callable
 from contextlib import suppress
 from functools import cache
-from pathlib import Path
 
-import psutil
 import pytest
 
 from penstock.engines.torch_serving.picture_header import (
@@ -20,7 +18,17 @@ from penstock.engines.torch_serving.picture_header import (
 )
 from penstock.protocol.errors import InferenceError, UndecodableImage
 from tests.vision import images
-from tests.vision.pools import FIRST, SECOND, SPEC, assert_is, open_pool, stop_workers, wake_workers, workers
+from tests.vision.pools import (
+    FIRST,
+    SECOND,
+    SPEC,
+    assert_is,
+    open_pool,
+    peak_memory_kb,
+    stop_workers,
+    wake_workers,
+    workers,
+)
 
 MIB = 1 << 20
 RGB = images.picture(64, 48)
@@ -28,9 +36,8 @@ RGB = images.picture(64, 48)
 
 @cache
 def zeros() -> bytes:
-    """A zlib stream of 256 MiB."""
-    packer = zlib.compressobj(9)
-    return b"".join(packer.compress(bytes(MIB)) for _ in range(256)) + packer.flush()
+    """A zlib stream of 128 MiB."""
+    return zlib.compress(bytes(128 * MIB), 1)
 
 
 def png_with_pixels(data: bytes) -> bytes:
@@ -60,7 +67,7 @@ def webp_with_profile() -> bytes:
 
 
 def webp_beyond_its_canvas() -> bytes:
-    return images.webp_file(images.webp_canvas(8, 8), images.webp(images.picture(2000, 2000))[12:])
+    return images.webp_file(images.webp_canvas(8, 8), images.webp(images.picture(700, 700))[12:])
 
 
 # A picture and the text of its refusal, "" if it is decoded without its additional data.
@@ -78,25 +85,18 @@ BOMBS: dict[str, tuple[Callable[[], bytes], str]] = {
 }
 
 
-def peak_memory_kb(process: psutil.Process) -> int:
-    status = Path(f"/proc/{process.pid}/status").read_text()
-    return int(status.split("VmHWM:")[1].split()[0])
-
-
-@pytest.mark.parametrize("kind", BOMBS)
-async def test_picture_is_decoded_within_the_bounds_of_its_header(kind: str) -> None:
+async def test_picture_is_decoded_within_the_bounds_of_its_header() -> None:
     """Data other than pixels is not inflated; pixels beyond the header's size are refused."""
-    make, refusal = BOMBS[kind]
-    bomb = make()
     async with open_pool() as pool:
         await pool.prepare(FIRST, SPEC)
         peak_kb = peak_memory_kb(workers()[0])
-        if refusal:
-            with pytest.raises(UndecodableImage, match=re.escape(refusal)):
-                await pool.prepare(bomb, SPEC)
-        else:
-            assert (await pool.prepare(bomb, SPEC)).geometry.source_width == 64
-        assert peak_memory_kb(workers()[0]) - peak_kb < 64 << 10
+        for kind, (make, refusal) in BOMBS.items():
+            if refusal:
+                with pytest.raises(UndecodableImage, match=re.escape(refusal)):
+                    await pool.prepare(make(), SPEC)
+            else:
+                assert (await pool.prepare(make(), SPEC)).geometry.source_width == 64, kind
+            assert peak_memory_kb(workers()[0]) - peak_kb < 64 << 10, kind
         assert pool.statistics().restarts == 0
 
 
@@ -122,7 +122,7 @@ async def test_many_bombs_at_once_do_not_hold_up_another_clients_pictures() -> N
             ended.append(client)
 
         stop_workers()
-        jobs = [asyncio.create_task(ask("bad", make())) for make, _ in BOMBS.values() for _ in range(3)]
+        jobs = [asyncio.create_task(ask("bad", make())) for make, _ in BOMBS.values()]
         while pool.statistics().waiting < len(jobs) - 1:
             await asyncio.sleep(0)
         good = [asyncio.create_task(ask("good", encoded)) for encoded in (FIRST, SECOND)]

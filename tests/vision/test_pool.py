@@ -2,6 +2,7 @@
 
 import asyncio
 import gc
+import itertools
 import os
 import re
 import subprocess
@@ -26,7 +27,7 @@ from penstock.protocol.inference import Datatype
 from penstock.vision.decode import decode
 from penstock.vision.decode_pool import DecodePool, PoolStatistics
 from penstock.vision.decoder_process import DecoderProcess, PreparedImage
-from penstock.vision.decoder_worker import DecodeReply, DecodeStatus, error_reply
+from penstock.vision.decoder_worker import DecodeReply, error_reply, from_wire, to_wire
 from penstock.vision.preprocess import prepare
 from penstock.vision.spec import InputOrder, PrepareSpec, ResizeMode
 from tests.vision import images
@@ -47,21 +48,18 @@ CHECKOUT = Path(__file__).resolve().parent.parent.parent
 OWN_SIZE = PrepareSpec(width=0, height=0, fit=ResizeMode.KEEP, layout=InputOrder.NHWC, datatype=Datatype.UINT8)
 
 
-@pytest.mark.parametrize(
-    "spec",
-    [
+async def test_pool_prepares_what_the_plain_functions_prepare() -> None:
+    """Array, geometry and times come from the other process as from this one, image after image of any size."""
+    specs = [
         SPEC,
         replace(SPEC, datatype=Datatype.FP16),
         replace(SPEC, layout=InputOrder.NHWC, fit=ResizeMode.PAD_SYMMETRIC),
         replace(SPEC, fit=ResizeMode.CROP, shorter_side=72),
         OWN_SIZE,
-    ],
-)
-async def test_pool_prepares_what_the_plain_functions_prepare(spec: PrepareSpec) -> None:
-    """Array, geometry and times come from the other process as from this one, image after image of any size."""
-    async with open_pool(workers=2) as pool:
-        for width, height in [(120, 90), (1, 1), (2000, 1500), (33, 77)]:
-            encoded = images.png(images.picture(width, height), color_type=2)
+    ]
+    pictures = [images.picture(*size) for size in [(120, 90), (1, 1), (1000, 750), (33, 77)]]
+    async with open_pool() as pool:
+        for spec, encoded in itertools.product(specs, [images.png(one, color_type=2) for one in pictures]):
             prepared = await pool.prepare(encoded, spec)
             array, geometry = prepare(decode(encoded, spec.color), spec)
             assert np.array_equal(prepared.array, array)
@@ -89,21 +87,16 @@ async def test_pool_serves_many_callers_at_once_each_with_its_own_image() -> Non
         assert_is(prepared, encoded)
 
 
-@pytest.mark.parametrize(
-    ("data", "error", "sentence"),
-    [
+async def test_pool_refuses_with_the_error_and_sentence_of_the_decoder() -> None:
+    """The class and the text survive the hop, and the process is not worn out by it."""
+    refusals: list[tuple[bytes, type[InferenceError], str]] = [
         (b"", UndecodableImage, "no bytes"),
         (b"GIF89a" + bytes(20), UnsupportedMedia, "a GIF"),
         (FIRST[:-100], UndecodableImage, "Premature end"),
         (images.jpeg(images.picture(130, 90)), TooLarge, re.escape("130 x 90 = 11700 pixels (limit 11000)")),
-    ],
-)
-async def test_pool_refuses_with_the_error_and_sentence_of_the_decoder(
-    data: bytes, error: type[InferenceError], sentence: str
-) -> None:
-    """The class and the text survive the hop, and the process is not worn out by it."""
+    ]
     async with open_pool(max_pixels=11_000) as pool:
-        for _ in range(3):
+        for data, error, sentence in refusals * 3:
             with pytest.raises(error, match=sentence) as refusal:
                 await pool.prepare(data, SPEC)
             assert type(refusal.value) is error
@@ -115,10 +108,10 @@ async def test_pool_refuses_with_the_error_and_sentence_of_the_decoder(
 @pytest.mark.parametrize("error", [UndecodableImage("a"), TooLarge("b"), UnsupportedMedia("c"), InferenceError("d")])
 def test_reply_carries_an_error_over_the_wire(error: InferenceError) -> None:
     """Class and text come back; a sentence too long for the record is cut, not refused."""
-    back = DecodeReply.unpack(error_reply(error).pack()).error()
+    back = from_wire(to_wire(error_reply(error)), DecodeReply).error()
     assert type(back) is type(error)
     assert str(back) == str(error)
-    assert len(str(DecodeReply.unpack(DecodeReply(DecodeStatus.TOO_LARGE, text="ü" * 999).pack()).error())) == 200
+    assert len(str(from_wire(to_wire(error_reply(TooLarge("ü" * 999))), DecodeReply).error())) == 400
 
 
 async def test_pool_of_a_decoder_that_fails_inside_answers_and_lives_on() -> None:

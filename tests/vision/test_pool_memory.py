@@ -16,7 +16,7 @@ import pytest
 from penstock.process import GROWTH_BYTES, MemoryTrimmer, private_bytes, trim_memory
 from penstock.protocol.errors import InferenceError
 from penstock.vision.decode_pool import DecodePool, PoolStatistics
-from penstock.vision.decoder_worker import MAX_GROWTH_BYTES, DecodeReply, DecodeStatus, MemoryGrowth
+from penstock.vision.decoder_worker import MAX_GROWTH_BYTES, DecodeReply, DecodeStatus, MemoryGrowth, from_wire
 from penstock.vision.preprocess import Geometry
 from tests.vision import images
 from tests.vision.pools import (
@@ -114,18 +114,17 @@ async def test_picture_that_is_over_waits_for_no_garbage_collector(
 
 async def test_decoder_that_keeps_too_much_memory_is_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
     """It is replaced after its answer; the replacement decodes the next picture."""
-    unpack = DecodeReply.unpack
 
-    def worn(wire: bytes) -> DecodeReply:
-        return replace(unpack(wire), needs_replacement=True)
+    def worn(wire: bytes, kind: type[DecodeReply]) -> DecodeReply:
+        return replace(from_wire(wire, kind), needs_replacement=True)
 
     async with open_pool() as pool:
         (first,) = workers()
         assert_is(await pool.prepare(FIRST, SPEC), FIRST)
         assert [first] == workers()
-        monkeypatch.setattr(DecodeReply, "unpack", worn)
-        assert_is(await pool.prepare(FIRST, SPEC), FIRST)
-        monkeypatch.setattr(DecodeReply, "unpack", unpack)
+        with monkeypatch.context() as patched:
+            patched.setattr("penstock.vision.decoder_process.from_wire", worn)
+            assert_is(await pool.prepare(FIRST, SPEC), FIRST)
         async with asyncio.timeout(20):
             assert_is(await pool.prepare(SECOND, SPEC), SECOND)
         assert first not in workers()
@@ -152,6 +151,7 @@ def test_decoder_is_worn_by_what_it_keeps_after_giving_back(
     assert len(trims) == (reply.geometry.source_width != 640)
 
 
+@pytest.mark.long
 async def test_decoders_keep_a_bounded_amount_after_the_largest_pictures() -> None:
     """After valid and truncated pictures of each format, it uses at most WORN_BYTES more than a new process."""
     pixels = np.full((5000, 7900, 3), 77, np.uint8)

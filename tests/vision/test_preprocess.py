@@ -269,5 +269,4 @@ def test_prepare_spec_survives_the_wire() -> None:
         shorter_side=900,
         has_scaled_decode=True,
     )
-    assert len(spec.pack()) == PrepareSpec.WIRE_SIZE
     assert PrepareSpec.unpack(spec.pack()) == spec

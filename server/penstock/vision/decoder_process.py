@@ -11,11 +11,12 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Self
 
+import msgspec
 import numpy as np
 
 from penstock.protocol.inference import Array
 from penstock.protocol.shared_memory import Lease
-from penstock.vision.decoder_worker import READY, DecodeJob, DecodeReply, DecodeStatus
+from penstock.vision.decoder_worker import READY, WIRE_BYTES, DecodeJob, DecodeReply, DecodeStatus, from_wire, to_wire
 from penstock.vision.preprocess import NUMPY_OF, Geometry
 from penstock.vision.spec import PrepareSpec
 
@@ -155,17 +156,17 @@ class DecoderProcess:
 
     def _ask(self, job: DecodeJob, lease: Lease | None) -> asyncio.Future[bytes]:
         """The reply. prepare() must not store it in a variable: see penstock.vision.decode_pool."""
-        answer = self._line.expect(DecodeReply.WIRE_SIZE)
+        answer = self._line.expect(WIRE_BYTES)
         self._send(job, lease)
         return answer
 
     def _send(self, job: DecodeJob, lease: Lease | None) -> None:
         """Sends the slab's descriptor, too, if the slab has changed."""
         if lease is None:
-            self._transport.write(job.pack())
+            self._transport.write(to_wire(job))
             return
         place = lease.place
-        wire = replace(job, slab_offset=place.offset, slab_bytes=lease.view.nbytes).pack()
+        wire = to_wire(replace(job, slab_offset=place.offset, slab_bytes=lease.view.nbytes))
         if place.region == self._slab_region:
             self._transport.write(wire)
             return
@@ -187,8 +188,8 @@ class DecoderProcess:
     def _understand(self, wire: bytes, spec: PrepareSpec, max_pixels: int) -> DecodeReply:
         """The reply. An image may have compromised the process, so an impossible reply kills it."""
         try:
-            reply = DecodeReply.unpack(wire)
-        except ValueError:
+            reply = from_wire(wire, DecodeReply)
+        except msgspec.DecodeError:
             self.kill()
             raise DecoderDied from None
         if math.prod(reply.shape) > 3 * max(max_pixels, spec.width * spec.height):

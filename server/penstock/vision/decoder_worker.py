@@ -12,16 +12,16 @@ import os
 import resource
 import signal
 import socket
-import struct
 import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from enum import IntEnum
 from pathlib import Path
-from typing import ClassVar
+from typing import Annotated, TypeVar
 
 import cv2
+import msgspec
 import numpy as np
 import numpy.typing as npt
 
@@ -33,9 +33,8 @@ from penstock.vision.preprocess import Geometry, least_decoded_size, prepare
 from penstock.vision.spec import PrepareSpec
 
 READY = b"R"
-_JOB = struct.Struct(f"<QQQQ{PrepareSpec.WIRE_SIZE}s")
-_REPLY = struct.Struct("<B??IIIQIIIIddiidd400s")
-_TEXT_BYTES = 400
+WIRE_BYTES = 2048  # of each message
+_LENGTH_BYTES, _TEXT_CHARACTERS = 2, 400
 
 
 class DecodeStatus(IntEnum):
@@ -56,6 +55,11 @@ _ERRORS: dict[DecodeStatus, type[InferenceError]] = {
 }
 
 
+_NO_GEOMETRY = Geometry(0, 0, 0, 0, 0.0, 0.0)
+Size = Annotated[int, msgspec.Meta(ge=0, lt=1 << 32)]
+Message = TypeVar("Message", "DecodeJob", "DecodeReply")
+
+
 @dataclass(frozen=True, slots=True)
 class DecodeJob:
     """Decode and prepare the first size_bytes of the memory file. slab_bytes: space at slab_offset, or 0."""
@@ -66,27 +70,14 @@ class DecodeJob:
     slab_offset: int = 0
     slab_bytes: int = 0
 
-    WIRE_SIZE = _JOB.size
-
-    def pack(self) -> bytes:
-        return _JOB.pack(self.size_bytes, self.max_pixels, self.slab_offset, self.slab_bytes, self.spec.pack())
-
-    @classmethod
-    def unpack(cls, wire: bytes) -> "DecodeJob":
-        size_bytes, max_pixels, slab_offset, slab_bytes, spec = _JOB.unpack(wire)
-        return cls(size_bytes, max_pixels, PrepareSpec.unpack(spec), slab_offset, slab_bytes)
-
-
-_NO_GEOMETRY = Geometry(0, 0, 0, 0, 0.0, 0.0)
-
 
 @dataclass(frozen=True, slots=True)
 class DecodeReply:
     """The array's shape and offset in the memory file, or the error. Times in seconds."""
 
     status: DecodeStatus
-    shape: tuple[int, int, int] = (0, 0, 0)
-    offset: int = 0
+    shape: tuple[Size, Size, Size] = (0, 0, 0)
+    offset: Size = 0
     geometry: Geometry = _NO_GEOMETRY
     decode_s: float = 0.0
     preprocess_s: float = 0.0
@@ -94,55 +85,27 @@ class DecodeReply:
     is_in_slab: bool = False  # the array is in the slab, not in the memory file
     needs_replacement: bool = False  # the process uses too much memory
 
-    WIRE_SIZE: ClassVar[int] = _REPLY.size
-
-    def pack(self) -> bytes:
-        geometry = self.geometry
-        return _REPLY.pack(
-            self.status,
-            self.is_in_slab,
-            self.needs_replacement,
-            *self.shape,
-            self.offset,
-            geometry.source_width,
-            geometry.source_height,
-            geometry.network_width,
-            geometry.network_height,
-            geometry.scale_x,
-            geometry.scale_y,
-            geometry.pad_x,
-            geometry.pad_y,
-            self.decode_s,
-            self.preprocess_s,
-            self.text.encode()[:_TEXT_BYTES],
-        )
-
-    @classmethod
-    def unpack(cls, wire: bytes) -> "DecodeReply":
-        status, is_in_slab, needs_replacement, depth, rows, columns, offset, *geometry, decode_s, pre_s, text = (
-            _REPLY.unpack(wire)
-        )
-        return cls(
-            DecodeStatus(status),
-            (depth, rows, columns),
-            offset,
-            Geometry(*geometry),
-            decode_s,
-            pre_s,
-            text.rstrip(b"\0").decode(errors="ignore"),
-            is_in_slab,
-            needs_replacement,
-        )
-
     def error(self) -> InferenceError:
         """The error to raise for a failed job."""
         return _ERRORS[self.status](self.text)
 
 
 def error_reply(error: InferenceError) -> DecodeReply:
-    """A reply whose error() has the same class and text."""
+    """A reply whose error() has the same class and text, up to _TEXT_CHARACTERS."""
     status = next((status for status, kind in _ERRORS.items() if type(error) is kind), DecodeStatus.BROKEN_WORKER)
-    return DecodeReply(status, text=error.message)
+    return DecodeReply(status, text=error.message[:_TEXT_CHARACTERS])
+
+
+def to_wire(message: DecodeJob | DecodeReply) -> bytes:
+    """WIRE_BYTES bytes: the length of the message, the message, zeros."""
+    packed = msgspec.msgpack.encode(message)
+    return (len(packed).to_bytes(_LENGTH_BYTES, "big") + packed).ljust(WIRE_BYTES, b"\0")
+
+
+def from_wire(wire: bytes, kind: type[Message]) -> Message:
+    """The inverse of to_wire. Raises msgspec.DecodeError."""
+    end = _LENGTH_BYTES + int.from_bytes(wire[:_LENGTH_BYTES], "big")
+    return msgspec.msgpack.decode(wire[_LENGTH_BYTES:end], type=kind)
 
 
 _PR_SET_PDEATHSIG = 1
@@ -231,7 +194,7 @@ def _run_safely(job: DecodeJob, memory: _Memory) -> DecodeReply:
     except MemoryError:
         return DecodeReply(DecodeStatus.TOO_LARGE, text="decoding the image needs more memory than a decoder may take")
     except Exception as error:  # noqa: BLE001  process root: the pool logs it, the next job may succeed
-        return DecodeReply(DecodeStatus.BROKEN_WORKER, text=f"the decoder failed: {type(error).__name__}: {error}")
+        return error_reply(InferenceError(f"the decoder failed: {type(error).__name__}: {error}"))
 
 
 class MemoryGrowth:
@@ -258,15 +221,15 @@ def _serve(channel: socket.socket, memory: _Memory, cpu_limit_s: float) -> None:
     channel.sendall(READY)
     wear = MemoryGrowth()
     while True:
-        wire, fds, _, _ = socket.recv_fds(channel, DecodeJob.WIRE_SIZE, 1, socket.MSG_WAITALL)
-        if len(wire) < DecodeJob.WIRE_SIZE:
+        wire, fds, _, _ = socket.recv_fds(channel, WIRE_BYTES, 1, socket.MSG_WAITALL)
+        if len(wire) < WIRE_BYTES:
             return
         for fd in fds:
             memory.slab.map(fd)
         signal.setitimer(signal.ITIMER_PROF, cpu_limit_s)
-        reply = _run_safely(DecodeJob.unpack(wire), memory)
+        reply = _run_safely(from_wire(wire, DecodeJob), memory)
         signal.setitimer(signal.ITIMER_PROF, 0)
-        channel.sendall(replace(reply, needs_replacement=True).pack() if wear.is_too_much(reply) else reply.pack())
+        channel.sendall(to_wire(replace(reply, needs_replacement=True) if wear.is_too_much(reply) else reply))
 
 
 def _confine(parent_pid: int, memory_limit_bytes: int) -> None:

@@ -1,8 +1,9 @@
-"""Preprocessing parameters for a decoder process, as a fixed-size struct."""
+"""Preprocessing parameters, also as a message to another process."""
 
-import struct
 from dataclasses import dataclass
 from enum import IntEnum
+
+import msgspec
 
 from penstock.protocol.inference import Datatype
 
@@ -47,10 +48,6 @@ class ScalingFilter(IntEnum):
     CUBIC = 3
 
 
-_WIRE = struct.Struct("<IIIIBBBBB?7d")
-_DATATYPES = (Datatype.FP32, Datatype.FP16, Datatype.UINT8)
-
-
 @dataclass(frozen=True, slots=True)
 class PrepareSpec:
     """Preprocessing of an image: value = scale * (pixel - offset) * channel_factor."""
@@ -69,8 +66,6 @@ class PrepareSpec:
     has_scaled_decode: bool = False  # JPEGs may be decoded at a fraction of their size
     shorter_side: int = 0  # with CROP: in pixels, before the crop
 
-    WIRE_SIZE = _WIRE.size
-
     def __hash__(self) -> int:
         """Hashes only a few fields, because the hash is computed for each picture."""
         return hash((self.width, self.height, self.shorter_side))
@@ -81,40 +76,10 @@ class PrepareSpec:
         return self.width * self.height * self.color.channels * (self.datatype.size_bytes or 1)
 
     def pack(self) -> bytes:
-        """WIRE_SIZE bytes for unpack()."""
-        return _WIRE.pack(
-            self.width,
-            self.height,
-            self.max_side,
-            self.shorter_side,
-            self.color,
-            self.layout,
-            self.fit,
-            self.filter,
-            _DATATYPES.index(self.datatype),
-            self.has_scaled_decode,
-            self.scale,
-            *self.offsets,
-            *self.channel_factors,
-        )
+        """A message for unpack()."""
+        return msgspec.msgpack.encode(self)
 
     @classmethod
-    def unpack(cls, wire: bytes) -> "PrepareSpec":
+    def unpack(cls, message: bytes) -> "PrepareSpec":
         """The inverse of pack()."""
-        width, height, max_side, shorter_side, *fields = _WIRE.unpack(wire)
-        color, layout, fit, filter_, datatype, has_scaled, scale, *floats = fields
-        return cls(
-            width=width,
-            height=height,
-            max_side=max_side,
-            shorter_side=shorter_side,
-            color=ColorFormat(color),
-            layout=InputOrder(layout),
-            fit=ResizeMode(fit),
-            filter=ScalingFilter(filter_),
-            datatype=_DATATYPES[datatype],
-            scale=scale,
-            offsets=(floats[0], floats[1], floats[2]),
-            channel_factors=(floats[3], floats[4], floats[5]),
-            has_scaled_decode=has_scaled,
-        )
+        return msgspec.msgpack.decode(message, type=cls)

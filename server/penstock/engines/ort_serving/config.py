@@ -3,6 +3,7 @@
 The rules are those of onnxruntime_backend, so that a configuration also loads in NGC's backend.
 """
 
+import sys
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
@@ -18,6 +19,15 @@ class OrtRequestError(Exception):
     def __init__(self, message: str, *, is_client_error: bool) -> None:
         super().__init__(message)
         self.is_client_error = is_client_error
+
+
+def refuse_numpy_2(version: str) -> None:
+    """Raises OrtLoadError for a numpy with which Triton 2.51's Python backend returns empty outputs silently."""
+    if not version.startswith("1."):
+        raise OrtLoadError(
+            f"Triton's Python backend returns empty outputs with numpy {version}: "
+            f"install numpy 1.26.4 into {sys.prefix} (`make clean up` builds that environment anew)"
+        )
 
 
 TRITON_TYPES = {

@@ -4,7 +4,6 @@ Runs in Triton's interpreter, one process per instance, with ort_serving/ and ro
 """
 
 import json
-import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -23,6 +22,7 @@ from ort_serving.config import (
     input_specs,
     needs_completion,
     read_signature,
+    refuse_numpy_2,
     validate,
 )
 from ort_serving.session import (
@@ -122,15 +122,6 @@ class TritonPythonModel:
             code = pb_utils.TritonError.INVALID_ARG if outcome.is_client_error else pb_utils.TritonError.INTERNAL
             return _error_response(f"model '{self._name}': {outcome}", code)
         return pb_utils.InferenceResponse([pb_utils.Tensor(name, array) for name, array in outcome.items()])
-
-
-def refuse_numpy_2(version: str) -> None:
-    """Raises OrtLoadError for a numpy with which Triton 2.51's Python backend returns empty outputs silently."""
-    if not version.startswith("1."):
-        raise OrtLoadError(
-            f"Triton's Python backend returns empty outputs with numpy {version}: "
-            f"install numpy 1.26.4 into {sys.prefix} (`make clean up` builds that environment anew)"
-        )
 
 
 def _why_not_merged(model: OrtModel, path: Path, config: Config) -> str:
