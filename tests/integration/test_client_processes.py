@@ -43,7 +43,6 @@ from tests.support.waiting import wait_for
 from tests.workers.test_invalid_peers import framed
 
 pytestmark = pytest.mark.xdist_group("stack")
-CLIENT_PROCESSES = "guests"  # plain-english: ok (name of the metric)
 WAYS = pytest.mark.parametrize("way", [local, remote])
 Way = Callable[[RunningStack], EngineAddress]
 DOZING = BRIGHTNESS.replace(
@@ -396,4 +395,4 @@ def expect_shared_places(stack: RunningStack, engine: Engine) -> None:
     assert sum(isinstance(one.answer(30).error, InferRefused) for one in asked) == 2
     assert brightness_of(stack, 51) == pytest.approx(0.2, abs=1e-5)
     assert figures(stack)["requests_total", "UNAVAILABLE", "dozing", "guest"] == 2  # plain-english: ok
-    wait_for(lambda: not in_flight(stack), 10, "nothing is in flight")
+    wait_for(lambda: metric(stack, "inflight_requests") == 0, 10, "nothing is in flight")

@@ -13,9 +13,7 @@ import pytest
 import tritonclient.grpc
 import tritonclient.http
 
-from penstock.protocol.inference import Detections
-from penstock.vision.accuracy import average_precision, read_annotations
-from tests.integration.embedded_stack import NO_TRITON, look_up, start_embedded, write_models
+from tests.integration.embedded_stack import look_up, start_embedded, write_models
 from tests.integration.living import family
 from tests.integration.pictures import frames
 from tests.integration.test_image_endpoint import (
@@ -24,7 +22,7 @@ from tests.integration.test_image_endpoint import (
 )
 from tests.integration.test_models import penstock, state_of
 from tests.support.http import call
-from tests.support.stack import CHECKOUT, RunningStack, start_stack, stop_stack
+from tests.support.stack import CHECKOUT, RunningStack, stop_stack
 from tests.support.tiny_models import CONFIG, IDENTITY, write_model
 
 pytestmark = pytest.mark.xdist_group("embedded")
@@ -71,35 +69,6 @@ def test_embedded_answers_a_picture_with_an_exif_orientation_in_display_pixels(
 ) -> None:
     """FAULTS 83: the answers equal Triton's."""
     assert_oriented_is_answered_as_upright(embedded, frames(shared_dir / "media" / "vtest.avi")[1], orientation)
-
-
-def test_embedded_serves_street_where_there_is_no_triton(tmp_path: Path) -> None:
-    """The shipped detector, by the shipped repository alone, finds what rendered scenes show."""
-    render = ["-m", "deploy.models.street.render", "--scenes", "8", "--seed", "900001", "--scenario", "plain", "--out"]
-    scenes = str(tmp_path / "scenes")
-    subprocess.run([sys.executable, *render, scenes], check=True, cwd=CHECKOUT, capture_output=True, timeout=60)
-    truth = read_annotations(tmp_path / "scenes")
-    stack = start_stack(tmp_path / "home", "--engine", "embedded", environ=NO_TRITON)
-    try:
-        assert [line for line in stack.output if line.startswith("serving ") and "street" in line]
-        found = [find(stack, tmp_path / "scenes" / name) for name in truth]
-    finally:
-        assert stop_stack(stack) == 0
-    assert average_precision(list(truth.values()), found, class_count=3).mean > 0.7
-
-
-def find(stack: RunningStack, picture: Path) -> Detections:
-    """What street finds in the picture."""
-    answer = call(
-        "POST", f"{stack.http_url}/v2/models/street/image", picture.read_bytes(), {"content-type": "image/jpeg"}
-    )
-    assert answer.status == 200, answer.body
-    rows = answer.json["results"][0]["detections"]
-    return Detections(
-        np.array([row["xyxy"] for row in rows], np.float32).reshape(-1, 4),
-        np.array([row["score"] for row in rows], np.float32),
-        np.array([row["class_id"] for row in rows], np.int64),
-    )
 
 
 def test_embedded_stack_says_which_engine_serves_and_what_it_cannot(embedded: RunningStack) -> None:
