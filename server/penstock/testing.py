@@ -84,10 +84,7 @@ class FakeEngine:
     async def model_metadata(self, model_name: str, model_version: str = "") -> ModelMetadata:
         self._require_reachable()
         config = self._find(model_name)
-        batch = (-1,) if config.max_batch_size else ()
-        inputs = tuple(TensorSpec(spec.name, spec.datatype, (*batch, *spec.shape)) for spec in config.inputs)
-        outputs = tuple(TensorSpec(spec.name, spec.datatype, (*batch, *spec.shape)) for spec in config.outputs)
-        return ModelMetadata(config.name, ("1",), config.backend, inputs, outputs)
+        return config.metadata(("1",), config.backend)
 
     async def model_config(self, model_name: str, model_version: str = "") -> ModelConfig:
         self._require_reachable()

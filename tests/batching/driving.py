@@ -1,10 +1,12 @@
 """A queue with an engine of known times under a manual clock, and entries in few words."""
 
 from collections.abc import Callable
+from dataclasses import dataclass
 
 from penstock.gateway.batching.entries import Batch, Entry
 from penstock.gateway.batching.options import BatchOptions
 from penstock.gateway.batching.queue import BatchQueue, Dropped
+from penstock.planning.simulation import EngineModel
 
 ALPHA_S, BETA_S = 0.002, 0.0001
 
@@ -12,6 +14,17 @@ ALPHA_S, BETA_S = 0.002, 0.0001
 def call_s(rows: int) -> float:
     """What the engine of these tests takes for so many rows."""
     return ALPHA_S + BETA_S * rows
+
+
+@dataclass(frozen=True, slots=True)
+class OddEngine(EngineModel):
+    """An engine that is not as its profile says. factor: of the duration of a call that begins then."""
+
+    factor: Callable[[float], float] = lambda begin: 1.0
+
+    def call_s(self, rows: int, begin: float) -> float:
+        """See EngineModel."""
+        return self.profile.seconds(rows) * self.factor(begin)
 
 
 class Bench:

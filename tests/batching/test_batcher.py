@@ -100,13 +100,6 @@ async def test_requests_of_one_turn_share_a_call(rig: Rig) -> None:
     assert {one.explanation.requests for one in responses if one.explanation} == {4}
 
 
-async def test_requests_that_differ_are_never_merged(rig: Rig) -> None:
-    """Other outputs, another call."""
-    asked = [rig.ask(asking(1)), rig.ask(asking(2, outputs=["y"])), rig.ask(asking(3))]
-    await asyncio.gather(*asked)
-    assert sorted(rig.engine.calls) == [[1, 3], [2]]
-
-
 async def test_client_that_leaves_the_queue_is_never_run(rig: Rig) -> None:
     """A place in the queue is another's at once."""
     first = await rig.occupied()
@@ -304,25 +297,6 @@ async def test_deadline_that_passes_in_the_queue_never_reaches_the_engine(rig: R
     rig.engine.gate.set()
     await asyncio.gather(first, second)
     assert 1 not in [row for call in rig.engine.calls for row in call]
-
-
-async def test_full_queue_refuses_at_once(rig: Rig) -> None:
-    """503 with its reason, and waiting requests are unaffected."""
-    rig.options = replace(OWNED, max_queue_size=2)
-    first = await rig.occupied()
-    waiting = [rig.ask(asking(float(n))) for n in range(4)]
-    ends: list[InferenceError] = []
-    await asyncio.sleep(0)
-    rig.engine.gate.set()
-    for task in waiting:
-        try:
-            await task
-        except Overloaded as error:
-            ends.append(error)
-    await first
-    assert 1 <= len(ends) <= 2
-    assert {error.reason for error in ends} <= {"queue_full", "share"}
-    assert rig.is_empty()
 
 
 async def test_what_delivering_takes_is_learned_behind_the_members_own_turns(rig: Rig) -> None:

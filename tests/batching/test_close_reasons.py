@@ -44,13 +44,6 @@ def test_batch_whose_delay_ended_after_the_engines_call_says_so() -> None:
     assert bench.pop().close_reason is CloseReason.DELAY
 
 
-def test_batch_without_a_delay_never_names_it() -> None:
-    """0 µs are not waited for."""
-    bench = Bench()
-    bench.push(3)
-    assert bench.pop().close_reason is CloseReason.SLOT_FREE
-
-
 def test_full_batch_says_that_it_is_full_although_it_waited() -> None:
     """The largest batch would have taken no more in any case."""
     bench = Bench(max_queue_delay_s=DELAY_S, max_batch_size=4)

@@ -16,26 +16,21 @@ def after(*seen: tuple[int, float]) -> float:
     return deliveries.row_s
 
 
-def test_nothing_is_believed_after_a_few_batches() -> None:
-    """The first ones are of a gateway that warms up."""
-    assert after(*[(10, 0.5)] * (MIN_DELIVERIES - 1)) == 0.0
-    assert after(*[(10, 0.5)] * MIN_DELIVERIES) == pytest.approx(0.05)
-
-
-def test_one_strange_batch_in_three_moves_nothing() -> None:
-    """A machine that stood still while answers went out says nothing of the next ones."""
-    assert after(*[(100, 0.02), (100, 0.02), (100, 1.0)] * 5) == pytest.approx(0.0002)
-
-
-def test_batches_of_few_rows_count_little() -> None:
-    """What else the gateway did meanwhile is most of what a batch of one took."""
-    assert after(*[(1, 0.002), (1, 0.002), (1, 0.002), (64, 0.0128)] * 4) == pytest.approx(0.0002)
-
-
-def test_what_has_changed_is_believed_within_as_many_batches_as_are_remembered() -> None:
-    """Cheaper or dearer: other tensors, another transport."""
-    assert after(*[(8, 0.008)] * 50, *[(8, 0.0008)] * DELIVERY_BATCHES) == pytest.approx(0.0001)
-    assert after(*[(8, 0.0008)] * 50, *[(8, 0.008)] * DELIVERY_BATCHES) == pytest.approx(0.001)
+@pytest.mark.parametrize(
+    ("seen", "row_s"),
+    [
+        ([(10, 0.5)] * (MIN_DELIVERIES - 1), 0.0),
+        ([(10, 0.5)] * MIN_DELIVERIES, 0.05),
+        ([(100, 0.02), (100, 0.02), (100, 1.0)] * 5, 0.0002),
+        ([(1, 0.002), (1, 0.002), (1, 0.002), (64, 0.0128)] * 4, 0.0002),
+        ([(8, 0.008)] * 50 + [(8, 0.0008)] * DELIVERY_BATCHES, 0.0001),
+        ([(8, 0.0008)] * 50 + [(8, 0.008)] * DELIVERY_BATCHES, 0.001),
+    ],
+    ids=["too few", "enough", "one outlier in three", "small batches", "cheaper", "dearer"],
+)
+def test_time_a_row_is_the_median_of_the_last_batches(seen: list[tuple[int, float]], row_s: float) -> None:
+    """Neither a machine that stood still, nor batches of one row, move it; a change is believed soon."""
+    assert after(*seen) == pytest.approx(row_s)
 
 
 def taught_to_deliver(row_s: float) -> Bench:

@@ -94,13 +94,9 @@ def test_call_has_none_of_its_requests_deadlines(deadlines: tuple[float | None, 
     """Who waits is ended by its own; how long the engine takes after that is worth knowing."""
     merged = merge_requests([InferRequest("model", (NUMBERS,), id="x", deadline=deadline) for deadline in deadlines])
     assert merged.request.deadline is None
+    alone = InferRequest("model", (NUMBERS,), id="x")
+    assert merge_requests([alone]).request is alone  # no copy
     assert merged.request.id == ("x" if len(deadlines) == 1 else "")
-
-
-def test_one_request_alone_is_sent_as_it_is() -> None:
-    """No copy is made of it, and its id stays."""
-    request = InferRequest("model", (NUMBERS,), id="x")
-    assert merge_requests([request]).request is request
 
 
 @pytest.mark.parametrize("shape", [(3, 3), (5, 3), (), (1, 4, 3)])

@@ -37,21 +37,6 @@ def test_pop_while_engine_runs_lets_the_batch_grow() -> None:
     assert set(bench.pop().entries) == set(later)
 
 
-def test_pop_never_exceeds_slots() -> None:
-    """One call an instance and one more at most are at the engine, however many wait."""
-    bench = Bench(instances=2, max_batch_size=1)
-    bench.teach()
-    bench.push(20)
-    running = 0
-    for _ in range(100):
-        bench.after(0.01)
-        while bench.queue.pop(bench.now) is not None:
-            running += 1
-
-    assert running <= 3
-    assert bench.queue.statistics().in_flight == running
-
-
 def test_pop_serves_priority_then_deadline() -> None:
     """Priority 0 goes first; inside a priority the earliest deadline does; without a deadline it is who came first."""
     bench = Bench(max_batch_size=1)
@@ -92,14 +77,6 @@ def test_pop_full_batch_says_so() -> None:
 
     assert batch.entries == tuple(entries[:8])
     assert batch.close_reason is CloseReason.FULL
-
-
-def test_push_larger_than_a_batch_goes_alone() -> None:
-    """What should have been refused before does not hang the queue."""
-    bench = Bench(max_batch_size=4)
-    bench.push(1, rows=9)
-
-    assert bench.pop().rows == 9
 
 
 def test_pop_batch_ends_before_its_earliest_deadline() -> None:
@@ -220,19 +197,6 @@ def test_cancel_in_queue_leaves_no_trace() -> None:
     assert left.stage is Stage.GONE
     assert {stayed.stage, third.stage} <= {Stage.GONE, Stage.QUEUE}
     assert bench.queue.cancel(left, bench.now) is Stage.GONE
-
-
-def test_cancel_in_running_batch_touches_no_mate() -> None:
-    """The batch runs on with all its rows."""
-    bench = Bench(max_batch_size=4)
-    bench.teach()
-    entries = bench.push(4)
-    batch = bench.pop()
-
-    assert bench.queue.cancel(entries[1], bench.now) is Stage.BATCH
-    assert batch.entries == tuple(entries)
-    bench.done(batch)
-    assert bench.queue.statistics().in_flight == 0
 
 
 @pytest.mark.parametrize("how", ["done", "failed", "released"])

@@ -40,8 +40,8 @@ def plan(*arguments: str) -> subprocess.CompletedProcess[str]:
 
 def race() -> Race:
     """One from a real run."""
-    at_rate = LoadResult(2300.0, 2290.0, 0.99, 0.0, 0.01, 0.0, 7.0, 0.0045, 0.0068)
-    over = LoadResult(4341.0, 3300.0, 0.76, 0.01, 0.23, 0.0, 13.0, 0.005, 0.007)
+    at_rate = LoadResult(2300.0, 2290.0, 0.99, 0.0, 0.01, 0.0, 7.0, 4.5, 6.8)
+    over = LoadResult(4341.0, 3300.0, 0.76, 0.01, 0.23, 0.0, 13.0, 5.0, 7.0)
     rows = (
         ContenderResult(Contender.TRITON, KNOBS, 280, Rate(2193.0, 62.0, (2193.0,)), at_rate, ((1.5, over),)),
         ContenderResult(Contender.OURS, "defaults", 1, Rate(2310.0, 40.0, (2310.0,)), at_rate, ((1.5, over),)),
@@ -67,7 +67,7 @@ def test_show_fits_the_width_and_puts_the_fastest_first(width: int) -> None:
 def test_show_of_a_fast_engine_loses_no_figure_in_a_narrow_terminal() -> None:
     """Rates of five digits and two overloads in 80 columns: cells take two lines, none is cut or dropped."""
     one = race()
-    over = LoadResult(22_696.0, 15_147.0, 0.66, 0.01, 0.34, 0.0, 61.3, 0.009, 0.0144)
+    over = LoadResult(22_696.0, 15_147.0, 0.66, 0.01, 0.34, 0.0, 61.3, 9.0, 14.4)
     rate = Rate(15_071.0, 751.0, (15_071.0,))
     rows = tuple(replace(row, rate=rate, overload=((1.5, over), (3.0, over))) for row in one.rows)
     stream = io.StringIO()

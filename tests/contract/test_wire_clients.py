@@ -1,6 +1,5 @@
 """Unmodified clients against two whole stacks over the same models: one with Triton, one with `--engine embedded`."""
 
-import asyncio
 import json
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -8,7 +7,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import grpc
 import numpy as np
 import pytest
 import tritonclient.grpc
@@ -17,28 +15,13 @@ import tritonclient.http
 import tritonclient.http.aio
 from tritonclient.utils import InferenceServerException
 
-from tests.contract.wire_case import F123, INFER, X, infer_request
 from tests.contract.wire_models import write_models
 from tests.engines import onnx_models
 from tests.integration.living import COUNTED_WITHIN_S
-from tests.support.http import call
 from tests.support.stack import RunningStack, start_stack, stop_stack, wait_until_ready
 from tests.support.waiting import wait_for
 
-pytestmark = pytest.mark.xdist_group("wire-stacks")
-CLIENT_ERRORS = [
-    ("GET", "/v2/models/missing", None),
-    ("GET", "/v2/models/versions/versions/9/config", None),
-    ("POST", INFER.format("missing"), {"inputs": [X]}),
-    ("POST", INFER.format("broken"), {"inputs": [X]}),
-    ("POST", INFER.format("plain"), {"inputs": [{**X, "name": "wrong"}]}),
-    ("POST", INFER.format("plain"), {"inputs": [{**X, "datatype": "INT8"}]}),
-    ("POST", INFER.format("plain"), {"inputs": [{**X, "shape": [3]}]}),
-    ("POST", INFER.format("plain"), {"inputs": [{**X, "shape": [9, 3], "data": [1] * 27}]}),
-    ("POST", INFER.format("plain"), {"inputs": [X], "outputs": [{"name": "nothing"}]}),
-    ("POST", INFER.format("plain"), {"inputs": [{**X, "data": [1]}]}),
-    ("POST", INFER.format("plain"), "no JSON"),
-]
+pytestmark = [pytest.mark.xdist_group("wire-stacks"), pytest.mark.long]
 
 
 @dataclass(frozen=True)
@@ -130,48 +113,6 @@ def test_grpc_client_infers_and_reads_alike(stacks: Stacks) -> None:
     assert answers[0] == answers[1]
 
 
-async def test_aio_clients_infer_alike_side_by_side(stacks: Stacks) -> None:
-    """tritonclient.http.aio and tritonclient.grpc.aio, several requests at once."""
-    arrays = [np.full((1, 3), number, np.float32) for number in range(8)]
-    for stack in stacks:
-        async with (
-            tritonclient.http.aio.InferenceServerClient(stack.http_url.removeprefix("http://")) as over_http,
-            tritonclient.grpc.aio.InferenceServerClient(stack.grpc_address) as over_grpc,
-        ):
-            for module, client in ((tritonclient.http, over_http), (tritonclient.grpc, over_grpc)):
-                asked = (client.infer("plain", [tensor(module, array)]) for array in arrays)
-                for array, result in zip(arrays, await asyncio.gather(*asked), strict=True):
-                    np.testing.assert_array_equal(result.as_numpy("y"), array)
-
-
-@pytest.mark.parametrize(("method", "path", "payload"), CLIENT_ERRORS)
-def test_refusals_through_either_gateway_are_the_same(stacks: Stacks, method: str, path: str, payload: Any) -> None:
-    """Status and body."""
-    body = json.dumps(payload).encode() if payload is not None else None
-    triton, embedded = (call(method, stack.http_url + path, body) for stack in stacks)
-    assert (embedded.status, embedded.body) == (triton.status, triton.body)
-    assert embedded.status in (400, 404)
-
-
-def test_grpc_refusals_through_either_gateway_are_the_same(stacks: Stacks) -> None:
-    """Code and details of raw calls."""
-    requests = [
-        infer_request("missing"), infer_request(version="9"), infer_request(x=F123[:5]), infer_request(name="wrong"),
-        infer_request(outputs={"y": {"classification": -1}}),
-    ]  # fmt: skip
-    answers = []
-    for stack in stacks:
-        with grpc.insecure_channel(stack.grpc_address) as channel:
-            method = channel.unary_unary("/inference.GRPCInferenceService/ModelInfer")
-            refusals = []
-            for request in requests:
-                with pytest.raises(grpc.RpcError) as refusal:
-                    method(request.SerializeToString(), timeout=20)
-                refusals.append((refusal.value.code(), refusal.value.details()))
-            answers.append(refusals)
-    assert answers[0] == answers[1]
-
-
 def test_models_are_loaded_and_unloaded_through_the_gateway(stacks: Stacks) -> None:
     """Over both protocols, with a config of its own and without; a file that comes along is refused with a sentence."""
     config = {"backend": "onnxruntime", "max_batch_size": 2}
@@ -187,10 +128,3 @@ def test_models_are_loaded_and_unloaded_through_the_gateway(stacks: Stacks) -> N
         model = onnx_models.plus(1).SerializeToString()
         with pytest.raises(InferenceServerException, match="loads models from its repository only"):
             over_http.load_model("spare", config=json.dumps(config), files={"file:1/model.onnx": model})
-
-
-def test_server_metadata_names_the_embedded_engine(stacks: Stacks) -> None:
-    """Who answers, and nothing that it cannot do."""
-    metadata = call("GET", f"{stacks.embedded.http_url}/v2").json
-    assert metadata["name"] == "penstock-embedded"
-    assert {"sequence", "schedule_policy", "system_shared_memory", "trace"}.isdisjoint(metadata["extensions"])

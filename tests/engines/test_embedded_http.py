@@ -4,25 +4,21 @@ import asyncio
 import gzip
 import json
 import time
-import tomllib
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from penstock import VERSION
 from penstock.engines.embedded.engine import EmbeddedEngine
 from penstock.engines.model_io import classified
-from penstock.protocol.call import HttpAnswer
+from penstock.protocol.call import GrpcCall, HttpAnswer, HttpCall
 from penstock.protocol.errors import DeadlineExceeded, EngineUnavailable, InvalidRequest
 from penstock.protocol.http_inference import accepted_encoding
 from penstock.protocol.inference import Datatype, tensor_from_numpy
 from penstock.protocol.json_tensors import tensor_data, tensor_text
-from tests.contract.wire_case import F123, X, get, infer, infer_binary, infer_x
+from tests.contract.wire_case import X, get, grpc_call, infer, infer_request, infer_x
 from tests.contract.wire_models import write_plain
 from tests.engines import onnx_models
-
-CHECKOUT = Path(__file__).resolve().parents[2]
 
 
 async def test_rest_infer_in_json_is_answered_to_the_byte(plain_engine: EmbeddedEngine) -> None:
@@ -35,21 +31,6 @@ async def test_rest_infer_in_json_is_answered_to_the_byte(plain_engine: Embedded
         b'{"id":"7","model_name":"plain","model_version":"1",'
         b'"outputs":[{"name":"y","datatype":"FP32","shape":[1,3],"data":[1.0,2.0,3.0]}]}',
     )
-
-
-async def test_rest_infer_in_binary_is_answered_to_the_byte(plain_engine: EmbeddedEngine) -> None:
-    """JSON, and the bytes behind it; the header tells where they begin."""
-    tensor = {"name": "x", "shape": [1, 3], "datatype": "FP32", "parameters": {"binary_data_size": 12}}
-    head = {"inputs": [tensor], "parameters": {"binary_data_output": True}}
-    answer = await plain_engine.send(infer_binary("plain", head, F123), deadline=None)
-    text = (
-        b'{"model_name":"plain","model_version":"1","outputs":[{"name":"y","datatype":"FP32","shape":[1,3],'
-        b'"parameters":{"binary_data_size":12}}]}'
-    )
-    headers = dict(answer.headers)
-    assert (answer.status, answer.body) == (200, text + F123)
-    assert headers[b"inference-header-content-length"] == b"%d" % len(text)
-    assert headers[b"content-type"] == b"application/octet-stream"
 
 
 async def test_rest_body_that_is_too_large_once_decompressed_is_413(tmp_path: Path) -> None:
@@ -77,16 +58,17 @@ async def test_rest_classes_of_a_model_that_is_unloaded_meanwhile_are_an_error(
     assert b'"data":["300:0"]' in (await running).body
 
 
-async def test_rest_calls_without_an_engine_or_time_are_not_answered(plain_engine: EmbeddedEngine) -> None:
+@pytest.mark.parametrize("call", [infer_x(), get("/v2/models/plain"), grpc_call("ModelInfer", infer_request())])
+async def test_calls_without_an_engine_or_time_are_not_answered(
+    plain_engine: EmbeddedEngine, call: HttpCall | GrpcCall
+) -> None:
     """As Relay says: the transport tells of what no engine answered."""
-    relay = plain_engine
-    with pytest.raises(DeadlineExceeded):
-        await relay.send(infer_x(), deadline=time.monotonic() - 1)
+    if getattr(call, "target", b"") != b"/v2/models/plain":
+        with pytest.raises(DeadlineExceeded):
+            await plain_engine.send(call, deadline=time.monotonic() - 1)
     await plain_engine.aclose()
     with pytest.raises(EngineUnavailable):
-        await relay.send(infer_x(), deadline=None)
-    with pytest.raises(EngineUnavailable):
-        await relay.send(get("/v2/models/plain"), deadline=None)
+        await plain_engine.send(call, deadline=None)
 
 
 async def test_rest_body_of_megabytes_of_json_leaves_the_event_loop_free(plain_engine: EmbeddedEngine) -> None:
@@ -107,11 +89,6 @@ async def test_rest_body_of_megabytes_of_json_leaves_the_event_loop_free(plain_e
     others.cancel()
     assert b"batch-size must be <= 8" in answer.body
     assert turns - before > 20
-
-
-def test_reported_version_is_the_projects() -> None:
-    """What /v2 answers with is what is released."""
-    assert tomllib.loads((CHECKOUT / "pyproject.toml").read_text())["project"]["version"] == VERSION
 
 
 @pytest.mark.parametrize(

@@ -33,5 +33,6 @@ async def test_embedded_engine_has_no_settings_and_says_what_to_do(
         assert answer.status == 501
         assert refused.details.encode() in answer.body
     extensions = (await relay.send(HttpCall("GET", b"/v2", (), b""), deadline=None)).body
+    assert b'"name":"penstock-embedded"' in extensions
     assert b'"trace"' not in extensions
     assert b'"logging"' not in extensions

@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import onnxruntime as ort
 import pytest
 import tritonclient.grpc as grpc_client
 from tritonclient.utils import InferenceServerException, np_to_triton_dtype
@@ -64,40 +63,11 @@ def infer(
     return {output.name: result.as_numpy(output.name) for output in result.get_response().outputs}
 
 
-def plain(model: Any, inputs: Arrays) -> Arrays:
-    """What onnxruntime answers in this process."""
-    session = ort.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
-    names = [output.name for output in session.get_outputs()]
-    return dict(zip(names, session.run(names, inputs), strict=True))
-
-
-def assert_same(answered: Arrays, expected: Arrays) -> None:
-    """Bit for bit, names and types as well."""
-    assert answered.keys() == expected.keys()
-    for name, array in expected.items():
-        assert answered[name].dtype == array.dtype
-        np.testing.assert_array_equal(answered[name], array)
-
-
 def model_config(triton: RunningTriton, model: str) -> dict[str, Any]:
     """The configuration that Triton serves the model by."""
     with urllib.request.urlopen(f"{triton.http_url}/v2/models/{model}/config", timeout=10) as answer:
         config: dict[str, Any] = json.load(answer)
     return config
-
-
-def rows(count: int, seed: int = 0) -> Any:
-    """A [count, 3] float32 array."""
-    return np.random.default_rng(seed).random((count, 3), np.float32)
-
-
-@pytest.mark.parametrize("datatype", onnx_models.TYPES)
-def test_infer_every_datatype_answers_what_was_sent(client: grpc_client.InferenceServerClient, datatype: str) -> None:
-    """Each of Triton's thirteen datatypes goes in and comes out unharmed, and never as an empty output."""
-    inputs = {f"in_{name}": np.concatenate([SAMPLES[name]] * 3) for name in onnx_models.TYPES}
-    answered = infer(client, "types", inputs, (f"out_{datatype}",))
-    assert answered[f"out_{datatype}"].size == 6
-    assert_same(answered, {f"out_{datatype}": inputs[f"in_{datatype}"]})
 
 
 def test_infer_text_that_is_not_utf8_is_refused(client: grpc_client.InferenceServerClient) -> None:
@@ -110,81 +80,14 @@ def test_infer_text_that_is_not_utf8_is_refused(client: grpc_client.InferenceSer
         infer(client, "types", inputs)
 
 
-def test_infer_model_without_config_equals_plain_onnxruntime(client: grpc_client.InferenceServerClient) -> None:
-    """A folder with nothing but 1/model.onnx is served: two inputs, two outputs."""
-    inputs = {"a": rows(4, 1), "b": rows(4, 2)}
-    assert_same(infer(client, "no_config", inputs), plain(onnx_models.add_and_multiply(), inputs))
-
-
-def test_infer_one_output_requested_answers_only_that(client: grpc_client.InferenceServerClient) -> None:
-    """An unrequested output is not sent."""
-    inputs = {"a": rows(2, 1), "b": rows(2, 2)}
-    expected = plain(onnx_models.add_and_multiply(), inputs)["product"]
-    assert_same(infer(client, "no_config", inputs, ("product",)), {"product": expected})
-
-
-@pytest.mark.parametrize(
-    ("model", "max_batch_size", "dims"),
-    [
-        ("no_config", 4, [[3], [3]]),
-        ("only_inputs", 2, [[3], [3]]),
-        ("no_batch", 0, [[1, 3]]),
-        ("dynamic", 4, [[-1, -1]]),
-        ("scalar", 0, [[1]]),
-        ("batched_scalar", 4, [[1]]),
-    ],
-)
-def test_config_completed_from_the_file_has_its_dims(
-    triton: RunningTriton, model: str, max_batch_size: int, dims: list[list[int]]
-) -> None:
+@pytest.mark.parametrize(("model", "max_batch_size"), [("no_config", 4), ("only_inputs", 2)])
+def test_config_completed_from_the_file_has_its_dims(triton: RunningTriton, model: str, max_batch_size: int) -> None:
     """max_batch_size, dynamic batching, inputs and outputs become what NGC's backend makes of the same file."""
     config = model_config(triton, model)
     assert config["max_batch_size"] == max_batch_size
-    assert ("dynamic_batching" in config) == (max_batch_size > 0)
-    assert [entry["dims"] for entry in config["output"]] == dims
+    assert "dynamic_batching" in config
+    assert [entry["dims"] for entry in config["output"]] == [[3], [3]]
     assert {entry["data_type"] for entry in config["input"] + config["output"]} == {"TYPE_FP32"}
-
-
-@pytest.mark.parametrize(("model", "shape"), [("no_batch", (1, 3)), ("scalar", (1,)), ("batched_scalar", (3, 1))])
-def test_infer_shapes_at_the_edge_keep_their_shape(
-    client: grpc_client.InferenceServerClient, model: str, shape: tuple[int, ...]
-) -> None:
-    """No batch dimension, a scalar, and a scalar behind a batch dimension (a reshape) answer in the shape asked in."""
-    x = np.arange(1, 1 + np.prod(shape), dtype=np.float32).reshape(shape)
-    assert_same(infer(client, model, {"x": x}), {"y": x * x})
-
-
-def test_infer_different_shapes_at_once_each_get_their_own(client: grpc_client.InferenceServerClient) -> None:
-    """Requests of three shapes, in flight together, each get the answer to their own picture."""
-    pictures = [np.full((1 + n % 2, 2 + n % 3, 5), n, np.float32) for n in range(24)]
-    with ThreadPoolExecutor(8) as threads:
-        answers = list(threads.map(lambda x: infer(client, "dynamic", {"x": x}), pictures))
-    for answered, x in zip(answers, pictures, strict=True):
-        assert_same(answered, {"y": x * x})
-
-
-@pytest.mark.parametrize("version", ["1", "2"])
-def test_infer_two_versions_each_run_their_own_file(client: grpc_client.InferenceServerClient, version: str) -> None:
-    """Both versions are served at once; each adds its own number."""
-    x = rows(2)
-    assert_same(infer(client, "versions", {"x": x}, model_version=version), {"y": x + np.float32(version)})
-
-
-def test_infer_classification_uses_the_label_file(client: grpc_client.InferenceServerClient) -> None:
-    """Triton's classification extension finds the labels beside the model."""
-    tensor = grpc_client.InferInput("x", [1, 3], "FP32").set_data_from_numpy(np.array([[0, 9, 1]], np.float32))
-    wanted = [grpc_client.InferRequestedOutput("y", class_count=1)]
-    result = client.infer("versions", [tensor], outputs=wanted, model_version="1")
-    assert result.as_numpy("y").tolist() == [[b"10.000000:1:middle"]]
-
-
-@pytest.mark.parametrize(("brought", "bias"), [({}, 5.0), ({"bias": np.array([7], np.float32)}, 7.0)])
-def test_infer_optional_input_falls_back_to_the_file(
-    client: grpc_client.InferenceServerClient, brought: Arrays, bias: float
-) -> None:
-    """An initializer that the file also names as an input is Triton's optional input."""
-    x = np.array([1, 2, 3], np.float32)
-    assert_same(infer(client, "optional", {"x": x} | brought), {"y": x + np.float32(bias)})
 
 
 def test_infer_sequence_start_reaches_the_model(client: grpc_client.InferenceServerClient) -> None:

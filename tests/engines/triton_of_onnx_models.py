@@ -26,7 +26,7 @@ instance_group [ {{ kind: KIND_CPU count: 1 }} ]
 {rest}
 """
 X_AND_Y = """input [ {{ name: "x" data_type: {data_type} dims: {dims} }} ]
-output [ {{ name: "y" data_type: TYPE_FP32 dims: [ 3 ] {labels} }} ]
+output [ {{ name: "y" data_type: TYPE_FP32 dims: [ 3 ] }} ]
 """
 ONLY_INPUTS = """input [ { name: "a" data_type: TYPE_FP32 dims: [ 3 ] } ]
 input [ { name: "b" data_type: TYPE_FP32 dims: [ 3 ] } ]
@@ -40,10 +40,6 @@ SEQUENCES = """sequence_batching {
 }
 input [ { name: "x" data_type: TYPE_FP32 dims: [ 1 ] } ]
 output [ { name: "y" data_type: TYPE_FP32 dims: [ 1 ] } ]
-"""
-OPTIONAL = """input [ { name: "x" data_type: TYPE_FP32 dims: [ 3 ] } ]
-input [ { name: "bias" data_type: TYPE_FP32 dims: [ 1 ] optional: true } ]
-output [ { name: "y" data_type: TYPE_FP32 dims: [ 3 ] } ]
 """
 SLOW = """input [ { name: "trips" data_type: TYPE_INT64 dims: [ 1 ] } ]
 output [ { name: "done" data_type: TYPE_INT64 dims: [ 1 ] } ]
@@ -77,19 +73,9 @@ def write_repository(repository: Path) -> None:
     save(onnx_models.add_and_multiply(), repository, "no_config")
     save(onnx_models.add_and_multiply(), repository, "only_inputs", config=_config(ONLY_INPUTS, max_batch_size=2))
     save(onnx_models.identities(), repository, "types", config=_config())
-    save(onnx_models.square((1, 3)), repository, "no_batch", config=_config())
-    save(onnx_models.square(("N", "H", "W")), repository, "dynamic", config=_config())
-    save(onnx_models.square(()), repository, "scalar", config=_config())
-    save(onnx_models.square(("N",)), repository, "batched_scalar", config=_config())
     save(onnx_models.lookup(), repository, "lookup", config=_config(IN_FOURS, max_batch_size=8))
     save(onnx_models.running_total(), repository, "sequences", config=_config(SEQUENCES, max_batch_size=4))
-    save(onnx_models.plus_optional(), repository, "optional", config=_config(OPTIONAL))
     save(onnx_models.slow(), repository, "slow", config=_config(SLOW, max_batch_size=1))
-    labelled = _x_and_y(labels='label_filename: "labels.txt"')
-    both = _config(labelled + "version_policy { all {} }", max_batch_size=8)
-    for version in (1, 2):
-        save(onnx_models.plus(version), repository, "versions", version=version, config=both)
-    (repository / "versions" / "labels.txt").write_text("left\nmiddle\nright\n")
     _write_broken_models(repository)
 
 
@@ -112,8 +98,8 @@ def _config(rest: str = "", *, max_batch_size: int = 0) -> str:
     return CONFIG.format(rest=rest, max_batch_size=max_batch_size)
 
 
-def _x_and_y(*, data_type: str = "TYPE_FP32", dims: str = "[ 3 ]", labels: str = "") -> str:
-    return X_AND_Y.format(data_type=data_type, dims=dims, labels=labels)
+def _x_and_y(*, data_type: str = "TYPE_FP32", dims: str = "[ 3 ]") -> str:
+    return X_AND_Y.format(data_type=data_type, dims=dims)
 
 
 @contextlib.contextmanager

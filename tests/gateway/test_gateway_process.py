@@ -14,7 +14,7 @@ from tests.support.waiting import until
 COUNTED = "from pathlib import Path; p = Path({file!r}); p.write_text(p.read_text() + 'x' if p.exists() else 'x'); "
 SERVES = (
     "import os, sys; os.write(int(sys.argv[2]), "
-    """b'{"kind": "GatewayServes", "http_port": 1, "grpc_port": 2, "metrics_port": 3}\\n'); """
+    """b'{"type": "GatewayServes", "http_port": 1, "grpc_port": 2, "metrics_port": 3}\\n'); """
 )
 DIES = "raise SystemExit(3)"
 SLEEPS = "import time; time.sleep(60)"

@@ -3,13 +3,12 @@
     PENSTOCK_ENGINE_ENVIRONMENT=DIR python -m pytest -p no:randomly -s tests/gpu/test_hand_over_gpu.py
 
 A minute. Stated tolerance between rows of the card and of the host: 2 % of the largest number, since the batches that
-Triton forms are not the same. With -s it shows what either way takes.
+Triton forms are not the same.
 """
 
 import os
 import re
 import signal
-import statistics
 import subprocess
 import sys
 import time
@@ -25,7 +24,7 @@ import pytest
 from loadtest.bench.gpu.programs import TRITON, PenstockUp
 from penstock.gateway.workers.running_stacks import stack_at
 from penstock_video.gpu.device import Device
-from penstock_video.gpu.memory import CudaRing, DeviceSlab
+from penstock_video.gpu.memory import CudaRing
 from penstock_video.infer.calls import Row
 from penstock_video.infer.engine import Engine
 from penstock_video.infer.network import Network
@@ -205,33 +204,6 @@ def test_many_batches_at_once_keep_their_own_rows(rig: Rig) -> None:
             assert_near(
                 np.stack([response.outputs[0].to_numpy()[place or 0] for response, place in found]), expected[pick]
             )
-
-
-def test_what_either_way_takes_is_shown(rig: Rig, device: Device) -> None:
-    """No promise, figures: a batch's time from submission to answer, and what gathering it takes of that."""
-    rig.engine.hand_over(rig.network, RowMemory.DEVICE)
-    for name, rows in (("host", rig.in_host), ("card", rig.on_card)):
-        took_ms, cpu = [], time.process_time()
-        for _ in range(60):
-            began = time.monotonic()
-            assert rig.ask(rows).answer(40).error is None
-            took_ms.append((time.monotonic() - began) * 1e3)
-        cpu_us = (time.process_time() - cpu) / 60 / ROWS * 1e6
-        sys.stdout.write(
-            f"\n{name}: {ROWS} rows in {statistics.median(took_ms):.2f} ms, {cpu_us:.1f} us of CPU a row\n"
-        )
-    slab = DeviceSlab(device, 64 << 20, lambda *_: None)
-    lease = slab.lease(ROWS * rig.network.row_bytes)
-    assert lease is not None
-    took_us = []
-    for _ in range(200):
-        began = time.perf_counter()
-        slab.gather(rig.on_card, lease)
-        took_us.append((time.perf_counter() - began) * 1e6)
-    slab.close()
-    sys.stdout.write(
-        f"gather: {statistics.median(took_us):.0f} us for {ROWS} rows, p99 {sorted(took_us)[198]:.0f} us\n"
-    )
 
 
 def test_memory_is_registered_again_after_the_engine_was_killed(rig: Rig, served: Served) -> None:

@@ -87,9 +87,3 @@ def test_advise_all_mixed_cards_follows_the_oldest(capabilities: list[tuple[int,
     """The oldest card decides, and where its last image is before Blackwell, no image takes both."""
     advice = advise_all(capabilities, "580.95.05")
     assert advice.image == (image and f"nvcr.io/nvidia/tritonserver:{image}-py3")
-
-
-def test_advise_all_without_a_card_is_the_callers_mistake() -> None:
-    """There is no image for no card."""
-    with pytest.raises(ValueError, match="empty"):
-        advise_all([], None)

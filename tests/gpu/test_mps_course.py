@@ -4,6 +4,7 @@ import itertools
 
 import pytest
 
+from penstock.gpu.mps.control import DaemonStatus, Server, ServerState
 from penstock.gpu.mps.recovery import (
     ATTACH_S,
     FAULT_TIMEOUT_S,
@@ -20,7 +21,6 @@ from penstock.gpu.mps.recovery import (
     Refuse,
     StartDaemon,
 )
-from penstock.gpu.mps.status import DaemonStatus, Server, ServerState
 
 TRITON, FIRST, SECOND, SERVER = 100, 101, 102, 50
 STUBS = frozenset({FIRST, SECOND})

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from penstock.gpu.mps.control import ServerState, pids_of, state_of
 from penstock.gpu.mps.limits import (
     ModelClients,
     client_limit,
@@ -15,7 +16,6 @@ from penstock.gpu.mps.limits import (
     too_many_clients,
     unlimited,
 )
-from penstock.gpu.mps.status import ServerState, pids_of, state_of
 from penstock.gpu.mps.supervisor import any_exists, processes_using_gpu, processes_with_mark
 from penstock.gpu.nvml import GpuDevice, NvmlOutcome, NvmlReading
 
@@ -52,6 +52,7 @@ def test_one_instance_too_many_is_reported_with_the_largest_model_and_a_remedy()
     assert "more than the 48" in said
     assert "'a' (40)" in said
     assert too_many_clients([ModelClients("a", 48)], cards((9, 0), cuda=(13, 1))) == ""
+    assert "51 MPS clients" in too_many_clients([ModelClients("a", 25), ModelClients("a", 25)], cards((9, 0)))
 
 
 def test_instances_on_other_cards_do_not_count_on_this_one() -> None:
@@ -60,11 +61,6 @@ def test_instances_on_other_cards_do_not_count_on_this_one() -> None:
     assert too_many_clients(named, cards((9, 0), (9, 0))) == ""
     assert "card 1" in too_many_clients([*named, ModelClients("c", 20, (1,))], cards((9, 0), (9, 0)))
     assert "card 0" in too_many_clients([*named, ModelClients("c", 20)], cards((9, 0), (9, 0)))
-
-
-def test_groups_of_one_model_are_added_up() -> None:
-    """A model may have several on one card."""
-    assert "51 MPS clients" in too_many_clients([ModelClients("a", 25), ModelClients("a", 25)], cards((9, 0)))
 
 
 def test_cards_before_volta_limit_no_client() -> None:
@@ -94,15 +90,10 @@ def test_usual_share_of_the_threads_is_nvidias_rule_in_halves(counts: list[int],
     assert default_percentage(on_two, 2) == 25.0
 
 
-@pytest.mark.parametrize(("said", "read"), [("auto", "auto"), ("12.5", 12.5), (50, 50.0), (0, 0.0)])
-def test_share_of_the_threads_is_a_percentage_or_auto(said: object, read: float | str) -> None:
-    """As a file, a variable or a flag have it."""
-    assert read_percentage(said) == read
-
-
 @pytest.mark.parametrize("said", ["much", "101", -1, None, "nan"])
 def test_share_of_the_threads_that_is_none_is_refused(said: object) -> None:
-    """With what it takes."""
+    """With what it takes: as a file, a variable or a flag have it."""
+    assert [read_percentage(taken) for taken in ("auto", "12.5", 50, 0)] == ["auto", 12.5, 50.0, 0.0]
     with pytest.raises(ValueError, match="it takes a percentage up to 100"):
         read_percentage(said)
 

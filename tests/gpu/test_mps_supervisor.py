@@ -7,9 +7,8 @@ from pathlib import Path
 import pytest
 
 from penstock.gpu.mps import supervisor
-from penstock.gpu.mps.control import MpsError, MpsOptions
+from penstock.gpu.mps.control import DaemonStatus, MpsError, MpsOptions, Server, ServerState
 from penstock.gpu.mps.recovery import EngineObservation
-from penstock.gpu.mps.status import DaemonStatus, Server, ServerState
 from penstock.gpu.mps.supervisor import EngineHandle, MpsState, MpsSupervisor
 from tests.support.waiting import until
 
@@ -43,9 +42,6 @@ class Fakes:
 
     async def status(self) -> DaemonStatus:
         return self.now
-
-    def env_vars(self) -> dict[str, str]:
-        return {}
 
     async def look(self, _: bool) -> EngineObservation:
         return self.engine
@@ -105,5 +101,3 @@ async def test_events_are_logged_only_when_they_change(fakes: Fakes, running: Mp
     await until(lambda: bool(fakes.message))
     await asyncio.sleep(0.02)
     assert fakes.message == [MpsState(is_up=True)]
-    await running.stop()
-    assert fakes.done[-1] == "stop"

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from penstock.engines.triton.runtime import TritonRuntime
-from penstock.gateway.settings import Settings, SettingsError, read_settings
+from penstock.gateway.settings import Settings
 from penstock.gateway.stack.startup import CannotStart, EngineChoice, choose_profiling
 from penstock.gpu.profiling import ProfilerMissing, ProfilerMode, plan_profiling
 
@@ -73,9 +73,3 @@ def test_reports_have_a_folder_of_their_own(tmp_path: Path, monkeypatch: pytest.
     assert plan.report.parent.is_dir()
     with pytest.raises(CannotStart, match="no folder for profiles"):
         choose_profiling(EngineChoice(Settings(profile=ProfilerMode.NSYS, home=nsys), triton), "run")
-
-
-def test_profile_is_one_of_five_words() -> None:
-    """And the others are named."""
-    with pytest.raises(SettingsError, match="--profile is 'x': it should be 'off', 'auto', 'nvtx', 'nsys' or 'ncu'"):
-        read_settings({"profile": "x"}, environ={})

@@ -41,16 +41,20 @@ def card(uuid: str = "GPU-a", **said: Any) -> dict[str, Any]:
     return {"uuid": uuid, "util": 100, "gpm": SPINNING, **said}
 
 
-@pytest.fixture
-def nvml(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Change:
-    """Says what the fake NVML answers from now on, here and in processes that are started."""
-    state = tmp_path / "nvml.json"
+def fake_binding() -> Any:
     spec = util.spec_from_file_location("pynvml", FAKE / "pynvml.py")
     assert spec is not None
     assert spec.loader is not None
     module = util.module_from_spec(spec)
     spec.loader.exec_module(module)
-    monkeypatch.setitem(sys.modules, "pynvml", module)
+    return module
+
+
+@pytest.fixture
+def nvml(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Change:
+    """Says what the fake NVML answers from now on, here and in processes that are started."""
+    state = tmp_path / "nvml.json"
+    monkeypatch.setitem(sys.modules, "pynvml", fake_binding())
     monkeypatch.setenv("FAKE_NVML", str(state))
     monkeypatch.setenv("PYTHONPATH", str(FAKE))
 
@@ -92,16 +96,11 @@ def test_second_reading_is_of_the_time_since_the_first(nvml: Change) -> None:
 )
 def test_card_without_gpm_says_why_and_keeps_its_other_figures(nvml: Change, said: dict[str, int], why: str) -> None:
     """Util and memory are there; activity is None, and never nought."""
-    nvml(card(**said))
-    (read,) = Cards().read().cards
+    nvml(card(**said), {"uuid": "GPU-v100", "util": 3})
+    read, before_hopper = Cards().read().cards
+    assert before_hopper.why_no_activity == NOT_SUPPORTED
     assert (read.source, read.activity, read.why_no_activity) == (None, Activity(), why)
     assert read.kernel_running == 1.0
-
-
-def test_card_before_hopper_has_no_gpm(nvml: Change) -> None:
-    """NVML answers that the device is not supported."""
-    nvml({"uuid": "GPU-v100", "util": 3})
-    assert Cards().read().cards[0].why_no_activity == NOT_SUPPORTED
 
 
 @pytest.mark.parametrize("error", [15, 16])
@@ -118,7 +117,7 @@ def test_card_that_falls_off_the_bus_is_lost(nvml: Change, error: int) -> None:
 
 
 def test_card_that_fails_and_is_found_again_is_not_lost(nvml: Change) -> None:
-    """Unknown Error of one reading: the next one has figures again, and no reason to have none."""
+    """Unknown Error of one reading: the next one has figures again. One that is not found again is lost."""
     nvml(card())
     cards = Cards()
     nvml(card(error=999))
@@ -127,12 +126,6 @@ def test_card_that_fails_and_is_found_again_is_not_lost(nvml: Change) -> None:
     nvml(card())
     (again,) = cards.read().cards
     assert (again.activity.sm, again.why_no_activity) == (0.0076, "")
-
-
-def test_card_that_fails_and_is_not_found_again_is_lost(nvml: Change) -> None:
-    """As after Xid 79, of which NVML knows no more than Unknown Error."""
-    nvml(card())
-    cards = Cards()
     nvml(card(error=999, open_error=999))
     assert cards.read().cards[0].lost == "Unknown Error"
 
@@ -320,27 +313,10 @@ def test_mean_of_a_process_is_of_the_lines_that_tell_its_time() -> None:
 
 def test_fake_nvml_says_what_the_real_binding_says() -> None:
     """Its numbers are nvidia-ml-py's, and it has no call that nvidia-ml-py has not."""
-    real = pytest.importorskip("pynvml")
-    spec = util.spec_from_file_location("fake_pynvml", FAKE / "pynvml.py")
-    assert spec is not None
-    assert spec.loader is not None
-    fake = util.module_from_spec(spec)
-    spec.loader.exec_module(fake)
+    real, fake = pytest.importorskip("pynvml"), fake_binding()
     names = [name for name in vars(fake) if name.lower().startswith(("nvml", "c_nvml"))]
     assert len(names) > 20
     for name in names:
         assert hasattr(real, name), name
         if isinstance(getattr(fake, name), int):
             assert getattr(fake, name) == getattr(real, name), name
-
-
-def test_gpm_asks_by_the_real_bindings_structures() -> None:
-    """What the real library would be handed: the version, both samples, each metric once; its answers are read back."""
-    real = pytest.importorskip("pynvml")
-    asked = real.c_nvmlGpmMetricsGet_t()
-    for metric, number in zip(asked.metrics, (2, 5), strict=False):
-        metric.metricId, metric.value = number, number * 10.0
-    assert [(metric.metricId, metric.value, metric.nvmlReturn) for metric in asked.metrics[:2]] == [
-        (2, 20.0, real.NVML_SUCCESS),
-        (5, 50.0, real.NVML_SUCCESS),
-    ]

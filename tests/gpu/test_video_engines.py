@@ -61,25 +61,6 @@ def test_read_engines_passes_on_what_the_process_read(monkeypatch: pytest.Monkey
     assert read_engines() == answer
 
 
-@pytest.mark.parametrize(
-    ("program", "timeout_s", "answer"),
-    [
-        ("import signal; signal.pause()", 0.2, VideoEngines(EngineOutcome.TIMED_OUT, "0.2 s")),
-        (
-            "import os, signal; os.kill(os.getpid(), signal.SIGSEGV)",
-            10.0,
-            VideoEngines(EngineOutcome.FAILED, "the process ended with -11"),
-        ),
-    ],
-)
-def test_read_engines_process_that_hangs_or_dies_is_an_outcome(
-    monkeypatch: pytest.MonkeyPatch, program: str, timeout_s: float, answer: VideoEngines
-) -> None:
-    """A driver that never answers, or ends its process, costs that one only."""
-    answered_by(monkeypatch, program)
-    assert read_engines(timeout_s) == answer
-
-
 def test_read_engines_here_answers() -> None:
     """The real program says something of this machine, whether it has a card or none."""
     assert read_engines().outcome in (EngineOutcome.NO_CUDA, EngineOutcome.NO_LIBRARY, EngineOutcome.ANSWERED)

@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from penstock.planning.bounds import capacity, even_goodput, even_rate, fewest_lost, nexus_rate
-from penstock.planning.profile import H200, V100, EngineProfile, linear_profile
+from penstock.planning.profile import V100, EngineProfile, linear_profile
 
 
 @pytest.mark.parametrize(("slo_ms", "rate"), [(7, 2894), (15, 4975), (50, 6242)])
@@ -21,11 +21,6 @@ def test_bounds_are_zero_where_one_row_takes_longer() -> None:
     """An SLO below one call cannot be met, below two calls not promised."""
     assert capacity(V100, 0.002) == even_rate(V100, 0.002) == 0.0
     assert nexus_rate(V100, 0.004) == 0.0 < capacity(V100, 0.004)
-
-
-def test_the_largest_batch_limits_capacity() -> None:
-    """The H200's engine takes 64 rows at most: 64 in 4.23 ms, whatever the SLO allows."""
-    assert capacity(H200, 1.0) == pytest.approx(64 / 4.23e-3)
 
 
 @pytest.mark.parametrize("slo_s", [0.007, 0.015, 0.05])

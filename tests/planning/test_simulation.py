@@ -7,21 +7,17 @@ from itertools import pairwise
 import pytest
 
 from penstock.gateway.batching.entries import Batch, Entry
+from penstock.gateway.batching.queue import Dropped
 from penstock.planning.policies import FifoPolicy, NexusPolicy, TritonPolicy
 from penstock.planning.profile import V100, linear_profile
 from penstock.planning.simulation import (
     FRAMES_PER_S,
     JITTER_S,
-    OUTLIER_TIMES,
     PATTERNS,
     Arrivals,
     EngineModel,
-    PolicyDrop,
     PolicyFault,
-    SimulatedEngine,
     SimulationResult,
-    Slowdown,
-    bursty,
     periodic,
     poisson,
     simulate,
@@ -68,13 +64,6 @@ def test_a_camera_sends_30_frames_a_second_with_jitter() -> None:
     gaps = [after - before for before, after in pairwise(own)]
     assert statistics.fmean(gaps) == pytest.approx(1 / FRAMES_PER_S, rel=0.01)
     assert statistics.stdev(gaps) == pytest.approx(2**0.5 * JITTER_S, rel=0.4)
-
-
-def test_one_seed_at_two_rates_is_the_same_pattern_at_two_speeds() -> None:
-    """A search for a rate meets the same bunches, so that it is not led by luck."""
-    slow, quick = poisson(100.0, 50, 1).times, poisson(200.0, 50, 1).times
-    assert [at / 2 for at in slow] == pytest.approx(list(quick))
-    assert bursty(100.0, 50, 1).times != bursty(100.0, 50, 2).times
 
 
 PLAIN = linear_profile("plain", alpha_s=1.0, beta_s=0.5, max_batch_size=4)
@@ -125,15 +114,6 @@ def test_what_is_refused_expired_and_answered_adds_up_to_what_was_offered() -> N
     assert outcome.by_client == {"": [4750, outcome.within_slo]}
 
 
-def test_slow_spells_outliers_and_noise_change_what_a_call_takes() -> None:
-    """Ten times as long while it is slow; every call an outlier; noise that is the same for its seed."""
-    slow = SimulatedEngine(EngineModel(PLAIN, slowdowns=(Slowdown(2.0, 10.0, until_s=5.0),)))
-    assert [slow.start(1, at) - at for at in (0.0, 2.0, 20.0)] == pytest.approx([1.5, 15.0, 1.5])
-    assert SimulatedEngine(EngineModel(PLAIN, outlier_every=1)).start(1, 0.0) == pytest.approx(1.5 * OUTLIER_TIMES)
-    noisy = [SimulatedEngine(EngineModel(PLAIN, noise=0.2, seed=seed)).start(1, 0.0) for seed in (1, 1, 2)]
-    assert noisy[0] == noisy[1] != noisy[2]
-
-
 def test_a_run_that_lost_too_many_is_cut_short() -> None:
     """A search for a rate need not see the rest."""
     outcome = simulate(TritonPolicy(1), EngineModel(V100), poisson(4000.0, 5000, 3), slo_s=0.007, lost_at_most=50)
@@ -155,7 +135,7 @@ class _Restless(FifoPolicy):
 
 
 class _Rude(FifoPolicy):
-    def push(self, entry: Entry, now: float) -> Sequence[PolicyDrop]:
+    def push(self, entry: Entry, now: float) -> Sequence[Dropped]:
         raise InvalidRequest("no")
 
 

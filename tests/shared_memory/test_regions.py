@@ -225,6 +225,8 @@ async def test_sweep_leaves_what_the_engine_still_uses(monkeypatch: pytest.Monke
         while bench.memory.count():
             await asyncio.sleep(0.01)
     sweeper.cancel()
+    assert bench.engine.names == set()
+    assert bench.memory.lost() == {(RegionLoss.LEASE,): 0, (RegionLoss.CONNECTION,): 1}
 
 
 async def test_name_of_a_region_that_stays_in_use_stays_taken(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -263,22 +265,6 @@ async def test_regions_of_a_gone_connection_give_their_names_to_who_comes_again(
         RegionKind.SYSTEM, Identity(connection="ipv4:127.0.0.1:4002", address="127.0.0.1")
     )
     assert bench.engine.names == set()
-
-
-async def test_regions_of_a_gone_connection_are_swept(monkeypatch: pytest.MonkeyPatch) -> None:
-    """By itself, and counted."""
-    monkeypatch.setattr(regions, "SWEEP_S", 0.01)
-    monkeypatch.setattr("penstock.gateway.shared_memory.registry.ORPHAN_S", 0.0)
-    bench = Bench()
-    await bench.register("r", OVER_GRPC)
-    bench.gone = {OVER_GRPC.connection}
-    sweeper = asyncio.create_task(bench.memory.run())
-    async with asyncio.timeout(60):
-        while bench.memory.count():
-            await asyncio.sleep(0.01)
-    sweeper.cancel()
-    assert bench.engine.names == set()
-    assert bench.memory.lost() == {(RegionLoss.LEASE,): 0, (RegionLoss.CONNECTION,): 1}
 
 
 @pytest.mark.parametrize(

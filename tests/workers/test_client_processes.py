@@ -21,9 +21,8 @@ from penstock.gateway.workers.slab import SharedSlab, anonymous_memory
 from penstock.gateway.workers.slab_sharing import (
     MAX_CLIENT_PROCESSES,
     ClientSlab,
-    ClientSlabParts,
     SlabPartitions,
-    client_slab_parts,
+    client_slab_part_bytes,
     slab_bytes_with_client_parts,
 )
 from penstock.protocol.engine import Engine
@@ -86,7 +85,7 @@ class Core:
 async def core_in(folder: Path) -> AsyncIterator[Core]:
     engine, slab = FakeEngine(), SharedSlab(asyncio.get_running_loop().call_later)
     slab.renew(anonymous_memory(8 * PART))
-    slab_partitions = SlabPartitions(slab, 2 * PART, ClientSlabParts(PART, 2))
+    slab_partitions = SlabPartitions(slab, 2 * PART, PART)
     watch, metrics = FakeWatch(), Metrics()
     server = CoreServer(folder, watch, engine, engine, slab_partitions=slab_partitions)  # type: ignore[arg-type]
     plane = FakePlane(engine)
@@ -219,7 +218,7 @@ def test_parts_of_client_processes_that_come_and_go_never_take_the_cores_own_roo
     lingering: list[object] = []
     slab = SharedSlab(lambda _, release: lingering.append(release))
     slab.renew(anonymous_memory(8 * PART))
-    slab_partitions = SlabPartitions(slab, PART, ClientSlabParts(PART, 2))
+    slab_partitions = SlabPartitions(slab, PART, PART)
     lent = 0
     for number in range(5):
         lent += slab_partitions.due(f"client {number}", is_client_process=True) is not None
@@ -234,7 +233,6 @@ def test_parts_of_client_processes_that_come_and_go_never_take_the_cores_own_roo
 def test_memory_of_the_gateway_itself_is_not_less_with_client_processes() -> None:
     """Client processes' parts come on top."""
     own = 256 << 20
-    room = client_slab_parts(own)
-    assert slab_bytes_with_client_parts(own) == own + room.parts * room.part_bytes
-    assert room.part_bytes == 64 << 20
+    assert client_slab_part_bytes(own) == 64 << 20
+    assert slab_bytes_with_client_parts(own) == own + 2 * (64 << 20)
     assert slab_bytes_with_client_parts(0) == 0

@@ -6,6 +6,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -15,7 +16,6 @@ from penstock.gateway.workers import client as core_link
 from penstock.gateway.workers.client import CoreClient
 from penstock.gateway.workers.connection import WorkerHello
 from penstock.gateway.workers.core_server import CoreServer
-from penstock.gateway.workers.slab_sharing import ClientSlab
 from penstock.protocol.cancellation import CancelStage, note_cancel_stage, when_stage_known
 from penstock.protocol.engine import ModelConfig, TensorSpec
 from penstock.protocol.errors import (
@@ -66,8 +66,15 @@ class FakeWatch:
 
 
 @dataclass
+class FakeMember:
+    """A request that entered the FakeEngine's queue."""
+
+    answer: "asyncio.Task[InferResponse]"
+
+
+@dataclass
 class FakeEngine:
-    """Batching and Backend: answers what it is given. holds: until `release`, or until it is cancelled, and
+    """BatcherPool and Backend: answers what it is given. holds: until `release`, or until it is cancelled, and
     then it was at `where`."""
 
     error: InferenceError | None = None
@@ -81,6 +88,19 @@ class FakeEngine:
 
     def owns(self, model_name: str) -> bool:
         return model_name == "owned"
+
+    def enter(self, request: InferRequest, **how: Any) -> "tuple[FakeEngine, FakeMember] | None":
+        """As BatcherPool.enter."""
+        return (
+            (self, FakeMember(asyncio.create_task(self.infer(request, **how))))
+            if self.owns(request.model_name)
+            else None
+        )
+
+    def leave(self, member: FakeMember) -> CancelStage:
+        """As ModelBatcher.leave."""
+        member.answer.cancel()
+        return self.where or CancelStage.QUEUE
 
     async def infer(self, request: InferRequest, *, client: str = "", priority: int = 0) -> InferResponse:
         self.alone += not client
@@ -214,18 +234,6 @@ async def test_error_of_the_core_is_itself_in_the_front(tmp_path: Path, error: I
         assert getattr(caught.value, "retry_after_s", None) == getattr(error, "retry_after_s", None)
 
 
-async def test_request_that_is_given_up_is_given_up_in_the_core(tmp_path: Path) -> None:
-    """Its place is free there at once; others are not touched."""
-    async with paired(tmp_path) as pair:
-        pair.engine.holds = True
-        asking = asyncio.create_task(pair.link.infer(request(), client="c"))
-        await pair.engine.entered.wait()
-        asking.cancel()
-        await pair.engine.cancelled.wait()
-        pair.engine.holds = False
-        assert (await pair.link.infer(request(), client="c")).id == "id-7"
-
-
 async def left(pair: Pair, model_name: str, *, has_begun: bool = True) -> list[CancelStage]:
     """A request that its caller leaves: where it was, once that is known."""
     pair.engine.entered.clear()
@@ -259,19 +267,6 @@ async def test_core_says_where_the_request_was_that_a_caller_left(tmp_path: Path
         assert (stages, len(pair.engine.asked)) == ([CancelStage.QUEUE], asked)
 
 
-async def test_front_that_is_gone_leaves_nothing_in_the_core(tmp_path: Path) -> None:
-    """Whatever it waited for is cancelled."""
-    async with paired(tmp_path) as pair:
-        pair.engine.holds = True
-        asking = asyncio.create_task(pair.link.infer(request(), client="c"))
-        await pair.engine.entered.wait()
-        assert pair.server.front_count == 1
-        pair.link._require_line().close()
-        await pair.engine.cancelled.wait()
-        with pytest.raises(EngineUnavailable):
-            await asking
-
-
 async def test_core_that_dies_fails_what_waits_and_serves_again_when_it_is_back(tmp_path: Path) -> None:
     """No waiting for the dead: what waits and what comes is refused at once; a new core is found by itself."""
     async with paired(tmp_path) as pair:
@@ -290,15 +285,6 @@ async def test_core_that_dies_fails_what_waits_and_serves_again_when_it_is_back(
         assert (await pair.link.infer(request(), client="c")).id == "id-7"
         core.cancel()
         await asyncio.gather(core, return_exceptions=True)
-
-
-async def test_core_that_falls_silent_is_not_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Stopped, not dead: the connection stands, and nothing comes over it."""
-    monkeypatch.setattr(core_link, "SILENCE_S", 0.0)
-    async with paired(tmp_path) as pair:
-        pair.engine.holds = True
-        with pytest.raises(EngineUnavailable, match="does not answer"):
-            await pair.link.infer(request(), client="c")
 
 
 async def test_deadline_that_the_core_does_not_keep_is_kept_by_the_front(tmp_path: Path) -> None:
@@ -338,39 +324,12 @@ async def test_core_hears_what_the_front_saw_of_the_engine(tmp_path: Path) -> No
         await until(lambda: cut == ["silent"])
 
 
-async def test_large_tensors_come_over_whole(tmp_path: Path) -> None:
-    """Frames are put together from as many pieces as the socket makes of them."""
-    async with paired(tmp_path) as pair:
-        array = np.arange(3_000_000, dtype=np.float32).reshape(1, -1)
-        asked = InferRequest("other", (tensor_from_numpy("x", array),))
-        answers = await asyncio.gather(*(pair.link.infer(asked, client="") for _ in range(3)))
-        assert all((answer.outputs[0].to_numpy() == array).all() for answer in answers)
-
-
 async def test_request_that_cannot_be_sent_leaves_nothing(tmp_path: Path) -> None:
     """A record that cannot be made is the request's own failure, and takes no place from others."""
     async with paired(tmp_path) as pair:
         for _ in range(5):
             with pytest.raises(InvalidRequest):
                 await pair.link.infer(replace(request(), parameters={"a": 10**30}), client="c")
-        assert (await pair.link.infer(request(), client="c")).id == "id-7"
-
-
-async def test_request_that_cannot_be_put_into_the_slab_leaves_nothing(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Whatever goes wrong on the way, its place among those that wait is free, and what it had of the slab is back."""
-
-    def full(*_: object) -> object:
-        raise MemoryError
-
-    async with paired(tmp_path) as pair:
-        pair.link._slab = ClientSlab(asyncio.get_running_loop().call_later)
-        with monkeypatch.context() as patched:
-            patched.setattr(core_link, "move_to_slab", full)
-            for _ in range(5):
-                with pytest.raises(MemoryError):
-                    await pair.link.infer(request(), client="c")
         assert (await pair.link.infer(request(), client="c")).id == "id-7"
 
 

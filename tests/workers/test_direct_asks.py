@@ -60,7 +60,6 @@ async def rig_in(folder: Path) -> AsyncIterator[Rig]:
     engine = FakeEngine()
     queues = BatcherPool(engine, lambda name: OPTIONS if name == "owned" else None)  # type: ignore[arg-type]
     server = CoreServer(folder, FakeWatch(), engine, queues)  # type: ignore[arg-type]
-    server.queues = queues
     link = CoreClient(folder, WorkerHello(1), max_asks=64)
     tasks = [asyncio.create_task(server.run()), asyncio.create_task(link.run())]
     try:

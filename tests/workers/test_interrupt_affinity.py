@@ -210,20 +210,6 @@ def test_no_more_cores_are_left_than_one_of_a_few(
     assert affinity.kept == set(range(8))
 
 
-def test_few_cores_are_all_wanted(family: Family, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nor are all cores left where each of them is crowded."""
-    card = OwnSys(tmp_path)
-    affinity = AffinityController(family.process.pid, Interrupts(tmp_path), 0.0)
-    card.count(ALL[0], 1_000_000)
-    monkeypatch.setattr(interrupt_affinity, "LEAST_CORES", len(ALL) + 1)
-    affinity.look(1.0)
-    monkeypatch.setattr(interrupt_affinity, "LEAST_CORES", len(ALL))
-    for core in ALL:
-        card.count(core, 1_000_000)
-    affinity.look(2.0)
-    assert family.cores()[0] == {tuple(ALL)}
-
-
 def test_process_that_is_gone_is_no_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The controller finds nothing to move."""
     monkeypatch.setattr(interrupt_affinity, "LEAST_CORES", 2)

@@ -1,24 +1,18 @@
 """Tensors that pass from a front to the core by their place."""
 
-import asyncio
 import subprocess
 import sys
 from collections.abc import Callable
 from dataclasses import replace
-from pathlib import Path
 
 import msgspec
 import numpy as np
 import pytest
 
-from penstock.gateway.workers.client import CoreClient
-from penstock.gateway.workers.connection import WorkerHello
-from penstock.gateway.workers.core_server import CoreServer
 from penstock.gateway.workers.slab import SharedSlab, SlabPart, anonymous_memory, map_slab_part
 from penstock.gateway.workers.slab_sharing import ClientSlab, SlabPartitions, move_to_slab
 from penstock.protocol.errors import EngineUnavailable, InvalidRequest
 from penstock.protocol.inference import InferRequest, tensor_from_bytes, tensor_from_numpy
-from tests.workers.test_core_link import FakeEngine, FakeWatch
 
 PART = 1 << 20
 SIZE = 4 * PART
@@ -175,33 +169,6 @@ def test_front_without_a_core_sends_every_byte() -> None:
     request = InferRequest("model", (LARGE,))
     assert move_to_slab(request, bench.front) == (request, [])
     assert not bench.reader.regions
-
-
-async def test_large_tensor_of_a_front_reaches_the_core_through_the_slab(tmp_path: Path) -> None:
-    """Over their socket goes its place; the answer, or the core's end, gives the room back."""
-    loop, engine = asyncio.get_running_loop(), FakeEngine()
-    slab = SharedSlab(loop.call_later)
-    slab.renew(anonymous_memory(SIZE))
-    server = CoreServer(tmp_path, FakeWatch(), engine, engine, slab_partitions=SlabPartitions(slab, PART))  # type: ignore[arg-type]
-    front = ClientSlab(loop.call_later)
-    link = CoreClient(tmp_path, WorkerHello(1), max_asks=4, slab=front)
-    tasks = [asyncio.create_task(server.run()), asyncio.create_task(link.run())]
-    try:
-        async with asyncio.timeout(60):
-            while not front.generation:
-                await asyncio.sleep(0.005)
-            response = await link.infer(InferRequest("owned", (LARGE, SMALL)), client="c")
-        assert [tensor.to_numpy().tolist() for tensor in response.outputs] == [
-            tensor.to_numpy().tolist() for tensor in (LARGE, SMALL)
-        ]
-        ((asked, _, _),) = engine.asked
-        assert [tensor.place is not None for tensor in asked.inputs] == [True, False]
-        assert front.statistics().leases == 0
-    finally:
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
-    assert front.generation == 0
 
 
 def test_another_process_writes_into_its_part() -> None:

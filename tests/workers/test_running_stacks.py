@@ -29,19 +29,11 @@ def test_stack_is_found_from_its_word_until_its_end(base: Path) -> None:
     """Not while it starts; and no more once its run directory is gone."""
     run_dir, _ = claim_run_directory(base)
     assert running_stacks(base) == ()
-    publish_stack(run_dir.path, "http://127.0.0.1:8000", "127.0.0.1:8001")
+    publish_stack(run_dir.path, "http://127.0.0.1:8000", "127.0.0.1:8001", "/run/mps")
     (found,) = running_stacks(base)
-    assert found == RunningStack(run_dir.path, "http://127.0.0.1:8000", "127.0.0.1:8001", os.getpid())
+    assert found == RunningStack(run_dir.path, "http://127.0.0.1:8000", "127.0.0.1:8001", os.getpid(), "/run/mps")
     run_dir.release()
     assert running_stacks(base) == ()
-
-
-def test_stack_says_whose_mps_client_its_engine_is(base: Path) -> None:
-    """Who joins it on its card becomes a client of the same daemon."""
-    with claim_run_directory(base)[0] as run_dir:
-        publish_stack(run_dir.path, "http://127.0.0.1:8000", "127.0.0.1:8001", "/run/mps")
-        (found,) = running_stacks(base)
-        assert found.mps_directory == "/run/mps"
 
 
 def test_stack_is_found_by_its_port_on_this_host_only(base: Path) -> None:
@@ -104,7 +96,9 @@ def test_folder_that_others_may_write_is_not_believed(base: Path) -> None:
 
 
 def test_socket_in_a_folder_with_a_long_name_is_reached_by_another_process(tmp_path: Path) -> None:
-    """Each process has a short way of its own to the same socket."""
+    """Each process has a short way of its own to the same socket; a short name is itself."""
+    short = Path("/" + "x" * (MAX_PATH_BYTES - 40))
+    assert reachable_folder(short) is short
     folder = tmp_path / ("long" * 40)
     folder.mkdir()
     one, other = reachable_folder(folder), reachable_folder(folder)
@@ -116,9 +110,3 @@ def test_socket_in_a_folder_with_a_long_name_is_reached_by_another_process(tmp_p
     assert (folder / "core-batch.sock").is_socket()
     for path in (one, other):
         os.close(int(path.name))
-
-
-def test_folder_with_a_short_name_is_itself() -> None:
-    """Nothing is opened where nothing needs it."""
-    short = Path("/" + "x" * (MAX_PATH_BYTES - 40))
-    assert reachable_folder(short) is short

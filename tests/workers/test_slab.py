@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.gateway.workers.slab import LINGER_S, STEP_BYTES, SharedSlab, SlabMemory, anonymous_memory, named_memory
+from penstock.gateway.workers.slab import LINGER_S, STEP_BYTES, SharedSlab, anonymous_memory, named_memory
 from penstock.gateway.workers.slab_allocator import ALIGNMENT, MIN_CYCLE_BYTES, Extents
 from penstock.protocol.inference import SlabAddress
 from penstock.protocol.shared_memory import is_slab_name
@@ -243,9 +243,3 @@ def _is_open(descriptor: int, file: int) -> bool:
         return os.fstat(descriptor).st_ino == file
     except OSError:
         return False
-
-
-def test_memory_is_of_its_size() -> None:
-    """A descriptor that is handed on says how much there is to map."""
-    memory: SlabMemory = anonymous_memory(SIZE)
-    assert os.fstat(memory.descriptor).st_size == memory.view.nbytes == SIZE

@@ -16,6 +16,7 @@ from penstock.gateway.workers.running_stacks import run_folders
 from penstock.gpu.mps.control import (
     PIPE_DIRECTORY,
     PROGRAM,
+    DaemonStatus,
     MpsControl,
     MpsError,
     MpsOptions,
@@ -24,7 +25,6 @@ from penstock.gpu.mps.control import (
 )
 from penstock.gpu.mps.daemon import start_background, stop_background
 from penstock.gpu.mps.limits import client_limit, memory_limit_error, unlimited
-from penstock.gpu.mps.status import DaemonStatus
 from penstock.gpu.nvml import NvmlReading, read_cards
 from penstock.gpu.telemetry.cards import process_name
 from penstock.gpu.telemetry.messages import CardLoad, ProcessLoad

@@ -127,12 +127,12 @@ def _table(race: Race) -> Table:
 def _cells(row: ContenderResult, race: Race) -> list[str]:
     load = row.at_rate
     cells = [row.contender.value, _rate(row.rate), f"{load.mean_batch:.1f}"]
-    cells += [f"{load.p50_s * 1e3:.1f}", f"{load.p99_s * 1e3:.1f}"]
+    cells += [f"{load.p50_ms:.1f}", f"{load.p99_ms:.1f}"]
     if race.bounds.possible is not None:
         cells.append(f"{row.rate.per_s / max(race.bounds.possible.per_s, 1e-9):.0%}")
     for _, over in row.overload:
         lost = "/".join(f"{share * 100:.0f}" for share in (over.refused, over.late, over.expired))
-        cells.append(f"{over.goodput_per_s:.0f} {lost}")
+        cells.append(f"{over.goodput:.0f} {lost}")
     return cells
 
 

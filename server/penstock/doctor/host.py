@@ -10,7 +10,7 @@ from pathlib import Path
 import psutil
 
 from penstock.doctor.finding import GIB, MIB, Finding, Severity, StackPlan, shown_bytes
-from penstock.engines.ort_serving.threads import CGROUP_ROOT, available_cores, cgroup_quota
+from penstock.engines.ort_serving.threads import CGROUP_ROOT, available_cores, cgroup_folders, cgroup_quota
 from penstock.engines.triton.environment import PYTHONS
 from penstock.engines.triton.runtime import TritonUnavailable, check_platform, glibc_version
 
@@ -28,21 +28,9 @@ def cgroup_version(root: Path = CGROUP_MOUNT) -> int:
 
 def memory_limit_bytes(root: Path = CGROUP_MOUNT, own: Path = OWN_CGROUP) -> int | None:
     """The smallest limit of this process's cgroup and its parents; None without a limit."""
-    limits = [limit for folder in _folders(root, own) if (limit := _cgroup_limit(folder)) is not None]
+    folders = cgroup_folders(root, own, "memory")
+    limits = [limit for folder in folders if (limit := _cgroup_limit(folder)) is not None]
     return min(limits, default=None)
-
-
-def _folders(root: Path, own: Path) -> list[Path]:
-    """Folders of the cgroup: at the root in a container, nested for a service."""
-    found = [root, root / "memory"]
-    for line in _read_cgroup_file(own).splitlines():
-        _, controllers, path = line.split(":", 2)
-        if controllers not in ("", "memory"):
-            continue
-        top = root / controllers
-        nested = top.joinpath(*Path(path).parts[1:])
-        found += [folder for folder in (nested, *nested.parents) if folder.is_relative_to(top)]
-    return found
 
 
 def _cgroup_limit(folder: Path) -> int | None:

@@ -57,9 +57,6 @@ class RetryBudget:
         self._saved = min(self._saved + (self.calls - self._counted) * self._share, self._burst)
         self._filled_at, self._counted = now, self.calls
 
-    def __repr__(self) -> str:
-        return f"<RetryBudget {self._saved:.1f} saved, {self.taken} taken, {self.refused} refused>"
-
 
 GRPC_PREFIX = "triton-grpc-protocol-"  # Triton's prefix for --grpc-restricted-protocol
 _MAX_BYTES = 16_384

@@ -1,5 +1,6 @@
 """Reads config.pbtxt, Triton's description of a model, into a ModelConfig."""
 
+import stat
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -15,6 +16,8 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
 
+MAX_CONFIG_BYTES = 1 << 20  # parsing that takes about a second
+MAX_REASON = 500  # characters of the parser's text, which may quote a whole line
 _BACKEND_OF_PLATFORM = {
     "tensorrt_plan": "tensorrt",
     "onnxruntime_onnx": "onnxruntime",
@@ -28,8 +31,19 @@ _KIND_GPU = model_config_pb2.ModelInstanceGroup.KIND_GPU
 
 def read_config(path: Path) -> ModelConfig:
     """The model in the file; its default name is the folder's. Raises InvalidRequest as "path:line: problem"."""
+    proto = read_proto(path)
+    try:
+        proto.name = _checked_name(proto.name, path.absolute().parent.name)
+        return config_from_proto(proto)
+    except InvalidRequest as error:
+        raise InvalidRequest(f"{path}: {error.message}") from error
+
+
+def read_proto(path: Path) -> model_config_pb2.ModelConfig:
+    """The file's message. Raises InvalidRequest as "path:line: problem"."""
     proto = model_config_pb2.ModelConfig()
     try:
+        _check_file(path)
         text_format.Parse(path.read_text(encoding="utf-8"), proto)
     except OSError as error:
         raise InvalidRequest(f"{path}: cannot be read: {error.strerror}") from error
@@ -37,11 +51,16 @@ def read_config(path: Path) -> ModelConfig:
         raise InvalidRequest(f"{path}: not UTF-8 text: {error.reason} at byte {error.start}") from error
     except text_format.ParseError as error:
         raise InvalidRequest(_located(path, error)) from error
-    try:
-        proto.name = _checked_name(proto.name, path.absolute().parent.name)
-        return config_from_proto(proto)
-    except InvalidRequest as error:
-        raise InvalidRequest(f"{path}: {error.message}") from error
+    return proto
+
+
+def _check_file(path: Path) -> None:
+    """Rejects special files, which may block, and large files. Raises OSError, InvalidRequest."""
+    seen = path.stat()
+    if not stat.S_ISREG(seen.st_mode):
+        raise InvalidRequest(f"{path}: it is no file")
+    if seen.st_size > MAX_CONFIG_BYTES:
+        raise InvalidRequest(f"{path}: it has {seen.st_size} bytes (limit {MAX_CONFIG_BYTES})")
 
 
 def config_from_proto(proto: model_config_pb2.ModelConfig) -> ModelConfig:
@@ -148,6 +167,6 @@ def _located(path: Path, error: text_format.ParseError) -> str:
     """`path:line: text`; the error's own text starts with `line:column : `."""
     line = error.GetLine()
     if line is None:
-        return f"{path}: {error}"
-    text = str(error).removeprefix(f"{line}:{error.GetColumn()} : ")
+        return f"{path}: {str(error)[:MAX_REASON]}"
+    text = str(error)[:MAX_REASON].removeprefix(f"{line}:{error.GetColumn()} : ")
     return f"{path}:{line}: {text}"

@@ -92,9 +92,6 @@ class CircuitBreaker:
         self._probe_at = now + self._pause_s
         self._pause_s = min(self._pause_s * 2, self._max_pause_s)
 
-    def __repr__(self) -> str:
-        return f"<Circuit {self.state.value}, {self.failures} failures in a row>"
-
 
 class SilenceAction(Enum):
     """What to do about a silent engine."""

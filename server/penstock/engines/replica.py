@@ -191,9 +191,6 @@ class Replica:
     def _probed(self, _: "asyncio.Task[bool]") -> None:
         self._probing = None
 
-    def __repr__(self) -> str:
-        return f"<Replica {self.name}, {self.in_flight} in flight, {self.circuit.state.value}>"
-
 
 class CountedStream:
     """A GrpcStream that counts as in flight until it ends or is cancelled."""

@@ -47,7 +47,7 @@ from penstock.gateway.workers.gateway_process import (
 )
 from penstock.gateway.workers.inference_calls import ClientProcessCalls
 from penstock.gateway.workers.shared_counters import PAGE_NAME, CounterPage, CounterRow, core_counts, core_quota_table
-from penstock.gateway.workers.slab_sharing import SlabPartitions, client_slab_parts
+from penstock.gateway.workers.slab_sharing import SlabPartitions, client_slab_part_bytes
 from penstock.gpu.telemetry.reader import telemetry_metrics
 from penstock.logs import get_logger
 from penstock.network import Sockets, addresses_of, bind_all
@@ -106,11 +106,13 @@ class Gateway:
         )
         slab_partitions = self._slab_partitions()
         self.core = CoreServer(
-            place.run_dir, self.watch, self.engine.engine, self.batching, slab_partitions=slab_partitions
+            place.run_dir,
+            self.watch,
+            self.engine.engine,
+            self.batching,
+            slab_partitions=slab_partitions,
+            apart=self.own.names if self.own is not None else tuple,
         )
-        self.core.queues = self.batching
-        if self.own is not None:
-            self.core.apart = self.own.names
         self.plane = DataPlane(
             replace(
                 plane_parts,
@@ -130,7 +132,7 @@ class Gateway:
         if slab is None:
             return None
         part_bytes = settings.slab_bytes // (settings.worker_count + 1)
-        return SlabPartitions(slab, part_bytes, client_slab_parts(settings.slab_bytes))
+        return SlabPartitions(slab, part_bytes, client_slab_part_bytes(settings.slab_bytes))
 
     def _read_metrics(self) -> None:
         read = self.metrics.read

@@ -2,7 +2,7 @@
 
 import statistics
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 
 from penstock.planning import bounds
 from penstock.planning.bounds import fewest_lost
@@ -76,17 +76,17 @@ class RaceCase:
 
 @dataclass(frozen=True, slots=True)
 class LoadResult:
-    """A policy's result at one rate, in requests per second; other values are shares of the offered requests."""
+    """A policy's result at one rate; offered, goodput: requests per second. Shares are of the offered requests."""
 
-    offered_per_s: float
-    goodput_per_s: float
+    offered: float
+    goodput: float
     within: float
     late: float
     refused: float
     expired: float
     mean_batch: float
-    p50_s: float
-    p99_s: float
+    p50_ms: float
+    p99_ms: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,15 +154,15 @@ def measure_load(case: RaceCase, setting: PolicySetting, rate: float) -> LoadRes
     calls = max(sum(sum(one.batch_rows.values()) for one in outcomes), 1)
     latencies = sorted(took for one in outcomes for took in one.latencies_s) or [0.0]
     return LoadResult(
-        offered_per_s=rate,
-        goodput_per_s=sum(one.goodput for one in outcomes) / len(outcomes),
+        offered=rate,
+        goodput=sum(one.goodput for one in outcomes) / len(outcomes),
         within=sum(one.within_slo for one in outcomes) / offered,
         late=sum(one.late for one in outcomes) / offered,
         refused=sum(one.refused for one in outcomes) / offered,
         expired=sum(one.expired for one in outcomes) / offered,
         mean_batch=sum(rows * times for one in outcomes for rows, times in one.batch_rows.items()) / calls,
-        p50_s=latencies[len(latencies) // 2],
-        p99_s=latencies[int(len(latencies) * 0.99)],
+        p50_ms=latencies[len(latencies) // 2] * 1e3,
+        p99_ms=latencies[int(len(latencies) * 0.99)] * 1e3,
     )
 
 
@@ -264,7 +264,7 @@ def races_as_json(races: Sequence[Race]) -> dict[str, object]:
 
 
 def _race(race: Race) -> dict[str, object]:
-    case, engine = race.case, race.case.problem.engine
+    case, engine, possible = race.case, race.case.problem.engine, race.bounds.possible
     return {
         "profile": engine.profile.name,
         "instances": engine.instances,
@@ -274,38 +274,21 @@ def _race(race: Race) -> dict[str, object]:
         "requests_at_least": case.effort.count,
         "seeds": list(case.effort.seeds),
         "bounds": {
-            "nexus": race.bounds.nexus,
-            "even": race.bounds.even,
-            "capacity": race.bounds.capacity,
-            "possible": None if race.bounds.possible is None else race.bounds.possible.per_s,
-            "possible_plus_minus": None if race.bounds.possible is None else race.bounds.possible.plus_minus,
+            **asdict(race.bounds),
+            "possible": possible and possible.per_s,
+            "possible_plus_minus": possible and possible.plus_minus,
         },
-        "rows": [_row(row) for row in race.rows],
-    }
-
-
-def _row(row: ContenderResult) -> dict[str, object]:
-    return {
-        "policy": row.contender.value,
-        "knobs": row.label,
-        "settings_tried": row.settings,
-        "rate": row.rate.per_s,
-        "plus_minus": row.rate.plus_minus,
-        "rate_by_seed": list(row.rate.by_seed),
-        "at_rate": _load(row.at_rate),
-        "overload": [{"times": multiple, **_load(load)} for multiple, load in row.overload],
-    }
-
-
-def _load(load: LoadResult) -> dict[str, object]:
-    return {
-        "offered": load.offered_per_s,
-        "goodput": load.goodput_per_s,
-        "within": load.within,
-        "late": load.late,
-        "refused": load.refused,
-        "expired": load.expired,
-        "mean_batch": load.mean_batch,
-        "p50_ms": load.p50_s * 1e3,
-        "p99_ms": load.p99_s * 1e3,
+        "rows": [
+            {
+                "policy": row.contender.value,
+                "knobs": row.label,
+                "settings_tried": row.settings,
+                "rate": row.rate.per_s,
+                "plus_minus": row.rate.plus_minus,
+                "rate_by_seed": list(row.rate.by_seed),
+                "at_rate": asdict(row.at_rate),
+                "overload": [{"times": multiple, **asdict(load)} for multiple, load in row.overload],
+            }
+            for row in race.rows
+        ],
     }

@@ -10,9 +10,9 @@ from math import ceil, inf
 
 from penstock.gateway.batching.entries import Batch, Entry
 from penstock.gateway.batching.options import DEFAULT_MAX_QUEUE_SIZE, BatchOptions
-from penstock.gateway.batching.queue import BatchQueue
+from penstock.gateway.batching.queue import BatchQueue, Dropped
 from penstock.planning.bounds import capacity
-from penstock.planning.simulation import EngineModel, Policy, PolicyDrop
+from penstock.planning.simulation import EngineModel, Policy
 from penstock.protocol.errors import DeadlineExceeded, Overloaded
 from penstock.protocol.inference import BatchOwner, CloseReason
 
@@ -31,7 +31,7 @@ class FifoPolicy:
     in_flight: int = 0
     formed: int = 0
 
-    def push(self, entry: Entry, now: float) -> Sequence[PolicyDrop]:
+    def push(self, entry: Entry, now: float) -> Sequence[Dropped]:
         """Raises Overloaded if the queue is full."""
         if len(self.waiting) >= self.max_queue_size:
             raise Overloaded(f"{len(self.waiting)} requests wait (limit {self.max_queue_size}); try again later")
@@ -59,13 +59,13 @@ class FifoPolicy:
         self.in_flight += 1
         return Batch(self.formed, entries, size, CloseReason.SLOT_FREE, now, self.in_flight - 1)
 
-    def expire(self, now: float) -> Sequence[PolicyDrop]:
+    def expire(self, now: float) -> Sequence[Dropped]:
         """Entries at the head that waited too long."""
         if not self.waiting or now - self.waiting[0].arrived_at <= self.max_wait_s:
             return ()
         lost = []
         while self.waiting and now - self.waiting[0].arrived_at > self.max_wait_s:
-            lost.append(PolicyDrop(self.waiting.popleft(), DeadlineExceeded("waited too long in the queue")))
+            lost.append(Dropped(self.waiting.popleft(), DeadlineExceeded("waited too long in the queue")))
         return lost
 
     def done(self, batch: Batch, now: float) -> None:
@@ -139,17 +139,17 @@ class NexusPolicy(FifoPolicy):
     seconds: Seconds = field(kw_only=True)
     window: int = 1
 
-    def expire(self, now: float) -> Sequence[PolicyDrop]:
+    def expire(self, now: float) -> Sequence[Dropped]:
         """Heads whose deadline does not allow a call of a full window now."""
         if self.in_flight >= self.slots:
             return ()
-        lost: list[PolicyDrop] = []
+        lost: list[Dropped] = []
         window = min(self.window, self.max_batch_size)
         while self.waiting:
             deadline = self.waiting[0].deadline
             if deadline is None or now + self.seconds(min(window, len(self.waiting))) <= deadline:
                 break
-            lost.append(PolicyDrop(self.waiting.popleft(), Overloaded("dropped early for a full batch")))
+            lost.append(Dropped(self.waiting.popleft(), Overloaded("dropped early for a full batch")))
         return lost
 
     def size(self, now: float) -> int:
@@ -262,14 +262,6 @@ def _triton(problem: PolicyProblem) -> Iterator[PolicySetting]:
             )
 
 
-def _aimd(problem: PolicyProblem) -> Iterator[PolicySetting]:
-    yield from _adaptive(problem, (0.0,))
-
-
-def _clipper(problem: PolicyProblem) -> Iterator[PolicySetting]:
-    yield from _adaptive(problem, DELAY_SHARES[1:])
-
-
 def _adaptive(problem: PolicyProblem, delays: tuple[float, ...]) -> Iterator[PolicySetting]:
     slo_s, most = problem.slo_s, problem.max_batch_size
     steps = (1.0,) if delays[-1] else (1.0, 4.0)  # with a delay the step made no difference
@@ -325,8 +317,8 @@ def _deferred(problem: PolicyProblem) -> Iterator[PolicySetting]:
 _GRIDS: dict[Contender, Callable[[PolicyProblem], Iterator[PolicySetting]]] = {
     Contender.OURS: _ours,
     Contender.TRITON: _triton,
-    Contender.AIMD: _aimd,
-    Contender.CLIPPER: _clipper,
+    Contender.AIMD: partial(_adaptive, delays=(0.0,)),
+    Contender.CLIPPER: partial(_adaptive, delays=DELAY_SHARES[1:]),
     Contender.BATCH_1: _batch_1,
     Contender.NEXUS: _nexus,
     Contender.DEFERRED: _deferred,

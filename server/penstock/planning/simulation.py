@@ -1,7 +1,6 @@
 """Simulates one batching policy and one engine under a manual clock, with seeded arrivals."""
 
 import heapq
-import random
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -11,6 +10,7 @@ from typing import Protocol
 import numpy as np
 
 from penstock.gateway.batching.entries import Batch, Entry
+from penstock.gateway.batching.queue import Dropped
 from penstock.planning.profile import EngineProfile
 from penstock.protocol.errors import DeadlineExceeded, InferenceError, Overloaded
 
@@ -109,32 +109,10 @@ def _merged(
     return Arrivals(tuple(times[order].tolist()), tuple(names[owner] for owner in owners[order].tolist()))
 
 
-class DroppedEntry(Protocol):
-    """A waiting entry that will not be served, and the error for its client."""
-
-    @property
-    def entry(self) -> Entry:
-        """The waiting entry."""
-        ...
-
-    @property
-    def error(self) -> InferenceError:
-        """Overloaded if it was rejected, DeadlineExceeded if its deadline passed."""
-        ...
-
-
-@dataclass(frozen=True, slots=True)
-class PolicyDrop:
-    """An entry that a policy drops."""
-
-    entry: Entry
-    error: InferenceError
-
-
 class Policy(Protocol):
     """One model's queue. now: monotonic seconds."""
 
-    def push(self, entry: Entry, now: float) -> Sequence[DroppedEntry]:
+    def push(self, entry: Entry, now: float) -> Sequence[Dropped]:
         """Add the entry, or raise an InferenceError for it. Returns displaced entries."""
         ...
 
@@ -142,7 +120,7 @@ class Policy(Protocol):
         """A batch to run now, or None; called until None."""
         ...
 
-    def expire(self, now: float) -> Sequence[DroppedEntry]:
+    def expire(self, now: float) -> Sequence[Dropped]:
         """Waiting entries to drop now."""
         ...
 
@@ -156,15 +134,6 @@ class Policy(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Slowdown:
-    """From from_s until until_s everything takes `times` as long."""
-
-    from_s: float
-    times: float
-    until_s: float = float("inf")
-
-
-@dataclass(frozen=True, slots=True)
 class EngineModel:
     """The simulated engine."""
 
@@ -172,13 +141,10 @@ class EngineModel:
     instances: int = 1  # concurrent calls; more wait at the engine, as in Triton
     before_s: float = 0.0  # transfer to the engine; overlaps with other calls
     after_s: float = 0.0  # transfer back; overlaps with other calls
-    noise: float = 0.0  # standard deviation of the logarithm of a call's time
-    outlier_every: int = 0  # one call in so many takes OUTLIER_TIMES as long; 0: none
-    slowdowns: tuple[Slowdown, ...] = ()
-    seed: int = 0
 
-
-OUTLIER_TIMES = 100.0
+    def call_s(self, rows: int, begin: float) -> float:
+        """Duration of a call that begins then."""
+        return self.profile.seconds(rows)
 
 
 class SimulatedEngine:
@@ -187,30 +153,15 @@ class SimulatedEngine:
     def __init__(self, model: EngineModel) -> None:
         self.busy_s = 0.0
         self._model = model
-        self._seconds = model.profile.seconds
         self._free_at = [0.0] * model.instances
-        self._random = random.Random(model.seed)
-        self._is_plain = not (model.noise or model.outlier_every or model.slowdowns)
 
     def start(self, rows: int, now: float) -> float:
         """When the gateway has the response of a call that it sends now."""
         begin = max(now + self._model.before_s, self._free_at[0])
-        took_s = self._seconds(rows)
-        if not self._is_plain:
-            took_s *= self._factor(begin)
+        took_s = self._model.call_s(rows, begin)
         heapq.heapreplace(self._free_at, begin + took_s)
         self.busy_s += took_s
         return begin + took_s + self._model.after_s
-
-    def _factor(self, begin: float) -> float:
-        model = self._model
-        factor = self._random.lognormvariate(0.0, model.noise) if model.noise else 1.0
-        if model.outlier_every and self._random.randrange(model.outlier_every) == 0:
-            factor *= OUTLIER_TIMES
-        for slow in model.slowdowns:
-            if slow.from_s <= begin < slow.until_s:
-                factor *= slow.times
-        return factor
 
 
 IDLE_WAKEUPS = 1000  # so many wake-ups without an effect mean that the policy loops
@@ -364,7 +315,7 @@ class _Replay:
         self._open -= len(batch.entries)
         self._policy.done(batch, now)
 
-    def _lose_all(self, lost: Sequence[DroppedEntry]) -> None:
+    def _lose_all(self, lost: Sequence[Dropped]) -> None:
         for one in lost:
             self._lose(one.entry, one.error)
 

@@ -59,6 +59,13 @@ class ModelConfig:
         """Maximum number of images or frames in one execution; 0 without batch dimension."""
         return self.max_batch_size if self.unmerged == "" else min(self.max_batch_size, 1)
 
+    def metadata(self, versions: tuple[str, ...], platform: str) -> ModelMetadata:
+        """The model's metadata: the tensors with the batch dimension."""
+        batch = (-1,) if self.max_batch_size else ()
+        inputs = tuple(TensorSpec(spec.name, spec.datatype, (*batch, *spec.shape)) for spec in self.inputs)
+        outputs = tuple(TensorSpec(spec.name, spec.datatype, (*batch, *spec.shape)) for spec in self.outputs)
+        return ModelMetadata(self.name, versions, platform, inputs, outputs)
+
 
 @dataclass(frozen=True, slots=True)
 class ModelState:

@@ -16,9 +16,8 @@ import numpy as np
 import numpy.typing as npt
 import simplejpeg
 
+from penstock.engines.torch_serving.picture_header import MAX_PIXELS as MAX_PIXELS
 from penstock.engines.torch_serving.picture_header import (
-    MAX_PARTS,
-    MAX_PIXELS,
     PNG_SIGNATURE,
     Buffer,
     PictureFormat,
@@ -30,21 +29,6 @@ from penstock.engines.torch_serving.picture_header import (
 from penstock.engines.torch_serving.picture_header import read_header as _read_header
 from penstock.protocol.errors import TooLarge, UndecodableImage, UnsupportedMedia
 from penstock.vision.spec import ColorFormat
-
-__all__ = [
-    "MAX_PARTS",
-    "MAX_PIXELS",
-    "PNG_SIGNATURE",
-    "Buffer",
-    "PictureFormat",
-    "PictureHeader",
-    "broken",
-    "codec_label",
-    "header_within",
-    "png_chunks",
-    "read_header",
-    "sniff",
-]
 
 # Unsupported formats by their first bytes, to name them in the error.
 _OTHERS: tuple[tuple[bytes, str], ...] = (

@@ -15,7 +15,7 @@ from penstock.gateway.metrics import Metrics
 from penstock.gateway.workers.core_server import CoreServer
 from penstock.gateway.workers.inference_calls import ClientProcessCalls
 from penstock.gateway.workers.slab import SharedSlab, anonymous_memory
-from penstock.gateway.workers.slab_sharing import ClientSlabParts, SlabPartitions
+from penstock.gateway.workers.slab_sharing import SlabPartitions
 from penstock.protocol import engine as protocol_engine
 from penstock.protocol.engine import ModelConfig, TensorSpec
 from penstock.protocol.errors import InferenceError, ModelNotFound
@@ -161,7 +161,7 @@ class FakeCore:
     async def _open(self) -> None:
         self.slab = SharedSlab(self._loop.call_later)
         self.slab.renew(anonymous_memory(4 * PART))
-        slab_partitions = SlabPartitions(self.slab, PART, ClientSlabParts(PART))
+        slab_partitions = SlabPartitions(self.slab, PART, PART)
         self.server = CoreServer(self.folder, self, self, self, slab_partitions=slab_partitions)  # type: ignore[arg-type]
         calls = ClientProcessCalls(self, self, Metrics(), lambda error: error.reason, slab_partitions)  # type: ignore[arg-type]
         self.server.client_calls = calls

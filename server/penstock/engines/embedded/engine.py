@@ -18,7 +18,7 @@ from penstock.engines.embedded.relay import MAX_BODY_BYTES, InProcessRelay
 from penstock.engines.embedded.repository import ModelFolder, RepositoryReader
 from penstock.engines.embedded.shared_memory import SharedRegions
 from penstock.logs import get_logger
-from penstock.protocol.engine import ModelConfig, ModelMetadata, ModelState, TensorSpec
+from penstock.protocol.engine import ModelConfig, ModelMetadata, ModelState
 from penstock.protocol.errors import EngineUnavailable, InvalidRequest, ModelNotFound, ModelNotReady
 from penstock.protocol.inference import InferRequest, InferResponse
 
@@ -135,16 +135,8 @@ class EmbeddedEngine(InProcessRelay):
 
     async def model_metadata(self, model_name: str, model_version: str = "") -> ModelMetadata:
         version = self._find(model_name, model_version)
-        config = config_from_proto(version.config)
-        batch = (-1,) if config.max_batch_size else ()
         numbers = [version.version] if model_version else sorted(self._models[model_name].serving)
-        return ModelMetadata(
-            model_name,
-            tuple(map(str, numbers)),
-            version.config.platform,
-            tuple(TensorSpec(spec.name, spec.datatype, (*batch, *spec.shape)) for spec in config.inputs),
-            tuple(TensorSpec(spec.name, spec.datatype, (*batch, *spec.shape)) for spec in config.outputs),
-        )
+        return config_from_proto(version.config).metadata(tuple(map(str, numbers)), version.config.platform)
 
     async def model_config(self, model_name: str, model_version: str = "") -> ModelConfig:
         return config_from_proto(self._find(model_name, model_version).config)

@@ -2,17 +2,16 @@
 
 import asyncio
 import os
-import stat
 from collections.abc import Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from google.protobuf import json_format, text_format
+from google.protobuf import json_format
 from tritonclient.grpc import model_config_pb2
 
-from penstock.engines.config_pbtxt import config_from_proto
+from penstock.engines.config_pbtxt import config_from_proto, read_proto
 from penstock.engines.load_policy import check_model, parse_config
 from penstock.engines.ort_serving.config import Config, Signature, complete
 from penstock.logs import get_logger
@@ -20,8 +19,6 @@ from penstock.protocol.errors import EngineUnavailable, InvalidRequest
 from penstock.protocol.request_checks import is_version
 
 CONFIG_FILE = "config.pbtxt"
-MAX_CONFIG_BYTES = 1 << 20  # parsing that takes about a second
-MAX_REASON = 500  # characters of the parser's text, which may quote a whole line
 Fingerprint = tuple[tuple[str, int, int, int], ...]
 
 
@@ -62,28 +59,7 @@ def scan(repositories: Iterable[Path]) -> dict[str, ModelFolder]:
 def read_config(folder: ModelFolder) -> model_config_pb2.ModelConfig:
     """The parsed config.pbtxt, empty if there is none. Raises InvalidRequest as "path:line: problem"."""
     path = folder.path / CONFIG_FILE
-    proto = model_config_pb2.ModelConfig()
-    try:
-        _check_file(path)
-        text_format.Parse(path.read_text(encoding="utf-8"), proto)
-    except FileNotFoundError:
-        pass
-    except OSError as error:
-        raise InvalidRequest(f"{path}: cannot be read: {error.strerror}") from error
-    except UnicodeDecodeError as error:
-        raise InvalidRequest(f"{path}: not UTF-8 text: {error.reason} at byte {error.start}") from error
-    except text_format.ParseError as error:
-        raise InvalidRequest(f"{path}:{str(error)[:MAX_REASON]}") from error
-    return proto
-
-
-def _check_file(path: Path) -> None:
-    """Rejects special files, which may block, and large files. Raises OSError, InvalidRequest."""
-    seen = path.stat()
-    if not stat.S_ISREG(seen.st_mode):
-        raise InvalidRequest(f"{path}: it is no file")
-    if seen.st_size > MAX_CONFIG_BYTES:
-        raise InvalidRequest(f"{path}: it has {seen.st_size} bytes (limit {MAX_CONFIG_BYTES})")
+    return read_proto(path) if os.path.exists(path) else model_config_pb2.ModelConfig()
 
 
 def chosen_versions(folder: ModelFolder, config: model_config_pb2.ModelConfig) -> tuple[int, ...]:

@@ -13,7 +13,7 @@ from penstock.engines.embedded.shared_memory import SharedRegions
 from penstock.engines.embedded.statistics import RunTimes, VersionCounters, VersionMetrics, metrics_page
 from penstock.engines.model_io import RequestRules, rules_of
 from penstock.logs import get_logger
-from penstock.protocol.engine import ModelConfig, ModelMetadata, ModelState, TensorSpec, UserEngine
+from penstock.protocol.engine import ModelConfig, ModelMetadata, ModelState, UserEngine
 from penstock.protocol.errors import (
     DeadlineExceeded,
     EngineFailed,
@@ -108,10 +108,7 @@ class CustomEngine(InProcessRelay):
 
     async def model_metadata(self, model_name: str, model_version: str = "") -> ModelMetadata:
         config = await self.model_config(model_name, model_version)
-        batch = (-1,) if config.max_batch_size else ()
-        inputs = tuple(TensorSpec(spec.name, spec.datatype, (*batch, *spec.shape)) for spec in config.inputs)
-        outputs = tuple(TensorSpec(spec.name, spec.datatype, (*batch, *spec.shape)) for spec in config.outputs)
-        return ModelMetadata(model_name, (VERSION,), config.backend, inputs, outputs)
+        return config.metadata((VERSION,), config.backend)
 
     async def model_config(self, model_name: str, model_version: str = "") -> ModelConfig:
         return config_from_proto(self._find(model_name, model_version).config)

@@ -47,16 +47,20 @@ def available_cores() -> int:
 
 def cgroup_quota(root: Path, own_cgroup: Path) -> float | None:
     """The smallest CPU quota of this process's cgroup and its parents, in cores; None without a limit."""
-    quotas = [quota for folder in _folders(root, own_cgroup) if (quota := _quota(folder)) is not None]
+    quotas = [quota for folder in cgroup_folders(root, own_cgroup, "cpu") if (quota := _quota(folder)) is not None]
     return min(quotas, default=None)
 
 
-def _folders(root: Path, own_cgroup: Path) -> list[Path]:
-    """cgroup v2 has one line `0::/a/b`; v1's CPU controller is at its root in containers."""
-    own = [line.split(":", 2)[2] for line in _read(own_cgroup).splitlines() if line.startswith("0::")]
-    nested = [root.joinpath(*Path(path).parts[1:]) for path in own]
-    above = [parent for path in nested for parent in path.parents if parent.is_relative_to(root)]
-    return [*nested, *above, root, root / "cpu"]
+def cgroup_folders(root: Path, own_cgroup: Path, controller: str) -> list[Path]:
+    """Folders of the cgroup and its parents: at the root in a container, nested for a service."""
+    found = [root, root / controller]
+    for line in _read(own_cgroup).splitlines():
+        _, controllers, path = line.split(":", 2)
+        if controllers in ("", controller):
+            top = root / controllers
+            nested = top.joinpath(*Path(path).parts[1:])
+            found += [folder for folder in (nested, *nested.parents) if folder.is_relative_to(top)]
+    return found
 
 
 def _quota(folder: Path) -> float | None:

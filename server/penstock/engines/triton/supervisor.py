@@ -144,9 +144,6 @@ class TritonSupervisor:
     def status(self) -> EngineStatus:
         return self._status
 
-    def __repr__(self) -> str:
-        return f"TritonProcess({self._status.state}, pid={self._status.pid}, restarts={self._restarts})"
-
     async def run(self) -> None:
         """Supervises until stop() is called or Triton cannot be started. When cancelled, kills Triton and cleans up."""
         self._is_begun = True

@@ -76,77 +76,62 @@ COLUMNS = 80  # of a comment's line
 
 
 @dataclass(frozen=True, slots=True)
-class Proposal:
-    """A fragment of config.pbtxt. preferred_rows: None if no size is known to be better."""
-
-    text: str
-    preferred_rows: int | None
-    max_queue_delay_s: float
-
-
-def propose_config(fit: EngineTimeFit | None, options: BatchOptions) -> Proposal:
-    """Triton's dynamic_batching for the model, or a comment if it takes one row per call.
-
-    Preferred size: the largest b with 2·t(b) + guard within the SLO, as a request may just miss a batch of b rows.
-    """
-    if options.max_batch_size == 1:
-        return Proposal("# Nothing to propose: the model takes one row a call (max_batch_size).\n", None, 0.0)
-    if fit is None:
-        reasons = ["# No fit yet: a fit needs calls of two sizes or more. Triton's defaults are a start."]
-        return Proposal(_text(reasons, options, _ProposedBatching()), None, 0.0)
-    choice = _choose(fit, options)
-    return Proposal(_text(_reasons(fit, options, choice), options, choice), choice.rows, choice.delay_s)
-
-
-@dataclass(frozen=True, slots=True)
 class _ProposedBatching:
+    """reasons: comments. rows: preferred size; None if no size is known to be better."""
+
+    reasons: list[str]
     rows: int | None = None
     delay_s: float = 0.0
-    queue_timeout_s: float | None = None
+    queue_timeout_s: float = 0.0
 
 
-def _choose(fit: EngineTimeFit, options: BatchOptions) -> _ProposedBatching:
-    if options.slo_s is None:
-        return _ProposedBatching(options.max_batch_size, fit.alpha_s)
-    rows = next((b for b in range(options.max_batch_size, 0, -1) if _worst_s(fit, b) <= options.slo_s), None)
-    left_s = options.slo_s - _worst_s(fit, rows or 1)
-    timeout_s = options.slo_s - fit.seconds(rows or 1) - fit.guard_s
-    return _ProposedBatching(rows, max(0.0, min(fit.alpha_s, left_s)), timeout_s if timeout_s > 0 else None)
-
-
-def _worst_s(fit: EngineTimeFit, rows: int) -> float:
-    return 2 * fit.seconds(rows) + fit.guard_s
-
-
-def _reasons(fit: EngineTimeFit, options: BatchOptions, choice: _ProposedBatching) -> list[str]:
-    line = f"# t(b) = {fit.alpha_s * 1e3:.3f} + {fit.beta_s * 1e3:.4f} b ms by {fit.samples} calls"
-    if options.slo_s is None:
-        return [f"{line}; no slo_p99_ms is declared, so the batch is bounded by max_batch_size only."]
-    slo = f"{options.slo_s * 1e3:g} ms"
-    if choice.rows is None:
-        return [
-            f"{line}; not even one row keeps 2 t(b) + guard ({_worst_s(fit, 1) * 1e3:.1f} ms) within the SLO of {slo}:",
-            "# expect late answers under load, or declare a longer slo_p99_ms.",
-        ]
-    worst = f"{_worst_s(fit, choice.rows) * 1e3:.1f} ms"
-    return [f"{line}; {choice.rows} rows behind another such call take {worst}, within the SLO of {slo}."]
-
-
-def _text(reasons: list[str], options: BatchOptions, choice: _ProposedBatching) -> str:
+def propose_config(fit: EngineTimeFit | None, options: BatchOptions) -> str:
+    """Fragment of config.pbtxt: Triton's dynamic_batching, or a comment if the model takes one row per call."""
+    if options.max_batch_size == 1:
+        return "# Nothing to propose: the model takes one row a call (max_batch_size).\n"
+    choice = _choose(fit, options)
     is_ours = options.owner is BatchOwner.GATEWAY
     lead = "# For batches formed by Triton" + ("; take batch_owner out of the parameters." if is_ours else ".")
-    comments = [line for comment in (lead, *reasons) for line in wrap(comment, COLUMNS, subsequent_indent="# ")]
+    comments = [line for comment in (lead, *choice.reasons) for line in wrap(comment, COLUMNS, subsequent_indent="# ")]
     lines = [*comments, "dynamic_batching {"]
     if choice.rows is not None and choice.rows > 1:
         lines.append(f"  preferred_batch_size: [ {choice.rows} ]")
     lines.append(f"  max_queue_delay_microseconds: {round(choice.delay_s * 1e6)}")
     lines.append("  default_queue_policy {")
-    if choice.queue_timeout_s is not None:
+    if choice.queue_timeout_s > 0:
         lines.append("    timeout_action: REJECT")
         lines.append(f"    default_timeout_microseconds: {max(1, round(choice.queue_timeout_s * 1e6))}")
         lines.append("    allow_timeout_override: true")
     lines += [f"    max_queue_size: {options.max_queue_size}", "  }", "}"]
     return "\n".join(lines) + "\n"
+
+
+def _choose(fit: EngineTimeFit | None, options: BatchOptions) -> _ProposedBatching:
+    """Preferred: the largest b with 2·t(b) + guard within the SLO, as a request may just miss a batch of b rows."""
+    if fit is None:
+        return _ProposedBatching(
+            ["# No fit yet: a fit needs calls of two sizes or more. Triton's defaults are a start."]
+        )
+    line = f"# t(b) = {fit.alpha_s * 1e3:.3f} + {fit.beta_s * 1e3:.4f} b ms by {fit.samples} calls"
+    if options.slo_s is None:
+        why = f"{line}; no slo_p99_ms is declared, so the batch is bounded by max_batch_size only."
+        return _ProposedBatching([why], options.max_batch_size, fit.alpha_s)
+    rows = next((b for b in range(options.max_batch_size, 0, -1) if _worst_s(fit, b) <= options.slo_s), None)
+    worst_s = _worst_s(fit, rows or 1)
+    worst, slo = f"{worst_s * 1e3:.1f} ms", f"{options.slo_s * 1e3:g} ms"
+    if rows is None:
+        reasons = [
+            f"{line}; not even one row keeps 2 t(b) + guard ({worst}) within the SLO of {slo}:",
+            "# expect late answers under load, or declare a longer slo_p99_ms.",
+        ]
+    else:
+        reasons = [f"{line}; {rows} rows behind another such call take {worst}, within the SLO of {slo}."]
+    delay_s = max(0.0, min(fit.alpha_s, options.slo_s - worst_s))
+    return _ProposedBatching(reasons, rows, delay_s, options.slo_s - fit.seconds(rows or 1) - fit.guard_s)
+
+
+def _worst_s(fit: EngineTimeFit, rows: int) -> float:
+    return 2 * fit.seconds(rows) + fit.guard_s
 
 
 class OptionsReport(msgspec.Struct, frozen=True):
@@ -203,12 +188,17 @@ def explain_queue(model_name: str, options: BatchOptions, statistics: QueueStati
     if statistics is None:
         return _report(model_name, options, None, {})
     page = _report(model_name, options, statistics.fit, statistics.batches_by_rows)
-    return msgspec.structs.replace(
-        page,
-        queue=_queue_report(options, statistics),
-        closed_by=dict(statistics.closed_by),
-        dropped=dict(sorted(statistics.dropped.items())),
+    queue = QueueReport(
+        statistics.depth,
+        statistics.rows,
+        statistics.size_bytes,
+        statistics.in_flight,
+        options.slots,
+        statistics.max_rows,
+        None if statistics.wait_s is None else round(statistics.wait_s * 1e3, 3),
     )
+    dropped = dict(sorted(statistics.dropped.items()))
+    return msgspec.structs.replace(page, queue=queue, closed_by=dict(statistics.closed_by), dropped=dropped)
 
 
 def explain_engine(model_name: str, options: BatchOptions, batches: EngineBatches) -> ModelBatchReport:
@@ -227,37 +217,21 @@ def _report(
     return ModelBatchReport(
         model=model_name,
         owner=options.owner,
-        options=_options_report(options),
+        options=OptionsReport(
+            options.max_batch_size,
+            options.instances,
+            None if options.slo_s is None else round(options.slo_s * 1e3, 6),
+            round(options.max_queue_delay_s * 1e6, 3),
+            options.max_queue_size,
+            options.max_queue_bytes,
+        ),
         queue=None,
         fit=fit_report(fit),
         batches=[BatchesOfRows(rows, batches) for rows, batches in sorted(batches_by_rows.items())],
         closed_by={},
         dropped={},
-        proposed_config="" if options.unmerged else propose_config(fit, options).text,
+        proposed_config="" if options.unmerged else propose_config(fit, options),
         unmerged=options.unmerged,
-    )
-
-
-def _options_report(options: BatchOptions) -> OptionsReport:
-    return OptionsReport(
-        options.max_batch_size,
-        options.instances,
-        None if options.slo_s is None else round(options.slo_s * 1e3, 6),
-        round(options.max_queue_delay_s * 1e6, 3),
-        options.max_queue_size,
-        options.max_queue_bytes,
-    )
-
-
-def _queue_report(options: BatchOptions, statistics: QueueStatistics) -> QueueReport:
-    return QueueReport(
-        statistics.depth,
-        statistics.rows,
-        statistics.size_bytes,
-        statistics.in_flight,
-        options.slots,
-        statistics.max_rows,
-        None if statistics.wait_s is None else round(statistics.wait_s * 1e3, 3),
     )
 
 

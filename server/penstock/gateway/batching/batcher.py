@@ -177,7 +177,7 @@ class ModelBatcher:
             merged, response = await call.ask()
         except InferenceError as error:
             if self._is_worth_halving:
-                self._is_worth_halving = await call.settle(error) or len(call.members) == 1
+                self._is_worth_halving = await call.settle(error, call.members) or len(call.members) == 1
             else:
                 call.fail(error)
             self._queue.failed(call.batch, time.monotonic(), out_of_memory=isinstance(error, OutOfMemory))
@@ -193,21 +193,6 @@ class ModelBatcher:
     def _delivered(self, call: EngineCall, answered_at: float) -> None:
         """Runs after every member's task has encoded its response and written it to its socket."""
         self._queue.delivered(call.batch, time.monotonic() - answered_at)
-
-
-class Ticket:
-    """A queued request, for callers without a task. answer: see BatchMember.answer."""
-
-    __slots__ = ("_batcher", "_member", "answer")
-
-    def __init__(self, batcher: ModelBatcher, member: BatchMember) -> None:
-        self._batcher = batcher
-        self._member = member
-        self.answer = member.answer
-
-    def leave(self) -> CancelStage:
-        """Cancels the request. Returns the stage in which it was."""
-        return self._batcher.leave(self._member)
 
 
 class BatcherPool:
@@ -246,13 +231,15 @@ class BatcherPool:
         batcher = self._batcher(name, self._options_of(name))
         return await batcher.infer(request, client=client, priority=priority)
 
-    def enter(self, request: InferRequest, *, client: str, priority: int = 0) -> Ticket | None:
+    def enter(
+        self, request: InferRequest, *, client: str, priority: int = 0
+    ) -> tuple[ModelBatcher, BatchMember] | None:
         """Like infer, without waiting; None if the gateway does not batch the model. Raises InferenceError."""
         options = self._options_of(request.model_name)
         if options is None or options.owner is not BatchOwner.GATEWAY:
             return None
         batcher = self._batcher(request.model_name, options)
-        return Ticket(batcher, batcher.enter(request, client=client, priority=priority))
+        return batcher, batcher.enter(request, client=client, priority=priority)
 
     def statistics(self) -> Mapping[str, QueueStatistics]:
         """Statistics by model with requests, including earlier batchers."""

@@ -114,13 +114,6 @@ class EngineCall:
             answer = InferResponse(name, version, outputs, own_id, response.parameters, timings, explanation)
             member.answer.set_result(answer)
 
-    async def settle(self, error: InferenceError) -> bool:
-        """Ends a failed call. Returns whether any member was answered after all.
-
-        Fails the requests whose rows the error names, else retries in halves, so that an invalid request fails alone.
-        """
-        return await self._settle(error, self.members)
-
     def fail(self, error: InferenceError, members: Sequence[BatchMember] | None = None) -> None:
         """Fails every waiting member, each with a copy of the error."""
         for member in self.members if members is None else members:
@@ -143,7 +136,11 @@ class EngineCall:
         for member in self.members:
             member.call = None
 
-    async def _settle(self, error: InferenceError, members: Sequence[BatchMember]) -> bool:
+    async def settle(self, error: InferenceError, members: Sequence[BatchMember]) -> bool:
+        """Ends a failed call of these members. Returns whether any was answered after all.
+
+        Fails the requests whose rows the error names, else retries in halves, so that an invalid request fails alone.
+        """
         waiting = [member for member in members if not member.answer.done()]
         if (len(waiting) < 2 and len(members) < 2) or not isinstance(error, InvalidRequest | EngineFailed):
             self.fail(error, waiting)
@@ -174,7 +171,7 @@ class EngineCall:
         try:
             merged, response = await self.ask(members)
         except InferenceError as own_error:
-            return await self._settle(own_error, members)
+            return await self.settle(own_error, members)
         self.deliver(merged, response, members)
         return True
 

@@ -185,7 +185,7 @@ class WaitingEntries:
         return deadlines[0][2] if deadlines else None
 
     def heaviest(self) -> ClientEntries | None:
-        return max(self.clients.values(), key=_rows_of, default=None)
+        return max(self.clients.values(), key=lambda client: client.rows, default=None)
 
     def _list(self, lane: Lane) -> None:
         head = lane.head()
@@ -207,7 +207,3 @@ class WaitingEntries:
         for client in self.clients.values():
             client.line = deque(entry for entry in client.line if entry.stage is Stage.QUEUE)
         self._dead = 0
-
-
-def _rows_of(client: ClientEntries) -> int:
-    return client.rows

@@ -4,6 +4,7 @@ import re
 import struct
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import Protocol
 
 import numpy as np
@@ -66,7 +67,18 @@ def merge_requests(requests: Sequence[InferRequest], slab: Slab | None = None) -
         for number in range(len(requests[0].inputs))
     )
     row_counts = [request.inputs[0].shape[0] for request in ordered]
-    return MergedRequest(_one_request(requests, inputs), order or range(len(requests)), row_counts, leases)
+    first = requests[0]
+    merged = InferRequest(
+        first.model_name,
+        inputs,
+        first.model_version,
+        first.id if len(requests) == 1 else "",
+        first.outputs,
+        first.parameters,
+        None,
+        first.metadata,
+    )
+    return MergedRequest(merged, order or range(len(requests)), row_counts, leases)
 
 
 def _order(requests: Sequence[InferRequest]) -> list[int] | None:
@@ -77,20 +89,6 @@ def _order(requests: Sequence[InferRequest]) -> list[int] | None:
             return None
         offsets.append((place.offset, index))
     return [index for _, index in sorted(offsets)]
-
-
-def _one_request(requests: Sequence[InferRequest], inputs: tuple[Tensor, ...]) -> InferRequest:
-    first = requests[0]
-    return InferRequest(
-        first.model_name,
-        inputs,
-        first.model_version,
-        first.id if len(requests) == 1 else "",
-        first.outputs,
-        first.parameters,
-        None,
-        first.metadata,
-    )
 
 
 def _one_tensor(tensors: Sequence[Tensor], slab: Slab | None, leases: list[Lease]) -> Tensor:
@@ -229,22 +227,14 @@ def _parts(tensor: Tensor, counts: Sequence[int], rows: int, response: InferResp
     if datatype is Datatype.BYTES:
         ends = _ends_of_bytes(tensor, counts, response)
     else:
-        ends = _ends(counts, data.nbytes // rows if rows else 0)
+        row_bytes = data.nbytes // rows if rows else 0
+        ends = [count * row_bytes for count in accumulate(counts)]
     parts: list[Tensor] = []
     begin = 0
     for count, end in zip(counts, ends, strict=True):
         parts.append(Tensor(name, datatype, (count, *tail), data[begin:end]))
         begin = end
     return parts
-
-
-def _ends(counts: Sequence[int], row_bytes: int) -> list[int]:
-    ends: list[int] = []
-    end = 0
-    for count in counts:
-        end += count * row_bytes
-        ends.append(end)
-    return ends
 
 
 def _ends_of_bytes(tensor: Tensor, counts: Sequence[int], response: InferResponse) -> list[int]:

@@ -1,7 +1,7 @@
 """Batching options of a model, from the settings, else from config.pbtxt's parameters. Must not import numpy."""
 
 import math
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 from difflib import get_close_matches
 from typing import TYPE_CHECKING
@@ -53,7 +53,17 @@ MAX_QUEUE_SIZE = "max_queue_size"
 MAX_QUEUE_BYTES = "max_queue_bytes"
 NETWORK_TYPE = "network-type"  # parameter of a model that takes pictures
 ROWS_FOLLOW_BATCH = "rows_follow_batch"  # parameter in config.pbtxt only; read by penstock.engines.row_trial
-OPTION_NAMES = (OWNER, SLO, EXECUTION_TIMEOUT, MAX_BATCH_SIZE, MAX_QUEUE_DELAY, MAX_QUEUE_SIZE, MAX_QUEUE_BYTES)
+_MILLISECONDS, _COUNT = "a number of milliseconds above 0", "a whole number, 1 or more"
+_ALLOWED = {
+    OWNER: f"one of {', '.join(BatchOwner)}",
+    SLO: _MILLISECONDS,
+    EXECUTION_TIMEOUT: _MILLISECONDS,
+    MAX_BATCH_SIZE: _COUNT,
+    MAX_QUEUE_DELAY: "a number of microseconds, 0 or more",
+    MAX_QUEUE_SIZE: _COUNT,
+    MAX_QUEUE_BYTES: _COUNT,
+}
+OPTION_NAMES = tuple(_ALLOWED)
 SPELLING_CUTOFF = 0.88  # similarity; at 0.86 another option's min_batch_size would match
 
 OptionTexts = Mapping[str, str]  # option's name -> its text, as in config.pbtxt's parameters
@@ -70,20 +80,18 @@ def read_options(
 ) -> BatchOptions:
     """The model's options. Raises InvalidRequest for a value that is malformed or conflicts with config.pbtxt."""
     reader = _OptionReader(config.name, config.parameters, settings_texts)
-    slo_ms = reader.number(SLO, _is_positive, "a number of milliseconds above 0")
-    timeout_ms = reader.number(EXECUTION_TIMEOUT, _is_positive, "a number of milliseconds above 0")
+    slo_ms, timeout_ms = reader.number(SLO), reader.number(EXECUTION_TIMEOUT)
     slo_s = None if slo_ms is None else slo_ms / 1e3
     usual_timeout_s = max(execution_timeout_s, SLOS_OF_EXECUTION * (slo_s or 0.0))
-    delay_us = reader.number(MAX_QUEUE_DELAY, _is_not_negative, "a number of microseconds, 0 or more")
     return BatchOptions(
         owner=_owner(config, reader),
         max_batch_size=_max_batch_size(config, reader),
         instances=config.instance_count,
         slo_s=slo_s,
         execution_timeout_s=usual_timeout_s if timeout_ms is None else timeout_ms / 1e3,
-        max_queue_delay_s=(delay_us or 0.0) / 1e6,
-        max_queue_size=reader.count(MAX_QUEUE_SIZE) or DEFAULT_MAX_QUEUE_SIZE,
-        max_queue_bytes=reader.count(MAX_QUEUE_BYTES) or DEFAULT_MAX_QUEUE_BYTES,
+        max_queue_delay_s=(reader.number(MAX_QUEUE_DELAY) or 0.0) / 1e6,
+        max_queue_size=int(reader.number(MAX_QUEUE_SIZE) or DEFAULT_MAX_QUEUE_SIZE),
+        max_queue_bytes=int(reader.number(MAX_QUEUE_BYTES) or DEFAULT_MAX_QUEUE_BYTES),
     )
 
 
@@ -96,11 +104,9 @@ def check_options(model_name: str, settings_texts: OptionTexts) -> None:
                 f"model {model_name!r} has no batching option {name!r}; there are {', '.join(OPTION_NAMES)}"
             )
     reader.owner()
-    for name in (SLO, EXECUTION_TIMEOUT):
-        reader.number(name, _is_positive, "a number of milliseconds above 0")
-    reader.number(MAX_QUEUE_DELAY, _is_not_negative, "a number of microseconds, 0 or more")
-    for name in (MAX_BATCH_SIZE, MAX_QUEUE_SIZE, MAX_QUEUE_BYTES):
-        reader.count(name)
+    for name in OPTION_NAMES:
+        if name != OWNER:
+            reader.number(name)
 
 
 def misspelt_parameters(config: "ModelConfig") -> dict[str, str]:
@@ -167,50 +173,43 @@ class DeclaredOptions:
         return ""
 
 
-def default_owner(config: "ModelConfig") -> BatchOwner:
-    """Owner for a model without batching parameters: Triton if its config has a batcher, else OFF."""
-    return BatchOwner.TRITON if config.has_dynamic_batching or config.has_sequence_batching else BatchOwner.OFF
-
-
 def _owner(config: "ModelConfig", reader: "_OptionReader") -> BatchOwner:
-    owner = reader.owner()
+    """Without a declaration: Triton if config.pbtxt has a batcher, else OFF."""
+    owner, has_batcher = reader.owner(), config.has_dynamic_batching or config.has_sequence_batching
+    obstacle = ""
     if owner is None:
-        return default_owner(config)
-    obstacle = _obstacle(config, owner)
+        return BatchOwner.TRITON if has_batcher else BatchOwner.OFF
+    if owner is BatchOwner.TRITON and not has_batcher:
+        obstacle = "but config.pbtxt has no dynamic_batching; add it, or name another owner"
+    elif owner is BatchOwner.OFF and config.has_dynamic_batching:
+        obstacle = "but config.pbtxt has dynamic_batching; remove it, or name triton"
+    elif owner is BatchOwner.GATEWAY:
+        obstacle = _why_unmergeable(config)
     if obstacle:
         raise reader.refusal(OWNER, obstacle)
     return owner
 
 
-def _obstacle(config: "ModelConfig", owner: BatchOwner) -> str:
-    has_batcher = config.has_dynamic_batching or config.has_sequence_batching
-    if owner is BatchOwner.TRITON:
-        return "" if has_batcher else "but config.pbtxt has no dynamic_batching; add it, or name another owner"
-    if owner is BatchOwner.OFF:
-        return "but config.pbtxt has dynamic_batching; remove it, or name triton" if config.has_dynamic_batching else ""
+def _why_unmergeable(config: "ModelConfig") -> str:
     if config.has_dynamic_batching:
         why = "but config.pbtxt has dynamic_batching, and two batchers in series add two delays"
         return f"{why}; remove it, or name triton"
-    kind = next((kind for kind, is_so in _unmergeable(config) if is_so), "")
-    return f"but {kind}; name triton or off" if kind else ""
-
-
-def _unmergeable(config: "ModelConfig") -> tuple[tuple[str, bool], ...]:
-    return (
+    kinds = (
         ("requests of a sequence cannot share a batch (sequence_batching)", config.has_sequence_batching),
         ("a decoupled model answers any number of times", config.is_decoupled),
         ("an ensemble's batches are formed by the models in it (ensemble_scheduling)", config.is_ensemble),
         ("its max_batch_size is 0: it has no batch dimension", config.max_batch_size == 0),
     )
+    return next((f"but {kind}; name triton or off" for kind, is_so in kinds if is_so), "")
 
 
 def _max_batch_size(config: "ModelConfig", reader: "_OptionReader") -> int:
-    cap = reader.count(MAX_BATCH_SIZE)
+    cap = reader.number(MAX_BATCH_SIZE)
     if cap is not None and cap > max(1, config.max_batch_size):
         raise reader.refusal(
             MAX_BATCH_SIZE, f"but config.pbtxt allows {config.max_batch_size}; raise that, or name less"
         )
-    return cap if cap is not None else max(1, config.max_batch_size)
+    return int(cap) if cap is not None else max(1, config.max_batch_size)
 
 
 @dataclass(frozen=True, slots=True)
@@ -233,39 +232,32 @@ class _OptionReader:
         try:
             return BatchOwner(text.lower())
         except ValueError:
-            raise self.refusal(OWNER, f"and must be one of {', '.join(BatchOwner)}") from None
+            raise self.refusal(OWNER, f"and must be {_ALLOWED[OWNER]}") from None
 
-    def number(self, name: str, is_allowed: Callable[[float], bool], allowed: str) -> float | None:
+    def number(self, name: str) -> float | None:
+        """The option, None if it is not declared. Raises InvalidRequest."""
         text = self._find(name)
-        if text is None:
-            return None
-        try:
-            number = float(text)
-        except ValueError:
-            number = math.nan
-        if not math.isfinite(number) or not is_allowed(number):
-            raise self.refusal(name, f"and must be {allowed}")
+        number = None if text is None else _number(name, text)
+        if number is None and text is not None:
+            raise self.refusal(name, f"and must be {_ALLOWED[name]}")
         return number
-
-    def count(self, name: str) -> int | None:
-        text = self._find(name)
-        if text is None:
-            return None
-        if not (text.isascii() and text.isdecimal() and len(text) < 19) or int(text) == 0:
-            raise self.refusal(name, "and must be a whole number, 1 or more")
-        return int(text)
 
     def _find(self, name: str) -> str | None:
         text = self.settings_texts.get(name, self.parameters.get(name))
         return None if text is None else text.strip()
 
 
-def _is_positive(number: float) -> bool:
-    return number > 0
-
-
-def _is_not_negative(number: float) -> bool:
-    return number >= 0
+def _number(name: str, text: str) -> float | None:
+    """The text as a number; None if it is none that the option may have."""
+    if _ALLOWED[name] == _COUNT:
+        is_count = text.isascii() and text.isdecimal() and len(text) < 19
+        return int(text) or None if is_count else None
+    try:
+        number = float(text)
+    except ValueError:
+        return None
+    is_allowed = number >= 0 if name == MAX_QUEUE_DELAY else number > 0
+    return number if is_allowed and math.isfinite(number) else None
 
 
 BATCHING_SYNTAX = "MODEL=OWNER[,NAME=VALUE…], such as street=gateway,slo_p99_ms=50"

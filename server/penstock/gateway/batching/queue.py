@@ -186,7 +186,10 @@ class BatchQueue:
         if not self._waiting.entries:
             return None
         entry = self._waiting.earliest()
-        give_up_at = NEVER if entry is None else self._give_up_at(entry, now) + TICK_S
+        give_up_at = NEVER
+        if entry is not None:
+            fit = self._schedule.trusted_fit(now)
+            give_up_at = (entry.deadline or 0.0) - (0.0 if fit is None else fit.delivered_s(entry.rows)) + TICK_S
         if send_at is None:
             send_at = NEVER if self._schedule.is_full else self._send_at(now)
         wakeup_at = min(give_up_at, send_at)
@@ -290,11 +293,6 @@ class BatchQueue:
         if longest_s is None or fit.beta_s <= 0.0:
             return max_rows
         return min(max(int((longest_s - fit.alpha_s) / fit.beta_s), 1), max_rows)
-
-    def _give_up_at(self, entry: Entry, now: float) -> float:
-        deadline = entry.deadline or 0.0
-        fit = self._schedule.trusted_fit(now)
-        return deadline if fit is None else deadline - fit.delivered_s(entry.rows)
 
     def _refuse_hopeless(self, entry: Entry, now: float) -> None:
         if entry.deadline is None:

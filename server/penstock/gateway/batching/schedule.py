@@ -5,7 +5,6 @@ Batches are sent slightly before the engine is free. Clients that return quickly
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from enum import Enum, auto
 
 from penstock.gateway.batching.entries import Batch, Entry
 from penstock.gateway.batching.options import BatchOptions
@@ -46,17 +45,11 @@ class RunningCalls:
         """Ends the call and begins the next waiting one. None if the batch did not run."""
         call = self._calls.pop(batch.number, None)
         has_run = call is not None and call.began is not None
-        if has_run:
-            self._begin_next(now)
+        following = next((waiting for waiting in self._calls.values() if waiting.began is None), None)
+        if has_run and following is not None:
+            following.began, following.lead_s = now, now - following.batch.formed_at
         self._count()
         return call if has_run else None
-
-    def _begin_next(self, now: float) -> None:
-        for waiting in self._calls.values():
-            if waiting.began is None:
-                waiting.began = now
-                waiting.lead_s = now - waiting.batch.formed_at
-                return
 
     def _count(self) -> None:
         calls = self._calls.values()
@@ -95,12 +88,6 @@ LEAD_WEIGHT = 0.3
 MIN_OVERHEAD_SHARE = 0.02  # of a call of no rows; less is noise
 
 
-class _LeadKind(Enum):
-    WHOLE = auto()
-    EARLY = auto()
-    USUAL = auto()
-
-
 class Overlap:
     """Learns overhead_s: seconds of a call to an idle engine beyond the engine's own work."""
 
@@ -110,10 +97,10 @@ class Overlap:
 
     def lead_s(self, call_s: float, number: int) -> float:
         """How early to send the batch of this number. call_s: of a call of no rows."""
-        turn = _lead_kind(number)
-        if turn is _LeadKind.WHOLE:
+        turn = number % PROBE_PERIOD
+        if turn == 0:  # measures a whole call
             return 0.0
-        if turn is _LeadKind.EARLY:
+        if turn == PROBE_PERIOD // 2:  # measures what a lead saves
             return self.overhead_s * TOO_EARLY + call_s * TOO_EARLY_SHARE
         return self.overhead_s * LEAD_MARGIN if self.overhead_s > call_s * MIN_OVERHEAD_SHARE else 0.0
 
@@ -128,13 +115,6 @@ class Overlap:
         saved_s = min(max(expected_s - took_s, -lead_s), lead_s)
         self._measured_s += (saved_s - self._measured_s) * LEAD_WEIGHT
         self.overhead_s = max(self._measured_s, 0.0)
-
-
-def _lead_kind(number: int) -> _LeadKind:
-    turn = number % PROBE_PERIOD
-    if turn == 0:
-        return _LeadKind.WHOLE
-    return _LeadKind.EARLY if turn == PROBE_PERIOD // 2 else _LeadKind.USUAL
 
 
 RETURNED_SHARE = 0.95  # of the answered rows have returned: stop waiting

@@ -168,19 +168,16 @@ class EarlyRejection:
         """Records a batch. least_s: of its members. priority: of the first entry that it dropped, or None."""
         rejected_early, self._rejected_early = self._rejected_early, 0
         if priority is None:
-            self._open(rejected_early)
+            if rejected_early:
+                self.least_s *= REJECTION_DECAY
+            else:
+                self._recent.clear()
+                self.least_s = 0.0
             return
         self._recent.append((least_s, priority))
         if len(self._recent) == OVERLOAD_BATCHES:
             self.least_s = min(least_s for least_s, _ in self._recent) * REJECTION_MARGIN
             self.priority = max(priority for _, priority in self._recent)
-
-    def _open(self, rejected_early: int) -> None:
-        if rejected_early:
-            self.least_s *= REJECTION_DECAY
-        else:
-            self._recent.clear()
-            self.least_s = 0.0
 
 
 SKIPPED = 8  # entries of lower priority whose deadline is too near for this batch; they stay in the queue

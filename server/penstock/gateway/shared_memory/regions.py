@@ -274,7 +274,9 @@ class SharedMemory:
                 self._registry.retire(region)
         until = time.monotonic() + DRAIN_S
         while self._registry.is_leaving(name) and time.monotonic() < until:
-            await self._take_back_in_turn()
+            async with self._turn:
+                await self._renew()
+                await self._take_back()
             if self._registry.is_leaving(name):
                 await asyncio.sleep(_DRAIN_STEP_S)
 
@@ -300,11 +302,6 @@ class SharedMemory:
         if region in self._registry:
             self._registry.forget(region)
             _close(region)
-
-    async def _take_back_in_turn(self) -> None:
-        async with self._turn:
-            await self._renew()
-            await self._take_back()
 
     async def _take_back(self) -> None:
         """Unregisters expired regions that the engine does not use."""

@@ -155,7 +155,7 @@ class MpsSharing:
     """MPS beside one engine: `start` it before the engine, `aclose` it last. claim: creates a run directory."""
 
     def __init__(self, plan: MpsPlan, claim: Callable[[], RunDirectory]) -> None:
-        self._plan = plan
+        self.plan = plan
         self.is_must = plan.request.is_must
         self._run_dir = None if plan.is_foreign else claim()
         self._daemon = compose_daemon(plan, self._run_dir)
@@ -169,7 +169,7 @@ class MpsSharing:
 
     async def start(self, engine: EngineHandle) -> None:
         """Returns when clients may start. Raises MpsError."""
-        must_attach = self.is_must and bool(self._plan.wanted)
+        must_attach = self.is_must and bool(self.plan.wanted)
         supervisor = MpsSupervisor(self._daemon, engine, must_attach=must_attach)
         await supervisor.start()
         self._supervisor, self.task = supervisor, asyncio.create_task(supervisor.run())
@@ -178,10 +178,6 @@ class MpsSharing:
         """Returns when the engine may start."""
         if self._supervisor is not None:
             await self._supervisor.until_clients_may_start()
-
-    def has_room_beside(self, model: str) -> bool:
-        """Whether its GPUs have room for the model a second time."""
-        return self._plan.has_room_beside(model)
 
     def shared(self, launch: Launch) -> Launch:
         """The launch with the environment of an MPS client, which child processes inherit."""
@@ -203,18 +199,15 @@ def compose_daemon(plan: MpsPlan, run_dir: RunDirectory | None) -> Daemon:
         return ForeignDaemon(MpsOptions(plan.request.directory or Path()), program=plan.program)
     options = MpsOptions(plan.request.directory or run_dir.path, plan.threads, plan.request.pinned_memory)
     engine_id = run_dir.engine_id
+    others = {name: value for name, value in os.environ.items() if not name.startswith("PENSTOCK_")}
     hold = DaemonProcess(
         plan.program,
         bond=(sys.executable, "-I", "-S", triton_launch.__file__, str(os.getpid())),
-        environ={**_without_penstock_variables(os.environ), ENGINE_ID_VARIABLE: engine_id},
+        environ={**others, ENGINE_ID_VARIABLE: engine_id},
         clear=lambda child_pid: reap(engine_id, child_pid=child_pid),
         card_count=len(plan.reading.cards),
     )
     return OwnDaemon(options, hold, emit=log.log)
-
-
-def _without_penstock_variables(environ: Mapping[str, str]) -> dict[str, str]:
-    return {name: value for name, value in environ.items() if not name.startswith("PENSTOCK_")}
 
 
 def engine_observer(

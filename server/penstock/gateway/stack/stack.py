@@ -6,11 +6,13 @@ import signal
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
+import msgspec
+
 from penstock.engines.call_options import CallTimeouts
 from penstock.engines.run_directory import RunDirectory
 from penstock.engines.triton.endpoints import TritonListeners, answers_live
 from penstock.engines.triton.instances import InstanceMonitor, InstanceReplacer
-from penstock.engines.triton.runtime import Launch, TritonUnavailable, plain_paths
+from penstock.engines.triton.runtime import TritonUnavailable, plain_paths
 from penstock.engines.triton.supervised_client import DiskLoads, SupervisedTriton
 from penstock.engines.triton.supervisor import EngineState, EngineStatus, TritonOptions, TritonSupervisor
 from penstock.gateway.stack.model_processes import (
@@ -44,7 +46,7 @@ from penstock.gateway.workers.running_stacks import publish_stack, reachable_fol
 from penstock.gateway.workers.worker_processes import AddressUnavailable, WorkerProcesses
 from penstock.gpu.mps.control import MpsError
 from penstock.gpu.mps.supervisor import EngineHandle, MpsState
-from penstock.gpu.profiling import REPORT_GRACE_S, Profiling
+from penstock.gpu.profiling import REPORT_GRACE_S
 from penstock.gpu.telemetry.cards import process_name
 from penstock.logs import get_logger
 from penstock.network import host_and_port, listen_hosts
@@ -239,7 +241,11 @@ class Stack:
         if self._sharing is not None:
             launch, gate = self._sharing.shared(launch), self._sharing.until_clients_may_start
         if profiling is not None:
-            launch = self._profiled(launch, profiling)
+            if profiling.report is not None:
+                self._engine_grace_s = REPORT_GRACE_S
+            log.info("the engine is profiled", report=str(profiling.report or "none: NVTX ranges alone"))
+            environment = {**launch.env, **profiling.environment}
+            launch = replace(launch, argv=(*profiling.prefix, *launch.argv), env=environment)
         listeners = TritonListeners(reachable_folder(self._run_dir.path), *self._settings.engine_ports)
         options = TritonOptions(
             engine_id=self._run_dir.engine_id,
@@ -269,7 +275,7 @@ class Stack:
             ),
             engine_pid=self._running_engine,
             restart=self._engine.restart,
-            has_room=self._sharing.has_room_beside if self._sharing is not None else lambda _: True,
+            has_room=self._sharing.plan.has_room_beside if self._sharing is not None else lambda _: True,
             renewed=lambda: self._notify_gateway(self._status),
         )
         self._renewal_task = asyncio.create_task(self._renewal.run())
@@ -277,12 +283,6 @@ class Stack:
     def _running_engine(self) -> int | None:
         status = self._engine_status()
         return status.pid if status is not None and status.state is EngineState.RUNNING else None
-
-    def _profiled(self, launch: Launch, profiling: Profiling) -> Launch:
-        if profiling.report is not None:
-            self._engine_grace_s = REPORT_GRACE_S
-        log.info("the engine is profiled", report=str(profiling.report or "none: NVTX ranges alone"))
-        return replace(launch, argv=(*profiling.prefix, *launch.argv), env={**launch.env, **profiling.environment})
 
     def _on_engine_status(self, status: EngineStatus) -> None:
         is_running = status.state is EngineState.RUNNING
@@ -330,7 +330,7 @@ class Stack:
         restarts = self._workers.restarts if self._workers is not None else 0
         mps = self._mps_state
         self._gateway.tell(
-            replace(
+            msgspec.structs.replace(
                 message,
                 front_restarts=restarts,
                 mps_clients=mps.clients,

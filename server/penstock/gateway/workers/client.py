@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import MappingProxyType
-from typing import Protocol
+from typing import Any
 
 import msgspec
 
@@ -42,7 +42,7 @@ from penstock.gateway.workers.slab_sharing import ClientSlab, move_to_slab
 from penstock.logs import get_logger
 from penstock.protocol.cancellation import CancelStage, note_cancel_stage
 from penstock.protocol.engine import ModelConfig
-from penstock.protocol.errors import DeadlineExceeded, EngineUnavailable, InferenceError, InvalidRequest, Overloaded
+from penstock.protocol.errors import DeadlineExceeded, EngineUnavailable, InvalidRequest, Overloaded
 from penstock.protocol.inference import InferRequest, InferResponse
 from penstock.protocol.shared_memory import Lease
 
@@ -56,12 +56,6 @@ _RETRY_REJECTED_S = 1.0  # until a rejected client process connects again
 _NO_MODELS: Mapping[str, KnownModel] = MappingProxyType({})
 
 log = get_logger("front")
-
-
-class _PendingReply(Protocol):
-    """A future that waits for the core's answer."""
-
-    def set_exception(self, error: BaseException, /) -> None: ...
 
 
 class CoreClient:
@@ -186,7 +180,10 @@ class CoreClient:
         is_answered = False
         try:
             asked, leases = (request, leases) if self._slab is None else move_to_slab(request, self._slab)
-            _send_infer(line, Infer(number, asked, client, priority))
+            try:
+                line.send(Infer(number, asked, client, priority))
+            except (OverflowError, ValueError) as error:
+                raise InvalidRequest(f"the request cannot be handed to the gateway's core: {error}") from error
             response = await future
             is_answered = True
         except asyncio.CancelledError as cancelled:
@@ -235,7 +232,9 @@ class CoreClient:
         while True:
             try:
                 self._gone.clear()
-                _, line = await self._loop.create_unix_connection(self._new_line, self._path)
+                _, line = await self._loop.create_unix_connection(
+                    lambda: MessageConnection(self._decoder, self._hear, lambda _: self._gone.set()), self._path
+                )
             except OSError:
                 await asyncio.sleep(_RECONNECT_S)
                 continue
@@ -243,9 +242,6 @@ class CoreClient:
             line.send(self._greeting)
             self._line = line
             return
-
-    def _new_line(self) -> MessageConnection[ToClient]:
-        return MessageConnection(self._decoder, self._hear, lambda _: self._gone.set())
 
     async def _until_gone(self) -> None:
         """Returns when the connection ends, or the core is silent for too long."""
@@ -282,12 +278,10 @@ class CoreClient:
         if self._slab is not None:
             self._slab.forget()
         self._departures.lose()
-        waiting: list[_PendingReply] = [
-            *(future for future, _ in self._asks.values() if not future.done()),
-            *(future for future in self._finds.values() if not future.done()),
-        ]
-        for question in waiting:
-            question.set_exception(EngineUnavailable(reason))
+        waiting: list[asyncio.Future[Any]] = [*(future for future, _ in self._asks.values()), *self._finds.values()]
+        for future in waiting:
+            if not future.done():
+                future.set_exception(EngineUnavailable(reason))
 
     def _require_line(self) -> MessageConnection[ToClient]:
         if self._line is None or not self._line.is_open:
@@ -301,16 +295,12 @@ class CoreClient:
     def _hear(self, line: MessageConnection[ToClient], record: ToClient) -> None:
         self._last_received_at = time.monotonic()
         match record:
-            case Inferred(number, response):
-                self._answer(number, response)
-            case RequestFailed(number):
-                self._fail(number, error_from(record))
+            case Inferred(number) | RequestFailed(number) | ModelFound(number):
+                self._end(number, record)
             case CancelledAt(number, where):
                 self._departures.tell(number, where)
             case CoreState():
                 self._take(record)
-            case ModelFound(number, config):
-                self._found(number, config)
             case Sync(number):
                 self._send(SyncDone(number))
             case CallsCut(reason):
@@ -321,23 +311,18 @@ class CoreClient:
                 self._rejection = reason
                 line.close()
 
-    def _answer(self, number: int, response: InferResponse) -> None:
-        asked = self._asks.get(number)
-        if asked is not None and not asked[0].done():
-            asked[0].set_result(response)
+    def _end(self, number: int, record: Inferred | ModelFound | RequestFailed) -> None:
+        """Ends the request with the core's answer, unless it has ended already."""
+        future: asyncio.Future[Any] | None = self._finds.get(number)
+        if (asked := self._asks.get(number)) is not None:
+            future = asked[0]
         self._departures.tell(number)
-
-    def _found(self, number: int, config: ModelConfig) -> None:
-        future = self._finds.get(number)
-        if future is not None and not future.done():
-            future.set_result(config)
-
-    def _fail(self, number: int, error: InferenceError) -> None:
-        asked = self._asks.get(number)
-        future: _PendingReply | None = asked[0] if asked is not None else self._finds.get(number)
-        if isinstance(future, asyncio.Future) and not future.done():
-            future.set_exception(error)
-        self._departures.tell(number)
+        if future is None or future.done():
+            return
+        if isinstance(record, RequestFailed):
+            future.set_exception(error_from(record))
+        else:
+            future.set_result(record.response if isinstance(record, Inferred) else record.config)
 
     def _take(self, state: CoreState) -> None:
         if state.is_up and not self._is_up:
@@ -354,11 +339,3 @@ class CoreClient:
         """The earlier object if the model is unchanged, since values are cached by its config."""
         former = self._models.get(known.name)
         return former if former == known else known
-
-
-def _send_infer(line: MessageConnection[ToClient], ask: Infer) -> None:
-    """Raises InvalidRequest if the message cannot be encoded."""
-    try:
-        line.send(ask)
-    except (OverflowError, ValueError) as error:
-        raise InvalidRequest(f"the request cannot be handed to the gateway's core: {error}") from error

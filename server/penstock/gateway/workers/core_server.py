@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import msgspec
 
@@ -36,13 +37,7 @@ from penstock.gateway.workers.connection import (
     WorkerHello,
     failed_message,
 )
-from penstock.gateway.workers.inference_calls import (
-    ClientProcessCalls,
-    CoreQueues,
-    QueuedCall,
-    ReportFailures,
-    enqueue_call,
-)
+from penstock.gateway.workers.inference_calls import ClientProcessCalls, QueuedCall, ReportFailures, enqueue_call
 from penstock.gateway.workers.shared_counters import MAX_PROCESSES
 from penstock.gateway.workers.slab_sharing import (
     CLIENT_STALLED_BYTES,
@@ -59,8 +54,10 @@ from penstock.logs import get_logger
 from penstock.protocol.cancellation import CancelStage, when_stage_known
 from penstock.protocol.engine import Engine
 from penstock.protocol.errors import Overloaded
-from penstock.protocol.inference import Batcher, InferResponse
 from penstock.protocol.request_checks import checked_name
+
+if TYPE_CHECKING:
+    from penstock.gateway.batching.batcher import BatcherPool
 
 LOOK_S = 0.05
 SPREAD_S = 0.5  # time for workers to confirm a change of the models
@@ -93,7 +90,7 @@ class _Peer:
 class CoreServer:
     """Batches the gateway's models; sends other requests to the backend unbatched. Run `run()` as one task.
 
-    Set before `run`: client_calls, to admit client processes; queues, if batching is in this process; apart.
+    client_calls: set before `run` to admit client processes. apart: models with an engine process of their own.
     """
 
     def __init__(
@@ -101,19 +98,19 @@ class CoreServer:
         run_dir: Path,
         watch: EngineWatch,
         backend: Engine,
-        batching: Batcher | None,
+        queues: "BatcherPool",
         *,
         slab_partitions: SlabPartitions | None = None,
+        apart: Callable[[], tuple[str, ...]] = tuple,
     ) -> None:
         self._path = run_dir / SOCKET_NAME
         self._watch = watch
         self._backend = backend
-        self._batching = batching
+        self._queues = queues
         self._slab_partitions = slab_partitions
         self._decoder: msgspec.msgpack.Decoder[ToCore] = msgspec.msgpack.Decoder(ToCore)
         self.client_calls: ClientProcessCalls | None = None
-        self.queues: CoreQueues | None = None
-        self.apart: Callable[[], tuple[str, ...]] = tuple
+        self._apart = apart
         self._fronts: dict[MessageConnection[ToCore], _Peer] = {}
         self._unidentified: dict[MessageConnection[ToCore], float] = {}  # and when they connected
         self._client_numbers = itertools.count(1)
@@ -173,7 +170,9 @@ class CoreServer:
             while True:
                 await asyncio.sleep(LOOK_S)
                 looks += 1
-                self._drop_unidentified(time.monotonic())
+                since = time.monotonic() - GREETING_S  # a connection without a hello message holds a descriptor
+                for line in [line for line, connected_at in self._unidentified.items() if connected_at < since]:
+                    self._refuse(line, f"no hello message within {GREETING_S:g} s")
                 if self._fronts:
                     self._tell(is_due=looks % STATE_EVERY_LOOKS == 0)
                     self._grant_slab_parts()
@@ -189,16 +188,11 @@ class CoreServer:
         self._unidentified[line] = time.monotonic()
         return line
 
-    def _drop_unidentified(self, now: float) -> None:
-        """Closes connections without a hello message: each holds a descriptor."""
-        for line in [line for line, since in self._unidentified.items() if now - since > GREETING_S]:
-            self._refuse(line, f"no hello message within {GREETING_S:g} s")
-
     def _state(self) -> CoreState:
         watch = self._watch
         models = tuple(watch.models.values())
-        owned = tuple(known.name for known in models if self._owns(known.name))
-        return CoreState(watch.is_up, watch.reason, watch.generation, models, owned, self.apart())
+        owned = tuple(known.name for known in models if self._queues.owns(known.name))
+        return CoreState(watch.is_up, watch.reason, watch.generation, models, owned, self._apart())
 
     def _tell(self, *, is_due: bool) -> None:
         state = self._state()
@@ -308,10 +302,8 @@ class CoreServer:
                     self.client_calls.refused(question, refusal)
                 line.send(failed_message(number, refusal))
                 return
-        elif (
-            isinstance(question, Infer)
-            and self.queues is not None
-            and enqueue_call(self.queues, self._slab_partitions, line, question, front.asks)
+        elif isinstance(question, Infer) and enqueue_call(
+            self._queues, self._slab_partitions, line, question, front.asks
         ):
             return
         work = self._infer(line, front, question) if isinstance(question, Infer) else self._find(line, question)
@@ -339,7 +331,7 @@ class CoreServer:
 
     def _send_cancelled_at(self, line: MessageConnection[ToCore], ask: Infer, task: "asyncio.Task[None]") -> None:
         """For a cancelled request. A batched one without a noted stage had not been queued yet."""
-        otherwise = CancelStage.QUEUE if self._owns(ask.request.model_name) else CancelStage.ENGINE
+        otherwise = CancelStage.QUEUE if self._queues.owns(ask.request.model_name) else CancelStage.ENGINE
         try:
             task.result()
         except asyncio.CancelledError as cancelled:
@@ -360,24 +352,15 @@ class CoreServer:
         self._has_spread.set()
 
     async def _infer(self, line: MessageConnection[ToCore], front: _Peer, ask: Infer) -> None:
-        client_calls = self.client_calls
+        request, client_calls = ask.request, self.client_calls
         with ReportFailures(line, ask.number):
             if front.is_client_process and client_calls is not None:
                 response = await client_calls.infer(ask, peer=line, client=front.name)
             else:
-                response = await self._answer(line, ask)
+                if self._slab_partitions is not None:
+                    request = self._slab_partitions.in_full(request, line)
+                response = await self._backend.infer(request)
             line.send(Inferred(ask.number, response))
-
-    async def _answer(self, line: MessageConnection[ToCore], ask: Infer) -> InferResponse:
-        request, batching = ask.request, self._batching
-        if self._slab_partitions is not None:
-            request = self._slab_partitions.in_full(request, line)
-        if batching is not None and batching.owns(request.model_name):
-            return await batching.infer(request, client=ask.client, priority=ask.priority)
-        return await self._backend.infer(request)
-
-    def _owns(self, model_name: str) -> bool:
-        return self._batching is not None and self._batching.owns(model_name)
 
     async def _find(self, line: MessageConnection[ToCore], find: FindModel) -> None:
         with ReportFailures(line, find.number):

@@ -2,16 +2,16 @@
 
 import asyncio
 import contextlib
-import json
 import os
 import signal
 import socket
 import sys
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+
+import msgspec
 
 from penstock.engines.triton.supervisor import RestartBackoff
 from penstock.logs import get_logger
@@ -20,8 +20,7 @@ SICK_GRACE_S = 5.0  # for running requests when a gateway ends because its embed
 MAX_LINE_BYTES = 4 << 20  # GatewayReady lists every model that cannot be served, with its reason
 
 
-@dataclass(frozen=True, slots=True)
-class EngineStatusMessage:
+class EngineStatusMessage(msgspec.Struct, frozen=True, tag=True):
     """Parent → gateway. is_running: whether the engine's process answered the probe.
 
     mps_…: client processes, GPU processes without MPS, restarts because of MPS, and the last recovery time.
@@ -38,8 +37,8 @@ class EngineStatusMessage:
     mps_beside: int = 0
     mps_restarts: int = 0
     mps_recovery_s: float = 0.0
-    own_engines: dict[str, str] = field(default_factory=dict)
-    model_generations: dict[str, int] = field(default_factory=dict)
+    own_engines: dict[str, str] = {}
+    model_generations: dict[str, int] = {}
 
     @staticmethod
     def readers(message: "Callable[[], EngineStatusMessage]", *, has_mps: bool) -> dict[str, Callable[[], float]]:
@@ -59,8 +58,7 @@ class EngineStatusMessage:
         return found
 
 
-@dataclass(frozen=True, slots=True)
-class GatewayServes:
+class GatewayServes(msgspec.Struct, frozen=True, tag=True):
     """Gateway → parent: the listeners are open, on these ports."""
 
     http_port: int
@@ -68,8 +66,7 @@ class GatewayServes:
     metrics_port: int
 
 
-@dataclass(frozen=True, slots=True)
-class GatewayReady:
+class GatewayReady(msgspec.Struct, frozen=True, tag=True):
     """Gateway → parent: models that serve, and unavailable ones with the reason. not_ready: why health checks fail."""
 
     engine: str
@@ -78,22 +75,19 @@ class GatewayReady:
     not_ready: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class WorkerReady:
+class WorkerReady(msgspec.Struct, frozen=True, tag=True):
     """Worker → parent: the core has reported that the engine is up."""
 
     index: int
 
 
-@dataclass(frozen=True, slots=True)
-class RestartEngine:
+class RestartEngine(msgspec.Struct, frozen=True, tag=True):
     """Gateway → parent: the engine runs but cannot work."""
 
     reason: str
 
 
-@dataclass(frozen=True, slots=True)
-class RestartModel:
+class RestartModel(msgspec.Struct, frozen=True, tag=True):
     """Gateway → parent: restart this model. generation: of the processes to restart; see EngineStatusMessage."""
 
     model: str
@@ -103,10 +97,7 @@ class RestartModel:
 
 
 ControlMessage = EngineStatusMessage | GatewayServes | GatewayReady | WorkerReady | RestartEngine | RestartModel
-_KINDS: dict[str, type[Any]] = {
-    kind.__name__: kind
-    for kind in (EngineStatusMessage, GatewayServes, GatewayReady, WorkerReady, RestartEngine, RestartModel)
-}
+_DECODER: msgspec.json.Decoder[ControlMessage] = msgspec.json.Decoder(ControlMessage)
 
 
 class ControlConnection:
@@ -124,13 +115,12 @@ class ControlConnection:
     def send(self, message: ControlMessage) -> None:
         """Never blocks. Drops the message if the connection is closed."""
         if not self._writer.is_closing():
-            self._writer.write(json.dumps({"kind": type(message).__name__, **asdict(message)}).encode() + b"\n")
+            self._writer.write(msgspec.json.encode(message) + b"\n")
 
     async def receive(self) -> AsyncIterator[ControlMessage]:
         try:
             async for line in self._reader:
-                fields = json.loads(line)
-                yield _KINDS[fields.pop("kind")](**fields)
+                yield _DECODER.decode(line)
         except ConnectionError:
             return
 
@@ -199,7 +189,7 @@ class GatewayProcess:
         """Sends the engine's state to this and every later gateway process."""
         self._last_status = message
         if self._line is not None:
-            self._line.send(replace(message, gateway_restarts=self.restarts))
+            self._line.send(msgspec.structs.replace(message, gateway_restarts=self.restarts))
 
     async def run(self) -> int:
         """Runs until stopped, or until it cannot start. Returns its exit code."""
@@ -254,7 +244,7 @@ class GatewayProcess:
             self._process.terminate()
         self._line = await ControlConnection.over(ours)
         if self._last_status is not None:
-            self._line.send(replace(self._last_status, gateway_restarts=self.restarts))
+            self._line.send(msgspec.structs.replace(self._last_status, gateway_restarts=self.restarts))
         reading = asyncio.create_task(self._read(self._line))
         code = await self._process.wait()
         reading.cancel()

@@ -6,40 +6,27 @@ import time
 from collections.abc import Callable, Hashable
 from dataclasses import replace
 from types import TracebackType
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 from penstock.gateway.workers.connection import CancelledAt, Infer, Inferred, MessageConnection, ToCore, failed_message
 from penstock.gateway.workers.slab_sharing import MAX_DEADLINE_S, SlabPartitions
 from penstock.logs import get_logger
-from penstock.protocol.cancellation import CancelStage
 from penstock.protocol.engine import Engine
 from penstock.protocol.errors import InferenceError, InvalidRequest
 from penstock.protocol.inference import Datatype, InferRequest, InferResponse
 from penstock.protocol.request_checks import check_counts, check_shape, checked_name
 
+if TYPE_CHECKING:
+    from penstock.gateway.batching.batcher import BatcherPool, ModelBatcher
+    from penstock.gateway.batching.engine_call import BatchMember
+    from penstock.gateway.dataplane import DataPlane
+    from penstock.gateway.metrics import Metrics
+
 log = get_logger("core")
 
 
-class QueuedRequest(Protocol):
-    """A request in the queue or a batch. answer: set once; cancelled with the request."""
-
-    answer: "asyncio.Future[InferResponse]"
-
-    def leave(self) -> CancelStage:
-        """Cancels it. Returns the stage in which it was."""
-        ...
-
-
-class CoreQueues(Protocol):
-    """Forms batches; penstock.gateway.batching.batcher.BatcherPool is one."""
-
-    def enter(self, request: InferRequest, *, client: str, priority: int = 0) -> QueuedRequest | None:
-        """Queues the request; None if this process has no queue for its model. Raises InferenceError."""
-        ...
-
-
 def enqueue_call(
-    queues: CoreQueues,
+    queues: "BatcherPool",
     slab_partitions: SlabPartitions | None,
     line: MessageConnection[ToCore],
     ask: Infer,
@@ -48,10 +35,10 @@ def enqueue_call(
     """Queues the inference, and sends its answer or error. False without a queue for it. kept: unfinished calls."""
     with ReportFailures(line, ask.number):
         request = ask.request if slab_partitions is None else slab_partitions.in_full(ask.request, line)
-        waiting = queues.enter(request, client=ask.client, priority=ask.priority)
-        if waiting is None:
+        entered = queues.enter(request, client=ask.client, priority=ask.priority)
+        if entered is None:
             return False
-        kept[ask.number] = QueuedCall(line, ask.number, waiting, kept)
+        kept[ask.number] = QueuedCall(line, ask.number, *entered, kept)
     return True
 
 
@@ -82,18 +69,23 @@ class ReportFailures:
 class QueuedCall:
     """One queued inference of a worker. `cancel` works like a task's."""
 
-    __slots__ = ("_kept", "_line", "_number", "_waiting")
+    __slots__ = ("_batcher", "_kept", "_line", "_member", "_number")
 
     def __init__(
-        self, line: MessageConnection[ToCore], number: int, waiting: QueuedRequest, kept: "dict[int, QueuedCall]"
+        self,
+        line: MessageConnection[ToCore],
+        number: int,
+        batcher: "ModelBatcher",
+        member: "BatchMember",
+        kept: "dict[int, QueuedCall]",
     ) -> None:
-        self._line, self._number, self._waiting, self._kept = line, number, waiting, kept
-        waiting.answer.add_done_callback(self._send_answer)
+        self._line, self._number, self._batcher, self._member, self._kept = line, number, batcher, member, kept
+        member.answer.add_done_callback(self._send_answer)
 
     def cancel(self) -> None:
         """Cancels it, and sends the worker its stage."""
         if self._kept.pop(self._number, None) is not None:
-            self._line.send(CancelledAt(self._number, self._waiting.leave()))
+            self._line.send(CancelledAt(self._number, self._batcher.leave(self._member)))
 
     def _send_answer(self, answer: "asyncio.Future[InferResponse]") -> None:
         if self._kept.pop(self._number, None) is None:
@@ -109,42 +101,14 @@ DEADLINE_SLACK_S = 0.02
 _DONE, _LATE, _BUG = "OK", "DEADLINE_EXCEEDED", "INTERNAL"
 
 
-class InferencePlane(Protocol):
-    """Admits inferences; penstock.gateway.dataplane.DataPlane is one."""
-
-    async def infer_tensors(
-        self, request: InferRequest, alone: Engine, *, client: str, priority: int = 0
-    ) -> InferResponse | InferenceError:
-        """The model's answer, or the engine's error. Raises InferenceError if there is neither."""
-        ...
-
-    def model_label(self, model_name: str) -> str:
-        """The model's name as a bounded label."""
-        ...
-
-
-class ClientCallRecorder(Protocol):
-    """Counts inferences; penstock.gateway.metrics.Metrics is one."""
-
-    def request_done(self, *, model: str, protocol: str, code: str, seconds: float) -> None: ...
-
-    def rejected(self, reason: str) -> None:
-        """Counts an inference that the gateway rejected or failed. reason: of the error's class."""
-        ...
-
-    def cancelled(self, protocol: str) -> None:
-        """Counts an inference whose client left before the answer."""
-        ...
-
-
 class ClientProcessCalls:
     """Runs the inferences of all client processes of a core."""
 
     def __init__(
         self,
-        plane: InferencePlane,
+        plane: "DataPlane",
         backend: Engine,
-        record: ClientCallRecorder,
+        record: "Metrics",
         code_of: Callable[[InferenceError], str],
         slab_partitions: SlabPartitions | None = None,
     ) -> None:

@@ -5,7 +5,6 @@ import os
 import struct
 import time
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
 from enum import IntEnum
 from hashlib import blake2b
 from pathlib import Path
@@ -144,7 +143,9 @@ class QuotaTable:
             slot = self._find(name)
         if slot is None:
             return ClientUsage()
-        return ClientUsage(*(self._sum(slot, row) - self._own(slot, row) for row in _QuotaRow))
+        return ClientUsage(
+            *(self._sum(slot, row) - self._numbers[self._place(slot, row) + self._column] for row in _QuotaRow)
+        )
 
     def note(self, name: str, held: ClientUsage) -> None:
         """Stores the client's usage in this process."""
@@ -212,9 +213,6 @@ class QuotaTable:
         found: int = _HEAD.unpack_from(self._map, slot * _SLOT_BYTES)[0]
         return found
 
-    def _own(self, slot: int, row: _QuotaRow) -> int:
-        return self._numbers[self._place(slot, row) + self._column]
-
     def _sum(self, slot: int, row: _QuotaRow) -> int:
         start = self._place(slot, row)
         return sum(self._numbers[start : start + MAX_PROCESSES])
@@ -253,17 +251,11 @@ SILENCE_S = 10.0
 _MOST_OF_A_LOOK_S = 2 * HEARTBEAT_LOOK_S
 
 
-@dataclass(slots=True)
-class _LastBeat:
-    beat: int
-    silent_s: float = 0.0
-
-
 class Heartbeats:
     """Finds processes that hang. Call `look` each HEARTBEAT_LOOK_S. Suspended time does not count. Sans-IO."""
 
     def __init__(self) -> None:
-        self._seen: dict[int, _LastBeat] = {}
+        self._seen: dict[int, tuple[int, float]] = {}  # last beat of each, and seconds since then
         self._looked_at: float | None = None
 
     def look(self, beats: Mapping[int, int], now: float) -> dict[int, float]:
@@ -272,12 +264,10 @@ class Heartbeats:
         self._looked_at = now
         hanging: dict[int, float] = {}
         for index, beat in beats.items():
-            seen = self._seen.get(index)
-            if seen is None or seen.beat != beat or not beat:
-                self._seen[index] = _LastBeat(beat)
-                continue
-            seen.silent_s += passed_s
-            if seen.silent_s >= SILENCE_S:
-                hanging[index] = seen.silent_s
-                self._seen[index] = _LastBeat(beat)
+            last, silent_s = self._seen.get(index, (0, 0.0))
+            silent_s = silent_s + passed_s if beat and beat == last else 0.0
+            if silent_s >= SILENCE_S:
+                hanging[index] = silent_s
+                silent_s = 0.0
+            self._seen[index] = beat, silent_s
         return hanging

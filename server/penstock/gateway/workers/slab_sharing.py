@@ -23,23 +23,14 @@ CLIENT_SLAB_PARTS = 2  # of the slab; later client processes send every byte unt
 _PART_DIVISOR = 4  # of the gateway's own slab: 64 MiB of its 256
 
 
-@dataclass(frozen=True, slots=True)
-class ClientSlabParts:
-    """Number and size of the slab's parts for client processes."""
-
-    part_bytes: int
-    parts: int = CLIENT_SLAB_PARTS
-
-
-def client_slab_parts(slab_bytes: int) -> ClientSlabParts:
-    """Parts for a gateway whose own slab has this size."""
-    return ClientSlabParts(slab_bytes // _PART_DIVISOR)
+def client_slab_part_bytes(slab_bytes: int) -> int:
+    """Size of a client process's part, for a gateway whose own slab has this size."""
+    return slab_bytes // _PART_DIVISOR
 
 
 def slab_bytes_with_client_parts(slab_bytes: int) -> int:
     """Size of the memory for the gateway's own slab and the client processes' parts."""
-    room = client_slab_parts(slab_bytes)
-    return slab_bytes + room.parts * room.part_bytes
+    return slab_bytes + CLIENT_SLAB_PARTS * client_slab_part_bytes(slab_bytes)
 
 
 _LEFT_OUT = memoryview(b"")
@@ -55,12 +46,12 @@ class _GrantedPart:
 
 
 class SlabPartitions:
-    """The core's side. part_bytes: of each worker. client_parts: for client processes, None for no parts."""
+    """The core's side. part_bytes: of each worker. client_part_bytes: of each client process, 0 for no parts."""
 
-    def __init__(self, slab: SharedSlab, part_bytes: int, client_parts: ClientSlabParts | None = None) -> None:
+    def __init__(self, slab: SharedSlab, part_bytes: int, client_part_bytes: int = 0) -> None:
         self._slab = slab
         self._part_bytes = part_bytes
-        self._client_limits = client_parts
+        self._client_part_bytes = client_part_bytes
         self._parts: dict[Hashable, _GrantedPart] = {}
         self._client_parts: list[_GrantedPart] = []
 
@@ -84,9 +75,9 @@ class SlabPartitions:
         self._client_parts = [
             part for part in self._client_parts if part.generation == generation and part.lease.is_held
         ]
-        if self._client_limits is None or len(self._client_parts) >= self._client_limits.parts:
+        if not self._client_part_bytes or len(self._client_parts) >= CLIENT_SLAB_PARTS:
             return None
-        return self._slab.grant_part(self._client_limits.part_bytes)
+        return self._slab.grant_part(self._client_part_bytes)
 
     def gone(self, peer: Hashable) -> None:
         """Frees the part of an ended peer when the engine has read it."""
@@ -157,7 +148,9 @@ class ClientSlab(SharedSlab):
         self.renew(memory, lent.generation)
         self._region = lent.region
         if self._reader is not None:
-            self._reader.use_region(lent.region, _ignore_lost_region)
+            self._reader.use_region(
+                lent.region, lambda: None
+            )  # the core registers a new region, and grants a part of it
 
     def forget(self) -> None:
         """Leases nothing from now on, because the core or the engine is gone."""
@@ -165,10 +158,6 @@ class ClientSlab(SharedSlab):
         if self._reader is not None and self._region:
             self._reader.drop_region(self._region)
         self._region = ""
-
-
-def _ignore_lost_region() -> None:
-    """Nothing to do: the core registers a new region, and grants a part of it."""
 
 
 def move_to_slab(request: InferRequest, slab: Slab) -> tuple[InferRequest, list[Lease]]:

@@ -38,7 +38,10 @@ class WorkerProcesses:
         self._held = [_reserve_address(*address) for address in addresses]
         self._page = CounterPage(run_dir / PAGE_NAME)
         self._quotas = QuotaTable(run_dir / TABLE_NAME, CORE)
-        self._fronts = {index: self._new(settings_json, run_dir, index) for index in range(1, count + 1)}
+        self._fronts: dict[int, GatewayProcess] = {}
+        for index in range(1, count + 1):
+            part = GatewayPart(f"front {index}", (f"{FRONT}{index}",), partial(self._died, index))
+            self._fronts[index] = GatewayProcess(settings_json, run_dir, self._hear, part=part)
         self._ready: set[int] = set()
         self._is_stopping = False
         self.on_change: Callable[[], None] = lambda: None
@@ -88,10 +91,6 @@ class WorkerProcesses:
             for index, silent_s in () if self._is_stopping else hanging.items():
                 log.error(f"front {index} hangs; killing it", silent_s=round(silent_s, 1))
                 self._fronts[index].cut_off()
-
-    def _new(self, settings_json: str, run_dir: Path, index: int) -> GatewayProcess:
-        part = GatewayPart(f"front {index}", (f"{FRONT}{index}",), partial(self._died, index))
-        return GatewayProcess(settings_json, run_dir, self._hear, part=part)
 
     def _hear(self, message: object) -> None:
         if isinstance(message, WorkerReady):

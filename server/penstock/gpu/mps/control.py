@@ -4,14 +4,14 @@ import asyncio
 import contextlib
 import os
 import random
+import re
 import shutil
 import socket
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from enum import StrEnum
 from pathlib import Path
-
-from penstock.gpu.mps.status import DaemonStatus, Server, pids_of, state_of
 
 
 class MpsError(Exception):
@@ -101,6 +101,52 @@ class MpsOptions:
         for variable in LIMIT_VARIABLES:
             environ.pop(variable, None)
         return environ
+
+
+class ServerState(StrEnum):
+    """State from `get_server_status`; UNKNOWN with drivers before 470. FAULT rejects clients until all have exited."""
+
+    INITIALIZING = "initializing"
+    ACTIVE = "active"
+    FAULT = "fault"
+    UNKNOWN = "unknown"
+
+
+@dataclass(frozen=True, slots=True)
+class Server:
+    """One nvidia-cuda-mps-server. clients: process ids in our namespace; a pid appears once per context."""
+
+    pid: int
+    state: ServerState = ServerState.ACTIVE
+    clients: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class DaemonStatus:
+    """Status of the control daemon. reason: why it is not up."""
+
+    is_up: bool
+    reason: str = ""
+    is_silent: bool = False  # accepts connections without answering
+    servers: tuple[Server, ...] = ()
+    threads: float | None = None  # default percentage of a client
+
+    @property
+    def clients(self) -> frozenset[int]:
+        """Process ids of all servers' clients."""
+        return frozenset(pid for server in self.servers for pid in server.clients)
+
+
+def state_of(answer: str) -> ServerState:
+    """The state in the answer."""
+    words = set(re.findall(r"[a-z]+", answer.lower()))
+    states = (ServerState.FAULT, ServerState.INITIALIZING, ServerState.ACTIVE)
+    return next((state for state in states if state.value in words), ServerState.UNKNOWN)
+
+
+def pids_of(answer: str) -> tuple[int, ...]:
+    """The process ids of an answer with one per line."""
+    return tuple(int(line) for line in answer.splitlines() if line.strip().isdecimal())
 
 
 PROGRAM = "nvidia-cuda-mps-control"

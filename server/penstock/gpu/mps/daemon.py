@@ -10,9 +10,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
-from penstock.gpu.mps.control import MAX_DIRECTORY_BYTES, MpsControl, MpsError, MpsOptions, MpsOtherProtocol
+from penstock.gpu.mps.control import (
+    MAX_DIRECTORY_BYTES,
+    DaemonStatus,
+    MpsControl,
+    MpsError,
+    MpsOptions,
+    MpsOtherProtocol,
+)
 from penstock.gpu.mps.limits import memory_by_card
-from penstock.gpu.mps.status import DaemonStatus
 
 STALE_FILES = ("control", "control_lock", "control_privileged", "log", "nvidia-cuda-mps-control.pid")
 FOREIGN_START_TIMEOUT_S = 30.0
@@ -38,9 +44,6 @@ class Daemon(Protocol):
 
     async def status(self) -> DaemonStatus:
         """The current status."""
-
-    def env_vars(self) -> dict[str, str]:
-        """The variables that a client needs."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,10 +78,6 @@ class OwnDaemon:
         """None if it does not run."""
         return self._process.pid if self._process is not None and self._process.returncode is None else None
 
-    def env_vars(self) -> dict[str, str]:
-        """The variables that a client needs."""
-        return self.options.env_vars()
-
     async def start(self) -> None:
         """Removes leftovers, starts it, waits until it answers, sets the limits. Raises MpsError; then nothing runs."""
         if self.control.listens:
@@ -87,8 +86,8 @@ class OwnDaemon:
             await asyncio.to_thread(self._hold.clear, None)
             prepare_directory(self.options.directory)
             await self._launch()
-            await self._until_it_answers()
-            await self._set_limits()
+            await _until_it_answers(self.control, self.options.start_s, has_ended=lambda: self.pid is None)
+            await _set_limits(self.control, self.options, self._hold.card_count)
         except BaseException:
             await self._terminate()
             raise
@@ -113,12 +112,6 @@ class OwnDaemon:
             return DaemonStatus(is_up=False, reason=f"the MPS daemon has ended{how}")
         return await self.control.status()
 
-    async def assert_healthy(self) -> None:
-        """Raises MpsError if it does not run or answer."""
-        if self.pid is None:
-            raise MpsError("the MPS daemon has ended")
-        await self.control.threads()
-
     async def _launch(self) -> None:
         try:
             self._process = await asyncio.create_subprocess_exec(
@@ -132,27 +125,6 @@ class OwnDaemon:
         except OSError as error:
             raise MpsError(f"{self._hold.program} cannot be run: {error.strerror}") from error
         self._reading = asyncio.create_task(self._read(self._process))
-
-    async def _until_it_answers(self) -> None:
-        until = time.monotonic() + self.options.start_s
-        while time.monotonic() < until:
-            if self.pid is None:
-                raise MpsError(f"{self._hold.program} ended at once; its lines above say why")
-            if self.control.listens:
-                try:
-                    await self.control.threads()
-                    return
-                except MpsOtherProtocol:
-                    raise
-                except MpsError:  # it listens before it answers
-                    pass
-            await asyncio.sleep(_POLL_S)
-        await self.control.threads()
-        raise MpsError(f"{self._hold.program} does not listen within {self.options.start_s:g} s of its start")
-
-    async def _set_limits(self) -> None:
-        for command in limit_commands(self.options, self._hold.card_count):
-            await self.control.ask(command)
 
     async def _terminate(self) -> None:
         process, self._process = self._process, None
@@ -175,9 +147,8 @@ class OwnDaemon:
             await asyncio.wait({self._reading}, timeout=_TERM_S)
             self._reading.cancel()
             self._reading = None
-        for name in STALE_FILES:
-            with contextlib.suppress(OSError):
-                (self.options.directory / name).unlink()
+        with contextlib.suppress(OSError):
+            remove_stale_files(self.options.directory)
 
     async def _read(self, process: asyncio.subprocess.Process) -> None:
         """Copies its log into ours; reports faults and its end at once."""
@@ -205,10 +176,6 @@ class ForeignDaemon:
         self.control = MpsControl(options.directory, program=program)
         self._wait_s = wait_s
 
-    def env_vars(self) -> dict[str, str]:
-        """The variables that a client needs."""
-        return self.options.env_vars()
-
     async def start(self) -> None:
         """Waits until it answers, because a sidecar may start later. Raises MpsError."""
         for _ in range(max(1, round(self._wait_s / _POLL_S))):
@@ -230,6 +197,12 @@ class ForeignDaemon:
         return await self.control.status()
 
 
+def remove_stale_files(directory: Path) -> None:
+    """Removes the files of an ended daemon. Raises OSError."""
+    for name in STALE_FILES:
+        (directory / name).unlink(missing_ok=True)
+
+
 def prepare_directory(directory: Path) -> None:
     """Creates the folder and removes files of a killed daemon. Raises MpsError."""
     if len(str(directory).encode()) > MAX_DIRECTORY_BYTES:
@@ -237,8 +210,7 @@ def prepare_directory(directory: Path) -> None:
     try:
         directory.mkdir(parents=True, exist_ok=True, mode=0o700)
         (directory / "logs").mkdir(exist_ok=True, mode=0o700)
-        for name in STALE_FILES:
-            (directory / name).unlink(missing_ok=True)
+        remove_stale_files(directory)
     except OSError as error:
         raise MpsError(
             f"{directory} cannot be made ready for an MPS daemon: {error}; name another, or one that is yours"
@@ -287,8 +259,7 @@ async def start_background(options: MpsOptions, program: str, environ: Mapping[s
         raise MpsError(f"{program} -d failed: {start_log.read_text(errors='replace').strip() or code}")
     await _until_it_answers(control, options.start_s)
     try:
-        for command in limit_commands(options, card_count):
-            await control.ask(command)
+        await _set_limits(control, options, card_count)
     except MpsError:
         await stop_background(control, quit_s=0)
         raise
@@ -315,15 +286,30 @@ async def stop_background(control: MpsControl, *, quit_s: int) -> None:
         if time.monotonic() >= until:
             raise MpsError(f"the MPS daemon in {control.directory} got `quit` but still listens; kill it")
         await asyncio.sleep(_POLL_S)
-    for name in STALE_FILES:
-        with contextlib.suppress(OSError):
-            (control.directory / name).unlink()
+    with contextlib.suppress(OSError):
+        remove_stale_files(control.directory)
 
 
-async def _until_it_answers(control: MpsControl, start_s: float) -> None:
-    for _ in range(round(start_s / _POLL_S)):
+async def _until_it_answers(
+    control: MpsControl, start_s: float, *, has_ended: Callable[[], bool] = lambda: False
+) -> None:
+    until = time.monotonic() + start_s
+    while time.monotonic() < until:
+        if has_ended():
+            raise MpsError(f"{control.program} ended at once; its lines above say why")
         if control.listens:
-            await control.threads()
-            return
+            try:
+                await control.threads()
+                return
+            except MpsOtherProtocol:
+                raise
+            except MpsError:  # it listens before it answers
+                pass
         await asyncio.sleep(_POLL_S)
-    raise MpsError(f"the MPS daemon does not listen in {control.directory} within {start_s:g} s; its logs say why")
+    await control.threads()
+    raise MpsError(f"{control.program} does not listen within {start_s:g} s of its start; its logs say why")
+
+
+async def _set_limits(control: MpsControl, options: MpsOptions, card_count: int) -> None:
+    for command in limit_commands(options, card_count):
+        await control.ask(command)

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 
-from penstock.gpu.mps.status import DaemonStatus, Server, ServerState
+from penstock.gpu.mps.control import DaemonStatus, Server, ServerState
 
 ATTACH_S = 20.0  # without a new client; dozens of processes that start together take a minute
 FAULT_TIMEOUT_S = 10.0  # for a server without clients to leave the fault state

@@ -29,7 +29,9 @@ _COMPUTES = re.compile(r"/dev/nvidia-uvm(?:\Z| \(deleted\))")  # opened only by 
 def processes_with_mark(mark: str, proc: Path = PROC) -> frozenset[int]:
     """Processes with this `NAME=value` in their environment, as far as it is readable."""
     wanted = mark.encode()
-    return frozenset(pid for pid in _pids(proc) if wanted in _environ(proc, pid).split(b"\0"))
+    return frozenset(
+        pid for pid in map(int, filter(str.isdecimal, os.listdir(proc))) if wanted in _environ(proc, pid).split(b"\0")
+    )
 
 
 def processes_using_gpu(pids: frozenset[int], proc: Path = PROC) -> frozenset[int]:
@@ -40,10 +42,6 @@ def processes_using_gpu(pids: frozenset[int], proc: Path = PROC) -> frozenset[in
 def any_exists(pids: frozenset[int], proc: Path = PROC) -> bool:
     """Whether any of them exists in our pid namespace; true for an empty set."""
     return not pids or any((proc / str(pid)).exists() for pid in pids)
-
-
-def _pids(proc: Path) -> Iterator[int]:
-    return (int(name) for name in os.listdir(proc) if name.isdecimal())
 
 
 def _environ(proc: Path, pid: int) -> bytes:
@@ -95,7 +93,7 @@ class EngineHandle:
 
 
 class MpsSupervisor:
-    """Call `start`, `run` it as a task, and `stop` it last. The engine awaits `until_clients_may_start`."""
+    """Call `start`, then `run` it as a task. The engine awaits `until_clients_may_start`."""
 
     def __init__(self, daemon: Daemon, engine: EngineHandle, *, must_attach: bool) -> None:
         self._daemon = daemon
@@ -126,7 +124,9 @@ class MpsSupervisor:
         """Runs until cancelled."""
         while True:
             await self._observe()
-            pause_s = RECOVERY_POLL_S if self._recovery.is_recovering else self._pause_s
+            pause_s = OWN_POLL_S if self._daemon.is_ours else FOREIGN_POLL_S
+            if self._recovery.is_recovering:
+                pause_s = RECOVERY_POLL_S
             try:
                 async with asyncio.timeout(pause_s):
                     await self._wake.wait()
@@ -135,20 +135,12 @@ class MpsSupervisor:
             await asyncio.sleep(SHORTEST_PAUSE_S)
             self._wake.clear()
 
-    @property
-    def _pause_s(self) -> float:
-        return OWN_POLL_S if self._daemon.is_ours else FOREIGN_POLL_S
-
     async def until_clients_may_start(self) -> None:
         """Returns after a new check that found daemon and server ready."""
         begun = self._observations + (2 if self._is_observing else 1)
         self._wake.set()
         async with self._observed:
             await self._observed.wait_for(lambda: self._observations >= begun and self._recovery.may_start)
-
-    async def stop(self) -> None:
-        """Ends the daemon if it is ours. The engine must have ended."""
-        await self._daemon.stop()
 
     async def _observe(self) -> None:
         self._is_observing = True

@@ -3,18 +3,3 @@
 A child process (`python -m penstock.gpu.telemetry`) reads NVML, because a call into a broken driver may hang, and
 writes JSON lines. `sample` and `Sampler` read them for benchmarks, `TelemetryReader` for the gateway.
 """
-
-from penstock.gpu.telemetry.messages import Activity, ActivitySource, CardLoad, ProcessLoad, TelemetryMessage, Xid
-from penstock.gpu.telemetry.sampler import Sampler, TelemetryUnavailable, sample
-
-__all__ = [
-    "Activity",
-    "ActivitySource",
-    "CardLoad",
-    "ProcessLoad",
-    "Sampler",
-    "TelemetryMessage",
-    "TelemetryUnavailable",
-    "Xid",
-    "sample",
-]

@@ -124,14 +124,12 @@ class TelemetryReader:
             if not text:
                 return
             with contextlib.suppress(msgspec.MsgspecError):
-                self._take(msgspec.json.decode(text, type=TelemetryMessage))
+                line = msgspec.json.decode(text, type=TelemetryMessage)
+                self.health.observe(line)
+                self._publish(line)
+                if line.cards:
+                    self._lines.append(line)
             max_wait_s = self._options.silent_s
-
-    def _take(self, line: TelemetryMessage) -> None:
-        self.health.observe(line)
-        self._publish(line)
-        if line.cards:
-            self._lines.append(line)
 
     def _publish(self, line: TelemetryMessage) -> None:
         """Logs the cards once, and changes of their state."""

@@ -113,15 +113,11 @@ def sample(seconds: float, *, dcgm_url: str = "") -> tuple[CardLoad, ...]:
 
 def mean_loads(lines: Sequence[TelemetryMessage], begin_s: float, end_s: float) -> tuple[CardLoad, ...]:
     """See Sampler.mean. Raises TelemetryUnavailable."""
-    weighed = [(_seconds_inside(line, begin_s, end_s), line) for line in lines]
+    weighed = [(min(line.at_s, end_s) - max(line.at_s - line.seconds, begin_s), line) for line in lines]
     inside = [(seconds, line) for seconds, line in weighed if seconds > 0]
     if not inside:
         raise TelemetryUnavailable("nothing was read in that time")
     return tuple(_mean_load(card, inside) for card in inside[-1][1].cards)
-
-
-def _seconds_inside(line: TelemetryMessage, begin_s: float, end_s: float) -> float:
-    return min(line.at_s, end_s) - max(line.at_s - line.seconds, begin_s)
 
 
 def _mean_load(last: CardLoad, inside: Sequence[tuple[float, TelemetryMessage]]) -> CardLoad:
