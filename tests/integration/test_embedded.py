@@ -12,6 +12,7 @@ import onnxruntime
 import pytest
 import tritonclient.grpc
 import tritonclient.http
+from tritonclient.grpc import service_pb2
 
 from tests.integration.embedded_stack import look_up, start_embedded, write_models
 from tests.integration.living import family
@@ -21,6 +22,7 @@ from tests.integration.test_image_endpoint import (
     assert_oriented_is_answered_as_upright,
 )
 from tests.integration.test_models import penstock, state_of
+from tests.integration.test_streams import answers_to
 from tests.support.http import call
 from tests.support.stack import CHECKOUT, RunningStack, stop_stack
 from tests.support.tiny_models import CONFIG, IDENTITY, write_model
@@ -69,6 +71,23 @@ def test_embedded_answers_a_picture_with_an_exif_orientation_in_display_pixels(
 ) -> None:
     """FAULTS 83: the answers equal Triton's."""
     assert_oriented_is_answered_as_upright(embedded, frames(shared_dir / "media" / "vtest.avi")[1], orientation)
+
+
+async def test_embedded_engine_streams_in_order(embedded: RunningStack) -> None:
+    """Each request once, in its turn, wrong ones too."""
+    requests = [looked_up(1, "a"), looked_up(2, "nope", model="nope"), looked_up(3, "c")]
+    received, code, _ = await answers_to(embedded.grpc_address, requests)
+    answers = [service_pb2.ModelStreamInferResponse.FromString(one) for one in received]
+    seen = [(one.infer_response.id, bool(one.error_message)) for one in answers]
+    assert (seen, code) == ([("a", False), ("nope", True), ("c", False)], "OK")
+
+
+def looked_up(index: int, request_id: str, *, model: str = "lookup") -> bytes:
+    request = service_pb2.ModelInferRequest(model_name=model, id=request_id)
+    request.inputs.add(name="index", datatype="INT64", shape=[1, 1])
+    request.raw_input_contents.append(np.array([index], np.int64).tobytes())
+    serialised: bytes = request.SerializeToString()
+    return serialised
 
 
 def test_embedded_stack_says_which_engine_serves_and_what_it_cannot(embedded: RunningStack) -> None:
