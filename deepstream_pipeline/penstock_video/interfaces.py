@@ -1,12 +1,12 @@
 """Protocols between the parts of the video program: tracker, analytics, sink, pipeline control and previews."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from pydantic.config import JsonDict
 
-from penstock_video.types import Detections, Frame, FrameAnalytics, FrameResult, SourceConfig, SourceStatistics, Tracks
+from penstock_video.types import Detections, Frame, FrameAnalytics, FrameResult, SourceConfig, SourceState, Tracks
 
 SECRET: JsonDict = {"writeOnly": True}  # json_schema_extra of an option whose value may have ${NAME} and is never shown
 INTERNAL: JsonDict = {"readOnly": True}  # of an option that is no key of the settings file
@@ -67,6 +67,43 @@ class Extension:
     def has_tracks(self) -> bool:
         """Whether a tracker gives identities, unless its class has `has_tracks = False`."""
         return bool(getattr(self.new, "has_tracks", True))
+
+
+@dataclass(frozen=True, slots=True)
+class SourceStatistics:
+    """Current statistics of a source. uri: without user and password.
+
+    reason: why it is not running, else empty. fps: decoded over the last seconds. frames: decoded so far. frames_total:
+    of a file, None if unknown. inferred: frames that the network answered. drops: by DropReason. latency_s: median from
+    packet to sinks, over the last seconds; None before the first frame. position_s, duration_s: in a file. active_s:
+    from first to last frame. decoder: cpu or nvdec, empty until it is open. counts: FrameAnalytics.counts of the last
+    frame. events: totals by event_keys.
+    """
+
+    source_id: str
+    camera_name: str
+    uri: str
+    state: SourceState
+    reason: str = ""
+    fps: float = 0.0
+    frames: int = 0
+    frames_total: int | None = None
+    inferred: int = 0
+    drops: Mapping[str, int] = field(default_factory=dict)
+    restarts: int = 0
+    width: int = 0
+    height: int = 0
+    codec: str = ""
+    is_live: bool = False
+    is_frozen: bool = False
+    latency_s: float | None = None
+    position_s: float = 0.0
+    duration_s: float | None = None
+    counts: Mapping[str, int] = field(default_factory=dict)
+    events: Mapping[str, int] = field(default_factory=dict)
+    is_loop: bool = False
+    active_s: float = 0.0
+    decoder: str = ""
 
 
 class PipelineControl(Protocol):

@@ -26,7 +26,7 @@ from penstock_video.infer.crops import SecondaryOptions
 from penstock_video.infer.engine import Engine
 from penstock_video.infer.network import Network
 from penstock_video.infer.options import EngineAddress
-from penstock_video.interfaces import Analytics, PipelineControl
+from penstock_video.interfaces import Analytics, PipelineControl, SourceStatistics
 from penstock_video.metrics import VideoMetrics
 from penstock_video.preprocess import device_rows
 from penstock_video.runner.dispatch import DispatchOptions
@@ -38,7 +38,7 @@ from penstock_video.settings.sources import check_classes
 from penstock_video.sink_set import SinkSet, allowing, compose_sinks
 from penstock_video.sources.options import GpuSources, SourcesOptions
 from penstock_video.track.registry import new_tracker
-from penstock_video.types import DecoderKind, SourceConfig, SourceStatistics
+from penstock_video.types import DecoderKind, SourceConfig
 
 if TYPE_CHECKING:
     from penstock_video.api.server import ApiServer

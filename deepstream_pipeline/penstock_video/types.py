@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from fractions import Fraction
 from functools import cache
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -129,6 +130,49 @@ class Frame:
             raise ValueError(f"a frame's image is (H, W, 3) uint8, not {_what(image)}")
         if image.shape[:2] != (self.height, self.width):
             raise ValueError(f"a frame of {self.width}x{self.height} has an image of {_what(image)}")
+
+
+class Orientation(NamedTuple):
+    """Makes a stored picture upright: first swap rows and columns, then mirror left to right, then top to bottom.
+
+    The eight combinations are those of EXIF and of a video's display matrix.
+    """
+
+    is_transposed: bool = False
+    is_mirrored_x: bool = False
+    is_mirrored_y: bool = False
+
+    def size(self, width: int, height: int) -> tuple[int, int]:
+        """(width, height) of the upright picture."""
+        return (height, width) if self.is_transposed else (width, height)
+
+
+UPRIGHT = Orientation()
+
+
+class DevicePicture(NamedTuple):
+    """8 bit, 4:2:0, NV12: luma (height, width) and interleaved chroma ((height + 1) // 2, (width + 1) // 2, 2).
+
+    Borrowed until its decoder is given the next packet. luma, chroma: addresses; pitch: bytes from line to line, of
+    both. width, height: as stored, before turning. stream: the handle of the CUDA stream in whose order it is complete.
+    orientation: makes it upright. matrix: colorspace as FFmpeg numbers it (AVCOL_SPC: 1 BT.709, 5 and 6 BT.601, 2 where
+    it says nothing). is_full_range: luma from 0 to 255, else 16 to 235.
+    """
+
+    luma: int
+    chroma: int
+    pitch: int
+    width: int
+    height: int
+    stream: int
+    orientation: Orientation = UPRIGHT
+    matrix: int = 2
+    is_full_range: bool = False
+
+    @property
+    def upright_size(self) -> tuple[int, int]:
+        """(width, height) of the upright picture."""
+        return self.orientation.size(self.width, self.height)
 
 
 @dataclass(frozen=True, slots=True)
@@ -323,43 +367,6 @@ class FrameResult:
     def label(self, class_id: int) -> str:
         """The class's name, or its number."""
         return self.labels[class_id] if 0 <= class_id < len(self.labels) else f"class {class_id}"
-
-
-@dataclass(frozen=True, slots=True)
-class SourceStatistics:
-    """Current statistics of a source. uri: without user and password.
-
-    reason: why it is not running, else empty. fps: decoded over the last seconds. frames: decoded so far. frames_total:
-    of a file, None if unknown. inferred: frames that the network answered. drops: by DropReason. latency_s: median from
-    packet to sinks, over the last seconds; None before the first frame. position_s, duration_s: in a file. active_s:
-    from first to last frame. decoder: cpu or nvdec, empty until it is open. counts: FrameAnalytics.counts of the last
-    frame. events: totals by event_keys.
-    """
-
-    source_id: str
-    camera_name: str
-    uri: str
-    state: SourceState
-    reason: str = ""
-    fps: float = 0.0
-    frames: int = 0
-    frames_total: int | None = None
-    inferred: int = 0
-    drops: Mapping[str, int] = field(default_factory=dict)
-    restarts: int = 0
-    width: int = 0
-    height: int = 0
-    codec: str = ""
-    is_live: bool = False
-    is_frozen: bool = False
-    latency_s: float | None = None
-    position_s: float = 0.0
-    duration_s: float | None = None
-    counts: Mapping[str, int] = field(default_factory=dict)
-    events: Mapping[str, int] = field(default_factory=dict)
-    is_loop: bool = False
-    active_s: float = 0.0
-    decoder: str = ""
 
 
 def _check(name: str, array: npt.NDArray[np.generic], shape: tuple[int, ...], dtype: npt.DTypeLike) -> None:

@@ -1,6 +1,5 @@
 """The library search path, and returning freed memory, of which malloc returns only the end of its heaps."""
 
-import asyncio
 import ctypes
 import gc
 import mmap
@@ -67,6 +66,8 @@ class MemoryTrimmer:
 
     async def run(self) -> None:
         """Runs until cancelled. It trims in a thread, which does not lock the heaps of other threads."""
+        import asyncio  # here, since decoder processes have no event loop, and start often
+
         while True:
             await asyncio.sleep(CHECK_EVERY_S)
             await asyncio.to_thread(self.check)

@@ -245,11 +245,9 @@ def test_rows_stay_while_the_engine_reads_them_though_their_owner_left() -> None
         ("rows 0, 15 of 16: it ends; row 4 of 16: it is huge", {0: "it ends", 15: "it ends", 4: "it is huge"}),
         ("rows 0, 1 of 16: it ends; rows 2, …", {0: "it ends; rows 2, …", 1: "it ends; rows 2, …"}),
         ("row 3 of 17: of another call", {}),
-        ("row 16 of 16: there is none", {}),
         ("rows 3; 4 of 16: another form", {}),
         ("cannot read 'row 3 of 16: you lose'", {}),
         ("Failed to process: row 3 of 16: you lose", {}),
-        ("model 'another': row 3 of 16: you lose", {}),
         (
             "rows 0, 15 of 16: it ends row 4 of 16: in itself",
             {0: "it ends row 4 of 16: in itself", 15: "it ends row 4 of 16: in itself"},

@@ -88,7 +88,6 @@ def test_owner_of_a_model_of_which_nothing_is_said_is_its_configs_batcher(
         ("batch_owner", "me", "batch_owner is 'me' in config.pbtxt, and must be one of gateway, triton, off"),
         ("slo_p99_ms", "fast", "slo_p99_ms is 'fast' in config.pbtxt, and must be a number of milliseconds above 0"),
         ("slo_p99_ms", "0", "slo_p99_ms is '0' in config.pbtxt, and must be a number of milliseconds above 0"),
-        ("slo_p99_ms", "-3", "slo_p99_ms is '-3' in config.pbtxt, and must be a number of milliseconds above 0"),
         ("slo_p99_ms", "inf", "slo_p99_ms is 'inf' in config.pbtxt, and must be a number of milliseconds above 0"),
         (
             "max_queue_delay_us",
@@ -141,12 +140,9 @@ def test_word_that_is_no_option_is_refused_with_those_that_there_are() -> None:
     ("written", "meant"),
     [
         ("slo_p99ms", "slo_p99_ms"),
-        ("SLO_P99_MS", "slo_p99_ms"),
         ("batch_ower", "batch_owner"),
         ("batch-owner", "batch_owner"),
-        ("max_que_size", "max_queue_size"),
         ("max_queue_delay_ms", "max_queue_delay_us"),
-        ("max_queue_byte", "max_queue_bytes"),
         ("max_batchsize", "max_batch_size"),
     ],
 )

@@ -16,7 +16,6 @@ from penstock_video.cli import engine as video_engine
 from penstock_video.cli.engine import (
     UP_CHILD,
     EngineUnavailable,
-    OwnEngine,
     engine_for,
     grpc_beside,
     joinable,
@@ -171,22 +170,14 @@ def test_stack_of_another_command_is_not_joined(tmp_path: Path) -> None:
         other.kill()
 
 
-def test_own_engine_that_cannot_start_shows_its_last_words() -> None:
-    """As one error with the engine's lines."""
-    environ = os.environ | {"PENSTOCK_HTPP_PORT": "1"}
-    with pytest.raises(EngineUnavailable) as refused, OwnEngine(EngineChoice.EMBEDDED, ["street"], environ):
+def test_own_engine_is_announced_and_shows_its_last_words_if_it_cannot_start() -> None:
+    """Half a minute without a word looks like a hang; the error is one sentence with the engine's lines."""
+    said: list[str] = []
+    wrong = os.environ | {"PENSTOCK_HTPP_PORT": "1"}
+    with pytest.raises(EngineUnavailable) as refused, engine_for(EngineSettings(), ["street"], wrong, said.append):
         pass
     assert str(refused.value) == "the engine ended at once, with code 2; it said:"
     assert "PENSTOCK_HTPP_PORT: unknown setting" in refused.value.lines[-1]
-
-
-def test_own_engine_is_announced_since_it_takes_long(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Half a minute without a word looks like a hang."""
-    monkeypatch.setattr(video_engine, "running_stacks", tuple)
-    said: list[str] = []
-    wrong = os.environ | {"PENSTOCK_HTPP_PORT": "1"}
-    with pytest.raises(EngineUnavailable), engine_for(EngineSettings(), ["street"], wrong, said.append):
-        pass
     assert said == ["no stack runs here: an engine of this run's own starts, with street, which takes a while"]
 
 
@@ -240,7 +231,7 @@ with OwnEngine(EngineChoice.EMBEDDED, ["street"], os.environ) as own:
 """
 
 
-@pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGKILL])
+@pytest.mark.parametrize("how", [pytest.param(signal.SIGINT, marks=pytest.mark.long), signal.SIGKILL])
 def test_own_engine_leaves_nothing_however_its_command_ends(how: signal.Signals) -> None:
     """No process, no run directory; after a SIGKILL of the command, too."""
     command = [sys.executable, "-c", HOLD]

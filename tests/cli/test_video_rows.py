@@ -21,7 +21,8 @@ from penstock_video.cli.table import (
     share_done,
     sums,
 )
-from penstock_video.types import SourceState, SourceStatistics
+from penstock_video.interfaces import SourceStatistics
+from penstock_video.types import SourceState
 
 RUNNING = SourceStatistics("cam", "", "", SourceState.RUNNING, fps=25.0, frames=100, inferred=90)
 

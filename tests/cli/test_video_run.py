@@ -24,9 +24,10 @@ from penstock_video.cli import commands as video
 from penstock_video.cli.engine import EngineUnavailable
 from penstock_video.cli.run import exit_code
 from penstock_video.cli.summary import Summary, file_lines, say_summary
+from penstock_video.interfaces import SourceStatistics
 from penstock_video.settings.models import VideoSettings
 from penstock_video.sources.lifecycle import TAKEN_OUT
-from penstock_video.types import SourceState, SourceStatistics
+from penstock_video.types import SourceState
 from tests.cli.video_program import FakeProgram, no_engine
 from tests.support.stack import CHECKOUT
 

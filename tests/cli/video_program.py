@@ -10,8 +10,9 @@ from pathlib import Path
 
 from penstock_video.errors import PipelineError
 from penstock_video.infer.options import EngineAddress
+from penstock_video.interfaces import SourceStatistics
 from penstock_video.settings.models import VideoSettings
-from penstock_video.types import SourceState, SourceStatistics
+from penstock_video.types import SourceState
 
 PLACE = EngineAddress(None, "http://127.0.0.1:9", "127.0.0.1:10")
 

@@ -12,6 +12,7 @@ from penstock_video.track.registry import TrackerOptions, new_tracker
 from penstock_video.types import Detections, Frame, FrameAnalytics, Tracks
 from tests.deepstream_pipeline.reference import BY_EYE, PAVEMENT_LINE, RIGHTWARDS, SeenFrame, reference
 
+pytestmark = pytest.mark.long
 LEFTWARDS = (RIGHTWARDS[1], RIGHTWARDS[0])
 RULES = Rules(
     768,

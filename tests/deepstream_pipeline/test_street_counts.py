@@ -15,6 +15,7 @@ from penstock_video.analytics.source_analytics import SourceAnalytics
 from penstock_video.track.registry import TrackerOptions, new_tracker
 from penstock_video.types import Detections, Frame
 
+pytestmark = pytest.mark.long
 FPS, SECONDS = 10.0, 12.0
 SIZE = (640, 360)
 

@@ -19,7 +19,6 @@ from penstock.engines.run_directory import (
     claim_run_directory,
     reap,
     region_prefix,
-    sweep,
 )
 
 CHECKOUT = Path(__file__).resolve().parents[2]
@@ -147,7 +146,9 @@ def test_sweep_leaves_folders_that_it_does_not_know(tmp_path: Path) -> None:
     """Only what has our name is ours."""
     for name in ("keep", "run-", "run-nothexatall", "run-0123456789ab-copy"):
         (tmp_path / name).mkdir()
-    assert sweep(tmp_path) == ()
+    run_dir, reaped = claim_run_directory(tmp_path)
+    run_dir.release()
+    assert reaped == ()
     assert all((tmp_path / name).is_dir() for name in ("keep", "run-", "run-nothexatall", "run-0123456789ab-copy"))
 
 

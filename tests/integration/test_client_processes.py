@@ -15,8 +15,8 @@ from penstock.gateway.auth.api_keys import new_secret
 from penstock.gateway.workers.connection import SOCKET_NAME, ClientHello, Infer, SyncDone
 from penstock.protocol.inference import InferRequest
 from penstock_video.errors import InferFailed, InferRefused
+from penstock_video.infer.calls import classes_of, detections_of
 from penstock_video.infer.engine import Engine
-from penstock_video.infer.network import classes_of, detections_of
 from penstock_video.infer.options import EngineAddress
 from tests.deepstream_pipeline.infer.fake_core import engine_at, submit
 from tests.integration.client_processes import (

@@ -58,17 +58,15 @@ async def test_another_slab_is_handed_to_decoders_that_knew_the_former() -> None
         assert slab.lease_of(former.lease.place) is None
 
 
-@pytest.mark.parametrize(
-    ("slab_bytes", "spec"), [(SPEC.row_bytes - 64, SPEC), (1 << 20, OWN_SIZE), (1 << 20, PrepareSpec(8, 8))]
-)
-async def test_array_without_room_in_the_slab_is_the_callers_own(slab_bytes: int, spec: PrepareSpec) -> None:
+async def test_array_without_room_in_the_slab_is_the_callers_own() -> None:
     """A slab that is full, images that keep their own size, and arrays that are too small for it."""
-    slab = new_slab(slab_bytes)
     async with open_pool() as pool:
-        prepared = await pool.prepare(FIRST, spec, slab)
-        assert prepared.lease is None
-        assert np.array_equal(prepared.array, expected(FIRST, spec))
-    assert slab.statistics().leases == 0
+        for size_bytes, spec in ((SPEC.row_bytes - 64, SPEC), (1 << 20, OWN_SIZE), (1 << 20, PrepareSpec(8, 8))):
+            slab = new_slab(size_bytes)
+            prepared = await pool.prepare(FIRST, spec, slab)
+            assert prepared.lease is None
+            assert np.array_equal(prepared.array, expected(FIRST, spec))
+            assert slab.statistics().leases == 0
 
 
 async def _leaves(pool: DecodePool, slab: SharedSlab) -> None:

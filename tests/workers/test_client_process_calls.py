@@ -108,26 +108,12 @@ async def test_engines_own_refusal_is_an_answer_and_its_absence_is_not(
     "changes",
     [
         {"inputs": (replace(ROW, shape=(2, 1)),)},
-        {"inputs": (replace(ROW, shape=(1,)),)},
-        {"inputs": (replace(ROW, shape=()),)},
         {"inputs": (replace(ROW, name="z"),)},
-        {"inputs": (ROW, ROW)},
-        {"inputs": (tensor_from_numpy("x", np.zeros((5, 1), np.float32)),)},
         {"inputs": (tensor_from_numpy("x", np.zeros((1, 1), np.int32)),)},
         {"inputs": (replace(ROW, datatype=Datatype.BYTES, place=SlabAddress("slab", 1, 0)),)},
         {"outputs": ("nothing",)},
     ],
-    ids=[
-        "too few",
-        "flat",
-        "scalar",
-        "another name",
-        "twice",
-        "too many",
-        "another datatype",
-        "words by place",
-        "unknown output",
-    ],
+    ids=["too few", "another name", "another datatype", "words by place", "unknown output"],
 )
 async def test_request_that_the_model_does_not_take_spoils_nobodys_batch(changes: dict[str, object]) -> None:
     """It comes into none: its mates' rows would be taken for its own."""
@@ -155,14 +141,11 @@ async def test_request_that_is_in_no_batch_is_asked_alone(changes: dict[str, obj
     [
         {"inputs": (replace(ROW, shape=(1 << 62,) * 50_000),)},
         {"inputs": (replace(ROW, shape=(1, 1 << 62), data=memoryview(b"")),)},
-        {"inputs": (replace(ROW, shape=(0, 1 << 62), data=memoryview(b"")),)},
-        {"inputs": (replace(ROW, shape=(-1, 1)),)},
         {"inputs": (ROW,) * 20_000},
         {"outputs": ("y", "y")},
-        {"outputs": tuple(map(str, range(20_000)))},
         {"model_name": "line\nbreak"},
     ],
-    ids=["axes", "huge", "huge and empty", "negative", "inputs", "output twice", "outputs", "name of two lines"],
+    ids=["axes", "huge", "inputs", "output twice", "name of two lines"],
 )
 async def test_request_that_would_end_an_engine_or_hold_up_the_gateway_goes_no_further(
     model: str, changes: dict[str, object]

@@ -4,12 +4,11 @@ import socket
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from http import HTTPStatus
-from ipaddress import ip_address
 from typing import Protocol, Self
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from penstock.network import family_of, listen_hosts
+from penstock.network import family_of, is_loopback, listen_hosts
 from penstock.outbound import OutboundPolicy
 from penstock.port_policy import BrowserPolicy
 from penstock.tls import CurrentTls
@@ -115,8 +114,8 @@ class ApiOptions:
     """Address and access rules of the control API.
 
     host, port: 127.0.0.1 serves this machine only; port 0 for a free one. api_key: clients send it as x-api-key,
-    Bearer, or password of Basic; empty for no key. allow_files: whether clients may add files and devices of this
-    machine; None to allow it if only this machine can connect. allowed_hosts, cors_origins: see BrowserPolicy.
+    Bearer, or password of Basic; empty for no key. Clients may add files and devices of this machine only if no other
+    machine can connect. allowed_hosts, cors_origins: see BrowserPolicy.
     allowed_outbound: where sources of clients may connect, besides public hosts. max_viewers: of moving previews over
     all sources.
 
@@ -127,7 +126,6 @@ class ApiOptions:
     host: str = "127.0.0.1"
     port: int = 8010
     api_key: str = field(default="", repr=False)
-    allow_files: bool | None = None
     allowed_hosts: tuple[str, ...] = ()
     cors_origins: tuple[str, ...] = ()
     allowed_outbound: tuple[str, ...] = ()
@@ -182,22 +180,6 @@ class ApiOptions:
     def is_local(self) -> bool:
         """Whether only this machine can reach it."""
         return is_loopback(self.host)
-
-    @property
-    def takes_files(self) -> bool:
-        """Whether files and devices of this machine may be added."""
-        return self.is_local if self.allow_files is None else self.allow_files
-
-
-def is_loopback(host: str) -> bool:
-    """Whether the name or address is this machine's own."""
-    name = host.strip("[]").lower()
-    if name == "localhost":
-        return True
-    try:
-        return ip_address(name).is_loopback
-    except ValueError:
-        return False
 
 
 _BACKLOG = 256

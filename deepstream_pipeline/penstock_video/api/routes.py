@@ -20,8 +20,8 @@ from penstock_video.api.models import (
 )
 from penstock_video.api.options import ApiOptions
 from penstock_video.decode.uri import UriKind, kind_of, redacted
-from penstock_video.interfaces import PipelineControl
-from penstock_video.types import SourceConfig, SourceState, SourceStatistics
+from penstock_video.interfaces import PipelineControl, SourceStatistics
+from penstock_video.types import SourceConfig, SourceState
 
 _IS = {SourceState.ENDED: "has ended", SourceState.FAILED: "has failed"}
 OVER = tuple(_IS)
@@ -37,10 +37,8 @@ def validated_source(config: SourceConfig, options: ApiOptions) -> SourceConfig:
     """
     kind = kind_of(config.uri)
     if kind in (UriKind.FILE, UriKind.DEVICE):
-        if not options.takes_files:
-            raise Refusal(
-                403, "files and devices of this machine cannot be added through the API; allow it, or give a URL"
-            )
+        if not options.is_local:
+            raise Refusal(403, "files and devices of this machine cannot be added by other machines; give a URL")
     elif why := options.outbound.why_refused_unresolved(urlsplit(config.uri).hostname or ""):
         raise Refusal(403, why)
     return replace(config, is_from_api=True)

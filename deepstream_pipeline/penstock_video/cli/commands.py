@@ -4,7 +4,7 @@ import os
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -22,12 +22,15 @@ from penstock_video.cli.check import check
 from penstock_video.cli.engine import engine_for, may_share_card
 from penstock_video.cli.progress import refuse_settings, watch_for
 from penstock_video.cli.replay import replay
-from penstock_video.cli.run import RunningProgram, run_to_its_end
+from penstock_video.cli.run import run_to_its_end
 from penstock_video.infer.options import EngineAddress
 from penstock_video.settings.document import InvalidSettings
 from penstock_video.settings.loader import Flags, read_settings
 from penstock_video.settings.models import EngineChoice, VideoSettings
 from penstock_video.types import DecoderKind
+
+if TYPE_CHECKING:
+    from penstock_video.main import Program
 
 LEVELS = ("debug", "info", "warning", "error")
 app = typer.Typer(no_args_is_help=True, pretty_exceptions_enable=False, rich_markup_mode=None)
@@ -183,7 +186,7 @@ app.command("replay", short_help="Hold recorded tracks against other rules.")(re
 
 def program_of(
     settings: VideoSettings, place: EngineAddress, *, tls: CurrentTls | None = None, audit: Audit | None = None
-) -> RunningProgram:
+) -> "Program":
     """The video program. Only here are decoding and drawing imported. tls, audit: of the control API."""
     from penstock_video.main import Program
 

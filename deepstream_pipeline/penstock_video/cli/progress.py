@@ -15,8 +15,8 @@ from rich.text import Text
 
 from penstock.cli.terminal import fail, one_line
 from penstock_video.cli.table import line_of, live_table, record_of
+from penstock_video.interfaces import SourceStatistics
 from penstock_video.settings.document import InvalidSettings
-from penstock_video.types import SourceStatistics
 
 LINE_EVERY_S = 5.0
 

@@ -79,11 +79,6 @@ class Replay:
         return self._sources[source_id]
 
 
-def replay_lines(lines: Iterable[bytes | str], rules_of: Callable[[str], Rules]) -> Iterator[AnalyticsEvent]:
-    """The events of a recording under other rules; see Replay, which also has the counts."""
-    return Replay(rules_of).events(lines)
-
-
 def labels_in(lines: Iterable[bytes | str]) -> tuple[str, ...]:
     """Class labels by class_id in a recording, for rules that name classes. Reads all of it.
 

@@ -8,7 +8,7 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType, TracebackType
-from typing import NoReturn, Protocol, Self
+from typing import TYPE_CHECKING, NoReturn, Self
 
 from penstock.cli.terminal import fail, print_failure, table_console
 from penstock.gateway.auth.api_keys import MIN_SECRET
@@ -28,10 +28,13 @@ from penstock_video.cli.summary import (
 from penstock_video.cli.table import FAILED
 from penstock_video.errors import ModelUnusable, PipelineError, RuleRefused, TooManySources
 from penstock_video.infer.options import EngineAddress
+from penstock_video.interfaces import SourceStatistics
 from penstock_video.settings.document import InvalidSettings, SettingsFault
 from penstock_video.settings.loader import is_endless
 from penstock_video.settings.models import ApiSettings, VideoSettings
-from penstock_video.types import SourceStatistics
+
+if TYPE_CHECKING:
+    from penstock_video.main import Program
 
 log = get_logger("video")
 LOOK_S, GRACE_S = 0.25, 15.0
@@ -39,38 +42,7 @@ _STOPPED, _TERMINATED = 130, 143  # 128 + the signal's number, as shells have it
 _WRONG_SETTINGS = (ModelUnusable, RuleRefused, TooManySources)
 
 
-class RunningProgram(Protocol):
-    """penstock_video.main.Program, as it is used here. Calls raise PipelineError, with a text for a person."""
-
-    @property
-    def api_url(self) -> str: ...
-
-    def prepare(self) -> None:
-        """Loads the models and checks the settings against them. Touches no file."""
-        ...
-
-    def start(self) -> None: ...
-
-    def statistics(self) -> tuple[SourceStatistics, ...]: ...
-
-    def removed(self) -> tuple[SourceStatistics, ...]:
-        """Sources that were removed."""
-        ...
-
-    def wait(self, timeout_s: float) -> bool:
-        """Whether every source is over."""
-        ...
-
-    def sink_failures(self) -> tuple[str, ...]:
-        """A sentence for each sink that failed."""
-        ...
-
-    def stop(self, grace_s: float) -> None:
-        """Finishes decoded frames and files, then returns."""
-        ...
-
-
-ProgramOf = Callable[[VideoSettings, EngineAddress], RunningProgram]
+ProgramOf = Callable[[VideoSettings, EngineAddress], "Program"]
 EngineOf = Callable[[], AbstractContextManager[EngineAddress]]
 
 
@@ -199,7 +171,7 @@ def _run(
                 raise
 
 
-def _looked_after(program: RunningProgram, watch: QuietWatch, stopping: Stopping) -> RunEnd:
+def _looked_after(program: "Program", watch: QuietWatch, stopping: Stopping) -> RunEnd:
     while not stopping.stop_signal and not program.wait(LOOK_S):
         watch.show(program.statistics())
     before = program.statistics()
@@ -211,14 +183,14 @@ def _looked_after(program: RunningProgram, watch: QuietWatch, stopping: Stopping
     return RunEnd(after, stopping.stop_signal, program.sink_failures(), program.removed())
 
 
-def _beginning(program: RunningProgram, settings: VideoSettings, place: EngineAddress) -> str:
+def _beginning(program: "Program", settings: VideoSettings, place: EngineAddress) -> str:
     waits = "" if settings.sources else "waits for sources over the "
     api = f"; {waits}control API {program.api_url}" if settings.api.is_enabled else ""
     lost = "" if settings.sinks else "; nothing is written: give --out FOLDER, --sink, or sinks in CONFIG.yaml"
     return f"{_sources_text(settings)}, model {settings.primary.model}, engine: {place.title}{api}{lost}"
 
 
-def _beginning_record(program: RunningProgram, settings: VideoSettings, place: EngineAddress) -> dict[str, object]:
+def _beginning_record(program: "Program", settings: VideoSettings, place: EngineAddress) -> dict[str, object]:
     """The JSON record of the start."""
     return {
         "kind": "start",

@@ -15,8 +15,9 @@ from rich.text import Text
 from penstock.cli.terminal import NO_WIDTH_LIMIT, one_line
 from penstock_video.analytics.registry import known_kinds
 from penstock_video.cli.table import COLOURS, FAILED, cut_in_the_middle, dropped, drops_text, duration, record_of
+from penstock_video.interfaces import SourceStatistics
 from penstock_video.sources.lifecycle import TAKEN_OUT
-from penstock_video.types import DropReason, SourceState, SourceStatistics
+from penstock_video.types import DropReason, SourceState
 
 UNKNOWN = "–"
 

@@ -9,7 +9,8 @@ from rich.table import Table
 from rich.text import Text
 
 from penstock.cli.terminal import one_line
-from penstock_video.types import SourceState, SourceStatistics
+from penstock_video.interfaces import SourceStatistics
+from penstock_video.types import SourceState
 
 COLOURS = {
     SourceState.RUNNING: "green",

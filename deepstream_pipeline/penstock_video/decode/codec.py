@@ -18,8 +18,7 @@ from av.video.reformatter import VideoReformatter
 from av.video.stream import VideoStream
 
 from penstock_video.errors import DecodeError
-from penstock_video.gpu.picture import UPRIGHT, DevicePicture, Orientation
-from penstock_video.types import DecoderKind
+from penstock_video.types import UPRIGHT, DecoderKind, DevicePicture, Orientation
 
 Pixels = npt.NDArray[np.uint8]
 

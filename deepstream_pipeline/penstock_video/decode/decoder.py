@@ -34,8 +34,7 @@ from penstock_video.decode.container import (
 from penstock_video.decode.timeline import Damage, PtsTimeline, Verdict
 from penstock_video.decode.uri import UriKind, is_live, kind_of, redacted
 from penstock_video.errors import DecodeError, PipelineError, StreamEnded
-from penstock_video.gpu.picture import DevicePicture
-from penstock_video.types import DecoderKind
+from penstock_video.types import DecoderKind, DevicePicture
 
 # Formats that seek by an index; others guess positions from times, which repeat in a joined stream.
 _SEEKABLE = ("mov", "matroska", "avi")

@@ -17,8 +17,7 @@ from penstock_video.decode.nvcodec import NvCodec, OpenNvCodec, Surface
 from penstock_video.decode.nvdec_errors import DecodeErrors
 from penstock_video.decode.timeline import PacketNumbers, Sent
 from penstock_video.errors import NeedsCpu
-from penstock_video.gpu.picture import DevicePicture, Orientation
-from penstock_video.types import DecoderKind
+from penstock_video.types import DecoderKind, DevicePicture, Orientation
 
 MOST_UNKEYED = 3000  # packets: a stream with gradual refresh never sends a keyframe
 _CODECS = ("h264", "hevc")

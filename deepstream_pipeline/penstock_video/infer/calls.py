@@ -1,4 +1,4 @@
-"""Rows grouped into engine calls, the calls and their results, and log messages about engine outages."""
+"""Rows grouped into engine calls, the calls, and their results parsed to detections and classes."""
 
 import asyncio
 import math
@@ -8,27 +8,26 @@ from dataclasses import dataclass
 from typing import Protocol
 
 import numpy as np
-import structlog
 
 from penstock.gateway.batching.merging import group_by_shape, shape_as_declared
-from penstock.gateway.batching.options import UNTRIED
 from penstock.protocol.engine import ModelConfig
-from penstock.protocol.errors import (
-    DeadlineExceeded,
-    EngineUnavailable,
-    InferenceError,
-    InvalidRequest,
-    ModelNotFound,
-    ModelNotReady,
-    ModelRefused,
-    Overloaded,
-    QuotaExceeded,
+from penstock.protocol.errors import DeadlineExceeded, EngineFailed, InferenceError, Overloaded, QuotaExceeded
+from penstock.protocol.inference import (
+    Classes,
+    InferRequest,
+    InferResponse,
+    SlabAddress,
+    Tensor,
+    VisionResult,
+    tensor_from_numpy,
 )
-from penstock.protocol.inference import InferRequest, InferResponse, SlabAddress, Tensor, tensor_from_numpy
 from penstock.protocol.shared_memory import SLAB_FROM_BYTES, Lease, Slab
-from penstock_video.errors import InferFailed, InferRefused, ModelUnusable
-from penstock_video.infer.network import Network, datatype_of, network_from
-from penstock_video.types import DeviceRow, RowArray
+from penstock.vision.preprocess import Geometry, geometry_of
+from penstock.vision.results import parse
+from penstock.vision.spec import InputOrder, ResizeMode
+from penstock_video.errors import InferFailed, InferRefused
+from penstock_video.infer.network import Network
+from penstock_video.types import ClassScore, Detections, DeviceRow, RowArray
 
 
 class EngineClient(Protocol):
@@ -185,7 +184,7 @@ def gathered(
     network: Network, call: Call, line: EngineClient, place: SlabAddress, lease: InputLease, deadline: float
 ) -> Loaded:
     """The call whose rows were gathered there on the GPU."""
-    tensor = Tensor(network.input_name, datatype_of(network), call.shape, LEFT_OUT, place)
+    tensor = Tensor(network.input_name, network.card.prepare_spec.datatype, call.shape, LEFT_OUT, place)
     return Loaded(call, _request(network, tensor, deadline), line, lease)
 
 
@@ -201,7 +200,7 @@ def _tensor(network: Network, rows: Sequence[RowArray], call: Call, lease: Lease
     view = lease.view[: math.prod(call.shape) * network.row_dtype.itemsize]
     array = np.frombuffer(view, network.row_dtype).reshape(len(rows), *rows[0].shape)
     _copy(rows, array)
-    return Tensor(network.input_name, datatype_of(network), call.shape, view, lease.place)
+    return Tensor(network.input_name, network.card.prepare_spec.datatype, call.shape, view, lease.place)
 
 
 def _copy(rows: Sequence[RowArray], array: "np.ndarray[tuple[int, ...], np.dtype[np.generic]]") -> None:
@@ -211,9 +210,7 @@ def _copy(rows: Sequence[RowArray], array: "np.ndarray[tuple[int, ...], np.dtype
 
 
 LATE_S = 1.0  # after a deadline, which the line enforces
-RETRY_S = 0.2
-_REFUSED = (Overloaded, QuotaExceeded, DeadlineExceeded)
-_PASSING = (EngineUnavailable, ModelNotReady, *_REFUSED)  # of a model that may soon be ready
+REFUSED = (Overloaded, QuotaExceeded, DeadlineExceeded)
 
 
 async def infer_all(loaded: Sequence[Loaded]) -> RowsResult:
@@ -249,7 +246,7 @@ def failure_of(error: Exception) -> InferFailed:
     if isinstance(error, TimeoutError):
         return InferRefused("the engine did not answer by the deadline")
     if isinstance(error, InferenceError):
-        return InferRefused(error.message) if isinstance(error, _REFUSED) else InferFailed(error.message)
+        return InferRefused(error.message) if isinstance(error, REFUSED) else InferFailed(error.message)
     return InferFailed("internal error")
 
 
@@ -271,61 +268,53 @@ def _result(loaded: Sequence[Loaded], outcomes: Sequence[tuple[InferResponse | I
     return RowsResult(first, tuple(rows[index] for index in sorted(rows)), infer_s, queue_s, engine_rows)
 
 
-async def find_network(line: EngineClient, name: str, version: str, timeout_s: float) -> Network:
-    """See Engine.network. Waits until the model's trial is done."""
-    until = time.monotonic() + timeout_s
-    while True:
-        try:
-            network = network_from(await line.config(name, version), version)
-            if network.unmerged != UNTRIED or time.monotonic() + RETRY_S >= until:
-                return network
-        except ModelRefused as error:
-            raise ModelUnusable(error.message) from error
-        except ModelNotFound as error:
-            raise ModelUnusable(
-                f"the engine has no model {name!r} ({error.message}); `penstock models list` shows what it has, and "
-                "`penstock models pull` fetches more"
-            ) from error
-        except InvalidRequest as error:
-            raise ModelUnusable(f"model {name!r} cannot be used: {error.message}") from error
-        except _PASSING as error:
-            if time.monotonic() + RETRY_S >= until:
-                raise InferFailed(f"model {name!r} is not ready within {timeout_s:g} s: {error.message}") from error
-        except InferenceError as error:
-            raise InferFailed(f"model {name!r}: {error.message}") from error
-        await asyncio.sleep(RETRY_S)
+def refusal_of(network: Network, row: Row) -> str:
+    """Why this is no row of the network; empty if it is one."""
+    spec = network.card.prepare_spec
+    if row.dtype != network.row_dtype or row.ndim != 3:
+        return f"a row of {network.name} is {network.row_dtype} with three axes, not {row.dtype} of {list(row.shape)}"
+    channels, height, width = row.shape if spec.layout is InputOrder.NCHW else (row.shape[2], *row.shape[:2])
+    is_resized = spec.fit is not ResizeMode.KEEP
+    if channels != spec.color.channels or (is_resized and (width, height) != (spec.width, spec.height)):
+        size = f"{spec.width}x{spec.height} of {spec.color.channels} channels"
+        return f"a row of {network.name} is {size}, not {list(row.shape)}"
+    return "" if row.nbytes <= network.row_bytes else f"a row of {network.name} has {row.nbytes} bytes, over its limit"
 
 
-LOOK_S = 0.25
-GONE = "the engine is gone: until it is back, files wait (a minute a frame at most) and what cameras bring is dropped"
-BACK = "the engine is back"
-
-log = structlog.get_logger(component="video")
-
-
-class Watchable(Protocol):
-    """One connection to the engine, or all of them. reason: why it is not up."""
-
-    @property
-    def is_up(self) -> bool: ...
-
-    @property
-    def reason(self) -> str: ...
+def detections_of(network: Network, answer: RowsResult, index: int, width: int, height: int) -> Detections:
+    """A detector's objects in a frame of width x height pixels; highest score first. Raises InferFailed."""
+    seen = _parsed(network, answer, index, geometry_of(width, height, network.card.prepare_spec))
+    if isinstance(seen, Classes):
+        raise InferFailed(f"model {network.name!r} says what a whole picture is, and not where things are in it")
+    wanted = np.isin(seen.class_id, list(network.class_ids)) if network.class_ids else slice(None)
+    return Detections(
+        np.ascontiguousarray(seen.xyxy[wanted], np.float32),
+        np.ascontiguousarray(seen.score[wanted], np.float32),
+        np.ascontiguousarray(seen.class_id[wanted], np.int64),
+    )
 
 
-async def log_outages(line: Watchable, engine: str) -> None:
-    """Polls and logs outages until cancelled; start it after the first response. engine: its title for the log."""
-    while True:
-        await _until(line, is_up=False)
-        gone_at = time.monotonic()
-        await asyncio.sleep(LOOK_S)
-        if line.is_up:
-            continue
-        log.warning(GONE, engine=engine, reason=line.reason)
-        await _until(line, is_up=True)
-        log.warning(BACK, engine=engine, away_s=round(time.monotonic() - gone_at, 1))
+def classes_of(network: Network, answer: RowsResult, index: int) -> tuple[ClassScore, ...]:
+    """A classifier's classes of the row's picture; highest score first. Raises InferFailed as above."""
+    seen = _parsed(network, answer, index, _NOWHERE)
+    if not isinstance(seen, Classes):
+        raise InferFailed(f"model {network.name!r} finds objects, and does not say what a whole picture is")
+    labels = dict(enumerate(network.card.labels))
+    return tuple(
+        ClassScore(network.name, number, labels.get(number, f"class {number}"), score)
+        for number, score in zip(seen.class_id.tolist(), seen.score.tolist(), strict=True)
+        if not network.class_ids or number in network.class_ids
+    )
 
 
-async def _until(line: Watchable, *, is_up: bool) -> None:
-    while line.is_up is not is_up:  # noqa: ASYNC110 - lines have no event to wait for
-        await asyncio.sleep(LOOK_S)
+def _parsed(network: Network, answer: RowsResult, index: int, geometry: Geometry) -> VisionResult:
+    response, place = answer.row(index)
+    try:
+        return parse(network.card, response, place, geometry)
+    except EngineFailed as error:
+        raise InferFailed(error.message) from error
+    except InferenceError as error:
+        raise InferFailed(f"model {network.name!r}: {error.message}") from error
+
+
+_NOWHERE = Geometry(1, 1, 1, 1, 1.0, 1.0)  # a classifier's output has no coordinates

@@ -1,4 +1,5 @@
-"""Clients of the engine: KServe gRPC to a gateway, or the core's Unix socket and shared memory on this host."""
+"""Clients of the engine: KServe gRPC to a gateway, or the core's Unix socket and shared memory on this host; the wait
+for a model, and log messages about outages."""
 
 import asyncio
 import contextlib
@@ -6,13 +7,16 @@ import time
 from collections.abc import Collection
 from dataclasses import replace
 from pathlib import Path
+from typing import Protocol
 
 import grpc
+import structlog
 from tritonclient.grpc import service_pb2
 
 from penstock.engines.config_pbtxt import config_from_proto
 from penstock.engines.triton.client import TritonEngine
 from penstock.engines.triton.grpc_client import SERVICE, error_of
+from penstock.gateway.batching.options import UNTRIED
 from penstock.gateway.workers.client import CORE_SILENT, CoreClient
 from penstock.gateway.workers.connection import ClientHello
 from penstock.gateway.workers.core_relay import CORE_GONE
@@ -20,10 +24,23 @@ from penstock.gateway.workers.running_stacks import reachable_folder, stack_at
 from penstock.gateway.workers.slab_sharing import MAX_CLIENT_CALLS, ClientSlab
 from penstock.protocol.call import GrpcAnswer, GrpcCall, GrpcMetadata
 from penstock.protocol.engine import UNMERGED, ModelConfig
-from penstock.protocol.errors import DeadlineExceeded, EngineUnavailable, InferenceError, Overloaded, PermissionDenied
+from penstock.protocol.errors import (
+    DeadlineExceeded,
+    EngineUnavailable,
+    InferenceError,
+    InvalidRequest,
+    ModelNotFound,
+    ModelNotReady,
+    ModelRefused,
+    Overloaded,
+    PermissionDenied,
+)
 from penstock.protocol.grpc_messages import decode_response, encode_request, parsed
 from penstock.protocol.inference import InferRequest, InferResponse
 from penstock.protocol.shared_memory import Slab
+from penstock_video.errors import InferFailed, ModelUnusable
+from penstock_video.infer.calls import REFUSED, EngineClient
+from penstock_video.infer.network import Network, network_from
 from penstock_video.infer.options import EngineAddress
 
 CONNECTIONS = 64
@@ -242,3 +259,66 @@ def _moved(run_dir: Path, http_url: str) -> Path | None:
         return None
     stack = stack_at(http_url)
     return stack.run_dir if stack is not None and stack.run_dir != run_dir else None
+
+
+RETRY_S = 0.2
+_PASSING = (EngineUnavailable, ModelNotReady, *REFUSED)  # of a model that may soon be ready
+
+
+async def find_network(line: EngineClient, name: str, version: str, timeout_s: float) -> Network:
+    """See Engine.network. Waits until the model's trial is done."""
+    until = time.monotonic() + timeout_s
+    while True:
+        try:
+            network = network_from(await line.config(name, version), version)
+            if network.unmerged != UNTRIED or time.monotonic() + RETRY_S >= until:
+                return network
+        except ModelRefused as error:
+            raise ModelUnusable(error.message) from error
+        except ModelNotFound as error:
+            raise ModelUnusable(
+                f"the engine has no model {name!r} ({error.message}); `penstock models list` shows what it has, and "
+                "`penstock models pull` fetches more"
+            ) from error
+        except InvalidRequest as error:
+            raise ModelUnusable(f"model {name!r} cannot be used: {error.message}") from error
+        except _PASSING as error:
+            if time.monotonic() + RETRY_S >= until:
+                raise InferFailed(f"model {name!r} is not ready within {timeout_s:g} s: {error.message}") from error
+        except InferenceError as error:
+            raise InferFailed(f"model {name!r}: {error.message}") from error
+        await asyncio.sleep(RETRY_S)
+
+
+GONE = "the engine is gone: until it is back, files wait (a minute a frame at most) and what cameras bring is dropped"
+BACK = "the engine is back"
+
+log = structlog.get_logger(component="video")
+
+
+class Watchable(Protocol):
+    """One connection to the engine, or all of them. reason: why it is not up."""
+
+    @property
+    def is_up(self) -> bool: ...
+
+    @property
+    def reason(self) -> str: ...
+
+
+async def log_outages(line: Watchable, engine: str) -> None:
+    """Polls and logs outages until cancelled; start it after the first response. engine: its title for the log."""
+    while True:
+        await _until(line, is_up=False)
+        gone_at = time.monotonic()
+        await asyncio.sleep(LOOK_S)
+        if line.is_up:
+            continue
+        log.warning(GONE, engine=engine, reason=line.reason)
+        await _until(line, is_up=True)
+        log.warning(BACK, engine=engine, away_s=round(time.monotonic() - gone_at, 1))
+
+
+async def _until(line: Watchable, *, is_up: bool) -> None:
+    while line.is_up is not is_up:  # noqa: ASYNC110 - lines have no event to wait for
+        await asyncio.sleep(LOOK_S)

@@ -21,12 +21,11 @@ from penstock_video.infer.calls import (
     calls_of,
     failed,
     failure_of,
-    find_network,
     infer_all,
     load,
-    log_outages,
+    refusal_of,
 )
-from penstock_video.infer.clients import GatewayClient, LocalStackClient
+from penstock_video.infer.clients import GatewayClient, LocalStackClient, find_network, log_outages
 from penstock_video.infer.gpu_client import GpuMemoryClient, gather_all, give_back
 from penstock_video.infer.gpu_trial import FIRST_S, TRIAL_S, memory_for, try_gpu, why_not
 from penstock_video.infer.network import Network
@@ -339,7 +338,7 @@ def _refusal(job: _Job, life: _Loop) -> InferFailed | None:
             return InferFailed(f"the engine is not ready: {life.card.reason}")
     if job.deadline <= time.monotonic():
         return InferRefused("the deadline had passed when the rows were submitted")
-    wrong = next((why for row in job.rows if (why := job.network.refusal_of(row))), "")
+    wrong = next((why for row in job.rows if (why := refusal_of(job.network, row))), "")
     return InferFailed(wrong or "no rows were submitted") if wrong or not job.rows else None
 
 

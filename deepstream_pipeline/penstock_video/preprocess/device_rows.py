@@ -6,13 +6,12 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from penstock.vision.preprocess import CropRegion, part_of, values_of
+from penstock.vision.preprocess import NUMPY_OF, CropRegion, part_of, values_of
 from penstock.vision.spec import ColorFormat, InputOrder, PrepareSpec, ScalingFilter
 from penstock_video.gpu.device import Device, DeviceBlock, Kernel, zeros_pinned
-from penstock_video.gpu.picture import DevicePicture
 from penstock_video.preprocess import kernels
 from penstock_video.preprocess.kernels import cubin_for
-from penstock_video.preprocess.rows import row_dtype
+from penstock_video.types import DevicePicture
 
 __all__ = ["DevicePreparer", "Made", "RowTarget", "why_not"]
 
@@ -67,7 +66,7 @@ class _Plan:
             self.row_grid = (max(width, small_width), max(height, small_height), 2)
             channels, lines = spec.color.channels, (part.network_height, part.network_width)
             self.row_shape = (channels, *lines) if spec.layout is InputOrder.NCHW else (*lines, channels)
-            self.row_bytes = channels * lines[0] * lines[1] * np.dtype(row_dtype(spec)).itemsize
+            self.row_bytes = channels * lines[0] * lines[1] * np.dtype(NUMPY_OF[spec.datatype]).itemsize
         self.thumbnail_arguments = _addresses(self.picture, self.thumbnail)
         self.whole_arguments = _addresses(self.picture, self.whole)
         self.row_arguments = _addresses(self.picture, self.row, self.thumbnail)
@@ -85,7 +84,7 @@ class DevicePreparer:
         self._paint_kernel = device.kernel(kernels.PAINT_KERNEL, cubin_for)
         self._row_kernel: Kernel | None = None
         if spec is not None:
-            name = kernels.ROW_KERNELS[np.dtype(row_dtype(spec)).itemsize]
+            name = kernels.ROW_KERNELS[np.dtype(NUMPY_OF[spec.datatype]).itemsize]
             self._row_kernel = device.kernel(name, cubin_for)
         self._block: DeviceBlock | None = None
         self._image: DeviceBlock | None = None

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from penstock_video.errors import GpuFailed, GpuUnavailable
-from penstock_video.gpu.picture import Orientation
+from penstock_video.types import Orientation
 
 SOURCE = r"""
 struct Picture {                                              // NV12

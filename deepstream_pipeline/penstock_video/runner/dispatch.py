@@ -146,6 +146,11 @@ class Dispatcher:
         self._outcomes: deque[FrameOutcome] = deque()
         self._changed = threading.Condition()
 
+    @property
+    def has_cameras(self) -> bool:
+        """Whether a source that drops frames has not ended yet."""
+        return self._cameras > 0
+
     def add(self, way: StreamPipeline) -> None:
         with self._changed:
             self._ways[way.source_id] = way
@@ -157,6 +162,8 @@ class Dispatcher:
         now = time.monotonic()
         with self._changed:
             way = self._ways.get(prepared.frame.source_id)
+            if way is not None:
+                way.note_frame(prepared.frame.captured_at)
             if way is None or way.is_leaving:
                 prepared.release()
                 if way is not None:

@@ -5,6 +5,7 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from functools import partial
 
 import structlog
 
@@ -12,20 +13,19 @@ from penstock_video.decode.uri import policy_of, redacted
 from penstock_video.errors import NotSetUp, PipelineError, SourceExists, TooManySources, UnknownSource
 from penstock_video.infer.engine import Engine
 from penstock_video.infer.network import Network
-from penstock_video.interfaces import Analytics, Tracker
+from penstock_video.interfaces import Analytics, SourceStatistics, Tracker
 from penstock_video.metrics import VideoMetrics
 from penstock_video.mux import MuxOptions
 from penstock_video.runner.dispatch import Dispatcher, DispatchOptions, StreamPipeline
 from penstock_video.runner.recorder import SmartRecorder
-from penstock_video.runner.results import Results, ResultsParts
+from penstock_video.runner.results import Results, ResultsParts, SinkWorker
 from penstock_video.runner.secondary import Secondaries, SecondaryModel
-from penstock_video.runner.sink_worker import SinkWorker
 from penstock_video.runner.source_events import Removed, SourceEvents, SourceEventsParts, SourceGauges, statistics_of
 from penstock_video.source_ids import require_source_id
 from penstock_video.sources.lifecycle import TAKEN_OUT
 from penstock_video.sources.options import SourceNeeds, SourcesOptions
 from penstock_video.sources.sources import Sources
-from penstock_video.types import DropPolicy, FrameResult, SourceConfig, SourceState, SourceStatistics
+from penstock_video.types import DropPolicy, SourceConfig, SourceState
 
 log = structlog.get_logger(component="video")
 
@@ -98,9 +98,8 @@ class Pipeline:
             outlets=parts.outlets,
             secondaries=secondaries,
             metrics=parts.metrics,
-            is_live=self._has_live,
             is_drawn=self._is_drawn,
-            on_result=self._on_result,
+            on_result=None if parts.recorder is None else partial(parts.recorder.observe, sources=self._sources),
             on_over=self._on_over,
         )
 
@@ -298,13 +297,6 @@ class Pipeline:
 
     def _is_over(self) -> bool:
         return all(way.is_over for way in self._ways.values())
-
-    def _has_live(self) -> bool:
-        return any(way.policy is not DropPolicy.BLOCK and not way.is_over for way in self._present())
-
-    def _on_result(self, result: FrameResult) -> None:
-        if self._parts.recorder is not None:
-            self._parts.recorder.observe(result, self._sources)
 
     def _note_last(self, source_id: str) -> None:
         """Stores the last statistics. If the program ended the source: its state before, with all its frames."""

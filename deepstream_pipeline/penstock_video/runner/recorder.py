@@ -8,7 +8,7 @@ import structlog
 
 from penstock_video.errors import PipelineError, SinkFailed, SourceNotOpen, SourceNotRecordable
 from penstock_video.metrics import VideoMetrics
-from penstock_video.runner.sink_worker import Channel
+from penstock_video.runner.results import Channel
 from penstock_video.sinks.recordings import (
     FinishedRecording,
     RecordingsFolder,
@@ -19,7 +19,7 @@ from penstock_video.sinks.recordings import (
 from penstock_video.sources.options import SourceSnapshot
 from penstock_video.sources.protocol import Cut, Recorded
 from penstock_video.sources.sources import Sources
-from penstock_video.types import DropPolicy, FrameResult, SourceState
+from penstock_video.types import FrameResult, SourceState
 
 log = structlog.get_logger(component="video")
 LOOK_S = 0.5
@@ -43,7 +43,7 @@ class SmartRecorder:
         self._failed: Counter[str] = Counter()  # by log message
         self._unwritable, self._index_fails = Counter[str](), ""
         self._tell_at = self._tell_failed_at = 0.0
-        self._over: Channel[FinishedRecording] = Channel(MOST_WAITING, DropPolicy.DROP_OLDEST)
+        self._over: Channel[FinishedRecording] = Channel(MOST_WAITING)
         self._thread = threading.Thread(target=self._run, name="recordings", daemon=True)
 
     def start(self) -> None:

@@ -10,10 +10,10 @@ from functools import partial
 import structlog
 
 from penstock_video.errors import InferFailed
-from penstock_video.infer.calls import RowsResult
+from penstock_video.infer.calls import RowsResult, classes_of
 from penstock_video.infer.crops import Crop, SecondaryOptions, SecondaryPlan
 from penstock_video.infer.engine import Engine
-from penstock_video.infer.network import Network, classes_of
+from penstock_video.infer.network import Network
 from penstock_video.metrics import VideoMetrics
 from penstock_video.mux import END, ResultSequencer
 from penstock_video.runner.dispatch import StreamPipeline

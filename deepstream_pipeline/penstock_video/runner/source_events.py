@@ -8,13 +8,14 @@ from dataclasses import dataclass, replace
 import structlog
 
 from penstock_video.decode.uri import is_live, redacted
+from penstock_video.interfaces import SourceStatistics
 from penstock_video.metrics import DECODERS, VideoMetrics
 from penstock_video.runner.dispatch import Dispatcher, StreamPipeline
 from penstock_video.runner.recorder import SmartRecorder
 from penstock_video.sources.lifecycle import TAKEN_OUT, WAITS_FOR_CARD
 from penstock_video.sources.options import ProcessSnapshot, SourceSnapshot
 from penstock_video.sources.protocol import Beat, Opened, Recorded
-from penstock_video.types import DropReason, PreparedFrame, SourceState, SourceStatistics
+from penstock_video.types import DropReason, SourceState
 
 
 @dataclass(slots=True)
@@ -91,12 +92,7 @@ class SourceEvents:
     def __init__(self, parts: SourceEventsParts) -> None:
         self._parts = parts
         self._troubled: set[str] = set()
-
-    def on_frame(self, prepared: PreparedFrame) -> None:
-        way = self._parts.way_of(prepared.frame.source_id)
-        if way is not None:
-            way.note_frame(prepared.frame.captured_at)
-        self._parts.dispatcher.on_frame(prepared)
+        self.on_frame = parts.dispatcher.on_frame
 
     def on_lost(self, source_id: str, reason: str, count: int) -> None:
         way = self._parts.way_of(source_id)

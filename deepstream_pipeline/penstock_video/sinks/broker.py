@@ -4,7 +4,7 @@ import random
 import secrets
 import threading
 import time
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from enum import StrEnum
 from typing import Annotated, Protocol
 
@@ -16,7 +16,7 @@ from penstock_video.errors import SinkFailed
 from penstock_video.interfaces import INTERNAL
 from penstock_video.sinks.broker_link import BrokerLink, DeliveryOutcome, LinkDown
 from penstock_video.sinks.schemas import Schema, event_lines, objects_line
-from penstock_video.sinks.spool import Message, Spool
+from penstock_video.sinks.spool import Message, Spool, SpoolStatistics
 from penstock_video.types import FrameResult
 
 OPEN_TIMEOUT_S = 3.0
@@ -65,31 +65,11 @@ class SinkGauge(Protocol):
         ...
 
 
-class Unwatched:
-    """A SinkGauge that drops everything."""
-
-    def depth(self, n: int, size_bytes: int) -> None:
-        """Does nothing."""
-
-    def dropped(self, n: int) -> None:
-        """Does nothing."""
-
-    def failed(self) -> None:
-        """Does nothing."""
-
-
 @dataclass(frozen=True, slots=True)
-class BrokerStatistics:
-    """depth, size_bytes: in the spool now. Totals: written = sent + dropped + refused + depth. dropped: lost for lack
-    of room. refused: rejected by the broker for good (a webhook's dead letters); refusal: the last reason. errors:
-    failed attempts. is_connected: as of the last attempt or message; reason: why not."""
+class BrokerStatistics(SpoolStatistics):
+    """refusal: the last reason of a rejected message. errors: failed attempts. is_connected: as of the last attempt or
+    message; reason: why not."""
 
-    depth: int
-    size_bytes: int
-    written: int
-    sent: int
-    dropped: int
-    refused: int
     errors: int
     is_connected: bool
     reason: str
@@ -114,7 +94,7 @@ class BrokerSink:
     def __init__(self, link: BrokerLink, options: BrokerOptions, gauge: SinkGauge | None = None) -> None:
         self._link = link
         self._options = options
-        self._gauge: SinkGauge = gauge or Unwatched()
+        self._gauge = gauge
         self._spool = Spool(options.spool_messages, options.spool_bytes)
         self._changed = threading.Condition()  # guards the spool, and the values of statistics()
         self._closing = threading.Event()
@@ -141,7 +121,9 @@ class BrokerSink:
             dropped = sum([self._spool.put(message) for message in messages])
             self._changed.notify()
         if dropped:
-            self._tell_dropped(dropped)
+            if self._gauge is not None:
+                self._gauge.dropped(dropped)
+            self._tell_once("full", "sink drops its oldest messages", "its spool is full")
         self._tell_depth()
 
     def end_source(self, source_id: str) -> None:
@@ -166,14 +148,8 @@ class BrokerSink:
     def statistics(self) -> BrokerStatistics:
         """Current statistics. Thread-safe."""
         with self._changed:
-            spool = self._spool.statistics()
             return BrokerStatistics(
-                depth=spool.depth,
-                size_bytes=spool.size_bytes,
-                written=spool.put,
-                sent=spool.sent,
-                dropped=spool.dropped,
-                refused=spool.refused,
+                **asdict(self._spool.statistics()),
                 errors=self._errors,
                 is_connected=self._is_connected,
                 reason=self._reason,
@@ -215,43 +191,33 @@ class BrokerSink:
             self._is_open = True
             if has_answered and not self._spool.has_waiting:  # otherwise the first delivery shows it
                 self._connected()
-        messages, has_taken = self._next()
-        if not has_taken:
-            self._link.idle()
-            self._tell_depth()
-            return
-        self._settle(self._link.send(messages))
-
-    def _next(self) -> tuple[tuple[Message, ...], bool]:
         with self._changed:
-            if self._spool.has_taken:
-                return (), True
             if not self._spool.has_waiting and not self._closing.is_set():
                 self._changed.wait(IDLE_S)
             messages = self._spool.take(self._link.max_messages, self._link.max_bytes)
-            return messages, bool(messages)
+        if messages:
+            self._settle(self._link.send(messages))
+        else:
+            self._link.idle()
+            self._tell_depth()
 
     def _settle(self, outcome: DeliveryOutcome) -> None:
         with self._changed:
             self._spool.done(outcome.delivered)
             self._spool.refuse(outcome.refused)
             self._spool.put_back(outcome.left)
-            has_taken = self._spool.has_taken
         if outcome.refused:
             self._refused(outcome)
-        if outcome.left or (outcome.trouble and not has_taken):
+        if outcome.trouble:
             self._lost(outcome.trouble, outcome.pause_s)
-        elif outcome.trouble:
-            if self._is_connected or not self._logged_reasons:
-                self._count_error()
-            self._waiting(outcome.trouble)
         elif outcome.delivered:
             self._connected()
         self._tell_depth()
 
     def _refused(self, outcome: DeliveryOutcome) -> None:
         self._count_error()
-        self._gauge.dropped(len(outcome.refused))
+        if self._gauge is not None:
+            self._gauge.dropped(len(outcome.refused))
         with self._changed:
             self._refusal = outcome.refusal
             if not self._is_connected:
@@ -269,7 +235,11 @@ class BrokerSink:
             self._spool.put_back_all()
         self._count_error()
         is_first = self._is_connected and not pause_s
-        self._waiting(reason, is_logged=not is_first)
+        with self._changed:
+            self._is_connected, self._reason = False, reason
+        self._untold = reason
+        if not is_first:
+            self._tell_waiting()
         self._pause(pause_s)
 
     def _pause(self, asked_s: float) -> None:
@@ -286,7 +256,7 @@ class BrokerSink:
         if self._is_connected:
             return
         if self._untold:
-            self._tell_waiting(self._untold)
+            self._tell_waiting()
         with self._changed:
             self._is_connected, self._reason = True, ""
             spool = self._spool.statistics()
@@ -295,22 +265,15 @@ class BrokerSink:
         self._logged_reasons.clear()
         tell("sink connected", sink=self._link.place, spooled=spool.depth, dropped=dropped)
 
-    def _waiting(self, reason: str, *, is_logged: bool = True) -> None:
-        with self._changed:
-            self._is_connected, self._reason = False, reason
-        if is_logged:
-            self._tell_waiting(reason)
-        else:
-            self._untold = reason
-
-    def _tell_waiting(self, reason: str) -> None:
-        self._untold = ""
+    def _tell_waiting(self) -> None:
+        reason, self._untold = self._untold, ""
         self._tell_once("waiting", "sink waits for its broker", reason)
 
     def _count_error(self) -> None:
         with self._changed:
             self._errors += 1
-        self._gauge.failed()
+        if self._gauge is not None:
+            self._gauge.failed()
 
     def _tell_once(self, kind: str, event: str, reason: str) -> None:
         said = f"{kind}: {reason}"
@@ -318,11 +281,8 @@ class BrokerSink:
             self._logged_reasons.add(said)
             log.warning(event, sink=self._link.place, reason=reason)
 
-    def _tell_dropped(self, n: int) -> None:
-        self._gauge.dropped(n)
-        self._tell_once("full", "sink drops its oldest messages", "its spool is full")
-
     def _tell_depth(self) -> None:
-        with self._changed:
-            n, size_bytes = len(self._spool), self._spool.size_bytes
-        self._gauge.depth(n, size_bytes)
+        if self._gauge is not None:
+            with self._changed:
+                n, size_bytes = len(self._spool), self._spool.size_bytes
+            self._gauge.depth(n, size_bytes)

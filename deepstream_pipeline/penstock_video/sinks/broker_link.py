@@ -3,7 +3,8 @@
 import socket
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from importlib import import_module
+from typing import Any, Protocol
 from urllib.parse import urlsplit
 
 from pydantic import AfterValidator
@@ -22,9 +23,8 @@ class LinkDown(PipelineError):
 
 @dataclass(frozen=True, slots=True)
 class DeliveryOutcome:
-    """Results of messages that a link got, in this or an earlier call. delivered: acknowledged. refused: never
-    accepted; refusal says why. left: not delivered, or unknown, in order. trouble: why the link stopped; a link without
-    messages is then reopened. pause_s: minimum pause."""
+    """Results of the messages of one `send`, each in one of them. delivered: acknowledged. refused: never accepted;
+    refusal says why. left: not delivered, or unknown, in order; trouble says why. pause_s: minimum pause."""
 
     delivered: Sequence[Message] = ()
     refused: Sequence[Message] = ()
@@ -48,8 +48,8 @@ class BrokerLink(Protocol):
         ...
 
     def send(self, messages: Sequence[Message]) -> DeliveryOutcome:
-        """Sends messages in order, after pending ones, and waits about a second for answers. Messages in no outcome
-        stay with the link; poll it with `send(())`. Raises none of its library's errors."""
+        """Sends messages in order and waits for their answers, until none comes for some seconds. Raises none of its
+        library's errors."""
         ...
 
     def idle(self) -> None:
@@ -57,7 +57,7 @@ class BrokerLink(Protocol):
         ...
 
     def close(self) -> None:
-        """Closes the connection at once and drops pending messages. It can be opened again."""
+        """Closes the connection at once. It can be opened again."""
         ...
 
 
@@ -69,9 +69,12 @@ def scrub(text: str, secrets: Iterable[str]) -> str:
     return " ".join(text.split())
 
 
-def missing(library: str, extra: str) -> SinkFailed:
-    """The error for a missing client library, with the command that installs it."""
-    return SinkFailed(f"this sink needs the library {library}: install penstock[{extra}]")
+def client_library(module: str, library: str, extra: str) -> Any:
+    """The module of a client library. Raises SinkFailed, with what installs it, if it is missing."""
+    try:
+        return import_module(module)
+    except ImportError as error:
+        raise SinkFailed(f"this sink needs the library {library}: install penstock[{extra}]") from error
 
 
 def require_allowed_peer(connected: socket.socket, host: str, outbound: OutboundPolicy) -> None:

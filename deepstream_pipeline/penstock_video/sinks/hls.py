@@ -17,7 +17,7 @@ from pydantic import Field
 from penstock_video.backoff import Backoff, Outage
 from penstock_video.errors import SinkFailed
 from penstock_video.sinks.encoder import encoder_options, even, stream_encoder
-from penstock_video.sinks.jsonl import Folder, SourceFolders, made_folder
+from penstock_video.sinks.jsonl import Folder, SourceFolders, end_all, made_folder
 from penstock_video.sinks.osd import Osd
 from penstock_video.sinks.schemas import iso_time
 from penstock_video.types import ByteArray, Frame, FrameResult
@@ -157,14 +157,7 @@ class HlsSink:
 
     def close(self) -> None:
         """Ends every playlist. A second call does nothing."""
-        failures = []
-        for source_id in list(self._streams):
-            try:
-                self.end_source(source_id)
-            except SinkFailed as failure:
-                failures.append(failure.message)
-        if failures:
-            raise SinkFailed("; ".join(failures))
+        end_all(self._streams, self.end_source)
 
 
 class LiveStream:

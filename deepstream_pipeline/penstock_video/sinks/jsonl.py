@@ -3,7 +3,7 @@
 import os
 import re
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -51,6 +51,18 @@ class SourceFolders:
         if self._has_room_for_one:
             self._has_room_for_one, self._single = False, source_id
         return self.folder if source_id == self._single else self.folder / source_id
+
+
+def end_all(source_ids: Iterable[str], end: Callable[[str], None]) -> None:
+    """Ends the source of each ID. Raises SinkFailed afterwards, with the text of every failure."""
+    failures = []
+    for source_id in list(source_ids):
+        try:
+            end(source_id)
+        except SinkFailed as failure:
+            failures.append(failure.message)
+    if failures:
+        raise SinkFailed("; ".join(failures))
 
 
 RETRY_S = 5.0  # after a line could not be written
@@ -132,16 +144,15 @@ class LineFile:
         """Writes the lines, each whole or not at all. Returns a new failure."""
         if not lines:
             return None
-        if self._descriptor < 0 or not self._outage.may_try(now):
+        if self._descriptor < 0 or (self._outage.is_open and not self._outage.may_try(now)):
             self._outage.lost += len(lines)
             return None
         try:
             self._write(b"\n".join(lines) + b"\n")
         except OSError as error:
             return self._failed(len(lines), error, now)
-        lost = self._outage.worked()
-        if lost is not None:
-            log.warning("file is written again", path=str(self.path), lost_lines=lost)
+        if self._outage.is_open:
+            log.warning("file is written again", path=str(self.path), lost_lines=self._outage.worked())
         return None
 
     def close(self) -> None:

@@ -1,7 +1,6 @@
 """Kafka sink: an idempotent producer with acks=all. The key is the source's ID, which keeps its messages in order."""
 
 import time
-from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -14,7 +13,7 @@ from penstock.outbound import OutboundPolicy
 from penstock_video.errors import SinkFailed
 from penstock_video.interfaces import SECRET
 from penstock_video.sinks.broker import BrokerOptions, BrokerSink, SinkGauge
-from penstock_video.sinks.broker_link import DeliveryOutcome, LinkDown, missing, require_allowed_host, scrub
+from penstock_video.sinks.broker_link import DeliveryOutcome, LinkDown, client_library, require_allowed_host, scrub
 from penstock_video.sinks.spool import Message
 
 if TYPE_CHECKING:
@@ -22,7 +21,6 @@ if TYPE_CHECKING:
     from confluent_kafka import Message as Delivered
 
 
-ROUND_S = 1.0  # wait for acknowledgements in one send
 SILENT_AFTER_S = 5.0  # without an acknowledgement the broker counts as away
 POLL_S = 0.1
 LET_GO_S = 0.5
@@ -73,12 +71,8 @@ class KafkaLink:
     max_bytes = 4 * 2**20
 
     def __init__(self, options: KafkaOptions) -> None:
-        try:
-            import confluent_kafka
-        except ImportError as error:
-            raise missing("confluent-kafka", "kafka") from error
-        self._kafka = confluent_kafka
-        errors = confluent_kafka.KafkaError
+        self._kafka = client_library("confluent_kafka", "confluent-kafka", "kafka")
+        errors = self._kafka.KafkaError
         self._never = {
             errors.MSG_SIZE_TOO_LARGE,
             errors.INVALID_MSG,
@@ -88,10 +82,7 @@ class KafkaLink:
         self._options, self._outbound = options, OutboundPolicy(options.allowed_outbound)
         self._secrets = [value for name, value in options.settings if any(word in name for word in SECRET_SETTINGS)]
         self.place = f"kafka {options.brokers}, topic {options.topic}"
-        self._unsent: deque[Message] = deque()  # accepted, but librdkafka's queue had no room yet
-        self._sent: dict[int, Message] = {}  # in librdkafka, unacknowledged; by identity, in order
-        self._delivered: list[Message] = []
-        self._refused: list[Message] = []
+        self._reports: dict[int, bool] = {}  # of this send's messages by identity: delivered, or refused
         self._refusal = self._failure = self._trouble = self._last_error = ""
         self._answered_at = 0.0
         given = {"bootstrap.servers": options.brokers, **SETTINGS, **dict(options.settings)}
@@ -117,22 +108,21 @@ class KafkaLink:
         return True
 
     def send(self, messages: Sequence[Message]) -> DeliveryOutcome:
-        """Passes them to librdkafka and waits for its reports; those without one stay with the link."""
-        if messages:
-            self._answered_at = time.monotonic()
-        self._unsent.extend(messages)
-        until = time.monotonic() + ROUND_S
-        while (self._unsent or self._sent) and not self._failure and time.monotonic() < until:
-            self._hand_over()
+        """Passes them to librdkafka and waits for its reports."""
+        self._reports, self._failure, self._answered_at = {}, "", time.monotonic()
+        sent, trouble = 0, ""
+        while len(self._reports) < len(messages) and not trouble:
+            sent += self._hand_over(messages[sent:])
             self._live().poll(POLL_S)
-        left: list[Message] = []
-        if self._failure:
-            left = self._give_up()
-        outcome = DeliveryOutcome(
-            self._delivered, self._refused, self._refusal, left, self._failure or self._waits_for()
+            trouble = self._failure or self._waits_for()
+        left = [one for one in messages if id(one) not in self._reports]
+        return DeliveryOutcome(
+            [one for one in messages if self._reports.get(id(one)) is True],
+            [one for one in messages if self._reports.get(id(one)) is False],
+            self._refusal,
+            left,
+            trouble if left else "",
         )
-        self._delivered, self._refused, self._failure = [], [], ""
-        return outcome
 
     def idle(self) -> None:
         """Serves librdkafka's callbacks."""
@@ -141,9 +131,12 @@ class KafkaLink:
             raise LinkDown(self._trouble)
 
     def close(self) -> None:
-        """Drops pending messages and the producer."""
-        self._give_up()
-        self._delivered, self._refused, self._failure, self._trouble = [], [], "", ""
+        """Drops the producer, which may still send messages that were left."""
+        self._failure = self._trouble = ""
+        old, self._producer = self._producer, None
+        if old is not None:
+            old.purge()
+            old.flush(LET_GO_S)  # the library frees only messages that were reported
 
     def _live(self) -> "Producer":
         if self._producer is None:
@@ -157,13 +150,14 @@ class KafkaLink:
 
     def _new_producer(self, instead: Mapping[str, Setting]) -> "Producer":
         try:
-            return self._kafka.Producer({**self._settings, **instead, "error_cb": self._on_error})
+            producer: Producer = self._kafka.Producer({**self._settings, **instead, "error_cb": self._on_error})
         except (self._kafka.KafkaException, ValueError, TypeError) as error:
             raise SinkFailed(f"{self.place}: {scrub(str(error), self._secrets)}") from None
+        return producer
 
-    def _hand_over(self) -> None:
-        while self._unsent:
-            one = self._unsent[0]
+    def _hand_over(self, messages: Sequence[Message]) -> int:
+        """Passes messages on while librdkafka's queue has room; returns how many."""
+        for number, one in enumerate(messages):
             try:
                 self._live().produce(
                     self._options.topic,
@@ -173,23 +167,17 @@ class KafkaLink:
                     headers=[("id", one.id.encode()), ("kind", one.kind.encode())],
                 )
             except BufferError:
-                return
+                return number
             except self._kafka.KafkaException as error:
-                self._unsent.popleft()
-                self._sent[id(one)] = one
                 self._on_delivery(one, error.args[0], None)
-                continue
-            self._unsent.popleft()
-            self._sent[id(one)] = one
+        return len(messages)
 
     def _on_delivery(self, one: Message, error: "KafkaError | None", _: "Delivered | None") -> None:
-        if id(one) not in self._sent:
-            return  # abandoned, and back in the spool
         self._answered_at, self._trouble = time.monotonic(), ""
         if error is None:
-            self._delivered.append(self._sent.pop(id(one)))
+            self._reports[id(one)] = True
         elif error.code() in self._never:
-            self._refused.append(self._sent.pop(id(one)))
+            self._reports[id(one)] = False
             self._refusal = self._said(error)
         else:
             self._failure = self._said(error)
@@ -202,20 +190,7 @@ class KafkaLink:
         else:
             self._last_error = self._said(error)  # perhaps of one broker of several
 
-    def _give_up(self) -> list[Message]:
-        """Everything without a report, in order. Needs a new producer, as the old one may send some."""
-        left = [*self._sent.values(), *self._unsent]
-        self._sent.clear()
-        self._unsent.clear()
-        old, self._producer = self._producer, None
-        if old is not None:
-            old.purge()
-            old.flush(LET_GO_S)  # the library frees only messages that were reported
-        return left
-
     def _waits_for(self) -> str:
-        if not self._sent and not self._unsent:
-            return ""
         if self._trouble:
             return self._trouble
         silent_s = time.monotonic() - self._answered_at

@@ -14,10 +14,9 @@ from typing import TYPE_CHECKING, Annotated
 from pydantic import AfterValidator, Field
 
 from penstock.outbound import OutboundPolicy
-from penstock_video.errors import SinkFailed
 from penstock_video.interfaces import SECRET
 from penstock_video.sinks.broker import BrokerOptions, BrokerSink, SinkGauge
-from penstock_video.sinks.broker_link import DeliveryOutcome, LinkDown, missing, require_allowed_peer, scrub
+from penstock_video.sinks.broker_link import DeliveryOutcome, LinkDown, client_library, require_allowed_peer, scrub
 from penstock_video.sinks.spool import Message
 
 if TYPE_CHECKING:
@@ -26,7 +25,6 @@ if TYPE_CHECKING:
     from paho.mqtt.reasoncodes import ReasonCode
 
 
-ROUND_S = 1.0  # wait for acknowledgements in one send
 SILENT_AFTER_S = 10.0  # without an acknowledgement the connection is closed
 POLL_S = 0.1
 KEEPALIVE_S = 15
@@ -59,28 +57,21 @@ class MqttOptions(BrokerOptions):
 
 
 def _checked_topic(topic: str, placeholders: Sequence[str]) -> str:
-    if fault := topic_fault(topic, placeholders):
-        raise ValueError(fault)
+    if set(topic) & set("+#\0"):
+        raise ValueError("a topic to publish to has no wildcard (+ or #)")
+    rest = topic
+    for known in placeholders:
+        rest = rest.replace(known, "")
+    if found := re.search(r"\{[^{}]*\}|[{}]", rest):
+        wrong = f"{found[0]} is no placeholder" if len(found[0]) > 1 else f"a {found[0]} stands alone"
+        takes = f"there are {' and '.join(placeholders)}" if placeholders else "it takes none"
+        raise ValueError(f"{wrong}; {takes}")
     return topic
 
 
 def mqtt_sink(options: MqttOptions, gauge: SinkGauge | None = None) -> BrokerSink:
     """A sink that publishes to an MQTT broker. Raises SinkFailed if the library is missing or an option is invalid."""
     return BrokerSink(MqttLink(options), options, gauge)
-
-
-def topic_fault(topic: str, placeholders: Sequence[str] = PLACEHOLDERS) -> str:
-    """Why the topic cannot be published to; empty if it can. placeholders: the allowed ones."""
-    if set(topic) & set("+#\0"):
-        return "a topic to publish to has no wildcard (+ or #)"
-    rest = topic
-    for known in placeholders:
-        rest = rest.replace(known, "")
-    found = re.search(r"\{[^{}]*\}|[{}]", rest)
-    if found is None:
-        return ""
-    takes = f"there are {' and '.join(placeholders)}" if placeholders else "it takes none"
-    return f"{found[0]} is no placeholder; {takes}" if len(found[0]) > 1 else f"a {found[0]} stands alone; {takes}"
 
 
 class MqttLink:
@@ -91,23 +82,12 @@ class MqttLink:
     max_bytes = 4 * 2**20
 
     def __init__(self, options: MqttOptions) -> None:
-        try:
-            import paho.mqtt.client as paho
-            from paho.mqtt.enums import MQTTProtocolVersion
-        except ImportError as error:
-            raise missing("paho-mqtt", "video") from error
-        for topic, placeholders in ((options.topic, PLACEHOLDERS), (options.status_topic, ())):
-            if fault := topic_fault(topic, placeholders):
-                raise SinkFailed(f"MQTT topic {topic!r}: {fault}")
-        if not options.topic or options.qos not in (0, 1, 2):
-            raise SinkFailed(f"MQTT wants a topic and a qos of 0, 1 or 2, not {options.topic!r} and {options.qos}")
-        self._paho = paho
+        self._paho = client_library("paho.mqtt.client", "paho-mqtt", "video")
         self._options = options
         self.place = f"mqtt {options.host}:{options.port}, topic {options.topic}"
-        self._protocol = MQTTProtocolVersion.MQTTv5
+        self._protocol = self._paho.MQTTv5
         self._client_id = f"penstock-{secrets.token_hex(6)}"
         self._client: Client | None = None
-        self._unsent: deque[Message] = deque()
         self._unacknowledged: dict[int, Message] = {}  # by packet ID, in the order of sending
         self._delivered: list[Message] = []
         self._is_connected = False
@@ -133,28 +113,25 @@ class MqttLink:
         return True
 
     def send(self, messages: Sequence[Message]) -> DeliveryOutcome:
-        """Publishes them and serves the connection until all are acknowledged, or for a second."""
-        refused = []
-        if messages:
-            self._answered_at = time.monotonic()
-        for one in messages:
-            if 0 < self._largest_bytes < len(one.body) + HEADER_BYTES:
-                refused.append(one)  # the broker would disconnect
-            else:
-                self._unsent.append(one)
-        until = time.monotonic() + ROUND_S
-        while (self._unsent or self._unacknowledged) and not self._trouble and time.monotonic() < until:
-            while self._unsent and len(self._unacknowledged) < self._window:
-                self._publish(self._unsent.popleft())
+        """Publishes them and serves the connection until all are acknowledged."""
+        self._answered_at, self._delivered = time.monotonic(), []
+        unsent = deque(one for one in messages if not self._is_too_large(one))
+        while (unsent or self._unacknowledged) and not self._trouble:
+            while unsent and len(self._unacknowledged) < self._window:
+                self._publish(unsent.popleft())
             self._serve(POLL_S if self._unacknowledged else 0.0)
-        if self._unacknowledged and time.monotonic() - self._answered_at > SILENT_AFTER_S:
-            self._trouble = f"no answer for {SILENT_AFTER_S:g} s"
-        left = [*self._unacknowledged.values(), *self._unsent] if self._trouble else []
-        outcome = DeliveryOutcome(
-            self._delivered, refused, f"larger than the broker's {self._largest_bytes} bytes", left, self._trouble
+            if self._unacknowledged and time.monotonic() - self._answered_at > SILENT_AFTER_S:
+                self._trouble = f"no answer for {SILENT_AFTER_S:g} s"
+        return DeliveryOutcome(
+            self._delivered,
+            [one for one in messages if self._is_too_large(one)],  # the broker would disconnect
+            f"larger than the broker's {self._largest_bytes} bytes",
+            [*self._unacknowledged.values(), *unsent],
+            self._trouble,
         )
-        self._delivered = []
-        return outcome
+
+    def _is_too_large(self, one: Message) -> bool:
+        return 0 < self._largest_bytes < len(one.body) + HEADER_BYTES
 
     def idle(self) -> None:
         """Reads, and sends keep-alive pings."""
@@ -177,8 +154,6 @@ class MqttLink:
             connection.close()
         self._is_connected, self._trouble = False, ""
         self._unacknowledged.clear()
-        self._unsent.clear()
-        self._delivered = []
 
     def _new_client(self, timeout_s: float) -> "Client":
         options, paho = self._options, self._paho
@@ -240,7 +215,7 @@ class MqttLink:
         if code.is_failure:
             self._trouble = f"the broker refuses: {code}"
             if str(code) == "Unsupported protocol version":
-                self._protocol = type(self._protocol).MQTTv311
+                self._protocol = self._paho.MQTTv311
             return
         self._is_connected, self._answered_at = True, time.monotonic()
         self._largest_bytes = int(getattr(said, "MaximumPacketSize", 0))

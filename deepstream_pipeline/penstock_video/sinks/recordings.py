@@ -217,29 +217,6 @@ def over_quota(files: Iterable[tuple[Path, int, float]], quota_bytes: int) -> li
     return doomed[::-1]
 
 
-class RecordingLine(msgspec.Struct, frozen=True):
-    """A line of recordings.jsonl. time: ISO 8601 of its moment; the file begins before_s before it."""
-
-    source_id: str
-    path: str
-    time: str
-    before_s: float
-    after_s: float
-    size_bytes: int
-    error: str
-    events: tuple["RecordedEvent", ...]
-
-
-class RecordedEvent(msgspec.Struct, frozen=True):
-    """An event that a recording shows."""
-
-    kind: str
-    rule: str
-    frame_num: int
-    pts_s: float
-    track_id: int | None
-
-
 class RecordingsFolder:
     """The recordings' files and their index. Raises SinkFailed at once if the folder is not writable."""
 
@@ -297,19 +274,25 @@ def _with_events(running: _Running) -> FinishedRecording:
     return replace(over, events=tuple(running.events))
 
 
-def _line(recording: FinishedRecording) -> RecordingLine:
+def _line(recording: FinishedRecording) -> dict[str, object]:
+    """A line of recordings.jsonl. time: ISO 8601 of its moment; the file begins before_s before it."""
     path = Path(recording.path)
-    events = (
-        RecordedEvent(str(event.kind), event.rule, event.frame_num, round(event.pts_s, 6), event.track_id)
-        for event in recording.events
-    )
-    return RecordingLine(
-        source_id=recording.source_id,
-        path=path.name,
-        time=iso_time(recording.unix_s),
-        before_s=round(recording.before_s, 3),
-        after_s=round(recording.after_s, 3),
-        size_bytes=path.stat().st_size if path.exists() else 0,
-        error=recording.error,
-        events=tuple(events),
-    )
+    return {
+        "source_id": recording.source_id,
+        "path": path.name,
+        "time": iso_time(recording.unix_s),
+        "before_s": round(recording.before_s, 3),
+        "after_s": round(recording.after_s, 3),
+        "size_bytes": path.stat().st_size if path.exists() else 0,
+        "error": recording.error,
+        "events": [
+            {
+                "kind": str(event.kind),
+                "rule": event.rule,
+                "frame_num": event.frame_num,
+                "pts_s": round(event.pts_s, 6),
+                "track_id": event.track_id,
+            }
+            for event in recording.events
+        ],
+    }

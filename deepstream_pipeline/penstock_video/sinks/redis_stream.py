@@ -13,7 +13,14 @@ from penstock.outbound import OutboundPolicy
 from penstock_video.errors import SinkFailed
 from penstock_video.interfaces import SECRET
 from penstock_video.sinks.broker import BrokerOptions, BrokerSink, SinkGauge
-from penstock_video.sinks.broker_link import DeliveryOutcome, LinkDown, address_of, missing, require_allowed_peer, scrub
+from penstock_video.sinks.broker_link import (
+    DeliveryOutcome,
+    LinkDown,
+    address_of,
+    client_library,
+    require_allowed_peer,
+    scrub,
+)
 from penstock_video.sinks.spool import Message
 
 if TYPE_CHECKING:
@@ -23,7 +30,6 @@ if TYPE_CHECKING:
 
 ANSWER_TIMEOUT_S = 3.0
 PING_EVERY_S = 5.0
-SCHEMES = ("redis", "rediss", "unix")
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,16 +54,10 @@ class RedisLink:
     max_bytes = 4 * 2**20
 
     def __init__(self, options: RedisOptions) -> None:
-        try:
-            import redis
-        except ImportError as error:
-            raise missing("redis", "video") from error
-        self._redis = redis
+        self._redis = client_library("redis", "redis", "video")
         self._options = options
         parts = urlsplit(options.url)
         self._secrets = [word for raw in (parts.password, options.url) if raw for word in (raw, unquote(raw))]
-        if parts.scheme not in SCHEMES:
-            raise SinkFailed(f"a Redis URL begins with redis://, rediss:// or unix://, not with {parts.scheme!r}")
         where = parts.path if parts.scheme == "unix" else parts.netloc.rpartition("@")[2]
         self.place = f"redis {where}, stream {options.stream}"
         self._client: Redis | None = None

@@ -19,11 +19,12 @@ class Message:
 
 @dataclass(frozen=True, slots=True)
 class SpoolStatistics:
-    """depth, size_bytes: of waiting and taken messages. Totals: put = sent + dropped + refused + depth."""
+    """depth, size_bytes: of waiting and taken messages. Totals: written = sent + dropped + refused + depth. dropped:
+    lost for lack of room. refused: rejected by the broker for good (a webhook's dead letters)."""
 
     depth: int
     size_bytes: int
-    put: int
+    written: int
     sent: int
     dropped: int
     refused: int
@@ -55,11 +56,6 @@ class Spool:
     def has_waiting(self) -> bool:
         """Whether `take` would return messages."""
         return bool(self._waiting)
-
-    @property
-    def has_taken(self) -> bool:
-        """Whether taken messages are not settled yet."""
-        return bool(self._taken)
 
     def put(self, message: Message) -> int:
         """Adds a message; returns how many were dropped, possibly this one."""

@@ -18,7 +18,7 @@ from pydantic import Field
 from penstock_video.backoff import Backoff, Outage
 from penstock_video.errors import SinkFailed
 from penstock_video.sinks.encoder import SQUARE, encoder_options, even, stream_encoder
-from penstock_video.sinks.jsonl import Folder, SourceFolders, made_folder
+from penstock_video.sinks.jsonl import Folder, SourceFolders, end_all, made_folder
 from penstock_video.sinks.osd import Osd
 from penstock_video.types import ByteArray, FrameResult
 
@@ -92,14 +92,7 @@ class AnnotatedSink:
 
     def close(self) -> None:
         """Finishes every file. A second call does nothing."""
-        failures = []
-        for source_id in list(self._files):
-            try:
-                self._finish(source_id)
-            except SinkFailed as failure:
-                failures.append(failure.message)
-        if failures:
-            raise SinkFailed("; ".join(failures))
+        end_all(self._files, self._finish)
 
     def _may_write(self, now: float) -> bool:
         if not self._outage.is_open:

@@ -13,10 +13,11 @@ from email.utils import parsedate_to_datetime
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
-from urllib.parse import SplitResult, unquote, urlsplit
+from urllib.parse import unquote, urlsplit
 
 import msgspec
 import structlog
+import urllib3
 from pydantic import BeforeValidator, Field, WithJsonSchema
 from urllib3 import HTTPConnectionPool, connection_from_url
 from urllib3.connection import HTTPConnection, HTTPSConnection
@@ -26,9 +27,9 @@ from urllib3.util import parse_url
 from penstock.outbound import OutboundPolicy
 from penstock_video.backoff import Backoff
 from penstock_video.errors import SinkFailed
-from penstock_video.interfaces import INTERNAL, SECRET
+from penstock_video.interfaces import SECRET
 from penstock_video.sinks.broker import BrokerOptions, BrokerSink, SinkGauge
-from penstock_video.sinks.broker_link import DeliveryOutcome, LinkDown, address_of, missing, require_allowed_peer
+from penstock_video.sinks.broker_link import DeliveryOutcome, LinkDown, address_of, require_allowed_peer
 from penstock_video.sinks.schemas import iso_time
 from penstock_video.sinks.spool import Message
 
@@ -149,8 +150,7 @@ log = structlog.get_logger(component="video")
 @dataclass(frozen=True, slots=True)
 class WebhookOptions(BrokerOptions):
     """url: http or https, may contain user and password. headers: of each request. timeout_s: of one POST, from
-    connecting to the end of its response. attempts: per message. dead_letters: a file, None to only count. batch: 1
-    sends the message itself, more a list of up to that number."""
+    connecting to the end of its response. attempts: per message. dead_letters: a file, None to only count."""
 
     url: Annotated[str, address_of("http", "https"), Field(json_schema_extra=SECRET)] = field(repr=False)
     headers: Annotated[
@@ -161,7 +161,6 @@ class WebhookOptions(BrokerOptions):
     timeout_s: Annotated[float, Field(alias="timeout", ge=0.1, le=120)] = 5.0
     attempts: Annotated[int, Field(ge=1, le=100)] = 5
     dead_letters: Annotated[Path | None, Field(alias="dead-letters")] = None
-    batch: Annotated[int, Field(json_schema_extra=INTERNAL)] = 1
 
 
 def webhook_sink(options: WebhookOptions, gauge: SinkGauge | None = None) -> BrokerSink:
@@ -227,23 +226,11 @@ class WebhookLink:
     """A BrokerLink to one URL."""
 
     name = "webhook"
+    max_messages, max_bytes = 1, 4 * 2**20
 
     def __init__(self, options: WebhookOptions) -> None:
-        try:
-            import urllib3
-        except ImportError as error:
-            raise missing("urllib3", "video") from error
-        pass
-
-        self._urllib3 = urllib3
         self._options = options
-        self.max_messages, self.max_bytes = options.batch, 4 * 2**20
         parts = urlsplit(options.url)
-        is_address = parts.scheme in ("http", "https") and bool(parts.hostname) and _has_port(parts)
-        if not is_address or options.batch < 1 or options.attempts < 1:
-            raise SinkFailed(
-                "a webhook wants an address of http:// or https:// with a host, attempts and batch of 1 up"
-            )
         self.place = f"webhook {parts.scheme}://{parts.netloc.rpartition('@')[2]}"  # a path is often a secret, too
         self._url = parts._replace(netloc=parts.netloc.rpartition("@")[2]).geturl()
         self._headers = {"Content-Type": "application/json", "User-Agent": "penstock", **dict(options.headers)}
@@ -266,14 +253,8 @@ class WebhookLink:
         return False
 
     def send(self, messages: Sequence[Message]) -> DeliveryOutcome:
-        if not messages:
-            return DeliveryOutcome()
-        outcome = self._sent(messages)
-        self.max_messages = len(messages) if outcome.left else self._options.batch
-        return outcome
-
-    def _sent(self, messages: Sequence[Message]) -> DeliveryOutcome:
-        errors = self._urllib3.exceptions
+        """Posts the one message."""
+        errors = urllib3.exceptions
         try:
             answer = self._post(messages)
         except LinkDown as refused:
@@ -305,16 +286,13 @@ class WebhookLink:
 
     def _post(self, messages: Sequence[Message]) -> "BaseHTTPResponse":
         connection = self._connection = self._connection or self._new_connection()
-        body, key = messages[0].body, messages[0].id
-        if self._options.batch > 1:
-            body, key = b"[" + b",".join(one.body for one in messages) + b"]", f"{key}+{len(messages)}"
-        return connection.post(body, {**self._headers, "Idempotency-Key": key})
+        return connection.post(messages[0].body, {**self._headers, "Idempotency-Key": messages[0].id})
 
     def _drain(self, answer: "BaseHTTPResponse") -> None:
         """Reads a short response to reuse its connection; closes any other."""
         try:
             answer.read1(READ_BYTES)
-        except (self._urllib3.exceptions.HTTPError, OSError):
+        except (urllib3.exceptions.HTTPError, OSError):
             answer.close()
             return
         if getattr(answer, "length_remaining", None) == 0:
@@ -352,14 +330,6 @@ def retry_after_s(header: str, unix_s: float) -> float:
             return 0.0
         seconds = (date if date.tzinfo else date.replace(tzinfo=UTC)).timestamp() - unix_s
     return min(max(seconds, 0.0), LONGEST_RETRY_AFTER_S) if seconds == seconds else 0.0
-
-
-def _has_port(parts: SplitResult) -> bool:
-    """Whether its port is a number or missing."""
-    try:
-        return parts.port != 0
-    except ValueError:
-        return False
 
 
 def _what_failed(error: Exception) -> str:

@@ -31,8 +31,7 @@ from penstock_video.errors import (
     StreamEnded,
 )
 from penstock_video.mux import MAX_PENDING
-from penstock_video.sources.child_link import ParentGone, ParentLink, ThreadedLink
-from penstock_video.sources.child_slots import Slots, SlotWriter
+from penstock_video.sources.child_link import ParentGone, ParentLink, Slots, SlotWriter
 from penstock_video.sources.protocol import (
     MESSAGE_BYTES,
     Beat,
@@ -112,10 +111,8 @@ def serve(link: socket.socket, ring_descriptor: int) -> int:
     if start is None:
         return 2
     ring = Ring(ring_descriptor, RingSize(start.ring_frames, start.slot_bytes))
-    try:
-        return Work(ThreadedLink(link, start), ring, start, ON_CPU).run()
-    finally:
-        ring.close()
+    ring.close()  # it is mapped
+    return Work(ParentLink(link, start), ring, start, ON_CPU).run()
 
 
 def read_start(link: socket.socket) -> Start | None:
@@ -138,7 +135,7 @@ class Work:
         self._slots: Slots | None = None
         self._policy = DropPolicy(start.policy)
         self._recorder, self._moments = PacketRecorder(start.record_cache_s, self._tell_recorded), Moments()
-        self._is_cached = start.record_cache_s > 0  # packets, for requested clips
+        self._is_recording = start.record_cache_s > 0  # from the first packet, or else from the first request on
         self._likeness = PictureSimilarity(start.cut)
         self._decoder: Decoder | None = None
         self._sent_facts: StreamFacts | None = None
@@ -211,7 +208,8 @@ class Work:
         for packet in decoder.packets():
             self._errands()
             self._arrived_at = self._arrival(decoder, packet)
-            self._recorder.push(packet, self._moments.oldest(self._link.outside()) if self._is_cached else None)
+            if self._is_recording:
+                self._recorder.push(packet, self._moments.oldest(self._link.outside()))
             for picture in decoder.decode(packet):
                 self._take(decoder, slots, picture)
 
@@ -232,7 +230,8 @@ class Work:
         slot = self._slot(slots, decoder.facts, has_row=has_row)
         if slot is None:
             return self._lose(DropReason.RING_FULL)
-        self._moments.note(frame_num, slot, self._recorder.moment_of(picture.time_s))
+        if self._is_recording:
+            self._moments.note(frame_num, slot, self._recorder.moment_of(picture.time_s))
         began_s = time.thread_time()
         has_image = self._link.wants_images
         written = slots.write(slot, picture.frame, has_row=has_row, has_image=has_image)
@@ -262,7 +261,7 @@ class Work:
 
     def _await_events(self) -> None:
         """Waits until the parent has handled a file's last events, which may need its last packets for recordings."""
-        is_waiting = self._policy is DropPolicy.BLOCK and self._is_cached
+        is_waiting = self._policy is DropPolicy.BLOCK and self._is_recording
         while is_waiting:
             is_waiting = not self._link.wait_for_all_slots(_ERRAND_S)
             self._errands()
@@ -308,9 +307,10 @@ class Work:
         """Starts requested recordings, and waits while paused. Raises ParentGone."""
         while True:
             for cut in self._link.cuts():
+                self._is_recording = True
                 moment_s = self._moments.of(cut.frame_num)
                 self._recorder.cut(ClipRequest(cut.path, cut.before_s, cut.after_s, moment_s), time.monotonic())
-            if self._policy is not DropPolicy.BLOCK:  # waiting for the engine, or a pause, is no silence
+            if self._is_recording and self._policy is not DropPolicy.BLOCK:  # waiting for the engine is no silence
                 self._recorder.look(time.monotonic())
             if not self._link.wait_while_paused(_ERRAND_S):
                 return

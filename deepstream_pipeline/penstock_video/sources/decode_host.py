@@ -1,14 +1,15 @@
-"""Decode processes that several cameras share."""
+"""Which decoder a source gets, and decode processes that several cameras share."""
 
 import os
 import socket
 import time
+from collections import deque
 from contextlib import ExitStack, suppress
 
-from penstock_video.sources.decisions import ALONE, LOSSES_WITHIN_S
 from penstock_video.sources.options import ProcessSnapshot, SourcesOptions
 from penstock_video.sources.process import ChildProcess, DecodeProcess, ProcessLink
 from penstock_video.sources.protocol import Start
+from penstock_video.types import DecoderKind
 
 CAMERA = b"camera"  # the message with a camera's descriptors: its socket, its ring, and the pipe for its end
 LEAVE_MARGIN_S = 3.0  # for a camera's thread, beyond its longest wait for its stream
@@ -16,6 +17,56 @@ _ALL_LEFT_S = 4.0  # for a process all of whose cameras are stopped: its end har
 _IDLE_S = 5.0  # so that reopened cameras find their process
 _END_S = 5.0  # for a process without cameras to end
 _REAP_S = 0.5
+
+
+CPU_FOR_S = 3600.0  # after this, a newly opened stream tries the GPU again
+CARD_GONE_FOR_S = 60.0  # the same, if the GPU and not the stream was the reason
+LOSSES, LOSSES_WITHIN_S = 2, 60.0
+ALONE_FOR_S = 600.0
+ALONE = "alone"
+
+
+class DecoderChoice:
+    """Chooses the decoder of one source. absence: why no GPU decodes. refusal: why the wish cannot be met, or ""."""
+
+    def __init__(self, wish: DecoderKind, absence: str | None) -> None:
+        is_refused = wish is DecoderKind.NVDEC and absence is not None
+        self.refusal = f"decoder nvdec: {absence}; choose auto or cpu" if is_refused else ""
+        self.may_use_cpu = wish is not DecoderKind.NVDEC
+        self._is_cpu_only = wish is DecoderKind.CPU or absence is not None
+        self._cpu_until = self._alone_until = -1.0
+        self._losses: deque[float] = deque(maxlen=LOSSES)
+        self._lost = ""  # the process that was lost last
+
+    def kind(self, now: float) -> DecoderKind:
+        """The decoder of a new process: cpu or nvdec."""
+        is_cpus = self._is_cpu_only or (self.may_use_cpu and now < self._cpu_until)
+        return DecoderKind.CPU if is_cpus else DecoderKind.NVDEC
+
+    def company(self, now: float) -> str:
+        """Sources with the same company may share a process. ALONE: the source gets its own process."""
+        if now < self._alone_until:
+            return ALONE
+        return self._lost if self._losses and now - self._losses[-1] < LOSSES_WITHIN_S else ""
+
+    def needs_cpu(self, now: float) -> None:
+        """Records that NVDEC cannot decode the stream."""
+        self._cpu_until = now + CPU_FOR_S
+
+    def has_no_card(self, now: float) -> None:
+        """Records that the GPU is unavailable or full."""
+        self._cpu_until = max(self._cpu_until, now + CARD_GONE_FOR_S)
+
+    def lost_process(self, now: float, name: str) -> None:
+        """Records that a shared process died; this source may be the cause."""
+        self._lost = name
+        self._losses.append(now)
+        if len(self._losses) == LOSSES and now - self._losses[0] <= LOSSES_WITHIN_S:
+            self._alone_until = now + ALONE_FOR_S
+
+    def broke_promise(self, now: float) -> None:
+        """Records that this source ended the process."""
+        self._alone_until = now + ALONE_FOR_S
 
 
 class DecodeHost:

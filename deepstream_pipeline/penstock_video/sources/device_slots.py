@@ -6,11 +6,10 @@ from penstock.vision.spec import PrepareSpec
 from penstock_video.errors import DecodeError, NeedsCpu
 from penstock_video.gpu.device import Device, Pinned
 from penstock_video.gpu.memory import DeviceSlots
-from penstock_video.gpu.picture import DevicePicture
 from penstock_video.preprocess.device_rows import DevicePreparer, RowTarget, why_not
-from penstock_video.preprocess.rows import row_bytes_of
-from penstock_video.sources.child_slots import Frame, Written, most_slots
+from penstock_video.sources.child_link import AnyFrame, Written, most_slots, row_bytes_of
 from penstock_video.sources.protocol import ALIGNMENT, Ring, Start, image_offset
+from penstock_video.types import DevicePicture
 
 
 class DeviceSlotWriter:
@@ -42,7 +41,7 @@ class DeviceSlotWriter:
         needed = image_offset(0 if self.is_on_device else row_bytes) + width * height * 3 * has_image
         return most_slots(self._ring.size, self._start.ring_bytes, max(needed, 1), what)
 
-    def write(self, slot: int, frame: Frame, *, has_row: bool, has_image: bool) -> Written:
+    def write(self, slot: int, frame: AnyFrame, *, has_row: bool, has_image: bool) -> Written:
         """See Slots. Raises GpuFailed."""
         if not isinstance(frame, DevicePicture):
             raise DecodeError("a picture in the host's memory is not made ready by a card")

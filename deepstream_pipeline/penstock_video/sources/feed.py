@@ -1,4 +1,4 @@
-"""Frames of one decode process: validated descriptions of ring slots become PreparedFrames; counts of a source."""
+"""Frames of one decode process: validated descriptions of ring slots become PreparedFrames; a source's numbers."""
 
 import math
 from collections import Counter
@@ -7,7 +7,6 @@ from fractions import Fraction
 
 import numpy as np
 
-from penstock_video.sources.decisions import FrameNumbers
 from penstock_video.sources.options import DeviceRing, SourceNeeds
 from penstock_video.sources.process import BrokenPromise
 from penstock_video.sources.protocol import Beat, FrameReady, Lost, Ring, image_offset
@@ -15,6 +14,48 @@ from penstock_video.types import ByteArray, DeviceRow, DropReason, Frame, Prepar
 
 _LONGEST_SIDE = 2**31 - 1  # of a sample aspect ratio, which FFmpeg stores as 32-bit integers
 _CLOCKS_S = 1.0  # processes of one machine share the clock
+
+
+_STEP_S = 0.001  # minimum between the last frame of one process and the first of the next
+
+
+class FrameNumbers:
+    """frame_num: of the next frame. pts_s: of the last one."""
+
+    def __init__(self) -> None:
+        self.frame_num, self.segment = 0, 0
+        self.pts_s: float | None = None
+        self._captured_at = 0.0
+        self._shift_s = 0.0
+        self._is_first = True
+
+    def begin(self, now: float, *, is_live: bool) -> tuple[int, float, int]:
+        """First frame number, pts and segment of a process. A live source's pts includes the time in between."""
+        self._is_first, self._shift_s = True, 0.0
+        if self.pts_s is None:
+            return 0, 0.0, 0
+        self.segment += 1
+        return (
+            self.frame_num,
+            self.pts_s + (max(now - self._captured_at, _STEP_S) if is_live else _STEP_S),
+            self.segment,
+        )
+
+    def place(self, ready: FrameReady, *, is_live: bool) -> float:
+        """The frame's pts across processes. Raises ValueError unless number, time and segment increase."""
+        if not math.isfinite(ready.pts_s) or not math.isfinite(ready.captured_at):
+            raise ValueError("a time that is no number")
+        if ready.frame_num < self.frame_num or ready.segment < self.segment:
+            raise ValueError(f"frame {ready.frame_num} of segment {ready.segment} after {self.frame_num - 1}")
+        if self._is_first and self.pts_s is not None and is_live:  # opening took time, too
+            self._shift_s = max(0.0, self.pts_s + ready.captured_at - self._captured_at - ready.pts_s)
+        pts_s = ready.pts_s + self._shift_s
+        if self.pts_s is not None and pts_s <= self.pts_s:
+            raise ValueError(f"a pts of {pts_s:.6f} s after {self.pts_s:.6f} s")
+        self._is_first = False
+        self.pts_s, self._captured_at = pts_s, ready.captured_at
+        self.frame_num, self.segment = ready.frame_num + 1, ready.segment
+        return pts_s
 
 
 class _Slot:

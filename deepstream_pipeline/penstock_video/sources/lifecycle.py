@@ -1,11 +1,11 @@
-"""State machine of one source: start, retry, stall, pause, end. No I/O and no clock."""
+"""State machine of one source: start, retry, stall, pause, end; its rate, and frozen pictures. No I/O, no clock."""
 
+from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 from enum import Enum
 
 from penstock_video.backoff import Backoff
-from penstock_video.sources.decisions import MARGIN_FPS, Pace, Stillness
 from penstock_video.sources.protocol import EndReason
 from penstock_video.types import SourceState
 
@@ -17,10 +17,80 @@ TAKEN_OUT = "taken out"  # the reason of a removed source
 WAITING_BEATS_S = 3.0  # of a source that waits for its turn, which is reported each second
 WAITS_FOR_CARD = "waits for its turn at the card, which makes one decoder at a time"
 FILE_ATTEMPTS = 2  # for a file without frames yet: what kills its decoder once will kill it again
-
-
 _FOR_GOOD = (EndReason.NOT_ALLOWED, EndReason.NEEDS_CPU)
 _BY_CPU = (EndReason.NEEDS_CPU, EndReason.NO_CARD)
+
+
+WINDOW_S = 3.0
+_BUCKET_S = 0.5
+MARGIN_FPS = 10.0  # tolerated above the expected rate
+RUNAWAY_S = 3  # consecutive whole seconds
+CATCH_UP_S = 10.0  # frames late by up to this may arrive faster: the machine was busy
+
+
+class Pace:
+    """Frame rate of one process."""
+
+    def __init__(self) -> None:
+        self._begun_at: float | None = None
+        self._buckets: deque[tuple[float, int]] = deque()
+        self._second, self._in_second, self._seconds_too_many = 0, 0, 0
+        self._owed = 0.0  # expected frames that did not arrive yet
+
+    def count(self, now: float, frames: int, limit_fps: float | None) -> bool:
+        """Counts frames. Returns whether each of the last RUNAWAY_S seconds had too many, without late frames."""
+        if self._begun_at is None:
+            self._begun_at = now
+        if self._buckets and now - self._buckets[-1][0] < _BUCKET_S:
+            begin, counted = self._buckets[-1]
+            self._buckets[-1] = (begin, counted + frames)
+        else:
+            self._buckets.append((now, frames))
+            self._forget(now)
+        return self._runs_away(now - self._begun_at, frames, limit_fps)
+
+    def fps(self, now: float) -> float:
+        """Frames per second over the last WINDOW_S, or since the first frame."""
+        self._forget(now)
+        if not self._buckets:
+            return 0.0
+        return sum(count for _, count in self._buckets) / max(now - self._buckets[0][0], 1.0)
+
+    def _runs_away(self, age_s: float, frames: int, limit_fps: float | None) -> bool:
+        second = int(age_s)
+        if second != self._second:
+            is_too_many = limit_fps is not None and self._settle(second - self._second, limit_fps)
+            is_next = second == self._second + 1
+            self._seconds_too_many = self._seconds_too_many + 1 if is_too_many and is_next else 0
+            self._second, self._in_second = second, 0
+        self._in_second += frames
+        return self._seconds_too_many >= RUNAWAY_S
+
+    def _settle(self, seconds: int, limit_fps: float) -> bool:
+        """Updates the number of late frames after a second; returns whether it had too many."""
+        owed = self._owed + seconds * limit_fps - self._in_second
+        self._owed = min(max(owed, 0.0), CATCH_UP_S * limit_fps)
+        return owed < 0.0 and self._in_second > limit_fps + MARGIN_FPS
+
+    def _forget(self, now: float) -> None:
+        while self._buckets and now - self._buckets[0][0] >= WINDOW_S:
+            self._buckets.popleft()
+
+
+class Stillness:
+    """Detects a source that shows the same picture for too long. at: a live source's clock, or a file's pts."""
+
+    def __init__(self, frozen_after_s: float) -> None:
+        self._frozen_after_s = frozen_after_s
+        self._digest: int | None = None
+        self._since = 0.0
+        self.is_frozen = False
+
+    def see(self, at: float, digest: int) -> None:
+        if digest != self._digest:
+            self._digest, self._since, self.is_frozen = digest, at, False
+        elif at - self._since >= self._frozen_after_s:
+            self.is_frozen = True
 
 
 class Action(Enum):
@@ -132,15 +202,15 @@ class SourceLifecycle:
         if self._phase is _Phase.WAITING:
             return Action.START
         if self._phase is _Phase.OPENING:
-            return self._kill(f"not open after {options.open_timeout_s:g} s")
+            return self.kill(f"not open after {options.open_timeout_s:g} s")
         if self._phase is _Phase.ENDING:
             is_meant = self._end is not None or self._is_pause_requested or self._is_removed
-            return self._kill("" if is_meant else "its process hung up, and did not end")
+            return self.kill("" if is_meant else "its process hung up, and did not end")
         if is_ours:
             self._due = now + options.reconnect_interval_s
             return Action.NONE
         self.state = SourceState.STALLED
-        return self._kill(f"no frame for {options.reconnect_interval_s:g} s")
+        return self.kill(f"no frame for {options.reconnect_interval_s:g} s")
 
     def started(self, now: float) -> None:
         self._forget_process()
@@ -181,26 +251,14 @@ class SourceLifecycle:
             self.reason = ""
         if decoded > self._beats:
             self._beats = decoded
-            self._progress(now)
+            self.progress(now)
         if (is_waiting or is_pacing) and self._phase is _Phase.OPEN:
             self._due = now + max(self._options.reconnect_interval_s, WAITING_BEATS_S)
-
-    def released(self, now: float) -> None:
-        """Restarts the silence timer: the process may have waited for the parent."""
-        self._progress(now)
 
     def end_reported(self, now: float, reason: EndReason, text: str) -> None:
         """Records why the process ends; it gets GRACE_S to do so."""
         self._end = (reason, text)
-        self._await_exit(now)
-
-    def hung_up(self, now: float) -> None:
-        """Records that the process closed its socket; it gets GRACE_S to end."""
-        self._await_exit(now)
-
-    def broke_promise(self, text: str) -> Action:
-        """Kills a process that sent an invalid message, or does not read."""
-        return self._kill(text)
+        self.await_exit(now)
 
     def process_ended(self, now: float, text: str) -> None:
         """Records how the process ended, such as "was ended by SIGSEGV"."""
@@ -210,17 +268,13 @@ class SourceLifecycle:
             self._failures = 0
         self._phase, self.fps = _Phase.IDLE, 0.0
         if self._is_removed:
-            self._finish(SourceState.ENDED, TAKEN_OUT)
+            self.finish(SourceState.ENDED, TAKEN_OUT)
         elif was_requested or (self._is_paused and self.is_live):
             self._begin_anew(now)
         elif end is not None and not fault:
             self._by_reason(now, *end)
         else:
             self._retry(now, fault or f"the decode process {text}")
-
-    def refuse(self, reason: str) -> None:
-        """Fails the source before its start: a requirement is missing."""
-        self._finish(SourceState.FAILED, reason)
 
     def pause(self, now: float) -> Action:
         """Ends a live source's process; pauses a file where it is."""
@@ -235,7 +289,7 @@ class SourceLifecycle:
         if not self.is_live:
             return Action.HOLD
         self._is_pause_requested = True
-        self._await_exit(now)
+        self.await_exit(now)
         return Action.STOP
 
     def resume(self, now: float) -> Action:
@@ -259,32 +313,35 @@ class SourceLifecycle:
         """Removes it. It is over at once, or when its process has ended."""
         self._is_removed = True
         if self._phase in (_Phase.IDLE, _Phase.WAITING):
-            self._finish(SourceState.ENDED, TAKEN_OUT)
+            self.finish(SourceState.ENDED, TAKEN_OUT)
         if self._phase not in (_Phase.OPENING, _Phase.OPEN):
             return Action.NONE
-        self._await_exit(now)
+        self.await_exit(now)
         return Action.STOP
 
     def _count(self, now: float, frames: int) -> Action:
         self.decoded += frames
-        self._progress(now)
+        self.progress(now)
         is_runaway = self._pace.count(now, frames, self._limit_fps if self.is_live else None)
         if not is_runaway or self._phase is not _Phase.OPEN:
             return Action.NONE
-        return self._kill(
+        return self.kill(
             f"{self._pace.fps(now):.0f} frames/s, where {self._limit_fps or 0:g} are expected "
             f"(more than {MARGIN_FPS:g} above)"
         )
 
-    def _progress(self, now: float) -> None:
+    def progress(self, now: float) -> None:
+        """Restarts the silence timer: a frame, or the process may have waited for the parent."""
         if self._phase is _Phase.OPEN:
             self._due = now + self._options.reconnect_interval_s
 
-    def _await_exit(self, now: float) -> None:
+    def await_exit(self, now: float) -> None:
+        """Gives the process GRACE_S to end: it closed its socket, or was asked to end."""
         if self._phase in (_Phase.OPENING, _Phase.OPEN):
             self._phase, self._due = _Phase.ENDING, now + GRACE_S
 
-    def _kill(self, fault: str) -> Action:
+    def kill(self, fault: str) -> Action:
+        """Kills the process: it sent an invalid message, does not read, or is too slow."""
         if self._phase not in (_Phase.OPENING, _Phase.OPEN, _Phase.ENDING):
             return Action.NONE
         self._phase, self._fault = _Phase.KILLED, fault
@@ -300,29 +357,27 @@ class SourceLifecycle:
         is_unreadable = reason is EndReason.DECODE and not self.is_live
         is_repeatable = self.is_live or self._options.is_loop or not self.frames
         if reason is EndReason.PLAYED_OUT or (reason is EndReason.EOF and not self.is_live):
-            self._finish(SourceState.ENDED, "")
+            self.finish(SourceState.ENDED, "")
         elif reason in _BY_CPU and self._options.may_use_cpu and is_repeatable:
             self._is_restart, self._due = False, now
             self._phase = _Phase.IDLE if self._is_paused else _Phase.WAITING
         elif reason in _FOR_GOOD or is_gone or is_unreadable:
-            self._finish(SourceState.FAILED, text or reason.value)
-        elif reason is EndReason.EOF:
-            self._retry(now, text or "the source hung up", reason)
+            self.finish(SourceState.FAILED, text or reason.value)
         else:
-            self._retry(now, text or reason.value, reason)
+            self._retry(now, text or ("the source hung up" if reason is EndReason.EOF else reason.value), reason)
 
     def _retry(self, now: float, text: str, reason: EndReason | None = None) -> None:
         """reason: from its process. A file whose process needed the GPU has not shown its content yet."""
         is_auth = reason is EndReason.AUTH_FAILED
         self._failures, self._is_restart = self._failures + 1, True
         if not self.is_live and self.frames and not self._options.is_loop:
-            self._finish(SourceState.FAILED, f"{text}, after {self.frames} frames; a file is not read twice")
+            self.finish(SourceState.FAILED, f"{text}, after {self.frames} frames; a file is not read twice")
             return
         limit = self._options.reconnect_attempts
         if self._options.is_local and not self.is_live and reason is not EndReason.NO_CARD:
             limit = FILE_ATTEMPTS if limit < 0 else min(limit, FILE_ATTEMPTS)
         if 0 <= limit < self._failures:
-            self._finish(SourceState.FAILED, f"given up after {self._failures} attempts: {text}")
+            self.finish(SourceState.FAILED, f"given up after {self._failures} attempts: {text}")
             return
         self.reason = text
         if self._is_paused:
@@ -341,5 +396,6 @@ class SourceLifecycle:
     def _unconnected(self) -> SourceState:
         return SourceState.RECONNECTING if self.frames else SourceState.CONNECTING
 
-    def _finish(self, state: SourceState, reason: str) -> None:
+    def finish(self, state: SourceState, reason: str) -> None:
+        """Ends the source for good."""
         self.state, self.reason, self._phase = state, reason, _Phase.OVER

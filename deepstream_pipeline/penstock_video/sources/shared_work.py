@@ -20,7 +20,7 @@ from penstock_video.decode.nvdec_errors import DecodeErrors
 from penstock_video.decode.uri import is_live
 from penstock_video.errors import GpuFailed, GpuFull, GpuUnavailable, NeedsCpu, SourceNotAllowed
 from penstock_video.gpu.device import Device
-from penstock_video.sources.child_link import PolledLink
+from penstock_video.sources.child_link import ParentLink
 from penstock_video.sources.child_work import Tools, Work, read_start
 from penstock_video.sources.core_pinning import OwnCore, open_lock
 from penstock_video.sources.device_slots import DeviceSlotWriter
@@ -273,7 +273,7 @@ class SharedGpu:
             is_full = isinstance(fault, GpuFull)
             return _end(link, EndReason.NO_CARD if is_full else EndReason.INTERNAL, fault.message)
         try:
-            parent_link = PolledLink(link, start)
+            parent_link = ParentLink(link, start)
             codecs = NvdecCodecs(_in_turn(card, parent_link), stream.handle, self._errors)
             tools = Tools(codecs, lambda ring, start: DeviceSlotWriter(device, ring, start), time.thread_time)
             status = self._work(device, parent_link, ring, start, tools)
@@ -281,7 +281,7 @@ class SharedGpu:
             stream.close()
         return status
 
-    def _work(self, device: Device, link: PolledLink, ring: Ring, start: Start, tools: Tools) -> int:
+    def _work(self, device: Device, link: ParentLink, ring: Ring, start: Start, tools: Tools) -> int:
         work = Work(link, ring, start, tools)
         status = work.run()
         if work.gpu_fault is not None:
@@ -296,7 +296,7 @@ class SharedGpu:
             return self._open
 
 
-def _in_turn(card: _OpenGpu, link: PolledLink) -> OpenNvCodec:
+def _in_turn(card: _OpenGpu, link: ParentLink) -> OpenNvCodec:
     """Opens decoders in turns. A lost GPU is no fault of the stream, which then needs a new process, not the CPU."""
 
     def open_codec(codec: str, stream: int, size: tuple[int, int]) -> NvCodec:

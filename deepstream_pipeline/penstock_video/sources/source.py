@@ -10,9 +10,8 @@ import structlog
 
 from penstock_video.decode.uri import Secrets, UriKind, kind_of, policy_of, seems_live
 from penstock_video.errors import GpuFailed, PipelineError, SourceNotAllowed
-from penstock_video.sources.decisions import DecoderChoice, FrameNumbers
-from penstock_video.sources.decode_host import DecodeHosts
-from penstock_video.sources.feed import Feed, RowRings, SourceCounts
+from penstock_video.sources.decode_host import DecodeHosts, DecoderChoice
+from penstock_video.sources.feed import Feed, FrameNumbers, RowRings, SourceCounts
 from penstock_video.sources.lifecycle import Action, LifecycleOptions, SourceLifecycle
 from penstock_video.sources.options import DeviceRing, SourceListener, SourceNeeds, SourceSnapshot
 from penstock_video.sources.process import BrokenPromise, ProcessLink
@@ -82,7 +81,7 @@ class Source:
         self._reported: tuple[SourceState, str] | None = None
         self._has_reported_end = False
         if self._choice.refusal:
-            self.watch.refuse(self._choice.refusal)
+            self.watch.finish(SourceState.FAILED, self._choice.refusal)
 
     # what time and people ask
 
@@ -95,7 +94,7 @@ class Source:
         """Runs due actions. Returns whether it waits to be started."""
         gpu, feed = self._options.gpu, self._feed
         if gpu is not None and feed is not None and feed.device_ring is not None and gpu.is_card_lost():
-            self._do(self.watch.broke_promise("the card was lost; it begins anew with rows in the host's memory"))
+            self._do(self.watch.kill("the card was lost; it begins anew with rows in the host's memory"))
         is_ours = self._is_waiting_for_room and bool(self._feed and self._feed.outside)
         action = self.watch.tick(now, is_ours=is_ours)
         self._do(action)
@@ -157,7 +156,7 @@ class Source:
             self._feed.outside.difference_update(slots)
             process.release(slots)
             if self._is_waiting_for_room:
-                self.watch.released(now)
+                self.watch.progress(now)
 
     # what its process says
 
@@ -168,7 +167,7 @@ class Source:
         try:
             for message in self.process.receive():
                 if message is None:
-                    self.watch.hung_up(now)
+                    self.watch.await_exit(now)
                     return False
                 self._start_s = now - self._started_at if self._start_s is None else self._start_s
                 if not isinstance(message, FrameReady):
@@ -177,7 +176,7 @@ class Source:
         except BrokenPromise as error:
             self._choice.broke_promise(now)
             self.process.kill_untrusted()
-            self._do(self.watch.broke_promise(self._secrets.hidden_in(str(error))))
+            self._do(self.watch.kill(self._secrets.hidden_in(str(error))))
         return self.watch.is_receiving
 
     def process_ended(self, now: float, how: str) -> None:
@@ -306,7 +305,7 @@ class Source:
         try:
             self.process.send(record)
         except BrokenPromise as error:
-            self._do(self.watch.broke_promise(str(error)))
+            self._do(self.watch.kill(str(error)))
 
     def _begin(self, now: float) -> tuple[ProcessLink, DeviceRing | None]:
         """Starts a run with the current decoder. Raises OSError and PipelineError."""

@@ -3,11 +3,11 @@
 import threading
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
+from typing import Generic, TypeVar
 
 import structlog
 
-from penstock_video.backoff import OpeningGate
 from penstock_video.errors import PipelineError, SourceExists, TooManySources, UnknownSource
 from penstock_video.sources.decode_host import DecodeHosts
 from penstock_video.sources.options import ProcessSnapshot, SourceListener, SourceNeeds, SourceSnapshot, SourcesOptions
@@ -29,6 +29,49 @@ _KILL_S = 0.5  # before the end of close's timeout
 _MAX_PATH = 4096
 
 Command = Callable[[float], None]
+Key = TypeVar("Key", bound=Hashable)
+
+
+class OpeningGate(Generic[Key]):
+    """Limits how many sources are opened at the same time: starting and probing needs a core. A source leaves when it
+    is open or its process ended, and after hold_s, since waiting for a camera needs no CPU."""
+
+    def __init__(self, places: int, hold_s: float = 3.0) -> None:
+        self._places = places
+        self._hold_s = hold_s
+        self._inside: dict[Key, float] = {}
+        self._queue: deque[Key] = deque()
+        self._queued: set[Key] = set()
+
+    def ask(self, key: Key) -> None:
+        """Joins the queue; a source that waits already keeps its position."""
+        if key not in self._queued:
+            self._queued.add(key)
+            self._queue.append(key)
+
+    def is_asking(self, key: Key) -> bool:
+        return key in self._queued
+
+    def next(self, now: float) -> Key | None:
+        """The next source that may start; it counts once `enter` is called."""
+        self._inside = {key: until for key, until in self._inside.items() if until > now}
+        if not self._queue or len(self._inside) >= self._places:
+            return None
+        key = self._queue.popleft()
+        self._queued.discard(key)
+        return key
+
+    def enter(self, key: Key, now: float) -> None:
+        self._inside[key] = now + self._hold_s
+
+    def leave(self, key: Key) -> None:
+        self._inside.pop(key, None)
+
+    def next_wakeup(self) -> float | None:
+        """When `next` can change its answer, if no source leaves before."""
+        if not self._queue or not self._inside:
+            return None
+        return min(self._inside.values())
 
 
 class Sources:

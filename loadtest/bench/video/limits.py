@@ -20,12 +20,12 @@ import numpy as np
 
 from loadtest.bench.stages import StageRun
 from loadtest.bench.wire import BadAnswer
-from penstock.vision.spec import PrepareSpec
+from penstock.vision.spec import ColorFormat, PrepareSpec
 from penstock_video.decode.codec import Painter
 from penstock_video.infer.calls import RowsResult
 from penstock_video.infer.engine import Engine
 from penstock_video.infer.network import Network
-from penstock_video.preprocess.rows import prepare_row, wants_bgr
+from penstock_video.sources.child_link import prepare_row
 from penstock_video.types import RowArray
 
 MAX_FRAMES = 48  # of the clip, decoded, in each process
@@ -132,7 +132,7 @@ def _rows(spec: bytes, count: int) -> list[RowArray]:
 
 
 def _row(painter: Painter, picture: av.VideoFrame, spec: PrepareSpec, slot: "_Slot") -> RowArray:
-    is_bgr = wants_bgr(spec)
+    is_bgr = spec.color is ColorFormat.BGR
     pixels = painter.bgr(picture) if is_bgr else painter.rgb(picture)
     return prepare_row(pixels, spec, slot, is_bgr=is_bgr)
 

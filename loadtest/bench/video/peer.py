@@ -27,7 +27,7 @@ from penstock.protocol.inference import InferResponse, tensor_from_numpy
 from penstock.vision.card import card_from_config
 from penstock.vision.preprocess import geometry_of
 from penstock.vision.results import parse
-from penstock_video.preprocess.rows import prepare_row
+from penstock_video.sources.child_link import prepare_row
 
 WARM_UP_S, AHEAD = 1.0, 4
 Pixels = npt.NDArray[np.uint8]

@@ -153,7 +153,7 @@ class RunDirectory:
 
 
 def claim_run_directory(base: Path) -> tuple[RunDirectory, tuple[Reaped, ...]]:
-    """A new run directory, and what a sweep() removed first. Raises RunDirectoryRefused if others may write to base."""
+    """A new run directory, and what killed owners had left. Raises RunDirectoryRefused if others may write to base."""
     with _locked_base(base):
         reaped = _sweep(base)
         engine_id = uuid.uuid4().hex[:12]
@@ -164,12 +164,6 @@ def claim_run_directory(base: Path) -> tuple[RunDirectory, tuple[Reaped, ...]]:
             raise RunDirectoryRefused(f"{path} was locked by another process while it was created")
         os.write(lock, f"{os.getpid()}\n".encode())
     return RunDirectory(path, engine_id, lock), reaped
-
-
-def sweep(base: Path) -> tuple[Reaped, ...]:
-    """Removes what killed owners left under base: processes, shared memory, run directories. One record each."""
-    with _locked_base(base):
-        return _sweep(base)
 
 
 def is_owned(path: Path) -> bool:

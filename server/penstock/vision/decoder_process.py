@@ -7,7 +7,6 @@ import os
 import socket
 import subprocess
 import sys
-from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Self
 
@@ -108,13 +107,12 @@ class DecoderProcess:
         ours, theirs = socket.socketpair()
         with theirs:
             transport, line = await asyncio.get_running_loop().create_unix_connection(_ReplyReader, sock=ours)
-            try:
+            with contextlib.ExitStack() as on_error:
+                on_error.callback(transport.close)
                 memory_fd = os.memfd_create("penstock-decoder", os.MFD_CLOEXEC)
-                with _closed_on_error(memory_fd):
-                    process = _spawn(theirs.fileno(), memory_fd, memory_limit_bytes, cpu_limit_s)
-            except OSError:
-                transport.close()
-                raise
+                on_error.callback(os.close, memory_fd)
+                process = _spawn(theirs.fileno(), memory_fd, memory_limit_bytes, cpu_limit_s)
+                on_error.pop_all()
         decoder = cls(process, line, transport, ours, memory_fd)
         try:
             async with asyncio.timeout(_START_TIMEOUT_S):
@@ -249,15 +247,6 @@ class DecoderProcess:
             os.close(self._memory_fd)
             self._memory_fd = -1
         await asyncio.to_thread(self._process.wait)
-
-
-@contextlib.contextmanager
-def _closed_on_error(fd: int) -> Iterator[None]:
-    try:
-        yield
-    except OSError:
-        os.close(fd)
-        raise
 
 
 def _spawn(socket_fd: int, memory_fd: int, memory_limit_bytes: int, cpu_limit_s: float) -> subprocess.Popen[bytes]:

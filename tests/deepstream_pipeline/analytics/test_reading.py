@@ -3,7 +3,7 @@
 import re
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from penstock_video.analytics.config import rules_from
@@ -210,6 +210,7 @@ rule_sets = st.builds(
 )
 
 
+@settings(max_examples=20)
 @given(rules=rule_sets)
 def test_section_of_rules_reads_as_the_same_rules(rules: Rules) -> None:
     """section_of is rules_from's inverse, in plain JSON."""

@@ -9,9 +9,10 @@ from dataclasses import replace
 from penstock_video.api.options import ApiOptions
 from penstock_video.api.server import ApiServer
 from penstock_video.errors import NotSetUp, RuleRefused, SourceExists, TooManySources, UnknownSource
+from penstock_video.interfaces import SourceStatistics
 from penstock_video.metrics import VideoMetrics
 from penstock_video.source_ids import require_source_id
-from penstock_video.types import SourceConfig, SourceState, SourceStatistics
+from penstock_video.types import SourceConfig, SourceState
 
 JPEG = b"\xff\xd8\xff\xe0 not really a picture \xff\xd9"
 
@@ -20,6 +21,12 @@ class FakePipeline:
     """PipelineControl and Previews in one. before: called first by each of its calls, with the call's name."""
 
     def __init__(self, limit: int = 200) -> None:
+        self._limit = limit
+        self._lock = threading.Lock()
+        self.reset()
+
+    def reset(self) -> None:
+        """As it was made."""
         self.sources: dict[str, SourceStatistics] = {}
         self.configs: dict[str, SourceConfig] = {}
         self.sections: dict[str, object] = {}
@@ -32,8 +39,6 @@ class FakePipeline:
         self.picture_interval_s = 0.02
         self.waits = 0
         self.max_wait_s = 60.0  # for a picture; less where it is known at once that none will come
-        self._limit = limit
-        self._lock = threading.Lock()
 
     def add(self, source: SourceConfig) -> None:
         self.before("add")

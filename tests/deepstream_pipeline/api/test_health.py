@@ -5,6 +5,7 @@ import time
 from collections.abc import Iterator
 
 import pytest
+from structlog.testing import capture_logs
 
 from penstock_video.api.options import ApiOptions
 from penstock_video.api.server import ApiServer
@@ -107,7 +108,9 @@ def test_unexpected_fault_is_answered_without_its_text(api: ApiServer, pipeline:
         raise ZeroDivisionError("secret")
 
     pipeline.before = fail
-    answer = ask(api.url, "GET", "/v1/streams")
+    with capture_logs() as logs:
+        answer = ask(api.url, "GET", "/v1/streams")
+    assert [line["event"] for line in logs] == ["api_request_failed"]
     assert (answer.status, answer.error) == (500, "the API failed; its log says why")
     pipeline.before = lambda _: None
     assert ask(api.url, "GET", "/v1/streams").status == 200

@@ -149,6 +149,19 @@ def test_description_names_no_default_of_the_framework(api: ApiServer) -> None:
     assert b"/api/v1/stream/get-stream-info" in answer.body
 
 
+def test_description_names_the_answers_of_each_operation(api: ApiServer, pipeline: FakePipeline) -> None:
+    """Each described operation answers with a described status; every other method gets 405."""
+    pipeline.add(SourceConfig("rtsp://camera/1", "door"))
+    paths = ask(api.url, "GET", "/openapi.json").json["paths"]
+    assert isinstance(paths, dict)
+    for path, operations in paths.items():
+        for method in {"get", "post", "put", "delete", "patch"} - ({"get"} if "mjpeg" in path else set()):
+            status = ask(api.url, method.upper(), path.replace("{source_id}", "door"), headers={}).status
+            known = operations[method]["responses"] if method in operations else ["405"]
+            assert str(status) in known or f"{status // 100}XX" in known, (method, path, status)
+
+
+@pytest.mark.long
 def test_description_is_what_the_api_does(api: ApiServer, pipeline: FakePipeline, tmp_path: Path) -> None:
     """schemathesis asks everything that the description holds and much that it forbids, and finds no surprise."""
     pytest.importorskip("schemathesis")

@@ -149,9 +149,9 @@ def test_source_that_is_over_is_not_asked_without_a_pause(watched: ApiServer, pi
 
 
 def test_viewers_that_come_and_vanish_leave_no_thread(watched: ApiServer, pipeline: FakePipeline) -> None:
-    """Thirty, one after the other, each gone without a word."""
+    """Six, one after the other, each gone without a word."""
     before = threading.active_count()
-    for _ in range(30):
+    for _ in range(6):
         wait_until_served(watched.url)
     until = time.monotonic() + 20.0
     while threading.active_count() > before:

@@ -20,14 +20,13 @@ def test_api_without_a_key_does_not_start_exposed(host: str) -> None:
     """The fix is in the message."""
     with pytest.raises(ApiRefused, match=r"give it an API key, or let it listen on 127\.0\.0\.1"):
         ApiOptions(host=host)
-    assert ApiOptions(host=host, api_key=KEY).takes_files is False
+    assert ApiOptions(host=host, api_key=KEY).is_local is False
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "127.0.0.9", "localhost", "::1"])
 def test_api_on_this_machine_alone_needs_no_key(host: str) -> None:
-    """And may be given files, unless that is forbidden."""
-    assert ApiOptions(host=host).takes_files
-    assert not ApiOptions(host=host, allow_files=False).takes_files
+    """And may be given files."""
+    assert ApiOptions(host=host).is_local
 
 
 def test_key_is_not_in_the_options_words() -> None:

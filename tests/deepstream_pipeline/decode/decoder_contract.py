@@ -18,8 +18,7 @@ from penstock_video.decode.codec import MakeCodec, Painter, Pixels, upright
 from penstock_video.decode.container import DecodeOptions
 from penstock_video.decode.decoder import Decoder, Picture, StreamFacts
 from penstock_video.errors import DecodeError, NeedsCpu
-from penstock_video.gpu.picture import UPRIGHT, DevicePicture
-from penstock_video.types import DecoderKind
+from penstock_video.types import UPRIGHT, DecoderKind, DevicePicture
 from tests.deepstream_pipeline.clips import (
     DISPLAY_MATRICES,
     DisplayMatrix,

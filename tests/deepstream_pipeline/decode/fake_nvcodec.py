@@ -24,7 +24,7 @@ from penstock_video.decode.codec import PacketRefused
 from penstock_video.decode.nvcodec import NvCodec, Surface, refusal_of
 from penstock_video.decode.nvdec_errors import DecodeErrors
 from penstock_video.errors import GpuFull, NeedsCpu
-from penstock_video.gpu.picture import DevicePicture
+from penstock_video.types import DevicePicture
 
 _MOST = {"width_max": 4096, "height_max": 4096, "mb_num_max": 65536}
 LIMITS = {"h264": {"width_min": 48, "height_min": 16} | _MOST, "hevc": {"width_min": 144, "height_min": 144} | _MOST}

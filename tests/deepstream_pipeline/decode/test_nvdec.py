@@ -14,8 +14,7 @@ from penstock_video.decode.decoder import Decoder, Picture
 from penstock_video.decode.nvcodec import refusal_of
 from penstock_video.decode.nvdec import NvdecCodecs
 from penstock_video.errors import DecodeError, GpuFull, NeedsCpu
-from penstock_video.gpu.picture import UPRIGHT, DevicePicture
-from penstock_video.types import DecoderKind
+from penstock_video.types import UPRIGHT, DecoderKind, DevicePicture
 from tests.deepstream_pipeline.clips import joined, write_clip
 from tests.deepstream_pipeline.decode.broken_clips import without
 from tests.deepstream_pipeline.decode.fake_nvcodec import FakeOpener, Said, frame_of, nv12_of, read_host

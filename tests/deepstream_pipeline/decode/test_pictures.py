@@ -11,7 +11,7 @@ from av.video.reformatter import ColorRange, Colorspace
 from penstock_video.decode.codec import Painter, orientation_of, upright_size
 from penstock_video.decode.container import DecodeOptions
 from penstock_video.decode.decoder import Decoder
-from penstock_video.gpu.picture import UPRIGHT
+from penstock_video.types import UPRIGHT
 from tests.deepstream_pipeline.clips import numbered_picture, with_display_matrix, write_clip
 
 RGB = (200, 60, 30)

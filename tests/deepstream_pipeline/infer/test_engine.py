@@ -17,7 +17,7 @@ from penstock.gateway.batching.options import UNTRIED
 from penstock.gateway.workers.running_stacks import publish_stack, reachable_folder, run_folders
 from penstock.protocol.errors import DeadlineExceeded, EngineFailed, EngineUnavailable, Overloaded
 from penstock_video.errors import InferFailed, InferRefused, ModelUnusable
-from penstock_video.infer import calls as asking
+from penstock_video.infer import clients as asking
 from penstock_video.infer.calls import EngineClient
 from penstock_video.infer.engine import Engine
 from penstock_video.infer.network import network_from

@@ -15,7 +15,8 @@ from penstock_video.gpu.device import Device
 from penstock_video.gpu.memory import CudaRing
 from penstock_video.infer import gpu_client as card_line
 from penstock_video.infer import gpu_trial as trial
-from penstock_video.infer.calls import BACK, GONE, Row, RowsResult
+from penstock_video.infer.calls import Row, RowsResult
+from penstock_video.infer.clients import BACK, GONE
 from penstock_video.infer.engine import Engine
 from penstock_video.infer.gpu_client import GpuMemoryClient
 from penstock_video.infer.network import Network

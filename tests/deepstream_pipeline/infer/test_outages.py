@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 from structlog.testing import capture_logs
 
-from penstock_video.infer import calls as outages
-from penstock_video.infer.calls import BACK, GONE
+from penstock_video.infer import clients as outages
+from penstock_video.infer.clients import BACK, GONE
 from penstock_video.infer.options import EngineAddress
 from tests.deepstream_pipeline.infer.fake_core import FakeCore, engine_at
 from tests.support.waiting import wait_for

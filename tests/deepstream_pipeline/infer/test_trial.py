@@ -9,6 +9,7 @@ import pytest
 
 from penstock.protocol.engine import TensorSpec
 from penstock.protocol.inference import Datatype, Tensor, tensor_from_numpy
+from penstock_video.infer.calls import refusal_of
 from penstock_video.infer.gpu_trial import LEAST_BYTES, MOST_BYTES, difference, memory_for, row_of_noise, why_not
 from penstock_video.infer.network import Network, network_from
 from penstock_video.infer.options import EngineAddress
@@ -41,7 +42,7 @@ def pixels(layout: str, shape: tuple[int, ...]) -> Network:
 def test_row_of_noise_is_a_row_of_the_network_and_always_the_same(network: Network, shape: tuple[int, ...]) -> None:
     """Of its type, layout and size; a place read wrongly holds another."""
     row = row_of_noise(network)
-    assert (row.shape, row.dtype, network.refusal_of(row)) == (shape, network.row_dtype, "")
+    assert (row.shape, row.dtype, refusal_of(network, row)) == (shape, network.row_dtype, "")
     assert np.array_equal(row, row_of_noise(network))
     assert len(np.unique(row[0])) > 30
 

@@ -8,8 +8,8 @@ import pytest
 from penstock.protocol.engine import ModelConfig, TensorSpec
 from penstock.protocol.inference import Array, Datatype, InferResponse, tensor_from_numpy
 from penstock_video.errors import InferFailed, InferRefused
-from penstock_video.infer.calls import RowResult, RowsResult, failed
-from penstock_video.infer.network import Network, classes_of, detections_of, network_from
+from penstock_video.infer.calls import RowResult, RowsResult, classes_of, detections_of, failed
+from penstock_video.infer.network import Network, network_from
 from penstock_video.types import ClassScore
 
 WORDS = {"network-type": "0", "parse-bbox-func-name": "boxes", "labels": "person;bicycle", "maintain-aspect-ratio": "1"}

@@ -14,9 +14,9 @@ from penstock.protocol.inference import Datatype
 from penstock.vision.spec import ColorFormat, InputOrder, PrepareSpec, ResizeMode, ScalingFilter
 from penstock_video.decode.codec import Painter, upright
 from penstock_video.gpu.device import CudaStream, Device
-from penstock_video.gpu.picture import UPRIGHT, DevicePicture, Orientation
 from penstock_video.preprocess.device_rows import DevicePreparer, Made
-from penstock_video.preprocess.rows import prepare_row
+from penstock_video.sources.child_link import prepare_row
+from penstock_video.types import UPRIGHT, DevicePicture, Orientation
 
 Plane = npt.NDArray[np.uint8]
 ORIENTATIONS = tuple(Orientation(*flags) for flags in itertools.product((False, True), repeat=3))

@@ -8,8 +8,8 @@ import pytest
 from penstock.vision.spec import ColorFormat, ResizeMode, ScalingFilter
 from penstock_video.decode.codec import thumbnail_of
 from penstock_video.gpu.device import Device, zeros_pinned
-from penstock_video.gpu.picture import Orientation
 from penstock_video.preprocess.device_rows import DevicePreparer
+from penstock_video.types import Orientation
 from tests.deepstream_pipeline.preprocess.device_pictures import (
     BT_601,
     BT_709,

@@ -8,8 +8,8 @@ import pytest
 from penstock.vision.spec import PrepareSpec, ScalingFilter
 from penstock_video.errors import GpuFailed
 from penstock_video.gpu.device import Device
-from penstock_video.gpu.picture import DevicePicture
 from penstock_video.preprocess.device_rows import DevicePreparer, why_not
+from penstock_video.types import DevicePicture
 from tests.deepstream_pipeline.gpu.fake_driver import FakeDriver
 from tests.deepstream_pipeline.gpu.kernels_on_cpu import card, compile_kernels
 from tests.deepstream_pipeline.preprocess.device_pictures import NETWORK, made_of, noise

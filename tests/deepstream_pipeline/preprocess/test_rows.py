@@ -6,9 +6,9 @@ import pytest
 
 from penstock.protocol.inference import Datatype
 from penstock.vision.decode import DecodedImage
-from penstock.vision.preprocess import geometry_of, prepare
+from penstock.vision.preprocess import NUMPY_OF, geometry_of, prepare
 from penstock.vision.spec import ColorFormat, InputOrder, PrepareSpec, ResizeMode
-from penstock_video.preprocess.rows import prepare_row, row_bytes_of, row_dtype, wants_bgr
+from penstock_video.sources.child_link import prepare_row, row_bytes_of
 
 PICTURE = np.random.default_rng(1).integers(0, 256, (180, 320, 3), np.uint8)
 SPECS = [
@@ -34,7 +34,7 @@ def test_row_is_what_the_gateway_prepares(spec: PrepareSpec, is_bgr: bool) -> No
     memory = np.zeros(row_bytes_of(320, 180, spec) + 64, np.uint8)
     row = prepare_row(given, spec, lambda shape, dtype: _view(memory, shape, dtype), is_bgr=is_bgr)
     assert np.shares_memory(row, memory)
-    assert (row.dtype, row.nbytes) == (row_dtype(spec), memory.nbytes - 64)
+    assert (row.dtype, row.nbytes) == (np.dtype(NUMPY_OF[spec.datatype]), memory.nbytes - 64)
     assert np.array_equal(row, expected)
     assert not memory[-64:].any()
     assert geometry_of(320, 180, spec) == geometry
@@ -47,7 +47,6 @@ def test_picture_whose_lines_lie_apart_is_prepared_the_same() -> None:
     for color in ColorFormat:
         spec = PrepareSpec(96, 64, color=color)
         assert np.array_equal(prepare_row(padded[:, :320], spec), prepare_row(PICTURE, spec))
-        assert wants_bgr(spec) is (color is ColorFormat.BGR)
 
 
 def _view(memory: np.ndarray, shape: tuple[int, ...], dtype: object) -> np.ndarray:

@@ -7,21 +7,13 @@ from dataclasses import replace
 import pytest
 from structlog.testing import capture_logs
 
+from penstock_video.interfaces import SourceStatistics
 from penstock_video.metrics import VideoMetrics
 from penstock_video.runner.source_events import Removed, SourceGauges, statistics_of
 from penstock_video.sources.lifecycle import TAKEN_OUT
 from penstock_video.sources.options import ProcessSnapshot, SourceSnapshot
 from penstock_video.sources.protocol import Opened
-from penstock_video.types import (
-    AnalyticsEvent,
-    AnalyticsKind,
-    Frame,
-    FrameAnalytics,
-    SourceConfig,
-    SourceState,
-    SourceStatistics,
-    Tracks,
-)
+from penstock_video.types import AnalyticsEvent, AnalyticsKind, Frame, FrameAnalytics, SourceConfig, SourceState, Tracks
 from tests.deepstream_pipeline.runner.fakes import Following, Slots, a_way
 from tests.deepstream_pipeline.runner.test_pipeline import CAMERA, WAIT_S, Stand, made
 

@@ -7,7 +7,7 @@ import pytest
 from structlog.testing import capture_logs
 
 from penstock_video.metrics import VideoMetrics
-from penstock_video.runner.sink_worker import EndOfSource, SinkWorker, SinkWorkerOptions
+from penstock_video.runner.results import SinkWorker, SinkWorkerOptions
 from penstock_video.types import Frame, FrameResult, no_tracks
 from tests.deepstream_pipeline.runner.fakes import KeptSink
 
@@ -25,7 +25,7 @@ def test_sink_is_given_everything_in_order_and_closed() -> None:
     outlet.start()
     for number in range(20):
         outlet.put(result(number), may_wait=False)
-    outlet.put(EndOfSource("cam"), may_wait=False)
+    outlet.put("cam", may_wait=False)
     assert outlet.close(WAIT_S)
     assert [one.frame.frame_num for one in sink.results] == list(range(20))
     assert (sink.ended, sink.is_closed) == (["cam"], True)
@@ -82,10 +82,10 @@ def test_sink_that_hangs_holds_up_neither_an_end_nor_a_file_for_ever() -> None:
     outlet = SinkWorker(sink, SinkWorkerOptions("held", 2), VideoMetrics(), max_wait_s=0.2)
     outlet.start()
     began = time.monotonic()
-    outlet.put(EndOfSource("first"), may_wait=True)
+    outlet.put("first", may_wait=True)
     for number in range(10):
         outlet.put(result(number), may_wait=True)
-    outlet.put(EndOfSource("cam"), may_wait=True)
+    outlet.put("cam", may_wait=True)
     for number in range(10, 20):
         outlet.put(result(number), may_wait=False)
     assert time.monotonic() - began < 5.0
@@ -128,7 +128,7 @@ def test_sink_that_fails_the_same_way_is_logged_again_after_a_while(
     every_s: float, times: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A disk that is full a second time is logged again; an error with each result does not fill the log."""
-    monkeypatch.setattr("penstock_video.runner.sink_worker.LOG_EVERY_S", every_s)
+    monkeypatch.setattr("penstock_video.runner.results.LOG_EVERY_S", every_s)
     outlet = SinkWorker(KeptSink(fails=True), SinkWorkerOptions("full", 100), VideoMetrics())
     with capture_logs() as lines:
         outlet.start()
@@ -151,7 +151,7 @@ def test_sink_with_a_bug_costs_the_others_nothing() -> None:
     outlet = SinkWorker(sink, SinkWorkerOptions("broken", 100), VideoMetrics())
     outlet.start()
     outlet.put(result(0), may_wait=False)
-    outlet.put(EndOfSource("cam"), may_wait=False)
+    outlet.put("cam", may_wait=False)
     assert outlet.close(WAIT_S)
     assert sink.ended == ["cam"]
     assert outlet.failure.startswith("internal error")

@@ -37,7 +37,7 @@ def test_thread_of_the_results_outlives_a_bug() -> None:
     dispatcher: Any = Failing()
     parts = ResultsParts(
         dispatcher, NETWORK, (), None, VideoMetrics(),
-        is_live=lambda: False, is_drawn=lambda _: False, on_result=lambda _: None, on_over=lambda _: None,
+        is_drawn=lambda _: False, on_result=lambda _: None, on_over=lambda _: None,
     )  # fmt: skip
     results = Results(parts)
     results.start()
@@ -61,7 +61,7 @@ def test_answers_that_cannot_be_read_are_no_inferred_frames(monkeypatch: pytest.
     dispatcher = a_dispatcher(engine, way)
     parts = ResultsParts(
         dispatcher, NETWORK, (), None, VideoMetrics(),
-        is_live=lambda: False, is_drawn=lambda _: False, on_result=lambda _: over.set(), on_over=lambda _: None,
+        is_drawn=lambda _: False, on_result=lambda _: over.set(), on_over=lambda _: None,
     )  # fmt: skip
     results = Results(parts)
     results.start()

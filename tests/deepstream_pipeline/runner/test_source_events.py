@@ -1,6 +1,7 @@
 """Log levels of the states of a source."""
 
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 from structlog.testing import capture_logs
@@ -29,8 +30,9 @@ def test_state_that_a_person_asked_for_is_no_warning(sequence: str) -> None:
     """Nor is its consequence. A loss is a warning, and so is its end."""
     states, levels = SEQUENCES[sequence]
     unused: Any = None
+    dispatcher: Any = Mock()
     events = SourceEvents(
-        SourceEventsParts(unused, VideoMetrics(), unused, None, lambda _: None, lambda _: None, lambda: False)
+        SourceEventsParts(dispatcher, VideoMetrics(), unused, None, lambda _: None, lambda _: None, lambda: False)
     )
     with capture_logs() as lines:
         for state in states:

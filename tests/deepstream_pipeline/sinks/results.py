@@ -1,7 +1,10 @@
 """Results as the pipeline would give them to a sink, made on the spot."""
 
+from dataclasses import replace
+
 import numpy as np
 
+from penstock_video.sinks.osd import OsdOptions
 from penstock_video.types import (
     AnalyticsEvent,
     AnalyticsKind,
@@ -12,8 +15,19 @@ from penstock_video.types import (
     FrameResult,
     Tracks,
 )
+from tests.deepstream_pipeline.clips import numbered_picture
 
 UNIX_S = 1_800_000_000.5
+PLAIN = OsdOptions(has_boxes=False, has_labels=False, has_trails=False, has_rules=False, has_title=False)
+
+
+class Clock:
+    """Seconds that pass when a test says so."""
+
+    now = 50.0
+
+    def __call__(self) -> float:
+        return self.now
 
 
 def picture(number: int, width: int, height: int) -> "np.ndarray[tuple[int, ...], np.dtype[np.uint8]]":
@@ -52,6 +66,12 @@ def result(
     analytics = FrameAnalytics(events, {"line-crossing/Entry": number}, (("Yard",),) * objects)
     colours = tuple((ClassScore("colour", 3, "blue", 0.75),) for _ in range(objects))
     return FrameResult(frame, tracks, analytics, labels=("person", "car"), attributes=colours)
+
+
+def numbered(number: int, *, size: tuple[int, int] = (160, 96), source_id: str = "cam") -> FrameResult:
+    """A result whose picture tells its number, also when it is read back."""
+    reported = result(number, size=size, source_id=source_id)
+    return replace(reported, frame=replace(reported.frame, image=numbered_picture(number, *size)))
 
 
 def crossing(number: int, *, source_id: str = "cam", track_id: int | None = 1) -> AnalyticsEvent:

@@ -9,20 +9,11 @@ import pytest
 
 from penstock_video.errors import SinkFailed
 from penstock_video.sinks.hls import RETRY_S, HlsOptions, HlsSink, Playlist, Segment
-from penstock_video.sinks.osd import Osd, OsdOptions
-from penstock_video.types import FrameResult
-from tests.deepstream_pipeline.clips import number_of, numbered_picture
+from penstock_video.sinks.osd import Osd
+from tests.deepstream_pipeline.clips import number_of
 from tests.deepstream_pipeline.sinks.disks import fill, small_disk
-from tests.deepstream_pipeline.sinks.results import result
+from tests.deepstream_pipeline.sinks.results import PLAIN, Clock, numbered, result
 from tests.deepstream_pipeline.sinks.videos import read_video
-
-PLAIN = OsdOptions(has_boxes=False, has_labels=False, has_trails=False, has_rules=False, has_title=False)
-
-
-def numbered(number: int, *, size: tuple[int, int] = (160, 96), source_id: str = "cam") -> FrameResult:
-    """A result whose picture tells its number."""
-    reported = result(number, size=size, source_id=source_id)
-    return replace(reported, frame=replace(reported.frame, image=numbered_picture(number, *size)))
 
 
 def sink_in(folder: Path, *, list_size: int = 3) -> HlsSink:
@@ -170,16 +161,6 @@ def test_hls_viewer_that_reads_slowly_or_goes_does_not_matter(tmp_path: Path) ->
         assert not (tmp_path / "hls" / name).exists()
         assert len(begin + viewer.read()) % 188 == 0
     sink.close()
-
-
-class Clock:
-    """Seconds that pass when a test says so."""
-
-    now = 0.0
-
-    def __call__(self) -> float:
-        """The time now."""
-        return self.now
 
 
 def test_hls_on_a_full_disk_is_reported_once_and_begins_anew(tmp_path: Path) -> None:

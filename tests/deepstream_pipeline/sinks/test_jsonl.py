@@ -15,17 +15,7 @@ from penstock_video.errors import SinkFailed
 from penstock_video.sinks.jsonl import RETRY_S, JsonlOptions, JsonlSink
 from penstock_video.sinks.schemas import Schema, read_objects_line
 from tests.deepstream_pipeline.sinks.disks import fill, small_disk
-from tests.deepstream_pipeline.sinks.results import crossing, result
-
-
-class Clock:
-    """Seconds that pass when a test says so."""
-
-    now = 0.0
-
-    def __call__(self) -> float:
-        """The time now."""
-        return self.now
+from tests.deepstream_pipeline.sinks.results import Clock, crossing, result
 
 
 def lines(path: Path) -> list[bytes]:

@@ -1,7 +1,6 @@
 """MQTT: topics, properties, the status topic, and what a broker can refuse."""
 
 import json
-import signal
 import socket
 import sys
 import threading
@@ -92,25 +91,6 @@ def test_mqtt_status_topic_says_online_and_offline(broker: MqttBroker) -> None:
     wait_for(lambda: [one.body for one in broker._arrived] == [b"online", b"offline"])
 
 
-def test_mqtt_broker_that_goes_is_reported_in_one_line(broker: MqttBroker) -> None:
-    """The reason is that of the attempt to come back, not what the library makes of a closed socket."""
-    with capture_logs() as lines:
-        sink = mqtt_sink(MqttOptions("127.0.0.1", broker.port, what=ResultKind.OBJECTS))
-        wait_for(lambda: sink.statistics().is_connected)
-        broker.take_down(signal.SIGKILL)
-        wait_for(lambda: sink.statistics().errors >= 3)
-        broker.bring_up()
-        write(sink, 1)
-        wait_for(lambda: sink.statistics().sent == 1)
-        sink.close()
-    reported = [(line["event"], line["log_level"], line.get("reason", "")) for line in lines]
-    assert reported == [
-        ("sink connected", "info", ""),
-        ("sink waits for its broker", "warning", "[Errno 111] Connection refused"),
-        ("sink connected", "warning", ""),
-    ]
-
-
 def test_mqtt_sink_that_dies_is_reported_by_its_will(broker: MqttBroker) -> None:
     """A program that ends without a word is said to be offline by the broker."""
     link = MqttLink(MqttOptions("127.0.0.1", broker.port, status_topic="penstock/status"))
@@ -147,16 +127,6 @@ def answer_as_version_3(server: socket.socket, versions: list[int]) -> None:
             versions.append(connection.recv(1024)[8])
             connection.sendall(answer)
             connection.recv(1024)  # until it hangs up, or says good-bye
-
-
-@pytest.mark.parametrize(
-    "options",
-    [{"topic": "a/#"}, {"topic": ""}, {"qos": 3}, {"status_topic": "a/+"}, {"topic": "a/{foo}"}, {"topic": "a/{kind"}],
-)  # fmt: skip
-def test_mqtt_option_that_cannot_be_meant_is_refused_at_the_start(options: dict[str, object]) -> None:
-    """A wildcard is for subscribers, a placeholder one of two, and there are three qualities of service."""
-    with pytest.raises(SinkFailed):
-        mqtt_sink(MqttOptions("localhost", **options))  # type: ignore[arg-type]
 
 
 def test_mqtt_sink_without_the_library_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:

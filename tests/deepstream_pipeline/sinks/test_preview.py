@@ -9,17 +9,7 @@ import simplejpeg
 from penstock_video.sinks import jpeg
 from penstock_video.sinks.osd import Osd
 from penstock_video.sinks.preview import LINGER_S, PreviewBoard, PreviewOptions
-from tests.deepstream_pipeline.sinks.results import result
-
-
-class Clock:
-    """Seconds that pass when a test says so."""
-
-    now = 50.0
-
-    def __call__(self) -> float:
-        """The time now."""
-        return self.now
+from tests.deepstream_pipeline.sinks.results import Clock, result
 
 
 class Watches:

@@ -159,7 +159,7 @@ def test_refused_address_is_the_reason_of_the_sink(service: Service, monkeypatch
     assert service.received() == b""
 
 
-@pytest.mark.parametrize(("host", "allowed"), [(METADATA, ()), (NAME, ()), (METADATA, (METADATA,))])
+@pytest.mark.parametrize(("host", "allowed"), [(NAME, ()), (METADATA, (METADATA,))])
 def test_pushed_stream_goes_to_no_metadata_service(host: str, allowed: Allowed, service: Service) -> None:
     """The RTSP host is resolved in the process that pushes, just before FFmpeg connects."""
     url = f"rtsp://user:secret@{host}:{service.port}/live"

@@ -107,14 +107,6 @@ def test_redis_that_goes_while_nothing_is_sent_is_noticed(tmp_path: Path, monkey
         sink.close()
 
 
-@pytest.mark.parametrize("url", ["http://localhost", "redis://:s3cret@localhost:notaport", "localhost:6379"])
-def test_redis_url_that_is_none_is_refused_at_the_start(url: str) -> None:
-    """A mistake is reported before anything runs, without the password."""
-    with pytest.raises(SinkFailed) as refused:
-        redis_sink(RedisOptions(url))
-    assert "s3cret" not in str(refused.value)
-
-
 def test_redis_sink_without_the_library_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     """One sentence, with the extra's name."""
     monkeypatch.setitem(sys.modules, "redis", None)

@@ -3,7 +3,6 @@
 import os
 import signal
 import subprocess
-import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -15,25 +14,18 @@ import pytest
 
 from penstock_video.errors import SinkFailed
 from penstock_video.sinks import rtsp_out
-from penstock_video.sinks.osd import Osd, OsdOptions
+from penstock_video.sinks.osd import Osd
 from penstock_video.sinks.rtsp_out import RtspOutOptions, RtspOutSink, shown
 from penstock_video.types import FrameResult
-from tests.deepstream_pipeline.clips import number_of, numbered_picture
-from tests.deepstream_pipeline.sinks.results import result
+from tests.deepstream_pipeline.clips import number_of
+from tests.deepstream_pipeline.sinks.results import PLAIN, Clock, numbered, result
 from tests.deepstream_pipeline.sinks.videos import read_video
 from tests.support.ports import free_port
 
-PLAIN = OsdOptions(has_boxes=False, has_labels=False, has_trails=False, has_rules=False, has_title=False)
 SYSTEM_PYTHON = "/usr/bin/python3"
 SERVER = Path(__file__).parent / "rtsp_record_server.py"
 DEADLINE_S = 40.0  # for a machine that stands still at times
 UNHURRIED_S = 3.0  # a write may take so long on such a machine; a server that hangs would make it far longer
-
-
-def numbered(number: int, *, source_id: str = "cam", size: tuple[int, int] = (160, 96)) -> FrameResult:
-    """A result whose picture tells its number."""
-    reported = result(number, size=size, source_id=source_id)
-    return replace(reported, frame=replace(reported.frame, image=numbered_picture(number, *size)))
 
 
 @contextmanager
@@ -74,7 +66,7 @@ class Writer:
                 self.reported.append(failure.message)
             self.longest_s = max(self.longest_s, time.monotonic() - begun)
             self.number += 1
-            time.sleep(0.01)
+            time.sleep(0.02)
 
     def is_connected(self) -> bool:
         """Whether the server takes what is sent."""
@@ -164,10 +156,10 @@ def test_rtsp_out_server_that_dies_is_reported_once_and_found_again(tmp_path: Pa
 
 def test_rtsp_out_server_that_hangs_blocks_nothing(tmp_path: Path, port: int) -> None:
     """FAULTS 58: a stopped server, at the connection or in the stream, costs its own stream only and no write waits."""
-    noise = np.random.default_rng(1).integers(0, 255, (480, 640, 3), np.uint8)
+    noise = np.random.default_rng(1).integers(0, 255, (240, 320, 3), np.uint8)
 
     def noisy(number: int) -> FrameResult:
-        reported = result(number, size=(640, 480))
+        reported = result(number)
         return replace(reported, frame=replace(reported.frame, image=np.roll(noise, number * 7, axis=1)))
 
     sink = sink_to(port, timeout_s=1.0)
@@ -201,17 +193,7 @@ def test_rtsp_out_wrong_password_is_reported_without_it(tmp_path: Path, port: in
         right.sink.close()
 
 
-class Clock:
-    """Seconds that pass when a test says so."""
-
-    now = 0.0
-
-    def __call__(self) -> float:
-        """The time now."""
-        return self.now
-
-
-DEAF = (sys.executable, "-c", "import time; time.sleep(600)")
+DEAF = ("sleep", "600")
 
 
 def test_rtsp_out_process_that_reads_nothing_is_bounded_and_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -229,7 +211,7 @@ def test_rtsp_out_process_that_reads_nothing_is_bounded_and_replaced(monkeypatch
     assert len(way.push._pending) < 20_000 + 500_000
     assert sink.lost > 10
     pid = way.push._process.pid
-    clock.now = 2.5
+    clock.now += 2.5
     with pytest.raises(SinkFailed, match="its process takes nothing"):
         sink.write(numbered(61, size=(320, 240)))
     with pytest.raises(ProcessLookupError):

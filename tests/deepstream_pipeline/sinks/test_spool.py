@@ -83,7 +83,7 @@ def test_spool_puts_back_before_all_others_in_order() -> None:
     spool.put_back([taken[1], *taken[3:]])
     assert ids(spool.take(10, 1_000)) == ["1", "3", "4", "5"]
     said = spool.statistics()
-    assert (said.put, said.sent, said.refused, said.dropped, said.depth, said.size_bytes) == (6, 1, 1, 0, 4, 40)
+    assert (said.written, said.sent, said.refused, said.dropped, said.depth, said.size_bytes) == (6, 1, 1, 0, 4, 40)
 
 
 @pytest.mark.parametrize(("max_messages", "max_bytes"), [(0, 1), (1, 0)])
@@ -115,7 +115,7 @@ def test_spool_whatever_is_done_to_it_keeps_bounds_counts_and_order(steps: list[
         said = spool.statistics()
         assert said.depth == len(spool) <= 8
         assert 0 <= said.size_bytes <= 100
-        assert said.put == said.sent + said.dropped + said.refused + said.depth
+        assert said.written == said.sent + said.dropped + said.refused + said.depth
     spool.put_back_all()
     rest = [int(one.id) for one in spool.take(100, 10_000)]
     assert rest == sorted(rest)

@@ -16,21 +16,12 @@ import pytest
 
 from penstock_video.errors import SinkFailed
 from penstock_video.sinks import video_file
-from penstock_video.sinks.osd import Osd, OsdOptions
+from penstock_video.sinks.osd import Osd
 from penstock_video.sinks.video_file import RETRY_S, AnnotatedOptions, AnnotatedSink
-from penstock_video.types import FrameResult
-from tests.deepstream_pipeline.clips import number_of, numbered_picture
+from tests.deepstream_pipeline.clips import number_of
 from tests.deepstream_pipeline.sinks.disks import fill, small_disk
-from tests.deepstream_pipeline.sinks.results import result
+from tests.deepstream_pipeline.sinks.results import PLAIN, Clock, numbered, result
 from tests.deepstream_pipeline.sinks.videos import read_video
-
-PLAIN = OsdOptions(has_boxes=False, has_labels=False, has_trails=False, has_rules=False, has_title=False)
-
-
-def numbered(number: int, *, size: tuple[int, int] = (160, 96), source_id: str = "cam") -> FrameResult:
-    """A result whose picture tells its number, also when it is read back."""
-    reported = result(number, size=size, source_id=source_id)
-    return replace(reported, frame=replace(reported.frame, image=numbered_picture(number, *size)))
 
 
 def sink_in(folder: Path) -> AnnotatedSink:
@@ -139,11 +130,12 @@ def test_annotated_video_of_an_earlier_run_is_kept_once(tmp_path: Path) -> None:
 
 KILLED = """
 import itertools, pathlib, sys
-from tests.deepstream_pipeline.sinks.test_video_file import numbered, sink_in
+from tests.deepstream_pipeline.sinks.results import numbered
+from tests.deepstream_pipeline.sinks.test_video_file import sink_in
 sink = sink_in(pathlib.Path(sys.argv[1]))
 for number in itertools.count():
     sink.write(numbered(number))
-    if number == 300:
+    if number == 100:
         sys.stdout.write("going\\n"); sys.stdout.flush()
 """
 
@@ -155,19 +147,9 @@ def test_annotated_video_of_a_killed_program_plays(tmp_path: Path) -> None:
         assert b"going\n" in iter(writer.stdout.readline, b"")
         writer.send_signal(signal.SIGKILL)
     read = read_video(tmp_path / "annotated.mp4")
-    assert len(read.pictures) > 200
+    assert len(read.pictures) > 60
     assert [number_of(picture) for picture in read.pictures] == list(range(len(read.pictures)))
     assert read.times == pytest.approx([number / 10 for number in range(len(read.times))], abs=0.001)
-
-
-class Clock:
-    """Seconds that pass when a test says so."""
-
-    now = 0.0
-
-    def __call__(self) -> float:
-        """The time now."""
-        return self.now
 
 
 def write_on(sink: AnnotatedSink, numbers: Iterator[int]) -> None:
@@ -185,7 +167,7 @@ def test_annotated_video_on_a_full_disk_plays_so_far_and_returns(
     monkeypatch.setattr(video_file, "MIN_FREE_BYTES", 300 * 1024)
     with small_disk(tmp_path / "disk") as disk:
         sink = AnnotatedSink(AnnotatedOptions(disk, crf=10), Osd(PLAIN), is_single=True, clock=clock)
-        filler = fill(disk, leave_kib=120)
+        filler = fill(disk, leave_kib=48)
         numbers = itertools.count()
         with pytest.raises(SinkFailed, match=r"annotated\.mp4: disk full; annotated video is off"):
             write_on(sink, numbers)
@@ -211,7 +193,8 @@ def test_annotated_video_cut_by_a_full_disk_anywhere_plays(tmp_path: Path, monke
     sink.close()
     size_bytes = (tmp_path / "whole" / "annotated.mp4").stat().st_size
     write, reported, longest = os.write, 0, 0
-    for step in range(1, 41):
+    steps = (1, 8, 21, 25, 30, 35, 39, 40)
+    for step in steps:
         room = Room(size_bytes * step // 40, write)
         monkeypatch.setattr(os, "write", room.write)
         sink = sink_in(tmp_path / str(step))
@@ -227,7 +210,10 @@ def test_annotated_video_cut_by_a_full_disk_anywhere_plays(tmp_path: Path, monke
             assert [number_of(picture) for picture in read.pictures] == list(range(len(read.pictures)))
             assert len(read.pictures) >= max(longest, 20)
             longest = len(read.pictures)
-    assert (reported, longest) == (40, 95)  # what is written over counts here, too: there is never room for all of it
+    assert (reported, longest) == (
+        len(steps),
+        95,
+    )  # what is written over counts here, too: there is never room for all of it
 
 
 class Room:
@@ -243,13 +229,6 @@ class Room:
         written = self._write(descriptor, block[: self.left])
         self.left -= written
         return written
-
-
-def test_annotated_video_in_a_folder_that_cannot_be_says_which(tmp_path: Path) -> None:
-    """FAULTS 60: a folder that cannot be written to is an error at the start that names it."""
-    (tmp_path / "file").write_text("not a folder")
-    with pytest.raises(SinkFailed, match=r"file: cannot be written to"):
-        sink_in(tmp_path / "file")
 
 
 @pytest.mark.parametrize("source_id", ["..", ".", "a/b", "", "x" * 65])

@@ -2,7 +2,6 @@
 
 import base64
 import json
-import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -16,16 +15,8 @@ from structlog.testing import capture_logs
 from penstock_video.backoff import Backoff
 from penstock_video.errors import SinkFailed
 from penstock_video.sinks.broker import BrokerSink, ResultKind
-from penstock_video.sinks.spool import Message, Spool
-from penstock_video.sinks.webhook import (
-    BUDGET,
-    DeadLetters,
-    RetryBudget,
-    WebhookLink,
-    WebhookOptions,
-    retry_after_s,
-    webhook_sink,
-)
+from penstock_video.sinks.spool import Message
+from penstock_video.sinks.webhook import BUDGET, DeadLetters, RetryBudget, WebhookOptions, retry_after_s, webhook_sink
 from tests.deepstream_pipeline.sinks.results import result
 from tests.support.ports import free_port
 from tests.support.waiting import becomes_true, wait_for
@@ -47,7 +38,7 @@ class Receiver:
     def answer(self, body: bytes) -> int:
         """Of this request."""
         said = json.loads(body)
-        number = said["frame_num"] if isinstance(said, dict) else said[0]["frame_num"]
+        number = said["frame_num"]
         waiting = self.status.get(number, [])
         return waiting.pop(0) if len(waiting) > 1 else next(iter(waiting), 200)
 
@@ -128,30 +119,6 @@ def test_webhook_posts_each_message_with_its_id_and_the_users_headers(receiver: 
     assert sink.statistics().sent == 20
 
 
-def test_webhook_with_a_batch_posts_lists(receiver: Receiver, url: str) -> None:
-    """A list of what waits, up to the batch's size; each message once, in order."""
-    receiver.delay_s = 0.05
-    sink = webhook_sink(options(url, batch=8))
-    write(sink, 30)
-    sink.close()
-    lists = [json.loads(body) for _, body in receiver.requests]
-    assert [line["frame_num"] for one in lists for line in one] == list(range(30))
-    assert (len(lists) < 30, max(map(len, lists))) == (True, 8)
-
-
-def test_webhook_sends_a_list_that_failed_again_as_it_was(receiver: Receiver, url: str) -> None:
-    """The retry has the same messages and Idempotency-Key; messages that came meanwhile are in the next list."""
-    link, spool = WebhookLink(options(url, batch=8)), Spool(100, 1 << 20)
-    receiver.status = {0: [500, 503, 200]}
-    for number in range(12):
-        spool.put(Message("cam", f"m{number}", "objects", b'{"frame_num":%d}' % number))
-        if number % 3 == 2:
-            spool.put_back(link.send(spool.take(link.max_messages, link.max_bytes)).left)
-    link.close()
-    assert [headers["Idempotency-Key"] for headers, _ in receiver.requests] == ["m0+3", "m0+3", "m0+3", "m3+8"]
-    assert len({body for _, body in receiver.requests[:3]}) == 1
-
-
 def test_webhook_answered_500_for_a_while_tries_again_and_keeps_the_order(receiver: Receiver, url: str) -> None:
     """A fault that passes costs nothing: the same message, the same id, then the next."""
     receiver.status = {1: [500, 503, 429, 200]}
@@ -180,17 +147,6 @@ def test_webhook_that_is_away_behind_a_proxy_is_waited_for(status: int, receiver
     assert receiver.frames() == [0] * tries + [1, 2]
 
 
-def test_webhook_that_fails_for_seconds_loses_nothing(url: str, receiver: Receiver) -> None:
-    """The attempts of one message are seconds apart: a fault of two seconds does not use them up."""
-    receiver.status = {number: [500] for number in range(10)}
-    sink = webhook_sink(options(url))
-    write(sink, 10)
-    time.sleep(2.5)
-    receiver.status = {}
-    wait_for(lambda: sink.statistics().sent == 10)
-    sink.close()
-
-
 def test_webhook_that_is_closed_while_it_fails_uses_up_no_attempts(url: str, receiver: Receiver) -> None:
     """At the end there are seconds for all of it: they are waited, not spent on messages one after the other."""
     receiver.status = {number: [500] for number in range(10)}
@@ -200,17 +156,6 @@ def test_webhook_that_is_closed_while_it_fails_uses_up_no_attempts(url: str, rec
         sink.close()
     assert (sink.statistics().refused, set(receiver.frames())) == (0, {0})
     assert len(receiver.requests) <= 5
-
-
-def test_webhook_that_refuses_everything_says_how_many_and_never_connected(receiver: Receiver, url: str) -> None:
-    """A wrong key is no delivery."""
-    receiver.status = {number: [401] for number in range(4)}
-    with capture_logs() as lines:
-        sink = webhook_sink(options(url))
-        write(sink, 4)
-        wait_for(lambda: sink.statistics().depth == 0)
-        close_losing(sink, 4, "answered 401")
-    assert [line["event"] for line in lines] == ["sink's messages refused"]
 
 
 def test_webhook_answered_500_for_ever_gives_up_after_its_attempts(
@@ -323,13 +268,13 @@ def test_webhook_that_fails_for_many_messages_spends_its_budget(
     """When many messages fail, second tries are few: the requests stay near the number of messages."""
     for name in ("broker", "webhook"):
         monkeypatch.setattr(f"penstock_video.sinks.{name}.BACKOFF", Backoff(0.001, 0.001))
-    receiver.status = {number: [500] for number in range(0, 200, 2)}
+    receiver.status = {number: [500] for number in range(0, 120, 2)}
     sink = webhook_sink(options(url, attempts=50, dead_letters=tmp_path / "dead.jsonl"))
-    write(sink, 200)
+    write(sink, 120)
     wait_for(lambda: sink.statistics().depth == 0, 40.0)
-    close_losing(sink, 100, "answered 500, and the budget of second tries is spent")
-    assert (sink.statistics().sent, sink.statistics().refused) == (100, 100)
-    assert 200 < len(receiver.requests) <= 200 + BUDGET + 0.2 * 100 + 5
+    close_losing(sink, 60, "answered 500, and the budget of second tries is spent")
+    assert (sink.statistics().sent, sink.statistics().refused) == (60, 60)
+    assert 120 < len(receiver.requests) <= 120 + BUDGET + 0.2 * 60 + 5
     assert "budget of second tries is spent" in letters(tmp_path / "dead.jsonl")[-1][0]
 
 
@@ -385,19 +330,7 @@ def test_dead_letters_that_are_full_or_cannot_be_written_lose_and_say_so_once(tm
     assert [line["event"] for line in lines] == ["dead letters are lost"] * 2
 
 
-@pytest.mark.parametrize(
-    "wrong",
-    [{"url": "ftp://host/"}, {"url": "http://"}, {"url": "http://host:port/"}, {"url": "http://host", "attempts": 0},
-     {"url": "http://host", "headers": (("X", "a\r\nY: b"),)}],
-)  # fmt: skip
-def test_webhook_option_that_cannot_be_meant_is_refused_at_the_start(wrong: dict[str, object]) -> None:
-    """A mistake is reported before anything runs."""
-    with pytest.raises(SinkFailed):
-        webhook_sink(WebhookOptions(**wrong))  # type: ignore[arg-type]
-
-
-def test_webhook_sink_without_the_library_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
-    """One sentence, with the extra's name."""
-    monkeypatch.setitem(sys.modules, "urllib3", None)
-    with pytest.raises(SinkFailed, match=r"needs the library urllib3: install penstock\[video\]"):
-        WebhookLink(options("http://localhost"))
+def test_webhook_header_with_a_line_break_is_refused_at_the_start() -> None:
+    """It could add headers of its own."""
+    with pytest.raises(SinkFailed, match="a header's name or value has a line break"):
+        webhook_sink(WebhookOptions("http://host", headers=(("X", "a\r\nY: b"),)))

@@ -12,8 +12,7 @@ from penstock_video.sources.child import settle
 def main() -> int:
     """Until its control socket ends."""
     from penstock_video.decode.codec import SoftwareCodec
-    from penstock_video.sources.child_link import PolledLink
-    from penstock_video.sources.child_slots import SlotWriter
+    from penstock_video.sources.child_link import ParentLink, SlotWriter
     from penstock_video.sources.child_work import Tools, Work, read_start
     from penstock_video.sources.protocol import Ring, RingSize
     from penstock_video.sources.shared_work import serve
@@ -32,7 +31,7 @@ def main() -> int:
             return 2
         ring = Ring(ring_fd, RingSize(start.ring_frames, start.slot_bytes))
         ring.close()
-        return Work(PolledLink(link, start), ring, start, Tools(codec, SlotWriter, time.thread_time)).run()
+        return Work(ParentLink(link, start), ring, start, Tools(codec, SlotWriter, time.thread_time)).run()
 
     with socket.socket(fileno=int(sys.argv[-1])) as control:
         return serve(control, run)

@@ -9,8 +9,7 @@ from pathlib import Path
 import pytest
 
 from penstock_video.decode.codec import Decoded, SoftwareCodec, VideoPacket
-from penstock_video.sources.child_link import PolledLink
-from penstock_video.sources.child_slots import SlotWriter
+from penstock_video.sources.child_link import ParentLink, SlotWriter
 from penstock_video.sources.child_work import Tools, Work
 from penstock_video.sources.protocol import (
     MESSAGE_BYTES,
@@ -68,7 +67,7 @@ def frames_of(path: Path, codec: type[SlowCodec], *, is_realtime: bool) -> list[
     event_log: list[tuple[FrameReady, float]] = []
     with ours, theirs:
         ring = Ring(new_ring(SIZE, "arrival"), SIZE)
-        work = Work(PolledLink(theirs, start), ring, start, Tools(codec, SlotWriter, time.thread_time))
+        work = Work(ParentLink(theirs, start), ring, start, Tools(codec, SlotWriter, time.thread_time))
         thread = threading.Thread(target=work.run)
         thread.start()
         while not isinstance(record := decode_up(ours.recv(MESSAGE_BYTES)), Ended):

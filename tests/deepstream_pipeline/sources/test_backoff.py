@@ -4,7 +4,8 @@ import random
 
 import pytest
 
-from penstock_video.backoff import Backoff, OpeningGate
+from penstock_video.backoff import Backoff
+from penstock_video.sources.sources import OpeningGate
 
 
 @pytest.mark.parametrize(

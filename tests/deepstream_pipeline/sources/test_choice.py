@@ -2,7 +2,7 @@
 
 import pytest
 
-from penstock_video.sources.decisions import (
+from penstock_video.sources.decode_host import (
     ALONE,
     ALONE_FOR_S,
     CARD_GONE_FOR_S,

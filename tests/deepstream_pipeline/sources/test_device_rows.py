@@ -10,8 +10,7 @@ import pytest
 from structlog.testing import capture_logs
 
 from penstock_video.errors import GpuFailed
-from penstock_video.sources.decisions import FrameNumbers
-from penstock_video.sources.feed import Feed, RowRings
+from penstock_video.sources.feed import Feed, FrameNumbers, RowRings
 from penstock_video.sources.options import DeviceRing, GpuSources, SourceNeeds
 from penstock_video.sources.process import BrokenPromise
 from penstock_video.sources.protocol import FrameReady, Ring, new_ring, ring_size

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import msgspec
 import pytest
 
-from penstock_video.sources.decisions import FrameNumbers
+from penstock_video.sources.feed import FrameNumbers
 from penstock_video.sources.protocol import FrameReady
 
 READY = FrameReady(

@@ -184,11 +184,11 @@ def test_file_whose_frames_were_just_given_back_has_its_time_from_then() -> None
         life.now += 10.0
         assert life.watch.tick(life.now, is_ours=True) is Action.NONE
         life.now += held_s
-        life.watch.released(life.now)
+        life.watch.progress(life.now)
         assert life.wait(9.9) is Action.NONE
         assert life.play(0.04) == []
     life.now += 9.9
-    life.watch.released(life.now)
+    life.watch.progress(life.now)
     began = life.now
     assert life.wait(60.0) is Action.KILL
     assert life.now - began == pytest.approx(10.0)
@@ -201,7 +201,7 @@ def test_source_whose_end_is_awaited_gets_no_time_by_frames_given_back() -> None
     began = life.now
     life.watch.end_reported(life.now, EndReason.EOF, "")
     life.now += 1.9
-    life.watch.released(life.now)
+    life.watch.progress(life.now)
     assert life.wait(60.0) is Action.KILL
     assert life.now - began == pytest.approx(2.0)
 

@@ -33,7 +33,7 @@ def test_process_that_hangs_up_and_stays_is_killed() -> None:
     """A closed socket without a word is no way to stay."""
     life = Life()
     life.run()
-    life.watch.hung_up(life.now)
+    life.watch.await_exit(life.now)
     assert life.wait(60.0) is Action.KILL
     life.die("was ended by SIGKILL")
     assert (life.state, life.watch.reason) == (SourceState.RECONNECTING, "its process hung up, and did not end")
@@ -43,8 +43,8 @@ def test_process_that_breaks_a_promise_is_killed_once() -> None:
     """It is not read any more, and the reason is kept."""
     life = Life()
     life.run()
-    assert life.watch.broke_promise("it sent rubbish") is Action.KILL
-    assert life.watch.broke_promise("it sent more") is Action.NONE
+    assert life.watch.kill("it sent rubbish") is Action.KILL
+    assert life.watch.kill("it sent more") is Action.NONE
     assert not life.watch.is_receiving
     life.die("was ended by SIGKILL")
     assert (life.state, life.watch.reason) == (SourceState.RECONNECTING, "it sent rubbish")

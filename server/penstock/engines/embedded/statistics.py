@@ -2,9 +2,10 @@
 
 import asyncio
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from enum import StrEnum
+from operator import attrgetter
 
 from tritonclient.grpc import service_pb2
 
@@ -152,56 +153,30 @@ class VersionMetrics:
         return f'model="{_escaped(self.model_name)}",version="{self.version}"'
 
 
-# name after nv_inference_, type, help, value of one version
-_METRIC_FAMILIES: tuple[tuple[str, str, str, Callable[[VersionMetrics], int]], ...] = (
-    (
-        "request_success",
-        "counter",
-        "Number of successful inference requests, all batch sizes",
-        lambda row: row.statistics.success.count,
-    ),
-    (
-        "count",
-        "counter",
-        "Number of inferences performed (rows of the requests)",
-        lambda row: row.statistics.inference_count,
-    ),
-    ("exec_count", "counter", "Number of model executions performed", lambda row: row.statistics.execution_count),
-    (
-        "request_duration_us",
-        "counter",
-        "Cumulative inference request duration in microseconds",
-        lambda row: row.statistics.success.ns // 1000,
-    ),
-    (
-        "queue_duration_us",
-        "counter",
-        "Cumulative inference queuing duration in microseconds",
-        lambda row: row.statistics.queue.ns // 1000,
-    ),
+# Name after nv_inference_, help, attribute of VersionCounters, and what it is divided by.
+_COUNTERS = (
+    ("request_success", "Number of successful inference requests, all batch sizes", "success.count", 1),
+    ("count", "Number of inferences performed (rows of the requests)", "inference_count", 1),
+    ("exec_count", "Number of model executions performed", "execution_count", 1),
+    ("request_duration_us", "Cumulative inference request duration in microseconds", "success.ns", 1000),
+    ("queue_duration_us", "Cumulative inference queuing duration in microseconds", "queue.ns", 1000),
     (
         "compute_input_duration_us",
-        "counter",
         "Cumulative compute input duration in microseconds",
-        lambda row: row.statistics.compute.compute_input.ns // 1000,
+        "compute.compute_input.ns",
+        1000,
     ),
     (
         "compute_infer_duration_us",
-        "counter",
-        "Cumulative compute inference duration in microseconds",
-        lambda row: row.statistics.compute.compute_infer.ns // 1000,
+        "Cumulative compute infer duration in microseconds",
+        "compute.compute_infer.ns",
+        1000,
     ),
     (
         "compute_output_duration_us",
-        "counter",
         "Cumulative inference compute output duration in microseconds",
-        lambda row: row.statistics.compute.compute_output.ns // 1000,
-    ),
-    (
-        "pending_request_count",
-        "gauge",
-        "Instantaneous number of pending requests awaiting execution per-model.",
-        lambda row: row.pending,
+        "compute.compute_output.ns",
+        1000,
     ),
 )
 
@@ -213,9 +188,13 @@ def metrics_page(rows: Iterable[VersionMetrics]) -> bytes:
 
 
 def _metric_lines(rows: list[VersionMetrics]) -> Iterator[str]:
-    for name, kind, text, value in _METRIC_FAMILIES:
-        yield from _metric_head(name, kind, text)
-        yield from (f"{PREFIX}{name}{{{row.labels}}} {value(row)}" for row in rows)
+    for name, text, attribute, divisor in _COUNTERS:
+        yield from _metric_head(name, "counter", text)
+        value = attrgetter(attribute)
+        yield from (f"{PREFIX}{name}{{{row.labels}}} {value(row.statistics) // divisor}" for row in rows)
+    pending = "Instantaneous number of pending requests awaiting execution per-model."
+    yield from _metric_head("pending_request_count", "gauge", pending)
+    yield from (f"{PREFIX}pending_request_count{{{row.labels}}} {row.pending}" for row in rows)
     yield from _metric_head("request_failure", "counter", "Number of failed inference requests, all batch sizes")
     for row in rows:
         for reason, count in row.statistics.failures.items():

@@ -113,10 +113,10 @@ class Planes(NamedTuple):
 class GpuJpegs:
     """Decodes batches of JPEGs. One thread at a time."""
 
-    def __init__(self, device: torch.device, *, is_grey: bool, is_hardware_wanted: bool = True) -> None:
+    def __init__(self, device: torch.device, *, is_grey: bool) -> None:
         """On the current device. The hardware decoder is compared with the CPU's, and not used if they differ."""
         self._device, self._is_grey = device, is_grey
-        self._hardware = self._tried_hardware() if is_hardware_wanted else None
+        self._hardware = self._tried_hardware()
 
     @property
     def name(self) -> str:

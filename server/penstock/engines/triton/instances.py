@@ -20,12 +20,13 @@ import time
 from collections.abc import Callable, Collection, Iterable
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 from urllib.parse import quote
 
 from penstock.engines.triton.supervisor import RestartBackoff
 from penstock.logs import get_logger
-from penstock.protocol.call import HttpAnswer, HttpCall
+from penstock.protocol.call import HttpCall
+from penstock.protocol.engine import Engine
 from penstock.protocol.errors import InferenceError
 
 log = get_logger("engine")
@@ -146,23 +147,13 @@ def _read(path: str) -> bytes:
         return file.read()
 
 
-class TritonControl(Protocol):
-    """Triton's control calls; see TritonEngine."""
-
-    async def send(self, call: HttpCall, *, deadline: float | None) -> HttpAnswer:
-        """The answer. Raises InferenceError."""
-
-    async def aclose(self) -> None:
-        """Closes the connections."""
-
-
 class InstanceReplacer:
     """Replaces lost instances of one Triton. A model whose processes die repeatedly is loaded with backoff."""
 
     def __init__(
         self,
         sight: InstanceMonitor,
-        control: TritonControl,  # closed at the end
+        control: Engine,  # closed at the end
         engine_pid: Callable[[], int | None],  # None while Triton does not run
         restart: Callable[[str], object],  # restarts Triton; gets the reason
         has_room: Callable[[str], bool] = lambda _: True,  # for a second set of a model's processes

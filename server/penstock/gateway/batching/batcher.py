@@ -61,7 +61,7 @@ class ModelBatcher:
             size_bytes=sum([tensor.data.nbytes for tensor in request.inputs]),
             arrived_at=now,
             deadline=request.deadline,
-            priority=_priority_level(priority),
+            priority=min(priority, PRIORITY_LEVELS) - 1 if priority > 0 else _MIDDLE,  # protocols begin at 1
             client=client,
             request=request,
             answer=self._loop.create_future(),
@@ -276,11 +276,6 @@ class BatcherPool:
             former, now = self._ended.get(idle.model_name), idle.statistics()
             self._ended[idle.model_name] = now if former is None else now.with_former(former)
         self._retired.append(batcher)
-
-
-def _priority_level(priority: int) -> int:
-    """Level from 0 (served first). Protocol priorities begin at 1; 0 means the middle."""
-    return min(priority, PRIORITY_LEVELS) - 1 if priority > 0 else _MIDDLE
 
 
 def _fail_dropped(dropped: "Iterable[Dropped]") -> None:

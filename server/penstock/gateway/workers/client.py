@@ -329,13 +329,11 @@ class CoreClient:
             tell = self._log.info if self._is_front else self._log.debug
             tell("the core serves", generation=state.generation)
         self._is_up, self._reason, self._generation = state.is_up, state.reason, state.generation
-        self._models = {known.name: self._same(known) for known in state.models}
+        former = self._models  # an unchanged model stays the earlier object, since values are cached by its config
+        self._models = {
+            known.name: former[known.name] if former.get(known.name) == known else known for known in state.models
+        }
         self._owned, self.apart = frozenset(state.owned), frozenset(state.apart)
         self.first_state.set()
         if state.is_up:
             self.first_up.set()
-
-    def _same(self, known: KnownModel) -> KnownModel:
-        """The earlier object if the model is unchanged, since values are cached by its config."""
-        former = self._models.get(known.name)
-        return former if former == known else known
