@@ -39,7 +39,7 @@ def embedded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningStack]
     write_model(folder / "models", "script", IDENTITY, fp32)
     source = CHECKOUT.parent / "shared" / "models"
     if source.is_dir():
-        pull = ["-m", "penstock.cli.main", "pull", "fastestdet", "--from", str(source)]
+        pull = ["-m", "penstock.cli.main", "models", "pull", "fastestdet", "--from", str(source)]
         environ = dict(os.environ, PENSTOCK_HOME=str(folder / "home"))
         subprocess.run([sys.executable, *pull, "--url", "http://127.0.0.1:9"], check=True, env=environ, cwd=CHECKOUT)
     stack = start_embedded(folder, engine="auto")
