@@ -112,9 +112,6 @@ class Graph:
     def relu(self, x: Value) -> Value:
         return self.node("Relu", [x], x.shape, name=f"{x.name}.relu")
 
-    def sigmoid(self, x: Value) -> Value:
-        return self.node("Sigmoid", [x], x.shape, name=f"{x.name}.sigmoid")
-
     def softmax(self, x: Value, *, name: str, axis: int = 1) -> Value:
         """axis: counted with the batch dimension, so 1 is the first of x.shape."""
         return self.node("Softmax", [x], x.shape, name=name, axis=axis)

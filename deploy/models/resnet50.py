@@ -1,8 +1,8 @@
 """ResNet-50 v1.5 with seeded random weights: the true arithmetic of the network, and no knowledge at all.
 
 He, Zhang, Ren, Sun, "Deep Residual Learning for Image Recognition" (2015), bottlenecks [3, 4, 6, 3]. v1.5: a stage's
-first bottleneck strides in its 3x3 convolution, as torchvision, NVIDIA and MLPerf have it; the v1 of the paper strides
-in the 1x1 before it (strides_in_1x1). Every convolution is followed by a batch normalisation that is its own node.
+first bottleneck strides in its 3x3 convolution, as torchvision, NVIDIA and MLPerf have it. Every convolution is
+followed by a batch normalisation that is its own node.
 """
 
 import sys
@@ -21,7 +21,7 @@ CLASSES = 1000
 BRANCH_GAIN = 0.2  # of a bottleneck's last normalisation: 16 additions would double the activations each otherwise
 
 
-def resnet50(seed: int, *, strides_in_1x1: bool = False) -> tuple[onnx.ModelProto, int]:
+def resnet50(seed: int) -> tuple[onnx.ModelProto, int]:
     """(the model, how many parameters it has). `image` (N, 3, 224, 224) → `logits` (N, 1000)."""
     graph, weights = Graph("resnet50"), RandomWeights(seed)
     layers = _Layers(graph, weights)
@@ -30,20 +30,19 @@ def resnet50(seed: int, *, strides_in_1x1: bool = False) -> tuple[onnx.ModelProt
     for stage, (width, count) in enumerate(STAGES, 1):
         for block in range(count):
             stride = 2 if stage > 1 and block == 0 else 1
-            strides = (stride, 1) if strides_in_1x1 else (1, stride)
-            x = _bottleneck(layers, x, width, strides, name=f"stage{stage}.{block}")
+            x = _bottleneck(layers, x, width, stride, name=f"stage{stage}.{block}")
     x = graph.flatten(graph.global_average_pool(x))
     graph.output(graph.gemm(x, weights.linear(CLASSES, x.shape[0]), weights.bias(CLASSES), name="logits"))
     return graph.model(), graph.parameter_count
 
 
-def _bottleneck(layers: "_Layers", x: Value, width: int, strides: tuple[int, int], *, name: str) -> Value:
+def _bottleneck(layers: "_Layers", x: Value, width: int, stride: int, *, name: str) -> Value:
     """1x1, 3x3, 1x1 beside the identity; beside a 1x1 where width or size change."""
     graph, shortcut = layers.graph, x
-    if strides != (1, 1) or x.shape[0] != width * EXPANSION:
-        shortcut = layers.conv(x, width * EXPANSION, 1, name=f"{name}.shortcut", stride=max(strides))
-    branch = graph.relu(layers.conv(x, width, 1, name=f"{name}.conv1", stride=strides[0]))
-    branch = graph.relu(layers.conv(branch, width, 3, name=f"{name}.conv2", stride=strides[1]))
+    if stride != 1 or x.shape[0] != width * EXPANSION:
+        shortcut = layers.conv(x, width * EXPANSION, 1, name=f"{name}.shortcut", stride=stride)
+    branch = graph.relu(layers.conv(x, width, 1, name=f"{name}.conv1"))
+    branch = graph.relu(layers.conv(branch, width, 3, name=f"{name}.conv2", stride=stride))
     branch = layers.conv(branch, width * EXPANSION, 1, name=f"{name}.conv3", gain=BRANCH_GAIN)
     return graph.relu(graph.add(branch, shortcut, name=f"{name}.add"))
 

@@ -18,10 +18,12 @@ from collections.abc import AsyncIterator, Iterable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import psutil
 
-from loadtest.bench.report import BenchSpread, conditions, format_table, spread, write_json
+from loadtest.bench.report import conditions, format_table, spread, write_json
+from loadtest.bench.wire import BadAnswer
 from penstock_load.clients.client import Endpoint
 from penstock_load.driver.processes import Drivers
 from penstock_load.driver.protocol import DriverSetup, PhasePlan
@@ -48,21 +50,6 @@ class RateStep:
     def is_held(self) -> bool:
         """By the rule of the health, which has no complaint then."""
         return not self.health.complaint
-
-
-@dataclass(frozen=True, slots=True)
-class GeneratorResult:
-    """Of so many driver processes: the limit in requests a second, and lag and cost at the limit."""
-
-    processes: int
-    limit_per_s: BenchSpread
-    cpu_ms: BenchSpread
-    lag_p50_ms: BenchSpread
-    lag_p99_ms: BenchSpread
-
-
-class BadAnswers(Exception):
-    """The server did not answer as it should, so the figures would mean nothing."""
 
 
 @asynccontextmanager
@@ -125,7 +112,7 @@ async def _step(drivers: Drivers, number: int, rate: float, seconds: float) -> R
     health = await drivers.run(plan, count)
     cpu_s = _cpu_s(drivers.pids) - before_s
     if failed:
-        raise BadAnswers(f"{failed} of {health.intended} requests failed at {rate:g}/s")
+        raise BadAnswer(f"{failed} of {health.intended} requests failed at {rate:g}/s")
     return RateStep(number, rate, health, cpu_s * 1000 / max(health.sent, 1))
 
 
@@ -139,19 +126,20 @@ def limit_of(steps: Sequence[RateStep]) -> RateStep | None:
     return max((step for step in steps if step.is_held), key=lambda step: step.asked_per_s, default=None)
 
 
-def result_of(processes: int, steps: Sequence[RateStep]) -> GeneratorResult | None:
-    """Over the rounds; a round without a sustained rate counts as 0. None if no round has one."""
+def result_of(processes: int, steps: Sequence[RateStep]) -> dict[str, Any] | None:
+    """The limit, and lag and cost at it, over the rounds; a round without a sustained rate counts as 0. None if no
+    round has one."""
     numbers = sorted({step.round for step in steps})
     limits = [limit_of([step for step in steps if step.round == number]) for number in numbers]
     if not (held := [step for step in limits if step]):
         return None
-    return GeneratorResult(
-        processes,
-        spread([step.asked_per_s if step else 0.0 for step in limits]),
-        spread([step.cpu_ms for step in held]),
-        spread([step.health.lag_p50_ms for step in held]),
-        spread([step.health.lag_p99_ms for step in held]),
-    )
+    return {
+        "processes": processes,
+        "limit_per_s": spread([step.asked_per_s if step else 0.0 for step in limits]),
+        "cpu_ms": spread([step.cpu_ms for step in held]),
+        "lag_p50_ms": spread([step.health.lag_p50_ms for step in held]),
+        "lag_p99_ms": spread([step.health.lag_p99_ms for step in held]),
+    }
 
 
 def rows_of(processes: int, steps: Sequence[RateStep]) -> list[tuple[str, ...]]:
@@ -176,7 +164,7 @@ async def run(options: argparse.Namespace) -> None:
         f"{options.rounds} rounds of {options.seconds:g} s a rate; the limit: median (lowest-highest) of the rounds\n"
     )
     rows: list[tuple[str, ...]] = []
-    results: list[GeneratorResult] = []
+    results: list[dict[str, Any]] = []
     for processes in options.processes:
         steps = await measure(options, processes)
         rows += rows_of(processes, steps)
@@ -187,8 +175,8 @@ async def run(options: argparse.Namespace) -> None:
     print(format_table(HEAD, rows), end="\n\n")
     for result in results:
         print(
-            f"{result.processes} process(es) hold {result.limit_per_s}/s at {result.cpu_ms} CPU ms a request, "
-            f"lag p50 {result.lag_p50_ms} ms, p99 {result.lag_p99_ms} ms"
+            f"{result['processes']} process(es) hold {result['limit_per_s']}/s at {result['cpu_ms']} CPU ms a request, "
+            f"lag p50 {result['lag_p50_ms']} ms, p99 {result['lag_p99_ms']} ms"
         )
     if options.json:
         write_json(options.json, results)

@@ -1,20 +1,26 @@
 """What a bench says: a table for people, the same as JSON, and the conditions it ran under."""
 
+import argparse
 import importlib.metadata
 import json
 import os
 import platform
 import statistics
 import sys
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any, TypeVar
 
 from penstock_load.committed import Committed
+from penstock_load.hardware import describe, read_machine
 from penstock_load.report.document import plain_number
 from penstock_load.results import Spread
 
 VERSIONS_OF = ("grpcio", "aiohttp", "uvicorn", "uvloop", "tritonclient", "numpy", "opencv-python-headless")
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +41,25 @@ def spread(figures: Sequence[float]) -> BenchSpread:
     return BenchSpread(statistics.median(figures), min(figures), max(figures))
 
 
+def ratio_row(model: str, measure: str, values: Sequence[float], of: str) -> list[dict[str, Any]]:
+    """A row of a GPU bench's results that targets.toml can name; none without a value. of: what by what."""
+    row = {"kind": "ratio", "model": model, "measure": measure, "of": of, "rounds": len(values)}
+    return [row | {"value": asdict(spread(values))}] if values else []
+
+
+def chosen_of(known: Sequence[str]) -> Callable[[str], tuple[str, ...]]:
+    """An argparse type: some of these words, separated by commas."""
+
+    def read(text: str) -> tuple[str, ...]:
+        words = tuple(word for word in text.replace(" ", ",").split(",") if word)
+        unknown = [word for word in words if word not in known]
+        if unknown or not words:
+            raise argparse.ArgumentTypeError(f"there is no {', '.join(unknown)!r}; there are {', '.join(known)}")
+        return words
+
+    return read
+
+
 def conditions() -> dict[str, str]:
     """Hardware, versions and command, without which a figure says nothing."""
     cores = len(os.sched_getaffinity(0))
@@ -43,6 +68,8 @@ def conditions() -> dict[str, str]:
         "cpu": f"{_cpu_name()}, {cores} cores, load {os.getloadavg()[0]:.1f}",
         "versions": f"Python {platform.python_version()} {versions}",
         "command": " ".join(["python", "-m", _module_name(), *sys.argv[1:]]),
+        "machine": describe(read_machine()),
+        "at": time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime()),
     }
 
 
@@ -92,18 +119,23 @@ def verdict_rows(judged: Committed | None) -> list[tuple[str, str, str, str, str
     ]
 
 
+def spreads(figures: Mapping[str, Callable[[T], float]], runs: Sequence[T]) -> dict[str, BenchSpread]:
+    """Each figure over the runs."""
+    return {name: spread([figure(run) for run in runs]) for name, figure in figures.items()}
+
+
 def present(results: Sequence[object], note: str, table: str, path: Path | None) -> None:
-    """Prints the conditions, the note and the table; writes the results (dataclasses) to path, if given."""
+    """Prints the conditions, the note and the table; writes the results to path, if given."""
     print("\n" + "\n".join(f"{name}: {value}" for name, value in conditions().items()))
     print(f"{note}\n\n{table}")
     if path is not None:
         write_json(path, results)
 
 
-def write_json(path: Path, results: Sequence[object]) -> None:
-    """Writes the conditions and the results (dataclasses) as JSON."""
-    body = {"conditions": conditions(), "results": [asdict(result) for result in results]}  # type: ignore[call-overload]
-    path.write_text(json.dumps(body, indent=2) + "\n")
+def write_json(path: Path, results: Sequence[object], **more: object) -> None:
+    """Writes the conditions and the results (dictionaries and dataclasses) as JSON."""
+    body = {"conditions": conditions(), "results": results, **more}
+    path.write_text(json.dumps(body, indent=2, default=asdict) + "\n")
 
 
 def _module_name() -> str:

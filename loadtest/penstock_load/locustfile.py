@@ -5,9 +5,8 @@ locust -f loadtest/penstock_load/locustfile.py --headless -u 4 -t 10s --host htt
 locust -f loadtest/penstock_load/locustfile.py --headless --host http://127.0.0.1:8000 --scenario image-steady
 --capacity 140
 
-Users: ImageUser, RestUser, GrpcUser and StreamUser, without names all of them; each asks again as soon as it is
-answered. A scenario brings users of its own, paced by its arrivals (penstock_load.users.arrival_plan: what that is
-and is not).
+Users: ImageUser, RestUser, GrpcUser and StreamUser, without names all of them; each sends its next request when the
+last is answered. A scenario has one user in each process, which sends on schedule (penstock_load.users.arrival_plan).
 
 Exit code 1: a target was missed, no request was made, the generator was the bottleneck, or it does not add up; without
 any target (--scenario, --slo-p99-ms, --max-error-share) also where a request failed.

@@ -18,6 +18,8 @@ from penstock.cli import infer, models
 from penstock_load.cli import commands as load
 from tests.support.web_server import serving
 
+Head = dict[str, Any]
+LENGTH = "inference-header-content-length"
 PERSON = {"xyxy": [10.25, 20.5, 40.0, 90.0], "class_id": 0, "label": "person", "score": 0.912345}
 DOG = {"xyxy": [50.0, 60.0, 80.0, 95.0], "class_id": 16, "label": "dog", "score": 0.41}
 TIMINGS = {"decode": 1.5, "preprocess": 0.25, "queue": 0.0, "infer": 12.0, "postprocess": 0.125, "total": 14.0}
@@ -43,11 +45,25 @@ class StandIn:
     explain: list[dict[str, Any]] = field(default_factory=list)  # of the answers to pictures
     page: dict[str, Any] = field(default_factory=dict)  # of every model
     refusals: dict[str, tuple[int, str, dict[str, str]]] = field(default_factory=dict)  # by the path's end
+    key: str = ""  # that callers have to show
     refuses_body: Callable[[bytes], bool] = lambda body: False
+    specs: tuple[str, list[int]] = ("FP32", [-1, 3])  # of the input x and the output y of every model: x + 1
+    spoil: Callable[[Head, bytes], tuple[Head, bytes]] = lambda head, data: (head, data)  # of the answer's two parts
     asked: list[Asked] = field(default_factory=list)
 
-    def answer(self, path: str, body: bytes) -> tuple[int, str, dict[str, str]]:
+    def infer(self, body: bytes, length: int) -> tuple[int, bytes, dict[str, str]]:
+        """x + 1, as binary tensors."""
+        (x,) = json.loads(body[:length])["inputs"]
+        data = (np.frombuffer(body[length:], np.float32) + np.float32(1)).tobytes()
+        y = {"name": "y", "datatype": "FP32", "shape": x["shape"], "parameters": {"binary_data_size": len(data)}}
+        head, data = self.spoil({"model_name": "m", "model_version": "1", "outputs": [y]}, data)
+        text = json.dumps(head).encode()
+        return 200, text + data, {LENGTH: str(len(text))}
+
+    def answer(self, path: str, body: bytes, headers: dict[str, str]) -> tuple[int, str | bytes, dict[str, str]]:
         """Status, body and extra headers."""
+        if self.key and headers.get("x-api-key") != self.key:
+            return 401, json.dumps({"error": "the API key is unknown"}), {}
         for end, refusal in self.refusals.items():
             if path.endswith(end):
                 return refusal
@@ -62,6 +78,13 @@ class StandIn:
             return 200, json.dumps(self.page), {}
         if path == "/v2":
             return 200, json.dumps({"name": self.engine, "version": "1", "extensions": []}), {}
+        if path.endswith("/infer"):
+            return self.infer(body, int(headers[LENGTH]))
+        if path.startswith("/v2/models/"):
+            datatype, shape = self.specs
+            (x, y) = ({"name": name, "datatype": datatype, "shape": shape} for name in "xy")
+            metadata = {"name": path, "versions": ["1"], "platform": "", "inputs": [x], "outputs": [y]}
+            return 200, json.dumps(metadata), {}
         return 200, json.dumps(self.index) if path.endswith("/index") else "{}", {}
 
 
@@ -76,12 +99,13 @@ class _Handler(BaseHTTPRequestHandler):
         body = self.rfile.read(int(self.headers.get("Content-Length", 0)))
         headers = {name.lower(): value for name, value in self.headers.items()}
         self.stand_in.asked.append(Asked(self.path, headers, body))
-        status, text, extra = self.stand_in.answer(self.path, body)
+        status, answer, extra = self.stand_in.answer(self.path, body, headers)
+        text = answer.encode() if isinstance(answer, str) else answer
         self.send_response(status)
-        for name, value in (extra | {"Content-Length": str(len(text.encode()))}).items():
+        for name, value in (extra | {"Content-Length": str(len(text))}).items():
             self.send_header(name, value)
         self.end_headers()
-        self.wfile.write(text.encode())
+        self.wfile.write(text)
 
     def log_message(self, format: str, *args: object) -> None:
         pass

@@ -101,13 +101,6 @@ def test_infer_folder_means_its_pictures(penstock: Call, stand_in: StandIn, tmp_
     assert names == ["a.png", "b.JPG", "c.webp"]
 
 
-def test_infer_folder_without_pictures_is_a_failure(penstock: Call, stand_in: StandIn, tmp_path: Path) -> None:
-    """The message for a folder without pictures lists the supported suffixes."""
-    answer = penstock("infer", "people", tmp_path, "--url", stand_in.url)
-    assert answer.exit_code == 1
-    assert answer.stderr == f"penstock: the folder {tmp_path} holds no pictures (.jpeg, .jpg, .png, .webp)\n"
-
-
 def test_infer_goes_on_after_a_failure_and_ends_with_one(
     penstock: Call, stand_in: StandIn, photo: Path, tmp_path: Path
 ) -> None:
@@ -121,15 +114,6 @@ def test_infer_goes_on_after_a_failure_and_ends_with_one(
     assert "person" in answer.stdout
 
 
-def test_infer_full_gateway_tells_when_to_come_back(penstock: Call, stand_in: StandIn, photo: Path) -> None:
-    """Retry-After is part of the sentence."""
-    refusal = (503, json.dumps({"error": "512 requests in flight (limit 512)"}), {"Retry-After": "2"})
-    stand_in.refusals["/image"] = refusal
-    answer = penstock("infer", "people", photo, "--url", stand_in.url)
-    assert (answer.exit_code, answer.stdout) == (1, "")
-    assert answer.stderr == f"penstock: {photo}: 512 requests in flight (limit 512) (retry after 2 s)\n"
-
-
 def test_infer_no_gateway_says_how_to_start_it(penstock: Call, photo: Path) -> None:
     """Where nothing listens the command ends at once, with the way out."""
     answer = penstock("infer", "people", photo, photo, "--url", "http://127.0.0.1:9")
@@ -137,14 +121,6 @@ def test_infer_no_gateway_says_how_to_start_it(penstock: Call, photo: Path) -> N
     assert answer.stderr == (
         "penstock: nothing answers at http://127.0.0.1:9: start it with `penstock up`, or give its address with --url\n"
     )
-
-
-def test_infer_without_url_asks_the_port_of_the_settings(
-    penstock: Call, photo: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The variable that moves the gateway's port moves the commands with it."""
-    monkeypatch.setenv("PENSTOCK_HTTP_PORT", "9")
-    assert "nothing answers at http://127.0.0.1:9:" in penstock("infer", "people", photo).stderr
 
 
 @pytest.mark.parametrize(
@@ -171,40 +147,34 @@ def test_infer_something_else_answers_is_one_sentence(
     assert answer.stderr.count("\n") == 1
 
 
-def test_infer_unknown_model_says_where_names_are(penstock: Call, stand_in: StandIn, photo: Path) -> None:
-    """The engine's words, and the command that lists what there is."""
-    stand_in.refusals["/image"] = (404, json.dumps({"error": "Request for unknown model: 'x' is not found"}), {})
-    answer = penstock("infer", "x", photo, "--url", stand_in.url)
-    assert answer.stderr == (
-        f"penstock: {photo}: Request for unknown model: 'x' is not found; `penstock models list` shows what there is\n"
-    )
+NOT_SERVED = "Request for unknown model: 'people' has no available versions"
+INVALID = "model 'people': slo_p99_ms is 'fast' in config.pbtxt, and must be a number"
 
 
-def test_infer_model_that_is_not_served_says_why(penstock: Call, stand_in: StandIn, photo: Path) -> None:
-    """The engine knows it and refuses it: the reason of the repository index stands in the sentence."""
-    refusal = "Request for unknown model: 'people' has no available versions"
-    stand_in.refusals["/image"] = (404, json.dumps({"error": refusal}), {})
-    stand_in.index = [{"name": "people", "state": "UNAVAILABLE", "reason": "this engine runs ONNX models only"}]
-    answer = penstock("infer", "people", photo, "--url", stand_in.url)
-    assert answer.stderr == f"penstock: {photo}: {refusal}: this engine runs ONNX models only\n"
-
-
-def test_infer_model_that_the_gateway_refuses_says_why_once(penstock: Call, stand_in: StandIn, photo: Path) -> None:
-    """If the refusal equals the reason in the index, the sentence is printed once."""
-    why = "model 'people': slo_p99_ms is 'fast' in config.pbtxt, and must be a number"
-    stand_in.refusals["/image"] = (404, json.dumps({"error": why}), {})
-    stand_in.index = [{"name": "people", "state": "UNAVAILABLE", "reason": why}]
-    answer = penstock("infer", "people", photo, "--url", stand_in.url)
-    assert answer.stderr == f"penstock: {photo}: {why}\n"
-
-
-def test_infer_error_with_control_characters_reaches_no_terminal(
-    penstock: Call, stand_in: StandIn, photo: Path
+@pytest.mark.parametrize(
+    ("status", "refusal", "reason", "said"),
+    [
+        (503, "512 requests in flight (limit 512)", "", "512 requests in flight (limit 512) (retry after 2 s)"),
+        (404, "'people' is not found", "", "'people' is not found; `penstock models list` shows what there is"),
+        (404, NOT_SERVED, "this engine runs ONNX models only", f"{NOT_SERVED}: this engine runs ONNX models only"),
+        (404, INVALID, INVALID, INVALID),
+        (400, "\x1b[2Jgone\x00\nand more", "", "\\x1b[2Jgone\\x00 and more"),
+    ],
+    ids=["full", "unknown", "not served", "the reason once", "control characters"],
+)
+def test_infer_refusal_is_one_sentence_with_the_reason(
+    penstock: Call, stand_in: StandIn, photo: Path, status: int, refusal: str, reason: str, said: str
 ) -> None:
-    """What answers may be anything: its bytes are shown, not obeyed."""
-    stand_in.refusals["/image"] = (400, json.dumps({"error": "\x1b[2Jgone\x00\nand more"}), {})
-    answer = penstock("infer", "x", photo, "--url", stand_in.url)
-    assert answer.stderr == f"penstock: {photo}: \\x1b[2Jgone\\x00 and more\n"
+    """The gateway's words with Retry-After, or the index's reason; no byte of it is obeyed by a terminal."""
+    stand_in.refusals["/image"] = (
+        status,
+        json.dumps({"error": refusal}),
+        {"Retry-After": "2"} if status == 503 else {},
+    )
+    stand_in.index = [{"name": "people", "state": "UNAVAILABLE", "reason": reason}]
+    answer = penstock("infer", "people", photo, "--url", stand_in.url)
+    assert (answer.exit_code, answer.stdout) == (1, "")
+    assert answer.stderr == f"penstock: {photo}: {said}\n"
 
 
 def test_infer_at_a_port_that_speaks_no_http_says_so(penstock: Call, photo: Path) -> None:

@@ -1,12 +1,10 @@
 """`penstock keys new`: a key is shown once, its hash is kept; and commands that show a key to the gateway."""
 
-import http.server
 import os
 import re
 import shlex
 import tomllib
 from pathlib import Path
-from typing import ClassVar
 
 import pytest
 from typer.testing import CliRunner
@@ -17,7 +15,7 @@ from penstock.gateway.auth.authenticator import Authenticator, AuthOptions
 from penstock.gateway.auth.rate_limiter import RateLimiter
 from penstock.protocol.identity import Quota, Role
 from penstock_load.cli.options import command_line, endpoint_or_fail, identified
-from tests.support.web_server import serving
+from tests.cli.conftest import StandIn
 
 
 def keys(*words: str) -> tuple[int, str, str]:
@@ -97,15 +95,6 @@ def test_file_of_the_containers_user_stays_that_users_where_root_adds_a_key(tmp_
     assert (stat.st_uid, stat.st_gid, stat.st_mode & 0o777) == (10001, 10001, 0o600)
 
 
-def test_first_key_goes_into_a_file_that_has_none(tmp_path: Path) -> None:
-    """As a gateway may have been started with."""
-    file = tmp_path / "access.toml"
-    file.write_text("# ours\n")
-    assert keys("first", "--file", str(file))[0] == 0
-    assert file.read_text().startswith("# ours\n")
-    assert [key.name for key in read_access_file(file).keys] == ["first"]
-
-
 def test_owner_that_cannot_be_kept_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The key is made all the same; whose the file is now, and what a gateway of another user needs, stands below."""
 
@@ -155,38 +144,19 @@ def test_file_in_the_help_is_one_that_can_be_read(tmp_path: Path) -> None:
     assert rules.keys[0].name == "camera"
 
 
-class _Asking(http.server.BaseHTTPRequestHandler):
-    """A gateway that wants a key."""
-
-    seen: ClassVar[list[str | None]] = []
-
-    def do_POST(self) -> None:
-        self.rfile.read(int(self.headers["content-length"]))
-        self.seen.append(self.headers["x-api-key"])
-        body = b"{}" if self.headers["x-api-key"] == "right" else b'{"error":"the API key is unknown"}'
-        self.send_response(200 if body == b"{}" else 401)
-        self.send_header("content-length", str(len(body)))
-        self.end_headers()
-        self.wfile.write(body)
-
-    def log_message(self, *_: object) -> None: ...
-
-
-def test_commands_show_the_key_that_they_are_given(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_commands_show_the_key_that_they_are_given(stand_in: StandIn) -> None:
     """The key comes from the flag or the variable; if it is missing or wrong, the error says how to give one."""
-    monkeypatch.delenv("PENSTOCK_API_KEY", raising=False)
-    _Asking.seen.clear()
-    with serving(_Asking) as url:
-        runner, app = CliRunner(), build_app(["models"])
-        refused = runner.invoke(app, ["models", "load", "m", "--url", url])
-        wrong = runner.invoke(app, ["models", "load", "m", "--url", url, "--api-key", "wrong"])
-        by_flag = runner.invoke(app, ["models", "load", "m", "--url", url, "--api-key", "right"])
-        by_variable = runner.invoke(app, ["models", "load", "m", "--url", url], env={"PENSTOCK_API_KEY": "right"})
+    stand_in.key = "right"
+    load = ["models", "load", "m", "--url", stand_in.url]
+    runner, app = CliRunner(), build_app(["models"])
+    refused = runner.invoke(app, load)
+    wrong = runner.invoke(app, [*load, "--api-key", "wrong"])
+    by_flag = runner.invoke(app, [*load, "--api-key", "right"])
+    by_variable = runner.invoke(app, load, env={"PENSTOCK_API_KEY": "right"})
     assert [answer.exit_code for answer in (refused, wrong, by_flag, by_variable)] == [1, 1, 0, 0]
     advice = "give a valid key with --api-key or PENSTOCK_API_KEY"
     assert f"requires an API key: {advice}" in refused.stderr
     assert f"refused the API key (the API key is unknown): {advice}" in wrong.stderr
-    assert _Asking.seen == [None, "wrong", "right", "right"]
 
 
 def test_report_of_a_load_test_does_not_repeat_the_key(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -207,3 +177,12 @@ def test_load_test_shows_the_key_unless_a_header_says_who_asks() -> None:
     assert identified(("a: b",), "") == ("a: b",)
     endpoint = endpoint_or_fail("http://h:1", flag="--target", headers=identified((), "k"))
     assert endpoint.headers == (("x-api-key", "k"),)
+
+
+def test_first_key_goes_into_a_file_that_has_none(tmp_path: Path) -> None:
+    """As a gateway may have been started with."""
+    file = tmp_path / "access.toml"
+    file.write_text("# ours\n")
+    assert keys("first", "--file", str(file))[0] == 0
+    assert file.read_text().startswith("# ours\n")
+    assert [key.name for key in read_access_file(file).keys] == ["first"]

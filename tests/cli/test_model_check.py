@@ -4,8 +4,6 @@ import json
 import logging
 import shutil
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
-from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 from typing import Any
 
@@ -19,10 +17,9 @@ from penstock.cli import check_result as model_verdict
 from penstock.models.catalogue import CatalogueEntry
 from penstock.models.onnx_reference import Reference
 from penstock.protocol.inference import tensor_from_numpy
-from tests.cli.conftest import Call, jpeg
+from tests.cli.conftest import Call, Head, StandIn, jpeg
 from tests.cli.test_models import home, write_model
 from tests.engines import onnx_models
-from tests.support.web_server import serving
 
 CONFIG = """backend: "onnxruntime"
 max_batch_size: 8
@@ -38,78 +35,14 @@ parameters { key: "network-type" value { string_value: "0" } }
 parameters { key: "network-input-order" value { string_value: "1" } }
 """
 PERSON = {"xyxy": [10.0, 20.0, 40.0, 90.0], "class_id": 0, "label": "person", "score": 0.9}
-Head = dict[str, Any]
-
-
-@dataclass
-class Engine:
-    """A gateway whose one model answers x + 1. spoil: makes the JSON and the bytes of an answer wrong ones."""
-
-    url: str = ""
-    index: list[dict[str, str]] = field(default_factory=list)
-    specs: tuple[str, list[int]] = ("FP32", [-1, 3])
-    seen: list[dict[str, Any]] = field(default_factory=lambda: [PERSON])
-    refusal: tuple[int, str] | None = None
-    spoil: Callable[[Head, bytes], tuple[Head, bytes]] = lambda head, data: (head, data)
-    paths: list[str] = field(default_factory=list)
-
-    def get(self, path: str) -> bytes:
-        if path == "/v2":
-            return b'{"name": "stand-in", "version": "1"}'
-        datatype, shape = self.specs
-        (x, y) = ({"name": name, "datatype": datatype, "shape": shape} for name in "xy")
-        return json.dumps({"name": path, "versions": ["1"], "platform": "", "inputs": [x], "outputs": [y]}).encode()
-
-    def infer(self, body: bytes, length: int) -> tuple[bytes, int]:
-        (x,) = json.loads(body[:length])["inputs"]
-        data = (np.frombuffer(body[length:], np.float32) + np.float32(1)).tobytes()
-        y = {"name": "y", "datatype": "FP32", "shape": x["shape"], "parameters": {"binary_data_size": len(data)}}
-        head, data = self.spoil({"model_name": "m", "model_version": "1", "outputs": [y]}, data)
-        text = json.dumps(head).encode()
-        return text + data, len(text)
-
-    def image(self, path: str) -> bytes:
-        answer = {"model_name": path, "model_version": "1", "timings_ms": {}}
-        return json.dumps(answer | {"results": [{"detections": self.seen}]}).encode()
-
-
-class _Handler(BaseHTTPRequestHandler):
-    protocol_version = "HTTP/1.1"
-    engine: Engine
-
-    def do_GET(self) -> None:
-        self._answer(200, self.engine.get(self.path))
-
-    def do_POST(self) -> None:
-        body = self.rfile.read(int(self.headers["Content-Length"]))
-        self.engine.paths.append(self.path)
-        if self.path.endswith("/index"):
-            self._answer(200, json.dumps(self.engine.index).encode())
-        elif self.engine.refusal is not None:
-            self._answer(self.engine.refusal[0], json.dumps({"error": self.engine.refusal[1]}).encode())
-        elif self.path.endswith("/image"):
-            self._answer(200, self.engine.image(self.path))
-        else:
-            answer, length = self.engine.infer(body, int(self.headers["Inference-Header-Content-Length"]))
-            self._answer(200, answer, {"Inference-Header-Content-Length": str(length)})
-
-    def _answer(self, status: int, body: bytes, headers: dict[str, str] | None = None) -> None:
-        self.send_response(status)
-        for name, value in ((headers or {}) | {"Content-Length": str(len(body))}).items():
-            self.send_header(name, value)
-        self.end_headers()
-        self.wfile.write(body)
-
-    def log_message(self, format: str, *args: object) -> None:
-        pass
 
 
 @pytest.fixture
-def engine() -> Iterator[Engine]:
-    """A running one that has the model `m`."""
-    state = Engine(index=[{"name": "m", "version": "1", "state": "READY"}])
-    with serving(type("Handler", (_Handler,), {"engine": state})) as state.url:
-        yield state
+def engine(stand_in: StandIn) -> StandIn:
+    """A running gateway that has the model `m`, which answers x + 1."""
+    stand_in.index = [{"name": "m", "version": "1", "state": "READY"}]
+    stand_in.result = {"detections": [PERSON]}
+    return stand_in
 
 
 @pytest.fixture(autouse=True)
@@ -157,7 +90,7 @@ def test_check_table_of_a_long_name_fits_eighty_columns(penstock: Call, name: st
     assert lines[2].split()[0] == name
 
 
-def test_check_of_a_right_answer_is_ok_and_tells_how(penstock: Call, engine: Engine) -> None:
+def test_check_of_a_right_answer_is_ok_and_tells_how(penstock: Call, engine: StandIn) -> None:
     """Through the gateway, by the file's own graph."""
     save()
     answer = penstock("models", "check", "--url", engine.url)
@@ -166,7 +99,7 @@ def test_check_of_a_right_answer_is_ok_and_tells_how(penstock: Call, engine: Eng
     (row,) = rows_of(penstock, "m", "--url", engine.url)
     assert (row["verdict"], row["ran"], row["compared_with"]) == ("ok", "gateway", ["ONNX Runtime"])
     assert row["outputs"][0]["difference"] == 0.0
-    assert engine.paths[1] == "/v2/models/m/versions/1/infer"
+    assert "/v2/models/m/versions/1/infer" in [asked.path for asked in engine.asked]
 
 
 def _with_data(values: list[float]) -> Callable[[Head, bytes], tuple[Head, bytes]]:
@@ -192,7 +125,7 @@ def _with_output(**members: object) -> Callable[[Head, bytes], tuple[Head, bytes
     ],
 )
 def test_check_of_a_wrong_answer_tells_what_is_wrong(
-    penstock: Call, engine: Engine, spoil: Callable[[Head, bytes], tuple[Head, bytes]], verdict: str, why: str
+    penstock: Call, engine: StandIn, spoil: Callable[[Head, bytes], tuple[Head, bytes]], verdict: str, why: str
 ) -> None:
     """Output, place, what came and what should have; an answer that is none is a failure, not a crash."""
     save()
@@ -202,10 +135,10 @@ def test_check_of_a_wrong_answer_tells_what_is_wrong(
     assert row["reasons"][0].startswith(why)
 
 
-def test_check_of_a_refusal_passes_the_words_on(penstock: Call, engine: Engine) -> None:
+def test_check_of_a_refusal_passes_the_words_on(penstock: Call, engine: StandIn) -> None:
     """An engine that fails, and one that could not load the model, in its own words."""
     save()
-    engine.refusal = (503, "the engine is down")
+    engine.refusals["/infer"] = (503, '{"error": "the engine is down"}', {})
     assert rows_of(penstock, "--url", engine.url)[0]["reasons"] == ["the engine is down"]
     engine.index = [{"name": "m", "state": "UNAVAILABLE", "reason": "Internal: no such operator"}]
     (row,) = rows_of(penstock, "--url", engine.url)
@@ -214,7 +147,7 @@ def test_check_of_a_refusal_passes_the_words_on(penstock: Call, engine: Engine) 
 
 
 def test_check_of_an_onnx_model_that_no_gateway_serves_runs_here(
-    penstock: Call, engine: Engine, monkeypatch: pytest.MonkeyPatch
+    penstock: Call, engine: StandIn, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Without a gateway, or if the default gateway has not loaded the model; the output says which."""
     save()
@@ -237,7 +170,7 @@ def test_check_of_a_model_that_runs_elsewhere_only_fails_who_named_it(penstock: 
     assert "start with --engine triton" in row["reasons"][0]
 
 
-def test_check_without_anything_to_judge_by_says_how_to_get_it(penstock: Call, engine: Engine) -> None:
+def test_check_without_anything_to_judge_by_says_how_to_get_it(penstock: Call, engine: StandIn) -> None:
     """A python model has no reference; what it answers today can be recorded, and is the reference from then on."""
     folder = save_python()
     (row,) = rows_of(penstock, "m", "--url", engine.url)
@@ -245,12 +178,12 @@ def test_check_without_anything_to_judge_by_says_how_to_get_it(penstock: Call, e
     assert "`penstock models check m --record`" in row["reasons"][0]
     (row,) = rows_of(penstock, "m", "--record", "--url", engine.url)
     assert (row["verdict"], row["compared_with"]) == ("ok", ["golden.json"])
-    assert json.loads((folder / "golden.json").read_text())["recorded_with"] == "the gateway, stand-in 1"
+    assert json.loads((folder / "golden.json").read_text())["recorded_with"] == "the gateway, triton 1"
     engine.spoil = _with_data([1, 1, 9])
     assert "(by golden.json)" in rows_of(penstock, "m", "--url", engine.url)[0]["reasons"][0]
 
 
-def test_record_is_never_overwritten_and_wants_names(penstock: Call, engine: Engine) -> None:
+def test_record_is_never_overwritten_and_wants_names(penstock: Call, engine: StandIn) -> None:
     """What was right once is not replaced by what is answered now, and not for all models at one stroke."""
     folder = save()
     assert penstock("models", "check", "m", "--record", "--url", engine.url).exit_code == 0
@@ -279,7 +212,7 @@ def test_check_of_another_file_than_recorded_tells_hash_and_answers(penstock: Ca
     assert "cannot be loaded" in row["reasons"][1]
 
 
-def test_check_of_a_file_that_the_engine_has_not_loaded_says_so(penstock: Call, engine: Engine) -> None:
+def test_check_of_a_file_that_the_engine_has_not_loaded_says_so(penstock: Call, engine: StandIn) -> None:
     """The engine still serves the old one: its answers are right, the file on disk is not."""
     folder = save()
     (folder / "1" / "model.onnx").write_bytes(b"\x08")
@@ -299,7 +232,7 @@ def test_check_of_a_file_that_is_not_the_catalogues_says_so(penstock: Call, monk
     assert "`penstock models pull m`" in row["reasons"][0]
 
 
-def test_check_of_a_picture_goes_the_whole_way(penstock: Call, engine: Engine) -> None:
+def test_check_of_a_picture_goes_the_whole_way(penstock: Call, engine: StandIn) -> None:
     """golden.jpg is sent to /image, and what is seen in it must be seen again."""
     folder = save_python(SEEING)
     engine.specs = ("UINT8", [-1, -1, 3])
@@ -308,7 +241,7 @@ def test_check_of_a_picture_goes_the_whole_way(penstock: Call, engine: Engine) -
     (folder / "golden.jpg").write_bytes(jpeg())
     (row,) = rows_of(penstock, "m", "--record", "--url", engine.url)
     assert (row["verdict"], row["compared_with"]) == ("ok", ["golden.jpg"])
-    engine.seen = []
+    engine.result = {"detections": []}
     (row,) = rows_of(penstock, "--url", engine.url)
     assert row["reasons"] == ["golden.jpg: class 0 at [10, 20, 40, 90], score 0.900, is not seen any more"]
     (folder / "golden.jpg").write_bytes(jpeg(width=90))
@@ -317,7 +250,7 @@ def test_check_of_a_picture_goes_the_whole_way(penstock: Call, engine: Engine) -
 
 @pytest.mark.parametrize(("is_quantised", "verdict"), [(True, "ok"), (False, "differs")])
 def test_check_of_a_quantised_model_takes_the_optimised_graphs_steps(
-    penstock: Call, engine: Engine, monkeypatch: pytest.MonkeyPatch, is_quantised: bool, verdict: str
+    penstock: Call, engine: StandIn, monkeypatch: pytest.MonkeyPatch, is_quantised: bool, verdict: str
 ) -> None:
     """8-bit kernels fall on other steps than the plain graph's; in FP32 that would be an error."""
     save()

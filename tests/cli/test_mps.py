@@ -14,7 +14,6 @@ from penstock.cli.main import build_app
 from penstock.gpu.mps.control import PIPE_DIRECTORY
 from penstock.gpu.nvml import GpuDevice, NvmlOutcome, NvmlReading
 from penstock.gpu.telemetry.messages import Activity, ActivitySource, CardLoad, ProcessLoad
-from penstock.gpu.telemetry.sampler import TelemetryUnavailable
 from tests.gpu.mps_programs import programs
 
 H200 = NvmlReading(NvmlOutcome.ANSWERED, cuda=(13, 0), cards=(GpuDevice(0, "H200", (9, 0), 1 << 37, 0),))
@@ -121,16 +120,3 @@ def test_status_tells_how_busy_the_card_is_and_what_each_client_has(ask: Ask, pl
     assert shows_memory == [False, True]
     clients = json.loads(ask("status", "--json").stdout)["daemons"][0]["servers"][0]["clients"]
     assert [(one["memory_bytes"], one["time_share"]) for one in clients] == [(None, None), (3 << 29, 0.4)]
-
-
-def test_status_where_nvml_tells_nothing_names_the_clients_alone(ask: Ask, place: Path, monkeypatch: Patch) -> None:
-    """The daemon is what is asked for."""
-
-    def silent(seconds: float) -> tuple[CardLoad, ...]:
-        raise TelemetryUnavailable(f"nothing in {seconds} s")
-
-    monkeypatch.setattr(mps, "sample", silent)
-    assert ask("start").exit_code == 0
-    (place / "runs" / "mps" / "clients").write_text(f"{os.getpid()}\n")
-    shown = ask("status")
-    assert (shown.exit_code, "SM activity" in shown.stdout, "GiB" in shown.stdout) == (0, False, False)

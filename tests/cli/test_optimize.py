@@ -11,7 +11,7 @@ from typer.testing import CliRunner, Result
 from penstock.cli.optimize import optimize
 from penstock.models.optimize import profile as timing
 from tests.cli.conftest import StandIn
-from tests.models.optimize.conftest import RANDOM, write_model, write_pictures
+from tests.models.optimize.conftest import write_model, write_pictures
 
 UNUSED_URL = "http://127.0.0.1:9"
 
@@ -40,9 +40,12 @@ def run(*words: object, url: str = UNUSED_URL) -> Result:
     return CliRunner().invoke(app, [*map(str, words), "--url", url])
 
 
-def test_optimize_writes_the_model_and_shows_fusion_accuracy_and_speed(home: Path, pictures: Path) -> None:
+def test_optimize_writes_the_model_loads_it_and_shows_fusion_accuracy_and_speed(
+    home: Path, pictures: Path, stand_in: StandIn
+) -> None:
     """Every part is there, no line of a table is wider than 80, and what was made is said with its place."""
-    done = run("small", "--int8", "--calibrate", pictures)
+    done = run("small", "--int8", "--calibrate", pictures, url=stand_in.url)
+    assert [asked.path for asked in stand_in.asked] == ["/v2/repository/models/small-int8/load"]
     assert done.exit_code == 0, done.output
     assert (home / "models" / "small-int8" / "1" / "model.onnx").is_file()
     assert f"small-int8 is in {home / 'models' / 'small-int8'}" in done.stdout
@@ -52,28 +55,11 @@ def test_optimize_writes_the_model_and_shows_fusion_accuracy_and_speed(home: Pat
         "QLinearConv",
         "the same first class in",
         "times as fast",
-        f"no gateway runs at {UNUSED_URL}: small-int8 will be loaded at the next `penstock up`",
+        f"small-int8 is loaded at {stand_in.url}",
     ):
         assert words in done.stdout
     assert max(len(line) for line in done.stdout.splitlines() if line[:1] in "│┃┏┡└") <= 80
     assert done.stderr == ""
-
-
-def test_optimize_json_is_one_object(home: Path, pictures: Path) -> None:
-    """And nothing else: figures, fusions, where it is and what the gateway did with it."""
-    report = json.loads(run("small", "--int8", "--calibrate", pictures, "--json").stdout)
-    assert (report["name"], report["optimized_from"], report["calibrating"]) == ("small-int8", "small", 8)
-    assert report["folder"] == str(home / "models" / "small-int8")
-    assert report["judgement"]["agreement"]["kind"] == "classes"
-    assert [item["batch_size"] for item in report["comparisons"]] == [1, 8]
-    assert {level["level"] for level in report["fusion"]["int8_levels"]} == {"file", "basic", "extended", "all"}
-
-
-def test_optimize_loads_the_result_into_the_running_gateway(home: Path, pictures: Path, stand_in: StandIn) -> None:
-    """As a pull does."""
-    done = run("small", "--int8", "--calibrate", pictures, url=stand_in.url)
-    assert f"small-int8 is loaded at {stand_in.url}" in done.stdout
-    assert [asked.path for asked in stand_in.asked] == ["/v2/repository/models/small-int8/load"]
 
 
 def test_optimize_whose_result_the_gateway_refuses_fails(home: Path, pictures: Path, stand_in: StandIn) -> None:
@@ -82,22 +68,11 @@ def test_optimize_whose_result_the_gateway_refuses_fails(home: Path, pictures: P
     done = run("small", "--int8", "--calibrate", pictures, "--json", url=stand_in.url)
     sentence = f"small-int8 is in place, but the gateway at {stand_in.url} did not load it: not now"
     assert (done.exit_code, done.stderr) == (1, f"penstock: {sentence}\n")
-    assert json.loads(done.stdout)["gateway"] == sentence
-
-
-def test_optimize_of_random_weights_says_that_accuracy_is_not_judged(home: Path, pictures: Path) -> None:
-    """In the place where accuracy would stand."""
-    write_model(home / "models", "noise", more=RANDOM)
-    done = run("noise", "--int8", "--calibrate", pictures)
-    assert "random weights: accuracy means nothing, not judged" in done.stdout
-
-
-def test_optimize_again_replaces_the_model(home: Path, pictures: Path) -> None:
-    """The older folder is gone, nothing else is left behind."""
-    for _ in range(2):
-        assert run("small", "--int8", "--calibrate", pictures).exit_code == 0
-    assert sorted(path.name for path in (home / "models").iterdir()) == ["small", "small-int8"]
-    assert list((home / "staging").iterdir()) == []
+    report = json.loads(done.stdout)
+    assert (report["name"], report["optimized_from"], report["calibrating"]) == ("small-int8", "small", 8)
+    assert (report["folder"], report["gateway"]) == (str(home / "models" / "small-int8"), sentence)
+    assert report["judgement"]["agreement"]["kind"] == "classes"
+    assert {level["level"] for level in report["fusion"]["int8_levels"]} == {"file", "basic", "extended", "all"}
 
 
 def test_optimize_of_nothing_named_says_what_to_add(home: Path, pictures: Path) -> None:

@@ -8,7 +8,6 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import replace
 from pathlib import Path
 
 import psutil
@@ -62,21 +61,6 @@ def test_show_fits_the_width_and_puts_the_fastest_first(width: int) -> None:
     assert "penstock 2310 ± 40 7.0 4.5 6.8 90% 3300 23/1/0" in joined
     assert "knowing all arrivals 2576 ± 72, 2 t(b) ≤ SLO (Nexus) 2894" in joined
     assert f"triton: {KNOBS} (best of 280)" in joined
-
-
-def test_show_of_a_fast_engine_loses_no_figure_in_a_narrow_terminal() -> None:
-    """Rates of five digits and two overloads in 80 columns: cells take two lines, none is cut or dropped."""
-    one = race()
-    over = LoadResult(22_696.0, 15_147.0, 0.66, 0.01, 0.34, 0.0, 61.3, 9.0, 14.4)
-    rate = Rate(15_071.0, 751.0, (15_071.0,))
-    rows = tuple(replace(row, rate=rate, overload=((1.5, over), (3.0, over))) for row in one.rows)
-    stream = io.StringIO()
-    print_results([replace(one, rows=rows)], Console(file=stream, width=80, highlight=False))
-    words = stream.getvalue().split()
-    assert "…" not in stream.getvalue()
-    assert "possible" in words
-    assert words.count("15147") == words.count("34/1/0") == 4
-    assert words.count("585%") == 2
 
 
 def test_plan_of_a_measured_profile_is_one_object(tmp_path: Path) -> None:

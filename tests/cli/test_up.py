@@ -39,11 +39,6 @@ def test_open_files_of_a_usual_shell_are_raised_to_the_hard_limit() -> None:
     assert limits_after(1024, 4096) == ["4096", "4096"]
 
 
-def test_open_files_that_are_enough_are_left_alone() -> None:
-    """A limit that the user set is not lowered."""
-    assert limits_after(4096, 4096) == ["4096", "4096"]
-
-
 @pytest.mark.parametrize(("workers", "suffix"), [(1, ""), (2, "  (2 workers)")])
 def test_ready_line_says_how_many_workers_serve_where_there_is_more_than_one(
     capsys: pytest.CaptureFixture[str], workers: int, suffix: str

@@ -101,16 +101,6 @@ def test_service_publishes_on_loopback_alone(stack: str, name: str) -> None:
         assert [port.rsplit(":", 1)[1] for port in ports] in ([], exposed)
 
 
-def test_ports_of_the_host_are_the_users_to_choose() -> None:
-    """Address and each number by a variable of its own; what the program listens on stays."""
-    chosen = {"ADDRESS": "192.0.2.1", "HTTP": "1", "GRPC": "2", "METRICS": "3", "VIDEO": "4"}
-    variables = {f"PUBLISH_{name}": value for name, value in chosen.items()}
-    ports = [filled(port, **variables) for name in ("penstock", "video") for port in services("cpu")[name]["ports"]]
-    assert ports == [f"192.0.2.1:{port}" for port in ("1:8000", "2:8001", "3:8002", "4:8010")]
-    head = (CHECKOUT / CPU).read_text().partition("\nname:")[0]
-    assert all(name in head for name in variables)
-
-
 @pytest.mark.parametrize("stack", STACKS)
 def test_clients_of_the_gateway_get_the_key(stack: str) -> None:
     """Load, video, and the service in which `docker compose exec penstock penstock models pull` runs; the gateway the
@@ -257,14 +247,6 @@ def test_video_has_the_card_with_its_video_engines(stack: str) -> None:
     assert "deploy" not in services("cpu")["video"]
 
 
-def test_mps_scripts_are_where_the_image_has_them() -> None:
-    """The service runs the two scripts that the gateway's image holds."""
-    mps = services("mps")["mps"]
-    scripts = [mps["entrypoint"][-1], mps["healthcheck"]["test"][-1]]
-    assert all((CHECKOUT / script.removeprefix("/opt/penstock/")).is_file() for script in scripts)
-    assert "deploy/mps deploy/mps" in stages()["build-gateway"]["COPY"]
-
-
 @pytest.mark.parametrize(("release", "capability"), [("26.07", (8, 0)), ("24.10", (7, 0)), ("24.04", (6, 1))])
 def test_triton_release_is_the_one_that_doctor_advises(release: str, capability: tuple[int, int]) -> None:
     """The table in compose.gpu.yaml has each, and the variable leads to its image and its tag."""
@@ -273,12 +255,6 @@ def test_triton_release_is_the_one_that_doctor_advises(release: str, capability:
     assert image == advise(capability, None).image == f"{NAME}:{release}-py3"
     assert filled(triton["image"], TRITON_RELEASE=release) == f"penstock-triton:{release}"
     assert f"#   {release} " in (CHECKOUT / GPU).read_text()
-
-
-def test_triton_image_by_digest_wins() -> None:
-    """A whole name goes to the build as it is."""
-    argument = services("gpu")["triton"]["build"]["args"]["TRITON_BASE"]
-    assert filled(argument, TRITON_IMAGE="r/t@sha256:00", TRITON_RELEASE="24.10") == "r/t@sha256:00"
 
 
 def test_video_file_is_understood_and_its_brokers_are_services() -> None:

@@ -12,7 +12,9 @@ from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 
 import pytest
+from typer.testing import CliRunner
 
+from penstock.cli.main import build_app
 from penstock.gateway.settings import Settings
 from penstock.gpu.triton_images import advise
 from penstock_video.api.options import ApiOptions
@@ -76,24 +78,6 @@ def test_dockerfile_copies_only_what_is_there() -> None:
         assert context_holds(source), source
 
 
-LEFT_OUT = [
-    ".venv",
-    ".git",
-    "tests",
-    "out",
-    "compose.yaml",
-    ".venv-triton/bin/python",
-    "deploy/helm",
-    "deploy/models/x.py",
-]
-
-
-@pytest.mark.parametrize("path", LEFT_OUT)
-def test_build_context_leaves_out_what_no_image_needs(path: str) -> None:
-    """Environments, history and tests are not sent to the builder."""
-    assert not context_holds(path)
-
-
 def test_dockerfile_installs_nothing_without_hashes() -> None:
     """Every Python package comes from a lock, by hash."""
     for name, stage in stages().items():
@@ -142,26 +126,6 @@ def test_images_expose_the_ports_of_their_programs() -> None:
     assert ApiOptions().port == 8010
 
 
-def test_stack_is_the_last_stage() -> None:
-    """`docker build` without a target makes the image of the README's first line."""
-    assert list(stages())[-1] == "stack"
-
-
-def test_slim_images_hold_no_triton() -> None:
-    """Its environment is copied into the stack alone."""
-    holders = [name for name in PROGRAMS if ".venv-triton" in " ".join(inherited(name, "COPY"))]
-    assert holders == ["stack"]
-    assert "triton-server" not in " ".join(stages()["build-gateway"]["RUN"])
-
-
-def test_video_image_decodes_on_a_card_where_it_is_asked_to() -> None:
-    """By a build argument that is empty by default; the driver's video part is asked for either way."""
-    stage = stages()["build-video"]
-    assert stage["ARG"] == ["VIDEO_GPU"]
-    assert "${VIDEO_GPU:+-r requirements/video-gpu.txt}" in " ".join(stage["RUN"])
-    assert "NVIDIA_DRIVER_CAPABILITIES=compute,utility,video" in " ".join(stages()["video"]["ENV"])
-
-
 def test_bases_are_arguments_with_the_newest_image_that_doctor_advises() -> None:
     """Both may be given by digest; without, Triton's is the one for cards since Turing."""
     defaults = dict(words.split("=", 1) for words in instructions("ARG") if "=" in words)
@@ -171,15 +135,14 @@ def test_bases_are_arguments_with_the_newest_image_that_doctor_advises() -> None
         assert base in ("${BASE}", "${TRITON_BASE}") or base in stages(), name
 
 
-@pytest.mark.parametrize("target", ["gateway", "stack", "video"])
+@pytest.mark.parametrize("target", ["gateway", "video"])
 def test_entrypoint_is_understood_by_the_command(target: str) -> None:
     """The command knows every flag that the image passes."""
     _, *words = PROGRAMS[target]
     flags = [word for word in words if word.startswith("--")]
-    command = [sys.executable, "-m", "penstock.cli.main", *words[: words.index(flags[0]) if flags else None], "--help"]
-    environment = {"COLUMNS": "200", "PATH": "/usr/bin:/bin", "NO_COLOR": "1"}
-    shown = subprocess.run(command, cwd=CHECKOUT, env=environment, capture_output=True, text=True, check=True).stdout
-    assert [flag for flag in flags if flag not in shown] == []
+    named = words[: words.index(flags[0]) if flags else None]
+    shown = CliRunner().invoke(build_app(named), [*named, "--help"], env={"COLUMNS": "200"})
+    assert (shown.exit_code, [flag for flag in flags if flag not in shown.stdout]) == (0, [])
 
 
 @pytest.mark.parametrize(("help_text", "passes"), [("", False), ("  --allow-client-shm <boolean>", True)])

@@ -130,20 +130,6 @@ def test_prometheus_takes_the_config(tmp_path: Path) -> None:
     assert "--config.file=/etc/prometheus/prometheus.yml" in SERVICES["prometheus"]["command"]
 
 
-def test_alertmanager_in_the_comment_is_taken(tmp_path: Path) -> None:
-    """With the comment signs removed, there is an `alerting` that Prometheus understands."""
-    promtool = shutil.which("promtool")
-    if promtool is None:
-        pytest.skip("no promtool here: Debian's package prometheus has it")
-    text = re.sub(r"^# (?=alerting:|  )", "", (MONITORING / "prometheus.yml").read_text(), flags=re.MULTILINE)
-    (manager,) = yaml.safe_load(text)["alerting"]["alertmanagers"]
-    assert manager == {"static_configs": [{"targets": ["alertmanager:9093"]}]}
-    (tmp_path / "prometheus.yml").write_text(text)
-    command = [promtool, "check", "config", "--syntax-only", str(tmp_path / "prometheus.yml")]
-    done = subprocess.run(command, capture_output=True, text=True)
-    assert done.returncode == 0, done.stdout + done.stderr
-
-
 def test_sed_of_the_readme_gives_each_alert_an_address(tmp_path: Path) -> None:
     """Beside `runbook` each alert has a `runbook_url`, which ends as it does; nothing else changes."""
     (command,) = re.findall(r"^    (sed .+) deploy/monitoring/rules/", (MONITORING / "README.md").read_text(), re.M)
@@ -171,25 +157,6 @@ def test_prometheus_gets_the_key_of_the_video_program(tmp_path: Path) -> None:
     assert (done.stdout, done.stderr) == ("--one|two three|", "")
     assert (tmp_path / "key").read_text() == environment["PENSTOCK_VIDEO_API_KEY"]
     assert (tmp_path / "key").stat().st_mode & 0o077 == 0
-
-
-def test_scrapes_name_services_and_their_ports() -> None:
-    """Every target is a service of a Compose file, on the port of its metrics."""
-    scrapes = {scrape["job_name"]: scrape for scrape in loaded("prometheus.yml")["scrape_configs"]}
-    services = SERVICES | yaml.safe_load((CHECKOUT / "compose.yaml").read_text())["services"]
-    targets = {}
-    for job, scrape in scrapes.items():
-        for static in scrape.get("static_configs", []):
-            targets[job] = static["targets"]
-        for found in scrape.get("dns_sd_configs", []):
-            targets[job] = [f"{name}:{found['port']}" for name in found["names"]]
-    assert targets == {
-        "penstock": ["penstock:8002"],
-        "penstock-video": ["video:8010"],
-        "dcgm": ["dcgm-exporter:9400"],
-        "prometheus": ["localhost:9090"],
-    }
-    assert {target[0].split(":")[0] for target in targets.values()} <= {*services, "localhost"}
 
 
 def test_grafana_finds_its_data_source_and_dashboards() -> None:

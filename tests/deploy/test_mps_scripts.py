@@ -196,12 +196,6 @@ def test_deaf_daemon_gets_the_signal_again_and_is_killed_by_its_container(place:
     assert daemon.wait(10) == 0
 
 
-def test_daemon_that_starts_slowly_is_waited_for(place: Place, start: Start) -> None:
-    """Ready means that it answers."""
-    start(FAKE_MPS_SICK="slow")
-    assert place.run(HEALTHY).returncode == 0
-
-
 @pytest.mark.parametrize("script", ["deploy/mps/daemon.sh", "deploy/mps/healthy.sh", "deploy/docker/serve_triton.sh"])
 def test_scripts_are_executable_and_posix(script: str) -> None:
     """They are for `sh`, whichever a base image has, and may be executed."""

@@ -99,7 +99,7 @@ def test_opennmt_in_onnx_answers_as_the_formulas_do() -> None:
 
 @pytest.mark.filterwarnings("ignore:The given buffer is not writable")
 def test_opennmt_in_torch_answers_as_the_formulas_do(tmp_path: Path) -> None:
-    """The exported program, at every batch size, and its padded widths change nothing; in half precision it runs."""
+    """The exported program, at every batch size, and its padded widths change nothing."""
     torch = pytest.importorskip("torch")
     from deploy.models.opennmt_torch import export
 
@@ -109,10 +109,8 @@ def test_opennmt_in_torch_answers_as_the_formulas_do(tmp_path: Path) -> None:
     assert "cpu" not in str(program.graph), "a device stands in the program"
     module, words, wanted = program.module(), torch.from_numpy(sentences()), expected(weights)
     with torch.no_grad():
-        for count in (1, 2, len(wanted)):
+        for count in (1, len(wanted)):
             np.testing.assert_array_equal(module(words[:count]).numpy(), wanted[:count])
-        halves = module.half()(words).numpy()
-    assert (halves == wanted).mean() > 0.5
 
 
 def test_opennmt_of_a_seed_is_one_file() -> None:

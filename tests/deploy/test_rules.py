@@ -133,6 +133,7 @@ def spoilt(rule: dict[str, Any]) -> dict[str, Any]:
     return {**rule, "expr": expr} if expr != rule["expr"] and "> 0.0" not in expr else {**rule, "for": "0s"}
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("file", sorted(RULES.glob("*.yaml")), ids=lambda file: file.stem)
 def test_unit_tests_notice_each_alert_that_is_spoilt(file: Path, tmp_path: Path) -> None:
     """With a threshold of half its size, or without its time, every alert of the file makes a unit test fail."""

@@ -1,9 +1,8 @@
-"""The shipped model `street`, as the gateway runs it, on scenes and a clip that it was not trained on."""
+"""The shipped model `street`, as the gateway runs it, on scenes that it was not trained on."""
 
 import hashlib
 import re
 
-import cv2
 import numpy as np
 import pytest
 
@@ -13,21 +12,21 @@ from penstock.vision.decode import DecodedImage
 from penstock.vision.preprocess import prepare
 
 SEED = 4  # neither the training's nor the tuning's nor that of MODEL.md's figures
-CLIP_SEED = 33
 
 Box = tuple[float, float, float, float]
 
 
-@pytest.fixture(scope="module", autouse=True)
-def _one_thread() -> None:
-    cv2.setNumThreads(1)
-
-
 def test_street_finds_what_is_there_in_every_scenario() -> None:
-    """mAP@0.5 of at least 0.90 over 150 scenes with crowds, occlusion, noise and darkness."""
-    scenes = judge(SEED, 30)
-    assert len(scenes) == 30 * len(SCENARIOS)
-    result = precision_of(scenes)
+    """Over 20 scenes with crowds, occlusion, noise and darkness."""
+    scenes = judge(SEED, 4)
+    assert len(scenes) == 4 * len(SCENARIOS)
+    assert precision_of(scenes).mean >= 0.8
+
+
+@pytest.mark.long
+def test_street_has_its_precision_over_many_scenes() -> None:
+    """mAP@0.5 of at least 0.90 over 150 scenes."""
+    result = precision_of(judge(SEED, 30))
     assert result.mean >= 0.90, result
     assert all(value is not None and value > 0.8 for value in result.by_class)
 

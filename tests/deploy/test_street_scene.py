@@ -2,7 +2,6 @@
 
 import json
 import math
-import sys
 from pathlib import Path
 
 import cv2
@@ -12,7 +11,7 @@ import pytest
 from deploy.models.street.camera import sample_camera, sample_layout
 from deploy.models.street.clip import Clip, make_clip, write_clip
 from deploy.models.street.picture import Lens
-from deploy.models.street.render import main, write_scenes
+from deploy.models.street.render import write_scenes
 from deploy.models.street.scene import SCENARIOS, make_scene, sample_actors, sample_stage
 from deploy.models.street.stage import LEAST_HEIGHT, LEAST_VISIBLE, Item, Stage, draw, shoot
 from penstock.vision.accuracy import read_annotations
@@ -152,23 +151,3 @@ def test_scenes_written_again_leave_none_of_the_earlier(tmp_path: Path) -> None:
         write_scenes(tmp_path, count, 5, size=SIZE, scenarios=SCENARIOS)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["000000.jpg", "annotations.json", "notes.txt"]
     assert list(read_annotations(tmp_path)) == ["000000.jpg"]
-
-
-@pytest.mark.parametrize(
-    ("words", "sentence"),
-    [
-        ("--scenes 1 --out x --size 640", "--size is '640'; it looks like 640x360"),
-        ("--scenes 0 --out x", "--scenes is 0; it must be 1 or more"),
-        ("--scenes 1", "say --scenes N --out DIR, or --clip FILE.mp4, one of the two"),
-        ("--scenes 1 --out x --clip y.mp4", "say --scenes N --out DIR, or --clip FILE.mp4, one of the two"),
-    ],
-)
-def test_render_asked_for_nonsense_says_what_it_takes(
-    words: str, sentence: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """One sentence and exit code 2; nothing is written."""
-    monkeypatch.setattr(sys, "argv", ["render", *words.split()])
-    with pytest.raises(SystemExit) as end:
-        main()
-    assert end.value.code == 2
-    assert sentence in capsys.readouterr().err

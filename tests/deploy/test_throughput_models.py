@@ -11,9 +11,8 @@ import onnxruntime as ort
 import pytest
 
 from deploy.models import googlenet, resnet50
-from deploy.models.graph import Graph, multiply_accumulates
+from deploy.models.graph import multiply_accumulates
 from deploy.models.graph_folder import RandomModel, main
-from deploy.models.graph_weights import RandomWeights
 from penstock.engines.config_pbtxt import read_config
 from penstock.vision.card import card_from_config
 
@@ -35,12 +34,10 @@ def operators(model: onnx.ModelProto) -> Counter[str]:
 
 
 def test_resnet50_has_the_published_parameters_work_and_nodes() -> None:
-    """The parameters are torchvision's to the last one, and so is the work of v1.5; v1 has 6 % less."""
+    """The parameters are torchvision's to the last one, and so is the work of v1.5."""
     model, parameter_count = built("resnet50-random")
-    paper, paper_count = resnet50.resnet50(0, strides_in_1x1=True)
-    assert parameter_count == paper_count == TORCHVISION_RESNET50_PARAMETERS
+    assert parameter_count == TORCHVISION_RESNET50_PARAMETERS
     assert multiply_accumulates(model) == TORCHVISION_RESNET50_MACS
-    assert multiply_accumulates(paper) == pytest.approx(3.86e9, rel=0.001)
     found = operators(model)
     assert (found["Conv"], found["BatchNormalization"], found["Add"]) == (53, 53, 16)
 
@@ -55,11 +52,10 @@ def test_googlenet_has_the_published_parameters_work_and_nodes() -> None:
     assert found["BatchNormalization"] == 0
 
 
-@pytest.mark.parametrize("name", [model.name for model in MODELS])
-def test_random_model_of_a_seed_is_one_file(name: str) -> None:
+def test_random_model_of_a_seed_is_one_file() -> None:
     """The same seed gives the same bytes, another seed others."""
-    build = next(model for model in MODELS if model.name == name).build
-    first, again, other = (build(seed)[0].SerializeToString(deterministic=True) for seed in (3, 3, 4))
+    first = built("googlenet-random")[0].SerializeToString(deterministic=True)
+    again, other = (googlenet.MODEL.build(seed)[0].SerializeToString(deterministic=True) for seed in (0, 4))
     assert first == again
     assert first != other
 
@@ -68,23 +64,20 @@ def test_random_model_of_a_seed_is_one_file(name: str) -> None:
 def test_random_model_runs_at_any_batch_with_sane_activations(model: RandomModel) -> None:
     """A row's answer does not depend on its batch, no class drowns the others, and pictures differ."""
     session = ort.InferenceSession(built(model.name)[0].SerializeToString(), providers=["CPUExecutionProvider"])
-    pictures = np.random.default_rng(1).standard_normal((4, 3, 224, 224), np.float32)
+    pictures = np.random.default_rng(1).standard_normal((2, 3, 224, 224), np.float32)
     (scores,) = session.run([model.output_name], {"image": pictures})
     (alone,) = session.run([model.output_name], {"image": pictures[:1]})
-    assert scores.shape == (4, 1000)
+    assert scores.shape == (2, 1000)
     np.testing.assert_allclose(alone[0], scores[0], rtol=1e-3, atol=1e-4)
     logits = np.log(scores) if model.is_softmax_in_graph else scores
     assert 0.5 < float(logits.std()) < 10.0
     assert float(logits.std(axis=0).mean()) > 0.01
 
 
-@pytest.mark.parametrize("model", MODELS, ids=lambda model: str(model.name))
-def test_random_model_written_is_a_complete_folder(
-    model: RandomModel, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_random_model_written_is_a_complete_folder(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """The folder says in its first line, in its name and to programs that the weights are random; the hash is right."""
-    main(model, ["--home", str(tmp_path)])
-    folder = tmp_path / "models" / model.name
+    main(googlenet.MODEL, ["--home", str(tmp_path)])
+    folder = tmp_path / "models" / "googlenet-random"
     assert str(folder) in capsys.readouterr().out
     config = read_config(folder / "config.pbtxt")
     card = card_from_config(config)
@@ -96,26 +89,3 @@ def test_random_model_written_is_a_complete_folder(
     assert hashlib.sha256((folder / "1" / "model.onnx").read_bytes()).hexdigest() in facts
     assert sorted(item.name for item in folder.iterdir()) == ["1", "MODEL.md", "config.pbtxt", "labels.txt"]
     assert list((tmp_path / "staging").iterdir()) == []
-
-
-def test_random_model_into_a_home_that_cannot_be_written_says_so(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """One sentence with the place, exit code 1."""
-    (tmp_path / "home").write_text("a file")
-    with pytest.raises(SystemExit) as ended:
-        main(googlenet.MODEL, ["--home", str(tmp_path / "home")])
-    assert ended.value.code == 1
-    assert f"{tmp_path / 'home'}" in capsys.readouterr().err
-
-
-def test_graph_whose_weight_does_not_fit_is_refused() -> None:
-    """The mistake is named where it is made, not by a runtime later; groups are read from the weight."""
-    graph, weights = Graph("small"), RandomWeights(0)
-    image = graph.input("image", (6, 8, 8))
-    depthwise = graph.conv(image, weights.conv(6, 6, 3, group=6), name="depthwise", pad=1)
-    assert depthwise.shape == (6, 8, 8)
-    with pytest.raises(ValueError, match="wrong: a weight of"):
-        graph.conv(image, weights.conv(8, 4, 3), name="wrong")
-    with pytest.raises(ValueError, match="a node depthwise already"):
-        graph.node("Relu", [image], image.shape, name="depthwise")

@@ -76,20 +76,6 @@ def test_actions_are_pinned_by_commit_with_their_version(path: Path) -> None:
     assert unpinned(text) == []
 
 
-@pytest.mark.parametrize(
-    "use",
-    [
-        "actions/checkout@v6",
-        "actions/checkout@main # v6.0.2",
-        f"actions/checkout@{'a' * 40}",
-        f"a/b@{'a' * 39} # v1.2.3",
-    ],
-)
-def test_action_without_commit_or_version_is_found(use: str) -> None:
-    """A tag, a branch, a short commit or a commit without its version is not taken for a pin."""
-    assert unpinned(f"    steps:\n      - uses: {use}\n") == [use]
-
-
 def test_action_is_of_one_commit_everywhere() -> None:
     """Two workflows that use an action use the same version of it."""
     pins = {use for path in WORKFLOWS for use in re.findall(r"uses: ([^.\s].*)", path.read_text())}
@@ -197,17 +183,3 @@ def test_images_are_built_from_targets_and_arguments_of_the_dockerfile() -> None
         for step in job.get("steps", []):
             passed = re.findall(r"^([A-Z_]+)=", step.get("with", {}).get("build-args", ""), re.MULTILINE)
             assert set(passed) <= arguments, where
-
-
-def test_workflows_pass_the_audit_that_make_check_runs(tmp_path: Path) -> None:
-    """zizmor finds nothing in ours, and finds a title of a pull request that is pasted into a script."""
-    audit = [BIN / "zizmor", "-q", "--offline", "--no-progress", "--no-config"]
-    clean = subprocess.run([*audit, *WORKFLOWS], capture_output=True, text=True, check=False, timeout=60)
-    assert clean.returncode == 0, clean.stdout
-    (tmp_path / "bad.yaml").write_text(
-        "on: pull_request\n"
-        "jobs: {a: {runs-on: ubuntu-24.04, steps: [{run: 'echo ${{ github.event.pull_request.title }}'}]}}\n"
-    )
-    bad = subprocess.run([*audit, tmp_path / "bad.yaml"], capture_output=True, text=True, check=False, timeout=60)
-    assert bad.returncode != 0
-    assert "template-injection" in bad.stdout

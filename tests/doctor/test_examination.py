@@ -1,10 +1,7 @@
 """The examination: every subject answers, whatever its probe does, and the real machine is looked at in time."""
 
 import threading
-import time
 from pathlib import Path
-
-import pytest
 
 from penstock.doctor.examination import EXAMINERS, Examiner, examine
 from penstock.doctor.finding import Finding, Severity, StackPlan
@@ -45,12 +42,9 @@ def test_examine_probe_that_hangs_is_left_behind_at_its_deadline(tmp_path: Path)
     assert found[0].found == "no answer within 0.05 s"
 
 
-@pytest.mark.parametrize("engine", ["auto", "embedded"])
-def test_examine_this_machine_answers_every_subject_in_time(tmp_path: Path, engine: str) -> None:
-    """Every probe works here, and none needs more than a few seconds."""
-    begun_s = time.monotonic()
-    found = examine(plan(tmp_path, engine=engine))
-    assert time.monotonic() - begun_s < 5.0
+def test_examine_this_machine_answers_every_subject_in_time(tmp_path: Path) -> None:
+    """Every probe works here, and none is left behind at its deadline."""
+    found = examine(plan(tmp_path, engine="auto"))
     assert {one.subject for one in found} == {subject for examiner in EXAMINERS for subject in examiner.subjects}
     assert [one for one in found if one.id.endswith(".probe")] == []
     assert all(one.advice for one in found if one.status is not Severity.OK)

@@ -45,8 +45,8 @@ def test_translator_served_on_a_card_answers_alike_alone_and_batched() -> None:
     if not python.exists() or subprocess.run([python, "-c", "import torch"], capture_output=True).returncode:
         pytest.skip(f"no PyTorch in {environment}: make gpu")
     where = ["--engine-environment", str(environment), "--up", "fp16"]
-    _, results, (alike,) = sentences.run(sentences.parse_arguments([*where, "--rounds", "1", "--seconds", "0.5"]))
-    rates = {(one.callers, one.sentences): one.sentences_per_s.median for one in results}
-    assert alike.together >= SAME_FP16
+    results, (alike,) = sentences.run(sentences.parse_arguments([*where, "--rounds", "1", "--seconds", "0.5"]))
+    rates = {(one["callers"], one["sentences"]): one["sentences_per_s"].median for one in results}
+    assert alike["together"] >= SAME_FP16
     assert rates[64, 1] > 2 * rates[1, 1]
     assert max(rates.values()) > V100_2017_PER_S

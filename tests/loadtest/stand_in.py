@@ -2,6 +2,7 @@
 
 import json
 import threading
+import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -19,6 +20,9 @@ class StandIn:
     http_url: str = ""
     grpc_address: str = ""
     image_status: int = 200
+    image_delay_s: float = 0.0
+    waiting: int = 0  # pictures that are not answered yet
+    most_waiting: int = 0
     image_body: dict[str, object] = field(default_factory=lambda: {"results": [{"detections": []}]})
     images: list[tuple[str, str | None, bytes]] = field(default_factory=list)
     tensors: list[service_pb2.ModelInferRequest] = field(default_factory=list)
@@ -84,6 +88,10 @@ def _handler_of(stand_in: StandIn) -> type[BaseHTTPRequestHandler]:
             content = self.rfile.read(int(self.headers["content-length"]))
             stand_in.images.append((self.path, self.headers["content-type"], content))
             stand_in.keys.add((self.path.rpartition("/")[2], self.headers["x-api-key"]))
+            stand_in.waiting += 1
+            stand_in.most_waiting = max(stand_in.most_waiting, stand_in.waiting)
+            time.sleep(stand_in.image_delay_s)
+            stand_in.waiting -= 1
             self._answer(json.dumps(stand_in.image_body).encode())
 
         def do_GET(self) -> None:

@@ -5,18 +5,19 @@ import json
 import socket
 import subprocess
 import sys
+import time
 from pathlib import Path
 
+import psutil
 import pytest
 from tritonclient.grpc import service_pb2
 
+from loadtest.bench.child import Child
 from loadtest.bench.closed_loop import MeasuredRepetition, Repetition, make_repetition, run_closed_loop
-from loadtest.bench.gateway.before_after import MeasuredPair, median_interval
-from loadtest.bench.gateway.before_after import result_of as compared
-from loadtest.bench.gateway.image_endpoint import ImageRounds, harmonic_limit, result_of, table
+from loadtest.bench.gateway.before_after import CPU_MS, RATE, compare, median_interval
+from loadtest.bench.gateway.image_endpoint import ImageRounds, result_of, table
 from loadtest.bench.gateway.image_endpoint import parse_arguments as image_options
-from loadtest.bench.gateway.relay import parse_arguments as relay_options
-from loadtest.bench.report import format_table, spread, write_json
+from loadtest.bench.report import spread, write_json
 from loadtest.bench.stages import StageProcesses, StageRun
 from loadtest.bench.wire import BadAnswer, BenchHttp, BenchRequest, GrpcPort, grpc_infer, http_infer
 from penstock.protocol.inference import Datatype, Tensor
@@ -61,12 +62,6 @@ def test_repetition_has_rate_and_quantiles_of_its_answers() -> None:
     assert repetition == Repetition(rate=50.0, p50_ms=50.0, p99_ms=99.0, count=100)
 
 
-def test_harmonic_limit_of_equal_stages_is_their_rate_by_their_number() -> None:
-    """Stages that share cores add up: three of 300 a second make 100."""
-    assert harmonic_limit(300, 300, 300) == pytest.approx(100)
-    assert harmonic_limit(100, 1e9, 1e9) == pytest.approx(100, rel=1e-3)
-
-
 def test_image_result_divides_by_the_limit_of_the_same_round() -> None:
     """A noisy machine moves limit and endpoint together, so a ratio is taken within a round."""
     rounds = ImageRounds()
@@ -76,9 +71,9 @@ def test_image_result_divides_by_the_limit_of_the_same_round() -> None:
         rounds.engine.append(MeasuredRepetition(Repetition(300 * speed, 1, 2, 10), 0, 5, 1))
         rounds.endpoint.append(MeasuredRepetition(Repetition(80 * speed, 1, 2, 10), 9, 5, 1))
     result = result_of(image_options(["--model", "m"]), rounds)
-    assert (result.ratio.low, result.ratio.high) == (pytest.approx(0.8), pytest.approx(0.8))
-    assert result.limit_rate.low == pytest.approx(50)
-    assert result.slowest_ratio.median == pytest.approx(80 / 300)
+    assert (result["ratio"].low, result["ratio"].high) == (pytest.approx(0.8), pytest.approx(0.8))
+    assert result["limit_rate"].low == pytest.approx(50)
+    assert result["slowest_ratio"].median == pytest.approx(80 / 300)
     assert "of the harmonic limit: 0.80 (0.80-0.80)" in table(result)
 
 
@@ -98,15 +93,8 @@ def test_median_interval_of_few_pairs_is_refused() -> None:
 
 def test_comparison_of_checkouts_is_above_one_where_the_new_one_is_better() -> None:
     """Twice the rate and half the CPU time both give a ratio of 2."""
-    found = compared("image", [MeasuredPair(100.0, 4.0)] * 6, [MeasuredPair(200.0, 2.0)] * 6)
-    assert (found.rate_ratio.median, found.cpu_ratio.median) == (2.0, 2.0)
-
-
-def test_table_lines_are_equally_wide() -> None:
-    """Columns stand under each other."""
-    lines = format_table(("a", "figure"), [("stage", spread([1.0, 3.0, 2.0])), ("b", "")]).splitlines()
-    assert len({len(line) for line in lines}) == 1
-    assert "2.00 (1.00-3.00)" in lines[2]
+    rate, cpu = compare("image", [{RATE: 100.0, CPU_MS: 4.0}] * 6, [{RATE: 200.0, CPU_MS: 2.0}] * 6)
+    assert (rate.ratio.median, cpu.ratio.median) == (2.0, 2.0)
 
 
 def test_json_report_states_its_conditions(tmp_path: Path) -> None:
@@ -114,7 +102,7 @@ def test_json_report_states_its_conditions(tmp_path: Path) -> None:
     write_json(tmp_path / "out.json", [spread([1.0])])
     body = json.loads((tmp_path / "out.json").read_text())
     assert body["results"] == [{"median": 1.0, "low": 1.0, "high": 1.0}]
-    assert set(body["conditions"]) == {"cpu", "versions", "command"}
+    assert set(body["conditions"]) == {"cpu", "versions", "command", "machine", "at"}
     assert "cores" in body["conditions"]["cpu"]
 
 
@@ -146,6 +134,7 @@ def test_cpu_meter_of_a_closed_port_says_so() -> None:
         meter_of_port(port)
 
 
+@pytest.mark.long
 def test_stages_alone_have_a_rate_and_a_cost() -> None:
     """Decode and resize run on every core, and cost CPU time that fits their rate."""
     pictures = [picture.content for picture in make_pictures(2, seed=1, size=(160, 120))]
@@ -155,26 +144,16 @@ def test_stages_alone_have_a_rate_and_a_cost() -> None:
             assert 0 < run.cpu_ms < 1000
 
 
-def test_http_infer_carries_the_tensor_behind_its_json() -> None:
-    """The JSON's length is in the header, and the rest of the body is the tensor."""
+def test_tensor_is_sent_behind_its_json_and_raw_in_grpc() -> None:
+    """The JSON's length is in the header, and the rest of the body is the tensor; the message is tritonclient's."""
     request = http_infer("m", TENSOR)
     length = int(request.headers["Inference-Header-Content-Length"])
-    head = json.loads(request.body[:length])
-    assert request.path == "/v2/models/m/infer"
-    assert request.body[length:] == b"12345678"
-    assert head["inputs"][0] == {
-        "name": "x",
-        "datatype": "FP32",
-        "shape": [1, 2],
-        "parameters": {"binary_data_size": 8},
-    }
-
-
-def test_grpc_infer_carries_the_tensor_raw() -> None:
-    """The message is what tritonclient would send."""
-    request = service_pb2.ModelInferRequest.FromString(grpc_infer("m", TENSOR))
-    assert (request.model_name, list(request.raw_input_contents)) == ("m", [b"12345678"])
-    assert (request.inputs[0].name, request.inputs[0].datatype, list(request.inputs[0].shape)) == ("x", "FP32", [1, 2])
+    described = {"name": "x", "datatype": "FP32", "shape": [1, 2], "parameters": {"binary_data_size": 8}}
+    assert (request.path, request.body[length:]) == ("/v2/models/m/infer", b"12345678")
+    assert json.loads(request.body[:length])["inputs"] == [described]
+    message = service_pb2.ModelInferRequest.FromString(grpc_infer("m", TENSOR))
+    assert (message.model_name, list(message.raw_input_contents)) == ("m", [b"12345678"])
+    assert (message.inputs[0].name, message.inputs[0].datatype, list(message.inputs[0].shape)) == ("x", "FP32", [1, 2])
 
 
 async def test_ports_with_a_refusal_name_it() -> None:
@@ -190,9 +169,19 @@ async def test_ports_with_a_refusal_name_it() -> None:
                 await grpc.model_infer(grpc_infer("broken", TENSOR))
 
 
-def test_bench_options_default_to_the_stacks_own_ports() -> None:
-    """Without options a bench measures `penstock up` as it stands."""
-    image, relay = image_options([]), relay_options([])
-    assert (image.url, image.engine_grpc) == ("http://127.0.0.1:8000", "127.0.0.1:9001")
-    assert (relay.url, relay.grpc, relay.engine) == ("http://127.0.0.1:8000", "127.0.0.1:8001", "http://127.0.0.1:9000")
-    assert min(image.rounds, relay.rounds) >= 5
+def test_child_ends_with_all_that_it_started(tmp_path: Path) -> None:
+    """A grandchild in a session of its own that ignores SIGTERM is gone, too; a failure has the end of the log."""
+    deaf = "import signal, time; signal.signal(15, signal.SIG_IGN); print('deaf', flush=True); time.sleep(600)"
+    start = f"subprocess.Popen([sys.executable, '-S', '-c', {deaf!r}], start_new_session=True)"
+    code = f"import subprocess, sys, time; {start}; time.sleep(600)"
+    child = Child("stubborn", [sys.executable, "-S", "-c", code], tmp_path / "log")
+    child.wait(lambda: "deaf" in child.text(), time.monotonic() + 30.0)
+    family = child.family()
+    child.end()
+    assert len(family) == 2
+    assert not any(process.is_running() and process.status() != psutil.STATUS_ZOMBIE for process in family)
+    dead = Child("dead", [sys.executable, "-S", "-c", "raise SystemExit('no engine')"], tmp_path / "log")
+    with pytest.raises(BadAnswer, match="dead ended with 1 while it started; its log ends:\nno engine"):
+        dead.wait(lambda: False, time.monotonic() + 30.0)
+    with pytest.raises(BadAnswer, match=r"x cannot be started \(/no/such: No such file or directory\)"):
+        Child("x", ["/no/such"], tmp_path / "log")

@@ -3,14 +3,12 @@
 import json
 import threading
 from collections.abc import Sequence
-from pathlib import Path
 
 import numpy as np
 import pytest
 
 from loadtest.bench.gpu import sentences
 from loadtest.bench.gpu.callers import CallerLane, CallerRequest, CallersRun
-from loadtest.bench.gpu.sentences import stack_of
 from loadtest.bench.wire import BadAnswer
 
 PORT = 1
@@ -62,15 +60,11 @@ def served(monkeypatch: pytest.MonkeyPatch, **states: str) -> Server:
     return server
 
 
-def test_sentences_models_of_the_repository_are_loaded_where_they_are_not(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Every translator there is, and nothing else."""
+def test_translators_of_the_repository_are_loaded(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every translator that is not, and nothing else; without one, what writes one is named."""
     server = served(monkeypatch, opennmt_b="READY", opennmt_a="UNAVAILABLE", street="UNAVAILABLE")
     assert sentences.prepare(PORT, []) == ["opennmt-a", "opennmt-b"]
     assert server.loaded == ["opennmt-a"]
-
-
-def test_sentences_without_a_translator_say_what_writes_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    """No table of nothing."""
     served(monkeypatch, street="READY")
     with pytest.raises(BadAnswer, match=r"deploy\.models\.opennmt"):
         sentences.prepare(PORT, [])
@@ -80,50 +74,27 @@ def test_different_answers_in_a_batch_are_reported(monkeypatch: pytest.MonkeyPat
     """A caller a sentence, all at once: a model that then answers otherwise agrees in no word."""
     served(monkeypatch)
     good, spoilt = sentences.agreements(PORT, ["opennmt-good", "opennmt-spoilt"])
-    assert (good.together, good.with_first) == (1.0, 1.0)
-    assert (spoilt.together, spoilt.with_first) == (0.0, 1.0)
+    assert (good["together"], good["with_first"]) == (1.0, 1.0)
+    assert (spoilt["together"], spoilt["with_first"]) == (0.0, 1.0)
 
 
 def test_sentences_measured_count_sentences_not_requests() -> None:
     """Two callers with 64 sentences each in every 0.1 s are 1,280 a second; every caller has words of its own."""
     callers, options = Callers(), sentences.parse_arguments(["--rounds", "2"])
     results = sentences.measure(PORT, ["opennmt-a"], callers, options)  # type: ignore[arg-type]
-    rates = {(one.callers, one.sentences): one.sentences_per_s.median for one in results}
+    rates = {(one["callers"], one["sentences"]): one["sentences_per_s"].median for one in results}
     assert rates == pytest.approx({(1, 1): 10, (1, 4): 40, (64, 1): 640, (2, 64): 1280})
-    assert all(one.p50_ms.median == pytest.approx(100) for one in results)
+    assert all(one["p50_ms"].median == pytest.approx(100) for one in results)
     widest = max(callers.lanes, key=len)
     assert len({lane.request for lane in widest}) == len(widest) == 64
-
-
-def test_sentences_refused_are_no_figure() -> None:
-    """One failed request ends the bench with what it said."""
-    options = sentences.parse_arguments([])
     with pytest.raises(BadAnswer, match="opennmt-a: 503 full"):
         sentences.measure(PORT, ["opennmt-a"], Callers("503 full"), options)  # type: ignore[arg-type]
 
 
-def test_sentences_stand_beside_the_figures_of_2017_with_their_conditions() -> None:
+def test_sentences_stand_beside_the_figures_of_2017() -> None:
     """Both rows of targets.toml, batch sizes and precision in their words."""
     before, after = sentences.references()
     assert "26.16 sentences/s" in before
     assert "batch 4" in before
     assert "541 sentences/s" in after
     assert "FP32" in after
-
-
-def test_sentences_of_a_stack_whose_model_cannot_be_exported_say_why(tmp_path: Path) -> None:
-    """The exporter's own sentence, and no stack is started."""
-    python = tmp_path / "python"
-    python.write_text("#!/bin/sh\necho there is no PyTorch here >&2\nexit 1\n")
-    python.chmod(0o755)
-    stack = stack_of(["fp32"], environment=tmp_path, torch_python=str(python))
-    with pytest.raises(BadAnswer, match=r"--precision fp32 made no model: there is no PyTorch here"), stack:
-        pass
-
-
-def test_sentences_are_asked_of_a_server_or_of_a_stack_of_their_own() -> None:
-    """Both at once make no sense, and an unknown form is refused."""
-    assert sentences.parse_arguments(["--up", "fp16", "onnx"]).up == ["fp16", "onnx"]
-    for wrong in (["--url", "http://127.0.0.1:1", "--up", "onnx"], ["--up", "int8"]):
-        with pytest.raises(SystemExit):
-            sentences.parse_arguments(wrong)

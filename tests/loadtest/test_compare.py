@@ -7,6 +7,7 @@ import msgspec
 import numpy as np
 import pytest
 
+from penstock_load.measure import bootstrap
 from penstock_load.measure.bootstrap import Blocks, blocks_of, draw_weights, resampled_percentiles
 from penstock_load.measure.compare import ComparedFigure, RunComparison, compare
 from penstock_load.measure.ledger import Ledger, percentiles_of
@@ -42,9 +43,21 @@ def row(comparison: RunComparison, measure: str) -> ComparedFigure:
     return next(it for it in comparison.rows if it.measure == measure)
 
 
-def test_runs_of_the_same_server_show_no_difference(tmp_path: Path) -> None:
+@pytest.fixture(autouse=True)
+def _few_resamples(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Enough for these intervals."""
+    monkeypatch.setattr(bootstrap, "RESAMPLES", 300)
+
+
+@pytest.fixture(scope="module")
+def run_a(tmp_path_factory: pytest.TempPathFactory) -> RunFolder:
+    """The run that others are compared with."""
+    return folder_of(tmp_path_factory.mktemp("a"), "a", make_run_records(seconds=20.0, seed=SEED_OF_A))
+
+
+def test_runs_of_the_same_server_show_no_difference(run_a: RunFolder, tmp_path: Path) -> None:
     """Two samples of one distribution: every interval covers 1, and the sentence says so."""
-    a = folder_of(tmp_path, "a", make_run_records(seconds=20.0, seed=SEED_OF_A))
+    a = run_a
     b = folder_of(tmp_path, "b", make_run_records(seconds=20.0, seed=SEED_OF_B), seed=0)
     found = compare(a, b)
     for measure in ("ok_per_s", "capacity_per_s", "p50_ms", "p95_ms", "p99_ms", "cpu_ms_per_ok"):
@@ -63,9 +76,9 @@ def test_intervals_cover_the_truth_about_as_often_as_they_say() -> None:
     random = np.random.default_rng(5)
 
     def resampled(seed: int) -> np.ndarray:
-        latency_ms = 10 * np.exp(random.normal(0, 0.3, 2_000))
+        latency_ms = 10 * np.exp(random.normal(0, 0.3, 600))
         ones = np.ones(60)
-        blocks = Blocks(np.zeros(60, np.intp), ones, ones, ones, latency_ms, random.integers(0, 60, 2_000), None)
+        blocks = Blocks(np.zeros(60, np.intp), ones, ones, ones, latency_ms, random.integers(0, 60, 600), None)
         return resampled_percentiles(draw_weights(blocks, seed), blocks, [990])[990]
 
     ratios = [resampled(1) / resampled(2) for _ in range(40)]
@@ -73,9 +86,9 @@ def test_intervals_cover_the_truth_about_as_often_as_they_say() -> None:
     assert misses <= 6
 
 
-def test_server_that_is_a_fifth_faster_is_found(tmp_path: Path) -> None:
+def test_server_that_is_a_fifth_faster_is_found(run_a: RunFolder, tmp_path: Path) -> None:
     """A true 20 % lies in the interval of every percentile, and 1 does not."""
-    a = folder_of(tmp_path, "a", make_run_records(seconds=20.0, median_ms=10.0, seed=SEED_OF_A))
+    a = run_a
     b = folder_of(tmp_path, "b", make_run_records(seconds=20.0, median_ms=8.0, seed=SEED_OF_B), seed=0)
     found = compare(a, b)
     for measure in ("p50_ms", "p95_ms", "p99_ms"):
@@ -109,7 +122,7 @@ def test_resampled_percentiles_are_those_of_the_drawn_seconds() -> None:
     blocks = Blocks(np.zeros(20, dtype=np.intp), ones, ones, ones, latency_ms, block_of, None)
     weights = draw_weights(blocks, seed=1)
     found = resampled_percentiles(weights, blocks, [500, 990])
-    for draw in (0, 1, 999):
+    for draw in (0, 1, 299):
         drawn = np.repeat(latency_ms, weights[draw].astype(int)[block_of])
         naive = percentiles_of(drawn)
         assert (found[500][draw], found[990][draw]) == (naive.p50, naive.p99)
@@ -121,7 +134,7 @@ def test_seconds_are_drawn_within_their_own_round() -> None:
     judged = [(phase, Ledger()) for phase in run.phases if phase.is_judged]
     blocks = blocks_of(judged)
     weights = draw_weights(blocks, seed=1)
-    assert weights.shape == (1000, 10)
+    assert weights.shape == (300, 10)
     for stratum in (0, 1):
         assert set(weights[:, blocks.stratum == stratum].sum(axis=1)) == {5.0}
 
@@ -135,9 +148,9 @@ def test_short_runs_are_not_to_be_trusted(tmp_path: Path) -> None:
     assert found.warnings == ("intervals come from as few as 5 seconds and are not to be trusted; run for longer",)
 
 
-def test_what_makes_a_comparison_unfair_is_said(tmp_path: Path) -> None:
+def test_what_makes_a_comparison_unfair_is_said(run_a: RunFolder, tmp_path: Path) -> None:
     """Scenario, rate, machine, hardware, models, seed, SLO and complaints: a sentence each."""
-    a = folder_of(tmp_path, "a", make_run_records(seconds=20.0))
+    a = run_a
     machine = msgspec.structs.replace(a.run.machine, cores=16)
     b = folder_of(
         tmp_path,
@@ -151,8 +164,9 @@ def test_what_makes_a_comparison_unfair_is_said(tmp_path: Path) -> None:
         slo_p99_ms=50.0,
         complaints=("The generator was the bottleneck.",),
     )
-    warnings = "\n".join(compare(a, b).warnings)
-    assert len(compare(a, b).warnings) == 8
+    found = compare(a, b).warnings
+    warnings = "\n".join(found)
+    assert len(found) == 8
     assert "the scenario differs: image-steady in A, overload in B" in warnings
     assert "the models differ: street in A, people in B" in warnings
     assert "the SLO differs: 100 ms in A, 50 ms in B" in warnings
@@ -163,9 +177,9 @@ def test_what_makes_a_comparison_unfair_is_said(tmp_path: Path) -> None:
     assert "B cannot be relied on: The generator was the bottleneck." in warnings
 
 
-def test_errors_in_one_run_only_have_no_ratio(tmp_path: Path) -> None:
+def test_errors_in_one_run_only_have_no_ratio(run_a: RunFolder, tmp_path: Path) -> None:
     """A share against none is described in words."""
-    a = folder_of(tmp_path, "a", make_run_records(seconds=20.0, seed=SEED_OF_A))
+    a = run_a
     b = folder_of(tmp_path, "b", make_run_records(seconds=20.0, refused=0.05, seed=SEED_OF_B))
     one = row(compare(a, b), "error_share")
     assert (one.ratio, one.low, one.high) == (None, None, None)
@@ -173,9 +187,9 @@ def test_errors_in_one_run_only_have_no_ratio(tmp_path: Path) -> None:
     assert one.sentence.endswith("where A's is 0")
 
 
-def test_committed_runs_without_records_are_compared_by_their_rounds(tmp_path: Path) -> None:
+def test_committed_runs_without_records_are_compared_by_their_rounds(run_a: RunFolder, tmp_path: Path) -> None:
     """Medians and spreads, and a warning that there is no interval."""
-    a = folder_of(tmp_path, "a", make_run_records(seconds=20.0, median_ms=10.0, seed=SEED_OF_A))
+    a = run_a
     kept = tmp_path / "committed.json"
     os.replace(
         write_run(

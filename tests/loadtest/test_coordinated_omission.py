@@ -139,7 +139,7 @@ async def test_stall_over_http_is_seen_by_the_open_loop_alone(is_open: bool) -> 
         )
         drivers = await Drivers.start(setup, processes=1)
         try:
-            plan = PhasePlan(round=1, phase="p", side=Side.TARGET, seconds=4, **load)  # type: ignore[arg-type]
+            plan = PhasePlan(round=1, phase="p", side=Side.TARGET, seconds=4 if is_open else 2.5, **load)  # type: ignore[arg-type]
             await drivers.run(plan, records.extend)
         finally:
             await drivers.aclose()

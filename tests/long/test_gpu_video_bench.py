@@ -12,8 +12,7 @@ from tests.support.stack import CHECKOUT
 
 pytestmark = [pytest.mark.long, pytest.mark.timeout(240)]
 MODULE = "loadtest.bench.gpu.video"
-SMALL = ("--no-gpu", "--model", "street", "--decoder", "cpu", "--cameras", "h264-720p", "--rounds", "1")
-SHORT = ("--programs", "2", "--streams", "2", "--most", "2", "--seconds", "2", "--settle", "1", "--clip-seconds", "2")
+SMALL = ("--no-gpu", "--cameras", "h264-720p", "--rounds", "1", "--programs", "2", "--streams", "2", "--most", "2")
 
 
 def run_bench(arguments: tuple[str, ...], folder: Path) -> subprocess.CompletedProcess[str]:
@@ -26,22 +25,17 @@ def run_bench(arguments: tuple[str, ...], folder: Path) -> subprocess.CompletedP
 
 
 def test_miniature_is_measured_reported_and_not_done_again(tmp_path_factory: pytest.TempPathFactory) -> None:
-    """Streams, hand-over, CPU and faults have a piece each; the page says what was found; a second run has nothing
-    left to do."""
+    """Two streams by the CPU have a piece; the page has their number; a second run has nothing left to do."""
     folder = tmp_path_factory.mktemp("v")
     out, places = folder / "out", ("--out", str(folder / "out"), "--work", str(folder / "work"))
-    command = (MODULE, *SMALL, *SHORT, *places, "--only", "streams,hand-over,cpu,faults")
+    command = (MODULE, *SMALL, *places, "--seconds", "2", "--settle", "1")
     done = run_bench(command, folder)
     assert done.returncode == 0, done.stderr
-    found = {path.stem: json.loads(path.read_text())["found"] for path in out.glob("*-1.json")}
-    assert {name.removesuffix("-h264-720p-1") for name in found} == {"streams", "hand-over", "cpu", "faults"}
-    tried = found["streams-h264-720p-1"]["tries"][0]
+    tried = json.loads((out / "streams-h264-720p-1.json").read_text())["found"]["tries"][0]
     assert (tried["streams"], tried["decode_processes"]["cpu"], tried["restarts"]) == (2, 2, 0)
     assert tried["rate"] > 0
-    killed = next(one for one in found["faults-h264-720p-1"]["faults"] if "killed" in one["what"])
-    assert (killed["own"]["cameras"], killed["others"]["cameras"]) == (1, 1)
-    assert killed["own"]["largest_gap_s"] > killed["others"]["largest_gap_s"]
+    assert tried["cores"]["decode process"] > 0
     again = run_bench(command, folder)
     assert (again.returncode, "0 pieces to do" in again.stderr) == (0, True)
     assert run_bench((f"{MODULE}.report", str(out)), folder).returncode == 0
-    assert "a decode process is killed" in (out / "gpu-video.md").read_text()
+    assert "720p30 H.264, round 1 | 2 |" in (out / "gpu-video.md").read_text()

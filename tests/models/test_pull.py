@@ -7,6 +7,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -199,16 +200,6 @@ def test_pull_again_keeps_changed_and_added_files(
     assert left_in_repository(tmp_path) == ["fastestdet"]
 
 
-def test_pull_again_after_the_edit_was_removed_brings_the_catalogues_back(
-    entry: CatalogueEntry, tmp_path: Path
-) -> None:
-    """The way back that the command names works."""
-    folder = pull(entry, source=None, home=tmp_path, progress=quiet).folder
-    (folder / "config.pbtxt").unlink()
-    assert pull(entry, source=None, home=tmp_path, progress=quiet).preserved == ()
-    assert (folder / "config.pbtxt").read_text() == (entry.folder / "config.pbtxt").read_text()
-
-
 def test_pull_sweeps_what_was_left_for_a_week(entry: CatalogueEntry, tmp_path: Path) -> None:
     """Partial downloads of any model and remains of killed pulls do not stay for ever; fresh ones and locks do."""
     old = [tmp_path / "downloads" / name for name in ("a.partial", "b.copy")] + [tmp_path / "staging" / "resnet50.x"]
@@ -270,14 +261,6 @@ def test_pull_onto_a_link_or_a_file_replaces_it(entry: CatalogueEntry, tmp_path:
         shutil.rmtree(target)
 
 
-def test_pull_over_a_damaged_model_replaces_it(entry: CatalogueEntry, tmp_path: Path) -> None:
-    """A model file that is not the catalogue's is fetched again."""
-    pull(entry, source=None, home=tmp_path, progress=quiet)
-    (tmp_path / MODEL).write_bytes(b"x" * len(CONTENT))
-    pull(entry, source=None, home=tmp_path, progress=quiet)
-    assert (tmp_path / MODEL).read_bytes() == CONTENT
-
-
 def test_pull_removes_what_a_killed_pull_staged(entry: CatalogueEntry, tmp_path: Path) -> None:
     """Remains of a pull that was killed do not pile up."""
     remains = tmp_path / "staging" / "fastestdet.old1234"
@@ -306,31 +289,17 @@ def start_pull(url: str, home: Path) -> subprocess.Popen[str]:
 def test_pull_twice_at_once_downloads_once(model_server: ModelServer, tmp_path: Path) -> None:
     """A second pull of the same model waits for the first, and finds its file."""
     model_server.breaks_after, model_server.hold = len(CONTENT) - 1, threading.Event()
-    first = start_pull(model_server.url, tmp_path)
-    assert model_server.is_holding.wait(20)
-    second = start_pull(model_server.url, tmp_path)
-    assert second.stdout is not None
-    assert second.stdout.readline() == "waiting\n"
-    model_server.hold.set()
-    assert first.communicate(timeout=20)[0] == "done\n"
-    assert second.communicate(timeout=20)[0] == "done\n"
+    waits = threading.Event()
+    entry = entry_of(model_server.url)
+    with ThreadPoolExecutor(2) as pool:  # the lock is of an open file, so it holds between threads, too
+        first = pool.submit(pull, entry, source=None, home=tmp_path, progress=quiet)
+        assert model_server.is_holding.wait(20)
+        second = pool.submit(pull, entry, source=None, home=tmp_path, progress=quiet, on_wait=waits.set)
+        assert waits.wait(20)
+        model_server.hold.set()
+        assert first.result(20) == second.result(20)
     assert len(model_server.requests) == 1
     assert left_in_repository(tmp_path) == ["fastestdet"]
-
-
-def test_pull_beside_one_that_is_killed_takes_over(model_server: ModelServer, tmp_path: Path) -> None:
-    """The lock of a killed pull is free at once; the one that waited goes on with what came."""
-    model_server.breaks_after, model_server.hold = 600_000, threading.Event()
-    first = start_pull(model_server.url, tmp_path)
-    assert model_server.is_holding.wait(20)
-    second = start_pull(model_server.url, tmp_path)
-    assert second.stdout is not None
-    assert second.stdout.readline() == "waiting\n"
-    model_server.breaks_after = None
-    first.kill()
-    first.communicate()
-    assert second.communicate(timeout=20)[0] == "done\n"
-    assert (tmp_path / MODEL).read_bytes() == CONTENT
 
 
 def test_pull_killed_in_mid_download_leaves_the_repository_clean(model_server: ModelServer, tmp_path: Path) -> None:
@@ -347,3 +316,11 @@ def test_pull_killed_in_mid_download_leaves_the_repository_clean(model_server: M
     pull(entry_of(model_server.url), source=None, home=tmp_path, progress=quiet)
     assert model_server.requests == ["", f"bytes={there}-" if there else ""]
     assert left_in_repository(tmp_path) == ["fastestdet"]
+
+
+def test_pull_over_a_damaged_model_replaces_it(entry: CatalogueEntry, tmp_path: Path) -> None:
+    """A model file that is not the catalogue's is fetched again."""
+    pull(entry, source=None, home=tmp_path, progress=quiet)
+    (tmp_path / MODEL).write_bytes(b"x" * len(CONTENT))
+    pull(entry, source=None, home=tmp_path, progress=quiet)
+    assert (tmp_path / MODEL).read_bytes() == CONTENT

@@ -17,7 +17,7 @@ from tests.conftest import CHECKOUT
 
 SOURCES = ("server", "deepstream_pipeline", "loadtest", "model_repository", "requirements")
 PACKAGES = {"penstock", "penstock_video", "penstock_load"}
-BUILD = "import setuptools.build_meta as build; build.build_sdist('sdist'); build.build_wheel('direct')"
+BUILD_SOURCE = "import setuptools.build_meta as build; build.build_sdist('sdist')"
 BUILD_WHEEL = "import sys, setuptools.build_meta as build; build.build_wheel(sys.argv[1])"
 PIP = (sys.executable, "-m", "pip", "--disable-pip-version-check")
 OFFLINE = ("-q", "--no-deps", "--no-index")
@@ -33,8 +33,8 @@ def run(command: tuple[str | Path, ...], folder: Path) -> str:
 
 
 @pytest.fixture(scope="module")
-def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The wheel that is built from the source distribution; the one built from a checkout is in ../direct."""
+def sources(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The files of a checkout that a build reads, with a test that is not to be installed."""
     folder = tmp_path_factory.mktemp("build")
     for name in SOURCES:
         unwanted = shutil.ignore_patterns("__pycache__", "results", "*.egg-info")
@@ -43,12 +43,14 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
         shutil.copy(CHECKOUT / name, folder)
     (folder / "tests").mkdir()
     (folder / "tests" / "test_any.py").touch()
-    run((sys.executable, "-c", BUILD), folder)
-    (source,) = (folder / "sdist").iterdir()
-    shutil.unpack_archive(source, folder / "unpacked", filter="data")
-    (unpacked,) = (folder / "unpacked").iterdir()
-    run((sys.executable, "-c", BUILD_WHEEL, folder / "dist"), unpacked)
-    (built,) = (folder / "dist").iterdir()
+    return folder
+
+
+@pytest.fixture(scope="module")
+def wheel(sources: Path) -> Path:
+    """The wheel that is built from a checkout."""
+    run((sys.executable, "-c", BUILD_WHEEL, sources / "dist"), sources)
+    (built,) = (sources / "dist").iterdir()
     return built
 
 
@@ -93,10 +95,16 @@ def test_wheel_has_our_packages_alone(wheel: Path) -> None:
     assert [name for name in names if "/test_" in name] == []
 
 
-def test_wheel_of_a_checkout_and_of_the_source_distribution_are_the_same(wheel: Path) -> None:
+@pytest.mark.long
+def test_wheel_of_a_checkout_and_of_the_source_distribution_are_the_same(sources: Path, wheel: Path) -> None:
     """The links to the models and the locks are followed in both."""
-    (direct,) = (wheel.parent.parent / "direct").iterdir()
-    assert names_in(wheel) == names_in(direct)
+    run((sys.executable, "-c", BUILD_SOURCE), sources)
+    (source,) = (sources / "sdist").iterdir()
+    shutil.unpack_archive(source, sources / "unpacked", filter="data")
+    (unpacked,) = (sources / "unpacked").iterdir()
+    run((sys.executable, "-c", BUILD_WHEEL, sources / "twin"), unpacked)
+    (twin,) = (sources / "twin").iterdir()
+    assert names_in(wheel) == names_in(twin)
 
 
 def test_wheel_has_every_shipped_model_and_backend(wheel: Path) -> None:

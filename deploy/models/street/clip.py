@@ -156,7 +156,7 @@ class Crossing:
 
 @dataclass(frozen=True, slots=True)
 class Clip:
-    """Everything but the pictures. Those who stand still are among the frames' truth and never cross."""
+    """Everything but the pictures."""
 
     seed: int
     fps: float
@@ -165,7 +165,6 @@ class Clip:
     line: Line
     line_x: float
     movers: tuple[Mover, ...]
-    still: tuple[Item, ...]
     scenario: str
 
     def crossings(self) -> list[Crossing]:
@@ -187,10 +186,9 @@ class Clip:
 
     def _items(self, second: float) -> list[Item]:
         camera = self.stage.camera
-        moving = [
+        return [
             mover.item_at(second) for mover in self.movers if camera.sees(mover.x_at(second), mover.y, margin=_BEYOND)
         ]
-        return [*self.still, *moving]
 
 
 def make_clip(
@@ -202,7 +200,7 @@ def make_clip(
     movers = sample_traffic(generator, stage.layout, line_x, seconds)
     line = _line_in_picture(stage, line_x)
     frame_count = round(seconds * fps)
-    return Clip(seed, fps, frame_count, stage, line, line_x, tuple(movers), (), scenario)
+    return Clip(seed, fps, frame_count, stage, line, line_x, tuple(movers), scenario)
 
 
 def write_clip(

@@ -3,8 +3,7 @@
 import argparse
 import dataclasses
 import time
-from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ProcessPoolExecutor
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -69,7 +68,6 @@ class StreetDetector:
 
 
 HELD_OUT_SEED = 3
-TUNING_SEED = 2
 LEAST_SCORE = 0.05
 REASONABLE_VISIBLE, REASONABLE_HEIGHT = 0.65, 1 / 20
 
@@ -84,24 +82,18 @@ class Judged:
     found: Detections
 
 
-@dataclass(frozen=True, slots=True)
-class _Share:
-    seed: int
-    numbers: range
-    size: tuple[int, int]
-    onnx: Path | None
-
-
-def judge(
-    seed: int, count: int, *, size: tuple[int, int] = (640, 360), onnx: Path | None = None, processes: int = 1
-) -> list[Judged]:
+def judge(seed: int, count: int, *, size: tuple[int, int] = (640, 360), onnx: Path | None = None) -> list[Judged]:
     """The seed's first scenes, count by scenario, and what the model finds in them."""
-    step = max(processes * 2, 1)
-    shares = [_Share(seed, range(start, count, step), size, onnx) for start in range(min(step, count))]
-    if processes == 1:
-        return [scene for share in shares for scene in _judge_share(share)]
-    with ProcessPoolExecutor(processes) as pool:
-        return [scene for scenes in pool.map(_judge_share, shares) for scene in scenes]
+    cv2.setNumThreads(1)
+    detector = StreetDetector(onnx=onnx)
+    options = dataclasses.replace(detector.card.parser_options, pre_cluster_threshold=LEAST_SCORE)
+    detector.card = dataclasses.replace(detector.card, parser_options=options)
+    judged = []
+    for number in range(count):
+        for scenario in SCENARIOS:
+            picture, truth = make_scene(seed, number, size=size, scenario=scenario)
+            judged.append(Judged(scenario, size[1], truth, detector.find([picture])[0]))
+    return judged
 
 
 def truth_of(frame: FrameTruth) -> Truth:
@@ -123,23 +115,6 @@ def precision_of(scenes: Sequence[Judged], truth_of_scene: Callable[[Judged], Tr
     return average_precision(truth, [scene.found for scene in scenes], class_count=len(LABELS))
 
 
-def _judge_share(share: _Share) -> list[Judged]:
-    cv2.setNumThreads(1)
-    detector = StreetDetector(onnx=share.onnx)
-    detector.card = dataclasses.replace(
-        detector.card,
-        parser_options=dataclasses.replace(detector.card.parser_options, pre_cluster_threshold=LEAST_SCORE),
-    )
-    return list(_judge_each(detector, share))
-
-
-def _judge_each(detector: StreetDetector, share: _Share) -> Iterator[Judged]:
-    for number in share.numbers:
-        for scenario in SCENARIOS:
-            picture, truth = make_scene(share.seed, number, size=share.size, scenario=scenario)
-            yield Judged(scenario, share.size[1], truth, detector.find([picture])[0])
-
-
 def _row(name: str, scenes: Sequence[Judged], truth_of_scene: Callable[[Judged], Truth] | None = None) -> str:
     result = precision_of(scenes, truth_of_scene)
     by_class = "  ".join("     -" if value is None else f"{value:6.4f}" for value in result.by_class)
@@ -155,11 +130,10 @@ def main() -> None:
     parser.add_argument("--scenes", type=int, default=120, help="of each scenario")
     parser.add_argument("--size", default="640x360")
     parser.add_argument("--onnx", type=Path, help="another file than the shipped one")
-    parser.add_argument("--processes", type=int, default=1)
     chosen = parser.parse_args()
     width, height = (int(side) for side in chosen.size.split("x"))
     started = time.perf_counter()
-    scenes = judge(chosen.seed, chosen.scenes, size=(width, height), onnx=chosen.onnx, processes=chosen.processes)
+    scenes = judge(chosen.seed, chosen.scenes, size=(width, height), onnx=chosen.onnx)
     print_line(f"seed {chosen.seed}, {chosen.size}, mAP@0.5; {time.perf_counter() - started:.0f} s")
     print_line(f"{'':10} {'scenes':>6} {'objects':>7} {'all':>8}   " + "  ".join(f"{label:>6.6}" for label in LABELS))
     print_line(_row("all", scenes))

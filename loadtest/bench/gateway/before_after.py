@@ -1,44 +1,50 @@
-"""Compares two checkouts of Penstock: the same requests to both stacks, in turn, on one machine.
+"""Compares two checkouts of Penstock on one machine, in interleaved pairs: relay, images, video, idle memory.
 
-    (cd ../old && bin/penstock up --http-port 8100 --grpc-port 8101 --metrics-port 8102)
-    penstock up
-    python -m loadtest.bench.gateway.before_after --before 8100 8101
+    python -m loadtest.bench.gateway.before_after --before ../old --json before-after.json
 
-A pair is one stretch against each stack, in random order. A ratio is after by before for the rate, and before by after
-for the CPU time per request: above 1 is better in both. The interval contains the median ratio with 95 % confidence,
-whatever the distribution (order statistics of the pairs). The other stack is idle meanwhile, but stays up.
+The bench starts both stacks (`penstock up --engine triton` of each checkout's .venv, own home and ports) and ends them.
+A pair is one stretch against each, in random order; the other stack is idle meanwhile, but stays up. For `video` each
+stretch starts `penstock video run` on a looped clip; for `memory` a pair starts both stacks anew, one at a time.
+A ratio above 1 is better for the new checkout: after by before for rates, before by after for CPU time and memory. The
+interval contains the median ratio with 95 % confidence, whatever the distribution (order statistics of the pairs).
 """
 
 import argparse
 import math
+import os
 import random
+import re
+import socket
+import statistics
 import sys
-from collections.abc import Sequence
-from contextlib import AsyncExitStack
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AsyncExitStack, ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
+import psutil
 import uvloop
 
+from loadtest.bench.child import CHECKOUT, Child
 from loadtest.bench.closed_loop import Call, run_closed_loop
 from loadtest.bench.report import BenchSpread, format_table, present, spread
+from loadtest.bench.video.program import VideoProgram, memory_of
+from loadtest.bench.video.rounds import make_street
 from loadtest.bench.wire import BadAnswer, BenchHttp, BenchRequest, GrpcPort, grpc_infer, http_infer
 from penstock.protocol.inference import tensor_from_numpy
 from penstock_load.clients.payloads import make_pictures
-from penstock_load.witness.process_cpu import CpuMeter, NotListening, meter_of_server
+from penstock_load.witness.process_cpu import CpuMeter
 
-WARM_UP_S = 2.0
+WARM_UP_S, START_S, IDLE_S, CLIP_S = 2.0, 120.0, 3.0, 10.0
+PARTS = ("relay-http", "relay-grpc", "image", "video", "memory")
 RELAYED, DETECTOR = "identity_fp32", "street"
-HEAD = ("request", "before/s", "after/s", "rate ratio, 95 %", "CPU ms: before", "after", "CPU ratio, 95 %")
-
-
-@dataclass(frozen=True, slots=True)
-class MeasuredPair:
-    """rate: answers per second. cpu_ms: CPU time of the whole stack per answer."""
-
-    rate: float
-    cpu_ms: float
+RATE, CPU_MS = "answers/s", "CPU ms an answer"
+HEAD = ("", "before", "after", "ratio, 95 %")
+_READY = re.compile(r"ready: REST http://\S+:(\d+)  gRPC \S+:(\d+) ")
+Stretch = dict[str, float]
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,16 +60,19 @@ class Interval:
 
 
 @dataclass(frozen=True, slots=True)
-class BeforeAfterResult:
-    """One kind of request over the pairs."""
+class Comparison:
+    """One measure over the pairs. ratio: above 1 is better for `after`."""
 
-    request: str
-    before_rate: BenchSpread
-    after_rate: BenchSpread
-    rate_ratio: Interval
-    before_cpu_ms: BenchSpread
-    after_cpu_ms: BenchSpread
-    cpu_ratio: Interval
+    what: str
+    measure: str
+    before: BenchSpread
+    after: BenchSpread
+    ratio: Interval
+
+    @property
+    def row(self) -> tuple[object, ...]:
+        """A row of the table."""
+        return f"{self.what}, {self.measure}", self.before, self.after, self.ratio
 
 
 def median_interval(figures: Sequence[float]) -> Interval:
@@ -78,13 +87,66 @@ def median_interval(figures: Sequence[float]) -> Interval:
     while outside + math.comb(count, rank + 1) * 0.5**count <= 0.025:
         rank += 1
         outside += math.comb(count, rank) * 0.5**count
-    return Interval(float(np.median(ordered)), ordered[rank], ordered[count - 1 - rank])
+    return Interval(statistics.median(ordered), ordered[rank], ordered[count - 1 - rank])
 
 
-async def make_calls(ports: Sequence[int], stack: AsyncExitStack) -> dict[str, Call]:
-    """The calls to one stack by name: a tiny tensor over HTTP and gRPC, and a picture of 640 x 480."""
-    http = await stack.enter_async_context(BenchHttp(f"http://127.0.0.1:{ports[0]}"))
-    grpc = await stack.enter_async_context(GrpcPort(f"127.0.0.1:{ports[1]}"))
+def compare(what: str, before: Sequence[Stretch], after: Sequence[Stretch]) -> list[Comparison]:
+    """Every measure of the pairs. Raises ValueError for fewer than six."""
+    return [
+        Comparison(
+            what,
+            measure,
+            spread([one[measure] for one in before]),
+            spread([one[measure] for one in after]),
+            median_interval([
+                new[measure] / old[measure] if measure == RATE else old[measure] / new[measure]
+                for old, new in zip(before, after, strict=True)
+            ]),
+        )
+        for measure in before[0]
+    ]  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Stack:
+    """A checkout's running `penstock up`. environ: under which its own programs find it."""
+
+    program: str
+    environ: dict[str, str]
+    child: Child
+    http_port: int
+    grpc_port: int
+
+    @property
+    def meter(self) -> CpuMeter:
+        """Of the whole stack."""
+        return CpuMeter(psutil.Process(self.child.process.pid))
+
+
+@contextmanager
+def stack_of(checkout: Path, folder: Path) -> Iterator[Stack]:
+    """Raises BadAnswer if it does not become ready."""
+    folder.mkdir(parents=True, exist_ok=True)
+    program = str(checkout / ".venv" / "bin" / "penstock")
+    environ = {name: value for name, value in os.environ.items() if not name.startswith(("PENSTOCK_", "PYTHON"))}
+    environ["TMPDIR"] = str(folder)  # video programs join the stack of their own checkout only
+    free = ("http", "grpc", "metrics", "engine-http", "engine-grpc", "engine-metrics")
+    ports = [word for port in free for word in (f"--{port}-port", "0")]
+    command = [program, "up", "--engine", "triton", "--home", str(folder / "home"), *ports]
+    child = Child(f"penstock up of {checkout}", command, folder / "up.log", environ, folder=checkout)
+    try:
+        child.wait(lambda: bool(_READY.search(child.text())), time.monotonic() + START_S)
+        found = _READY.search(child.text())
+        assert found is not None
+        yield Stack(program, environ, child, int(found[1]), int(found[2]))
+    finally:
+        child.end()
+
+
+async def make_calls(ports: Stack, stack: AsyncExitStack) -> dict[str, Call]:
+    """The calls to one stack by part: a tiny tensor over HTTP and gRPC, and a picture of 640 x 480."""
+    http = await stack.enter_async_context(BenchHttp(f"http://127.0.0.1:{ports.http_port}"))
+    grpc = await stack.enter_async_context(GrpcPort(f"127.0.0.1:{ports.grpc_port}"))
     tensor = tensor_from_numpy("x", np.ones((1, 16), np.float32))
     request, message = http_infer(RELAYED, tensor), grpc_infer(RELAYED, tensor)
     path = f"/v2/models/{DETECTOR}/image"
@@ -99,60 +161,87 @@ async def make_calls(ports: Sequence[int], stack: AsyncExitStack) -> dict[str, C
     async def image(number: int) -> None:
         await http.post(pictures[number % len(pictures)])
 
-    return {"relay HTTP": relay_http, "relay gRPC": relay_grpc, "image": image}
+    return {"relay-http": relay_http, "relay-grpc": relay_grpc, "image": image}
 
 
-async def measure(call: Call, meter: CpuMeter, options: argparse.Namespace) -> MeasuredPair:
-    """One stretch against one stack. Raises BadAnswer."""
-    used_s = meter.read_s()
-    stretch = await run_closed_loop(call, concurrency=options.concurrency, seconds=options.seconds)
-    return MeasuredPair(stretch.rate, (meter.read_s() - used_s) * 1000 / max(stretch.count, 1))
+async def call_stretch(call: Call, cpu_s: Callable[[], float], concurrency: int, seconds: float) -> Stretch:
+    """One stretch of a closed loop. cpu_s: CPU seconds of the measured program so far. Raises BadAnswer."""
+    used_s = cpu_s()
+    stretch = await run_closed_loop(call, concurrency=concurrency, seconds=seconds)
+    return {RATE: stretch.rate, CPU_MS: (cpu_s() - used_s) * 1000 / max(stretch.count, 1)}
 
 
-async def run(options: argparse.Namespace) -> list[BeforeAfterResult]:
-    """Measures all pairs of one kind of request after the other. Raises BadAnswer, NotListening."""
-    sides = {"before": options.before, "after": options.after}
+async def measure_calls(
+    stacks: dict[str, Stack], options: argparse.Namespace, parts: Sequence[str]
+) -> list[Comparison]:
+    """All pairs of one kind of request after the other. Raises BadAnswer."""
     results = []
-    async with AsyncExitStack() as stack:
-        calls = {side: await make_calls(ports, stack) for side, ports in sides.items()}
-        meters = {side: meter_of_server("127.0.0.1", ports[0]) for side, ports in sides.items()}
-        for name in calls["before"]:
-            for side in sides:
-                await run_closed_loop(calls[side][name], concurrency=options.concurrency, seconds=WARM_UP_S)
-            pairs: dict[str, list[MeasuredPair]] = {"before": [], "after": []}
+    async with AsyncExitStack() as context:
+        calls = {side: await make_calls(stack, context) for side, stack in stacks.items()}
+        for part in parts:
+            pairs: dict[str, list[Stretch]] = {side: [] for side in stacks}
+            for side in stacks:
+                await run_closed_loop(calls[side][part], concurrency=options.concurrency, seconds=WARM_UP_S)
             for _ in range(options.pairs):
-                for side in random.sample(list(sides), 2):
-                    pairs[side].append(await measure(calls[side][name], meters[side], options))
-                print(".", end="", file=sys.stderr, flush=True)
-            results.append(result_of(name, pairs["before"], pairs["after"]))
+                for side in random.sample(list(stacks), 2):
+                    read_s = stacks[side].meter.read_s
+                    found = await call_stretch(calls[side][part], read_s, options.concurrency, options.seconds)
+                    pairs[side].append(found)
+                _tick()
+            results += compare(part, pairs["before"], pairs["after"])
     return results
 
 
-def result_of(name: str, before: Sequence[MeasuredPair], after: Sequence[MeasuredPair]) -> BeforeAfterResult:
-    """The figures of one kind of request from its pairs."""
-    pairs = list(zip(before, after, strict=True))
-    return BeforeAfterResult(
-        name,
-        spread([stretch.rate for stretch in before]),
-        spread([stretch.rate for stretch in after]),
-        median_interval([new.rate / old.rate for old, new in pairs]),
-        spread([stretch.cpu_ms for stretch in before]),
-        spread([stretch.cpu_ms for stretch in after]),
-        median_interval([old.cpu_ms / new.cpu_ms for old, new in pairs]),
-    )
+def measure_video(stacks: dict[str, Stack], options: argparse.Namespace, clip: Path) -> list[Comparison]:
+    """Frames a second of one looped stream, and CPU time a frame of program and stack. Raises BadAnswer."""
+    pairs: dict[str, list[Stretch]] = {side: [] for side in stacks}
+    for _ in range(options.pairs):
+        for side in random.sample(list(stacks), 2):
+            stack = stacks[side]
+            with socket.create_server(("127.0.0.1", 0)) as free:
+                port = free.getsockname()[1]
+            video = VideoProgram(
+                [stack.program], stack.meter, DETECTOR, [clip], port, "--loop", environ=stack.environ
+            )  # fmt: skip
+            with video as program:
+                found = program.measure(options.seconds)
+            pairs[side].append({RATE: found.rate, CPU_MS: found.cpu_ms})
+        _tick()
+    return compare("video", pairs["before"], pairs["after"])
 
 
-def row(result: BeforeAfterResult) -> Sequence[object]:
-    """A row of the table."""
-    return (
-        result.request,
-        result.before_rate,
-        result.after_rate,
-        result.rate_ratio,
-        result.before_cpu_ms,
-        result.after_cpu_ms,
-        result.cpu_ratio,
-    )
+def measure_memory(checkouts: dict[str, Path], options: argparse.Namespace, folder: Path) -> list[Comparison]:
+    """MiB of a stack that was started, never asked and left alone for some seconds. Raises BadAnswer."""
+    pairs: dict[str, list[Stretch]] = {side: [] for side in checkouts}
+    for number in range(options.pairs):
+        for side in random.sample(list(checkouts), 2):
+            with stack_of(checkouts[side], folder / f"memory-{side}-{number}") as stack:
+                time.sleep(IDLE_S)
+                pairs[side].append({"MiB (PSS)": memory_of(stack.meter).pss_mib})
+        _tick()
+    return compare("idle stack", pairs["before"], pairs["after"])
+
+
+def run(options: argparse.Namespace, folder: Path) -> list[Comparison]:
+    """Every part. Raises BadAnswer."""
+    checkouts = {"before": options.before.resolve(), "after": options.after.resolve()}
+    results: list[Comparison] = []
+    asked = [part for part in PARTS if part in options.only]
+    with ExitStack() as context:
+        if set(asked) - {"memory"}:
+            stacks = {side: context.enter_context(stack_of(one, folder / side)) for side, one in checkouts.items()}
+            if parts := [part for part in asked if part not in ("video", "memory")]:
+                results += uvloop.run(measure_calls(stacks, options, parts))
+            if "video" in asked:
+                make_street(folder / "street.mp4", CLIP_S)
+                results += measure_video(stacks, options, folder / "street.mp4")
+    if "memory" in asked:
+        results += measure_memory(checkouts, options, folder)
+    return results
+
+
+def _tick() -> None:
+    print(".", end="", file=sys.stderr, flush=True)
 
 
 def parse_arguments(arguments: Sequence[str] | None = None) -> argparse.Namespace:
@@ -162,9 +251,9 @@ def parse_arguments(arguments: Sequence[str] | None = None) -> argparse.Namespac
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    ports = ("HTTP", "GRPC")
-    parser.add_argument("--before", type=int, nargs=2, metavar=ports, required=True, help="the old checkout's gateway")
-    parser.add_argument("--after", type=int, nargs=2, metavar=ports, default=[8000, 8001], help="this checkout's")
+    parser.add_argument("--before", type=Path, required=True, metavar="DIR", help="the old checkout, with its .venv")
+    parser.add_argument("--after", type=Path, default=CHECKOUT, metavar="DIR", help="the new one [this checkout]")
+    parser.add_argument("--only", nargs="+", choices=PARTS, default=PARTS, metavar="PART", help=", ".join(PARTS))
     parser.add_argument("--concurrency", type=int, default=8)
     parser.add_argument("--pairs", type=int, default=12)
     parser.add_argument("--seconds", type=float, default=3.0, help="length of each stretch")
@@ -176,12 +265,16 @@ def main() -> int:
     """0 when everything was measured."""
     options = parse_arguments()
     try:
-        results = uvloop.run(run(options))
-    except (BadAnswer, NotListening, ValueError) as error:
+        with tempfile.TemporaryDirectory(prefix="penstock-pairs-") as folder:
+            results = run(options, Path(folder))
+    except (BadAnswer, ValueError) as error:
         print(f"before_after: {error}", file=sys.stderr)
         return 1
-    note = f"{options.pairs} pairs of 2 × {options.seconds} s at concurrency {options.concurrency}"
-    present(results, note, format_table(HEAD, [row(result) for result in results]), options.json)
+    except KeyboardInterrupt:
+        print("before_after: stopped; nothing is left running", file=sys.stderr)
+        return 130
+    note = f"{options.pairs} pairs of 2 × {options.seconds:g} s at concurrency {options.concurrency}"
+    present(results, note, format_table(HEAD, [result.row for result in results]), options.json)
     return 0
 
 

@@ -36,8 +36,8 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from loadtest.bench.closed_loop import Call, run_closed_loop
-from loadtest.bench.gateway.before_after import BeforeAfterResult, MeasuredPair, result_of, row
+from loadtest.bench.closed_loop import Call
+from loadtest.bench.gateway.before_after import Comparison, Stretch, call_stretch, compare
 from loadtest.bench.null_server import NullConnection
 from loadtest.bench.report import format_table, present
 from loadtest.bench.wire import CHANNEL_OPTIONS, MODEL_INFER, BadAnswer
@@ -53,7 +53,7 @@ GROUPS = ("grpc", "http", "listener")
 SIZES = (600, 150_000, 600_000)
 CONCURRENCY = (1, 8, 32)
 WARM_UP_S, TIMEOUT_S, MAX_CONNECTIONS = 0.3, 30.0, 64
-HEAD = ("request", "library/s", "ours/s", "rate ratio, 95 %", "CPU ms: library", "ours", "CPU ratio, 95 %")
+HEAD = ("request", "library", "ours", "ratio, 95 %")
 HEADERS = (
     (b"host", b"127.0.0.1:8000"),
     (b"accept", b"*/*"),
@@ -163,37 +163,30 @@ def _http_client(stack: AsyncExitStack, socket_path: Path) -> TritonHttpClient:
     return client
 
 
-async def measure(arm: BenchArm, body: bytes, concurrency: int, seconds: float) -> MeasuredPair:
-    """One stretch. Raises BadAnswer."""
-    used_s = arm.cpu_s()
-    stretch = await run_closed_loop(arm.call(body), concurrency=concurrency, seconds=seconds)
-    return MeasuredPair(stretch.rate, (arm.cpu_s() - used_s) * 1000 / max(stretch.count, 1))
-
-
-async def run(options: argparse.Namespace) -> list[BeforeAfterResult]:
+async def run(options: argparse.Namespace) -> list[Comparison]:
     """All pairs, case after case. Raises BadAnswer."""
-    results = []
+    results: list[Comparison] = []
     for group in options.only:
         with tempfile.TemporaryDirectory() as folder:
             async with arms_of(group, Path(folder)) as arms:
                 for size_bytes in options.sizes:
                     for concurrency in options.concurrency:
                         pairs = await _pairs(arms, bytes(size_bytes), concurrency, options)
-                        name = f"{group}, {size_bytes} B, {concurrency} at once"
-                        results.append(result_of(name, pairs[0], pairs[1]))
+                        results += compare(f"{group}, {size_bytes} B, {concurrency} at once", *pairs)
                         print(".", end="", file=sys.stderr, flush=True)
     return results
 
 
 async def _pairs(
     arms: Sequence[BenchArm], body: bytes, concurrency: int, options: argparse.Namespace
-) -> tuple[list[MeasuredPair], list[MeasuredPair]]:
+) -> tuple[list[Stretch], list[Stretch]]:
     for arm in arms:
-        await measure(arm, body, concurrency, WARM_UP_S)
-    pairs: tuple[list[MeasuredPair], list[MeasuredPair]] = ([], [])
+        await call_stretch(arm.call(body), arm.cpu_s, concurrency, WARM_UP_S)
+    pairs: tuple[list[Stretch], list[Stretch]] = ([], [])
     for _ in range(options.pairs):
         for index in random.sample((0, 1), 2):
-            pairs[index].append(await measure(arms[index], body, concurrency, options.seconds))
+            arm = arms[index]
+            pairs[index].append(await call_stretch(arm.call(body), arm.cpu_s, concurrency, options.seconds))
     return pairs
 
 
@@ -285,7 +278,7 @@ def main() -> int:
         print(f"engine_clients: {error}", file=sys.stderr)
         return 1
     note = f"{options.pairs} pairs of 2 × {options.seconds} s; in the file, before is the library's and after is ours"
-    present(results, note, format_table(HEAD, [row(result) for result in results]), options.json)
+    present(results, note, format_table(HEAD, [result.row for result in results]), options.json)
     return 0
 
 

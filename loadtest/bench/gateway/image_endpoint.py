@@ -15,12 +15,13 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 from urllib.parse import urlsplit
 
 import uvloop
 
 from loadtest.bench.closed_loop import Call, MeasuredRepetition, Meters, run_closed_loop
-from loadtest.bench.report import BenchSpread, format_table, present, spread
+from loadtest.bench.report import BenchSpread, format_table, present, spread, spreads
 from loadtest.bench.stages import StageProcesses, StageRun, raw_tensors
 from loadtest.bench.wire import BadAnswer, BenchHttp, BenchRequest, GrpcPort, grpc_infer
 from penstock.engines.config_pbtxt import config_from_proto
@@ -44,93 +45,63 @@ class ImageRounds:
     endpoint: list[MeasuredRepetition] = field(default_factory=list)
 
 
-@dataclass(frozen=True, slots=True)
-class ImageResult:
-    """Over the rounds; images a second, and milliseconds of CPU an image.
-
-    ratio: the endpoint's rate by the harmonic limit of the same round. slowest_ratio: by its slowest stage alone.
-    """
-
-    model: str
-    concurrency: int
-    decode_rate: BenchSpread
-    resize_rate: BenchSpread
-    engine_rate: BenchSpread
-    limit_rate: BenchSpread
-    endpoint_rate: BenchSpread
-    ratio: BenchSpread
-    slowest_ratio: BenchSpread
-    endpoint_p50_ms: BenchSpread
-    endpoint_p99_ms: BenchSpread
-    decode_cpu_ms: BenchSpread
-    resize_cpu_ms: BenchSpread
-    engine_triton_cpu_ms: BenchSpread
-    engine_client_cpu_ms: BenchSpread
-    endpoint_gateway_cpu_ms: BenchSpread
-    endpoint_triton_cpu_ms: BenchSpread
-    endpoint_client_cpu_ms: BenchSpread
-
-
 def harmonic_limit(*rates: float) -> float:
     """The rate of stages that share the same cores, each measured alone."""
     return 1 / sum(1 / rate for rate in rates)
 
 
-def result_of(options: argparse.Namespace, rounds: ImageRounds) -> ImageResult:
-    """The rounds, as figures with their spread."""
+def result_of(options: argparse.Namespace, rounds: ImageRounds) -> dict[str, Any]:
+    """The rounds as figures with their spread: images a second, milliseconds of CPU an image.
+
+    ratio: the endpoint's rate by the harmonic limit of the same round. slowest_ratio: by its slowest stage alone.
+    """
     together = list(zip(rounds.decode, rounds.resize, rounds.engine, rounds.endpoint, strict=True))
-    limits = [harmonic_limit(d.rate, r.rate, e.timing.rate) for d, r, e, _ in together]
-    slowest = [min(d.rate, r.rate, e.timing.rate) for d, r, e, _ in together]
+    stages = [(d.rate, r.rate, e.timing.rate) for d, r, e, _ in together]
     served = [whole.timing.rate for whole in rounds.endpoint]
-    return ImageResult(
-        model=options.model,
-        concurrency=options.concurrency,
-        decode_rate=spread([one.rate for one in rounds.decode]),
-        resize_rate=spread([one.rate for one in rounds.resize]),
-        engine_rate=spread([m.timing.rate for m in rounds.engine]),
-        limit_rate=spread(limits),
-        endpoint_rate=spread(served),
-        ratio=spread([rate / limit for rate, limit in zip(served, limits, strict=True)]),
-        slowest_ratio=spread([rate / limit for rate, limit in zip(served, slowest, strict=True)]),
-        endpoint_p50_ms=spread([m.timing.p50_ms for m in rounds.endpoint]),
-        endpoint_p99_ms=spread([m.timing.p99_ms for m in rounds.endpoint]),
-        decode_cpu_ms=spread([one.cpu_ms for one in rounds.decode]),
-        resize_cpu_ms=spread([one.cpu_ms for one in rounds.resize]),
-        engine_triton_cpu_ms=spread([m.triton_ms for m in rounds.engine]),
-        engine_client_cpu_ms=spread([m.client_ms for m in rounds.engine]),
-        endpoint_gateway_cpu_ms=spread([m.gateway_ms for m in rounds.endpoint]),
-        endpoint_triton_cpu_ms=spread([m.triton_ms for m in rounds.endpoint]),
-        endpoint_client_cpu_ms=spread([m.client_ms for m in rounds.endpoint]),
-    )
+    limits, slowest = [harmonic_limit(*rates) for rates in stages], [min(rates) for rates in stages]
+    alone = {"rate": lambda one: one.rate, "cpu_ms": lambda one: one.cpu_ms}
+    cpu = {
+        "gateway_cpu_ms": lambda one: one.gateway_ms,
+        "triton_cpu_ms": lambda one: one.triton_ms,
+        "client_cpu_ms": lambda one: one.client_ms,
+    }
+    timed = {name: lambda one, name=name: getattr(one.timing, name) for name in ("rate", "p50_ms", "p99_ms")}
+    return {
+        "model": options.model,
+        "concurrency": options.concurrency,
+        **_named("decode", spreads(alone, rounds.decode)),
+        **_named("resize", spreads(alone, rounds.resize)),
+        **_named("engine", spreads(timed | cpu, rounds.engine)),
+        "limit_rate": spread(limits),
+        **_named("endpoint", spreads(timed | cpu, rounds.endpoint)),
+        "ratio": spread([rate / limit for rate, limit in zip(served, limits, strict=True)]),
+        "slowest_ratio": spread([rate / limit for rate, limit in zip(served, slowest, strict=True)]),
+    }
 
 
-def table(result: ImageResult) -> str:
-    """What a person reads."""
-    rows: list[Sequence[object]] = [
-        ("decode alone", result.decode_rate, result.decode_cpu_ms, "", "", ""),
-        ("resize alone", result.resize_rate, result.resize_cpu_ms, "", "", ""),
-        ("engine alone", result.engine_rate, "", "", result.engine_triton_cpu_ms, result.engine_client_cpu_ms),
-        ("limit", result.limit_rate, "", "", "", ""),
-        (
-            "image endpoint",
-            result.endpoint_rate,
-            "",
-            result.endpoint_gateway_cpu_ms,
-            result.endpoint_triton_cpu_ms,
-            result.endpoint_client_cpu_ms,
-        ),
+def _named(stage: str, figures: dict[str, BenchSpread]) -> dict[str, BenchSpread]:
+    return {f"{stage}_{name}": figure for name, figure in figures.items()}
+
+
+def table(result: dict[str, Any]) -> str:
+    """For people."""
+    names = {"decode": "decode alone", "resize": "resize alone", "engine": "engine alone", "limit": "limit"}
+    columns = ("rate", "cpu_ms", "gateway_cpu_ms", "triton_cpu_ms", "client_cpu_ms")
+    rows = [
+        (text, *(result.get(f"{stage}_{column}", "") for column in columns))
+        for stage, text in (names | {"endpoint": "image endpoint"}).items()
     ]
     return "\n".join(
         [
             format_table(HEAD, rows),
             "",
-            f"of the harmonic limit: {result.ratio}   of the slowest stage alone: {result.slowest_ratio}",
-            f"endpoint latency, ms: p50 {result.endpoint_p50_ms}   p99 {result.endpoint_p99_ms}",
+            f"of the harmonic limit: {result['ratio']}   of the slowest stage alone: {result['slowest_ratio']}",
+            f"endpoint latency, ms: p50 {result['endpoint_p50_ms']}   p99 {result['endpoint_p99_ms']}",
         ]
     )
 
 
-async def run(options: argparse.Namespace) -> ImageResult:
+async def run(options: argparse.Namespace) -> dict[str, Any]:
     """Raises BadAnswer, NotListening, and InvalidRequest for a picture that cannot be decoded."""
     pictures = [Picture(p.read_bytes(), MEDIA_TYPES[p.suffix.lower()]) for p in options.image] or make_pictures(
         8, seed=1

@@ -18,14 +18,14 @@ from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from fnmatch import fnmatch
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 from urllib.parse import urlsplit
 
 import numpy as np
 import uvloop
 
 from loadtest.bench.closed_loop import Call, MeasuredRepetition, Meters, run_closed_loop
-from loadtest.bench.report import BenchSpread, format_table, present, spread
+from loadtest.bench.report import format_table, present, spread
 from loadtest.bench.wire import BadAnswer, BenchHttp, GrpcPort, grpc_infer, http_infer
 from penstock.engines.config_pbtxt import config_from_proto
 from penstock.protocol.engine import ModelConfig
@@ -52,32 +52,6 @@ HEAD = (
     "Triton",
     "direct",
 )
-
-
-@dataclass(frozen=True, slots=True)
-class RelayComparison:
-    """The gateway and direct Triton over the rounds. ratio: gateway's rate by direct's of the same round.
-
-    size: the tensor's. floor, goal: of the ratio, None if targets.toml has none.
-    """
-
-    protocol: str
-    model: str
-    size: str
-    floor: float | None
-    goal: float | None
-    concurrency: int
-    gateway_rate: BenchSpread
-    direct_rate: BenchSpread
-    ratio: BenchSpread
-    gateway_p50_ms: BenchSpread
-    direct_p50_ms: BenchSpread
-    gateway_p99_ms: BenchSpread
-    direct_p99_ms: BenchSpread
-    gateway_cpu_ms: BenchSpread
-    triton_cpu_ms: BenchSpread
-    direct_cpu_ms: BenchSpread
-    client_cpu_ms: BenchSpread
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,8 +125,11 @@ def subjects_of(config: ModelConfig, targets: Iterable[Target]) -> list[RelaySub
     return subjects
 
 
-async def compare(pair: Pair, concurrency: int, meters: Meters, options: argparse.Namespace) -> RelayComparison:
-    """Rounds of one stretch each, the order of the two drawn anew each round."""
+async def compare(pair: Pair, concurrency: int, meters: Meters, options: argparse.Namespace) -> dict[str, Any]:
+    """Rounds of one stretch each, in random order. ratio: the gateway's rate by Triton's of the same round.
+
+    floor, goal: of the ratio, None if targets.toml has none.
+    """
     gateway: list[MeasuredRepetition] = []
     direct: list[MeasuredRepetition] = []
     for call in (pair.gateway, pair.direct):
@@ -162,45 +139,32 @@ async def compare(pair: Pair, concurrency: int, meters: Meters, options: argpars
         random.shuffle(turns)
         for call, repetitions in turns:
             repetitions.append(await meters.measure(call, concurrency=concurrency, seconds=options.seconds))
-    return _comparison(pair, concurrency, gateway, direct)
-
-
-def _comparison(
-    pair: Pair, concurrency: int, gateway: list[MeasuredRepetition], direct: list[MeasuredRepetition]
-) -> RelayComparison:
     target = pair.subject.target
-    return RelayComparison(
-        pair.protocol,
-        pair.subject.model,
-        pair.subject.size,
-        target.figure if target else None,
-        target.goal if target else None,
-        concurrency,
-        gateway_rate=spread([m.timing.rate for m in gateway]),
-        direct_rate=spread([m.timing.rate for m in direct]),
-        ratio=spread([g.timing.rate / d.timing.rate for g, d in zip(gateway, direct, strict=True)]),
-        gateway_p50_ms=spread([m.timing.p50_ms for m in gateway]),
-        direct_p50_ms=spread([m.timing.p50_ms for m in direct]),
-        gateway_p99_ms=spread([m.timing.p99_ms for m in gateway]),
-        direct_p99_ms=spread([m.timing.p99_ms for m in direct]),
-        gateway_cpu_ms=spread([m.gateway_ms for m in gateway]),
-        triton_cpu_ms=spread([m.triton_ms for m in gateway]),
-        direct_cpu_ms=spread([m.triton_ms for m in direct]),
-        client_cpu_ms=spread([m.client_ms for m in gateway]),
-    )
+    return {
+        "protocol": pair.protocol,
+        "model": pair.subject.model,
+        "size": pair.subject.size,
+        "floor": target.figure if target else None,
+        "goal": target.goal if target else None,
+        "concurrency": concurrency,
+        **{f"{name}_{figure}": spread([getattr(one.timing, figure) for one in runs])
+           for name, runs in (("gateway", gateway), ("direct", direct)) for figure in ("rate", "p50_ms", "p99_ms")},
+        "ratio": spread([g.timing.rate / d.timing.rate for g, d in zip(gateway, direct, strict=True)]),
+        "gateway_cpu_ms": spread([m.gateway_ms for m in gateway]),
+        "triton_cpu_ms": spread([m.triton_ms for m in gateway]),
+        "direct_cpu_ms": spread([m.triton_ms for m in direct]),
+        "client_cpu_ms": spread([m.client_ms for m in gateway]),
+    }  # fmt: skip
 
 
-def row(result: RelayComparison) -> Sequence[object]:
+def row(result: dict[str, Any]) -> Sequence[object]:
     """A line of the table: rates and the ratio with their spread, the rest by the median."""
-    latencies = (result.gateway_p50_ms, result.direct_p50_ms, result.gateway_p99_ms, result.direct_p99_ms)
-    cpu = (result.gateway_cpu_ms, result.triton_cpu_ms, result.direct_cpu_ms)
+    medians = ("gateway_p50_ms", "direct_p50_ms", "gateway_p99_ms", "direct_p99_ms")
     return (
-        f"{result.protocol} {result.model} {result.size} ×{result.concurrency}",
-        result.gateway_rate,
-        result.direct_rate,
-        result.ratio,
-        "" if result.floor is None else f"{result.floor:g} / {result.goal:g}",
-        *(f"{figure.median:.2f}" for figure in (*latencies, *cpu)),
+        f"{result['protocol']} {result['model']} {result['size']} ×{result['concurrency']}",
+        *(result[name] for name in ("gateway_rate", "direct_rate", "ratio")),
+        "" if result["floor"] is None else f"{result['floor']:g} / {result['goal']:g}",
+        *(f"{result[name].median:.2f}" for name in (*medians, "gateway_cpu_ms", "triton_cpu_ms", "direct_cpu_ms")),
     )
 
 
@@ -230,7 +194,7 @@ def parse_arguments(arguments: Sequence[str] | None = None) -> argparse.Namespac
     return parser.parse_args(arguments)
 
 
-async def run(options: argparse.Namespace) -> list[RelayComparison]:
+async def run(options: argparse.Namespace) -> list[dict[str, Any]]:
     """Every comparison, each printed as it is there. Raises BadAnswer, NotListening."""
     meters = Meters(meter_of_port(urlsplit(options.url).port or 80), meter_of_port(urlsplit(options.engine).port or 80))
     results = []

@@ -1,4 +1,4 @@
-"""One GPU measured in one command: MPS and batching, Triton against raw execution, JPEG over HTTP, faults."""
+"""One GPU measured in one command: MPS and batching, Triton compared with raw execution, JPEG over HTTP."""
 
 import argparse
 import os
@@ -13,93 +13,63 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 
-from loadtest.bench.gpu.chart import MODES, ChartPlan, EnginePlan, measure_chart, measure_engine, whole_plan
-from loadtest.bench.gpu.faults import FaultPlan, measure_faults
+from loadtest.bench.gpu.chart import ChartPlan, EnginePlan, measure_chart, measure_engine
 from loadtest.bench.gpu.figures import RAW_AND_SERVED, PointLedger
 from loadtest.bench.gpu.generators import Generators
 from loadtest.bench.gpu.jpeg import JpegPlan, measure_jpeg
-from loadtest.bench.gpu.programs import Export, export_all
+from loadtest.bench.gpu.programs import Export, export_all, python_with_torch, torch_version
 from loadtest.bench.gpu.stretch import GpuBench, Plan
-from loadtest.bench.gpu.tritons import Variant, face_of, read_config, write_variant
-from loadtest.bench.report import conditions
+from loadtest.bench.gpu.tritons import Variant, write_variant
+from loadtest.bench.report import chosen_of, conditions
 from loadtest.bench.wire import BadAnswer
 from penstock.engines.triton.runtime import TritonUnavailable, default_environment, find_triton
+from penstock.gpu.nvml import read_cards
 from penstock.gpu.telemetry.sampler import Sampler, TelemetryUnavailable
-from penstock_load.hardware import describe, read_machine
 
-PARTS = ("chart", "whole", "raw", "served", "jpeg", "faults")
+PARTS = ("chart", "raw", "served", "jpeg")
 CLIENTS = (1, 2, 4, 8, 16, 32, 47)
 
 
-def parse_arguments(about: str | None, arguments: Sequence[str] | None = None) -> argparse.Namespace:
-    """The options. Exits with a sentence where they make no sense."""
-    parser = argparse.ArgumentParser(
-        prog="python -m loadtest.bench.gpu", description=about, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--only", type=_chosen_parts, default=PARTS, metavar="PART,…", help=", ".join(PARTS))
-    parser.add_argument("--json", type=Path, default=Path("gpu.json"), metavar="FILE", help="the figures [gpu.json]")
-    parser.add_argument("--add", action="store_true", help="what the file has of parts that are not measured now stays")
-    parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--seconds", type=float, default=1.2, help="of each run [1.2]")
-    parser.add_argument("--settle", type=float, default=0.2, help="seconds before each run that are left out [0.2]")
-    parser.add_argument("--load-seconds", type=float, default=150.0, help="that models may take to load [150]")
-    _add_subjects(parser)
-    _add_places(parser)
+def parse_arguments(arguments: Sequence[str] | None = None) -> argparse.Namespace:
+    """The options. Exits with a sentence if they make no sense."""
+    parser = argparse.ArgumentParser(prog="python -m loadtest.bench.gpu", description=__doc__)
+    add = parser.add_argument
+    add("--only", type=chosen_of(PARTS), default=PARTS, metavar="PART,…", help=", ".join(PARTS))
+    add("--json", type=Path, default=Path("gpu.json"), metavar="FILE", help="the figures [gpu.json]")
+    add("--add", action="store_true", help="keep the file's parts that are not measured now")
+    add("--rounds", type=int, default=3)
+    add("--seconds", type=float, default=1.2, help="of each run [1.2]")
+    add("--settle", type=float, default=0.2, help="seconds before each run that are left out [0.2]")
+    add("--load-seconds", type=float, default=150.0, help="that models may take to load [150]")
+    add("--clients", type=int, nargs="+", default=list(CLIENTS), metavar="N", help="of chart")
+    add("--threads", type=int, default=12, metavar="PERCENT", help="of the GPU's for a client of chart's MPS [12]")
+    add("--instances", type=int, default=4, metavar="N", help="of chart's batched model [4]")
+    add("--input", choices=("fp32", "uint8"), default="fp32", help="of the model's tensors [fp32]")
+    add("--processes", type=int, nargs="+", default=[4, 8], metavar="N", help="of raw and served [4 8]")
+    add("--batch", type=int, nargs="+", default=[64, 128], metavar="N", help="of raw and served [64 128]")
+    add("--slo-ms", type=float, default=15.0, help="of jpeg's p99 [15]")
+    add("--jpeg-callers", type=int, default=192, metavar="N", help="of jpeg's closed loop [192]")
+    add("--jpeg-instances", type=int, default=4, metavar="N", help="of jpeg's models [4]")
+    add("--up-flags", type=shlex.split, default=(), metavar="'FLAGS'", help="more, of jpeg's penstock up")
+    add("--jpeg-seconds", type=float, default=2.5, help="of each rate tried [2.5]")
+    add("--seed", type=int, default=1, help="of the order and the arrivals [1]")
+    add("--source", type=Path, metavar="DIR", help="a model's folder instead of the exported ResNet-50")
+    add("--no-gpu", dest="is_gpu", action="store_false", help="a miniature on the CPU, without MPS")
+    environment = os.environ.get("PENSTOCK_ENGINE_ENVIRONMENT") or default_environment(Path(sys.prefix))
+    add("--engine-environment", type=Path, default=Path(environment), metavar="DIR", help="of Triton and its models")
+    add("--torch-python", metavar="FILE", help="an interpreter with torch [this one, else that of Triton's models]")
+    add("--generators", type=int, default=4, metavar="N", help="processes that make the load [4]")
+    add("--work", type=Path, metavar="DIR", help="for models, sockets and logs; kept [a temporary one]")
     chosen = parser.parse_args(arguments)
     if chosen.rounds < 1 or chosen.seconds <= 0 or min(chosen.clients) < 1 or max(chosen.clients) > max(CLIENTS):
         parser.error(f"--rounds and --seconds are above 0, --clients from 1 to {max(CLIENTS)}")
-    counts = (chosen.instances, chosen.jpeg_instances, chosen.fault_instances, chosen.jpeg_callers, chosen.generators)
+    counts = (chosen.instances, chosen.jpeg_instances, chosen.jpeg_callers, chosen.generators)
     if min(*counts, *chosen.processes, *chosen.batch) < 1 or not 1 <= chosen.threads <= 100 or chosen.settle < 0:
         parser.error("--threads is from 1 to 100, --settle not below 0, and every number of instances, … is above 0")
     return chosen
 
 
-def _add_subjects(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--clients", type=int, nargs="+", default=list(CLIENTS), metavar="N", help="of chart, whole")
-    parser.add_argument(
-        "--threads", type=int, default=12, metavar="PERCENT", help="of a card's that a client of chart's may use [12]"
-    )
-    parser.add_argument("--instances", type=int, default=4, metavar="N", help="of chart's batched model [4]")
-    parser.add_argument("--input", choices=("fp32", "uint8"), default="fp32", help="of the model's tensors [fp32]")
-    parser.add_argument("--processes", type=int, nargs="+", default=[4, 8], metavar="N", help="of raw and served [4 8]")
-    parser.add_argument(
-        "--batch", type=int, nargs="+", default=[64, 128], metavar="N", help="of raw and served [64 128]"
-    )
-    parser.add_argument("--slo-ms", type=float, default=15.0, help="of jpeg's p99 [15]")
-    parser.add_argument("--jpeg-callers", type=int, default=192, metavar="N", help="of jpeg's closed loop [192]")
-    parser.add_argument("--jpeg-instances", type=int, default=4, metavar="N", help="of jpeg's models [4]")
-    parser.add_argument(
-        "--up-flags", type=shlex.split, default=(), metavar="'FLAGS'", help="more, of jpeg's penstock up"
-    )
-    parser.add_argument("--jpeg-seconds", type=float, default=2.5, help="of each rate tried [2.5]")
-    parser.add_argument("--fault-instances", type=int, default=8, metavar="N", help="of faults' model [8]")
-    parser.add_argument("--seed", type=int, default=1, help="of the order and the arrivals [1]")
-
-
-def _add_places(parser: argparse.ArgumentParser) -> None:
-    environment = os.environ.get("PENSTOCK_ENGINE_ENVIRONMENT")
-    parser.add_argument("--source", type=Path, metavar="DIR", help="a model's folder instead of the exported ResNet-50")
-    parser.add_argument("--no-gpu", dest="is_gpu", action="store_false", help="a miniature on the CPU, without MPS")
-    parser.add_argument(
-        "--engine-environment", type=Path, default=Path(environment) if environment else None, metavar="DIR",
-        help="of Triton and its models, as penstock up takes it",
-    )  # fmt: skip
-    parser.add_argument(
-        "--torch-python", metavar="FILE", help="an interpreter with torch [this one, else that of Triton's models]"
-    )
-    parser.add_argument("--generators", type=int, default=4, metavar="N", help="processes that make the load [4]")
-    parser.add_argument("--work", type=Path, metavar="DIR", help="for models, sockets and logs; kept [a temporary one]")
-
-
-def _chosen_parts(text: str) -> tuple[str, ...]:
-    parts = tuple(word for word in text.replace(" ", ",").split(",") if word)
-    unknown = [part for part in parts if part not in PARTS]
-    if unknown or not parts:
-        raise argparse.ArgumentTypeError(f"there is no part {', '.join(unknown)!r}; there are {', '.join(PARTS)}")
-    return parts
-
-
-NO_GPU, NO_TORCH = 2, "no torch"
+NO_GPU = 2
 MODELS = {"fp32": "resnet50-torch-random", "uint8": "resnet50-torch-uint8-random"}
 
 
@@ -109,7 +79,6 @@ def run(options: argparse.Namespace, stack: ExitStack) -> int:
     failures = bench.ledger.failures
     for name, part in _parts(options, bench).items():
         began_s = time.monotonic()
-        bench.ledger.tried.add(name)
         if why := _why_not_done(part):
             failures.append(f"{name}: {why}")
             print(f"gpu: {failures[-1]}", file=sys.stderr, flush=True)
@@ -141,18 +110,14 @@ def _parts(options: argparse.Namespace, bench: GpuBench) -> dict[str, Callable[[
         wanted = [*([own] if needs_own else []), *(pictures.values() if "jpeg" in options.only else ())]
         bench.tell("models are exported", lambda: export_all(wanted, plan.torch_python))
     found: dict[str, Callable[[], None]] = {}
-    chart = ChartPlan(dict.fromkeys(MODES, options.clients), options.instances, options.threads)
     if "chart" in options.only:
+        chart = ChartPlan(options.clients, options.instances, options.threads)
         found["chart"] = lambda: measure_chart(bench, chart, source)
-    if "whole" in options.only:
-        found["whole"] = lambda: measure_chart(bench, whole_plan(chart), source)
     if engine:
         raw = EnginePlan(tuple(options.processes), tuple(options.batch), engine)
         found[RAW_AND_SERVED] = lambda: measure_engine(bench, raw, source)
     if "jpeg" in options.only:
         found["jpeg"] = lambda: measure_jpeg(bench, _jpeg_plan(options, plan, pictures))
-    if "faults" in options.only:
-        found["faults"] = lambda: measure_faults(bench, _fault_plan(options, plan, source))
     return found
 
 
@@ -176,41 +141,23 @@ def _jpeg_plan(options: argparse.Namespace, plan: Plan, pictures: Mapping[str, E
         write_variant(options.source.resolve(), home / "models", Variant("given"), is_gpu=plan.is_gpu)
     return JpegPlan(
         home=home,
-        environment=environment_of(options),
+        environment=options.engine_environment,
         models=models,
-        flags=(*_mps_flags(plan), *options.up_flags),
+        flags=(*(("--mps", "on") if plan.is_gpu else ()), *options.up_flags),
         slo_ms=options.slo_ms,
         seconds=options.jpeg_seconds,
         callers=options.jpeg_callers,
     )
 
 
-def _fault_plan(options: argparse.Namespace, plan: Plan, source: Path) -> FaultPlan:
-    home = plan.work / "faults"
-    models = tuple(f"fault-{number}" for number in range(options.fault_instances))
-    for model in models:
-        write_variant(source, home / "models", Variant(model), is_gpu=plan.is_gpu)
-    return FaultPlan(home, environment_of(options), models, face_of(read_config(source)), _mps_flags(plan))
-
-
-def _mps_flags(plan: Plan) -> tuple[str, ...]:
-    return ("--mps", "on") if plan.is_gpu else ()
-
-
-def environment_of(options: argparse.Namespace) -> Path:
-    """Of Triton and its models."""
-    return options.engine_environment or default_environment(Path(sys.prefix))
-
-
 def _bench(options: argparse.Namespace, stack: ExitStack) -> GpuBench:
     work = options.work or Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="penstock-gpu-")))
     work.mkdir(parents=True, exist_ok=True)
     options.json.parent.mkdir(parents=True, exist_ok=True)
-    machine = read_machine()
-    torch_python = options.torch_python or _with_torch(environment_of(options))
+    torch_python = options.torch_python or python_with_torch(options.engine_environment)
     plan = Plan(
         work=work,
-        runtime=find_triton(environment=environment_of(options)),
+        runtime=find_triton(environment=options.engine_environment),
         torch_python=torch_python,
         is_gpu=options.is_gpu,
         rounds=options.rounds,
@@ -219,8 +166,10 @@ def _bench(options: argparse.Namespace, stack: ExitStack) -> GpuBench:
         load_s=options.load_seconds,
         seed=options.seed,
     )
-    facts = conditions() | {"machine": describe(machine), "at": time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime())}
-    facts["gpu versions"] = f"{_driver()}, {_torch(torch_python)}, Triton 2.51"
+    facts = conditions()
+    reading = read_cards()
+    driver = f"driver {reading.driver}" if reading.cards else "no driver"
+    facts["gpu versions"] = f"{driver}, {torch_version(torch_python)}, Triton 2.51"
     facts["slo_p99_ms"] = f"{options.slo_ms:g}"
     model = options.source.name if options.source else MODELS[options.input]
     ledger = PointLedger(options.json, facts, model)
@@ -230,37 +179,9 @@ def _bench(options: argparse.Namespace, stack: ExitStack) -> GpuBench:
     return GpuBench(plan, ledger, stack.enter_context(Generators(options.generators)), sampler)
 
 
-def _driver() -> str:
-    try:
-        import pynvml as nvml
-    except ImportError:
-        return "no driver"
-    try:
-        nvml.nvmlInit()
-        cuda = divmod(nvml.nvmlSystemGetCudaDriverVersion_v2() // 10, 100)
-        return f"driver {nvml.nvmlSystemGetDriverVersion()} (CUDA {cuda[0]}.{cuda[1]})"
-    except nvml.NVMLError:
-        return "no driver"
-
-
-def _with_torch(environment: Path) -> str:
-    """The first interpreter that has it; this one where none has, which then says so."""
-    candidates = (sys.executable, str(environment / "bin" / "python"))
-    return next((python for python in candidates if _torch(python) != NO_TORCH), sys.executable)
-
-
-def _torch(python: str) -> str:
-    ask = "import torch; print('torch', torch.__version__, 'cuDNN', torch.backends.cudnn.version())"
-    try:
-        done = subprocess.run([python, "-c", ask], capture_output=True, text=True)
-    except OSError:
-        return NO_TORCH
-    return done.stdout.strip() or NO_TORCH
-
-
 def main(arguments: Sequence[str] | None = None) -> int:
     """0 when everything was measured, 1 when something was not, 2 without a GPU."""
-    options = parse_arguments(__doc__, arguments)
+    options = parse_arguments(arguments)
     try:
         with ExitStack() as stack:
             return run(options, stack)

@@ -5,7 +5,6 @@ import socket
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 _HEAD_END = b"\r\n\r\n"
 _LENGTH = b"\r\ncontent-length:"  # not Triton's inference-header-content-length
@@ -185,14 +184,9 @@ class _ClosedLoop:
         for caller in self._callers:
             self._ask(caller, time.monotonic())
 
-    def run(self, until_s: float, stop: Path | None = None) -> None:
-        """Until that moment of the clock, or until the file is there; what is under way then is not counted."""
-        look_at_s = 0.0
+    def run(self, until_s: float) -> None:
+        """Until that moment of the clock; requests under way then are not counted."""
         while (now := time.monotonic()) < until_s:
-            if stop and now >= look_at_s:
-                look_at_s = now + _POLL_S
-                if stop.exists():
-                    return
             for fd, event in self._epoll.poll(min(_POLL_S, until_s - now)):
                 self._turn(self._by_fd[fd], event)
             self._reopen(time.monotonic())
@@ -265,12 +259,9 @@ class _ClosedLoop:
 
 
 def run_callers(
-    lanes: Sequence[tuple[int, CallerLane]], begin_s: float, settle_s: float, seconds: float, stop: Path | None = None
-) -> CallersRun:
-    """The lanes' closed loop from begin_s on the monotonic clock; what ends in the settling is left out.
-
-    stop: a file that ends the run early when it appears.
-    """
+    lanes: Sequence[tuple[int, CallerLane]], begin_s: float, settle_s: float, seconds: float
+) -> CallersRun:  # fmt: skip
+    """The lanes' closed loop from begin_s on the monotonic clock; what ends in the settling is left out."""
     loop = _ClosedLoop(lanes, begin_s + settle_s)
     try:
         loop.open_all()
@@ -279,7 +270,7 @@ def run_callers(
         loop.run(begin_s + settle_s)
         loop.asks.clear()
         before_s = time.process_time()
-        loop.run(begin_s + settle_s + seconds, stop)
+        loop.run(begin_s + settle_s + seconds)
         return CallersRun(loop.asks, seconds, time.process_time() - before_s)
     finally:
         loop.close()

@@ -2,55 +2,33 @@
 
 import random
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 from loadtest.bench.gpu.callers import CallerLane
-from loadtest.bench.gpu.programs import MpsDaemon, RawWorkers, perf_analyzer_rate
+from loadtest.bench.gpu.programs import MpsDaemon, RawWorkers
 from loadtest.bench.gpu.stretch import CudaRegions, GpuBench, SystemRegions, busy_cpu_s, callers_stretch, check_answers
 from loadtest.bench.gpu.tritons import BenchTriton, Face, Variant, face_of, read_config, tensor_request, write_variant
 
 BATCHED = "batched"
-MODES = ("none", "mps", "batching", "mps+batching")
-PLACES = {"none": "plain", "mps": "mps", "mps-whole": "mps-whole", "batching": "plain", "mps+batching": "mps-batched"}
+PLACES = {"none": "plain", "mps": "mps", "batching": "plain", "mps+batching": "mps-batched"}  # by mode
 BATCH_LIMIT = 32  # at most 94 callers, shared by some instances
 CALLERS = 2  # of each client
-CALLERS_FACT = "callers of each client"
-THREADS = "chart, percent of the card's threads for a client of MPS"
-WHOLE_CLIENTS = (8, 16)  # that targets speak of
 IN_FLIGHT = 2  # images of a client
 
 
 @dataclass(frozen=True, slots=True)
 class ChartPlan:
-    """clients: of each mode how many, a point each. instances: of the batched model.
+    """clients: how many, a point each. instances: of the batched model.
 
-    threads: percent of the card's that a one-image client under MPS may use. part: what its runs belong to.
+    threads: percent of the GPU's that a one-image client under MPS may use.
     """
 
-    clients: Mapping[str, Sequence[int]]
+    clients: Sequence[int]
     instances: int
     threads: int
-    part: str = "chart"
-
-    @property
-    def points(self) -> list[tuple[str, int]]:
-        """Every mode with every number of clients that it has."""
-        return [(mode, count) for mode, counts in self.clients.items() for count in counts]
-
-    @property
-    def most(self) -> int:
-        """Clients of any mode."""
-        return max(count for _, count in self.points)
-
-
-def whole_plan(chart: ChartPlan) -> ChartPlan:
-    """What MPS does by itself, without the limit of threads; without MPS only what targets speak of."""
-    spoken_of = [count for count in chart.clients["none"] if count in WHOLE_CLIENTS]
-    clients = {"none": spoken_of or [chart.most], "mps-whole": sorted({*spoken_of, chart.most})}
-    return replace(chart, clients=clients, part="whole")
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,74 +42,54 @@ class _Place:
 def measure_chart(bench: GpuBench, chart: ChartPlan, source: Path) -> None:
     """Every point in every round, in an order drawn anew. source: the model's folder. Raises BadAnswer, OSError."""
     face = face_of(read_config(source))
-    if "mps" in chart.clients:
-        bench.ledger.facts[THREADS] = chart.threads
-    bench.ledger.facts[f"{chart.part}, {CALLERS_FACT}"] = CALLERS
+    bench.ledger.facts["chart, percent of the card's threads for a client of MPS"] = chart.threads
+    bench.ledger.facts["chart, callers of each client"] = CALLERS
     with ExitStack() as stack:
         places = _start(bench, chart, source, face, stack)
-        points = chart.points
+        points = [(mode, count) for mode in PLACES for count in chart.clients]
         for number in range(1, bench.plan.rounds + 1):
             random.Random(bench.plan.seed + number).shuffle(points)
             for mode, count in points:
                 place = places[mode]
                 figures, span = callers_stretch(bench, place.lanes[: CALLERS * count], place.triton.meter())
-                bench.add(chart.part, number, {"mode": mode, "clients": count}, figures, span)
+                bench.add("chart", number, {"mode": mode, "clients": count}, figures, span)
             bench.save()
-        _ask_perf_analyzer(bench, places, chart.most)
-
-
-def _ask_perf_analyzer(bench: GpuBench, places: dict[str, "_Place"], clients: int) -> None:
-    """Once, for the batched model without MPS: compares perf_analyzer's rate with ours."""
-    if place := places.get("batching"):
-        port, work = place.triton.port, bench.plan.work
-        said = perf_analyzer_rate(bench.plan.runtime, work, port, BATCHED, CALLERS * clients)
-        bench.ledger.facts[f"chart, batching, perf_analyzer's rate with {CALLERS * clients} callers"] = said
 
 
 def _start(bench: GpuBench, chart: ChartPlan, source: Path, face: Face, stack: ExitStack) -> dict[str, _Place]:
-    plan, most = bench.plan, chart.most
+    plan, most = bench.plan, max(chart.clients)
     names = [f"client-{number:02d}" for number in range(most)]
-    wanted: dict[str, list[str]] = {}
-    for mode, counts in chart.clients.items():
-        wanted.setdefault(PLACES[mode], []).extend([BATCHED] if _is_batched(mode) else names[: max(counts)])
+    wanted = {"plain": [BATCHED, *names], "mps": names, "mps-batched": [BATCHED]}
     began_s = time.monotonic()
     tritons: dict[str, tuple[BenchTriton, MpsDaemon | None]] = {}
     for place, models in wanted.items():
-        repository = plan.work / f"{chart.part}-{place}-models"
+        repository = plan.work / f"chart-{place}-models"
         for model in models:
             write_variant(source, repository, _variant(model, chart), is_gpu=plan.is_gpu)
         daemon = None
         if place != "plain" and plan.is_gpu:
             threads = chart.threads if place == "mps" else 100
-            daemon = stack.enter_context(MpsDaemon(plan.work / f"{chart.part}-{place}-pipes", threads))
-        triton = BenchTriton(
-            plan.runtime, repository, plan.work / f"{chart.part}-{place}", daemon.environ if daemon else None
-        )
+            daemon = stack.enter_context(MpsDaemon(plan.work / f"chart-{place}-pipes", threads))
+        triton = BenchTriton(plan.runtime, repository, plan.work / f"chart-{place}", daemon.environ if daemon else None)
         tritons[place] = (stack.enter_context(triton), daemon)
     regions = stack.enter_context(SystemRegions(face, CALLERS * most, 1))
     for place, (triton, daemon) in tritons.items():
         triton.wait(wanted[place], began_s + plan.load_s)
         regions.register(triton.port)
-        bench.ledger.facts[f"{chart.part} {place} ready after s"] = round(time.monotonic() - began_s, 1)
+        bench.ledger.facts[f"chart {place} ready after s"] = round(time.monotonic() - began_s, 1)
         if daemon:
-            bench.ledger.facts[f"{chart.part} {place} MPS clients"] = len(daemon.client_pids())
-    of_callers = [name for name in names for _ in range(CALLERS)]
-    own = [tensor_request(name, face, region, 1) for name, region in zip(of_callers, regions.regions, strict=True)]
-    shared = [tensor_request(BATCHED, face, region, 1) for region in regions.regions]
+            bench.ledger.facts[f"chart {place} MPS clients"] = len(daemon.client_pids())
     places = {}
-    for mode, counts in chart.clients.items():
-        triton = tritons[PLACES[mode]][0]
+    for mode, name in PLACES.items():
+        models = [BATCHED if mode.endswith("batching") else model for model in names for _ in range(CALLERS)]
+        triton = tritons[name][0]
         lanes = tuple(
-            CallerLane(BATCHED if _is_batched(mode) else name, triton.port, request)
-            for name, request in zip(of_callers, shared if _is_batched(mode) else own, strict=True)
-        )[: CALLERS * max(counts)]
+            CallerLane(model, triton.port, tensor_request(model, face, region, 1))
+            for model, region in zip(models, regions.regions, strict=True)
+        )
         places[mode] = _Place(triton, lanes)
         check_answers(lanes, regions)
     return places
-
-
-def _is_batched(mode: str) -> bool:
-    return mode.endswith("batching")
 
 
 def _variant(model: str, chart: ChartPlan) -> Variant:

@@ -11,7 +11,6 @@ from concurrent.futures import Future, ProcessPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
 from multiprocessing import get_context
-from pathlib import Path
 from typing import Self, TypeVar
 
 from loadtest.bench.gpu.callers import OK, BrokenConnection, CallerLane, CallersRun, Connection, reply_text, run_callers
@@ -174,14 +173,12 @@ class Generators:
     def __exit__(self, *_: object) -> None:
         self._pool.shutdown(cancel_futures=True)
 
-    def closed(
-        self, lanes: Sequence[CallerLane], *, settle_s: float, seconds: float, stop: Path | None = None
-    ) -> Callable[[], CallersRun]:
-        """Begins a run; the result waits for its end. Lanes keep their numbers. stop: a file that ends it early."""
+    def closed(self, lanes: Sequence[CallerLane], *, settle_s: float, seconds: float) -> Callable[[], CallersRun]:
+        """Begins a run; the result waits for its end. Lanes keep their numbers."""
         begin_s = time.monotonic() + START_S
         numbered = list(enumerate(lanes))
         parts = [part for number in range(self._count) if (part := numbered[number :: self._count])]
-        running = [self._pool.submit(run_callers, part, begin_s, settle_s, seconds, stop) for part in parts]
+        running = [self._pool.submit(run_callers, part, begin_s, settle_s, seconds) for part in parts]
         return lambda: _one_of_callers(_results(running))
 
     def opened(self, schedule: Schedule) -> Callable[[], ScheduleRun]:

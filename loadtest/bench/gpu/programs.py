@@ -1,4 +1,4 @@
-"""Programs that the bench starts: raw execution, exports, MPS daemon, perf_analyzer, `penstock up`."""
+"""Programs that the bench starts: raw execution, exports, MPS daemon, `penstock up`."""
 
 import json
 import os
@@ -9,7 +9,7 @@ import sys
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, suppress
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
@@ -19,13 +19,12 @@ import psutil
 from google.protobuf import json_format
 from tritonclient.grpc import model_config_pb2
 
+from loadtest.bench.child import CHECKOUT, Child
 from loadtest.bench.wire import BadAnswer
 from penstock.engines.triton import launch as triton_launch
-from penstock.engines.triton.runtime import TritonRuntime
 from penstock.gpu.mps.control import LIMIT_VARIABLES, LOG_DIRECTORY, PIPE_DIRECTORY, daemon_listens
 from penstock.gpu.mps.control import PROGRAM as CONTROL
 
-CHECKOUT = Path(__file__).resolve().parents[3]
 STOP_S = 5.0
 
 
@@ -127,6 +126,25 @@ THREAD_PERCENTAGE, _ = LIMIT_VARIABLES
 START_S, ASK_S, QUIT_S = 20.0, 10.0, 5
 
 
+NO_TORCH = "no torch"
+
+
+def python_with_torch(environment: Path) -> str:
+    """The first interpreter that has it; this one if none has, which then says so. environment: of Triton."""
+    candidates = (sys.executable, str(environment / "bin" / "python"))
+    return next((python for python in candidates if torch_version(python) != NO_TORCH), sys.executable)
+
+
+def torch_version(python: str) -> str:
+    """Of torch and cuDNN, as that interpreter has them."""
+    ask = "import torch; print('torch', torch.__version__, 'cuDNN', torch.backends.cudnn.version())"
+    try:
+        done = subprocess.run([python, "-c", ask], capture_output=True, text=True)
+    except OSError:
+        return NO_TORCH
+    return done.stdout.strip() or NO_TORCH
+
+
 class MpsDaemon:
     """A context: entered, the daemon takes clients that get `environ`."""
 
@@ -140,18 +158,13 @@ class MpsDaemon:
     def __enter__(self) -> Self:
         if shutil.which(CONTROL) is None:
             raise BadAnswer(f"{CONTROL} is not on PATH; it comes with NVIDIA's driver")
-        self.folder.mkdir(parents=True, exist_ok=True)
-        with (self.folder / "daemon.log").open("wb") as log:
-            self.process = subprocess.Popen(
-                [CONTROL, "-f"], stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=os.environ | self.environ
-            )
-        until = time.monotonic() + START_S
-        while not daemon_listens(self.folder):
-            if self.process.poll() is not None or time.monotonic() > until:
-                self.process.kill()
-                self.process.wait()
-                raise BadAnswer(f"{CONTROL} does not answer: {(self.folder / 'daemon.log').read_text()[-500:]}")
-            time.sleep(0.05)
+        environ = os.environ | self.environ
+        self._child = Child(CONTROL, [CONTROL, "-f"], self.folder / "daemon.log", environ)
+        try:
+            self._child.wait(lambda: daemon_listens(self.folder), time.monotonic() + START_S, 0.05)
+        except BadAnswer:
+            self._child.end(0.0)
+            raise
         return self
 
     def ask(self, command: str) -> str:
@@ -173,124 +186,66 @@ class MpsDaemon:
     def __exit__(self, *_: object) -> None:
         self.ask(f"quit -t {QUIT_S}")
         with suppress(subprocess.TimeoutExpired):
-            self.process.wait(QUIT_S + 5)
-        if self.process.poll() is None:
-            self.process.terminate()
-            with suppress(subprocess.TimeoutExpired):
-                self.process.wait(QUIT_S)
-        if self.process.poll() is None:
-            self.process.kill()
-        self.process.wait()
-
-
-TIMEOUT_S, WINDOW_MS, WINDOWS = 30.0, 1000, 3
-STABLE_PERCENT = 50  # it is asked for a figure, not for a proof
-# It is linked against these; Triton's wheel has them under names with a hash.
-_LIBRARIES = {"libb64.so.0d": "libb64-*.so.0d", "libcudart.so.12": "libcudart-*.so.12*"}
-
-
-def find_perf_analyzer() -> Path | None:
-    """The program, or None if it is not installed."""
-    named = os.environ.get("PENSTOCK_PERF_ANALYZER")
-    program = Path(named) if named else CHECKOUT / ".venv-clients" / "bin" / "perf_analyzer"
-    return program if os.access(program, os.X_OK) else None
-
-
-def perf_analyzer_rate(runtime: TritonRuntime, folder: Path, port: int, model: str, callers: int) -> str:
-    """What it says, "5,460 inferences/s", or why it says nothing. folder: for links to the libraries that it wants."""
-    program = find_perf_analyzer()
-    if program is None:
-        return "perf_analyzer is not here"
-    command = [
-        *(str(program), "-m", model, "-u", f"127.0.0.1:{port}", "-i", "http", "--concurrency-range", str(callers)),
-        *("--shared-memory", "system", "--output-shared-memory-size", "8192", "-s", str(STABLE_PERCENT)),
-        *("--measurement-interval", str(WINDOW_MS), "--max-trials", str(WINDOWS)),
-    ]
-    environ = {"PATH": os.environ.get("PATH", ""), "LD_LIBRARY_PATH": str(_libraries(runtime, folder))}
-    try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT_S, env=environ)
-    except (OSError, subprocess.TimeoutExpired) as error:
-        return f"perf_analyzer did not end well: {error}"
-    return rate_text(done.stdout) or f"perf_analyzer said nothing of a rate: {done.stderr.strip()[-200:]}"
-
-
-def rate_text(output: str) -> str:
-    """The throughput that its report ends with; empty where there is none."""
-    found = re.findall(r"Throughput: ([\d.]+) infer/sec", output)
-    return f"{float(found[-1]):,.0f} inferences/s" if found else ""
-
-
-def _libraries(runtime: TritonRuntime, folder: Path) -> Path:
-    links = folder / "perf-analyzer-libraries"
-    links.mkdir(parents=True, exist_ok=True)
-    if runtime.wheel is not None:
-        for name, pattern in _LIBRARIES.items():
-            for found in runtime.wheel.libraries.glob(pattern):
-                (links / name).unlink(missing_ok=True)
-                (links / name).symlink_to(found)
-    return links
+            self._child.process.wait(QUIT_S + 5)
+        self._child.end(QUIT_S)
 
 
 UP_STOP_S = 30.0
 STUB, TRITON = "triton_python_backend_stub", "tritonserver"
 _READY = re.compile(r"ready: REST (\S+)  gRPC (\S+)  metrics (\S+)")
 _REFUSED = re.compile(r"^cannot serve .+$", re.MULTILINE)
-_LOG_LINES = 15
 
 
 class PenstockUp:
     """A context: entered, the stack is starting; `wait` waits until it is ready."""
 
     def __init__(self, home: Path, models: Iterable[str], *flags: str, environment: Path) -> None:
-        """home: the models lie in its models/; its log goes there. environment: of Triton and its models."""
+        """home: the models are in its models/; its log goes there. environment: of Triton and its models."""
         self._home = home
-        self._exit = ExitStack()
-        ports = ("--http-port", "0", "--grpc-port", "0", "--metrics-port", "0")
-        engine_ports = ("--engine-http-port", "0", "--engine-grpc-port", "0", "--engine-metrics-port", "0")
+        free = ("http", "grpc", "metrics", "engine-http", "engine-grpc", "engine-metrics")
+        ports = [word for port in free for word in (f"--{port}-port", "0")]
         places = ("--home", str(home), "--models", ",".join(models))
         engine = ("--engine", "triton", "--engine-environment", str(environment))
         self._command = [
             *(sys.executable, "-I", "-S", triton_launch.__file__, str(os.getpid())),  # it dies with the bench
-            *(sys.executable, "-m", "penstock.cli.main", "up", *places, *engine, *ports, *engine_ports, *flags),
+            *(sys.executable, "-m", "penstock.cli.main", "up", *places, *engine, *ports, *flags),
         ]
+        self._child: Child | None = None
         self.port = 0
-        self.metrics_url = ""
 
     def __enter__(self) -> Self:
-        self._home.mkdir(parents=True, exist_ok=True)
-        log = self._exit.enter_context((self._home / "up.log").open("wb"))
-        environ = {
-            name: value
-            for name, value in os.environ.items()
-            if not name.startswith("PENSTOCK_") and name != PIPE_DIRECTORY
-        }
-        self.process = subprocess.Popen(
-            self._command, stdout=log, stderr=log, stdin=subprocess.DEVNULL, env=environ, cwd=CHECKOUT,
-            start_new_session=True,
-        )  # fmt: skip
+        kept = {name: value for name, value in os.environ.items() if not name.startswith("PENSTOCK_")}
+        kept.pop(PIPE_DIRECTORY, None)
+        self._child = Child("penstock up", self._command, self._home / "up.log", kept)
         return self
 
+    @property
+    def child(self) -> Child:
+        """The running stack."""
+        assert self._child is not None, "it was entered"
+        return self._child
+
+    @property
+    def process(self) -> "subprocess.Popen[bytes]":
+        """Of the stack."""
+        return self.child.process
+
     def wait(self, until_s: float) -> None:
-        """Until it says that it is ready, or that moment of the clock.
+        """Until it says that it is ready, or that moment of the monotonic clock.
 
         Raises BadAnswer with the log's end, or with the model that cannot be served and why.
         """
-        while True:
-            text = (self._home / "up.log").read_text(errors="replace")
-            if found := _READY.search(text):
-                if refused := _REFUSED.search(text):
-                    raise BadAnswer(f"penstock up {refused[0]}")
-                self.port, self.metrics_url = urlsplit(found[1]).port or 0, found[3]
-                return
-            if self.process.poll() is not None or time.monotonic() > until_s:
-                end = "\n".join(text.splitlines()[-_LOG_LINES:])
-                raise BadAnswer(f"penstock up is not ready; its log ends:\n{end}")
-            time.sleep(0.1)
+        self.child.wait(lambda: bool(_READY.search(self.child.text())), until_s)
+        text = self.child.text()
+        if refused := _REFUSED.search(text):
+            raise BadAnswer(f"penstock up {refused[0]}")
+        found = _READY.search(text)
+        assert found is not None
+        self.port = urlsplit(found[1]).port or 0
 
     def processes(self) -> list[psutil.Process]:
-        """Its own and all below it."""
-        root = psutil.Process(self.process.pid)
-        return [root, *root.children(recursive=True)]
+        """Its own and all descendants."""
+        return self.child.family()
 
     def cpu_s(self) -> dict[str, float]:
         """Seconds so far, by kind: gateway (fronts, core and decoders), triton, model (its instances' processes)."""
@@ -302,21 +257,5 @@ class PenstockUp:
                 found[kind] += times.user + times.system
         return found
 
-    def stub_of(self, model: str) -> psutil.Process:
-        """The process of a model's one instance. Raises BadAnswer."""
-        for process in self.processes():
-            with suppress(psutil.Error):
-                if STUB.startswith(process.name()) and any(f"{model}_" in word for word in process.cmdline()):
-                    return process
-        raise BadAnswer(f"no process of model {model} was found")
-
     def __exit__(self, *_: object) -> None:
-        self.process.terminate()
-        try:
-            self.process.wait(UP_STOP_S)
-        except subprocess.TimeoutExpired:
-            for process in self.processes():
-                with suppress(psutil.Error):
-                    process.kill()
-            self.process.wait()
-        self._exit.close()
+        self.child.end(UP_STOP_S)

@@ -9,27 +9,28 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 from urllib.parse import urlsplit
 
 import numpy as np
 import numpy.typing as npt
 
 from deploy.models.opennmt import FP16, FP32, ONNX_NAME, TORCH_NAMES
+from loadtest.bench.child import CHECKOUT
 from loadtest.bench.closed_loop import Repetition, make_repetition
 from loadtest.bench.gpu.callers import CallerLane
 from loadtest.bench.gpu.generators import Generators
-from loadtest.bench.gpu.programs import CHECKOUT, PenstockUp
+from loadtest.bench.gpu.programs import PenstockUp
 from loadtest.bench.gpu.tritons import as_sent, ask
-from loadtest.bench.report import BenchSpread, conditions, format_table, spread
+from loadtest.bench.report import format_table, present, spread, write_json
 from loadtest.bench.wire import BadAnswer, http_infer
 from penstock.engines.triton.runtime import default_environment
 from penstock.protocol.inference import tensor_from_numpy
-from penstock_load.hardware import describe, read_machine
 from penstock_load.targets import read_targets
 
 ONNX = "onnx"
@@ -82,28 +83,6 @@ class Case:
 CASES = (Case(1, 1), Case(1, 4), Case(BATCH, 1), Case(2, BATCH))
 
 
-@dataclass(frozen=True, slots=True)
-class SentencesResult:
-    """A model in one case, over the rounds. sentences_per_s: answered. generator_busy: a share of its processes."""
-
-    model: str
-    callers: int
-    sentences: int
-    sentences_per_s: BenchSpread
-    p50_ms: BenchSpread
-    p99_ms: BenchSpread
-    generator_busy: BenchSpread
-
-
-@dataclass(frozen=True, slots=True)
-class Agreement:
-    """Shares of words. together: the same at once with 63 others as alone. with_first: the same as the first model."""
-
-    model: str
-    together: float
-    with_first: float
-
-
 def random_sentences(count: int, seed: int) -> Sentences:
     """(count, WORDS), full ones."""
     return np.random.default_rng(seed).integers(FIRST_TOKEN, VOCABULARY, (count, TOKENS))
@@ -136,16 +115,19 @@ def prepare(port: int, wanted: Sequence[str]) -> list[str]:
     return models
 
 
-def agreements(port: int, models: Sequence[str]) -> list[Agreement]:
-    """How far batches, precisions and engines answer the same words; a rounding error in one changes all after it."""
+def agreements(port: int, models: Sequence[str]) -> list[dict[str, Any]]:
+    """Shares of words that batches, precisions and engines answer alike; a rounding error changes all words after it.
+
+    together: the same in a batch with 63 others as alone. with_first: the same as the first model's.
+    """
     words = random_sentences(BATCH, 7)
     alone = {model: np.concatenate([translate(port, model, row[None]) for row in words[:COMPARED]]) for model in models}
     return [
-        Agreement(
-            model,
-            together=float((_at_once(port, model, words)[:COMPARED] == own).mean()),
-            with_first=float((alone[models[0]] == own).mean()),
-        )
+        {
+            "model": model,
+            "together": float((_at_once(port, model, words)[:COMPARED] == own).mean()),
+            "with_first": float((alone[models[0]] == own).mean()),
+        }
         for model, own in alone.items()
     ]
 
@@ -164,7 +146,7 @@ def lanes_of(port: int, model: str, case: Case) -> list[CallerLane]:
 
 def measure(
     port: int, models: Sequence[str], generators: Generators, options: argparse.Namespace
-) -> list[SentencesResult]:
+) -> list[dict[str, Any]]:
     """The cases of every model, interleaved. Raises BadAnswer for a request that failed."""
     repetitions: dict[tuple[str, Case], list[tuple[Repetition, float]]] = {(m, c): [] for m in models for c in CASES}
     for _ in range(options.rounds):
@@ -191,16 +173,17 @@ def _run_once(
     return make_repetition(times_s, statistics.fmean(times_s) * len(run.asks) / len(lanes)), busy
 
 
-def _result(model: str, case: Case, repetitions: Sequence[tuple[Repetition, float]]) -> SentencesResult:
-    return SentencesResult(
-        model,
-        case.callers,
-        case.sentences,
-        sentences_per_s=spread([one.rate * case.sentences for one, _ in repetitions]),
-        p50_ms=spread([one.p50_ms for one, _ in repetitions]),
-        p99_ms=spread([one.p99_ms for one, _ in repetitions]),
-        generator_busy=spread([busy for _, busy in repetitions]),
-    )
+def _result(model: str, case: Case, repetitions: Sequence[tuple[Repetition, float]]) -> dict[str, Any]:
+    """Over the rounds. generator_busy: a share of its processes."""
+    return {
+        "model": model,
+        "callers": case.callers,
+        "sentences": case.sentences,
+        "sentences_per_s": spread([one.rate * case.sentences for one, _ in repetitions]),
+        "p50_ms": spread([one.p50_ms for one, _ in repetitions]),
+        "p99_ms": spread([one.p99_ms for one, _ in repetitions]),
+        "generator_busy": spread([busy for _, busy in repetitions]),
+    }
 
 
 def references() -> list[str]:
@@ -212,14 +195,13 @@ def references() -> list[str]:
     ]
 
 
-def row_of(result: SentencesResult) -> Sequence[object]:
+def row_of(result: dict[str, Any]) -> Sequence[object]:
     """A line of the table."""
     return (
-        f"{result.model} {result.callers} × {result.sentences}",
-        result.sentences_per_s,
-        f"{result.p50_ms.median:.2f}",
-        f"{result.p99_ms.median:.2f}",
-        f"{result.generator_busy.median:.0%}",
+        f"{result['model']} {result['callers']} × {result['sentences']}",
+        result["sentences_per_s"],
+        *(f"{result[name].median:.2f}" for name in ("p50_ms", "p99_ms")),
+        f"{result['generator_busy'].median:.0%}",
     )
 
 
@@ -244,8 +226,11 @@ def parse_arguments(arguments: Sequence[str] | None = None) -> argparse.Namespac
     return parser.parse_args(arguments)
 
 
-def run(options: argparse.Namespace) -> tuple[Mapping[str, str], list[SentencesResult], list[Agreement]]:
-    """Conditions, figures, and how far the answers agree. Raises BadAnswer."""
+Found = tuple[list[dict[str, Any]], list[dict[str, Any]]]
+
+
+def run(options: argparse.Namespace) -> Found:
+    """(figures, how far the answers agree). Raises BadAnswer."""
     if not options.up:
         return _ask_all(urlsplit(options.url).port or 80, options)
     torch_python = options.torch_python or str(options.engine_environment / "bin" / "python")
@@ -253,43 +238,31 @@ def run(options: argparse.Namespace) -> tuple[Mapping[str, str], list[SentencesR
         return _ask_all(port, options)
 
 
-def _ask_all(
-    port: int, options: argparse.Namespace
-) -> tuple[Mapping[str, str], list[SentencesResult], list[Agreement]]:
+def _ask_all(port: int, options: argparse.Namespace) -> Found:
     models = prepare(port, options.model)
-    facts = conditions() | {
-        "machine": describe(read_machine()),
-        "at": time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime()),
-        "how": f"{options.rounds} interleaved rounds of {options.seconds:g} s: median (lowest-highest)",
-    }
     alike = agreements(port, models)
     with Generators(options.processes) as generators:
-        return facts, measure(port, models, generators, options), alike
+        return measure(port, models, generators, options), alike
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """0 when everything was measured."""
     options = parse_arguments(arguments)
     try:
-        facts, results, alike = run(options)
+        results, alike = run(options)
     except BadAnswer as error:
         print(f"sentences: {error}", file=sys.stderr)
         return 1
-    print("\n" + "\n".join(f"{name}: {value}" for name, value in facts.items()), end="\n\n")
-    print(format_table(HEAD, [row_of(result) for result in results]), end="\n\n")
-    for one in alike:
-        print(
-            f"{one.model}: {one.together:.1%} of the words are the same alone and of {BATCH} at once, "
-            f"{one.with_first:.1%} the same as {alike[0].model}'s"
-        )
-    print("\n" + "\n".join(references()))
+    agreeing = [
+        f"{one['model']}: {one['together']:.1%} of the words are the same alone and in batches of {BATCH}, "
+        f"{one['with_first']:.1%} the same as {alike[0]['model']}'s"
+        for one in alike
+    ]
+    note = f"{options.rounds} interleaved rounds of {options.seconds:g} s: median (lowest-highest)"
+    table = format_table(HEAD, [row_of(result) for result in results])
+    present(results, note, "\n".join([table, "", *agreeing, "", *references()]), None)
     if options.json:
-        body = {
-            "conditions": facts,
-            "results": [asdict(result) for result in results],
-            "agreement": [asdict(one) for one in alike],
-        }
-        options.json.write_text(json.dumps(body, indent=2) + "\n")
+        write_json(options.json, results, agreement=alike)
     return 0
 
 

@@ -18,7 +18,7 @@ import psutil
 
 from loadtest.bench.closed_loop import make_repetition
 from loadtest.bench.gpu.callers import OK, BrokenConnection, CallerLane, CallersRun, exchange, reply_text
-from loadtest.bench.gpu.figures import Key, PointLedger, ratio_text
+from loadtest.bench.gpu.figures import Key, PointLedger, key_text
 from loadtest.bench.gpu.generators import START_S, Generators
 from loadtest.bench.gpu.tritons import Face, Region, ask, region_bytes
 from loadtest.bench.wire import BadAnswer
@@ -188,7 +188,7 @@ class GpuBench:
         """Records a run and prints it; GPU utilisation of the span is added when the round is saved."""
         self._pending.append((part, number, key, dict(figures), span, model))
         rate = next((figures[name] for name in _RATES if name in figures), 0.0)
-        print(f"gpu: round {number}: {part}, {ratio_text(key)}: {plain_number(rate)}/s", file=sys.stderr, flush=True)
+        print(f"gpu: round {number}: {part}, {key_text(key)}: {plain_number(rate)}/s", file=sys.stderr, flush=True)
 
     def save(self) -> None:
         """Writes what there is."""

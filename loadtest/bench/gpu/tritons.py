@@ -3,15 +3,11 @@
 import json
 import math
 import os
-import signal
-import subprocess
 import sys
-import time
 import urllib.error
 import urllib.request
 import uuid
 from collections.abc import Mapping, Sequence
-from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Self
@@ -20,6 +16,7 @@ import psutil
 from google.protobuf import text_format
 from tritonclient.grpc import model_config_pb2
 
+from loadtest.bench.child import Child
 from loadtest.bench.wire import BadAnswer, BenchRequest
 from penstock.engines.run_directory import ENGINE_ID_VARIABLE, reap
 from penstock.engines.triton import launch as triton_launch
@@ -195,7 +192,6 @@ def _changed(config: model_config_pb2.ModelConfig, variant: Variant, *, is_gpu: 
 
 STOP_S = 10.0
 STUB_S = 300  # 94 interpreters that start at once on 16 cores are late by Triton's own 30 s
-_LOG_LINES = 12
 _LOADS_AT_ONCE = 64
 
 
@@ -209,9 +205,7 @@ class BenchTriton:
         self._runtime, self._repository, self._folder = runtime, repository, folder
         self._environ = dict(environ or {})
         self._engine_id = uuid.uuid4().hex[:12]
-        self._exit = ExitStack()
         self.port, self._grpc_port, self._metrics_port = pick_free_ports("127.0.0.1", 3)
-        self.log = folder / "triton.log"
 
     def __enter__(self) -> Self:
         self._folder.mkdir(parents=True, exist_ok=True)
@@ -232,43 +226,33 @@ class BenchTriton:
         command = [sys.executable, "-I", "-S", triton_launch.__file__, str(os.getpid()), *arguments]
         environ = dict(launch.env) | {ENGINE_ID_VARIABLE: self._engine_id}
         environ[triton_launch.LIBRARY_PATH_VARIABLE] = environ.pop("LD_LIBRARY_PATH", "")
-        log = self._exit.enter_context(self.log.open("wb"))
-        self.process = subprocess.Popen(
-            command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=environ, start_new_session=True
-        )
+        self._child = Child("Triton", command, self._folder / "triton.log", environ)
         return self
 
     def wait(self, models: Sequence[str], until_s: float) -> None:
         """Until every model is ready, or that moment of the monotonic clock. Raises BadAnswer with the log's end."""
         missing = list(models)
-        while missing:
-            if self.process.poll() is not None:
-                raise BadAnswer(f"Triton ended with {self.process.returncode}; its log ends:\n{self._log_end()}")
-            if time.monotonic() > until_s:
-                raise BadAnswer(
-                    f"{len(missing)} of {len(models)} models are not ready, {missing[0]} first; "
-                    f"Triton's log ends:\n{self._log_end()}"
-                )
-            missing = [model for model in missing if not self._is_ready(model)]
+
+        def is_ready() -> bool:
+            missing[:] = [model for model in missing if not self._is_ready(model)]
             self._raise_failures()
-            if missing:
-                time.sleep(0.2)
+            return not missing
+
+        try:
+            self._child.wait(is_ready, until_s, 0.2)
+        except BadAnswer as error:
+            raise BadAnswer(
+                f"{len(missing)} of {len(models)} models are not ready, {missing[0]} first: {error}"
+            ) from None
 
     def meter(self) -> CpuMeter:
         """Of Triton and its models' processes."""
-        return CpuMeter(psutil.Process(self.process.pid))
+        return CpuMeter(psutil.Process(self._child.process.pid))
 
     def __exit__(self, *_: object) -> None:
         """Ends it and reaps what it leaves."""
-        if self.process.poll() is None:
-            self.process.terminate()
-            with suppress(subprocess.TimeoutExpired):
-                self.process.wait(STOP_S)
-        reap(self._engine_id, child_pid=self.process.pid)
-        with suppress(ProcessLookupError):
-            os.killpg(self.process.pid, signal.SIGKILL)
-        self.process.wait()
-        self._exit.close()
+        self._child.end(STOP_S)
+        reap(self._engine_id, child_pid=self._child.process.pid)
 
     def _raise_failures(self) -> None:
         """BadAnswer with the first of the models that Triton has given up."""
@@ -289,8 +273,3 @@ class BenchTriton:
         except BadAnswer:
             return False
         return True
-
-    def _log_end(self) -> str:
-        lines = self.log.read_text(errors="replace").splitlines()
-        telling = [line for line in lines if line[:1] in "EW" or "rror" in line]
-        return "\n".join((telling or lines)[-_LOG_LINES:])

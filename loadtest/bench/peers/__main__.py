@@ -8,6 +8,7 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import cv2
 import uvloop
@@ -25,14 +26,14 @@ from loadtest.bench.peers.contenders import (
     read_model,
     version_of,
 )
-from loadtest.bench.peers.measuring import NotServing, OtherAnswer, PeerFigures, PeerLoad, audition, check, measure
-from loadtest.bench.report import BenchSpread, conditions, format_table, spread, write_json
+from loadtest.bench.peers.measuring import PeerFigures, PeerLoad, audition, check, measure
+from loadtest.bench.report import format_table, present, spread, spreads
 from loadtest.bench.wire import BadAnswer
 from penstock_load.clients.payloads import JPEG_QUALITY, read_pictures
 
 Say = Callable[[str], None]
 LIGHT_SHARE = 0.5  # of the slowest contender's rate
-FAILURES = (NotServing, NotPrepared, OtherAnswer, BadAnswer)
+FAILURES = (NotPrepared, BadAnswer)
 
 
 class OursFailed(Exception):
@@ -101,112 +102,65 @@ def _leave_out(contender: Contender, ours: Contender, error: Exception, rounds: 
 HEAD = ("server", "rate/s", "full p50 ms", "full p99 ms", "light p50 ms", "light p99 ms")
 COST_HEAD = ("server", "CPU ms", "client ms", "RSS MiB", "PSS MiB", "processes")
 RATIO_HEAD = ("ours / peer", "rate", "full p50", "full p99", "light p50", "light p99", "CPU ms", "PSS")
-
-
-@dataclass(frozen=True, slots=True)
-class PeerRow:
-    """One contender over the rounds. rate: answers a second; server_ms, client_ms: of CPU, an answer.
-
-    full: the closed loop, as many callers as always. light: the open loop at the same rate for all.
-
-    The ratios are ours / this one's within a round, so above 1 ours is faster (rate) or slower, dearer (the others).
-    """
-
-    name: str
-    version: str
-    rate: BenchSpread
-    full_p50_ms: BenchSpread
-    full_p99_ms: BenchSpread
-    light_p50_ms: BenchSpread
-    light_p99_ms: BenchSpread
-    server_ms: BenchSpread
-    client_ms: BenchSpread
-    rss_mib: BenchSpread
-    pss_mib: BenchSpread
-    processes: int
-    rate_ratio: BenchSpread
-    full_p50_ratio: BenchSpread
-    full_p99_ratio: BenchSpread
-    light_p50_ratio: BenchSpread
-    light_p99_ratio: BenchSpread
-    server_ms_ratio: BenchSpread
-    pss_ratio: BenchSpread
+# full: the closed loop, as many callers as always; light: the open loop at the same rate for all. CPU ms: an answer's.
+FIGURES: dict[str, Callable[[PeerFigures], float]] = {
+    "rate": lambda one: one.closed.rate,
+    "full_p50_ms": lambda one: one.closed.p50_ms,
+    "full_p99_ms": lambda one: one.closed.p99_ms,
+    "light_p50_ms": lambda one: one.light.p50_ms,
+    "light_p99_ms": lambda one: one.light.p99_ms,
+    "server_ms": lambda one: one.server_ms,
+    "client_ms": lambda one: one.client_ms,
+    "rss_mib": lambda one: one.rss_mib,
+    "pss_mib": lambda one: one.pss_mib,
+}
+# Ours by theirs within a round: above 1 ours is faster (rate), or slower and dearer (the others).
+RATIOS = {
+    "rate_ratio": "rate",
+    "full_p50_ratio": "full_p50_ms",
+    "full_p99_ratio": "full_p99_ms",
+    "light_p50_ratio": "light_p50_ms",
+    "light_p99_ratio": "light_p99_ms",
+    "server_ms_ratio": "server_ms",
+    "pss_ratio": "pss_mib",
+}
 
 
 def rows_of(
     rounds: Mapping[str, Sequence[PeerFigures]], *, ours: str, versions: Mapping[str, str] | None = None
-) -> list[PeerRow]:
+) -> list[dict[str, Any]]:
     """A row a contender, in the order of rounds; ours: whose figures are divided by the others'."""
-    return [_row(name, (versions or {}).get(name, ""), measured, rounds[ours]) for name, measured in rounds.items()]
+    return [
+        {
+            "name": name,
+            "version": (versions or {}).get(name, ""),
+            **spreads(FIGURES, theirs),
+            "processes": max(one.processes for one in theirs),
+            **{
+                ratio: spread([FIGURES[of](a) / FIGURES[of](b) for a, b in zip(rounds[ours], theirs, strict=True)])
+                for ratio, of in RATIOS.items()
+            },
+        }
+        for name, theirs in rounds.items()
+    ]
 
 
-def _row(name: str, version: str, theirs: Sequence[PeerFigures], ours: Sequence[PeerFigures]) -> PeerRow:
-    pairs = list(zip(ours, theirs, strict=True))
-    return PeerRow(
-        name=name,
-        version=version,
-        rate=spread([one.closed.rate for one in theirs]),
-        full_p50_ms=spread([one.closed.p50_ms for one in theirs]),
-        full_p99_ms=spread([one.closed.p99_ms for one in theirs]),
-        light_p50_ms=spread([one.light.p50_ms for one in theirs]),
-        light_p99_ms=spread([one.light.p99_ms for one in theirs]),
-        server_ms=spread([one.server_ms for one in theirs]),
-        client_ms=spread([one.client_ms for one in theirs]),
-        rss_mib=spread([one.memory.rss_mib for one in theirs]),
-        pss_mib=spread([one.memory.pss_mib for one in theirs]),
-        processes=max(one.memory.processes for one in theirs),
-        rate_ratio=spread([a.closed.rate / b.closed.rate for a, b in pairs]),
-        full_p50_ratio=spread([a.closed.p50_ms / b.closed.p50_ms for a, b in pairs]),
-        full_p99_ratio=spread([a.closed.p99_ms / b.closed.p99_ms for a, b in pairs]),
-        light_p50_ratio=spread([a.light.p50_ms / b.light.p50_ms for a, b in pairs]),
-        light_p99_ratio=spread([a.light.p99_ms / b.light.p99_ms for a, b in pairs]),
-        server_ms_ratio=spread([a.server_ms / b.server_ms for a, b in pairs]),
-        pss_ratio=spread([a.memory.pss_mib / b.memory.pss_mib for a, b in pairs]),
-    )
-
-
-def format_rows(rows: Sequence[PeerRow], *, ours: str) -> str:
+def format_rows(rows: Sequence[dict[str, Any]], *, ours: str) -> str:
     """The tables, for people."""
-    names = [f"{row.name} {row.version}".strip() for row in rows]
-    figures = [
-        (name, row.rate, row.full_p50_ms, row.full_p99_ms, row.light_p50_ms, row.light_p99_ms)
-        for name, row in zip(names, rows, strict=True)
+    names = [f"{row['name']} {row['version']}".strip() for row in rows]
+    speed, cost = list(FIGURES)[:5], [*list(FIGURES)[5:], "processes"]
+    tables = [
+        format_table(head, [(name, *(row[one] for one in figures)) for name, row in zip(names, rows, strict=True)])
+        for head, figures in ((HEAD, speed), (COST_HEAD, cost))
     ]
-    costs = [
-        (name, row.server_ms, row.client_ms, row.rss_mib, row.pss_mib, row.processes)
-        for name, row in zip(names, rows, strict=True)
-    ]
-    ratios = [_ratios(row) for row in rows if row.name != ours]
-    return "\n\n".join([format_table(HEAD, figures), format_table(COST_HEAD, costs), format_table(RATIO_HEAD, ratios)])
-
-
-def _ratios(row: PeerRow) -> tuple[object, ...]:
-    full = (row.full_p50_ratio, row.full_p99_ratio)
-    light = (row.light_p50_ratio, row.light_p99_ratio)
-    return (row.name, row.rate_ratio, *full, *light, row.server_ms_ratio, row.pss_ratio)
+    ratios = [(row["name"], *(row[ratio] for ratio in RATIOS)) for row in rows if row["name"] != ours]
+    return "\n\n".join([*tables, format_table(RATIO_HEAD, ratios)])
 
 
 NAMES = tuple(contender.name for contender in CONTENDERS)
 ENVIRONMENTS = tuple(contender.environment for contender in CONTENDERS if contender.environment)
 RENEW = 8
 SCENE_SEED, SCENE_COUNT, SCENE_SIZE = 41, 8, (640, 480)
-
-
-@dataclass(frozen=True, slots=True)
-class PeersResult:
-    """What --json keeps, apart from the conditions. rows: as in the table."""
-
-    model: str
-    rounds: int
-    seconds: float
-    concurrency: int
-    renew: int
-    light_rate: float
-    instances: int
-    threads: int
-    picture_bytes: tuple[int, ...]
-    rows: tuple[PeerRow, ...]
-    left_out: tuple[str, ...]
 
 
 def parse_arguments(arguments: Sequence[str] | None = None) -> argparse.Namespace:
@@ -271,7 +225,7 @@ def _versions(contenders: Sequence[Contender]) -> dict[str, str]:
     return {one.name: version_of(one.environment, one.package) for one in contenders if one.environment}
 
 
-async def run(options: argparse.Namespace, model: ServedModel, contenders: Sequence[Contender]) -> PeersResult:
+async def run(options: argparse.Namespace, model: ServedModel, contenders: Sequence[Contender]) -> dict[str, Any]:
     """Raises OursFailed, ValueError, and CancelledError at SIGTERM, when the server that is up has been ended."""
     if task := asyncio.current_task():
         asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)
@@ -285,35 +239,23 @@ async def run(options: argparse.Namespace, model: ServedModel, contenders: Seque
     )
     rounds = await run_rounds(contenders, model, load, count=options.rounds, say=_say)
     rows = rows_of(rounds.measured, ours=contenders[0].name, versions=_versions(contenders))
-    return PeersResult(
-        model=model.name,
-        rounds=options.rounds,
-        seconds=options.seconds,
-        concurrency=options.concurrency,
-        renew=options.renew,
-        light_rate=rounds.light_rate,
-        instances=model.instances,
-        threads=model.card.threads,
-        picture_bytes=tuple(len(picture) for picture in load.pictures),
-        rows=tuple(rows),
-        left_out=tuple(rounds.left_out),
-    )
+    return {
+        "model": model.name,
+        "rounds": options.rounds,
+        "seconds": options.seconds,
+        "concurrency": options.concurrency,
+        "renew": options.renew,
+        "light_rate": rounds.light_rate,
+        "instances": model.instances,
+        "threads": model.card.threads,
+        "picture_bytes": [len(picture) for picture in load.pictures],
+        "rows": rows,
+        "left_out": rounds.left_out,
+    }
 
 
 def _say(line: str) -> None:
     print(line, file=sys.stderr, flush=True)
-
-
-def _print(result: PeersResult, contenders: Sequence[Contender]) -> None:
-    print("\n" + "\n".join(f"{name}: {value}" for name, value in conditions().items()))
-    print(
-        f"{result.model}, {result.instances} instances or workers with {result.threads} thread each; full: "
-        f"{result.concurrency} callers (closed loop), light: {result.light_rate:.0f} requests/s (open loop); "
-        f"{result.rounds} interleaved rounds of {result.seconds} s each: median (lowest-highest)\n"
-    )
-    print(format_rows(result.rows, ours=contenders[0].name))
-    for sentence in result.left_out:
-        print(f"left out: {sentence}")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -332,10 +274,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except (KeyboardInterrupt, asyncio.CancelledError):
         _say("peers: stopped")
         return 130
-    _print(result, contenders)
-    if options.json:
-        write_json(options.json, [result])
-    return 1 if result.left_out else 0
+    note = (
+        f"{result['model']}, {result['instances']} instances or workers with {result['threads']} thread each; full: "
+        f"{options.concurrency} callers (closed loop), light: {result['light_rate']:.0f} requests/s (open loop); "
+        f"{options.rounds} interleaved rounds of {options.seconds} s each: median (lowest-highest)"
+    )
+    left_out = [f"left out: {sentence}" for sentence in result["left_out"]]
+    table = "\n".join([format_rows(result["rows"], ours=contenders[0].name), *left_out])
+    present([result], note, table, options.json)
+    return 1 if result["left_out"] else 0
 
 
 if __name__ == "__main__":

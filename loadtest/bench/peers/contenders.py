@@ -10,6 +10,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+from loadtest.bench.child import CHECKOUT
 from loadtest.bench.peers.servers.detector import Card
 from loadtest.bench.wire import BenchRequest
 from penstock.engines.config_pbtxt import read_config
@@ -19,7 +20,6 @@ from penstock.protocol.inference import Datatype
 from penstock.vision.card import NetworkType, VisionCard, card_from_config
 from penstock.vision.spec import ColorFormat, InputOrder, PrepareSpec, ResizeMode, ScalingFilter
 
-CHECKOUT = Path(__file__).resolve().parents[3]
 REPOSITORY = CHECKOUT / "model_repository"
 PARSERS = ("center-heatmap", "fastestdet")
 _COLORS = (ColorFormat.BGR, ColorFormat.RGB)

@@ -5,18 +5,17 @@ import contextlib
 import itertools
 import os
 import shutil
-import signal
 import socket
-import subprocess
 import tempfile
 import time
 from collections.abc import AsyncIterator, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 import aiohttp
 import psutil
 
+from loadtest.bench.child import Child
 from loadtest.bench.closed_loop import Repetition, make_repetition, run_closed_loop
 from loadtest.bench.peers.contenders import SERVERS, Contender, FoundObject, ServedModel, ServerAddress, difference
 from loadtest.bench.peers.servers.detector import ENVIRONMENT_NAME
@@ -29,105 +28,36 @@ from penstock_load.scenario import Arrivals, Shape
 from penstock_load.witness.process_cpu import CpuMeter
 
 END_TIMEOUT_S = 15.0
-ORPHAN_TIMEOUT_S = 1.0  # LitServe leaves its workers to themselves at SIGTERM
-_TAIL_LINES = 12
-_SHARED_MEMORY = "/dev/shm/"
-
-
-class NotServing(Exception):
-    """A server did not come up or does not answer; the message is a sentence with what it printed last."""
-
-
-@dataclass(frozen=True, slots=True)
-class Child:
-    """A server that was started. It may not be ready yet. known: every process of it that was ever seen."""
-
-    contender: Contender
-    port: int
-    process: subprocess.Popen[bytes]
-    output: Path
-    known: set[psutil.Process] = field(default_factory=set)
-
-    @property
-    def url(self) -> str:
-        """Where it listens or will listen."""
-        return f"http://127.0.0.1:{self.port}"
-
-    def failure(self, what: str) -> NotServing:
-        """The error that says what happened, and the end of what it printed."""
-        lines = self.output.read_text(errors="replace").splitlines()[-_TAIL_LINES:]
-        return NotServing(f"{self.contender.name} {what}; it printed last: {' | '.join(lines) or 'nothing'}")
-
-    def family(self) -> list[psutil.Process]:
-        """The process and all its descendants that live; those, too, that lost their parent since an earlier call."""
-        with contextlib.suppress(psutil.NoSuchProcess):
-            root = psutil.Process(self.process.pid)
-            self.known.update((root, *root.children(recursive=True)))
-        return [process for process in self.known if process.is_running()]
+ORPHAN_TIMEOUT_S = 1.0  # LitServe leaves its workers running at SIGTERM
 
 
 @contextlib.contextmanager
-def running(contender: Contender, model: ServedModel) -> Iterator[Child]:
-    """The server for as long as the block, in an empty folder of its own. Raises NotServing, NotPrepared."""
+def running(contender: Contender, model: ServedModel) -> Iterator[tuple[Child, str]]:
+    """(the server, its address) for as long as the block, in an empty folder of its own; it may not be ready yet.
+
+    Raises BadAnswer, NotPrepared.
+    """
     folder = Path(tempfile.mkdtemp(prefix="peer-"))
     child = None
     try:
-        child = _start(contender, ServerAddress(_free_port(), folder, model))
-        yield child
+        place = ServerAddress(_free_port(), folder, model)
+        kept = {name: value for name, value in os.environ.items() if not name.startswith(("PENSTOCK_", "PYTHON"))}
+        own = {
+            ENVIRONMENT_NAME: model.card_json,
+            "PEER_WORKERS": str(model.instances),
+            "HOME": str(folder),
+            "TMPDIR": str(folder),
+        } | ({} if contender.is_ours else {"PYTHONPATH": str(SERVERS)})
+        environ = {**kept, **own, **contender.variables(place)}
+        child = Child(contender.name, contender.command(place), folder / "output.log", environ, folder=folder)
+        yield child, f"http://127.0.0.1:{place.port}"
     finally:
         if child:
-            end(child)
+            shared = _shared_memory(child.family())
+            child.end(END_TIMEOUT_S, ORPHAN_TIMEOUT_S)
+            for path in shared:
+                path.unlink(missing_ok=True)
         shutil.rmtree(folder, ignore_errors=True)
-
-
-def end(child: Child) -> None:
-    """SIGTERM to the process, SIGKILL to whatever of its family outlives that; its shared memory goes, too.
-
-    Takes as long as the process needs, 15 s at most.
-    """
-    family = child.family()
-    shared = _shared_memory(family)
-    child.process.terminate()
-    with contextlib.suppress(subprocess.TimeoutExpired):
-        child.process.wait(END_TIMEOUT_S)
-    _, alive = psutil.wait_procs(family, timeout=ORPHAN_TIMEOUT_S)
-    for process in alive:
-        with contextlib.suppress(psutil.NoSuchProcess):
-            process.kill()
-    with contextlib.suppress(ProcessLookupError):  # processes that joined the group since
-        os.killpg(child.process.pid, signal.SIGKILL)
-    psutil.wait_procs(alive, timeout=END_TIMEOUT_S)
-    child.process.wait(END_TIMEOUT_S)
-    for path in shared:
-        path.unlink(missing_ok=True)
-
-
-def _start(contender: Contender, place: ServerAddress) -> Child:
-    output = place.folder / "output.log"
-    kept = {name: value for name, value in os.environ.items() if not name.startswith(("PENSTOCK_", "PYTHON"))}
-    ours = {
-        ENVIRONMENT_NAME: place.model.card_json,
-        "PEER_WORKERS": str(place.model.instances),
-        "HOME": str(place.folder),
-        "TMPDIR": str(place.folder),
-    }
-    if not contender.is_ours:
-        ours["PYTHONPATH"] = str(SERVERS)
-    command = contender.command(place)
-    try:
-        with output.open("wb") as file:
-            process = subprocess.Popen(
-                command,
-                stdin=subprocess.DEVNULL,
-                stdout=file,
-                stderr=subprocess.STDOUT,
-                cwd=place.folder,
-                env={**kept, **ours, **contender.variables(place)},
-                start_new_session=True,
-            )
-    except OSError as error:
-        raise NotServing(f"{contender.name} cannot be started ({command[0]}: {error.strerror})") from error
-    return Child(contender, place.port, process, output)
 
 
 def _shared_memory(family: list[psutil.Process]) -> set[Path]:
@@ -135,14 +65,13 @@ def _shared_memory(family: list[psutil.Process]) -> set[Path]:
     found = set()
     for process in family:
         with contextlib.suppress(psutil.Error, OSError):
-            found |= {Path(m.path) for m in process.memory_maps() if m.path.startswith(_SHARED_MEMORY)}
+            found |= {Path(m.path) for m in process.memory_maps() if m.path.startswith("/dev/shm/")}
     return {path for path in found if path.exists()}
 
 
 def _free_port() -> int:
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        port: int = listener.getsockname()[1]
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port: int = free.getsockname()[1]
         return port
 
 
@@ -173,6 +102,10 @@ class Caller:
         except (aiohttp.ClientError, TimeoutError) as error:
             raise BadAnswer(f"{request.path} was not answered: {error or type(error).__name__}") from error
 
+    async def call(self, number: int) -> None:
+        """One of a closed loop."""
+        await self.ask(number)
+
     async def send(self, number: int) -> Answer:
         """As the driver wants it: never an exception."""
         try:
@@ -182,15 +115,6 @@ class Caller:
 
     async def aclose(self) -> None:
         """The connections are the port's."""
-
-
-async def closed_run(caller: Caller, *, concurrency: int, seconds: float) -> Repetition:
-    """Raises BadAnswer."""
-
-    async def call(number: int) -> None:
-        await caller.ask(number)
-
-    return await run_closed_loop(call, concurrency=concurrency, seconds=seconds)
 
 
 async def open_run(caller: Caller, *, rate: float, seconds: float, seed: int) -> Repetition:
@@ -217,10 +141,6 @@ MIB = 1 << 20
 _POLL_S = 0.2
 
 
-class OtherAnswer(Exception):
-    """A peer answers other boxes than we do, so it is none; the message is a sentence."""
-
-
 @dataclass(frozen=True, slots=True)
 class PeerLoad:
     """What every contender gets. pictures: JPEGs. seconds: of each measured stretch. renew: of Caller.
@@ -237,15 +157,6 @@ class PeerLoad:
 
 
 @dataclass(frozen=True, slots=True)
-class PeerMemory:
-    """Of a whole process tree: RSS counts shared pages once a process, PSS shares them out."""
-
-    rss_mib: float
-    pss_mib: float
-    processes: int
-
-
-@dataclass(frozen=True, slots=True)
 class PeerFigures:
     """One round of one contender; CPU in milliseconds an answer, of the server's tree and of the load generator.
 
@@ -256,97 +167,90 @@ class PeerFigures:
     light: Repetition
     server_ms: float
     client_ms: float
-    memory: PeerMemory
-
-
-@dataclass(frozen=True, slots=True)
-class Up:
-    """A server that answers."""
-
-    child: Child
-    caller: Caller
+    rss_mib: float
+    pss_mib: float
+    processes: int
 
 
 async def measure(
     contender: Contender, model: ServedModel, load: PeerLoad, *, light_rate: float, seed: int
 ) -> PeerFigures:
-    """A round of the contender, started for it and ended after it. Raises NotServing, NotPrepared, BadAnswer."""
-    async with _up(contender, model, load) as up:
-        memory = await _warm_up(up, load)
-        meter = CpuMeter(psutil.Process(up.child.process.pid))
+    """A round of the contender, started for it and ended after it. Raises BadAnswer, NotPrepared."""
+    async with _up(contender, model, load) as (child, caller):
+        rss_mib, pss_mib, processes = await _warm_up(child, caller, load)
+        meter = CpuMeter(psutil.Process(child.process.pid))
         before = meter.read_s(), time.process_time()
-        closed = await closed_run(up.caller, concurrency=load.concurrency, seconds=load.seconds)
+        closed = await run_closed_loop(caller.call, concurrency=load.concurrency, seconds=load.seconds)
         after = meter.read_s(), time.process_time()
         server, client = ((b - a) * 1000 / max(closed.count, 1) for a, b in zip(before, after, strict=True))
-        light = await open_run(up.caller, rate=light_rate, seconds=load.seconds, seed=seed)
-        return PeerFigures(closed, light, server, client, memory)
+        light = await open_run(caller, rate=light_rate, seconds=load.seconds, seed=seed)
+        return PeerFigures(closed, light, server, client, rss_mib, pss_mib, processes)
 
 
 async def audition(contender: Contender, model: ServedModel, load: PeerLoad) -> tuple[list[list[FoundObject]], float]:
     """(what the contender finds in each picture, about how many it answers a second). Raises as measure does."""
-    async with _up(contender, model, load) as up:
-        boxes = [contender.read(await up.caller.ask(number)) for number in range(len(load.pictures))]
-        await _warm_up(up, load)
-        run = await closed_run(up.caller, concurrency=load.concurrency, seconds=load.warm_up_s)
+    async with _up(contender, model, load) as (child, caller):
+        boxes = [contender.read(await caller.ask(number)) for number in range(len(load.pictures))]
+        await _warm_up(child, caller, load)
+        run = await run_closed_loop(caller.call, concurrency=load.concurrency, seconds=load.warm_up_s)
         return boxes, run.rate
 
 
 def check(
     ours: Sequence[list[FoundObject]], theirs: Sequence[list[FoundObject]], *, name: str, score_threshold: float
 ) -> None:
-    """Raises OtherAnswer where a picture's boxes are not the same."""
+    """Raises BadAnswer if a picture's boxes are not the same."""
     for number, (expected, found) in enumerate(zip(ours, theirs, strict=True)):
         if what := difference(expected, found, score_threshold=score_threshold):
-            raise OtherAnswer(f"{name} is no peer, because it answers otherwise to picture {number}: {what}")
+            raise BadAnswer(f"{name} is no peer, because it answers otherwise to picture {number}: {what}")
 
 
 @contextlib.asynccontextmanager
-async def _up(contender: Contender, model: ServedModel, load: PeerLoad) -> AsyncIterator[Up]:
-    with running(contender, model) as child:
-        async with BenchHttp(child.url) as port:
+async def _up(contender: Contender, model: ServedModel, load: PeerLoad) -> AsyncIterator[tuple[Child, Caller]]:
+    """The server, answering pictures: no two servers say in the same way that they are ready."""
+    with running(contender, model) as (child, url):
+        async with BenchHttp(url) as port:
             caller = Caller(port, [contender.write(jpeg, model) for jpeg in load.pictures], renew=load.renew)
-            await _until_ready(child, caller)
-            yield Up(child, caller)
+            until = time.monotonic() + READY_TIMEOUT_S
+            while not await _is_answered(caller):
+                child.family()
+                if child.process.poll() is not None:
+                    raise child.failure(f"ended with {child.process.returncode} while it started")
+                if time.monotonic() > until:
+                    raise child.failure(f"was not ready within {READY_TIMEOUT_S:.0f} s")
+                await asyncio.sleep(_POLL_S)
+            yield child, caller
 
 
-async def _until_ready(child: Child, caller: Caller) -> None:
-    """Until a picture is answered: no two servers say in the same way that they are ready."""
-    until = time.monotonic() + READY_TIMEOUT_S
-    last = "nothing listens"
-    while time.monotonic() < until:
-        child.family()
-        if child.process.poll() is not None:
-            raise child.failure(f"ended with {child.process.returncode} while it started")
-        try:
-            async with asyncio.timeout(FIRST_ANSWER_TIMEOUT_S):
-                await caller.ask(0)
-                return
-        except (BadAnswer, TimeoutError) as error:
-            last = str(error) or "no answer"
-        await asyncio.sleep(_POLL_S)
-    raise child.failure(f"was not ready within {READY_TIMEOUT_S:.0f} s ({last})")
+async def _is_answered(caller: Caller) -> bool:
+    try:
+        async with asyncio.timeout(FIRST_ANSWER_TIMEOUT_S):
+            await caller.ask(0)
+    except (BadAnswer, TimeoutError):
+        return False
+    return True
 
 
-async def _warm_up(up: Up, load: PeerLoad) -> PeerMemory:
-    """The memory as it is under load, read at the warm-up's end so that reading it costs no measured time."""
+async def _warm_up(child: Child, caller: Caller, load: PeerLoad) -> tuple[float, float, int]:
+    """Memory under load (see memory_of), read at the warm-up's end so that reading it costs no measured time."""
 
-    async def read_late() -> PeerMemory:
+    async def read_late() -> tuple[float, float, int]:
         await asyncio.sleep(load.warm_up_s * 0.8)
-        return await asyncio.to_thread(memory_of, up.child.family())
+        return await asyncio.to_thread(memory_of, child.family())
 
     run, memory = await asyncio.gather(
-        closed_run(up.caller, concurrency=load.concurrency, seconds=load.warm_up_s), read_late()
+        run_closed_loop(caller.call, concurrency=load.concurrency, seconds=load.warm_up_s), read_late()
     )
     if not run.count:
-        raise up.child.failure(f"answered nothing in {load.warm_up_s} s of warm-up")
+        raise child.failure(f"answered nothing in {load.warm_up_s} s of warm-up")
     return memory
 
 
-def memory_of(processes: Sequence[psutil.Process]) -> PeerMemory:
-    """Of these processes, as far as they live."""
+def memory_of(processes: Sequence[psutil.Process]) -> tuple[float, float, int]:
+    """(RSS in MiB, which counts shared pages once a process; PSS, which divides them; living processes)."""
     rss = pss = count = 0
     for process in processes:
         with contextlib.suppress(psutil.Error):
             full = process.memory_full_info()
             rss, pss, count = rss + full.rss, pss + full.pss, count + 1
-    return PeerMemory(rss / MIB, pss / MIB, count)
+    return rss / MIB, pss / MIB, count

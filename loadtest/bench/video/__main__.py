@@ -27,18 +27,8 @@ from pathlib import Path
 
 import structlog
 
-from loadtest.bench.report import conditions, write_json
-from loadtest.bench.video.figures import (
-    ModelResult,
-    OverloadResult,
-    StreamsResult,
-    model_result,
-    model_table,
-    overload_result,
-    overload_table,
-    streams_table,
-)
-from loadtest.bench.video.figures import streams_result as result_of_streams
+from loadtest.bench.report import present
+from loadtest.bench.video.figures import Result, model_result, overload_result, streams_result, table
 from loadtest.bench.video.limits import Preparing
 from loadtest.bench.video.rounds import ModelBench, StreamsBench, VideoBench, frames_of, make_street
 from loadtest.bench.wire import BadAnswer
@@ -51,7 +41,6 @@ from penstock_video.infer.options import EngineAddress
 PARTS = ("limit", "streams", "overload")
 CHECKOUT = Path(__file__).resolve().parents[3]
 CLIP_S, ENGINE_S = 20.0, 30.0
-Result = ModelResult | StreamsResult | OverloadResult
 
 
 def parse_arguments(arguments: Sequence[str] | None = None) -> argparse.Namespace:
@@ -97,7 +86,7 @@ def run(options: argparse.Namespace) -> list[Result]:
                 _tick()
         results: list[Result] = [model_result(one.model, one.load_text, one.rounds) for one in models]
         if "streams" in options.only:
-            results += [result_of_streams(streams.model, streams.rounds) for streams in several]
+            results += [streams_result(streams.model, streams.rounds) for streams in several]
         if "overload" in options.only:
             bound_s = options.bound_ms / 1000
             results += [overload_result(streams.model, bound_s, streams.rounds) for streams in several]
@@ -150,12 +139,6 @@ def _tick() -> None:
     print(".", end="", file=sys.stderr, flush=True)
 
 
-def _table(result: Result) -> str:
-    if isinstance(result, ModelResult):
-        return model_table(result)
-    return streams_table(result) if isinstance(result, StreamsResult) else overload_table(result)
-
-
 def main() -> int:
     """0 when everything was measured."""
     options = parse_arguments()
@@ -168,12 +151,8 @@ def main() -> int:
     except KeyboardInterrupt:
         print("video: stopped; nothing is left running", file=sys.stderr)
         return 130
-    print("\n" + "\n".join(f"{name}: {value}" for name, value in conditions().items()))
-    print(f"{options.rounds} interleaved rounds of {options.seconds:g} s: median (lowest-highest)")
-    for result in results:
-        print(f"\n{_table(result)}")
-    if options.json:
-        write_json(options.json, results)
+    note = f"{options.rounds} interleaved rounds of {options.seconds:g} s: median (lowest-highest)"
+    present(results, note, "\n\n".join(table(result) for result in results), options.json)
     return 0
 
 

@@ -1,27 +1,22 @@
 """`penstock video run` as a child of the bench: what it answered in a stretch, and what that cost."""
 
-import os
-import signal
-import subprocess
-import sys
+import tempfile
 import time
 import urllib.request
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
 from typing import Self
 
 import msgspec
 import psutil
 
-from loadtest.bench.wire import BadAnswer
-from penstock.gateway.workers.running_stacks import RunningStack
+from loadtest.bench.child import Child
 from penstock_load.measure.buckets import Buckets, latency_in
 from penstock_load.witness.process_cpu import CpuMeter
-from penstock_video.cli.engine import UP_CHILD
 
-START_S, STOP_S, ASK_S, LOOK_S = 60.0, 20.0, 5.0, 0.1
+START_S, STOP_S, ASK_S, LOOK_S = 120.0, 20.0, 5.0, 0.1
 WARM_FRAMES = 16  # of each source, before anything is measured
 _DECODING = "penstock_video_decode_seconds_sum"
 
@@ -86,32 +81,31 @@ class _Look:
 class VideoProgram:
     """A context: the program without sinks, its control API on a port of its own. Raises BadAnswer."""
 
-    def __init__(self, stack: RunningStack, model: str, sources: Sequence[Path], port: int, *flags: str) -> None:
+    def __init__(
+        self, program: Sequence[str], stack: CpuMeter, model: str, sources: Sequence[Path], port: int, *flags: str,
+        environ: Mapping[str, str] | None = None,
+    ) -> None:  # fmt: skip
+        """program: the command `penstock`. stack: that it joins. environ: this process's by default."""
         named = [word for path in sources for word in ("--source", str(path))]
-        bond = [sys.executable, "-m", UP_CHILD, str(os.getpid())]  # it ends with the bench, however that ends
-        command = [*bond, "video", "run", "--model", model, *named, *flags]
+        command = [*program, "video", "run", "--model", model, *named, *flags]
         self._command = [*command, "--api-port", str(port), "--no-progress", "--log-level", "error"]
-        self._url = f"http://127.0.0.1:{port}"
-        self._count = len(sources)
-        self._stack = CpuMeter(psutil.Process(stack.process_id))
-        self._process: subprocess.Popen[str] | None = None
+        self._url, self._count, self._stack, self._environ = f"http://127.0.0.1:{port}", len(sources), stack, environ
+        self._folder = tempfile.TemporaryDirectory(prefix="penstock-video-log-")
 
     def __enter__(self) -> Self:
         """Returns when every source is under way."""
-        self._process = subprocess.Popen(
-            self._command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, start_new_session=True
-        )
+        log = Path(self._folder.name) / "video.log"
+        self._child = Child("penstock video run", self._command, log, self._environ)
         try:
-            self._wait(self._is_warm, START_S)
+            self._child.wait(self._is_warm, time.monotonic() + START_S, LOOK_S)
         except BaseException:
-            self._stop()
+            self.__exit__()
             raise
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._stop()
+    def __exit__(self, *_: object) -> None:
+        self._child.end(STOP_S)
+        self._folder.cleanup()
 
     def measure(self, seconds: float) -> ProgramRun:
         """What comes of so many seconds."""
@@ -127,13 +121,11 @@ class VideoProgram:
 
     def memory(self) -> Memory:
         """As it is now."""
-        found = [process.memory_full_info() for process in CpuMeter(self._root).processes()]
-        return Memory(sum(one.pss for one in found) / 2**20, sum(one.uss for one in found) / 2**20, len(found))
+        return memory_of(CpuMeter(self._root))
 
     @property
     def _root(self) -> psutil.Process:
-        assert self._process is not None, "it was entered"
-        return psutil.Process(self._process.pid)
+        return psutil.Process(self._child.process.pid)
 
     def _look(self) -> _Look:
         streams = self._streams()
@@ -157,7 +149,10 @@ class VideoProgram:
         return msgspec.json.decode(self._ask("/v1/streams"), type=_ProgramStreams).streams
 
     def _is_warm(self) -> bool:
-        streams = self._streams()
+        try:
+            streams = self._streams()
+        except OSError:  # it does not listen yet
+            return False
         return len(streams) == self._count and all(stream.inferred >= WARM_FRAMES for stream in streams)
 
     def _ask(self, path: str) -> str:
@@ -165,34 +160,14 @@ class VideoProgram:
             page: bytes = answer.read()
         return page.decode()
 
-    def _wait(self, is_there: Callable[[], bool], timeout_s: float) -> None:
-        until = time.monotonic() + timeout_s
-        reason = "it does not answer"
-        while time.monotonic() < until:
-            assert self._process is not None
-            if self._process.poll() is not None:
-                words = (self._process.stderr.read() if self._process.stderr else "").strip()
-                raise BadAnswer(f"penstock video run ended at once: {words[-500:] or self._process.returncode}")
-            try:
-                if is_there():
-                    return
-                reason = "not every source has answers"
-            except OSError as error:
-                reason = str(error)
-            time.sleep(LOOK_S)
-        raise BadAnswer(f"penstock video run was not under way within {timeout_s:g} s: {reason}")
 
-    def _stop(self) -> None:
-        process = self._process
-        if process is None:
-            return
-        process.terminate()
-        try:
-            process.communicate(timeout=STOP_S)
-        except BaseException:  # also Ctrl-C meanwhile: nothing of it stays
-            os.killpg(process.pid, signal.SIGKILL)
-            process.wait(STOP_S)
-            raise
+def memory_of(program: CpuMeter) -> Memory:
+    """Of its processes, as they are now."""
+    found = []
+    for process in program.processes():
+        with suppress(psutil.NoSuchProcess):
+            found.append(process.memory_full_info())
+    return Memory(sum(one.pss for one in found) / 2**20, sum(one.uss for one in found) / 2**20, len(found))
 
 
 def _decoding_s(page: str) -> float:

@@ -1,6 +1,7 @@
 """Rounds of the video bench, and the clips that they play."""
 
 import logging
+import os
 import random
 import socket
 import subprocess
@@ -12,6 +13,7 @@ from fractions import Fraction
 from pathlib import Path
 
 import av
+import psutil
 from av.video.stream import VideoStream
 
 from deploy.models.street.clip import make_clip
@@ -21,6 +23,8 @@ from loadtest.bench.video.limits import LOADS, THREADS, EngineAlone, EngineLoad,
 from loadtest.bench.video.program import ProgramRun, VideoProgram
 from loadtest.bench.wire import BadAnswer
 from penstock.gateway.workers.running_stacks import RunningStack
+from penstock_load.witness.process_cpu import CpuMeter
+from penstock_video.cli.engine import UP_CHILD
 from penstock_video.infer.engine import Engine
 from penstock_video.infer.network import Network
 
@@ -195,4 +199,6 @@ def _settled(program: VideoProgram, seconds: float) -> ProgramRun:
 def _program(bench: VideoBench, model: str, sources: Sequence[Path], *flags: str) -> VideoProgram:
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
-    return VideoProgram(bench.stack, model, sources, port, *bench.flags, *flags)
+    meter = CpuMeter(psutil.Process(bench.stack.process_id))
+    bond = [sys.executable, "-m", UP_CHILD, str(os.getpid())]  # it ends with the bench, however that ends
+    return VideoProgram(bond, meter, model, sources, port, *bench.flags, *flags)

@@ -1,14 +1,10 @@
-"""A scenario's arrivals as a number of locust users, each of which asks about once a second.
+"""A scenario's arrivals in locust: which rate is asked at which moment, and when a process sends its share of it.
 
-So many users stand for so many requests a second (the gap between a user's requests makes up for the rounding); number
-and gap follow the schedule's rate every second, as it is in the middle of the coming one. It approximates an open loop:
-while answers take less than a second no user is delayed, and every request is timed from the moment that it was meant
-for. A slower answer holds its user back, so that from then on less is asked than was meant, and the wait of the next
-request is in no latency. Rates change once a second, and a replayed recording has no such form. The published numbers
-come from the open-loop driver (`penstock load run`).
+The rate follows the schedule once a second, as it is in the middle of the coming second; each process sends its share
+on time, independent of the answers. A replayed recording has no such form, and locust measures no capacity: the
+published figures come from `penstock load run`.
 """
 
-import math
 import random
 from dataclasses import dataclass
 
@@ -16,30 +12,19 @@ from penstock_load.pacer import offered_rate
 from penstock_load.scenario import Phase, Scenario, ScenarioError, Shape, Unit
 
 TICK_S = 1.0
-PACE_S = 1.0
-GOLDEN = (math.sqrt(5) - 1) / 2
+STEP_S = 0.1  # within which a process notices another rate
 
 
 @dataclass(frozen=True, slots=True)
 class PlannedRate:
-    """A phase, and the rate that it asks at a moment in requests a second."""
+    """A phase, and its rate at a moment in requests a second."""
 
     phase: Phase
     rate: float
 
     @property
-    def users(self) -> int:
-        """How many stand for the rate; one at least where there is any."""
-        return max(round(self.rate * PACE_S), 1) if self.rate else 0
-
-    @property
-    def gap_s(self) -> float:
-        """What lies between two requests of a user: near PACE_S."""
-        return self.users / self.rate if self.rate else PACE_S
-
-    @property
     def is_poisson(self) -> bool:
-        """Gaps are exponential: many such users are together a Poisson process."""
+        """Whether gaps between requests are exponential."""
         return self.phase.arrivals is not None and self.phase.arrivals.shape is Shape.POISSON
 
 
@@ -84,27 +69,19 @@ def _complaints(name: str, phases: tuple[Phase, ...], capacity_per_s: float | No
     return complaints
 
 
-@dataclass(slots=True)
-class Spent:
-    """How long a phase has lasted, and how many requests were meant to be sent in it."""
-
-    seconds: float = 0.0
-    intended: float = 0.0
-
-
 class PlanCursor:
-    """A run through a plan. spent: of each phase so far. Times are seconds since the run began."""
+    """A run through a plan. seconds: how long each phase lasted so far. Times are seconds since the run began."""
 
     def __init__(self, plan: ArrivalPlan) -> None:
         self._plan = plan
         self._now: PlannedRate | None = None
         self._since_s = 0.0
-        self.spent: dict[str, Spent] = {}
+        self.seconds: dict[str, float] = {}
 
     def restart(self) -> None:
         """The clock begins at 0 again; what is asked stays as it is."""
         self._since_s = 0.0
-        self.spent = {}
+        self.seconds = {}
 
     def step(self, at_s: float) -> PlannedRate | None:
         """What is asked from now on, by the middle of the coming second; None after the last phase."""
@@ -115,34 +92,28 @@ class PlanCursor:
     def stop(self, at_s: float) -> None:
         """Nothing more is asked."""
         if self._now:
-            spent = self.spent.setdefault(self._now.phase.name, Spent())
-            spent.seconds += at_s - self._since_s
-            spent.intended += self._now.rate * (at_s - self._since_s)
+            name = self._now.phase.name
+            self.seconds[name] = self.seconds.get(name, 0.0) + at_s - self._since_s
         self._since_s = at_s
         self._now = None
 
 
-class Pace:
-    """When one of many users asks next: not all of them at the same moment."""
+class SendClock:
+    """When a process sends, at a rate that may change at any time: a request is due when the rate, summed over time,
+    has reached the next whole number (constant), or has grown by an exponential draw (Poisson)."""
 
-    def __init__(self, number: int, began_s: float) -> None:
-        """number: the how manieth user this is. began_s: when it was started."""
-        self._number = number
-        self._due_s = began_s
-        self._has_begun = False
-        self._random = random.Random(number)
+    def __init__(self, began_s: float, seed: int) -> None:
+        self._at_s, self._left = began_s, 0.0
+        self._random = random.Random(seed)
 
-    def wait_s(self, now_s: float, *, gap_s: float, is_poisson: bool) -> float:
-        """How long to wait. What a late answer held back is caught up on, a second's worth at most.
-
-        gap_s: between two requests, on average.
-        """
-        if is_poisson:
-            after_s = self._random.expovariate(1 / gap_s)
-        elif self._has_begun:
-            after_s = gap_s
-        else:  # whole steps of the golden ratio spread any number of users evenly over the gap
-            after_s = self._number * GOLDEN % 1 * gap_s
-        self._has_begun = True
-        self._due_s = max(self._due_s + after_s, now_s - PACE_S)
-        return max(0.0, self._due_s - now_s)
+    def step(self, rate: float, *, is_poisson: bool) -> tuple[float, bool]:
+        """(the next moment, whether a request is due then); the moments are at most STEP_S apart."""
+        if self._left <= 0:
+            self._left = self._random.expovariate(1.0) if is_poisson else 1.0
+        step_s = min(self._left / rate, STEP_S) if rate else STEP_S
+        self._at_s += step_s
+        self._left -= rate * step_s
+        is_due = self._left <= 1e-9
+        if is_due:
+            self._left = 0.0
+        return self._at_s, is_due

@@ -3,8 +3,8 @@
 import itertools
 import re
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import msgspec
@@ -15,7 +15,6 @@ from penstock_load.clients.client import Answer, Endpoint
 from penstock_load.report.terminal import verdict_table
 from penstock_load.results import Measurement, Spread, Status, Verdict
 from penstock_load.scenario import RequestSpec, Scenario
-from penstock_load.users.arrival_plan import PACE_S, Pace, Spent
 from penstock_load.verdict import exit_code
 
 
@@ -29,10 +28,10 @@ def failure_of(answer: Answer) -> str:
 
 @dataclass(slots=True)
 class CurrentRate:
-    """What a scenario asks at the moment, as the shape says every second. gap_s: between two requests of a user."""
+    """What this process sends in a scenario at the moment, by the master's message of every second. rate: a second."""
 
     phase: str = ""
-    gap_s: float = PACE_S
+    rate: float = 0.0
     is_poisson: bool = False
 
 
@@ -48,21 +47,10 @@ class RunTerms:
     timeout_s: float
     now: CurrentRate | None = None
     trouble: str = ""
-    _numbers: Iterator[int] = field(default_factory=itertools.count)
 
     def name_of(self, ask: RequestSpec) -> str:
         """Row of the statistics for a request that is sent now."""
         return phase_name(ask.label, self.now.phase) if self.now else ask.label
-
-    def pace(self) -> Pace:
-        """The pace of one more user."""
-        return Pace(next(self._numbers), time.perf_counter())
-
-    def wait_s(self, pace: Pace) -> float:
-        """Seconds that a user waits; 0 without a scenario."""
-        if self.now is None:
-            return 0.0
-        return pace.wait_s(time.perf_counter(), gap_s=self.now.gap_s, is_poisson=self.now.is_poisson)
 
 
 def phase_name(label: str, phase: str) -> str:
@@ -123,7 +111,6 @@ class RequestCounter:
 
 
 PERCENTILES = {"p50_ms": 0.5, "p90_ms": 0.9, "p95_ms": 0.95, "p99_ms": 0.99, "p999_ms": 0.999}
-LEAST_SHARE = 0.95  # of the intended requests, below which a run is no run of its scenario
 
 
 def bucket(response_time_ms: float) -> float:
@@ -174,20 +161,6 @@ def _percentiles(entries: Sequence[Any]) -> dict[str, float]:
 def _at_rank(counts: Mapping[float, int], rank: float) -> float:
     seen = itertools.accumulate(counts[latency_ms] for latency_ms in sorted(counts))
     return next(latency_ms for latency_ms, until in zip(sorted(counts), seen, strict=True) if until >= rank)
-
-
-def shortfall(scenario: Scenario, spent: Mapping[str, Spent], requests: int) -> str:
-    """Where far less was asked in the judged phases than the schedule meant: a sentence, else empty."""
-    intended = sum(spent[phase.name].intended for phase in scenario.phases if phase.is_judged and phase.name in spent)
-    if not intended:
-        return "no judged phase was reached"
-    # Poisson arrivals differ from their mean by chance: three standard deviations are no shortfall.
-    if requests >= LEAST_SHARE * intended - 3 * intended**0.5:
-        return ""
-    return (
-        f"{requests} requests were sent where {scenario.name} means {intended:.0f}: late answers held locust's users "
-        f"back; penstock load run {scenario.name} sends whatever the answers do"
-    )
 
 
 def show(rows: Sequence[Verdict], complaints: Sequence[str], console: Console) -> None:

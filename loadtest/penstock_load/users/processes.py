@@ -61,9 +61,16 @@ class Processes:
         self.tally.begin(self._sender_cpu_s())
 
     def send_rate(self, moment: PlannedRate) -> None:
-        """Has every worker know what is asked now; one that comes late knows within a second, too."""
-        data = {"phase": moment.phase.name, "gap_s": moment.gap_s, "is_poisson": moment.is_poisson}
+        """Tells every process its share of the rate; a late process gets it within a second, too."""
+        rate = moment.rate / max(self.count, 1)
+        data = {"phase": moment.phase.name, "rate": rate, "is_poisson": moment.is_poisson}
         self.environment.runner.send_message(NOW, data)
+
+    @property
+    def count(self) -> int:
+        """Processes that send."""
+        runner = self.environment.runner
+        return int(runner.worker_count) if isinstance(runner, MasterRunner) else 1
 
     def send_error(self, why: str) -> None:
         """Has the run end: this process cannot ask what it should."""
@@ -99,11 +106,8 @@ class Processes:
         return self.environment.sender.cpu_s if self.environment.sender else 0.0
 
     def _set_moment(self, msg: Any, **_: Any) -> None:
-        self.now.phase, self.now.gap_s, self.now.is_poisson = (
-            msg.data["phase"],
-            msg.data["gap_s"],
-            msg.data["is_poisson"],
-        )
+        self.now.phase, self.now.rate = msg.data["phase"], msg.data["rate"]
+        self.now.is_poisson = msg.data["is_poisson"]
 
     def _give_up(self, msg: Any, **_: Any) -> None:
         if self.trouble:
@@ -134,19 +138,16 @@ class Processes:
 
 
 class ArrivalShape(LoadTestShape):  # type: ignore[misc]  # locust is not type-checked here
-    """Tells locust how many users there are to be. walk: what has been asked so far."""
+    """Gives each process that sends one user, for as long as the plan lasts. walk: the phases so far."""
 
     use_common_options = True  # or the web page could not go back from a scenario to so many users
 
-    def __init__(
-        self, plan: ArrivalPlan, *, tell: Callable[[PlannedRate], None], stop_after: Callable[[], float | None]
-    ) -> None:
-        """tell: called every second with what is asked now. stop_after: seconds, where the plan is to be cut short."""
+    def __init__(self, plan: ArrivalPlan, crew: Processes, stop_after: Callable[[], float | None]) -> None:
+        """stop_after: seconds after which the plan is cut short, or None."""
         super().__init__()
         self.walk = PlanCursor(plan)
-        self._tell = tell
-        self._stop_after = stop_after
-        self._order: tuple[int, float] = (0, 1.0)
+        self._crew, self._stop_after = crew, stop_after
+        self._order: tuple[int, float] = (1, 1.0)
         self._is_ended = self._is_closed = False
 
     def reset_time(self) -> None:
@@ -163,9 +164,9 @@ class ArrivalShape(LoadTestShape):  # type: ignore[misc]  # locust is not type-c
         moment = None if is_over else self.walk.step(at_s)
         if moment is None:
             return None
-        self._tell(moment)
-        if change := abs(moment.users - self._order[0]):  # while the users stay, so does the order: a new one is logged
-            self._order = (moment.users, float(change))
+        self._crew.send_rate(moment)
+        users = max(self._crew.count, 1)
+        self._order = (users, float(users))
         return self._order
 
     def end(self) -> None:

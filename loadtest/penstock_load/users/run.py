@@ -19,8 +19,8 @@ from penstock_load.hardware import is_local, read_machine
 from penstock_load.results import State, Verdict
 from penstock_load.scenario import RequestSpec, Scenario, ScenarioError, read_scenario, with_model, with_slo
 from penstock_load.targets import UNITS, Comparison, Target, read_targets, scenario_targets, slo_targets
-from penstock_load.users.arrival_plan import ArrivalPlan, Spent
-from penstock_load.users.figures import RunTerms, judged_entries, measurements, shortfall, show
+from penstock_load.users.arrival_plan import ArrivalPlan
+from penstock_load.users.figures import RunTerms, judged_entries, measurements, show
 from penstock_load.users.options import DEFAULT_MODEL, Options, read_options
 from penstock_load.users.processes import ArrivalShape, Processes
 from penstock_load.users.sender import Sender
@@ -73,7 +73,7 @@ class LocustSetup:
         if scenario is not None:
             plan = ArrivalPlan(scenario, capacity_per_s=options.capacity)
             given = environment.parsed_options
-            shape = ArrivalShape(plan, tell=self.crew.send_rate, stop_after=lambda: given.run_time)
+            shape = ArrivalShape(plan, self.crew, stop_after=lambda: given.run_time)
             shape.runner = environment.runner
             environment.stop_timeout = environment.stop_timeout or scenario.timeout_s  # what was asked is waited for
         self.scenario = scenario
@@ -189,8 +189,6 @@ class LocustJudge:
         self.has_run = stats.total.num_requests > 0
         if not self.has_run:
             logger.error("no request was made")
-        elif scenario and (short := shortfall(scenario, self._spent(), sum(entry.num_requests for entry in entries))):
-            complaints.append(short)
         self.complaints = tuple(complaints)
         self.rows = self._judged(entries)
         for row in (row for row in self.rows if row.state is not State.NOT_COMPARABLE):
@@ -243,12 +241,9 @@ class LocustJudge:
         """How long was asked what is judged."""
         if self.setup.scenario:
             phases = [phase.name for phase in self.setup.scenario.phases if phase.is_judged]
-            return sum(spent.seconds for name, spent in self._spent().items() if name in phases)
+            seconds: Mapping[str, float] = self.environment.shape_class.walk.seconds
+            return sum(seconds.get(name, 0.0) for name in phases)
         return max((account.seconds for account in self.crew.accounts.values()), default=0.0)
-
-    def _spent(self) -> Mapping[str, Spent]:
-        spent: Mapping[str, Spent] = self.environment.shape_class.walk.spent
-        return spent
 
 
 def _limit(flag: str, measure: str, figure: float) -> Target:

@@ -1,16 +1,12 @@
 """`penstock models check`: does each model answer, and is it the answer that it should give?"""
 
 import asyncio
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-import msgspec
 import typer
 from rich import box
-from rich.console import Console
 from rich.markup import escape
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
 from penstock.cli.gateway_client import (
@@ -18,11 +14,12 @@ from penstock.cli.gateway_client import (
     GatewayAccessDenied,
     GatewayClient,
     GatewayError,
+    Url,
     gateway_of,
     settings_or_fail,
 )
 from penstock.cli.model_list import installed_models, unknown_model
-from penstock.cli.terminal import fail, print_failure, stoppable, table_console
+from penstock.cli.terminal import fail, print_failure, print_json, progress_bar, stoppable, table_console
 from penstock.gateway.settings import Settings
 from penstock.logs import LogFormat, configure_logs
 from penstock.models.catalogue import CatalogueError, InstalledModel, read_catalogue
@@ -31,7 +28,8 @@ from penstock.protocol.errors import InferenceError
 
 if TYPE_CHECKING:  # they import ONNX Runtime, which `penstock models list` need not
     from penstock.cli.check_request import CheckContext
-    from penstock.cli.check_result import CheckRow, CheckTarget, OutputRow
+    from penstock.cli.check_result import CheckRow, CheckTarget
+    from penstock.models.check.compare import OutputRow
 
 COLORS = {"ok": "green", "differs": "red", "cannot run": "red", "not judged": "yellow"}
 KEY_WANTED = "a check wants a key with the roles infer and read"
@@ -41,7 +39,7 @@ def check(
     names: Annotated[
         list[str] | None, typer.Argument(metavar="NAME", help="models; without one, all on this machine")
     ] = None,
-    url: Annotated[str | None, typer.Option(help="the gateway [http://127.0.0.1:8000]", show_default=False)] = None,
+    url: Url = None,
     api_key: ApiKey = "",
     home: Annotated[Path | None, typer.Option(help="where pulled models are [~/.penstock]", show_default=False)] = None,
     shape: Annotated[
@@ -70,7 +68,7 @@ def check(
     with stoppable("no model was changed"):
         rows = asyncio.run(_check_all(subjects, around, is_recording=record))
     if as_json:
-        sys.stdout.write(msgspec.json.encode(rows).decode() + "\n")
+        print_json(rows)
     else:
         _print(rows)
     if any(row.verdict.is_failure for row in rows):
@@ -128,10 +126,8 @@ def _check_context(gateway: GatewayClient, shapes: dict[str, tuple[int, ...]], *
 async def _check_all(subjects: "list[CheckTarget]", around: "CheckContext", *, is_recording: bool) -> "list[CheckRow]":
     from penstock.cli.check_result import check_model
 
-    console = Console(stderr=True)
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     rows = []
-    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
+    with progress_bar() as bar:
         task = bar.add_task("", total=len(subjects))
         for subject in subjects:
             bar.update(task, description=escape(subject.model.name))
@@ -179,7 +175,7 @@ def _table(rows: "list[CheckRow]") -> Table:
     return table
 
 
-def _share(outputs: "tuple[OutputRow, ...]") -> str:
+def _share(outputs: "list[OutputRow]") -> str:
     """Of what the worst number of all outputs may differ, how much it does."""
     shares = [row.share for row in outputs if row.difference is not None]
     if not shares:

@@ -2,12 +2,11 @@
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Mapping, Sequence
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from importlib.metadata import version
-from pathlib import Path
-from typing import Protocol
+from typing import TypeVar
 
 import numpy as np
 
@@ -27,61 +26,48 @@ from penstock.models.check.golden import (
     pixel_range,
 )
 from penstock.models.check.model_files import ModelFiles
-from penstock.models.rest_client import RestClient
 from penstock.protocol.engine import ModelMetadata
 from penstock.protocol.errors import EngineFailed, InvalidRequest
-from penstock.protocol.inference import InferRequest, InferResponse, Tensor, tensor_from_numpy
+from penstock.protocol.inference import InferRequest, Tensor, tensor_from_numpy
 from penstock.vision.card import card_from_config
 from penstock.vision.decode import decode
 from penstock.vision.preprocess import least_decoded_size, prepare
 from penstock.vision.results import parse
 
-
-class CheckEngine(Protocol):
-    """An engine that has the model loaded. Raises of the InferenceError tree only."""
-
-    @property
-    def name(self) -> str:
-        """What a person calls it."""
-        ...
-
-    async def engine_name(self) -> str:
-        """What stands behind it, with its version."""
-        ...
-
-    async def model_metadata(self, model_name: str) -> ModelMetadata: ...
-
-    async def infer(self, request: InferRequest) -> InferResponse: ...
-
-    async def see(self, model_name: str, picture: bytes) -> tuple[SeenClass, ...]:
-        """What the model sees in an encoded picture, strongest first."""
-        ...
+CHECK_TIMEOUT_S = 120.0
+T = TypeVar("T")
 
 
 class GatewayCheckEngine:
-    """Everything that a client's request passes: REST, decoders, engine, parser."""
+    """Everything that a client's request passes: REST, decoders, engine, parser. Its models are as they are."""
 
     name = "gateway"
 
-    def __init__(self, gateway: GatewayClient, tensors: RestClient) -> None:
+    def __init__(self, gateway: GatewayClient) -> None:
         self._gateway = gateway
-        self._tensors = tensors
 
     async def engine_name(self) -> str:
-        return f"the gateway, {await self._tensors.server_name()}"
+        """What stands behind it, with its version."""
+        engine = await _asked(self._gateway.engine)
+        return f"the gateway, {engine.name} {engine.version}"
 
     async def model_metadata(self, model_name: str) -> ModelMetadata:
-        return await self._tensors.model_metadata(model_name)
+        return await _asked(lambda: self._gateway.model_metadata(model_name))
 
-    async def infer(self, request: InferRequest) -> InferResponse:
-        return await self._tensors.infer(request)
+    async def infer(self, request: InferRequest) -> tuple[Tensor, ...]:
+        return await _asked(lambda: self._gateway.infer(request, CHECK_TIMEOUT_S))
 
     async def see(self, model_name: str, picture: bytes) -> tuple[SeenClass, ...]:
-        try:
-            answer = await asyncio.to_thread(self._gateway.infer_image, model_name, picture, "image/jpeg")
-        except GatewayError as error:
-            raise EngineFailed(str(error)) from error
+        """What the model sees in an encoded picture, strongest first."""
+        answer = await _asked(lambda: self._gateway.infer_image(model_name, picture, "image/jpeg"))
         return _classes_of_result(answer.results[0])
+
+
+async def _asked(call: Callable[[], T]) -> T:
+    try:
+        return await asyncio.to_thread(call)
+    except GatewayError as error:
+        raise EngineFailed(str(error)) from error
 
 
 class EmbeddedCheckEngine:
@@ -93,15 +79,17 @@ class EmbeddedCheckEngine:
         self._engine = engine
 
     async def engine_name(self) -> str:
+        """What it is, with its version."""
         return f"the embedded engine, ONNX Runtime {version('onnxruntime')}"
 
     async def model_metadata(self, model_name: str) -> ModelMetadata:
         return await self._engine.model_metadata(model_name)
 
-    async def infer(self, request: InferRequest) -> InferResponse:
-        return await self._engine.infer(request)
+    async def infer(self, request: InferRequest) -> tuple[Tensor, ...]:
+        return (await self._engine.infer(request)).outputs
 
     async def see(self, model_name: str, picture: bytes) -> tuple[SeenClass, ...]:
+        """What the model sees in an encoded picture, strongest first."""
         config = await self._engine.model_config(model_name)
         card = card_from_config(config)
         if card is None:
@@ -114,26 +102,7 @@ class EmbeddedCheckEngine:
         return classes_in(parse(card, response, 0 if call.has_batch_axis else None, geometry))
 
 
-@asynccontextmanager
-async def gateway_check_engine(gateway: GatewayClient) -> AsyncIterator[CheckEngine]:
-    """The gateway that runs there; its models are as they are."""
-    identity = tuple((name.encode(), value.encode()) for name, value in gateway.identity.items())
-    tensors = RestClient(gateway.url, headers=identity)
-    try:
-        yield GatewayCheckEngine(gateway, tensors)
-    finally:
-        await tensors.aclose()
-
-
-@asynccontextmanager
-async def embedded_check_engine(repository: Path, model_name: str) -> AsyncIterator[CheckEngine]:
-    """An engine of its own with this one model, which is gone afterwards. Raises ModelNotReady where it cannot load."""
-    engine = EmbeddedEngine((repository,))
-    try:
-        await engine.load(model_name)
-        yield EmbeddedCheckEngine(engine)
-    finally:
-        await engine.aclose()
+CheckEngine = GatewayCheckEngine | EmbeddedCheckEngine
 
 
 def _classes_of_result(result: ImageResult) -> tuple[SeenClass, ...]:
@@ -141,7 +110,6 @@ def _classes_of_result(result: ImageResult) -> tuple[SeenClass, ...]:
     return boxes or tuple(SeenClass(item.class_id, item.score) for item in result.classes or ())
 
 
-CHECK_TIMEOUT_S = 120.0
 _UNLOADED = "unloaded"  # Triton's reason for a model that was unloaded by request
 
 
@@ -186,17 +154,20 @@ class CheckResponse:
         return replace(reference, shape=came.shape)
 
 
-def engine_for(files: ModelFiles, around: CheckContext, notes: list[str]) -> AbstractAsyncContextManager[CheckEngine]:
-    """The gateway if it serves the model; else this process, unless the user named a gateway.
+@asynccontextmanager
+async def engine_for(files: ModelFiles, around: CheckContext, notes: list[str]) -> AsyncIterator[CheckEngine]:
+    """The gateway if it serves the model; else an engine in this process, unless the user named a gateway.
 
-    Raises ModelCannotRun if the gateway failed to load the model, NotCheckable if no engine here can run it.
+    Raises ModelNotReady if that cannot load the model, ModelCannotRun if the gateway failed to load it, NotCheckable if
+    no engine here can run it.
     """
     name, url = files.folder.name, around.gateway.url
     if files.config.is_decoupled or files.config.has_sequence_batching:
         raise NotCheckable("it keeps state or answers in a stream: one request and its answer say nothing of it")
     rows = [row for row in around.index or () if row.name == name]
     if any(row.state == "READY" for row in rows):
-        return gateway_check_engine(around.gateway)
+        yield GatewayCheckEngine(around.gateway)
+        return
     failure = next((row.reason for row in rows if row.reason and row.reason != _UNLOADED), "")
     if failure and not (files.why_not_servable and files.why_not_servable in failure):
         raise ModelCannotRun(f"{url} cannot serve it: {failure}")
@@ -208,7 +179,12 @@ def engine_for(files: ModelFiles, around: CheckContext, notes: list[str]) -> Abs
         raise NotCheckable(f"it is not loaded at {url}: load it there, or leave out --url to check it in this process")
     if is_answered:
         notes.append(f"it is not loaded at {url}: checked in this process")
-    return embedded_check_engine(files.folder.parent, name)
+    engine = EmbeddedEngine((files.folder.parent,))
+    try:
+        await engine.load(name)
+        yield EmbeddedCheckEngine(engine)
+    finally:
+        await engine.aclose()
 
 
 async def run_check_inference(
@@ -244,7 +220,7 @@ async def infer_outputs(engine: CheckEngine, files: ModelFiles, inputs: tuple[Te
     """The outputs of the version whose file was read."""
     deadline = time.monotonic() + CHECK_TIMEOUT_S
     request = InferRequest(files.folder.name, inputs, model_version=files.version, deadline=deadline)
-    return (await engine.infer(request)).outputs
+    return await engine.infer(request)
 
 
 def patterns_for(metadata: ModelMetadata, files: ModelFiles, shapes: Shapes) -> tuple[InputPattern, ...]:

@@ -3,10 +3,9 @@ golden.json.
 """
 
 import hashlib
-import math
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
 
@@ -27,7 +26,7 @@ from penstock.cli.check_request import (
 from penstock.cli.model_list import in_short
 from penstock.models.catalogue import InstalledModel
 from penstock.models.check.compare import (
-    OutputComparison,
+    OutputRow,
     compare_outputs,
     compare_picture,
     expected_of_record,
@@ -72,31 +71,8 @@ class CheckVerdict(StrEnum):
         return self in (CheckVerdict.DIFFERS, CheckVerdict.CANNOT_RUN)
 
 
-class OutputRow(msgspec.Struct, frozen=True):
-    """One output against one reference. problem: empty where it is the same.
-
-    difference, allowed, index, expected, got: of the worst element; absent if there is none.
-    """
-
-    reference: str
-    output: str
-    problem: str
-    difference: float | None = None
-    allowed: float | None = None
-    index: tuple[int, ...] = ()
-    expected: str = ""
-    got: str = ""
-
-    @property
-    def share(self) -> float:
-        """Difference divided by the allowed difference; 0 without a difference."""
-        if not self.difference:
-            return 0.0
-        return self.difference / self.allowed if self.allowed else math.inf
-
-
-class CheckRow(msgspec.Struct, frozen=True):
-    """What was found of a model.
+class CheckRow(msgspec.Struct):
+    """What was found of a model; filled while it is checked.
 
     ran: gateway, in-process, or empty where it did not. compared_with: golden.json, golden.jpg, ONNX Runtime.
     reasons: why the verdict is not `ok`. notes: what else is worth knowing.
@@ -104,13 +80,19 @@ class CheckRow(msgspec.Struct, frozen=True):
 
     name: str
     repository: str
-    verdict: CheckVerdict
-    ran: str
-    compared_with: tuple[str, ...]
-    reasons: tuple[str, ...]
-    notes: tuple[str, ...]
-    outputs: tuple[OutputRow, ...]
-    took_s: float
+    verdict: CheckVerdict = CheckVerdict.NOT_JUDGED
+    ran: str = ""
+    compared_with: list[str] = []
+    reasons: list[str] = []
+    notes: list[str] = []
+    outputs: list[OutputRow] = []
+    took_s: float = 0.0
+
+    def compare(self, reference: str, rows: Sequence[OutputRow]) -> None:
+        """Takes the rows of one reference in."""
+        self.compared_with.append(reference)
+        self.outputs += rows
+        self.reasons += [f"output {row.output!r} {row.problem} (by {reference})" for row in rows if row.problem]
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,112 +104,86 @@ class CheckTarget:
     is_named: bool
 
 
-@dataclass(slots=True)
-class _Findings:
-    """What comes together while a model is checked."""
-
-    ran: str = ""
-    reasons: list[str] = field(default_factory=list)
-    notes: list[str] = field(default_factory=list)
-    outputs: list[OutputRow] = field(default_factory=list)
-    compared_with: list[str] = field(default_factory=list)
-
-    def compare(self, reference: str, comparisons: Sequence[OutputComparison]) -> None:
-        self.compared_with.append(reference)
-        for item in comparisons:
-            self.outputs.append(_output_row(reference, item))
-            if item.problem:
-                self.reasons.append(f"output {item.output!r} {item.problem} (by {reference})")
-
-
 async def check_model(subject: CheckTarget, context: CheckContext) -> CheckRow:
     """The row of one model; whatever is wrong with it stands in the row."""
     started = time.monotonic()
-    findings = _Findings()
-    verdict = await _verdict(subject, context, findings)
-    return CheckRow(
-        subject.model.name,
-        str(subject.model.repository),
-        verdict,
-        findings.ran,
-        tuple(findings.compared_with),
-        tuple(in_short(reason) for reason in findings.reasons),
-        tuple(findings.notes),
-        tuple(findings.outputs),
-        round(time.monotonic() - started, 3),
-    )
+    row = CheckRow(subject.model.name, str(subject.model.repository))
+    row.verdict = await _verdict(subject, context, row)
+    row.reasons = [in_short(reason) for reason in row.reasons]
+    row.took_s = round(time.monotonic() - started, 3)
+    return row
 
 
-async def _verdict(subject: CheckTarget, context: CheckContext, findings: _Findings) -> CheckVerdict:
+async def _verdict(subject: CheckTarget, context: CheckContext, row: CheckRow) -> CheckVerdict:
     """Who asks for a model by name and gets no answer has failed; who asks for all has not."""
     try:
-        await _check(subject, context, findings)
+        await _check(subject, context, row)
     except (ModelCannotRun, GoldenError, InferenceError) as error:
-        findings.reasons.append(str(error))
+        row.reasons.append(str(error))
         is_elsewhere = isinstance(error, ShapeUnknown) and not subject.is_named
-        return CheckVerdict.NOT_JUDGED if is_elsewhere and len(findings.reasons) == 1 else CheckVerdict.CANNOT_RUN
+        return CheckVerdict.NOT_JUDGED if is_elsewhere and len(row.reasons) == 1 else CheckVerdict.CANNOT_RUN
     except NotCheckable as error:
-        is_failure = bool(findings.reasons)
-        findings.reasons.append(str(error))
+        is_failure = bool(row.reasons)
+        row.reasons.append(str(error))
         if is_failure:
             return CheckVerdict.DIFFERS
-        return CheckVerdict.CANNOT_RUN if subject.is_named and not findings.ran else CheckVerdict.NOT_JUDGED
-    return CheckVerdict.DIFFERS if findings.reasons else CheckVerdict.OK
+        return CheckVerdict.CANNOT_RUN if subject.is_named and not row.ran else CheckVerdict.NOT_JUDGED
+    return CheckVerdict.DIFFERS if row.reasons else CheckVerdict.OK
 
 
-async def _check(subject: CheckTarget, context: CheckContext, findings: _Findings) -> None:
+async def _check(subject: CheckTarget, context: CheckContext, row: CheckRow) -> None:
     if subject.model.problem:
         raise ModelCannotRun(subject.model.problem)
     files = read_model_files(subject.model)
-    findings.reasons += files.misfits(subject.sha256)
+    row.reasons += files.misfits(subject.sha256)
     picture = files.picture()
-    async with engine_for(files, context, findings.notes) as engine:
+    async with engine_for(files, context, row.notes) as engine:
         response = await run_check_inference(engine, files, context.shapes, is_named=subject.is_named)
-        findings.ran = engine.name
+        row.ran = engine.name
         record = files.golden.picture if files.golden is not None else None
         found = await engine.see(files.folder.name, picture) if picture is not None and record is not None else ()
         if record is None and files.card is not None:  # requests to /image pass through more than the tensors do
             await engine.see(files.folder.name, CANARY_PICTURE)
     if record is not None:
-        _compare_picture(record, found, findings)
+        _compare_picture(record, found, row)
     if response is not None:
-        _compare_tensors(response, files, findings)
-    if not findings.compared_with:
+        _compare_tensors(response, files, row)
+    if not row.compared_with:
         raise NotCheckable(f"it answers, but nothing says whether rightly: {_advice(files)}")
 
 
-def _compare_picture(record: PictureRecord, found: tuple[SeenClass, ...], findings: _Findings) -> None:
-    findings.compared_with.append(PICTURE_FILE)
+def _compare_picture(record: PictureRecord, found: tuple[SeenClass, ...], row: CheckRow) -> None:
+    row.compared_with.append(PICTURE_FILE)
     if problem := compare_picture(record, found):
-        findings.reasons.append(f"{PICTURE_FILE}: {problem}")
+        row.reasons.append(f"{PICTURE_FILE}: {problem}")
 
 
-def _compare_tensors(response: CheckResponse, files: ModelFiles, findings: _Findings) -> None:
+def _compare_tensors(response: CheckResponse, files: ModelFiles, row: CheckRow) -> None:
     if response.record is not None:
-        _compare_with_record(response.record, response, findings)
+        _compare_with_record(response.record, response, row)
     if files.is_onnx:
-        _compare_with_reference(response, files, findings)
+        _compare_with_reference(response, files, row)
 
 
-def _compare_with_record(record: TensorRecord, response: CheckResponse, findings: _Findings) -> None:
+def _compare_with_record(record: TensorRecord, response: CheckResponse, row: CheckRow) -> None:
     try:
         expected = [expected_of_record(output) for output in record.outputs]
     except ValueError as error:
         raise GoldenError(f"{GOLDEN}: {error}: remove it and record it anew with --record") from error
-    findings.compare(GOLDEN, compare_outputs(expected, response.outputs))
+    row.compare(GOLDEN, compare_outputs(expected, response.outputs, GOLDEN))
 
 
-def _compare_with_reference(response: CheckResponse, files: ModelFiles, findings: _Findings) -> None:
+def _compare_with_reference(response: CheckResponse, files: ModelFiles, row: CheckRow) -> None:
     """Against the file itself. What only the engine can feed to the graph is noted, not held against the model."""
     try:
         reference = run_reference(files.file, files.config_json, response.inputs)
     except ModelNotReady as error:
-        findings.reasons.append(f"the engine answers, but the file on disk is not what it has loaded: {error}")
+        row.reasons.append(f"the engine answers, but the file on disk is not what it has loaded: {error}")
         return
     except InferenceError as error:
-        is_elsewhere = findings.ran == GatewayCheckEngine.name
+        is_elsewhere = row.ran == GatewayCheckEngine.name
         remedy = f"; if it was replaced, `penstock models load {files.folder.name}` takes the new one"
-        findings.notes.append(
+        row.notes.append(
             f"not compared with {ONNX_RUNTIME} on the file: {error.message}{remedy if is_elsewhere else ''}"
         )
         return
@@ -236,16 +192,14 @@ def _compare_with_reference(response: CheckResponse, files: ModelFiles, findings
         optimised = _compare_outputs(reference.optimised, reference, response)
         if not any(item.problem for item in optimised):
             first = next(f"{item.output!r} {item.problem}" for item in plain if item.problem)
-            findings.notes.append(
+            row.notes.append(
                 f"8-bit steps fall as in the graph that {ONNX_RUNTIME} optimises; in the plain one {first}"
             )
             plain = optimised
-    findings.compare(ONNX_RUNTIME, plain)
+    row.compare(ONNX_RUNTIME, plain)
 
 
-def _compare_outputs(
-    outputs: Sequence[Tensor], reference: Reference, response: CheckResponse
-) -> list[OutputComparison]:
+def _compare_outputs(outputs: Sequence[Tensor], reference: Reference, response: CheckResponse) -> list[OutputRow]:
     """The answer against one of the reference's two, by what the two may differ."""
     tolerances = map(tolerance_for, reference.plain, reference.optimised)
     expected = [
@@ -253,20 +207,11 @@ def _compare_outputs(
         for output, tolerance in zip(outputs, tolerances, strict=True)
         if output.name in response.declared
     ]
-    return compare_outputs(expected, response.outputs)
+    return compare_outputs(expected, response.outputs, ONNX_RUNTIME)
 
 
 def _advice(files: ModelFiles) -> str:
     return f"record today's answers with `penstock models check {files.folder.name} --record`"
-
-
-def _output_row(reference: str, item: OutputComparison) -> OutputRow:
-    worst = item.worst
-    if worst is None:
-        return OutputRow(reference, item.output, item.problem)
-    return OutputRow(
-        reference, item.output, item.problem, worst.difference, worst.allowed, worst.index, worst.expected, worst.got
-    )
 
 
 class NondeterministicOutput(GoldenError):

@@ -4,10 +4,11 @@ import http
 import http.client
 import socket
 import ssl
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import MappingProxyType
 from typing import Annotated, TypeVar
 from urllib.parse import quote, urlsplit
 
@@ -19,7 +20,10 @@ from penstock.gateway.batching.batch_report import ModelBatchReport
 from penstock.gateway.batching.explanation import EXPLAIN_HEADER, RequestExplanation
 from penstock.gateway.settings import Settings, SettingsError, read_settings
 from penstock.network import CA_VARIABLE, CERTIFICATE_VARIABLE, client_context
+from penstock.protocol.engine import ModelMetadata
 from penstock.protocol.errors import InvalidRequest
+from penstock.protocol.http_inference import HEADER_LENGTH
+from penstock.protocol.inference import Datatype, InferRequest, Tensor
 
 INFER_TIMEOUT_S = 60.0
 LOAD_TIMEOUT_S = 120.0
@@ -116,8 +120,22 @@ class IndexRow(msgspec.Struct, frozen=True):
     reason: str = ""
 
 
-class _ServerMetadata(msgspec.Struct, frozen=True):
+class ServerMetadata(msgspec.Struct, frozen=True):
+    """What the server calls itself."""
+
     name: str
+    version: str = ""
+
+
+class _OutputTensor(msgspec.Struct, frozen=True):
+    name: str
+    datatype: Datatype
+    shape: tuple[int, ...]
+    parameters: dict[str, bool | int | float | str] = {}
+
+
+class _InferenceBody(msgspec.Struct, frozen=True):
+    outputs: tuple[_OutputTensor, ...]
 
 
 class _ErrorBody(msgspec.Struct, frozen=True):
@@ -126,14 +144,16 @@ class _ErrorBody(msgspec.Struct, frozen=True):
 
 _IMAGE_RESULTS = msgspec.json.Decoder(ImageResults)
 _INDEX = msgspec.json.Decoder(tuple[IndexRow, ...])
-_SERVER_METADATA = msgspec.json.Decoder(_ServerMetadata)
+_SERVER_METADATA = msgspec.json.Decoder(ServerMetadata)
+_METADATA = msgspec.json.Decoder(ModelMetadata)
+_INFERENCE_BODY = msgspec.json.Decoder(_InferenceBody)
 _MODEL_EXPLAINED = msgspec.json.Decoder(ModelBatchReport)
 _ERROR_BODY = msgspec.json.Decoder(_ErrorBody)
 
 
 @dataclass(frozen=True, slots=True)
 class GatewayClient:
-    """A gateway by its http:// address. Every call raises NothingAnswers and GatewayError.
+    """A gateway by its http:// address. Every call raises GatewayError.
 
     api_key: goes with every call; empty for none.
     """
@@ -160,74 +180,130 @@ class GatewayClient:
         if timeout_ms is not None:
             headers[TIMEOUT_HEADER] = str(timeout_ms)
         wait_s = INFER_TIMEOUT_S if timeout_ms is None else timeout_ms / 1000 + 5.0
-        body = self._post(f"/v2/models/{quote(model_name, safe='')}/image", image, headers, wait_s)
-        answer = _decode(body, _IMAGE_RESULTS, self.url)
+        answer = self._ask("POST", _model(model_name, "image"), _IMAGE_RESULTS, wait_s, image, headers)
         if not answer.results:
             raise GatewayError(f"{self.url} answered without a result: check that it is a gateway")
         return answer
 
+    def infer(self, request: InferRequest, timeout_s: float) -> tuple[Tensor, ...]:
+        """All outputs of the model for these inputs; both as binary tensors."""
+        inputs = [
+            {"name": tensor.name, "datatype": tensor.datatype, "shape": tensor.shape}
+            | {"parameters": {"binary_data_size": tensor.data.nbytes}}
+            for tensor in request.inputs
+        ]
+        head = msgspec.json.encode({"inputs": inputs, "parameters": {"binary_data_output": True}})
+        body = b"".join((head, *(tensor.data for tensor in request.inputs)))
+        headers = {"content-type": "application/octet-stream", HEADER_LENGTH: str(len(head))}
+        version = f"/versions/{quote(request.model_version, safe='')}" if request.model_version else ""
+        target = f"{_model(request.model_name)}{version}/infer"
+        answer, answered = self._exchange("POST", target, body, headers, timeout_s)
+        length = answered.get(HEADER_LENGTH, "")
+        head_bytes = int(length) if length.isdigit() else len(answer)
+        try:
+            outputs = _INFERENCE_BODY.decode(answer[:head_bytes]).outputs
+        except msgspec.DecodeError as error:
+            raise GatewayError(f"the answer is not KServe v2's: {error}") from error
+        return tuple(_tensors(outputs, memoryview(answer)[head_bytes:]))
+
+    def model_metadata(self, model_name: str) -> ModelMetadata:
+        """Shapes include the batch dimension; -1 for variable dimensions."""
+        return self._ask("GET", _model(model_name), _METADATA)
+
     def explain_model(self, model_name: str) -> ModelBatchReport:
         """How the model's batches are formed, and how that went."""
-        target = f"/v2/models/{quote(model_name, safe='')}/explain"
-        return _decode(self._ask("GET", target, b"", {}, INDEX_TIMEOUT_S), _MODEL_EXPLAINED, self.url)
+        return self._ask("GET", _model(model_name, "explain"), _MODEL_EXPLAINED)
 
-    def engine_name(self) -> str:
-        """What the engine calls itself: `triton`, EMBEDDED_ENGINE, …"""
-        return _decode(self._ask("GET", "/v2", b"", {}, INDEX_TIMEOUT_S), _SERVER_METADATA, self.url).name
+    def engine(self) -> ServerMetadata:
+        """What the engine calls itself: `triton`, EMBEDDED_ENGINE, …, and its version."""
+        return self._ask("GET", "/v2", _SERVER_METADATA)
 
     def repository_index(self) -> tuple[IndexRow, ...]:
         """Every model and version that the engine knows."""
-        body = self._post("/v2/repository/index", b"", {}, INDEX_TIMEOUT_S)
-        return _decode(body, _INDEX, self.url)
+        return self._ask("POST", "/v2/repository/index", _INDEX)
 
     def load(self, model_name: str) -> None:
         """Load or reload; returns when the model takes requests."""
-        self._post(f"/v2/repository/models/{quote(model_name, safe='')}/load", b"", {}, LOAD_TIMEOUT_S)
+        self._exchange("POST", f"/v2/repository/models/{quote(model_name, safe='')}/load", b"", {}, LOAD_TIMEOUT_S)
 
     def unload(self, model_name: str) -> None:
         """Take the model out of service."""
-        self._post(f"/v2/repository/models/{quote(model_name, safe='')}/unload", b"", {}, LOAD_TIMEOUT_S)
+        self._exchange("POST", f"/v2/repository/models/{quote(model_name, safe='')}/unload", b"", {}, LOAD_TIMEOUT_S)
 
-    @property
-    def identity(self) -> dict[str, str]:
-        """The header with the API key, if there is one."""
-        return {API_KEY_HEADER: self.api_key} if self.api_key else {}
+    def _ask(
+        self,
+        method: str,
+        target: str,
+        decoder: msgspec.json.Decoder[T],
+        timeout_s: float = INDEX_TIMEOUT_S,
+        body: bytes = b"",
+        headers: Mapping[str, str] = MappingProxyType({}),
+    ) -> T:
+        answer, _ = self._exchange(method, target, body, headers, timeout_s)
+        try:
+            return decoder.decode(answer)
+        except msgspec.DecodeError as error:
+            raise GatewayError(f"what answers at {self.url} is no gateway ({error}): check the address") from error
 
-    def _post(self, target: str, body: bytes, headers: Mapping[str, str], timeout_s: float) -> bytes:
-        return self._ask("POST", target, body, headers, timeout_s)
-
-    def _ask(self, method: str, target: str, body: bytes, headers: Mapping[str, str], timeout_s: float) -> bytes:
+    def _exchange(
+        self, method: str, target: str, body: bytes, headers: Mapping[str, str], timeout_s: float
+    ) -> tuple[bytes, http.client.HTTPMessage]:
+        """Body and headers of an answer 200."""
         connection, prefix = _connection(self.url, timeout_s)
+        identity = {API_KEY_HEADER: self.api_key} if self.api_key else {}
         try:
             with suppress(
                 BrokenPipeError, ConnectionResetError
             ):  # refused before the body was read: the answer is there
-                connection.request(method, prefix + target, body, {**headers, **self.identity})
+                connection.request(method, prefix + target, body, {**headers, **identity})
             response = connection.getresponse()
             answer = response.read()
-        except (ConnectionRefusedError, socket.gaierror) as error:
-            raise GatewayUnreachable(f"nothing answers at {self.url}: {_ADVICE_START}") from error
-        except TimeoutError as error:
-            raise GatewayError(f"{self.url} did not answer within {timeout_s:g} s") from error
-        except http.client.RemoteDisconnected as error:
-            raise GatewayError(f"{self.url} closed the connection without an answer: {_advice(self.url)}") from error
-        except http.client.BadStatusLine as error:
-            raise GatewayError(f"what answers at {self.url} does not speak HTTP: check the address") from error
-        except ssl.SSLCertVerificationError as error:
-            raise GatewayError(
-                f"the certificate of {self.url} is not trusted ({error.verify_message}): set {CA_VARIABLE} to the file "
-                "of the CA that signed it"
-            ) from error
-        except ssl.SSLError as error:
-            raise GatewayError(f"TLS with {self.url} failed ({error.reason}): {_advice(self.url)}") from error
-        except (http.client.HTTPException, OSError) as error:
-            raise GatewayError(f"the connection to {self.url} broke ({error}): try again") from error
+        except (OSError, http.client.HTTPException) as error:
+            raise _failure_of(self.url, error, timeout_s) from error
         finally:
             connection.close()
         if response.status != http.HTTPStatus.OK:
             names_model, has_key = "/models/" in target, bool(self.api_key)
             raise _error_of(self.url, response, answer, names_model=names_model, has_key=has_key)
-        return answer
+        return answer, response.headers
+
+
+def _model(name: str, page: str = "") -> str:
+    return f"/v2/models/{quote(name, safe='')}{page and f'/{page}'}"
+
+
+def _tensors(outputs: tuple[_OutputTensor, ...], data: memoryview) -> Iterator[Tensor]:
+    begin = 0
+    for output in outputs:
+        size_bytes = output.parameters.get("binary_data_size")
+        if not isinstance(size_bytes, int) or size_bytes < 0:
+            raise GatewayError(f"output {output.name!r} came without its bytes")
+        if begin + size_bytes > data.nbytes:
+            left = data.nbytes - begin
+            raise GatewayError(f"the answer is truncated: {output.name!r} has {size_bytes} bytes, {left} came")
+        yield Tensor(output.name, output.datatype, output.shape, data[begin : begin + size_bytes])
+        begin += size_bytes
+    if begin != data.nbytes:
+        raise GatewayError(f"{data.nbytes - begin} bytes of the answer belong to no output")
+
+
+def _failure_of(url: str, error: Exception, timeout_s: float) -> GatewayError:
+    """Why there is no answer."""
+    match error:
+        case ConnectionRefusedError() | socket.gaierror():
+            return GatewayUnreachable(f"nothing answers at {url}: {_ADVICE_START}")
+        case TimeoutError():
+            return GatewayError(f"{url} did not answer within {timeout_s:g} s")
+        case http.client.RemoteDisconnected():
+            return GatewayError(f"{url} closed the connection without an answer: {_advice(url)}")
+        case http.client.BadStatusLine():
+            return GatewayError(f"what answers at {url} does not speak HTTP: check the address")
+        case ssl.SSLCertVerificationError():
+            remedy = f"set {CA_VARIABLE} to the file of the CA that signed it"
+            return GatewayError(f"the certificate of {url} is not trusted ({error.verify_message}): {remedy}")
+        case ssl.SSLError():
+            return GatewayError(f"TLS with {url} failed ({error.reason}): {_advice(url)}")
+    return GatewayError(f"the connection to {url} broke ({error}): try again")
 
 
 def _connection(url: str, timeout_s: float) -> tuple[http.client.HTTPConnection, str]:
@@ -280,16 +356,10 @@ def _error_of(
     return GatewayError(f"{text} (retry after {wait_s} s)" if wait_s else text)
 
 
-def _decode(body: bytes, decoder: msgspec.json.Decoder[T], url: str) -> T:
-    try:
-        return decoder.decode(body)
-    except msgspec.DecodeError as error:
-        raise GatewayError(f"what answers at {url} is no gateway ({error}): check the address") from error
-
-
 DEFAULT_HTTP_PORT = 8000
 API_KEY_VARIABLE = "PENSTOCK_API_KEY"
 
+Url = Annotated[str | None, typer.Option(help="the gateway [http://127.0.0.1:8000]", show_default=False)]
 ApiKey = Annotated[
     str, typer.Option("--api-key", envvar=API_KEY_VARIABLE, show_default=False, help="of a gateway that asks for one")
 ]

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Protocol
+from typing import Annotated
 
 import cv2
 import msgspec
@@ -23,26 +23,17 @@ from penstock.cli.gateway_client import (
     GatewayUnreachable,
     ImageResult,
     ImageResults,
+    Url,
     gateway_of,
 )
 from penstock.cli.model_list import in_short
 from penstock.cli.pictures import SUFFIXES, NoPictures, content_type_of, drawn_paths, means_folder, pictures_of
-from penstock.cli.terminal import fail, print_failure
+from penstock.cli.terminal import fail, print_failure, print_json
 from penstock.protocol.errors import InvalidRequest
 from penstock.vision.decode import decode
 from penstock.vision.spec import ColorFormat
 
 STAGES = ("decode", "preprocess", "queue", "infer", "postprocess")
-
-
-class ResultPrinter(Protocol):
-    """Prints the result or failure of each picture, and the path of its drawing."""
-
-    def result(self, picture: Path, answer: ImageResults) -> None: ...
-
-    def drawn(self, target: Path) -> None: ...
-
-    def failure(self, picture: Path, why: str) -> None: ...
 
 
 class JsonLinesPrinter:
@@ -55,13 +46,13 @@ class JsonLinesPrinter:
         row = msgspec.to_builtins(answer)
         if not answer.explain:
             del row["explain"]
-        _write_line({"file": str(picture), **row})
+        print_json({"file": str(picture), **row})
 
     def drawn(self, target: Path) -> None:
         sys.stderr.write(f"drawn: {target}\n")
 
     def failure(self, picture: Path, why: str) -> None:
-        _write_line({"file": str(picture), "error": why})
+        print_json({"file": str(picture), "error": why})
 
 
 class TablePrinter:
@@ -86,9 +77,7 @@ class TablePrinter:
         print_failure(why)
 
 
-def _write_line(row: Mapping[str, object]) -> None:
-    sys.stdout.write(msgspec.json.encode(row).decode() + "\n")
-    sys.stdout.flush()
+ResultPrinter = JsonLinesPrinter | TablePrinter
 
 
 def _table(result: ImageResult) -> Table:
@@ -118,7 +107,7 @@ NO_PIXEL_LIMIT = 1 << 62  # the gateway has its own; here a person draws into a 
 def infer(
     model: Annotated[str, typer.Argument(help="a model of the running gateway")],
     files: Annotated[list[Path], typer.Argument(help="pictures (JPEG, PNG, WebP), or folders of them")],
-    url: Annotated[str | None, typer.Option(help="the gateway [http://127.0.0.1:8000]", show_default=False)] = None,
+    url: Url = None,
     api_key: ApiKey = "",
     as_json: Annotated[bool, typer.Option("--json", help="one JSON line a picture, and nothing else")] = False,
     draw: Annotated[Path | None, typer.Option(help="draw into this file, or into this folder")] = None,

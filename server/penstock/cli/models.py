@@ -1,15 +1,13 @@
 """`penstock models`: list, pull, load, unload and explain."""
 
 import contextlib
-import sys
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated
 
-import msgspec
 import typer
 from rich.console import Console
-from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TransferSpeedColumn
+from rich.progress import DownloadColumn, TransferSpeedColumn
 from rich.table import Table
 from rich.text import Text
 
@@ -21,6 +19,7 @@ from penstock.cli.gateway_client import (
     GatewayClient,
     GatewayError,
     IndexRow,
+    Url,
     gateway_of,
     settings_or_fail,
 )
@@ -34,7 +33,7 @@ from penstock.cli.model_list import (
     unknown_model,
 )
 from penstock.cli.optimize import optimize
-from penstock.cli.terminal import fail, stoppable, table_console
+from penstock.cli.terminal import fail, print_json, progress_bar, stoppable, table_console
 from penstock.gateway.batching.batch_report import BatchesOfRows, ModelBatchReport, OptionsReport, QueueReport
 from penstock.gateway.batching.explanation import WHY_CLOSED, FitReport
 from penstock.models.catalogue import CatalogueEntry, CatalogueError, find_entry, read_catalogue
@@ -54,7 +53,7 @@ _OWNERS = {
 
 def explain(
     name: Annotated[str, typer.Argument(help="the model's name")],
-    url: Annotated[str | None, typer.Option(help="the gateway [http://127.0.0.1:8000]", show_default=False)] = None,
+    url: Url = None,
     api_key: ApiKey = "",
     as_json: Annotated[bool, typer.Option("--json", help="one object, and nothing else")] = False,
 ) -> None:
@@ -67,7 +66,7 @@ def explain(
     except GatewayError as error:
         fail(str(error), code=1)
     if as_json:
-        sys.stdout.write(msgspec.json.encode(page).decode() + "\n")
+        print_json(page)
         return
     print_page(page, Console(highlight=False))
 
@@ -169,7 +168,6 @@ def _s(count: int) -> str:
 
 app = typer.Typer(no_args_is_help=True, pretty_exceptions_enable=False)
 
-Url = Annotated[str | None, typer.Option(help="the gateway [http://127.0.0.1:8000]", show_default=False)]
 Home = Annotated[Path | None, typer.Option(help="where pulled models are [~/.penstock]", show_default=False)]
 Name = Annotated[str, typer.Argument(help="the model's name")]
 
@@ -195,7 +193,7 @@ def list_models(
         batches=_explained(gateway, index or ()),
     )
     if as_json:
-        sys.stdout.write(msgspec.json.encode(rows).decode() + "\n")
+        print_json(rows)
     else:
         console = table_console()
         console.print(model_table(rows))
@@ -293,21 +291,19 @@ def _explained(gateway: GatewayClient, index: Sequence[IndexRow]) -> dict[str, M
 def _is_batching(gateway: GatewayClient) -> bool:
     """Whether the engine that runs forms batches where a model asks for that: the embedded one does not."""
     try:
-        return gateway.engine_name() != EMBEDDED_ENGINE
+        return gateway.engine().name != EMBEDDED_ENGINE
     except GatewayError as error:
         typer.echo(f"penstock: who forms batches is as under Triton: the engine's name is not known: {error}", err=True)
         return True
 
 
 def _pull_with_progress(entry: CatalogueEntry, source: str | None, home: Path) -> Pulled:
-    console = Console(stderr=True)
-    columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TransferSpeedColumn())
-    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
+    with progress_bar(DownloadColumn(), TransferSpeedColumn()) as bar:
         task = bar.add_task(entry.name, total=entry.size_bytes)
         return pull_model(
             entry,
             source=source,
             home=home,
             progress=lambda done_bytes: bar.update(task, completed=done_bytes),
-            on_wait=lambda: console.print(f"another pull of {entry.name} runs; waiting for it"),
+            on_wait=lambda: bar.console.print(f"another pull of {entry.name} runs; waiting for it"),
         )

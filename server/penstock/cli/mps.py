@@ -7,10 +7,9 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Annotated
 
-import msgspec
 import typer
 
-from penstock.cli.terminal import fail, one_line
+from penstock.cli.terminal import fail, one_line, print_json
 from penstock.engines.run_directory import RunDirectoryRefused, make_private
 from penstock.gateway.workers.running_stacks import run_folders
 from penstock.gpu.mps.control import (
@@ -90,7 +89,7 @@ def start(
     except (MpsError, RunDirectoryRefused, OSError) as error:
         fail(str(error), code=1)
     if as_json:
-        _write(msgspec.json.encode({"directory": str(options.directory), "environment": options.env_vars()}).decode())
+        print_json({"directory": str(options.directory), "environment": options.env_vars()})
         return
     _write(f"an MPS daemon runs in {options.directory}; penstock mps stop ends it\n")
     _write(f"export {PIPE_DIRECTORY}={options.directory}")
@@ -111,7 +110,7 @@ def status(directory: Directory = None, as_json: AsJson = False) -> None:
         MpsView(str(directory), asyncio.run(_sample_loads(directory)), _limit(reading), loads) for directory in found
     ]
     if as_json:
-        _write(msgspec.json.encode({"daemons": [_as_object(one) for one in shown]}).decode())
+        print_json({"daemons": [_as_object(one) for one in shown]})
     elif shown:
         _write("\n".join(line for one in shown for line in lines_of(one)))
     else:

@@ -1,24 +1,21 @@
 """`penstock models optimize`: makes an INT8 model of a float one, and prints what it gained and lost."""
 
 import statistics
-import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-import msgspec
 import typer
 from rich.console import Console
 from rich.markup import escape
-from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn
 from rich.progress import Progress as Bar
 from rich.table import Table
 
-from penstock.cli.gateway_client import ApiKey, GatewayClient, GatewayError, gateway_of, settings_or_fail
+from penstock.cli.gateway_client import ApiKey, GatewayClient, GatewayError, Url, gateway_of, settings_or_fail
 from penstock.cli.model_list import installed_models, load_where_one_runs, unknown_model
 from penstock.cli.pictures import NoPictures, pictures_of
-from penstock.cli.terminal import fail, stoppable
+from penstock.cli.terminal import fail, print_json, progress_bar, stoppable
 from penstock.gateway.settings import Settings
 from penstock.models.catalogue import InstalledModel
 from penstock.models.model_folder import disk_sentence, new_model_folder, repository_of
@@ -90,11 +87,11 @@ def _fusion_lines(fusion: "Fusion") -> list[str]:
 
 
 def _accuracy_lines(report: "OptimizationReport") -> list[str]:
-    from penstock.models.optimize.report import RANDOM_WEIGHTS, evaluation_lines
+    from penstock.models.optimize.report import NOT_JUDGED, evaluation_lines
 
     pictures = f"{report.calibrating} pictures calibrated, {report.held_out} judged"
     if report.judgement is None:
-        return [RANDOM_WEIGHTS]
+        return [NOT_JUDGED]
     note = f", {len(report.chosen.left_float)} nodes left float" if report.chosen.left_float else ""
     return [*evaluation_lines(report.judgement), f"{pictures}; ranges by {report.chosen.ranges}{note}"]
 
@@ -146,7 +143,7 @@ def optimize(
     int8: Annotated[bool, typer.Option("--int8", help="8-bit integers: weights per channel, activations")] = False,
     tensorrt: Annotated[bool, typer.Option(hidden=True, is_eager=True, callback=_refuse_tensorrt)] = False,
     as_json: Annotated[bool, typer.Option("--json", help="one JSON object, and nothing else")] = False,
-    url: Annotated[str | None, typer.Option(help="the gateway [http://127.0.0.1:8000]", show_default=False)] = None,
+    url: Url = None,
     api_key: ApiKey = "",
     home: Annotated[
         Path | None, typer.Option(help="its models/ gets the result [~/.penstock]", show_default=False)
@@ -175,7 +172,7 @@ def _print_result(report: "OptimizationReport", settings: Settings, gateway: Gat
         from penstock.models.optimize.report import as_json as report_json
 
         row = report_json(report) | {"folder": str(folder), "gateway": loaded}
-        sys.stdout.write(msgspec.json.encode(row).decode() + "\n")
+        print_json(row)
     else:
         print_report(report, folder)
     if is_failure:
@@ -229,12 +226,10 @@ def _work(model: InstalledModel, pictures: Sequence[Path], calibrate: Path) -> "
 def _make_model_folder(result_name: str, fill: "Fill", home: Path) -> "OptimizationReport":
     from penstock.models.optimize.source import Progress
 
-    console = Console(stderr=True)
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-    with Bar(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
+    with progress_bar() as bar:
         progress = _progress_on(bar, Progress)
         waiting = f"another process makes {result_name}; waiting for it"
-        with new_model_folder(home, result_name, lambda: console.print(waiting, soft_wrap=True)) as staged:
+        with new_model_folder(home, result_name, lambda: bar.console.print(waiting, soft_wrap=True)) as staged:
             return fill(staged, progress)
 
 

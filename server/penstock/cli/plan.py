@@ -10,16 +10,14 @@ from dataclasses import dataclass, replace
 from multiprocessing import get_context
 from typing import Annotated
 
-import msgspec
 import typer
 from rich import box
 from rich.console import Console
 from rich.markup import escape
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
-from penstock.cli.gateway_client import ApiKey, GatewayClient, GatewayError, gateway_of
-from penstock.cli.terminal import fail, stoppable, table_console
+from penstock.cli.gateway_client import ApiKey, GatewayClient, GatewayError, Url, gateway_of
+from penstock.cli.terminal import fail, print_json, progress_bar, stoppable, table_console
 from penstock.planning.comparison import (
     ContenderResult,
     Effort,
@@ -167,7 +165,7 @@ def plan(
     count: Annotated[int, typer.Option(min=1000, help="requests of one replay, at least")] = 20_000,
     seeds: Annotated[int, typer.Option(min=2, max=10, help="replays that decide")] = 5,
     jobs: Annotated[int, typer.Option(min=1, help="processes [one a core]", show_default=False)] = os.cpu_count() or 1,
-    url: Annotated[str | None, typer.Option(help="the gateway [http://127.0.0.1:8000]", show_default=False)] = None,
+    url: Url = None,
     api_key: ApiKey = "",
     as_json: Annotated[bool, typer.Option("--json", help="one JSON object, and nothing else")] = False,
 ) -> None:
@@ -191,7 +189,7 @@ def plan(
     with stoppable("nothing was kept"):
         races = _race(cases, contenders, tuple(overload), jobs)
     if as_json:
-        sys.stdout.write(msgspec.json.encode(races_as_json(races)).decode() + "\n")
+        print_json(races_as_json(races))
     else:
         print_results(races, table_console())
 
@@ -225,9 +223,7 @@ def _cases(
 
 def _race(cases: list[RaceCase], contenders: list[Contender], multiples: tuple[float, ...], jobs: int) -> list[Race]:
     pieces = pieces_of(cases, contenders, multiples)
-    console = Console(stderr=True)
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-    bar = Progress(*columns, console=console, transient=True, disable=not console.is_terminal)
+    bar = progress_bar()
     shown = bar.add_task("replaying", total=len(pieces))
     results = []
     with _results(pieces, jobs) as arriving, bar:  # the processes are forked before the bar's thread is there

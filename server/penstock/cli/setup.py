@@ -4,11 +4,10 @@ import sys
 from pathlib import Path
 from typing import Annotated
 
-import msgspec
 import typer
 
 from penstock.cli.gateway_client import settings_or_fail
-from penstock.cli.terminal import fail, stoppable
+from penstock.cli.terminal import fail, print_json, stoppable
 from penstock.engines.triton.environment import SetupFailed, TritonSetup
 from penstock.engines.triton.runtime import TritonUnavailable
 
@@ -39,7 +38,7 @@ def triton(
     except (SetupFailed, TritonUnavailable) as error:
         fail(str(error), code=1)
     if as_json:
-        sys.stdout.write(msgspec.json.encode({"environment": str(target), "changed": is_changed}).decode() + "\n")
+        print_json({"environment": str(target), "changed": is_changed})
     else:
         typer.echo(f"Triton is {'installed' if is_changed else 'up to date'} in {target}; `penstock up` starts it")
 

@@ -3,10 +3,14 @@
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import NoReturn
+from typing import TYPE_CHECKING, NoReturn
 
+import msgspec
 import typer
 from rich.console import Console
+
+if TYPE_CHECKING:  # other commands need no bar
+    from rich.progress import Progress, ProgressColumn
 
 NO_WIDTH_LIMIT = 10_000
 _STOPPED = 130  # 128 + SIGINT, as shells have it
@@ -18,6 +22,22 @@ def table_console() -> Console:
     if not console.is_terminal:
         console.width = NO_WIDTH_LIMIT
     return console
+
+
+def progress_bar(*columns: "ProgressColumn") -> "Progress":
+    """A bar on standard error where that is a terminal. columns: behind the bar; by default the parts and the time."""
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+    console = Console(stderr=True)
+    shown = columns or (MofNCompleteColumn(), TimeElapsedColumn())
+    leading = (TextColumn("{task.description}"), BarColumn())
+    return Progress(*leading, *shown, console=console, transient=True, disable=not console.is_terminal)
+
+
+def print_json(value: object) -> None:
+    """One line of JSON on standard output."""
+    sys.stdout.write(msgspec.json.encode(value).decode() + "\n")
+    sys.stdout.flush()
 
 
 def fail(message: str, *, code: int = 2) -> NoReturn:

@@ -6,16 +6,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from penstock.doctor import engine, host, mps
-from penstock.doctor import engine as ports
-from penstock.doctor import gpu as graphics
-from penstock.doctor import gpu as image
-from penstock.doctor import gpu as video
-from penstock.doctor import host as limits
-from penstock.doctor import host as memory
-from penstock.doctor import host as processor
-from penstock.doctor import storage as disk
-from penstock.doctor import storage as shared_memory
+from penstock.doctor import engine, gpu, host, mps, storage
 from penstock.doctor.finding import Finding, Severity, StackPlan
 from penstock.gpu.nvml import READ_TIMEOUT_S
 from penstock.gpu.video_engines import READ_TIMEOUT_S as ENGINES_TIMEOUT_S
@@ -34,27 +25,23 @@ class Examiner:
 
 
 def _examine_graphics(plan: StackPlan) -> list[Finding]:
-    facts = graphics.probe_graphics()
+    facts = gpu.probe_graphics()
     reading = facts.reading
-    on_video = video.video_findings(video.probe_video()) if reading.cards else video.no_card_findings()
-    of_card = [
-        *graphics.graphics_findings(facts),
-        *image.image_findings(reading),
-        *mps.mps_findings(mps.probe_mps(), reading),
-    ]
+    on_video = gpu.video_findings(gpu.probe_video()) if reading.cards else gpu.no_card_findings()
+    of_card = [*gpu.graphics_findings(facts), *gpu.image_findings(reading), *mps.mps_findings(mps.probe_mps(), reading)]
     return [*of_card, *on_video]
 
 
 EXAMINERS = (
     Examiner(("host",), lambda plan: host.host_findings(host.probe_host(plan))),
-    Examiner(("cpu",), lambda plan: processor.processor_findings(processor.probe_processor(plan))),
-    Examiner(("memory",), lambda plan: memory.memory_findings(memory.probe_memory(plan))),
+    Examiner(("cpu",), lambda plan: host.processor_findings(host.probe_processor(plan))),
+    Examiner(("memory",), lambda plan: host.memory_findings(host.probe_memory(plan))),
     Examiner(("gpu", "image", "mps", "video"), _examine_graphics, READ_TIMEOUT_S + ENGINES_TIMEOUT_S + QUICK_S),
     Examiner(("engine",), lambda plan: engine.engine_findings(engine.probe_engine(plan)), 2 * CHILD_S),
-    Examiner(("shm",), lambda plan: shared_memory.shared_memory_findings(shared_memory.probe_shared_memory(plan))),
-    Examiner(("limits",), lambda plan: limits.limit_findings(limits.probe_limits(plan))),
-    Examiner(("ports",), lambda plan: ports.port_findings(ports.probe_ports(plan))),
-    Examiner(("disk",), lambda plan: disk.disk_findings(disk.probe_disk(plan))),
+    Examiner(("shm",), lambda plan: storage.shared_memory_findings(storage.probe_shared_memory(plan))),
+    Examiner(("limits",), lambda plan: host.limit_findings(host.probe_limits(plan))),
+    Examiner(("ports",), lambda plan: engine.port_findings(engine.probe_ports(plan))),
+    Examiner(("disk",), lambda plan: storage.disk_findings(storage.probe_disk(plan))),
 )
 
 

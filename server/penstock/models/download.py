@@ -10,7 +10,7 @@ from typing import IO
 from urllib.parse import quote, unquote, urlsplit
 
 from penstock.models.catalogue import CatalogueEntry, DownloadInterrupted, PullFailed, WrongContent
-from penstock.models.remote_file import ADVICE_OTHER_SOURCE, open_url
+from penstock.models.remote_file import ADVICE_OTHER_SOURCE, OpenedSource, open_url
 
 _POINTER = b"version https://git-lfs"
 _OF_PATHS = "/%:@!$&'()*+,;=~[]"  # not quoted in a URL's path; % because the path may be quoted already
@@ -25,17 +25,6 @@ class ModelSource:
 
     def __str__(self) -> str:
         return str(self.path) if self.path is not None else self.url
-
-
-@dataclass(frozen=True, slots=True)
-class OpenedSource:
-    """An opened source. read(count) returns at most count bytes, empty at the end, and raises PullFailed."""
-
-    read: Callable[[int], bytes]
-    offset: int  # of the first byte; 0 if the server cannot resume
-    size_bytes: int | None  # of the whole file; None if unknown
-    is_web_page: bool = False  # the content type is HTML
-    is_pointer: bool = False  # the file is a Git LFS pointer
 
 
 def find_source(entry: CatalogueEntry, given: Path | str | None) -> ModelSource:
@@ -94,8 +83,8 @@ def _local_source(entry: CatalogueEntry, path: Path) -> ModelSource:
 def open_source(source: ModelSource, offset: int) -> Iterator[OpenedSource]:
     """Opens the source at the offset, or at 0 if it cannot resume. Raises PullFailed."""
     if source.path is None:
-        with open_url(source.url, offset) as answer:
-            yield OpenedSource(answer.read, answer.begin, answer.size_bytes, is_web_page=answer.is_web_page)
+        with open_url(source.url, offset) as opened:
+            yield opened
         return
     path = source.path
     try:
@@ -145,15 +134,7 @@ def _fetch_once(entry: CatalogueEntry, source: ModelSource, partial: Path, progr
         partial.unlink(missing_ok=True)
         if offset == 0:
             raise
-        _fetch_from_start(entry, source, partial, progress)
-
-
-def _fetch_from_start(entry: CatalogueEntry, source: ModelSource, partial: Path, progress: Progress) -> None:
-    try:
-        _fetch_from(entry, source, partial, 0, progress)
-    except WrongContent:
-        partial.unlink(missing_ok=True)
-        raise
+        _fetch_once(entry, source, partial, progress)
 
 
 def _usable_bytes(partial: Path, size_bytes: int) -> int:

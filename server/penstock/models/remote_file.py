@@ -44,21 +44,23 @@ ADVICE_OTHER_SOURCE = "or fetch the file by other means and name it, or its fold
 
 
 @dataclass(frozen=True, slots=True)
-class RemoteFile:
-    """A response. read(count) returns at most count bytes of the body, empty at its end, and raises PullFailed."""
+class OpenedSource:
+    """An opened source. read(count) returns at most count bytes, empty at the end, and raises PullFailed."""
 
     read: Callable[[int], bytes]
-    begin: int  # offset of the body's first byte; 0 if the server cannot resume
+    offset: int  # of the first byte; 0 if the server cannot resume
     size_bytes: int | None  # of the whole file; None if unknown
-    is_web_page: bool  # the content type is HTML
+    is_web_page: bool = False  # the content type is HTML
+    is_pointer: bool = False  # the file is a Git LFS pointer
 
 
 @contextmanager
-def open_url(url: str, offset: int) -> Iterator[RemoteFile]:
+def open_url(url: str, offset: int) -> Iterator[OpenedSource]:
     """The file from the offset on, or from 0 without resume. Raises PullFailed, and WrongContent for a 416."""
     request = urllib.request.Request(url, headers={"Range": f"bytes={offset}-"} if offset else {})
     try:
-        response = _opener().open(request, timeout=SILENCE_TIMEOUT_S)
+        opener = urllib.request.build_opener(_Http, _Https, _Redirects)  # with the environment's proxies
+        response = opener.open(request, timeout=SILENCE_TIMEOUT_S)
     except urllib.error.HTTPError as error:
         error.close()
         raise _refused(url, offset, error) from error
@@ -67,12 +69,7 @@ def open_url(url: str, offset: int) -> Iterator[RemoteFile]:
     with closing(cast(http.client.HTTPResponse, response)) as opened:
         begin = _first_byte(opened, offset)
         is_web_page = opened.headers.get_content_type() in ("text/html", "application/xhtml+xml")
-        yield RemoteFile(_ResponseBody(url, opened).read, begin, _size_of(opened, begin), is_web_page)
-
-
-def _opener() -> urllib.request.OpenerDirector:
-    """urllib's opener, with the environment's proxies and a time limit on response headers."""
-    return urllib.request.build_opener(_Http, _Https, _Redirects)
+        yield OpenedSource(_ResponseBody(url, opened).read, begin, _size_of(opened, begin), is_web_page)
 
 
 class _Response(http.client.HTTPResponse):

@@ -58,14 +58,6 @@ def test_lists_that_are_maps_have_each_key_once(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_rolling_updates_can_go_on(name: str) -> None:
-    """A strategy that may neither add nor take away a pod is refused."""
-    for each in rendered(name).of_kind("Deployment"):
-        rolling = each["spec"].get("strategy", {}).get("rollingUpdate", {"maxSurge": 1})
-        assert rolling.get("maxSurge") or rolling.get("maxUnavailable")
-
-
-@pytest.mark.parametrize("name", NAMES)
 def test_config_maps_have_keys_that_can_be_files(name: str) -> None:
     """Keys of letters, digits, dots and dashes; less than the API server's 1 MiB."""
     for each in rendered(name).of_kind("ConfigMap"):

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 import yaml
 
-from tests.deploy.chart.objects import Pods, component, pods_of, selects, variables
+from tests.deploy.chart.objects import Pods, component, pods_of, variables
 from tests.deploy.chart.pod_security import Spec
 from tests.deploy.chart.rendering import CHART, NAMESPACE, Document, render
 from tests.deploy.chart.value_sets import NAMES, SETS, merged, rendered
@@ -48,12 +48,6 @@ def test_only_triton_requests_one_card_or_share(name: str) -> None:
     assert "nvidia.com/gpu" in tolerated
 
 
-@pytest.mark.parametrize("name", [name for name in NAMES if name not in ON_GPUS])
-def test_release_without_cards_says_nothing_of_gpus(name: str) -> None:
-    """On CPUs nothing asks for, selects or tolerates what belongs to cards."""
-    assert "nvidia" not in str([each for each in rendered(name).objects if each["kind"] != "ConfigMap"])
-
-
 def test_video_shard_gets_a_card_with_its_video_engines() -> None:
     """One each, by the plugin, on nodes that may have it; the driver's video part is asked for, too."""
     pods = component(rendered("video-gpu"), "video")
@@ -94,29 +88,6 @@ def test_mig_instances_are_shared_by_their_own_name() -> None:
     config = yaml.safe_load(found["data"]["penstock-shared"])
     assert config["flags"] == {"migStrategy": "mixed"}
     assert config["sharing"]["timeSlicing"]["resources"] == [{"name": "nvidia.com/mig-1g.10gb", "replicas": 2}]
-
-
-@pytest.mark.parametrize(
-    ("name", "values", "said"),
-    [
-        ("mig", {}, ["migStrategy=mixed", "grep mig-1g.10gb", "nvidia-smi mig"]),
-        ("mps-plugin", {}, ["in namespace ml", "gpu.sharing.devicePlugin.namespace", "nvidia.com/mps.capable=true"]),
-        (
-            "time-slicing",
-            {},
-            ["nvidia.com/device-plugin.config=penstock-shared", "clusterpolicies.nvidia.com/cluster-policy"],
-        ),
-        (
-            "mps-plugin",
-            {"gpu": {"sharing": {"devicePlugin": {"namespace": "nv"}}}},
-            ["in namespace nv", "--namespace nv"],
-        ),
-    ],
-)
-def test_notes_say_what_cards_want_of_the_cluster(name: str, values: dict[str, Any], said: list[str]) -> None:
-    """Instances, strategy, the plugin's namespace and the nodes' labels: without any of them pods wait for ever."""
-    notes = render(merged(SETS[name], values)).notes
-    assert [each for each in said if each not in notes] == [], notes
 
 
 def daemon_of(name: str) -> Pods:
@@ -194,14 +165,3 @@ def test_upgrade_changes_nothing_that_may_not_change(name: str) -> None:
         return {(each["kind"], each["metadata"]["name"]): immutable(each) for each in render(values).objects}
 
     assert fixed(merged(SETS[name], other)) == fixed(SETS[name])
-
-
-@pytest.mark.parametrize("name", NAMES)
-def test_spread_and_placement_reach_the_pods_that_they_are_said_for(name: str) -> None:
-    """Gateways of a card's own node are spread like the others; a spread's selector is its own pods'."""
-    for pods in pods_of(rendered(name)):
-        spreads = pods.spec.get("topologySpreadConstraints") or []
-        assert len(spreads) == len({each["topologyKey"] for each in spreads})
-        assert all(selects(each["labelSelector"], pods.labels) for each in spreads)
-        if pods.component == "gateway":
-            assert bool(spreads) is (SETS[name].get("gateway", {}).get("topologySpread", "on") != "")

@@ -15,7 +15,6 @@ PROMETHEUS = Peer({"app.kubernetes.io/name": "prometheus"}, "monitoring")
 DNS = Peer({"k8s-app": "kube-dns"}, "kube-system", {"dns": 53, "dns-tcp": 53})
 OUTSIDE = Peer(address="192.0.2.77")
 CAMERA, STORE, TRITON_OF_OTHERS = Peer(address="10.20.0.9"), Peer(address="10.30.0.9"), Peer({"app": "t"}, "serving")
-TRITON_PORTS = (8000, 8001, 8002)
 GUARDED = [name for name in NAMES if SETS[name].get("networkPolicy", {}).get("enabled", True)]
 
 
@@ -117,21 +116,6 @@ def test_triton_reaches_its_object_store_where_the_values_allow_it() -> None:
     assert not may_reach(policies("separate"), peers("separate")["triton"], STORE, 443)
 
 
-@pytest.mark.parametrize("name", GUARDED)
-def test_helm_test_pod_reaches_the_gateway(name: str) -> None:
-    """`helm test` asks the gateway, also where the values name who may call it."""
-    tests = [pods for pods in pods_of(rendered(name)) if is_hook(pods)]
-    assert tests
-    for pods in tests:
-        assert may_reach(policies(name), Peer.of(pods), peers(name)["gateway"], 8000)
-
-
 def is_hook(pods: Pods) -> bool:
     """Whether `helm test` makes it."""
     return "helm.sh/hook" in (pods.owner["metadata"].get("annotations") or {})
-
-
-def test_there_are_no_policies_when_they_are_off() -> None:
-    """Who guards the network otherwise may say so."""
-    assert policies("bare") == []
-    assert render(merged(SETS["cpu"], {"networkPolicy": {"enabled": False}})).of_kind("NetworkPolicy") == []

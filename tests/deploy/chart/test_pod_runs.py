@@ -118,6 +118,7 @@ def running_gateway(home: Path, *engine: str, without: str = "") -> Iterator[Run
 
 
 @needs_curl
+@pytest.mark.long
 def test_sidecars_pod_serves_recovers_and_drains_in_the_charts_order(tmp_path: Path, triton_environment: Path) -> None:
     """Triton takes its arguments and loads; the gateway takes its variables and serves; a Triton that dies comes back
     with its models; at the end the gateway drains first, and both fit into the pod's grace period."""

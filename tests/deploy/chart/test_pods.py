@@ -109,21 +109,15 @@ def given_whole(name: str) -> set[str]:
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_images_all_come_from_the_registry_that_is_said(name: str) -> None:
-    """image.registry stands before every image of ours; each has a tag other than latest, or a digest."""
-    done = render(merged(SETS[name], {"image": {"registry": "mirror.example.net:5000/x"}}))
-    for image in set(images(pods_of(done))) - given_whole(name):
-        assert re.fullmatch(r"mirror\.example\.net:5000/x/penstock(-[a-z]+)?[:@].+", image), image
-        assert not image.endswith(":latest")
-
-
-@pytest.mark.parametrize("name", NAMES)
-def test_digest_of_an_image_wins_over_its_tag(name: str) -> None:
-    """Who pins by digest gets that very image, wherever it is used."""
+def test_images_have_the_registry_the_digest_and_the_pull_secrets_that_are_said(name: str) -> None:
+    """image.registry stands before every image of ours, a digest wins over its tag, pull secrets reach every pod."""
     pinned = {"image": {"digest": DIGEST, "tag": "never"}}
-    done = render(merged(SETS[name], {"gateway": pinned, "triton": pinned, "video": pinned}))
-    for image in set(images(pods_of(done))) - given_whole(name):
-        assert image.endswith(f"@{DIGEST}"), image
+    image = {"registry": "mirror.example.net:5000/x", "pullSecrets": ["one", "two"]}
+    done = render(merged(SETS[name], {"image": image, "gateway": pinned, "triton": pinned, "video": pinned}))
+    for found in set(images(pods_of(done))) - given_whole(name):
+        assert re.fullmatch(rf"mirror\.example\.net:5000/x/penstock(-[a-z]+)?@{DIGEST}", found), found
+    for pods in pods_of(done):
+        assert pods.spec.get("imagePullSecrets") == [{"name": "one"}, {"name": "two"}], pods.name
 
 
 def test_tag_of_all_images_is_the_charts_version_unless_said() -> None:
@@ -135,11 +129,3 @@ def test_tag_of_all_images_is_the_charts_version_unless_said() -> None:
     assert tags({}) == {"0.1.0", "0.1.0-26.07"}
     assert tags({"image": {"tag": "9"}}) == {"9", "9-26.07"}
     assert tags({"gateway": {"image": {"tag": "a"}}, "triton": {"image": {"tag": "b"}}}) == {"a", "b"}
-
-
-@pytest.mark.parametrize("name", NAMES)
-def test_pull_secrets_reach_every_pod(name: str) -> None:
-    """A registry that asks for a name and a password is one value away."""
-    done = render(merged(SETS[name], {"image": {"pullSecrets": ["one", "two"]}}))
-    for pods in pods_of(done):
-        assert pods.spec.get("imagePullSecrets") == [{"name": "one"}, {"name": "two"}], pods.name

@@ -74,17 +74,6 @@ def test_adapters_queries_parse_and_name_what_the_hpa_asks_for() -> None:
     assert asked <= made
 
 
-def test_autoscalers_have_both_signals_and_neither_is_how_busy_a_gpu_is() -> None:
-    """In-flight work and time in the queue, with the targets of the values."""
-    (scaled,) = rendered("keda").of_kind("ScaledObject")
-    assert {each["metadata"]["threshold"] for each in scaled["spec"]["triggers"]} == {"64", "0.05"}
-    (hpa,) = rendered("hpa").of_kind("HorizontalPodAutoscaler")
-    targets = {each["pods"]["target"]["averageValue"] for each in hpa["spec"]["metrics"]}
-    assert targets in ({"64", "50m"}, {"64", "0.05"})
-    assert (hpa["spec"]["minReplicas"], hpa["spec"]["maxReplicas"]) == (2, 6)
-    assert "util" not in json.dumps([scaled, hpa]).lower()
-
-
 @pytest.mark.parametrize("name", WITH_RULES)
 def test_rules_are_those_of_the_files_untouched_and_parse(name: str) -> None:
     """deploy/monitoring's rules reach the operator as they are, `{{ $labels }}` and all."""

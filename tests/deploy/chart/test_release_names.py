@@ -8,16 +8,16 @@ from typing import Any
 import pytest
 
 from tests.deploy.chart.objects import pods_of, selects
-from tests.deploy.chart.rendering import CHART, RELEASE, Rendered, render
-from tests.deploy.chart.value_sets import SETS, merged, rendered
+from tests.deploy.chart.rendering import RELEASE, Rendered, render
+from tests.deploy.chart.value_sets import SETS, merged
 
 pytestmark = pytest.mark.xdist_group("chart")
 
 # YAML 1.1 parses most of these as a number, a boolean, null or a date if they are not quoted.
-WORDS = ("true", "false", "null", "yes", "no", "on", "off", "y", "n")
-NUMBERS = ("2026", "0", "007", "1e3", "12e45", "0x1f", "0b11", "0o17", "1.5", "1.e3", "2026-11-27", "190.20.30")
-LONG = ("a" * 53, "1" * 53, "a." * 26 + "a", "a" * 39 + "--" + "b" * 12, "1" * 39 + ".penstock")
-ODD = (*WORDS, *NUMBERS, *LONG, "my.release", "deadbeef", "penstock.eu", "1-penstock", "2026.penstock")
+WORDS = ("true", "null", "no", "y")
+NUMBERS = ("2026", "007", "1e3", "0x1f", "1.5", "2026-11-27", "190.20.30")
+LONG = ("1" * 53, "a." * 26 + "a", "a" * 39 + "--" + "b" * 12, "1" * 39 + ".penstock")
+ODD = (*WORDS, *NUMBERS, *LONG, "my.release")
 ORDINARY = {
     RELEASE: RELEASE,
     "vision": "vision-penstock",
@@ -54,13 +54,6 @@ def texts(node: object, path: str = "") -> Iterator[tuple[str, object]]:
             elif is_name and not isinstance(value, Mapping | list):
                 yield where, value
             yield from texts(value, where)
-
-
-def test_sets_of_this_page_render_every_template() -> None:
-    """Together the sets render every template of the chart."""
-    files = {str(path.relative_to(CHART / "templates")) for path in (CHART / "templates").rglob("*.yaml")}
-    seen = {file for name in SET_NAMES for file, text in rendered(name).texts.items() if text.strip()}
-    assert files - seen <= {"validate.yaml"}
 
 
 @pytest.mark.parametrize("release", ODD)

@@ -189,15 +189,6 @@ def test_tritons_arguments_are_flags_that_it_knows(name: str, known_flags: set[s
 
 
 @pytest.mark.parametrize("card", CAPABILITIES)
-def test_presets_release_of_triton_is_the_one_that_doctor_names(card: str) -> None:
-    """The image of a card's preset is the newest that server/penstock/gpu/triton_images.py allows for it."""
-    advice = advise(CAPABILITIES[card], None)
-    for _, container in tritons(rendered(card)):
-        year, month = release_of(container)
-        assert advice.image == f"{NAME}:{year}.{month:02}-py3"
-
-
-@pytest.mark.parametrize("card", CAPABILITIES)
 def test_release_that_is_not_said_goes_by_the_cards_generation(card: str) -> None:
     """Without triton.release the chart takes what server/penstock/gpu/triton_images.py names for such cards."""
     done = render(merged(SETS[card], {"triton": {"release": ""}}))

@@ -81,31 +81,6 @@ def test_services_lead_to_pods_that_listen(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_grpc_clients_find_every_gateway_by_name(name: str) -> None:
-    """Beside the Service with one address there is a headless one, for clients that balance their calls themselves."""
-    gateways = [
-        each
-        for each in rendered(name).of_kind("Service")
-        if each["spec"]["selector"].get("app.kubernetes.io/component") == "gateway"
-    ]
-    headless = [each for each in gateways if each["spec"].get("clusterIP") == "None"]
-    assert len(gateways) == 2
-    (one,) = headless
-    assert 8001 in {port["port"] for port in one["spec"]["ports"]}
-    assert not one["spec"].get("publishNotReadyAddresses"), "one that drains is to be left"
-
-
-@pytest.mark.parametrize("name", NAMES)
-def test_stateful_sets_name_a_headless_service_of_their_own(name: str) -> None:
-    """So that each replica has a name of its own, also while it is not ready yet."""
-    services = {each["metadata"]["name"]: each for each in rendered(name).of_kind("Service")}
-    for each in rendered(name).of_kind("StatefulSet"):
-        service = services[each["spec"]["serviceName"]]
-        assert service["spec"]["clusterIP"] == "None"
-        assert selects({"matchLabels": service["spec"]["selector"]}, each["spec"]["template"]["metadata"]["labels"])
-
-
-@pytest.mark.parametrize("name", NAMES)
 def test_disruption_budgets_and_spreads_select_pods(name: str) -> None:
     """A budget or a spread over nodes that selects nothing would promise nothing."""
     for budget in rendered(name).of_kind("PodDisruptionBudget"):
@@ -114,18 +89,6 @@ def test_disruption_budgets_and_spreads_select_pods(name: str) -> None:
     for pods in pods_of(rendered(name)):
         for spread in pods.spec.get("topologySpreadConstraints") or []:
             assert selects(spread["labelSelector"], pods.labels)
-
-
-def test_budgets_are_there_for_every_component_with_replicas() -> None:
-    """A drained node takes one replica of a kind at a time."""
-    result = rendered("everything")
-    covered = {
-        pods.component
-        for pods in pods_of(result)
-        for budget in result.of_kind("PodDisruptionBudget")
-        if selects(budget["spec"]["selector"], pods.labels)
-    }
-    assert covered == {"gateway", "triton", "video"}
 
 
 def target_of(each: Document) -> dict[str, Any]:
@@ -244,10 +207,3 @@ def test_ingress_leads_to_the_gateways_http(name: str) -> None:
         port = backend["port"].get("number") or ports[backend["port"]["name"]]
         assert (rule["host"], port) == (wanted["host"], 8000)
         assert each["spec"]["tls"] == [{"hosts": [wanted["host"]], "secretName": wanted["tlsSecret"]}]
-
-
-@pytest.mark.parametrize("name", NAMES)
-def test_service_monitors_ask_for_a_page_that_is_served(name: str) -> None:
-    """Prometheus is sent to the path that both programs have their metrics at."""
-    for monitor in rendered(name).of_kind("ServiceMonitor"):
-        assert {each.get("path", "/metrics") for each in monitor["spec"]["endpoints"]} <= METRICS_PATHS

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from penstock.models.optimize.profile import cpu_name, int8_instructions
+from penstock.models.optimize.profile import int8_instructions
 
 
 @pytest.mark.parametrize(
@@ -21,9 +21,3 @@ def test_int8_instructions_are_read_from_the_flags(tmp_path: Path, text: str, na
     """Known names, an empty tuple without one, or None if the file has no flags."""
     (tmp_path / "cpuinfo").write_text(text)
     assert int8_instructions(tmp_path / "cpuinfo") == names
-
-
-def test_int8_instructions_of_a_system_without_cpuinfo_are_unknown(tmp_path: Path) -> None:
-    """Not known is not none."""
-    assert int8_instructions(tmp_path / "cpuinfo") is None
-    assert cpu_name(tmp_path / "cpuinfo") == ""

@@ -1,4 +1,4 @@
-"""The cameras of the bench: a rendered street as 720p and 1080p H.264 and 1080p HEVC, and what is no video at all.
+"""The cameras of the bench: a rendered street as 720p and 1080p H.264 and 1080p HEVC.
 
 All of one length, 30 frames a second, no B-frames, a keyframe every two seconds, as cameras send. Played in a loop.
 
@@ -6,7 +6,6 @@ All of one length, 30 frames a second, no B-frames, a keyframe every two seconds
 """
 
 import logging
-import random
 import sys
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,7 +18,6 @@ from deploy.models.street.clip import make_clip
 
 FPS, GOP = 30, 60
 _SEED = 4
-_DAMAGED = 0.3  # of the packets
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,29 +99,6 @@ def facts_of(path: Path) -> dict[str, float]:
     with av.open(str(path)) as container:
         frames = container.streams.video[0].frames
     return {"frames": frames, "bits_per_s": round(path.stat().st_size * 8 * FPS / max(frames, 1))}
-
-
-def make_rubbish(work: Path, clip: Path) -> dict[str, Path]:
-    """Two bad cameras: a file of noise, and the clip with the insides of a third of its packets turned to noise."""
-    generator = random.Random(_SEED)
-    noise, damaged = work / "noise.mp4", work / f"damaged-{clip.name}"
-    noise.write_bytes(generator.randbytes(1 << 20))
-    with av.open(str(clip)) as container, av.open(str(damaged), "w") as copy:
-        stream = container.streams.video[0]
-        template = copy.add_stream_from_template(stream)
-        for number, sent in enumerate(container.demux(stream)):
-            packet: Any = sent
-            if packet.dts is None:
-                continue  # the empty one at the end
-            if number and generator.random() < _DAMAGED:
-                body = bytes(packet)
-                rotten = av.Packet(body[:12] + generator.randbytes(max(len(body) - 12, 0)))
-                rotten.pts, rotten.dts, rotten.time_base = packet.pts, packet.dts, packet.time_base
-                rotten.is_keyframe = packet.is_keyframe
-                packet = rotten
-            packet.stream = template
-            copy.mux(packet)
-    return {"noise": noise, "damaged": damaged}
 
 
 if __name__ == "__main__":

@@ -11,8 +11,8 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
-from loadtest.bench.gpu.programs import CHECKOUT
-from loadtest.bench.gpu.video.usage import CardMeter
+from loadtest.bench.child import CHECKOUT
+from loadtest.bench.gpu.video.machine import CardMeter
 from loadtest.bench.wire import BadAnswer
 from penstock.gpu.mps.control import PIPE_DIRECTORY
 

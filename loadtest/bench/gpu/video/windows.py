@@ -1,40 +1,31 @@
-"""Measurement windows of a fleet, and windows with a fault."""
+"""Measurement windows of a fleet: its metrics, whether its streams were sustained, and the search for their number."""
 
-import json
 import math
-import os
-import signal
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from datetime import datetime
-from pathlib import Path
 from typing import Any
 
 from loadtest.bench.gpu.programs import PenstockUp
 from loadtest.bench.gpu.video.clips import FPS
-from loadtest.bench.gpu.video.fleet import Fleet, NotAllThere
-from loadtest.bench.gpu.video.usage import (
-    CardMeter,
-    ask_engine,
-    busiest,
-    busy_between,
-    cores_by_kind,
-    decode_processes,
-    interrupted_between,
-    look_at_cores,
-    usage_of,
-)
-from loadtest.bench.gpu.video.verdict import SustainedSearch, Window, complaint, dropped_between, latency_between
+from loadtest.bench.gpu.video.fleet import Fleet, MetricsPage, NotAllThere, between
+from loadtest.bench.gpu.video.machine import CardMeter, cores_by_kind, interrupted_between, usage_of
 from loadtest.bench.wire import BadAnswer
+from penstock_load.measure.buckets import Buckets
 
+MOST_DROPPED = 0.001  # of the due frames
+PLAYED_OFF = 0.005  # of the due frames, of all streams together
+EDGE_FRAMES = 3  # of a stream: a window cuts through a frame at each end, and an answer may come in the next window
+IN_TIME = 0.99
+WITHIN = 0.02  # of the sustained number: a search ends there
+FIRST_BACK = 0.04  # below what was answered of a number that was missed; twice as much each time
 HOPELESS_IN_TIME, HOPELESS_DROPPED, HOPELESS_PLAYED = 0.8, 0.05, 0.9
-SECOND_WINDOWS = 2  # that a number gets before it counts as missed: one moment of the machine's is not to decide
+WINDOWS = 2  # of a number before it counts as missed: one moment of the machine's must not decide
 
 
 @dataclass(frozen=True, slots=True)
 class Pacing:
-    """bound_ms: of the p99. settle_s: after a change, before a window. start_s: that streams may take to be there."""
+    """bound_ms: of the p99. settle_s: before a window. start_s: until all streams must have answers."""
 
     seconds: float
     bound_ms: float
@@ -42,33 +33,81 @@ class Pacing:
     start_s: float
 
 
+@dataclass(frozen=True, slots=True)
+class Window:
+    """Some seconds of all streams. answered: frames of each. fps: due of each. dropped: frames by reason.
+
+    latency: from a frame's capture to its result.
+    """
+
+    seconds: float
+    fps: float
+    answered: tuple[int, ...]
+    dropped: Mapping[str, int]
+    latency: Buckets
+
+    @property
+    def due(self) -> float:
+        """Frames of all streams."""
+        return self.fps * self.seconds * len(self.answered)
+
+    @property
+    def played(self) -> float:
+        """Answered by due. Below 1: frames are lost, or later and later. Above: late frames are caught up."""
+        return sum(self.answered) / self.due if self.due else 0.0
+
+    @property
+    def dropped_share(self) -> float:
+        """Of the due frames."""
+        return sum(self.dropped.values()) / self.due if self.due else 0.0
+
+    def in_time(self, bound_ms: float) -> float:
+        """Share of the answered frames within the bound: exact if the histogram has this bound."""
+        return self.latency.within(bound_ms / 1000) / self.latency.count if self.latency.count else 0.0
+
+
+def complaint(window: Window, bound_ms: float) -> str:
+    """Why the streams were not sustained; empty if they were."""
+    if not window.answered:
+        return "there is no stream"
+    least = window.fps * window.seconds * (1 - MOST_DROPPED) - EDGE_FRAMES
+    off = PLAYED_OFF * window.due + 2 * len(window.answered) ** 0.5  # each stream's begin and end are chance
+    behind = sum(frames < least for frames in window.answered)
+    if window.dropped_share > MOST_DROPPED:
+        return f"{window.dropped_share:.2%} of the frames dropped"
+    if window.in_time(bound_ms) < IN_TIME:
+        return f"p99 {window.latency.percentile_ms(0.99):.0f} ms"
+    if sum(window.answered) < window.due - off:
+        return f"{window.played:.2%} of the frames answered"
+    if sum(window.answered) > window.due + off:
+        return f"{window.played:.2%} of the frames answered: streams that were late still catch up"
+    if behind:
+        return f"{behind} streams had fewer than {least:.0f} frames, the least {min(window.answered)}"
+    return ""
+
+
 def measure(fleet: Fleet, up: PenstockUp, card: CardMeter, pacing: Pacing) -> dict[str, Any]:
-    """One window's figures, `complaint` empty where it was held. Raises BadAnswer."""
-    stack = up.process.pid
-    engine, used, before = ask_engine(up.metrics_url), usage_of(fleet.pids, stack), fleet.look()
-    cores_before = look_at_cores()
+    """One window's figures; `complaint` is empty if the streams were sustained. Raises BadAnswer."""
+    stack, ids = up.process.pid, fleet.ids
+    used, before = usage_of(fleet.pids, stack), fleet.look()
     load = card.during(pacing.seconds)
-    cores_after = look_at_cores()
     after, spent = fleet.look(), usage_of(fleet.pids, stack)
-    engine_after = ask_engine(up.metrics_url)
-    instances = sum(kind == "model instance" for kind, _ in spent.processes)
-    seconds = after.at_s - before.at_s
-    ids = fleet.ids
+    seconds, page = after.at_s - before.at_s, between(before.page, after.page)
+    answered = page.by_source("inferred_total")
     window = Window(
         seconds=seconds,
         fps=FPS,
-        answered=tuple(after.page.answered.get(one, 0) - before.page.answered.get(one, 0) for one in ids),
-        dropped=dropped_between(before.page, after.page),
-        latency=latency_between(before.page, after.page),
+        answered=tuple(int(answered.get(one, 0)) for one in ids),
+        dropped={why: int(n) for why, n in page.by_word("dropped_total").items() if n},
+        latency=latency_of(page),
     )
-    batches = after.page.batches - before.page.batches
-    frames_per_s = max(window.rate, 1.0)
-    cores = cores_by_kind(used, spent)
+    batches = page.total("batch_frames_count")
+    rate, cores = sum(window.answered) / seconds, cores_by_kind(used, spent)
     return {
         "streams": len(ids),
         "complaint": complaint(window, pacing.bound_ms),
         "seconds": seconds,
-        "rate": window.rate,
+        "rate": rate,
         "played": window.played,
         "least_frames": min(window.answered, default=0),
         "dropped_share": window.dropped_share,
@@ -76,25 +115,29 @@ def measure(fleet: Fleet, up: PenstockUp, card: CardMeter, pacing: Pacing) -> di
         "p50_ms": window.latency.percentile_ms(0.5),
         "p99_ms": window.latency.percentile_ms(0.99),
         "in_time": window.in_time(pacing.bound_ms),
-        "frames_a_batch": (after.page.batched - before.page.batched) / max(batches, 1),
-        "infer_ms_a_batch": 1000 * (after.page.infer_s - before.page.infer_s) / max(batches, 1),
-        "rows": {how: n - before.page.hand_over.get(how, 0) for how, n in after.page.hand_over.items()},
-        "decode_processes": dict(after.page.processes),
-        "restarts": sum(after.page.restarts.values()) - sum(before.page.restarts.values()),
+        "frames_a_batch": page.total("batch_frames_sum") / max(batches, 1),
+        "infer_ms_a_batch": 1000 * page.total("infer_seconds_sum") / max(batches, 1),
+        "rows": page.by_word("rows_total"),
+        "decode_processes": after.page.by_word("decode_processes"),
+        "restarts": page.total("restarts_total"),
         "cores": cores,
-        "cpu_ms_a_frame": {kind: 1000 * one / frames_per_s for kind, one in cores.items()},
+        "cpu_ms_a_frame": {kind: 1000 * one / max(rate, 1.0) for kind, one in cores.items()},
         "card": load,
-        "interrupts": interrupted_between(cores_before, cores_after),
-        "engine": busy_between(engine, engine_after, seconds, instances),
-        **busiest(used, spent),
-    }  # fmt: skip
+        "interrupts": interrupted_between(used, spent),
+    }
+
+
+def latency_of(page: MetricsPage) -> Buckets:
+    """Of all its sources."""
+    bounds = page.by_word("glass_to_event_seconds_bucket")
+    return Buckets(tuple(sorted((float(bound), int(n)) for bound, n in bounds.items())))
 
 
 def try_count(fleet: Fleet, count: int, window: Callable[[], dict[str, Any]], pacing: Pacing) -> dict[str, Any]:
-    """The fleet with so many streams: the first window that was held, else the last of two. waited_s: for all streams.
+    """The fleet with that many streams: the first window that was sustained, else the last of two.
 
-    Streams that have no answer in time are a reason, and the window tells what was full meanwhile. Where that is the
-    card's decoders there is none: full_at, the streams that have one, says it all. Raises BadAnswer.
+    waited_s: until all streams had answers. If some have none in time, that is the complaint; if the GPU makes no more
+    decoders there is no window, and full_at is the number of streams that have one. Raises BadAnswer.
     """
     fleet.resize(count)
     try:
@@ -104,26 +147,68 @@ def try_count(fleet: Fleet, count: int, window: Callable[[], dict[str, Any]], pa
         return failure | {"full_at": error.answered} if error.is_full else window() | failure
     time.sleep(pacing.settle_s)
     found: dict[str, Any] = {}
-    for _ in range(SECOND_WINDOWS):
+    for _ in range(WINDOWS):
         found = window()
-        if not found["complaint"] or _is_hopeless(found):
+        is_hopeless = found["in_time"] < HOPELESS_IN_TIME or found["dropped_share"] > HOPELESS_DROPPED
+        if not found["complaint"] or is_hopeless or found["played"] < HOPELESS_PLAYED:
             break
     return found | {"waited_s": waited_s}
 
 
-def _is_hopeless(found: dict[str, Any]) -> bool:
-    """So far from being held that another window is a waste of a lent card."""
-    hopeless = found["in_time"] < HOPELESS_IN_TIME or found["dropped_share"] > HOPELESS_DROPPED
-    return bool(hopeless or found["played"] < HOPELESS_PLAYED)
+class SustainedSearch:
+    """The highest sustained number: first the given ones, then down to one that is sustained, then by halves.
+
+    most: the limit. It ends if sustained and missed are within 2 % of each other, or after `tries`.
+    """
+
+    def __init__(self, firsts: Sequence[int], most: int, tries: int = 7) -> None:
+        self.held, self.missed = 0, max(most, 1) + 1
+        self._firsts = [count for count in dict.fromkeys(min(one, self.missed - 1) for one in firsts) if count > 0]
+        self._left, self._back, self._guess = tries, FIRST_BACK, int(self.missed * (1 - FIRST_BACK))
+
+    def next_count(self) -> int | None:
+        """What to try; None at the end."""
+        if self._left <= 0:
+            return None
+        while self._firsts:
+            count = self._firsts.pop(0)
+            if self.held < count < self.missed:
+                return count
+        if self.missed - self.held <= max(1, round(WITHIN * self.held)):
+            return None
+        if not self.held:
+            return min(max(self._guess, 1), self.missed - 1)
+        return (self.held + self.missed) // 2
+
+    def record(self, count: int, *, is_held: bool, played: float = 1.0, full_at: int = 0) -> None:
+        """The result of a try. played: answered by due, if it was missed. full_at: decoders of a full GPU, else 0."""
+        self._left -= 1
+        if is_held:
+            self.held = max(self.held, count)
+        elif full_at:
+            self.missed = min(self.missed, full_at + 1)
+            self._guess = below(full_at)
+            self._firsts = [self._guess, *(one for one in self._firsts if one < self._guess)]
+        else:
+            self.missed = min(self.missed, count)
+            could_be = count * min(played, 1.0)
+            self._guess = int(could_be * (1 - self._back))
+            self._firsts = [one for one in self._firsts if one <= could_be * (1 + FIRST_BACK)]
+            self._back *= 2
+
+
+def below(full_at: int) -> int:
+    """Streams that a GPU which was full at that many surely has decoders for: a multiple of 5, if there is one."""
+    return (full_at - 1) // 5 * 5 or max(full_at - 1, 1)
 
 
 def search(
     finding: SustainedSearch, attempt: Callable[[int], dict[str, Any]], budget_s: float = math.inf
 ) -> dict[str, Any]:
-    """held, missed (0 where nothing was), full_at (the decoders at which the card was full, else 0), and every try.
+    """held, missed (0 if nothing was), full_at (decoders at which the GPU was full, else 0), and every try.
 
-    budget_s: once something is held, nothing is tried after that. cut: why it ended before its time, empty where it
-    did not. Raises BadAnswer, OSError where the first try breaks off: what later ones found before that stays.
+    budget_s: once a number is sustained, nothing is tried after that. cut: why the search ended early, else empty.
+    Raises BadAnswer, OSError if the first try fails; after a later failure the earlier results stay.
     """
     tried, cut, began_s = list[dict[str, Any]](), "", time.monotonic()
     while (count := finding.next_count()) is not None:
@@ -138,139 +223,12 @@ def search(
             cut = f"{count} streams: {error}"
             break
         last = tried[-1]
-        is_held, full_at = not last["complaint"], int(last.get("full_at", 0))
-        finding.record(count, is_held=is_held, played=float(last.get("played", 1.0)), full_at=full_at)
+        finding.record(
+            count,
+            is_held=not last["complaint"],
+            played=float(last.get("played", 1.0)),
+            full_at=int(last.get("full_at", 0)),
+        )
     missed = [one["streams"] for one in tried if one["complaint"]]
     full_at = max((int(one.get("full_at", 0)) for one in tried), default=0)
     return {"held": finding.held, "missed": min(missed, default=0), "full_at": full_at, "tries": tried, "cut": cut}
-
-
-STEADY_S, BACK_S, RUBBISH_S, LOOK_S = 3.0, 20.0, 8.0, 0.5
-
-
-@dataclass(frozen=True, slots=True)
-class Seen:
-    """A frame that was answered. at_s: the wall clock at its capture."""
-
-    number: int
-    at_s: float
-
-
-def run_faults(fleet: Fleet, results: Path, rubbish: Mapping[str, Path], start_s: float) -> list[dict[str, Any]]:
-    """Steady, killed, each kind of rubbish, one after the other. The fleet writes results. Raises BadAnswer."""
-    spans: list[dict[str, Any]] = []
-    fleet.wait(start_s)
-    time.sleep(STEADY_S)
-    with _Span(fleet, spans, "nothing"):
-        time.sleep(STEADY_S)
-    with _Span(fleet, spans, "a decode process is killed") as span:
-        found = decode_processes(fleet.pids[0])
-        if not found:
-            raise BadAnswer("the video program has no decode process that could be killed")
-        os.kill(found[0], signal.SIGKILL)
-        span["own"] = _wait_for_own(fleet)
-    for name, path in rubbish.items():
-        with _Span(fleet, spans, f"a camera sends rubbish: {name}") as span:
-            fleet.add(f"bad-{name}", path)
-            time.sleep(RUBBISH_S)
-            bad = [one for one in fleet.streams() if one["source_id"] == f"bad-{name}"]
-            span["rubbish"] = [
-                {key: one[key] for key in ("state", "frames", "restarts", "decoder")}
-                | {"reason": str(one["reason"]).replace(f"{path.parent}/", "")}
-                for one in bad
-            ]
-            fleet.remove(f"bad-{name}")
-    return spans
-
-
-def _wait_for_own(fleet: Fleet) -> list[str]:
-    """The cameras that were opened anew; returns when all of them have answers again, and some seconds passed."""
-    before = fleet.look().page
-    own: set[str] = set()
-    answered: dict[str, int] = {}
-    until_s = time.monotonic() + BACK_S
-    while time.monotonic() < until_s:
-        time.sleep(LOOK_S)
-        page = fleet.look().page
-        for source_id, restarts in page.restarts.items():
-            if restarts > before.restarts.get(source_id, 0) and source_id not in own:
-                own.add(source_id)
-                answered[source_id] = page.answered.get(source_id, 0)
-        if own and all(page.answered.get(one, 0) > answered[one] for one in own):
-            time.sleep(STEADY_S)
-            break
-    last = fleet.look().page.restarts
-    return sorted(one for one, n in last.items() if n > before.restarts.get(one, 0))
-
-
-class _Span:
-    """A context around a fault: its name, when it was, what all streams lost meanwhile, the slowest answer's bound."""
-
-    def __init__(self, fleet: Fleet, spans: list[dict[str, Any]], what: str) -> None:
-        self._fleet, self._spans = fleet, spans
-        self.span: dict[str, Any] = {"what": what, "own": [], "ids": list(fleet.ids)}
-
-    def __enter__(self) -> dict[str, Any]:
-        self._before = self._fleet.look().page
-        self.span["begin_s"] = time.time()
-        return self.span
-
-    def __exit__(self, kind: object, *_: object) -> None:
-        if kind is not None:
-            return
-        self.span["end_s"] = time.time()
-        after = self._fleet.look().page
-        slowest, below = 0.0, 0
-        for bound_s, count in latency_between(self._before, after).upto:
-            if count > below:
-                slowest, below = bound_s, count
-        self.span["slowest_within_s"] = slowest if math.isfinite(slowest) else "more"
-        self.span["dropped"] = dropped_between(self._before, after)
-        self._spans.append(self.span)
-
-
-def read_results(folder: Path) -> dict[str, list[Seen]]:
-    """Every objects.jsonl below it: the frames of each source, in order. A last line that is half counts for none."""
-    found: dict[str, list[Seen]] = {}
-    for path in sorted(folder.glob("*/objects.jsonl")):
-        with path.open(encoding="utf-8") as lines:
-            for line in lines:
-                try:
-                    event = json.loads(line)
-                    seen = Seen(int(event["frame_num"]), datetime.fromisoformat(event["time"]).timestamp())
-                except (ValueError, KeyError):
-                    continue
-                found.setdefault(event["source_id"], []).append(seen)
-    return found
-
-
-def judged(span: Mapping[str, Any], frames: Mapping[str, Sequence[Seen]]) -> dict[str, Any]:
-    """A span with the largest gap of its own cameras and of the others, in seconds, and the frames that are missing."""
-    own = set(span["own"])
-    sides = {"own": own, "others": set(span["ids"]) - own}
-    judgement = {key: value for key, value in span.items() if key not in ("ids", "own", "begin_s", "end_s")}
-    for side, ids in sides.items():
-        gaps = [gap_of(frames.get(one, ()), span["begin_s"], span["end_s"]) for one in sorted(ids)]
-        judgement[side] = {
-            "cameras": len(ids),
-            "largest_gap_s": max((gap for gap, _ in gaps), default=0.0),
-            "median_gap_s": sorted(gap for gap, _ in gaps)[len(gaps) // 2] if gaps else 0.0,
-            "missing_frames": sum(missing for _, missing in gaps),
-        }
-    return judgement
-
-
-def gap_of(frames: Iterable[Seen], begin_s: float, end_s: float) -> tuple[float, int]:
-    """(the longest time between two answered frames whose middle lies in the span, frame numbers missing in it).
-
-    A camera that has none any more at the span's end was silent until then.
-    """
-    longest, missing, last = 0.0, 0, None
-    for seen in frames:
-        if last is not None and begin_s <= (last.at_s + seen.at_s) / 2 <= end_s:
-            longest = max(longest, seen.at_s - last.at_s)
-            missing += max(seen.number - last.number - 1, 0)
-        last = seen
-    if last is None or last.at_s < end_s - 1.0:
-        longest = max(longest, end_s - max(begin_s, last.at_s if last is not None else begin_s))
-    return longest, missing

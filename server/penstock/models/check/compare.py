@@ -4,12 +4,14 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import msgspec
 import numpy as np
 import numpy.typing as npt
 
 from penstock.models.check.golden import OutputRecord, PictureRecord, PictureTolerance, SeenClass, Tolerance, Value
 from penstock.protocol.errors import InvalidRequest
 from penstock.protocol.inference import FLOATS, Array, Datatype, Detections, Tensor, VisionResult
+from penstock.vision.layouts.layout import overlaps
 
 SAMPLE_COUNT = 64
 # Relative to an output's root mean square, and to each number. Covers FP32 arithmetic in any order: FastestDet with and
@@ -24,64 +26,45 @@ _STATISTICS_SLACK = 1e-9  # the same numbers summed by another numpy version
 
 
 @dataclass(frozen=True, slots=True)
-class OutputStatistics:
-    """Statistics of an output's finite elements; mean, std: None for BYTES."""
-
-    finite_count: int
-    mean: float | None
-    std: float | None
-
-
-@dataclass(frozen=True, slots=True)
 class ExpectedOutput:
-    """An expected output. indexes: (k,) flat; values: (k,) in the datatype's numpy type."""
+    """An expected output. indexes: (k,) flat; values: (k,) in the datatype's numpy type. record: the rest of it."""
 
-    name: str
-    datatype: Datatype
-    shape: tuple[int, ...]
+    record: OutputRecord
     indexes: npt.NDArray[np.int64]
     values: Array
-    tolerance: Tolerance
-    statistics: OutputStatistics
 
 
-@dataclass(frozen=True, slots=True)
-class ElementDifference:
-    """The worst element of an output. over_count of `count` elements exceed their allowed difference."""
+class OutputRow(msgspec.Struct, frozen=True, kw_only=True):
+    """One output against one reference. problem: empty where it is the same.
 
-    index: tuple[int, ...]
-    expected: str
-    got: str
-    difference: float
-    allowed: float  # maximum allowed difference
-    over_count: int
-    count: int
+    difference, allowed, index, expected, got: of the element that differs most by what is allowed; absent without one.
+    """
+
+    reference: str
+    output: str
+    problem: str = ""
+    difference: float | None = None
+    allowed: float | None = None
+    index: tuple[int, ...] = ()
+    expected: str = ""
+    got: str = ""
 
     @property
     def share(self) -> float:
-        """Difference relative to the allowed one; over 1 is too much."""
-        if self.difference == 0.0:
+        """Difference divided by the allowed difference, over 1 is too much; 0 without a difference."""
+        if not self.difference:
             return 0.0
         return self.difference / self.allowed if self.allowed else math.inf
 
 
-@dataclass(frozen=True, slots=True)
-class OutputComparison:
-    """Result for one output. problem: empty if it is equal. worst: None if nothing was compared."""
-
-    output: str
-    problem: str = ""
-    worst: ElementDifference | None = None
-
-
-def compare_outputs(expected: Sequence[ExpectedOutput], got: Sequence[Tensor]) -> list[OutputComparison]:
-    """One comparison for each expected output; other outputs are ignored."""
+def compare_outputs(expected: Sequence[ExpectedOutput], got: Sequence[Tensor], reference: str = "") -> list[OutputRow]:
+    """One row for each expected output; other outputs are ignored. reference: what the expected ones are from."""
     came = {tensor.name: tensor for tensor in got}
     names = ", ".join(repr(name) for name in came) or "none"
     return [
-        _compare(output, came[output.name])
-        if output.name in came
-        else OutputComparison(output.name, f"is not among the outputs that came ({names})")
+        _compare(output, came[output.record.name], reference)
+        if output.record.name in came
+        else _row(output, reference, f"is not among the outputs that came ({names})")
         for output in expected
     ]
 
@@ -93,39 +76,21 @@ def expected_of_record(record: OutputRecord) -> ExpectedOutput:
         raise ValueError(
             f"output {record.name!r}: {len(record.sample)} values; {list(record.shape)} has {len(indexes)}"
         )
-    return ExpectedOutput(
-        record.name,
-        record.datatype,
-        record.shape,
-        indexes,
-        _array_of(record.sample, record.datatype),
-        record.tolerance,
-        OutputStatistics(record.finite_count, record.mean, record.std),
-    )
+    return ExpectedOutput(record, indexes, _array_of(record.sample, record.datatype))
 
 
 def expected_of_tensor(tensor: Tensor, tolerance: Tolerance) -> ExpectedOutput:
     """The expectation from a reference's full output."""
     values = tensor.to_numpy().reshape(-1)
-    indexes = np.arange(values.size, dtype=np.int64)
-    return ExpectedOutput(tensor.name, tensor.datatype, tensor.shape, indexes, values, tolerance, _statistics(values))
+    return ExpectedOutput(record_of_tensor(tensor, tolerance), np.arange(values.size, dtype=np.int64), values)
 
 
 def record_of_tensor(tensor: Tensor, tolerance: Tolerance) -> OutputRecord:
     """The record of an output for golden.json."""
     values = tensor.to_numpy().reshape(-1)
-    statistics = _statistics(values)
     sample = values[sample_indexes(values.size)]
-    return OutputRecord(
-        tensor.name,
-        tensor.datatype,
-        tensor.shape,
-        tolerance,
-        statistics.finite_count,
-        statistics.mean,
-        statistics.std,
-        tuple(_value_of(item) for item in sample.tolist()),
-    )
+    described = (tensor.name, tensor.datatype, tensor.shape, tolerance, *_statistics(values))
+    return OutputRecord(*described, tuple(_value_of(item) for item in sample.tolist()))
 
 
 def tolerance_for(one: Tensor, other: Tensor | None = None) -> Tolerance:
@@ -155,51 +120,55 @@ def sample_indexes(count: int) -> npt.NDArray[np.int64]:
     return np.arange(samples, dtype=np.int64) * (count - 1) // max(samples - 1, 1)
 
 
-def _compare(expected: ExpectedOutput, tensor: Tensor) -> OutputComparison:
-    problem = _misfit(expected, tensor)
-    if problem:
-        return OutputComparison(expected.name, problem)
+def _compare(expected: ExpectedOutput, tensor: Tensor, reference: str) -> OutputRow:
+    record = expected.record
+    if tensor.datatype is not record.datatype:
+        return _row(expected, reference, f"is {tensor.datatype}; expected {record.datatype}")
+    if tensor.shape != record.shape:
+        return _row(expected, reference, f"has shape {list(tensor.shape)}; expected {list(record.shape)}")
     try:
         flat = tensor.to_numpy().reshape(-1)
     except InvalidRequest as error:
-        return OutputComparison(expected.name, f"is truncated or damaged: {error.message}")
-    worst = _worst(expected, flat)
-    if worst is not None and worst.share > 1.0:
-        return OutputComparison(expected.name, _sentence(expected, worst), worst)
-    return OutputComparison(expected.name, _statistics_problem(expected, flat), worst)
+        return _row(expected, reference, f"is truncated or damaged: {error.message}")
+    worst = _worst(expected, flat, reference)
+    return worst if worst.problem else msgspec.structs.replace(worst, problem=_statistics_problem(record, flat))
 
 
-def _misfit(expected: ExpectedOutput, tensor: Tensor) -> str:
-    if tensor.datatype is not expected.datatype:
-        return f"is {tensor.datatype}; expected {expected.datatype}"
-    if tensor.shape != expected.shape:
-        return f"has shape {list(tensor.shape)}; expected {list(expected.shape)}"
-    return ""
+def _row(expected: ExpectedOutput, reference: str, problem: str) -> OutputRow:
+    return OutputRow(reference=reference, output=expected.record.name, problem=problem)
 
 
-def _worst(expected: ExpectedOutput, flat: Array) -> ElementDifference | None:
-    """The element with the largest difference relative to its tolerance, or None without expected values."""
+def _worst(expected: ExpectedOutput, flat: Array, reference: str) -> OutputRow:
+    """The element with the largest difference relative to its tolerance; a problem if it exceeds that."""
     if not expected.indexes.size:
-        return None
-    got, wanted = flat[expected.indexes], expected.values
-    if expected.datatype is Datatype.BYTES:
+        return _row(expected, reference, "")
+    record, got, wanted = expected.record, flat[expected.indexes], expected.values
+    if record.datatype is Datatype.BYTES:
         differences = np.asarray([_text(a) != _text(b) for a, b in zip(got, wanted, strict=True)], np.float64)
         allowed = np.zeros_like(differences)
     else:
-        differences, allowed = _differences(got, wanted, expected.tolerance)
+        differences, allowed = _differences(got, wanted, record.tolerance)
     with np.errstate(divide="ignore", invalid="ignore"):
         shares = np.where(differences == 0.0, 0.0, differences / allowed)
     worst = int(np.argmax(shares))
-    index = np.unravel_index(int(expected.indexes[worst]), expected.shape) if expected.shape else ()
-    return ElementDifference(
-        tuple(int(axis) for axis in index),
-        _text(wanted[worst]),
-        _text(got[worst]),
-        float(differences[worst]),
-        float(allowed[worst]),
-        int(np.count_nonzero(differences > allowed)),
-        differences.size,
+    index = np.unravel_index(int(expected.indexes[worst]), record.shape) if record.shape else ()
+    row = OutputRow(
+        reference=reference,
+        output=record.name,
+        difference=float(differences[worst]),
+        allowed=float(allowed[worst]),
+        index=tuple(int(axis) for axis in index),
+        expected=_text(wanted[worst]),
+        got=_text(got[worst]),
     )
+    if row.share <= 1.0:
+        return row
+    where = f"at {list(row.index)}: " if row.index else ""
+    sentence = f"differs {where}got {row.got}, expected {row.expected}"
+    if math.isfinite(differences[worst]) and record.datatype is not Datatype.BYTES:
+        sentence += f", {differences[worst]:.2g} apart where {allowed[worst]:.2g} is allowed"
+    over = int(np.count_nonzero(differences > allowed))
+    return msgspec.structs.replace(row, problem=f"{sentence} ({over} of {differences.size} values differ)")
 
 
 def _differences(got: Array, wanted: Array, tolerance: Tolerance) -> tuple[npt.NDArray[np.float64], ...]:
@@ -215,39 +184,30 @@ def _differences(got: Array, wanted: Array, tolerance: Tolerance) -> tuple[npt.N
     return differences, allowed
 
 
-def _sentence(expected: ExpectedOutput, worst: ElementDifference) -> str:
-    where = f"at {list(worst.index)}: " if worst.index else ""
-    sentence = f"differs {where}got {worst.got}, expected {worst.expected}"
-    if math.isfinite(worst.difference) and expected.datatype is not Datatype.BYTES:
-        sentence += f", {worst.difference:.2g} apart where {worst.allowed:.2g} is allowed"
-    return f"{sentence} ({worst.over_count} of {worst.count} values differ)"
-
-
-def _statistics_problem(expected: ExpectedOutput, flat: Array) -> str:
+def _statistics_problem(wanted: OutputRecord, flat: Array) -> str:
     """Checks what the sample cannot show: the number of non-finite elements, mean and standard deviation."""
-    got, wanted = _statistics(flat), expected.statistics
-    if got.finite_count != wanted.finite_count:
-        lost, expected_lost = flat.size - got.finite_count, flat.size - wanted.finite_count
+    finite_count, mean, std = _statistics(flat)
+    if finite_count != wanted.finite_count:
+        lost = flat.size - finite_count
         first = int(np.argmin(np.isfinite(flat.astype(np.float64)))) if lost else 0
-        where = f", the first at {[int(axis) for axis in np.unravel_index(first, expected.shape)]}" if lost else ""
-        return f"{lost} of {flat.size} values are not finite{where}; expected {expected_lost}"
-    for name, here, there in (("mean", got.mean, wanted.mean), ("deviation", got.std, wanted.std)):
+        where = f", the first at {[int(axis) for axis in np.unravel_index(first, wanted.shape)]}" if lost else ""
+        return f"{lost} of {flat.size} values are not finite{where}; expected {flat.size - wanted.finite_count}"
+    for name, here, there in (("mean", mean, wanted.mean), ("deviation", std, wanted.std)):
         if here is None or there is None:
             continue
-        allowed = expected.tolerance.absolute + (expected.tolerance.relative + _STATISTICS_SLACK) * abs(there)
+        allowed = wanted.tolerance.absolute + (wanted.tolerance.relative + _STATISTICS_SLACK) * abs(there)
         if abs(here - there) > allowed + _STATISTICS_SLACK:
             return f"its {name} is {here:.6g}, expected {there:.6g}: {allowed:.3g} is allowed"
     return ""
 
 
-def _statistics(values: Array) -> OutputStatistics:
+def _statistics(values: Array) -> tuple[int, float | None, float | None]:
+    """Count, mean and deviation of the finite elements; no mean and deviation for BYTES."""
     if values.dtype == np.object_:
-        return OutputStatistics(values.size, None, None)
+        return values.size, None, None
     numbers = values.astype(np.float64)
     finite = numbers[np.isfinite(numbers)]
-    if not finite.size:
-        return OutputStatistics(0, 0.0, 0.0)
-    return OutputStatistics(finite.size, float(finite.mean()), float(finite.std()))
+    return (finite.size, float(finite.mean()), float(finite.std())) if finite.size else (0, 0.0, 0.0)
 
 
 def _root_mean_square(values: npt.NDArray[np.float64]) -> float:
@@ -346,10 +306,7 @@ def _overlap(one: SeenClass, other: SeenClass) -> float:
     """Intersection over union; 1 if neither has a box, 0 if only one has."""
     if one.xyxy is None or other.xyxy is None:
         return 1.0 if one.xyxy is other.xyxy else 0.0
-    width, height = (min(one.xyxy[i + 2], other.xyxy[i + 2]) - max(one.xyxy[i], other.xyxy[i]) for i in (0, 1))
-    shared = max(width, 0.0) * max(height, 0.0)
-    areas = sum((box[2] - box[0]) * (box[3] - box[1]) for box in (one.xyxy, other.xyxy))
-    return shared / (areas - shared) if areas > shared else 0.0
+    return float(overlaps(np.array([one.xyxy]), np.array([other.xyxy]))[0, 0])
 
 
 def _is_borderline(item: SeenClass, tolerance: PictureTolerance) -> bool:

@@ -88,19 +88,6 @@ def _round(runs: tuple[Run, Run], clock: Clock) -> tuple[float, float]:
     return statistics.median(taken_s[0]) * 1000, statistics.median(taken_s[1]) * 1000
 
 
-def median_round(run: Run, clock: Clock = time.perf_counter) -> float:
-    """Median milliseconds over ROUND_S, after a warm-up."""
-    for _ in range(WARM_UP_RUNS):
-        run()
-    taken_s: list[float] = []
-    started = clock()
-    while len(taken_s) < FEWEST_RUNS or clock() - started < ROUND_S:
-        before = clock()
-        run()
-        taken_s.append(clock() - before)
-    return statistics.median(taken_s) * 1000
-
-
 LEVELS = {
     "basic": ort.GraphOptimizationLevel.ORT_ENABLE_BASIC,
     "extended": ort.GraphOptimizationLevel.ORT_ENABLE_EXTENDED,
