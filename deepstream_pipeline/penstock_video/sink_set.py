@@ -11,7 +11,7 @@ from penstock_video.interfaces import Extension, Sink
 from penstock_video.metrics import VideoMetrics
 from penstock_video.runner.recorder import SmartRecorder
 from penstock_video.runner.results import SinkWorker, SinkWorkerOptions
-from penstock_video.sinks.broker import BrokerOptions
+from penstock_video.sinks.broker import BrokerOptions, SinkGauge
 from penstock_video.sinks.jpeg import jpeg_encoder
 from penstock_video.sinks.osd import Osd, OsdOptions
 from penstock_video.sinks.preview import PreviewBoard, PreviewOptions
@@ -31,23 +31,6 @@ class SinkSet:
     osd: Osd
     previews: PreviewBoard
     recorder: SmartRecorder | None
-
-
-class _Gauge:
-    """A broker's spool in the metrics, under the sink's name."""
-
-    def __init__(self, name: str, metrics: VideoMetrics) -> None:
-        self._name = name
-        self._metrics = metrics
-
-    def depth(self, n: int, size_bytes: int) -> None:
-        self._metrics.sink_depth(self._name, n, size_bytes)
-
-    def dropped(self, n: int) -> None:
-        self._metrics.sink_dropped(self._name, n)
-
-    def failed(self) -> None:
-        self._metrics.sink_errors(self._name)
 
 
 def allowing(options: Sequence[object], allowed_outbound: tuple[str, ...]) -> tuple[object, ...]:
@@ -83,7 +66,7 @@ def compose_sinks(
             if kind.takes is SinkInput.NONE:
                 continue
             name = _name(one, names)
-            sink = _sink(kind, one, osd, is_single, _Gauge(name, metrics))
+            sink = _sink(kind, one, osd, is_single, SinkGauge(name, metrics))
             half_made.callback(_let_go, sink)
             rows.append((sink, _worker_options(name, kind)))
         recorder = SmartRecorder(record, metrics) if record is not None else None
@@ -109,7 +92,7 @@ def _name(options: object, taken: set[str]) -> str:
     return name
 
 
-def _sink(kind: SinkKind, options: object, osd: Osd, is_single: bool, gauge: _Gauge) -> Sink:
+def _sink(kind: SinkKind, options: object, osd: Osd, is_single: bool, gauge: SinkGauge) -> Sink:
     if isinstance(options, Extension):
         sink: Sink = options.create()
         return sink

@@ -6,12 +6,14 @@ import time
 import weakref
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, replace
+from unittest.mock import Mock, call
 
 import pytest
 
 from penstock.gateway.batching import engine_call
 from penstock.gateway.batching.batcher import BatcherPool
 from penstock.gateway.batching.options import BatchOptions
+from penstock.gateway.tracing import Trace, current_trace
 from penstock.protocol.errors import (
     DeadlineExceeded,
     EngineFailed,
@@ -361,3 +363,38 @@ async def test_options_that_change_hold_for_what_comes_later(rig: Rig) -> None:
     assert rig.pool.enter(asking(1), client="one") is None
     with pytest.raises(ModelNotFound):
         await rig.pool.infer(asking(1), client="one")
+
+
+PARENT = (("traceparent", "00-1-2-01"),)
+
+
+def trace_of() -> Mock:
+    trace = Mock(Trace)
+    trace.engine.return_value.headers = PARENT
+    return trace
+
+
+def ask_traced(pool: BatcherPool, number: float, trace: Trace | None) -> "asyncio.Task[InferResponse]":
+    """A request of its own task, and so of its own trace."""
+
+    async def traced() -> InferResponse:
+        current_trace.set(trace)
+        return await pool.infer(asking(number), client="one")
+
+    return asyncio.create_task(traced())
+
+
+async def test_first_traced_member_has_the_engines_call_and_the_others_its_duration() -> None:
+    """The engine's own spans hang under one trace; none of the others lacks its time there."""
+    engine = EchoEngine()
+    pool = BatcherPool(engine, lambda _: OWNED)
+    first, second = trace_of(), trace_of()
+    await asyncio.gather(ask_traced(pool, 1.0, None), ask_traced(pool, 2.0, first), ask_traced(pool, 3.0, second))
+    assert engine.calls == [[1.0, 2.0, 3.0]]
+    assert engine.requests[0].metadata == PARENT
+    first.engine.assert_called_once_with("engine")
+    first.engine.return_value.end.assert_called_once_with(is_error=False)
+    assert [[name for name, _ in one.args[0]] for one in first.stages.call_args_list] == [["queue"]]
+    assert [[name for name, _ in one.args[0]] for one in second.stages.call_args_list] == [["queue", "engine"]]
+    assert call.engine("engine") not in second.mock_calls
+    await pool.aclose()

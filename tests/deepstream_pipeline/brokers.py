@@ -14,7 +14,6 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
 
 import pytest
 
@@ -32,25 +31,6 @@ class Arrived:
     key: str
     id: str
     body: bytes
-
-
-class Broker(Protocol):
-    """What the fault tests do to each of them."""
-
-    def stop(self) -> None:
-        """SIGSTOP: connections stay, nothing is answered."""
-
-    def go_on(self) -> None:
-        """SIGCONT."""
-
-    def take_down(self) -> None:
-        """It is gone, its port refuses."""
-
-    def bring_up(self) -> None:
-        """It is there again, with what it had."""
-
-    def arrived(self, count: int, timeout_s: float = 15.0) -> list[Arrived]:
-        """What it has, as soon as there are so many different ones, or after the time."""
 
 
 def first_of_each(arrived: list[Arrived]) -> list[Arrived]:
@@ -262,6 +242,9 @@ def _of_kafka(one: object) -> Arrived:
     assert one.error() is None, one.error()  # type: ignore[attr-defined]
     headers = dict(one.headers() or [])  # type: ignore[attr-defined]
     return Arrived(one.key().decode(), headers["id"].decode(), one.value())  # type: ignore[attr-defined]
+
+
+Broker = RedisBroker | MqttBroker | KafkaBroker
 
 
 @contextlib.contextmanager

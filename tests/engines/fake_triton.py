@@ -13,11 +13,13 @@ import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from enum import StrEnum
+from pathlib import Path
 
 import grpc
 import numpy as np
 from tritonclient.grpc import service_pb2
 
+CHECKOUT = Path(__file__).resolve().parents[2]
 SERVICE = "inference.GRPCInferenceService"
 JSON_BODY = b'{"outputs": []}'
 HEADERS = b"Content-Type: application/json\r\nX-Engine: fake\r\n"
@@ -333,6 +335,22 @@ _ANSWERS = {
     "RepositoryModelLoad": _load,
     "RepositoryModelUnload": _unload,
 }
+
+
+@asynccontextmanager
+async def child_triton(mode: Mode) -> AsyncIterator[tuple[asyncio.subprocess.Process, str, str]]:
+    """A fake in a process of its own, its HTTP and its gRPC address."""
+    process = await asyncio.create_subprocess_exec(
+        sys.executable, "-m", "tests.engines.fake_triton", mode.value, stdout=asyncio.subprocess.PIPE, cwd=CHECKOUT
+    )
+    assert process.stdout is not None
+    ports = json.loads(await process.stdout.readline())
+    try:
+        yield process, f"http://127.0.0.1:{ports['http']}", f"127.0.0.1:{ports['grpc']}"
+    finally:
+        if process.returncode is None:
+            process.kill()
+        await process.wait()
 
 
 async def _main(mode: Mode) -> None:

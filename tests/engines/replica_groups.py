@@ -1,13 +1,9 @@
 """Fake Tritons in groups: several in this process, or one in a process of its own beside one here."""
 
-import asyncio
-import json
-import sys
 from asyncio.subprocess import Process
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
-from pathlib import Path
 
 import numpy as np
 from tritonclient.grpc import service_pb2
@@ -18,9 +14,8 @@ from penstock.engines.replicas import Replicas
 from penstock.engines.triton.client import TritonEngine
 from penstock.protocol.call import GrpcCall, HttpCall
 from penstock.protocol.inference import Datatype, InferRequest, Parameter, Tensor
-from tests.engines.fake_triton import FakeTriton
+from tests.engines.fake_triton import FakeTriton, Mode, child_triton
 
-CHECKOUT = Path(__file__).resolve().parents[2]
 METHOD = "/inference.GRPCInferenceService/ModelInfer"
 HTTP_INFER = HttpCall("POST", b"/v2/models/double/infer", (), b"{}")
 X = Tensor("x", Datatype.FP32, (1, 1), memoryview(np.ones(1, np.float32).tobytes()))
@@ -73,22 +68,6 @@ async def group(count: int, *, outliers: Outliers | None = None) -> AsyncIterato
             await replicas.aclose()
 
 
-@asynccontextmanager
-async def child_triton() -> AsyncIterator[tuple[Process, str, str]]:
-    """A fake in a process of its own, its HTTP and its gRPC address."""
-    process = await asyncio.create_subprocess_exec(
-        sys.executable, "-m", "tests.engines.fake_triton", "normal", stdout=asyncio.subprocess.PIPE, cwd=CHECKOUT
-    )
-    assert process.stdout is not None
-    ports = json.loads(await process.stdout.readline())
-    try:
-        yield process, f"http://127.0.0.1:{ports['http']}", f"127.0.0.1:{ports['grpc']}"
-    finally:
-        if process.returncode is None:
-            process.kill()
-        await process.wait()
-
-
 @dataclass(frozen=True)
 class Pair:
     """A fake in a process of its own, which a test may kill or stop, beside one in this process."""
@@ -106,7 +85,7 @@ class Pair:
 @asynccontextmanager
 async def pair() -> AsyncIterator[Pair]:
     """Looked at once as the watch does."""
-    async with child_triton() as (process, url, address), FakeTriton().running() as fake:
+    async with child_triton(Mode.NORMAL) as (process, url, address), FakeTriton().running() as fake:
         replicas = connected({url: address, fake.http_url: fake.grpc_address})
         assert await replicas.ready()
         await replicas.repository_index()

@@ -136,40 +136,12 @@ async def test_infer_unknown_model_is_not_found(backend: TritonEngine) -> None:
         await backend.infer(request("nope"))
 
 
-async def test_infer_slow_engine_ends_at_the_deadline_and_is_cancelled(backend: TritonEngine, fake: FakeTriton) -> None:
-    """DeadlineExceeded within 50 ms of the deadline, and the engine sees the cancellation."""
-    await backend.ready()
-    fake.mode = Mode.SLOW
-    deadline = time.monotonic() + 0.3
-
-    with pytest.raises(DeadlineExceeded, match="did not answer within"):
-        await backend.infer(request(deadline=deadline))
-
-    assert abs(time.monotonic() - deadline) < 0.05
-    async with asyncio.timeout(2):
-        await fake.grpc_cancelled.wait()
-
-
 async def test_infer_past_deadline_never_leaves(backend: TritonEngine, fake: FakeTriton) -> None:
     """What is late already costs the engine nothing."""
     with pytest.raises(DeadlineExceeded):
         await backend.infer(request(deadline=time.monotonic() - 1))
 
     assert fake.grpc_methods == []
-
-
-async def test_infer_cancelled_caller_cancels_the_engine(backend: TritonEngine, fake: FakeTriton) -> None:
-    """Cancelling the awaiting task reaches the engine's own call."""
-    fake.mode = Mode.SLOW
-    running = asyncio.create_task(backend.infer(request()))
-    await fake.grpc_begun.wait()
-
-    running.cancel()
-
-    with pytest.raises(asyncio.CancelledError):
-        await running
-    async with asyncio.timeout(2):
-        await fake.grpc_cancelled.wait()
 
 
 async def test_infer_without_a_listener_is_unavailable_at_once() -> None:
@@ -194,16 +166,6 @@ async def test_control_call_hung_engine_is_unavailable_in_its_time(fake: FakeTri
 
         assert await backend.ready() is False
         assert 0.15 < time.monotonic() - started < 1
-
-
-async def test_infer_without_deadline_ends_at_the_timeout(fake: FakeTriton) -> None:
-    """No inference waits for ever."""
-    fake.mode = Mode.SLOW
-    async with TritonEngine(
-        http_url=fake.http_url, grpc_address=fake.grpc_address, max_connections=1, timeouts=CallTimeouts(call_s=0.2)
-    ) as backend:
-        with pytest.raises(DeadlineExceeded):
-            await backend.infer(request())
 
 
 async def test_metadata_and_config_are_ours(backend: TritonEngine) -> None:

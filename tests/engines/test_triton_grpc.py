@@ -1,14 +1,10 @@
 """The gRPC relay: messages, metadata and statuses pass as they are; a broken connection is no answer."""
 
 import asyncio
-import json
 import signal
-import sys
 import time
-from asyncio.subprocess import Process
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from pathlib import Path
 
 import pytest
 import pytest_asyncio
@@ -19,9 +15,8 @@ from penstock.engines.triton import grpc_client as triton_grpc
 from penstock.engines.triton.grpc_client import MAX_HTTP2_MESSAGE_BYTES, TritonGrpcClient
 from penstock.protocol.call import GrpcAnswer, GrpcCall
 from penstock.protocol.errors import DeadlineExceeded, EngineUnavailable, Overloaded
-from tests.engines.fake_triton import FakeTriton, Mode
+from tests.engines.fake_triton import FakeTriton, Mode, child_triton
 
-CHECKOUT = Path(__file__).resolve().parents[2]
 METHOD = "/inference.GRPCInferenceService/ModelInfer"
 
 
@@ -49,22 +44,6 @@ async def connected(address: str, timeouts: CallTimeouts | None = None) -> Async
         yield client
     finally:
         await client.aclose()
-
-
-@asynccontextmanager
-async def child_triton(mode: Mode) -> AsyncIterator[tuple[Process, str]]:
-    """The fake in a process of its own, and its gRPC address."""
-    process = await asyncio.create_subprocess_exec(
-        sys.executable, "-m", "tests.engines.fake_triton", mode.value, stdout=asyncio.subprocess.PIPE, cwd=CHECKOUT
-    )
-    assert process.stdout is not None
-    ports = json.loads(await process.stdout.readline())
-    try:
-        yield process, f"127.0.0.1:{ports['grpc']}"
-    finally:
-        if process.returncode is None:
-            process.kill()
-        await process.wait()
 
 
 async def test_relay_message_and_metadata_pass_both_ways(fake: FakeTriton) -> None:
@@ -189,7 +168,7 @@ async def test_relay_without_deadline_ends_at_the_timeout(fake: FakeTriton) -> N
 
 async def test_relay_engine_killed_in_flight_is_unavailable_within_a_second() -> None:
     """Every call that the dead engine held fails at once, none hangs; later ones are refused."""
-    async with child_triton(Mode.SLOW) as (process, address), connected(address) as client:
+    async with child_triton(Mode.SLOW) as (process, _, address), connected(address) as client:
         running = [asyncio.create_task(client.relay(INFER, deadline=None)) for _ in range(8)]
         index = GrpcCall("/inference.GRPCInferenceService/RepositoryIndex", b"")
         assert (await client.relay(index, deadline=None)).code == 0
@@ -205,7 +184,7 @@ async def test_relay_engine_killed_in_flight_is_unavailable_within_a_second() ->
 
 async def test_relay_engine_back_on_its_port_is_found_again() -> None:
     """The connection comes back by itself, within the second that its back-off grows to."""
-    async with child_triton(Mode.NORMAL) as (first, address), connected(address) as client:
+    async with child_triton(Mode.NORMAL) as (first, _, address), connected(address) as client:
         assert (await client.relay(INFER, deadline=None)).code == 0
         first.kill()
         await first.wait()
@@ -230,7 +209,7 @@ async def _until_answered(client: TritonGrpcClient) -> GrpcAnswer:
 
 async def test_relay_stopped_engine_ends_at_the_deadline_and_serves_again() -> None:
     """A hung process costs each call its deadline and no more; when it goes on, so do we."""
-    async with child_triton(Mode.NORMAL) as (process, address), connected(address) as client:
+    async with child_triton(Mode.NORMAL) as (process, _, address), connected(address) as client:
         assert (await client.relay(INFER, deadline=None)).code == 0
         process.send_signal(signal.SIGSTOP)
         deadline = time.monotonic() + 0.3
@@ -245,7 +224,7 @@ async def test_relay_stopped_engine_ends_at_the_deadline_and_serves_again() -> N
 async def test_relay_stopped_engine_is_noticed_by_keepalive() -> None:
     """Without a deadline, an engine that answers no ping is gone after keepalive plus its timeout."""
     timeouts = CallTimeouts(keepalive_s=0.3, keepalive_timeout_s=0.3)
-    async with child_triton(Mode.SLOW) as (process, address), connected(address, timeouts) as client:
+    async with child_triton(Mode.SLOW) as (process, _, address), connected(address, timeouts) as client:
         running = asyncio.create_task(client.relay(INFER, deadline=None))
         index = GrpcCall("/inference.GRPCInferenceService/RepositoryIndex", b"")
         assert (await client.relay(index, deadline=None)).code == 0

@@ -13,8 +13,8 @@ from penstock.engines.triton.grpc_calls import TritonGrpcStream
 from penstock.engines.triton.grpc_client import TritonGrpcClient
 from penstock.protocol.call import GrpcAnswer
 from penstock.protocol.errors import DeadlineExceeded, EngineUnavailable
-from tests.engines.fake_triton import FakeTriton, Mode
-from tests.engines.test_triton_grpc import child_triton, connected, infer_message
+from tests.engines.fake_triton import FakeTriton, Mode, child_triton
+from tests.engines.test_triton_grpc import connected, infer_message
 
 METHOD = "/inference.GRPCInferenceService/ModelStreamInfer"
 WAIT_S = 30.0
@@ -149,7 +149,7 @@ async def test_streams_that_are_left_are_read_up_to_a_number(
 
 async def test_stream_of_a_killed_engine_is_unavailable_within_a_second() -> None:
     """BackendUnavailable, whether the stream was open or is opened after."""
-    async with child_triton(Mode.SLOW) as (process, address), connected(address) as client:
+    async with child_triton(Mode.SLOW) as (process, _, address), connected(address) as client:
         async with asyncio.timeout(WAIT_S):
             stream = client.open_stream(METHOD, (), deadline=None)
             await stream.send(infer_message())

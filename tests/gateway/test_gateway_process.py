@@ -1,6 +1,7 @@
 """The parent's hold on its gateway process: started, started again, renewed, stopped at the worst moment."""
 
 import asyncio
+import socket
 import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -8,7 +9,18 @@ from pathlib import Path
 
 import structlog
 
-from penstock.gateway.workers.gateway_process import EXIT_CANNOT_START, MAX_FAILED_STARTS, GatewayProcess
+from penstock.gateway.workers.gateway_process import (
+    EXIT_CANNOT_START,
+    MAX_FAILED_STARTS,
+    ControlConnection,
+    ControlMessage,
+    EngineStatusMessage,
+    GatewayProcess,
+    GatewayReady,
+    GatewayServes,
+    RestartEngine,
+    RestartModel,
+)
 from tests.support.waiting import until
 
 COUNTED = "from pathlib import Path; p = Path({file!r}); p.write_text(p.read_text() + 'x' if p.exists() else 'x'); "
@@ -120,3 +132,26 @@ async def test_gateway_process_keeps_its_settings_to_its_user(tmp_path: Path) ->
     """The file with the settings is readable by its owner only."""
     gateway_that(tmp_path, DIES)
     assert (tmp_path / "settings.json").stat().st_mode & 0o077 == 0
+
+
+async def test_control_line_carries_every_kind_of_news_in_order() -> None:
+    """What is sent is what is received, and reading ends with the other end."""
+    left, right = socket.socketpair()
+    sender, receiver = await ControlConnection.over(left), await ControlConnection.over(right)
+    sent: list[ControlMessage] = [
+        EngineStatusMessage(
+            is_running=True, reason="", restarts=1, gateway_restarts=2, own_engines={"m": "/run/1", "n": ""}
+        ),
+        GatewayServes(1, 2, 3),
+        GatewayReady("triton 2.51.0", ["a"], {"b": "broken\non purpose"}),
+        RestartEngine("sick"),
+        RestartModel("m", "it hangs", has_own_engine=True),
+    ]
+    for message in sent:
+        sender.send(message)
+    sender.close()
+    async with asyncio.timeout(60):
+        received = [message async for message in receiver.receive()]
+    assert received == sent
+    receiver.close()
+    receiver.send(RestartEngine("not received"))

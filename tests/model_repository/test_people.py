@@ -11,6 +11,7 @@ from tritonclient import http as triton_http
 from tritonclient.utils import InferenceServerException
 
 from tests.model_repository.conftest import ServeModel
+from tests.vision.test_parsers import overlap
 
 MARKED = json.loads((Path(__file__).parent / "vtest_people.json").read_text())["frames"]
 WORKING_SCORE = 0.5  # config.pbtxt's pre-cluster-threshold
@@ -64,23 +65,15 @@ def frames(shared_dir: Path) -> dict[str, Image]:
     return found
 
 
-def iou(box: Box, other: list[int]) -> float:
-    """Intersection over union of two boxes."""
-    width, height = (min(box[i + 2], other[i + 2]) - max(box[i], other[i]) for i in (0, 1))
-    shared = max(width, 0) * max(height, 0)
-    areas = sum((each[2] - each[0]) * (each[3] - each[1]) for each in (box, other))
-    return float(shared / (areas - shared))
-
-
 def match(boxes: Box, name: str) -> tuple[int, int]:
     """How many of a frame's marked people are found, and how many boxes are none of them."""
     left = list(MARKED[name]["people"])
     false = 0
     for box in boxes:
-        hit = max(left, key=lambda marked: iou(box, marked), default=None)
-        if hit is not None and iou(box, hit) >= HIT_IOU:
+        hit = max(left, key=lambda marked: overlap(box, marked), default=None)
+        if hit is not None and overlap(box, hit) >= HIT_IOU:
             left.remove(hit)
-        elif not any(iou(box, unclear) > 0.3 for unclear in MARKED[name]["unclear"]):
+        elif not any(overlap(box, unclear) > 0.3 for unclear in MARKED[name]["unclear"]):
             false += 1
     return len(MARKED[name]["people"]) - len(left), false
 

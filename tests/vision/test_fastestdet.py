@@ -19,6 +19,7 @@ from penstock.vision.decode import decode
 from penstock.vision.preprocess import prepare
 from penstock.vision.results import parse
 from tests.vision import images
+from tests.vision.test_parsers import overlap
 
 THRESHOLD, IOU_THRESHOLD = 0.3, 0.45
 Grid = npt.NDArray[np.float32]
@@ -101,13 +102,6 @@ def plain_boxes(grid: Grid, width: int, height: int) -> list[Box]:
 def clipped(box: Box, width: int, height: int) -> Box:
     left, top, right, bottom = box.xyxy
     return Box((max(left, 0), max(top, 0), min(right, width), min(bottom, height)), box.score, box.class_id)
-
-
-def overlap(left: tuple[float, ...], right: tuple[float, ...]) -> float:
-    width = max(min(left[2], right[2]) - max(left[0], right[0]), 0)
-    height = max(min(left[3], right[3]) - max(left[1], right[1]), 0)
-    areas = sum((box[2] - box[0]) * (box[3] - box[1]) for box in (left, right))
-    return width * height / (areas - width * height)
 
 
 def assert_same(result: Detections, expected: list[Box]) -> None:

@@ -1,6 +1,7 @@
 """A model's answer becomes results, or an error that names model, version and output."""
 
 import math
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -242,7 +243,7 @@ def plain_suppression(xyxy: Array, score: Array, class_id: Array, threshold: flo
     return kept
 
 
-def overlap(left: Array, right: Array) -> float:
+def overlap(left: Sequence[float] | Array, right: Sequence[float] | Array) -> float:
     width = min(left[2], right[2]) - max(left[0], right[0])
     height = min(left[3], right[3]) - max(left[1], right[1])
     shared = float(max(width, 0) * max(height, 0))

@@ -298,6 +298,11 @@ class Rules:
     dwell: tuple[Dwell, ...] = ()
     users: tuple[UserRule, ...] = ()
 
+    def of(self, kind: str) -> tuple[Any, ...]:
+        """The rules of a built-in kind."""
+        rules: tuple[Any, ...] = getattr(self, kind.replace("-", "_"))
+        return rules
+
 
 NO_RULES = Rules()
 MODELS: dict[str, TypeAdapter[Any]] = {  # by kind
@@ -316,7 +321,7 @@ def section_of(rules: Rules) -> dict[str, object]:
         section |= {"config-width": rules.config_width, "config-height": rules.config_height}
     lists: dict[str, list[dict[str, object]]] = {}
     for kind, model in MODELS.items():
-        lists[kind] = [_entry(model, rule) for rule in getattr(rules, kind.replace("-", "_"))]
+        lists[kind] = [_entry(model, rule) for rule in rules.of(kind)]
     for user in rules.users:
         lists.setdefault(user.kind, []).append(json.loads(user.entry))
     return section | {kind: entries for kind, entries in lists.items() if entries}

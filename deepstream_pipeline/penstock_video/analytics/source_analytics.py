@@ -1,7 +1,8 @@
 """The analytics of one source: runs the evaluators of its rules."""
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
 
 from penstock_video.analytics.evaluators import (
     DirectionEvaluator,
@@ -93,16 +94,18 @@ class SourceAnalytics:
             counts[f"{key}/{self.labels[class_id] if is_named else f'class {class_id}'}"] = count
 
 
+_EVALUATORS: dict[AnalyticsKind, Callable[[Any], RuleEvaluator]] = {
+    AnalyticsKind.ROI_FILTERING: RoiEvaluator,
+    AnalyticsKind.OVERCROWDING: OvercrowdingEvaluator,
+    AnalyticsKind.LINE_CROSSING: LineCrossingEvaluator,
+    AnalyticsKind.DIRECTION_DETECTION: DirectionEvaluator,
+    AnalyticsKind.DWELL: DwellEvaluator,
+}
+
+
 def _evaluators(rules: Rules) -> Iterator[tuple[str, Rule, RuleEvaluator]]:
-    for roi in rules.roi_filtering:
-        yield AnalyticsKind.ROI_FILTERING, roi, RoiEvaluator(roi)
-    for crowd in rules.overcrowding:
-        yield AnalyticsKind.OVERCROWDING, crowd, OvercrowdingEvaluator(crowd)
-    for line in rules.line_crossing:
-        yield AnalyticsKind.LINE_CROSSING, line, LineCrossingEvaluator(line)
-    for direction in rules.direction_detection:
-        yield AnalyticsKind.DIRECTION_DETECTION, direction, DirectionEvaluator(direction)
-    for dwell in rules.dwell:
-        yield AnalyticsKind.DWELL, dwell, DwellEvaluator(dwell)
+    for kind, new in _EVALUATORS.items():
+        for rule in rules.of(kind):
+            yield kind, rule, new(rule)
     for user in rules.users:
         yield user.kind, user, user.new()

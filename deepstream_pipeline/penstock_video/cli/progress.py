@@ -4,7 +4,6 @@ import io
 import sys
 import time
 from collections.abc import Sequence
-from types import TracebackType
 from typing import NoReturn, Self, TextIO
 
 import msgspec
@@ -42,9 +41,7 @@ class QuietWatch:
         self._began = self._printed_at = time.monotonic()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         return
 
     @property
@@ -127,9 +124,7 @@ class TableWatch(LinesWatch):
         self._live.start()
         return super().__enter__()
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._live.stop()
 
     @property

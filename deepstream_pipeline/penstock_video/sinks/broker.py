@@ -6,7 +6,7 @@ import threading
 import time
 from dataclasses import asdict, dataclass
 from enum import StrEnum
-from typing import Annotated, Protocol
+from typing import Annotated
 
 import structlog
 from pydantic import Field
@@ -14,6 +14,7 @@ from pydantic import Field
 from penstock_video.backoff import Backoff
 from penstock_video.errors import SinkFailed
 from penstock_video.interfaces import INTERNAL
+from penstock_video.metrics import VideoMetrics
 from penstock_video.sinks.broker_link import BrokerLink, DeliveryOutcome, LinkDown
 from penstock_video.sinks.schemas import Schema, event_lines, objects_line
 from penstock_video.sinks.spool import Message, Spool, SpoolStatistics
@@ -49,20 +50,23 @@ class BrokerOptions:
     allowed_outbound: Annotated[tuple[str, ...], Field(json_schema_extra=INTERNAL)] = ()
 
 
-class SinkGauge(Protocol):
-    """A sink's metrics. Called from the writing and the sending thread; must not block or raise."""
+class SinkGauge:
+    """A broker's spool in the metrics, under the sink's name. Used by the writing and the sending thread."""
+
+    def __init__(self, name: str, metrics: VideoMetrics) -> None:
+        self._name, self._metrics = name, metrics
 
     def depth(self, n: int, size_bytes: int) -> None:
         """Sets the spool's size."""
-        ...
+        self._metrics.sink_depth(self._name, n, size_bytes)
 
     def dropped(self, n: int) -> None:
         """Counts dropped or refused messages."""
-        ...
+        self._metrics.sink_dropped(self._name, n)
 
     def failed(self) -> None:
         """Counts a failed attempt."""
-        ...
+        self._metrics.sink_errors(self._name)
 
 
 @dataclass(frozen=True, slots=True)

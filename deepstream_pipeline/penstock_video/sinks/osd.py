@@ -3,7 +3,7 @@
 import threading
 from collections import OrderedDict, deque
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Annotated, Protocol
 
 import cv2
@@ -88,17 +88,7 @@ class OsdOptions:
     trail_s: Annotated[float, Field(alias="trail-duration", ge=0, le=60)] = 3.0
 
 
-@dataclass(slots=True)
-class _Trail:
-    points: deque[tuple[float, float, float]] = field(default_factory=lambda: deque(maxlen=_TRAIL_POINTS))
-
-
-@dataclass(frozen=True, slots=True)
-class _Title:
-    """A source's name, and whether it is live."""
-
-    name: str
-    is_live: bool = False
+Trail = deque[tuple[float, float, float]]  # pts_s, x, y
 
 
 class _Memory:
@@ -108,7 +98,7 @@ class _Memory:
         self.lock = threading.Lock()
         self.frame_num = -1
         self.segment = -1
-        self.trails: OrderedDict[int, _Trail] = OrderedDict()
+        self.trails: OrderedDict[int, Trail] = OrderedDict()
         self.flashes: dict[str, float] = {}
         self.sides: Sides = {}
         self.drawn: dict[int, ByteArray] = {}  # of the newest frame, by width
@@ -125,8 +115,9 @@ class _Memory:
             self.trails.clear()
         boxes = result.tracks.detections.xyxy.tolist()
         for track_id, (left, _, right, bottom) in zip(result.tracks.track_id.tolist(), boxes, strict=True):
-            trail = self.trails.setdefault(track_id, _Trail())
-            trail.points.append((frame.pts_s, (left + right) / 2, bottom))
+            self.trails.setdefault(track_id, deque(maxlen=_TRAIL_POINTS)).append(
+                (frame.pts_s, (left + right) / 2, bottom)
+            )
             self.trails.move_to_end(track_id)
         self._forget(frame.pts_s - trail_s)
         for event in result.analytics.events:
@@ -135,12 +126,12 @@ class _Memory:
     def _forget(self, before_s: float) -> None:
         while self.trails:
             track_id, trail = next(iter(self.trails.items()))
-            if trail.points[-1][0] >= before_s and len(self.trails) <= _MAX_TRAILS:
+            if trail[-1][0] >= before_s and len(self.trails) <= _MAX_TRAILS:
                 break
             del self.trails[track_id]
         for trail in self.trails.values():
-            while len(trail.points) > 1 and trail.points[0][0] < before_s:
-                trail.points.popleft()
+            while len(trail) > 1 and trail[0][0] < before_s:
+                trail.popleft()
 
 
 class Osd:
@@ -150,14 +141,14 @@ class Osd:
         self.options = options or OsdOptions()
         self._lock = threading.Lock()
         self._memories: dict[str, _Memory] = {}
-        self._titles: dict[str, _Title] = {}
+        self._titles: dict[str, tuple[str, bool]] = {}  # name, and whether it is live
         self._rules: dict[str, RuleShapes] = {}
 
     def set_source(
         self, source_id: str, *, name: str = "", rules: RuleShapes | None = None, is_live: bool = False
     ) -> None:
         """Sets a source's name and rules, and whether it is live (only then the time of day is drawn)."""
-        self._titles[source_id] = _Title(name or source_id, is_live=is_live)
+        self._titles[source_id] = (name or source_id, is_live)
         if rules is None:
             self._rules.pop(source_id, None)
         else:
@@ -206,7 +197,7 @@ class Osd:
         _draw_objects(sheet, options, names, memory)
         names.draw()
         if options.has_title:
-            _draw_title(sheet, self._titles.get(frame.source_id, _Title(frame.source_id)))
+            _draw_title(sheet, *self._titles.get(frame.source_id, (frame.source_id, False)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -292,14 +283,14 @@ def _label(sheet: _Sheet, index: int, options: OsdOptions) -> str:
     return " ".join(words)
 
 
-def _draw_trails(sheet: _Sheet, trails: Mapping[int, _Trail], options: OsdOptions) -> None:
+def _draw_trails(sheet: _Sheet, trails: Mapping[int, Trail], options: OsdOptions) -> None:
     class_ids = sheet.result.tracks.detections.class_id
     for index, track_id in enumerate(sheet.result.tracks.track_id.tolist()):
         trail = trails.get(track_id)
-        if trail is None or len(trail.points) < 2:
+        if trail is None or len(trail) < 2:
             continue
         colour = colour_of(int(class_ids[index]) if options.is_coloured_by_class else track_id)
-        points = sheet.canvas.pixels(np.array(trail.points)[:, 1:] * sheet.scale)
+        points = sheet.canvas.pixels(np.array(trail)[:, 1:] * sheet.scale)
         if len(points) > 1:
             sheet.canvas.polyline(points, colour)
 
@@ -379,8 +370,8 @@ def _counted(key: str, name: str, sheet: _Sheet) -> str:
     return name if count is None else f"{name} {count}"
 
 
-def _draw_title(sheet: _Sheet, title: _Title) -> None:
-    words = [title.name, _clock(sheet) if title.is_live else _position(sheet.result.frame.pts_s)]
+def _draw_title(sheet: _Sheet, name: str, is_live: bool) -> None:
+    words = [name, _clock(sheet) if is_live else _position(sheet.result.frame.pts_s)]
     sheet.canvas.chip("   ".join(words), (0, 0), INK, strength=0.7)
     if sheet.result.classes:
         best = sheet.result.classes[0]

@@ -87,11 +87,11 @@ def _fusion_lines(fusion: "Fusion") -> list[str]:
 
 
 def _accuracy_lines(report: "OptimizationReport") -> list[str]:
-    from penstock.models.optimize.report import RANDOM_WEIGHTS, evaluation_lines
+    from penstock.models.optimize.report import NOT_JUDGED, evaluation_lines
 
     pictures = f"{report.calibrating} pictures calibrated, {report.held_out} judged"
     if report.judgement is None:
-        return [RANDOM_WEIGHTS]
+        return [NOT_JUDGED]
     note = f", {len(report.chosen.left_float)} nodes left float" if report.chosen.left_float else ""
     return [*evaluation_lines(report.judgement), f"{pictures}; ranges by {report.chosen.ranges}{note}"]
 

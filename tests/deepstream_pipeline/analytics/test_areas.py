@@ -225,11 +225,6 @@ def test_crowd_of_which_one_is_missed_for_a_moment_is_still_one() -> None:
     assert event_values(crowd(*[3, 3, 3, 2] * 20)) == [(10, None, 3.0)]
 
 
-def test_crowd_of_too_few_tells_nothing() -> None:
-    """One less than object_threshold is no crowd, however long."""
-    assert event_values(crowd(*[2] * 60)) == []
-
-
 def test_crowd_too_short_tells_nothing() -> None:
     """A crowd for less than its time gives no event."""
     assert event_values(crowd(*[3] * 9, *[0] * 9, *[3] * 9)) == []

@@ -11,7 +11,7 @@ import pytest
 from structlog.testing import capture_logs
 
 from penstock_video.errors import SinkFailed
-from penstock_video.sinks.broker import BrokerOptions, BrokerSink, ResultKind
+from penstock_video.sinks.broker import BrokerOptions, BrokerSink, ResultKind, SinkGauge
 from penstock_video.sinks.broker_link import DeliveryOutcome, LinkDown, scrub
 from penstock_video.sinks.schemas import Schema
 from penstock_video.sinks.spool import Message
@@ -55,7 +55,7 @@ class Scripted:
         self.closed += 1
 
 
-class Gauge:
+class Gauge(SinkGauge):
     """Keeps what is reported to it."""
 
     def __init__(self) -> None:
@@ -200,19 +200,6 @@ def test_sink_that_is_refused_everything_never_says_that_it_is_connected(make: C
             sink.close()
     assert (said.is_connected, said.reason) == (False, "answered 401")
     assert [line["event"] for line in lines] == ["sink's messages refused"]
-
-
-def test_sink_whose_first_message_is_refused_is_connected_without_a_warning(make: Callable[..., BrokerSink]) -> None:
-    """A bad message is no outage: what comes after it is no return that must be reported."""
-    link = Scripted(lambda batch: DeliveryOutcome(refused=batch, refusal="too large"))
-    link.max_messages, link.has_answer = 1, False
-    with capture_logs() as lines:
-        sink = make(link)
-        sink.write(result(0, has_image=False))
-        sink.write(result(1, has_image=False))
-        wait_for(lambda: sink.statistics().is_connected)
-    reported = [(line["event"], line["log_level"]) for line in lines]
-    assert reported == [("sink's messages refused", "warning"), ("sink connected", "info")]
 
 
 def test_sink_that_is_refused_for_long_says_so_again(

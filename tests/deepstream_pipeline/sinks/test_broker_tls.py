@@ -1,53 +1,26 @@
 """Brokers over TLS: a certificate that no one vouches for is refused, one that is trusted is taken."""
 
-import datetime
 import ssl
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from ipaddress import ip_address
 from pathlib import Path
 
 import pytest
-from cryptography import x509
-from cryptography.hazmat.primitives import hashes, serialization
-from cryptography.hazmat.primitives.asymmetric import ec
 
 from penstock_video.errors import SinkFailed
 from penstock_video.sinks.broker import BrokerSink, ResultKind
 from penstock_video.sinks.mqtt import MqttOptions, mqtt_sink
 from penstock_video.sinks.redis_stream import RedisOptions, redis_sink
 from penstock_video.sinks.webhook import WebhookOptions, webhook_sink
+from tests.auth.authorities import Authority
 from tests.deepstream_pipeline.brokers import mqtt_broker, redis_broker
 from tests.deepstream_pipeline.sinks.results import result
 from tests.support.ports import free_port
 from tests.support.waiting import wait_for
 
 Secured = Callable[[Path, Path, Path], AbstractContextManager[Callable[[], BrokerSink]]]
-
-
-def certify(folder: Path) -> tuple[Path, Path]:
-    """A certificate of 127.0.0.1 that signs itself, and its key."""
-    key = ec.generate_private_key(ec.SECP256R1())
-    name = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, "penstock test")])
-    now = datetime.datetime.now(datetime.UTC)
-    made = (
-        x509.CertificateBuilder()
-        .subject_name(name)
-        .issuer_name(name)
-        .public_key(key.public_key())
-        .serial_number(x509.random_serial_number())
-        .not_valid_before(now - datetime.timedelta(days=1))
-        .not_valid_after(now + datetime.timedelta(days=2))
-        .add_extension(x509.SubjectAlternativeName([x509.IPAddress(ip_address("127.0.0.1"))]), critical=False)
-        .add_extension(x509.BasicConstraints(ca=True, path_length=None), critical=True)
-        .sign(key, hashes.SHA256())
-    )
-    (folder / "cert.pem").write_bytes(made.public_bytes(serialization.Encoding.PEM))
-    form = serialization.PrivateFormat.PKCS8
-    (folder / "key.pem").write_bytes(key.private_bytes(serialization.Encoding.PEM, form, serialization.NoEncryption()))
-    return folder / "cert.pem", folder / "key.pem"
 
 
 @contextmanager
@@ -106,7 +79,8 @@ def test_sink_over_tls_delivers_only_to_whom_it_trusts(
 ) -> None:
     """With an unknown certificate nothing is sent, and the state says why; with a trusted one everything is."""
     monkeypatch.setattr("penstock_video.sinks.broker.CLOSE_S", 0.5)
-    certificate, key = certify(tmp_path)
+    authority = Authority("ours")
+    certificate, key = authority.sign(tmp_path, "broker")
     with secured(tmp_path, certificate, key) as make:
         sink = make()
         sink.write(result(0, has_image=False))
@@ -116,7 +90,7 @@ def test_sink_over_tls_delivers_only_to_whom_it_trusts(
         assert "certificate" in said.reason.lower()
         with pytest.raises(SinkFailed):
             sink.close()
-        monkeypatch.setenv("SSL_CERT_FILE", str(certificate))
+        monkeypatch.setenv("SSL_CERT_FILE", str(authority.file(tmp_path)))
         sink = make()
         sink.write(result(0, has_image=False))
         wait_for(lambda: sink.statistics().sent == 1, what=sink.statistics)

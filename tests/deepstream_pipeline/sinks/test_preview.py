@@ -133,16 +133,6 @@ def test_preview_of_a_source_that_ends_is_watched_no_more() -> None:
     assert watches.reported == [("cam", True), ("cam", False)]
 
 
-def test_preview_watched_without_pictures_waits_for_them() -> None:
-    """Frames that came without pictures are passed over, until those with pictures come."""
-    board = board_with(Clock())
-    board.wait("cam", 0, 0.0)
-    board.write(result(0, has_image=False))
-    assert board.wait("cam", 0, 0.0) is None
-    board.write(result(1))
-    assert board.wait("cam", 0, 0.0) is not None
-
-
 def test_preview_remembers_no_source_for_ever() -> None:
     """Viewers that ask for names leave nothing behind, and only so many at a time."""
     clock = Clock()

@@ -14,13 +14,12 @@ import pytest
 
 from penstock_video.errors import SinkFailed
 from penstock_video.sink_set import allowing
-from penstock_video.sinks.broker import ResultKind
 from penstock_video.sinks.broker_link import BrokerLink, LinkDown
 from penstock_video.sinks.hls import HlsOptions
 from penstock_video.sinks.kafka import KafkaLink, KafkaOptions
 from penstock_video.sinks.mqtt import MqttLink, MqttOptions
 from penstock_video.sinks.osd import Osd, OsdOptions
-from penstock_video.sinks.redis_stream import RedisLink, RedisOptions, redis_sink
+from penstock_video.sinks.redis_stream import RedisLink, RedisOptions
 from penstock_video.sinks.rtsp_out import RtspOutOptions, RtspOutSink
 from penstock_video.sinks.spool import Message
 from penstock_video.sinks.webhook import WebhookLink, WebhookOptions
@@ -145,18 +144,6 @@ def test_sink_connects_to_a_metadata_address_that_is_allowed(kind: str, service:
     trouble = trouble_of(LINKS[kind](METADATA, service.port, (METADATA,)))
     assert "metadata" not in trouble
     assert service.received()
-
-
-def test_refused_address_is_the_reason_of_the_sink(service: Service, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As with an unreachable broker, it is retried, and the loss is reported at the end."""
-    monkeypatch.setattr("penstock_video.sinks.broker.CLOSE_S", 0.2)
-    sink = redis_sink(RedisOptions(f"redis://{NAME}:{service.port}/0", what=ResultKind.OBJECTS))
-    sink.write(result(1, has_image=False, objects=1))
-    wait_for(lambda: sink.statistics().errors > 0)
-    assert sink.statistics().reason == refusal(NAME)
-    with pytest.raises(SinkFailed, match=r"1 message for redis .* was not delivered: .* --allow-outbound 127\.0\.0\.1"):
-        sink.close()
-    assert service.received() == b""
 
 
 @pytest.mark.parametrize(("host", "allowed"), [(NAME, ()), (METADATA, (METADATA,))])

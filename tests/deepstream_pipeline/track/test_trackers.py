@@ -119,13 +119,6 @@ def test_track_not_seen_for_too_long_is_another(lost: int, expected: list[int]) 
     assert ids(walk(tracker, [10 + lost], speed=0)) == [expected]
 
 
-def test_track_without_shadow_lives_while_it_is_seen() -> None:
-    """max_shadow_tracking_age 0: one missed frame ends it."""
-    tracker = new_tracker(TrackerOptions(max_shadow_tracking_age=0))
-    assert ids(walk(tracker, range(6)))[-1] == [1]
-    assert ids(walk(tracker, [7, 8, 9])) == [[], [], [2]]
-
-
 def test_classes_never_share_a_track(tracker: Tracker) -> None:
     """A person and a car in one place are two; what changes its class begins anew."""
     for number in range(5):

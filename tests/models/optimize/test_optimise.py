@@ -14,7 +14,7 @@ from penstock.models.optimize import optimize as judging
 from penstock.models.optimize.optimize import choose, optimize
 from penstock.models.optimize.profile import read_fusion
 from penstock.models.optimize.quantize import Ranges
-from penstock.models.optimize.report import RANDOM_WEIGHTS, Trial, as_json, config_text
+from penstock.models.optimize.report import NOT_JUDGED, Trial, as_json, config_text
 from penstock.models.optimize.source import (
     OptimizeError,
     Progress,
@@ -72,10 +72,10 @@ def test_optimise_of_random_weights_judges_nothing(pictures: list[Path], tmp_pat
     staged.mkdir()
     report = optimize(source, pictures, {}, staged, silent)
     assert (report.judgement, report.trials, report.chosen.agreement) == (None, (), None)
-    assert as_json(report)["accuracy"] == RANDOM_WEIGHTS
+    assert as_json(report)["accuracy"] == NOT_JUDGED
     page = (staged / "MODEL.md").read_text()
     assert "RANDOM WEIGHTS" in page.splitlines()[0]
-    assert RANDOM_WEIGHTS in page
+    assert NOT_JUDGED in page
 
 
 @pytest.mark.usefixtures("quick_rounds")

@@ -50,16 +50,12 @@ class NoSharedMemory:
     def __init__(self, refusal: str = SWITCHED_OFF) -> None:
         self.refusal = refusal
 
-    async def register(self, spec: RegionSpec, caller: Identity) -> None:
+    async def _refuse(self, *_: object, **__: object) -> None:
         raise NotSupported(self.refusal)
 
-    async def unregister(self, kind: RegionKind, name: str, caller: Identity) -> None:
-        raise NotSupported(self.refusal)
+    register = unregister = unregister_own = _refuse
 
-    async def unregister_own(self, kind: RegionKind, caller: Identity) -> None:
-        raise NotSupported(self.refusal)
-
-    def status(self, kind: RegionKind, caller: Identity, name: str = "") -> list[Region]:
+    def status(self, *_: object) -> list[Region]:
         raise NotSupported(self.refusal)
 
     @contextmanager

@@ -11,6 +11,7 @@ import numpy.typing as npt
 from penstock.models.check.golden import OutputRecord, PictureRecord, PictureTolerance, SeenClass, Tolerance, Value
 from penstock.protocol.errors import InvalidRequest
 from penstock.protocol.inference import FLOATS, Array, Datatype, Detections, Tensor, VisionResult
+from penstock.vision.layouts.layout import overlaps
 
 SAMPLE_COUNT = 64
 # Relative to an output's root mean square, and to each number. Covers FP32 arithmetic in any order: FastestDet with and
@@ -305,10 +306,7 @@ def _overlap(one: SeenClass, other: SeenClass) -> float:
     """Intersection over union; 1 if neither has a box, 0 if only one has."""
     if one.xyxy is None or other.xyxy is None:
         return 1.0 if one.xyxy is other.xyxy else 0.0
-    width, height = (min(one.xyxy[i + 2], other.xyxy[i + 2]) - max(one.xyxy[i], other.xyxy[i]) for i in (0, 1))
-    shared = max(width, 0.0) * max(height, 0.0)
-    areas = sum((box[2] - box[0]) * (box[3] - box[1]) for box in (one.xyxy, other.xyxy))
-    return shared / (areas - shared) if areas > shared else 0.0
+    return float(overlaps(np.array([one.xyxy]), np.array([other.xyxy]))[0, 0])
 
 
 def _is_borderline(item: SeenClass, tolerance: PictureTolerance) -> bool:

@@ -8,15 +8,8 @@ import numpy as np
 
 from penstock.models.optimize.source import OptimizeError, Sample, SourceModel
 from penstock.protocol.errors import EngineFailed
-from penstock.protocol.inference import (
-    Array,
-    Classes,
-    Detections,
-    FloatArray,
-    InferResponse,
-    VisionResult,
-    tensor_from_numpy,
-)
+from penstock.protocol.inference import Array, Classes, Detections, InferResponse, VisionResult, tensor_from_numpy
+from penstock.vision.layouts.layout import overlaps
 from penstock.vision.results import parse
 
 IOU = 0.5
@@ -80,24 +73,14 @@ def class_agreement(float_found: Sequence[Classes], int8_found: Sequence[Classes
 
 
 def _matches(one: Detections, other: Detections) -> int:
-    overlaps = _overlaps(one.xyxy, other.xyxy)
-    overlaps[one.class_id[:, np.newaxis] != other.class_id[np.newaxis]] = 0.0
+    left = overlaps(one.xyxy, other.xyxy)
+    left[one.class_id[:, np.newaxis] != other.class_id[np.newaxis]] = 0.0
     count = 0
-    while overlaps.size and overlaps.max() >= IOU:
-        row, column = np.unravel_index(int(overlaps.argmax()), overlaps.shape)
-        overlaps[row], overlaps[:, column] = 0.0, 0.0
+    while left.size and left.max() >= IOU:
+        row, column = np.unravel_index(int(left.argmax()), left.shape)
+        left[row], left[:, column] = 0.0, 0.0
         count += 1
     return count
-
-
-def _overlaps(one: FloatArray, other: FloatArray) -> FloatArray:
-    low = np.maximum(one[:, np.newaxis, :2], other[np.newaxis, :, :2])
-    high = np.minimum(one[:, np.newaxis, 2:], other[np.newaxis, :, 2:])
-    shared = np.clip(high - low, 0.0, None).prod(axis=2)
-    areas = [(boxes[:, 2:] - boxes[:, :2]).prod(axis=1) for boxes in (one, other)]
-    union = areas[0][:, np.newaxis] + areas[1][np.newaxis] - shared
-    overlaps: FloatArray = np.divide(shared, union, out=np.zeros_like(shared), where=union > 0)
-    return overlaps
 
 
 class Session(Protocol):

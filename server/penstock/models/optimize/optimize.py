@@ -12,7 +12,7 @@ import onnxruntime as ort
 from onnxruntime.quantization.calibrate import TensorsData
 
 from penstock.engines.ort_serving.session import ORT_ERRORS, ort_error_text
-from penstock.models.optimize.agreement import Session, detections_of, measure_agreement, run_samples
+from penstock.models.optimize.agreement import IOU, Session, detections_of, measure_agreement, run_samples
 from penstock.models.optimize.profile import SpeedComparison, compare_speed, cpu_name, int8_instructions, read_fusion
 from penstock.models.optimize.quantize import (
     Feed,
@@ -119,7 +119,6 @@ class _TrialRunner:
         return Trial(ranges, tuple(sorted(left_float)), measure_agreement(self._reference, found).share)
 
 
-IOU = 0.5
 LEAST_SCORE = 0.05  # for COCO's full curve, includes boxes that the card would drop
 
 

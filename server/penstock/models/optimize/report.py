@@ -15,7 +15,7 @@ from penstock.models.optimize.source import PRECISION, SourceModel
 
 MOST_PRECISION_LOST = 0.01  # of mAP@0.5, in [0, 1]
 LEAST_AGREEMENT = 0.95
-RANDOM_WEIGHTS = "random weights: accuracy means nothing, not judged"
+NOT_JUDGED = "random weights: accuracy means nothing, not judged"
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +86,7 @@ def as_json(report: OptimizationReport) -> dict[str, object]:
     plain = asdict(report)
     plain["warnings"] = list(report.warnings)
     plain["judgement"] = evaluation_json(report.judgement)
-    plain["accuracy"] = RANDOM_WEIGHTS if report.judgement is None else "judged"
+    plain["accuracy"] = NOT_JUDGED if report.judgement is None else "judged"
     plain["comparisons"] = [
         asdict(item) | {"ratios": list(item.ratios), "ratio": item.ratio} for item in report.comparisons
     ]
@@ -199,7 +199,7 @@ def _left_float(report: OptimizationReport) -> str:
 
 def _accuracy(report: OptimizationReport) -> str:
     if report.judgement is None:
-        return f"Accuracy: {RANDOM_WEIGHTS}."
+        return f"Accuracy: {NOT_JUDGED}."
     rule = "; a box of the float model is found again by one of its class with IoU >= 0.5"
     is_detector = isinstance(report.judgement.agreement, DetectionAgreement)
     lines = [f"On {report.held_out} pictures that did not calibrate{rule if is_detector else ''}:", ""]

@@ -124,6 +124,17 @@ def _overlaps(
     return overlaps
 
 
+def overlaps(one: FloatArray, other: FloatArray) -> FloatArray:
+    """Intersection over union of boxes (n, 4) and (m, 4): (n, m); 0 if both boxes are empty."""
+    low = np.maximum(one[:, np.newaxis, :2], other[np.newaxis, :, :2])
+    high = np.minimum(one[:, np.newaxis, 2:], other[np.newaxis, :, 2:])
+    shared = np.clip(high - low, 0.0, None).prod(axis=2)
+    areas = [(boxes[:, 2:] - boxes[:, :2]).prod(axis=1) for boxes in (one, other)]
+    union = areas[0][:, np.newaxis] + areas[1][np.newaxis] - shared
+    found: FloatArray = np.divide(shared, union, out=np.zeros_like(shared), where=union > 0)
+    return found
+
+
 def finish_detections(
     xyxy: FloatArray,
     score: FloatArray,
