@@ -340,7 +340,10 @@ def test_core_killed_is_503_at_once_and_service_is_back_in_seconds(workers: Runn
 
 
 def test_core_that_is_stopped_is_503_and_serves_when_it_goes_on(workers: RunningStack) -> None:
-    """SIGSTOP of the core: what needs it is refused after five seconds of silence, and served after SIGCONT."""
+    """SIGSTOP of the core: what needs it is refused after five seconds of silence, and served after SIGCONT.
+
+    The metrics then show how long its event loop stood still.
+    """
     core = part_of(workers, "core")
     with connected_to(workers, "front-2") as kept:
         core.suspend()
@@ -355,6 +358,7 @@ def test_core_that_is_stopped_is_503_and_serves_when_it_goes_on(workers: Running
             core.resume()
         wait_for(lambda: kept.infer("owned") == 200, 10, "served")
     wait_for(lambda: is_serving(workers), 10, "the other front serves, too")
+    wait_for(lambda: metric(workers, "penstock_loop_lag_seconds ") > 3, 5, "the lag is shown")
 
 
 def test_sigterm_drains_fronts_before_their_core_and_leaves_nothing(tmp_path: Path) -> None:
