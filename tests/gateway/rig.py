@@ -16,7 +16,7 @@ from penstock.protocol.call import HttpCall
 from penstock.protocol.engine import ModelConfig, TensorSpec
 from penstock.protocol.inference import Datatype, InferRequest, Tensor, tensor_from_numpy
 from penstock.testing import FakeEngine
-from penstock.vision.decode import DEFAULT_MAX_PIXELS, decode
+from penstock.vision.decode import MAX_PIXELS, decode
 from penstock.vision.decode_pool import DecodePool, PreparedImage
 from penstock.vision.preprocess import least_decoded_size, prepare
 from penstock.vision.results import ImageRequest
@@ -109,7 +109,7 @@ class LazyPool(DecodePool):
 class InlinePool:
     """Decodes in this process, without a decoder process's start."""
 
-    max_pixels = DEFAULT_MAX_PIXELS
+    max_pixels = MAX_PIXELS
 
     async def prepare(self, data: bytes, spec: PrepareSpec, *_: object, **__: object) -> PreparedImage:
         await asyncio.sleep(0)
