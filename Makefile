@@ -33,7 +33,7 @@ up: $(VENV)/.base $(TRITON)  ## the whole stack on this machine: engine, gateway
 gpu: $(if $(RUNS_TRITON),$(TRITON_VENV)/.gpu $(VENV)/.gpu,no-triton)  ## PyTorch for models on a GPU, and what decodes video there (5 GB; CUDA 13: driver 580, Turing or newer)
 
 test: $(VENV)/.dev $(TRITON) $(CLIENTS)  ## every test that this machine can run (ARGS="-k image")
-	@$(BIN)/python -m pytest -n 3 -p tests.work_units -p tests.second_tries -m "not long and not gpu" $(ARGS)
+	@$(BIN)/python -m pytest -n 3 -p tests.work_units -m "not long and not gpu" $(ARGS)
 
 test-gpu: $(VENV)/.dev $(TRITON) $(CLIENTS)  ## what needs an NVIDIA GPU, minutes; with PyTorch after make gpu (ARGS="-k mps -s")
 	@nvidia-smi -L >/dev/null 2>&1 || { echo "make test-gpu: no NVIDIA GPU answers here (nvidia-smi -L): nothing to run"; exit 2; }

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from importlib.util import find_spec
+from typing import TYPE_CHECKING
 
 import structlog
 
@@ -17,7 +18,6 @@ from penstock_video.analytics.config import rules_from
 from penstock_video.analytics.rules import Rules
 from penstock_video.analytics.source_analytics import SourceAnalytics
 from penstock_video.api.options import ApiOptions, Audit, check_address
-from penstock_video.api.server import ApiServer
 from penstock_video.decode.uri import is_live
 from penstock_video.errors import GpuFailed, GpuUnavailable, ModelUnusable, PipelineError, TooManySources
 from penstock_video.gpu.device import Device
@@ -39,6 +39,9 @@ from penstock_video.sink_set import SinkSet, allowing, compose_sinks
 from penstock_video.sources.options import GpuSources, SourcesOptions
 from penstock_video.track.registry import new_tracker
 from penstock_video.types import DecoderKind, SourceConfig
+
+if TYPE_CHECKING:
+    from penstock_video.api.server import ApiServer
 
 log = structlog.get_logger(component="video")
 LEAST_CORES = 4  # on fewer, the engine and this program need all of them: decode processes are not pinned
@@ -251,6 +254,8 @@ class Program:
     def _start_api(self, pipeline: Pipeline, outlets: SinkSet) -> None:
         if not self._settings.api.is_enabled:
             return
+        from penstock_video.api.server import ApiServer  # FastAPI: a quarter of the imports of a run
+
         server = ApiServer(pipeline, outlets.previews, _Page(pipeline), self._api_options())
         server.start()
         self._api = server

@@ -13,6 +13,7 @@ Picture = npt.NDArray[np.uint8]
 
 COLUMNS, ROWS = 8, 2  # of cells in the upper half, each one bit of the number
 NUMBERS = 1 << (COLUMNS * ROWS)
+_ENCODED: dict[tuple[object, ...], bytes] = {}
 _PIXEL_FORMATS = {"mjpeg": "yuvj420p", "ffv1": "yuv420p"}
 
 
@@ -60,8 +61,14 @@ def write_clip(
 ) -> Path:
     """The path, to which a clip was written; its suffix (.mp4, .avi, .mkv, .ts, .flv, .h264 …) says in which format.
 
-    Its pictures are picture(number, width, height) for number = first, first + 1, …; size is (width, height).
+    Its pictures are picture(number, width, height) for number = first, first + 1, …; size is (width, height). The same
+    clip is encoded once in a process.
     """
+    how = (path.suffix, frames, fps, size, codec, gop, first, picture, b_frames, str(options), pixel_format)
+    key = (*how, sample_aspect_ratio)
+    if key in _ENCODED:
+        path.write_bytes(_ENCODED[key])
+        return path
     rate = Fraction(fps).limit_denominator(1001)
     with av.open(str(path), "w", format={".ts": "mpegts"}.get(path.suffix)) as container:
         stream = container.add_stream(codec, rate=rate, options=_encoding(codec, gop, b_frames) | (options or {}))
@@ -75,6 +82,7 @@ def write_clip(
             frame.pts, frame.time_base = number - first, 1 / rate
             container.mux(stream.encode(frame))
         container.mux(stream.encode(None))
+    _ENCODED[key] = path.read_bytes()
     return path
 
 

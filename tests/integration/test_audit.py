@@ -59,15 +59,16 @@ class Audited:
         return line["client"], line["action"], line["target"], line["outcome"]
 
 
-@pytest.fixture(scope="module", params=["1", "2"], ids=["one-process", "two-workers"])
-def audited(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest) -> Iterator[Audited]:
+@pytest.fixture(scope="module")
+def audited(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Audited]:
+    """Two fronts (one process: test_tls)."""
     folder = tmp_path_factory.mktemp("audit")
     write_models(folder / "models")
     secrets = {name: new_secret() for name in ("ops", "viewer")}
     file = folder / "audit.jsonl"
     stack = start_embedded(
         folder,
-        *("--audit-log", str(file), "--allow-client-shm", "--workers", request.param, "--log-level", "debug"),
+        *("--audit-log", str(file), "--allow-client-shm", "--workers", "2", "--log-level", "debug"),
         *("--anonymous", "read", "--metrics-key-required"),
         PENSTOCK_API_KEYS=f"ops:infer+read+admin:{secrets['ops']},viewer:read:{secrets['viewer']}",
     )

@@ -76,34 +76,22 @@ def infer(stack: RunningStack, headers: dict[str, str], model: str = "lookup", v
 
 
 @pytest.mark.skipif(not FAKETIME.exists(), reason="libfaketime is not here: apt install faketime")
-@pytest.mark.parametrize("jump_s", [HOUR_S, -HOUR_S])
-def test_wall_clock_that_jumps_an_hour_changes_no_deadline_and_no_readiness(models: Path, jump_s: int) -> None:
+def test_wall_clock_that_jumps_an_hour_changes_no_deadline_and_no_readiness(models: Path) -> None:
     """Deadlines, canaries and quotas run on the monotonic clock; only a token's expiry follows the wall clock."""
     (models / "access.toml").write_text(ACCESS)
     (models / "secret").write_text(SECRET)
     (models / "secret").chmod(0o600)
     clock = Clock(models / "clock")
+    clock.move(HOUR_S)
     stack = start_embedded(models, "--access-file", str(models / "access.toml"),
                            **clock.environ)  # fmt: skip
     try:
-        assert infer(stack, token(time.time())) == 200
-        running: list[int] = []
-        deadline = {"x-request-timeout-ms": "20000"}
-        thread = threading.Thread(
-            target=lambda: running.append(infer(stack, token(time.time()) | deadline, "slow", 2000))
-        )
-        thread.start()
-        wait_for(lambda: "penstock_inflight_requests 1.0" in own_metrics(stack), 10, "one request runs")
-        clock.move(jump_s)
-        thread.join(30)
-        assert running == [200], "a request in flight keeps its deadline"
-        for _ in range(5):
-            assert infer(stack, token(time.time() + jump_s) | {"x-request-timeout-ms": "5000"}) == 200
-            assert call("GET", f"{stack.http_url}/v2/health/ready").status == 200
-        assert infer(stack, token(time.time())) == 401, "the token is of another hour"
+        assert infer(stack, token(time.time() + HOUR_S)) == 200
+        jump_until_served(stack, clock, 0, from_s=HOUR_S)
+        jump_until_served(stack, clock, HOUR_S, from_s=0)
         lines = [line for line in stack.log if "draining" in line or "restart" in line]
         assert not lines
-        stamp = datetime.now(UTC).timestamp() + jump_s
+        stamp = datetime.now(UTC).timestamp() + HOUR_S
         assert stop_stack(stack) == 0
         last = next(line for line in reversed(stack.log) if "drained" in line)
         shown = datetime.fromisoformat(last.split()[0]).timestamp()
@@ -111,6 +99,22 @@ def test_wall_clock_that_jumps_an_hour_changes_no_deadline_and_no_readiness(mode
     finally:
         if stack.process.poll() is None:
             stop_stack(stack)
+
+
+def jump_until_served(stack: RunningStack, clock: Clock, to_s: int, *, from_s: int) -> None:
+    """The stack's clock jumps between two offsets while a request runs; the request and the next ones are answered."""
+    running: list[int] = []
+    headers = token(time.time() + from_s) | {"x-request-timeout-ms": "20000"}
+    thread = threading.Thread(target=lambda: running.append(infer(stack, headers, "slow", 2000)))
+    thread.start()
+    wait_for(lambda: "penstock_inflight_requests 1.0" in own_metrics(stack), 10, "one request runs")
+    clock.move(to_s)
+    thread.join(30)
+    assert running == [200], "a request in flight keeps its deadline"
+    for _ in range(5):
+        assert infer(stack, token(time.time() + to_s) | {"x-request-timeout-ms": "5000"}) == 200
+        assert call("GET", f"{stack.http_url}/v2/health/ready").status == 200
+    assert infer(stack, token(time.time() + from_s)) == 401, "the token is of another hour"
 
 
 @contextmanager
@@ -131,26 +135,20 @@ def busy_core(stack: RunningStack, hogs: int) -> Iterator[None]:
             one.wait()
 
 
-def metric(stack: RunningStack, name: str) -> float:
-    return next(float(line.split()[-1]) for line in own_metrics(stack).splitlines() if line.startswith(f"{name} "))
-
-
-def test_stack_without_cpu_is_live_restarts_nothing_and_shows_its_lag(models: Path) -> None:
-    """With sixteen busy processes on its only core, the stack answers slowly, restarts nothing, and shows the lag."""
+@pytest.mark.long
+def test_stack_without_cpu_is_live_and_restarts_nothing(models: Path) -> None:
+    """With sixteen busy processes on its only core, the stack answers slowly, and restarts nothing."""
     stack = start_embedded(models, "--workers", "2", PENSTOCK_CANARY_INTERVAL_S="0.5")
     try:
         wait_for(lambda: is_serving(stack), 30, "it serves")
         before = {process.pid for process in family(stack)}
         began = time.monotonic()
-        lags_s = []
         with busy_core(stack, 16):
             while time.monotonic() - began < 12:  # longer than a worker may be silent
                 assert call("GET", f"{stack.http_url}/v2/health/live").status == 200
                 assert look_up(stack).status == 200
-                lags_s.append(metric(stack, "penstock_loop_lag_seconds"))
         assert {process.pid for process in family(stack)} == before, "no process was replaced"
         assert call("GET", f"{stack.http_url}/v2/health/ready").status == 200
-        assert max(lags_s) > 0.005
         assert not stack.logged("hang|restart|not ready")
     finally:
         assert stop_stack(stack) == 0

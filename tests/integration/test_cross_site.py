@@ -14,12 +14,12 @@ UNLOAD = "/v2/repository/models/lookup/unload"
 KINDS = ("text/plain", "application/x-www-form-urlencoded", "application/json")
 
 
-@pytest.fixture(scope="module", params=["1", "2"], ids=["one-process", "two-workers"])
-def open_stack(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest) -> Iterator[RunningStack]:
-    """A stack without keys that allows one page and one additional name."""
+@pytest.fixture(scope="module")
+def open_stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningStack]:
+    """Two fronts, without keys, that allow one page and one additional name (one process: test_browser)."""
     folder = tmp_path_factory.mktemp("open")
     write_models(folder / "models")
-    flags = ("--workers", request.param, "--allowed-host", "gateway.example", "--cors-origin", CONSOLE)
+    flags = ("--workers", "2", "--allowed-host", "gateway.example", "--cors-origin", CONSOLE)
     running = start_embedded(folder, *flags)
     yield running
     assert stop_stack(running) == 0

@@ -13,7 +13,7 @@ pytestmark = pytest.mark.xdist_group("stack")
 async def test_damaged_http_is_answered_without_a_server_error(stack: RunningStack) -> None:
     """Heads, framing, JSON, tensors: some of it is served still, most is refused, nothing breaks."""
     with unharmed(stack):
-        outcomes = await damage_http(stack, Run("http", 1500))
+        outcomes = await damage_http(stack, Run("http", 500))
     assert outcomes["200"] > 0
     assert outcomes["400"] > 0
 
@@ -21,7 +21,7 @@ async def test_damaged_http_is_answered_without_a_server_error(stack: RunningSta
 async def test_damaged_frames_of_grpc_end_their_connection_only(stack: RunningStack) -> None:
     """HTTP/2 as it should not be."""
     with unharmed(stack):
-        outcomes = await damage_frames(stack, Run("frames", 1500))
+        outcomes = await damage_frames(stack, Run("frames", 500))
     assert outcomes["status 0"] > 0
     assert outcomes["closed"] > 0
 
@@ -29,6 +29,6 @@ async def test_damaged_frames_of_grpc_end_their_connection_only(stack: RunningSt
 async def test_damaged_grpc_messages_are_refused_or_served(stack: RunningStack) -> None:
     """Read by the gateway or the engine: never INTERNAL, never a dead engine."""
     with unharmed(stack):
-        outcomes = await damage_messages(stack, Run("messages", 3000))
+        outcomes = await damage_messages(stack, Run("messages", 1000))
     assert outcomes["OK"] > 0
     assert outcomes["INVALID_ARGUMENT"] > 0

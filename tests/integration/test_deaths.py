@@ -20,7 +20,7 @@ from tests.integration.living import (
     triton_of,
 )
 from tests.support.http import call, post_json
-from tests.support.stack import start_stack, stop_stack
+from tests.support.stack import RunningStack, start_stack, stop_stack
 from tests.support.tiny_models import write_model
 from tests.support.waiting import wait_for
 
@@ -75,9 +75,13 @@ def test_triton_killed_is_503_within_a_second_and_back_by_itself(tmp_path: Path,
 
 
 def test_gateway_killed_is_replaced_and_triton_stays(tmp_path: Path, repository: Path) -> None:
-    """kill -9 of the gateway: a new one serves on the same ports in seconds, with the same Triton."""
+    """kill -9 of the gateway: a new one serves on the same ports in seconds, with the same Triton.
+
+    A client that left before, while the engine worked, left nothing in flight and no error line.
+    """
     with running(tmp_path, repository) as stack:
         memory = SharedMemory(stack)
+        leave_in_the_middle(stack)
         engine = triton_of(stack).pid
         old = gateway_of(stack)
         decoders = old.children(recursive=True)
@@ -150,18 +154,15 @@ def test_engine_that_lives_but_cannot_infer_is_restarted(tmp_path: Path, triton_
         assert stop_stack(stack) == 0
 
 
-def test_client_that_leaves_frees_its_place_without_an_error_line(tmp_path: Path, repository: Path) -> None:
+def leave_in_the_middle(stack: RunningStack) -> None:
     """A disconnect while the engine works: nothing in flight at once, counted as cancelled, no error logged."""
-    with running(tmp_path, repository) as stack:
-        body = json.dumps({"inputs": [{"name": "x", "shape": [1], "datatype": "FP32", "data": [4000]}]})
-        address = stack.http_url.removeprefix("http://").split(":")
-        with socket.create_connection((address[0], int(address[1]))) as client:
-            head = (
-                f"POST /v2/models/slow/infer HTTP/1.1\r\nhost: localhost\r\ncontent-length: {len(body)}\r\n\r\n{body}"
-            )
-            client.sendall(head.encode())
-            wait_for(lambda: inflight(stack) == 1, 5, "one request in flight")
-        wait_for(lambda: inflight(stack) == 0, 2, "nothing in flight")
-        text = call("GET", f"{stack.metrics_url}/penstock").body.decode()
-        assert 'penstock_cancelled_total{protocol="http"} 1.0' in text
-        assert not stack.logged("Z error ")
+    body = json.dumps({"inputs": [{"name": "x", "shape": [1], "datatype": "FP32", "data": [4000]}]})
+    address = stack.http_url.removeprefix("http://").split(":")
+    with socket.create_connection((address[0], int(address[1]))) as client:
+        head = f"POST /v2/models/slow/infer HTTP/1.1\r\nhost: localhost\r\ncontent-length: {len(body)}\r\n\r\n{body}"
+        client.sendall(head.encode())
+        wait_for(lambda: inflight(stack) == 1, 5, "one request in flight")
+    wait_for(lambda: inflight(stack) == 0, 2, "nothing in flight")
+    text = call("GET", f"{stack.metrics_url}/penstock").body.decode()
+    assert 'penstock_cancelled_total{protocol="http"} 1.0' in text
+    assert not stack.logged("Z error ")

@@ -12,10 +12,9 @@ import onnxruntime
 import pytest
 import tritonclient.grpc
 import tritonclient.http
+from tritonclient.grpc import service_pb2
 
-from penstock.protocol.inference import Detections
-from penstock.vision.accuracy import average_precision, read_annotations
-from tests.integration.embedded_stack import NO_TRITON, is_serving, look_up, start_embedded, write_models
+from tests.integration.embedded_stack import look_up, start_embedded, write_models
 from tests.integration.living import family
 from tests.integration.pictures import frames
 from tests.integration.test_image_endpoint import (
@@ -23,8 +22,9 @@ from tests.integration.test_image_endpoint import (
     assert_oriented_is_answered_as_upright,
 )
 from tests.integration.test_models import penstock, state_of
+from tests.integration.test_streams import answers_to
 from tests.support.http import call
-from tests.support.stack import CHECKOUT, RunningStack, start_stack, stop_stack
+from tests.support.stack import CHECKOUT, RunningStack, stop_stack
 from tests.support.tiny_models import CONFIG, IDENTITY, write_model
 
 pytestmark = pytest.mark.xdist_group("embedded")
@@ -42,7 +42,7 @@ def embedded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningStack]
         pull = ["-m", "penstock.cli.main", "models", "pull", "fastestdet", "--from", str(source)]
         environ = dict(os.environ, PENSTOCK_HOME=str(folder / "home"))
         subprocess.run([sys.executable, *pull, "--url", "http://127.0.0.1:9"], check=True, env=environ, cwd=CHECKOUT)
-    stack = start_embedded(folder)
+    stack = start_embedded(folder, engine="auto")
     yield stack
     assert stop_stack(stack) == 0, "".join(stack.log[-30:])
 
@@ -73,37 +73,30 @@ def test_embedded_answers_a_picture_with_an_exif_orientation_in_display_pixels(
     assert_oriented_is_answered_as_upright(embedded, frames(shared_dir / "media" / "vtest.avi")[1], orientation)
 
 
-def test_embedded_serves_street_where_there_is_no_triton(tmp_path: Path) -> None:
-    """The shipped detector, by the shipped repository alone, finds what rendered scenes show."""
-    render = ["-m", "deploy.models.street.render", "--scenes", "8", "--seed", "900001", "--scenario", "plain", "--out"]
-    scenes = str(tmp_path / "scenes")
-    subprocess.run([sys.executable, *render, scenes], check=True, cwd=CHECKOUT, capture_output=True, timeout=60)
-    truth = read_annotations(tmp_path / "scenes")
-    stack = start_stack(tmp_path / "home", "--engine", "embedded", environ=NO_TRITON)
-    try:
-        assert [line for line in stack.output if line.startswith("serving ") and "street" in line]
-        found = [find(stack, tmp_path / "scenes" / name) for name in truth]
-    finally:
-        assert stop_stack(stack) == 0
-    assert average_precision(list(truth.values()), found, class_count=3).mean > 0.7
+async def test_embedded_engine_streams_in_order(embedded: RunningStack) -> None:
+    """Each request once, in its turn, wrong ones too."""
+    requests = [looked_up(1, "a"), looked_up(2, "nope", model="nope"), looked_up(3, "c")]
+    received, code, _ = await answers_to(embedded.grpc_address, requests)
+    answers = [service_pb2.ModelStreamInferResponse.FromString(one) for one in received]
+    seen = [(one.infer_response.id, bool(one.error_message)) for one in answers]
+    assert (seen, code) == ([("a", False), ("nope", True), ("c", False)], "OK")
 
 
-def find(stack: RunningStack, picture: Path) -> Detections:
-    """What street finds in the picture."""
-    answer = call(
-        "POST", f"{stack.http_url}/v2/models/street/image", picture.read_bytes(), {"content-type": "image/jpeg"}
-    )
-    assert answer.status == 200, answer.body
-    rows = answer.json["results"][0]["detections"]
-    return Detections(
-        np.array([row["xyxy"] for row in rows], np.float32).reshape(-1, 4),
-        np.array([row["score"] for row in rows], np.float32),
-        np.array([row["class_id"] for row in rows], np.int64),
-    )
+def looked_up(index: int, request_id: str, *, model: str = "lookup") -> bytes:
+    request = service_pb2.ModelInferRequest(model_name=model, id=request_id)
+    request.inputs.add(name="index", datatype="INT64", shape=[1, 1])
+    request.raw_input_contents.append(np.array([index], np.int64).tobytes())
+    serialised: bytes = request.SerializeToString()
+    return serialised
 
 
 def test_embedded_stack_says_which_engine_serves_and_what_it_cannot(embedded: RunningStack) -> None:
-    """The last lines name the engine, and a model of another backend with the reason; there is no engine process."""
+    """The last lines name the engine, and a model of another backend with the reason; there is no engine process.
+
+    One line of the log tells what was missing for a Triton.
+    """
+    (said,) = embedded.logged("info .* engine: embedded, since ")
+    assert "no tritonserver on PATH and none of nvidia-pytriton in /nonexistent" in said
     assert f"engine: embedded (ONNX Runtime {onnxruntime.__version__} on the CPU)\n" in embedded.output
     (refused,) = [line for line in embedded.output if line.startswith("cannot serve ")]
     assert refused.startswith("cannot serve script: ")
@@ -115,7 +108,7 @@ def test_embedded_stack_says_which_engine_serves_and_what_it_cannot(embedded: Ru
 
 def test_embedded_lists_a_model_of_another_backend_with_its_reason(embedded: RunningStack) -> None:
     """Who asks what is served also sees what is not, and why."""
-    rows = json.loads(penstock(embedded, "models", "list", "--json"))
+    rows = json.loads(penstock(embedded, "list", "--json"))
     (script,) = [row for row in rows if row["name"] == "script"]
     assert script["state"] != "READY"
     assert "python" in script["reason"]
@@ -124,10 +117,10 @@ def test_embedded_lists_a_model_of_another_backend_with_its_reason(embedded: Run
 
 def test_embedded_loads_and_unloads_by_the_command_line(embedded: RunningStack) -> None:
     """`penstock models load` and `unload` do what they do with Triton."""
-    penstock(embedded, "models", "unload", "lookup")
+    penstock(embedded, "unload", "lookup")
     assert state_of(embedded, "lookup") != "READY"
     assert look_up(embedded).status in (400, 404)
-    penstock(embedded, "models", "load", "lookup")
+    penstock(embedded, "load", "lookup")
     assert state_of(embedded, "lookup") == "READY"
     assert look_up(embedded).status == 200
 
@@ -140,18 +133,6 @@ def test_embedded_metrics_hold_ours_and_the_engines(embedded: RunningStack) -> N
     assert 'penstock_model_ready{model="script"} 0.0' in text
     assert 'nv_inference_request_success{model="lookup",version="1"}' in text
     assert "penstock_" not in call("GET", f"{embedded.metrics_url}/engine").body.decode()
-
-
-def test_auto_without_a_triton_serves_embedded_and_says_why(tmp_path: Path) -> None:
-    """One line tells what was missing, and the same models are served."""
-    write_models(tmp_path / "models")
-    stack = start_embedded(tmp_path, engine="auto")
-    try:
-        assert is_serving(stack)
-        (said,) = stack.logged("info .* engine: embedded, since ")
-        assert "no tritonserver on PATH and none of nvidia-pytriton in /nonexistent" in said
-    finally:
-        assert stop_stack(stack) == 0
 
 
 def test_gateway_of_a_triton_does_not_load_onnx_runtime() -> None:

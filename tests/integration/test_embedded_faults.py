@@ -113,46 +113,42 @@ def ask_until(stack: RunningStack, is_over: threading.Event, outcomes: list[str]
 
 
 def test_embedded_parent_killed_takes_everything_with_it(tmp_path: Path) -> None:
-    """kill -9 of `penstock up` leaves no process; the next start clears the rest away."""
-    write_models(tmp_path / "models")
-    stack = start_embedded(tmp_path, TMPDIR=str(tmp_path))
-    everyone = family(stack)
-    stack.process.kill()
-    stack.process.wait()
-    wait_for(lambda: not any(child.is_running() for child in everyone), 15, "every process is gone")
-    runs = tmp_path / f"penstock-{os.getuid()}"
-    (left,) = runs.glob("run-*")
-    following = start_embedded(tmp_path, TMPDIR=str(tmp_path))
-    assert not left.exists()
-    assert stop_stack(following) == 0
-    assert not list(runs.glob("run-*"))
+    """One node of minutes on a model's only instance: 504 in time, the others serve, and the stack still ends soon.
 
-
-@pytest.mark.parametrize("how", ["stopped", "parent killed"])
-def test_embedded_run_that_cannot_be_ended_delays_no_other(tmp_path: Path, how: str) -> None:
-    """One node of minutes on a model's only instance: 504 in time, the others serve, and the stack still ends soon."""
+    kill -9 of `penstock up` leaves no process; the next start clears the rest away.
+    """
     write_models(tmp_path / "models")
     onnx_models.save(onnx_models.one_long_node(), tmp_path / "models", "long", config=LONG_CONFIG)
-    stack = start_embedded(tmp_path, "--grace-s", "1")
+    runs, killed = tmp_path / f"penstock-{os.getuid()}", start_embedded(tmp_path, TMPDIR=str(tmp_path))
+    killed_processes = family(killed)
+    run_the_long_node(killed)
+    killed.process.kill()
+    killed.process.wait()
+    wait_for(lambda: not any(child.is_running() for child in killed_processes), 15, "every process is gone")
+    (left,) = runs.glob("run-*")
+    stack = start_embedded(tmp_path, "--grace-s", "1", TMPDIR=str(tmp_path))
     everyone = family(stack)
     try:
-        for _ in range(2):
-            assert ask_long(stack, 1_000_000).status == 504
-        assert look_up(stack).status == 200
-        assert inflight(stack) == 0
-        assert call("POST", f"{stack.http_url}/v2/repository/models/long/unload").status == 200
-        if how == "stopped":
-            assert stop_stack(stack, 15) == 0
-            assert not stack.logged("killed"), "".join(stack.log)
-        else:
-            stack.process.kill()
-            stack.process.wait()
+        assert not left.exists()
+        run_the_long_node(stack)
+        assert stop_stack(stack, 15) == 0
+        assert not stack.logged("killed"), "".join(stack.log)
+        assert not list(runs.glob("run-*"))
         wait_for(lambda: not any(child.is_running() for child in everyone), 10, "every process is gone")
     finally:
         stack.process.kill()
         for child in everyone:
             if child.is_running():
                 child.kill()
+
+
+def run_the_long_node(stack: RunningStack) -> None:
+    """It runs on after its callers got their 504."""
+    for _ in range(2):
+        assert ask_long(stack, 1_000_000).status == 504
+    assert look_up(stack).status == 200
+    assert inflight(stack) == 0
+    assert call("POST", f"{stack.http_url}/v2/repository/models/long/unload").status == 200
 
 
 def ask_long(stack: RunningStack, n: int) -> Answer:

@@ -15,7 +15,9 @@ import tritonclient.grpc
 import tritonclient.http
 from tritonclient.utils import InferenceServerException
 
-from penstock.protocol.inference import Array
+from deploy.models.street.render import write_scenes
+from penstock.protocol.inference import Array, Detections
+from penstock.vision.accuracy import average_precision, read_annotations
 from penstock.vision.decode import decode
 from penstock.vision.preprocess import prepare
 from penstock.vision.spec import ColorFormat, PrepareSpec, ResizeMode
@@ -161,3 +163,26 @@ def test_json_base64_and_raw_bodies_are_served(stack: RunningStack) -> None:
     assert raw.status == 200, raw.body
     outputs = json.loads(raw.body[: int(raw.headers["inference-header-content-length"])])["outputs"]
     assert sorted(output["parameters"]["binary_data_size"] for output in outputs) == [110592, 147456]
+
+
+def test_embedded_engine_finds_what_rendered_scenes_show(embedded: RunningStack, tmp_path: Path) -> None:
+    """The shipped detector, by the shipped repository alone, where there is no Triton."""
+    assert [line for line in embedded.output if line.startswith("serving ") and "street" in line]
+    write_scenes(tmp_path, 6, 900_001, size=(640, 360), scenarios=("plain",))
+    truth = read_annotations(tmp_path)
+    found = [find(embedded, tmp_path / name) for name in truth]
+    assert average_precision(list(truth.values()), found, class_count=3).mean > 0.7
+
+
+def find(stack: RunningStack, picture: Path) -> Detections:
+    """What street finds in the picture."""
+    answer = call(
+        "POST", f"{stack.http_url}/v2/models/street/image", picture.read_bytes(), {"content-type": "image/jpeg"}
+    )
+    assert answer.status == 200, answer.body
+    rows = answer.json["results"][0]["detections"]
+    return Detections(
+        np.array([row["xyxy"] for row in rows], np.float32).reshape(-1, 4),
+        np.array([row["score"] for row in rows], np.float32),
+        np.array([row["class_id"] for row in rows], np.int64),
+    )

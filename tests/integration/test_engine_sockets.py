@@ -11,10 +11,12 @@ from pathlib import Path
 import psutil
 import pytest
 
+from tests.integration.ledger import Ledgers
 from tests.integration.living import family, triton_of
 from tests.support.http import call, post_json
 from tests.support.stack import ENGINE_PORTS, RunningStack, start_stack, stop_stack
 
+pytestmark = pytest.mark.xdist_group("ledgers")
 OPERATOR_KEY = "operator-key-of-the-test-0123456789"
 UNPRIVILEGED_UID = 65_534
 INFER = "/v2/models/identity_fp32/infer"
@@ -78,21 +80,18 @@ def test_engine_of_a_stack_with_keys_listens_on_no_port(keyed: RunningStack) -> 
     assert b"nv_inference_request_success" in call("GET", f"{keyed.metrics_url}/engine").body
 
 
-def test_engine_without_keys_listens_on_no_port_by_default(tmp_path: Path, triton_environment: Path) -> None:
+def test_engine_without_keys_listens_on_no_port_by_default(ledgers: Ledgers) -> None:
     """A web page or another user cannot reach Triton: of the stack's processes only the gateway listens on TCP."""
-    stack = start_stack(tmp_path / "home", "--models", "identity_fp32")
-    try:
-        ports = {
-            one.laddr.port
-            for process in family(stack)
-            for one in process.net_connections("inet")
-            if one.status == psutil.CONN_LISTEN
-        }
-        urls = (stack.http_url, stack.grpc_address, stack.metrics_url.removesuffix("/metrics"))
-        assert ports == {int(url.rpartition(":")[2]) for url in urls}
-        assert post_json(stack.http_url + INFER, ONE).status == 200
-    finally:
-        stop_stack(stack)
+    stack = ledgers.stack
+    ports = {
+        one.laddr.port
+        for process in family(stack)
+        for one in process.net_connections("inet")
+        if one.status == psutil.CONN_LISTEN
+    }
+    urls = (stack.http_url, stack.grpc_address, stack.metrics_url.removesuffix("/metrics"))
+    assert ports == {int(url.rpartition(":")[2]) for url in urls}
+    assert ledgers.post("naps", [[1, 0]]).status == 200
 
 
 def test_run_directory_of_a_stack_is_its_users_alone(keyed: RunningStack) -> None:

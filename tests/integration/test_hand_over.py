@@ -18,7 +18,7 @@ from tests.integration.test_slab import BRIGHTNESS, BRIGHTNESS_CONFIG
 from tests.support.stack import RunningStack, start_stack, stop_stack
 from tests.support.tiny_models import write_model
 
-pytestmark = pytest.mark.xdist_group("hand_over")
+pytestmark = pytest.mark.xdist_group("stack")
 PLAIN_CONFIG = "".join(line for line in BRIGHTNESS_CONFIG.splitlines(keepends=True) if "batch_owner" not in line)
 Way = Callable[[RunningStack], EngineAddress]
 

@@ -1,18 +1,17 @@
 """`penstock models check` against real engines: Triton behind the gateway, and ONNX Runtime in the command itself."""
 
 import json
-import os
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import onnx
 import pytest
 from onnx import numpy_helper
+from typer.testing import CliRunner
 
-from tests.support.stack import CHECKOUT, RunningStack
+from penstock.cli import models as models_command
+from tests.support.stack import RunningStack
 
 pytestmark = pytest.mark.xdist_group("stack")
 
@@ -21,33 +20,28 @@ UNUSED_URL = "http://127.0.0.1:9"
 
 def check(home: Path, *words: str, repository: Path | None = None) -> tuple[int, dict[str, Any]]:
     """The exit code of `penstock models check --json`, and its rows by name."""
-    environ = os.environ | {"PENSTOCK_HOME": str(home), "PENSTOCK_HTTP_PORT": "9"}  # an unused port
+    environ = {"PENSTOCK_HOME": str(home), "PENSTOCK_HTTP_PORT": "9"}  # an unused port
     if repository is not None:
         environ["PENSTOCK_MODEL_REPOSITORY"] = str(repository)
-    command = [sys.executable, "-m", "penstock.cli.main", "models", "check", "--json", *words]
-    done = subprocess.run(command, cwd=CHECKOUT, env=environ, capture_output=True, text=True, timeout=60, check=False)
-    assert done.returncode in (0, 1), done.stderr
-    return done.returncode, {row["name"]: row for row in json.loads(done.stdout)}
+    done = CliRunner().invoke(models_command.app, ["check", "--json", *words], env=environ)
+    assert done.exit_code in (0, 1), done.output
+    return done.exit_code, {row["name"]: row for row in json.loads(done.stdout)}
+
+
+@pytest.fixture(scope="module")
+def source(tmp_path_factory: pytest.TempPathFactory, shared_dir: Path) -> Path:
+    """A home into which fastestdet was pulled."""
+    home = tmp_path_factory.mktemp("home")
+    words = ["pull", "fastestdet", "--from", f"{shared_dir}/models", "--url", UNUSED_URL]
+    done = CliRunner().invoke(models_command.app, words, env={"PENSTOCK_HOME": str(home)})
+    assert done.exit_code == 0, done.output
+    return home
 
 
 @pytest.fixture
-def pulled(tmp_path: Path, shared_dir: Path) -> Path:
-    """A home into which fastestdet was pulled."""
-    command = [
-        sys.executable,
-        "-m",
-        "penstock.cli.main",
-        "models",
-        "pull",
-        "fastestdet",
-        "--from",
-        f"{shared_dir}/models",
-    ]
-    environ = os.environ | {"PENSTOCK_HOME": str(tmp_path / "home")}
-    subprocess.run(
-        [*command, "--url", UNUSED_URL], cwd=CHECKOUT, env=environ, capture_output=True, timeout=60, check=True
-    )
-    return tmp_path / "home"
+def pulled(tmp_path: Path, source: Path) -> Path:
+    """A copy of that home, to be changed."""
+    return Path(shutil.copytree(source, tmp_path / "home"))
 
 
 def test_check_of_every_model_of_a_running_stack_tells_right_from_broken(stack: RunningStack, shared_dir: Path) -> None:

@@ -1,51 +1,50 @@
 """`penstock models` against a stack that runs here, and the catalogue's folders in the real Triton."""
 
 import json
-import os
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 
 import cv2
 import numpy as np
 import pytest
 import tritonclient.http as triton
+from typer.testing import CliRunner
 
+from penstock.cli import models as models_command
 from penstock.cli.gateway_client import GatewayClient
 from penstock.models.catalogue import CatalogueEntry, read_catalogue
 from tests.models.stand_in import write_stand_in
-from tests.support.stack import CHECKOUT, RunningStack
+from tests.support.stack import RunningStack
 
 pytestmark = pytest.mark.xdist_group("stack")
 
 
 def penstock(stack: RunningStack, *words: str) -> str:
-    """What the command prints; its exit code must be 0."""
-    environ = os.environ | {"PENSTOCK_HOME": str(stack.home)}
-    command = [sys.executable, "-m", "penstock.cli.main", *words, "--url", stack.http_url]
-    done = subprocess.run(command, cwd=CHECKOUT, env=environ, capture_output=True, text=True, timeout=60, check=False)
-    assert done.returncode == 0, done.stderr
-    return done.stdout + done.stderr
+    """What `penstock models WORDS…` prints; its exit code must be 0."""
+    done = CliRunner().invoke(
+        models_command.app, [*words, "--url", stack.http_url], env={"PENSTOCK_HOME": str(stack.home)}
+    )
+    assert done.exit_code == 0, done.output
+    return done.output
 
 
 def state_of(stack: RunningStack, model_name: str) -> str:
-    rows = json.loads(penstock(stack, "models", "list", "--json"))
+    rows = json.loads(penstock(stack, "list", "--json"))
     return next(str(row["state"]) for row in rows if row["name"] == model_name)
 
 
 def test_pull_loads_the_model_into_the_running_stack(stack: RunningStack, shared_dir: Path) -> None:
     """A model that is pulled while the stack runs serves at once."""
-    penstock(stack, "models", "unload", "fastestdet")
+    penstock(stack, "unload", "fastestdet")
     assert state_of(stack, "fastestdet") != "READY"
-    output = penstock(stack, "models", "pull", "fastestdet", "--from", str(shared_dir / "models"))
+    output = penstock(stack, "pull", "fastestdet", "--from", str(shared_dir / "models"))
     assert "loaded" in output
     assert state_of(stack, "fastestdet") == "READY"
 
 
 def test_list_shows_the_broken_model_with_its_reason(stack: RunningStack) -> None:
     """Who asks what is served also sees what is not, and why."""
-    rows = json.loads(penstock(stack, "models", "list", "--json"))
+    rows = json.loads(penstock(stack, "list", "--json"))
     (broken,) = [row for row in rows if row["name"] == "broken"]
     assert broken["state"] != "READY"
     assert "broken on purpose" in broken["reason"]

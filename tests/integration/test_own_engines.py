@@ -110,7 +110,7 @@ def infer(stack: RunningStack, model: str, name: str, datatype: str, value: floa
 
 @contextmanager
 def stack_over(engine: str, folder: Path, request: pytest.FixtureRequest) -> Iterator[Hanging]:
-    """triton: a Python model that sleeps, with or without workers. embedded: a node that takes minutes."""
+    """triton: a Python model that sleeps, behind two fronts. embedded: a node that takes minutes."""
     models = folder / "models"
     if engine == "embedded":
         onnx_models.save(onnx_models.one_long_node(), models, "bad", config=LONG_CONFIG)
@@ -122,8 +122,7 @@ def stack_over(engine: str, folder: Path, request: pytest.FixtureRequest) -> Ite
         config = CONFIG.format(max_batch_size=0, data_type="TYPE_FP32", count=1)
         write_model(models, "bad", SLEEPER, config)
         write_model(models, "fine", IDENTITY, config)
-        workers = "2" if engine == "triton, two workers" else "1"
-        stack = start_stack(folder / "home", "--model-repository", str(models), "--workers", workers, environ=ENVIRON)
+        stack = start_stack(folder / "home", "--model-repository", str(models), "--workers", "2", environ=ENVIRON)
     everyone = family(stack)
     try:
         if engine == "embedded":
@@ -154,11 +153,14 @@ def stack_over(engine: str, folder: Path, request: pytest.FixtureRequest) -> Ite
     wait_for(lambda: not any(child.is_running() for child in everyone), 10, "every process is gone")
 
 
-@pytest.mark.parametrize("engine", ["triton", "triton, two workers", "embedded"])
+@pytest.mark.parametrize("engine", ["triton", "embedded"])
 def test_model_that_hangs_again_is_ended_with_its_own_process_and_its_neighbour_notices_nothing(
     engine: str, tmp_path: Path, request: pytest.FixtureRequest
 ) -> None:
-    """There is no error and no gap, the main engine continues, and the index has the record over both protocols."""
+    """There is no error and no gap, the main engine continues, and the index has the record over both protocols.
+
+    The next gateway uses the running engine process of the model, and does not load it elsewhere.
+    """
     with stack_over(engine, tmp_path, request) as hanging:
         stack = hanging.stack
         wait_for(lambda: hanging.ask(False).status == 200, 60, "the model serves")
@@ -181,15 +183,7 @@ def test_model_that_hangs_again_is_ended_with_its_own_process_and_its_neighbour_
         assert (rows["bad"].state, rows["bad"].reason, rows["fine"].reason) == ("READY", RECORD, "")
         assert client.is_model_ready("bad")
         client.close()
-        assert f"bad: {RECORD}" in penstock(stack, "models", "list")
-
-
-@pytest.mark.parametrize("engine", ["triton", "embedded"])
-def test_record_outlives_the_gateway(engine: str, tmp_path: Path, request: pytest.FixtureRequest) -> None:
-    """The next gateway uses the running engine process of the model that hung, and does not load it elsewhere."""
-    with stack_over(engine, tmp_path, request) as hanging:
-        wait_for(lambda: hanging.ask(False).status == 200, 60, "the model serves")
-        hanging.hang()
+        assert f"bad: {RECORD}" in penstock(stack, "list")
         own = hanging.own_process()
         hanging.gateway.kill()
         hanging.gateway.wait(10)

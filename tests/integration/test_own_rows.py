@@ -32,6 +32,7 @@ pytestmark = pytest.mark.xdist_group("own-rows")
 
 Frames = list[list[Any]]  # objects and their places in each frame
 MOST = 8  # clients at once
+FRAMES = 12
 CONFIG = """backend: "onnxruntime"
 max_batch_size: 8
 input [ { name: "images" data_type: TYPE_FP32 dims: [ 2, 32, 32 ] } ]
@@ -139,12 +140,12 @@ def see(stack: RunningStack, model: str, *images: Any) -> list[Any]:
 
 
 def write_clip(path: Path, objects: int, mark: float) -> Path:
-    """Writes a clip of 30 frames with this many objects to the path, and returns it."""
+    """Writes a clip of FRAMES frames with this many objects to the path, and returns it."""
     with av.open(str(path), "w") as container:
         stream = container.add_stream("libx264", rate=30, options={"crf": "5"})
         stream.height = stream.width = 128
         stream.pix_fmt = "yuv420p"
-        for _ in range(30):
+        for _ in range(FRAMES):
             container.mux(stream.encode(av.VideoFrame.from_ndarray(image(objects, mark, 128), format="rgb24")))
         container.mux(stream.encode(None))
     return path
@@ -187,16 +188,16 @@ def ask_crowds(stack: RunningStack, models: tuple[str, ...], cases: int) -> None
 
 
 def test_crowds_at_the_embedded_engine_get_their_own_rows(embedded: RunningStack) -> None:
-    """In 200 rounds, the model whose rows follow is merged, the other never."""
-    ask_crowds(embedded, ("nms", "nms_says", "marked"), 200)
+    """In 60 rounds, the model whose rows follow is merged, the other never."""
+    ask_crowds(embedded, ("nms", "nms_says", "marked"), 60)
     assert max(row["rows"] for row in explained(embedded, "marked")["batches"]) > 1
     for model in ("nms", "nms_says"):
         assert {row["rows"] for row in explained(embedded, model)["batches"]} == {1}
 
 
 def test_crowds_at_triton_get_their_own_rows(triton: RunningStack) -> None:
-    """This holds in 100 rounds, for batches by the gateway, by Triton and with an auto-completed config."""
-    ask_crowds(triton, ("nms", "nms_triton", "nms_completed", "nms_says", "marked", "marked_triton"), 100)
+    """This holds in 60 rounds, for batches by the gateway, by Triton and with an auto-completed config."""
+    ask_crowds(triton, ("nms", "nms_triton", "nms_completed", "nms_says", "marked", "marked_triton"), 60)
     assert max(row["rows"] for row in explained(triton, "marked")["batches"]) > 1
     assert max(row["rows"] for row in explained(triton, "marked_triton")["batches"]) > 1
     assert {row["rows"] for row in explained(triton, "nms")["batches"]} == {1}
@@ -253,11 +254,13 @@ def clips(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
     return [write_clip(folder / f"{name}.mp4", *SEEN[number]) for name, number in (("a", 0), ("b", 3))]
 
 
-def see_clips(place: Place, out: Path, *clips: Path, words: Sequence[str] = ()) -> tuple[dict[str, Frames], str]:
-    """The objects in each clip from one run, whose batches wait for a frame of each, and the run's log."""
+def see_clips(
+    place: Place, out: Path, *clips: Path, batch_size: int, words: Sequence[str] = ()
+) -> tuple[dict[str, Frames], str]:
+    """The objects in each clip from one run, whose batches wait for so many frames, and the run's log."""
     settings = {
         "source": [{"uri": str(clip), "camera_id": clip.stem} for clip in clips],
-        "streammux": {"batch-size": len(clips), "batched-push-timeout": 1_000_000},
+        "streammux": {"batch-size": batch_size, "batched-push-timeout": 1_000_000},
         "primary-gie": {"model": "detector_unbatched"},
     }
     file = out.with_suffix(".yaml")
@@ -272,11 +275,9 @@ def see_clips(place: Place, out: Path, *clips: Path, words: Sequence[str] = ()) 
 
 @pytest.fixture(scope="module")
 def alone(triton: RunningStack, place: Place, clips: list[Path]) -> dict[str, Frames]:
-    """The objects in each clip from a separate run."""
-    found: dict[str, Frames] = {}
-    for clip in clips:
-        found |= see_clips(place, clip.with_suffix(""), clip)[0]
-    assert [len(frames) for frames in found.values()] == [30, 30]
+    """The objects in each clip, from a run with a frame a batch."""
+    found, _ = see_clips(place, clips[0].with_name("alone"), *clips, batch_size=1)
+    assert [len(frames) for frames in found.values()] == [FRAMES] * 2
     assert sorted(len(frames[-1]) for frames in found.values()) == [2, 3]
     return found
 
@@ -287,7 +288,7 @@ def test_frames_of_two_cameras_are_answered_as_of_each_alone(
 ) -> None:
     """This holds over the local socket and over the gateway's port; the log says why frames do not share calls."""
     words = ("--gateway", triton.http_url) if way == "gateway" else ()
-    found, logged = see_clips(place, tmp_path / "out", *clips, words=words)
+    found, logged = see_clips(place, tmp_path / "out", *clips, batch_size=2, words=words)
     assert found == alone
     assert NO_DETECTOR_BATCH.search(logged)
 

@@ -70,20 +70,23 @@ def test_model_whose_name_a_shell_would_split_is_one_line(tmp_path: Path, triton
     assert f"'my model', as the one in {tmp_path / 'home' / 'models'}; rename it" in text
 
 
-def test_repository_with_a_space_in_its_path_is_served(tmp_path: Path, repository: Path) -> None:
-    """Where the checkout or the models lie makes no difference."""
-    spaced = repository.rename(tmp_path / "my models")
-    with running(tmp_path, spaced) as stack:
-        assert is_serving(stack)
-
-
 def test_home_that_cannot_be_written_still_serves_shipped_models(tmp_path: Path, repository: Path) -> None:
-    """PENSTOCK_HOME under a file: a warning, and the shipped models are served."""
+    """PENSTOCK_HOME under a file, a space in the repository's path and a broken model: each is reported, the rest is
+    served, and a model that --models leaves out is not missed."""
+    spaced = repository.rename(tmp_path / "my models")
+    write_model(spaced, "broken", "raise ValueError('broken on purpose')\n", SLOW_CONFIG)
     (tmp_path / "file").write_text("")
-    stack = start_stack(tmp_path / "file" / "home", "--model-repository", str(repository))
+    home, words = tmp_path / "file" / "home", ("--model-repository", str(spaced), "--models", "identity,broken")
+    stack = start_stack(home, *words)
     try:
         assert is_serving(stack)
         assert stack.logged("no folder for pulled models")
+        assert "serving identity\n" in stack.output
+        (said,) = [line for line in stack.output if line.startswith("cannot serve")]
+        assert said.startswith("cannot serve broken: ")
+        assert "broken on purpose" in said
+        assert "cannot be loaded" not in said  # said already
+        assert call("GET", f"{stack.http_url}/v2/health/ready").status == 200
     finally:
         stop_stack(stack)
 
@@ -95,26 +98,6 @@ def test_folder_for_run_files_that_cannot_be_written_is_one_line(tmp_path: Path,
     assert code != 0
     assert len(text.splitlines()) == 1
     assert "TMPDIR" in text
-
-
-def test_broken_model_is_unavailable_and_the_rest_is_served(tmp_path: Path, repository: Path) -> None:
-    """A model that cannot be loaded is said at start with its reason; the others serve."""
-    write_model(repository, "broken", "raise ValueError('broken on purpose')\n", SLOW_CONFIG)
-    with running(tmp_path, repository) as stack:
-        assert is_serving(stack)
-        said = [line for line in stack.output if line.startswith("cannot serve broken: ")]
-        assert said
-        assert "broken on purpose" in said[0]
-        assert "cannot be loaded" not in said[0]  # said already
-        assert call("GET", f"{stack.http_url}/v2/health/ready").status == 200
-
-
-def test_model_that_is_not_wanted_is_not_missed(tmp_path: Path, repository: Path) -> None:
-    """What --models leaves out is not reported as a failure."""
-    with running(tmp_path, repository, "--models", "identity") as stack:
-        assert is_serving(stack)
-        assert "serving identity\n" in stack.output
-        assert not [line for line in stack.output if line.startswith("cannot serve")]
 
 
 def test_gateway_before_its_engine_becomes_ready_when_the_engine_comes(tmp_path: Path, repository: Path) -> None:

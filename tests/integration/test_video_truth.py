@@ -23,14 +23,13 @@ from tests.integration.video_runs import (
     shown_by,
     true_crossings,
     video,
-    without_times,
     write_rules,
     write_street,
 )
 from tests.integration.video_truth import PAVEMENT, expect_annotated, expect_same_counts, expect_same_tracks, run_of
 
 pytestmark = pytest.mark.xdist_group("video")
-FRAMES = 300
+FRAMES = 180
 SEEDS, SECONDS, FPS = (33, 38), 12.0, 10.0
 
 
@@ -93,16 +92,12 @@ def test_replay_of_a_run_gives_its_events(done: tuple[Ended, Path], vtest: Path,
 
 
 def test_interval_infers_every_second_frame_and_says_so(video_place: Place, vtest: Path, tmp_path: Path) -> None:
-    """Of a clip that is run twice the lines are equal but for the time; frames between say that none was detected."""
+    """Frames between two that are inferred say that none was detected, and have the tracks of the frame before."""
     clip = first_frames(tmp_path / "clip.avi", vtest, 60)
     words = ("--source", clip, "--model", "fastestdet", "--line", PAVEMENT, "--interval", "1", "--sink", "jsonl")
-    outs = [tmp_path / "first", tmp_path / "second"]
-    for out in outs:
-        ended = run(video_place, *words, "--out", out)
-        assert ended.code == 0, ended.err
-    first, second = (without_times(out / "objects.jsonl") for out in outs)
-    assert first == second
-    assert without_times(outs[0] / "events.jsonl") == without_times(outs[1] / "events.jsonl")
+    ended = run(video_place, *words, "--out", tmp_path / "out")
+    assert ended.code == 0, ended.err
+    first = lines(tmp_path / "out" / "objects.jsonl")
     assert [line["is_inferred"] for line in first] == [True, False] * 30
     shown = [{row["track_id"] for row in line["objects"]} for line in first]
     assert sum(before == between for before, between in zip(shown[10::2], shown[11::2], strict=True)) >= 20

@@ -223,11 +223,6 @@ def lines(path: Path) -> list[Line]:
     return [json.loads(line) for line in path.read_text().splitlines()]
 
 
-def without_times(path: Path) -> list[Line]:
-    """Its lines as they are of every run."""
-    return [{name: value for name, value in line.items() if name != "time"} for line in lines(path)]
-
-
 def last_counts(path: Path, source_id: str) -> dict[str, int]:
     """Of the source's last frame."""
     return [dict(line["counts"]) for line in lines(path) if line["source_id"] == source_id][-1]

@@ -48,7 +48,7 @@ def expect_same_tracks(objects: Sequence[Line], seen: Sequence[SeenFrame]) -> fl
         most_apart = max(most_apart, float(apart))
         for row, (track_id, _, _) in zip(ours, theirs, strict=True):
             assert ours_of.setdefault(track_id, row["track_id"]) == row["track_id"]
-    assert len(set(ours_of.values())) == len(ours_of) > 15
+    assert len(set(ours_of.values())) == len(ours_of) > 10
     return most_apart
 
 

@@ -6,8 +6,8 @@ from collections.abc import Awaitable, Callable
 import pytest
 
 from tests.integration.damaged_calls import damage_frames, damage_http, damage_messages
-from tests.integration.hostile_pictures import private_bytes
 from tests.integration.test_bad_input import unharmed
+from tests.long.hostile_pictures import private_bytes
 from tests.support.damage import MIB, Run
 from tests.support.stack import RunningStack
 

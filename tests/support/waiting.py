@@ -10,12 +10,17 @@ SLACK = 3.0  # times are for an idle machine; a busy one gets so many times as l
 
 def becomes_true(condition: Callable[[], object], timeout_s: float = 15.0) -> bool:
     """Whether the condition held within timeout_s, as it is."""
-    end = time.monotonic() + timeout_s
+    began = time.monotonic()
     while not condition():
-        if time.monotonic() > end:
+        if time.monotonic() > began + timeout_s:
             return False
-        time.sleep(0.01)
+        time.sleep(_pause_s(began))
     return True
+
+
+def _pause_s(began: float) -> float:
+    """Until the next look: a twentieth of the wait so far, so that a long wait costs those it waits for no CPU."""
+    return min(0.1, max(0.005, (time.monotonic() - began) / 20))
 
 
 def wait_for(
@@ -30,9 +35,10 @@ def wait_for(
 
 async def until(condition: Callable[[], object], timeout_s: float = 20.0) -> None:
     """Returns when the condition holds; it may be a coroutine function. The loop runs on meanwhile."""
+    began = time.monotonic()
     async with asyncio.timeout(SLACK * timeout_s):
         while True:
             outcome = condition()
             if await outcome if inspect.isawaitable(outcome) else outcome:
                 return
-            await asyncio.sleep(0.005)
+            await asyncio.sleep(_pause_s(began))

@@ -26,14 +26,12 @@ from penstock_video.sources.protocol import (
     Cut,
     Hold,
     Release,
-    Ring,
-    RingSize,
     Start,
     Want,
     decode_down,
     encode,
-    image_offset,
 )
+from penstock_video.sources.ring import Ring, RingSize, image_offset
 from penstock_video.types import DevicePicture, RowArray
 
 BEAT_S = 1.0

@@ -41,11 +41,10 @@ from penstock_video.sources.protocol import (
     Lost,
     Opened,
     Recorded,
-    Ring,
-    RingSize,
     Start,
     decode_down,
 )
+from penstock_video.sources.ring import Ring, RingSize
 from penstock_video.types import DropPolicy, DropReason
 
 _MAX_MOMENTS = 1024  # the last frames; no result is later

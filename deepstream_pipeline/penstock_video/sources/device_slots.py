@@ -8,7 +8,8 @@ from penstock_video.gpu.device import Device, Pinned
 from penstock_video.gpu.memory import DeviceSlots
 from penstock_video.preprocess.device_rows import DevicePreparer, RowTarget, why_not
 from penstock_video.sources.child_link import AnyFrame, Written, most_slots, row_bytes_of
-from penstock_video.sources.protocol import ALIGNMENT, Ring, Start, image_offset
+from penstock_video.sources.protocol import Start
+from penstock_video.sources.ring import ALIGNMENT, Ring, image_offset
 from penstock_video.types import DevicePicture
 
 

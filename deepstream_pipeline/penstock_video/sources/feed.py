@@ -9,7 +9,8 @@ import numpy as np
 
 from penstock_video.sources.options import DeviceRing, SourceNeeds
 from penstock_video.sources.process import BrokenPromise
-from penstock_video.sources.protocol import Beat, FrameReady, Lost, Ring, image_offset
+from penstock_video.sources.protocol import Beat, FrameReady, Lost
+from penstock_video.sources.ring import Ring, image_offset
 from penstock_video.types import ByteArray, DeviceRow, DropReason, Frame, PreparedFrame, RowArray
 
 _LONGEST_SIDE = 2**31 - 1  # of a sample aspect ratio, which FFmpeg stores as 32-bit integers

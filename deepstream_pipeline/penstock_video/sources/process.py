@@ -15,18 +15,8 @@ from typing import Generic, TypeVar
 
 import msgspec
 
-from penstock_video.sources.protocol import (
-    DOWN,
-    MESSAGE_BYTES,
-    UP,
-    Release,
-    Ring,
-    RingSize,
-    Start,
-    decode_up,
-    encode,
-    new_ring,
-)
+from penstock_video.sources.protocol import DOWN, MESSAGE_BYTES, UP, Release, Start, decode_up, encode
+from penstock_video.sources.ring import Ring, RingSize, new_ring
 
 MAX_WAITING = 64  # messages for a process that does not read
 _AT_ONCE = 64  # messages read from one process before the others' turn

@@ -1,13 +1,11 @@
 """Work of a shared decode process: one thread per camera; GPU decoders are created one at a time."""
 
 import fcntl
-import gc
 import os
 import socket
 import sys
 import threading
 import time
-import traceback
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
@@ -24,7 +22,8 @@ from penstock_video.sources.child_link import ParentLink
 from penstock_video.sources.child_work import Tools, Work, read_start
 from penstock_video.sources.core_pinning import OwnCore, open_lock
 from penstock_video.sources.device_slots import DeviceSlotWriter
-from penstock_video.sources.protocol import Ended, EndReason, Ring, RingSize, Start, encode
+from penstock_video.sources.protocol import Ended, EndReason, Start, encode
+from penstock_video.sources.ring import Ring, RingSize
 
 STUCK_S = 3.0  # for one turn
 TURN_TIMEOUT_S = 60.0  # time for a thousand decoders
@@ -153,82 +152,6 @@ class MadeInTurn:
         self._codec.close()
 
 
-RunCamera = Callable[[socket.socket, int], int]  # called with socket and ring descriptor, which it owns then
-_DESCRIPTORS = 3
-_MESSAGE_BYTES = 64
-_LAST_S = 10.0  # for the remaining cameras when the control socket ends
-
-
-def serve(control: socket.socket, run: RunCamera) -> int:
-    """Runs cameras until the control socket is closed and every camera ended or timed out. Returns the exit status."""
-    cv2.setNumThreads(1)
-    gc.freeze()  # long-lived objects need no collection at each camera's end
-    cameras: list[Camera] = []
-    while (descriptors := _next_camera(control)) is not None:
-        cameras = [camera for camera in cameras if camera.is_alive()]
-        if len(descriptors) != _DESCRIPTORS:
-            for descriptor in descriptors:
-                os.close(descriptor)
-            continue
-        camera = Camera(run, *descriptors)
-        if camera.begin():
-            cameras.append(camera)
-    until = time.monotonic() + _LAST_S
-    for camera in cameras:
-        camera.join(max(until - time.monotonic(), 0.0))
-    return 1 if any(camera.is_alive() for camera in cameras) else 0
-
-
-class Camera(threading.Thread):
-    """One run of one source. Always sends its end, closes its descriptors and frees its memory."""
-
-    def __init__(self, run: RunCamera, socket_fd: int, ring_fd: int, end_fd: int) -> None:
-        super().__init__(name="camera", daemon=True)
-        self._run_camera = run
-        self._descriptors = socket_fd, ring_fd, end_fd
-
-    def begin(self) -> bool:
-        """Starts the thread; returns whether it runs. If the system cannot start it, this camera ends."""
-        try:
-            self.start()
-        except RuntimeError as error:
-            sys.stderr.write(f"a camera got no thread: {error}\n")
-            socket_fd, ring_fd, _ = self._descriptors
-            os.close(socket_fd)
-            os.close(ring_fd)
-            self._tell_end(1)
-            return False
-        return True
-
-    def run(self) -> None:
-        socket_fd, ring_fd, _ = self._descriptors
-        status = 1
-        try:
-            with socket.socket(fileno=socket_fd) as link:
-                status = self._run_camera(link, ring_fd)
-        except Exception as error:  # noqa: BLE001 - the thread's root: its text may hold an address with its password
-            last = traceback.extract_tb(error.__traceback__)[-1]
-            sys.stderr.write(f"a camera ended by {type(error).__name__} in {last.filename}:{last.lineno}\n")
-        finally:
-            gc.collect()  # frees the ring and packets, which are in reference cycles, at once
-            self._tell_end(status)
-
-    def _tell_end(self, status: int) -> None:
-        _, _, end_fd = self._descriptors
-        with suppress(OSError):  # the parent has closed it
-            os.write(end_fd, bytes([status & 0xFF]))
-        os.close(end_fd)
-
-
-def _next_camera(control: socket.socket) -> list[int] | None:
-    """The next camera's descriptors; None at the socket's end."""
-    try:
-        message, descriptors, _, _ = socket.recv_fds(control, _MESSAGE_BYTES, _DESCRIPTORS, socket.MSG_CMSG_CLOEXEC)
-    except OSError:
-        return None
-    return list(descriptors) if message or descriptors else None
-
-
 @dataclass(frozen=True, slots=True)
 class _OpenGpu:
     """State of the GPU that all cameras of the process share."""
@@ -243,6 +166,7 @@ class SharedGpu:
 
     def __init__(self, index: int, errors: DecodeErrors, core: OwnCore | None = None) -> None:
         """errors: the decoder library's messages on standard output. core: of the process."""
+        cv2.setNumThreads(1)
         self._index, self._core = index, core
         self._lock = threading.Lock()
         self._open: _OpenGpu | None = None

@@ -29,8 +29,8 @@ from penstock_video.sources.protocol import (
     Recorded,
     Start,
     Want,
-    ring_size,
 )
+from penstock_video.sources.ring import ring_size
 from penstock_video.types import DecoderKind, DropPolicy, DropReason, SourceConfig, SourceState
 
 log = structlog.get_logger(component="video")

@@ -58,7 +58,8 @@ def report_text(content: Mapping[str, Any], judged: Committed | None) -> str:
 
 
 def part_table(title: str, rows: Sequence[PointRow]) -> str:
-    """A line a point: its key, then every figure that a row of the part has."""
+    """A line a point, by its key, with every figure that a row of the part has."""
+    rows = sorted(rows, key=lambda row: [f"{value:>6}" for value in row.key.values()])
     keys = list(dict.fromkeys(name for row in rows for name in row.key))
     names = list(dict.fromkeys(name for row in rows for name in row.figures))
     cells = [[*(row.key.get(key, "") for key in keys), *(_cell(row, name) for name in names)] for row in rows]

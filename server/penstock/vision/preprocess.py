@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import lru_cache
 from typing import NamedTuple
 
@@ -70,18 +70,6 @@ class CropRegion(NamedTuple):
     pad_y: int
 
 
-@dataclass(frozen=True, slots=True)
-class _Placement:
-    """Size of the resized source, and its position in the network's image; pad is negative if it is cropped."""
-
-    width: int
-    height: int
-    network_width: int
-    network_height: int
-    pad_x: int = 0
-    pad_y: int = 0
-
-
 def prepare(decoded: DecodedImage, spec: PrepareSpec, allocate: Allocate = np.empty) -> tuple[Array, Geometry]:
     """The network's input without batch axis, and its geometry. decoded must be in spec's colour order.
 
@@ -105,8 +93,8 @@ def geometry_of(source_width: int, source_height: int, spec: PrepareSpec) -> Geo
         source_height=source_height,
         network_width=placement.network_width,
         network_height=placement.network_height,
-        scale_x=placement.width / source_width,
-        scale_y=placement.height / source_height,
+        scale_x=placement.resized_width / source_width,
+        scale_y=placement.resized_height / source_height,
         pad_x=placement.pad_x,
         pad_y=placement.pad_y,
     )
@@ -123,25 +111,30 @@ def least_decoded_size(spec: PrepareSpec) -> tuple[int, int] | None:
     return 2 * spec.width, 2 * spec.height
 
 
-def _compute_placement(source_width: int, source_height: int, spec: PrepareSpec) -> _Placement:
+def _compute_placement(source_width: int, source_height: int, spec: PrepareSpec) -> CropRegion:
+    """Of the whole source."""
+
+    def placed(width: int, height: int, network: tuple[int, int], pad_x: int = 0, pad_y: int = 0) -> CropRegion:
+        return CropRegion(0, 0, source_width, source_height, width, height, *network, pad_x, pad_y)
+
+    network = (spec.width, spec.height)
     if spec.fit is ResizeMode.STRETCH:
-        return _Placement(spec.width, spec.height, spec.width, spec.height)
+        return placed(*network, network)
     if spec.fit is ResizeMode.KEEP:
         longest = max(source_width, source_height)
         scale = spec.max_side / longest if 0 < spec.max_side < longest else 1.0
-        width, height = _scaled(source_width, scale), _scaled(source_height, scale)
-        return _Placement(width, height, width, height)
-    if spec.fit is ResizeMode.CROP:
+    elif spec.fit is ResizeMode.CROP:
         scale = spec.shorter_side / min(source_width, source_height)
-        width, height = _scaled(source_width, scale), _scaled(source_height, scale)
-        pad_x, pad_y = -((width - spec.width) // 2), -((height - spec.height) // 2)
-        return _Placement(width, height, spec.width, spec.height, pad_x, pad_y)
-    scale = min(spec.width / source_width, spec.height / source_height)
+    else:
+        scale = min(spec.width / source_width, spec.height / source_height)
     width, height = _scaled(source_width, scale), _scaled(source_height, scale)
+    if spec.fit is ResizeMode.KEEP:
+        return placed(width, height, (width, height))
+    if spec.fit is ResizeMode.CROP:
+        return placed(width, height, network, -((width - spec.width) // 2), -((height - spec.height) // 2))
     if spec.fit is ResizeMode.PAD_RIGHT_BOTTOM:
-        return _Placement(width, height, spec.width, spec.height)
-    pad_x, pad_y = (spec.width - width) // 2, (spec.height - height) // 2
-    return _Placement(width, height, spec.width, spec.height, pad_x, pad_y)
+        return placed(width, height, network)
+    return placed(width, height, network, (spec.width - width) // 2, (spec.height - height) // 2)
 
 
 def _scaled(side: int, scale: float) -> int:
@@ -161,7 +154,7 @@ def values_of(spec: PrepareSpec) -> Array:
     return _tables(spec.scale, spec.offsets, spec.channel_factors)[:channels].astype(NUMPY_OF[spec.datatype])
 
 
-def _resize(pixels: Image, placement: _Placement, scaling_filter: ScalingFilter) -> Image:
+def _resize(pixels: Image, placement: CropRegion, scaling_filter: ScalingFilter) -> Image:
     part = _middle_part(pixels.shape[1], pixels.shape[0], placement)
     resized = pixels[part.top : part.top + part.height, part.left : part.left + part.width]
     if resized.shape[:2] != (part.resized_height, part.resized_width):
@@ -177,29 +170,20 @@ def _resize(pixels: Image, placement: _Placement, scaling_filter: ScalingFilter)
     return resized
 
 
-def _middle_part(width: int, height: int, placement: _Placement) -> CropRegion:
+def _middle_part(width: int, height: int, placement: CropRegion) -> CropRegion:
     """The middle of a very long picture, more than a crop can show; otherwise the whole picture."""
-    left, top, part_width, part_height = 0, 0, width, height
-    if placement.width > _MOST_SIDES * placement.network_width:
-        part_width = _middle_count(width, placement.width, placement.network_width)
-        size, left = round(part_width * placement.width / width), (width - part_width) // 2
-        placement = replace(placement, width=size, pad_x=-((size - placement.network_width) // 2))
-    elif placement.height > _MOST_SIDES * placement.network_height:
-        part_height = _middle_count(height, placement.height, placement.network_height)
-        size, top = round(part_height * placement.height / height), (height - part_height) // 2
-        placement = replace(placement, height=size, pad_y=-((size - placement.network_height) // 2))
-    network = (placement.network_width, placement.network_height)
-    return CropRegion(
-        left,
-        top,
-        part_width,
-        part_height,
-        placement.width,
-        placement.height,
-        *network,
-        placement.pad_x,
-        placement.pad_y,
-    )
+    whole = placement._replace(width=width, height=height)  # smaller than the source after a scaled decode
+    if whole.resized_width > _MOST_SIDES * whole.network_width:
+        part = _middle_count(width, whole.resized_width, whole.network_width)
+        size = round(part * whole.resized_width / width)
+        pad_x = -((size - whole.network_width) // 2)
+        return whole._replace(left=(width - part) // 2, width=part, resized_width=size, pad_x=pad_x)
+    if whole.resized_height > _MOST_SIDES * whole.network_height:
+        part = _middle_count(height, whole.resized_height, whole.network_height)
+        size = round(part * whole.resized_height / height)
+        pad_y = -((size - whole.network_height) // 2)
+        return whole._replace(top=(height - part) // 2, height=part, resized_height=size, pad_y=pad_y)
+    return whole
 
 
 def _middle_count(length: int, resized: int, network: int) -> int:
@@ -208,7 +192,7 @@ def _middle_count(length: int, resized: int, network: int) -> int:
     return count + (length - count) % 2
 
 
-def _shape(placement: _Placement, spec: PrepareSpec) -> tuple[int, int, int]:
+def _shape(placement: CropRegion, spec: PrepareSpec) -> tuple[int, int, int]:
     channels, height, width = spec.color.channels, placement.network_height, placement.network_width
     return (channels, height, width) if spec.layout is InputOrder.NCHW else (height, width, channels)
 

@@ -34,7 +34,9 @@ ODD_HEIGHT_MEAN = 2.0  # of smooth pictures, for FFmpeg interpolates there; no s
 
 
 class DeviceRowSuite:
-    """The class that inherits it gives the fixture `device`."""
+    """The class that inherits it gives the fixture `device`. smaller: sizes of pictures that are made smaller."""
+
+    smaller = SMALLER
 
     @pytest.mark.parametrize("orientation", ORIENTATIONS)
     @pytest.mark.parametrize("fit", ResizeMode)
@@ -42,7 +44,7 @@ class DeviceRowSuite:
         self, device: Device, fit: ResizeMode, orientation: Orientation
     ) -> None:
         """They are bit-identical in every colour order, layout, datatype and filter, in all eight orientations."""
-        for seed, size in enumerate(SMALLER):
+        for seed, size in enumerate(self.smaller):
             stored = noise(*size, seed, orientation=orientation, matrix=BT_709)
             for spec in specs(fit):
                 if fit is ResizeMode.CROP and min(size) < spec.shorter_side:

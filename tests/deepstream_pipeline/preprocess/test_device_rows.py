@@ -13,7 +13,7 @@ from penstock_video.types import DevicePicture
 from tests.deepstream_pipeline.gpu.fake_driver import FakeDriver
 from tests.deepstream_pipeline.gpu.kernels_on_cpu import card, compile_kernels
 from tests.deepstream_pipeline.preprocess.device_pictures import NETWORK, made_of, noise
-from tests.deepstream_pipeline.preprocess.device_row_suite import DeviceRowSuite
+from tests.deepstream_pipeline.preprocess.device_row_suite import SMALLER, DeviceRowSuite
 
 
 @pytest.fixture(scope="module")
@@ -32,7 +32,9 @@ def device(fake: tuple[Device, FakeDriver]) -> Device:
 
 
 class TestDeviceRows(DeviceRowSuite):
-    """The kernels' own source, on the CPU."""
+    """The kernels' own source, on the CPU, which takes long: fewer sizes."""
+
+    smaller = SMALLER[1:3]
 
 
 def test_why_not_names_the_filter() -> None:

@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 
+from penstock_video.settings import document
 from penstock_video.settings.document import without_secrets
 from penstock_video.settings.loader import Flags
 from tests.deepstream_pipeline.settings.reading import faults, read
@@ -144,11 +145,16 @@ NO_FILES = {
     "a: \x07": "1:4: a sign that YAML does not take",
     "[" * 5000: "more than 16 levels",
     "a: &a [*a]": "an alias (*) that holds itself",
-    "x: [" + "1," * 200_001 + "]": "more than 100000 values",
     "# " + "x" * (1 << 20): "larger than 1 MiB",
     "\n".join(["a: &a [x,x,x,x,x,x,x,x,x]", *(f"{b}: &{b} [{','.join([f'*{a}'] * 9)}]" for a, b in zip(
         "abcdefg", "bcdefgh", strict=True))]): "its aliases (*) stand for more than 100000 values",
 }  # fmt: skip
+
+
+def test_file_of_too_many_values_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Before it is read to its end."""
+    monkeypatch.setattr(document, "MAX_NODES", 1000)
+    assert any("more than 1000 values" in found for found in faults("x: [" + "1," * 2001 + "]", tmp_path))
 
 
 @pytest.mark.parametrize(("text", "fault"), NO_FILES.items(), ids=range(len(NO_FILES)))

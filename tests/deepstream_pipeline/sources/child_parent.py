@@ -1,8 +1,10 @@
-"""A real decode process, and its parent's side of the socket and the ring, for tests."""
+"""The work of a decode process, in a thread or in a real process, and its parent's side of the socket and the ring."""
 
+import os
 import socket
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -12,25 +14,33 @@ from typing import Any
 import numpy as np
 
 from penstock.vision.spec import ColorFormat, PrepareSpec
-from penstock_video.sources.protocol import (
-    DOWN,
-    UP,
-    Ended,
-    FrameReady,
-    Release,
-    Ring,
-    Start,
-    decode_up,
-    encode,
-    image_offset,
-    new_ring,
-    ring_size,
-)
+from penstock_video.sources.child_work import serve
+from penstock_video.sources.protocol import DOWN, UP, Ended, FrameReady, Release, Start, decode_up, encode
+from penstock_video.sources.ring import Ring, image_offset, new_ring, ring_size
 from tests.deepstream_pipeline.clips import number_of
 
 SPEC = PrepareSpec(64, 48, color=ColorFormat.BGR)
 DEADLINE_S = 30.0
 FRAMES = 40
+PROGRAM = "import subprocess, sys; subprocess.run(sys.argv[1:], close_fds=False)"
+
+
+class WorkThread(threading.Thread):
+    """The work of a decode process in this one, which starts at once."""
+
+    def __init__(self, link: socket.socket, ring_descriptor: int) -> None:
+        super().__init__(daemon=True)
+        self._link, self._ring_descriptor, self._status = link, ring_descriptor, -1
+
+    def run(self) -> None:
+        with self._link:
+            self._status = serve(self._link, self._ring_descriptor)
+
+    def wait(self, timeout_s: float) -> int:
+        """Its exit status."""
+        self.join(timeout_s)
+        assert not self.is_alive()
+        return self._status
 
 
 @dataclass
@@ -38,7 +48,7 @@ class Parent:
     """The other end: what the process said, and what its slots hold."""
 
     socket: socket.socket
-    process: "subprocess.Popen[bytes]"
+    process: "subprocess.Popen[bytes] | WorkThread"
     ring: Ring
     event_log: list[UP] = field(default_factory=list)
 
@@ -99,15 +109,27 @@ class Parent:
 
 
 @contextmanager
-def child(uri: object, *, spec: PrepareSpec | None = SPEC, frames: int = 4, **how: Any) -> Iterator[Parent]:
-    """A real decode process, started by a message; killed at the end."""
+def child(
+    uri: object, *, spec: PrepareSpec | None = SPEC, frames: int = 4, is_process: bool = False, **how: Any
+) -> Iterator[Parent]:
+    """The work, started by a message, and ended at the end: in a real process, or in a thread, which takes less.
+
+    has_program: the process that is returned is one that started it.
+    """
+    has_program = how.pop("has_program", False)
     size = ring_size(frames, spec.row_bytes if spec else 0, 320 * 192 * 3)
     descriptor = new_ring(size, "test")
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     ours.settimeout(DEADLINE_S)
-    command = [sys.executable, "-m", "penstock_video.sources.child", str(theirs.fileno()), str(descriptor)]
-    process = subprocess.Popen(command, pass_fds=(theirs.fileno(), descriptor), stderr=subprocess.PIPE)
-    theirs.close()
+    process: subprocess.Popen[bytes] | WorkThread
+    if is_process:
+        command = [sys.executable, "-m", "penstock_video.sources.child", str(theirs.fileno()), str(descriptor)]
+        command = [sys.executable, "-c", PROGRAM, *command] if has_program else command
+        process = subprocess.Popen(command, pass_fds=(theirs.fileno(), descriptor), stderr=subprocess.PIPE)
+        theirs.close()
+    else:
+        process = WorkThread(theirs, os.dup(descriptor))
+        process.start()
     parent = Parent(ours, process, Ring(descriptor, size))
     started: dict[str, Any] = {
         "ring_frames": frames, "slot_bytes": size.slot_bytes, "ring_bytes": size.size_bytes, "policy": "block",
@@ -116,9 +138,13 @@ def child(uri: object, *, spec: PrepareSpec | None = SPEC, frames: int = 4, **ho
     try:
         yield parent
     finally:
-        process.kill()
-        process.communicate(timeout=DEADLINE_S)
-        ours.close()
+        if isinstance(process, WorkThread):
+            ours.close()
+            process.wait(DEADLINE_S)
+        else:
+            process.kill()
+            process.communicate(timeout=DEADLINE_S)
+            ours.close()
         parent.ring.close()
 
 

@@ -6,7 +6,7 @@ import sys
 from contextlib import suppress
 
 from penstock_video.sources.child import settle
-from penstock_video.sources.shared_work import serve
+from penstock_video.sources.shared_child import serve
 from tests.deepstream_pipeline.sources.fake_child import FakeChild
 
 

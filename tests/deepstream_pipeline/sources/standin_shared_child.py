@@ -14,8 +14,8 @@ def main() -> int:
     from penstock_video.decode.codec import SoftwareCodec
     from penstock_video.sources.child_link import ParentLink, SlotWriter
     from penstock_video.sources.child_work import Tools, Work, read_start
-    from penstock_video.sources.protocol import Ring, RingSize
-    from penstock_video.sources.shared_work import serve
+    from penstock_video.sources.ring import Ring, RingSize
+    from penstock_video.sources.shared_child import serve
     from penstock_video.types import DecoderKind
 
     class Disguised(SoftwareCodec):

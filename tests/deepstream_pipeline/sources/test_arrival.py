@@ -11,18 +11,8 @@ import pytest
 from penstock_video.decode.codec import Decoded, SoftwareCodec, VideoPacket
 from penstock_video.sources.child_link import ParentLink, SlotWriter
 from penstock_video.sources.child_work import Tools, Work
-from penstock_video.sources.protocol import (
-    MESSAGE_BYTES,
-    Ended,
-    FrameReady,
-    Release,
-    Ring,
-    RingSize,
-    Start,
-    decode_up,
-    encode,
-    new_ring,
-)
+from penstock_video.sources.protocol import MESSAGE_BYTES, Ended, FrameReady, Release, Start, decode_up, encode
+from penstock_video.sources.ring import Ring, RingSize, new_ring
 from tests.deepstream_pipeline.clips import write_clip
 
 FRAMES, FPS = 12, 10

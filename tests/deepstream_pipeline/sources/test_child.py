@@ -1,8 +1,9 @@
-"""The decode process over a real socket and a real ring: every frame counted, every wish obeyed."""
+"""The work of a decode process over a real socket and a real ring: every frame counted, every wish obeyed."""
 
 import os
 import resource
 import socket
+import subprocess
 import time
 from collections import Counter
 from pathlib import Path
@@ -254,7 +255,8 @@ def test_recording_is_made_beside_decoding(tmp_path: Path) -> None:
 def test_recording_that_fails_costs_nothing_else(tmp_path: Path) -> None:
     """A disk that is full: reported, and every frame comes all the same."""
     clip = write_clip(tmp_path / "a.avi", frames=120, codec="mjpeg", size=(320, 192))
-    with child(clip, record_cache_s=2.0) as parent:
+    with child(clip, record_cache_s=2.0, is_process=True) as parent:
+        assert isinstance(parent.process, subprocess.Popen)
         parent.say(Cut(str(tmp_path / "cut.mp4"), 1.0, 60.0))
         resource.prlimit(parent.process.pid, resource.RLIMIT_FSIZE, (30_000, 30_000))
         assert len(parent.rest()) == 120

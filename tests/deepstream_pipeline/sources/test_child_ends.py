@@ -4,7 +4,9 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -14,25 +16,36 @@ from tests.deepstream_pipeline.decode.web import web
 from tests.deepstream_pipeline.sources.child_parent import DEADLINE_S, FRAMES, child, ended
 
 
-@pytest.mark.parametrize("held_by", ["slots", "hold", "read"])
+@pytest.mark.parametrize("held_by", ["slots", "hold"])
 def test_process_ends_with_its_parent(tmp_path: Path, held_by: str) -> None:
-    """Its socket closes: it is gone within seconds, whatever it waits for."""
+    """Its socket closes: it ends, whatever it waits for. One that waits for its stream is killed by its parent."""
+    with child(write_clip(tmp_path / "a.ts", frames=400, size=(320, 192))) as parent:
+        parent.frame()
+        if held_by == "hold":
+            parent.say(Hold(True))
+        parent.until(lambda record: isinstance(record, Beat))
+        parent.socket.close()
+        parent.process.wait(DEADLINE_S)
+
+
+def test_process_that_waits_for_its_stream_ends_with_the_program(tmp_path: Path) -> None:
+    """The program is killed, and the process reads nothing: it is killed with it."""
     clip = write_clip(tmp_path / "a.ts", frames=400, size=(320, 192))
     with web() as site:
         site.pages["/a.ts"] = clip.read_bytes()
-        uri = site.url("/a.ts/stops") if held_by == "read" else clip
-        with child(uri, read_timeout_s=60.0, policy="drop-newest" if held_by == "read" else "block") as parent:
+        how: dict[str, Any] = {"is_process": True, "has_program": True, "read_timeout_s": 2 * DEADLINE_S}
+        with child(site.url("/a.ts/stops"), policy="drop-newest", **how) as parent:
             parent.frame()
-            if held_by == "hold":
-                parent.say(Hold(True))
-            parent.until(lambda record: isinstance(record, Beat))
-            parent.socket.close()
-            parent.process.wait(DEADLINE_S)
+            assert isinstance(parent.process, subprocess.Popen)
+            parent.process.kill()
+            with suppress(ConnectionResetError):
+                parent.rest()
 
 
 def test_process_that_is_killed_takes_nothing_with_it(tmp_path: Path) -> None:
     """Its parent hears the end of the socket, and what lies in the ring can still be read."""
-    with child(write_clip(tmp_path / "a.mp4", frames=FRAMES)) as parent:
+    with child(write_clip(tmp_path / "a.mp4", frames=FRAMES), is_process=True) as parent:
+        assert isinstance(parent.process, subprocess.Popen)
         frame = parent.frame()
         parent.process.kill()
         parent.process.wait(DEADLINE_S)
@@ -43,7 +56,8 @@ def test_process_that_is_killed_takes_nothing_with_it(tmp_path: Path) -> None:
 
 def test_interrupt_is_the_parents_to_decide(tmp_path: Path) -> None:
     """Ctrl-C reaches every process of a terminal: this one goes on until its parent ends it."""
-    with child(write_clip(tmp_path / "a.mp4", frames=FRAMES)) as parent:
+    with child(write_clip(tmp_path / "a.mp4", frames=FRAMES), is_process=True) as parent:
+        assert isinstance(parent.process, subprocess.Popen)
         parent.say(Release((parent.frame().slot,)))
         parent.process.send_signal(signal.SIGINT)
         assert len(parent.rest()) == FRAMES - 1
@@ -52,7 +66,8 @@ def test_interrupt_is_the_parents_to_decide(tmp_path: Path) -> None:
 
 def test_password_stands_in_no_argument_and_no_word() -> None:
     """Neither /proc nor what it says of a camera that is off holds the user or the password."""
-    with child("rtsp://anna:hunter2@127.0.0.1:1/1", policy="drop-oldest") as parent:
+    with child("rtsp://anna:hunter2@127.0.0.1:1/1", policy="drop-oldest", is_process=True) as parent:
+        assert isinstance(parent.process, subprocess.Popen)
         line = Path(f"/proc/{parent.process.pid}/cmdline").read_bytes()
         environment = Path(f"/proc/{parent.process.pid}/environ").read_bytes()
         parent.rest()

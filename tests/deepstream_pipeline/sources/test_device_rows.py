@@ -13,7 +13,8 @@ from penstock_video.errors import GpuFailed
 from penstock_video.sources.feed import Feed, FrameNumbers, RowRings
 from penstock_video.sources.options import DeviceRing, GpuSources, SourceNeeds
 from penstock_video.sources.process import BrokenPromise
-from penstock_video.sources.protocol import FrameReady, Ring, new_ring, ring_size
+from penstock_video.sources.protocol import FrameReady
+from penstock_video.sources.ring import Ring, new_ring, ring_size
 from penstock_video.types import DeviceRow, SourceState
 from tests.deepstream_pipeline.sources.fake_child import ROW_BYTES
 from tests.deepstream_pipeline.sources.parent import NEEDS, EventLog, camera, one, running

@@ -21,18 +21,8 @@ from penstock_video.errors import NeedsCpu
 from penstock_video.gpu.device import Device
 from penstock_video.gpu.memory import CudaRing
 from penstock_video.sources import shared_work
-from penstock_video.sources.protocol import (
-    Beat,
-    Ended,
-    EndReason,
-    FrameReady,
-    Opened,
-    Ring,
-    Start,
-    image_offset,
-    new_ring,
-    ring_size,
-)
+from penstock_video.sources.protocol import Beat, Ended, EndReason, FrameReady, Opened, Start
+from penstock_video.sources.ring import Ring, image_offset, new_ring, ring_size
 from penstock_video.sources.shared_work import DecoderTurns
 from tests.deepstream_pipeline.clips import joined, number_of, write_clip
 from tests.deepstream_pipeline.decode.fake_nvcodec import FakeOpener

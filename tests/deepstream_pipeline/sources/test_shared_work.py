@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from penstock_video.sources import shared_child
-from penstock_video.sources import shared_work as shared_cameras
+from penstock_video.sources import shared_child as shared_cameras
 from penstock_video.sources.options import GpuSources, SourceNeeds, SourcesOptions
 from penstock_video.sources.protocol import Cut
 from penstock_video.types import Frame, SourceConfig, SourceState
