@@ -14,7 +14,7 @@ from penstock.engines.model_health import EngineView
 from penstock.gateway.batching.merging import MergedRows, merge_rows
 from penstock.gateway.engine_slots import EngineSlots
 from penstock.gateway.metrics import Metrics
-from penstock.gateway.tracing import current_trace, trace_preparation, trace_stages
+from penstock.gateway.tracing import engine_span, trace_preparation, trace_stages
 from penstock.protocol.cancellation import CancelStage, note_cancel_stage
 from penstock.protocol.engine import Engine, ModelConfig
 from penstock.protocol.errors import DeadlineExceeded, EngineFailed, InvalidRequest, OutOfMemory, UnsupportedMedia
@@ -336,16 +336,10 @@ class ImageFlow:
         return self._slots.ask(partial(self._engine, request), request.model_name, client, request.deadline)
 
     async def _engine(self, request: InferRequest) -> InferResponse:
-        trace = current_trace.get()
-        if trace is None:
-            return await self._backend.infer(request)
-        span = trace.engine("engine")
-        try:
-            response = await self._backend.infer(replace(request, metadata=span.headers))
-        except BaseException:
-            span.end(is_error=True)
-            raise
-        span.end()
+        with engine_span() as span:
+            response = await self._backend.infer(request if span is None else replace(request, metadata=span.headers))
+        if span is not None:
+            span.end()
         return response
 
 
