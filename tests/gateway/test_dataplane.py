@@ -75,7 +75,7 @@ async def test_pictures_of_a_model_whose_rows_are_not_merged_are_each_a_call(rig
 
 async def test_many_images_pass_in_waves_and_keep_their_order(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
     """A request's arrays are bounded: five pictures of which two fit at once take three waves."""
-    monkeypatch.setattr("penstock.vision.image_limits.MAX_IMAGE_BYTES_IN_MEMORY", 2 * 3 * 8 * 8 * 4)
+    monkeypatch.setattr("penstock.vision.image_tasks.MAX_IMAGE_BYTES_IN_MEMORY", 2 * 3 * 8 * 8 * 4)
     before = len(rig.backend.calls)
     images = tuple(picture(level) for level in (255, 0, 250, 5, 0))
     response = await rig.plane.infer_images(ImageRequest("classes", "", images, None))

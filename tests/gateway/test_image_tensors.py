@@ -102,7 +102,7 @@ async def test_bad_picture_is_named_by_its_number(rig: Rig) -> None:
 
 async def test_tensor_over_its_limit_is_too_large(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
     """By the network's size before a picture is decoded, by the arrays where pictures keep their own size."""
-    monkeypatch.setattr("penstock.vision.image_limits.MAX_TENSOR_BYTES", 2 * 3 * 8 * 8 * 4)
+    monkeypatch.setattr("penstock.vision.image_tasks.MAX_TENSOR_BYTES", 2 * 3 * 8 * 8 * 4)
     assert (await rig.tensor("batches", picture(1), picture(1))).shape[0] == 2
     with pytest.raises(TooLarge, match="send fewer or smaller"):
         await rig.tensor("batches", picture(1), picture(1), picture(1))

@@ -35,14 +35,17 @@ from penstock.vision.card import NotAnImageModel, VisionCard, card_from_config
 from penstock.vision.decode import codec_label
 from penstock.vision.decode_pool import DecodePool
 from penstock.vision.decoder_process import PreparedImage
-from penstock.vision.image_limits import (
+from penstock.vision.image_tasks import (
     PreparationEstimator,
     check_image_count,
     check_tensor_size,
+    gather_or_cancel,
+    input_tensor,
     max_images_in_memory,
     max_rows,
+    pass_encoded,
+    reads_headers_inline,
 )
-from penstock.vision.image_tasks import gather_or_cancel, input_tensor, pass_encoded, reads_headers_inline
 from penstock.vision.results import (
     CANARY_PICTURE,
     ImageModel,
