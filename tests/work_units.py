@@ -23,6 +23,8 @@ LONGEST_FIRST = (
     "own-rows",
     "ledgers",
     "workers",
+    "own_engines",
+    "tests/integration/test_openapi.py",
     "tests/integration/test_stop.py",
     "tests/integration/test_deaths.py",
     "prometheus",

@@ -4,6 +4,7 @@ import threading
 from collections import OrderedDict
 from dataclasses import dataclass
 from enum import Enum
+from typing import Any
 
 from prometheus_client import (
     CollectorRegistry,
@@ -74,26 +75,36 @@ TABLE = (
     Declaration("sink_dropped_total", _C, "Results and messages that a sink lost.", ("sink",)),
     Declaration("sink_errors_total", _C, "Times that a sink failed.", ("sink",)),
 )
-_Metric = Counter | Gauge | Histogram | Summary
+
+
+_CLASSES: dict[Kind, Any] = {  # their constructors share no type
+    Kind.COUNTER: Counter,
+    Kind.GAUGE: Gauge,
+    Kind.HISTOGRAM: Histogram,
+    Kind.SUMMARY: Summary,
+}
 
 
 class _Source:
     """The series of one source, cached: looking up a series takes longer than counting."""
 
-    def __init__(self, source: str, metrics: dict[str, _Metric], lock: threading.Lock) -> None:
+    def __init__(self, source: str, metrics: dict[str, Any], lock: threading.Lock) -> None:
         self._metrics = metrics
         self._lock = lock  # taken to make or remove a metric
         self._is_removed = False
         self._labels: list[tuple[str, tuple[str, ...]]] = []
         self._source = source
         self._counters: dict[tuple[str, str], Counter] = {}
-        self.frames, self.inferred = self._counter("frames_total"), self._counter("inferred_total")
-        self.restarts = self._counter("restarts_total")
-        self.fps, self.frozen = self._gauge("fps"), self._gauge("frozen")
-        self.states = {state: self._gauge("state", state.value) for state in SourceState}
-        self.decoders = {kind: self._gauge("decoder", kind) for kind in DECODERS}
-        self.decode, self.prepare = self._summary("decode_seconds"), self._summary("prepare_seconds")
-        self.glass_to_event = self._histogram("glass_to_event_seconds")
+        self.frames: Counter = self._series("frames_total")
+        self.inferred: Counter = self._series("inferred_total")
+        self.restarts: Counter = self._series("restarts_total")
+        self.fps: Gauge = self._series("fps")
+        self.frozen: Gauge = self._series("frozen")
+        self.states: dict[SourceState, Gauge] = {state: self._series("state", state.value) for state in SourceState}
+        self.decoders: dict[str, Gauge] = {kind: self._series("decoder", kind) for kind in DECODERS}
+        self.decode: Summary = self._series("decode_seconds")
+        self.prepare: Summary = self._series("prepare_seconds")
+        self.glass_to_event: Histogram = self._series("glass_to_event_seconds")
 
     def count(self, name: str, word: str, n: int = 1) -> None:
         """Increments a counter with a second label, a value of an enum."""
@@ -102,7 +113,7 @@ class _Source:
             with self._lock:
                 if self._is_removed:
                     return
-                counter = self._counters[name, word] = self._counter(name, word)
+                counter = self._counters[name, word] = self._series(name, word)
         counter.inc(n)
 
     def remove(self) -> None:
@@ -110,38 +121,19 @@ class _Source:
         for name, labels in self._labels:
             self._metrics[name].remove(*labels)
 
-    def _counter(self, name: str, *words: str) -> Counter:
-        child = self._metrics[name].labels(*self._noted(name, words))
-        assert isinstance(child, Counter)
-        return child
-
-    def _gauge(self, name: str, *words: str) -> Gauge:
-        child = self._metrics[name].labels(*self._noted(name, words))
-        assert isinstance(child, Gauge)
-        return child
-
-    def _histogram(self, name: str) -> Histogram:
-        child = self._metrics[name].labels(*self._noted(name, ()))
-        assert isinstance(child, Histogram)
-        return child
-
-    def _summary(self, name: str) -> Summary:
-        child = self._metrics[name].labels(*self._noted(name, ()))
-        assert isinstance(child, Summary)
-        return child
-
-    def _noted(self, name: str, words: tuple[str, ...]) -> tuple[str, ...]:
+    def _series(self, name: str, *words: str) -> Any:
+        """The metric's series of this source; its class is the table's."""
         labels = (self._source, *words)
         self._labels.append((name, labels))
-        return labels
+        return self._metrics[name].labels(*labels)
 
 
 class _Sink:
-    def __init__(self, sink: str, gauges: dict[str, Gauge], counters: dict[str, Counter]) -> None:
-        self.depth: Gauge = gauges["sink_queue_results"].labels(sink)
-        self.depth_bytes: Gauge = gauges["sink_queue_bytes"].labels(sink)
-        self.dropped: Counter = counters["sink_dropped_total"].labels(sink)
-        self.errors: Counter = counters["sink_errors_total"].labels(sink)
+    def __init__(self, sink: str, metrics: dict[str, Any]) -> None:
+        self.depth: Gauge = metrics["sink_queue_results"].labels(sink)
+        self.depth_bytes: Gauge = metrics["sink_queue_bytes"].labels(sink)
+        self.dropped: Counter = metrics["sink_dropped_total"].labels(sink)
+        self.errors: Counter = metrics["sink_errors_total"].labels(sink)
 
 
 class VideoMetrics:
@@ -153,38 +145,25 @@ class VideoMetrics:
         disable_created_metrics()  # type: ignore[no-untyped-call]  # the library has no annotation there
         self._registry = CollectorRegistry()
         self._lock = threading.Lock()
-        self._counters: dict[str, Counter] = {}
-        self._gauges: dict[str, Gauge] = {}
-        self._histograms: dict[str, Histogram] = {}
-        self._summaries: dict[str, Summary] = {}
-        for row in TABLE:
-            self._declare(row)
+        self._all: dict[str, Any] = {row.name: self._declared(row) for row in TABLE}  # of the table's classes
         ProcessCollector(registry=self._registry)  # of this process, without decode processes
-        self._all: dict[str, _Metric] = {**self._counters, **self._gauges, **self._histograms, **self._summaries}
-        self._mux_wait = self._histograms["mux_wait_seconds"]
-        self._batch_frames = self._histograms["batch_frames"]
+        self._mux_wait: Histogram = self._all["mux_wait_seconds"]
+        self._batch_frames: Histogram = self._all["batch_frames"]
         self._batches: dict[str, Counter] = {}
         for decoder in DECODERS:
             self.decode_processes(decoder, 0)
-        rows = self._counters["rows_total"]
-        self._rows = {is_device: rows.labels("device" if is_device else "host") for is_device in (False, True)}
+        rows: Counter = self._all["rows_total"]
+        self._rows = {False: rows.labels("host"), True: rows.labels("device")}  # by whether they are on the GPU
         self._infer: dict[str, Histogram] = {}
         self._sources: dict[str, _Source] = {}
         self._sinks: dict[str, _Sink] = {}
         self._gone: OrderedDict[str, None] = OrderedDict()
 
-    def _declare(self, row: Declaration) -> None:
-        name = f"penstock_video_{row.name}"
-        if row.kind is Kind.COUNTER:
-            self._counters[row.name] = Counter(name, row.help, row.labels, registry=self._registry)
-        elif row.kind is Kind.GAUGE:
-            self._gauges[row.name] = Gauge(name, row.help, row.labels, registry=self._registry)
-        elif row.kind is Kind.SUMMARY:
-            self._summaries[row.name] = Summary(name, row.help, row.labels, registry=self._registry)
-        else:
-            self._histograms[row.name] = Histogram(
-                name, row.help, row.labels, buckets=row.buckets, registry=self._registry
-            )
+    def _declared(self, row: Declaration) -> Any:
+        buckets = {"buckets": row.buckets} if row.buckets else {}
+        return _CLASSES[row.kind](
+            f"penstock_video_{row.name}", row.help, row.labels, registry=self._registry, **buckets
+        )
 
     def decoded(self, source: str, n: int = 1) -> None:
         if (series := self._of(source)) is not None:
@@ -239,7 +218,7 @@ class VideoMetrics:
 
     def decode_processes(self, decoder: str, n: int) -> None:
         """Sets the number of decode processes with this decoder."""
-        self._gauges["decode_processes"].labels(decoder).set(n)
+        self._all["decode_processes"].labels(decoder).set(n)
 
     def rows(self, n: int, *, on_device: bool) -> None:
         """Counts rows sent to the engine, by memory: GPU or host."""
@@ -284,14 +263,14 @@ class VideoMetrics:
         self._batch_frames.observe(size)
         counter = self._batches.get(reason)
         if counter is None:
-            counter = self._batches[reason] = self._counters["batches_total"].labels(CloseReason(reason).value)
+            counter = self._batches[reason] = self._all["batches_total"].labels(CloseReason(reason).value)
         counter.inc()
 
     def infer(self, model: str, seconds: float) -> None:
         """Observes the engine's time for a batch. model: its configured name."""
         histogram = self._infer.get(model)
         if histogram is None:
-            histogram = self._infer[model] = self._histograms["infer_seconds"].labels(model)
+            histogram = self._infer[model] = self._all["infer_seconds"].labels(model)
         histogram.observe(seconds)
 
     def sink_depth(self, sink: str, n: int, size_bytes: int = 0) -> None:
@@ -326,5 +305,5 @@ class VideoMetrics:
     def _of_sink(self, sink: str) -> _Sink:
         series = self._sinks.get(sink)
         if series is None:
-            series = self._sinks[sink] = _Sink(sink, self._gauges, self._counters)
+            series = self._sinks[sink] = _Sink(sink, self._all)
         return series

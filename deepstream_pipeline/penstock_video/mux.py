@@ -6,7 +6,7 @@ from typing import Generic, TypeVar
 
 from penstock_video.types import CloseReason, DropPolicy, DropReason, FrameBatch, PreparedFrame
 
-MAX_PENDING = 2
+MAX_PENDING = 2  # waiting frames of a source that drops
 _NEVER = float("inf")
 
 
@@ -15,13 +15,12 @@ class MuxOptions:
     """batch_size: maximum frames (batch-size). push_timeout_s: how long a batch waits to be full
     (batched-push-timeout); 0: until the engine has room. max_same_source: maximum frames of one source in a batch
     (max-same-source-frames); 0: any. max_latency_s: older frames of a source that drops are discarded, from the
-    packet's arrival. max_pending: maximum waiting frames of such a source."""
+    packet's arrival."""
 
     batch_size: int
     push_timeout_s: float = 0.0
     max_same_source: int = 0
     max_latency_s: float = 1.0
-    max_pending: int = MAX_PENDING
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +51,7 @@ class _Lane:
         if self.policy is DropPolicy.BLOCK or not self.frames:
             return None
         captured_at = self.frames[0].prepared.frame.captured_at
-        is_full = self.policy is DropPolicy.DROP_OLDEST and len(self.frames) >= options.max_pending
+        is_full = self.policy is DropPolicy.DROP_OLDEST and len(self.frames) >= MAX_PENDING
         if is_full and refresh_s < options.max_latency_s:
             return captured_at + refresh_s, DropReason.QUEUE_FULL
         return captured_at + options.max_latency_s, DropReason.TOO_OLD
@@ -66,7 +65,7 @@ class _Lane:
 
 class StreamMux:
     """Frames in by `push`, batches out by `pop`. Every frame comes out once: in a batch or in a Drop. refresh_s: how
-    long the oldest of max_pending frames may wait before it is dropped for newer ones."""
+    long the oldest of MAX_PENDING frames may wait before it is dropped for newer ones."""
 
     def __init__(self, options: MuxOptions) -> None:
         self.options = options
@@ -112,7 +111,7 @@ class StreamMux:
         lane = self._lanes.get(prepared.frame.source_id)
         if lane is None:
             return [Drop(prepared, DropReason.STOPPED)]
-        is_full = lane.policy is not DropPolicy.BLOCK and len(lane.frames) >= self.options.max_pending
+        is_full = lane.policy is not DropPolicy.BLOCK and len(lane.frames) >= MAX_PENDING
         if is_full and lane.policy is DropPolicy.DROP_NEWEST:
             return [Drop(prepared, DropReason.QUEUE_FULL)]
         lane.frames.append(_Waiting(prepared, now))

@@ -96,13 +96,6 @@ async def test_call_without_a_key_is_refused_before_its_message(front: Front, me
     assert await call.code() is Code.UNAUTHENTICATED
 
 
-async def test_call_without_a_key_is_refused_though_its_message_is_garbage(front: Front) -> None:
-    """Nothing looks into it."""
-    with pytest.raises(grpc.aio.AioRpcError) as refused:
-        await front.call("ModelInfer", b"\xff" * 100)
-    assert refused.value.code() is Code.UNAUTHENTICATED
-
-
 async def test_who_may_infer_may_ask_whether_a_model_is_ready(front: Front) -> None:
     """As clients do before they infer; of its metadata a key needs the role read."""
     message = service_pb2.ModelReadyRequest(name="ident").SerializeToString()

@@ -21,6 +21,11 @@ def written(folder: Path, text: str) -> Path:
     return path
 
 
+@pytest.fixture(scope="module")
+def rsa_key() -> rsa.RSAPrivateKey:
+    return rsa.generate_private_key(65537, 2048)
+
+
 def test_file_of_keys_says_who_may_do_what_and_how_much(tmp_path: Path) -> None:
     """A key by its hash or in the clear, its roles, its rate in words, its share."""
     text = KEY + f'rate = "10 per 5 minutes"\n[keys.ops]\nsha256 = "{digest_of("x" * 20)}"\nroles = ["read", "admin"]\n'
@@ -71,13 +76,12 @@ def test_file_of_tokens_finds_its_secret_beside_it(tmp_path: Path) -> None:
     ],
 )
 def test_mistake_in_the_file_is_reported_in_one_sentence_without_a_secret(
-    tmp_path: Path, text: str, complaint: str
+    tmp_path: Path, rsa_key: rsa.RSAPrivateKey, text: str, complaint: str
 ) -> None:
     """Where it is, what is wrong, what to write instead."""
     (tmp_path / "short").write_text("short")
     (tmp_path / "s").write_text("s" * 40)
-    private = rsa.generate_private_key(65537, 2048).private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
-    (tmp_path / "private").write_bytes(private)
+    (tmp_path / "private").write_bytes(rsa_key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption()))
     with pytest.raises(AccessFileError) as refused:
         read_access_file(written(tmp_path, text))
     assert complaint in str(refused.value)
@@ -92,9 +96,9 @@ def test_file_that_is_missing_is_reported_by_its_name(tmp_path: Path) -> None:
         read_access_file(tmp_path / "nowhere.toml")
 
 
-def test_public_key_is_taken_as_pem(tmp_path: Path) -> None:
+def test_public_key_is_taken_as_pem(tmp_path: Path, rsa_key: rsa.RSAPrivateKey) -> None:
     """With the algorithms that go with one."""
-    public = rsa.generate_private_key(65537, 2048).public_key()
+    public = rsa_key.public_key()
     (tmp_path / "key.pem").write_bytes(public.public_bytes(Encoding.PEM, PublicFormat.SubjectPublicKeyInfo))
     rules = read_access_file(written(tmp_path, TOKENS + 'public_key_file = "key.pem"\n')).tokens
     assert rules is not None

@@ -78,8 +78,8 @@ def test_batch_holds_no_more_of_a_source_than_was_said() -> None:
 
 
 def test_source_that_drops_its_oldest_keeps_the_newest() -> None:
-    """A live source never has more than max_pending frames here; the oldest is dropped and counted."""
-    mux = a_mux(MuxOptions(batch_size=8, max_pending=2), "a")
+    """A live source never has more than MAX_PENDING frames here; the oldest is dropped and counted."""
+    mux = a_mux(MuxOptions(batch_size=8), "a")
     drops = [drop for number in range(4) for drop in mux.push(prepared("a", number), 0.0)]
     assert lost(drops) == [("a0", DropReason.QUEUE_FULL), ("a1", DropReason.QUEUE_FULL)]
     assert names(mux.pop(0.0)) == ["a2", "a3"]
@@ -87,7 +87,7 @@ def test_source_that_drops_its_oldest_keeps_the_newest() -> None:
 
 def test_batch_is_pushed_at_its_timeout_though_its_frames_are_replaced() -> None:
     """One quick camera with room in the batch for more: what replaces a frame waits since that frame came."""
-    mux = a_mux(MuxOptions(batch_size=8, push_timeout_s=0.1, max_pending=2), "a")
+    mux = a_mux(MuxOptions(batch_size=8, push_timeout_s=0.1), "a")
     for number in range(5):  # 50 frames a second
         mux.push(prepared("a", number, at=number * 0.02), number * 0.02)
     assert mux.pop(0.099) is None
@@ -96,8 +96,8 @@ def test_batch_is_pushed_at_its_timeout_though_its_frames_are_replaced() -> None
 
 
 def test_frame_that_keeps_newer_ones_out_loses_its_place_after_a_while() -> None:
-    """A decode process makes nothing ready while max_pending of its frames wait; so none of them waits for long."""
-    mux = a_mux(MuxOptions(batch_size=8, max_pending=2), "a")
+    """A decode process makes nothing ready while MAX_PENDING of its frames wait; so none of them waits for long."""
+    mux = a_mux(MuxOptions(batch_size=8), "a")
     mux.refresh_s = 0.25
     mux.push(prepared("a", 0, at=10.0), 10.0)
     mux.push(prepared("a", 1, at=10.1), 10.1)
@@ -111,7 +111,7 @@ def test_frame_that_keeps_newer_ones_out_loses_its_place_after_a_while() -> None
 
 def test_oldest_frames_are_kept_where_the_newest_are_dropped() -> None:
     """drop-newest: what waits keeps its place until it is too old."""
-    mux = a_mux(MuxOptions(batch_size=8, max_pending=2), "a", policy=DropPolicy.DROP_NEWEST)
+    mux = a_mux(MuxOptions(batch_size=8), "a", policy=DropPolicy.DROP_NEWEST)
     mux.refresh_s = 0.25
     mux.push(prepared("a", 0, at=10.0), 10.0)
     mux.push(prepared("a", 1, at=10.1), 10.1)
@@ -121,7 +121,7 @@ def test_oldest_frames_are_kept_where_the_newest_are_dropped() -> None:
 
 def test_source_that_drops_its_newest_keeps_the_oldest() -> None:
     """The other policy."""
-    mux = a_mux(MuxOptions(batch_size=8, max_pending=2), "a", policy=DropPolicy.DROP_NEWEST)
+    mux = a_mux(MuxOptions(batch_size=8), "a", policy=DropPolicy.DROP_NEWEST)
     drops = [drop for number in range(3) for drop in mux.push(prepared("a", number), 0.0)]
     assert lost(drops) == [("a2", DropReason.QUEUE_FULL)]
 

@@ -8,14 +8,10 @@ import pytest
 
 import penstock_video
 from penstock_video import errors
-from penstock_video.interfaces import Analytics, Sink, Tracker
 from penstock_video.types import (
-    AnalyticsEvent,
-    AnalyticsKind,
     CloseReason,
     Detections,
     Frame,
-    FrameAnalytics,
     FrameBatch,
     FrameResult,
     PreparedFrame,
@@ -77,23 +73,12 @@ def test_detections_with_a_wrong_array_name_it(field: str, value: np.ndarray) ->
         Detections(**{**arrays, field: value})
 
 
-def test_detections_of_nothing_are_empty() -> None:
-    """A frame without objects has detections of length 0."""
-    assert len(detections(0)) == 0
-
-
 def test_tracks_of_another_length_are_refused() -> None:
     """Each detection has exactly one track."""
     with pytest.raises(ValueError, match="track_id"):
         Tracks(detections(2), np.zeros(3, np.int64), np.zeros(2, np.int64))
     with pytest.raises(ValueError, match="age_frames"):
         Tracks(detections(2), np.zeros(2, np.int64), np.zeros(2, np.int32))
-
-
-def test_values_once_made_cannot_change() -> None:
-    """Values between the parts are frozen."""
-    with pytest.raises(AttributeError):
-        a_frame().frame_num = 3  # type: ignore[misc]
 
 
 def test_errors_each_have_a_reason_of_their_own() -> None:
@@ -106,69 +91,6 @@ def test_errors_each_have_a_reason_of_their_own() -> None:
     assert len(tree) > 10
     assert len({error.reason for error in tree}) == len(tree)
     assert errors.SinkFailed("disk full on /out").message == "disk full on /out"
-
-
-class Counting:
-    """A tracker that calls everything one object, and a rule that says when it is back."""
-
-    def __init__(self) -> None:
-        self._age = 0
-
-    def update(self, frame: Frame, detections: Detections) -> Tracks:
-        self._age += 1
-        count = len(detections)
-        return Tracks(detections, np.full(count, 7, np.int64), np.full(count, self._age, np.int64))
-
-    def coast(self, frame: Frame) -> Tracks:
-        return no_tracks()
-
-    def reset(self) -> None:
-        self._age = 0
-
-    def observe(self, frame: Frame, tracks: Tracks) -> FrameAnalytics:
-        kind = AnalyticsKind.ROI_FILTERING
-        seen = [int(age) for age in tracks.age_frames if age > 1]
-        return FrameAnalytics(
-            tuple(AnalyticsEvent(kind, frame.source_id, frame.frame_num, frame.pts_s, 7, "door", age) for age in seen)
-        )
-
-
-class Kept:
-    """A sink in memory."""
-
-    def __init__(self) -> None:
-        self.results: list[FrameResult] = []
-        self.ended: list[str] = []
-
-    def write(self, result: FrameResult) -> None:
-        self.results.append(result)
-
-    def end_source(self, source_id: str) -> None:
-        self.ended.append(source_id)
-
-    def close(self) -> None:
-        self.ended.append("all")
-
-
-def run(tracker: Tracker, rules: Analytics, sink: Sink) -> None:
-    """The flow behind the network in one thread, by the seams alone."""
-    for number in range(2):
-        frame = a_frame(number)
-        tracks = tracker.update(frame, detections(1))
-        sink.write(FrameResult(frame, tracks, rules.observe(frame, tracks)))
-    tracker.reset()
-    sink.end_source("cam")
-    sink.close()
-
-
-def test_seams_carry_frames_from_tracker_to_sink() -> None:
-    """Tracker, rules and sink fit together by their interfaces."""
-    both, sink = Counting(), Kept()
-    run(both, both, sink)
-    events = [event for result in sink.results for event in result.analytics.events]
-    assert [(event.frame_num, event.rule, event.value) for event in events] == [(1, "door", 2)]
-    assert sink.ended == ["cam", "all"]
-    assert both.update(a_frame(), detections(1)).age_frames.tolist() == [1]
 
 
 def test_label_that_is_missing_is_the_class_number() -> None:

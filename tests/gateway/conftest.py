@@ -16,12 +16,17 @@ from penstock.gateway.image_flow import ImageFlow
 from penstock.gateway.in_flight import InFlightLimiter, InFlightLimits
 from penstock.gateway.metrics import Metrics
 from penstock.testing import FakeEngine
-from penstock.vision.decode_pool import DecodePool
-from tests.gateway.rig import CLASSIFIER, DETECTOR, NMS_INSIDE, TENSORS_ONLY, Rig, answer
+from tests.gateway.rig import CLASSIFIER, DETECTOR, NMS_INSIDE, TENSORS_ONLY, InlinePool, LazyPool, Rig, answer
 
 
 @pytest.fixture
-async def rig() -> AsyncIterator[Rig]:
+def pool() -> LazyPool:
+    """Of the rig. Files whose subject is not a decoder process replace it by an InlinePool."""
+    return LazyPool()
+
+
+@pytest.fixture
+async def rig(pool: LazyPool | InlinePool) -> AsyncIterator[Rig]:
     slo = replace(TENSORS_ONLY, name="hasty", parameters={"slo_p99_ms": "50"})
     hasty = replace(CLASSIFIER, name="hasty-classes", parameters={**CLASSIFIER.parameters, "slo_p99_ms": "500"})
     odd = replace(CLASSIFIER, name="odd", parameters={**CLASSIFIER.parameters, "slo_p99_ms": "fast"})
@@ -31,14 +36,12 @@ async def rig() -> AsyncIterator[Rig]:
     options = WatchOptions(probe_interval_s=60, down_interval_s=0.01, canary_interval_s=60)
     watch = EngineWatch(backend, options, refuse=DeclaredOptions().refusal)
     admission, metrics = InFlightLimiter(InFlightLimits(max_requests=4)), Metrics()
-    pool = DecodePool(workers=1)
     slots = EngineSlots(backend, watch)
     images = ImageFlow(backend=backend, watch=watch, pool=pool, metrics=metrics, slots=slots)
     control = AdmissionControl(watch=watch, admission=admission, metrics=metrics)
     plane = DataPlane(
         PlaneParts(relay=backend, watch=watch, images=images, admission=control, metrics=metrics, slots=slots)
     )
-    await pool.start()
     task = asyncio.create_task(watch.run())
     async with asyncio.timeout(30):
         await watch.first_ready.wait()

@@ -1,6 +1,8 @@
 """A data plane over a fake engine, with models for pictures and tensors, and everything that tests inspect."""
 
+import asyncio
 from dataclasses import dataclass
+from typing import Any
 
 import cv2
 import numpy as np
@@ -14,8 +16,11 @@ from penstock.protocol.call import HttpCall
 from penstock.protocol.engine import ModelConfig, TensorSpec
 from penstock.protocol.inference import Datatype, InferRequest, Tensor, tensor_from_numpy
 from penstock.testing import FakeEngine
-from penstock.vision.decode_pool import DecodePool
+from penstock.vision.decode import MAX_PIXELS, decode
+from penstock.vision.decode_pool import DecodePool, PreparedImage
+from penstock.vision.preprocess import least_decoded_size, prepare
 from penstock.vision.results import ImageRequest
+from penstock.vision.spec import PrepareSpec
 
 DETECTOR = ModelConfig(
     name="boxes",
@@ -87,6 +92,33 @@ def picture(level: int, width: int = 20, height: int = 10) -> bytes:
     return encoded.tobytes()
 
 
+class LazyPool(DecodePool):
+    """Starts its decoder process with the first image: most tests decode none."""
+
+    def __init__(self) -> None:
+        super().__init__(workers=1)
+        self._starting = asyncio.Lock()
+
+    async def prepare(self, *image: Any, **options: Any) -> PreparedImage:
+        async with self._starting:
+            if not self._is_open:
+                await self.start()
+        return await super().prepare(*image, **options)
+
+
+class InlinePool:
+    """Decodes in this process, without a decoder process's start."""
+
+    max_pixels = MAX_PIXELS
+
+    async def prepare(self, data: bytes, spec: PrepareSpec, *_: object, **__: object) -> PreparedImage:
+        await asyncio.sleep(0)
+        decoded = decode(data, spec.color, at_least=least_decoded_size(spec))
+        return PreparedImage(*prepare(decoded, spec), 0.001, 0.001)
+
+    async def aclose(self) -> None: ...
+
+
 @dataclass
 class Rig:
     """A data plane with everything that tests inspect."""
@@ -97,7 +129,7 @@ class Rig:
     watch: EngineWatch
     metrics: Metrics
     images: ImageFlow
-    pool: DecodePool
+    pool: LazyPool | InlinePool
 
     async def ask(self, model: str, *images: bytes, deadline: float | None = None) -> object:
         return await self.plane.infer_images(ImageRequest(model, "", images, deadline))

@@ -24,10 +24,14 @@ from penstock.protocol.identity import ANONYMOUS, Identity, Verb
 from penstock.protocol.inference import BatchOwner, Classes, Detections, Tensor
 from penstock.protocol.request_checks import EncodedCall
 from penstock.testing import FakeMode
-from penstock.vision.decode_pool import DecodePool
 from penstock.vision.decoder_process import PreparedImage
 from penstock.vision.results import ImageRequest
-from tests.gateway.rig import CALL, Rig, picture
+from tests.gateway.rig import CALL, InlinePool, Rig, picture
+
+
+@pytest.fixture
+def pool() -> InlinePool:
+    return InlinePool()
 
 
 async def test_image_of_detector_answers_boxes_in_source_pixels(rig: Rig) -> None:
@@ -71,7 +75,7 @@ async def test_pictures_of_a_model_whose_rows_are_not_merged_are_each_a_call(rig
 
 async def test_many_images_pass_in_waves_and_keep_their_order(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
     """A request's arrays are bounded: five pictures of which two fit at once take three waves."""
-    monkeypatch.setattr("penstock.vision.image_limits.MAX_IMAGE_BYTES_IN_MEMORY", 2 * 3 * 8 * 8 * 4)
+    monkeypatch.setattr("penstock.vision.image_tasks.MAX_IMAGE_BYTES_IN_MEMORY", 2 * 3 * 8 * 8 * 4)
     before = len(rig.backend.calls)
     images = tuple(picture(level) for level in (255, 0, 250, 5, 0))
     response = await rig.plane.infer_images(ImageRequest("classes", "", images, None))
@@ -146,7 +150,7 @@ async def test_model_whose_slo_is_no_number_is_not_served_and_says_so(rig: Rig) 
         await rig.ask("odd", picture(0))
     with pytest.raises(ModelRefused, match=why), rig.plane.stream_slot(head, ANONYMOUS, 1):
         pytest.fail("a refused model got a place")
-    assert why in rig.plane.refusals()["odd"]
+    assert why in rig.watch.models["odd"].reason
 
 
 async def test_load_of_a_model_that_is_refused_fails_with_the_reason(rig: Rig) -> None:
@@ -222,13 +226,13 @@ async def test_encoded_images_reach_the_engine_as_a_tensor_and_count_what_it_tak
 async def test_pictures_wait_for_decoders_in_their_callers_name(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
     """This holds for image bodies and image tensors, so no client's pictures delay another's."""
     clients: list[object] = []
-    decode = DecodePool.prepare
+    decode = rig.pool.prepare
 
     async def noted(*arguments: Any, **words: Any) -> PreparedImage:
         clients.append(words["client"])
         return await decode(*arguments, **words)
 
-    monkeypatch.setattr(DecodePool, "prepare", noted)
+    monkeypatch.setattr(rig.pool, "prepare", noted)
     camera, other = Identity("camera"), Identity(address="10.0.0.1")
     await rig.plane.infer_images(ImageRequest("boxes", "", (picture(9),), None), camera)
     encoded = EncodedCall(InferHead("classes"), (picture(9),), lambda _: CALL)
@@ -285,7 +289,7 @@ async def test_request_over_which_the_engine_falls_silent_is_unavailable(rig: Ri
         while rig.admission.statistics().requests < 3 or len(rig.backend.calls) < 1:
             await asyncio.sleep(0.005)
         leaves.cancel()
-        rig.plane._admission._cut("the engine does not answer")
+        rig.plane._admission._running.cut("fell silent over this request: the engine does not answer")
         for task in (stays, sees):
             with pytest.raises(EngineUnavailable, match="fell silent over this request: the engine does not answer"):
                 await task

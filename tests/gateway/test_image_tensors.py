@@ -1,7 +1,6 @@
-"""Encoded images as tensors: rows, limits and refusals, over real decoders and a fake engine."""
+"""Encoded images as tensors: rows, limits and refusals, over a fake engine."""
 
 import time
-from collections.abc import AsyncIterator
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -15,9 +14,8 @@ from penstock.protocol.errors import DeadlineExceeded, InvalidRequest, TooLarge,
 from penstock.protocol.inference import Array, Datatype
 from penstock.protocol.request_checks import ImageInput
 from penstock.testing import FakeEngine
-from penstock.vision.decode_pool import DecodePool
 from penstock.vision.results import ImageRequest
-from tests.gateway.rig import picture
+from tests.gateway.rig import InlinePool, picture
 
 OUTPUTS = (TensorSpec("p", Datatype.FP32, (3,)),)
 SCALED = {"network-type": "1", "net-scale-factor": "0.00392156862745098"}
@@ -48,15 +46,13 @@ class Rig:
 
 
 @pytest.fixture
-async def rig() -> AsyncIterator[Rig]:
+async def rig() -> Rig:
     backend = FakeEngine((BATCHES, ONE, MANY, OWN_SIZE, TEXTS, PLAIN, WRONG))
     watch = EngineWatch(backend, WatchOptions())
     for name in ("batches", "one", "many", "own", "texts", "plain", "wrong"):
         await watch.note_loaded(name)
-    metrics, pool = Metrics(), DecodePool(workers=1)
-    await pool.start()
-    yield Rig(ImageFlow(backend=backend, watch=watch, pool=pool, metrics=metrics), metrics)
-    await pool.aclose()
+    metrics = Metrics()
+    return Rig(ImageFlow(backend=backend, watch=watch, pool=InlinePool(), metrics=metrics), metrics)  # type: ignore[arg-type]
 
 
 async def test_images_become_rows_in_their_order(rig: Rig) -> None:
@@ -106,7 +102,7 @@ async def test_bad_picture_is_named_by_its_number(rig: Rig) -> None:
 
 async def test_tensor_over_its_limit_is_too_large(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
     """By the network's size before a picture is decoded, by the arrays where pictures keep their own size."""
-    monkeypatch.setattr("penstock.vision.image_limits.MAX_TENSOR_BYTES", 2 * 3 * 8 * 8 * 4)
+    monkeypatch.setattr("penstock.vision.image_tasks.MAX_TENSOR_BYTES", 2 * 3 * 8 * 8 * 4)
     assert (await rig.tensor("batches", picture(1), picture(1))).shape[0] == 2
     with pytest.raises(TooLarge, match="send fewer or smaller"):
         await rig.tensor("batches", picture(1), picture(1), picture(1))

@@ -8,7 +8,12 @@ from penstock.protocol.engine import ModelConfig, TensorSpec
 from penstock.protocol.errors import EngineUnavailable
 from penstock.protocol.inference import Datatype
 from penstock.testing import FakeMode
-from tests.gateway.rig import CLASSIFIER, DETECTOR, TENSORS_ONLY, Rig
+from tests.gateway.rig import CLASSIFIER, DETECTOR, TENSORS_ONLY, InlinePool, Rig
+
+
+@pytest.fixture
+def pool() -> InlinePool:
+    return InlinePool()
 
 
 def counts(rig: Rig) -> list[str]:

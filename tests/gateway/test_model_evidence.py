@@ -24,8 +24,8 @@ async def test_unavailable_model_is_refused_with_the_reason_and_others_are_serve
         with pytest.raises(ModelUnavailable, match="model 'plain' is unavailable: it answered nothing for 30 s"):
             await call
     assert len(rig.backend.calls) == before
-    assert rig.plane.refusals()["plain"] == "it answered nothing for 30 s"
-    assert isinstance(rig.plane.why_withheld("plain"), ModelUnavailable)
+    assert rig.watch.models["plain"].reason == "it answered nothing for 30 s"
+    assert isinstance(rig.watch.models["plain"].error, ModelUnavailable)
     assert rig.plane.readiness().is_ready
     await rig.ask("boxes", picture(9))
 

@@ -1,7 +1,7 @@
 """The gRPC front on a real port, over a plane that hands everything to a fake engine."""
 
 import asyncio
-from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from types import SimpleNamespace
@@ -11,13 +11,12 @@ import grpc
 import numpy as np
 from tritonclient.grpc import service_pb2
 
-from penstock.engines.model_health import EngineView
+from penstock.engines.model_health import EngineView, KnownModel
 from penstock.gateway.auth.authenticator import Authenticator
-from penstock.gateway.batching.options import BatchOptions
 from penstock.gateway.engine_slots import EngineSlots
 from penstock.gateway.grpc.server import GrpcEndpoint, GrpcLimits, GrpcServer, serve
 from penstock.gateway.in_flight import InFlightLimiter, InFlightLimits
-from penstock.gateway.readiness import Readiness
+from penstock.gateway.readiness import Readiness, as_served
 from penstock.gateway.shared_memory.regions import NoSharedMemory
 from penstock.gateway.tracing import Tracer
 from penstock.protocol.call import GrpcAnswer, GrpcCall, GrpcMetadata, InferHead
@@ -90,12 +89,6 @@ class FakePlane:
         self.admission = InFlightLimiter(InFlightLimits())
         self.entered = asyncio.Event()
 
-    def refusals(self) -> Mapping[str, str]:
-        return self.unserved
-
-    def batch_options(self, model_name: str) -> BatchOptions:
-        return BatchOptions(unmerged=self.unmerged.get(model_name, ""))
-
     def readiness(self) -> Readiness:
         return Readiness(not self.unready_reason, self.unready_reason)
 
@@ -120,7 +113,9 @@ class FakePlane:
         self.entered.set()
         if self.error is not None:
             raise self.error
-        return self.answer or await self.engine.send(call, deadline=deadline)
+        answer = self.answer or await self.engine.send(call, deadline=deadline)
+        models = {name: KnownModel(name, False, reason, is_refused=True) for name, reason in self.unserved.items()}
+        return as_served(verb, head.model_name, call, answer, models, self.unmerged.get(head.model_name, ""))
 
     def image_input(self, model_name: str) -> ImageInput | None:
         return self.image_inputs.get(model_name)

@@ -1,6 +1,5 @@
 """The shallow scan reads what protobuf reads, touches no tensor, and survives any bytes."""
 
-import contextlib
 import re
 import time
 from collections.abc import Callable
@@ -14,8 +13,7 @@ from tritonclient.grpc import service_pb2
 from penstock.protocol import grpc_codec as codec
 from penstock.protocol.call import InferHead, RegionUse
 from penstock.protocol.errors import InvalidRequest
-from penstock.protocol.grpc_codec import read_head, read_model_name, read_repository_model_name, unblocked_metadata
-from penstock.protocol.request_checks import BLOCKED_EXTENSIONS
+from penstock.protocol.grpc_codec import read_head, read_model_name, read_repository_model_name
 
 texts = st.text(st.characters(exclude_categories=("Cs", "Cc", "Zl", "Zp", "Cf", "Zs", "Co", "Cn")), max_size=8)
 int64s = st.integers(-(2**63), 2**63 - 1)
@@ -140,19 +138,6 @@ def test_scan_any_bytes_are_read_or_refused(message: bytes) -> None:
     assert scanned == as_protobuf_reads(parsed)
 
 
-@given(requests(), st.data())
-def test_scan_damaged_message_is_read_or_refused(request: service_pb2.ModelInferRequest, data: st.DataObject) -> None:
-    """Cut short or with a byte changed, a message is read or refused, never anything else."""
-    message = bytearray(request.SerializeToString())
-    if message:
-        message[data.draw(st.integers(0, len(message) - 1))] = data.draw(st.integers(0, 255))
-    cut = bytes(message[: data.draw(st.integers(0, len(message)))])
-
-    for scanner in (read_head, read_model_name, read_repository_model_name):
-        with contextlib.suppress(InvalidRequest):
-            scanner(cut)
-
-
 @pytest.mark.parametrize(
     "shape", [(2**31, 2**31), (1, 2**62), (2**32, 2**32), (2**40 + 1,), (2**62, 4, 0), (2**63 - 1,)]
 )
@@ -249,29 +234,6 @@ def test_scan_control_characters_in_a_name_are_refused(name: str) -> None:
         read_model_name(service_pb2.ModelReadyRequest(name=name).SerializeToString())
     with pytest.raises(InvalidRequest, match="control characters"):
         read_repository_model_name(service_pb2.RepositoryModelLoadRequest(model_name=name).SerializeToString())
-
-
-def test_scan_load_with_good_files_passes() -> None:
-    """A config and files of the model's own folder."""
-    request = service_pb2.RepositoryModelLoadRequest(repository_name="r", model_name="m")
-    request.parameters["config"].string_param = "{}"
-    request.parameters["file:1/" + "f" * 255].bytes_param = b"x"
-
-    assert read_repository_model_name(request.SerializeToString()) == "m"
-
-
-def test_metadata_blocked_extensions_are_not_advertised() -> None:
-    """Blocked extensions are removed from the metadata; the others keep their order."""
-    engine = service_pb2.ServerMetadataResponse(
-        name="triton", version="2.51.0", extensions=["sequence", "trace", "system_shared_memory", "statistics"]
-    )
-
-    ours = service_pb2.ServerMetadataResponse.FromString(
-        unblocked_metadata(engine.SerializeToString(), BLOCKED_EXTENSIONS)
-    )
-
-    assert (ours.name, ours.version) == ("triton", "2.51.0")
-    assert list(ours.extensions) == ["sequence", "trace", "statistics"]
 
 
 @pytest.mark.parametrize(

@@ -93,20 +93,6 @@ async def test_stream_that_begins_in_a_drain_is_half_closed_at_once() -> None:
     assert client.ended == (grpc.StatusCode.OK, "")
 
 
-async def test_open_stream_is_half_closed_by_a_drain() -> None:
-    """Its client says nothing more that is read."""
-    core, client = Core(), Client()
-    streams = StreamForwarder(cast(CoreRelay, core))
-    serving = passed(streams, client)
-    await asyncio.sleep(0.01)
-    streams.drain()
-    async with asyncio.timeout(WAIT_S):
-        await core.opened[0].is_half_closed.wait()
-    core.opened[0].finish()
-    await ends(serving)
-    assert client.ended == (grpc.StatusCode.OK, "")
-
-
 class FullStream(ScriptedStream):
     """Its engine has no room yet. room: until when a message waits."""
 

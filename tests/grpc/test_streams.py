@@ -13,7 +13,7 @@ from penstock.protocol.call import GrpcAnswer
 from penstock.protocol.errors import DeadlineExceeded, EngineUnavailable, Overloaded
 from penstock.testing import FakeMode
 from tests.grpc.harness import Front, infer_message, serving
-from tests.grpc.scripted import STREAM, WAIT_S, ScriptedStream, streaming
+from tests.grpc.scripted import WAIT_S, ScriptedStream, streaming
 
 Code = grpc.StatusCode
 BAD_SHAPE = service_pb2.ModelInferRequest(model_name="double", id="bad")
@@ -359,12 +359,3 @@ async def test_message_over_the_limit_ends_the_stream_with_the_limit_named() -> 
     assert code is Code.RESOURCE_EXHAUSTED
     assert "65536" in details
     assert engine.sent == []
-
-
-async def test_compressed_requests_are_taken(front: Front, engine: ScriptedStream) -> None:
-    """gzip in; the engine gets them plain."""
-    call = front.channel.stream_stream(STREAM, None, None)(None, None, None, None, None, grpc.Compression.Gzip)
-    await call.write(infer_message(size=64))
-    await engine.has(1)
-    call.cancel()
-    assert engine.sent[0].SerializeToString() == infer_message(size=64)

@@ -9,7 +9,7 @@ import grpc
 import pytest
 from tritonclient.grpc import service_pb2, service_pb2_grpc
 
-from penstock.engines.triton.supervised_client import DiskLoads
+from penstock.engines.triton.client import DiskLoads
 from tests.engines import onnx_models
 from tests.integration.embedded_stack import LOOKUP_CONFIG, start_embedded
 from tests.support.http import call, post_json

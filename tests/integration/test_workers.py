@@ -123,8 +123,8 @@ def test_ready_line_says_how_many_serve(workers: RunningStack) -> None:
 
 def test_log_says_which_front_and_no_unreachable_port(workers: RunningStack) -> None:
     """The core listens on Unix sockets, which have no port; a front's lines have its number."""
-    assert {line.split("front=")[1].split()[0] for line in workers.logged("the core serves")} == {"1", "2"}
-    assert workers.logged(r"gateway: the fronts' core listens metrics=\d+")
+    assert {line.split("worker=")[1].split()[0] for line in workers.logged("the core serves")} == {"1", "2"}
+    assert workers.logged(r"gateway: the workers' core listens metrics=\d+")
     assert not workers.logged(r"(http|grpc)=[01]\b")
 
 
@@ -277,7 +277,7 @@ def test_front_killed_is_replaced_and_its_neighbour_notices_nothing(workers: Run
     assert metric(workers, series) >= counted + 3
     assert metric(workers, "penstock_front_restarts_total") == restarts + 1, workers.log[-12:]
     wait_for(lambda: inflight(workers) == 0, 10, "nothing is in flight")
-    assert workers.logged("front 1 died; starting it again")
+    assert workers.logged("worker 1 died; starting it again")
 
 
 def test_front_that_hangs_is_replaced_and_its_neighbour_serves_meanwhile(workers: RunningStack) -> None:
@@ -304,9 +304,9 @@ def test_front_that_hangs_is_replaced_and_its_neighbour_serves_meanwhile(workers
         assert neighbours.infer() == 200
     with connected_to(workers, "front-1") as again:
         assert again.infer() == 200
-    (line,) = workers.logged("front 1 hangs; killing it")
+    (line,) = workers.logged("worker 1 hangs; killing it")
     assert float(line.split("silent_s=")[1].split()[0]) >= 10
-    assert not workers.logged("front 2 hangs")
+    assert not workers.logged("worker 2 hangs")
     wait_for(lambda: inflight(workers) == 0, 10, "nothing is in flight")
 
 

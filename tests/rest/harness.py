@@ -2,7 +2,7 @@
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -10,12 +10,13 @@ from typing import Any
 import numpy as np
 from fastapi import FastAPI
 
+from penstock.engines.model_health import KnownModel
 from penstock.gateway.auth.authenticator import Authenticator
 from penstock.gateway.batching.batch_report import ModelBatchReport, explain_queue
 from penstock.gateway.batching.explanation import RequestExplanation, explain_unbatched
 from penstock.gateway.batching.options import BatchOptions
 from penstock.gateway.in_flight import InFlightLimiter, InFlightLimits
-from penstock.gateway.readiness import Readiness
+from penstock.gateway.readiness import Readiness, as_served
 from penstock.gateway.rest.app import create_app
 from penstock.gateway.rest.limits import RestLimits
 from penstock.gateway.rest.listener import HttpListener
@@ -25,7 +26,6 @@ from penstock.gateway.shared_memory.regions import SWITCHED_OFF
 from penstock.gateway.tracing import Tracer
 from penstock.network import bind
 from penstock.protocol.call import HttpAnswer, HttpCall, InferHead
-from penstock.protocol.errors import ModelRefused, ModelUnavailable
 from penstock.protocol.identity import ALL_ROLES, ANONYMOUS, Identity, Role, Verb
 from penstock.protocol.inference import BatchOwner, Detections, Timings, tensor_from_numpy
 from penstock.protocol.request_checks import BLOCKED_EXTENSIONS, EncodedCall, ImageInput
@@ -60,8 +60,7 @@ class FakePlane:
         self.image_answer = one_box()
         self.error: Exception | None = None
         self.unready_reason = ""
-        self.refused: dict[str, str] = {}
-        self.unavailable: dict[str, str] = {}
+        self.withheld: dict[str, KnownModel] = {}
         self.unmerged: dict[str, str] = {}
         self.holds = False
         self.is_stopping = False
@@ -72,17 +71,6 @@ class FakePlane:
 
     def readiness(self) -> Readiness:
         return Readiness(not self.unready_reason, self.unready_reason)
-
-    def refusals(self) -> Mapping[str, str]:
-        return self.refused | self.unavailable
-
-    def why_withheld(self, model_name: str) -> ModelRefused | ModelUnavailable | None:
-        if model_name in self.unavailable:
-            return ModelUnavailable(self.unavailable[model_name])
-        return ModelRefused(self.refused[model_name]) if model_name in self.refused else None
-
-    def batch_options(self, model_name: str) -> BatchOptions:
-        return BatchOptions(unmerged=self.unmerged.get(model_name, ""))
 
     def not_formed(self, head: InferHead) -> RequestExplanation:
         return explain_unbatched(head.model_name, BatchOwner.TRITON)
@@ -116,7 +104,8 @@ class FakePlane:
             call = call.with_tensor(tensor_from_numpy("x", np.array([len(image) for image in call.images], np.float32)))
         self.relayed.append((verb, head, call, deadline))
         await self._work()
-        return self.answer
+        unmerged = self.unmerged.get(head.model_name, "")
+        return as_served(verb, head.model_name, call, self.answer, self.withheld, unmerged)
 
     def image_input(self, model_name: str) -> ImageInput | None:
         return self.image_inputs.get(model_name)

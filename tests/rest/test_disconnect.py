@@ -6,7 +6,6 @@ import pytest
 import structlog
 
 from penstock.gateway.rest.request import run_until_disconnect
-from penstock.gateway.rest.responses import ClientDisconnected
 from tests.rest.harness import VALID_INFER, Client, Front, request_bytes
 
 
@@ -87,14 +86,3 @@ async def test_work_cancelled_from_outside_stays_cancelled() -> None:
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
         await task
-
-
-async def test_work_after_a_disconnect_leaves_the_task_usable() -> None:
-    """The cancellation is taken back: the next await of the task runs."""
-
-    async def gone() -> dict[str, str]:
-        return {"type": "http.disconnect"}
-
-    with pytest.raises(ClientDisconnected):
-        await run_until_disconnect(gone, never())
-    assert await asyncio.sleep(0, "alive") == "alive"

@@ -131,12 +131,6 @@ async def test_infer_deadline_is_the_earlier_of_header_and_parameter(
     assert before + expected_s <= deadline <= time.monotonic() + expected_s
 
 
-async def test_infer_without_a_deadline_passes_none(front: Front) -> None:
-    """The plane knows the model's own."""
-    await front.ask("POST", INFER, with_timeout(0))
-    assert front.plane.relayed[0][3] is None
-
-
 @pytest.mark.parametrize(
     ("value", "status"),
     [(b"0", 504), (b"-5", 504), (b"0.0", 504), (b"soon", 400), (b"nan", 400), (b"inf", 400), (b"1_0", 400)],

@@ -4,6 +4,7 @@ import json
 
 import pytest
 
+from penstock.engines.model_health import Cause, KnownModel
 from penstock.protocol.call import HttpAnswer
 from tests.rest.harness import JSON, Front
 
@@ -40,7 +41,7 @@ INDEX = b'[{"name":"odd","version":"1","state":"READY"},{"name":"good","version"
 async def test_refused_model_stands_in_the_index_as_unavailable_with_the_reason(front: Front) -> None:
     """The index lists a withheld model as unavailable, with the reason."""
     front.plane.answer = HttpAnswer(200, JSON, INDEX)
-    front.plane.refused = {"odd": "slo_p99_ms is 'fast'"}
+    front.plane.withheld = {"odd": KnownModel("odd", False, "slo_p99_ms is 'fast'", is_refused=True)}
     rows = json.loads((await front.ask("POST", "/v2/repository/index", b"")).body)
     assert rows == [
         {"name": "odd", "version": "1", "state": "UNAVAILABLE", "reason": "slo_p99_ms is 'fast'"},
@@ -60,7 +61,7 @@ async def test_index_is_the_engines_own_bytes_while_no_model_is_refused(front: F
 async def test_refused_model_is_not_ready_and_others_are(front: Front) -> None:
     """A withheld model is not ready."""
     front.plane.answer = HttpAnswer(200, (), b"")
-    front.plane.refused = {"odd": "slo_p99_ms is 'fast'"}
+    front.plane.withheld = {"odd": KnownModel("odd", False, "slo_p99_ms is 'fast'", is_refused=True)}
     refused = await front.ask("GET", "/v2/models/odd/ready")
     assert (refused.status, json.loads(refused.body)) == (400, {"error": "slo_p99_ms is 'fast'"})
     assert (await front.ask("GET", "/v2/models/good/ready")).status == 200
@@ -69,7 +70,8 @@ async def test_refused_model_is_not_ready_and_others_are(front: Front) -> None:
 async def test_unavailable_model_is_not_ready_for_now(front: Front) -> None:
     """It gets 503 with the reason and Retry-After, because it may recover, unlike a refused model."""
     front.plane.answer = HttpAnswer(200, (), b"")
-    front.plane.unavailable = {"stuck": "model 'stuck' is unavailable: it answered nothing for 30 s"}
+    known = KnownModel("stuck", False, "it answered nothing for 30 s", unavailable=Cause.HANG)
+    front.plane.withheld = {"stuck": known}
     reply = await front.ask("GET", "/v2/models/stuck/versions/1/ready")
     assert (reply.status, reply.headers["retry-after"] in ("1", "2")) == (503, True)
     assert json.loads(reply.body) == {"error": "model 'stuck' is unavailable: it answered nothing for 30 s"}

@@ -1,5 +1,6 @@
 """The description of the API."""
 
+import asyncio
 import json
 import re
 from pathlib import Path
@@ -27,9 +28,13 @@ async def described(front: Front) -> dict[str, Any]:
     return document
 
 
-async def test_description_is_a_valid_openapi_document(front: Front) -> None:
+@pytest.fixture(scope="module")
+def api() -> dict[str, Any]:
+    return asyncio.run(described(Front()))
+
+
+def test_description_is_a_valid_openapi_document(api: dict[str, Any]) -> None:
     """By OpenAPI 3.1's own schema; every schema in it is one, and every reference leads somewhere."""
-    api = await described(front)
     schemathesis.openapi.from_dict(api).validate()
     for schema in api["components"]["schemas"].values():
         jsonschema_rs.meta.validate(schema)
@@ -54,12 +59,13 @@ def test_description_has_every_route(front: Front) -> None:
 
 
 @pytest.mark.parametrize(("method", "path"), CALLS)
-async def test_described_call_is_served_and_another_is_not(front: Front, method: str, path: str) -> None:
+async def test_described_call_is_served_and_another_is_not(
+    front: Front, api: dict[str, Any], method: str, path: str
+) -> None:
     """What the description holds does not answer 404, 405 or 501; what it leaves out does."""
-    paths = (await described(front))["paths"]
     front.plane.answer = HttpAnswer(200, JSON, (GOLDEN / "triton_2_51_server_metadata.json").read_bytes())
     reply = await front.ask(method, re.sub(r"\{\w+\}", "1", path), VALID_INFER)
-    is_described = method.lower() in paths.get(path, {})
+    is_described = method.lower() in api["paths"].get(path, {})
     assert (reply.status not in (404, 405, 501)) == is_described, reply.body
 
 
@@ -106,9 +112,9 @@ def test_pictures_of_a_form_are_files_to_generators_of_clients() -> None:
     assert items.items() >= {("type", "string"), ("format", "binary")}
 
 
-async def test_described_bodies_are_those_of_the_wire(front: Front) -> None:
+async def test_described_bodies_are_those_of_the_wire(front: Front, api: dict[str, Any]) -> None:
     """A valid request, Triton's answer and an image's answer, each by the schema that describes it."""
-    components = (await described(front))["components"]
+    components = api["components"]
 
     def validate(name: str, body: bytes) -> None:
         schema = {"$ref": f"#/components/schemas/{name}", "components": components}

@@ -328,14 +328,6 @@ async def test_small_chunks_with_enough_content_are_served() -> None:
         assert served.refused == []
 
 
-async def test_head_of_many_headers_is_refused_while_it_comes() -> None:
-    """It gets 431 at the limit, not at the end of the head, which may never come."""
-    async with serving(ROOMY) as served, Client.connected(served.port) as client:
-        await client.send(b"GET / HTTP/1.1\r\nhost: x\r\n" + b"a: b\r\n" * (ROOMY.max_headers + 1))
-        assert (await client.reply()).status == 431
-        assert served.refused == ["head_too_large"]
-
-
 async def test_offer_to_upgrade_is_declined_by_serving_on() -> None:
     """`Upgrade: h2c`, as curl --http2 and Java's client send it: HTTP/1.1 answers, with and without a body."""
     offer = b"connection: Upgrade, HTTP2-Settings\r\nupgrade: h2c\r\nhttp2-settings: AAMAAABk\r\n"

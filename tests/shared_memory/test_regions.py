@@ -131,7 +131,7 @@ async def test_unregister_own_leaves_what_others_registered() -> None:
     await bench.register("mine", OVER_GRPC)
     await bench.register("other", LATER_GRPC)
     await bench.register("bob", BOB)
-    await bench.memory.unregister_own(RegionKind.SYSTEM, OVER_GRPC)
+    await bench.memory.unregister(RegionKind.SYSTEM, "", OVER_GRPC)
     assert bench.engine.names == {"other", "bob"}
     await bench.memory.unregister(RegionKind.SYSTEM, "bob", OVER_GRPC)
     assert bench.engine.names == {"other", "bob"}
@@ -202,7 +202,7 @@ async def test_held_region_cannot_be_unregistered() -> None:
         with pytest.raises(EngineFailed, match="Cannot unregister shared memory region 'r', it is currently in use"):
             await bench.memory.unregister(RegionKind.SYSTEM, "r", HERE)
         with pytest.raises(EngineFailed, match="Failed to unregister the following system shared memory regions: r ,"):
-            await bench.memory.unregister_own(RegionKind.SYSTEM, HERE)
+            await bench.memory.unregister(RegionKind.SYSTEM, "", HERE)
         assert bench.engine.names == {"r"}
     await bench.memory.unregister(RegionKind.SYSTEM, "r", HERE)
     assert bench.engine.names == set()
@@ -261,8 +261,8 @@ async def test_regions_of_a_gone_connection_give_their_names_to_who_comes_again(
     await bench.register("r", LATER_GRPC)
     assert bench.engine.names == {"r"}
     bench.gone = {LATER_GRPC.connection}
-    await bench.memory.unregister_own(
-        RegionKind.SYSTEM, Identity(connection="ipv4:127.0.0.1:4002", address="127.0.0.1")
+    await bench.memory.unregister(
+        RegionKind.SYSTEM, "", Identity(connection="ipv4:127.0.0.1:4002", address="127.0.0.1")
     )
     assert bench.engine.names == set()
 
@@ -314,4 +314,4 @@ async def test_cuda_is_not_supported_where_the_engine_has_none() -> None:
     with pytest.raises(NotSupported):
         memory.status(RegionKind.CUDA, HERE)
     with pytest.raises(NotSupported):
-        await memory.unregister_own(RegionKind.CUDA, HERE)
+        await memory.unregister(RegionKind.CUDA, "", HERE)

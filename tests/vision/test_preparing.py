@@ -1,6 +1,6 @@
 """What is on its way to being a tensor."""
 
-from penstock.vision.image_limits import PreparationEstimator
+from penstock.vision.image_tasks import PreparationEstimator
 
 
 def test_images_on_their_way_are_counted_by_model() -> None:

@@ -78,10 +78,11 @@ class PacketRecorder:
     def __init__(
         self, cache_s: float, finished: Callable[[FinishedClip], None], *, most_bytes: int = MOST_CACHED_BYTES
     ) -> None:
-        """cache_s: seconds of packets to cache; 0 for none. finished is called once for each clip."""
+        """cache_s: seconds of packets to cache; 0 for none. finished is called once for each clip. cached_bytes: size
+        of the cached packets."""
         self._cache_s, self._most_bytes, self._finished = cache_s, most_bytes, finished
         self._kept: deque[_CachedPacket] = deque()
-        self._cached_bytes = 0
+        self.cached_bytes = 0
         self._stream: VideoStream | None = None
         self._clips: list[_Clip] = []
         self._shift_s = 0.0
@@ -89,17 +90,12 @@ class PacketRecorder:
         self._step_s, self._most_step_s = _ONE_FRAME_S, math.inf
         self._lacks = ""  # why the cache has no earlier packets
 
-    @property
-    def cached_bytes(self) -> int:
-        """Size of the cached packets."""
-        return self._cached_bytes
-
     def begin(self, stream: VideoStream, *, is_live: bool) -> None:
         """Starts another stream, whose packets do not fit into open clips: these end here."""
         self._most_step_s = _MOST_LIVE_STEP_S if is_live else math.inf
         self._end(self._clips, _CHANGED)
         self._kept.clear()
-        self._cached_bytes = 0
+        self.cached_bytes = 0
         self._lacks = _CHANGED if self._stream is not None else "the source was opened only then"
         self._stream = stream
 
@@ -173,8 +169,8 @@ class PacketRecorder:
 
     def _keep(self, kept: _CachedPacket, since_s: float) -> None:
         self._kept.append(kept)
-        self._cached_bytes += len(kept.content)
-        while self._cached_bytes > self._most_bytes:
+        self.cached_bytes += len(kept.content)
+        while self.cached_bytes > self._most_bytes:
             self._lacks = f"more than {self._most_bytes >> 20} MiB are not kept"
             self._drop_first_group()
         while self._is_first_group_old(since_s):
@@ -188,7 +184,7 @@ class PacketRecorder:
 
     def _drop_first_group(self) -> None:
         while self._kept:
-            self._cached_bytes -= len(self._kept.popleft().content)
+            self.cached_bytes -= len(self._kept.popleft().content)
             if self._kept and self._kept[0].is_key:
                 return
 

@@ -31,11 +31,6 @@ class PtsTimeline:
         self._shift = 0.0
         self._shaken = 0
 
-    @property
-    def last_pts_s(self) -> float | None:
-        """The last frame's time; None before the first."""
-        return self._last
-
     def begin(self, interval_s: float | None = None, gap_s: float | None = None) -> None:
         """Restarts the stream (looped, reopened): its next frame comes gap_s, or an interval, after the last."""
         if interval_s is not None:

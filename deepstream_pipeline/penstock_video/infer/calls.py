@@ -81,14 +81,11 @@ class RowResult:
 @dataclass(frozen=True, slots=True, eq=False)
 class RowsResult:
     """Results of submitted rows, in order. error: of the first failed row; the others still have results. infer_s: of
-    the longest call; queue_s: the longest queueing time. engine_rows: size of the largest batch with some of the rows,
-    including other clients' rows."""
+    the longest call."""
 
     error: InferFailed | None = None
     rows: tuple[RowResult, ...] = ()
     infer_s: float = 0.0
-    queue_s: float = 0.0
-    engine_rows: int = 0
 
     def row(self, index: int) -> tuple[InferResponse, int | None]:
         """The row's response and its index there. Raises the row's InferFailed."""
@@ -253,19 +250,17 @@ def failure_of(error: Exception) -> InferFailed:
 def _result(loaded: Sequence[Loaded], outcomes: Sequence[tuple[InferResponse | InferFailed, float]]) -> RowsResult:
     rows: dict[int, RowResult] = {}
     first: InferFailed | None = None
-    infer_s, queue_s, engine_rows = 0.0, 0.0, 0
+    infer_s = 0.0
     for one, (outcome, took_s) in zip(loaded, outcomes, strict=True):
         call = one.call
         if isinstance(outcome, InferFailed):
             first = first or outcome
             rows |= {member: RowResult(None, None, outcome) for member in call.members}
             continue
-        timings, explanation = outcome.timings, outcome.explanation
-        infer_s, queue_s = max(infer_s, timings.infer or took_s), max(queue_s, timings.queue)
-        engine_rows = max(engine_rows, explanation.rows if explanation is not None else len(call.members))
+        infer_s = max(infer_s, outcome.timings.infer or took_s)
         for place, member in enumerate(call.members):
             rows[member] = RowResult(outcome, place if call.has_batch_axis else None)
-    return RowsResult(first, tuple(rows[index] for index in sorted(rows)), infer_s, queue_s, engine_rows)
+    return RowsResult(first, tuple(rows[index] for index in sorted(rows)), infer_s)
 
 
 def refusal_of(network: Network, row: Row) -> str:

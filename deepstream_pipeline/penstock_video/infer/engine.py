@@ -74,13 +74,10 @@ class Engine:
     """Call `start`, then `submit` from any thread, `network` from any but its own, and `close`. While the engine is
     away, pending and new submissions fail at once; see `is_up`."""
 
-    def __init__(
-        self, place: EngineAddress, *, device: Device | None = None, max_submitted: int = MAX_SUBMITTED
-    ) -> None:
+    def __init__(self, place: EngineAddress, *, device: Device | None = None) -> None:
         """device: the GPU whose memory may be shared with the engine (`hand_over`); it must outlive this."""
         self._place = place
         self._device = device
-        self._max_submitted = max_submitted
         self._lock = threading.Lock()
         self._life: _Loop | None = None
         self._thread: threading.Thread | None = None
@@ -168,7 +165,7 @@ class Engine:
         with self._lock:
             life = self._life
             if life is not None:
-                if len(life.jobs) >= self._max_submitted:
+                if len(life.jobs) >= MAX_SUBMITTED:
                     job.refusal = InferRefused(f"{len(life.jobs)} batches are at the engine; submit fewer at once")
                 life.jobs[job] = None
                 life.loop.call_soon_threadsafe(self._begin, life, job)

@@ -71,21 +71,19 @@ class Pipeline:
         self._changed = threading.Condition(self._lock)
         self._dispatcher = Dispatcher(parts.engine, parts.network, options.mux, options.dispatch, parts.metrics)
         self._gauges = SourceGauges(parts.metrics)
-        self._source_events = SourceEvents(self._source_events_parts())
-        self._sources = Sources(options.sources, self._source_events)
-        self._results = Results(self._results_parts())
-        self._is_stopping = False
-
-    def _source_events_parts(self) -> SourceEventsParts:
-        return SourceEventsParts(
+        events = SourceEventsParts(
             dispatcher=self._dispatcher,
-            metrics=self._parts.metrics,
+            metrics=parts.metrics,
             gauges=self._gauges,
-            recorder=self._parts.recorder,
+            recorder=parts.recorder,
             way_of=self._ways.get,
             note_last=self._note_last,
             is_stopping=lambda: self._is_stopping,
         )
+        self._source_events = SourceEvents(events)
+        self._sources = Sources(options.sources, self._source_events)
+        self._results = Results(self._results_parts())
+        self._is_stopping = False
 
     def _results_parts(self) -> ResultsParts:
         parts = self._parts

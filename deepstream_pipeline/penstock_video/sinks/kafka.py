@@ -103,6 +103,7 @@ class KafkaLink:
             producer.poll(0)
             raise LinkDown(self._last_error or self._said(error.args[0])) from None
         self._require_allowed(broker.host for broker in cluster.brokers.values())
+        producer.poll(0)  # drops errors from before the broker answered
         self._trouble = self._last_error = ""
         self._answered_at = time.monotonic()
         return True

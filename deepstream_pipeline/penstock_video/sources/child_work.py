@@ -185,7 +185,7 @@ class Work:
             open_timeout_s=start.open_timeout_s,
             read_timeout_s=start.read_timeout_s,
             is_udp=start.is_udp,
-            threads=start.threads or int(start.is_realtime),  # as a camera: no frame is delayed by others
+            threads=int(start.is_realtime),  # as a camera: no frame is delayed by others
             max_pixels=start.max_pixels,
             outbound=OutboundPolicy(start.allowed_outbound, start.is_from_api),
         )

@@ -58,7 +58,7 @@ class SourcesOptions:
     """Limits of all sources.
 
     ring_frames, ring_bytes: waiting decoded frames per source; both apply. max_pixels: larger frames are refused.
-    max_opening: sources opened at the same time. decoder_threads: per source, 0 for the default. command: of a decode
+    max_opening: sources opened at the same time. command: of a decode
     process, before the descriptors of its socket and ring. gpu: None if no GPU decodes; gpu_absence says why.
     """
 
@@ -67,7 +67,6 @@ class SourcesOptions:
     ring_bytes: int = 64 << 20
     max_pixels: int = 3840 * 2160
     max_opening: int = max(2, min(8, os.cpu_count() or 2))
-    decoder_threads: int = 0
     command: tuple[str, ...] = DECODER
     gpu: GpuSources | None = None
     gpu_absence: str = "no card was looked for"

@@ -66,9 +66,9 @@ class ProcessLink(ABC):
     def kill(self) -> None:
         """Ends it, whether it runs, hangs or is stopped. Its messages are no longer read."""
 
-    @abstractmethod
     def kill_untrusted(self) -> None:
         """Ends the process after an invalid message."""
+        self.kill()
 
     @abstractmethod
     def exit_text(self) -> str | None:
@@ -151,8 +151,6 @@ def _decoded(message: bytes) -> UP:
     return record
 
 
-__all__ = ["BrokenPromise", "ChildProcess", "DecodeProcess"]
-
 _STDERR_TAIL_BYTES = 65_536
 
 
@@ -234,9 +232,6 @@ class DecodeProcess(ProcessLink):
         return self._running.pid
 
     def kill(self) -> None:
-        self._running.kill()
-
-    def kill_untrusted(self) -> None:
         self._running.kill()
 
     def exit_text(self) -> str | None:

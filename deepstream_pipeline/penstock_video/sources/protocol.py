@@ -31,7 +31,7 @@ class Start(DecodeMessage, frozen=True, kw_only=True):
 
     spec: PrepareSpec.pack() of the network, empty for none. ring_frames, slot_bytes: size of the ring. ring_bytes:
     limit of its use. interval: frames between two inferred frames. policy: of types.DropPolicy. wants_images: full
-    frames are sent too. first_*: where counting continues. threads: of the decoder, 0 for its default. max_pixels:
+    frames are sent too. first_*: where counting continues. max_pixels:
     larger frames are refused. cut: share of the picture (0..1) whose brightness must change at once to begin a segment,
     0 for never. decoder: cpu or nvdec. device_ring: CUDA IPC handle of a ring with as many slots of row_bytes; empty if
     rows are in the shared ring. allowed_outbound, is_from_api: of penstock.outbound.OutboundPolicy.
@@ -51,7 +51,6 @@ class Start(DecodeMessage, frozen=True, kw_only=True):
     open_timeout_s: float = 10.0
     read_timeout_s: float = 10.0
     record_cache_s: float = 0.0
-    threads: int = 0
     max_pixels: int = 0
     first_frame_num: int = 0
     first_pts_s: float = 0.0

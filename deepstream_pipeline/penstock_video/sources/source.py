@@ -357,7 +357,6 @@ class Source:
             open_timeout_s=config.open_timeout_s,
             read_timeout_s=config.reconnect_interval_s + _READ_MARGIN_S,
             record_cache_s=config.record_cache_s,
-            threads=options.decoder_threads,
             max_pixels=options.max_pixels,
             first_frame_num=frame_num,
             first_pts_s=pts_s,

@@ -206,7 +206,7 @@ class DedicatedEngines(RoutedEngine):
             return answer
         codec = codec_of(call)
         rows = await self._own_rows(ready=codec.wants_ready_only(call))
-        return codec.with_index_rows(answer, rows, replaced=frozenset(self._own))
+        return codec.with_index(answer, lambda others: [row for row in others if row.name not in self._own] + rows)
 
     async def aclose(self) -> None:
         for task in self._tasks:

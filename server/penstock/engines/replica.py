@@ -7,6 +7,7 @@ from typing import TypeVar
 
 from penstock.engines.failures import CircuitBreaker, CircuitState, Silence, SilenceAction
 from penstock.engines.probes import answers_within
+from penstock.engines.running_calls import RunningCalls
 from penstock.logs import get_logger
 from penstock.protocol.call import GrpcAnswer
 from penstock.protocol.engine import Engine, GrpcStream, ModelState
@@ -60,34 +61,25 @@ class Replica:
         self._wanted = wanted
         self._back = back
         self._silence = Silence(cut_s=CUT_S, restart_s=float("inf"))
-        self._waiting: set[asyncio.Task[object]] = set()
-        self._cut: set[asyncio.Task[object]] = set()
+        self._running = RunningCalls()
         self._probing: asyncio.Task[bool] | None = None
         self._liveness_task: asyncio.Task[None] | None = None
 
     async def call(self, ask: Callable[[Engine], Awaitable[T]]) -> T:
         """The engine's result. Raises its errors, and EngineUnavailable if it becomes silent meanwhile."""
-        task = asyncio.current_task()
-        if task is None:
-            raise RuntimeError("an engine is called by tasks")
         self.in_flight += 1
-        self._waiting.add(task)
         try:
-            answer = await ask(self.engine)
-        except asyncio.CancelledError:
-            if task not in self._cut or task.uncancel() > 0:  # the caller was cancelled, too
-                raise
-            raise EngineUnavailable(f"the engine at {self.name} fell silent over this request") from None
-        except EngineUnavailable:
-            self._note_failure(is_broken=True)
-            raise
-        except DeadlineExceeded:
-            self._note_failure(is_broken=False)
-            raise
+            with self._running:
+                try:
+                    answer = await ask(self.engine)
+                except EngineUnavailable:
+                    self._note_failure(is_broken=True)
+                    raise
+                except DeadlineExceeded:
+                    self._note_failure(is_broken=False)
+                    raise
         finally:
             self.in_flight -= 1
-            self._waiting.discard(task)
-            self._cut.discard(task)
         self.circuit.answered()
         return answer
 
@@ -184,9 +176,7 @@ class Replica:
             log.warning("replica is down", replica=self.name)
         self.circuit.probe_unanswered(now)
         if self._silence.probe_missed(now) is SilenceAction.CUT:
-            self._cut |= self._waiting
-            for task in self._waiting:
-                task.cancel()
+            self._running.cut(f"the engine at {self.name} fell silent over this request")
 
     def _probed(self, _: "asyncio.Task[bool]") -> None:
         self._probing = None

@@ -10,6 +10,7 @@ from typing import Self
 from urllib.parse import unquote
 
 from penstock.engines.model_health import Cause, EngineView
+from penstock.engines.running_calls import RunningCalls
 from penstock.engines.triton.runtime import is_special
 from penstock.gateway.audit import NO_AUDIT, OK, AuditLog
 from penstock.gateway.auth.rate_limiter import RateLimiter
@@ -28,7 +29,7 @@ from penstock.protocol.errors import (
     OutOfMemory,
     Overloaded,
 )
-from penstock.protocol.identity import Identity, Verb, require_role
+from penstock.protocol.identity import ROLE_OF, Identity, Role, Verb, require_role
 
 UNKNOWN_MODEL = "unknown"
 DEADLINE_SLACK_S = 0.02
@@ -61,17 +62,16 @@ class AdmissionControl:
         self.audit = audit
         self._watch = watch
         self._quotas = quotas
-        self._waiting: set[asyncio.Task[object]] = set()
-        self._cut_for: dict[asyncio.Task[object], str] = {}
+        self._running = RunningCalls()
         self._unanswered: dict[object, tuple[str, float]] = {}  # model and start of each inference, oldest first
         self._look: asyncio.TimerHandle | None = None
-        watch.when_silent(self._cut)
+        watch.when_silent(lambda why: self._running.cut(f"the engine fell silent over this request: {why}"))
 
     def through(
         self, verb: Verb, head: InferHead, caller: Identity, size_bytes: int, until: float | None
     ) -> "_OtherWay":
         """Admits one call to the engine. size_bytes: counted as in flight. until: deadline, monotonic seconds."""
-        way = _InferenceCall if verb is Verb.INFER else _OtherWay if verb is Verb.READ else _AdminCall
+        way = _InferenceCall if verb is Verb.INFER else _OtherWay if ROLE_OF[verb] is Role.READ else _AdminCall
         return way(self, verb, head, caller, (size_bytes, until))
 
     @contextmanager
@@ -98,7 +98,7 @@ class AdmissionControl:
 
     def cuttable(self) -> AbstractContextManager[None]:
         """Context that is cancelled with EngineUnavailable if the engine stops answering."""
-        return _EngineWait(self)
+        return self._running
 
     def require_engine(self) -> None:
         """Raises EngineUnavailable while the engine is not up."""
@@ -205,46 +205,8 @@ class AdmissionControl:
         """Protects the request's shared-memory regions until the engine has answered."""
         return self.memory.held(head.regions, caller) if head.regions else _NO_REGIONS
 
-    def _wait(self) -> "asyncio.Task[object]":
-        """Registers the current task to be cancelled when the engine stops answering, until `_waited`."""
-        task = asyncio.current_task()
-        if task is None:
-            raise RuntimeError("requests are served by tasks")
-        self._waiting.add(task)
-        return task
-
-    def _waited(self, task: "asyncio.Task[object]", error: BaseException | None) -> EngineUnavailable | None:
-        """The error to raise instead of the cancellation; None if the task was not cancelled by us alone."""
-        self._waiting.discard(task)
-        reason = self._cut_for.pop(task, None)
-        if reason is None or not isinstance(error, asyncio.CancelledError) or task.uncancel() > 0:
-            return None
-        return EngineUnavailable(f"the engine fell silent over this request: {reason}")
-
-    def _cut(self, reason: str) -> None:
-        for task in self._waiting:
-            self._cut_for[task] = reason
-            task.cancel()
-
 
 # Classes, not generators, which take twice as long: every inference uses them.
-class _EngineWait:
-    """See AdmissionControl.cuttable."""
-
-    __slots__ = ("_control", "_task")
-
-    def __init__(self, admission_control: AdmissionControl) -> None:
-        self._control = admission_control
-
-    def __enter__(self) -> None:
-        self._task = self._control._wait()
-
-    def __exit__(self, _: type[BaseException] | None, error: BaseException | None, __: TracebackType | None) -> None:
-        cut = self._control._waited(self._task, error)
-        if cut is not None:
-            raise cut from None
-
-
 class _OtherWay:
     """A call other than an inference."""
 
@@ -310,7 +272,7 @@ class _AdminCall(_OtherWay):
 class _InferenceCall(_OtherWay):
     """An inference: has an in-flight slot, is cancelled if the engine stops answering, and is always counted."""
 
-    __slots__ = ("_began", "_held", "_task")
+    __slots__ = ("_began", "_held")
 
     def __enter__(self) -> Self:
         admission_control, head, until = self._control, self._head, self._until
@@ -327,7 +289,7 @@ class _InferenceCall(_OtherWay):
                 held = admission_control._held(head, self._caller)
                 held.__enter__()
                 self._held = held
-            self._task = admission_control._wait()
+            admission_control._running.begin()
             admission_control._begin(self, head.model_name, self._began)
         except BaseException as error:
             self._end(error)
@@ -337,7 +299,7 @@ class _InferenceCall(_OtherWay):
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        cut: InferenceError | None = self._control._waited(self._task, error)
+        cut: InferenceError | None = self._control._running.end(error)
         if isinstance(error, EngineFailed):
             cut = self._control._unavailable(self._head.model_name)
         if cut is not None:

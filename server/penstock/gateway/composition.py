@@ -18,10 +18,9 @@ from penstock.engines.call_options import EngineHeaders, RetryBudget, read_heade
 from penstock.engines.probes import LoadTrial, RowChecks, TryImage, try_rows
 from penstock.engines.replicas import Replicas
 from penstock.engines.segments import open_segment, shared_memory_shortage
-from penstock.engines.triton.client import TritonEngine
+from penstock.engines.triton.client import DiskLoads, SupervisedTriton, TritonEngine
 from penstock.engines.triton.endpoints import TritonListeners
 from penstock.engines.triton.http_client import parse_engine_url
-from penstock.engines.triton.supervised_client import DiskLoads, SupervisedTriton
 from penstock.engines.watch import EngineWatch, WatchOptions
 from penstock.gateway.audit import NO_AUDIT, AuditLog
 from penstock.gateway.auth.api_keys import key_of_hashed

@@ -24,7 +24,7 @@ from penstock.gateway.batching.queue import QueueStatistics
 from penstock.gateway.engine_slots import EngineSlots
 from penstock.gateway.image_flow import ImageFlow
 from penstock.gateway.metrics import Metrics
-from penstock.gateway.readiness import Readiness, readiness_of
+from penstock.gateway.readiness import Readiness, as_served, readiness_of
 from penstock.gateway.shared_memory.regions import NoSharedMemory, SharedMemory
 from penstock.gateway.tracing import Tracer
 from penstock.protocol.call import A, Call, GrpcMetadata, HttpCall, HttpStream, InferHead
@@ -92,15 +92,6 @@ class DataPlane:
         if self._is_stopping:
             return Readiness(False, "draining: this gateway is about to stop")
         return readiness_of(self._watch, self._required_models)
-
-    def refusals(self) -> Mapping[str, str]:
-        """Models that the engine would serve and the gateway does not, each with the reason."""
-        return {name: known.reason for name, known in self._watch.models.items() if known.is_withheld}
-
-    def why_withheld(self, model_name: str) -> InferenceError | None:
-        """Why the gateway does not serve a model that the engine would serve; None if it is served."""
-        known = self._watch.models.get(model_name)
-        return None if known is None else known.error
 
     def not_formed(self, head: InferHead) -> RequestExplanation:
         """The explanation of a request whose batch the gateway did not form."""
@@ -176,6 +167,9 @@ class DataPlane:
             elif verb is Verb.INFER and head.sequence is not None:
                 call = await with_engine_sequence(call, head, caller)
             answer = await self._timed(verb, head, self._send(verb, head, call, caller, until))
+            if verb is not Verb.INFER:
+                name, models = head.model_name, self._watch.models
+                answer = as_served(verb, name, call, answer, models, self.batch_options(name).unmerged)
             await self._note(verb, head.model_name, admitted.answered(answer.succeeded))
             if verb is Verb.INFER and wants_explanation(call):
                 return add_explanation(answer, self.not_formed(head))
@@ -328,8 +322,9 @@ class DataPlane:
         elif is_done and verb is Verb.LOAD:
             await self._watch.note_loaded(model_name)
             await self._spread()
-            if refusal := self.refusals().get(model_name):
-                raise InvalidRequest(f"the model is loaded but not served: {refusal}")
+            known = self._watch.models.get(model_name)
+            if known is not None and known.is_withheld:
+                raise InvalidRequest(f"the model is loaded but not served: {known.reason}")
         elif is_done and verb is Verb.UNLOAD:
             self._watch.note_unloaded(model_name)
             await self._spread()

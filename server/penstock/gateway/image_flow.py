@@ -14,7 +14,7 @@ from penstock.engines.model_health import EngineView
 from penstock.gateway.batching.merging import MergedRows, merge_rows
 from penstock.gateway.engine_slots import EngineSlots
 from penstock.gateway.metrics import Metrics
-from penstock.gateway.tracing import current_trace, trace_preparation, trace_stages
+from penstock.gateway.tracing import engine_span, trace_preparation, trace_stages
 from penstock.protocol.cancellation import CancelStage, note_cancel_stage
 from penstock.protocol.engine import Engine, ModelConfig
 from penstock.protocol.errors import DeadlineExceeded, EngineFailed, InvalidRequest, OutOfMemory, UnsupportedMedia
@@ -35,14 +35,17 @@ from penstock.vision.card import NotAnImageModel, VisionCard, card_from_config
 from penstock.vision.decode import codec_label
 from penstock.vision.decode_pool import DecodePool
 from penstock.vision.decoder_process import PreparedImage
-from penstock.vision.image_limits import (
+from penstock.vision.image_tasks import (
     PreparationEstimator,
     check_image_count,
     check_tensor_size,
+    gather_or_cancel,
+    input_tensor,
     max_images_in_memory,
     max_rows,
+    pass_encoded,
+    reads_headers_inline,
 )
-from penstock.vision.image_tasks import gather_or_cancel, input_tensor, pass_encoded, reads_headers_inline
 from penstock.vision.results import (
     CANARY_PICTURE,
     ImageModel,
@@ -336,16 +339,10 @@ class ImageFlow:
         return self._slots.ask(partial(self._engine, request), request.model_name, client, request.deadline)
 
     async def _engine(self, request: InferRequest) -> InferResponse:
-        trace = current_trace.get()
-        if trace is None:
-            return await self._backend.infer(request)
-        span = trace.engine("engine")
-        try:
-            response = await self._backend.infer(replace(request, metadata=span.headers))
-        except BaseException:
-            span.end(is_error=True)
-            raise
-        span.end()
+        with engine_span() as span:
+            response = await self._backend.infer(request if span is None else replace(request, metadata=span.headers))
+        if span is not None:
+            span.end()
         return response
 
 

@@ -64,17 +64,9 @@ class InFlightLimiter:
         """Takes a slot until `leave`. Raises Overloaded if there is none."""
         requests, held_bytes = self._counts.totals()
         if requests >= self._limits.max_requests:
-            raise Overloaded(
-                f"{requests} requests in flight (limit {self._limits.max_requests}); "
-                f"retry after {FULL_RETRY_AFTER_S} s",
-                retry_after_s=FULL_RETRY_AFTER_S,
-            )
+            raise _full(f"{requests} requests in flight (limit {self._limits.max_requests})")
         if requests and held_bytes + size_bytes > self._limits.max_bytes:
-            raise Overloaded(
-                f"{held_bytes} bytes in flight and {size_bytes} more asked (limit {self._limits.max_bytes}); "
-                f"retry after {FULL_RETRY_AFTER_S} s",
-                retry_after_s=FULL_RETRY_AFTER_S,
-            )
+            raise _full(f"{held_bytes} bytes in flight and {size_bytes} more asked (limit {self._limits.max_bytes})")
         self._counts.add(1, size_bytes)
 
     def leave(self, size_bytes: int) -> None:
@@ -85,11 +77,7 @@ class InFlightLimiter:
         """Counts received bytes of an incomplete body. before: counted earlier. Raises Overloaded above the limit."""
         receiving_bytes = self._counts.total_receiving_bytes()
         if receiving_bytes + size_bytes > self._limits.max_bytes and receiving_bytes > before:
-            raise Overloaded(
-                f"{receiving_bytes} bytes of bodies are on their way (limit {self._limits.max_bytes}); "
-                f"retry after {FULL_RETRY_AFTER_S} s",
-                retry_after_s=FULL_RETRY_AFTER_S,
-            )
+            raise _full(f"{receiving_bytes} bytes of bodies are on their way (limit {self._limits.max_bytes})")
         self._counts.receive(size_bytes)
 
     def received(self, size_bytes: int) -> None:
@@ -112,3 +100,7 @@ class InFlightLimiter:
     def __repr__(self) -> str:
         requests, size_bytes = self._counts.totals()
         return f"<Admission {requests}/{self._limits.max_requests} requests, {size_bytes} bytes>"
+
+
+def _full(what: str) -> Overloaded:
+    return Overloaded(f"{what}; retry after {FULL_RETRY_AFTER_S} s", retry_after_s=FULL_RETRY_AFTER_S)

@@ -249,7 +249,7 @@ class _Listeners:
     def tell(self, *, has_workers: bool) -> None:
         """Logs the ports. Workers connect over Unix sockets, which have no port."""
         if has_workers:
-            log.info("the fronts' core listens", metrics=self.metrics.port)
+            log.info("the workers' core listens", metrics=self.metrics.port)
         else:
             log.info("listening", http=self.rest.port, grpc=self.grpc.port, metrics=self.metrics.port)
 
@@ -297,11 +297,8 @@ async def _open_listeners(
     run_dir = http_address.parent if isinstance(http_address, Path) else None
     ports, certificates = composition.port_limits(settings), gateway.parts.certificates
     tls = certificates.context if certificates is not None else None
-    gate = (
-        composition.compose_request_authentication(settings, gateway.parts.authenticator)
-        if run_dir is None
-        else ForwardedIdentity()
-    )
+    checked = composition.compose_request_authentication(settings, gateway.parts.authenticator)
+    gate = checked if run_dir is None else ForwardedIdentity(checked.open_to)
     rest = HttpListener(
         create_app(gateway.plane, composition.rest_limits(settings), gateway.metrics, gate=gate),
         http_address,

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+import structlog
 from prometheus_client import (
     CollectorRegistry,
     Counter,
@@ -20,6 +21,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from prometheus_client.multiprocess import MultiProcessCollector
 
 from penstock.metric_table import METRICS, MetricKind, Readings
+from penstock.protocol.errors import InferenceError
 from penstock.protocol.inference import Timings
 
 # From prometheus_client, of the process with the metrics port: the gateway, or the core. The video program has them
@@ -234,3 +236,15 @@ class _ReadMetrics:
             for labels, value in reader().items():
                 family.add_metric(list(labels), value)
             yield family
+
+
+def note_refused(
+    record: Metrics,
+    log: structlog.typing.FilteringBoundLogger,
+    error: InferenceError,
+    event: str = "request refused",
+    **where: str,
+) -> None:
+    """Counts and logs a request that the gateway refused or failed. where: further fields of the line."""
+    record.rejected(error.reason)
+    log.debug(event, reason=error.reason, error=error.message, **where)

@@ -6,9 +6,8 @@ from functools import cache
 from pathlib import Path
 
 from penstock.engines.dedicated_engines import DedicatedEngines
-from penstock.engines.triton.client import TritonEngine
+from penstock.engines.triton.client import DiskLoads, SupervisedTriton, TritonEngine
 from penstock.engines.triton.endpoints import TritonListeners
-from penstock.engines.triton.supervised_client import DiskLoads, SupervisedTriton
 from penstock.gateway.composition import ConnectedEngine
 from penstock.gateway.settings import Settings
 from penstock.gateway.workers.core_relay import GRPC_SOCKET, HTTP_SOCKET

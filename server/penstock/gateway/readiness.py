@@ -1,11 +1,15 @@
-"""The gateway's readiness, and metrics of the engine and its models."""
+"""The gateway's readiness, its corrections of the engine's answers about models, and metrics of both."""
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
 
-from penstock.engines.model_health import EngineView
+from penstock.engines.model_health import EngineView, KnownModel
 from penstock.engines.watch import EngineWatch
 from penstock.metric_table import Readings
+from penstock.protocol.call import A, Call
+from penstock.protocol.codec import codec_of
+from penstock.protocol.engine import ModelState
+from penstock.protocol.identity import Verb
 
 ALL_MODELS = ("*",)  # a value of --required-models
 
@@ -50,3 +54,32 @@ def watch_readers(watch: EngineWatch) -> dict[str, Callable[[], float | Readings
         "model_unavailable": watch.unavailable,
         "model_hangs_total": watch.hangs,
     }
+
+
+def as_served(
+    verb: Verb, model_name: str, call: Call[A], answer: A, models: Mapping[str, KnownModel], unmerged: str
+) -> A:
+    """The engine's answer about its models, corrected by what the gateway does not serve or merge.
+
+    unmerged: why the gateway does not merge the model's requests.
+    """
+    codec, known = codec_of(call), models.get(model_name)
+    if not answer.succeeded:
+        return answer
+    if verb is Verb.INDEX and any(each.is_withheld for each in models.values()):
+        is_ready_only = codec.wants_ready_only(call)
+        return codec.with_index(answer, lambda rows: list(_served_rows(rows, models, is_ready_only=is_ready_only)))
+    if verb is Verb.READY and known is not None and known.error is not None:
+        return codec.not_ready(known.error)
+    return codec.with_unmerged(answer, unmerged) if verb is Verb.CONFIG and unmerged else answer
+
+
+def _served_rows(
+    rows: list[ModelState], models: Mapping[str, KnownModel], *, is_ready_only: bool
+) -> Iterator[ModelState]:
+    for row in rows:
+        known = models.get(row.name)
+        if known is None or not known.is_withheld:
+            yield row
+        elif not is_ready_only:
+            yield replace(row, state="UNAVAILABLE", reason=known.reason) if row.state == "READY" else row

@@ -1,6 +1,7 @@
 """Traces of requests, and a Relay with a span for each engine call. Without a collector current_trace is None."""
 
-from collections.abc import AsyncGenerator, Iterable
+from collections.abc import AsyncGenerator, Iterable, Iterator
+from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import replace
 from typing import Any, Protocol, TypeVar
@@ -66,6 +67,19 @@ def trace_arrival(model: str) -> None:
         trace.arrived(model)
 
 
+@contextmanager
+def engine_span() -> Iterator[EngineSpan | None]:
+    """The span of an engine call, None without a trace. The caller ends it, unless the block raises."""
+    trace = current_trace.get()
+    span = trace.engine("engine") if trace is not None else None
+    try:
+        yield span
+    except BaseException:
+        if span is not None:
+            span.end(is_error=True)
+        raise
+
+
 class TracedRelay:
     """A Relay over another one, with a span for each inference, whose traceparent is sent to the engine."""
 
@@ -73,29 +87,19 @@ class TracedRelay:
         self._relay = relay
 
     async def send(self, call: Call[A], *, deadline: float | None) -> A:
-        trace = current_trace.get()
-        if trace is None:
-            return await self._relay.send(call, deadline=deadline)
-        span = trace.engine("engine")
-        try:
+        with engine_span() as span:
+            if span is None:
+                return await self._relay.send(call, deadline=deadline)
             answer = await self._relay.send(_with_parent(call, span), deadline=deadline)
-        except BaseException:
-            span.end(is_error=True)
-            raise
         span.end(code=answer.status_code, is_error=answer.is_fault)
         return answer
 
     async def stream(self, call: HttpCall, *, deadline: float | None) -> HttpStream:
         """The span ends with the last chunk."""
-        trace = current_trace.get()
-        if trace is None:
-            return await self._relay.stream(call, deadline=deadline)
-        span = trace.engine("engine")
-        try:
+        with engine_span() as span:
+            if span is None:
+                return await self._relay.stream(call, deadline=deadline)
             stream = await self._relay.stream(_with_parent(call, span), deadline=deadline)
-        except BaseException:
-            span.end(is_error=True)
-            raise
         chunks = _until_end(stream, span)
         await anext(chunks)  # an empty chunk: from here on, closing the generator reaches its finally
         return replace(stream, chunks=chunks)

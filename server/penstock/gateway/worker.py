@@ -58,7 +58,7 @@ CORE_CONNECTIONS = 256  # besides those of inferences
 # machines. Then clients get 503 with the reason, rather than a refused connection.
 CORE_TIMEOUT_S = 10.0
 
-log = get_logger("front")
+log = get_logger("worker")
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,7 +172,7 @@ async def _until_core_reports(front: Worker, stop: asyncio.Event) -> None:
     for task in pending:
         task.cancel()
     if not done:
-        log.warning("no message from the core yet; listening", front=front.options.index, seconds=CORE_TIMEOUT_S)
+        log.warning("no message from the core yet; listening", worker=front.options.index, seconds=CORE_TIMEOUT_S)
 
 
 async def _serve_clients(
@@ -191,7 +191,7 @@ async def _serve_clients(
     control.send(GatewayServes(rest.port, grpc_server.port, 0))
     gc.collect()
     gc.freeze()  # objects that exist now are long-lived: collections skip them
-    log.info("listening", front=front.options.index, http=rest.port, grpc=grpc_server.port)
+    log.info("listening", worker=front.options.index, http=rest.port, grpc=grpc_server.port)
     tasks += [
         *([asyncio.create_task(front.parts.authenticator.run())] if front.parts.authenticator is not None else ()),
         asyncio.create_task(front.tell(rest, grpc_server)),
@@ -234,11 +234,11 @@ async def _drain(front: Worker, rest: HttpListener, grpc_server: GrpcServer) -> 
     """Reports not ready, serves on for the delay, then lets requests end within the grace."""
     started, settings = time.monotonic(), front.settings
     front.plane.announce_stop()
-    log.info("draining", front=front.options.index, delay_s=settings.drain_delay_s)
+    log.info("draining", worker=front.options.index, delay_s=settings.drain_delay_s)
     await asyncio.sleep(settings.drain_delay_s)
     is_clean = all(await asyncio.gather(rest.stop(settings.grace_s), grpc_server.stop(settings.grace_s)))
     seconds = round(time.monotonic() - started, 3)
-    log.info("drained", front=front.options.index, seconds=seconds, is_clean=is_clean)
+    log.info("drained", worker=front.options.index, seconds=seconds, is_clean=is_clean)
     return is_clean
 
 

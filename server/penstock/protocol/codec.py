@@ -1,5 +1,6 @@
 """The interface of a codec, which the modules http_codec and grpc_codec implement."""
 
+from collections.abc import Callable
 from typing import Protocol, cast
 
 from penstock.protocol import grpc_codec, http_codec
@@ -23,7 +24,11 @@ class Codec(Protocol[A]):
 
     def wants_ready_only(self, call: Call[A], /) -> bool: ...
 
-    def with_index_rows(self, answer: A, rows: list[ModelState], *, replaced: frozenset[str]) -> A: ...
+    def with_index(self, answer: A, change: Callable[[list[ModelState]], list[ModelState]], /) -> A: ...
+
+    def not_ready(self, error: InferenceError, /) -> A: ...
+
+    def with_unmerged(self, answer: A, reason: str, /) -> A: ...
 
     def encode_error(self, error: InferenceError, /) -> A: ...
 

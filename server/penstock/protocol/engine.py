@@ -72,9 +72,9 @@ class ModelState:
     """A row of the repository index. state: READY, LOADING, UNLOADING, UNAVAILABLE, or "" for never loaded."""
 
     name: str
-    version: str
-    state: str
-    reason: str
+    version: str = ""
+    state: str = ""
+    reason: str = ""
 
 
 class Relay(Protocol):

@@ -1,17 +1,23 @@
 """Reads the gateway's part of a serialised gRPC request without decoding tensors, and encodes its own responses."""
 
-from collections.abc import Mapping
-from dataclasses import asdict, replace
+from collections.abc import Callable
+from dataclasses import replace
 from functools import lru_cache
 
 from tritonclient.grpc import service_pb2
 
 from penstock.protocol.call import GrpcAnswer, GrpcCall, InferHead, RegionUse
 from penstock.protocol.decoded_request import DecodedRequest
-from penstock.protocol.engine import ModelState
+from penstock.protocol.engine import UNMERGED, ModelState
 from penstock.protocol.error_codes import codes_of
 from penstock.protocol.errors import InferenceError, InvalidRequest
-from penstock.protocol.grpc_inference import decode_infer_message, encode_response, parsed_request
+from penstock.protocol.grpc_inference import (
+    decode_infer_message,
+    encode_response,
+    index_message,
+    parsed_request,
+    serialised,
+)
 from penstock.protocol.inference import InferResponse
 from penstock.protocol.protobuf import FIXED64, LENGTH, VARINT, WireReader, as_int64, read_varint
 from penstock.protocol.request_checks import (
@@ -286,33 +292,25 @@ def _scan_output(reader: WireReader, start: int, end: int, regions: list[RegionU
     return name, is_classified
 
 
-UNAVAILABLE = "UNAVAILABLE"
-
-
-def index_with_refusals(answer: bytes, asked: bytes, refusals: Mapping[str, str]) -> bytes:
-    """A serialised RepositoryIndexResponse with refused models as UNAVAILABLE and the reason. asked: the request."""
-    if not refusals:
-        return answer
-    index = service_pb2.RepositoryIndexResponse.FromString(answer)
-    if service_pb2.RepositoryIndexRequest.FromString(asked).ready:
-        kept = [row for row in index.models if row.name not in refusals]
-        del index.models[:]
-        index.models.extend(kept)
-    for row in index.models:
-        if row.state == "READY" and row.name in refusals:
-            row.state, row.reason = UNAVAILABLE, refusals[row.name]
-    serialised: bytes = index.SerializeToString()
-    return serialised
-
-
 def wants_ready_only(call: GrpcCall) -> bool:
     """Whether a request for the index asks for served models only."""
     return bool(service_pb2.RepositoryIndexRequest.FromString(call.message).ready)
 
 
-def with_index_rows(answer: GrpcAnswer, rows: list[ModelState], *, replaced: frozenset[str]) -> GrpcAnswer:
-    """The engine's index with these rows instead of those of the replaced models."""
+def with_index(answer: GrpcAnswer, change: Callable[[list[ModelState]], list[ModelState]]) -> GrpcAnswer:
+    """The engine's index with changed rows."""
     index = service_pb2.RepositoryIndexResponse.FromString(answer.message)
-    models = [row for row in index.models if row.name not in replaced]
-    models += [index.ModelIndex(**asdict(row)) for row in rows]
-    return replace(answer, message=service_pb2.RepositoryIndexResponse(models=models).SerializeToString())
+    rows = change([ModelState(row.name, row.version, row.state, row.reason) for row in index.models])
+    return replace(answer, message=serialised(index_message(rows)))
+
+
+def not_ready(_: InferenceError) -> GrpcAnswer:
+    """Says that a model is not ready."""
+    return GrpcAnswer(0, serialised(service_pb2.ModelReadyResponse(ready=False)))
+
+
+def with_unmerged(answer: GrpcAnswer, reason: str) -> GrpcAnswer:
+    """The model's config with the reason why the gateway does not merge its requests."""
+    response = service_pb2.ModelConfigResponse.FromString(answer.message)
+    response.config.parameters[UNMERGED].string_value = reason
+    return replace(answer, message=serialised(response))

@@ -1,7 +1,7 @@
 """Reads a v2 HTTP request without decoding tensors. Rejects with 400 what crashes Triton 2.51 or is ambiguous."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, replace
 from functools import lru_cache
 from types import NoneType
@@ -10,9 +10,9 @@ import msgspec
 
 from penstock.protocol.call import HttpAnswer, HttpCall, InferHead, RegionUse
 from penstock.protocol.decoded_request import DecodedRequest
-from penstock.protocol.engine import ModelState
-from penstock.protocol.error_codes import codes_of
-from penstock.protocol.errors import InferenceError, InvalidRequest
+from penstock.protocol.engine import UNMERGED, ModelState
+from penstock.protocol.error_codes import codes_of, http_retry_after
+from penstock.protocol.errors import InferenceError, InvalidRequest, ModelRefused
 from penstock.protocol.http_body import NOT_ENCODED, inflate
 from penstock.protocol.http_inference import (
     HEADER_LENGTH,
@@ -346,43 +346,41 @@ def _wants_classes(output: _TensorEntry) -> bool:
     return count > 0
 
 
-UNAVAILABLE = "UNAVAILABLE"
-
-
 class IndexRequestBody(msgspec.Struct):
     """Body of a repository index request. ready: only served models."""
 
     ready: bool = False
 
 
-def index_with_refusals(answer: HttpAnswer, asked: bytes, refusals: Mapping[str, str]) -> HttpAnswer:
-    """The engine's index with refused models as UNAVAILABLE and the reason. asked: the request's body."""
-    if not refusals or answer.status != 200:
-        return answer
-    rows = msgspec.json.decode(answer.body, type=list[dict[str, str]])
-    if _wants_ready(asked):
-        rows = [row for row in rows if row.get("name") not in refusals]
-    index_rows = [_index_row(row, refusals.get(row.get("name", ""), "")) for row in rows]
-    return HttpAnswer(answer.status, answer.headers, msgspec.json.encode(index_rows))
-
-
 def wants_ready_only(call: HttpCall) -> bool:
     """Whether a request for the index asks for served models only."""
-    return _wants_ready(call.body)
-
-
-def with_index_rows(answer: HttpAnswer, rows: list[ModelState], *, replaced: frozenset[str]) -> HttpAnswer:
-    """The engine's index with these rows instead of those of the replaced models."""
-    kept = [row for row in msgspec.json.decode(answer.body) if row["name"] not in replaced]
-    return replace(answer, body=msgspec.json.encode([*kept, *map(asdict, rows)]))
-
-
-def _index_row(row: dict[str, str], refusal: str) -> dict[str, str]:
-    return {**row, "state": UNAVAILABLE, "reason": refusal} if refusal and row.get("state") == "READY" else row
-
-
-def _wants_ready(asked: bytes) -> bool:
     try:
-        return msgspec.json.decode(asked, type=IndexRequestBody).ready
+        return msgspec.json.decode(call.body, type=IndexRequestBody).ready
     except msgspec.DecodeError:  # the engine accepted it, so it asked for all
         return False
+
+
+def with_index(answer: HttpAnswer, change: Callable[[list[ModelState]], list[ModelState]]) -> HttpAnswer:
+    """The engine's index with changed rows."""
+    rows = change(msgspec.json.decode(answer.body, type=list[ModelState]))
+    return replace(answer, body=msgspec.json.encode([index_row(row) for row in rows]))
+
+
+def index_row(row: ModelState) -> dict[str, str]:
+    """As Triton writes it: without empty members, except the name."""
+    return {key: value for key, value in asdict(row).items() if value or key == "name"}
+
+
+def not_ready(error: InferenceError) -> HttpAnswer:
+    """Why a model is not ready: 400 for a refused one, as Triton answers for a model that failed to load."""
+    if isinstance(error, ModelRefused):
+        return encode_text(400, error.message)
+    answer, seconds = encode_error(error), http_retry_after(error)
+    return answer if seconds is None else replace(answer, headers=(*answer.headers, (b"retry-after", b"%d" % seconds)))
+
+
+def with_unmerged(answer: HttpAnswer, reason: str) -> HttpAnswer:
+    """The model's config with the reason why the gateway does not merge its requests."""
+    config = msgspec.json.decode(answer.body)
+    config.setdefault("parameters", {})[UNMERGED] = {"string_value": reason}
+    return replace(answer, body=msgspec.json.encode(config))

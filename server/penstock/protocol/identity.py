@@ -58,10 +58,17 @@ ANONYMOUS = Identity()
 
 
 class Verb(StrEnum):
-    """Kind of a relayed call. configure: changes trace or log settings. share, unshare: of shared memory."""
+    """Kind of a relayed call.
+
+    index, ready, config: read the repository's index, whether a model is ready, a model's config. read: anything else.
+    configure: changes trace or log settings. share, unshare: registers or unregisters shared memory.
+    """
 
     INFER = "infer"
     READ = "read"
+    INDEX = "index"
+    READY = "ready"
+    CONFIG = "config"
     LOAD = "load"
     UNLOAD = "unload"
     CONFIGURE = "configure"
@@ -69,15 +76,8 @@ class Verb(StrEnum):
     UNSHARE = "unshare"
 
 
-ROLE_OF: dict[Verb, Role] = {
-    Verb.INFER: Role.INFER,
-    Verb.READ: Role.READ,
-    Verb.LOAD: Role.ADMIN,
-    Verb.UNLOAD: Role.ADMIN,
-    Verb.CONFIGURE: Role.ADMIN,
-    Verb.SHARE: Role.ADMIN,
-    Verb.UNSHARE: Role.ADMIN,
-}
+_READS = (Verb.READ, Verb.INDEX, Verb.READY, Verb.CONFIG)
+ROLE_OF = dict.fromkeys(Verb, Role.ADMIN) | dict.fromkeys(_READS, Role.READ) | {Verb.INFER: Role.INFER}
 
 
 def require_role(verb: Verb, caller: Identity) -> None:

@@ -24,7 +24,9 @@ def test_engine_that_goes_and_comes_back_is_logged_twice_in_plain_words(tmp_path
         core.revive()
         wait_for(lambda: any(line["event"] == BACK for line in lines))
     core.end()
-    logged = [line for line in lines if line["log_level"] != "debug" and line.get("component") in ("video", "front")]
+    logged = [
+        line for line in lines if line["log_level"] != "debug" and line.get("component") in ("video", "core_client")
+    ]
     assert [line["event"] for line in logged] == [GONE, BACK]
     assert [line["log_level"] for line in logged] == ["warning"] * 2
     assert {line["engine"] for line in logged} == {"the stack at http://127.0.0.1:8000"}

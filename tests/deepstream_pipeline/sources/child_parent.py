@@ -22,6 +22,7 @@ from tests.deepstream_pipeline.clips import number_of
 SPEC = PrepareSpec(64, 48, color=ColorFormat.BGR)
 DEADLINE_S = 30.0
 FRAMES = 40
+PROGRAM = "import subprocess, sys; subprocess.run(sys.argv[1:], close_fds=False)"
 
 
 class WorkThread(threading.Thread):
@@ -111,7 +112,11 @@ class Parent:
 def child(
     uri: object, *, spec: PrepareSpec | None = SPEC, frames: int = 4, is_process: bool = False, **how: Any
 ) -> Iterator[Parent]:
-    """The work, started by a message, and ended at the end: in a real process, or in a thread, which takes less."""
+    """The work, started by a message, and ended at the end: in a real process, or in a thread, which takes less.
+
+    has_program: the process that is returned is one that started it.
+    """
+    has_program = how.pop("has_program", False)
     size = ring_size(frames, spec.row_bytes if spec else 0, 320 * 192 * 3)
     descriptor = new_ring(size, "test")
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -119,6 +124,7 @@ def child(
     process: subprocess.Popen[bytes] | WorkThread
     if is_process:
         command = [sys.executable, "-m", "penstock_video.sources.child", str(theirs.fileno()), str(descriptor)]
+        command = [sys.executable, "-c", PROGRAM, *command] if has_program else command
         process = subprocess.Popen(command, pass_fds=(theirs.fileno(), descriptor), stderr=subprocess.PIPE)
         theirs.close()
     else:

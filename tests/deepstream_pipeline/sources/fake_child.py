@@ -101,7 +101,7 @@ class FakeChild:
             "has_image": self.images,
             "segment": self.start.first_segment,
             "is_corrupt": False,
-            "digest": 7 if self.mode == "frozen" else self.frame_num,
+            "digest": self.frame_num,
         }
         return FrameReady(**(fields | changes))  # type: ignore[arg-type]
 

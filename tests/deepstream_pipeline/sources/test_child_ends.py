@@ -4,7 +4,9 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -24,6 +26,20 @@ def test_process_ends_with_its_parent(tmp_path: Path, held_by: str) -> None:
         parent.until(lambda record: isinstance(record, Beat))
         parent.socket.close()
         parent.process.wait(DEADLINE_S)
+
+
+def test_process_that_waits_for_its_stream_ends_with_the_program(tmp_path: Path) -> None:
+    """The program is killed, and the process reads nothing: it is killed with it."""
+    clip = write_clip(tmp_path / "a.ts", frames=400, size=(320, 192))
+    with web() as site:
+        site.pages["/a.ts"] = clip.read_bytes()
+        how: dict[str, Any] = {"is_process": True, "has_program": True, "read_timeout_s": 2 * DEADLINE_S}
+        with child(site.url("/a.ts/stops"), policy="drop-newest", **how) as parent:
+            parent.frame()
+            assert isinstance(parent.process, subprocess.Popen)
+            parent.process.kill()
+            with suppress(ConnectionResetError):
+                parent.rest()
 
 
 def test_process_that_is_killed_takes_nothing_with_it(tmp_path: Path) -> None:

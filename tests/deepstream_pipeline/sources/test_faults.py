@@ -122,15 +122,6 @@ def test_sources_that_begin_together_are_opened_a_few_at_a_time() -> None:
         assert most == 2
 
 
-def test_source_that_opens_and_says_nothing_is_stalled() -> None:
-    """Fault 44 from the first frame on."""
-    event_log = EventLog()
-    with running(event_log) as sources:
-        sources.add(camera("silent?frames=0", **QUICK), NEEDS)
-        event_log.wait_for_state(SourceState.STALLED)
-        event_log.wait_for("opened", 2)
-
-
 @pytest.mark.parametrize(
     ("mode", "state"), [("auth_failed", SourceState.AUTH_FAILED), ("not_allowed", SourceState.FAILED)]
 )
@@ -143,24 +134,6 @@ def test_refusal_is_reported_without_the_password(mode: str, state: SourceState)
         reason = event_log.wait_for_state(state)
         assert reason == f"rtsp://***@fake/{mode} said no"
         assert one(sources).reason == reason
-
-
-def test_camera_that_runs_away_is_cut() -> None:
-    """Fault 50: more frames than it said, for seconds, end its process, and the reason says so."""
-    event_log = EventLog()
-    with running(event_log) as sources:
-        sources.add(camera("live?fps=150&says=10"), NEEDS)
-        reason = event_log.wait_for_state(SourceState.RECONNECTING)
-        assert "where 10 are expected" in reason
-
-
-def test_camera_that_is_frozen_is_reported_and_runs() -> None:
-    """Fault 49: an alert, and nothing else."""
-    event_log = EventLog()
-    with running(event_log) as sources:
-        sources.add(camera("frozen?fps=50", frozen_after_s=0.5), NEEDS)
-        event_log.wait(lambda: one(sources).is_frozen)
-        assert (one(sources).state, one(sources).restarts) == (SourceState.RUNNING, 0)
 
 
 def test_process_that_ends_with_an_error_leaves_its_last_words() -> None:

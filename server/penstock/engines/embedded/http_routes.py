@@ -29,10 +29,10 @@ from penstock.engines.embedded.inference import (
 from penstock.engines.model_io import raw_tensor
 from penstock.protocol.call import HttpAnswer, HttpCall
 from penstock.protocol.decoded_request import DecodedRequest, parse_error
-from penstock.protocol.engine import ModelConfig, ModelState
+from penstock.protocol.engine import ModelConfig
 from penstock.protocol.errors import EngineFailed, InvalidRequest, ModelNotReady, NotSupported
 from penstock.protocol.grpc_inference import metadata_message
-from penstock.protocol.http_codec import decode, encode, encode_text, parsed_bytes
+from penstock.protocol.http_codec import IndexRequestBody, decode, encode, encode_text, index_row, parsed_bytes
 from penstock.protocol.http_inference import JSON_TYPE
 from penstock.protocol.inference import InferResponse, Parameter, Tensor
 from penstock.protocol.json_tensors import tensor_data, tensor_text
@@ -193,10 +193,6 @@ _MODEL = rb"/v2/models/(?P<model>[^/]+)(?:/versions/(?P<version>[0-9]+))?"
 _REPOSITORY = rb"/v2/repository(?:/(?P<repository>[^/]+))?"
 
 
-class _Index(msgspec.Struct):
-    ready: bool = False
-
-
 class _Load(msgspec.Struct):
     parameters: dict[str, Parameter] = {}
 
@@ -277,9 +273,9 @@ class HttpRoutes:
         return await in_thread(response_bytes(response), encode, response, ask, call)
 
     async def index(self, visit: RoutedCall) -> HttpAnswer:
-        is_ready_only = _decoded_body(visit.call.body, _Index).ready
+        is_ready_only = _decoded_body(visit.call.body, IndexRequestBody).ready
         rows = await self._engine.repository_index()
-        return _json([_row(row) for row in rows if row.state == "READY" or not is_ready_only])
+        return _json([index_row(row) for row in rows if row.state == "READY" or not is_ready_only])
 
     async def load(self, visit: RoutedCall) -> HttpAnswer:
         refuse_repository(visit.repository)
@@ -365,9 +361,3 @@ def _decoded_body(body: bytes, kind: type[T]) -> T:
         return msgspec.json.decode(body or b"{}", type=kind)
     except (msgspec.DecodeError, ValueError, RecursionError) as error:
         raise InvalidRequest(f"failed to parse the request JSON buffer: {error}") from error
-
-
-def _row(row: ModelState) -> dict[str, str]:
-    """As Triton: without empty members, except the name."""
-    members = {"name": row.name, "version": row.version, "state": row.state, "reason": row.reason}
-    return {key: value for key, value in members.items() if value or key == "name"}

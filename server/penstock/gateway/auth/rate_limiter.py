@@ -103,17 +103,9 @@ class RateLimiter:
         max_requests = max(1, int(self._max_requests * share))
         max_bytes = int(self._max_bytes * share)
         if requests >= max_requests:
-            raise QuotaExceeded(
-                f"{_subject(caller)} has {requests} requests in flight (its share is {max_requests}); "
-                f"retry after {SHARE_RETRY_AFTER_S} s",
-                retry_after_s=SHARE_RETRY_AFTER_S,
-            )
+            raise _share_used_up(caller, f"{requests} requests in flight", max_requests)
         if requests and held_bytes + size_bytes > max_bytes:
-            raise QuotaExceeded(
-                f"{_subject(caller)} has {held_bytes} bytes in flight and asks for {size_bytes} more "
-                f"(its share is {max_bytes}); retry after {SHARE_RETRY_AFTER_S} s",
-                retry_after_s=SHARE_RETRY_AFTER_S,
-            )
+            raise _share_used_up(caller, f"{held_bytes} bytes in flight and asks for {size_bytes} more", max_bytes)
         usage.requests += 1
         usage.size_bytes += size_bytes
         self._store(caller, usage)
@@ -131,11 +123,7 @@ class RateLimiter:
         receiving_bytes = usage.receiving_bytes + self._others(caller).receiving_bytes
         max_bytes = int(self._max_bytes * (caller.quota or _NO_QUOTA).share)
         if receiving_bytes + size_bytes > max_bytes and receiving_bytes > before:
-            raise QuotaExceeded(
-                f"{_subject(caller)} has {receiving_bytes} bytes of bodies on their way "
-                f"(its share is {max_bytes}); retry after {SHARE_RETRY_AFTER_S} s",
-                retry_after_s=SHARE_RETRY_AFTER_S,
-            )
+            raise _share_used_up(caller, f"{receiving_bytes} bytes of bodies on their way", max_bytes)
         usage.receiving_bytes += size_bytes
         self._store(caller, usage)
 
@@ -191,6 +179,13 @@ def with_default_share(quota: Quota | None, usual: Quota) -> Quota:
     if quota is None:
         return usual
     return quota if quota.share else replace(quota, share=usual.share)
+
+
+def _share_used_up(caller: Identity, used: str, share: int) -> QuotaExceeded:
+    return QuotaExceeded(
+        f"{_subject(caller)} has {used} (its share is {share}); retry after {SHARE_RETRY_AFTER_S} s",
+        retry_after_s=SHARE_RETRY_AFTER_S,
+    )
 
 
 def _subject(caller: Identity) -> str:

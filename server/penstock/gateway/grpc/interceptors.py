@@ -3,7 +3,7 @@
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextvars import ContextVar
 from dataclasses import replace
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Any, TypeAlias, cast
 
 import grpc
@@ -11,9 +11,8 @@ import grpc
 from penstock.gateway.auth.api_keys import CREDENTIAL_NAMES, credentials_of
 from penstock.gateway.auth.authenticator import CERTIFICATE_PREFIX, Authenticator
 from penstock.gateway.grpc.connections import FloodGuard, host_of
-from penstock.gateway.grpc.status_codes import status_of
+from penstock.gateway.grpc.status_codes import refusal_of
 from penstock.gateway.metrics import Metrics
-from penstock.logs import get_logger
 from penstock.protocol.call import GrpcMetadata
 from penstock.protocol.errors import InferenceError, PermissionDenied, Unauthenticated
 from penstock.protocol.identity import IDENTITY_HEADER, Identity, Role, decode_identity
@@ -41,8 +40,6 @@ _ROLE = {f"{_INFERENCE}{name}": Role.INFER for name in ("ModelInfer", "ModelStre
 _OR_ROLE = {f"{_INFERENCE}ModelReady": Role.INFER}  # role that is also sufficient
 _READ_SERVICES = ("/grpc.reflection.",)
 
-log = get_logger("grpc")
-
 Details = grpc.HandlerCallDetails
 Handler: TypeAlias = "grpc.RpcMethodHandler[object, object]"  # generic in the stubs only
 Context: TypeAlias = "grpc.aio.ServicerContext[object, object]"
@@ -53,78 +50,64 @@ _certificate_subject: ContextVar[str] = ContextVar("certified", default="")  # s
 
 
 class AuthenticationInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]  # generic in the stubs only
-    """Authenticates calls by `authorization: Bearer …` and `x-api-key: …`, before their message is read."""
+    """Authenticates calls by the metadata `authorization: Bearer …` and `x-api-key: …`, before their message is read.
 
-    def __init__(self, door: Authenticator, record: Metrics, floods: FloodGuard | None = None) -> None:
+    On a port that requires client certificates, a call without a key is admitted by its certificate. Only the
+    handler's context has the certificate, so the check runs there; the connection itself was verified before.
+
+    door: None if every client may do everything. floods: counts calls without a valid key; None on a Unix socket,
+    which cannot be flooded from outside.
+    """
+
+    def __init__(
+        self,
+        door: Authenticator | None,
+        record: Metrics,
+        floods: FloodGuard | None = None,
+        *,
+        takes_certificates: bool = False,
+    ) -> None:
         self._door = door
         self._record = record
         self._floods = floods
+        self._takes_certificates = takes_certificates
 
     async def intercept_service(
         self, continuation: Callable[[Details], Awaitable[Handler]], handler_call_details: Details
     ) -> Handler:
-        """The method's handler, or one that refuses."""
-        role = role_needed(handler_call_details.method)
+        """The method's own handler, or one that refuses or checks first."""
+        if self._takes_certificates:
+            return _entering(await continuation(handler_call_details), partial(self._enter, handler_call_details))
         try:
-            if role is not None:
-                credentials = _credentials(handler_call_details.invocation_metadata or ())
-                or_role = _OR_ROLE.get(handler_call_details.method)
-                _authenticated_caller.set(await self._door.admit(credentials, role, or_role=or_role))
+            await self._admit(handler_call_details, "")
         except InferenceError as error:
-            self._record.rejected(error.reason)
-            log.debug("request refused", reason=error.reason, error=error.message)
-            return self._refusing(error, handler_call_details.method)
+            # A stream's handler runs before a message is read.
+            return grpc.stream_stream_rpc_method_handler(partial(self._refuse, error, handler_call_details.method, ""))
         return await continuation(handler_call_details)
 
-    def _refusing(self, error: InferenceError, method: str) -> Handler:
-        """Refuses the call without reading its message: a stream's handler runs before a message is read."""
-        code, details, trailing = status_of(error)
+    async def _enter(self, details: Details, context: Context) -> None:
+        certificate = _certificate_of(context)
+        _certificate_subject.set(certificate)
+        try:
+            await self._admit(details, certificate)
+        except InferenceError as error:
+            await self._refuse(error, details.method, certificate, None, context)
 
-        async def refuse(_: object, context: Context) -> None:
-            peer = context.peer()
-            if self._floods is not None and isinstance(error, Unauthenticated | PermissionDenied) and not error.client:
-                self._floods.note(peer)
-            self._door.note_refused(error, host_of(peer), method)
-            await context.abort(code, details, trailing)
+    async def _admit(self, details: Details, certificate: str) -> None:
+        role = role_needed(details.method)
+        if self._door is not None and role is not None:
+            credentials, or_role = _credentials(details.invocation_metadata or ()), _OR_ROLE.get(details.method)
+            _authenticated_caller.set(
+                await self._door.admit(credentials, role, or_role=or_role, certificate=certificate)
+            )
 
-        return grpc.stream_stream_rpc_method_handler(refuse)
-
-
-class CertificateInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]  # generic in the stubs only
-    """Admits calls by key or token, else by client certificate. door: None if every client has all roles.
-
-    Only the handler's context has the certificate, so the check runs there.
-    """
-
-    def __init__(self, door: Authenticator | None, record: Metrics) -> None:
-        self._door = door
-        self._record = record
-
-    async def intercept_service(
-        self, continuation: Callable[[Details], Awaitable[Handler]], handler_call_details: Details
-    ) -> Handler:
-        """The method's handler, which runs after the check."""
-
-        async def enter(context: Context) -> None:
-            certificate = _certificate_of(context)
-            _certificate_subject.set(certificate)
-            role = role_needed(handler_call_details.method)
-            if self._door is None or role is None:
-                return
-            credentials = _credentials(handler_call_details.invocation_metadata or ())
-            or_role = _OR_ROLE.get(handler_call_details.method)
-            try:
-                _authenticated_caller.set(
-                    await self._door.admit(credentials, role, or_role=or_role, certificate=certificate)
-                )
-            except InferenceError as error:
-                self._record.rejected(error.reason)
-                log.debug("request refused", reason=error.reason, error=error.message)
-                method, address = handler_call_details.method, host_of(context.peer())
-                self._door.note_refused(error, address, method, certificate=certificate)
-                await context.abort(*status_of(error))
-
-        return _entering(await continuation(handler_call_details), enter)
+    async def _refuse(self, error: InferenceError, method: str, certificate: str, _: object, context: Context) -> None:
+        peer = context.peer()
+        if self._floods is not None and isinstance(error, Unauthenticated | PermissionDenied) and not error.client:
+            self._floods.note(peer)
+        if self._door is not None:
+            self._door.note_refused(error, host_of(peer), method, certificate=certificate)
+        await context.abort(*refusal_of(self._record, error))
 
 
 class ForwardedIdentityInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]  # generic in the stubs only

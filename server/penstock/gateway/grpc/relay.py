@@ -2,61 +2,29 @@
 
 import asyncio
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, replace
-from typing import Protocol
 
 import grpc
 from google.protobuf.message import DecodeError
 from tritonclient.grpc import service_pb2
 
+from penstock.engines.running_calls import RunningCalls
 from penstock.gateway.dataplane import DataPlane
 from penstock.gateway.grpc.aio_server import ABANDONED
 from penstock.gateway.grpc.interceptors import caller_of, metadata_of
-from penstock.gateway.grpc.status_codes import CallStatus, code_of, status_of
+from penstock.gateway.grpc.status_codes import CallStatus, code_of, refusal_of, status_of
 from penstock.gateway.in_flight import InFlightLimiter
+from penstock.gateway.metrics import Metrics
 from penstock.logs import get_logger
 from penstock.protocol.call import GrpcAnswer, GrpcCall, InferHead
-from penstock.protocol.errors import DeadlineExceeded, EngineUnavailable, InferenceError, InvalidRequest
+from penstock.protocol.errors import DeadlineExceeded, InferenceError, InvalidRequest
 from penstock.protocol.grpc_codec import read_head
 from penstock.protocol.grpc_messages import with_raw_inputs
 from penstock.protocol.identity import Verb
 from penstock.protocol.inference import Tensor
 from penstock.protocol.request_checks import EncodedCall, ImageInput, check_images, images_in, refuse_shared_images
-
-
-class CallRecorder(Protocol):
-    """Counts calls; penstock.gateway.metrics.Metrics is one."""
-
-    def request_done(self, *, model: str, protocol: str, code: str, seconds: float) -> None:
-        """Counts an answered inference. model: a bounded label."""
-        ...
-
-    def rejected(self, reason: str) -> None:
-        """Counts a call that the gateway rejected or failed. reason: of the error's class."""
-        ...
-
-    def cancelled(self, protocol: str) -> None:
-        """Counts a client that left before its response."""
-        ...
-
-
-class RefusalsOnly:
-    """The counts of a core, whose workers count everything else."""
-
-    def __init__(self, record: CallRecorder) -> None:
-        self._record = record
-
-    def request_done(self, *, model: str, protocol: str, code: str, seconds: float) -> None:
-        """Does nothing: the worker counts it."""
-
-    def rejected(self, reason: str) -> None:
-        """Counts the core's own rejections."""
-        self._record.rejected(reason)
-
-    def cancelled(self, protocol: str) -> None:
-        """Does nothing: the worker counts it."""
-
 
 WATCHED_FROM_BYTES = 16 << 10
 LEAST_BYTES_PER_S = 256 << 10
@@ -147,13 +115,16 @@ class CallOutcome:
 class CallRelay:
     """Relays calls to the data plane. `cut` ends all running calls, at the end of a drain."""
 
-    def __init__(self, plane: DataPlane, record: CallRecorder, *, reader_timeout_s: float) -> None:
-        """reader_timeout_s: time for a client to read a response, and more for a large one."""
+    def __init__(self, plane: DataPlane, record: Metrics, *, reader_timeout_s: float, is_counting: bool = True) -> None:
+        """reader_timeout_s: time for a client to read a response, and more for a large one.
+
+        is_counting: whether it counts inferences. In a core it is False: the workers count them.
+        """
+        self._is_counting = is_counting
         self._plane = plane
         self._record = record
         self._reader_timeout_s = reader_timeout_s
-        self._running: set[asyncio.Task[object]] = set()
-        self._cut: set[asyncio.Task[object]] = set()
+        self._running = RunningCalls()
 
     async def infer(self, method: str, message: bytes, context: Context) -> bytes:
         """The engine's ModelInferResponse; always counted."""
@@ -172,7 +143,8 @@ class CallRelay:
             outcome = await self._outcome(work)
         except asyncio.CancelledError:
             if deadline is None or time.monotonic() < deadline - DEADLINE_SLACK_S:
-                self._record.cancelled(PROTOCOL)
+                if self._is_counting:
+                    self._record.cancelled(PROTOCOL)
             else:  # the client gave up at its own deadline, just before our response
                 self._count(head, grpc.StatusCode.DEADLINE_EXCEEDED, started)
             raise
@@ -205,14 +177,14 @@ class CallRelay:
 
     def cut(self) -> None:
         """Ends every running call now, as UNAVAILABLE."""
-        for task in self._running - self._cut:
-            self._cut.add(task)
-            task.cancel()
+        self._running.cut("this gateway stopped before the answer came; send to another one")
 
     def _count_slow_reader(self) -> None:
         self._record.rejected("slow_reader")
 
     def _count(self, head: InferHead, code: grpc.StatusCode, started: float) -> None:
+        if not self._is_counting:
+            return
         self._record.request_done(
             model=self._plane.model_label(head.model_name),
             protocol=PROTOCOL,
@@ -221,31 +193,15 @@ class CallRelay:
         )
 
     async def _outcome(self, work: Work) -> CallOutcome:
-        task = asyncio.current_task()
-        if task is None:
-            raise RuntimeError("calls are served by tasks")
-        self._running.add(task)
         try:
-            answer = await work()
-        except asyncio.CancelledError:
-            if task not in self._cut or task.uncancel() > 0:  # also cancelled by another task
-                raise
-            error = EngineUnavailable("this gateway stopped before the answer came; send to another one")
-            return CallOutcome(self._refusal(error))
+            with self._running:
+                answer = await work()
         except InferenceError as error:
-            return CallOutcome(self._refusal(error))
+            return CallOutcome(refusal_of(self._record, error))
         except Exception:  # the task's root: a bug is logged, and the client gets no details
             log.exception("a gRPC call failed unexpectedly")
             return CallOutcome(CallStatus(grpc.StatusCode.INTERNAL, "internal error"))
-        finally:
-            self._running.discard(task)
-            self._cut.discard(task)
         return CallOutcome(CallStatus(code_of(answer), answer.details, answer.trailing_metadata), answer.message)
-
-    def _refusal(self, error: InferenceError) -> CallStatus:
-        self._record.rejected(error.reason)
-        log.debug("request refused", reason=error.reason, error=error.message)
-        return status_of(error)
 
 
 async def _end(outcome: CallOutcome, context: Context) -> bytes:
@@ -285,3 +241,87 @@ def _earlier(one: float | None, other: float | None) -> float | None:
     if one is None or other is None:
         return other if one is None else one
     return min(one, other)
+
+
+class ClientStream(ABC):
+    """A client's stream."""
+
+    def __init__(self, context: Context) -> None:
+        self._context = context
+        self._whole = asyncio.timeout(None)
+        self._reading: asyncio.Timeout | None = None
+        self._is_draining = False
+        self._is_cut_short = False
+        self._is_over = False
+
+    @abstractmethod
+    async def run(self) -> CallStatus:
+        """Serves the stream until one side ends it. Returns the status with which it ends."""
+
+    def drain(self) -> None:
+        """Stops reading requests; the stream ends when those that it has are answered. Call it once."""
+        self._is_draining = True
+        if self._reading is not None:
+            self._reading.reschedule(asyncio.get_running_loop().time())
+
+    def cut(self) -> None:
+        """Ends the stream now, unless it is ending already."""
+        if not self._is_over:
+            self._whole.reschedule(asyncio.get_running_loop().time())
+
+    async def _next_message(self, wait_for_room: Callable[[], Awaitable[None]] | None = None) -> bytes | None:
+        """The next message, or None: the client half-closed the stream, or the gateway drains."""
+        try:
+            async with asyncio.timeout(0 if self._is_draining else None) as self._reading:
+                if wait_for_room is not None:
+                    await wait_for_room()
+                message: object = await self._context.read()
+        except TimeoutError:
+            self._is_cut_short = True
+            return None
+        finally:
+            self._reading = None
+        return message if isinstance(message, bytes) else None
+
+
+class StreamServer(ABC):
+    """Serves streams. Open ones end by `drain`, in order, or by `cut`, at once."""
+
+    def __init__(self) -> None:
+        self._open: set[ClientStream] = set()
+        self._is_draining = False
+
+    async def serve(self, method: str, _: object, context: Context) -> None:
+        """Serves one stream, from its first message to its status."""
+        try:
+            stream = self._opened(method, context)
+            self._open.add(stream)
+            try:
+                if self._is_draining:
+                    stream.drain()
+                code, details, trailing = await stream.run()
+            finally:
+                self._open.discard(stream)
+        except InferenceError as error:
+            code, details, trailing = self._refusal(error)
+        if code is not grpc.StatusCode.OK:
+            await context.abort(code, details, trailing)
+        context.set_trailing_metadata(trailing)
+
+    @abstractmethod
+    def _opened(self, method: str, context: Context) -> ClientStream:
+        """A new stream. Raises InferenceError."""
+
+    def _refusal(self, error: InferenceError) -> CallStatus:
+        return status_of(error)
+
+    def drain(self) -> None:
+        """Stops accepting requests; a stream ends when its requests are answered."""
+        self._is_draining = True
+        for stream in self._open:
+            stream.drain()
+
+    def cut(self) -> None:
+        """Ends every stream now, as UNAVAILABLE."""
+        for stream in self._open:
+            stream.cut()

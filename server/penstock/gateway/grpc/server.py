@@ -17,13 +17,8 @@ from penstock.gateway.dataplane import DataPlane
 from penstock.gateway.grpc.aio_server import MAX_METADATA_BYTES, create_aio_server
 from penstock.gateway.grpc.connections import ConnectionGuard, FloodGuard
 from penstock.gateway.grpc.forwarding import StreamForwarder
-from penstock.gateway.grpc.interceptors import (
-    AuthenticationInterceptor,
-    CertificateInterceptor,
-    ForwardedIdentityInterceptor,
-    needs_key,
-)
-from penstock.gateway.grpc.relay import CallRelay, RefusalsOnly
+from penstock.gateway.grpc.interceptors import AuthenticationInterceptor, ForwardedIdentityInterceptor, needs_key
+from penstock.gateway.grpc.relay import CallRelay
 from penstock.gateway.grpc.servicer import INFERENCE_SERVICE as INFERENCE
 from penstock.gateway.grpc.servicer import inference_handlers, worker_handlers
 from penstock.gateway.grpc.stream import StreamLimits, StreamRelay
@@ -223,9 +218,7 @@ async def serve(
     logging.getLogger("grpc._cython.cygrpc").addFilter(is_worth_logging)
     core = share.core if share is not None else None
     is_core = share is not None and core is None
-    relay = CallRelay(
-        plane, RefusalsOnly(record) if is_core else record, reader_timeout_s=limits.streams.reader_timeout_s
-    )
+    relay = CallRelay(plane, record, reader_timeout_s=limits.streams.reader_timeout_s, is_counting=not is_core)
     health = Health(plane)
     streams: StreamRelay | StreamForwarder
     if core is not None:
@@ -280,7 +273,7 @@ def _interceptors(
     if share is not None and share.core is None:
         return (ForwardedIdentityInterceptor(),)
     if certificates is not None and certificates.wants_client_certificates:
-        return (CertificateInterceptor(door, record),)
+        return (AuthenticationInterceptor(door, record, takes_certificates=True),)
     return () if door is None else (AuthenticationInterceptor(door, record, floods),)
 
 

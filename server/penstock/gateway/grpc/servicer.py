@@ -17,16 +17,15 @@ from penstock.gateway.grpc.stream import StreamRelay
 from penstock.gateway.tracing import PARENT_HEADERS, Tracer, current_trace
 from penstock.gateway.workers.core_relay import CoreRelay
 from penstock.protocol.call import GRPC_FAULTS, GrpcAnswer
-from penstock.protocol.engine import UNMERGED
 from penstock.protocol.errors import InvalidRequest
 from penstock.protocol.grpc_codec import (
     changes_settings,
-    index_with_refusals,
     read_model_name,
     read_repository_model_name,
     read_settings_model_name,
     unblocked_metadata,
 )
+from penstock.protocol.grpc_inference import serialised
 from penstock.protocol.identity import Identity, Verb
 from penstock.protocol.shared_memory import CudaRegionSpec, RegionKind, RegionSpec, SystemRegionSpec
 
@@ -98,10 +97,7 @@ async def _unregister(
     """Unregisters one region, or all of the client's if none is named."""
     name: str = _parsed(request_type, message).name  # type: ignore[attr-defined]
     async with plane.shared_memory(Verb.UNSHARE, caller, name) as memory:
-        if name:
-            await memory.unregister(kind, name, caller)
-        else:
-            await memory.unregister_own(kind, caller)
+        await memory.unregister(kind, name, caller)
     return b""
 
 
@@ -120,7 +116,7 @@ async def _status(
                 row.key, row.offset = wish.key, wish.offset
             else:
                 row.device_id = wish.device_id
-    return _serialise(answer)
+    return serialised(answer)
 
 
 _SYSTEM, _CUDA = RegionKind.SYSTEM, RegionKind.CUDA
@@ -151,20 +147,15 @@ def _parsed(kind: type[M], message: bytes) -> M:
         raise InvalidRequest("the request is not a protobuf message of this method") from error
 
 
-def _serialise(message: Message) -> bytes:
-    serialised: bytes = message.SerializeToString()
-    return serialised
-
-
 INFERENCE_SERVICE = "inference.GRPCInferenceService"
 
 Method = Callable[[bytes, Context], Awaitable[bytes]]
 
 _READS = {
-    "ModelReady": read_model_name,
-    "ModelMetadata": read_model_name,
-    "ModelConfig": read_model_name,
-    "ModelStatistics": read_model_name,
+    "ModelReady": Verb.READY,
+    "ModelMetadata": Verb.READ,
+    "ModelConfig": Verb.CONFIG,
+    "ModelStatistics": Verb.READ,
 }
 _CHANGES = {"RepositoryModelLoad": Verb.LOAD, "RepositoryModelUnload": Verb.UNLOAD}
 _SETTINGS = ("TraceSetting", "LogSettings")
@@ -193,12 +184,10 @@ def inference_handlers(
         "ServerLive": _server_live,
         "ServerReady": partial(_server_ready, plane),
         "ServerMetadata": partial(_server_metadata, plane, relay),
-        "RepositoryIndex": partial(_repository_index, plane, relay),
+        "RepositoryIndex": partial(_relayed, relay, Verb.INDEX, "RepositoryIndex", _no_model),
         "ModelInfer": partial(relay.infer, f"/{INFERENCE_SERVICE}/ModelInfer"),
     }
-    methods |= {name: partial(_relayed, relay, Verb.READ, name, model_of) for name, model_of in _READS.items()}
-    methods["ModelReady"] = partial(_model_ready, plane, relay)
-    methods["ModelConfig"] = partial(_model_config, plane, relay)
+    methods |= {name: partial(_relayed, relay, verb, name, read_model_name) for name, verb in _READS.items()}
     methods |= {
         name: partial(_relayed, relay, verb, name, read_repository_model_name) for name, verb in _CHANGES.items()
     }
@@ -222,37 +211,16 @@ def _handlers(
 
 
 async def _server_live(_: bytes, __: Context) -> bytes:
-    return _serialised(service_pb2.ServerLiveResponse(live=True))
+    return serialised(service_pb2.ServerLiveResponse(live=True))
 
 
 async def _server_ready(plane: DataPlane, _: bytes, __: Context) -> bytes:
-    return _serialised(service_pb2.ServerReadyResponse(ready=plane.readiness().is_ready))
+    return serialised(service_pb2.ServerReadyResponse(ready=plane.readiness().is_ready))
 
 
 async def _server_metadata(plane: DataPlane, relay: CallRelay, message: bytes, context: Context) -> bytes:
     answer = await _relayed(relay, Verb.READ, "ServerMetadata", _no_model, message, context)
     return unblocked_metadata(answer, plane.blocked_extensions)
-
-
-async def _repository_index(plane: DataPlane, relay: CallRelay, message: bytes, context: Context) -> bytes:
-    answer = await _relayed(relay, Verb.READ, "RepositoryIndex", _no_model, message, context)
-    return index_with_refusals(answer, message, plane.refusals())
-
-
-async def _model_ready(plane: DataPlane, relay: CallRelay, message: bytes, context: Context) -> bytes:
-    answer = await _relayed(relay, Verb.READ, "ModelReady", read_model_name, message, context)
-    is_refused = read_model_name(message) in plane.refusals()
-    return _serialised(service_pb2.ModelReadyResponse(ready=False)) if is_refused else answer
-
-
-async def _model_config(plane: DataPlane, relay: CallRelay, message: bytes, context: Context) -> bytes:
-    answer = await _relayed(relay, Verb.READ, "ModelConfig", read_model_name, message, context)
-    unmerged = plane.batch_options(read_model_name(message)).unmerged
-    if not unmerged:
-        return answer
-    response = service_pb2.ModelConfigResponse.FromString(answer)
-    response.config.parameters[UNMERGED].string_value = unmerged
-    return _serialised(response)
 
 
 async def _relayed(
@@ -278,11 +246,3 @@ async def _shared_memory_call(
 
 def _no_model(_: bytes) -> str:
     return ""
-
-
-def _serialised(
-    message: "service_pb2.ServerLiveResponse | service_pb2.ServerReadyResponse | service_pb2.ModelReadyResponse"
-    " | service_pb2.ModelConfigResponse",
-) -> bytes:
-    serialised: bytes = message.SerializeToString()
-    return serialised

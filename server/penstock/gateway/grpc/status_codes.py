@@ -4,6 +4,8 @@ from typing import NamedTuple
 
 import grpc
 
+from penstock.gateway.metrics import Metrics, note_refused
+from penstock.logs import get_logger
 from penstock.protocol.call import GrpcAnswer, GrpcMetadata
 from penstock.protocol.error_codes import codes_of, retry_after
 from penstock.protocol.errors import InferenceError
@@ -11,6 +13,7 @@ from penstock.protocol.errors import InferenceError
 RETRY_AFTER_KEY = "retry-after"
 # gRPC's message in the engine, as INTERNAL, for a malformed request.
 _UNREADABLE = "Unable to parse request"
+log = get_logger("grpc")
 CODE_OF_NUMBER: dict[int, grpc.StatusCode] = {code.value[0]: code for code in grpc.StatusCode}
 
 
@@ -33,6 +36,12 @@ def status_of(error: InferenceError) -> CallStatus:
     """The error's status, with `retry-after` in seconds if waiting helps."""
     code, seconds = CODE_OF_NUMBER[codes_of(error).grpc], retry_after(error)
     return CallStatus(code, error.message, () if seconds is None else ((RETRY_AFTER_KEY, f"{seconds:g}"),))
+
+
+def refusal_of(record: Metrics, error: InferenceError) -> CallStatus:
+    """The status of a refused call, which is counted and logged."""
+    note_refused(record, log, error)
+    return status_of(error)
 
 
 def code_name_of(error: InferenceError) -> str:

@@ -12,8 +12,15 @@ import grpc
 from penstock.engines.relayed_calls import with_engine_sequence
 from penstock.gateway.dataplane import DataPlane
 from penstock.gateway.grpc.interceptors import caller_of, metadata_of
-from penstock.gateway.grpc.relay import Context, deadline_of, encoded_call, parameter_deadline
-from penstock.gateway.grpc.status_codes import CallStatus, code_of, status_of
+from penstock.gateway.grpc.relay import (
+    ClientStream,
+    Context,
+    StreamServer,
+    deadline_of,
+    encoded_call,
+    parameter_deadline,
+)
+from penstock.gateway.grpc.status_codes import CallStatus, code_of, refusal_of
 from penstock.gateway.grpc.stream_ledger import (
     EMPTY_FINAL_ON,
     Rejected,
@@ -52,47 +59,23 @@ class StreamLimits:
     engine_timeout_s: float = 600.0
 
 
-class StreamRelay:
-    """Serves streams. Open ones end by `drain`, in order, or by `cut`, at once."""
+class StreamRelay(StreamServer):
+    """Relays streams to the engine, up to a limit of open ones."""
 
     def __init__(self, plane: DataPlane, record: Metrics, limits: StreamLimits | None = None) -> None:
+        super().__init__()
         self._plane = plane
         self._record = record
         self._limits = limits or StreamLimits()
-        self._open: set[_Session] = set()
-        self._is_draining = False
 
-    async def serve(self, method: str, _: object, context: Context) -> None:
-        """Serves one stream, from its first message to its status."""
-        session = _Session(self._plane, self._record, self._limits, method, context)
-        if len(self._open) >= self._limits.max_streams:
-            code, details, trailing = session.refusal_of(self._full())
-        else:
-            self._open.add(session)
-            if self._is_draining:
-                session.drain()
-            try:
-                code, details, trailing = await session.run()
-            finally:
-                self._open.discard(session)
-        if code is not grpc.StatusCode.OK:
-            await context.abort(code, details, trailing)
-        context.set_trailing_metadata(trailing)
-
-    def drain(self) -> None:
-        """Stops accepting requests; a stream ends when its requests are answered."""
-        self._is_draining = True
-        for session in self._open:
-            session.drain()
-
-    def cut(self) -> None:
-        """Ends every stream now, as UNAVAILABLE."""
-        for session in self._open:
-            session.cut()
-
-    def _full(self) -> InferenceError:
+    def _opened(self, method: str, context: Context) -> ClientStream:
         limit = self._limits.max_streams
-        return Overloaded(f"{len(self._open)} streams are open (limit {limit}); close one, or send by ModelInfer")
+        if len(self._open) >= self._limits.max_streams:
+            raise Overloaded(f"{len(self._open)} streams are open (limit {limit}); close one, or send by ModelInfer")
+        return _Session(self._plane, self._record, self._limits, method, context)
+
+    def _refusal(self, error: InferenceError) -> CallStatus:
+        return refusal_of(self._record, error)
 
 
 class _StreamEnd(Exception):
@@ -121,7 +104,7 @@ _FAILURES: dict[grpc.StatusCode, type[InferenceError]] = {
 }
 
 
-class _Session:
+class _Session(ClientStream):
     """A client's stream over two of the engine's: one for decoupled models, one for the others.
 
     A model with its own engine process has separate streams. Triton 2.51 accepts both kinds on one stream, but crashes
@@ -133,21 +116,17 @@ class _Session:
         self._record = record
         self._limits = limits
         self._method = method
-        self._context = context
+        super().__init__(context)
         self._caller = caller_of(context)
         self._metadata = metadata_of(context)
         self._has_errors_as_status = ERRORS_AS_STATUS in self._metadata
         self._ledger = StreamLedger(limits.window)
         self._room = asyncio.Event()
         self._writing = asyncio.Lock()
-        self._whole = asyncio.timeout(None)
-        self._reading: asyncio.Timeout | None = None
         self._sides: dict[_Key, _Upstream] = {}
         self._tasks = asyncio.TaskGroup()
         self._trailing: GrpcMetadata = ()
         self._is_half_closed = False
-        self._is_draining = False
-        self._is_cut_short = False
 
     async def run(self) -> CallStatus:
         """Runs until one side ends it; returns the status."""
@@ -159,34 +138,20 @@ class _Session:
                 self._record.cancelled(PROTOCOL)
             raise
         finally:
+            self._is_over = True
             self._abandon(status.code)
         return status
-
-    def drain(self) -> None:
-        """Stops reading requests. Call it once."""
-        self._is_draining = True
-        if self._reading is not None:
-            self._reading.reschedule(asyncio.get_running_loop().time())
-
-    def cut(self) -> None:
-        self._whole.reschedule(asyncio.get_running_loop().time())
-
-    def refusal_of(self, error: InferenceError) -> CallStatus:
-        """The status of a refused request, which is counted and logged."""
-        self._record.rejected(error.reason)
-        log.debug("request refused", reason=error.reason, error=error.message)
-        return status_of(error)
 
     async def _outcome(self) -> CallStatus:
         try:
             async with self._whole:
                 await self._relayed()
         except TimeoutError:
-            return self.refusal_of(
-                EngineUnavailable("this gateway stopped before all answers came; send to another one")
+            return refusal_of(
+                self._record, EngineUnavailable("this gateway stopped before all answers came; send to another one")
             )
         except InferenceError as error:
-            return self.refusal_of(error)
+            return refusal_of(self._record, error)
         except _StreamEnd as end:
             return end.status
         except Exception:  # the task's root: a bug is logged, and the client gets no details
@@ -232,26 +197,16 @@ class _Session:
     # The client's requests
 
     async def _pump_up(self) -> None:
-        while (message := await self._next_message()) is not None:
+        while (message := await self._next_message(self._wait_for_room)) is not None:
             await self._take(message)
         self._is_half_closed = True
         for side in self._sides.values():
             await side.engine.half_close()
 
-    async def _next_message(self) -> bytes | None:
-        """The next message, or None: the client half-closed the stream, or the gateway drains."""
-        try:
-            async with asyncio.timeout(0 if self._is_draining else None) as self._reading:
-                while not self._ledger.has_room:
-                    self._room.clear()
-                    await self._room.wait()
-                message: object = await self._context.read()
-        except TimeoutError:
-            self._is_cut_short = True
-            return None
-        finally:
-            self._reading = None
-        return message if isinstance(message, bytes) else None
+    async def _wait_for_room(self) -> None:
+        while not self._ledger.has_room:
+            self._room.clear()
+            await self._room.wait()
 
     async def _take(self, message: bytes) -> None:
         started = time.monotonic()
@@ -336,12 +291,12 @@ class _Session:
 
     async def _tell_due(self) -> None:
         """Writes the rejections that are due, and admits the next request."""
-        for refused in self._ledger.due():
-            status = self.refusal_of(refused.error)
-            self._count(refused.model_name, status.code, refused.started)
+        for rejected in self._ledger.due():
+            status = refusal_of(self._record, rejected.error)
+            self._count(rejected.model_name, status.code, rejected.started)
             if self._has_errors_as_status:
                 raise _StreamEnd(status)
-            await self._write(error_answer(refused.request_id, refused.error.message))
+            await self._write(error_answer(rejected.request_id, rejected.error.message))
         if self._ledger.has_room:
             self._room.set()
 

@@ -18,18 +18,13 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from penstock.gateway.auth.rate_limiter import RateLimiter
 from penstock.gateway.dataplane import DataPlane
+from penstock.gateway.metrics import Metrics, note_refused
 from penstock.gateway.rest import models, openapi, shared_memory, streaming
 from penstock.gateway.rest.connection import ANSWER_IS_COUNTED
 from penstock.gateway.rest.image import image_router
 from penstock.gateway.rest.infer import infer_router
 from penstock.gateway.rest.limits import RestLimits
-from penstock.gateway.rest.responses import (
-    CLIENT_GONE,
-    ClientDisconnected,
-    RequestRecorder,
-    error_response,
-    response_of,
-)
+from penstock.gateway.rest.responses import CLIENT_GONE, ClientDisconnected, error_response, response_of
 from penstock.gateway.rest.routes import (
     CALLER,
     INFERENCE,
@@ -93,10 +88,10 @@ log = get_logger("rest")
 class RootMiddleware:
     """Turns an unexpected error into one log line and a 500, and records inference requests.
 
-    is_counting: whether it does the latter; not of a core, whose fronts do.
+    is_counting: whether it does the latter. In a core it is False: the workers count.
     """
 
-    def __init__(self, app: ASGIApp, plane: DataPlane, record: RequestRecorder, *, is_counting: bool = True) -> None:
+    def __init__(self, app: ASGIApp, plane: DataPlane, record: Metrics, *, is_counting: bool = True) -> None:
         self._is_counting = is_counting
         self._app = app
         self._plane = plane
@@ -232,7 +227,7 @@ def _announces_body(scope: Scope) -> bool:
 def create_app(
     plane: DataPlane,
     limits: RestLimits,
-    record: RequestRecorder,
+    record: Metrics,
     *,
     gate: RequestAuthentication | ForwardedIdentity | None = None,
     core_route: CoreRoute | None = None,
@@ -320,15 +315,14 @@ class _RawPaths:
 class _ErrorHandlers:
     """The response to a request that the gateway refused or failed; a refusal is counted, and logged at debug level."""
 
-    def __init__(self, record: RequestRecorder) -> None:
+    def __init__(self, record: Metrics) -> None:
         self._record = record
 
     async def refused(self, request: Request, error: Exception) -> Response:
         """By the table of errors."""
         if not isinstance(error, InferenceError):
             raise error
-        self._record.rejected(error.reason)
-        log.debug("request refused", reason=error.reason, error=error.message, path=request.scope["path"])
+        note_refused(self._record, log, error, path=request.scope["path"])
         return response_of(error)
 
     async def routing(self, request: Request, error: Exception) -> Response:

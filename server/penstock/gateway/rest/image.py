@@ -18,6 +18,7 @@ from starlette.responses import Response
 
 from penstock.gateway.batching.explanation import EXPLAIN_HEADER, RequestExplanation, explain_batched, is_requested
 from penstock.gateway.dataplane import DataPlane
+from penstock.gateway.metrics import STAGES
 from penstock.gateway.rest import openapi
 from penstock.gateway.rest.limits import RestLimits
 from penstock.gateway.rest.request import (
@@ -253,14 +254,8 @@ def _label(class_id: int, labels: tuple[str, ...]) -> str:
 
 
 def _milliseconds(timings: Timings, total_s: float) -> dict[str, float]:
-    return {
-        "decode": round(timings.decode * 1000, 3),
-        "preprocess": round(timings.preprocess * 1000, 3),
-        "queue": round(timings.queue * 1000, 3),
-        "infer": round(timings.infer * 1000, 3),
-        "postprocess": round(timings.postprocess * 1000, 3),
-        "total": round(total_s * 1000, 3),
-    }
+    stages = {name: getattr(timings, name) for name in STAGES} | {"total": total_s}
+    return {name: round(seconds * 1000, 3) for name, seconds in stages.items()}
 
 
 _FILE = {"type": "string", "format": "binary", "contentMediaType": "image/*"}

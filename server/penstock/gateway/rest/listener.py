@@ -11,11 +11,12 @@ from typing import cast
 import uvicorn
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from penstock.engines.running_calls import RunningCalls
 from penstock.gateway.rest.connection import HAS_BEGUN, LimitedHttpProtocol, ListenerState, UnreadAnswers
 from penstock.gateway.rest.limits import ConnectionLimits
-from penstock.gateway.rest.responses import error_response
+from penstock.gateway.rest.responses import response_of
 from penstock.network import Sockets
-from penstock.protocol.errors import retry_after_whole_s
+from penstock.protocol.errors import EngineUnavailable
 from penstock.tls import CurrentTls, TlsAcceptor
 
 CUT_GRACE_S = 1.0  # for the last answers to leave
@@ -131,34 +132,21 @@ class _DrainableApp:
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
-        self._running: set[asyncio.Task[object]] = set()
-        self._cut: set[asyncio.Task[object]] = set()
+        self._running = RunningCalls()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        task = asyncio.current_task()
-        if task is None:
-            raise RuntimeError("requests are served by tasks")
-        self._running.add(task)
         try:
-            await self._app(scope, receive, send)
-        except asyncio.CancelledError:
-            if task not in self._cut or task.uncancel() > 0:  # also cancelled by another task
-                raise
+            with self._running:
+                await self._app(scope, receive, send)
+        except EngineUnavailable as error:
             if not scope[HAS_BEGUN]():
-                text = "this gateway stopped before the answer came; send to another one"
-                response = error_response(
-                    text, 503, {"Retry-After": str(retry_after_whole_s(1.0)), "Connection": "close"}
-                )
+                response = response_of(error)
+                response.headers["Connection"] = "close"
                 await response(scope, receive, send)
-        finally:
-            self._running.discard(task)
-            self._cut.discard(task)
 
     def cut(self) -> None:
         """End every running request now."""
-        for task in self._running:
-            self._cut.add(task)
-            task.cancel()
+        self._running.cut("this gateway stopped before the answer came; send to another one")
 
 
 class _UvicornServer(uvicorn.Server):

@@ -1,5 +1,6 @@
 """Health, models, repository, trace and log settings. All but health and /explain are relayed to the engine."""
 
+from dataclasses import replace
 from typing import Any
 from urllib.parse import unquote
 
@@ -24,19 +25,18 @@ from penstock.gateway.rest.request import (
     run_until_disconnect,
     with_client_errors,
 )
-from penstock.gateway.rest.responses import error_response, json_response, response_of
-from penstock.gateway.rest.routes import MODEL, VERSION, Limits, Plane, Requires, caller_of
+from penstock.gateway.rest.responses import json_response
+from penstock.gateway.rest.routes import MODEL, VERSION, HotRoute, Limits, Plane, Requires, caller_of
 from penstock.protocol.call import HttpAnswer
-from penstock.protocol.engine import UNMERGED
-from penstock.protocol.errors import ModelRefused, retry_after_whole_s
-from penstock.protocol.http_codec import check_repository_body, check_settings_body, index_with_refusals
+from penstock.protocol.errors import retry_after_whole_s
+from penstock.protocol.http_codec import check_repository_body, check_settings_body
 from penstock.protocol.identity import Role, Verb
 
-health = APIRouter(tags=["health"])
+health = APIRouter(route_class=HotRoute, tags=["health"])
 
 
 @operation(health, "GET", "/v2/health/live", role=None, response_model=schemas.Live)
-async def live() -> Response:
+async def live(_: Request) -> Response:
     """Whether the process lives.
 
     200 while the process runs, whatever the state of the engine.
@@ -45,19 +45,19 @@ async def live() -> Response:
 
 
 @operation(health, "GET", "/v2/health/ready", role=None, response_model=schemas.Ready, responses=errors(503))
-async def ready(plane: Plane) -> Response:
+async def ready(request: Request) -> Response:
     """Whether to send requests here.
 
     503 with the reason while the engine is not up, and from the start of this gateway's shutdown.
     """
-    readiness = plane.readiness()
+    readiness = _plane_of(request).readiness()
     if readiness.is_ready:
         return json_response({"ready": True})
     content = {"ready": False, "reason": readiness.reason, "error": f"not ready: {readiness.reason}"}
     return json_response(content, 503, {"Retry-After": str(retry_after_whole_s(1.0))})
 
 
-models = APIRouter(tags=["models"], responses=ERRORS)
+models = APIRouter(route_class=HotRoute, tags=["models"], responses=ERRORS)
 _READ: dict[str, Any] = {"role": Role.READ, "headers": (TIMEOUT_HEADER,)}
 
 
@@ -69,30 +69,30 @@ _READ: dict[str, Any] = {"role": Role.READ, "headers": (TIMEOUT_HEADER,)}
     responses={200: {"content": {JSON: {"schema": reference(schemas.ServerMetadata)}}}},
     **_READ,
 )
-async def server_metadata(request: Request, plane: Plane) -> Response:
+async def server_metadata(request: Request) -> Response:
     """Name, version and extensions.
 
     The engine's name and version, and the extensions that are served here.
     """
-    return RelayedResponse(_without_extensions(plane.blocked_extensions, await _read(request, plane)))
+    return RelayedResponse(_without_extensions(_plane_of(request).blocked_extensions, await _read(request)))
 
 
 @operation(models, "GET", "/v2/models/stats", response_model=schemas.ModelStatistics, **_READ)
-async def all_statistics(request: Request, plane: Plane) -> Response:
+async def all_statistics(request: Request) -> Response:
     """Statistics of all models.
 
     Of every version that is or was loaded.
     """
-    return RelayedResponse(await _read(request, plane))
+    return RelayedResponse(await _read(request))
 
 
 @operation(models, "GET", MODEL, VERSION, response_model=schemas.ModelMetadata, **_READ)
-async def model_metadata(request: Request, plane: Plane) -> Response:
+async def model_metadata(request: Request) -> Response:
     """A model's metadata.
 
     Names, datatypes and shapes of its inputs and outputs.
     """
-    return RelayedResponse(await _read(request, plane))
+    return RelayedResponse(await _read(request))
 
 
 @operation(
@@ -104,42 +104,30 @@ async def model_metadata(request: Request, plane: Plane) -> Response:
     headers=(TIMEOUT_HEADER,),
     response_class=Response,
 )
-async def model_ready(request: Request, plane: Plane) -> Response:
+async def model_ready(request: Request) -> Response:
     """Whether a model is ready.
 
     200 without a body, or 400. The infer role is enough.
     """
-    answer = await _read(request, plane)
-    error = plane.why_withheld(unquote(model_of(request).model_name))
-    if error is None or answer.status != 200:
-        return RelayedResponse(answer)
-    if isinstance(error, ModelRefused):
-        return error_response(error.message, 400)  # as Triton answers for a model that failed to load
-    return response_of(error)
+    return RelayedResponse(await _read(request, Verb.READY))
 
 
 @operation(models, "GET", f"{MODEL}/config", f"{VERSION}/config", response_model=schemas.ModelConfig, **_READ)
-async def model_config(request: Request, plane: Plane) -> Response:
+async def model_config(request: Request) -> Response:
     """A model's configuration.
 
     config.pbtxt, completed by the engine, with the reason if the gateway does not merge the model's requests.
     """
-    answer = await _read(request, plane)
-    unmerged = plane.batch_options(unquote(model_of(request).model_name)).unmerged
-    if answer.status != 200 or not unmerged:
-        return RelayedResponse(answer)
-    config = msgspec.json.decode(answer.body)
-    config.setdefault("parameters", {})[UNMERGED] = {"string_value": unmerged}
-    return RelayedResponse(HttpAnswer(answer.status, answer.headers, msgspec.json.encode(config)))
+    return RelayedResponse(await _read(request, Verb.CONFIG))
 
 
 @operation(models, "GET", f"{MODEL}/stats", f"{VERSION}/stats", response_model=schemas.ModelStatistics, **_READ)
-async def model_statistics(request: Request, plane: Plane) -> Response:
+async def model_statistics(request: Request) -> Response:
     """A model's statistics.
 
     Of its version, or of all its versions.
     """
-    return RelayedResponse(await _read(request, plane))
+    return RelayedResponse(await _read(request))
 
 
 @operation(
@@ -150,14 +138,14 @@ async def model_statistics(request: Request, plane: Plane) -> Response:
     response_class=Response,
     responses={200: {"content": {JSON: {"schema": reference(ModelBatchReport)}}}},
 )
-async def explain_model(request: Request, plane: Plane) -> Response:
+async def explain_model(request: Request) -> Response:
     """How its batches are formed.
 
     Who forms its batches, and how; how many there were of each size, why they closed, how long the engine takes; and
     a config.pbtxt with which Triton would form them. Of a model whose batches the gateway does not form, by the
     engine's own statistics.
     """
-    work = plane.explain_model(unquote(model_of(request).model_name), caller_of(request))
+    work = _plane_of(request).explain_model(unquote(model_of(request).model_name), caller_of(request))
     return json_response(await run_until_disconnect(request.receive, work))
 
 
@@ -173,14 +161,13 @@ repository = APIRouter(tags=["repository"], responses=ERRORS | RECEIVE_ERRORS)
     response_model=list[schemas.IndexEntry],
     **_READ,
 )
-async def repository_index(request: Request, plane: Plane, limits: Limits) -> Response:
+async def repository_index(request: Request, limits: Limits) -> Response:
     """The models of the repository.
 
     Every model of the repository, with the state of its versions and, where one is not ready, the reason.
     """
     body = await _repository_body(request, limits)
-    answer = with_client_errors(await _read(request, plane, body))
-    return RelayedResponse(index_with_refusals(answer, body, plane.refusals()))
+    return RelayedResponse(with_client_errors(await _read(request, Verb.INDEX, body)))
 
 
 @operation(
@@ -222,9 +209,9 @@ async def unload_model(request: Request, plane: Plane, limits: Limits) -> Respon
 settings = APIRouter(tags=["trace and log settings"], responses=ERRORS)
 
 
-async def read_settings(request: Request, plane: Plane) -> Response:
+async def read_settings(request: Request) -> Response:
     """The settings that hold."""
-    return RelayedResponse(await _read(request, plane))
+    return RelayedResponse(await _read(request))
 
 
 async def change_settings(request: Request, plane: Plane, limits: Limits) -> Response:
@@ -260,10 +247,16 @@ for _path, _name, _summary in (
     )(change_settings)
 
 
-async def _read(request: Request, plane: DataPlane, body: bytes = b"") -> HttpAnswer:
+def _plane_of(request: Request) -> DataPlane:
+    plane: DataPlane = request.app.state.plane
+    return plane
+
+
+async def _read(request: Request, verb: Verb = Verb.READ, body: bytes = b"") -> HttpAnswer:
     """The engine's answer. A GET's body, which the engine would not look at, is left unread."""
     model, call, deadline = model_of(request), call_of(request, body), deadline_of(request)
-    work = plane.relay(Verb.READ, model, call, caller=caller_of(request), deadline=deadline)
+    model = replace(model, model_name=unquote(model.model_name))
+    work = _plane_of(request).relay(verb, model, call, caller=caller_of(request), deadline=deadline)
     return await run_until_disconnect(request.receive, work)
 
 

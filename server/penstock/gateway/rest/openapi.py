@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, Literal, TypeVar
 
 import msgspec
-from fastapi import APIRouter, Depends, FastAPI, Security
+from fastapi import APIRouter, FastAPI, Security
 from fastapi.openapi.utils import get_openapi
 from pydantic import BaseModel
 from pydantic.json_schema import models_json_schema
@@ -28,7 +28,7 @@ from penstock.gateway.dataplane import DataPlane
 from penstock.gateway.rest import schemas
 from penstock.gateway.rest.request import TIMEOUT_HEADER
 from penstock.gateway.rest.responses import json_response
-from penstock.gateway.rest.routes import Plane, Requires, anonymous, caller_of
+from penstock.gateway.rest.routes import Plane, Requires, caller_of
 from penstock.protocol.call import HttpCall, InferHead
 from penstock.protocol.errors import DeadlineExceeded, EngineUnavailable
 from penstock.protocol.identity import Role, Verb
@@ -192,8 +192,6 @@ def _camel(name: str) -> str:
 
 
 def _dependency(role: Role | Requires | None) -> Any:
-    if role is None:
-        return Depends(anonymous)
     requires = role if isinstance(role, Requires) else Requires(role)
     return Security(requires, scopes=[each for each in (requires.role, requires.or_role) if each is not None])
 

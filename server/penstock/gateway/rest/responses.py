@@ -1,9 +1,8 @@
-"""JSON responses, responses that close a connection, and the interface that counts requests."""
+"""JSON responses, and responses that close a connection."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
 from http import HTTPStatus
-from typing import Protocol
 
 import msgspec
 from starlette.responses import Response
@@ -71,19 +70,3 @@ CHUNK_FRAMING = ClosingResponse(
     "chunk_framing",
     "the body's chunks have more framing than data; send larger chunks, without extensions",
 )
-
-
-class RequestRecorder(Protocol):
-    """Counts requests; penstock.gateway.metrics.Metrics is one."""
-
-    def request_done(self, *, model: str, protocol: str, code: str, seconds: float) -> None:
-        """An inference request was answered. model: a bounded label."""
-        ...
-
-    def rejected(self, reason: str) -> None:
-        """The gateway refused or failed a request itself. reason: an error class's stable word."""
-        ...
-
-    def cancelled(self, protocol: str) -> None:
-        """A client went away before its answer."""
-        ...

@@ -3,7 +3,6 @@
 import base64
 import binascii
 from dataclasses import replace
-from functools import partial
 from typing import Annotated, Any, TypeVar
 
 import msgspec
@@ -89,8 +88,7 @@ async def unregister(request: Request, plane: Plane, _: _On) -> Response:
     # The body, of which Triton reads nothing, is left unread.
     name, caller = _name_of(request), caller_of(request)
     async with plane.shared_memory(Verb.UNSHARE, caller, name) as memory:
-        remove = partial(memory.unregister, name=name) if name else memory.unregister_own
-        await remove(_kind_of(request), caller=caller)
+        await memory.unregister(_kind_of(request), name, caller)
     return _empty_response()
 
 

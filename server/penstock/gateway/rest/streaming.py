@@ -4,9 +4,10 @@ A client that disconnects ends the engine's work.
 """
 
 import asyncio
-from abc import ABC, abstractmethod
-from collections.abc import Iterable
+from collections.abc import AsyncIterator, Callable, Iterable
+from contextlib import AbstractAsyncContextManager, aclosing, asynccontextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import msgspec
@@ -17,7 +18,7 @@ from starlette.responses import Response
 from starlette.routing import BaseRoute
 from starlette.types import Receive, Scope, Send
 
-from penstock.gateway.dataplane import DataPlane
+from penstock.gateway.metrics import Metrics, note_refused
 from penstock.gateway.rest import openapi, schemas
 from penstock.gateway.rest.limits import RestLimits
 from penstock.gateway.rest.openapi import ERRORS, RECEIVE_ERRORS, operation
@@ -33,11 +34,11 @@ from penstock.gateway.rest.request import (
     single_header,
     with_client_errors,
 )
-from penstock.gateway.rest.responses import CLIENT_GONE, ClientDisconnected, RequestRecorder
-from penstock.gateway.rest.routes import INFERENCE, MODEL, VERSION, Limits, Plane, Record, caller_of
+from penstock.gateway.rest.responses import CLIENT_GONE, ClientDisconnected
+from penstock.gateway.rest.routes import INFERENCE, MODEL, VERSION, HotRoute, caller_of
 from penstock.gateway.workers.core_relay import CoreRelay
 from penstock.logs import get_logger
-from penstock.protocol.call import HOP_BY_HOP, HttpAnswer, HttpCall, HttpHeaders, HttpStream, InferHead, end_to_end
+from penstock.protocol.call import HOP_BY_HOP, HttpAnswer, HttpCall, HttpStream, InferHead, end_to_end
 from penstock.protocol.errors import InferenceError, InvalidRequest
 from penstock.protocol.http_codec import read_generate_head
 from penstock.protocol.identity import Identity, Role, Verb
@@ -45,7 +46,7 @@ from penstock.protocol.identity import Identity, Role, Verb
 JSON = b"application/json"
 log = get_logger("rest")
 
-router = APIRouter(tags=[INFERENCE], responses=ERRORS | RECEIVE_ERRORS)
+router = APIRouter(route_class=HotRoute, tags=[INFERENCE], responses=ERRORS | RECEIVE_ERRORS)
 _REQUEST: dict[str, Any] = {
     "role": Role.INFER,
     "headers": (TIMEOUT_HEADER,),
@@ -56,14 +57,16 @@ _REQUEST: dict[str, Any] = {
 @operation(
     router, "POST", f"{MODEL}/generate", f"{VERSION}/generate", response_model=schemas.GenerateResponse, **_REQUEST
 )
-async def generate(request: Request, plane: Plane, limits: Limits) -> Response:
+async def generate(request: Request) -> Response:
     """Infer by the inputs' names.
 
     The inputs as members, each by its name; the rest and `parameters` go to the model as parameters. One answer: a
     model that gives several needs generate_stream.
     """
-    head, call = await _read(request, limits)
-    work = plane.relay(Verb.INFER, head, call, caller=caller_of(request), deadline=deadline_of(request))
+    head, call = await _read(request)
+    work = request.app.state.plane.relay(
+        Verb.INFER, head, call, caller=caller_of(request), deadline=deadline_of(request)
+    )
     return RelayedResponse(with_client_errors(await run_until_disconnect(request.receive, work)))
 
 
@@ -76,16 +79,20 @@ async def generate(request: Request, plane: Plane, limits: Limits) -> Response:
     responses={200: {"content": {"text/event-stream": {}}}},
     **_REQUEST,
 )
-async def generate_stream(request: Request, plane: Plane, limits: Limits, record: Record) -> Response:
+async def generate_stream(request: Request) -> Response:
     """The same, answer by answer.
 
     As generate; each answer is an event of the stream, as it comes. An error after the first is an event, too.
     """
-    head, call = await _read(request, limits)
-    return _EventStream(plane, head, record, call, caller_of(request), deadline_of(request))
+    head, call = await _read(request)
+    opened = partial(
+        request.app.state.plane.stream, head, call, caller=caller_of(request), deadline=deadline_of(request)
+    )
+    return _StreamedResponse(request.app.state.record, opened, has_events=True)
 
 
-async def _read(request: Request, limits: RestLimits) -> tuple[InferHead, HttpCall]:
+async def _read(request: Request) -> tuple[InferHead, HttpCall]:
+    limits: RestLimits = request.app.state.limits
     body = await read_body(request, limits)
     if single_header(request, "content-encoding") not in ("", "identity"):
         raise InvalidRequest("Unsupported content-encoding, only 'identity' is supported.")  # Triton's words
@@ -93,15 +100,20 @@ async def _read(request: Request, limits: RestLimits) -> tuple[InferHead, HttpCa
     return head, call_of(request, body)
 
 
-class _StreamedResponse(Response, ABC):
+Open = Callable[[], AbstractAsyncContextManager[HttpStream]]
+
+
+class _StreamedResponse(Response):
     """An answer that is sent piece by piece, each before the next is taken. A client that leaves ends the work."""
 
-    def __init__(self, record: RequestRecorder, call: HttpCall, caller: Identity, deadline: float | None) -> None:
-        """deadline: until when the answer is waited for: monotonic seconds, None for no end."""
+    def __init__(self, record: Metrics, open_stream: Open, *, has_events: bool) -> None:
+        """has_events: the answer is a model's; once it has begun, an error is one more event, in Triton's form.
+
+        Any other answer is cut with its connection.
+        """
         self._record = record
-        self._call = call
-        self._caller = caller
-        self._deadline = deadline
+        self._open = open_stream
+        self._has_events = has_events
         self._has_begun = False
         self.background = None
 
@@ -115,48 +127,31 @@ class _StreamedResponse(Response, ABC):
         except InferenceError as error:
             if not self._has_begun:
                 raise
-            self._record.rejected(error.reason)
-            log.debug("answer broken off", reason=error.reason, error=error.message)
+            note_refused(self._record, log, error, "answer broken off")
             await self._break_off(send, error.message)
         except asyncio.CancelledError:  # the grace of a drain is over
             if self._has_begun:
                 await self._break_off(send, "this gateway stopped before the answer ended; send to another one")
             raise
 
-    async def _begin(self, send: Send, status: int, headers: HttpHeaders) -> None:
-        self._has_begun = True
-        await send({"type": "http.response.start", "status": status, "headers": list(headers)})
-
-    @abstractmethod
     async def _relay(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Sends the answer piece by piece."""
-
-    async def _break_off(self, send: Send, text: str) -> None:
-        """Says why the answer ends early, where its format allows that; else it is cut with its connection."""
-
-
-class _EventStream(_StreamedResponse):
-    """The engine's answer. Once it has begun, an error is sent as one more event, in Triton's form."""
-
-    def __init__(self, plane: DataPlane, head: InferHead, *args: Any) -> None:
-        super().__init__(*args)
-        self._plane = plane
-        self._head = head
-
-    async def _relay(self, scope: Scope, receive: Receive, send: Send) -> None:
-        async with self._plane.stream(self._head, self._call, caller=self._caller, deadline=self._deadline) as stream:
-            if _is_plain_error(stream):
+        async with self._open() as stream:
+            if self._has_events and _is_plain_error(stream):
                 answer = HttpAnswer(stream.status, stream.headers, b"".join([piece async for piece in stream.chunks]))
                 await RelayedResponse(with_client_errors(answer))(scope, receive, send)
                 return
-            await self._begin(send, stream.status, end_to_end(stream.headers, HOP_BY_HOP | {b"content-length"}))
+            self._has_begun = True
+            dropped = HOP_BY_HOP | {b"content-length"} if self._has_events else HOP_BY_HOP
+            headers = list(end_to_end(stream.headers, dropped))
+            await send({"type": "http.response.start", "status": stream.status, "headers": headers})
             async for piece in stream.chunks:
                 await _send_piece(send, piece)
         await _send_end(send)
 
     async def _break_off(self, send: Send, text: str) -> None:
-        await _send_piece(send, b"data: %s\n\n" % msgspec.json.encode({"error": text}))
-        await _send_end(send)
+        if self._has_events:
+            await _send_piece(send, b"data: %s\n\n" % msgspec.json.encode({"error": text}))
+            await _send_end(send)
 
 
 def _is_plain_error(stream: HttpStream) -> bool:
@@ -178,7 +173,7 @@ FORWARD_MARGIN_S = 0.25  # beyond a deadline, which the core keeps itself, befor
 
 @dataclass(frozen=True, slots=True)
 class CoreRoute:
-    """Of a front. has_engine: whether the engine lives in the core's process, so that pictures are decoded there."""
+    """A worker's route to the core. has_engine: the engine is in the core's process, so images are decoded there."""
 
     core: CoreRelay
     has_engine: bool
@@ -187,7 +182,7 @@ class CoreRoute:
 class HttpForwarder:
     """The endpoint of what a worker does not serve itself. A GET's body is left unread, as the core would leave it."""
 
-    def __init__(self, core: CoreRelay, limits: RestLimits, record: RequestRecorder) -> None:
+    def __init__(self, core: CoreRelay, limits: RestLimits, record: Metrics) -> None:
         self._core = core
         self._limits = limits
         self._record = record
@@ -195,12 +190,13 @@ class HttpForwarder:
     async def __call__(self, request: Request) -> Response:
         body = b"" if request.method == "GET" else await read_body(request, self._limits)
         call, deadline = call_of(request, body), _forward_deadline(request)
-        return _ForwardedResponse(self._core, self._record, call, caller_of(request), deadline)
+        opened = partial(_forwarded_stream, self._core, call, caller_of(request), deadline)
+        return _StreamedResponse(self._record, opened, has_events=False)
 
 
 def forwarded(routes: Iterable[BaseRoute], forwarder: HttpForwarder) -> APIRouter:
     """These routes, with the same checks before the body, answered by the core."""
-    router = APIRouter(include_in_schema=False)
+    router = APIRouter(route_class=HotRoute, include_in_schema=False)
     for route in routes:
         if isinstance(route, APIRoute):
             router.add_api_route(
@@ -223,19 +219,10 @@ def _forward_deadline(request: Request) -> float | None:
     return None if deadline is None else deadline + FORWARD_MARGIN_S
 
 
-class _ForwardedResponse(_StreamedResponse):
-    """The core's answer. deadline: when the core is not waited for any more."""
-
-    def __init__(self, core: CoreRelay, *args: Any) -> None:
-        super().__init__(*args)
-        self._core = core
-
-    async def _relay(self, scope: Scope, receive: Receive, send: Send) -> None:
-        stream = await self._core.stream(self._call, self._caller, deadline=self._deadline)
-        try:
-            await self._begin(send, stream.status, end_to_end(stream.headers, HOP_BY_HOP))
-            async for piece in stream.chunks:
-                await _send_piece(send, piece)
-            await _send_end(send)
-        finally:
-            await stream.chunks.aclose()
+@asynccontextmanager
+async def _forwarded_stream(
+    core: CoreRelay, call: HttpCall, caller: Identity, deadline: float | None
+) -> AsyncIterator[HttpStream]:
+    stream = await core.stream(call, caller, deadline=deadline)
+    async with aclosing(stream.chunks):
+        yield stream

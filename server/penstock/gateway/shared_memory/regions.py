@@ -53,7 +53,7 @@ class NoSharedMemory:
     async def _refuse(self, *_: object, **__: object) -> None:
         raise NotSupported(self.refusal)
 
-    register = unregister = unregister_own = _refuse
+    register = unregister = _refuse
 
     def status(self, *_: object) -> list[Region]:
         raise NotSupported(self.refusal)
@@ -158,17 +158,21 @@ class SharedMemory:
             raise
 
     async def unregister(self, kind: RegionKind, name: str, caller: Identity) -> None:
-        """Unregisters a region that the client may use, if it exists. Raises EngineFailed while a request uses it."""
+        """Unregisters the region of this name, if the client may use it; without a name, all that it registered.
+
+        Raises EngineFailed, with Triton's text, if requests use some of them; the others are unregistered.
+        """
         self._require(kind)
+        if not name:
+            await self._unregister_own(kind, caller)
+            return
         async with self._turn:
             await self._renew()
             with suppress(RegionNotFound):
                 for region in self._registry.status(kind, caller, name):
                     await self._unregister(region)
 
-    async def unregister_own(self, kind: RegionKind, caller: Identity) -> None:
-        """Unregisters the client's own regions of this kind. Raises EngineFailed if requests use some of them."""
-        self._require(kind)
+    async def _unregister_own(self, kind: RegionKind, caller: Identity) -> None:
         await self._note_gone()
         shared: list[str] = []
         async with self._turn:

@@ -10,10 +10,10 @@ import msgspec
 
 from penstock.engines.call_options import CallTimeouts
 from penstock.engines.run_directory import RunDirectory
+from penstock.engines.triton.client import DiskLoads, SupervisedTriton
 from penstock.engines.triton.endpoints import TritonListeners, answers_live
 from penstock.engines.triton.instances import InstanceMonitor, InstanceReplacer
 from penstock.engines.triton.runtime import TritonUnavailable, plain_paths
-from penstock.engines.triton.supervised_client import DiskLoads, SupervisedTriton
 from penstock.engines.triton.supervisor import EngineState, EngineStatus, TritonOptions, TritonSupervisor
 from penstock.gateway.stack.model_processes import (
     Changed,

@@ -55,7 +55,7 @@ _RECONNECT_S = 0.05
 _RETRY_REJECTED_S = 1.0  # until a rejected client process connects again
 _NO_MODELS: Mapping[str, KnownModel] = MappingProxyType({})
 
-log = get_logger("front")
+log = get_logger("core_client")
 
 
 class CoreClient:
@@ -71,7 +71,7 @@ class CoreClient:
         self._greeting = greeting
         self._is_front = isinstance(greeting, WorkerHello)  # a client process reports errors itself
         self._log = (
-            log.bind(front=greeting.index) if isinstance(greeting, WorkerHello) else log.bind(program=greeting.name)
+            log.bind(worker=greeting.index) if isinstance(greeting, WorkerHello) else log.bind(program=greeting.name)
         )
         self._rejection = ""
         self._max_asks = max_asks

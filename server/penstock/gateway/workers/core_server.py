@@ -159,7 +159,7 @@ class CoreServer:
                     self._has_spread.clear()
                     await self._has_spread.wait()
         except TimeoutError:
-            log.warning("front did not confirm a change of the models in time", seconds=SPREAD_S)
+            log.warning("worker did not confirm a change of the models in time", seconds=SPREAD_S)
 
     async def run(self) -> None:
         """Listens and sends the state until cancelled; then closes all connections."""
@@ -249,10 +249,10 @@ class CoreServer:
         """Raises _ProtocolViolation."""
         if isinstance(greeting, WorkerHello):
             if not 0 < greeting.index < MAX_PROCESSES:
-                raise _ProtocolViolation(f"there is no front {greeting.index}")
-            front = _Peer(greeting.index, f"front {greeting.index}")
+                raise _ProtocolViolation(f"there is no worker {greeting.index}")
+            front = _Peer(greeting.index, f"worker {greeting.index}")
             line.max_record_bytes = UNLIMITED_BYTES
-            log.debug("front connected", front=greeting.index)
+            log.debug("worker connected", worker=greeting.index)
         elif self.client_calls is None or self.client_process_count >= MAX_CLIENT_PROCESSES:
             self._turn_away(line, greeting.name[:MAX_NAME])
             return

@@ -8,6 +8,7 @@ from dataclasses import replace
 from types import TracebackType
 from typing import TYPE_CHECKING
 
+from penstock.gateway.metrics import Metrics, note_refused
 from penstock.gateway.workers.connection import CancelledAt, Infer, Inferred, MessageConnection, ToCore, failed_message
 from penstock.gateway.workers.slab_sharing import MAX_DEADLINE_S, SlabPartitions
 from penstock.logs import get_logger
@@ -20,7 +21,6 @@ if TYPE_CHECKING:
     from penstock.gateway.batching.batcher import BatcherPool, ModelBatcher
     from penstock.gateway.batching.engine_call import BatchMember
     from penstock.gateway.dataplane import DataPlane
-    from penstock.gateway.metrics import Metrics
 
 log = get_logger("core")
 
@@ -60,7 +60,7 @@ class ReportFailures:
         if error is None or not isinstance(error, Exception):
             return False
         if not isinstance(error, InferenceError):
-            log.error("a front's request failed unexpectedly", exc_info=error)
+            log.error("a worker's request failed unexpectedly", exc_info=error)
             error = InferenceError("internal error")
         self._line.send(failed_message(self._number, error))
         return True
@@ -108,7 +108,7 @@ class ClientProcessCalls:
         self,
         plane: "DataPlane",
         backend: Engine,
-        record: "Metrics",
+        record: Metrics,
         code_of: Callable[[InferenceError], str],
         slab_partitions: SlabPartitions | None = None,
     ) -> None:
@@ -161,8 +161,7 @@ class ClientProcessCalls:
         return request if self._slab_partitions is None else self._slab_partitions.in_full(request, peer)
 
     def _reject(self, model_name: str, error: InferenceError, started: float) -> None:
-        self._record.rejected(error.reason)
-        log.debug("request of a client process refused", reason=error.reason, error=error.message)
+        note_refused(self._record, log, error, "request of a client process refused")
         self._count(model_name, self._code_of(error), started)
 
     def _count(self, model_name: str, code: str, started: float) -> None:

@@ -40,7 +40,7 @@ class WorkerProcesses:
         self._quotas = QuotaTable(run_dir / TABLE_NAME, CORE)
         self._fronts: dict[int, GatewayProcess] = {}
         for index in range(1, count + 1):
-            part = GatewayPart(f"front {index}", (f"{FRONT}{index}",), partial(self._died, index))
+            part = GatewayPart(f"worker {index}", (f"{FRONT}{index}",), partial(self._died, index))
             self._fronts[index] = GatewayProcess(settings_json, run_dir, self._hear, part=part)
         self._ready: set[int] = set()
         self._is_stopping = False
@@ -89,7 +89,7 @@ class WorkerProcesses:
             beats = {index: self._page.read(CounterRow.BEATS, index) for index in self._fronts}
             hanging = heartbeats.look(beats, time.monotonic())
             for index, silent_s in () if self._is_stopping else hanging.items():
-                log.error(f"front {index} hangs; killing it", silent_s=round(silent_s, 1))
+                log.error(f"worker {index} hangs; killing it", silent_s=round(silent_s, 1))
                 self._fronts[index].cut_off()
 
     def _hear(self, message: object) -> None:
