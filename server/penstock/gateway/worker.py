@@ -24,6 +24,7 @@ from penstock.gateway.composition import (
     rest_limits,
     until_stopped,
 )
+from penstock.gateway.dataplane import DataPlane, PlaneParts
 from penstock.gateway.grpc.server import GrpcEndpoint, GrpcServer, ProcessRole, serve
 from penstock.gateway.metrics import METRIC_FILES, MetricFiles, Metrics
 from penstock.gateway.model_restarts import core_backend
@@ -46,11 +47,43 @@ from penstock.gateway.workers.shared_counters import (
     SharedCounts,
 )
 from penstock.gateway.workers.slab_sharing import ClientSlab
-from penstock.gateway.workers.worker_dataplane import WorkerDataPlane
 from penstock.logs import get_logger
 from penstock.network import Sockets, addresses_of, bind_all
 from penstock.port_policy import PortLimits
 from penstock.process import MemoryTrimmer
+from penstock.protocol.call import A, Call, InferHead
+from penstock.protocol.identity import ANONYMOUS, Identity, Verb
+from penstock.protocol.request_checks import EncodedCall, ImageInput
+
+
+class WorkerDataPlane(DataPlane):
+    """Forwards to the core: the repository, clients' shared memory, and an embedded engine (is_engine_in_core)."""
+
+    def __init__(self, parts: PlaneParts, core: CoreRelay, *, is_engine_in_core: bool) -> None:
+        super().__init__(parts)
+        self._core, self._is_engine_in_core = core, is_engine_in_core
+
+    async def relay(
+        self,
+        verb: Verb,
+        head: InferHead,
+        call: Call[A] | EncodedCall[A],
+        *,
+        caller: Identity = ANONYMOUS,
+        deadline: float | None = None,
+    ) -> A:
+        if self._is_for_core(verb, head) and not isinstance(call, EncodedCall):
+            self._admission.require_engine()
+            return await self._core.send(call, caller, deadline=deadline)
+        return await super().relay(verb, head, call, caller=caller, deadline=deadline)
+
+    def image_input(self, model_name: str) -> ImageInput | None:
+        """See DataPlane; the core decodes images for an embedded engine."""
+        return None if self._is_engine_in_core else super().image_input(model_name)
+
+    def _is_for_core(self, verb: Verb, head: InferHead) -> bool:
+        return self._is_engine_in_core or bool(head.regions) or verb is not Verb.INFER
+
 
 REPORT_INTERVAL_S = 0.25
 CORE_CONNECTIONS = 256  # besides those of inferences
