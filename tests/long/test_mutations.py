@@ -108,7 +108,7 @@ def failures(report: Path) -> list[str]:
 
 def test_copy_imports_its_own_code(copy: Copy) -> None:
     """Otherwise tests would not see a mutation in the copy. Its command also imports the copy's code."""
-    code = "import server, deepstream_pipeline, tests; print(server.__file__)"
+    code = "import penstock, penstock_video, tests; print(penstock.__file__)"
     done = subprocess.run([copy.python, "-c", code], cwd="/", capture_output=True, text=True, check=True, timeout=60)
     assert Path(done.stdout.strip()).is_relative_to(copy.folder)
     assert str(copy.folder) in (copy.python.parent / "penstock").read_text()
