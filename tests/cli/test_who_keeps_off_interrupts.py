@@ -13,7 +13,7 @@ from penstock.cli import up
 from penstock.gateway.workers.interrupt_affinity import Interrupts
 from penstock_video.cli import run as video_run
 from penstock_video.errors import PipelineError
-from penstock_video.sources import shared_child
+from penstock_video.sources import core_pinning, shared_child
 
 
 class Keeping:
@@ -75,9 +75,9 @@ def test_video_program_runs_off_them(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_decode_process_watches_the_core_that_it_took(monkeypatch: pytest.MonkeyPatch) -> None:
     """Where it has one."""
     watched: list[Interrupts] = []
-    monkeypatch.setattr(shared_child, "pin_to_own_core", lambda interrupts: SimpleNamespace(keep_off=watched.append))
+    monkeypatch.setattr(core_pinning, "pin_to_own_core", lambda interrupts: SimpleNamespace(keep_off=watched.append))
     assert shared_child._own_core() is not None
     assert len(watched) == 1
-    monkeypatch.setattr(shared_child, "pin_to_own_core", lambda interrupts: None)
+    monkeypatch.setattr(core_pinning, "pin_to_own_core", lambda interrupts: None)
     assert shared_child._own_core() is None
     assert len(watched) == 1

@@ -5,9 +5,9 @@ import time
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
 from typing import TypeVar
 
+from penstock.engines.call_options import RunningCalls
 from penstock.engines.failures import CircuitBreaker, CircuitState, Silence, SilenceAction
 from penstock.engines.probes import answers_within
-from penstock.engines.running_calls import RunningCalls
 from penstock.logs import get_logger
 from penstock.protocol.call import GrpcAnswer
 from penstock.protocol.engine import Engine, GrpcStream, ModelState

@@ -9,8 +9,8 @@ from types import TracebackType
 from typing import Self
 from urllib.parse import unquote
 
+from penstock.engines.call_options import RunningCalls
 from penstock.engines.model_health import Cause, EngineView
-from penstock.engines.running_calls import RunningCalls
 from penstock.engines.triton.runtime import is_special
 from penstock.gateway.audit import NO_AUDIT, OK, AuditLog
 from penstock.gateway.auth.rate_limiter import RateLimiter

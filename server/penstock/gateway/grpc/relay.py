@@ -10,7 +10,7 @@ import grpc
 from google.protobuf.message import DecodeError
 from tritonclient.grpc import service_pb2
 
-from penstock.engines.running_calls import RunningCalls
+from penstock.engines.call_options import RunningCalls
 from penstock.gateway.dataplane import DataPlane
 from penstock.gateway.grpc.aio_server import ABANDONED
 from penstock.gateway.grpc.interceptors import caller_of, metadata_of

@@ -11,7 +11,7 @@ from typing import cast
 import uvicorn
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from penstock.engines.running_calls import RunningCalls
+from penstock.engines.call_options import RunningCalls
 from penstock.gateway.rest.connection import HAS_BEGUN, LimitedHttpProtocol, ListenerState, UnreadAnswers
 from penstock.gateway.rest.limits import ConnectionLimits
 from penstock.gateway.rest.responses import response_of
