@@ -61,8 +61,7 @@ class PortTaken(Exception):
 def bind(host: str, port: int, *, flag: str, is_shared: bool = False) -> socket.socket:
     """A listening TCP socket; port 0 lets the system pick. Raises PortTaken.
 
-    is_shared: other processes of this user may listen there, too, if they say the same; the system deals connections
-    out between them.
+    is_shared: other processes of this user may listen there, too, with is_shared; the system distributes connections.
     """
     listener = socket.socket(family_of(host), socket.SOCK_STREAM)
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)

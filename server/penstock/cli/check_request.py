@@ -39,7 +39,7 @@ T = TypeVar("T")
 
 
 class GatewayCheckEngine:
-    """Everything that a client's request passes: REST, decoders, engine, parser. Its models are as they are."""
+    """The running gateway: REST, decoders, engine, parser. Loads and unloads nothing."""
 
     name = "gateway"
 
@@ -47,23 +47,23 @@ class GatewayCheckEngine:
         self._gateway = gateway
 
     async def engine_name(self) -> str:
-        """What stands behind it, with its version."""
-        engine = await _asked(self._gateway.engine)
+        """The engine behind it, with its version."""
+        engine = await _in_thread(self._gateway.engine)
         return f"the gateway, {engine.name} {engine.version}"
 
     async def model_metadata(self, model_name: str) -> ModelMetadata:
-        return await _asked(lambda: self._gateway.model_metadata(model_name))
+        return await _in_thread(lambda: self._gateway.model_metadata(model_name))
 
     async def infer(self, request: InferRequest) -> tuple[Tensor, ...]:
-        return await _asked(lambda: self._gateway.infer(request, CHECK_TIMEOUT_S))
+        return await _in_thread(lambda: self._gateway.infer(request, CHECK_TIMEOUT_S))
 
     async def see(self, model_name: str, picture: bytes) -> tuple[SeenClass, ...]:
         """What the model sees in an encoded picture, strongest first."""
-        answer = await _asked(lambda: self._gateway.infer_image(model_name, picture, "image/jpeg"))
+        answer = await _in_thread(lambda: self._gateway.infer_image(model_name, picture, "image/jpeg"))
         return _classes_of_result(answer.results[0])
 
 
-async def _asked(call: Callable[[], T]) -> T:
+async def _in_thread(call: Callable[[], T]) -> T:
     try:
         return await asyncio.to_thread(call)
     except GatewayError as error:
@@ -79,7 +79,7 @@ class EmbeddedCheckEngine:
         self._engine = engine
 
     async def engine_name(self) -> str:
-        """What it is, with its version."""
+        """Its name and version."""
         return f"the embedded engine, ONNX Runtime {version('onnxruntime')}"
 
     async def model_metadata(self, model_name: str) -> ModelMetadata:

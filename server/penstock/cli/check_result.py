@@ -72,7 +72,7 @@ class CheckVerdict(StrEnum):
 
 
 class CheckRow(msgspec.Struct):
-    """What was found of a model; filled while it is checked.
+    """The result of one model's check; filled while the check runs.
 
     ran: gateway, in-process, or empty where it did not. compared_with: golden.json, golden.jpg, ONNX Runtime.
     reasons: why the verdict is not `ok`. notes: what else is worth knowing.
@@ -89,7 +89,7 @@ class CheckRow(msgspec.Struct):
     took_s: float = 0.0
 
     def compare(self, reference: str, rows: Sequence[OutputRow]) -> None:
-        """Takes the rows of one reference in."""
+        """Adds the rows of one reference, and a reason for each difference."""
         self.compared_with.append(reference)
         self.outputs += rows
         self.reasons += [f"output {row.output!r} {row.problem} (by {reference})" for row in rows if row.problem]

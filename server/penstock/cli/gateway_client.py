@@ -120,8 +120,8 @@ class IndexRow(msgspec.Struct, frozen=True):
     reason: str = ""
 
 
-class ServerMetadata(msgspec.Struct, frozen=True):
-    """What the server calls itself."""
+class EngineVersion(msgspec.Struct, frozen=True):
+    """The engine's name and version."""
 
     name: str
     version: str = ""
@@ -144,7 +144,7 @@ class _ErrorBody(msgspec.Struct, frozen=True):
 
 _IMAGE_RESULTS = msgspec.json.Decoder(ImageResults)
 _INDEX = msgspec.json.Decoder(tuple[IndexRow, ...])
-_SERVER_METADATA = msgspec.json.Decoder(ServerMetadata)
+_ENGINE_VERSION = msgspec.json.Decoder(EngineVersion)
 _METADATA = msgspec.json.Decoder(ModelMetadata)
 _INFERENCE_BODY = msgspec.json.Decoder(_InferenceBody)
 _MODEL_EXPLAINED = msgspec.json.Decoder(ModelBatchReport)
@@ -186,7 +186,7 @@ class GatewayClient:
         return answer
 
     def infer(self, request: InferRequest, timeout_s: float) -> tuple[Tensor, ...]:
-        """All outputs of the model for these inputs; both as binary tensors."""
+        """All outputs of the model. Inputs and outputs are sent as binary tensors."""
         inputs = [
             {"name": tensor.name, "datatype": tensor.datatype, "shape": tensor.shape}
             | {"parameters": {"binary_data_size": tensor.data.nbytes}}
@@ -199,7 +199,7 @@ class GatewayClient:
         target = f"{_model(request.model_name)}{version}/infer"
         answer, answered = self._exchange("POST", target, body, headers, timeout_s)
         length = answered.get(HEADER_LENGTH, "")
-        head_bytes = int(length) if length.isdigit() else len(answer)
+        head_bytes = int(length) if length.isdecimal() else len(answer)
         try:
             outputs = _INFERENCE_BODY.decode(answer[:head_bytes]).outputs
         except msgspec.DecodeError as error:
@@ -214,9 +214,9 @@ class GatewayClient:
         """How the model's batches are formed, and how that went."""
         return self._ask("GET", _model(model_name, "explain"), _MODEL_EXPLAINED)
 
-    def engine(self) -> ServerMetadata:
-        """What the engine calls itself: `triton`, EMBEDDED_ENGINE, …, and its version."""
-        return self._ask("GET", "/v2", _SERVER_METADATA)
+    def engine(self) -> EngineVersion:
+        """Name (`triton`, EMBEDDED_ENGINE, …) and version of the engine."""
+        return self._ask("GET", "/v2", _ENGINE_VERSION)
 
     def repository_index(self) -> tuple[IndexRow, ...]:
         """Every model and version that the engine knows."""

@@ -224,7 +224,6 @@ def _halves(sentence: str) -> tuple[str, str]:
 
 
 PACKAGES = ("PyNvVideoCodec", "cuda-bindings")
-# NVIDIA's table of video engines: A100 and A30, H100 and H200, B200 and B300 have no encoder.
 _INSTALL = (
     "run make gpu in a checkout, else pip install 'penstock[gpu]'; in a container, build the image with --build-arg "
     "VIDEO_GPU=1"

@@ -129,8 +129,8 @@ def _header(line: str, where: str) -> tuple[str, str]:
     return found["name"], found["value"]
 
 
-class RunningCalls:
-    """Context manager of each call. `cut` cancels the tasks inside it, for which EngineUnavailable is then raised."""
+class CuttableCalls:
+    """Context manager for calls. `cut` cancels the tasks that are inside it; they raise EngineUnavailable."""
 
     def __init__(self) -> None:
         self._running: set[asyncio.Task[object]] = set()

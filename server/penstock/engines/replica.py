@@ -5,7 +5,7 @@ import time
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
 from typing import TypeVar
 
-from penstock.engines.call_options import RunningCalls
+from penstock.engines.call_options import CuttableCalls
 from penstock.engines.failures import CircuitBreaker, CircuitState, Silence, SilenceAction
 from penstock.engines.probes import answers_within
 from penstock.logs import get_logger
@@ -61,7 +61,7 @@ class Replica:
         self._wanted = wanted
         self._back = back
         self._silence = Silence(cut_s=CUT_S, restart_s=float("inf"))
-        self._running = RunningCalls()
+        self._running = CuttableCalls()
         self._probing: asyncio.Task[bool] | None = None
         self._liveness_task: asyncio.Task[None] | None = None
 

@@ -9,7 +9,7 @@ from types import TracebackType
 from typing import Self
 from urllib.parse import unquote
 
-from penstock.engines.call_options import RunningCalls
+from penstock.engines.call_options import CuttableCalls
 from penstock.engines.model_health import Cause, EngineView
 from penstock.engines.triton.runtime import is_special
 from penstock.gateway.audit import NO_AUDIT, OK, AuditLog
@@ -62,7 +62,7 @@ class AdmissionControl:
         self.audit = audit
         self._watch = watch
         self._quotas = quotas
-        self._running = RunningCalls()
+        self._running = CuttableCalls()
         self._unanswered: dict[object, tuple[str, float]] = {}  # model and start of each inference, oldest first
         self._look: asyncio.TimerHandle | None = None
         watch.when_silent(lambda why: self._running.cut(f"the engine fell silent over this request: {why}"))

@@ -60,7 +60,7 @@ ANONYMOUS = Identity()
 class Verb(StrEnum):
     """Kind of a relayed call.
 
-    index, ready, config: read the repository's index, whether a model is ready, a model's config. read: anything else.
+    index, ready, config: read the repository's index, whether a model is ready, a model's config. read: any other read.
     configure: changes trace or log settings. share, unshare: registers or unregisters shared memory.
     """
 

@@ -112,7 +112,7 @@ def least_decoded_size(spec: PrepareSpec) -> tuple[int, int] | None:
 
 
 def _compute_placement(source_width: int, source_height: int, spec: PrepareSpec) -> CropRegion:
-    """Of the whole source."""
+    """Size and position of the whole source in the network's image."""
 
     def placed(width: int, height: int, network: tuple[int, int], pad_x: int = 0, pad_y: int = 0) -> CropRegion:
         return CropRegion(0, 0, source_width, source_height, width, height, *network, pad_x, pad_y)

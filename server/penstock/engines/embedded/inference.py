@@ -1,4 +1,4 @@
-"""One inference in the embedded engine, for REST and gRPC, and the server metadata."""
+"""One inference in an engine in this process, for REST and gRPC, and the server metadata."""
 
 import re
 from collections.abc import Mapping
@@ -25,8 +25,12 @@ EXTENSIONS = (
     "parameters",
     "statistics",
 )
-NO_TRACE_SETTINGS = "the embedded engine writes no traces, so it has no trace settings; start with --engine triton"
-NO_LOG_SETTINGS = "the embedded engine logs with the gateway, whose --log-level holds; start with --engine triton"
+NO_TRACE_SETTINGS = (
+    "an engine in the gateway's process writes no traces, so it has no trace settings; start with --engine triton"
+)
+NO_LOG_SETTINGS = (
+    "an engine in the gateway's process logs with the gateway, whose --log-level applies; start with --engine triton"
+)
 
 
 CONFIG_PARAMETER, FILE_PREFIX = "config", "file:"
@@ -112,8 +116,8 @@ def refuse_load_parameter(name: str) -> None:
     """Raises NotSupported for a file in a load request, InvalidRequest for other unknown parameters."""
     if name.startswith(FILE_PREFIX):
         raise NotSupported(
-            f"the embedded engine loads models from its repository only, not {name!r} that came with the load; "
-            "put the file there, or start with --engine triton"
+            f"an engine in the gateway's process loads no files from requests, such as {name!r}; put the file into a "
+            "model repository, or start with --engine triton"
         )
     if name != CONFIG_PARAMETER:
         raise InvalidRequest(f"unrecognized load parameter '{name}'.")

@@ -50,7 +50,7 @@ class GrpcMethods:
         handle = _METHODS.get(method)
         if handle is None:
             name = method.rpartition("/")[2]
-            raise NotSupported(_UNSUPPORTED.get(name, f"the embedded engine has no {name}"))
+            raise NotSupported(_UNSUPPORTED.get(name, f"an engine in the gateway's process has no {name}"))
         return await handle(self, message, deadline)
 
     async def infer(self, message: bytes, deadline: float | None) -> bytes:
@@ -199,7 +199,7 @@ class InProcessRelay:
     async def open_stream(self, method: str, metadata: GrpcMetadata, *, deadline: float | None) -> GrpcStream:
         """One response per request, in order. Raises NotSupported for methods without a stream."""
         if method != STREAM_INFER:
-            raise NotSupported(f"the embedded engine has no {method.rpartition('/')[2]} that streams")
+            raise NotSupported(f"an engine in the gateway's process has no {method.rpartition('/')[2]} that streams")
         return OrderedStream(lambda message: self._grpc.infer(message, deadline), deadline=deadline)
 
 

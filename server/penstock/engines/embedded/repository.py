@@ -59,7 +59,13 @@ def scan(repositories: Iterable[Path]) -> dict[str, ModelFolder]:
 def read_config(folder: ModelFolder) -> model_config_pb2.ModelConfig:
     """The parsed config.pbtxt, empty if there is none. Raises InvalidRequest as "path:line: problem"."""
     path = folder.path / CONFIG_FILE
-    return read_proto(path) if os.path.exists(path) else model_config_pb2.ModelConfig()
+    try:
+        path.stat()
+    except FileNotFoundError:
+        return model_config_pb2.ModelConfig()
+    except OSError:
+        pass  # read_proto raises the reason
+    return read_proto(path)
 
 
 def chosen_versions(folder: ModelFolder, config: model_config_pb2.ModelConfig) -> tuple[int, ...]:

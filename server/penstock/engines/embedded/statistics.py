@@ -168,7 +168,7 @@ _COUNTERS = (
     ),
     (
         "compute_infer_duration_us",
-        "Cumulative compute infer duration in microseconds",
+        "Cumulative compute inference duration in microseconds",
         "compute.compute_infer.ns",
         1000,
     ),

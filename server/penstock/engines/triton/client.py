@@ -243,7 +243,13 @@ _BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 
 
 class DiskLoads:
-    """The models in our repositories. label_folder: for cleaned label files."""
+    """Corrects plain loads of the models in our repositories, by the config on disk.
+
+    label_folder: for cleaned label files. Triton 2.51 would otherwise serve something else:
+    * after a load with a config override, a plain load keeps that override;
+    * a folder `2.bak` is read as version 2, without a model file;
+    * a label file's byte order mark and carriage returns become part of the labels.
+    """
 
     def __init__(self, repositories: Sequence[Path], label_folder: Path) -> None:
         self._repositories = repositories

@@ -10,7 +10,7 @@ import grpc
 from google.protobuf.message import DecodeError
 from tritonclient.grpc import service_pb2
 
-from penstock.engines.call_options import RunningCalls
+from penstock.engines.call_options import CuttableCalls
 from penstock.gateway.dataplane import DataPlane
 from penstock.gateway.grpc.aio_server import ABANDONED
 from penstock.gateway.grpc.interceptors import caller_of, metadata_of
@@ -124,7 +124,7 @@ class CallRelay:
         self._plane = plane
         self._record = record
         self._reader_timeout_s = reader_timeout_s
-        self._running = RunningCalls()
+        self._running = CuttableCalls()
 
     async def infer(self, method: str, message: bytes, context: Context) -> bytes:
         """The engine's ModelInferResponse; always counted."""
@@ -244,7 +244,7 @@ def _earlier(one: float | None, other: float | None) -> float | None:
 
 
 class ClientStream(ABC):
-    """A client's stream."""
+    """A client's stream. `drain` ends it in order, `cut` at once."""
 
     def __init__(self, context: Context) -> None:
         self._context = context

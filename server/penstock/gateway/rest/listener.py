@@ -11,7 +11,7 @@ from typing import cast
 import uvicorn
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from penstock.engines.call_options import RunningCalls
+from penstock.engines.call_options import CuttableCalls
 from penstock.gateway.rest.connection import HAS_BEGUN, LimitedHttpProtocol, ListenerState, UnreadAnswers
 from penstock.gateway.rest.limits import ConnectionLimits
 from penstock.gateway.rest.responses import response_of
@@ -132,7 +132,7 @@ class _DrainableApp:
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
-        self._running = RunningCalls()
+        self._running = CuttableCalls()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:

@@ -65,7 +65,7 @@ class ModelTritonProcess(TritonSupervisor):
 
 
 class ModelGatewayProcess(GatewayProcess):
-    """The embedded engine for one model: a core without fronts, on Unix sockets in its run directory."""
+    """The embedded engine for one model: a core without workers, on Unix sockets in its run directory."""
 
     def __init__(self, model: str, settings: Settings, run_dir: RunDirectory, changed: Changed) -> None:
         own = {

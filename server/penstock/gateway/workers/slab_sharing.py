@@ -148,9 +148,8 @@ class ClientSlab(SharedSlab):
         self.renew(memory, lent.generation)
         self._region = lent.region
         if self._reader is not None:
-            self._reader.use_region(
-                lent.region, lambda: None
-            )  # the core registers a new region, and grants a part of it
+            # If the engine loses the region, there is nothing to do: the core registers a new one, and grants a part.
+            self._reader.use_region(lent.region, lambda: None)
 
     def forget(self) -> None:
         """Leases nothing from now on, because the core or the engine is gone."""

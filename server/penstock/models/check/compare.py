@@ -27,7 +27,7 @@ _STATISTICS_SLACK = 1e-9  # the same numbers summed by another numpy version
 
 @dataclass(frozen=True, slots=True)
 class ExpectedOutput:
-    """An expected output. indexes: (k,) flat; values: (k,) in the datatype's numpy type. record: the rest of it."""
+    """An expected output. indexes: (k,) flat; values: (k,) in the datatype's numpy type. record: all but these."""
 
     record: OutputRecord
     indexes: npt.NDArray[np.int64]
@@ -37,7 +37,7 @@ class ExpectedOutput:
 class OutputRow(msgspec.Struct, frozen=True, kw_only=True):
     """One output against one reference. problem: empty where it is the same.
 
-    difference, allowed, index, expected, got: of the element that differs most by what is allowed; absent without one.
+    difference, allowed, index, expected, got: of the element with the largest `share`; absent without one.
     """
 
     reference: str
