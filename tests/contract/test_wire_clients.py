@@ -126,5 +126,5 @@ def test_models_are_loaded_and_unloaded_through_the_gateway(stacks: Stacks) -> N
         over_http.load_model("spare")
         assert over_grpc.get_model_config("spare").config.max_batch_size == 8
         model = onnx_models.plus(1).SerializeToString()
-        with pytest.raises(InferenceServerException, match="loads models from its repository only"):
+        with pytest.raises(InferenceServerException, match="loads no files from requests"):
             over_http.load_model("spare", config=json.dumps(config), files={"file:1/model.onnx": model})

@@ -16,6 +16,7 @@ from penstock.protocol.errors import DeadlineExceeded, EngineUnavailable, Infere
 from penstock.protocol.inference import Datatype
 from penstock.vision.decode_pool import PoolStatistics
 from penstock.vision.decoder_process import DecoderDied, DecoderProcess, PreparedImage
+from penstock.vision.decoder_worker import DecodeReply, DecodeStatus, to_wire
 from penstock.vision.spec import InputOrder, PrepareSpec, ResizeMode
 from tests.vision import images
 from tests.vision.pools import (
@@ -110,6 +111,16 @@ async def test_pool_starts_no_image_whose_deadline_passes_while_it_waits() -> No
         assert pool.statistics() == PoolStatistics(waiting=0, busy=1, restarts=0, quarantined=0)
         wake_workers()
         assert_is(await running, FIRST)
+
+
+async def test_decoder_whose_reply_is_not_utf8_is_killed() -> None:
+    """An image may have compromised it: its replies are not trusted."""
+    decoder = await DecoderProcess.start(2 << 30, 5.0)
+    reply = to_wire(DecodeReply(DecodeStatus.BROKEN_WORKER, text="hello")).replace(b"hello", b"hell\xff")
+    with pytest.raises(DecoderDied):
+        decoder._understand(reply, OWN_SIZE, 40_000_000)
+    assert await decoder.ended() == -signal.SIGKILL
+    await decoder.aclose()
 
 
 async def test_decoder_that_takes_too_much_cpu_time_is_ended_and_the_image_quarantined() -> None:

@@ -10,7 +10,6 @@ import sys
 from dataclasses import dataclass, replace
 from typing import Self
 
-import msgspec
 import numpy as np
 
 from penstock.protocol.inference import Array
@@ -187,7 +186,7 @@ class DecoderProcess:
         """The reply. An image may have compromised the process, so an impossible reply kills it."""
         try:
             reply = from_wire(wire, DecodeReply)
-        except msgspec.DecodeError:
+        except (ValueError, RecursionError):
             self.kill()
             raise DecoderDied from None
         if math.prod(reply.shape) > 3 * max(max_pixels, spec.width * spec.height):

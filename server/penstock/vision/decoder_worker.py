@@ -103,7 +103,7 @@ def to_wire(message: DecodeJob | DecodeReply) -> bytes:
 
 
 def from_wire(wire: bytes, kind: type[Message]) -> Message:
-    """The inverse of to_wire. Raises msgspec.DecodeError."""
+    """The inverse of to_wire. Raises ValueError, and RecursionError for deeply nested messages."""
     end = _LENGTH_BYTES + int.from_bytes(wire[:_LENGTH_BYTES], "big")
     return msgspec.msgpack.decode(wire[_LENGTH_BYTES:end], type=kind)
 
