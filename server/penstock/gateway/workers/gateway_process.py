@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import json
 import os
 import signal
 import socket
@@ -115,7 +116,8 @@ class ControlConnection:
     def send(self, message: ControlMessage) -> None:
         """Never blocks. Drops the message if the connection is closed."""
         if not self._writer.is_closing():
-            self._writer.write(msgspec.json.encode(message) + b"\n")
+            text = json.dumps(msgspec.to_builtins(message), ensure_ascii=False)
+            self._writer.write(text.encode(errors="replace") + b"\n")  # a folder's name may be no UTF-8
 
     async def receive(self) -> AsyncIterator[ControlMessage]:
         try:
