@@ -1,4 +1,5 @@
-"""Protocols between the parts of the video program: tracker, analytics, sink, pipeline control and previews."""
+"""Statistics of a source, and Protocols between the parts of the video program: tracker, analytics, sink, pipeline
+control and previews."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field

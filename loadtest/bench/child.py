@@ -64,16 +64,18 @@ class Child:
         return [process for process in self._known if process.is_running()]
 
     def end(self, stop_s: float = 20.0, orphans_s: float = 0.0) -> None:
-        """SIGTERM to the process, after stop_s SIGKILL to what is left of its family; orphans_s: wait for these."""
+        """SIGTERM to the process, after stop_s SIGKILL to its family. orphans_s: wait for its children before that."""
         family = self.family()
         self.process.terminate()
-        with suppress(subprocess.TimeoutExpired):
-            self.process.wait(stop_s)
-        _, alive = psutil.wait_procs(family, timeout=orphans_s)
-        for process in alive:
-            with suppress(psutil.NoSuchProcess):
-                process.kill()
-        with suppress(ProcessLookupError):  # processes that joined the group since
-            os.killpg(self.process.pid, signal.SIGKILL)
-        psutil.wait_procs(alive, timeout=KILL_S)
+        try:
+            with suppress(subprocess.TimeoutExpired):
+                self.process.wait(stop_s)
+            psutil.wait_procs(family, timeout=orphans_s)
+        finally:  # also if Ctrl-C interrupts the wait
+            for process in family:
+                with suppress(psutil.NoSuchProcess):
+                    process.kill()
+            with suppress(ProcessLookupError):  # processes that joined the group since
+                os.killpg(self.process.pid, signal.SIGKILL)
+        psutil.wait_procs(family, timeout=KILL_S)
         self.process.wait(KILL_S)

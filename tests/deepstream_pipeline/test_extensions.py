@@ -102,6 +102,7 @@ FAULTS: dict[str, str] = {
     "analytics: {'queue_rule:Nothing': []}": "3:13: analytics.queue_rule:Nothing: it cannot be loaded (AttributeError",
     RULE.replace("500", "far"): "3:53: analytics.queue-record[0].left: 'far': Input should be a valid number",
     RULE.replace("name: Till, ", ""): "analytics.queue-record[0]: name is missing",
+    RULE.replace("Till", "a/b"): "analytics.queue-record[0].name: 'a/b': a name has 1 to 64 printable characters",
 }
 
 

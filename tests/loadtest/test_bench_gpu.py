@@ -174,6 +174,7 @@ def test_later_run_replaces_the_parts_that_it_measures(tmp_path: Path) -> None:
     assert models == {"chart": "resnet50-torch-random", "served": "another-random", "jpeg": "resnet50-engine-random"}
     assert not any(row.get("measure") == "raw_share" for row in content["results"]), "raw is of another run"
     assert content["conditions"]["command"].endswith("--json gpu.json; python -m loadtest.bench.gpu --add")
+    assert content["facts"]["failures"] == ["faults: the card was gone"], "of a part that was not measured again"
     with pytest.raises(BadAnswer, match="is of slo_p99_ms '15' and this run of '50'"):
         later(slo_p99_ms="50")
     ledger.path.write_text("[]")

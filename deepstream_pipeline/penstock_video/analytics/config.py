@@ -20,6 +20,7 @@ from penstock_video.analytics.rules import (
     UserRule,
     finite,
     nearest,
+    rule_name,
     section_of,
     split_numbers,
 )
@@ -73,25 +74,39 @@ def rules_from(section: object, labels: Sequence[str], *, where: str = "analytic
 def _rule(kind: str, entry: object, where: str, reading: Reading) -> Any:
     """One rule of a list, of a built-in or a user's kind. Raises RuleRefused with its first fault."""
     user = USER_RULES.get(kind)
-    model, known = (user.options, user.keys) if user else (MODELS[kind], _keys_of(MODELS[kind]))
+    known = user.keys if user is not None else _keys_of(MODELS[kind])
     if kind == "dwell":
         _refuse_milliseconds(entry, where)
-    keys = {key: value for key, value in _mapping(entry, where, known).items() if value is not None}
+    given = _mapping(entry, where, known)
+    if user is not None:
+        return _user_rule(kind, given, where)
+    keys = {key: value for key, value in given.items() if value is not None}
     try:
         if kind == "line-crossing":
             _split_direction(keys)
-        rule = model.validate_python(keys, context=reading)
+        rule = MODELS[kind].validate_python(keys, context=reading)
     except ValidationError as error:
         raise _refused_for(error.errors(include_url=False)[0], where) from None
     except Unfit as unfit:  # the line's eight numbers
         raise refused(f"{where}.line", unfit.value, unfit.fix) from None
-    if user is not None:
-        text = json.dumps(entry, sort_keys=True)
-        return UserRule(kind, str(keys["name"]), text, partial(user.evaluator, rule))
     if isinstance(rule, LineCrossing) and rule.direction is not None and _is_parallel(rule.line, rule.direction):
         fix = "the direction runs along the line; nothing can cross it that way"
         raise refused(f"{where}.direction", rule.direction, fix)
     return rule
+
+
+def _user_rule(kind: str, keys: Mapping[str, object], where: str) -> UserRule:
+    """A rule of a user's kind, read by the user's model. Its name follows the rules of built-in kinds."""
+    user, name = USER_RULES[kind], keys.get("name")
+    if name is None:
+        raise RuleRefused(f"{where}: name is missing")
+    try:
+        options = user.options.validate_python(dict(keys))
+        return UserRule(kind, rule_name(name), json.dumps(keys, sort_keys=True), partial(user.evaluator, options))
+    except ValidationError as error:
+        raise _refused_for(error.errors(include_url=False)[0], where) from None
+    except Unfit as unfit:
+        raise refused(f"{where}.name", unfit.value, unfit.fix) from None
 
 
 def _refused_for(fault: ErrorDetails, where: str) -> RuleRefused:

@@ -32,7 +32,7 @@ class Unfit(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """What the values refer to: the size of the picture, 0 × 0 for the source's own, and the labels by class_id."""
+    """Context for reading values. width, height: of the picture, 0 for the source's own. labels: by class_id."""
 
     width: float = 0.0
     height: float = 0.0
@@ -65,7 +65,7 @@ def finite(value: object, at: str = "") -> float:
 
 
 def split_numbers(text: str) -> list[float]:
-    """Of "1;2;3" or "1;2;3;", as nvdsanalytics writes lists."""
+    """The numbers of "1;2;3" or "1;2;3;", as nvdsanalytics writes lists."""
     try:
         numbers = [float(part) for part in text.strip().removesuffix(";").split(";")]
     except ValueError:
@@ -139,7 +139,8 @@ def _arrow(value: object, info: ValidationInfo[Reading]) -> Segment:
     return _segment(value, info, may_leave=True)
 
 
-def _name(value: object) -> str:
+def rule_name(value: object) -> str:
+    """A valid name of a rule, of any kind."""
     if not isinstance(value, str):
         raise Unfit(value, "a name is text; put it in quotes")
     if not value.strip() or len(value) > _MOST_NAME or not value.isprintable() or "/" in value:
@@ -201,7 +202,7 @@ def _plain(value: float) -> float:
 
 
 _AS_PAIRS = PlainSerializer(lambda points: [[_plain(x), _plain(y)] for x, y in points])
-_Name = Annotated[str, BeforeValidator(_name)]
+_Name = Annotated[str, BeforeValidator(rule_name)]
 _Region = Annotated[Polygon, BeforeValidator(_polygon), _AS_PAIRS, Field(alias="roi")]
 _Direction = Annotated[Segment, BeforeValidator(_arrow), _AS_PAIRS]
 _Mode = Annotated[LineMode, BeforeValidator(_mode)]

@@ -294,9 +294,9 @@ def classes_of(network: Network, answer: RowsResult, index: int) -> tuple[ClassS
     seen = _parsed(network, answer, index, _NOWHERE)
     if not isinstance(seen, Classes):
         raise InferFailed(f"model {network.name!r} finds objects, and does not say what a whole picture is")
-    labels = dict(enumerate(network.card.labels))
+    labels = network.card.labels
     return tuple(
-        ClassScore(network.name, number, labels.get(number, f"class {number}"), score)
+        ClassScore(network.name, number, labels[number] if 0 <= number < len(labels) else f"class {number}", score)
         for number, score in zip(seen.class_id.tolist(), seen.score.tolist(), strict=True)
         if not network.class_ids or number in network.class_ids
     )

@@ -51,7 +51,7 @@ class Channel(Generic[T]):
         capacity_bytes: int = 1,
     ) -> None:
         self.dropped = self.size_bytes = 0
-        self._items: deque[tuple[T, int, bool]] = deque()  # each with its size in bytes, and whether it is kept
+        self._items: deque[tuple[T, int, bool]] = deque()  # with its size in bytes, and whether it is never dropped
         self._capacity, self._capacity_bytes, self._size_of = max(capacity, 1), capacity_bytes, size_of
         self._max_wait_s = max_wait_s
         self._kept = 0

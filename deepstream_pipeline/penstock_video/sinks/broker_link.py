@@ -23,8 +23,9 @@ class LinkDown(PipelineError):
 
 @dataclass(frozen=True, slots=True)
 class DeliveryOutcome:
-    """Results of the messages of one `send`, each in one of them. delivered: acknowledged. refused: never accepted;
-    refusal says why. left: not delivered, or unknown, in order; trouble says why. pause_s: minimum pause."""
+    """Results of one `send`: each message is in one of the three. delivered: acknowledged. refused: never accepted;
+    refusal says why. left: not delivered, or unknown, in order. trouble: why the link failed, empty if it did not; it
+    is then reopened, after pause_s at least."""
 
     delivered: Sequence[Message] = ()
     refused: Sequence[Message] = ()

@@ -132,7 +132,7 @@ class KafkaLink:
             raise LinkDown(self._trouble)
 
     def close(self) -> None:
-        """Drops the producer, which may still send messages that were left."""
+        """Drops the producer. Requests that it sent without an answer may still reach the broker."""
         self._failure = self._trouble = ""
         old, self._producer = self._producer, None
         if old is not None:

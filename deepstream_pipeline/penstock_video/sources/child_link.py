@@ -43,8 +43,8 @@ class ParentGone(Exception):
 
 
 class ParentLink:
-    """Messages from and to the parent. The decoding thread reads them, while it does not wait for its stream. A beat is
-    sent once a second."""
+    """Messages from and to the parent. The decoding thread reads them and sends a beat a second, but not while it waits
+    for its stream. wants_images: whether the parent draws pictures."""
 
     def __init__(self, link: socket.socket, start: Start) -> None:
         self.wants_images = start.wants_images
@@ -61,7 +61,7 @@ class ParentLink:
         self._poller.register(self._socket, select.POLLIN)
 
     def begin(self, beat: Callable[[], Beat]) -> None:
-        """Sets the beat that is sent."""
+        """Sets the function that makes each beat."""
         self._beat = beat
 
     def end(self) -> None:

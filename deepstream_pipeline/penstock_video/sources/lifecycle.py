@@ -331,7 +331,7 @@ class SourceLifecycle:
         )
 
     def progress(self, now: float) -> None:
-        """Restarts the silence timer: a frame, or the process may have waited for the parent."""
+        """Restarts the silence timer: a frame came, or the process may have waited for the parent."""
         if self._phase is _Phase.OPEN:
             self._due = now + self._options.reconnect_interval_s
 
@@ -341,7 +341,7 @@ class SourceLifecycle:
             self._phase, self._due = _Phase.ENDING, now + GRACE_S
 
     def kill(self, fault: str) -> Action:
-        """Kills the process: it sent an invalid message, does not read, or is too slow."""
+        """Kills the process, for an invalid message, silence, or too many frames. fault: the reason; "" if none."""
         if self._phase not in (_Phase.OPENING, _Phase.OPEN, _Phase.ENDING):
             return Action.NONE
         self._phase, self._fault = _Phase.KILLED, fault

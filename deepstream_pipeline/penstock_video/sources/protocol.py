@@ -31,10 +31,10 @@ class Start(DecodeMessage, frozen=True, kw_only=True):
 
     spec: PrepareSpec.pack() of the network, empty for none. ring_frames, slot_bytes: size of the ring. ring_bytes:
     limit of its use. interval: frames between two inferred frames. policy: of types.DropPolicy. wants_images: full
-    frames are sent too. first_*: where counting continues. max_pixels:
-    larger frames are refused. cut: share of the picture (0..1) whose brightness must change at once to begin a segment,
-    0 for never. decoder: cpu or nvdec. device_ring: CUDA IPC handle of a ring with as many slots of row_bytes; empty if
-    rows are in the shared ring. allowed_outbound, is_from_api: of penstock.outbound.OutboundPolicy.
+    frames are sent too. first_*: where counting continues. max_pixels: larger frames are refused. cut: share of the
+    picture (0..1) whose brightness must change at once to begin a segment, 0 for never. decoder: cpu or nvdec.
+    device_ring: CUDA IPC handle of a ring with as many slots of row_bytes; empty if rows are in the shared ring.
+    allowed_outbound, is_from_api: of penstock.outbound.OutboundPolicy.
     """
 
     uri: str

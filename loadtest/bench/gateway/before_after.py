@@ -34,6 +34,7 @@ from loadtest.bench.report import BenchSpread, format_table, present, spread
 from loadtest.bench.video.program import VideoProgram, memory_of
 from loadtest.bench.video.rounds import make_street
 from loadtest.bench.wire import BadAnswer, BenchHttp, BenchRequest, GrpcPort, grpc_infer, http_infer
+from penstock.engines.triton import launch as triton_launch
 from penstock.protocol.inference import tensor_from_numpy
 from penstock_load.clients.payloads import make_pictures
 from penstock_load.witness.process_cpu import CpuMeter
@@ -109,9 +110,12 @@ def compare(what: str, before: Sequence[Stretch], after: Sequence[Stretch]) -> l
 
 @dataclass(frozen=True, slots=True)
 class Stack:
-    """A checkout's running `penstock up`. environ: under which its own programs find it."""
+    """A checkout's running `penstock up`. program: its command `penstock`, which ends with the bench.
 
-    program: str
+    environ: of its video programs, which join this stack only.
+    """
+
+    program: tuple[str, ...]
     environ: dict[str, str]
     child: Child
     http_port: int
@@ -127,12 +131,13 @@ class Stack:
 def stack_of(checkout: Path, folder: Path) -> Iterator[Stack]:
     """Raises BadAnswer if it does not become ready."""
     folder.mkdir(parents=True, exist_ok=True)
-    program = str(checkout / ".venv" / "bin" / "penstock")
+    bond = (sys.executable, "-I", "-S", triton_launch.__file__, str(os.getpid()))  # it ends with the bench
+    program = (*bond, str(checkout / ".venv" / "bin" / "penstock"))
     environ = {name: value for name, value in os.environ.items() if not name.startswith(("PENSTOCK_", "PYTHON"))}
-    environ["TMPDIR"] = str(folder)  # video programs join the stack of their own checkout only
+    environ["TMPDIR"] = str(folder)  # where video programs look for a stack
     free = ("http", "grpc", "metrics", "engine-http", "engine-grpc", "engine-metrics")
     ports = [word for port in free for word in (f"--{port}-port", "0")]
-    command = [program, "up", "--engine", "triton", "--home", str(folder / "home"), *ports]
+    command = [*program, "up", "--engine", "triton", "--home", str(folder / "home"), *ports]
     child = Child(f"penstock up of {checkout}", command, folder / "up.log", environ, folder=checkout)
     try:
         child.wait(lambda: bool(_READY.search(child.text())), time.monotonic() + START_S)
@@ -201,7 +206,7 @@ def measure_video(stacks: dict[str, Stack], options: argparse.Namespace, clip: P
             with socket.create_server(("127.0.0.1", 0)) as free:
                 port = free.getsockname()[1]
             video = VideoProgram(
-                [stack.program], stack.meter, DETECTOR, [clip], port, "--loop", environ=stack.environ
+                stack.program, stack.meter, DETECTOR, [clip], port, "--loop", environ=stack.environ
             )  # fmt: skip
             with video as program:
                 found = program.measure(options.seconds)

@@ -57,8 +57,7 @@ class PointLedger:
         """Keeps the file's parts that are not measured now. Raises BadAnswer for another file or other conditions."""
         try:
             content = json.loads(self.path.read_text())
-            before = content["conditions"]
-            runs_of(content)
+            before, _ = content["conditions"], (content["facts"], runs_of(content))
         except (OSError, ValueError, LookupError, TypeError) as error:
             raise BadAnswer(f"{self.path} cannot be added to, it is no file of this bench: {error!r}") from error
         for name in SAME:
@@ -75,9 +74,12 @@ class PointLedger:
     def save(self) -> None:
         """The file, whole or as it was."""
         conditions, facts, runs, new = dict(self.conditions), dict(self.facts), self.runs, set(map(group_of, self.runs))
+        failures = list(self.failures)
         if earlier := self._earlier:
             kept = [run for run in runs_of(earlier) if group_of(run) not in new]
             facts, runs = earlier["facts"] | facts, kept + runs
+            tried = new | {part_of(why) for why in failures}
+            failures = [why for why in earlier["facts"].get("failures", []) if part_of(why) not in tried] + failures
             if kept:
                 was = earlier["conditions"]
                 conditions |= {name: f"{was[name]}; {conditions[name]}" for name in ("command", "at")}
@@ -85,7 +87,7 @@ class PointLedger:
             "conditions": conditions,
             "model": self.model,
             "results": results_of(runs),
-            "facts": facts | {"failures": self.failures},
+            "facts": facts | {"failures": failures},
             "laps": [asdict(run) for run in runs],  # plain-english: ok
         }
         staged = self.path.with_suffix(".part")
@@ -96,6 +98,11 @@ class PointLedger:
 def group_of(run: PointRun) -> str:
     """The part of the bench that a run belongs to: raw and served are compared with each other."""
     return _GROUPS.get(run.part, run.part)
+
+
+def part_of(failure: str) -> str:
+    """The part of the bench that a failure names."""
+    return failure.partition(":")[0]
 
 
 def runs_of(content: Mapping[str, Any]) -> list[PointRun]:

@@ -248,7 +248,7 @@ class PenstockUp:
         return self.child.family()
 
     def cpu_s(self) -> dict[str, float]:
-        """Seconds so far, by kind: gateway (fronts, core and decoders), triton, model (its instances' processes)."""
+        """Seconds so far, by kind: gateway (workers, core and decoders), triton, model (its instances' processes)."""
         found = {"gateway": 0.0, "triton": 0.0, "model": 0.0}
         for process in self.processes():
             with suppress(psutil.Error):

@@ -189,6 +189,8 @@ class LocustJudge:
         self.has_run = stats.total.num_requests > 0
         if not self.has_run:
             logger.error("no request was made")
+        elif scenario and not self._seconds():
+            complaints.append("no judged phase was reached")
         self.complaints = tuple(complaints)
         self.rows = self._judged(entries)
         for row in (row for row in self.rows if row.state is not State.NOT_COMPARABLE):

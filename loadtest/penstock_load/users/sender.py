@@ -32,7 +32,7 @@ _DECODER = msgspec.json.Decoder(FromDriver)
 
 
 class Sender:
-    """Runs penstock_load.driver.child; each user sends one request at a time through it."""
+    """Runs penstock_load.driver.child, through which all users of this process send their requests."""
 
     def __init__(self) -> None:
         """Returns when the process runs: its imports take a second, which is no part of a run."""

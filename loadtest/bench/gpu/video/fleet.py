@@ -23,10 +23,8 @@ from penstock_video.cli.engine import UP_CHILD
 
 DECODERS_FULL = "makes no more decoders"  # in the reason of a source that found no decoder left on the GPU
 WAITS = "waits for its turn at the card"  # in that of one that has not asked the GPU yet, or asks again
-STILL_S, ASK_WHY_S = (
-    12.0,
-    5.0,
-)  # without another stream's first answers; decoders are made at 13 to 16 a second, one after another
+STILL_S = 12.0  # without another stream's first answers; decoders are made at 13 to 16 a second, one after another
+ASK_WHY_S = 5.0  # the same: then the sources' reasons are read
 MOSTLY = 0.9  # of the streams without answers, so that it is what limits their number
 MOST_SOURCES = 200  # of a program
 ASK_S, LOOK_S = 20.0, 0.5

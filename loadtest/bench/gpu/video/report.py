@@ -85,7 +85,7 @@ def _streams(bodies: Sequence[Body]) -> str:
                 camera.words, camera.goal, _span([one["held"] for one in found]),
                 _span([one["missed"] for one in found if one["missed"]]),
                 _span([one["full_at"] for one in found if one.get("full_at")]),
-                _span(alone), _span(shares_of_alone(bodies, name), 3),
+                _span(alone), _span(shares_of_alone(bodies, name), is_share=True),
             ))  # fmt: skip
     head = ("camera", "target", "held", "missed at", "no more decoders at", "NVDEC alone", "held by NVDEC alone")
     return markdown_table("Streams held", head, rows)
@@ -161,11 +161,11 @@ def _rounds(bodies: Sequence[Body]) -> str:
     return "\n".join(lines)
 
 
-def _span(values: Sequence[float], digits: int = 0) -> str:
+def _span(values: Sequence[float], *, is_share: bool = False) -> str:
     if not values:
         return ""
     found: BenchSpread = spread(values)
-    return f"{found.median:.3f} ({found.low:.3f} to {found.high:.3f})" if digits else spread_range(found)
+    return f"{found.median:.3f} ({found.low:.3f} to {found.high:.3f})" if is_share else spread_range(found)
 
 
 def write_report(folder: Path, into: Path) -> Iterator[Path]:
