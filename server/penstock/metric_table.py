@@ -145,13 +145,13 @@ METRICS = (
         ("replica",),
     ),
     MetricSpec("gateway_restarts_total", MetricKind.READ_COUNTER, "Restarts of the gateway since the stack started."),
-    MetricSpec("fronts", MetricKind.READ_GAUGE, "Fronts that the core serves now; 0 where one process does all."),
+    MetricSpec("fronts", MetricKind.READ_GAUGE, "Workers that the core serves now; 0 where one process does all."),
     MetricSpec(
         "guests",  # plain-english: ok
         MetricKind.READ_GAUGE,
         "Other programs of this host that the core serves now, such as video.",
     ),
-    MetricSpec("front_restarts_total", MetricKind.READ_COUNTER, "Restarts of fronts since the stack started."),
+    MetricSpec("front_restarts_total", MetricKind.READ_COUNTER, "Restarts of workers since the stack started."),
     MetricSpec("access_keys", MetricKind.READ_GAUGE, "API keys that let a caller in now."),
     MetricSpec(
         "tls_certificate_expires_timestamp_seconds",

@@ -4,6 +4,7 @@ import asyncio
 import sys
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
 
@@ -11,6 +12,7 @@ import numpy as np
 import pytest
 import tritonclient.grpc
 import tritonclient.http
+from structlog.testing import capture_logs
 
 from penstock.engines.embedded.user_engine import CustomEngine
 from penstock.gateway.settings import Settings
@@ -150,6 +152,12 @@ async def test_fault_in_a_users_code_fails_one_request(engine_of: Callable[..., 
     async def wrong(*_: object) -> InferResponse:
         return InferResponse("m", "1", (tensor_from_numpy("y", ROWS.astype(np.int32)),))
 
+    async def short(*_: object) -> InferResponse:
+        return InferResponse("m", "1", (tensor_from_numpy("y", ROWS[:1]),))
+
+    async def torn(*_: object) -> InferResponse:
+        return InferResponse("m", "1", (replace(tensor_from_numpy("y", ROWS), data=memoryview(b"12345678")),))
+
     async def hang(*_: object) -> InferResponse:
         await asyncio.Event().wait()
         raise AssertionError
@@ -157,6 +165,8 @@ async def test_fault_in_a_users_code_fails_one_request(engine_of: Callable[..., 
     for infer, error, why in (
         (fail, EngineFailed, "ZeroDivisionError in the engine"),
         (wrong, EngineFailed, "gave INT32 as output 'y'; its config has FP32"),
+        (short, EngineFailed, r"gave shape \[1, 4\] as output 'y'; \[2, 4\] is needed"),
+        (torn, EngineFailed, "gave 8 bytes as output 'y'; its shape needs 32"),
         (hang, DeadlineExceeded, "did not answer in time"),
     ):
         engine = engine_of(infer=infer)
@@ -164,3 +174,21 @@ async def test_fault_in_a_users_code_fails_one_request(engine_of: Callable[..., 
         with pytest.raises(error, match=why):
             await engine.infer(request(deadline=time.monotonic() + 0.05))
         assert b'request_failure{model="m",version="1"' in await engine.metrics()
+
+
+async def test_users_class_that_does_not_close_does_not_keep_the_gateway(
+    engine_of: Callable[..., CustomEngine], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whether its aclose hangs or raises, the gateway's end goes on, and the log has the reason."""
+    monkeypatch.setattr("penstock.engines.embedded.user_engine.CLOSE_TIMEOUT_S", 0.05)
+
+    async def hang(_: object) -> None:
+        await asyncio.Event().wait()
+
+    async def fail(_: object) -> None:
+        raise ZeroDivisionError
+
+    for aclose, reason in ((hang, "TimeoutError"), (fail, "ZeroDivisionError")):
+        with capture_logs() as lines:
+            await engine_of(aclose=aclose).aclose()
+        assert reason in lines[0]["error"]

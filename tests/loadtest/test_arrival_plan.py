@@ -25,6 +25,7 @@ def test_phases_with_callers_are_left_out_and_the_others_follow_each_other() -> 
     assert [(one.phase.name, one.rate) if one else None for one in found] == [("a", 5), ("a", 5), ("b", 7), ("b", 7)]
     cursor.stop(3.5)
     assert cursor.seconds == {"a": 2.0, "b": 1.5}
+    assert cursor.intended == {"a": 10.0, "b": 10.5}
     assert [cursor.step(at_s) is None for at_s in (4.0, 4.6, 5.0)] == [False, True, True]
 
 

@@ -9,7 +9,7 @@ from rich.console import Console
 
 from penstock_load.results import State, Verdict
 from penstock_load.scenario import Arrivals, Kind, Phase, RequestSpec, Scenario, ScenarioError, Shape
-from penstock_load.users.figures import ProcessReport, bucket, judged_entries, measurements, show
+from penstock_load.users.figures import ProcessReport, bucket, judged_entries, measurements, shortfall, show
 from penstock_load.users.options import Options, add_arguments, locust_arguments, read_options
 
 SCENARIO = Scenario(
@@ -35,6 +35,14 @@ class Row:
 
 def figures(*rows: Row, seconds: float = 10.0) -> dict[str, float]:
     return {one.measure: one.spread.median for one in measurements(rows, seconds, slo_p99_ms=100)}
+
+
+def test_far_fewer_requests_than_planned_are_a_complaint() -> None:
+    """Only judged phases count, and a Poisson plan may miss its mean by chance."""
+    planned = {"ladder": 400.0, "steady": 1000.0}
+    assert (shortfall(SCENARIO, planned, 1000), shortfall(SCENARIO, planned, 860)) == ([], [])
+    (complaint,) = shortfall(SCENARIO, planned, 850)
+    assert complaint.startswith("850 requests were sent of 1000 that mine plans")
 
 
 def test_latencies_keep_three_digits() -> None:

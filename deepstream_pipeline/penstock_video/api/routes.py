@@ -38,7 +38,9 @@ def validated_source(config: SourceConfig, options: ApiOptions) -> SourceConfig:
     kind = kind_of(config.uri)
     if kind in (UriKind.FILE, UriKind.DEVICE):
         if not options.is_local:
-            raise Refusal(403, "files and devices of this machine cannot be added by other machines; give a URL")
+            raise Refusal(
+                403, "files and devices of this machine can be added only if the API listens on 127.0.0.1; give a URL"
+            )
     elif why := options.outbound.why_refused_unresolved(urlsplit(config.uri).hostname or ""):
         raise Refusal(403, why)
     return replace(config, is_from_api=True)

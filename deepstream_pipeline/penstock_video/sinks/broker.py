@@ -15,7 +15,7 @@ from penstock_video.backoff import Backoff
 from penstock_video.errors import SinkFailed
 from penstock_video.interfaces import INTERNAL
 from penstock_video.metrics import VideoMetrics
-from penstock_video.sinks.broker_link import BrokerLink, DeliveryOutcome, LinkDown
+from penstock_video.sinks.broker_link import NO_TIME_LEFT, BrokerLink, DeliveryOutcome, LinkDown
 from penstock_video.sinks.schemas import Schema, event_lines, objects_line
 from penstock_video.sinks.spool import Message, Spool, SpoolStatistics
 from penstock_video.types import FrameResult
@@ -86,7 +86,7 @@ class BrokerStatistics(SpoolStatistics):
 
     def why_lost(self) -> str:
         """The reason, or the reasons with their numbers."""
-        left = self.reason or "no time was left"
+        left = self.reason or NO_TIME_LEFT
         reasons = ((self.depth, left), (self.refused, self.refusal), (self.dropped, "no room in its spool"))
         causes = [(count, reason) for count, reason in reasons if count]
         return causes[0][1] if len(causes) == 1 else ", ".join(f"{count} ({reason})" for count, reason in causes)
@@ -139,7 +139,7 @@ class BrokerSink:
         with self._changed:
             if self._closing.is_set():
                 return
-            self._over_at = time.monotonic() + CLOSE_S
+            self._over_at = self._link.over_at = time.monotonic() + CLOSE_S
             self._closing.set()
             self._changed.notify_all()
         self._thread.join(CLOSE_S + 0.5)  # a thread that hangs longer in its library ends by its own time-outs

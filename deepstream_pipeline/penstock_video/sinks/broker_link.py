@@ -35,14 +35,19 @@ class DeliveryOutcome:
     pause_s: float = 0.0
 
 
+NO_TIME_LEFT = "no time was left"
+
+
 class BrokerLink(Protocol):
     """A connection to a broker, used by the sender's thread only. Converts its library's errors. name: the short kind.
-    place: the address for display, without secrets. max_messages, max_bytes: of one `send`."""
+    place: the address for display, without secrets. max_messages, max_bytes: of one `send`. over_at: when `send`
+    returns although answers are missing (monotonic seconds); set when the sink closes."""
 
     name: str
     place: str
     max_messages: int
     max_bytes: int
+    over_at: float
 
     def open(self, timeout_s: float) -> bool:
         """Connects. Returns whether the broker answered (False if not asked yet). Raises LinkDown."""

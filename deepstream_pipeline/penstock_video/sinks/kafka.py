@@ -13,7 +13,14 @@ from penstock.outbound import OutboundPolicy
 from penstock_video.errors import SinkFailed
 from penstock_video.interfaces import SECRET
 from penstock_video.sinks.broker import BrokerOptions, BrokerSink, SinkGauge
-from penstock_video.sinks.broker_link import DeliveryOutcome, LinkDown, client_library, require_allowed_host, scrub
+from penstock_video.sinks.broker_link import (
+    NO_TIME_LEFT,
+    DeliveryOutcome,
+    LinkDown,
+    client_library,
+    require_allowed_host,
+    scrub,
+)
 from penstock_video.sinks.spool import Message
 
 if TYPE_CHECKING:
@@ -69,6 +76,7 @@ class KafkaLink:
     name = "kafka"
     max_messages = BATCH_MESSAGES
     max_bytes = 4 * 2**20
+    over_at = float("inf")
 
     def __init__(self, options: KafkaOptions) -> None:
         self._kafka = client_library("confluent_kafka", "confluent-kafka", "kafka")
@@ -194,6 +202,8 @@ class KafkaLink:
     def _waits_for(self) -> str:
         if self._trouble:
             return self._trouble
+        if time.monotonic() >= self.over_at:
+            return NO_TIME_LEFT
         silent_s = time.monotonic() - self._answered_at
         return f"no answer for {SILENT_AFTER_S:g} s" if silent_s > SILENT_AFTER_S else ""
 

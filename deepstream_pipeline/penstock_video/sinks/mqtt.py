@@ -16,7 +16,14 @@ from pydantic import AfterValidator, Field
 from penstock.outbound import OutboundPolicy
 from penstock_video.interfaces import SECRET
 from penstock_video.sinks.broker import BrokerOptions, BrokerSink, SinkGauge
-from penstock_video.sinks.broker_link import DeliveryOutcome, LinkDown, client_library, require_allowed_peer, scrub
+from penstock_video.sinks.broker_link import (
+    NO_TIME_LEFT,
+    DeliveryOutcome,
+    LinkDown,
+    client_library,
+    require_allowed_peer,
+    scrub,
+)
 from penstock_video.sinks.spool import Message
 
 if TYPE_CHECKING:
@@ -80,6 +87,7 @@ class MqttLink:
     name = "mqtt"
     max_messages = 200
     max_bytes = 4 * 2**20
+    over_at = float("inf")
 
     def __init__(self, options: MqttOptions) -> None:
         self._paho = client_library("paho.mqtt.client", "paho-mqtt", "video")
@@ -116,18 +124,21 @@ class MqttLink:
         """Publishes them and serves the connection until all are acknowledged."""
         self._answered_at, self._delivered = time.monotonic(), []
         unsent = deque(one for one in messages if not self._is_too_large(one))
-        while (unsent or self._unacknowledged) and not self._trouble:
+        is_over = False
+        while (unsent or self._unacknowledged) and not (self._trouble or is_over):
             while unsent and len(self._unacknowledged) < self._window:
                 self._publish(unsent.popleft())
             self._serve(POLL_S if self._unacknowledged else 0.0)
             if self._unacknowledged and time.monotonic() - self._answered_at > SILENT_AFTER_S:
                 self._trouble = f"no answer for {SILENT_AFTER_S:g} s"
+            is_over = time.monotonic() >= self.over_at
+        left = [*self._unacknowledged.values(), *unsent]
         return DeliveryOutcome(
             self._delivered,
             [one for one in messages if self._is_too_large(one)],  # the broker would disconnect
             f"larger than the broker's {self._largest_bytes} bytes",
-            [*self._unacknowledged.values(), *unsent],
-            self._trouble,
+            left,
+            self._trouble or (NO_TIME_LEFT if left else ""),
         )
 
     def _is_too_large(self, one: Message) -> bool:

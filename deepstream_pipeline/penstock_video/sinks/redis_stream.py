@@ -52,6 +52,7 @@ class RedisLink:
     name = "redis"
     max_messages = 500
     max_bytes = 4 * 2**20
+    over_at = float("inf")
 
     def __init__(self, options: RedisOptions) -> None:
         self._redis = client_library("redis", "redis", "video")

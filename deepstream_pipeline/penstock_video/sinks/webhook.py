@@ -227,6 +227,7 @@ class WebhookLink:
 
     name = "webhook"
     max_messages, max_bytes = 1, 4 * 2**20
+    over_at = float("inf")
 
     def __init__(self, options: WebhookOptions) -> None:
         self._options = options

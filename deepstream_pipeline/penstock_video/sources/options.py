@@ -130,8 +130,8 @@ class ProcessSnapshot:
 class SourceSnapshot:
     """State of a source. fps: decoded over the last seconds. frames: decoded by all processes. drops: by
     types.DropReason, before frames reached the parent. pts_s: of the last frame. opened: None before the first time.
-    decode_s, prepare_s: CPU seconds. start_s: from the last process's start to its first message. waiting_frames:
-    received and not released. pid: of its process, or None. is_open: whether it can be recorded now."""
+    decode_s, prepare_s: CPU seconds. start_s: from the last process's start until it opened the source, or sent a beat.
+    waiting_frames: received and not released. pid: of its process, or None. is_open: whether it can be recorded now."""
 
     config: SourceConfig
     state: SourceState

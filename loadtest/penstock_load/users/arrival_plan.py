@@ -70,18 +70,20 @@ def _complaints(name: str, phases: tuple[Phase, ...], capacity_per_s: float | No
 
 
 class PlanCursor:
-    """A run through a plan. seconds: how long each phase lasted so far. Times are seconds since the run began."""
+    """A run through a plan. seconds: how long each phase lasted so far. intended: its requests by
+    the plan. Times are seconds since the run began."""
 
     def __init__(self, plan: ArrivalPlan) -> None:
         self._plan = plan
         self._now: PlannedRate | None = None
         self._since_s = 0.0
         self.seconds: dict[str, float] = {}
+        self.intended: dict[str, float] = {}
 
     def restart(self) -> None:
         """The clock begins at 0 again; what is asked stays as it is."""
         self._since_s = 0.0
-        self.seconds = {}
+        self.seconds, self.intended = {}, {}
 
     def step(self, at_s: float) -> PlannedRate | None:
         """What is asked from now on, by the middle of the coming second; None after the last phase."""
@@ -93,7 +95,9 @@ class PlanCursor:
         """Nothing more is asked."""
         if self._now:
             name = self._now.phase.name
-            self.seconds[name] = self.seconds.get(name, 0.0) + at_s - self._since_s
+            lasted_s = at_s - self._since_s
+            self.seconds[name] = self.seconds.get(name, 0.0) + lasted_s
+            self.intended[name] = self.intended.get(name, 0.0) + lasted_s * self._now.rate
         self._since_s = at_s
         self._now = None
 

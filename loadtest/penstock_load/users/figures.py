@@ -60,6 +60,7 @@ def phase_name(label: str, phase: str) -> str:
 
 BUSY_SHARE = 0.9
 SHORTEST_JUDGED_S = 5.0
+MIN_SENT_SHARE = 0.95  # of the planned requests
 
 
 class ProcessReport(msgspec.Struct, frozen=True):
@@ -161,6 +162,18 @@ def _percentiles(entries: Sequence[Any]) -> dict[str, float]:
 def _at_rank(counts: Mapping[float, int], rank: float) -> float:
     seen = itertools.accumulate(counts[latency_ms] for latency_ms in sorted(counts))
     return next(latency_ms for latency_ms, until in zip(sorted(counts), seen, strict=True) if until >= rank)
+
+
+def shortfall(scenario: Scenario, intended: Mapping[str, float], requests: int) -> list[str]:
+    """A sentence if far fewer requests were sent in the judged phases than planned. intended: requests by phase."""
+    planned = sum(intended.get(phase.name, 0.0) for phase in scenario.phases if phase.is_judged)
+    # Poisson arrivals differ from their mean by chance: three standard deviations are no shortfall.
+    if requests >= MIN_SENT_SHARE * planned - 3 * planned**0.5:
+        return []
+    return [
+        f"{requests} requests were sent of {planned:.0f} that {scenario.name} plans: a process of the load test was too "
+        "slow or is gone; use more processes or a faster machine"
+    ]
 
 
 def show(rows: Sequence[Verdict], complaints: Sequence[str], console: Console) -> None:

@@ -20,7 +20,7 @@ from penstock_load.results import State, Verdict
 from penstock_load.scenario import RequestSpec, Scenario, ScenarioError, read_scenario, with_model, with_slo
 from penstock_load.targets import UNITS, Comparison, Target, read_targets, scenario_targets, slo_targets
 from penstock_load.users.arrival_plan import ArrivalPlan
-from penstock_load.users.figures import RunTerms, judged_entries, measurements, show
+from penstock_load.users.figures import RunTerms, judged_entries, measurements, shortfall, show
 from penstock_load.users.options import DEFAULT_MODEL, Options, read_options
 from penstock_load.users.processes import ArrivalShape, Processes
 from penstock_load.users.sender import Sender
@@ -191,6 +191,9 @@ class LocustJudge:
             logger.error("no request was made")
         elif scenario and not self._seconds():
             complaints.append("no judged phase was reached")
+        elif scenario:
+            intended: Mapping[str, float] = self.environment.shape_class.walk.intended
+            complaints += shortfall(scenario, intended, sum(entry.num_requests for entry in entries))
         self.complaints = tuple(complaints)
         self.rows = self._judged(entries)
         for row in (row for row in self.rows if row.state is not State.NOT_COMPARABLE):

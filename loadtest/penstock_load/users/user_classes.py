@@ -107,7 +107,14 @@ class ScenarioUser(RequestUser):
         at_s, is_due = self.clock.step(now.rate, is_poisson=now.is_poisson)
         gevent.sleep(max(0.0, at_s - time.perf_counter()))
         if is_due:
-            self.waiting.spawn(self.send, at_s)
+            self.waiting.spawn(self._send_planned, at_s)
+
+    def _send_planned(self, intended_s: float) -> None:
+        """An exception counts as locust counts those of a task; it would otherwise end with the greenlet."""
+        try:
+            self.send(intended_s)
+        except Exception as error:  # noqa: BLE001 - as locust does for tasks
+            self.environment.events.user_error.fire(user_instance=self, exception=error, tb=error.__traceback__)
 
     def on_stop(self) -> None:
         """Waits for the answers; locust ends the wait at its --stop-timeout."""

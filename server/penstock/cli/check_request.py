@@ -3,9 +3,11 @@
 import asyncio
 import time
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from concurrent.futures import Future
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from importlib.metadata import version
+from threading import Thread
 from typing import TypeVar
 
 import numpy as np
@@ -64,8 +66,19 @@ class GatewayCheckEngine:
 
 
 async def _in_thread(call: Callable[[], T]) -> T:
+    """In a thread that the program's end does not wait for: Ctrl-C ends a check at once. Raises EngineFailed."""
+    answer: Future[T] = Future()
+
+    def run() -> None:
+        answer.set_running_or_notify_cancel()
+        try:
+            answer.set_result(call())
+        except Exception as error:  # noqa: BLE001 - raised where it is awaited
+            answer.set_exception(error)
+
+    Thread(target=run, daemon=True).start()
     try:
-        return await asyncio.to_thread(call)
+        return await asyncio.wrap_future(answer)
     except GatewayError as error:
         raise EngineFailed(str(error)) from error
 

@@ -97,8 +97,10 @@ def error_reply(error: InferenceError) -> DecodeReply:
 
 
 def to_wire(message: DecodeJob | DecodeReply) -> bytes:
-    """WIRE_BYTES bytes: the length of the message, the message, zeros."""
+    """WIRE_BYTES bytes: the length of the message, the message, zeros. Raises ValueError if it is longer."""
     packed = msgspec.msgpack.encode(message)
+    if len(packed) > WIRE_BYTES - _LENGTH_BYTES:
+        raise ValueError(f"a decoder message has {len(packed)} bytes (limit {WIRE_BYTES - _LENGTH_BYTES})")
     return (len(packed).to_bytes(_LENGTH_BYTES, "big") + packed).ljust(WIRE_BYTES, b"\0")
 
 

@@ -24,6 +24,7 @@ class Scripted:
 
     name, place = "scripted", "scripted, topic t"
     max_messages, max_bytes = 10, 10_000
+    over_at = float("inf")
 
     def __init__(self, *answers: Callable[[Sequence[Message]], DeliveryOutcome]) -> None:
         self.answers = list(answers)

@@ -1,6 +1,7 @@
 """Kafka: keys, headers and what a broker or librdkafka can refuse."""
 
 import json
+import time
 import sys
 from collections.abc import Iterator
 
@@ -75,6 +76,18 @@ def test_kafka_link_that_is_closed_with_messages_underway_lets_go_of_them(broker
     assert [one.id for one in link.send([Message("gate", "wanted", "objects", b"{}")]).delivered] == ["wanted"]
     link.close()
     assert [one.id for one in broker.arrived(1)] == ["wanted"]
+
+
+def test_kafka_link_of_a_closing_sink_waits_no_longer_than_the_sink(broker: KafkaBroker) -> None:
+    """What has no answer when the sink's time is over is left, so that it is counted as lost."""
+    link = KafkaLink(KafkaOptions(broker.brokers, "closing", what=ResultKind.OBJECTS))
+    assert link.open(5.0)
+    broker.take_down()
+    link.over_at = time.monotonic()
+    outcome = link.send([Message("gate", "late", "objects", b"{}")])
+    link.close()
+    broker.bring_up()
+    assert ([one.id for one in outcome.left], outcome.trouble) == (["late"], "no time was left")
 
 
 def opens(link: KafkaLink) -> bool:

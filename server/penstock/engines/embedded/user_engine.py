@@ -25,10 +25,11 @@ from penstock.protocol.errors import (
     NotSupported,
 )
 from penstock.protocol.extensions import ExtensionError, load_extension
-from penstock.protocol.inference import InferRequest, InferResponse, Tensor
+from penstock.protocol.inference import Datatype, InferRequest, InferResponse, Tensor
 
 METHODS = ("models", "infer", "aclose")
 VERSION = "1"  # of each model
+CLOSE_TIMEOUT_S = 2.0  # below the time that the gateway's parent process allows
 log = get_logger("engine")
 
 
@@ -74,14 +75,14 @@ class CustomEngine(InProcessRelay):
         rows = model.rules.check(request)
         started = time.monotonic_ns()
         try:
-            outputs = await self._outputs(model, request)
+            outputs = await self._outputs(model, request, rows)
         except (InferenceError, asyncio.CancelledError) as error:
             model.statistics.failed(error, time.monotonic_ns() - started)
             raise
         model.statistics.succeeded(rows, RunTimes(0, 0, time.monotonic_ns() - started, 0))
         return InferResponse(request.model_name, VERSION, outputs, request.id)
 
-    async def _outputs(self, model: _Model, request: InferRequest) -> tuple[Tensor, ...]:
+    async def _outputs(self, model: _Model, request: InferRequest, rows: int) -> tuple[Tensor, ...]:
         who = f"model {request.model_name!r}"
         try:
             async with asyncio.timeout(
@@ -97,10 +98,8 @@ class CustomEngine(InProcessRelay):
             log.exception("an inference failed in the engine", model=request.model_name)
             raise EngineFailed(f"{who}: {type(error).__name__} in the engine, see the gateway's log") from error
         for name in model.rules.wanted(request):
-            rule, tensor = model.rules.outputs[name], given.get(name)
-            if tensor is None or tensor.datatype is not rule.datatype:
-                found = "no output" if tensor is None else f"{tensor.datatype} as output"
-                raise EngineFailed(f"{who}: its engine gave {found} {name!r}; its config has {rule.datatype}")
+            if fault := _output_fault(given.get(name), model.rules, name, rows):
+                raise EngineFailed(f"{who}: its engine gave {fault}")
         # Copied: an output may be a view of an input, whose memory is reused after the inference.
         return tuple(
             replace(given[name], data=memoryview(bytes(given[name].data))) for name in model.rules.wanted(request)
@@ -150,7 +149,11 @@ class CustomEngine(InProcessRelay):
     async def aclose(self) -> None:
         self._is_closed = True
         self.regions.unregister()
-        await self._engine.aclose()
+        try:
+            async with asyncio.timeout(CLOSE_TIMEOUT_S):
+                await self._engine.aclose()
+        except Exception as error:  # noqa: BLE001 - any code of the user
+            log.error("an engine of a user did not close", error=f"{type(error).__name__}: {error}")
 
     def config_message(self, model_name: str, version: str = "") -> model_config_pb2.ModelConfig:
         return self._find(model_name, version).config
@@ -178,6 +181,21 @@ class CustomEngine(InProcessRelay):
     def _check_open(self) -> None:
         if self._is_closed:
             raise EngineUnavailable("the engine is closed")
+
+
+def _output_fault(tensor: Tensor | None, rules: RequestRules, name: str, rows: int) -> str:
+    """What is wrong with an output of the user's class; empty if it is as the config says."""
+    rule = rules.outputs[name]
+    if tensor is None or tensor.datatype is not rule.datatype:
+        found = "no output" if tensor is None else f"{tensor.datatype} as output"
+        return f"{found} {name!r}; its config has {rule.datatype}"
+    wanted = ((rows,) if rules.max_batch_size else ()) + tuple(rule.dims)
+    expected = [given if size == -1 else size for size, given in zip(wanted, tensor.shape, strict=False)]
+    if len(tensor.shape) != len(wanted) or tuple(expected) != tensor.shape:
+        return f"shape {list(tensor.shape)} as output {name!r}; {list(wanted)} is needed"
+    if tensor.datatype is not Datatype.BYTES and tensor.data.nbytes != tensor.declared_bytes:
+        return f"{tensor.data.nbytes} bytes as output {name!r}; its shape needs {tensor.declared_bytes}"
+    return ""
 
 
 def _model_of(config: ModelConfig) -> _Model:

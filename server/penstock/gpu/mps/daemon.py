@@ -198,9 +198,15 @@ class ForeignDaemon:
 
 
 def remove_stale_files(directory: Path) -> None:
-    """Removes the files of an ended daemon. Raises OSError."""
+    """Removes the files of an ended daemon, each that it can. Raises OSError, the last one."""
+    failure = None
     for name in STALE_FILES:
-        (directory / name).unlink(missing_ok=True)
+        try:
+            (directory / name).unlink(missing_ok=True)
+        except OSError as error:
+            failure = error
+    if failure is not None:
+        raise failure
 
 
 def prepare_directory(directory: Path) -> None:
