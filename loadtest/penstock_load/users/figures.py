@@ -171,8 +171,8 @@ def shortfall(scenario: Scenario, intended: Mapping[str, float], requests: int) 
     if requests >= MIN_SENT_SHARE * planned - 3 * planned**0.5:
         return []
     return [
-        f"{requests} requests were sent of {planned:.0f} that {scenario.name} plans: a process of the load test was too "
-        "slow or is gone; use more processes or a faster machine"
+        f"{requests} requests were sent of {planned:.0f} that {scenario.name} plans: a process of the load test was "
+        "too slow or is gone; use more processes or a faster machine"
     ]
 
 

@@ -1,8 +1,8 @@
 """Kafka: keys, headers and what a broker or librdkafka can refuse."""
 
 import json
-import time
 import sys
+import time
 from collections.abc import Iterator
 
 import pytest
