@@ -21,7 +21,7 @@ gc.disable()  # while tests are collected: their objects are all kept
 
 
 def pytest_collection_finish() -> None:
-    """The collector does not look through fourteen thousand tests again and again."""
+    """The garbage collector never scans the thousands of collected tests."""
     gc.freeze()
     gc.enable()
 

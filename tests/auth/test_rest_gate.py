@@ -6,6 +6,8 @@ import json
 import pytest
 import structlog
 
+from penstock.gateway.rest.app import create_app
+from penstock.gateway.rest.routes import ForwardedIdentity
 from penstock.protocol.call import HttpAnswer
 from penstock.protocol.identity import Role
 from tests.auth.listeners import KEYS, ONCE, STRANGER, door
@@ -108,6 +110,16 @@ async def test_what_is_open_without_a_key_is_open_and_the_rest_is_not() -> None:
     front = Front(door=door(Role.READ))
     assert (await front.ask("GET", "/v2/models/ident")).status == 200
     assert (await front.ask("POST", INFER, VALID_INFER)).status == 401
+    described = json.loads((await front.ask("GET", "/openapi.json")).body)["paths"]
+    assert {} in described["/v2/models/{model}"]["get"]["security"]
+    assert {} not in described["/v2/models/{model}/infer"]["post"]["security"]
+
+
+async def test_core_describes_what_its_workers_want_a_key_for() -> None:
+    """A core trusts its workers, which check keys; its description still says which operations need one."""
+    front = Front()
+    gate = ForwardedIdentity(frozenset({Role.READ}))
+    front.app = create_app(front.plane, front.limits, front.recorder, gate=gate)  # type: ignore[arg-type]
     described = json.loads((await front.ask("GET", "/openapi.json")).body)["paths"]
     assert {} in described["/v2/models/{model}"]["get"]["security"]
     assert {} not in described["/v2/models/{model}/infer"]["post"]["security"]

@@ -114,6 +114,14 @@ def test_infer_goes_on_after_a_failure_and_ends_with_one(
     assert "person" in answer.stdout
 
 
+def test_infer_without_url_asks_the_port_of_the_settings(
+    penstock: Call, photo: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The variable that moves the gateway's port moves the commands with it."""
+    monkeypatch.setenv("PENSTOCK_HTTP_PORT", "9")
+    assert "nothing answers at http://127.0.0.1:9:" in penstock("infer", "people", photo).stderr
+
+
 def test_infer_no_gateway_says_how_to_start_it(penstock: Call, photo: Path) -> None:
     """Where nothing listens the command ends at once, with the way out."""
     answer = penstock("infer", "people", photo, photo, "--url", "http://127.0.0.1:9")

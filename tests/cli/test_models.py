@@ -195,6 +195,22 @@ def test_pull_beside_a_gateway_has_it_loaded(penstock: Call, stand_in: StandIn, 
     )
 
 
+def test_pull_that_the_gateway_cannot_load_fails_with_its_reason(
+    penstock: Call, stand_in: StandIn, shared_dir: Path, tmp_path: Path
+) -> None:
+    """The model is in place, in the folder of --home whatever PENSTOCK_HOME is; the exit code is 1."""
+    stand_in.refusals["/load"] = (400, json.dumps({"error": "failed to load 'fastestdet', no such file"}), {})
+    flags = ("--from", shared_dir / "models", "--home", tmp_path / "other", "--url", stand_in.url)
+    answer = penstock("models", "pull", "fastestdet", *flags)
+    assert answer.exit_code == 1
+    assert (tmp_path / "other" / "models" / "fastestdet" / "1" / "model.onnx").is_file()
+    assert not (home() / "models").exists()
+    assert answer.stderr == (
+        f"penstock: fastestdet is in place, but the gateway at {stand_in.url} did not load it: "
+        "failed to load 'fastestdet', no such file\n"
+    )
+
+
 def test_pull_again_says_what_it_kept_and_how_to_have_the_catalogues(penstock: Call, shared_dir: Path) -> None:
     """An edited config.pbtxt survives, in one line that names the way back."""
     words = ("models", "pull", "fastestdet", "--from", shared_dir / "models", "--url", UNUSED_URL)

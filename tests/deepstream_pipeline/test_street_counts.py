@@ -56,7 +56,7 @@ def counted(clip: Clip) -> Counter[tuple[str, str]]:
     return Counter({(label, way): counts[f"{kind}/{way}/{label}"] for kind, way, label in keys})
 
 
-@pytest.mark.parametrize("seed", [33, pytest.param(38, marks=pytest.mark.long)])
+@pytest.mark.parametrize("seed", [33, 38])
 def test_crossings_of_a_rendered_street_are_counted_exactly(seed: int) -> None:
     """By class and direction, as many as the scene has: people, bicycles and cars, both ways."""
     clip = make_clip(seed, SECONDS, FPS, size=SIZE)

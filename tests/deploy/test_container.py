@@ -78,6 +78,18 @@ def test_dockerfile_copies_only_what_is_there() -> None:
         assert context_holds(source), source
 
 
+def test_build_context_leaves_out_what_no_image_needs() -> None:
+    """Environments, history and tests are not sent to the builder."""
+    left_out = (".venv", ".git", "tests", "out", "compose.yaml", ".venv-triton/bin/python", "deploy/helm")
+    assert [path for path in left_out if context_holds(path)] == []
+
+
+def test_stack_is_the_last_stage_and_alone_has_triton() -> None:
+    """`docker build` without a target makes the image of the README's first line; the others are slim."""
+    assert list(stages())[-1] == "stack"
+    assert [name for name in stages() if ".venv-triton" in " ".join(inherited(name, "COPY"))] == ["stack"]
+
+
 def test_dockerfile_installs_nothing_without_hashes() -> None:
     """Every Python package comes from a lock, by hash."""
     for name, stage in stages().items():

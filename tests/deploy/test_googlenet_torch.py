@@ -78,6 +78,19 @@ def test_exported_program_answers_as_the_onnx_graph_does(tmp_path: Path) -> None
     np.testing.assert_allclose(halves, wanted, atol=MOST_OFF_HALF * float(wanted.max()))
 
 
+@pytest.mark.parametrize("largest", [1.0, 300.0, 20_000.0])
+def test_response_normalisation_holds_large_numbers_in_half_precision(largest: float) -> None:
+    """PyTorch's own squares first, which FP16 holds to 255 only."""
+    torch = pytest.importorskip("torch")
+    from deploy.models.googlenet_network import ResponseNorm
+
+    x = torch.from_numpy(np.random.default_rng(1).uniform(-largest, largest, (1, 64, 8, 8)).astype(np.float32))
+    wanted = torch.nn.functional.local_response_norm(x, 5, alpha=1e-4, beta=0.75, k=1.0)
+    torch.testing.assert_close(ResponseNorm(64)(x), wanted, rtol=1e-5, atol=1e-6 * largest)
+    halves = ResponseNorm(64).half()(x.half()).float()
+    assert float((halves - wanted).abs().max() / wanted.abs().max()) < 0.005
+
+
 def _pixels() -> Any:
     pixels = np.random.default_rng(0).integers(0, 256, (3, 3, 224, 224), dtype=np.uint8)
     pixels[1] = np.arange(224, dtype=np.uint8)  # a slope

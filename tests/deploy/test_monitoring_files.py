@@ -130,6 +130,19 @@ def test_prometheus_takes_the_config(tmp_path: Path) -> None:
     assert "--config.file=/etc/prometheus/prometheus.yml" in SERVICES["prometheus"]["command"]
 
 
+def test_prometheus_asks_services_that_there_are_on_their_ports() -> None:
+    """Every target is a service of a Compose file; the stack is asked on the ports of its metrics."""
+    services = SERVICES | yaml.safe_load((CHECKOUT / "compose.yaml").read_text())["services"]
+    targets: set[str] = set()
+    for scrape in loaded("prometheus.yml")["scrape_configs"]:
+        for static in scrape.get("static_configs", []):
+            targets |= set(static["targets"])
+        for found in scrape.get("dns_sd_configs", []):
+            targets |= {f"{name}:{found['port']}" for name in found["names"]}
+    assert {"penstock:8002", "video:8010"} <= targets
+    assert {target.split(":")[0] for target in targets} <= {*services, "localhost"}
+
+
 def test_sed_of_the_readme_gives_each_alert_an_address(tmp_path: Path) -> None:
     """Beside `runbook` each alert has a `runbook_url`, which ends as it does; nothing else changes."""
     (command,) = re.findall(r"^    (sed .+) deploy/monitoring/rules/", (MONITORING / "README.md").read_text(), re.M)

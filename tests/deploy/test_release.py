@@ -14,7 +14,7 @@ from cyclonedx.validation.json import JsonStrictValidator
 
 from deploy.release.images import IMAGES, RUNNER, TRITON_RELEASES, Image, build_matrix
 from deploy.release.notes import NoNotesError, notes_of
-from deploy.release.sbom import PYTHON, TRITON_VERSION, bill_of
+from deploy.release.sbom import PYTHON, TRITON_VERSION, bill_of, components_of
 from deploy.release.versions import CHECKOUT, disagreements, project_version, versions
 from penstock.gpu import triton_images as advice
 from tests.deploy.test_container import inherited, stages
@@ -193,6 +193,19 @@ def test_bill_has_name_version_purl_hashes_and_licence(bills: dict[str, dict[str
     assert found["licenses"] == [{"license": {"id": "BSD-3-Clause"}}]
     for bill in bills.values():
         assert all("hashes" in part and "purl" in part for part in bill["components"] if part["type"] == "library")
+
+
+def test_packages_of_other_systems_and_pythons_are_left_out() -> None:
+    """A marker is read for Linux on x86-64 and the Python of the image."""
+    lock = "".join(
+        f"{name}==1 ; {marker} \\\n    --hash=sha256:{'0' * 64}\n"
+        for name, marker in (
+            ("a", "sys_platform == 'win32'"),
+            ("b", "python_full_version < '3.12'"),
+            ("c", "python_full_version >= '3.12' and platform_machine == 'x86_64'"),
+        )
+    )
+    assert [component.name for component in components_of(lock)] == ["c"]
 
 
 def test_bill_twice_made_is_the_same_and_another_lock_makes_another(tmp_path: Path) -> None:

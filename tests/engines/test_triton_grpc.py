@@ -145,6 +145,14 @@ async def test_relay_slow_engine_ends_at_the_deadline_and_is_cancelled(fake: Fak
             await fake.grpc_cancelled.wait()
 
 
+async def test_relay_without_a_deadline_ends_at_the_timeout(fake: FakeTriton) -> None:
+    """No inference waits for ever."""
+    fake.mode = Mode.SLOW
+    async with connected(fake.grpc_address, CallTimeouts(call_s=0.1)) as client, asyncio.timeout(5):
+        with pytest.raises(DeadlineExceeded):
+            await client.relay(INFER, deadline=None)
+
+
 async def test_relay_cancelled_caller_cancels_the_engine(fake: FakeTriton) -> None:
     """Cancelling the awaiting task reaches the engine's own call."""
     fake.mode = Mode.SLOW

@@ -15,12 +15,13 @@ import tritonclient.http
 from structlog.testing import capture_logs
 
 from penstock.engines.embedded.user_engine import CustomEngine
+from penstock.gateway.batching.options import read_options
 from penstock.gateway.settings import Settings
 from penstock.gateway.stack.startup import CannotStart, choose_engine
 from penstock.protocol.engine import ModelConfig, TensorSpec
 from penstock.protocol.errors import DeadlineExceeded, EngineFailed, InvalidRequest, ModelNotFound, NotSupported
 from penstock.protocol.extensions import ExtensionError
-from penstock.protocol.inference import Datatype, InferRequest, InferResponse, tensor_from_numpy
+from penstock.protocol.inference import BatchOwner, Datatype, InferRequest, InferResponse, tensor_from_numpy
 from tests.support.http import call
 from tests.support.stack import CHECKOUT, start_stack, stop_stack
 
@@ -141,6 +142,15 @@ async def test_model_serves_between_load_and_unload(engine_of: Callable[..., Cus
     assert await engine.ready()
     await engine.aclose()
     assert not await engine.ready()
+
+
+async def test_config_of_a_model_keeps_the_parameters_of_batches(engine_of: Callable[..., CustomEngine]) -> None:
+    """`batch_owner` and the SLO in the user's ModelConfig are the gateway's options of the model."""
+    words = {"batch_owner": "gateway", "slo_p99_ms": "50"}
+    engine = engine_of(config=ModelConfig("m", "numpy", 8, *SPECS, words))
+    await engine.load("m")
+    options = read_options(await engine.model_config("m"))
+    assert (options.owner, options.max_batch_size, options.slo_s) == (BatchOwner.GATEWAY, 8, 0.05)
 
 
 async def test_fault_in_a_users_code_fails_one_request(engine_of: Callable[..., CustomEngine]) -> None:

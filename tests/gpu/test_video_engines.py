@@ -8,7 +8,7 @@ import msgspec
 import pytest
 
 from penstock.gpu import video_engines
-from penstock.gpu.nvml import read_cards
+from penstock.gpu.nvml import ChildProcessFailed, read_cards
 from penstock.gpu.video_engines import Codec, EngineOutcome, VideoEngines, query_driver, read_engines
 
 
@@ -59,6 +59,21 @@ def test_read_engines_passes_on_what_the_process_read(monkeypatch: pytest.Monkey
     answer = VideoEngines(EngineOutcome.ANSWERED, codecs=(Codec("HEVC", 3, 8192, 8192),), has_nvjpeg=True)
     answered_by(monkeypatch, f"import sys; sys.stdout.buffer.write({msgspec.json.encode(answer)!r})")
     assert read_engines() == answer
+
+
+@pytest.mark.parametrize(
+    ("is_late", "outcome"), [(True, EngineOutcome.TIMED_OUT), (False, EngineOutcome.FAILED)], ids=["hangs", "dies"]
+)
+def test_read_engines_process_that_hangs_or_dies_is_an_outcome(
+    monkeypatch: pytest.MonkeyPatch, is_late: bool, outcome: EngineOutcome
+) -> None:
+    """A driver that never answers, or ends its process, is a finding with the reason, and no exception."""
+
+    def fail(*_: object) -> VideoEngines:
+        raise ChildProcessFailed("why", is_late=is_late)
+
+    monkeypatch.setattr(video_engines, "run_json_child", fail)
+    assert read_engines() == VideoEngines(outcome, "why")
 
 
 def test_read_engines_here_answers() -> None:

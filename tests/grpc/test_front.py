@@ -303,6 +303,16 @@ async def test_message_limit_of_tritons_size_is_taken() -> None:
     assert len(answer) > 8 << 20
 
 
+async def test_metadata_up_to_64_kib_always_passes_and_more_never(front: Front) -> None:
+    """gRPC by default refuses some of the calls with more than 8 KiB of metadata, a few long tokens, at random."""
+    long = tuple((f"x-token-{number}", "t" * 5_000) for number in range(12))
+    for _ in range(20):
+        await front.call("ModelInfer", infer_message(), metadata=long)
+    with pytest.raises(grpc.aio.AioRpcError) as refused:
+        await front.call("ModelInfer", infer_message(), metadata=(*long, ("x-more", "t" * 5_000)))
+    assert refused.value.code() is Code.RESOURCE_EXHAUSTED
+
+
 async def test_load_and_unload_are_distinguished(front: Front) -> None:
     """The data plane gets the model name and the verb."""
     load = service_pb2.RepositoryModelLoadRequest(model_name="texts").SerializeToString()
@@ -343,6 +353,16 @@ async def test_method_not_served_is_unimplemented(front: Front, method: str) -> 
     """And never passed on."""
     assert (await refusal(front, method, b"")).code() is Code.UNIMPLEMENTED
     assert front.plane.relayed == []
+
+
+@pytest.mark.parametrize("kind", ["System", "Cuda"])
+@pytest.mark.parametrize("call", ["Status", "Register", "Unregister"])
+async def test_shared_memory_that_is_off_is_refused_with_the_flag(front: Front, kind: str, call: str) -> None:
+    """The sentence says why it is off and which flag of the gateway turns it on."""
+    message = getattr(service_pb2, f"{kind}SharedMemory{call}Request")(name="r").SerializeToString()
+    refused = await refusal(front, f"{kind}SharedMemory{call}", message)
+    assert refused.code() is Code.UNIMPLEMENTED
+    assert "start the gateway with --allow-client-shm" in (refused.details() or "")
 
 
 async def test_serve_taken_port_is_an_error_that_names_it(front: Front) -> None:

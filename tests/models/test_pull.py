@@ -200,6 +200,16 @@ def test_pull_again_keeps_changed_and_added_files(
     assert left_in_repository(tmp_path) == ["fastestdet"]
 
 
+def test_pull_after_an_edited_file_was_removed_brings_the_catalogues_back(
+    entry: CatalogueEntry, tmp_path: Path
+) -> None:
+    """The remedy that the command names works."""
+    folder = pull(entry, source=None, home=tmp_path, progress=quiet).folder
+    (folder / "config.pbtxt").unlink()
+    assert pull(entry, source=None, home=tmp_path, progress=quiet).preserved == ()
+    assert (folder / "config.pbtxt").read_text() == (entry.folder / "config.pbtxt").read_text()
+
+
 def test_pull_sweeps_what_was_left_for_a_week(entry: CatalogueEntry, tmp_path: Path) -> None:
     """Partial downloads of any model and remains of killed pulls do not stay for ever; fresh ones and locks do."""
     old = [tmp_path / "downloads" / name for name in ("a.partial", "b.copy")] + [tmp_path / "staging" / "resnet50.x"]

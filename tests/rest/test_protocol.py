@@ -99,6 +99,7 @@ async def serving(limits: ConnectionLimits, size_bytes: int = 0) -> AsyncIterato
         (b"GET / HTTP/1.1\r\nx: " + b"a" * 5000 + b"\r\n\r\n", 431, "head_too_large"),
         (b"GET /" + b"a" * 5000 + b" HTTP/1.1\r\n\r\n", 431, "head_too_large"),
         (b"GET / HTTP/1.1\r\n" + b"x: a\r\n" * 21 + b"\r\n", 431, "head_too_large"),
+        (b"GET / HTTP/1.1\r\n" + b"x: a\r\n" * 22, 431, "head_too_large"),  # its end is not waited for
         (b"GET / HTTP/1.1\r\nx: a", 408, "head_too_slow"),
         (b"GET", 408, "head_too_slow"),
         (b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03", 400, "malformed_http"),

@@ -164,7 +164,7 @@ class WebhookOptions(BrokerOptions):
 
 
 def webhook_sink(options: WebhookOptions, gauge: SinkGauge | None = None) -> BrokerSink:
-    """A sink that posts to a URL. Raises SinkFailed if the library is missing or the URL is invalid."""
+    """A sink that posts to a URL. Raises SinkFailed if a header is invalid."""
     return BrokerSink(WebhookLink(options), options, gauge)
 
 

@@ -12,7 +12,7 @@ from penstock_video.sinks.hls import RETRY_S, HlsOptions, HlsSink, Playlist, Seg
 from penstock_video.sinks.osd import Osd
 from tests.deepstream_pipeline.clips import number_of
 from tests.deepstream_pipeline.sinks.disks import fill, small_disk
-from tests.deepstream_pipeline.sinks.results import PLAIN, Clock, numbered
+from tests.deepstream_pipeline.sinks.results import PLAIN, Clock, numbered, result
 from tests.deepstream_pipeline.sinks.videos import read_video
 
 
@@ -189,3 +189,15 @@ def test_hls_on_a_full_disk_is_reported_once_and_begins_anew(tmp_path: Path) -> 
         sink.close()
         read = read_video(disk / "hls" / "index.m3u8")
         assert [number_of(picture) for picture in read.pictures] == list(range(390, 415))
+
+
+def test_hls_of_several_sources_lies_in_their_folders(tmp_path: Path) -> None:
+    """Each of several sources has its playlist; a frame without a picture is not written."""
+    sink = HlsSink(HlsOptions(tmp_path), Osd(PLAIN))
+    for number in range(4):
+        sink.write(numbered(number, source_id=f"cam{number % 2}"))
+    sink.write(result(4, source_id="cam0", has_image=False))
+    sink.close()
+    for number in range(2):
+        pictures = read_video(tmp_path / f"cam{number}" / "hls" / "index.m3u8").pictures
+        assert [number_of(picture) for picture in pictures] == [number, number + 2]

@@ -1,6 +1,7 @@
 """What is drawn onto pictures."""
 
 import itertools
+import threading
 from dataclasses import replace
 
 import cv2
@@ -288,3 +289,18 @@ def test_osd_late_end_of_a_sink_leaves_the_rules_of_a_source_that_came_again() -
     osd.drop_pictures("cam")
     reported = result(1)
     assert changed(osd.draw(reported), reported.frame.image) > 0
+
+
+def test_osd_draws_pictures_of_one_source_one_at_a_time() -> None:
+    """Threads of several sinks draw at once: a source's picture waits for the one before, another source's does not."""
+    osd = Osd()
+    osd.draw(result(0))
+    drawn: list[ByteArray | None] = []
+    thread = threading.Thread(target=lambda: drawn.append(osd.draw(result(1))))
+    with osd._memories["cam"].lock:
+        thread.start()
+        assert osd.draw(result(1, source_id="other")) is not None
+        thread.join(0.1)
+        assert drawn == []
+    thread.join(30)
+    assert len(drawn) == 1

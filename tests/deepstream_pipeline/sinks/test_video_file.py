@@ -237,3 +237,10 @@ def test_annotated_video_of_an_id_that_is_no_folder_is_refused(tmp_path: Path, s
     sink = AnnotatedSink(AnnotatedOptions(tmp_path), Osd(PLAIN))
     with pytest.raises(SinkFailed, match="cannot be a folder's name"):
         sink.write(numbered(0, source_id=source_id))
+
+
+def test_annotated_video_in_a_folder_that_cannot_be_says_which(tmp_path: Path) -> None:
+    """FAULTS 60: a folder that cannot be written to is an error at the start that names it."""
+    (tmp_path / "file").write_text("not a folder")
+    with pytest.raises(SinkFailed, match=r"file: cannot be written to"):
+        sink_in(tmp_path / "file")

@@ -16,7 +16,15 @@ from penstock_video.backoff import Backoff
 from penstock_video.errors import SinkFailed
 from penstock_video.sinks.broker import BrokerSink, ResultKind
 from penstock_video.sinks.spool import Message
-from penstock_video.sinks.webhook import BUDGET, DeadLetters, RetryBudget, WebhookOptions, retry_after_s, webhook_sink
+from penstock_video.sinks.webhook import (
+    BUDGET,
+    DeadLetters,
+    RetryBudget,
+    WebhookLink,
+    WebhookOptions,
+    retry_after_s,
+    webhook_sink,
+)
 from tests.deepstream_pipeline.sinks.results import result
 from tests.support.ports import free_port
 from tests.support.waiting import becomes_true, wait_for
@@ -145,6 +153,20 @@ def test_webhook_that_is_away_behind_a_proxy_is_waited_for(status: int, receiver
     tries = len(receiver.requests) - 2
     assert tries >= 3
     assert receiver.frames() == [0] * tries + [1, 2]
+
+
+def test_webhook_that_fails_is_tried_again_over_many_seconds(
+    url: str, receiver: Receiver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A fault of a few seconds does not use up the attempts of a message, however the jitter falls."""
+    monkeypatch.setattr("penstock_video.sinks.webhook.random.random", lambda: 0.0)
+    receiver.status = {0: [500]}
+    link = WebhookLink(options(url))
+    message = Message("cam", "m0", "objects", b'{"frame_num":0}')
+    outcomes = [link.send([message]) for _ in range(5)]
+    link.close()
+    assert [list(outcome.left) for outcome in outcomes] == [[message]] * 4 + [[]]
+    assert sum(outcome.pause_s for outcome in outcomes[:-1]) > 5.0
 
 
 def test_webhook_that_is_closed_while_it_fails_uses_up_no_attempts(url: str, receiver: Receiver) -> None:

@@ -18,7 +18,7 @@ from tests.deepstream_pipeline.sources.child_parent import DEADLINE_S, FRAMES, c
 
 @pytest.mark.parametrize("held_by", ["slots", "hold"])
 def test_process_ends_with_its_parent(tmp_path: Path, held_by: str) -> None:
-    """Its socket closes: it ends, whatever it waits for. One that waits for its stream is killed by its parent."""
+    """Its socket closes: it ends, whether it waits for a slot or for a command to continue."""
     with child(write_clip(tmp_path / "a.ts", frames=400, size=(320, 192))) as parent:
         parent.frame()
         if held_by == "hold":

@@ -3,7 +3,7 @@
 import pytest
 
 from penstock.models.optimize import profile as timing
-from penstock.models.optimize.profile import WARM_UP_RUNS, compare_speed
+from penstock.models.optimize.profile import FEWEST_RUNS, WARM_UP_RUNS, compare_speed
 
 
 @pytest.fixture(autouse=True)
@@ -36,3 +36,15 @@ def test_compare_takes_turns_after_a_warm_up_and_gives_each_rounds_ratio() -> No
     assert found.ratio == pytest.approx(3.0)
     measured = clock.runs[2 * WARM_UP_RUNS :]
     assert measured[:4] == ["float", "int8", "int8", "float"]
+
+
+def test_compare_of_a_disturbed_round_keeps_the_median() -> None:
+    """One slow round does not decide the result, and one slow run does not decide its round."""
+    clock = Clock()
+    slow = [0.2] * FEWEST_RUNS, [2.0] * FEWEST_RUNS, [0.2] * (FEWEST_RUNS - 1) + [9.0]
+    costs = iter([0.2] * WARM_UP_RUNS + [cost for part in slow for cost in part])
+    found = compare_speed(
+        1, lambda: clock.run("float", next(costs)), lambda: clock.run("int8", 0.1), rounds=3, clock=lambda: clock.now
+    )
+    assert sorted(found.ratios) == pytest.approx([2.0, 2.0, 20.0])
+    assert found.ratio == pytest.approx(2.0)
