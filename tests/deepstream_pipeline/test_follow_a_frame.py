@@ -42,8 +42,9 @@ def wait_for_lines(path: Path, count: int) -> None:
 class FrameRecorder:
     """Records the files that this process and the decode process enter. Make it before their threads start."""
 
-    def __init__(self, folder: Path) -> None:
-        self._folder = folder
+    def __init__(self, folder: Path, others: list[psutil.Process]) -> None:
+        """others: the children of this process that are no decode process."""
+        self._folder, self._others = folder, others
         self._entered: set[CodeType] = set()
         threading.setprofile(self._enter)
 
@@ -53,7 +54,7 @@ class FrameRecorder:
 
     def record(self, lines: Path) -> set[str]:
         """The files of the package that are entered while frames go from the decoder to this sink's file."""
-        (decoder,) = psutil.Process().children()
+        (decoder,) = [one for one in psutil.Process().children() if one not in self._others]
         written = self._folder / str(decoder.pid)
         written.unlink(missing_ok=True)
         decoder.send_signal(signal.SIGUSR1)
@@ -80,7 +81,7 @@ def entered(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[set[str
     core = FakeCore(tmp_path / "run")
     program = Program(read(SETTINGS, tmp_path), EngineAddress(core.folder, "http://127.0.0.1:1", "127.0.0.1:1"))
     try:
-        recorder = FrameRecorder(tmp_path)
+        recorder = FrameRecorder(tmp_path, psutil.Process().children())
         program.start()
         lines = tmp_path / "out" / "objects.jsonl"
         wait_for_lines(lines, 1)
