@@ -130,7 +130,7 @@ NO_TORCH = "no torch"
 
 
 def python_with_torch(environment: Path) -> str:
-    """The first interpreter that has it; this one if none has, which then says so. environment: of Triton."""
+    """The first interpreter that has it; this one, which will report it, if none has. environment: of Triton."""
     candidates = (sys.executable, str(environment / "bin" / "python"))
     return next((python for python in candidates if torch_version(python) != NO_TORCH), sys.executable)
 

@@ -22,7 +22,7 @@ PLAIN = OsdOptions(has_boxes=False, has_labels=False, has_trails=False, has_rule
 
 
 class Clock:
-    """Seconds that pass when a test says so."""
+    """Seconds that pass only when a test adds them."""
 
     now = 50.0
 

@@ -176,9 +176,9 @@ class DeclaredOptions:
 def _owner(config: "ModelConfig", reader: "_OptionReader") -> BatchOwner:
     """Without a declaration: Triton if config.pbtxt has a batcher, else OFF."""
     owner, has_batcher = reader.owner(), config.has_dynamic_batching or config.has_sequence_batching
-    obstacle = ""
     if owner is None:
         return BatchOwner.TRITON if has_batcher else BatchOwner.OFF
+    obstacle = ""
     if owner is BatchOwner.TRITON and not has_batcher:
         obstacle = "but config.pbtxt has no dynamic_batching; add it, or name another owner"
     elif owner is BatchOwner.OFF and config.has_dynamic_batching:

@@ -3,6 +3,7 @@
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -101,37 +102,32 @@ def non_maximum_suppression(xyxy: FloatArray, score: FloatArray, class_id: IntAr
     for best in range(len(order)):
         if is_selected[best]:
             rest = best + 1 + np.flatnonzero(is_selected[best + 1 :] & (classes[best + 1 :] == classes[best]))
-            overlap = _overlaps(boxes[best], areas[best], boxes[rest], areas[rest])
+            overlap = _intersection_over_union(boxes[best], boxes[rest], areas[best] + areas[rest])
             is_selected[rest[overlap > iou_threshold]] = False
     return order[is_selected].astype(np.int64)
 
 
-def _areas(boxes: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
+def _areas(boxes: npt.NDArray[Any]) -> npt.NDArray[Any]:
     sides = np.clip(boxes[:, 2:] - boxes[:, :2], 0.0, None)
-    areas: npt.NDArray[np.float64] = sides[:, 0] * sides[:, 1]
+    areas: npt.NDArray[Any] = sides[:, 0] * sides[:, 1]
     return areas
-
-
-def _overlaps(
-    box: npt.NDArray[np.float64], area: float, others: npt.NDArray[np.float64], areas: npt.NDArray[np.float64]
-) -> npt.NDArray[np.float64]:
-    """Intersection over union; 0 if both boxes are empty."""
-    low, high = np.maximum(box[:2], others[:, :2]), np.minimum(box[2:], others[:, 2:])
-    sides = np.clip(high - low, 0.0, None)
-    shared = sides[:, 0] * sides[:, 1]
-    union = area + areas - shared
-    overlaps: npt.NDArray[np.float64] = np.divide(shared, union, out=np.zeros_like(shared), where=union > 0)
-    return overlaps
 
 
 def overlaps(one: FloatArray, other: FloatArray) -> FloatArray:
     """Intersection over union of boxes (n, 4) and (m, 4): (n, m); 0 if both boxes are empty."""
-    low = np.maximum(one[:, np.newaxis, :2], other[np.newaxis, :, :2])
-    high = np.minimum(one[:, np.newaxis, 2:], other[np.newaxis, :, 2:])
-    shared = np.clip(high - low, 0.0, None).prod(axis=2)
-    areas = [(boxes[:, 2:] - boxes[:, :2]).prod(axis=1) for boxes in (one, other)]
-    union = areas[0][:, np.newaxis] + areas[1][np.newaxis] - shared
-    found: FloatArray = np.divide(shared, union, out=np.zeros_like(shared), where=union > 0)
+    areas = _areas(one)[:, np.newaxis] + _areas(other)[np.newaxis]
+    return _intersection_over_union(one[:, np.newaxis], other[np.newaxis], areas)
+
+
+def _intersection_over_union(
+    one: npt.NDArray[Any], other: npt.NDArray[Any], areas: npt.NDArray[Any]
+) -> npt.NDArray[Any]:
+    """Of boxes (…, 4) that broadcast to each other. areas: the sum of both; 0 where it is 0."""
+    low, high = np.maximum(one[..., :2], other[..., :2]), np.minimum(one[..., 2:], other[..., 2:])
+    sides = np.clip(high - low, 0.0, None)
+    shared = sides[..., 0] * sides[..., 1]
+    union = areas - shared
+    found: npt.NDArray[Any] = np.divide(shared, union, out=np.zeros_like(shared), where=union > 0)
     return found
 
 
