@@ -72,16 +72,16 @@ async def test_work_that_ends_before_a_disconnect_gives_its_result_and_its_error
     async def fail() -> None:
         raise ValueError("as it is")
 
-    assert await run_until_disconnect(never, asyncio.sleep(0, "done")) == "done"
+    assert await run_until_disconnect({}, never, asyncio.sleep(0, "done")) == "done"
     with pytest.raises(ValueError, match="as it is"):
-        await run_until_disconnect(never, fail())
+        await run_until_disconnect({}, never, fail())
     await asyncio.sleep(0)
     assert asyncio.all_tasks() == {asyncio.current_task()}
 
 
 async def test_work_cancelled_from_outside_stays_cancelled() -> None:
     """A cancellation that is not the disconnect's is not swallowed."""
-    task = asyncio.create_task(run_until_disconnect(never, never()))
+    task = asyncio.create_task(run_until_disconnect({}, never, never()))
     await asyncio.sleep(0)
     task.cancel()
     with pytest.raises(asyncio.CancelledError):

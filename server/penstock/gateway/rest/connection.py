@@ -25,7 +25,7 @@ LINGERING_CONNECTIONS = 64
 WIRE_BYTES_A_BODY_BYTE = 16
 LEAST_CHUNK_BYTES = 32  # average of the chunks in a read: each chunk costs as much CPU as this many bytes
 ANSWER_IS_COUNTED = "penstock.answer_is_counted"  # of a scope whose app counts the answer itself
-HAS_BEGUN = "penstock.has_begun"  # of a scope: a function, whether something of the answer was sent
+SERVED_REQUEST = "penstock.served_request"  # of a scope: its ServedRequest
 _COUNT = struct.Struct("=Q")
 _ACKNOWLEDGED_AT = 120  # tcpi_bytes_acked of Linux's struct tcp_info
 _TCP_INFO: int | None = getattr(socket, "TCP_INFO", None)
@@ -56,6 +56,52 @@ class ListenerState:
     turned_away: set[object] = field(default_factory=set)
 
 
+class ServedRequest:
+    """What a connection knows of the request that it serves. It puts it into the request's scope.
+
+    ASGI says that a client has left only to a task that waits for it: a task a request is 5 % of a relayed request.
+    """
+
+    __slots__ = ("_cycle", "_leave")
+
+    def __init__(self, cycle: RequestResponseCycle) -> None:
+        self._cycle = cycle
+        self._leave: Callable[[], None] | None = None
+
+    @property
+    def has_begun(self) -> bool:
+        """Whether something of the answer was sent."""
+        return self._cycle.response_started
+
+    @property
+    def has_whole_body(self) -> bool:
+        """Whether all of the body has arrived, though it may not have been read."""
+        return not self._cycle.more_body
+
+    @property
+    def is_disconnected(self) -> bool:
+        """Whether the client has left."""
+        return self._cycle.disconnected
+
+    def watch(self, leave: Callable[[], None]) -> None:
+        """Call leave when the client leaves. The connection is read on, to see that."""
+        self._cycle.flow.resume_reading()
+        self._leave = leave
+
+    def unwatch(self) -> None:
+        """Call it no more."""
+        self._leave = None
+
+    def disconnect(self) -> None:
+        """The client has left: ASGI's `receive` and the watch say so. Nothing happens once the answer is complete."""
+        if self._cycle.response_complete:
+            return
+        self._cycle.disconnected = True
+        self._cycle.message_event.set()
+        if self._leave is not None:
+            self._leave()
+
+
 def _client_certificate(transport: asyncio.BaseTransport) -> str:
     """The subject of the client's verified certificate; "" for none."""
     connection = transport.get_extra_info("ssl_object")
@@ -73,7 +119,7 @@ class LimitedHttpProtocol(HttpToolsProtocol):
         self._certificate = ""
         self._turn = 0
         self._address = ""
-        self._served: RequestResponseCycle | None = None
+        self._served: ServedRequest | None = None
         self._is_in_head = False
         self._is_in_body = False
         self._head_bytes = 0  # of the head, before the bytes that are being parsed
@@ -135,10 +181,8 @@ class LimitedHttpProtocol(HttpToolsProtocol):
         self._guard.by_address[self._address] -= 1
         if not self._guard.by_address[self._address]:
             del self._guard.by_address[self._address]
-        served = self._served
-        if served is not None and not served.response_complete:
-            served.disconnected = True
-            served.message_event.set()
+        if self._served is not None:
+            self._served.disconnect()
         super().connection_lost(exc)  # it calls resume_writing no more: the bytes below are given back here
         self._release_unread()
 
@@ -220,8 +264,8 @@ class LimitedHttpProtocol(HttpToolsProtocol):
         super().on_message_complete()
 
     def _start_asgi_task(self, cycle: RequestResponseCycle, app: Any) -> None:
-        self._served = cycle
-        cast(dict[str, Any], cycle.scope)[HAS_BEGUN] = lambda: cycle.response_started
+        self._served = ServedRequest(cycle)
+        cast(dict[str, Any], cycle.scope)[SERVED_REQUEST] = self._served
         super()._start_asgi_task(cycle, app)
 
     def on_response_complete(self) -> None:
@@ -276,19 +320,18 @@ class LimitedHttpProtocol(HttpToolsProtocol):
                 self._answer(refusal)
         elif self.pipeline and self.pipeline[0][0] is self.cycle:
             self.pipeline.popleft()
-        elif _is_running(self.cycle):
-            self._end_broken(self.cycle, refusal)
+        elif self._served is not None and _is_running(self.cycle):
+            self._end_broken(self._served, refusal)
         else:
             self._answer(refusal)
 
-    def _end_broken(self, cycle: RequestResponseCycle, refusal: ClosingResponse) -> None:
+    def _end_broken(self, served: ServedRequest, refusal: ClosingResponse) -> None:
         """A request that runs while its body turns out to be broken: its app sees the client go."""
-        if cycle.response_started:
+        if served.has_begun:
             self.transport.abort()
             return
         self._answer(refusal)
-        cycle.disconnected = True
-        cycle.message_event.set()
+        served.disconnect()
 
     def _answer(self, refusal: ClosingResponse) -> None:
         """The connection's last answer. It lingers for the client to read it; what still comes is thrown away."""

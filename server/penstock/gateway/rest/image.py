@@ -166,7 +166,9 @@ class ImageEndpoint:
             images = images_of(body, content_type, self._limits)
         request_id = single_header(request, "x-request-id")
         asked = ImageRequest(model.model_name, model.model_version, images, deadline_of(request), request_id)
-        response = await run_until_disconnect(request.receive, self._plane.infer_images(asked, caller_of(request)))
+        response = await run_until_disconnect(
+            request.scope, request.receive, self._plane.infer_images(asked, caller_of(request))
+        )
         answer = answer_of(response, request_id)
         answer.explain = explain_images(self._plane, request, response)
         return json_response(answer)

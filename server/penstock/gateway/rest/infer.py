@@ -182,7 +182,7 @@ class InferEndpoint:
             work = await self._scanned(request, body, body)
         else:
             work = self._compressed(request, body, encoding)
-        return RelayedResponse(with_client_errors(await run_until_disconnect(request.receive, work)))
+        return RelayedResponse(with_client_errors(await run_until_disconnect(request.scope, request.receive, work)))
 
     async def _compressed(self, request: Request, body: bytes, encoding: str) -> HttpAnswer:
         """The answer to a compressed call."""

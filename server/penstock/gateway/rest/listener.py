@@ -12,7 +12,7 @@ import uvicorn
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from penstock.engines.call_options import CuttableCalls
-from penstock.gateway.rest.connection import HAS_BEGUN, LimitedHttpProtocol, ListenerState, UnreadAnswers
+from penstock.gateway.rest.connection import SERVED_REQUEST, LimitedHttpProtocol, ListenerState, UnreadAnswers
 from penstock.gateway.rest.limits import ConnectionLimits
 from penstock.gateway.rest.responses import response_of
 from penstock.network import Sockets
@@ -139,7 +139,7 @@ class _DrainableApp:
             with self._running:
                 await self._app(scope, receive, send)
         except EngineUnavailable as error:
-            if not scope[HAS_BEGUN]():
+            if not scope[SERVED_REQUEST].has_begun:
                 response = response_of(error)
                 response.headers["Connection"] = "close"
                 await response(scope, receive, send)

@@ -146,7 +146,7 @@ async def explain_model(request: Request) -> Response:
     engine's own statistics.
     """
     work = _plane_of(request).explain_model(unquote(model_of(request).model_name), caller_of(request))
-    return json_response(await run_until_disconnect(request.receive, work))
+    return json_response(await run_until_disconnect(request.scope, request.receive, work))
 
 
 repository = APIRouter(tags=["repository"], responses=ERRORS | RECEIVE_ERRORS)
@@ -257,7 +257,7 @@ async def _read(request: Request, verb: Verb = Verb.READ, body: bytes = b"") -> 
     model, call, deadline = model_of(request), call_of(request, body), deadline_of(request)
     model = replace(model, model_name=unquote(model.model_name))
     work = _plane_of(request).relay(verb, model, call, caller=caller_of(request), deadline=deadline)
-    return await run_until_disconnect(request.receive, work)
+    return await run_until_disconnect(request.scope, request.receive, work)
 
 
 async def _change(verb: Verb, request: Request, plane: DataPlane, body: bytes) -> Response:

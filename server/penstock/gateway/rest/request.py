@@ -16,6 +16,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import Receive, Scope
 
+from penstock.gateway.rest.connection import SERVED_REQUEST, ServedRequest
 from penstock.gateway.rest.limits import RestLimits
 from penstock.gateway.rest.responses import ClientDisconnected
 from penstock.protocol.call import CONNECTION_HEADERS, HOP_BY_HOP, HttpAnswer, HttpCall, InferHead, end_to_end
@@ -32,6 +33,9 @@ async def read_body(request: Request, limits: RestLimits) -> bytes:
     ClientDisconnected.
     """
     _check_content_length(request, limits.max_body_bytes)
+    served: ServedRequest | None = request.scope.get(SERVED_REQUEST)
+    if served is not None and served.has_whole_body:
+        return await _receive(request, limits.max_body_bytes)
     try:
         async with asyncio.timeout(limits.body_timeout_s):
             return await _receive(request, limits.max_body_bytes)
@@ -118,33 +122,42 @@ def _header_s(text: str) -> float:
 T = TypeVar("T")
 
 
-async def run_until_disconnect(receive: Receive, work: Coroutine[Any, Any, T]) -> T:
-    """What the work returns or raises; cancelled, and ClientDisconnected raised, once the client is gone.
+async def run_until_disconnect(scope: Scope, receive: Receive, work: Coroutine[Any, Any, T]) -> T:
+    """What the work returns or raises; cancelled, and ClientDisconnected raised, once the client has left.
 
     Call it when the body has been read: what receive still gives is thrown away.
     """
     task = asyncio.current_task()
     if task is None:
         raise RuntimeError("run_until_disconnect needs a running task")
-    is_gone = False
+    has_left = False
 
     def leave() -> None:
-        nonlocal is_gone
-        is_gone = True
+        nonlocal has_left
+        has_left = True
         task.cancel()
 
-    watch = asyncio.create_task(_watch(receive, leave))
+    served: ServedRequest | None = scope.get(SERVED_REQUEST)
+    if served is None or not served.has_whole_body:
+        unwatch: Callable[[], object] = asyncio.create_task(_watch(receive, leave)).cancel
+    elif served.is_disconnected:
+        work.close()
+        raise ClientDisconnected
+    else:
+        served.watch(leave)
+        unwatch = served.unwatch
     try:
         return await work
     except asyncio.CancelledError:
-        if is_gone and task.uncancel() == 0:
+        if has_left and task.uncancel() == 0:
             raise ClientDisconnected from None
         raise
     finally:
-        watch.cancel()
+        unwatch()
 
 
 async def _watch(receive: Receive, leave: Callable[[], None]) -> None:
+    """For a server that is not ours, and a body that is left unread."""
     while (await receive())["type"] != "http.disconnect":
         pass
     leave()

@@ -67,7 +67,7 @@ async def generate(request: Request) -> Response:
     work = request.app.state.plane.relay(
         Verb.INFER, head, call, caller=caller_of(request), deadline=deadline_of(request)
     )
-    return RelayedResponse(with_client_errors(await run_until_disconnect(request.receive, work)))
+    return RelayedResponse(with_client_errors(await run_until_disconnect(request.scope, request.receive, work)))
 
 
 @operation(
@@ -119,7 +119,7 @@ class _StreamedResponse(Response):
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
-            await run_until_disconnect(receive, self._relay(scope, receive, send))
+            await run_until_disconnect(scope, receive, self._relay(scope, receive, send))
         except ClientDisconnected:
             if not self._has_begun:
                 raise
