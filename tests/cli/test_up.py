@@ -90,19 +90,11 @@ def test_keys_of_the_environment_are_not_handed_on(monkeypatch: pytest.MonkeyPat
             {"PENSTOCK_API_KEYS": "ops:infer:secret-of-ours"},
             "PENSTOCK_API_KEYS: key number 1 is not NAME:ROLE+ROLE",
         ),
-        (
-            ("--audit-log", "/nowhere/log"),
-            {},
-            "cannot be opened (No such file or directory); name a file to append to",
-        ),
+        (("--audit-log", "/nowhere/log"), {}, "cannot be opened (No such file or directory); name a file to append to"),
     ],
 )
 def test_start_without_safe_access_or_its_audit_log_is_refused_with_the_fix(
-    monkeypatch: pytest.MonkeyPatch,
-    tmp_path: Path,
-    arguments: tuple[str, ...],
-    environ: dict[str, str],
-    sentence: str,
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, arguments: tuple[str, ...], environ: dict[str, str], sentence: str
 ) -> None:
     """One line; nothing has started by then, and no secret is in it."""
     monkeypatch.setattr(up, "choose_engine", lambda _: pytest.fail("the start went on"))

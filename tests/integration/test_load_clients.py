@@ -13,7 +13,7 @@ from penstock_load.scenario import Kind, RequestSpec
 from tests.engines.fake_triton import FakeTriton
 from tests.support.stack import RunningStack
 
-pytestmark = pytest.mark.xdist_group("load")
+pytestmark = pytest.mark.xdist_group("stack")
 
 TIMEOUT_S = 30.0
 LARGE = (150_528,)

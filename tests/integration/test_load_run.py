@@ -17,7 +17,7 @@ from penstock_load.measure.run_folder import read_run_folder
 from penstock_load.results import Run, Side, State, Status
 from tests.support.stack import CHECKOUT, RunningStack
 
-pytestmark = pytest.mark.xdist_group("load")
+pytestmark = pytest.mark.xdist_group("stack")
 
 QUICK = """
 name = "quick"
