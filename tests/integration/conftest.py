@@ -7,19 +7,15 @@ import pytest
 
 from tests.integration.client_processes import start_fronts
 from tests.integration.ledger import Ledgers, parameter, write_ledger
-from tests.integration.living import SLOW_CONFIG
+from tests.integration.living import write_quick_models
 from tests.integration.video_runs import Place, new_place, put_fastestdet, put_small_models, start_stack_at
 from tests.support.stack import RunningStack, start_stack, stop_stack
-from tests.support.tiny_models import CONFIG, IDENTITY, SLOW, write_model
 
 
 @pytest.fixture
 def repository(tmp_path: Path, triton_environment: Path) -> Path:
     """One identity and one sleeper, quick to load."""
-    folder = tmp_path / "models"
-    write_model(folder, "identity", IDENTITY, CONFIG.format(max_batch_size=8, data_type="TYPE_FP32", count=1))
-    write_model(folder, "slow", SLOW, SLOW_CONFIG)
-    return folder
+    return write_quick_models(tmp_path / "models")
 
 
 @pytest.fixture(scope="session")
