@@ -24,6 +24,7 @@ from tests.support.stack import CHECKOUT, RunningStack, start_stack
 from tests.support.tiny_models import write_held, write_model
 
 ENDS = ("inferences_answered_total", "inferences_failed_total", "inferences_cancelled_total")
+CONSOLE = "https://console.example:8443"
 DOZING = BRIGHTNESS.replace(
     "        answers = []\n", "        import time\n        time.sleep(0.5)\n        answers = []\n"
 )
@@ -55,9 +56,10 @@ while True:
 
 
 def start_fronts(folder: Path) -> RunningStack:
-    """Two fronts and their core, on which clients may share memory: brightness is quick, plain is not batched here.
+    """Two fronts and their core, on which clients may share memory, and which CONSOLE's pages may use.
 
-    dozing and lazy take half a second a call; held answers while its gate is open, which it is.
+    brightness is quick, plain is not batched here, dozing and lazy take half a second a call; held answers while its
+    gate is open, which it is.
     """
     models = folder / "models"
     write_model(models, "brightness", BRIGHTNESS, BRIGHTNESS_CONFIG)
@@ -66,7 +68,8 @@ def start_fronts(folder: Path) -> RunningStack:
     write_model(models, "lazy", DOZING, LAZY_CONFIG)
     write_held(models, "held", BRIGHTNESS, BRIGHTNESS_CONFIG)
     words = ("--models", "brightness,plain,dozing,lazy,held", "--allow-client-shm", "--workers", "2")
-    return start_stack(folder / "home", "--model-repository", str(models), *words)
+    pages = ("--allowed-host", "gateway.example", "--cors-origin", CONSOLE)
+    return start_stack(folder / "home", "--model-repository", str(models), *words, *pages)
 
 
 def found(stack: RunningStack) -> Found:
