@@ -134,7 +134,6 @@ class Work:
         self._slots: Slots | None = None
         self._policy = DropPolicy(start.policy)
         self._recorder, self._moments = PacketRecorder(start.record_cache_s, self._tell_recorded), Moments()
-        self._is_recording = start.record_cache_s > 0  # from the first packet, or else from the first request on
         self._likeness = PictureSimilarity(start.cut)
         self._decoder: Decoder | None = None
         self._sent_facts: StreamFacts | None = None
@@ -207,8 +206,8 @@ class Work:
         for packet in decoder.packets():
             self._errands()
             self._arrived_at = self._arrival(decoder, packet)
-            if self._is_recording:
-                self._recorder.push(packet, self._moments.oldest(self._link.outside()))
+            since_s = self._moments.oldest(self._link.outside()) if self._start.record_cache_s else None
+            self._recorder.push(packet, since_s)
             for picture in decoder.decode(packet):
                 self._take(decoder, slots, picture)
 
@@ -229,8 +228,7 @@ class Work:
         slot = self._slot(slots, decoder.facts, has_row=has_row)
         if slot is None:
             return self._lose(DropReason.RING_FULL)
-        if self._is_recording:
-            self._moments.note(frame_num, slot, self._recorder.moment_of(picture.time_s))
+        self._moments.note(frame_num, slot, self._recorder.moment_of(picture.time_s))
         began_s = time.thread_time()
         has_image = self._link.wants_images
         written = slots.write(slot, picture.frame, has_row=has_row, has_image=has_image)
@@ -260,7 +258,7 @@ class Work:
 
     def _await_events(self) -> None:
         """Waits until the parent has handled a file's last events, which may need its last packets for recordings."""
-        is_waiting = self._policy is DropPolicy.BLOCK and self._is_recording
+        is_waiting = self._policy is DropPolicy.BLOCK and self._start.record_cache_s > 0
         while is_waiting:
             is_waiting = not self._link.wait_for_all_slots(_ERRAND_S)
             self._errands()
@@ -306,10 +304,9 @@ class Work:
         """Starts requested recordings, and waits while paused. Raises ParentGone."""
         while True:
             for cut in self._link.cuts():
-                self._is_recording = True
                 moment_s = self._moments.of(cut.frame_num)
                 self._recorder.cut(ClipRequest(cut.path, cut.before_s, cut.after_s, moment_s), time.monotonic())
-            if self._is_recording and self._policy is not DropPolicy.BLOCK:  # waiting for the engine is no silence
+            if self._policy is not DropPolicy.BLOCK:  # waiting for the engine is no silence
                 self._recorder.look(time.monotonic())
             if not self._link.wait_while_paused(_ERRAND_S):
                 return
