@@ -16,7 +16,7 @@ from penstock.engines.triton.endpoints import pick_free_ports
 from tests.integration.pictures import frames, jpeg
 from tests.support.stack import CHECKOUT, RunningStack
 
-pytestmark = pytest.mark.xdist_group("load")
+pytestmark = pytest.mark.xdist_group("stack")
 
 LOCUST = [sys.executable, "-m", "locust", "-f", "loadtest/penstock_load/locustfile.py"]
 HEADLESS = ["--headless", "--json", "--only-summary"]
