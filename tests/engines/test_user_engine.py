@@ -15,6 +15,7 @@ import tritonclient.http
 from structlog.testing import capture_logs
 
 from penstock.engines.embedded.user_engine import CustomEngine
+from penstock.engines.watch import EngineWatch, WatchOptions
 from penstock.gateway.batching.options import read_options
 from penstock.gateway.settings import Settings
 from penstock.gateway.stack.startup import CannotStart, choose_engine
@@ -274,6 +275,31 @@ async def test_texts_of_an_output_are_checked(engine_of: Callable[..., CustomEng
     given = replace(given, data=memoryview(b"\xff\xff\xff\xffa"))
     with pytest.raises(EngineFailed, match="gave elements that cannot be read: tensor 'y' has an element of"):
         await engine.infer(whole)
+
+
+async def test_users_engine_that_hangs_restarts_the_gateway(engine_of: Callable[..., CustomEngine]) -> None:
+    """If no model of it answers any more, the watch asks for a restart, which ends a gateway with such an engine."""
+    is_hanging = asyncio.Event()
+
+    async def hang(mine: UserClass, request: InferRequest) -> InferResponse:
+        if is_hanging.is_set():
+            await asyncio.Event().wait()
+        return await UserClass.infer(mine, request)
+
+    reasons: asyncio.Queue[str] = asyncio.Queue()
+    options = WatchOptions(
+        probe_interval_s=0.01, down_interval_s=0.01, canary_interval_s=0.0, execution_timeout_s=lambda _: 0.1
+    )
+    watch = EngineWatch(engine_of(infer=hang), options, ask_restart=reasons.put_nowait)
+    task = asyncio.create_task(watch.run())
+    async with asyncio.timeout(30):
+        await watch.first_ready.wait()
+        is_hanging.set()
+        reason = await reasons.get()
+    assert reason == "model 'm': it answered nothing for 0.1 s (execution_timeout_ms), and no other model answers"
+    assert Settings(engine="users_module:Mine").engine_is_embedded, "its restart is the gateway's"
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
 
 
 async def test_users_class_that_does_not_close_does_not_keep_the_gateway(
