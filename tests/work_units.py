@@ -14,7 +14,6 @@ from xdist.scheduler import LoadScopeScheduling
 
 # Those of half a minute and more, roughly as long as they take: started first, so that none is left at the end.
 LONGEST_FIRST = (
-    "load",
     "stack",
     "video",
     "video-own-engine",

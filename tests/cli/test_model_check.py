@@ -1,5 +1,6 @@
 """`penstock models check` against an engine that answers what the test wants it to."""
 
+import asyncio
 import json
 import logging
 import shutil
@@ -14,9 +15,11 @@ import structlog
 from penstock.cli import check as model_check
 from penstock.cli import check_result as golden_record
 from penstock.cli import check_result as model_verdict
+from penstock.cli.check_request import GatewayCheckEngine
+from penstock.cli.gateway_client import GatewayAccessDenied, GatewayClient
 from penstock.models.catalogue import CatalogueEntry
 from penstock.models.onnx_reference import Reference
-from penstock.protocol.inference import tensor_from_numpy
+from penstock.protocol.inference import InferRequest, tensor_from_numpy
 from tests.cli.conftest import Call, Head, StandIn, jpeg
 from tests.cli.test_models import home, write_model
 from tests.engines import onnx_models
@@ -144,6 +147,19 @@ def test_check_of_a_refusal_passes_the_words_on(penstock: Call, engine: StandIn)
     (row,) = rows_of(penstock, "--url", engine.url)
     assert row["verdict"] == "cannot run"
     assert row["reasons"] == [f"{engine.url} cannot serve it: Internal: no such operator"]
+
+
+def test_check_that_the_gateway_forbids_is_an_access_error(penstock: Call, engine: StandIn) -> None:
+    """Errors of the gateway's client keep their class; the row and the end of a recording have their text."""
+    save_python()
+    engine.refusals["/infer"] = (403, '{"error": "key \'spy\' has not the role infer"}', {})
+    tensor = tensor_from_numpy("x", np.zeros((1, 3), np.float32))
+    with pytest.raises(GatewayAccessDenied, match="has not the role infer"):
+        asyncio.run(GatewayCheckEngine(GatewayClient(engine.url)).infer(InferRequest("m", (tensor,))))
+    (row,) = rows_of(penstock, "m", "--url", engine.url)
+    assert (row["verdict"], "has not the role infer" in row["reasons"][0]) == ("cannot run", True)
+    refused = penstock("models", "check", "m", "--record", "--url", engine.url)
+    assert (refused.exit_code, "has not the role infer" in refused.stderr) == (1, True)
 
 
 def test_check_of_an_onnx_model_that_no_gateway_serves_runs_here(

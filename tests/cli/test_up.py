@@ -3,10 +3,13 @@
 import os
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
+from typer.testing import CliRunner
 
 from penstock.cli import up
+from penstock.cli.main import build_app
 from penstock.cli.up import announce
 from penstock.gateway.stack.stack import Announcement
 from penstock.gateway.stack.startup import CannotStart
@@ -73,3 +76,31 @@ def test_keys_of_the_environment_are_not_handed_on(monkeypatch: pytest.MonkeyPat
     with pytest.raises(CannotStart):
         up._serve(dict.fromkeys(("models", "required_models", "anonymous", "batching", "model_repository")), None)
     assert not [name for name in os.environ if name.startswith("PENSTOCK_API_KEY")]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "environ", "sentence"),
+    [
+        (("--host", "0.0.0.0"), {}, "can be reached from other machines, and there are no API keys: make one with"),
+        (("--host", "::"), {}, "or say what all may do with --anonymous infer,read"),
+        (("--access-file", "/nowhere.toml"), {}, "/nowhere.toml: cannot be read (No such file or directory)"),
+        (("--anonymous", "root"), {}, "--anonymous is 'root': it should be 'infer', 'read' or 'admin'"),
+        (
+            (),
+            {"PENSTOCK_API_KEYS": "ops:infer:secret-of-ours"},
+            "PENSTOCK_API_KEYS: key number 1 is not NAME:ROLE+ROLE",
+        ),
+        (("--audit-log", "/nowhere/log"), {}, "cannot be opened (No such file or directory); name a file to append to"),
+    ],
+)
+def test_start_without_safe_access_or_its_audit_log_is_refused_with_the_fix(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, arguments: tuple[str, ...], environ: dict[str, str], sentence: str
+) -> None:
+    """One line; nothing has started by then, and no secret is in it."""
+    monkeypatch.setattr(up, "choose_engine", lambda _: pytest.fail("the start went on"))
+    words = ["up", "--home", str(tmp_path), "--engine", "embedded", *arguments]
+    answer = CliRunner().invoke(build_app(["up"]), words, env=environ)
+    assert answer.exit_code == 2
+    assert len(answer.output.splitlines()) == 1
+    assert sentence in answer.output
+    assert "secret-of-ours" not in answer.output

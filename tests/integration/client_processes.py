@@ -18,10 +18,19 @@ from penstock.vision.spec import ColorFormat
 from penstock_video.infer.network import Network
 from penstock_video.infer.options import EngineAddress
 from penstock_video.types import ByteArray, RowArray
+from tests.integration.test_slab import BRIGHTNESS, BRIGHTNESS_CONFIG
 from tests.support.http import call
-from tests.support.stack import CHECKOUT, RunningStack
+from tests.support.stack import CHECKOUT, RunningStack, start_stack
+from tests.support.tiny_models import write_held, write_model
 
 ENDS = ("inferences_answered_total", "inferences_failed_total", "inferences_cancelled_total")
+CONSOLE = "https://console.example:8443"
+DOZING = BRIGHTNESS.replace(
+    "        answers = []\n", "        import time\n        time.sleep(0.5)\n        answers = []\n"
+)
+LAZY_CONFIG = BRIGHTNESS_CONFIG.replace("max_batch_size: 8", "max_batch_size: 4")
+NOT_SLOW = BRIGHTNESS_CONFIG + 'parameters { key: "canary" value { string_value: "off" } }\n'
+PLAIN_CONFIG = "".join(line for line in BRIGHTNESS_CONFIG.splitlines(keepends=True) if "batch_owner" not in line)
 # A client that always has six calls in flight and prints when it has; the tests kill it.
 CLIENT = """
 import queue, sys, time
@@ -44,6 +53,23 @@ while True:
     ended.get(timeout=60)
     ask()
 """
+
+
+def start_fronts(folder: Path) -> RunningStack:
+    """Two fronts and their core, on which clients may share memory, and which CONSOLE's pages may use.
+
+    brightness is quick, plain is not batched here, dozing and lazy take half a second a call; held answers while its
+    gate is open, which it is.
+    """
+    models = folder / "models"
+    write_model(models, "brightness", BRIGHTNESS, BRIGHTNESS_CONFIG)
+    write_model(models, "plain", BRIGHTNESS, PLAIN_CONFIG)
+    write_model(models, "dozing", DOZING, NOT_SLOW)
+    write_model(models, "lazy", DOZING, LAZY_CONFIG)
+    write_held(models, "held", BRIGHTNESS, BRIGHTNESS_CONFIG)
+    words = ("--models", "brightness,plain,dozing,lazy,held", "--allow-client-shm", "--workers", "2")
+    pages = ("--allowed-host", "gateway.example", "--cors-origin", CONSOLE)
+    return start_stack(folder / "home", "--model-repository", str(models), *words, *pages)
 
 
 def found(stack: RunningStack) -> Found:

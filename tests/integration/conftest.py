@@ -5,20 +5,17 @@ from pathlib import Path
 
 import pytest
 
+from tests.integration.client_processes import start_fronts
 from tests.integration.ledger import Ledgers, parameter, write_ledger
-from tests.integration.living import SLOW_CONFIG
+from tests.integration.living import write_quick_models
 from tests.integration.video_runs import Place, new_place, put_fastestdet, put_small_models, start_stack_at
-from tests.support.stack import start_stack, stop_stack
-from tests.support.tiny_models import CONFIG, IDENTITY, SLOW, write_model
+from tests.support.stack import RunningStack, start_stack, stop_stack
 
 
 @pytest.fixture
 def repository(tmp_path: Path, triton_environment: Path) -> Path:
     """One identity and one sleeper, quick to load."""
-    folder = tmp_path / "models"
-    write_model(folder, "identity", IDENTITY, CONFIG.format(max_batch_size=8, data_type="TYPE_FP32", count=1))
-    write_model(folder, "slow", SLOW, SLOW_CONFIG)
-    return folder
+    return write_quick_models(tmp_path / "models")
 
 
 @pytest.fixture(scope="session")
@@ -34,6 +31,14 @@ def ledgers(tmp_path_factory: pytest.TempPathFactory, triton_environment: Path) 
     write_ledger(folder, "replayed", beta_ms=10, more=parameter("slo_p99_ms", 600))
     running = start_stack(folder / "home", "--model-repository", str(folder / "models"))
     yield Ledgers(running, folder)
+    assert stop_stack(running) == 0, "".join(running.log[-30:])
+
+
+@pytest.fixture(scope="session")
+def fronts(tmp_path_factory: pytest.TempPathFactory, triton_environment: Path) -> Iterator[RunningStack]:
+    """Two fronts and their core, which local client processes join; see `start_fronts` for the models."""
+    running = start_fronts(tmp_path_factory.mktemp("fronts"))
+    yield running
     assert stop_stack(running) == 0, "".join(running.log[-30:])
 
 

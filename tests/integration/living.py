@@ -12,13 +12,18 @@ import psutil
 
 from tests.support.http import call, post_json
 from tests.support.stack import CHECKOUT, RunningStack, start_stack, stop_stack
-from tests.support.tiny_models import CONFIG, GATE
+from tests.support.tiny_models import CONFIG, GATE, IDENTITY, SLOW, write_model
 
 COUNTED_WITHIN_S = 10.0  # Triton counts a request a moment after it answered it
 SLOW_CONFIG = CONFIG.format(max_batch_size=0, data_type="TYPE_FP32", count=2)
-
-
 ANY_PORTS = [*("--http-port", "0", "--grpc-port", "0", "--metrics-port", "0")]
+
+
+def write_quick_models(folder: Path) -> Path:
+    """The repository, with `identity` and `slow`, which sleeps for as many milliseconds as it is asked to."""
+    write_model(folder, "identity", IDENTITY, CONFIG.format(max_batch_size=8, data_type="TYPE_FP32", count=1))
+    write_model(folder, "slow", SLOW, SLOW_CONFIG)
+    return folder
 
 
 @contextmanager

@@ -14,7 +14,6 @@ from tritonclient.grpc import service_pb2
 
 from penstock.gateway.auth.api_keys import new_secret
 from tests.integration.embedded_stack import start_embedded, write_models
-from tests.integration.living import ANY_PORTS, fails_to_start
 from tests.support.http import Answer, call
 from tests.support.stack import RunningStack, stop_stack
 
@@ -179,13 +178,3 @@ def test_rotated_log_goes_on_in_a_new_file(audited: Audited) -> None:
     assert audited.http("/v2/repository/models/lookup/load", {}, key="").status == 401
     assert audited.new_line()[1] == "access"
     assert audited.file.stat().st_mode & 0o777 == 0o600
-
-
-def test_start_with_a_log_that_cannot_be_opened_is_refused(tmp_path: Path) -> None:
-    """The start fails with one line, before any port is open."""
-    code, text = fails_to_start(
-        tmp_path, *ANY_PORTS, "--engine", "embedded", "--audit-log", str(tmp_path / "no" / "log")
-    )
-    assert code != 0
-    assert len(text.splitlines()) == 1
-    assert "cannot be opened (No such file or directory); name a file to append to" in text

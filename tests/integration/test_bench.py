@@ -15,7 +15,7 @@ from tests.integration.pictures import frames, jpeg
 from tests.support.http import post_json
 from tests.support.stack import CHECKOUT, RunningStack
 
-pytestmark = pytest.mark.xdist_group("load")
+pytestmark = [pytest.mark.xdist_group("stack"), pytest.mark.long]
 
 
 def bench(name: str, *arguments: str) -> subprocess.CompletedProcess[str]:
@@ -24,7 +24,6 @@ def bench(name: str, *arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, cwd=CHECKOUT, capture_output=True, text=True, timeout=100, check=False)
 
 
-@pytest.mark.long
 def test_image_endpoint_bench_prints_the_rate_against_its_limit(
     stack: RunningStack, shared_dir: Path, tmp_path: Path
 ) -> None:
@@ -45,7 +44,6 @@ def test_image_endpoint_bench_prints_the_rate_against_its_limit(
     assert result["endpoint_triton_cpu_ms"]["median"] > 0
 
 
-@pytest.mark.long
 def test_relay_bench_compares_gateway_and_triton(stack: RunningStack, tmp_path: Path) -> None:
     """Both protocols, two sizes and a model of one shape, the same bytes to both ends, and what targets.toml wants."""
     report = tmp_path / "report.json"
@@ -76,7 +74,6 @@ def test_bench_of_a_model_without_vision_parameters_says_what_is_missing(stack: 
     assert "network-type" in answer.stderr
 
 
-@pytest.mark.long
 def test_sentences_bench_finds_the_same_words_alone_and_in_the_gateways_batches(
     stack: RunningStack, tmp_path: Path
 ) -> None:

@@ -20,6 +20,8 @@ from penstock_video.infer.engine import Engine
 from penstock_video.infer.options import EngineAddress
 from tests.deepstream_pipeline.infer.fake_core import engine_at, submit
 from tests.integration.client_processes import (
+    DOZING,
+    NOT_SLOW,
     client_process,
     figures,
     figures_at_rest,
@@ -38,39 +40,18 @@ from tests.integration.pictures import Picture, frames
 from tests.integration.test_slab import BRIGHTNESS, BRIGHTNESS_CONFIG, brightness_of
 from tests.support.http import call
 from tests.support.stack import RunningStack, start_stack, stop_stack
-from tests.support.tiny_models import write_held, write_model
+from tests.support.tiny_models import write_model
 from tests.support.waiting import wait_for
 from tests.workers.test_invalid_peers import framed
 
 pytestmark = pytest.mark.xdist_group("stack")
 WAYS = pytest.mark.parametrize("way", [local, remote])
 Way = Callable[[RunningStack], EngineAddress]
-DOZING = BRIGHTNESS.replace(
-    "        answers = []\n", "        import time\n        time.sleep(0.5)\n        answers = []\n"
-)
-LAZY_CONFIG = BRIGHTNESS_CONFIG.replace("max_batch_size: 8", "max_batch_size: 4")
-NOT_SLOW = BRIGHTNESS_CONFIG + 'parameters { key: "canary" value { string_value: "off" } }\n'
 
 
 @pytest.fixture(scope="module")
 def pictures(shared_dir: Path) -> tuple[Picture, ...]:
     return frames(shared_dir / "media" / "vtest.avi")
-
-
-@pytest.fixture(scope="module")
-def fronts(tmp_path_factory: pytest.TempPathFactory, triton_environment: Path) -> Iterator[RunningStack]:
-    """Two fronts and their core: brightness is quick, dozing and lazy take half a second a call.
-
-    held answers while its gate is open, which it is.
-    """
-    folder = tmp_path_factory.mktemp("clients")
-    write_model(folder / "models", "brightness", BRIGHTNESS, BRIGHTNESS_CONFIG)
-    write_model(folder / "models", "dozing", DOZING, NOT_SLOW)
-    write_model(folder / "models", "lazy", DOZING, LAZY_CONFIG)
-    write_held(folder / "models", "held", BRIGHTNESS, BRIGHTNESS_CONFIG)
-    stack = start_stack(folder / "home", "--model-repository", str(folder / "models"), "--workers", "2")
-    yield stack
-    assert stop_stack(stack) == 0, "".join(stack.log[-30:])
 
 
 @pytest.fixture(scope="module")
@@ -272,12 +253,11 @@ def test_clients_that_are_killed_in_the_middle_leave_nothing_in_flight(fronts: R
     kill_one_in_the_middle(fronts, "dozing")  # what the core keeps open towards the engine is open from here on
     wait_for(lambda: not in_flight(fronts), 20, "nothing is in flight")
     before, files = figures_at_rest(fronts), core.num_fds()
-    for model in ("dozing", "brightness", "dozing"):
-        kill_one_in_the_middle(fronts, model)
+    kill_one_in_the_middle(fronts, "dozing")
     wait_for(lambda: not in_flight(fronts), 20, "nothing is in flight")
     more = grown(fronts, before)
     assert more["inferences_accepted_total",] > 0
-    assert more["cancelled_total", "guest"] >= 6  # plain-english: ok
+    assert more["cancelled_total", "guest"] >= 3  # plain-english: ok
     wait_for(lambda: core.num_fds() <= files + 2, 10, "the core has as many files as before")
     assert brightness_of(fronts, 51) == pytest.approx(0.2, abs=1e-5)
 
@@ -320,7 +300,7 @@ def test_client_that_floods_a_model_does_not_keep_http_callers_from_it(fronts: R
         network = engine.network("lazy", 20)
         rows = [np.zeros((3, 128, 128), np.float32)]
         began = time.monotonic()
-        asked = [submit(engine, network, rows, within_s=60) for _ in range(48)]
+        asked = [submit(engine, network, rows, within_s=60) for _ in range(28)]
         wait_for(lambda: all("taken" in one.calls for one in asked), 10, "the rows are on their way")
         started = time.monotonic()
         is_written, encoded = cv2.imencode(".png", np.zeros((90, 160, 3), np.uint8))
@@ -336,7 +316,7 @@ def core_of(stack: RunningStack) -> psutil.Process:
     return next(child for child in family(stack) if child.cmdline()[-1] == "core")
 
 
-@pytest.mark.parametrize("victim", [triton_of, core_of])
+@pytest.mark.parametrize("victim", [pytest.param(triton_of, marks=pytest.mark.long), core_of])
 def test_engine_or_core_that_dies_fails_what_it_had_at_once_and_serves_again(
     fronts: RunningStack, victim: Callable[[RunningStack], psutil.Process]
 ) -> None:
@@ -357,6 +337,7 @@ def test_engine_or_core_that_dies_fails_what_it_had_at_once_and_serves_again(
             wait_for(lambda e=engine: e.is_up, 10, "it is up")
 
 
+@pytest.mark.long
 def test_stack_that_stops_answers_what_it_has_accepted_and_is_found_no_more(
     tmp_path: Path, triton_environment: Path
 ) -> None:

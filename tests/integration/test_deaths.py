@@ -2,12 +2,17 @@
 
 import json
 import os
+import re
 import socket
 import time
+from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
 import psutil
+import pytest
 
+from tests.integration.embedded_stack import own_metrics
 from tests.integration.living import (
     SLOW_CONFIG,
     SharedMemory,
@@ -16,8 +21,8 @@ from tests.integration.living import (
     infer_slow,
     inflight,
     is_serving,
-    running,
     triton_of,
+    write_quick_models,
 )
 from tests.support.http import call, post_json
 from tests.support.stack import RunningStack, start_stack, stop_stack
@@ -45,95 +50,125 @@ class TritonPythonModel:
 '''
 
 
-def test_triton_killed_is_503_within_a_second_and_back_by_itself(tmp_path: Path, repository: Path) -> None:
-    """kill -9 of tritonserver: running, waiting and new requests fail fast, nothing hangs, and service returns."""
-    with running(tmp_path, repository) as stack:
-        memory = SharedMemory(stack)
-        results: list[int | str] = []
-        threads = [infer_slow(stack, 8000, results) for _ in range(6)]  # two instances: two run, four wait
-        wait_for(lambda: inflight(stack) == 6, 10, "six requests in flight")
-        killed = time.monotonic()
-        triton_of(stack).kill()
-        for thread in threads:
-            thread.join(2)
-        assert results == [503] * 6
-        assert time.monotonic() - killed < 1.0
-        body = {"inputs": [{"name": "x", "shape": [1, 1], "datatype": "FP32", "data": [1]}]}
-        answer = post_json(f"{stack.http_url}/v2/models/identity/infer", body)
-        assert answer.status == 503
-        assert int(answer.headers["retry-after"]) >= 1
-        assert call("GET", f"{stack.http_url}/v2/health/live").status == 200
-        wait_for(lambda: call("GET", f"{stack.http_url}/v2/health/ready").status == 503, 1, "ready is 503")
-        assert call("GET", f"{stack.http_url}/v2/health/ready").json["reason"]
-        wait_for(lambda: is_serving(stack), 30, "the engine is back")
-        assert call("GET", f"{stack.http_url}/v2/health/ready").status == 200
-        text = call("GET", f"{stack.metrics_url}/penstock").body.decode()
-        assert "penstock_engine_restarts_total 1.0" in text
-        assert inflight(stack) == 0
-        assert stop_stack(stack) == 0
+@dataclass
+class Place:
+    """A stack that the tests kill parts of; a new one where the last was killed as a whole."""
+
+    folder: Path
+    repository: Path
+    stack: RunningStack | None = None
+
+    def serving(self) -> RunningStack:
+        """The stack, started where there is none."""
+        if self.stack is None:
+            words = ("--model-repository", str(self.repository), "--models", "identity,slow")
+            self.stack = start_stack(self.folder / "home", *words, environ={"TMPDIR": str(self.folder)})
+        return self.stack
+
+    def runs(self) -> list[Path]:
+        """The run directories of this place's stacks."""
+        return list((self.folder / f"penstock-{os.getuid()}").glob("run-*"))
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory, triton_environment: Path) -> Iterator[Place]:
+    """In the end the stack stops in order, and leaves neither memory nor a run directory."""
+    folder = tmp_path_factory.mktemp("deaths")
+    place = Place(folder, write_quick_models(folder / "models"))
+    yield place
+    stack = place.serving()
+    memory = SharedMemory(stack)
+    assert stop_stack(stack) == 0, "".join(stack.log[-30:])
     assert not memory.regions()
+    assert not place.runs()
 
 
-def test_gateway_killed_is_replaced_and_triton_stays(tmp_path: Path, repository: Path) -> None:
+@pytest.fixture
+def stack(place: Place) -> RunningStack:
+    return place.serving()
+
+
+def number(stack: RunningStack, name: str) -> float:
+    """One of the gateway's metrics; 0 where it was never counted."""
+    found = re.search(rf"^penstock_{re.escape(name)} (\S+)$", own_metrics(stack), re.MULTILINE)
+    return float(found[1]) if found else 0.0
+
+
+def test_triton_killed_is_503_within_a_second_and_back_by_itself(stack: RunningStack) -> None:
+    """kill -9 of tritonserver: running, waiting and new requests fail fast, nothing hangs, and service returns."""
+    restarts, results = number(stack, "engine_restarts_total"), list[int | str]()
+    threads = [infer_slow(stack, 8000, results) for _ in range(6)]  # two instances: two run, four wait
+    wait_for(lambda: inflight(stack) == 6, 10, "six requests in flight")
+    killed = time.monotonic()
+    triton_of(stack).kill()
+    for thread in threads:
+        thread.join(2)
+    assert results == [503] * 6
+    assert time.monotonic() - killed < 1.0
+    body = {"inputs": [{"name": "x", "shape": [1, 1], "datatype": "FP32", "data": [1]}]}
+    answer = post_json(f"{stack.http_url}/v2/models/identity/infer", body)
+    assert answer.status == 503
+    assert int(answer.headers["retry-after"]) >= 1
+    assert call("GET", f"{stack.http_url}/v2/health/live").status == 200
+    wait_for(lambda: call("GET", f"{stack.http_url}/v2/health/ready").status == 503, 1, "ready is 503")
+    assert call("GET", f"{stack.http_url}/v2/health/ready").json["reason"]
+    wait_for(lambda: is_serving(stack), 30, "the engine is back")
+    assert call("GET", f"{stack.http_url}/v2/health/ready").status == 200
+    assert number(stack, "engine_restarts_total") == restarts + 1
+    assert inflight(stack) == 0
+
+
+def test_gateway_killed_is_replaced_and_triton_stays(stack: RunningStack) -> None:
     """kill -9 of the gateway: a new one serves on the same ports in seconds, with the same Triton.
 
     A client that left before, while the engine worked, left nothing in flight and no error line.
     """
-    with running(tmp_path, repository) as stack:
-        memory = SharedMemory(stack)
-        leave_in_the_middle(stack)
-        engine = triton_of(stack).pid
-        old = gateway_of(stack)
-        decoders = old.children(recursive=True)
-        assert decoders
-        old.kill()
-        wait_for(lambda: is_serving(stack), 15, "a new gateway serves")
-        assert triton_of(stack).pid == engine
-        assert gateway_of(stack).pid != old.pid
-        wait_for(lambda: not any(child.is_running() for child in decoders), 5, "old decoders are gone")
-        text = call("GET", f"{stack.metrics_url}/penstock").body.decode()
-        assert "penstock_gateway_restarts_total 1.0" in text
-        assert stop_stack(stack) == 0
-    assert not memory.regions()
+    restarts = number(stack, "gateway_restarts_total")
+    leave_in_the_middle(stack)
+    engine = triton_of(stack).pid
+    old = gateway_of(stack)
+    decoders = old.children(recursive=True)
+    assert decoders
+    old.kill()
+    wait_for(lambda: is_serving(stack), 15, "a new gateway serves")
+    assert triton_of(stack).pid == engine
+    assert gateway_of(stack).pid != old.pid
+    wait_for(lambda: not any(child.is_running() for child in decoders), 5, "old decoders are gone")
+    assert number(stack, "gateway_restarts_total") == restarts + 1
 
 
-def test_parent_killed_takes_everything_with_it(tmp_path: Path, repository: Path) -> None:
+def test_parent_killed_takes_everything_with_it(place: Place, stack: RunningStack) -> None:
     """kill -9 of `penstock up` itself leaves neither a gateway nor a Triton behind; the next start clears the rest."""
-    arguments, environ = ("--model-repository", str(repository)), {"TMPDIR": str(tmp_path)}
-    killed = start_stack(tmp_path / "home", *arguments, environ=environ)
-    memory, everyone = SharedMemory(killed), family(killed)
-    killed.process.kill()
-    killed.process.wait()
+    memory, everyone = SharedMemory(stack), family(stack)
+    stack.process.kill()
+    stack.process.wait()
+    place.stack = None
     wait_for(lambda: not any(child.is_running() for child in everyone), 15, "every process is gone")
-    runs = tmp_path / f"penstock-{os.getuid()}"
-    (left,) = runs.glob("run-*")
-
-    following = start_stack(tmp_path / "home", *arguments, environ=environ)
+    (left,) = place.runs()
+    place.serving()
     assert not left.exists()
     assert not memory.regions()
-    assert len(list(runs.glob("run-*"))) == 1
-    assert stop_stack(following) == 0
-    assert not list(runs.glob("run-*"))
+    assert len(place.runs()) == 1
 
 
-def test_hung_triton_is_503_and_serves_after_it_wakes(tmp_path: Path, repository: Path) -> None:
+def test_hung_triton_is_503_and_serves_after_it_wakes(stack: RunningStack) -> None:
     """SIGSTOP of tritonserver: ready turns 503, waiting requests end, new ones are refused; SIGCONT: service."""
-    with running(tmp_path, repository) as stack:
-        triton = triton_of(stack)
-        results: list[int | str] = []
-        thread = infer_slow(stack, 3000, results)
-        wait_for(lambda: inflight(stack) == 1, 10, "one request in flight")
-        triton.suspend()
-        try:
-            wait_for(lambda: call("GET", f"{stack.http_url}/v2/health/ready").status == 503, 15, "ready is 503")
-            assert not is_serving(stack)
-            thread.join(15)
-            assert results == [503]
-        finally:
-            triton.resume()
-        wait_for(lambda: is_serving(stack), 30, "service is back")
+    triton = triton_of(stack)
+    results: list[int | str] = []
+    thread = infer_slow(stack, 3000, results)
+    wait_for(lambda: inflight(stack) == 1, 10, "one request in flight")
+    triton.suspend()
+    try:
+        wait_for(lambda: call("GET", f"{stack.http_url}/v2/health/ready").status == 503, 15, "ready is 503")
+        assert not is_serving(stack)
+        thread.join(15)
+        assert results == [503]
+    finally:
+        triton.resume()
+    wait_for(lambda: is_serving(stack), 30, "service is back")
 
 
+@pytest.mark.long
 def test_engine_that_lives_but_cannot_infer_is_restarted(tmp_path: Path, triton_environment: Path) -> None:
     """Triton says live while every inference fails: ready turns 503, Triton is restarted, and service returns."""
     flag, repository = tmp_path / "sick", tmp_path / "models"
@@ -156,6 +191,7 @@ def test_engine_that_lives_but_cannot_infer_is_restarted(tmp_path: Path, triton_
 
 def leave_in_the_middle(stack: RunningStack) -> None:
     """A disconnect while the engine works: nothing in flight at once, counted as cancelled, no error logged."""
+    cancelled, errors = number(stack, 'cancelled_total{protocol="http"}'), len(stack.logged("Z error "))
     body = json.dumps({"inputs": [{"name": "x", "shape": [1], "datatype": "FP32", "data": [4000]}]})
     address = stack.http_url.removeprefix("http://").split(":")
     with socket.create_connection((address[0], int(address[1]))) as client:
@@ -163,6 +199,5 @@ def leave_in_the_middle(stack: RunningStack) -> None:
         client.sendall(head.encode())
         wait_for(lambda: inflight(stack) == 1, 5, "one request in flight")
     wait_for(lambda: inflight(stack) == 0, 2, "nothing in flight")
-    text = call("GET", f"{stack.metrics_url}/penstock").body.decode()
-    assert 'penstock_cancelled_total{protocol="http"} 1.0' in text
-    assert not stack.logged("Z error ")
+    assert number(stack, 'cancelled_total{protocol="http"}') == cancelled + 1
+    assert len(stack.logged("Z error ")) == errors

@@ -5,6 +5,8 @@ import json
 import os
 import signal
 import threading
+from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -29,22 +31,55 @@ instance_group [ { kind: KIND_CPU count: 1 } ]
 parameters { key: "canary" value { string_value: "off" } }
 """
 
+TRIPS = 1000  # about a second of the model `slow`
 SEED, SHARE_WELL = 229.0, 0.25  # ONNX Runtime's first six draws of this seed are below the share, the next three above
 
 
-def test_embedded_stop_under_load_answers_all_and_leaves_nothing(tmp_path: Path) -> None:
-    """What was accepted is answered over both protocols, exit code 0, and no process or port is left."""
-    write_models(tmp_path / "models")
-    stack = start_embedded(tmp_path)
+@dataclass
+class Place:
+    """A stack that the tests kill parts of; a new one where the last was stopped or killed as a whole."""
+
+    folder: Path
+    stack: RunningStack | None = None
+
+    def serving(self) -> RunningStack:
+        """The stack, started where there is none."""
+        if self.stack is None:
+            self.stack = start_embedded(self.folder, TMPDIR=str(self.folder))
+        return self.stack
+
+    def runs(self) -> list[Path]:
+        """The run directories of this place's stacks."""
+        return list((self.folder / f"penstock-{os.getuid()}").glob("run-*"))
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Place]:
+    """Three models: a quick one, a slow one, and one of a single node that takes minutes."""
+    place = Place(tmp_path_factory.mktemp("faults"))
+    write_models(place.folder / "models")
+    onnx_models.save(onnx_models.one_long_node(), place.folder / "models", "long", config=LONG_CONFIG)
+    yield place
+    if place.stack is not None:
+        assert stop_stack(place.stack) == 0, "".join(place.stack.log[-30:])
+
+
+def test_embedded_stop_under_load_answers_all_and_leaves_nothing(place: Place) -> None:
+    """What was accepted is answered over both protocols, exit code 0, and no process or port is left.
+
+    A node of minutes, whose callers got their 504, does not hold up the end.
+    """
+    stack = place.serving()
     try:
         everyone = family(stack)
+        run_the_long_node(stack)
         answered: list[object] = []
         client = tritonclient.grpc.InferenceServerClient(stack.grpc_address)
         tensor = tritonclient.grpc.InferInput("trips", [1, 1], "INT64")
-        tensor.set_data_from_numpy(np.array([[1500]], np.int64))
+        tensor.set_data_from_numpy(np.array([[TRIPS]], np.int64))
         client.async_infer("slow", [tensor], lambda result, error: answered.append(error))
         outcomes: list[int | str] = []
-        threads = [infer_slow(stack, 1500, outcomes) for _ in range(3)]
+        threads = [infer_slow(stack, TRIPS, outcomes) for _ in range(3)]
         wait_for(lambda: inflight(stack) == 4, 10, "four requests in flight")
         assert stop_stack(stack, 20) == 0, "".join(stack.log)
         for thread in threads:
@@ -53,14 +88,18 @@ def test_embedded_stop_under_load_answers_all_and_leaves_nothing(tmp_path: Path)
         client.close()
     finally:
         stack.process.kill()
+        place.stack = None
     assert outcomes == [200, 200, 200]
     assert answered == [None]
+    assert not stack.logged("killed"), "".join(stack.log)
+    assert not place.runs()
     assert not [child for child in everyone if child.is_running() and child.status() != psutil.STATUS_ZOMBIE]
     for url in (stack.http_url, stack.metrics_url):
         with pytest.raises(OSError, match="refused"):
             call("GET", url)
 
 
+@pytest.mark.long
 def test_embedded_stop_before_it_is_ready_ends_well(tmp_path: Path) -> None:
     """SIGTERM while models are loaded: exit 0, no traceback, nothing left."""
     write_models(tmp_path / "models")
@@ -75,10 +114,9 @@ def test_embedded_stop_before_it_is_ready_ends_well(tmp_path: Path) -> None:
     assert not stack.logged("Traceback")
 
 
-def test_embedded_gateway_that_dies_serves_again_in_seconds(tmp_path: Path) -> None:
+def test_embedded_gateway_that_dies_serves_again_in_seconds(place: Place) -> None:
     """A crash of ONNX Runtime is a crash of the gateway: clients see broken connections, then answers again."""
-    write_models(tmp_path / "models")
-    stack = start_embedded(tmp_path)
+    stack = place.serving()
     is_over = threading.Event()
     outcomes: list[str] = []
     clients = [threading.Thread(target=ask_until, args=(stack, is_over, outcomes)) for _ in range(2)]
@@ -99,7 +137,6 @@ def test_embedded_gateway_that_dies_serves_again_in_seconds(tmp_path: Path) -> N
         is_over.set()
         for client in clients:
             client.join()
-        assert stop_stack(stack) == 0
     assert set(outcomes) <= {"200", "503", "broken"}
 
 
@@ -112,38 +149,27 @@ def ask_until(stack: RunningStack, is_over: threading.Event, outcomes: list[str]
             outcomes.append("broken")
 
 
-def test_embedded_parent_killed_takes_everything_with_it(tmp_path: Path) -> None:
-    """One node of minutes on a model's only instance: 504 in time, the others serve, and the stack still ends soon.
+def test_embedded_parent_killed_takes_everything_with_it(place: Place) -> None:
+    """One node of minutes on a model's only instance: 504 in time, and the others serve.
 
     kill -9 of `penstock up` leaves no process; the next start clears the rest away.
     """
-    write_models(tmp_path / "models")
-    onnx_models.save(onnx_models.one_long_node(), tmp_path / "models", "long", config=LONG_CONFIG)
-    runs, killed = tmp_path / f"penstock-{os.getuid()}", start_embedded(tmp_path, TMPDIR=str(tmp_path))
-    killed_processes = family(killed)
-    run_the_long_node(killed)
-    killed.process.kill()
-    killed.process.wait()
-    wait_for(lambda: not any(child.is_running() for child in killed_processes), 15, "every process is gone")
-    (left,) = runs.glob("run-*")
-    stack = start_embedded(tmp_path, "--grace-s", "1", TMPDIR=str(tmp_path))
+    stack = place.serving()
     everyone = family(stack)
-    try:
-        assert not left.exists()
-        run_the_long_node(stack)
-        assert stop_stack(stack, 15) == 0
-        assert not stack.logged("killed"), "".join(stack.log)
-        assert not list(runs.glob("run-*"))
-        wait_for(lambda: not any(child.is_running() for child in everyone), 10, "every process is gone")
-    finally:
-        stack.process.kill()
-        for child in everyone:
-            if child.is_running():
-                child.kill()
+    run_the_long_node(stack)
+    stack.process.kill()
+    stack.process.wait()
+    place.stack = None
+    wait_for(lambda: not any(child.is_running() for child in everyone), 15, "every process is gone")
+    (left,) = place.runs()
+    place.serving()
+    assert not left.exists()
+    assert len(place.runs()) == 1
 
 
 def run_the_long_node(stack: RunningStack) -> None:
     """It runs on after its callers got their 504."""
+    assert call("POST", f"{stack.http_url}/v2/repository/models/long/load").status == 200
     for _ in range(2):
         assert ask_long(stack, 1_000_000).status == 504
     assert look_up(stack).status == 200
@@ -188,6 +214,7 @@ def test_embedded_engine_that_cannot_infer_is_restarted_with_its_gateway(tmp_pat
     try:
         old = gateway_of(stack).pid
         outcomes: list[int | str] = []
+        stack.wait_for_log("canary inference failed model=lookup")
         waiting = infer_slow(stack, 1_000_000, outcomes)
         wait_for(lambda: inflight(stack) == 1, 10, "one request in flight")
         stack.wait_for_log("embedded engine is sick; .*model 'lookup': 3 canary inferences in a row failed")

@@ -38,9 +38,10 @@ def load(
     return post_json(target, {"parameters": {"config": json.dumps(config)}})
 
 
-@pytest.fixture
-def shipped(stack: RunningStack) -> Iterator[RunningStack]:
-    """After the test the model is as it is shipped."""
+@pytest.fixture(scope="module")
+def owned(stack: RunningStack) -> Iterator[RunningStack]:
+    """The gateway owns the model's batches; in the end the model is as it is shipped."""
+    assert load(stack, OWNED).status == 200
     yield stack
     assert load(stack).status == 200
 
@@ -52,13 +53,6 @@ def tritons_street(stack: RunningStack) -> Iterator[RunningStack]:
     assert load(stack, theirs, model="street", dynamic_batching={}).status == 200
     yield stack
     assert load(stack, model="street").status == 200
-
-
-@pytest.fixture
-def owned(shipped: RunningStack) -> RunningStack:
-    """The gateway owns the model's batches."""
-    assert load(shipped, OWNED).status == 200
-    return shipped
 
 
 def infer(stack: RunningStack, number: float) -> Answer:
@@ -145,20 +139,20 @@ def test_image_of_a_model_that_triton_batches_names_triton_as_owner(tritons_stre
     )
 
 
-def test_model_whose_slo_is_no_number_is_refused_everywhere_until_it_is_mended(shipped: RunningStack) -> None:
+def test_model_whose_slo_is_no_number_is_refused_everywhere_until_it_is_mended(owned: RunningStack) -> None:
     """Load, index, readiness and inference say the same sentence; the mended model serves without a restart."""
     why = f"model '{MODEL}': slo_p99_ms is 'fast' in config.pbtxt, and must be a number of milliseconds above 0"
-    refused = load(shipped, {"slo_p99_ms": {"string_value": "fast"}})
+    refused = load(owned, {"slo_p99_ms": {"string_value": "fast"}})
     assert (refused.status, refused.json["error"]) == (400, f"the model is loaded but not served: {why}")
-    index = post_json(f"{shipped.http_url}/v2/repository/index", {}).json
+    index = post_json(f"{owned.http_url}/v2/repository/index", {}).json
     rows = [(row["state"], row["reason"]) for row in index if row["name"] == MODEL]
     assert rows == [("UNAVAILABLE", why)]
-    ready = call("GET", f"{shipped.http_url}/v2/models/{MODEL}/ready")
-    for answer, status in ((infer(shipped, 1.0), 404), (ready, 400)):  # Triton's, of a model that failed to load
+    ready = call("GET", f"{owned.http_url}/v2/models/{MODEL}/ready")
+    for answer, status in ((infer(owned, 1.0), 404), (ready, 400)):  # Triton's, of a model that failed to load
         assert (answer.status, answer.json["error"]) == (status, why)
         assert "retry-after" not in answer.headers
-    assert load(shipped, OWNED).status == 200
-    assert infer(shipped, 1.0).status == 200
+    assert load(owned, OWNED).status == 200
+    assert infer(owned, 1.0).status == 200
 
 
 def test_accepted_inferences_are_all_accounted_for(owned: RunningStack) -> None:

@@ -1,8 +1,7 @@
 """Rows on a card, at real stacks of a machine that has none: why they go through the host. NVIDIA's driver is a
 stand-in; tests/gpu has a real card."""
 
-from collections.abc import Callable, Iterator
-from pathlib import Path
+from collections.abc import Callable
 
 import numpy as np
 import pytest
@@ -14,30 +13,15 @@ from penstock_video.infer.options import EngineAddress, RowMemory
 from tests.deepstream_pipeline.gpu.fake_driver import FakeDriver, install
 from tests.deepstream_pipeline.infer.fake_core import submit
 from tests.integration.client_processes import figures, local, remote, row_of
-from tests.integration.test_slab import BRIGHTNESS, BRIGHTNESS_CONFIG
-from tests.support.stack import RunningStack, start_stack, stop_stack
-from tests.support.tiny_models import write_model
+from tests.support.stack import RunningStack
 
 pytestmark = pytest.mark.xdist_group("stack")
-PLAIN_CONFIG = "".join(line for line in BRIGHTNESS_CONFIG.splitlines(keepends=True) if "batch_owner" not in line)
 Way = Callable[[RunningStack], EngineAddress]
 
 
 @pytest.fixture
 def driver(monkeypatch: pytest.MonkeyPatch) -> FakeDriver:
     return install(monkeypatch)
-
-
-@pytest.fixture(scope="module")
-def sharing(tmp_path_factory: pytest.TempPathFactory, triton_environment: Path) -> Iterator[RunningStack]:
-    """Two fronts and their core, on which clients may share memory, with the real Triton, which finds no card."""
-    folder = tmp_path_factory.mktemp("hand_over")
-    write_model(folder / "models", "plain", BRIGHTNESS, PLAIN_CONFIG)
-    write_model(folder / "models", "batched", BRIGHTNESS, BRIGHTNESS_CONFIG)
-    arguments = ("--model-repository", str(folder / "models"), "--models", "plain,batched")
-    stack = start_stack(folder / "home", "--allow-client-shm", "--workers", "2", *arguments)
-    yield stack
-    assert stop_stack(stack) == 0, "".join(stack.log[-30:])
 
 
 def tried(place: EngineAddress, model: str, wish: RowMemory) -> str:
@@ -57,19 +41,19 @@ def tried(place: EngineAddress, model: str, wish: RowMemory) -> str:
 
 @pytest.mark.parametrize("way", [local, remote])
 def test_triton_without_a_card_takes_no_rows_there_and_says_so(
-    sharing: RunningStack, driver: FakeDriver, way: Way
+    fronts: RunningStack, driver: FakeDriver, way: Way
 ) -> None:
     """In Triton's own words, whether the program is a local client process or uses the ports; nothing stays."""
-    assert "cannot open memory of GPU 0 (" in tried(way(sharing), "plain", RowMemory.AUTO)
+    assert "cannot open memory of GPU 0 (" in tried(way(fronts), "plain", RowMemory.AUTO)
     with pytest.raises(InferFailed, match="it must run on that card, on this host"):
-        tried(way(sharing), "plain", RowMemory.DEVICE)
+        tried(way(fronts), "plain", RowMemory.DEVICE)
     assert driver.is_all_given_back
-    assert figures(sharing)["shared_memory_regions",] == 0
+    assert figures(fronts)["shared_memory_regions",] == 0
 
 
-def test_model_whose_batches_the_gateway_forms_takes_no_rows_there(sharing: RunningStack, driver: FakeDriver) -> None:
+def test_model_whose_batches_the_gateway_forms_takes_no_rows_there(fronts: RunningStack, driver: FakeDriver) -> None:
     """By the sentence that says what to change."""
-    assert "batch_owner gateway" in tried(local(sharing), "batched", RowMemory.AUTO)
+    assert "batch_owner gateway" in tried(local(fronts), "brightness", RowMemory.AUTO)
 
 
 def test_stack_that_shares_no_memory_says_how_it_would(stack: RunningStack, driver: FakeDriver) -> None:

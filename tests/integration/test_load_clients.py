@@ -13,7 +13,7 @@ from penstock_load.scenario import Kind, RequestSpec
 from tests.engines.fake_triton import FakeTriton
 from tests.support.stack import RunningStack
 
-pytestmark = pytest.mark.xdist_group("load")
+pytestmark = pytest.mark.xdist_group("stack")
 
 TIMEOUT_S = 30.0
 LARGE = (150_528,)
@@ -46,11 +46,10 @@ def outcomes(answers: list[Answer]) -> set[tuple[Status, str]]:
     return {(answer.status, answer.error) for answer in answers}
 
 
-@pytest.mark.parametrize("model", ["street", "people"])
-@pytest.mark.parametrize("batch", [1, 3])
+@pytest.mark.parametrize(("model", "batch"), [("street", 1), ("street", 3), ("people", 1)])
 async def test_pictures_are_answered_with_stages(stack: RunningStack, model: str, batch: int) -> None:
     """One picture or a form of three: good answers that say the server's own time."""
-    answers = await answers_to(RequestSpec(kind=Kind.IMAGE, model=model, batch=batch), gateway(stack))
+    answers = await answers_to(RequestSpec(kind=Kind.IMAGE, model=model, batch=batch), gateway(stack), count=4)
     assert outcomes(answers) == {(Status.OK, "")}
     for answer in answers:
         assert answer.stages is not None

@@ -10,18 +10,21 @@ from typing import Any
 
 import psutil
 import pytest
+from click.testing import Result
+from typer.testing import CliRunner
 
 from penstock.cli.gateway_client import GatewayClient
+from penstock_load.cli import commands
 from penstock_load.clients.payloads import make_pictures
 from penstock_load.measure.run_folder import read_run_folder
 from penstock_load.results import Run, Side, State, Status
 from tests.support.stack import CHECKOUT, RunningStack
 
-pytestmark = pytest.mark.xdist_group("load")
+pytestmark = pytest.mark.xdist_group("stack")
 
 QUICK = """
 name = "quick"
-about = "a second of each kind of phase"
+about = "a second or two of each kind of phase"
 slo_p99_ms = 5000
 [[request]]
 kind = "{kind}"
@@ -29,12 +32,12 @@ model = "{model}"
 sizes = [16]
 [[phase]]
 name = "capacity"
-seconds = 1
+seconds = 0.5
 callers = 2
 is_capacity = true
 [[phase]]
 name = "ladder"
-seconds = 2
+seconds = 1
 arrivals = {{ shape = "step", unit = "of_capacity", rates = [0.2, 0.4] }}
 [[phase]]
 name = "steady"
@@ -45,7 +48,7 @@ is_judged = true
 
 
 def scenario(folder: Path, *, kind: str = "image", model: str = "street") -> str:
-    """A scenario of five seconds, as a file."""
+    """A scenario of four seconds, as a file."""
     path = folder / f"{kind}.toml"
     path.write_text(QUICK.format(kind=kind, model=model))
     return str(path)
@@ -55,6 +58,11 @@ def load(*words: str, timeout_s: float = 100) -> subprocess.CompletedProcess[str
     """`penstock load …` as a person calls it, from the checkout."""
     command = [sys.executable, "-m", "penstock.cli.main", "load", *words]
     return subprocess.run(command, cwd=CHECKOUT, capture_output=True, text=True, timeout=timeout_s, check=False)
+
+
+def load_here(*words: str) -> Result:
+    """The same in this process, for what takes no load generator."""
+    return CliRunner().invoke(commands.app, list(words))
 
 
 def where(stack: RunningStack) -> list[str]:
@@ -147,8 +155,8 @@ def test_report_is_one_file_that_shows_the_run(quick_run: tuple[Path, str]) -> N
 def test_report_is_made_again_from_the_run_alone(quick_run: tuple[Path, str], tmp_path: Path) -> None:
     """run.json holds all that a report needs."""
     (tmp_path / "run.json").write_bytes((quick_run[0] / "run.json").read_bytes())
-    done = load("report", str(tmp_path))
-    assert done.returncode == 0, done.stderr
+    done = load_here("report", str(tmp_path))
+    assert done.exit_code == 0, done.output
     assert (tmp_path / "report.md").read_text() == (quick_run[0] / "report.md").read_text()
 
 
@@ -204,8 +212,8 @@ def _text(path: Path) -> str:
 
 def test_comparing_a_run_with_itself_tells_no_difference(quick_run: tuple[Path, str]) -> None:
     """Every ratio is 1, and too short a run is said to be too short."""
-    done = load("compare", str(quick_run[0]), str(quick_run[0]), "--json")
-    assert done.returncode == 0, done.stderr
+    done = load_here("compare", str(quick_run[0]), str(quick_run[0]), "--json")
+    assert done.exit_code == 0, done.output
     rows = json.loads(done.stdout)["rows"]
     assert {row["measure"] for row in rows} >= {"p50_ms", "p99_ms"}
     for row in rows:
@@ -254,8 +262,8 @@ def test_streams_are_loaded_and_judged(stack: RunningStack, tmp_path: Path) -> N
 def test_scenario_that_the_stack_cannot_do_says_so(stack: RunningStack, tmp_path: Path) -> None:
     """One sentence, exit code 1, and no folder is left behind."""
     name = scenario(tmp_path, kind="image", model="identity_fp32")
-    done = load("run", name, *where(stack), "--out", str(tmp_path / "out"))
-    assert done.returncode == 1
+    done = load_here("run", name, *where(stack), "--out", str(tmp_path / "out"))
+    assert done.exit_code == 1
     assert "send tensors to /infer instead" in done.stderr
     assert done.stderr.startswith("penstock: ")
     assert done.stderr.count("\n") == 1

@@ -26,7 +26,7 @@ from tests.integration.prometheus_server import scrape
 from tests.support.http import call, post_json
 from tests.support.stack import RunningStack
 
-pytestmark = pytest.mark.xdist_group("load")
+pytestmark = pytest.mark.xdist_group("stack")
 
 REST = RequestSpec(kind=Kind.REST, model="identity_fp32", sizes=(4,))
 GRPC = RequestSpec(kind=Kind.GRPC, model="identity_fp32", sizes=(4,))

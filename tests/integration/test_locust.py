@@ -16,7 +16,7 @@ from penstock.engines.triton.endpoints import pick_free_ports
 from tests.integration.pictures import frames, jpeg
 from tests.support.stack import CHECKOUT, RunningStack
 
-pytestmark = pytest.mark.xdist_group("load")
+pytestmark = pytest.mark.xdist_group("stack")
 
 LOCUST = [sys.executable, "-m", "locust", "-f", "loadtest/penstock_load/locustfile.py"]
 HEADLESS = ["--headless", "--json", "--only-summary"]
@@ -132,7 +132,9 @@ def test_a_scenario_is_asked_at_its_rates_and_judged(stack: RunningStack, tmp_pa
     assert answer.stderr.split()[-1] == "PASS"
     found = rows(answer.stdout)
     kinds = ("image street", "rest identity_fp32", "grpc identity_fp32")
-    assert {name for name in found if name.endswith("steady")} <= {f"{kind} · steady" for kind in kinds}
+    steady = {name for name in found if name.endswith("steady")}
+    few, *others = (f"{kind} · steady" for kind in kinds)  # 3.4, 10 and 10 requests on average
+    assert set(others) <= steady <= {few, *others}
     assert 8 <= sum(found.values()) <= 60  # 29 on average; a busy machine starts late, and sends fewer
     answered = counted(stack) - before
     assert answered.total() == sum(found.values()), (answered, found)

@@ -108,6 +108,15 @@ def test_figures_count_rows_and_refuse_failures() -> None:
     assert (shed["in_time"], shed["p99_ms"], shed["p50_ms"]) == (0.97, float("inf"), 1.0)
 
 
+FACTS = {"raw and served ready after s": 21.2, "raw and served took s": 55.2, "jpeg took s": 110.5}
+
+
+def facts_of(ledger: PointLedger) -> dict[str, object]:
+    """The saved ones, without the failures."""
+    facts: dict[str, object] = json.loads(ledger.path.read_text())["facts"]
+    return {name: value for name, value in facts.items() if name != "failures"}
+
+
 def ledger_of(path: Path, rounds: int = 3) -> PointLedger:
     """Made-up figures, saved."""
     ledger = PointLedger(path, dict(CONDITIONS), "resnet50-torch-random")
@@ -122,6 +131,7 @@ def ledger_of(path: Path, rounds: int = 3) -> PointLedger:
         for way, held in (("gateway", 5000.0), ("engine", 9000.0)):
             ledger.add("jpeg", number, {"decoded_by": way}, {"held_per_s": held}, model=f"resnet50-{way}-random")
     ledger.failures = ["faults: the card was gone"]
+    ledger.facts = dict(FACTS)
     ledger.save()
     return ledger
 
@@ -167,8 +177,12 @@ def test_later_run_replaces_the_parts_that_it_measures(tmp_path: Path) -> None:
         return ledger
 
     ledger = later()
+    ledger.facts = {"raw and served ready after s": 1.0, "jpeg took s": 0.1}
+    ledger.save()
+    assert facts_of(ledger) == FACTS, "it has no figures of a part yet"
     ledger.add("served", 1, {"batch": 64}, {"rate": 9.0})
     ledger.save()
+    assert facts_of(ledger) == {"raw and served ready after s": 1.0, "jpeg took s": 110.5}
     content = json.loads(ledger.path.read_text())
     models = {row["kind"]: row["model"] for row in content["results"] if row["kind"] != "ratio"}
     assert models == {"chart": "resnet50-torch-random", "served": "another-random", "jpeg": "resnet50-engine-random"}

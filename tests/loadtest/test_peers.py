@@ -18,6 +18,7 @@ import pytest
 
 from loadtest.bench.closed_loop import Repetition
 from loadtest.bench.peers import contenders as environments
+from loadtest.bench.peers import measuring
 from loadtest.bench.peers.__main__ import ENVIRONMENTS, OursFailed, format_rows, main, pictures_of, rows_of, run_rounds
 from loadtest.bench.peers.contenders import (
     CONTENDERS,
@@ -32,7 +33,7 @@ from loadtest.bench.peers.contenders import (
 )
 from loadtest.bench.peers.measuring import PeerFigures, PeerLoad, audition, check
 from loadtest.bench.peers.servers.detector import Card, Detector
-from loadtest.bench.wire import BenchRequest
+from loadtest.bench.wire import BadAnswer, BenchRequest
 from penstock.engines.config_pbtxt import read_config
 from penstock.protocol.inference import Detections, InferResponse, tensor_from_numpy
 from penstock.vision.card import VisionCard, card_from_config
@@ -191,6 +192,16 @@ async def test_rounds_leave_out_who_fails_and_who_answers_otherwise(street: Serv
     assert gone == "dead ended with 3 while it started; its log ends:\nno port for me"
     with pytest.raises(OursFailed, match="dead ended with 3 while it started"):
         await run_rounds(contenders[:2:-1], street, PeerLoad((b"x",), 2, 0.2, 0.2, 0), count=1, say=said.append)
+
+
+async def test_server_that_is_not_ready_in_time_says_what_it_lacked(
+    street: ServedModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The error has the last reason, before the end of the log."""
+    monkeypatch.setattr(measuring, "READY_TIMEOUT_S", 0.0)
+    mute = stand_in("mute", "import time; time.sleep(60)")
+    with pytest.raises(BadAnswer, match=r"^mute was not ready within 0 s: / was not answered: .*; its log ends"):
+        await audition(mute, street, PeerLoad((b"x",), 2, 0.2, 0.2, 0))
 
 
 @pytest.mark.long

@@ -1,12 +1,18 @@
 """Clients that do not wait for their answer."""
 
 import asyncio
+import threading
+from typing import Any
 
 import pytest
 import structlog
 
 from penstock.gateway.rest.request import run_until_disconnect
+from penstock.protocol.call import InferHead
+from penstock.protocol.http_codec import read_head
 from tests.rest.harness import VALID_INFER, Client, Front, request_bytes
+
+LONG_INFER = VALID_INFER[:-1] + b',"id":"' + b"a" * (1 << 20) + b'"}'
 
 
 @pytest.mark.parametrize(
@@ -36,13 +42,37 @@ async def test_disconnect_after_a_long_body_is_seen() -> None:
     """Longer than what a connection reads ahead: it is read on while the plane works."""
     front = Front()
     front.plane.holds = True
-    body = b'{"inputs":[{"name":"x","shape":[1,2],"datatype":"FP32","data":[1,2]}],"id":"' + b"a" * (1 << 20) + b'"}'
     async with front.served() as port:
         async with Client.connected(port) as client:
-            await client.send(request_bytes("POST", "/v2/models/ident/infer", body))
+            await client.send(request_bytes("POST", "/v2/models/ident/infer", LONG_INFER))
             await asyncio.wait_for(front.plane.entered.wait(), 5)
         await asyncio.wait_for(front.plane.cancelled.wait(), 5)
     assert front.recorder.cancelled_count == 1
+
+
+async def test_disconnect_while_a_long_body_is_parsed_begins_no_work(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The body is parsed in a thread; the plane is not asked any more, and the client is counted."""
+    front, begun, may_end = Front(), threading.Event(), threading.Event()
+
+    def slow_read_head(*given: Any) -> InferHead:
+        begun.set()
+        may_end.wait(5)
+        return read_head(*given)
+
+    monkeypatch.setattr("penstock.gateway.rest.infer.read_head", slow_read_head)
+    async with front.served() as port:
+        async with Client.connected(port) as client:
+            await client.send(request_bytes("POST", "/v2/models/ident/infer", LONG_INFER))
+            await asyncio.to_thread(begun.wait, 5)
+        async with Client.connected(port) as client:  # accepted after the other was seen to go
+            await client.send(request_bytes("GET", "/v2/health/live"))
+            assert (await client.reply()).status == 200
+        may_end.set()
+        async with asyncio.timeout(5):
+            while not front.recorder.cancelled_count:
+                await asyncio.sleep(0.01)
+    assert front.recorder.cancelled_count == 1
+    assert not front.plane.entered.is_set()
 
 
 async def test_disconnect_while_a_model_loads_lets_the_load_end() -> None:

@@ -87,10 +87,15 @@ async def core_in(folder: Path) -> AsyncIterator[Core]:
     slab.renew(anonymous_memory(8 * PART))
     slab_partitions = SlabPartitions(slab, 2 * PART, PART)
     watch, metrics = FakeWatch(), Metrics()
-    server = CoreServer(folder, watch, engine, engine, slab_partitions=slab_partitions)  # type: ignore[arg-type]
-    plane = FakePlane(engine)
-    server.client_calls = ClientProcessCalls(plane, engine, metrics, lambda error: error.reason, slab_partitions)
-    core = Core(folder, server, engine, slab, [asyncio.create_task(server.run())], metrics, watch)
+    calls = ClientProcessCalls(FakePlane(engine), engine, metrics, lambda error: error.reason, slab_partitions)
+    server = CoreServer(
+        watch,  # type: ignore[arg-type]
+        engine,
+        engine,  # type: ignore[arg-type]
+        slab_partitions=slab_partitions,
+        client_calls=calls,
+    )
+    core = Core(folder, server, engine, slab, [asyncio.create_task(server.run(folder))], metrics, watch)
     try:
         async with asyncio.timeout(60):
             yield core

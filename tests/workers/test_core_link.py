@@ -144,8 +144,8 @@ def short_path(tmp_path: Path) -> Path:
 @asynccontextmanager
 async def paired(folder: Path) -> AsyncIterator[Pair]:
     watch, engine = FakeWatch(), FakeEngine()
-    server = CoreServer(folder, watch, engine, engine)  # type: ignore[arg-type]
-    core = asyncio.create_task(server.run())
+    server = CoreServer(watch, engine, engine)  # type: ignore[arg-type]
+    core = asyncio.create_task(server.run(folder))
     link = CoreClient(folder, WorkerHello(1), max_asks=4)
     running = asyncio.create_task(link.run())
     try:
@@ -280,7 +280,7 @@ async def test_core_that_dies_fails_what_waits_and_serves_again_when_it_is_back(
         with pytest.raises(EngineUnavailable):
             await pair.link.infer(request(), client="c")
         pair.engine.holds = False
-        core = asyncio.create_task(CoreServer(tmp_path, pair.watch, pair.engine, pair.engine).run())  # type: ignore[arg-type]
+        core = asyncio.create_task(CoreServer(pair.watch, pair.engine, pair.engine).run(tmp_path))  # type: ignore[arg-type]
         await until(lambda: pair.link.is_up)
         assert (await pair.link.infer(request(), client="c")).id == "id-7"
         core.cancel()

@@ -59,9 +59,9 @@ async def rig(tmp_path: Path) -> AsyncIterator[Rig]:
 async def rig_in(folder: Path) -> AsyncIterator[Rig]:
     engine = FakeEngine()
     queues = BatcherPool(engine, lambda name: OPTIONS if name == "owned" else None)  # type: ignore[arg-type]
-    server = CoreServer(folder, FakeWatch(), engine, queues)  # type: ignore[arg-type]
+    server = CoreServer(FakeWatch(), engine, queues)  # type: ignore[arg-type]
     link = CoreClient(folder, WorkerHello(1), max_asks=64)
-    tasks = [asyncio.create_task(server.run()), asyncio.create_task(link.run())]
+    tasks = [asyncio.create_task(server.run(folder)), asyncio.create_task(link.run())]
     try:
         async with asyncio.timeout(60):
             await link.first_up.wait()

@@ -6,12 +6,9 @@ import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 from pydantic import BeforeValidator, Field, PlainSerializer, TypeAdapter, ValidationInfo
-
-if TYPE_CHECKING:
-    from penstock_video.analytics.scene import RuleEvaluator
 
 Point = tuple[float, float]
 Polygon = tuple[Point, ...]
@@ -278,12 +275,12 @@ class Dwell:
 
 @dataclass(frozen=True, slots=True)
 class UserRule:
-    """A rule of a user's kind. entry: its keys and values as JSON. new: makes its RuleEvaluator."""
+    """A rule of a user's kind. entry: its keys and values as JSON. new: makes its evaluator (scene.RuleEvaluator)."""
 
     kind: str
     name: str
     entry: str
-    new: Callable[[], "RuleEvaluator"] = field(compare=False, repr=False)
+    new: Callable[[], Any] = field(compare=False, repr=False)
 
 
 @dataclass(frozen=True, slots=True)

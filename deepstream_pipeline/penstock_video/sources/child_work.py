@@ -51,7 +51,7 @@ _MAX_MOMENTS = 1024  # the last frames; no result is later
 
 
 class Moments:
-    """Times of one run's frames, in seconds of the recorder's clock."""
+    """Times of one run's frames, in seconds of the recorder's clock, or of another one before that begins."""
 
     def __init__(self) -> None:
         self._frames: deque[tuple[int, float]] = deque(maxlen=_MAX_MOMENTS)
@@ -61,6 +61,12 @@ class Moments:
         """Notes that the frame is in this slot."""
         self._frames.append((frame_num, moment_s))
         self._slots[slot] = moment_s
+
+    def restart(self) -> None:
+        """Moves the times to the recorder's clock, which begins at 0 with the next packet."""
+        last_s = self._frames[-1][1] if self._frames else 0.0
+        self._frames = deque(((number, at_s - last_s) for number, at_s in self._frames), maxlen=_MAX_MOMENTS)
+        self._slots = {slot: at_s - last_s for slot, at_s in self._slots.items()}
 
     def of(self, frame_num: int) -> float | None:
         """Time of this frame, or of the nearest known one; None if there is none, or the number is negative."""
@@ -229,8 +235,8 @@ class Work:
         slot = self._slot(slots, decoder.facts, has_row=has_row)
         if slot is None:
             return self._lose(DropReason.RING_FULL)
-        if self._is_recording:
-            self._moments.note(frame_num, slot, self._recorder.moment_of(picture.time_s))
+        moment_s = self._recorder.moment_of(picture.time_s) if self._is_recording else picture.pts_s
+        self._moments.note(frame_num, slot, moment_s)
         began_s = time.thread_time()
         has_image = self._link.wants_images
         written = slots.write(slot, picture.frame, has_row=has_row, has_image=has_image)
@@ -306,7 +312,9 @@ class Work:
         """Starts requested recordings, and waits while paused. Raises ParentGone."""
         while True:
             for cut in self._link.cuts():
-                self._is_recording = True
+                if not self._is_recording:
+                    self._is_recording = True
+                    self._moments.restart()
                 moment_s = self._moments.of(cut.frame_num)
                 self._recorder.cut(ClipRequest(cut.path, cut.before_s, cut.after_s, moment_s), time.monotonic())
             if self._is_recording and self._policy is not DropPolicy.BLOCK:  # waiting for the engine is no silence

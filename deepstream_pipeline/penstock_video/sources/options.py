@@ -88,8 +88,9 @@ class SourceNeeds:
 class SourceListener(Protocol):
     """Receives events on the sources' thread: it must not block. A source's on_ended is its last event."""
 
-    def on_frame(self, prepared: PreparedFrame) -> None:
-        """A frame. The receiver calls its `release`, from any thread."""
+    @property
+    def on_frame(self) -> Callable[[PreparedFrame], None]:
+        """Called with each frame. The receiver calls its `release`, from any thread."""
         ...
 
     def on_lost(self, source_id: str, reason: str, count: int) -> None:

@@ -157,15 +157,15 @@ _STDERR_TAIL_BYTES = 65_536
 class ChildProcess:
     """A running process. Raises OSError if it cannot be started, without leaving anything.
 
-    descriptors: inherited, and appended to its arguments. Standard error goes to a pipe that is read after its end and
-    drops what does not fit. It has its own session: the parent handles Ctrl-C.
+    Its arguments end with our process ID and the descriptors, which it inherits. Standard error goes to a pipe that is
+    read after its end and drops what does not fit. It has its own session: the parent handles Ctrl-C.
     """
 
     def __init__(self, command: tuple[str, ...], descriptors: tuple[int, ...]) -> None:
         self._stderr, stderr = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
         try:
             self._process = subprocess.Popen(
-                (*command, *(str(descriptor) for descriptor in descriptors)),
+                (*command, str(os.getpid()), *map(str, descriptors)),
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
                 stderr=stderr,

@@ -2,7 +2,7 @@
 
 import json
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -77,7 +77,8 @@ class PointLedger:
         failures = list(self.failures)
         if earlier := self._earlier:
             kept = [run for run in runs_of(earlier) if group_of(run) not in new]
-            facts, runs = earlier["facts"] | facts, kept + runs
+            facts = _facts_of(earlier["facts"], facts, set(map(group_of, kept)), new)
+            runs = kept + runs
             tried = new | {part_of(why) for why in failures}
             failures = [why for why in earlier["facts"].get("failures", []) if part_of(why) not in tried] + failures
             if kept:
@@ -98,6 +99,14 @@ class PointLedger:
 def group_of(run: PointRun) -> str:
     """The part of the bench that a run belongs to: raw and served are compared with each other."""
     return _GROUPS.get(run.part, run.part)
+
+
+def _facts_of(
+    earlier: Mapping[str, Any], facts: Mapping[str, Any], kept: Collection[str], new: Collection[str]
+) -> dict[str, Any]:
+    """Of each part the facts of the run that has its figures. A fact's name begins with its part."""
+    of_others = {name: value for name, value in earlier.items() if not name.startswith(tuple(new))}
+    return of_others | {name: value for name, value in facts.items() if not name.startswith(tuple(kept))}
 
 
 def part_of(failure: str) -> str:

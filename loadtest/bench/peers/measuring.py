@@ -212,23 +212,26 @@ async def _up(contender: Contender, model: ServedModel, load: PeerLoad) -> Async
         async with BenchHttp(url) as port:
             caller = Caller(port, [contender.write(jpeg, model) for jpeg in load.pictures], renew=load.renew)
             until = time.monotonic() + READY_TIMEOUT_S
-            while not await _is_answered(caller):
+            while why := await _why_not_ready(caller):
                 child.family()
                 if child.process.poll() is not None:
                     raise child.failure(f"ended with {child.process.returncode} while it started")
                 if time.monotonic() > until:
-                    raise child.failure(f"was not ready within {READY_TIMEOUT_S:.0f} s")
+                    raise child.failure(f"was not ready within {READY_TIMEOUT_S:.0f} s: {why}")
                 await asyncio.sleep(_POLL_S)
             yield child, caller
 
 
-async def _is_answered(caller: Caller) -> bool:
+async def _why_not_ready(caller: Caller) -> str:
+    """Empty once a picture is answered."""
     try:
         async with asyncio.timeout(FIRST_ANSWER_TIMEOUT_S):
             await caller.ask(0)
-    except (BadAnswer, TimeoutError):
-        return False
-    return True
+    except BadAnswer as error:
+        return str(error)
+    except TimeoutError:
+        return f"no answer within {FIRST_ANSWER_TIMEOUT_S:.0f} s"
+    return ""
 
 
 async def _warm_up(child: Child, caller: Caller, load: PeerLoad) -> tuple[float, float, int]:

@@ -144,7 +144,7 @@ async def _record(model: InstalledModel, around: "CheckContext") -> None:
 
     try:
         path = await record_golden(model, around)
-    except (ModelCannotRun, CatalogueError, InferenceError, NotCheckable) as error:
+    except (ModelCannotRun, CatalogueError, GatewayError, InferenceError, NotCheckable) as error:
         fail(f"{model.name} is not recorded: {error}", code=1)
     typer.echo(f"recorded {path}", err=True)
 

@@ -12,7 +12,7 @@ from typing import TypeVar
 
 import numpy as np
 
-from penstock.cli.gateway_client import GatewayClient, GatewayError, ImageResult, IndexRow
+from penstock.cli.gateway_client import GatewayClient, ImageResult, IndexRow
 from penstock.engines.embedded.engine import EmbeddedEngine
 from penstock.gateway.batching.merging import merge_rows
 from penstock.models.check.compare import classes_in
@@ -29,7 +29,7 @@ from penstock.models.check.golden import (
 )
 from penstock.models.check.model_files import ModelFiles
 from penstock.protocol.engine import ModelMetadata
-from penstock.protocol.errors import EngineFailed, InvalidRequest
+from penstock.protocol.errors import InvalidRequest
 from penstock.protocol.inference import InferRequest, Tensor, tensor_from_numpy
 from penstock.vision.card import card_from_config
 from penstock.vision.decode import decode
@@ -41,7 +41,7 @@ T = TypeVar("T")
 
 
 class GatewayCheckEngine:
-    """The running gateway: REST, decoders, engine, parser. Loads and unloads nothing."""
+    """The running gateway: REST, decoders, engine, parser. Loads and unloads nothing. Calls raise GatewayError."""
 
     name = "gateway"
 
@@ -66,7 +66,7 @@ class GatewayCheckEngine:
 
 
 async def _in_thread(call: Callable[[], T]) -> T:
-    """In a thread that the program's end does not wait for: Ctrl-C ends a check at once. Raises EngineFailed."""
+    """In a thread that the program's end does not wait for: Ctrl-C ends a check at once."""
     answer: Future[T] = Future()
 
     def run() -> None:
@@ -77,10 +77,7 @@ async def _in_thread(call: Callable[[], T]) -> T:
             answer.set_exception(error)
 
     Thread(target=run, daemon=True).start()
-    try:
-        return await asyncio.wrap_future(answer)
-    except GatewayError as error:
-        raise EngineFailed(str(error)) from error
+    return await asyncio.wrap_future(answer)
 
 
 class EmbeddedCheckEngine:
@@ -205,8 +202,8 @@ async def run_check_inference(
 ) -> CheckResponse | None:
     """The response to golden.json's inputs or to generated ones; None if only golden.json's picture can be checked.
 
-    is_named: the user named this model, so one of the shapes must be of one of its inputs. Raises InferenceError, and
-    ShapeUnknown or GoldenError for inputs that cannot be generated.
+    is_named: the user named this model, so one of the shapes must be of one of its inputs. Raises GatewayError or
+    InferenceError, and ShapeUnknown or GoldenError for inputs that cannot be generated.
     """
     metadata = await engine.model_metadata(files.folder.name)
     inputs_there = {spec.name for spec in metadata.inputs}

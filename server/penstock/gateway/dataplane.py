@@ -169,7 +169,8 @@ class DataPlane:
             answer = await self._timed(verb, head, self._send(verb, head, call, caller, until))
             if verb is not Verb.INFER:
                 name, models = head.model_name, self._watch.models
-                answer = as_served(verb, name, call, answer, models, self.batch_options(name).unmerged)
+                unmerged = self.batch_options(name).unmerged if verb is Verb.CONFIG else ""
+                answer = as_served(verb, name, call, answer, models, unmerged)
             await self._note(verb, head.model_name, admitted.answered(answer.succeeded))
             if verb is Verb.INFER and wants_explanation(call):
                 return add_explanation(answer, self.not_formed(head))

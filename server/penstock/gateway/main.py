@@ -105,24 +105,23 @@ class Gateway:
             self.engine.engine, self.watch, self.batching, self.engine.slab, self.memory
         )
         slab_partitions = self._slab_partitions()
-        self.core = CoreServer(
-            place.run_dir,
-            self.watch,
-            self.engine.engine,
-            self.batching,
-            slab_partitions=slab_partitions,
-            apart=self.own.names if self.own is not None else tuple,
-        )
         self.plane = DataPlane(
             replace(
                 plane_parts,
                 queue_statistics=self.batching.statistics,
                 is_apart=self.own.has if self.own is not None else plane_parts.is_apart,
-                spread=self.core.spread,
+                spread=lambda: self.core.spread(),
             )
         )
-        self.core.client_calls = ClientProcessCalls(
-            self.plane, self.engine.engine, self.metrics, code_name_of, slab_partitions
+        self.core = CoreServer(
+            self.watch,
+            self.engine.engine,
+            self.batching,
+            slab_partitions=slab_partitions,
+            client_calls=ClientProcessCalls(
+                self.plane, self.engine.engine, self.metrics, code_name_of, slab_partitions
+            ),
+            apart=self.own.names if self.own is not None else tuple,
         )
         self.watch.when_silent(self.core.cut)
         self._read_metrics()
@@ -278,7 +277,7 @@ async def _serve(settings: Settings, control: ControlConnection | None, place: C
         *([asyncio.create_task(gateway.parts.authenticator.run())] if gateway.parts.authenticator is not None else ()),
         *([asyncio.create_task(gateway.memory.run())] if isinstance(gateway.memory, SharedMemory) else ()),
         *([asyncio.create_task(gateway.registration.run())] if gateway.registration is not None else ()),
-        asyncio.create_task(gateway.core.run()),
+        asyncio.create_task(gateway.core.run(place.run_dir)),
         *([asyncio.create_task(gateway.telemetry.run())] if gateway.telemetry is not None else ()),
         asyncio.create_task(gateway.listen_to_parent(stop.set)),
         asyncio.create_task(gateway.report_ready()),

@@ -162,10 +162,15 @@ class FakeCore:
         self.slab = SharedSlab(self._loop.call_later)
         self.slab.renew(anonymous_memory(4 * PART))
         slab_partitions = SlabPartitions(self.slab, PART, PART)
-        self.server = CoreServer(self.folder, self, self, self, slab_partitions=slab_partitions)  # type: ignore[arg-type]
         calls = ClientProcessCalls(self, self, Metrics(), lambda error: error.reason, slab_partitions)  # type: ignore[arg-type]
-        self.server.client_calls = calls
-        self._task = self._loop.create_task(self.server.run())
+        self.server = CoreServer(
+            self,  # type: ignore[arg-type]
+            self,
+            self,  # type: ignore[arg-type]
+            slab_partitions=slab_partitions,
+            client_calls=calls,
+        )
+        self._task = self._loop.create_task(self.server.run(self.folder))
 
     async def _close(self) -> None:
         if self._task is not None:

@@ -22,7 +22,8 @@ from tests.deepstream_pipeline.clips import number_of
 SPEC = PrepareSpec(64, 48, color=ColorFormat.BGR)
 DEADLINE_S = 30.0
 FRAMES = 40
-PROGRAM = "import subprocess, sys; subprocess.run(sys.argv[1:], close_fds=False)"
+PROGRAM = """import os, subprocess, sys
+subprocess.run([*sys.argv[1:-3], str(os.getpid()), *sys.argv[-2:]], close_fds=False)"""
 
 
 class WorkThread(threading.Thread):
@@ -123,7 +124,8 @@ def child(
     ours.settimeout(DEADLINE_S)
     process: subprocess.Popen[bytes] | WorkThread
     if is_process:
-        command = [sys.executable, "-m", "penstock_video.sources.child", str(theirs.fileno()), str(descriptor)]
+        arguments = map(str, (os.getpid(), theirs.fileno(), descriptor))
+        command = [sys.executable, "-m", "penstock_video.sources.child", *arguments]
         command = [sys.executable, "-c", PROGRAM, *command] if has_program else command
         process = subprocess.Popen(command, pass_fds=(theirs.fileno(), descriptor), stderr=subprocess.PIPE)
         theirs.close()

@@ -233,7 +233,7 @@ class FakeChild:
 
     def do_cuts_ring(self, frames: float) -> None:
         try:
-            os.ftruncate(int(sys.argv[2]), 0)
+            os.ftruncate(int(sys.argv[-1]), 0)
         except PermissionError:
             self.play(frames)
 
@@ -250,4 +250,4 @@ class FakeChild:
 
 if __name__ == "__main__":
     with suppress(BrokenPipeError, ConnectionResetError):
-        FakeChild(int(sys.argv[1]), int(sys.argv[2])).run()
+        FakeChild(int(sys.argv[-2]), int(sys.argv[-1])).run()

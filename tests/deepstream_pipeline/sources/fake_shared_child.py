@@ -18,6 +18,6 @@ def run(link: socket.socket, ring_fd: int) -> int:
 
 
 if __name__ == "__main__":
-    settle()
+    settle(int(sys.argv[-2]))
     with socket.socket(fileno=int(sys.argv[-1])) as control:
         os._exit(serve(control, run))

@@ -38,5 +38,5 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    settle()
+    settle(int(sys.argv[-2]))
     os._exit(main())

@@ -252,6 +252,21 @@ def test_recording_is_made_beside_decoding(tmp_path: Path) -> None:
     assert [frame.frame_num for frame in parent.of(FrameReady)] == list(range(120))
 
 
+def test_recording_without_a_cache_counts_its_seconds_from_its_frame(tmp_path: Path) -> None:
+    """Also the first one of a source: it ends so long after the event, however late it was requested."""
+    path = tmp_path / "cut.mp4"
+    with child(write_clip(tmp_path / "a.mp4", frames=200, gop=4), frames=2) as parent:
+        for _ in range(50):
+            parent.release(parent.frame())
+        parent.say(Cut(str(path), 0.0, 2.4, frame_num=10))
+        parent.rest()
+    [recorded] = parent.of(Recorded)
+    assert recorded.after_s == pytest.approx(2.4, abs=0.1)
+    numbers = numbers_of(path)
+    assert numbers[-1] == pytest.approx(10 + 60, abs=2)
+    assert -recorded.before_s == pytest.approx((numbers[0] - 10) / 25, abs=0.1)
+
+
 def test_recording_that_fails_costs_nothing_else(tmp_path: Path) -> None:
     """A disk that is full: reported, and every frame comes all the same."""
     clip = write_clip(tmp_path / "a.avi", frames=120, codec="mjpeg", size=(320, 192))

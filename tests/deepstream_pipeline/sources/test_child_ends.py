@@ -1,6 +1,7 @@
 """How a decode process ends: with its parent, with its source, in words, and without a password in them."""
 
 import signal
+import socket
 import subprocess
 import sys
 from collections.abc import Callable
@@ -40,6 +41,19 @@ def test_process_that_waits_for_its_stream_ends_with_the_program(tmp_path: Path)
             parent.process.kill()
             with suppress(ConnectionResetError):
                 parent.rest()
+
+
+def test_process_whose_program_ended_before_it_began_ends() -> None:
+    """It does not wait for its socket, which another process may still hold."""
+    gone = subprocess.Popen([sys.executable, "-c", ""])
+    gone.wait(DEADLINE_S)
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    with ours, theirs:
+        command = [sys.executable, "-m", "penstock_video.sources.child", *map(str, (gone.pid, theirs.fileno(), 0))]
+        answer = subprocess.run(
+            command, pass_fds=(theirs.fileno(),), capture_output=True, text=True, timeout=DEADLINE_S, check=False
+        )
+    assert (answer.returncode, answer.stderr) == (1, "the program that started this decode process has ended\n")
 
 
 def test_process_that_is_killed_takes_nothing_with_it(tmp_path: Path) -> None:

@@ -139,7 +139,9 @@ def test_real_process_without_a_card_hands_its_cameras_to_the_cpu(path: Path, mo
     assert numbers(event_log, "a") == list(range(40)) == numbers(event_log, "b")
 
 
-@pytest.mark.parametrize("arguments", [[], ["0"], ["0", "1"], ["0", "1", "x"], ["0", "2", "3"], ["0", "1", "3", "4"]])
+@pytest.mark.parametrize(
+    "arguments", [[], ["0"], ["0", "1", "3"], ["0", "1", "3", "x"], ["0", "2", "3", "4"], ["0", "1", "3", "4", "5"]]
+)
 def test_shared_process_started_by_hand_says_what_it_is(
     arguments: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -90,26 +90,26 @@ class _Peer:
 class CoreServer:
     """Batches the gateway's models; sends other requests to the backend unbatched. Run `run()` as one task.
 
-    client_calls: set before `run` to admit client processes. apart: models with an engine process of their own.
+    client_calls: runs those of client processes; without it none is admitted. apart: models with an engine process of
+    their own.
     """
 
     def __init__(
         self,
-        run_dir: Path,
         watch: EngineWatch,
         backend: Engine,
         queues: "BatcherPool",
         *,
         slab_partitions: SlabPartitions | None = None,
+        client_calls: ClientProcessCalls | None = None,
         apart: Callable[[], tuple[str, ...]] = tuple,
     ) -> None:
-        self._path = run_dir / SOCKET_NAME
         self._watch = watch
         self._backend = backend
         self._queues = queues
         self._slab_partitions = slab_partitions
         self._decoder: msgspec.msgpack.Decoder[ToCore] = msgspec.msgpack.Decoder(ToCore)
-        self.client_calls: ClientProcessCalls | None = None
+        self._client_calls = client_calls
         self._apart = apart
         self._fronts: dict[MessageConnection[ToCore], _Peer] = {}
         self._unidentified: dict[MessageConnection[ToCore], float] = {}  # and when they connected
@@ -161,10 +161,11 @@ class CoreServer:
         except TimeoutError:
             log.warning("worker did not confirm a change of the models in time", seconds=SPREAD_S)
 
-    async def run(self) -> None:
-        """Listens and sends the state until cancelled; then closes all connections."""
-        self._path.unlink(missing_ok=True)
-        server = await asyncio.get_running_loop().create_unix_server(self._new_line, str(self._path))
+    async def run(self, run_dir: Path) -> None:
+        """Listens in the stack's folder and sends the state until cancelled; then closes all connections."""
+        path = run_dir / SOCKET_NAME
+        path.unlink(missing_ok=True)
+        server = await asyncio.get_running_loop().create_unix_server(self._new_line, str(path))
         looks = 0
         try:
             while True:
@@ -253,7 +254,7 @@ class CoreServer:
             front = _Peer(greeting.index, f"worker {greeting.index}")
             line.max_record_bytes = UNLIMITED_BYTES
             log.debug("worker connected", worker=greeting.index)
-        elif self.client_calls is None or self.client_process_count >= MAX_CLIENT_PROCESSES:
+        elif self._client_calls is None or self.client_process_count >= MAX_CLIENT_PROCESSES:
             self._turn_away(line, greeting.name[:MAX_NAME])
             return
         else:
@@ -272,7 +273,7 @@ class CoreServer:
         reason = (
             f"the gateway serves {MAX_CLIENT_PROCESSES} other programs of this host already; end one, or use its ports"
         )
-        self._end(line, reason if self.client_calls else "the gateway serves no other programs of this host")
+        self._end(line, reason if self._client_calls else "the gateway serves no other programs of this host")
 
     def _refuse(self, line: MessageConnection[ToCore], reason: str) -> None:
         """Closes the connection of a peer that violates the protocol."""
@@ -298,8 +299,8 @@ class CoreServer:
             raise _ProtocolViolation(f"two running requests have the number {number}")
         if front.is_client_process:
             if (refusal := self._beyond(line, front)) is not None:
-                if self.client_calls is not None and isinstance(question, Infer):
-                    self.client_calls.refused(question, refusal)
+                if self._client_calls is not None and isinstance(question, Infer):
+                    self._client_calls.refused(question, refusal)
                 line.send(failed_message(number, refusal))
                 return
         elif isinstance(question, Infer) and enqueue_call(
@@ -352,7 +353,7 @@ class CoreServer:
         self._has_spread.set()
 
     async def _infer(self, line: MessageConnection[ToCore], front: _Peer, ask: Infer) -> None:
-        request, client_calls = ask.request, self.client_calls
+        request, client_calls = ask.request, self._client_calls
         with ReportFailures(line, ask.number):
             if front.is_client_process and client_calls is not None:
                 response = await client_calls.infer(ask, peer=line, client=front.name)
