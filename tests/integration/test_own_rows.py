@@ -188,16 +188,16 @@ def ask_crowds(stack: RunningStack, models: tuple[str, ...], cases: int) -> None
 
 
 def test_crowds_at_the_embedded_engine_get_their_own_rows(embedded: RunningStack) -> None:
-    """In 60 rounds, the model whose rows follow is merged, the other never."""
-    ask_crowds(embedded, ("nms", "nms_says", "marked"), 60)
+    """In 30 rounds, the model whose rows follow is merged, the other never."""
+    ask_crowds(embedded, ("nms", "nms_says", "marked"), 30)
     assert max(row["rows"] for row in explained(embedded, "marked")["batches"]) > 1
     for model in ("nms", "nms_says"):
         assert {row["rows"] for row in explained(embedded, model)["batches"]} == {1}
 
 
 def test_crowds_at_triton_get_their_own_rows(triton: RunningStack) -> None:
-    """This holds in 60 rounds, for batches by the gateway, by Triton and with an auto-completed config."""
-    ask_crowds(triton, ("nms", "nms_triton", "nms_completed", "nms_says", "marked", "marked_triton"), 60)
+    """This holds in 40 rounds, for batches by the gateway, by Triton and with an auto-completed config."""
+    ask_crowds(triton, ("nms", "nms_triton", "nms_completed", "nms_says", "marked", "marked_triton"), 40)
     assert max(row["rows"] for row in explained(triton, "marked")["batches"]) > 1
     assert max(row["rows"] for row in explained(triton, "marked_triton")["batches"]) > 1
     assert {row["rows"] for row in explained(triton, "nms")["batches"]} == {1}
