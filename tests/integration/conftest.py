@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from tests.integration.client_processes import start_fronts
+from tests.integration.guarded import Guarded, start_guarded
 from tests.integration.ledger import Ledgers, parameter, write_ledger
 from tests.integration.living import write_quick_models
 from tests.integration.video_runs import Place, new_place, put_fastestdet, put_small_models, start_stack_at
@@ -32,6 +33,14 @@ def ledgers(tmp_path_factory: pytest.TempPathFactory, triton_environment: Path) 
     running = start_stack(folder / "home", "--model-repository", str(folder / "models"))
     yield Ledgers(running, folder)
     assert stop_stack(running) == 0, "".join(running.log[-30:])
+
+
+@pytest.fixture(scope="session")
+def guarded(tmp_path_factory: pytest.TempPathFactory, triton_environment: Path) -> Iterator[Guarded]:
+    """One stack with API keys."""
+    ours = start_guarded(tmp_path_factory.mktemp("guarded"))
+    yield ours
+    assert stop_stack(ours.stack) == 0, "".join(ours.stack.log[-30:])
 
 
 @pytest.fixture(scope="session")
