@@ -1,5 +1,7 @@
 """What the program finds out about the settings once it knows the models, before it touches a file."""
 
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -9,6 +11,7 @@ from penstock_video.errors import ModelUnusable, SinkFailed, TooManySources
 from penstock_video.infer.options import EngineAddress
 from penstock_video.main import Program
 from penstock_video.settings.document import InvalidSettings
+from tests.deepstream_pipeline.clips import write_clip
 from tests.deepstream_pipeline.infer.fake_core import FakeCore
 from tests.deepstream_pipeline.settings.reading import read
 
@@ -58,6 +61,21 @@ def test_class_to_keep_that_the_model_does_not_know_has_its_place(core: FakeCore
         prepared(core, tmp_path, text)
     fault = "operate-on-class-ids names 'brigt', which 'owned' does not know; did you mean bright?"
     assert str(refused.value).endswith(f"cameras.yaml:5:51: primary-gie.{fault}")
+
+
+def test_run_without_the_api_imports_no_web_framework(
+    core: FakeCore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Neither when the program is imported, nor when it starts: FastAPI is a quarter of the imports of a run."""
+    web = "{'fastapi', 'starlette.applications', 'uvicorn', 'penstock_video.api.app', 'penstock_video.api.server'}"
+    code = f"import sys, penstock_video.cli.run, penstock_video.main; sys.exit(str({web} & set(sys.modules) or ''))"
+    answer = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False)
+    assert answer.stderr.strip() == ""
+    monkeypatch.setitem(sys.modules, "penstock_video.api.server", None)  # an import raises ImportError
+    text = HEAD + f"source: {{uri: {write_clip(tmp_path / 'a.mp4', frames=2)}}}\nprimary-gie: {{model: owned}}\n"
+    program = Program(read(text, tmp_path), EngineAddress(core.folder, "http://127.0.0.1:1", "127.0.0.1:1"))
+    program.start()
+    program.stop(0.0)
 
 
 MODELS = {

@@ -51,7 +51,7 @@ _MAX_MOMENTS = 1024  # the last frames; no result is later
 
 
 class Moments:
-    """Times of one run's frames, in seconds of the recorder's clock."""
+    """Times of one run's frames, in seconds of the recorder's clock, or of another one before that begins."""
 
     def __init__(self) -> None:
         self._frames: deque[tuple[int, float]] = deque(maxlen=_MAX_MOMENTS)
@@ -61,6 +61,12 @@ class Moments:
         """Notes that the frame is in this slot."""
         self._frames.append((frame_num, moment_s))
         self._slots[slot] = moment_s
+
+    def restart(self) -> None:
+        """Moves the times to the recorder's clock, which begins at 0 with the next packet."""
+        last_s = self._frames[-1][1] if self._frames else 0.0
+        self._frames = deque(((number, at_s - last_s) for number, at_s in self._frames), maxlen=_MAX_MOMENTS)
+        self._slots = {slot: at_s - last_s for slot, at_s in self._slots.items()}
 
     def of(self, frame_num: int) -> float | None:
         """Time of this frame, or of the nearest known one; None if there is none, or the number is negative."""
@@ -134,6 +140,7 @@ class Work:
         self._slots: Slots | None = None
         self._policy = DropPolicy(start.policy)
         self._recorder, self._moments = PacketRecorder(start.record_cache_s, self._tell_recorded), Moments()
+        self._is_recording = start.record_cache_s > 0  # from the first packet, or else from the first request on
         self._likeness = PictureSimilarity(start.cut)
         self._decoder: Decoder | None = None
         self._sent_facts: StreamFacts | None = None
@@ -206,8 +213,8 @@ class Work:
         for packet in decoder.packets():
             self._errands()
             self._arrived_at = self._arrival(decoder, packet)
-            since_s = self._moments.oldest(self._link.outside()) if self._start.record_cache_s else None
-            self._recorder.push(packet, since_s)
+            if self._is_recording:
+                self._recorder.push(packet, self._moments.oldest(self._link.outside()))
             for picture in decoder.decode(packet):
                 self._take(decoder, slots, picture)
 
@@ -228,7 +235,8 @@ class Work:
         slot = self._slot(slots, decoder.facts, has_row=has_row)
         if slot is None:
             return self._lose(DropReason.RING_FULL)
-        self._moments.note(frame_num, slot, self._recorder.moment_of(picture.time_s))
+        moment_s = self._recorder.moment_of(picture.time_s) if self._is_recording else picture.pts_s
+        self._moments.note(frame_num, slot, moment_s)
         began_s = time.thread_time()
         has_image = self._link.wants_images
         written = slots.write(slot, picture.frame, has_row=has_row, has_image=has_image)
@@ -258,7 +266,7 @@ class Work:
 
     def _await_events(self) -> None:
         """Waits until the parent has handled a file's last events, which may need its last packets for recordings."""
-        is_waiting = self._policy is DropPolicy.BLOCK and self._start.record_cache_s > 0
+        is_waiting = self._policy is DropPolicy.BLOCK and self._is_recording
         while is_waiting:
             is_waiting = not self._link.wait_for_all_slots(_ERRAND_S)
             self._errands()
@@ -304,9 +312,12 @@ class Work:
         """Starts requested recordings, and waits while paused. Raises ParentGone."""
         while True:
             for cut in self._link.cuts():
+                if not self._is_recording:
+                    self._is_recording = True
+                    self._moments.restart()
                 moment_s = self._moments.of(cut.frame_num)
                 self._recorder.cut(ClipRequest(cut.path, cut.before_s, cut.after_s, moment_s), time.monotonic())
-            if self._policy is not DropPolicy.BLOCK:  # waiting for the engine is no silence
+            if self._is_recording and self._policy is not DropPolicy.BLOCK:  # waiting for the engine is no silence
                 self._recorder.look(time.monotonic())
             if not self._link.wait_while_paused(_ERRAND_S):
                 return
