@@ -39,13 +39,21 @@ UNDER_TWO_NAMES = (
 MODEL_FILES = r"config\.pbtxt|MODEL\.md|labels\w*\.txt|golden\.(json|jpg)"
 WELL_KNOWN_FOLDERS = {Path(p) for p in ("/", "/tmp", "/var/tmp", "/opt", "/srv", "/home", "/root", "/usr/src", "/app")}
 
+REGISTRY = r"pypi\.org|pythonhosted\.org|(?<!\w)--(extra-)?index-url|(?<!\w)--find-links"
+
 Rule = Callable[[str, str], Iterator[str]]
 
 
 @lru_cache(maxsize=1)
-def nodes(text: str) -> list[ast.AST]:
-    """All nodes of a Python file; of the last one, for every rule that asks."""
-    return list(ast.walk(ast.parse(text)))
+def statements(text: str) -> list[ast.AST]:
+    """The module of a Python file, and all its statements; of the last file, for every rule that asks."""
+    found: list[ast.AST] = []
+    todo: list[ast.AST] = [ast.parse(text)]
+    while todo:
+        found.append(node := todo.pop())
+        for block in ("body", "orelse", "finalbody", "handlers", "cases"):
+            todo += getattr(node, block, ())
+    return found
 
 
 def file_length(path: str, text: str) -> Iterator[str]:
@@ -57,7 +65,7 @@ def file_length(path: str, text: str) -> Iterator[str]:
 
 def function_length(path: str, text: str) -> Iterator[str]:
     """A function is at most 60 lines."""
-    for node in nodes(text):
+    for node in statements(text):
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
             count = (node.end_lineno or node.lineno) - node.lineno + 1
             if count > MAX_FUNCTION_LINES:
@@ -73,21 +81,22 @@ def telling_name(path: str, text: str) -> Iterator[str]:
 
 def absolute_imports(path: str, text: str) -> Iterator[str]:
     """Imports are absolute."""
-    for node in nodes(text):
+    for node in statements(text):
         if isinstance(node, ast.ImportFrom) and node.level:
             yield f"{path}:{node.lineno}: relative import"
 
 
 def no_print(path: str, text: str) -> Iterator[str]:
     """Programs log; only a bench prints its table, and a test of minutes its figures."""
-    for node in nodes(text):
+    for node in ast.walk(ast.parse(text)) if "print(" in text else ():
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "print":
             yield f"{path}:{node.lineno}: print"
 
 
 def public_docstrings(path: str, text: str) -> Iterator[str]:
     """A public module, class or function says what its user gets."""
-    module = ast.parse(text)
+    module = statements(text)[0]
+    assert isinstance(module, ast.Module)
     if module.body and not ast.get_docstring(module):
         yield f"{path}: the module has no docstring"
     for node in module.body:
@@ -98,7 +107,7 @@ def public_docstrings(path: str, text: str) -> Iterator[str]:
 
 def test_promises(path: str, text: str) -> Iterator[str]:
     """A test says what it promises, in a sentence."""
-    for node in nodes(text):
+    for node in statements(text):
         is_test = isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and node.name.startswith("test_")
         if is_test and not (ast.get_docstring(node) or "").rstrip().endswith("."):
             yield f"{path}:{node.lineno}: {node.name} has no sentence that says what it promises"
@@ -106,7 +115,7 @@ def test_promises(path: str, text: str) -> Iterator[str]:
 
 def no_clock_in_parameters(path: str, text: str) -> Iterator[str]:
     """A test's parameter does not read the clock: it is made when pytest starts, and used many minutes later."""
-    for node in nodes(text):
+    for node in statements(text):
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
             for call in itertools.chain.from_iterable(ast.walk(decorator) for decorator in node.decorator_list):
                 if isinstance(call, ast.Call) and re.search(r"(time|now|monotonic)\Z", ast.unparse(call.func)):
@@ -118,7 +127,7 @@ test_promises.__test__ = False  # type: ignore[attr-defined]  # a rule, whatever
 
 def imported_packages(text: str) -> Iterator[tuple[int, str]]:
     """The top-level name of each import, with its line."""
-    for node in nodes(text):
+    for node in statements(text):
         if isinstance(node, ast.Import):
             yield from ((node.lineno, alias.name.partition(".")[0]) for alias in node.names)
         elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
@@ -159,21 +168,16 @@ def short_readme(path: str, text: str) -> Iterator[str]:
 
 def no_registry(path: str, text: str) -> Iterator[str]:
     """No file names a package registry: every machine has its own."""
-    hosts = registry_hosts()
-    for line, content in enumerate(text.splitlines(), 1):
-        if re.search(r"pypi\.org|pythonhosted\.org|(?<!\w)--(extra-)?index-url|(?<!\w)--find-links", content):
-            yield f"{path}:{line}: a registry's address or option"
-        yield from (f"{path}:{line}: this machine's registry" for host in hosts if host in content)
+    is_suspect = any(word in text for word in ("pypi", "pythonhosted", "index-url", "find-links"))  # a quick look
+    for found in re.finditer(REGISTRY, text) if is_suspect else ():
+        yield f"{path}:{line_of(text, found)}: a registry's address or option"
+    yield from (f"{path}: this machine's registry" for host in registry_hosts() if host in text)
 
 
 def no_machine_path(path: str, text: str) -> Iterator[str]:
     """No file names a path of the machine that it was written on."""
-    folders = {CHECKOUT, CHECKOUT.parent, Path.home()} - WELL_KNOWN_FOLDERS
-    known = "|".join(["/home/[a-z]", "/Users/[a-z]", "/root/", *(re.escape(f"{folder}/") for folder in folders)])
-    path_of_one = re.compile(rf"(?<![\w.}}-])({known})")
-    for line, content in enumerate(text.splitlines(), 1):
-        if path_of_one.search(content):
-            yield f"{path}:{line}: a path of one machine"
+    for found in path_of_this_machine().finditer(text):
+        yield f"{path}:{line_of(text, found)}: a path of one machine"
 
 
 def pinned_by_hash(path: str, text: str) -> Iterator[str]:
@@ -184,9 +188,23 @@ def pinned_by_hash(path: str, text: str) -> Iterator[str]:
             yield f"{path}: {name!r} is not pinned by version and hash alone"
 
 
+def line_of(text: str, found: re.Match[str]) -> int:
+    """The number of the line in which a match begins."""
+    return text.count("\n", 0, found.start()) + 1
+
+
+@cache
+def path_of_this_machine() -> re.Pattern[str]:
+    """A path in a person's home, or of this checkout."""
+    folders = {CHECKOUT, CHECKOUT.parent, Path.home()} - WELL_KNOWN_FOLDERS
+    known = "|".join(["/home/[a-z]", "/Users/[a-z]", "/root/", *(re.escape(f"{folder}/") for folder in folders)])
+    return re.compile(rf"(?<![\w.}}-])({known})")
+
+
 def registry_hosts() -> set[str]:
     """The hosts that this machine's pip and uv are configured to ask."""
-    received = [value for name, value in os.environ.items() if re.fullmatch(r"(PIP|UV)_\w*(INDEX|LINKS)\w*", name)]
+    names = [name for name in os.environ if name.startswith(("PIP_", "UV_")) and re.search("INDEX|LINKS", name)]
+    received = [os.environ[name] for name in names]
     return {host for url in received for one in url.split() if (host := urlsplit(one).hostname)}
 
 

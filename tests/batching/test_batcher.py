@@ -102,6 +102,15 @@ async def test_requests_of_one_turn_share_a_call(rig: Rig) -> None:
     assert {one.explanation.requests for one in responses if one.explanation} == {4}
 
 
+async def test_call_that_the_engine_cancels_fails_its_requests(rig: Rig) -> None:
+    """No client waits for ever for an engine that raises CancelledError by itself; the next request is served."""
+    rig.engine.refusals.append(asyncio.CancelledError())  # type: ignore[arg-type]
+    async with asyncio.timeout(30):
+        ends = await asyncio.gather(*[rig.ask(asking(float(n))) for n in range(3)], return_exceptions=True)
+    assert [repr(end) for end in ends] == [repr(EngineFailed("the engine cancelled the call of model 'm'"))] * 3
+    assert rows_in(await rig.ask(asking(1))) == [2]
+
+
 async def test_client_that_leaves_the_queue_is_never_run(rig: Rig) -> None:
     """A place in the queue is another's at once."""
     first = await rig.occupied()

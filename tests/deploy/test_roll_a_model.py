@@ -16,6 +16,8 @@ from tests.engines import onnx_models
 from tests.support.http import Answer, call, post_json
 from tests.support.stack import CHECKOUT, RunningStack
 
+pytestmark = pytest.mark.xdist_group("stack")
+
 PAGE = CHECKOUT / "deploy" / "helm" / "penstock" / "examples" / "roll-a-model.md"
 NAME = "rolled"
 PAUSE_S = 0.01  # between a client's requests: the page's commands want the cores, too

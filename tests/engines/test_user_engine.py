@@ -22,7 +22,14 @@ from penstock.gateway.stack.startup import CannotStart, choose_engine
 from penstock.protocol.engine import ModelConfig, TensorSpec
 from penstock.protocol.errors import DeadlineExceeded, EngineFailed, InvalidRequest, ModelNotFound, NotSupported
 from penstock.protocol.extensions import ExtensionError
-from penstock.protocol.inference import BatchOwner, Datatype, InferRequest, InferResponse, tensor_from_numpy
+from penstock.protocol.inference import (
+    BatchOwner,
+    Datatype,
+    InferRequest,
+    InferResponse,
+    tensor_from_bytes,
+    tensor_from_numpy,
+)
 from tests.support.http import call
 from tests.support.stack import CHECKOUT, start_stack, stop_stack
 
@@ -113,6 +120,8 @@ def test_constructor_that_raises_ends_the_start(engine_of: Callable[..., CustomE
 
     with pytest.raises(ExtensionError, match=r"it cannot start \(RuntimeError: no licence\)"):
         engine_of(__init__=fail)
+    with pytest.raises(ExtensionError, match=r"it cannot start \(SystemExit: 2\)"):
+        engine_of(models=lambda _: sys.exit(2))
 
 
 @pytest.mark.parametrize("flag", ["is_on_gpu", "is_decoupled", "has_sequence_batching"])
@@ -185,6 +194,87 @@ async def test_fault_in_a_users_code_fails_one_request(engine_of: Callable[..., 
         with pytest.raises(error, match=why):
             await engine.infer(request(deadline=time.monotonic() + 0.05))
         assert b'request_failure{model="m",version="1"' in await engine.metrics()
+
+
+@pytest.mark.parametrize("fault", [SystemExit(3), asyncio.CancelledError(), BaseException("panic")], ids=repr)
+async def test_users_code_that_ends_itself_fails_one_request(
+    engine_of: Callable[..., CustomEngine], fault: BaseException
+) -> None:
+    """sys.exit in a library, a cancelled future, a panic of Rust: an error of this request; the gateway runs on."""
+
+    async def fail(*_: object) -> InferResponse:
+        raise fault
+
+    engine = engine_of(infer=fail, aclose=fail)
+    await engine.load("m")
+    with pytest.raises(EngineFailed, match=f"{type(fault).__name__} in the engine"):
+        await engine.infer(request())
+    await engine.aclose()
+
+
+async def test_cancelled_request_cancels_the_users_code(engine_of: Callable[..., CustomEngine]) -> None:
+    """Its client has left: the task ends as cancelled."""
+    is_running, is_cancelled = asyncio.Event(), asyncio.Event()
+
+    async def wait(*_: object) -> InferResponse:
+        is_running.set()
+        try:
+            await asyncio.Event().wait()
+        finally:
+            is_cancelled.set()
+        raise AssertionError
+
+    engine = engine_of(infer=wait)
+    await engine.load("m")
+    task = asyncio.create_task(engine.infer(request()))
+    await is_running.wait()
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert is_cancelled.is_set()
+
+
+@pytest.mark.parametrize(
+    ("wrong", "why"),
+    [
+        ({"data": b"1234" * 8}, "gave bytes as data of output 'y'; a memoryview is needed"),
+        ({"data": 1 << 40}, "gave int as data of output 'y'"),
+        ({"shape": (2.0, 4.0)}, "TypeError in the engine"),
+        ({"shape": (2, -4)}, r"gave shape \[2, -4\] as output 'y'"),
+        ({"datatype": Datatype.BYTES}, "gave BYTES as output 'y'"),
+    ],
+)
+async def test_output_of_other_types_is_the_engines_fault(
+    engine_of: Callable[..., CustomEngine], wrong: dict[str, object], why: str
+) -> None:
+    """Each is a 500 with the reason."""
+
+    async def infer(*_: object) -> InferResponse:
+        return InferResponse("m", "1", (replace(tensor_from_numpy("y", ROWS), **wrong),))  # type: ignore[arg-type]
+
+    engine = engine_of(infer=infer)
+    await engine.load("m")
+    with pytest.raises(EngineFailed, match=why):
+        await engine.infer(request())
+
+
+async def test_texts_of_an_output_are_checked(engine_of: Callable[..., CustomEngine]) -> None:
+    """Text that its length prefix cuts is the engine's fault, not the client's; a shape of NumPy's numbers is taken."""
+    given = tensor_from_bytes("y", [b"a", b"bc"], tuple(np.array([2])))
+
+    async def infer(*_: object) -> InferResponse:
+        return InferResponse("m", "1", (given,))
+
+    outputs = (TensorSpec("y", Datatype.BYTES, (-1,)),)
+    engine = engine_of(infer=infer, config=ModelConfig("m", "numpy", 0, SPECS[0], outputs))
+    await engine.load("m")
+    whole = InferRequest("m", (tensor_from_numpy("x", ROWS[0]),))
+    (output,) = (await engine.infer(whole)).outputs
+    assert output.to_numpy().tolist() == [b"a", b"bc"]
+    assert type(output.shape[0]) is int
+    given = replace(given, data=memoryview(b"\xff\xff\xff\xffa"))
+    with pytest.raises(EngineFailed, match="gave elements that cannot be read: tensor 'y' has an element of"):
+        await engine.infer(whole)
 
 
 async def test_users_engine_that_hangs_restarts_the_gateway(engine_of: Callable[..., CustomEngine]) -> None:

@@ -264,6 +264,25 @@ async def test_client_that_leaves_cancels_the_engines_stream(
     assert front.plane.left_of == [asyncio.CancelledError, asyncio.CancelledError]
 
 
+async def test_client_that_leaves_while_its_request_waits_for_a_slot_is_counted(
+    front: Front, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Though no request of its stream has reached the engine; and the slot in flight is free again."""
+    is_waiting = asyncio.Event()
+
+    async def place(*_: object) -> None:
+        is_waiting.set()
+        await asyncio.Event().wait()
+
+    monkeypatch.setattr(front.plane.slots, "place", place)
+    async with streaming(front) as client:
+        await client.ask("double", "a")
+        await asyncio.wait_for(is_waiting.wait(), WAIT_S)
+    await asyncio.wait_for(front.recorder.gone.wait(), WAIT_S)
+    await nothing_in_flight(front)
+    assert front.recorder.left == ["grpc-stream"]
+
+
 async def test_deadline_of_the_stream_reaches_the_engine(front: Front) -> None:
     """The client reads DEADLINE_EXCEEDED, and the engine's work is cancelled."""
     front.engine.mode = FakeMode.SLOW

@@ -21,7 +21,7 @@ import grpc
 import numpy as np
 from tritonclient.grpc import service_pb2
 
-PAUSE_S = 0.04
+PAUSE_S = 0.08
 TIMEOUT_S = 60.0
 SERVICE = "inference.GRPCInferenceService"
 # The health check keeps calls away from a replica that listens and is not ready: one that starts, or drains.

@@ -77,7 +77,7 @@ def test_description_holds_what_the_extensions_promise(own_stack: RunningStack) 
 
 def test_schemathesis_finds_no_server_error_and_no_violation(own_stack: RunningStack, tmp_path: Path) -> None:
     """Whatever the description allows or forbids: statuses, types, headers and bodies are those that it tells of."""
-    found = ask_everything(own_stack, tmp_path, examples=3, seed=7)
+    found = ask_everything(own_stack, tmp_path, examples=1, seed=7)
     assert found.returncode == 0, found.stdout[-8000:] + found.stderr[-2000:]
     assert int(re.search(r"(\d+) generated", found.stdout)[1]) > 300  # type: ignore[index]
     assert_unharmed(own_stack)

@@ -32,15 +32,15 @@ roles = ["infer", "read", "admin"]
 OURS, THEIRS = Authority("ours"), Authority("theirs")
 
 
-@pytest.fixture(scope="module", params=["1", "2"], ids=["one-process", "two-workers"])
-def guarded(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest) -> Iterator["Guarded"]:
-    """A stack that requires client certificates and gives roles by subject."""
+@pytest.fixture(scope="module")
+def guarded(tmp_path_factory: pytest.TempPathFactory) -> Iterator["Guarded"]:
+    """Two workers and their core that require client certificates and give roles by subject."""
     folder = tmp_path_factory.mktemp("tls")
     write_models(folder / "models")
     (folder / "access.toml").write_text(ACCESS)
     guarded = Guarded(folder)
     flags = ("--tls-cert", guarded.certificate, "--tls-key", guarded.key, "--tls-client-ca", guarded.ca)
-    more = ("--access-file", folder / "access.toml", "--audit-log", guarded.audit, "--workers", request.param)
+    more = ("--access-file", folder / "access.toml", "--audit-log", guarded.audit, "--workers", 2)
     words = map(str, (*flags, *more))
     guarded.stack = start_embedded(folder, *words)
     yield guarded

@@ -43,6 +43,7 @@ async def test_infer_of_an_unknown_model_is_counted_without_its_name(front: Fron
         (b"-1", VALID_INFER, 400),
         (b"71", VALID_INFER, 400),
         (b"4294967296", VALID_INFER, 400),
+        (b"9" * 5000, VALID_INFER, 400),
         (b"69", VALID_INFER, 400),
     ],
 )

@@ -22,6 +22,6 @@ def load_extension(name: str) -> Any:
         raise ExtensionError("module:Name is needed, such as my_package.sinks:CsvSink")
     try:
         return resolve_name(name)
-    except Exception as error:  # an import runs any code of the user's module
+    except (Exception, SystemExit) as error:  # an import runs any code of the user's module
         reason = f"{type(error).__name__}: {error}"
         raise ExtensionError(f"it cannot be loaded ({reason}); is its folder in PYTHONPATH?") from error

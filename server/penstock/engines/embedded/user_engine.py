@@ -1,6 +1,7 @@
 """Engines of users, named `module:Class`: completes a UserEngine to an Engine that answers KServe v2 calls."""
 
 import asyncio
+import operator
 import time
 from dataclasses import dataclass, field, replace
 
@@ -63,9 +64,9 @@ class CustomEngine(InProcessRelay):
         try:
             self._engine = engine_class()
             self._models = {config.name: _model_of(config) for config in self._engine.models()}
-        except ExtensionError:
+        except (ExtensionError, KeyboardInterrupt):
             raise
-        except Exception as error:  # any code of the user
+        except BaseException as error:  # any code of the user, which may call sys.exit
             log.exception("an engine of a user cannot start", engine=name)
             raise ExtensionError(f"it cannot start ({type(error).__name__}: {error})") from error
 
@@ -90,20 +91,18 @@ class CustomEngine(InProcessRelay):
             ) as end:
                 response = await self._engine.infer(request)
             given = {tensor.name: tensor for tensor in response.outputs}
-        except (InferenceError, asyncio.CancelledError):
+            return tuple(_checked(given.get(name), model.rules, name, rows) for name in model.rules.wanted(request))
+        except _WrongOutput as error:
+            raise EngineFailed(f"{who}: its engine gave {error}") from None
+        except (InferenceError, GeneratorExit):
             raise
-        except Exception as error:  # any code of the user
+        except BaseException as error:  # any code of the user, which may call sys.exit or await a cancelled future
+            if _is_cancellation(error):
+                raise
             if end.expired():
                 raise DeadlineExceeded(f"{who} did not answer in time") from error
             log.exception("an inference failed in the engine", model=request.model_name)
             raise EngineFailed(f"{who}: {type(error).__name__} in the engine, see the gateway's log") from error
-        for name in model.rules.wanted(request):
-            if fault := _output_fault(given.get(name), model.rules, name, rows):
-                raise EngineFailed(f"{who}: its engine gave {fault}")
-        # Copied: an output may be a view of an input, whose memory is reused after the inference.
-        return tuple(
-            replace(given[name], data=memoryview(bytes(given[name].data))) for name in model.rules.wanted(request)
-        )
 
     async def model_metadata(self, model_name: str, model_version: str = "") -> ModelMetadata:
         config = await self.model_config(model_name, model_version)
@@ -152,7 +151,9 @@ class CustomEngine(InProcessRelay):
         try:
             async with asyncio.timeout(CLOSE_TIMEOUT_S):
                 await self._engine.aclose()
-        except Exception as error:  # noqa: BLE001 - any code of the user
+        except BaseException as error:  # any code of the user
+            if _is_cancellation(error):
+                raise
             log.error("an engine of a user did not close", error=f"{type(error).__name__}: {error}")
 
     def config_message(self, model_name: str, version: str = "") -> model_config_pb2.ModelConfig:
@@ -183,19 +184,41 @@ class CustomEngine(InProcessRelay):
             raise EngineUnavailable("the engine is closed")
 
 
-def _output_fault(tensor: Tensor | None, rules: RequestRules, name: str, rows: int) -> str:
-    """What is wrong with an output of the user's class; empty if it is as the config says."""
+def _is_cancellation(error: BaseException) -> bool:
+    """Whether the current task was cancelled. A user's code may also raise CancelledError by itself."""
+    task = asyncio.current_task()
+    return isinstance(error, asyncio.CancelledError) and task is not None and task.cancelling() > 0
+
+
+class _WrongOutput(Exception):
+    """An output of the user's class is not as the config says. The message is what is wrong."""
+
+
+def _checked(tensor: Tensor | None, rules: RequestRules, name: str, rows: int) -> Tensor:
+    """The output with a copy of its bytes: they may be a view of an input, whose memory is reused after the inference.
+
+    Raises _WrongOutput, and whatever the user's objects raise.
+    """
     rule = rules.outputs[name]
     if tensor is None or tensor.datatype is not rule.datatype:
         found = "no output" if tensor is None else f"{tensor.datatype} as output"
-        return f"{found} {name!r}; its config has {rule.datatype}"
+        raise _WrongOutput(f"{found} {name!r}; its config has {rule.datatype}")
+    shape = tuple(operator.index(size) for size in tensor.shape)
     wanted = ((rows,) if rules.max_batch_size else ()) + tuple(rule.dims)
-    expected = [given if size == -1 else size for size, given in zip(wanted, tensor.shape, strict=False)]
-    if len(tensor.shape) != len(wanted) or tuple(expected) != tensor.shape:
-        return f"shape {list(tensor.shape)} as output {name!r}; {list(wanted)} is needed"
-    if tensor.datatype is not Datatype.BYTES and tensor.data.nbytes != tensor.declared_bytes:
-        return f"{tensor.data.nbytes} bytes as output {name!r}; its shape needs {tensor.declared_bytes}"
-    return ""
+    expected = [given if size == -1 else size for size, given in zip(wanted, shape, strict=False)]
+    if len(shape) != len(wanted) or tuple(expected) != shape or min(shape, default=0) < 0:
+        raise _WrongOutput(f"shape {list(shape)} as output {name!r}; {list(wanted)} is needed")
+    if not isinstance(tensor.data, memoryview):
+        raise _WrongOutput(f"{type(tensor.data).__name__} as data of output {name!r}; a memoryview is needed")
+    checked = replace(tensor, shape=shape, data=memoryview(bytes(tensor.data)))
+    if checked.datatype is not Datatype.BYTES and checked.data.nbytes != checked.declared_bytes:
+        raise _WrongOutput(f"{checked.data.nbytes} bytes as output {name!r}; its shape needs {checked.declared_bytes}")
+    if checked.datatype is Datatype.BYTES:
+        try:
+            checked.to_numpy()
+        except InvalidRequest as error:
+            raise _WrongOutput(f"elements that cannot be read: {error.message}") from None
+    return checked
 
 
 def _model_of(config: ModelConfig) -> _Model:

@@ -15,7 +15,7 @@ from penstock.gateway.tracing import current_trace
 from penstock.logs import get_logger
 from penstock.protocol.cancellation import CancelStage, note_cancel_stage
 from penstock.protocol.engine import Engine
-from penstock.protocol.errors import EngineUnavailable, InferenceError, ModelNotFound, OutOfMemory
+from penstock.protocol.errors import EngineFailed, EngineUnavailable, InferenceError, ModelNotFound, OutOfMemory
 from penstock.protocol.inference import BatchOwner, InferRequest, InferResponse
 from penstock.protocol.shared_memory import Slab
 
@@ -163,6 +163,8 @@ class ModelBatcher:
         """Done callback, because a task cancelled before its first step runs none of its code."""
         call.close()
         del self._tasks[call]
+        if task.cancelled():  # by its members, who have left, or by the engine, whose members are not answered
+            call.fail(EngineFailed(f"the engine cancelled the call of model {self.model_name!r}"))
         if task.cancelled() and call.is_overdue:
             self._queue.done(call.batch, time.monotonic())  # at least this long, which improves the fit
         elif task.cancelled():

@@ -13,6 +13,7 @@ from penstock.engines.relayed_calls import with_engine_sequence
 from penstock.gateway.dataplane import DataPlane
 from penstock.gateway.grpc.interceptors import caller_of, metadata_of
 from penstock.gateway.grpc.relay import (
+    NO_MORE_REQUESTS,
     ClientStream,
     Context,
     StreamServer,
@@ -127,6 +128,8 @@ class _Session(ClientStream):
         self._tasks = asyncio.TaskGroup()
         self._trailing: GrpcMetadata = ()
         self._is_half_closed = False
+        self._is_admitting = False
+        self._has_client_left = False
 
     async def run(self) -> CallStatus:
         """Runs until one side ends it; returns the status."""
@@ -134,11 +137,12 @@ class _Session(ClientStream):
         try:
             status = await self._outcome()
         except asyncio.CancelledError:
-            if len(self._ledger):
-                self._record.cancelled(PROTOCOL)
+            self._has_client_left = True
             raise
         finally:
             self._is_over = True
+            if self._has_client_left and (len(self._ledger) or self._is_admitting):
+                self._record.cancelled(PROTOCOL)
             self._abandon(status.code)
         return status
 
@@ -168,7 +172,7 @@ class _Session(ClientStream):
         except BaseExceptionGroup as group:
             raise _first(group) from None
         if self._is_cut_short:
-            raise EngineUnavailable("this gateway stops and takes no more requests; open the stream to another one")
+            raise EngineUnavailable(NO_MORE_REQUESTS)
 
     async def _side(self, key: _Key) -> _Upstream:
         """The engine's stream for such models, opened by the first request, so that unused streams cost little."""
@@ -210,6 +214,7 @@ class _Session(ClientStream):
 
     async def _take(self, message: bytes) -> None:
         started = time.monotonic()
+        self._is_admitting = True
         try:
             head = read_head(message)
             until = parameter_deadline(head, started)
@@ -219,9 +224,11 @@ class _Session(ClientStream):
         except InferenceError as error:
             address = read_address(message)
             self._ledger.refuse(Rejected(address.model_name, address.request_id, started, error))
+            self._is_admitting = False
             await self._tell_due()
             return
         self._ledger.send(sent)
+        self._is_admitting = False
         side = await self._side((sent.is_decoupled, head.model_name if self._plane.is_apart(head.model_name) else ""))
         side.pending += 1
         if side.silence is not None and side.silence.when() is None:
@@ -311,6 +318,7 @@ class _Session(ClientStream):
             reason = f"an answer waited {max_wait_s:g} s for its reader; read the answers as they come"
             raise DeadlineExceeded(reason) from None
         except grpc.aio.InternalError:
+            self._has_client_left = True
             raise _StreamEnd(CallStatus(grpc.StatusCode.CANCELLED, "the client left while it was answered")) from None
         finally:
             self._plane.admission.release(len(message))

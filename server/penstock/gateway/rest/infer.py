@@ -6,7 +6,6 @@ Encoded images in the model's image input are decoded and replaced by their tens
 import base64
 import binascii
 import os
-import re
 import time
 from collections.abc import Coroutine
 from typing import Any
@@ -42,6 +41,7 @@ from penstock.protocol.call import HttpAnswer, HttpCall, HttpHeaders, InferHead
 from penstock.protocol.errors import InvalidRequest, TooLarge
 from penstock.protocol.http_body import NOT_ENCODED
 from penstock.protocol.http_codec import read_head
+from penstock.protocol.http_inference import HEADER_LENGTH, header_length_of
 from penstock.protocol.identity import Role, Verb
 from penstock.protocol.inference import Tensor
 from penstock.protocol.json_outline import Members, decode_json
@@ -157,8 +157,6 @@ def _raw(value: object) -> msgspec.Raw:
 
 INFLATED_AT_ONCE = max(1, min(4, (os.cpu_count() or 1) // 2))  # large bodies; each takes a core for up to 0.5 s
 SMALL_BYTES = 1 << 20  # decompressed; takes 4 ms at most
-_HEADER_LENGTH = "inference-header-content-length"
-_LEADING_NUMBER = re.compile(r"\s*([+-]?[0-9]+)", re.ASCII)
 
 
 class InferEndpoint:
@@ -211,7 +209,7 @@ class InferEndpoint:
 
     async def _scanned(self, request: Request, body: bytes, plain: bytes) -> Coroutine[Any, Any, HttpAnswer]:
         """The call to the plane: as it came, or with its encoded images in the hands of the plane."""
-        length = header_length_of(request)
+        length = header_length_of(header_if_given(request, HEADER_LENGTH))
         size_bytes, depth = len(plain) if length is None else length, self._limits.max_json_depth
         head = await run_scan(size_bytes, read_head, plain, length, model_of(request), depth)
         deadline = deadline_of(request, head.timeout_us)
@@ -220,18 +218,6 @@ class InferEndpoint:
         if place is not None:
             call = await run_scan(len(plain), encoded_call, head, call_of(request, body), plain, length, place) or call
         return self._plane.relay(Verb.INFER, head, call, caller=caller_of(request), deadline=deadline)
-
-
-def header_length_of(request: Request) -> int | None:
-    """The JSON's bytes as Triton reads the header: a leading number, 0 where there is none; None without a header.
-
-    Raises InvalidRequest where it stands twice.
-    """
-    given = header_if_given(request, _HEADER_LENGTH)
-    if given is None:
-        return None
-    number = _LEADING_NUMBER.match(given)
-    return int(number[1]) if number else 0
 
 
 def infer_router(plane: DataPlane, limits: RestLimits) -> APIRouter:
