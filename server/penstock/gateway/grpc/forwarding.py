@@ -3,8 +3,10 @@
 import asyncio
 import time
 
+from grpc import StatusCode
+
 from penstock.gateway.grpc.interceptors import caller_of, metadata_of
-from penstock.gateway.grpc.relay import CallRelay, ClientStream, Context, StreamServer, deadline_of
+from penstock.gateway.grpc.relay import NO_MORE_REQUESTS, CallRelay, ClientStream, Context, StreamServer, deadline_of
 from penstock.gateway.grpc.status_codes import CallStatus, code_of
 from penstock.gateway.workers.core_relay import CoreRelay
 from penstock.protocol.call import GrpcAnswer, GrpcCall
@@ -51,12 +53,15 @@ class _ForwardedStream(ClientStream):
         self._deadline = deadline
 
     async def run(self) -> CallStatus:
-        """The status with which the core ends it. Raises DeadlineExceeded, and EngineUnavailable after `cut`."""
+        """The status with which the core ends it.
+
+        Raises DeadlineExceeded, and EngineUnavailable after `cut`, or if a drain has left requests unread.
+        """
         up = asyncio.create_task(self._pump_up())
         try:
             async with asyncio.timeout(None if self._deadline is None else self._deadline - time.monotonic()):
                 async with self._whole:
-                    return await self._pump_down()
+                    status = await self._pump_down()
         except TimeoutError:
             if self._whole.expired():
                 raise EngineUnavailable("this gateway stopped before all answers came; send to another one") from None
@@ -66,6 +71,9 @@ class _ForwardedStream(ClientStream):
             up.cancel()
             await asyncio.wait((up,))
             self._stream.cancel()
+        if self._is_cut_short and status.code is StatusCode.OK:
+            raise EngineUnavailable(NO_MORE_REQUESTS)
+        return status
 
     async def _pump_up(self) -> None:
         """Sends the client's messages until it half-closes, or a drain begins."""

@@ -243,6 +243,9 @@ def _earlier(one: float | None, other: float | None) -> float | None:
     return min(one, other)
 
 
+NO_MORE_REQUESTS = "this gateway stops and takes no more requests; open the stream to another one"
+
+
 class ClientStream(ABC):
     """A client's stream. `drain` ends it in order, `cut` at once."""
 

@@ -13,6 +13,7 @@ from penstock.engines.relayed_calls import with_engine_sequence
 from penstock.gateway.dataplane import DataPlane
 from penstock.gateway.grpc.interceptors import caller_of, metadata_of
 from penstock.gateway.grpc.relay import (
+    NO_MORE_REQUESTS,
     ClientStream,
     Context,
     StreamServer,
@@ -171,7 +172,7 @@ class _Session(ClientStream):
         except BaseExceptionGroup as group:
             raise _first(group) from None
         if self._is_cut_short:
-            raise EngineUnavailable("this gateway stops and takes no more requests; open the stream to another one")
+            raise EngineUnavailable(NO_MORE_REQUESTS)
 
     async def _side(self, key: _Key) -> _Upstream:
         """The engine's stream for such models, opened by the first request, so that unused streams cost little."""
