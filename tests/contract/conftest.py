@@ -12,6 +12,8 @@ from penstock.engines.triton.runtime import find_triton
 from penstock.protocol.engine import Engine
 from penstock.protocol.errors import ModelNotReady
 from tests.contract.models import write_repository
+from tests.contract.wire_engines import Engines, both_engines
+from tests.contract.wire_models import write_models
 from tests.engines.triton_of_onnx_models import RunningTriton, running_triton
 
 
@@ -32,6 +34,23 @@ def real_triton(
     launch = find_triton(environment=triton_environment, search_path="").prepare(folder)
     with running_triton(launch, repository, folder) as running:
         yield running
+
+
+@pytest.fixture(scope="session")
+def wire_triton(triton_environment: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningTriton]:
+    """One real Triton over the models of the wire; they are in the folder `models` beside its log."""
+    folder = tmp_path_factory.mktemp("wire")
+    write_models(folder / "models")
+    launch = find_triton(environment=triton_environment, search_path="").prepare(tmp_path_factory.mktemp("run"))
+    with running_triton(launch, folder / "models", folder) as running:
+        yield running
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def engines(wire_triton: RunningTriton) -> AsyncIterator[Engines]:
+    """That Triton, and the embedded engine over the same models."""
+    async with both_engines(wire_triton, wire_triton.log_path.parent / "models") as engines:
+        yield engines
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")

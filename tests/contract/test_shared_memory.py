@@ -4,38 +4,22 @@ import asyncio
 import os
 import time
 import uuid
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import Iterator
 from multiprocessing.shared_memory import SharedMemory
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-import pytest_asyncio
 from tritonclient.grpc import service_pb2
 
-from penstock.engines.triton.runtime import find_triton
 from penstock.protocol.call import GrpcAnswer, HttpAnswer
 from penstock.protocol.engine import Relay
 from tests.contract.wire_case import F123, Json, grpc_call, infer, infer_binary, infer_request, set_parameter
-from tests.contract.wire_engines import Engines, both_engines, comparable_grpc, comparable_http
-from tests.contract.wire_models import write_models
-from tests.engines.triton_of_onnx_models import running_triton
+from tests.contract.wire_engines import Engines, comparable_grpc, comparable_http
 
-pytestmark = [pytest.mark.xdist_group("wire_memory"), pytest.mark.asyncio(loop_scope="module")]
+pytestmark = [pytest.mark.xdist_group("wire"), pytest.mark.asyncio(loop_scope="module")]
 SIZE_BYTES, WHERE = 4096, 64
 UNREGISTERED_S = 10.0  # with the requests gone that held it
-
-
-@pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def engines(triton_environment: Path, tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Engines]:
-    """Both over the same models, with nothing registered."""
-    folder = tmp_path_factory.mktemp("shared")
-    write_models(folder / "models")
-    launch = find_triton(environment=triton_environment, search_path="").prepare(tmp_path_factory.mktemp("run"))
-    with running_triton(launch, folder / "models", folder) as triton:
-        async with both_engines(triton, folder / "models") as found:
-            yield found
 
 
 @pytest.fixture

@@ -1,27 +1,13 @@
 """The KServe v2 wire: the same calls to the real Triton and to the embedded engine, and the same answers."""
 
 import asyncio
-from collections.abc import AsyncIterator, Iterator
-from pathlib import Path
 
 import pytest
-import pytest_asyncio
 
-from penstock.engines.triton.runtime import find_triton
 from penstock.protocol.engine import Relay
 from tests.contract import wire_generate_cases, wire_grpc_cases, wire_http_binary_cases, wire_http_cases, wire_loads
 from tests.contract.wire_case import Difference, GrpcCase, HttpCase, post
-from tests.contract.wire_engines import (
-    MODEL_IN_PATH,
-    Engines,
-    Json,
-    both_engines,
-    comparable_grpc,
-    comparable_http,
-    without,
-)
-from tests.contract.wire_models import write_models
-from tests.engines.triton_of_onnx_models import RunningTriton, running_triton
+from tests.contract.wire_engines import MODEL_IN_PATH, Engines, Json, comparable_grpc, comparable_http, without
 
 pytestmark = [pytest.mark.xdist_group("wire"), pytest.mark.asyncio(loop_scope="module")]
 
@@ -40,23 +26,6 @@ BATCHED_HTTP_CASES = [
     case for case in HTTP_CASES if MODEL_IN_PATH.fullmatch(case.call.target) and case.call.method == "POST"
 ]
 BATCHED_DIFFERENCES = {"FP16 out as JSON": Difference("ours names the output", is_text=True)}
-
-
-@pytest.fixture(scope="module")
-def triton(triton_environment: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningTriton]:
-    """One real Triton over the models."""
-    folder = tmp_path_factory.mktemp("wire")
-    write_models(folder / "models")
-    launch = find_triton(environment=triton_environment, search_path="").prepare(tmp_path_factory.mktemp("run"))
-    with running_triton(launch, folder / "models", folder) as running:
-        yield running
-
-
-@pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def engines(triton: RunningTriton) -> AsyncIterator[Engines]:
-    """Both engines over the same models."""
-    async with both_engines(triton, triton.log_path.parent / "models") as engines:
-        yield engines
 
 
 @pytest.mark.parametrize("case", HTTP_CASES, ids=lambda case: case.name)

@@ -23,6 +23,7 @@ from tests.support.stack import RunningStack
 from tests.support.tiny_models import write_model
 
 FEWER = -2.0  # a value that costs its call a row of the answer
+RAISES = -1.0  # a value that the model fails at
 LEDGER = '''"""Sleeps for its rows, writes each call down, and answers the rows' values."""
 import json
 import time
@@ -47,6 +48,8 @@ class TritonPythonModel:
         until = began + float(rows[:, 1].max()) / 1000 + {beta_ms} / 1000 * len(rows)
         about = {{"columns": rows.shape[1], "outputs": outputs, "parameters": parameters}}
         self.write({{"values": values, "at_s": began, "until_s": until, **about}})
+        if {raises} in values:
+            raise RuntimeError("a row of {raises}")
         while (left_s := until - time.monotonic()) > 0:
             if request.is_cancelled():
                 self.write({{"cancelled": values}})
@@ -65,6 +68,31 @@ parameters {{ key: "batch_owner" value {{ string_value: "gateway" }} }}
 parameters {{ key: "canary" value {{ string_value: "off" }} }}
 {more}"""
 
+SHADES = '''"""How dark and how bright each picture is."""
+import numpy as np
+import triton_python_backend_utils as pb_utils
+
+
+class TritonPythonModel:
+    def execute(self, requests):
+        answers = []
+        for request in requests:
+            means = pb_utils.get_input_tensor_by_name(request, "image").as_numpy().reshape(-1, 192).mean(axis=1)
+            shades = np.stack([1 - means, means], axis=1).astype(np.float32)
+            answers.append(pb_utils.InferenceResponse([pb_utils.Tensor("p", shades)]))
+        return answers
+'''
+SHADES_CONFIG = """backend: "python"
+max_batch_size: 8
+input [ { name: "image" data_type: TYPE_FP32 dims: [ 3, 8, 8 ] } ]
+output [ { name: "p" data_type: TYPE_FP32 dims: [ 2 ] } ]
+instance_group [ { kind: KIND_CPU count: 1 } ]
+parameters { key: "network-type" value { string_value: "1" } }
+parameters { key: "labels" value { string_value: "dark;bright" } }
+parameters { key: "net-scale-factor" value { string_value: "0.00392156862745098" } }
+parameters { key: "batch_owner" value { string_value: "gateway" } }
+"""
+
 
 def parameter(name: str, value: float) -> str:
     """A line of config.pbtxt."""
@@ -75,8 +103,13 @@ def write_ledger(folder: Path, name: str, *, beta_ms: float = 0.0, more: str = "
     """The model in the repository `folder`/models; its ledger is `folder`/NAME.calls. more: lines of its config."""
     file = folder / f"{name}.calls"
     file.touch()
-    source = LEDGER.format(file=str(file), fewer=FEWER, beta_ms=beta_ms)
+    source = LEDGER.format(file=str(file), fewer=FEWER, raises=RAISES, beta_ms=beta_ms)
     write_model(folder / "models", name, source, CONFIG.format(more=more))
+
+
+def write_shades(folder: Path) -> None:
+    """The model of pictures in the repository `folder`/models; it has no ledger."""
+    write_model(folder / "models", "shades", SHADES, SHADES_CONFIG)
 
 
 @dataclass(frozen=True)

@@ -1,25 +1,16 @@
-"""Deadlines that cannot be, words that would forge a header or a log line, and tensors by the thousand."""
-
-import re
-import socket
-from collections.abc import Iterator
-from pathlib import Path
-from urllib.parse import urlsplit
+"""Deadlines that cannot be, and tensors by the thousand."""
 
 import grpc
 import pytest
 from tritonclient.grpc import service_pb2
 
 from tests.integration.test_bad_input import grpc_infer, grpc_request, unharmed
-from tests.support.http import call, post_json
-from tests.support.stack import RunningStack, start_stack, stop_stack
-from tests.support.tiny_models import copy_identity
+from tests.support.http import post_json
+from tests.support.stack import RunningStack
 
 pytestmark = pytest.mark.xdist_group("stack")
 INFER = "/v2/models/identity_fp32/infer"
 ONE = {"name": "x", "shape": [1, 2], "datatype": "FP32", "data": [1, 2]}
-FORGED = "forged-line level=error"
-LINE = re.compile(r"\d{4}-\d\d-\d\dT[\d:.]+Z (debug|info|warning|error) |[EIW]\d{4} ")
 
 
 @pytest.mark.parametrize(
@@ -76,45 +67,3 @@ def test_outputs_that_cannot_be_are_refused_over_both_protocols(
         code, details = grpc_infer(stack, request)
         assert code is grpc.StatusCode.INVALID_ARGUMENT
         assert said in details
-
-
-@pytest.fixture(scope="module")
-def talking(tmp_path_factory: pytest.TempPathFactory, triton_environment: Path) -> Iterator[RunningStack]:
-    """A stack that logs every refusal."""
-    home = tmp_path_factory.mktemp("talking")
-    copy_identity(home / "own")
-    running = start_stack(home, "--model-repository", str(home / "own"), "--log-level", "debug")
-    yield running
-    stop_stack(running)
-
-
-def raw(stack: RunningStack, request: bytes) -> bytes:
-    parts = urlsplit(stack.http_url)
-    with socket.create_connection((parts.hostname or "", parts.port or 0), timeout=10) as connection:
-        connection.sendall(request)
-        return connection.makefile("rb").read()
-
-
-def test_words_of_a_client_forge_no_header_and_no_log_line(talking: RunningStack) -> None:
-    """Line ends in paths, headers, names and ids come back escaped or not at all; each log line is one of ours."""
-    broken = f"\r\n2026-01-01T00:00:00.000Z error   gateway: {FORGED}"
-    escaped = "%0d%0a" + FORGED.replace(" ", "%20")
-    for path in (f"/v2/models/a{escaped}/ready", f"/v2/{escaped}", f"/v2/repository/models/a{escaped}/load"):
-        answer = call("POST" if path.endswith("load") else "GET", talking.http_url + path)
-        assert answer.status in (400, 404), (path, answer)
-        assert not any("forged" in f"{name}{value}" for name, value in answer.headers.items())
-    odd = {"id": broken, "inputs": [{**ONE, "name": broken, "datatype": broken}], "outputs": [{"name": broken}]}
-    assert post_json(talking.http_url + INFER, odd).status == 400
-    assert post_json(talking.http_url + INFER, {"id": broken, "inputs": [{**ONE, "name": broken}]}).status == 400
-    for head in (f"x-request-id: a\r{FORGED}", f"x-request-timeout-ms: 5\n {FORGED}", f"bad{broken}: 1"):
-        answer_bytes = raw(
-            talking, f"GET /v2 HTTP/1.1\r\nHost: localhost\r\n{head}\r\nConnection: close\r\n\r\n".encode()
-        )
-        assert FORGED.encode() not in answer_bytes.partition(b"\r\n\r\n")[0]
-    for fields in ({"name": broken}, {"datatype": broken}):
-        assert grpc_infer(talking, grpc_request(**fields))[0] is grpc.StatusCode.INVALID_ARGUMENT
-    named = service_pb2.ModelInferRequest(model_name="a" + broken)
-    assert grpc_infer(talking, named)[0] is grpc.StatusCode.INVALID_ARGUMENT
-    talking.wait_for_log("request refused")
-    assert [line for line in talking.log if not LINE.match(line)] == []
-    assert not [line for line in talking.log if re.match(r"\S+ error +gateway: forged", line)]

@@ -5,9 +5,7 @@ import subprocess
 import sys
 import time
 from collections import Counter
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
 from pathlib import Path
 from queue import Queue
 from typing import Any
@@ -19,72 +17,13 @@ import tritonclient.grpc
 import tritonclient.http
 from tritonclient.utils import InferenceServerException
 
-from penstock.gateway.auth.api_keys import digest_of, new_secret
-from tests.auth.signers import SHARED, shared_token
-from tests.integration.living import SLOW_CONFIG
-from tests.support.http import Answer, call, post_json
-from tests.support.stack import CHECKOUT, RunningStack, start_stack, stop_stack
-from tests.support.tiny_models import CONFIG, IDENTITY, SLOW, write_model
+from penstock.gateway.auth.api_keys import new_secret
+from tests.auth.signers import shared_token
+from tests.integration.guarded import EVERY_KEY, TOKENS, Guarded
+from tests.support.http import Answer, call
+from tests.support.stack import CHECKOUT
 
 pytestmark = pytest.mark.xdist_group("access")
-INPUT = {"inputs": [{"name": "x", "datatype": "FP32", "shape": [1, 1], "data": [7]}]}
-SLOW_INPUT = {"inputs": [{"name": "x", "datatype": "FP32", "shape": [1], "data": [200]}]}
-
-
-@dataclass
-class Guarded:
-    """A stack that asks for keys, with one for every purpose."""
-
-    stack: RunningStack
-    file: Path
-    secrets: dict[str, str] = field(default_factory=dict)
-
-    def headers(self, name: str) -> dict[str, str]:
-        return {"authorization": f"Bearer {self.secrets[name]}"} if name else {}
-
-    def infer(self, name: str, model: str = "identity", **headers: str) -> Answer:
-        """One inference over HTTP; every secret that is sent must not be disclosed."""
-        payload = SLOW_INPUT if model == "slow" else INPUT
-        return post_json(f"{self.stack.http_url}/v2/models/{model}/infer", payload, **(headers or self.headers(name)))
-
-    def write(self, *names: str, more: str = "") -> None:
-        """The access file with these keys, put in the old one's place."""
-        roles = {"camera": '["infer"]', "flooder": '["infer"]', "viewer": '["read"]'}
-        tables = [f'[keys.{name}]\nsha256 = "{digest_of(self.secrets[name])}"\nroles = {roles[name]}' for name in names]
-        new = self.file.with_suffix(".new")
-        new.write_text("\n".join(tables) + more)
-        os.replace(new, self.file)
-
-    def wait_for_status(self, name: str, status: int) -> None:
-        """Until an inference with that key is answered so."""
-        until = time.monotonic() + 20
-        while self.infer(name).status != status:
-            assert time.monotonic() < until, f"{name} is not answered {status}"
-            time.sleep(0.1)
-
-
-TOKENS = '\n[tokens]\naudience = "penstock"\nsecret_file = "secret"\n'
-EVERY_KEY = ("camera", "flooder", "viewer")
-
-
-@pytest.fixture(scope="module")
-def guarded(tmp_path_factory: pytest.TempPathFactory, triton_environment: Path) -> Iterator[Guarded]:
-    """Eight places in flight, so that a test can fill them; everything that can be logged is."""
-    home = tmp_path_factory.mktemp("home")
-    write_model(home / "models", "identity", IDENTITY, CONFIG.format(max_batch_size=8, data_type="TYPE_FP32", count=1))
-    write_model(home / "models", "slow", SLOW, SLOW_CONFIG)
-    secrets = {name: new_secret() for name in (*EVERY_KEY, "ops")}
-    ours = Guarded(RunningStack(subprocess.Popen(["true"], text=True), home), home / "access.toml", secrets)
-    ours.stack.process.wait()
-    (home / "secret").write_text(SHARED)
-    ours.write(*EVERY_KEY, more=TOKENS)
-    ours.stack = start_stack(
-        home,
-        *("--access-file", str(ours.file), "--models", "identity,slow", "--log-level", "debug"),
-        environ={"PENSTOCK_API_KEYS": f"ops:infer+read+admin:{secrets['ops']}", "PENSTOCK_MAX_INFLIGHT_REQUESTS": "8"},
-    )
-    yield ours
-    assert stop_stack(ours.stack) == 0, "".join(ours.stack.log[-30:])
 
 
 def test_each_key_may_do_what_its_roles_say(guarded: Guarded) -> None:

@@ -55,7 +55,7 @@ def pictures(shared_dir: Path) -> tuple[Picture, ...]:
 
 
 @pytest.fixture(scope="module")
-def guarded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[RunningStack, str]]:
+def keyed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[RunningStack, str]]:
     """The embedded engine with the shipped models, behind a key."""
     key = new_secret()
     environ = NO_TRITON | {"PENSTOCK_API_KEYS": f"camera:infer+read:{key}"}
@@ -115,19 +115,19 @@ def test_row_whose_deadline_is_hopeless_is_refused(fronts: RunningStack, way: Wa
 
 
 def test_embedded_engine_answers_a_local_client_as_it_answers_the_image_endpoint(
-    guarded: tuple[RunningStack, str], pictures: tuple[Picture, ...]
+    keyed: tuple[RunningStack, str], pictures: tuple[Picture, ...]
 ) -> None:
     """A client process of this user needs no key: the run directory is the user's alone."""
-    stack, key = guarded
+    stack, key = keyed
     expected = [detections_by_http(stack, "street", picture, **{"x-api-key": key}) for picture in pictures[:2]]
     with engine_at(local(stack)) as engine:
         assert_same_as_http(engine, "street", pictures[:2], expected)
     assert found(stack).run_dir.stat().st_mode & 0o077 == 0
 
 
-def test_remote_gateway_gets_the_key_and_refuses_a_wrong_one(guarded: tuple[RunningStack, str]) -> None:
+def test_remote_gateway_gets_the_key_and_refuses_a_wrong_one(keyed: tuple[RunningStack, str]) -> None:
     """Without the key the model cannot even be asked for."""
-    stack, key = guarded
+    stack, key = keyed
     with engine_at(remote(stack, key)) as engine:
         network = engine.network("street", 20)
         rows = [np.zeros((3, 288, 512), np.float32)]
@@ -141,11 +141,9 @@ def test_remote_gateway_gets_the_key_and_refuses_a_wrong_one(guarded: tuple[Runn
             assert wrong not in str(answer.error) or not wrong
 
 
-def test_client_of_the_embedded_engine_that_is_killed_leaves_nothing_in_flight(
-    guarded: tuple[RunningStack, str],
-) -> None:
+def test_client_of_the_embedded_engine_that_is_killed_leaves_nothing_in_flight(keyed: tuple[RunningStack, str]) -> None:
     """No place, no lease, no count by key; everything accepted has its end."""
-    stack, _ = guarded
+    stack, _ = keyed
     before = figures_at_rest(stack)
     kill_one_in_the_middle(stack, "street", "3,288,512")
     wait_for(lambda: not in_flight(stack), 20, "nothing is in flight")

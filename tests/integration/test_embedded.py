@@ -6,6 +6,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from types import ModuleType
 
 import numpy as np
 import onnxruntime
@@ -14,9 +15,16 @@ import tritonclient.grpc
 import tritonclient.http
 from tritonclient.grpc import service_pb2
 
+from deploy.models.street.render import write_scenes
+from penstock.protocol.inference import Detections
+from penstock.vision.accuracy import average_precision, read_annotations
 from tests.integration.embedded_stack import look_up, start_embedded, write_models
 from tests.integration.living import family
 from tests.integration.pictures import frames
+from tests.integration.test_encoded_images import (
+    assert_images_answer_as_their_tensor_does,
+    assert_images_on_a_stream_are_answered_in_order,
+)
 from tests.integration.test_image_endpoint import (
     assert_answers_as_plain_onnxruntime,
     assert_oriented_is_answered_as_upright,
@@ -32,17 +40,20 @@ pytestmark = pytest.mark.xdist_group("embedded")
 
 @pytest.fixture(scope="module")
 def embedded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningStack]:
-    """ONNX models beside one of Triton's python backend; fastestdet where the real inputs are."""
+    """ONNX models beside one of Triton's python backend, and street; fastestdet where the real inputs are."""
     folder = tmp_path_factory.mktemp("embedded")
     write_models(folder / "models")
     fp32 = CONFIG.format(max_batch_size=8, data_type="TYPE_FP32", count=1)
     write_model(folder / "models", "script", IDENTITY, fp32)
+    names = ["lookup", "slow", "script", "street"]
     source = CHECKOUT.parent / "shared" / "models"
     if source.is_dir():
         pull = ["-m", "penstock.cli.main", "models", "pull", "fastestdet", "--from", str(source)]
         environ = dict(os.environ, PENSTOCK_HOME=str(folder / "home"))
         subprocess.run([sys.executable, *pull, "--url", "http://127.0.0.1:9"], check=True, env=environ, cwd=CHECKOUT)
-    stack = start_embedded(folder, engine="auto")
+        names.append("fastestdet")
+    shipped = ("--model-repository", str(CHECKOUT / "model_repository"))
+    stack = start_embedded(folder, *shipped, "--models", ",".join(names), engine="auto")
     yield stack
     assert stop_stack(stack) == 0, "".join(stack.log[-30:])
 
@@ -71,6 +82,17 @@ def test_embedded_answers_a_picture_with_an_exif_orientation_in_display_pixels(
 ) -> None:
     """FAULTS 83: the answers equal Triton's."""
     assert_oriented_is_answered_as_upright(embedded, frames(shared_dir / "media" / "vtest.avi")[1], orientation)
+
+
+@pytest.mark.parametrize("module", [tritonclient.http, tritonclient.grpc], ids=["http", "grpc"])
+def test_embedded_images_answer_as_their_tensor_does(embedded: RunningStack, module: ModuleType) -> None:
+    """Encoded pictures as a BYTES tensor of street, through the unmodified clients."""
+    assert_images_answer_as_their_tensor_does(embedded, module)
+
+
+def test_embedded_images_on_a_stream_are_answered_in_order(embedded: RunningStack) -> None:
+    """Pictures, one of them broken, and a tensor."""
+    assert_images_on_a_stream_are_answered_in_order(embedded)
 
 
 async def test_embedded_engine_streams_in_order(embedded: RunningStack) -> None:
@@ -145,3 +167,26 @@ raise SystemExit(" ".join(ours | {"onnxruntime"} & set(sys.modules)) or None)"""
         [sys.executable, "-c", program], cwd=CHECKOUT, capture_output=True, text=True, timeout=60, check=False
     )
     assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_embedded_engine_finds_what_rendered_scenes_show(embedded: RunningStack, tmp_path: Path) -> None:
+    """The shipped detector, where there is no Triton."""
+    assert [line for line in embedded.output if line.startswith("serving ") and "street" in line]
+    write_scenes(tmp_path, 6, 900_001, size=(640, 360), scenarios=("plain",))
+    truth = read_annotations(tmp_path)
+    found = [find(embedded, tmp_path / name) for name in truth]
+    assert average_precision(list(truth.values()), found, class_count=3).mean > 0.7
+
+
+def find(stack: RunningStack, picture: Path) -> Detections:
+    """What street finds in the picture."""
+    answer = call(
+        "POST", f"{stack.http_url}/v2/models/street/image", picture.read_bytes(), {"content-type": "image/jpeg"}
+    )
+    assert answer.status == 200, answer.body
+    rows = answer.json["results"][0]["detections"]
+    return Detections(
+        np.array([row["xyxy"] for row in rows], np.float32).reshape(-1, 4),
+        np.array([row["score"] for row in rows], np.float32),
+        np.array([row["class_id"] for row in rows], np.int64),
+    )

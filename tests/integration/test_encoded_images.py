@@ -1,10 +1,9 @@
-"""Encoded images as a BYTES tensor, through the unmodified clients, to Triton and to the embedded engine."""
+"""Encoded images as a BYTES tensor, through the unmodified clients, to Triton; test_embedded does so without."""
 
 import base64
 import gzip
 import json
 import queue
-from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
 
@@ -15,16 +14,13 @@ import tritonclient.grpc
 import tritonclient.http
 from tritonclient.utils import InferenceServerException
 
-from deploy.models.street.render import write_scenes
-from penstock.protocol.inference import Array, Detections
-from penstock.vision.accuracy import average_precision, read_annotations
+from penstock.protocol.inference import Array
 from penstock.vision.decode import decode
 from penstock.vision.preprocess import prepare
 from penstock.vision.spec import ColorFormat, PrepareSpec, ResizeMode
-from tests.integration.embedded_stack import NO_TRITON
 from tests.integration.pictures import fastestdet_input, frames, jpeg
 from tests.support.http import call
-from tests.support.stack import CHECKOUT, RunningStack, start_stack, stop_stack
+from tests.support.stack import CHECKOUT, RunningStack
 
 BOTH = pytest.mark.parametrize("module", [tritonclient.http, tritonclient.grpc], ids=["http", "grpc"])
 STREET = PrepareSpec(
@@ -34,14 +30,6 @@ GOLDEN = (CHECKOUT / "model_repository" / "street" / "golden.jpg").read_bytes()
 PEOPLE = (CHECKOUT / "model_repository" / "people" / "golden.jpg").read_bytes()
 
 pytestmark = pytest.mark.xdist_group("stack")
-
-
-@pytest.fixture(scope="module")
-def embedded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningStack]:
-    """The embedded engine with the shipped models that it can run."""
-    running = start_stack(tmp_path_factory.mktemp("home"), "--engine", "embedded", environ=NO_TRITON)
-    yield running
-    assert stop_stack(running) == 0, "".join(running.log[-30:])
 
 
 def ask(stack: RunningStack, module: ModuleType, model: str, name: str, array: Array, **more: object) -> Array:
@@ -75,10 +63,12 @@ def png(image: bytes) -> bytes:
 
 
 @BOTH
-@pytest.mark.parametrize("engine", ["triton", "embedded"])
-def test_images_answer_as_their_tensor_does(request: pytest.FixtureRequest, engine: str, module: ModuleType) -> None:
+def test_images_answer_as_their_tensor_does(stack: RunningStack, module: ModuleType) -> None:
     """street, a batch of a JPEG and a PNG: what the engine says of the encoded is what it says of the prepared."""
-    stack: RunningStack = request.getfixturevalue("stack" if engine == "triton" else "embedded")
+    assert_images_answer_as_their_tensor_does(stack, module)
+
+
+def assert_images_answer_as_their_tensor_does(stack: RunningStack, module: ModuleType) -> None:
     images = (GOLDEN, png(GOLDEN[:]))
     got = ask(stack, module, "street", "images", encoded(*images))
     wanted = ask(stack, module, "street", "images", street_input(*images))
@@ -122,10 +112,12 @@ def test_bad_picture_and_too_many_are_refused_and_named(stack: RunningStack, mod
         ask(stack, module, "street", "images", encoded(*[GOLDEN] * 17))
 
 
-@pytest.mark.parametrize("engine", ["triton", "embedded"])
-def test_images_on_a_stream_are_answered_in_order(request: pytest.FixtureRequest, engine: str) -> None:
+def test_images_on_a_stream_are_answered_in_order(stack: RunningStack) -> None:
     """Pictures, one of them broken, and a tensor: each is answered as alone, in the order of the requests."""
-    stack: RunningStack = request.getfixturevalue("stack" if engine == "triton" else "embedded")
+    assert_images_on_a_stream_are_answered_in_order(stack)
+
+
+def assert_images_on_a_stream_are_answered_in_order(stack: RunningStack) -> None:
     wanted = ask(stack, tritonclient.grpc, "street", "images", street_input(GOLDEN))
     answers: queue.Queue[tuple[object, InferenceServerException | None]] = queue.Queue()
     with tritonclient.grpc.InferenceServerClient(stack.grpc_address) as client:
@@ -163,26 +155,3 @@ def test_json_base64_and_raw_bodies_are_served(stack: RunningStack) -> None:
     assert raw.status == 200, raw.body
     outputs = json.loads(raw.body[: int(raw.headers["inference-header-content-length"])])["outputs"]
     assert sorted(output["parameters"]["binary_data_size"] for output in outputs) == [110592, 147456]
-
-
-def test_embedded_engine_finds_what_rendered_scenes_show(embedded: RunningStack, tmp_path: Path) -> None:
-    """The shipped detector, by the shipped repository alone, where there is no Triton."""
-    assert [line for line in embedded.output if line.startswith("serving ") and "street" in line]
-    write_scenes(tmp_path, 6, 900_001, size=(640, 360), scenarios=("plain",))
-    truth = read_annotations(tmp_path)
-    found = [find(embedded, tmp_path / name) for name in truth]
-    assert average_precision(list(truth.values()), found, class_count=3).mean > 0.7
-
-
-def find(stack: RunningStack, picture: Path) -> Detections:
-    """What street finds in the picture."""
-    answer = call(
-        "POST", f"{stack.http_url}/v2/models/street/image", picture.read_bytes(), {"content-type": "image/jpeg"}
-    )
-    assert answer.status == 200, answer.body
-    rows = answer.json["results"][0]["detections"]
-    return Detections(
-        np.array([row["xyxy"] for row in rows], np.float32).reshape(-1, 4),
-        np.array([row["score"] for row in rows], np.float32),
-        np.array([row["class_id"] for row in rows], np.int64),
-    )

@@ -5,22 +5,18 @@ import os
 import stat
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import psutil
 import pytest
 
-from tests.integration.ledger import Ledgers
+from tests.integration.guarded import Guarded
 from tests.integration.living import family, triton_of
-from tests.support.http import call, post_json
-from tests.support.stack import ENGINE_PORTS, RunningStack, start_stack, stop_stack
+from tests.support.http import call
+from tests.support.stack import RunningStack
 
-pytestmark = pytest.mark.xdist_group("ledgers")
-OPERATOR_KEY = "operator-key-of-the-test-0123456789"
+pytestmark = pytest.mark.xdist_group("access")
 UNPRIVILEGED_UID = 65_534
-INFER = "/v2/models/identity_fp32/infer"
-ONE = {"inputs": [{"name": "x", "datatype": "FP32", "shape": [1, 1], "data": [1.0]}]}
 
 # Run as another user. What it can read of the stack's processes, and which sockets and folders it can enter.
 INTRUDER = """
@@ -54,64 +50,37 @@ print(json.dumps({
 """
 
 
-@pytest.fixture(scope="module")
-def keyed(tmp_path_factory: pytest.TempPathFactory, triton_environment: Path) -> Iterator[RunningStack]:
-    """A stack with one key, whose operator nevertheless sets the engine's ports."""
-    running = start_stack(
-        tmp_path_factory.mktemp("home"),
-        *("--models", "identity_fp32", *ENGINE_PORTS),
-        environ={"PENSTOCK_API_KEYS": f"ops:infer+read+admin:{OPERATOR_KEY}"},
-    )
-    yield running
-    assert stop_stack(running) == 0, "".join(running.log[-30:])
-
-
 def run_dir_of(stack: RunningStack) -> Path:
     return Path(stack.engine_http_url.removeprefix("unix://")).parent
 
 
-def test_engine_of_a_stack_with_keys_listens_on_no_port(keyed: RunningStack) -> None:
+def test_engine_of_a_stack_with_keys_listens_on_no_port(guarded: Guarded) -> None:
     """The ports are not opened although they were set; a warning says so, and clients with the key are served."""
-    listening = [one for one in triton_of(keyed).net_connections("inet") if one.status == psutil.CONN_LISTEN]
+    listening = [one for one in triton_of(guarded.stack).net_connections("inet") if one.status == psutil.CONN_LISTEN]
     assert listening == []
-    assert len(keyed.logged("--engine-http-port, --engine-grpc-port, --engine-metrics-port: not opened")) == 1
-    assert post_json(keyed.http_url + INFER, ONE).status == 401
-    assert post_json(keyed.http_url + INFER, ONE, authorization=f"Bearer {OPERATOR_KEY}").status == 200
-    assert b"nv_inference_request_success" in call("GET", f"{keyed.metrics_url}/engine").body
+    assert len(guarded.stack.logged("--engine-http-port, --engine-grpc-port, --engine-metrics-port: not opened")) == 1
+    assert (guarded.infer("").status, guarded.infer("ops").status) == (401, 200)
+    assert b"nv_inference_request_success" in call("GET", f"{guarded.stack.metrics_url}/engine").body
 
 
-def test_engine_without_keys_listens_on_no_port_by_default(ledgers: Ledgers) -> None:
-    """A web page or another user cannot reach Triton: of the stack's processes only the gateway listens on TCP."""
-    stack = ledgers.stack
-    ports = {
-        one.laddr.port
-        for process in family(stack)
-        for one in process.net_connections("inet")
-        if one.status == psutil.CONN_LISTEN
-    }
-    urls = (stack.http_url, stack.grpc_address, stack.metrics_url.removesuffix("/metrics"))
-    assert ports == {int(url.rpartition(":")[2]) for url in urls}
-    assert ledgers.post("naps", [[1, 0]]).status == 200
-
-
-def test_run_directory_of_a_stack_is_its_users_alone(keyed: RunningStack) -> None:
+def test_run_directory_of_a_stack_is_its_users_alone(guarded: Guarded) -> None:
     """The folder has mode 0700, which also protects the sockets in it."""
-    assert stat.S_IMODE(run_dir_of(keyed).stat().st_mode) == 0o700
-    assert {path.name for path in run_dir_of(keyed).iterdir() if path.is_socket()} >= {
+    assert stat.S_IMODE(run_dir_of(guarded.stack).stat().st_mode) == 0o700
+    assert {path.name for path in run_dir_of(guarded.stack).iterdir() if path.is_socket()} >= {
         *("triton-http.sock", "triton-grpc.sock:8001", "triton-metrics.sock")
     }
 
 
-def test_other_user_finds_no_way_to_the_engine_and_no_secret(keyed: RunningStack) -> None:
+def test_other_user_finds_no_way_to_the_engine_and_no_secret(guarded: Guarded) -> None:
     """Another local user cannot connect to the engine's sockets, nor read a key from any process of the stack."""
     if os.geteuid() != 0:
         pytest.skip("only root can become another user")
-    pids = [str(process.pid) for process in family(keyed)]
-    command = [sys.executable, "-I", "-c", INTRUDER, str(UNPRIVILEGED_UID), str(run_dir_of(keyed)), *pids]
+    pids = [str(process.pid) for process in family(guarded.stack)]
+    command = [sys.executable, "-I", "-c", INTRUDER, str(UNPRIVILEGED_UID), str(run_dir_of(guarded.stack)), *pids]
     found = json.loads(subprocess.run(command, capture_output=True, text=True, check=True, timeout=60).stdout)
     assert found["list"] == "PermissionError"
     assert set(found["sockets"].values()) == {"PermissionError"}
     assert all(way == ["PermissionError", "PermissionError"] for way in found["through proc"].values())
     assert set(found["environ"].values()) == {"PermissionError"}
     assert len(found["cmdline"]) == len(pids) > 2
-    assert OPERATOR_KEY not in "".join(found["cmdline"].values())
+    assert guarded.secrets["ops"] not in "".join(found["cmdline"].values())

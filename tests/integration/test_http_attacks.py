@@ -11,10 +11,14 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 import cv2
+import grpc
 import numpy as np
 import psutil
 import pytest
+from tritonclient.grpc import service_pb2
 
+from tests.integration.living import family
+from tests.integration.test_bad_input import INFER, ONE, grpc_infer, grpc_request
 from tests.support.http import call, post_json
 from tests.support.stack import RunningStack, start_stack, stop_stack
 from tests.support.waiting import wait_for
@@ -34,13 +38,15 @@ TIGHT = {
     "PENSTOCK_DECODERS": "1",
 }
 POST = b"POST /v2/models/identity_fp32/infer HTTP/1.1\r\nhost: localhost\r\n"
-GOOD = {"inputs": [{"name": "x", "shape": [1, 2], "datatype": "FP32", "data": [1, 2]}]}
+GOOD = {"inputs": [ONE]}
+FORGED = "forged-line level=error"
+LINE = re.compile(r"\d{4}-\d\d-\d\dT[\d:.]+Z (debug|info|warning|error) |[EIW]\d{4} ")
 
 
 @pytest.fixture(scope="module")
 def tight(tmp_path_factory: pytest.TempPathFactory, triton_environment: Path) -> Iterator[RunningStack]:
-    """A stack with short times and low limits."""
-    arguments = ("--models", "identity_fp32,street")
+    """A stack with short times and low limits, which logs every refusal."""
+    arguments = ("--models", "identity_fp32,street", "--log-level", "debug")
     running = start_stack(tmp_path_factory.mktemp("home"), *arguments, environ=TIGHT)
     with ThreadPoolExecutor(8) as crowd:  # what it keeps open towards the engine is open before anything is counted
         list(crowd.map(assert_others_are_served, [running] * 32))
@@ -59,7 +65,8 @@ def stack(tight: RunningStack) -> Iterator[RunningStack]:
         assert number(tight, name) == 0, name
     assert call("GET", f"{tight.http_url}/v2/health/ready").status == 200
     assert gateway.num_fds() <= descriptors + 8
-    assert [line for line in tight.log[logged:] if "error" in line or "Traceback" in line] == []
+    said = [line for line in tight.log[logged:] if "Z debug " not in line]
+    assert [line for line in said if "error" in line or "Traceback" in line] == []
 
 
 def gateway_of(stack: RunningStack) -> psutil.Process:
@@ -237,3 +244,40 @@ def test_images_whose_clients_left_the_queue_are_never_decoded(stack: RunningSta
     wait_for(lambda: number(stack, "inflight_requests") == 0, 10, "nothing is left")
     assert number(stack, 'queue_depth{queue="decode"}') == 0
     assert number(stack, 'decode_seconds_count{model="street"}') <= decoded + 3
+
+
+def test_words_of_a_client_forge_no_header_and_no_log_line(stack: RunningStack) -> None:
+    """Line ends in paths, headers, names and ids come back escaped or not at all; each log line is one of ours."""
+    broken = f"\r\n2026-01-01T00:00:00.000Z error   gateway: {FORGED}"
+    escaped = "%0d%0a" + FORGED.replace(" ", "%20")
+    for path in (f"/v2/models/a{escaped}/ready", f"/v2/{escaped}", f"/v2/repository/models/a{escaped}/load"):
+        answer = call("POST" if path.endswith("load") else "GET", stack.http_url + path)
+        assert answer.status in (400, 404), (path, answer)
+        assert not any("forged" in f"{name}{value}" for name, value in answer.headers.items())
+    odd = {"id": broken, "inputs": [{**ONE, "name": broken, "datatype": broken}], "outputs": [{"name": broken}]}
+    assert post_json(stack.http_url + INFER, odd).status == 400
+    assert post_json(stack.http_url + INFER, {"id": broken, "inputs": [{**ONE, "name": broken}]}).status == 400
+    for head in (f"x-request-id: a\r{FORGED}", f"x-request-timeout-ms: 5\n {FORGED}", f"bad{broken}: 1"):
+        with connected(stack, 1) as (one,):
+            one.sendall(f"GET /v2 HTTP/1.1\r\nHost: localhost\r\n{head}\r\nConnection: close\r\n\r\n".encode())
+            assert FORGED.encode() not in read_to_end(one).partition(b"\r\n\r\n")[0]
+    for fields in ({"name": broken}, {"datatype": broken}):
+        assert grpc_infer(stack, grpc_request(**fields))[0] is grpc.StatusCode.INVALID_ARGUMENT
+    named = service_pb2.ModelInferRequest(model_name="a" + broken)
+    assert grpc_infer(stack, named)[0] is grpc.StatusCode.INVALID_ARGUMENT
+    stack.wait_for_log("request refused")
+    assert [line for line in stack.log if not LINE.match(line)] == []
+    assert not [line for line in stack.log if re.match(r"\S+ error +gateway: forged", line)]
+
+
+def test_engine_without_keys_listens_on_no_port_by_default(stack: RunningStack) -> None:
+    """A web page or another user cannot reach Triton: of the stack's processes only the gateway listens on TCP."""
+    ports = {
+        one.laddr.port
+        for process in family(stack)
+        for one in process.net_connections("inet")
+        if one.status == psutil.CONN_LISTEN
+    }
+    urls = (stack.http_url, stack.grpc_address, stack.metrics_url.removesuffix("/metrics"))
+    assert ports == {int(url.rpartition(":")[2]) for url in urls}
+    assert_others_are_served(stack)

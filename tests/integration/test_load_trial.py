@@ -220,6 +220,7 @@ def test_load_and_check_try_what_users_send(loaded: Loaded, tmp_path: Path) -> N
     assert seen["label"] in ("dark", "middle", "bright")
 
 
+@pytest.mark.parametrize("loaded", ["embedded", pytest.param("triton", marks=pytest.mark.long)], indirect=True)
 def test_load_of_a_model_that_hangs_fails_after_its_execution_timeout(loaded: Loaded) -> None:
     """It is never ready; the index and `models list` have the reason; other models are served."""
     loaded.write_hanging("stuck")

@@ -4,7 +4,6 @@ import asyncio
 import os
 import time
 from collections.abc import Iterator
-from pathlib import Path
 
 import aiohttp
 import numpy as np
@@ -94,11 +93,12 @@ def assert_agree(client: RequestSummary, witness: Witness) -> None:
     assert witness.mean_ms <= client.service.mean
 
 
-@pytest.fixture
-def prometheus(stack: RunningStack, tmp_path: Path) -> Iterator[str]:
+@pytest.fixture(scope="module")
+def prometheus(stack: RunningStack, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """A real server that scrapes the stack once a second, and has: its address."""
     target = stack.metrics_url.removeprefix("http://").removesuffix("/metrics")
-    with prometheus_server.prometheus(tmp_path / "prometheus", scrape("penstock", target), rules=None) as server:
+    folder = tmp_path_factory.mktemp("prometheus")
+    with prometheus_server.prometheus(folder, scrape("penstock", target), rules=None) as server:
         server.wait_for("penstock_ready", 60)
         yield server.url
 
