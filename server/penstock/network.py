@@ -23,7 +23,7 @@ class HasSocketOptions(Protocol):
 
 
 def tcp_info(connection: HasSocketOptions | None, size_bytes: int) -> bytes | None:
-    """The first bytes of Linux's struct tcp_info, zeros where the kernel has fewer; None where there is none."""
+    """The first bytes of Linux's struct tcp_info, padded with zeros; None if the socket or the system has none."""
     if _TCP_INFO is None or connection is None:
         return None
     try:
