@@ -22,7 +22,7 @@ from penstock.gateway.settings import Settings, SettingsError, read_settings
 from penstock.network import CA_VARIABLE, CERTIFICATE_VARIABLE, client_context
 from penstock.protocol.engine import ModelMetadata
 from penstock.protocol.errors import InvalidRequest
-from penstock.protocol.http_inference import HEADER_LENGTH
+from penstock.protocol.http_body import HEADER_LENGTH
 from penstock.protocol.inference import Datatype, InferRequest, Tensor
 
 INFER_TIMEOUT_S = 60.0
