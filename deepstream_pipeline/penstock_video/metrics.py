@@ -283,8 +283,8 @@ class VideoMetrics:
         """Counts results or messages that the sink dropped."""
         self._of_sink(sink).dropped.inc(n)
 
-    def sink_errors(self, sink: str, n: int = 1) -> None:
-        self._of_sink(sink).errors.inc(n)
+    def sink_errors(self, sink: str) -> None:
+        self._of_sink(sink).errors.inc()
 
     def page(self) -> bytes:
         """The metrics in Prometheus' text format 0.0.4."""

@@ -62,13 +62,13 @@ def chosen_of(known: Sequence[str]) -> Callable[[str], tuple[str, ...]]:
 
 def conditions() -> dict[str, str]:
     """Hardware, versions and command, without which a figure says nothing."""
-    cores = len(os.sched_getaffinity(0))
+    cores, machine = len(os.sched_getaffinity(0)), read_machine()
     versions = " ".join(f"{name} {importlib.metadata.version(name)}" for name in VERSIONS_OF)
     return {
-        "cpu": f"{_cpu_name()}, {cores} cores, load {os.getloadavg()[0]:.1f}",
+        "cpu": f"{machine.cpu}, {cores} cores, load {os.getloadavg()[0]:.1f}",
         "versions": f"Python {platform.python_version()} {versions}",
         "command": " ".join(["python", "-m", _module_name(), *sys.argv[1:]]),
-        "machine": describe(read_machine()),
+        "machine": describe(machine),
         "at": time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime()),
     }
 
@@ -141,10 +141,3 @@ def write_json(path: Path, results: Sequence[object], **more: object) -> None:
 def _module_name() -> str:
     specification = sys.modules["__main__"].__spec__
     return specification.name.removesuffix(".__main__") if specification else Path(sys.argv[0]).name
-
-
-def _cpu_name() -> str:
-    for line in Path("/proc/cpuinfo").read_text().splitlines():
-        if line.startswith("model name"):
-            return line.partition(":")[2].strip()
-    return platform.machine()

@@ -115,14 +115,29 @@ def test_stack_that_runs_here_is_joined(stand_in: StandIn, monkeypatch: pytest.M
 def test_of_several_stacks_the_one_that_is_used_is_named(
     stand_in: StandIn, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    """A warning names the newest stack, which is used, the others, and the flag to choose one."""
+    """A warning names the newest that serves the models, which is used, the others, and the flag to choose one."""
     stand_in.index = [PEOPLE]
-    stacks = [RunningStack(tmp_path, url, "127.0.0.1:1", os.getpid()) for url in (stand_in.url, "http://127.0.0.1:9")]
+    gone = "http://127.0.0.1:9"
+    stacks = [RunningStack(tmp_path, url, "127.0.0.1:1", os.getpid()) for url in (gone, stand_in.url, gone)]
     monkeypatch.setattr(video_engine, "running_stacks", lambda: stacks)
     with capture_logs() as lines, engine_for(EngineSettings(), ["people"], {}, print) as place:
         assert place.http_url == stand_in.url
-    assert [(line["used"], line["others"]) for line in lines] == [(stand_in.url, "http://127.0.0.1:9")]
+    assert [(line["used"], line["others"]) for line in lines] == [(stand_in.url, f"{gone}, {gone}")]
     assert "--gateway" in lines[0]["choose_by"]
+
+
+def test_no_stack_that_serves_the_model_is_the_newest_ones_refusal(
+    stand_in: StandIn, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """It says how to load the model there."""
+    stand_in.index = [BROKEN]
+    stacks = [RunningStack(tmp_path, url, "127.0.0.1:1", os.getpid()) for url in (stand_in.url, "http://127.0.0.1:9")]
+    monkeypatch.setattr(video_engine, "running_stacks", lambda: stacks)
+    with (
+        pytest.raises(EngineUnavailable, match=f"there is no model 'people' at {stand_in.url}"),
+        engine_for(EngineSettings(), ["people"], {}, print),
+    ):
+        pass
 
 
 def test_variable_chooses_the_gateway_where_nothing_else_does(

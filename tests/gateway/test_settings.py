@@ -13,7 +13,7 @@ from penstock.cli.main import build_app
 from penstock.gateway.composition import describe_engine, engine_addresses
 from penstock.gateway.settings import Settings, SettingsError, read_settings
 from penstock.gateway.stack.stack import announcement
-from penstock.gateway.stack.startup import CannotStart, choose_engine, resolve_ports
+from penstock.gateway.stack.startup import CannotStart, check_repositories, choose_engine, resolve_ports
 from penstock.gateway.workers.gateway_process import GatewayReady, GatewayServes
 from penstock.testing import FakeEngine, FakeMode
 from tests.support.stack import CHECKOUT
@@ -301,3 +301,13 @@ def test_engine_ports_stay_closed_where_the_gateway_refuses_clients_anything(
     assert (http_port is not None, others) == (is_open, [None, None])
     warnings = [entry["event"] for entry in logged]
     assert [text.partition(":")[0] for text in warnings] == ([] if is_open else ["--engine-http-port"])
+
+
+def test_batching_options_of_a_model_that_is_nowhere_are_a_warning(tmp_path: Path) -> None:
+    """A misspelt name; the model may also come later, so it does not end the start."""
+    (tmp_path / "models" / "street").mkdir(parents=True)
+    batching = {"street": {"batch_owner": "gateway"}, "stret": {"batch_owner": "gateway"}}
+    settings = Settings(home=tmp_path / "home", model_repository=(tmp_path / "models",), batching=batching)
+    with structlog.testing.capture_logs() as lines:
+        check_repositories(settings)
+    assert [(line["log_level"], line["model"]) for line in lines] == [("warning", "stret")]

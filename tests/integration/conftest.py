@@ -56,11 +56,11 @@ def fronts(tmp_path_factory: pytest.TempPathFactory, triton_environment: Path) -
 def video_place(
     tmp_path_factory: pytest.TempPathFactory, shared_dir: Path, triton_environment: Path
 ) -> Iterator[Place]:
-    """Where a stack runs that runs of `penstock video` join: fastestdet, street, people, colour, table."""
+    """Where a stack runs that runs of `penstock video` join: fastestdet, street, colour."""
     place = new_place(tmp_path_factory.mktemp("v"))
     put_fastestdet(place, shared_dir)
     put_small_models(place)
-    running = start_stack_at(place, "--models", "fastestdet,street,people,colour,table")
+    running = start_stack_at(place, "--models", "fastestdet,street,colour")
     yield place
     assert stop_stack(running) == 0, "".join(running.log[-30:])
     assert not place.traces()

@@ -98,7 +98,7 @@ def here(command: str, stack: RunningStack) -> list[str]:
     if words[0].endswith("penstock") and "infer" in words[1]:
         words += ["--url", stack.http_url]
     if words[1:2] == ["plan"]:  # the whole race: long/test_replay_race
-        words += ["--policy", "penstock", "--count", "1000", "--seeds", "1", "--overload", "1.5"]
+        words += ["--policy", "penstock", "--count", "1000", "--seeds", "2", "--overload", "1.5"]
     if words[1:3] == ["video", "run"]:  # an engine of its own: another test's stack may be going just now
         words += ["--engine", "embedded", "--api-port", "0"]
     if "--scenes" in words:

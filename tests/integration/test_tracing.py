@@ -38,8 +38,15 @@ def collector() -> Iterator[Collector]:
 def traced(
     tmp_path_factory: pytest.TempPathFactory, triton_environment: Path, collector: Collector
 ) -> Iterator[RunningStack]:
-    """The shipped models in Triton, and a collector."""
-    running = start_stack(tmp_path_factory.mktemp("home"), "--otlp-endpoint", collector.url, *ENGINE_PORTS)
+    """Two shipped models in Triton, and a collector."""
+    running = start_stack(
+        tmp_path_factory.mktemp("home"),
+        "--otlp-endpoint",
+        collector.url,
+        "--models",
+        "identity_fp32,street",
+        *ENGINE_PORTS,
+    )
     yield running
     assert stop_stack(running) == 0, "".join(running.log[-30:])
 
@@ -173,6 +180,7 @@ def test_triton_hangs_its_own_spans_under_ours(traced: RunningStack, collector: 
             assert stop_stack(stack) == 0
 
 
+@pytest.mark.long
 def test_collector_that_is_away_costs_no_request_and_its_spans_are_counted(tmp_path: Path) -> None:
     """Requests are answered as ever, spans are dropped and counted, and the stop is quick and clean."""
     with socket.socket() as listener:

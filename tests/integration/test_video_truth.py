@@ -29,8 +29,8 @@ from tests.integration.video_runs import (
 from tests.integration.video_truth import PAVEMENT, expect_annotated, expect_same_counts, expect_same_tracks, run_of
 
 pytestmark = pytest.mark.xdist_group("video")
-FRAMES = 180
-SEEDS, SECONDS, FPS = (33, 38), 12.0, 10.0
+FRAMES = 140
+SEEDS, SECONDS, FPS = (37, 76), 6.0, 10.0
 
 
 @pytest.fixture(scope="module")
@@ -93,14 +93,14 @@ def test_replay_of_a_run_gives_its_events(done: tuple[Ended, Path], vtest: Path,
 
 def test_interval_infers_every_second_frame_and_says_so(video_place: Place, vtest: Path, tmp_path: Path) -> None:
     """Frames between two that are inferred say that none was detected, and have the tracks of the frame before."""
-    clip = first_frames(tmp_path / "clip.avi", vtest, 60)
+    clip = first_frames(tmp_path / "clip.avi", vtest, 40)
     words = ("--source", clip, "--model", "fastestdet", "--line", PAVEMENT, "--interval", "1", "--sink", "jsonl")
     ended = run(video_place, *words, "--out", tmp_path / "out")
     assert ended.code == 0, ended.err
     first = lines(tmp_path / "out" / "objects.jsonl")
-    assert [line["is_inferred"] for line in first] == [True, False] * 30
+    assert [line["is_inferred"] for line in first] == [True, False] * 20
     shown = [{row["track_id"] for row in line["objects"]} for line in first]
-    assert sum(before == between for before, between in zip(shown[10::2], shown[11::2], strict=True)) >= 20
+    assert sum(before == between for before, between in zip(shown[10::2], shown[11::2], strict=True)) >= 12
     assert max(map(len, shown)) >= 3
 
 
@@ -122,7 +122,7 @@ def test_two_streets_at_once_are_counted_exactly(
     assert ended.code == 0, ended.err
     for name, (_, clip) in streets.items():
         true = true_crossings(clip)
-        assert true.total() >= 7
+        assert true.total() >= 4
         assert counted_crossings(last_counts(tmp_path / "out" / "objects.jsonl", name)) == true
         assert len(pictures_of(tmp_path / "out" / name / "annotated.mp4")) == clip.frame_count
 
@@ -132,7 +132,7 @@ def test_street_at_its_own_speed_is_counted_as_it_was_seen(
 ) -> None:
     """As a camera that may lose frames, in the time that the clip has: after every frame that came the counts are those
     of the frames that were looked at, however many a slow machine has lost; of all frames they are the truth."""
-    path, clip = streets["street-33"]
+    path, clip = streets["street-37"]
     words = ("--source", path, "--model", "street", "--realtime", "--sink", "jsonl", "--out", tmp_path / "out")
     began = time.monotonic()
     ended = run(video_place, *words, "--rules", write_rules(tmp_path / "rules.yaml", street_rules(clip.line)))

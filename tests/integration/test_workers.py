@@ -361,10 +361,21 @@ def test_core_that_is_stopped_is_503_and_serves_when_it_goes_on(workers: Running
     wait_for(lambda: metric(workers, "penstock_loop_lag_seconds ") > 3, 5, "the lag is shown")
 
 
-def test_sigterm_drains_fronts_before_their_core_and_leaves_nothing(tmp_path: Path) -> None:
-    """What was accepted is answered, through whichever front it came, by an engine in the core; then all are gone."""
+def start_two_fronts(tmp_path: Path) -> RunningStack:
+    """Over an embedded engine, in a folder with a name so long that no Unix socket's path could hold it."""
+    shipped, folder = CHECKOUT / "model_repository", tmp_path / ("long" * 30)
     write_embedded_models(tmp_path / "models")
-    stack = start_embedded(tmp_path, "--workers", "2")
+    folder.mkdir()
+    words = ("--workers", "2", "--model-repository", str(shipped), "--models", "street,lookup,slow")
+    return start_embedded(tmp_path, *words, TMPDIR=str(folder))
+
+
+def test_sigterm_drains_fronts_before_their_core_and_leaves_nothing(tmp_path: Path) -> None:
+    """What was accepted is answered, through whichever front it came, by an engine in the core; then all are gone.
+
+    Before, a picture is answered by the core that has the engine.
+    """
+    stack = start_two_fronts(tmp_path)
     everyone, answers = family(stack), []
 
     def ask() -> None:
@@ -372,6 +383,9 @@ def test_sigterm_drains_fronts_before_their_core_and_leaves_nothing(tmp_path: Pa
         answers.append(post_json(f"{stack.http_url}/v2/models/slow/infer", body).status)
 
     assert look_up(stack).status == 200
+    picture = (CHECKOUT / "model_repository" / "street" / "golden.jpg").read_bytes()
+    answer = call("POST", f"{stack.http_url}/v2/models/street/image", picture, {"content-type": "image/jpeg"})
+    assert (answer.status, len(answer.json["results"])) == (200, 1)
     threads = [threading.Thread(target=ask) for _ in range(8)]
     for thread in threads:
         thread.start()
@@ -383,20 +397,11 @@ def test_sigterm_drains_fronts_before_their_core_and_leaves_nothing(tmp_path: Pa
     assert not any(child.is_running() for child in everyone)
 
 
-def test_pictures_reach_an_engine_in_the_core_and_a_killed_parent_takes_all_with_it(tmp_path: Path) -> None:
-    """A picture is answered by the core that has the engine; kill -9 of `penstock up` leaves no process behind.
-
-    The folder has a name so long that no Unix socket's path could hold it.
-    """
-    shipped, folder = CHECKOUT / "model_repository", tmp_path / ("long" * 30)
-    write_embedded_models(tmp_path / "models")
-    folder.mkdir()
-    words = ("--workers", "2", "--model-repository", str(shipped), "--models", "street,lookup")
-    stack = start_embedded(tmp_path, *words, TMPDIR=str(folder))
+@pytest.mark.long
+def test_killed_parent_takes_fronts_and_core_with_it(tmp_path: Path) -> None:
+    """kill -9 of `penstock up` leaves no process behind."""
+    stack = start_two_fronts(tmp_path)
     assert look_up(stack).status == 200
-    picture = (shipped / "street" / "golden.jpg").read_bytes()
-    answer = call("POST", f"{stack.http_url}/v2/models/street/image", picture, {"content-type": "image/jpeg"})
-    assert (answer.status, len(answer.json["results"])) == (200, 1)
     everyone = family(stack)
     assert len([child for child in everyone if child.cmdline()[-1].startswith("front-")]) == 2
     stack.process.kill()

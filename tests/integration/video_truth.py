@@ -61,7 +61,7 @@ def expect_same_counts(objects: Sequence[Line], events: Sequence[Line], seen: Se
     keys = ("line-crossing/right", "line-crossing/left")
     assert [tuple(line["counts"][key] for key in keys) for line in objects] == [one.counts for one in seen]
     right, left = seen[-1].counts
-    assert min(right, left) >= 3
+    assert min(right, left) >= 2
     assert objects[-1]["counts"]["line-crossing/pavement"] == right + left
     crossings = [sum(event["rule"] == rule for event in events) for rule in ("right", "left", "pavement")]
     assert crossings == [right, left, right + left]

@@ -31,7 +31,12 @@ def test_layout_of_a_user_parses_the_outputs() -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "why"), [("os:getcwd", "is not one of: boxes"), ("other:parse", "it cannot be loaded (ModuleNotFound")]
+    ("name", "why"),
+    [
+        ("os:getcwd", "is not allowed here: set PENSTOCK_LAYOUTS=os:getcwd"),
+        ("nosuch", "is not one of: boxes"),
+        ("other:parse", "it cannot be loaded (ModuleNotFound"),
+    ],
 )
 def test_layout_that_is_not_allowed_or_not_there_is_refused(name: str, why: str) -> None:
     """A model's parameters decide nothing about what is imported."""

@@ -78,12 +78,11 @@ def engine_for(
         yield place
         return
     stacks = running_stacks() if settings.choice is EngineChoice.AUTO else ()
-    stack = joinable(stacks)
-    if stack is not None:
-        others = ", ".join(one.http_url for one in stacks if one is not stack and joinable([one]))
+    if joinables := [stack for stack in stacks if joinable([stack])]:
+        stack = _that_serves(models, joinables, api_key)
+        others = ", ".join(one.http_url for one in joinables if one is not stack)
         if others:
             log.warning("several stacks are running", used=stack.http_url, others=others, choose_by="--gateway URL")
-        require_models(GatewayClient(stack.http_url, api_key), models)
         yield place_of(stack, api_key)
         return
     require_installed(models)
@@ -123,6 +122,19 @@ def grpc_beside(gateway: str) -> str:
 def joinable(stacks: Sequence[RunningStack]) -> RunningStack | None:
     """The newest running stack that is not another command's own engine."""
     return next((stack for stack in stacks if not _is_bound(stack.process_id)), None)
+
+
+def _that_serves(models: Sequence[str], stacks: Sequence[RunningStack], api_key: str) -> RunningStack:
+    """The first stack that serves the models. Raises EngineUnavailable, why the first does not, if none does."""
+    refusals = []
+    for stack in stacks:
+        try:
+            require_models(GatewayClient(stack.http_url, api_key), models)
+        except EngineUnavailable as error:
+            refusals.append(error)
+        else:
+            return stack
+    raise refusals[0]
 
 
 def require_models(gateway: GatewayClient, models: Sequence[str]) -> None:

@@ -6,13 +6,14 @@ import socket
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
+from pkgutil import resolve_name
 from urllib.parse import parse_qsl, unquote, urlsplit
 
 import yaml
 
 from penstock_video.decode.uri import is_live
 from penstock_video.interfaces import Extension
-from penstock_video.settings.document import SettingsFaults, Variables, did_you_mean, read_document, shown
+from penstock_video.settings.document import SettingsFaults, Variables, choices, did_you_mean, read_document, shown
 from penstock_video.settings.models import (
     MODEL_FORM,
     MODEL_PATTERN,
@@ -29,7 +30,6 @@ from penstock_video.settings.models import (
     outbound_fault,
 )
 from penstock_video.settings.section import Plain, Reading, Section, plain_of
-from penstock_video.settings.sinks import read_sink
 from penstock_video.settings.sources import (
     Draft,
     InvalidSourceUri,
@@ -40,6 +40,7 @@ from penstock_video.settings.sources import (
     with_user_rules,
 )
 from penstock_video.sinks.osd import OsdOptions
+from penstock_video.sinks.registry import SINKS
 from penstock_video.source_ids import Shard, shard_here, shard_of
 from penstock_video.track.registry import TrackerOptions
 from penstock_video.types import DecoderKind, SourceConfig
@@ -48,6 +49,7 @@ _NO_MODEL = "-"  # until a flag names one, or the fault is raised
 CLASSES_KEY = "operate-on-class-ids"
 _FILE_SINKS = ("jsonl", "mp4", "hls", "preview")
 _FORMS = ("jsonl", "mp4", "hls", "preview", "rtsp://", "kafka://", "mqtt://", "redis://", "webhook=")
+_ENCODED_SINKS = ("mp4", "hls", "rtsp")  # they had the key `encoder`
 _NUMBER = r"-?\d+(?:\.\d+)?"
 _LINE = re.compile(rf"([^=]{{1,64}})=({_NUMBER}),({_NUMBER}),({_NUMBER}),({_NUMBER})")
 
@@ -135,7 +137,26 @@ def _quick_sink(text: str, flags: Flags, reading: Reading) -> object | None:
         return None
     pairs: list[tuple[yaml.Node, yaml.Node]] = [(_scalar(key), _scalar(value)) for key, value in fields.items()]
     here = replace(reading, file="--sink", folder=Path())
-    return read_sink(Section(yaml.MappingNode("tag:yaml.org,2002:map", pairs), "", here), flags.out)
+    return _read_sink(Section(yaml.MappingNode("tag:yaml.org,2002:map", pairs), "", here), flags.out)
+
+
+def _read_sink(section: Section, out: Path | None) -> object | None:
+    """A sink's options, which are imported only here; None if it has a fault. out: default folder."""
+    before = len(section.reading.complaints)
+    name = section.text("type")
+    if name is None:
+        return None
+    if ":" in name:
+        return section.extension(name, ("write", "end_source", "close"), {"folder": out})
+    if name not in SINKS:
+        section.complain(section["type"], f"{section.at('type')} is {name!r}", choices(name, SINKS))
+        return None
+    former = ("encoder",) if name in _ENCODED_SINKS and "encoder" in section else ()
+    for key in former:
+        section.complain(section[key], section.at(key), "remove this key: x264 encodes videos on the CPU")
+    beside = ("type", *former)
+    options: object = section.read(resolve_name(SINKS[name].options), beside=beside, defaults={"folder": out})
+    return options if len(section.reading.complaints) == before else None
 
 
 def _fields(text: str) -> dict[str, str]:
@@ -280,7 +301,7 @@ def _complain_of_nothing(reading: Reading, *, has_given: bool) -> None:
 
 def _sinks(root: Section, flags: Flags) -> tuple[object, ...]:
     """Sinks of the flags, else of the file, else the defaults of --out."""
-    said = [sink for section in root.sections("sink") if (sink := read_sink(section, flags.out)) is not None]
+    said = [sink for section in root.sections("sink") if (sink := _read_sink(section, flags.out)) is not None]
     if flags.sinks or "sink" not in root:
         return sinks_of(flags, root.reading)
     return tuple(said)

@@ -28,17 +28,17 @@ _STALE_S = 10.0  # a longer iteration hangs in a callback
 _KILL_S = 0.5  # before the end of close's timeout
 _MAX_PATH = 4096
 
+_HOLD_S = 3.0
 Command = Callable[[float], None]
 Key = TypeVar("Key", bound=Hashable)
 
 
 class OpeningGate(Generic[Key]):
     """Limits how many sources are opened at the same time: starting and probing needs a core. A source leaves when it
-    is open or its process ended, and after hold_s, since waiting for a camera needs no CPU."""
+    is open or its process ended, and after _HOLD_S, since waiting for a camera needs no CPU."""
 
-    def __init__(self, places: int, hold_s: float = 3.0) -> None:
+    def __init__(self, places: int) -> None:
         self._places = places
-        self._hold_s = hold_s
         self._inside: dict[Key, float] = {}
         self._queue: deque[Key] = deque()
         self._queued: set[Key] = set()
@@ -62,7 +62,7 @@ class OpeningGate(Generic[Key]):
         return key
 
     def enter(self, key: Key, now: float) -> None:
-        self._inside[key] = now + self._hold_s
+        self._inside[key] = now + _HOLD_S
 
     def leave(self, key: Key) -> None:
         self._inside.pop(key, None)

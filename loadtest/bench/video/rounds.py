@@ -154,9 +154,9 @@ class ModelBench:
 class StreamsBench:
     """Files that wait, one to many, then as many cameras as files at more than what the files had."""
 
-    def __init__(self, bench: VideoBench, model: str, counts: Sequence[int], overload: float = OVERLOAD) -> None:
+    def __init__(self, bench: VideoBench, model: str, counts: Sequence[int]) -> None:
         self.model, self.rounds = model, StreamRounds()
-        self._bench, self._counts, self._overload = bench, tuple(counts), overload
+        self._bench, self._counts = bench, tuple(counts)
 
     def run_round(self, *, with_overload: bool) -> None:
         """Every number of streams once, the cameras behind the files that say what they can be."""
@@ -178,10 +178,10 @@ class StreamsBench:
         bench = self._bench
         files = self.rounds.streams[count][-1]
         clip = bench.folder / "camera.mp4"
-        at_rate(clip, bench.clip, self._overload * files.rate / count)
+        at_rate(clip, bench.clip, OVERLOAD * files.rate / count)
         overloaded = _stretch(bench, self.model, [clip] * count, "--loop", "--realtime")
         self.rounds.capacity.append(files)
-        self.rounds.offered.append(self._overload * files.rate)
+        self.rounds.offered.append(OVERLOAD * files.rate)
         self.rounds.overload.append(overloaded)
 
 

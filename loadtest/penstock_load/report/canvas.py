@@ -22,6 +22,7 @@ PALE = {Side.TARGET: "#7FB8D8", Side.BESIDE: "#EAAE7F"}
 STRONG = {Side.TARGET: TARGET, Side.BESIDE: BESIDE}
 GOOD, BAD, INK, GREY, BAND = "#007A5A", "#B3261E", "#222222", "#767676", "#EEF1F4"
 LABEL_CHARACTERS = 26
+_MARGIN = 1.25
 _LEAST_RATIO = 7.0
 _STYLE: dict[Any, Any] = {  # matplotlib types its keys as one long Literal
     "svg.hashsalt": "penstock",
@@ -95,9 +96,9 @@ def log_latency(axes: Axes, *, is_x: bool = False) -> None:
     axis.set_minor_formatter(NullFormatter())
 
 
-def widen(low: float, high: float, *, by: float = 1.25) -> tuple[float, float]:
+def widen(low: float, high: float) -> tuple[float, float]:
     """Limits for a logarithmic axis around what is shown, so far apart that two of 1, 2, 5, 10 lie within."""
-    low, high = low / by, high * by
+    low, high = low / _MARGIN, high * _MARGIN
     if high / low < _LEAST_RATIO:
         middle = math.sqrt(low * high)
         low, high = middle / math.sqrt(_LEAST_RATIO), middle * math.sqrt(_LEAST_RATIO)

@@ -73,10 +73,10 @@ def measurement_section(run: Run) -> Section | None:
     )
 
 
-def spread_cell(spread: Spread, *, tone: Tone = Tone.PLAIN, is_single: bool = False) -> Cell:
+def spread_cell(spread: Spread, *, is_single: bool = False) -> Cell:
     """The median, and beside it the range, where there was more than one round."""
     is_same = number(spread.low) == number(spread.high)
-    return Cell(number(spread.median), "" if is_single or is_same else _range(spread), tone)
+    return Cell(number(spread.median), "" if is_single or is_same else _range(spread))
 
 
 def with_unit(value: str, unit: str) -> str:

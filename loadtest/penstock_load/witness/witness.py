@@ -2,7 +2,7 @@
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Sequence
 from types import TracebackType
 from typing import NamedTuple, Protocol, Self, TypeVar
 
@@ -153,17 +153,14 @@ class _Reading(NamedTuple):
 class Witnesses:
     """Who can be asked about one server. An async context; `open_witnesses` makes it.
 
-    notes: one sentence for each who cannot be asked. wall_clock: seconds, as Prometheus stamps its scrapes.
+    notes: one sentence for each who cannot be asked.
     """
 
-    def __init__(
-        self, session: aiohttp.ClientSession, found: Found, *, wall_clock: Callable[[], float] = time.time
-    ) -> None:
+    def __init__(self, session: aiohttp.ClientSession, found: Found) -> None:
         self.notes = found.notes
         self._session = session
         self._source = found.source
         self._statistics = found.statistics
-        self._wall_clock = wall_clock
         self._before: _Reading | None = None
 
     async def __aenter__(self) -> Self:
@@ -232,7 +229,7 @@ class Witnesses:
         )
 
     async def _read(self) -> _Reading:
-        at_s = self._wall_clock()
+        at_s = time.time()  # as Prometheus stamps its scrapes
         page = await _or_error(self._source.read(at_s)) if self._source else None
         return _Reading(at_s, page, await _or_error(self._statistics.read()) if self._statistics else None)
 

@@ -19,11 +19,11 @@ OWN_CGROUP = Path("/proc/self/cgroup")
 _NO_LIMIT = 1 << 62  # cgroup v1 writes "no limit" as the largest multiple of a page
 
 
-def cgroup_version(root: Path = CGROUP_MOUNT) -> int:
+def cgroup_version() -> int:
     """2 for the unified hierarchy, 1 for separate controllers, 0 for none."""
-    if (root / "cgroup.controllers").exists():
+    if (CGROUP_MOUNT / "cgroup.controllers").exists():
         return 2
-    return 1 if (root / "memory").is_dir() or (root / "cpu").is_dir() else 0
+    return 1 if (CGROUP_MOUNT / "memory").is_dir() or (CGROUP_MOUNT / "cpu").is_dir() else 0
 
 
 def memory_limit_bytes(root: Path = CGROUP_MOUNT, own: Path = OWN_CGROUP) -> int | None:

@@ -122,26 +122,22 @@ _DATA_FOLDERS = ("warmup", "initial_state")  # Triton's folders for files that a
 
 
 def check_model(
-    config: model_config_pb2.ModelConfig | None,
-    files: Mapping[str, bytes | mmap],
-    *,
-    allows_code: bool,
-    source: str = "the request",
+    config: model_config_pb2.ModelConfig | None, files: Mapping[str, bytes | mmap], *, allows_code: bool
 ) -> None:
     """Raises InvalidRequest, naming the field and the flag, for a model that must not be loaded.
 
     config: None for the repository's. files: contents by path relative to the model's folder. allows_code: allow every
-    backend and file, but no path outside of the folder. source: for the message.
+    backend and file, but no path outside of the folder.
     """
     fields = _file_fields(config) if config is not None else []
     for what, name in (*fields, *(("a file", name) for name in files)):
-        check_inside_folder(f"{what} in {source}", name)
+        check_inside_folder(f"{what} in the request", name)
     problem = "" if allows_code or config is None else next(_code_in(config), "")
     if problem:
-        raise InvalidRequest(f"{source} has a model with {problem}, which can run code here; {REMEDY}")
-    weights = set(_check_onnx_files(files, allows_code=allows_code, source=source))
+        raise InvalidRequest(f"the request has a model with {problem}, which can run code here; {REMEDY}")
+    weights = set(_check_onnx_files(files, allows_code=allows_code))
     if not allows_code:
-        _check_file_kinds(files, weights | _named_files(fields), source)
+        _check_file_kinds(files, weights | _named_files(fields))
 
 
 def parse_config(text: str) -> model_config_pb2.ModelConfig:
@@ -196,37 +192,37 @@ def _parameters(config: model_config_pb2.ModelConfig) -> Iterator[str]:
         yield from accelerator.parameters
 
 
-def _check_onnx_files(files: Mapping[str, bytes | mmap], *, allows_code: bool, source: str) -> Iterator[str]:
+def _check_onnx_files(files: Mapping[str, bytes | mmap], *, allows_code: bool) -> Iterator[str]:
     for name, content in files.items():
         if not name.endswith(ONNX_SUFFIX):
             continue
         try:
             header = read_header(content)
         except InvalidRequest as error:
-            raise InvalidRequest(f"the file {quoted(name)} in {source} cannot be loaded: {error.message}") from error
+            raise InvalidRequest(f"the file {quoted(name)} in the request cannot be loaded: {error.message}") from error
         for external in sorted(header.external_names - {""}):
-            check_inside_folder(f"external data of {quoted(name)} in {source}", external)
+            check_inside_folder(f"external data of {quoted(name)} in the request", external)
             yield str(PurePosixPath(name).parent / external)
         if not allows_code:
-            _check_operators(header.operators - header.functions, name, source)
+            _check_operators(header.operators - header.functions, name)
 
 
-def _check_operators(operators: set[tuple[str, str]], name: str, source: str) -> None:
+def _check_operators(operators: set[tuple[str, str]], name: str) -> None:
     for domain, operator in sorted(operators):
         if domain not in _ONNX_DOMAINS or operator in _CODE_OPERATORS:
             raise InvalidRequest(
-                f"the file {quoted(name)} in {source} needs the custom operator {quoted(f'{domain}:{operator}')}, "
+                f"the file {quoted(name)} in the request needs the custom operator {quoted(f'{domain}:{operator}')}, "
                 f"which can run code here; {REMEDY}"
             )
 
 
-def _check_file_kinds(files: Mapping[str, bytes | mmap], expected: set[str], source: str) -> None:
+def _check_file_kinds(files: Mapping[str, bytes | mmap], expected: set[str]) -> None:
     for name in files:
         path = PurePosixPath(name)
         if _CODE_SUFFIXES.search(name.lower()) or not (path.suffix == ONNX_SUFFIX or name in expected):
             raise InvalidRequest(
-                f"the file {quoted(name)} in {source} is not an ONNX model, its external data, or a label or warm-up "
-                f"file that the config names; {REMEDY}"
+                f"the file {quoted(name)} in the request is not an ONNX model, its external data, or a label or "
+                f"warm-up file that the config names; {REMEDY}"
             )
 
 

@@ -20,6 +20,7 @@ from pathlib import Path
 
 ENGINE_ID_VARIABLE = "PENSTOCK_ENGINE_ID"
 SHARED_MEMORY = Path("/dev/shm")
+REAP_S = 2.0
 _RUN_NAME = re.compile(r"run-(?P<engine_id>[0-9a-f]{12})")
 _LOCK_NAME = "owner"
 # Triton's names for regions of Python-based backends; clients' regions have other names.
@@ -46,12 +47,12 @@ def region_prefix(engine_id: str) -> str:
     return f"penstock_{engine_id}_"
 
 
-def reap(engine_id: str, *, child_pid: int | None = None, timeout_s: float = 2.0) -> Reaped:
-    """Kills all processes with this id and removes their shared-memory regions. Blocks for at most timeout_s.
+def reap(engine_id: str, *, child_pid: int | None = None) -> Reaped:
+    """Kills all processes with this id and removes their shared-memory regions. Blocks for at most REAP_S.
 
     Survivors' regions stay. child_pid: a process whose exit code the caller awaits.
     """
-    until = time.monotonic() + timeout_s
+    until = time.monotonic() + REAP_S
     killed: dict[int, None] = {}
     mapped: set[str] = set()
     while True:

@@ -52,10 +52,10 @@ def open_segment(name: str) -> OpenedSegment:
     return OpenedSegment(descriptor)
 
 
-def shared_memory_shortage(folder: Path = SHARED_MEMORY) -> str:
+def shared_memory_shortage() -> str:
     """Why /dev/shm is too full for Triton's Python backend; empty if it is not."""
     try:
-        room = os.statvfs(folder)
+        room = os.statvfs(SHARED_MEMORY)
     except OSError:  # no /dev/shm: Triton reports it
         return ""
     size_bytes, free_bytes = room.f_blocks * room.f_frsize, room.f_bavail * room.f_frsize

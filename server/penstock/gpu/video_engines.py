@@ -51,10 +51,10 @@ class VideoEngines(msgspec.Struct, frozen=True):
     has_nvrtc: bool = False  # compiles the GPU kernels
 
 
-def read_engines(timeout_s: float = READ_TIMEOUT_S) -> VideoEngines:
-    """Reads the engines. Blocks for at most timeout_s + 1 s. Failures are in the outcome."""
+def read_engines() -> VideoEngines:
+    """Reads the engines. Blocks for at most READ_TIMEOUT_S + 1 s. Failures are in the outcome."""
     try:
-        return run_json_child(_PROGRAM, VideoEngines, timeout_s)
+        return run_json_child(_PROGRAM, VideoEngines, READ_TIMEOUT_S)
     except ChildProcessFailed as error:
         return VideoEngines(EngineOutcome.TIMED_OUT if error.is_late else EngineOutcome.FAILED, str(error))
 

@@ -377,7 +377,8 @@ def _parser_name(parameters: Parameters, network_type: NetworkType) -> str:
         ("parse-bbox-func-name", "boxes") if is_detector else ("parse-classifier-func-name", "classification")
     )
     known = registry.DETECTOR_PARSERS if is_detector else registry.CLASSIFIER_PARSERS
-    name = parameters.one_of(key, (*known, *registry.user_layouts()), default)
+    given = parameters.values.get(key, "").strip()
+    name = parameters.one_of(key, (*known, *([given] if ":" in given else [])), default)
     try:
         registry.detector_parser(name) if is_detector else registry.classifier_parser(name)
     except ExtensionError as error:

@@ -1,6 +1,5 @@
 """System shared memory of the embedded engine: registered regions, shared inputs and shared outputs."""
 
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from penstock.engines.concurrency import in_thread
@@ -25,8 +24,7 @@ class SharedRegion:
 class SharedRegions:
     """The registered regions by name, with Triton's error texts. Unregister a region only when no request uses it."""
 
-    def __init__(self, open_named: Callable[[str], OpenedSegment] = open_segment) -> None:
-        self._open_named = open_named
+    def __init__(self) -> None:
         self._regions: dict[str, SharedRegion] = {}
 
     def register(self, name: str, key: str, *, offset: int, size_bytes: int) -> None:
@@ -37,7 +35,7 @@ class SharedRegions:
         if not segment_name or "/" in segment_name:
             raise EngineFailed(f"Unable to open shared memory region: '{key}'")
         try:
-            segment = self._open_named(segment_name)
+            segment = open_segment(segment_name)
         except OSError as error:
             raise EngineFailed(f"Unable to open shared memory region: '{key}'") from error
         if size_bytes <= 0 or offset < 0 or offset + size_bytes > segment.size_bytes():

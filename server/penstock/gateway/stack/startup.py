@@ -237,6 +237,8 @@ def check_repositories(settings: Settings) -> tuple[Path, ...]:
             f"no model {min(unknown)!r} in {', '.join(map(str, repositories))}; "
             f"there are {', '.join(sorted(owners)) or 'none'}"
         )
+    for name in sorted(set(settings.batching) - set(owners)):
+        log.warning("batching options of a model that is in no repository", model=name, there_are=", ".join(owners))
     return repositories
 
 

@@ -271,6 +271,6 @@ class MpsControl:
         return Server(pid, state_of(state), pids_of(clients))
 
 
-def find_program(search_path: str | None = None) -> str:
-    """The control program's path, or empty. search_path: PATH by default."""
-    return shutil.which(PROGRAM, path=search_path) or ""
+def find_program() -> str:
+    """The control program's path, or empty."""
+    return shutil.which(PROGRAM) or ""

@@ -27,10 +27,8 @@ class TelemetryUnavailable(Exception):
 class Sampler:
     """Context manager: runs the telemetry process and stores its messages. Entering raises TelemetryUnavailable."""
 
-    def __init__(self, *, interval_s: float = INTERVAL_S, dcgm_url: str = "", program: Sequence[str] = PROGRAM) -> None:
-        flags = ("--interval", str(interval_s), *(("--dcgm", dcgm_url) if dcgm_url else ()))
-        self._command = (*program, *flags)
-        self._interval_s = interval_s
+    def __init__(self, *, interval_s: float = INTERVAL_S, program: Sequence[str] = PROGRAM) -> None:
+        self._command = (*program, "--interval", str(interval_s))
         self._lines: deque[TelemetryMessage] = deque(maxlen=_MAX_MESSAGES)
         self._changed = threading.Condition()
         self._has_ended = False
@@ -103,9 +101,9 @@ class Sampler:
             process.wait(STOP_S)
 
 
-def sample(seconds: float, *, dcgm_url: str = "") -> tuple[CardLoad, ...]:
+def sample(seconds: float) -> tuple[CardLoad, ...]:
     """Each card's load over the next `seconds`. Blocks. Raises TelemetryUnavailable."""
-    with Sampler(interval_s=min(INTERVAL_S, seconds), dcgm_url=dcgm_url) as sampler:
+    with Sampler(interval_s=min(INTERVAL_S, seconds)) as sampler:
         begin_s = time.monotonic()
         time.sleep(seconds)
         return sampler.mean(begin_s, time.monotonic())

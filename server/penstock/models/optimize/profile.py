@@ -27,10 +27,10 @@ def int8_instructions(cpuinfo: Path = CPUINFO) -> tuple[str, ...] | None:
     return None if flags is None else tuple(name for flag, name in _KNOWN.items() if flag in flags)
 
 
-def cpu_name(cpuinfo: Path = CPUINFO) -> str:
+def cpu_name() -> str:
     """The CPU's model name, or empty if unknown."""
     try:
-        lines = cpuinfo.read_text(encoding="utf-8", errors="replace").splitlines()
+        lines = CPUINFO.read_text(encoding="utf-8", errors="replace").splitlines()
     except OSError:
         return ""
     return next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), "")

@@ -44,5 +44,7 @@ def classifier_parser(name: str) -> ClassifierParser:
 @functools.cache
 def _user_layout(name: str) -> Any:
     if name not in user_layouts():
-        raise ExtensionError(f"{name} is not in {LAYOUTS_VARIABLE}")
+        raise ExtensionError(
+            f"is not allowed here: set {LAYOUTS_VARIABLE}={name}, separated by commas if there are more"
+        )
     return load_extension(name)
