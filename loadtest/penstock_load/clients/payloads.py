@@ -194,4 +194,5 @@ def no_model(where: str, model: str, served: tuple[str, ...], reply: str) -> str
 
 def nothing_answers(where: str, why: str) -> str:
     """The sentence for an address at which no server listens."""
-    return f"nothing answers at {where} ({why}); start the server, or give the address of one that runs"
+    tls = ", with https:// if it uses TLS" if where.startswith("http://") else ""
+    return f"nothing answers at {where} ({why}); start the server, or give the address of one that runs{tls}"

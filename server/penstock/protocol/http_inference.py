@@ -11,7 +11,7 @@ import msgspec
 from penstock.protocol.call import HttpAnswer, HttpHeaders
 from penstock.protocol.decoded_request import RESERVED_PREFIX, DecodedRequest, RequestedOutput, http_region, parse_error
 from penstock.protocol.errors import InvalidRequest
-from penstock.protocol.http_body import deflate
+from penstock.protocol.http_body import HEADER_LENGTH, deflate
 from penstock.protocol.inference import Datatype, InferResponse, Parameter, Tensor
 from penstock.protocol.json_tensors import tensor_data, tensor_text
 from penstock.protocol.request_checks import CACHED_HEADS, MAX_CACHED_HEAD_BYTES
@@ -217,7 +217,6 @@ def _check_json_parameters(parameters: Mapping[str, Parameter]) -> None:
 
 JSON_TYPE = (b"content-type", b"application/json")
 _BINARY_TYPE = (b"content-type", b"application/octet-stream")
-HEADER_LENGTH = "inference-header-content-length"
 
 
 def encode_infer_response(response: InferResponse, ask: DecodedRequest, encoding: str) -> HttpAnswer:
