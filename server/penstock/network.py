@@ -6,12 +6,30 @@ import socket
 import ssl
 from ipaddress import ip_address
 from pathlib import Path
+from typing import Protocol
 
 from penstock.protocol.errors import InvalidRequest
 
 Sockets = tuple[socket.socket, ...]
 
 BACKLOG = 2048
+_TCP_INFO: int | None = getattr(socket, "TCP_INFO", None)
+
+
+class HasSocketOptions(Protocol):
+    """A socket, or what a transport gives as its socket."""
+
+    def getsockopt(self, level: int, name: int, size_bytes: int, /) -> bytes: ...
+
+
+def tcp_info(connection: HasSocketOptions | None, size_bytes: int) -> bytes | None:
+    """The first bytes of Linux's struct tcp_info, padded with zeros; None if the socket or the system has none."""
+    if _TCP_INFO is None or connection is None:
+        return None
+    try:
+        return connection.getsockopt(socket.IPPROTO_TCP, _TCP_INFO, size_bytes).ljust(size_bytes, b"\0")
+    except OSError:
+        return None
 
 
 def host_and_port(host: str, port: int) -> str:

@@ -2,6 +2,7 @@
 
 import json
 import socket
+import struct
 import threading
 from pathlib import Path
 
@@ -194,7 +195,31 @@ def test_infer_at_a_port_that_speaks_no_http_says_so(penstock: Call, photo: Path
         answer = penstock("infer", "people", photo, "--url", url)
         thread.join()
     assert answer.exit_code == 1
-    assert answer.stderr == f"penstock: {photo}: what answers at {url} does not speak HTTP: check the address\n"
+    assert answer.stderr == (
+        f"penstock: {photo}: what answers at {url} does not speak HTTP: check the address: does it take https?\n"
+    )
+
+
+def test_infer_at_a_port_that_resets_asks_for_https(penstock: Call, photo: Path) -> None:
+    """A server with TLS does so to a plain connection: to try again is not enough."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        thread = threading.Thread(target=_reset, args=(listener, photo.read_bytes()))
+        thread.start()
+        url = f"http://127.0.0.1:{listener.getsockname()[1]}"
+        answer = penstock("infer", "people", photo, "--url", url)
+        thread.join()
+    assert answer.exit_code == 1
+    assert f"the connection to {url} broke ([Errno 104] Connection reset by peer): try again; " in answer.stderr
+    assert answer.stderr.endswith("check the address: does it take https?\n")
+
+
+def _reset(listener: socket.socket, body: bytes) -> None:
+    caller, _ = listener.accept()
+    received = b""
+    while not received.endswith(body):  # a reset before the end would be that of the client's send
+        received += caller.recv(1 << 16)
+    caller.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))  # its close is a reset
+    caller.close()
 
 
 def _speak_http2(listener: socket.socket) -> None:

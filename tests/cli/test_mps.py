@@ -66,11 +66,11 @@ def test_started_daemon_is_shown_with_its_clients_and_stop_ends_it(ask: Ask, pla
 
 
 def test_without_a_gpu_each_command_says_so_in_one_line(ask: Ask, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Exit code 2; stop has nothing to stop."""
+    """Exit code 1; stop has nothing to stop."""
     monkeypatch.setattr(mps, "read_cards", lambda: NvmlReading(NvmlOutcome.NO_LIBRARY))
     for words in (["start"], ["status"], ["status", "--json"]):
         answer = ask(*words)
-        assert (answer.exit_code, answer.stdout) == (2, "")
+        assert (answer.exit_code, answer.stdout) == (1, "")
         assert answer.stderr == f"penstock: {mps.NO_GPU}\n"
 
 

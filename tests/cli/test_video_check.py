@@ -43,8 +43,8 @@ def test_check_of_good_settings_tells_what_would_run(check: Check) -> None:
     assert done.exit_code == 0, done.output
     for part in ("door", "clip.mp4, looped", "line-crossing/Door", "people, one frame in 3", "secondary: googlenet"):
         assert part in done.stdout
-    gpu = "number 0, 16 sources a process on a core of its own, rows handed over: auto"
-    assert f"on a card, where it decodes: {gpu}" in done.stdout
+    gpu = "GPU 0, 16 sources a process on a core of its own, hand-over: auto"
+    assert f"if a GPU decodes: {gpu}" in done.stdout
     assert "sink: redis redis://…@r:6379/0 penstock" in done.stdout
     assert "hush" not in done.output
 

@@ -34,10 +34,10 @@ def test_mps_service_each_state_has_its_own_finding(facts: MpsFacts, status: Sev
     assert bool(finding.advice) is (status is not Severity.OK)
 
 
-def test_mps_without_a_gpu_is_not_applicable() -> None:
+def test_mps_without_a_gpu_has_nothing_to_share() -> None:
     """Without a card nothing is said of daemons and limits."""
     findings = mps.mps_findings(STOPPED, NvmlReading(NvmlOutcome.NO_LIBRARY))
-    assert [(one.status, one.found) for one in findings] == [(Severity.OK, "not applicable: no GPU")]
+    assert [(one.status, one.found) for one in findings] == [(Severity.OK, "no NVIDIA GPU to share")]
 
 
 @pytest.mark.parametrize(

@@ -62,11 +62,11 @@ def with_parameters(config: ModelConfig, **parameters: str) -> ModelConfig:
         ),
         (
             with_parameters(CLASSIFIER, net_scale_facter="1"),
-            "parameter 'net-scale-facter' = '1' is not a word of ours; 'net-scale-factor' is",
+            "parameter 'net-scale-facter' = '1' is an unknown key; did you mean 'net-scale-factor'?",
         ),
         (
             replace(TENSORS_ONLY, name="m", parameters={"network_type": "1"}),
-            "parameter 'network_type' = '1' is not a word of ours; 'network-type' is",
+            "parameter 'network_type' = '1' is an unknown key; did you mean 'network-type'?",
         ),
     ],
 )

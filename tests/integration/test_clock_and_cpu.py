@@ -105,7 +105,7 @@ def jump_until_served(stack: RunningStack, clock: Clock, to_s: int, *, from_s: i
     """The stack's clock jumps between two offsets while a request runs; the request and the next ones are answered."""
     running: list[int] = []
     headers = token(time.time() + from_s) | {"x-request-timeout-ms": "20000"}
-    thread = threading.Thread(target=lambda: running.append(infer(stack, headers, "slow", 2000)))
+    thread = threading.Thread(target=lambda: running.append(infer(stack, headers, "slow", 700)))
     thread.start()
     wait_for(lambda: "penstock_inflight_requests 1.0" in own_metrics(stack), 10, "one request runs")
     clock.move(to_s)

@@ -85,7 +85,7 @@ parameters { key: "labels" value { string_value: "thing" } }
 """
 LOOKUP_CONFIG = """backend: "onnxruntime"
 max_batch_size: 8
-dynamic_batching { preferred_batch_size: [ 4 ] max_queue_delay_microseconds: 5000000 }
+dynamic_batching { preferred_batch_size: [ 4 ] max_queue_delay_microseconds: 2000000 }
 input [ { name: "index" data_type: TYPE_INT64 dims: [ 1 ] } ]
 output [ { name: "value" data_type: TYPE_FP32 dims: [ 1 ] } ]
 parameters { key: "canary" value { string_value: "off" } }
@@ -246,7 +246,7 @@ def test_one_bad_request_of_a_batch_fails_alone(acting: RunningStack, transport:
 
     ask: Callable[[int], tuple[bool, str]] = over_http if transport == "http" else over_grpc
     wait_for(
-        lambda: not explained(acting, "lookup").get("unmerged"), 60, "its rows are tried, each for the queue's 5 s"
+        lambda: not explained(acting, "lookup").get("unmerged"), 60, "its rows are tried, each for the queue's 2 s"
     )
     before = runs_by_size(acting)
     with ThreadPoolExecutor(4) as threads:

@@ -6,6 +6,7 @@ tests/docs checks the arguments of all commands, also of those that are in ELSEW
 import os
 import re
 import shlex
+import shutil
 import subprocess
 from collections.abc import Callable
 from pathlib import Path
@@ -108,6 +109,17 @@ def here(command: str, stack: RunningStack) -> list[str]:
     return words
 
 
+def write_my_detector(repository: Path) -> None:
+    """The model of docs/models.md: the page's config.pbtxt, and FastestDet's file."""
+    lines = re.findall(
+        r"^    ((?:input|output|parameters) .*)$", (CHECKOUT / "docs" / "models.md").read_text(), re.MULTILINE
+    )
+    folder = repository / "my-detector"
+    (folder / "1").mkdir(parents=True, exist_ok=True)
+    (folder / "config.pbtxt").write_text("\n".join(lines))
+    shutil.copy(repository / "fastestdet" / "1" / "model.onnx", folder / "1")
+
+
 def test_pages_name_commands() -> None:
     """The commands are found, make's targets exist, and no reason for not running is left over."""
     assert all(len(commands(page)) >= 1 for page in PAGES)
@@ -145,6 +157,8 @@ def test_command_of_a_page_runs(
     environ = os.environ | {"PENSTOCK_HOME": str(tmp_path / "home"), "PYTHONPATH": str(CHECKOUT)} | PASSWORDS
     if words[1:2] == ["models"]:
         words += OPTIONS[words[2]](stack, shared_dir)
+    if "my-detector" in words:
+        write_my_detector(stack.home / "models")
     if words[2:3] == ["check"] or (words[1:2] == ["video"] and "fastestdet" in words):
         environ["PENSTOCK_HOME"] = str(stack.home)
     if "--calibrate" in words:

@@ -62,7 +62,7 @@ async def test_cut_connection_differs_from_a_closed_port(server: V2Server) -> No
 
     server.post = cut
     sentence = await complaint(asking(Kind.IMAGE), server.endpoint)
-    assert sentence == f"{server.http_url} broke off the first image m (Server disconnected)"
+    assert sentence == f"{server.http_url} broke off the first image m (Server disconnected); does it take https?"
 
 
 @pytest.mark.parametrize("header", [("x-key-bin", "secret"), ("x!key", "secret"), ("x-key", "a\tb")])

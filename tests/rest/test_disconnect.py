@@ -50,6 +50,21 @@ async def test_disconnect_after_a_long_body_is_seen() -> None:
     assert front.recorder.cancelled_count == 1
 
 
+@pytest.mark.parametrize("size_bytes", [70, 100 << 10])
+async def test_disconnect_is_seen_behind_requests_that_wait_in_the_pipeline(size_bytes: int) -> None:
+    """The connection is not read while they wait: the next sweep sees its end, and the work is cancelled."""
+    front = Front()
+    front.plane.holds = True
+    async with front.served() as port:
+        async with Client.connected(port) as client:
+            await client.send(request_bytes("POST", "/v2/models/ident/infer", VALID_INFER))
+            await asyncio.wait_for(front.plane.entered.wait(), 5)
+            await client.send(request_bytes("POST", "/v2/models/ident/infer", VALID_INFER.ljust(size_bytes)))
+        await asyncio.wait_for(front.plane.cancelled.wait(), 5)
+    assert front.recorder.cancelled_count == 1
+    assert len(front.plane.relayed) == 1
+
+
 async def test_disconnect_while_a_long_body_is_parsed_begins_no_work(monkeypatch: pytest.MonkeyPatch) -> None:
     """The body is parsed in a thread; the plane is not asked any more, and the client is counted."""
     front, begun, may_end = Front(), threading.Event(), threading.Event()

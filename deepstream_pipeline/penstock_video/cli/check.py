@@ -127,7 +127,7 @@ def _facts(settings: VideoSettings) -> list[tuple[str, str]]:
     facts += [("sink", sink_name(sink)) for sink in settings.sinks] or [("sink", "none: give one, or --out")]
     facts += [("engine", _engine_name(settings)), ("control API", _api_name(settings) or "off")]
     if any(source.config.decoder is not DecoderKind.CPU for source in settings.sources):
-        facts.append(("on a card, where it decodes", _gpu_text(settings.gpu)))
+        facts.append(("if a GPU decodes", _gpu_text(settings.gpu)))
     if settings.shard.count > 1:
         facts.append(("shard", f"{settings.shard}; {settings.elsewhere} sources belong to the others"))
     return facts
@@ -154,7 +154,7 @@ def _engine_name(settings: VideoSettings) -> str:
 
 def _gpu_text(gpu: GpuSettings) -> str:
     core = " on a core of its own" if gpu.has_pinned_processes else ""
-    return f"number {gpu.device}, {gpu.cameras_per_process} sources a process{core}, rows handed over: {gpu.hand_over}"
+    return f"GPU {gpu.device}, {gpu.cameras_per_process} sources a process{core}, hand-over: {gpu.hand_over}"
 
 
 def _api_name(settings: VideoSettings) -> str:

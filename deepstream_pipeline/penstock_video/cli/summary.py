@@ -279,7 +279,7 @@ def _source_table(summary: Summary, titles: Sequence[str], id_width: int = 0) ->
     if id_width:
         table = Table(header_style="bold", box=None, pad_edge=False, padding=(0, 2, 0, 0))
     for title in titles:
-        is_left = title in ("source", "state", "decoder") or (title == "dropped" and not id_width)
+        is_left = title in ("source", "state", "decoder")
         table.add_column(title, justify="left" if is_left else "right", no_wrap=True)
     for source in summary.everybody:
         lost = drops_text(source.drops.items()) or "0"

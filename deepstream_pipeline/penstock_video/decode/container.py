@@ -44,6 +44,7 @@ _NOT_READ = (ProtocolNotFoundError, DemuxerNotFoundError, av.error.IsADirectoryE
 _NOT_THERE = (HTTPNotFoundError, av.error.FileNotFoundError)
 # FFmpeg's message when its interrupt callback reports the timeout.
 _EXIT = "Immediate exit requested"
+_GIVE_A_VIDEO = "give a video such as MP4, Matroska or AVI, or convert it with ffmpeg"
 _SEEKS = "; where its server takes no Range, an MP4 has to begin with its index (ffmpeg's -movflags +faststart)"
 
 
@@ -64,7 +65,9 @@ def failure_of(error: FFmpegError, uri: str, kind: UriKind, *, is_opening: bool)
         return SourceNotAllowed(f"{shown} may not be read, or is of a protocol or format that is not read ({reason})")
     # FFmpeg reports what is not on the allow-lists as an invalid argument, but also invalid data of a camera.
     if isinstance(error, ArgumentError) and is_opening and kind in {UriKind.FILE, UriKind.HTTP}:
-        return SourceNotAllowed(f"{shown} is of a format that is not read, or leads to a protocol that is not")
+        return SourceNotAllowed(
+            f"{shown} has a format that is not read, or leads to a protocol that is not: {_GIVE_A_VIDEO}"
+        )
     if isinstance(error, InvalidDataError) and is_opening and kind is UriKind.RTSP:  # also of one that went silent
         return SourceUnavailable(f"{shown} did not say in time what it sends")
     if isinstance(error, InvalidDataError):

@@ -58,8 +58,8 @@ class SourcesOptions:
     """Limits of all sources.
 
     ring_frames, ring_bytes: waiting decoded frames per source; both apply. max_pixels: larger frames are refused.
-    max_opening: sources opened at the same time. command: of a decode process, before the descriptors of its socket and
-    ring. gpu: None if no GPU decodes; gpu_absence says why.
+    max_opening: sources opened at the same time. command: of a decode process, without our process ID and the
+    descriptors of its socket and ring. gpu: None if no GPU decodes; gpu_absence says why.
     """
 
     max_sources: int = 200

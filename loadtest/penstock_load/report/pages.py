@@ -200,10 +200,10 @@ def render_markdown(run: Run) -> str:
     blocks = [f"# {escape(document.title)}", *_complaints(document), f"**{escape(document.headline)}**"]
     blocks += [escape(document.about)] if document.about else []
     for section in document.sections:
-        blocks += _section(section)
-    if document.absences:
+        blocks += _section(section) if section.sentences or section.tables else []
+    if absences := [*document.absences, *_plots(document)]:
         blocks.append("## What is not in this report, and why")
-        blocks.append("\n".join(f"- {escape(part.title)}: {escape(part.why)}" for part in document.absences))
+        blocks.append("\n".join(f"- {escape(part.title)}: {escape(part.why)}" for part in absences))
     return "\n\n".join(blocks) + "\n"
 
 
@@ -218,6 +218,12 @@ def _complaints(document: Document) -> list[str]:
         return []
     lines = [f"> - {escape(complaint)}" for complaint in document.complaints]
     return ["\n".join(["> **Nothing in this run can pass:**", ">", *lines])]
+
+
+def _plots(document: Document) -> list[Absence]:
+    """The sections that have only a plot, which Markdown cannot show."""
+    only_plots = [one for one in document.sections if not one.sentences and not one.tables]
+    return [Absence(one.title, " ".join(("This is a plot in report.html.", *one.remarks))) for one in only_plots]
 
 
 def _section(section: Section) -> list[str]:

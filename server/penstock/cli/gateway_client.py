@@ -22,7 +22,7 @@ from penstock.gateway.settings import Settings, SettingsError, read_settings
 from penstock.network import CA_VARIABLE, CERTIFICATE_VARIABLE, client_context
 from penstock.protocol.engine import ModelMetadata
 from penstock.protocol.errors import InvalidRequest
-from penstock.protocol.http_inference import HEADER_LENGTH
+from penstock.protocol.http_body import HEADER_LENGTH
 from penstock.protocol.inference import Datatype, InferRequest, Tensor
 
 INFER_TIMEOUT_S = 60.0
@@ -297,13 +297,14 @@ def _failure_of(url: str, error: Exception, timeout_s: float) -> GatewayError:
         case http.client.RemoteDisconnected():
             return GatewayError(f"{url} closed the connection without an answer: {_advice(url)}")
         case http.client.BadStatusLine():
-            return GatewayError(f"what answers at {url} does not speak HTTP: check the address")
+            return GatewayError(f"what answers at {url} does not speak HTTP: {_address_advice(url)}")
         case ssl.SSLCertVerificationError():
             remedy = f"set {CA_VARIABLE} to the file of the CA that signed it"
             return GatewayError(f"the certificate of {url} is not trusted ({error.verify_message}): {remedy}")
         case ssl.SSLError():
             return GatewayError(f"TLS with {url} failed ({error.reason}): {_advice(url)}")
-    return GatewayError(f"the connection to {url} broke ({error}): try again")
+    advice = f"try again; if that does not help, {_address_advice(url)}"
+    return GatewayError(f"the connection to {url} broke ({error}): {advice}")
 
 
 def _connection(url: str, timeout_s: float) -> tuple[http.client.HTTPConnection, str]:
@@ -322,6 +323,11 @@ def _connection(url: str, timeout_s: float) -> tuple[http.client.HTTPConnection,
             raise GatewayError(error.message) from error
         return http.client.HTTPSConnection(host, port, timeout=timeout_s, context=context), parts.path.rstrip("/")
     return http.client.HTTPConnection(host, port, timeout=timeout_s), parts.path.rstrip("/")
+
+
+def _address_advice(url: str) -> str:
+    """Advice for an address that may be wrong. A server with TLS resets plain connections or sends an alert."""
+    return "check the address: does it take https?" if url.startswith("http://") else "check the address"
 
 
 def _advice(url: str) -> str:

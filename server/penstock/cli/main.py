@@ -100,7 +100,7 @@ def _placeholder() -> None:
 
 
 def main() -> int:
-    """The exit code: 0 done, 1 something failed, 2 wrong usage."""
+    """The exit code: 0 done, 1 something failed, 2 wrong usage, 130 stopped by Ctrl-C."""
     gc.disable()  # imports create much and free little: the collector takes a tenth of a second for nothing
     app = build_app(sys.argv[1:])
     gc.freeze()

@@ -72,7 +72,7 @@ def start(
 ) -> None:
     """Start an MPS daemon; its last line is what to set in the programs that are to share the card.
 
-    It is this user's, and so must its clients be. Exit code 2 where there is no GPU, 1 where it does not start.
+    It is this user's, and so must its clients be. Exit code 1 where it does not start, or where there is no GPU.
     """
     reading = _cards_or_fail()
     if mistake := memory_limit_error(pinned_memory):
@@ -99,12 +99,12 @@ def start(
 def status(directory: Directory = None, as_json: AsJson = False) -> None:
     """Show each daemon that listens: the one that was named, or all of this user's, those of running stacks among them.
 
-    Exit code 1 where none answers, 2 where there is no GPU either.
+    Exit code 1 where none answers.
     """
     found = [directory] if directory is not None else _listening()
     reading = read_cards()
     if not found and not reading.cards:
-        fail(NO_GPU)
+        fail(NO_GPU, code=1)
     loads = _loads() if found and reading.cards else ()
     shown = [
         MpsView(str(directory), asyncio.run(_sample_loads(directory)), _limit(reading), loads) for directory in found
@@ -207,7 +207,7 @@ def _limit(reading: NvmlReading) -> int:
 def _cards_or_fail() -> NvmlReading:
     reading = read_cards()
     if not reading.cards:
-        fail(NO_GPU)
+        fail(NO_GPU, code=1)
     return reading
 
 

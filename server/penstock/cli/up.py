@@ -152,6 +152,8 @@ Batching options of a model: batch_owner, slo_p99_ms (deadline of requests witho
 max_queue_delay_us, max_queue_size, max_queue_bytes. Set them as parameters in config.pbtxt, in the file as
 [batching.MODEL], or as --batching street=gateway,slo_p99_ms=50; In PENSTOCK_BATCHING, separate models with ';'.
 
+PENSTOCK_LAYOUTS, a variable only, allows output layouts of your own: module:function, comma-separated.
+
 These settings have no flag: max_body_bytes [64 MiB], body_timeout_s [30], max_pixels [40000000],
 max_inflight_requests [1024], max_inflight_bytes [1 GiB], max_connections [16384 to the REST port and 16384 to the gRPC
 port, each at most a quarter of the open files], max_connections_per_address [4096, at most half of max_connections],

@@ -56,7 +56,7 @@ def _daemon_uids() -> tuple[int, ...]:
 def mps_findings(facts: MpsFacts, reading: NvmlReading) -> list[Finding]:
     """The service and its limits, and an exclusive compute mode."""
     if not reading.cards:
-        return [Finding("mps.service", Severity.OK, "not applicable: no GPU")]
+        return [Finding("mps.service", Severity.OK, "no NVIDIA GPU to share")]
     return [_service(facts), _clients(reading), *_modes(facts, reading.cards)]
 
 

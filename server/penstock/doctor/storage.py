@@ -265,8 +265,13 @@ def _leftovers(facts: SharedMemoryFacts) -> Finding:
     if not facts.leftovers:
         return Finding("shm.leftovers", Severity.OK, "nothing of killed stacks")
     count, size = sum(one.regions for one in facts.leftovers), sum(one.size_bytes for one in facts.leftovers)
-    found = f"{count} regions ({shown_bytes(size)}) of {len(facts.leftovers)} killed stacks"
+    regions, stacks = _counted(count, "region"), _counted(len(facts.leftovers), "killed stack")
+    found = f"{regions} of shared memory ({shown_bytes(size)}) left over from {stacks}"
     remaining = [f"/dev/shm/penstock_{one.engine_id}_*" for one in facts.leftovers if not one.will_be_cleared]
     if not remaining:
-        return Finding("shm.leftovers", Severity.NOTE, found, "the next `penstock up` clears them away")
-    return Finding("shm.leftovers", Severity.WARNING, found, f"nothing else will: rm {' '.join(remaining)}")
+        return Finding("shm.leftovers", Severity.NOTE, found, "the next `penstock up` removes them")
+    return Finding("shm.leftovers", Severity.WARNING, found, f"no later start removes these: rm {' '.join(remaining)}")
+
+
+def _counted(count: int, noun: str) -> str:
+    return f"{count} {noun}{'' if count == 1 else 's'}"

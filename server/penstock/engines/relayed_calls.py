@@ -19,7 +19,7 @@ from penstock.engines.concurrency import in_thread
 from penstock.protocol.call import A, Call, GrpcAnswer, GrpcCall, HttpAnswer, HttpCall, InferHead
 from penstock.protocol.codec import codec_of
 from penstock.protocol.errors import EngineUnavailable
-from penstock.protocol.http_inference import HEADER_LENGTH
+from penstock.protocol.http_body import HEADER_LENGTH
 from penstock.protocol.identity import Identity
 
 READS = ("GET", "HEAD")

@@ -1,7 +1,8 @@
 """Loads users' classes and functions named `module:Name` in an operator's file. Never pass it a client's text."""
 
 import re
-from pkgutil import resolve_name
+from difflib import get_close_matches
+from importlib import import_module
 from typing import Any
 
 _NAME = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*")
@@ -20,8 +21,21 @@ def load_extension(name: str) -> Any:
     """The object `module:Name`. The module must be installed or in PYTHONPATH. Raises ExtensionError."""
     if not is_extension_name(name):
         raise ExtensionError("module:Name is needed, such as my_package.sinks:CsvSink")
+    module_name, _, attribute = name.partition(":")
+    module = None
     try:
-        return resolve_name(name)
+        module = import_module(module_name)
+        return getattr(module, attribute)
     except (Exception, SystemExit) as error:  # an import runs any code of the user's module
+        if module is not None and isinstance(error, AttributeError):
+            near = get_close_matches(attribute, dir(module), n=1)
+            hint = f"; did you mean {module_name}:{near[0]}?" if near else ""
+            raise ExtensionError(f"the module {module_name} has no {attribute}{hint}") from error
         reason = f"{type(error).__name__}: {error}"
-        raise ExtensionError(f"it cannot be loaded ({reason}); is its folder in PYTHONPATH?") from error
+        raise ExtensionError(f"it cannot be loaded ({reason}){_hint(module_name, error)}") from error
+
+
+def _hint(module_name: str, error: BaseException) -> str:
+    """Advice if the module itself was not found. An error inside the module needs no advice."""
+    is_not_found = isinstance(error, ModuleNotFoundError) and f"{module_name}.".startswith(f"{error.name}.")
+    return "; is its folder in PYTHONPATH?" if is_not_found else ""

@@ -1,6 +1,7 @@
-"""HTTP bodies without I/O: compression, and bodies that arrive in chunks."""
+"""HTTP bodies without I/O: compression, bodies that arrive in chunks, and the length of a body's JSON."""
 
 import io
+import re
 import zlib
 
 from penstock.protocol.errors import InvalidRequest, NotSupported, TooLarge
@@ -8,6 +9,24 @@ from penstock.protocol.errors import InvalidRequest, NotSupported, TooLarge
 _GZIP_OR_ZLIB = 47  # zlib's wbits: gzip or zlib header, detected by the first bytes, as in Triton
 _GZIP = 31
 NOT_ENCODED = ("", "identity")
+HEADER_LENGTH = "inference-header-content-length"
+_MOST_DIGITS = 20  # of a 64-bit integer, with its sign
+_LEADING_NUMBER = re.compile(r"\s*([+-]?[0-9]+)", re.ASCII)
+
+
+def header_length_of(header: str | None) -> int | None:
+    """Length of the JSON as Triton reads the header: a leading number, 0 without one; None without a header.
+
+    Raises InvalidRequest for a number that no 64-bit integer can be.
+    """
+    if header is None:
+        return None
+    number = _LEADING_NUMBER.match(header)
+    if number is None:
+        return 0
+    if len(number[1]) > _MOST_DIGITS:
+        raise InvalidRequest(f"Inference-Header-Content-Length has {len(number[1])} digits; it must be a 64-bit number")
+    return int(number[1])
 
 
 def inflate(body: bytes, encoding: str, limit_bytes: int) -> bytes:

@@ -13,15 +13,8 @@ from penstock.protocol.decoded_request import DecodedRequest
 from penstock.protocol.engine import UNMERGED, ModelState
 from penstock.protocol.error_codes import codes_of, http_retry_after
 from penstock.protocol.errors import InferenceError, InvalidRequest, ModelRefused
-from penstock.protocol.http_body import NOT_ENCODED, inflate
-from penstock.protocol.http_inference import (
-    HEADER_LENGTH,
-    JSON_TYPE,
-    accepted_encoding,
-    decode_infer_body,
-    encode_infer_response,
-    header_length_of,
-)
+from penstock.protocol.http_body import HEADER_LENGTH, NOT_ENCODED, header_length_of, inflate
+from penstock.protocol.http_inference import JSON_TYPE, accepted_encoding, decode_infer_body, encode_infer_response
 from penstock.protocol.inference import Datatype, InferResponse, Parameter
 from penstock.protocol.json_outline import (
     Document,

@@ -1,7 +1,6 @@
 """Decodes POST …/infer: JSON followed by binary tensors, or one raw tensor only. Encodes its response."""
 
 import json
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache
@@ -12,13 +11,11 @@ import msgspec
 from penstock.protocol.call import HttpAnswer, HttpHeaders
 from penstock.protocol.decoded_request import RESERVED_PREFIX, DecodedRequest, RequestedOutput, http_region, parse_error
 from penstock.protocol.errors import InvalidRequest
-from penstock.protocol.http_body import deflate
+from penstock.protocol.http_body import HEADER_LENGTH, deflate
 from penstock.protocol.inference import Datatype, InferResponse, Parameter, Tensor
 from penstock.protocol.json_tensors import tensor_data, tensor_text
 from penstock.protocol.request_checks import CACHED_HEADS, MAX_CACHED_HEAD_BYTES
 
-_MOST_DIGITS = 20  # of a 64-bit integer, with its sign
-_LEADING_NUMBER = re.compile(r"\s*([+-]?[0-9]+)", re.ASCII)
 _ONE_SOURCE = (
     "Input must set only one of the following fields: 'data', 'binary_data_size' in 'parameters', "
     "'shared_memory_region' in 'parameters'. But "
@@ -54,21 +51,6 @@ class _RequestJson(msgspec.Struct):
 
 
 _DECODER = msgspec.json.Decoder(_RequestJson)
-
-
-def header_length_of(header: str | None) -> int | None:
-    """Length of the JSON as Triton reads the header: a leading number, 0 without one; None without a header.
-
-    Raises InvalidRequest for a number that no 64-bit integer can be.
-    """
-    if header is None:
-        return None
-    number = _LEADING_NUMBER.match(header)
-    if number is None:
-        return 0
-    if len(number[1]) > _MOST_DIGITS:
-        raise InvalidRequest(f"Inference-Header-Content-Length has {len(number[1])} digits; it must be a 64-bit number")
-    return int(number[1])
 
 
 def decode_infer_body(body: bytes, header_length: int | None, model_name: str) -> DecodedRequest:
@@ -235,7 +217,6 @@ def _check_json_parameters(parameters: Mapping[str, Parameter]) -> None:
 
 JSON_TYPE = (b"content-type", b"application/json")
 _BINARY_TYPE = (b"content-type", b"application/octet-stream")
-HEADER_LENGTH = "inference-header-content-length"
 
 
 def encode_infer_response(response: InferResponse, ask: DecodedRequest, encoding: str) -> HttpAnswer:

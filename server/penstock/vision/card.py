@@ -236,7 +236,7 @@ def _refuse_typo(parameters: Parameters, key: str) -> None:
     meant = difflib.get_close_matches(plain, PARAMETERS, n=1, cutoff=_TYPO_LIKENESS)
     if not meant:
         return
-    refusal = parameters.refusal(key, f"is not a word of ours; {meant[0]!r} is")
+    refusal = parameters.refusal(key, f"is an unknown key; did you mean {meant[0]!r}?")
     if "network-type" not in (*parameters.values, *meant):  # perhaps another program's parameter
         raise NotAnImageModel(refusal.message)
     raise refusal

@@ -25,6 +25,7 @@ from penstock.gateway.auth.api_keys import CREDENTIAL_NAMES
 from penstock.gateway.auth.rate_limiter import RefusedCallCounter
 from penstock.gateway.grpc.aio_server import AcceptedCall
 from penstock.logs import get_logger
+from penstock.network import tcp_info
 from penstock.port_policy import OpenConnection, PeerAddress, PortLimits, excess_connections
 
 MAX_ADDRESSES = 64
@@ -165,7 +166,6 @@ class FloodGuard:
 INTERVAL_S = 0.25
 MAX_UNREAD_BYTES = 32 << 10  # unread data of a connection from an address that floods
 _DESCRIPTORS = Path("/proc/self/fd")
-_TCP_INFO: int | None = getattr(socket, "TCP_INFO", None)
 _LAST_DATA_SENT_AT, _LAST_DATA_RECEIVED_AT = 44, 52  # offsets in Linux's struct tcp_info; values in milliseconds
 _INFO_BYTES = 56
 _MILLISECONDS = struct.Struct("=I")
@@ -289,12 +289,12 @@ def count_open_files() -> int:
 
 def idle_s(connection: OpenConnection) -> float:
     """Seconds since data was last sent or received; 0 if unknown."""
-    if _TCP_INFO is None:
-        return 0.0
     try:
         with _borrow_socket(connection.descriptor) as borrowed:
-            info = borrowed.getsockopt(socket.IPPROTO_TCP, _TCP_INFO, _INFO_BYTES).ljust(_INFO_BYTES, b"\0")
+            info = tcp_info(borrowed, _INFO_BYTES)
     except OSError:
+        return 0.0
+    if info is None:
         return 0.0
     sent, received = (_MILLISECONDS.unpack_from(info, at)[0] for at in (_LAST_DATA_SENT_AT, _LAST_DATA_RECEIVED_AT))
     return float(min(sent, received)) / 1000

@@ -4,7 +4,6 @@ uvicorn times only idle connections, bounds no head, and writes a response of it
 """
 
 import asyncio
-import socket
 import struct
 from collections import Counter
 from collections.abc import Callable
@@ -18,6 +17,7 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResp
 from penstock.gateway.rest.limits import ConnectionLimits, ConnectionPhase, ConnectionTimeouts, TimeoutAction
 from penstock.gateway.rest.responses import CHUNK_FRAMING, MALFORMED, ClosingResponse, malformed
 from penstock.gateway.rest.routes import CLIENT_CERTIFICATE
+from penstock.network import tcp_info
 from penstock.port_policy import host_fault
 from penstock.tls import subject_of
 
@@ -28,7 +28,8 @@ ANSWER_IS_COUNTED = "penstock.answer_is_counted"  # of a scope whose app counts 
 SERVED_REQUEST = "penstock.served_request"  # of a scope: its ServedRequest
 _COUNT = struct.Struct("=Q")
 _ACKNOWLEDGED_AT = 120  # tcpi_bytes_acked of Linux's struct tcp_info
-_TCP_INFO: int | None = getattr(socket, "TCP_INFO", None)
+_INFO_BYTES = _ACKNOWLEDGED_AT + _COUNT.size
+_CLOSED_BY_CLIENT = (7, 8)  # TCP_CLOSE after a reset, TCP_CLOSE_WAIT; tcpi_state is the first byte
 
 
 class UnreadAnswers(Protocol):
@@ -77,6 +78,11 @@ class ServedRequest:
     def has_whole_body(self) -> bool:
         """Whether all of the body has arrived, though it may not have been read."""
         return not self._cycle.more_body
+
+    @property
+    def is_answer_counted(self) -> bool:
+        """Whether its app counts its answer."""
+        return ANSWER_IS_COUNTED in self._cycle.scope
 
     @property
     def is_disconnected(self) -> bool:
@@ -132,7 +138,10 @@ class LimitedHttpProtocol(HttpToolsProtocol):
         self._is_replaying = False
 
     def sweep(self, now: float) -> None:
-        """End what took too long. now: monotonic seconds."""
+        """End what took too long, and whose client has left. now: monotonic seconds."""
+        if self.flow.read_paused and self._has_client_left():
+            self.transport.abort()
+            return
         verdict = self._timeouts.look(now, self._phase, turn=self._turn)
         reader = self._timeouts.look_at_reader(now, self._acknowledged_bytes())
         if reader is TimeoutAction.ABORT:
@@ -206,7 +215,7 @@ class LimitedHttpProtocol(HttpToolsProtocol):
     def pause_writing(self) -> None:
         super().pause_writing()
         self._release_unread()
-        if self.cycle is not None and ANSWER_IS_COUNTED in self.cycle.scope:
+        if self._served is not None and self._served.is_answer_counted:
             return
         self._unread_bytes = self.transport.get_write_buffer_size()
         self._guard.unread.hold(self._unread_bytes)
@@ -375,15 +384,16 @@ class LimitedHttpProtocol(HttpToolsProtocol):
         unsent_bytes = self.transport.get_write_buffer_size()
         if not unsent_bytes:
             return None
-        connected = self.transport.get_extra_info("socket")
-        if _TCP_INFO is None or connected is None:
+        info = tcp_info(self.transport.get_extra_info("socket"), _INFO_BYTES)
+        if info is None:
             return -unsent_bytes  # it rises as the client reads
-        try:
-            tcp_info = connected.getsockopt(socket.IPPROTO_TCP, _TCP_INFO, _ACKNOWLEDGED_AT + _COUNT.size)
-        except OSError:
-            return -unsent_bytes
-        found: tuple[int] = _COUNT.unpack_from(tcp_info.ljust(_ACKNOWLEDGED_AT + _COUNT.size, b"\0"), _ACKNOWLEDGED_AT)
+        found: tuple[int] = _COUNT.unpack_from(info, _ACKNOWLEDGED_AT)
         return found[0]
+
+    def _has_client_left(self) -> bool:
+        """Of a connection that is not read, as while requests wait in its pipeline: asyncio would not notice."""
+        info = tcp_info(self.transport.get_extra_info("socket"), _INFO_BYTES)
+        return info is not None and info[0] in _CLOSED_BY_CLIENT
 
 
 def _framing_head(headers: list[tuple[bytes, bytes]]) -> bytes:

@@ -39,9 +39,8 @@ from penstock.gateway.rest.routes import INFERENCE, MODEL, VERSION, HotRoute, ca
 from penstock.gateway.rest.schemas import InferenceRequest, InferenceResponse
 from penstock.protocol.call import HttpAnswer, HttpCall, HttpHeaders, InferHead
 from penstock.protocol.errors import InvalidRequest, TooLarge
-from penstock.protocol.http_body import NOT_ENCODED
+from penstock.protocol.http_body import HEADER_LENGTH, NOT_ENCODED, header_length_of
 from penstock.protocol.http_codec import read_head
-from penstock.protocol.http_inference import HEADER_LENGTH, header_length_of
 from penstock.protocol.identity import Role, Verb
 from penstock.protocol.inference import Tensor
 from penstock.protocol.json_outline import Members, decode_json
