@@ -314,8 +314,8 @@ class _Search:
             name = (
                 f"{PREFIX}{len(self._names)}-{time.monotonic_ns() // 1000}"  # an id that is being removed is not free
             )
+            self._names.append(name)  # first: who is cancelled meanwhile takes it out, too
             await self._client.add(name, self._uri)
-            self._names.append(name)
 
     async def _until_running(self) -> str:
         """Why not every stream runs within the time; empty where they do."""

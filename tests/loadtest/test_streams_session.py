@@ -48,6 +48,8 @@ class VideoProgram:
         self.began: dict[str, float] = {}
         self.bodies: list[dict[str, object]] = []
         self.slow, self.good = 0, 0
+        self.may_answer = asyncio.Event()  # that a stream was added
+        self.may_answer.set()
         self._last = 0.0
 
     def app(self) -> web.Application:
@@ -66,6 +68,7 @@ class VideoProgram:
         body = await request.json()
         self.bodies.append(body)
         self.began[body["source_id"]] = self.now
+        await self.may_answer.wait()
         return web.json_response({"source_id": body["source_id"]}, status=201)
 
     async def _remove(self, request: web.Request) -> web.Response:
@@ -177,13 +180,15 @@ async def test_streams_are_added_until_they_come_late(program: VideoProgram, url
 
 
 async def test_search_that_is_stopped_leaves_no_stream(program: VideoProgram, url: str, tmp_path: Path) -> None:
-    """Ctrl-C takes out what was added, and the run says that it was stopped."""
+    """Ctrl-C takes out what was added, also if no answer has come yet, and the run says that it was stopped."""
+    program.may_answer.clear()
     search = asyncio.create_task(run_streams(order(url, tmp_path, seconds=60.0), RecordingWatch()))
     async with asyncio.timeout(30):
         while not program.began:
             await asyncio.sleep(0.01)
     search.cancel()
     run = await search
+    program.may_answer.set()
     assert program.began == {}
     assert run.complaints
     assert run.measurements == ()
