@@ -82,6 +82,16 @@ def test_plan_of_a_measured_profile_is_one_object(tmp_path: Path) -> None:
     assert done.stderr == ""
 
 
+def test_plan_without_a_terminal_writes_its_progress_as_lines(tmp_path: Path) -> None:
+    """Who waits for minutes sees on standard error how far it is; the columns of overload say what they are."""
+    profile = tmp_path / "mine.toml"
+    profile.write_text("points = [[1, 4.0], [16, 8.0]]\n", encoding="utf-8")
+    quick = ("--slo-ms", "20", "--policy", "penstock", "--count", "1000", "--seeds", "2", "--overload", "2")
+    done = plan("--profile", str(profile), *quick, "--jobs", "1")
+    assert done.stderr.splitlines() == [f"replayed {parts} of 2 parts" for parts in range(3)]
+    assert "% refused/" in done.stdout
+
+
 @pytest.mark.parametrize(
     ("arguments", "sentence"),
     [

@@ -7,9 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from tests.integration.living import ANY_PORTS, SLOW_CONFIG, fails_to_start, is_serving, running, triton_of
+from tests.integration.living import ANY_PORTS, SLOW_CONFIG, fails_to_start, is_serving
+from tests.integration.replicas import BareTriton
 from tests.support.http import call
-from tests.support.stack import ENGINE_PORTS, RunningStack, start_stack, stop_stack
+from tests.support.stack import RunningStack, start_stack, stop_stack
 from tests.support.tiny_models import write_model
 from tests.support.waiting import wait_for
 
@@ -100,27 +101,26 @@ def test_folder_for_run_files_that_cannot_be_written_is_one_line(tmp_path: Path,
     assert "TMPDIR" in text
 
 
-def test_gateway_before_its_engine_becomes_ready_when_the_engine_comes(tmp_path: Path, repository: Path) -> None:
+def test_gateway_before_its_engine_becomes_ready_when_the_engine_comes(
+    tmp_path: Path, triton_environment: Path
+) -> None:
     """An engine given by URL that is not there yet: live 200, ready 503 with the reason; ready once it comes."""
-    with running(tmp_path, repository, *ENGINE_PORTS) as engine:
-        url = engine.engine_http_url
-        engine_grpc = engine.engine_grpc_address
-        triton = triton_of(engine)
-        triton.suspend()
-        late = start_stack(tmp_path / "late", "--engine", url, "--engine-grpc", engine_grpc, wait=False)
-        try:
-            port = late.wait_for_log("listening").split("http=")[1].split()[0]
-            ready = wait_for_answer(f"http://127.0.0.1:{port}/v2/health/ready")
-            assert ready == 503
-            late.wait_for_log(rf"waiting for the engine engine=.*{url} \(gRPC {engine_grpc}\).* reason=")
-            assert call("GET", f"http://127.0.0.1:{port}/v2/health/live").status == 200
-            triton.resume()
-            wait_until_ready_at(late, f"http://127.0.0.1:{port}")
-            wait_for(lambda: any(line.startswith("engine: triton ") for line in late.output), 5, "the engine's name")
-            assert [line for line in late.output if re.fullmatch(rf"engine: triton \d+\.\d+\.\d+ at {url}\n", line)]
-        finally:
-            triton.resume()
-            assert stop_stack(late) == 0
+    triton = BareTriton(tmp_path / "engine")
+    url, engine_grpc = triton.addresses
+    words = ("--engine", url, "--engine-grpc", engine_grpc, "--models", "brightness")
+    late = start_stack(tmp_path / "late", *words, wait=False)
+    try:
+        port = late.wait_for_log("listening").split("http=")[1].split()[0]
+        assert wait_for_answer(f"http://127.0.0.1:{port}/v2/health/ready") == 503
+        late.wait_for_log(rf"waiting for the engine engine=.*{url} \(gRPC {engine_grpc}\).* reason=")
+        assert call("GET", f"http://127.0.0.1:{port}/v2/health/live").status == 200
+        triton.begin()
+        wait_until_ready_at(late, f"http://127.0.0.1:{port}")
+        wait_for(lambda: any(line.startswith("engine: triton ") for line in late.output), 5, "the engine's name")
+        assert [line for line in late.output if re.fullmatch(rf"engine: triton \d+\.\d+\.\d+ at {url}\n", line)]
+    finally:
+        assert stop_stack(late) == 0
+        triton.clean_up()
 
 
 def wait_for_answer(url: str) -> int:

@@ -66,7 +66,7 @@ def failure_of(error: FFmpegError, uri: str, kind: UriKind, *, is_opening: bool)
     # FFmpeg reports what is not on the allow-lists as an invalid argument, but also invalid data of a camera.
     if isinstance(error, ArgumentError) and is_opening and kind in {UriKind.FILE, UriKind.HTTP}:
         return SourceNotAllowed(
-            f"{shown} has no format that is read, or leads to a protocol that is not: {_GIVE_A_VIDEO}"
+            f"{shown} has a format that is not read, or leads to a protocol that is not: {_GIVE_A_VIDEO}"
         )
     if isinstance(error, InvalidDataError) and is_opening and kind is UriKind.RTSP:  # also of one that went silent
         return SourceUnavailable(f"{shown} did not say in time what it sends")

@@ -25,6 +25,7 @@ from penstock_load.clients.payloads import (
     Picture,
     ServerIdentity,
     grpc_request_of,
+    https_question,
     make_pictures,
     make_tensors,
     no_model,
@@ -164,7 +165,8 @@ async def _why_not(ask: RequestSpec, endpoint: Endpoint, answer: Answer, timeout
         return f"this server does not stream over gRPC ({endpoint.grpc_address} answered {reply})"
     if is_http and not answer.code and answer.status is Status.FAILED:
         is_absent = reply.startswith(_NO_CONNECTION)
-        return nothing_answers(where, reply) if is_absent else f"{where} broke off the first {ask.label} ({reply})"
+        broken = f"{where} broke off the first {ask.label} ({reply})"
+        return nothing_answers(where, reply) if is_absent else broken + https_question(where)
     if answer.status is Status.TIMEOUT:
         return f"{where} took longer than {timeout_s:g} s over the first request of {ask.label}"
     if ask.kind is Kind.IMAGE:

@@ -22,6 +22,7 @@ from penstock_load.clients.payloads import (
     ModelSignature,
     Picture,
     ServerIdentity,
+    https_question,
     no_model,
     nothing_answers,
     ready_names,
@@ -135,7 +136,9 @@ class HttpPort:
                 nothing_answers(self._url, f"{method} {path} took longer than {self._timeout_s:g} s")
             ) from error
         except (aiohttp.ClientError, ValueError) as error:
-            raise TargetError(nothing_answers(self._url, short(str(error) or type(error).__name__))) from error
+            is_broken = isinstance(error, aiohttp.ClientError) and not isinstance(error, aiohttp.ClientConnectorError)
+            hint = https_question(self._url) if is_broken else ""
+            raise TargetError(nothing_answers(self._url, short(str(error) or type(error).__name__)) + hint) from error
 
     async def aclose(self) -> None:
         """Closes the connections."""

@@ -194,5 +194,9 @@ def no_model(where: str, model: str, served: tuple[str, ...], reply: str) -> str
 
 def nothing_answers(where: str, why: str) -> str:
     """The sentence for an address at which no server listens."""
-    tls = ", with https:// if it uses TLS" if where.startswith("http://") else ""
-    return f"nothing answers at {where} ({why}); start the server, or give the address of one that runs{tls}"
+    return f"nothing answers at {where} ({why}); start the server, or give the address of one that runs"
+
+
+def https_question(where: str) -> str:
+    """The end of a sentence on a broken connection: a server with TLS resets plain ones. Empty for other addresses."""
+    return "; does it take https?" if where.startswith("http://") else ""

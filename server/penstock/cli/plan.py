@@ -80,7 +80,8 @@ def print_results(races: Sequence[Race], console: Console) -> None:
         _show_one(console, race)
     console.print(
         "rate: requests/s at which the share is met, ± its 95 % confidence interval over the seeds; batch, p50 and p99 "
-        "at that rate. at 1.5x: of Nexus' bound offered, requests/s answered in time, then % refused/late/timed out. "
+        "at that rate. at 1.5x: so many times Nexus' bound is offered; requests/s answered in time, then the "
+        "percentages that were refused, answered late, or timed out in the queue. "
         "Every policy but penstock has the knobs that were best for its rate.",
         style="dim",
     )
@@ -116,7 +117,7 @@ def _table(race: Race) -> Table:
     if race.bounds.possible is not None:
         table.add_column("of possible", justify="right", min_width=len("possible"))
     for multiple in [multiple for multiple, _ in race.rows[0].overload] if race.rows else []:
-        table.add_column(f"at {multiple:g}x", justify="right")
+        table.add_column(f"at {multiple:g}x\nin time/s,\n% refused/\nlate/timeout", justify="right")
     for row in _ordered(race):
         table.add_row(*_cells(row, race), style="bold" if row.contender is Contender.OURS else None)
     return table
@@ -187,7 +188,7 @@ def plan(
         replayed.engine, slos_ms, arrivals, share=share, effort=Effort(count, seeds=tuple(range(1, seeds + 1)))
     )
     with stoppable("nothing was kept"):
-        races = _race(cases, contenders, tuple(overload), jobs)
+        races = _race(cases, contenders, tuple(overload), jobs, is_quiet=as_json)
     if as_json:
         print_json(races_as_json(races))
     else:
@@ -221,16 +222,28 @@ def _cases(
     return cases
 
 
-def _race(cases: list[RaceCase], contenders: list[Contender], multiples: tuple[float, ...], jobs: int) -> list[Race]:
+def _race(
+    cases: list[RaceCase], contenders: list[Contender], multiples: tuple[float, ...], jobs: int, *, is_quiet: bool
+) -> list[Race]:
+    """is_quiet: no lines of progress where standard error is no terminal and shows no bar."""
     pieces = pieces_of(cases, contenders, multiples)
     bar = progress_bar()
+    has_lines = bar.disable and not is_quiet
     shown = bar.add_task("replaying", total=len(pieces))
-    results = []
+    results: list[Result] = []
+    if has_lines:
+        _report_progress(0, len(pieces))
     with _results(pieces, jobs) as arriving, bar:  # the processes are forked before the bar's thread is there
         for result in arriving:
             results.append(result)
             bar.advance(shown)
+            if has_lines:
+                _report_progress(len(results), len(pieces))
     return gather_races(cases, contenders, results)
+
+
+def _report_progress(done: int, total: int) -> None:
+    sys.stderr.write(f"replayed {done} of {total} parts\n")
 
 
 @contextmanager

@@ -22,18 +22,17 @@ def load_extension(name: str) -> Any:
     if not is_extension_name(name):
         raise ExtensionError("module:Name is needed, such as my_package.sinks:CsvSink")
     module_name, _, attribute = name.partition(":")
+    module = None
     try:
         module = import_module(module_name)
-    except (Exception, SystemExit) as error:  # an import runs any code of the user's module
-        raise ExtensionError(
-            f"it cannot be loaded ({type(error).__name__}: {error}){_hint(module_name, error)}"
-        ) from error
-    try:
         return getattr(module, attribute)
-    except AttributeError as error:
-        near = get_close_matches(attribute, dir(module), n=1)
-        hint = f"; did you mean {module_name}:{near[0]}?" if near else ""
-        raise ExtensionError(f"the module {module_name} has no {attribute}{hint}") from error
+    except (Exception, SystemExit) as error:  # an import runs any code of the user's module
+        if module is not None and isinstance(error, AttributeError):
+            near = get_close_matches(attribute, dir(module), n=1)
+            hint = f"; did you mean {module_name}:{near[0]}?" if near else ""
+            raise ExtensionError(f"the module {module_name} has no {attribute}{hint}") from error
+        reason = f"{type(error).__name__}: {error}"
+        raise ExtensionError(f"it cannot be loaded ({reason}){_hint(module_name, error)}") from error
 
 
 def _hint(module_name: str, error: BaseException) -> str:
