@@ -2,9 +2,6 @@
 
 import gc
 import logging
-import os
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -56,15 +53,13 @@ def triton_environment() -> Path:
 @pytest.fixture(scope="session")
 def stack(tmp_path_factory: pytest.TempPathFactory, triton_environment: Path) -> Iterator[RunningStack]:
     """The real stack with the shipped models, fastestdet where the real inputs are, and the tests' tiny models."""
+    from tests.support.fastestdet import SOURCE, pull_fastestdet
     from tests.support.tiny_models import write_tiny_repository
 
     home = tmp_path_factory.mktemp("home")
     write_tiny_repository(home / "models")
-    source = CHECKOUT.parent / "shared" / "models"
-    if source.is_dir():
-        pull = ["-m", "penstock.cli.main", "models", "pull", "fastestdet", "--from", str(source)]
-        environ = dict(os.environ, PENSTOCK_HOME=str(home))
-        subprocess.run([sys.executable, *pull, "--url", "http://127.0.0.1:9"], check=True, env=environ, cwd=CHECKOUT)
+    if SOURCE.is_dir():
+        pull_fastestdet(home)
     running = start_stack(home, *ENGINE_PORTS)
     yield running
     assert stop_stack(running) == 0, "".join(running.log[-30:])

@@ -1,7 +1,6 @@
 """`penstock up --engine embedded`: the same contract on a machine without any Triton, ONNX Runtime in the gateway."""
 
 import json
-import os
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -31,6 +30,7 @@ from tests.integration.test_image_endpoint import (
 )
 from tests.integration.test_models import penstock, state_of
 from tests.integration.test_streams import answers_to
+from tests.support.fastestdet import SOURCE, pull_fastestdet
 from tests.support.http import call
 from tests.support.stack import CHECKOUT, RunningStack, stop_stack
 from tests.support.tiny_models import CONFIG, IDENTITY, write_model
@@ -46,11 +46,8 @@ def embedded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningStack]
     fp32 = CONFIG.format(max_batch_size=8, data_type="TYPE_FP32", count=1)
     write_model(folder / "models", "script", IDENTITY, fp32)
     names = ["lookup", "slow", "script", "street"]
-    source = CHECKOUT.parent / "shared" / "models"
-    if source.is_dir():
-        pull = ["-m", "penstock.cli.main", "models", "pull", "fastestdet", "--from", str(source)]
-        environ = dict(os.environ, PENSTOCK_HOME=str(folder / "home"))
-        subprocess.run([sys.executable, *pull, "--url", "http://127.0.0.1:9"], check=True, env=environ, cwd=CHECKOUT)
+    if SOURCE.is_dir():
+        pull_fastestdet(folder / "home")
         names.append("fastestdet")
     shipped = ("--model-repository", str(CHECKOUT / "model_repository"))
     stack = start_embedded(folder, *shipped, "--models", ",".join(names), engine="auto")

@@ -11,11 +11,10 @@ from onnx import numpy_helper
 from typer.testing import CliRunner
 
 from penstock.cli import models as models_command
+from tests.support.fastestdet import pull_fastestdet
 from tests.support.stack import RunningStack
 
 pytestmark = pytest.mark.xdist_group("stack")
-
-UNUSED_URL = "http://127.0.0.1:9"
 
 
 def check(home: Path, *words: str, repository: Path | None = None) -> tuple[int, dict[str, Any]]:
@@ -32,9 +31,7 @@ def check(home: Path, *words: str, repository: Path | None = None) -> tuple[int,
 def source(tmp_path_factory: pytest.TempPathFactory, shared_dir: Path) -> Path:
     """A home into which fastestdet was pulled."""
     home = tmp_path_factory.mktemp("home")
-    words = ["pull", "fastestdet", "--from", f"{shared_dir}/models", "--url", UNUSED_URL]
-    done = CliRunner().invoke(models_command.app, words, env={"PENSTOCK_HOME": str(home)})
-    assert done.exit_code == 0, done.output
+    pull_fastestdet(home)
     return home
 
 
