@@ -165,7 +165,7 @@ def test_what_a_front_does_not_serve_comes_from_the_core_as_it_is(workers: Runni
         }
         assert client.get_model_config("owned")["max_batch_size"] == 8
         assert client.is_model_ready("identity")
-        for _ in range(5):  # each front knows of it before the answer comes
+        for _ in range(2):  # each front knows of it before the answer comes
             client.unload_model("slow")
             assert call("GET", f"{workers.http_url}/v2/models/slow/ready").status != 200
             client.load_model("slow")
@@ -320,7 +320,7 @@ def test_core_killed_is_503_at_once_and_service_is_back_in_seconds(workers: Runn
         waiting.append(post_json(f"{workers.http_url}/v2/models/owned/infer", X))
 
     with connected_to(workers, "front-1") as kept:
-        threads = [threading.Thread(target=ask) for _ in range(64)]
+        threads = [threading.Thread(target=ask) for _ in range(32)]
         for thread in threads:
             thread.start()
         part_of(workers, "core").kill()
