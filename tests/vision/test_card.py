@@ -181,7 +181,7 @@ def test_card_that_crops_and_fits_otherwise_is_refused(shape: tuple[int, ...], o
 )
 def test_card_with_a_misspelled_key_is_refused_with_the_one_that_was_meant(key: str, meant: str) -> None:
     """A misspelt key is rejected, since an ignored threshold is hard to notice."""
-    with pytest.raises(InvalidRequest, match=f"'{meant}' is"):
+    with pytest.raises(InvalidRequest, match=f"did you mean '{meant}'"):
         card_from_config(config({key: "0"}))
 
 

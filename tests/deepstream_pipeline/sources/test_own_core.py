@@ -222,7 +222,7 @@ def test_real_process_is_on_one_core_if_configured(pinned: str, tmp_path: Path) 
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     with ours, theirs:
         process = subprocess.Popen(
-            (*SHARED_DECODER, "0", pinned, str(theirs.fileno())),
+            (*SHARED_DECODER, "0", pinned, str(os.getpid()), str(theirs.fileno())),
             pass_fds=[theirs.fileno()],
             env=os.environ | {"TMPDIR": str(tmp_path), "CUDA_VISIBLE_DEVICES": ""},
         )
@@ -247,5 +247,5 @@ def test_process_of_several_cameras_is_reported_what_was_set(is_pinned: bool) ->
         event_log.wait_for("opened")
         pid = one(sources, "a").pid
         assert pid is not None
-        assert psutil.Process(pid).cmdline()[-3:-1] == ["3", str(int(is_pinned))]
+        assert psutil.Process(pid).cmdline()[-4:-2] == ["3", str(int(is_pinned))]
     assert GpuSources().has_pinned_processes
