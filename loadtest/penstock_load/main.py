@@ -309,12 +309,15 @@ class _Search:
 
     async def _have(self, count: int) -> None:
         while len(self._names) > count:
-            await self._client.remove(self._names.pop())
+            await self._client.remove(self._names[-1])
+            self._names.pop()
         while len(self._names) < count:
             name = (
                 f"{PREFIX}{len(self._names)}-{time.monotonic_ns() // 1000}"  # an id that is being removed is not free
             )
-            self._names.append(name)  # first: who is cancelled meanwhile takes it out, too
+            self._names.append(
+                name
+            )  # before the request, so that the clean-up also removes a stream that was being added
             await self._client.add(name, self._uri)
 
     async def _until_running(self) -> str:

@@ -126,7 +126,7 @@ def test_of_several_stacks_the_one_that_is_used_is_named(
     assert "--gateway" in lines[0]["choose_by"]
 
 
-def test_no_stack_that_serves_the_model_is_the_newest_ones_refusal(
+def test_where_no_stack_serves_the_model_the_newest_says_why(
     stand_in: StandIn, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     """It says how to load the model there."""

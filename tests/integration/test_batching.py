@@ -60,7 +60,7 @@ async def test_row_that_breaks_the_model_fails_alone(ledgers: Ledgers) -> None:
 
 
 def test_request_of_a_wrong_shape_is_refused_in_tritons_words(ledgers: Ledgers) -> None:
-    """400 before it meets others: no batch had it."""
+    """400 with the expected and the given shape."""
     target = f"{ledgers.stack.http_url}/v2/models/shades/infer"
     tensor = {"name": "image", "shape": [1, 3], "datatype": "FP32", "data": [71, 0, 0]}
     answer = post_json(target, {"inputs": [tensor]})

@@ -87,7 +87,8 @@ ALL_COMMANDS = list(dict.fromkeys(command for page in PAGES for command in comma
 
 def is_part_of_another(command: str) -> bool:
     """Whether a page has the same command with more flags, which then runs in its place."""
-    return any(other.startswith(f"{command} --") for other in ALL_COMMANDS)
+    not_run = (*ELSEWHERE, *LONG)
+    return any(other.startswith(f"{command} --") and not other.startswith(not_run) for other in ALL_COMMANDS)
 
 
 def here(command: str, stack: RunningStack) -> list[str]:

@@ -48,7 +48,7 @@ class TritonPythonModel:
 def test_stop_under_steady_load_answers_everything_it_executed_and_leaves_nothing(
     tmp_path: Path, repository: Path
 ) -> None:
-    """Clients that never pause see 200 for each request that was executed, until SIGINT has closed the port.
+    """Clients that never pause see 200 for each request that was executed, until SIGTERM has closed the port.
 
     Ready is 503 at once, and until the delay is over requests are served; a gRPC call that takes longer is answered.
     A connection that the kernel took and the gateway did not is reset with the port, as a refused one. The exit code
@@ -70,7 +70,7 @@ def test_stop_under_steady_load_answers_everything_it_executed_and_leaves_nothin
             for thread in threads:
                 thread.start()
             wait_for(lambda: len(outcomes) > 50, 20, "load runs")
-            stack.process.send_signal(signal.SIGINT)
+            stack.process.send_signal(signal.SIGTERM)
             wait_for(lambda: call("GET", f"{stack.http_url}/v2/health/ready").status == 503, 1, "ready is 503")
             assert is_serving(stack)
             assert call("GET", f"{stack.http_url}/v2/health/live").status == 200

@@ -33,7 +33,7 @@ def test_layout_of_a_user_parses_the_outputs() -> None:
 @pytest.mark.parametrize(
     ("name", "why"),
     [
-        ("os:getcwd", "is not allowed here: set PENSTOCK_LAYOUTS=os:getcwd"),
+        ("os:getcwd", "is not allowed here: add it to PENSTOCK_LAYOUTS"),
         ("nosuch", "is not one of: boxes"),
         ("other:parse", "it cannot be loaded (ModuleNotFound"),
     ],

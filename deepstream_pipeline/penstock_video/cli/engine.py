@@ -125,7 +125,7 @@ def joinable(stacks: Sequence[RunningStack]) -> RunningStack | None:
 
 
 def _that_serves(models: Sequence[str], stacks: Sequence[RunningStack], api_key: str) -> RunningStack:
-    """The first stack that serves the models. Raises EngineUnavailable, why the first does not, if none does."""
+    """The newest stack that serves all models. Raises the newest stack's EngineUnavailable if none does."""
     refusals = []
     for stack in stacks:
         try:

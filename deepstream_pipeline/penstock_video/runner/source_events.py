@@ -92,7 +92,7 @@ class SourceEvents:
     def __init__(self, parts: SourceEventsParts) -> None:
         self._parts = parts
         self._troubled: set[str] = set()
-        self.on_frame = parts.dispatcher.on_frame  # without a call of this class for each frame
+        self.on_frame = parts.dispatcher.on_frame  # a direct reference saves one call for each frame
 
     def on_lost(self, source_id: str, reason: str, count: int) -> None:
         way = self._parts.way_of(source_id)

@@ -51,7 +51,7 @@ _MAX_MOMENTS = 1024  # the last frames; no result is later
 
 
 class Moments:
-    """Times of one run's frames, in seconds of the recorder's clock, or of another one before that begins."""
+    """Times of one run's frames in seconds: of the recorder's clock, or of presentation until a recording begins."""
 
     def __init__(self) -> None:
         self._frames: deque[tuple[int, float]] = deque(maxlen=_MAX_MOMENTS)

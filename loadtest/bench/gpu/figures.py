@@ -104,7 +104,7 @@ def group_of(run: PointRun) -> str:
 def _facts_of(
     earlier: Mapping[str, Any], facts: Mapping[str, Any], kept: Collection[str], new: Collection[str]
 ) -> dict[str, Any]:
-    """Of each part the facts of the run that has its figures. A fact's name begins with its part."""
+    """Facts of both runs: of each part those of the run whose figures are kept. A fact's name begins with its part."""
     of_others = {name: value for name, value in earlier.items() if not name.startswith(tuple(new))}
     return of_others | {name: value for name, value in facts.items() if not name.startswith(tuple(kept))}
 

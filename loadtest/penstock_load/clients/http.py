@@ -136,9 +136,12 @@ class HttpPort:
                 nothing_answers(self._url, f"{method} {path} took longer than {self._timeout_s:g} s")
             ) from error
         except (aiohttp.ClientError, ValueError) as error:
-            is_broken = isinstance(error, aiohttp.ClientError) and not isinstance(error, aiohttp.ClientConnectorError)
-            hint = https_question(self._url) if is_broken else ""
-            raise TargetError(nothing_answers(self._url, short(str(error) or type(error).__name__)) + hint) from error
+            why = short(str(error) or type(error).__name__)
+            if isinstance(
+                error, aiohttp.ServerDisconnectedError | aiohttp.ClientOSError | aiohttp.ClientResponseError
+            ) and (not isinstance(error, aiohttp.ClientConnectorError)):
+                raise TargetError(f"the connection to {self._url} broke ({why}){https_question(self._url)}") from error
+            raise TargetError(nothing_answers(self._url, why)) from error
 
     async def aclose(self) -> None:
         """Closes the connections."""

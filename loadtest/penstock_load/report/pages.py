@@ -222,7 +222,7 @@ def _complaints(document: Document) -> list[str]:
 
 def _plots(document: Document) -> list[Absence]:
     """The sections that have only a plot, which Markdown cannot show."""
-    only_plots = [one for one in document.sections if not one.sentences and not one.tables]
+    only_plots = [one for one in document.sections if one.plot is not None and not one.sentences and not one.tables]
     return [Absence(one.title, " ".join(("This is a plot in report.html.", *one.remarks))) for one in only_plots]
 
 

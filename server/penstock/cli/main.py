@@ -101,7 +101,7 @@ def _placeholder() -> None:
 
 def main() -> int:
     """The exit code: 0 done, 1 something failed, 2 wrong usage, 130 stopped by Ctrl-C."""
-    gc.disable()  # imports create much and free little: the collector takes a tenth of a second for nothing
+    gc.disable()  # imports create objects that stay: collections find nothing to free, but cost CPU
     app = build_app(sys.argv[1:])
     gc.freeze()
     gc.enable()

@@ -80,7 +80,7 @@ def print_results(races: Sequence[Race], console: Console) -> None:
         _show_one(console, race)
     console.print(
         "rate: requests/s at which the share is met, ± its 95 % confidence interval over the seeds; batch, p50 and p99 "
-        "at that rate. at 1.5x: so many times Nexus' bound is offered; requests/s answered in time, then the "
+        "at that rate. at 1.5x: 1.5 times Nexus' bound is offered; requests/s answered in time, then the "
         "percentages that were refused, answered late, or timed out in the queue. "
         "Every policy but penstock has the knobs that were best for its rate.",
         style="dim",
@@ -225,7 +225,7 @@ def _cases(
 def _race(
     cases: list[RaceCase], contenders: list[Contender], multiples: tuple[float, ...], jobs: int, *, is_quiet: bool
 ) -> list[Race]:
-    """is_quiet: no lines of progress where standard error is no terminal and shows no bar."""
+    """is_quiet: no lines of progress if standard error is no terminal."""
     pieces = pieces_of(cases, contenders, multiples)
     bar = progress_bar()
     has_lines = bar.disable and not is_quiet
@@ -237,7 +237,7 @@ def _race(
         for result in arriving:
             results.append(result)
             bar.advance(shown)
-            if has_lines:
+            if has_lines and len(results) * 10 // len(pieces) > (len(results) - 1) * 10 // len(pieces):
                 _report_progress(len(results), len(pieces))
     return gather_races(cases, contenders, results)
 

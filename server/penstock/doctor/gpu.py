@@ -195,7 +195,7 @@ _FITS = (DriverFit.FULL, DriverFit.BY_MINOR_VERSION, DriverFit.UNKNOWN)
 def image_findings(reading: NvmlReading) -> list[Finding]:
     """The image, whether the driver supports it, and a warning if it has known vulnerabilities."""
     if not reading.cards:
-        return [Finding("image.tag", Severity.OK, "no NVIDIA GPU that Triton's image must fit")]
+        return [Finding("image.tag", Severity.OK, "no NVIDIA GPU, so no requirement on Triton's image")]
     advice = advise_all([card.capability for card in reading.cards], reading.driver)
     if advice.image is None:
         return [Finding("image.tag", Severity.WARNING, f"no image fits {advice.cards}", advice.reason)]

@@ -110,7 +110,7 @@ class Gateway:
                 plane_parts,
                 queue_statistics=self.batching.statistics,
                 is_apart=self.own.has if self.own is not None else plane_parts.is_apart,
-                spread=lambda: self.core.spread(),
+                spread=lambda: self.core.spread(),  # the core is constructed below, as it needs the plane
             )
         )
         self.core = CoreServer(

@@ -10,23 +10,24 @@ _GZIP_OR_ZLIB = 47  # zlib's wbits: gzip or zlib header, detected by the first b
 _GZIP = 31
 NOT_ENCODED = ("", "identity")
 HEADER_LENGTH = "inference-header-content-length"
-_MOST_DIGITS = 20  # of a 64-bit integer, with its sign
+_MOST_DIGITS = 19  # of a 64-bit integer
 _LEADING_NUMBER = re.compile(r"\s*([+-]?[0-9]+)", re.ASCII)
 
 
 def header_length_of(header: str | None) -> int | None:
     """Length of the JSON as Triton reads the header: a leading number, 0 without one; None without a header.
 
-    Raises InvalidRequest for a number that no 64-bit integer can be.
+    Raises InvalidRequest if the number has more digits than a 64-bit integer.
     """
     if header is None:
         return None
     number = _LEADING_NUMBER.match(header)
     if number is None:
         return 0
-    if len(number[1]) > _MOST_DIGITS:
-        raise InvalidRequest(f"Inference-Header-Content-Length has {len(number[1])} digits; it must be a 64-bit number")
-    return int(number[1])
+    digits = number[1].lstrip("+-").lstrip("0")
+    if len(digits) > _MOST_DIGITS:
+        raise InvalidRequest(f"Inference-Header-Content-Length has {len(digits)} digits; it must be a 64-bit number")
+    return int(f"-0{digits}" if number[1].startswith("-") else f"0{digits}")
 
 
 def inflate(body: bytes, encoding: str, limit_bytes: int) -> bytes:

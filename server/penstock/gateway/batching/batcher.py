@@ -163,7 +163,7 @@ class ModelBatcher:
         """Done callback, because a task cancelled before its first step runs none of its code."""
         call.close()
         del self._tasks[call]
-        if task.cancelled():  # by its members, who have left, or by the engine, whose members are not answered
+        if task.cancelled():  # because no member waits any more, or by the engine itself: then members wait
             call.fail(EngineFailed(f"the engine cancelled the call of model {self.model_name!r}"))
         if task.cancelled() and call.is_overdue:
             self._queue.done(call.batch, time.monotonic())  # at least this long, which improves the fit

@@ -60,7 +60,8 @@ class ListenerState:
 class ServedRequest:
     """What a connection knows of the request that it serves. It puts it into the request's scope.
 
-    ASGI says that a client has left only to a task that waits for it: a task a request is 5 % of a relayed request.
+    ASGI reports a disconnect only to a task that awaits `receive`. One more task for each request took 4 to 5 % of the
+    samples in a profile of relayed requests.
     """
 
     __slots__ = ("_cycle", "_leave")
@@ -90,16 +91,16 @@ class ServedRequest:
         return self._cycle.disconnected
 
     def watch(self, leave: Callable[[], None]) -> None:
-        """Call leave when the client leaves. The connection is read on, to see that."""
+        """Calls `leave` when the client disconnects. Goes on reading the connection, to notice that."""
         self._cycle.flow.resume_reading()
         self._leave = leave
 
     def unwatch(self) -> None:
-        """Call it no more."""
+        """Stops calling `leave`."""
         self._leave = None
 
     def disconnect(self) -> None:
-        """The client has left: ASGI's `receive` and the watch say so. Nothing happens once the answer is complete."""
+        """Marks the client as disconnected: wakes `receive` and calls `leave`. Does nothing after a complete answer."""
         if self._cycle.response_complete:
             return
         self._cycle.disconnected = True
@@ -138,7 +139,7 @@ class LimitedHttpProtocol(HttpToolsProtocol):
         self._is_replaying = False
 
     def sweep(self, now: float) -> None:
-        """End what took too long, and whose client has left. now: monotonic seconds."""
+        """Closes the connection if it exceeds a time limit or its client has disconnected. now: monotonic seconds."""
         if self.flow.read_paused and self._has_client_left():
             self.transport.abort()
             return
@@ -391,7 +392,7 @@ class LimitedHttpProtocol(HttpToolsProtocol):
         return found[0]
 
     def _has_client_left(self) -> bool:
-        """Of a connection that is not read, as while requests wait in its pipeline: asyncio would not notice."""
+        """Whether the client closed or reset the connection. asyncio does not see it while reading is paused."""
         info = tcp_info(self.transport.get_extra_info("socket"), _INFO_BYTES)
         return info is not None and info[0] in _CLOSED_BY_CLIENT
 

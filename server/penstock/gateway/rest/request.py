@@ -157,7 +157,7 @@ async def run_until_disconnect(scope: Scope, receive: Receive, work: Coroutine[A
 
 
 async def _watch(receive: Receive, leave: Callable[[], None]) -> None:
-    """For a server that is not ours, and a body that is left unread."""
+    """For other ASGI servers, and for requests whose body has not arrived in full."""
     while (await receive())["type"] != "http.disconnect":
         pass
     leave()

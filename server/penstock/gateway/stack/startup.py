@@ -238,7 +238,9 @@ def check_repositories(settings: Settings) -> tuple[Path, ...]:
             f"there are {', '.join(sorted(owners)) or 'none'}"
         )
     for name in sorted(set(settings.batching) - set(owners)):
-        log.warning("batching options of a model that is in no repository", model=name, there_are=", ".join(owners))
+        log.warning(
+            "batching options of a model that is in no repository", model=name, known_models=", ".join(sorted(owners))
+        )
     return repositories
 
 

@@ -90,8 +90,8 @@ class _Peer:
 class CoreServer:
     """Batches the gateway's models; sends other requests to the backend unbatched. Run `run()` as one task.
 
-    client_calls: runs those of client processes; without it none is admitted. apart: models with an engine process of
-    their own.
+    client_calls: runs the calls of client processes; None rejects client processes. apart: models with an engine
+    process of their own.
     """
 
     def __init__(

@@ -45,6 +45,6 @@ def classifier_parser(name: str) -> ClassifierParser:
 def _user_layout(name: str) -> Any:
     if name not in user_layouts():
         raise ExtensionError(
-            f"is not allowed here: set {LAYOUTS_VARIABLE}={name}, separated by commas if there are more"
+            f"is not allowed here: add it to {LAYOUTS_VARIABLE} (comma-separated), as in {LAYOUTS_VARIABLE}={name}"
         )
     return load_extension(name)
