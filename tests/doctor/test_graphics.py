@@ -103,7 +103,8 @@ def test_image_of_a_machine_names_tag_driver_and_danger(
 
 def test_image_without_a_gpu_has_nothing_to_fit() -> None:
     """Without a card there is no image to choose."""
-    assert [one.found for one in image.image_findings(NO_LIBRARY)] == ["no NVIDIA GPU, so no requirement on Triton's image"]
+    found = [one.found for one in image.image_findings(NO_LIBRARY)]
+    assert found == ["no NVIDIA GPU, so no requirement on Triton's image"]
 
 
 def test_image_for_cards_that_no_image_takes_together_is_a_warning() -> None:
