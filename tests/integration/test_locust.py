@@ -154,7 +154,7 @@ def test_two_workers_and_their_master_add_up(stack: RunningStack) -> None:
     (port,) = map(str, pick_free_ports("127.0.0.1", 1))
     before = counted(stack)
     worker = ["--worker", "--master-port", port, "GrpcUser"]
-    load = ["-u", "4", "-r", "4", "-t", "1s", "--model", "identity_fp32"]
+    load = ["-u", "4", "-r", "4", "-t", "3s", "--model", "identity_fp32"]
     with started(*worker) as one, started(*worker) as two:
         master = ["--master", "--master-bind-host", "127.0.0.1", "--master-bind-port", port, "--expect-workers", "2"]
         answer = run(*where(stack), *master, *load, "GrpcUser")

@@ -11,6 +11,7 @@ from penstock_video.api.options import ApiOptions
 from penstock_video.api.server import ApiServer
 from tests.deepstream_pipeline.api.asking import ask
 from tests.deepstream_pipeline.api.pipeline import FakePipeline, serving
+from tests.support.waiting import wait_for
 
 DOOR = {"uri": "rtsp://camera/1", "source_id": "door"}
 
@@ -110,6 +111,7 @@ def test_unexpected_fault_is_answered_without_its_text(api: ApiServer, pipeline:
     pipeline.before = fail
     with capture_logs() as logs:
         answer = ask(api.url, "GET", "/v1/streams")
+        wait_for(lambda: logs, 5, "the fault is logged, which may be after the answer")
     assert [line["event"] for line in logs] == ["api_request_failed"]
     assert (answer.status, answer.error) == (500, "the API failed; its log says why")
     pipeline.before = lambda _: None
