@@ -253,8 +253,11 @@ def own_engine_command(choice: EngineChoice, models: Sequence[str], *, shares_me
 
 def _import_program() -> None:
     """Imports the decoding, tracking and drawing modules, which takes seconds, while the engine starts."""
-    import_module("penstock_video.main")
-    import_module("penstock_video.track.bytetrack")
+    with suppress(
+        ImportError, AttributeError
+    ):  # of two threads that import the same; the main thread raises what fails
+        import_module("penstock_video.main")
+        import_module("penstock_video.track.bytetrack")
 
 
 def _is_bound(process_id: int) -> bool:
