@@ -20,6 +20,7 @@ from penstock_video.sinks.schemas import Schema, objects_line
 from penstock_video.types import Detections, Frame, FrameResult, Tracks
 from tests.deepstream_pipeline.clips import write_clip
 from tests.integration.pictures import frames, jpeg
+from tests.support.http import post_json
 from tests.support.stack import CHECKOUT, RunningStack
 
 pytestmark = pytest.mark.xdist_group("stack")
@@ -160,6 +161,8 @@ def test_command_of_a_page_runs(
         words += OPTIONS[words[2]](stack, shared_dir)
     if "my-detector" in words:
         write_my_detector(stack.home / "models")
+        loaded = post_json(f"{stack.http_url}/v2/repository/models/my-detector/load", {})
+        assert loaded.status == 200, loaded.body
     if words[2:3] == ["check"] or (words[1:2] == ["video"] and "fastestdet" in words):
         environ["PENSTOCK_HOME"] = str(stack.home)
     if "--calibrate" in words:
