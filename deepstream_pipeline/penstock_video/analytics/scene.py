@@ -256,15 +256,16 @@ class Stays:
         """Scales the polygon to source pixels."""
         self._area = Area(scaled(self._polygon, scale))
 
-    def leave(self, gone: list[Gone]) -> list[Stay]:
+    def _leave(self, gone: list[Gone]) -> list[Stay]:
         """The stays that end with these objects."""
         found = [(self._stays.pop(one.track_id, None), one.pts_s) for one in gone]
         return [Stay(stay.track_id, stay.class_id, stay.since_s, until_s) for stay, until_s in found if stay]
 
     def move(self, scene: Scene, crowd: Crowd) -> tuple[list[bool], list[Stay]]:
-        """Whether each object is inside, and the stays that began or ended with this frame."""
+        """Whether each object is inside, and the stays that began or ended with this frame, those of objects that are
+        gone first."""
         inside: list[bool] = []
-        changed: list[Stay] = []
+        changed = self._leave(scene.gone)
         raw = self._area.holds(crowd.feet).tolist() if crowd.rows else []
         for number, track_id in enumerate(crowd.track_ids):
             is_inside = raw[number] != self._is_inverse

@@ -8,8 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from penstock_video.analytics.evaluators import LineCrossingEvaluator
 from penstock_video.analytics.rules import LineCrossing, LineMode, Rules
-from penstock_video.analytics.source_analytics import LineCrossingEvaluator, SourceAnalytics
+from penstock_video.analytics.source_analytics import SourceAnalytics
 from tests.deepstream_pipeline.analytics.scenes import (
     LABELS,
     SLACK,

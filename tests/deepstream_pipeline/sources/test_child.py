@@ -263,7 +263,7 @@ def test_recording_without_a_cache_counts_its_seconds_from_its_frame(tmp_path: P
     [recorded] = parent.of(Recorded)
     assert recorded.after_s == pytest.approx(2.4, abs=0.1)
     numbers = numbers_of(path)
-    assert numbers[-1] == pytest.approx(10 + 60, abs=15)  # counted from the request, it is 109
+    assert numbers[-1] == pytest.approx(10 + 60, abs=2)
     assert -recorded.before_s == pytest.approx((numbers[0] - 10) / 25, abs=0.1)
 
 
