@@ -20,7 +20,8 @@ from typer.cli import get_docs_for_click
 
 from penstock.cli.main import build_app, commands
 from penstock.metric_table import METRICS
-from penstock.vision.card import PARAMETERS
+from penstock.vision.layouts.registry import LAYOUTS
+from penstock.vision.parameters import PARAMETERS
 from penstock_video.metrics import TABLE
 
 CHECKOUT = Path(__file__).resolve().parent.parent
@@ -115,6 +116,15 @@ def card_parameters() -> str:
     return _table(("parameter", "values", "default"), rows)
 
 
+def output_layouts() -> str:
+    """Every output layout that ships."""
+    rows = (
+        (f"`{name}`", f"`{layout.network_type.value}` or `{layout.network_type.name.lower()}`", layout.outputs)
+        for name, layout in LAYOUTS.items()
+    )
+    return _table(("layout", "network-type", "outputs"), rows)
+
+
 def gateway_metrics() -> str:
     """Every metric of the gateway."""
     return _metrics("penstock_", METRICS)
@@ -150,6 +160,7 @@ def section(source: str, heading: str) -> str:
 GENERATED: Mapping[str, Callable[[], str]] = {
     "commands": command_reference,
     "card parameters": card_parameters,
+    "output layouts": output_layouts,
     "gateway metrics": gateway_metrics,
     "video metrics": video_metrics,
     "follow a request": lambda: section("server/README.md", "Follow a request"),

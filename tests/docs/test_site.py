@@ -10,11 +10,11 @@ from pathlib import Path
 import pytest
 import typer
 
-from docs.generate import CHECKOUT, PUBLISHED, section, site_links
+from docs.generate import CHECKOUT, PUBLISHED, output_layouts, section, site_links
 from penstock.cli.main import build_app, commands
 from penstock.metric_table import METRICS
-from penstock.vision import card
-from penstock.vision.layouts.registry import CLASSIFIER_PARSERS, DETECTOR_PARSERS
+from penstock.vision import card, parameters, prepare_parameters
+from penstock.vision.layouts.registry import LAYOUTS
 from penstock_video.metrics import TABLE
 
 PAGES = sorted({*PUBLISHED, *(f"docs/{path.name}" for path in (CHECKOUT / "docs").glob("*.md"))} - {"docs/upgrade.md"})
@@ -55,7 +55,7 @@ def test_reference_pages_have_all_rows(site: Path) -> None:
     """Every command, picture parameter and metric is on its page."""
     text = {name: (site / f"{name}.html").read_text() for name in ("commands", "card-parameters", "metrics")}
     assert all(f"penstock {name}</code>" in text["commands"] for name in commands())
-    assert all(f">{key}</code>" in text["card-parameters"] for key in card.PARAMETERS)
+    assert all(f">{key}</code>" in text["card-parameters"] for key in parameters.PARAMETERS)
     assert all(f"penstock_{row.name}</code>" in text["metrics"] for row in METRICS)
     assert all(f"penstock_video_{row.name}</code>" in text["metrics"] for row in TABLE)
     assert not any("generated:" in (site / path).read_text() for path in site.glob("*.html"))
@@ -63,15 +63,16 @@ def test_reference_pages_have_all_rows(site: Path) -> None:
 
 def test_picture_parameters_are_those_that_are_read() -> None:
     """Each documented parameter is read by the card, and each that is read is documented."""
-    _, _, code = Path(card.__file__).read_text().partition("_TYPO_LIKENESS")
-    read = set(re.findall(r"\"([a-z]+(?:-[a-z]+)+|labels|offsets|topk)\"", code))
-    assert card.PARAMETERS.keys() == read - {"max-side-"}
+    code = "".join(Path(module.__file__ or "").read_text() for module in (card, prepare_parameters))
+    read = set(re.findall(r"\"([a-z]+(?:-[a-z]+)+|labels|layout|offsets|skeleton|characters|topk)\"", code))
+    assert parameters.PARAMETERS.keys() == read
 
 
 def test_every_output_layout_is_described() -> None:
     """Each layout of the registry has its row on the page of picture parameters."""
-    text = (CHECKOUT / "docs" / "card-parameters.md").read_text()
-    assert all(f"\n| `{name}` |" in text for name in (*DETECTOR_PARSERS, *CLASSIFIER_PARSERS))
+    text = output_layouts()
+    assert all(f"\n| `{name}` |" in text and layout.outputs in text for name, layout in LAYOUTS.items())
+    assert all(layout.outputs for layout in LAYOUTS.values())
 
 
 @pytest.mark.parametrize("page", PAGES)

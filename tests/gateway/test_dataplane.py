@@ -21,8 +21,9 @@ from penstock.protocol.errors import (
     UndecodableImage,
 )
 from penstock.protocol.identity import ANONYMOUS, Identity, Verb
-from penstock.protocol.inference import BatchOwner, Classes, Detections, Tensor
+from penstock.protocol.inference import BatchOwner, Tensor
 from penstock.protocol.request_checks import EncodedCall
+from penstock.protocol.vision_results import Classes, Detections
 from penstock.testing import FakeMode
 from penstock.vision.decoder_process import PreparedImage
 from penstock.vision.results import ImageRequest

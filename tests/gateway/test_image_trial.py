@@ -53,12 +53,13 @@ def with_parameters(config: ModelConfig, **parameters: str) -> ModelConfig:
     ("config", "why"),
     [
         (
-            with_parameters(DETECTOR, parse_bbox_func_name="yolox"),
-            "parameter 'parse-bbox-func-name' = 'yolox' is not one of: boxes, center-heatmap, fastestdet",
+            with_parameters(DETECTOR, parse_bbox_func_name="nosuch"),
+            "parameter 'parse-bbox-func-name' = 'nosuch' is not one of: boxes, center-heatmap, fastestdet",
         ),
         (
-            with_parameters(CLASSIFIER, network_type="100"),
-            "parameter 'network-type' = '100' is not one of: 0 or detector, 1 or classifier",
+            with_parameters(CLASSIFIER, network_type="7"),
+            "parameter 'network-type' = '7' is not one of: 0 or detector, 1 or classifier, 2 or segmentation, "
+            "3 or instance_segmentation, 100 or other",
         ),
         (
             with_parameters(CLASSIFIER, net_scale_facter="1"),

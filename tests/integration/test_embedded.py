@@ -15,7 +15,7 @@ import tritonclient.http
 from tritonclient.grpc import service_pb2
 
 from deploy.models.street.render import write_scenes
-from penstock.protocol.inference import Detections
+from penstock.protocol.vision_results import Detections
 from penstock.vision.accuracy import average_precision, read_annotations
 from tests.integration.embedded_stack import look_up, start_embedded, write_models
 from tests.integration.living import family

@@ -14,7 +14,7 @@ import pytest
 
 from penstock.cli.gateway_client import GatewayClient, ImageResult
 from penstock.models.optimize.agreement import detection_agreement
-from penstock.protocol.inference import Detections
+from penstock.protocol.vision_results import Detections
 from tests.support.stack import CHECKOUT, RunningStack
 
 pytestmark = [pytest.mark.xdist_group("stack"), pytest.mark.long]

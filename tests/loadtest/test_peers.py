@@ -35,7 +35,8 @@ from loadtest.bench.peers.measuring import PeerFigures, PeerLoad, audition, chec
 from loadtest.bench.peers.servers.detector import Card, Detector
 from loadtest.bench.wire import BadAnswer, BenchRequest
 from penstock.engines.config_pbtxt import read_config
-from penstock.protocol.inference import Detections, InferResponse, tensor_from_numpy
+from penstock.protocol.inference import InferResponse, tensor_from_numpy
+from penstock.protocol.vision_results import Detections
 from penstock.vision.card import VisionCard, card_from_config
 from penstock.vision.decode import decode
 from penstock.vision.preprocess import prepare as prepare_ours
@@ -113,18 +114,18 @@ def test_fastestdets_boxes_are_the_gateways(street: ServedModel) -> None:
     made = Card(
         **{
             **{name: getattr(street.card, name) for name in Card.__slots__},
-            "outputs": card.parser_options.output_names,
+            "outputs": card.layout_options.output_names,
             "width": 352,
             "height": 352,
             "keeps_aspect": False,
             "parser": "fastestdet",
-            "score_threshold": card.parser_options.pre_cluster_threshold,
-            "iou_threshold": card.parser_options.nms_iou_threshold,
+            "score_threshold": card.layout_options.pre_cluster_threshold,
+            "iou_threshold": card.layout_options.nms_iou_threshold,
         }
     )
     detector = Detector(made)
     found = theirs(detector._parse([output], 0, detector.prepare(jpeg)))
-    expected = ours(card, {card.parser_options.output_names[0]: output}, jpeg)
+    expected = ours(card, {card.layout_options.output_names[0]: output}, jpeg)
     assert len(expected) > 20
     assert difference(expected, found, score_threshold=made.score_threshold) == ""
 

@@ -13,7 +13,8 @@ from penstock.engines.ort_serving.batch import BatchRunner, OrtRequest
 from penstock.engines.ort_serving.config import Config, complete, read_signature, validate
 from penstock.engines.ort_serving.session import OrtModel, open_for_reading
 from penstock.models.catalogue import CatalogueEntry, read_catalogue
-from penstock.protocol.inference import Classes, InferResponse, VisionResult, tensor_from_numpy
+from penstock.protocol.inference import InferResponse, tensor_from_numpy
+from penstock.protocol.vision_results import Classes, VisionResult
 from penstock.vision.card import VisionCard, card_from_config
 from penstock.vision.decode import DecodedImage, decode
 from penstock.vision.preprocess import prepare
@@ -45,7 +46,7 @@ def served(folder: Path, picture: DecodedImage) -> list[VisionResult]:
     validate(config, signature)
     card, is_batching = card_of(folder), config["max_batch_size"] > 0
     array, geometry = prepare(picture, card.prepare_spec)
-    ask = OrtRequest({card.input_name: array.reshape(1, *array.shape)}, card.parser_options.output_names)
+    ask = OrtRequest({card.input_name: array.reshape(1, *array.shape)}, card.layout_options.output_names)
     outcomes = BatchRunner(OrtModel(session, signature, config).run, is_batching=is_batching).answer(
         [ask, ask] if is_batching else [ask]
     )
@@ -72,7 +73,7 @@ def test_folder_serves_a_file_of_its_tensors(entry: CatalogueEntry, tmp_path: Pa
     for result in results:
         assert np.isfinite(result.score).all()
         if isinstance(result, Classes):
-            assert len(result.class_id) == card.parser_options.topk == 5
+            assert len(result.class_id) == card.layout_options.topk == 5
             assert 0.0 < result.score.sum() <= 1.0 + 1e-5, "scores are shares: softmax exactly once"
             assert result.class_id.max() < len(card.labels)
 

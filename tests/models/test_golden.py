@@ -34,15 +34,8 @@ from penstock.models.check.golden import (
     write_golden,
 )
 from penstock.protocol.engine import TensorSpec
-from penstock.protocol.inference import (
-    Array,
-    Classes,
-    Datatype,
-    Detections,
-    Tensor,
-    tensor_from_bytes,
-    tensor_from_numpy,
-)
+from penstock.protocol.inference import Array, Datatype, Tensor, tensor_from_bytes, tensor_from_numpy
+from penstock.protocol.vision_results import Classes, Detections
 
 RIGHT = np.random.default_rng(7).normal(0, 2, (1, 40, 9)).astype(np.float32)
 

@@ -27,8 +27,9 @@ from penstock.gateway.tracing import Tracer
 from penstock.network import bind
 from penstock.protocol.call import HttpAnswer, HttpCall, InferHead
 from penstock.protocol.identity import ALL_ROLES, ANONYMOUS, Identity, Role, Verb
-from penstock.protocol.inference import BatchOwner, Detections, Timings, tensor_from_numpy
+from penstock.protocol.inference import BatchOwner, Timings, tensor_from_numpy
 from penstock.protocol.request_checks import BLOCKED_EXTENSIONS, EncodedCall, ImageInput
+from penstock.protocol.vision_results import Detections
 from penstock.vision.results import ImageRequest, ImageResponse
 
 Headers = Sequence[tuple[bytes, bytes]]

@@ -17,7 +17,8 @@ from penstock.gateway.rest import image
 from penstock.gateway.rest.image import images_of
 from penstock.gateway.rest.limits import RestLimits
 from penstock.protocol.errors import InvalidRequest, UnsupportedMedia
-from penstock.protocol.inference import BatchTrace, Classes, CloseReason, Detections, Timings
+from penstock.protocol.inference import BatchTrace, CloseReason, Timings
+from penstock.protocol.vision_results import Classes, Detections
 from penstock.vision.results import ImageRequest, ImageResponse
 from tests.rest.harness import Front
 

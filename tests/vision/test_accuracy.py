@@ -5,7 +5,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from penstock.protocol.inference import Detections
+from penstock.protocol.vision_results import Detections
 from penstock.vision.accuracy import Truth, average_precision, read_annotations, write_annotations
 
 HALF_RECALL = 51 / 101  # the recalls 0, 0.01 … 0.5 of COCO's 101

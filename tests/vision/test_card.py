@@ -8,8 +8,8 @@ import pytest
 from penstock.protocol.engine import ModelConfig, TensorSpec
 from penstock.protocol.errors import InvalidRequest
 from penstock.protocol.inference import Datatype
-from penstock.vision.card import NetworkType, VisionCard, card_from_config
-from penstock.vision.spec import ColorFormat, InputOrder, PrepareSpec, ResizeMode, ScalingFilter
+from penstock.vision.card import VisionCard, card_from_config
+from penstock.vision.spec import ColorFormat, InputOrder, NetworkType, PrepareSpec, ResizeMode, ScalingFilter
 
 OUTPUTS = (TensorSpec("758", Datatype.FP32, (85, 22, 22)),)
 
@@ -44,16 +44,16 @@ def test_card_with_the_least_said_has_the_documented_defaults() -> None:
     """The table in card.py's docstring."""
     made = card({"network-type": "0"})
     assert made.prepare_spec == PrepareSpec(width=640, height=352)
-    assert (made.network_type, made.input_name, made.parser_name, made.labels) == (
+    assert (made.network_type, made.input_name, made.layout.name, made.labels) == (
         NetworkType.DETECTOR,
         "input.1",
         "boxes",
         (),
     )
-    options = made.parser_options
+    options = made.layout_options
     assert (options.output_names, options.pre_cluster_threshold, options.nms_iou_threshold) == (("758",), 0.2, 0.3)
     assert (options.topk, options.classifier_threshold, options.has_softmax) == (None, -math.inf, False)
-    assert card({"network-type": "classifier"}).parser_options.topk == 5
+    assert card({"network-type": "classifier"}).layout_options.topk == 5
 
 
 def test_card_takes_every_word() -> None:
@@ -94,8 +94,8 @@ def test_card_takes_every_word() -> None:
         channel_factors=(4.0, 5.0, 6.0),
         has_scaled_decode=True,
     )
-    assert (made.parser_name, made.labels) == ("fastestdet", ("person", "traffic light"))
-    options = made.parser_options
+    assert (made.layout.name, made.labels) == ("fastestdet", ("person", "traffic light"))
+    options = made.layout_options
     assert (options.pre_cluster_threshold, options.nms_iou_threshold, options.topk) == (0.25, 0.45, 20)
     assert (options.classifier_threshold, options.has_softmax) == (-1.5, True)
 
@@ -126,7 +126,7 @@ def test_card_reads_the_network_size_from_the_input(
 @pytest.mark.parametrize(
     ("key", "value", "allowed"),
     [
-        ("network-type", "2", "0 or detector, 1 or classifier"),
+        ("network-type", "4", "0 or detector, 1 or classifier"),
         ("model-color-format", "YUV", "0 or rgb, 1 or bgr, 2 or gray"),
         ("network-input-order", "CHW", "0 or nchw, 1 or nhwc"),
         ("net-scale-factor", "1/255", "not a number"),

@@ -7,12 +7,14 @@ import numpy.typing as npt
 import pytest
 
 from penstock.protocol.errors import EngineFailed
-from penstock.protocol.inference import Detections, InferResponse, tensor_from_numpy
-from penstock.vision.card import NetworkType, VisionCard
-from penstock.vision.layouts.layout import ParserOptions
+from penstock.protocol.inference import InferResponse, tensor_from_numpy
+from penstock.protocol.vision_results import Detections
+from penstock.vision.card import VisionCard
+from penstock.vision.layouts.layout import LayoutOptions
+from penstock.vision.layouts.registry import LAYOUTS
 from penstock.vision.preprocess import Geometry
 from penstock.vision.results import parse
-from penstock.vision.spec import PrepareSpec
+from penstock.vision.spec import NetworkType, PrepareSpec
 
 CLASSES, ROWS, COLUMNS = 3, 6, 10
 GEOMETRY = Geometry(80, 40, 40, 24, 0.5, 0.5)  # a source of 80 x 40, at half its size over 4 rows of padding
@@ -34,8 +36,8 @@ def found(heat: Array, distances: Array, row: int | None = None, *, iou: float =
     response = InferResponse(
         "street", "1", (tensor_from_numpy("distances", distances), tensor_from_numpy("heatmap", heat))
     )
-    options = ParserOptions(("heatmap", "distances"), pre_cluster_threshold=0.3, nms_iou_threshold=iou)
-    card = VisionCard(NetworkType.DETECTOR, "x", PrepareSpec(40, 24), "center-heatmap", options, ())
+    options = LayoutOptions(("heatmap", "distances"), pre_cluster_threshold=0.3, nms_iou_threshold=iou)
+    card = VisionCard(NetworkType.DETECTOR, "x", PrepareSpec(40, 24), LAYOUTS["center-heatmap"], options, ())
     result = parse(card, response, row, GEOMETRY)
     assert isinstance(result, Detections)
     return result

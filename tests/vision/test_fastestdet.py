@@ -13,7 +13,8 @@ import onnxruntime
 import pytest
 
 from penstock.protocol.engine import ModelConfig, TensorSpec
-from penstock.protocol.inference import Datatype, Detections, InferResponse, tensor_from_numpy
+from penstock.protocol.inference import Datatype, InferResponse, tensor_from_numpy
+from penstock.protocol.vision_results import Detections
 from penstock.vision.card import VisionCard, card_from_config
 from penstock.vision.decode import decode
 from penstock.vision.preprocess import prepare

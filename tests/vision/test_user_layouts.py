@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from penstock.protocol.errors import InvalidRequest
-from penstock.protocol.inference import Detections
+from penstock.protocol.vision_results import Detections
 from penstock.vision.results import parse
 from tests.support.stack import CHECKOUT
 from tests.vision.test_card import card
@@ -27,7 +27,7 @@ def test_layout_of_a_user_parses_the_outputs() -> None:
     assert isinstance(found, Detections)
     assert found.score.tolist() == pytest.approx([0.9])
     made = card({"network-type": "0", "parse-bbox-func-name": NAME})
-    assert made.parser_name == NAME
+    assert made.layout.name == NAME
 
 
 @pytest.mark.parametrize(

@@ -5,12 +5,12 @@ config.pbtxt: `parameters { key: "parse-bbox-func-name" value { string_value: "c
 
 import numpy as np
 
-from penstock.protocol.inference import Detections
-from penstock.vision.layouts.layout import Outputs, ParserOptions, finish_detections
+from penstock.protocol.vision_results import Detections
+from penstock.vision.layouts.layout import LayoutOptions, Outputs, finish_detections
 from penstock.vision.preprocess import Geometry
 
 
-def parse_centres(outputs: Outputs, options: ParserOptions, geometry: Geometry) -> Detections:
+def parse_centres(outputs: Outputs, options: LayoutOptions, geometry: Geometry) -> Detections:
     """The detections of one image, in source pixels."""
     points = outputs.floats("points", rank=2)  # of one image
     if points.shape[1] != 4:

@@ -12,16 +12,10 @@ import numpy as np
 from penstock.gateway.batching.merging import group_by_shape, shape_as_declared
 from penstock.protocol.engine import ModelConfig
 from penstock.protocol.errors import DeadlineExceeded, EngineFailed, InferenceError, Overloaded, QuotaExceeded
-from penstock.protocol.inference import (
-    Classes,
-    InferRequest,
-    InferResponse,
-    SlabAddress,
-    Tensor,
-    VisionResult,
-    tensor_from_numpy,
-)
+from penstock.protocol.inference import InferRequest, InferResponse, SlabAddress, Tensor, tensor_from_numpy
 from penstock.protocol.shared_memory import SLAB_FROM_BYTES, Lease, Slab
+from penstock.protocol.vision_results import Classes, VisionResult
+from penstock.protocol.vision_results import Detections as DetectorResult
 from penstock.vision.preprocess import Geometry, geometry_of
 from penstock.vision.results import parse
 from penstock.vision.spec import InputOrder, ResizeMode
@@ -279,7 +273,7 @@ def refusal_of(network: Network, row: Row) -> str:
 def detections_of(network: Network, answer: RowsResult, index: int, width: int, height: int) -> Detections:
     """A detector's objects in a frame of width x height pixels; highest score first. Raises InferFailed."""
     seen = _parsed(network, answer, index, geometry_of(width, height, network.card.prepare_spec))
-    if isinstance(seen, Classes):
+    if not isinstance(seen, DetectorResult):
         raise InferFailed(f"model {network.name!r} says what a whole picture is, and not where things are in it")
     wanted = np.isin(seen.class_id, list(network.class_ids)) if network.class_ids else slice(None)
     return Detections(

@@ -9,10 +9,10 @@ from penstock.gateway.batching.options import UNTRIED, read_options
 from penstock.protocol.engine import ModelConfig
 from penstock.protocol.errors import InvalidRequest
 from penstock.protocol.inference import BatchOwner
-from penstock.vision.card import NetworkType, VisionCard, card_from_config
+from penstock.vision.card import VisionCard, card_from_config
 from penstock.vision.decode import MAX_PIXELS
 from penstock.vision.preprocess import NUMPY_OF
-from penstock.vision.spec import PrepareSpec, ResizeMode
+from penstock.vision.spec import NetworkType, PrepareSpec, ResizeMode
 from penstock_video.errors import ModelUnusable
 
 
@@ -54,12 +54,12 @@ class Network:
         """The network with another pre-cluster-threshold, or classifier-threshold; None for the model's own."""
         if threshold is None:
             return self
-        options = self.card.parser_options
+        options = self.card.layout_options
         if self.is_classifier:
             options = replace(options, classifier_threshold=threshold)
         else:
             options = replace(options, pre_cluster_threshold=threshold)
-        return replace(self, card=replace(self.card, parser_options=options))
+        return replace(self, card=replace(self.card, layout_options=options))
 
     def of_classes(self, class_ids: frozenset[int]) -> "Network":
         """The network restricted to objects of these classes (operate-on-class-ids); empty for all."""

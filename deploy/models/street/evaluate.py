@@ -15,7 +15,8 @@ import onnxruntime
 from deploy.models.street.scene import SCENARIOS, make_scene
 from deploy.models.street.stage import LABELS, FrameTruth, print_line
 from penstock.engines.config_pbtxt import read_config
-from penstock.protocol.inference import Detections, InferResponse, tensor_from_numpy
+from penstock.protocol.inference import InferResponse, tensor_from_numpy
+from penstock.protocol.vision_results import Detections
 from penstock.vision.accuracy import AveragePrecision, Truth, average_precision
 from penstock.vision.card import card_from_config
 from penstock.vision.decode import DecodedImage
@@ -86,8 +87,8 @@ def judge(seed: int, count: int, *, size: tuple[int, int] = (640, 360), onnx: Pa
     """The seed's first scenes, count by scenario, and what the model finds in them."""
     cv2.setNumThreads(1)
     detector = StreetDetector(onnx=onnx)
-    options = dataclasses.replace(detector.card.parser_options, pre_cluster_threshold=LEAST_SCORE)
-    detector.card = dataclasses.replace(detector.card, parser_options=options)
+    options = dataclasses.replace(detector.card.layout_options, pre_cluster_threshold=LEAST_SCORE)
+    detector.card = dataclasses.replace(detector.card, layout_options=options)
     judged = []
     for number in range(count):
         for scenario in SCENARIOS:

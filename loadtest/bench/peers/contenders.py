@@ -17,8 +17,8 @@ from penstock.engines.config_pbtxt import read_config
 from penstock.protocol.engine import ModelConfig
 from penstock.protocol.errors import InvalidRequest
 from penstock.protocol.inference import Datatype
-from penstock.vision.card import NetworkType, VisionCard, card_from_config
-from penstock.vision.spec import ColorFormat, InputOrder, PrepareSpec, ResizeMode, ScalingFilter
+from penstock.vision.card import VisionCard, card_from_config
+from penstock.vision.spec import ColorFormat, InputOrder, NetworkType, PrepareSpec, ResizeMode, ScalingFilter
 
 REPOSITORY = CHECKOUT / "model_repository"
 PARSERS = ("center-heatmap", "fastestdet")
@@ -54,7 +54,7 @@ def read_model(name_or_folder: str) -> ServedModel:
         card = card_from_config(config)
     except InvalidRequest as error:
         raise BadModel(error.message) from error
-    if card is None or card.network_type is not NetworkType.DETECTOR or card.parser_name not in PARSERS:
+    if card is None or card.network_type is not NetworkType.DETECTOR or card.layout.name not in PARSERS:
         raise BadModel(f"{folder}: not a detector with parse-bbox-func-name {' or '.join(PARSERS)}")
     file = folder / "1" / "model.onnx"
     if not file.is_file():
@@ -72,18 +72,18 @@ def _folder(name_or_folder: str) -> Path:
 
 
 def _card(file: Path, config: ModelConfig, card: VisionCard) -> Card:
-    spec, options = card.prepare_spec, card.parser_options
+    spec, options = card.prepare_spec, card.layout_options
     _refuse_unknown(config.name, spec)
     return Card(
         file=str(file),
         input_name=card.input_name,
-        outputs=_IN_OUTPUT_ORDER.get(card.parser_name, options.output_names),
+        outputs=_IN_OUTPUT_ORDER.get(card.layout.name, options.output_names),
         width=spec.width,
         height=spec.height,
         is_bgr=spec.color is ColorFormat.BGR,
         keeps_aspect=spec.fit is ResizeMode.PAD_RIGHT_BOTTOM,
         scale=spec.scale,
-        parser=card.parser_name,
+        parser=card.layout.name,
         score_threshold=options.pre_cluster_threshold,
         iou_threshold=options.nms_iou_threshold,
         labels=card.labels,

@@ -281,7 +281,7 @@ async def _record_picture(engine: CheckEngine, files: ModelFiles) -> PictureReco
     return picture_record(
         await engine.see(files.folder.name, picture),
         sha256=hashlib.sha256(picture).hexdigest(),
-        threshold=files.card.parser_options.pre_cluster_threshold,
+        threshold=files.card.layout_options.pre_cluster_threshold,
     )
 
 

@@ -26,11 +26,11 @@ from penstock.protocol.inference import (
     InferResponse,
     Tensor,
     Timings,
-    VisionResult,
     tensor_from_numpy,
 )
 from penstock.protocol.request_checks import ImageInput
 from penstock.protocol.shared_memory import Lease, Slab
+from penstock.protocol.vision_results import VisionResult
 from penstock.vision.card import NotAnImageModel, VisionCard, card_from_config
 from penstock.vision.decode import codec_label
 from penstock.vision.decode_pool import DecodePool
@@ -45,12 +45,14 @@ from penstock.vision.image_tasks import (
     max_rows,
     pass_encoded,
     reads_headers_inline,
+    size_tensors,
 )
 from penstock.vision.results import (
     CANARY_PICTURE,
     ImageModel,
     ImageRequest,
     ImageResponse,
+    ResultOptions,
     concurrent_timings,
     may_take_images,
     parse,
@@ -122,7 +124,7 @@ class ImageFlow:
     async def tensor(self, request: ImageRequest, label: str) -> Tensor:
         """The images as the model's input tensor, in their order. Raises InferenceError. label: for metrics."""
         model = await self.model(request.model_name)
-        check_image_count(model.config, model.card.prepare_spec, len(request.images))
+        check_image_count(model.config, model.card, len(request.images))
         prepared, timings = list[PreparedImage](), list[Timings]()
         size = max_images_in_memory(model.card.prepare_spec)
         for first in range(0, len(request.images), size):
@@ -137,7 +139,7 @@ class ImageFlow:
             check_tensor_size(sum(item.array.nbytes for item in prepared))
         self._metrics.prepared(label, sequential_timings(timings))
         self._metrics.batch(label, len(prepared))
-        return tensor_from_numpy(model.card.input_name, _stack_rows([item.array for item in prepared], model.config))
+        return tensor_from_numpy(model.card.input_name, _stack_rows([item.array for item in prepared], model))
 
     async def run(self, request: ImageRequest, model: ImageModel, label: str) -> ImageResponse:
         """Results of all images, in waves of at most WAVE_BYTES. Raises InferenceError. label: for metrics."""
@@ -183,11 +185,12 @@ class ImageFlow:
         request = ImageRequest(config.name, "", (CANARY_PICTURE,), deadline)
         prepared = await self._one(request, 0, model, None)
         (call,) = merge_rows(
-            [prepared.array], declared_shape=config.inputs[0].shape, max_batch_size=config.max_batch_size
+            [prepared.array], declared_shape=model.card.input_shape, max_batch_size=config.max_batch_size
         )
         tensor = input_tensor(model.card.input_name, call.array, None)
+        sizes = size_tensors(model.card, [prepared.geometry], has_batch_axis=call.has_batch_axis)
         try:
-            response = await self._backend.infer(InferRequest(config.name, (tensor,), deadline=deadline))
+            response = await self._backend.infer(InferRequest(config.name, (tensor, *sizes), deadline=deadline))
             parse(model.card, response, 0 if call.has_batch_axis else None, prepared.geometry)
         except (InvalidRequest, OutOfMemory):  # the model does not accept this image, or memory is short now
             return ""
@@ -214,18 +217,18 @@ class ImageFlow:
         trace_preparation(timings)
         calls = merge_rows(
             [item.array for item in prepared],
-            declared_shape=model.config.inputs[0].shape,
+            declared_shape=model.card.input_shape,
             max_batch_size=model.config.merged_rows,
         )
         infer_started = time.monotonic()
         lease = prepared[0].lease  # of the only image
         name = model.card.input_name
-        tensors = [input_tensor(name, call.array, lease) for call in calls]
+        inputs = [(input_tensor(name, call.array, lease), *_sizes_of(model.card, prepared, call)) for call in calls]
         for call in calls:
             self._metrics.batch(label, len(call.members))
-        responses = await self._infer(request, tensors, lease)
+        responses = await self._infer(request, inputs, lease)
         parse_started = time.monotonic()
-        results = _parse(model.card, prepared, calls, responses)
+        results = _parse(model.card, prepared, calls, responses, request.wanted)
         timings = replace(
             timings,
             infer=parse_started - infer_started,
@@ -271,8 +274,9 @@ class ImageFlow:
             prepared = await self._prepare_owned(request, index, model)
         trace_stages(("decode", prepared.decode_s), ("preprocess", prepared.preprocess_s))
         tensor = input_tensor(model.card.input_name, prepared.array[np.newaxis], prepared.lease)
+        sizes = size_tensors(model.card, [prepared.geometry], has_batch_axis=True)
         asked = InferRequest(
-            request.model_name, (tensor,), request.model_version, request.id, deadline=request.deadline
+            request.model_name, (tensor, *sizes), request.model_version, request.id, deadline=request.deadline
         )
         try:
             response = await batching.infer(asked, client=request.client)
@@ -280,7 +284,7 @@ class ImageFlow:
             if prepared.lease is not None:
                 prepared.lease.release()
         parse_started = time.monotonic()
-        result = parse(model.card, response, 0, prepared.geometry)
+        result = parse(model.card, response, 0, prepared.geometry, request.wanted)
         received = response.timings
         postprocess_s = time.monotonic() - parse_started
         timings = Timings(
@@ -318,11 +322,11 @@ class ImageFlow:
             raise type(error)(f"image {index + 1} of {len(request.images)}: {error}") from error
 
     async def _infer(
-        self, request: ImageRequest, tensors: Sequence[Tensor], lease: Lease | None
+        self, request: ImageRequest, inputs: Sequence[tuple[Tensor, ...]], lease: Lease | None
     ) -> list[InferResponse]:
-        """One engine call per tensor. lease: slab memory of the only image; released here."""
+        """One engine call per element of inputs. lease: slab memory of the only image; released here."""
         base = InferRequest(request.model_name, (), request.model_version, request.id, deadline=request.deadline)
-        calls = [self._in_turn(replace(base, inputs=(tensor,)), request.client) for tensor in tensors]
+        calls = [self._in_turn(replace(base, inputs=tensors), request.client) for tensors in inputs]
         try:
             responses = await gather_or_cancel(calls)
         except BaseException:
@@ -356,10 +360,11 @@ def _joined(waves: Sequence[_Wave]) -> _Wave:
     )
 
 
-def _stack_rows(arrays: Sequence[Array], config: ModelConfig) -> Array:
+def _stack_rows(arrays: Sequence[Array], model: ImageModel) -> Array:
     """All rows in one array. Raises InvalidRequest for images of different sizes if the model keeps their sizes."""
-    rows = config.max_batch_size or (len(arrays) if max_rows(config) is None else 0)
-    calls = merge_rows(arrays, declared_shape=config.inputs[0].shape, max_batch_size=rows)
+    config, shape = model.config, model.card.input_shape
+    rows = config.max_batch_size or (len(arrays) if max_rows(config, shape) is None else 0)
+    calls = merge_rows(arrays, declared_shape=shape, max_batch_size=rows)
     if len(calls) > 1:
         shapes = sorted({array.shape for array in arrays})
         raise InvalidRequest(
@@ -369,14 +374,23 @@ def _stack_rows(arrays: Sequence[Array], config: ModelConfig) -> Array:
     return calls[0].array
 
 
+def _sizes_of(card: VisionCard, prepared: Sequence[PreparedImage], call: MergedRows) -> tuple[Tensor, ...]:
+    geometries = [prepared[member].geometry for member in call.members]
+    return size_tensors(card, geometries, has_batch_axis=call.has_batch_axis)
+
+
 def _parse(
-    card: VisionCard, prepared: Sequence[PreparedImage], calls: Sequence[MergedRows], responses: Sequence[InferResponse]
+    card: VisionCard,
+    prepared: Sequence[PreparedImage],
+    calls: Sequence[MergedRows],
+    responses: Sequence[InferResponse],
+    wanted: ResultOptions,
 ) -> tuple[VisionResult, ...]:
     results: dict[int, VisionResult] = {}
     for call, response in zip(calls, responses, strict=True):
         for row, member in enumerate(call.members):
             batch_row = row if call.has_batch_axis else None
-            results[member] = parse(card, response, batch_row, prepared[member].geometry)
+            results[member] = parse(card, response, batch_row, prepared[member].geometry, wanted)
     return tuple(results[index] for index in range(len(prepared)))
 
 

@@ -289,27 +289,3 @@ class InferResponse:
 
 FloatArray = npt.NDArray[np.float32]
 IntArray = npt.NDArray[np.int64]
-
-
-@dataclass(frozen=True, slots=True)
-class Detections:
-    """Boxes of one image, by falling score.
-
-    xyxy: (n, 4) float32, corners in source pixels after EXIF rotation. score: (n,) float32 in [0, 1]. class_id: (n,)
-    int64.
-    """
-
-    xyxy: FloatArray
-    score: FloatArray
-    class_id: IntArray
-
-
-@dataclass(frozen=True, slots=True)
-class Classes:
-    """The most likely classes of one image: score (n,) float32, falling; class_id (n,) int64."""
-
-    score: FloatArray
-    class_id: IntArray
-
-
-VisionResult = Detections | Classes

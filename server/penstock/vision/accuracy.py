@@ -13,7 +13,8 @@ import numpy.typing as npt
 from pycocotools.coco import COCO
 from pycocotools.cocoeval import COCOeval
 
-from penstock.protocol.inference import Detections, FloatArray, IntArray
+from penstock.protocol.inference import FloatArray, IntArray
+from penstock.protocol.vision_results import Detections
 
 ANNOTATIONS = "annotations.json"
 

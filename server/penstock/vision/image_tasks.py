@@ -15,9 +15,10 @@ from penstock.protocol.engine import ModelConfig
 from penstock.protocol.errors import DeadlineExceeded, InvalidRequest, TooLarge
 from penstock.protocol.inference import Array, Datatype, Tensor, tensor_from_numpy
 from penstock.protocol.shared_memory import Lease, Slab
+from penstock.vision.card import VisionCard
 from penstock.vision.decode import header_within
 from penstock.vision.decoder_process import PreparedImage
-from penstock.vision.preprocess import geometry_of
+from penstock.vision.preprocess import Geometry, geometry_of
 from penstock.vision.spec import PrepareSpec
 
 MAX_IMAGE_BYTES_IN_MEMORY = 64 << 20
@@ -31,20 +32,22 @@ def max_images_in_memory(spec: PrepareSpec) -> int:
     return max(1, MAX_IMAGE_BYTES_IN_MEMORY // row_bytes) if row_bytes else MAX_VARIABLE_SIZE_IMAGES
 
 
-def max_rows(config: ModelConfig) -> int | None:
-    """Maximum images in one input: max_batch_size, or the first dimension without it. None for no limit."""
-    shape = config.inputs[0].shape
+def max_rows(config: ModelConfig, shape: tuple[int, ...]) -> int | None:
+    """Maximum images in one input: max_batch_size, or the first dimension without it. None for no limit.
+
+    shape: of the image input, as in config.pbtxt.
+    """
     return config.max_batch_size or (None if len(shape) == 4 and shape[0] == -1 else 1)
 
 
-def check_image_count(config: ModelConfig, spec: PrepareSpec, count: int) -> None:
+def check_image_count(config: ModelConfig, card: VisionCard, count: int) -> None:
     """Checks count and size before decoding. Raises InvalidRequest, TooLarge."""
-    most = max_rows(config)
+    most = max_rows(config, card.input_shape)
     if most is not None and count > most:
         raise InvalidRequest(
             f"{count} images for model {config.name!r}, which takes {most} at once; send fewer in one request"
         )
-    check_tensor_size(count * spec.row_bytes)
+    check_tensor_size(count * card.prepare_spec.row_bytes)
 
 
 def check_tensor_size(size_bytes: int) -> None:
@@ -200,6 +203,15 @@ def input_tensor(name: str, array: Array, lease: Lease | None) -> Tensor:
     if array.dtype == np.object_:
         return Tensor(name, Datatype.BYTES, array.shape, lease.view, lease.place)
     return replace(tensor_from_numpy(name, array), place=lease.place)
+
+
+def size_tensors(card: VisionCard, geometries: Sequence[Geometry], *, has_batch_axis: bool) -> tuple[Tensor, ...]:
+    """The input that gets the pictures' (width, height), if the model has it."""
+    spec = card.size_input
+    if spec is None:
+        return ()
+    sizes = np.array([(one.source_width, one.source_height) for one in geometries], spec.datatype.dtype)
+    return (tensor_from_numpy(spec.name, sizes if has_batch_axis or len(spec.shape) > 1 else sizes[0]),)
 
 
 def _write_to_slab(data: bytes, slab: Slab | None) -> Lease | None:

@@ -1,6 +1,7 @@
 """Converts pixels to a network's input, and boxes back to source pixels."""
 
 import math
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
@@ -74,13 +75,22 @@ def prepare(decoded: DecodedImage, spec: PrepareSpec, allocate: Allocate = np.em
     """The network's input without batch axis, and its geometry. decoded must be in spec's colour order.
 
     The array is (C, H, W) or (H, W, C) by spec.layout, of spec.datatype: scale * (pixel - offset) * factor, computed in
-    float64 and rounded once to float32. Padding is black before that.
+    float64 and rounded once to float32. Padding has spec.pad_value before that.
     """
     placement = _compute_placement(decoded.source_width, decoded.source_height, spec)
     pixels = _resize(decoded.pixels, placement, spec.filter)
-    shape = _shape(placement, spec)
-    array = allocate(shape, NUMPY_OF[spec.datatype])
-    _normalise(pixels, spec, array)
+    array = allocate(_shape(placement, spec), NUMPY_OF[spec.datatype])
+    top, left = max(placement.pad_y, 0), max(placement.pad_x, 0)
+    rows, columns = slice(top, top + pixels.shape[0]), slice(left, left + pixels.shape[1])
+    if pixels.shape[:2] == (placement.network_height, placement.network_width):
+        _normalise(pixels, spec, array)
+    elif spec.layout is InputOrder.NCHW:
+        _fill_around(array, rows, columns, _padding_of(spec)[:, np.newaxis, np.newaxis])
+        _normalise(pixels, spec, array[:, rows, columns])
+    else:
+        planes = array.transpose(2, 0, 1)
+        _fill_around(planes, rows, columns, _padding_of(spec)[:, np.newaxis, np.newaxis])
+        _normalise(pixels, spec, array[rows, columns])
     return array, geometry_of(decoded.source_width, decoded.source_height, spec)
 
 
@@ -108,6 +118,8 @@ def least_decoded_size(spec: PrepareSpec) -> tuple[int, int] | None:
         return 2 * spec.shorter_side, 2 * spec.shorter_side
     if spec.fit is ResizeMode.KEEP:
         return (2 * spec.max_side, 2 * spec.max_side) if spec.max_side else None
+    if spec.fit is ResizeMode.FIT_HEIGHT:
+        return None
     return 2 * spec.width, 2 * spec.height
 
 
@@ -121,20 +133,32 @@ def _compute_placement(source_width: int, source_height: int, spec: PrepareSpec)
     if spec.fit is ResizeMode.STRETCH:
         return placed(*network, network)
     if spec.fit is ResizeMode.KEEP:
-        longest = max(source_width, source_height)
-        scale = spec.max_side / longest if 0 < spec.max_side < longest else 1.0
-    elif spec.fit is ResizeMode.CROP:
-        scale = spec.shorter_side / min(source_width, source_height)
-    else:
-        scale = min(spec.width / source_width, spec.height / source_height)
-    width, height = _scaled(source_width, scale), _scaled(source_height, scale)
-    if spec.fit is ResizeMode.KEEP:
-        return placed(width, height, (width, height))
+        size = _own_size(source_width, source_height, spec)
+        return placed(*size, size)
+    if spec.fit is ResizeMode.FIT_HEIGHT:
+        width = min(math.ceil(source_width * spec.height / source_height), spec.max_side or sys.maxsize)
+        return placed(width, spec.height, (max(width, spec.min_width), spec.height))
     if spec.fit is ResizeMode.CROP:
+        scale = spec.shorter_side / min(source_width, source_height)
+        width, height = _scaled(source_width, scale), _scaled(source_height, scale)
         return placed(width, height, network, -((width - spec.width) // 2), -((height - spec.height) // 2))
-    if spec.fit is ResizeMode.PAD_RIGHT_BOTTOM:
+    scale = min(spec.height / source_height, spec.width / source_width)
+    if spec.fit is ResizeMode.PAD_RIGHT_BOTTOM:  # truncates, as nvinfer and YOLOX do
+        width, height = max(int(source_width * scale), 1), max(int(source_height * scale), 1)
         return placed(width, height, network)
+    width, height = _scaled(source_width, scale), _scaled(source_height, scale)
     return placed(width, height, network, (spec.width - width) // 2, (spec.height - height) // 2)
+
+
+def _own_size(source_width: int, source_height: int, spec: PrepareSpec) -> tuple[int, int]:
+    """(width, height) with KEEP: enlarged to min_side, reduced to max_side, rounded to size_multiple."""
+    scale = max(spec.min_side / min(source_width, source_height), 1.0)
+    if 0 < spec.max_side < scale * max(source_width, source_height):
+        scale = spec.max_side / max(source_width, source_height)
+    width, height = (
+        max(round(side * scale / spec.size_multiple), 1) * spec.size_multiple for side in (source_width, source_height)
+    )
+    return width, height
 
 
 def _scaled(side: int, scale: float) -> int:
@@ -142,7 +166,7 @@ def _scaled(side: int, scale: float) -> int:
 
 
 def part_of(source_width: int, source_height: int, spec: PrepareSpec) -> CropRegion:
-    """The part of a source of that size that `prepare` resizes. The rest of the network's image is black."""
+    """The part of a source of that size that `prepare` resizes. The rest of the network's image is padding."""
     return _middle_part(source_width, source_height, _compute_placement(source_width, source_height, spec))
 
 
@@ -161,13 +185,15 @@ def _resize(pixels: Image, placement: CropRegion, scaling_filter: ScalingFilter)
         size = (part.resized_width, part.resized_height)
         resized = cv2.resize(resized, size, interpolation=_INTERPOLATION[scaling_filter])
     left, top = max(-part.pad_x, 0), max(-part.pad_y, 0)
-    resized = resized[top : top + part.network_height, left : left + part.network_width]
-    pad_x, pad_y = max(part.pad_x, 0), max(part.pad_y, 0)
-    right = part.network_width - resized.shape[1] - pad_x
-    bottom = part.network_height - resized.shape[0] - pad_y
-    if pad_x or pad_y or right or bottom:
-        resized = cv2.copyMakeBorder(resized, pad_y, bottom, pad_x, right, cv2.BORDER_CONSTANT, value=0)
-    return resized
+    return resized[top : top + part.network_height, left : left + part.network_width]
+
+
+def _fill_around(planes: Array, rows: slice, columns: slice, values: Array) -> None:
+    """Writes the padding: all of planes (C, H, W) but the given rows and columns. values: (C, 1, 1)."""
+    planes[:, : rows.start] = values
+    planes[:, rows.stop :] = values
+    planes[:, rows, : columns.start] = values
+    planes[:, rows, columns.stop :] = values
 
 
 def _middle_part(width: int, height: int, placement: CropRegion) -> CropRegion:
@@ -195,6 +221,18 @@ def _middle_count(length: int, resized: int, network: int) -> int:
 def _shape(placement: CropRegion, spec: PrepareSpec) -> tuple[int, int, int]:
     channels, height, width = spec.color.channels, placement.network_height, placement.network_width
     return (channels, height, width) if spec.layout is InputOrder.NCHW else (height, width, channels)
+
+
+def _padding_of(spec: PrepareSpec) -> Array:
+    """(C,) of spec.datatype: the network's value of the padding in each channel."""
+    channels = spec.color.channels
+    if spec.datatype is Datatype.UINT8:
+        return np.full(channels, round(spec.pad_value), np.uint8)
+    shift, factors = np.array(spec.offsets[:channels]), np.array(spec.channel_factors[:channels])
+    padding: Array = (
+        (spec.scale * (spec.pad_value - shift) * factors).astype(np.float32).astype(NUMPY_OF[spec.datatype])
+    )
+    return padding
 
 
 def _normalise(pixels: Image, spec: PrepareSpec, out: Array) -> None:

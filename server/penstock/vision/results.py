@@ -3,14 +3,14 @@
 import base64
 import zlib
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from penstock.protocol.engine import ModelConfig
-from penstock.protocol.inference import BatchTrace, Datatype, InferResponse, Timings, VisionResult
-from penstock.vision.card import NetworkType, VisionCard
+from penstock.protocol.inference import BatchTrace, Datatype, InferResponse, Timings
+from penstock.protocol.vision_results import VisionResult
+from penstock.vision.card import VisionCard
 from penstock.vision.decoder_process import PreparedImage
-from penstock.vision.layouts.layout import Outputs
-from penstock.vision.layouts.registry import classifier_parser, detector_parser
+from penstock.vision.layouts.layout import LayoutOptions, Outputs
 from penstock.vision.preprocess import Geometry
 
 CANARY_PICTURE = zlib.decompress(  # a grey JPEG of 640 x 480 pixels
@@ -23,6 +23,21 @@ CANARY_PICTURE = zlib.decompress(  # a grey JPEG of 640 x 480 pixels
 
 
 @dataclass(frozen=True, slots=True)
+class ResultOptions:
+    """What a client asks of the results; None for the card's. conf, iou: 0 to 1. classes: class ids."""
+
+    conf: float | None = None
+    iou: float | None = None
+    classes: frozenset[int] | None = None
+    max_detections: int | None = None
+    needs_masks: bool = True
+
+
+AS_CARD = ResultOptions()
+LOWEST_CONF = 0.001  # lower ones would only add noise; the card's own threshold may be lower
+
+
+@dataclass(frozen=True, slots=True)
 class ImageRequest:
     """Encoded images for one model."""
 
@@ -32,6 +47,7 @@ class ImageRequest:
     deadline: float | None  # monotonic seconds; None for the model's default
     id: str = ""
     client: str = ""  # for fair queueing
+    wanted: ResultOptions = AS_CARD
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,9 +113,20 @@ def sequential_timings(timings: Sequence[Timings]) -> Timings:
     )
 
 
-def parse(card: VisionCard, response: InferResponse, row: int | None, geometry: Geometry) -> VisionResult:
+def parse(
+    card: VisionCard, response: InferResponse, row: int | None, geometry: Geometry, wanted: ResultOptions = AS_CARD
+) -> VisionResult:
     """The result of one image. row: its index in the batch; None without a batch dimension. Raises EngineFailed."""
-    outputs = Outputs(response, row)
-    if card.network_type is NetworkType.DETECTOR:
-        return detector_parser(card.parser_name)(outputs, card.parser_options, geometry)
-    return classifier_parser(card.parser_name)(outputs, card.parser_options)
+    options = card.layout_options if wanted is AS_CARD else _replaced(card.layout_options, wanted)
+    return card.layout.decode(Outputs(response, row), options, geometry)
+
+
+def _replaced(options: LayoutOptions, wanted: ResultOptions) -> LayoutOptions:
+    if wanted.conf is not None:
+        conf = max(wanted.conf, LOWEST_CONF)
+        options = replace(options, pre_cluster_threshold=conf, classifier_threshold=wanted.conf, class_thresholds=())
+    if wanted.iou is not None:
+        options = replace(options, nms_iou_threshold=wanted.iou)
+    if wanted.max_detections is not None:
+        options = replace(options, topk=wanted.max_detections)
+    return replace(options, wanted_classes=wanted.classes, needs_masks=wanted.needs_masks)

@@ -22,6 +22,16 @@ class ColorFormat(IntEnum):
         return 1 if self is ColorFormat.GRAY else 3
 
 
+class NetworkType(IntEnum):
+    """nvinfer's network-type: which kind of result an output layout makes. OTHER: embeddings, depth, text."""
+
+    DETECTOR = 0
+    CLASSIFIER = 1
+    SEGMENTATION = 2
+    INSTANCE_SEGMENTATION = 3
+    OTHER = 100
+
+
 class InputOrder(IntEnum):
     """nvinfer's network-input-order."""
 
@@ -35,8 +45,9 @@ class ResizeMode(IntEnum):
     STRETCH = 0
     PAD_RIGHT_BOTTOM = 1
     PAD_SYMMETRIC = 2
-    KEEP = 3  # its own size, reduced to max_side
+    KEEP = 3  # its own size, within min_side and max_side, rounded to size_multiple
     CROP = 4  # resize the shorter side to shorter_side, then crop the centre
+    FIT_HEIGHT = 5  # resize to the height; the width follows, padded at the right to min_width
 
 
 class ScalingFilter(IntEnum):
@@ -52,8 +63,8 @@ class ScalingFilter(IntEnum):
 class PrepareSpec:
     """Preprocessing of an image: value = scale * (pixel - offset) * channel_factor."""
 
-    width: int  # of the network; 0 with KEEP
-    height: int
+    width: int  # of the network; 0 with KEEP and FIT_HEIGHT
+    height: int  # 0 with KEEP
     color: ColorFormat = ColorFormat.RGB
     layout: InputOrder = InputOrder.NCHW
     fit: ResizeMode = ResizeMode.STRETCH
@@ -62,9 +73,13 @@ class PrepareSpec:
     scale: float = 1.0
     offsets: Triple = (0.0, 0.0, 0.0)  # in the network's colour order; GRAY uses the first
     channel_factors: Triple = (1.0, 1.0, 1.0)
-    max_side: int = 0  # with KEEP: longest side in pixels, 0 for no limit
+    max_side: int = 0  # with KEEP and FIT_HEIGHT: longest side in pixels, 0 for no limit
     has_scaled_decode: bool = False  # JPEGs may be decoded at a fraction of their size
     shorter_side: int = 0  # with CROP: in pixels, before the crop
+    pad_value: float = 0.0  # of the padding, as a pixel value from 0 to 255
+    min_side: int = 0  # with KEEP: smaller pictures are enlarged until their shorter side has it
+    size_multiple: int = 1  # with KEEP: both sides are rounded to multiples of it
+    min_width: int = 0  # with FIT_HEIGHT: narrower pictures are padded at the right
 
     def __hash__(self) -> int:
         """Hashes only a few fields, because the hash is computed for each picture."""

@@ -355,9 +355,9 @@ def test_network_says_what_rows_must_be(engine: Engine) -> None:
     assert (network.row_bytes, network.row_dtype, network.max_batch_size) == (3 * SIDE * SIDE * 4, np.float32, 4)
     assert (network.labels, network.is_classifier, network.keeps_size) == (("dark", "bright"), True, False)
     assert network.prepare_spec.unpack(network.spec) == network.prepare_spec
-    assert network.with_threshold(0.9).card.parser_options.classifier_threshold == 0.9
+    assert network.with_threshold(0.9).card.layout_options.classifier_threshold == 0.9
     assert network.with_threshold(None) is network
-    assert engine.network("one_box", 20).with_threshold(0.9).card.parser_options.pre_cluster_threshold == 0.9
+    assert engine.network("one_box", 20).with_threshold(0.9).card.layout_options.pre_cluster_threshold == 0.9
 
 
 @pytest.mark.parametrize(("cap", "rows"), [("", 4), ("2", 2)])

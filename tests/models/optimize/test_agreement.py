@@ -3,7 +3,7 @@
 import numpy as np
 
 from penstock.models.optimize.agreement import class_agreement, detection_agreement
-from penstock.protocol.inference import Classes, Detections
+from penstock.protocol.vision_results import Classes, Detections
 
 
 def boxes(*rows: tuple[float, float, float, float, int]) -> Detections:

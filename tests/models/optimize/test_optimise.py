@@ -23,7 +23,7 @@ from penstock.models.optimize.source import (
     open_model,
     read_source,
 )
-from penstock.protocol.inference import Detections
+from penstock.protocol.vision_results import Detections
 from penstock.vision.accuracy import Truth
 from tests.models.optimize.conftest import RANDOM, write_model
 

@@ -9,7 +9,6 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 from urllib.parse import parse_qsl
 
-import numpy as np
 from fastapi import APIRouter
 from python_multipart.exceptions import FormParserError
 from python_multipart.multipart import MultipartParser, parse_options_header
@@ -20,6 +19,7 @@ from penstock.gateway.batching.explanation import EXPLAIN_HEADER, RequestExplana
 from penstock.gateway.dataplane import DataPlane
 from penstock.gateway.metrics import STAGES
 from penstock.gateway.rest import openapi
+from penstock.gateway.rest.image_results import result_json
 from penstock.gateway.rest.limits import RestLimits
 from penstock.gateway.rest.request import (
     TIMEOUT_HEADER,
@@ -33,12 +33,12 @@ from penstock.gateway.rest.request import (
 )
 from penstock.gateway.rest.responses import json_response
 from penstock.gateway.rest.routes import INFERENCE, MODEL, VERSION, HotRoute, Requires, caller_of
-from penstock.gateway.rest.schemas import ClassesResult, DetectionsResult, ImageAnswer, LabelledBox, LabelledClass
+from penstock.gateway.rest.schemas import ImageAnswer
 from penstock.protocol.call import InferHead
 from penstock.protocol.errors import InvalidRequest, UnsupportedMedia
 from penstock.protocol.http_body import NOT_ENCODED
 from penstock.protocol.identity import Role
-from penstock.protocol.inference import Classes, Detections, Timings, VisionResult
+from penstock.protocol.inference import Timings
 from penstock.vision.results import ImageRequest, ImageResponse
 
 if TYPE_CHECKING:
@@ -136,8 +136,6 @@ _MULTIPART = "multipart/form-data"
 # What clients say that do not know; the last is curl's word for any --data-binary. The image's first bytes decide.
 _UNDECLARED_TYPES = frozenset(("", "application/octet-stream", "application/x-www-form-urlencoded"))
 _THREAD_FROM_BYTES = 1 << 20
-_SCORE_DECIMALS = 6
-_PIXEL_DECIMALS = 3
 
 
 class ImageEndpoint:
@@ -212,7 +210,7 @@ def answer_of(response: ImageResponse, request_id: str = "") -> ImageAnswer:
     return ImageAnswer(
         response.model_name,
         response.model_version,
-        [_labelled(result, response.labels) for result in response.results],
+        [result_json(result, response.labels) for result in response.results],
         _milliseconds(response.timings, response.total_s),
         response.timings.batch_size,
         request_id,
@@ -229,30 +227,6 @@ def _refuse_other_media(content_type: str, where: str) -> None:
         raise UnsupportedMedia(
             f"{where} is {media_type[:80]!r}; send image/jpeg, image/png, image/webp or multipart/form-data of these"
         )
-
-
-def _labelled(result: VisionResult, labels: tuple[str, ...]) -> ClassesResult | DetectionsResult:
-    ids = result.class_id.tolist()
-    names = [_label(class_id, labels) for class_id in ids]
-    scores = _rounded(result.score, _SCORE_DECIMALS)
-    if isinstance(result, Classes):
-        return ClassesResult([LabelledClass(*row) for row in zip(ids, names, scores, strict=True)])
-    return DetectionsResult([LabelledBox(*row) for row in zip(_boxes(result), ids, names, scores, strict=True)])
-
-
-def _boxes(result: Detections) -> list[list[float]]:
-    boxes: list[list[float]] = result.xyxy.astype(np.float64).round(_PIXEL_DECIMALS).tolist()
-    return boxes
-
-
-def _rounded(values: np.ndarray[tuple[int, ...], np.dtype[np.float32]], decimals: int) -> list[float]:
-    rounded: list[float] = values.astype(np.float64).round(decimals).tolist()
-    return rounded
-
-
-def _label(class_id: int, labels: tuple[str, ...]) -> str:
-    known = labels[class_id] if 0 <= class_id < len(labels) else ""
-    return known or str(class_id)
 
 
 def _milliseconds(timings: Timings, total_s: float) -> dict[str, float]:

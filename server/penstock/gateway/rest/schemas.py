@@ -11,6 +11,7 @@ from msgspec import Meta
 from pydantic import BaseModel, Field
 
 from penstock.gateway.batching.explanation import RequestExplanation
+from penstock.gateway.rest.image_results import RESULTS
 from penstock.protocol.inference import Datatype, Parameter
 
 ABSENT: Any = Field(default_factory=lambda: None)  # of a member that may be left out, but must not be null
@@ -345,36 +346,7 @@ class GenerateResponse(BaseModel):
     model_version: str
 
 
-class LabelledClass(msgspec.Struct):
-    """score: in [0, 1]."""
-
-    class_id: int
-    label: str
-    score: float
-
-
-class LabelledBox(msgspec.Struct):
-    """xyxy: corners in source pixels. score: in [0, 1]."""
-
-    xyxy: list[float]
-    class_id: int
-    label: str
-    score: float
-
-
-class ClassesResult(msgspec.Struct):
-    """Of a classifier, for one image: the likeliest first."""
-
-    classes: list[LabelledClass]
-
-
-class DetectionsResult(msgspec.Struct):
-    """Of a detector, for one image: scores fall."""
-
-    detections: list[LabelledBox]
-
-
-_RESULT = {"oneOf": [{"$ref": f"#/components/schemas/{each.__name__}"} for each in (ClassesResult, DetectionsResult)]}
+_RESULT = {"oneOf": [{"$ref": f"#/components/schemas/{each.__name__}"} for each in RESULTS]}
 
 
 class ImageAnswer(msgspec.Struct, omit_defaults=True):

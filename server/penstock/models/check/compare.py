@@ -10,7 +10,8 @@ import numpy.typing as npt
 
 from penstock.models.check.golden import OutputRecord, PictureRecord, PictureTolerance, SeenClass, Tolerance, Value
 from penstock.protocol.errors import InvalidRequest
-from penstock.protocol.inference import FLOATS, Array, Datatype, Detections, Tensor, VisionResult
+from penstock.protocol.inference import FLOATS, Array, Datatype, Tensor
+from penstock.protocol.vision_results import Classes, Detections, VisionResult
 from penstock.vision.layouts.layout import overlaps
 
 SAMPLE_COUNT = 64
@@ -272,7 +273,9 @@ def picture_record(seen: tuple[SeenClass, ...], *, sha256: str, threshold: float
 
 
 def classes_in(result: VisionResult) -> tuple[SeenClass, ...]:
-    """One row per object or class, by descending score; boxes rounded to 0.1 pixels."""
+    """One row per object or class, by descending score; boxes rounded to 0.1 pixels. Raises InvalidRequest."""
+    if not isinstance(result, Detections | Classes):
+        raise InvalidRequest(f"answers of the kind {type(result).__name__} cannot be compared by their picture yet")
     boxes = np.round(result.xyxy.astype(np.float64), 1).tolist() if isinstance(result, Detections) else None
     scores = np.round(result.score.astype(np.float64), 4).tolist()
     return tuple(

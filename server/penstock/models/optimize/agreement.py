@@ -8,7 +8,8 @@ import numpy as np
 
 from penstock.models.optimize.source import OptimizeError, Sample, SourceModel
 from penstock.protocol.errors import EngineFailed
-from penstock.protocol.inference import Array, Classes, Detections, InferResponse, VisionResult, tensor_from_numpy
+from penstock.protocol.inference import Array, InferResponse, tensor_from_numpy
+from penstock.protocol.vision_results import Classes, Detections, VisionResult
 from penstock.vision.layouts.layout import overlaps
 from penstock.vision.results import parse
 

@@ -34,7 +34,8 @@ from penstock.models.optimize.source import (
     read_samples,
     split_pictures,
 )
-from penstock.protocol.inference import Array, Detections, VisionResult
+from penstock.protocol.inference import Array
+from penstock.protocol.vision_results import Detections, VisionResult
 from penstock.vision.accuracy import Truth, average_precision
 
 WORTH_LEAVING_FLOAT = 0.01  # minimum gain in agreement, because float nodes cost speed
@@ -146,16 +147,16 @@ def evaluate(
 
 
 def _with_threshold(source: SourceModel, score: float) -> SourceModel:
-    options = source.card.parser_options
+    options = source.card.layout_options
     lower = min(score, options.pre_cluster_threshold)
-    return replace(source, card=replace(source.card, parser_options=replace(options, pre_cluster_threshold=lower)))
+    return replace(source, card=replace(source.card, layout_options=replace(options, pre_cluster_threshold=lower)))
 
 
 def _as_served(source: SourceModel, result: VisionResult) -> VisionResult:
     """Applies the card's threshold. Dropped boxes never suppress boxes of a higher score."""
     if not isinstance(result, Detections):
         return result
-    is_confident = result.score > source.card.parser_options.pre_cluster_threshold
+    is_confident = result.score > source.card.layout_options.pre_cluster_threshold
     return Detections(result.xyxy[is_confident], result.score[is_confident], result.class_id[is_confident])
 
 

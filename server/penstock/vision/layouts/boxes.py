@@ -2,12 +2,13 @@
 
 import numpy as np
 
-from penstock.protocol.inference import Detections
-from penstock.vision.layouts.layout import Outputs, ParserOptions, finish_detections
+from penstock.protocol.vision_results import Detections
+from penstock.vision.layouts.layout import Layout, LayoutOptions, Outputs, finish_detections
 from penstock.vision.preprocess import Geometry
+from penstock.vision.spec import NetworkType
 
 
-def parse_boxes(outputs: Outputs, options: ParserOptions, geometry: Geometry) -> Detections:
+def parse_boxes(outputs: Outputs, options: LayoutOptions, geometry: Geometry) -> Detections:
     """Parses boxes (n, 4) xyxy in network pixels, scores (n,), class_ids (n,). Raises EngineFailed."""
     xyxy = outputs.floats("boxes", rank=2)
     score = outputs.floats("scores", rank=1)
@@ -22,3 +23,16 @@ def parse_boxes(outputs: Outputs, options: ParserOptions, geometry: Geometry) ->
     if np.any((score > options.pre_cluster_threshold) & (class_id < 0)):
         raise outputs.broken("class_ids", f"holds {class_id.min()}; classes are counted from 0")
     return finish_detections(xyxy, score, class_id, options, geometry.to_source)
+
+
+LAYOUTS = (
+    Layout(
+        "boxes",
+        NetworkType.DETECTOR,
+        parse_boxes,
+        "`boxes` float `[n, 4]`: x1, y1, x2, y2 in pixels of the network's input; `scores` float `[n]`, 0 to 1; "
+        "`class_ids` integers `[n]`, from 0. Fill up a batch with rows of score 0",
+        threshold=0.2,
+        iou=0.3,
+    ),
+)

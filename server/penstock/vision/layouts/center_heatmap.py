@@ -7,9 +7,11 @@ centre to the left, top, right and bottom edge. Each local maximum of 3 x 3 cell
 import numpy as np
 import numpy.typing as npt
 
-from penstock.protocol.inference import Detections, FloatArray, IntArray
-from penstock.vision.layouts.layout import Outputs, ParserOptions, finish_detections
+from penstock.protocol.inference import FloatArray, IntArray
+from penstock.protocol.vision_results import Detections
+from penstock.vision.layouts.layout import Layout, LayoutOptions, Outputs, finish_detections
 from penstock.vision.preprocess import Geometry
+from penstock.vision.spec import NetworkType
 
 HEATMAP, DISTANCES = "heatmap", "distances"
 
@@ -17,7 +19,7 @@ _LOGARITHMS = (-20.0, 20.0)  # clipped: exp() beyond it has no meaning for a pic
 _LEAST_LOGIT = -60.0
 
 
-def parse_center_heatmap(outputs: Outputs, options: ParserOptions, geometry: Geometry) -> Detections:
+def parse_center_heatmap(outputs: Outputs, options: LayoutOptions, geometry: Geometry) -> Detections:
     """Parses one image's heatmap (classes, rows, columns) and distances (4, rows, columns). Raises EngineFailed."""
     heat = outputs.floats(HEATMAP, rank=3)
     distances = outputs.floats(DISTANCES, rank=3)
@@ -50,3 +52,17 @@ def _boxes(distances: FloatArray, row: IntArray, column: IntArray, size: tuple[i
     xyxy = np.concatenate([middle - reach[:2], middle + reach[2:]]).T
     scaled: FloatArray = (xyxy / np.array([size[1], size[0]] * 2)).astype(np.float32)
     return scaled
+
+
+LAYOUTS = (
+    Layout(
+        "center-heatmap",
+        NetworkType.DETECTOR,
+        parse_center_heatmap,
+        "`heatmap` float `[classes, rows, columns]`: a logit per class and cell; `distances` float `[4, rows, columns]`"
+        ": natural logarithms of the distances, in cells, from the cell's centre to the box's left, top, right and "
+        "bottom edges",
+        threshold=0.2,
+        iou=0.3,
+    ),
+)

@@ -6,15 +6,17 @@ score = objectness^0.6 * class^0.4, centre = (cell + tanh(offset)) / cells, size
 
 import numpy as np
 
-from penstock.protocol.inference import Detections, FloatArray, IntArray
-from penstock.vision.layouts.layout import Outputs, ParserOptions, finish_detections
+from penstock.protocol.inference import FloatArray, IntArray
+from penstock.protocol.vision_results import Detections
+from penstock.vision.layouts.layout import Layout, LayoutOptions, Outputs, finish_detections, sigmoid
 from penstock.vision.preprocess import Geometry
+from penstock.vision.spec import NetworkType
 
 _OBJECTNESS_POWER, _CLASS_POWER = 0.6, 0.4
 _FIRST_CLASS = 5  # channel 0 is objectness, 1 to 4 the box
 
 
-def parse_fastestdet(outputs: Outputs, options: ParserOptions, geometry: Geometry) -> Detections:
+def parse_fastestdet(outputs: Outputs, options: LayoutOptions, geometry: Geometry) -> Detections:
     """Parses one image's first output, (5 + classes, rows, columns). Raises EngineFailed."""
     name = options.output_names[0]
     grid = outputs.floats(name, rank=3)
@@ -32,12 +34,19 @@ def parse_fastestdet(outputs: Outputs, options: ParserOptions, geometry: Geometr
 
 def _boxes(box: FloatArray, row: IntArray, column: IntArray, size: tuple[int, int]) -> FloatArray:
     """box: (4, n) raw offset x, offset y, width, height. Returns (n, 4) xyxy in fractions of the image."""
-    offset, side = np.tanh(box[:2].astype(np.float64)), _sigmoid(box[2:].astype(np.float64))
+    offset, side = np.tanh(box[:2].astype(np.float64)), sigmoid(box[2:].astype(np.float64))
     centre = (np.stack([column, row]) + offset) / np.array([[size[1]], [size[0]]])
     return np.concatenate([centre - side / 2, centre + side / 2]).T.astype(np.float32)
 
 
-def _sigmoid(values: FloatArray) -> FloatArray:
-    """Uses tanh, which does not overflow."""
-    halves: FloatArray = 0.5 * (1.0 + np.tanh(0.5 * values))
-    return halves
+LAYOUTS = (
+    Layout(
+        "fastestdet",
+        NetworkType.DETECTOR,
+        parse_fastestdet,
+        "the first output, float `[5 + classes, rows, columns]`: objectness, x and y offset, width, height, then a "
+        "score per class, as [FastestDet](https://github.com/dog-qiuqiu/FastestDet) exports it",
+        threshold=0.2,
+        iou=0.3,
+    ),
+)

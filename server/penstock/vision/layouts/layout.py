@@ -1,27 +1,77 @@
-"""Common parts of output layouts: options, validated outputs, non-maximum suppression, final steps of detectors."""
+"""The seam of output layouts: Layout, its options, validated outputs, non-maximum suppression, last steps of detectors.
+
+A module of this package decodes one family of layouts; registry.py lists them.
+"""
 
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
+import cv2
 import numpy as np
 import numpy.typing as npt
 
 from penstock.protocol.errors import EngineFailed
-from penstock.protocol.inference import Array, Datatype, Detections, FloatArray, InferResponse, IntArray, Tensor
+from penstock.protocol.inference import Array, Datatype, FloatArray, InferResponse, IntArray, Tensor
+from penstock.protocol.vision_results import Detections, VisionResult
+from penstock.vision.preprocess import Geometry
+from penstock.vision.spec import NetworkType
 
 
 @dataclass(frozen=True, slots=True)
-class ParserOptions:
-    """Post-processing options, named as in nvinfer."""
+class LayoutOptions:
+    """Post-processing options of a model, named as in nvinfer where it has them. Clients can replace some."""
 
-    output_names: tuple[str, ...]  # in config.pbtxt's order
-    pre_cluster_threshold: float = 0.2  # boxes with at most this score are dropped before the suppression
-    nms_iou_threshold: float = 0.3
+    output_names: tuple[str, ...]  # output-blob-names, else in config.pbtxt's order
+    pre_cluster_threshold: float = 0.25  # boxes with at most this score are dropped before the suppression
+    nms_iou_threshold: float = 0.45
     topk: int | None = None  # maximum results; None for all
     classifier_threshold: float = -math.inf  # classes below it are dropped
-    has_softmax: bool = False  # the scores are logits
+    has_softmax: bool = False  # apply-softmax: the scores are logits of one class each
+    has_sigmoid: bool = False  # apply-sigmoid: the scores are logits of independent classes
+    class_thresholds: tuple[tuple[int, float], ...] = ()  # (class id, threshold) where it differs
+    is_class_agnostic: bool = False  # the suppression ignores classes
+    class_ids: tuple[int, ...] = ()  # class id of each class of the network; empty if they are equal
+    wanted_classes: frozenset[int] | None = None  # class ids to return; None for all
+    keypoint_shape: tuple[int, int] = (0, 3)  # (count, 2 or 3 values each)
+    segmentation_threshold: float = 0.5  # probability of a mask's pixels
+    needs_masks: bool = True
+    characters: str = ""  # of a text recogniser, in the network's order, without the blank
+    unclip_ratio: float = 1.5  # how much a text detector's rectangles grow
+    is_unit_length: bool = False  # embeddings are divided by their length
+    depth_scale: float = 1.0
+
+    def lowest_threshold(self) -> float:
+        """The lowest score threshold of all classes."""
+        return min((self.pre_cluster_threshold, *(threshold for _, threshold in self.class_thresholds)))
+
+    def mapped(self, class_id: IntArray) -> IntArray:
+        """Class ids of the network's classes. Ids beyond class_ids stay."""
+        if not self.class_ids:
+            return class_id
+        table = np.arange(max(int(class_id.max(initial=-1)) + 1, len(self.class_ids)), dtype=np.int64)
+        table[: len(self.class_ids)] = self.class_ids
+        return np.where(class_id < 0, class_id, table[class_id])
+
+
+Decode = Callable[["Outputs", LayoutOptions, Geometry], VisionResult]
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """An output layout: how one picture's outputs become its result.
+
+    decode: raises EngineFailed if the outputs are not as expected. outputs: their names and shapes for one picture, as
+    Markdown for docs/card-parameters.md. threshold, iou: defaults of pre-cluster-threshold and nms-iou-threshold.
+    """
+
+    name: str
+    network_type: NetworkType
+    decode: Decode
+    outputs: str
+    threshold: float = 0.25
+    iou: float = 0.45
 
 
 _FLOAT_TYPES = {Datatype.FP16, Datatype.FP32, Datatype.FP64, Datatype.BF16}
@@ -94,17 +144,21 @@ MAX_CANDIDATES = 1024
 
 
 def non_maximum_suppression(xyxy: FloatArray, score: FloatArray, class_id: IntArray, iou_threshold: float) -> IntArray:
-    """Indices of the selected boxes by descending score: greedy, per class, among the best MAX_CANDIDATES."""
-    order = np.argsort(-score, kind="stable")[:MAX_CANDIDATES]
-    boxes, classes = xyxy[order].astype(np.float64), class_id[order]
-    areas = _areas(boxes)
-    is_selected = np.ones(len(order), np.bool_)
-    for best in range(len(order)):
-        if is_selected[best]:
-            rest = best + 1 + np.flatnonzero(is_selected[best + 1 :] & (classes[best + 1 :] == classes[best]))
-            overlap = _intersection_over_union(boxes[best], boxes[rest], areas[best] + areas[rest])
-            is_selected[rest[overlap > iou_threshold]] = False
-    return order[is_selected].astype(np.int64)
+    """Indices of the selected boxes by descending score: greedy, per class, among the best MAX_CANDIDATES.
+
+    score: above 0. Empty boxes are not selected.
+    """
+    order = np.argsort(-score, kind="stable")
+    order = order[(xyxy[order, 2:] > xyxy[order, :2]).all(axis=1)][:MAX_CANDIDATES]
+    if not len(order):
+        return order.astype(np.int64)
+    boxes = xyxy[order].astype(np.float64)
+    boxes[:, 2:] -= boxes[:, :2]
+    boxes[:, :2] -= boxes[:, :2].min(axis=0)  # OpenCV separates the classes by an offset, which needs positive corners
+    scores, classes = score[order].astype(np.float32), class_id[order].astype(np.int32)
+    suppress: Any = cv2.dnn.NMSBoxesBatched  # its stubs do not know arrays
+    selected = suppress(boxes, scores, classes, 0.0, float(iou_threshold))
+    return order[np.asarray(selected, np.int64).reshape(-1)].astype(np.int64)
 
 
 def _areas(boxes: npt.NDArray[Any]) -> npt.NDArray[Any]:
@@ -131,20 +185,80 @@ def _intersection_over_union(
     return found
 
 
+def sigmoid(logits: FloatArray) -> FloatArray:
+    """Uses tanh, which does not overflow."""
+    shares: FloatArray = 0.5 * (1.0 + np.tanh(0.5 * logits))
+    return shares
+
+
+class Candidates(NamedTuple):
+    """Rows of a network's output that may be objects, at most MAX_CANDIDATES, with the best class of each.
+
+    row: (n,) int64 index. class_id: (n,) int64, of the network. score: (n,) float32.
+    """
+
+    row: IntArray
+    class_id: IntArray
+    score: FloatArray
+
+
+def best_classes(scores: FloatArray, options: LayoutOptions, *, objectness: FloatArray | None = None) -> Candidates:
+    """Candidates over the lowest threshold. scores: (classes, n), 0 to 1. objectness: (n,), multiplies all scores."""
+    best = scores.max(axis=0) if len(scores) > 1 else scores[0]
+    if objectness is not None:
+        best = best * objectness
+    row = np.flatnonzero(best > options.lowest_threshold())
+    if len(row) > MAX_CANDIDATES:
+        row = np.sort(row[np.argpartition(-best[row], MAX_CANDIDATES)[:MAX_CANDIDATES]])
+    return Candidates(row, scores[:, row].argmax(axis=0).astype(np.int64), best[row])
+
+
 def finish_detections(
     xyxy: FloatArray,
     score: FloatArray,
     class_id: IntArray,
-    options: ParserOptions,
+    options: LayoutOptions,
     to_source: Callable[[FloatArray], FloatArray],
 ) -> Detections:
     """Detections after threshold, suppression and topk, in source pixels; suppression precedes clipping."""
-    is_candidate = score > options.pre_cluster_threshold
-    xyxy, score, class_id = xyxy[is_candidate], score[is_candidate], class_id[is_candidate]
-    selected = non_maximum_suppression(xyxy, score, class_id, options.nms_iou_threshold)
-    source = to_source(xyxy[selected])
+    return finish_boxes(xyxy, score, class_id, options, to_source)[0]
+
+
+def finish_boxes(
+    xyxy: FloatArray,
+    score: FloatArray,
+    class_id: IntArray,
+    options: LayoutOptions,
+    to_source: Callable[[FloatArray], FloatArray],
+    *,
+    needs_suppression: bool = True,
+) -> tuple[Detections, IntArray]:
+    """As finish_detections, and the index of each detection's box. class_id: of the network.
+
+    needs_suppression: False if the network has done it.
+    """
+    class_id = options.mapped(class_id)
+    chosen = np.flatnonzero(is_wanted(score, class_id, options))
+    if needs_suppression:
+        groups = np.zeros(len(chosen), np.int64) if options.is_class_agnostic else class_id[chosen]
+        chosen = chosen[non_maximum_suppression(xyxy[chosen], score[chosen], groups, options.nms_iou_threshold)]
+    else:
+        chosen = chosen[np.argsort(-score[chosen], kind="stable")[:MAX_CANDIDATES]]
+    source = to_source(xyxy[chosen])
     is_inside = (source[:, 2] > source[:, 0]) & (source[:, 3] > source[:, 1])
-    source, selected = source[is_inside][: options.topk], selected[is_inside][: options.topk]
-    return Detections(
-        source, np.clip(score[selected], 0.0, 1.0).astype(np.float32), class_id[selected].astype(np.int64)
-    )
+    source, chosen = source[is_inside][: options.topk], chosen[is_inside][: options.topk]
+    scores = np.clip(score[chosen], 0.0, 1.0).astype(np.float32)
+    return Detections(source, scores, class_id[chosen].astype(np.int64)), chosen
+
+
+def is_wanted(score: FloatArray, class_id: IntArray, options: LayoutOptions) -> npt.NDArray[np.bool_]:
+    """(n,) bool: over its class's threshold, and of a wanted class. class_id: after `mapped`."""
+    threshold: float | npt.NDArray[np.float64] = options.pre_cluster_threshold
+    if options.class_thresholds:
+        threshold = np.full(len(score), options.pre_cluster_threshold)
+        for one, own in options.class_thresholds:
+            threshold[class_id == one] = own
+    wanted: npt.NDArray[np.bool_] = score > threshold
+    if options.wanted_classes is not None:
+        wanted &= np.isin(class_id, list(options.wanted_classes))
+    return wanted

@@ -2,27 +2,18 @@
 
 import functools
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from penstock.protocol.extensions import ExtensionError, load_extension
-from penstock.protocol.inference import Classes, Detections
-from penstock.vision.layouts.boxes import parse_boxes
-from penstock.vision.layouts.center_heatmap import parse_center_heatmap
-from penstock.vision.layouts.classification import parse_classification
-from penstock.vision.layouts.fastestdet import parse_fastestdet
-from penstock.vision.layouts.layout import Outputs, ParserOptions
-from penstock.vision.preprocess import Geometry
+from penstock.vision.layouts import boxes, center_heatmap, classification, fastestdet
+from penstock.vision.layouts.layout import Layout
+from penstock.vision.spec import NetworkType
 
-DetectorParser = Callable[[Outputs, ParserOptions, Geometry], Detections]
-ClassifierParser = Callable[[Outputs, ParserOptions], Classes]
-
-DETECTOR_PARSERS: Mapping[str, DetectorParser] = {
-    "boxes": parse_boxes,
-    "center-heatmap": parse_center_heatmap,
-    "fastestdet": parse_fastestdet,
+LAYOUTS: Mapping[str, Layout] = {
+    layout.name: layout for module in (boxes, center_heatmap, fastestdet, classification) for layout in module.LAYOUTS
 }
-CLASSIFIER_PARSERS: Mapping[str, ClassifierParser] = {"classification": parse_classification}
+DEFAULT_LAYOUTS = {NetworkType.DETECTOR: "boxes", NetworkType.CLASSIFIER: "classification"}
 LAYOUTS_VARIABLE = "PENSTOCK_LAYOUTS"
 
 
@@ -31,18 +22,13 @@ def user_layouts() -> tuple[str, ...]:
     return tuple(filter(None, map(str.strip, os.environ.get(LAYOUTS_VARIABLE, "").split(","))))
 
 
-def detector_parser(name: str) -> DetectorParser:
-    """Raises ExtensionError if a user's layout cannot be loaded."""
-    return DETECTOR_PARSERS.get(name) or _user_layout(name)
-
-
-def classifier_parser(name: str) -> ClassifierParser:
-    """Raises ExtensionError if a user's layout cannot be loaded."""
-    return CLASSIFIER_PARSERS.get(name) or _user_layout(name)
+def find_layout(name: str, network_type: NetworkType) -> Layout:
+    """The layout of that name. network_type: of a user's function. Raises ExtensionError if it cannot be loaded."""
+    return LAYOUTS.get(name) or Layout(name, network_type, _user_function(name), "")
 
 
 @functools.cache
-def _user_layout(name: str) -> Any:
+def _user_function(name: str) -> Any:
     if name not in user_layouts():
         raise ExtensionError(
             f"is not allowed here: add it to {LAYOUTS_VARIABLE} (comma-separated), as in {LAYOUTS_VARIABLE}={name}"

@@ -1,0 +1,156 @@
+"""Reads the parameters of config.pbtxt that describe a model's preprocessing."""
+
+from penstock.protocol.engine import TensorSpec
+from penstock.protocol.errors import InvalidRequest
+from penstock.protocol.inference import Datatype
+from penstock.vision.parameters import Parameters
+from penstock.vision.spec import ColorFormat, InputOrder, PrepareSpec, ResizeMode, ScalingFilter, Triple
+
+MAX_PIXEL = 255
+_MOST_ENLARGED = 4  # a larger resize is costly and leaves less than a sixteenth of the picture
+
+
+class NotAnImageModel(InvalidRequest):
+    """The model's input cannot be a picture, or `network-type` is missing: it takes only tensors. 400."""
+
+
+def read_prepare_spec(parameters: Parameters, image_input: TensorSpec, *, is_relayed: bool) -> PrepareSpec:
+    """The preprocessing of the model's pictures. image_input: its picture, or the encoded picture if is_relayed.
+
+    Raises InvalidRequest, and NotAnImageModel if the input's shape cannot be a picture's.
+    """
+    spec = _made_by_engine(parameters, image_input.name) if is_relayed else image_input
+    color = parameters.choice("model-color-format", ColorFormat, ColorFormat.RGB)
+    layout = parameters.choice("network-input-order", InputOrder, InputOrder.NCHW)
+    width, height = _network_size(parameters, spec, color, layout)
+    fit = _fit(parameters, width, height)
+    scale = parameters.number("net-scale-factor", 1.0)
+    offsets = _per_channel(parameters, "offsets", color, 0.0)
+    factors = _per_channel(parameters, "channel-scale-factors", color, 1.0)
+    if scale == 0.0:
+        raise parameters.refusal("net-scale-factor", "leaves nothing of the image")
+    if 0.0 in factors:
+        raise parameters.refusal("channel-scale-factors", "leaves nothing of a channel")
+    if spec.datatype is Datatype.UINT8 and (scale != 1.0 or any(offsets) or factors != (1.0, 1.0, 1.0)):
+        raise parameters.refusal("net-scale-factor", "and offsets cannot be applied to a UINT8 input; leave them out")
+    return PrepareSpec(
+        width=width,
+        height=height,
+        color=color,
+        layout=layout,
+        fit=fit,
+        filter=_filter(parameters),
+        datatype=spec.datatype,
+        scale=scale,
+        offsets=offsets,
+        channel_factors=factors,
+        max_side=_of_variable_size(parameters, "max-side", 0, is_variable=width == 0),
+        has_scaled_decode=parameters.flag("scaled-decode"),
+        shorter_side=_shorter_side(parameters, max(width, height)) if fit is ResizeMode.CROP else 0,
+        pad_value=_padding_value(parameters, fit),
+        min_side=_of_variable_size(parameters, "min-side", 0, is_variable=fit is ResizeMode.KEEP),
+        size_multiple=_of_variable_size(parameters, "size-multiple", 1, is_variable=fit is ResizeMode.KEEP),
+        min_width=_of_variable_size(parameters, "min-width", 0, is_variable=fit is ResizeMode.FIT_HEIGHT),
+    )
+
+
+def _made_by_engine(parameters: Parameters, name: str) -> TensorSpec:
+    """The network's input after the engine's preprocessing. Raises InvalidRequest if the engine does not support it."""
+    beyond = {
+        "padding-value": parameters.number("padding-value", 0.0) != 0.0,
+        "network-input-order": parameters.choice("network-input-order", InputOrder, InputOrder.NCHW) is InputOrder.NHWC,
+        "scaling-filter": _filter(parameters) is not ScalingFilter.BILINEAR,
+        "scaled-decode": parameters.flag("scaled-decode"),
+    }
+    for key, is_beyond in beyond.items():
+        if is_beyond:
+            raise parameters.refusal(key, "does not go with image-decoder engine; leave it out")
+    channels = parameters.choice("model-color-format", ColorFormat, ColorFormat.RGB).channels
+    sides = parameters.numbers("infer-dims", count=3, default=0.0)
+    if sides[0] != channels or any(side < 1 or side != int(side) for side in sides):
+        wanted = f"is not {channels};H;W, the network's size in pixels, which image-decoder engine needs"
+        raise parameters.refusal("infer-dims", wanted)
+    return TensorSpec(name, Datatype.FP32, tuple(int(side) for side in sides))
+
+
+def _filter(parameters: Parameters) -> ScalingFilter:
+    return parameters.choice("scaling-filter", ScalingFilter, ScalingFilter.BILINEAR)
+
+
+def _network_size(parameters: Parameters, spec: TensorSpec, color: ColorFormat, layout: InputOrder) -> tuple[int, int]:
+    """(width, height), 0 for a side that varies. Ignores a leading dimension of 1 in models without batching."""
+    shape = spec.shape[1:] if len(spec.shape) == 4 and spec.shape[0] in (1, -1) else spec.shape
+    if len(shape) == 3:
+        channels, height, width = shape if layout is InputOrder.NCHW else (shape[2], shape[0], shape[1])
+        width, height = _stated_size(parameters, color, width, height)
+        if channels == color.channels and (height == width == -1 or (height > 0 and (width > 0 or width == -1))):
+            return max(width, 0), max(height, 0)
+    wanted = f"[{color.channels}, H, W]" if layout is InputOrder.NCHW else f"[H, W, {color.channels}]"
+    refusal = parameters.refusal(
+        "network-input-order",
+        f"{layout.name} with model-color-format {color.name} needs an input of shape {wanted}, H and W both given, "
+        f"both -1, or only W -1; {spec.name!r} has {list(spec.shape)}",
+    )
+    if len(shape) == 3 and {shape[0], shape[2]} & {1, 3}:  # a picture in another layout or colour format
+        raise refusal
+    raise NotAnImageModel(refusal.message)
+
+
+def _stated_size(parameters: Parameters, color: ColorFormat, width: int, height: int) -> tuple[int, int]:
+    """(width, height) of `infer-dims` where the input's sides are -1."""
+    if "infer-dims" not in parameters.values or (width > 0 and height > 0):
+        return width, height
+    channels, stated_height, stated_width = parameters.numbers("infer-dims", count=3, default=0.0)
+    stated = [int(stated_width), int(stated_height)]
+    if channels != color.channels or [stated_width, stated_height] != stated or min(stated) < 1:
+        raise parameters.refusal("infer-dims", f"is not {color.channels};H;W, the network's size in pixels")
+    if any(own not in (-1, one) for own, one in zip((width, height), stated, strict=True)):
+        raise parameters.refusal("infer-dims", f"differs from the input's size, {width}x{height}")
+    return stated[0], stated[1]
+
+
+def _per_channel(parameters: Parameters, key: str, color: ColorFormat, default: float) -> Triple:
+    numbers = parameters.numbers(key, count=color.channels, default=default)
+    return (numbers[0], numbers[0], numbers[0]) if color is ColorFormat.GRAY else (numbers[0], numbers[1], numbers[2])
+
+
+def _fit(parameters: Parameters, width: int, height: int) -> ResizeMode:
+    keeps_aspect, is_symmetric = parameters.flag("maintain-aspect-ratio"), parameters.flag("symmetric-padding")
+    is_cropped = "resize-shorter-side" in parameters.values
+    if is_cropped and (width == 0 or keeps_aspect):
+        why = "an input of variable size (W -1)" if width == 0 else "maintain-aspect-ratio, which pads instead"
+        raise parameters.refusal("resize-shorter-side", f"does not go with {why}")
+    if width == 0:
+        return ResizeMode.FIT_HEIGHT if height else ResizeMode.KEEP
+    if is_cropped:
+        return ResizeMode.CROP
+    if not keeps_aspect:
+        return ResizeMode.STRETCH
+    return ResizeMode.PAD_SYMMETRIC if is_symmetric else ResizeMode.PAD_RIGHT_BOTTOM
+
+
+_PADDED = (ResizeMode.PAD_SYMMETRIC, ResizeMode.PAD_RIGHT_BOTTOM, ResizeMode.FIT_HEIGHT)
+
+
+def _padding_value(parameters: Parameters, fit: ResizeMode) -> float:
+    value = parameters.number("padding-value", 0.0)
+    if "padding-value" in parameters.values and fit not in _PADDED:
+        raise parameters.refusal("padding-value", "needs maintain-aspect-ratio: 1; without it nothing is padded")
+    if not 0.0 <= value <= MAX_PIXEL:
+        raise parameters.refusal("padding-value", f"is not between 0 and {MAX_PIXEL}")
+    return value
+
+
+def _of_variable_size(parameters: Parameters, key: str, default: int, *, is_variable: bool) -> int:
+    number = parameters.count(key, default)
+    if key in parameters.values and not is_variable:
+        raise parameters.refusal(key, "is for inputs of variable size (H and W -1, or W -1 for widths)")
+    return number
+
+
+def _shorter_side(parameters: Parameters, network_side: int) -> int:
+    side = parameters.count("resize-shorter-side", 0)
+    if not network_side <= side <= _MOST_ENLARGED * network_side:
+        least, most = network_side, _MOST_ENLARGED * network_side
+        raise parameters.refusal("resize-shorter-side", f"is not between the network's {least} pixels and {most}")
+    return side
