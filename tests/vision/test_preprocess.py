@@ -237,6 +237,16 @@ def test_geometry_clips_boxes_to_the_source() -> None:
     assert geometry.to_source(boxes).dtype == np.float32
 
 
+def test_points_are_scaled_back_and_clipped_to_the_source() -> None:
+    """Keypoints follow the boxes' padding and scale, and none leaves the image."""
+    geometry = Geometry(200, 100, 50, 50, 0.25, 0.5, pad_x=2, pad_y=-4)
+    points = np.array([[[12, 6], [27, 16]], [[-9, -9], [99, 1e38]]], np.float32)
+    found = geometry.points_to_source(points)
+    np.testing.assert_allclose(found, [[[40, 20], [100, 40]], [[0, 0], [200, 100]]])
+    assert found.dtype == np.float32
+    assert geometry.points_to_source(np.zeros((0, 5, 2), np.float32)).shape == (0, 5, 2)
+
+
 @pytest.mark.parametrize(
     ("spec", "expected"),
     [

@@ -50,6 +50,11 @@ class Geometry:
         """Boxes (n, 4) in fractions of the network's image to source pixels, clipped to the source."""
         return self.to_source(xyxy * np.array([self.network_width, self.network_height] * 2, np.float64))
 
+    def points_to_source(self, xy: FloatArray) -> FloatArray:
+        """Points (n, k, 2) in network pixels to source pixels, clipped to the source."""
+        shift, scale = np.array([self.pad_x, self.pad_y], np.float64), np.array([self.scale_x, self.scale_y])
+        return np.clip((xy - shift) / scale, 0.0, (self.source_width, self.source_height)).astype(np.float32)
+
 
 # Before a crop, only the middle of a very long picture is resized: one row of 40,000 pixels would become 256 rows of 10
 # million.
