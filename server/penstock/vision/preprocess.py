@@ -54,7 +54,8 @@ class Geometry:
         """Points (n, k, 2) in network pixels to source pixels, clipped to the source."""
         shift, scale = np.array([self.pad_x, self.pad_y], np.float64), np.array([self.scale_x, self.scale_y])
         limit = np.array([self.source_width, self.source_height], np.float64)
-        return np.clip((xy - shift) / scale, 0.0, limit).astype(np.float32)
+        points: FloatArray = np.clip((xy - shift) / scale, 0.0, limit).astype(np.float32)
+        return points
 
 
 # Before a crop, only the middle of a very long picture is resized: one row of 40,000 pixels would become 256 rows of 10
