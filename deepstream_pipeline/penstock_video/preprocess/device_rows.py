@@ -35,9 +35,11 @@ class Made(NamedTuple):
 
 def why_not(spec: PrepareSpec) -> str:
     """Why the card cannot make this network's rows; empty where it can."""
-    if spec.filter in (ScalingFilter.NEAREST, ScalingFilter.BILINEAR):
-        return ""
-    return f"its pictures are resized by {spec.filter.name.lower()}, and a GPU does it by nearest or bilinear only"
+    if spec.filter not in (ScalingFilter.NEAREST, ScalingFilter.BILINEAR):
+        return f"its pictures are resized by {spec.filter.name.lower()}, and a GPU does it by nearest or bilinear only"
+    if not spec.pad_value.is_integer():
+        return f"its padding is {spec.pad_value:g}, and a GPU pads with whole pixel values only"
+    return ""
 
 
 class _Plan:
@@ -201,7 +203,7 @@ def _row_arguments(part: CropRegion, spec: PrepareSpec) -> tuple[int | float, ..
         spec.filter is ScalingFilter.NEAREST,
         spec.color is ColorFormat.BGR,
         spec.color is ColorFormat.GRAY,
-        0,
+        int(spec.pad_value),
     )
 
 

@@ -29,7 +29,7 @@ struct Row {                                                  // steps in elemen
   long long channel_step, row_step, column_step;
   double scale_x, scale_y;                                    // source pixels in a resized one
   int width, height, left, top, part_width, part_height, resized_width, resized_height, pad_x, pad_y;
-  int is_nearest, is_bgr, is_gray, unused;
+  int is_nearest, is_bgr, is_gray, pad_level;                 // pad_level: the padding's pixel value
 };
 
 struct Whole { unsigned long long out; int width, height; };
@@ -98,7 +98,7 @@ static __device__ void make_row(const Picture& picture, const Row& row) {
   int at_x = x - row.pad_x, at_y = y - row.pad_y;
   if (at_x < 0 || at_y < 0 || at_x >= row.resized_width || at_y >= row.resized_height) {
     for (int channel = 0; channel < (row.is_gray ? 1 : 3); channel++)
-      out[channel * row.channel_step] = values[channel * 256];
+      out[channel * row.channel_step] = values[channel * 256 + row.pad_level];
     return;
   }
   Taps across = taps(at_x, row.scale_x, row.part_width, row.is_nearest);

@@ -124,10 +124,12 @@ def made_of(
 
 
 def fitted(spec: PrepareSpec, fit: ResizeMode) -> PrepareSpec:
-    """The same network with another fit."""
+    """The same network with another fit; its padding is grey."""
     if fit is ResizeMode.KEEP:
         return replace(spec, fit=fit, width=0, height=0, max_side=150)
-    return replace(spec, fit=fit, shorter_side=170 if fit is ResizeMode.CROP else 0)
+    if fit is ResizeMode.FIT_HEIGHT:
+        return replace(spec, fit=fit, width=0, min_width=180, pad_value=114.0)
+    return replace(spec, fit=fit, shorter_side=170 if fit is ResizeMode.CROP else 0, pad_value=114.0)
 
 
 def specs(fit: ResizeMode) -> Iterator[PrepareSpec]:
@@ -137,6 +139,8 @@ def specs(fit: ResizeMode) -> Iterator[PrepareSpec]:
             yield fitted(replace(NETWORK, color=color, layout=layout), fit)
             yield fitted(replace(LEVELS, color=color, layout=layout, filter=ScalingFilter.NEAREST), fit)
         yield fitted(replace(NETWORK, color=color, datatype=Datatype.FP16), fit)
+    if fit is ResizeMode.KEEP:
+        yield replace(fitted(NETWORK, fit), size_multiple=32, min_side=100)
 
 
 def difference(found: npt.NDArray[np.generic], expected: npt.NDArray[np.generic]) -> tuple[float, float]:

@@ -1,11 +1,12 @@
 """Rows made by a card equal the CPU's. Here the kernels run as C++ on a stand-in of the driver."""
 
 import ctypes
+from dataclasses import replace
 
 import numpy as np
 import pytest
 
-from penstock.vision.spec import PrepareSpec, ScalingFilter
+from penstock.vision.spec import PrepareSpec, ResizeMode, ScalingFilter
 from penstock_video.errors import GpuFailed
 from penstock_video.gpu.device import Device
 from penstock_video.preprocess.device_rows import DevicePreparer, why_not
@@ -43,6 +44,13 @@ def test_why_not_names_the_filter() -> None:
         assert why_not(PrepareSpec(8, 8, filter=wanted)) == ""
     for wanted in (ScalingFilter.AREA, ScalingFilter.CUBIC):
         assert wanted.name.lower() in why_not(PrepareSpec(8, 8, filter=wanted))
+
+
+def test_why_not_names_a_padding_between_two_pixel_values() -> None:
+    """The kernels look the padding up by its pixel value; another one is made by the CPU."""
+    padded = PrepareSpec(8, 8, fit=ResizeMode.PAD_SYMMETRIC, pad_value=114.0)
+    assert why_not(padded) == ""
+    assert why_not(replace(padded, pad_value=127.5)).startswith("its padding is 127.5, and a GPU pads with whole")
 
 
 def test_prepare_of_pictures_alike_makes_two_launches_and_one_wait(fake: tuple[Device, FakeDriver]) -> None:

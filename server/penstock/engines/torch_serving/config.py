@@ -48,6 +48,7 @@ Config = dict[str, Any]  # Triton's configuration as parsed JSON
 _CHANNELS = {"RGB": 3, "BGR": 3, "GRAY": 1}
 _COLORS = {"0": "RGB", "1": "BGR", "2": "GRAY", "rgb": "RGB", "bgr": "BGR", "gray": "GRAY"}
 _FLAGS = {"0": False, "false": False, "off": False, "1": True, "true": True, "on": True}
+_VARIABLE_SIZE = ("max-side", "min-side", "size-multiple", "min-width")
 _MOST_ENLARGED = 4  # as in the gateway: a larger resize is costly and leaves less than a sixteenth of the picture
 
 
@@ -168,6 +169,13 @@ def _fit(parameters: _Parameters) -> PictureFit:
         raise TorchLoadError(f"parameter scaling-filter is '{scaling_filter}': the engine resizes by bilinear alone")
     if parameters.text("network-input-order").lower() not in ("", "0", "nchw"):
         raise TorchLoadError("parameter network-input-order: a program that is sent pictures takes NCHW; leave it out")
+    if parameters.numbers("padding-value", 1, 0.0) != (0.0,):
+        raise TorchLoadError(
+            f"parameter padding-value is '{parameters.text('padding-value')}': the engine pads with black only; leave "
+            "it out, or use image-decoder: gateway"
+        )
+    if key := next(filter(parameters.text, _VARIABLE_SIZE), ""):
+        raise TorchLoadError(f"parameter {key} is for inputs of variable size; infer-dims gives a fixed one")
     keeps_aspect = parameters.flag("maintain-aspect-ratio", default=False)
     is_symmetric = parameters.flag("symmetric-padding", default=False)
     if parameters.text("resize-shorter-side"):
