@@ -1,89 +1,12 @@
-"""Drawing: the boxes are where they belong, the captions can be read, the files land where they were asked."""
+"""`penstock infer --draw`: the drawings are written to the files that were named."""
 
 from pathlib import Path
 
 import cv2
-import numpy as np
 import pytest
 
-from penstock.cli.drawing import INK, PALETTE, CaptionedBox, Picture, draw_boxes, draw_lines, position_captions
+from penstock.vision.drawing import PALETTE
 from tests.cli.conftest import Call, StandIn, jpeg
-
-
-def grey(width: int = 640, height: int = 480) -> Picture:
-    """An even picture."""
-    return np.full((height, width, 3), 128, np.uint8)
-
-
-def changed(picture: Picture, drawn: Picture) -> tuple[int, int, int, int]:
-    """x1 y1 x2 y2 of what is not as it was."""
-    rows, columns = np.nonzero(np.any(picture != drawn, axis=2))
-    return int(columns.min()), int(rows.min()), int(columns.max()), int(rows.max())
-
-
-def test_draw_boxes_puts_the_line_on_the_box(tmp_path: Path) -> None:
-    """The edges are the class's colour, the inside and the rest are untouched, the picture given is too."""
-    picture = grey()
-    drawn = draw_boxes(picture, [CaptionedBox((100.0, 200.0, 300.0, 400.0), "person 0.91", 1)])
-    for x, y in ((100, 300), (300, 300), (200, 200), (200, 400)):
-        assert tuple(drawn[y, x]) == PALETTE[1]
-    assert tuple(drawn[300, 200]) == (128, 128, 128)
-    assert np.all(picture == 128)
-
-
-@pytest.mark.parametrize(
-    ("width", "height", "xyxy"),
-    [
-        (640, 480, (100.0, 200.0, 300.0, 400.0)),
-        (640, 480, (0.0, 0.0, 50.0, 50.0)),
-        (640, 480, (600.0, 2.0, 640.0, 480.0)),
-        (640, 480, (-20.0, 470.0, 700.0, 500.0)),
-        (4000, 3000, (3900.0, 2900.0, 4000.0, 3000.0)),
-        (40, 30, (1.0, 1.0, 39.0, 29.0)),
-    ],
-    ids=["inside", "corner", "right edge", "outside", "large", "tiny"],
-)
-def test_draw_boxes_caption_is_legible_wherever_the_box_is(
-    width: int, height: int, xyxy: tuple[float, float, float, float]
-) -> None:
-    """The caption stays in the picture, dark on its own filled background."""
-    picture = grey(width, height)
-    drawn = draw_boxes(picture, [CaptionedBox(xyxy, "person 0.91", 0)])
-    is_ink = np.all(np.abs(drawn.astype(int) - INK) < 60, axis=2)
-    is_background = np.all(drawn == PALETTE[0], axis=2)
-    assert is_ink.sum() > 20
-    rows, columns = np.nonzero(is_ink)
-    around = is_background[rows.min() : rows.max() + 1, columns.min() : columns.max() + 1]
-    assert around.mean() > 0.3
-
-
-def test_position_captions_in_a_crowd_hide_no_box() -> None:
-    """Of people shoulder to shoulder none lies under a caption; the strongest keep theirs, in small letters."""
-    crowd = [(40.0 + 14 * n, 100.0 + 20 * row, 52.0 + 14 * n, 132.0 + 20 * row) for row in (0, 2) for n in range(20)]
-    boxes = [CaptionedBox(xyxy, "person 0.91", 0) for xyxy in crowd]
-    placed = position_captions(grey(), boxes)
-    places = [one[1] for one in placed if one is not None]
-    assert 4 < len(places) < 40
-    for left, top, right, bottom in crowd:
-        for place in places:
-            width = min(right, place.right) - max(left, place.left)
-            height = min(bottom, place.bottom) - max(top, place.top)
-            assert max(0.0, width) * max(0.0, height) <= 0.1 * 12 * 32
-    (alone,) = position_captions(grey(), [CaptionedBox((100.0, 100.0, 400.0, 400.0), "person 0.91", 0)])
-    assert placed[0] is not None
-    assert alone is not None
-    assert placed[0][0].scale < alone[0].scale
-
-
-def test_draw_lines_stands_in_the_upper_left_corner() -> None:
-    """The lines of a classifier lie under each other, each on a colour of its own."""
-    picture = grey()
-    drawn = draw_lines(picture, ["cat 0.71", "dog 0.20"])
-    left, top, right, bottom = changed(picture, drawn)
-    assert (left, top) == (0, 0)
-    assert right < 200
-    assert bottom < 100
-    assert {tuple(drawn[2, 1]), tuple(drawn[bottom - 1, 1])} == {PALETTE[0], PALETTE[1]}
 
 
 def infer_and_draw(penstock: Call, stand_in: StandIn, draw: Path, *pictures: Path) -> str:

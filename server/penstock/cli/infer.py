@@ -14,7 +14,6 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from penstock.cli.drawing import CaptionedBox, draw_boxes, draw_lines
 from penstock.cli.gateway_client import (
     ApiKey,
     GatewayClient,
@@ -30,7 +29,9 @@ from penstock.cli.model_list import in_short
 from penstock.cli.pictures import SUFFIXES, NoPictures, content_type_of, drawn_paths, means_folder, pictures_of
 from penstock.cli.terminal import fail, print_failure, print_json
 from penstock.protocol.errors import InvalidRequest
+from penstock.vision.captions import CaptionedBox
 from penstock.vision.decode import decode
+from penstock.vision.drawing import color_of, draw_boxes, draw_lines
 from penstock.vision.spec import ColorFormat
 
 STAGES = ("decode", "preprocess", "queue", "infer", "postprocess")
@@ -221,14 +222,14 @@ def _one(question: _InferCommand, picture: Path, target: Path | None, report: Re
 def _draw(data: bytes, result: ImageResult, target: Path) -> None:
     """Decodes as the gateway does, so that the boxes fit whatever the EXIF orientation is."""
     try:
-        picture = decode(data, ColorFormat.BGR, max_pixels=NO_PIXEL_LIMIT).pixels
+        drawn = decode(data, ColorFormat.BGR, max_pixels=NO_PIXEL_LIMIT).pixels
     except InvalidRequest as error:
         raise _CannotDraw(f"{target} cannot be drawn: {error}") from error
     if result.detections is not None:
         boxes = [CaptionedBox(item.xyxy, item.caption, item.class_id) for item in result.detections]
-        drawn = draw_boxes(picture, boxes)
+        draw_boxes(drawn, boxes)
     else:
-        drawn = draw_lines(picture, [item.caption for item in result.classes or ()])
+        draw_lines(drawn, [(item.caption, color_of(row)) for row, item in enumerate(result.classes or ())])
     try:
         target.parent.mkdir(exist_ok=True)
         target.write_bytes(cv2.imencode(target.suffix, drawn)[1].tobytes())

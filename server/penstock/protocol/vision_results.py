@@ -1,5 +1,6 @@
 """Results of one picture, in its own pixels after EXIF rotation: detections, classes, masks, embeddings, text, maps."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -99,3 +100,9 @@ class DepthMap:
 
 
 VisionResult = Detections | Classes | Embedding | TextLines | SegmentationMap | DepthMap
+
+
+def label_of(class_id: int, labels: Sequence[str]) -> str:
+    """The class's label, or its id as text."""
+    known = labels[class_id] if 0 <= class_id < len(labels) else ""
+    return known or str(class_id)

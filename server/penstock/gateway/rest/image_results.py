@@ -18,6 +18,7 @@ from penstock.protocol.vision_results import (
     SegmentationMap,
     TextLines,
     VisionResult,
+    label_of,
 )
 from penstock.vision.masks import png16_of, polygons_of, rle_of
 
@@ -155,12 +156,6 @@ def result_json(result: VisionResult, labels: Sequence[str], masks: MaskForm = M
             return SegmentationResult(_areas(result, labels, masks))
         case DepthMap():
             return DepthResult(_depth(result))
-
-
-def label_of(class_id: int, labels: Sequence[str]) -> str:
-    """The class's label, or its id as text."""
-    known = labels[class_id] if 0 <= class_id < len(labels) else ""
-    return known or str(class_id)
 
 
 def _boxes(found: Detections, labels: Sequence[str], masks: MaskForm) -> list[LabelledBox]:

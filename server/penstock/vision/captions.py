@@ -1,4 +1,4 @@
-"""Draws results into a picture: boxes with legible captions, or the top classes in a corner."""
+"""Captions of boxes in a picture: their size and position, so that none hides another box, and their text."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -96,7 +96,7 @@ def position_captions(
 
 
 def _letterings(picture: Picture, box: CaptionedBox) -> tuple[Lettering, Lettering]:
-    """What suits the box, and the smallest."""
+    """The size that suits the box, and the smallest."""
     full = lettering_of(picture)
     width, _ = full.size(box.caption)
     share = LONGEST_CAPTION * (box.xyxy[2] - box.xyxy[0]) / width
@@ -132,69 +132,20 @@ def _covered(position: CaptionPosition, rectangles: Rectangles) -> Rectangles:
     return np.asarray(np.prod(np.maximum(lower - upper, 0.0), axis=1), np.float64)
 
 
-Color = tuple[int, int, int]
-
-# BGR, far apart from their neighbours in hue; bright enough for a dark caption, all of them
-PALETTE: tuple[Color, ...] = (
-    (80, 220, 60),
-    (60, 180, 255),
-    (255, 190, 60),
-    (190, 130, 255),
-    (60, 240, 250),
-    (255, 170, 210),
-    (220, 230, 60),
-    (110, 140, 255),
-)
+Color = tuple[int, int, int]  # blue, green, red
 INK: Color = (20, 20, 20)
 
 
-def draw_boxes(picture: Picture, boxes: Sequence[CaptionedBox]) -> Picture:
-    """A copy of the picture, (H, W, 3) BGR, with the boxes, the first on top; captions where they hide no other box.
-
-    A small box has a small caption. One that would hide another box or an earlier box's caption is left out.
-    """
-    drawn = picture.copy()
-    for box in reversed(boxes):
-        corners = [round(value) for value in box.xyxy]
-        cv2.rectangle(drawn, corners[:2], corners[2:], _color(box.class_id), _line_width(picture), cv2.LINE_AA)
-    for box, placed in zip(boxes, position_captions(picture, boxes), strict=True):
-        if placed is not None:
-            _draw_text(drawn, box.caption, *placed, background=_color(box.class_id))
-    return drawn
+def drawable(text: str) -> str:
+    """The text without control characters, which have no glyph."""
+    return "".join(one if one.isprintable() else "?" for one in text)
 
 
-def draw_lines(picture: Picture, lines: Sequence[str]) -> Picture:
-    """A copy of the picture with the lines of text in its upper left corner, each on a colour of its own."""
-    drawn, lettering = picture.copy(), lettering_of(picture)
-    top = 0
-    for number, line in enumerate(lines):
-        position = lettering.position(drawn, line, 0, top)
-        _draw_text(drawn, line, lettering, position, background=_color(number))
-        top = position.bottom
-    return drawn
-
-
-def _color(class_id: int) -> Color:
-    """Of the palette, turned by one every round, so that classes 0, 8, 16 and 32 differ as well."""
-    return PALETTE[(class_id + class_id // len(PALETTE)) % len(PALETTE)]
-
-
-def _line_width(picture: Picture) -> int:
-    """2 pixels in a VGA picture, more in a larger one, so that it is as wide to the eye."""
-    return max(2, round(_longest_side(picture) / 500))
-
-
-def _longest_side(picture: Picture) -> int:
-    height, width, _ = picture.shape
-    return int(max(height, width))
-
-
-def _draw_text(
-    drawn: Picture, text: str, lettering: Lettering, position: CaptionPosition, *, background: Color
+def draw_caption(
+    picture: Picture, text: str, lettering: Lettering, position: CaptionPosition, *, background: Color
 ) -> None:
-    """Dark text on a filled background."""
-    cv2.rectangle(
-        drawn, (position.left, position.top), (position.right - 1, position.bottom - 1), background, cv2.FILLED
-    )
+    """Dark text on a filled background. text: drawable."""
+    corners = (position.left, position.top), (position.right - 1, position.bottom - 1)
+    cv2.rectangle(picture, *corners, background, cv2.FILLED)
     origin = (position.left + lettering.margin, position.bottom - lettering.margin - lettering.descent)
-    cv2.putText(drawn, text, origin, FONT, lettering.scale, INK, lettering.weight, cv2.LINE_AA)
+    cv2.putText(picture, text, origin, FONT, lettering.scale, INK, lettering.weight, cv2.LINE_AA)
