@@ -1,0 +1,75 @@
+"""The process that parses a file for inspect_file: limits itself, reads a request, writes a reply."""
+
+import contextlib
+import ctypes
+import os
+import resource
+import signal
+import sys
+from pathlib import Path
+
+import msgspec
+
+from penstock.models.inspect.facts import UnreadableModel
+from penstock.models.inspect.inspection import (
+    Inspection,
+    InspectionReply,
+    InspectionRequest,
+    Limits,
+    Trial,
+    Verdict,
+    checked_size,
+    memory_limit_bytes,
+)
+
+_PR_SET_PDEATHSIG = 1
+
+
+def main(arguments: list[str]) -> None:
+    """Answers one request of standard input on standard output."""
+    ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != int(arguments[0]):
+        sys.exit(1)  # the parent died before prctl
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    reply_file = os.dup(1)
+    os.dup2(2, 1)  # what a library prints is no reply
+    request = msgspec.msgpack.decode(sys.stdin.buffer.read(), type=InspectionRequest)
+    try:
+        size_bytes = checked_size(Path(request.path), request.limits)
+        _confine(request.limits, size_bytes)
+        reply = InspectionReply(inspection=run(request))
+    except UnreadableModel as error:
+        reply = InspectionReply(problem=str(error))
+    except (MemoryError, RecursionError):
+        reply = InspectionReply(problem=f"{request.path} needs more memory to be read than an inspection may use")
+    with os.fdopen(reply_file, "wb") as file:
+        file.write(msgspec.msgpack.encode(reply))
+
+
+def run(request: InspectionRequest) -> Inspection:
+    """The inspection, in this process. Raises UnreadableModel."""
+    from penstock.models.inspect.onnx_file import read_facts  # after the limits, as onnx itself is large
+    from penstock.models.inspect.recognise import recognise
+
+    facts = read_facts(Path(request.path))
+    recognition = recognise(facts, request.hints)
+    if not recognition.layout:
+        return Inspection(facts, recognition, Trial(), Verdict.UNSERVABLE, "; ".join(recognition.warnings))
+    open_questions = [question for question in recognition.questions if question.is_blocking]
+    if open_questions:
+        return Inspection(facts, recognition, Trial(), Verdict.AMBIGUOUS, open_questions[0].ambiguous)
+    return Inspection(facts, recognition, Trial(), Verdict.SERVABLE, f"its layout is {recognition.layout}")
+
+
+def _confine(limits: Limits, size_bytes: int) -> None:
+    memory = memory_limit_bytes(limits, size_bytes)
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    resource.setrlimit(resource.RLIMIT_DATA, (memory, memory))
+    resource.setrlimit(resource.RLIMIT_CPU, (limits.cpu_s, limits.cpu_s))
+    resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))
+    with contextlib.suppress(OSError):  # not writable everywhere; then the kernel's default applies
+        Path("/proc/self/oom_score_adj").write_text("500")
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

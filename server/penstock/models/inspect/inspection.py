@@ -1,0 +1,201 @@
+"""Inspection of an ONNX file: the result's types, and inspect_file, which reads the file in a bounded child process."""
+
+import os
+import subprocess
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
+from pathlib import Path
+
+import msgspec
+
+from penstock.models.inspect.facts import ModelFacts, UnreadableModel
+
+MIB = 1 << 20
+_MESSAGE_BYTES = 16 * MIB  # of the child's answer; labels and metadata are bounded to less
+
+
+@dataclass(frozen=True, slots=True)
+class Hints:
+    """What the user says of a model: the flags of `models inspect` and `models add`. Empty where nothing is said.
+
+    mean, std: as the flags have them: parts of 1, or pixel values if a std is over 1. resize: letterbox, corner,
+    squash, crop or keep. parameters: card parameters as they are, which win over everything inferred. labels_origin:
+    where labels come from, for the page.
+    """
+
+    layout: str = ""
+    input_size: tuple[int, int] | None = None  # (height, width)
+    labels: tuple[str, ...] = ()
+    labels_origin: str = ""
+    color: str = ""  # rgb, bgr or gray
+    mean: tuple[float, ...] = ()
+    std: tuple[float, ...] = ()
+    scale: float | None = None  # the input is (pixel * scale - mean) / std
+    resize: str = ""
+    padding: float | None = None
+    conf: float | None = None
+    iou: float | None = None
+    keypoint_names: tuple[str, ...] = ()
+    skeleton: tuple[tuple[int, int], ...] = ()
+    parameters: dict[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Question:
+    """What the file leaves open. ambiguous: a sentence. choices: values of the flag, the likeliest first; may be empty.
+
+    flag: the flag that settles it, such as --layout. is_blocking: without an answer the model is not servable.
+    """
+
+    ambiguous: str
+    flag: str
+    choices: tuple[str, ...] = ()
+    is_blocking: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class Recognition:
+    """The proposed card. layout: "" if none was recognised. network_type: nvinfer's number.
+
+    parameters: of config.pbtxt, labels included. input_size: (height, width), None if it follows the picture.
+    input_shape: the image input's true shape where the file's is not, else (). rows_follow_batch: False if the outputs
+    have no batch axis, so that one picture a call is served. evidence: sentences, the strongest first.
+    """
+
+    layout: str = ""
+    network_type: int | None = None
+    family: str = ""
+    parameters: dict[str, str] = field(default_factory=dict)
+    labels: tuple[str, ...] = ()
+    keypoint_names: tuple[str, ...] = ()
+    input_name: str = ""
+    input_size: tuple[int, int] | None = None
+    input_shape: tuple[int, ...] = ()
+    rows_follow_batch: bool = True
+    evidence: tuple[str, ...] = ()
+    questions: tuple[Question, ...] = ()
+    warnings: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Trial:
+    """What one run a picture showed. evidence: sentences. failure: why it could not run, "" if it did.
+
+    is_decoded: the layout decoded the outputs of all pictures. results: results for each picture.
+    """
+
+    pictures: tuple[str, ...] = ()
+    evidence: tuple[str, ...] = ()
+    warnings: tuple[str, ...] = ()
+    failure: str = ""
+    is_decoded: bool = False
+    results: tuple[str, ...] = ()
+
+
+class Verdict(StrEnum):
+    """SERVABLE: the proposed card can be used. AMBIGUOUS: a blocking question is open. UNSERVABLE: no card is known."""
+
+    SERVABLE = "servable"
+    AMBIGUOUS = "ambiguous"
+    UNSERVABLE = "unservable"
+
+
+@dataclass(frozen=True, slots=True)
+class Inspection:
+    """All that is known of a file. reason: a sentence on the verdict. recognition: after the trial's corrections."""
+
+    facts: ModelFacts
+    recognition: Recognition
+    trial: Trial
+    verdict: Verdict
+    reason: str
+
+    @property
+    def is_servable(self) -> bool:
+        """Whether `models add` may write the proposed card."""
+        return self.verdict is Verdict.SERVABLE
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """Of the child process. memory_bytes: of its private memory, beside eight times the file's size."""
+
+    memory_bytes: int = 3 << 30
+    cpu_s: int = 120
+    wall_s: float = 120.0
+    file_bytes: int = (2 << 30) - 1  # protobuf's own
+
+
+@dataclass(frozen=True, slots=True)
+class InspectionRequest:
+    """The message to the child process. pictures: paths of encoded pictures for the trial; empty for the packaged."""
+
+    path: str
+    hints: Hints
+    limits: Limits
+    pictures: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class InspectionReply:
+    """The message of the child process: one of both."""
+
+    inspection: Inspection | None = None
+    problem: str = ""
+
+
+def inspect_file(
+    path: Path, hints: Hints | None = None, limits: Limits | None = None, *, pictures: Sequence[Path] = ()
+) -> Inspection:
+    """Inspects the file in a bounded child process; this process never parses it. Blocks for limits.wall_s at most.
+
+    Raises UnreadableModel with one sentence if the file is bad, or if the child dies or exceeds a limit.
+    """
+    limits = limits or Limits()
+    size_bytes = checked_size(path, limits)
+    request = InspectionRequest(str(path), hints or Hints(), limits, tuple(map(str, pictures)))
+    try:
+        done = subprocess.run(
+            [sys.executable, "-P", "-m", "penstock.models.inspect.child", str(os.getpid())],
+            input=msgspec.msgpack.encode(request),
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            timeout=limits.wall_s,
+            check=False,
+        )
+    except subprocess.TimeoutExpired:
+        raise UnreadableModel(f"{path} was not inspected in {limits.wall_s:g} s; it was stopped") from None
+    if done.returncode or not 0 < len(done.stdout) <= _MESSAGE_BYTES:
+        raise UnreadableModel(f"{path} cannot be inspected: {_death(done.returncode, limits, size_bytes)}")
+    reply = msgspec.msgpack.decode(done.stdout, type=InspectionReply)
+    if reply.inspection is None:
+        raise UnreadableModel(reply.problem)
+    return reply.inspection
+
+
+def checked_size(path: Path, limits: Limits) -> int:
+    """Bytes of the regular file. Raises UnreadableModel, also if it is empty or over the limit."""
+    try:
+        size_bytes = path.stat().st_size
+        if not path.is_file():
+            raise UnreadableModel(f"{path} is no file; name an ONNX file")
+    except OSError as error:
+        raise UnreadableModel(f"{path} cannot be read: {error.strerror}") from None
+    if not size_bytes:
+        raise UnreadableModel(f"{path} is empty; it has no ONNX model")
+    if size_bytes > limits.file_bytes:
+        raise UnreadableModel(f"{path} has {size_bytes} bytes (limit {limits.file_bytes})")
+    return size_bytes
+
+
+def memory_limit_bytes(limits: Limits, size_bytes: int) -> int:
+    """Private memory that the child may have for a file of that size."""
+    return limits.memory_bytes + 8 * size_bytes
+
+
+def _death(returncode: int, limits: Limits, size_bytes: int) -> str:
+    memory = f"{memory_limit_bytes(limits, size_bytes) // MIB} MiB of memory and {limits.cpu_s} s of CPU time"
+    how = f"was ended by signal {-returncode}" if returncode < 0 else f"ended with {returncode}"
+    return f"the process that read it {how}; it may use {memory}"

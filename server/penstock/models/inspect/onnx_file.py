@@ -1,0 +1,194 @@
+"""Reads ModelFacts from an ONNX file without its external data. Run it in a bounded process: see inspection.py."""
+
+import hashlib
+from collections import deque
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import onnx
+from google.protobuf.message import DecodeError
+from onnx import TensorProto
+
+from penstock.models.inspect.facts import ModelFacts, TensorFacts, UnreadableModel
+from penstock.protocol.inference import Datatype
+
+MAX_NODES = 200_000
+MAX_TENSORS = 256  # inputs, and outputs
+MAX_RANK = 16
+MAX_NAME = 512
+MAX_METADATA = 64  # keys
+MAX_VALUE = 1 << 20  # characters of a metadata value: labels of the largest vocabularies
+_TAIL_NODES = 48
+_DATATYPES: dict[int, Datatype] = {
+    TensorProto.BOOL: Datatype.BOOL,
+    TensorProto.UINT8: Datatype.UINT8,
+    TensorProto.UINT16: Datatype.UINT16,
+    TensorProto.UINT32: Datatype.UINT32,
+    TensorProto.UINT64: Datatype.UINT64,
+    TensorProto.INT8: Datatype.INT8,
+    TensorProto.INT16: Datatype.INT16,
+    TensorProto.INT32: Datatype.INT32,
+    TensorProto.INT64: Datatype.INT64,
+    TensorProto.FLOAT16: Datatype.FP16,
+    TensorProto.FLOAT: Datatype.FP32,
+    TensorProto.DOUBLE: Datatype.FP64,
+    TensorProto.BFLOAT16: Datatype.BF16,
+    TensorProto.STRING: Datatype.BYTES,
+}
+_EIGHT_BITS = {"QuantizeLinear", "DequantizeLinear", "DynamicQuantizeLinear", "ConvInteger", "MatMulInteger"}
+_RUNTIME_DOMAINS = {"", "ai.onnx", "ai.onnx.ml", "com.microsoft", "com.microsoft.nchwc", "ai.onnx.training"}
+
+
+def read_facts(path: Path) -> ModelFacts:
+    """What the file declares. Raises UnreadableModel with one sentence."""
+    data = _read(path)
+    model = _parse(path, data)
+    graph = model.graph
+    _check(path, model)
+    initializers = {tensor.name for tensor in graph.initializer} | {
+        tensor.values.name for tensor in graph.sparse_initializer
+    }
+    inputs = tuple(_tensor(path, value) for value in graph.input if value.name not in initializers)
+    if not inputs:
+        raise UnreadableModel(f"{path} has no inputs; a vision model has one that takes the picture")
+    if not graph.output:
+        raise UnreadableModel(f"{path} has no outputs")
+    producers = _producers(path, graph, {tensor.name for tensor in inputs} | initializers)
+    domains = {node.domain for node in graph.node} | {function.domain for function in model.functions}
+    local = {function.domain for function in model.functions}
+    return ModelFacts(
+        path=str(path),
+        size_bytes=len(data),
+        sha256=hashlib.sha256(data).hexdigest(),
+        producer=f"{model.producer_name} {model.producer_version}".strip()[:MAX_NAME],
+        ir_version=model.ir_version,
+        opset=next((one.version for one in model.opset_import if one.domain in ("", "ai.onnx")), 0),
+        inputs=inputs,
+        outputs=tuple(_tensor(path, value) for value in graph.output),
+        metadata={entry.key[:MAX_NAME]: entry.value for entry in model.metadata_props[:MAX_METADATA]},
+        tail={value.name: _tail(value.name, producers) for value in graph.output},
+        operators=frozenset(node.op_type[:MAX_NAME] for node in graph.node),
+        custom_domains=tuple(sorted(domain[:MAX_NAME] for domain in domains - _RUNTIME_DOMAINS - local)),
+        external_data=tuple(_external(graph)),
+        is_quantised=any(node.op_type in _EIGHT_BITS or node.op_type.startswith("QLinear") for node in graph.node),
+        node_count=len(graph.node),
+        first_convolution_channels=_first_channels(graph),
+    )
+
+
+def _read(path: Path) -> bytes:
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        raise UnreadableModel(f"{path} cannot be read: {error.strerror}") from None
+
+
+def _parse(path: Path, data: bytes) -> onnx.ModelProto:
+    model = onnx.ModelProto()
+    try:
+        model.ParseFromString(data)
+    except (DecodeError, RecursionError, ValueError):
+        raise UnreadableModel(
+            f"{path} is no ONNX model, or it is cut: its {len(data)} bytes are no whole ONNX message; export it again"
+        ) from None
+    if not model.ir_version or not model.HasField("graph") or not model.opset_import:
+        raise UnreadableModel(f"{path} is no ONNX model: it has no graph, no opset or no IR version; export it again")
+    return model
+
+
+def _check(path: Path, model: onnx.ModelProto) -> None:
+    graph = model.graph
+    bounds = (
+        (len(graph.node), MAX_NODES, "operators"),
+        (len(graph.input) - len(graph.initializer), MAX_TENSORS, "inputs"),
+        (len(graph.output), MAX_TENSORS, "outputs"),
+        (
+            max((len(entry.value) for entry in model.metadata_props), default=0),
+            MAX_VALUE,
+            "characters of a metadata value",
+        ),
+    )
+    for count, limit, what in bounds:
+        if count > limit:
+            raise UnreadableModel(f"{path} has {count} {what} (limit {limit})")
+    for value in graph.output:
+        if not value.name or len(value.name) > MAX_NAME:
+            raise UnreadableModel(f"{path} has an output with no name, or with one of over {MAX_NAME} characters")
+
+
+def _tensor(path: Path, value: onnx.ValueInfoProto) -> TensorFacts:
+    if len(value.name) > MAX_NAME:
+        raise UnreadableModel(f"{path} has an input with a name of over {MAX_NAME} characters")
+    kind = value.type.tensor_type
+    if not value.type.HasField("tensor_type") or not kind.HasField("shape"):
+        return TensorFacts(value.name, _DATATYPES.get(kind.elem_type), (), (), has_shape=False)
+    if len(kind.shape.dim) > MAX_RANK:
+        raise UnreadableModel(f"{path}: {value.name!r} has {len(kind.shape.dim)} dimensions (limit {MAX_RANK})")
+    shape, axes = [], []
+    for side in kind.shape.dim:
+        is_fixed = side.HasField("dim_value") and side.dim_value > 0
+        shape.append(side.dim_value if is_fixed else -1)
+        axes.append("" if is_fixed else side.dim_param[:MAX_NAME])
+    return TensorFacts(value.name, _DATATYPES.get(kind.elem_type), tuple(shape), tuple(axes))
+
+
+def _producers(path: Path, graph: onnx.GraphProto, known: set[str]) -> dict[str, onnx.NodeProto]:
+    """The node of each tensor. Raises UnreadableModel for a cycle, or a tensor that nothing makes."""
+    producers = {name: node for node in graph.node for name in node.output if name}
+    waiting = {id(node): len({name for name in node.input if name in producers}) for node in graph.node}
+    users: dict[str, list[onnx.NodeProto]] = {}
+    for node in graph.node:
+        for name in {name for name in node.input if name in producers}:
+            users.setdefault(name, []).append(node)
+    ready = deque(node for node in graph.node if not waiting[id(node)])
+    done = 0
+    while ready:
+        node = ready.popleft()
+        done += 1
+        for user in (user for name in node.output for user in users.get(name, ())):
+            waiting[id(user)] -= 1
+            if not waiting[id(user)]:
+                ready.append(user)
+    if done < len(graph.node):
+        raise UnreadableModel(f"{path} has a graph with a cycle through {len(graph.node) - done} operators")
+    for value in graph.output:
+        if value.name not in producers and value.name not in known:
+            raise UnreadableModel(f"{path}: no operator makes the output {value.name!r}; the file is damaged")
+    return producers
+
+
+def _tail(name: str, producers: dict[str, onnx.NodeProto]) -> tuple[str, ...]:
+    """Operator types before the output, nearest first, in breadth."""
+    found: list[str] = []
+    ready, seen = deque([name]), {name}
+    while ready and len(found) < _TAIL_NODES:
+        node = producers.get(ready.popleft())
+        if node is None:
+            continue
+        found.append(node.op_type[:MAX_NAME])
+        for source in node.input:
+            if source not in seen:
+                seen.add(source)
+                ready.append(source)
+    return tuple(found)
+
+
+def _external(graph: onnx.GraphProto) -> Iterator[str]:
+    locations = {
+        entry.value[:MAX_NAME]
+        for tensor in graph.initializer
+        if tensor.data_location == TensorProto.EXTERNAL
+        for entry in tensor.external_data
+        if entry.key == "location"
+    }
+    yield from sorted(locations)[:MAX_TENSORS]
+
+
+def _first_channels(graph: onnx.GraphProto) -> int:
+    sides: dict[str, Any] = {tensor.name: tensor.dims for tensor in graph.initializer}
+    for node in graph.node:
+        if node.op_type in ("Conv", "QLinearConv") and len(node.input) > 1:
+            dims = sides.get(node.input[1], ())
+            return int(dims[1]) if len(dims) == 4 else 0
+    return 0

@@ -1,0 +1,31 @@
+"""The configuration that an inspected file would be served with."""
+
+from penstock.models.inspect.facts import ModelFacts, TensorFacts
+from penstock.models.inspect.inspection import Recognition
+from penstock.protocol.engine import ModelConfig, TensorSpec
+from penstock.protocol.errors import InvalidRequest
+
+
+def proposed_config(facts: ModelFacts, recognition: Recognition, name: str, *, max_batch_size: int = 0) -> ModelConfig:
+    """The model's config with the proposed card. max_batch_size: 0 for dims as in the file, with its batch axis.
+
+    Raises InvalidRequest if a tensor's type cannot be served.
+    """
+    return ModelConfig(
+        name=name,
+        backend="onnxruntime",
+        max_batch_size=max_batch_size,
+        inputs=tuple(
+            _spec(tensor, recognition.input_shape if tensor.name == recognition.input_name else (), max_batch_size)
+            for tensor in facts.inputs
+        ),
+        outputs=tuple(_spec(tensor, (), max_batch_size) for tensor in facts.outputs),
+        parameters=recognition.parameters,
+    )
+
+
+def _spec(tensor: TensorFacts, true_shape: tuple[int, ...], max_batch_size: int) -> TensorSpec:
+    if tensor.datatype is None or not tensor.has_shape:
+        raise InvalidRequest(f"{tensor.name!r} is no tensor with a known number of dimensions")
+    shape = true_shape or tensor.shape
+    return TensorSpec(tensor.name, tensor.datatype, shape[1:] if max_batch_size else shape)

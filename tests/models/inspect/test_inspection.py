@@ -1,0 +1,51 @@
+"""inspect_file: one bounded child process a file, and one sentence for a bad one."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from penstock.models.inspect.facts import UnreadableModel
+from penstock.models.inspect.inspection import Limits, Verdict, inspect_file
+from tests.models.inspect.made_models import constant_model
+
+
+def test_a_file_of_ultralytics_is_recognised_by_its_metadata(tmp_path: Path) -> None:
+    """Task, names and size of Ultralytics' metadata make the card, with no flag."""
+    metadata = {"task": "detect", "names": "{1: 'dog', 0: 'cat; kitten'}", "imgsz": "[320, 256]", "stride": "32"}
+    path = constant_model(
+        tmp_path / "best.onnx",
+        {"output0": np.zeros((1, 6, 1680), np.float32)},
+        image=("batch", 3, "height", "width"),
+        metadata=metadata,
+    )
+    found = inspect_file(path)
+    assert (found.verdict, found.recognition.layout) == (Verdict.SERVABLE, "yolov8")
+    assert found.recognition.input_size == (320, 256)
+    assert found.recognition.labels == ("cat, kitten", "dog")
+    assert found.recognition.parameters["padding-value"] == "114"
+
+
+@pytest.mark.parametrize(
+    ("content", "sentence"), [(b"", "is empty"), (b"not a model", "no ONNX model"), (b"\x08\x08", "no ONNX model")]
+)
+def test_a_file_that_is_no_model_is_one_sentence(tmp_path: Path, content: bytes, sentence: str) -> None:
+    """The reason names the file and what is wrong with it."""
+    path = tmp_path / "bad.onnx"
+    path.write_bytes(content)
+    with pytest.raises(UnreadableModel, match=sentence):
+        inspect_file(path)
+
+
+def test_a_file_over_the_limit_is_not_read(tmp_path: Path) -> None:
+    """The size is checked before anything is parsed."""
+    path = constant_model(tmp_path / "large.onnx", {"output": np.zeros((1, 5), np.float32)})
+    with pytest.raises(UnreadableModel, match=r"limit 10"):
+        inspect_file(path, limits=Limits(file_bytes=10))
+
+
+def test_yolox_is_recognised_without_metadata(shared_dir: Path) -> None:
+    """The real YOLOX-Nano, by its rows and columns."""
+    found = inspect_file(shared_dir / "models" / "yolox_nano.onnx")
+    assert found.recognition.layout == "yolox"
+    assert found.recognition.parameters["model-color-format"] == "1"
