@@ -8,7 +8,11 @@ from penstock.protocol.engine import ModelConfig, TensorSpec
 from penstock.protocol.errors import EngineUnavailable
 from penstock.protocol.inference import Datatype
 from penstock.testing import FakeMode
+from penstock.vision.layouts.registry import LAYOUTS
+from penstock.vision.spec import NetworkType
 from tests.gateway.rig import CLASSIFIER, DETECTOR, TENSORS_ONLY, InlinePool, Rig
+
+DETECTOR_LAYOUTS = [name for name, layout in LAYOUTS.items() if layout.network_type is NetworkType.DETECTOR]
 
 
 @pytest.fixture
@@ -54,7 +58,7 @@ def with_parameters(config: ModelConfig, **parameters: str) -> ModelConfig:
     [
         (
             with_parameters(DETECTOR, parse_bbox_func_name="nosuch"),
-            "parameter 'parse-bbox-func-name' = 'nosuch' is not one of: boxes, center-heatmap, fastestdet",
+            f"parameter 'parse-bbox-func-name' = 'nosuch' is not one of: {', '.join(DETECTOR_LAYOUTS)}",
         ),
         (
             with_parameters(CLASSIFIER, network_type="7"),

@@ -39,7 +39,7 @@ input [ { name: "x" data_type: TYPE_FP32 dims: [ -1 ] } ]
 output [ { name: "y" data_type: TYPE_FP32 dims: [ 1 ] reshape { shape: [ ] } } ]
 """
 NO_PARSER = """"network-type" value { string_value: "0" } }
-parameters { key: "parse-bbox-func-name" value { string_value: "yolox" }"""
+parameters { key: "parse-bbox-func-name" value { string_value: "nosuch" }"""
 HANGS = """import time
 
 
@@ -175,7 +175,7 @@ def test_model_that_answers_no_picture_is_not_ready_and_says_why(loaded: Loaded)
 
 def test_model_with_an_invalid_picture_parameter_is_not_ready_and_says_why(loaded: Loaded) -> None:
     """A load fails with the reason, which the readiness, `models list` and `/image` report as well."""
-    why = "its trial at load failed: parameter 'parse-bbox-func-name' = 'yolox' is not one of: boxes, center-heatmap"
+    why = "its trial at load failed: parameter 'parse-bbox-func-name' = 'nosuch' is not one of: boxes, center-heatmap"
     assert loaded.status("yolox") == 503
     assert loaded.reason("yolox").startswith(why)
     assert f"yolox: {why}" in loaded.command("list").output

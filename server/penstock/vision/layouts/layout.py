@@ -50,9 +50,9 @@ class LayoutOptions:
         """Class ids of the network's classes. Ids beyond class_ids stay."""
         if not self.class_ids:
             return class_id
-        table = np.arange(max(int(class_id.max(initial=-1)) + 1, len(self.class_ids)), dtype=np.int64)
-        table[: len(self.class_ids)] = self.class_ids
-        return np.where(class_id < 0, class_id, table[class_id])
+        table = np.array(self.class_ids, np.int64)
+        is_listed = (class_id >= 0) & (class_id < len(table))
+        return np.where(is_listed, table[np.clip(class_id, 0, len(table) - 1)], class_id)
 
 
 Decode = Callable[["Outputs", LayoutOptions, Geometry], VisionResult]
@@ -76,6 +76,7 @@ class Layout:
 
 _FLOAT_TYPES = {Datatype.FP16, Datatype.FP32, Datatype.FP64, Datatype.BF16}
 _INTEGER_TYPES = {datatype for datatype in Datatype if "INT" in datatype}
+_MAX_CLASS_ID = 2**31 - 1  # OpenCV's suppression takes 32 bits
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,20 +86,49 @@ class Outputs:
     response: InferResponse
     row: int | None  # index in the batch; None without a batch dimension
 
-    def floats(self, name: str, rank: int) -> FloatArray:
-        """One image's part of a float output: `rank` dimensions, float32, finite."""
+    def floats(self, name: str, rank: int, first: int | None = None) -> FloatArray:
+        """One image's part of a float output: `rank` dimensions, float32, finite. first: only so many rows of it."""
+        return self.finite(name, self._part(self._tensor(name, _FLOAT_TYPES), rank)[:first])
+
+    def float_rows(self, name: str, columns: int) -> Array:
+        """A float output without batch axis, all rows of all images: (n, columns), perhaps NaN or infinite."""
         tensor = self._tensor(name, _FLOAT_TYPES)
-        array = self._part(tensor, rank)
+        array = tensor.to_numpy()
+        if array.shape[-1:] != (columns,):
+            raise self.refuse(name, array, f"[…, {columns}]")
+        return array.reshape(-1, columns)
+
+    def integers(self, name: str, rank: int) -> IntArray:
+        """One image's part of an integer output: `rank` dimensions, int64."""
+        return self._part(self._tensor(name, _INTEGER_TYPES), rank).astype(np.int64, copy=False)
+
+    def class_ids(self, name: str, first: int | None = None) -> IntArray:
+        """One image's class ids (n,) int64, of an output of integers or of whole floats. Padding may be below 0."""
+        return self.whole_numbers(name, self._part(self._tensor(name, _FLOAT_TYPES | _INTEGER_TYPES), 1)[:first])
+
+    def count(self, name: str, most: int) -> int:
+        """One image's number of valid rows, 0 to `most`, of an output of integers or of whole floats."""
+        part = self._part(self._tensor(name, _FLOAT_TYPES | _INTEGER_TYPES), 0)
+        number = int(self.whole_numbers(name, np.atleast_1d(part))[0])
+        if not 0 <= number <= most:
+            raise self.broken(name, f"is {number}; a number of rows from 0 to {most} was expected")
+        return number
+
+    def whole_numbers(self, name: str, array: Array) -> IntArray:
+        """The values of an output as int64. Raises EngineFailed for fractions, and numbers beyond 32 bits."""
+        is_whole = (np.abs(array) <= _MAX_CLASS_ID) & (np.floor(array) == array)
+        if not is_whole.all():
+            raise self.broken(name, f"holds {array[~is_whole][0]}; a whole number of 32 bits was expected")
+        return array.astype(np.int64, copy=False)
+
+    def finite(self, name: str, array: Array) -> FloatArray:
+        """The values of an output as float32. Raises EngineFailed if one is NaN or infinite."""
         if array.dtype != np.float32:
             with np.errstate(over="ignore"):  # a float64 beyond float32's range becomes inf, which is rejected below
                 array = array.astype(np.float32)
         if not np.isfinite(array).all():
             raise self.broken(name, f"has {int(np.count_nonzero(~np.isfinite(array)))} values that are NaN or infinite")
         return array
-
-    def integers(self, name: str, rank: int) -> IntArray:
-        """One image's part of an integer output: `rank` dimensions, int64."""
-        return self._part(self._tensor(name, _INTEGER_TYPES), rank).astype(np.int64, copy=False)
 
     def refuse(self, name: str, array: Array, wanted: str) -> EngineFailed:
         """The error for a part of the wrong shape."""
@@ -108,6 +138,17 @@ class Outputs:
         """The error for an unexpected output. what: the rest of the sentence."""
         version = self.response.model_version or "?"
         return EngineFailed(f"model {self.response.model_name!r} version {version}: output {name!r} {what}")
+
+    def pick(self, options: LayoutOptions, *roles: tuple[str, ...]) -> tuple[str, ...]:
+        """One output a role: the outputs that have the roles' usual names, else the first ones of output_names."""
+        usual = {name.partition(":")[0]: name for name in options.output_names}  # TensorFlow's have a port, `name:0`
+        found = [next((usual[one] for one in role if one in usual), "") for role in roles]
+        if all(found):
+            return tuple(found)
+        names = options.output_names[: len(roles)]
+        if len(names) < len(roles):
+            raise self.broken(names[-1], f"is not enough; the layout reads {', '.join(role[0] for role in roles)}")
+        return names
 
     def _tensor(self, name: str, datatypes: set[Datatype]) -> Tensor:
         tensor = self.response.output(name)
@@ -141,6 +182,14 @@ class Outputs:
 
 
 MAX_CANDIDATES = 1024
+
+
+def stride_of(cells: int, geometry: Geometry) -> int | None:
+    """The stride, 4 to 128, of the grid that covers the network's image with so many cells; None if there is none."""
+    for stride in (4, 8, 16, 32, 64, 128):
+        if math.ceil(geometry.network_width / stride) * math.ceil(geometry.network_height / stride) == cells:
+            return stride
+    return None
 
 
 def non_maximum_suppression(xyxy: FloatArray, score: FloatArray, class_id: IntArray, iou_threshold: float) -> IntArray:
@@ -252,13 +301,13 @@ def finish_boxes(
 
 
 def is_wanted(score: FloatArray, class_id: IntArray, options: LayoutOptions) -> npt.NDArray[np.bool_]:
-    """(n,) bool: over its class's threshold, and of a wanted class. class_id: after `mapped`."""
+    """(n,) bool: over its class's threshold, and of a wanted class, not below 0. class_id: after `mapped`."""
     threshold: float | npt.NDArray[np.float64] = options.pre_cluster_threshold
     if options.class_thresholds:
         threshold = np.full(len(score), options.pre_cluster_threshold)
         for one, own in options.class_thresholds:
             threshold[class_id == one] = own
-    wanted: npt.NDArray[np.bool_] = score > threshold
+    wanted: npt.NDArray[np.bool_] = (score > threshold) & (class_id >= 0)
     if options.wanted_classes is not None:
         wanted &= np.isin(class_id, list(options.wanted_classes))
     return wanted
