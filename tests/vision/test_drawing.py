@@ -231,7 +231,7 @@ def test_draw_result_many_boxes_takes_little_time_for_captions() -> None:
 
 
 def test_draw_lines_with_control_characters_shows_a_mark() -> None:
-    """A label's line break or half a character pair is drawn as a question mark; other scripts are drawn as they are."""
+    """A label's line break or half a character pair is drawn as a question mark; other scripts stay as they are."""
     drawn, expected = grey(), grey()
     draw_lines(drawn, [("a\nb\ud800 车", PALETTE[0])])
     draw_lines(expected, [("a?b? 车", PALETTE[0])])

@@ -33,6 +33,7 @@ from penstock.protocol.errors import InvalidRequest
 from penstock.protocol.inference import InferRequest, Tensor, tensor_from_numpy
 from penstock.vision.card import card_from_config
 from penstock.vision.decode import decode
+from penstock.vision.image_tasks import size_tensors
 from penstock.vision.preprocess import least_decoded_size, prepare
 from penstock.vision.results import parse
 
@@ -106,9 +107,10 @@ class EmbeddedCheckEngine:
             raise InvalidRequest(f"model {model_name!r} does not say how it sees images")
         spec = card.prepare_spec
         array, geometry = prepare(decode(picture, spec.color, at_least=least_decoded_size(spec)), spec)
-        (call,) = merge_rows([array], declared_shape=config.inputs[0].shape, max_batch_size=config.max_batch_size)
+        (call,) = merge_rows([array], declared_shape=card.input_shape, max_batch_size=config.max_batch_size)
         tensor = tensor_from_numpy(card.input_name, np.ascontiguousarray(call.array))
-        response = await self._engine.infer(InferRequest(model_name, (tensor,)))
+        sizes = size_tensors(card, [geometry], has_batch_axis=call.has_batch_axis)
+        response = await self._engine.infer(InferRequest(model_name, (tensor, *sizes)))
         return classes_in(parse(card, response, 0 if call.has_batch_axis else None, geometry))
 
 

@@ -70,9 +70,7 @@ def test_reshape_to_a_batch_from_other_axes_is_freed_by_its_size(tmp_path: Path)
 def test_network_that_mixes_its_rows_is_not_proven(tmp_path: Path) -> None:
     """A mean over the batch: each row is another one alone."""
     mean = helper.make_node("ReduceMean", ["x"], ["m"], axes=[0], keepdims=1)
-    path = write(
-        tmp_path / "m.onnx", mean, helper.make_node("Sub", ["x", "m"], ["y"]), constants={}, shape=(1, 3, 4)
-    )
+    path = write(tmp_path / "m.onnx", mean, helper.make_node("Sub", ["x", "m"], ["y"]), constants={}, shape=(1, 3, 4))
     assert free_batch(path, tmp_path / "free.onnx") == ""
     proof = prove_rows(session(tmp_path / "free.onnx"), rows(), is_quantised=False)
     assert proof == (False, "output 'y' of row 0 differs when it runs in a batch")

@@ -1,0 +1,161 @@
+"""`models add` and `models remove`: a file becomes a model of the home repository, and goes again."""
+
+import mmap
+import re
+import shutil
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from penstock.engines.config_pbtxt import read_config
+from penstock.engines.load_policy import check_model
+from penstock.models.added_folder import ADDED_BY, VERSION_FILE, Batches, CannotAdd, fill_folder
+from penstock.models.inspect.facts import UnreadableModel
+from penstock.models.inspect.inspection import Hints, Inspection, Limits, inspect_file
+from penstock.models.model_folder import disk_sentence, new_model_folder, remove, repository_of
+from penstock.protocol.errors import InvalidRequest
+
+MAX_NAME = 100
+PICTURE_FILE = "golden.jpg"
+MAX_PICTURE_BYTES = 1 << 20
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
+_OTHERS = re.compile(r"[^A-Za-z0-9._-]+")
+
+
+class NotServable(CannotAdd):
+    """The file is read, but its card is not known or not certain. inspection: what is known."""
+
+    def __init__(self, reason: str, inspection: Inspection) -> None:
+        super().__init__(reason)
+        self.inspection = inspection
+
+
+@dataclass(frozen=True, slots=True)
+class AddedModel:
+    """A model in its place."""
+
+    name: str
+    folder: Path
+    inspection: Inspection
+    batches: Batches
+
+
+@dataclass(frozen=True, slots=True)
+class AddOptions:
+    """pictures: encoded pictures for the trial; empty for the packaged ones. allows_code: custom operators may load.
+
+    may_replace: a model of that name that was added earlier is replaced.
+    """
+
+    hints: Hints
+    pictures: tuple[Path, ...] = ()
+    may_replace: bool = False
+    allows_code: bool = False
+    limits: Limits = field(default_factory=Limits)
+
+
+def name_from(source: Path) -> str:
+    """A model's name for the file or folder: its name, with `-` for what a model's name cannot have."""
+    stem = source.stem if source.is_file() else source.name
+    return _OTHERS.sub("-", stem).strip("-._")[:MAX_NAME] or "model"
+
+
+def check_name(name: str) -> None:
+    """Raises CannotAdd for a name that an engine or a URL could not have."""
+    if len(name) > MAX_NAME or not _NAME.fullmatch(name):
+        raise CannotAdd(
+            f"{name[:120]!r} is no model's name: use up to {MAX_NAME} letters, digits, '.', '_' and '-', and begin "
+            "with a letter or digit"
+        )
+
+
+def add_model(
+    source: Path,
+    name: str,
+    options: AddOptions,
+    *,
+    home: Path,
+    other_repositories: Sequence[Path] = (),
+    on_stage: Callable[[str], None] = lambda _: None,
+) -> AddedModel:
+    """Adds the ONNX file to home's repository. Nothing changes if it raises CannotAdd. Blocks.
+
+    other_repositories: whose names are taken. on_stage: called with what is being done, for a person.
+    """
+    check_name(name)
+    _check_is_free(name, home, other_repositories, may_replace=options.may_replace)
+    on_stage("inspecting")
+    try:
+        inspection = inspect_file(source, options.hints, options.limits, pictures=options.pictures)
+    except UnreadableModel as error:
+        raise CannotAdd(str(error)) from error
+    _check_code(source, inspection, allows_code=options.allows_code)
+    if not inspection.is_servable:
+        raise NotServable(inspection.reason, inspection)
+    try:
+        with new_model_folder(home, name, lambda: on_stage(f"waiting for another command that makes {name}")) as staged:
+            on_stage("proving batches")
+            batches = fill_folder(staged, source, name, inspection, origin=str(source.resolve()))
+            _keep_picture(staged, options.pictures)
+            _check_is_free(name, home, other_repositories, may_replace=options.may_replace)
+    except OSError as error:
+        needs_bytes = inspection.facts.size_bytes
+        raise CannotAdd(disk_sentence(error, home, needs_bytes=needs_bytes)) from error
+    return AddedModel(name, repository_of(home) / name, inspection, batches)
+
+
+def remove_model(name: str, *, home: Path) -> Path:
+    """Removes a model that was added or pulled from home's repository; returns its folder. Raises CannotAdd."""
+    check_name(name)
+    folder = repository_of(home) / name
+    if not folder.is_dir():
+        raise CannotAdd(f"there is no model {name!r} in {repository_of(home)}")
+    try:
+        if folder.is_symlink():
+            folder.unlink()
+        else:
+            aside = folder.with_name(f".{name}.removed")  # hidden: no engine sees a part of it
+            remove(aside)
+            folder.rename(aside)
+            shutil.rmtree(aside)
+    except OSError as error:
+        raise CannotAdd(disk_sentence(error, home)) from error
+    return folder
+
+
+def was_added(folder: Path) -> bool:
+    """Whether `models add` wrote the folder."""
+    try:
+        return ADDED_BY in read_config(folder / "config.pbtxt").parameters
+    except (InvalidRequest, OSError):
+        return False
+
+
+def _check_is_free(name: str, home: Path, others: Sequence[Path], *, may_replace: bool) -> None:
+    for repository in others:
+        if (repository / name).is_dir() and repository != repository_of(home):
+            raise CannotAdd(f"{name!r} is the name of a model in {repository}: choose another with --name")
+    folder = repository_of(home) / name
+    if not folder.exists() or (may_replace and was_added(folder)):
+        return
+    advice = "--replace replaces it" if was_added(folder) else "it was not made by `models add`, so it is not replaced"
+    raise CannotAdd(f"there is a model {name!r} in {repository_of(home)}: choose another name with --name; {advice}")
+
+
+def _check_code(source: Path, inspection: Inspection, *, allows_code: bool) -> None:
+    """The rules of load requests: no custom operators, no external data outside of the folder."""
+    with source.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
+        files: dict[str, bytes | mmap.mmap] = {VERSION_FILE.as_posix(): content}
+        files |= {f"1/{location}": b"" for location in inspection.facts.external_data}
+        try:
+            check_model(None, files, allows_code=allows_code)
+        except InvalidRequest as error:
+            raise CannotAdd(error.message.replace("in the request ", "")) from error
+
+
+def _keep_picture(staged: Path, pictures: Sequence[Path]) -> None:
+    """The first JPEG of the user's becomes golden.jpg."""
+    for picture in pictures:
+        if picture.suffix.lower() in (".jpg", ".jpeg") and picture.stat().st_size <= MAX_PICTURE_BYTES:
+            shutil.copyfile(picture, staged / PICTURE_FILE)
+            return

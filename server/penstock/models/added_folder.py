@@ -1,0 +1,259 @@
+"""The folder of an added model: config.pbtxt with its card, labels, MODEL.md, and a file that is proven to batch."""
+
+import shutil
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+from itertools import pairwise
+from pathlib import Path
+
+import numpy as np
+import onnxruntime as ort
+from google.protobuf import text_format
+from tritonclient.grpc import model_config_pb2
+
+from penstock.engines.config_pbtxt import config_from_proto
+from penstock.engines.ort_serving.config import OrtLoadError
+from penstock.engines.ort_serving.session import ORT_ERRORS, SEVERITY_FATAL, open_session
+from penstock.models.batch_axis import RowsProof, free_batch, is_free, prove_rows
+from penstock.models.catalogue import CatalogueError
+from penstock.models.inspect.inspection import Inspection
+from penstock.models.inspect.proposal import proposed_config
+from penstock.protocol.engine import ModelConfig, TensorSpec
+from penstock.protocol.errors import InvalidRequest
+from penstock.protocol.inference import Array
+from penstock.vision.card import VisionCard, card_from_config
+from penstock.vision.decode import DecodedImage
+from penstock.vision.image_tasks import size_tensors
+from penstock.vision.preprocess import prepare
+from penstock.vision.spec import ColorFormat
+
+VERSION_FILE = Path("1") / "model.onnx"
+MAX_ROWS = 8  # max_batch_size of models whose rows are proven
+INSTANCES = 2
+ADDED_BY = "added_by"  # parameter of config.pbtxt: the command that wrote the folder
+SPEED_BUDGET_S = 3.0
+_PROOF_SIZE = (480, 640)  # height, width of the generated pictures
+_GAIN = 1.02  # a larger batch must be faster by this factor
+
+
+class CannotAdd(CatalogueError):
+    """A model cannot be added. Nothing has changed."""
+
+
+@dataclass(frozen=True, slots=True)
+class Batches:
+    """What was found about batches. max_rows: 0 if the model takes one picture a call. best_rows: fastest on this CPU.
+
+    rows_per_s: measured, by rows of a call. is_freed: the file's batch was fixed to 1, and the written one is free.
+    """
+
+    max_rows: int
+    why: str
+    is_freed: bool = False
+    best_rows: int = 1
+    rows_per_s: tuple[tuple[int, float], ...] = ()
+
+
+def fill_folder(folder: Path, source: Path, name: str, inspection: Inspection, *, origin: str) -> Batches:
+    """Writes the model's folder. source: the ONNX file. origin: where it came from, for MODEL.md. Raises CannotAdd."""
+    file = folder / VERSION_FILE
+    file.parent.mkdir()
+    _copy(source, file, inspection)
+    try:
+        config = _sized(proposed_config(inspection.facts, inspection.recognition, name), inspection)
+        card = card_from_config(config)
+    except InvalidRequest as error:
+        raise CannotAdd(error.message) from error
+    if card is None:
+        raise CannotAdd(f"{source} has no card: say what it is with --layout")
+    batches = _find_batches(file, config, card, inspection)
+    text = config_text(_with_batches(config, batches))
+    (folder / "config.pbtxt").write_text(text, encoding="utf-8")
+    if inspection.recognition.labels:
+        (folder / "labels.txt").write_text("\n".join(inspection.recognition.labels) + "\n", encoding="utf-8")
+    (folder / "MODEL.md").write_text(_model_page(name, inspection, batches, origin), encoding="utf-8")
+    return batches
+
+
+def _copy(source: Path, file: Path, inspection: Inspection) -> None:
+    """The file and its external data, which must lie beside it or below."""
+    shutil.copyfile(source, file)
+    for location in inspection.facts.external_data:
+        there = (source.parent / location).resolve()
+        if not there.is_relative_to(source.parent.resolve()) or not there.is_file():
+            raise CannotAdd(f"the external data {location!r} of {source} is not below its folder: put it there")
+        target = file.parent / location
+        target.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(there, target)
+
+
+def _sized(config: ModelConfig, inspection: Inspection) -> ModelConfig:
+    """With the chosen size in place of the image input's free sides."""
+    recognition = inspection.recognition
+    if recognition.input_size is None:
+        return config
+    is_nhwc = recognition.parameters.get("network-input-order", "0").lower() in ("1", "nhwc")
+    sides = slice(1, 3) if is_nhwc else slice(2, 4)
+
+    def sized(spec: TensorSpec) -> TensorSpec:
+        if spec.name != recognition.input_name or len(spec.shape) != 4:
+            return spec
+        shape = list(spec.shape)
+        shape[sides] = [
+            given if side == -1 else side
+            for side, given in zip(shape[sides], recognition.input_size or (), strict=True)
+        ]
+        return replace(spec, shape=tuple(shape))
+
+    return replace(config, inputs=tuple(sized(spec) for spec in config.inputs))
+
+
+def _find_batches(file: Path, config: ModelConfig, card: VisionCard, inspection: Inspection) -> Batches:
+    if not inspection.recognition.rows_follow_batch:
+        return Batches(0, "its outputs have no batch axis, so each picture is a call of its own")
+    if inspection.facts.external_data:
+        return Batches(0, "its weights are in other files, which are not rewritten")
+    freed = file.with_name("freed.onnx")
+    try:
+        is_freed = not is_free({spec.name: ["b" if spec.shape[0] == -1 else 1] for spec in config.inputs if spec.shape})
+        if is_freed:
+            why = free_batch(file, freed)
+            if why:
+                return Batches(0, f"its batch is fixed to 1: {why}")
+        opened = _open(freed if is_freed else file)
+        rows = proof_rows(card)
+        proof = _proven(opened, rows, is_quantised=inspection.facts.is_quantised)
+        if not proof.is_proven:
+            return Batches(0, proof.why)
+        if is_freed:
+            freed.replace(file)
+        speeds = _speeds(opened, rows[0])
+    except (OrtLoadError, *ORT_ERRORS) as error:
+        return Batches(0, f"its batch cannot be freed: {str(error).splitlines()[0][:200]}")
+    finally:
+        freed.unlink(missing_ok=True)
+    return Batches(MAX_ROWS, proof.why, is_freed, _best(speeds), speeds)
+
+
+def _open(file: Path) -> ort.InferenceSession:
+    options = ort.SessionOptions()
+    options.intra_op_num_threads = 1
+    options.log_severity_level = SEVERITY_FATAL
+    return open_session(file, options, ["CPUExecutionProvider"])
+
+
+def _proven(opened: ort.InferenceSession, rows: Sequence[Mapping[str, Array]], *, is_quantised: bool) -> RowsProof:
+    """Two rows, then all: a batch of 2 and of 3 are different paths in some kernels."""
+    proof = prove_rows(opened, rows[:2], is_quantised=is_quantised)
+    return prove_rows(opened, rows, is_quantised=is_quantised) if proof.is_proven else proof
+
+
+def proof_rows(card: VisionCard) -> list[dict[str, Array]]:
+    """The inputs of three different generated pictures, (1, …) each."""
+    rows = []
+    for seed in range(3):
+        coarse = np.random.default_rng(seed).integers(0, 256, (12, 16, 3), dtype=np.uint8)
+        pixels = coarse.repeat(_PROOF_SIZE[0] // 12, axis=0).repeat(_PROOF_SIZE[1] // 16, axis=1)
+        if card.prepare_spec.color is ColorFormat.GRAY:
+            pixels = np.ascontiguousarray(pixels[..., 0])
+        array, geometry = prepare(DecodedImage(pixels, _PROOF_SIZE[1], _PROOF_SIZE[0]), card.prepare_spec)
+        sizes = size_tensors(card, [geometry], has_batch_axis=True)
+        rows.append({card.input_name: array[np.newaxis], **{size.name: size.to_numpy() for size in sizes}})
+    return rows
+
+
+def _speeds(opened: ort.InferenceSession, row: Mapping[str, Array]) -> tuple[tuple[int, float], ...]:
+    """Rows a second by rows of a call, on one core, as far as the time allows."""
+    found: list[tuple[int, float]] = []
+    until = time.monotonic() + SPEED_BUDGET_S
+    for rows in (1, 2, 4, 8):
+        feed = {name: np.repeat(array, rows, axis=0) for name, array in row.items()}
+        times = []
+        for _ in range(4):
+            if time.monotonic() > until:
+                break
+            started = time.perf_counter()
+            opened.run(None, feed)
+            times.append(time.perf_counter() - started)
+        if len(times) < 3:
+            break
+        found.append((rows, rows / sorted(times)[len(times) // 2]))
+    return tuple(found)
+
+
+def _best(speeds: Sequence[tuple[int, float]]) -> int:
+    """The rows of the fastest calls; larger ones only where they gain. 1 if nothing was measured."""
+    best = 1
+    for (_, slower), (rows, faster) in pairwise(speeds):
+        if faster < slower * _GAIN:
+            break
+        best = rows
+    return best
+
+
+def _with_batches(config: ModelConfig, batches: Batches) -> ModelConfig:
+    parameters = {"intra_op_thread_count": "1", **config.parameters, ADDED_BY: "penstock models add"}
+    if not batches.max_rows:
+        one = tuple(replace(spec, shape=(1, *spec.shape[1:])) for spec in config.inputs if spec.shape)
+        return replace(config, inputs=one, parameters=parameters)
+    batched = {"batch_owner": "gateway", "max_batch_size": str(batches.best_rows)} if batches.rows_per_s else {}
+    return replace(
+        config,
+        max_batch_size=batches.max_rows,
+        inputs=tuple(replace(spec, shape=spec.shape[1:]) for spec in config.inputs),
+        outputs=tuple(replace(spec, shape=spec.shape[1:]) for spec in config.outputs),
+        parameters=parameters | batched,
+    )
+
+
+def config_text(config: ModelConfig) -> str:
+    """A config.pbtxt, one parameter a line. Reading it gives the config again."""
+    proto = model_config_pb2.ModelConfig(
+        name=config.name,
+        backend=config.backend,
+        default_model_filename=VERSION_FILE.name,
+        max_batch_size=config.max_batch_size,
+    )
+    for spec in config.inputs:
+        proto.input.add(name=spec.name, data_type=_data_type(spec), dims=spec.shape)
+    for spec in config.outputs:
+        proto.output.add(name=spec.name, data_type=_data_type(spec), dims=spec.shape)
+    proto.instance_group.add(count=INSTANCES)
+    lines = text_format.MessageToString(proto, use_short_repeated_primitives=True, as_utf8=True).splitlines()
+    for key, value in config.parameters.items():
+        one = model_config_pb2.ModelConfig()
+        one.parameters[key].string_value = value
+        lines.append(text_format.MessageToString(one, as_one_line=True, as_utf8=True).strip())
+    text = "\n".join(lines) + "\n"
+    read = config_from_proto(text_format.Parse(text, model_config_pb2.ModelConfig()))
+    if read.parameters != config.parameters or read.inputs != config.inputs:
+        raise CannotAdd(f"the config of {config.name} cannot be written so that it reads the same")
+    return text
+
+
+def _data_type(spec: TensorSpec) -> int:
+    name = "STRING" if spec.datatype == "BYTES" else str(spec.datatype)
+    return int(model_config_pb2.DataType.Value(f"TYPE_{name}"))
+
+
+def _model_page(name: str, inspection: Inspection, batches: Batches, origin: str) -> str:
+    facts, recognition = inspection.facts, inspection.recognition
+    rows = [
+        ("origin", origin),
+        ("added", f"{datetime.now(UTC):%Y-%m-%d} by `penstock models add`"),
+        ("original file", f"{facts.size_bytes:,} bytes, SHA-256 `{facts.sha256}`"),
+        ("made by", facts.producer or "not said"),
+        ("layout", f"`{recognition.layout}`"),
+        ("batches", batches.why + (" (the file was rewritten with a free batch)" if batches.is_freed else "")),
+    ]
+    if batches.rows_per_s:
+        speeds = ", ".join(f"{rate:.0f}/s with {rows_of} a call" for rows_of, rate in batches.rows_per_s)
+        rows.append(("rows a second on one core here", speeds))
+    why = "\n".join(f"* {sentence}" for sentence in (*recognition.evidence, *inspection.trial.evidence))
+    table = "\n".join(f"| {key} | {value.replace('|', chr(0x2758))} |" for key, value in rows)
+    warnings = "\n".join(f"* {sentence}" for sentence in (*recognition.warnings, *inspection.trial.warnings))
+    return f"# {name}\n\n| | |\n|---|---|\n{table}\n\n## How its card was found\n\n{why}\n" + (
+        f"\n## Warnings\n\n{warnings}\n" if warnings else ""
+    )
