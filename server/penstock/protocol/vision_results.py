@@ -83,13 +83,14 @@ class TextLines:
 class SegmentationMap:
     """Classes of the pixels. masks[i]: the pixels of class_id[i]; they may overlap if a pixel can have many classes.
 
-    height, width: of the image. class_id: (n,) int64, rising; classes without a pixel are left out.
+    height, width: of the image. class_id: (n,) int64, rising; classes without a pixel are left out. masks may be
+    computed when they are read: read each once.
     """
 
     height: int
     width: int
     class_id: IntArray
-    masks: tuple[Mask, ...]
+    masks: Sequence[Mask]
 
 
 @dataclass(frozen=True, slots=True)

@@ -186,7 +186,7 @@ def _layout_options(parameters: Parameters, layout: Layout, config: ModelConfig)
         is_class_agnostic=parameters.flag("class-agnostic-nms"),
         class_ids=parameters.whole_numbers("class-ids"),
         keypoint_shape=_keypoint_shape(parameters),
-        segmentation_threshold=parameters.share("segmentation-threshold", 0.5),
+        segmentation_threshold=parameters.share("segmentation-threshold", layout.segmentation_threshold),
         characters=parameters.values.get("characters", ""),
         unclip_ratio=parameters.number("unclip-ratio", 1.5),
         is_unit_length=parameters.flag("normalize-embedding"),

@@ -232,7 +232,9 @@ PARAMETERS = {
     "classifier-threshold": ParameterDoc("classifiers: a number; classes with a lower score are dropped", "none"),
     "apply-softmax": ParameterDoc("classifiers and detectors, `0` or `1`: the scores are logits of one class", "0"),
     "apply-sigmoid": ParameterDoc("the same: the scores are logits of independent classes", "0"),
-    "segmentation-threshold": ParameterDoc("0 to 1: pixels of a mask with a lower probability are left out", "0.5"),
+    "segmentation-threshold": ParameterDoc(
+        "0 to 1: pixels of a mask, or of text, with this probability or less are left out", "0.5; `db` 0.3"
+    ),
     "keypoint-shape": ParameterDoc(
         "poses: number of keypoints, and 2 (x, y) or 3 (x, y, score) values: `17;3`", "none"
     ),

@@ -63,7 +63,8 @@ class Layout:
     """An output layout: how one picture's outputs become its result.
 
     decode: raises EngineFailed if the outputs are not as expected. outputs: their names and shapes for one picture, as
-    Markdown for docs/card-parameters.md. threshold, iou: defaults of pre-cluster-threshold and nms-iou-threshold.
+    Markdown for docs/card-parameters.md. threshold, iou, segmentation_threshold: defaults of pre-cluster-threshold,
+    nms-iou-threshold and segmentation-threshold.
     """
 
     name: str
@@ -72,6 +73,7 @@ class Layout:
     outputs: str
     threshold: float = 0.25
     iou: float = 0.45
+    segmentation_threshold: float = 0.5
 
 
 _FLOAT_TYPES = {Datatype.FP16, Datatype.FP32, Datatype.FP64, Datatype.BF16}
