@@ -45,14 +45,14 @@ def test_class_id_that_is_no_whole_number_of_32_bits_is_refused(value: float) ->
 )
 def test_count_is_read_in_every_usual_shape(count: Array, row: int | None) -> None:
     """A number for each image, with or without axes of 1."""
-    assert outputs(row, n=count).count("n", 3) == 2
+    assert outputs(row, n=count).count("n") == 2
 
 
-@pytest.mark.parametrize("count", [-1.0, 4.0, 1e38, np.nan, 1.5])
-def test_count_beyond_the_rows_is_refused(count: float) -> None:
-    """No more rows are read than there are."""
+@pytest.mark.parametrize("count", [-1.0, 1e38, np.nan, 1.5])
+def test_count_that_is_no_number_of_rows_is_refused(count: float) -> None:
+    """The error names the output."""
     with pytest.raises(EngineFailed, match="output 'n' "):
-        outputs(n=np.array([count], np.float32)).count("n", 3)
+        outputs(n=np.array([count], np.float32)).count("n")
 
 
 def test_rows_beyond_the_valid_ones_are_not_read() -> None:

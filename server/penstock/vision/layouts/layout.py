@@ -108,12 +108,12 @@ class Outputs:
         """One image's class ids (n,) int64, of an output of integers or of whole floats. Padding may be below 0."""
         return self.whole_numbers(name, self._part(self._tensor(name, _FLOAT_TYPES | _INTEGER_TYPES), 1)[:first])
 
-    def count(self, name: str, most: int) -> int:
-        """One image's number of valid rows, 0 to `most`, of an output of integers or of whole floats."""
+    def count(self, name: str) -> int:
+        """One image's number of valid rows, of an output of integers or of whole floats."""
         part = self._part(self._tensor(name, _FLOAT_TYPES | _INTEGER_TYPES), 0)
         number = int(self.whole_numbers(name, np.atleast_1d(part))[0])
-        if not 0 <= number <= most:
-            raise self.broken(name, f"is {number}; a number of rows from 0 to {most} was expected")
+        if number < 0:
+            raise self.broken(name, f"is {number}; a number of rows was expected")
         return number
 
     def whole_numbers(self, name: str, array: Array) -> IntArray:

@@ -6,11 +6,22 @@ from collections.abc import Mapping
 from typing import Any
 
 from penstock.protocol.extensions import ExtensionError, load_extension
-from penstock.vision.layouts import boxes, center_heatmap, classification, embedding, fastestdet, maps
+from penstock.vision.layouts import (
+    boxes,
+    center_heatmap,
+    classification,
+    detr,
+    embedding,
+    faces,
+    fastestdet,
+    final_boxes,
+    maps,
+    nanodet,
+)
 from penstock.vision.layouts.layout import Layout
 from penstock.vision.spec import NetworkType
 
-_MODULES = (boxes, center_heatmap, fastestdet, classification, embedding, maps)
+_MODULES = (boxes, center_heatmap, fastestdet, detr, final_boxes, nanodet, faces, classification, embedding, maps)
 LAYOUTS: Mapping[str, Layout] = {layout.name: layout for module in _MODULES for layout in module.LAYOUTS}
 DEFAULT_LAYOUTS = {NetworkType.DETECTOR: "boxes", NetworkType.CLASSIFIER: "classification"}
 LAYOUTS_VARIABLE = "PENSTOCK_LAYOUTS"
