@@ -32,6 +32,7 @@ class Asked:
     path: str
     headers: dict[str, str]
     body: bytes
+    query: str = ""
 
 
 @dataclass
@@ -45,6 +46,7 @@ class StandIn:
     explain: list[dict[str, Any]] = field(default_factory=list)  # of the answers to pictures
     page: dict[str, Any] = field(default_factory=dict)  # of every model
     refusals: dict[str, tuple[int, str, dict[str, str]]] = field(default_factory=dict)  # by the path's end
+    parameters: dict[str, str] = field(default_factory=dict)  # of every model's config.pbtxt
     key: str = ""  # that callers have to show
     refuses_body: Callable[[bytes], bool] = lambda body: False
     specs: tuple[str, list[int]] = ("FP32", [-1, 3])  # of the input x and the output y of every model: x + 1
@@ -84,7 +86,8 @@ class StandIn:
             datatype, shape = self.specs
             (x, y) = ({"name": name, "datatype": datatype, "shape": shape} for name in "xy")
             metadata = {"name": path, "versions": ["1"], "platform": "", "inputs": [x], "outputs": [y]}
-            return 200, json.dumps(metadata), {}
+            parameters = {key: {"string_value": value} for key, value in self.parameters.items()}
+            return 200, json.dumps({"parameters": parameters} if path.endswith("/config") else metadata), {}
         return 200, json.dumps(self.index) if path.endswith("/index") else "{}", {}
 
 
@@ -98,8 +101,9 @@ class _Handler(BaseHTTPRequestHandler):
     def do_POST(self) -> None:
         body = self.rfile.read(int(self.headers.get("Content-Length", 0)))
         headers = {name.lower(): value for name, value in self.headers.items()}
-        self.stand_in.asked.append(Asked(self.path, headers, body))
-        status, answer, extra = self.stand_in.answer(self.path, body, headers)
+        path, _, query = self.path.partition("?")
+        self.stand_in.asked.append(Asked(path, headers, body, query))
+        status, answer, extra = self.stand_in.answer(path, body, headers)
         text = answer.encode() if isinstance(answer, str) else answer
         self.send_response(status)
         for name, value in (extra | {"Content-Length": str(len(text))}).items():

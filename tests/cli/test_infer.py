@@ -1,13 +1,19 @@
 """`penstock infer`: what is asked of the gateway, what is printed, and how failures end."""
 
+import base64
 import json
 import socket
 import struct
 import threading
 from pathlib import Path
+from typing import Any
 
+import cv2
+import numpy as np
 import pytest
 
+from penstock.protocol.vision_results import DepthMap, Mask
+from penstock.vision.masks import png16_of, rle_of
 from tests.cli.conftest import DOG, PERSON, TIMINGS, Call, StandIn, jpeg
 
 
@@ -22,6 +28,12 @@ def photo(tmp_path: Path) -> Path:
 def cells(line: str) -> list[str]:
     """The cells of a table's line."""
     return [cell.strip() for cell in line.strip("│┃ \n").replace("┃", "│").split("│")]
+
+
+def row_of(line: str) -> list[str]:
+    """The cells of a table's line, empty ones too; a line of no table is one cell."""
+    parts = line.replace("┃", "│").split("│")
+    return [part.strip() for part in parts[1:-1] or parts]
 
 
 def test_infer_detector_prints_a_table_of_boxes_and_the_timings(penstock: Call, stand_in: StandIn, photo: Path) -> None:
@@ -80,15 +92,147 @@ def test_infer_json_prints_one_line_a_picture_and_nothing_else(
     assert lines[1] == lines[2] == {"file": str(photo), "model_name": "people", "model_version": "1", **expected}
 
 
-def test_infer_threshold_leaves_weaker_results_out(penstock: Call, stand_in: StandIn, photo: Path) -> None:
-    """Scores below it are left out of boxes and classes alike; its own value stays."""
-    answer = penstock("infer", "people", photo, "--json", "--threshold", "0.5", "--url", stand_in.url)
-    assert json.loads(answer.stdout)["results"] == [{"detections": [PERSON]}]
-    stand_in.result = {
-        "classes": [{"class_id": 1, "label": "a", "score": 0.5}, {"class_id": 2, "label": "b", "score": 0.49}]
-    }
-    answer = penstock("infer", "pets", photo, "--json", "--threshold", "0.5", "--url", stand_in.url)
-    assert json.loads(answer.stdout)["results"] == [{"classes": [{"class_id": 1, "label": "a", "score": 0.5}]}]
+@pytest.mark.parametrize(
+    ("options", "query"),
+    [
+        ((), ""),
+        (("--threshold", "0.5"), "conf=0.5"),
+        (("--conf", "0.01", "--iou", "0.6"), "conf=0.01&iou=0.6"),
+        (("--classes", "0,2", "--max-detections", "3"), "classes=0%2C2&max_detections=3"),
+        (("--masks", "polygon"), "masks=polygon"),
+    ],
+)
+def test_infer_options_are_the_endpoints_parameters(
+    penstock: Call, stand_in: StandIn, photo: Path, options: tuple[str, ...], query: str
+) -> None:
+    """Each option is sent under the endpoint's name; options that are not given are not sent."""
+    answer = penstock("infer", "people", photo, "--url", stand_in.url, *options)
+    assert (answer.exit_code, stand_in.asked[0].query) == (0, query)
+
+
+# 1,800 and 3 pixels of pictures of 100 x 100, in COCO's encoding
+MASKED = {"size": [100, 100], "counts": rle_of(Mask(100, 100, 10, 20, np.ones((60, 30), np.bool_)))}
+SMALL = rle_of(Mask(100, 100, 0, 0, np.ones((1, 3), np.bool_)))
+DEPTH_PNG, DEPTH_SCALE, DEPTH_OFFSET = png16_of(
+    DepthMap(np.linspace(0.5, 4.5, 10000, dtype=np.float32).reshape(100, 100))
+)
+RESULTS: dict[str, tuple[dict[str, Any], list[list[str]]]] = {
+    "instances": (
+        {"detections": [PERSON | {"mask": MASKED, "keypoints": [[20, 30, 0.9], [0, 0, 0.1]]}]},
+        [
+            ["label", "score", "x1", "y1", "x2", "y2", "mask", "keypoints"],
+            ["person", "0.912", "10.2", "20.5", "40.0", "90.0", "1800", "1 of 2"],
+        ],
+    ),
+    "outlines": (
+        {"detections": [PERSON | {"polygons": [[[10, 20], [20, 20], [20, 30]]]}, DOG]},
+        [
+            ["label", "score", "x1", "y1", "x2", "y2", "mask"],
+            ["person", "0.912", "10.2", "20.5", "40.0", "90.0", "50"],
+            ["dog", "0.410", "50.0", "60.0", "80.0", "95.0", ""],
+        ],
+    ),
+    "turned boxes": (
+        {"detections": [DOG | {"xywhr": [65, 77.5, 20, 30, 0.5236]}]},
+        [
+            ["label", "score", "x1", "y1", "x2", "y2", "angle"],
+            ["dog", "0.410", "50.0", "60.0", "80.0", "95.0", "30.0°"],
+        ],
+    ),
+    "text": (
+        {
+            "text": [
+                {"text": "[EXIT]", "score": 0.97, "polygon": [[10, 20], [60, 22], [60, 40], [9, 38]]},
+                {"text": "", "score": 0.5},
+            ]
+        },
+        [
+            ["text", "score", "x1", "y1", "x2", "y2"],
+            ["[EXIT]", "0.970", "9.0", "20.0", "60.0", "40.0"],
+            ["", "0.500", "", "", "", ""],
+        ],
+    ),
+    "segmentation": (
+        {
+            "segmentation": {
+                "size": [100, 100],
+                "classes": [
+                    {"class_id": 1, "label": "road", "area": 3, "counts": SMALL},
+                    {"class_id": 4, "label": "sky", "area": 1800, "counts": MASKED["counts"]},
+                ],
+            }
+        },
+        [["label", "pixels", "share"], ["sky", "1800", "18.0%"], ["road", "3", "0.0%"]],
+    ),
+    "embedding": (
+        {"embedding": [0.5, -0.25] + [0.0] * 510},
+        [["embedding of 512 values: 0.5000 -0.2500 0.0000 0.0000 0.0000 0.0000 0.0000 0.0000 …"]],
+    ),
+    "depth": (
+        {
+            "depth": {
+                "size": [100, 100],
+                "png16": base64.b64encode(DEPTH_PNG).decode(),
+                "scale": DEPTH_SCALE,
+                "offset": DEPTH_OFFSET,
+            }
+        },
+        [["depth of 100x100 pixels, from 0.5 to 4.5"]],
+    ),
+}
+
+
+@pytest.mark.parametrize("kind", RESULTS)
+def test_infer_result_of_every_kind_is_printed(penstock: Call, stand_in: StandIn, photo: Path, kind: str) -> None:
+    """A table has the columns that the kind needs; JSON has every member as the gateway sent it."""
+    result, rows = RESULTS[kind]
+    stand_in.result = result
+    lines = penstock("infer", "seer", photo, "--url", stand_in.url).stdout.splitlines()
+    printed = [row_of(line) for line in lines[1:-1] if not set(line) & set("━─")]
+    assert printed == rows
+    answer = penstock("infer", "seer", photo, "--url", stand_in.url, "--json")
+    assert json.loads(answer.stdout)["results"] == [result]
+
+
+@pytest.mark.parametrize("kind", RESULTS)
+def test_infer_draws_a_result_of_every_kind(
+    penstock: Call, stand_in: StandIn, photo: Path, tmp_path: Path, kind: str
+) -> None:
+    """The picture that is written is as large as the one that was sent, and another one."""
+    stand_in.result, out = RESULTS[kind][0], tmp_path / "out.png"
+    answer = penstock("infer", "seer", photo, "--url", stand_in.url, "--draw", out)
+    assert (answer.exit_code, answer.stderr) == (0, "")
+    drawn, before = cv2.imread(str(out)), cv2.imread(str(photo))
+    assert drawn is not None
+    assert before is not None
+    assert drawn.shape == before.shape == (100, 100, 3)
+    assert (drawn != before).any()
+
+
+def test_infer_draws_the_skeleton_of_the_models_card(
+    penstock: Call, stand_in: StandIn, photo: Path, tmp_path: Path
+) -> None:
+    """Keypoints are joined as the model's parameters say; without the parameter they are dots."""
+    stand_in.result = {"detections": [PERSON | {"keypoints": [[20, 30, 1], [30, 80, 1]]}]}
+    pictures = []
+    for parameters in ({}, {"skeleton": "0-1"}):
+        stand_in.parameters = parameters
+        assert penstock("infer", "pose", photo, "--url", stand_in.url, "--draw", tmp_path / "out.png").exit_code == 0
+        pictures.append(cv2.imread(str(tmp_path / "out.png")))
+    rows, columns = np.nonzero((pictures[0] != pictures[1]).any(axis=2))
+    assert 30 <= rows.min() < 45 < 65 < rows.max() <= 80
+    assert 18 <= columns.min() < columns.max() <= 32
+
+
+def test_infer_mask_of_another_size_is_one_sentence(
+    penstock: Call, stand_in: StandIn, photo: Path, tmp_path: Path
+) -> None:
+    """A gateway's mistake ends in no traceback, and no picture is written."""
+    stand_in.result = {"detections": [PERSON | {"mask": MASKED | {"size": [10, 12]}}]}
+    answer = penstock("infer", "seer", photo, "--json", "--url", stand_in.url, "--draw", tmp_path / "out.png")
+    assert answer.exit_code == 1
+    assert "a mask is of 12x10 pixels, the picture of 100x100" in answer.stdout
+    assert not (tmp_path / "out.png").exists()
 
 
 def test_infer_folder_means_its_pictures(penstock: Call, stand_in: StandIn, tmp_path: Path) -> None:

@@ -12,7 +12,8 @@ import cv2
 import numpy as np
 import pytest
 
-from penstock.cli.gateway_client import GatewayClient, ImageResult
+from penstock.cli.gateway_client import GatewayClient
+from penstock.cli.image_result import ImageResult
 from penstock.models.optimize.agreement import detection_agreement
 from penstock.protocol.vision_results import Detections
 from tests.support.stack import CHECKOUT, RunningStack

@@ -12,7 +12,8 @@ from typing import TypeVar
 
 import numpy as np
 
-from penstock.cli.gateway_client import GatewayClient, ImageResult, IndexRow
+from penstock.cli.gateway_client import GatewayClient, IndexRow
+from penstock.cli.image_result import ImageResult
 from penstock.engines.embedded.engine import EmbeddedEngine
 from penstock.gateway.batching.merging import merge_rows
 from penstock.models.check.compare import classes_in

@@ -10,14 +10,15 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from types import MappingProxyType
 from typing import Annotated, TypeVar
-from urllib.parse import quote, urlsplit
+from urllib.parse import quote, urlencode, urlsplit
 
 import msgspec
 import typer
 
+from penstock.cli.image_result import ImageResults
 from penstock.cli.terminal import fail
 from penstock.gateway.batching.batch_report import ModelBatchReport
-from penstock.gateway.batching.explanation import EXPLAIN_HEADER, RequestExplanation
+from penstock.gateway.batching.explanation import EXPLAIN_HEADER
 from penstock.gateway.settings import Settings, SettingsError, read_settings
 from penstock.network import CA_VARIABLE, CERTIFICATE_VARIABLE, client_context
 from penstock.protocol.engine import ModelMetadata
@@ -55,62 +56,6 @@ class GatewayModelNotFound(GatewayError):
         self.refusal = refusal
 
 
-class ClassScore(msgspec.Struct, frozen=True):
-    """A likely class of the whole picture. score in [0, 1]."""
-
-    class_id: int
-    score: float
-    label: str = ""
-
-    @property
-    def name(self) -> str:
-        """The label, or the number where the model has no label for it."""
-        return self.label or f"class {self.class_id}"
-
-    @property
-    def caption(self) -> str:
-        return f"{self.name} {self.score:.2f}"
-
-
-class Detection(ClassScore, frozen=True, kw_only=True):
-    """A found object. xyxy: pixels of the picture as a person sees it."""
-
-    xyxy: tuple[float, float, float, float]
-
-
-class ImageResult(msgspec.Struct, frozen=True, omit_defaults=True):
-    """What was found in one picture: one of the two is there, by the kind of the model."""
-
-    detections: tuple[Detection, ...] | None = None
-    classes: tuple[ClassScore, ...] | None = None
-
-    def __bool__(self) -> bool:
-        """Whether anything was found."""
-        return bool(self.detections or self.classes)
-
-    def above(self, threshold: float) -> "ImageResult":
-        """Without the scores below the threshold."""
-        return ImageResult(
-            None if self.detections is None else tuple(item for item in self.detections if item.score >= threshold),
-            None if self.classes is None else tuple(item for item in self.classes if item.score >= threshold),
-        )
-
-
-class ImageResults(msgspec.Struct, frozen=True):
-    """The answer of /image. timings_ms: by stage, and `total`. explain: of its batch, where that was asked for."""
-
-    model_name: str
-    model_version: str
-    results: tuple[ImageResult, ...]
-    timings_ms: dict[str, float]
-    batch_size: int = 1
-    explain: tuple[RequestExplanation, ...] = ()
-
-    def above(self, threshold: float) -> "ImageResults":
-        """Without the scores below the threshold."""
-        return msgspec.structs.replace(self, results=tuple(result.above(threshold) for result in self.results))
-
-
 class IndexRow(msgspec.Struct, frozen=True):
     """A row of the repository index; state is empty for a model that was never loaded."""
 
@@ -138,6 +83,14 @@ class _InferenceBody(msgspec.Struct, frozen=True):
     outputs: tuple[_OutputTensor, ...]
 
 
+class _ParameterValue(msgspec.Struct, frozen=True):
+    string_value: str = ""
+
+
+class _Config(msgspec.Struct, frozen=True):
+    parameters: dict[str, _ParameterValue] = {}
+
+
 class _ErrorBody(msgspec.Struct, frozen=True):
     error: str
 
@@ -145,6 +98,7 @@ class _ErrorBody(msgspec.Struct, frozen=True):
 _IMAGE_RESULTS = msgspec.json.Decoder(ImageResults)
 _INDEX = msgspec.json.Decoder(tuple[IndexRow, ...])
 _ENGINE_VERSION = msgspec.json.Decoder(EngineVersion)
+_CONFIG = msgspec.json.Decoder(_Config)
 _METADATA = msgspec.json.Decoder(ModelMetadata)
 _INFERENCE_BODY = msgspec.json.Decoder(_InferenceBody)
 _MODEL_EXPLAINED = msgspec.json.Decoder(ModelBatchReport)
@@ -169,10 +123,12 @@ class GatewayClient:
         *,
         timeout_ms: int | None = None,
         with_explanation: bool = False,
+        query: Mapping[str, str] = MappingProxyType({}),
     ) -> ImageResults:
-        """What the model sees in the encoded picture. timeout_ms: the request's deadline, None for the model's own.
+        """The results of an encoded picture.
 
-        asks_why: whether the answer is to explain its batch.
+        timeout_ms: the request's deadline, None for the model's own. with_explanation: whether the response explains
+        its batch. query: the endpoint's query parameters, such as conf.
         """
         headers = {"content-type": content_type}
         if with_explanation:
@@ -180,7 +136,8 @@ class GatewayClient:
         if timeout_ms is not None:
             headers[TIMEOUT_HEADER] = str(timeout_ms)
         wait_s = INFER_TIMEOUT_S if timeout_ms is None else timeout_ms / 1000 + 5.0
-        answer = self._ask("POST", _model(model_name, "image"), _IMAGE_RESULTS, wait_s, image, headers)
+        target = _model(model_name, "image") + (f"?{urlencode(query)}" if query else "")
+        answer = self._ask("POST", target, _IMAGE_RESULTS, wait_s, image, headers)
         if not answer.results:
             raise GatewayError(f"{self.url} answered without a result: check that it is a gateway")
         return answer
@@ -209,6 +166,11 @@ class GatewayClient:
     def model_metadata(self, model_name: str) -> ModelMetadata:
         """Shapes include the batch dimension; -1 for variable dimensions."""
         return self._ask("GET", _model(model_name), _METADATA)
+
+    def model_parameters(self, model_name: str) -> dict[str, str]:
+        """The parameters of the model's config.pbtxt."""
+        config = self._ask("GET", _model(model_name, "config"), _CONFIG)
+        return {key: value.string_value for key, value in config.parameters.items()}
 
     def explain_model(self, model_name: str) -> ModelBatchReport:
         """How the model's batches are formed, and how that went."""

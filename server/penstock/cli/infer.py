@@ -1,39 +1,43 @@
 """`penstock infer`: sends pictures to the running gateway and prints labelled results as a table or as JSON lines."""
 
+import math
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Annotated
 
-import cv2
 import msgspec
 import typer
+from msgspec import UNSET
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from penstock.cli.drawn_result import CannotDraw, draw_file, mask_area
 from penstock.cli.gateway_client import (
     ApiKey,
     GatewayClient,
     GatewayError,
     GatewayModelNotFound,
     GatewayUnreachable,
-    ImageResult,
-    ImageResults,
     Url,
     gateway_of,
 )
+from penstock.cli.image_result import ClassArea, Detection, ImageResult, ImageResults, RecognisedText
 from penstock.cli.model_list import in_short
 from penstock.cli.pictures import SUFFIXES, NoPictures, content_type_of, drawn_paths, means_folder, pictures_of
 from penstock.cli.terminal import fail, print_failure, print_json
+from penstock.gateway.rest.image_results import MaskForm
 from penstock.protocol.errors import InvalidRequest
-from penstock.vision.captions import CaptionedBox
-from penstock.vision.decode import decode
-from penstock.vision.drawing import color_of, draw_boxes, draw_lines
-from penstock.vision.spec import ColorFormat
+from penstock.vision.drawing import MIN_KEYPOINT_SCORE
+from penstock.vision.masks import MAX_PIXEL as MAX_DEPTH_PIXEL
+from penstock.vision.parameters import Parameters
 
+CORNERS = ("x1", "y1", "x2", "y2")
+MAX_KEYPOINTS = 10_000  # of a skeleton; a drawing leaves out lines to keypoints that are not in the result
 STAGES = ("decode", "preprocess", "queue", "infer", "postprocess")
 
 
@@ -66,7 +70,8 @@ class TablePrinter:
         title = f"{picture} · {answer.model_name} {answer.model_version}"
         self._console.print(escape(title), soft_wrap=True)  # a table's own title would be as narrow as the table
         for result in answer.results:
-            self._console.print(_table(result) if result else "nothing found")
+            shown = _shown(result) if result else "nothing found"
+            self._console.print(shown, soft_wrap=isinstance(shown, str))
         self._console.print(_timings(answer.timings_ms), style="dim", soft_wrap=True)
         for explanation in answer.explain:
             self._console.print(f"batch: {explanation.text}", markup=False, soft_wrap=True)
@@ -81,18 +86,79 @@ class TablePrinter:
 ResultPrinter = JsonLinesPrinter | TablePrinter
 
 
-def _table(result: ImageResult) -> Table:
+_FIRST_VALUES = 8  # of an embedding
+
+
+def _shown(result: ImageResult) -> Table | str:
+    """What is printed of a result that is not empty."""
+    if result.detections is not None:
+        return _boxes(result.detections)
+    if result.embedding is not None:
+        values = " ".join(f"{value:.4f}" for value in result.embedding[:_FIRST_VALUES])
+        more = " …" if len(result.embedding) > _FIRST_VALUES else ""
+        return f"embedding of {len(result.embedding)} values: {values}{more}"
+    if result.depth is not None:
+        height, width = result.depth.size
+        low, high = result.depth.offset, result.depth.offset + result.depth.scale * MAX_DEPTH_PIXEL
+        return f"depth of {width}x{height} pixels, from {low:.4g} to {high:.4g}"
+    if result.segmentation is not None:
+        height, width = result.segmentation.size
+        rows = [(area.name, f"{area.area}", f"{area.area / max(height * width, 1):.1%}") for area in _areas(result)]
+        return _table(("label", "pixels", "share"), rows)
+    if result.text is not None:
+        return _text(result.text)
+    return _table(("label", "score"), [(item.name, f"{item.score:.3f}") for item in result.classes or ()])
+
+
+def _boxes(found: Sequence[Detection]) -> Table:
+    """A row a box: with the angle of turned boxes, the pixels of masks and the number of keypoints that are seen."""
+    columns, rows = ["label", "score", *CORNERS], [[one.name, f"{one.score:.3f}", *_pixels(one.xyxy)] for one in found]
+
+    def add(column: str, cells: Sequence[str]) -> None:
+        if any(cells):
+            columns.append(column)
+            for row, cell in zip(rows, cells, strict=True):
+                row.append(cell)
+
+    add("angle", ["" if one.xywhr is UNSET else f"{math.degrees(one.xywhr[4]):.1f}°" for one in found])
+    add("mask", ["" if one.mask is UNSET and one.polygons is UNSET else f"{mask_area(one)}" for one in found])
+    add("keypoints", ["" if one.keypoints is UNSET else _seen(one.keypoints) for one in found])
+    return _table(columns, rows)
+
+
+def _seen(keypoints: Sequence[tuple[float, float, float]]) -> str:
+    return f"{sum(score >= MIN_KEYPOINT_SCORE for _, _, score in keypoints)} of {len(keypoints)}"
+
+
+def _text(lines: Sequence[RecognisedText]) -> Table:
+    """A row a line: with the corners of the rectangle around it, if the model finds the place."""
+    columns = ["text", "score"]
+    if any(line.polygon is not UNSET for line in lines):
+        columns += CORNERS
+    rows = []
+    for line in lines:
+        corners = () if line.polygon is UNSET else tuple(zip(*line.polygon, strict=True))
+        around = (min(corners[0]), min(corners[1]), max(corners[0]), max(corners[1])) if corners else ()
+        rows.append([line.text, f"{line.score:.3f}", *_pixels(around)])
+    return _table(columns, rows)
+
+
+def _areas(result: ImageResult) -> list[ClassArea]:
+    areas = result.segmentation.classes if result.segmentation is not None else ()
+    return sorted(areas, key=lambda area: -area.area)
+
+
+def _pixels(values: Sequence[float]) -> list[str]:
+    return [f"{value:.1f}" for value in values]
+
+
+def _table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> Table:
+    """Numbers, all columns but the first, are aligned at the right."""
     table = Table()
-    table.add_column("label")
-    table.add_column("score", justify="right")
-    if result.detections is None:
-        for item in result.classes or ():
-            table.add_row(escape(item.name), f"{item.score:.3f}")
-        return table
-    for corner in ("x1", "y1", "x2", "y2"):
-        table.add_column(corner, justify="right")
-    for box in result.detections:
-        table.add_row(escape(box.name), f"{box.score:.3f}", *(f"{value:.1f}" for value in box.xyxy))
+    for index, column in enumerate(columns):
+        table.add_column(column, justify="right" if index else "left")
+    for row in rows:
+        table.add_row(*map(escape, row))
     return table
 
 
@@ -100,9 +166,6 @@ def _timings(timings_ms: Mapping[str, float]) -> str:
     stages = [f"{stage} {timings_ms[stage]:.1f}" for stage in STAGES if stage in timings_ms]
     total = f" = {timings_ms['total']:.1f} ms" if "total" in timings_ms else " ms"
     return " + ".join(stages) + total
-
-
-NO_PIXEL_LIMIT = 1 << 62  # the gateway has its own; here a person draws into a file of theirs
 
 
 def infer(
@@ -113,46 +176,71 @@ def infer(
     as_json: Annotated[bool, typer.Option("--json", help="one JSON line a picture, and nothing else")] = False,
     draw: Annotated[Path | None, typer.Option(help="draw into this file, or into this folder")] = None,
     timeout_ms: Annotated[int | None, typer.Option(min=1, help="deadline of each request")] = None,
-    threshold: Annotated[float | None, typer.Option(min=0, max=1, help="leave out scores below it")] = None,
+    conf: Annotated[
+        float | None, typer.Option("--conf", "--threshold", min=0, max=1, help="leave out scores below it")
+    ] = None,
+    iou: Annotated[float | None, typer.Option(min=0, max=1, help="overlap above which a box is suppressed")] = None,
+    classes: Annotated[str | None, typer.Option(help="only these classes: ids or labels, as person,car")] = None,
+    max_detections: Annotated[int | None, typer.Option(min=1, help="at most so many results, the best")] = None,
+    masks: Annotated[
+        MaskForm | None, typer.Option(help="form of masks in the result [rle]", show_default=False)
+    ] = None,
     explain: Annotated[bool, typer.Option("--explain", help="say of each picture how its batch was formed")] = False,
 ) -> None:
-    """Send pictures to a model of the running gateway and print what it finds, with boxes in the pictures' pixels.
+    """Send pictures to a model of the running gateway and print the results, in pixels of each picture.
+
+    The options from --conf to --masks replace the model's own.
 
     A picture that fails is reported and the others go on; the exit code is 1 then.
     """
     report: ResultPrinter = JsonLinesPrinter() if as_json else TablePrinter()
     pictures, is_complete = _find(files, report)
     targets = _targets(draw, pictures)
-    question = _InferCommand(gateway_of(url, api_key), model, timeout_ms, threshold, explain)
+    given = {"conf": conf, "iou": iou, "classes": classes, "max_detections": max_detections, "masks": masks}
+    query = {key: str(value) for key, value in given.items() if value is not None}
+    question = _InferCommand(gateway_of(url, api_key), model, timeout_ms, query, explain)
     for picture, target in zip(pictures, targets, strict=True):
         is_complete = _one(question, picture, target, report) and is_complete
     if not is_complete:
         raise typer.Exit(1)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class _InferCommand:
-    """What is asked of every picture alike."""
+    """The request that is the same for every picture. query: of the image endpoint."""
 
     gateway: GatewayClient
     model_name: str
     timeout_ms: int | None
-    threshold: float | None
+    query: Mapping[str, str]
     with_explanation: bool
 
     def ask(self, data: bytes) -> ImageResults:
         """Raises GatewayError, with the reason where the engine has the model but does not serve it."""
         kind = content_type_of(data)
         try:
-            answer = self.gateway.infer_image(
-                self.model_name, data, kind, timeout_ms=self.timeout_ms, with_explanation=self.with_explanation
+            return self.gateway.infer_image(
+                self.model_name,
+                data,
+                kind,
+                timeout_ms=self.timeout_ms,
+                with_explanation=self.with_explanation,
+                query=self.query,
             )
         except GatewayModelNotFound as error:
             reason = self._why_not_served()
             if reason == in_short(error.refusal):  # the refusal states the reason already
                 raise GatewayError(reason) from error
             raise (GatewayError(f"{error.refusal}: {reason}") if reason else error) from error
-        return answer if self.threshold is None else answer.above(self.threshold)
+
+    @cached_property
+    def skeleton(self) -> tuple[tuple[int, int], ...]:
+        """Of the model's config.pbtxt; empty if it has none, or if the client may not read it."""
+        try:
+            parameters = Parameters(self.model_name, self.gateway.model_parameters(self.model_name))
+            return parameters.pairs("skeleton", below=MAX_KEYPOINTS)
+        except (GatewayError, InvalidRequest):
+            return ()
 
     def _why_not_served(self) -> str:
         """As the repository index has it; empty where it has nothing to say."""
@@ -161,10 +249,6 @@ class _InferCommand:
             reasons = dict.fromkeys(row.reason for row in index if row.name == self.model_name and row.reason)
             return in_short("; ".join(reasons))
         return ""
-
-
-class _CannotDraw(Exception):
-    """The picture was answered but its drawing failed. The text is for a person."""
 
 
 def _find(files: list[Path], report: ResultPrinter) -> tuple[list[Path], bool]:
@@ -204,7 +288,9 @@ def _one(question: _InferCommand, picture: Path, target: Path | None, report: Re
         answer = question.ask(data)
         report.result(picture, answer)
         if target is not None:
-            _draw(data, answer.results[0], target)
+            result = answer.results[0]
+            has_keypoints = any(one.keypoints is not UNSET for one in result.detections or ())
+            draw_file(data, result, target, question.skeleton if has_keypoints else ())
             report.drawn(target)
     except GatewayUnreachable as error:
         fail(str(error), code=1)
@@ -212,26 +298,10 @@ def _one(question: _InferCommand, picture: Path, target: Path | None, report: Re
         report.failure(picture, f"{picture}: {error}")
     except OSError as error:
         report.failure(picture, f"{picture} cannot be read ({error.strerror}): check its permissions")
-    except _CannotDraw as error:
+    except ValueError as error:
+        report.failure(picture, f"{picture}: the result cannot be read: {error}")
+    except CannotDraw as error:
         report.failure(picture, str(error))
     else:
         return True
     return False
-
-
-def _draw(data: bytes, result: ImageResult, target: Path) -> None:
-    """Decodes as the gateway does, so that the boxes fit whatever the EXIF orientation is."""
-    try:
-        drawn = decode(data, ColorFormat.BGR, max_pixels=NO_PIXEL_LIMIT).pixels
-    except InvalidRequest as error:
-        raise _CannotDraw(f"{target} cannot be drawn: {error}") from error
-    if result.detections is not None:
-        boxes = [CaptionedBox(item.xyxy, item.caption, item.class_id) for item in result.detections]
-        draw_boxes(drawn, boxes)
-    else:
-        draw_lines(drawn, [(item.caption, color_of(row)) for row, item in enumerate(result.classes or ())])
-    try:
-        target.parent.mkdir(exist_ok=True)
-        target.write_bytes(cv2.imencode(target.suffix, drawn)[1].tobytes())
-    except OSError as error:
-        raise _CannotDraw(f"{target} cannot be written ({error.strerror}): give --draw another place") from error

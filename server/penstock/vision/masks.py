@@ -4,10 +4,10 @@ import cv2
 import numpy as np
 from pycocotools import mask as coco
 
-from penstock.protocol.inference import FloatArray
+from penstock.protocol.inference import FloatArray, IntArray
 from penstock.protocol.vision_results import DepthMap, Mask
 
-_MAX_PIXEL = 65535
+MAX_PIXEL = 65535
 
 
 def rle_of(mask: Mask) -> str:
@@ -38,13 +38,37 @@ def run_lengths(mask: Mask) -> list[int]:
 
 def mask_of(counts: str, height: int, width: int) -> Mask:
     """The mask of COCO's compressed run lengths, cut to its pixels. Raises ValueError if they do not fit the size."""
-    encoded = {"size": [height, width], "counts": counts.encode("ascii")}
-    bits = coco.decode(encoded).astype(bool)
+    lengths = _decoded(counts)
+    if (lengths < 0).any() or lengths.sum() != height * width:
+        raise ValueError(f"the run lengths are not those of a mask of {width}x{height} pixels")
+    is_set = np.arange(len(lengths)) % 2 == 1
+    bits = np.repeat(is_set, lengths).reshape(width, height).T
     rows, columns = np.flatnonzero(bits.any(axis=1)), np.flatnonzero(bits.any(axis=0))
     if not len(rows):
         return Mask(height, width, 0, 0, np.zeros((0, 0), np.bool_))
     top, left = int(rows[0]), int(columns[0])
     return Mask(height, width, left, top, bits[top : rows[-1] + 1, left : columns[-1] + 1])
+
+
+_MAX_DIGITS = 7  # of a run length: 5 bits each
+
+
+def _decoded(counts: str) -> IntArray:
+    """The numbers of COCO's compressed form: digits of 5 bits, the lowest first, as differences to the number before
+    the last."""
+    digits = np.frombuffer(counts.encode(), np.uint8).astype(np.int64) - ord("0")
+    ends = np.flatnonzero(digits & 0x20 == 0)
+    if not len(ends) or ends[-1] != len(digits) - 1 or digits.min() < 0 or digits.max() > 0x3F:
+        raise ValueError("the run lengths are not in COCO's compressed form")
+    starts = np.append(0, ends[:-1] + 1)
+    sizes = ends - starts + 1
+    if sizes.max() > _MAX_DIGITS:
+        raise ValueError(f"a run length has more than {_MAX_DIGITS} digits")
+    places = np.arange(len(digits)) - np.repeat(starts, sizes)
+    numbers = np.add.reduceat((digits & 0x1F) << 5 * places, starts)
+    numbers -= np.where(digits[ends] & 0x10, 1 << 5 * sizes, 0)
+    numbers[1::2], numbers[2::2] = np.cumsum(numbers[1::2]), np.cumsum(numbers[2::2])
+    return numbers
 
 
 def polygons_of(mask: Mask) -> list[FloatArray]:
@@ -59,6 +83,6 @@ def polygons_of(mask: Mask) -> list[FloatArray]:
 def png16_of(depth: DepthMap) -> tuple[bytes, float, float]:
     """(PNG of 16 bits, scale, offset): depth = pixel * scale + offset."""
     low, high = float(depth.values.min()), float(depth.values.max())
-    scale = (high - low) / _MAX_PIXEL or 1.0
+    scale = (high - low) / MAX_PIXEL or 1.0
     pixels = np.round((depth.values.astype(np.float64) - low) / scale).astype(np.uint16)
     return cv2.imencode(".png", pixels)[1].tobytes(), scale, low
