@@ -104,8 +104,9 @@ def _detected(case: Case, outputs: dict[str, Array]) -> tuple[Detections | None,
 
 def _damaged(array: Array) -> list[Array]:
     """Copies of an output with hostile values, and with other shapes and types."""
+    array = np.atleast_1d(array)
     found = [array[:0], array[..., :0], array[np.newaxis, np.newaxis], array.reshape(-1), array.astype(np.float64)]
-    found += [np.concatenate([array, array], axis=-1), np.zeros((), array.dtype), array.astype(np.int32)]
+    found += [np.concatenate([array, array], axis=-1), np.zeros((), array.dtype), np.ones(array.shape, np.int32)]
     for value in (-1.0, 0.0, 0.5, 1.0, -1e9, 3e9, 1e38, -1e38, 1e300, np.nan, np.inf, -np.inf):
         is_wide = value == 1e300 or (array.dtype.kind == "i" and value not in {-1.0, 0.0, 1.0, -1e9, 3e9})
         values = array.astype(np.float64 if is_wide else array.dtype)
