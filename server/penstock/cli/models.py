@@ -11,6 +11,7 @@ from rich.progress import DownloadColumn, TransferSpeedColumn
 from rich.table import Table
 from rich.text import Text
 
+from penstock.cli.add import add, remove
 from penstock.cli.check import check
 from penstock.cli.gateway_client import (
     EMBEDDED_ENGINE,
@@ -257,6 +258,8 @@ def unload(name: Name, url: Url = None, api_key: ApiKey = "") -> None:
     typer.echo(f"{name} is unloaded at {gateway.url}")
 
 
+app.command(short_help="Add model files: recognise, prove, write, load.")(add)
+app.command(short_help="Unload a model and remove its folder.")(remove)
 app.command(short_help="Send each model a known input and compare its answer.")(check)
 app.command(short_help="Tell how a model's batches are formed.")(explain)
 app.command(short_help="Make a model's INT8 twin; show what it costs and what it wins.")(optimize)

@@ -1,0 +1,273 @@
+"""`penstock models add`, `penstock models remove` and `penstock serve`: a model file becomes a served model."""
+
+import asyncio
+import os
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import msgspec
+import typer
+from rich.console import Console
+
+from penstock.cli.gateway_client import (
+    ApiKey,
+    GatewayClient,
+    GatewayError,
+    GatewayUnreachable,
+    Url,
+    gateway_of,
+    settings_or_fail,
+)
+from penstock.cli.model_flags import ModelFlags, with_model_flags
+from penstock.cli.model_list import load_failure
+from penstock.cli.terminal import fail, print_failure, print_json, progress_bar, stoppable
+from penstock.gateway.settings import Settings
+from penstock.models.catalogue import CatalogueError, read_folder
+from penstock.models.model_folder import repository_of
+from penstock.protocol.errors import InferenceError
+
+if TYPE_CHECKING:  # they import ONNX Runtime, which other commands of the group need not
+    from penstock.models.add import AddedModel, AddOptions
+
+Files = Annotated[list[Path], typer.Argument(metavar="FILE…", help="ONNX files, or folders of ONNX files")]
+Name = Annotated[str, typer.Option("--name", help="the model's name [the file's]")]
+Home = Annotated[Path | None, typer.Option(help="where added models go [~/.penstock]", show_default=False)]
+AllowsCode = Annotated[bool, typer.Option("--allow-model-code", help="accept custom operators")]
+
+
+class AddReport(msgspec.Struct, frozen=True):
+    """One added model. max_batch_size: 0 for one picture a call. state: of the running gateway, or why there is none.
+
+    golden: whether an answer was recorded for `models check`.
+    """
+
+    name: str
+    folder: str
+    layout: str
+    max_batch_size: int
+    batches: str
+    evidence: tuple[str, ...]
+    warnings: tuple[str, ...]
+    golden: bool
+    state: str
+
+
+@dataclass(frozen=True, slots=True)
+class _Place:
+    settings: Settings
+    options: "AddOptions"
+    console: Console
+
+
+@with_model_flags
+def add(
+    files: Files,
+    name: Name = "",
+    replace: Annotated[bool, typer.Option("--replace", help="replace a model that was added before")] = False,
+    load: Annotated[bool, typer.Option("--load/--no-load", help="ask the running gateway to load it")] = True,
+    allow_model_code: AllowsCode = False,
+    url: Url = None,
+    api_key: ApiKey = "",
+    home: Home = None,
+    as_json: Annotated[bool, typer.Option("--json", help="one object a model, and nothing else")] = False,
+    flags: ModelFlags = ModelFlags(),  # noqa: B008 - replaced by its fields
+) -> None:
+    """Add ONNX files as models: find out what each is, prove that it batches, write its folder, and load it.
+
+    What the file does not say is a flag; the message names it. `penstock models inspect FILE` shows what was found.
+    """
+    from penstock.models.add import AddOptions
+
+    options = AddOptions(flags.hints(), flags.pictures(), may_replace=replace, allows_code=allow_model_code)
+    place = _Place(settings_or_fail(home), options, Console(stderr=as_json, highlight=False))
+    sources = _sources(files, name)
+    is_complete = True
+    with stoppable("nothing of the unfinished model is kept"):
+        for source, model_name in sources:
+            is_complete = _add_one(place, source, model_name, gateway_of(url, api_key) if load else None, as_json) and (
+                is_complete
+            )
+    if not is_complete:
+        raise typer.Exit(1)
+
+
+def remove(
+    name: Annotated[str, typer.Argument(help="a model that was added or pulled")],
+    url: Url = None,
+    api_key: ApiKey = "",
+    home: Home = None,
+) -> None:
+    """Unload a model from the running gateway, and remove its folder."""
+    from penstock.models.add import remove_model
+
+    settings = settings_or_fail(home)
+    gateway = gateway_of(url, api_key)
+    try:
+        folder = repository_of(settings.home_path) / name
+        if folder.is_dir():
+            gateway.unload(name)
+    except GatewayUnreachable:
+        pass
+    except GatewayError as error:
+        print_failure(f"{name} is not unloaded at {gateway.url}: {error}")
+    try:
+        removed = remove_model(name, home=settings.home_path)
+    except CatalogueError as error:
+        fail(str(error), code=1)
+    typer.echo(f"removed {removed}")
+
+
+@with_model_flags
+def serve(
+    files: Files,
+    context: typer.Context,
+    name: Name = "",
+    allow_model_code: AllowsCode = False,
+    home: Home = None,
+    flags: ModelFlags = ModelFlags(),  # noqa: B008 - replaced by its fields
+) -> None:
+    """Add ONNX files as models, and start the stack with them. Other flags are those of `penstock up`.
+
+    A file that was added before is inspected again, and its folder replaced.
+    """
+    from penstock.models.add import AddOptions
+
+    options = AddOptions(flags.hints(), flags.pictures(), may_replace=True, allows_code=allow_model_code)
+    place = _Place(settings_or_fail(home), options, Console(highlight=False))
+    sources = _sources(files, name)
+    with stoppable("nothing of the unfinished model is kept"):
+        added = [_add_one(place, source, model_name, None, False) for source, model_name in sources]
+        if not all(added):
+            raise typer.Exit(1)
+    sys.stdout.flush()
+    up = ["up", "--models", ",".join(model_name for _, model_name in sources), *context.args]
+    if home is not None:
+        up += ["--home", str(home)]
+    code = "import sys; from penstock.cli.main import main; sys.exit(main())"
+    os.execv(sys.executable, [sys.executable, "-P", "-c", code, *up])  # the same process, without what adding needed
+
+
+def _sources(files: list[Path], name: str) -> list[tuple[Path, str]]:
+    """(file, model's name) each; ends the command if there is none, or one name for many."""
+    from penstock.models.add import name_from
+
+    found: list[Path] = []
+    for path in files:
+        if path.is_dir():
+            inside = sorted(path.glob("*.onnx"))
+            if not inside:
+                fail(f"{path} has no .onnx file")
+            found += inside
+        elif not path.exists():
+            fail(f"there is no file {path}")
+        else:
+            found.append(path)
+    if name and len(found) > 1:
+        fail(f"--name {name!r} is for one model, and there are {len(found)} files")
+    named = [(path, name or name_from(path)) for path in found]
+    for path, own in named:
+        twin = next((other for other, other_name in named if other_name == own and other is not path), None)
+        if twin is not None:
+            fail(f"{path} and {twin} would both be the model {own!r}: add one of them with --name")
+    return named
+
+
+def _add_one(place: _Place, source: Path, name: str, gateway: GatewayClient | None, as_json: bool) -> bool:
+    """Whether the model was added and, with a gateway, loaded where one runs."""
+    from penstock.models.add import NotServable, add_model
+
+    settings = place.settings
+    try:
+        with progress_bar() as bar:
+            task = bar.add_task(name, total=None)
+            added = add_model(
+                source,
+                name,
+                place.options,
+                home=settings.home_path,
+                other_repositories=settings.repositories,
+                on_stage=lambda stage: bar.update(task, description=f"{name}: {stage}"),
+            )
+            bar.update(task, description=f"{name}: recording its answer")
+            problem = _record(added)
+    except NotServable as error:
+        print_failure(f"{source} was not added: {error}")
+        for question in error.inspection.recognition.questions:
+            choices = f" {' or '.join(question.choices)}" if question.choices else ""
+            print_failure(f"say {question.flag}{choices}: {question.ambiguous}")
+        return False
+    except CatalogueError as error:
+        print_failure(f"{source} was not added: {error}")
+        return False
+    state, is_loaded = _load(name, gateway, settings)
+    report = _report(added, problem, state)
+    if as_json:
+        print_json(report)
+    else:
+        _print(report, place.console)
+    return is_loaded
+
+
+def _record(added: "AddedModel") -> str:
+    """Records golden.json for `models check`; why it could not, or ""."""
+    from penstock.cli.check_request import CheckContext, NotCheckable
+    from penstock.cli.check_result import record_golden
+    from penstock.models.check.golden import GoldenError
+
+    model = read_folder(added.folder)
+    try:
+        asyncio.run(record_golden(model, CheckContext(GatewayClient(""), None, {})))
+    except (GoldenError, InferenceError, NotCheckable) as error:
+        return f"no answer was recorded for `models check`: {error}"
+    return ""
+
+
+def _load(name: str, gateway: GatewayClient | None, settings: Settings) -> tuple[str, bool]:
+    """What became of it, and whether that is as wanted."""
+    if gateway is None:
+        return "not loaded", True
+    try:
+        gateway.load(name)
+    except GatewayUnreachable:
+        return f"no gateway runs at {gateway.url}: it will be loaded at the next `penstock up`", True
+    except GatewayError as error:
+        return f"the gateway at {gateway.url} did not load it: {load_failure(name, str(error), settings)}", False
+    return f"loaded at {gateway.url}", True
+
+
+def _report(added: "AddedModel", problem: str, state: str) -> AddReport:
+    recognition, trial = added.inspection.recognition, added.inspection.trial
+    return AddReport(
+        added.name,
+        str(added.folder),
+        recognition.layout,
+        added.batches.max_rows,
+        added.batches.why,
+        (*recognition.evidence, *trial.evidence),
+        (*recognition.warnings, *trial.warnings, *filter(None, (problem,))),
+        (added.folder / "golden.json").exists(),
+        state,
+    )
+
+
+def _print(report: AddReport, console: Console) -> None:
+    def line(text: str) -> None:
+        console.print(text, markup=False, soft_wrap=True)
+
+    line(f"{report.name}: {report.layout}, in {report.folder}")
+    for sentence in report.evidence:
+        line(f"  because {sentence}")
+    rows = f"up to {report.max_batch_size} pictures a call" if report.max_batch_size else "one picture a call"
+    line(f"  batches: {rows}; {report.batches}")
+    for sentence in report.warnings:
+        line(f"  note: {sentence}")
+    line(f"  {report.state}")
+    url = "http://127.0.0.1:8000" if not report.state.startswith("loaded at ") else report.state.split()[-1]
+    line("")
+    line(f"  penstock infer {report.name} photo.jpg --draw out.jpg")
+    target = f"{url}/v2/models/{report.name}/image"
+    line(f"  curl --data-binary @photo.jpg -H 'content-type: image/jpeg' {target}")
+    request = f"u.Request('{target}', open('photo.jpg', 'rb'), {{'content-type': 'image/jpeg'}})"
+    line(f'  python -c "import urllib.request as u; print(u.urlopen({request}).read().decode())"')

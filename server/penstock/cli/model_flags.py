@@ -1,0 +1,176 @@
+"""The flags that say what a model file does not: shared by `models inspect`, `models add` and `serve`."""
+
+import inspect
+import math
+from collections.abc import Callable
+from dataclasses import Field, dataclass, fields
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
+
+import typer
+
+from penstock.cli.terminal import fail
+
+if TYPE_CHECKING:
+    from penstock.models.inspect.inspection import Hints
+
+MAX_LABELS_BYTES = 4 << 20
+MAX_SIDE = 16384
+_COLORS, _RESIZES = ("rgb", "bgr", "gray"), ("letterbox", "corner", "squash", "crop", "keep")
+
+
+@dataclass(frozen=True, slots=True)
+class ModelFlags:
+    """The flags as given. Empty or None: the file says it, or the layout's default holds."""
+
+    layout: Annotated[str, typer.Option(metavar="LAYOUT", help="output layout, such as yolov8 [recognised]")] = ""
+    input_size: Annotated[
+        str, typer.Option(metavar="W[xH]", help="the network's size in pixels, 640 or 640x480 [the file's]")
+    ] = ""
+    labels: Annotated[str, typer.Option(help="a file with one label a line, or a;b;c [the file's]")] = ""
+    color: Annotated[str, typer.Option(metavar="|".join(_COLORS), help="order of the colours [the family's]")] = ""
+    mean: Annotated[str, typer.Option(metavar="R,G,B", help="in the network's colour order [the family's]")] = ""
+    std: Annotated[str, typer.Option(metavar="R,G,B", help="the input is (pixel × scale - mean) / std")] = ""
+    scale: Annotated[float | None, typer.Option(help="of pixel values, such as 0.00392 (1/255)")] = None
+    resize: Annotated[str, typer.Option(metavar="|".join(_RESIZES), help="how a picture is fitted [the family's]")] = ""
+    padding: Annotated[float | None, typer.Option(min=0, max=255, help="pixel value of padding [the family's]")] = None
+    conf: Annotated[float | None, typer.Option(min=0, max=1, help="score threshold [0.25]")] = None
+    iou: Annotated[float | None, typer.Option(min=0, max=1, help="IoU threshold of the suppression [0.45]")] = None
+    keypoint_names: Annotated[str, typer.Option(help="of a pose network: nose;left_eye;…")] = ""
+    skeleton: Annotated[str, typer.Option(metavar="0-1;1-2", help="keypoints that drawings join")] = ""
+    parameter: Annotated[
+        list[str] | None,
+        typer.Option(metavar="KEY=VALUE", help="any parameter of the card (docs/card-parameters.md); may be repeated"),
+    ] = None
+    picture: Annotated[
+        list[Path] | None, typer.Option(help="photo for the trial run, with objects that the model knows; repeatable")
+    ] = None
+
+    def hints(self) -> "Hints":
+        """The flags as the inspection takes them; ends the command if one is malformed."""
+        from penstock.models.inspect.inspection import Hints
+        from penstock.vision.layouts.registry import LAYOUTS
+
+        labels, origin = _labels(self.labels)
+        return Hints(
+            layout=_one_of("--layout", self.layout, (*LAYOUTS,)),
+            input_size=_size(self.input_size),
+            labels=labels,
+            labels_origin=origin,
+            color=_one_of("--color", self.color.lower(), _COLORS),
+            mean=_numbers("--mean", self.mean),
+            std=_numbers("--std", self.std),
+            scale=self.scale,
+            resize=_one_of("--resize", self.resize.lower(), _RESIZES),
+            padding=self.padding,
+            conf=self.conf,
+            iou=self.iou,
+            keypoint_names=_names(self.keypoint_names),
+            skeleton=_pairs(self.skeleton),
+            parameters=dict(map(_parameter, self.parameter or [])),
+        )
+
+    def pictures(self) -> tuple[Path, ...]:
+        """The pictures; ends the command if one is missing."""
+        for path in self.picture or []:
+            if not path.is_file():
+                fail(f"--picture: there is no file {path}")
+        return tuple(self.picture or [])
+
+
+def with_model_flags(command: Callable[..., None]) -> Callable[..., None]:
+    """The command with the flags in place of its parameter `flags`, as typer reads them."""
+    hints = get_type_hints(ModelFlags, include_extras=True)
+    own = inspect.signature(command, eval_str=True)
+    kept = [parameter for name, parameter in own.parameters.items() if name != "flags"]
+    kinds = inspect.Parameter.KEYWORD_ONLY
+    added = [inspect.Parameter(one.name, kinds, default=_default(one), annotation=hints[one.name]) for one in _FIELDS]
+    first = [parameter.replace(kind=kinds) for parameter in kept]
+
+    def run(**given: Any) -> None:
+        flags = ModelFlags(**{one.name: given.pop(one.name) for one in _FIELDS})
+        command(**given, flags=flags)
+
+    run.__name__, run.__doc__ = command.__name__, command.__doc__
+    run.__signature__ = inspect.Signature([*first, *added])  # type: ignore[attr-defined]
+    run.__annotations__ = {parameter.name: parameter.annotation for parameter in (*first, *added)}
+    return run
+
+
+def _default(one: "Field[Any]") -> Any:
+    return one.default
+
+
+_FIELDS = fields(ModelFlags)
+
+
+def _one_of(flag: str, text: str, allowed: tuple[str, ...]) -> str:
+    if text and text not in allowed and ":" not in text:
+        fail(f"{flag} {text!r} is not one of: {', '.join(allowed)}")
+    return text
+
+
+def _size(text: str) -> tuple[int, int] | None:
+    """(height, width) of 640 or 640x480, which is width x height."""
+    if not text:
+        return None
+    width, _, height = text.lower().partition("x")
+    sides = (height or width, width)
+    if not all(side.isascii() and side.isdigit() and 0 < int(side) <= MAX_SIDE for side in sides):
+        fail(f"--input-size {text!r} should be a width, or a width and a height, such as 640 or 640x480")
+    return int(sides[0]), int(sides[1])
+
+
+def _labels(text: str) -> tuple[tuple[str, ...], str]:
+    if not text:
+        return (), ""
+    path = Path(text)
+    if ";" in text or not path.is_file():
+        if ";" not in text:
+            fail(f"--labels: there is no file {text}; give a file with one label a line, or a;b;c")
+        return _names(text), "--labels"
+    if path.stat().st_size > MAX_LABELS_BYTES:
+        fail(f"--labels: {path} has more than {MAX_LABELS_BYTES} bytes: it is no file of labels")
+    try:
+        lines = path.read_text(encoding="utf-8").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        fail(f"--labels: {path} cannot be read as UTF-8 text: {error}")
+    return tuple(line.strip().replace(";", ",") for line in lines if line.strip()), str(path)
+
+
+def _names(text: str) -> tuple[str, ...]:
+    return tuple(part.strip() for part in text.split(";") if part.strip())
+
+
+def _numbers(flag: str, text: str) -> tuple[float, ...]:
+    if not text:
+        return ()
+    try:
+        numbers = tuple(float(part) for part in text.replace(";", ",").split(","))
+    except ValueError:
+        numbers = ()
+    if len(numbers) not in (1, 3) or not all(map(math.isfinite, numbers)):
+        fail(f"{flag} {text!r} should be one number a channel, such as 0.485,0.456,0.406")
+    return numbers
+
+
+def _pairs(text: str) -> tuple[tuple[int, int], ...]:
+    found = []
+    for part in _names(text):
+        one, _, other = part.partition("-")
+        if not (one.isdigit() and other.isdigit()):
+            fail(f"--skeleton {text!r} should be pairs of keypoint numbers, such as 0-1;1-2")
+        found.append((int(one), int(other)))
+    return tuple(found)
+
+
+def _parameter(text: str) -> tuple[str, str]:
+    from penstock.vision.parameters import PARAMETERS, meant_by
+
+    key, separator, value = text.partition("=")
+    if not separator or not key.strip():
+        fail(f"--parameter {text!r} should be KEY=VALUE, such as class-agnostic-nms=1")
+    if key not in PARAMETERS:
+        meant = meant_by(key)
+        fail(f"--parameter {key!r} is no parameter of a card" + (f"; did you mean {meant!r}?" if meant else ""))
+    return key, value
