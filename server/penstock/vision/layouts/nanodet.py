@@ -15,7 +15,7 @@ from penstock.vision.layouts.layout import Layout, LayoutOptions, Outputs, best_
 from penstock.vision.preprocess import Geometry
 from penstock.vision.spec import NetworkType
 
-_USUAL_BINS = 32  # columns of four distributions over 0 to 7 strides, as all published weights have
+_DISTANCE_COLUMNS = 32  # columns of four distributions over 0 to 7 strides, as all published weights have
 _STRIDES = ((8, 16, 32), (8, 16, 32, 64))
 
 
@@ -56,13 +56,13 @@ def parse_nanodet_plus(outputs: Outputs, options: LayoutOptions, geometry: Geome
     name = options.output_names[0]
     rows = outputs.floats(name, rank=2)
     counts = [[_cells(stride, geometry) for stride in strides] for strides in _STRIDES]
-    if len(rows) not in map(sum, counts) or rows.shape[1] <= _USUAL_BINS:
+    if len(rows) not in map(sum, counts) or rows.shape[1] <= _DISTANCE_COLUMNS:
         wanted = " or ".join(str(sum(count)) for count in counts)
-        raise outputs.refuse(name, rows, f"[{wanted}, classes + {_USUAL_BINS}]")
+        raise outputs.refuse(name, rows, f"[{wanted}, classes + {_DISTANCE_COLUMNS}]")
     levels, first = [], 0
     for stride, cells in zip(_STRIDES[-1], next(one for one in counts if sum(one) == len(rows)), strict=False):
         part = rows[first : first + cells]
-        levels.append(_Level(stride, part[:, :-_USUAL_BINS], part[:, -_USUAL_BINS:]))
+        levels.append(_Level(stride, part[:, :-_DISTANCE_COLUMNS], part[:, -_DISTANCE_COLUMNS:]))
         first += cells
     return _finish(levels, options, geometry, _Centre(0.0, 0.0))
 
@@ -72,15 +72,21 @@ def _cells(stride: int, geometry: Geometry) -> int:
 
 
 def _scores_first(outputs: Outputs, pair: list[tuple[str, FloatArray]]) -> tuple[FloatArray, FloatArray]:
-    """Scores and distances: the one of 32 columns has the distances, else the one of a multiple of 4, else the last."""
-    columns = [array.shape[1] for _, array in pair]
-    has_distances = [count == _USUAL_BINS for count in columns]
-    if sum(has_distances) != 1:
-        has_distances = [count >= 8 and count % 4 == 0 for count in columns]
-    if not any(has_distances) or 0 in columns:
-        raise outputs.refuse(*pair[1], f"[{len(pair[1][1])}, 4 x bins]")
-    (_, one), (_, other) = pair
-    return (other, one) if has_distances == [True, False] else (one, other)
+    """Scores and distances: distances have a multiple of 4 columns; if both have it, the first ones are scores.
+
+    Unless only the second ones are all from 0 to 1.
+    """
+    can_be_distances = [array.shape[1] >= 8 and array.shape[1] % 4 == 0 for _, array in pair]
+    (_, one), (name, other) = pair
+    if not any(can_be_distances) or 0 in (one.shape[1], other.shape[1]):
+        raise outputs.refuse(name, other, f"[{len(other)}, 4 x bins]")
+    if can_be_distances[0] and (not can_be_distances[1] or (_are_shares(other) and not _are_shares(one))):
+        return other, one
+    return one, other
+
+
+def _are_shares(values: FloatArray) -> bool:
+    return bool(values.min() >= 0 and values.max() <= 1)
 
 
 def _finish(levels: list[_Level], options: LayoutOptions, geometry: Geometry, centre: _Centre) -> Detections:
@@ -98,7 +104,7 @@ def _finish(levels: list[_Level], options: LayoutOptions, geometry: Geometry, ce
 def _boxes(level: _Level, row: IntArray, geometry: Geometry, centre: _Centre) -> FloatArray:
     """(n, 4) xyxy float64 in network pixels, of the given cells."""
     columns = -(-geometry.network_width // level.stride)
-    logits = level.distances[row].reshape(len(row), 4, -1).astype(np.float64)
+    logits = level.distances[row].reshape(len(row), 4, level.distances.shape[1] // 4).astype(np.float64)
     powers = np.exp(logits - logits.max(axis=2, keepdims=True, initial=-np.inf))
     reach = powers @ np.arange(logits.shape[2]) / powers.sum(axis=2) * level.stride
     cell = np.stack([row % columns, row // columns], axis=1)
