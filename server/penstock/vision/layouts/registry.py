@@ -10,6 +10,7 @@ from penstock.vision.layouts import (
     boxes,
     center_heatmap,
     classification,
+    detection_rows,
     detr,
     embedding,
     faces,
@@ -17,11 +18,25 @@ from penstock.vision.layouts import (
     final_boxes,
     maps,
     nanodet,
+    yolo,
 )
 from penstock.vision.layouts.layout import Layout
 from penstock.vision.spec import NetworkType
 
-_MODULES = (boxes, center_heatmap, fastestdet, detr, final_boxes, nanodet, faces, classification, embedding, maps)
+_MODULES = (
+    boxes,
+    center_heatmap,
+    fastestdet,
+    yolo,
+    detection_rows,
+    detr,
+    final_boxes,
+    nanodet,
+    faces,
+    classification,
+    embedding,
+    maps,
+)
 LAYOUTS: Mapping[str, Layout] = {layout.name: layout for module in _MODULES for layout in module.LAYOUTS}
 DEFAULT_LAYOUTS = {NetworkType.DETECTOR: "boxes", NetworkType.CLASSIFIER: "classification"}
 LAYOUTS_VARIABLE = "PENSTOCK_LAYOUTS"

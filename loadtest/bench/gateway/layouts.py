@@ -1,0 +1,186 @@
+"""Time of decoding one picture's outputs, for each output layout: validation, scores, suppression, source pixels.
+
+    python -m loadtest.bench.gateway.layouts --json layouts.json
+    python -m loadtest.bench.gateway.layouts --layout yolov8,yolov5
+
+Each layout has examples: outputs at batch 1 of a network with an input of 640x640 and 80 classes, with 60 objects that
+each have a few overlapping boxes over the threshold, and low scores elsewhere. `crowd` has a thousand boxes over the
+threshold. The layouts take turns, call by call, in one thread.
+"""
+
+import argparse
+import statistics
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import cv2
+import numpy as np
+import numpy.typing as npt
+
+from loadtest.bench.report import chosen_of, format_table, present
+from penstock.protocol.inference import InferResponse, tensor_from_numpy
+from penstock.vision.layouts.layout import LayoutOptions, Outputs
+from penstock.vision.layouts.registry import LAYOUTS
+from penstock.vision.preprocess import Geometry
+
+SIDE = 640
+GEOMETRY = Geometry(1280, 720, SIDE, SIDE, 0.5, 0.5, pad_y=140)
+CLASSES, OBJECTS, ROWS_PER_OBJECT = 80, 60, 5
+CELLS = sum((SIDE // stride) ** 2 for stride in (8, 16, 32))
+HEAD = ("layout, example", "median ms", "p10 ms", "p90 ms", "detections")
+GOAL_MS = 2.0
+DEFAULTS = LayoutOptions(())
+
+Array = npt.NDArray[Any]
+
+
+@dataclass(frozen=True, slots=True)
+class LayoutExample:
+    """Outputs of one picture, as a network gives them at batch 1. options: what the layout needs beyond the names."""
+
+    layout: str
+    name: str
+    outputs: Mapping[str, Array]
+    options: LayoutOptions = DEFAULTS
+
+    def call(self) -> Callable[[], Any]:
+        """Decodes the outputs as the gateway does."""
+        tensors = tuple(tensor_from_numpy(name, array) for name, array in self.outputs.items())
+        options = replace(self.options, output_names=tuple(self.outputs))
+        outputs, decode = Outputs(InferResponse("bench", "1", tensors), 0), LAYOUTS[self.layout].decode
+        return lambda: decode(outputs, options, GEOMETRY)
+
+
+def anchor_rows(count: int, *, objects: int = OBJECTS, has_objectness: bool = False) -> Array:
+    """(count, 4 + classes) or (count, 5 + classes): cxcywh in pixels, scores; the rows of objects are spread."""
+    random = np.random.default_rng(7)
+    head = 5 if has_objectness else 4
+    rows = np.empty((count, head + CLASSES), np.float32)
+    rows[:, :2], rows[:, 2:4] = random.uniform(0, SIDE, (count, 2)), random.uniform(8, 200, (count, 2))
+    rows[:, 4:] = random.uniform(0, 0.05, (count, head - 4 + CLASSES))
+    hot = random.permutation(count)[: objects * ROWS_PER_OBJECT].reshape(objects, -1)
+    centre, size = random.uniform(60, SIDE - 60, (objects, 1, 2)), random.uniform(20, 120, (objects, 1, 2))
+    rows[hot, :2] = centre + random.uniform(-2, 2, (*hot.shape, 2))
+    rows[hot, 2:4] = size + random.uniform(-2, 2, (*hot.shape, 2))
+    rows[hot, head + random.integers(0, CLASSES, (objects, 1))] = random.uniform(0.4, 0.95, hot.shape)
+    if has_objectness:
+        rows[hot, 4] = 0.9
+    return rows
+
+
+def final_rows(count: int) -> tuple[Array, Array, Array]:
+    """Corners (count, 4) in pixels, falling scores (count,), classes (count,)."""
+    random = np.random.default_rng(9)
+    low = random.uniform(0, SIDE - 100, (count, 2))
+    corners = np.hstack([low, low + random.uniform(10, 100, (count, 2))]).astype(np.float32)
+    scores = np.linspace(0.95, 0.01, count, dtype=np.float32)
+    return corners, scores, random.integers(0, CLASSES, count)
+
+
+def yolo_examples() -> list[LayoutExample]:
+    """Layouts with a row for each anchor."""
+    v8, v5 = anchor_rows(CELLS), anchor_rows(3 * CELLS, has_objectness=True)
+    yolox = anchor_rows(CELLS, has_objectness=True)
+    yolox[:, :2], yolox[:, 2:4] = yolox[:, :2] % 1, yolox[:, 2:4] % 2
+    columns = v8.T[np.newaxis]
+    v6 = anchor_rows(CELLS, has_objectness=True)
+    crowd = anchor_rows(CELLS, objects=200).T[np.newaxis]
+    any_score = LayoutOptions((), pre_cluster_threshold=0.001)
+    return [
+        LayoutExample("yolov8", "[84, 8400]", {"output0": columns}),
+        LayoutExample("yolov8", "[8400, 84]", {"output0": v8[np.newaxis]}),
+        LayoutExample("yolov8", "[84, 8400] FP16", {"output0": columns.astype(np.float16)}),
+        LayoutExample("yolov8", "[84, 8400] logits", {"output0": columns}, LayoutOptions((), 0.7, has_sigmoid=True)),
+        LayoutExample("yolov8", "[84, 8400] crowd", {"output0": crowd}),
+        LayoutExample("yolov8", "[84, 8400] conf 0.001", {"output0": columns}, any_score),
+        LayoutExample("yolov5", "[25200, 85]", {"output": v5[np.newaxis]}),
+        LayoutExample("yolov5", "[25200, 85] FP16", {"output": v5[np.newaxis].astype(np.float16)}),
+        LayoutExample("yolov5", "[8400, 85]", {"output": v6[np.newaxis]}),
+        LayoutExample("yolov5", "[8400, 85] conf 0.001", {"output": v6[np.newaxis]}, any_score),
+        LayoutExample("yolox", "[8400, 85]", {"output": yolox[np.newaxis]}),
+    ]
+
+
+def row_examples() -> list[LayoutExample]:
+    """Layouts with a row for each box."""
+    corners, scores, classes = final_rows(300)
+    six = np.hstack([corners, scores[:, np.newaxis], classes[:, np.newaxis]]).astype(np.float32)
+    seven = np.hstack([np.zeros((300, 1)), corners, classes[:, np.newaxis], scores[:, np.newaxis]]).astype(np.float32)
+    anchors = anchor_rows(CELLS)
+    centre, half, best = anchors[:, :2], anchors[:, 2:4] / 2, anchors[:, 4:].max(axis=1)
+    labels = anchors[:, 4:].argmax(axis=1)
+    every = np.hstack([centre - half, centre + half, best[:, np.newaxis], labels[:, np.newaxis]]).astype(np.float32)
+    return [
+        LayoutExample("yolo-end2end", "[300, 6]", {"output0": six[np.newaxis]}),
+        LayoutExample("yolov7-nms", "[300, 7]", {"output": seven}),
+        LayoutExample("deepstream-yolo", "[8400, 6]", {"output": every[np.newaxis]}),
+        LayoutExample("mmdeploy", "[300]", {"dets": six[np.newaxis, :, :5], "labels": classes[np.newaxis]}),
+        LayoutExample(
+            "efficient-nms",
+            "[300]",
+            {
+                "num_dets": np.array([[250]], np.int32),
+                "det_boxes": corners[np.newaxis],
+                "det_scores": scores[np.newaxis],
+                "det_classes": classes[np.newaxis].astype(np.int32),
+            },
+        ),
+    ]
+
+
+def examples() -> list[LayoutExample]:
+    """All examples, in the order of the table."""
+    return [*yolo_examples(), *row_examples()]
+
+
+def measure(chosen: Sequence[LayoutExample], calls: int) -> list[dict[str, Any]]:
+    """Times of `calls` decodes of each example, in turn. Milliseconds."""
+    decodes = [example.call() for example in chosen]
+    found = [len(decode().score) for decode in decodes]
+    times_ms: list[list[float]] = [[] for _ in chosen]
+    for _ in range(calls):
+        for decode, own in zip(decodes, times_ms, strict=True):
+            begin = time.perf_counter()
+            decode()
+            own.append((time.perf_counter() - begin) * 1e3)
+    rows = []
+    for example, own, count in zip(chosen, times_ms, found, strict=True):
+        tenths = statistics.quantiles(own, n=10)
+        figures = {"median_ms": statistics.median(own), "p10_ms": tenths[0], "p90_ms": tenths[-1]}
+        rows.append({"layout": example.layout, "example": example.name, **figures, "detections": count})
+    return rows
+
+
+def table_of(rows: Sequence[Mapping[str, Any]]) -> str:
+    """For people."""
+    figures = ("median_ms", "p10_ms", "p90_ms")
+    cells = [
+        (f"{row['layout']} {row['example']}", *(f"{row[name]:.3f}" for name in figures), row["detections"])
+        for row in rows
+    ]
+    return format_table(HEAD, cells)
+
+
+def main() -> int:
+    """Exit code 1 if the median of an example is over GOAL_MS."""
+    parser = argparse.ArgumentParser(prog="python -m loadtest.bench.gateway.layouts", description=__doc__)
+    parser.formatter_class = argparse.RawDescriptionHelpFormatter
+    parser.add_argument("--layout", type=chosen_of(tuple(LAYOUTS)), help="only these, separated by commas")
+    parser.add_argument("--calls", type=int, default=300, help="decodes of each example")
+    parser.add_argument("--json", type=Path)
+    options = parser.parse_args()
+    cv2.setNumThreads(1)
+    chosen = [example for example in examples() if not options.layout or example.layout in options.layout]
+    if not chosen:
+        parser.error(f"no example has the layout {', '.join(options.layout)}; add one to this module")
+    rows = measure(chosen, options.calls)
+    present(rows, f"Decoding one picture's outputs; goal: {GOAL_MS:g} ms", table_of(rows), options.json)
+    return int(any(row["median_ms"] > GOAL_MS for row in rows))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,147 @@
+"""Detectors that output a row for each box: corners, score and class. Most have done the suppression themselves."""
+
+import numpy as np
+
+from penstock.protocol.inference import FloatArray, IntArray
+from penstock.protocol.vision_results import Detections
+from penstock.vision.layouts.layout import Layout, LayoutOptions, Outputs, finish_boxes
+from penstock.vision.preprocess import Geometry
+from penstock.vision.spec import NetworkType
+
+# Names of the same four outputs by TensorRT's EfficientNMS plugin, other exporters of it, and mmyolo.
+_COUNTS = ("num_dets", "num_detections")
+_BOXES = ("det_boxes", "detection_boxes", "boxes", "bboxes")
+_SCORES = ("det_scores", "detection_scores", "scores")
+_CLASSES = ("det_classes", "detection_classes", "labels", "classes")
+
+_SIX_COLUMNS = "x0, y0, x1, y1, score, class"
+_SEVEN_COLUMNS = "image, x0, y0, x1, y1, class, score"
+
+
+def parse_end2end(outputs: Outputs, options: LayoutOptions, geometry: Geometry) -> Detections:
+    """Parses (n, 6): xyxy in network pixels, score, class; final. Raises EngineFailed."""
+    rows = _rows(outputs, options, _SIX_COLUMNS)
+    class_id = _class_ids(outputs, options.output_names[0], rows[:, 4], rows[:, 5], options)
+    return _finish(rows[:, :4], rows[:, 4], class_id, options, geometry)
+
+
+def parse_deepstream_yolo(outputs: Outputs, options: LayoutOptions, geometry: Geometry) -> Detections:
+    """Parses (n, 6): xyxy in network pixels, score, class; before the suppression. Raises EngineFailed.
+
+    Source: utils/export_yoloV8.py of github.com/marcoslucianops/DeepStream-Yolo at 2ccf529. There, nvinfer suppresses.
+    """
+    rows = _rows(outputs, options, _SIX_COLUMNS)
+    class_id = _class_ids(outputs, options.output_names[0], rows[:, 4], rows[:, 5], options)
+    return _finish(rows[:, :4], rows[:, 4], class_id, options, geometry, needs_suppression=True)
+
+
+def parse_yolov7_nms(outputs: Outputs, options: LayoutOptions, geometry: Geometry) -> Detections:
+    """Parses (n, 7): image, xyxy in network pixels, class, score; final. The image is 0. Raises EngineFailed."""
+    rows = _rows(outputs, options, _SEVEN_COLUMNS)
+    rows = rows[rows[:, 0] == 0]
+    class_id = _class_ids(outputs, options.output_names[0], rows[:, 6], rows[:, 5], options)
+    return _finish(rows[:, 1:5], rows[:, 6], class_id, options, geometry)
+
+
+def parse_mmdeploy(outputs: Outputs, options: LayoutOptions, geometry: Geometry) -> Detections:
+    """Parses dets (n, 5): xyxy in network pixels, score; labels (n,): class; final. Raises EngineFailed."""
+    dets, labels = outputs.pick(options, ("dets",), ("labels",))
+    rows, class_id = outputs.floats(dets, rank=2), outputs.class_ids(labels)
+    if rows.shape != (len(rows), 5):
+        raise outputs.refuse(dets, rows, "[n, 5] (x0, y0, x1, y1, score)")
+    if class_id.shape != (len(rows),):
+        raise outputs.refuse(labels, class_id, f"[{len(rows)}] (a class a row of {dets!r})")
+    class_id = _class_ids(outputs, labels, rows[:, 4], class_id, options)
+    return _finish(rows[:, :4], rows[:, 4], class_id, options, geometry)
+
+
+def parse_efficient_nms(outputs: Outputs, options: LayoutOptions, geometry: Geometry) -> Detections:
+    """Parses the outputs of TensorRT's EfficientNMS plugin: count (), xyxy (n, 4), score (n,), class (n,); final.
+
+    Only the first `count` rows are valid. Raises EngineFailed.
+    """
+    counts, boxes, scores, classes = outputs.pick(options, _COUNTS, _BOXES, _SCORES, _CLASSES)
+    count = outputs.count(counts)
+    xyxy, score = outputs.floats(boxes, rank=2, first=count), outputs.floats(scores, rank=1, first=count)
+    class_id = outputs.class_ids(classes, first=count)
+    if xyxy.shape != (count, 4):
+        raise outputs.refuse(boxes, xyxy, f"[{count}, 4] ({count} boxes by {counts!r})")
+    if score.shape != (count,):
+        raise outputs.refuse(scores, score, f"[{count}] (a score a box)")
+    if class_id.shape != (count,):
+        raise outputs.refuse(classes, class_id, f"[{count}] (a class a box)")
+    return _finish(xyxy, score, _class_ids(outputs, classes, score, class_id, options), options, geometry)
+
+
+def _rows(outputs: Outputs, options: LayoutOptions, meaning: str) -> FloatArray:
+    """The first output, (n, columns). meaning: of the columns."""
+    name, columns = options.output_names[0], len(meaning.split(", "))
+    rows = outputs.floats(name, rank=2)
+    if rows.shape[1] != columns:
+        raise outputs.refuse(name, rows, f"[n, {columns}] ({meaning})")
+    return rows
+
+
+def _class_ids(
+    outputs: Outputs, name: str, score: FloatArray, numbers: FloatArray | IntArray, options: LayoutOptions
+) -> IntArray:
+    """Class ids of numbers (n,), which may be floats. Rows that only fill up the output may have any number."""
+    class_id = outputs.whole_numbers(name, np.where(score > options.lowest_threshold(), numbers, 0))
+    if class_id.min(initial=0) < 0:
+        raise outputs.broken(name, f"holds {class_id.min()}; classes are counted from 0")
+    return class_id
+
+
+def _finish(
+    xyxy: FloatArray,
+    score: FloatArray,
+    class_id: IntArray,
+    options: LayoutOptions,
+    geometry: Geometry,
+    *,
+    needs_suppression: bool = False,
+) -> Detections:
+    return finish_boxes(xyxy, score, class_id, options, geometry.to_source, needs_suppression=needs_suppression)[0]
+
+
+_PIXELS = "in pixels of the network's input"
+_FINAL = "final: nothing is suppressed"
+LAYOUTS = (
+    Layout(
+        "yolo-end2end",
+        NetworkType.DETECTOR,
+        parse_end2end,
+        f"the first output, float `[n, 6]`: x0, y0, x1, y1 {_PIXELS}, score, class; {_FINAL}. YOLOv10, YOLO26, and "
+        "other models that Ultralytics exports with `nms=True`",
+    ),
+    Layout(
+        "deepstream-yolo",
+        NetworkType.DETECTOR,
+        parse_deepstream_yolo,
+        f"the first output, float `[n, 6]`: x0, y0, x1, y1 {_PIXELS}, score, class, as "
+        "[DeepStream-Yolo](https://github.com/marcoslucianops/DeepStream-Yolo) exports models since November 2024 "
+        "(earlier exports have centre and size)",
+    ),
+    Layout(
+        "yolov7-nms",
+        NetworkType.DETECTOR,
+        parse_yolov7_nms,
+        f"the first output, float `[n, 7]`: image, x0, y0, x1, y1 {_PIXELS}, class, score; {_FINAL}. The number of "
+        "rows is no batch: `max_batch_size` must be 0. YOLOv7 exported with `--end2end --max-wh`",
+    ),
+    Layout(
+        "mmdeploy",
+        NetworkType.DETECTOR,
+        parse_mmdeploy,
+        f"`dets` float `[n, 5]`: x0, y0, x1, y1 {_PIXELS}, score; `labels` integers `[n]`: class; {_FINAL}. Other "
+        "names: in this order",
+    ),
+    Layout(
+        "efficient-nms",
+        NetworkType.DETECTOR,
+        parse_efficient_nms,
+        f"`num_dets` integer, `det_boxes` float `[n, 4]`: x0, y0, x1, y1 {_PIXELS}, `det_scores` float `[n]`, "
+        f"`det_classes` integers `[n]`; {_FINAL}. Also `num_detections`, `detection_boxes`, …, or `num_dets`, `boxes`, "
+        "`scores`, `labels`; other names: in this order",
+    ),
+)
