@@ -15,6 +15,7 @@ from penstock.gateway.engine_slots import EngineSlots
 from penstock.gateway.image_flow import ImageFlow
 from penstock.gateway.in_flight import InFlightLimiter, InFlightLimits
 from penstock.gateway.metrics import Metrics
+from penstock.protocol.engine import ModelConfig
 from penstock.testing import FakeEngine
 from tests.gateway.rig import CLASSIFIER, DETECTOR, NMS_INSIDE, TENSORS_ONLY, InlinePool, LazyPool, Rig, answer
 
@@ -26,12 +27,18 @@ def pool() -> LazyPool:
 
 
 @pytest.fixture
-async def rig(pool: LazyPool | InlinePool) -> AsyncIterator[Rig]:
+def more_models() -> tuple[ModelConfig, ...]:
+    """Models of the rig that a file adds."""
+    return ()
+
+
+@pytest.fixture
+async def rig(pool: LazyPool | InlinePool, more_models: tuple[ModelConfig, ...]) -> AsyncIterator[Rig]:
     slo = replace(TENSORS_ONLY, name="hasty", parameters={"slo_p99_ms": "50"})
     hasty = replace(CLASSIFIER, name="hasty-classes", parameters={**CLASSIFIER.parameters, "slo_p99_ms": "500"})
     odd = replace(CLASSIFIER, name="odd", parameters={**CLASSIFIER.parameters, "slo_p99_ms": "fast"})
     untried = replace(NMS_INSIDE, name="found-untried", unmerged=None)
-    models = (DETECTOR, CLASSIFIER, NMS_INSIDE, untried, TENSORS_ONLY, slo, hasty, odd)
+    models = (DETECTOR, CLASSIFIER, NMS_INSIDE, untried, TENSORS_ONLY, slo, hasty, odd, *more_models)
     backend = FakeEngine(models, answer=answer)
     options = WatchOptions(probe_interval_s=60, down_interval_s=0.01, canary_interval_s=60)
     watch = EngineWatch(backend, options, refuse=DeclaredOptions().refusal)

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from penstock.protocol.errors import InvalidRequest
+from penstock.protocol.errors import EngineFailed, InvalidRequest
 from penstock.protocol.vision_results import Detections
 from penstock.vision.results import parse
 from tests.support.stack import CHECKOUT
@@ -43,3 +43,21 @@ def test_layout_that_is_not_allowed_or_not_there_is_refused(name: str, why: str)
     with pytest.raises(InvalidRequest, match="parse-bbox-func-name") as refused:
         card({"network-type": "0", "parse-bbox-func-name": name})
     assert why in str(refused.value)
+
+
+@pytest.mark.parametrize(("made", "why"), [(ValueError("odd"), "failed: ValueError: odd"), ([1], "returned list")])
+def test_layout_that_fails_or_returns_another_thing_is_an_error_of_the_model(
+    monkeypatch: pytest.MonkeyPatch, made: object, why: str
+) -> None:
+    """A bug in a user's layout is a sentence with its name, not a traceback."""
+
+    def parse_odd(*_: object) -> object:
+        if isinstance(made, Exception):
+            raise made
+        return made
+
+    name = f"centre_layout:odd_{type(made).__name__}"
+    monkeypatch.setattr(f"centre_layout.{name.partition(':')[2]}", parse_odd, raising=False)
+    monkeypatch.setenv("PENSTOCK_LAYOUTS", name)
+    with pytest.raises(EngineFailed, match=f"the layout '{name}' {why}"):
+        parse(detector(name), answer(points=np.zeros((1, 4), np.float32)), None, GEOMETRY)

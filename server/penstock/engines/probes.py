@@ -223,7 +223,7 @@ class LoadTrial:
         try_rows: Callable[[ModelConfig], Awaitable[str | None]],
         execution_timeout_s: Callable[[ModelConfig], float],
     ) -> None:
-        """see: tries a picture as `/image` does; returns the failure, or "". try_rows: returns ModelConfig.unmerged."""
+        """see: tries pictures as `/image` does; returns the failure, or "". try_rows: returns ModelConfig.unmerged."""
         self._backend = backend
         self._see = see
         self._try_rows = try_rows
@@ -234,7 +234,10 @@ class LoadTrial:
         why = await self._why_unanswered(config, timeout_s) or await self._see(config, timeout_s)
         if why:
             return TrialResult(f"its trial at load failed: {why}")
-        return TrialResult(unmerged=await self._try_rows(config))
+        unmerged = await self._try_rows(config)
+        if unmerged == "" and config.max_batch_size > 1:
+            why = await self._see(replace(config, unmerged=""), timeout_s)
+        return TrialResult(f"its trial at load failed: {why}") if why else TrialResult(unmerged=unmerged)
 
     async def _why_unanswered(self, config: ModelConfig, timeout_s: float) -> str:
         """Tries zeros, and noise if zeros fail. A model without a canary is not tried."""

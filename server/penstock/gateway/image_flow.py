@@ -2,7 +2,7 @@
 
 import asyncio
 import time
-from collections.abc import Coroutine, Sequence
+from collections.abc import Awaitable, Coroutine, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
@@ -13,11 +13,13 @@ import numpy as np
 from penstock.engines.model_health import EngineView
 from penstock.gateway.batching.merging import MergedRows, merge_rows
 from penstock.gateway.engine_slots import EngineSlots
+from penstock.gateway.image_trial import why_pictures_fail
 from penstock.gateway.metrics import Metrics
+from penstock.gateway.picture_drawing import PictureDrawer
 from penstock.gateway.tracing import engine_span, trace_preparation, trace_stages
 from penstock.protocol.cancellation import CancelStage, note_cancel_stage
 from penstock.protocol.engine import Engine, ModelConfig
-from penstock.protocol.errors import DeadlineExceeded, EngineFailed, InvalidRequest, OutOfMemory, UnsupportedMedia
+from penstock.protocol.errors import DeadlineExceeded, InvalidRequest, UnsupportedMedia
 from penstock.protocol.inference import (
     Array,
     Batcher,
@@ -47,18 +49,19 @@ from penstock.vision.image_tasks import (
     reads_headers_inline,
     size_tensors,
 )
+from penstock.vision.preprocess import Geometry
 from penstock.vision.results import (
-    CANARY_PICTURE,
     ImageModel,
     ImageRequest,
     ImageResponse,
-    ResultOptions,
+    card_for,
     concurrent_timings,
     may_take_images,
     parse,
     preparation_timings,
     sequential_timings,
 )
+from penstock.vision.spec import NetworkType
 
 
 class _Wave(NamedTuple):
@@ -97,6 +100,7 @@ class ImageFlow:
         self._watch, self._pool, self._metrics = watch, pool, metrics
         self._models: dict[str, ImageModel] = {}
         self._preparing = PreparationEstimator()
+        self._drawer = PictureDrawer(pool)
 
     async def model(self, model_name: str) -> ImageModel:
         """Raises ModelNotFound, ModelRefused, and InvalidRequest if its config does not describe images."""
@@ -144,6 +148,7 @@ class ImageFlow:
     async def run(self, request: ImageRequest, model: ImageModel, label: str) -> ImageResponse:
         """Results of all images, in waves of at most WAVE_BYTES. Raises InferenceError. label: for metrics."""
         started = time.monotonic()
+        model = ImageModel(model.config, card_for(model.card, request.wanted))
         size, batching = max_images_in_memory(model.card.prepare_spec), self._batching
         owner = batching if batching is not None and batching.owns(request.model_name) else None
         if owner is not None:
@@ -165,10 +170,15 @@ class ImageFlow:
             whole.timings,
             time.monotonic() - started,
             whole.explanations,
+            await self._drawing(request, whole.results, model.card) if request.is_drawn else b"",
         )
 
+    async def _drawing(self, request: ImageRequest, results: Sequence[VisionResult], card: VisionCard) -> bytes:
+        (image,), (result,) = request.images, results
+        return await self._drawer.draw(image, result, card, client=request.client, deadline=request.deadline)
+
     async def trial(self, config: ModelConfig, timeout_s: float) -> str:
-        """Why an image fails with the model, or which image parameter is invalid; otherwise "".
+        """Why images fail with the model, or which image parameter is invalid; otherwise "".
 
         timeout_s: for decode and inference together. Not counted in metrics. Raises InferenceError if the decoders or
         the engine are unreachable.
@@ -182,21 +192,11 @@ class ImageFlow:
         if model is None or config.is_decoupled or config.has_sequence_batching:
             return ""
         deadline = time.monotonic() + timeout_s
-        request = ImageRequest(config.name, "", (CANARY_PICTURE,), deadline)
-        prepared = await self._one(request, 0, model, None)
-        (call,) = merge_rows(
-            [prepared.array], declared_shape=model.card.input_shape, max_batch_size=config.max_batch_size
-        )
-        tensor = input_tensor(model.card.input_name, call.array, None)
-        sizes = size_tensors(model.card, [prepared.geometry], has_batch_axis=call.has_batch_axis)
-        try:
-            response = await self._backend.infer(InferRequest(config.name, (tensor, *sizes), deadline=deadline))
-            parse(model.card, response, 0 if call.has_batch_axis else None, prepared.geometry)
-        except (InvalidRequest, OutOfMemory):  # the model does not accept this image, or memory is short now
-            return ""
-        except EngineFailed as error:
-            return f"a picture through /image: {error.message}"
-        return ""
+
+        def prepare(picture: bytes) -> Awaitable[PreparedImage]:
+            return self._one(ImageRequest(config.name, "", (picture,), deadline), 0, model, None)
+
+        return await why_pictures_fail(model, prepare, self._backend, deadline)
 
     def _described(self, config: ModelConfig) -> ImageModel | None:
         """The model with its card, read once per config; None if it has none."""
@@ -228,7 +228,7 @@ class ImageFlow:
             self._metrics.batch(label, len(call.members))
         responses = await self._infer(request, inputs, lease)
         parse_started = time.monotonic()
-        results = _parse(model.card, prepared, calls, responses, request.wanted)
+        results = await _parse(model.card, prepared, calls, responses)
         timings = replace(
             timings,
             infer=parse_started - infer_started,
@@ -284,7 +284,7 @@ class ImageFlow:
             if prepared.lease is not None:
                 prepared.lease.release()
         parse_started = time.monotonic()
-        result = parse(model.card, response, 0, prepared.geometry, request.wanted)
+        result = await _parse_one(model.card, response, 0, prepared.geometry)
         received = response.timings
         postprocess_s = time.monotonic() - parse_started
         timings = Timings(
@@ -379,19 +379,22 @@ def _sizes_of(card: VisionCard, prepared: Sequence[PreparedImage], call: MergedR
     return size_tensors(card, geometries, has_batch_axis=call.has_batch_axis)
 
 
-def _parse(
-    card: VisionCard,
-    prepared: Sequence[PreparedImage],
-    calls: Sequence[MergedRows],
-    responses: Sequence[InferResponse],
-    wanted: ResultOptions,
+async def _parse(
+    card: VisionCard, prepared: Sequence[PreparedImage], calls: Sequence[MergedRows], responses: Sequence[InferResponse]
 ) -> tuple[VisionResult, ...]:
     results: dict[int, VisionResult] = {}
     for call, response in zip(calls, responses, strict=True):
         for row, member in enumerate(call.members):
             batch_row = row if call.has_batch_axis else None
-            results[member] = parse(card, response, batch_row, prepared[member].geometry, wanted)
+            results[member] = await _parse_one(card, response, batch_row, prepared[member].geometry)
     return tuple(results[index] for index in range(len(prepared)))
+
+
+async def _parse_one(card: VisionCard, response: InferResponse, row: int | None, geometry: Geometry) -> VisionResult:
+    """Results with an element per pixel take long enough to leave the event loop."""
+    if card.network_type in (NetworkType.DETECTOR, NetworkType.CLASSIFIER):
+        return parse(card, response, row, geometry)
+    return await asyncio.to_thread(parse, card, response, row, geometry)
 
 
 def seconds_left(deadline: float | None) -> float | None:

@@ -1,17 +1,31 @@
 """Requests and responses of the image endpoint, stage timings, and parsing of model outputs."""
 
 import base64
+import difflib
 import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+import numpy as np
+import numpy.typing as npt
+
 from penstock.protocol.engine import ModelConfig
+from penstock.protocol.errors import EngineFailed, InvalidRequest
 from penstock.protocol.inference import BatchTrace, Datatype, InferResponse, Timings
-from penstock.protocol.vision_results import VisionResult
+from penstock.protocol.vision_results import (
+    Classes,
+    DepthMap,
+    Detections,
+    Embedding,
+    SegmentationMap,
+    TextLines,
+    VisionResult,
+)
 from penstock.vision.card import VisionCard
 from penstock.vision.decoder_process import PreparedImage
-from penstock.vision.layouts.layout import LayoutOptions, Outputs
+from penstock.vision.layouts.layout import Outputs
 from penstock.vision.preprocess import Geometry
+from penstock.vision.spec import NetworkType
 
 CANARY_PICTURE = zlib.decompress(  # a grey JPEG of 640 x 480 pixels
     base64.b64decode(
@@ -24,13 +38,13 @@ CANARY_PICTURE = zlib.decompress(  # a grey JPEG of 640 x 480 pixels
 
 @dataclass(frozen=True, slots=True)
 class ResultOptions:
-    """What a client asks of the results; None for the card's. conf, iou: 0 to 1. classes: class ids."""
+    """What a client asks of the results; None for the card's. conf, iou: 0 to 1. classes: ids in digits, or labels."""
 
     conf: float | None = None
     iou: float | None = None
-    classes: frozenset[int] | None = None
+    classes: tuple[str, ...] | None = None
     max_detections: int | None = None
-    needs_masks: bool = True
+    needs_masks: bool | None = None
 
 
 AS_CARD = ResultOptions()
@@ -39,7 +53,7 @@ LOWEST_CONF = 0.001  # lower ones would only add noise; the card's own threshold
 
 @dataclass(frozen=True, slots=True)
 class ImageRequest:
-    """Encoded images for one model."""
+    """Encoded images for one model. is_drawn: the response has a drawing of the only image."""
 
     model_name: str
     model_version: str
@@ -48,11 +62,12 @@ class ImageRequest:
     id: str = ""
     client: str = ""  # for fair queueing
     wanted: ResultOptions = AS_CARD
+    is_drawn: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class ImageResponse:
-    """One result per image, in the request's order."""
+    """One result per image, in the request's order. drawing: a JPEG, if the request is_drawn."""
 
     model_name: str
     model_version: str
@@ -61,6 +76,7 @@ class ImageResponse:
     timings: Timings
     total_s: float
     explanations: tuple[BatchTrace, ...] = ()  # one per image, if the gateway formed the batches
+    drawing: bytes = b""
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,15 +129,53 @@ def sequential_timings(timings: Sequence[Timings]) -> Timings:
     )
 
 
-def parse(
-    card: VisionCard, response: InferResponse, row: int | None, geometry: Geometry, wanted: ResultOptions = AS_CARD
-) -> VisionResult:
+def parse(card: VisionCard, response: InferResponse, row: int | None, geometry: Geometry) -> VisionResult:
     """The result of one image. row: its index in the batch; None without a batch dimension. Raises EngineFailed."""
-    options = card.layout_options if wanted is AS_CARD else _replaced(card.layout_options, wanted)
-    return card.layout.decode(Outputs(response, row), options, geometry)
+    result = card.layout.decode(Outputs(response, row), card.layout_options, geometry)
+    if not all(np.isfinite(numbers).all() for numbers in _numbers_of(result)):
+        raise EngineFailed(
+            f"model {response.model_name!r}: layout {card.layout.name!r} computes numbers that are NaN or infinite "
+            "from the outputs; another layout or other parameters may fit the model"
+        )
+    return result
 
 
-def _replaced(options: LayoutOptions, wanted: ResultOptions) -> LayoutOptions:
+def _numbers_of(result: VisionResult) -> tuple[npt.ArrayLike, ...]:
+    """Every float of a result that a client gets."""
+    match result:
+        case Detections():
+            more = (numbers for numbers in (result.keypoints, result.xywhr) if numbers is not None)
+            return (result.xyxy, result.score, *more)
+        case Classes():
+            return (result.score,)
+        case Embedding():
+            return (result.vector,)
+        case TextLines():
+            polygons = (line.polygon for line in result.lines if line.polygon is not None)
+            return ([line.score for line in result.lines], *polygons)
+        case DepthMap():
+            return (result.values,)
+        case SegmentationMap():
+            return ()
+
+
+_FIELDS = {
+    "conf": "conf",
+    "iou": "iou",
+    "classes": "classes",
+    "max_detections": "max_detections",
+    "needs_masks": "masks",
+}  # by their names for clients
+_BIGGEST_CLASS_ID = 1_000_000
+_MAX_COMPARED_LABELS = 2000  # with an unknown one: 10 ms
+
+
+def card_for(card: VisionCard, wanted: ResultOptions) -> VisionCard:
+    """The card with what a client wants. Raises InvalidRequest for options that its layout cannot use, and labels."""
+    if wanted is AS_CARD:
+        return card
+    _refuse_unusable(card, wanted)
+    options = card.layout_options
     if wanted.conf is not None:
         conf = max(wanted.conf, LOWEST_CONF)
         options = replace(options, pre_cluster_threshold=conf, classifier_threshold=wanted.conf, class_thresholds=())
@@ -129,4 +183,35 @@ def _replaced(options: LayoutOptions, wanted: ResultOptions) -> LayoutOptions:
         options = replace(options, nms_iou_threshold=wanted.iou)
     if wanted.max_detections is not None:
         options = replace(options, topk=wanted.max_detections)
-    return replace(options, wanted_classes=wanted.classes, needs_masks=wanted.needs_masks)
+    if wanted.classes is not None:
+        ids = frozenset(class_id for name in wanted.classes for class_id in _class_ids(name, card.labels))
+        options = replace(options, wanted_classes=ids)
+    needs_masks = wanted.needs_masks is not False or card.network_type is NetworkType.SEGMENTATION  # for the areas
+    return replace(card, layout_options=replace(options, needs_masks=needs_masks))
+
+
+def _refuse_unusable(card: VisionCard, wanted: ResultOptions) -> None:
+    usable = card.layout.usable_options
+    for field, name in _FIELDS.items():
+        if name not in usable and getattr(wanted, field) is not None:
+            kind, layout = card.network_type.name.lower().replace("_", " "), card.layout.name
+            can = f"it can use {', '.join(sorted(usable))}" if usable else "leave it out"
+            raise InvalidRequest(f"{name} has no effect on this model ({kind}, layout {layout!r}); {can}")
+
+
+def _class_ids(name: str, labels: tuple[str, ...]) -> list[int]:
+    """The class of that id, or the classes of that label, in any case. Raises InvalidRequest for another label."""
+    if name.isascii() and name.isdigit():
+        if len(name) > len(str(_BIGGEST_CLASS_ID)) or int(name) > _BIGGEST_CLASS_ID:
+            raise InvalidRequest(f"classes: class id {name[:80]} is larger than {_BIGGEST_CLASS_ID}")
+        return [int(name)]
+    folded = [label.casefold() for label in labels]
+    ids = [class_id for class_id, label in enumerate(folded) if label == name.casefold()]
+    if ids:
+        return ids
+    if not labels:
+        raise InvalidRequest(f"classes: {name[:80]!r} is no class id, and this model has no labels; use class ids")
+    near = difflib.get_close_matches(name[:80].casefold(), folded[:_MAX_COMPARED_LABELS], n=3)
+    known = list(dict.fromkeys(labels[folded.index(label)] for label in near)) or list(filter(None, labels[:3]))
+    hint = "did you mean" if near else "its labels begin with"
+    raise InvalidRequest(f"classes: the model has no label {name[:80]!r}; {hint} {', '.join(map(repr, known))}")

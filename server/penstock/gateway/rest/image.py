@@ -6,8 +6,8 @@ from __future__ import annotations
 
 import asyncio
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING
-from urllib.parse import parse_qsl
 
 from fastapi import APIRouter
 from python_multipart.exceptions import FormParserError
@@ -19,7 +19,8 @@ from penstock.gateway.batching.explanation import EXPLAIN_HEADER, RequestExplana
 from penstock.gateway.dataplane import DataPlane
 from penstock.gateway.metrics import STAGES
 from penstock.gateway.rest import openapi
-from penstock.gateway.rest.image_results import result_json
+from penstock.gateway.rest.image_query import QUERY_PARAMETERS, query_of
+from penstock.gateway.rest.image_results import MaskForm, has_pixels, result_json
 from penstock.gateway.rest.limits import RestLimits
 from penstock.gateway.rest.request import (
     TIMEOUT_HEADER,
@@ -149,27 +150,41 @@ class ImageEndpoint:
         """Infer from encoded images.
 
         An encoded image as the body, or several as the parts of a form. The first bytes of an image decide its format.
-        Query parameters are refused.
         """
-        refuse_unknown_parameters(request.scope["query_string"])
+        query = query_of(request.scope["query_string"])
         model = model_of(request)
+        images = await self._images(request)
+        if query.is_drawn and len(images) > 1:
+            raise InvalidRequest(f"draw=1 with {len(images)} pictures; send one picture, or leave draw out")
+        request_id = single_header(request, "x-request-id")
+        asked = ImageRequest(
+            model.model_name,
+            model.model_version,
+            images,
+            deadline_of(request),
+            request_id,
+            wanted=query.wanted,
+            is_drawn=query.is_drawn,
+        )
+        response = await run_until_disconnect(
+            request.scope, request.receive, self._plane.infer_images(asked, caller_of(request))
+        )
+        if query.is_drawn:
+            return Response(response.drawing, media_type="image/jpeg")
+        work = partial(answer_of, response, request_id, query.masks)
+        answer = await asyncio.to_thread(work) if any(map(has_pixels, response.results)) else work()
+        answer.explain = explain_images(self._plane, request, response)
+        return json_response(answer)
+
+    async def _images(self, request: Request) -> tuple[bytes, ...]:
         body = await read_body(request, self._limits)
         encoding = single_header(request, "content-encoding").lower()
         if encoding not in NOT_ENCODED:
             body = await decompressed(body, encoding, self._limits.max_body_bytes)
         content_type = first_header(request.scope, b"content-type").decode("latin-1")
         if len(body) >= _THREAD_FROM_BYTES and _media_type(content_type) == _MULTIPART:
-            images = await asyncio.to_thread(images_of, body, content_type, self._limits)  # 64 MiB take seconds
-        else:
-            images = images_of(body, content_type, self._limits)
-        request_id = single_header(request, "x-request-id")
-        asked = ImageRequest(model.model_name, model.model_version, images, deadline_of(request), request_id)
-        response = await run_until_disconnect(
-            request.scope, request.receive, self._plane.infer_images(asked, caller_of(request))
-        )
-        answer = answer_of(response, request_id)
-        answer.explain = explain_images(self._plane, request, response)
-        return json_response(answer)
+            return await asyncio.to_thread(images_of, body, content_type, self._limits)  # 64 MiB take seconds
+        return images_of(body, content_type, self._limits)
 
 
 def explain_images(plane: DataPlane, request: Request, response: ImageResponse) -> list[RequestExplanation]:
@@ -181,15 +196,6 @@ def explain_images(plane: DataPlane, request: Request, response: ImageResponse) 
         return []
     explained = [explain_batched(explanation) for explanation in response.explanations]
     return explained or [plane.not_formed(InferHead(response.model_name, response.model_version))]
-
-
-def refuse_unknown_parameters(query: bytes) -> None:
-    """Raises InvalidRequest with the names of the query parameters: the endpoint has none yet."""
-    if query:
-        names = ", ".join(repr(name[:80]) for name, _ in parse_qsl(query.decode("latin-1"), keep_blank_values=True)[:8])
-        raise InvalidRequest(
-            f"unknown query parameter {names or repr(query[:80].decode('latin-1'))}; remove it from the URL"
-        )
 
 
 def images_of(body: bytes, content_type: str, limits: RestLimits) -> tuple[bytes, ...]:
@@ -205,12 +211,12 @@ def images_of(body: bytes, content_type: str, limits: RestLimits) -> tuple[bytes
     return tuple(file.content for file in files)
 
 
-def answer_of(response: ImageResponse, request_id: str = "") -> ImageAnswer:
+def answer_of(response: ImageResponse, request_id: str = "", masks: MaskForm = MaskForm.RLE) -> ImageAnswer:
     """The answer as DESIGN has it: numbers rounded, labels by class_id."""
     return ImageAnswer(
         response.model_name,
         response.model_version,
-        [result_json(result, response.labels) for result in response.results],
+        [result_json(result, response.labels, masks) for result in response.results],
         _milliseconds(response.timings, response.total_s),
         response.timings.batch_size,
         request_id,
@@ -246,7 +252,7 @@ def image_router(plane: DataPlane, limits: RestLimits) -> APIRouter:
     """Its routes, for the application's own router."""
     router = APIRouter(route_class=HotRoute, tags=[INFERENCE], responses=openapi.ERRORS | openapi.RECEIVE_ERRORS)
     media: dict[str, openapi.Json] = {each: {} for each in ("image/jpeg", "image/png", "image/webp", openapi.BINARY)}
-    answer = {"content": {openapi.JSON: {"schema": openapi.reference(ImageAnswer)}}}
+    answer = {"content": {openapi.JSON: {"schema": openapi.reference(ImageAnswer)}, "image/jpeg": {}}}
     openapi.operation(
         router,
         "POST",
@@ -255,6 +261,7 @@ def image_router(plane: DataPlane, limits: RestLimits) -> APIRouter:
         name="inferImage",
         role=Requires(Role.INFER, takes_any_type=True),
         headers=(TIMEOUT_HEADER, openapi.REQUEST_ID, openapi.ENCODING, EXPLAIN_HEADER),
+        query=[openapi.parameter("query", name, one.text, **one.schema) for name, one in QUERY_PARAMETERS.items()],
         body=openapi.body(media | {_MULTIPART: {"schema": _FORM}}),
         response_class=Response,
         responses={200: answer, **openapi.errors(415)},

@@ -98,12 +98,13 @@ class TextResult(msgspec.Struct):
 
 
 class ClassArea(msgspec.Struct):
-    """The pixels of one class. area: their number. counts: as in a mask; missing with masks=none."""
+    """The pixels of one class. area: their number. counts: as in a mask. polygons: instead, with masks=polygon."""
 
     class_id: int
     label: str
     area: int
     counts: str | UnsetType = UNSET
+    polygons: list[list[list[float]]] | UnsetType = UNSET
 
 
 class SegmentationAreas(msgspec.Struct):
@@ -138,6 +139,11 @@ RESULTS = (ClassesResult, DetectionsResult, EmbeddingResult, TextResult, Segment
 ImageResult = ClassesResult | DetectionsResult | EmbeddingResult | TextResult | SegmentationResult | DepthResult
 
 
+def has_pixels(result: VisionResult) -> bool:
+    """Whether the wire form takes long enough to leave the event loop."""
+    return isinstance(result, SegmentationMap | DepthMap) or (isinstance(result, Detections) and bool(result.masks))
+
+
 def result_json(result: VisionResult, labels: Sequence[str], masks: MaskForm = MaskForm.RLE) -> ImageResult:
     """The wire form of a picture's result."""
     match result:
@@ -170,7 +176,7 @@ def _boxes(found: Detections, labels: Sequence[str], masks: MaskForm) -> list[La
             if masks is MaskForm.RLE:
                 box.mask = RunLengths([mask.height, mask.width], rle_of(mask))
             else:
-                box.polygons = [_rounded(outline, PIXEL_DECIMALS) for outline in polygons_of(mask)]
+                box.polygons = _outlines(mask)
     if found.keypoints is not None:
         for box, points in zip(boxes, _rounded(found.keypoints, PIXEL_DECIMALS), strict=True):
             box.keypoints = points
@@ -188,12 +194,21 @@ def _text(text: str, score: float, polygon: Any) -> RecognisedText:
 
 
 def _areas(found: SegmentationMap, labels: Sequence[str], masks: MaskForm) -> SegmentationAreas:
-    def area_of(class_id: int, mask: Mask) -> ClassArea:
-        counts = UNSET if masks is MaskForm.NONE else rle_of(mask)
-        return ClassArea(class_id, label_of(class_id, labels), mask.area, counts)
-
-    areas = [area_of(class_id, mask) for class_id, mask in zip(found.class_id.tolist(), found.masks, strict=True)]
+    areas = [
+        ClassArea(class_id, label_of(class_id, labels), mask.area)
+        for class_id, mask in zip(found.class_id.tolist(), found.masks, strict=True)
+    ]
+    if masks is MaskForm.RLE:
+        for area, mask in zip(areas, found.masks, strict=True):
+            area.counts = rle_of(mask)
+    elif masks is MaskForm.POLYGON:
+        for area, mask in zip(areas, found.masks, strict=True):
+            area.polygons = _outlines(mask)
     return SegmentationAreas([found.height, found.width], areas)
+
+
+def _outlines(mask: Mask) -> list[list[list[float]]]:
+    return [_rounded(outline, PIXEL_DECIMALS) for outline in polygons_of(mask)]
 
 
 def _depth(found: DepthMap) -> DepthImage:

@@ -47,7 +47,8 @@ _SLOT = re.compile(r"\{(\w+)(?::\w+)?\}")
 JSON_LENGTH, ENCODING, REQUEST_ID = "Inference-Header-Content-Length", "Content-Encoding", "x-request-id"
 
 
-def _parameter(where: str, name: str, text: str, **schema: Any) -> Json:
+def parameter(where: str, name: str, text: str, **schema: Any) -> Json:
+    """A parameter as OpenAPI has it. where: path, query or header."""
     return {"name": name, "in": where, "required": where == "path", "description": text, "schema": schema}
 
 
@@ -55,23 +56,21 @@ _EXPLAIN = "1: the answer says how its batch was formed, in a header of the same
 _PARAMETERS = {
     each["name"]: each
     for each in (
-        _parameter(
-            "path", "model", "As the path has it: percent-encoded where it must be.", type="string", minLength=1
-        ),
-        _parameter("path", "version", "A version's number.", type="string", pattern="^[0-9]+$"),
-        _parameter("path", "repository", "Any name: there is one repository.", type="string", minLength=1),
-        _parameter("path", "region", "A region's name.", type="string", minLength=1),
-        _parameter(
+        parameter("path", "model", "As the path has it: percent-encoded where it must be.", type="string", minLength=1),
+        parameter("path", "version", "A version's number.", type="string", pattern="^[0-9]+$"),
+        parameter("path", "repository", "Any name: there is one repository.", type="string", minLength=1),
+        parameter("path", "region", "A region's name.", type="string", minLength=1),
+        parameter(
             "header",
             TIMEOUT_HEADER,
             "Milliseconds that the caller waits, from the body's last byte on.",
             type="number",
             exclusiveMinimum=0,
         ),
-        _parameter("header", JSON_LENGTH, "Bytes of JSON at the decompressed body's start.", type="integer", minimum=0),
-        _parameter("header", ENCODING, "How the body is compressed.", enum=["identity", "gzip", "deflate"]),
-        _parameter("header", EXPLAIN_HEADER, _EXPLAIN, enum=["1"]),
-        _parameter("header", REQUEST_ID, "Comes back as `id`.", type="string"),
+        parameter("header", JSON_LENGTH, "Bytes of JSON at the decompressed body's start.", type="integer", minimum=0),
+        parameter("header", ENCODING, "How the body is compressed.", enum=["identity", "gzip", "deflate"]),
+        parameter("header", EXPLAIN_HEADER, _EXPLAIN, enum=["1"]),
+        parameter("header", REQUEST_ID, "Comes back as `id`.", type="string"),
     )
 }
 _ERRORS = {
@@ -159,9 +158,11 @@ def operation(
 
     name: its operationId, by default the endpoint's name. FastAPI documents parameters and bodies and does not parse
     them: they are relayed as they are. options: add_api_route's, and for the documentation `headers`, `body` (see
-    above), `extension` (Triton's, if the engine must have it) and `hidden`, further paths that are not documented.
+    above), `query` (parameters), `extension` (Triton's, if the engine must have it) and `hidden`, further paths that
+    are not documented.
     """
     headers, hidden, extra = options.pop("headers", ()), options.pop("hidden", ()), options.pop("body", {})
+    query = options.pop("query", ())
     if extension := options.pop("extension", ""):
         extra = {**extra, _EXTENSION: extension}
     first = _SLOT.findall(paths[0])
@@ -178,7 +179,7 @@ def operation(
                 methods=[method],
                 include_in_schema=path not in hidden,
                 operation_id=(name or _camel(endpoint.__name__)) + suffix,
-                openapi_extra={"parameters": [_PARAMETERS[each] for each in (*slots, *headers)], **extra},
+                openapi_extra={"parameters": [*(_PARAMETERS[each] for each in (*slots, *headers)), *query], **extra},
                 **documented,
             )
         return endpoint

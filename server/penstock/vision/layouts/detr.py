@@ -9,6 +9,7 @@ import numpy as np
 from penstock.protocol.inference import FloatArray
 from penstock.protocol.vision_results import Detections
 from penstock.vision.layouts.layout import (
+    FINAL_BOX_OPTIONS,
     Candidates,
     Layout,
     LayoutOptions,
@@ -94,6 +95,7 @@ LAYOUTS = (
         parse_rt_detr_ultralytics,
         "the first output, float `[queries, 4 + classes]`: centre x, centre y, width, height in fractions of the "
         "network's image, then a score per class, 0 to 1; no suppression",
+        uses=FINAL_BOX_OPTIONS,
     ),
     Layout(
         "detr",
@@ -101,6 +103,7 @@ LAYOUTS = (
         parse_detr,
         "`pred_logits` or `logits` float `[queries, classes + 1]`, the last one for no object; `pred_boxes` float "
         "`[queries, 4]`: centre x, centre y, width, height in fractions of the network's image; no suppression",
+        uses=FINAL_BOX_OPTIONS,
     ),
     Layout(
         "rf-detr",
@@ -108,5 +111,6 @@ LAYOUTS = (
         parse_rf_detr,
         "`dets` or `pred_boxes` float `[queries, 4]`: centre x, centre y, width, height in fractions of the network's "
         "image; `labels` or `logits` float `[queries, classes]`: a logit per class; no suppression",
+        uses=FINAL_BOX_OPTIONS,
     ),
 )

@@ -10,7 +10,7 @@ import numpy as np
 
 from penstock.protocol.inference import FLOATS, FloatArray, IntArray
 from penstock.protocol.vision_results import Detections
-from penstock.vision.layouts.layout import Layout, LayoutOptions, Outputs, finish_boxes
+from penstock.vision.layouts.layout import FINAL_BOX_OPTIONS, Layout, LayoutOptions, Outputs, finish_boxes
 from penstock.vision.preprocess import Geometry
 from penstock.vision.spec import NetworkType
 
@@ -128,6 +128,7 @@ LAYOUTS = (
         parse_rt_detr,
         f"`boxes` float `[n, 4]`: x1, y1, x2, y2 in pixels of the picture, whose size an `image-size-input` takes; "
         f"`labels`, {_ROWS.replace('; scores', '; `scores`')}. RT-DETR, D-FINE, DEIM",
+        uses=FINAL_BOX_OPTIONS,
     ),
     Layout(
         "torchvision",
@@ -135,6 +136,7 @@ LAYOUTS = (
         parse_torchvision,
         f"three outputs of any name and order: boxes float `[n, 4]`, x1, y1, x2, y2 in pixels of the network's input; "
         f"{_ROWS}. n is not the batch",
+        uses=FINAL_BOX_OPTIONS,
     ),
     Layout(
         "ssd",
@@ -142,6 +144,7 @@ LAYOUTS = (
         parse_ssd,
         "one output float `[…, n, 7]`: image id (below 0 after the last row), class id, score, x1, y1, x2, y2 in "
         "fractions of the network's image; or three outputs as `torchvision`, in fractions; no suppression",
+        uses=FINAL_BOX_OPTIONS,
     ),
     Layout(
         "tf-detection",
@@ -150,5 +153,6 @@ LAYOUTS = (
         "`detection_boxes` float `[n, 4]`: y1, x1, y2, x2 in fractions of the network's image; `detection_classes` "
         "`[n]`, whole floats; `detection_scores` float `[n]`; `num_detections`: how many rows are valid; "
         "no suppression",
+        uses=FINAL_BOX_OPTIONS,
     ),
 )

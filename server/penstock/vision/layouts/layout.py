@@ -65,7 +65,8 @@ class Layout:
 
     decode: raises EngineFailed if the outputs are not as expected. outputs: their names and shapes for one picture, as
     Markdown for docs/card-parameters.md. threshold, iou, segmentation_threshold: defaults of pre-cluster-threshold,
-    nms-iou-threshold and segmentation-threshold.
+    nms-iou-threshold and segmentation-threshold. uses: query parameters of /image that change the result, if they are
+    not the usual ones of the network type.
     """
 
     name: str
@@ -75,6 +76,23 @@ class Layout:
     threshold: float = 0.25
     iou: float = 0.45
     segmentation_threshold: float = 0.5
+    uses: frozenset[str] | None = None
+
+    @property
+    def usable_options(self) -> frozenset[str]:
+        """Of conf, iou, classes, max_detections and masks."""
+        return _USUAL_OPTIONS[self.network_type] if self.uses is None else self.uses
+
+
+_BOX_OPTIONS = frozenset(("conf", "iou", "classes", "max_detections"))
+FINAL_BOX_OPTIONS = _BOX_OPTIONS - {"iou"}  # of detectors without a suppression here
+_USUAL_OPTIONS = {
+    NetworkType.DETECTOR: _BOX_OPTIONS,
+    NetworkType.CLASSIFIER: _BOX_OPTIONS - {"iou"},
+    NetworkType.SEGMENTATION: frozenset(("classes", "masks")),
+    NetworkType.INSTANCE_SEGMENTATION: _BOX_OPTIONS | {"masks"},
+    NetworkType.OTHER: frozenset[str](),
+}
 
 
 _FLOAT_TYPES = {Datatype.FP16, Datatype.FP32, Datatype.FP64, Datatype.BF16}

@@ -3,9 +3,10 @@
 import functools
 import os
 from collections.abc import Mapping
-from typing import Any
 
+from penstock.protocol.errors import EngineFailed, InferenceError
 from penstock.protocol.extensions import ExtensionError, load_extension
+from penstock.protocol.vision_results import VisionResult
 from penstock.vision.layouts import (
     boxes,
     center_heatmap,
@@ -20,7 +21,8 @@ from penstock.vision.layouts import (
     nanodet,
     yolo,
 )
-from penstock.vision.layouts.layout import Layout
+from penstock.vision.layouts.layout import Decode, Layout, LayoutOptions, Outputs
+from penstock.vision.preprocess import Geometry
 from penstock.vision.spec import NetworkType
 
 _MODULES = (
@@ -53,9 +55,22 @@ def find_layout(name: str, network_type: NetworkType) -> Layout:
 
 
 @functools.cache
-def _user_function(name: str) -> Any:
+def _user_function(name: str) -> Decode:
     if name not in user_layouts():
         raise ExtensionError(
             f"is not allowed here: add it to {LAYOUTS_VARIABLE} (comma-separated), as in {LAYOUTS_VARIABLE}={name}"
         )
-    return load_extension(name)
+    decode: Decode = load_extension(name)
+
+    def checked(outputs: Outputs, options: LayoutOptions, geometry: Geometry) -> VisionResult:
+        try:
+            result = decode(outputs, options, geometry)
+        except InferenceError:
+            raise
+        except Exception as error:
+            raise EngineFailed(f"the layout {name!r} failed: {type(error).__name__}: {error}") from error
+        if not isinstance(result, VisionResult):
+            raise EngineFailed(f"the layout {name!r} returned {type(result).__name__}, which is no result of a picture")
+        return result
+
+    return checked

@@ -1,0 +1,137 @@
+"""The query parameters of POST …/image: which results, in which form."""
+
+import difflib
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+from urllib.parse import parse_qsl
+
+from penstock.gateway.rest.image_results import MaskForm
+from penstock.protocol.errors import InvalidRequest
+from penstock.protocol.request_checks import quoted
+from penstock.vision.layouts.layout import MAX_CANDIDATES
+from penstock.vision.results import AS_CARD, ResultOptions
+
+_MAX_PARAMETERS = 64
+_MAX_CLASSES = 1000
+_FLAGS = {"0": False, "1": True, "false": False, "true": True}
+
+
+@dataclass(frozen=True, slots=True)
+class ImageQuery:
+    """What a client asks for. is_drawn: an annotated JPEG instead of JSON."""
+
+    wanted: ResultOptions = AS_CARD
+    masks: MaskForm = MaskForm.RLE
+    is_drawn: bool = False
+
+
+AS_DEFAULT = ImageQuery()
+
+
+class QueryParameter(NamedTuple):
+    """read: its value from text; raises InvalidRequest. schema: OpenAPI's."""
+
+    read: Callable[[str, str], Any]
+    text: str
+    schema: dict[str, Any]
+
+
+def query_of(query: bytes) -> ImageQuery:
+    """Raises InvalidRequest for an unknown, repeated or malformed parameter."""
+    if not query:
+        return AS_DEFAULT
+    try:
+        pairs = parse_qsl(query.decode("latin-1"), keep_blank_values=True, max_num_fields=_MAX_PARAMETERS)
+    except ValueError:
+        raise InvalidRequest(f"the URL has more than {_MAX_PARAMETERS} query parameters; send fewer") from None
+    unknown = [name for name, _ in pairs if name not in QUERY_PARAMETERS] if pairs else [query.decode("latin-1")]
+    if unknown:
+        near = difflib.get_close_matches(unknown[0][:80].lower(), QUERY_PARAMETERS, n=1)
+        hint = f"did you mean {near[0]!r}? " if near else ""
+        names = ", ".join(map(quoted, unknown[:8]))
+        raise InvalidRequest(f"unknown query parameter {names}; {hint}allowed: {', '.join(QUERY_PARAMETERS)}")
+    values: dict[str, Any] = {}
+    for name, text in pairs:
+        if name in values:
+            raise InvalidRequest(f"query parameter {name!r} is given twice; send it once")
+        values[name] = QUERY_PARAMETERS[name].read(name, text)
+    masks = values.get("masks")
+    wanted = ResultOptions(
+        conf=values.get("conf"),
+        iou=values.get("iou"),
+        classes=values.get("classes"),
+        max_detections=values.get("max_detections"),
+        needs_masks=None if masks is None else masks is not MaskForm.NONE,
+    )
+    return ImageQuery(
+        AS_CARD if wanted == AS_CARD else wanted, masks or MaskForm.RLE, is_drawn=values.get("draw", False)
+    )
+
+
+def _refusal(name: str, text: str, needed: str) -> InvalidRequest:
+    return InvalidRequest(f"query parameter {name!r} is {quoted(text)}; {needed}")
+
+
+def _share(name: str, text: str) -> float:
+    try:
+        number = float(text)
+    except ValueError:
+        number = math.nan
+    if not 0.0 <= number <= 1.0:
+        raise _refusal(name, text, "it must be a number from 0 to 1")
+    return number
+
+
+def _count(name: str, text: str) -> int:
+    is_short = text.isascii() and text.isdigit() and len(text) <= len(str(MAX_CANDIDATES))
+    if not is_short or not 1 <= int(text) <= MAX_CANDIDATES:
+        raise _refusal(name, text, f"it must be a whole number from 1 to {MAX_CANDIDATES}")
+    return int(text)
+
+
+def _classes(name: str, text: str) -> tuple[str, ...]:
+    classes = tuple(part.strip() for part in text.split(","))
+    if not all(classes):
+        raise _refusal(name, text, "it must be class ids or labels, separated by commas")
+    if len(classes) > _MAX_CLASSES:
+        raise InvalidRequest(f"query parameter {name!r} has {len(classes)} classes (limit {_MAX_CLASSES}); send fewer")
+    return classes
+
+
+def _mask_form(name: str, text: str) -> MaskForm:
+    if text not in set(MaskForm):
+        raise _refusal(name, text, f"it must be one of: {', '.join(MaskForm)}")
+    return MaskForm(text)
+
+
+def _flag(name: str, text: str) -> bool:
+    if text not in _FLAGS:
+        raise _refusal(name, text, f"it must be one of: {', '.join(_FLAGS)}")
+    return _FLAGS[text]
+
+
+_SHARE = {"type": "number", "minimum": 0, "maximum": 1}
+QUERY_PARAMETERS = {
+    "conf": QueryParameter(
+        _share,
+        "Results with a lower score are left out. By default the model's own threshold, which may be higher or lower.",
+        _SHARE,
+    ),
+    "iou": QueryParameter(_share, "Overlap of two boxes from which on the weaker one is left out.", _SHARE),
+    "classes": QueryParameter(
+        _classes, "Only these classes: ids or labels, separated by commas.", {"type": "string", "minLength": 1}
+    ),
+    "max_detections": QueryParameter(
+        _count, "At most this many results, the best.", {"type": "integer", "minimum": 1, "maximum": MAX_CANDIDATES}
+    ),
+    "masks": QueryParameter(
+        _mask_form, "How masks are written; rle by default.", {"type": "string", "enum": list(MaskForm)}
+    ),
+    "draw": QueryParameter(
+        _flag,
+        "1: answer with the picture as image/jpeg, results drawn into it.",
+        {"type": "string", "enum": ["0", "1"]},
+    ),
+}
