@@ -23,6 +23,7 @@ import numpy.typing as npt
 
 from loadtest.bench.report import chosen_of, format_table, present
 from penstock.protocol.inference import InferResponse, tensor_from_numpy
+from penstock.protocol.vision_results import Classes, Detections, TextLines, VisionResult
 from penstock.vision.layouts.layout import LayoutOptions, Outputs
 from penstock.vision.layouts.registry import LAYOUTS
 from penstock.vision.preprocess import Geometry
@@ -31,7 +32,7 @@ SIDE = 640
 GEOMETRY = Geometry(1280, 720, SIDE, SIDE, 0.5, 0.5, pad_y=140)
 CLASSES, OBJECTS, ROWS_PER_OBJECT = 80, 60, 5
 CELLS = sum((SIDE // stride) ** 2 for stride in (8, 16, 32))
-HEAD = ("layout, example", "median ms", "p10 ms", "p90 ms", "detections")
+HEAD = ("layout, example", "median ms", "p10 ms", "p90 ms", "results")
 GOAL_MS = 2.0
 DEFAULTS = LayoutOptions(())
 
@@ -137,10 +138,20 @@ def examples() -> list[LayoutExample]:
     return [*yolo_examples(), *row_examples()]
 
 
+def result_count(result: VisionResult) -> int:
+    """Number of boxes, classes or lines of text; 1 for the others."""
+    match result:
+        case Detections() | Classes():
+            return len(result.score)
+        case TextLines():
+            return len(result.lines)
+    return 1
+
+
 def measure(chosen: Sequence[LayoutExample], calls: int) -> list[dict[str, Any]]:
     """Times of `calls` decodes of each example, in turn. Milliseconds."""
     decodes = [example.call() for example in chosen]
-    found = [len(decode().score) for decode in decodes]
+    found = [result_count(decode()) for decode in decodes]
     times_ms: list[list[float]] = [[] for _ in chosen]
     for _ in range(calls):
         for decode, own in zip(decodes, times_ms, strict=True):
@@ -151,7 +162,7 @@ def measure(chosen: Sequence[LayoutExample], calls: int) -> list[dict[str, Any]]
     for example, own, count in zip(chosen, times_ms, found, strict=True):
         tenths = statistics.quantiles(own, n=10)
         figures = {"median_ms": statistics.median(own), "p10_ms": tenths[0], "p90_ms": tenths[-1]}
-        rows.append({"layout": example.layout, "example": example.name, **figures, "detections": count})
+        rows.append({"layout": example.layout, "example": example.name, **figures, "results": count})
     return rows
 
 
@@ -159,8 +170,7 @@ def table_of(rows: Sequence[Mapping[str, Any]]) -> str:
     """For people."""
     figures = ("median_ms", "p10_ms", "p90_ms")
     cells = [
-        (f"{row['layout']} {row['example']}", *(f"{row[name]:.3f}" for name in figures), row["detections"])
-        for row in rows
+        (f"{row['layout']} {row['example']}", *(f"{row[name]:.3f}" for name in figures), row["results"]) for row in rows
     ]
     return format_table(HEAD, cells)
 
