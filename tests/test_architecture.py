@@ -354,7 +354,8 @@ def test_import_contracts_are_kept_here_and_broken_by_a_bad_sample(tmp_path: Pat
         "penstock_load/scenario.py": "import penstock_load.users.a",
     }
     layers = "gateway/batching gateway/workers gateway/dataplane gateway/main gateway/settings"
-    stubs = [*contract_modules(), "deploy.models", "penstock_video.interfaces", "penstock_video.errors"]
+    stubs = [*contract_modules(), "deploy.models"]
+    stubs += [f"penstock_video.{name}" for name in ("interfaces", "errors", "detections")]
     stubs += [f"penstock/{layer}".replace("/", ".") for layer in layers.split()]
     for path in [*bad, *(f"{name.replace('.', '/')}/__init__.py" for name in stubs)]:
         if f"{path.removesuffix('/__init__.py')}.py" not in bad:

@@ -8,15 +8,20 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 from fractions import Fraction
-from functools import cache
 from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
+from penstock.protocol.inference import FloatArray as FloatArray
+from penstock.protocol.inference import IntArray as IntArray
+from penstock_video.detections import Detections as Detections
+from penstock_video.detections import Tracks as Tracks
+from penstock_video.detections import no_detections as no_detections
+from penstock_video.detections import no_tracks as no_tracks
+from penstock_video.detections import what_is
+
 ByteArray = npt.NDArray[np.uint8]
-FloatArray = npt.NDArray[np.float32]
-IntArray = npt.NDArray[np.int64]
 RowArray = npt.NDArray[np.uint8] | npt.NDArray[np.float32] | npt.NDArray[np.float16]
 
 
@@ -127,9 +132,9 @@ class Frame:
         if image is None:
             return
         if image.dtype != np.uint8 or image.ndim != 3 or image.shape[2] != 3:
-            raise ValueError(f"a frame's image is (H, W, 3) uint8, not {_what(image)}")
+            raise ValueError(f"a frame's image is (H, W, 3) uint8, not {what_is(image)}")
         if image.shape[:2] != (self.height, self.width):
-            raise ValueError(f"a frame of {self.width}x{self.height} has an image of {_what(image)}")
+            raise ValueError(f"a frame of {self.width}x{self.height} has an image of {what_is(image)}")
 
 
 class Orientation(NamedTuple):
@@ -229,63 +234,21 @@ class FrameBatch:
         return len(self.frames)
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Detections:
-    """Detections of one frame. xyxy: (n, 4) float32, corners in source pixels. score: (n,) float32 in [0, 1]. class_id:
-    (n,) int64."""
-
-    xyxy: FloatArray
-    score: FloatArray
-    class_id: IntArray
-
-    def __post_init__(self) -> None:
-        _check("xyxy", self.xyxy, (len(self), 4), np.float32)
-        _check("score", self.score, (len(self),), np.float32)
-        _check("class_id", self.class_id, (len(self),), np.int64)
-
-    def __len__(self) -> int:
-        return len(self.xyxy)
-
-
-@cache
-def no_detections() -> Detections:
-    """Detections of an empty frame."""
-    return Detections(np.empty((0, 4), np.float32), np.empty(0, np.float32), np.empty(0, np.int64))
+NO_CLASS = -1
 
 
 @dataclass(frozen=True, slots=True)
 class ClassScore:
-    """One class of a picture or a crop. model: its classifier. score: from the model's parser."""
+    """One class of a picture or a crop. model: its classifier. score: from the model's parser.
+
+    A text is the label of NO_CLASS. A vector is that of an embedding network, with NO_CLASS and an empty label.
+    """
 
     model: str
     class_id: int
     label: str
     score: float
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Tracks:
-    """Detections of one frame with their track identities. track_id: (n,) int64, unique per source while the program
-    runs. age_frames: (n,) int64, frames since the track began, 1 for a new one. is_estimate: the frame was not
-    inferred."""
-
-    detections: Detections
-    track_id: IntArray
-    age_frames: IntArray
-    is_estimate: bool = False
-
-    def __post_init__(self) -> None:
-        _check("track_id", self.track_id, (len(self),), np.int64)
-        _check("age_frames", self.age_frames, (len(self),), np.int64)
-
-    def __len__(self) -> int:
-        return len(self.detections)
-
-
-@cache
-def no_tracks() -> Tracks:
-    """Tracks of an empty frame."""
-    return Tracks(no_detections(), np.empty(0, np.int64), np.empty(0, np.int64))
+    vector: tuple[float, ...] = ()
 
 
 class AnalyticsKind(StrEnum):
@@ -351,8 +314,9 @@ class FrameResult:
     """Everything known of one frame; sinks get it in the order of frame_num per source.
 
     frame: its image belongs to the result. labels: by class_id, may be shorter. classes: of the whole picture, if the
-    primary model is a classifier. attributes: for each track, from secondary models; as long as the tracks, or empty.
-    is_inferred: else the tracks are the tracker's estimate.
+    primary model is a classifier. attributes: for each track, from secondary models; as long as the tracks, or empty. A
+    vector is there only in the frame that has a new one. skeleton: pairs of keypoints that lines join. is_inferred:
+    else the tracks are the tracker's estimate.
     """
 
     frame: Frame
@@ -363,16 +327,8 @@ class FrameResult:
     attributes: tuple[tuple[ClassScore, ...], ...] = ()
     is_inferred: bool = True
     times: FrameTimes = FrameTimes()
+    skeleton: tuple[tuple[int, int], ...] = ()
 
     def label(self, class_id: int) -> str:
         """The class's name, or its number."""
         return self.labels[class_id] if 0 <= class_id < len(self.labels) else f"class {class_id}"
-
-
-def _check(name: str, array: npt.NDArray[np.generic], shape: tuple[int, ...], dtype: npt.DTypeLike) -> None:
-    if array.shape != shape or array.dtype != dtype:
-        raise ValueError(f"{name} is {np.dtype(dtype)} of shape {list(shape)}, not {_what(array)}")
-
-
-def _what(array: npt.NDArray[np.generic]) -> str:
-    return f"{array.dtype} of shape {list(array.shape)}"

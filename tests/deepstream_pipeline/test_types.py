@@ -2,11 +2,13 @@
 
 import importlib
 import pkgutil
+from dataclasses import replace
 
 import numpy as np
 import pytest
 
 import penstock_video
+from penstock.protocol.vision_results import Mask
 from penstock_video import errors
 from penstock_video.types import (
     CloseReason,
@@ -71,6 +73,62 @@ def test_detections_with_a_wrong_array_name_it(field: str, value: np.ndarray) ->
     arrays = {"xyxy": np.zeros((2, 4), np.float32), "score": np.zeros(2, np.float32), "class_id": np.zeros(2, np.int64)}
     with pytest.raises(ValueError, match=field):
         Detections(**{**arrays, field: value})
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("masks", ()),
+        ("keypoints", np.zeros((2, 17), np.float32)),
+        ("keypoints", np.zeros((3, 17, 3), np.float32)),
+        ("xywhr", np.zeros((2, 4), np.float32)),
+    ],
+)
+def test_detections_with_shapes_of_another_length_name_them(field: str, value: object) -> None:
+    """Each detection has exactly one mask, one set of keypoints and one turned box, if the model has them."""
+    with pytest.raises(ValueError, match=field):
+        replace(detections(2), **{field: value})
+
+
+def shaped(count: int = 3) -> Detections:
+    """The number-th has its number in its mask's place, keypoints and turned box. The picture is 8 x 6."""
+    numbers = np.arange(count, dtype=np.float32)
+    return replace(
+        detections(count),
+        masks=tuple(Mask(6, 8, number, 1, np.ones((4, 5), np.bool_)) for number in range(count)),
+        keypoints=np.tile(numbers[:, np.newaxis, np.newaxis], (1, 2, 3)),
+        xywhr=np.tile(numbers[:, np.newaxis], (1, 5)),
+    )
+
+
+@pytest.mark.parametrize("rows", [np.array([2, 0]), np.array([True, False, True])], ids=["indices", "bool"])
+def test_select_keeps_shapes_with_their_boxes(rows: np.ndarray) -> None:
+    """Masks, keypoints and turned boxes are those of the selected detections, in their order."""
+    some = shaped().select(rows)
+    assert some.masks is not None
+    assert some.keypoints is not None
+    assert some.xywhr is not None
+    numbers = np.arange(3)[rows].tolist()
+    assert len(some) == 2
+    assert [mask.left for mask in some.masks] == numbers
+    assert some.keypoints[:, 0, 0].tolist() == some.xywhr[:, 0].tolist() == numbers
+    assert detections(3).select(rows).masks is None
+
+
+def test_moved_shapes_keep_their_size_and_end_at_the_picture() -> None:
+    """Keypoints keep their score, turned boxes their size and angle; a mask loses what is outside."""
+    whole = shaped(2)
+    there = whole.moved(whole.xyxy + 2, np.array([[2, -2], [-9, 40]], np.float32))
+    assert there.masks is not None
+    assert there.keypoints is not None
+    assert there.xywhr is not None
+    assert there.xyxy.tolist() == (whole.xyxy + 2).tolist()
+    assert (there.masks[0].left, there.masks[0].top, there.masks[0].bits.shape) == (2, 0, (3, 5))
+    assert there.masks[1].area == 0
+    assert there.keypoints[0].tolist() == [[2, -2, 0], [2, -2, 0]]
+    assert there.xywhr[1].tolist() == [-8, 41, 1, 1, 1]
+    assert whole.keypoints is not None
+    assert whole.keypoints[0].tolist() == [[0, 0, 0], [0, 0, 0]]
 
 
 def test_tracks_of_another_length_are_refused() -> None:

@@ -275,12 +275,15 @@ def detections_of(network: Network, answer: RowsResult, index: int, width: int, 
     seen = _parsed(network, answer, index, geometry_of(width, height, network.card.prepare_spec))
     if not isinstance(seen, DetectorResult):
         raise InferFailed(f"model {network.name!r} says what a whole picture is, and not where things are in it")
-    wanted = np.isin(seen.class_id, list(network.class_ids)) if network.class_ids else slice(None)
-    return Detections(
-        np.ascontiguousarray(seen.xyxy[wanted], np.float32),
-        np.ascontiguousarray(seen.score[wanted], np.float32),
-        np.ascontiguousarray(seen.class_id[wanted], np.int64),
+    found = Detections(
+        np.ascontiguousarray(seen.xyxy, np.float32),
+        np.ascontiguousarray(seen.score, np.float32),
+        np.ascontiguousarray(seen.class_id, np.int64),
+        seen.masks,
+        seen.keypoints,
+        seen.xywhr,
     )
+    return found.select(np.isin(found.class_id, list(network.class_ids))) if network.class_ids else found
 
 
 def classes_of(network: Network, answer: RowsResult, index: int) -> tuple[ClassScore, ...]:

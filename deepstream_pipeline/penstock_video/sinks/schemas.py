@@ -1,14 +1,29 @@
 """Results as JSON: our full lines and DeepStream's minimal payload. SCHEMAS.md describes every field."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
 from enum import StrEnum
+from typing import Any, TypeVar
 
 import msgspec
 import numpy as np
+from msgspec import UNSET, UnsetType
 
-from penstock_video.types import AnalyticsEvent, ClassScore, Detections, Frame, FrameAnalytics, FrameResult, Tracks
+from penstock.protocol.vision_results import Mask
+from penstock.vision.masks import mask_of, rle_of
+from penstock_video.types import (
+    AnalyticsEvent,
+    ClassScore,
+    Detections,
+    FloatArray,
+    Frame,
+    FrameAnalytics,
+    FrameResult,
+    Tracks,
+)
 
+T = TypeVar("T")
+Result = TypeVar("Result")
 MINIMAL_VERSION = "4.0"  # of DeepStream's schema, in every payload of its nvmsgconv
 
 
@@ -20,16 +35,25 @@ class Schema(StrEnum):
 
 
 class ClassLine(msgspec.Struct, frozen=True):
-    """One class of a picture or object. score: from the model's parser."""
+    """One class of a picture or object, or its text or vector. score: from the model's parser."""
 
     model: str
     class_id: int
     label: str
     score: float
+    vector: tuple[float, ...] | UnsetType = UNSET
+
+
+class MaskLine(msgspec.Struct, frozen=True):
+    """COCO's compressed run-length encoding of a mask. size: [height, width] of the picture."""
+
+    size: tuple[int, int]
+    counts: str
 
 
 class ObjectLine(msgspec.Struct, frozen=True):
-    """One tracked object. xyxy: its corners in source pixels. rules: names of those that hold for it now."""
+    """One tracked object. xyxy: its corners in source pixels. rules: names of those that hold for it now. The members
+    after attributes are there if the model has them."""
 
     track_id: int
     age_frames: int
@@ -39,6 +63,9 @@ class ObjectLine(msgspec.Struct, frozen=True):
     xyxy: tuple[float, float, float, float]
     rules: tuple[str, ...] = ()
     attributes: tuple[ClassLine, ...] = ()
+    mask: MaskLine | UnsetType = UNSET
+    keypoints: tuple[tuple[float, float, float], ...] | UnsetType = UNSET
+    xywhr: tuple[float, float, float, float, float] | UnsetType = UNSET
 
 
 class ObjectsLine(msgspec.Struct, frozen=True):
@@ -152,9 +179,13 @@ def _full(result: FrameResult) -> ObjectsLine:
 
 def _full_objects(result: FrameResult) -> tuple[ObjectLine, ...]:
     tracks, rules_of, attributes = result.tracks, result.analytics.rules_of, result.attributes
-    boxes = np.round(tracks.detections.xyxy.astype(np.float64), 3).tolist()
-    scores = np.round(tracks.detections.score.astype(np.float64), 6).tolist()
-    class_ids, ids, ages = tracks.detections.class_id.tolist(), tracks.track_id.tolist(), tracks.age_frames.tolist()
+    seen = tracks.detections
+    boxes, scores = _rounded(seen.xyxy, 3), _rounded(seen.score, 6)
+    class_ids, ids, ages = seen.class_id.tolist(), tracks.track_id.tolist(), tracks.age_frames.tolist()
+    absent = (UNSET,) * len(tracks)
+    masks = absent if seen.masks is None else tuple(map(_mask_line, seen.masks))
+    keypoints = absent if seen.keypoints is None else _rounded(seen.keypoints, 3)
+    turned = absent if seen.xywhr is None else _rounded(seen.xywhr, 5)
     return tuple(
         ObjectLine(
             ids[index],
@@ -165,13 +196,26 @@ def _full_objects(result: FrameResult) -> tuple[ObjectLine, ...]:
             tuple(boxes[index]),
             rules_of[index] if rules_of else (),
             _classes(attributes[index]) if attributes else (),
+            masks[index],
+            keypoints[index],
+            turned[index],
         )
         for index in range(len(tracks))
     )
 
 
+def _rounded(values: FloatArray, decimals: int) -> Any:
+    return np.round(values.astype(np.float64), decimals).tolist()
+
+
+def _mask_line(mask: Mask) -> MaskLine:
+    return MaskLine((mask.height, mask.width), rle_of(mask))
+
+
 def _classes(scores: tuple[ClassScore, ...]) -> tuple[ClassLine, ...]:
-    return tuple(ClassLine(one.model, one.class_id, one.label, round(one.score, 6)) for one in scores)
+    return tuple(
+        ClassLine(one.model, one.class_id, one.label, round(one.score, 6), one.vector or UNSET) for one in scores
+    )
 
 
 def _full_event(result: FrameResult, event: AnalyticsEvent) -> EventLine:
@@ -201,8 +245,9 @@ def _minimal_objects(result: FrameResult) -> list[str]:
     lines = []
     for index, track_id in enumerate(result.tracks.track_id.tolist()):
         line = "|".join([str(track_id), *(f"{v:g}" for v in boxes[index]), _plain(result.label(class_ids[index]))])
-        if attributes and attributes[index]:
-            line += "|#|" + "|".join([*(_plain(one.label) for one in attributes[index]), f"{scores[index]:g}"])
+        labels = [_plain(one.label) for one in attributes[index] if one.label] if attributes else []
+        if labels:
+            line += "|#|" + "|".join([*labels, f"{scores[index]:g}"])
         lines.append(line)
     return lines
 
@@ -225,9 +270,22 @@ def _read_tracks(objects: tuple[ObjectLine, ...]) -> Tracks:
         np.array([one.xyxy for one in objects], np.float32).reshape(-1, 4),
         np.array([one.score for one in objects], np.float32),
         np.array([one.class_id for one in objects], np.int64),
+        _read_all([one.mask for one in objects], lambda found: tuple(mask_of(one.counts, *one.size) for one in found)),
+        _read_all([one.keypoints for one in objects], _floats),
+        _read_all([one.xywhr for one in objects], _floats),
     )
     ids = np.array([one.track_id for one in objects], np.int64)
     return Tracks(detections, ids, np.array([one.age_frames for one in objects], np.int64))
+
+
+def _read_all(given: list[T | UnsetType], convert: Callable[[list[T]], Result]) -> Result | None:
+    """What is there of every object; None if it is missing of one."""
+    found = [one for one in given if one is not UNSET]
+    return convert(found) if found and len(found) == len(given) else None
+
+
+def _floats(values: object) -> FloatArray:
+    return np.array(values, np.float32)
 
 
 def _read_labels(objects: tuple[ObjectLine, ...]) -> tuple[str, ...]:
@@ -236,4 +294,7 @@ def _read_labels(objects: tuple[ObjectLine, ...]) -> tuple[str, ...]:
 
 
 def _read_classes(lines: tuple[ClassLine, ...]) -> tuple[ClassScore, ...]:
-    return tuple(ClassScore(one.model, one.class_id, one.label, one.score) for one in lines)
+    return tuple(
+        ClassScore(one.model, one.class_id, one.label, one.score, () if one.vector is UNSET else one.vector)
+        for one in lines
+    )

@@ -181,7 +181,8 @@ class ByteTrack:
         moved -= (seen.class_id * _STRIP)[:, None]
         xyxy = moved.clip(0, (frame.width, frame.height, frame.width, frame.height))
         kept = (xyxy[:, 2] > xyxy[:, 0]) & (xyxy[:, 3] > xyxy[:, 1])
-        still = Detections(xyxy[kept].astype(np.float32), seen.score[kept], seen.class_id[kept])
+        shift = (moved[:, :2] + moved[:, 2:] - seen.xyxy[:, :2] - seen.xyxy[:, 2:]) / 2
+        still = seen.select(kept).moved(xyxy[kept].astype(np.float32), shift[kept].astype(np.float32))
         return Tracks(still, shown.track_id[kept], shown.age_frames[kept] + frames, is_estimate=True)
 
     def reset(self) -> None:
@@ -218,8 +219,7 @@ class ByteTrack:
             return no_tracks()
         row, track_id = found.row[order], given[order] + self._first_id
         ages = self._ages(track_id.tolist())
-        seen = Detections(detections.xyxy[row], detections.score[row], detections.class_id[row])
-        return Tracks(seen, track_id, np.array(ages, np.int64))
+        return Tracks(detections.select(row), track_id, np.array(ages, np.int64))
 
     def _ages(self, track_ids: list[int]) -> list[int]:
         """Frames since each began; one that is new here was seen in the whole of its probation."""

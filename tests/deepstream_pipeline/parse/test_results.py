@@ -7,7 +7,10 @@ import pytest
 
 from penstock.protocol.engine import ModelConfig, TensorSpec
 from penstock.protocol.inference import Array, Datatype, InferResponse, tensor_from_numpy
+from penstock.protocol.vision_results import Detections as DetectorResult
+from penstock.protocol.vision_results import Mask
 from penstock_video.errors import InferFailed, InferRefused
+from penstock_video.infer import calls
 from penstock_video.infer.calls import RowResult, RowsResult, classes_of, detections_of, failed
 from penstock_video.infer.network import Network, network_from
 from penstock_video.types import ClassScore
@@ -65,6 +68,23 @@ def test_threshold_and_classes_of_ones_own_hold() -> None:
     assert bicycles.class_id.tolist() == [1]
     assert bicycles.xyxy.tolist() == [[200, 80, 240, 160]]
     assert len(detections_of(detector().of_classes(frozenset((5,))), TWO, 0, 400, 200)) == 0
+
+
+def test_shapes_of_the_wanted_classes_are_passed_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Masks, keypoints and turned boxes stay with their boxes."""
+    masks = tuple(Mask(200, 400, left, 0, np.ones((2, 2), np.bool_)) for left in (0, 7))
+    points, turned = np.arange(12, dtype=np.float32).reshape(2, 2, 3), np.arange(10, dtype=np.float32).reshape(2, 5)
+    xyxy, score = np.zeros((2, 4), np.float32), np.ones(2, np.float32)
+    found = DetectorResult(xyxy, score, np.array([0, 1]), masks, points, turned)
+    monkeypatch.setattr(calls, "parse", lambda *_: found)
+    every = detections_of(detector(), TWO, 0, 400, 200)
+    assert (every.masks, every.keypoints, every.xywhr) == (masks, points, turned)
+    bicycles = detections_of(detector().of_classes(frozenset((1,))), TWO, 0, 400, 200)
+    assert bicycles.masks == masks[1:]
+    assert bicycles.keypoints is not None
+    assert bicycles.xywhr is not None
+    assert bicycles.keypoints.tolist() == points[1:].tolist()
+    assert bicycles.xywhr.tolist() == turned[1:].tolist()
 
 
 def test_frame_in_which_nothing_is_seen_has_no_boxes() -> None:

@@ -5,8 +5,11 @@ import math
 from dataclasses import replace
 
 import numpy as np
+from pycocotools import mask as coco
 
+from penstock.protocol.vision_results import Mask
 from penstock_video.sinks.schemas import Schema, event_lines, objects_line, read_objects_line
+from penstock_video.types import NO_CLASS, ClassScore
 from tests.deepstream_pipeline.sinks.results import crossing, result
 
 
@@ -58,6 +61,32 @@ def test_full_objects_line_read_back_is_the_result() -> None:
     assert (read.frame.frame_num, read.frame.pts_s, read.frame.width) == (7, 0.7, 320)
     assert math.isclose(read.frame.captured_unix_s, frame_result.frame.captured_unix_s, abs_tol=0.001)
     assert objects_line(read) == objects_line(frame_result)
+
+
+def test_full_objects_line_has_shapes_texts_and_vectors() -> None:
+    """Masks as COCO's run lengths, keypoints, turned boxes; texts and vectors are attributes. All are read back."""
+    plain = result(3, objects=1)
+    detections = replace(
+        plain.tracks.detections,
+        masks=(Mask(240, 320, 10, 60, np.ones((2, 1), np.bool_)),),
+        keypoints=np.array([[[20, 70.1234, 0.9], [0, 0, 0]]], np.float32),
+        xywhr=np.array([[20, 110, 30, 100, -0.5]], np.float32),
+    )
+    said = (ClassScore("plates", NO_CLASS, "B AB 12", 0.9), ClassScore("reid", NO_CLASS, "", 1.0, (0.25, -0.5)))
+    whole = replace(plain, tracks=replace(plain.tracks, detections=detections), attributes=(said,))
+    line = objects_line(whole)
+    (written,) = json.loads(line)["objects"]
+    pixels = np.zeros((240, 320), np.uint8, order="F")
+    pixels[60:62, 10] = 1
+    assert written["mask"] == {"size": [240, 320], "counts": coco.encode(pixels)["counts"].decode()}
+    assert written["keypoints"] == [[20.0, 70.123, 0.9], [0.0, 0.0, 0.0]]
+    assert written["xywhr"] == [20.0, 110.0, 30.0, 100.0, -0.5]
+    assert written["attributes"] == [
+        {"model": "plates", "class_id": -1, "label": "B AB 12", "score": 0.9},
+        {"model": "reid", "class_id": -1, "label": "", "score": 1.0, "vector": [0.25, -0.5]},
+    ]
+    assert objects_line(read_objects_line(line)) == line
+    assert json.loads(objects_line(whole, Schema.MINIMAL))["objects"][0].split("|")[6:] == ["#", "B AB 12", "0.875"]
 
 
 def test_full_event_line_names_rule_and_object() -> None:

@@ -2,10 +2,12 @@
 
 import random
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 import pytest
 
+from penstock.protocol.vision_results import Mask
 from penstock_video.interfaces import Tracker
 from penstock_video.track.bytetrack import ByteTrack
 from penstock_video.track.registry import TrackerOptions, TrackerType, new_tracker
@@ -184,6 +186,35 @@ def test_coasting_moves_tracks_as_they_moved(tracker: Tracker) -> None:
     assert coasted[0].detections.class_id.tolist() == [3]
     assert all(one.is_estimate for one in coasted)
     assert ids(walk(tracker, [13], class_id=3)) == [[1]]
+
+
+def posed(number: int) -> Detections:
+    """A person who stands, and a walker. Each has a mask, a keypoint and a turned box at its centre."""
+    found = seen((300.0, 100.0, 0, 0.9), walker(number))
+    centres = (found.xyxy[:, :2] + found.xyxy[:, 2:]) / 2
+    masks = tuple(Mask(480, 640, int(x), int(y), np.ones((2, 2), np.bool_)) for x, y in centres.tolist())
+    keypoints = np.concatenate([centres, np.ones((2, 1), np.float32)], axis=1)[:, np.newaxis]
+    xywhr = np.concatenate([centres, np.full((2, 3), 0.5, np.float32)], axis=1)
+    return replace(found, masks=masks, keypoints=keypoints, xywhr=xywhr)
+
+
+def test_track_keeps_the_shapes_of_its_detection(tracker: Tracker) -> None:
+    """Masks, keypoints and turned boxes come in the tracks' order, and move with their boxes while coasting."""
+    for number in range(8):
+        tracks = tracker.update(frame_at(number), posed(number))
+    coasted = tracker.coast(frame_at(8))
+    for one, tolerance in ((tracks, 0.6), (coasted, 1.5)):
+        detections = one.detections
+        assert len(one) == 2
+        assert detections.masks is not None
+        assert detections.keypoints is not None
+        assert detections.xywhr is not None
+        centres = (detections.xyxy[:, :2] + detections.xyxy[:, 2:]) / 2
+        assert np.allclose(detections.keypoints[:, 0, :2], centres, atol=tolerance)
+        assert np.allclose(detections.xywhr[:, :2], centres, atol=tolerance)
+        assert np.allclose([(mask.left, mask.top) for mask in detections.masks], centres, atol=tolerance)
+    assert coasted.detections.xyxy[:, 0].max() == 300
+    assert coasted.detections.xyxy[:, 0].min() == pytest.approx(132, abs=1.5)
 
 
 def test_coasting_for_longer_than_a_shadow_loses_no_track() -> None:
