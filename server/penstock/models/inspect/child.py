@@ -48,11 +48,12 @@ def main(arguments: list[str]) -> None:
 
 def run(request: InspectionRequest) -> Inspection:
     """The inspection, in this process. Raises UnreadableModel."""
+    from penstock.models.inspect.labels import labels_beside
     from penstock.models.inspect.onnx_file import read_facts  # after the limits, as onnx itself is large
     from penstock.models.inspect.recognise import recognise
 
     facts = read_facts(Path(request.path))
-    recognition = recognise(facts, request.hints)
+    recognition = recognise(facts, request.hints, labels_beside(Path(request.path)))
     if not recognition.layout:
         return Inspection(facts, recognition, Trial(), Verdict.UNSERVABLE, "; ".join(recognition.warnings))
     open_questions = [question for question in recognition.questions if question.is_blocking]

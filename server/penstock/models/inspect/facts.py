@@ -11,13 +11,17 @@ class UnreadableModel(Exception):
 
 @dataclass(frozen=True, slots=True)
 class TensorFacts:
-    """A declared input or output. shape: -1 for a free axis. axes: the free axes' names, "" for fixed or unnamed."""
+    """A declared input or output. shape: -1 for a free axis. axes: the free axes' names, "" for fixed or unnamed.
+
+    measured: an output's shape in a run of one picture, None before it.
+    """
 
     name: str
     datatype: Datatype | None  # None for a type that no tensor of the protocol has, such as a sequence
     shape: tuple[int, ...]
     axes: tuple[str, ...]
     has_shape: bool = True  # False if the file declares no rank
+    measured: tuple[int, ...] | None = None
 
     def __str__(self) -> str:
         sides = (name or str(side) for side, name in zip(self.shape, self.axes, strict=True))
@@ -49,6 +53,7 @@ class ModelFacts:
     is_quantised: bool = False
     node_count: int = 0
     first_convolution_channels: int = 0  # input channels of the first Conv; 0 if it has none
+    stem_kernel: int = 0  # largest side of the kernels that read 1 or 3 channels: 14 or 16 in a vision transformer
 
     def output(self, name: str) -> TensorFacts | None:
         """The output of that name."""

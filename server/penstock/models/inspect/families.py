@@ -1,8 +1,10 @@
 """Preprocessing of the model families: the one table of it, and the card parameters for it."""
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from enum import StrEnum
 
+from penstock.models.inspect.inspection import Hints
 from penstock.vision.spec import Triple
 
 
@@ -13,36 +15,150 @@ class Resize(StrEnum):
     CORNER = "corner"  # aspect kept, at the top left
     SQUASH = "squash"  # aspect lost
     CROP = "crop"  # shorter side resized, centre cut out
-    KEEP = "keep"  # the picture's own size
+    KEEP = "keep"  # the picture's own size, for inputs of variable size
 
 
 @dataclass(frozen=True, slots=True)
 class Family:
-    """Preprocessing of one family: value = scale * (pixel - mean) / std, in the family's colour order.
+    """Preprocessing of one family: (pixel * scale - mean) / std, in the family's colour order.
 
-    mean: in pixel values. std: as factor's divisor after the scale. is_antialiased: trained on an antialiased resize.
+    padding: a pixel value. crop: with CROP, the network's side divided by the shorter side. is_antialiased: trained on
+    an antialiased resize. unsettled: what members of the family differ in, as a sentence; empty if they do not.
     """
 
     name: str
     resize: Resize
     padding: float = 0.0
-    is_bgr: bool = False
+    color: str = "rgb"
     scale: float = 1.0
     mean: Triple = (0.0, 0.0, 0.0)
     std: Triple = (1.0, 1.0, 1.0)
+    crop: float = 1.0
     is_antialiased: bool = False
-    is_certain: bool = True  # False: members of the family differ; the trial's figures or a flag decide
+    size_multiple: int = 1
+    min_side: int = 0
+    max_side: int = 0
+    unsettled: str = ""
 
 
 PIXEL = 1.0 / 255.0
-_IMAGENET_MEAN = (0.485 * 255, 0.456 * 255, 0.406 * 255)
-_IMAGENET_STD = (0.229, 0.224, 0.225)
-
-_PLAIN = Family("rgb-255", Resize.SQUASH, scale=PIXEL)
+_MEAN, _STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
+_HALF = (0.5, 0.5, 0.5)
+_IMAGENET = Family("imagenet", Resize.SQUASH, scale=PIXEL, mean=_MEAN, std=_STD)
+_NORMALISATION = "which mean and standard deviation the network was trained with is not in the file"
 _ROWS = (
+    _IMAGENET,
     Family("ultralytics", Resize.LETTERBOX, padding=114.0, scale=PIXEL),
     Family("ultralytics-classify", Resize.CROP, scale=PIXEL, is_antialiased=True),
-    Family("yolox", Resize.CORNER, padding=114.0, is_bgr=True),
+    Family("yolox", Resize.CORNER, padding=114.0, color="bgr"),
     Family("rt-detr", Resize.SQUASH, scale=PIXEL),
+    replace(_IMAGENET, name="detr", is_antialiased=True),
+    Family("torchvision", Resize.KEEP, scale=PIXEL),
+    Family("raw", Resize.SQUASH),
+    Family("nanodet", Resize.LETTERBOX, color="bgr", mean=(103.53, 116.28, 123.675), std=(57.375, 57.12, 58.395)),
+    replace(_IMAGENET, name="picodet"),
+    Family("fastestdet", Resize.SQUASH, color="bgr", scale=PIXEL),
+    Family("street", Resize.CORNER, color="bgr", scale=PIXEL),
+    Family("ultraface", Resize.SQUASH, mean=(127.0, 127.0, 127.0), std=(128.0, 128.0, 128.0)),
+    Family("yunet", Resize.CORNER, color="bgr"),
+    Family("centerface", Resize.SQUASH),
+    replace(_IMAGENET, name="classify", resize=Resize.CROP, crop=0.875, is_antialiased=True),
+    replace(_IMAGENET, name="re-identification"),
+    Family("faces", Resize.SQUASH, scale=PIXEL, mean=_HALF, std=_HALF, unsettled=_NORMALISATION),
+    replace(_IMAGENET, name="embedding", unsettled=_NORMALISATION),
+    replace(_IMAGENET, name="maps", unsettled=_NORMALISATION),
+    Family("mmdeploy", Resize.LETTERBOX, padding=114.0, scale=PIXEL, unsettled=_NORMALISATION),
+    Family("ctc", Resize.KEEP, color="bgr", scale=PIXEL, mean=_HALF, std=_HALF),
+    Family(
+        "db",
+        Resize.KEEP,
+        color="bgr",
+        scale=PIXEL,
+        mean=_HALF,
+        std=_HALF,
+        size_multiple=32,
+        min_side=736,
+        max_side=1920,
+    ),
 )
-FAMILIES = {family.name: family for family in (_PLAIN, *_ROWS)}
+FAMILIES = {family.name: family for family in _ROWS}
+LAYOUT_FAMILIES: Mapping[str, str] = {
+    **dict.fromkeys(("yolov8", "yolov5", "yolo-end2end", "yolov7-nms", "efficient-nms"), "ultralytics"),
+    **dict.fromkeys(("deepstream-yolo", "yolov8-seg", "yolov5-seg", "yolo-end2end-seg"), "ultralytics"),
+    **dict.fromkeys(("yolov8-pose", "yolo-end2end-pose", "yolov8-obb", "yolo-end2end-obb"), "ultralytics"),
+    **dict.fromkeys(("rt-detr", "rt-detr-ultralytics"), "rt-detr"),
+    **dict.fromkeys(("detr", "rf-detr", "rf-detr-seg"), "detr"),
+    **dict.fromkeys(("nanodet", "nanodet-plus"), "nanodet"),
+    **dict.fromkeys(("mmdeploy", "ssd", "boxes"), "mmdeploy"),
+    **dict.fromkeys(("semantic", "depth"), "maps"),
+    **dict.fromkeys(("yolox", "torchvision", "picodet", "fastestdet", "ultraface", "yunet", "centerface"), ""),
+    **dict.fromkeys(("embedding", "ctc", "db"), ""),
+    "tf-detection": "raw",
+    "classification": "classify",
+    "center-heatmap": "street",
+}
+
+
+def family_of(layout: str) -> Family:
+    """The usual preprocessing of a layout's models."""
+    return FAMILIES.get(LAYOUT_FAMILIES.get(layout) or layout) or FAMILIES["mmdeploy"]
+
+
+def hinted(family: Family, hints: Hints) -> Family:
+    """The family with what the user says of it. A mean and a std of pixel values imply the scale 1."""
+    mean, std, scale = hints.mean, hints.std, hints.scale
+    if scale is None and (mean or std):
+        scale = 1.0 if max(*std, *mean, 0.0, 0.0) > 2.0 else PIXEL
+        mean, std = mean or (0.0,) * 3, std or (1.0,) * 3
+    is_settled = bool(hints.mean or hints.std or hints.scale is not None or "net-scale-factor" in hints.parameters)
+    return replace(
+        family,
+        resize=Resize(hints.resize) if hints.resize else family.resize,
+        padding=family.padding if hints.padding is None else hints.padding,
+        color=hints.color or family.color,
+        scale=family.scale if scale is None else scale,
+        mean=_three(mean) or ((0.0,) * 3 if scale is not None else family.mean),
+        std=_three(std) or ((1.0,) * 3 if scale is not None else family.std),
+        unsettled="" if is_settled else family.unsettled,
+    )
+
+
+def _three(values: tuple[float, ...]) -> Triple | None:
+    if not values:
+        return None
+    one, two, three = values * 3 if len(values) == 1 else values
+    return one, two, three
+
+
+def card_parameters(family: Family, *, is_uint8: bool, side: int = 0, is_variable: bool = False) -> dict[str, str]:
+    """The parameters of config.pbtxt. side: the network's longer side, for a crop. is_variable: H and W are free."""
+    found = {"model-color-format": {"rgb": "0", "bgr": "1", "gray": "2"}[family.color]}
+    if not is_uint8:
+        found |= _normalisation(family)
+    if is_variable:
+        sizes = {"size-multiple": family.size_multiple, "min-side": family.min_side, "max-side": family.max_side}
+        return found | {key: str(value) for key, value in sizes.items() if value > 1}
+    if family.resize in (Resize.LETTERBOX, Resize.CORNER):
+        found |= {"maintain-aspect-ratio": "1", "padding-value": f"{family.padding:g}"}
+        if family.resize is Resize.LETTERBOX:
+            found["symmetric-padding"] = "1"
+    elif family.resize is Resize.CROP:
+        found["resize-shorter-side"] = str(round(side / family.crop))
+    if family.is_antialiased:
+        found["scaling-filter"] = "area"
+    return found
+
+
+def _normalisation(family: Family) -> dict[str, str]:
+    """(pixel * scale - mean) / std as net-scale-factor * (pixel - offset) * channel factor."""
+    found = {"net-scale-factor": f"{family.scale:.17g}"}
+    channels = 1 if family.color == "gray" else 3
+    if any(family.mean):
+        found["offsets"] = _listed(tuple(mean / family.scale for mean in family.mean[:channels]))
+    if family.std != (1.0, 1.0, 1.0):
+        found["channel-scale-factors"] = _listed(tuple(1.0 / std for std in family.std[:channels]))
+    return found
+
+
+def _listed(values: tuple[float, ...]) -> str:
+    return ";".join(f"{value:.12g}" for value in values)

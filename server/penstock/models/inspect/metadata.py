@@ -2,44 +2,98 @@
 
 import ast
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+
+from penstock.models.inspect.inspection import Hints
 
 MAX_LITERAL = 256 << 10  # characters of a Python literal; ast needs some hundred times as many bytes
 MAX_CLASSES = 30_000
 _MAX_LABEL = 200
+_RESIZE = {"standard": "squash", "fit_to_window": "corner", "fit_to_window_letterbox": "letterbox", "crop": "crop"}
 
 
 @dataclass(frozen=True, slots=True)
-class UltralyticsMetadata:
-    """Of Ultralytics' exporter, and YOLOv5's. imgsz: (height, width). keypoint_shape: (count, values) of a pose.
+class FileMetadata:
+    """What the file's metadata says. exporter: who writes such keys, "" if none is known. imgsz: (height, width).
 
-    task: empty in YOLOv5's and older files. is_end_to_end: None if the file does not say.
+    task: Ultralytics'; empty in YOLOv5's and older files. keypoint_shape: (count, values). is_end_to_end: None if the
+    file does not say. characters: of a text recogniser, or class names, one a line. said: preprocessing and thresholds.
     """
 
-    task: str = ""
+    exporter: str = ""
     names: tuple[str, ...] = ()
+    task: str = ""
     imgsz: tuple[int, int] | None = None
     keypoint_shape: tuple[int, int] | None = None
     is_end_to_end: bool | None = None
-    channels: int = 3
+    characters: tuple[str, ...] = ()
+    said: Hints = field(default_factory=Hints)
 
 
-def ultralytics_of(metadata: Mapping[str, str]) -> UltralyticsMetadata | None:
-    """The metadata, or None if the file has no `names` as Ultralytics writes them."""
+def metadata_of(metadata: Mapping[str, str]) -> FileMetadata:
+    """The exporters' metadata that is known. What is malformed is as if it were absent."""
     names = labels_of(literal(metadata.get("names", "")))
-    if not names:
-        return None
-    sides, shape = literal(metadata.get("imgsz", "")), literal(metadata.get("kpt_shape", ""))
-    flag = metadata.get("end2end", "").strip().lower()
-    channels = metadata.get("channels", "").strip()
-    return UltralyticsMetadata(
-        task=metadata.get("task", "").strip().lower()[:_MAX_LABEL],
-        names=names,
-        imgsz=_pair(sides, most=1 << 16),
-        keypoint_shape=_pair(shape, most=4096),
-        is_end_to_end={"true": True, "false": False}.get(flag),
-        channels=int(channels) if channels.isascii() and channels.isdigit() and len(channels) < 4 else 3,
+    if names:
+        return FileMetadata(
+            exporter="Ultralytics",
+            names=names,
+            task=metadata.get("task", "").strip().lower()[:_MAX_LABEL],
+            imgsz=_pair(literal(metadata.get("imgsz", "")), most=1 << 16),
+            keypoint_shape=_pair(literal(metadata.get("kpt_shape", "")), most=4096),
+            is_end_to_end={"true": True, "false": False}.get(metadata.get("end2end", "").strip().lower()),
+        )
+    if any(key.split()[:1] == ["model_info"] for key in metadata):
+        return _of_model_api({key.split()[-1]: value for key, value in metadata.items() if "model_info" in key.split()})
+    if metadata.get("character", "").strip("\r\n"):
+        lines = metadata["character"].replace("\r", "").strip("\n").split("\n")[:MAX_CLASSES]
+        return FileMetadata(exporter="PaddlePaddle", characters=tuple(lines))
+    names = labels_of(literal(metadata.get("class_names", "")))
+    if names:
+        said = Hints(
+            mean=_three(literal(metadata.get("standardization_mean", ""))),
+            std=_three(literal(metadata.get("standardization_std", ""))),
+        )
+        return FileMetadata(exporter="class_names", names=names, said=said)
+    return FileMetadata()
+
+
+def _of_model_api(entries: Mapping[str, str]) -> FileMetadata:
+    """OpenVINO's Model API, as its training extensions export: keys `model_info NAME`, lists with blanks between.
+
+    Source: open-edge-platform/model_api, src/model_api/adapters/utils.py (load_parameters_from_onnx), models/types.py.
+    """
+    mean, std = _numbers(entries.get("mean_values", "")), _numbers(entries.get("scale_values", ""))
+    reverse = entries.get("reverse_input_channels", "").strip().lower()
+    conf = _numbers(entries.get("confidence_threshold", ""))
+    padding = _numbers(entries.get("pad_value", ""))
+    return FileMetadata(
+        exporter="OpenVINO Model API",
+        names=tuple(one_label(name.replace("_", " ")) for name in entries.get("labels", "").split()[:MAX_CLASSES]),
+        said=Hints(
+            color="rgb" if reverse in ("true", "yes", "1") else "bgr" if reverse in ("false", "no", "0") else "",
+            mean=mean if len(mean) in (1, 3) else (),
+            std=std if len(std) in (1, 3) and 0.0 not in std else (),
+            scale=1.0,
+            resize=_RESIZE.get(entries.get("resize_type", "").strip(), ""),
+            padding=padding[0] if padding and 0 <= padding[0] <= 255 else None,
+            conf=conf[0] if conf and 0 <= conf[0] <= 1 else None,
+        ),
     )
+
+
+def _numbers(text: str) -> tuple[float, ...]:
+    try:
+        found = tuple(float(word) for word in text.split()[:4])
+    except ValueError:
+        return ()
+    return found if all(abs(number) < 1e6 for number in found) else ()
+
+
+def _three(value: object) -> tuple[float, ...]:
+    if not isinstance(value, list | tuple) or len(value) != 3:
+        return ()
+    numbers = tuple(float(one) for one in value if isinstance(one, int | float) and abs(one) < 1e6)
+    return numbers if len(numbers) == 3 and any(numbers) else ()
 
 
 def literal(text: str) -> object:

@@ -55,6 +55,7 @@ def read_facts(path: Path) -> ModelFacts:
     if not graph.output:
         raise UnreadableModel(f"{path} has no outputs")
     producers = _producers(path, graph, {tensor.name for tensor in inputs} | initializers)
+    channels, kernel = _stem(graph)
     domains = {node.domain for node in graph.node} | {function.domain for function in model.functions}
     local = {function.domain for function in model.functions}
     return ModelFacts(
@@ -73,7 +74,8 @@ def read_facts(path: Path) -> ModelFacts:
         external_data=tuple(_external(graph)),
         is_quantised=any(node.op_type in _EIGHT_BITS or node.op_type.startswith("QLinear") for node in graph.node),
         node_count=len(graph.node),
-        first_convolution_channels=_first_channels(graph),
+        first_convolution_channels=channels,
+        stem_kernel=kernel,
     )
 
 
@@ -185,10 +187,13 @@ def _external(graph: onnx.GraphProto) -> Iterator[str]:
     yield from sorted(locations)[:MAX_TENSORS]
 
 
-def _first_channels(graph: onnx.GraphProto) -> int:
+def _stem(graph: onnx.GraphProto) -> tuple[int, int]:
+    """Input channels of the first Conv, and the largest kernel that reads 1 or 3 channels; 0 if there is none."""
     sides: dict[str, Any] = {tensor.name: tensor.dims for tensor in graph.initializer}
-    for node in graph.node:
-        if node.op_type in ("Conv", "QLinearConv") and len(node.input) > 1:
-            dims = sides.get(node.input[1], ())
-            return int(dims[1]) if len(dims) == 4 else 0
-    return 0
+    kernels = [
+        sides[node.input[1]]
+        for node in graph.node
+        if node.op_type in ("Conv", "QLinearConv") and len(node.input) > 1 and len(sides.get(node.input[1], ())) == 4
+    ]
+    channels = int(kernels[0][1]) if kernels else 0
+    return channels, max((int(dims[3]) for dims in kernels if dims[1] in (1, 3) and dims[0] > 1), default=0)

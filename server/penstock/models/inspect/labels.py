@@ -1,0 +1,110 @@
+"""Names of classes: of well-known data sets, and of files beside a model."""
+
+from dataclasses import dataclass
+from functools import cache
+from importlib.resources import files
+from pathlib import Path
+
+from penstock.models.inspect.metadata import MAX_CLASSES, labels_of, literal, one_label
+
+_UNUSED_COCO_IDS = frozenset({0, 12, 26, 29, 30, 45, 66, 68, 69, 71, 83})
+MAX_LABELS_BYTES = 1 << 20
+_NAMES_BESIDE = ("labels.txt", "classes.txt", "class_names.txt", "coco.names", "obj.names")
+
+
+@cache
+def coco_80() -> tuple[str, ...]:
+    """COCO's 80 classes in their usual order."""
+    return _packaged("fastestdet")
+
+
+@cache
+def coco_91() -> tuple[str, ...]:
+    """By COCO's id, 0 to 90; ids that COCO does not use have their number."""
+    names = iter(coco_80())
+    return tuple(str(number) if number in _UNUSED_COCO_IDS else next(names) for number in range(91))
+
+
+@cache
+def imagenet() -> tuple[str, ...]:
+    """ImageNet's 1000 classes in their usual order."""
+    return _packaged("resnet50")
+
+
+def _packaged(model: str) -> tuple[str, ...]:
+    text = files("penstock.models").joinpath("folders", model, "labels.txt").read_text("utf-8")
+    return tuple(one_label(line) for line in text.splitlines() if line.strip())
+
+
+def labels_beside(path: Path) -> tuple[tuple[str, ...], str]:
+    """Labels of a file in the model's folder, and its name; nothing if there is none, or more than one kind.
+
+    A file named after the model comes first: best.txt, best.names or best.yaml for best.onnx.
+    """
+    own = [path.with_suffix(suffix) for suffix in (".names", ".txt", ".yaml", ".yml")]
+    for candidate in (*own, *(path.with_name(name) for name in _NAMES_BESIDE)):
+        labels = labels_of_file(candidate)
+        if labels:
+            return labels, candidate.name
+    return (), ""
+
+
+def labels_of_file(path: Path) -> tuple[str, ...]:
+    """One label a line, a Python or JSON list or dictionary, or the `names` of a data.yaml; empty if it is none."""
+    try:
+        if not path.is_file() or path.stat().st_size > MAX_LABELS_BYTES:
+            return ()
+        text = path.read_text("utf-8").strip()
+    except (OSError, UnicodeDecodeError):
+        return ()
+    if path.suffix in (".yaml", ".yml"):
+        return _labels_of_yaml(text)
+    if text[:1] in ("[", "{"):
+        return labels_of(literal(text))
+    lines = [one_label(line) for line in text.splitlines()]
+    return tuple(line or str(number) for number, line in enumerate(lines)) if len(lines) <= MAX_CLASSES else ()
+
+
+def _labels_of_yaml(text: str) -> tuple[str, ...]:
+    """`names` of a data set's YAML: a list or dictionary in one line, or one name a line."""
+    _, found, rest = f"\n{text}".partition("\nnames:")
+    if not found:
+        return ()
+    first, _, following = rest.partition("\n")
+    if first.strip():
+        plain = labels_of(literal(first.strip()))
+        listed = first.strip().removeprefix("[").removesuffix("]").split(",")
+        return plain or (tuple(one_label(name.strip(" '\"")) for name in listed) if first.strip()[0] == "[" else ())
+    by_id: dict[int, str] = {}
+    for line in following.splitlines():
+        if not line.startswith((" ", "-", "\t")):
+            break
+        entry = line.strip()
+        number, separator, name = entry.partition(":")
+        if entry.startswith("- "):
+            by_id[len(by_id)] = entry[2:].strip(" '\"")
+        elif separator and number.strip().isdigit() and len(number) < 6:
+            by_id[int(number)] = name.strip(" '\"")
+    return labels_of(by_id)
+
+
+@dataclass(frozen=True, slots=True)
+class KnownLabels:
+    """Names by class id of a well-known data set."""
+
+    names: tuple[str, ...]
+    data_set: str
+
+
+def of_count(count: int, *, has_background: bool = False) -> KnownLabels | None:
+    """The data set whose number of classes it is: COCO or ImageNet; None for other numbers.
+
+    has_background: class ids are COCO's, with 0 for the background, whatever the number.
+    """
+    if count in (90, 91) or (has_background and count == 0):
+        return KnownLabels(coco_91(), "COCO (91 ids)")
+    if count == 80:
+        return KnownLabels(coco_80(), "COCO (80 classes)")
+    if count == 1000:
+        return KnownLabels(imagenet(), "ImageNet")
+    return KnownLabels(("background", *imagenet()), "ImageNet") if count == 1001 else None

@@ -1,0 +1,166 @@
+"""The file as the rules of recognition look at it: the picture's input, its size, and the outputs for one picture."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from penstock.models.inspect.facts import ModelFacts, TensorFacts
+from penstock.models.inspect.inspection import Hints, Question
+from penstock.models.inspect.metadata import FileMetadata
+from penstock.protocol.inference import Datatype
+
+_PIXEL_TYPES = (Datatype.FP32, Datatype.FP16, Datatype.UINT8)
+_SIZE_TYPES = (Datatype.INT64, Datatype.INT32, Datatype.FP32)
+_SIZE_NAMES = ("orig_target_sizes", "orig_size", "target_sizes", "orig_sizes")
+STRIDES = (8, 16, 32)
+
+
+class NoSubject(Exception):
+    """The file takes no picture that Penstock can give it. str() is a sentence."""
+
+
+@dataclass(frozen=True, slots=True)
+class Subject:
+    """Facts and hints, with the picture's input found. size: (height, width); None while it is not known.
+
+    size_input: takes the picture's width and height. names: labels from the flag, the metadata or a file beside it;
+    empty if there are none.
+    """
+
+    facts: ModelFacts
+    hints: Hints
+    metadata: FileMetadata
+    image: TensorFacts
+    size_input: TensorFacts | None
+    is_nhwc: bool
+    size: tuple[int, int] | None
+    names: tuple[str, ...]
+    names_origin: str
+
+    @property
+    def is_size_free(self) -> bool:
+        """Whether the graph takes pictures of any height and width."""
+        return -1 in self.image.shape[-3:-1] if self.is_nhwc else -1 in self.image.shape[-2:]
+
+    @property
+    def has_batch_axis(self) -> bool:
+        """Whether the picture's input has a batch axis."""
+        return len(self.image.shape) == 4
+
+    def one(self, tensor: TensorFacts) -> tuple[int, ...]:
+        """The output's shape for one picture, without batch axis; -1 for what is not known."""
+        shape = tensor.measured if tensor.measured is not None else tensor.shape
+        return shape[1:] if self.follows_batch(tensor) else shape
+
+    def follows_batch(self, tensor: TensorFacts) -> bool:
+        """Whether the first axis is the batch's, as far as the declaration says: the same name, or the same number."""
+        if not self.has_batch_axis or not tensor.shape:
+            return False
+        batch, first = self.image.shape[0], tensor.shape[0]
+        if batch > 0:
+            return first == batch
+        if self.image.axes[0] and self.image.axes[0] == tensor.axes[0]:
+            return True
+        may_be_rows = len(tensor.shape) <= 2 and "NonMaxSuppression" in self.facts.operators
+        return first in (-1, 1) and not may_be_rows
+
+    def anchors(self, strides: Sequence[int] = STRIDES, each: int = 1, *, is_rounded_up: bool = False) -> int:
+        """Rows of a network with `each` anchors for each cell; 0 while the size is not known."""
+        if self.size is None:
+            return 0
+        round_off = math.ceil if is_rounded_up else math.floor
+        return each * sum(round_off(self.size[0] / one) * round_off(self.size[1] / one) for one in strides)
+
+
+@dataclass(frozen=True, slots=True)
+class Guess:
+    """What a rule recognised. why: sentences, the strongest first. class_count: 0 if it has no classes, or free.
+
+    outputs: names in the layout's order; empty if the file's order is it. input_shape: see Recognition.
+    """
+
+    layout: str
+    why: tuple[str, ...]
+    family: str = ""
+    class_count: int = 0
+    outputs: tuple[str, ...] = ()
+    card: dict[str, str] = field(default_factory=dict)
+    labels: tuple[str, ...] = ()
+    questions: tuple[Question, ...] = ()
+    warnings: tuple[str, ...] = ()
+    rows_follow_batch: bool = True
+    input_shape: tuple[int, ...] = ()
+    needs_size: bool = True
+
+
+def read_subject(
+    facts: ModelFacts, hints: Hints, metadata: FileMetadata, beside: tuple[tuple[str, ...], str] = ((), "")
+) -> Subject:
+    """Finds the picture's input and the size. Raises NoSubject if there is none."""
+    image, is_nhwc = _picture_input(facts, hints)
+    size_input = None
+    for tensor in facts.inputs:
+        if tensor is image:
+            continue
+        if not _takes_size(tensor):
+            raise NoSubject(
+                f"input {tensor} is not fed by Penstock: it gives pictures to one input, and their width and height to "
+                f"one named {' or '.join(_SIZE_NAMES[:2])}; export the model without it"
+            )
+        size_input = tensor
+    names, origin = _names(hints, metadata, beside)
+    return Subject(
+        facts, hints, metadata, image, size_input, is_nhwc, _size(image, is_nhwc, hints, metadata), names, origin
+    )
+
+
+def _names(hints: Hints, metadata: FileMetadata, beside: tuple[tuple[str, ...], str]) -> tuple[tuple[str, ...], str]:
+    if hints.labels:
+        return hints.labels, hints.labels_origin or "--labels"
+    if metadata.names:
+        return metadata.names, f"the metadata ({metadata.exporter})"
+    return beside
+
+
+def _picture_input(facts: ModelFacts, hints: Hints) -> tuple[TensorFacts, bool]:
+    found = []
+    for tensor in facts.inputs:
+        if len(tensor.shape) not in (3, 4) or tensor.datatype not in _PIXEL_TYPES:
+            continue
+        sides = tensor.shape[-3:]
+        if sides[0] in (1, 3) and not (sides[2] in (1, 3) and sides[0] == 1):
+            found.append((tensor, False))
+        elif sides[2] in (1, 3):
+            found.append((tensor, True))
+        elif sides[0] == -1 and (facts.first_convolution_channels in (1, 3) or hints.input_size):
+            found.append((tensor, False))
+    if len(found) == 1:
+        return found[0]
+    listed = ", ".join(str(tensor) for tensor in facts.inputs[:4])
+    if found:
+        raise NoSubject(f"{len(found)} inputs may take the picture ({listed}); Penstock gives it to one")
+    raise NoSubject(
+        "no input takes a picture; one of FP32, FP16 or UINT8 with 3 channels, [B, 3, H, W] or [B, H, W, 3], is needed "
+        f"(inputs: {listed})"
+    )
+
+
+def _takes_size(tensor: TensorFacts) -> bool:
+    return (
+        tensor.datatype in _SIZE_TYPES
+        and tensor.name.lower() in _SIZE_NAMES
+        and len(tensor.shape) in (1, 2)
+        and tensor.shape[-1] in (2, -1)
+    )
+
+
+def _size(image: TensorFacts, is_nhwc: bool, hints: Hints, metadata: FileMetadata) -> tuple[int, int] | None:
+    """(height, width): the graph's where it is fixed, else the flag's, else the metadata's."""
+    declared = image.shape[-3:-1] if is_nhwc else image.shape[-2:]
+    stated = hints.input_size or metadata.imgsz
+    if -1 not in declared:
+        return (declared[0], declared[1])
+    if stated is None:
+        return None
+    height, width = (own if own > 0 else said for own, said in zip(declared, stated, strict=True))
+    return height, width
