@@ -133,9 +133,80 @@ def row_examples() -> list[LayoutExample]:
     ]
 
 
+def query_examples() -> list[LayoutExample]:
+    """Layouts of transformers, and of networks that finish their boxes."""
+    corners, scores, classes = final_rows(300)
+    rows = anchor_rows(300)
+    places, shares = rows[:, :4] / SIDE, np.clip(rows[:, 4:], 1e-3, 0.999)
+    logits = np.log(shares / (1 - shares)).astype(np.float32)
+    background = np.hstack([logits, np.full((300, 1), 0.5)]).astype(np.float32)
+    parts = (corners / SIDE).astype(np.float32)
+    seven = np.hstack([np.zeros((300, 1)), classes[:, np.newaxis], scores[:, np.newaxis], parts]).astype(np.float32)
+    return [
+        LayoutExample("rt-detr", "[300]", {"labels": classes[np.newaxis], "boxes": corners, "scores": scores}),
+        LayoutExample("rt-detr-ultralytics", "[300, 84]", {"output0": np.hstack([places, shares])[np.newaxis]}),
+        LayoutExample("detr", "[300, 81]", {"pred_logits": background, "pred_boxes": places}),
+        LayoutExample("rf-detr", "[300, 80]", {"dets": places[np.newaxis], "labels": logits[np.newaxis]}),
+        LayoutExample("torchvision", "[300]", {"3047": corners, "3048": classes, "3049": scores}),
+        LayoutExample("ssd", "[300, 7]", {"detection_out": seven[np.newaxis, np.newaxis]}),
+        LayoutExample("ssd", "[300]", {"bboxes": parts[np.newaxis], "labels": classes, "scores": scores}),
+        LayoutExample(
+            "tf-detection",
+            "[300]",
+            {
+                "detection_boxes": parts[np.newaxis],
+                "detection_classes": classes[np.newaxis].astype(np.float32),
+                "detection_scores": scores[np.newaxis],
+                "num_detections": np.array([250], np.float32),
+            },
+        ),
+    ]
+
+
+def grid_examples() -> list[LayoutExample]:
+    """Layouts of several feature maps: NanoDet's distributions, and faces with keypoints."""
+    random = np.random.default_rng(11)
+    cells = {stride: (SIDE // stride) ** 2 for stride in (8, 16, 32, 64)}
+    objects = dict(zip(cells, (30, 20, 9, 1), strict=True))
+    rows = {stride: anchor_rows(count, objects=objects[stride]) for stride, count in cells.items()}
+    scores = {stride: part[:, 4:] for stride, part in rows.items()}
+    bins = {stride: random.normal(0, 2, (count, 32)).astype(np.float32) for stride, count in cells.items()}
+    pairs = {f"{kind}_{stride}": part[stride] for kind, part in (("cls", scores), ("dis", bins)) for stride in cells}
+    plus = np.vstack([np.hstack([scores[stride], bins[stride]]) for stride in cells])
+    faces = {stride: scores[stride].max(axis=1, keepdims=True) for stride in (8, 16, 32)}
+    yunet = {f"{kind}_{stride}": part for kind in ("cls", "obj") for stride, part in faces.items()}
+    yunet |= {
+        f"{kind}_{stride}": random.uniform(0, 2, (len(part), columns))
+        for kind, columns in (("bbox", 4), ("kps", 10))
+        for stride, part in faces.items()
+    }
+    maps = {name: random.uniform(0, 2, (channels, 160, 160)) for name, channels in (("b", 2), ("c", 2), ("d", 10))}
+    heat = anchor_rows(160 * 160)[:, 4:].max(axis=1).reshape(1, 160, 160)
+    anchors = anchor_rows(17640)
+    shares, corners = (
+        anchors[:, 4:].max(axis=1),
+        anchors[:, [0, 1, 0, 1]] + anchors[:, [2, 3, 2, 3]] * [-1, -1, 1, 1] / 2,
+    )
+    return [
+        LayoutExample("nanodet", "3 strides", {name: array for name, array in pairs.items() if "64" not in name}),
+        LayoutExample("picodet", "4 strides", pairs),
+        LayoutExample("nanodet-plus", "[8500, 112]", {"output": plus[np.newaxis]}),
+        LayoutExample(
+            "ultraface", "[17640]", _singles({"scores": np.stack([1 - shares, shares], 1), "boxes": corners / SIDE})
+        ),
+        LayoutExample("yunet", "3 strides", _singles(yunet)),
+        LayoutExample("centerface", "[160, 160]", _singles({"heatmap": heat, **maps})),
+    ]
+
+
+def _singles(outputs: Mapping[str, Array]) -> dict[str, Array]:
+    """float32, with a batch axis."""
+    return {name: array[np.newaxis].astype(np.float32) for name, array in outputs.items()}
+
+
 def examples() -> list[LayoutExample]:
     """All examples, in the order of the table."""
-    return [*yolo_examples(), *row_examples()]
+    return [*yolo_examples(), *row_examples(), *query_examples(), *grid_examples()]
 
 
 def result_count(result: VisionResult) -> int:
