@@ -46,6 +46,11 @@ class Network:
         return self.card.prepare_spec
 
     @property
+    def skeleton(self) -> tuple[tuple[int, int], ...]:
+        """Pairs of keypoints that lines join."""
+        return self.card.skeleton
+
+    @property
     def keeps_size(self) -> bool:
         """Whether rows may have different shapes."""
         return self.prepare_spec.fit is ResizeMode.KEEP

@@ -347,6 +347,7 @@ class Results:
             tracks=tracks,
             analytics=way.analytics.observe(frame, tracks),
             labels=self._parts.network.labels if self._parts.network is not None else (),
+            skeleton=self._parts.network.skeleton if self._parts.network is not None else (),
             classes=classes,
             is_inferred=detections is not None,
             times=FrameTimes(outcome.mux_s, outcome.answer.infer_s if outcome.answer is not None else 0.0),

@@ -12,6 +12,8 @@ import cv2
 import numpy as np
 import numpy.typing as npt
 
+from penstock.protocol.vision_results import Mask
+from penstock.vision.drawing import MIN_KEYPOINT_SCORE
 from penstock_video.types import ByteArray
 
 Colour = tuple[int, int, int]  # RGB
@@ -89,6 +91,42 @@ class Canvas:
         mask = np.zeros(part.shape[:2], np.uint8)
         cv2.fillPoly(mask, [array], (255,), offset=(-left, -top))
         cv2.copyTo(_mixed(part, colour, strength), mask, part)
+
+    def tint_mask(self, mask: Mask, scale: float, colour: Colour, strength: float) -> None:
+        """Tints an object's pixels. scale: pixels of this picture per pixel of the mask's."""
+        if not mask.bits.size:
+            return
+        left, top = round(mask.left * scale), round(mask.top * scale)
+        height, width = (max(round(side * scale), 1) for side in mask.bits.shape)
+        bits = cv2.resize(mask.bits.astype(np.uint8), (width, height), interpolation=cv2.INTER_NEAREST)
+        part = self.picture[top : top + height, left : left + width]
+        if part.size:
+            cv2.copyTo(_mixed(part, colour, strength), bits[: part.shape[0], : part.shape[1]], part)
+
+    def outline(self, corners: npt.NDArray[np.float64], colour: Colour) -> None:
+        """A polygon (n, 2), with a dark edge if there is room."""
+        points = self._bounded(corners)
+        if self.line_px > 1:
+            self.polyline(points, INK, width_px=self.line_px + 2, is_closed=True)
+        self.polyline(points, colour, is_closed=True)
+
+    def keypoints(
+        self, keypoints: npt.NDArray[np.float64], skeleton: Sequence[tuple[int, int]], colour: Colour
+    ) -> None:
+        """The seen ones of (k, 3) keypoints, x and y in pixels, joined by the skeleton."""
+        points = self._bounded(keypoints[:, :2]).tolist()
+        is_seen = (keypoints[:, 2] >= MIN_KEYPOINT_SCORE).tolist()
+        for one, other in skeleton:
+            if max(one, other) < len(points) and is_seen[one] and is_seen[other]:
+                self.polyline([points[one], points[other]], colour)
+        for point, is_drawn in zip(points, is_seen, strict=True):
+            if is_drawn:
+                cv2.circle(self.picture, point, self.line_px + 3, INK, cv2.FILLED, cv2.LINE_AA)
+                cv2.circle(self.picture, point, self.line_px + 2, colour, cv2.FILLED, cv2.LINE_AA)
+
+    def _bounded(self, points: npt.NDArray[np.float64]) -> npt.NDArray[np.int32]:
+        bound = 4 * max(self.width, self.height)
+        return np.rint(np.clip(np.nan_to_num(points), -bound, bound)).astype(np.int32)
 
     def text_size(self, text: str) -> tuple[int, int]:
         """(width, height) in pixels of the chip that `chip` draws for the text."""

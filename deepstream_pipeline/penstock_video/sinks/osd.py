@@ -10,6 +10,7 @@ import cv2
 import numpy as np
 from pydantic import Field
 
+from penstock.vision.drawing import turned_corners
 from penstock_video.sinks.canvas import (
     ALARM,
     INK,
@@ -28,6 +29,7 @@ from penstock_video.types import ByteArray, Frame, FrameResult
 FLASH_S = 1.0  # a rule that fired is highlighted for this long
 _TRAIL_POINTS = 64
 _MAX_TRAILS = 512
+_MASK_STRENGTH = 0.4
 _NARROW_PX = 400  # in narrower pictures, labels have no score
 _REGION_KINDS = (("roi-filtering", 3), ("overcrowding", 7), ("dwell", 12))
 
@@ -74,12 +76,14 @@ class RuleShapes(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class OsdOptions:
-    """What is drawn. has_labels: class and identity on boxes; has_scores: also the score. has_trails: an object's path
-    of the last trail_s seconds. has_rules: regions and lines with counts. has_title: the source's name and the file
-    position, or the time for a camera. is_coloured_by_class: else each object has a colour."""
+    """What is drawn. has_boxes: with keypoints. has_labels: class and identity on boxes; has_scores: also the score.
+    has_trails: an object's path of the last trail_s seconds. has_rules: regions and lines with counts. has_title: the
+    source's name and the file position, or the time for a camera. is_coloured_by_class: else each object has a colour.
+    """
 
     has_boxes: Annotated[bool, Field(alias="display-bbox")] = True
     has_labels: Annotated[bool, Field(alias="display-text")] = True
+    has_masks: Annotated[bool, Field(alias="display-mask")] = True
     has_scores: Annotated[bool, Field(alias="display-score")] = True
     has_trails: Annotated[bool, Field(alias="display-trail")] = True
     has_rules: Annotated[bool, Field(alias="display-rules")] = True
@@ -240,14 +244,30 @@ def _draw_objects(sheet: _Sheet, options: OsdOptions, names: "_Names", memory: _
         left, top, right, bottom = boxes[index].tolist()
         colour = colour_of(int(numbers[index]))
         drawn.append(_Drawn(index, sheet.pixel(left, top), sheet.pixel(right, bottom), colour))
-    if options.has_boxes:
+    if options.has_masks and tracks.detections.masks is not None:
         for one in drawn:
-            sheet.canvas.box(one.first, one.second, one.colour)
+            sheet.canvas.tint_mask(tracks.detections.masks[one.index], sheet.scale, one.colour, _MASK_STRENGTH)
+    if options.has_boxes:
+        _draw_outlines(sheet, drawn)
     if options.has_labels:
         places = LabelLayout((sheet.canvas.width, sheet.canvas.height), sheet.canvas.text_size(" ")[1])
         names.keep_free(places)
         by_age = sorted(drawn, key=lambda one: int(tracks.track_id[one.index]))
         memory.sides = _draw_labels(sheet, by_age, options, places, memory.sides)
+
+
+def _draw_outlines(sheet: _Sheet, drawn: Sequence[_Drawn]) -> None:
+    """Turned boxes if the model has them, else upright ones; and keypoints."""
+    seen, canvas, scale = sheet.result.tracks.detections, sheet.canvas, sheet.scale
+    corners = None if seen.xywhr is None else turned_corners(seen.xywhr) * scale
+    for one in drawn:
+        if corners is None:
+            canvas.box(one.first, one.second, one.colour)
+        else:
+            canvas.outline(corners[one.index], one.colour)
+    if seen.keypoints is not None:
+        for one in drawn:
+            canvas.keypoints(seen.keypoints[one.index] * (scale, scale, 1.0), sheet.result.skeleton, one.colour)
 
 
 def _draw_labels(
@@ -277,7 +297,7 @@ def _label(sheet: _Sheet, index: int, options: OsdOptions) -> str:
     result = sheet.result
     words = [result.label(int(result.tracks.detections.class_id[index])), f"#{int(result.tracks.track_id[index])}"]
     if result.attributes:
-        words += [one.label for one in result.attributes[index][:2]]
+        words += [one.label for one in result.attributes[index] if one.label][:2]
     if options.has_scores and sheet.canvas.width >= _NARROW_PX:
         words.append(f" {float(result.tracks.detections.score[index]):.2f}")
     return " ".join(words)

@@ -128,7 +128,7 @@ def _draw_detections(
         for (x1, y1, x2, y2), class_id, score in zip(corners.tolist(), class_ids, found.score.tolist(), strict=True)
     ]
     if found.xywhr is not None:
-        outlines = _points(image, _turned_corners(found.xywhr).reshape(-1, 2)).reshape(-1, 4, 2)
+        outlines = _points(image, turned_corners(found.xywhr).reshape(-1, 2)).reshape(-1, 4, 2)
         for class_id, outline in zip(class_ids, outlines, strict=True):
             _draw_outline(image, outline, color_of(class_id))
         draw_captions(image, boxes)
@@ -209,7 +209,7 @@ def _draw_outline(image: Picture, outline: Points, color: Color) -> None:
     cv2.polylines(image, [outline], True, color, line_width(image), cv2.LINE_AA)
 
 
-def _turned_corners(xywhr: npt.NDArray[np.float32]) -> npt.NDArray[np.float64]:
+def turned_corners(xywhr: npt.NDArray[np.float32]) -> npt.NDArray[np.float64]:
     """(n, 5) to (n, 4, 2): the corners of turned boxes."""
     boxes = np.nan_to_num(xywhr.astype(np.float64), posinf=_FARTHEST, neginf=-_FARTHEST)
     centre, size, angle = boxes[:, np.newaxis, :2], boxes[:, 2:4] / 2, boxes[:, 4]

@@ -25,7 +25,7 @@ from penstock_video.types import (
     no_tracks,
 )
 
-NETWORK: Any = SimpleNamespace(name="seen", labels=("person",), is_classifier=False, max_batch_size=4)
+NETWORK: Any = SimpleNamespace(name="seen", labels=("person",), skeleton=(), is_classifier=False, max_batch_size=4)
 
 
 @dataclass

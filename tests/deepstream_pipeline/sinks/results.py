@@ -18,7 +18,9 @@ from penstock_video.types import (
 from tests.deepstream_pipeline.clips import numbered_picture
 
 UNIX_S = 1_800_000_000.5
-PLAIN = OsdOptions(has_boxes=False, has_labels=False, has_trails=False, has_rules=False, has_title=False)
+PLAIN = OsdOptions(
+    has_boxes=False, has_labels=False, has_masks=False, has_trails=False, has_rules=False, has_title=False
+)
 
 
 class Clock:

@@ -8,13 +8,13 @@ import cv2
 import numpy as np
 import pytest
 
+from penstock.protocol.vision_results import Mask
 from penstock_video.analytics.rules import LineCrossing, Overcrowding, RoiFiltering, Rules
 from penstock_video.sinks.canvas import ALARM, Canvas, colour_of
-from penstock_video.sinks.osd import FLASH_S, Osd, OsdOptions
+from penstock_video.sinks.osd import FLASH_S, Osd
 from penstock_video.types import ByteArray, Detections, FrameResult, Tracks
-from tests.deepstream_pipeline.sinks.results import crossing, result
+from tests.deepstream_pipeline.sinks.results import PLAIN, crossing, result
 
-NOTHING = OsdOptions(has_boxes=False, has_labels=False, has_trails=False, has_rules=False, has_title=False)
 LAWN = ((40.0, 60.0), (280.0, 60.0), (280.0, 200.0), (40.0, 200.0))
 RULES = Rules(
     320,
@@ -44,7 +44,7 @@ def test_osd_leaves_the_results_picture_as_it_is() -> None:
 @pytest.mark.parametrize("part", ["has_boxes", "has_labels", "has_trails", "has_rules", "has_title"])
 def test_osd_draws_each_part_where_it_is_wanted(part: str) -> None:
     """Each part alone leaves its marks; without any the picture is as it was."""
-    for options, is_drawn in ((NOTHING, False), (replace(NOTHING, **{part: True}), True)):
+    for options, is_drawn in ((PLAIN, False), (replace(PLAIN, **{part: True}), True)):
         osd = Osd(options)
         osd.set_source("cam", rules=RULES)
         osd.draw(result(2))
@@ -55,7 +55,7 @@ def test_osd_draws_each_part_where_it_is_wanted(part: str) -> None:
 def test_osd_box_is_where_the_object_is() -> None:
     """The box's edge lies on the object's corners, in the colour of its identity."""
     reported = result(0, objects=1)
-    picture = Osd(replace(NOTHING, has_boxes=True)).draw(reported)
+    picture = Osd(replace(PLAIN, has_boxes=True)).draw(reported)
     assert picture is not None
     left, top, right, bottom = (round(v) for v in reported.tracks.detections.xyxy[0].tolist())
     rows, columns = np.nonzero((picture == colour_of(1)).all(axis=2))
@@ -69,7 +69,7 @@ def test_osd_labels_of_a_crowd_can_all_be_read() -> None:
         reported = result(0, size=(640, 480), objects=count)
         detections = replace(reported.tracks.detections, xyxy=np.full((count, 4), (200, 150, 260, 300), np.float32))
         crowd = replace(reported, tracks=replace(reported.tracks, detections=detections))
-        marks.append(changed(Osd(replace(NOTHING, has_labels=True)).draw(crowd), reported.frame.image))
+        marks.append(changed(Osd(replace(PLAIN, has_labels=True)).draw(crowd), reported.frame.image))
     assert marks[2] - marks[1] > 0.7 * (marks[1] - marks[0]) > 0.5 * marks[0] > 500
 
 
@@ -82,7 +82,7 @@ def test_osd_places_of_labels_do_not_depend_on_the_order_of_the_tracks() -> None
     for order in ([0, 1], [1, 0]):
         detections = Detections(boxes[order], tracks.detections.score[order], tracks.detections.class_id[order])
         turned = Tracks(detections, tracks.track_id[order], tracks.age_frames[order])
-        pictures.append(Osd(replace(NOTHING, has_labels=True)).draw(replace(reported, tracks=turned)))
+        pictures.append(Osd(replace(PLAIN, has_labels=True)).draw(replace(reported, tracks=turned)))
     assert changed(pictures[0], pictures[1]) == 0
 
 
@@ -91,7 +91,7 @@ def test_osd_names_of_rules_at_one_place_stand_under_each_other() -> None:
     line = RULES.line_crossing[0]
     reported, marks = result(0, objects=0), []
     for names in (("A",), ("A", "B"), ("A", "B", "C")):
-        osd = Osd(replace(NOTHING, has_rules=True))
+        osd = Osd(replace(PLAIN, has_rules=True))
         osd.set_source("cam", rules=Rules(320, 240, line_crossing=tuple(replace(line, name=name) for name in names)))
         marks.append(changed(osd.draw(reported), reported.frame.image))
     assert marks[2] - marks[1] > 0.8 * (marks[1] - marks[0]) > 50
@@ -104,7 +104,7 @@ def test_osd_names_of_rules_that_share_a_region_can_all_be_read(bottom: float, m
     monkeypatch.setattr(Canvas, "chip", lambda canvas, text, at, *args, **more: chips.update({text: at[1]}))
     region = ((10.0, 40.0), (200.0, 40.0), (200.0, bottom), (10.0, bottom))
     names = ("A", "B", "C", "D")
-    osd = Osd(replace(NOTHING, has_rules=True))
+    osd = Osd(replace(PLAIN, has_rules=True))
     osd.set_source("cam", rules=Rules(320, 240, roi_filtering=tuple(RoiFiltering(name, region) for name in names)))
     osd.draw(result(0, objects=0))
     rows, height = sorted(chips.values()), Canvas(np.zeros((240, 320, 3), np.uint8)).text_size("A")[1]
@@ -121,7 +121,7 @@ def test_osd_label_stays_where_it_stood_in_the_picture_before() -> None:
     two = replace(two, tracks=replace(two.tracks, detections=detections))
     alone = replace(one.tracks.detections, xyxy=np.array([front], np.float32))
     one = replace(one, tracks=replace(one.tracks, detections=alone, track_id=np.array([2], np.int64)))
-    osd = Osd(replace(NOTHING, has_labels=True))
+    osd = Osd(replace(PLAIN, has_labels=True))
     osd.draw(two)
     for width in (640, 320):
         picture, fresh = osd.draw(one, max_width=width), Osd(osd.options).draw(one, max_width=width)
@@ -143,7 +143,7 @@ def words_of(monkeypatch: pytest.MonkeyPatch, reported: FrameResult, *, is_live:
     """What is written on the picture."""
     written: list[str] = []
     monkeypatch.setattr(Canvas, "chip", lambda self, text, *args, **options: written.append(text))
-    osd = Osd(replace(NOTHING, has_title=True))
+    osd = Osd(replace(PLAIN, has_title=True))
     osd.set_source("cam", name="Door", is_live=is_live)
     osd.draw(reported)
     return written
@@ -174,7 +174,7 @@ def test_osd_counts_of_rules_are_not_covered_by_who_passes() -> None:
     rules = Rules(640, 480, line_crossing=(LineCrossing("Entry", ((20, 240), (620, 240)), ((320, 80), (320, 160))),))
     marks = {}
     for parts in (("has_rules",), ("has_labels",), ("has_rules", "has_labels")):
-        osd = Osd(replace(NOTHING, **dict.fromkeys(parts, True)))
+        osd = Osd(replace(PLAIN, **dict.fromkeys(parts, True)))
         osd.set_source("cam", rules=rules)
         marks[parts] = changed(osd.draw(reported), reported.frame.image)
     assert marks["has_rules", "has_labels"] >= 0.97 * (marks["has_rules",] + marks["has_labels",])
@@ -195,13 +195,68 @@ def test_osd_of_any_size_draws_within_the_picture(size: tuple[int, int]) -> None
 def test_osd_narrower_draws_the_same_things_smaller() -> None:
     """With a limit of the width the picture is scaled first, and what is drawn fits it."""
     reported = result(0, size=(640, 480), objects=1)
-    picture = Osd(replace(NOTHING, has_boxes=True)).draw(reported, max_width=320)
+    picture = Osd(replace(PLAIN, has_boxes=True)).draw(reported, max_width=320)
     assert picture is not None
     assert picture.shape == (240, 320, 3)
     _, columns = np.nonzero((picture == colour_of(1)).all(axis=2))
     left, _, right, _ = reported.tracks.detections.xyxy[0].tolist()
     assert abs(columns.min() - left / 2) <= 1
     assert abs(columns.max() - right / 2) <= 1
+
+
+def shaped(**shapes: object) -> FrameResult:
+    """One object, between (64, 160) and (135, 427) of a picture of 640 x 640."""
+    reported = result(0, size=(640, 640), objects=1)
+    detections = replace(reported.tracks.detections, xyxy=np.array([[64, 160, 135, 427]], np.float32), **shapes)
+    return replace(reported, tracks=replace(reported.tracks, detections=detections), skeleton=((0, 1), (1, 2), (0, 9)))
+
+
+@pytest.mark.parametrize("max_width", [0, 320])
+def test_osd_mask_tints_its_pixels_only(max_width: int) -> None:
+    """In the colour of the object, also in a smaller picture; a part outside the picture is left out."""
+    reported = shaped(masks=(Mask(640, 640, 600, 400, np.ones((20, 60), np.bool_)),))
+    picture = Osd(replace(PLAIN, has_masks=True)).draw(reported, max_width=max_width)
+    plain = Osd(PLAIN).draw(reported, max_width=max_width)
+    assert picture is not None
+    rows, columns = np.nonzero((picture != plain).any(axis=2))
+    scale = picture.shape[1] / 640
+    assert (columns.min(), columns.max() + 1) == (600 * scale, 640 * scale)
+    assert (rows.min(), rows.max() + 1) == (400 * scale, 420 * scale)
+    assert len(rows) == 800 * scale**2
+
+
+def test_osd_turned_box_replaces_the_upright_one() -> None:
+    """Its corners are where the angle puts them: here a square on its tip."""
+    picture = Osd(replace(PLAIN, has_boxes=True)).draw(
+        shaped(xywhr=np.array([[320, 320, 200, 200, np.pi / 4]], np.float32))
+    )
+    plain = Osd(PLAIN).draw(shaped())
+    assert picture is not None
+    rows, columns = np.nonzero((picture != plain).any(axis=2))
+    tip = 100 * np.sqrt(2)
+    assert abs(columns.min() - (320 - tip)) <= 3
+    assert abs(rows.max() - (320 + tip)) <= 3
+    assert not (picture[220:420, 320] != plain[220:420, 320]).any()  # type: ignore[index]
+
+
+def test_osd_keypoints_are_joined_by_the_skeleton() -> None:
+    """Lines join the keypoints that are seen; one that is not seen, or not there, has none."""
+    keypoints = np.array([[[200, 300, 0.9], [300, 300, 0.9], [300, 400, 0.1]]], np.float32)
+    picture = Osd(replace(PLAIN, has_boxes=True)).draw(shaped(keypoints=keypoints))
+    plain = Osd(replace(PLAIN, has_boxes=True)).draw(shaped())
+    assert picture is not None
+    rows, columns = np.nonzero((picture != plain).any(axis=2))
+    assert 190 < columns.min() < 200 < 250 < columns.max() < 310
+    assert rows.max() < 310
+    assert (picture[300, 250] == colour_of(1)).all()
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf, 1e30, -1e30])
+def test_osd_with_shapes_of_nonsense_draws_the_box(value: float) -> None:
+    """Numbers that no picture has break nothing."""
+    points, turned = np.full((1, 3, 3), value, np.float32), np.full((1, 5), value, np.float32)
+    masks = (Mask(640, 640, 0, 0, np.ones((0, 0), np.bool_)),)
+    assert Osd().draw(shaped(masks=masks, keypoints=points, xywhr=turned)) is not None
 
 
 @pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf, 1e30, -1e30])
@@ -230,7 +285,7 @@ def test_osd_asked_twice_draws_once() -> None:
 
 def test_osd_event_flashes_its_line_for_a_second() -> None:
     """A line that was crossed is seen in the colour of alarm, for a while."""
-    osd = Osd(replace(NOTHING, has_rules=True))
+    osd = Osd(replace(PLAIN, has_rules=True))
     osd.set_source("cam", rules=RULES)
 
     def is_alarmed(number: int, *, has_event: bool) -> bool:
@@ -248,7 +303,7 @@ def test_osd_event_flashes_its_line_for_a_second() -> None:
 
 def test_osd_trails_end_at_a_cut_and_are_bounded() -> None:
     """What was seen before a cut leaves no trail behind it, and many objects leave no more than are kept."""
-    osd = Osd(replace(NOTHING, has_trails=True))
+    osd = Osd(replace(PLAIN, has_trails=True))
     for number in range(10):
         osd.draw(result(number))
     behind_cut = result(10)
@@ -283,7 +338,7 @@ def test_osd_forgets_a_source_that_is_over() -> None:
 
 def test_osd_late_end_of_a_sink_leaves_the_rules_of_a_source_that_came_again() -> None:
     """A slow sink's word that a source is over costs the source of that name that came since no rule."""
-    osd = Osd(replace(NOTHING, has_rules=True))
+    osd = Osd(replace(PLAIN, has_rules=True))
     osd.set_source("cam", rules=RULES)
     osd.draw(result(0))
     osd.drop_pictures("cam")
