@@ -1,8 +1,6 @@
-"""`penstock models add`, `penstock models remove` and `penstock serve`: a model file becomes a served model."""
+"""`penstock models add` and `penstock models remove`: a model file becomes a model of the home repository."""
 
 import asyncio
-import os
-import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -24,6 +22,7 @@ from penstock.cli.model_flags import ModelFlags, with_model_flags
 from penstock.cli.model_list import load_failure
 from penstock.cli.terminal import fail, print_failure, print_json, progress_bar, stoppable
 from penstock.gateway.settings import Settings
+from penstock.logs import LogFormat, configure_logs
 from penstock.models.catalogue import CatalogueError, read_folder
 from penstock.models.model_folder import repository_of
 from penstock.protocol.errors import InferenceError
@@ -40,7 +39,7 @@ AllowsCode = Annotated[bool, typer.Option("--allow-model-code", help="accept cus
 class AddReport(msgspec.Struct, frozen=True):
     """One added model. max_batch_size: 0 for one picture a call. state: of the running gateway, or why there is none.
 
-    golden: whether an answer was recorded for `models check`.
+    rows_per_s: of the network on one core, by rows of a call. golden: whether an answer is recorded for the check.
     """
 
     name: str
@@ -50,12 +49,15 @@ class AddReport(msgspec.Struct, frozen=True):
     batches: str
     evidence: tuple[str, ...]
     warnings: tuple[str, ...]
+    rows_per_s: dict[int, float]
     golden: bool
     state: str
 
 
 @dataclass(frozen=True, slots=True)
-class _Place:
+class AddPlace:
+    """Where models are added, how, and where the report goes."""
+
     settings: Settings
     options: "AddOptions"
     console: Console
@@ -81,12 +83,12 @@ def add(
     from penstock.models.add import AddOptions
 
     options = AddOptions(flags.hints(), flags.pictures(), may_replace=replace, allows_code=allow_model_code)
-    place = _Place(settings_or_fail(home), options, Console(stderr=as_json, highlight=False))
-    sources = _sources(files, name)
+    place = AddPlace(settings_or_fail(home), options, Console(stderr=as_json, highlight=False))
+    sources = sources_of(files, name)
     is_complete = True
     with stoppable("nothing of the unfinished model is kept"):
         for source, model_name in sources:
-            is_complete = _add_one(place, source, model_name, gateway_of(url, api_key) if load else None, as_json) and (
+            is_complete = add_one(place, source, model_name, gateway_of(url, api_key) if load else None, as_json) and (
                 is_complete
             )
     if not is_complete:
@@ -119,37 +121,7 @@ def remove(
     typer.echo(f"removed {removed}")
 
 
-@with_model_flags
-def serve(
-    files: Files,
-    context: typer.Context,
-    name: Name = "",
-    allow_model_code: AllowsCode = False,
-    home: Home = None,
-    flags: ModelFlags = ModelFlags(),  # noqa: B008 - replaced by its fields
-) -> None:
-    """Add ONNX files as models, and start the stack with them. Other flags are those of `penstock up`.
-
-    A file that was added before is inspected again, and its folder replaced.
-    """
-    from penstock.models.add import AddOptions
-
-    options = AddOptions(flags.hints(), flags.pictures(), may_replace=True, allows_code=allow_model_code)
-    place = _Place(settings_or_fail(home), options, Console(highlight=False))
-    sources = _sources(files, name)
-    with stoppable("nothing of the unfinished model is kept"):
-        added = [_add_one(place, source, model_name, None, False) for source, model_name in sources]
-        if not all(added):
-            raise typer.Exit(1)
-    sys.stdout.flush()
-    up = ["up", "--models", ",".join(model_name for _, model_name in sources), *context.args]
-    if home is not None:
-        up += ["--home", str(home)]
-    code = "import sys; from penstock.cli.main import main; sys.exit(main())"
-    os.execv(sys.executable, [sys.executable, "-P", "-c", code, *up])  # the same process, without what adding needed
-
-
-def _sources(files: list[Path], name: str) -> list[tuple[Path, str]]:
+def sources_of(files: list[Path], name: str) -> list[tuple[Path, str]]:
     """(file, model's name) each; ends the command if there is none, or one name for many."""
     from penstock.models.add import name_from
 
@@ -174,7 +146,7 @@ def _sources(files: list[Path], name: str) -> list[tuple[Path, str]]:
     return named
 
 
-def _add_one(place: _Place, source: Path, name: str, gateway: GatewayClient | None, as_json: bool) -> bool:
+def add_one(place: AddPlace, source: Path, name: str, gateway: GatewayClient | None, as_json: bool) -> bool:
     """Whether the model was added and, with a gateway, loaded where one runs."""
     from penstock.models.add import NotServable, add_model
 
@@ -216,6 +188,7 @@ def _record(added: "AddedModel") -> str:
     from penstock.cli.check_result import record_golden
     from penstock.models.check.golden import GoldenError
 
+    configure_logs(LogFormat.TEXT, "error")
     model = read_folder(added.folder)
     try:
         asyncio.run(record_golden(model, CheckContext(GatewayClient(""), None, {})))
@@ -247,6 +220,7 @@ def _report(added: "AddedModel", problem: str, state: str) -> AddReport:
         added.batches.why,
         (*recognition.evidence, *trial.evidence),
         (*recognition.warnings, *trial.warnings, *filter(None, (problem,))),
+        {rows: round(rate, 1) for rows, rate in added.batches.rows_per_s},
         (added.folder / "golden.json").exists(),
         state,
     )
@@ -259,6 +233,9 @@ def _print(report: AddReport, console: Console) -> None:
     line(f"{report.name}: {report.layout}, in {report.folder}")
     for sentence in report.evidence:
         line(f"  because {sentence}")
+    if report.rows_per_s:
+        fastest = max(report.rows_per_s, key=lambda rows: report.rows_per_s[rows])
+        line(f"  speed: {report.rows_per_s[fastest]:.0f} pictures a second on one core here, {fastest} a call")
     rows = f"up to {report.max_batch_size} pictures a call" if report.max_batch_size else "one picture a call"
     line(f"  batches: {rows}; {report.batches}")
     for sentence in report.warnings:

@@ -19,7 +19,7 @@ from penstock.cli import Command
 
 OWN_COMMANDS = {
     "up": Command("penstock.cli.up", "up", "Start the engine and the gateway; Ctrl-C drains and stops them."),
-    "serve": Command("penstock.cli.add", "serve", "Add model files, and start the stack with them."),
+    "serve": Command("penstock.cli.serve", "serve", "Add model files, and start the stack with them."),
     "infer": Command("penstock.cli.infer", "infer", "Send pictures to a model of the running gateway."),
     "models": Command("penstock.cli.models", "app", "List, add, pull, load, unload, check and optimise models."),
     "setup": Command("penstock.cli.setup", "app", "Install Triton and the environment of its models."),
@@ -28,8 +28,6 @@ OWN_COMMANDS = {
     "plan": Command("penstock.cli.plan", "plan", "Say what an engine can serve inside an SLO, replayed."),
     "doctor": Command("penstock.cli.doctor", "doctor", "Say what this machine has, what is missing, what to do."),
 }
-
-PASSES_ON = ("serve",)  # commands that pass unknown flags on to another
 
 
 def commands() -> dict[str, Command]:
@@ -80,8 +78,7 @@ def build_app(words: Sequence[str]) -> typer.Typer:
         if isinstance(part, typer.Typer):
             app.add_typer(part, name=name, help=row.help)
         else:
-            settings = {"allow_extra_args": True, "ignore_unknown_options": True} if name in PASSES_ON else None
-            app.command(name, epilog=getattr(module, "EPILOG", None), context_settings=settings)(part)
+            app.command(name, epilog=getattr(module, "EPILOG", None))(part)
     return app
 
 

@@ -1,0 +1,79 @@
+"""`penstock serve`: model files are added, and the stack starts with them."""
+
+import inspect
+import multiprocessing
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import typer
+from rich.console import Console
+
+from penstock.cli.add import AddPlace, Files, Home, Name, add_one, sources_of
+from penstock.cli.gateway_client import settings_or_fail
+from penstock.cli.model_flags import ModelFlags, with_model_flags
+from penstock.cli.terminal import stoppable
+from penstock.cli.up import EPILOG, up
+
+__all__ = ["EPILOG", "serve"]
+
+_OWN = ("models", "home")  # of `up`: set here
+
+
+def _with_up_flags(command: Callable[..., None]) -> Callable[..., None]:
+    """The command with the flags of `penstock up`, which it gets as the dict `up_flags`."""
+    kind = inspect.Parameter.KEYWORD_ONLY
+    flags = {name: one for name, one in inspect.signature(up, eval_str=True).parameters.items() if name not in _OWN}
+    own = [one for one in inspect.signature(command).parameters.values() if one.name != "up_flags"]
+
+    def run(**given: Any) -> None:
+        up_flags = {name: given.pop(name) for name in flags}
+        command(**given, up_flags=up_flags)
+
+    parameters = [*own, *(one.replace(kind=kind) for one in flags.values())]
+    run.__name__, run.__doc__ = command.__name__, command.__doc__
+    run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+    run.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
+    return run
+
+
+@_with_up_flags
+@with_model_flags
+def serve(
+    files: Files,
+    name: Name = "",
+    home: Home = None,
+    flags: ModelFlags = ModelFlags(),  # noqa: B008 - replaced by its fields
+    up_flags: dict[str, Any] | None = None,
+) -> None:
+    """Add ONNX files as models, and start the stack with them: `penstock models add`, then `penstock up`.
+
+    A file that was added before is inspected again, and its folder replaced.
+    """
+    given = up_flags or {}
+    sources = sources_of(files, name)
+    allows_code = bool(given.get("allow_model_code"))
+    # In a process of its own: what adding imports would stay in this one, which lives as long as the stack.
+    adding = multiprocessing.get_context("fork").Process(
+        target=_add_all, args=(sources, flags, home), kwargs={"allows_code": allows_code}
+    )
+    with stoppable("nothing of the unfinished model is kept"):
+        adding.start()
+        adding.join()
+    if adding.exitcode:
+        raise typer.Exit(1)
+    names = [model_name for _, model_name in sources]
+    sys.stdout.flush()
+    up(**given, models=",".join(names), home=home)
+
+
+def _add_all(sources: list[tuple[Path, str]], flags: ModelFlags, home: Path | None, *, allows_code: bool) -> None:
+    from penstock.models.add import AddOptions
+
+    options = AddOptions(flags.hints(), flags.pictures(), may_replace=True, allows_code=allows_code)
+    place = AddPlace(settings_or_fail(home), options, Console(highlight=False))
+    with stoppable("nothing of the unfinished model is kept"):
+        added = [add_one(place, source, model_name, None, as_json=False) for source, model_name in sources]
+    sys.stdout.flush()
+    raise SystemExit(0 if all(added) else 1)
