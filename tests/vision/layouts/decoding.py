@@ -1,5 +1,6 @@
 """Decodes outputs that a test made, and the geometry of the ways in which a picture is fitted to a network."""
 
+from collections.abc import Mapping
 from typing import Any, TypeVar
 
 import numpy as np
@@ -27,13 +28,14 @@ def fitted(source: tuple[int, int], network: tuple[int, int], fit: ResizeMode = 
 def decoded(
     kind: type[_Result],
     layout: str,
-    arrays: tuple[Array, ...],
+    arrays: tuple[Array, ...] | Mapping[str, Array],
     geometry: Geometry,
     row: int | None = None,
     **options: Any,
 ) -> _Result:
-    """The result of outputs named a, b, c. options: of LayoutOptions, beside its layout's own thresholds."""
-    tensors = tuple(tensor_from_numpy(name, array) for name, array in zip("abc", arrays, strict=False))
+    """The result of outputs with their names, or named a, b, c. options: of LayoutOptions, beside the layout's own."""
+    named = arrays if isinstance(arrays, Mapping) else dict(zip("abc", arrays, strict=False))
+    tensors = tuple(tensor_from_numpy(name, array) for name, array in named.items())
     chosen = LAYOUTS[layout]
     defaults = {
         "pre_cluster_threshold": chosen.threshold,

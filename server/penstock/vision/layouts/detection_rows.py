@@ -82,6 +82,20 @@ def _rows(outputs: Outputs, options: LayoutOptions, meaning: str) -> FloatArray:
     return rows
 
 
+def hot_rows(
+    outputs: Outputs, name: str, options: LayoutOptions, columns: int, meaning: str
+) -> tuple[FloatArray, IntArray]:
+    """Rows (n, columns) of an output whose score, column 4, is over the lowest threshold; classes (n,), of column 5.
+
+    meaning: of the columns. Raises EngineFailed.
+    """
+    rows = outputs.floats(name, rank=2)
+    if rows.shape[1] != columns:
+        raise outputs.refuse(name, rows, f"[n, {columns}] ({meaning})")
+    rows = rows[rows[:, 4] > options.lowest_threshold()]
+    return rows, _class_ids(outputs, name, rows[:, 4], rows[:, 5], options)
+
+
 def _class_ids(
     outputs: Outputs, name: str, score: FloatArray, numbers: FloatArray | IntArray, options: LayoutOptions
 ) -> IntArray:

@@ -274,6 +274,11 @@ def sigmoid(logits: FloatArray) -> FloatArray:
     return shares
 
 
+def logit(share: float) -> float:
+    """The inverse of sigmoid: infinite for 0 and 1."""
+    return math.log(share / (1.0 - share)) if 0.0 < share < 1.0 else math.copysign(math.inf, share - 0.5)
+
+
 class Candidates(NamedTuple):
     """Rows of a network's output that may be objects, at most MAX_CANDIDATES, with the best class of each.
 
@@ -331,7 +336,8 @@ def probabilities(logits: FloatArray, options: LayoutOptions) -> FloatArray:
     if options.has_sigmoid:
         return sigmoid(logits)
     if options.has_softmax and logits.size:
-        powers = np.exp(logits - logits.max(axis=0))
+        with np.errstate(over="ignore"):  # a difference beyond float32's range is -inf, and its power 0
+            powers = np.exp(logits - logits.max(axis=0))
         shares: FloatArray = powers / powers.sum(axis=0)
         return shares
     return logits

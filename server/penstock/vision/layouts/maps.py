@@ -10,7 +10,7 @@ import numpy.typing as npt
 
 from penstock.protocol.inference import Array, FloatArray, IntArray
 from penstock.protocol.vision_results import BoolArray, DepthMap, Mask, SegmentationMap
-from penstock.vision.layouts.layout import Layout, LayoutOptions, Outputs
+from penstock.vision.layouts.layout import Layout, LayoutOptions, Outputs, logit
 from penstock.vision.preprocess import Geometry
 from penstock.vision.spec import NetworkType
 
@@ -200,9 +200,7 @@ def _map_of_labels(labels: Array, options: LayoutOptions) -> SegmentationMap:
 
 def _map_of_levels(planes: FloatArray, options: LayoutOptions, geometry: Geometry) -> SegmentationMap:
     """Each class has the pixels over segmentation-threshold. planes: (classes, h, w)."""
-    level = options.segmentation_threshold
-    if options.has_sigmoid:
-        level = math.log(level / (1.0 - level)) if 0.0 < level < 1.0 else math.inf * (level - 0.5)
+    level = logit(options.segmentation_threshold) if options.has_sigmoid else options.segmentation_threshold
     size = (geometry.source_height, geometry.source_width)
 
     def bits_of(class_id: int) -> BoolArray:

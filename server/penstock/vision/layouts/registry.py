@@ -17,8 +17,10 @@ from penstock.vision.layouts import (
     faces,
     fastestdet,
     final_boxes,
+    instance_masks,
     maps,
     nanodet,
+    text,
     yolo,
 )
 from penstock.vision.layouts.layout import Decode, Layout, LayoutOptions, Outputs
@@ -37,6 +39,8 @@ _MODULES = (
     faces,
     classification,
     embedding,
+    instance_masks,
+    text,
     maps,
 )
 LAYOUTS: Mapping[str, Layout] = {layout.name: layout for module in _MODULES for layout in module.LAYOUTS}

@@ -1,0 +1,259 @@
+"""Instance segmentation: boxes with a mask each, from coefficients and prototypes, or from a mask per query.
+
+Sources: ultralytics examples/YOLOv8-Segmentation-ONNXRuntime-Python/main.py, ultralytics/yolov5 models/yolo.py,
+roboflow/rf-detr PostProcess (read, not used).
+"""
+
+from collections.abc import Callable
+from dataclasses import replace
+from functools import lru_cache
+from typing import NamedTuple
+
+import numpy as np
+
+from penstock.protocol.inference import Array, FloatArray, IntArray
+from penstock.protocol.vision_results import BoolArray, Detections, Mask
+from penstock.vision.layouts.detection_rows import hot_rows
+from penstock.vision.layouts.detr import best_pairs, query_outputs
+from penstock.vision.layouts.layout import (
+    Layout,
+    LayoutOptions,
+    Outputs,
+    best_classes,
+    corners_of,
+    finish_boxes,
+    logit,
+    probabilities,
+)
+from penstock.vision.layouts.yolo import anchor_columns
+from penstock.vision.preprocess import Geometry
+from penstock.vision.spec import NetworkType
+
+_BOX = 4
+_FINAL = 6  # columns before the coefficients: corners, score, class
+_MOST_VALUE = 1e15  # of coefficients and prototypes: the sums of their products stay within float32
+_MOST_MASK_PIXELS = 1 << 28  # of all masks of a picture, a byte each
+_STRIPE_PIXELS = 1 << 18
+
+
+def parse_yolov8_seg(outputs: Outputs, options: LayoutOptions, geometry: Geometry) -> Detections:
+    """Parses rows (4 + classes + m, n) or their transpose, and prototypes (m, h, w). Raises EngineFailed."""
+    name, prototypes = _prototypes(outputs, options, geometry)
+    count = len(prototypes)
+    columns = anchor_columns(outputs, name, geometry, least_columns=_BOX + 1 + count)
+    found = best_classes(probabilities(columns[_BOX:-count], options), options)
+    xyxy = corners_of(columns[:_BOX, found.row].T)
+    boxes, index = finish_boxes(xyxy, found.score, found.class_id, options, geometry.to_source)
+    return _with_prototypes(boxes, columns[-count:, found.row[index]].T, prototypes, outputs, options, geometry)
+
+
+def parse_yolov5_seg(outputs: Outputs, options: LayoutOptions, geometry: Geometry) -> Detections:
+    """Parses rows (n, 5 + classes + m) or their transpose, and prototypes (m, h, w). Raises EngineFailed."""
+    name, prototypes = _prototypes(outputs, options, geometry)
+    count = len(prototypes)
+    columns = anchor_columns(outputs, name, geometry, least_columns=_BOX + 2 + count, is_rows_first=True)
+    found = best_classes(columns[_BOX + 1 : -count], options, objectness=columns[_BOX])
+    xyxy = corners_of(columns[:_BOX, found.row].T)
+    boxes, index = finish_boxes(xyxy, found.score, found.class_id, options, geometry.to_source)
+    return _with_prototypes(boxes, columns[-count:, found.row[index]].T, prototypes, outputs, options, geometry)
+
+
+def parse_end2end_seg(outputs: Outputs, options: LayoutOptions, geometry: Geometry) -> Detections:
+    """Parses rows (n, 6 + m): xyxy in network pixels, score, class, coefficients; prototypes (m, h, w). Final.
+
+    Raises EngineFailed.
+    """
+    name, prototypes = _prototypes(outputs, options, geometry)
+    meaning = "x0, y0, x1, y1, score, class, a coefficient per prototype"
+    rows, class_id = hot_rows(outputs, name, options, _FINAL + len(prototypes), meaning)
+    boxes, index = finish_boxes(
+        rows[:, :_BOX], rows[:, _BOX], class_id, options, geometry.to_source, needs_suppression=False
+    )
+    return _with_prototypes(boxes, rows[index, _FINAL:], prototypes, outputs, options, geometry)
+
+
+def parse_rf_detr_seg(outputs: Outputs, options: LayoutOptions, geometry: Geometry) -> Detections:
+    """Parses dets (queries, 4), labels (queries, classes) and masks (queries, h, w) of logits. Raises EngineFailed."""
+    names = outputs.pick(options, ("dets", "pred_boxes"), ("labels", "pred_logits"), ("masks", "pred_masks"))
+    rows, logits = query_outputs(outputs, names[0], names[1])
+    planes = outputs.floats(names[2], rank=3)
+    if len(planes) != len(rows) or 0 in planes.shape:
+        raise outputs.refuse(names[2], planes, f"[{len(rows)}, h, w] (a mask for each box of {names[0]!r})")
+    found = best_pairs(logits, options)
+    boxes, index = finish_boxes(
+        corners_of(rows[found.row]),
+        found.score,
+        found.class_id,
+        options,
+        geometry.normalised_to_source,
+        needs_suppression=False,
+    )
+    row = found.row[index]
+
+    def logits_of(one: int, rows: slice, columns: slice) -> FloatArray:
+        return np.clip(planes[row[one], rows, columns], -_MOST_VALUE, _MOST_VALUE)
+
+    _, height, width = planes.shape
+    resampling = _resampling(geometry, (width, height), (width, height))
+    return _with_masks(outputs, boxes, logits_of, resampling, options, geometry)
+
+
+def _prototypes(outputs: Outputs, options: LayoutOptions, geometry: Geometry) -> tuple[str, FloatArray]:
+    """The name of the rows' output, and the prototypes (m, h, w): the first outputs of 2 and of 3 dimensions."""
+    names = [name for name in options.output_names if outputs.response.output(name) is not None]
+    ranks = [len(tensor.shape) for name in names if (tensor := outputs.response.output(name)) is not None]
+    most = max(ranks, default=0)
+    if most < 3 or most - 1 not in ranks:
+        missing = [name for name in options.output_names if name not in names]
+        what = "is missing" if missing else "needs another one beside it"
+        raise outputs.broken(
+            (missing or list(options.output_names))[0], f"{what}: rows [n, columns] and prototypes [m, h, w] are read"
+        )
+    name = names[ranks.index(most)]
+    prototypes = outputs.floats(name, rank=3)
+    _, height, width = prototypes.shape
+    if 0 in prototypes.shape or height > geometry.network_height or width > geometry.network_width:
+        wanted = f"[m, h, w] within the network's input of {geometry.network_width}x{geometry.network_height}"
+        raise outputs.refuse(name, prototypes, wanted)
+    return names[ranks.index(most - 1)], prototypes
+
+
+def _with_prototypes(
+    boxes: Detections,
+    coefficients: FloatArray,
+    prototypes: FloatArray,
+    outputs: Outputs,
+    options: LayoutOptions,
+    geometry: Geometry,
+) -> Detections:
+    """coefficients: (boxes, m). A mask's logits are the sum of the prototypes (m, h, w), each by its coefficient."""
+    factors = np.clip(coefficients, -_MOST_VALUE, _MOST_VALUE)
+
+    def logits_of(one: int, rows: slice, columns: slice) -> FloatArray:
+        part = np.clip(prototypes[:, rows, columns], -_MOST_VALUE, _MOST_VALUE)
+        logits: FloatArray = np.tensordot(factors[one], part, axes=1)
+        return logits
+
+    _, height, width = prototypes.shape
+    resampling = _resampling(geometry, (width, height), (geometry.network_width, geometry.network_height))
+    return _with_masks(outputs, boxes, logits_of, resampling, options, geometry)
+
+
+class _Axis(NamedTuple):
+    """Bilinear resampling along one axis. weights: (picture, map) float32, rows sum to 1.
+
+    first, last: (picture,) int64, the part of the map that a pixel's row of weights uses.
+    """
+
+    weights: FloatArray
+    first: IntArray
+    last: IntArray
+
+
+def _resampling(geometry: Geometry, size: tuple[int, int], between: tuple[int, int]) -> tuple[_Axis, _Axis]:
+    """Columns and rows of the picture from a map of the network's image: first resized to `between`, then cut to the
+    picture's part and resized to the picture. Both steps are linear: one product of a matrix has both.
+
+    size, between: (width, height).
+    """
+    x_step, y_step = between[0] / geometry.network_width, between[1] / geometry.network_height
+    return (
+        _axis(size[0], between[0], geometry.scale_x * x_step, geometry.pad_x * x_step, geometry.source_width),
+        _axis(size[1], between[1], geometry.scale_y * y_step, geometry.pad_y * y_step, geometry.source_height),
+    )
+
+
+@lru_cache(maxsize=8)  # the next picture of a camera has the same
+def _axis(size: int, between: int, scale: float, pad: float, source: int) -> _Axis:
+    """Lengths in pixels of the map, of the step between, and of the picture. between = picture * scale + pad."""
+    low, part = _neighbours((np.arange(between) + 0.5) * size / between - 0.5, 0, size - 1)
+    rows = np.arange(between)
+    to_between = np.zeros((between, size), np.float32)
+    to_between[rows, low] = 1 - part
+    to_between[rows, np.minimum(low + 1, size - 1)] += part
+    start = max(round(pad), 0)
+    stop = max(round(min(pad + source * scale, between)), start + 1)
+    left, share = _neighbours((np.arange(source) + 0.5) * scale + pad - 0.5, start, min(stop, between) - 1)
+    right, share = np.minimum(left + 1, stop - 1), share[:, np.newaxis]
+    weights = to_between[left] * (1 - share) + to_between[right] * share
+    return _Axis(weights, low[left], np.minimum(low[right] + 1, size - 1))
+
+
+def _neighbours(place: Array, least: int, most: int) -> tuple[IntArray, FloatArray]:
+    """The whole number below each place, and the rest, float32; places are clipped to [least, most]."""
+    clipped = np.clip(place, least, most)
+    low = np.floor(clipped).astype(np.int64)
+    return low, (clipped - low).astype(np.float32)
+
+
+def _with_masks(
+    outputs: Outputs,
+    boxes: Detections,
+    logits_of: Callable[[int, slice, slice], FloatArray],
+    resampling: tuple[_Axis, _Axis],
+    options: LayoutOptions,
+    geometry: Geometry,
+) -> Detections:
+    """The boxes with a mask each, cut to its box: pixels i with x0 <= i < x1.
+
+    logits_of: (h, w) of a box's index, and of rows and columns of the map. Masks differ in size: this is a loop.
+    """
+    if not options.needs_masks:
+        return boxes
+    corners = np.ceil(boxes.xyxy).astype(np.int64)
+    pixels = int((corners[:, 2:] - corners[:, :2]).prod(axis=1).sum())
+    if pixels > max(_MOST_MASK_PIXELS, 4 * geometry.source_width * geometry.source_height):
+        raise outputs.broken(
+            options.output_names[0],
+            f"gives {len(corners)} boxes of {pixels} pixels; at most {_MOST_MASK_PIXELS} are computed as masks. Lower "
+            "max-detections, raise pre-cluster-threshold, or ask for no masks",
+        )
+    level = logit(options.segmentation_threshold)
+    columns, rows = resampling
+    masks = []
+    for index, (left, top, right, bottom) in enumerate(corners.tolist()):
+        bits = np.empty((bottom - top, right - left), np.bool_)
+        if bits.size:
+            part_x = slice(int(columns.first[left]), int(columns.last[right - 1]) + 1)
+            part_y = slice(int(rows.first[top]), int(rows.last[bottom - 1]) + 1)
+            wide = logits_of(index, part_y, part_x) @ columns.weights[left:right, part_x].T
+            _fill(bits, rows.weights[top:bottom, part_y], wide, level)
+        masks.append(Mask(geometry.source_height, geometry.source_width, left, top, bits))
+    return replace(boxes, masks=tuple(masks))
+
+
+def _fill(bits: BoolArray, weights: FloatArray, wide: FloatArray, level: float) -> None:
+    """Writes weights (rows, h) @ wide (h, columns) > level to bits (rows, columns), with little memory."""
+    count = max(_STRIPE_PIXELS // bits.shape[1], 1)
+    for top in range(0, len(bits), count):
+        np.greater(weights[top : top + count] @ wide, level, out=bits[top : top + count])
+
+
+_ROWS = (
+    "float `[n, {0} + classes + m]` or its transpose: centre x, y, width and height in pixels of the network's input, "
+    "{1}a score per class, m coefficients; and the prototypes, float `[m, h, w]`. "
+)
+LAYOUTS = (
+    Layout(
+        "yolov8-seg", NetworkType.INSTANCE_SEGMENTATION, parse_yolov8_seg, _ROWS.format(4, "") + "YOLOv8 and YOLO11"
+    ),
+    Layout(
+        "yolov5-seg",
+        NetworkType.INSTANCE_SEGMENTATION,
+        parse_yolov5_seg,
+        _ROWS.format(5, "objectness, ") + "YOLOv5 and YOLOv7",
+    ),
+    Layout(
+        "yolo-end2end-seg",
+        NetworkType.INSTANCE_SEGMENTATION,
+        parse_end2end_seg,
+        "float `[n, 6 + m]`: x0, y0, x1, y1 in pixels of the network's input, score, class, m coefficients; final, "
+        "without suppression; and the prototypes, float `[m, h, w]`. YOLO26",
+    ),
+    Layout(
+        "rf-detr-seg",
+        NetworkType.INSTANCE_SEGMENTATION,
+        parse_rf_detr_seg,
+        "`dets` and `labels` as of `rf-detr`; `masks` float `[queries, h, w]`: a mask's logits for the network's image",
+    ),
+)
