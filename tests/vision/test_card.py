@@ -259,3 +259,37 @@ def test_card_of_a_model_that_decodes_needs_words_of_one_element() -> None:
         card({"network-type": "1", "image-decoder": "engine"}, shape=(1,), datatype=Datatype.BYTES)
     with pytest.raises(InvalidRequest, match=r"'input.1' is BYTES"):
         card({"network-type": "1"}, shape=(1,), datatype=Datatype.BYTES)
+
+
+@pytest.mark.parametrize(
+    ("datatype", "shape"), [(Datatype.INT64, (2,)), (Datatype.INT32, (1, 2)), (Datatype.FP32, (-1, 2))]
+)
+def test_card_has_the_input_that_takes_the_pictures_size(datatype: Datatype, shape: tuple[int, ...]) -> None:
+    """The other input is the picture."""
+    size = TensorSpec("orig_target_sizes", datatype, shape)
+    words = {"network-type": "0", "layout": "rt-detr", "image-size-input": "orig_target_sizes"}
+    made = card_from_config(config(words, extra_inputs=(size,)))
+    assert made is not None
+    assert (made.size_input, made.input_name) == (size, "input.1")
+
+
+@pytest.mark.parametrize(
+    ("words", "size", "sentence"),
+    [
+        ({"image-size-input": "sizes"}, (2,), r"'sizes' is no input of the model \(inputs: 'input.1', 'size'\)"),
+        ({"image-size-input": "size"}, (3,), "2 values, width and height; it is INT64 of \\[3\\]"),
+        ({"image-size-input": "size"}, (1, 1, 2), "2 values, width and height"),
+        ({}, (2,), "name it by image-size-input"),
+    ],
+)
+def test_card_refuses_a_size_input_that_is_none(words: dict[str, str], size: tuple[int, ...], sentence: str) -> None:
+    """The refusal says which inputs there are, or what is needed."""
+    extra = (TensorSpec("size", Datatype.INT64, size),)
+    with pytest.raises(InvalidRequest, match=sentence):
+        card_from_config(config({"network-type": "0", "layout": "rt-detr", **words}, extra_inputs=extra))
+
+
+def test_card_of_a_layout_in_picture_pixels_needs_a_size_input() -> None:
+    """Without it, the boxes would be in other pixels, and wrong without an error."""
+    with pytest.raises(InvalidRequest, match="'image-size-input' is missing; layout 'rt-detr' needs the input"):
+        card({"network-type": "0", "layout": "rt-detr"})

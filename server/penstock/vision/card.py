@@ -66,6 +66,12 @@ def card_from_config(config: ModelConfig) -> VisionCard | None:
     size_input = _size_input(parameters, config)
     image_input = _image_input(parameters, config, size_input, is_relayed=is_relayed)
     layout = _layout(parameters, network_type)
+    if layout.needs_size_input and size_input is None:
+        raise parameters.refusal(
+            "image-size-input",
+            f"is missing; layout {layout.name!r} needs the input that takes the picture's width and height. If the "
+            "boxes are in pixels of the network's input, use layout 'torchvision'",
+        )
     options = _layout_options(parameters, layout, config)
     names = parameters.names("keypoint-names")
     count = options.keypoint_shape[0]

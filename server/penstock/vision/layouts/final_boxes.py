@@ -129,6 +129,7 @@ LAYOUTS = (
         f"`boxes` float `[n, 4]`: x1, y1, x2, y2 in pixels of the picture, whose size an `image-size-input` takes; "
         f"`labels`, {_ROWS.replace('; scores', '; `scores`')}. RT-DETR, D-FINE, DEIM",
         uses=FINAL_BOX_OPTIONS,
+        needs_size_input=True,
     ),
     Layout(
         "torchvision",

@@ -66,7 +66,8 @@ class Layout:
     decode: raises EngineFailed if the outputs are not as expected. outputs: their names and shapes for one picture, as
     Markdown for docs/card-parameters.md. threshold, iou, segmentation_threshold: defaults of pre-cluster-threshold,
     nms-iou-threshold and segmentation-threshold. uses: query parameters of /image that change the result, if they are
-    not the usual ones of the network type.
+    not the usual ones of the network type. needs_size_input: the boxes are in pixels of the picture, which the network
+    knows by an image-size-input.
     """
 
     name: str
@@ -77,6 +78,7 @@ class Layout:
     iou: float = 0.45
     segmentation_threshold: float = 0.5
     uses: frozenset[str] | None = None
+    needs_size_input: bool = False
 
     @property
     def usable_options(self) -> frozenset[str]:
@@ -145,6 +147,7 @@ class Outputs:
 
     def whole_numbers(self, name: str, array: Array) -> IntArray:
         """The values of an output as int64, rounded. Raises EngineFailed for fractions, and numbers beyond 32 bits."""
+        array = array.astype(np.float64)  # a 16-bit float cannot be compared with the limit
         nearest = np.rint(array)
         with np.errstate(invalid="ignore"):  # inf - inf
             is_whole = (np.abs(nearest) <= _MAX_CLASS_ID) & (np.abs(array - nearest) <= _ROUNDING)
