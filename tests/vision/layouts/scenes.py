@@ -11,7 +11,7 @@ from penstock.protocol.inference import Datatype, InferResponse, tensor_from_num
 from penstock.protocol.vision_results import Detections
 from penstock.vision.card import VisionCard, card_from_config
 from penstock.vision.preprocess import geometry_of
-from penstock.vision.results import AS_CARD, ResultOptions, parse
+from penstock.vision.results import AS_CARD, ResultOptions, card_for, parse
 from tests.support.plain_detections import PlainBox, PlainFit, letterbox
 
 Array = npt.NDArray[Any]
@@ -55,7 +55,7 @@ def decode(
 ) -> Detections:
     """The card's result of one picture. row: in the batch; None without a batch axis."""
     response = InferResponse("street", "1", tuple(tensor_from_numpy(name, array) for name, array in outputs.items()))
-    result = parse(card, response, row, geometry_of(*picture_size, card.prepare_spec), wanted)
+    result = parse(card_for(card, wanted), response, row, geometry_of(*picture_size, card.prepare_spec))
     assert isinstance(result, Detections)
     return result
 

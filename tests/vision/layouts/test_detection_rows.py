@@ -5,7 +5,7 @@ from collections.abc import Mapping
 import numpy as np
 import pytest
 
-from penstock.protocol.errors import EngineFailed
+from penstock.protocol.errors import EngineFailed, InvalidRequest
 from penstock.vision.results import ResultOptions
 from tests.support.plain_detections import PlainBox, PlainFit, assert_same_detections, plain_nms
 from tests.vision.layouts.scenes import (
@@ -124,7 +124,7 @@ def test_efficient_nms_takes_the_first_rows_by_the_count(names: tuple[str, ...],
 
 
 @pytest.mark.parametrize("shape", [(), (1,), (1, 1)])
-@pytest.mark.parametrize("dtype", [np.int32, np.int64, np.float32])
+@pytest.mark.parametrize("dtype", [np.int32, np.int64, np.float16, np.float32, np.float64])
 def test_efficient_nms_takes_a_count_of_any_shape_and_type(shape: tuple[int, ...], dtype: type) -> None:
     """With and without a batch axis; classes may be floats, too."""
     fit = fit_of(STREET_SIZE, SIZE)
@@ -190,8 +190,19 @@ def test_options_choose_among_the_rows(layout: str) -> None:
     assert classes({"class-thresholds": "2:0.95"}) == [1, 0, 4, 3]
     assert classes({"class-ids": "1;90"}) == [2, 90, 1, 4, 3]
     assert classes({"topk": "1"}) == [2]
-    assert classes({}, ResultOptions(classes=frozenset({3, 1}))) == [1, 3]
+    assert classes({}, ResultOptions(classes=("3", "1"))) == [1, 3]
     assert classes({"pre-cluster-threshold": "0.9"}, ResultOptions(conf=0.5, max_detections=3)) == [2, 1, 0]
+
+
+@pytest.mark.parametrize("layout", FINAL)
+def test_iou_of_a_client_is_refused_where_nothing_is_suppressed(layout: str) -> None:
+    """It would have no effect. DeepStream-Yolo's rows are suppressed here."""
+    outputs = outputs_of(layout, corner_rows(list(STREET), fit_of(STREET_SIZE, SIZE))[np.newaxis])
+    with pytest.raises(InvalidRequest, match=f"iou has no effect on this model .*layout '{layout}'"):
+        decode(card_of(layout, SIZE, NAMES[layout]), outputs, STREET_SIZE, wanted=ResultOptions(iou=0.5))
+    rows = {"output": corner_rows(list(STREET), fit_of(STREET_SIZE, SIZE))[np.newaxis]}
+    found = decode(card_of("deepstream-yolo", SIZE, ["output"]), rows, STREET_SIZE, wanted=ResultOptions(iou=0.99))
+    assert len(found.score) == len(STREET)
 
 
 # hostile values -------------------------------------------------------------------------------------------------------

@@ -4,7 +4,7 @@ import numpy as np
 
 from penstock.protocol.inference import FloatArray, IntArray
 from penstock.protocol.vision_results import Detections
-from penstock.vision.layouts.layout import Layout, LayoutOptions, Outputs, finish_boxes
+from penstock.vision.layouts.layout import FINAL_BOX_OPTIONS, Layout, LayoutOptions, Outputs, finish_boxes
 from penstock.vision.preprocess import Geometry
 from penstock.vision.spec import NetworkType
 
@@ -127,6 +127,7 @@ LAYOUTS = (
         parse_end2end,
         f"the first output, float `[n, 6]`: x0, y0, x1, y1 {_PIXELS}, score, class; {_FINAL}. YOLOv10, YOLO26, and "
         "other models that Ultralytics exports with `nms=True`",
+        uses=FINAL_BOX_OPTIONS,
     ),
     Layout(
         "deepstream-yolo",
@@ -142,6 +143,7 @@ LAYOUTS = (
         parse_yolov7_nms,
         f"the first output, float `[n, 7]`: image, x0, y0, x1, y1 {_PIXELS}, class, score; {_FINAL}. The number of "
         "rows is no batch: `max_batch_size` must be 0. YOLOv7 exported with `--end2end --max-wh`",
+        uses=FINAL_BOX_OPTIONS,
     ),
     Layout(
         "mmdeploy",
@@ -149,6 +151,7 @@ LAYOUTS = (
         parse_mmdeploy,
         f"`dets` float `[n, 5]`: x0, y0, x1, y1 {_PIXELS}, score; `labels` integers `[n]`: class; {_FINAL}. Other "
         "names: in this order",
+        uses=FINAL_BOX_OPTIONS,
     ),
     Layout(
         "efficient-nms",
@@ -157,5 +160,6 @@ LAYOUTS = (
         f"`num_dets` integer, `det_boxes` float `[n, 4]`: x0, y0, x1, y1 {_PIXELS}, `det_scores` float `[n]`, "
         f"`det_classes` integers `[n]`; {_FINAL}. Also `num_detections`, `detection_boxes`, …, or `num_dets`, `boxes`, "
         "`scores`, `labels`; other names: in this order",
+        uses=FINAL_BOX_OPTIONS,
     ),
 )
