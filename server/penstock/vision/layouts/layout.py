@@ -147,10 +147,10 @@ class Outputs:
 
     def whole_numbers(self, name: str, array: Array) -> IntArray:
         """The values of an output as int64, rounded. Raises EngineFailed for fractions, and numbers beyond 32 bits."""
-        array = array.astype(np.float64)  # a 16-bit float cannot be compared with the limit
-        nearest = np.rint(array)
+        values = array.astype(np.float64)  # a 16-bit float cannot be compared with the limit
+        nearest = np.rint(values)
         with np.errstate(invalid="ignore"):  # inf - inf
-            is_whole = (np.abs(nearest) <= _MAX_CLASS_ID) & (np.abs(array - nearest) <= _ROUNDING)
+            is_whole = (np.abs(nearest) <= _MAX_CLASS_ID) & (np.abs(values - nearest) <= _ROUNDING)
         if not is_whole.all():
             raise self.broken(name, f"holds {array[~is_whole][0]}; a whole number of 32 bits was expected")
         return nearest.astype(np.int64)
