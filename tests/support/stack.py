@@ -51,11 +51,12 @@ def start_stack(
     wait: bool = True,
     wrapper: tuple[str, ...] = (),
     folder: Path = CHECKOUT,
+    command: str = "up",
 ) -> RunningStack:
     """Starts `penstock up` on ephemeral ports, with Triton unless an engine is named; ENGINE_PORTS open Triton's own.
 
     With wait, returns when it has printed that it is ready. wrapper: a command that runs the one after it.
-    folder: where it runs.
+    folder: where it runs. command: another that starts a stack.
     """
     engine = () if "--engine" in arguments else ("--engine", "triton")
     ports = ("--http-port", "0", "--grpc-port", "0", "--metrics-port", "0")
@@ -64,7 +65,7 @@ def start_stack(
     process = subprocess.Popen(
         [
             *wrapper,
-            *(sys.executable, "-P", "-m", "penstock.cli.main", "up"),
+            *(sys.executable, "-P", "-m", "penstock.cli.main", command),
             *("--home", str(home)),
             *ports,
             *engine,

@@ -172,5 +172,8 @@ def _parameter(text: str) -> tuple[str, str]:
         fail(f"--parameter {text!r} should be KEY=VALUE, such as class-agnostic-nms=1")
     if key not in PARAMETERS:
         meant = meant_by(key)
-        fail(f"--parameter {key!r} is no parameter of a card" + (f"; did you mean {meant!r}?" if meant else ""))
+        fail(
+            f"--parameter {key!r} is no parameter of a card"
+            + (f"; did you mean {meant!r}?" if meant else ": docs/card-parameters.md lists them")
+        )
     return key, value

@@ -1,0 +1,133 @@
+"""`penstock models add` and `models remove`, against a stand-in of the gateway."""
+
+import json
+import os
+from pathlib import Path
+
+import pytest
+
+from tests.cli.conftest import Call, StandIn
+from tests.models.add.test_add import write_yolox
+
+UNUSED_URL = "http://127.0.0.1:9"
+FLAGS = ("--layout", "yolox", "--color", "bgr")
+
+
+def home() -> Path:
+    """The home that the fixture gave this test."""
+    return Path(os.environ["PENSTOCK_HOME"])
+
+
+def test_add_writes_the_folder_loads_it_and_shows_how_to_use_it(
+    penstock: Call, stand_in: StandIn, tmp_path: Path
+) -> None:
+    """What was found and why, then a command, a curl line and a Python line."""
+    source = write_yolox(tmp_path / "best.onnx")
+    answer = penstock("models", "add", source, *FLAGS, "--url", stand_in.url)
+    assert answer.exit_code == 0, answer.stderr
+    assert f"best: yolox, in {home() / 'models' / 'best'}" in answer.stdout
+    assert "up to 8 pictures a call" in answer.stdout
+    assert f"loaded at {stand_in.url}" in answer.stdout
+    assert "penstock infer best photo.jpg --draw out.jpg" in answer.stdout
+    assert f"{stand_in.url}/v2/models/best/image" in answer.stdout
+    assert [asked.path for asked in stand_in.asked] == ["/v2/repository/models/best/load"]
+    assert (home() / "models" / "best" / "golden.json").is_file()
+
+
+def test_add_as_json_is_one_object_a_model_and_nothing_else(penstock: Call, tmp_path: Path) -> None:
+    """Folders of files are added file by file; without a gateway that is no failure."""
+    for name in ("a", "b"):
+        write_yolox(tmp_path / f"{name}.onnx")
+    answer = penstock("models", "add", tmp_path, *FLAGS, "--json", "--url", UNUSED_URL)
+    assert answer.exit_code == 0, answer.stderr
+    rows = [json.loads(line) for line in answer.stdout.splitlines()]
+    assert [(row["name"], row["layout"], row["max_batch_size"], row["golden"]) for row in rows] == [
+        ("a", "yolox", 8, True),
+        ("b", "yolox", 8, True),
+    ]
+    assert "will be loaded at the next `penstock up`" in rows[0]["state"]
+
+
+def test_added_model_passes_the_check(penstock: Call, tmp_path: Path) -> None:
+    """Its recorded answer is compared with the file's, in this process."""
+    penstock("models", "add", write_yolox(tmp_path / "m.onnx", batch=1), *FLAGS, "--no-load")
+    answer = penstock("models", "check", "m", "--json")
+    (row,) = json.loads(answer.stdout)
+    assert (answer.exit_code, row["verdict"]) == (0, "ok"), answer.stdout
+
+
+def test_gateway_that_does_not_load_it_is_a_failure_with_the_reason(
+    penstock: Call, stand_in: StandIn, tmp_path: Path
+) -> None:
+    """The folder stays, so that `models load` can try again."""
+    stand_in.refusals["/load"] = (400, json.dumps({"error": "no room on the card"}), {})
+    answer = penstock("models", "add", write_yolox(tmp_path / "m.onnx"), *FLAGS, "--url", stand_in.url)
+    assert answer.exit_code == 1
+    assert "no room on the card" in answer.stdout
+    assert (home() / "models" / "m" / "config.pbtxt").is_file()
+
+
+@pytest.mark.parametrize(
+    ("words", "why"),
+    [
+        (("nosuch.onnx",), "there is no file nosuch.onnx"),
+        (("{empty}",), "has no .onnx file"),
+        (("{file}", "{file2}", "--name", "m"), "is for one model, and there are 2 files"),
+        (("{file}", "{twin}"), "would both be the model 'm'"),
+        (("{file}", "--layout", "yolo99"), "--layout 'yolo99' is not one of"),
+        (("{file}", "--input-size", "big"), "should be a width"),
+        (("{file}", "--mean", "1,2"), "one number a channel"),
+        (("{file}", "--labels", "nosuch.txt"), "there is no file nosuch.txt"),
+        (("{file}", "--parameter", "nms-iou-treshold=0.3"), "did you mean 'nms-iou-threshold'?"),
+        (("{file}", "--skeleton", "a-b"), "pairs of keypoint numbers"),
+        (("{file}", "--picture", "nosuch.jpg"), "there is no file nosuch.jpg"),
+    ],
+)
+def test_flag_that_cannot_be_is_one_sentence(penstock: Call, tmp_path: Path, words: tuple[str, ...], why: str) -> None:
+    """Before anything is read or written."""
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "other").mkdir()
+    for name in ("m", "m2", "other/m"):
+        (tmp_path / f"{name}.onnx").write_bytes(b"x")
+    places = {
+        "file": tmp_path / "m.onnx",
+        "file2": tmp_path / "m2.onnx",
+        "twin": tmp_path / "other" / "m.onnx",
+        "empty": tmp_path / "empty",
+    }
+    answer = penstock("models", "add", *(word.format(**places) for word in words))
+    assert answer.exit_code == 2
+    assert answer.stderr.count("\n") == 1
+    assert why in answer.stderr
+    assert not (home() / "models").exists()
+
+
+def test_bad_file_is_one_sentence_and_the_others_are_added(penstock: Call, tmp_path: Path) -> None:
+    """The exit code is 1."""
+    write_yolox(tmp_path / "good.onnx")
+    (tmp_path / "bad.onnx").write_bytes(b"no model")
+    answer = penstock("models", "add", tmp_path, *FLAGS, "--url", UNUSED_URL)
+    assert answer.exit_code == 1
+    assert answer.stderr.startswith(f"penstock: {tmp_path / 'bad.onnx'} was not added: ")
+    assert answer.stderr.count("\n") == 1
+    assert [path.name for path in (home() / "models").iterdir()] == ["good"]
+
+
+def test_remove_unloads_the_model_and_deletes_its_folder(penstock: Call, stand_in: StandIn, tmp_path: Path) -> None:
+    """In that order; a model that is not there is a failure."""
+    penstock("models", "add", write_yolox(tmp_path / "m.onnx"), *FLAGS, "--no-load")
+    answer = penstock("models", "remove", "m", "--url", stand_in.url)
+    assert answer.exit_code == 0, answer.stderr
+    assert [asked.path for asked in stand_in.asked] == ["/v2/repository/models/m/unload"]
+    assert not (home() / "models" / "m").exists()
+    again = penstock("models", "remove", "m", "--url", stand_in.url)
+    assert (again.exit_code, "there is no model 'm'" in again.stderr) == (1, True)
+
+
+def test_model_with_a_name_that_is_taken_is_not_added_without_replace(penstock: Call, tmp_path: Path) -> None:
+    """With --replace the new file takes its place; `people` is shipped and is never replaced."""
+    source = write_yolox(tmp_path / "m.onnx")
+    for words, code in ((("--name", "m"), 0), (("--name", "m"), 1), (("--name", "m", "--replace"), 0)):
+        assert penstock("models", "add", source, *FLAGS, "--no-load", *words).exit_code == code
+    answer = penstock("models", "add", source, *FLAGS, "--no-load", "--name", "people", "--replace")
+    assert (answer.exit_code, "choose another with --name" in answer.stderr) == (1, True)

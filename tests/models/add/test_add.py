@@ -1,0 +1,154 @@
+"""A model file becomes a folder that an engine serves, or nothing changes."""
+
+import hashlib
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+from onnx import TensorProto, helper, numpy_helper
+
+from penstock.engines.config_pbtxt import read_config
+from penstock.models.add import AddOptions, NotServable, add_model, check_name, name_from, remove_model, was_added
+from penstock.models.added_folder import CannotAdd, config_text
+from penstock.models.inspect.inspection import Hints
+from penstock.protocol.engine import ModelConfig, TensorSpec
+from penstock.protocol.inference import Datatype
+from penstock.vision.card import card_from_config
+
+CLASSES, ROWS = 80, 84  # a YOLOX of 64 x 64 pixels: 8² + 4² + 2² cells
+
+
+def write_yolox(path: Path, *, batch: int | str = "b", domain: str = "", mixes: bool = False) -> Path:
+    """A network of YOLOX's shapes: every score is a function of the picture. mixes: rows depend on their batch."""
+    width = 5 + CLASSES
+    nodes = [
+        helper.make_node("ReduceMean", ["x"], ["mean"], axes=[0, 1, 2, 3] if mixes else [1, 2, 3], keepdims=1),
+        helper.make_node("Reshape", ["mean", "three"], ["m"]),
+        helper.make_node("Mul", ["m", "weights"], ["y"]),
+    ]
+    if domain:
+        nodes.append(helper.make_node("Own", ["y"], ["z"], domain=domain))
+    weights = np.random.default_rng(1).random((1, ROWS, width), np.float32) / 300
+    graph = helper.make_graph(
+        nodes,
+        "g",
+        [helper.make_tensor_value_info("x", TensorProto.FLOAT, (batch, 3, 64, 64))],
+        [helper.make_tensor_value_info("y", TensorProto.FLOAT, (batch, ROWS, width))],
+        [numpy_helper.from_array(np.array([-1, 1, 1], np.int64), "three"), numpy_helper.from_array(weights, "weights")],
+    )
+    opsets = [helper.make_opsetid("", 17), *([helper.make_opsetid(domain, 1)] if domain else [])]
+    onnx.save(helper.make_model(graph, opset_imports=opsets, ir_version=10), path)
+    return path
+
+
+OPTIONS = AddOptions(Hints(layout="yolox", color="bgr"))
+
+
+@pytest.mark.parametrize(("batch", "is_freed"), [("b", False), (1, True)])
+def test_added_model_has_a_card_proven_batches_and_its_origin(
+    tmp_path: Path, batch: int | str, *, is_freed: bool
+) -> None:
+    """Whether the file's batch is free or fixed to 1; MODEL.md has the original file's hash."""
+    source = write_yolox(tmp_path / "best v1.onnx", batch=batch)
+    added = add_model(source, name_from(source), OPTIONS, home=tmp_path / "home")
+    assert (added.name, added.folder) == ("best-v1", tmp_path / "home" / "models" / "best-v1")
+    assert (added.batches.max_rows, added.batches.is_freed) == (8, is_freed)
+    config = read_config(added.folder / "config.pbtxt")
+    card = card_from_config(config)
+    assert card is not None
+    assert (config.max_batch_size, config.inputs[0].shape, card.layout.name) == (8, (3, 64, 64), "yolox")
+    assert config.parameters["batch_owner"] == "gateway"
+    assert hashlib.sha256(source.read_bytes()).hexdigest() in (added.folder / "MODEL.md").read_text()
+    assert was_added(added.folder)
+
+
+def test_model_whose_rows_depend_on_each_other_takes_one_picture_a_call(tmp_path: Path) -> None:
+    """No batching without the proof, and the file stays as it is."""
+    source = write_yolox(tmp_path / "m.onnx", mixes=True)
+    added = add_model(source, "m", OPTIONS, home=tmp_path)
+    assert added.batches.max_rows == 0
+    assert "its rows are not the batch's" in added.batches.why
+    config = read_config(added.folder / "config.pbtxt")
+    assert (config.max_batch_size, config.inputs[0].shape) == (0, (1, 3, 64, 64))
+    assert "batch_owner" not in config.parameters
+    assert (added.folder / "1" / "model.onnx").read_bytes() == source.read_bytes()
+
+
+def test_file_that_is_not_recognised_changes_nothing(tmp_path: Path) -> None:
+    """The error has what is known of the file."""
+    identity = helper.make_graph(
+        [helper.make_node("Identity", ["x"], ["y"])],
+        "g",
+        [helper.make_tensor_value_info("x", TensorProto.FLOAT, ("b", 7))],
+        [helper.make_tensor_value_info("y", TensorProto.FLOAT, ("b", 7))],
+    )
+    onnx.save(helper.make_model(identity, ir_version=10), tmp_path / "m.onnx")
+    with pytest.raises(NotServable) as refused:
+        add_model(tmp_path / "m.onnx", "m", AddOptions(Hints()), home=tmp_path / "home")
+    assert refused.value.inspection.facts.inputs[0].name == "x"
+    assert not (tmp_path / "home").exists()
+
+
+def test_custom_operators_are_refused(tmp_path: Path) -> None:
+    """They would run code of the file's author."""
+    source = write_yolox(tmp_path / "m.onnx", domain="evil")
+    with pytest.raises(CannotAdd, match="custom operator"):
+        add_model(source, "m", OPTIONS, home=tmp_path / "home")
+    assert not (tmp_path / "home").exists()
+
+
+def test_name_that_is_taken_is_refused_unless_it_was_added(tmp_path: Path) -> None:
+    """A model that a person wrote, or another repository has, is never replaced."""
+    source = write_yolox(tmp_path / "m.onnx")
+    written = tmp_path / "models" / "written"
+    (written / "1").mkdir(parents=True)
+    (written / "config.pbtxt").write_text('backend: "python"\n')
+    replacing = AddOptions(OPTIONS.hints, may_replace=True)
+    with pytest.raises(CannotAdd, match="not replaced"):
+        add_model(source, "written", replacing, home=tmp_path)
+    add_model(source, "m", OPTIONS, home=tmp_path)
+    with pytest.raises(CannotAdd, match="--replace replaces it"):
+        add_model(source, "m", OPTIONS, home=tmp_path)
+    add_model(write_yolox(source, batch=1), "m", replacing, home=tmp_path)
+    shipped = tmp_path / "shipped"
+    (shipped / "people").mkdir(parents=True)
+    with pytest.raises(CannotAdd, match=f"a model in {shipped}"):
+        add_model(source, "people", replacing, home=tmp_path, other_repositories=(shipped, tmp_path / "models"))
+
+
+@pytest.mark.parametrize("name", ["", "a b", "../a", "a/b", ".a", "a" * 101, "é", "$(x)"])
+def test_name_that_an_engine_could_not_have_is_refused(name: str) -> None:
+    """Before anything is read."""
+    with pytest.raises(CannotAdd, match="is no model's name"):
+        check_name(name)
+
+
+@pytest.mark.parametrize(
+    ("file_name", "wanted"),
+    [("best.onnx", "best"), ("yolo11n (2).onnx", "yolo11n-2"), ("été.onnx", "t"), ("().onnx", "model")],
+)
+def test_name_comes_from_the_file(tmp_path: Path, file_name: str, wanted: str) -> None:
+    """Characters that a name cannot have become a dash."""
+    path = tmp_path / file_name
+    path.touch()
+    assert name_from(path) == wanted
+
+
+def test_removed_model_is_gone_whole(tmp_path: Path) -> None:
+    """With all of its files; a second removal is refused."""
+    add_model(write_yolox(tmp_path / "m.onnx"), "m", OPTIONS, home=tmp_path / "home")
+    folder = remove_model("m", home=tmp_path / "home")
+    assert list(folder.parent.iterdir()) == []
+    with pytest.raises(CannotAdd, match="there is no model 'm'"):
+        remove_model("m", home=tmp_path / "home")
+
+
+@pytest.mark.parametrize("label", ['a "quoted" one', "back\\slash", "é车", "a\nline", "}"])
+def test_config_text_reads_the_same_for_any_label(label: str) -> None:
+    """Whatever a file's author named a class."""
+    spec = (TensorSpec("x", Datatype.FP32, (3, 8, 8)),)
+    config = ModelConfig("m", "onnxruntime", 4, spec, (TensorSpec("y", Datatype.FP16, (-1,)),), {"labels": label})
+    path_text = config_text(config)
+    assert path_text.count("\n") > 3
+    assert f'name: "{spec[0].name}"' in path_text
