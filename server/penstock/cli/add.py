@@ -24,7 +24,7 @@ from penstock.cli.terminal import fail, print_failure, print_json, progress_bar,
 from penstock.gateway.settings import Settings
 from penstock.logs import LogFormat, configure_logs
 from penstock.models.catalogue import CatalogueError, read_folder
-from penstock.models.model_folder import repository_of
+from penstock.models.model_folder import is_disk_full, repository_of
 from penstock.protocol.errors import InferenceError
 
 if TYPE_CHECKING:  # they import ONNX Runtime, which other commands of the group need not
@@ -54,6 +54,23 @@ class AddReport(msgspec.Struct, frozen=True):
     state: str
 
 
+class OpenQuestion(msgspec.Struct, frozen=True):
+    """What the file leaves open. flag: settles it. choices: its values, the likeliest first; may be empty."""
+
+    flag: str
+    choices: tuple[str, ...]
+    ambiguous: str
+
+
+class AddFailure(msgspec.Struct, frozen=True):
+    """A model that was not added. is_disk_full: the file may be right; the disk has no room for it."""
+
+    name: str
+    error: str
+    questions: tuple[OpenQuestion, ...]
+    is_disk_full: bool
+
+
 @dataclass(frozen=True, slots=True)
 class AddPlace:
     """Where models are added, how, and where the report goes."""
@@ -74,6 +91,7 @@ def add(
     api_key: ApiKey = "",
     home: Home = None,
     as_json: Annotated[bool, typer.Option("--json", help="one object a model, and nothing else")] = False,
+    origin: Annotated[str, typer.Option(hidden=True, help="where the file is from, for MODEL.md [its path]")] = "",
     flags: ModelFlags = ModelFlags(),  # noqa: B008 - replaced by its fields
 ) -> None:
     """Add ONNX files as models: find out what each is, prove that it batches, write its folder, and load it.
@@ -82,7 +100,9 @@ def add(
     """
     from penstock.models.add import AddOptions
 
-    options = AddOptions(flags.hints(), flags.pictures(), may_replace=replace, allows_code=allow_model_code)
+    options = AddOptions(
+        flags.hints(), flags.pictures(), may_replace=replace, allows_code=allow_model_code, origin=origin
+    )
     place = AddPlace(settings_or_fail(home), options, Console(stderr=as_json, highlight=False))
     sources = sources_of(files, name)
     is_complete = True
@@ -164,14 +184,16 @@ def add_one(place: AddPlace, source: Path, name: str, gateway: GatewayClient | N
             )
             bar.update(task, description=f"{name}: recording its answer")
             problem = _record(added)
-    except NotServable as error:
+    except CatalogueError as error:
+        questions = error.inspection.recognition.questions if isinstance(error, NotServable) else ()
         print_failure(f"{source} was not added: {error}")
-        for question in error.inspection.recognition.questions:
+        for question in questions:
             choices = f" {' or '.join(question.choices)}" if question.choices else ""
             print_failure(f"say {question.flag}{choices}: {question.ambiguous}")
-        return False
-    except CatalogueError as error:
-        print_failure(f"{source} was not added: {error}")
+        if as_json:
+            asked = tuple(OpenQuestion(each.flag, each.choices, each.ambiguous) for each in questions)
+            is_full = isinstance(error.__cause__, OSError) and is_disk_full(error.__cause__)
+            print_json(AddFailure(name, str(error), asked, is_full))
         return False
     state, is_loaded = _load(name, gateway, settings)
     report = _report(added, problem, state)

@@ -44,13 +44,15 @@ class AddedModel:
 class AddOptions:
     """pictures: encoded pictures for the trial; empty for the packaged ones. allows_code: custom operators may load.
 
-    may_replace: a model of that name that was added earlier is replaced.
+    may_replace: a model of that name that was added earlier is replaced. origin: of the file, for MODEL.md; its path if
+    empty.
     """
 
     hints: Hints
     pictures: tuple[Path, ...] = ()
     may_replace: bool = False
     allows_code: bool = False
+    origin: str = ""
     limits: Limits = field(default_factory=Limits)
 
 
@@ -95,7 +97,8 @@ def add_model(
     try:
         with new_model_folder(home, name, lambda: on_stage(f"waiting for another command that makes {name}")) as staged:
             on_stage("proving batches")
-            batches = fill_folder(staged, source, name, inspection, origin=str(source.resolve()))
+            origin = options.origin or str(source.resolve())
+            batches = fill_folder(staged, source, name, inspection, origin=origin)
             _keep_picture(staged, options.pictures)
             _check_is_free(name, home, other_repositories, may_replace=options.may_replace)
     except OSError as error:
