@@ -4,7 +4,7 @@ import asyncio
 import math
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 import numpy as np
@@ -16,9 +16,10 @@ from penstock.protocol.inference import InferRequest, InferResponse, SlabAddress
 from penstock.protocol.shared_memory import SLAB_FROM_BYTES, Lease, Slab
 from penstock.protocol.vision_results import Classes, VisionResult
 from penstock.protocol.vision_results import Detections as DetectorResult
+from penstock.vision.image_tasks import size_tensors
 from penstock.vision.preprocess import Geometry, geometry_of
 from penstock.vision.results import parse
-from penstock.vision.spec import InputOrder, ResizeMode
+from penstock.vision.spec import InputOrder
 from penstock_video.errors import InferFailed, InferRefused
 from penstock_video.infer.network import Network
 from penstock_video.types import ClassScore, Detections, DeviceRow, RowArray
@@ -116,12 +117,14 @@ class InputLease(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """One engine call. members: row indices, in order. shape: with the batch axis if there is one."""
+    """One engine call. members: row indices, in order. shape: with the batch axis if there is one. sizes: the input
+    with the pictures' sizes, if the model has it."""
 
     members: tuple[int, ...]
     shape: tuple[int, ...]
     has_batch_axis: bool
     is_on_card: bool = False
+    sizes: tuple[Tensor, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -134,14 +137,29 @@ class Loaded:
     lease: InputLease | None
 
 
-def calls_of(network: Network, rows: Sequence[Row], most_bytes: int, most_card_bytes: int = 0) -> list[Call]:
-    """Groups rows into calls of equal shape and memory, each up to most_bytes (most_card_bytes) or a single row."""
+def calls_of(
+    network: Network,
+    rows: Sequence[Row],
+    most_bytes: int,
+    most_card_bytes: int = 0,
+    *,
+    geometries: Sequence[Geometry] = (),
+) -> list[Call]:
+    """Groups rows into calls of equal shape and memory, each up to most_bytes (most_card_bytes) or a single row.
+
+    geometries: of each row, if the model takes sizes.
+    """
     calls: list[Call] = []
     for is_on_card, most in ((False, most_bytes), (True, most_card_bytes)):
         indices = [index for index, row in enumerate(rows) if isinstance(row, DeviceRow) is is_on_card]
         if indices:
             calls += _calls_of(network, rows, indices, most)
-    return calls
+    return [_with_sizes(network, call, geometries) for call in calls] if network.takes_sizes else calls
+
+
+def _with_sizes(network: Network, call: Call, geometries: Sequence[Geometry]) -> Call:
+    own = [geometries[index] for index in call.members]
+    return replace(call, sizes=size_tensors(network.card, own, has_batch_axis=call.has_batch_axis))
 
 
 def _calls_of(network: Network, rows: Sequence[Row], indices: Sequence[int], most_bytes: int) -> list[Call]:
@@ -168,7 +186,7 @@ def load(network: Network, rows: Sequence[Row], call: Call, line: EngineClient, 
         if lease is not None:
             lease.release()
         raise
-    return Loaded(call, _request(network, tensor, deadline), line, lease)
+    return Loaded(call, _request(network, call, tensor, deadline), line, lease)
 
 
 def gathered(
@@ -176,11 +194,11 @@ def gathered(
 ) -> Loaded:
     """The call whose rows were gathered there on the GPU."""
     tensor = Tensor(network.input_name, network.card.prepare_spec.datatype, call.shape, LEFT_OUT, place)
-    return Loaded(call, _request(network, tensor, deadline), line, lease)
+    return Loaded(call, _request(network, call, tensor, deadline), line, lease)
 
 
-def _request(network: Network, tensor: Tensor, deadline: float) -> InferRequest:
-    return InferRequest(network.name, (tensor,), network.version, deadline=deadline)
+def _request(network: Network, call: Call, tensor: Tensor, deadline: float) -> InferRequest:
+    return InferRequest(network.name, (tensor, *call.sizes), network.version, deadline=deadline)
 
 
 def _tensor(network: Network, rows: Sequence[RowArray], call: Call, lease: Lease | None) -> Tensor:
@@ -263,9 +281,9 @@ def refusal_of(network: Network, row: Row) -> str:
     if row.dtype != network.row_dtype or row.ndim != 3:
         return f"a row of {network.name} is {network.row_dtype} with three axes, not {row.dtype} of {list(row.shape)}"
     channels, height, width = row.shape if spec.layout is InputOrder.NCHW else (row.shape[2], *row.shape[:2])
-    is_resized = spec.fit is not ResizeMode.KEEP
-    if channels != spec.color.channels or (is_resized and (width, height) != (spec.width, spec.height)):
-        size = f"{spec.width}x{spec.height} of {spec.color.channels} channels"
+    wanted = (spec.width or width, spec.height or height)  # 0 if it varies
+    if channels != spec.color.channels or (width, height) != wanted:
+        size = f"{wanted[0]}x{wanted[1]} of {spec.color.channels} channels"
         return f"a row of {network.name} is {size}, not {list(row.shape)}"
     return "" if row.nbytes <= network.row_bytes else f"a row of {network.name} has {row.nbytes} bytes, over its limit"
 

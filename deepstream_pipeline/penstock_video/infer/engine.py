@@ -10,6 +10,7 @@ import structlog
 import uvloop
 
 from penstock.protocol.errors import InferenceError
+from penstock.vision.preprocess import Geometry
 from penstock_video.errors import GpuFailed, InferFailed, InferRefused
 from penstock_video.gpu.device import Device
 from penstock_video.infer.calls import (
@@ -42,13 +43,15 @@ log = structlog.get_logger(component="video")
 
 @dataclass(slots=True, eq=False)
 class _Job:
-    """Submitted rows until they are answered. refusal: why not to start it."""
+    """Submitted rows until they are answered. geometries: of each, if the model takes sizes. refusal: why not to start
+    it."""
 
     network: Network
     rows: Sequence[Row]
     deadline: float
     taken: Callable[[], None]
     done: Callable[[RowsResult], None]
+    geometries: Sequence[Geometry] = ()
     refusal: InferFailed | None = None
     is_taken: bool = False
 
@@ -157,11 +160,13 @@ class Engine:
         deadline: float,
         taken: Callable[[], None],
         done: Callable[[RowsResult], None],
+        geometries: Sequence[Geometry] = (),
     ) -> None:
         """Submits rows without batch axis, of equal shape unless the network keeps sizes. Never waits. deadline:
         monotonic seconds. taken: called once, when the rows were read. done: called once, after it. Both run on the
-        engine's thread, or the caller's once that has ended, and must not block."""
-        job = _Job(network, rows, deadline, taken, done)
+        engine's thread, or the caller's once that has ended, and must not block. geometries: of each row, if the
+        network takes sizes."""
+        job = _Job(network, rows, deadline, taken, done, geometries)
         with self._lock:
             life = self._life
             if life is not None:
@@ -273,7 +278,8 @@ class Engine:
             self._finish(life, job, failed(error, len(job.rows)))
             return
         try:
-            calls = calls_of(job.network, job.rows, MOST_BYTES, life.card.most_bytes if life.card is not None else 0)
+            most_card_bytes = life.card.most_bytes if life.card is not None else 0
+            calls = calls_of(job.network, job.rows, MOST_BYTES, most_card_bytes, geometries=job.geometries)
             to_gather = [call for call in calls if call.is_on_card]
             to_load = [call for call in calls if not call.is_on_card]
             loaded = [load(job.network, job.rows, call, life.line, job.deadline) for call in to_load]

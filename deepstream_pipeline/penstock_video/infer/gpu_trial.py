@@ -9,6 +9,7 @@ import numpy as np
 from penstock.network import is_loopback
 from penstock.protocol.errors import InferenceError
 from penstock.protocol.inference import InferResponse, Tensor
+from penstock.vision.preprocess import geometry_of
 from penstock.vision.spec import InputOrder
 from penstock_video.errors import InferFailed
 from penstock_video.infer.calls import Call, EngineClient, calls_of, gathered, load
@@ -47,7 +48,9 @@ def memory_for(network: Network) -> int:
 async def try_gpu(host: EngineClient, card: GpuMemoryClient, network: Network) -> str:
     """Why rows on the GPU do not work; empty if they do. Bounded by FIRST_S and TRIAL_S."""
     row = row_of_noise(network)
-    (call,) = calls_of(network, [row], row.nbytes)
+    width, height = network.prepare_spec.width or _ROW_SIDE, network.prepare_spec.height or _ROW_SIDE
+    geometry = geometry_of(width, height, network.prepare_spec)
+    (call,) = calls_of(network, [row], row.nbytes, geometries=[geometry])
     try:
         async with asyncio.timeout(FIRST_S):
             through_host = await _infer_on_host(host, network, row, call)
@@ -66,7 +69,7 @@ def row_of_noise(network: Network) -> RowArray:
     """A constant row of noise."""
     spec, noise = network.prepare_spec, np.random.default_rng(20261123)
     side = min(_ROW_SIDE, spec.max_side or _ROW_SIDE)
-    height, width = (side, side) if network.keeps_size else (spec.height, spec.width)
+    height, width = spec.height or side, spec.width or side
     channels = spec.color.channels
     shape = (channels, height, width) if spec.layout is InputOrder.NCHW else (height, width, channels)
     if network.row_dtype == np.uint8:

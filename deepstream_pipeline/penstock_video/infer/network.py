@@ -53,7 +53,12 @@ class Network:
     @property
     def keeps_size(self) -> bool:
         """Whether rows may have different shapes."""
-        return self.prepare_spec.fit is ResizeMode.KEEP
+        return self.prepare_spec.fit in (ResizeMode.KEEP, ResizeMode.FIT_HEIGHT)
+
+    @property
+    def takes_sizes(self) -> bool:
+        """Whether a second input takes the pictures' sizes."""
+        return self.card.size_input is not None
 
     def with_threshold(self, threshold: float | None) -> "Network":
         """The network with another pre-cluster-threshold, or classifier-threshold; None for the model's own."""
@@ -98,7 +103,7 @@ def network_from(config: ModelConfig, version: str = "") -> Network:
         max_batch_size=min(config.merged_rows, options.max_batch_size),  # may be the gateway's limit
         labels=card.labels,
         input_name=card.input_name,
-        input_shape=config.inputs[0].shape,
+        input_shape=card.input_shape,
         card=card,
         is_classifier=card.network_type is NetworkType.CLASSIFIER,
         is_batched_by_gateway=options.owner is BatchOwner.GATEWAY,
@@ -113,7 +118,11 @@ def _unmerged(config: ModelConfig) -> str:
 
 
 def _row_bytes(spec: PrepareSpec) -> int:
-    if spec.fit is not ResizeMode.KEEP:
+    """Of one row; the maximum if sizes vary."""
+    if spec.fit is ResizeMode.KEEP:
+        pixels = (spec.max_side + spec.size_multiple // 2) ** 2 if spec.max_side else MAX_PIXELS
+    elif spec.fit is ResizeMode.FIT_HEIGHT:
+        pixels = spec.height * max(spec.max_side or MAX_PIXELS // spec.height, spec.min_width)
+    else:
         return spec.row_bytes
-    pixels = spec.max_side**2 if spec.max_side else MAX_PIXELS
     return pixels * spec.color.channels * (spec.datatype.size_bytes or 1)

@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 
+from penstock.vision.preprocess import Geometry, geometry_of
 from penstock_video.errors import InferFailed, InferRefused
 from penstock_video.infer.calls import RowsResult
 from penstock_video.infer.engine import Engine
@@ -284,7 +285,12 @@ class Dispatcher:
             if count:
                 self._metrics.rows(count, on_device=is_on_device)
         self._engine.submit(
-            network, rows, deadline=self._deadline(sent), taken=_release_rows(sent), done=partial(self._answered, sent)
+            network,
+            rows,
+            deadline=self._deadline(sent),
+            taken=_release_rows(sent),
+            done=partial(self._answered, sent),
+            geometries=_geometries(network, sent.batch) if network.takes_sizes else (),
         )
 
     def _deadline(self, sent: _Sent) -> float:
@@ -367,6 +373,11 @@ class Dispatcher:
 def _must_not_be_lost(way: StreamPipeline) -> bool:
     """Whether the frame is retried until it is answered: a file's, unless its source is removed."""
     return way.policy is DropPolicy.BLOCK and not way.is_leaving
+
+
+def _geometries(network: Network, batch: FrameBatch) -> list[Geometry]:
+    frames = (prepared.frame for prepared in batch.frames)
+    return [geometry_of(frame.width, frame.height, network.prepare_spec) for frame in frames]
 
 
 def _release_rows(sent: _Sent) -> Callable[[], None]:

@@ -69,13 +69,17 @@ class CardEngine(FakeEngine):
         if method != "ModelInfer":
             return await super()._serve(method, message, deadline)
         asked = service_pb2.ModelInferRequest.FromString(message)
-        (slot,) = asked.inputs
+        slot = asked.inputs[0]
         region = slot.parameters["shared_memory_region"].string_param if slot.parameters else ""
         self.inferred.append((region, slot.shape[0]))
         self.messages.append(message)
-        data = self._read(slot) if region else asked.raw_input_contents[0]
-        tensor = Tensor(slot.name, Datatype(slot.datatype), tuple(slot.shape), memoryview(data))
-        return encode_response(await self.infer(InferRequest(asked.model_name, (tensor,), deadline=deadline)))
+        sent = iter(asked.raw_input_contents)
+        tensors = tuple(
+            Tensor(one.name, Datatype(one.datatype), tuple(one.shape), memoryview(data))
+            for one in asked.inputs
+            for data in (self._read(one) if one.parameters else next(sent),)
+        )
+        return encode_response(await self.infer(InferRequest(asked.model_name, tensors, deadline=deadline)))
 
     def _read(self, slot: "service_pb2.ModelInferRequest.InferInputTensor") -> bytes:
         address, size_bytes = self.regions[slot.parameters["shared_memory_region"].string_param]

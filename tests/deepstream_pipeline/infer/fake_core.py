@@ -20,7 +20,8 @@ from penstock.protocol import engine as protocol_engine
 from penstock.protocol.engine import ModelConfig, TensorSpec
 from penstock.protocol.errors import InferenceError, ModelNotFound
 from penstock.protocol.inference import Datatype, InferRequest, InferResponse, Tensor, Timings, tensor_from_numpy
-from penstock_video.infer.calls import RowsResult
+from penstock.vision.preprocess import geometry_of
+from penstock_video.infer.calls import Row, RowsResult
 from penstock_video.infer.engine import Engine
 from penstock_video.infer.network import Network
 from penstock_video.infer.options import EngineAddress
@@ -55,8 +56,18 @@ def one_box() -> ModelConfig:
     return ModelConfig("one_box", "python", 0, (TensorSpec("x", Datatype.UINT8, (-1, -1, 3)),), BOXES, parameters)
 
 
+def sized(name: str, max_batch_size: int) -> ModelConfig:
+    """Its second input takes the pictures' (width, height)."""
+    one = classifier(name, max_batch_size, (3, SIDE, SIDE) if max_batch_size else (1, 3, SIDE, SIDE))
+    sizes = TensorSpec("sizes", Datatype.INT64, (2,) if max_batch_size else (1, 2))
+    parameters = CLASSIFIER | {"image-size-input": "sizes"}
+    return replace(one, inputs=(*one.inputs, sizes), parameters=parameters)
+
+
 CONFIGS = (
     classifier("owned", 4),
+    sized("sized", 4),
+    sized("sized_alone", 0),
     classifier("lone", 0, (1, 3, SIDE, SIDE)),
     replace(classifier("astray", 4), unmerged=ASTRAY),
     one_box(),
@@ -142,7 +153,9 @@ class FakeCore:
     def _outputs(
         request: InferRequest, pixels: "np.ndarray[tuple[int, ...], np.dtype[np.generic]]"
     ) -> tuple[Tensor, ...]:
-        """A classifier: (mean, 1 - mean) a row; one_box: one box as large as the picture."""
+        """A classifier: (1 - mean, mean) a row; one_box: one box as large as the picture; sized: its second input."""
+        if request.model_name.startswith("sized"):
+            return (tensor_from_numpy("y", request.inputs[1].to_numpy().astype(np.float32)),)
         if request.model_name == "one_box":
             height, width = pixels.shape[:2]
             return (
@@ -225,10 +238,19 @@ class Asked:
         return answer
 
 
-def submit(engine: Engine, network: Network, rows: Sequence[RowArray], *, within_s: float = 20.0) -> Asked:
+def submit(
+    engine: Engine,
+    network: Network,
+    rows: Sequence[Row],
+    *,
+    within_s: float = 20.0,
+    sizes: Sequence[tuple[int, int]] = (),
+) -> Asked:
+    """sizes: (width, height) of the rows' pictures."""
     asked = Asked()
     deadline = time.monotonic() + within_s
-    engine.submit(network, rows, deadline=deadline, taken=asked.taken, done=asked.done)
+    geometries = [geometry_of(width, height, network.prepare_spec) for width, height in sizes]
+    engine.submit(network, rows, deadline=deadline, taken=asked.taken, done=asked.done, geometries=geometries)
     return asked
 
 

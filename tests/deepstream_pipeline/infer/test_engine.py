@@ -87,6 +87,19 @@ def test_more_rows_than_a_call_may_have_are_several_calls(core: FakeCore, engine
     assert means == pytest.approx([value / 10 for value in range(6)], abs=1e-5)
 
 
+@pytest.mark.parametrize(("model", "shapes"), [("sized", [(1, 2), (4, 2)]), ("sized_alone", [(1, 2)] * 5)])
+def test_model_that_takes_sizes_gets_each_pictures_own(
+    core: FakeCore, engine: Engine, model: str, shapes: list[tuple[int, int]]
+) -> None:
+    """Width and height of the rows' pictures, in the order of the rows, whether or not they share a call."""
+    sizes = [(640, 480), (1920, 1080), (1280, 720), (320, 240), (64, 48)]
+    asked = submit(engine, engine.network(model, 20), [row(0.5)] * 5, sizes=sizes)
+    answer = asked.answer()
+    assert sorted(request.inputs[1].shape for request in core.asked) == shapes
+    found = [response.outputs[0].to_numpy()[place or 0] for response, place in map(answer.row, range(5))]
+    assert [tuple(values) for values in found] == sizes
+
+
 def test_rows_of_a_model_that_are_not_merged_are_each_a_call(core: FakeCore, engine: Engine) -> None:
     """The gateway's trial decides it; the log has the reason."""
     with structlog.testing.capture_logs() as lines:

@@ -24,7 +24,7 @@ from penstock_video.infer.options import RowMemory, RowMemoryChoice
 from penstock_video.types import DeviceRow
 from tests.deepstream_pipeline.gpu.fake_driver import FakeDriver, install
 from tests.deepstream_pipeline.infer.card_gateway import CardGateway
-from tests.deepstream_pipeline.infer.fake_core import ASTRAY, SIDE, Asked, row
+from tests.deepstream_pipeline.infer.fake_core import ASTRAY, SIDE, Asked, row, submit
 from tests.support.waiting import wait_for
 
 SHAPE = (3, SIDE, SIDE)
@@ -113,6 +113,18 @@ def test_trial_asks_with_the_same_row_through_either_memory(gateway: CardGateway
     rig.engine.hand_over(rig.network, RowMemory.DEVICE)
     assert [(bool(region), rows) for region, rows in gateway.engine.inferred] == [(False, 1), (True, 1)]
     assert b"shared_memory_offset" in gateway.engine.messages[1]
+
+
+def test_sizes_go_beside_rows_on_the_card(driver: FakeDriver, gateway: CardGateway) -> None:
+    """A model with a second input is tried, and then called, with rows in GPU memory and sizes in the message."""
+    rig = Rig(gateway, "sized")
+    assert rig.engine.hand_over(rig.network, RowMemory.AUTO) == ON_CARD
+    gateway.engine.inferred.clear()
+    answer = submit(rig.engine, rig.network, rig.on_card([0.1, 0.2]), sizes=[(640, 480), (320, 240)]).answer()
+    assert [(bool(region), rows) for region, rows in gateway.engine.inferred] == [(True, 2)]
+    (response, _), _ = answer.row(0), answer.row(1)
+    assert response.outputs[0].to_numpy().tolist() == [[640, 480], [320, 240]]
+    rig.close()
 
 
 def test_rows_may_be_written_again_once_they_are_taken(rig: Rig) -> None:

@@ -13,6 +13,7 @@ from penstock_video.infer.calls import refusal_of
 from penstock_video.infer.gpu_trial import LEAST_BYTES, MOST_BYTES, difference, memory_for, row_of_noise, why_not
 from penstock_video.infer.network import Network, network_from
 from penstock_video.infer.options import EngineAddress
+from penstock_video.sources.child_link import row_bytes_of
 from tests.deepstream_pipeline.infer.fake_core import CLASSIFIER, classifier, one_box
 
 LOCAL = EngineAddress(None, "http://127.0.0.1:8000", "127.0.0.1:8001")
@@ -37,6 +38,7 @@ def pixels(layout: str, shape: tuple[int, ...]) -> Network:
         (pixels("0", (3, 40, 60)), (3, 40, 60)),
         (pixels("1", (40, 60, 3)), (40, 60, 3)),
         (network_from(one_box()), (256, 256, 3)),
+        (pixels("0", (3, 48, -1)), (3, 48, 256)),
     ],
 )
 def test_row_of_noise_is_a_row_of_the_network_and_always_the_same(network: Network, shape: tuple[int, ...]) -> None:
@@ -45,6 +47,18 @@ def test_row_of_noise_is_a_row_of_the_network_and_always_the_same(network: Netwo
     assert (row.shape, row.dtype, refusal_of(network, row)) == (shape, network.row_dtype, "")
     assert np.array_equal(row, row_of_noise(network))
     assert len(np.unique(row[0])) > 30
+
+
+def test_rows_of_a_network_that_keeps_sizes_have_a_largest() -> None:
+    """max-side bounds a row, after rounding to size-multiple; without it the most pixels of a picture do."""
+    line = network_from(replace(classifier("m", 4, (3, 48, -1)), parameters=CLASSIFIER | {"max-side": "320"}))
+    assert (line.keeps_size, line.row_bytes) == (True, 3 * 48 * 320 * 4)
+    assert network_from(classifier("m", 4, (3, 48, -1))).row_bytes > 3 * 48 * 320 * 4
+    multiple = CLASSIFIER | {"max-side": "100", "size-multiple": "32"}
+    network = network_from(replace(classifier("m", 4, (3, -1, -1)), parameters=multiple))
+    spec = network.prepare_spec
+    most = max(row_bytes_of(100 + width, 100 + height, spec) for width in range(40) for height in range(40))
+    assert most <= network.row_bytes
 
 
 @pytest.mark.parametrize(

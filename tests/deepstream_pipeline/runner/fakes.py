@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from penstock.vision.preprocess import Geometry
 from penstock_video.errors import InferFailed, SinkFailed
 from penstock_video.infer.calls import RowResult, RowsResult, failed
 from penstock_video.metrics import VideoMetrics
@@ -25,7 +26,9 @@ from penstock_video.types import (
     no_tracks,
 )
 
-NETWORK: Any = SimpleNamespace(name="seen", labels=("person",), skeleton=(), is_classifier=False, max_batch_size=4)
+NETWORK: Any = SimpleNamespace(
+    name="seen", labels=("person",), skeleton=(), is_classifier=False, max_batch_size=4, takes_sizes=False
+)
 
 
 @dataclass
@@ -36,6 +39,7 @@ class Asked:
     deadline: float
     taken: Callable[[], None]
     done: Callable[[RowsResult], None]
+    geometries: Sequence[Geometry] = ()
 
     def answer(self) -> None:
         self.done(RowsResult(None, tuple(RowResult(None, index) for index in range(len(self.rows))), 0.01))
@@ -64,8 +68,9 @@ class FakeEngine:
         deadline: float,
         taken: Callable[[], None],
         done: Callable[[RowsResult], None],
+        geometries: Sequence[Geometry] = (),
     ) -> None:
-        self.asked.append(Asked(rows, deadline, taken, done))
+        self.asked.append(Asked(rows, deadline, taken, done, geometries))
 
 
 class Following:
