@@ -15,6 +15,7 @@ from penstock.vision.layouts.layout import (
     LayoutOptions,
     Outputs,
     best_classes,
+    corners_of,
     finish_boxes,
     sigmoid,
 )
@@ -75,12 +76,6 @@ def best_pairs(logits: FloatArray, options: LayoutOptions) -> Candidates:
     score = scores[row, class_id]
     best = np.argsort(-score, kind="stable")[: len(logits)]
     return Candidates(row[best], class_id[best], score[best])
-
-
-def corners_of(boxes: FloatArray) -> FloatArray:
-    """(n, 4) centre x, centre y, width, height to (n, 4) corners, float64."""
-    centre, half = boxes[:, :2].astype(np.float64), boxes[:, 2:].astype(np.float64) / 2
-    return np.concatenate([centre - half, centre + half], axis=1)
 
 
 def _finish(boxes: FloatArray, found: Candidates, options: LayoutOptions, geometry: Geometry) -> Detections:
