@@ -3,6 +3,7 @@
 import asyncio
 import json
 import time
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -204,14 +205,14 @@ async def test_encoded_images_reach_the_engine_as_a_tensor_and_count_what_it_tak
     files = (picture(255), picture(0))
     made: list[Tensor] = []
 
-    def with_tensor(tensor: Tensor) -> HttpCall:
-        made.append(tensor)
+    def with_tensors(tensors: Sequence[Tensor]) -> HttpCall:
+        made.extend(tensors)
         seen.append(rig.admission.statistics().size_bytes)
         return CALL
 
     seen: list[int] = []
     reply = await rig.plane.relay(
-        Verb.INFER, InferHead("classes"), EncodedCall(InferHead("classes"), files, with_tensor, 3 * 8 * 8 * 4)
+        Verb.INFER, InferHead("classes"), EncodedCall(InferHead("classes"), files, with_tensors, 3 * 8 * 8 * 4)
     )
     assert reply.status == 200
     assert made[0].shape == (2, 3, 8, 8)

@@ -32,6 +32,19 @@ OWN_SIZE = ModelConfig(
 )
 TEXTS = ModelConfig("texts", "python", 8, (TensorSpec("x", Datatype.BYTES, (1,)),), OUTPUTS, {"network-type": "1"})
 PLAIN = ModelConfig("plain", "python", 8, (TensorSpec("x", Datatype.FP32, (3, 8, 8)),), OUTPUTS)
+SIZE = TensorSpec("size", Datatype.INT64, (2,))
+SIZED = replace(
+    BATCHES, name="sized", inputs=(*BATCHES.inputs, SIZE), parameters={**SCALED, "image-size-input": "size"}
+)
+SIZED_ONE = replace(
+    ONE,
+    name="sized-one",
+    inputs=(replace(SIZE, shape=(1, 2), datatype=Datatype.FP32), *ONE.inputs),
+    parameters=SIZED.parameters,
+)
+SIZED_MANY = replace(
+    MANY, name="sized-many", inputs=(*MANY.inputs, replace(SIZE, shape=(-1, 2))), parameters=SIZED.parameters
+)
 WRONG = replace(BATCHES, name="wrong", parameters={"network-type": "7"})
 
 
@@ -41,15 +54,15 @@ class Rig:
     metrics: Metrics
 
     async def tensor(self, model: str, *images: bytes) -> Array:
-        tensor = await self.images.tensor(ImageRequest(model, "", images, None), model)
+        (tensor,) = await self.images.tensors(ImageRequest(model, "", images, None), model)
         return tensor.to_numpy()
 
 
 @pytest.fixture
 async def rig() -> Rig:
-    backend = FakeEngine((BATCHES, ONE, MANY, OWN_SIZE, TEXTS, PLAIN, WRONG))
+    backend = FakeEngine((BATCHES, ONE, MANY, OWN_SIZE, TEXTS, PLAIN, WRONG, SIZED, SIZED_ONE, SIZED_MANY))
     watch = EngineWatch(backend, WatchOptions())
-    for name in ("batches", "one", "many", "own", "texts", "plain", "wrong"):
+    for name in ("batches", "one", "many", "own", "texts", "plain", "wrong", "sized", "sized-one", "sized-many"):
         await watch.note_loaded(name)
     metrics = Metrics()
     return Rig(ImageFlow(backend=backend, watch=watch, pool=InlinePool(), metrics=metrics), metrics)  # type: ignore[arg-type]
@@ -114,7 +127,7 @@ async def test_images_past_their_deadline_are_given_up_while_they_are_decoded(ri
     """The deadline is kept on the way to the engine, too."""
     late = ImageRequest("batches", "", (picture(1),), time.monotonic() - 1.0)
     with pytest.raises(DeadlineExceeded, match="while the image was decoded"):
-        await rig.images.tensor(late, "batches")
+        await rig.images.tensors(late, "batches")
 
 
 def test_only_models_that_describe_images_have_an_image_input(rig: Rig) -> None:
@@ -124,3 +137,22 @@ def test_only_models_that_describe_images_have_an_image_input(rig: Rig) -> None:
     assert [rig.images.input_of(name) for name in ("texts", "plain", "unknown")] == [None] * 3
     with pytest.raises(InvalidRequest, match="network-type"):
         rig.images.input_of("wrong")
+
+
+@pytest.mark.parametrize(
+    ("model", "count", "datatype", "sizes"),
+    [
+        ("sized", 2, Datatype.INT64, [[20, 10], [30, 10]]),
+        ("sized", 1, Datatype.INT64, [[20, 10]]),
+        ("sized-one", 1, Datatype.FP32, [[20.0, 10.0]]),
+        ("sized-many", 2, Datatype.INT64, [[20, 10], [30, 10]]),
+    ],
+)
+async def test_model_with_an_input_for_sizes_gets_width_and_height_of_each_image(
+    rig: Rig, model: str, count: int, datatype: Datatype, sizes: list[list[float]]
+) -> None:
+    """In the pictures' order and in the input's type and shape."""
+    images = (picture(1), picture(2, width=30))[:count]
+    first, second = await rig.images.tensors(ImageRequest(model, "", images, None), model)
+    assert (first.name, first.shape[0]) == ("x", count)
+    assert (second.name, second.datatype, second.to_numpy().tolist()) == ("size", datatype, sizes)

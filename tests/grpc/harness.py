@@ -80,6 +80,7 @@ class FakePlane:
         self.answer: GrpcAnswer | None = None
         self.unready_reason = ""
         self.image_inputs: dict[str, ImageInput] = {}
+        self.more_inputs: tuple[Tensor, ...] = ()
         self.scripts: list[GrpcStream] = []
         self.refused: dict[str, Exception] = {}
         self.unserved: dict[str, str] = {}
@@ -107,7 +108,7 @@ class FakePlane:
         if head.classification_outputs:
             await self.refuse_classification_of_bytes(head)
         if isinstance(call, EncodedCall):
-            call = await self.with_tensor(call, deadline, caller)
+            call = await self.with_tensors(call, deadline, caller)
         self.relayed.append((verb, head, call, deadline))
         self.callers.append(caller)
         self.entered.set()
@@ -162,10 +163,10 @@ class FakePlane:
         assert seconds >= 0
         self.answered.append(model_name)
 
-    async def with_tensor(self, asked: EncodedCall[GrpcAnswer], deadline: float | None, caller: Identity) -> GrpcCall:
-        """The images become one row of their sizes in bytes."""
+    async def with_tensors(self, asked: EncodedCall[GrpcAnswer], deadline: float | None, caller: Identity) -> GrpcCall:
+        """The images become one row of their sizes in bytes, and `more_inputs` follow."""
         sizes = np.array([[len(image) for image in asked.images]], np.float32)
-        return asked.with_tensor(tensor_from_numpy("x", sizes))
+        return asked.with_tensors((tensor_from_numpy("x", sizes), *self.more_inputs))
 
     async def refuse_classification_of_bytes(self, head: InferHead) -> None:
         config = await self.engine.model_config(head.model_name)

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 from tritonclient.grpc import service_pb2
 
+from penstock.protocol.inference import tensor_from_numpy
 from penstock.protocol.request_checks import ImageInput
 from tests.grpc.harness import Front, infer_message
 from tests.vision import images
@@ -86,3 +87,14 @@ async def test_images_in_shared_memory_are_refused(pictures: Front) -> None:
     with pytest.raises(grpc.aio.AioRpcError, match="shared memory") as refused:
         await pictures.call("ModelInfer", request.SerializeToString())
     assert refused.value.code() in (grpc.StatusCode.INVALID_ARGUMENT, grpc.StatusCode.UNIMPLEMENTED)
+
+
+async def test_sizes_of_images_follow_as_an_input_of_their_own(pictures: Front) -> None:
+    """A model that takes the pictures' sizes gets them, though the client sends pictures only."""
+    pictures.plane.more_inputs = (tensor_from_numpy("size", np.array([[40, 30]], np.int64)),)
+    await pictures.call("ModelInfer", asking(shape=[2], raw=RAW).SerializeToString())
+    got = service_pb2.ModelInferRequest.FromString(pictures.plane.relayed[-1][2].message)
+    described = [(one.name, one.datatype, list(one.shape)) for one in got.inputs]
+    assert described == [("x", "FP32", [1, 2]), ("size", "INT64", [1, 2])]
+    assert [len(raw) for raw in got.raw_input_contents] == [8, 16]
+    assert np.frombuffer(got.raw_input_contents[1], np.int64).tolist() == [40, 30]

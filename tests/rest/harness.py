@@ -27,7 +27,7 @@ from penstock.gateway.tracing import Tracer
 from penstock.network import bind
 from penstock.protocol.call import HttpAnswer, HttpCall, InferHead
 from penstock.protocol.identity import ALL_ROLES, ANONYMOUS, Identity, Role, Verb
-from penstock.protocol.inference import BatchOwner, Timings, tensor_from_numpy
+from penstock.protocol.inference import BatchOwner, Tensor, Timings, tensor_from_numpy
 from penstock.protocol.request_checks import BLOCKED_EXTENSIONS, EncodedCall, ImageInput
 from penstock.protocol.vision_results import Detections
 from penstock.vision.results import ImageRequest, ImageResponse
@@ -56,6 +56,7 @@ class FakePlane:
         self.tracer: Tracer | None = None
         self.classified: list[tuple[str, ...]] = []
         self.image_inputs: dict[str, ImageInput] = {}
+        self.more_inputs: tuple[Tensor, ...] = ()
         self.encoded: list[tuple[bytes, ...]] = []
         self.answer = HttpAnswer(200, JSON, b'{"ok":true}')
         self.image_answer = one_box()
@@ -102,7 +103,8 @@ class FakePlane:
                 raise self.error
         if isinstance(call, EncodedCall):
             self.encoded.append(call.images)
-            call = call.with_tensor(tensor_from_numpy("x", np.array([len(image) for image in call.images], np.float32)))
+            sizes = np.array([len(image) for image in call.images], np.float32)
+            call = call.with_tensors((tensor_from_numpy("x", sizes), *self.more_inputs))
         self.relayed.append((verb, head, call, deadline))
         await self._work()
         unmerged = self.unmerged.get(head.model_name, "")

@@ -8,6 +8,7 @@ import zlib
 import numpy as np
 import pytest
 
+from penstock.protocol.inference import tensor_from_numpy
 from penstock.protocol.request_checks import ImageInput
 from tests.rest.harness import Front, Headers
 from tests.vision import images
@@ -160,3 +161,32 @@ async def test_images_in_shared_memory_are_refused(pictures: Front) -> None:
     reply = await pictures.ask("POST", INFER, body, headers)
     assert reply.status == 400
     assert "shared memory" in json.loads(reply.body)["error"]
+
+
+@pytest.mark.parametrize("binary", [BINARY, b""], ids=["binary", "base64"])
+async def test_sizes_of_images_follow_as_an_input_of_their_own(pictures: Front, binary: bytes) -> None:
+    """A model that takes the pictures' sizes gets them, though the client sends pictures only."""
+    pictures.plane.more_inputs = (tensor_from_numpy("size", np.array([[40, 30], [41, 31]], np.int64)),)
+    entry = {"shape": [2]} if binary else {"shape": [2], "data": [text(FIRST), text(SECOND)]}
+    body, headers = request_of(entry, binary, outputs=[{"name": "p"}])
+    assert (await pictures.ask("POST", INFER, body, headers)).status == 200
+    call = pictures.plane.relayed[-1][2]
+    length = int(dict(call.headers)[LENGTH])
+    assert json.loads(call.body[:length]) == {
+        "inputs": [
+            {"name": "x", "shape": [2], "datatype": "FP32", "parameters": {"binary_data_size": 8}},
+            {"name": "size", "shape": [2, 2], "datatype": "INT64", "parameters": {"binary_data_size": 32}},
+        ],
+        "outputs": [{"name": "p"}],
+    }
+    assert np.frombuffer(call.body[length + 8 :], np.int64).tolist() == [40, 30, 41, 31]
+
+
+async def test_size_of_a_raw_image_follows_too(pictures: Front) -> None:
+    """A body that is one picture becomes two tensors."""
+    pictures.plane.more_inputs = (tensor_from_numpy("size", np.array([[40, 30]], np.int64)),)
+    assert (await pictures.ask("POST", INFER, FIRST, ((LENGTH, b"0"),))).status == 200
+    call = pictures.plane.relayed[-1][2]
+    length = int(dict(call.headers)[LENGTH])
+    assert [one["name"] for one in json.loads(call.body[:length])["inputs"]] == ["x", "size"]
+    assert np.frombuffer(call.body[length + 4 :], np.int64).tolist() == [40, 30]

@@ -161,7 +161,7 @@ class DataPlane:
         until = self._until(verb, head, deadline)
         with self._admission.through(verb, head, caller, call.size_bytes, until) as admitted:
             if isinstance(call, EncodedCall):
-                call = await self.with_tensor(call, until, caller)
+                call = await self.with_tensors(call, until, caller)
             if verb is Verb.LOAD:
                 await self._loads.check(call)
             elif verb is Verb.INFER and head.sequence is not None:
@@ -180,11 +180,11 @@ class DataPlane:
         """The model's image input, or None if it takes tensors only. Raises InvalidRequest for invalid parameters."""
         return self._images.input_of(model_name)
 
-    async def with_tensor(self, asked: EncodedCall[A], deadline: float | None, caller: Identity) -> Call[A]:
-        """The call with its images as a tensor, for callers that have a slot already. Raises InferenceError."""
+    async def with_tensors(self, asked: EncodedCall[A], deadline: float | None, caller: Identity) -> Call[A]:
+        """The call with its images as tensors, for callers that have a slot already. Raises InferenceError."""
         head, images, client = asked.head, asked.images, caller.client
         request = ImageRequest(head.model_name, head.model_version, images, deadline, head.request_id, client)
-        return asked.with_tensor(await self._images.tensor(request, self.model_label(head.model_name)))
+        return asked.with_tensors(await self._images.tensors(request, self.model_label(head.model_name)))
 
     @asynccontextmanager
     async def stream(

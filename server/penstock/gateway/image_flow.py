@@ -125,8 +125,11 @@ class ImageFlow:
         row_bytes = 0 if card.is_relayed else card.prepare_spec.row_bytes
         return ImageInput(card.input_name, row_bytes, is_encoded=card.is_relayed)
 
-    async def tensor(self, request: ImageRequest, label: str) -> Tensor:
-        """The images as the model's input tensor, in their order. Raises InferenceError. label: for metrics."""
+    async def tensors(self, request: ImageRequest, label: str) -> tuple[Tensor, ...]:
+        """The images as the model's input tensor, in their order, and their sizes if the model has an input for them.
+
+        Raises InferenceError. label: for metrics.
+        """
         model = await self.model(request.model_name)
         check_image_count(model.config, model.card, len(request.images))
         prepared, timings = list[PreparedImage](), list[Timings]()
@@ -143,7 +146,8 @@ class ImageFlow:
             check_tensor_size(sum(item.array.nbytes for item in prepared))
         self._metrics.prepared(label, sequential_timings(timings))
         self._metrics.batch(label, len(prepared))
-        return tensor_from_numpy(model.card.input_name, _stack_rows([item.array for item in prepared], model))
+        call = _stack_rows([item.array for item in prepared], model)
+        return (tensor_from_numpy(model.card.input_name, call.array), *_sizes_of(model.card, prepared, call))
 
     async def run(self, request: ImageRequest, model: ImageModel, label: str) -> ImageResponse:
         """Results of all images, in waves of at most WAVE_BYTES. Raises InferenceError. label: for metrics."""
@@ -360,7 +364,7 @@ def _joined(waves: Sequence[_Wave]) -> _Wave:
     )
 
 
-def _stack_rows(arrays: Sequence[Array], model: ImageModel) -> Array:
+def _stack_rows(arrays: Sequence[Array], model: ImageModel) -> MergedRows:
     """All rows in one array. Raises InvalidRequest for images of different sizes if the model keeps their sizes."""
     config, shape = model.config, model.card.input_shape
     rows = config.max_batch_size or (len(arrays) if max_rows(config, shape) is None else 0)
@@ -371,7 +375,7 @@ def _stack_rows(arrays: Sequence[Array], model: ImageModel) -> Array:
             f"model {config.name!r} takes images at their own size, and these differ ({shapes[0]} and {shapes[1]}): "
             "no tensor holds both; send each in a request of its own"
         )
-    return calls[0].array
+    return calls[0]
 
 
 def _sizes_of(card: VisionCard, prepared: Sequence[PreparedImage], call: MergedRows) -> tuple[Tensor, ...]:

@@ -73,11 +73,13 @@ class ImageInput:
 
 @dataclass(frozen=True, slots=True)
 class EncodedCall(Generic[A]):
-    """An inference with encoded images. with_tensor: the call with this tensor instead. row_bytes: 0 if unknown."""
+    """An inference with encoded images. with_tensors: the call with the first tensor instead, and the others as further
+    inputs. row_bytes: 0 if unknown.
+    """
 
     head: InferHead
     images: tuple[bytes, ...]
-    with_tensor: Callable[[Tensor], Call[A]]
+    with_tensors: Callable[[Sequence[Tensor]], Call[A]]
     row_bytes: int = 0
 
     @property

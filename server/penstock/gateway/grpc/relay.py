@@ -3,7 +3,7 @@
 import asyncio
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, replace
 
 import grpc
@@ -68,7 +68,7 @@ def encoded_call(head: InferHead, call: GrpcCall, place: ImageInput) -> EncodedC
         return None  # the engine reports these
     images = _images(request)
     return EncodedCall(
-        head, images, lambda tensor: replace(call, message=_with_tensor(request, tensor)), place.row_bytes
+        head, images, lambda tensors: replace(call, message=_with_tensors(request, tensors)), place.row_bytes
     )
 
 
@@ -84,14 +84,17 @@ def _images(request: service_pb2.ModelInferRequest) -> tuple[bytes, ...]:
     return images
 
 
-def _with_tensor(request: service_pb2.ModelInferRequest, tensor: Tensor) -> bytes:
-    """The request with this tensor instead of its images; all other fields are unchanged."""
+def _with_tensors(request: service_pb2.ModelInferRequest, tensors: Sequence[Tensor]) -> bytes:
+    """The request with the first tensor instead of its images, and further inputs; all other fields are unchanged."""
+    tensor, *others = tensors
     entry = request.inputs[0]
     entry.datatype = tensor.datatype.value
     entry.shape[:] = tensor.shape
     entry.ClearField("contents")
     request.ClearField("raw_input_contents")
-    return with_raw_inputs(request, (tensor,))
+    for other in others:
+        request.inputs.add(name=other.name, datatype=other.datatype.value, shape=other.shape)
+    return with_raw_inputs(request, tensors)
 
 
 PROTOCOL = "grpc"

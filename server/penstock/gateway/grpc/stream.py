@@ -250,7 +250,7 @@ class _Session(ClientStream):
         with ExitStack() as place:
             place.enter_context(self._plane.stream_slot(head, self._caller, size_bytes))
             if asked is not None:
-                message = cast(GrpcCall, await self._plane.with_tensor(asked, until, self._caller)).message
+                message = cast(GrpcCall, await self._plane.with_tensors(asked, until, self._caller)).message
             place.enter_context(await self._plane.slots.place(head.model_name, self._caller.client, until))
             kept = place.pop_all()
         sent = Sent(head.model_name, head.request_id, started, partial(_leave, kept), is_decoupled, hides_final)

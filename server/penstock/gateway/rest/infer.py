@@ -7,7 +7,7 @@ import base64
 import binascii
 import os
 import time
-from collections.abc import Coroutine
+from collections.abc import Coroutine, Sequence
 from typing import Any
 
 import msgspec
@@ -87,7 +87,7 @@ def encoded_call(
     if len(entries) != 1:
         return None  # the engine has words for inputs that the model has not
     images = _images(entries[0], place.name, memoryview(plain)[length:])
-    return EncodedCall(head, images, lambda tensor: _with_tensor(call, top, entries[0], tensor), place.row_bytes)
+    return EncodedCall(head, images, lambda tensors: _with_tensors(call, top, entries[0], tensors), place.row_bytes)
 
 
 def is_raw_image(plain: bytes, place: ImageInput) -> bool:
@@ -101,7 +101,7 @@ def _raw_call(head: InferHead, call: HttpCall, plain: bytes, place: ImageInput) 
     # A raw binary request is answered in binary.
     top: Members = {"parameters": msgspec.Raw(b'{"binary_data_output":true}'), "inputs": msgspec.Raw(b"[]")}
     entry: Members = {"name": msgspec.Raw(msgspec.json.encode(place.name))}
-    return EncodedCall(head, (plain,), lambda tensor: _with_tensor(call, top, entry, tensor), place.row_bytes)
+    return EncodedCall(head, (plain,), lambda tensors: _with_tensors(call, top, entry, tensors), place.row_bytes)
 
 
 def _images(entry: Members, name: str, binary: memoryview) -> tuple[bytes, ...]:
@@ -131,19 +131,24 @@ def _decoded(text: str, where: str) -> bytes:
         ) from error
 
 
-def _with_tensor(call: HttpCall, top: Members, entry: Members, tensor: Tensor) -> HttpCall:
-    """The members in their order, as they came, but for what is said of the tensor itself."""
-    parameters = _parameters(entry) | {_SIZE: _raw(tensor.data.nbytes)}
-    described = entry | {
-        "shape": _raw(tensor.shape),
-        "datatype": _raw(tensor.datatype.value),
-        "parameters": _raw(parameters),
-    }
+def _with_tensors(call: HttpCall, top: Members, entry: Members, tensors: Sequence[Tensor]) -> HttpCall:
+    """The members in their order, as they came, but for the description of the images, and with further inputs."""
+    tensor, *others = tensors
+    described = entry | _described(tensor, _parameters(entry))
     described.pop("data", None)
-    header = msgspec.json.encode(top | {"inputs": _raw([described])})
+    further = [{"name": _raw(other.name)} | _described(other, {}) for other in others]
+    header = msgspec.json.encode(top | {"inputs": _raw([described, *further])})
     headers: HttpHeaders = tuple(pair for pair in call.headers if pair[0] not in _REPLACED_HEADERS)
     headers += ((b"inference-header-content-length", b"%d" % len(header)),)
-    return HttpCall(call.method, call.target, headers, b"".join((header, tensor.data)))
+    return HttpCall(call.method, call.target, headers, b"".join((header, *[one.data for one in tensors])))
+
+
+def _described(tensor: Tensor, parameters: Members) -> Members:
+    return {
+        "shape": _raw(tensor.shape),
+        "datatype": _raw(tensor.datatype.value),
+        "parameters": _raw(parameters | {_SIZE: _raw(tensor.data.nbytes)}),
+    }
 
 
 def _parameters(entry: Members) -> Members:
