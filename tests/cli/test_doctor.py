@@ -14,9 +14,11 @@ from rich.console import Console
 from typer.testing import CliRunner
 
 from penstock.cli import doctor as command
-from penstock.cli.doctor import as_object, show
+from penstock.cli.doctor import as_object, model_findings, show
+from penstock.cli.gateway_client import GatewayClient
 from penstock.cli.main import build_app
 from penstock.doctor.finding import Finding, Severity
+from tests.cli.conftest import StandIn
 
 CHECKOUT = Path(__file__).resolve().parent.parent.parent
 SUBJECTS = {
@@ -89,7 +91,7 @@ def test_doctor_here_answers_every_subject_on_standard_output_alone(tmp_path: Pa
         said = doctor("--json", PENSTOCK_HOME=str(tmp_path), PENSTOCK_HTTP_PORT=str(port))
     read: dict[str, Any] = json.loads(said.stdout)
     by_id = {row["id"]: row for row in read["findings"]}
-    assert {row["subject"] for row in read["findings"]} == SUBJECTS
+    assert {row["subject"] for row in read["findings"]} == SUBJECTS | {"models"}
     assert len(by_id) == len(read["findings"])
     assert by_id["settings.values"]["found"] == "given: PENSTOCK_HOME, PENSTOCK_HTTP_PORT"
     assert by_id["ports.http"]["status"] == "problem"
@@ -114,3 +116,30 @@ def test_doctor_wrong_settings_are_a_finding(
     assert found in " ".join(said.stdout.split())
     assert "NVIDIA H200" in said.stdout
     assert said.stderr == ""
+
+
+def test_models_that_the_gateway_cannot_serve_are_findings(stand_in: StandIn) -> None:
+    """Each has its reason and what to do; models that were unloaded or never loaded are no findings."""
+    why = "its trial at load failed: a picture through /image: output 'y' has shape [3] for one image"
+    stand_in.index = [
+        {"name": "fine", "version": "1", "state": "READY", "reason": ""},
+        {"name": "odd", "version": "1", "state": "UNAVAILABLE", "reason": why},
+        {"name": "gone", "version": "1", "state": "UNAVAILABLE", "reason": "unloaded"},
+        {"name": "new"},
+    ]
+    served, odd = model_findings(GatewayClient(stand_in.url))
+    assert (served.id, served.status) == ("models.served", Severity.OK)
+    assert served.found.startswith("1 served by the gateway at http://")
+    assert (odd.id, odd.subject, odd.status) == ("models.odd", "models", Severity.WARNING)
+    assert odd.found == f"odd: {why}"
+    assert odd.advice.endswith("penstock models load odd")
+
+
+def test_models_of_no_gateway_or_one_that_refuses(stand_in: StandIn) -> None:
+    """Without a gateway there is no finding; with one that wants a key, a note says so."""
+    with socket.create_server(("127.0.0.1", 0)) as closed:
+        port = closed.getsockname()[1]
+    assert model_findings(GatewayClient(f"http://127.0.0.1:{port}")) == []
+    stand_in.key = "k"
+    (note,) = model_findings(GatewayClient(stand_in.url))
+    assert (note.status, "PENSTOCK_API_KEY" in note.found) == (Severity.NOTE, True)

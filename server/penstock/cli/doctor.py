@@ -13,11 +13,14 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from penstock.cli.gateway_client import API_KEY_VARIABLE, GatewayClient, GatewayError, GatewayUnreachable, url_of
+from penstock.cli.model_list import in_short
 from penstock.cli.terminal import one_line
 from penstock.doctor import finding as configuration
 from penstock.doctor.examination import examine
 from penstock.doctor.finding import Finding, Severity, StackPlan, can_serve
 from penstock.engines.triton.runtime import default_environment
+from penstock.engines.watch import NOT_LOADED, UNLOADED
 from penstock.gateway.settings import OTHER_VARIABLES, PREFIX, Settings, SettingsError, read_settings
 
 STYLES = {Severity.OK: "green", Severity.NOTE: "cyan", Severity.WARNING: "yellow", Severity.PROBLEM: "bold red"}
@@ -30,10 +33,13 @@ def doctor(
     """Look at this machine as `penstock up` would use it, and say what to do.
 
     ok, note (works, could be better), warning (will hurt), problem (`penstock up` cannot serve). Nothing is changed,
-    and nothing is sent over a network. Exit code 1 where there is a problem.
+    and nothing is sent to another machine. A gateway that runs here is asked which models it serves. Exit code 1 where
+    there is a problem.
     """
     settings, mistake = _settings(config)
     findings = [*configuration.settings_findings(mistake, _given(config)), *examine(plan_of(settings))]
+    gateway = GatewayClient(url_of(settings), os.environ.get(API_KEY_VARIABLE, ""))
+    findings += model_findings(gateway)
     if as_json:
         sys.stdout.write(as_object(findings) + "\n")
     else:
@@ -74,6 +80,27 @@ def plan_of(settings: Settings) -> StackPlan:
         max_inflight_requests=settings.max_inflight_requests,
         max_inflight_bytes=settings.max_inflight_bytes,
     )
+
+
+def model_findings(gateway: GatewayClient) -> list[Finding]:
+    """Each model that the gateway cannot serve, with the reason; none if no gateway runs there."""
+    try:
+        index = gateway.repository_index()
+    except GatewayUnreachable:
+        return []
+    except GatewayError as error:
+        return [Finding("models.index", Severity.NOTE, f"which models are served is not known: {error}")]
+    reasons = {
+        row.name: in_short(row.reason)
+        for row in index
+        if row.state != "READY" and row.reason not in ("", NOT_LOADED, UNLOADED)
+    }
+    served = len({row.name for row in index if row.state == "READY"})
+    found = [Finding("models.served", Severity.OK, f"{served} served by the gateway at {gateway.url}")]
+    return found + [
+        Finding(f"models.{name}", Severity.WARNING, f"{name}: {why}", f"correct it, then: penstock models load {name}")
+        for name, why in reasons.items()
+    ]
 
 
 def as_object(findings: Sequence[Finding]) -> str:

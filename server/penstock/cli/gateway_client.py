@@ -345,7 +345,11 @@ def gateway_url(given: str | None) -> str:
     """The address that was given, else that of the gateway which `penstock up` would start here."""
     if given is not None:
         return given
-    settings = settings_or_fail()
+    return url_of(settings_or_fail())
+
+
+def url_of(settings: Settings) -> str:
+    """The address of the gateway that `penstock up` starts with these settings."""
     host = "127.0.0.1" if settings.host in ("0.0.0.0", "::") else settings.host
     return f"http://{host}:{settings.http_port or DEFAULT_HTTP_PORT}"
 
