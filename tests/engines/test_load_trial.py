@@ -97,3 +97,28 @@ async def test_engine_that_cannot_be_asked_says_nothing_of_the_model() -> None:
     """The trial is repeated later."""
     with pytest.raises(EngineUnavailable):
         await why(refusing(EngineUnavailable("connection refused")))
+
+
+@pytest.mark.parametrize(
+    ("max_batch_size", "unmerged", "tried"),
+    [(8, "", [None, ""]), (8, "its rows go astray", [None]), (8, None, [None]), (1, "", [None]), (0, "", [None])],
+)
+async def test_pictures_are_tried_as_a_batch_where_requests_are_merged(
+    max_batch_size: int, unmerged: str | None, tried: list[str | None]
+) -> None:
+    """First alone, and again after the rows have proved that they are independent."""
+    config = replace(MODEL, max_batch_size=max_batch_size, inputs=(TensorSpec("x", Datatype.FP32, (2,)),))
+    seen: list[str | None] = []
+
+    async def see(one: ModelConfig, _: float) -> str:
+        seen.append(one.unmerged)
+        return "row 1 is missing" if len(seen) == 2 else ""
+
+    async def try_rows(_: ModelConfig) -> str | None:
+        return unmerged
+
+    backend = FakeEngine((config,), answer=answer("y", "z"))
+    trial = LoadTrial(backend, see=see, try_rows=try_rows, execution_timeout_s=lambda _: TIMEOUT_S)
+    found = await trial(config)
+    assert seen == tried
+    assert found.failure == ("its trial at load failed: row 1 is missing" if len(tried) == 2 else "")

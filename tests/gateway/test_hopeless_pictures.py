@@ -48,7 +48,7 @@ async def test_picture_is_decoded_in_its_clients_turn_until_its_deadline() -> No
     with pytest.raises(InferenceError, match="torn"):
         await flow.run(request, await flow.model("classes"), "classes")
     with pytest.raises(InferenceError, match="torn"):
-        await flow.tensor(request, "classes")
+        await flow.tensors(request, "classes")
     for called in pool.prepare.call_args_list:
         assert called.kwargs == {"client": "key camera", "deadline": deadline}
 

@@ -1,13 +1,18 @@
 """The trial picture that is sent through the path of /image when a model is loaded."""
 
+from collections.abc import Callable
 from dataclasses import replace
 
+import numpy as np
 import pytest
 
+from penstock.engines.watch import EngineWatch, WatchOptions
+from penstock.gateway.image_flow import ImageFlow
+from penstock.gateway.metrics import Metrics
 from penstock.protocol.engine import ModelConfig, TensorSpec
-from penstock.protocol.errors import EngineUnavailable
-from penstock.protocol.inference import Datatype
-from penstock.testing import FakeMode
+from penstock.protocol.errors import EngineUnavailable, InvalidRequest
+from penstock.protocol.inference import Datatype, InferRequest, Tensor, tensor_from_numpy
+from penstock.testing import FakeEngine, FakeMode
 from penstock.vision.layouts.registry import LAYOUTS
 from penstock.vision.spec import NetworkType
 from tests.gateway.rig import CLASSIFIER, DETECTOR, TENSORS_ONLY, InlinePool, Rig
@@ -104,7 +109,7 @@ async def test_model_without_network_type_takes_no_picture(rig: Rig, parameters:
         (TensorSpec("x", Datatype.FP32, (-1,)),),
         (TensorSpec("x", Datatype.FP32, (16, 32, 32)),),
         (TensorSpec("x", Datatype.BYTES, (1,)),),
-        (TensorSpec("x", Datatype.FP32, (3, 32, 32)), TensorSpec("size", Datatype.INT64, (2,))),
+        (TensorSpec("x", Datatype.FP32, (3, 32, 32)), TensorSpec("mask", Datatype.FP32, (1, 32, 32))),
     ],
 )
 async def test_model_whose_input_is_no_picture_takes_none(rig: Rig, inputs: tuple[TensorSpec, ...]) -> None:
@@ -119,3 +124,100 @@ async def test_engine_that_is_down_is_no_verdict(rig: Rig) -> None:
     with pytest.raises(EngineUnavailable):
         await rig.images.trial(DETECTOR, 30.0)
     rig.backend.mode = FakeMode.NORMAL
+
+
+async def test_model_whose_second_input_is_not_named_fails(rig: Rig) -> None:
+    """An input that could take the picture's size must be named: without it, every picture would be refused."""
+    inputs = (TensorSpec("x", Datatype.FP32, (3, 32, 32)), TensorSpec("size", Datatype.INT64, (2,)))
+    why = await rig.images.trial(replace(CLASSIFIER, name="m", inputs=inputs), 30.0)
+    assert "needs a model with exactly one input, the image (inputs: 'x', 'size')" in why
+    assert "name it by image-size-input" in why
+
+
+Answers = Callable[[InferRequest], list[Tensor]]
+BATCHED = replace(CLASSIFIER, name="m", max_batch_size=8, unmerged="")
+
+
+async def why_of(config: ModelConfig, answers: Answers) -> tuple[str, list[InferRequest]]:
+    """What the trial finds of a model that answers so, and what the engine was asked."""
+    backend = FakeEngine((config,), answer=answers)
+    watch = EngineWatch(backend, WatchOptions())
+    flow = ImageFlow(backend=backend, watch=watch, pool=InlinePool(), metrics=Metrics())  # type: ignore[arg-type]
+    return await flow.trial(config, 30.0), backend.calls
+
+
+def scores(*shape: int) -> Answers:
+    return lambda request: [tensor_from_numpy("p", np.zeros((request.inputs[0].shape[0], *shape), np.float32))]
+
+
+@pytest.mark.parametrize(
+    ("config", "answers", "why"),
+    [
+        (BATCHED, scores(3), ""),
+        (BATCHED, scores(3, 1, 1), ""),
+        (BATCHED, scores(3, 4, 4), "output 'p' has shape [2, 3, 4, 4], in which row 0 of the batch has no 1-D part"),
+        (replace(BATCHED, unmerged="no"), scores(3, 4, 4), "output 'p' has shape [1, 3, 4, 4], in which row 0"),
+        (
+            BATCHED,
+            lambda _: [tensor_from_numpy("p", np.zeros(3, np.float32))],
+            "output 'p' has shape [3], in which row 1 of the batch has no 1-D part",
+        ),
+        (
+            BATCHED,
+            lambda _: [tensor_from_numpy("p", np.zeros((1, 3), np.float32))],
+            "output 'p' has shape [1, 3], in which row 1 of the batch has no 1-D part",
+        ),
+        (replace(BATCHED, unmerged=None), lambda _: [tensor_from_numpy("p", np.zeros((1, 3), np.float32))], ""),
+        (BATCHED, lambda _: [tensor_from_numpy("q", np.zeros((2, 3), np.float32))], "output 'p' is missing"),
+        (
+            with_parameters(BATCHED, network_type="0", layout="detr"),
+            lambda _: [tensor_from_numpy("p", np.zeros((2, 5, 4), np.float32))],
+            "a picture through /image: ",
+        ),
+    ],
+)
+async def test_model_whose_outputs_do_not_fit_its_layout_fails(config: ModelConfig, answers: Answers, why: str) -> None:
+    """Wrong rank, a lost batch axis, another output, another layout; a model whose batches are not merged gets one."""
+    found, calls = await why_of(config, answers)
+    assert (why in found) if why else found == ""
+    assert calls[0].inputs[0].shape[0] == (2 if config.unmerged == "" else 1)
+
+
+@pytest.mark.parametrize("threshold", ["0.99", "0.0001"])
+async def test_rows_behind_the_threshold_are_tried(threshold: str) -> None:
+    """A client may ask for a threshold of 0.001, so a class id that the layout refuses there fails the trial."""
+    parameters = {"network_type": "0", "layout": "boxes", "pre_cluster_threshold": threshold}
+    config = replace(with_parameters(DETECTOR, **parameters), name="m")
+    config = replace(config, parameters={k: v for k, v in config.parameters.items() if k != "parse-bbox-func-name"})
+
+    def answers(_: InferRequest) -> list[Tensor]:
+        return [
+            tensor_from_numpy("boxes", np.array([[0, 0, 9, 9]], np.float32)),
+            tensor_from_numpy("scores", np.array([0.01], np.float32)),
+            tensor_from_numpy("class_ids", np.array([-7], np.int64)),
+        ]
+
+    found, _ = await why_of(config, answers)
+    assert "output 'class_ids' holds -7; classes are counted from 0" in found
+
+
+def refusing(_: InferRequest) -> list[Tensor]:
+    raise InvalidRequest("unexpected shape for input 'x'")
+
+
+@pytest.mark.parametrize(
+    ("config", "why"),
+    [(BATCHED, "a picture through /image: unexpected shape for input 'x'"), (replace(DETECTOR, name="m"), "")],
+)
+async def test_engine_that_refuses_the_picture_fails_a_model_of_one_size(config: ModelConfig, why: str) -> None:
+    """All pictures become tensors of that size; a model of variable size may take others."""
+    assert (await why_of(config, refusing))[0] == why
+
+
+async def test_sizes_of_both_pictures_are_sent() -> None:
+    """The input for sizes has a row for each picture, width first."""
+    inputs = (*BATCHED.inputs, TensorSpec("size", Datatype.INT64, (2,)))
+    config = with_parameters(replace(BATCHED, inputs=inputs), image_size_input="size")
+    found, (request,) = await why_of(config, scores(3))
+    assert found == ""
+    assert request.inputs[1].to_numpy().tolist() == [[500, 375], [640, 480]]

@@ -1,5 +1,6 @@
 """A model with unusable answers is unavailable from its load on, with the reason, in both engines."""
 
+import base64
 import json
 import shutil
 import threading
@@ -11,10 +12,15 @@ from typing import Any
 import numpy as np
 import onnx
 import pytest
+import tritonclient.grpc as grpc
+import tritonclient.http as http
 from onnx import TensorProto, helper, numpy_helper
 from typer.testing import CliRunner
 
 from penstock.cli import models as models_command
+from penstock.cli.doctor import model_findings
+from penstock.cli.gateway_client import GatewayClient
+from penstock.doctor.finding import Severity
 from penstock.engines.dedicated_engines import SILENT, STARTING
 from tests.engines import onnx_models
 from tests.integration.embedded_stack import start_embedded
@@ -62,6 +68,30 @@ def shades(*, is_endless: bool) -> onnx.ModelProto:
     x = helper.make_tensor_value_info("x", TensorProto.FLOAT, ["n", 3, 32, 32])
     y = helper.make_tensor_value_info("y", TensorProto.FLOAT, ["n", 3])
     graph = helper.make_graph(nodes, "shades", [x], [y], [factor])
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+
+
+SIZED = CARD.replace("SIZES", "2").replace(
+    "dims: [ 3, 32, 32 ] }", 'dims: [ 3, 32, 32 ] }, { name: "size" data_type: TYPE_INT64 dims: [ 2 ] }'
+)
+NAMED_SIZE = 'parameters { key: "image-size-input" value { string_value: "size" } }'
+
+
+def sizes() -> onnx.ModelProto:
+    """x, size [n, 2] → y [n, 2]: the size, and 0 · the mean of x."""
+    nodes = [
+        helper.make_node("ReduceMean", ["x"], ["mean"], axes=[1, 2, 3], keepdims=0),
+        helper.make_node("Mul", ["mean", "zero"], ["nothing"]),
+        helper.make_node("Reshape", ["nothing", "column"], ["nothings"]),
+        helper.make_node("Cast", ["size"], ["floats"], to=TensorProto.FLOAT),
+        helper.make_node("Add", ["floats", "nothings"], ["y"]),
+    ]
+    constants = {"zero": np.float32(0), "column": np.array([-1, 1])}
+    initializers = [numpy_helper.from_array(np.array(value), name) for name, value in constants.items()]
+    x = helper.make_tensor_value_info("x", TensorProto.FLOAT, ["n", 3, 32, 32])
+    size = helper.make_tensor_value_info("size", TensorProto.INT64, ["n", 2])
+    y = helper.make_tensor_value_info("y", TensorProto.FLOAT, ["n", 2])
+    graph = helper.make_graph(nodes, "sizes", [x, size], [y], initializers)
     return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
 
 
@@ -149,6 +179,8 @@ def loaded(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
     card = CARD.replace("SIZES", "3").replace('"network-type" value { string_value: "1" }', NO_PARSER)
     onnx_models.save(shades(is_endless=False), repository, "yolox", config=card)
     onnx_models.save(mean(), repository, "scalar", config='backend: "onnxruntime"\n')
+    onnx_models.save(sizes(), repository, "sized", config=SIZED + NAMED_SIZE)
+    onnx_models.save(sizes(), repository, "unsized", config=SIZED)
     if request.param == "triton":
         request.getfixturevalue("triton_environment")
         write_model(repository, "mute", NO_OUTPUT, CONFIG.format(max_batch_size=0, data_type="TYPE_FP32", count=1))
@@ -183,6 +215,40 @@ def test_model_with_an_invalid_picture_parameter_is_not_ready_and_says_why(loade
     assert (refused.status, why in refused.json["error"]) == (503, True)
     failed = loaded.command("load", "yolox")
     assert (failed.exit_code, why in failed.output) == (1, True), failed.output
+
+
+def test_model_that_cannot_serve_is_a_finding_of_the_doctor(loaded: Loaded) -> None:
+    """With the reason of the repository index; models that serve are counted."""
+    findings = {one.id: one for one in model_findings(GatewayClient(loaded.stack.http_url))}
+    assert loaded.reason("shades") in findings["models.shades"].found
+    assert findings["models.shades"].status is Severity.WARNING
+    assert "models.fine" not in findings
+
+
+def test_model_whose_input_for_sizes_is_not_named_is_not_ready(loaded: Loaded) -> None:
+    """It would refuse every picture; the reason says which parameter is missing."""
+    assert (loaded.status("sized"), loaded.status("unsized")) == (200, 503)
+    assert "name it by image-size-input" in loaded.reason("unsized")
+
+
+def test_model_with_an_input_for_sizes_gets_them_however_pictures_come(loaded: Loaded) -> None:
+    """/image, encoded pictures over HTTP (JSON, binary, raw) and gRPC: the answer is the picture's width and height."""
+    classes = json.loads(loaded.see("sized").body)["results"][0]["classes"]
+    assert [(one["class_id"], one["score"]) for one in classes] == [(0, 64.0), (1, 48.0)]
+    images = [jpeg(np.full((height, width, 3), 90, np.uint8)) for width, height in ((64, 48), (80, 20))]
+    tensor = np.empty(2, np.object_)
+    tensor[:] = images
+    for module, address in ((http, loaded.stack.http_url[7:]), (grpc, loaded.stack.grpc_address)):
+        with module.InferenceServerClient(address) as client:
+            sent = module.InferInput("x", [2], "BYTES")
+            sent.set_data_from_numpy(tensor)
+            assert client.infer("sized", [sent]).as_numpy("y").tolist() == [[64, 48], [80, 20]]
+    data = [base64.b64encode(image).decode() for image in images]
+    body = {"inputs": [{"name": "x", "shape": [2], "datatype": "BYTES", "data": data}]}
+    url = f"{loaded.stack.http_url}/v2/models/sized/infer"
+    assert post_json(url, body).json["outputs"][0]["data"] == [64, 48, 80, 20]
+    raw = call("POST", url, images[1], {"Inference-Header-Content-Length": "0"})
+    assert np.frombuffer(raw.body[-8:], np.float32).tolist() == [80, 20]
 
 
 def test_model_that_lacks_an_output_is_not_ready(loaded: Loaded) -> None:

@@ -11,7 +11,7 @@ import numpy as np
 
 from penstock.gateway.batching.merging import MergedRows, merge_rows
 from penstock.protocol.engine import Engine
-from penstock.protocol.errors import EngineFailed, InvalidRequest, OutOfMemory
+from penstock.protocol.errors import EngineFailed, InvalidRequest, OutOfMemory, TooLarge
 from penstock.protocol.inference import InferRequest
 from penstock.vision.card import VisionCard
 from penstock.vision.decoder_process import PreparedImage
@@ -33,7 +33,10 @@ async def why_pictures_fail(
     """
     card, config = _without_thresholds(model.card), model.config
     pictures = (_picture_with_detail(), CANARY_PICTURE) if config.merged_rows > 1 else (_picture_with_detail(),)
-    prepared = [await prepare(picture) for picture in pictures]
+    try:
+        prepared = [await prepare(picture) for picture in pictures]
+    except TooLarge:  # this gateway's max_pixels
+        return ""
     calls = merge_rows(
         [one.array for one in prepared], declared_shape=card.input_shape, max_batch_size=config.max_batch_size
     )

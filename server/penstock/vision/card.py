@@ -115,13 +115,17 @@ def _size_input(parameters: Parameters, config: ModelConfig) -> TensorSpec | Non
     if spec is None:
         names = ", ".join(repr(spec.name) for spec in config.inputs)
         raise parameters.refusal("image-size-input", f"is no input of the model (inputs: {names})")
-    if spec.datatype not in _SIZE_TYPES or spec.shape[-1:] not in ((2,), (-1,)) or len(spec.shape) > 2:
+    if not _may_take_size(spec):
         raise parameters.refusal(
             "image-size-input",
             f"needs an input of INT64, INT32 or FP32 with 2 values, width and height; it is {spec.datatype} of "
             f"{list(spec.shape)}",
         )
     return spec
+
+
+def _may_take_size(spec: TensorSpec) -> bool:
+    return spec.datatype in _SIZE_TYPES and spec.shape[-1:] in ((2,), (-1,)) and len(spec.shape) <= 2
 
 
 def _image_input(
@@ -131,8 +135,9 @@ def _image_input(
     if len(inputs) != 1:
         names = ", ".join(repr(spec.name) for spec in inputs) or "none"
         refusal = f"needs a model with exactly one input, the image (inputs: {names})"
-        if len(inputs) == 2:
+        if len(inputs) == 2 and any(map(_may_take_size, inputs)):
             refusal += "; if the other one takes the picture's width and height, name it by image-size-input"
+            raise parameters.refusal("network-type", refusal)
         raise NotAnImageModel(parameters.refusal("network-type", refusal).message)
     spec = inputs[0]
     if is_relayed:
