@@ -93,3 +93,16 @@ def test_classes_of_the_network_become_those_of_the_card() -> None:
     options = LayoutOptions(("x",), class_ids=(1, 5))
     assert options.mapped(np.array([1, 0, -1, 2, 2**62])).tolist() == [5, 1, -1, 2, 2**62]
     assert options.mapped(np.zeros(0, np.int64)).tolist() == []
+
+
+def test_every_16_bit_float_keeps_its_value() -> None:
+    """Also the smallest, negative zero, and those of an output without a batch axis or with axes of 1 at the end."""
+    halves = np.arange(1 << 16, dtype=np.uint16).view(np.float16)
+    halves = halves[np.isfinite(halves)]
+    found = outputs(halves=halves[np.newaxis]).floats("halves", rank=1)
+    assert found.dtype == np.float32
+    assert found.view(np.uint32).tolist() == halves.astype(np.float32).view(np.uint32).tolist()
+    assert outputs(halves=halves[:6].reshape(1, 2, 3, 1)).floats("halves", rank=2).shape == (2, 3)
+    assert outputs(halves=halves[:0].reshape(1, 0, 6)).floats("halves", rank=2).shape == (0, 6)
+    with pytest.raises(EngineFailed, match="has 2 values that are NaN or infinite"):
+        outputs(halves=np.array([[1.0, np.inf, np.nan]], np.float16)).floats("halves", rank=1)

@@ -6,7 +6,6 @@ A module of this package decodes one family of layouts; registry.py lists them.
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import lru_cache
 from typing import Any, NamedTuple
 
 import cv2
@@ -103,13 +102,6 @@ _ROUNDING = 0.01  # of whole numbers as floats
 _MAX_CLASS_ID = 2**31 - 1  # OpenCV's suppression takes 32 bits
 
 
-@lru_cache(maxsize=1)
-def _values_of_halves() -> FloatArray:
-    """The float32 value of each 16-bit float: a lookup is twice as fast as numpy's conversion."""
-    with np.errstate(invalid="ignore"):  # NaN
-        return np.arange(1 << 16, dtype=np.uint16).view(np.float16).astype(np.float32)
-
-
 @dataclass(frozen=True, slots=True)
 class Outputs:
     """The outputs of one image. Methods raise EngineFailed if an output is not as expected."""
@@ -157,8 +149,8 @@ class Outputs:
 
     def finite(self, name: str, array: Array) -> FloatArray:
         """The values of an output as float32. Raises EngineFailed if one is NaN or infinite."""
-        if array.dtype == np.float16:
-            array = np.take(_values_of_halves(), array.view(np.uint16))
+        if array.dtype == np.float16 and array.size:  # OpenCV converts 8 times as fast as NumPy, and exactly
+            array = cv2.subtract(array.reshape(1, -1), 0.0, dtype=cv2.CV_32F).reshape(array.shape)
         elif array.dtype != np.float32:
             with np.errstate(over="ignore"):  # a float64 beyond float32's range becomes inf, which is rejected below
                 array = array.astype(np.float32)
