@@ -13,11 +13,11 @@ from tests.models.inspect.made_models import constant_model
 def test_a_file_of_ultralytics_is_recognised_by_its_metadata(tmp_path: Path) -> None:
     """Task, names and size of Ultralytics' metadata make the card, with no flag."""
     metadata = {"task": "detect", "names": "{1: 'dog', 0: 'cat; kitten'}", "imgsz": "[320, 256]", "stride": "32"}
+    rows = np.random.default_rng(0).uniform(0.01, 0.4, (1, 6, 1680)).astype(np.float32)
+    rows[0, :2] *= 600
+    rows[0, 2:4] *= 40
     path = constant_model(
-        tmp_path / "best.onnx",
-        {"output0": np.zeros((1, 6, 1680), np.float32)},
-        image=("batch", 3, "height", "width"),
-        metadata=metadata,
+        tmp_path / "best.onnx", {"output0": rows}, image=("batch", 3, "height", "width"), metadata=metadata
     )
     found = inspect_file(path)
     assert (found.verdict, found.recognition.layout) == (Verdict.SERVABLE, "yolov8")

@@ -16,7 +16,6 @@ from penstock.models.inspect.inspection import (
     InspectionReply,
     InspectionRequest,
     Limits,
-    Trial,
     Verdict,
     checked_size,
     memory_limit_bytes,
@@ -50,16 +49,22 @@ def run(request: InspectionRequest) -> Inspection:
     """The inspection, in this process. Raises UnreadableModel."""
     from penstock.models.inspect.labels import labels_beside
     from penstock.models.inspect.onnx_file import read_facts  # after the limits, as onnx itself is large
-    from penstock.models.inspect.recognise import recognise
+    from penstock.models.inspect.trial import blocking, try_model
 
     facts = read_facts(Path(request.path))
-    recognition = recognise(facts, request.hints, labels_beside(Path(request.path)))
-    if not recognition.layout:
-        return Inspection(facts, recognition, Trial(), Verdict.UNSERVABLE, "; ".join(recognition.warnings))
-    open_questions = [question for question in recognition.questions if question.is_blocking]
+    recognition, trial = try_model(facts, request.hints, labels_beside(Path(request.path)), request.pictures)
+    open_questions = blocking(recognition)
+    if not recognition.layout and not open_questions:
+        reason = "; ".join(recognition.warnings) or "its layout is not known"
+        return Inspection(facts, recognition, trial, Verdict.UNSERVABLE, reason)
     if open_questions:
-        return Inspection(facts, recognition, Trial(), Verdict.AMBIGUOUS, open_questions[0].ambiguous)
-    return Inspection(facts, recognition, Trial(), Verdict.SERVABLE, f"its layout is {recognition.layout}")
+        first = open_questions[0]
+        more = f" ({len(open_questions) - 1} more questions)" if len(open_questions) > 1 else ""
+        reason = f"{first.ambiguous}; say it by {first.flag}{more}"
+        return Inspection(facts, recognition, trial, Verdict.AMBIGUOUS, reason)
+    if trial.failure:
+        return Inspection(facts, recognition, trial, Verdict.UNSERVABLE, f"the trial run failed: {trial.failure}")
+    return Inspection(facts, recognition, trial, Verdict.SERVABLE, f"its layout is {recognition.layout}")
 
 
 def _confine(limits: Limits, size_bytes: int) -> None:

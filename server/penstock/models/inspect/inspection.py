@@ -69,6 +69,7 @@ class Recognition:
     family: str = ""
     parameters: dict[str, str] = field(default_factory=dict)
     labels: tuple[str, ...] = ()
+    class_count: int = 0  # 0 if it is not known, or the network has no classes
     keypoint_names: tuple[str, ...] = ()
     input_name: str = ""
     input_size: tuple[int, int] | None = None

@@ -71,7 +71,7 @@ def read_facts(path: Path) -> ModelFacts:
         tail={value.name: _tail(value.name, producers) for value in graph.output},
         operators=frozenset(node.op_type[:MAX_NAME] for node in graph.node),
         custom_domains=tuple(sorted(domain[:MAX_NAME] for domain in domains - _RUNTIME_DOMAINS - local)),
-        external_data=tuple(_external(graph)),
+        external_data=_external(path, model),
         is_quantised=any(node.op_type in _EIGHT_BITS or node.op_type.startswith("QLinear") for node in graph.node),
         node_count=len(graph.node),
         first_convolution_channels=channels,
@@ -176,15 +176,43 @@ def _tail(name: str, producers: dict[str, onnx.NodeProto]) -> tuple[str, ...]:
     return tuple(found)
 
 
-def _external(graph: onnx.GraphProto) -> Iterator[str]:
+def _external(path: Path, model: onnx.ModelProto) -> tuple[str, ...]:
+    """Locations of data in other files. Raises UnreadableModel for one that is not below the file's folder."""
     locations = {
-        entry.value[:MAX_NAME]
-        for tensor in graph.initializer
-        if tensor.data_location == TensorProto.EXTERNAL
+        entry.value
+        for tensor in _tensors(model)
+        if tensor.data_location == TensorProto.EXTERNAL or tensor.external_data
         for entry in tensor.external_data
         if entry.key == "location"
     }
-    yield from sorted(locations)[:MAX_TENSORS]
+    folder = path.resolve().parent
+    for location in locations:
+        is_plain = bool(location) and len(location) <= MAX_NAME and "\0" not in location
+        if not is_plain or not (folder / location).resolve().is_relative_to(folder):
+            raise UnreadableModel(f"{path} has external data in {location[:100]!r}, which is not below its folder")
+    if len(locations) > MAX_TENSORS:
+        raise UnreadableModel(f"{path} has external data in {len(locations)} files (limit {MAX_TENSORS})")
+    return tuple(sorted(locations))
+
+
+def _tensors(model: onnx.ModelProto) -> Iterator[onnx.TensorProto]:
+    """Of the graph, of graphs inside of operators, and of functions."""
+    graphs: list[onnx.GraphProto] = [model.graph]
+    nodes: list[onnx.NodeProto] = [node for function in model.functions for node in function.node]
+    while graphs or nodes:
+        while graphs:
+            graph = graphs.pop()
+            yield from graph.initializer
+            for sparse in graph.sparse_initializer:
+                yield from (sparse.values, sparse.indices)
+            nodes.extend(graph.node)
+        for node in nodes:
+            for attribute in node.attribute:
+                if attribute.HasField("t"):
+                    yield attribute.t
+                yield from attribute.tensors
+                graphs.extend(([attribute.g] if attribute.HasField("g") else []) + list(attribute.graphs))
+        nodes = []
 
 
 def _stem(graph: onnx.GraphProto) -> tuple[int, int]:

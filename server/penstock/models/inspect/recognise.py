@@ -1,13 +1,14 @@
 """From a file's facts and the user's hints to the card that it needs. Pure: the trial run checks it afterwards."""
 
 import difflib
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields, replace
 
 from penstock.models.inspect import detector_rules, labels, other_rules, yolo_rules
 from penstock.models.inspect.facts import ModelFacts
 from penstock.models.inspect.families import FAMILIES, Family, Resize, card_parameters, family_of, hinted
 from penstock.models.inspect.inspection import Hints, Question, Recognition
+from penstock.models.inspect.judge import Settled
 from penstock.models.inspect.metadata import metadata_of
 from penstock.models.inspect.subject import Guess, NoSubject, Subject, read_subject
 from penstock.protocol.inference import Datatype
@@ -57,8 +58,13 @@ _BODY_SKELETON = "15-13;13-11;16-14;14-12;11-12;5-11;6-12;5-6;5-7;6-8;7-9;8-10;1
 _PATCH = 14  # least kernel of a vision transformer's patches
 
 
-def recognise(facts: ModelFacts, hints: Hints, beside: tuple[tuple[str, ...], str] = ((), "")) -> Recognition:
-    """The proposed card, its evidence, and the open questions. beside: labels of a file beside the model, its name."""
+def recognise(
+    facts: ModelFacts, hints: Hints, beside: tuple[tuple[str, ...], str] = ((), ""), settled: Sequence[Settled] = ()
+) -> Recognition:
+    """The proposed card, its evidence, and the open questions.
+
+    beside: labels of a file beside the model, and its name. settled: what the values of a trial run settled.
+    """
     metadata = metadata_of(facts.metadata)
     try:
         subject = read_subject(facts, hints, metadata, beside)
@@ -74,7 +80,15 @@ def recognise(facts: ModelFacts, hints: Hints, beside: tuple[tuple[str, ...], st
     guess = _guess(subject)
     if guess is None:
         return _unknown(subject)
-    return _proposed(subject, guess)
+    for one in settled:
+        guess = replace(
+            guess,
+            layout=one.layout or guess.layout,
+            family=one.family or guess.family,
+            why=(*guess.why, one.why),
+            class_count=guess.class_count if one.class_count is None else one.class_count,
+        )
+    return _proposed(subject, guess, {key: value for one in settled for key, value in one.card.items()})
 
 
 def known_layouts() -> tuple[str, ...]:
@@ -130,7 +144,7 @@ def _size_question(subject: Subject) -> Question:
     )
 
 
-def _proposed(subject: Subject, guess: Guess) -> Recognition:
+def _proposed(subject: Subject, guess: Guess, settled: Mapping[str, str]) -> Recognition:
     family = _family(subject, guess)
     network_type = _TYPES.get(guess.layout, NetworkType.DETECTOR)
     if guess.layout in LAYOUTS:
@@ -151,6 +165,7 @@ def _proposed(subject: Subject, guess: Guess) -> Recognition:
         **class_card,
         **points,
         **_thresholds(subject, guess, network_type),
+        **settled,
         **subject.metadata.said.parameters,
         **subject.hints.parameters,
     }
@@ -160,6 +175,7 @@ def _proposed(subject: Subject, guess: Guess) -> Recognition:
         family=family.name,
         parameters={key: value for key, value in card.items() if value},
         labels=names,
+        class_count=guess.class_count,
         keypoint_names=tuple(filter(None, card.get("keypoint-names", "").split(";"))),
         input_name=subject.image.name,
         input_size=None if not guess.needs_size and subject.is_size_free else subject.size,

@@ -3,6 +3,7 @@
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
 
 from penstock.models.inspect.facts import ModelFacts, TensorFacts
 from penstock.models.inspect.inspection import Hints, Question
@@ -13,6 +14,7 @@ _PIXEL_TYPES = (Datatype.FP32, Datatype.FP16, Datatype.UINT8)
 _SIZE_TYPES = (Datatype.INT64, Datatype.INT32, Datatype.FP32)
 _SIZE_NAMES = ("orig_target_sizes", "orig_size", "target_sizes", "orig_sizes")
 STRIDES = (8, 16, 32)
+P6 = (*STRIDES, 64)
 
 
 class NoSubject(Exception):
@@ -64,12 +66,24 @@ class Subject:
         may_be_rows = len(tensor.shape) <= 2 and "NonMaxSuppression" in self.facts.operators
         return first in (-1, 1) and not may_be_rows
 
-    def anchors(self, strides: Sequence[int] = STRIDES, each: int = 1, *, is_rounded_up: bool = False) -> int:
-        """Rows of a network with `each` anchors for each cell; 0 while the size is not known."""
-        if self.size is None:
-            return 0
-        round_off = math.ceil if is_rounded_up else math.floor
-        return each * sum(round_off(self.size[0] / one) * round_off(self.size[1] / one) for one in strides)
+    def anchors(self, strides: Sequence[int] = STRIDES, *, is_rounded_up: bool = False) -> int:
+        """Cells of the strides' grids; 0 while the size is not known."""
+        return cell_count(self.size, strides, is_rounded_up=is_rounded_up) if self.size is not None else 0
+
+
+def cell_count(size: tuple[int, int], strides: Sequence[int], *, is_rounded_up: bool = False) -> int:
+    """Cells of grids with these pixels a cell over (height, width)."""
+    if is_rounded_up:
+        return sum(math.ceil(size[0] / one) * math.ceil(size[1] / one) for one in strides)
+    return sum((size[0] // one) * (size[1] // one) for one in strides)
+
+
+@lru_cache(maxsize=64)
+def anchor_counts(size: tuple[int, int], each: int) -> frozenset[int]:
+    """Rows that a network of this (height, width) can have, with `each` anchors for a cell."""
+    counts = [cell_count(size, strides) for strides in (STRIDES, P6, (4, *STRIDES), (4, *P6))]
+    counts += [cell_count(size, strides, is_rounded_up=True) for strides in (STRIDES, P6)]
+    return frozenset(each * count for count in counts) - {0}
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,10 +2,8 @@
 
 from penstock.models.inspect.facts import TensorFacts
 from penstock.models.inspect.inspection import Question
-from penstock.models.inspect.subject import STRIDES, Guess, Subject
+from penstock.models.inspect.subject import P6, Guess, Subject, anchor_counts
 
-_P6 = (*STRIDES, 64)
-_P2 = (4, *STRIDES)
 _PROTOTYPES = 32
 _COCO = 80
 _FEWEST_ROWS = 20
@@ -126,7 +124,7 @@ def _rows_first(subject: Subject, columns: int, count: int) -> Guess | None:
 def _is_plus(subject: Subject, columns: int, count: int) -> bool:
     """NanoDet-Plus has strides 8 to 64, and 32 columns of distributions."""
     names = len(subject.names)
-    sums = {subject.anchors(_P6, is_rounded_up=True), subject.anchors(is_rounded_up=True)}
+    sums = {subject.anchors(P6, is_rounded_up=True), subject.anchors(is_rounded_up=True)}
     return count in sums and columns > 32 and (columns - 32 == names if names else columns - 32 == _COCO)
 
 
@@ -218,9 +216,7 @@ def _count(subject: Subject, output: TensorFacts, *, is_rows_first: bool) -> int
 
 
 def _anchor_counts(subject: Subject, each: int) -> frozenset[int]:
-    counts = [subject.anchors(strides, each) for strides in (STRIDES, _P6, _P2, (*_P2, 64))]
-    counts += [subject.anchors(_P6, each, is_rounded_up=True), subject.anchors(STRIDES, each, is_rounded_up=True)]
-    return frozenset(counts) - {0}
+    return anchor_counts(subject.size, each) if subject.size is not None else frozenset()
 
 
 def _is_short(subject: Subject, count: int) -> bool:

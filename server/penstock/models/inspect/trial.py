@@ -1,0 +1,296 @@
+"""The trial run: the file on two pictures with the proposed preprocessing, to check what was recognised."""
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from importlib.resources import files
+from pathlib import Path
+
+import numpy as np
+
+from penstock.models.inspect.alternatives import Comparison, compare
+from penstock.models.inspect.facts import ModelFacts, TensorFacts
+from penstock.models.inspect.inspection import Hints, Question, Recognition, Trial
+from penstock.models.inspect.judge import Judgement, Sample, Settled, judge
+from penstock.models.inspect.proposal import proposed_config
+from penstock.models.inspect.recognise import recognise
+from penstock.models.inspect.subject import anchor_counts
+from penstock.models.inspect.trial_session import TrialFailed, TrialSession
+from penstock.protocol.errors import InferenceError
+from penstock.protocol.inference import Array, InferResponse, tensor_from_numpy
+from penstock.protocol.vision_results import Classes, Detections, VisionResult
+from penstock.vision.card import VisionCard, card_from_config
+from penstock.vision.decode import DecodedImage, decode
+from penstock.vision.preprocess import Geometry, prepare
+from penstock.vision.results import parse
+from penstock.vision.spec import ColorFormat
+
+PACKAGED = (("shipped", "people", "golden.jpg"), ("shipped", "street", "golden.jpg"))
+_MAX_PICTURES = 8
+_MAX_PICTURE_BYTES = 64 << 20
+_ROUNDS = 3  # a trial can change the layout, and then that layout's preprocessing is tried
+_OWN = ("center-heatmap",)  # this project's network, whose preprocessing is known
+_SLOW_S = 1.0  # a run from which pictures are not mirrored
+_LOW = 0.05  # threshold of the comparisons
+
+
+@dataclass(frozen=True, slots=True)
+class Picture:
+    """An encoded picture and its name."""
+
+    name: str
+    data: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """One picture through the network. outputs: by name, as they came."""
+
+    outputs: dict[str, Array]
+    geometry: Geometry
+
+
+def read_pictures(paths: Sequence[str]) -> tuple[Picture, ...]:
+    """The user's pictures, or the packaged ones. Raises TrialFailed."""
+    if not paths:
+        folder = files("penstock.models")
+        return tuple(Picture(f"{part[1]}/{part[2]}", folder.joinpath(*part).read_bytes()) for part in PACKAGED)
+    found = []
+    for path in paths[:_MAX_PICTURES]:
+        try:
+            if Path(path).stat().st_size > _MAX_PICTURE_BYTES:
+                raise TrialFailed(f"picture {path} is over {_MAX_PICTURE_BYTES >> 20} MiB")
+            found.append(Picture(path, Path(path).read_bytes()))
+        except OSError as error:
+            raise TrialFailed(f"picture {path} cannot be read: {error.strerror}") from None
+    return tuple(found)
+
+
+class ModelTrial:
+    """The trial of one file. Sessions are opened once for each declared input shape."""
+
+    def __init__(self, facts: ModelFacts, hints: Hints, beside: tuple[tuple[str, ...], str]) -> None:
+        self._facts, self._hints, self._beside = facts, hints, beside
+        self._sessions: dict[tuple[int, ...], TrialSession] = {}
+
+    def run(self, pictures: Sequence[Picture]) -> tuple[Recognition, Trial]:
+        """The recognition after all corrections, and what the trial showed."""
+        recognition = self._measured(recognise(self._facts, self._hints, self._beside))
+        if not recognition.layout:
+            return recognition, Trial()
+        settled: list[Settled] = []
+        for _ in range(_ROUNDS):
+            try:
+                card, runs = self._try(recognition, pictures)
+            except (TrialFailed, InferenceError) as error:
+                return recognition, Trial(tuple(one.name for one in pictures), failure=_sentence(error))
+            found = self._judged(recognition, card, runs)
+            if found.settled is None or found.settled in settled:
+                break
+            settled.append(found.settled)
+            recognition = recognise(self._facts, self._hints, self._beside, tuple(settled))
+        return self._finished(recognition, card, runs, found, pictures)
+
+    def _measured(self, recognition: Recognition) -> Recognition:
+        """Recognises again with the outputs' shapes of one run, where the file leaves them open."""
+        is_open = any(not output.has_shape or -1 in output.shape[1:] for output in self._facts.outputs)
+        if recognition.input_size is None or not (is_open or not recognition.layout) or not recognition.input_name:
+            return recognition
+        image = next(tensor for tensor in self._facts.inputs if tensor.name == recognition.input_name)
+        try:
+            outputs = self._session(()).run(self._grey(image, recognition.input_size))
+        except TrialFailed:
+            return recognition
+        self._facts = replace(
+            self._facts, outputs=tuple(replace(one, measured=outputs[one.name].shape) for one in self._facts.outputs)
+        )
+        return recognise(self._facts, self._hints, self._beside)
+
+    def _grey(self, image: TensorFacts, size: tuple[int, int]) -> dict[str, Array]:
+        """A feed of one grey picture, and its size for a second input."""
+        is_nhwc = image.shape[-1] in (1, 3) and image.shape[-3] not in (1, 3)
+        channels = image.shape[-1] if is_nhwc else max(image.shape[-3], 1) if image.shape[-3] > 0 else 3
+        shape = (*size, channels) if is_nhwc else (channels, *size)
+        batch = (max(image.shape[0], 1),) if len(image.shape) == 4 else ()
+        dtype = image.datatype.dtype if image.datatype is not None else None
+        feed: dict[str, Array] = {image.name: np.full((*batch, *shape), 114, dtype) * np.array(1, dtype)}
+        for tensor in self._facts.inputs:
+            if tensor.name != image.name:
+                feed[tensor.name] = _size_tensor(tensor, size)
+        return feed
+
+    def _session(self, shape: tuple[int, ...], name: str = "") -> TrialSession:
+        if shape not in self._sessions:
+            if self._facts.external_data and shape:
+                raise TrialFailed("its declared input cannot be changed while its weights are in other files")
+            self._sessions = {shape: TrialSession(self._facts, name, shape)}
+        return self._sessions[shape]
+
+    def _try(self, recognition: Recognition, pictures: Sequence[Picture]) -> tuple[VisionCard, list[Run]]:
+        card = card_from_config(proposed_config(self._facts, recognition, "trial"))
+        if card is None:
+            raise TrialFailed("it has no card")
+        return card, [self._run_one(recognition, card, picture) for picture in pictures]
+
+    def _run_one(self, recognition: Recognition, card: VisionCard, picture: Picture) -> Run:
+        return self.run_decoded(recognition, card, decode(picture.data, card.prepare_spec.color))
+
+    def run_decoded(self, recognition: Recognition, card: VisionCard, decoded: DecodedImage) -> Run:
+        """One picture through the network. Raises TrialFailed, InferenceError."""
+        array, geometry = prepare(decoded, card.prepare_spec)
+        image = next(tensor for tensor in self._facts.inputs if tensor.name == recognition.input_name)
+        has_batch = len(image.shape) == 4
+        feed: dict[str, Array] = {image.name: array[np.newaxis] if has_batch else array}
+        for tensor in self._facts.inputs:
+            if tensor.name != image.name:
+                feed[tensor.name] = _size_tensor(tensor, (geometry.source_height, geometry.source_width))
+        changed = recognition.input_shape if _differs(recognition.input_shape, image.shape) else ()
+        outputs = self._session(changed, image.name).run(feed)
+        return Run(outputs, geometry)
+
+    def _judged(self, recognition: Recognition, card: VisionCard, runs: list[Run]) -> Judgement:
+        names = card.layout_options.output_names
+        arrays = {name: [_of_one(recognition, run.outputs[name], self._rank(name)) for run in runs] for name in names}
+        first = runs[0].geometry
+        size = (first.network_height, first.network_width)
+        sample = Sample(
+            arrays=arrays,
+            names=names,
+            anchor_counts=anchor_counts(size, 1) | anchor_counts(size, 3),
+            size=size,
+            sources=tuple((run.geometry.source_height, run.geometry.source_width) for run in runs),
+            card=recognition.parameters,
+            class_count=recognition.class_count,
+            has_metadata=bool(self._facts.metadata.get("names")),
+        )
+        try:
+            found = judge(recognition.layout, sample)
+        except (ValueError, IndexError, KeyError, StopIteration) as error:
+            return Judgement(fault=f"its outputs are not as {recognition.layout} has them ({type(error).__name__})")
+        if self._hints.layout and found.settled is not None and found.settled.layout not in ("", self._hints.layout):
+            contrary = f"--layout is {self._hints.layout}, but {found.settled.why}"
+            return replace(found, settled=None, warnings=(*found.warnings, contrary))
+        return found
+
+    def _rank(self, name: str) -> int:
+        output = self._facts.output(name)
+        return len(output.shape) if output is not None and output.has_shape else 0
+
+    def _finished(
+        self, recognition: Recognition, card: VisionCard, runs: list[Run], found: Judgement, pictures: Sequence[Picture]
+    ) -> tuple[Recognition, Trial]:
+        names = tuple(one.name for one in pictures)
+        questions, evidence, warnings = list(found.questions), list(found.evidence), list(found.warnings)
+        warnings += self._untrue(runs[0])
+        try:
+            results = [parse(card, _response(run), None, run.geometry) for run in runs]
+        except InferenceError as error:
+            fault = found.fault or _sentence(error)
+            return recognition, Trial(names, tuple(evidence), tuple(warnings), failure=fault)
+        if not found.fault and recognition.layout not in _OWN:
+            comparison = self._compared(recognition, card, pictures)
+            questions += comparison.questions
+            evidence += comparison.evidence
+            warnings += comparison.warnings
+        recognition = replace(recognition, questions=(*recognition.questions, *questions))
+        seen = tuple(_seen(result, recognition.labels) for result in results)
+        return recognition, Trial(
+            names, tuple(evidence), tuple(warnings), failure=found.fault, is_decoded=True, results=seen
+        )
+
+    def _untrue(self, run: Run) -> list[str]:
+        """Declared sides of outputs that a run did not have."""
+        found = []
+        for output in self._facts.outputs:
+            real = run.outputs[output.name].shape
+            if output.has_shape and _differs(real, output.shape):
+                found.append(f"output {output} is declared, and a run gave {list(real)}: the declaration is untrue")
+        return found[:4]
+
+    def _compared(self, recognition: Recognition, card: VisionCard, pictures: Sequence[Picture]) -> Comparison:
+        """Each picture is also mirrored, unless the network is slow."""
+
+        def results_of(changed: VisionCard) -> list[VisionResult]:
+            options = replace(
+                changed.layout_options,
+                pre_cluster_threshold=_LOW,
+                class_thresholds=(),
+                needs_masks=False,
+                topk=None if recognition.layout == "classification" else changed.layout_options.topk,
+            )
+            changed = replace(changed, layout_options=options)
+            views = [view for picture in pictures for view in _views(picture, card.prepare_spec.color, is_slow=is_slow)]
+            swapped = changed.prepare_spec.color is not card.prepare_spec.color
+            if swapped:
+                views = [replace(view, pixels=np.ascontiguousarray(view.pixels[..., ::-1])) for view in views]
+            runs = [self.run_decoded(recognition, changed, view) for view in views]
+            return [parse(changed, _response(run), None, run.geometry) for run in runs]
+
+        started = time.monotonic()
+        try:
+            self._run_one(recognition, card, pictures[0])
+            is_slow = time.monotonic() - started > _SLOW_S
+            return compare(card, results_of, self._hints, has_metadata=bool(self._facts.metadata.get("names")))
+        except (TrialFailed, InferenceError):
+            return Comparison()
+
+
+def _views(picture: Picture, color: ColorFormat, *, is_slow: bool) -> list[DecodedImage]:
+    decoded = decode(picture.data, color)
+    mirrored = replace(decoded, pixels=np.ascontiguousarray(decoded.pixels[:, ::-1]))
+    return [decoded] if is_slow else [decoded, mirrored]
+
+
+def try_model(
+    facts: ModelFacts, hints: Hints, beside: tuple[tuple[str, ...], str], paths: Sequence[str]
+) -> tuple[Recognition, Trial]:
+    """The recognition after a trial on the pictures of these paths, or on the packaged ones."""
+    try:
+        pictures = read_pictures(paths)
+    except TrialFailed as error:
+        return recognise(facts, hints, beside), Trial(failure=str(error))
+    return ModelTrial(facts, hints, beside).run(pictures)
+
+
+def _sentence(error: Exception) -> str:
+    return error.message.removeprefix("model 'trial': ") if isinstance(error, InferenceError) else str(error)
+
+
+def _size_tensor(tensor: TensorFacts, size: tuple[int, int]) -> Array:
+    """(width, height) in the input's type and rank."""
+    dtype = tensor.datatype.dtype if tensor.datatype is not None else None
+    array = np.array([size[1], size[0]], dtype)
+    return array[np.newaxis] if len(tensor.shape) == 2 else array
+
+
+def _differs(true_shape: tuple[int, ...], declared: tuple[int, ...]) -> bool:
+    """Whether a fixed side of the declaration is another one."""
+    if not true_shape or len(true_shape) != len(declared):
+        return bool(true_shape)
+    return any(own > 0 and own != true for true, own in zip(true_shape, declared, strict=True))
+
+
+def _of_one(recognition: Recognition, array: Array, rank: int) -> Array:
+    """The output without batch axis, which has one picture."""
+    has_axis = recognition.rows_follow_batch and array.ndim and array.shape[0] == 1 and (array.ndim == rank or not rank)
+    return array[0] if has_axis else array
+
+
+def _response(run: Run) -> InferResponse:
+    return InferResponse("trial", "1", tuple(tensor_from_numpy(name, array) for name, array in run.outputs.items()))
+
+
+def _seen(result: VisionResult, labels: tuple[str, ...]) -> str:
+    """The result in a few words."""
+    if isinstance(result, Detections | Classes):
+        best = [
+            f"{labels[number] if number < len(labels) else number} {score:.2f}"
+            for number, score in zip(result.class_id[:3].tolist(), result.score[:3].tolist(), strict=True)
+        ]
+        return f"{len(result.score)} results" + (f": {', '.join(best)}" if best else "")
+    return type(result).__name__
+
+
+def blocking(recognition: Recognition) -> tuple[Question, ...]:
+    """The questions without whose answer the model is not servable."""
+    return tuple(question for question in recognition.questions if question.is_blocking)
