@@ -11,7 +11,7 @@ from penstock.vision.layouts.layout import Layout, LayoutOptions
 from penstock.vision.layouts.registry import DEFAULT_LAYOUTS, LAYOUTS, find_layout
 from penstock.vision.parameters import Parameters, meant_by
 from penstock.vision.prepare_parameters import NotAnImageModel, read_prepare_spec
-from penstock.vision.spec import NetworkType, PrepareSpec
+from penstock.vision.spec import NetworkType, PrepareSpec, ResizeMode
 
 __all__ = ["NotAnImageModel", "VisionCard", "card_from_config", "decoder_of"]
 
@@ -77,10 +77,15 @@ def card_from_config(config: ModelConfig) -> VisionCard | None:
     count = options.keypoint_shape[0]
     if names and len(names) != count:
         raise parameters.refusal("keypoint-names", f"has {len(names)} names; keypoint-shape says {count}")
+    prepare_spec = read_prepare_spec(parameters, image_input, is_relayed=is_relayed)
+    if layout.keeps_aspect_ratio and prepare_spec.fit is ResizeMode.STRETCH:
+        raise parameters.refusal(
+            "maintain-aspect-ratio", f"must be 1 with layout {layout.name}: stretched pictures change its angles"
+        )
     return VisionCard(
         network_type=network_type,
         input_name=image_input.name,
-        prepare_spec=read_prepare_spec(parameters, image_input, is_relayed=is_relayed),
+        prepare_spec=prepare_spec,
         layout=layout,
         layout_options=options,
         labels=parameters.names("labels"),

@@ -16,6 +16,7 @@ from penstock.protocol.vision_results import BoolArray, Detections, Mask
 from penstock.vision.layouts.detection_rows import hot_rows
 from penstock.vision.layouts.detr import best_pairs, query_outputs
 from penstock.vision.layouts.layout import (
+    FINAL_MASK_OPTIONS,
     Layout,
     LayoutOptions,
     Outputs,
@@ -249,11 +250,13 @@ LAYOUTS = (
         parse_end2end_seg,
         "float `[n, 6 + m]`: x0, y0, x1, y1 in pixels of the network's input, score, class, m coefficients; final, "
         "without suppression; and the prototypes, float `[m, h, w]`. YOLO26",
+        uses=FINAL_MASK_OPTIONS,
     ),
     Layout(
         "rf-detr-seg",
         NetworkType.INSTANCE_SEGMENTATION,
         parse_rf_detr_seg,
         "`dets` and `labels` as of `rf-detr`; `masks` float `[queries, h, w]`: a mask's logits for the network's image",
+        uses=FINAL_MASK_OPTIONS,
     ),
 )

@@ -66,7 +66,7 @@ class Layout:
     Markdown for docs/card-parameters.md. threshold, iou, segmentation_threshold: defaults of pre-cluster-threshold,
     nms-iou-threshold and segmentation-threshold. uses: query parameters of /image that change the result, if they are
     not the usual ones of the network type. needs_size_input: the boxes are in pixels of the picture, which the network
-    knows by an image-size-input.
+    knows by an image-size-input. keeps_aspect_ratio: the picture may not be stretched.
     """
 
     name: str
@@ -78,6 +78,7 @@ class Layout:
     segmentation_threshold: float = 0.5
     uses: frozenset[str] | None = None
     needs_size_input: bool = False
+    keeps_aspect_ratio: bool = False
 
     @property
     def usable_options(self) -> frozenset[str]:
@@ -87,6 +88,7 @@ class Layout:
 
 _BOX_OPTIONS = frozenset(("conf", "iou", "classes", "max_detections"))
 FINAL_BOX_OPTIONS = _BOX_OPTIONS - {"iou"}  # of detectors without a suppression here
+FINAL_MASK_OPTIONS = FINAL_BOX_OPTIONS | {"masks"}
 _USUAL_OPTIONS = {
     NetworkType.DETECTOR: _BOX_OPTIONS,
     NetworkType.CLASSIFIER: _BOX_OPTIONS - {"iou"},

@@ -20,7 +20,9 @@ from penstock.vision.layouts import (
     instance_masks,
     maps,
     nanodet,
+    pose,
     text,
+    turned_boxes,
     yolo,
 )
 from penstock.vision.layouts.layout import Decode, Layout, LayoutOptions, Outputs
@@ -40,6 +42,8 @@ _MODULES = (
     classification,
     embedding,
     instance_masks,
+    pose,
+    turned_boxes,
     text,
     maps,
 )

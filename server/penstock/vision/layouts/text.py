@@ -117,6 +117,7 @@ LAYOUTS = (
         "the first output, float `[steps, characters + 2]`: a score per character and step: the blank, the card's "
         "`characters`, the space; or without the space. Logits with `apply-softmax: 1`",
         threshold=0.0,
+        uses=frozenset(("conf",)),
     ),
     Layout(
         "db",
@@ -127,5 +128,6 @@ LAYOUTS = (
         "become rectangles, which grow by `unclip-ratio`",
         threshold=0.6,
         segmentation_threshold=0.3,
+        uses=frozenset(("conf", "max_detections")),
     ),
 )
