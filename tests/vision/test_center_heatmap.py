@@ -32,11 +32,18 @@ def maps(*peaks: tuple[int, int, int, float]) -> tuple[Array, Array]:
     return heat, distances
 
 
-def found(heat: Array, distances: Array, row: int | None = None, *, iou: float = 0.5) -> Detections:
+def found(
+    heat: Array,
+    distances: Array,
+    row: int | None = None,
+    *,
+    iou: float = 0.5,
+    class_thresholds: tuple[tuple[int, float], ...] = (),
+) -> Detections:
     response = InferResponse(
         "street", "1", (tensor_from_numpy("distances", distances), tensor_from_numpy("heatmap", heat))
     )
-    options = LayoutOptions(("heatmap", "distances"), pre_cluster_threshold=0.3, nms_iou_threshold=iou)
+    options = LayoutOptions(("heatmap", "distances"), 0.3, iou, class_thresholds=class_thresholds)
     card = VisionCard(NetworkType.DETECTOR, "x", PrepareSpec(40, 24), LAYOUTS["center-heatmap"], options, ())
     result = parse(card, response, row, GEOMETRY)
     assert isinstance(result, Detections)
@@ -68,6 +75,29 @@ def test_cold_map_is_no_box_and_a_wild_one_no_overflow() -> None:
     heat[0, 0, 0], heat[1] = 1e30, -1e30
     result = found(heat, distances + np.float32(1e6))
     assert (result.xyxy.tolist(), result.score.tolist()) == ([[0, 0, 80, 40]], [1.0])
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_peaks_equal_a_plain_loop_over_the_cells(seed: int) -> None:
+    """Also at the edges, and where neighbours are equal."""
+    heat = np.random.default_rng(seed).integers(-3, 4, (CLASSES, ROWS, COLUMNS)).astype(np.float32)
+    _, distances = maps()
+    wanted = []
+    for class_id, row, column in np.ndindex(*heat.shape):
+        near = heat[class_id, max(row - 1, 0) : row + 2, max(column - 1, 0) : column + 2]
+        if heat[class_id, row, column] >= near.max() and 1 / (1 + np.exp(-heat[class_id, row, column])) > 0.3:
+            wanted.append((class_id, (column - 0.5) * 8, (row - 0.5) * 8))
+    result = found(heat, distances, iou=1.0)
+    corners = np.maximum([(x, y) for _, x, y in wanted], 0).tolist()
+    places = sorted((class_id, *corner) for (class_id, _, _), corner in zip(wanted, corners, strict=True))
+    made = zip(result.class_id.tolist(), result.xyxy[:, 0].tolist(), result.xyxy[:, 1].tolist(), strict=True)
+    assert sorted(made) == places
+
+
+def test_threshold_of_a_class_may_be_lower_than_the_cards() -> None:
+    """Its peaks are not dropped before."""
+    heat, distances = maps((1, 2, 5, -2.0), (2, 4, 8, -2.0))
+    assert found(heat, distances, class_thresholds=((2, 0.1),)).class_id.tolist() == [2]
 
 
 def test_image_of_a_batch_is_taken_by_its_row() -> None:

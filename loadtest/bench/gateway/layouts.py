@@ -204,9 +204,28 @@ def _singles(outputs: Mapping[str, Array]) -> dict[str, Array]:
     return {name: array[np.newaxis].astype(np.float32) for name, array in outputs.items()}
 
 
+def other_examples() -> list[LayoutExample]:
+    """Layouts of the shipped models, and a classifier's."""
+    random = np.random.default_rng(11)
+    corners, scores, classes = final_rows(300)
+    cells = random.uniform(0, 0.3, (1, 5 + CLASSES, 22, 22)).astype(np.float32)
+    hot = random.integers(0, 22, (2, OBJECTS))
+    cells[0, 0, *hot], cells[0, 7, *hot] = 0.9, 0.9
+    heat = random.uniform(-9, -3, (1, CLASSES, SIDE // 8, SIDE // 8)).astype(np.float32)
+    heat[0, random.integers(0, CLASSES, OBJECTS), *(hot * 3)] = 1.0
+    distances = random.uniform(0, 1, (1, 4, *heat.shape[2:])).astype(np.float32)
+    boxes = {"boxes": corners[np.newaxis], "scores": scores[np.newaxis], "class_ids": classes[np.newaxis]}
+    return [
+        LayoutExample("boxes", "[300]", boxes),
+        LayoutExample("center-heatmap", "[80, 80, 80]", {"heatmap": heat, "distances": distances}),
+        LayoutExample("fastestdet", "[85, 22, 22]", {"grid": cells}),
+        LayoutExample("classification", "[1000]", {"scores": random.random((1, 1000), np.float32)}),
+    ]
+
+
 def examples() -> list[LayoutExample]:
     """All examples, in the order of the table."""
-    return [*yolo_examples(), *row_examples(), *query_examples(), *grid_examples()]
+    return [*yolo_examples(), *row_examples(), *query_examples(), *grid_examples(), *other_examples()]
 
 
 def result_count(result: VisionResult) -> int:

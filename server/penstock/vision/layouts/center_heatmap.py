@@ -4,8 +4,10 @@
 centre to the left, top, right and bottom edge. Each local maximum of 3 x 3 cells gives a box.
 """
 
+import math
+from itertools import product
+
 import numpy as np
-import numpy.typing as npt
 
 from penstock.protocol.inference import FloatArray, IntArray
 from penstock.protocol.vision_results import Detections
@@ -16,7 +18,8 @@ from penstock.vision.spec import NetworkType
 HEATMAP, DISTANCES = "heatmap", "distances"
 
 _LOGARITHMS = (-20.0, 20.0)  # clipped: exp() beyond it has no meaning for a picture
-_LEAST_LOGIT = -60.0
+_LEAST_LOGIT = -60.0  # exp() overflows far below it
+_MOST_LOGIT = 60.0  # the probability is 1 in 32 bits
 
 
 def parse_center_heatmap(outputs: Outputs, options: LayoutOptions, geometry: Geometry) -> Detections:
@@ -28,21 +31,34 @@ def parse_center_heatmap(outputs: Outputs, options: LayoutOptions, geometry: Geo
         raise outputs.refuse(HEATMAP, heat, "[classes, rows, columns]")
     if distances.shape != (4, rows, columns):
         raise outputs.refuse(DISTANCES, distances, f"[4, {rows}, {columns}] (a box a cell of {HEATMAP!r})")
-    score = (1 / (1 + np.exp(-np.maximum(heat, _LEAST_LOGIT)))).astype(np.float32)
-    class_id, row, column = np.nonzero((score > options.pre_cluster_threshold) & _is_peak(heat))
+    class_id, row, column = _peaks_over(options.lowest_threshold(), heat)
+    score = _probability(heat[class_id, row, column])
     xyxy = _boxes(distances[:, row, column], row, column, (rows, columns))
-    found = score[class_id, row, column]
-    return finish_detections(xyxy, found, class_id, options, geometry.normalised_to_source)
+    return finish_detections(xyxy, score, class_id, options, geometry.normalised_to_source)
 
 
-def _is_peak(heat: FloatArray) -> npt.NDArray[np.bool_]:
-    """Whether no neighbour of the same class is higher."""
+def _probability(logits: FloatArray) -> FloatArray:
+    shares: FloatArray = (1 / (1 + np.exp(-np.maximum(logits, _LEAST_LOGIT)))).astype(np.float32)
+    return shares
+
+
+def _peaks_over(threshold: float, heat: FloatArray) -> tuple[IntArray, IntArray, IntArray]:
+    """Class, row and column of each cell of at least this probability, of which no neighbour of its class is higher."""
     _, rows, columns = heat.shape
-    padded = np.pad(heat, ((0, 0), (1, 1), (1, 1)), constant_values=-np.inf)
-    tallest = np.maximum.reduce([padded[:, :rows], padded[:, 1 : rows + 1], padded[:, 2:]])
-    tallest = np.maximum.reduce([tallest[..., :columns], tallest[..., 1 : columns + 1], tallest[..., 2:]])
-    peaks: npt.NDArray[np.bool_] = heat >= tallest
-    return peaks
+    hot = np.flatnonzero(heat.reshape(-1) >= _logit(threshold))
+    class_id, row, column = np.unravel_index(hot, heat.shape)
+    height = heat[class_id, row, column]
+    is_peak = np.ones(len(hot), np.bool_)
+    for down, right in product((-1, 0, 1), repeat=2):
+        near_row, near_column = np.clip(row + down, 0, rows - 1), np.clip(column + right, 0, columns - 1)
+        is_peak &= height >= heat[class_id, near_row, near_column]
+    return class_id[is_peak], row[is_peak], column[is_peak]
+
+
+def _logit(probability: float) -> float:
+    if 0.0 < probability < 1.0:
+        return math.log(probability / (1.0 - probability)) - 1e-3  # rounding; the exact threshold follows
+    return -math.inf if probability <= 0.0 else _MOST_LOGIT
 
 
 def _boxes(distances: FloatArray, row: IntArray, column: IntArray, size: tuple[int, int]) -> FloatArray:

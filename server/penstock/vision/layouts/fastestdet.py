@@ -27,7 +27,7 @@ def parse_fastestdet(outputs: Outputs, options: LayoutOptions, geometry: Geometr
     class_id = cells[_FIRST_CLASS:].argmax(axis=0)
     likelihood = np.take_along_axis(cells[_FIRST_CLASS:], class_id[np.newaxis], axis=0)[0]
     score = np.clip(cells[0], 0.0, 1.0) ** _OBJECTNESS_POWER * np.clip(likelihood, 0.0, 1.0) ** _CLASS_POWER
-    hot = np.flatnonzero(score > options.pre_cluster_threshold)
+    hot = np.flatnonzero(score > options.lowest_threshold())
     xyxy = _boxes(cells[1:_FIRST_CLASS, hot], hot // columns, hot % columns, (rows, columns))
     return finish_detections(xyxy, score[hot], class_id[hot], options, geometry.normalised_to_source)
 
