@@ -14,9 +14,11 @@ import cv2
 
 from penstock.gateway.batching.merging import merge_rows
 from penstock.protocol.engine import ModelConfig
-from penstock.protocol.inference import Tensor, tensor_from_numpy
+from penstock.protocol.inference import Array, InferResponse, Tensor, tensor_from_numpy
+from penstock.vision.card import VisionCard
 from penstock.vision.decode import DecodedImage, decode
-from penstock.vision.preprocess import least_decoded_size, prepare
+from penstock.vision.preprocess import geometry_of, least_decoded_size, prepare
+from penstock.vision.results import parse
 from penstock.vision.spec import PrepareSpec
 
 
@@ -51,8 +53,15 @@ class StageProcesses:
         """Pixels to the network's input: resize, normalise, lay out."""
         return self._together(_resize_once, seconds)
 
+    def outputs_alone(self, card: VisionCard, outputs: Sequence[dict[str, Array]], seconds: float) -> StageRun:
+        """The engine's outputs of each picture to results. outputs: by name, batch axis and all."""
+        return self._shared(_parse_once, (self._pictures, card, tuple(outputs), seconds))
+
     def _together(self, stage: Callable[[tuple[bytes, ...], PrepareSpec, float], StageRun], seconds: float) -> StageRun:
-        running = [self._pool.submit(stage, self._pictures, self._spec, seconds) for _ in range(self._count)]
+        return self._shared(stage, (self._pictures, self._spec, seconds))
+
+    def _shared(self, stage: Callable[..., StageRun], arguments: tuple[object, ...]) -> StageRun:
+        running = [self._pool.submit(stage, *arguments) for _ in range(self._count)]
         runs = [future.result() for future in running]
         rate = sum(one.rate for one in runs)
         return StageRun(rate, sum(one.cpu_ms * one.rate for one in runs) / rate)
@@ -76,6 +85,18 @@ def _decode_once(pictures: tuple[bytes, ...], spec: PrepareSpec, seconds: float)
 
 def _resize_once(pictures: tuple[bytes, ...], spec: PrepareSpec, seconds: float) -> StageRun:
     return _run_stage([functools.partial(prepare, _decode(picture, spec), spec) for picture in pictures], seconds)
+
+
+def _parse_once(
+    pictures: tuple[bytes, ...], card: VisionCard, outputs: tuple[dict[str, Array], ...], seconds: float
+) -> StageRun:
+    jobs = []
+    for picture, arrays in zip(pictures, outputs, strict=True):
+        pixels = _decode(picture, card.prepare_spec)
+        geometry = geometry_of(pixels.source_width, pixels.source_height, card.prepare_spec)
+        response = InferResponse("m", "1", tuple(tensor_from_numpy(name, array) for name, array in arrays.items()))
+        jobs.append(functools.partial(parse, card, response, 0, geometry))
+    return _run_stage(jobs, seconds)
 
 
 def _run_stage(jobs: Sequence[Callable[[], object]], seconds: float) -> StageRun:

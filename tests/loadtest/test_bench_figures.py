@@ -68,7 +68,8 @@ def test_image_result_divides_by_the_limit_of_the_same_round() -> None:
     for speed in (1.0, 0.5):
         rounds.decode.append(StageRun(300 * speed, 6.0))
         rounds.resize.append(StageRun(300 * speed, 6.0))
-        rounds.engine.append(MeasuredRepetition(Repetition(300 * speed, 1, 2, 10), 0, 5, 1))
+        rounds.outputs.append(StageRun(600 * speed, 3.0))
+        rounds.engine.append(MeasuredRepetition(Repetition(600 * speed, 1, 2, 10), 0, 5, 1))
         rounds.endpoint.append(MeasuredRepetition(Repetition(80 * speed, 1, 2, 10), 9, 5, 1))
     result = result_of(image_options(["--model", "m"]), rounds)
     assert (result["ratio"].low, result["ratio"].high) == (pytest.approx(0.8), pytest.approx(0.8))

@@ -1,19 +1,21 @@
-"""The image endpoint's rate against its limit: decode, resize and engine, each measured alone in the same run.
+"""The image endpoint's rate against its limit: decode, resize, engine and outputs to results, each measured alone.
 
     python -m loadtest.bench.gateway.image_endpoint --model fastestdet --image street.jpg
 
 The limit. Gateway, Triton and this load generator share the cores, so a picture costs the sum of its stages. If
-decode alone makes D pictures a second on all cores, resize R, and the engine E (raw tensors over gRPC, at the
-concurrency of the endpoint), then the three, one after the other on the same cores, make 1 / (1/D + 1/R + 1/E): the
-harmonic limit. What HTTP, queues and hops cost is what is missing to 1.00. Where an engine leaves cores idle, stages
-run side by side and the endpoint can pass 1.00; then the slowest stage alone is the limit, which is shown, too.
+decode alone makes D pictures a second on all cores, resize R, the engine E (raw tensors over gRPC, at the concurrency
+of the endpoint), and O results are made of outputs, then the four, one after the other on the same cores, make
+1 / (1/D + 1/R + 1/E + 1/O): the harmonic limit. What HTTP, queues and hops cost is what is missing to 1.00. Where an
+engine leaves cores idle, stages run side by side and the endpoint can pass 1.00; then the slowest stage alone is the
+limit, which is shown, too.
 """
 
 import argparse
 import random
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -26,7 +28,9 @@ from loadtest.bench.stages import StageProcesses, StageRun, raw_tensors
 from loadtest.bench.wire import BadAnswer, BenchHttp, BenchRequest, GrpcPort, grpc_infer
 from penstock.engines.config_pbtxt import config_from_proto
 from penstock.protocol.engine import ModelConfig
-from penstock.vision.card import card_from_config
+from penstock.protocol.grpc_messages import decode_response
+from penstock.protocol.inference import Array, InferRequest
+from penstock.vision.card import VisionCard, card_from_config
 from penstock.vision.spec import PrepareSpec
 from penstock_load.clients.payloads import MEDIA_TYPES, Picture, make_pictures
 from penstock_load.witness.process_cpu import NotListening, meter_of_port
@@ -41,6 +45,7 @@ class ImageRounds:
 
     decode: list[StageRun] = field(default_factory=list)
     resize: list[StageRun] = field(default_factory=list)
+    outputs: list[StageRun] = field(default_factory=list)
     engine: list[MeasuredRepetition] = field(default_factory=list)
     endpoint: list[MeasuredRepetition] = field(default_factory=list)
 
@@ -55,8 +60,8 @@ def result_of(options: argparse.Namespace, rounds: ImageRounds) -> dict[str, Any
 
     ratio: the endpoint's rate by the harmonic limit of the same round. slowest_ratio: by its slowest stage alone.
     """
-    together = list(zip(rounds.decode, rounds.resize, rounds.engine, rounds.endpoint, strict=True))
-    stages = [(d.rate, r.rate, e.timing.rate) for d, r, e, _ in together]
+    together = zip(rounds.decode, rounds.resize, rounds.outputs, rounds.engine, strict=True)
+    stages = [(decode.rate, resize.rate, parse.rate, engine.timing.rate) for decode, resize, parse, engine in together]
     served = [whole.timing.rate for whole in rounds.endpoint]
     limits, slowest = [harmonic_limit(*rates) for rates in stages], [min(rates) for rates in stages]
     alone = {"rate": lambda one: one.rate, "cpu_ms": lambda one: one.cpu_ms}
@@ -71,6 +76,7 @@ def result_of(options: argparse.Namespace, rounds: ImageRounds) -> dict[str, Any
         "concurrency": options.concurrency,
         **_named("decode", spreads(alone, rounds.decode)),
         **_named("resize", spreads(alone, rounds.resize)),
+        **_named("outputs", spreads(alone, rounds.outputs)),
         **_named("engine", spreads(timed | cpu, rounds.engine)),
         "limit_rate": spread(limits),
         **_named("endpoint", spreads(timed | cpu, rounds.endpoint)),
@@ -85,7 +91,8 @@ def _named(stage: str, figures: dict[str, BenchSpread]) -> dict[str, BenchSpread
 
 def table(result: dict[str, Any]) -> str:
     """For people."""
-    names = {"decode": "decode alone", "resize": "resize alone", "engine": "engine alone", "limit": "limit"}
+    names = {"decode": "decode alone", "resize": "resize alone", "engine": "engine alone"}
+    names |= {"outputs": "outputs alone", "limit": "limit"}
     columns = ("rate", "cpu_ms", "gateway_cpu_ms", "triton_cpu_ms", "client_cpu_ms")
     rows = [
         (text, *(result.get(f"{stage}_{column}", "") for column in columns))
@@ -111,9 +118,11 @@ async def run(options: argparse.Namespace) -> dict[str, Any]:
     )
     async with BenchHttp(options.url) as gateway, GrpcPort(options.engine_grpc) as engine:
         config = config_from_proto((await engine.model_config(options.model)).config)
-        spec = prepare_spec(config)
+        card = picture_card(config)
+        spec = card.prepare_spec
         contents = [picture.content for picture in pictures]
         messages = [grpc_infer(options.model, tensor) for tensor in raw_tensors(contents, spec, config)]
+        outputs = [await _outputs(engine, options.model, message) for message in messages]
         path = f"/v2/models/{options.model}/image"
         requests = [BenchRequest(path, {"content-type": p.media_type}, p.content) for p in pictures]
 
@@ -124,31 +133,49 @@ async def run(options: argparse.Namespace) -> dict[str, Any]:
             await gateway.post(requests[number % len(requests)])
 
         with StageProcesses(contents, spec) as stages:
-            return result_of(options, await _rounds(options, stages, meters, ask_engine, ask_endpoint))
+            parse_alone = partial(stages.outputs_alone, card, outputs)
+            return result_of(options, await _rounds(options, stages, parse_alone, meters, ask_engine, ask_endpoint))
+
+
+async def _outputs(engine: GrpcPort, model_name: str, message: bytes) -> dict[str, Array]:
+    response = decode_response(await engine.model_infer(message), InferRequest(model_name, ()), 0.0)
+    return {tensor.name: tensor.to_numpy().copy() for tensor in response.outputs}
 
 
 def prepare_spec(config: ModelConfig) -> PrepareSpec:
     """How the model wants its images. Raises BadAnswer where it does not say."""
+    return picture_card(config).prepare_spec
+
+
+def picture_card(config: ModelConfig) -> VisionCard:
+    """The model's card. Raises BadAnswer where it has none."""
     card = card_from_config(config)
     if card is None:
         raise BadAnswer(f"model {config.name!r} does not say how it sees images (`network-type` in its config.pbtxt)")
-    return card.prepare_spec
+    return card
 
 
 async def _rounds(
-    options: argparse.Namespace, stages: StageProcesses, meters: Meters, ask_engine: Call, ask_endpoint: Call
+    options: argparse.Namespace,
+    stages: StageProcesses,
+    parse_alone: Callable[[float], StageRun],
+    meters: Meters,
+    ask_engine: Call,
+    ask_endpoint: Call,
 ) -> ImageRounds:
     rounds = ImageRounds()
     for call in (ask_engine, ask_endpoint):
         await run_closed_loop(call, concurrency=options.concurrency, seconds=min(WARM_UP_S, options.seconds))
     for _ in range(options.rounds):
-        turns = ["decode", "resize", "engine", "endpoint"]
+        turns = ["decode", "resize", "outputs", "engine", "endpoint"]
         random.shuffle(turns)
         for turn in turns:
             if turn == "decode":  # blocks the loop on purpose: a stage is measured while nothing else runs
                 rounds.decode.append(stages.decode_alone(options.seconds))
             elif turn == "resize":
                 rounds.resize.append(stages.resize_alone(options.seconds))
+            elif turn == "outputs":
+                rounds.outputs.append(parse_alone(options.seconds))
             else:
                 call, repetitions = (ask_engine, rounds.engine) if turn == "engine" else (ask_endpoint, rounds.endpoint)
                 repetitions.append(await meters.measure(call, concurrency=options.concurrency, seconds=options.seconds))
@@ -171,7 +198,7 @@ def parse_arguments(arguments: Sequence[str] | None = None) -> argparse.Namespac
     parser.add_argument("--image", type=Path, nargs="*", default=[], metavar="FILE", help="default: generated pictures")
     parser.add_argument("--concurrency", type=int, default=8, help="requests at once, of endpoint and engine alike")
     parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--seconds", type=float, default=3.0, help="of each stretch; a round has four")
+    parser.add_argument("--seconds", type=float, default=3.0, help="of each stretch; a round has five")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the result here, too")
     return parser.parse_args(arguments)
 
@@ -184,7 +211,7 @@ def main() -> int:
     except (BadAnswer, NotListening) as error:
         print(f"image_endpoint: {error}", file=sys.stderr)
         return 1
-    rounds = f"{options.rounds} interleaved rounds of 4 × {options.seconds} s"
+    rounds = f"{options.rounds} interleaved rounds of 5 × {options.seconds} s"
     note = f"{options.model} at concurrency {options.concurrency}, {rounds}: median (lowest-highest)"
     present([result], note, table(result), options.json)
     return 0

@@ -21,7 +21,7 @@ from penstock.vision.card import VisionCard, card_from_config
 from penstock.vision.spec import ColorFormat, InputOrder, NetworkType, PrepareSpec, ResizeMode, ScalingFilter
 
 REPOSITORY = CHECKOUT / "model_repository"
-PARSERS = ("center-heatmap", "fastestdet")
+PARSERS = ("center-heatmap", "fastestdet", "yolox")
 _COLORS = (ColorFormat.BGR, ColorFormat.RGB)
 _FITS = (ResizeMode.STRETCH, ResizeMode.PAD_RIGHT_BOTTOM)
 _IN_OUTPUT_ORDER = {"center-heatmap": ("heatmap", "distances")}
@@ -55,7 +55,7 @@ def read_model(name_or_folder: str) -> ServedModel:
     except InvalidRequest as error:
         raise BadModel(error.message) from error
     if card is None or card.network_type is not NetworkType.DETECTOR or card.layout.name not in PARSERS:
-        raise BadModel(f"{folder}: not a detector with parse-bbox-func-name {' or '.join(PARSERS)}")
+        raise BadModel(f"{folder}: not a detector with layout {' or '.join(PARSERS)}")
     file = folder / "1" / "model.onnx"
     if not file.is_file():
         raise BadModel(f"{file} is not there: the peers serve ONNX models only")
@@ -89,6 +89,7 @@ def _card(file: Path, config: ModelConfig, card: VisionCard) -> Card:
         labels=card.labels,
         has_batch_axis=config.max_batch_size > 0,
         threads=int(config.parameters.get("intra_op_thread_count", "1")),
+        padding=int(spec.pad_value),
     )
 
 

@@ -5,10 +5,12 @@ in PEER_MODEL. The steps are the gateway's own (server/vision), resize and table
 is another build of libjpeg-turbo, OpenCV's.
 """
 
+import functools
 import json
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import cv2
 import numpy as np
@@ -26,7 +28,7 @@ _MOST_CANDIDATES = 1024
 class Card:
     """What the model wants and answers. threads: intra-op, of each session. has_batch_axis: several pictures a run.
 
-    keeps_aspect: the picture's proportions stay, black is added at the right and the bottom.
+    keeps_aspect: the picture's proportions stay, padding is added at the right and the bottom. padding: a pixel value.
     """
 
     file: str
@@ -43,6 +45,7 @@ class Card:
     labels: tuple[str, ...]
     has_batch_axis: bool
     threads: int = 1
+    padding: int = 0
 
 
 def read_card() -> Card:
@@ -94,7 +97,7 @@ class Detector:
             resized = cv2.resize(pixels, (to_width, to_height), interpolation=cv2.INTER_LINEAR)
         right, bottom = card.width - to_width, card.height - to_height
         if right or bottom:
-            resized = cv2.copyMakeBorder(resized, 0, bottom, 0, right, cv2.BORDER_CONSTANT, value=0)
+            resized = cv2.copyMakeBorder(resized, 0, bottom, 0, right, cv2.BORDER_CONSTANT, value=[card.padding] * 3)
         array = np.empty((3, card.height, card.width), np.float32)
         for plane, channel in zip(array, cv2.split(resized), strict=True):
             cv2.LUT(channel, self._table, dst=plane)
@@ -112,7 +115,7 @@ class Detector:
         if not card.keeps_aspect:
             return card.width, card.height
         scale = min(card.width / width, card.height / height)
-        return max(round(width * scale), 1), max(round(height * scale), 1)
+        return max(int(width * scale), 1), max(int(height * scale), 1)
 
     def _run(self, images: Floats) -> list[Floats]:
         outputs: list[Floats] = self._session.run(list(self._card.outputs), {self._card.input_name: images})
@@ -120,8 +123,12 @@ class Detector:
 
     def _parse(self, outputs: Sequence[Floats], row: int, picture: Prepared) -> Answer:
         card = self._card
-        parse = _center_heatmap if card.parser == "center-heatmap" else _fastestdet
-        xyxy, score, class_id = parse([output[row] for output in outputs], card.score_threshold)
+        rows = [output[row] for output in outputs]
+        if card.parser == "yolox":
+            xyxy, score, class_id = _yolox(rows, card.score_threshold, card.width, card.height)
+        else:
+            parse = _center_heatmap if card.parser == "center-heatmap" else _fastestdet
+            xyxy, score, class_id = parse(rows, card.score_threshold)
         kept = _suppress(xyxy, score, class_id, card.iou_threshold)
         side = np.array([card.width / picture.scale_x, card.height / picture.scale_y] * 2)
         limit = np.array([picture.width, picture.height] * 2, np.float64)
@@ -170,21 +177,33 @@ def _fastestdet(outputs: Sequence[Floats], threshold: float) -> _Found:
     return xyxy, score[hot], class_id[hot]
 
 
+def _yolox(outputs: Sequence[Floats], threshold: float, width: int, height: int) -> _Found:
+    """Boxes in fractions of the network's image, scores, classes."""
+    rows = outputs[0]
+    best = rows[:, 5:].max(axis=1) * rows[:, 4]
+    hot = np.flatnonzero(best > threshold)
+    cells = _cells(width, height)[hot]
+    centre, side = (rows[hot, :2] + cells[:, :2]) * cells[:, 2:], np.exp(rows[hot, 2:4]) * cells[:, 2:]
+    xyxy = np.concatenate([centre - side / 2, centre + side / 2], axis=1) / np.array([width, height] * 2)
+    return xyxy.astype(np.float32), best[hot], rows[hot, 5:].argmax(axis=1)
+
+
+@functools.lru_cache(maxsize=4)
+def _cells(width: int, height: int) -> Floats:
+    """(n, 3): column, row and stride of YOLOX's cells."""
+    grids = [np.indices((height // stride, width // stride)).reshape(2, -1)[::-1] for stride in (8, 16, 32)]
+    strides = np.repeat((8, 16, 32), [grid.shape[1] for grid in grids])
+    return np.vstack([np.hstack(grids), strides]).T.astype(np.float32)
+
+
 def _suppress(
     xyxy: Floats, score: Floats, class_id: npt.NDArray[np.int64], iou_threshold: float
 ) -> npt.NDArray[np.int64]:
-    """Indices of the boxes to keep, the best first: greedy, a class at a time."""
+    """Indices of the boxes to keep, the best first: OpenCV's suppression by class, as ours."""
     order = np.argsort(-score, kind="stable")[:_MOST_CANDIDATES]
-    boxes, classes = xyxy[order].astype(np.float64), class_id[order]
-    areas = np.prod(np.clip(boxes[:, 2:] - boxes[:, :2], 0.0, None), axis=1)
-    is_kept = np.ones(len(order), np.bool_)
-    for best in range(len(order)):
-        if is_kept[best]:
-            rest = best + 1 + np.flatnonzero(is_kept[best + 1 :] & (classes[best + 1 :] == classes[best]))
-            low, high = np.maximum(boxes[best, :2], boxes[rest, :2]), np.minimum(boxes[best, 2:], boxes[rest, 2:])
-            shared = np.prod(np.clip(high - low, 0.0, None), axis=1)
-            union = areas[best] + areas[rest] - shared
-            overlap = np.divide(shared, union, out=np.zeros_like(shared), where=union > 0)
-            is_kept[rest[overlap > iou_threshold]] = False
-    kept: npt.NDArray[np.int64] = order[is_kept]
-    return kept
+    boxes = xyxy[order].astype(np.float64)
+    boxes[:, 2:] -= boxes[:, :2]
+    boxes[:, :2] -= boxes[:, :2].min(axis=0, initial=0.0)
+    suppress: Any = cv2.dnn.NMSBoxesBatched
+    is_kept = suppress(boxes, score[order].astype(np.float32), class_id[order].astype(np.int32), 0.0, iou_threshold)
+    return order[np.asarray(is_kept, np.int64).reshape(-1)]
