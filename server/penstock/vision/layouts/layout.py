@@ -303,7 +303,7 @@ def best_classes(scores: FloatArray, options: LayoutOptions, *, objectness: Floa
     if options.wanted_classes is None and not options.class_thresholds:
         hot = hot[_highest(best[hot])]
     class_id, score = scores[:, hot].argmax(axis=0), best[hot]
-    good = strongest(score, class_id, options)
+    good = _strongest(score, class_id, options)
     return Candidates(row[hot[good]], class_id[good], score[good])
 
 
@@ -312,7 +312,7 @@ def _rows_by_class(scores: FloatArray) -> FloatArray:
     return scores if scores.strides[1] == scores.itemsize else cv2.transpose(scores.T)
 
 
-def strongest(score: FloatArray, class_id: IntArray, options: LayoutOptions) -> IntArray:
+def _strongest(score: FloatArray, class_id: IntArray, options: LayoutOptions) -> IntArray:
     """Rising indices of the boxes that may be detections, by threshold and class; at most MAX_CANDIDATES.
 
     score: (n,). class_id: (n,), of the network.
