@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 import structlog
 
 from penstock.engines.ort_serving.threads import available_cores
+from penstock.vision.spec import NetworkType
 from penstock_video.analytics.config import rules_from
 from penstock_video.analytics.rules import Rules
 from penstock_video.analytics.source_analytics import SourceAnalytics
@@ -305,16 +306,26 @@ class _Page:
 
 def _primary(engine: Engine, settings: PrimarySettings) -> Network:
     network = engine.network(settings.model, MODEL_TIMEOUT_S, settings.version)
+    if not network.finds_objects and not network.is_classifier:
+        raise ModelUnusable(
+            f"a primary-gie is a detector or a classifier, and {network.name!r} is neither; networks for text and "
+            "embeddings are secondary-gie"
+        )
     wanted = _class_ids(network, settings, "primary-gie.operate-on-class-ids")
     return network.with_threshold(settings.threshold).of_classes(wanted)
 
 
 def _secondary(engine: Engine, primary: Network, settings: SecondarySettings) -> SecondaryModel:
     network = engine.network(settings.model, MODEL_TIMEOUT_S, settings.version)
-    if primary.is_classifier:
+    if not primary.finds_objects:
         raise ModelUnusable(f"{primary.name!r} finds no objects that {network.name!r} could look at; give a detector")
-    if not network.is_classifier:
-        raise ModelUnusable(f"a secondary-gie names what an object is; {network.name!r} is a detector")
+    if network.finds_objects and not network.has_keypoints:
+        raise ModelUnusable(
+            f"a secondary-gie describes an object; {network.name!r} is a detector without keypoints (a model with "
+            "keypoints has a keypoint-shape in its config.pbtxt)"
+        )
+    if network.card.network_type is NetworkType.SEGMENTATION:
+        raise ModelUnusable(f"a secondary-gie describes an object; {network.name!r} is a segmentation of pixels")
     options = SecondaryOptions(
         class_ids=_class_ids(primary, settings, "secondary-gie.operate-on-class-ids"),
         min_width=settings.min_width,

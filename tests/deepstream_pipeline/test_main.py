@@ -82,6 +82,7 @@ MODELS = {
     "nosuch": "the engine has no model 'nosuch'",
     "tensors": "does not say how it sees images",
     "owned}\nsecondary-gie: {model: owned": "'owned' finds no objects that 'owned' could look at",
+    "one_box}\nsecondary-gie: {model: one_box": "'one_box' is a detector without keypoints",
 }
 
 

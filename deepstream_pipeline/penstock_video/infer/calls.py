@@ -14,7 +14,7 @@ from penstock.protocol.engine import ModelConfig
 from penstock.protocol.errors import DeadlineExceeded, EngineFailed, InferenceError, Overloaded, QuotaExceeded
 from penstock.protocol.inference import InferRequest, InferResponse, SlabAddress, Tensor, tensor_from_numpy
 from penstock.protocol.shared_memory import SLAB_FROM_BYTES, Lease, Slab
-from penstock.protocol.vision_results import Classes, VisionResult
+from penstock.protocol.vision_results import Classes, Embedding, TextLines, VisionResult
 from penstock.protocol.vision_results import Detections as DetectorResult
 from penstock.vision.image_tasks import size_tensors
 from penstock.vision.preprocess import Geometry, geometry_of
@@ -22,7 +22,7 @@ from penstock.vision.results import parse
 from penstock.vision.spec import InputOrder
 from penstock_video.errors import InferFailed, InferRefused
 from penstock_video.infer.network import Network
-from penstock_video.types import ClassScore, Detections, DeviceRow, RowArray
+from penstock_video.types import NO_CLASS, ClassScore, Detections, DeviceRow, FloatArray, RowArray
 
 
 class EngineClient(Protocol):
@@ -309,6 +309,46 @@ def classes_of(network: Network, answer: RowsResult, index: int) -> tuple[ClassS
     seen = _parsed(network, answer, index, _NOWHERE)
     if not isinstance(seen, Classes):
         raise InferFailed(f"model {network.name!r} finds objects, and does not say what a whole picture is")
+    return _class_scores(network, seen)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class CropResult:
+    """What a secondary model says of one object; all are absent if there is no answer.
+
+    classes: also texts and a vector, see ClassScore. keypoints: (k, 3) float32, x and y in pixels of the crop.
+    """
+
+    classes: tuple[ClassScore, ...] = ()
+    keypoints: FloatArray | None = None
+
+    def __bool__(self) -> bool:
+        return bool(self.classes) or self.keypoints is not None
+
+
+def crop_result_of(network: Network, answer: RowsResult, index: int, geometry: Geometry) -> CropResult:
+    """The result of the row's crop: of a detector with keypoints, those of its best object. Raises InferFailed."""
+    match _parsed(network, answer, index, geometry):
+        case Classes() as seen:
+            return CropResult(_class_scores(network, seen))
+        case TextLines(lines):
+            least = network.card.layout_options.classifier_threshold
+            return CropResult(
+                tuple(
+                    ClassScore(network.name, NO_CLASS, line.text, line.score)
+                    for line in lines
+                    if line.text and line.score >= least
+                )
+            )
+        case Embedding(vector):
+            values = vector.astype(np.float64).round(_VECTOR_DECIMALS).tolist()
+            return CropResult((ClassScore(network.name, NO_CLASS, "", 1.0, tuple(values)),))
+        case DetectorResult(keypoints=np.ndarray() as keypoints):
+            return CropResult(keypoints=keypoints[0]) if len(keypoints) else CropResult()
+    raise InferFailed(f"model {network.name!r} makes no classes, text, vector or keypoints of an object")
+
+
+def _class_scores(network: Network, seen: Classes) -> tuple[ClassScore, ...]:
     labels = network.card.labels
     return tuple(
         ClassScore(network.name, number, labels[number] if 0 <= number < len(labels) else f"class {number}", score)
@@ -327,4 +367,5 @@ def _parsed(network: Network, answer: RowsResult, index: int, geometry: Geometry
         raise InferFailed(f"model {network.name!r}: {error.message}") from error
 
 
+_VECTOR_DECIMALS = 6
 _NOWHERE = Geometry(1, 1, 1, 1, 1.0, 1.0)  # a classifier's output has no coordinates

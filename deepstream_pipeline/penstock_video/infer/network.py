@@ -51,6 +51,15 @@ class Network:
         return self.card.skeleton
 
     @property
+    def finds_objects(self) -> bool:
+        return self.card.network_type in (NetworkType.DETECTOR, NetworkType.INSTANCE_SEGMENTATION)
+
+    @property
+    def has_keypoints(self) -> bool:
+        """Whether its card has a keypoint-shape."""
+        return self.card.layout_options.keypoint_shape[0] > 0
+
+    @property
     def keeps_size(self) -> bool:
         """Whether rows may have different shapes."""
         return self.prepare_spec.fit in (ResizeMode.KEEP, ResizeMode.FIT_HEIGHT)
@@ -61,14 +70,15 @@ class Network:
         return self.card.size_input is not None
 
     def with_threshold(self, threshold: float | None) -> "Network":
-        """The network with another pre-cluster-threshold, or classifier-threshold; None for the model's own."""
+        """The network with another pre-cluster-threshold and classifier-threshold; None for the model's own."""
         if threshold is None:
             return self
-        options = self.card.layout_options
-        if self.is_classifier:
-            options = replace(options, classifier_threshold=threshold)
-        else:
-            options = replace(options, pre_cluster_threshold=threshold)
+        options = replace(
+            self.card.layout_options,
+            pre_cluster_threshold=threshold,
+            classifier_threshold=threshold,
+            class_thresholds=(),
+        )
         return replace(self, card=replace(self.card, layout_options=options))
 
     def of_classes(self, class_ids: frozenset[int]) -> "Network":

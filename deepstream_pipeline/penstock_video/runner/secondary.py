@@ -10,14 +10,14 @@ from functools import partial
 import structlog
 
 from penstock_video.errors import InferFailed
-from penstock_video.infer.calls import RowsResult, classes_of
+from penstock_video.infer.calls import CropResult, RowsResult, crop_result_of
 from penstock_video.infer.crops import Crop, SecondaryOptions, SecondaryPlan
 from penstock_video.infer.engine import Engine
 from penstock_video.infer.network import Network
 from penstock_video.metrics import VideoMetrics
 from penstock_video.mux import END, ResultSequencer
 from penstock_video.runner.dispatch import StreamPipeline
-from penstock_video.types import ByteArray, ClassScore, FrameResult
+from penstock_video.types import ByteArray, FrameResult
 
 log = structlog.get_logger(component="video")
 MAX_WAITING_FRAMES = 64  # frames that wait for their crops, or behind such; beyond, the oldest is delivered without
@@ -134,7 +134,7 @@ class Secondaries:
         for lane in self._lanes:
             for one in lane.waiting:
                 if one.held is held:
-                    one.plan.take(one.crop, ())
+                    one.plan.take(one.crop, CropResult())
             lane.waiting = deque(one for one in lane.waiting if one.held is not held)
         del self._pending[held]
         self._resolved(self._plans[held.way], held)
@@ -150,6 +150,7 @@ class Secondaries:
             deadline=time.monotonic() + ANSWER_TIMEOUT_S,
             taken=lambda: None,
             done=partial(self._answered, lane, asked),
+            geometries=[one.crop.geometry for one in asked],
         )
 
     def _answered(self, lane: _ModelQueue, asked: list[_PendingCrop], answer: RowsResult) -> None:
@@ -161,7 +162,7 @@ class Secondaries:
         if answer.error is None:
             self._metrics.infer(lane.model.network.name, answer.infer_s)
         for index, one in enumerate(asked):
-            one.plan.take(one.crop, self._classes(lane, answer, index))
+            one.plan.take(one.crop, self._result(lane, answer, index, one.crop))
             one.held.missing -= 1
             if one.held.missing == 0 and one.held in self._pending:
                 del self._pending[one.held]
@@ -173,14 +174,14 @@ class Secondaries:
         return self._plans[way]
 
     @staticmethod
-    def _classes(lane: _ModelQueue, answer: RowsResult, index: int) -> tuple[ClassScore, ...]:
+    def _result(lane: _ModelQueue, answer: RowsResult, index: int, crop: Crop) -> CropResult:
         if answer.error is not None:
-            return ()
+            return CropResult()
         try:
-            return classes_of(lane.model.network, answer, index)
+            return crop_result_of(lane.model.network, answer, index, crop.geometry)
         except InferFailed as error:
             log.warning("an answer cannot be read", model=lane.model.network.name, reason=error.message)
-            return ()
+            return CropResult()
 
     def _resolved(self, plans: _Plans, held: _WaitingFrame) -> None:
         for ready in plans.order.resolve(held.number, held):
@@ -192,7 +193,17 @@ class Secondaries:
             del self._plans[held.way]
             self.ended(held.way)
             return
-        tracks = held.result.tracks
+        result, tracks = held.result, held.result.tracks
         said = [plan.attributes(tracks) for plan in plans.plans]
         attributes = tuple(tuple(score for row in rows for score in row) for rows in zip(*said, strict=True))
-        self.deliver(held.way, replace(held.result, attributes=attributes if len(tracks) else ()))
+        result = replace(result, attributes=attributes if len(tracks) else ())
+        self.deliver(held.way, self._with_keypoints(plans, result))
+
+    def _with_keypoints(self, plans: _Plans, result: FrameResult) -> FrameResult:
+        """With keypoints of the first secondary model that has some, unless the primary one has."""
+        seen = result.tracks.detections
+        for lane, plan in zip(self._lanes, plans.plans, strict=True):
+            if seen.keypoints is None and (keypoints := plan.keypoints(result.tracks)) is not None:
+                tracks = replace(result.tracks, detections=replace(seen, keypoints=keypoints))
+                return replace(result, tracks=tracks, skeleton=lane.model.network.skeleton)
+        return result

@@ -129,9 +129,9 @@ class PrimarySettings:
 
 @dataclass(frozen=True, slots=True)
 class SecondarySettings:
-    """A classifier of crops. operate_on_class_ids, classes_at: as in PrimarySettings. threshold: classes below it are
-    dropped. reinfer_interval: frames until an object is classified again, 0 for once only. min_width, min_height: of
-    classified objects, in pixels."""
+    """A model for crops of objects. operate_on_class_ids, classes_at: as in PrimarySettings. threshold: results below
+    it are dropped. reinfer_interval: frames until it looks at an object again, 0 for once only. min_width, min_height:
+    of objects, in pixels."""
 
     model: ModelName
     version: Version = ""

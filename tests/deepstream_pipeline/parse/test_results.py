@@ -7,13 +7,14 @@ import pytest
 
 from penstock.protocol.engine import ModelConfig, TensorSpec
 from penstock.protocol.inference import Array, Datatype, InferResponse, tensor_from_numpy
+from penstock.protocol.vision_results import Classes, Embedding, Mask, TextLine, TextLines, VisionResult
 from penstock.protocol.vision_results import Detections as DetectorResult
-from penstock.protocol.vision_results import Mask
+from penstock.vision.preprocess import geometry_of
 from penstock_video.errors import InferFailed, InferRefused
 from penstock_video.infer import calls
-from penstock_video.infer.calls import RowResult, RowsResult, classes_of, detections_of, failed
+from penstock_video.infer.calls import RowResult, RowsResult, classes_of, crop_result_of, detections_of, failed
 from penstock_video.infer.network import Network, network_from
-from penstock_video.types import ClassScore
+from penstock_video.types import NO_CLASS, ClassScore
 
 WORDS = {"network-type": "0", "parse-bbox-func-name": "boxes", "labels": "person;bicycle", "maintain-aspect-ratio": "1"}
 FP32 = Datatype.FP32
@@ -130,3 +131,43 @@ def test_unexpected_kind_of_network_is_reported() -> None:
         detections_of(classifier(), answer(("y",), np.zeros((1, 3), np.float32)), 0, 8, 8)
     with pytest.raises(InferFailed, match="finds objects"):
         classes_of(detector(), TWO, 0)
+
+
+ONE_BOX = np.zeros((1, 4), np.float32), np.ones(1, np.float32), np.zeros(1, np.int64)
+POSES = np.arange(12, dtype=np.float32).reshape(2, 2, 3)
+LINES = TextLines((TextLine("B AB 12", 0.9), TextLine("", 0.8), TextLine("low", 0.1)))
+
+
+@pytest.mark.parametrize(
+    ("found", "classes"),
+    [
+        (LINES, (ClassScore("namer", NO_CLASS, "B AB 12", 0.9),)),
+        (Embedding(np.array([0.6, -0.8], np.float32)), (ClassScore("namer", NO_CLASS, "", 1.0, (0.6, -0.8)),)),
+        (Classes(np.array([0.5], np.float32), np.array([1])), (ClassScore("namer", 1, "dog", 0.5),)),
+        (DetectorResult(*ONE_BOX, keypoints=np.zeros((0, 2, 3), np.float32)), ()),
+    ],
+    ids=["text", "vector", "classes", "none found"],
+)
+def test_result_of_a_crop_is_what_its_model_says(
+    monkeypatch: pytest.MonkeyPatch, found: VisionResult, classes: tuple[ClassScore, ...]
+) -> None:
+    """Texts and classes over classifier-threshold are labels, an embedding is a vector."""
+    monkeypatch.setattr(calls, "parse", lambda *_: found)
+    result = crop_result_of(classifier().with_threshold(0.3), TWO, 0, geometry_of(8, 8, classifier().prepare_spec))
+    assert (result.classes, result.keypoints, bool(result)) == (classes, None, bool(classes))
+
+
+def test_result_of_a_crop_has_the_keypoints_of_the_best_object(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A neighbour in the same crop has a lower score."""
+    two = (np.repeat(array, 2, axis=0) for array in ONE_BOX)
+    monkeypatch.setattr(calls, "parse", lambda *_: DetectorResult(*two, keypoints=POSES))
+    result = crop_result_of(classifier(), TWO, 0, geometry_of(8, 8, classifier().prepare_spec))
+    assert result.keypoints is not None
+    assert result.keypoints.tolist() == POSES[0].tolist()
+
+
+def test_result_of_a_crop_that_is_of_another_kind_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Boxes alone say nothing of the object that was cut out."""
+    monkeypatch.setattr(calls, "parse", lambda *_: DetectorResult(*ONE_BOX))
+    with pytest.raises(InferFailed, match="'namer' makes no classes, text, vector or keypoints"):
+        crop_result_of(classifier(), TWO, 0, geometry_of(8, 8, classifier().prepare_spec))

@@ -1,11 +1,13 @@
 """Frames that wait for what secondary models say of their objects."""
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
 
 from penstock_video.errors import InferFailed
+from penstock_video.infer.calls import CropResult
 from penstock_video.infer.crops import SecondaryOptions
 from penstock_video.metrics import VideoMetrics
 from penstock_video.runner import secondary
@@ -23,22 +25,24 @@ class Held:
     """Secondaries over an engine that answers when the test says so."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(secondary, "classes_of", lambda *_: (RED,))
+        self.answer = CropResult((RED,))
+        monkeypatch.setattr(secondary, "crop_result_of", lambda *_: self.answer)
         self.engine = FakeEngine()
         self.delivered: list[FrameResult] = []
         self.ended: list[str] = []
         whole: Any = self.engine
-        model = SecondaryModel(network(), SecondaryOptions(reinfer_interval=1))
+        card = replace(network().card, skeleton=((0, 1),))
+        model = SecondaryModel(replace(network(), card=card), SecondaryOptions(reinfer_interval=1))
         self.secondaries = Secondaries(whole, (model,), VideoMetrics(), lambda: None)
         self.secondaries.deliver = lambda way, result: self.delivered.append(result)
         self.secondaries.ended = lambda way: self.ended.append(way.source_id)
 
-    def look(self, way: StreamPipeline, number: int, *, objects: int = 1) -> None:
+    def look(self, way: StreamPipeline, number: int, *, objects: int = 1, **shapes: Any) -> None:
         boxes = np.tile(np.array([[4, 4, 30, 40]], np.float32), (objects, 1))
         seen = Detections(boxes, np.ones(objects, np.float32), np.zeros(objects, np.int64))
         ids = np.arange(objects) + number * objects  # no object twice, so that each is classified
         frame = Frame(way.source_id, number, number / 10, 0.0, 64, 48)
-        self.secondaries.look(way, FrameResult(frame, Tracks(seen, ids, ids)), PICTURE)
+        self.secondaries.look(way, FrameResult(frame, Tracks(replace(seen, **shapes), ids, ids)), PICTURE)
 
     @property
     def numbers(self) -> list[int]:
@@ -59,6 +63,24 @@ def test_frame_waits_for_what_is_said_of_its_objects(monkeypatch: pytest.MonkeyP
     held.secondaries.pump()
     assert (held.numbers, held.ended) == ([0, 1], ["cam"])
     assert [result.attributes for result in held.delivered] == [((RED,),), ((RED,),)]
+
+
+def test_keypoints_become_those_of_the_detections(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With the skeleton of the model that found them; a primary model's own keypoints stay."""
+    held, way = Held(monkeypatch), a_way("cam")
+    held.answer = CropResult(keypoints=np.array([[13, 18, 0.5]], np.float32))
+    own = np.ones((1, 2, 3), np.float32)
+    held.look(way, 0)
+    held.look(way, 1, keypoints=own)
+    for asked in held.engine.asked:
+        assert [(one.source_width, one.source_height) for one in asked.geometries] == [(26, 36)]
+        asked.answer()
+    held.secondaries.pump()
+    first, second = (result.tracks.detections.keypoints for result in held.delivered)
+    assert first is not None
+    assert first.tolist() == [[[17, 22, 0.5]]]
+    assert second is own
+    assert [result.skeleton for result in held.delivered] == [((0, 1),), ()]
 
 
 def test_engine_that_never_answers_holds_few_frames_and_crops(monkeypatch: pytest.MonkeyPatch) -> None:
