@@ -30,7 +30,9 @@ from penstock.protocol.errors import InferenceError
 if TYPE_CHECKING:  # they import ONNX Runtime, which other commands of the group need not
     from penstock.models.add import AddedModel, AddOptions
 
-Files = Annotated[list[Path], typer.Argument(metavar="FILE…", help="ONNX files, or folders of ONNX files")]
+Files = Annotated[
+    list[Path], typer.Argument(metavar="FILE…", help="ONNX files, folders of them, or Triton model folders")
+]
 Name = Annotated[str, typer.Option("--name", help="the model's name [the file's]")]
 Home = Annotated[Path | None, typer.Option(help="where added models go [~/.penstock]", show_default=False)]
 AllowsCode = Annotated[bool, typer.Option("--allow-model-code", help="accept custom operators")]
@@ -144,10 +146,13 @@ def remove(
 def sources_of(files: list[Path], name: str) -> list[tuple[Path, str]]:
     """(file, model's name) each; ends the command if there is none, or one name for many."""
     from penstock.models.add import name_from
+    from penstock.models.triton_folder import is_model_folder
 
     found: list[Path] = []
     for path in files:
-        if path.is_dir():
+        if is_model_folder(path):
+            found.append(path)
+        elif path.is_dir():
             inside = sorted(path.glob("*.onnx"))
             if not inside:
                 fail(f"{path} has no .onnx file")

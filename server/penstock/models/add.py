@@ -13,6 +13,7 @@ from penstock.models.added_folder import ADDED_BY, VERSION_FILE, Batches, Cannot
 from penstock.models.inspect.facts import UnreadableModel
 from penstock.models.inspect.inspection import Hints, Inspection, Limits, inspect_file
 from penstock.models.model_folder import disk_sentence, new_model_folder, remove, repository_of
+from penstock.models.triton_folder import CONFIG_FILE, check_files, fill_from_folder, has_card, onnx_file_of
 from penstock.protocol.errors import InvalidRequest
 
 MAX_NAME = 100
@@ -80,25 +81,31 @@ def add_model(
     other_repositories: Sequence[Path] = (),
     on_stage: Callable[[str], None] = lambda _: None,
 ) -> AddedModel:
-    """Adds the ONNX file to home's repository. Nothing changes if it raises CannotAdd. Blocks.
+    """Adds an ONNX file, or a model folder in Triton's layout, to home's repository. Blocks.
 
+    Nothing changes if it raises CannotAdd.
     other_repositories: whose names are taken. on_stage: called with what is being done, for a person.
     """
     check_name(name)
     _check_is_free(name, home, other_repositories, may_replace=options.may_replace)
     on_stage("inspecting")
+    file = onnx_file_of(source) if source.is_dir() else source
     try:
-        inspection = inspect_file(source, options.hints, options.limits, pictures=options.pictures)
+        inspection = inspect_file(file, options.hints, options.limits, pictures=options.pictures)
     except UnreadableModel as error:
         raise CannotAdd(str(error)) from error
-    _check_code(source, inspection, allows_code=options.allows_code)
-    if not inspection.is_servable:
+    if source.is_dir():
+        check_files(source, allows_code=options.allows_code)
+    else:
+        _check_code(source, inspection, allows_code=options.allows_code)
+    if not inspection.is_servable and not has_card(source):
         raise NotServable(inspection.reason, inspection)
     try:
         with new_model_folder(home, name, lambda: on_stage(f"waiting for another command that makes {name}")) as staged:
             on_stage("proving batches")
             origin = options.origin or str(source.resolve())
-            batches = fill_folder(staged, source, name, inspection, origin=origin)
+            fill = fill_from_folder if (source / CONFIG_FILE).is_file() else fill_folder
+            batches = fill(staged, source if fill is fill_from_folder else file, name, inspection, origin=origin)
             _keep_picture(staged, options.pictures)
             _check_is_free(name, home, other_repositories, may_replace=options.may_replace)
     except OSError as error:

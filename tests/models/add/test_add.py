@@ -30,6 +30,8 @@ def write_yolox(path: Path, *, batch: int | str = "b", domain: str = "", mixes: 
     if domain:
         nodes.append(helper.make_node("Own", ["y"], ["z"], domain=domain))
     weights = np.random.default_rng(1).random((1, ROWS, width), np.float32) / 300
+    weights[..., :2] *= 20  # offsets of some cells, and logarithms of sides below a cell's
+    weights[..., 2:4] *= -1
     graph = helper.make_graph(
         nodes,
         "g",
@@ -152,3 +154,67 @@ def test_config_text_reads_the_same_for_any_label(label: str) -> None:
     path_text = config_text(config)
     assert path_text.count("\n") > 3
     assert f'name: "{spec[0].name}"' in path_text
+
+
+TRITON = """
+backend: "onnxruntime"
+max_batch_size: 4
+input [ { name: "x" data_type: TYPE_FP32 dims: [ 3, 64, 64 ] } ]
+output [ { name: "y" data_type: TYPE_FP32 dims: [ 84, 85 ] } ]
+dynamic_batching { max_queue_delay_microseconds: 500 }
+"""
+
+
+def triton_folder(tmp_path: Path, config: str = TRITON) -> Path:
+    folder = tmp_path / "mine"
+    for version in ("1", "2"):
+        (folder / version).mkdir(parents=True)
+        write_yolox(folder / version / "model.onnx")
+    if config:
+        (folder / "config.pbtxt").write_text(config)
+    return folder
+
+
+def test_triton_folder_keeps_its_config_and_gets_a_card(tmp_path: Path) -> None:
+    """Versions and batching are as they were."""
+    added = add_model(triton_folder(tmp_path), "mine", OPTIONS, home=tmp_path / "home")
+    text = (added.folder / "config.pbtxt").read_text()
+    assert "max_queue_delay_microseconds: 500" in text
+    config = read_config(added.folder / "config.pbtxt")
+    card = card_from_config(config)
+    assert card is not None
+    assert (config.max_batch_size, card.layout.name) == (4, "yolox")
+    assert sorted(path.name for path in added.folder.iterdir() if path.is_dir()) == ["1", "2"]
+
+
+def test_triton_folder_with_a_card_keeps_it(tmp_path: Path) -> None:
+    """What a person wrote wins over what is recognised."""
+    own = TRITON + 'parameters { key: "network-type" value { string_value: "0" } }\n'
+    own += 'parameters { key: "layout" value { string_value: "yolov5" } }\n'
+    added = add_model(triton_folder(tmp_path, own), "mine", AddOptions(Hints()), home=tmp_path / "home")
+    card = card_from_config(read_config(added.folder / "config.pbtxt"))
+    assert card is not None
+    assert card.layout.name == "yolov5"
+
+
+def test_folder_of_versions_without_a_config_is_added_by_its_newest_file(tmp_path: Path) -> None:
+    """As that file alone would be."""
+    added = add_model(triton_folder(tmp_path, ""), "mine", OPTIONS, home=tmp_path / "home")
+    assert (added.batches.max_rows, [path.name for path in added.folder.glob("[0-9]")]) == (8, ["1"])
+
+
+def test_folder_whose_files_could_run_code_is_refused(tmp_path: Path) -> None:
+    """A script beside the weights, another backend, a link that leads outside."""
+    folder = triton_folder(tmp_path)
+    (folder / "1" / "model.py").write_text("print()")
+    with pytest.raises(CannotAdd, match=r"model\.py"):
+        add_model(folder, "mine", OPTIONS, home=tmp_path / "home")
+    (folder / "1" / "model.py").unlink()
+    (folder / "labels").symlink_to("/etc/passwd")
+    with pytest.raises(CannotAdd, match="is a link"):
+        add_model(folder, "mine", OPTIONS, home=tmp_path / "home")
+    (folder / "labels").unlink()
+    (folder / "config.pbtxt").write_text(TRITON.replace("onnxruntime", "python"))
+    with pytest.raises(CannotAdd, match="can run code here"):
+        add_model(folder, "mine", OPTIONS, home=tmp_path / "home")
+    assert not (tmp_path / "home").exists()
