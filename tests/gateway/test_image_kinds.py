@@ -2,7 +2,9 @@
 
 import asyncio
 import json
+import threading
 import time
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -181,7 +183,8 @@ async def test_draw_keeps_its_slot_until_the_thread_ends(rig: Rig, monkeypatch: 
         return b"drawn"
 
     monkeypatch.setattr(picture_drawing, "_drawn", slow)
-    monkeypatch.setattr(rig.images._drawer._drawing, "limit", 1)
+    slots = rig.images._drawer.slots
+    monkeypatch.setattr(slots._queue, "limit", 1)
 
     def drawn(seconds: float) -> "asyncio.Task[Any]":
         request = ImageRequest("classes", "", (picture(1),), time.monotonic() + seconds, is_drawn=True)
@@ -189,13 +192,33 @@ async def test_draw_keeps_its_slot_until_the_thread_ends(rig: Rig, monkeypatch: 
 
     first = drawn(1.0)
     await asyncio.wait_for(entered.wait(), 30)
-    with pytest.raises(DeadlineExceeded, match="while the picture was drawn"):
+    with pytest.raises(DeadlineExceeded, match="the deadline passed while the picture was drawn"):
         await first
     with pytest.raises(DeadlineExceeded, match="waiting for the pictures that are drawn before it"):
         await drawn(0.2)
     released.set()
     assert (await drawn(30.0)).drawing == b"drawn"
-    assert rig.images._drawer._drawing.held == 0
+    assert slots.held == 0
+
+
+async def test_results_with_pixels_are_read_a_few_at_a_time(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Reading and writing happen in threads, in slots; the event loop's thread does neither."""
+    slots = rig.images._reader._slots
+    monkeypatch.setattr(slots._queue, "limit", 2)
+    held: list[int] = []
+    own = threading.current_thread()
+
+    def write(result: object, labels: Sequence[str]) -> str:
+        assert threading.current_thread() is not own
+        held.append(slots.held)
+        return f"{type(result).__name__} {labels[1]}"
+
+    request = ImageRequest("depth", "", (picture(1), picture(2)), None, write=write)
+    answers = await asyncio.gather(*(rig.plane.infer_images(request) for _ in range(4)))
+    assert [answer.results for answer in answers] == [("DepthMap bright", "DepthMap bright")] * 4
+    assert len(held) == 8
+    assert max(held) <= 2
+    assert slots.held == 0
 
 
 async def test_wanted_options_of_one_request_do_not_reach_the_next(rig: Rig) -> None:

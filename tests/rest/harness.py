@@ -4,7 +4,7 @@ import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -116,7 +116,10 @@ class FakePlane:
     async def infer_images(self, request: ImageRequest, caller: Identity = ANONYMOUS) -> ImageResponse:
         self.images.append(request)
         await self._work()
-        return self.image_answer
+        if request.write is None or request.is_drawn:
+            return self.image_answer
+        results = [request.write(one, self.image_answer.labels) for one in self.image_answer.results]
+        return replace(self.image_answer, results=tuple(results))
 
     async def _work(self) -> None:
         self.entered.set()

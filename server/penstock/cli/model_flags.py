@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
 
 import typer
 
-from penstock.cli.terminal import fail
+from penstock.cli.terminal import fail, print_failure
 
 if TYPE_CHECKING:
     from penstock.models.inspect.inspection import Hints
@@ -42,17 +42,20 @@ class ModelFlags:
         list[str] | None,
         typer.Option(metavar="KEY=VALUE", help="any parameter of the card (docs/card-parameters.md); may be repeated"),
     ] = None
+    deepstream: Annotated[
+        Path | None, typer.Option(help="a config_infer_primary.txt of DeepStream that describes the model")
+    ] = None
     picture: Annotated[
         list[Path] | None, typer.Option(help="photo for the trial run, with objects that the model knows; repeatable")
     ] = None
 
     def hints(self) -> "Hints":
         """The flags as the inspection takes them; ends the command if one is malformed."""
-        from penstock.models.inspect.inspection import Hints
+        from penstock.models.inspect.inspection import Hints, merged
         from penstock.vision.layouts.registry import LAYOUTS
 
         labels, origin = _labels(self.labels)
-        return Hints(
+        said = Hints(
             layout=_one_of("--layout", self.layout, (*LAYOUTS,)),
             input_size=_size(self.input_size),
             labels=labels,
@@ -69,6 +72,7 @@ class ModelFlags:
             skeleton=_pairs(self.skeleton),
             parameters=dict(map(_parameter, self.parameter or [])),
         )
+        return said if self.deepstream is None else merged(said, _deepstream(self.deepstream))
 
     def pictures(self) -> tuple[Path, ...]:
         """The pictures; ends the command if one is missing."""
@@ -102,6 +106,18 @@ def _default(one: "Field[Any]") -> Any:
 
 
 _FIELDS = fields(ModelFlags)
+
+
+def _deepstream(path: Path) -> "Hints":
+    from penstock.models.inspect.deepstream import NotDeepStream, hints_from_deepstream
+
+    try:
+        found = hints_from_deepstream(path)
+    except NotDeepStream as error:
+        fail(f"--deepstream: {error}")
+    for sentence in found.unused:
+        print_failure(f"--deepstream: {sentence}")
+    return found.hints
 
 
 def _one_of(flag: str, text: str, allowed: tuple[str, ...]) -> str:

@@ -24,8 +24,8 @@ from penstock.cli.gateway_client import (
     gateway_of,
     settings_or_fail,
 )
+from penstock.cli.inspect import inspect
 from penstock.cli.model_list import (
-    UNTRIED_TEXT,
     installed_models,
     load_failure,
     load_where_one_runs,
@@ -222,9 +222,7 @@ def pull(
             pulled = _pull_with_progress(entry, source, settings.home_path)
     except CatalogueError as error:
         fail(str(error), code=1)
-    typer.echo(f"{name} is in {pulled.folder} (SHA-256 verified, licence {entry.licence})")
-    if entry.untried:
-        typer.echo(f"{UNTRIED_TEXT} {name}: check its answers on pictures of your own")
+    typer.echo(f"{name} is in {pulled.folder} (SHA-256 verified, {entry.licence})")
     for file_name in pulled.preserved:
         path = pulled.folder / file_name
         typer.echo(
@@ -261,6 +259,7 @@ def unload(name: Name, url: Url = None, api_key: ApiKey = "") -> None:
     typer.echo(f"{name} is unloaded at {gateway.url}")
 
 
+app.command(short_help="Show what a model file is, and the card it needs.")(inspect)
 app.command(short_help="Add model files: recognise, prove, write, load.")(add)
 app.command(short_help="Unload a model and remove its folder.")(remove)
 app.command(short_help="Send each model a known input and compare its answer.")(check)

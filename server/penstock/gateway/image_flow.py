@@ -16,6 +16,7 @@ from penstock.gateway.engine_slots import EngineSlots
 from penstock.gateway.image_trial import why_pictures_fail
 from penstock.gateway.metrics import Metrics
 from penstock.gateway.picture_drawing import PictureDrawer
+from penstock.gateway.result_reader import ResultReader
 from penstock.gateway.tracing import engine_span, trace_preparation, trace_stages
 from penstock.protocol.cancellation import CancelStage, note_cancel_stage
 from penstock.protocol.engine import Engine, ModelConfig
@@ -49,7 +50,6 @@ from penstock.vision.image_tasks import (
     reads_headers_inline,
     size_tensors,
 )
-from penstock.vision.preprocess import Geometry
 from penstock.vision.results import (
     ImageModel,
     ImageRequest,
@@ -57,18 +57,16 @@ from penstock.vision.results import (
     card_for,
     concurrent_timings,
     may_take_images,
-    parse,
     preparation_timings,
     sequential_timings,
 )
-from penstock.vision.spec import NetworkType
 
 
 class _Wave(NamedTuple):
     """The results of some of a request's images."""
 
     model_version: str
-    results: tuple[VisionResult, ...]
+    results: tuple[object, ...]
     timings: Timings
     explanations: tuple[BatchTrace, ...] = ()
 
@@ -76,7 +74,7 @@ class _Wave(NamedTuple):
 class _ImageResult(NamedTuple):
     """The result of one image, in a batch that the gateway formed."""
 
-    result: VisionResult
+    result: object
     response: InferResponse
     timings: Timings
 
@@ -100,7 +98,7 @@ class ImageFlow:
         self._watch, self._pool, self._metrics = watch, pool, metrics
         self._models: dict[str, ImageModel] = {}
         self._preparing = PreparationEstimator()
-        self._drawer = PictureDrawer(pool)
+        self._drawer, self._reader = PictureDrawer(pool), ResultReader()
 
     async def model(self, model_name: str) -> ImageModel:
         """Raises ModelNotFound, ModelRefused, and InvalidRequest if its config does not describe images."""
@@ -151,8 +149,17 @@ class ImageFlow:
 
     async def run(self, request: ImageRequest, model: ImageModel, label: str) -> ImageResponse:
         """Results of all images, in waves of at most WAVE_BYTES. Raises InferenceError. label: for metrics."""
-        started = time.monotonic()
         model = ImageModel(model.config, card_for(model.card, request.wanted))
+        if not request.is_drawn:
+            return await self._answered(request, model, label)
+        async with self._drawer.slots.slot(request.client, request.deadline) as slot:
+            response = await self._answered(replace(request, write=None), model, label)
+            (result,) = response.results
+            assert isinstance(result, VisionResult)
+            return replace(response, drawing=await self._drawer.draw(request, result, model.card, slot))
+
+    async def _answered(self, request: ImageRequest, model: ImageModel, label: str) -> ImageResponse:
+        started = time.monotonic()
         size, batching = max_images_in_memory(model.card.prepare_spec), self._batching
         owner = batching if batching is not None and batching.owns(request.model_name) else None
         if owner is not None:
@@ -174,12 +181,7 @@ class ImageFlow:
             whole.timings,
             time.monotonic() - started,
             whole.explanations,
-            await self._drawing(request, whole.results, model.card) if request.is_drawn else b"",
         )
-
-    async def _drawing(self, request: ImageRequest, results: Sequence[VisionResult], card: VisionCard) -> bytes:
-        (image,), (result,) = request.images, results
-        return await self._drawer.draw(image, result, card, client=request.client, deadline=request.deadline)
 
     async def trial(self, config: ModelConfig, timeout_s: float) -> str:
         """Why images fail with the model, or which image parameter is invalid; otherwise "".
@@ -232,7 +234,7 @@ class ImageFlow:
             self._metrics.batch(label, len(call.members))
         responses = await self._infer(request, inputs, lease)
         parse_started = time.monotonic()
-        results = await _parse(model.card, prepared, calls, responses)
+        results = await self._read(request, model.card, prepared, calls, responses)
         timings = replace(
             timings,
             infer=parse_started - infer_started,
@@ -288,7 +290,7 @@ class ImageFlow:
             if prepared.lease is not None:
                 prepared.lease.release()
         parse_started = time.monotonic()
-        result = await _parse_one(model.card, response, 0, prepared.geometry)
+        result = await self._reader.read(request, model.card, response, 0, prepared.geometry)
         received = response.timings
         postprocess_s = time.monotonic() - parse_started
         timings = Timings(
@@ -341,6 +343,21 @@ class ImageFlow:
             lease.release()
         return responses
 
+    async def _read(
+        self,
+        request: ImageRequest,
+        card: VisionCard,
+        prepared: Sequence[PreparedImage],
+        calls: Sequence[MergedRows],
+        responses: Sequence[InferResponse],
+    ) -> tuple[object, ...]:
+        results: dict[int, object] = {}
+        for call, response in zip(calls, responses, strict=True):
+            for row, member in enumerate(call.members):
+                batch_row, geometry = row if call.has_batch_axis else None, prepared[member].geometry
+                results[member] = await self._reader.read(request, card, response, batch_row, geometry)
+        return tuple(results[index] for index in range(len(prepared)))
+
     def _in_turn(self, request: InferRequest, client: str) -> Coroutine[Any, Any, InferResponse]:
         if self._slots is None:
             return self._engine(request)
@@ -381,24 +398,6 @@ def _stack_rows(arrays: Sequence[Array], model: ImageModel) -> MergedRows:
 def _sizes_of(card: VisionCard, prepared: Sequence[PreparedImage], call: MergedRows) -> tuple[Tensor, ...]:
     geometries = [prepared[member].geometry for member in call.members]
     return size_tensors(card, geometries, has_batch_axis=call.has_batch_axis)
-
-
-async def _parse(
-    card: VisionCard, prepared: Sequence[PreparedImage], calls: Sequence[MergedRows], responses: Sequence[InferResponse]
-) -> tuple[VisionResult, ...]:
-    results: dict[int, VisionResult] = {}
-    for call, response in zip(calls, responses, strict=True):
-        for row, member in enumerate(call.members):
-            batch_row = row if call.has_batch_axis else None
-            results[member] = await _parse_one(card, response, batch_row, prepared[member].geometry)
-    return tuple(results[index] for index in range(len(prepared)))
-
-
-async def _parse_one(card: VisionCard, response: InferResponse, row: int | None, geometry: Geometry) -> VisionResult:
-    """Results with an element per pixel take long enough to leave the event loop."""
-    if card.network_type in (NetworkType.DETECTOR, NetworkType.CLASSIFIER):
-        return parse(card, response, row, geometry)
-    return await asyncio.to_thread(parse, card, response, row, geometry)
 
 
 def seconds_left(deadline: float | None) -> float | None:

@@ -1,61 +1,46 @@
 """Annotated pictures: decoded again by the decoder processes, drawn in threads, a few at a time."""
 
-import asyncio
 import os
-import time
-from contextlib import suppress
+from functools import partial
 
 import simplejpeg
 
-from penstock.gateway.engine_slots import SlotQueue
-from penstock.protocol.errors import DeadlineExceeded, InvalidRequest
+from penstock.gateway.thread_slots import ThreadSlot, ThreadSlots
+from penstock.protocol.errors import InvalidRequest
 from penstock.protocol.inference import Array, Datatype
 from penstock.protocol.vision_results import VisionResult
 from penstock.vision.card import VisionCard
 from penstock.vision.decode_pool import DecodePool
 from penstock.vision.drawing import draw_result
+from penstock.vision.results import ImageRequest
 from penstock.vision.spec import ColorFormat, InputOrder, PrepareSpec, ResizeMode
 
 MAX_JPEG_SIDE = 65500  # pixels; libjpeg's limit
 QUALITY = 90
-DRAWN_AT_ONCE = max(1, min(4, (os.cpu_count() or 1) // 2))  # a picture takes 3 bytes a pixel
+DRAWN_AT_ONCE = max(2, min(8, os.cpu_count() or 1))
 _PIXELS = PrepareSpec(
     width=0, height=0, color=ColorFormat.BGR, layout=InputOrder.NHWC, fit=ResizeMode.KEEP, datatype=Datatype.UINT8
 )
 
 
 class PictureDrawer:
-    """Draws results into pictures, in threads."""
+    """Draws results into pictures. A request has its slot from its start on, because results of pictures are large."""
 
     def __init__(self, pool: DecodePool) -> None:
         self._pool = pool
-        self._drawing = SlotQueue(DRAWN_AT_ONCE)
+        self.slots = ThreadSlots(
+            DRAWN_AT_ONCE, what="the picture was drawn", others="the pictures that are drawn before it"
+        )
 
-    async def draw(
-        self, image: bytes, result: VisionResult, card: VisionCard, *, client: str, deadline: float | None
-    ) -> bytes:
-        """The image with the result in it, as JPEG.
+    async def draw(self, request: ImageRequest, result: VisionResult, card: VisionCard, slot: ThreadSlot) -> bytes:
+        """The request's image with the result in it, as JPEG.
 
         Raises InvalidRequest for pictures that no JPEG holds, DeadlineExceeded, and as DecodePool.prepare.
         """
-        await self._drawing.enter(client, 1, deadline, "the pictures that are drawn before it")
-        try:
-            pixels = (await self._pool.prepare(image, _PIXELS, client=client, deadline=deadline)).array
-            _check_size(pixels)
-        except BaseException:
-            self._drawing.leave(1)
-            raise
-        work = asyncio.create_task(asyncio.to_thread(_drawn, pixels, result, card))
-        work.add_done_callback(self._done)  # a thread cannot be cancelled: it has its slot until it ends
-        with suppress(TimeoutError):
-            async with asyncio.timeout(None if deadline is None else deadline - time.monotonic()):
-                return await asyncio.shield(work)
-        raise DeadlineExceeded("the deadline passed while the picture was drawn; allow more time")
-
-    def _done(self, work: "asyncio.Task[bytes]") -> None:
-        self._drawing.leave(1)
-        if not work.cancelled():
-            work.exception()  # the caller may be gone; asyncio logs errors that were never retrieved
+        (image,) = request.images
+        pixels = (await self._pool.prepare(image, _PIXELS, client=request.client, deadline=request.deadline)).array
+        _check_size(pixels)
+        return await slot.run(partial(_drawn, pixels, result, card))
 
 
 def _check_size(pixels: Array) -> None:

@@ -172,9 +172,10 @@ def _text_caption(line: TextLine) -> str:
 
 def _draw_areas(image: Picture, found: SegmentationMap, labels: Sequence[str]) -> None:
     class_ids = found.class_id.tolist()
-    for class_id, mask in zip(class_ids, found.masks, strict=True):
+    areas = []
+    for class_id, mask in zip(class_ids, found.masks, strict=True):  # a mask may be computed here
         _blend(image, mask, color_of(class_id))
-    areas = [mask.area for mask in found.masks]
+        areas.append(mask.area)
     largest = sorted(range(len(areas)), key=lambda index: -areas[index])[:MAX_LEGEND_LINES]
     whole = max(found.width * found.height, 1)
     draw_lines(

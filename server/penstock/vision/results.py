@@ -3,8 +3,8 @@
 import base64
 import difflib
 import zlib
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import numpy.typing as npt
@@ -53,7 +53,11 @@ LOWEST_CONF = 0.001  # lower ones would only add noise; the card's own threshold
 
 @dataclass(frozen=True, slots=True)
 class ImageRequest:
-    """Encoded images for one model. is_drawn: the response has a drawing of the only image."""
+    """Encoded images for one model.
+
+    is_drawn: the response has a drawing of the only image. write: makes of a result and the labels what the response
+    has instead; called in a thread for large results.
+    """
 
     model_name: str
     model_version: str
@@ -63,6 +67,7 @@ class ImageRequest:
     client: str = ""  # for fair queueing
     wanted: ResultOptions = AS_CARD
     is_drawn: bool = False
+    write: Callable[[VisionResult, Sequence[str]], object] | None = field(default=None, compare=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +76,7 @@ class ImageResponse:
 
     model_name: str
     model_version: str
-    results: tuple[VisionResult, ...]
+    results: tuple[object, ...]  # VisionResult each, or what the request's `write` made of it
     labels: tuple[str, ...]  # by class_id; may be incomplete
     timings: Timings
     total_s: float
@@ -192,8 +197,8 @@ def card_for(card: VisionCard, wanted: ResultOptions) -> VisionCard:
 
 def _refuse_unusable(card: VisionCard, wanted: ResultOptions) -> None:
     usable = card.layout.usable_options
-    for field, name in _FIELDS.items():
-        if name not in usable and getattr(wanted, field) is not None:
+    for member, name in _FIELDS.items():
+        if name not in usable and getattr(wanted, member) is not None:
             kind, layout = card.network_type.name.lower().replace("_", " "), card.layout.name
             can = f"it can use {', '.join(sorted(usable))}" if usable else "leave it out"
             raise InvalidRequest(f"{name} has no effect on this model ({kind}, layout {layout!r}); {can}")

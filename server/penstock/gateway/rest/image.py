@@ -20,7 +20,7 @@ from penstock.gateway.dataplane import DataPlane
 from penstock.gateway.metrics import STAGES
 from penstock.gateway.rest import openapi
 from penstock.gateway.rest.image_query import QUERY_PARAMETERS, query_of
-from penstock.gateway.rest.image_results import MaskForm, has_pixels, result_json
+from penstock.gateway.rest.image_results import result_json
 from penstock.gateway.rest.limits import RestLimits
 from penstock.gateway.rest.request import (
     TIMEOUT_HEADER,
@@ -165,14 +165,14 @@ class ImageEndpoint:
             request_id,
             wanted=query.wanted,
             is_drawn=query.is_drawn,
+            write=partial(result_json, masks=query.masks),
         )
         response = await run_until_disconnect(
             request.scope, request.receive, self._plane.infer_images(asked, caller_of(request))
         )
         if query.is_drawn:
             return Response(response.drawing, media_type="image/jpeg")
-        work = partial(answer_of, response, request_id, query.masks)
-        answer = await asyncio.to_thread(work) if any(map(has_pixels, response.results)) else work()
+        answer = answer_of(response, request_id)
         answer.explain = explain_images(self._plane, request, response)
         return json_response(answer)
 
@@ -211,12 +211,12 @@ def images_of(body: bytes, content_type: str, limits: RestLimits) -> tuple[bytes
     return tuple(file.content for file in files)
 
 
-def answer_of(response: ImageResponse, request_id: str = "", masks: MaskForm = MaskForm.RLE) -> ImageAnswer:
+def answer_of(response: ImageResponse, request_id: str = "") -> ImageAnswer:
     """The answer as DESIGN has it: numbers rounded, labels by class_id."""
     return ImageAnswer(
         response.model_name,
         response.model_version,
-        [result_json(result, response.labels, masks) for result in response.results],
+        list(response.results),
         _milliseconds(response.timings, response.total_s),
         response.timings.batch_size,
         request_id,

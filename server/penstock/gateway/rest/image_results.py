@@ -139,11 +139,6 @@ RESULTS = (ClassesResult, DetectionsResult, EmbeddingResult, TextResult, Segment
 ImageResult = ClassesResult | DetectionsResult | EmbeddingResult | TextResult | SegmentationResult | DepthResult
 
 
-def has_pixels(result: VisionResult) -> bool:
-    """Whether the wire form takes long enough to leave the event loop."""
-    return isinstance(result, SegmentationMap | DepthMap) or (isinstance(result, Detections) and bool(result.masks))
-
-
 def result_json(result: VisionResult, labels: Sequence[str], masks: MaskForm = MaskForm.RLE) -> ImageResult:
     """The wire form of a picture's result."""
     match result:
@@ -194,16 +189,14 @@ def _text(text: str, score: float, polygon: Any) -> RecognisedText:
 
 
 def _areas(found: SegmentationMap, labels: Sequence[str], masks: MaskForm) -> SegmentationAreas:
-    areas = [
-        ClassArea(class_id, label_of(class_id, labels), mask.area)
-        for class_id, mask in zip(found.class_id.tolist(), found.masks, strict=True)
-    ]
-    if masks is MaskForm.RLE:
-        for area, mask in zip(areas, found.masks, strict=True):
+    areas = []
+    for class_id, mask in zip(found.class_id.tolist(), found.masks, strict=True):  # a mask may be computed here
+        area = ClassArea(class_id, label_of(class_id, labels), mask.area)
+        if masks is MaskForm.RLE:
             area.counts = rle_of(mask)
-    elif masks is MaskForm.POLYGON:
-        for area, mask in zip(areas, found.masks, strict=True):
+        elif masks is MaskForm.POLYGON:
             area.polygons = _outlines(mask)
+        areas.append(area)
     return SegmentationAreas([found.height, found.width], areas)
 
 

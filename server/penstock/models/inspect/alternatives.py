@@ -112,7 +112,7 @@ def _compared_scales(card: VisionCard, results_of: ResultsOf, hints: Hints, gues
 def _is_wrong_scale(guess: Confidence, other: Confidence) -> bool:
     """Whether the guess finds nothing and the other scale does, or the guess is certain of everything."""
     if guess.classes:
-        return guess.best < 5.0 / guess.classes and _SURE <= other.best < _CERTAIN
+        return guess.best < min(2.0 / guess.classes, other.best / 2) and _SURE <= other.best < _CERTAIN
     finds_nothing = other.best >= _SURE and guess.best < other.best / 2 and other.best < _CERTAIN
     finds_all = guess.best >= _CERTAIN and _SURE <= other.best < _CERTAIN and guess.results > 5 * max(other.results, 1)
     return finds_nothing or finds_all

@@ -69,10 +69,15 @@ def run(request: InspectionRequest) -> Inspection:
 
 def _confine(limits: Limits, size_bytes: int) -> None:
     memory = memory_limit_bytes(limits, size_bytes)
-    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    resource.setrlimit(resource.RLIMIT_DATA, (memory, memory))
-    resource.setrlimit(resource.RLIMIT_CPU, (limits.cpu_s, limits.cpu_s))
-    resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))
+    for limit, most in (
+        (resource.RLIMIT_CORE, 0),
+        (resource.RLIMIT_DATA, memory),
+        (resource.RLIMIT_CPU, limits.cpu_s),
+        (resource.RLIMIT_FSIZE, 0),
+    ):
+        hard = resource.getrlimit(limit)[1]
+        most = most if hard == resource.RLIM_INFINITY else min(most, hard)  # the parent may be limited itself
+        resource.setrlimit(limit, (most, most))
     with contextlib.suppress(OSError):  # not writable everywhere; then the kernel's default applies
         Path("/proc/self/oom_score_adj").write_text("500")
 

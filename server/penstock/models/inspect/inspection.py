@@ -4,7 +4,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from enum import StrEnum
 from pathlib import Path
 
@@ -40,6 +40,17 @@ class Hints:
     keypoint_names: tuple[str, ...] = ()
     skeleton: tuple[tuple[int, int], ...] = ()
     parameters: dict[str, str] = field(default_factory=dict)
+
+
+def merged(one: Hints, other: Hints) -> Hints:
+    """`one`, and what it leaves open from `other`."""
+    chosen = {
+        field.name: getattr(one, field.name)
+        if getattr(one, field.name) not in (None, "", (), {})
+        else getattr(other, field.name)
+        for field in fields(Hints)
+    }
+    return Hints(**{**chosen, "parameters": {**other.parameters, **one.parameters}})
 
 
 @dataclass(frozen=True, slots=True)

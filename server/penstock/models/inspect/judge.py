@@ -145,8 +145,8 @@ def _more_than_classes(columns: Columns, outside: list[int], total: int) -> Judg
     if total > 8 and 4 not in outside and points.max() > 8 * MOST_LOG:
         question = Question(
             f"columns 5 to {total - 1} hold pixels: points of a pose, whose number and values are not in the file",
-            "--keypoint-shape",
-            tuple(f"{(total - 5) // by};{by}" for by in (3, 2) if (total - 5) % by == 0),
+            "--parameter",
+            tuple(f"keypoint-shape={(total - 5) // by};{by}" for by in (3, 2) if (total - 5) % by == 0),
         )
         return Judgement(Settled("columns after the first score hold pixels: a pose", "yolov8-pose"), (), (question,))
     return None
@@ -247,6 +247,9 @@ def _end_to_end(sample: Sample, *, has_corners: bool = True) -> Judgement:
     if not are_shares(rows[:, 4]) and are_shares(rows[:, 5]):
         question = Question("the fifth column is no score, but the sixth is: class and score are swapped", "--layout")
         return Judgement(questions=(question,))
+    if rows.shape[1] == 6 and are_parts(rows[:, :4]) and are_shares(rows[:, 4:]) and not are_whole(rows[:, 5]):
+        why = "boxes are parts of 1 and the last column is no class: two classes of RT-DETR by Ultralytics"
+        return Judgement(Settled(why, "rt-detr-ultralytics", "rt-detr", class_count=2))
     if not are_shares(rows[:, 4]) or not are_whole(rows[:, 5]):
         question = Question("the fifth column is no score of 0 to 1, or the sixth no whole class", "--layout")
         return Judgement(questions=(question,))

@@ -98,10 +98,17 @@ def _recogniser(
     if characters:
         card["characters"] = "".join(one[:1] or " " for one in characters)
     batch = subject.image.shape[0] if subject.has_batch_axis else 1
-    if width == -1:
+    is_free = width == -1 and subject.hints.input_size is None
+    if is_free:
         card["min-width"] = "320"
     return Guess(
-        "ctc", why, "ctc", card=card, questions=questions, input_shape=(batch, 3, height, width), needs_size=False
+        "ctc",
+        why,
+        "ctc",
+        card=card,
+        questions=questions,
+        input_shape=(batch, 3, height, width) if is_free else (),
+        needs_size=False,
     )
 
 

@@ -2,7 +2,7 @@
 
 import difflib
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import fields, replace
+from dataclasses import replace
 
 from penstock.models.inspect import detector_rules, labels, other_rules, yolo_rules
 from penstock.models.inspect.facts import ModelFacts
@@ -344,14 +344,3 @@ def _points(subject: Subject, guess: Guess) -> tuple[dict[str, str], tuple[Quest
         f"which of its {count} points are joined in drawings is not in the file", "--skeleton", (), False
     )
     return found, (question,)
-
-
-def merged(one: Hints, other: Hints) -> Hints:
-    """`one`, and what it leaves open from `other`."""
-    chosen = {
-        field.name: getattr(one, field.name)
-        if getattr(one, field.name) not in (None, "", (), {})
-        else getattr(other, field.name)
-        for field in fields(Hints)
-    }
-    return Hints(**{**chosen, "parameters": {**other.parameters, **one.parameters}})
