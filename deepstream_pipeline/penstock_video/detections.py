@@ -50,12 +50,15 @@ class Detections:
             None if self.xywhr is None else self.xywhr[rows],
         )
 
-    def moved(self, xyxy: FloatArray, shift: FloatArray) -> "Detections":
-        """The same objects at xyxy, with the rest moved by shift: (n, 2) float32, pixels to the right and down.
+    def moved(self, boxes: npt.NDArray[np.float64], xyxy: FloatArray) -> "Detections":
+        """The same objects at xyxy; masks, keypoints and turned boxes are moved to the centres of boxes (n, 4).
 
         Masks move by whole pixels, and end at the picture's edge.
         """
         masks, keypoints, xywhr = self.masks, self.keypoints, self.xywhr
+        if masks is None and keypoints is None and xywhr is None:
+            return Detections(xyxy, self.score, self.class_id)
+        shift = (boxes[:, :2] + boxes[:, 2:] - self.xyxy[:, :2] - self.xyxy[:, 2:]).astype(np.float32) / 2
         if masks is not None:
             masks = tuple(_shifted(mask, *step) for mask, step in zip(masks, np.rint(shift).tolist(), strict=True))
         if keypoints is not None:

@@ -118,7 +118,8 @@ def test_select_keeps_shapes_with_their_boxes(rows: np.ndarray) -> None:
 def test_moved_shapes_keep_their_size_and_end_at_the_picture() -> None:
     """Keypoints keep their score, turned boxes their size and angle; a mask loses what is outside."""
     whole = shaped(2)
-    there = whole.moved(whole.xyxy + 2, np.array([[2, -2], [-9, 40]], np.float32))
+    shift = np.array([[2, -2, 2, -2], [-9, 40, -9, 40]])
+    there = whole.moved(whole.xyxy + shift, whole.xyxy + 2)
     assert there.masks is not None
     assert there.keypoints is not None
     assert there.xywhr is not None

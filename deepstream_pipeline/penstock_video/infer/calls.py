@@ -332,13 +332,8 @@ def crop_result_of(network: Network, answer: RowsResult, index: int, geometry: G
         case Classes() as seen:
             return CropResult(_class_scores(network, seen))
         case TextLines(lines):
-            least = network.card.layout_options.classifier_threshold
             return CropResult(
-                tuple(
-                    ClassScore(network.name, NO_CLASS, line.text, line.score)
-                    for line in lines
-                    if line.text and line.score >= least
-                )
+                tuple(ClassScore(network.name, NO_CLASS, line.text, line.score) for line in lines if line.text)
             )
         case Embedding(vector):
             values = vector.astype(np.float64).round(_VECTOR_DECIMALS).tolist()

@@ -181,8 +181,8 @@ class ByteTrack:
         moved -= (seen.class_id * _STRIP)[:, None]
         xyxy = moved.clip(0, (frame.width, frame.height, frame.width, frame.height))
         kept = (xyxy[:, 2] > xyxy[:, 0]) & (xyxy[:, 3] > xyxy[:, 1])
-        shift = (moved[:, :2] + moved[:, 2:] - seen.xyxy[:, :2] - seen.xyxy[:, 2:]) / 2
-        still = seen.select(kept).moved(xyxy[kept].astype(np.float32), shift[kept].astype(np.float32))
+        still = seen if kept.all() else seen.select(kept)
+        still = still.moved(moved[kept], xyxy[kept].astype(np.float32))
         return Tracks(still, shown.track_id[kept], shown.age_frames[kept] + frames, is_estimate=True)
 
     def reset(self) -> None:

@@ -135,7 +135,7 @@ def test_unexpected_kind_of_network_is_reported() -> None:
 
 ONE_BOX = np.zeros((1, 4), np.float32), np.ones(1, np.float32), np.zeros(1, np.int64)
 POSES = np.arange(12, dtype=np.float32).reshape(2, 2, 3)
-LINES = TextLines((TextLine("B AB 12", 0.9), TextLine("", 0.8), TextLine("low", 0.1)))
+LINES = TextLines((TextLine("B AB 12", 0.9), TextLine("", 0.8)))
 
 
 @pytest.mark.parametrize(
@@ -151,9 +151,9 @@ LINES = TextLines((TextLine("B AB 12", 0.9), TextLine("", 0.8), TextLine("low", 
 def test_result_of_a_crop_is_what_its_model_says(
     monkeypatch: pytest.MonkeyPatch, found: VisionResult, classes: tuple[ClassScore, ...]
 ) -> None:
-    """Texts and classes over classifier-threshold are labels, an embedding is a vector."""
+    """Texts and classes are labels, an embedding is a vector; a place without text is left out."""
     monkeypatch.setattr(calls, "parse", lambda *_: found)
-    result = crop_result_of(classifier().with_threshold(0.3), TWO, 0, geometry_of(8, 8, classifier().prepare_spec))
+    result = crop_result_of(classifier(), TWO, 0, geometry_of(8, 8, classifier().prepare_spec))
     assert (result.classes, result.keypoints, bool(result)) == (classes, None, bool(classes))
 
 
