@@ -79,7 +79,10 @@ CONFIGS = (
 
 @dataclass
 class FakeCore:
-    """EngineWatch, Backend and Batching at once. error: what every inference fails with. holds: nothing is answered."""
+    """EngineWatch, Backend and Batching at once. error: what every inference fails with. holds: nothing is answered.
+
+    answers: outputs by the model's name, instead of _outputs.
+    """
 
     folder: Path
     is_up: bool = True
@@ -93,6 +96,7 @@ class FakeCore:
     served: list[str] = field(default_factory=list)
     cancelled: int = 0
     suspicions: int = 0
+    answers: dict[str, tuple[Tensor, ...]] = field(default_factory=dict)
     models: dict[str, KnownModel] = field(
         default_factory=lambda: {config.name: KnownModel(config.name, True, config=config) for config in CONFIGS}
     )
@@ -147,7 +151,8 @@ class FakeCore:
         if self.error is not None and self.fails_row in (None, float(pixels.flat[0])):
             raise self.error
         timings = Timings(queue=0.25, infer=0.5)
-        return InferResponse(request.model_name, "1", self._outputs(request, pixels), timings=timings)
+        outputs = self.answers.get(request.model_name) or self._outputs(request, pixels)
+        return InferResponse(request.model_name, "1", outputs, timings=timings)
 
     @staticmethod
     def _outputs(
