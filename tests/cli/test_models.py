@@ -180,7 +180,7 @@ def test_pull_without_a_gateway_lands_and_says_when_it_is_loaded(penstock: Call,
     folder = home() / "models" / "fastestdet"
     assert (folder / "1" / "model.onnx").stat().st_size == 998169
     assert answer.stdout.splitlines() == [
-        f"fastestdet is in {folder} (SHA-256 verified, BSD-3-Clause)",
+        f"fastestdet is in {folder} (SHA-256 verified, licence BSD-3-Clause)",
         f"no gateway runs at {UNUSED_URL}: fastestdet will be loaded at the next `penstock up`",
     ]
 

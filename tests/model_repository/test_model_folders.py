@@ -21,7 +21,8 @@ def test_model_folder_has_a_card_with_the_labels_of_its_file(folder: Path) -> No
     """The config is read, says how the model sees images, and its labels are labels.txt's in the same order."""
     card = card_from_config(read_config(folder / "config.pbtxt"))
     assert card is not None
-    assert list(card.labels) == (folder / "labels.txt").read_text().splitlines()
+    file = folder / "labels.txt"
+    assert list(card.labels) == (file.read_text().splitlines() if file.exists() else [])
 
 
 @pytest.mark.parametrize("folder", MODEL_FOLDERS, ids=lambda folder: folder.name)

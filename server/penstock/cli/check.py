@@ -100,7 +100,7 @@ def _check_targets(names: list[str], settings: Settings) -> "list[CheckTarget]":
 
     def sha256_of(model: InstalledModel) -> str | None:
         entry = catalogue.get(model.name) if model.repository == home_repository else None
-        return entry.sha256 if entry is not None else None
+        return entry.served_sha256 if entry is not None else None
 
     return [
         CheckTarget(model, sha256_of(model), is_named=model.name in names)

@@ -2,6 +2,7 @@
 
 import difflib
 import re
+import textwrap
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
@@ -28,6 +29,7 @@ from penstock.protocol.inference import BatchOwner
 
 NOT_LOADED = "not loaded"
 RANDOM_TEXT = "random weights: its speed can be measured, its answers mean nothing"
+UNTRIED_TEXT = "untried: this project has never decoded the real weights of"
 _STACK = re.compile(r"\s+At:\s")
 
 
@@ -40,6 +42,7 @@ class ModelRow(msgspec.Struct, frozen=True):
     the versions that are served, of the highest where none is; of the catalogue's file before it is pulled.
     unmerged: why each request and picture goes to the engine alone, as reported by the gateway; else empty.
     weights: `random` for a model that is there to be measured and whose answers mean nothing, else empty.
+    untried: whether it is the catalogue's and this project has never decoded its real weights.
     """
 
     name: str
@@ -52,6 +55,7 @@ class ModelRow(msgspec.Struct, frozen=True):
     size_bytes: int | None = None
     weights: str = ""
     unmerged: str = ""
+    untried: bool = False
 
 
 def model_rows(
@@ -100,11 +104,14 @@ def model_table(rows: Sequence[ModelRow]) -> Table:
 
 
 def reason_lines(rows: Sequence[ModelRow]) -> list[str]:
-    """One line for each model that is not served, whose requests are not merged, or that has random weights."""
-    reasons = [f"{row.name}: {in_short(row.reason)}" for row in rows if row.reason]
+    """The untried models, then a line for each that is not served, is not merged, or has random weights."""
+    untried = [row.name for row in rows if row.untried]
+    reasons = textwrap.wrap(f"{UNTRIED_TEXT} {', '.join(untried)}", 80, break_on_hyphens=False) if untried else []
+    reasons += [f"{row.name}: {in_short(row.reason)}" for row in rows if row.reason]
     alone = "each request and picture goes to the engine alone"
     reasons += [f"{row.name}: {alone}: {row.unmerged}" for row in rows if row.unmerged]
-    return reasons + [f"{row.name}: {RANDOM_TEXT}" for row in rows if row.weights == RANDOM_WEIGHTS]
+    reasons += [f"{row.name}: {RANDOM_TEXT}" for row in rows if row.weights == RANDOM_WEIGHTS]
+    return reasons
 
 
 def in_short(reason: str) -> str:
@@ -157,6 +164,7 @@ def _installed_row(
         licence=entry.licence if entry is not None and is_pulled else model.licence,
         size_bytes=_served_bytes(model, states.ready_versions(model.name)),
         weights=RANDOM_WEIGHTS if model.has_random_weights else "",
+        untried=entry is not None and is_pulled and entry.untried,
     )
 
 
@@ -184,6 +192,7 @@ def _catalogue_row(entry: CatalogueEntry, *, is_known: bool) -> ModelRow:
         read_folder(entry.folder).owner or "",
         licence=entry.licence,
         size_bytes=entry.size_bytes,
+        untried=entry.untried,
     )
 
 

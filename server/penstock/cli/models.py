@@ -26,6 +26,7 @@ from penstock.cli.gateway_client import (
 )
 from penstock.cli.inspect import inspect
 from penstock.cli.model_list import (
+    UNTRIED_TEXT,
     installed_models,
     load_failure,
     load_where_one_runs,
@@ -222,7 +223,9 @@ def pull(
             pulled = _pull_with_progress(entry, source, settings.home_path)
     except CatalogueError as error:
         fail(str(error), code=1)
-    typer.echo(f"{name} is in {pulled.folder} (SHA-256 verified, {entry.licence})")
+    typer.echo(f"{name} is in {pulled.folder} (SHA-256 verified, licence {entry.licence})")
+    if entry.untried:
+        typer.echo(f"{UNTRIED_TEXT} {name}: check its answers on pictures of your own")
     for file_name in pulled.preserved:
         path = pulled.folder / file_name
         typer.echo(

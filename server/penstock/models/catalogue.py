@@ -44,7 +44,11 @@ FOLDERS = HERE / "folders"
 
 @dataclass(frozen=True, slots=True)
 class CatalogueEntry:
-    """A model that can be pulled. url, size_bytes and sha256 are of the model file; licence is an SPDX identifier."""
+    """A model that can be pulled. url, size_bytes and sha256 are of the model file; licence is an SPDX identifier.
+
+    layout: the output layout of its card. untried: its real weights have never been decoded by this project.
+    freed_sha256: of the file with a free batch, which `pull` writes; empty if the file is served as it is.
+    """
 
     name: str
     about: str
@@ -52,6 +56,14 @@ class CatalogueEntry:
     size_bytes: int
     sha256: str
     licence: str
+    layout: str = ""
+    untried: bool = False
+    freed_sha256: str = ""
+
+    @property
+    def served_sha256(self) -> str:
+        """SHA-256 of the file that is served."""
+        return self.freed_sha256 or self.sha256
 
     @property
     def file_name(self) -> str:

@@ -69,6 +69,7 @@ def _pull(
             _link(target / MODEL_FILE, model_file)
         else:
             _download(entry, find_source(entry, source), downloads_of(home), progress).replace(model_file)
+            _free_batch(entry, model_file)
     return Pulled(target, preserved)
 
 
@@ -128,7 +129,28 @@ def _download(entry: CatalogueEntry, source: ModelSource, downloads: Path, progr
 
 
 def _is_entry(entry: CatalogueEntry, path: Path) -> bool:
-    if not path.is_file() or path.stat().st_size != entry.size_bytes:
-        return False
+    return path.is_file() and _sha256(path) == entry.served_sha256
+
+
+def _sha256(path: Path) -> str:
     with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest() == entry.sha256
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _free_batch(entry: CatalogueEntry, file: Path) -> None:
+    """Rewrites the verified file with a free batch, if the catalogue has the hash of the result. Raises PullFailed."""
+    if not entry.freed_sha256:
+        return
+    from penstock.models.batch_axis import free_batch  # imports ONNX Runtime, which other models do not need
+
+    freed = file.with_name("freed.onnx")
+    why = free_batch(file, freed)
+    if why:
+        raise PullFailed(f"the batch of {entry.name} cannot be freed: {why}")
+    written = _sha256(freed)
+    if written != entry.freed_sha256:
+        raise PullFailed(
+            f"{entry.name} with a free batch has SHA-256 {written[:12]}…, the catalogue says "
+            f"{entry.freed_sha256[:12]}…: install the versions of onnx and protobuf that Penstock's lock names"
+        )
+    freed.replace(file)
