@@ -54,6 +54,16 @@ def test_ready_line_says_how_many_workers_serve_where_there_is_more_than_one(
     )
 
 
+@pytest.mark.parametrize(("models", "is_offered"), [((), True), (("people", "street"), True), (("mine",), False)])
+def test_summary_offers_the_default_detector_while_only_shipped_models_serve(
+    capsys: pytest.CaptureFixture[str], models: tuple[str, ...], is_offered: bool
+) -> None:
+    """One line with the command; no line for a user who serves a model of their own."""
+    announce(Announcement("Triton", "http://a:1", "a:2", "http://a:3/metrics", models, {}))
+    lines = capsys.readouterr().out.splitlines()
+    assert ("for a detector of 80 classes: penstock models pull yolox-nano" in lines) is is_offered
+
+
 def test_gateway_whose_required_models_do_not_serve_is_not_called_ready(capsys: pytest.CaptureFixture[str]) -> None:
     """The reason is on a separate line."""
     announce(Announcement("Triton", "http://a:1", "a:2", "http://a:3/metrics", ("m",), {}, not_ready="model 'n'"))

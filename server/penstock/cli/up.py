@@ -12,7 +12,7 @@ import typer
 
 from penstock.cli.gateway_client import API_KEY_VARIABLE
 from penstock.cli.terminal import fail
-from penstock.gateway.settings import KEYS_VARIABLE, SettingsError, read_settings
+from penstock.gateway.settings import KEYS_VARIABLE, SHIPPED_MODELS, SettingsError, read_settings
 from penstock.gateway.stack.stack import Announcement, Stack
 from penstock.gateway.stack.startup import (
     CannotStart,
@@ -24,6 +24,7 @@ from penstock.gateway.stack.startup import (
 )
 from penstock.gateway.workers.interrupt_affinity import avoid_interrupted_cores
 from penstock.logs import LogFormat, configure_logs
+from penstock.models.catalogue import DEFAULT_DETECTOR
 from penstock.process import remove_working_directory
 
 OPEN_FILES = 65_536  # a request in flight holds one or two; the usual soft limit of 1,024 is under the default's need
@@ -265,14 +266,19 @@ async def _run(choice: EngineChoice) -> int:
 
 
 def announce(ready: Announcement) -> None:
-    """Print the summary: unavailable models with their reasons, the engine, the models that serve, the URLs."""
+    """Print the summary: unavailable models with their reasons, the engine, the models that serve, the URLs.
+
+    If only shipped models serve, it offers the default detector.
+    """
     lines = [
         f"cannot serve {name}: {reason.removeprefix(f'model {name!r} cannot be loaded: ')}"
         for name, reason in sorted(ready.unavailable.items())
     ]
     lines.append(f"engine: {ready.engine}")
-    nothing = "no model: why stands above" if ready.unavailable else "no model yet (penstock models pull fastestdet)"
+    nothing = "no model: why stands above" if ready.unavailable else "no model yet"
     lines.append(f"serving {', '.join(ready.models) or nothing}")
+    if {*ready.models, *ready.unavailable} <= {path.name for path in SHIPPED_MODELS.iterdir()}:
+        lines.append(f"for a detector of 80 classes: penstock models pull {DEFAULT_DETECTOR}")
     lines.append("Ctrl-C drains and stops")
     workers = f"  ({ready.workers} workers)" if ready.workers > 1 else ""
     if ready.not_ready:

@@ -133,7 +133,7 @@ def _models(repositories: tuple[RepositoryFacts, ...]) -> Finding:
         found = f"the model {twice[0]} stands in two repositories"
         return Finding("disk.models", Severity.PROBLEM, found, f"remove one of {' and '.join(where)}")
     if not names:
-        return Finding("disk.models", Severity.NOTE, "no model yet", "penstock models pull fastestdet")
+        return Finding("disk.models", Severity.NOTE, "no model yet", "penstock models pull yolox-nano")
     return Finding("disk.models", Severity.OK, f"models: {', '.join(sorted(names))}")
 
 

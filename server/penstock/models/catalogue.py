@@ -40,6 +40,7 @@ class WrongContent(PullFailed):
 HERE = Path(__file__).resolve().parent
 CATALOGUE_FILE = HERE / "models.toml"
 FOLDERS = HERE / "folders"
+DEFAULT_DETECTOR = "yolox-nano"  # of the documentation and the examples
 
 
 @dataclass(frozen=True, slots=True)
