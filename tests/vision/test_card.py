@@ -112,6 +112,17 @@ def test_card_takes_every_word() -> None:
             PrepareSpec(30, 28, color=ColorFormat.GRAY, layout=InputOrder.NHWC, offsets=(128.0, 128.0, 128.0)),
         ),
         ({"max-side": "1280"}, (3, -1, -1), PrepareSpec(0, 0, fit=ResizeMode.KEEP, max_side=1280)),
+        ({"min-side": "736"}, (3, -1, -1), PrepareSpec(0, 0, fit=ResizeMode.KEEP, min_side=736, max_side=4000)),
+        (
+            {"min-side": "736", "max-side": "900"},
+            (3, -1, -1),
+            PrepareSpec(0, 0, fit=ResizeMode.KEEP, min_side=736, max_side=900),
+        ),
+        (
+            {"min-width": "320"},
+            (3, 48, -1),
+            PrepareSpec(0, 48, fit=ResizeMode.FIT_HEIGHT, min_width=320, max_side=3200),
+        ),
         ({"resize-shorter-side": "640"}, (3, 352, 640), PrepareSpec(640, 352, fit=ResizeMode.CROP, shorter_side=640)),
         ({"maintain-aspect-ratio": "1"}, (3, 352, 640), PrepareSpec(640, 352, fit=ResizeMode.PAD_RIGHT_BOTTOM)),
     ],

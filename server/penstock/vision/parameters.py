@@ -202,7 +202,10 @@ PARAMETERS = {
         "`image-decoder: engine`",
         "none",
     ),
-    "max-side": ParameterDoc("pixels; only for inputs of variable size: larger pictures are made smaller", "none"),
+    "max-side": ParameterDoc(
+        "pixels; only for inputs of variable size: larger pictures are made smaller",
+        "none; 4000 with `min-side`; 3200 if only W is -1",
+    ),
     "min-side": ParameterDoc(
         "pixels; only for inputs of variable size: pictures whose shorter side is smaller are enlarged", "none"
     ),

@@ -7,6 +7,7 @@ from penstock.vision.parameters import Parameters
 from penstock.vision.spec import ColorFormat, InputOrder, PrepareSpec, ResizeMode, ScalingFilter, Triple
 
 MAX_PIXEL = 255
+_MOST_SIDE, _MOST_WIDTH = 4000, 3200  # of enlarged pictures, and of text lines: PP-OCR's limits
 _MOST_ENLARGED = 4  # a larger resize is costly and leaves less than a sixteenth of the picture
 
 
@@ -44,7 +45,7 @@ def read_prepare_spec(parameters: Parameters, image_input: TensorSpec, *, is_rel
         scale=scale,
         offsets=offsets,
         channel_factors=factors,
-        max_side=_of_variable_size(parameters, "max-side", 0, is_variable=width == 0),
+        max_side=_of_variable_size(parameters, "max-side", _most(parameters, fit), is_variable=width == 0),
         has_scaled_decode=parameters.flag("scaled-decode"),
         shorter_side=_shorter_side(parameters, max(width, height)) if fit is ResizeMode.CROP else 0,
         pad_value=_padding_value(parameters, fit),
@@ -139,6 +140,13 @@ def _padding_value(parameters: Parameters, fit: ResizeMode) -> float:
     if not 0.0 <= value <= MAX_PIXEL:
         raise parameters.refusal("padding-value", f"is not between 0 and {MAX_PIXEL}")
     return value
+
+
+def _most(parameters: Parameters, fit: ResizeMode) -> int:
+    """Default of max-side. A picture of 1 x 60000 pixels must not be enlarged until its shorter side is min-side."""
+    if fit is ResizeMode.FIT_HEIGHT:
+        return _MOST_WIDTH
+    return _MOST_SIDE if "min-side" in parameters.values else 0
 
 
 def _of_variable_size(parameters: Parameters, key: str, default: int, *, is_variable: bool) -> int:

@@ -50,7 +50,7 @@ def test_row_of_noise_is_a_row_of_the_network_and_always_the_same(network: Netwo
 
 
 def test_rows_of_a_network_that_keeps_sizes_have_a_largest() -> None:
-    """max-side bounds a row, after rounding to size-multiple; without it the most pixels of a picture do."""
+    """max-side, or its default, bounds a row after rounding to size-multiple."""
     line = network_from(replace(classifier("m", 4, (3, 48, -1)), parameters=CLASSIFIER | {"max-side": "320"}))
     assert (line.keeps_size, line.row_bytes) == (True, 3 * 48 * 320 * 4)
     assert network_from(classifier("m", 4, (3, 48, -1))).row_bytes > 3 * 48 * 320 * 4
