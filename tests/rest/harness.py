@@ -2,8 +2,8 @@
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Iterator, Sequence
+from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -16,12 +16,14 @@ from penstock.gateway.batching.batch_report import ModelBatchReport, explain_que
 from penstock.gateway.batching.explanation import RequestExplanation, explain_unbatched
 from penstock.gateway.batching.options import BatchOptions
 from penstock.gateway.in_flight import InFlightLimiter, InFlightLimits
+from penstock.gateway.model_adder import AddOptions, ModelAdder
+from penstock.gateway.model_uploads import ModelUploads
 from penstock.gateway.readiness import Readiness, as_served
 from penstock.gateway.rest.app import create_app
 from penstock.gateway.rest.limits import RestLimits
 from penstock.gateway.rest.listener import HttpListener
 from penstock.gateway.rest.openapi import describe
-from penstock.gateway.rest.routes import RequestAuthentication
+from penstock.gateway.rest.routes import ForwardedIdentity, RequestAuthentication
 from penstock.gateway.shared_memory.regions import SWITCHED_OFF
 from penstock.gateway.tracing import Tracer
 from penstock.network import bind
@@ -67,6 +69,9 @@ class FakePlane:
         self.holds = False
         self.is_stopping = False
         self.admission = InFlightLimiter(InFlightLimits())
+        self.added: list[str] = []
+        self.load_error: Exception | None = None
+        self.taken_back: list[tuple[str, bool]] = []
         self.entered = asyncio.Event()
         self.released = asyncio.Event()
         self.cancelled = asyncio.Event()
@@ -121,6 +126,19 @@ class FakePlane:
         results = [request.write(one, self.image_answer.labels) for one in self.image_answer.results]
         return replace(self.image_answer, results=tuple(results))
 
+    @contextmanager
+    def adding(self, model_name: str, caller: Identity) -> Iterator[None]:
+        self.added.append(model_name)
+        yield
+
+    async def load_added(self, model_name: str) -> None:
+        await self._work()
+        if self.load_error is not None:
+            raise self.load_error
+
+    async def take_back(self, model_name: str, *, has_former: bool) -> None:
+        self.taken_back.append((model_name, has_former))
+
     async def _work(self) -> None:
         self.entered.set()
         if self.error is not None:
@@ -170,10 +188,16 @@ class Front:
     recorder: FakeRecorder = field(default_factory=FakeRecorder)
     limits: RestLimits = field(default_factory=RestLimits)
     door: Authenticator | None = None
+    uploads: ModelUploads | None = None  # of models that are added by `add_options`
+    add_options: AddOptions | None = None
+    gate: ForwardedIdentity | None = None  # of a core
 
     def __post_init__(self) -> None:
-        gate = RequestAuthentication(self.door) if self.door is not None else None
-        self.app = create_app(self.plane, self.limits, self.recorder, gate=gate)  # type: ignore[arg-type]
+        plane: Any = self.plane
+        recorder: Any = self.recorder
+        gate = RequestAuthentication(self.door) if self.door is not None else self.gate
+        adder = ModelAdder(plane, self.uploads, self.add_options) if self.uploads is not None else None
+        self.app = create_app(plane, self.limits, recorder, gate=gate, adder=adder)
 
     @property
     def fastapi(self) -> FastAPI:

@@ -32,6 +32,7 @@ TABLE = [
     (errors.EngineUnavailable("bad", retry_after_s=2.1), 503, "3"),
     (errors.Overloaded("bad", reason="full", retry_after_s=0.2), 503, "1"),
     (errors.DeadlineExceeded("bad"), 504, None),
+    (errors.StorageFull("bad"), 507, None),
     (errors.EngineFailed("bad"), 500, None),
     (errors.OutOfMemory("bad", retry_after_s=1.2), 503, "2"),
     (errors.InferenceError("bad"), 500, None),

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from penstock.gateway.model_uploads import ModelUploads
 from penstock.gateway.rest.app import create_app
 from penstock.gateway.rest.request import TIMEOUT_HEADER
 from penstock.gateway.rest.streaming import CoreRoute
@@ -37,7 +38,7 @@ async def before_a_core_that_says(answer: bytes, run_dir: Path) -> AsyncIterator
         front.plane,  # type: ignore[arg-type]
         front.limits,
         front.recorder,
-        core_route=CoreRoute(core, has_engine=False),
+        core_route=CoreRoute(core, has_engine=False, uploads=ModelUploads(run_dir, ())),
     )
     try:
         async with asyncio.timeout(30):

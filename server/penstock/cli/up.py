@@ -155,14 +155,14 @@ max_queue_delay_us, max_queue_size, max_queue_bytes. Set them as parameters in c
 
 PENSTOCK_LAYOUTS, a variable only, allows output layouts of your own: module:function, comma-separated.
 
-These settings have no flag: max_body_bytes [64 MiB], body_timeout_s [30], max_pixels [40000000],
-max_inflight_requests [1024], max_inflight_bytes [1 GiB], max_connections [16384 to the REST port and 16384 to the gRPC
-port, each at most a quarter of the open files], max_connections_per_address [4096, at most half of max_connections],
-grpc_max_connection_age_s [0: no limit; older connections take no new calls, so that clients reconnect],
-head_timeout_s [10], write_timeout_s [30], decoders [one per core], decode_timeout_s [5], slab_bytes [256 MiB of memory
-shared with the engine; 0: none], client_shm_lease_s [3600, of an idle region], canary_interval_s [5], canary_failures
-[3], execution_timeout_s [30; a model that answers nothing for this time hangs], gpu_metrics [auto: GPU activity by
-NVML; off; or a dcgm-exporter's http://host:9400/metrics].
+These settings have no flag: max_body_bytes [64 MiB], max_model_bytes [1 GiB, of a model file that is added over HTTP],
+body_timeout_s [30], max_pixels [40000000], max_inflight_requests [1024], max_inflight_bytes [1 GiB], max_connections
+[16384 to the REST port and 16384 to the gRPC port, each at most a quarter of the open files],
+max_connections_per_address [4096, at most half of max_connections], grpc_max_connection_age_s [0: no limit; older
+connections take no new calls, so that clients reconnect], head_timeout_s [10], write_timeout_s [30], decoders [one per
+core], decode_timeout_s [5], slab_bytes [256 MiB of memory shared with the engine; 0: none], client_shm_lease_s [3600,
+of an idle region], canary_interval_s [5], canary_failures [3], execution_timeout_s [30; a model that answers nothing
+for this time hangs], gpu_metrics [auto: GPU activity by NVML; off; or a dcgm-exporter's http://host:9400/metrics].
 """
 
 

@@ -19,7 +19,7 @@ from penstock.gateway.metrics import Metrics
 from penstock.gateway.shared_memory.regions import NoSharedMemory, SharedMemory
 from penstock.gateway.tracing import trace_arrival
 from penstock.protocol.call import InferHead
-from penstock.protocol.cancellation import CancelStage, when_engine_done, when_stage_known
+from penstock.protocol.cancellation import CancelStage, ClientLeft, when_engine_done, when_stage_known
 from penstock.protocol.errors import (
     DeadlineExceeded,
     EngineFailed,
@@ -256,7 +256,8 @@ class _AdminCall(_OtherWay):
         if isinstance(error, InferenceError):
             self._outcome = error.reason
         elif error is not None:
-            self._outcome = "cancelled" if isinstance(error, asyncio.CancelledError) else InferenceError.reason
+            is_cancelled = isinstance(error, asyncio.CancelledError | ClientLeft)
+            self._outcome = "cancelled" if is_cancelled else InferenceError.reason
         self._record(self._outcome)
         super().__exit__(kind, error, trace)
 

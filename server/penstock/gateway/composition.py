@@ -285,7 +285,7 @@ def compose_request_authentication(
 
 def rest_limits(settings: Settings) -> RestLimits:
     """Limits of a REST request's body."""
-    return RestLimits(max_body_bytes=settings.max_body_bytes, body_timeout_s=settings.body_timeout_s)
+    return RestLimits(settings.max_body_bytes, settings.body_timeout_s, max_model_bytes=settings.max_model_bytes)
 
 
 def port_limits(settings: Settings, *, open_files: int | None = None) -> PortLimits:

@@ -1,10 +1,13 @@
 """DataPlane: what every transport calls. Admits requests, then relays, batches or computes them."""
 
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
-from contextlib import AbstractContextManager, asynccontextmanager
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from typing import TypeVar
+from urllib.parse import quote
+
+import msgspec
 
 from penstock.engines.load_policy import LoadPolicy
 from penstock.engines.model_health import EngineView
@@ -27,7 +30,7 @@ from penstock.gateway.metrics import Metrics
 from penstock.gateway.readiness import Readiness, as_served, readiness_of
 from penstock.gateway.shared_memory.regions import NoSharedMemory, SharedMemory
 from penstock.gateway.tracing import Tracer
-from penstock.protocol.call import A, Call, GrpcMetadata, HttpCall, HttpStream, InferHead
+from penstock.protocol.call import A, Call, GrpcMetadata, HttpAnswer, HttpCall, HttpStream, InferHead
 from penstock.protocol.engine import Engine, GrpcStream, Relay
 from penstock.protocol.error_codes import ENGINE_ERRORS
 from penstock.protocol.errors import (
@@ -37,6 +40,7 @@ from penstock.protocol.errors import (
     InvalidRequest,
     NotSupported,
     OutOfMemory,
+    reason_line,
 )
 from penstock.protocol.identity import ANONYMOUS, Identity, Verb, require_role
 from penstock.protocol.inference import BatchOwner, Datatype, InferRequest, InferResponse
@@ -141,6 +145,35 @@ class DataPlane:
             raise NotSupported(self._admission.memory.refusal)
         with self._admission.through(verb, InferHead(region), caller, 0, None):
             yield self._admission.memory
+
+    @contextmanager
+    def adding(self, model_name: str, caller: Identity) -> Iterator[None]:
+        """Admits one addition of a model; its end is in the audit log."""
+        with self._admission.through(Verb.ADD, InferHead(model_name), caller, 0, None):
+            yield
+
+    async def load_added(self, model_name: str) -> None:
+        """Loads a model of the repository, tries it, and informs other processes; the caller is admitted already.
+
+        Raises InvalidRequest with the reason if it cannot be served, and EngineUnavailable.
+        """
+        answer = await self._change_added(model_name, "load")
+        if not answer.succeeded:
+            raise InvalidRequest(_reason_in(answer))
+        await self._note(Verb.LOAD, model_name, True)
+
+    async def take_back(self, model_name: str, *, has_former: bool) -> None:
+        """After a failed load_added: loads the former model of that name again, or unloads the model."""
+        with suppress(InferenceError):
+            if has_former:
+                await self.load_added(model_name)
+            else:
+                await self._change_added(model_name, "unload")
+                await self._note(Verb.UNLOAD, model_name, True)
+
+    async def _change_added(self, model_name: str, action: str) -> HttpAnswer:
+        target = f"/v2/repository/models/{quote(model_name, safe='')}/{action}".encode()
+        return await self._relay.send(HttpCall("POST", target, (), b""), deadline=None)
 
     def model_label(self, model_name: str) -> str:
         """The model's name if it is in the repository, else `unknown`, so that clients cannot add metric series."""
@@ -329,3 +362,15 @@ class DataPlane:
         elif is_done and verb is Verb.UNLOAD:
             self._watch.note_unloaded(model_name)
             await self._spread()
+
+
+class _ErrorBody(msgspec.Struct):
+    error: str
+
+
+def _reason_in(answer: HttpAnswer) -> str:
+    """The engine's reason in its error answer, on one line."""
+    try:
+        return reason_line(msgspec.json.decode(answer.body, type=_ErrorBody).error)
+    except msgspec.DecodeError:
+        return f"the engine answered {answer.status}"

@@ -18,6 +18,7 @@ from penstock.gateway.engine_slots import EngineSlots
 from penstock.gateway.image_flow import ImageFlow
 from penstock.gateway.in_flight import InFlightCounts, InFlightLimiter, InFlightLimits
 from penstock.gateway.metrics import Metrics
+from penstock.gateway.model_uploads import ModelUploads
 from penstock.gateway.settings import Settings
 from penstock.gateway.shared_memory.regions import NoSharedMemory, SharedMemory
 from penstock.gateway.tracing import TracedRelay
@@ -60,6 +61,10 @@ class ServingParts:
             settings, tables.quotas, self.audit
         )
         self.certificates = Certificates.of(settings.tls_cert, settings.tls_key, settings.tls_client_ca)
+        refusal = "the engine of this gateway has a repository of its own; add the model there"
+        self.uploads = ModelUploads(
+            settings.home_path, settings.repositories, refusal="" if settings.engine_has_files else refusal
+        )
         self.tracer: OtelTracer | None = composition.compose_tracer(settings.otlp_endpoint)
 
     def plane_parts(

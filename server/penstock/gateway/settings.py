@@ -114,6 +114,7 @@ class Settings(BaseSettings):
     workers: int = Field(0, ge=0, le=MAX_WORKERS)
 
     max_body_bytes: int = Field(64 << 20, ge=1 << 10, le=(1 << 31) - 1)
+    max_model_bytes: int = Field(1 << 30, ge=1 << 10, le=(1 << 31) - 1)  # of a model file that is added over HTTP
     body_timeout_s: float = Field(30.0, gt=0)
     max_pixels: int = Field(40_000_000, ge=1)
     max_inflight_requests: int = Field(1024, ge=1)

@@ -237,7 +237,7 @@ async def _serve_clients(
 
 def _rest(front: Worker, listeners: Sockets, ports: PortLimits) -> HttpListener:
     settings = front.settings
-    core_route = CoreRoute(front.core, has_engine=settings.engine_is_embedded)
+    core_route = CoreRoute(front.core, settings.engine_is_embedded, front.parts.uploads)
     gate = compose_request_authentication(settings, front.parts.authenticator)
     app = create_app(front.plane, rest_limits(settings), front.metrics, gate=gate, core_route=core_route)
     return HttpListener(

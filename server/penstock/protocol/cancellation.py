@@ -7,6 +7,10 @@ MAX_ABANDONED_S = 60.0  # maximum wait for an abandoned call: twice the default 
 _ABANDONED_ATTRIBUTE = "abandoned_call"
 
 
+class ClientLeft(Exception):
+    """The client closed its connection before the work that it asked for ended."""
+
+
 class AbandonedCall:
     """A call that the engine may still run. It ends once. is_served: with a successful response."""
 

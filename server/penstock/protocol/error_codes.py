@@ -29,6 +29,7 @@ ERROR_CODES: dict[type[InferenceError], ErrorCodes] = {
     errors.ModelNotReady: ErrorCodes(503, 14),
     errors.EngineUnavailable: ErrorCodes(503, 14),
     errors.Overloaded: ErrorCodes(503, 14),
+    errors.StorageFull: ErrorCodes(507, 8),
     errors.DeadlineExceeded: ErrorCodes(504, 4),  # DEADLINE_EXCEEDED
     errors.NotSupported: ErrorCodes(501, 12),  # UNIMPLEMENTED
     errors.EngineFailed: ErrorCodes(500, 13),  # INTERNAL

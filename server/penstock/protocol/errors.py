@@ -153,6 +153,12 @@ class Overloaded(InferenceError):
         self.retry_after_s = retry_after_s
 
 
+class StorageFull(InferenceError):
+    """The disk has no room for an uploaded model. By model_uploads, model_adder. 507 / RESOURCE_EXHAUSTED."""
+
+    reason = "storage_full"
+
+
 class DeadlineExceeded(InferenceError):
     """The request's deadline passed, at any stage. By dataplane and backends. 504."""
 

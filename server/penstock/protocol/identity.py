@@ -8,7 +8,7 @@ from penstock.protocol.errors import PermissionDenied
 
 
 class Role(StrEnum):
-    """Role of a client. admin: load and unload models, register shared memory, change trace and log settings."""
+    """Role of a client. admin: add, load and unload models, register shared memory, change trace and log settings."""
 
     INFER = "infer"
     READ = "read"
@@ -61,7 +61,8 @@ class Verb(StrEnum):
     """Kind of a relayed call.
 
     index, ready, config: read the repository's index, whether a model is ready, a model's config. read: any other read.
-    configure: changes trace or log settings. share, unshare: registers or unregisters shared memory.
+    add: adds a model from its file. configure: changes trace or log settings. share, unshare: registers or unregisters
+    shared memory.
     """
 
     INFER = "infer"
@@ -69,6 +70,7 @@ class Verb(StrEnum):
     INDEX = "index"
     READY = "ready"
     CONFIG = "config"
+    ADD = "add"
     LOAD = "load"
     UNLOAD = "unload"
     CONFIGURE = "configure"

@@ -19,11 +19,14 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from penstock.gateway.auth.rate_limiter import RateLimiter
 from penstock.gateway.dataplane import DataPlane
 from penstock.gateway.metrics import Metrics, note_refused
+from penstock.gateway.model_adder import ModelAdder
 from penstock.gateway.rest import models, openapi, shared_memory, streaming
+from penstock.gateway.rest.add_model import AddModelEndpoint, add_router
 from penstock.gateway.rest.connection import ANSWER_IS_COUNTED
 from penstock.gateway.rest.image import image_router
 from penstock.gateway.rest.infer import infer_router
 from penstock.gateway.rest.limits import RestLimits
+from penstock.gateway.rest.request import BODY_IS_STORED
 from penstock.gateway.rest.responses import CLIENT_GONE, ClientDisconnected, error_response, response_of
 from penstock.gateway.rest.routes import (
     CALLER,
@@ -153,6 +156,8 @@ class Exchange:
         """The next message. Raises Overloaded or QuotaExceeded where too many bytes of bodies are being received."""
         message = await self._receive()
         if message.get("more_body", False):
+            if BODY_IS_STORED in self._scope:
+                self.give_back()
             self._hold(len(message["body"]))
         else:
             self._has_unread_body = False
@@ -231,11 +236,12 @@ def create_app(
     *,
     gate: RequestAuthentication | ForwardedIdentity | None = None,
     core_route: CoreRoute | None = None,
+    adder: ModelAdder | None = None,
 ) -> ASGIApp:
     """KServe v2 and the image endpoint over the plane. Errors are always {"error": "…"}.
 
     gate: checks each request before its body is read; a core's is a ForwardedIdentity. core_route: of a worker, which
-    serves only inference and health itself, and forwards everything else.
+    serves only inference and health itself, and forwards everything else. adder: adds models; None in a worker.
     """
     logging.getLogger("python_multipart").setLevel(logging.ERROR)  # it warns of each malformed body
     errors = _ErrorHandlers(record)
@@ -254,7 +260,7 @@ def create_app(
         },
     )
     app.state.plane, app.state.limits, app.state.record, app.state.gate = plane, limits, record, gate
-    _add_routes(app, core_route)
+    _add_routes(app, core_route, adder)
     served: ASGIApp = _RawPaths(app, errors)
     served = RootMiddleware(served, plane, record, is_counting=not isinstance(gate, ForwardedIdentity))
     if plane.tracer is not None:
@@ -262,11 +268,14 @@ def create_app(
     return with_cors(served, gate.cors_origins if gate is not None else ())
 
 
-def _add_routes(app: FastAPI, core_route: CoreRoute | None) -> None:
+def _add_routes(app: FastAPI, core_route: CoreRoute | None, adder: ModelAdder | None) -> None:
     """Adds the routers' own routes: include_router would build each a second time, at the first request."""
     plane, limits, record = app.state.plane, app.state.limits, app.state.record
     infer, image = infer_router(plane, limits), image_router(plane, limits)
-    served = [infer, image, models.health, openapi.pages]
+    core, uploads = (core_route.core, core_route.uploads) if core_route else (None, adder.uploads if adder else None)
+    is_core = isinstance(app.state.gate, ForwardedIdentity)
+    add = add_router(AddModelEndpoint(limits, uploads, adder, core, takes_workers=is_core))
+    served = [infer, image, add, models.health, openapi.pages]
     others = [models.models, models.repository, models.settings, shared_memory.router, streaming.router, openapi.router]
     if core_route is None:
         served += others

@@ -2,7 +2,7 @@
 
 import difflib
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 from urllib.parse import parse_qsl
@@ -42,18 +42,8 @@ def query_of(query: bytes) -> ImageQuery:
     """Raises InvalidRequest for an unknown, repeated or malformed parameter."""
     if not query:
         return AS_DEFAULT
-    try:
-        pairs = parse_qsl(query.decode("latin-1"), keep_blank_values=True, max_num_fields=_MAX_PARAMETERS)
-    except ValueError:
-        raise InvalidRequest(f"the URL has more than {_MAX_PARAMETERS} query parameters; send fewer") from None
-    unknown = [name for name, _ in pairs if name not in QUERY_PARAMETERS] if pairs else [query.decode("latin-1")]
-    if unknown:
-        near = difflib.get_close_matches(unknown[0][:80].lower(), QUERY_PARAMETERS, n=1)
-        hint = f"did you mean {near[0]!r}? " if near else ""
-        names = ", ".join(map(quoted, unknown[:8]))
-        raise InvalidRequest(f"unknown query parameter {names}; {hint}allowed: {', '.join(QUERY_PARAMETERS)}")
     values: dict[str, Any] = {}
-    for name, text in pairs:
+    for name, text in query_pairs(query, QUERY_PARAMETERS):
         if name in values:
             raise InvalidRequest(f"query parameter {name!r} is given twice; send it once")
         values[name] = QUERY_PARAMETERS[name].read(name, text)
@@ -68,6 +58,21 @@ def query_of(query: bytes) -> ImageQuery:
     return ImageQuery(
         AS_CARD if wanted == AS_CARD else wanted, masks or MaskForm.RLE, is_drawn=values.get("draw", False)
     )
+
+
+def query_pairs(query: bytes, allowed: Collection[str]) -> list[tuple[str, str]]:
+    """(name, text) of each query parameter. Raises InvalidRequest for an unknown one, and for too many."""
+    try:
+        pairs = parse_qsl(query.decode("latin-1"), keep_blank_values=True, max_num_fields=_MAX_PARAMETERS)
+    except ValueError:
+        raise InvalidRequest(f"the URL has more than {_MAX_PARAMETERS} query parameters; send fewer") from None
+    unknown = [name for name, _ in pairs if name not in allowed] if pairs else [query.decode("latin-1")]
+    if unknown:
+        near = difflib.get_close_matches(unknown[0][:80].lower(), allowed, n=1)
+        hint = f"did you mean {near[0]!r}? " if near else ""
+        names = ", ".join(map(quoted, unknown[:8]))
+        raise InvalidRequest(f"unknown query parameter {names}; {hint}allowed: {', '.join(allowed)}")
+    return pairs
 
 
 def _refusal(name: str, text: str, needed: str) -> InvalidRequest:

@@ -8,12 +8,17 @@ from penstock.port_policy import PortLimits
 
 @dataclass(frozen=True, slots=True)
 class RestLimits:
-    """max_body_bytes: of a body as sent, and decompressed. body_timeout_s: from the head to the body's last byte."""
+    """max_body_bytes: of a body as sent, and decompressed. body_timeout_s: from the head to the body's last byte.
+
+    max_model_bytes: of a model's file, which may take body_timeout_s and its size over min_upload_bytes_per_s.
+    """
 
     max_body_bytes: int = 64 << 20
     body_timeout_s: float = 30.0
     max_json_depth: int = 64
     max_parts: int = 100
+    max_model_bytes: int = 1 << 30
+    min_upload_bytes_per_s: int = 256 << 10
 
 
 @dataclass(frozen=True, slots=True)

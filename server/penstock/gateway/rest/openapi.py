@@ -25,6 +25,7 @@ from penstock import VERSION
 from penstock.gateway.batching.batch_report import ModelBatchReport
 from penstock.gateway.batching.explanation import EXPLAIN_HEADER
 from penstock.gateway.dataplane import DataPlane
+from penstock.gateway.model_adder import ModelAdded
 from penstock.gateway.rest import schemas
 from penstock.gateway.rest.image_results import RESULTS
 from penstock.gateway.rest.request import TIMEOUT_HEADER
@@ -86,6 +87,7 @@ _ERRORS = {
     501: "The engine, or this gateway as it was started, cannot do that.",
     503: "Full, draining, or the engine is down.",
     504: "The deadline passed.",
+    507: "The disk has no room for the model.",
 }
 _RETRY_AFTER: Json = {"Retry-After": {"description": "Seconds.", "schema": {"type": "integer", "minimum": 1}}}
 _ERROR_HEADERS: dict[int, Json] = {
@@ -105,6 +107,7 @@ _REFERENCED = (  # in bodies that FastAPI does not parse
     schemas.LogChange,
 )
 _STRUCTS = (  # what the gateway itself encodes
+    ModelAdded,
     ModelBatchReport,
     schemas.ServerMetadata,
     schemas.ImageAnswer,

@@ -9,6 +9,8 @@ import re
 import time
 from collections.abc import Callable, Coroutine
 from functools import lru_cache
+from io import FileIO
+from pathlib import Path
 from typing import Any, ParamSpec, TypeVar
 from urllib.parse import unquote_to_bytes
 
@@ -23,6 +25,8 @@ from penstock.protocol.call import CONNECTION_HEADERS, HOP_BY_HOP, HttpAnswer, H
 from penstock.protocol.errors import BodyTooSlow, DeadlineExceeded, InvalidRequest, TooLarge
 from penstock.protocol.http_body import NOT_ENCODED, BodyBuffer, inflate
 
+BODY_IS_STORED = "penstock.body_is_stored"  # key in a scope: received pieces go to disk, and count no longer
+_WRITTEN_AT_ONCE_BYTES = 1 << 20
 _INFLATE_THREAD_FROM_BYTES = 4 << 10  # a thousand times as much may be in it
 
 
@@ -41,6 +45,58 @@ async def read_body(request: Request, limits: RestLimits) -> bytes:
             return await _receive(request, limits.max_body_bytes)
     except TimeoutError as error:
         raise BodyTooSlow(f"the body did not arrive within {limits.body_timeout_s:g} s; send it faster") from error
+
+
+async def store_body(request: Request, path: Path, limits: RestLimits) -> int:
+    """Writes the body to a new file as it comes, and returns its bytes.
+
+    A slow client has time in proportion to what it has sent. Raises TooLarge, BodyTooSlow, ClientDisconnected, OSError.
+    """
+    request.scope[BODY_IS_STORED] = True
+    started, size_bytes, more = asyncio.get_running_loop().time(), 0, True
+    pieces = BodyBuffer()
+    with path.open("xb", buffering=0) as file:
+        while more:
+            until = started + limits.body_timeout_s + size_bytes / limits.min_upload_bytes_per_s
+            try:
+                async with asyncio.timeout_at(until):
+                    message = await request.receive()
+            except TimeoutError as error:
+                raise BodyTooSlow(
+                    f"{size_bytes} bytes of the body arrived within {until - started:.1f} s; send at least "
+                    f"{limits.min_upload_bytes_per_s} bytes a second"
+                ) from error
+            if message["type"] == "http.disconnect":
+                raise ClientDisconnected
+            piece: bytes = message.get("body", b"")
+            size_bytes, more = size_bytes + len(piece), message.get("more_body", False)
+            check_model_size(size_bytes, limits)
+            pieces.add(piece)
+            if pieces.size_bytes >= _WRITTEN_AT_ONCE_BYTES or not more:
+                await asyncio.to_thread(_write, file, pieces.take())
+    return size_bytes
+
+
+def declared_bytes(request: Request) -> int:
+    """Content-Length; 0 if the body comes in chunks."""
+    declared = first_header(request.scope, b"content-length")
+    return int(declared) if declared.isdigit() else 0
+
+
+def check_model_size(size_bytes: int, limits: RestLimits) -> None:
+    """Raises TooLarge."""
+    if size_bytes > limits.max_model_bytes:
+        raise TooLarge(
+            f"the model has {size_bytes} bytes or more (limit {limits.max_model_bytes}); send a smaller one, or raise "
+            "max_model_bytes of the gateway"
+        )
+
+
+def _write(file: FileIO, content: bytes) -> None:
+    """All of it: a raw file may take less at once."""
+    view = memoryview(content)
+    while view:
+        view = view[file.write(view) :]
 
 
 async def decompressed(body: bytes, encoding: str, limit_bytes: int) -> bytes:
@@ -73,9 +129,8 @@ def first_header(scope: Scope, name: bytes) -> bytes:
 
 
 def _check_content_length(request: Request, limit_bytes: int) -> None:
-    declared = first_header(request.scope, b"content-length")
-    if declared.isdigit() and int(declared) > limit_bytes:
-        raise TooLarge(f"the body has {int(declared)} bytes (limit {limit_bytes}); send less at once")
+    if (size_bytes := declared_bytes(request)) > limit_bytes:
+        raise TooLarge(f"the body has {size_bytes} bytes (limit {limit_bytes}); send less at once")
 
 
 async def _receive(request: Request, limit_bytes: int) -> bytes:

@@ -7,6 +7,7 @@ from http import HTTPStatus
 import msgspec
 from starlette.responses import Response
 
+from penstock.protocol.cancellation import ClientLeft
 from penstock.protocol.error_codes import codes_of, http_retry_after
 from penstock.protocol.errors import InferenceError, retry_after_whole_s
 
@@ -14,7 +15,7 @@ CLIENT_GONE = 499
 _JSON = "application/json"
 
 
-class ClientDisconnected(Exception):
+class ClientDisconnected(ClientLeft):
     """The client closed the connection before its answer. Raised by body and disconnect; no response is sent."""
 
 

@@ -19,6 +19,7 @@ from starlette.routing import BaseRoute
 from starlette.types import Receive, Scope, Send
 
 from penstock.gateway.metrics import Metrics, note_refused
+from penstock.gateway.model_uploads import ModelUploads
 from penstock.gateway.rest import openapi, schemas
 from penstock.gateway.rest.limits import RestLimits
 from penstock.gateway.rest.openapi import ERRORS, RECEIVE_ERRORS, operation
@@ -173,10 +174,14 @@ FORWARD_MARGIN_S = 0.25  # beyond a deadline, which the core keeps itself, befor
 
 @dataclass(frozen=True, slots=True)
 class CoreRoute:
-    """A worker's route to the core. has_engine: the engine is in the core's process, so images are decoded there."""
+    """A worker's route to the core. has_engine: the engine is in the core's process, so images are decoded there.
+
+    uploads: where the worker receives models that the core adds.
+    """
 
     core: CoreRelay
     has_engine: bool
+    uploads: ModelUploads
 
 
 class HttpForwarder:

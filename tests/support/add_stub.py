@@ -1,0 +1,54 @@
+"""Stands in for `penstock models add` under limits: what it does is its --layout. Run it as a program."""
+
+import json
+import os
+import shutil
+import signal
+import sys
+import tempfile
+from pathlib import Path
+
+STUB = (sys.executable, "-I", "-S", __file__)
+QUESTION = {"flag": "--color", "choices": ["rgb", "bgr"], "ambiguous": "the order of the colours is not in the file"}
+
+
+def main() -> int:
+    """Its arguments are those of add_process."""
+    flags = dict(each.removeprefix("--").partition("=")[::2] for each in sys.argv[5:-1])
+    home, name, file = Path(flags["home"]), flags["name"], Path(sys.argv[-1])
+    what = flags.get("layout", "")
+    refusal = {
+        "refuse": {"error": f"{file} is no ONNX model", "questions": []},
+        "ask": {"error": "it is open; choose another name with --name", "questions": [QUESTION]},
+        "full": {"error": f"the disk of {home} is full", "questions": [], "is_disk_full": True},
+    }.get(what)
+    if refusal is not None:
+        sys.stdout.write(json.dumps({"name": name, **refusal}))
+        return 1
+    if what == "usage":
+        sys.stderr.write("Usage: …\n\nError: Invalid value for '--conf': it is over 1\n")
+        return 2
+    if what == "die":
+        os.kill(os.getpid(), signal.SIGSEGV)
+    (home / "staging").mkdir(parents=True, exist_ok=True)
+    (home / "downloads").mkdir(exist_ok=True)
+    staged = Path(tempfile.mkdtemp(prefix=f"{name}.", dir=home / "staging"))
+    shutil.copyfile(file, staged / "model.onnx")
+    (staged / "arguments.json").write_text(json.dumps(sys.argv[1:]))
+    (staged / "environment.json").write_text(json.dumps(dict(os.environ)))
+    (staged / "beside.json").write_text(json.dumps(sorted(path.name for path in file.parent.iterdir())))
+    if what == "hang":
+        signal.pause()
+    target = home / "models" / name
+    target.parent.mkdir(exist_ok=True)
+    if target.exists():
+        target.rename(staged.with_suffix(".old"))
+        shutil.rmtree(staged.with_suffix(".old"))
+    staged.rename(target)
+    report = {"name": name, "folder": str(target), "layout": "yolox", "max_batch_size": 8, "batches": "proven"}
+    sys.stdout.write(json.dumps(report | {"evidence": ["85 columns"], "warnings": [], "state": "not loaded"}))
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
