@@ -189,10 +189,9 @@ def _draw_areas(image: Picture, found: SegmentationMap, labels: Sequence[str]) -
 
 def _draw_depth(image: Picture, found: DepthMap) -> None:
     """Bright: high values."""
-    values = found.values.astype(np.float64)
-    low, high = values.min(initial=np.inf), values.max(initial=-np.inf)
-    shares = (values - low) / (high - low) if high > low else np.zeros_like(values)
-    colors = cv2.applyColorMap((255 * shares).astype(np.uint8), cv2.COLORMAP_INFERNO)
+    low, high = float(found.values.min()), float(found.values.max())
+    scale = 255 / (high - low) if high > low else 0.0
+    colors = cv2.applyColorMap(cv2.convertScaleAbs(found.values, alpha=scale, beta=-low * scale), cv2.COLORMAP_INFERNO)
     if colors.shape != image.shape:
         colors = cv2.resize(colors, (image.shape[1], image.shape[0]))
     image[:] = colors

@@ -50,6 +50,7 @@ def mask_of(counts: str, height: int, width: int) -> Mask:
     return Mask(height, width, left, top, bits[top : rows[-1] + 1, left : columns[-1] + 1])
 
 
+_ROWS = 64
 _MAX_DIGITS = 7  # of a run length: 5 bits each
 
 
@@ -84,5 +85,8 @@ def png16_of(depth: DepthMap) -> tuple[bytes, float, float]:
     """(PNG of 16 bits, scale, offset): depth = pixel * scale + offset."""
     low, high = float(depth.values.min()), float(depth.values.max())
     scale = (high - low) / MAX_PIXEL or 1.0
-    pixels = np.round((depth.values.astype(np.float64) - low) / scale).astype(np.uint16)
+    pixels = np.empty(depth.values.shape, np.uint16)
+    for top in range(0, len(pixels), _ROWS):  # float64 of a whole large picture needs much memory
+        rows = depth.values[top : top + _ROWS].astype(np.float64)
+        pixels[top : top + _ROWS] = np.round((rows - low) / scale)
     return cv2.imencode(".png", pixels)[1].tobytes(), scale, low
