@@ -14,7 +14,7 @@ import tritonclient.http
 
 from tests.integration.pictures import Picture, fastestdet_boxes, fastestdet_input, frames, iou, jpeg
 from tests.support.http import call
-from tests.support.stack import RunningStack
+from tests.support.stack import CHECKOUT, RunningStack
 from tests.vision import images
 from tests.vision.test_decode import UPRIGHT
 
@@ -182,3 +182,31 @@ def test_image_for_model_without_vision_card_is_refused_with_the_reason(
     answer = call("POST", f"{stack.http_url}/v2/models/missing/image", jpeg(pictures[0]), headers)
     assert answer.status == 404
     assert "missing" in answer.json["error"]
+
+
+def test_image_with_draw_is_the_photo_with_its_boxes(stack: RunningStack) -> None:
+    """An annotated JPEG of the photo's size; a threshold below the model's finds more, and max_detections bounds it."""
+    photo = (CHECKOUT / "model_repository" / "street" / "golden.jpg").read_bytes()
+    url = f"{stack.http_url}/v2/models/street/image"
+    headers = {"content-type": "image/jpeg"}
+
+    def found(query: str) -> list[dict[str, Any]]:
+        answer = call("POST", f"{url}?{query}", photo, headers)
+        assert answer.status == 200, answer.body
+        boxes: list[dict[str, Any]] = answer.json["results"][0]["detections"]
+        return boxes
+
+    usual = found("draw=0")
+    assert len(found("conf=0.01")) > len(usual) > len(found("conf=0.8"))
+    assert found("max_detections=1") == usual[:1]
+    label = usual[0]["label"]
+    assert {one["label"] for one in found(f"classes={label}&conf=0.01")} == {label}
+    drawn = call("POST", f"{url}?draw=1", photo, headers)
+    assert (drawn.status, drawn.headers["content-type"]) == (200, "image/jpeg")
+    before, after = (cv2.imdecode(np.frombuffer(data, np.uint8), cv2.IMREAD_COLOR) for data in (photo, drawn.body))
+    assert before is not None
+    assert after is not None
+    assert before.shape == after.shape
+    x1, y1, x2, _ = (round(value) for value in usual[0]["xyxy"])
+    edge = (slice(max(y1, 0), y1 + 2), slice(max(x1, 0) + 4, x2 - 4))
+    assert np.abs(before[edge].astype(int) - after[edge]).mean() > 20
