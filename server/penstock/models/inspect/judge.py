@@ -285,7 +285,13 @@ def _named_boxes(sample: Sample, *, is_parts: bool) -> Judgement:
     boxes = next((sample.floats(i) for i, _ in enumerate(sample.names) if _last(sample, i) in (4, 5)), None)
     if boxes is None or not len(boxes):
         return Judgement(evidence=("no boxes on the pictures",))
-    return Judgement(questions=_final_questions(boxes.reshape(-1, boxes.shape[-1])[:, :4], is_parts=is_parts))
+    questions = _final_questions(boxes.reshape(-1, boxes.shape[-1])[:, :4], is_parts=is_parts)
+    lists = [sample.floats(index) for index in range(len(sample.names)) if _last(sample, index) == 0]
+    for values in lists:
+        if len(values) >= len(boxes) and not are_shares(values) and not are_whole(values):
+            seen = f"they are from {values.min():.1f} to {values.max():.1f}: logits"
+            questions += (_unit_question("scores should be 0 to 1", seen),)
+    return Judgement(questions=questions)
 
 
 def _last(sample: Sample, index: int) -> int:
