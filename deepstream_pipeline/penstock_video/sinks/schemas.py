@@ -1,16 +1,16 @@
 """Results as JSON: our full lines and DeepStream's minimal payload. SCHEMAS.md describes every field."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from datetime import UTC, datetime
 from enum import StrEnum
-from typing import Any, TypeVar
+from typing import Any
 
 import msgspec
 import numpy as np
 from msgspec import UNSET, UnsetType
 
 from penstock.protocol.vision_results import Mask
-from penstock.vision.masks import mask_of, rle_of
+from penstock.vision.masks import rle_of
 from penstock_video.types import (
     AnalyticsEvent,
     ClassScore,
@@ -22,8 +22,6 @@ from penstock_video.types import (
     Tracks,
 )
 
-T = TypeVar("T")
-Result = TypeVar("Result")
 MINIMAL_VERSION = "4.0"  # of DeepStream's schema, in every payload of its nvmsgconv
 
 
@@ -128,7 +126,7 @@ def event_lines(result: FrameResult, schema: Schema = Schema.FULL) -> list[bytes
 
 
 def read_objects_line(line: bytes) -> FrameResult:
-    """The rounded result of a "full" line, without events and picture. Raises ValueError for another line."""
+    """The rounded result of a "full" line, without events, picture and masks. Raises ValueError for another line."""
     read = _decode(line)
     captured = datetime.fromisoformat(read.time).timestamp()
     frame = Frame(
@@ -270,22 +268,16 @@ def _read_tracks(objects: tuple[ObjectLine, ...]) -> Tracks:
         np.array([one.xyxy for one in objects], np.float32).reshape(-1, 4),
         np.array([one.score for one in objects], np.float32),
         np.array([one.class_id for one in objects], np.int64),
-        _read_all([one.mask for one in objects], lambda found: tuple(mask_of(one.counts, *one.size) for one in found)),
-        _read_all([one.keypoints for one in objects], _floats),
-        _read_all([one.xywhr for one in objects], _floats),
+        keypoints=_read_floats([one.keypoints for one in objects]),
+        xywhr=_read_floats([one.xywhr for one in objects]),
     )
     ids = np.array([one.track_id for one in objects], np.int64)
     return Tracks(detections, ids, np.array([one.age_frames for one in objects], np.int64))
 
 
-def _read_all(given: list[T | UnsetType], convert: Callable[[list[T]], Result]) -> Result | None:
-    """What is there of every object; None if it is missing of one."""
-    found = [one for one in given if one is not UNSET]
-    return convert(found) if found and len(found) == len(given) else None
-
-
-def _floats(values: object) -> FloatArray:
-    return np.array(values, np.float32)
+def _read_floats(given: list[Any]) -> FloatArray | None:
+    """None if the objects have none."""
+    return np.array(given, np.float32) if given and UNSET not in given else None
 
 
 def _read_labels(objects: tuple[ObjectLine, ...]) -> tuple[str, ...]:

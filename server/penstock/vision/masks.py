@@ -20,14 +20,14 @@ def rle_of(mask: Mask) -> str:
 
 def run_lengths(mask: Mask) -> list[int]:
     """Lengths of runs of False and True in turn, False first, from column to column, from top to bottom."""
-    columns, rows = mask.bits.shape[1], mask.bits.shape[0]
-    padded = np.zeros((columns, rows + 2), np.int8)
+    rows, columns = mask.bits.shape
+    stride = rows + 2
+    padded = np.zeros((columns, stride), np.bool_)  # each column begins and ends with False
     padded[:, 1:-1] = mask.bits.T
-    steps = np.diff(padded, axis=1)
-    column, row = np.nonzero(steps == 1)
-    starts = (mask.left + column) * mask.height + mask.top + row
-    column, row = np.nonzero(steps == -1)
-    ends = (mask.left + column) * mask.height + mask.top + row
+    flat = padded.ravel()
+    steps = np.flatnonzero(flat[1:] != flat[:-1]) + 1
+    edges = (mask.left + steps // stride) * mask.height + mask.top + steps % stride - 1
+    starts, ends = edges[::2], edges[1::2]
     is_joined = starts[1:] == ends[:-1]  # a run that goes on in the next column
     starts, ends = starts[np.append(True, ~is_joined)[: len(starts)]], ends[np.append(~is_joined, True)[: len(ends)]]
     edges = np.stack([starts, ends], axis=1).ravel()
