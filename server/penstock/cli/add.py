@@ -80,6 +80,7 @@ class AddPlace:
     settings: Settings
     options: "AddOptions"
     console: Console
+    is_serving: bool = False  # a stack starts next, and shows its own addresses
 
 
 @with_model_flags
@@ -173,6 +174,7 @@ def sources_of(files: list[Path], name: str) -> list[tuple[Path, str]]:
 
 def add_one(place: AddPlace, source: Path, name: str, gateway: GatewayClient | None, as_json: bool) -> bool:
     """Whether the model was added and, with a gateway, loaded where one runs."""
+    from penstock.cli.inspect import question_text
     from penstock.models.add import NotServable, add_model
 
     settings = place.settings
@@ -192,9 +194,8 @@ def add_one(place: AddPlace, source: Path, name: str, gateway: GatewayClient | N
     except CatalogueError as error:
         questions = error.inspection.recognition.questions if isinstance(error, NotServable) else ()
         print_failure(f"{source} was not added: {error}")
-        for question in questions:
-            choices = f" {' or '.join(question.choices)}" if question.choices else ""
-            print_failure(f"say {question.flag}{choices}: {question.ambiguous}")
+        for question in [question for question in questions if question.is_blocking][1:]:  # the first is the error's
+            print_failure(question_text(question))
         if as_json:
             asked = tuple(OpenQuestion(each.flag, each.choices, each.ambiguous) for each in questions)
             is_full = isinstance(error.__cause__, OSError) and is_disk_full(error.__cause__)
@@ -205,7 +206,7 @@ def add_one(place: AddPlace, source: Path, name: str, gateway: GatewayClient | N
     if as_json:
         print_json(report)
     else:
-        _print(report, place.console)
+        _print(report, place)
     return is_loaded
 
 
@@ -238,6 +239,8 @@ def _load(name: str, gateway: GatewayClient | None, settings: Settings) -> tuple
 
 
 def _report(added: "AddedModel", problem: str, state: str) -> AddReport:
+    from penstock.cli.inspect import question_text
+
     recognition, trial = added.inspection.recognition, added.inspection.trial
     return AddReport(
         added.name,
@@ -246,16 +249,16 @@ def _report(added: "AddedModel", problem: str, state: str) -> AddReport:
         added.batches.max_rows,
         added.batches.why,
         (*recognition.evidence, *trial.evidence),
-        (*recognition.warnings, *trial.warnings, *filter(None, (problem,))),
+        (*recognition.warnings, *trial.warnings, *map(question_text, recognition.questions), *filter(None, (problem,))),
         {rows: round(rate, 1) for rows, rate in added.batches.rows_per_s},
         (added.folder / "golden.json").exists(),
         state,
     )
 
 
-def _print(report: AddReport, console: Console) -> None:
+def _print(report: AddReport, place: AddPlace) -> None:
     def line(text: str) -> None:
-        console.print(text, markup=False, soft_wrap=True)
+        place.console.print(text, markup=False, soft_wrap=True)
 
     line(f"{report.name}: {report.layout}, in {report.folder}")
     for sentence in report.evidence:
@@ -267,6 +270,9 @@ def _print(report: AddReport, console: Console) -> None:
     line(f"  batches: {rows}; {report.batches}")
     for sentence in report.warnings:
         line(f"  note: {sentence}")
+    if place.is_serving:
+        line(f"  try it: penstock infer {report.name} photo.jpg --draw out.jpg")
+        return
     line(f"  {report.state}")
     url = "http://127.0.0.1:8000" if not report.state.startswith("loaded at ") else report.state.split()[-1]
     line("")

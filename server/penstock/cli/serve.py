@@ -72,7 +72,7 @@ def _add_all(sources: list[tuple[Path, str]], flags: ModelFlags, home: Path | No
     from penstock.models.add import AddOptions
 
     options = AddOptions(flags.hints(), flags.pictures(), may_replace=True, allows_code=allows_code)
-    place = AddPlace(settings_or_fail(home), options, Console(highlight=False))
+    place = AddPlace(settings_or_fail(home), options, Console(highlight=False), is_serving=True)
     with stoppable("nothing of the unfinished model is kept"):
         added = [add_one(place, source, model_name, None, as_json=False) for source, model_name in sources]
     sys.stdout.flush()

@@ -15,6 +15,7 @@ from penstock.protocol.inference import Array
 BATCH = "batch"  # name of the freed axis
 MAX_SHAPED_BYTES = 1 << 30  # onnx's shape inference serialises the model
 RELATIVE, OF_RANGE = 1e-3, 1e-4  # allowed difference of a row in a batch, of its own value and of the largest value
+_REASON = 80  # characters of ONNX Runtime's, which may name every shape
 _STRAY_SHARE = 1e-3  # of a quantised network's values may be whole steps apart
 
 
@@ -116,7 +117,8 @@ def prove_rows(session: ort.InferenceSession, rows: Sequence[Mapping[str, Array]
         singles = [session.run(names, dict(row)) for row in rows]
         merged = session.run(names, batch)
     except ORT_ERRORS as error:
-        return RowsProof(False, f"a batch of {len(rows)} cannot run: {ort_error_text(error)}")
+        reason = ort_error_text(error)
+        return RowsProof(False, f"a batch of {len(rows)} cannot run: {reason[:_REASON]}{'…' * (len(reason) > _REASON)}")
     for number, name in enumerate(names):
         for index, single in enumerate(singles):
             alone, whole = np.asarray(single[number]), np.asarray(merged[number])
