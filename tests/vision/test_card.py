@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Mapping
+from dataclasses import replace
 
 import pytest
 
@@ -304,3 +305,16 @@ def test_card_of_a_layout_in_picture_pixels_needs_a_size_input() -> None:
     """Without it, the boxes would be in other pixels, and wrong without an error."""
     with pytest.raises(InvalidRequest, match="'image-size-input' is missing; layout 'rt-detr' needs the input"):
         card({"network-type": "0", "layout": "rt-detr"})
+
+
+def test_layout_whose_rows_are_no_batch_is_refused_with_batches() -> None:
+    """Row i of its output is a box, not a picture."""
+    with pytest.raises(InvalidRequest, match="max_batch_size must be 0, not 8"):
+        card_from_config(replace(config({"network-type": "0", "layout": "yolov7-nms"}), max_batch_size=8))
+
+
+@pytest.mark.parametrize("ids", ["3000000000", "9" * 5000])
+def test_class_id_that_no_array_holds_is_refused(ids: str) -> None:
+    """Before a table of that size is made."""
+    with pytest.raises(InvalidRequest, match="holds a number over 2147483647"):
+        card({"network-type": "0", "class-ids": f"1;{ids}"})

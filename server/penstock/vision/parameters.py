@@ -13,6 +13,7 @@ from typing import NamedTuple, TypeVar
 from penstock.protocol.errors import InvalidRequest
 
 _Choice = TypeVar("_Choice", bound=IntEnum)
+_LARGEST = (1 << 31) - 1
 _FLAGS = {"0": False, "1": True, "false": False, "true": True, "off": False, "on": True}
 
 
@@ -101,6 +102,8 @@ class Parameters:
         parts = [part.strip() for part in (self._text(key) or "").split(";") if part.strip()]
         if not all(part.isascii() and part.isdigit() for part in parts):
             raise self.refusal(key, "holds what is not a whole number of 0 or more; separate them by ';'")
+        if any(len(part) > len(str(_LARGEST)) or int(part) > _LARGEST for part in parts):
+            raise self.refusal(key, f"holds a number over {_LARGEST}")
         return tuple(map(int, parts))
 
     def class_shares(self, key: str) -> tuple[tuple[int, float], ...]:

@@ -144,6 +144,7 @@ LAYOUTS = (
         f"the first output, float `[n, 7]`: image, x0, y0, x1, y1 {_PIXELS}, class, score; {_FINAL}. The number of "
         "rows is no batch: `max_batch_size` must be 0. YOLOv7 exported with `--end2end --max-wh`",
         uses=FINAL_BOX_OPTIONS,
+        is_one_picture=True,
     ),
     Layout(
         "mmdeploy",

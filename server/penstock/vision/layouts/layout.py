@@ -66,7 +66,8 @@ class Layout:
     Markdown for docs/card-parameters.md. threshold, iou, segmentation_threshold: defaults of pre-cluster-threshold,
     nms-iou-threshold and segmentation-threshold. uses: query parameters of /image that change the result, if they are
     not the usual ones of the network type. needs_size_input: the boxes are in pixels of the picture, which the network
-    knows by an image-size-input. keeps_aspect_ratio: the picture may not be stretched.
+    knows by an image-size-input. keeps_aspect_ratio: the picture may not be stretched. is_one_picture: the outputs have
+    no batch axis, so max_batch_size must be 0.
     """
 
     name: str
@@ -79,6 +80,7 @@ class Layout:
     uses: frozenset[str] | None = None
     needs_size_input: bool = False
     keeps_aspect_ratio: bool = False
+    is_one_picture: bool = False
 
     @property
     def usable_options(self) -> frozenset[str]:
