@@ -19,6 +19,7 @@ from penstock.engines.ort_serving.session import ORT_ERRORS, SEVERITY_FATAL, ope
 from penstock.models.batch_axis import RowsProof, free_batch, is_free, prove_rows
 from penstock.models.catalogue import CatalogueError
 from penstock.models.inspect.inspection import Inspection
+from penstock.models.inspect.metadata import ultralytics_literal
 from penstock.models.inspect.proposal import proposed_config
 from penstock.protocol.engine import ModelConfig, TensorSpec
 from penstock.protocol.errors import InvalidRequest
@@ -70,7 +71,7 @@ def fill_folder(folder: Path, source: Path, name: str, inspection: Inspection, *
     if card is None:
         raise CannotAdd(f"{source} has no card: say what it is with --layout")
     batches = _find_batches(file, config, card, inspection)
-    text = config_text(_with_batches(config, batches))
+    text = config_text(_with_client_metadata(_with_batches(config, batches), inspection))
     (folder / "config.pbtxt").write_text(text, encoding="utf-8")
     if inspection.recognition.labels:
         (folder / "labels.txt").write_text("\n".join(inspection.recognition.labels) + "\n", encoding="utf-8")
@@ -109,6 +110,12 @@ def _sized(config: ModelConfig, inspection: Inspection) -> ModelConfig:
         return replace(spec, shape=tuple(shape))
 
     return replace(config, inputs=tuple(sized(spec) for spec in config.inputs))
+
+
+def _with_client_metadata(config: ModelConfig, inspection: Inspection) -> ModelConfig:
+    recognition = inspection.recognition
+    value = ultralytics_literal(inspection.facts.metadata, recognition.labels, recognition.input_size)
+    return replace(config, parameters={**config.parameters, "metadata": value}) if value else config
 
 
 def _find_batches(file: Path, config: ModelConfig, card: VisionCard, inspection: Inspection) -> Batches:

@@ -1,7 +1,7 @@
 """What exporters write into an ONNX file's metadata_props."""
 
 import ast
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from penstock.models.inspect.inspection import Hints
@@ -55,6 +55,33 @@ def metadata_of(metadata: Mapping[str, str]) -> FileMetadata:
         )
         return FileMetadata(exporter="class_names", names=names, said=said)
     return FileMetadata()
+
+
+def ultralytics_literal(metadata: Mapping[str, str], labels: Sequence[str], size: tuple[int, int] | None) -> str:
+    """The parameter `metadata` of config.pbtxt, which Ultralytics' own Triton client evaluates as a Python literal.
+
+    labels, size: as served; size is (height, width), None if it is free. Empty if the file has not all the keys that
+    the client requires. Source: ultralytics/ultralytics, ultralytics/utils/triton.py and ultralytics/nn/autobackend.py.
+    """
+    known = metadata_of(metadata)
+    stride, batch = literal(metadata.get("stride", "")), literal(metadata.get("batch", ""))
+    imgsz = size or known.imgsz
+    if not known.names or not known.task or imgsz is None or type(stride) is not int or type(batch) is not int:
+        return ""
+    arguments = literal(metadata.get("args", ""))
+    has_nms = isinstance(arguments, dict) and arguments.get("nms") is True
+    value = {
+        "task": known.task,
+        "stride": stride,
+        "batch": batch,
+        "imgsz": list(imgsz),
+        "names": dict(enumerate(labels or known.names)),
+        "end2end": bool(known.is_end_to_end),
+        "args": {"dynamic": size is None, "nms": has_nms},  # dynamic: the client then sends pictures of other sizes
+    }
+    if known.keypoint_shape:
+        value["kpt_shape"] = list(known.keypoint_shape)
+    return repr(value)
 
 
 def _of_model_api(entries: Mapping[str, str]) -> FileMetadata:
