@@ -5,7 +5,8 @@
 
 Each layout has examples: outputs at batch 1 of a network with an input of 640x640 and 80 classes, with 60 objects that
 each have a few overlapping boxes over the threshold, and low scores elsewhere. `crowd` has a thousand boxes over the
-threshold. The layouts take turns, call by call, in one thread.
+threshold. Masks, keypoints and turned boxes are of 10 objects on a photo of 640x480, unless the name says otherwise.
+Masks of classes count as read once. The layouts take turns, call by call, in one thread.
 """
 
 import argparse
@@ -23,13 +24,16 @@ import numpy.typing as npt
 
 from loadtest.bench.report import chosen_of, format_table, present
 from penstock.protocol.inference import InferResponse, tensor_from_numpy
-from penstock.protocol.vision_results import Classes, Detections, TextLines, VisionResult
+from penstock.protocol.vision_results import Classes, Detections, SegmentationMap, TextLines, VisionResult
 from penstock.vision.layouts.layout import LayoutOptions, Outputs
 from penstock.vision.layouts.registry import LAYOUTS
 from penstock.vision.preprocess import Geometry
 
 SIDE = 640
 GEOMETRY = Geometry(1280, 720, SIDE, SIDE, 0.5, 0.5, pad_y=140)
+PHOTO = Geometry(640, 480, SIDE, SIDE, 1.0, 1.0, pad_y=80)
+LARGE_PHOTO = Geometry(4000, 3000, SIDE, SIDE, 0.16, 0.16, pad_y=80)
+FEW_OBJECTS = 10
 CLASSES, OBJECTS, ROWS_PER_OBJECT = 80, 60, 5
 CELLS = sum((SIDE // stride) ** 2 for stride in (8, 16, 32))
 HEAD = ("layout, example", "median ms", "p10 ms", "p90 ms", "results")
@@ -47,13 +51,22 @@ class LayoutExample:
     name: str
     outputs: Mapping[str, Array]
     options: LayoutOptions = DEFAULTS
+    geometry: Geometry = GEOMETRY
 
     def call(self) -> Callable[[], Any]:
         """Decodes the outputs as the gateway does."""
         tensors = tuple(tensor_from_numpy(name, array) for name, array in self.outputs.items())
         options = replace(self.options, output_names=tuple(self.outputs))
         outputs, decode = Outputs(InferResponse("bench", "1", tensors), 0), LAYOUTS[self.layout].decode
-        return lambda: decode(outputs, options, GEOMETRY)
+
+        def decoded() -> VisionResult:
+            result = decode(outputs, options, self.geometry)
+            if isinstance(result, SegmentationMap):
+                for mask in result.masks:  # computed here
+                    mask.area  # noqa: B018
+            return result
+
+        return decoded
 
 
 def anchor_rows(count: int, *, objects: int = OBJECTS, has_objectness: bool = False) -> Array:
@@ -199,6 +212,79 @@ def grid_examples() -> list[LayoutExample]:
     ]
 
 
+def mask_examples() -> list[LayoutExample]:
+    """Instance segmentation, poses and turned boxes."""
+    random = np.random.default_rng(11)
+    prototypes = random.normal(size=(1, 32, SIDE // 4, SIDE // 4)).astype(np.float32)
+
+    def with_columns(rows: Array, count: int) -> Array:
+        more = random.uniform(-1, 1, (len(rows), count)).astype(np.float32)
+        return np.hstack([rows, more])[np.newaxis]
+
+    v8, v5 = anchor_rows(CELLS, objects=FEW_OBJECTS), anchor_rows(3 * CELLS, objects=FEW_OBJECTS, has_objectness=True)
+    columns = np.ascontiguousarray(with_columns(v8, 32).transpose(0, 2, 1))
+    corners, _, classes = final_rows(300)
+    scores = np.where(np.arange(300) < FEW_OBJECTS, 0.9, 0.1)
+    final = np.hstack([corners, scores[:, np.newaxis], classes[:, np.newaxis]]).astype(np.float32)
+    pose = np.hstack([v8[:, :4], v8[:, 4:].max(axis=1, keepdims=True)])
+    turned = np.hstack([v8[:, :4], v8[:, 4:19]])
+    turned[v8[:, 19:].max(axis=1) > 0.3, 4] = 0.9
+    crowd = anchor_rows(CELLS, objects=200)[:, :20]
+    crowd[:, 4] = np.where(random.permutation(CELLS) < 1000, 0.5, 0.0)
+    queries: dict[str, Array] = {
+        "dets": np.hstack([(corners[:, :2] + corners[:, 2:]) / 2, corners[:, 2:] - corners[:, :2]])[np.newaxis] / SIDE,
+        "labels": np.where(scores[:, np.newaxis] > 0.5, 2.0, -6.0)[np.newaxis].repeat(91, axis=2).astype(np.float32),
+        "masks": random.normal(size=(1, 300, 108, 108)).astype(np.float32),
+    }
+    queries["labels"][..., 1:] = -6
+    poses = LayoutOptions((), keypoint_shape=(17, 3))
+    plain, many = with_columns(turned, 1).transpose(0, 2, 1), with_columns(crowd, 1).transpose(0, 2, 1)
+    pairs: dict[str, Array] = {"a": columns, "b": prototypes}
+    return [
+        LayoutExample("yolov8-seg", "[116, 8400]", pairs, geometry=PHOTO),
+        LayoutExample("yolov8-seg", "[116, 8400], 12 megapixels", pairs, geometry=LARGE_PHOTO),
+        LayoutExample("yolov5-seg", "[25200, 117]", {"a": with_columns(v5, 32), "b": prototypes}, geometry=PHOTO),
+        LayoutExample("yolo-end2end-seg", "[300, 38]", {"a": with_columns(final, 32), "b": prototypes}, geometry=PHOTO),
+        LayoutExample("rf-detr-seg", "[300, 91]", queries, geometry=PHOTO),
+        LayoutExample("yolov8-pose", "[56, 8400]", {"a": with_columns(pose, 51).transpose(0, 2, 1)}, poses, PHOTO),
+        LayoutExample("yolo-end2end-pose", "[300, 57]", {"a": with_columns(final, 51)}, poses, PHOTO),
+        LayoutExample("yolov8-obb", "[20, 8400]", {"a": plain}, geometry=PHOTO),
+        LayoutExample("yolov8-obb", "[21, 8400] crowd", {"a": many}, geometry=PHOTO),
+        LayoutExample("yolo-end2end-obb", "[300, 7]", {"a": with_columns(final, 1)}, geometry=PHOTO),
+    ]
+
+
+def map_examples() -> list[LayoutExample]:
+    """Semantic maps, depth, embeddings and text."""
+    random = np.random.default_rng(13)
+
+    def smooth(count: int, side: int) -> Array:
+        planes = random.normal(size=(count, side, side)).astype(np.float32)
+        return np.stack([cv2.GaussianBlur(plane, (0, 0), side / 16) for plane in planes])[np.newaxis]
+
+    few, usual, many = smooth(19, 128), smooth(21, 512), smooth(150, 128)
+    lines = np.full((1, 1, 736, 1280), 0.01, np.float32)
+    for top in range(20, 700, 34):
+        lines[..., top : top + 16, 100:900] = 0.9
+    steps = random.uniform(0, 1, (1, 40, 6625)).astype(np.float32)
+    recogniser = LayoutOptions((), characters="字" * 6623)
+    return [
+        LayoutExample("semantic", "[19, 128, 128]", {"a": few}, geometry=PHOTO),
+        LayoutExample("semantic", "[21, 512, 512]", {"a": usual}, geometry=PHOTO),
+        LayoutExample("semantic", "[512, 512] integers", {"a": usual.argmax(axis=1)}, geometry=PHOTO),
+        LayoutExample(
+            "semantic", "[1, 512, 512] sigmoid", {"a": usual[:, :1]}, LayoutOptions((), has_sigmoid=True), PHOTO
+        ),
+        LayoutExample("semantic", "[19, 128, 128], 12 megapixels", {"a": few}, geometry=LARGE_PHOTO),
+        LayoutExample("semantic", "[150, 128, 128], 12 megapixels", {"a": many}, geometry=LARGE_PHOTO),
+        LayoutExample("depth", "[1, 256, 256]", {"a": smooth(1, 256)}, geometry=PHOTO),
+        LayoutExample("depth", "[1, 256, 256], 12 megapixels", {"a": smooth(1, 256)}, geometry=LARGE_PHOTO),
+        LayoutExample("embedding", "[512]", {"a": steps[:, 0, :512]}, LayoutOptions((), is_unit_length=True)),
+        LayoutExample("ctc", "[40, 6625]", {"a": steps}, recogniser),
+        LayoutExample("db", "[1, 736, 1280]", {"a": lines}, LayoutOptions((), 0.6, segmentation_threshold=0.3), PHOTO),
+    ]
+
+
 def _singles(outputs: Mapping[str, Array]) -> dict[str, Array]:
     """float32, with a batch axis."""
     return {name: array[np.newaxis].astype(np.float32) for name, array in outputs.items()}
@@ -225,7 +311,8 @@ def other_examples() -> list[LayoutExample]:
 
 def examples() -> list[LayoutExample]:
     """All examples, in the order of the table."""
-    return [*yolo_examples(), *row_examples(), *query_examples(), *grid_examples(), *other_examples()]
+    boxes = (*yolo_examples(), *row_examples(), *query_examples(), *grid_examples(), *other_examples())
+    return [*boxes, *mask_examples(), *map_examples()]
 
 
 def result_count(result: VisionResult) -> int:

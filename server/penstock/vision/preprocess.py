@@ -39,6 +39,12 @@ class Geometry:
     pad_x: int = 0  # negative if the source is cropped, like pad_y
     pad_y: int = 0
 
+    @property
+    def is_stretched(self) -> bool:
+        """Whether the source fills the network's image, without padding or crop."""
+        resized = (round(self.source_width * self.scale_x), round(self.source_height * self.scale_y))
+        return resized == (self.network_width, self.network_height) and self.pad_x == self.pad_y == 0
+
     def to_source(self, xyxy: FloatArray) -> FloatArray:
         """Boxes (n, 4) in network pixels to source pixels, clipped to the source."""
         shift = np.array([self.pad_x, self.pad_y] * 2, np.float64)

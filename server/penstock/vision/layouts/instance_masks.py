@@ -4,15 +4,16 @@ Sources: ultralytics examples/YOLOv8-Segmentation-ONNXRuntime-Python/main.py, ul
 roboflow/rf-detr PostProcess (read, not used).
 """
 
+import math
 from collections.abc import Callable
 from dataclasses import replace
-from functools import lru_cache
 from typing import NamedTuple
 
+import cv2
 import numpy as np
 
-from penstock.protocol.inference import Array, FloatArray, IntArray
-from penstock.protocol.vision_results import BoolArray, Detections, Mask
+from penstock.protocol.inference import FloatArray
+from penstock.protocol.vision_results import Detections, Mask
 from penstock.vision.layouts.detection_rows import hot_rows
 from penstock.vision.layouts.detr import best_pairs, query_outputs
 from penstock.vision.layouts.layout import (
@@ -95,8 +96,8 @@ def parse_rf_detr_seg(outputs: Outputs, options: LayoutOptions, geometry: Geomet
         return np.clip(planes[row[one], rows, columns], -_MOST_VALUE, _MOST_VALUE)
 
     _, height, width = planes.shape
-    resampling = _resampling(geometry, (width, height), (width, height))
-    return _with_masks(outputs, boxes, logits_of, resampling, options, geometry)
+    axes = _axes(geometry, (width, height), (width, height))
+    return _with_masks(outputs, boxes, logits_of, axes, options, geometry)
 
 
 def _prototypes(outputs: Outputs, options: LayoutOptions, geometry: Geometry) -> tuple[str, FloatArray]:
@@ -132,66 +133,73 @@ def _with_prototypes(
 
     def logits_of(one: int, rows: slice, columns: slice) -> FloatArray:
         part = np.clip(prototypes[:, rows, columns], -_MOST_VALUE, _MOST_VALUE)
-        logits: FloatArray = np.tensordot(factors[one], part, axes=1)
+        logits: FloatArray = np.einsum("m,mhw->hw", factors[one], part)  # a BLAS would start threads
         return logits
 
     _, height, width = prototypes.shape
-    resampling = _resampling(geometry, (width, height), (geometry.network_width, geometry.network_height))
-    return _with_masks(outputs, boxes, logits_of, resampling, options, geometry)
+    axes = _axes(geometry, (width, height), (geometry.network_width, geometry.network_height))
+    return _with_masks(outputs, boxes, logits_of, axes, options, geometry)
 
 
 class _Axis(NamedTuple):
-    """Bilinear resampling along one axis. weights: (picture, map) float32, rows sum to 1.
+    """One axis of a map of the network's image, which is resized twice: to `between`, then, cut, to the picture.
 
-    first, last: (picture,) int64, the part of the map that a pixel's row of weights uses.
+    size, between, source: lengths in pixels. between = source * scale + pad; pixels first to last of it are the
+    picture's part.
     """
 
-    weights: FloatArray
-    first: IntArray
-    last: IntArray
+    size: int
+    between: int
+    scale: float
+    pad: float
+    first: int
+    last: int
+
+    def steps(self, low: int, high: int) -> tuple["_Step", "_Step"]:
+        """Both resizes, for pixels low to high - 1 of the picture: map to between, between to picture."""
+        second = _Step.of(self.scale, self.pad, (low, high), (self.first, self.last))
+        return _Step.of(self.size / self.between, 0.0, (second.low, second.high), (0, self.size - 1)), second
 
 
-def _resampling(geometry: Geometry, size: tuple[int, int], between: tuple[int, int]) -> tuple[_Axis, _Axis]:
-    """Columns and rows of the picture from a map of the network's image: first resized to `between`, then cut to the
-    picture's part and resized to the picture. Both steps are linear: one product of a matrix has both.
+class _Step(NamedTuple):
+    """A bilinear resize along an axis: pixel i has the value at i * scale + shift of the pixels low to high - 1."""
 
-    size, between: (width, height).
-    """
-    x_step, y_step = between[0] / geometry.network_width, between[1] / geometry.network_height
+    low: int
+    high: int
+    scale: float
+    shift: float
+    length: int
+
+    @classmethod
+    def of(cls, scale: float, pad: float, wanted: tuple[int, int], limits: tuple[int, int]) -> "_Step":
+        """wanted: pixels first to last + 1 of the result. limits: first and last pixel that may be read."""
+        start = (wanted[0] + 0.5) * scale + pad - 0.5
+        end = (wanted[1] - 0.5) * scale + pad - 0.5
+        low = min(max(math.floor(start), limits[0]), limits[1])
+        high = min(max(math.floor(end) + 1, low), limits[1]) + 1
+        return cls(low, high, scale, start - low, wanted[1] - wanted[0])
+
+
+def _axes(geometry: Geometry, size: tuple[int, int], between: tuple[int, int]) -> tuple[_Axis, _Axis]:
+    """x and y. size: of the map. between: of the first resize. Both (width, height)."""
+
+    def axis(size: int, between: int, network: int, scale: float, pad: float, source: int) -> _Axis:
+        scale, pad = scale * between / network, pad * between / network
+        first = min(max(round(pad), 0), between - 1)
+        last = max(round(min(pad + source * scale, between)) - 1, first)
+        return _Axis(size, between, scale, pad, first, last)
+
     return (
-        _axis(size[0], between[0], geometry.scale_x * x_step, geometry.pad_x * x_step, geometry.source_width),
-        _axis(size[1], between[1], geometry.scale_y * y_step, geometry.pad_y * y_step, geometry.source_height),
+        axis(size[0], between[0], geometry.network_width, geometry.scale_x, geometry.pad_x, geometry.source_width),
+        axis(size[1], between[1], geometry.network_height, geometry.scale_y, geometry.pad_y, geometry.source_height),
     )
-
-
-@lru_cache(maxsize=8)  # the next picture of a camera has the same
-def _axis(size: int, between: int, scale: float, pad: float, source: int) -> _Axis:
-    """Lengths in pixels of the map, of the step between, and of the picture. between = picture * scale + pad."""
-    low, part = _neighbours((np.arange(between) + 0.5) * size / between - 0.5, 0, size - 1)
-    rows = np.arange(between)
-    to_between = np.zeros((between, size), np.float32)
-    to_between[rows, low] = 1 - part
-    to_between[rows, np.minimum(low + 1, size - 1)] += part
-    start = max(round(pad), 0)
-    stop = max(round(min(pad + source * scale, between)), start + 1)
-    left, share = _neighbours((np.arange(source) + 0.5) * scale + pad - 0.5, start, min(stop, between) - 1)
-    right, share = np.minimum(left + 1, stop - 1), share[:, np.newaxis]
-    weights = to_between[left] * (1 - share) + to_between[right] * share
-    return _Axis(weights, low[left], np.minimum(low[right] + 1, size - 1))
-
-
-def _neighbours(place: Array, least: int, most: int) -> tuple[IntArray, FloatArray]:
-    """The whole number below each place, and the rest, float32; places are clipped to [least, most]."""
-    clipped = np.clip(place, least, most)
-    low = np.floor(clipped).astype(np.int64)
-    return low, (clipped - low).astype(np.float32)
 
 
 def _with_masks(
     outputs: Outputs,
     boxes: Detections,
     logits_of: Callable[[int, slice, slice], FloatArray],
-    resampling: tuple[_Axis, _Axis],
+    axes: tuple[_Axis, _Axis],
     options: LayoutOptions,
     geometry: Geometry,
 ) -> Detections:
@@ -210,24 +218,29 @@ def _with_masks(
             "max-detections, raise pre-cluster-threshold, or ask for no masks",
         )
     level = logit(options.segmentation_threshold)
-    columns, rows = resampling
     masks = []
     for index, (left, top, right, bottom) in enumerate(corners.tolist()):
         bits = np.empty((bottom - top, right - left), np.bool_)
         if bits.size:
-            part_x = slice(int(columns.first[left]), int(columns.last[right - 1]) + 1)
-            part_y = slice(int(rows.first[top]), int(rows.last[bottom - 1]) + 1)
-            wide = logits_of(index, part_y, part_x) @ columns.weights[left:right, part_x].T
-            _fill(bits, rows.weights[top:bottom, part_y], wide, level)
+            (to_x, x), (to_y, y) = axes[0].steps(left, right), axes[1].steps(top, bottom)
+            logits = logits_of(index, slice(to_y.low, to_y.high), slice(to_x.low, to_x.high))
+            between = _resized(logits, to_x, to_y, 0, to_y.length)
+            count = max(_STRIPE_PIXELS // x.length, 1)
+            for row in range(0, y.length, count):
+                part = bits[row : row + count]
+                np.greater(_resized(between, x, y, row, len(part)), level, out=part)
         masks.append(Mask(geometry.source_height, geometry.source_width, left, top, bits))
     return replace(boxes, masks=tuple(masks))
 
 
-def _fill(bits: BoolArray, weights: FloatArray, wide: FloatArray, level: float) -> None:
-    """Writes weights (rows, h) @ wide (h, columns) > level to bits (rows, columns), with little memory."""
-    count = max(_STRIPE_PIXELS // bits.shape[1], 1)
-    for top in range(0, len(bits), count):
-        np.greater(weights[top : top + count] @ wide, level, out=bits[top : top + count])
+def _resized(values: FloatArray, x: _Step, y: _Step, row: int, count: int) -> FloatArray:
+    """Rows of the result of two steps. Pixels beyond the values repeat the edge."""
+    to_values = np.array([[x.scale, 0.0, x.shift], [0.0, y.scale, y.shift + row * y.scale]])
+    flags = cv2.INTER_LINEAR | cv2.WARP_INVERSE_MAP
+    resized: FloatArray = cv2.warpAffine(
+        values, to_values, (x.length, count), flags=flags, borderMode=cv2.BORDER_REPLICATE
+    )
+    return resized
 
 
 _ROWS = (

@@ -3,19 +3,21 @@
 Source: PaddlePaddle/PaddleOCR, ppocr/postprocess/rec_postprocess.py and db_postprocess.py.
 """
 
-from collections.abc import Iterator
+from collections.abc import Sequence
 
 import cv2
 import numpy as np
 
 from penstock.protocol.inference import Array, FloatArray
 from penstock.protocol.vision_results import BoolArray, TextLine, TextLines
+from penstock.vision.decode import Image
 from penstock.vision.layouts.layout import Layout, LayoutOptions, Outputs, probabilities
 from penstock.vision.preprocess import Geometry
 from penstock.vision.spec import NetworkType
 
 _BLANK = 0
 _MOST_REGIONS = 1000
+_MOST_RUNS = 1 << 15  # of pixels in a row that are text
 _LEAST_SIDE = 3.0  # of a region, in the network's pixels
 _LEAST_GROWN_SIDE = 5.0
 
@@ -74,19 +76,16 @@ def _likelihood(outputs: Outputs, name: str, options: LayoutOptions) -> FloatArr
     return probabilities(array, options) if options.has_sigmoid else array
 
 
-def _outlines(is_text: BoolArray) -> Iterator[Array]:
+def _outlines(is_text: BoolArray) -> Sequence[Array]:
     """Outlines (n, 1, 2) int32, x and y, of the largest regions of neighbouring pixels. is_text: (h, w)."""
-    _, region, numbers, _ = cv2.connectedComponentsWithStats(is_text.view(np.uint8))
-    numbers[0, cv2.CC_STAT_AREA] = 0  # the background
-    largest = np.argsort(-numbers[:, cv2.CC_STAT_AREA], kind="stable")[:_MOST_REGIONS]
-    is_large = numbers[largest][:, [cv2.CC_STAT_WIDTH, cv2.CC_STAT_HEIGHT]].min(axis=1) >= _LEAST_SIDE
-    for index in largest[is_large & (largest > 0)].tolist():
-        left, top, width, height, _ = numbers[index].tolist()
-        part = region[top : top + height, left : left + width] == index
-        outlines, _ = cv2.findContours(
-            part.view(np.uint8), cv2.RETR_EXTERNAL, cv2.CHAIN_APPROX_SIMPLE, offset=(left, top)
-        )
-        yield outlines[0]
+    bitmap: Image = is_text.view(np.uint8)
+    if np.count_nonzero(bitmap[:, 1:] > bitmap[:, :-1]) > _MOST_RUNS:  # specks: regions that are too small, anyway
+        bitmap = cv2.morphologyEx(bitmap, cv2.MORPH_OPEN, np.ones((3, 3), np.uint8)).astype(np.uint8)
+    outlines, parents = cv2.findContours(bitmap, cv2.RETR_CCOMP, cv2.CHAIN_APPROX_SIMPLE)
+    if not outlines:
+        return ()
+    outer = [outlines[index] for index in np.flatnonzero(parents[0, :, 3] < 0).tolist()]  # the others are holes
+    return sorted(outer, key=cv2.contourArea, reverse=True)[:_MOST_REGIONS] if len(outer) > _MOST_REGIONS else outer
 
 
 def _mean_inside(likelihood: FloatArray, corners: FloatArray) -> float:

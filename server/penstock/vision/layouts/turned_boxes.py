@@ -31,6 +31,7 @@ _MOST_PIXELS = 1e6  # of centres and sides: products then never overflow
 _MOST_SKEW = 0.1  # horizontal and vertical scale may differ by this share,
 _MOST_SKEW_PIXELS = 2.0  # or by so many of the network's pixels: a letterbox rounds its sides
 _PAIRS_AT_ONCE = 1 << 15
+_ROUNDING = 1e-9
 _FLAT = 1e-6  # height of an edge, in sides of the other box, that counts as none
 
 Floats = npt.NDArray[np.float64]
@@ -110,7 +111,7 @@ def turned_suppression(boxes: Floats, score: FloatArray, group: IntArray, iou_th
     order = np.argsort(-score, kind="stable")
     order = order[(boxes[order, 2:4] > 0).all(axis=1)]
     sorted_boxes, groups = boxes[order], group[order]
-    first, second = _neighbours(sorted_boxes, groups)
+    first, second = _rivals(sorted_boxes, groups, iou_threshold)
     is_over = np.zeros((len(order), len(order)), np.bool_)
     for start in range(0, len(first), _PAIRS_AT_ONCE):
         one, other = first[start : start + _PAIRS_AT_ONCE], second[start : start + _PAIRS_AT_ONCE]
@@ -122,14 +123,24 @@ def turned_suppression(boxes: Floats, score: FloatArray, group: IntArray, iou_th
     return order[is_selected]
 
 
-def _neighbours(boxes: Floats, group: IntArray) -> tuple[IntArray, IntArray]:
-    """Pairs of indices, the smaller one first, of boxes of a group whose outer circles meet."""
-    radius = np.hypot(boxes[:, 2], boxes[:, 3]) / 2
-    x, y = boxes[:, 0], boxes[:, 1]
-    distance = np.hypot(x[:, np.newaxis] - x, y[:, np.newaxis] - y)
-    is_near = (distance < radius[:, np.newaxis] + radius) & (group[:, np.newaxis] == group)
-    first, second = np.nonzero(np.triu(is_near, 1))
-    return first, second
+def _rivals(boxes: Floats, group: IntArray, iou_threshold: float) -> tuple[IntArray, IntArray]:
+    """Pairs of indices, the smaller one first, of boxes of a group whose overlap may be over the threshold.
+
+    It is at most that of boxes of the same areas that share as much as the upright boxes around them.
+    """
+    reach, area = np.abs(_half_sides(boxes)).sum(axis=1), boxes[:, 2] * boxes[:, 3]
+    is_near = np.triu(group[:, np.newaxis] == group, 1)
+    for axis in range(2):
+        low, high = boxes[:, axis] - reach[:, axis], boxes[:, axis] + reach[:, axis]
+        is_near &= (low[:, np.newaxis] < high) & (low < high[:, np.newaxis])
+    is_near &= (area[:, np.newaxis] * iou_threshold <= area) & (area * iou_threshold <= area[:, np.newaxis])
+    first, second = np.nonzero(is_near)
+    centre, other = boxes[first, :2], boxes[second, :2]
+    high = np.minimum(centre + reach[first], other + reach[second])
+    sides = high - np.maximum(centre - reach[first], other - reach[second])
+    most = np.minimum(np.minimum(area[first], area[second]), sides[:, 0] * sides[:, 1])
+    may_be_over = most * (1 + _ROUNDING) >= iou_threshold * (area[first] + area[second] - most)
+    return first[may_be_over], second[may_be_over]
 
 
 def turned_overlaps(one: Floats, other: Floats) -> Floats:
