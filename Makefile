@@ -30,6 +30,9 @@ help:  ## what can be made here
 up: $(VENV)/.base $(TRITON)  ## the whole stack on this machine: engine, gateway, metrics (ARGS="--http-port 8080 …")
 	@exec $(BIN)/penstock up $(ARGS)
 
+serve: $(VENV)/.base $(TRITON)  ## the same with a model of yours (MODEL=best.onnx ARGS="--labels names.txt")
+	@exec $(BIN)/penstock serve $(MODEL) $(ARGS)
+
 gpu: $(if $(RUNS_TRITON),$(TRITON_VENV)/.gpu $(VENV)/.gpu,no-triton)  ## PyTorch for models on a GPU, and what decodes video there (5 GB; CUDA 13: driver 580, Turing or newer)
 
 test: $(VENV)/.dev $(TRITON) $(CLIENTS)  ## every test that this machine can run (ARGS="-k image")

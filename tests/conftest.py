@@ -52,14 +52,15 @@ def triton_environment() -> Path:
 
 @pytest.fixture(scope="session")
 def stack(tmp_path_factory: pytest.TempPathFactory, triton_environment: Path) -> Iterator[RunningStack]:
-    """The real stack with the shipped models, fastestdet where the real inputs are, and the tests' tiny models."""
-    from tests.support.fastestdet import SOURCE, pull_fastestdet
+    """The real stack with the shipped models, two detectors where the real inputs are, and the tests' tiny models."""
+    from tests.support.pulled_models import SOURCE, pull_model
     from tests.support.tiny_models import write_tiny_repository
 
     home = tmp_path_factory.mktemp("home")
     write_tiny_repository(home / "models")
     if SOURCE.is_dir():
-        pull_fastestdet(home)
+        for name in ("fastestdet", "yolox-nano"):
+            pull_model(home, name)
     running = start_stack(home, *ENGINE_PORTS)
     yield running
     assert stop_stack(running) == 0, "".join(running.log[-30:])

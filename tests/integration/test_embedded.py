@@ -30,8 +30,8 @@ from tests.integration.test_image_endpoint import (
 )
 from tests.integration.test_models import penstock, state_of
 from tests.integration.test_streams import answers_to
-from tests.support.fastestdet import SOURCE, pull_fastestdet
 from tests.support.http import call
+from tests.support.pulled_models import SOURCE, pull_model
 from tests.support.stack import CHECKOUT, RunningStack, stop_stack
 from tests.support.tiny_models import CONFIG, IDENTITY, write_model
 
@@ -47,7 +47,7 @@ def embedded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningStack]
     write_model(folder / "models", "script", IDENTITY, fp32)
     names = ["lookup", "slow", "script", "street"]
     if SOURCE.is_dir():
-        pull_fastestdet(folder / "home")
+        pull_model(folder / "home")
         names.append("fastestdet")
     shipped = ("--model-repository", str(CHECKOUT / "model_repository"))
     stack = start_embedded(folder, *shipped, "--models", ",".join(names), engine="auto")

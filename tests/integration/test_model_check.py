@@ -11,7 +11,7 @@ from onnx import numpy_helper
 from typer.testing import CliRunner
 
 from penstock.cli import models as models_command
-from tests.support.fastestdet import pull_fastestdet
+from tests.support.pulled_models import pull_model
 from tests.support.stack import RunningStack
 
 pytestmark = pytest.mark.xdist_group("stack")
@@ -31,7 +31,7 @@ def check(home: Path, *words: str, repository: Path | None = None) -> tuple[int,
 def source(tmp_path_factory: pytest.TempPathFactory, shared_dir: Path) -> Path:
     """A home into which fastestdet was pulled."""
     home = tmp_path_factory.mktemp("home")
-    pull_fastestdet(home)
+    pull_model(home)
     return home
 
 

@@ -36,6 +36,8 @@ ELSEWHERE = {
     "make gpu": "downloads 5 GB",
     "docker": "never run: no Docker; tests/deploy checks the files",
     "helm": "never run: no cluster; tests/deploy/chart renders the chart",
+    "make serve": "a person runs it; what it runs: tests/integration/test_serve.py",
+    f"{PENSTOCK} serve": "runs until Ctrl-C: tests/integration/test_serve.py",
     f"{PENSTOCK} up": "the stack of the tests; its flags: tests/integration/test_access.py, test_tls.py, test_audit.py",
     f"{PENSTOCK} setup": "downloads 410 MB; what it does: tests/engines/test_triton_environment.py",
     f"{PENSTOCK} mps": "needs a GPU: tests/gpu/test_mps_gpu.py",
@@ -43,9 +45,9 @@ ELSEWHERE = {
 }
 
 
-LONG = (  # run by make test-long; a run with fastestdet: test_video_truth
+LONG = (  # run by make test-long; a run with a real detector: test_video_truth
     *(f"{PENSTOCK} models optimize", f"{PENSTOCK} load run", f"{PENSTOCK} load knee"),
-    f"{PENSTOCK} video run --source video.mp4 --model fastestdet",
+    f"{PENSTOCK} video run --source video.mp4 --model yolox-nano",
 )
 PASSWORDS = {"DOOR_PASSWORD": "a", "MQTT_PASSWORD": "b"}  # of the example cameras.yaml
 NO_GATEWAY = ["--url", "http://127.0.0.1:9"]
@@ -53,6 +55,9 @@ OPTIONS: dict[str, Callable[[RunningStack, Path], list[str]]] = {
     "list": lambda stack, _: ["--url", stack.http_url],
     "explain": lambda stack, _: ["--url", stack.http_url],
     "check": lambda stack, _: ["--url", stack.http_url],
+    "inspect": lambda _, __: [],
+    "add": lambda _, __: NO_GATEWAY,
+    "remove": lambda _, __: NO_GATEWAY,
     "pull": lambda _, shared_dir: ["--from", str(shared_dir / "models"), *NO_GATEWAY],
     "load": lambda stack, _: ["--url", stack.http_url],
     "optimize": lambda _, __: NO_GATEWAY,
@@ -151,6 +156,7 @@ def test_command_of_a_page_runs(
 ) -> None:
     """Exit code 0, and the picture that was asked for is written."""
     (tmp_path / "photo.jpg").write_bytes(photo)
+    (tmp_path / "best.onnx").symlink_to(shared_dir / "models" / "yolox_nano.onnx")
     write_clip(tmp_path / "video.mp4", frames=20)
     if "replay" in command:
         (tmp_path / "out").mkdir()
@@ -159,11 +165,16 @@ def test_command_of_a_page_runs(
     environ = os.environ | {"PENSTOCK_HOME": str(tmp_path / "home"), "PYTHONPATH": str(CHECKOUT)} | PASSWORDS
     if words[1:2] == ["models"]:
         words += OPTIONS[words[2]](stack, shared_dir)
+    if "remove" in words:
+        add = [*words[:2], "add", "best.onnx", *NO_GATEWAY]
+        subprocess.run(add, cwd=tmp_path, env=environ, capture_output=True, timeout=90, check=True)
+    if words[1:3] == ["infer", "best"]:
+        words[2] = "yolox-nano"
     if "my-detector" in words:
         write_my_detector(stack.home / "models")
         loaded = post_json(f"{stack.http_url}/v2/repository/models/my-detector/load", {})
         assert loaded.status == 200, loaded.body
-    if words[2:3] == ["check"] or (words[1:2] == ["video"] and "fastestdet" in words):
+    if words[2:3] == ["check"] or (words[1:2] == ["video"] and "yolox-nano" in words):
         environ["PENSTOCK_HOME"] = str(stack.home)
     if "--calibrate" in words:
         write_scenes(tmp_path / words[words.index("--calibrate") + 1], 24, 1, size=(640, 360), scenarios=SCENARIOS)
