@@ -22,6 +22,7 @@ LONGEST_FIRST = (
     "own-rows",
     "ledgers",
     "workers",
+    "add-model",
     "own_engines",
     "tests/integration/test_openapi.py",
     "tests/integration/test_stop.py",

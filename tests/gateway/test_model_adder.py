@@ -62,6 +62,7 @@ def adding(tmp_path: Path) -> Adding:
             "the model was not added: it is open; choose another name with the name in the path; say color=rgb or bgr: "
             "the order of the colours is not in the file",
         ),
+        ("code", InvalidRequest, "start the gateway with --allow-model-code"),
         ("usage", InvalidRequest, "the model was not added: Invalid value for 'conf': it is over 1"),
         ("die", InvalidRequest, "the process that inspects it was ended by signal 11; it may use 4096 MiB of memory"),
         ("full", StorageFull, "the disk of "),

@@ -20,6 +20,7 @@ def main() -> int:
     refusal = {
         "refuse": {"error": f"{file} is no ONNX model", "questions": []},
         "ask": {"error": "it is open; choose another name with --name", "questions": [QUESTION]},
+        "code": {"error": "it has a custom operator; start the gateway with --allow-model-code", "questions": []},
         "full": {"error": f"the disk of {home} is full", "questions": [], "is_disk_full": True},
     }.get(what)
     if refusal is not None:

@@ -26,7 +26,7 @@ _MAX_TEXT = 8000  # characters of a refusal
 _REPLY_BYTES = 16 * _MIB  # of the process's report; labels and metadata are bounded to less
 _PASSED_ON = ("PATH", "LANG", "LC_ALL", "LD_LIBRARY_PATH", "PYTHONPATH", "PENSTOCK_LAYOUTS")  # no secrets
 _BEGUN = re.compile(r"\.[a-z0-9_]{8}")  # a folder's suffix by tempfile
-_FLAG = re.compile(r"--([a-z]+(?:-[a-z]+)*)")
+_FLAG = re.compile(r"--(?!allow-model-code)([a-z]+(?:-[a-z]+)*)")  # that one is the gateway's, too
 
 log = get_logger("models")
 
