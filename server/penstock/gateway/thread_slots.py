@@ -24,9 +24,14 @@ class ThreadSlot:
         task = self.work = asyncio.create_task(asyncio.to_thread(work))
         task.add_done_callback(_retrieve)
         left_s = None if self._deadline is None else self._deadline - time.monotonic()
-        with suppress(TimeoutError):
-            async with asyncio.timeout(left_s):
-                return await asyncio.shield(task)
+        try:
+            with suppress(TimeoutError):
+                async with asyncio.timeout(left_s):
+                    return await asyncio.shield(task)
+        finally:  # an error's traceback refers to this frame: a cycle would retain the work's pictures
+            if task.done():
+                self.work = None
+            del task
         raise DeadlineExceeded(f"the deadline passed while {self._what}; allow more time")
 
 
@@ -50,7 +55,7 @@ class ThreadSlots:
         try:
             yield slot
         finally:
-            if slot.work is None or slot.work.done():
+            if slot.work is None:
                 self._queue.leave(1)
             else:
                 slot.work.add_done_callback(lambda _: self._queue.leave(1))
