@@ -1,6 +1,10 @@
 """Models of `penstock models add` under a crowd of clients, and with Ultralytics' own client's calls."""
 
 import ast
+import json
+import re
+import shlex
+import subprocess
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -17,8 +21,10 @@ import tritonclient.http
 from penstock.engines.config_pbtxt import read_config
 from penstock.protocol.inference import Array
 from tests.integration.added_models import ULTRALYTICS, add_models, crowd_models, one_client, pictures, start_added
+from tests.integration.test_batching import multipart
+from tests.support.http import call
 from tests.support.made_networks import SIDE
-from tests.support.stack import RunningStack, stop_stack
+from tests.support.stack import CHECKOUT, RunningStack, stop_stack
 
 pytestmark = pytest.mark.xdist_group("added")
 CLIENTS, REQUESTS = 8, 20
@@ -119,3 +125,64 @@ def test_ultralytics_own_client_gets_the_models_labels_size_and_outputs(
         np.testing.assert_allclose(
             answer, one.astype(dtype), rtol=2e-3 if half or kind == np.float16 else 1e-5, atol=1e-4
         )
+
+
+def example(title: str, added: RunningStack) -> str:
+    """The code below a title of docs/clients.md, for this stack and its model `yolox`."""
+    page = (CHECKOUT / "docs" / "clients.md").read_text()
+    section = page.partition(f"\n### {title}\n")[2].partition("\n### ")[0].partition("\n## ")[0]
+    code = "\n".join(re.findall(r"(?ms)^```python\n(.*?)^```", section)) or section
+    side = read_config(added.home / "models" / "yolox" / "config.pbtxt").inputs[0].shape[-1]
+    code = code.replace("127.0.0.1:8000", added.http_url.removeprefix("http://")).replace("yolox-nano", "yolox")
+    return code.replace("127.0.0.1:8001", added.grpc_address).replace("416, 416", f"{side}, {side}")
+
+
+def test_examples_of_the_page_of_clients_run_as_they_stand_there(
+    added: RunningStack, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """curl and Python get the same boxes, supervision takes them, tritonclient's two clients get the same outputs."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "photo.jpg").write_bytes(pictures()[-1])
+    (line,) = re.findall(r"(?m)^    (curl .*)$", example("curl", added))
+    curled = json.loads(subprocess.run(shlex.split(line), capture_output=True, check=True).stdout)["results"][0]
+    found: dict[str, Any] = {}
+    exec(example("Python", added), found)
+    assert found["result"] == curled
+    assert curled["detections"]
+    exec(example("supervision", added), found)
+    detections = found["detections"]
+    assert detections.xyxy.tolist() == np.array([box["xyxy"] for box in curled["detections"]], np.float32).tolist()
+    assert detections.data["class_name"].tolist() == [box["label"] for box in curled["detections"]]
+    empty = found["to_supervision"]({"detections": []})
+    assert (len(empty), empty.is_empty()) == (0, True)
+    over: list[dict[str, Any]] = [{}, {}]
+    http, _, grpc = example("tritonclient", added).partition("\n\nimport numpy")
+    exec(http, over[0])
+    exec("import numpy" + grpc, over[1])
+    assert over[0]["outputs"].keys() == over[1]["outputs"].keys() != set()
+    for name, array in over[0]["outputs"].items():
+        np.testing.assert_array_equal(array, over[1]["outputs"][name])
+
+
+def test_supervision_gets_the_masks_of_the_example(added: RunningStack) -> None:
+    """One boolean picture for each object, in the picture's size."""
+    found: dict[str, Any] = {"result": {"detections": []}}
+    exec(example("supervision", added), found)
+    image = pictures()[2]
+    body, kind = multipart(image)
+    answer = call("POST", f"{added.http_url}/v2/models/safety-seg/image", body, {"content-type": kind})
+    result = answer.json["results"][0]
+    detections = found["to_supervision"](result)
+    assert detections.mask.shape == (len(result["detections"]), 200, 300)
+    assert detections.mask.any()
+
+
+def test_kserve_example_gets_the_models_outputs(added: RunningStack) -> None:
+    """In the environment that has KServe's client."""
+    python = CHECKOUT / ".venv-clients" / "bin" / "python"
+    if not python.is_file():
+        pytest.skip("no KServe client here: `make .venv-clients/.ready` fetches it")
+    done = subprocess.run([python, "-c", example("KServe", added)], capture_output=True, text=True, check=True)
+    name, _, shape = done.stdout.splitlines()[0].partition(" ")
+    assert name == read_config(added.home / "models" / "yolox" / "config.pbtxt").outputs[0].name
+    assert shape.startswith("(1, ")
