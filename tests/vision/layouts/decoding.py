@@ -7,14 +7,14 @@ import numpy as np
 import numpy.typing as npt
 
 from penstock.protocol.inference import InferResponse, tensor_from_numpy
-from penstock.protocol.vision_results import Mask, VisionResult
+from penstock.protocol.vision_results import Mask
 from penstock.vision.layouts.layout import LayoutOptions, Outputs
 from penstock.vision.layouts.registry import LAYOUTS
 from penstock.vision.preprocess import Geometry, geometry_of
 from penstock.vision.spec import PrepareSpec, ResizeMode
 
 Array = npt.NDArray[Any]
-_Result = TypeVar("_Result", bound=VisionResult)
+_Result = TypeVar("_Result")
 
 FITS = (ResizeMode.STRETCH, ResizeMode.PAD_SYMMETRIC, ResizeMode.PAD_RIGHT_BOTTOM)
 LETTERBOXES = FITS[1:]

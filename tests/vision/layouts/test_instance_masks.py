@@ -359,3 +359,13 @@ def test_outputs_without_an_object_have_no_masks() -> None:
     for rows in (np.zeros((0, 38), np.float32), np.zeros((300, 38), np.float32)):
         found = decoded(Detections, "yolo-end2end-seg", (rows, PLANES), geometry)
         assert (found.masks, found.xyxy.shape) == ((), (0, 4))
+
+
+def test_mask_of_huge_logits_has_their_sign() -> None:
+    """Products and differences beyond float32 are bounded before they are computed."""
+    prototypes = np.full((1, 64, 64), -3e38, np.float32)
+    prototypes[:, :, :32] = 3e38
+    rows = np.array([[0, 0, 64, 64, 0.9, 0, 3e38]], np.float32)
+    found = decoded(Detections, "yolo-end2end-seg", (rows, prototypes), fitted((128, 128), (64, 64)))
+    assert found.masks is not None
+    assert (whole(found.masks[0]) == (np.arange(128) < 64)).all()
