@@ -132,7 +132,7 @@ class Channel(Generic[T]):
 
 SINK_TIMEOUT_S = 30.0  # for a sink that takes nothing, if nothing should be lost
 LOG_EVERY_S = 60.0
-PICTURES_BYTES = 128 << 20  # limit of pictures waiting for one sink: twenty of 1080p, five of 4K
+PICTURES_BYTES = 128 << 20  # limit of pictures and masks waiting for one sink: twenty of 1080p, five of 4K
 
 
 @dataclass(frozen=True, slots=True)
@@ -254,8 +254,11 @@ class SinkWorker:
 
 
 def _picture_bytes(item: FrameResult | str) -> int:
-    image = item.frame.image if isinstance(item, FrameResult) else None
-    return image.nbytes if image is not None else 0
+    """Of the picture and of masks."""
+    if isinstance(item, str):
+        return 0
+    image, masks = item.frame.image, item.tracks.detections.masks
+    return (image.nbytes if image is not None else 0) + sum(mask.bits.nbytes for mask in masks or ())
 
 
 LOOK_S = 0.2

@@ -1,14 +1,16 @@
 """A sink behind its channel."""
 
 import time
+from dataclasses import replace
 
 import numpy as np
 import pytest
 from structlog.testing import capture_logs
 
+from penstock.protocol.vision_results import Mask
 from penstock_video.metrics import VideoMetrics
-from penstock_video.runner.results import SinkWorker, SinkWorkerOptions
-from penstock_video.types import Frame, FrameResult, no_tracks
+from penstock_video.runner.results import PICTURES_BYTES, SinkWorker, SinkWorkerOptions
+from penstock_video.types import Detections, Frame, FrameResult, Tracks, no_tracks
 from tests.deepstream_pipeline.runner.fakes import KeptSink
 
 WAIT_S = 30.0
@@ -74,6 +76,23 @@ def test_sink_that_hangs_delays_no_other_and_its_losses_are_counted() -> None:
     assert numbers == sorted(numbers)
     assert outlet.lost == 50 - len(numbers) > 0
     assert f'penstock_video_sink_dropped_total{{sink="held"}} {50 - len(numbers)}.0' in metrics.page().decode()
+
+
+def test_masks_that_wait_for_a_sink_are_bounded() -> None:
+    """Results without a picture wait by their number, and by the bytes of their masks."""
+    sink, metrics = HeldSink(), VideoMetrics()
+    outlet = SinkWorker(sink, SinkWorkerOptions("held", 1000), metrics)
+    pixels = np.broadcast_to(np.True_, (PICTURES_BYTES // 8192 // 2, 8192))  # half of what may wait, in one byte
+    seen = Detections(np.ones((1, 4), np.float32), np.ones(1, np.float32), np.zeros(1, np.int64))
+    seen = replace(seen, masks=(Mask(*pixels.shape, 0, 0, pixels),))
+    tracks = Tracks(seen, np.ones(1, np.int64), np.ones(1, np.int64))
+    outlet.start()
+    for number in range(20):
+        outlet.put(replace(result(number), tracks=tracks), may_wait=False)
+    sink.is_held = False
+    assert outlet.close(WAIT_S)
+    assert len(sink.results) <= 3
+    assert sink.results[-1].frame.frame_num == 19
 
 
 def test_sink_that_hangs_holds_up_neither_an_end_nor_a_file_for_ever() -> None:
