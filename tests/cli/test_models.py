@@ -3,10 +3,12 @@
 import json
 import os
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from penstock.cli import models as models_command
 from penstock.gateway.settings import SHIPPED_MODELS
 from penstock.models.catalogue import read_catalogue
 from tests.cli.conftest import Call, StandIn
@@ -171,6 +173,28 @@ def test_list_marks_random_weights(penstock: Call, stand_in: StandIn) -> None:
     assert listed(penstock, stand_in.url)["resnet50-random"]["weights"] == "random"
     lines = penstock("models", "list", "--url", stand_in.url).stdout.splitlines()
     assert lines[-1] == "resnet50-random: random weights: its speed can be measured, its answers mean nothing"
+
+
+def test_list_names_the_untried_models(penstock: Call, stand_in: StandIn) -> None:
+    """The catalogue's weights that this project never decoded are named under the table, and marked in the JSON."""
+    rows = listed(penstock, stand_in.url)
+    assert rows["yolox-m"]["untried"] is True
+    assert rows["yolox-nano"]["untried"] is False
+    text = " ".join(penstock("models", "list", "--url", stand_in.url).stdout.split())
+    untried = [name for name, row in rows.items() if row["untried"]]
+    assert f"untried: this project has never decoded the real weights of {', '.join(untried)}" in text
+
+
+def test_pull_of_an_untried_model_says_so(penstock: Call, shared_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A warning stands between the licence and the gateway's answer."""
+    entry = replace(read_catalogue()["fastestdet"], untried=True)
+    monkeypatch.setattr(models_command, "read_catalogue", lambda: {"fastestdet": entry})
+    answer = penstock("models", "pull", "fastestdet", "--from", shared_dir / "models", "--url", UNUSED_URL)
+    assert answer.exit_code == 0, answer.stderr
+    warning = answer.stdout.splitlines()[1]
+    assert warning.startswith(
+        "untried: this project has never decoded the real weights of fastestdet: check its answers"
+    )
 
 
 def test_pull_without_a_gateway_lands_and_says_when_it_is_loaded(penstock: Call, shared_dir: Path) -> None:

@@ -59,8 +59,10 @@ class Sample:
     has_metadata: bool = False
 
     def floats(self, index: int) -> FloatArray:
-        """An output of all pictures, joined along its first axis, float32."""
-        return np.concatenate([np.atleast_1d(one) for one in self.arrays[self.names[index]]]).astype(np.float32)
+        """An output of all pictures, joined along its first axis, float32; flat if the pictures' sizes differ."""
+        parts = [np.atleast_1d(one) for one in self.arrays[self.names[index]]]
+        is_flat = len({part.shape[1:] for part in parts}) > 1
+        return np.concatenate([part.ravel() if is_flat else part for part in parts]).astype(np.float32)
 
     def columns(self, index: int = 0) -> Columns:
         """An output of rows of anchors, whichever axis they are."""
