@@ -32,6 +32,7 @@ from penstock.vision.preprocess import Geometry
 SIDE = 640
 GEOMETRY = Geometry(1280, 720, SIDE, SIDE, 0.5, 0.5, pad_y=140)
 PHOTO = Geometry(640, 480, SIDE, SIDE, 1.0, 1.0, pad_y=80)
+STRETCHED = Geometry(640, 480, SIDE, SIDE, 1.0, SIDE / 480)
 LARGE_PHOTO = Geometry(4000, 3000, SIDE, SIDE, 0.16, 0.16, pad_y=80)
 FEW_OBJECTS = 10
 CLASSES, OBJECTS, ROWS_PER_OBJECT = 80, 60, 5
@@ -271,6 +272,7 @@ def map_examples() -> list[LayoutExample]:
     return [
         LayoutExample("semantic", "[19, 128, 128]", {"a": few}, geometry=PHOTO),
         LayoutExample("semantic", "[21, 512, 512]", {"a": usual}, geometry=PHOTO),
+        LayoutExample("semantic", "[21, 512, 512] stretched", {"a": usual}, geometry=STRETCHED),
         LayoutExample("semantic", "[512, 512] integers", {"a": usual.argmax(axis=1)}, geometry=PHOTO),
         LayoutExample(
             "semantic", "[1, 512, 512] sigmoid", {"a": usual[:, :1]}, LayoutOptions((), has_sigmoid=True), PHOTO

@@ -225,7 +225,8 @@ PARAMETERS = {
         "none",
     ),
     "pre-cluster-threshold": ParameterDoc(
-        "detectors, 0 to 1: boxes with this score or less are dropped", "0.25; `boxes` and the like 0.2"
+        "0 to 1: boxes, or lines of text, with this score or less are dropped",
+        "0.25; `boxes` and the like 0.2; `db` 0.6; `ctc` 0",
     ),
     "class-thresholds": ParameterDoc("thresholds of single classes: `0:0.5;3:0.25`", "none"),
     "nms-iou-threshold": ParameterDoc(

@@ -27,7 +27,7 @@ from penstock.vision.layouts.layout import (
     logit,
     probabilities,
 )
-from penstock.vision.layouts.yolo import anchor_columns
+from penstock.vision.layouts.yolo import anchor_columns, scores_and_objectness
 from penstock.vision.preprocess import Geometry
 from penstock.vision.spec import NetworkType
 
@@ -54,7 +54,8 @@ def parse_yolov5_seg(outputs: Outputs, options: LayoutOptions, geometry: Geometr
     name, prototypes = _prototypes(outputs, options, geometry)
     count = len(prototypes)
     columns = anchor_columns(outputs, name, geometry, least_columns=_BOX + 2 + count, is_rows_first=True)
-    found = best_classes(columns[_BOX + 1 : -count], options, objectness=columns[_BOX])
+    scores, objectness = scores_and_objectness(columns[:-count], options)
+    found = best_classes(scores, options, objectness=objectness)
     xyxy = corners_of(columns[:_BOX, found.row].T)
     boxes, index = finish_boxes(xyxy, found.score, found.class_id, options, geometry.to_source)
     return _with_prototypes(boxes, columns[-count:, found.row[index]].T, prototypes, outputs, options, geometry)

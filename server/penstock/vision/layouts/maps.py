@@ -15,6 +15,7 @@ from penstock.vision.preprocess import Geometry
 from penstock.vision.spec import NetworkType
 
 _STRIPE_PIXELS = 1 << 18  # pixels of the picture that are resampled at a time: few enough for the CPU's cache
+_WHOLE_PIXELS = 1 << 22  # of pictures that a faster function resizes as a whole
 _MOST_CLASSES = 1 << 16
 _MOST_SKEW = math.log(2.0)  # how much a map's width : height may differ from the network's
 _MOST_VALUE = 1e30  # larger values are clipped: their differences overflow float32
@@ -101,7 +102,8 @@ def _class_planes(outputs: Outputs, name: str, geometry: Geometry) -> FloatArray
 
 def _stripes(geometry: Geometry) -> Iterator[slice]:
     """Rows of the picture, from top to bottom."""
-    count = max(_STRIPE_PIXELS // geometry.source_width, 1)
+    is_whole = geometry.is_stretched and geometry.source_width * geometry.source_height <= _WHOLE_PIXELS
+    count = geometry.source_height if is_whole else max(_STRIPE_PIXELS // geometry.source_width, 1)
     for top in range(0, geometry.source_height, count):
         yield slice(top, min(top + count, geometry.source_height))
 

@@ -45,7 +45,7 @@ def parse_yolov5(outputs: Outputs, options: LayoutOptions, geometry: Geometry) -
     the objectness alone. Raises EngineFailed.
     """
     columns = anchor_columns(outputs, options.output_names[0], geometry, least_columns=_BOX + 2, is_rows_first=True)
-    scores, objectness = _scores(columns, options)
+    scores, objectness = scores_and_objectness(columns, options)
     if len(scores) == 1 and columns.shape[1] in anchor_counts(geometry.network_width, geometry.network_height, (3,)):
         scores = np.ones_like(scores)
     found = best_classes(scores, options, objectness=objectness)
@@ -64,7 +64,7 @@ def parse_yolox(outputs: Outputs, options: LayoutOptions, geometry: Geometry) ->
     if cells is None:
         counts = [sum(_cell_count(width, height, stride) for stride in strides) for strides in _YOLOX_STRIDES]
         raise outputs.refuse(name, columns.T, f"{counts[0]} or {counts[1]} rows for an input of {width}x{height}")
-    scores, objectness = _scores(columns, options)
+    scores, objectness = scores_and_objectness(columns, options)
     found = best_classes(scores, options, objectness=objectness)
     box, cell = columns[:_BOX, found.row].T.astype(np.float64), cells[found.row]
     centre, side = box[:, :2] + cell[:, :2], np.exp(np.minimum(box[:, 2:], _MOST_LOG))
@@ -72,7 +72,7 @@ def parse_yolox(outputs: Outputs, options: LayoutOptions, geometry: Geometry) ->
     return finish_detections(xyxy, found.score, found.class_id, options, geometry.to_source)
 
 
-def _scores(columns: FloatArray, options: LayoutOptions) -> tuple[FloatArray, FloatArray]:
+def scores_and_objectness(columns: FloatArray, options: LayoutOptions) -> tuple[FloatArray, FloatArray]:
     """(classes, n) scores and (n,) objectness of columns (5 + classes, n)."""
     objectness = columns[_BOX]
     return probabilities(columns[_BOX + 1 :], options), sigmoid(objectness) if options.has_sigmoid else objectness
