@@ -85,7 +85,8 @@ def _compared_colors(
     margin = _CLEARLY_WITH_METADATA if has_metadata else _CLEARLY
     if other.best >= _SURE and other.best > guess.best + margin:
         return Comparison(questions=(Question(f"the colour order is not certain: {seen}", "--color", choices),))
-    if has_metadata or guess.best > other.best + _CLEARLY or max(guess.best, other.best) < _SURE:
+    is_better = guess.best >= other.best if has_metadata else guess.best > other.best + _CLEARLY
+    if is_better or max(guess.best, other.best) < _SURE:
         return Comparison((seen,))
     alike = f"the pictures do not tell the colour order: {seen}; {own_name} is taken, as is usual"
     return Comparison(questions=(Question(alike, "--color", choices[::-1], is_blocking=False),))

@@ -94,11 +94,17 @@ def _rows_first(subject: Subject, columns: int, count: int) -> Guess | None:
     """YOLOX, YOLOv6, YOLOv8 transposed, DeepStream-Yolo or NanoDet-Plus."""
     why = f"{count} rows are one for each cell of the strides"
     names = len(subject.names)
+    if (
+        not subject.metadata.names
+        and not subject.hints.labels
+        and names not in (columns - 4, columns - 5, columns - 32)
+    ):
+        names = 0  # a file beside the model that is another model's
     if columns == 6 and names in (0, 1):
         name = subject.facts.outputs[0].name
         shape = f"6 columns of {name!r}: YOLOX with one class, or box, score, class; the trial tells by values"
         return Guess("yolox", (why, shape), class_count=1)
-    if _is_plus(subject, columns, count):
+    if _is_plus(subject, columns, count, names):
         shape = f"{columns} columns: {columns - 32} classes and 32 of four sides' distributions"
         return Guess("nanodet-plus", (why, shape), class_count=columns - 32)
     if columns - 4 == (names or _COCO):
@@ -121,9 +127,8 @@ def _rows_first(subject: Subject, columns: int, count: int) -> Guess | None:
     return Guess(layout, (why,), class_count=classes, questions=questions)
 
 
-def _is_plus(subject: Subject, columns: int, count: int) -> bool:
+def _is_plus(subject: Subject, columns: int, count: int, names: int) -> bool:
     """NanoDet-Plus has strides 8 to 64, and 32 columns of distributions."""
-    names = len(subject.names)
     sums = {subject.anchors(P6, is_rounded_up=True), subject.anchors(is_rounded_up=True)}
     return count in sums and columns > 32 and (columns - 32 == names if names else columns - 32 == _COCO)
 
@@ -189,8 +194,7 @@ def without_grid(subject: Subject) -> Guess | None:
 def _counted(
     subject: Subject, layout: str, classes: int, why: tuple[str, ...], outputs: tuple[str, ...] = ()
 ) -> Guess | None:
-    names = len(subject.names)
-    if names and names != classes and not subject.hints.labels:
+    if subject.metadata.names and len(subject.metadata.names) != classes and not subject.hints.labels:
         return None
     return Guess(layout, why, class_count=classes, outputs=outputs)
 
