@@ -72,12 +72,13 @@ def _confine(limits: Limits, size_bytes: int) -> None:
     for limit, most in (
         (resource.RLIMIT_CORE, 0),
         (resource.RLIMIT_DATA, memory),
-        (resource.RLIMIT_CPU, limits.cpu_s),
+        (resource.RLIMIT_CPU, limits.cpu_s + 1),
         (resource.RLIMIT_FSIZE, 0),
     ):
         hard = resource.getrlimit(limit)[1]
         most = most if hard == resource.RLIM_INFINITY else min(most, hard)  # the parent may be limited itself
-        resource.setrlimit(limit, (most, most))
+        soft = max(most - 1, 1) if limit == resource.RLIMIT_CPU else most  # SIGXCPU a second before SIGKILL
+        resource.setrlimit(limit, (soft, most))
     with contextlib.suppress(OSError):  # not writable everywhere; then the kernel's default applies
         Path("/proc/self/oom_score_adj").write_text("500")
 

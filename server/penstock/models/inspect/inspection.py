@@ -1,6 +1,7 @@
 """Inspection of an ONNX file: the result's types, and inspect_file, which reads the file in a bounded child process."""
 
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -208,6 +209,8 @@ def memory_limit_bytes(limits: Limits, size_bytes: int) -> int:
 
 
 def _death(returncode: int, limits: Limits, size_bytes: int) -> str:
-    memory = f"{memory_limit_bytes(limits, size_bytes) // MIB} MiB of memory and {limits.cpu_s} s of CPU time"
+    memory_mib = memory_limit_bytes(limits, size_bytes) // MIB
+    if returncode == -signal.SIGXCPU:
+        return f"it needs more than {limits.cpu_s} s of CPU time"
     how = f"was ended by signal {-returncode}" if returncode < 0 else f"ended with {returncode}"
-    return f"the process that read it {how}; it may use {memory}"
+    return f"the process that read it {how}, perhaps for memory: it may use {memory_mib} MiB"

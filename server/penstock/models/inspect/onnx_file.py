@@ -18,7 +18,7 @@ MAX_TENSORS = 256  # inputs, and outputs
 MAX_RANK = 16
 MAX_NAME = 512
 MAX_METADATA = 64  # keys
-MAX_VALUE = 1 << 20  # characters of a metadata value: labels of the largest vocabularies
+MAX_VALUE = 1 << 20  # characters of all metadata: labels of the largest vocabularies
 _TAIL_NODES = 48
 _DATATYPES: dict[int, Datatype] = {
     TensorProto.BOOL: Datatype.BOOL,
@@ -50,6 +50,8 @@ def read_facts(path: Path) -> ModelFacts:
         tensor.values.name for tensor in graph.sparse_initializer
     }
     inputs = tuple(_tensor(path, value) for value in graph.input if value.name not in initializers)
+    if len(inputs) > MAX_TENSORS:
+        raise UnreadableModel(f"{path} has {len(inputs)} inputs (limit {MAX_TENSORS})")
     if not inputs:
         raise UnreadableModel(f"{path} has no inputs; a vision model has one that takes the picture")
     if not graph.output:
@@ -103,13 +105,8 @@ def _check(path: Path, model: onnx.ModelProto) -> None:
     graph = model.graph
     bounds = (
         (len(graph.node), MAX_NODES, "operators"),
-        (len(graph.input) - len(graph.initializer), MAX_TENSORS, "inputs"),
         (len(graph.output), MAX_TENSORS, "outputs"),
-        (
-            max((len(entry.value) for entry in model.metadata_props), default=0),
-            MAX_VALUE,
-            "characters of a metadata value",
-        ),
+        (sum(len(entry.key) + len(entry.value) for entry in model.metadata_props), MAX_VALUE, "characters of metadata"),
     )
     for count, limit, what in bounds:
         if count > limit:

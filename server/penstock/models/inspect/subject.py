@@ -15,6 +15,7 @@ _SIZE_TYPES = (Datatype.INT64, Datatype.INT32, Datatype.FP32)
 _SIZE_NAMES = ("orig_target_sizes", "orig_size", "target_sizes", "orig_sizes")
 STRIDES = (8, 16, 32)
 P6 = (*STRIDES, 64)
+MAX_PIXELS, MAX_SIDE = 1 << 26, 1 << 15
 
 
 class NoSubject(Exception):
@@ -123,9 +124,16 @@ def read_subject(
             )
         size_input = tensor
     names, origin = _names(hints, metadata, beside)
-    return Subject(
-        facts, hints, metadata, image, size_input, is_nhwc, _size(image, is_nhwc, hints, metadata), names, origin
-    )
+    size = _size_checked(_size(image, is_nhwc, hints, metadata))
+    return Subject(facts, hints, metadata, image, size_input, is_nhwc, size, names, origin)
+
+
+def _size_checked(size: tuple[int, int] | None) -> tuple[int, int] | None:
+    if size is not None and (size[0] * size[1] > MAX_PIXELS or max(size) > MAX_SIDE):
+        raise NoSubject(
+            f"it takes pictures of {size[1]}x{size[0]} pixels (limit {MAX_PIXELS}); export it for smaller ones"
+        )
+    return size
 
 
 def _names(hints: Hints, metadata: FileMetadata, beside: tuple[tuple[str, ...], str]) -> tuple[tuple[str, ...], str]:
