@@ -1,6 +1,6 @@
 """The image endpoint's rate against its limit: decode, resize, engine and outputs to results, each measured alone.
 
-    python -m loadtest.bench.gateway.image_endpoint --model fastestdet --image street.jpg
+    python -m loadtest.bench.gateway.image_endpoint --model yolox-nano --image street.jpg
 
 The limit. Gateway, Triton and this load generator share the cores, so a picture costs the sum of its stages. If
 decode alone makes D pictures a second on all cores, resize R, the engine E (raw tensors over gRPC, at the concurrency
