@@ -79,9 +79,6 @@ def parse_rf_detr_seg(outputs: Outputs, options: LayoutOptions, geometry: Geomet
     """Parses dets (queries, 4), labels (queries, classes) and masks (queries, h, w) of logits. Raises EngineFailed."""
     names = outputs.pick(options, ("dets", "pred_boxes"), ("labels", "pred_logits"), ("masks", "pred_masks"))
     rows, logits = query_outputs(outputs, names[0], names[1])
-    planes = outputs.floats(names[2], rank=3)
-    if len(planes) != len(rows) or 0 in planes.shape:
-        raise outputs.refuse(names[2], planes, f"[{len(rows)}, h, w] (a mask for each box of {names[0]!r})")
     found = best_pairs(logits, options)
     boxes, index = finish_boxes(
         corners_of(rows[found.row]),
@@ -91,7 +88,11 @@ def parse_rf_detr_seg(outputs: Outputs, options: LayoutOptions, geometry: Geomet
         geometry.normalised_to_source,
         needs_suppression=False,
     )
-    row = found.row[index]
+    if not options.needs_masks:
+        return boxes
+    row, planes = found.row[index], outputs.floats(names[2], rank=3)
+    if len(planes) != len(rows) or 0 in planes.shape:
+        raise outputs.refuse(names[2], planes, f"[{len(rows)}, h, w] (a mask for each box of {names[0]!r})")
 
     def logits_of(one: int, rows: slice, columns: slice) -> FloatArray:
         return np.clip(planes[row[one], rows, columns], -_MOST_VALUE, _MOST_VALUE)
