@@ -126,6 +126,43 @@ async def test_replaced_model_stays_if_the_command_refuses(adding: Adding) -> No
     assert (adding.content(), (adding.home / "models" / "m").stat().st_ino) == ("old", inode)
 
 
+@pytest.mark.parametrize("content", ["", "old"])
+async def test_process_that_is_ended_after_its_work_leaves_the_repository_as_it_was(
+    tmp_path: Path, content: str
+) -> None:
+    """The new model is in its place already, and nothing was reported."""
+    if content:
+        await Adding(tmp_path).add(content=content)
+    adding = Adding(tmp_path, AddLimits(wall_s=0.5))
+    with pytest.raises(InvalidRequest, match="its process was stopped"):
+        await adding.add(what="hang-late", may_replace=True)
+    assert (adding.content(), adding.left()) == (content, [])
+
+
+async def test_model_that_a_command_adds_meanwhile_is_left_alone(adding: Adding) -> None:
+    """It has the name, so the upload is refused, and only what the upload made is removed."""
+
+    def command_adds() -> None:
+        theirs = adding.home / "models" / "m"
+        theirs.mkdir(parents=True)
+        (theirs / "model.onnx").write_text("theirs")
+        (theirs / "MODEL.md").write_text("added by a command")
+
+    async def upload_is_refused(file: Path) -> None:
+        asked = AddRequest("m", file, (("layout", "refuse"),))
+        async with adding.adder.adding(asked, ANONYMOUS) as addition:
+            running = asyncio.create_task(addition.prepare())
+            await asyncio.sleep(0)  # it has looked for a former model
+            command_adds()
+            await running
+
+    with adding.uploads.file("m") as file:
+        file.write_text("new")
+        with pytest.raises(InvalidRequest):
+            await upload_is_refused(file)
+    assert adding.content() == "theirs"
+
+
 async def test_engine_that_dies_during_the_load_leaves_the_repository_as_it_was(adding: Adding) -> None:
     """503 for the client; the restarted engine must not load what killed it."""
     await adding.add(content="old")

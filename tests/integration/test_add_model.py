@@ -2,8 +2,6 @@
 
 import http.client
 import json
-import os
-import signal
 import socket
 import time
 from collections.abc import Callable, Iterator
@@ -217,16 +215,19 @@ def test_client_that_leaves_in_the_middle_leaves_nothing(running: RunningStack, 
     assert "half" not in states(running)
 
 
-def test_killed_gateway_leaves_a_file_that_the_next_upload_sweeps(tmp_path: Path, detector: bytes) -> None:
-    """SIGKILL in the middle of an upload; the gateway is restarted, and its disk is clean after the next one."""
+def test_killed_gateway_leaves_nothing_behind_the_next_upload(tmp_path: Path, detector: bytes) -> None:
+    """SIGKILL while a model is inspected: its processes die, too, and the next upload sweeps what they left."""
     stack = start_stack(tmp_path, *ONE_MODEL, *EMBEDDED, environ=NO_TRITON)
+    endless = onnx.parser.parse_model(ENDLESS).SerializeToString()
     try:
-        with open_upload(stack, "half", detector[:1000], len(detector)):
-            until(lambda: len(left_in(tmp_path)) == 1)
+        with open_upload(stack, "endless", endless, len(endless)):
+            until(lambda: any("penstock.models.inspect.child" in each for each in commands_of(stack)))
             (gateway,) = gateways_of(stack)
-            os.kill(gateway.pid, signal.SIGKILL)
-            gateway.wait(20)
-        assert len(left_in(tmp_path)) == 1
+            children = gateway.children(recursive=True)
+            gateway.kill()
+            psutil.wait_procs(children, timeout=20)
+        assert not [each for each in children if each.is_running()]
+        assert len(left_in(tmp_path)) == 2
         until(lambda: is_ready(stack))
         assert add(stack, "ppe", detector).status == 200
         assert left_in(tmp_path) == []

@@ -29,8 +29,6 @@ def main() -> int:
     if what == "usage":
         sys.stderr.write("Usage: …\n\nError: Invalid value for '--conf': it is over 1\n")
         return 2
-    if what == "die":
-        os.kill(os.getpid(), signal.SIGSEGV)
     (home / "staging").mkdir(parents=True, exist_ok=True)
     (home / "downloads").mkdir(exist_ok=True)
     staged = Path(tempfile.mkdtemp(prefix=f"{name}.", dir=home / "staging"))
@@ -38,14 +36,19 @@ def main() -> int:
     (staged / "arguments.json").write_text(json.dumps(sys.argv[1:]))
     (staged / "environment.json").write_text(json.dumps(dict(os.environ)))
     (staged / "beside.json").write_text(json.dumps(sorted(path.name for path in file.parent.iterdir())))
+    (staged / "MODEL.md").write_text(flags["origin"])
     if what == "hang":
         signal.pause()
+    if what == "die":
+        os.kill(os.getpid(), signal.SIGSEGV)
     target = home / "models" / name
     target.parent.mkdir(exist_ok=True)
     if target.exists():
         target.rename(staged.with_suffix(".old"))
         shutil.rmtree(staged.with_suffix(".old"))
     staged.rename(target)
+    if what == "hang-late":
+        signal.pause()
     report = {"name": name, "folder": str(target), "layout": "yolox", "max_batch_size": 8, "batches": "proven"}
     sys.stdout.write(json.dumps(report | {"evidence": ["85 columns"], "warnings": [], "state": "not loaded"}))
     return 0

@@ -129,7 +129,6 @@ class Addition:
         self._adder, self._asked, self._stack = adder, asked, stack
         self._target = adder.uploads.home / "models" / asked.name
         self._scratch: Path | None = None
-        self._former: int | None = None  # the replaced folder's inode
         self._report: ModelAdded | None = None
 
     async def prepare(self) -> None:
@@ -139,13 +138,9 @@ class Addition:
         """
         await self._stack.enter_async_context(self._adder.turn)
         self._scratch = self._stack.enter_context(self._adder.uploads.folder())
-        self._keep_former(self._scratch)
-        self._report = await self._run(self._scratch)
-
-    def _keep_former(self, scratch: Path) -> None:
         if self._target.exists():
-            self._former = self._target.stat().st_ino
-            shutil.copytree(self._target, scratch / "former", copy_function=_link, symlinks=True)
+            shutil.copytree(self._target, self._scratch / "former", copy_function=_link, symlinks=True)
+        self._report = await self._run(self._scratch)
 
     async def load(self) -> ModelAdded:
         """Loads the model as POST …/load does. Raises InvalidRequest if it cannot be served."""
@@ -157,29 +152,43 @@ class Addition:
         except EngineUnavailable:
             raise  # a restarted engine loads what is in the repository then
         except InferenceError as error:
-            self.undo()
-            has_former = self._former is not None
+            has_former = self.undo()
             await self._adder.plane.take_back(name, has_former=has_former)
             left = "the model that it was to replace is back" if has_former else "its folder is removed"
             raise InvalidRequest(f"the model was not added, as it cannot be served: {error.message}; {left}") from error
         self._report.state = READY
         return self._report
 
-    def undo(self) -> None:
-        """Puts the repository back. The process has ended. Blocks for a few renames."""
-        if self._scratch is None or not self._target.exists() or self._target.stat().st_ino == self._former:
-            return
+    def undo(self) -> bool:
+        """Puts the repository back, once the process has ended. Returns whether a former model is back."""
+        if self._scratch is None or not self._is_ours(self._scratch):
+            return False
         self._target.rename(self._scratch / "failed")
-        if self._former is not None:
-            (self._scratch / "former").rename(self._target)
-            self._former = self._target.stat().st_ino
+        former = self._scratch / "former"
+        has_former = former.exists()
+        if has_former:
+            former.rename(self._target)
+        return has_former
+
+    def _is_ours(self, scratch: Path) -> bool:
+        """Whether the model's folder is of this addition: a killed process may have finished it, and commands run
+        beside.
+        """
+        try:
+            return scratch.name in (self._target / "MODEL.md").read_text("utf-8")
+        except (OSError, UnicodeDecodeError):
+            return False
 
     async def _run(self, scratch: Path) -> ModelAdded:
         limits = self._adder.options.limits
         reply, complaint = scratch / "reply", scratch / "complaint"
         with reply.open("wb") as out, complaint.open("wb") as error:
             process = await asyncio.create_subprocess_exec(
-                *self._command(), stdin=asyncio.subprocess.DEVNULL, stdout=out, stderr=error, env=self._environment()
+                *self._command(scratch),
+                stdin=asyncio.subprocess.DEVNULL,
+                stdout=out,
+                stderr=error,
+                env=self._environment(scratch),
             )
         try:
             async with asyncio.timeout(limits.wall_s):
@@ -191,26 +200,33 @@ class Addition:
                 with contextlib.suppress(ProcessLookupError):
                     process.kill()
                 await process.wait()
+            if process.returncode is not None and process.returncode < 0:
                 self._sweep()
         return self._outcome(code, _head_of(reply, _REPLY_BYTES), _head_of(complaint, _MIB))
 
-    def _command(self) -> list[str]:
+    def _command(self, scratch: Path) -> list[str]:
         asked, options, home = self._asked, self._adder.options, self._adder.uploads.home
         limits, size_bytes = options.limits, asked.file.stat().st_size
         numbers = (os.getpid(), limits.memory_bytes + 8 * size_bytes, limits.cpu_s, limits.file_bytes + 2 * size_bytes)
         flags = [f"--{key.replace('_', '-')}={value}" for key, value in asked.flags]
         flags += ["--replace"] * asked.may_replace + ["--allow-model-code"] * options.allows_code
-        place = (f"--home={home}", f"--name={asked.name}", f"--origin={asked.origin}", "--json", "--no-load")
+        place = (
+            f"--home={home}",
+            f"--name={asked.name}",
+            f"--origin={asked.origin} ({scratch.name})",
+            "--json",
+            "--no-load",
+        )
         return [*options.command, *map(str, numbers), *flags, *place, str(asked.file)]
 
-    def _environment(self) -> dict[str, str]:
+    def _environment(self, scratch: Path) -> dict[str, str]:
         kept = {name: value for name in _PASSED_ON if (value := os.environ.get(name)) is not None}
         repositories = os.pathsep.join(map(str, self._adder.uploads.repositories))
-        folder = str(self._scratch)
-        return kept | {"PENSTOCK_MODEL_REPOSITORY": repositories, "HOME": folder, "TMPDIR": folder}
+        return kept | {"PENSTOCK_MODEL_REPOSITORY": repositories, "HOME": str(scratch), "TMPDIR": str(scratch)}
 
     def _outcome(self, code: int, reply: bytes, complaint: bytes) -> ModelAdded:
         """The report. Raises InvalidRequest or StorageFull for a refusal, or for a process that died."""
+        reply = reply.strip().rpartition(b"\n")[2]
         if code == 0:
             return msgspec.json.decode(reply, type=ModelAdded, strict=True)
         try:

@@ -73,7 +73,7 @@ async def store_body(request: Request, path: Path, limits: RestLimits) -> int:
             check_model_size(size_bytes, limits)
             pieces.add(piece)
             if pieces.size_bytes >= _WRITTEN_AT_ONCE_BYTES or not more:
-                await asyncio.to_thread(_write, file, pieces.take())
+                await _written(file, pieces.take())
     return size_bytes
 
 
@@ -90,6 +90,16 @@ def check_model_size(size_bytes: int, limits: RestLimits) -> None:
             f"the model has {size_bytes} bytes or more (limit {limits.max_model_bytes}); send a smaller one, or raise "
             "max_model_bytes of the gateway"
         )
+
+
+async def _written(file: FileIO, content: bytes) -> None:
+    """Returns, also when it is cancelled, after the thread has done: the file may be closed then."""
+    writing = asyncio.ensure_future(asyncio.to_thread(_write, file, content))
+    try:
+        await asyncio.shield(writing)
+    except asyncio.CancelledError:
+        await asyncio.wait({writing})
+        raise
 
 
 def _write(file: FileIO, content: bytes) -> None:
