@@ -20,7 +20,8 @@ from penstock.models.batch_axis import RowsProof, free_batch, is_free, prove_row
 from penstock.models.catalogue import CatalogueError
 from penstock.models.inspect.inspection import Inspection
 from penstock.models.inspect.metadata import ultralytics_literal
-from penstock.models.inspect.proposal import proposed_config
+from penstock.models.inspect.proposal import has_untrue_input, proposed_config
+from penstock.models.inspect.trial_session import relabelled
 from penstock.protocol.engine import ModelConfig, TensorSpec
 from penstock.protocol.errors import InvalidRequest
 from penstock.protocol.inference import Array
@@ -80,8 +81,12 @@ def fill_folder(folder: Path, source: Path, name: str, inspection: Inspection, *
 
 
 def _copy(source: Path, file: Path, inspection: Inspection) -> None:
-    """The file and its external data, which must lie beside it or below."""
-    shutil.copyfile(source, file)
+    """The file and its external data, which must lie beside it or below. An untrue declared input is corrected."""
+    if has_untrue_input(inspection.facts, inspection.recognition):
+        recognition = inspection.recognition
+        file.write_bytes(relabelled(source, recognition.input_name, recognition.input_shape))
+    else:
+        shutil.copyfile(source, file)
     for location in inspection.facts.external_data:
         there = (source.parent / location).resolve()
         if not there.is_relative_to(source.parent.resolve()) or not there.is_file():

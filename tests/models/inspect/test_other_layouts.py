@@ -5,9 +5,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
+import onnx
+import onnxruntime as ort
 import pytest
-from onnx import TensorProto
+from onnx import TensorProto, helper, numpy_helper
 
+from penstock.models.add import AddOptions, add_model
 from penstock.models.inspect.inspection import Hints, Verdict
 from tests.models.inspect.made_models import (
     Array,
@@ -22,6 +25,7 @@ from tests.models.inspect.made_models import (
     scores,
     whole,
 )
+from tests.models.inspect.mutants import Network
 
 IMAGENET = {"offsets": "123.675;116.28;103.53", "channel-scale-factors": "4.36681222707;4.46428571429;4.44444444444"}
 SQUASH_RGB = {"model-color-format": "0", "net-scale-factor": "0.0039215686274509803"}
@@ -81,7 +85,6 @@ YUNET = {
     for kind, columns in (("cls", 1), ("obj", 1), ("bbox", 4), ("kps", 10))
     for stride in (8, 16, 32)
 }
-CENTERFACE = {f"{number}": numbers(1, channels, 8, 8) ** 8 for number, channels in enumerate((1, 2, 2, 10), 537)}
 ROWS: dict[str, Row] = {
     "efficient-nms": Row(
         "efficient-nms",
@@ -271,14 +274,51 @@ def test_other_outputs_are_recognised_or_asked(tmp_path: Path, name: str) -> Non
     assert found.recognition.rows_follow_batch is row.rows_follow_batch
 
 
-def test_centerface_with_an_untrue_size_is_relabelled(tmp_path: Path) -> None:
-    """A declared input of 10 x 3 x 32 x 32 is an exporter's leftover: the trial runs with free sides."""
-    shapes = {name: (10, *array.shape[1:]) for name, array in CENTERFACE.items()}
-    row = Row("centerface", CENTERFACE, image=(10, 3, 32, 32), shapes=shapes)
-    found = inspected(row.write(tmp_path / "model.onnx"))
-    assert found.recognition.layout == "centerface"
+def centerface(path: Path) -> Path:
+    """A convolutional network of CenterFace's outputs, which declares 10 x 3 x 32 x 32 as the real exporter does."""
+    nodes, weights, outputs = [], [], []
+    for name, channels in (("heat", 1), ("scale", 2), ("offset", 2), ("points", 10)):
+        values = numbers(channels, 3, 4, 4, low=-1e-4, high=1e-4)
+        weights.append(numpy_helper.from_array(values, f"{name}.w"))
+        nodes.append(helper.make_node("Conv", ["input.1", f"{name}.w"], [f"{name}.c"], strides=[4, 4]))
+        nodes.append(helper.make_node("Sigmoid" if name == "heat" else "Identity", [f"{name}.c"], [name]))
+        outputs.append(helper.make_tensor_value_info(name, TensorProto.FLOAT, [10, channels, 8, 8]))
+    image = helper.make_tensor_value_info("input.1", TensorProto.FLOAT, [10, 3, 32, 32])
+    graph = helper.make_graph(nodes, "centerface", [image], outputs, weights)
+    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8), path)
+    return path
+
+
+def test_an_untrue_declared_size_is_relabelled(tmp_path: Path) -> None:
+    """CenterFace's 10 x 3 x 32 x 32 is an exporter's leftover: the trial and the added model take any size."""
+    path = centerface(tmp_path / "faces.onnx")
+    found = inspected(path)
+    assert (found.recognition.layout, found.verdict) == ("centerface", Verdict.SERVABLE), found.reason
     assert found.recognition.input_shape == (1, 3, -1, -1)
     assert any("leftover" in sentence for sentence in found.recognition.warnings)
+    added = add_model(path, "faces", AddOptions(Hints()), home=tmp_path / "home")
+    session = ort.InferenceSession(added.folder / "1" / "model.onnx", providers=["CPUExecutionProvider"])
+    assert session.run(None, {"input.1": numbers(1, 3, 96, 64)})[0].shape == (1, 1, 24, 16)
+
+
+def test_a_vision_transformer_of_the_deim_family_is_asked(tmp_path: Path) -> None:
+    """DEIMv2 on DINOv3 is fed ImageNet's mean and deviation, others of its family 0 to 1: its patches show it."""
+    network = Network(ROWS["rt-detr"].write(tmp_path / "model.onnx"))
+    patches = network.constant(numbers(8, 3, 16, 16))
+    network.graph.node.append(helper.make_node("Conv", ["images", patches], ["patches"], strides=[16, 16]))
+    path = network.save(tmp_path / "vit.onnx")
+    assert asked(inspected(path)) == ["--mean"]
+    assert inspected(path, Hints(mean=NUMBERS, std=NUMBERS)).verdict is Verdict.SERVABLE
+
+
+def test_pictures_of_16_bits_are_fed(tmp_path: Path) -> None:
+    """A half-precision export gets half-precision pixels."""
+    rows = np.ascontiguousarray(joined(centres(2100, 320), scores(2100, 80)).transpose(0, 2, 1)).astype(np.float16)
+    path = constant_model(
+        tmp_path / "half.onnx", {"output0": rows}, image=(1, 3, 320, 320), image_type=TensorProto.FLOAT16
+    )
+    found = inspected(path)
+    assert (found.recognition.layout, found.verdict) == ("yolov8", Verdict.SERVABLE), found.reason
 
 
 def test_the_tensorrt_plugin_is_refused_with_its_reason(tmp_path: Path) -> None:

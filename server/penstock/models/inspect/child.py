@@ -47,12 +47,12 @@ def main(arguments: list[str]) -> None:
 
 def run(request: InspectionRequest) -> Inspection:
     """The inspection, in this process. Raises UnreadableModel."""
-    from penstock.models.inspect.labels import labels_beside
+    from penstock.models.inspect.beside import files_beside
     from penstock.models.inspect.onnx_file import read_facts  # after the limits, as onnx itself is large
     from penstock.models.inspect.trial import blocking, try_model
 
     facts = read_facts(Path(request.path))
-    recognition, trial = try_model(facts, request.hints, labels_beside(Path(request.path)), request.pictures)
+    recognition, trial = try_model(facts, request.hints, files_beside(Path(request.path)), request.pictures)
     open_questions = blocking(recognition)
     if not recognition.layout and not open_questions:
         reason = "; ".join(recognition.warnings) or "its layout is not known"

@@ -83,7 +83,10 @@ def detr(subject: Subject) -> Guess | None:
     names, outputs = len(subject.names), (found[0].name, found[1].name)
     why = f"outputs {outputs[0]} with {columns} columns and pred_boxes: DETR's"
     if columns == 92 or (names and columns == names + 1):
-        return Guess("detr", (why, "the last column is no object"), class_count=columns - 1, outputs=outputs)
+        seen = (why, "the last column is no object")
+        family = "detr-any-size" if subject.is_size_free else "detr"
+        is_fixed = not subject.is_size_free
+        return Guess("detr", seen, family, class_count=columns - 1, outputs=outputs, needs_size=is_fixed)
     if names and columns == names:
         shape = "no column is left for no object, so each class has a sigmoid, as in RF-DETR"
         return Guess("rf-detr", (why, shape), class_count=columns, outputs=(outputs[1], outputs[0]))

@@ -53,6 +53,7 @@ _ROWS = (
     Family("yolox", Resize.CORNER, padding=114.0, color="bgr"),
     Family("rt-detr", Resize.SQUASH, scale=PIXEL),
     replace(_IMAGENET, name="detr", is_antialiased=True),
+    replace(_IMAGENET, name="detr-any-size", resize=Resize.KEEP, min_side=800, max_side=1333),
     Family("torchvision", Resize.KEEP, scale=PIXEL),
     Family("raw", Resize.SQUASH),
     Family("nanodet", Resize.LETTERBOX, color="bgr", mean=(103.53, 116.28, 123.675), std=(57.375, 57.12, 58.395)),

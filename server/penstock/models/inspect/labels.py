@@ -9,7 +9,6 @@ from penstock.models.inspect.metadata import MAX_CLASSES, labels_of, literal, on
 
 _UNUSED_COCO_IDS = frozenset({0, 12, 26, 29, 30, 45, 66, 68, 69, 71, 83})
 MAX_LABELS_BYTES = 1 << 20
-_NAMES_BESIDE = ("labels.txt", "classes.txt", "class_names.txt", "coco.names", "obj.names")
 
 
 @cache
@@ -34,19 +33,6 @@ def imagenet() -> tuple[str, ...]:
 def _packaged(model: str) -> tuple[str, ...]:
     text = files("penstock.models").joinpath("folders", model, "labels.txt").read_text("utf-8")
     return tuple(one_label(line) for line in text.splitlines() if line.strip())
-
-
-def labels_beside(path: Path) -> tuple[tuple[str, ...], str]:
-    """Labels of a file in the model's folder, and its name; nothing if there is none, or more than one kind.
-
-    A file named after the model comes first: best.txt, best.names or best.yaml for best.onnx.
-    """
-    own = [path.with_suffix(suffix) for suffix in (".names", ".txt", ".yaml", ".yml")]
-    for candidate in (*own, *(path.with_name(name) for name in _NAMES_BESIDE)):
-        labels = labels_of_file(candidate)
-        if labels:
-            return labels, candidate.name
-    return (), ""
 
 
 def labels_of_file(path: Path) -> tuple[str, ...]:

@@ -28,6 +28,7 @@ class FileMetadata:
     is_end_to_end: bool | None = None
     characters: tuple[str, ...] = ()
     said: Hints = field(default_factory=Hints)
+    said_origin: str = ""  # for the page; "" if nothing is said
 
 
 def metadata_of(metadata: Mapping[str, str]) -> FileMetadata:
@@ -53,7 +54,7 @@ def metadata_of(metadata: Mapping[str, str]) -> FileMetadata:
             mean=_three(literal(metadata.get("standardization_mean", ""))),
             std=_three(literal(metadata.get("standardization_std", ""))),
         )
-        return FileMetadata(exporter="class_names", names=names, said=said)
+        return FileMetadata("class_names", names, said=said, said_origin="the metadata" if said != Hints() else "")
     return FileMetadata()
 
 
@@ -95,6 +96,7 @@ def _of_model_api(entries: Mapping[str, str]) -> FileMetadata:
     padding = _numbers(entries.get("pad_value", ""))
     return FileMetadata(
         exporter="OpenVINO Model API",
+        said_origin="the metadata (OpenVINO Model API)",
         names=tuple(one_label(name.replace("_", " ")) for name in entries.get("labels", "").split()[:MAX_CLASSES]),
         said=Hints(
             color="rgb" if reverse in ("true", "yes", "1") else "bgr" if reverse in ("false", "no", "0") else "",

@@ -5,6 +5,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
 from penstock.models.inspect import detector_rules, labels, other_rules, yolo_rules
+from penstock.models.inspect.beside import Beside
 from penstock.models.inspect.facts import ModelFacts
 from penstock.models.inspect.families import FAMILIES, Family, Resize, card_parameters, family_of, hinted
 from penstock.models.inspect.inspection import Hints, Question, Recognition
@@ -59,13 +60,16 @@ _PATCH = 14  # least kernel of a vision transformer's patches
 
 
 def recognise(
-    facts: ModelFacts, hints: Hints, beside: tuple[tuple[str, ...], str] = ((), ""), settled: Sequence[Settled] = ()
+    facts: ModelFacts, hints: Hints, beside: Beside | None = None, settled: Sequence[Settled] = ()
 ) -> Recognition:
     """The proposed card, its evidence, and the open questions.
 
-    beside: labels of a file beside the model, and its name. settled: what the values of a trial run settled.
+    beside: what files beside the model say. settled: what the values of a trial run settled.
     """
+    beside = beside or Beside()
     metadata = metadata_of(facts.metadata)
+    if metadata.said == Hints():
+        metadata = replace(metadata, said=beside.said, said_origin=beside.said_origin)
     try:
         subject = read_subject(facts, hints, metadata, beside)
     except NoSubject as reason:
@@ -178,7 +182,7 @@ def _proposed(subject: Subject, guess: Guess, settled: Mapping[str, str]) -> Rec
         class_count=guess.class_count,
         keypoint_names=tuple(filter(None, card.get("keypoint-names", "").split(";"))),
         input_name=subject.image.name,
-        input_size=None if not guess.needs_size and subject.is_size_free else subject.size,
+        input_size=None if _follows_picture(subject, guess) else subject.size,
         input_shape=_input_shape(subject, guess),
         rows_follow_batch=guess.rows_follow_batch,
         evidence=(*guess.why, *_said(subject, family), *_said_of_labels(subject, guess, names)),
@@ -207,8 +211,7 @@ def _said(subject: Subject, family: Family) -> tuple[str, ...]:
     pixels = "pixels as they are" if subject.image.datatype is Datatype.UINT8 else _range(family)
     given = [name for name in ("color", "mean", "std", "scale", "resize") if getattr(subject.hints, name)]
     origin = f"by {', '.join(f'--{name}' for name in given)} and " if given else "by "
-    exporter = subject.metadata.exporter if subject.metadata.said != Hints() else ""
-    source = f"the metadata ({exporter})" if exporter else f"the table of families ({family.name})"
+    source = subject.metadata.said_origin or f"the table of families ({family.name})"
     return (f"pictures: {family.resize.value}, {color}, {pixels}, {origin}{source}",)
 
 
@@ -231,11 +234,15 @@ def _three(values: tuple[float, float, float]) -> str:
     return ", ".join(f"{value:g}" for value in values)
 
 
+def _follows_picture(subject: Subject, guess: Guess) -> bool:
+    """Whether the input has the picture's own size."""
+    is_free = subject.is_size_free and not guess.needs_size and subject.hints.input_size is None
+    return is_free or -1 in guess.input_shape[1:]
+
+
 def _input_card(subject: Subject, guess: Guess, family: Family) -> dict[str, str]:
     is_uint8 = subject.image.datatype is Datatype.UINT8
-    is_variable = (subject.is_size_free and not (guess.needs_size or subject.hints.input_size)) or bool(
-        guess.input_shape
-    )
+    is_variable = _follows_picture(subject, guess)
     side = max(subject.size or (0,))
     found = card_parameters(family, is_uint8=is_uint8, side=side, is_variable=is_variable)
     if guess.layout == "centerface" and is_variable:

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 
+from penstock.models.inspect.beside import Beside
 from penstock.models.inspect.facts import ModelFacts, TensorFacts
 from penstock.models.inspect.inspection import Hints, Question
 from penstock.models.inspect.metadata import FileMetadata
@@ -108,9 +109,7 @@ class Guess:
     needs_size: bool = True
 
 
-def read_subject(
-    facts: ModelFacts, hints: Hints, metadata: FileMetadata, beside: tuple[tuple[str, ...], str] = ((), "")
-) -> Subject:
+def read_subject(facts: ModelFacts, hints: Hints, metadata: FileMetadata, beside: Beside) -> Subject:
     """Finds the picture's input and the size. Raises NoSubject if there is none."""
     image, is_nhwc = _picture_input(facts, hints)
     size_input = None
@@ -136,12 +135,14 @@ def _size_checked(size: tuple[int, int] | None) -> tuple[int, int] | None:
     return size
 
 
-def _names(hints: Hints, metadata: FileMetadata, beside: tuple[tuple[str, ...], str]) -> tuple[tuple[str, ...], str]:
+def _names(hints: Hints, metadata: FileMetadata, beside: Beside) -> tuple[tuple[str, ...], str]:
     if hints.labels:
         return hints.labels, hints.labels_origin or "--labels"
     if metadata.names:
         return metadata.names, f"the metadata ({metadata.exporter})"
-    return beside
+    if metadata.characters:
+        return metadata.characters, f"the metadata ({metadata.exporter})"
+    return beside.labels, beside.labels_origin
 
 
 def _picture_input(facts: ModelFacts, hints: Hints) -> tuple[TensorFacts, bool]:
@@ -179,7 +180,7 @@ def _takes_size(tensor: TensorFacts) -> bool:
 def _size(image: TensorFacts, is_nhwc: bool, hints: Hints, metadata: FileMetadata) -> tuple[int, int] | None:
     """(height, width): the graph's where it is fixed, else the flag's, else the metadata's."""
     declared = image.shape[-3:-1] if is_nhwc else image.shape[-2:]
-    stated = hints.input_size or metadata.imgsz
+    stated = hints.input_size or metadata.imgsz or metadata.said.input_size
     if -1 not in declared:
         return (declared[0], declared[1])
     if stated is None:

@@ -9,10 +9,11 @@ from pathlib import Path
 import numpy as np
 
 from penstock.models.inspect.alternatives import Comparison, compare
+from penstock.models.inspect.beside import Beside
 from penstock.models.inspect.facts import ModelFacts, TensorFacts
 from penstock.models.inspect.inspection import Hints, Question, Recognition, Trial
 from penstock.models.inspect.judge import Judgement, Sample, Settled, judge
-from penstock.models.inspect.proposal import proposed_config
+from penstock.models.inspect.proposal import differs, has_untrue_input, proposed_config
 from penstock.models.inspect.recognise import recognise
 from penstock.models.inspect.subject import anchor_counts
 from penstock.models.inspect.trial_session import TrialFailed, TrialSession
@@ -69,7 +70,7 @@ def read_pictures(paths: Sequence[str]) -> tuple[Picture, ...]:
 class ModelTrial:
     """The trial of one file. Sessions are opened once for each declared input shape."""
 
-    def __init__(self, facts: ModelFacts, hints: Hints, beside: tuple[tuple[str, ...], str]) -> None:
+    def __init__(self, facts: ModelFacts, hints: Hints, beside: Beside) -> None:
         self._facts, self._hints, self._beside = facts, hints, beside
         self._sessions: dict[tuple[int, ...], TrialSession] = {}
 
@@ -144,7 +145,7 @@ class ModelTrial:
         for tensor in self._facts.inputs:
             if tensor.name != image.name:
                 feed[tensor.name] = _size_tensor(tensor, (geometry.source_height, geometry.source_width))
-        changed = recognition.input_shape if _differs(recognition.input_shape, image.shape) else ()
+        changed = recognition.input_shape if has_untrue_input(self._facts, recognition) else ()
         outputs = self._session(changed, image.name).run(feed)
         return Run(outputs, geometry)
 
@@ -203,7 +204,7 @@ class ModelTrial:
         found = []
         for output in self._facts.outputs:
             real = run.outputs[output.name].shape
-            if output.has_shape and _differs(real, output.shape):
+            if output.has_shape and differs(real, output.shape):
                 found.append(f"output {output} is declared, and a run gave {list(real)}: the declaration is untrue")
         return found[:4]
 
@@ -241,9 +242,7 @@ def _views(picture: Picture, color: ColorFormat, *, is_slow: bool) -> list[Decod
     return [decoded] if is_slow else [decoded, mirrored]
 
 
-def try_model(
-    facts: ModelFacts, hints: Hints, beside: tuple[tuple[str, ...], str], paths: Sequence[str]
-) -> tuple[Recognition, Trial]:
+def try_model(facts: ModelFacts, hints: Hints, beside: Beside, paths: Sequence[str]) -> tuple[Recognition, Trial]:
     """The recognition after a trial on the pictures of these paths, or on the packaged ones."""
     try:
         pictures = read_pictures(paths)
@@ -261,13 +260,6 @@ def _size_tensor(tensor: TensorFacts, size: tuple[int, int]) -> Array:
     dtype = tensor.datatype.dtype if tensor.datatype is not None else None
     array = np.array([size[1], size[0]], dtype)
     return array[np.newaxis] if len(tensor.shape) == 2 else array
-
-
-def _differs(true_shape: tuple[int, ...], declared: tuple[int, ...]) -> bool:
-    """Whether a fixed side of the declaration is another one."""
-    if not true_shape or len(true_shape) != len(declared):
-        return bool(true_shape)
-    return any(own > 0 and own != true for true, own in zip(true_shape, declared, strict=True))
 
 
 def _of_one(recognition: Recognition, array: Array, rank: int) -> Array:
