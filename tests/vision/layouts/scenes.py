@@ -10,6 +10,7 @@ from penstock.protocol.engine import ModelConfig, TensorSpec
 from penstock.protocol.inference import Datatype, InferResponse, tensor_from_numpy
 from penstock.protocol.vision_results import Detections
 from penstock.vision.card import VisionCard, card_from_config
+from penstock.vision.layouts.registry import LAYOUTS
 from penstock.vision.preprocess import geometry_of
 from penstock.vision.results import AS_CARD, ResultOptions, card_for, parse
 from tests.support.plain_detections import PlainBox, PlainFit, letterbox
@@ -40,7 +41,8 @@ def card_of(
     inputs = (TensorSpec("images", Datatype.FP32, (3, size[1], size[0])),)
     found = tuple(TensorSpec(name, Datatype.FP32, (-1, -1)) for name in outputs)
     words = {"network-type": "0", "layout": layout, **(LETTERBOX if parameters is None else parameters)}
-    made = card_from_config(ModelConfig("street", "onnxruntime", 8, inputs, found, words))
+    rows = 0 if LAYOUTS[layout].is_one_picture else 8
+    made = card_from_config(ModelConfig("street", "onnxruntime", rows, inputs, found, words))
     assert made is not None
     return made
 
