@@ -74,8 +74,8 @@ async def test_file_becomes_a_model_and_is_loaded(tmp_path: Path) -> None:
             "layout": "yolox",
             "max_batch_size": 8,
             "batches": "proven",
-            "evidence": ["85 columns"],
-            "warnings": [],
+            "evidence": ["2 labels, by labels"],
+            "warnings": ["the file is odd"],
             "state": "READY",
         },
     )

@@ -228,7 +228,10 @@ class Addition:
         """The report. Raises InvalidRequest or StorageFull for a refusal, or for a process that died."""
         reply = reply.strip().rpartition(b"\n")[2]
         if code == 0:
-            return msgspec.json.decode(reply, type=ModelAdded, strict=True)
+            report = msgspec.json.decode(reply, type=ModelAdded)
+            report.evidence = tuple(map(self._for_client, report.evidence))
+            report.warnings = tuple(map(self._for_client, report.warnings))
+            return report
         try:
             failure = msgspec.json.decode(reply, type=_Failure)
         except msgspec.DecodeError:
@@ -240,8 +243,14 @@ class Addition:
         for question in failure.questions:
             choices = f"={' or '.join(question.choices)}" if question.choices else ""
             sentences.append(f"say {question.flag}{choices}: {question.ambiguous}")
-        text = "; ".join(filter(None, sentences)).replace(str(self._asked.file), "the file")
-        raise InvalidRequest(f"the model was not added: {_as_query(text)}"[:_MAX_TEXT])
+        text = self._for_client("; ".join(filter(None, sentences)))
+        raise InvalidRequest(f"the model was not added: {text}"[:_MAX_TEXT])
+
+    def _for_client(self, text: str) -> str:
+        """The command's sentence with query parameters in place of flags, and without the gateway's paths."""
+        text = text.replace(str(self._asked.file), "the file")
+        text = text.replace("--name", "the name in the path").replace("--replace", "replace=1")
+        return _FLAG.sub(lambda flag: flag[1].replace("-", "_"), text)
 
     def _complaint(self, code: int, text: str) -> str:
         """What the command wrote, if its usage is wrong; else how it ended."""
@@ -270,12 +279,6 @@ def _link(path: str, to: str) -> None:
         os.link(path, to)
     except OSError:
         shutil.copy2(path, to)
-
-
-def _as_query(text: str) -> str:
-    """The sentence with query parameters in place of the command's flags."""
-    text = text.replace("--name", "the name in the path").replace("--replace", "replace=1")
-    return _FLAG.sub(lambda flag: flag[1].replace("-", "_"), text)
 
 
 def _head_of(path: Path, limit_bytes: int) -> bytes:
