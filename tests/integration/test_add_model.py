@@ -166,6 +166,14 @@ def test_hostile_files_get_a_sentence(running: RunningStack, detector: bytes) ->
     assert call("GET", f"{running.http_url}/v2/health/ready").status == 200
 
 
+@pytest.mark.parametrize("mark", [{"origin": "https://page.example"}, {"sec-fetch-site": "cross-site"}])
+def test_page_of_another_site_adds_nothing(running: RunningStack, detector: bytes, mark: dict[str, str]) -> None:
+    """403 with the flag that would allow it, before the body is read."""
+    answer = add(running, "page", detector, **mark)
+    assert (answer.status, "--cors-origin" in answer.json["error"]) == (403, True)
+    assert "page" not in states(running)
+
+
 def test_body_of_10_gb_is_refused_before_it_is_sent(running: RunningStack) -> None:
     """413 by its declared length."""
     parts = urlsplit(running.http_url)
