@@ -65,6 +65,15 @@ def test_land_that_fails_half_way_puts_the_old_folder_back(tmp_path: Path, monke
     assert (target / "file").read_text() == "old"
 
 
+def test_staging_folder_leaves_those_of_models_with_longer_names(tmp_path: Path) -> None:
+    """Another process may fill the folder of `x.v2` at this moment; what a killed one left of `x` goes."""
+    left = tmp_path / "staging" / "x.abcd1234"
+    left.mkdir(parents=True)
+    with staging_folder(tmp_path / "staging", "x.v2") as other, staging_folder(tmp_path / "staging", "x"):
+        assert other.is_dir()
+        assert not left.exists()
+
+
 def test_staging_folder_after_an_error_is_gone(tmp_path: Path) -> None:
     """Whatever happens inside, nothing stays."""
 

@@ -4,6 +4,7 @@ import ctypes
 import errno
 import fcntl
 import os
+import re
 import shutil
 import tempfile
 from collections.abc import Callable, Iterator
@@ -12,6 +13,7 @@ from pathlib import Path
 
 _AT_FDCWD = -100
 _RENAME_EXCHANGE = 2
+_RANDOM_ENDING = re.compile(r"\.[a-z0-9_]{8}(?:\.old)?")  # of mkdtemp, and of a swap in two steps
 _NOT_HERE = (errno.ENOSYS, errno.EINVAL, errno.ENOTSUP)
 
 
@@ -20,7 +22,8 @@ def staging_folder(parent: Path, name: str) -> Iterator[Path]:
     """An empty folder, removed afterwards, as are those of earlier calls. The caller holds the model's lock."""
     parent.mkdir(parents=True, exist_ok=True)
     for remains in parent.glob(f"{name}.*"):
-        remove(remains)
+        if _RANDOM_ENDING.fullmatch(remains.name.removeprefix(name)):  # not those of a model `name.v2`
+            remove(remains)
     folder = Path(tempfile.mkdtemp(prefix=f"{name}.", dir=parent))
     try:
         yield folder
